@@ -1,0 +1,157 @@
+//! `trait Backend`: where tensors live and ops run.
+//!
+//! The primitives are required: every backend writes them. The fused ops are provided: their body is
+//! the mathematics, in primitives. [`cpu::Cpu`] inherits them; [`cuda::Cuda`] replaces them with kernels
+//! that are tested against that body. Callers go through the methods of [`Tensor`], which check shapes
+//! once; a backend relies on it.
+
+pub mod cpu;
+pub mod cuda;
+
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::ops::{self, Conv, Joint, Mask, QkNorm, Rope};
+use crate::tensor::Tensor;
+use crate::weights::WeightView;
+
+/// The grid of values that activations are rounded to between ops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// float32: nothing is rounded.
+    F32,
+    /// bfloat16 between ops, float32 inside them.
+    Bf16,
+}
+
+/// What a backend holds and did. Host-only backends report zeros for what they do not have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Stats {
+    /// Bytes of device memory in use now.
+    pub memory_bytes: u64,
+    /// The most that was in use at once.
+    pub peak_memory_bytes: u64,
+    /// Kernels and library calls enqueued.
+    pub launches: u64,
+    /// Times the host waited for the device.
+    pub waits: u64,
+    /// Copies between host and device.
+    pub copies: u64,
+    /// Device allocations.
+    pub allocations: u64,
+    /// Fused ops that ran as their composition because no kernel covers the shape.
+    pub composed: u64,
+}
+
+/// A place where tensors live and ops run.
+///
+/// A backend is a cheap handle: clones share one device. Work is enqueued in program order; only
+/// [`Backend::download`], [`Backend::download_rgb8`] and [`Backend::wait`] wait for it.
+pub trait Backend: Clone + Sized + 'static {
+    /// Memory that tensors view.
+    type Buffer;
+    /// A point in the order of enqueued work.
+    type Mark;
+
+    /// One line for the user: device name and how it computes.
+    fn describe(&self) -> String;
+    /// How activations are rounded; the sampler follows the reference's rule for it.
+    fn activation(&self) -> Activation;
+    /// Counters since the backend was made.
+    fn stats(&self) -> Stats;
+    /// Bytes that may still be allocated; `u64::MAX` where nobody counts.
+    fn available_bytes(&self) -> u64;
+    /// Bytes that a weight of `elements` elements takes in memory of this backend: zero where the mapped file serves.
+    fn weight_bytes(&self, elements: u64) -> u64;
+
+    /// A mark behind all work enqueued so far.
+    fn mark(&self) -> Result<Self::Mark>;
+    /// Whether the work before `mark` is done; does not wait.
+    fn is_done(&self, mark: &Self::Mark) -> Result<bool>;
+    /// Waits for the work before `mark`.
+    fn wait(&self, mark: &Self::Mark) -> Result<()>;
+    /// Time from one mark to another; both are done.
+    fn elapsed(&self, from: &Self::Mark, to: &Self::Mark) -> Result<Duration>;
+
+    /// Host values as activations, [rows, cols].
+    fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>>;
+    /// Host values that stay float32 on every backend: rope tables, latent statistics.
+    fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>>;
+    /// A weight matrix of the parts' rows, one part under the other; all parts have the same columns.
+    fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>>;
+    /// A convolution weight [out, in, k, k] as a matrix [out, k * k * in], columns ordered (ky, kx, in).
+    fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>>;
+    /// Activations as host values, row-major and dense. Waits.
+    fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>>;
+    /// Pixels [height * width, 3] in -1..1 as RGB bytes: `round_half_even(255 * clamp(x / 2 + 1 / 2))`. Waits.
+    fn download_rgb8(&self, x: &Tensor<Self>) -> Result<Vec<u8>>;
+
+    /// See [`Tensor::linear`].
+    fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>>;
+    /// See [`Tensor::linear_rows`].
+    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)]) -> Result<Tensor<Self>>;
+    /// See [`Tensor::linear_concat`].
+    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Tensor<Self>) -> Result<Tensor<Self>>;
+    /// See [`Tensor::conv2d`].
+    fn conv2d(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>>;
+    /// See [`Tensor::attention`].
+    fn attention(&self, q: Tensor<Self>, k: &Tensor<Self>, v: &Tensor<Self>, head_dim: usize, joint: Joint, mask: Mask) -> Result<Tensor<Self>>;
+    /// See [`Tensor::layer_norm`].
+    fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>>;
+    /// See [`Tensor::rms_norm`].
+    fn rms_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>>;
+    /// See [`Tensor::group_norm`].
+    fn group_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, groups: usize, eps: f32) -> Result<Tensor<Self>>;
+    /// See [`Tensor::rope`].
+    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, joint: Joint) -> Result<Tensor<Self>>;
+    /// See [`Tensor::silu`].
+    fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>>;
+    /// See [`Tensor::add`].
+    fn add(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>>;
+    /// See [`Tensor::mul`].
+    fn mul(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>>;
+    /// See [`Tensor::scale_shift`].
+    fn scale_shift(&self, x: Tensor<Self>, scale: &Tensor<Self>, shift: &Tensor<Self>) -> Result<Tensor<Self>>;
+    /// See [`Tensor::concat_rows`].
+    fn concat_rows(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>>;
+    /// See [`Tensor::upsample`].
+    fn upsample(&self, x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>>;
+    /// See [`Tensor::unpatchify`].
+    fn unpatchify(&self, latents: &Tensor<Self>, mean: &Tensor<Self>, std: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>>;
+    /// See [`Tensor::euler_step`].
+    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: f32) -> Result<Tensor<Self>>;
+    /// See [`Tensor::guide`].
+    fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>>;
+
+    /// See [`Tensor::adaln`].
+    fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
+        ops::adaln::compose(self, x, shift, scale, eps)
+    }
+    /// See [`Tensor::gated_add`].
+    fn gated_add(&self, x: Tensor<Self>, gate: &Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
+        ops::gated_add::compose(self, x, gate, y)
+    }
+    /// See [`Tensor::swiglu`].
+    fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {
+        ops::swiglu::compose(self, gate, up)
+    }
+    /// See [`Tensor::qk_norm_rope`].
+    fn qk_norm_rope(
+        &self,
+        q: Tensor<Self>,
+        k: Tensor<Self>,
+        norm: [&QkNorm<Self>; 2],
+        rope: &Rope<Self>,
+        joint: Joint,
+    ) -> Result<(Tensor<Self>, Tensor<Self>)> {
+        ops::qk_norm_rope::compose(self, q, k, norm, rope, joint)
+    }
+    /// See [`Tensor::group_norm_silu`].
+    fn group_norm_silu(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, groups: usize, eps: f32) -> Result<Tensor<Self>> {
+        ops::group_norm::compose_silu(self, x, weight, bias, groups, eps)
+    }
+    /// See [`Tensor::conv2d_add`].
+    fn conv2d_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv, residual: Tensor<Self>) -> Result<Tensor<Self>> {
+        ops::conv2d::compose_add(self, x, weight, bias, conv, residual)
+    }
+}

@@ -1,0 +1,79 @@
+//! The one error type: what is wrong, where, and how to mend it.
+
+use std::fmt;
+use std::path::Path;
+
+/// Result with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Whether the request itself was wrong (exit code 2) or carrying it out failed (exit code 1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The request cannot be carried out as it was written.
+    Usage,
+    /// Something went wrong while carrying it out.
+    Failure,
+}
+
+/// An error in the user's words: the fact, the place (file, flag or op) and a remedy.
+#[derive(Debug)]
+pub struct Error(Box<Parts>);
+
+#[derive(Debug)]
+struct Parts {
+    kind: Kind,
+    what: String,
+    place: Option<String>,
+    hint: Option<String>,
+}
+
+impl Error {
+    /// A failure; `what` is lower case, without a full stop, values in backticks.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self(Box::new(Parts { kind: Kind::Failure, what: what.into(), place: None, hint: None }))
+    }
+
+    /// A request that cannot be carried out as written.
+    pub fn usage(what: impl Into<String>) -> Self {
+        let mut error = Self::new(what);
+        error.0.kind = Kind::Usage;
+        error
+    }
+
+    /// Says where; the innermost place wins.
+    pub fn at(mut self, place: impl Into<String>) -> Self {
+        self.0.place.get_or_insert(place.into());
+        self
+    }
+
+    /// [`Error::at`] a file or folder.
+    pub fn at_path(self, path: &Path) -> Self {
+        self.at(path.display().to_string())
+    }
+
+    /// Says how to mend it; the innermost hint wins.
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.0.hint.get_or_insert(hint.into());
+        self
+    }
+
+    /// Usage or failure.
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.what)?;
+        if let Some(place) = &self.0.place {
+            write!(f, "\n  in: {place}")?;
+        }
+        if let Some(hint) = &self.0.hint {
+            write!(f, "\n  hint: {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,22 @@
+//! FLUX.2-klein: words to pictures.
+//!
+//! ```text
+//! prompt -> TextEncoder -> txt [512, 3 * hidden]
+//! seed   -> noise       -> latents [tokens, channels]
+//!           denoise: Transformer (double, then single blocks) -> velocity; latents += dt * velocity
+//!           Decoder     -> [height * width, 3] -> RGB
+//! ```
+//!
+//! In reading order: [`pipeline`] puts the models together; [`text_encoder`], [`transformer`], [`vae`] and [`sampler`] are
+//! the models, written once for every backend in terms of [`tensor::Tensor`] and its [`ops`]; [`backend`] is where ops
+//! run: [`backend::cpu`], the reference, and [`backend::cuda`]. [`weights`] maps the files of a [`model_dir`].
+
+pub mod backend;
+pub mod error;
+pub mod model_dir;
+pub mod ops;
+pub mod tensor;
+pub mod weights;
+
+pub use error::{Error, Result};
+pub use tensor::Tensor;

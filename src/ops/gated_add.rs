@@ -1,0 +1,25 @@
+//! Gated residual.
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+impl<B: Backend> Tensor<B> {
+    /// `self + gate * y`.
+    ///
+    /// self [tokens, dim], gate [1, dim], y [tokens, dim] -> [tokens, dim].
+    ///
+    /// Errors when `gate` is not [1, dim] or `y` not of the shape of self.
+    pub fn gated_add(self, gate: &Self, y: &Self) -> Result<Self> {
+        self.expect_vec("gated_add", "gate", gate)?;
+        self.expect_same("gated_add", "y", y)?;
+        let b = self.backend().clone();
+        b.gated_add(self, gate, y)
+    }
+}
+
+/// What `gated_add` means.
+pub fn compose<B: Backend>(b: &B, x: Tensor<B>, gate: &Tensor<B>, y: &Tensor<B>) -> Result<Tensor<B>> {
+    let gated = b.mul(y.row_view(0..y.rows()), gate)?;
+    b.add(x, &gated)
+}

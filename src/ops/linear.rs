@@ -1,0 +1,54 @@
+//! Matrix products with weights.
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::tensor::{Tensor, expect};
+
+impl<B: Backend> Tensor<B> {
+    /// `self weight^T + bias`, summed in float32.
+    ///
+    /// self [rows, in], weight [out, in], bias [1, out] -> [rows, out].
+    ///
+    /// Errors when the shapes do not fit.
+    pub fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
+        expect_linear("linear", self.cols(), weight)?;
+        if let Some(bias) = bias {
+            expect(bias.rows() == 1 && bias.cols() == weight.rows(), "linear", || {
+                format!("bias is [{}, {}], expected [1, {}]", bias.rows(), bias.cols(), weight.rows())
+            })?;
+        }
+        self.backend().linear(self, weight, bias)
+    }
+
+    /// `linear` of each (x, weight), the results one under the other.
+    ///
+    /// x_i [rows_i, in_i], weight_i [out, in_i] -> [sum rows_i, out].
+    ///
+    /// Errors when the shapes do not fit. Panics when `parts` is empty.
+    pub fn linear_rows(parts: &[(&Self, &Self)]) -> Result<Self> {
+        let (first, first_weight) = parts[0];
+        for (x, weight) in parts {
+            expect_linear("linear_rows", x.cols(), weight)?;
+            expect(weight.rows() == first_weight.rows(), "linear_rows", || {
+                format!("weights have {} and {} rows", first_weight.rows(), weight.rows())
+            })?;
+        }
+        first.backend().linear_rows(parts)
+    }
+
+    /// `linear` of the parts' columns side by side.
+    ///
+    /// x_i [rows, in_i], weight [out, sum in_i] -> [rows, out].
+    ///
+    /// Errors when the shapes do not fit. Panics when `parts` is empty.
+    pub fn linear_concat(parts: &[&Self], weight: &Self) -> Result<Self> {
+        expect_linear("linear_concat", parts.iter().map(|x| x.cols()).sum(), weight)?;
+        let rows = parts[0].rows();
+        expect(parts.iter().all(|x| x.rows() == rows), "linear_concat", || "the parts differ in rows".to_string())?;
+        parts[0].backend().linear_concat(parts, weight)
+    }
+}
+
+fn expect_linear<B: Backend>(op: &str, cols: usize, weight: &Tensor<B>) -> Result<()> {
+    expect(cols == weight.cols(), op, || format!("x has {cols} columns but weight is [{}, {}]", weight.rows(), weight.cols()))
+}

@@ -1,0 +1,43 @@
+//! The op index. One file per op: the contract and shape check as a method of [`Tensor`], and for a
+//! fused op `compose`, which is what it means.
+//!
+//! | op | formula | shapes |
+//! |---|---|---|
+//! | [`linear`](Tensor::linear) | `x W^T + b` | [rows, in], [out, in] -> [rows, out] |
+//! | [`linear_rows`](Tensor::linear_rows) | several linears, one under the other | |
+//! | [`linear_concat`](Tensor::linear_concat) | linear over columns side by side | |
+//! | [`conv2d`](Tensor::conv2d), [`conv2d_add`](Tensor::conv2d_add) | convolution (+ residual) | [h * w, in] -> [h' * w', out] |
+//! | [`attention`](Tensor::attention) | `softmax(q k^T / sqrt(head_dim)) v` per head | [tokens, dim] |
+//! | [`adaln`](Tensor::adaln) | `(1 + scale) * layer_norm(x) + shift` | [tokens, dim] |
+//! | [`gated_add`](Tensor::gated_add) | `x + gate * y` | [tokens, dim] |
+//! | [`swiglu`](Tensor::swiglu) | `silu(gate) * up` | [tokens, mlp] |
+//! | [`qk_norm_rope`](Tensor::qk_norm_rope) | `rope(rms_norm(q))`, the same for k | [tokens, dim] |
+//! | [`rms_norm`](Tensor::rms_norm), [`layer_norm`](Tensor::layer_norm) | over columns | |
+//! | [`group_norm`](Tensor::group_norm), [`group_norm_silu`](Tensor::group_norm_silu) | over pixels and a group of channels | [h * w, channels] |
+//! | [`rope`](Tensor::rope) | rotation of pairs of columns by position | [tokens, dim] |
+//! | [`silu`](Tensor::silu), [`add`](Tensor::add), [`mul`](Tensor::mul), [`scale_shift`](Tensor::scale_shift) | elementwise | |
+//! | [`concat_rows`](Tensor::concat_rows), [`join_rows`](Tensor::join_rows) | one under the other | |
+//! | [`upsample`](Tensor::upsample) | nearest, twice as high and wide | [h * w, c] -> [4 * h * w, c] |
+//! | [`unpatchify`](Tensor::unpatchify) | packed latents -> VAE latents | [h * w, 4 * c] -> [4 * h * w, c] |
+//! | [`euler_step`](Tensor::euler_step), [`guide`](Tensor::guide) | sampler | [tokens, channels] |
+
+pub mod adaln;
+pub mod attention;
+pub mod conv2d;
+pub mod elementwise;
+pub mod gated_add;
+pub mod group_norm;
+pub mod linear;
+pub mod norm;
+pub mod qk_norm_rope;
+pub mod rows;
+pub mod sampler;
+pub mod swiglu;
+pub mod upsample;
+
+pub use attention::{Joint, Mask};
+pub use conv2d::Conv;
+pub use qk_norm_rope::{Pairs, QkNorm, Rope};
+
+#[cfg(doc)]
+use crate::tensor::Tensor;

@@ -1,0 +1,24 @@
+//! Norms over columns.
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::tensor::{Tensor, expect};
+
+impl<B: Backend> Tensor<B> {
+    /// `(x - mean) / sqrt(variance + eps)` of each row, without learned weights; statistics in float32.
+    pub fn layer_norm(&self, eps: f32) -> Result<Self> {
+        self.backend().layer_norm(self, eps)
+    }
+
+    /// `x / sqrt(mean(x^2) + eps) * weight` over each run of `n` columns; statistics in float32.
+    ///
+    /// self [rows, m * n], weight [1, n] -> [rows, m * n]: n is the whole row, or one head.
+    ///
+    /// Errors when n does not divide the columns.
+    pub fn rms_norm(&self, weight: &Self, eps: f32) -> Result<Self> {
+        expect(weight.rows() == 1 && self.cols() % weight.cols() == 0, "rms_norm", || {
+            format!("x has {} columns, which a weight of [{}, {}] does not divide", self.cols(), weight.rows(), weight.cols())
+        })?;
+        self.backend().rms_norm(self, weight, eps)
+    }
+}

@@ -1,0 +1,27 @@
+//! The sampler's arithmetic.
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+impl<B: Backend> Tensor<B> {
+    /// `self + dt * velocity`.
+    ///
+    /// Where activations are bfloat16, dt and the product are rounded to it, the sum is in float32 and then rounded.
+    ///
+    /// Errors when the shapes differ.
+    /// Source: diffusers `FlowMatchEulerDiscreteScheduler.step` and its type promotion.
+    pub fn euler_step(self, velocity: &Self, dt: f32) -> Result<Self> {
+        self.expect_same("euler_step", "velocity", velocity)?;
+        let b = self.backend().clone();
+        b.euler_step(self, velocity, dt)
+    }
+
+    /// Classifier-free guidance: `negative + guidance * (self - negative)`, each of the three ops rounded as activations are.
+    ///
+    /// Errors when the shapes differ.
+    pub fn guide(&self, negative: &Self, guidance: f32) -> Result<Self> {
+        self.expect_same("guide", "negative", negative)?;
+        self.backend().guide(self, negative, guidance)
+    }
+}

@@ -1,0 +1,147 @@
+//! `Tensor<B>`: rows x cols in the memory of a backend, with one row stride.
+//!
+//! Heads are a way to read columns (`[tokens, heads, head_dim]` is `[tokens, dim]`) and pixels are rows
+//! (`[height * width, channels]`), so two axes serve every model and no kernel needs a transpose.
+//!
+//! Ownership says what may be overwritten. An op that takes `self` by value may write its result over
+//! the receiver; one that takes `&self` may not. [`Tensor::split_cols`] and [`Tensor::split_rows`]
+//! consume their parent, so their parts own disjoint cells and stay writable; [`Tensor::row_view`]
+//! borrows cells that belong to another tensor, so an op on it always writes elsewhere.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+
+/// A matrix of rows x cols; the last axis is dense. A vector is one row.
+pub struct Tensor<B: Backend> {
+    backend: B,
+    buffer: Arc<B::Buffer>,
+    offset: usize,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    writable: bool,
+}
+
+impl<B: Backend> Tensor<B> {
+    /// A dense tensor that owns the whole of `buffer`. For backends.
+    pub fn from_buffer(backend: &B, buffer: B::Buffer, rows: usize, cols: usize) -> Self {
+        Self { backend: backend.clone(), buffer: Arc::new(buffer), offset: 0, rows, cols, stride: cols, writable: true }
+    }
+
+    /// Number of rows: tokens or pixels.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns: features or channels.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Elements from one row to the next.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Elements from the start of the buffer to the first cell.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Whether an op that consumes this tensor may write over its cells.
+    pub fn writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Where this tensor lives.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The memory behind it, which other views may share.
+    pub fn buffer(&self) -> &Arc<B::Buffer> {
+        &self.buffer
+    }
+
+    /// The memory itself, when this tensor is all of it and nobody shares it. For backends.
+    pub fn into_buffer(self) -> std::result::Result<B::Buffer, Self> {
+        if !self.writable || self.offset != 0 || self.stride != self.cols {
+            return Err(self);
+        }
+        let Self { backend, buffer, offset, rows, cols, stride, writable } = self;
+        Arc::try_unwrap(buffer).map_err(|buffer| Self { backend, buffer, offset, rows, cols, stride, writable })
+    }
+
+    fn view(&self, offset: usize, rows: usize, cols: usize, writable: bool) -> Self {
+        Self { backend: self.backend.clone(), buffer: Arc::clone(&self.buffer), offset, rows, cols, stride: self.stride, writable }
+    }
+
+    /// Rows `range`, to read. An op never writes over them, also when it consumes the view.
+    pub fn row_view(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
+        self.view(self.offset + range.start * self.stride, range.len(), self.cols, false)
+    }
+
+    /// The first `rows` rows and the rest, each as writable as the whole was.
+    pub fn split_rows(self, rows: usize) -> (Self, Self) {
+        assert!(rows <= self.rows, "split at row {rows} of {}", self.rows);
+        let top = self.view(self.offset, rows, self.cols, self.writable);
+        let bottom = self.view(self.offset + rows * self.stride, self.rows - rows, self.cols, self.writable);
+        (top, bottom)
+    }
+
+    /// Columns side by side, of the given widths, each as writable as the whole was.
+    pub fn split_cols<const N: usize>(self, widths: [usize; N]) -> [Self; N] {
+        assert_eq!(widths.iter().sum::<usize>(), self.cols, "widths {widths:?} do not add up to {} columns", self.cols);
+        let mut start = self.offset;
+        widths.map(|width| {
+            let part = self.view(start, self.rows, width, self.writable);
+            start += width;
+            part
+        })
+    }
+
+    /// The tensor of which `parts` are columns side by side, when they lie so in one buffer.
+    pub fn adjacent_cols(parts: &[&Self]) -> Option<Self> {
+        let first = parts.first()?;
+        let follows = |pair: &[&Self]| {
+            let [a, b] = pair else { return false };
+            Arc::ptr_eq(&a.buffer, &b.buffer) && a.stride == b.stride && a.rows == b.rows && a.offset + a.cols == b.offset
+        };
+        let cols = parts.iter().map(|part| part.cols).sum();
+        (parts.windows(2).all(follows) && cols <= first.stride).then(|| first.view(first.offset, first.rows, cols, false))
+    }
+
+    /// The tensor that [`Tensor::split_rows`] took apart, when `top` and `bottom` still lie so in one buffer.
+    pub fn adjacent_rows(top: Self, bottom: Self) -> std::result::Result<Self, (Self, Self)> {
+        let follows = Arc::ptr_eq(&top.buffer, &bottom.buffer)
+            && top.stride == bottom.stride
+            && top.cols == bottom.cols
+            && top.offset + top.rows * top.stride == bottom.offset;
+        if !follows {
+            return Err((top, bottom));
+        }
+        let Self { backend, buffer, offset, rows, cols, stride, writable } = top;
+        Ok(Self { backend, buffer, offset, rows: rows + bottom.rows, cols, stride, writable: writable && bottom.writable })
+    }
+
+    pub(crate) fn expect_vec(&self, op: &str, name: &str, vector: &Self) -> Result<()> {
+        expect(vector.rows == 1 && vector.cols == self.cols, op, || {
+            format!("x is [{}, {}] but {name} is [{}, {}], expected [1, {}]", self.rows, self.cols, vector.rows, vector.cols, self.cols)
+        })
+    }
+
+    pub(crate) fn expect_same(&self, op: &str, name: &str, other: &Self) -> Result<()> {
+        expect(other.rows == self.rows && other.cols == self.cols, op, || {
+            format!("x is [{}, {}] but {name} is [{}, {}]", self.rows, self.cols, other.rows, other.cols)
+        })
+    }
+}
+
+/// An error that names the op, unless `condition` holds.
+pub(crate) fn expect(condition: bool, op: &str, what: impl FnOnce() -> String) -> Result<()> {
+    if condition { Ok(()) } else { Err(Error::new(what()).at(format!("op `{op}`"))) }
+}
