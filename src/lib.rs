@@ -15,7 +15,12 @@ pub mod backend;
 pub mod error;
 pub mod model_dir;
 pub mod ops;
+pub mod pipeline;
+pub mod sampler;
 pub mod tensor;
+pub mod text_encoder;
+pub mod transformer;
+pub mod vae;
 pub mod weights;
 
 pub use error::{Error, Result};

@@ -95,7 +95,7 @@ impl WeightView {
         self.shape[0]
     }
 
-    /// Elements of one row: the product of the other axes. A vector counts as one row.
+    /// Elements of one row: the product of the other axes.
     pub fn cols(&self) -> usize {
         self.shape[1..].iter().product()
     }

@@ -114,6 +114,8 @@ pub trait Backend: Clone + Sized + 'static {
     fn scale_shift(&self, x: Tensor<Self>, scale: &Tensor<Self>, shift: &Tensor<Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::concat_rows`].
     fn concat_rows(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>>;
+    /// See [`Tensor::concat_cols`].
+    fn concat_cols(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>>;
     /// See [`Tensor::upsample`].
     fn upsample(&self, x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>>;
     /// See [`Tensor::unpatchify`].

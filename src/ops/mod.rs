@@ -16,7 +16,7 @@
 //! | [`group_norm`](Tensor::group_norm), [`group_norm_silu`](Tensor::group_norm_silu) | over pixels and a group of channels | [h * w, channels] |
 //! | [`rope`](Tensor::rope) | rotation of pairs of columns by position | [tokens, dim] |
 //! | [`silu`](Tensor::silu), [`add`](Tensor::add), [`mul`](Tensor::mul), [`scale_shift`](Tensor::scale_shift) | elementwise | |
-//! | [`concat_rows`](Tensor::concat_rows), [`join_rows`](Tensor::join_rows) | one under the other | |
+//! | [`concat_rows`](Tensor::concat_rows), [`join_rows`](Tensor::join_rows), [`concat_cols`](Tensor::concat_cols) | one under the other, side by side | |
 //! | [`upsample`](Tensor::upsample) | nearest, twice as high and wide | [h * w, c] -> [4 * h * w, c] |
 //! | [`unpatchify`](Tensor::unpatchify) | packed latents -> VAE latents | [h * w, 4 * c] -> [4 * h * w, c] |
 //! | [`euler_step`](Tensor::euler_step), [`guide`](Tensor::guide) | sampler | [tokens, channels] |

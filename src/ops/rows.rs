@@ -1,4 +1,4 @@
-//! Putting rows together.
+//! Putting rows, or columns, together.
 
 use crate::backend::Backend;
 use crate::error::Result;
@@ -12,6 +12,15 @@ impl<B: Backend> Tensor<B> {
         let first = parts[0];
         expect(parts.iter().all(|part| part.cols() == first.cols()), "concat_rows", || "the parts differ in columns".to_string())?;
         first.backend().concat_rows(parts)
+    }
+
+    /// A copy of the parts, side by side: [rows, sum cols_i].
+    ///
+    /// Errors when the parts differ in rows. Panics when `parts` is empty.
+    pub fn concat_cols(parts: &[&Self]) -> Result<Self> {
+        let first = parts[0];
+        expect(parts.iter().all(|part| part.rows() == first.rows()), "concat_cols", || "the parts differ in rows".to_string())?;
+        first.backend().concat_cols(parts)
     }
 
     /// `self` with `bottom` under it; no copy when [`Tensor::split_rows`] made them and both were written in place.

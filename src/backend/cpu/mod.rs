@@ -1,1 +1,341 @@
-//! CPU
+//! The CPU backend: float32 between ops, all cores, and the reference for every other backend.
+//!
+//! Weights stay where they are: a matrix is a list of row ranges of mapped files, read in place by [`gemm`].
+//! Fused ops are not overridden: the CPU runs their definition.
+
+mod attention;
+mod conv;
+mod elementwise;
+mod gemm;
+mod norm;
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use super::{Activation, Backend, Stats};
+use crate::error::Result;
+use crate::ops::{Conv, Joint, Mask, Rope};
+use crate::tensor::Tensor;
+use crate::weights::WeightView;
+
+/// How matrix products are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// As accurate as float32 throughout.
+    F32,
+    /// Activations rounded to bfloat16 at each product, where the processor multiplies bfloat16; otherwise as `F32`.
+    Bf16,
+}
+
+/// The host's cores. A cheap handle.
+#[derive(Debug, Clone, Copy)]
+pub struct Cpu {
+    precision: Precision,
+}
+
+/// What a tensor of the CPU views.
+pub enum Buffer {
+    /// Activations and vectors.
+    Dense(Vec<f32>),
+    /// A weight matrix: the rows of these parts, one under the other, in the mapped file.
+    Weight(Vec<WeightView>),
+    /// A convolution weight [out, in, k, k] in the mapped file, and the same as [out, k * k * in] once it was used.
+    ConvWeight(WeightView, OnceLock<Vec<f32>>),
+}
+
+/// Rows of float32 in host memory, `stride` elements apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    data: &'a [f32],
+    rows: usize,
+    cols: usize,
+    stride: usize,
+}
+
+impl<'a> Rows<'a> {
+    fn of(x: &'a Tensor<Cpu>) -> Self {
+        let Buffer::Dense(data) = &**x.buffer() else { panic!("a weight matrix is no activation") };
+        Self { data: &data[x.offset()..], rows: x.rows(), cols: x.cols(), stride: x.stride() }
+    }
+
+    fn row(&self, row: usize) -> &'a [f32] {
+        &self.data[row * self.stride..][..self.cols]
+    }
+}
+
+/// Row blocks of about this many elements go to one task: large enough that the hand-over costs nothing.
+const TASK_ELEMENTS: usize = 1 << 16;
+
+impl Cpu {
+    /// All cores, at the given precision.
+    pub fn new(precision: Precision) -> Self {
+        Self { precision }
+    }
+
+    fn tensor(&self, values: Vec<f32>, rows: usize, cols: usize) -> Tensor<Self> {
+        debug_assert_eq!(values.len(), rows * cols);
+        Tensor::from_buffer(self, Buffer::Dense(values), rows, cols)
+    }
+
+    /// The values of `x` in memory that nobody else sees: its own when it may be overwritten, else a copy.
+    fn take(x: Tensor<Self>) -> Vec<f32> {
+        match x.into_buffer() {
+            Ok(Buffer::Dense(values)) => values,
+            Ok(_) => panic!("a weight matrix is no activation"),
+            Err(view) => Self::copy(Rows::of(&view)),
+        }
+    }
+
+    fn copy(x: Rows<'_>) -> Vec<f32> {
+        let mut values = vec![0.0; x.rows * x.cols];
+        for_rows(&mut values, x.cols, |row, out| out.copy_from_slice(x.row(row)));
+        values
+    }
+
+    /// Overwrites each row of `x` by `f(row index, row)`.
+    fn map_rows(&self, x: Tensor<Self>, f: impl Fn(usize, &mut [f32]) + Sync) -> Tensor<Self> {
+        let (rows, cols) = (x.rows(), x.cols());
+        let mut values = Self::take(x);
+        for_rows(&mut values, cols, f);
+        self.tensor(values, rows, cols)
+    }
+
+    /// A new tensor, each row of which `f(row index, row)` writes.
+    fn make_rows(&self, rows: usize, cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) -> Tensor<Self> {
+        let mut values = vec![0.0; rows * cols];
+        for_rows(&mut values, cols, f);
+        self.tensor(values, rows, cols)
+    }
+}
+
+/// Calls `f(row index, row)` for each row of a dense matrix, blocks of rows in parallel.
+fn for_rows(values: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+    if values.is_empty() {
+        return;
+    }
+    let block = (TASK_ELEMENTS / cols).max(1);
+    values.par_chunks_mut(block * cols).enumerate().for_each(|(task, rows)| {
+        for (i, row) in rows.chunks_exact_mut(cols).enumerate() {
+            f(task * block + i, row);
+        }
+    });
+}
+
+impl Backend for Cpu {
+    type Buffer = Buffer;
+    type Mark = Instant;
+
+    fn describe(&self) -> String {
+        format!("CPU, {} threads, {}", rayon::current_num_threads(), gemm::describe(self.precision))
+    }
+
+    fn activation(&self) -> Activation {
+        Activation::F32
+    }
+
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
+
+    fn available_bytes(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn weight_bytes(&self, _elements: u64) -> u64 {
+        0
+    }
+
+    fn mark(&self) -> Result<Instant> {
+        Ok(Instant::now())
+    }
+
+    fn is_done(&self, _mark: &Instant) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn wait(&self, _mark: &Instant) -> Result<()> {
+        Ok(())
+    }
+
+    fn elapsed(&self, from: &Instant, to: &Instant) -> Result<Duration> {
+        Ok(to.duration_since(*from))
+    }
+
+    fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
+        Ok(self.tensor(values.to_vec(), rows, cols))
+    }
+
+    fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
+        self.upload(values, rows, cols)
+    }
+
+    fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
+        let rows = parts.iter().map(WeightView::rows).sum();
+        Ok(Tensor::from_buffer(self, Buffer::Weight(parts.to_vec()), rows, parts[0].cols()))
+    }
+
+    fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
+        Ok(Tensor::from_buffer(self, Buffer::ConvWeight(view.clone(), OnceLock::new()), view.rows(), view.cols()))
+    }
+
+    fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
+        Ok(Self::copy(Rows::of(x)))
+    }
+
+    fn download_rgb8(&self, x: &Tensor<Self>) -> Result<Vec<u8>> {
+        let x = Rows::of(x);
+        let byte = |v: &f32| ((v * 0.5 + 0.5).clamp(0.0, 1.0) * 255.0).round_ties_even() as u8;
+        Ok((0..x.rows).flat_map(|row| x.row(row).iter().map(byte)).collect())
+    }
+
+    fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
+        let mut out = vec![0.0; x.rows() * weight.rows()];
+        gemm::linear(self.precision, Rows::of(x), weight, 0, &mut out, false);
+        if let Some(bias) = bias {
+            let bias = Rows::of(bias).row(0);
+            for_rows(&mut out, weight.rows(), |_, row| elementwise::add(row, bias));
+        }
+        Ok(self.tensor(out, x.rows(), weight.rows()))
+    }
+
+    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)]) -> Result<Tensor<Self>> {
+        let cols = parts[0].1.rows();
+        let rows = parts.iter().map(|(x, _)| x.rows()).sum::<usize>();
+        let mut out = vec![0.0; rows * cols];
+        let mut rest = out.as_mut_slice();
+        for (x, weight) in parts {
+            let (part, below) = rest.split_at_mut(x.rows() * cols);
+            gemm::linear(self.precision, Rows::of(x), weight, 0, part, false);
+            rest = below;
+        }
+        Ok(self.tensor(out, rows, cols))
+    }
+
+    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let rows = parts[0].rows();
+        let mut out = vec![0.0; rows * weight.rows()];
+        let mut col = 0;
+        for x in parts {
+            gemm::linear(self.precision, Rows::of(x), weight, col, &mut out, col > 0);
+            col += x.cols();
+        }
+        Ok(self.tensor(out, rows, weight.rows()))
+    }
+
+    fn conv2d(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
+        let out = conv::conv2d(Rows::of(x), weight, Rows::of(bias).row(0), conv);
+        Ok(self.tensor(out, conv.out_height() * conv.out_width(), weight.rows()))
+    }
+
+    fn attention(&self, q: Tensor<Self>, k: &Tensor<Self>, v: &Tensor<Self>, head_dim: usize, joint: Joint, mask: Mask) -> Result<Tensor<Self>> {
+        let out = attention::attention(Rows::of(&q), Rows::of(k), Rows::of(v), head_dim, joint, mask);
+        Ok(self.tensor(out, q.rows(), q.cols()))
+    }
+
+    fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
+        let x = Rows::of(x);
+        Ok(self.make_rows(x.rows, x.cols, |row, out| norm::layer_norm(x.row(row), eps, out)))
+    }
+
+    fn rms_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
+        let (x, weight) = (Rows::of(x), Rows::of(weight).row(0));
+        Ok(self.make_rows(x.rows, x.cols, |row, out| norm::rms_norm(x.row(row), weight, eps, out)))
+    }
+
+    fn group_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, groups: usize, eps: f32) -> Result<Tensor<Self>> {
+        let x = Rows::of(x);
+        let (scale, shift) = norm::group_norm_affine(x, Rows::of(weight).row(0), Rows::of(bias).row(0), groups, eps);
+        Ok(self.make_rows(x.rows, x.cols, |row, out| elementwise::affine(x.row(row), &scale, &shift, out)))
+    }
+
+    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, joint: Joint) -> Result<Tensor<Self>> {
+        let (cos, sin, pairs) = (Rows::of(&rope.cos), Rows::of(&rope.sin), rope.pairs);
+        Ok(self.map_rows(x, |row, values| {
+            let token = joint.token(row);
+            elementwise::rope(values, cos.row(token), sin.row(token), pairs);
+        }))
+    }
+
+    fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
+        Ok(self.map_rows(x, |_, row| elementwise::silu(row)))
+    }
+
+    fn add(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let y = Rows::of(y);
+        Ok(self.map_rows(x, |row, out| elementwise::add(out, y.row(row))))
+    }
+
+    fn mul(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let y = Rows::of(y);
+        Ok(self.map_rows(x, |row, out| elementwise::mul(out, y.row(if y.rows == 1 { 0 } else { row }))))
+    }
+
+    fn scale_shift(&self, x: Tensor<Self>, scale: &Tensor<Self>, shift: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let (scale, shift) = (Rows::of(scale).row(0), Rows::of(shift).row(0));
+        Ok(self.map_rows(x, |_, row| elementwise::scale_shift(row, scale, shift)))
+    }
+
+    fn concat_rows(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
+        let cols = parts[0].cols();
+        let mut values = Vec::with_capacity(parts.iter().map(|part| part.rows() * cols).sum());
+        for part in parts {
+            let part = Rows::of(part);
+            (0..part.rows).for_each(|row| values.extend_from_slice(part.row(row)));
+        }
+        let rows = values.len() / cols;
+        Ok(self.tensor(values, rows, cols))
+    }
+
+    fn concat_cols(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
+        let cols = parts.iter().map(|part| part.cols()).sum();
+        let parts: Vec<_> = parts.iter().map(|part| Rows::of(part)).collect();
+        Ok(self.make_rows(parts[0].rows, cols, |row, out| {
+            let mut start = 0;
+            for part in &parts {
+                out[start..start + part.cols].copy_from_slice(part.row(row));
+                start += part.cols;
+            }
+        }))
+    }
+
+    fn upsample(&self, x: &Tensor<Self>, _height: usize, width: usize) -> Result<Tensor<Self>> {
+        let x = Rows::of(x);
+        Ok(self.make_rows(4 * x.rows, x.cols, |row, out| {
+            let (py, px) = (row / (2 * width), row % (2 * width));
+            out.copy_from_slice(x.row(py / 2 * width + px / 2));
+        }))
+    }
+
+    fn unpatchify(&self, latents: &Tensor<Self>, mean: &Tensor<Self>, std: &Tensor<Self>, _height: usize, width: usize) -> Result<Tensor<Self>> {
+        let (x, mean, std) = (Rows::of(latents), Rows::of(mean).row(0), Rows::of(std).row(0));
+        Ok(self.make_rows(4 * x.rows, x.cols / 4, |row, out| {
+            let (py, px) = (row / (2 * width), row % (2 * width));
+            let token = x.row(py / 2 * width + px / 2);
+            let corner = py % 2 * 2 + px % 2;
+            for (c, value) in out.iter_mut().enumerate() {
+                let packed = 4 * c + corner;
+                *value = token[packed] * std[packed] + mean[packed];
+            }
+        }))
+    }
+
+    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: f32) -> Result<Tensor<Self>> {
+        let velocity = Rows::of(velocity);
+        Ok(self.map_rows(latents, |row, out| {
+            for (x, v) in out.iter_mut().zip(velocity.row(row)) {
+                *x += dt * v;
+            }
+        }))
+    }
+
+    fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>> {
+        let (positive, negative) = (Rows::of(positive), Rows::of(negative));
+        Ok(self.make_rows(positive.rows, positive.cols, |row, out| {
+            for ((out, p), n) in out.iter_mut().zip(positive.row(row)).zip(negative.row(row)) {
+                *out = n + guidance * (p - n);
+            }
+        }))
+    }
+}

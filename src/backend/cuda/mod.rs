@@ -1,1 +1,1 @@
-//! CUDA
+//! The CUDA backend.

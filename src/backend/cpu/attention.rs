@@ -1,0 +1,134 @@
+//! Attention in blocks: memory grows with the tokens, not with their square.
+//!
+//! A task holds a block of queries of all heads. For each head it goes over blocks of keys, keeps the running
+//! maximum and sum of each query, and rescales what it has when the maximum rises.
+
+use rayon::prelude::*;
+
+use super::{Rows, gemm};
+use crate::ops::{Joint, Mask};
+
+/// Queries of one task.
+const QUERIES: usize = 64;
+/// Keys that are scored at once.
+const KEYS: usize = 256;
+
+/// Consecutive tokens of one sample that lie in consecutive rows.
+#[derive(Clone, Copy)]
+struct Span {
+    sample: usize,
+    token: usize,
+    row: usize,
+    len: usize,
+}
+
+/// Spans of at most `len` tokens; together they are all rows in order.
+fn spans(joint: Joint, len: usize) -> Vec<Span> {
+    let mut spans = Vec::new();
+    for (first_token, tokens) in [(0, joint.txt), (joint.txt, joint.img)] {
+        for sample in 0..joint.batch {
+            for start in (0..tokens).step_by(len) {
+                let token = first_token + start;
+                spans.push(Span { sample, token, row: joint.row(sample, token), len: len.min(tokens - start) });
+            }
+        }
+    }
+    spans
+}
+
+/// See [`crate::tensor::Tensor::attention`]; the result is dense.
+pub(super) fn attention(q: Rows<'_>, k: Rows<'_>, v: Rows<'_>, head_dim: usize, joint: Joint, mask: Mask) -> Vec<f32> {
+    let mut out = vec![0.0; q.rows * q.cols];
+    let keys = spans(joint, KEYS);
+    let mut tasks = Vec::new();
+    let mut rest = out.as_mut_slice();
+    for span in spans(joint, QUERIES) {
+        let (rows, below) = rest.split_at_mut(span.len * q.cols);
+        tasks.push((span, rows));
+        rest = below;
+    }
+    tasks.into_par_iter().for_each(|(queries, out)| {
+        let visible: Vec<Span> = keys.iter().filter_map(|&span| visible(queries, span, mask)).collect();
+        let mut scratch = Scratch::new(head_dim);
+        let heads_per_kv = q.cols / k.cols;
+        for head in 0..q.cols / head_dim {
+            let kv_head = head / heads_per_kv;
+            scratch.head(
+                (&q.data[queries.row * q.stride + head * head_dim..], q.stride),
+                (&k.data[kv_head * head_dim..], k.stride),
+                (&v.data[kv_head * head_dim..], v.stride),
+                queries,
+                &visible,
+                mask,
+            );
+            for (row, values) in out.chunks_exact_mut(q.cols).zip(scratch.out.chunks_exact(head_dim)) {
+                row[head * head_dim..][..head_dim].copy_from_slice(values);
+            }
+        }
+    });
+    out
+}
+
+/// The part of a span of keys that some of the queries may see.
+fn visible(queries: Span, keys: Span, mask: Mask) -> Option<Span> {
+    if keys.sample != queries.sample {
+        return None;
+    }
+    let end = match mask {
+        Mask::None => usize::MAX,
+        Mask::Causal { keys } => keys.min(queries.token + queries.len),
+    };
+    let len = keys.len.min(end.saturating_sub(keys.token));
+    (len > 0).then_some(Span { len, ..keys })
+}
+
+struct Scratch {
+    head_dim: usize,
+    scores: Vec<f32>,
+    max: [f32; QUERIES],
+    sum: [f32; QUERIES],
+    out: Vec<f32>,
+}
+
+impl Scratch {
+    fn new(head_dim: usize) -> Self {
+        Self { head_dim, scores: vec![0.0; QUERIES * KEYS], max: [0.0; QUERIES], sum: [0.0; QUERIES], out: vec![0.0; QUERIES * head_dim] }
+    }
+
+    /// One head of one block of queries; the result is in the first rows of `out`.
+    fn head(&mut self, q: (&[f32], usize), k: (&[f32], usize), v: (&[f32], usize), queries: Span, keys: &[Span], mask: Mask) {
+        let d = self.head_dim;
+        let scale = 1.0 / (d as f32).sqrt();
+        self.max.fill(f32::NEG_INFINITY);
+        self.sum.fill(0.0);
+        self.out.fill(0.0);
+        for span in keys {
+            let k_span = (&k.0[span.row * k.1..], k.1);
+            let v_span = (&v.0[span.row * v.1..], v.1);
+            gemm::small((queries.len, span.len, d), &mut self.scores, KEYS, false, q, k_span, true, scale);
+            for i in 0..queries.len {
+                let seen = match mask {
+                    Mask::None => span.len,
+                    Mask::Causal { .. } => (queries.token + i + 1).saturating_sub(span.token).min(span.len),
+                };
+                let (scores, hidden) = self.scores[i * KEYS..][..span.len].split_at_mut(seen);
+                hidden.fill(0.0);
+                if scores.is_empty() {
+                    continue;
+                }
+                let max = scores.iter().fold(self.max[i], |a, &b| a.max(b));
+                let rescale = (self.max[i] - max).exp();
+                self.max[i] = max;
+                scores.iter_mut().for_each(|s| *s = (*s - max).exp());
+                self.sum[i] = self.sum[i] * rescale + scores.iter().sum::<f32>();
+                if rescale != 1.0 {
+                    self.out[i * d..][..d].iter_mut().for_each(|o| *o *= rescale);
+                }
+            }
+            gemm::small((queries.len, d, span.len), &mut self.out, d, true, (&self.scores, KEYS), v_span, false, 1.0);
+        }
+        for (out, sum) in self.out.chunks_exact_mut(d).zip(self.sum).take(queries.len) {
+            out.iter_mut().for_each(|o| *o /= sum);
+        }
+    }
+}

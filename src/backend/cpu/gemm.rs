@@ -1,0 +1,204 @@
+//! Matrix products: activations in float32, weights as they lie in the file.
+//!
+//! The portable path widens a panel of weight rows to float32 and multiplies with the crate `gemm`; it runs on
+//! every CPU and is what other paths are tested against.
+
+#![allow(unsafe_code)]
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+
+use rayon::prelude::*;
+
+use super::{Buffer, Cpu, Precision, Rows};
+use crate::tensor::Tensor;
+use crate::weights::{Dtype, WeightView};
+
+/// Weight rows that are widened at once: 256 rows of 3072 in float32 are 3 MiB, which stays in the cache of a core
+/// and is long enough for the multiplication to run at its full speed.
+const PANEL_ROWS: usize = 256;
+/// Activation rows of one task, so that a tall product with few weight rows still fills all cores.
+const BLOCK_ROWS: usize = 1024;
+
+/// One line on how products are computed.
+pub(super) fn describe(precision: Precision) -> &'static str {
+    match precision {
+        Precision::F32 => "float32",
+        Precision::Bf16 => "float32 (this processor does not multiply bfloat16)",
+    }
+}
+
+/// `out (+)= x weight[:, col..col + x.cols]^T`, out dense [x.rows, weight.rows()].
+pub(super) fn linear(_precision: Precision, x: Rows<'_>, weight: &Tensor<Cpu>, col: usize, out: &mut [f32], accumulate: bool) {
+    let n = weight.rows();
+    assert_eq!(out.len(), x.rows * n);
+    assert!(col + x.cols <= weight.cols());
+    match &**weight.buffer() {
+        Buffer::Weight(parts) => {
+            let panels = panels(parts, n);
+            let out = Shared(out.as_mut_ptr());
+            let blocks = x.rows.div_ceil(BLOCK_ROWS);
+            // Neighbouring tasks share a panel, so that it is read from memory once.
+            (0..panels.len() * blocks).into_par_iter().for_each(|task| {
+                let (part, rows, n0) = &panels[task / blocks];
+                let m0 = task % blocks * BLOCK_ROWS;
+                let m = BLOCK_ROWS.min(x.rows - m0);
+                widened(&parts[*part].row_range(rows.clone()), |panel| {
+                    let k = parts[*part].cols();
+                    // SAFETY: out has x.rows rows of n values; this task alone writes rows m0..m0 + m, columns n0..n0 + rows.len().
+                    // Panels cover disjoint columns inside n, blocks disjoint rows inside x.rows.
+                    unsafe { product(x, m0..m0 + m, &panel[col..], k, rows.len(), out.at(m0 * n + n0), n, accumulate) };
+                });
+            });
+        }
+        Buffer::Dense(_) | Buffer::ConvWeight(..) => panic!("not a weight matrix"),
+    }
+}
+
+/// `out = x weight^T` for dense float32 weights [n, k], on this thread.
+pub(super) fn dense(x: Rows<'_>, weight: &[f32], n: usize, out: &mut [f32]) {
+    assert!(weight.len() >= n * x.cols && out.len() >= x.rows * n);
+    // SAFETY: out has x.rows rows of n values and is borrowed for this call alone.
+    unsafe { product(x, 0..x.rows, weight, x.cols, n, out.as_mut_ptr(), n, false) };
+}
+
+/// `out = alpha * out + beta * a b` for row-major views given by (first element, row stride), on this thread; `b` is
+/// read as its transpose when `b_transposed`.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn small(
+    (m, n, k): (usize, usize, usize),
+    out: &mut [f32],
+    out_stride: usize,
+    accumulate: bool,
+    a: (&[f32], usize),
+    b: (&[f32], usize),
+    b_transposed: bool,
+    beta: f32,
+) {
+    let last = |rows: usize, cols: usize, stride: usize| if rows * cols == 0 { 0 } else { (rows - 1) * stride + cols };
+    let (b_rows, b_cols) = if b_transposed { (n, k) } else { (k, n) };
+    assert!(out.len() >= last(m, n, out_stride) && a.0.len() >= last(m, k, a.1) && b.0.len() >= last(b_rows, b_cols, b.1));
+    let (b_row, b_col) = if b_transposed { (1, b.1) } else { (b.1, 1) };
+    // SAFETY: the assertion above keeps every element that the strides reach inside its slice.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.as_mut_ptr(),
+            1,
+            out_stride as isize,
+            accumulate,
+            a.0.as_ptr(),
+            1,
+            a.1 as isize,
+            b.0.as_ptr(),
+            b_col as isize,
+            b_row as isize,
+            1.0,
+            beta,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}
+
+/// Cuts the parts into panels: (part, its rows, first output column).
+fn panels(parts: &[WeightView], n: usize) -> Vec<(usize, std::ops::Range<usize>, usize)> {
+    // Small matrices are cut finer, so that there is a task for every core.
+    let fair = n.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(16);
+    let size = PANEL_ROWS.min(fair);
+    let mut first = 0;
+    let mut panels = Vec::new();
+    for (index, part) in parts.iter().enumerate() {
+        for start in (0..part.rows()).step_by(size) {
+            let rows = start..(start + size).min(part.rows());
+            panels.push((index, rows.clone(), first + start));
+        }
+        first += part.rows();
+    }
+    panels
+}
+
+/// Calls `f` with the view's values in float32: in place where the file holds float32, else from a buffer of this thread.
+fn widened(view: &WeightView, f: impl FnOnce(&[f32])) {
+    thread_local!(static PANEL: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
+    if view.dtype() == Dtype::F32
+        && let Ok(values) = bytemuck::try_cast_slice(view.bytes())
+    {
+        return f(values);
+    }
+    PANEL.with_borrow_mut(|panel| {
+        panel.clear();
+        match view.dtype() {
+            Dtype::Bf16 => panel.extend(view.bytes().chunks_exact(2).map(|b| f32::from_bits((u16::from_le_bytes([b[0], b[1]]) as u32) << 16))),
+            Dtype::F16 | Dtype::F32 => panel.extend(Cow::from(view.to_f32()).iter()),
+        }
+        f(panel);
+    });
+}
+
+/// A pointer that tasks share; each writes other cells.
+#[derive(Clone, Copy)]
+struct Shared(*mut f32);
+
+// SAFETY: the pointer is only written through in `linear`, whose tasks write disjoint cells.
+unsafe impl Sync for Shared {}
+// SAFETY: as above.
+unsafe impl Send for Shared {}
+
+impl Shared {
+    /// # Safety
+    /// `offset` is inside the allocation.
+    unsafe fn at(self, offset: usize) -> *mut f32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.add(offset) }
+    }
+}
+
+/// `out[i, j] (+)= sum_k x[rows.start + i, k] weight[j, k]`; weight rows are `weight_stride` apart, out rows `out_stride`.
+///
+/// # Safety
+/// `out` is valid for rows.len() rows of n values, and nobody else touches these cells meanwhile.
+#[allow(clippy::too_many_arguments)]
+unsafe fn product(
+    x: Rows<'_>,
+    rows: std::ops::Range<usize>,
+    weight: &[f32],
+    weight_stride: usize,
+    n: usize,
+    out: *mut f32,
+    out_stride: usize,
+    accumulate: bool,
+) {
+    let k = x.cols;
+    assert!(rows.end <= x.rows && weight.len() >= (n - 1) * weight_stride + k);
+    let (x, x_stride) = (&x.data[rows.start * x.stride..], x.stride);
+    assert!(x.len() >= (rows.len() - 1) * x_stride + k);
+    // SAFETY: x and weight were checked to reach their last element, out by the caller.
+    unsafe {
+        gemm::gemm(
+            rows.len(),
+            n,
+            k,
+            out,
+            1,
+            out_stride as isize,
+            accumulate,
+            x.as_ptr(),
+            1,
+            x_stride as isize,
+            weight.as_ptr(),
+            weight_stride as isize,
+            1,
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}

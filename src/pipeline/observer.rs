@@ -1,0 +1,144 @@
+//! Progress and times.
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::backend::{Backend, Stats};
+use crate::error::Result;
+
+/// What the pipeline is busy with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Weights to the device.
+    Load,
+    /// Text encoder; counts layers.
+    Text,
+    /// Transformer; counts steps.
+    Denoise,
+    /// VAE; counts stages.
+    Decode,
+}
+
+/// Hears how far the pipeline is.
+pub trait Observer {
+    /// `done` of `total` parts of a stage are done.
+    fn progress(&mut self, stage: Stage, done: u64, total: u64);
+}
+
+/// Nobody listens.
+impl Observer for () {
+    fn progress(&mut self, _stage: Stage, _done: u64, _total: u64) {}
+}
+
+/// Where the time went, in seconds, and what the device held.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Timings {
+    /// Weights to the device.
+    pub load_s: f64,
+    /// Text encoder.
+    pub text_s: f64,
+    /// Modulations, positions, text projection and noise.
+    pub prepare_s: f64,
+    /// Each step.
+    pub steps_s: Vec<f64>,
+    /// VAE, and the pixels' way to the host.
+    pub decode_s: f64,
+    /// All of [`generate`](super::Pipeline::generate).
+    pub total_s: f64,
+    /// The backend's counters at the end.
+    pub device: Stats,
+}
+
+/// Turns marks in the device's work into [`Timings`]; a mark costs no wait.
+pub(super) struct Clock<B: Backend> {
+    backend: B,
+    start: Instant,
+    last: B::Mark,
+    /// Spans that are read when all work is done: (mark before, mark behind, which).
+    spans: Vec<(B::Mark, Span)>,
+    steps_done: usize,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Span {
+    Load,
+    Text,
+    Prepare,
+    Step,
+    Decode,
+}
+
+impl<B: Backend> Clock<B> {
+    pub(super) fn new(backend: B) -> Result<Self> {
+        let last = backend.mark()?;
+        Ok(Self { backend, start: Instant::now(), last, spans: Vec::new(), steps_done: 0 })
+    }
+
+    fn end(&mut self, span: Span) -> Result<()> {
+        self.spans.push((self.backend.mark()?, span));
+        Ok(())
+    }
+
+    pub(super) fn loaded(&mut self) -> Result<()> {
+        self.end(Span::Load)
+    }
+
+    pub(super) fn encoded(&mut self) -> Result<()> {
+        self.end(Span::Text)
+    }
+
+    pub(super) fn prepared(&mut self) -> Result<()> {
+        self.end(Span::Prepare)
+    }
+
+    pub(super) fn decoded(&mut self) -> Result<()> {
+        self.end(Span::Decode)
+    }
+
+    /// A step was enqueued; how many are done.
+    pub(super) fn stepped(&mut self) -> Result<u64> {
+        self.end(Span::Step)?;
+        let steps = self.spans.iter().filter(|(_, span)| *span == Span::Step);
+        for (mark, _) in steps.skip(self.steps_done) {
+            if !self.backend.is_done(mark)? {
+                break;
+            }
+            self.steps_done += 1;
+        }
+        Ok(self.steps_done as u64)
+    }
+
+    /// Steps that were enqueued but not seen done.
+    pub(super) fn remaining_steps(&self) -> std::ops::Range<u64> {
+        let enqueued = self.spans.iter().filter(|(_, span)| *span == Span::Step).count();
+        self.steps_done as u64..enqueued as u64
+    }
+
+    pub(super) fn wait_step(&self, step: u64) -> Result<()> {
+        let mut steps = self.spans.iter().filter(|(_, span)| *span == Span::Step);
+        steps.nth(step as usize).map_or(Ok(()), |(mark, _)| self.backend.wait(mark))
+    }
+
+    /// Waits for the last mark and reads all spans.
+    pub(super) fn finish(self) -> Result<Timings> {
+        let mut timings = Timings { total_s: self.start.elapsed().as_secs_f64(), ..Timings::default() };
+        if let Some((mark, _)) = self.spans.last() {
+            self.backend.wait(mark)?;
+        }
+        let mut from = &self.last;
+        for (mark, span) in &self.spans {
+            let seconds = self.backend.elapsed(from, mark)?.as_secs_f64();
+            match span {
+                Span::Load => timings.load_s += seconds,
+                Span::Text => timings.text_s += seconds,
+                Span::Prepare => timings.prepare_s += seconds,
+                Span::Step => timings.steps_s.push(seconds),
+                Span::Decode => timings.decode_s += seconds,
+            }
+            from = mark;
+        }
+        timings.device = self.backend.stats();
+        Ok(timings)
+    }
+}

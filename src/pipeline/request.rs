@@ -1,0 +1,92 @@
+//! What is asked for, and what the model makes of it.
+
+use serde::Serialize;
+
+use super::ModelInfo;
+use crate::error::{Error, Result};
+
+/// A picture in words. What is `None` is the model's own choice.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// The words.
+    pub prompt: String,
+    /// Pixels; rounded down to what the model can make.
+    pub width: Option<usize>,
+    /// Pixels; rounded down to what the model can make.
+    pub height: Option<usize>,
+    /// Evaluations, or pairs of them with guidance.
+    pub steps: Option<usize>,
+    /// Decides the noise.
+    pub seed: u64,
+    /// How far the picture leans towards the prompt; only undistilled models use it.
+    pub guidance: Option<f32>,
+}
+
+impl Request {
+    /// A prompt and a seed; the rest as the model likes it.
+    pub fn new(prompt: impl Into<String>, seed: u64) -> Self {
+        Self { prompt: prompt.into(), width: None, height: None, steps: None, seed, guidance: None }
+    }
+}
+
+/// A request with every choice made.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Plan {
+    /// Pixels.
+    pub width: usize,
+    /// Pixels.
+    pub height: usize,
+    /// Steps.
+    pub steps: usize,
+    /// Guidance scale; 1 where one evaluation makes a step.
+    pub guidance: f32,
+    /// Decides the noise.
+    pub seed: u64,
+    /// What the user should know: a size that was rounded, an option that has no effect.
+    pub notes: Vec<String>,
+}
+
+/// More pixels on a side than any model makes sense of; it keeps sizes far from overflow.
+const MAX_SIDE: usize = 8192;
+/// More steps than any schedule distinguishes.
+const MAX_STEPS: usize = 1000;
+
+impl Plan {
+    /// Errors when the model cannot do what is asked for.
+    pub(super) fn new(request: &Request, info: &ModelInfo) -> Result<Self> {
+        let mut notes = Vec::new();
+        let mut side = |name: &str, asked: Option<usize>, default: usize| {
+            let pixels = asked.unwrap_or(default);
+            let patch = info.vae.patch_pixels();
+            if pixels < patch || pixels > MAX_SIDE {
+                return Err(Error::usage(format!("{name} is {pixels} pixels, expected {patch} to {MAX_SIDE}")).at(format!("--{name}")));
+            }
+            let rounded = pixels / patch * patch;
+            if rounded != pixels {
+                notes.push(format!("{name} {pixels} is rounded down to {rounded}, a multiple of {patch}"));
+            }
+            Ok(rounded)
+        };
+        let [default_height, default_width] = info.default_image_size;
+        let (height, width) = (side("height", request.height, default_height)?, side("width", request.width, default_width)?);
+
+        let steps = request.steps.unwrap_or(info.default_steps);
+        if !(1..=MAX_STEPS).contains(&steps) {
+            return Err(Error::usage(format!("steps is {steps}, expected 1 to {MAX_STEPS}")).at("--steps"));
+        }
+        let asked = request.guidance.unwrap_or(info.default_guidance());
+        if !(asked.is_finite() && (0.0..=1000.0).contains(&asked)) {
+            return Err(Error::usage(format!("guidance is {asked}, expected 0 to 1000")).at("--guidance"));
+        }
+        if info.is_distilled && request.guidance.is_some_and(|g| g != 1.0) {
+            notes.push("guidance has no effect: this model is distilled".to_string());
+        }
+        let guidance = if info.is_distilled { 1.0 } else { asked.max(1.0) };
+        Ok(Self { width, height, steps, guidance, seed: request.seed, notes })
+    }
+
+    /// Whether a step takes two evaluations.
+    pub fn guided(&self) -> bool {
+        self.guidance > 1.0
+    }
+}

@@ -1,0 +1,61 @@
+//! The sampler: from noise to latents in Euler steps over a shifted schedule.
+
+pub mod noise;
+pub mod schedule;
+
+pub use noise::noise;
+pub use schedule::Schedule;
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::ops::{Joint, Rope};
+use crate::tensor::Tensor;
+use crate::transformer::{StepModulation, Transformer};
+
+/// What the transformer reads beside the latents.
+pub struct Conditioning<'a, B: Backend> {
+    /// Projected text [batch * txt, dim]: of the prompt, and under it of the empty prompt when there is guidance.
+    pub context: &'a Tensor<B>,
+    /// Positions of one sample.
+    pub rope: &'a Rope<B>,
+    /// Text tokens of one sample.
+    pub txt: usize,
+    /// Guidance scale; `None` where one evaluation makes a step.
+    pub guidance: Option<f32>,
+    /// Whether both evaluations of guidance run as one batch.
+    pub batched: bool,
+}
+
+/// One step: latents [tokens, channels] -> latents. Enqueues work only; waits for nothing.
+pub fn step<B: Backend>(
+    transformer: &Transformer<B>,
+    latents: Tensor<B>,
+    conditioning: &Conditioning<'_, B>,
+    modulation: &StepModulation<B>,
+    dt: f32,
+) -> Result<Tensor<B>> {
+    let velocity = velocity(transformer, &latents, conditioning, modulation)?;
+    latents.euler_step(&velocity, dt)
+}
+
+fn velocity<B: Backend>(
+    transformer: &Transformer<B>,
+    latents: &Tensor<B>,
+    conditioning: &Conditioning<'_, B>,
+    modulation: &StepModulation<B>,
+) -> Result<Tensor<B>> {
+    let Conditioning { context, rope, txt, guidance, batched } = *conditioning;
+    let img = latents.rows();
+    let forward =
+        |latents: &Tensor<B>, context: &Tensor<B>, batch| transformer.forward(latents, context, modulation, rope, Joint { batch, txt, img });
+    let Some(guidance) = guidance else {
+        return forward(latents, context, 1);
+    };
+    let (positive, negative) = if batched {
+        let both = forward(&Tensor::concat_rows(&[latents, latents])?, context, 2)?;
+        both.split_rows(img)
+    } else {
+        (forward(latents, &context.row_view(0..txt), 1)?, forward(latents, &context.row_view(txt..2 * txt), 1)?)
+    };
+    positive.guide(&negative, guidance)
+}

@@ -1,0 +1,73 @@
+//! The noise levels of each step, shifted by the size of the picture.
+
+use half::bf16;
+
+use crate::backend::Activation;
+
+/// Noise levels and the timesteps that the model is told.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Schedule {
+    /// Noise levels, steps + 1 of them, from 1 falling to 0.
+    pub sigmas: Vec<f32>,
+    /// What the transformer reads at each step, in 0..1000.
+    pub timesteps: Vec<f32>,
+}
+
+impl Schedule {
+    /// The schedule for `tokens` picture tokens in `steps` steps.
+    ///
+    /// Source: FLUX.2 reference pipeline (`compute_empirical_mu`) and diffusers `FlowMatchEulerDiscreteScheduler`
+    /// with dynamic exponential shifting.
+    pub fn new(tokens: usize, steps: usize, activation: Activation) -> Self {
+        let shift = mu(tokens, steps).exp() as f32;
+        let sigma = |i: usize| {
+            let linear = linspace_down(i, steps) as f32;
+            shift / (shift + (1.0 / linear - 1.0))
+        };
+        let sigmas: Vec<f32> = (0..steps).map(sigma).chain([0.0]).collect();
+        let timesteps = sigmas[..steps].iter().map(|sigma| timestep(sigma * 1000.0, activation)).collect();
+        Self { sigmas, timesteps }
+    }
+
+    /// Steps.
+    pub fn steps(&self) -> usize {
+        self.timesteps.len()
+    }
+
+    /// The length of step `step`; negative.
+    pub fn dt(&self, step: usize) -> f32 {
+        self.sigmas[step + 1] - self.sigmas[step]
+    }
+}
+
+/// Point i of `numpy.linspace(1, 1 / n, n)`: start + i * step, the last one exactly 1 / n.
+fn linspace_down(i: usize, n: usize) -> f64 {
+    let end = 1.0 / n as f64;
+    if n > 1 && i == n - 1 {
+        return end;
+    }
+    1.0 + i as f64 * ((end - 1.0) / (n.max(2) - 1) as f64)
+}
+
+/// The shift that was found to fit this model, by tokens and steps. There is a jump where pictures are larger than 4300 tokens.
+fn mu(tokens: usize, steps: usize) -> f64 {
+    let n = tokens as f64;
+    let at_200 = 0.00016927 * n + 0.45666666;
+    if tokens > 4300 {
+        return at_200;
+    }
+    let at_10 = 8.73809524e-05 * n + 1.89833333;
+    let slope = (at_200 - at_10) / 190.0;
+    slope * steps as f64 + (at_200 - 200.0 * slope)
+}
+
+/// The reference hands the timestep over divided by 1000 in the activations' dtype, and the model multiplies it again.
+fn timestep(t: f32, activation: Activation) -> f32 {
+    match activation {
+        Activation::F32 => t / 1000.0 * 1000.0,
+        Activation::Bf16 => {
+            let round = |x: f32| bf16::from_f32(x).to_f32();
+            round(round(round(t) / 1000.0) * 1000.0)
+        }
+    }
+}

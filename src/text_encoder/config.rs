@@ -1,0 +1,117 @@
+//! `text_encoder/config.json`, in its old and new key forms.
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::model_dir::ModelDir;
+
+const FILE: &str = "text_encoder/config.json";
+
+#[derive(Deserialize)]
+struct Raw {
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    #[serde(default = "default_eps")]
+    rms_norm_eps: f32,
+    rope_theta: Option<f64>,
+    rope_parameters: Option<RopeParameters>,
+    vocab_size: usize,
+    #[serde(default)]
+    attention_bias: bool,
+    #[serde(default)]
+    use_sliding_window: bool,
+    #[serde(default = "default_act")]
+    hidden_act: String,
+}
+
+#[derive(Deserialize)]
+struct RopeParameters {
+    rope_theta: Option<f64>,
+    rope_type: Option<String>,
+}
+
+fn default_eps() -> f32 {
+    1e-6
+}
+
+fn default_act() -> String {
+    "silu".to_string()
+}
+
+/// Sizes of a Qwen3 encoder.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TextEncoderConfig {
+    /// Features of a token.
+    pub hidden_size: usize,
+    /// Features inside the MLP.
+    pub intermediate_size: usize,
+    /// Layers in the file; not all of them run.
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads.
+    pub num_key_value_heads: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+    /// Added to the mean square in every norm.
+    pub rms_norm_eps: f32,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Rows of the embedding table.
+    pub vocab_size: usize,
+}
+
+impl TextEncoderConfig {
+    /// Reads and checks the config.
+    ///
+    /// Errors when it is missing, no JSON, or describes a model of another kind.
+    pub fn read(dir: &ModelDir) -> Result<Self> {
+        let raw: Raw = dir.json(FILE)?;
+        let error = |what: String| Err(Error::new(what).at(dir.display(FILE)));
+        let (new_theta, rope_type) = raw.rope_parameters.map_or((None, None), |p| (p.rope_theta, p.rope_type));
+        if let Some(kind) = rope_type.filter(|kind| kind != "default") {
+            return error(format!("rope_type `{kind}` is not supported, expected `default`"));
+        }
+        if raw.attention_bias || raw.use_sliding_window || raw.hidden_act != "silu" {
+            return error("not a Qwen3 encoder of this family: attention_bias, use_sliding_window or hidden_act differ".to_string());
+        }
+        let heads = raw.num_attention_heads;
+        let config = Self {
+            hidden_size: raw.hidden_size,
+            intermediate_size: raw.intermediate_size,
+            num_hidden_layers: raw.num_hidden_layers,
+            num_attention_heads: heads,
+            num_key_value_heads: raw.num_key_value_heads.unwrap_or(heads),
+            head_dim: raw.head_dim.or(raw.hidden_size.checked_div(heads)).unwrap_or(0),
+            rms_norm_eps: raw.rms_norm_eps,
+            rope_theta: new_theta.or(raw.rope_theta).unwrap_or(1e6),
+            vocab_size: raw.vocab_size,
+        };
+        let sizes = [
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_hidden_layers,
+            heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            config.vocab_size,
+        ];
+        if sizes.iter().any(|&size| size == 0 || size > 1 << 24) || config.rope_theta.is_nan() || config.rope_theta <= 0.0 {
+            return error(format!("a size is zero or absurd: {config:?}"));
+        }
+        if !heads.is_multiple_of(config.num_key_value_heads) || !config.head_dim.is_multiple_of(2) {
+            return error(format!("{} key heads of {} do not fit {heads} heads", config.num_key_value_heads, config.head_dim));
+        }
+        Ok(config)
+    }
+
+    /// Weights of one layer.
+    pub fn layer_elements(&self) -> u64 {
+        let attention = 2 * self.head_dim * (self.num_attention_heads + self.num_key_value_heads);
+        (self.hidden_size * (attention + 3 * self.intermediate_size + 2) + 2 * self.head_dim) as u64
+    }
+}

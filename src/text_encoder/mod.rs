@@ -1,0 +1,113 @@
+//! Qwen3: a prompt to the features that the transformer reads.
+//!
+//! Three hidden states are kept and laid side by side; the layers behind the last of them, the final norm and the
+//! output head are never read. Padding tokens have states too, and the transformer was trained with them.
+
+mod config;
+mod layer;
+mod prompt;
+
+pub use config::TextEncoderConfig;
+pub use prompt::{PromptTokens, Tokenizer};
+
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::model_dir::ModelDir;
+use crate::ops::{Joint, Mask, Pairs, Rope};
+use crate::tensor::Tensor;
+use crate::weights::{WeightFiles, WeightView, Weights};
+use layer::Layer;
+
+/// Qwen3 up to the last layer that is needed.
+pub struct TextEncoder<B: Backend> {
+    backend: B,
+    config: TextEncoderConfig,
+    out_layers: Vec<usize>,
+    embed_tokens: WeightView, // [vocab, hidden], stays on the host: a prompt needs a few hundred rows
+    layers: Vec<Layer<B>>,
+}
+
+impl<B: Backend> TextEncoder<B> {
+    /// Loads the layers up to the last of `out_layers` (hidden state k is the output of layer k - 1).
+    ///
+    /// Errors when a tensor is missing or has not the shape that the config says, or a state is asked for that the model lacks.
+    pub fn load(backend: &B, files: &WeightFiles, config: TextEncoderConfig, out_layers: &[usize]) -> Result<Self> {
+        let weights = Weights::new(backend, files).at("model");
+        let last = out_layers.iter().copied().max().unwrap_or(0);
+        // The last hidden state would be the normed one, which no klein model reads.
+        if last >= config.num_hidden_layers || out_layers.is_empty() || out_layers.contains(&0) {
+            return Err(Error::new(format!("text_encoder_out_layers {out_layers:?} do not fit an encoder of {} layers", config.num_hidden_layers)));
+        }
+        let embed_tokens = weights.view("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
+        let layers = (0..last).map(|i| Layer::load(&weights.at("layers").at(i), &config)).collect::<Result<_>>()?;
+        Ok(Self { backend: backend.clone(), config, out_layers: out_layers.to_vec(), embed_tokens, layers })
+    }
+
+    /// Bytes of weights on the backend's device when loaded.
+    pub fn device_bytes(backend: &B, config: &TextEncoderConfig, out_layers: &[usize]) -> u64 {
+        let layers = out_layers.iter().copied().max().unwrap_or(0) as u64;
+        layers * backend.weight_bytes(config.layer_elements())
+    }
+
+    /// Tokens to features; reports each layer to `done(layers so far)`.
+    ///
+    /// tokens [n] -> [n, out_layers * hidden].
+    ///
+    /// Errors when a token id is outside the vocabulary.
+    /// Source: FLUX.2 reference `_get_qwen3_prompt_embeds`.
+    pub fn forward(&self, tokens: &PromptTokens, mut done: impl FnMut(usize)) -> Result<Tensor<B>> {
+        let n = tokens.ids.len();
+        let mut hidden_states = self.embed(&tokens.ids)?;
+        let rope = self.rope(n)?;
+        let mut kept = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            hidden_states = layer.forward(hidden_states, &rope, Joint::single(n), Mask::Causal { keys: tokens.real })?;
+            if self.out_layers.contains(&(index + 1)) {
+                kept.push((index + 1, Tensor::concat_rows(&[&hidden_states])?));
+            }
+            done(index + 1);
+        }
+        let states: Vec<&Tensor<B>> =
+            self.out_layers.iter().map(|wanted| &kept.iter().find(|(index, _)| index == wanted).expect("every kept layer ran").1).collect();
+        Tensor::concat_cols(&states)
+    }
+
+    /// Number of layers that run.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn embed(&self, ids: &[u32]) -> Result<Tensor<B>> {
+        let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
+        let mut rows = Vec::with_capacity(ids.len() * hidden);
+        for &id in ids {
+            let id = id as usize;
+            if id >= vocab {
+                return Err(Error::new(format!("token id {id} is outside the encoder's vocabulary of {vocab}"))
+                    .hint("tokenizer and text encoder are of different models"));
+            }
+            rows.extend(self.embed_tokens.row_range(id..id + 1).to_f32());
+        }
+        self.backend.upload(&rows, ids.len(), hidden)
+    }
+
+    /// Rotate-half tables of the first `n` positions; positions count padding too.
+    fn rope(&self, n: usize) -> Result<Rope<B>> {
+        let half = self.config.head_dim / 2;
+        let angle = |position: usize, i: usize| {
+            let frequency = self.config.rope_theta.powf(-(2.0 * i as f64) / self.config.head_dim as f64) as f32;
+            position as f32 * frequency
+        };
+        let table = |f: fn(f32) -> f32| -> Vec<f32> { (0..n).flat_map(|p| (0..half).map(move |i| (p, i))).map(|(p, i)| f(angle(p, i))).collect() };
+        Ok(Rope {
+            cos: self.backend.upload_f32(&table(f32::cos), n, half)?,
+            sin: self.backend.upload_f32(&table(f32::sin), n, half)?,
+            pairs: Pairs::Halves,
+        })
+    }
+}
+
+/// Opens the encoder's files in a model folder.
+pub fn open(dir: &ModelDir) -> Result<WeightFiles> {
+    WeightFiles::open(dir, "text_encoder", "model")
+}

@@ -1,0 +1,67 @@
+//! A prompt to token ids: chat template, byte-level BPE, truncation and padding.
+
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+use crate::model_dir::ModelDir;
+
+const FILE: &str = "tokenizer/tokenizer.json";
+/// Pads a prompt at its end.
+const PAD: &str = "<|endoftext|>";
+
+/// Token ids of a prompt in its template.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PromptTokens {
+    /// Ids, padded to the model's length.
+    pub ids: Vec<u32>,
+    /// How many of them are no padding.
+    pub real: usize,
+    /// Tokens that were cut off because the prompt is too long.
+    pub truncated: usize,
+}
+
+/// The model's own tokenizer.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    pad: u32,
+    length: usize,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer/tokenizer.json`; prompts become `length` tokens.
+    ///
+    /// Errors when the file is missing, no tokenizer, or lacks a token of the template.
+    pub fn load(dir: &ModelDir, length: usize) -> Result<Self> {
+        let text = String::from_utf8(dir.read(FILE)?).map_err(|_| Error::new("the tokenizer is no UTF-8 text").at(dir.display(FILE)))?;
+        let mut inner = tokenizers::Tokenizer::from_str(&text).map_err(|e| {
+            Error::new(format!("not a tokenizer: {e}")).at(dir.display(FILE)).hint("the file is damaged or its download was cut off: fetch it again")
+        })?;
+        // The length is ours to choose; some files carry another.
+        let _ = inner.with_truncation(None);
+        inner.with_padding(None);
+        for token in ["<|im_start|>", "<|im_end|>", "<think>", "</think>", PAD] {
+            if inner.token_to_id(token).is_none() {
+                return Err(Error::new(format!("the tokenizer has no token `{token}`"))
+                    .at(dir.display(FILE))
+                    .hint("this is not the tokenizer of a klein model"));
+            }
+        }
+        let pad = inner.token_to_id(PAD).expect("checked above");
+        Ok(Self { inner, pad, length })
+    }
+
+    /// The prompt in the chat template, cut to the length on the right and padded to it.
+    ///
+    /// Errors when the tokenizer fails, which a valid one does not.
+    /// Source: Qwen3's chat template for one user message with thinking disabled.
+    pub fn encode(&self, prompt: &str) -> Result<PromptTokens> {
+        let text = format!("<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
+        let encoding = self.inner.encode_fast(text, false).map_err(|e| Error::new(format!("cannot tokenize the prompt: {e}")))?;
+        let mut ids = encoding.get_ids().to_vec();
+        let truncated = ids.len().saturating_sub(self.length);
+        ids.truncate(self.length);
+        let real = ids.len();
+        ids.resize(self.length, self.pad);
+        Ok(PromptTokens { ids, real, truncated })
+    }
+}

@@ -1,0 +1,113 @@
+//! `transformer/config.json`.
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::model_dir::ModelDir;
+
+const FILE: &str = "transformer/config.json";
+
+/// Sizes of a FLUX.2 transformer, named as in the file.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct TransformerConfig {
+    /// Channels of a packed latent.
+    pub in_channels: usize,
+    /// Channels of the velocity; as many as come in when absent.
+    pub out_channels: Option<usize>,
+    /// Double blocks.
+    pub num_layers: usize,
+    /// Single blocks.
+    pub num_single_layers: usize,
+    /// Features of a head.
+    pub attention_head_dim: usize,
+    /// Heads.
+    pub num_attention_heads: usize,
+    /// Features of a text token.
+    pub joint_attention_dim: usize,
+    /// Length of the sinusoidal timestep embedding.
+    pub timestep_guidance_channels: usize,
+    /// MLP width over dim.
+    pub mlp_ratio: f64,
+    /// How many features of a head each position axis (t, h, w, l) rotates.
+    pub axes_dims_rope: Vec<usize>,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Added to the variance in every norm.
+    pub eps: f32,
+    /// Whether the model reads a guidance value: FLUX.2-dev, not klein.
+    #[serde(default)]
+    pub guidance_embeds: bool,
+    /// Patches inside the model; klein packs outside it.
+    #[serde(default = "one")]
+    pub patch_size: usize,
+}
+
+fn one() -> usize {
+    1
+}
+
+impl TransformerConfig {
+    /// Reads and checks the config.
+    ///
+    /// Errors when it is missing, no JSON, or describes a model of another kind.
+    pub fn read(dir: &ModelDir) -> Result<Self> {
+        let config: Self = dir.json(FILE)?;
+        let error = |what: String| Err(Error::new(what).at(dir.display(FILE)));
+        let head_dim = config.attention_head_dim;
+        let sizes = [
+            config.in_channels,
+            config.out_channels(),
+            head_dim,
+            config.num_attention_heads,
+            config.joint_attention_dim,
+            config.timestep_guidance_channels,
+        ];
+        let blocks = config.num_layers.max(config.num_single_layers);
+        if sizes.iter().any(|&size| size == 0 || size > 1 << 20) || blocks > 1 << 12 || !(0.0..1e3).contains(&config.mlp_ratio) || config.mlp() == 0 {
+            return error(format!("a size is zero or absurd: {config:?}"));
+        }
+        if config.guidance_embeds || config.patch_size != 1 {
+            return error("a model with guidance_embeds or patch_size other than 1 is no klein model".to_string());
+        }
+        if config.axes_dims_rope.len() != 4
+            || config.axes_dims_rope.iter().any(|d| d % 2 == 1)
+            || config.axes_dims_rope.iter().sum::<usize>() != head_dim
+        {
+            return error(format!(
+                "axes_dims_rope {:?} must be four even numbers that add up to attention_head_dim {head_dim}",
+                config.axes_dims_rope
+            ));
+        }
+        if !config.in_channels.is_multiple_of(4) || config.out_channels() != config.in_channels {
+            return error(format!("in_channels {} and out_channels {} must be equal and a multiple of 4", config.in_channels, config.out_channels()));
+        }
+        if !config.timestep_guidance_channels.is_multiple_of(2) {
+            return error(format!("timestep_guidance_channels {} must be even", config.timestep_guidance_channels));
+        }
+        Ok(config)
+    }
+
+    /// Features of a token.
+    pub fn dim(&self) -> usize {
+        self.num_attention_heads * self.attention_head_dim
+    }
+
+    /// Features inside the MLP.
+    pub fn mlp(&self) -> usize {
+        (self.dim() as f64 * self.mlp_ratio) as usize
+    }
+
+    /// Channels of the velocity.
+    pub fn out_channels(&self) -> usize {
+        self.out_channels.unwrap_or(self.in_channels)
+    }
+
+    /// Number of weights.
+    pub fn elements(&self) -> u64 {
+        let (dim, mlp) = (self.dim() as u64, self.mlp() as u64);
+        let per_token = 4 * dim * dim + 3 * dim * mlp;
+        let blocks = (2 * self.num_layers + self.num_single_layers) as u64 * per_token;
+        let channels = (self.timestep_guidance_channels + self.in_channels + self.joint_attention_dim + self.out_channels()) as u64;
+        blocks + channels * dim + 18 * dim * dim
+    }
+}

@@ -1,0 +1,104 @@
+//! Timesteps to shifts, scales and gates.
+//!
+//! They depend on nothing but the timestep, so those of all steps are computed at once: the weights are read once for the
+//! whole schedule, and a step uploads nothing.
+
+use super::{TransformerConfig, timestep_embedding};
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::tensor::Tensor;
+use crate::weights::Weights;
+
+/// What a norm and a residual of one step need, each [1, dim].
+pub struct Modulation<B: Backend> {
+    /// Added behind the norm.
+    pub shift: Tensor<B>,
+    /// The norm is multiplied by one more than this.
+    pub scale: Tensor<B>,
+    /// Multiplies what is added to the stream.
+    pub gate: Tensor<B>,
+}
+
+/// The modulation of one step.
+pub struct StepModulation<B: Backend> {
+    /// Attention and MLP of the text stream of all double blocks.
+    pub double_txt: [Modulation<B>; 2],
+    /// Attention and MLP of the picture stream of all double blocks.
+    pub double_img: [Modulation<B>; 2],
+    /// All single blocks.
+    pub single: Modulation<B>,
+    /// The final norm: (shift, scale), each [1, dim].
+    pub norm_out: (Tensor<B>, Tensor<B>),
+}
+
+/// The modulations of all steps.
+pub struct Modulations<B: Backend> {
+    dim: usize,
+    double_img: Tensor<B>, // [steps, 6 * dim]
+    double_txt: Tensor<B>, // [steps, 6 * dim]
+    single: Tensor<B>,     // [steps, 3 * dim]
+    norm_out: Tensor<B>,   // [steps, 2 * dim]
+}
+
+impl<B: Backend> Modulations<B> {
+    /// The modulation of step `step`.
+    pub fn step(&self, step: usize) -> StepModulation<B> {
+        let row = |x: &Tensor<B>| x.row_view(step..step + 1);
+        let three = |[shift, scale, gate]: [Tensor<B>; 3]| Modulation { shift, scale, gate };
+        let two = |x: Tensor<B>| {
+            let [a, b, c, d, e, f] = x.split_cols([self.dim; 6]);
+            [three([a, b, c]), three([d, e, f])]
+        };
+        // The checkpoint has (scale, shift) here, and (shift, scale, gate) everywhere else.
+        // Source: diffusers AdaLayerNormContinuous; the original single file has it the other way.
+        let [scale, shift] = row(&self.norm_out).split_cols([self.dim; 2]);
+        StepModulation {
+            double_txt: two(row(&self.double_txt)),
+            double_img: two(row(&self.double_img)),
+            single: three(row(&self.single).split_cols([self.dim; 3])),
+            norm_out: (shift, scale),
+        }
+    }
+}
+
+pub(super) struct ModulationWeights<B: Backend> {
+    dim: usize,
+    channels: usize,
+    linear_1: Tensor<B>,                     // [dim, channels]
+    linear_2: Tensor<B>,                     // [dim, dim]
+    double_stream_modulation_img: Tensor<B>, // [6 * dim, dim]
+    double_stream_modulation_txt: Tensor<B>, // [6 * dim, dim]
+    single_stream_modulation: Tensor<B>,     // [3 * dim, dim]
+    norm_out: Tensor<B>,                     // [2 * dim, dim]
+}
+
+impl<B: Backend> ModulationWeights<B> {
+    pub(super) fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
+        let (dim, channels) = (config.dim(), config.timestep_guidance_channels);
+        let embedder = weights.at("time_guidance_embed.timestep_embedder");
+        Ok(Self {
+            dim,
+            channels,
+            linear_1: embedder.matrix("linear_1", dim, channels)?,
+            linear_2: embedder.matrix("linear_2", dim, dim)?,
+            double_stream_modulation_img: weights.matrix("double_stream_modulation_img.linear", 6 * dim, dim)?,
+            double_stream_modulation_txt: weights.matrix("double_stream_modulation_txt.linear", 6 * dim, dim)?,
+            single_stream_modulation: weights.matrix("single_stream_modulation.linear", 3 * dim, dim)?,
+            norm_out: weights.matrix("norm_out.linear", 2 * dim, dim)?,
+        })
+    }
+
+    pub(super) fn forward(&self, backend: &B, timesteps: &[f32]) -> Result<Modulations<B>> {
+        let embedding: Vec<f32> = timesteps.iter().flat_map(|&t| timestep_embedding(t, self.channels)).collect();
+        let embedding = backend.upload(&embedding, timesteps.len(), self.channels)?;
+        let temb = embedding.linear(&self.linear_1, None)?.silu()?.linear(&self.linear_2, None)?;
+        let temb = temb.silu()?;
+        Ok(Modulations {
+            dim: self.dim,
+            double_img: temb.linear(&self.double_stream_modulation_img, None)?,
+            double_txt: temb.linear(&self.double_stream_modulation_txt, None)?,
+            single: temb.linear(&self.single_stream_modulation, None)?,
+            norm_out: temb.linear(&self.norm_out, None)?,
+        })
+    }
+}

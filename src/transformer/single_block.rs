@@ -1,0 +1,58 @@
+//! A single block: attention and MLP side by side over text and picture as one stream.
+
+use super::{Modulation, TransformerConfig};
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::ops::{Joint, Mask, QkNorm, Rope};
+use crate::tensor::Tensor;
+use crate::weights::Weights;
+
+/// One single-stream block; attention and MLP come from one projection.
+pub struct SingleBlock<B: Backend> {
+    dim: usize,
+    mlp: usize,
+    head_dim: usize,
+    eps: f32,
+    to_kvq_mlp_proj: Tensor<B>, // [3 * dim + 2 * mlp, dim]: k, v, q, gate, up
+    qk_norm: QkNorm<B>,         // norm_q, norm_k: [1, head_dim]
+    to_out: Tensor<B>,          // [dim, dim + mlp]
+}
+
+impl<B: Backend> SingleBlock<B> {
+    /// Loads one block.
+    pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
+        let (dim, mlp, head_dim) = (config.dim(), config.mlp(), config.attention_head_dim);
+        let attn = weights.at("attn");
+        // The file has q first. With k and v first, attention may write over q and swiglu over gate, and both results lie
+        // side by side for `to_out`.
+        let proj = attn.view("to_qkv_mlp_proj.weight", &[3 * dim + 2 * mlp, dim])?;
+        let parts = [proj.row_range(dim..3 * dim), proj.row_range(0..dim), proj.row_range(3 * dim..3 * dim + 2 * mlp)];
+        Ok(Self {
+            dim,
+            mlp,
+            head_dim,
+            eps: config.eps,
+            to_kvq_mlp_proj: weights.backend().weight(&parts)?,
+            qk_norm: QkNorm { q: attn.vector("norm_q.weight", head_dim)?, k: attn.vector("norm_k.weight", head_dim)?, eps: config.eps },
+            to_out: attn.matrix("to_out", dim, dim + mlp)?,
+        })
+    }
+
+    /// x [joint.rows(), dim] -> the same shape; text rows come first.
+    ///
+    /// Source: FLUX.2 reference `Flux2SingleTransformerBlock.forward` and `Flux2ParallelSelfAttention`.
+    pub fn forward(&self, x: Tensor<B>, modulation: &Modulation<B>, rope: &Rope<B>, joint: Joint) -> Result<Tensor<B>> {
+        let Modulation { shift, scale, gate } = modulation;
+
+        let h = x.adaln(shift, scale, self.eps)?;
+        let proj = h.linear(&self.to_kvq_mlp_proj, None)?;
+        let [k, v, q, mlp_gate, mlp_up] = proj.split_cols([self.dim, self.dim, self.dim, self.mlp, self.mlp]);
+
+        let (q, k) = q.qk_norm_rope(k, [&self.qk_norm, &self.qk_norm], rope, joint)?;
+        let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
+        let mlp = mlp_gate.swiglu(&mlp_up)?;
+
+        let out = Tensor::linear_concat(&[&attn, &mlp], &self.to_out)?;
+        x.gated_add(gate, &out)
+    }
+}

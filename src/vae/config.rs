@@ -1,0 +1,88 @@
+//! `vae/config.json`.
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::model_dir::ModelDir;
+
+const FILE: &str = "vae/config.json";
+
+/// Sizes of the VAE, named as in the file.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct VaeConfig {
+    /// Channels of a latent pixel; four pixels form a packed latent.
+    pub latent_channels: usize,
+    /// Channels of the encoder's blocks.
+    pub block_out_channels: Vec<usize>,
+    /// Channels of the decoder's blocks where they differ.
+    pub decoder_block_out_channels: Option<Vec<usize>>,
+    /// Residual blocks of a down block; up blocks have one more.
+    pub layers_per_block: usize,
+    /// Groups of every group norm.
+    pub norm_num_groups: usize,
+    /// Added to the latent variance.
+    #[serde(default = "default_eps")]
+    pub batch_norm_eps: f32,
+    /// Whether a 1 x 1 convolution comes before the decoder.
+    #[serde(default = "yes")]
+    pub use_post_quant_conv: bool,
+    /// Whether the middle block has attention.
+    #[serde(default = "yes")]
+    pub mid_block_add_attention: bool,
+    /// Side of the pictures that the model was made for.
+    pub sample_size: Option<usize>,
+    /// Activation; silu.
+    #[serde(default = "silu")]
+    pub act_fn: String,
+}
+
+fn default_eps() -> f32 {
+    1e-4
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn silu() -> String {
+    "silu".to_string()
+}
+
+impl VaeConfig {
+    /// Reads and checks the config.
+    ///
+    /// Errors when it is missing, no JSON, or describes a model of another kind.
+    pub fn read(dir: &ModelDir) -> Result<Self> {
+        let config: Self = dir.json(FILE)?;
+        let error = |what: String| Err(Error::new(what).at(dir.display(FILE)));
+        let sizes = [config.latent_channels, config.norm_num_groups, config.layers_per_block];
+        let channels = config.block_out_channels.iter().chain(config.decoder_channels());
+        if sizes.iter().chain(channels).any(|&size| size == 0 || size > 1 << 16) {
+            return error(format!("a size is zero or absurd: {config:?}"));
+        }
+        if config.decoder_channels().is_empty() || config.decoder_channels().len() > 8 || config.act_fn != "silu" {
+            return error("not a VAE of this family: block_out_channels or act_fn differ".to_string());
+        }
+        Ok(config)
+    }
+
+    /// Channels of the decoder's blocks, from the pixels inwards.
+    pub fn decoder_channels(&self) -> &[usize] {
+        self.decoder_block_out_channels.as_deref().unwrap_or(&self.block_out_channels)
+    }
+
+    /// Pixels on a side of a packed latent: 16 where four blocks halve three times.
+    pub fn patch_pixels(&self) -> usize {
+        2 << (self.decoder_channels().len() - 1)
+    }
+
+    /// Weights of the decoder, within a few percent.
+    pub fn decoder_elements(&self) -> u64 {
+        let channels = self.decoder_channels();
+        let top = channels[channels.len() - 1] as u64;
+        let mid = 4 * 9 * top * top + 4 * top * top;
+        let ups = channels.iter().map(|&c| (2 * (self.layers_per_block as u64 + 1) + 1) * 9 * (c * c) as u64).sum::<u64>();
+        // The first residual block of an up block reads the channels of the one before.
+        mid + ups + channels.windows(2).map(|pair| 9 * (pair[0] * pair[1]) as u64).sum::<u64>()
+    }
+}

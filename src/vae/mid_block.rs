@@ -1,0 +1,79 @@
+//! The middle block of the VAE: attention over all pixels between two residual blocks.
+
+use super::{Grid, GroupNorm, ResnetBlock};
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::ops::{Joint, Mask};
+use crate::tensor::Tensor;
+use crate::weights::Weights;
+
+/// Residual block, attention, residual block.
+pub struct MidBlock<B: Backend> {
+    resnets: [ResnetBlock<B>; 2],
+    attention: Option<Attention<B>>,
+}
+
+/// One head as wide as the channels.
+struct Attention<B: Backend> {
+    channels: usize,
+    group_norm: GroupNorm<B>,
+    to_q: Projection<B>,
+    to_k: Projection<B>,
+    to_v: Projection<B>,
+    to_out: Projection<B>,
+}
+
+struct Projection<B: Backend> {
+    weight: Tensor<B>, // [channels, channels]
+    bias: Tensor<B>,   // [1, channels]
+}
+
+impl<B: Backend> Projection<B> {
+    fn load(weights: &Weights<'_, B>, name: &str, channels: usize) -> Result<Self> {
+        Ok(Self { weight: weights.matrix(name, channels, channels)?, bias: weights.vector(&format!("{name}.bias"), channels)? })
+    }
+
+    fn forward(&self, x: &Tensor<B>) -> Result<Tensor<B>> {
+        x.linear(&self.weight, Some(&self.bias))
+    }
+}
+
+impl<B: Backend> Attention<B> {
+    fn load(weights: &Weights<'_, B>, channels: usize, groups: usize) -> Result<Self> {
+        Ok(Self {
+            channels,
+            group_norm: GroupNorm::load(weights, "group_norm", channels, groups)?,
+            to_q: Projection::load(weights, "to_q", channels)?,
+            to_k: Projection::load(weights, "to_k", channels)?,
+            to_v: Projection::load(weights, "to_v", channels)?,
+            to_out: Projection::load(weights, "to_out.0", channels)?,
+        })
+    }
+
+    fn forward(&self, x: Grid<B>) -> Result<Grid<B>> {
+        let h = self.group_norm.forward(&x)?.pixels;
+        let (q, k, v) = (self.to_q.forward(&h)?, self.to_k.forward(&h)?, self.to_v.forward(&h)?);
+        let attn = q.attention(&k, &v, self.channels, Joint::single(h.rows()), Mask::None)?;
+        Ok(Grid { pixels: x.pixels.add(&self.to_out.forward(&attn)?)?, ..x })
+    }
+}
+
+impl<B: Backend> MidBlock<B> {
+    /// Loads the block.
+    pub fn load(weights: &Weights<'_, B>, channels: usize, groups: usize, attention: bool) -> Result<Self> {
+        let resnet = |i: usize| ResnetBlock::load(&weights.at("resnets").at(i), channels, channels, groups);
+        Ok(Self {
+            resnets: [resnet(0)?, resnet(1)?],
+            attention: attention.then(|| Attention::load(&weights.at("attentions.0"), channels, groups)).transpose()?,
+        })
+    }
+
+    /// x [height * width, channels] -> the same shape.
+    pub fn forward(&self, x: Grid<B>) -> Result<Grid<B>> {
+        let mut x = self.resnets[0].forward(x)?;
+        if let Some(attention) = &self.attention {
+            x = attention.forward(x)?;
+        }
+        self.resnets[1].forward(x)
+    }
+}

@@ -1,0 +1,187 @@
+//! The VAE: latents to pixels.
+//!
+//! A row is a pixel and a column a channel, so a 1 x 1 convolution is a `linear` and the attention of the middle block
+//! needs no transpose.
+
+mod config;
+mod mid_block;
+mod resnet_block;
+
+pub use config::VaeConfig;
+pub use mid_block::MidBlock;
+pub use resnet_block::ResnetBlock;
+
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::model_dir::ModelDir;
+use crate::ops::Conv;
+use crate::tensor::Tensor;
+use crate::weights::{WeightFiles, Weights};
+
+/// The epsilon of every group norm.
+/// Source: diffusers `Decoder(resnet_eps=1e-6)`; it is in no config.
+const GROUP_NORM_EPS: f32 = 1e-6;
+
+/// Rows of channels that form a picture.
+pub struct Grid<B: Backend> {
+    /// [height * width, channels]
+    pub pixels: Tensor<B>,
+    /// Rows of pixels.
+    pub height: usize,
+    /// Columns of pixels.
+    pub width: usize,
+}
+
+impl<B: Backend> Grid<B> {
+    fn new(pixels: Tensor<B>, height: usize, width: usize) -> Self {
+        Self { pixels, height, width }
+    }
+}
+
+/// A convolution of the same size out as in.
+pub(crate) struct ConvLayer<B: Backend> {
+    weight: Tensor<B>, // [out, k * k * in]
+    bias: Tensor<B>,   // [1, out]
+    kernel: usize,
+}
+
+impl<B: Backend> ConvLayer<B> {
+    fn load(weights: &Weights<'_, B>, name: &str, cin: usize, cout: usize, kernel: usize) -> Result<Self> {
+        Ok(Self { weight: weights.conv(name, cin, cout, kernel)?, bias: weights.vector(&format!("{name}.bias"), cout)?, kernel })
+    }
+
+    fn forward(&self, x: &Grid<B>) -> Result<Grid<B>> {
+        let conv = Conv::same(x.height, x.width, self.kernel);
+        Ok(Grid::new(x.pixels.conv2d(&self.weight, &self.bias, conv)?, x.height, x.width))
+    }
+
+    /// `forward(x) + residual`
+    fn forward_add(&self, x: &Grid<B>, residual: Grid<B>) -> Result<Grid<B>> {
+        let conv = Conv::same(x.height, x.width, self.kernel);
+        Ok(Grid::new(x.pixels.conv2d_add(&self.weight, &self.bias, conv, residual.pixels)?, x.height, x.width))
+    }
+}
+
+/// A group norm with its learned weights.
+pub(crate) struct GroupNorm<B: Backend> {
+    weight: Tensor<B>, // [1, channels]
+    bias: Tensor<B>,   // [1, channels]
+    groups: usize,
+}
+
+impl<B: Backend> GroupNorm<B> {
+    fn load(weights: &Weights<'_, B>, name: &str, channels: usize, groups: usize) -> Result<Self> {
+        if !channels.is_multiple_of(groups) {
+            return Err(Error::new(format!("norm_num_groups {groups} does not divide {channels} channels")).at("vae/config.json"));
+        }
+        let weights = weights.at(name);
+        Ok(Self { weight: weights.vector("weight", channels)?, bias: weights.vector("bias", channels)?, groups })
+    }
+
+    fn forward(&self, x: &Grid<B>) -> Result<Grid<B>> {
+        Ok(Grid::new(x.pixels.group_norm(&self.weight, &self.bias, self.groups, GROUP_NORM_EPS)?, x.height, x.width))
+    }
+
+    fn forward_silu(&self, x: &Grid<B>) -> Result<Grid<B>> {
+        Ok(Grid::new(x.pixels.group_norm_silu(&self.weight, &self.bias, self.groups, GROUP_NORM_EPS)?, x.height, x.width))
+    }
+}
+
+/// Latents to pixels.
+pub struct Decoder<B: Backend> {
+    mean: Tensor<B>, // [1, 4 * latent_channels] in float32
+    std: Tensor<B>,  // [1, 4 * latent_channels] in float32
+    post_quant_conv: Option<ConvLayer<B>>,
+    conv_in: ConvLayer<B>,
+    mid_block: MidBlock<B>,
+    up_blocks: Vec<UpBlock<B>>,
+    conv_norm_out: GroupNorm<B>,
+    conv_out: ConvLayer<B>,
+}
+
+struct UpBlock<B: Backend> {
+    resnets: Vec<ResnetBlock<B>>,
+    upsampler: Option<ConvLayer<B>>,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Loads the decoder and the latent statistics.
+    ///
+    /// Errors when a tensor is missing or has not the shape that the config says.
+    pub fn load(backend: &B, files: &WeightFiles, config: &VaeConfig) -> Result<Self> {
+        let weights = Weights::new(backend, files);
+        let decoder = weights.at("decoder");
+        let latent = config.latent_channels;
+        let packed = 4 * latent;
+        let statistics = |name: &str| Ok::<_, Error>(weights.at("bn").view(name, &[packed])?.to_f32());
+        let std: Vec<f32> = statistics("running_var")?.iter().map(|var| (var + config.batch_norm_eps).sqrt()).collect();
+
+        // The decoder walks the encoder's channels backwards.
+        let channels: Vec<usize> = config.decoder_channels().iter().rev().copied().collect();
+        let (first, last) = (channels[0], channels[channels.len() - 1]);
+        let mut up_blocks = Vec::new();
+        let mut cin = first;
+        for (i, &cout) in channels.iter().enumerate() {
+            let block = decoder.at("up_blocks").at(i);
+            let resnet = |j: usize| ResnetBlock::load(&block.at("resnets").at(j), if j == 0 { cin } else { cout }, cout, config.norm_num_groups);
+            let resnets = (0..config.layers_per_block + 1).map(resnet).collect::<Result<_>>()?;
+            let upsampler = if i + 1 < channels.len() { Some(ConvLayer::load(&block.at("upsamplers.0"), "conv", cout, cout, 3)?) } else { None };
+            up_blocks.push(UpBlock { resnets, upsampler });
+            cin = cout;
+        }
+        Ok(Self {
+            mean: backend.upload_f32(&statistics("running_mean")?, 1, packed)?,
+            std: backend.upload_f32(&std, 1, packed)?,
+            post_quant_conv: config.use_post_quant_conv.then(|| ConvLayer::load(&weights, "post_quant_conv", latent, latent, 1)).transpose()?,
+            conv_in: ConvLayer::load(&decoder, "conv_in", latent, first, 3)?,
+            mid_block: MidBlock::load(&decoder.at("mid_block"), first, config.norm_num_groups, config.mid_block_add_attention)?,
+            up_blocks,
+            conv_norm_out: GroupNorm::load(&decoder, "conv_norm_out", last, config.norm_num_groups)?,
+            conv_out: ConvLayer::load(&decoder, "conv_out", last, 3, 3)?,
+        })
+    }
+
+    /// Packed latents [height * width, 4 * latent_channels] of the sampler -> VAE latents [2 * height * 2 * width, latent_channels].
+    pub fn unpack(&self, latents: &Tensor<B>, height: usize, width: usize) -> Result<Grid<B>> {
+        Ok(Grid::new(latents.unpatchify(&self.mean, &self.std, height, width)?, 2 * height, 2 * width))
+    }
+
+    /// VAE latents -> pixels [.., 3] in about -1..1; reports each stage to `done(stages so far)`.
+    ///
+    /// Source: diffusers `AutoencoderKLFlux2.decode` and `Decoder.forward`.
+    pub fn forward(&self, latents: Grid<B>, mut done: impl FnMut(usize)) -> Result<Grid<B>> {
+        let x = match &self.post_quant_conv {
+            Some(conv) => conv.forward(&latents)?,
+            None => latents,
+        };
+        let mut x = self.mid_block.forward(self.conv_in.forward(&x)?)?;
+        done(1);
+        for (i, block) in self.up_blocks.iter().enumerate() {
+            for resnet in &block.resnets {
+                x = resnet.forward(x)?;
+            }
+            if let Some(conv) = &block.upsampler {
+                let upsampled = x.pixels.upsample(x.height, x.width)?;
+                let grid = Grid::new(upsampled, 2 * x.height, 2 * x.width);
+                // The small picture is not needed while the large one is made.
+                drop(x);
+                x = conv.forward(&grid)?;
+            }
+            done(2 + i);
+        }
+        let x = self.conv_norm_out.forward_silu(&x)?;
+        let pixels = self.conv_out.forward(&x)?;
+        done(self.stages());
+        Ok(pixels)
+    }
+
+    /// Stages that `forward` reports.
+    pub fn stages(&self) -> usize {
+        self.up_blocks.len() + 2
+    }
+}
+
+/// Opens the VAE's files in a model folder.
+pub fn open(dir: &ModelDir) -> Result<WeightFiles> {
+    WeightFiles::open(dir, "vae", "diffusion_pytorch_model")
+}

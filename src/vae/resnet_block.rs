@@ -1,0 +1,39 @@
+//! A residual block of the VAE.
+
+use super::{ConvLayer, Grid, GroupNorm};
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::weights::Weights;
+
+/// `conv2(silu(norm2(conv1(silu(norm1(x)))))) + shortcut(x)`
+pub struct ResnetBlock<B: Backend> {
+    norm1: GroupNorm<B>,
+    conv1: ConvLayer<B>,
+    norm2: GroupNorm<B>,
+    conv2: ConvLayer<B>,
+    conv_shortcut: Option<ConvLayer<B>>,
+}
+
+impl<B: Backend> ResnetBlock<B> {
+    /// Loads one block; it has a shortcut convolution exactly when the channels change.
+    pub fn load(weights: &Weights<'_, B>, cin: usize, cout: usize, groups: usize) -> Result<Self> {
+        Ok(Self {
+            norm1: GroupNorm::load(weights, "norm1", cin, groups)?,
+            conv1: ConvLayer::load(weights, "conv1", cin, cout, 3)?,
+            norm2: GroupNorm::load(weights, "norm2", cout, groups)?,
+            conv2: ConvLayer::load(weights, "conv2", cout, cout, 3)?,
+            conv_shortcut: (cin != cout).then(|| ConvLayer::load(weights, "conv_shortcut", cin, cout, 1)).transpose()?,
+        })
+    }
+
+    /// x [height * width, in] -> [height * width, out].
+    pub fn forward(&self, x: Grid<B>) -> Result<Grid<B>> {
+        let h = self.conv1.forward(&self.norm1.forward_silu(&x)?)?;
+        let h = self.norm2.forward_silu(&h)?;
+        let shortcut = match &self.conv_shortcut {
+            Some(conv) => conv.forward(&x)?,
+            None => x,
+        };
+        self.conv2.forward_add(&h, shortcut)
+    }
+}
