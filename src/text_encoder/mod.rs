@@ -8,6 +8,7 @@ mod layer;
 mod prompt;
 
 pub use config::TextEncoderConfig;
+pub use layer::Layer;
 pub use prompt::{PromptTokens, Tokenizer};
 
 use crate::backend::Backend;
@@ -16,7 +17,6 @@ use crate::model_dir::ModelDir;
 use crate::ops::{Joint, Mask, Pairs, Rope};
 use crate::tensor::Tensor;
 use crate::weights::{WeightFiles, WeightView, Weights};
-use layer::Layer;
 
 /// Qwen3 up to the last layer that is needed.
 pub struct TextEncoder<B: Backend> {
@@ -92,7 +92,7 @@ impl<B: Backend> TextEncoder<B> {
     }
 
     /// Rotate-half tables of the first `n` positions; positions count padding too.
-    fn rope(&self, n: usize) -> Result<Rope<B>> {
+    pub fn rope(&self, n: usize) -> Result<Rope<B>> {
         let half = self.config.head_dim / 2;
         let angle = |position: usize, i: usize| {
             let frequency = self.config.rope_theta.powf(-(2.0 * i as f64) / self.config.head_dim as f64) as f32;

@@ -11,24 +11,23 @@ pub fn timestep_embedding(timestep: f32, channels: usize) -> Vec<f32> {
     (0..half).map(|i| angle(i).cos()).chain((0..half).map(|i| angle(i).sin())).collect()
 }
 
-/// Rotary (cos, sin), each [txt + height * width, head_dim / 2]: text first, then the picture row by row.
-///
-/// A text token s has position (0, 0, 0, s) on the axes (t, h, w, l), a picture token (0, y, x, 0).
-/// Angles in float64, as the reference has them.
-pub fn rope_tables(config: &TransformerConfig, txt: usize, height: usize, width: usize) -> (Vec<f32>, Vec<f32>) {
+/// Positions on the axes (t, h, w, l): `txt` text tokens (0, 0, 0, s), then a picture's tokens (0, y, x, 0) row by row.
+pub fn position_ids(txt: usize, height: usize, width: usize) -> Vec<[usize; 4]> {
     let text = (0..txt).map(|s| [0, 0, 0, s]);
     let picture = (0..height * width).map(|n| [0, n / width, n % width, 0]);
-    let mut cos = Vec::with_capacity((txt + height * width) * config.attention_head_dim / 2);
-    let mut sin = Vec::with_capacity(cos.capacity());
-    for position in text.chain(picture) {
-        for (axis, &axis_dim) in position.iter().zip(&config.axes_dims_rope) {
-            for j in 0..axis_dim / 2 {
-                let frequency = config.rope_theta.powf(-(2.0 * j as f64) / axis_dim as f64);
-                let angle = *axis as f64 * frequency;
-                cos.push(angle.cos() as f32);
-                sin.push(angle.sin() as f32);
-            }
-        }
-    }
-    (cos, sin)
+    text.chain(picture).collect()
+}
+
+/// Rotary (cos, sin) of each position, each [positions, head_dim / 2]: the pairs of axis t, then of h, w and l.
+///
+/// Angles in float64, as the reference has them.
+pub fn rope_tables(config: &TransformerConfig, ids: &[[usize; 4]]) -> (Vec<f32>, Vec<f32>) {
+    let frequencies: Vec<(usize, f64)> = config
+        .axes_dims_rope
+        .iter()
+        .enumerate()
+        .flat_map(|(axis, &dim)| (0..dim / 2).map(move |j| (axis, config.rope_theta.powf(-(2.0 * j as f64) / dim as f64))))
+        .collect();
+    let angles = ids.iter().flat_map(|id| frequencies.iter().map(|&(axis, frequency)| id[axis] as f64 * frequency));
+    angles.map(|angle| (angle.cos() as f32, angle.sin() as f32)).unzip()
 }

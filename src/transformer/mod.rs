@@ -13,7 +13,7 @@ mod single_block;
 
 pub use config::TransformerConfig;
 pub use double_block::DoubleBlock;
-pub use embed::{rope_tables, timestep_embedding};
+pub use embed::{position_ids, rope_tables, timestep_embedding};
 pub use final_layer::FinalLayer;
 pub use modulation::{Modulation, Modulations, StepModulation};
 pub use single_block::SingleBlock;
@@ -78,7 +78,7 @@ impl<B: Backend> Transformer<B> {
 
     /// Rotary tables for `txt` text tokens, then a picture of `height` x `width` tokens.
     pub fn rope(&self, txt: usize, height: usize, width: usize) -> Result<Rope<B>> {
-        let (cos, sin) = rope_tables(&self.config, txt, height, width);
+        let (cos, sin) = rope_tables(&self.config, &position_ids(txt, height, width));
         let (rows, cols) = (txt + height * width, self.config.attention_head_dim / 2);
         Ok(Rope { cos: self.backend.upload_f32(&cos, rows, cols)?, sin: self.backend.upload_f32(&sin, rows, cols)?, pairs: Pairs::Interleaved })
     }

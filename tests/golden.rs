@@ -1,0 +1,12 @@
+//! Every stage on the CPU against what the reference computes; see golden/README.md.
+
+mod support;
+
+#[path = "golden/embeddings.rs"]
+mod embeddings;
+#[path = "golden/modules.rs"]
+mod modules;
+#[path = "golden/pipeline.rs"]
+mod pipeline;
+#[path = "golden/tokens.rs"]
+mod tokens;

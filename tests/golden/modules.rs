@@ -1,0 +1,164 @@
+//! Each module of each random model, fed with the reference's inputs.
+
+use flux::backend::Backend;
+use flux::backend::cpu::{Cpu, Precision};
+use flux::ops::{Conv, Joint, Mask};
+use flux::pipeline::ModelInfo;
+use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
+use flux::transformer::{self, DoubleBlock, SingleBlock, Transformer};
+use flux::vae::{self, Decoder, Grid, MidBlock, ResnetBlock};
+use flux::weights::Weights;
+use flux::{Result, Tensor};
+
+use crate::support::random_model::PRESETS;
+use crate::support::{Golden, assert_close, preset};
+
+/// Float32 on both sides: what is left is the order of sums.
+const BOUND: f32 = 2e-5;
+
+fn cpu() -> Cpu {
+    Cpu::new(Precision::F32)
+}
+
+struct Case {
+    name: &'static str,
+    dir: flux::model_dir::ModelDir,
+    info: ModelInfo,
+    golden: Golden,
+}
+
+/// The presets, which differ in every size.
+fn cases() -> impl Iterator<Item = Case> {
+    PRESETS.iter().map(|&name| {
+        let dir = preset(name);
+        Case { name, info: ModelInfo::read(&dir).unwrap(), dir, golden: Golden::open(&format!("{name}.safetensors")) }
+    })
+}
+
+impl Case {
+    /// A golden matrix.
+    fn input(&self, name: &str) -> Tensor<Cpu> {
+        let (shape, values) = self.golden.get(name);
+        let cols = shape[shape.len() - 1];
+        cpu().upload(&values, values.len() / cols, cols).unwrap()
+    }
+
+    /// A golden picture [1, channels, height, width], as rows of pixels.
+    fn pixels(&self, name: &str) -> Grid<Cpu> {
+        let (shape, values) = self.golden.get(name);
+        let &[1, channels, height, width] = shape.as_slice() else { panic!("{name} is {shape:?}") };
+        let area = height * width;
+        let rows: Vec<f32> = (0..area * channels).map(|i| values[i % channels * area + i / channels]).collect();
+        Grid { pixels: cpu().upload(&rows, area, channels).unwrap(), height, width }
+    }
+
+    #[track_caller]
+    fn expect(&self, name: &str, got: &Tensor<Cpu>) {
+        assert_close(&format!("{} {name}", self.name), &cpu().download(got).unwrap(), &self.golden.get(name).1, BOUND);
+    }
+
+    #[track_caller]
+    fn expect_pixels(&self, name: &str, got: &Grid<Cpu>) {
+        let expected = self.pixels(name);
+        assert_eq!((got.height, got.width), (expected.height, expected.width));
+        let values = |grid: &Grid<Cpu>| cpu().download(&grid.pixels).unwrap();
+        assert_close(&format!("{} {name}", self.name), &values(got), &values(&expected), BOUND);
+    }
+
+    fn tokens(&self) -> PromptTokens {
+        let ids = self.golden.get_ints("text.ids").1.iter().map(|&id| id as u32).collect();
+        let real = self.golden.get_ints("text.mask").1.iter().filter(|&&m| m == 1).count();
+        PromptTokens { ids, real, truncated: 0 }
+    }
+}
+
+#[test]
+fn text_encoder_layer_and_stacked_states() -> Result<()> {
+    for case in cases() {
+        let files = text_encoder::open(&case.dir)?;
+        let encoder = TextEncoder::load(&cpu(), &files, case.info.text_encoder, &case.info.out_layers)?;
+        let tokens = case.tokens();
+        let n = tokens.ids.len();
+        let (backend, rope) = (cpu(), encoder.rope(n)?);
+        let layer = Layer::load(&Weights::new(&backend, &files).at("model.layers.0"), &case.info.text_encoder)?;
+        let out = layer.forward(case.input("text.layer_0.input"), &rope, Joint::single(n), Mask::Causal { keys: tokens.real })?;
+        case.expect("text.layer_0.output", &out);
+        case.expect("text.prompt_embeds", &encoder.forward(&tokens, |_| ())?);
+    }
+    Ok(())
+}
+
+#[test]
+fn transformer_blocks_and_velocity() -> Result<()> {
+    for case in cases() {
+        let files = transformer::open(&case.dir)?;
+        let config = &case.info.transformer;
+        let model = Transformer::load(&cpu(), &files, config)?;
+        let (_, timestep) = case.golden.get("transformer.timestep");
+        let modulations = model.modulations(&[timestep[0]])?;
+        let modulation = modulations.step(0);
+        let (txt, height, width) = (case.info.max_sequence_length, 4, 6);
+        let rope = model.rope(txt, height, width)?;
+        let joint = Joint { batch: 1, txt, img: height * width };
+
+        let [txt_in, img_in] = ["txt_input", "img_input"].map(|name| case.input(&format!("transformer.double_block_0.{name}")));
+        let backend = cpu();
+        let weights = Weights::new(&backend, &files);
+        let double = DoubleBlock::load(&weights.at("transformer_blocks.0"), config)?;
+        let (txt_out, img_out) = double.forward(txt_in, img_in, &modulation.double_txt, &modulation.double_img, &rope, joint)?;
+        case.expect("transformer.double_block_0.txt_output", &txt_out);
+        case.expect("transformer.double_block_0.img_output", &img_out);
+
+        let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config)?;
+        let out = single.forward(case.input("transformer.single_block_0.input"), &modulation.single, &rope, joint)?;
+        case.expect("transformer.single_block_0.output", &out);
+
+        let (shift, scale) = &modulation.norm_out;
+        case.expect("transformer.final_layer.normed", &case.input("transformer.final_layer.input").adaln(shift, scale, config.eps)?);
+
+        let context = model.context(&case.input("text.prompt_embeds"))?;
+        let velocity = model.forward(&case.input("transformer.img"), &context, &modulation, &rope, joint)?;
+        case.expect("transformer.velocity", &velocity);
+    }
+    Ok(())
+}
+
+#[test]
+fn vae_blocks_and_decoder() -> Result<()> {
+    for case in cases() {
+        let files = vae::open(&case.dir)?;
+        let config = &case.info.vae;
+        let (backend, channels) = (cpu(), config.decoder_channels());
+        let decoder = Weights::new(&backend, &files).at("decoder");
+
+        let resnet = ResnetBlock::load(&decoder.at("up_blocks.3.resnets.0"), channels[1], channels[0], config.norm_num_groups)?;
+        case.expect_pixels("vae.resnet.output", &resnet.forward(case.pixels("vae.resnet.input"))?);
+        let mid = MidBlock::load(&decoder.at("mid_block"), channels[3], config.norm_num_groups, true)?;
+        case.expect_pixels("vae.mid_block.output", &mid.forward(case.pixels("vae.mid_block.input"))?);
+
+        let decoder = Decoder::load(&backend, &files, config)?;
+        case.expect_pixels("vae.decoder.input", &decoder.unpack(&case.input("vae.latents"), 2, 3)?);
+        case.expect_pixels("vae.decoder.output", &decoder.forward(case.pixels("vae.decoder.input"), |_| ())?);
+    }
+    Ok(())
+}
+
+#[test]
+fn convolutions_up_and_down() -> Result<()> {
+    for case in cases() {
+        let files = vae::open(&case.dir)?;
+        let backend = cpu();
+        let weights = Weights::new(&backend, &files);
+        let conv = |prefix: &str, x: &Grid<Cpu>, conv: Conv| {
+            let (weights, channels) = (weights.at(prefix), x.pixels.cols());
+            let out = x.pixels.conv2d(&weights.conv("conv", channels, channels, 3)?, &weights.vector("conv.bias", channels)?, conv)?;
+            Ok::<_, flux::Error>(Grid { pixels: out, height: conv.out_height(), width: conv.out_width() })
+        };
+        let x = case.pixels("vae.upsample.input");
+        let up = Grid { pixels: x.pixels.upsample(x.height, x.width)?, height: 2 * x.height, width: 2 * x.width };
+        case.expect_pixels("vae.upsample.output", &conv("decoder.up_blocks.0.upsamplers.0", &up, Conv::same(up.height, up.width, 3))?);
+        let x = case.pixels("vae.downsample.input");
+        case.expect_pixels("vae.downsample.output", &conv("encoder.down_blocks.0.downsamplers.0", &x, Conv::halve(x.height, x.width))?);
+    }
+    Ok(())
+}

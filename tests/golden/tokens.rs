@@ -1,0 +1,49 @@
+//! Prompts to token ids with the real tokenizer.
+
+use std::io::Read;
+
+use flux::model_dir::ModelDir;
+use flux::text_encoder::Tokenizer;
+
+use crate::support::golden;
+
+#[derive(serde::Deserialize)]
+struct Row {
+    prompt: String,
+    ids: Vec<u32>,
+}
+
+fn tokenizer(length: usize) -> (tempfile::TempDir, Tokenizer) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("tokenizer")).unwrap();
+    let mut json = Vec::new();
+    let file = std::fs::File::open(golden("qwen3-tokenizer.json.gz")).unwrap();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut json).unwrap();
+    std::fs::write(dir.path().join("tokenizer/tokenizer.json"), json).unwrap();
+    let tokenizer = Tokenizer::load(&ModelDir::Folder(dir.path().to_path_buf()), length).unwrap();
+    (dir, tokenizer)
+}
+
+#[test]
+fn prompts_become_the_ids_of_the_reference() {
+    const PAD: u32 = 151643;
+    let (_dir, tokenizer) = tokenizer(512);
+    let rows: Vec<Row> = serde_json::from_slice(&std::fs::read(golden("tokens.json")).unwrap()).unwrap();
+    assert!(rows.len() >= 40);
+    for row in &rows {
+        let tokens = tokenizer.encode(&row.prompt).unwrap();
+        assert_eq!(tokens.ids[..tokens.real], row.ids, "{:?}", row.prompt);
+        assert_eq!(tokens.ids.len(), 512);
+        assert!(tokens.ids[tokens.real..].iter().all(|&id| id == PAD));
+    }
+    assert!(rows.iter().any(|row| row.ids.len() == 512), "no prompt is long enough to be cut");
+}
+
+#[test]
+fn a_long_prompt_is_cut_at_its_end_and_says_so() {
+    let (_dir, tokenizer) = tokenizer(16);
+    let tokens = tokenizer.encode(&"cat ".repeat(50)).unwrap();
+    assert_eq!((tokens.ids.len(), tokens.real), (16, 16));
+    assert!(tokens.truncated > 40);
+    assert_eq!(tokens.ids[0], 151644, "the template's beginning stays");
+}

@@ -1,0 +1,77 @@
+//! What several test crates use.
+
+// Each test crate uses its own part of this module.
+#![allow(dead_code)]
+
+pub mod random_model;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex};
+
+use flux::model_dir::ModelDir;
+use random_model::RandomModel;
+use safetensors::{Dtype, SafeTensors};
+
+/// A file under tests/golden.
+pub fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+/// The model folder of a preset, written once for each test process.
+pub fn preset(name: &str) -> ModelDir {
+    static WRITTEN: LazyLock<Mutex<HashMap<String, tempfile::TempDir>>> = LazyLock::new(Mutex::default);
+    let mut written = WRITTEN.lock().unwrap();
+    let dir = written.entry(name.to_string()).or_insert_with(|| {
+        let dir = tempfile::tempdir().unwrap();
+        RandomModel::preset(name).expect("a known preset").write(dir.path()).unwrap();
+        dir
+    });
+    ModelDir::open(dir.path()).unwrap()
+}
+
+/// The tensors of one golden file.
+pub struct Golden {
+    name: String,
+    bytes: Vec<u8>,
+}
+
+impl Golden {
+    pub fn open(name: &str) -> Self {
+        Self { name: name.to_string(), bytes: std::fs::read(golden(name)).unwrap() }
+    }
+
+    /// Shape and values of a float32 tensor.
+    pub fn get(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
+        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
+        let view = tensors.tensor(name).unwrap_or_else(|_| panic!("`{name}` is not in {}", self.name));
+        assert_eq!(view.dtype(), Dtype::F32);
+        (view.shape().to_vec(), view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
+    }
+
+    /// Shape and values of an int32 tensor.
+    pub fn get_ints(&self, name: &str) -> (Vec<usize>, Vec<i32>) {
+        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
+        let view = tensors.tensor(name).unwrap();
+        assert_eq!(view.dtype(), Dtype::I32);
+        (view.shape().to_vec(), view.data().chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect())
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        SafeTensors::deserialize(&self.bytes).unwrap().names().into_iter().map(String::from).collect()
+    }
+}
+
+/// Fails when a value is further than `bound` times the largest expected magnitude (at least 1) from what is expected.
+#[track_caller]
+pub fn assert_close(what: &str, got: &[f32], expected: &[f32], bound: f32) {
+    assert_eq!(got.len(), expected.len(), "{what}: number of values");
+    let scale = expected.iter().fold(1f32, |a, b| a.max(b.abs()));
+    let mut worst = 0f32;
+    for (index, (&got, &expected)) in got.iter().zip(expected).enumerate() {
+        let difference = (got - expected).abs() / scale;
+        assert!(difference <= bound, "{what}[{index}] is {got}, expected {expected}: {difference:e} of {scale} apart, the bound is {bound:e}");
+        worst = worst.max(difference);
+    }
+    println!("{what}: {worst:.1e} apart");
+}

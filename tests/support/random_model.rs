@@ -1,0 +1,889 @@
+//! Small model folders with random weights, complete and in the layout of the real ones.
+//!
+//! A [`RandomModel`] is a set of sizes; [`RandomModel::write`] turns it into a folder that this program and the reference
+//! both load: model_index.json, scheduler, tokenizer, text encoder, transformer and VAE. The pictures mean nothing, but
+//! every tensor name, shape and config key is the real one.
+//!
+//! The same `RandomModel` gives the same weights on every machine, because golden files rest on them: a value is an integer of
+//! splitmix64, made a number by exact arithmetic and one square root, all rounded as IEEE 754 says, and each tensor has its
+//! own stream, named after it. Linear and convolution weights have the variance gain^2 / fan_in with a gain of 1 or little
+//! more, so that activations stay in the range of a trained network.
+
+// Each test crate uses its own part of this module.
+#![allow(dead_code)]
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{Error, Result};
+use std::path::Path;
+
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Map, Value, json};
+
+/// The sizes of a model; the fields that are `Option` stand for keys which a real model folder lacks.
+#[derive(Clone, Debug)]
+pub struct RandomModel {
+    pub transformer: Transformer,
+    pub text_encoder: TextEncoder,
+    pub vae: Vae,
+    /// An undistilled model: `is_distilled` is left out of model_index.json, so the pipeline guides.
+    pub base: bool,
+    /// `max_sequence_length` in model_index.json; the program takes 512 without it.
+    pub max_sequence_length: Option<usize>,
+    /// `text_encoder_out_layers` in model_index.json; without it 1/4, 2/4 and 3/4 of the layers, or 9, 18, 27 of more than 27.
+    pub text_encoder_out_layers: Option<[usize; 3]>,
+    /// `default_image_size` in model_index.json, height first; the program takes the VAE's `sample_size` without it.
+    pub default_image_size: Option<[usize; 2]>,
+    /// Two models of the same sizes and different seeds share no weight.
+    pub seed: u64,
+}
+
+/// How the weights of one component are stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Storage {
+    pub dtype: Float,
+    /// 1: a single file. More: that many files and an index beside them.
+    pub shards: usize,
+}
+
+/// The number formats of weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Float {
+    Bf16,
+    F16,
+    F32,
+}
+
+/// dim = heads * head_dim; the text features are three hidden states of the text encoder, side by side.
+#[derive(Clone, Debug)]
+pub struct Transformer {
+    pub double_blocks: usize,
+    pub single_blocks: usize,
+    pub heads: usize,
+    pub head_dim: usize,
+    /// Sums to `head_dim`, each even.
+    pub axes_dims_rope: [usize; 4],
+    pub rope_theta: u32,
+    /// mlp = floor(dim * mlp_ratio).
+    pub mlp_ratio: f64,
+    pub storage: Storage,
+}
+
+#[derive(Clone, Debug)]
+pub struct TextEncoder {
+    pub layers: usize,
+    pub hidden: usize,
+    pub mlp: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// At least `TOKENS`; the rows above are never read, as in the real model.
+    pub vocab: usize,
+    pub rope_theta: f64,
+    /// The config spells theta as `rope_theta` (old) or inside `rope_parameters` (new).
+    pub rope_parameters: bool,
+    /// Without it there is an `lm_head.weight`, which no picture needs.
+    pub tied: bool,
+    pub storage: Storage,
+}
+
+#[derive(Clone, Debug)]
+pub struct Vae {
+    /// Channels before the 2x2 patches: the transformer sees four times as many.
+    pub latent_channels: usize,
+    pub block_out_channels: [usize; 4],
+    /// The decoder's own channels, when they differ from those of the encoder.
+    pub decoder_block_out_channels: Option<[usize; 4]>,
+    pub layers_per_block: usize,
+    pub norm_num_groups: usize,
+    pub sample_size: usize,
+    pub storage: Storage,
+}
+
+/// The names that [`RandomModel::preset`] knows.
+pub const PRESETS: [&str; 4] = ["tiny", "sharded", "base", "uneven"];
+
+/// Number of token ids that the tokenizer can give.
+pub const TOKENS: usize = 256 + MERGES.len() + ADDED_TOKENS.len();
+
+const DOWN_AND_UP_BLOCKS: usize = 4;
+const TIMESTEP_CHANNELS: usize = 256;
+
+/// Mean weight of the norms of queries and keys. At 1 the attention of so few tokens is nearly an average over all of them, and
+/// a mistake in rope or in a mask would hardly show.
+const QK_NORM: f64 = 1.6;
+
+/// Gain of the two layers above the timestep, which lie about a silu: shift, scale and gate come out at about 0.6, so that each block counts.
+const TIMESTEP_GAIN: f64 = 1.5;
+
+/// Gain of the last convolution: few pixels are clipped.
+const PICTURE_GAIN: f64 = 0.6;
+
+/// Byte pairs that become one token, strongest first, spelled in the alphabet of byte-level BPE: Ġ is a space, Ċ a newline, Ã© is é.
+const MERGES: [(&str, &str); 16] = [
+    ("Ċ", "Ċ"),
+    ("Ġ", "a"),
+    ("t", "h"),
+    ("th", "e"),
+    ("Ġ", "the"),
+    ("o", "n"),
+    ("i", "n"),
+    ("Ġ", "c"),
+    ("a", "t"),
+    ("Ġc", "at"),
+    ("e", "r"),
+    ("u", "s"),
+    ("us", "er"),
+    ("Ã", "©"),
+    ("Ġ", "Ġ"),
+    ("Ġa", "t"),
+];
+
+/// Text of an added token, and whether it is special; in the order of their ids.
+const ADDED_TOKENS: [(&str, bool); 5] =
+    [("<|endoftext|>", true), ("<|im_start|>", true), ("<|im_end|>", true), ("<think>", false), ("</think>", false)];
+
+const SPLIT_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+const CHAT_TEMPLATE: &str = r"{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}";
+
+impl RandomModel {
+    /// One of [`PRESETS`].
+    pub fn preset(name: &str) -> Option<Self> {
+        match name {
+            "tiny" => Some(Self::tiny()),
+            "sharded" => Some(Self::sharded()),
+            "base" => Some(Self::base()),
+            "uneven" => Some(Self::uneven()),
+            _ => None,
+        }
+    }
+
+    /// The plain case: distilled, bf16, every component in one file, small heads, MLP ratio 3 and 32 latent channels as in the real model.
+    pub fn tiny() -> Self {
+        let storage = Storage { dtype: Float::Bf16, shards: 1 };
+        Self {
+            transformer: Transformer {
+                double_blocks: 2,
+                single_blocks: 4,
+                heads: 4,
+                head_dim: 32,
+                axes_dims_rope: [8; 4],
+                rope_theta: 2000,
+                mlp_ratio: 3.0,
+                storage,
+            },
+            text_encoder: TextEncoder {
+                layers: 5,
+                hidden: 64,
+                mlp: 160,
+                heads: 4,
+                kv_heads: 2,
+                head_dim: 16,
+                vocab: 512,
+                rope_theta: 1e6,
+                rope_parameters: true,
+                tied: true,
+                storage,
+            },
+            vae: Vae {
+                latent_channels: 32,
+                block_out_channels: [16, 32, 32, 32],
+                decoder_block_out_channels: None,
+                layers_per_block: 1,
+                norm_num_groups: 8,
+                sample_size: 64,
+                storage,
+            },
+            base: false,
+            max_sequence_length: Some(64),
+            text_encoder_out_layers: None,
+            default_image_size: None,
+            seed: 1,
+        }
+    }
+
+    /// Weights in f32 and in several files with an index; an odd head count, an untied head, and a decoder of its own sizes.
+    pub fn sharded() -> Self {
+        let storage = Storage { dtype: Float::F32, shards: 3 };
+        Self {
+            transformer: Transformer {
+                double_blocks: 1,
+                single_blocks: 2,
+                heads: 3,
+                head_dim: 64,
+                axes_dims_rope: [16; 4],
+                rope_theta: 2000,
+                mlp_ratio: 1.5,
+                storage,
+            },
+            text_encoder: TextEncoder {
+                layers: 8,
+                hidden: 48,
+                mlp: 96,
+                heads: 4,
+                kv_heads: 4,
+                head_dim: 16,
+                vocab: 300,
+                rope_theta: 1e6,
+                rope_parameters: false,
+                tied: false,
+                storage,
+            },
+            vae: Vae {
+                latent_channels: 32,
+                block_out_channels: [8, 16, 16, 24],
+                decoder_block_out_channels: Some([12, 16, 16, 20]),
+                layers_per_block: 1,
+                norm_num_groups: 4,
+                sample_size: 64,
+                storage: Storage { shards: 1, ..storage },
+            },
+            base: false,
+            max_sequence_length: Some(64),
+            text_encoder_out_layers: None,
+            default_image_size: None,
+            seed: 2,
+        }
+    }
+
+    /// An undistilled model in f16 with the real head size of 128, one key and value head, and every optional key of model_index.json.
+    pub fn base() -> Self {
+        let storage = Storage { dtype: Float::F16, shards: 1 };
+        Self {
+            transformer: Transformer {
+                double_blocks: 1,
+                single_blocks: 1,
+                heads: 2,
+                head_dim: 128,
+                axes_dims_rope: [32; 4],
+                rope_theta: 2000,
+                mlp_ratio: 2.0,
+                storage,
+            },
+            text_encoder: TextEncoder {
+                layers: 6,
+                hidden: 40,
+                mlp: 72,
+                heads: 3,
+                kv_heads: 1,
+                head_dim: 24,
+                vocab: 283,
+                rope_theta: 50_000.0,
+                rope_parameters: false,
+                tied: true,
+                storage,
+            },
+            vae: Vae {
+                latent_channels: 32,
+                block_out_channels: [8, 16, 16, 16],
+                decoder_block_out_channels: None,
+                layers_per_block: 2,
+                norm_num_groups: 8,
+                sample_size: 64,
+                storage,
+            },
+            base: true,
+            max_sequence_length: Some(96),
+            text_encoder_out_layers: Some([1, 3, 5]),
+            default_image_size: Some([96, 64]),
+            seed: 3,
+        }
+    }
+
+    /// Uneven rope axes, 8 latent channels, and a dtype for each component.
+    pub fn uneven() -> Self {
+        let storage = Storage { dtype: Float::Bf16, shards: 1 };
+        Self {
+            transformer: Transformer {
+                double_blocks: 1,
+                single_blocks: 3,
+                heads: 5,
+                head_dim: 32,
+                axes_dims_rope: [4, 12, 12, 4],
+                rope_theta: 1000,
+                mlp_ratio: 2.5,
+                storage,
+            },
+            text_encoder: TextEncoder {
+                layers: 9,
+                hidden: 32,
+                mlp: 80,
+                heads: 6,
+                kv_heads: 2,
+                head_dim: 16,
+                vocab: 320,
+                rope_theta: 10_000.0,
+                rope_parameters: true,
+                tied: false,
+                storage: Storage { dtype: Float::F16, shards: 2 },
+            },
+            vae: Vae {
+                latent_channels: 8,
+                block_out_channels: [16, 24, 32, 32],
+                decoder_block_out_channels: None,
+                layers_per_block: 1,
+                norm_num_groups: 8,
+                sample_size: 64,
+                storage: Storage { dtype: Float::F32, shards: 1 },
+            },
+            base: false,
+            max_sequence_length: Some(64),
+            text_encoder_out_layers: None,
+            default_image_size: None,
+            seed: 4,
+        }
+    }
+
+    /// Writes the folder, which is created when it is missing; what stands there already under the same names is replaced.
+    pub fn write(&self, dir: &Path) -> Result<()> {
+        write_json(&dir.join("model_index.json"), &self.model_index())?;
+        write_json(&dir.join("scheduler/scheduler_config.json"), &scheduler_config())?;
+        write_json(&dir.join("tokenizer/tokenizer.json"), &tokenizer(self.text_encoder.rope_parameters))?;
+        write_json(&dir.join("tokenizer/tokenizer_config.json"), &tokenizer_config())?;
+
+        let text_encoder = &self.text_encoder;
+        write_json(&dir.join("text_encoder/config.json"), &text_encoder.config())?;
+        self.write_weights(dir, "text_encoder", "model", text_encoder.storage, &text_encoder.tensors())?;
+
+        let (channels, text) = (4 * self.vae.latent_channels, 3 * text_encoder.hidden);
+        let transformer = &self.transformer;
+        write_json(&dir.join("transformer/config.json"), &transformer.config(channels, text))?;
+        let tensors = transformer.tensors(channels, text);
+        self.write_weights(dir, "transformer", "diffusion_pytorch_model", transformer.storage, &tensors)?;
+
+        write_json(&dir.join("vae/config.json"), &self.vae.config())?;
+        self.write_weights(dir, "vae", "diffusion_pytorch_model", self.vae.storage, &self.vae.tensors())
+    }
+
+    fn model_index(&self) -> Value {
+        let mut index = json!({
+            "_class_name": "Flux2KleinPipeline",
+            "_diffusers_version": "0.37.0",
+            "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
+            "text_encoder": ["transformers", "Qwen3ForCausalLM"],
+            "tokenizer": ["transformers", "Qwen2TokenizerFast"],
+            "transformer": ["diffusers", "Flux2Transformer2DModel"],
+            "vae": ["diffusers", "AutoencoderKLFlux2"],
+        });
+        if !self.base {
+            index["is_distilled"] = json!(true);
+        }
+        if let Some(tokens) = self.max_sequence_length {
+            index["max_sequence_length"] = json!(tokens);
+        }
+        if let Some(layers) = self.text_encoder_out_layers {
+            index["text_encoder_out_layers"] = json!(layers);
+        }
+        if let Some(size) = self.default_image_size {
+            index["default_image_size"] = json!(size);
+        }
+        index
+    }
+
+    /// Writes one file, or shards of equally many tensors and the index that says which tensor lies in which.
+    fn write_weights(&self, dir: &Path, component: &str, stem: &str, storage: Storage, tensors: &[Tensor]) -> Result<()> {
+        let dir = dir.join(component);
+        let mut weight_map = Map::new();
+        let mut total_size = 0;
+        let per_shard = tensors.len().div_ceil(storage.shards);
+        for (shard, tensors) in tensors.chunks(per_shard).enumerate() {
+            let file = match storage.shards {
+                1 => format!("{stem}.safetensors"),
+                shards => format!("{stem}-{:05}-of-{shards:05}.safetensors", shard + 1),
+            };
+            let mut data = Vec::new();
+            for tensor in tensors {
+                let seed = self.seed ^ fnv1a(&format!("{component}/{}", tensor.name));
+                let (dtype, bytes) = tensor.draw(storage.dtype, seed);
+                total_size += bytes.len();
+                weight_map.insert(tensor.name.clone(), json!(file));
+                data.push((&tensor.name, dtype, &tensor.shape, bytes));
+            }
+            let views = data.iter().map(|(name, dtype, shape, bytes)| {
+                let view = TensorView::new(*dtype, shape.to_vec(), bytes).expect("draw fills the shape");
+                (name.as_str(), view)
+            });
+            let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+            safetensors::serialize_to_file(views, Some(metadata), &dir.join(file)).map_err(Error::other)?;
+        }
+        if storage.shards > 1 {
+            let index = json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
+            write_json(&dir.join(format!("{stem}.safetensors.index.json")), &index)?;
+        }
+        Ok(())
+    }
+}
+
+impl Float {
+    /// As `torch_dtype` spells it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bfloat16",
+            Self::F16 => "float16",
+            Self::F32 => "float32",
+        }
+    }
+}
+
+impl Transformer {
+    fn config(&self, channels: usize, text: usize) -> Value {
+        json!({
+            "_class_name": "Flux2Transformer2DModel",
+            "_diffusers_version": "0.37.0",
+            "patch_size": 1,
+            "in_channels": channels,
+            "out_channels": null,
+            "num_layers": self.double_blocks,
+            "num_single_layers": self.single_blocks,
+            "attention_head_dim": self.head_dim,
+            "num_attention_heads": self.heads,
+            "joint_attention_dim": text,
+            "timestep_guidance_channels": TIMESTEP_CHANNELS,
+            "mlp_ratio": self.mlp_ratio,
+            "axes_dims_rope": self.axes_dims_rope,
+            "rope_theta": self.rope_theta,
+            "eps": 1e-6,
+            "guidance_embeds": false,
+        })
+    }
+
+    fn tensors(&self, channels: usize, text: usize) -> Vec<Tensor> {
+        let dim = self.heads * self.head_dim;
+        let mlp = (dim as f64 * self.mlp_ratio) as usize;
+        let mut list = TensorList::default();
+
+        list.linear("x_embedder", dim, channels);
+        list.linear("context_embedder", dim, text);
+        list.sinusoid("time_guidance_embed.timestep_embedder.linear_1", dim);
+        list.weight("time_guidance_embed.timestep_embedder.linear_2", &[dim, dim], TIMESTEP_GAIN);
+        list.linear("double_stream_modulation_img.linear", 6 * dim, dim);
+        list.linear("double_stream_modulation_txt.linear", 6 * dim, dim);
+        list.linear("single_stream_modulation.linear", 3 * dim, dim);
+        for block in 0..self.double_blocks {
+            let block = format!("transformer_blocks.{block}");
+            for name in ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"] {
+                list.linear(&format!("{block}.attn.{name}"), dim, dim);
+            }
+            for name in ["norm_q", "norm_k", "norm_added_q", "norm_added_k"] {
+                list.qk_norm(&format!("{block}.attn.{name}"), self.head_dim);
+            }
+            for name in ["ff", "ff_context"] {
+                list.linear(&format!("{block}.{name}.linear_in"), 2 * mlp, dim);
+                list.linear(&format!("{block}.{name}.linear_out"), dim, mlp);
+            }
+        }
+        for block in 0..self.single_blocks {
+            let attn = format!("single_transformer_blocks.{block}.attn");
+            list.linear(&format!("{attn}.to_qkv_mlp_proj"), 3 * dim + 2 * mlp, dim);
+            list.linear(&format!("{attn}.to_out"), dim, dim + mlp);
+            list.qk_norm(&format!("{attn}.norm_q"), self.head_dim);
+            list.qk_norm(&format!("{attn}.norm_k"), self.head_dim);
+        }
+        list.linear("norm_out.linear", 2 * dim, dim);
+        list.linear("proj_out", channels, dim);
+        list.0
+    }
+}
+
+impl TextEncoder {
+    fn config(&self) -> Value {
+        let mut config = json!({
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.mlp,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "rms_norm_eps": 1e-6,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 512,
+            "tie_word_embeddings": self.tied,
+            "attention_bias": false,
+            "attention_dropout": 0.0,
+            "hidden_act": "silu",
+            "initializer_range": 0.02,
+            "use_cache": true,
+            "use_sliding_window": false,
+            "sliding_window": null,
+            "max_window_layers": self.layers,
+        });
+        if self.rope_parameters {
+            config["rope_parameters"] = json!({ "rope_type": "default", "rope_theta": self.rope_theta });
+            config["layer_types"] = json!(vec!["full_attention"; self.layers]);
+            config["dtype"] = json!(self.storage.dtype.name());
+        } else {
+            config["rope_theta"] = json!(self.rope_theta as u64);
+            config["rope_scaling"] = Value::Null;
+            config["torch_dtype"] = json!(self.storage.dtype.name());
+        }
+        config
+    }
+
+    fn tensors(&self) -> Vec<Tensor> {
+        let (query, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let mut list = TensorList::default();
+
+        list.add("model.embed_tokens.weight", &[self.vocab, self.hidden], Values::about(0.0, 1.0));
+        for layer in 0..self.layers {
+            let layer = format!("model.layers.{layer}");
+            list.norm(&format!("{layer}.input_layernorm"), self.hidden);
+            list.linear(&format!("{layer}.self_attn.q_proj"), query, self.hidden);
+            list.linear(&format!("{layer}.self_attn.k_proj"), kv, self.hidden);
+            list.linear(&format!("{layer}.self_attn.v_proj"), kv, self.hidden);
+            list.linear(&format!("{layer}.self_attn.o_proj"), self.hidden, query);
+            list.qk_norm(&format!("{layer}.self_attn.q_norm"), self.head_dim);
+            list.qk_norm(&format!("{layer}.self_attn.k_norm"), self.head_dim);
+            list.norm(&format!("{layer}.post_attention_layernorm"), self.hidden);
+            list.linear(&format!("{layer}.mlp.gate_proj"), self.mlp, self.hidden);
+            list.linear(&format!("{layer}.mlp.up_proj"), self.mlp, self.hidden);
+            list.linear(&format!("{layer}.mlp.down_proj"), self.hidden, self.mlp);
+        }
+        list.norm("model.norm", self.hidden);
+        if !self.tied {
+            list.linear("lm_head", self.vocab, self.hidden);
+        }
+        list.0
+    }
+}
+
+impl Vae {
+    fn config(&self) -> Value {
+        let mut config = json!({
+            "_class_name": "AutoencoderKLFlux2",
+            "_diffusers_version": "0.37.0",
+            "in_channels": 3,
+            "out_channels": 3,
+            "latent_channels": self.latent_channels,
+            "block_out_channels": self.block_out_channels,
+            "layers_per_block": self.layers_per_block,
+            "norm_num_groups": self.norm_num_groups,
+            "act_fn": "silu",
+            "sample_size": self.sample_size,
+            "force_upcast": true,
+            "use_quant_conv": true,
+            "use_post_quant_conv": true,
+            "mid_block_add_attention": true,
+            "batch_norm_eps": 1e-4,
+            "batch_norm_momentum": 0.1,
+            "patch_size": [2, 2],
+            "down_block_types": vec!["DownEncoderBlock2D"; DOWN_AND_UP_BLOCKS],
+            "up_block_types": vec!["UpDecoderBlock2D"; DOWN_AND_UP_BLOCKS],
+        });
+        if let Some(channels) = self.decoder_block_out_channels {
+            config["decoder_block_out_channels"] = json!(channels);
+        }
+        config
+    }
+
+    fn tensors(&self) -> Vec<Tensor> {
+        let latent = self.latent_channels;
+        let mut list = TensorList::default();
+
+        let down = self.block_out_channels;
+        let mut channels = down[0];
+        list.conv("encoder.conv_in", channels, 3, 3);
+        for (block, out) in down.into_iter().enumerate() {
+            let block_name = format!("encoder.down_blocks.{block}");
+            for resnet in 0..self.layers_per_block {
+                list.resnet(&format!("{block_name}.resnets.{resnet}"), channels, out);
+                channels = out;
+            }
+            if block + 1 < DOWN_AND_UP_BLOCKS {
+                list.conv(&format!("{block_name}.downsamplers.0.conv"), out, out, 3);
+            }
+        }
+        list.mid_block("encoder.mid_block", channels);
+        list.group_norm("encoder.conv_norm_out", channels);
+        list.conv("encoder.conv_out", 2 * latent, channels, 3);
+        list.conv("quant_conv", 2 * latent, 2 * latent, 1);
+
+        let up = self.decoder_block_out_channels.unwrap_or(down);
+        let mut channels = up[DOWN_AND_UP_BLOCKS - 1];
+        list.conv("post_quant_conv", latent, latent, 1);
+        list.conv("decoder.conv_in", channels, latent, 3);
+        list.mid_block("decoder.mid_block", channels);
+        for (block, out) in up.into_iter().rev().enumerate() {
+            let block_name = format!("decoder.up_blocks.{block}");
+            for resnet in 0..=self.layers_per_block {
+                list.resnet(&format!("{block_name}.resnets.{resnet}"), channels, out);
+                channels = out;
+            }
+            if block + 1 < DOWN_AND_UP_BLOCKS {
+                list.conv(&format!("{block_name}.upsamplers.0.conv"), out, out, 3);
+            }
+        }
+        list.group_norm("decoder.conv_norm_out", channels);
+        list.weight("decoder.conv_out", &[3, channels, 3, 3], PICTURE_GAIN);
+        list.bias("decoder.conv_out", 3);
+
+        list.add("bn.running_mean", &[4 * latent], Values::about(0.0, 0.5));
+        list.add("bn.running_var", &[4 * latent], Values::Uniform { middle: 1.25, reach: 0.75 });
+        list.add("bn.num_batches_tracked", &[], Values::Count(1000));
+        list.0
+    }
+}
+
+/// A tensor that is still to be drawn.
+struct Tensor {
+    name: String,
+    shape: Vec<usize>,
+    values: Values,
+}
+
+#[derive(Clone, Copy)]
+enum Values {
+    /// Evenly spread over `middle - reach .. middle + reach`.
+    Uniform { middle: f64, reach: f64 },
+    /// Rows that read the sinusoid of the timestep: little of its fast half. As in a trained network, a timestep that is rounded
+    /// to bf16 is nearly the same timestep.
+    Sinusoid { reach: f64 },
+    /// A single i64.
+    Count(i64),
+}
+
+impl Values {
+    /// A uniform distribution of this mean and standard deviation.
+    fn about(mean: f64, deviation: f64) -> Self {
+        Self::Uniform { middle: mean, reach: deviation * 3f64.sqrt() }
+    }
+}
+
+impl Tensor {
+    fn draw(&self, dtype: Float, seed: u64) -> (Dtype, Vec<u8>) {
+        if let Values::Count(count) = self.values {
+            return (Dtype::I64, count.to_le_bytes().to_vec());
+        }
+        let mut random = SplitMix64(seed);
+        let values = (0..self.shape.iter().product()).map(|index: usize| {
+            let u = random.symmetric();
+            let value = match self.values {
+                Values::Uniform { middle, reach } => middle + reach * u,
+                Values::Sinusoid { reach } if index % (TIMESTEP_CHANNELS / 2) < TIMESTEP_CHANNELS / 4 => reach / 32.0 * u,
+                Values::Sinusoid { reach } => reach * u,
+                Values::Count(_) => unreachable!("returned above"),
+            };
+            value as f32
+        });
+        match dtype {
+            Float::Bf16 => (Dtype::BF16, values.flat_map(|v| bf16::from_f32(v).to_le_bytes()).collect()),
+            Float::F16 => (Dtype::F16, values.flat_map(|v| f16::from_f32(v).to_le_bytes()).collect()),
+            Float::F32 => (Dtype::F32, values.flat_map(f32::to_le_bytes).collect()),
+        }
+    }
+}
+
+/// The tensors of a component, under their checkpoint names.
+#[derive(Default)]
+struct TensorList(Vec<Tensor>);
+
+impl TensorList {
+    fn add(&mut self, name: &str, shape: &[usize], values: Values) {
+        self.0.push(Tensor { name: name.to_string(), shape: shape.to_vec(), values });
+    }
+
+    fn weight(&mut self, module: &str, shape: &[usize], gain: f64) {
+        let fan_in: usize = shape[1..].iter().product();
+        self.add(&format!("{module}.weight"), shape, Values::about(0.0, gain / (fan_in as f64).sqrt()));
+    }
+
+    fn bias(&mut self, module: &str, channels: usize) {
+        self.add(&format!("{module}.bias"), &[channels], Values::about(0.0, 0.1));
+    }
+
+    fn linear(&mut self, module: &str, out: usize, input: usize) {
+        self.weight(module, &[out, input], 1.0);
+    }
+
+    fn sinusoid(&mut self, module: &str, out: usize) {
+        // The slow half holds nearly all of the variance, so it is half of the fan-in.
+        let reach = TIMESTEP_GAIN * (3.0 / (TIMESTEP_CHANNELS / 2) as f64).sqrt();
+        self.add(&format!("{module}.weight"), &[out, TIMESTEP_CHANNELS], Values::Sinusoid { reach });
+    }
+
+    fn norm(&mut self, module: &str, channels: usize) {
+        self.add(&format!("{module}.weight"), &[channels], Values::about(1.0, 0.1));
+    }
+
+    /// See [`QK_NORM`].
+    fn qk_norm(&mut self, module: &str, head_dim: usize) {
+        self.add(&format!("{module}.weight"), &[head_dim], Values::about(QK_NORM, 0.2));
+    }
+
+    fn group_norm(&mut self, module: &str, channels: usize) {
+        self.norm(module, channels);
+        self.bias(module, channels);
+    }
+
+    fn conv(&mut self, module: &str, out: usize, input: usize, side: usize) {
+        self.weight(module, &[out, input, side, side], 1.0);
+        self.bias(module, out);
+    }
+
+    fn resnet(&mut self, module: &str, input: usize, out: usize) {
+        self.group_norm(&format!("{module}.norm1"), input);
+        self.conv(&format!("{module}.conv1"), out, input, 3);
+        self.group_norm(&format!("{module}.norm2"), out);
+        self.conv(&format!("{module}.conv2"), out, out, 3);
+        if input != out {
+            self.conv(&format!("{module}.conv_shortcut"), out, input, 1);
+        }
+    }
+
+    fn mid_block(&mut self, module: &str, channels: usize) {
+        self.resnet(&format!("{module}.resnets.0"), channels, channels);
+        let attention = format!("{module}.attentions.0");
+        self.group_norm(&format!("{attention}.group_norm"), channels);
+        for (name, gain) in [("to_q", QK_NORM), ("to_k", QK_NORM), ("to_v", 1.0), ("to_out.0", 1.0)] {
+            self.weight(&format!("{attention}.{name}"), &[channels, channels], gain);
+            self.bias(&format!("{attention}.{name}"), channels);
+        }
+        self.resnet(&format!("{module}.resnets.1"), channels, channels);
+    }
+}
+
+/// Sebastiano Vigna's generator: a counter and a mixer, in integers only.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// An odd multiple of 2^-24 between -1 and 1: exact, and never 0.
+    fn symmetric(&mut self) -> f64 {
+        let bits = (self.next() >> 40) as i64;
+        (2 * bits + 1 - (1 << 24)) as f64 / f64::from(1 << 24)
+    }
+}
+
+/// A 64-bit hash of a name.
+fn fnv1a(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn scheduler_config() -> Value {
+    json!({
+        "_class_name": "FlowMatchEulerDiscreteScheduler",
+        "_diffusers_version": "0.37.0",
+        "num_train_timesteps": 1000,
+        "shift": 3.0,
+        "use_dynamic_shifting": true,
+        "time_shift_type": "exponential",
+        "base_shift": 0.5,
+        "max_shift": 1.15,
+        "base_image_seq_len": 256,
+        "max_image_seq_len": 4096,
+        "shift_terminal": null,
+        "invert_sigmas": false,
+        "stochastic_sampling": false,
+        "use_karras_sigmas": false,
+        "use_exponential_sigmas": false,
+        "use_beta_sigmas": false,
+    })
+}
+
+/// Byte-level BPE as in Qwen3, with few merges; they are written as pairs, or as `"a b"` as older files do.
+fn tokenizer(merges_as_pairs: bool) -> Value {
+    let mut vocab = Map::new();
+    for symbol in byte_alphabet() {
+        vocab.insert(symbol.to_string(), json!(vocab.len()));
+    }
+    for (left, right) in MERGES {
+        vocab.insert(format!("{left}{right}"), json!(vocab.len()));
+    }
+    let merges: Vec<Value> =
+        MERGES.iter().map(|(left, right)| if merges_as_pairs { json!([left, right]) } else { json!(format!("{left} {right}")) }).collect();
+    let added: Vec<Value> = added_tokens()
+        .map(|(id, mut token)| {
+            token["id"] = json!(id);
+            token
+        })
+        .collect();
+    let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": { "type": "NFC" },
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                { "type": "Split", "pattern": { "Regex": SPLIT_REGEX }, "behavior": "Isolated", "invert": false },
+                byte_level,
+            ],
+        },
+        "post_processor": byte_level,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": null,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": false,
+            "byte_fallback": false,
+            "ignore_merges": false,
+            "vocab": vocab,
+            "merges": merges,
+        },
+    })
+}
+
+fn tokenizer_config() -> Value {
+    let added: Map<String, Value> = added_tokens().map(|(id, token)| (id.to_string(), token)).collect();
+    json!({
+        "add_bos_token": false,
+        "add_prefix_space": false,
+        "added_tokens_decoder": added,
+        "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
+        "bos_token": null,
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": false,
+        "eos_token": "<|im_end|>",
+        "errors": "replace",
+        "model_max_length": 512,
+        "pad_token": "<|endoftext|>",
+        "split_special_tokens": false,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "unk_token": null,
+    })
+}
+
+/// Ids follow the bytes and the merges, as in the real vocabulary.
+fn added_tokens() -> impl Iterator<Item = (usize, Value)> {
+    ADDED_TOKENS.into_iter().enumerate().map(|(index, (content, special))| {
+        let token = json!({
+            "content": content,
+            "single_word": false,
+            "lstrip": false,
+            "rstrip": false,
+            "normalized": false,
+            "special": special,
+        });
+        (256 + MERGES.len() + index, token)
+    })
+}
+
+/// GPT-2's alphabet in the order of its ids: the printable bytes stand for themselves, the other 68 are U+0100 and up.
+fn byte_alphabet() -> impl Iterator<Item = char> {
+    let printable = (b'!'..=b'~').chain(0xa1..=0xac).chain(0xae..=0xff).map(char::from);
+    printable.chain((0..68).map(|i| char::from_u32(0x100 + i).expect("U+0100 to U+0143 are letters")))
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<()> {
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    let mut text = serde_json::to_string_pretty(value)?;
+    text.push('\n');
+    fs::write(path, text)
+}
