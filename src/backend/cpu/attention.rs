@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::{Rows, gemm};
+use super::{Rows, gemm, math};
 use crate::ops::{Joint, Mask};
 
 /// Queries of one task.
@@ -116,11 +116,10 @@ impl Scratch {
                 if scores.is_empty() {
                     continue;
                 }
-                let max = scores.iter().fold(self.max[i], |a, &b| a.max(b));
+                let max = math::max(scores).max(self.max[i]);
                 let rescale = (self.max[i] - max).exp();
                 self.max[i] = max;
-                scores.iter_mut().for_each(|s| *s = (*s - max).exp());
-                self.sum[i] = self.sum[i] * rescale + scores.iter().sum::<f32>();
+                self.sum[i] = self.sum[i] * rescale + math::exp_sub(scores, max);
                 if rescale != 1.0 {
                     self.out[i * d..][..d].iter_mut().for_each(|o| *o *= rescale);
                 }

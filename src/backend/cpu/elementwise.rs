@@ -18,10 +18,6 @@ pub(super) fn affine(x: &[f32], scale: &[f32], shift: &[f32], out: &mut [f32]) {
     out.iter_mut().zip(x).zip(scale).zip(shift).for_each(|(((out, x), scale), shift)| *out = x * scale + shift);
 }
 
-pub(super) fn silu(x: &mut [f32]) {
-    x.iter_mut().for_each(|x| *x /= 1.0 + (-*x).exp());
-}
-
 /// Rotates every head of a row; `cos` and `sin` are half as long as a head.
 pub(super) fn rope(x: &mut [f32], cos: &[f32], sin: &[f32], pairs: Pairs) {
     let half = cos.len();

@@ -5,12 +5,11 @@
 
 #![allow(unsafe_code)]
 
-use std::borrow::Cow;
 use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::{Buffer, Cpu, Precision, Rows};
+use super::{Buffer, Cpu, Precision, Rows, math};
 use crate::tensor::Tensor;
 use crate::weights::{Dtype, WeightView};
 
@@ -131,10 +130,12 @@ fn widened(view: &WeightView, f: impl FnOnce(&[f32])) {
         return f(values);
     }
     PANEL.with_borrow_mut(|panel| {
-        panel.clear();
+        panel.resize(view.elements(), 0.0);
         match view.dtype() {
-            Dtype::Bf16 => panel.extend(view.bytes().chunks_exact(2).map(|b| f32::from_bits((u16::from_le_bytes([b[0], b[1]]) as u32) << 16))),
-            Dtype::F16 | Dtype::F32 => panel.extend(Cow::from(view.to_f32()).iter()),
+            Dtype::Bf16 => math::widen_bf16(view.bytes(), panel),
+            Dtype::F16 => math::widen_f16(view.bytes(), panel),
+            // A file of float32 whose header leaves its tensors unaligned.
+            Dtype::F32 => panel.copy_from_slice(&view.to_f32()),
         }
         f(panel);
     });

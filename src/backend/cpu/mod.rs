@@ -7,6 +7,7 @@ mod attention;
 mod conv;
 mod elementwise;
 mod gemm;
+mod math;
 mod norm;
 
 use std::sync::OnceLock;
@@ -259,7 +260,7 @@ impl Backend for Cpu {
     }
 
     fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
-        Ok(self.map_rows(x, |_, row| elementwise::silu(row)))
+        Ok(self.map_rows(x, |_, row| math::silu(row)))
     }
 
     fn add(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {

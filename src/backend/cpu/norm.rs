@@ -2,20 +2,20 @@
 
 use rayon::prelude::*;
 
-use super::Rows;
+use super::{Rows, math};
 
 pub(super) fn layer_norm(x: &[f32], eps: f32, out: &mut [f32]) {
     let n = x.len() as f64;
-    let mean = x.iter().map(|&v| v as f64).sum::<f64>() / n;
-    let variance = x.iter().map(|&v| (v as f64 - mean).powi(2)).sum::<f64>() / n;
-    let (mean, rstd) = (mean as f32, (1.0 / (variance + eps as f64).sqrt()) as f32);
+    let mean = (math::sum(x) / n) as f32;
+    let variance = math::sum_squares(x, mean) / n;
+    let rstd = (1.0 / (variance + eps as f64).sqrt()) as f32;
     out.iter_mut().zip(x).for_each(|(out, x)| *out = (x - mean) * rstd);
 }
 
 /// Over each run of `weight.len()` values.
 pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     for (x, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
-        let mean_square = x.iter().map(|&v| (v as f64).powi(2)).sum::<f64>() / x.len() as f64;
+        let mean_square = math::sum_squares(x, 0.0) / x.len() as f64;
         let rstd = (1.0 / (mean_square + eps as f64).sqrt()) as f32;
         out.iter_mut().zip(x).zip(weight).for_each(|((out, x), weight)| *out = x * rstd * weight);
     }
