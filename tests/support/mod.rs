@@ -38,7 +38,11 @@ pub struct Golden {
 
 impl Golden {
     pub fn open(name: &str) -> Self {
-        Self { name: name.to_string(), bytes: std::fs::read(golden(name)).unwrap() }
+        Self::open_path(&golden(name))
+    }
+
+    pub fn open_path(path: &Path) -> Self {
+        Self { name: path.display().to_string(), bytes: std::fs::read(path).unwrap() }
     }
 
     /// Shape and values of a float32 tensor.
