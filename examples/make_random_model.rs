@@ -1,6 +1,6 @@
 //! Writes one of the random test models to a folder: `cargo run --example make_random_model -- PRESET DIR`.
 
-#[path = "../tests/support/random_model.rs"]
+#[path = "../tests/support/random_model/mod.rs"]
 mod random_model;
 
 use std::path::Path;

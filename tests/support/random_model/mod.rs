@@ -12,14 +12,20 @@
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
 
+mod draw;
+mod presets;
+mod tokenizer;
+
 use std::collections::HashMap;
 use std::fs;
 use std::io::{Error, Result};
 use std::path::Path;
 
-use half::{bf16, f16};
-use safetensors::tensor::{Dtype, TensorView};
+use safetensors::tensor::TensorView;
 use serde_json::{Map, Value, json};
+
+use draw::{Tensor, TensorList, Values, fnv1a};
+use tokenizer::{tokenizer, tokenizer_config};
 
 /// The sizes of a model; the fields that are `Option` stand for keys which a real model folder lacks.
 #[derive(Clone, Debug)]
@@ -105,7 +111,7 @@ pub struct Vae {
 pub const PRESETS: [&str; 4] = ["tiny", "sharded", "base", "uneven"];
 
 /// Number of token ids that the tokenizer can give.
-pub const TOKENS: usize = 256 + MERGES.len() + ADDED_TOKENS.len();
+pub const TOKENS: usize = tokenizer::TOKENS;
 
 const DOWN_AND_UP_BLOCKS: usize = 4;
 const TIMESTEP_CHANNELS: usize = 256;
@@ -120,222 +126,7 @@ const TIMESTEP_GAIN: f64 = 1.5;
 /// Gain of the last convolution: few pixels are clipped.
 const PICTURE_GAIN: f64 = 0.6;
 
-/// Byte pairs that become one token, strongest first, spelled in the alphabet of byte-level BPE: Ġ is a space, Ċ a newline, Ã© is é.
-const MERGES: [(&str, &str); 16] = [
-    ("Ċ", "Ċ"),
-    ("Ġ", "a"),
-    ("t", "h"),
-    ("th", "e"),
-    ("Ġ", "the"),
-    ("o", "n"),
-    ("i", "n"),
-    ("Ġ", "c"),
-    ("a", "t"),
-    ("Ġc", "at"),
-    ("e", "r"),
-    ("u", "s"),
-    ("us", "er"),
-    ("Ã", "©"),
-    ("Ġ", "Ġ"),
-    ("Ġa", "t"),
-];
-
-/// Text of an added token, and whether it is special; in the order of their ids.
-const ADDED_TOKENS: [(&str, bool); 5] =
-    [("<|endoftext|>", true), ("<|im_start|>", true), ("<|im_end|>", true), ("<think>", false), ("</think>", false)];
-
-const SPLIT_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
-const CHAT_TEMPLATE: &str = r"{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}";
-
 impl RandomModel {
-    /// One of [`PRESETS`].
-    pub fn preset(name: &str) -> Option<Self> {
-        match name {
-            "tiny" => Some(Self::tiny()),
-            "sharded" => Some(Self::sharded()),
-            "base" => Some(Self::base()),
-            "uneven" => Some(Self::uneven()),
-            _ => None,
-        }
-    }
-
-    /// The plain case: distilled, bf16, every component in one file, small heads, MLP ratio 3 and 32 latent channels as in the real model.
-    pub fn tiny() -> Self {
-        let storage = Storage { dtype: Float::Bf16, shards: 1 };
-        Self {
-            transformer: Transformer {
-                double_blocks: 2,
-                single_blocks: 4,
-                heads: 4,
-                head_dim: 32,
-                axes_dims_rope: [8; 4],
-                rope_theta: 2000,
-                mlp_ratio: 3.0,
-                storage,
-            },
-            text_encoder: TextEncoder {
-                layers: 5,
-                hidden: 64,
-                mlp: 160,
-                heads: 4,
-                kv_heads: 2,
-                head_dim: 16,
-                vocab: 512,
-                rope_theta: 1e6,
-                rope_parameters: true,
-                tied: true,
-                storage,
-            },
-            vae: Vae {
-                latent_channels: 32,
-                block_out_channels: [16, 32, 32, 32],
-                decoder_block_out_channels: None,
-                layers_per_block: 1,
-                norm_num_groups: 8,
-                sample_size: 64,
-                storage,
-            },
-            base: false,
-            max_sequence_length: Some(64),
-            text_encoder_out_layers: None,
-            default_image_size: None,
-            seed: 1,
-        }
-    }
-
-    /// Weights in f32 and in several files with an index; an odd head count, an untied head, and a decoder of its own sizes.
-    pub fn sharded() -> Self {
-        let storage = Storage { dtype: Float::F32, shards: 3 };
-        Self {
-            transformer: Transformer {
-                double_blocks: 1,
-                single_blocks: 2,
-                heads: 3,
-                head_dim: 64,
-                axes_dims_rope: [16; 4],
-                rope_theta: 2000,
-                mlp_ratio: 1.5,
-                storage,
-            },
-            text_encoder: TextEncoder {
-                layers: 8,
-                hidden: 48,
-                mlp: 96,
-                heads: 4,
-                kv_heads: 4,
-                head_dim: 16,
-                vocab: 300,
-                rope_theta: 1e6,
-                rope_parameters: false,
-                tied: false,
-                storage,
-            },
-            vae: Vae {
-                latent_channels: 32,
-                block_out_channels: [8, 16, 16, 24],
-                decoder_block_out_channels: Some([12, 16, 16, 20]),
-                layers_per_block: 1,
-                norm_num_groups: 4,
-                sample_size: 64,
-                storage: Storage { shards: 1, ..storage },
-            },
-            base: false,
-            max_sequence_length: Some(64),
-            text_encoder_out_layers: None,
-            default_image_size: None,
-            seed: 2,
-        }
-    }
-
-    /// An undistilled model in f16 with the real head size of 128, one key and value head, and every optional key of model_index.json.
-    pub fn base() -> Self {
-        let storage = Storage { dtype: Float::F16, shards: 1 };
-        Self {
-            transformer: Transformer {
-                double_blocks: 1,
-                single_blocks: 1,
-                heads: 2,
-                head_dim: 128,
-                axes_dims_rope: [32; 4],
-                rope_theta: 2000,
-                mlp_ratio: 2.0,
-                storage,
-            },
-            text_encoder: TextEncoder {
-                layers: 6,
-                hidden: 40,
-                mlp: 72,
-                heads: 3,
-                kv_heads: 1,
-                head_dim: 24,
-                vocab: 283,
-                rope_theta: 50_000.0,
-                rope_parameters: false,
-                tied: true,
-                storage,
-            },
-            vae: Vae {
-                latent_channels: 32,
-                block_out_channels: [8, 16, 16, 16],
-                decoder_block_out_channels: None,
-                layers_per_block: 2,
-                norm_num_groups: 8,
-                sample_size: 64,
-                storage,
-            },
-            base: true,
-            max_sequence_length: Some(96),
-            text_encoder_out_layers: Some([1, 3, 5]),
-            default_image_size: Some([96, 64]),
-            seed: 3,
-        }
-    }
-
-    /// Uneven rope axes, 8 latent channels, and a dtype for each component.
-    pub fn uneven() -> Self {
-        let storage = Storage { dtype: Float::Bf16, shards: 1 };
-        Self {
-            transformer: Transformer {
-                double_blocks: 1,
-                single_blocks: 3,
-                heads: 5,
-                head_dim: 32,
-                axes_dims_rope: [4, 12, 12, 4],
-                rope_theta: 1000,
-                mlp_ratio: 2.5,
-                storage,
-            },
-            text_encoder: TextEncoder {
-                layers: 9,
-                hidden: 32,
-                mlp: 80,
-                heads: 6,
-                kv_heads: 2,
-                head_dim: 16,
-                vocab: 320,
-                rope_theta: 10_000.0,
-                rope_parameters: true,
-                tied: false,
-                storage: Storage { dtype: Float::F16, shards: 2 },
-            },
-            vae: Vae {
-                latent_channels: 8,
-                block_out_channels: [16, 24, 32, 32],
-                decoder_block_out_channels: None,
-                layers_per_block: 1,
-                norm_num_groups: 8,
-                sample_size: 64,
-                storage: Storage { dtype: Float::F32, shards: 1 },
-            },
-            base: false,
-            max_sequence_length: Some(64),
-            text_encoder_out_layers: None,
-            default_image_size: None,
-            seed: 4,
-        }
-    }
-
     /// Writes the folder, which is created when it is missing; what stands there already under the same names is replaced.
     pub fn write(&self, dir: &Path) -> Result<()> {
         write_json(&dir.join("model_index.json"), &self.model_index())?;
@@ -627,148 +418,6 @@ impl Vae {
     }
 }
 
-/// A tensor that is still to be drawn.
-struct Tensor {
-    name: String,
-    shape: Vec<usize>,
-    values: Values,
-}
-
-#[derive(Clone, Copy)]
-enum Values {
-    /// Evenly spread over `middle - reach .. middle + reach`.
-    Uniform { middle: f64, reach: f64 },
-    /// Rows that read the sinusoid of the timestep: little of its fast half. As in a trained network, a timestep that is rounded
-    /// to bf16 is nearly the same timestep.
-    Sinusoid { reach: f64 },
-    /// A single i64.
-    Count(i64),
-}
-
-impl Values {
-    /// A uniform distribution of this mean and standard deviation.
-    fn about(mean: f64, deviation: f64) -> Self {
-        Self::Uniform { middle: mean, reach: deviation * 3f64.sqrt() }
-    }
-}
-
-impl Tensor {
-    fn draw(&self, dtype: Float, seed: u64) -> (Dtype, Vec<u8>) {
-        if let Values::Count(count) = self.values {
-            return (Dtype::I64, count.to_le_bytes().to_vec());
-        }
-        let mut random = SplitMix64(seed);
-        let values = (0..self.shape.iter().product()).map(|index: usize| {
-            let u = random.symmetric();
-            let value = match self.values {
-                Values::Uniform { middle, reach } => middle + reach * u,
-                Values::Sinusoid { reach } if index % (TIMESTEP_CHANNELS / 2) < TIMESTEP_CHANNELS / 4 => reach / 32.0 * u,
-                Values::Sinusoid { reach } => reach * u,
-                Values::Count(_) => unreachable!("returned above"),
-            };
-            value as f32
-        });
-        match dtype {
-            Float::Bf16 => (Dtype::BF16, values.flat_map(|v| bf16::from_f32(v).to_le_bytes()).collect()),
-            Float::F16 => (Dtype::F16, values.flat_map(|v| f16::from_f32(v).to_le_bytes()).collect()),
-            Float::F32 => (Dtype::F32, values.flat_map(f32::to_le_bytes).collect()),
-        }
-    }
-}
-
-/// The tensors of a component, under their checkpoint names.
-#[derive(Default)]
-struct TensorList(Vec<Tensor>);
-
-impl TensorList {
-    fn add(&mut self, name: &str, shape: &[usize], values: Values) {
-        self.0.push(Tensor { name: name.to_string(), shape: shape.to_vec(), values });
-    }
-
-    fn weight(&mut self, module: &str, shape: &[usize], gain: f64) {
-        let fan_in: usize = shape[1..].iter().product();
-        self.add(&format!("{module}.weight"), shape, Values::about(0.0, gain / (fan_in as f64).sqrt()));
-    }
-
-    fn bias(&mut self, module: &str, channels: usize) {
-        self.add(&format!("{module}.bias"), &[channels], Values::about(0.0, 0.1));
-    }
-
-    fn linear(&mut self, module: &str, out: usize, input: usize) {
-        self.weight(module, &[out, input], 1.0);
-    }
-
-    fn sinusoid(&mut self, module: &str, out: usize) {
-        // The slow half holds nearly all of the variance, so it is half of the fan-in.
-        let reach = TIMESTEP_GAIN * (3.0 / (TIMESTEP_CHANNELS / 2) as f64).sqrt();
-        self.add(&format!("{module}.weight"), &[out, TIMESTEP_CHANNELS], Values::Sinusoid { reach });
-    }
-
-    fn norm(&mut self, module: &str, channels: usize) {
-        self.add(&format!("{module}.weight"), &[channels], Values::about(1.0, 0.1));
-    }
-
-    /// See [`QK_NORM`].
-    fn qk_norm(&mut self, module: &str, head_dim: usize) {
-        self.add(&format!("{module}.weight"), &[head_dim], Values::about(QK_NORM, 0.2));
-    }
-
-    fn group_norm(&mut self, module: &str, channels: usize) {
-        self.norm(module, channels);
-        self.bias(module, channels);
-    }
-
-    fn conv(&mut self, module: &str, out: usize, input: usize, side: usize) {
-        self.weight(module, &[out, input, side, side], 1.0);
-        self.bias(module, out);
-    }
-
-    fn resnet(&mut self, module: &str, input: usize, out: usize) {
-        self.group_norm(&format!("{module}.norm1"), input);
-        self.conv(&format!("{module}.conv1"), out, input, 3);
-        self.group_norm(&format!("{module}.norm2"), out);
-        self.conv(&format!("{module}.conv2"), out, out, 3);
-        if input != out {
-            self.conv(&format!("{module}.conv_shortcut"), out, input, 1);
-        }
-    }
-
-    fn mid_block(&mut self, module: &str, channels: usize) {
-        self.resnet(&format!("{module}.resnets.0"), channels, channels);
-        let attention = format!("{module}.attentions.0");
-        self.group_norm(&format!("{attention}.group_norm"), channels);
-        for (name, gain) in [("to_q", QK_NORM), ("to_k", QK_NORM), ("to_v", 1.0), ("to_out.0", 1.0)] {
-            self.weight(&format!("{attention}.{name}"), &[channels, channels], gain);
-            self.bias(&format!("{attention}.{name}"), channels);
-        }
-        self.resnet(&format!("{module}.resnets.1"), channels, channels);
-    }
-}
-
-/// Sebastiano Vigna's generator: a counter and a mixer, in integers only.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// An odd multiple of 2^-24 between -1 and 1: exact, and never 0.
-    fn symmetric(&mut self) -> f64 {
-        let bits = (self.next() >> 40) as i64;
-        (2 * bits + 1 - (1 << 24)) as f64 / f64::from(1 << 24)
-    }
-}
-
-/// A 64-bit hash of a name.
-fn fnv1a(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
 fn scheduler_config() -> Value {
     json!({
         "_class_name": "FlowMatchEulerDiscreteScheduler",
@@ -788,95 +437,6 @@ fn scheduler_config() -> Value {
         "use_exponential_sigmas": false,
         "use_beta_sigmas": false,
     })
-}
-
-/// Byte-level BPE as in Qwen3, with few merges; they are written as pairs, or as `"a b"` as older files do.
-fn tokenizer(merges_as_pairs: bool) -> Value {
-    let mut vocab = Map::new();
-    for symbol in byte_alphabet() {
-        vocab.insert(symbol.to_string(), json!(vocab.len()));
-    }
-    for (left, right) in MERGES {
-        vocab.insert(format!("{left}{right}"), json!(vocab.len()));
-    }
-    let merges: Vec<Value> =
-        MERGES.iter().map(|(left, right)| if merges_as_pairs { json!([left, right]) } else { json!(format!("{left} {right}")) }).collect();
-    let added: Vec<Value> = added_tokens()
-        .map(|(id, mut token)| {
-            token["id"] = json!(id);
-            token
-        })
-        .collect();
-    let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
-    json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": added,
-        "normalizer": { "type": "NFC" },
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                { "type": "Split", "pattern": { "Regex": SPLIT_REGEX }, "behavior": "Isolated", "invert": false },
-                byte_level,
-            ],
-        },
-        "post_processor": byte_level,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": null,
-            "unk_token": null,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": false,
-            "byte_fallback": false,
-            "ignore_merges": false,
-            "vocab": vocab,
-            "merges": merges,
-        },
-    })
-}
-
-fn tokenizer_config() -> Value {
-    let added: Map<String, Value> = added_tokens().map(|(id, token)| (id.to_string(), token)).collect();
-    json!({
-        "add_bos_token": false,
-        "add_prefix_space": false,
-        "added_tokens_decoder": added,
-        "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
-        "bos_token": null,
-        "chat_template": CHAT_TEMPLATE,
-        "clean_up_tokenization_spaces": false,
-        "eos_token": "<|im_end|>",
-        "errors": "replace",
-        "model_max_length": 512,
-        "pad_token": "<|endoftext|>",
-        "split_special_tokens": false,
-        "tokenizer_class": "Qwen2Tokenizer",
-        "unk_token": null,
-    })
-}
-
-/// Ids follow the bytes and the merges, as in the real vocabulary.
-fn added_tokens() -> impl Iterator<Item = (usize, Value)> {
-    ADDED_TOKENS.into_iter().enumerate().map(|(index, (content, special))| {
-        let token = json!({
-            "content": content,
-            "single_word": false,
-            "lstrip": false,
-            "rstrip": false,
-            "normalized": false,
-            "special": special,
-        });
-        (256 + MERGES.len() + index, token)
-    })
-}
-
-/// GPT-2's alphabet in the order of its ids: the printable bytes stand for themselves, the other 68 are U+0100 and up.
-fn byte_alphabet() -> impl Iterator<Item = char> {
-    let printable = (b'!'..=b'~').chain(0xa1..=0xac).chain(0xae..=0xff).map(char::from);
-    printable.chain((0..68).map(|i| char::from_u32(0x100 + i).expect("U+0100 to U+0143 are letters")))
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {
