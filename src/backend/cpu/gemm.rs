@@ -1,7 +1,7 @@
 //! Matrix products: activations in float32, weights as they lie in the file.
 //!
 //! The portable path widens a panel of weight rows to float32 and multiplies with the crate `gemm`; it runs on
-//! every CPU and is what other paths are tested against.
+//! every CPU and is what other paths are tested against. Where the processor has AMX-BF16 tiles, bfloat16 weights go there.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +9,7 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::{Buffer, Cpu, Precision, Rows, math};
+use super::{Buffer, Cpu, Precision, Rows, amx, math};
 use crate::tensor::Tensor;
 use crate::weights::{Dtype, WeightView};
 
@@ -19,39 +19,65 @@ const PANEL_ROWS: usize = 256;
 /// Activation rows of one task, so that a tall product with few weight rows still fills all cores.
 const BLOCK_ROWS: usize = 1024;
 
+/// Terms of bfloat16 that hold a float32 activation exactly: the products are exact and only sums round.
+const EXACT_TERMS: usize = 3;
+
 /// One line on how products are computed.
 pub(super) fn describe(precision: Precision) -> &'static str {
-    match precision {
-        Precision::F32 => "float32",
-        Precision::Bf16 => "float32 (this processor does not multiply bfloat16)",
+    match (precision, amx::available()) {
+        (Precision::F32, true) => "float32 (AMX-BF16 tiles, three terms)",
+        (Precision::F32, false) => "float32",
+        (Precision::Bf16, true) => "bfloat16 activations (AMX-BF16 tiles)",
+        (Precision::Bf16, false) => "float32: this processor has no AMX-BF16, so bf16 gains nothing",
     }
 }
 
-/// `out (+)= x weight[:, col..col + x.cols]^T`, out dense [x.rows, weight.rows()].
-pub(super) fn linear(_precision: Precision, x: Rows<'_>, weight: &Tensor<Cpu>, col: usize, out: &mut [f32], accumulate: bool) {
-    let n = weight.rows();
-    assert_eq!(out.len(), x.rows * n);
-    assert!(col + x.cols <= weight.cols());
-    match &**weight.buffer() {
-        Buffer::Weight(parts) => {
-            let panels = panels(parts, n);
-            let out = Shared(out.as_mut_ptr());
-            let blocks = x.rows.div_ceil(BLOCK_ROWS);
-            // Neighbouring tasks share a panel, so that it is read from memory once.
-            (0..panels.len() * blocks).into_par_iter().for_each(|task| {
-                let (part, rows, n0) = &panels[task / blocks];
-                let m0 = task % blocks * BLOCK_ROWS;
-                let m = BLOCK_ROWS.min(x.rows - m0);
-                widened(&parts[*part].row_range(rows.clone()), |panel| {
-                    let k = parts[*part].cols();
-                    // SAFETY: out has x.rows rows of n values; this task alone writes rows m0..m0 + m, columns n0..n0 + rows.len().
-                    // Panels cover disjoint columns inside n, blocks disjoint rows inside x.rows.
-                    unsafe { product(x, m0..m0 + m, &panel[col..], k, rows.len(), out.at(m0 * n + n0), n, accumulate) };
-                });
-            });
+/// `out = [x_0 | x_1 | ..] weight^T`, the x side by side; out dense [rows, weight.rows()].
+pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Tensor<Cpu>, out: &mut [f32]) {
+    let Buffer::Weight(parts) = &**weight.buffer() else { panic!("not a weight matrix") };
+    assert_eq!(out.len(), xs[0].rows * weight.rows());
+    assert_eq!(xs.iter().map(|x| x.cols).sum::<usize>(), weight.cols());
+    if amx::available() && parts.iter().all(|part| part.dtype() == Dtype::Bf16) {
+        let terms = if precision == Precision::Bf16 { 1 } else { EXACT_TERMS };
+        tiles(terms, xs, parts, weight.rows(), out);
+    } else {
+        let mut col = 0;
+        for x in xs {
+            portable(*x, parts, col, weight.rows(), out, col > 0);
+            col += x.cols;
         }
-        Buffer::Dense(_) | Buffer::ConvWeight(..) => panic!("not a weight matrix"),
     }
+}
+
+/// [`linear`] on AMX tiles: the activations are packed once for all parts.
+fn tiles(terms: usize, xs: &[Rows<'_>], parts: &[WeightView], n: usize, out: &mut [f32]) {
+    let xs: Vec<_> = xs.iter().map(|x| amx::Rows { values: x.data, rows: x.rows, cols: x.cols, stride: x.stride }).collect();
+    let packed = amx::Packed::new(&xs, terms);
+    let mut first = 0;
+    for part in parts {
+        let weight = amx::Bf16Rows { bytes: part.bytes(), rows: part.rows(), stride: 2 * part.cols() };
+        amx::multiply(&packed, weight, amx::Output { values: &mut out[first..], stride: n, add: false });
+        first += part.rows();
+    }
+}
+
+/// `out (+)= x weight[:, col..col + x.cols]^T`, the weight being the parts' n rows; out dense [x.rows, n].
+fn portable(x: Rows<'_>, parts: &[WeightView], col: usize, n: usize, out: &mut [f32], accumulate: bool) {
+    let panels = panels(parts, n);
+    let out = Shared(out.as_mut_ptr());
+    let blocks = x.rows.div_ceil(BLOCK_ROWS);
+    // Neighbouring tasks share a panel, so that it is read from memory once.
+    (0..panels.len() * blocks).into_par_iter().for_each(|task| {
+        let (part, rows, n0) = &panels[task / blocks];
+        let m0 = task % blocks * BLOCK_ROWS;
+        let m = BLOCK_ROWS.min(x.rows - m0);
+        widened(&parts[*part].row_range(rows.clone()), |panel| {
+            let k = parts[*part].cols();
+            // SAFETY: out has x.rows rows of n values (`linear` checked); this task alone writes rows m0..m0 + m, columns
+            // n0..n0 + rows.len(). Panels cover disjoint columns inside n, blocks disjoint rows inside x.rows.
+            unsafe { product(x, m0..m0 + m, &panel[col..], k, rows.len(), out.at(m0 * n + n0), n, accumulate) };
+        });
+    });
 }
 
 /// `out = x weight^T` for dense float32 weights [n, k], on this thread.
@@ -145,7 +171,7 @@ fn widened(view: &WeightView, f: impl FnOnce(&[f32])) {
 #[derive(Clone, Copy)]
 struct Shared(*mut f32);
 
-// SAFETY: the pointer is only written through in `linear`, whose tasks write disjoint cells.
+// SAFETY: the pointer is only written through in `portable`, whose tasks write disjoint cells.
 unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}

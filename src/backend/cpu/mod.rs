@@ -3,11 +3,12 @@
 //! Weights stay where they are: a matrix is a list of row ranges of mapped files, read in place by [`gemm`].
 //! Fused ops are not overridden: the CPU runs their definition.
 
+pub mod amx;
 mod attention;
 mod conv;
 mod elementwise;
 mod gemm;
-mod math;
+pub mod math;
 mod norm;
 
 use std::sync::OnceLock;
@@ -193,7 +194,7 @@ impl Backend for Cpu {
 
     fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
         let mut out = vec![0.0; x.rows() * weight.rows()];
-        gemm::linear(self.precision, Rows::of(x), weight, 0, &mut out, false);
+        gemm::linear(self.precision, &[Rows::of(x)], weight, &mut out);
         if let Some(bias) = bias {
             let bias = Rows::of(bias).row(0);
             for_rows(&mut out, weight.rows(), |_, row| elementwise::add(row, bias));
@@ -208,7 +209,7 @@ impl Backend for Cpu {
         let mut rest = out.as_mut_slice();
         for (x, weight) in parts {
             let (part, below) = rest.split_at_mut(x.rows() * cols);
-            gemm::linear(self.precision, Rows::of(x), weight, 0, part, false);
+            gemm::linear(self.precision, &[Rows::of(x)], weight, part);
             rest = below;
         }
         Ok(self.tensor(out, rows, cols))
@@ -216,12 +217,9 @@ impl Backend for Cpu {
 
     fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Tensor<Self>) -> Result<Tensor<Self>> {
         let rows = parts[0].rows();
+        let parts: Vec<_> = parts.iter().map(|x| Rows::of(x)).collect();
         let mut out = vec![0.0; rows * weight.rows()];
-        let mut col = 0;
-        for x in parts {
-            gemm::linear(self.precision, Rows::of(x), weight, col, &mut out, col > 0);
-            col += x.cols();
-        }
+        gemm::linear(self.precision, &parts, weight, &mut out);
         Ok(self.tensor(out, rows, weight.rows()))
     }
 

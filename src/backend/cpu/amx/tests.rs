@@ -1,0 +1,205 @@
+//! The blocking on emulated tiles against float64, and the tile unit itself where there is one.
+
+use half::bf16;
+
+use super::*;
+
+/// The tile unit in software, with the order of sums of Intel's description: even and odd columns apart, then both to the sum.
+struct Emulated;
+
+impl Tiles for Emulated {
+    fn begin() -> Self {
+        Self
+    }
+
+    fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, add: bool, sums: &mut Sums, _: *const Tile) {
+        assert!(!a.is_empty() && a.len() % 2 == 0 && b.len() == a.len() * terms);
+        if !add {
+            *sums = NO_SUMS;
+        }
+        for (a, b) in a.chunks_exact(2).zip(b.chunks_exact(2 * terms)) {
+            for b in b.chunks_exact(2) {
+                for (i, sums) in sums.0.iter_mut().enumerate() {
+                    emulate_product(&a[i / 2], &b[i % 2], sums);
+                }
+            }
+        }
+    }
+}
+
+fn emulate_product(a: &Tile, b: &Tile, sums: &mut [f32; TILE * TILE]) {
+    let value = |tile: &Tile, i: usize| bf16::from_bits(tile.0[i]).to_f32();
+    for row in 0..TILE {
+        for col in 0..TILE {
+            let mut parts = [0.0f32; 2];
+            for i in 0..TILE_COLS {
+                parts[i % 2] += value(a, row * TILE_COLS + i) * value(b, i / 2 * TILE_COLS + 2 * col + i % 2);
+            }
+            sums[row * TILE + col] += parts[0] + parts[1];
+        }
+    }
+}
+
+/// Values that repeat themselves but look random, in -1..1.
+fn noise(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9) + 1;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+struct Case {
+    rows: usize,
+    /// Columns of the parts that are packed side by side.
+    cols: &'static [usize],
+    weight_rows: usize,
+    /// Columns of the whole weight before and after those that are used.
+    around: usize,
+    add: bool,
+}
+
+const CASES: [Case; 12] = [
+    Case { rows: 32, cols: &[32], weight_rows: 32, around: 0, add: false },
+    Case { rows: 1, cols: &[1], weight_rows: 1, around: 0, add: false },
+    Case { rows: 1, cols: &[256], weight_rows: 40, around: 0, add: false },
+    Case { rows: 17, cols: &[33], weight_rows: 15, around: 3, add: true },
+    Case { rows: 31, cols: &[100], weight_rows: 129, around: 0, add: false },
+    Case { rows: 64, cols: &[64], weight_rows: 64, around: 32, add: true },
+    Case { rows: 65, cols: &[96, 40], weight_rows: 257, around: 0, add: false },
+    Case { rows: 50, cols: &[7, 1, 90], weight_rows: 70, around: 1, add: false },
+    // Several blocks of columns, even and ragged.
+    Case { rows: 33, cols: &[2048], weight_rows: 160, around: 0, add: false },
+    Case { rows: 40, cols: &[2100], weight_rows: 300, around: 5, add: true },
+    // Several blocks of X's rows.
+    Case { rows: 1100, cols: &[64], weight_rows: 20, around: 0, add: false },
+    Case { rows: 1057, cols: &[530], weight_rows: 33, around: 0, add: true },
+];
+
+/// Runs a case and returns the largest error, relative to the lengths of the two vectors whose product a cell is.
+fn worst_error<T: Tiles>(case: &Case, terms: usize) -> f64 {
+    let Case { rows, cols, weight_rows, around, add } = *case;
+    let all_cols: usize = cols.iter().sum();
+    let stored: Vec<Vec<f32>> = cols.iter().enumerate().map(|(i, &cols)| noise(rows * (cols + i), i as u32)).collect();
+    let parts: Vec<Rows<'_>> =
+        stored.iter().zip(cols).enumerate().map(|(i, (values, &cols))| Rows { values, rows, cols, stride: cols + i }).collect();
+    let packed = Packed::new(&parts, terms);
+    assert_eq!((packed.rows(), packed.cols()), (rows, all_cols));
+
+    // NaN around the weight and past its end must not be read; the first byte makes the address odd.
+    let width = all_cols + 2 * around;
+    let weight = noise(weight_rows * width, 77).into_iter().map(bf16::from_f32).collect::<Vec<_>>();
+    let used = |row: usize| &weight[row * width + around..][..all_cols];
+    let mut bytes = vec![0xffu8; 1 + 2 * around];
+    for row in 0..weight_rows {
+        bytes.extend(used(row).iter().flat_map(|w| w.to_le_bytes()));
+        bytes.resize(bytes.len() + 4 * around, 0xff);
+    }
+    let stride = weight_rows + 3;
+    let before = noise(rows * stride, 5);
+    let mut values = before.clone();
+    multiply_on::<T>(
+        &packed,
+        Bf16Rows { bytes: &bytes[1 + 2 * around..], rows: weight_rows, stride: 2 * width },
+        Output { values: &mut values, stride, add },
+    );
+
+    let mut worst = 0.0f64;
+    for row in 0..rows {
+        let x: Vec<f64> = parts
+            .iter()
+            .flat_map(|part| &part.values[row * part.stride..][..part.cols])
+            .map(|&x| if terms == 1 { bf16::from_f32(x).to_f64() } else { f64::from(x) })
+            .collect();
+        let x_length = x.iter().map(|x| x * x).sum::<f64>().sqrt();
+        for col in 0..stride {
+            let got = f64::from(values[row * stride + col]);
+            let old = f64::from(before[row * stride + col]);
+            if col >= weight_rows {
+                assert_eq!(got, old, "wrote past row {row}");
+                continue;
+            }
+            let w = used(col).iter().map(|w| w.to_f64());
+            let w_length = w.clone().map(|w| w * w).sum::<f64>().sqrt();
+            let expected = x.iter().zip(w).map(|(x, w)| x * w).sum::<f64>() + if add { old } else { 0.0 };
+            // The sum with the old value is rounded too.
+            let unit = x_length * w_length + if add { old.abs() } else { 0.0 };
+            worst = worst.max((got - expected).abs() / unit.max(1e-30));
+        }
+    }
+    worst
+}
+
+fn check_all_cases<T: Tiles>() {
+    // Of one term the bf16 value is the reference. Two terms leave up to 2^-16 of each value; three leave nothing.
+    for (terms, bound) in [(1, 5e-7), (2, 1.6e-5), (3, 5e-7)] {
+        for case in &CASES {
+            let worst = worst_error::<T>(case, terms);
+            println!("[{}, {:?}] x [{}], {terms} terms: {worst:.1e}", case.rows, case.cols, case.weight_rows);
+            assert!(worst < bound, "[{}, {:?}] x [{}], {terms} terms: {worst:e}", case.rows, case.cols, case.weight_rows);
+        }
+    }
+}
+
+#[test]
+fn blocking_matches_float64_with_emulated_tiles() {
+    check_all_cases::<Emulated>();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(7).build().unwrap();
+    pool.install(check_all_cases::<Emulated>);
+}
+
+#[test]
+fn terms_compare_with_a_float32_product_as_the_head_says() {
+    let (rows, cols, weight_rows) = (64, 3072, 128);
+    let x: Vec<f32> = noise(rows * cols, 1).iter().zip(noise(rows * cols, 2)).map(|(a, b)| a * b.abs() * 3.0).collect();
+    let weight: Vec<bf16> = noise(weight_rows * cols, 3).into_iter().map(bf16::from_f32).collect();
+    let wide: Vec<f32> = weight.iter().map(|w| w.to_f32()).collect();
+    let exact: Vec<f64> = (0..rows * weight_rows)
+        .map(|i| (0..cols).map(|k| f64::from(x[i / weight_rows * cols + k]) * f64::from(wide[i % weight_rows * cols + k])).sum())
+        .collect();
+    let error = |values: &[f32]| {
+        let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
+        let rest = squares(&mut values.iter().zip(&exact).map(|(&got, exact)| f64::from(got) - exact));
+        (rest / squares(&mut exact.iter().copied())).sqrt()
+    };
+    let mut float32 = vec![0.0f32; rows * weight_rows];
+    let (m, n, k) = (rows, weight_rows, cols);
+    // SAFETY: the three matrices are dense, [m, k], [n, k] and [m, n].
+    unsafe {
+        let (out, x, w) = (float32.as_mut_ptr(), x.as_ptr(), wide.as_ptr());
+        gemm::gemm(m, n, k, out, 1, n as isize, false, x, 1, k as isize, w, k as isize, 1, 0.0, 1.0, false, false, false, gemm::Parallelism::None);
+    }
+    let float32 = error(&float32);
+    let bytes: Vec<u8> = weight.iter().flat_map(|w| w.to_le_bytes()).collect();
+    let of_terms = [1, 2, 3].map(|terms| {
+        let mut values = vec![0.0f32; rows * weight_rows];
+        let packed = Packed::new(&[Rows { values: &x, rows, cols, stride: cols }], terms);
+        let weight = Bf16Rows { bytes: &bytes, rows: weight_rows, stride: 2 * cols };
+        multiply_on::<Emulated>(&packed, weight, Output { values: &mut values, stride: weight_rows, add: false });
+        error(&values)
+    });
+    println!("relative error of 1, 2, 3 terms: {:.1e}, {:.1e}, {:.1e}; of a float32 product: {float32:.1e}", of_terms[0], of_terms[1], of_terms[2]);
+    assert!(of_terms[0] < 3e-3 && of_terms[1] < 8e-6 && of_terms[2] < float32);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn the_tile_unit_matches_float64() {
+    if !available() {
+        assert!(std::env::var_os("FLUX_REQUIRE_AMX").is_none(), "FLUX_REQUIRE_AMX is set, but this machine has no AMX");
+        println!("skipped: no AMX");
+        return;
+    }
+    check_all_cases::<Unit>();
+}
+
+#[test]
+fn nothing_in_gives_zeros_out() {
+    let packed = Packed::new(&[Rows { values: &[], rows: 2, cols: 0, stride: 0 }], 1);
+    let mut values = [1.0; 6];
+    multiply_on::<Emulated>(&packed, Bf16Rows { bytes: &[], rows: 2, stride: 0 }, Output { values: &mut values, stride: 3, add: false });
+    assert_eq!(values, [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]);
+    let packed = Packed::new(&[Rows { values: &[], rows: 0, cols: 4, stride: 4 }], 3);
+    multiply_on::<Emulated>(&packed, Bf16Rows { bytes: &[], rows: 0, stride: 8 }, Output { values: &mut [], stride: 0, add: false });
+}

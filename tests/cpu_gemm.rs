@@ -1,0 +1,185 @@
+//! Matrix products of the CPU backend at the sizes of the models: the tile unit against float64, and how fast it and its substitute are.
+//!
+//! `cargo test --release --test cpu_gemm -- --ignored --nocapture --test-threads 1` measures. `FLUX_REQUIRE_AMX=1` fails where tiles are missing.
+
+use std::time::Instant;
+
+use flux::backend::cpu::amx::{self, Bf16Rows, Output, Packed, Rows};
+use flux::backend::cpu::math;
+use half::bf16;
+use rayon::prelude::*;
+
+/// Values that repeat themselves but look random, in -1..1.
+fn noise(len: usize) -> Vec<f32> {
+    let mut state = 1u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// A weight as it lies in a file: at an odd multiple of 8 bytes.
+fn weight_bytes(rows: usize, cols: usize) -> Vec<u8> {
+    let mut bytes = vec![0u8; 8];
+    bytes.extend(noise(rows * cols).into_iter().flat_map(|w| bf16::from_f32(w).to_le_bytes()));
+    bytes
+}
+
+fn amx_is_there() -> bool {
+    let there = amx::available();
+    if !there {
+        assert!(std::env::var_os("FLUX_REQUIRE_AMX").is_none(), "FLUX_REQUIRE_AMX is set, but this machine has no AMX");
+        println!("skipped: no AMX");
+    }
+    there
+}
+
+#[test]
+fn amx_matches_float64_at_a_size_of_the_model() {
+    if !amx_is_there() {
+        return;
+    }
+    let (m, k, n) = (777, 3072, 1500);
+    let x = noise(m * k);
+    let bytes = weight_bytes(n, k);
+    let mut wide = vec![0.0f32; n * k];
+    math::widen_bf16(&bytes[8..], &mut wide);
+    // One term against X as bfloat16; relative to the root of k, the length of a column of products.
+    for (terms, bound) in [(1, 1e-6), (2, 1e-5), (3, 1e-6)] {
+        let packed = Packed::new(&[Rows { values: &x, rows: m, cols: k, stride: k }], terms);
+        let mut y = vec![f32::NAN; m * n];
+        amx::multiply(&packed, Bf16Rows { bytes: &bytes[8..], rows: n, stride: 2 * k }, Output { values: &mut y, stride: n, add: false });
+        let mut worst = 0.0f64;
+        for i in (0..m * n).step_by(97) {
+            let used = |x: f32| if terms == 1 { bf16::from_f32(x).to_f64() } else { f64::from(x) };
+            let exact: f64 = x[i / n * k..][..k].iter().zip(&wide[i % n * k..]).map(|(&x, &w)| used(x) * f64::from(w)).sum();
+            worst = worst.max((f64::from(y[i]) - exact).abs() / (k as f64).sqrt());
+        }
+        println!("{terms} terms: {worst:.1e}");
+        assert!(worst < bound, "{terms} terms: {worst:e}");
+        assert!(y.iter().all(|y| y.is_finite()));
+    }
+}
+
+/// The shortest of some runs, in seconds.
+fn best(runs: usize, mut run: impl FnMut()) -> f64 {
+    run();
+    (0..runs)
+        .map(|_| {
+            let start = Instant::now();
+            run();
+            start.elapsed().as_secs_f64()
+        })
+        .fold(f64::INFINITY, f64::min)
+}
+
+fn gflops(m: usize, k: usize, n: usize, seconds: f64) -> f64 {
+    2.0 * (m * k * n) as f64 / seconds / 1e9
+}
+
+const SIZES: [(usize, usize); 3] = [(3072, 27648), (2560, 9728), (12288, 3072)];
+
+#[test]
+#[ignore = "measures"]
+fn bench_amx() {
+    println!("{} threads", rayon::current_num_threads());
+    for m in [1, 32, 256, 768, 1024] {
+        for (k, n) in SIZES {
+            let x = noise(m * k);
+            let bytes = weight_bytes(n, k);
+            let mut y = vec![0.0f32; m * n];
+            for terms in [1, 2, 3] {
+                let rows = [Rows { values: &x, rows: m, cols: k, stride: k }];
+                let pack = best(5, || drop(Packed::new(&rows, terms)));
+                print!("amx {m:5} x {k:5} x {n:5}  {terms} terms  pack {:7.2} ms", 1e3 * pack);
+                if amx::available() {
+                    let packed = Packed::new(&rows, terms);
+                    let product = best(5, || {
+                        let weight = Bf16Rows { bytes: &bytes[8..], rows: n, stride: 2 * k };
+                        amx::multiply(&packed, weight, Output { values: &mut y, stride: n, add: false });
+                    });
+                    print!(
+                        "  product {:8.2} ms {:7.0} GFLOP/s ({:5.0} with packing, {:5.1} GB/s of weight)",
+                        1e3 * product,
+                        gflops(m, k, n, product),
+                        gflops(m, k, n, product + pack),
+                        (2 * k * n) as f64 / product / 1e9
+                    );
+                }
+                println!();
+            }
+        }
+    }
+    amx_is_there();
+}
+
+/// `y[:, from..from + panel rows] = x panel^T` for one panel of the weight, widened to `wide`.
+fn panel_product(x: &[f32], k: usize, bytes: &[u8], wide: &mut [f32], y: *mut f32, n: usize, parallelism: gemm::Parallelism) {
+    math::widen_bf16(bytes, wide);
+    let (m, rows) = (x.len() / k, wide.len() / k);
+    #[allow(unsafe_code)]
+    // SAFETY: x is [m, k] and wide [rows, k], both dense; y points to the first of `rows` columns of [m, n], which nobody else uses.
+    unsafe {
+        let (x, wide) = (x.as_ptr(), wide.as_ptr());
+        gemm::gemm(m, rows, k, y, 1, n as isize, false, x, 1, k as isize, wide, k as isize, 1, 0.0, 1.0, false, false, false, parallelism);
+    }
+}
+
+struct Shared(*mut f32);
+#[allow(unsafe_code)]
+// SAFETY: each panel writes columns of its own.
+unsafe impl Sync for Shared {}
+
+#[test]
+#[ignore = "measures"]
+fn bench_panels() {
+    println!("{} threads", rayon::current_num_threads());
+    for (m, k, n) in [(768, 3072, 6912), (768, 256, 1280), (768, 256, 2560), (320, 256, 256), (32, 3072, 6912), (1, 3072, 18432), (1024, 12288, 3072)]
+    {
+        let x = noise(m * k);
+        let bytes = weight_bytes(n, k);
+        let bytes = &bytes[8..];
+        let mut y = vec![0.0f32; m * n];
+        let mut wide_all = vec![0.0f32; n * k];
+        math::widen_bf16(bytes, &mut wide_all);
+        let runs = if m * k * n > 1_000_000_000 { 3 } else { 20 };
+        for parallelism in [gemm::Parallelism::None, gemm::Parallelism::Rayon(0)] {
+            #[allow(unsafe_code)]
+            let seconds = best(runs, || unsafe {
+                // SAFETY: dense [m, k], [n, k] and [m, n].
+                let (x, w, n_) = (x.as_ptr(), wide_all.as_ptr(), n as isize);
+                gemm::gemm(m, n, k, y.as_mut_ptr(), 1, n_, false, x, 1, k as isize, w, k as isize, 1, 0.0, 1.0, false, false, false, parallelism);
+            });
+            println!("{m} x {k} x {n}: float32 whole, {parallelism:?}: {:.1} GFLOP/s", gflops(m, k, n, seconds));
+        }
+        for panel in [32, 64, 128, 256, 512, 1024] {
+            let mut wide = vec![0.0f32; panel * k];
+            let inside = best(runs, || {
+                for from in (0..n).step_by(panel) {
+                    let rows = panel.min(n - from);
+                    let target = y[from..].as_mut_ptr();
+                    panel_product(&x, k, &bytes[2 * from * k..][..2 * rows * k], &mut wide[..rows * k], target, n, gemm::Parallelism::Rayon(0));
+                }
+            });
+            let shared = Shared(y.as_mut_ptr());
+            let across = best(runs, || {
+                let shared = &shared;
+                (0..n.div_ceil(panel)).into_par_iter().for_each_init(
+                    || vec![0.0f32; panel * k],
+                    |wide, i| {
+                        let from = i * panel;
+                        let rows = panel.min(n - from);
+                        let target = shared.0.wrapping_add(from);
+                        panel_product(&x, k, &bytes[2 * from * k..][..2 * rows * k], &mut wide[..rows * k], target, n, gemm::Parallelism::None);
+                    },
+                );
+            });
+            println!(
+                "{m} x {k} x {n}: panels of {panel:4}: threads inside {:6.1}, across {:6.1} GFLOP/s",
+                gflops(m, k, n, inside),
+                gflops(m, k, n, across)
+            );
+        }
+    }
+}
