@@ -12,9 +12,12 @@
 //! run: [`backend::cpu`], the reference, and [`backend::cuda`]. [`weights`] maps the files of a [`model_dir`].
 
 pub mod backend;
+pub mod compare;
+pub mod default_model;
 pub mod error;
 pub mod model_dir;
 pub mod ops;
+pub mod output;
 pub mod pipeline;
 pub mod sampler;
 pub mod tensor;

@@ -1,0 +1,60 @@
+//! How far two pictures are apart.
+
+use crate::error::{Error, Result};
+use crate::output::Rgb;
+
+/// Differences of 8-bit values, over all pixels and colours.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Difference {
+    /// The largest.
+    pub max: u8,
+    /// The mean of their absolute values.
+    pub mean: f64,
+    /// Peak signal to noise ratio, `10 log10(255^2 / mean square)`, in dB; infinite for equal pictures.
+    pub psnr_db: f64,
+}
+
+/// Compares two pictures.
+///
+/// Errors when their sizes differ.
+pub fn difference(a: &Rgb, b: &Rgb) -> Result<Difference> {
+    if (a.width, a.height) != (b.width, b.height) {
+        return Err(Error::new(format!("the pictures are {}x{} and {}x{}", a.width, a.height, b.width, b.height)).at("compare"));
+    }
+    let (mut max, mut sum, mut squares) = (0, 0u64, 0u64);
+    for (&x, &y) in a.bytes.iter().zip(&b.bytes) {
+        let apart = x.abs_diff(y);
+        max = max.max(apart);
+        sum += u64::from(apart);
+        squares += u64::from(apart).pow(2);
+    }
+    let count = a.bytes.len() as f64;
+    Ok(Difference { max, mean: sum as f64 / count, psnr_db: 10.0 * (255.0f64.powi(2) * count / squares as f64).log10() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gray(level: u8) -> Rgb {
+        Rgb { width: 4, height: 2, bytes: vec![level; 24] }
+    }
+
+    #[test]
+    fn equal_pictures_are_infinitely_alike() {
+        assert_eq!(difference(&gray(9), &gray(9)).unwrap(), Difference { max: 0, mean: 0.0, psnr_db: f64::INFINITY });
+    }
+
+    #[test]
+    fn one_level_everywhere_is_48_db() {
+        let found = difference(&gray(9), &gray(10)).unwrap();
+        assert_eq!((found.max, found.mean), (1, 1.0));
+        assert!((found.psnr_db - 48.1308).abs() < 1e-4, "{}", found.psnr_db);
+    }
+
+    #[test]
+    fn other_sizes_are_refused() {
+        let narrow = Rgb { width: 2, height: 4, bytes: vec![0; 24] };
+        assert!(difference(&gray(0), &narrow).unwrap_err().to_string().contains("4x2 and 2x4"));
+    }
+}

@@ -1,0 +1,74 @@
+//! The default model, `models/tiny`, carried in the program: a picture in any folder, without a download.
+
+use crate::error::Result;
+use crate::model_dir::ModelDir;
+
+/// The model that is used when none is named.
+///
+/// Errors when the program was built without the feature `default-model`.
+#[cfg(feature = "default-model")]
+pub fn default_model() -> Result<ModelDir> {
+    Ok(ModelDir::Embedded(files::FILES))
+}
+
+/// The model that is used when none is named.
+///
+/// Errors when the program was built without the feature `default-model`.
+#[cfg(not(feature = "default-model"))]
+pub fn default_model() -> Result<ModelDir> {
+    Err(crate::error::Error::usage("no model is named, and this program was built without the default model")
+        .at("--dir")
+        .hint("name a model folder with `-d` or FLUX_MODEL; `scripts/download_model.sh 4b models/klein-4b` fetches one"))
+}
+
+#[cfg(feature = "default-model")]
+mod files {
+    use crate::model_dir::EmbeddedFile;
+
+    /// Aligned as the tensors of a mapped file are, so that they are used in place.
+    #[repr(C, align(64))]
+    struct Aligned<T: ?Sized>(T);
+
+    macro_rules! embed {
+        ($($name:literal),* $(,)?) => {
+            &[$({
+                static FILE: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!("../models/tiny/", $name)));
+                ($name, &FILE.0)
+            }),*]
+        };
+    }
+
+    /// What the models read, and the licences of the data that this one was trained on.
+    pub static FILES: &[EmbeddedFile] = embed![
+        "LICENSES.txt",
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        "text_encoder/config.json",
+        "text_encoder/model.safetensors",
+        "tokenizer/tokenizer.json",
+        "transformer/config.json",
+        "transformer/diffusion_pytorch_model.safetensors",
+        "vae/config.json",
+        "vae/diffusion_pytorch_model.safetensors",
+    ];
+}
+
+#[cfg(all(test, feature = "default-model"))]
+mod tests {
+    use super::files::FILES;
+
+    #[test]
+    fn every_weight_file_of_the_folder_is_carried_and_aligned() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny");
+        for (name, bytes) in FILES {
+            assert_eq!(*bytes, std::fs::read(root.join(name)).unwrap(), "{name}");
+            assert_eq!(bytes.as_ptr().addr() % 64, 0, "{name}");
+        }
+        for part in ["text_encoder", "transformer", "vae"] {
+            for entry in std::fs::read_dir(root.join(part)).unwrap() {
+                let name = format!("{part}/{}", entry.unwrap().file_name().to_string_lossy());
+                assert!(FILES.iter().any(|(carried, _)| *carried == name), "{name} is not carried");
+            }
+        }
+    }
+}

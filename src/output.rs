@@ -1,0 +1,244 @@
+//! Writes a picture: RGB8 -> PNG, JPEG or WebP, under a temporary name that is renamed when the file is whole.
+
+use std::fs::{self, Permissions};
+use std::io::{self, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use image::codecs::jpeg::JpegEncoder;
+use image::codecs::webp::WebPEncoder;
+use image::{ExtendedColorType, ImageEncoder};
+use tempfile::NamedTempFile;
+
+use crate::error::{Error, Result};
+
+/// Of 100. Blocks are not visible at this quality, and the file has about a third of the PNG's bytes.
+const JPEG_QUALITY: u8 = 95;
+
+/// An 8-bit RGB picture: `bytes` is [height, width, 3].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rgb {
+    /// Pixels of a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+    /// Red, green, blue of every pixel, top row first.
+    pub bytes: Vec<u8>,
+}
+
+/// The file formats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Lossless, with text chunks that say how the picture was made.
+    Png,
+    /// Quality 95, without text.
+    Jpeg,
+    /// Lossless, without text.
+    Webp,
+}
+
+impl Format {
+    /// The format that the extension names, in either case.
+    ///
+    /// Errors when it names none.
+    pub fn of(path: &Path) -> Result<Self> {
+        let extension = path.extension().map(|e| e.to_string_lossy().to_ascii_lowercase());
+        match extension.as_deref() {
+            Some("png") => Ok(Self::Png),
+            Some("jpg" | "jpeg") => Ok(Self::Jpeg),
+            Some("webp") => Ok(Self::Webp),
+            _ => Err(Error::usage(format!("cannot tell the picture format of `{}`", path.display()))
+                .at("--output")
+                .hint("end the name with .png, .jpg, .jpeg or .webp")),
+        }
+    }
+}
+
+/// A place to write one picture to, found to be writable.
+#[derive(Debug, Clone)]
+pub struct Target {
+    path: PathBuf,
+    folder: PathBuf,
+    format: Format,
+}
+
+impl Target {
+    /// Checks what can go wrong with `path` before any work is done for it: the extension, the folder, its rights.
+    ///
+    /// Errors when the extension names no format, the path is a folder, or its folder does not exist or refuses a new file.
+    pub fn new(path: &Path) -> Result<Self> {
+        let format = Format::of(path)?;
+        // A link is followed, as every program that writes to an open file does.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_dir() => return Err(Error::usage(format!("`{}` is a folder, not a file", path.display())).at("--output")),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(cannot_write(&path, &e)),
+            _ => {}
+        }
+        let folder = match path.parent() {
+            Some(parent) if parent != Path::new("") => parent.to_path_buf(),
+            _ => PathBuf::from("."),
+        };
+        if !folder.is_dir() {
+            return Err(Error::new(format!("no such folder: `{}`", folder.display()))
+                .at("--output")
+                .hint(format!("create it with `mkdir -p {}`", folder.display())));
+        }
+        let target = Self { path, folder, format };
+        target.temporary()?; // removed at once
+        Ok(target)
+    }
+
+    /// The file that [`Target::write`] makes.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Encodes and writes. Whoever looks sees the whole file or none: it gets its name when it is complete.
+    ///
+    /// `facts` are (keyword, text) pairs on how the picture was made; PNG keeps them.
+    ///
+    /// Errors when the picture cannot be encoded or the file not be written.
+    pub fn write(&self, picture: &Rgb, facts: &[(&str, String)]) -> Result<()> {
+        let encoded = encode(picture, self.format, facts).map_err(|e| e.at_path(&self.path))?;
+        let mut file = self.temporary()?;
+        // A full disk behind a network is reported by the sync, not by the write.
+        let written = file.write_all(&encoded).and_then(|()| file.as_file().sync_all());
+        written.map_err(|e| cannot_write(&self.path, &e))?;
+        file.persist(&self.path).map_err(|e| cannot_write(&self.path, &e.error))?;
+        Ok(())
+    }
+
+    /// A file beside the target, removed on drop. It is a temporary name that a person recognises, should a kill leave one behind.
+    fn temporary(&self) -> Result<NamedTempFile> {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".flux-").suffix(".part");
+        #[cfg(unix)]
+        builder.permissions(<Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666)); // less the umask
+        builder.tempfile_in(&self.folder).map_err(|e| cannot_write(&self.path, &e))
+    }
+}
+
+fn cannot_write(path: &Path, cause: &io::Error) -> Error {
+    let error = Error::new(format!("cannot write the picture: {cause}")).at_path(path);
+    match cause.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => error.hint("free some space, or name another folder with `-o`"),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => error.hint("name a folder that you may write to with `-o`"),
+        io::ErrorKind::InvalidFilename => error.hint("choose a shorter name with `-o`"),
+        _ => error,
+    }
+}
+
+/// The bytes of a file in `format`; `facts` as in [`Target::write`].
+///
+/// Errors when the format cannot hold the size.
+pub fn encode(picture: &Rgb, format: Format, facts: &[(&str, String)]) -> Result<Vec<u8>> {
+    let too_large = || Error::new(format!("a picture of {}x{} does not fit the file format", picture.width, picture.height));
+    let width = u32::try_from(picture.width).map_err(|_| too_large())?;
+    let height = u32::try_from(picture.height).map_err(|_| too_large())?;
+    let mut file = Vec::new();
+    match format {
+        Format::Png => encode_png(&mut file, width, height, &picture.bytes, facts).map_err(|e| e.to_string()),
+        Format::Jpeg => JpegEncoder::new_with_quality(&mut file, JPEG_QUALITY)
+            .write_image(&picture.bytes, width, height, ExtendedColorType::Rgb8)
+            .map_err(|e| e.to_string()),
+        Format::Webp => {
+            WebPEncoder::new_lossless(&mut file).write_image(&picture.bytes, width, height, ExtendedColorType::Rgb8).map_err(|e| e.to_string())
+        }
+    }
+    .map_err(|e| Error::new(format!("cannot encode the picture: {e}")))?;
+    Ok(file)
+}
+
+fn encode_png(file: &mut Vec<u8>, width: u32, height: u32, rgb: &[u8], facts: &[(&str, String)]) -> std::result::Result<(), png::EncodingError> {
+    let mut encoder = png::Encoder::new(file, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    // Measured on one core of a Zen 3, a 720x477 photograph: Fast 2.5 ms and 683 kB, Balanced 71 ms and 669 kB, High 96 ms and 668 kB.
+    encoder.set_compression(png::Compression::Fast);
+    for (keyword, text) in facts {
+        encoder.add_itxt_chunk((*keyword).to_string(), text.clone())?; // UTF-8
+    }
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(rgb)?;
+    writer.finish()
+}
+
+/// Reads an 8-bit RGB PNG.
+///
+/// Errors when the file cannot be read, is no PNG, or has another kind of pixels.
+pub fn read_png(path: &Path) -> Result<Rgb> {
+    let file = fs::File::open(path).map_err(|e| Error::new(format!("cannot open the picture: {e}")).at_path(path))?;
+    let invalid = |e: png::DecodingError| Error::new(format!("cannot read the PNG: {e}")).at_path(path);
+    let mut reader = png::Decoder::new(BufReader::new(file)).read_info().map_err(invalid)?;
+    if reader.output_color_type() != (png::ColorType::Rgb, png::BitDepth::Eight) {
+        return Err(Error::new(format!("pixels are {:?}, expected 8-bit RGB", reader.output_color_type())).at_path(path));
+    }
+    let size = reader.output_buffer_size().ok_or_else(|| Error::new("the picture is too large").at_path(path))?;
+    let mut bytes = vec![0; size];
+    let info = reader.next_frame(&mut bytes).map_err(invalid)?;
+    Ok(Rgb { width: info.width as usize, height: info.height as usize, bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gradient(width: usize, height: usize) -> Rgb {
+        let bytes = (0..height).flat_map(|y| (0..width).flat_map(move |x| [x as u8, y as u8, (x * y) as u8])).collect();
+        Rgb { width, height, bytes }
+    }
+
+    #[test]
+    fn a_png_reads_back_with_its_pixels_and_its_text() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("käse.PNG");
+        let picture = gradient(48, 32);
+        Target::new(&path).unwrap().write(&picture, &[("prompt", "ein Käse 🧀".to_string()), ("seed", "7".to_string())]).unwrap();
+        assert_eq!(read_png(&path).unwrap(), picture);
+        let reader = png::Decoder::new(BufReader::new(fs::File::open(&path).unwrap())).read_info().unwrap();
+        let texts: Vec<_> = reader.info().utf8_text.iter().map(|t| (t.keyword.clone(), t.get_text().unwrap())).collect();
+        assert_eq!(texts, [("prompt".to_string(), "ein Käse 🧀".to_string()), ("seed".to_string(), "7".to_string())]);
+    }
+
+    #[test]
+    fn each_format_starts_with_its_signature() {
+        let picture = gradient(16, 16);
+        assert!(encode(&picture, Format::Png, &[]).unwrap().starts_with(b"\x89PNG"));
+        assert!(encode(&picture, Format::Jpeg, &[]).unwrap().starts_with(b"\xff\xd8\xff"));
+        assert!(encode(&picture, Format::Webp, &[]).unwrap().starts_with(b"RIFF"));
+    }
+
+    #[test]
+    fn a_picture_replaces_an_older_one_and_leaves_nothing_else() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("out.png");
+        fs::write(&path, "old").unwrap();
+        Target::new(&path).unwrap().write(&gradient(16, 16), &[]).unwrap();
+        assert_eq!(read_png(&path).unwrap().width, 16);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_is_followed_and_kept() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (real, link) = (folder.path().join("real.png"), folder.path().join("link.png"));
+        fs::write(&real, "old").unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        Target::new(&link).unwrap().write(&gradient(16, 16), &[]).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(read_png(&real).unwrap().width, 16);
+    }
+
+    #[test]
+    fn a_missing_folder_a_folder_and_an_unknown_extension_are_refused() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let refused = |name: &str| Target::new(&folder.path().join(name)).unwrap_err().to_string();
+        assert!(refused("none/out.png").contains("no such folder"));
+        assert!(refused("out.gif").contains(".png, .jpg, .jpeg or .webp"));
+        assert!(refused("png").contains("cannot tell the picture format"));
+        fs::create_dir(folder.path().join("dir.png")).unwrap();
+        assert!(refused("dir.png").contains("is a folder"));
+        assert!(refused(&format!("{}.png", "x".repeat(300))).contains("shorter"));
+    }
+}
