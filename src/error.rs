@@ -57,6 +57,11 @@ impl Error {
         self
     }
 
+    /// The fact alone, without place and hint.
+    pub fn what(&self) -> &str {
+        &self.0.what
+    }
+
     /// Usage or failure.
     pub fn kind(&self) -> Kind {
         self.0.kind

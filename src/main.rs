@@ -1,1 +1,182 @@
-fn main() {}
+//! The command line program: parse, check what is cheap to check, choose the device, run, print the error.
+
+mod cli;
+mod progress;
+mod report;
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use flux::backend::Backend;
+use flux::backend::cpu::{self, Cpu};
+use flux::compare::difference;
+use flux::default_model::default_model;
+use flux::error::Kind;
+use flux::model_dir::ModelDir;
+use flux::output::{Rgb, Target, read_png};
+use flux::pipeline::{Pipeline, Plan, Request};
+use flux::{Error, Result};
+
+use crate::cli::{Cli, Command, DeviceChoice, Generate, PrecisionChoice, TimingsFormat};
+use crate::progress::Console;
+use crate::report::{Report, peak_host_bytes};
+
+fn main() -> ExitCode {
+    let start = Instant::now();
+    let cli = Cli::parse();
+    let done = match &cli.command {
+        Some(Command::Compare { a, b, min_psnr }) => compare(a, b, *min_psnr),
+        None => generate(&cli.generate, start),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(match error.kind() {
+                Kind::Usage => 2,
+                Kind::Failure => 1,
+            })
+        }
+    }
+}
+
+/// One picture from request to file. What fails without a model fails before one is loaded.
+fn generate(args: &Generate, start: Instant) -> Result<()> {
+    args.check()?;
+    let request = args.request()?;
+    let job = Job { args, target: Target::new(&args.output(request.seed))?, dir: model(args)?, request, start };
+    let mut console = Console::new(args.quiet, args.verbose);
+    match choose_device(args, &console)? {
+        Device::Cpu(backend) => job.run(backend, &mut console),
+    }
+}
+
+fn model(args: &Generate) -> Result<ModelDir> {
+    match args.dir() {
+        Some(folder) => ModelDir::open(&folder),
+        None => default_model(),
+    }
+}
+
+enum Device {
+    Cpu(Cpu),
+}
+
+/// The device that was asked for; with `auto` a GPU where one can be used, else the CPU and a line why.
+fn choose_device(args: &Generate, console: &Console) -> Result<Device> {
+    if args.precision == PrecisionChoice::F32 && matches!(args.device, DeviceChoice::Cuda(_)) {
+        return Err(Error::usage("a GPU computes in bf16, not in f32").at("--precision").hint("use `--device cpu` for f32"));
+    }
+    let cpu = || {
+        Device::Cpu(Cpu::new(match args.precision {
+            PrecisionChoice::Auto | PrecisionChoice::F32 => cpu::Precision::F32,
+            PrecisionChoice::Bf16 => cpu::Precision::Bf16,
+        }))
+    };
+    match args.device {
+        DeviceChoice::Cpu => Ok(cpu()),
+        DeviceChoice::Cuda(ordinal) => open_gpu(args, ordinal)
+            .map_err(|e| e.at(format!("--device cuda:{ordinal}")).hint("`--device cpu` works without a GPU; `nvidia-smi` lists the GPUs")),
+        DeviceChoice::Auto if args.precision == PrecisionChoice::F32 => {
+            console.note("using the CPU: a GPU computes in bf16, not in f32");
+            Ok(cpu())
+        }
+        DeviceChoice::Auto => open_gpu(args, 0).or_else(|why| {
+            console.note(&format!("using the CPU: {}", why.what()));
+            Ok(cpu())
+        }),
+    }
+}
+
+fn open_gpu(_args: &Generate, _ordinal: usize) -> Result<Device> {
+    Err(Error::new("this build has no CUDA backend"))
+}
+
+/// A picture to make, all of it checked but for what only the model knows.
+struct Job<'a> {
+    args: &'a Generate,
+    request: Request,
+    target: Target,
+    dir: ModelDir,
+    start: Instant,
+}
+
+impl Job<'_> {
+    fn run<B: Backend>(self, backend: B, console: &mut Console) -> Result<()> {
+        let (device, model) = (backend.describe(), self.dir.name());
+        console.detail(&format!("device: {device}"));
+        let mut pipeline = Pipeline::load(backend, &self.dir)?;
+        let plan = pipeline.plan(&self.request)?;
+        for note in &plan.notes {
+            console.note(note);
+        }
+        let Plan { width, height, steps, guidance, seed, .. } = plan;
+        if self.args.quiet && self.args.seed_is_random() {
+            eprintln!("seed {seed}"); // a picture that nobody can make again is of little use
+        }
+        console.info(&format!("seed {seed}, {width}x{height}, {steps} {}, model {model}", if steps == 1 { "step" } else { "steps" }));
+
+        let picture = pipeline.generate(&self.request, console)?;
+        console.finish();
+        drop(pipeline);
+
+        let facts = [
+            ("prompt", self.request.prompt.clone()),
+            ("seed", seed.to_string()),
+            ("steps", steps.to_string()),
+            ("guidance", guidance.to_string()),
+            ("size", format!("{width}x{height}")),
+            ("model", model.clone()),
+            ("Software", concat!("flux ", env!("CARGO_PKG_VERSION")).to_string()),
+        ];
+        let saving = Instant::now();
+        self.target.write(&Rgb { width, height, bytes: picture.rgb }, &facts)?;
+        let save_s = saving.elapsed().as_secs_f64();
+
+        let output = self.target.path().display().to_string();
+        let total_s = self.start.elapsed().as_secs_f64();
+        console.info(&format!("wrote {output} in {total_s:.1} s"));
+        let report = Report {
+            output: &output,
+            model: &model,
+            device: &device,
+            plan: &plan,
+            timings: &picture.timings,
+            save_s,
+            total_s,
+            peak_host_bytes: peak_host_bytes(),
+        };
+        match self.args.timings {
+            Some(TimingsFormat::Text) => eprintln!("{}", report.text()),
+            Some(TimingsFormat::Json) => print(&json(&report)?)?,
+            None => {}
+        }
+        if self.args.print_path {
+            print(&output)?;
+        }
+        Ok(())
+    }
+}
+
+fn json(report: &Report<'_>) -> Result<String> {
+    serde_json::to_string(report).map_err(|e| Error::new(format!("cannot write the timings as JSON: {e}")))
+}
+
+/// A line on stdout.
+fn print(line: &str) -> Result<()> {
+    writeln!(io::stdout(), "{line}").map_err(|e| Error::new(format!("cannot write to standard output: {e}")))
+}
+
+fn compare(a: &Path, b: &Path, min_psnr: Option<f64>) -> Result<()> {
+    let found = difference(&read_png(a)?, &read_png(b)?)?;
+    print(&format!("max {} mean {:.4} psnr {:.2} dB", found.max, found.mean, found.psnr_db))?;
+    match min_psnr {
+        Some(bound) if found.psnr_db < bound => {
+            Err(Error::new(format!("the pictures are {:.2} dB apart, expected at least {bound} dB", found.psnr_db)).at(b.display().to_string()))
+        }
+        _ => Ok(()),
+    }
+}

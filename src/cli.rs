@@ -1,0 +1,263 @@
+//! The command line: flags -> values of the right type. What a model can do is judged by `Pipeline::plan`.
+
+use std::env;
+use std::io::Read;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use flux::pipeline::Request;
+use flux::{Error, Result};
+
+/// Draws the picture that a prompt describes.
+///
+/// Without --dir it uses a small model that is part of the program and draws emoji-like scenes of 256x256 pixels.
+#[derive(Parser)]
+#[command(name = "flux", version, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, max_term_width = 120)]
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage. The seed of a picture is printed, and kept in a PNG.\n\
+                        Examples:\n  \
+                        flux -p \"a red circle on a blue background\" -o circle.png\n  \
+                        flux -d models/klein-4b -p \"a lighthouse in a storm\" -W 1024 -H 1024 -S 42 -o lighthouse.png")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    #[command(flatten)]
+    pub generate: Generate,
+}
+
+/// Tools for scripts, left out of `--help`.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Says how far two PNG pictures of one size are apart: max and mean of the 8-bit differences, PSNR.
+    #[command(hide = true)]
+    Compare {
+        a: PathBuf,
+        b: PathBuf,
+        /// Fail when the PSNR is lower.
+        #[arg(long, value_name = "DB", value_parser = decibels)]
+        min_psnr: Option<f64>,
+    },
+}
+
+#[derive(Args)]
+pub struct Generate {
+    /// Model folder in the diffusers layout [default: $FLUX_MODEL, else the built-in model]
+    #[arg(short, long, value_name = "FOLDER")]
+    dir: Option<PathBuf>,
+    /// What to draw; `-` reads it from standard input
+    #[arg(short, long, value_name = "TEXT", required = true)]
+    prompt: Option<String>,
+    /// File to write: .png, .jpg, .jpeg or .webp [default: flux-SEED.png]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Width in pixels, rounded down to a multiple of 16 [default: the model's]
+    #[arg(short = 'W', long, value_name = "PIXELS")]
+    width: Option<usize>,
+    /// Height in pixels, rounded down to a multiple of 16 [default: the model's]
+    #[arg(short = 'H', long, value_name = "PIXELS")]
+    height: Option<usize>,
+    /// Denoising steps [default: the model's: 4 when distilled, else 50]
+    #[arg(short, long, value_name = "N")]
+    steps: Option<usize>,
+    /// Start of the random numbers: one seed, one picture [default: random]
+    #[arg(short = 'S', long, value_name = "N")]
+    seed: Option<u64>,
+    /// How strongly to follow the prompt, 1 is without guidance; only undistilled models use it [default: the model's]
+    #[arg(short, long, value_name = "SCALE")]
+    guidance: Option<f32>,
+    /// Where to compute: auto, cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: DeviceChoice,
+    /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto)]
+    pub precision: PrecisionChoice,
+    /// GPU memory that may be used, in GiB [default: what is free]
+    #[arg(long, value_name = "GIB", value_parser = gibibytes)]
+    pub gpu_memory: Option<f64>,
+    /// Print nothing but errors, and the seed when it was random
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Print more on the way
+    #[arg(short, long, conflicts_with = "quiet")]
+    pub verbose: bool,
+    /// Print how long each stage took, and the most memory used: text to stderr, json to stdout
+    #[arg(long, value_name = "FORMAT", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "text")]
+    pub timings: Option<TimingsFormat>,
+    /// Print the path of the picture to stdout
+    #[arg(long)]
+    pub print_path: bool,
+}
+
+/// `--device`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// A GPU when there is one.
+    Auto,
+    Cpu,
+    /// The GPU with this number.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => {
+                let ordinal = text.strip_prefix("cuda:").and_then(|n| n.parse().ok());
+                ordinal.map(Self::Cuda).ok_or_else(|| "expected auto, cpu, cuda or cuda:N".to_string())
+            }
+        }
+    }
+}
+
+/// `--precision`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionChoice {
+    Auto,
+    F32,
+    Bf16,
+}
+
+/// `--timings`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TimingsFormat {
+    Text,
+    Json,
+}
+
+/// A number without sign, infinity or NaN, at most `max`.
+fn number(text: &str, max: f64) -> std::result::Result<f64, String> {
+    match text.parse() {
+        Ok(value) if (0.0..=max).contains(&value) => Ok(value),
+        _ => Err(format!("expected a number from 0 to {max}")),
+    }
+}
+
+fn gibibytes(text: &str) -> std::result::Result<f64, String> {
+    number(text, 4096.0).and_then(|value| if value > 0.0 { Ok(value) } else { Err("expected more than 0".to_string()) })
+}
+
+fn decibels(text: &str) -> std::result::Result<f64, String> {
+    number(text, 1000.0)
+}
+
+impl Generate {
+    /// The model folder that is named: the flag, else FLUX_MODEL where it is set to something.
+    pub fn dir(&self) -> Option<PathBuf> {
+        self.dir.clone().or_else(|| env::var_os("FLUX_MODEL").filter(|value| !value.is_empty()).map(PathBuf::from))
+    }
+
+    /// What to draw. Reads standard input for the prompt `-`; draws a seed when none is given.
+    ///
+    /// Errors when standard input cannot be read as UTF-8.
+    pub fn request(&self) -> Result<Request> {
+        let mut prompt = self.prompt.clone().unwrap_or_default();
+        if prompt == "-" {
+            prompt.clear();
+            std::io::stdin().read_to_string(&mut prompt).map_err(|e| Error::usage(format!("cannot read the prompt: {e}")).at("standard input"))?;
+            if prompt.ends_with('\n') {
+                prompt.pop(); // the line end that `echo` adds; others are the user's
+            }
+        }
+        Ok(Request {
+            prompt,
+            width: self.width,
+            height: self.height,
+            steps: self.steps,
+            // 32 bits: short enough to type again, and all that the generator takes.
+            seed: self.seed.unwrap_or_else(|| u64::from(rand::random::<u32>())),
+            guidance: self.guidance,
+        })
+    }
+
+    /// Whether the seed was left to chance.
+    pub fn seed_is_random(&self) -> bool {
+        self.seed.is_none()
+    }
+
+    /// The file to write.
+    pub fn output(&self, seed: u64) -> PathBuf {
+        self.output.clone().unwrap_or_else(|| PathBuf::from(format!("flux-{seed}.png")))
+    }
+
+    /// Errors where flags contradict each other in a way that clap does not express.
+    pub fn check(&self) -> Result<()> {
+        if self.print_path && self.timings == Some(TimingsFormat::Json) {
+            return Err(Error::usage("`--print-path` and `--timings=json` both write to standard output")
+                .hint("leave out `--print-path`: the JSON names the file under `output`"));
+        }
+        if self.gpu_memory.is_some() && self.device == DeviceChoice::Cpu {
+            return Err(Error::usage("`--gpu-memory` has no meaning with `--device cpu`").hint("leave one of them out"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> std::result::Result<Generate, String> {
+        Cli::try_parse_from(format!("flux {line}").split_whitespace()).map(|cli| cli.generate).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_flags_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn numbers_are_strict() {
+        for bad in ["-W 12abc", "-H -64", "-s 1.5", "-S abc", "-S -1", "-S 18446744073709551616", "-W 1e3", "-g x", "-g 3,5"] {
+            assert!(parse(&format!("-p x {bad}")).is_err(), "{bad}");
+        }
+        for bad in ["0", "-2", "nan"] {
+            assert!(parse(&format!("-p x --gpu-memory={bad}")).is_err(), "{bad}");
+        }
+        let good = parse("-p x -W 17 -H 64 -s 9 -S 18446744073709551615 -g 3.5 --gpu-memory 0.5").unwrap().request().unwrap();
+        assert_eq!((good.width, good.height, good.steps, good.seed, good.guidance), (Some(17), Some(64), Some(9), u64::MAX, Some(3.5)));
+    }
+
+    #[test]
+    fn devices_are_parsed() {
+        let device = |text: &str| parse(&format!("-p x --device {text}")).map(|g| g.device);
+        assert_eq!(device("cuda"), Ok(DeviceChoice::Cuda(0)));
+        assert_eq!(device("cuda:3"), Ok(DeviceChoice::Cuda(3)));
+        for bad in ["gpu", "cuda:", "cuda:-1", "CUDA"] {
+            assert!(device(bad).unwrap_err().contains("cuda:N"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn timings_take_their_format_after_an_equals_sign_only() {
+        assert_eq!(parse("-p x --timings").unwrap().timings, Some(TimingsFormat::Text));
+        assert_eq!(parse("-p x --timings=json").unwrap().timings, Some(TimingsFormat::Json));
+        assert!(parse("-p x --timings json").is_err());
+    }
+
+    #[test]
+    fn an_empty_prompt_is_a_prompt_and_none_is_not() {
+        let empty = Cli::try_parse_from(["flux", "-p", ""]).unwrap().generate;
+        assert_eq!(empty.request().unwrap().prompt, "");
+        assert!(parse("-S 1").is_err_and(|e| e.contains("--prompt")));
+    }
+
+    #[test]
+    fn without_an_output_the_seed_names_the_file() {
+        assert_eq!(parse("-p x").unwrap().output(7), PathBuf::from("flux-7.png"));
+    }
+
+    #[test]
+    fn random_seeds_differ() {
+        let seed = || parse("-p x").unwrap().request().unwrap().seed;
+        let seeds = [seed(), seed(), seed()]; // all equal once in 2^64
+        assert!(seeds[0] != seeds[1] || seeds[1] != seeds[2]);
+    }
+}

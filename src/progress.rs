@@ -1,0 +1,111 @@
+//! What the user sees on stderr on the way: one bar per stage, notes, and the seed.
+
+use std::io::IsTerminal;
+
+use flux::pipeline::{Observer, Stage};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// stderr, as talkative as the user asked for.
+pub struct Console {
+    quiet: bool,
+    verbose: bool,
+    bar: Option<(Stage, ProgressBar)>,
+}
+
+impl Console {
+    /// Bars are drawn on a terminal only.
+    pub fn new(quiet: bool, verbose: bool) -> Self {
+        Self { quiet, verbose, bar: None }
+    }
+
+    /// A line that the user should know, unless quiet.
+    pub fn note(&self, text: &str) {
+        self.line(!self.quiet, &format!("note: {text}"));
+    }
+
+    /// A line of the ordinary course, unless quiet.
+    pub fn info(&self, text: &str) {
+        self.line(!self.quiet, text);
+    }
+
+    /// A line for the curious.
+    pub fn detail(&self, text: &str) {
+        self.line(self.verbose, text);
+    }
+
+    fn line(&self, wanted: bool, text: &str) {
+        if wanted {
+            eprintln!("{text}");
+        }
+    }
+
+    /// Ends the bar of the last stage. It stays on the screen, but for loading, which comes more than once.
+    pub fn finish(&mut self) {
+        match self.bar.take() {
+            Some((Stage::Load, bar)) => bar.finish_and_clear(),
+            Some((_, bar)) => bar.finish(),
+            None => {}
+        }
+    }
+}
+
+fn style(stage: Stage) -> ProgressStyle {
+    let template = match stage {
+        Stage::Load => "{prefix:8} {elapsed}",
+        Stage::Denoise => "{prefix:8} [{bar:30}] {pos}/{len} {elapsed} {per_sec}",
+        Stage::Text | Stage::Decode => "{prefix:8} [{bar:30}] {pos}/{len} {elapsed}",
+    };
+    ProgressStyle::with_template(template).expect("a test draws each of them").progress_chars("=> ")
+}
+
+fn name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Load => "load",
+        Stage::Text => "text",
+        Stage::Denoise => "denoise",
+        Stage::Decode => "decode",
+    }
+}
+
+impl Observer for Console {
+    fn progress(&mut self, stage: Stage, done: u64, total: u64) {
+        if self.quiet || !std::io::stderr().is_terminal() {
+            return;
+        }
+        if self.bar.as_ref().is_none_or(|(current, _)| *current != stage) {
+            self.finish();
+            self.bar = Some((stage, ProgressBar::new(total).with_style(style(stage)).with_prefix(name(stage))));
+        }
+        if let Some((_, bar)) = &self.bar {
+            bar.set_length(total);
+            bar.set_position(done);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_stage_has_a_style_and_a_name() {
+        for stage in [Stage::Load, Stage::Text, Stage::Denoise, Stage::Decode] {
+            let bar = ProgressBar::hidden().with_style(style(stage)).with_prefix(name(stage));
+            bar.set_length(4);
+            bar.inc(1);
+            assert!(!bar.prefix().is_empty());
+        }
+    }
+
+    #[test]
+    fn stages_may_come_again_and_end_early() {
+        let mut console = Console::new(false, false);
+        for stage in [Stage::Load, Stage::Text, Stage::Load, Stage::Denoise, Stage::Decode] {
+            console.progress(stage, 0, 2);
+            console.progress(stage, 1, 2);
+        }
+        console.finish();
+        console.finish();
+        assert!(console.bar.is_none());
+    }
+}

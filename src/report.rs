@@ -1,0 +1,55 @@
+//! `--timings`: where the time and the memory of one picture went, as text or as JSON.
+
+use std::fmt::Write;
+use std::fs;
+
+use flux::pipeline::{Plan, Timings};
+use serde::Serialize;
+
+/// Everything that `--timings` knows of one run.
+#[derive(Serialize)]
+pub struct Report<'a> {
+    /// The picture's path.
+    pub output: &'a str,
+    pub model: &'a str,
+    pub device: &'a str,
+    pub plan: &'a Plan,
+    pub timings: &'a Timings,
+    /// Encoding and writing the file.
+    pub save_s: f64,
+    /// From the start of the program to the written file.
+    pub total_s: f64,
+    /// The most memory of the host that the program held at once, mapped weights included.
+    pub peak_host_bytes: Option<u64>,
+}
+
+impl Report<'_> {
+    /// One line per stage, without a line end after the last.
+    pub fn text(&self) -> String {
+        let Timings { load_s, text_s, prepare_s, steps_s, decode_s, device, .. } = self.timings;
+        let mut times = vec![("load".to_string(), *load_s), ("text".to_string(), *text_s), ("prepare".to_string(), *prepare_s)];
+        times.extend(steps_s.iter().enumerate().map(|(i, step)| (format!("step {}", i + 1), *step)));
+        times.extend([("decode".to_string(), *decode_s), ("save".to_string(), self.save_s), ("total".to_string(), self.total_s)]);
+
+        let mut text = String::new();
+        for (name, seconds) in times {
+            let _ = writeln!(text, "{name:12} {:>10.1} ms", seconds * 1e3); // writing to a String does not fail
+        }
+        for (name, bytes) in [("host peak", self.peak_host_bytes), ("device peak", Some(device.peak_memory_bytes))] {
+            if let Some(bytes) = bytes {
+                let _ = writeln!(text, "{name:12} {:>10.3} GiB", bytes as f64 / f64::from(1 << 30));
+            }
+        }
+        if device.composed > 0 {
+            let _ = writeln!(text, "{:12} {:>10} ops ran without their kernel", "composed", device.composed);
+        }
+        text.trim_end().to_string()
+    }
+}
+
+/// What the system has counted for this program; `None` where it does not tell.
+pub fn peak_host_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(kib.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
