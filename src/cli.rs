@@ -14,7 +14,7 @@ use flux::{Error, Result};
 /// Without --dir it uses a small model that is part of the program and draws emoji-like scenes of 256x256 pixels.
 #[derive(Parser)]
 #[command(name = "flux", version, arg_required_else_help = true, disable_help_subcommand = true)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, max_term_width = 120)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage. The seed of a picture is printed, and kept in a PNG.\n\
                         Examples:\n  \
                         flux -p \"a red circle on a blue background\" -o circle.png\n  \

@@ -102,7 +102,7 @@ impl Target {
         let encoded = encode(picture, self.format, facts).map_err(|e| e.at_path(&self.path))?;
         let mut file = self.temporary()?;
         // A full disk behind a network is reported by the sync, not by the write.
-        let written = file.write_all(&encoded).and_then(|()| file.as_file().sync_all());
+        let written = file.as_file_mut().write_all(&encoded).and_then(|()| file.as_file().sync_all());
         written.map_err(|e| cannot_write(&self.path, &e))?;
         file.persist(&self.path).map_err(|e| cannot_write(&self.path, &e.error))?;
         Ok(())

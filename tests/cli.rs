@@ -1,0 +1,304 @@
+//! The program from outside: exit codes, messages, files written.
+
+#[path = "support/program.rs"]
+mod program;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use flux::output::read_png;
+use program::{Run, SMALL, draw, flux, names, project};
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
+
+/// (keyword, text) of a PNG's UTF-8 text chunks.
+fn texts(path: &Path) -> Vec<(String, String)> {
+    let file = BufReader::new(fs::File::open(path).expect("the picture is there"));
+    let reader = png::Decoder::new(file).read_info().expect("a PNG");
+    reader.info().utf8_text.iter().map(|chunk| (chunk.keyword.clone(), chunk.get_text().expect("UTF-8"))).collect()
+}
+
+#[test]
+fn one_command_makes_a_picture_and_says_its_seed() {
+    let folder = folder();
+    let run = draw(folder.path(), &["-p", "a red circle", "-S", "42", "-o", "out.png"]).succeeds();
+    assert!(run.stderr.contains("seed 42") && run.stderr.contains("out.png"), "{}", run.stderr);
+    assert_eq!(run.stdout, "");
+    assert_eq!(names(folder.path()), ["out.png"]);
+    let picture = read_png(&folder.path().join("out.png")).unwrap();
+    assert_eq!((picture.width, picture.height), (32, 32));
+}
+
+#[test]
+fn same_seed_gives_the_same_png_and_another_seed_another() {
+    let folder = folder();
+    for (seed, name) in [("7", "a.png"), ("7", "b.png"), ("8", "c.png")] {
+        draw(folder.path(), &["-p", "a cat", "-S", seed, "-o", name]).succeeds();
+    }
+    let bytes = |name: &str| fs::read(folder.path().join(name)).unwrap();
+    assert_eq!(bytes("a.png"), bytes("b.png"));
+    assert_ne!(bytes("a.png"), bytes("c.png"));
+}
+
+#[test]
+fn a_png_says_how_it_was_made() {
+    let folder = folder();
+    draw(folder.path(), &["-p", "ein Käse 🧀", "-S", "5", "-o", "out.png"]).succeeds();
+    let version = concat!("flux ", env!("CARGO_PKG_VERSION"));
+    let facts =
+        [("prompt", "ein Käse 🧀"), ("seed", "5"), ("steps", "1"), ("guidance", "1"), ("size", "32x32"), ("model", "tiny"), ("Software", version)];
+    assert_eq!(texts(&folder.path().join("out.png")), facts.map(|(keyword, text)| (keyword.to_string(), text.to_string())));
+}
+
+#[test]
+fn without_seed_and_output_the_random_seed_names_the_file() {
+    let folder = folder();
+    let run = draw(folder.path(), &["-p", "a cat", "--quiet", "--print-path"]).succeeds();
+    let seed = run.stderr.trim().strip_prefix("seed ").expect("quiet still tells a random seed").to_string();
+    assert_eq!(run.stdout, format!("flux-{seed}.png\n"));
+    assert_eq!(names(folder.path()), [format!("flux-{seed}.png")]);
+}
+
+#[test]
+fn quiet_prints_nothing_when_the_seed_is_known() {
+    let folder = folder();
+    let run = draw(folder.path(), &["-p", "a cat", "-S", "1", "-q", "-o", "out.png"]).succeeds();
+    assert_eq!((run.stdout.as_str(), run.stderr.as_str()), ("", ""));
+}
+
+#[test]
+fn the_extension_chooses_the_format() {
+    let folder = folder();
+    for (name, signature) in [("a.PNG", &b"\x89PNG"[..]), ("a.jpg", b"\xff\xd8\xff"), ("a.JPEG", b"\xff\xd8\xff"), ("a.webp", b"RIFF")] {
+        draw(folder.path(), &["-p", "a cat", "-o", name]).succeeds();
+        assert!(fs::read(folder.path().join(name)).unwrap().starts_with(signature), "{name}");
+    }
+}
+
+#[test]
+fn timings_as_json_are_one_object_on_stdout() {
+    let folder = folder();
+    let run = draw(folder.path(), &["-p", "a cat", "-S", "3", "-o", "out.png", "--timings=json"]).succeeds();
+    let report: serde_json::Value = serde_json::from_str(&run.stdout).expect("JSON");
+    assert_eq!(report["output"], "out.png");
+    assert_eq!(report["plan"]["seed"], 3);
+    assert_eq!(report["timings"]["steps_s"].as_array().map(Vec::len), Some(1));
+    for time in ["load_s", "text_s", "decode_s"] {
+        assert!(report["timings"][time].as_f64().is_some_and(|s| (0.0..60.0).contains(&s)), "{time}");
+    }
+    assert!(report["save_s"].as_f64() < report["total_s"].as_f64());
+    draw(folder.path(), &["-p", "a cat", "--timings=json", "--print-path"]).fails(2, &["standard output", "`output`"]);
+}
+
+#[test]
+fn timings_as_text_name_every_stage_on_stderr() {
+    let folder = folder();
+    let run = draw(folder.path(), &["-p", "a cat", "-o", "out.png", "--timings"]).succeeds();
+    for stage in ["load", "text", "step 1", "decode", "save", "total", "host peak", "device peak"] {
+        assert!(run.stderr.lines().any(|line| line.starts_with(stage)), "{stage} is not in: {}", run.stderr);
+    }
+    assert_eq!(run.stdout, "");
+}
+
+#[test]
+fn a_prompt_may_be_empty_or_come_from_standard_input() {
+    let folder = folder();
+    draw(folder.path(), &["-p", "", "-S", "1", "-o", "empty.png"]).succeeds();
+    let piped = |bytes: &[u8]| {
+        let mut child = flux();
+        child.current_dir(folder.path()).args(SMALL).args(["-p", "-", "-o", "piped.png"]);
+        let mut child = child.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+        child.stdin.take().expect("a pipe").write_all(bytes).expect("the program reads");
+        child.wait_with_output().expect("the program ends")
+    };
+    assert!(piped(b"two\nlines\n").status.success());
+    assert_eq!(texts(&folder.path().join("piped.png"))[0].1, "two\nlines");
+    assert_eq!(piped(b"\xff\xfe").status.code(), Some(2));
+}
+
+#[test]
+fn a_size_is_rounded_down_with_a_note() {
+    let folder = folder();
+    let run = draw(folder.path(), &["-p", "a cat", "-o", "out.png", "--steps=1"]);
+    run.fails(2, &["--steps"]); // twice the same flag
+    let args = ["-p", "a cat", "-o", "out.png", "--device", "cpu", "-s", "1", "-W", "47", "-H", "32"];
+    let run = Run::of(flux().current_dir(folder.path()).args(args)).succeeds();
+    assert!(run.stderr.contains("note: width 47 is rounded down to 32"), "{}", run.stderr);
+    assert_eq!(read_png(&folder.path().join("out.png")).unwrap().width, 32);
+}
+
+#[test]
+fn impossible_numbers_are_usage_errors_that_name_the_flag() {
+    let folder = folder();
+    let flags: [&[&str]; 20] = [
+        &["--width", "0"],
+        &["--width", "8"],
+        &["--height", "100000"],
+        &["--height", "18446744073709551615"],
+        &["--height", "18446744073709551616"],
+        &["--width", "12abc"],
+        &["--width=-64"],
+        &["--width", "64.0"],
+        &["--width", ""],
+        &["--steps", "0"],
+        &["--steps", "1000000000"],
+        &["--steps=-1"],
+        &["--seed", "abc"],
+        &["--seed=-1"],
+        &["--guidance", "NaN"],
+        &["--guidance=-inf"],
+        &["--guidance=-1"],
+        &["--gpu-memory", "0"],
+        &["--device", "gpu"],
+        &["--precision", "f16"],
+    ];
+    for flags in flags {
+        let name = flags[0].split('=').next().unwrap();
+        let mut command = flux();
+        command.current_dir(folder.path()).args(["-p", "a cat"]).args(flags);
+        if name != "--device" {
+            command.args(["--device", "cpu"]);
+        }
+        Run::of(&mut command).fails(2, &[name]);
+    }
+    assert!(names(folder.path()).is_empty());
+}
+
+#[test]
+fn wrong_usage_ends_with_2() {
+    let folder = folder();
+    let run = |flags: &[&str]| Run::of(flux().current_dir(folder.path()).args(flags));
+    run(&["-S", "1"]).fails(2, &["--prompt"]);
+    run(&["-p", "a cat", "--colour"]).fails(2, &["--colour"]);
+    run(&["-p", "a cat", "extra"]).fails(2, &["extra"]);
+    run(&["-p", "a cat", "-q", "-v"]).fails(2, &["--quiet", "--verbose"]);
+    run(&["-p", "a cat", "--device", "cpu", "--gpu-memory", "4"]).fails(2, &["--gpu-memory"]);
+    assert_eq!(run(&[]).code, Some(2));
+    assert!(names(folder.path()).is_empty());
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_refused_before_the_model_is_read() {
+    let folder = folder();
+    fs::create_dir(folder.path().join("folder.png")).unwrap();
+    // The model is missing too: the error about the output comes first.
+    let refused = |output: &str, code: i32, words: &[&str]| {
+        draw(folder.path(), &["-d", "no-model", "-p", "a cat", "-o", output]).fails(code, words);
+    };
+    refused("out.gif", 2, &["`out.gif`", ".png, .jpg, .jpeg or .webp", "--output"]);
+    refused("out", 2, &["`out`"]);
+    refused("folder.png", 2, &["is a folder"]);
+    refused("none/out.png", 1, &["no such folder: `none`", "mkdir -p none"]);
+    refused(&format!("{}.png", "x".repeat(300)), 1, &["shorter"]);
+    #[cfg(target_os = "linux")] // nobody, not even root, makes files there
+    refused("/sys/out.png", 1, &["cannot write the picture", "/sys/out.png"]);
+    assert_eq!(names(folder.path()), ["folder.png"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_told_and_leaves_nothing() {
+    let folder = folder();
+    let disk = folder.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    // A disk of 16 KiB that only this command sees. A picture of noise does not fit.
+    let script = format!(
+        "mount -t tmpfs -o size=16k none {disk} || exit 77; {flux} -p x -W 256 -H 256 -s 1 -S 1 --device cpu -o {disk}/out.png; code=$?; ls -A {disk} >&2; exit $code",
+        disk = disk.display(),
+        flux = env!("CARGO_BIN_EXE_flux")
+    );
+    let run = Run::of(Command::new("unshare").args(["--map-root-user", "--mount", "sh", "-c", &script]));
+    if run.code == Some(77) || run.stderr.contains("unshare") {
+        eprintln!("skipped: no right to mount a disk: {}", run.stderr.trim());
+        return;
+    }
+    let run = run.fails(1, &["cannot write the picture", "No space left", "out.png", "free some space"]);
+    assert!(!run.stderr.contains(".part"), "{}", run.stderr);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_leaves_no_half_picture() {
+    let folder = folder();
+    let mut command = flux();
+    command.current_dir(folder.path()).args(["-p", "a cat", "-s", "1000", "--device", "cpu", "-o", "out.png"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().expect("the program starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    assert!(lines.any(|line| line.expect("UTF-8").starts_with("seed")), "the program begins");
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill is there").success());
+    assert!(!child.wait().expect("the program ends").success());
+    assert!(names(folder.path()).is_empty());
+}
+
+#[test]
+fn a_missing_model_folder_is_named_with_a_remedy() {
+    let folder = folder();
+    draw(folder.path(), &["-p", "a cat", "-d", "none"]).fails(1, &["no such model folder: `none`", "scripts/download_model.sh 4b"]);
+    draw(folder.path(), &["-p", "a cat", "-d", "."]).fails(1, &["not a model folder", "model_index.json"]);
+    draw(folder.path(), &["-p", "a cat", "-d", ""]).fails(2, &["--dir"]);
+    assert!(names(folder.path()).is_empty());
+}
+
+#[test]
+fn the_model_folder_comes_from_the_flag_then_from_the_environment() {
+    let folder = folder();
+    let run = |model: &str, flags: &[&str]| {
+        Run::of(flux().current_dir(folder.path()).env("FLUX_MODEL", model).args(SMALL).args(["-p", "a cat", "-S", "1", "-o"]).args(flags))
+    };
+    run("none", &["a.png"]).fails(1, &["no such model folder: `none`"]);
+    run("", &["a.png"]).succeeds();
+    let tiny = project("models/tiny");
+    run("none", &["b.png", "-d", tiny.to_str().unwrap()]).succeeds();
+    run(tiny.to_str().unwrap(), &["c.png"]).succeeds();
+    let bytes = |name: &str| fs::read(folder.path().join(name)).unwrap();
+    assert_eq!(bytes("a.png"), bytes("b.png"), "the built-in model is models/tiny");
+    assert_eq!(bytes("a.png"), bytes("c.png"));
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
+    let folder = folder();
+    let run = |flags: &[&str]| {
+        Run::of(flux().current_dir(folder.path()).args(["-p", "a cat", "-W", "32", "-H", "32", "-s", "1", "-o", "out.png"]).args(flags))
+    };
+    run(&["--device", "cuda:99"]).fails(1, &["--device cuda:99", "hint: "]);
+    run(&["--device", "cuda", "--precision", "f32"]).fails(2, &["--precision", "--device cpu"]);
+    let auto = run(&[]).succeeds();
+    if run(&["--device", "cuda"]).code == Some(0) {
+        eprintln!("skipped: this machine has a GPU");
+    } else {
+        assert!(auto.stderr.contains("note: using the CPU: "), "{}", auto.stderr);
+    }
+}
+
+#[test]
+fn compare_measures_and_holds_to_its_bound() {
+    let folder = folder();
+    for (seed, name) in [("1", "a.png"), ("2", "b.png")] {
+        draw(folder.path(), &["-p", "a cat", "-S", seed, "-o", name]).succeeds();
+    }
+    let compare = |args: &[&str]| Run::of(flux().current_dir(folder.path()).arg("compare").args(args));
+    assert_eq!(compare(&["a.png", "a.png", "--min-psnr", "60"]).succeeds().stdout, "max 0 mean 0.0000 psnr inf dB\n");
+    let apart = compare(&["a.png", "b.png", "--min-psnr", "60"]);
+    assert_eq!(apart.code, Some(1));
+    assert!(apart.stdout.starts_with("max ") && apart.stderr.contains("expected at least 60 dB"), "{}", apart.stderr);
+    compare(&["a.png", "none.png"]).fails(1, &["none.png"]);
+    fs::write(folder.path().join("text.png"), "no picture").unwrap();
+    compare(&["a.png", "text.png"]).fails(1, &["cannot read the PNG", "text.png"]);
+}
+
+#[test]
+fn version_and_help_are_as_they_were() {
+    let version = Run::of(flux().arg("-V")).succeeds();
+    assert_eq!(version.stdout, concat!("flux ", env!("CARGO_PKG_VERSION"), "\n"));
+    let help = Run::of(flux().arg("--help")).succeeds().stdout;
+    let snapshot = project("tests/snapshots/help.txt");
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        fs::write(&snapshot, &help).unwrap();
+    }
+    assert_eq!(help, fs::read_to_string(&snapshot).unwrap(), "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release --test cli");
+}

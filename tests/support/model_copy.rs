@@ -1,0 +1,91 @@
+//! A copy of the default model with something wrong in it: links to the real files, but for those that a test changes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+/// The default model's folder.
+pub fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny")
+}
+
+/// A model folder of its own, removed on drop.
+pub struct ModelCopy {
+    folder: tempfile::TempDir,
+}
+
+impl ModelCopy {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        link_all(&tiny(), folder.path());
+        Self { folder }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    /// Takes a file away.
+    pub fn remove(&self, name: &str) {
+        fs::remove_file(self.file(name)).expect("the file is a link of ours");
+    }
+
+    /// Replaces a file by what `change` makes of its bytes.
+    pub fn change(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        let mut bytes = fs::read(self.file(name)).expect("the model has this file");
+        change(&mut bytes);
+        self.remove(name);
+        fs::write(self.file(name), bytes).expect("a temporary folder is writable");
+    }
+
+    /// Replaces a JSON object in a file by what `change` makes of it.
+    pub fn change_json(&self, name: &str, change: impl FnOnce(&mut Map<String, Value>)) {
+        self.change(name, |bytes| {
+            let mut object = serde_json::from_slice(bytes).expect("a JSON object");
+            change(&mut object);
+            *bytes = serde_json::to_vec(&object).expect("JSON");
+        });
+    }
+
+    /// Replaces the header of a safetensors file by what `change` makes of it; the tensors' bytes stay.
+    pub fn change_header(&self, name: &str, change: impl FnOnce(&mut Map<String, Value>)) {
+        self.change(name, |bytes| {
+            let end = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+            let mut header = serde_json::from_slice(&bytes[8..end]).expect("a JSON header");
+            change(&mut header);
+            let header = serde_json::to_vec(&header).expect("JSON");
+            let mut file = (header.len() as u64).to_le_bytes().to_vec();
+            file.extend(header);
+            file.extend(&bytes[end..]);
+            *bytes = file;
+        });
+    }
+}
+
+fn link_all(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).expect("models/tiny is part of the project") {
+        let entry = entry.expect("a readable folder");
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            fs::create_dir(&target).expect("a temporary folder is writable");
+            link_all(&entry.path(), &target);
+        } else {
+            link(&entry.path(), &target);
+        }
+    }
+}
+
+#[cfg(unix)]
+fn link(from: &Path, to: &Path) {
+    std::os::unix::fs::symlink(from, to).expect("a temporary folder takes links");
+}
+
+#[cfg(not(unix))]
+fn link(from: &Path, to: &Path) {
+    fs::copy(from, to).expect("a temporary folder is writable");
+}

@@ -1,0 +1,67 @@
+//! The program from outside: runs it and keeps what it said.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The built program, on the CPU and away from the user's environment.
+pub fn flux() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flux"));
+    command.env_remove("FLUX_MODEL");
+    command
+}
+
+/// The smallest picture: 32x32, one step, on the CPU. A tenth of a second.
+pub const SMALL: [&str; 8] = ["-W", "32", "-H", "32", "-s", "1", "--device", "cpu"];
+
+/// What a run left behind.
+pub struct Run {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Run {
+    pub fn of(command: &mut Command) -> Self {
+        let Output { status, stdout, stderr } = command.output().expect("the program starts");
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+        Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    }
+
+    /// Exit code 0.
+    #[track_caller]
+    pub fn succeeds(self) -> Self {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        self
+    }
+
+    /// Ends with `code` and an error in which every one of `words` occurs; no panic, nothing on stdout.
+    #[track_caller]
+    pub fn fails(self, code: i32, words: &[&str]) -> Self {
+        assert_eq!(self.code, Some(code), "stderr: {}", self.stderr);
+        assert!(self.stderr.contains("error: ") && !self.stderr.contains("panicked"), "{}", self.stderr);
+        for word in words {
+            assert!(self.stderr.contains(word), "`{word}` is not in: {}", self.stderr);
+        }
+        assert_eq!(self.stdout, "");
+        self
+    }
+}
+
+/// Runs for the smallest picture in `folder`, with further flags.
+pub fn draw(folder: &Path, flags: &[&str]) -> Run {
+    Run::of(flux().current_dir(folder).args(SMALL).args(flags))
+}
+
+/// What lies in a folder, hidden files too, sorted.
+pub fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(folder).expect("a folder").map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// A file below the project's root.
+pub fn project(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
