@@ -1,1 +1,335 @@
-//! The CUDA backend.
+//! The CUDA backend: bf16 tensors in device memory, float32 inside every op, one rounding at its end.
+//!
+//! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels of cuda/*.cu that
+//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves weights and pictures. Every op has a launcher in the
+//! file of its name. All work goes to one stream in program order; only downloads and [`Backend::wait`] wait.
+#![allow(unsafe_code)]
+
+mod adaln;
+mod attention_generic;
+mod conv2d;
+mod device;
+mod elementwise;
+mod gated_add;
+mod gemm;
+mod group_norm;
+mod kernels;
+mod launch;
+mod library;
+mod linear;
+mod pool;
+mod qk_norm_rope;
+mod rms_norm;
+mod rows;
+mod sampler;
+mod swiglu;
+mod transfer;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+pub use device::Mark;
+pub use pool::Buffer;
+
+use crate::backend::{Activation, Backend, Stats};
+use crate::error::{Error, Result};
+use crate::ops::{Conv, Joint, Mask, QkNorm, Rope};
+use crate::tensor::Tensor;
+use crate::weights::WeightView;
+use device::Device;
+use gemm::Gemm;
+use launch::Launch;
+use pool::Kind;
+use transfer::Uploader;
+
+/// One NVIDIA GPU. Clones share it.
+#[derive(Clone)]
+pub struct Cuda(Arc<Inner>);
+
+struct Inner {
+    gemm: OnceLock<Gemm>,
+    opening_gemm: Mutex<()>,
+    uploader: Uploader,
+    device: Arc<Device>,
+}
+
+impl Cuda {
+    /// Opens GPU `ordinal` as `nvidia-smi -L` counts. Of its memory at most `memory_cap` bytes are used, or 80% of what is free now.
+    ///
+    /// Errors when this program holds no kernels, the machine no driver or cuBLASLt, or the GPU is missing or older than Ampere.
+    pub fn new(ordinal: usize, memory_cap: Option<u64>) -> Result<Self> {
+        let device = Device::open(ordinal, memory_cap)?;
+        Ok(Self(Arc::new(Inner { gemm: OnceLock::new(), opening_gemm: Mutex::new(()), uploader: Uploader::default(), device })))
+    }
+
+    fn device(&self) -> &Arc<Device> {
+        &self.0.device
+    }
+
+    /// cuBLASLt, opened by the first product.
+    fn gemm(&self) -> Result<&Gemm> {
+        if let Some(gemm) = self.0.gemm.get() {
+            return Ok(gemm);
+        }
+        let _opening = self.0.opening_gemm.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gemm) = self.0.gemm.get() {
+            return Ok(gemm);
+        }
+        let gemm = Gemm::new(self.device())?;
+        Ok(self.0.gemm.get_or_init(|| gemm))
+    }
+
+    fn launch(&self, file: &'static str, name: &'static str) -> Result<Launch<'_>> {
+        self.device().launch(file, name)
+    }
+
+    /// A dense tensor, not initialised.
+    fn empty(&self, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
+        let buffer = Buffer::new(self.device(), Kind::Bf16, rows * cols)?;
+        Ok(Tensor::from_buffer(self, buffer, rows, cols))
+    }
+
+    /// A new tensor of the shape of `x` for the result of an op that consumes `x`; none where the result may go over `x`.
+    fn unless_writable(&self, x: &Tensor<Cuda>) -> Result<Option<Tensor<Cuda>>> {
+        if x.writable() { Ok(None) } else { self.empty(x.rows(), x.cols()).map(Some) }
+    }
+
+    /// A padded weight as the tensor of its real rows and columns.
+    fn padded_weight(&self, (buffer, [rows, cols], stride): (Buffer, [usize; 2], usize)) -> Tensor<Cuda> {
+        let [weight, _] = Tensor::from_buffer(self, buffer, rows, stride).split_cols([cols, stride - cols]);
+        weight
+    }
+}
+
+impl Tensor<Cuda> {
+    /// Device address of the first cell.
+    fn address(&self) -> u64 {
+        self.buffer().address() + (self.offset() * self.buffer().kind().size()) as u64
+    }
+
+    /// Whether every row starts at a multiple of 16 bytes and, of bf16, is a whole number of them.
+    fn aligned(&self) -> bool {
+        let size = self.buffer().kind().size();
+        let whole = |elements: usize| elements * size % 16 == 0;
+        self.address() % 16 == 0 && (self.rows() <= 1 || whole(self.stride())) && whole(self.cols())
+    }
+}
+
+/// Whether kernels that move 16 bytes at once can take all these tensors.
+fn all_aligned(tensors: &[&Tensor<Cuda>]) -> bool {
+    tensors.iter().all(|tensor| tensor.aligned())
+}
+
+impl Launch<'_> {
+    /// Enqueues a kernel that uses `for_each_run` over [rows, cols], 8 columns at a time where `wide`.
+    ///
+    /// # Safety
+    /// As for [`Launch::run`].
+    unsafe fn run_rows(self, rows: usize, cols: usize, wide: bool) -> Result<()> {
+        let (grid, block) = launch::row_tiles(rows, if wide { cols / 8 } else { cols });
+        // SAFETY: what the caller promises.
+        unsafe { self.run(grid, block) }
+    }
+}
+
+impl Backend for Cuda {
+    type Buffer = Buffer;
+    type Mark = Mark;
+
+    fn describe(&self) -> String {
+        let (major, minor) = self.device().capability();
+        format!("{} (CUDA, compute capability {major}.{minor}, bf16)", self.device().name())
+    }
+
+    fn activation(&self) -> Activation {
+        Activation::Bf16
+    }
+
+    fn stats(&self) -> Stats {
+        let (pool, counters) = (self.device().pool(), self.device().counters());
+        Stats {
+            memory_bytes: pool.used(),
+            peak_memory_bytes: pool.peak(),
+            launches: counters.launches.load(Ordering::Relaxed),
+            waits: counters.waits.load(Ordering::Relaxed),
+            copies: counters.copies.load(Ordering::Relaxed),
+            allocations: counters.allocations.load(Ordering::Relaxed),
+            composed: counters.composed.load(Ordering::Relaxed),
+        }
+    }
+
+    fn available_bytes(&self) -> u64 {
+        self.device().pool().available()
+    }
+
+    fn weight_bytes(&self, elements: u64) -> u64 {
+        2 * elements
+    }
+
+    fn mark(&self) -> Result<Mark> {
+        Mark::new(self.device(), self.device().stream())
+    }
+
+    fn is_done(&self, mark: &Mark) -> Result<bool> {
+        mark.is_done()
+    }
+
+    fn wait(&self, mark: &Mark) -> Result<()> {
+        self.device().counters().waits.fetch_add(1, Ordering::Relaxed);
+        mark.wait()
+    }
+
+    fn elapsed(&self, from: &Mark, to: &Mark) -> Result<Duration> {
+        from.elapsed(to)
+    }
+
+    fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
+        expect_values(values, rows, cols)?;
+        self.upload_bf16(values, rows, cols)
+    }
+
+    fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
+        expect_values(values, rows, cols)?;
+        Ok(Tensor::from_buffer(self, self.upload_values(Kind::F32, values)?, rows, cols))
+    }
+
+    fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
+        Ok(self.padded_weight(self.0.uploader.weight(self.device(), parts)?))
+    }
+
+    fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
+        Ok(self.padded_weight(self.0.uploader.conv_weight(self.device(), view)?))
+    }
+
+    fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
+        match x.buffer().kind() {
+            Kind::F32 => self.download_values::<f32>(x.address(), x.rows(), x.cols(), x.stride()),
+            Kind::Bf16 => {
+                let values = self.download_values::<half::bf16>(x.address(), x.rows(), x.cols(), x.stride())?;
+                Ok(values.into_iter().map(half::bf16::to_f32).collect())
+            }
+            Kind::Byte => Err(Error::new("bytes are no activations")),
+        }
+    }
+
+    fn download_rgb8(&self, x: &Tensor<Self>) -> Result<Vec<u8>> {
+        let values = x.rows() * x.cols();
+        let out = Buffer::new(self.device(), Kind::Byte, values)?;
+        let launch = self.launch("transfer", "to_rgb8")?.matrix(x).address(out.address()).int(x.rows()).int(x.cols());
+        // SAFETY: argument types and order match `to_rgb8` in cuda/transfer.cu; `out` has a byte for every cell of x.
+        unsafe { launch.run([values.div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }?;
+        self.download_values::<u8>(out.address(), 1, values, values)
+    }
+
+    fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
+        self.linear_op(x, weight, bias)
+    }
+
+    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)]) -> Result<Tensor<Self>> {
+        self.linear_rows_op(parts)
+    }
+
+    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Tensor<Self>) -> Result<Tensor<Self>> {
+        self.linear_concat_op(parts, weight)
+    }
+
+    fn conv2d(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
+        self.conv2d_op(x, weight, bias, conv, None)
+    }
+
+    fn attention(&self, q: Tensor<Self>, k: &Tensor<Self>, v: &Tensor<Self>, head_dim: usize, joint: Joint, mask: Mask) -> Result<Tensor<Self>> {
+        self.attention_generic(q, k, v, head_dim, joint, mask)
+    }
+
+    fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
+        self.layer_norm_op(x, eps)
+    }
+
+    fn rms_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
+        self.rms_norm_op(x, weight, eps)
+    }
+
+    fn group_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, groups: usize, eps: f32) -> Result<Tensor<Self>> {
+        self.group_norm_op(x, weight, bias, groups, eps, false)
+    }
+
+    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, joint: Joint) -> Result<Tensor<Self>> {
+        self.rope_op(x, rope, joint)
+    }
+
+    fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
+        self.silu_op(x)
+    }
+
+    fn add(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
+        self.add_op(x, y)
+    }
+
+    fn mul(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
+        self.mul_op(x, y)
+    }
+
+    fn scale_shift(&self, x: Tensor<Self>, scale: &Tensor<Self>, shift: &Tensor<Self>) -> Result<Tensor<Self>> {
+        self.scale_shift_op(x, scale, shift)
+    }
+
+    fn concat_rows(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
+        self.concat_rows_op(parts)
+    }
+
+    fn upsample(&self, x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
+        self.upsample_op(x, height, width)
+    }
+
+    fn unpatchify(&self, latents: &Tensor<Self>, mean: &Tensor<Self>, std: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
+        self.unpatchify_op(latents, mean, std, height, width)
+    }
+
+    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: f32) -> Result<Tensor<Self>> {
+        self.euler_step_op(latents, velocity, dt)
+    }
+
+    fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>> {
+        self.guide_op(positive, negative, guidance)
+    }
+
+    fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
+        self.adaln_op(x, shift, scale, eps)
+    }
+
+    fn gated_add(&self, x: Tensor<Self>, gate: &Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
+        self.gated_add_op(x, gate, y)
+    }
+
+    fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {
+        self.swiglu_op(gate, up)
+    }
+
+    fn qk_norm_rope(
+        &self,
+        q: Tensor<Self>,
+        k: Tensor<Self>,
+        norm: [&QkNorm<Self>; 2],
+        rope: &Rope<Self>,
+        joint: Joint,
+    ) -> Result<(Tensor<Self>, Tensor<Self>)> {
+        self.qk_norm_rope_op(q, k, norm, rope, joint)
+    }
+
+    fn group_norm_silu(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, groups: usize, eps: f32) -> Result<Tensor<Self>> {
+        self.group_norm_op(x, weight, bias, groups, eps, true)
+    }
+
+    fn conv2d_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv, residual: Tensor<Self>) -> Result<Tensor<Self>> {
+        self.conv2d_op(x, weight, bias, conv, Some(residual))
+    }
+}
+
+fn expect_values(values: &[f32], rows: usize, cols: usize) -> Result<()> {
+    if values.len() == rows * cols {
+        Ok(())
+    } else {
+        Err(Error::new(format!("{} values do not make [{rows}, {cols}]", values.len())).at("op `upload`"))
+    }
+}

@@ -1,0 +1,80 @@
+// Shared by all kernels: bf16 loads and stores of 16 bytes or one value, reductions, ceil_div.
+#pragma once
+
+#include <cuda_bf16.h>
+
+typedef __nv_bfloat16 bf16;
+
+__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// N bf16 values as f32: N = 8 is one 16-byte load, whose address must be a multiple of 16; N = 1 takes any address.
+template <int N>
+__device__ __forceinline__ void load(const bf16* from, float (&values)[N]) {
+    static_assert(N == 1 || N == 8, "one value or 16 bytes");
+    if constexpr (N == 8) {
+        const uint4 raw = *reinterpret_cast<const uint4*>(from);
+        const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            // A bf16 is the upper half of an f32.
+            values[2 * i] = __uint_as_float(words[i] << 16);
+            values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+        }
+    } else {
+        values[0] = __bfloat162float(*from);
+    }
+}
+
+// Rounds to nearest even and stores; addresses as for load.
+template <int N>
+__device__ __forceinline__ void store(bf16* to, const float (&values)[N]) {
+    static_assert(N == 1 || N == 8, "one value or 16 bytes");
+    if constexpr (N == 8) {
+        unsigned words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
+            words[i] = *reinterpret_cast<const unsigned*>(&pair);
+        }
+        *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+    } else {
+        *to = __float2bfloat16_rn(values[0]);
+    }
+}
+
+__device__ __forceinline__ float round_to_bf16(float value) { return __bfloat162float(__float2bfloat16_rn(value)); }
+
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) value += __shfl_xor_sync(0xffffffffu, value, step);
+    return value;
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, step));
+    return value;
+}
+
+// The sum over a one-dimensional block of whole warps; every thread gets it. Always added in the same order.
+__device__ __forceinline__ float block_sum(float value) {
+    __shared__ float partial[32];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    value = warp_sum(value);
+    if (blockDim.x == 32) return value;
+    __syncthreads();  // the last call's reads of `partial` are over
+    if (lane == 0) partial[warp] = value;
+    __syncthreads();
+    return warp_sum(lane < (blockDim.x >> 5) ? partial[lane] : 0.0f);
+}
+
+// Calls body(row, column) for every run of N columns of [rows, cols]. Launched with blocks of (runs of a row, rows); see
+// `row_tiles` in backend/cuda/launch.rs.
+template <int N, class Body>
+__device__ __forceinline__ void for_each_run(int rows, int cols, Body body) {
+    const long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    for (int column = threadIdx.x * N; column < cols; column += blockDim.x * N) body(row, column);
+}

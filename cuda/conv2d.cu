@@ -1,0 +1,47 @@
+// im2col: the pixels under the kernel, side by side; the convolution is then a GEMM with the weight
+//
+//   x      [height * width, channels]   bf16, row stride ld_x
+//   out    [rows, taps * channels]      bf16, row stride ld_out, for output pixels first_row .. first_row + rows;
+//          columns ordered (ky, kx, channel), zeros outside the picture and in columns taps * channels .. ld_out
+//
+// Mapping   grid (row tiles, taps): a thread copies runs of 8 channels (16 bytes) of one tap of one output pixel. The input comes
+//           nine times, from L2 but for the first.
+// Needs     channels % 8 == 0 and rows 16-byte aligned. Otherwise `_any`: one value at a time.
+// Bytes     rows * taps * channels * 2 written + the input read.   1048576 x 9 x 128: 2.4 GB + 0.27 GB
+// Bound     HBM. 2.7 GB at 4.8 TB/s (H200) = 560 us, in pieces of 256 MiB
+// Measured
+// Tried
+#include "common.cuh"
+
+template <int N>
+__device__ __forceinline__ void im2col(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows, int channels, int height,
+                                       int width, int kernel, int stride, int pad_before, int out_width) {
+    const int row = blockIdx.x * blockDim.y + threadIdx.y;
+    if (row >= rows) return;
+    const int tap = blockIdx.y, taps = gridDim.y;
+    const int out_pixel = first_row + row;
+    const int y = out_pixel / out_width * stride + tap / kernel - pad_before;
+    const int x_pixel = out_pixel % out_width * stride + tap % kernel - pad_before;
+    const bool inside = y >= 0 && y < height && x_pixel >= 0 && x_pixel < width;
+    const bf16* from = x + ((long long)y * width + x_pixel) * ld_x;
+    bf16* to = out + (long long)row * ld_out + (long long)tap * channels;
+    const int end = tap == taps - 1 ? (int)(ld_out - (long long)tap * channels) : channels;
+    for (int column = threadIdx.x * N; column < end; column += blockDim.x * N) {
+        float values[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) values[i] = 0.0f;
+        if (inside && column < channels) load(from + column, values);
+        store(to + column, values);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) im2col_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows,
+                                                              int channels, int height, int width, int kernel, int stride, int pad_before, int out_width) {
+    im2col<8>(x, ld_x, out, ld_out, first_row, rows, channels, height, width, kernel, stride, pad_before, out_width);
+}
+
+extern "C" __global__ void __launch_bounds__(256) im2col_bf16_any(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows,
+                                                                  int channels, int height, int width, int kernel, int stride, int pad_before,
+                                                                  int out_width) {
+    im2col<1>(x, ld_x, out, ld_out, first_row, rows, channels, height, width, kernel, stride, pad_before, out_width);
+}

@@ -1,0 +1,42 @@
+// What weights and pictures go through between host and device.
+//
+//   f32_to_bf16, f16_to_bf16   n values, rounded to nearest even
+//   place_weight               from [rows, channels, taps] dense -> to [to_rows, ld_to], columns ordered (tap, channel); zeros elsewhere
+//   to_rgb8                    x [rows, cols] bf16, row stride ld_x -> out [rows, cols] u8: round_half_even(255 * clamp(x / 2 + 1 / 2))
+//
+// Mapping   grid-stride over values; the copy over the bus takes longer.
+// Bytes     f32_to_bf16: 6 a value;  to_rgb8: 3 a value
+#include <cuda_fp16.h>
+
+#include "common.cuh"
+
+static __device__ __forceinline__ long long thread_index() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
+static __device__ __forceinline__ long long thread_count() { return (long long)gridDim.x * blockDim.x; }
+
+extern "C" __global__ void __launch_bounds__(256) f32_to_bf16(const float* from, bf16* to, long long n) {
+    for (long long i = thread_index(); i < n; i += thread_count()) to[i] = __float2bfloat16_rn(from[i]);
+}
+
+extern "C" __global__ void __launch_bounds__(256) f16_to_bf16(const __half* from, bf16* to, long long n) {
+    for (long long i = thread_index(); i < n; i += thread_count()) to[i] = __float2bfloat16_rn(__half2float(from[i]));
+}
+
+extern "C" __global__ void __launch_bounds__(256) place_weight(const bf16* from, bf16* to, int rows, int channels, int taps, int to_rows, long long ld_to) {
+    const long long cols = (long long)channels * taps, n = to_rows * ld_to;
+    for (long long i = thread_index(); i < n; i += thread_count()) {
+        const long long row = i / ld_to, column = i % ld_to;
+        const bool inside = row < rows && column < cols;
+        const long long tap = column / channels, channel = column % channels;
+        to[i] = inside ? from[(row * channels + channel) * taps + tap] : __float2bfloat16_rn(0.0f);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) to_rgb8(const bf16* x, long long ld_x, unsigned char* out, int rows, int cols) {
+    const long long n = (long long)rows * cols;
+    for (long long i = thread_index(); i < n; i += thread_count()) {
+        const float value = __bfloat162float(x[i / cols * ld_x + i % cols]);
+        // fmaxf takes the number where the other is NaN.
+        const float unit = fminf(fmaxf(__fadd_rn(__fmul_rn(value, 0.5f), 0.5f), 0.0f), 1.0f);
+        out[i] = (unsigned char)__float2int_rn(__fmul_rn(unit, 255.0f));
+    }
+}

@@ -1,0 +1,333 @@
+//! One GPU: its context, its two streams, modules, marks and counters.
+//!
+//! All work runs on the compute stream in program order. Weights go up on a second stream, so that loading one model overlaps
+//! computing with another.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use cudarc::driver::result::stream::StreamKind;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+use super::pool::Pool;
+use super::{kernels, library};
+use crate::error::{Error, Result};
+
+/// The oldest GPUs with bf16 tensor cores.
+const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
+
+/// What was done so far.
+#[derive(Default)]
+pub struct Counters {
+    /// Kernels and library calls.
+    pub launches: AtomicU64,
+    /// Times the host waited.
+    pub waits: AtomicU64,
+    /// Copies between host and device.
+    pub copies: AtomicU64,
+    /// Allocations.
+    pub allocations: AtomicU64,
+    /// Fused ops that ran as compositions.
+    pub composed: AtomicU64,
+}
+
+/// A queue of work on the device; lives as long as its [`Device`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Stream(sys::CUstream);
+
+impl Stream {
+    /// The driver's handle.
+    pub fn raw(self) -> sys::CUstream {
+        self.0
+    }
+}
+
+/// A kernel of a loaded module; lives as long as its [`Device`].
+#[derive(Clone, Copy)]
+pub struct Function(sys::CUfunction);
+
+impl Function {
+    /// The driver's handle.
+    pub fn raw(self) -> sys::CUfunction {
+        self.0
+    }
+}
+
+/// A GPU and what is loaded on it.
+pub struct Device {
+    context: sys::CUcontext,
+    device: sys::CUdevice,
+    stream: Stream,
+    upload_stream: Stream,
+    modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
+    functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
+    pool: Pool,
+    counters: Counters,
+    name: String,
+    capability: (i32, i32),
+    multiprocessors: usize,
+}
+
+// SAFETY: the driver's handles are plain addresses that any thread may use once the context is current there, which `bind` sees to
+// before every call. The maps are behind mutexes, the counters are atomic, all else is read-only after `new`.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+/// An error of the driver, in words.
+pub fn failed(what: &str, error: DriverError) -> Error {
+    let name = error.error_name().ok().map(|name| name.to_string_lossy().into_owned()).unwrap_or_else(|| format!("{:?}", error.0));
+    let text = error.error_string().ok().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+    Error::new(format!("{what}: {text} ({name})"))
+}
+
+impl Device {
+    /// Opens GPU `ordinal`. Without `memory_cap`, 80% of the memory that is free now may be used.
+    ///
+    /// Errors when the program has no kernels, the machine no driver, or the GPU is missing or too old.
+    pub fn open(ordinal: usize, memory_cap: Option<u64>) -> Result<Arc<Self>> {
+        if !kernels::built() {
+            return Err(Error::new("this program was built without nvcc, so it has no GPU kernels")
+                .hint("run `make cuda-toolkit`, then `make build`; or use `--device cpu`"));
+        }
+        library::require()?;
+        result::init().map_err(|e| failed("cannot start CUDA", e).hint("is the NVIDIA driver loaded? `nvidia-smi` shows it"))?;
+        let count = result::device::get_count().map_err(|e| failed("cannot count GPUs", e))?;
+        let index = i32::try_from(ordinal).ok().filter(|index| *index < count);
+        let index = index.ok_or_else(|| Error::new(format!("no GPU {ordinal}: this machine shows {count}")).hint("`nvidia-smi -L` lists them"))?;
+        let device = result::device::get(index).map_err(|e| failed("cannot open the GPU", e))?;
+        let name = result::device::get_name(device).map_err(|e| failed("cannot open the GPU", e))?;
+        let attribute = |attribute| {
+            // SAFETY: `device` was returned by `device::get`.
+            unsafe { result::device::get_attribute(device, attribute) }.map_err(|e| failed("cannot ask the GPU", e))
+        };
+        use sys::CUdevice_attribute as Attribute;
+        let capability = (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        if capability < OLDEST_CAPABILITY {
+            let (major, minor) = capability;
+            return Err(
+                Error::new(format!("GPU {ordinal} ({name}) has compute capability {major}.{minor}, 8.0 is the least")).hint("use `--device cpu`")
+            );
+        }
+        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as usize;
+        let stream_ordered = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
+
+        // SAFETY: `device` was returned by `device::get`; the context is released in `drop`.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("cannot open the GPU", e))?;
+        // SAFETY: `context` was just retained.
+        unsafe { result::ctx::set_current(context) }.map_err(|e| failed("cannot open the GPU", e))?;
+        if stream_ordered {
+            keep_freed_memory(device).map_err(|e| failed("cannot set up GPU memory", e))?;
+        }
+        let (free, _) = result::mem_get_info().map_err(|e| failed("cannot ask for free GPU memory", e))?;
+        let cap = memory_cap.unwrap_or(free as u64 / 10 * 8);
+        let new_stream = || result::stream::create(StreamKind::NonBlocking).map(Stream).map_err(|e| failed("cannot open the GPU", e));
+        Ok(Arc::new(Self {
+            context,
+            device,
+            stream: new_stream()?,
+            upload_stream: new_stream()?,
+            modules: Mutex::default(),
+            functions: Mutex::default(),
+            pool: Pool::new(cap, stream_ordered),
+            counters: Counters::default(),
+            name,
+            capability,
+            multiprocessors,
+        }))
+    }
+
+    /// Makes the context current on this thread.
+    pub fn bind(&self) -> Result<()> {
+        let current = result::ctx::get_current().map_err(|e| failed("the GPU does not answer", e))?;
+        if current != Some(self.context) {
+            // SAFETY: `context` is retained until `drop`.
+            unsafe { result::ctx::set_current(self.context) }.map_err(|e| failed("the GPU does not answer", e))?;
+        }
+        Ok(())
+    }
+
+    /// Where all computing goes.
+    pub fn stream(&self) -> Stream {
+        self.stream
+    }
+
+    /// Where weights go up.
+    pub fn upload_stream(&self) -> Stream {
+        self.upload_stream
+    }
+
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Compute capability, (9, 0) for Hopper.
+    pub fn capability(&self) -> (i32, i32) {
+        self.capability
+    }
+
+    /// Streaming multiprocessors.
+    pub fn multiprocessors(&self) -> usize {
+        self.multiprocessors
+    }
+
+    /// Kernel `name` of `cuda/<file>.cu`, loaded on first use.
+    ///
+    /// Errors when the file was not built or the driver has no image for this GPU.
+    pub fn function(&self, file: &'static str, name: &'static str) -> Result<Function> {
+        // A thread that panicked here left whole entries only.
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = functions.get(&(file, name)) {
+            return Ok(*function);
+        }
+        self.bind()?;
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match modules.get(file) {
+            Some(module) => *module,
+            None => {
+                let image = kernels::image(file).ok_or_else(|| Error::new(format!("this program has no kernels of `cuda/{file}.cu`")))?;
+                // SAFETY: `image` is a whole fatbin made by nvcc, aligned to 64 bytes, and static.
+                let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
+                let module = module.map_err(|e| failed(&format!("cannot load the kernels of `cuda/{file}.cu` on {}", self.name), e))?;
+                modules.insert(file, module);
+                module
+            }
+        };
+        let symbol = CString::new(name).map_err(|_| Error::new(format!("`{name}` is no kernel name")))?;
+        // SAFETY: `module` was loaded above and is unloaded with the device only.
+        let function = unsafe { result::module::get_function(module, symbol) };
+        let function = Function(function.map_err(|e| failed(&format!("no kernel `{name}` in `cuda/{file}.cu`"), e))?);
+        functions.insert((file, name), function);
+        Ok(function)
+    }
+
+    /// Counts a fused op that runs as its composition.
+    pub fn count_composed(&self) {
+        self.counters.composed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Lets the compute stream wait for all work on the upload stream so far; the host does not wait.
+    pub fn join_uploads(self: &Arc<Self>) -> Result<()> {
+        let mark = Mark::new(self, self.upload_stream)?;
+        mark.hold(self.stream)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.bind().is_err() {
+            return;
+        }
+        let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: nothing else holds the device any more, so all handles are used here for the last time; the driver finishes the
+        // work on a destroyed stream by itself. Errors are those that callers have seen.
+        unsafe {
+            let _ = result::stream::synchronize(self.stream.0);
+            let _ = result::stream::synchronize(self.upload_stream.0);
+            for module in modules.values() {
+                let _ = result::module::unload(*module);
+            }
+            let _ = result::stream::destroy(self.stream.0);
+            let _ = result::stream::destroy(self.upload_stream.0);
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}
+
+/// Lets the driver keep freed memory for the next allocation; by default every wait gives it back to the system.
+fn keep_freed_memory(device: sys::CUdevice) -> std::result::Result<(), DriverError> {
+    let mut threshold = u64::MAX;
+    // SAFETY: `device` was returned by `device::get`, and the attribute's value is a u64.
+    unsafe {
+        let pool = result::device::get_default_mem_pool(device)?;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        result::mem_pool::set_attribute(pool, attribute, std::ptr::from_mut(&mut threshold).cast())
+    }
+}
+
+/// A point in the order of work on a stream.
+pub struct Mark {
+    event: sys::CUevent,
+    device: Arc<Device>,
+}
+
+// SAFETY: events may be used from any thread of the context, which `bind` makes current.
+unsafe impl Send for Mark {}
+// SAFETY: as above; the driver locks an event itself.
+unsafe impl Sync for Mark {}
+
+impl Mark {
+    /// A mark behind all work on `stream` so far.
+    pub fn new(device: &Arc<Device>, stream: Stream) -> Result<Self> {
+        device.bind()?;
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(|e| failed("cannot mark GPU work", e))?;
+        let mark = Self { event, device: Arc::clone(device) };
+        mark.record(stream)?;
+        Ok(mark)
+    }
+
+    /// Moves the mark behind all work on `stream` so far.
+    pub fn record(&self, stream: Stream) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: the event lives until `drop`, the stream as long as the device.
+        unsafe { result::event::record(self.event, stream.0) }.map_err(|e| failed("cannot mark GPU work", e))
+    }
+
+    /// Whether the work is done; does not wait.
+    pub fn is_done(&self) -> Result<bool> {
+        self.device.bind()?;
+        // SAFETY: the event lives until `drop`.
+        match unsafe { result::event::query(self.event) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(e) => Err(failed("GPU work failed", e)),
+        }
+    }
+
+    /// Blocks the host until the work is done. Counted by callers that wait on behalf of a user.
+    pub fn wait(&self) -> Result<()> {
+        self.device.bind()?;
+        // SAFETY: the event lives until `drop`.
+        unsafe { result::event::synchronize(self.event) }.map_err(|e| failed("GPU work failed", e))
+    }
+
+    /// Lets `stream` wait for the mark; the host does not.
+    pub fn hold(&self, stream: Stream) -> Result<()> {
+        self.device.bind()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: the event lives until `drop`, after which the driver keeps what a wait needs; the stream lives as long as the device.
+        unsafe { result::stream::wait_event(stream.0, self.event, flags) }.map_err(|e| failed("cannot order GPU work", e))
+    }
+
+    /// Time from `self` to `later`; both are done.
+    pub fn elapsed(&self, later: &Mark) -> Result<Duration> {
+        self.device.bind()?;
+        // SAFETY: both events were made with timing and recorded.
+        let time_ms = unsafe { result::event::elapsed(self.event, later.event) }.map_err(|e| failed("cannot time GPU work", e))?;
+        Ok(Duration::from_secs_f64(f64::from(time_ms.max(0.0)) / 1000.0))
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: the event is destroyed once; the driver keeps it until work that refers to it is done.
+            let _ = unsafe { result::event::destroy(self.event) };
+        }
+    }
+}

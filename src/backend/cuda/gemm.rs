@@ -1,0 +1,362 @@
+//! Matrix products by cuBLASLt: bf16 in, float32 sums, bf16 or float32 out. A plan is made once per shape.
+//!
+//! cuBLASLt thinks in columns. Our row-major out [m, n] is its column-major [n, m], so its A is the weight and its B is x.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::cublaslt::{result, sys};
+
+use super::Cuda;
+use super::Tensor;
+use super::device::Device;
+use super::pool::{Buffer, Kind};
+use crate::error::{Error, Result};
+
+/// What algorithms may use for split sums. NVIDIA asks for at least 32 MiB on Hopper.
+const WORKSPACE_BYTES: usize = 64 << 20;
+/// `cublasOperation_t`, which cudarc's cuBLASLt bindings leave out.
+const OPERATION_N: i32 = 0;
+const OPERATION_T: i32 = 1;
+/// How many algorithms to ask for; the first that fits the workspace is taken, the same one on every run.
+const CANDIDATES: usize = 8;
+
+/// Where a matrix is: address of the first cell, elements from row to row.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix {
+    pub address: u64,
+    pub stride: usize,
+}
+
+impl Matrix {
+    pub fn of(x: &Tensor<Cuda>) -> Self {
+        Self { address: x.address(), stride: x.stride() }
+    }
+
+    /// The same matrix from row `row` on, of values of `size` bytes.
+    pub fn row(self, row: usize, size: usize) -> Self {
+        Self { address: self.address + (row * self.stride * size) as u64, ..self }
+    }
+
+    fn alignment(self) -> u32 {
+        1 << self.address.trailing_zeros().min(8)
+    }
+}
+
+/// `out = x weight^T + bias + residual`: x [m, k], weight [n, k] (or [k, n] where `weight_is_kn`), bias [n], residual and out [m, n].
+#[derive(Debug, Clone, Copy)]
+pub struct Product {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub x: Matrix,
+    pub weight: Matrix,
+    pub weight_is_kn: bool,
+    /// Address of bf16 values.
+    pub bias: Option<u64>,
+    /// bf16; may be `out`.
+    pub residual: Option<Matrix>,
+    pub out: Matrix,
+    /// Whether out is float32 instead of bf16.
+    pub out_f32: bool,
+}
+
+/// Everything that a choice of algorithm depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    sizes: [usize; 3],
+    strides: [usize; 4],
+    alignments: [u32; 4],
+    weight_is_kn: bool,
+    bias: bool,
+    residual: bool,
+    out_f32: bool,
+}
+
+impl Key {
+    fn of(product: &Product) -> Self {
+        let residual = product.residual.unwrap_or(product.out);
+        let operands = [product.weight, product.x, residual, product.out];
+        Self {
+            sizes: [product.m, product.n, product.k],
+            strides: operands.map(|matrix| matrix.stride),
+            alignments: operands.map(Matrix::alignment),
+            weight_is_kn: product.weight_is_kn,
+            bias: product.bias.is_some(),
+            residual: product.residual.is_some(),
+            out_f32: product.out_f32,
+        }
+    }
+}
+
+/// A product that cuBLASLt prepared.
+struct Plan {
+    operation: sys::cublasLtMatmulDesc_t,
+    layouts: [sys::cublasLtMatrixLayout_t; 4],
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: the plan owns its descriptors; they are destroyed once, and cuBLASLt copied what enqueued work needs.
+        unsafe {
+            for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+            let _ = result::destroy_matmul_desc(self.operation);
+        }
+    }
+}
+
+/// cuBLASLt on one device.
+pub struct Gemm {
+    handle: sys::cublasLtHandle_t,
+    /// None is a shape that cuBLASLt declined.
+    plans: Mutex<HashMap<Key, Option<Plan>>>,
+    workspace: Buffer,
+    device: Arc<Device>,
+}
+
+// SAFETY: a cuBLASLt handle may be used from several threads; plans are used under their mutex only.
+unsafe impl Send for Gemm {}
+// SAFETY: as above.
+unsafe impl Sync for Gemm {}
+
+fn failed(error: result::CublasError) -> Error {
+    Error::new(format!("cuBLASLt failed: {:?}", error.0))
+}
+
+impl Gemm {
+    pub fn new(device: &Arc<Device>) -> Result<Self> {
+        device.bind()?;
+        let handle = result::create_handle().map_err(failed)?;
+        let workspace = Buffer::new(device, Kind::Byte, WORKSPACE_BYTES)?;
+        Ok(Self { handle, plans: Mutex::default(), workspace, device: Arc::clone(device) })
+    }
+
+    /// Enqueues the product.
+    pub fn run(&self, product: &Product) -> Result<()> {
+        if product.m == 0 || product.n == 0 {
+            return Ok(());
+        }
+        self.device.bind()?;
+        // A plan is inserted whole, so a panic elsewhere leaves nothing broken.
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = Key::of(product);
+        let plan = match plans.entry(key) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(self.plan(&key, product)?),
+        };
+        match plan {
+            Some(plan) => self.enqueue(plan, product),
+            None => self.run_any(product),
+        }
+    }
+
+    /// None when cuBLASLt has no algorithm for the shape.
+    fn plan(&self, key: &Key, product: &Product) -> Result<Option<Plan>> {
+        let [m, n, k] = key.sizes;
+        let out_type = if key.out_f32 { sys::cudaDataType::CUDA_R_32F } else { sys::cudaDataType::CUDA_R_16BF };
+        let (weight_rows, weight_cols) = if key.weight_is_kn { (n, k) } else { (k, n) };
+        let shapes = [(weight_rows, weight_cols), (k, m), (n, m), (n, m)];
+        let types = [sys::cudaDataType::CUDA_R_16BF, sys::cudaDataType::CUDA_R_16BF, out_type, out_type];
+        let operation = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F).map_err(failed)?;
+        // From here on `plan` owns what exists, so an early return frees it.
+        let mut plan = Plan { operation, layouts: [std::ptr::null_mut(); 4], algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] } };
+        for (index, layout) in plan.layouts.iter_mut().enumerate() {
+            let (rows, cols) = shapes[index];
+            *layout = result::create_matrix_layout(types[index], rows as u64, cols as u64, key.strides[index] as i64).map_err(failed)?;
+        }
+        let transpose = if key.weight_is_kn { OPERATION_N } else { OPERATION_T };
+        plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, &transpose)?;
+        if let Some(bias) = product.bias {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+            let bias_type = sys::cudaDataType::CUDA_R_16BF as i32;
+            plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type)?;
+        }
+        let Some(algorithm) = self.choose(&plan, key)? else { return Ok(None) };
+        plan.algorithm = algorithm;
+        Ok(Some(plan))
+    }
+
+    /// The first algorithm that cuBLASLt suggests for these alignments and this workspace.
+    fn choose(&self, plan: &Plan, key: &Key) -> Result<Option<sys::cublasLtMatmulAlgo_t>> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let preference = Preference::new()?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
+        let alignments = [
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ];
+        for (attribute, bytes) in alignments.into_iter().zip(&key.alignments) {
+            preference.set(attribute, bytes)?;
+        }
+        let empty = sys::cublasLtMatmulHeuristicResult_t {
+            algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+            workspaceSize: 0,
+            state: sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
+            wavesCount: 0.0,
+            reserved: [0; 4],
+        };
+        let mut found = [empty; CANDIDATES];
+        let mut count = 0;
+        let [a, b, c, d] = plan.layouts;
+        // SAFETY: all descriptors live; `found` has room for CANDIDATES results. cuBLASLt writes `state` from the statuses of version
+        // 13.0, to which the bindings belong.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                plan.operation,
+                a,
+                b,
+                c,
+                d,
+                preference.0,
+                CANDIDATES as i32,
+                found.as_mut_ptr(),
+                &mut count,
+            )
+        };
+        if status != sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+            return Ok(None);
+        }
+        let mut found = found.iter().take(usize::try_from(count).unwrap_or(0));
+        let fits = |result: &&sys::cublasLtMatmulHeuristicResult_t| {
+            result.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && result.workspaceSize <= WORKSPACE_BYTES
+        };
+        Ok(found.find(fits).map(|result| result.algo))
+    }
+
+    fn enqueue(&self, plan: &Plan, product: &Product) -> Result<()> {
+        if let Some(bias) = product.bias {
+            plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        let one = 1.0f32;
+        let beta = if product.residual.is_some() { 1.0f32 } else { 0.0 };
+        let residual = product.residual.unwrap_or(product.out);
+        let [a, b, c, d] = plan.layouts;
+        // SAFETY: the plan was made for exactly these sizes, strides and alignments. The matrices lie in buffers that the caller's
+        // tensors hold, of the shapes that `Tensor`'s methods checked. alpha and beta are read before the call returns. The
+        // workspace is used by this stream alone, one product after the other.
+        let enqueued = unsafe {
+            result::matmul(
+                self.handle,
+                plan.operation,
+                std::ptr::from_ref(&one).cast(),
+                std::ptr::from_ref(&beta).cast(),
+                product.weight.address as *const c_void,
+                a,
+                product.x.address as *const c_void,
+                b,
+                residual.address as *const c_void,
+                c,
+                product.out.address as *mut c_void,
+                d,
+                &plan.algorithm,
+                self.workspace.address() as *mut c_void,
+                WORKSPACE_BYTES,
+                self.device.stream().raw().cast(),
+            )
+        };
+        enqueued.map_err(|e| Error::new(format!("cuBLASLt failed: {:?} for {product:?}", e.0)))?;
+        self.device.counters().launches.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The product by our own kernel, for any shape.
+    fn run_any(&self, product: &Product) -> Result<()> {
+        const TILE: usize = 64;
+        self.device.count_composed();
+        let residual = product.residual.unwrap_or(Matrix { address: 0, stride: 0 });
+        let launch = self
+            .device
+            .launch("linear", "linear_any")?
+            .address(product.x.address)
+            .long(product.x.stride)
+            .address(product.weight.address)
+            .long(product.weight.stride)
+            .address(product.bias.unwrap_or(0))
+            .address(residual.address)
+            .long(residual.stride)
+            .address(product.out.address)
+            .long(product.out.stride)
+            .int(product.m)
+            .int(product.n)
+            .int(product.k)
+            .int(usize::from(product.weight_is_kn))
+            .int(usize::from(product.out_f32));
+        // SAFETY: types and order match `linear_any` in cuda/linear.cu, which guards every index by m, n and k; the matrices are as in
+        // `enqueue`.
+        unsafe { launch.run([product.m.div_ceil(TILE), product.n.div_ceil(TILE), 1], [256, 1, 1]) }
+    }
+}
+
+impl Drop for Gemm {
+    fn drop(&mut self) {
+        self.plans.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        if self.device.bind().is_ok() {
+            // SAFETY: the handle is destroyed once, after all plans.
+            let _ = unsafe { result::destroy_handle(self.handle) };
+        }
+    }
+}
+
+impl Plan {
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<()> {
+        // SAFETY: the descriptor lives; callers pass the type that the attribute has, which cuBLASLt checks by its size.
+        unsafe { result::set_matmul_desc_attribute(self.operation, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }.map_err(failed)
+    }
+}
+
+/// What the choice of an algorithm may use.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new() -> Result<Self> {
+        result::create_matmul_pref().map(Self).map_err(failed)
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: &T) -> Result<()> {
+        // SAFETY: as in `Plan::set`.
+        unsafe { result::set_matmul_pref_attribute(self.0, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }.map_err(failed)
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_depends_on_alignment_but_not_on_address() {
+        let matrix = |address| Matrix { address, stride: 64 };
+        let product = |address| Product {
+            m: 4,
+            n: 64,
+            k: 64,
+            x: matrix(address),
+            weight: matrix(512),
+            weight_is_kn: false,
+            bias: None,
+            residual: None,
+            out: matrix(1024),
+            out_f32: false,
+        };
+        assert_eq!(Key::of(&product(256)), Key::of(&product(4096)));
+        assert_ne!(Key::of(&product(256)), Key::of(&product(256 + 16)));
+        assert_eq!(matrix(6).alignment(), 2);
+        assert_eq!(matrix(1 << 20).row(1, 2).alignment(), 128);
+    }
+}

@@ -1,0 +1,16 @@
+//! The kernel table that build.rs made: one fatbin for each file in cuda/.
+
+#[repr(C, align(64))]
+struct Aligned<T: ?Sized>(T);
+
+include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+
+/// The fatbin of `cuda/<file>.cu`; none when it was not built.
+pub fn image(file: &str) -> Option<&'static [u8]> {
+    KERNELS.iter().find(|(name, _)| *name == file).map(|(_, image)| *image)
+}
+
+/// Whether nvcc was there when this program was built.
+pub fn built() -> bool {
+    !KERNELS.is_empty()
+}

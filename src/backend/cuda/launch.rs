@@ -1,0 +1,184 @@
+//! Launching a kernel: arguments in the order of its signature, then grid and block.
+
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+
+use cudarc::driver::{result, sys};
+
+use super::device::{Device, Function, Stream, failed};
+use super::{Cuda, Tensor};
+use crate::error::{Error, Result};
+
+/// Threads of a block in kernels that walk over rows and columns.
+const THREADS: usize = 256;
+const MAX_ARGUMENTS: usize = 40;
+
+/// A kernel and the arguments that it got so far; each takes 8 bytes here, whatever its size in the kernel.
+pub struct Launch<'a> {
+    device: &'a Device,
+    function: Function,
+    name: &'static str,
+    stream: Stream,
+    shared_bytes: u32,
+    arguments: [u64; MAX_ARGUMENTS],
+    count: usize,
+    too_large: Option<usize>,
+}
+
+impl Device {
+    /// Kernel `name` of `cuda/<file>.cu`, for the compute stream.
+    pub fn launch(&self, file: &'static str, name: &'static str) -> Result<Launch<'_>> {
+        let function = self.function(file, name)?;
+        Ok(Launch { device: self, function, name, stream: self.stream(), shared_bytes: 0, arguments: [0; MAX_ARGUMENTS], count: 0, too_large: None })
+    }
+}
+
+impl Launch<'_> {
+    fn push(mut self, bits: u64) -> Self {
+        self.arguments[self.count] = bits;
+        self.count += 1;
+        self
+    }
+
+    /// Another stream.
+    pub fn on(mut self, stream: Stream) -> Self {
+        self.stream = stream;
+        self
+    }
+
+    /// Dynamic shared memory.
+    ///
+    /// Errors when the GPU has not so much.
+    pub fn shared(mut self, bytes: u32) -> Result<Self> {
+        const WITHOUT_ASKING: u32 = 48 << 10;
+        if bytes > WITHOUT_ASKING {
+            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function lives as long as the device.
+            unsafe { result::function::set_function_attribute(self.function.raw(), attribute, bytes as i32) }
+                .map_err(|e| failed(&format!("kernel `{}` needs {bytes} bytes of shared memory", self.name), e))?;
+        }
+        self.shared_bytes = bytes;
+        Ok(self)
+    }
+
+    /// A pointer; 0 is null.
+    pub fn address(self, address: u64) -> Self {
+        self.push(address)
+    }
+
+    /// A pointer to the tensor's first cell.
+    pub fn vector(self, x: &Tensor<Cuda>) -> Self {
+        self.address(x.address())
+    }
+
+    /// A pointer to the tensor's first cell and its row stride as `long long`.
+    pub fn matrix(self, x: &Tensor<Cuda>) -> Self {
+        self.address(x.address()).long(x.stride())
+    }
+
+    /// A pointer and a row stride of 0, so that one row serves all.
+    pub fn repeated(self, x: &Tensor<Cuda>) -> Self {
+        self.address(x.address()).long(0)
+    }
+
+    /// A `long long`.
+    pub fn long(self, value: usize) -> Self {
+        self.push(value as u64)
+    }
+
+    /// An `int`.
+    pub fn int(mut self, value: usize) -> Self {
+        if i32::try_from(value).is_err() {
+            self.too_large.get_or_insert(value);
+        }
+        self.push(value as u64)
+    }
+
+    /// A `float`.
+    pub fn float(self, value: f32) -> Self {
+        self.push(u64::from(value.to_bits()))
+    }
+
+    /// Enqueues the kernel; an empty grid is no work.
+    ///
+    /// # Safety
+    /// The arguments match the kernel's signature in number, order and type, and all memory that it touches with them lies in live
+    /// buffers, which work on this stream may use.
+    pub unsafe fn run(self, grid: [usize; 3], block: [usize; 3]) -> Result<()> {
+        let mut arguments = self.arguments;
+        let mut pointers: [*mut c_void; MAX_ARGUMENTS] = [std::ptr::null_mut(); MAX_ARGUMENTS];
+        for (pointer, argument) in pointers.iter_mut().zip(&mut arguments) {
+            // The machine is little-endian (NVIDIA supports no other), so a 4-byte argument is where an 8-byte one begins.
+            *pointer = std::ptr::from_mut(argument).cast();
+        }
+        // SAFETY: what the caller promises; every pointer points to one argument of at least the kernel's size.
+        unsafe { self.run_raw(grid, block, &mut pointers[..self.count]) }
+    }
+
+    /// Enqueues the kernel with arguments of any size, in place of those that were pushed.
+    ///
+    /// # Safety
+    /// As for [`Launch::run`]; each pointer points to an argument of the size in the signature.
+    pub unsafe fn run_raw(&self, grid: [usize; 3], block: [usize; 3], arguments: &mut [*mut c_void]) -> Result<()> {
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        if let Some(value) = self.too_large {
+            return Err(Error::new(format!("`{value}` is too large for kernel `{}`", self.name)).hint("ask for a smaller picture or batch"));
+        }
+        if grid[0] > i32::MAX as usize || grid[1] > 65535 || grid[2] > 65535 {
+            return Err(Error::new(format!("a grid of {grid:?} is too large for kernel `{}`", self.name)).hint("ask for a smaller picture or batch"));
+        }
+        self.device.bind()?;
+        let [grid, block] = [grid, block].map(|size| (size[0] as u32, size[1] as u32, size[2] as u32));
+        // SAFETY: the function lives as long as the device; the rest is what the caller promises.
+        unsafe { result::launch_kernel(self.function.raw(), grid, block, self.shared_bytes, self.stream.raw(), arguments) }
+            .map_err(|e| failed(&format!("cannot launch kernel `{}`", self.name), e))?;
+        self.device.counters().launches.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Grid and block of a kernel that uses `for_each_run` over `rows` rows of `runs` runs: blocks of (runs, rows), each row's runs spread
+/// evenly over the threads that walk it.
+pub fn row_tiles(rows: usize, runs: usize) -> ([usize; 3], [usize; 3]) {
+    let width = runs.div_ceil(runs.div_ceil(THREADS).max(1)).max(1);
+    // Whole warps of neighbours where a row is long; short rows share a warp.
+    let width = if width > 32 { width.next_multiple_of(32).min(THREADS) } else { width };
+    let height = (THREADS / width).max(1);
+    ([rows.div_ceil(height), 1, 1], [width, height, 1])
+}
+
+/// Threads of a block that holds one row of `chunks` chunks, at most four a thread; none when it does not fit.
+pub fn row_block(chunks: usize) -> Option<usize> {
+    let each = chunks.div_ceil(128).clamp(1, 4);
+    let threads = chunks.div_ceil(each).next_multiple_of(32).max(32);
+    (threads <= 1024).then_some(threads)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_tiles_cover_every_row_with_a_legal_block() {
+        for rows in [1, 2, 255, 4608] {
+            for runs in [1, 3, 16, 33, 48, 384, 1152, 3457] {
+                let (grid, block) = row_tiles(rows, runs);
+                assert!(grid[0] * block[1] >= rows && block[0] * block[1] <= 256 && block[0] > 0, "{rows} x {runs}: {grid:?} {block:?}");
+            }
+        }
+        assert_eq!(row_tiles(4608, 384), ([4608, 1, 1], [192, 1, 1]));
+        assert_eq!(row_tiles(1 << 20, 16), ([65536, 1, 1], [16, 16, 1]));
+    }
+
+    #[test]
+    fn row_block_holds_the_row() {
+        for chunks in [1, 16, 320, 384, 512, 1000, 4096] {
+            let threads = row_block(chunks).unwrap();
+            assert!(threads * 4 >= chunks && threads % 32 == 0, "{chunks}: {threads}");
+        }
+        assert_eq!(row_block(384), Some(128));
+        assert_eq!(row_block(4097), None);
+    }
+}

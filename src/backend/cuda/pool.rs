@@ -1,0 +1,185 @@
+//! Device memory: stream-ordered allocation under a cap, with every byte counted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::{result, sys};
+
+use super::device::{Device, Stream, failed};
+use crate::error::{Error, Result};
+
+const MIB: u64 = 1 << 20;
+
+/// What the values of a buffer are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Activations and weights.
+    Bf16,
+    /// Rope tables, statistics, scores.
+    F32,
+    /// Bytes without a type: workspaces and pictures.
+    Byte,
+}
+
+impl Kind {
+    /// Bytes of one value.
+    pub fn size(self) -> usize {
+        match self {
+            Kind::Bf16 => 2,
+            Kind::F32 => 4,
+            Kind::Byte => 1,
+        }
+    }
+}
+
+/// Bytes in use, the most that were, and how many may be.
+pub struct Pool {
+    used: AtomicU64,
+    peak: AtomicU64,
+    cap: u64,
+    /// Whether the device has memory pools; all since Pascal have, some virtual GPUs do not.
+    stream_ordered: bool,
+}
+
+impl Pool {
+    pub fn new(cap: u64, stream_ordered: bool) -> Self {
+        Self { used: AtomicU64::new(0), peak: AtomicU64::new(0), cap, stream_ordered }
+    }
+
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    pub fn available(&self) -> u64 {
+        self.cap.saturating_sub(self.used())
+    }
+
+    /// Counts `bytes` as used; false when the cap does not allow them.
+    fn reserve(&self, bytes: u64) -> bool {
+        let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| used.checked_add(bytes).filter(|sum| *sum <= self.cap));
+        if let Ok(before) = reserved {
+            self.peak.fetch_max(before + bytes, Ordering::Relaxed);
+        }
+        reserved.is_ok()
+    }
+
+    fn release(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn full(&self, bytes: u64) -> Error {
+        let mib = |bytes: u64| bytes.div_ceil(MIB);
+        Error::new(format!("out of GPU memory: {} MiB more are needed, {} MiB of {} MiB are in use", mib(bytes), mib(self.used()), mib(self.cap)))
+            .hint("ask for a smaller picture or batch, or allow more memory with `--gpu-memory`")
+    }
+}
+
+/// Memory on the device. Dropping it frees it behind all work enqueued so far on the compute stream.
+pub struct Buffer {
+    address: sys::CUdeviceptr,
+    bytes: usize,
+    kind: Kind,
+    zero_padded: bool,
+    device: Arc<Device>,
+}
+
+impl Buffer {
+    /// Memory for `len` values, not initialised, usable on the compute stream at once.
+    pub fn new(device: &Arc<Device>, kind: Kind, len: usize) -> Result<Self> {
+        Self::on_stream(device, device.stream(), kind, len)
+    }
+
+    /// Memory whose first use is on `stream`. The compute stream has to wait for that use.
+    pub fn on_stream(device: &Arc<Device>, stream: Stream, kind: Kind, len: usize) -> Result<Self> {
+        // The driver refuses zero bytes; tensors without rows exist.
+        let bytes = len.checked_mul(kind.size()).ok_or_else(|| device.pool().full(u64::MAX))?.max(1);
+        if !device.pool().reserve(bytes as u64) {
+            return Err(device.pool().full(bytes as u64));
+        }
+        let allocated = device.bind().and_then(|()| {
+            // SAFETY: `stream` belongs to the context that `bind` made current. The memory is used by work on that stream, or behind
+            // an event on it.
+            let allocated =
+                unsafe { if device.pool().stream_ordered { result::malloc_async(stream.raw(), bytes) } else { result::malloc_sync(bytes) } };
+            allocated.map_err(|e| match e.0 {
+                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => device.pool().full(bytes as u64),
+                _ => failed("cannot allocate GPU memory", e),
+            })
+        });
+        let address = allocated.inspect_err(|_| device.pool().release(bytes as u64))?;
+        device.counters().allocations.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { address, bytes, kind, zero_padded: false, device: Arc::clone(device) })
+    }
+
+    /// Device address of the first value; a multiple of 256.
+    pub fn address(&self) -> sys::CUdeviceptr {
+        self.address
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// What the values are.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Whether it is a weight padded with zeros to multiples of 8 rows and columns. See [`Buffer::mark_zero_padded`].
+    pub fn zero_padded(&self) -> bool {
+        self.zero_padded
+    }
+
+    /// Promises that rows and columns up to the next multiple of 8 exist and are zeros.
+    pub fn mark_zero_padded(&mut self) {
+        self.zero_padded = true;
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.device.pool().release(self.bytes as u64);
+        if self.device.bind().is_ok() {
+            // SAFETY: `address` came from the allocation above and is freed once. Tensors that view it hold the buffer, so no work that
+            // uses it is enqueued later; work enqueued before is ordered before the free (`free_sync` waits for it).
+            let freed = unsafe {
+                if self.device.pool().stream_ordered {
+                    result::free_async(self.address, self.device.stream().raw())
+                } else {
+                    result::free_sync(self.address)
+                }
+            };
+            // A failure here repeats an earlier one of the same context, which its caller has reported.
+            let _ = freed;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cap_is_never_passed() {
+        let pool = Pool::new(10 * MIB, true);
+        assert!(pool.reserve(6 * MIB));
+        assert!(!pool.reserve(5 * MIB));
+        assert!(pool.reserve(4 * MIB));
+        pool.release(6 * MIB);
+        assert_eq!((pool.used(), pool.peak(), pool.available()), (4 * MIB, 10 * MIB, 6 * MIB));
+    }
+
+    #[test]
+    fn a_full_pool_says_what_is_needed_and_used() {
+        let pool = Pool::new(8 * MIB, true);
+        assert!(pool.reserve(5 * MIB));
+        let message = pool.full(4 * MIB).to_string();
+        assert!(message.contains("4 MiB more are needed, 5 MiB of 8 MiB"), "{message}");
+        assert!(message.contains("--gpu-memory"), "{message}");
+    }
+}

@@ -1,0 +1,144 @@
+//! Launches cuda/qk_norm_rope.cu: `qk_norm_rope` and `rope`.
+
+use std::ffi::c_void;
+
+use super::launch::row_tiles;
+use super::{Cuda, Tensor, all_aligned};
+use crate::error::{Error, Result};
+use crate::ops::{Joint, Pairs, QkNorm, Rope};
+
+/// Threads of a block.
+const THREADS: usize = 256;
+
+/// `Heads` in cuda/qk_norm_rope.cu, field by field.
+#[repr(C)]
+struct Heads {
+    q: u64,
+    ld_q: i64,
+    out_q: u64,
+    ld_out_q: i64,
+    k: u64,
+    ld_k: i64,
+    out_k: u64,
+    ld_out_k: i64,
+    txt_weight_q: u64,
+    txt_weight_k: u64,
+    img_weight_q: u64,
+    img_weight_k: u64,
+    cos: u64,
+    sin: u64,
+    ld_table: i64,
+    txt_eps: f32,
+    img_eps: f32,
+    rows: i32,
+    txt_rows: i32,
+    txt: i32,
+    img: i32,
+    heads: i32,
+    kv_heads: i32,
+    head_dim: i32,
+}
+
+/// The kernel for heads of `head_dim`, where there is one.
+fn wide_kernel(head_dim: usize, pairs: Pairs) -> Option<&'static str> {
+    Some(match (head_dim, pairs) {
+        (128, Pairs::Interleaved) => "qk_norm_rope_interleaved_128_bf16",
+        (128, Pairs::Halves) => "qk_norm_rope_halves_128_bf16",
+        (64, Pairs::Interleaved) => "qk_norm_rope_interleaved_64_bf16",
+        (64, Pairs::Halves) => "qk_norm_rope_halves_64_bf16",
+        (32, Pairs::Interleaved) => "qk_norm_rope_interleaved_32_bf16",
+        (32, Pairs::Halves) => "qk_norm_rope_halves_32_bf16",
+        (16, Pairs::Interleaved) => "qk_norm_rope_interleaved_16_bf16",
+        (16, Pairs::Halves) => "qk_norm_rope_halves_16_bf16",
+        _ => return None,
+    })
+}
+
+fn int(value: usize) -> Result<i32> {
+    i32::try_from(value).map_err(|_| Error::new(format!("`{value}` is too large for op `qk_norm_rope`")))
+}
+
+impl Cuda {
+    pub(super) fn qk_norm_rope_op(
+        &self,
+        q: Tensor<Cuda>,
+        k: Tensor<Cuda>,
+        norm: [&QkNorm<Cuda>; 2],
+        rope: &Rope<Cuda>,
+        joint: Joint,
+    ) -> Result<(Tensor<Cuda>, Tensor<Cuda>)> {
+        let head_dim = 2 * rope.cos.cols();
+        let (cos, sin) = self.same_stride(rope)?;
+        let (fresh_q, fresh_k) = (self.unless_writable(&q)?, self.unless_writable(&k)?);
+        let (out_q, out_k) = (fresh_q.as_ref().unwrap_or(&q), fresh_k.as_ref().unwrap_or(&k));
+        let (heads, kv_heads) = (q.cols() / head_dim, k.cols() / head_dim);
+        let mut arguments = Heads {
+            q: q.address(),
+            ld_q: q.stride() as i64,
+            out_q: out_q.address(),
+            ld_out_q: out_q.stride() as i64,
+            k: k.address(),
+            ld_k: k.stride() as i64,
+            out_k: out_k.address(),
+            ld_out_k: out_k.stride() as i64,
+            txt_weight_q: norm[0].q.address(),
+            txt_weight_k: norm[0].k.address(),
+            img_weight_q: norm[1].q.address(),
+            img_weight_k: norm[1].k.address(),
+            cos: cos.address(),
+            sin: sin.address(),
+            ld_table: cos.stride() as i64,
+            txt_eps: norm[0].eps,
+            img_eps: norm[1].eps,
+            rows: int(joint.rows())?,
+            txt_rows: int(joint.txt_rows())?,
+            txt: int(joint.txt)?,
+            img: int(joint.img)?,
+            heads: int(heads)?,
+            kv_heads: int(kv_heads)?,
+            head_dim: int(head_dim)?,
+        };
+        let tensors = [&q, &k, out_q, out_k, &norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k, cos, sin];
+        let wide = wide_kernel(head_dim, rope.pairs).filter(|_| all_aligned(&tensors));
+        let (launch, grid, mut last) = match wide {
+            Some(kernel) => {
+                let groups = THREADS / (head_dim / 8);
+                let groups_per_row = groups.min(heads + kv_heads);
+                (self.launch("qk_norm_rope", kernel)?, joint.rows().div_ceil(groups / groups_per_row), int(groups_per_row)?)
+            }
+            None => {
+                let warps = (joint.rows() * (heads + kv_heads)).div_ceil(THREADS / 32);
+                (self.launch("qk_norm_rope", "qk_norm_rope_bf16_any")?, warps, i32::from(rope.pairs == Pairs::Halves))
+            }
+        };
+        let mut pointers: [*mut c_void; 2] = [std::ptr::from_mut(&mut arguments).cast(), std::ptr::from_mut(&mut last).cast()];
+        // SAFETY: all kernels of cuda/qk_norm_rope.cu but `rope_bf16` take `Heads`, which is laid out as there, and an int.
+        // `Tensor::qk_norm_rope` checked q and k to have joint.rows() rows of whole heads, the weights to be [1, head_dim] and the tables
+        // to have a row for every token; outputs are q and k, or new and of their shapes. A head is read before it is written.
+        unsafe { launch.run_raw([grid, 1, 1], [THREADS, 1, 1], &mut pointers) }?;
+        Ok((fresh_q.unwrap_or(q), fresh_k.unwrap_or(k)))
+    }
+
+    pub(super) fn rope_op(&self, x: Tensor<Cuda>, rope: &Rope<Cuda>, joint: Joint) -> Result<Tensor<Cuda>> {
+        let (cos, sin) = self.same_stride(rope)?;
+        let fresh = self.unless_writable(&x)?;
+        let out = fresh.as_ref().unwrap_or(&x);
+        let launch = self.launch("qk_norm_rope", "rope_bf16")?.matrix(&x).matrix(out).vector(cos).vector(sin).long(cos.stride());
+        let launch = launch.int(x.rows()).int(x.cols()).int(joint.txt_rows()).int(joint.txt).int(joint.img);
+        let launch = launch.int(rope.cos.cols()).int(usize::from(rope.pairs == Pairs::Halves));
+        let (grid, block) = row_tiles(x.rows(), x.cols() / 2);
+        // SAFETY: argument types and order match `rope_bf16` in cuda/qk_norm_rope.cu. `Tensor::rope` checked x to have joint.rows() rows
+        // of whole heads and the tables a row for every token; `out` is x, or new and of its shape. A thread reads a pair, then writes it.
+        unsafe { launch.run(grid, block) }?;
+        Ok(fresh.unwrap_or(x))
+    }
+
+    /// The tables of cosines and sines, which kernels walk with one stride.
+    fn same_stride<'a>(&self, rope: &'a Rope<Cuda>) -> Result<(&'a Tensor<Cuda>, &'a Tensor<Cuda>)> {
+        if rope.cos.stride() == rope.sin.stride() {
+            Ok((&rope.cos, &rope.sin))
+        } else {
+            Err(Error::new("the tables of cosines and sines lie in memory in different ways").at("op `rope`"))
+        }
+    }
+}

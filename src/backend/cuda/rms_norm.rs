@@ -1,0 +1,20 @@
+//! Launches cuda/rms_norm.cu.
+
+use super::launch::row_block;
+use super::{Cuda, Tensor, all_aligned};
+use crate::error::Result;
+
+impl Cuda {
+    pub(super) fn rms_norm_op(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>, eps: f32) -> Result<Tensor<Cuda>> {
+        let out = self.empty(x.rows(), x.cols())?;
+        let n = weight.cols();
+        let runs = x.cols() / n;
+        let block = row_block(n / 8).filter(|_| n % 8 == 0 && all_aligned(&[x, weight, &out]));
+        let kernel = if block.is_some() { "rms_norm_bf16" } else { "rms_norm_bf16_any" };
+        let launch = self.launch("rms_norm", kernel)?.matrix(x).vector(weight).matrix(&out).int(runs).int(n).float(eps);
+        // SAFETY: argument types and order match `rms_norm_bf16` and `rms_norm_bf16_any` in cuda/rms_norm.cu. `Tensor::rms_norm` checked
+        // that n divides the columns; `out` was made of the shape of x above. A block writes one run of one row only.
+        unsafe { launch.run([x.rows() * runs, 1, 1], [block.unwrap_or(256), 1, 1]) }?;
+        Ok(out)
+    }
+}
