@@ -72,7 +72,7 @@ pub struct Generate {
     /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto)]
     pub precision: PrecisionChoice,
-    /// GPU memory that may be used, in GiB [default: what is free]
+    /// GPU memory that may be used, in GiB [default: 80% of what is free]
     #[arg(long, value_name = "GIB", value_parser = gibibytes)]
     pub gpu_memory: Option<f64>,
     /// Print nothing but errors, and the seed when it was random
@@ -195,6 +195,11 @@ impl Generate {
             return Err(Error::usage("`--gpu-memory` has no meaning with `--device cpu`").hint("leave one of them out"));
         }
         Ok(())
+    }
+
+    /// The cap on GPU memory in bytes.
+    pub fn gpu_memory_bytes(&self) -> Option<u64> {
+        self.gpu_memory.map(|gib| (gib * f64::from(1 << 30)) as u64)
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::Instant;
 use clap::Parser;
 use flux::backend::Backend;
 use flux::backend::cpu::{self, Cpu};
+use flux::backend::cuda::Cuda;
 use flux::compare::difference;
 use flux::default_model::default_model;
 use flux::error::Kind;
@@ -51,6 +52,7 @@ fn generate(args: &Generate, start: Instant) -> Result<()> {
     let mut console = Console::new(args.quiet, args.verbose);
     match choose_device(args, &console)? {
         Device::Cpu(backend) => job.run(backend, &mut console),
+        Device::Cuda(backend) => job.run(backend, &mut console),
     }
 }
 
@@ -63,6 +65,7 @@ fn model(args: &Generate) -> Result<ModelDir> {
 
 enum Device {
     Cpu(Cpu),
+    Cuda(Cuda),
 }
 
 /// The device that was asked for; with `auto` a GPU where one can be used, else the CPU and a line why.
@@ -91,8 +94,8 @@ fn choose_device(args: &Generate, console: &Console) -> Result<Device> {
     }
 }
 
-fn open_gpu(_args: &Generate, _ordinal: usize) -> Result<Device> {
-    Err(Error::new("this build has no CUDA backend"))
+fn open_gpu(args: &Generate, ordinal: usize) -> Result<Device> {
+    Cuda::new(ordinal, args.gpu_memory_bytes()).map(Device::Cuda)
 }
 
 /// A picture to make, all of it checked but for what only the model knows.

@@ -60,13 +60,7 @@ impl Cuda {
         if let Some(joined) = Tensor::adjacent_cols(parts) {
             return self.linear_op(&joined, weight, None);
         }
-        let joined = self.empty(parts[0].rows(), weight.cols())?;
-        let mut column = 0;
-        for part in parts {
-            let to = joined.address() + 2 * column as u64;
-            self.copy_rows(part.address(), part.stride(), to, joined.stride(), part.rows(), part.cols())?;
-            column += part.cols();
-        }
+        let joined = self.concat_cols_op(parts)?;
         self.linear_op(&joined, weight, None)
     }
 }

@@ -278,6 +278,10 @@ impl Backend for Cuda {
         self.concat_rows_op(parts)
     }
 
+    fn concat_cols(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
+        self.concat_cols_op(parts)
+    }
+
     fn upsample(&self, x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
         self.upsample_op(x, height, width)
     }

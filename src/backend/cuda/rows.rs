@@ -1,4 +1,4 @@
-//! `concat_rows`, `upsample`, `unpatchify`: putting rows elsewhere. Launches cuda/upsample.cu.
+//! `concat_rows`, `concat_cols`, `upsample`, `unpatchify`: putting rows elsewhere. Launches cuda/upsample.cu.
 
 use super::launch::row_tiles;
 use super::{Cuda, Tensor, all_aligned};
@@ -12,6 +12,17 @@ impl Cuda {
             let to = out.address() + 2 * (row * out.stride()) as u64;
             self.copy_rows(part.address(), part.stride(), to, out.stride(), part.rows(), part.cols())?;
             row += part.rows();
+        }
+        Ok(out)
+    }
+
+    pub(super) fn concat_cols_op(&self, parts: &[&Tensor<Cuda>]) -> Result<Tensor<Cuda>> {
+        let out = self.empty(parts[0].rows(), parts.iter().map(|part| part.cols()).sum())?;
+        let mut column = 0;
+        for part in parts {
+            let to = out.address() + 2 * column as u64;
+            self.copy_rows(part.address(), part.stride(), to, out.stride(), part.rows(), part.cols())?;
+            column += part.cols();
         }
         Ok(out)
     }
