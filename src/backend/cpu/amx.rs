@@ -24,6 +24,7 @@
 //! columns the sums wait in cache. Workers take tasks in order from a counter, so that they share the strips of X in cache.
 
 #![allow(unsafe_code)]
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -82,8 +83,8 @@ pub fn available() -> bool {
         const BF16_PRODUCT: u32 = 1 << 22;
         const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
         const XFEATURE_XTILE_DATA: libc::c_long = 18;
-        // SAFETY: every x86-64 CPU has cpuid, and leaf 7 is asked for only where leaf 0 names it.
         #[allow(unused_unsafe)] // Newer compilers call it safe.
+        // SAFETY: every x86-64 CPU has cpuid, and leaf 7 is asked for only where leaf 0 names it.
         let features = unsafe { if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx } };
         // The tiles are 8 KiB of state, which Linux (from 5.16) saves only for processes that asked. It refuses where the CPU or
         // the hypervisor does not offer them, so XCR0 needs no look.

@@ -13,7 +13,7 @@ impl Tiles for Emulated {
     }
 
     fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, add: bool, sums: &mut Sums, _: *const Tile) {
-        assert!(!a.is_empty() && a.len() % 2 == 0 && b.len() == a.len() * terms);
+        assert!(!a.is_empty() && a.len().is_multiple_of(2) && b.len() == a.len() * terms);
         if !add {
             *sums = NO_SUMS;
         }
