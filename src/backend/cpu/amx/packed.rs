@@ -1,0 +1,161 @@
+//! Activations in the order of tiles.
+
+use std::mem::MaybeUninit;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rayon::prelude::*;
+
+use super::super::math;
+use super::PAIR;
+use super::tiles::{NO_TILE, TILE, TILE_COLS, Tile, transpose};
+
+/// Tile steps that are read from a row at once when X is packed: 1 KiB of it.
+const PACK_STEPS: usize = 8;
+
+/// Rows of float32 activations: [rows, cols], `stride` values from one row to the next.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    /// From the first cell to at least the last.
+    pub values: &'a [f32],
+    /// Number of rows.
+    pub rows: usize,
+    /// Number of columns.
+    pub cols: usize,
+    /// Values from one row to the next.
+    pub stride: usize,
+}
+
+/// Activations as bfloat16 tiles: [strip of 32 rows][step of 32 columns][term][2 tiles], what is ragged filled up with zeros.
+///
+/// It takes 2 * terms bytes a value. [`multiply`] reads the weight once for every 1024 rows, so that more of them at once gain nothing.
+pub struct Packed {
+    /// Those of all strips are written; memory of an earlier product may hold more.
+    tiles: Vec<MaybeUninit<Tile>>,
+    rows: usize,
+    cols: usize,
+    terms: usize,
+}
+
+impl Packed {
+    /// The columns of `parts` side by side, each value as a sum of `terms` bfloat16 numbers. In parallel.
+    ///
+    /// Panics when there is no part, when the parts differ in rows or are shorter than they say, or when `terms` is not 1, 2 or 3.
+    pub fn new(parts: &[Rows<'_>], terms: usize) -> Self {
+        let rows = parts[0].rows;
+        for part in parts {
+            assert_eq!(part.rows, rows);
+            assert!(part.cols <= part.stride && (rows == 0 || part.values.len() >= (rows - 1) * part.stride + part.cols));
+        }
+        Self::gather(rows, parts.iter().map(|part| part.cols).sum(), terms, |row, col, cells| {
+            let mut part_start = 0;
+            for part in parts {
+                let from = col.max(part_start);
+                let to = (col + cells.len()).min(part_start + part.cols);
+                if from < to {
+                    cells[from - col..to - col].copy_from_slice(&part.values[row * part.stride + from - part_start..][..to - from]);
+                }
+                part_start += part.cols;
+            }
+        })
+    }
+
+    /// The activations of which `read(row, col, cells)` writes the cells of one row from column `col` on, up to 32 of them, from a
+    /// multiple of 32. So a convolution need not hold its windows. In parallel.
+    ///
+    /// A row with a value that is not finite gives results that are not finite. Panics when `terms` is not 1, 2 or 3.
+    pub fn gather(rows: usize, cols: usize, terms: usize, read: impl Fn(usize, usize, &mut [f32]) + Sync) -> Self {
+        assert!((1..=3).contains(&terms), "{terms} terms");
+        let tiles_of_step = 2 * terms;
+        let tiles_of_strip = tiles_of_step * cols.div_ceil(TILE_COLS);
+        let mut tiles = std::mem::take(&mut *spare());
+        if tiles.len() < rows.div_ceil(PAIR) * tiles_of_strip {
+            drop(std::mem::take(&mut tiles));
+            tiles.resize_with(rows.div_ceil(PAIR) * tiles_of_strip, MaybeUninit::uninit);
+        }
+        let pack_strip = |(strip, tiles): (usize, &mut [MaybeUninit<Tile>])| {
+            for half in 0..2 {
+                let first_row = strip * PAIR + half * TILE;
+                let present = TILE.min(rows.saturating_sub(first_row));
+                for (group, tiles) in tiles.chunks_mut(PACK_STEPS * tiles_of_step).enumerate() {
+                    // Rows before columns: along a row, the CPU fetches ahead.
+                    let mut steps = [[0.0f32; TILE * TILE_COLS]; PACK_STEPS];
+                    for row in 0..present {
+                        for (i, values) in steps.iter_mut().enumerate().take(tiles.len() / tiles_of_step) {
+                            let col = (group * PACK_STEPS + i) * TILE_COLS;
+                            let cells = &mut values[row * TILE_COLS..][..TILE_COLS.min(cols - col)];
+                            read(first_row + row, col, cells);
+                        }
+                    }
+                    for (values, tiles) in steps.iter_mut().zip(tiles.chunks_exact_mut(tiles_of_step)) {
+                        pack_tile(values, tiles.iter_mut().skip(half).step_by(2));
+                    }
+                }
+            }
+        };
+        if tiles_of_strip > 0 {
+            tiles.par_chunks_exact_mut(tiles_of_strip).take(rows.div_ceil(PAIR)).enumerate().for_each(pack_strip);
+        }
+        Self { tiles, rows, cols, terms }
+    }
+
+    /// Rows of the activations.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns of the activations.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// bfloat16 numbers a value.
+    pub fn terms(&self) -> usize {
+        self.terms
+    }
+
+    pub(super) fn strips(&self) -> usize {
+        self.rows.div_ceil(PAIR)
+    }
+
+    pub(super) fn steps(&self) -> usize {
+        self.cols.div_ceil(TILE_COLS)
+    }
+
+    /// The tiles of one strip from step `from` up to `to`.
+    pub(super) fn block(&self, strip: usize, from: usize, to: usize) -> &[Tile] {
+        let tiles_of_step = 2 * self.terms;
+        let start = strip * self.steps();
+        assert!(strip < self.strips() && to <= self.steps());
+        let tiles = &self.tiles[(start + from) * tiles_of_step..(start + to) * tiles_of_step];
+        // SAFETY: `gather`, which makes every value of this type, hands each tile of these strips to `pack_tile`, which writes it: the
+        // first or the second of the `terms` pairs of a step, for both and for all steps.
+        unsafe { std::slice::from_raw_parts(tiles.as_ptr().cast(), tiles.len()) }
+    }
+}
+
+impl Drop for Packed {
+    fn drop(&mut self) {
+        let mut spare = spare();
+        if self.tiles.len() > spare.len() {
+            *spare = std::mem::take(&mut self.tiles);
+        }
+    }
+}
+
+/// The memory of a product that is done, for the next: fresh memory costs a page fault for each 4 KiB, which takes longer than to pack
+/// them.
+fn spare() -> MutexGuard<'static, Vec<MaybeUninit<Tile>>> {
+    static SPARE: Mutex<Vec<MaybeUninit<Tile>>> = Mutex::new(Vec::new());
+    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes 16 rows of 32 values to one tile for each term, and leaves in `values` what the terms do not hold.
+fn pack_tile<'t>(values: &mut [f32; TILE * TILE_COLS], tiles: impl Iterator<Item = &'t mut MaybeUninit<Tile>>) {
+    for tile in tiles {
+        let mut rounded = NO_TILE;
+        math::take_bf16(values, &mut rounded.0);
+        let tile = tile.write(NO_TILE);
+        // SAFETY: a tile is 16 x 16 cells of 32 bits, each a pair of columns, dense and aligned to 64 bytes; these are two tiles.
+        unsafe { transpose(rounded.0.as_ptr().cast(), tile.0.as_mut_ptr().cast(), TILE) };
+    }
+}

@@ -1,0 +1,215 @@
+//! The tile unit: its instructions, and the shape of what they work on.
+
+/// Rows of a tile, and float32 columns of a tile of sums.
+pub(super) const TILE: usize = 16;
+/// bfloat16 columns of W or X that a tile holds.
+pub(super) const TILE_COLS: usize = 32;
+
+/// A tile of bfloat16 bits.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Tile(pub(super) [u16; TILE * TILE_COLS]);
+
+/// 2 x 2 tiles of sums: [pair's tile of W][strip's tile of X][row of W][row of X].
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Sums(pub(super) [[f32; TILE * TILE]; 4]);
+
+pub(super) const NO_TILE: Tile = Tile([0; TILE * TILE_COLS]);
+pub(super) const NO_SUMS: Sums = Sums([[0.0; TILE * TILE]; 4]);
+
+/// What the tile unit does, so that tests can run the rest on any CPU.
+pub(super) trait Tiles {
+    /// Makes this thread ready for [`Tiles::multiply`]; dropping the value ends that.
+    fn begin() -> Self;
+
+    /// `sums (or 0, unless add) += a b` for a pair of tiles of W by a strip of X.
+    ///
+    /// `a` is [step][2] tiles, `b` [step][term][2] tiles. `next` is an address of which 512 bytes a step and term are asked into the
+    /// second-level cache, if they exist.
+    fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, add: bool, sums: &mut Sums, next: *const Tile);
+}
+
+/// Whether this CPU and this kernel let us use the tiles.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub fn available() -> bool {
+    use std::sync::OnceLock;
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| {
+        use std::arch::x86_64::{__cpuid, __cpuid_count};
+        const TILE_UNIT: u32 = 1 << 24;
+        const BF16_PRODUCT: u32 = 1 << 22;
+        const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+        const XFEATURE_XTILE_DATA: libc::c_long = 18;
+        #[allow(unused_unsafe)] // Newer compilers call it safe.
+        // SAFETY: every x86-64 CPU has cpuid, and leaf 7 is asked for only where leaf 0 names it.
+        let features = unsafe { if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx } };
+        // The tiles are 8 KiB of state, which Linux (from 5.16) saves only for processes that asked. It refuses where the CPU or
+        // the hypervisor does not offer them, so XCR0 needs no look.
+        features & TILE_UNIT != 0
+            && features & BF16_PRODUCT != 0
+            // SAFETY: this request takes a number, touches no memory of ours, and holds for all threads of the process.
+            && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA) } == 0
+    })
+}
+
+/// Whether this CPU and this kernel let us use the tiles.
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+pub fn available() -> bool {
+    false
+}
+
+/// The tile unit, configured on this thread.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct Unit {
+    /// The configuration is the thread's, so it must end on the thread on which it began.
+    _this_thread: std::marker::PhantomData<*const ()>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Tiles for Unit {
+    fn begin() -> Self {
+        assert!(available(), "no AMX-BF16 on this machine");
+        /// Palette 1: eight tiles, each of 16 rows of 64 bytes. Entries past the eighth must be 0.
+        #[repr(C, align(64))]
+        struct Config {
+            palette: u8,
+            start_row: u8,
+            reserved: [u8; 14],
+            row_bytes: [u16; 16],
+            rows: [u8; 16],
+        }
+        let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        config.row_bytes[..8].fill(64);
+        config.rows[..8].fill(16);
+        // SAFETY: `available` says that the CPU has tiles and that the kernel lets us use them. The instruction reads 64 bytes,
+        // the size of `Config`.
+        unsafe { std::arch::asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly, preserves_flags)) };
+        Self { _this_thread: std::marker::PhantomData }
+    }
+
+    fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, add: bool, sums: &mut Sums, next: *const Tile) {
+        let steps = a.len() / 2;
+        assert!(steps > 0 && terms > 0 && a.len() == 2 * steps && b.len() == a.len() * terms);
+        // tmm0 to tmm3 hold the sums, tmm4 and tmm5 a step of W for all terms, tmm6 and tmm7 a term of X.
+        // SAFETY: `self` exists, so this thread has tiles of 16 rows of 64 bytes. Of `a`, 2 tiles a step are read, of `b` 2 a step
+        // and term, as many as the line above found in them; `sums` is 4 tiles. All lie dense, 64 bytes a row. A prefetch never
+        // faults. The loop counts are at least 1.
+        unsafe {
+            std::arch::asm!(
+                "test {add:e}, {add:e}",
+                "jnz 20f",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "jmp 30f",
+                "20:",
+                "tileloadd tmm0, [{sums} + {row}*1]",
+                "tileloadd tmm1, [{sums} + {row}*1 + 1024]",
+                "tileloadd tmm2, [{sums} + {row}*1 + 2048]",
+                "tileloadd tmm3, [{sums} + {row}*1 + 3072]",
+                "30:",
+                "tileloadd tmm4, [{a} + {row}*1]",
+                "tileloadd tmm5, [{a} + {row}*1 + 1024]",
+                "add {a}, 2048",
+                "mov {term}, {terms}",
+                "40:",
+                "tileloadd tmm6, [{b} + {row}*1]",
+                "tileloadd tmm7, [{b} + {row}*1 + 1024]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "prefetcht1 [{next}]",
+                "prefetcht1 [{next} + 64]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "prefetcht1 [{next} + 128]",
+                "prefetcht1 [{next} + 192]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "prefetcht1 [{next} + 256]",
+                "prefetcht1 [{next} + 320]",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "prefetcht1 [{next} + 384]",
+                "prefetcht1 [{next} + 448]",
+                "add {b}, 2048",
+                "add {next}, 512",
+                "dec {term}",
+                "jnz 40b",
+                "dec {steps}",
+                "jnz 30b",
+                "tilestored [{sums} + {row}*1], tmm0",
+                "tilestored [{sums} + {row}*1 + 1024], tmm1",
+                "tilestored [{sums} + {row}*1 + 2048], tmm2",
+                "tilestored [{sums} + {row}*1 + 3072], tmm3",
+                add = in(reg) usize::from(add),
+                row = in(reg) 64usize,
+                sums = in(reg) sums.0.as_mut_ptr(),
+                a = inout(reg) a.as_ptr() => _,
+                b = inout(reg) b.as_ptr() => _,
+                next = inout(reg) next => _,
+                steps = inout(reg) steps => _,
+                terms = in(reg) terms,
+                term = out(reg) _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Drop for Unit {
+    fn drop(&mut self) {
+        // A thread that sleeps with tiles in use would make the kernel save them, and may keep its core from a deeper sleep.
+        // SAFETY: `begin` made sure that the CPU has tiles; no value lives in them between calls of `multiply`.
+        unsafe { std::arch::asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+    }
+}
+
+/// `to[col * stride + row] = from[row * 16 + col]` for 16 x 16 cells of 32 bits.
+///
+/// # Safety
+///
+/// `from` holds 256 cells, `to` holds the cells that are named, and they do not overlap.
+pub(super) unsafe fn transpose(from: *const u32, to: *mut u32, stride: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx") {
+        for (row, col) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
+            // SAFETY: the CPU has AVX; the caller's cells hold the four blocks of 8 x 8 cells.
+            unsafe { transpose_8x8(from.add(row * TILE + col).cast(), to.add(col * stride + row).cast(), stride) };
+        }
+        return;
+    }
+    for row in 0..TILE {
+        for col in 0..TILE {
+            // SAFETY: the cells that the caller promises.
+            unsafe { *to.add(col * stride + row) = *from.add(row * TILE + col) };
+        }
+    }
+}
+
+/// One quarter of [`transpose`]; these moves keep all bits, also where they are no number.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx")]
+unsafe fn transpose_8x8(from: *const f32, to: *mut f32, stride: usize) {
+    use std::arch::x86_64::*;
+    // SAFETY: the caller's 8 rows of 8 cells, 16 cells apart.
+    let r: [__m256; 8] = std::array::from_fn(|i| unsafe { _mm256_loadu_ps(from.add(i * TILE)) });
+    // Pairs of rows, then fours, then all eight.
+    let pairs: [__m256; 8] = std::array::from_fn(|i| {
+        let (a, b) = (r[i / 2 * 2], r[i / 2 * 2 + 1]);
+        if i % 2 == 0 { _mm256_unpacklo_ps(a, b) } else { _mm256_unpackhi_ps(a, b) }
+    });
+    let fours: [__m256; 8] = std::array::from_fn(|i| {
+        let (a, b) = (pairs[i / 4 * 4 + i / 2 % 2], pairs[i / 4 * 4 + i / 2 % 2 + 2]);
+        if i % 2 == 0 { _mm256_shuffle_ps::<0x44>(a, b) } else { _mm256_shuffle_ps::<0xee>(a, b) }
+    });
+    for i in 0..4 {
+        let low = _mm256_permute2f128_ps::<0x20>(fours[i], fours[i + 4]);
+        let high = _mm256_permute2f128_ps::<0x31>(fours[i], fours[i + 4]);
+        // SAFETY: the caller's 8 rows of 8 cells, `stride` cells apart.
+        unsafe {
+            _mm256_storeu_ps(to.add(i * stride), low);
+            _mm256_storeu_ps(to.add((i + 4) * stride), high);
+        }
+    }
+}
