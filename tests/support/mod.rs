@@ -13,9 +13,14 @@ use flux::model_dir::ModelDir;
 use random_model::RandomModel;
 use safetensors::{Dtype, SafeTensors};
 
+/// The project's folder: where it was built, or `FLUX_TEST_ROOT` on another machine.
+pub fn root() -> PathBuf {
+    std::env::var_os("FLUX_TEST_ROOT").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from)
+}
+
 /// A file under tests/golden.
 pub fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+    root().join("tests/golden").join(name)
 }
 
 /// The model folder of a preset, written once for each test process.

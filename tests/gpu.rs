@@ -1,0 +1,64 @@
+//! What the GPU computes, against the CPU and against itself.
+//!
+//! Every test skips with a line where there is no GPU; `FLUX_REQUIRE_GPU=1` makes that a failure. `FLUX_PARITY_SIZES=small` leaves out
+//! the real sizes, for compute-sanitizer. `FLUX_TEST_ROOT` names the project's folder where that is not where the tests were built.
+
+mod support;
+
+#[path = "parity/adaln.rs"]
+mod adaln;
+#[path = "parity/attention.rs"]
+mod attention;
+#[path = "parity/compare.rs"]
+mod compare;
+#[path = "parity/conv2d.rs"]
+mod conv2d;
+#[path = "parity/elementwise.rs"]
+mod elementwise;
+#[path = "parity/group_norm.rs"]
+mod group_norm;
+#[path = "parity/linear.rs"]
+mod linear;
+#[path = "parity/memory.rs"]
+mod memory;
+#[path = "parity/pipeline.rs"]
+mod pipeline;
+#[path = "parity/qk_norm_rope.rs"]
+mod qk_norm_rope;
+#[path = "parity/rms_norm.rs"]
+mod rms_norm;
+#[path = "parity/rows.rs"]
+mod rows;
+#[path = "parity/sampler.rs"]
+mod sampler;
+#[path = "parity/transfer.rs"]
+mod transfer;
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use flux::backend::cuda::Cuda;
+
+/// GPU 0 with counters of its own, or none where there is no GPU.
+fn cuda() -> Option<Cuda> {
+    // One handle lives throughout, so that the context is made once.
+    static FIRST: OnceLock<Result<Cuda, String>> = OnceLock::new();
+    match FIRST.get_or_init(|| Cuda::new(0, None).map_err(|e| e.to_string())) {
+        Ok(_) => Some(Cuda::new(0, None).expect("the GPU opened a moment ago")),
+        Err(error) if std::env::var_os("FLUX_REQUIRE_GPU").is_some() => panic!("{error}"),
+        Err(_) => {
+            println!("skipped: no CUDA device");
+            None
+        }
+    }
+}
+
+/// The project's folder.
+fn root() -> PathBuf {
+    support::root()
+}
+
+/// Whether real sizes are left out.
+fn small() -> bool {
+    std::env::var("FLUX_PARITY_SIZES").is_ok_and(|sizes| sizes == "small")
+}

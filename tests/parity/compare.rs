@@ -1,0 +1,179 @@
+//! Inputs from a seed, and the comparison of what two backends made of them.
+
+use flux::backend::Backend;
+use flux::backend::cpu::{Cpu, Precision};
+use flux::backend::cuda::Cuda;
+use flux::model_dir::ModelDir;
+use flux::tensor::Tensor;
+use flux::weights::{WeightFiles, WeightView};
+use half::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+/// The largest relative error of one rounding to bf16: of its 8 binary digits the first is implied, so half of the spacing 2^-7.
+pub const ROUNDING: f32 = 1.0 / 256.0;
+
+/// `n` values of variance 1 between -1.73 and 1.73, all on the bf16 grid, so that every backend starts from the same numbers.
+pub fn values(seed: u64, n: usize) -> Vec<f32> {
+    let value = |i: usize| {
+        // splitmix64: any index at once.
+        let mut z = seed.wrapping_mul(0x2545_f491_4f6c_dd1d).wrapping_add((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let unit = ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32;
+        bf16::from_f32((unit - 0.5) * 3.464).to_f32()
+    };
+    (0..n).map(value).collect()
+}
+
+/// A matrix that is a view: `before` and `after` columns of other values lie beside its own.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    pub rows: usize,
+    pub cols: usize,
+    pub before: usize,
+    pub after: usize,
+}
+
+impl Shape {
+    pub fn dense(rows: usize, cols: usize) -> Self {
+        Self { rows, cols, before: 0, after: 0 }
+    }
+
+    pub fn view(rows: usize, cols: usize, before: usize, after: usize) -> Self {
+        Self { rows, cols, before, after }
+    }
+
+    /// Seeded values in this shape.
+    pub fn tensor<B: Backend>(&self, b: &B, seed: u64) -> Tensor<B> {
+        let stride = self.before + self.cols + self.after;
+        let whole = b.upload(&values(seed, self.rows * stride), self.rows, stride).unwrap();
+        let [_, x, _] = whole.split_cols([self.before, self.cols, self.after]);
+        x
+    }
+}
+
+/// A real size, one row, sizes that no tile divides, and views: of whole 16 bytes, and beginning at any place.
+pub fn shapes(real: Shape) -> Vec<Shape> {
+    let cols = real.cols.min(3072);
+    let mut shapes = vec![
+        Shape::dense(1, cols),
+        Shape::dense(37, 136),
+        Shape::dense(5, 77),
+        Shape::dense(3, 1),
+        Shape::view(19, 128, 64, 192),
+        Shape::view(19, 128, 3, 5),
+        Shape::view(7, 50, 8, 0),
+    ];
+    if !crate::small() {
+        shapes.push(real);
+    }
+    shapes
+}
+
+/// A vector [1, cols].
+pub fn vector<B: Backend>(b: &B, seed: u64, cols: usize) -> Tensor<B> {
+    b.upload(&values(seed, cols), 1, cols).unwrap()
+}
+
+/// One op with its inputs, for any backend.
+pub trait Case {
+    /// Through `Tensor`'s method: a kernel where there is one.
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>>;
+    /// The definition in primitives, where the op has one.
+    fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        self.run(b)
+    }
+}
+
+/// What one comparison may differ by: a value by `roundings` roundings of its own magnitude plus the typical magnitude, and the mean
+/// difference by half of that, because the errors of rounding are spread evenly.
+pub fn compare(what: &str, got: &[f32], expected: &[f32], roundings: f32) {
+    assert_eq!(got.len(), expected.len(), "{what}: number of values");
+    let n = expected.len().max(1) as f64;
+    let rms = (expected.iter().map(|e| f64::from(*e).powi(2)).sum::<f64>() / n).sqrt() as f32;
+    let (mut worst, mut sum, mut dot, mut norm_got, mut norm_expected) = (0f32, 0f64, 0f64, 0f64, 0f64);
+    let mut bad = Vec::new();
+    for (i, (&g, &e)) in got.iter().zip(expected).enumerate() {
+        let difference = (g - e).abs();
+        if !(difference <= roundings * ROUNDING * (e.abs() + rms) + 1e-30) {
+            bad.push((i, e, g));
+        }
+        worst = worst.max(difference);
+        sum += f64::from(difference);
+        dot += f64::from(g) * f64::from(e);
+        norm_got += f64::from(g).powi(2);
+        norm_expected += f64::from(e).powi(2);
+    }
+    let mean = sum / n;
+    let cosine = if norm_expected == 0.0 { f64::from(u8::from(norm_got == 0.0)) } else { dot / (norm_got * norm_expected).sqrt() };
+    println!("{what}: max {worst:.2e}, mean {mean:.2e}, 1 - cos {:.1e}, rms of values {rms:.2e}", 1.0 - cosine);
+    for (i, e, g) in bad.iter().take(5) {
+        println!("  [{i}] expected {e}, got {g}");
+    }
+    assert!(bad.is_empty(), "{what}: {} of {} values are further than {roundings} roundings from what is expected", bad.len(), expected.len());
+    assert!(mean <= f64::from(roundings * ROUNDING * rms), "{what}: mean difference {mean:e}");
+    assert!(1.0 - cosine <= f64::from(roundings * ROUNDING).powi(2) + 1e-7, "{what}: 1 - cos {:e}", 1.0 - cosine);
+}
+
+/// The kernel against the definition on the CPU in float32, and against the definition on the GPU; `composed` is how many roundings the
+/// latter has on top.
+pub fn check(cuda: &Cuda, what: &str, case: &impl Case, composed: f32) {
+    check_against(cuda, what, case, 1.0, composed);
+}
+
+/// As [`check`], where the kernel itself rounds more than once, by `fused` roundings.
+pub fn check_against(cuda: &Cuda, what: &str, case: &impl Case, fused: f32, composed: f32) {
+    let download = |tensors: Vec<Tensor<Cuda>>| -> Vec<Vec<f32>> { tensors.iter().map(|x| cuda.download(x).unwrap()).collect() };
+    let cpu = Cpu::new(Precision::F32);
+    let expected: Vec<Vec<f32>> = case.compose(&cpu).iter().map(|x| cpu.download(x).unwrap()).collect();
+    let got = download(case.run(cuda));
+    for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+        compare(&format!("{what} [{i}] against the CPU"), got, expected, fused);
+    }
+    if composed > 0.0 {
+        for (i, (got, composition)) in got.iter().zip(download(case.compose(cuda))).enumerate() {
+            compare(&format!("{what} [{i}] against the composition"), got, &composition, fused + composed);
+        }
+    }
+}
+
+/// A tensor in a safetensors file, as weights come.
+pub struct Weight {
+    _folder: tempfile::TempDir,
+    view: WeightView,
+}
+
+impl Weight {
+    pub fn new(values: &[f32], shape: &[usize], dtype: Dtype) -> Self {
+        let bytes: Vec<u8> = match dtype {
+            Dtype::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+            Dtype::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+            Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            other => panic!("no weights in {other:?}"),
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let tensor = TensorView::new(dtype, shape.to_vec(), &bytes).unwrap();
+        std::fs::create_dir(folder.path().join("w")).unwrap();
+        safetensors::serialize_to_file([("weight", tensor)], None, &folder.path().join("w/w.safetensors")).unwrap();
+        let files = WeightFiles::open(&ModelDir::Folder(folder.path().to_path_buf()), "w", "w").unwrap();
+        let view = files.get("weight", shape).unwrap();
+        Self { _folder: folder, view }
+    }
+
+    pub fn seeded(seed: u64, rows: usize, cols: usize) -> Self {
+        Self::new(&values(seed, rows * cols), &[rows, cols], Dtype::BF16)
+    }
+
+    pub fn view(&self) -> WeightView {
+        self.view.clone()
+    }
+
+    pub fn matrix<B: Backend>(&self, b: &B) -> Tensor<B> {
+        b.weight(&[self.view()]).unwrap()
+    }
+
+    pub fn conv<B: Backend>(&self, b: &B) -> Tensor<B> {
+        b.conv_weight(&self.view).unwrap()
+    }
+}

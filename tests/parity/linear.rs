@@ -1,0 +1,91 @@
+//! Matrix products against the CPU in float32.
+
+use flux::backend::Backend;
+use flux::tensor::Tensor;
+
+use crate::compare::{Case, Shape, Weight, check, vector};
+
+struct Linear<'a> {
+    x: Shape,
+    weight: &'a Weight,
+    bias: bool,
+}
+
+impl Case for Linear<'_> {
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        let weight = self.weight.matrix(b);
+        let bias = self.bias.then(|| vector(b, 3, weight.rows()));
+        vec![self.x.tensor(b, 1).linear(&weight, bias.as_ref()).unwrap()]
+    }
+}
+
+/// Products of bf16 values are exact in float32 and the sum is in float32 on both sides, so one rounding remains.
+#[test]
+fn linear_matches_the_cpu() {
+    let Some(cuda) = crate::cuda() else { return };
+    for (rows, cols, out) in [(64, 128, 256), (1, 64, 96), (7, 24, 5), (33, 27, 3), (129, 40, 1), (5, 13, 17), (300, 8, 8)] {
+        let weight = Weight::seeded(2, out, cols);
+        for bias in [false, true] {
+            for (before, after) in [(0, 0), (8, 16), (3, 2)] {
+                let x = Shape::view(rows, cols, before, after);
+                check(&cuda, &format!("linear {x:?} -> {out}, bias {bias}"), &Linear { x, weight: &weight, bias }, 0.0);
+            }
+        }
+    }
+}
+
+/// The real shapes; on fewer rows, because the CPU has to do them too.
+#[test]
+fn linear_matches_at_real_sizes() {
+    let Some(cuda) = crate::cuda() else { return };
+    if crate::small() {
+        return;
+    }
+    for (rows, cols, out) in [(256, 3072, 27648), (256, 12288, 3072), (512, 2560, 9728), (4096, 128, 3072), (200, 7680, 3072), (4, 3072, 18432)] {
+        let weight = Weight::seeded(2, out, cols);
+        check(&cuda, &format!("linear {rows} x {cols} -> {out}"), &Linear { x: Shape::dense(rows, cols), weight: &weight, bias: false }, 0.0);
+    }
+}
+
+struct LinearRows<'a>([(Shape, &'a Weight); 2]);
+
+impl Case for LinearRows<'_> {
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        let [(top, top_weight), (bottom, bottom_weight)] = &self.0;
+        let (x, y) = (top.tensor(b, 1), bottom.tensor(b, 2));
+        vec![Tensor::linear_rows(&[(&x, &top_weight.matrix(b)), (&y, &bottom_weight.matrix(b))]).unwrap()]
+    }
+}
+
+#[test]
+fn linear_rows_matches_the_cpu() {
+    let Some(cuda) = crate::cuda() else { return };
+    let (a, b, c, d) = (Weight::seeded(3, 96, 64), Weight::seeded(4, 96, 64), Weight::seeded(3, 21, 30), Weight::seeded(4, 21, 13));
+    check(&cuda, "linear_rows", &LinearRows([(Shape::dense(16, 64), &a), (Shape::dense(50, 64), &b)]), 0.0);
+    check(&cuda, "linear_rows of ragged parts", &LinearRows([(Shape::view(5, 30, 1, 2), &c), (Shape::dense(3, 13), &d)]), 0.0);
+    check(&cuda, "linear_rows without text", &LinearRows([(Shape::dense(0, 64), &a), (Shape::dense(50, 64), &b)]), 0.0);
+}
+
+/// Widths of columns side by side, in one buffer or in several.
+struct LinearConcat<'a>([usize; 2], &'a Weight, bool);
+
+impl Case for LinearConcat<'_> {
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        let Self([left, right], weight, adjacent) = self;
+        let whole = Shape::dense(40, 8 + left + right).tensor(b, 1);
+        let [_, x, y] = whole.split_cols([8, *left, *right]);
+        let y = if *adjacent { y } else { Tensor::concat_rows(&[&y]).unwrap() };
+        vec![Tensor::linear_concat(&[&x, &y], &weight.matrix(b)).unwrap()]
+    }
+}
+
+#[test]
+fn linear_concat_matches_the_cpu() {
+    let Some(cuda) = crate::cuda() else { return };
+    for widths in [[64, 128], [5, 8], [1, 30]] {
+        let weight = Weight::seeded(2, 48, widths[0] + widths[1]);
+        for adjacent in [true, false] {
+            check(&cuda, &format!("linear_concat {widths:?}, adjacent {adjacent}"), &LinearConcat(widths, &weight, adjacent), 0.0);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What the backend counts: memory, launches, waits and copies.
+
+use flux::backend::Backend;
+use flux::backend::cuda::Cuda;
+use flux::tensor::Tensor;
+
+use crate::compare::{Shape, Weight, vector};
+
+#[test]
+fn a_chain_of_ops_waits_for_nothing_and_copies_nothing() {
+    let Some(cuda) = crate::cuda() else { return };
+    let (x, shift, scale) = (Shape::dense(64, 128).tensor(&cuda, 1), vector(&cuda, 2, 128), vector(&cuda, 3, 128));
+    let (up, down) = (Weight::seeded(4, 512, 128).matrix(&cuda), Weight::seeded(5, 128, 256).matrix(&cuda));
+    let mut x = x;
+    let mut counted = Vec::new();
+    for _ in 0..3 {
+        let before = cuda.stats();
+        let h = x.adaln(&shift, &scale, 1e-6).unwrap().linear(&up, None).unwrap();
+        let [gate, up_half] = h.split_cols([256, 256]);
+        let h = gate.swiglu(&up_half).unwrap().linear(&down, None).unwrap();
+        x = x.gated_add(&shift, &h).unwrap();
+        let after = cuda.stats();
+        assert_eq!((after.waits - before.waits, after.copies - before.copies, after.composed - before.composed), (0, 0, 0));
+        counted.push(after.launches - before.launches);
+    }
+    assert_eq!(counted, [5, 5, 5]);
+    assert_eq!(cuda.download(&x).unwrap().len(), 64 * 128);
+    assert_eq!(cuda.stats().waits, 1);
+}
+
+#[test]
+fn dropped_tensors_give_their_memory_back() {
+    let Some(cuda) = crate::cuda() else { return };
+    let before = cuda.stats().memory_bytes;
+    let x: Tensor<Cuda> = Shape::dense(1000, 512).tensor(&cuda, 1);
+    assert_eq!(cuda.stats().memory_bytes - before, 1000 * 512 * 2);
+    let (top, bottom) = x.split_rows(10);
+    drop(top);
+    assert_eq!(cuda.stats().memory_bytes - before, 1000 * 512 * 2);
+    drop(bottom);
+    assert_eq!(cuda.stats().memory_bytes, before);
+    assert!(cuda.stats().peak_memory_bytes >= before + 1000 * 512 * 2);
+}
+
+#[test]
+fn memory_over_the_cap_is_an_error_and_the_device_goes_on() {
+    if crate::cuda().is_none() {
+        return;
+    }
+    let cuda = Cuda::new(0, Some(1 << 20)).unwrap();
+    let error = cuda.upload(&vec![0.0; 1 << 20], 1 << 10, 1 << 10).map(drop).unwrap_err().to_string();
+    assert!(error.contains("out of GPU memory: 2 MiB more are needed, 0 MiB of 1 MiB are in use") && error.contains("--gpu-memory"), "{error}");
+    let x = cuda.upload(&[1.0, 2.0], 1, 2).unwrap();
+    assert_eq!(cuda.download(&x.silu().unwrap()).unwrap().len(), 2);
+}
+
+#[test]
+fn marks_time_the_work_between_them() {
+    let Some(cuda) = crate::cuda() else { return };
+    let mut x: Tensor<Cuda> = Shape::dense(2048, 1024).tensor(&cuda, 1);
+    let from = cuda.mark().unwrap();
+    for _ in 0..50 {
+        x = x.silu().unwrap();
+    }
+    let to = cuda.mark().unwrap();
+    cuda.wait(&to).unwrap();
+    assert!(cuda.is_done(&from).unwrap() && cuda.is_done(&to).unwrap());
+    let time = cuda.elapsed(&from, &to).unwrap();
+    assert!(time.as_micros() > 0 && time.as_secs() < 10, "{time:?}");
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_an_error() {
+    if crate::cuda().is_none() {
+        return;
+    }
+    let error = Cuda::new(4096, None).map(drop).unwrap_err().to_string();
+    assert!(error.contains("no GPU 4096"), "{error}");
+}
