@@ -1,0 +1,285 @@
+// attention: out = softmax(q k^T / sqrt(head_dim) + mask) v, each head for itself
+//
+//   q      [rows, heads * head_dim]     bf16, row stride ld_q; rows = batch * (txt + img), text of all samples first
+//   k, v   [rows, kv_heads * head_dim]  bf16, row strides ld_k, ld_v; head h reads key head h / group
+//   out    [rows, heads * head_dim]     bf16, row stride ld_out; may be q
+//   keys   0: a query sees all keys of its sample; else: keys up to its own position, of these the first `keys`
+//   scale  log2(e) / sqrt(head_dim)
+//
+// Mapping   grid (query tiles, heads, batch); a tile is `TILE` consecutive tokens of one sample, each warp owns
+//           16 * BANDS rows of it. K and V tiles of 64 keys pass in turn through a ring of shared-memory slots filled
+//           by cp.async; rows are swizzled in 16-byte chunks, so ldmatrix meets no bank conflict. Scores, softmax and
+//           output stay in registers (mma.m16n8k16, f32); the softmax is the running one, in powers of two.
+//           Query tiles with most keys start first. One order of sums: results repeat to the bit.
+// In place  A block reads its queries (its rows, its head's columns) whole before it writes there; no other block reads them.
+// Needs     sm_80; rows 16-byte aligned (strides and column starts multiples of 8); head_dim 128, 64, 32 or 16.
+// Flops     4 * heads * head_dim * tokens^2 a sample (causal: half).   24 x 128, 4608 tokens: 261 GFLOP
+// Bound     mma.sync on Hopper has about 60% of the wgmma rate; see attention_sm90a.cu for that chip.
+// Measured
+// Tried
+
+#include "attention.cuh"
+
+namespace attention {
+
+constexpr int KEY_TILE = 64;
+
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool inside) {
+    // With a source size of 0 nothing is read and zeros are written.
+    int bytes = inside ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int PENDING>
+__device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t (&m)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// c [16, 8] += a [16, 16] b [16, 8]
+__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// A tile in shared memory: rows of HEAD_DIM bf16 in 16-byte chunks. Eight consecutive rows keep the same chunk
+// in eight different places of a 128-byte line.
+template <int HEAD_DIM>
+struct Tile {
+    static constexpr int CHUNKS = HEAD_DIM / 8;
+    static constexpr int ROW_BYTES = HEAD_DIM * 2;
+
+    __device__ static __forceinline__ uint32_t at(int row, int chunk) {
+        int turn = CHUNKS >= 8 ? row & 7 : (row / (8 / CHUNKS)) & (CHUNKS - 1);
+        return row * ROW_BYTES + (chunk ^ turn) * 16;
+    }
+
+    // Tokens `first..first + ROWS` of a sample; zeros from token `end` on.
+    template <int ROWS, int THREADS>
+    __device__ static __forceinline__ void load(uint32_t tile, const __nv_bfloat16* from, int ld, const SampleRows& rows, int first, int end) {
+        constexpr int STEP = THREADS / CHUNKS;
+        static_assert(ROWS % STEP == 0 && STEP % 8 == 0, "each thread copies as many chunks, all with the same turn");
+        const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+        tile += at(row, chunk);
+        from += chunk * 8;
+#pragma unroll
+        for (int i = 0; i < ROWS / STEP; i++) {
+            const int token = first + row + i * STEP;
+            copy_16(tile + i * STEP * ROW_BYTES, from + int64_t(rows.row(token)) * ld, token < end);
+        }
+    }
+};
+
+template <int HEAD_DIM, int BANDS, int SLOTS>
+struct Shape {
+    static constexpr int WARPS = 4;
+    static constexpr int THREADS = WARPS * 32;
+    static constexpr int TILE = WARPS * BANDS * 16;
+    static constexpr int QUERY_BYTES = TILE * HEAD_DIM * 2;
+    static constexpr int SLOT_BYTES = KEY_TILE * HEAD_DIM * 2;
+    static constexpr int SHARED_BYTES = QUERY_BYTES + SLOTS * SLOT_BYTES;
+};
+
+// BANDS: bands of 16 query rows a warp; two halve the shared-memory reads per flop. SLOTS: tiles of K or V in shared memory.
+template <int HEAD_DIM, int BANDS, int SLOTS>
+__device__ __forceinline__ void attend(
+    const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out,
+    int ld_q, int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int group, int keys, float scale) {
+    using S = Shape<HEAD_DIM, BANDS, SLOTS>;
+    using T = Tile<HEAD_DIM>;
+    constexpr int KEY_COLS = KEY_TILE / 8, DIM_COLS = HEAD_DIM / 8;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const uint32_t queries = uint32_t(__cvta_generic_to_shared(shared)), ring = queries + S::QUERY_BYTES;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    const int tokens = txt + img, head = blockIdx.y;
+    const int first = (gridDim.x - 1 - blockIdx.x) * S::TILE;
+    const SampleRows rows(blockIdx.z, batch, txt, img);
+    q += head * HEAD_DIM;
+    out += head * HEAD_DIM;
+    k += head / group * HEAD_DIM;
+    v += head / group * HEAD_DIM;
+
+    // The last row's keys bound the tile's. Stage 2 j is K tile j, stage 2 j + 1 is V tile j; stage i lies in slot i % SLOTS.
+    const int key_end = visible_keys(first + S::TILE - 1, tokens, keys);
+    const int key_tiles = (key_end + KEY_TILE - 1) / KEY_TILE;
+    const auto load_stage = [&](bool is_v, int tile, uint32_t slot) {
+        if (tile < key_tiles)
+            T::template load<KEY_TILE, S::THREADS>(ring + slot * S::SLOT_BYTES, is_v ? v : k, is_v ? ld_v : ld_k, rows, tile * KEY_TILE, key_end);
+        commit_copies();  // also when empty, so that the count of groups tells the stage
+    };
+    T::template load<S::TILE, S::THREADS>(queries, q, ld_q, rows, first, tokens);
+#pragma unroll
+    for (int stage = 0; stage < SLOTS - 1; stage++) load_stage(stage % 2, stage / 2, stage);
+
+    // Waits until `stage` is there, for all threads, and refills the slot of the stage before it. Returns the stage's slot.
+    uint32_t slot = 0, free_slot = SLOTS - 1;
+    const auto next_stage = [&](bool is_v, int tile) {
+        wait_copies<SLOTS - 2>();
+        __syncthreads();
+        load_stage((is_v + SLOTS - 1) % 2, tile + (is_v + SLOTS - 1) / 2, free_slot);
+        uint32_t address = ring + slot * S::SLOT_BYTES;
+        free_slot = slot;
+        slot = slot + 1 == SLOTS ? 0 : slot + 1;
+        return address;
+    };
+
+    // Lane addresses for ldmatrix, at the first 16 x 16 block. Column blocks are reached by xor (the swizzle turns only
+    // the chunk bits, and tiles are aligned to their rows), row blocks by adding.
+    const int band = warp * BANDS * 16;  // first row of this warp
+    const uint32_t q_lane = queries + T::at(band + (lane & 15), lane >> 4);
+    const uint32_t k_lane = T::at((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
+    const uint32_t v_lane = T::at((lane & 7) + ((lane >> 3) & 1) * 8, lane >> 4);
+
+    // A lane holds, of each 16 x 8 block, columns 2 (lane % 4) + {0, 1} of rows lane / 4 and lane / 4 + 8.
+    float output[BANDS][DIM_COLS][4];
+    float top[BANDS][2], sum[BANDS][2];  // greatest score so far, and this lane's part of the row's sum
+#pragma unroll
+    for (int b = 0; b < BANDS; b++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) top[b][half] = -INFINITY, sum[b][half] = 0.f;
+#pragma unroll
+        for (int n = 0; n < DIM_COLS; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) output[b][n][i] = 0.f;
+    }
+
+    for (int tile = 0; tile < key_tiles; tile++) {
+        float score[BANDS][KEY_COLS][4] = {};
+        const uint32_t k_tile = next_stage(false, tile) + k_lane;
+#pragma unroll
+        for (int d = 0; d < HEAD_DIM / 16; d++) {
+            uint32_t a[BANDS][4];
+#pragma unroll
+            for (int b = 0; b < BANDS; b++) load_matrices(a[b], (q_lane ^ (d * 32)) + b * 16 * T::ROW_BYTES);
+#pragma unroll
+            for (int n = 0; n < KEY_COLS; n += 2) {
+                uint32_t keys_16[4];
+                load_matrices(keys_16, (k_tile ^ (d * 32)) + n * 8 * T::ROW_BYTES);
+#pragma unroll
+                for (int b = 0; b < BANDS; b++) {
+                    multiply_add(score[b][n], a[b], keys_16[0], keys_16[1]);
+                    multiply_add(score[b][n + 1], a[b], keys_16[2], keys_16[3]);
+                }
+            }
+        }
+
+        const int last_key = (tile + 1) * KEY_TILE;
+        if (last_key > visible_keys(first + band, tokens, keys)) {
+#pragma unroll
+            for (int b = 0; b < BANDS; b++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int visible = visible_keys(first + band + b * 16 + (i / 2) * 8 + lane / 4, tokens, keys);
+                    const int key = last_key - KEY_TILE + (lane & 3) * 2 + (i & 1);
+#pragma unroll
+                    for (int n = 0; n < KEY_COLS; n++)
+                        if (key + n * 8 >= visible) score[b][n][i] = -INFINITY;
+                }
+        }
+
+        // Key 0 is visible to every query and lies in tile 0, so `top` is finite from there on.
+#pragma unroll
+        for (int b = 0; b < BANDS; b++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float greatest = top[b][half];
+#pragma unroll
+                for (int n = 0; n < KEY_COLS; n++) greatest = fmaxf(greatest, fmaxf(score[b][n][half * 2], score[b][n][half * 2 + 1]));
+                greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 1));
+                greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 2));
+                const float shift = -greatest * scale;
+                const float fade = exp2_approx(fmaf(top[b][half], scale, shift));
+                top[b][half] = greatest;
+                float part = 0.f;
+#pragma unroll
+                for (int n = 0; n < KEY_COLS; n++)
+#pragma unroll
+                    for (int i = half * 2; i < half * 2 + 2; i++) {
+                        score[b][n][i] = exp2_approx(fmaf(score[b][n][i], scale, shift));
+                        part += score[b][n][i];
+                    }
+                sum[b][half] = fmaf(sum[b][half], fade, part);
+#pragma unroll
+                for (int n = 0; n < DIM_COLS; n++) output[b][n][half * 2] *= fade, output[b][n][half * 2 + 1] *= fade;
+            }
+
+        const uint32_t v_tile = next_stage(true, tile) + v_lane;
+#pragma unroll
+        for (int n = 0; n < KEY_COLS; n += 2) {
+            // Scores lie in registers as the left operand wants them.
+            uint32_t a[BANDS][4];
+#pragma unroll
+            for (int b = 0; b < BANDS; b++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) a[b][i] = pack_bf16(score[b][n + i / 2][i % 2 * 2], score[b][n + i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+            for (int d = 0; d < DIM_COLS; d += 2) {
+                uint32_t values_16[4];
+                load_matrices_transposed(values_16, (v_tile ^ (d * 16)) + n * 8 * T::ROW_BYTES);
+#pragma unroll
+                for (int b = 0; b < BANDS; b++) {
+                    multiply_add(output[b][d], a[b], values_16[0], values_16[1]);
+                    multiply_add(output[b][d + 1], a[b], values_16[2], values_16[3]);
+                }
+            }
+        }
+    }
+
+    // Through this warp's own query rows, which no other warp reads, so that the stores are 16 bytes wide.
+#pragma unroll
+    for (int b = 0; b < BANDS; b++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float total = sum[b][half];
+            total += __shfl_xor_sync(~0u, total, 1);
+            total += __shfl_xor_sync(~0u, total, 2);
+            const float share = 1.f / total;
+            const int row = band + b * 16 + half * 8 + lane / 4;
+#pragma unroll
+            for (int n = 0; n < DIM_COLS; n++) {
+                uint32_t pair = pack_bf16(output[b][n][half * 2] * share, output[b][n][half * 2 + 1] * share);
+                *reinterpret_cast<uint32_t*>(shared + T::at(row, n) + (lane & 3) * 4) = pair;
+            }
+        }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < BANDS * 16 * T::CHUNKS / 32; i++) {
+        const int at_chunk = lane + i * 32, row = band + at_chunk / T::CHUNKS, chunk = at_chunk % T::CHUNKS, token = first + row;
+        if (token < tokens)
+            *reinterpret_cast<uint4*>(out + int64_t(rows.row(token)) * ld_out + chunk * 8) = *reinterpret_cast<const uint4*>(shared + T::at(row, chunk));
+    }
+}
+
+}  // namespace attention
+
+// The name ends in head_dim and, where there are two, the rows of a query tile. Shared memory is
+// (rows + slots * 64) * head_dim * 2 bytes, which the launcher passes; it must agree with the numbers here.
+#define ATTENTION(NAME, HEAD_DIM, BANDS, SLOTS, BLOCKS)                                                                             \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS) NAME(                                                                \
+        const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out, int ld_q, int ld_k, int ld_v,    \
+        int ld_out, int batch, int txt, int img, int group, int keys, float scale) {                                                \
+        attention::attend<HEAD_DIM, BANDS, SLOTS>(q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img, group, keys, scale);     \
+    }
+
+ATTENTION(attention_bf16_128x128, 128, 2, 3, 2)  // where a multiprocessor has 164 KiB of shared memory
+ATTENTION(attention_bf16_128x64, 128, 1, 2, 2)   // where it has 100 KiB
+ATTENTION(attention_bf16_64, 64, 2, 3, 2)
+ATTENTION(attention_bf16_32, 32, 2, 3, 2)
+ATTENTION(attention_bf16_16, 16, 2, 3, 2)

@@ -1,0 +1,40 @@
+// What the attention kernels share: where a token's row lies, and the instructions that C++ does not name.
+
+#pragma once
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+namespace attention {
+
+// exp2(x); -inf gives 0.
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Two values as a bf16 pair, `low` in the low half.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Rows of one sample: token t of it lies in row t + (t < txt ? to_txt : to_img).
+struct SampleRows {
+    int txt;
+    int to_txt;
+    int to_img;
+
+    __device__ __forceinline__ SampleRows(int sample, int batch, int txt, int img)
+        : txt(txt), to_txt(sample * txt), to_img(batch * txt + sample * img - txt) {}
+
+    __device__ __forceinline__ int row(int token) const { return token + (token < txt ? to_txt : to_img); }
+};
+
+// Keys that the query at `token` sees: a prefix of its sample. `keys` is the causal mask's count, 0 without a mask.
+__device__ __forceinline__ int visible_keys(int token, int tokens, int keys) {
+    return keys == 0 ? tokens : min(token + 1, keys);
+}
+
+}  // namespace attention
