@@ -1,0 +1,331 @@
+// attention for Hopper, head_dim 128: the contract of attention.cu, with warpgroup matrix multiplies
+//
+//   q, k, v  tensor maps over [rows, heads * 128] bf16: boxes of 64 columns (128-byte swizzle) and 128 rows for q, KEYS for k, v
+//   out      [rows, heads * 128] bf16, row stride ld_out; may be q
+//   Others as in attention.cu. With keys > 0, the tokens of a sample must lie in one run of rows (batch 1, txt 0 or img 0).
+//
+// Mapping   a block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warpgroup 0 fetches: Q, and
+//           K and V tiles of KEYS keys through two slots each. Warpgroups 1 and 2 own 64 query rows each, and multiply
+//           the next K tile while they take the softmax of the last; they take turns to issue, so that one's exponentials
+//           run under the other's multiplies. Tiles do not cross from text to picture where these are apart; without a
+//           mask the order of keys means nothing, so each run of rows has its own tiles.
+// In place  A tile's queries are in shared memory before its output is written, and no other tile stores into its rows.
+//           Boxes may reach past the end of a run; those rows are not stored, those keys are masked.
+// Needs     sm_90a; rows 16-byte aligned.
+// Flops     as attention.cu.   24 x 128, 4608 tokens: 261 GFLOP
+// Bound     tensor cores. 261 GFLOP at 989 TFLOP/s (H200, dense bf16) = 264 us
+// Measured
+// Tried
+
+#include "attention.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#include "attention_sm90a.cuh"
+
+namespace attention {
+
+using namespace hopper;
+
+constexpr int HEAD_DIM = 128;
+constexpr int QUERIES = 128;
+constexpr int SLOTS = 2;
+
+template <int KEYS>
+struct Shared {
+    static constexpr int QUERY_PANEL = QUERIES * 128, KEY_PANEL = KEYS * 128;  // bytes; a panel is 64 columns
+    static constexpr int KEY_TILE = KEY_PANEL * 2;
+    static constexpr int K = QUERY_PANEL * 2, V = K + SLOTS * KEY_TILE, BARRIERS = V + SLOTS * KEY_TILE;
+};
+
+// Where a tile of queries lies, and the runs of rows that hold its keys.
+struct Work {
+    int head, key_tiles, first_tiles;
+    int run_row[2], run_keys[2];  // rows and keys of the two runs; the second may be empty
+    int row, token, tokens;       // the tile's first row, its place in its own run, and tokens of that run
+
+    template <int KEYS>
+    __device__ __forceinline__ static Work at(int index, int batch, int txt, int img, int heads, int keys) {
+        const bool apart = batch > 1 && txt > 0 && img > 0;
+        const int len0 = apart ? txt : txt + img, len1 = apart ? img : 0;
+        const int tiles0 = (len0 + QUERIES - 1) / QUERIES, tiles = tiles0 + (len1 + QUERIES - 1) / QUERIES;
+        // Later queries see more keys under a causal mask, so they come first.
+        const int tile = tiles - 1 - index % tiles, sample = index / tiles / heads;
+        Work w;
+        w.head = index / tiles % heads;
+        w.run_row[0] = sample * len0;
+        w.run_row[1] = batch * len0 + sample * len1;
+        const bool second = tile >= tiles0;
+        w.token = (second ? tile - tiles0 : tile) * QUERIES;
+        w.tokens = second ? len1 : len0;
+        w.row = (second ? w.run_row[1] : w.run_row[0]) + w.token;
+        w.run_keys[0] = visible_keys(w.token + QUERIES - 1, len0, keys);
+        w.run_keys[1] = len1;
+        w.first_tiles = (w.run_keys[0] + KEYS - 1) / KEYS;
+        w.key_tiles = w.first_tiles + (len1 + KEYS - 1) / KEYS;
+        return w;
+    }
+};
+
+__device__ __forceinline__ int work_items(int batch, int txt, int img, int heads) {
+    const bool apart = batch > 1 && txt > 0 && img > 0;
+    const int tiles = apart ? (txt + QUERIES - 1) / QUERIES + (img + QUERIES - 1) / QUERIES : (txt + img + QUERIES - 1) / QUERIES;
+    return tiles * heads * batch;
+}
+
+// Slots in turn: `slot` and the parity of its use.
+struct Ring {
+    int slot = 0;
+    uint32_t phase = 0;
+
+    __device__ __forceinline__ void advance() {
+        if (++slot == SLOTS) slot = 0, phase ^= 1;
+    }
+};
+
+// The running softmax of rows lane / 4 and lane / 4 + 8 of a warp's 16: scores become exp2(scale * (score - greatest)).
+// `fade` is what earlier sums must be multiplied by.
+template <int KEYS>
+__device__ __forceinline__ void soften(float (&score)[KEYS / 2], float (&top)[2], float (&sum)[2], float (&fade)[2], float scale) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float greatest = top[half];
+#pragma unroll
+        for (int n = half * 2; n < KEYS / 2; n += 4) greatest = fmaxf(greatest, fmaxf(score[n], score[n + 1]));
+        greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 1));
+        greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 2));
+        const float shift = -greatest * scale;
+        fade[half] = exp2_approx(fmaf(top[half], scale, shift));
+        top[half] = greatest;
+        float part = 0.f;
+#pragma unroll
+        for (int n = half * 2; n < KEYS / 2; n += 4) {
+            score[n] = exp2_approx(fmaf(score[n], scale, shift));
+            score[n + 1] = exp2_approx(fmaf(score[n + 1], scale, shift));
+            part += score[n] + score[n + 1];
+        }
+        sum[half] = fmaf(sum[half], fade[half], part);
+    }
+}
+
+// Keys that a query must not see get -inf. `visible`: keys of this tile that the lane's two rows see.
+template <int KEYS>
+__device__ __forceinline__ void hide(float (&score)[KEYS / 2], const int (&visible)[2]) {
+    const int key = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < KEYS / 2; n++)
+        if (key + n / 4 * 8 + n % 2 >= visible[n / 2 % 2]) score[n] = -INFINITY;
+}
+
+// score [64, KEYS] = the warpgroup's queries times a K tile
+template <int KEYS>
+__device__ __forceinline__ void issue_scores(float (&score)[KEYS / 2], uint64_t queries, uint64_t k_tile) {
+    using S = Shared<KEYS>;
+#pragma unroll
+    for (int d = 0; d < HEAD_DIM / 16; d++) {
+        // 16 columns are 32 bytes inside a panel.
+        const int panel = d / 4, inside = d % 4 * 32;
+        multiply_keys<KEYS>(score, queries + ((panel * S::QUERY_PANEL + inside) >> 4), k_tile + ((panel * S::KEY_PANEL + inside) >> 4), d > 0);
+    }
+    commit_multiply();
+}
+
+// output [64, 128] += weights [64, KEYS] times a V tile
+template <int KEYS>
+__device__ __forceinline__ void issue_output(float (&output)[64], const uint32_t (&weights)[KEYS / 16][4], uint64_t v_tile) {
+#pragma unroll
+    for (int n = 0; n < KEYS / 16; n++) multiply_values(output, weights[n], v_tile + ((n * 16 * 128) >> 4));
+    commit_multiply();
+}
+
+// Scores lie in registers as the left operand wants them.
+template <int KEYS>
+__device__ __forceinline__ void round_weights(uint32_t (&weights)[KEYS / 16][4], const float (&score)[KEYS / 2]) {
+#pragma unroll
+    for (int n = 0; n < KEYS / 16; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) weights[n][i] = pack_bf16(score[n * 8 + i * 2], score[n * 8 + i * 2 + 1]);
+}
+
+// Rows of 128 columns; the four lanes of a row exchange pairs, so that each stores 16 bytes and together 64.
+__device__ __forceinline__ void store_output(
+    const float (&output)[64], const float (&sum)[2], __nv_bfloat16* out, int ld_out, int row, int token, int tokens) {
+    const int lane = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float total = sum[half];
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        const float share = 1.f / total;
+        __nv_bfloat16* to = out + int64_t(row + half * 8) * ld_out + lane * 8;
+#pragma unroll
+        for (int n = 0; n < 16; n += 4) {
+            uint32_t pair[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) pair[i] = pack_bf16(output[(n + i) * 4 + half * 2] * share, output[(n + i) * 4 + half * 2 + 1] * share);
+            // A 4 x 4 transpose: lane l has pair l of blocks n .. n + 3, and wants pairs 0 .. 3 of block n + l.
+#pragma unroll
+            for (int step = 1; step < 4; step *= 2) {
+                const bool upper = lane & step;
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    if (i & step) continue;
+                    const uint32_t got = __shfl_xor_sync(~0u, upper ? pair[i] : pair[i + step], step);
+                    if (upper) pair[i] = got;
+                    else pair[i + step] = got;
+                }
+            }
+            if (token + half * 8 < tokens) *reinterpret_cast<uint4*>(to + n * 8) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+        }
+    }
+}
+
+template <int KEYS>
+__device__ __forceinline__ void attend(
+    const TensorMap& q, const TensorMap& k, const TensorMap& v, __nv_bfloat16* out, int ld_out, int batch, int txt, int img,
+    int heads, int group, int keys, float scale) {
+    using S = Shared<KEYS>;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
+    const uint32_t q_full = base + S::BARRIERS, q_free = q_full + 8, k_full = q_free + 8, k_free = k_full + 8 * SLOTS,
+                   v_full = k_free + 8 * SLOTS, v_free = v_full + 8 * SLOTS;
+    constexpr int CONSUMER_WARPS = 8;
+    if (threadIdx.x == 0) {
+        init_barrier(q_full, 1);
+        init_barrier(q_free, CONSUMER_WARPS);
+        for (int slot = 0; slot < SLOTS; slot++) {
+            init_barrier(k_full + 8 * slot, 1);
+            init_barrier(v_full + 8 * slot, 1);
+            init_barrier(k_free + 8 * slot, CONSUMER_WARPS);
+            init_barrier(v_free + 8 * slot, CONSUMER_WARPS);
+        }
+        publish_barriers();
+    }
+    __syncthreads();
+
+    const int items = work_items(batch, txt, img, heads);
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    uint32_t q_phase = 0;
+    Ring k_ring, v_ring;
+    if (warpgroup == 0) {
+        give_registers<24>();
+        if (threadIdx.x != 0) return;
+        for (int index = blockIdx.x; index < items; index += gridDim.x) {
+            const Work w = Work::at<KEYS>(index, batch, txt, img, heads, keys);
+            const int q_col = w.head * HEAD_DIM, kv_col = w.head / group * HEAD_DIM;
+            const auto fetch = [&](const TensorMap& map, int tile, uint32_t to, uint32_t full, uint32_t free, Ring& ring) {
+                const int row = tile < w.first_tiles ? w.run_row[0] + tile * KEYS : w.run_row[1] + (tile - w.first_tiles) * KEYS;
+                to += ring.slot * S::KEY_TILE;
+                full += ring.slot * 8;
+                wait(free + ring.slot * 8, ring.phase ^ 1);
+                arrive_expecting(full, S::KEY_TILE);
+                copy_box(to, map, row, kv_col, full);
+                copy_box(to + S::KEY_PANEL, map, row, kv_col + 64, full);
+                ring.advance();
+            };
+            wait(q_free, q_phase ^ 1);
+            q_phase ^= 1;
+            arrive_expecting(q_full, S::QUERY_PANEL * 2);
+            copy_box(base, q, w.row, q_col, q_full);
+            copy_box(base + S::QUERY_PANEL, q, w.row, q_col + 64, q_full);
+            // In the order of use: a V tile is wanted after the next K tile.
+            for (int tile = 0; tile < w.key_tiles; tile++) {
+                fetch(k, tile, base + S::K, k_full, k_free, k_ring);
+                if (tile > 0) fetch(v, tile - 1, base + S::V, v_full, v_free, v_ring);
+            }
+            fetch(v, w.key_tiles - 1, base + S::V, v_full, v_free, v_ring);
+        }
+    } else {
+        take_registers<240>();
+        const int mine = warpgroup - 1, lane = threadIdx.x % 32;
+        const int my_row = mine * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;  // in the tile; and this one + 8
+        const uint64_t queries = describe(base + mine * 64 * 128, 0);
+        const auto release = [&](uint32_t barrier) {
+            if (lane == 0) arrive(barrier);
+        };
+        // Barrier 1 + w is warpgroup w's turn; the first one begins.
+        if (mine == 1) give_turn(1, 256);
+        for (int index = blockIdx.x; index < items; index += gridDim.x) {
+            const Work w = Work::at<KEYS>(index, batch, txt, img, heads, keys);
+            float output[64] = {}, score[KEYS / 2];
+            float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f}, fade[2];
+            uint32_t weights[KEYS / 16][4];
+            const auto mask = [&](int tile) {
+                const int from = tile < w.first_tiles ? tile * KEYS : (tile - w.first_tiles) * KEYS;
+                const int end = tile < w.first_tiles ? w.run_keys[0] : w.run_keys[1];
+                if (end - from >= KEYS && (keys == 0 || w.token >= from + KEYS)) return;
+                int visible[2];
+#pragma unroll
+                for (int half = 0; half < 2; half++) visible[half] = visible_keys(w.token + my_row + half * 8, end, keys) - from;
+                hide<KEYS>(score, visible);
+            };
+
+            wait(q_full, q_phase);
+            q_phase ^= 1;
+            wait(k_full + 8 * k_ring.slot, k_ring.phase);
+            begin_multiply();
+            issue_scores<KEYS>(score, queries, describe(base + S::K + k_ring.slot * S::KEY_TILE, 0));
+            wait_multiply<0>();
+            pin(score);
+            release(k_free + 8 * k_ring.slot);
+            k_ring.advance();
+            if (w.key_tiles == 1) release(q_free);
+            mask(0);
+            soften<KEYS>(score, top, sum, fade, scale);
+            round_weights<KEYS>(weights, score);
+
+            for (int tile = 1; tile < w.key_tiles; tile++) {
+                wait(k_full + 8 * k_ring.slot, k_ring.phase);
+                wait_turn(1 + mine, 256);
+                begin_multiply();
+                issue_scores<KEYS>(score, queries, describe(base + S::K + k_ring.slot * S::KEY_TILE, 0));
+                wait(v_full + 8 * v_ring.slot, v_ring.phase);
+                begin_multiply();
+                issue_output<KEYS>(output, weights, describe(base + S::V + v_ring.slot * S::KEY_TILE, S::KEY_PANEL));
+                give_turn(2 - mine, 256);
+                wait_multiply<1>();
+                pin(score);
+                release(k_free + 8 * k_ring.slot);
+                k_ring.advance();
+                if (tile == w.key_tiles - 1) release(q_free);
+                mask(tile);
+                soften<KEYS>(score, top, sum, fade, scale);
+                wait_multiply<0>();
+                pin(output);
+                pin(score);
+                release(v_free + 8 * v_ring.slot);
+                v_ring.advance();
+                round_weights<KEYS>(weights, score);
+#pragma unroll
+                for (int i = 0; i < 64; i++) output[i] *= fade[i / 2 % 2];
+            }
+
+            wait(v_full + 8 * v_ring.slot, v_ring.phase);
+            begin_multiply();
+            issue_output<KEYS>(output, weights, describe(base + S::V + v_ring.slot * S::KEY_TILE, S::KEY_PANEL));
+            wait_multiply<0>();
+            pin(output);
+            release(v_free + 8 * v_ring.slot);
+            v_ring.advance();
+            store_output(output, sum, out + w.head * HEAD_DIM, ld_out, w.row + my_row, w.token + my_row, w.tokens);
+        }
+        if (mine == 0) wait_turn(1, 256);  // takes the last turn, so that the barrier ends as it began
+    }
+}
+
+}  // namespace attention
+
+#define ATTENTION(NAME, KEYS)                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(384, 1) NAME(                                                                        \
+        const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k,                                     \
+        const __grid_constant__ hopper::TensorMap v, __nv_bfloat16* out, int ld_out, int batch, int txt, int img, int heads, int group, \
+        int keys, float scale) {                                                                                                      \
+        attention::attend<KEYS>(q, k, v, out, ld_out, batch, txt, img, heads, group, keys, scale);                                    \
+    }
+
+ATTENTION(attention_bf16_128_sm90, 176)
+#ifdef ATTENTION_VARIANTS
+ATTENTION(attention_bf16_128_sm90_k128, 128)
+ATTENTION(attention_bf16_128_sm90_k160, 160)
+#endif
+
+#endif
