@@ -1,11 +1,11 @@
 // attention for Hopper, head_dim 128: the contract of attention.cu, with warpgroup matrix multiplies
 //
-//   q, k, v  tensor maps over [rows, heads * 128] bf16: boxes of 64 columns (128-byte swizzle) and 128 rows for q, KEYS for k, v
+//   q, k, v  tensor maps over [rows, heads * 128] bf16: boxes of 64 columns (128-byte swizzle) and 128 rows for q, 176 for k, v
 //   out      [rows, heads * 128] bf16, row stride ld_out; may be q
 //   Others as in attention.cu. With keys > 0, the tokens of a sample must lie in one run of rows (batch 1, txt 0 or img 0).
 //
 // Mapping   a block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warpgroup 0 fetches: Q, and
-//           K and V tiles of KEYS keys through two slots each. Warpgroups 1 and 2 own 64 query rows each, and multiply
+//           K and V tiles of 176 keys through two slots each. Warpgroups 1 and 2 own 64 query rows each, and multiply
 //           the next K tile while they take the softmax of the last; they take turns to issue, so that one's exponentials
 //           run under the other's multiplies. Tiles do not cross from text to picture where these are apart; without a
 //           mask the order of keys means nothing, so each run of rows has its own tiles.
@@ -14,8 +14,10 @@
 // Needs     sm_90a; rows 16-byte aligned.
 // Flops     as attention.cu.   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     tensor cores. 261 GFLOP at 989 TFLOP/s (H200, dense bf16) = 264 us
-// Measured
-// Tried
+// Measured  24 x 128, text and picture, us (TFLOP/s): 1536 tokens 63.2 (459); 4608: 383 (682), 69% of bound; 8704: 1508 (617);
+//           16896: 5183 (677); 2 samples of 4608: 893 (584); 512 causal, 32/8 heads: 17.7.
+//           H200, driver 580, CUDA 13.0; standalone, median of 20, hot L2. 4608 tokens are 6.5 rounds of tiles, 16896 are 24.
+// Tried     tiles of 128 keys: 74.9, 451, 1532, 5424, 866 and 16.1 us; of 160: 73.6, 430, 1516, 5475, 901 and 18.3; not kept
 
 #include "attention.cuh"
 
@@ -28,9 +30,9 @@ using namespace hopper;
 
 constexpr int HEAD_DIM = 128;
 constexpr int QUERIES = 128;
+constexpr int KEYS = 176;  // of a tile: the most for which scores, weights and output fit 240 registers
 constexpr int SLOTS = 2;
 
-template <int KEYS>
 struct Shared {
     static constexpr int QUERY_PANEL = QUERIES * 128, KEY_PANEL = KEYS * 128;  // bytes; a panel is 64 columns
     static constexpr int KEY_TILE = KEY_PANEL * 2;
@@ -43,7 +45,6 @@ struct Work {
     int run_row[2], run_keys[2];  // rows and keys of the two runs; the second may be empty
     int row, token, tokens;       // the tile's first row, its place in its own run, and tokens of that run
 
-    template <int KEYS>
     __device__ __forceinline__ static Work at(int index, int batch, int txt, int img, int heads, int keys) {
         const bool apart = batch > 1 && txt > 0 && img > 0;
         const int len0 = apart ? txt : txt + img, len1 = apart ? img : 0;
@@ -84,7 +85,6 @@ struct Ring {
 
 // The running softmax of rows lane / 4 and lane / 4 + 8 of a warp's 16: scores become exp2(scale * (score - greatest)).
 // `fade` is what earlier sums must be multiplied by.
-template <int KEYS>
 __device__ __forceinline__ void soften(float (&score)[KEYS / 2], float (&top)[2], float (&sum)[2], float (&fade)[2], float scale) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -108,7 +108,6 @@ __device__ __forceinline__ void soften(float (&score)[KEYS / 2], float (&top)[2]
 }
 
 // Keys that a query must not see get -inf. `visible`: keys of this tile that the lane's two rows see.
-template <int KEYS>
 __device__ __forceinline__ void hide(float (&score)[KEYS / 2], const int (&visible)[2]) {
     const int key = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -117,20 +116,17 @@ __device__ __forceinline__ void hide(float (&score)[KEYS / 2], const int (&visib
 }
 
 // score [64, KEYS] = the warpgroup's queries times a K tile
-template <int KEYS>
 __device__ __forceinline__ void issue_scores(float (&score)[KEYS / 2], uint64_t queries, uint64_t k_tile) {
-    using S = Shared<KEYS>;
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / 16; d++) {
         // 16 columns are 32 bytes inside a panel.
         const int panel = d / 4, inside = d % 4 * 32;
-        multiply_keys<KEYS>(score, queries + ((panel * S::QUERY_PANEL + inside) >> 4), k_tile + ((panel * S::KEY_PANEL + inside) >> 4), d > 0);
+        multiply_keys(score, queries + ((panel * Shared::QUERY_PANEL + inside) >> 4), k_tile + ((panel * Shared::KEY_PANEL + inside) >> 4), d > 0);
     }
     commit_multiply();
 }
 
 // output [64, 128] += weights [64, KEYS] times a V tile
-template <int KEYS>
 __device__ __forceinline__ void issue_output(float (&output)[64], const uint32_t (&weights)[KEYS / 16][4], uint64_t v_tile) {
 #pragma unroll
     for (int n = 0; n < KEYS / 16; n++) multiply_values(output, weights[n], v_tile + ((n * 16 * 128) >> 4));
@@ -138,7 +134,6 @@ __device__ __forceinline__ void issue_output(float (&output)[64], const uint32_t
 }
 
 // Scores lie in registers as the left operand wants them.
-template <int KEYS>
 __device__ __forceinline__ void round_weights(uint32_t (&weights)[KEYS / 16][4], const float (&score)[KEYS / 2]) {
 #pragma unroll
     for (int n = 0; n < KEYS / 16; n++)
@@ -179,14 +174,12 @@ __device__ __forceinline__ void store_output(
     }
 }
 
-template <int KEYS>
 __device__ __forceinline__ void attend(
     const TensorMap& q, const TensorMap& k, const TensorMap& v, __nv_bfloat16* out, int ld_out, int batch, int txt, int img,
     int heads, int group, int keys, float scale) {
-    using S = Shared<KEYS>;
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
-    const uint32_t q_full = base + S::BARRIERS, q_free = q_full + 8, k_full = q_free + 8, k_free = k_full + 8 * SLOTS,
+    const uint32_t q_full = base + Shared::BARRIERS, q_free = q_full + 8, k_full = q_free + 8, k_free = k_full + 8 * SLOTS,
                    v_full = k_free + 8 * SLOTS, v_free = v_full + 8 * SLOTS;
     constexpr int CONSUMER_WARPS = 8;
     if (threadIdx.x == 0) {
@@ -210,29 +203,29 @@ __device__ __forceinline__ void attend(
         give_registers<24>();
         if (threadIdx.x != 0) return;
         for (int index = blockIdx.x; index < items; index += gridDim.x) {
-            const Work w = Work::at<KEYS>(index, batch, txt, img, heads, keys);
+            const Work w = Work::at(index, batch, txt, img, heads, keys);
             const int q_col = w.head * HEAD_DIM, kv_col = w.head / group * HEAD_DIM;
             const auto fetch = [&](const TensorMap& map, int tile, uint32_t to, uint32_t full, uint32_t free, Ring& ring) {
                 const int row = tile < w.first_tiles ? w.run_row[0] + tile * KEYS : w.run_row[1] + (tile - w.first_tiles) * KEYS;
-                to += ring.slot * S::KEY_TILE;
+                to += ring.slot * Shared::KEY_TILE;
                 full += ring.slot * 8;
                 wait(free + ring.slot * 8, ring.phase ^ 1);
-                arrive_expecting(full, S::KEY_TILE);
+                arrive_expecting(full, Shared::KEY_TILE);
                 copy_box(to, map, row, kv_col, full);
-                copy_box(to + S::KEY_PANEL, map, row, kv_col + 64, full);
+                copy_box(to + Shared::KEY_PANEL, map, row, kv_col + 64, full);
                 ring.advance();
             };
             wait(q_free, q_phase ^ 1);
             q_phase ^= 1;
-            arrive_expecting(q_full, S::QUERY_PANEL * 2);
+            arrive_expecting(q_full, Shared::QUERY_PANEL * 2);
             copy_box(base, q, w.row, q_col, q_full);
-            copy_box(base + S::QUERY_PANEL, q, w.row, q_col + 64, q_full);
+            copy_box(base + Shared::QUERY_PANEL, q, w.row, q_col + 64, q_full);
             // In the order of use: a V tile is wanted after the next K tile.
             for (int tile = 0; tile < w.key_tiles; tile++) {
-                fetch(k, tile, base + S::K, k_full, k_free, k_ring);
-                if (tile > 0) fetch(v, tile - 1, base + S::V, v_full, v_free, v_ring);
+                fetch(k, tile, base + Shared::K, k_full, k_free, k_ring);
+                if (tile > 0) fetch(v, tile - 1, base + Shared::V, v_full, v_free, v_ring);
             }
-            fetch(v, w.key_tiles - 1, base + S::V, v_full, v_free, v_ring);
+            fetch(v, w.key_tiles - 1, base + Shared::V, v_full, v_free, v_ring);
         }
     } else {
         take_registers<240>();
@@ -245,7 +238,7 @@ __device__ __forceinline__ void attend(
         // Barrier 1 + w is warpgroup w's turn; the first one begins.
         if (mine == 1) give_turn(1, 256);
         for (int index = blockIdx.x; index < items; index += gridDim.x) {
-            const Work w = Work::at<KEYS>(index, batch, txt, img, heads, keys);
+            const Work w = Work::at(index, batch, txt, img, heads, keys);
             float output[64] = {}, score[KEYS / 2];
             float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f}, fade[2];
             uint32_t weights[KEYS / 16][4];
@@ -256,31 +249,31 @@ __device__ __forceinline__ void attend(
                 int visible[2];
 #pragma unroll
                 for (int half = 0; half < 2; half++) visible[half] = visible_keys(w.token + my_row + half * 8, end, keys) - from;
-                hide<KEYS>(score, visible);
+                hide(score, visible);
             };
 
             wait(q_full, q_phase);
             q_phase ^= 1;
             wait(k_full + 8 * k_ring.slot, k_ring.phase);
             begin_multiply();
-            issue_scores<KEYS>(score, queries, describe(base + S::K + k_ring.slot * S::KEY_TILE, 0));
+            issue_scores(score, queries, describe(base + Shared::K + k_ring.slot * Shared::KEY_TILE, 0));
             wait_multiply<0>();
             pin(score);
             release(k_free + 8 * k_ring.slot);
             k_ring.advance();
             if (w.key_tiles == 1) release(q_free);
             mask(0);
-            soften<KEYS>(score, top, sum, fade, scale);
-            round_weights<KEYS>(weights, score);
+            soften(score, top, sum, fade, scale);
+            round_weights(weights, score);
 
             for (int tile = 1; tile < w.key_tiles; tile++) {
                 wait(k_full + 8 * k_ring.slot, k_ring.phase);
                 wait_turn(1 + mine, 256);
                 begin_multiply();
-                issue_scores<KEYS>(score, queries, describe(base + S::K + k_ring.slot * S::KEY_TILE, 0));
+                issue_scores(score, queries, describe(base + Shared::K + k_ring.slot * Shared::KEY_TILE, 0));
                 wait(v_full + 8 * v_ring.slot, v_ring.phase);
                 begin_multiply();
-                issue_output<KEYS>(output, weights, describe(base + S::V + v_ring.slot * S::KEY_TILE, S::KEY_PANEL));
+                issue_output(output, weights, describe(base + Shared::V + v_ring.slot * Shared::KEY_TILE, Shared::KEY_PANEL));
                 give_turn(2 - mine, 256);
                 wait_multiply<1>();
                 pin(score);
@@ -288,20 +281,20 @@ __device__ __forceinline__ void attend(
                 k_ring.advance();
                 if (tile == w.key_tiles - 1) release(q_free);
                 mask(tile);
-                soften<KEYS>(score, top, sum, fade, scale);
+                soften(score, top, sum, fade, scale);
                 wait_multiply<0>();
                 pin(output);
                 pin(score);
                 release(v_free + 8 * v_ring.slot);
                 v_ring.advance();
-                round_weights<KEYS>(weights, score);
+                round_weights(weights, score);
 #pragma unroll
                 for (int i = 0; i < 64; i++) output[i] *= fade[i / 2 % 2];
             }
 
             wait(v_full + 8 * v_ring.slot, v_ring.phase);
             begin_multiply();
-            issue_output<KEYS>(output, weights, describe(base + S::V + v_ring.slot * S::KEY_TILE, S::KEY_PANEL));
+            issue_output(output, weights, describe(base + Shared::V + v_ring.slot * Shared::KEY_TILE, Shared::KEY_PANEL));
             wait_multiply<0>();
             pin(output);
             release(v_free + 8 * v_ring.slot);
@@ -314,18 +307,11 @@ __device__ __forceinline__ void attend(
 
 }  // namespace attention
 
-#define ATTENTION(NAME, KEYS)                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(384, 1) NAME(                                                                        \
-        const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k,                                     \
-        const __grid_constant__ hopper::TensorMap v, __nv_bfloat16* out, int ld_out, int batch, int txt, int img, int heads, int group, \
-        int keys, float scale) {                                                                                                      \
-        attention::attend<KEYS>(q, k, v, out, ld_out, batch, txt, img, heads, group, keys, scale);                                    \
-    }
-
-ATTENTION(attention_bf16_128_sm90, 176)
-#ifdef ATTENTION_VARIANTS
-ATTENTION(attention_bf16_128_sm90_k128, 128)
-ATTENTION(attention_bf16_128_sm90_k160, 160)
-#endif
+// Shared memory is (128 + 4 * 176) * 256 + 128 bytes, which the launcher passes; it must agree with `Shared`.
+extern "C" __global__ void __launch_bounds__(384, 1) attention_bf16_128_sm90(
+    const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k, const __grid_constant__ hopper::TensorMap v,
+    __nv_bfloat16* out, int ld_out, int batch, int txt, int img, int heads, int group, int keys, float scale) {
+    attention::attend(q, k, v, out, ld_out, batch, txt, img, heads, group, keys, scale);
+}
 
 #endif

@@ -80,41 +80,8 @@ __device__ __forceinline__ uint64_t describe(uint32_t address, uint32_t panel_by
 
 #define REGISTERS_8(r, i) "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3]), "+f"(r[i + 4]), "+f"(r[i + 5]), "+f"(r[i + 6]), "+f"(r[i + 7])
 
-// s [64, KEYS] = queries [64, 16] keys [KEYS, 16]^T, added to s if `add`
-template <int KEYS>
-__device__ __forceinline__ void multiply_keys(float (&s)[KEYS / 2], uint64_t queries, uint64_t keys, int add);
-
-template <>
-__device__ __forceinline__ void multiply_keys<128>(float (&s)[64], uint64_t queries, uint64_t keys, int add) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
-        "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, p, 1, 1, 0, 0;}\n"
-        : REGISTERS_8(s, 0), REGISTERS_8(s, 8), REGISTERS_8(s, 16), REGISTERS_8(s, 24), REGISTERS_8(s, 32), REGISTERS_8(s, 40),
-          REGISTERS_8(s, 48), REGISTERS_8(s, 56)
-        : "l"(queries), "l"(keys), "r"(add));
-}
-
-template <>
-__device__ __forceinline__ void multiply_keys<160>(float (&s)[80], uint64_t queries, uint64_t keys, int add) {
-    asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %82, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n160k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
-        "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, "
-        "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-        "}, %80, %81, p, 1, 1, 0, 0;}\n"
-        : REGISTERS_8(s, 0), REGISTERS_8(s, 8), REGISTERS_8(s, 16), REGISTERS_8(s, 24), REGISTERS_8(s, 32), REGISTERS_8(s, 40),
-          REGISTERS_8(s, 48), REGISTERS_8(s, 56), REGISTERS_8(s, 64), REGISTERS_8(s, 72)
-        : "l"(queries), "l"(keys), "r"(add));
-}
-
-template <>
-__device__ __forceinline__ void multiply_keys<176>(float (&s)[88], uint64_t queries, uint64_t keys, int add) {
+// s [64, 176] = queries [64, 16] keys [176, 16]^T, added to s if `add`
+__device__ __forceinline__ void multiply_keys(float (&s)[88], uint64_t queries, uint64_t keys, int add) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %90, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n176k16.f32.bf16.bf16 {"
