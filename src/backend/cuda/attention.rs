@@ -1,0 +1,279 @@
+//! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention`.
+//!
+//! Hopper has a kernel of its own for heads of 128; heads without a kernel go to `attention_generic`. `FLUX_ATTENTION=base` keeps
+//! off the Hopper kernel, `FLUX_ATTENTION=sm90` makes it an error when this GPU or this program has none.
+
+use std::env;
+use std::ffi::{OsStr, c_void};
+
+use cudarc::driver::sys;
+
+use super::device::failed;
+use super::{Cuda, Tensor, all_aligned, kernels};
+use crate::error::{Error, Result};
+use crate::ops::{Joint, Mask};
+
+const VARIABLE: &str = "FLUX_ATTENTION";
+const HOPPER_FILE: &str = "attention_sm90a";
+const HOPPER_KERNEL: &str = "attention_bf16_128_sm90";
+/// wgmma is in 9.0 only: later GPUs dropped it.
+const HOPPER: (i32, i32) = (9, 0);
+/// `QUERIES`, `KEYS` and the shared memory of cuda/attention_sm90a.cu: Q, two slots of K and of V, barriers.
+const HOPPER_QUERIES: usize = 128;
+const HOPPER_KEYS: usize = 176;
+const HOPPER_SHARED_BYTES: usize = (HOPPER_QUERIES + 4 * HOPPER_KEYS) * 128 * 2 + 128;
+/// `KEY_TILE` of cuda/attention.cu.
+const KEY_TILE: usize = 64;
+
+/// What the user wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    Fastest,
+    Base,
+    Hopper,
+}
+
+fn wish(value: Option<&OsStr>) -> Result<Wish> {
+    match value.map(OsStr::to_string_lossy).as_deref() {
+        None | Some("") => Ok(Wish::Fastest),
+        Some("base") => Ok(Wish::Base),
+        Some("sm90") => Ok(Wish::Hopper),
+        Some(other) => Err(Error::usage(format!("`{other}` is no attention kernel")).at(VARIABLE).hint("`base` and `sm90` are")),
+    }
+}
+
+/// A kernel of cuda/attention.cu.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Base {
+    name: &'static str,
+    queries: usize,
+    slots: usize,
+}
+
+impl Base {
+    fn find(head_dim: usize, capability: (i32, i32)) -> Option<Self> {
+        let (name, queries, slots) = match head_dim {
+            // 80 KiB of shared memory, which a multiprocessor should have twice.
+            128 if !has_100_kib(capability) => ("attention_bf16_128x128", 128, 3),
+            128 => ("attention_bf16_128x64", 64, 2),
+            64 => ("attention_bf16_64", 128, 3),
+            32 => ("attention_bf16_32", 128, 3),
+            16 => ("attention_bf16_16", 128, 3),
+            _ => return None,
+        };
+        Some(Self { name, queries, slots })
+    }
+
+    fn shared_bytes(self, head_dim: usize) -> usize {
+        (self.queries + self.slots * KEY_TILE) * head_dim * 2
+    }
+}
+
+/// Whether a multiprocessor has 100 KiB of shared memory; the others have 164 or more.
+/// Source: CUDA C++ Programming Guide, technical specifications per compute capability.
+fn has_100_kib(capability: (i32, i32)) -> bool {
+    matches!(capability, (8, 6 | 9) | (12, _))
+}
+
+/// Whether every sample's text and picture lie in different places, so that tiles do not cross from one to the other.
+fn apart(joint: Joint) -> bool {
+    joint.batch > 1 && joint.txt > 0 && joint.img > 0
+}
+
+/// Tiles of one head that the Hopper kernel has to do, over all samples.
+fn hopper_tiles(joint: Joint) -> usize {
+    let runs = if apart(joint) { [joint.txt, joint.img] } else { [joint.tokens(), 0] };
+    joint.batch * runs.iter().map(|tokens| tokens.div_ceil(HOPPER_QUERIES)).sum::<usize>()
+}
+
+/// One call: tensors that the kernels can take.
+struct Call<'a> {
+    q: &'a Tensor<Cuda>,
+    k: &'a Tensor<Cuda>,
+    v: &'a Tensor<Cuda>,
+    out: &'a Tensor<Cuda>,
+    head_dim: usize,
+    joint: Joint,
+    mask: Mask,
+}
+
+impl Call<'_> {
+    fn heads(&self) -> usize {
+        self.q.cols() / self.head_dim
+    }
+
+    /// Query heads that share a key head.
+    fn group(&self) -> usize {
+        self.q.cols() / self.k.cols()
+    }
+
+    /// The causal mask's keys; 0 is no mask.
+    fn keys(&self) -> usize {
+        match self.mask {
+            Mask::None => 0,
+            Mask::Causal { keys } => keys,
+        }
+    }
+
+    /// What scores are multiplied by, for powers of two.
+    fn scale(&self) -> f32 {
+        (std::f64::consts::LOG2_E / (self.head_dim as f64).sqrt()) as f32
+    }
+
+    fn suits_hopper(&self) -> bool {
+        self.head_dim == 128 && (self.mask == Mask::None || !apart(self.joint))
+    }
+}
+
+impl Cuda {
+    /// `softmax(q k^T / sqrt(head_dim) + mask) v`, over q where that is writable.
+    ///
+    /// Errors when `FLUX_ATTENTION` names no kernel that is here.
+    pub(super) fn attention_op(
+        &self,
+        q: Tensor<Cuda>,
+        k: &Tensor<Cuda>,
+        v: &Tensor<Cuda>,
+        head_dim: usize,
+        joint: Joint,
+        mask: Mask,
+    ) -> Result<Tensor<Cuda>> {
+        let hopper = self.hopper_wanted()?;
+        let Some(base) = Base::find(head_dim, self.device().capability()) else {
+            return self.attention_generic(q, k, v, head_dim, joint, mask);
+        };
+        if !all_aligned(&[&q, k, v]) {
+            self.device().count_composed();
+            return self.attention_generic(q, k, v, head_dim, joint, mask);
+        }
+        let fresh = self.unless_writable(&q)?;
+        let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, joint, mask };
+        if hopper && call.suits_hopper() {
+            self.run_hopper(&call)?;
+        } else {
+            self.run_base(base, &call)?;
+        }
+        Ok(fresh.unwrap_or(q))
+    }
+
+    fn hopper_wanted(&self) -> Result<bool> {
+        let wish = wish(env::var_os(VARIABLE).as_deref())?;
+        let here = self.device().capability() == HOPPER && kernels::image(HOPPER_FILE).is_some();
+        if wish == Wish::Hopper && !here {
+            return Err(Error::usage("`sm90` needs a GPU of compute capability 9.0, and a program built for it").at(VARIABLE));
+        }
+        Ok(here && wish != Wish::Base)
+    }
+
+    fn run_base(&self, base: Base, call: &Call<'_>) -> Result<()> {
+        let Call { q, k, v, out, head_dim, joint, .. } = *call;
+        let launch = self.launch("attention", base.name)?.shared(base.shared_bytes(head_dim) as u32)?.vector(q).vector(k).vector(v).vector(out);
+        let launch = launch.int(q.stride()).int(k.stride()).int(v.stride()).int(out.stride());
+        let launch = launch.int(joint.batch).int(joint.txt).int(joint.img).int(call.group()).int(call.keys()).float(call.scale());
+        // SAFETY: argument types and order match `ATTENTION` in cuda/attention.cu, and the shared memory its `Shape`. `Tensor::attention`
+        // checked q, k and v to have joint.rows() rows of whole heads, of which k's divide q's, and 1 <= keys <= tokens; rows are aligned
+        // to 16 bytes; `out` is q, or new and of its shape. A block reads its queries before it writes them, and nothing else of q.
+        unsafe { launch.run([joint.tokens().div_ceil(base.queries), call.heads(), joint.batch], [128, 1, 1]) }
+    }
+
+    fn run_hopper(&self, call: &Call<'_>) -> Result<()> {
+        let Call { q, k, v, out, joint, .. } = *call;
+        let blocks = (hopper_tiles(joint) * call.heads()).min(self.device().multiprocessors());
+        if blocks == 0 {
+            return Ok(());
+        }
+        // First of all, because a driver that loads this kernel knows tensor maps too.
+        let launch = self.launch(HOPPER_FILE, HOPPER_KERNEL)?.shared(HOPPER_SHARED_BYTES as u32)?;
+        let mut maps = [tensor_map(q, HOPPER_QUERIES)?, tensor_map(k, HOPPER_KEYS)?, tensor_map(v, HOPPER_KEYS)?];
+        let mut out_address = out.address();
+        int(hopper_tiles(joint) * call.heads())?;
+        let ints = [out.stride(), joint.batch, joint.txt, joint.img, call.heads(), call.group(), call.keys()];
+        let mut ints = [int(ints[0])?, int(ints[1])?, int(ints[2])?, int(ints[3])?, int(ints[4])?, int(ints[5])?, int(ints[6])?];
+        let mut scale = call.scale();
+        let mut arguments: Vec<*mut c_void> = maps.iter_mut().map(|map| std::ptr::from_mut(map).cast()).collect();
+        arguments.push(std::ptr::from_mut(&mut out_address).cast());
+        arguments.extend(ints.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
+        arguments.push(std::ptr::from_mut(&mut scale).cast());
+        // SAFETY: `arguments` are, in the order of `attention_bf16_128_sm90` in cuda/attention_sm90a.cu, three tensor maps, a pointer, seven
+        // ints and a float, all alive until the call returns; the shared memory is its `Shared`. The maps cover exactly the cells of q, k
+        // and v. `Tensor::attention` checked their shapes and 1 <= keys <= tokens; `out` is q, or new and of its shape. A tile's
+        // queries are read before its output is written, which no other tile's output depends on.
+        unsafe { launch.run_raw([blocks, 1, 1], [384, 1, 1], &mut arguments) }
+    }
+}
+
+/// `x` for the copy engine, in boxes of 64 columns, swizzled over 128 bytes, and `box_rows` rows.
+///
+/// The kernel's places: x is aligned to 16 bytes, not empty, and has whole heads of 128 columns.
+fn tensor_map(x: &Tensor<Cuda>, box_rows: usize) -> Result<sys::CUtensorMap> {
+    let mut map = sys::CUtensorMap { opaque: [0; 16] };
+    let sizes = [x.cols() as u64, x.rows() as u64];
+    // A lone row's stride means nothing, and need not be aligned.
+    let row_bytes = [2 * if x.rows() > 1 { x.stride() } else { x.cols() } as u64];
+    let (box_sizes, steps) = ([64, box_rows as u32], [1u32; 2]);
+    // SAFETY: the driver writes `map`, which is as large as it wants, and reads two sizes, one stride, two box sizes and two steps. It
+    // keeps the address of x without touching it.
+    let encoded = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &mut map,
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            2,
+            x.address() as *mut c_void,
+            sizes.as_ptr(),
+            row_bytes.as_ptr(),
+            box_sizes.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    encoded.result().map_err(|e| {
+        let what = format!("cannot describe [{}, {}] with row stride {} to the copy engine", x.rows(), x.cols(), x.stride());
+        failed(&what, e).at("op `attention`").hint("`FLUX_ATTENTION=base` uses the kernel for all GPUs")
+    })?;
+    Ok(map)
+}
+
+fn int(value: usize) -> Result<i32> {
+    let int = i32::try_from(value);
+    int.map_err(|_| Error::new(format!("`{value}` is too large for a kernel")).at("op `attention`").hint("ask for a smaller picture or batch"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_names_a_kernel_or_is_an_error() {
+        let wish = |value: &str| wish(Some(OsStr::new(value)));
+        assert_eq!(wish("").unwrap(), Wish::Fastest);
+        assert_eq!(wish("base").unwrap(), Wish::Base);
+        assert_eq!(wish("sm90").unwrap(), Wish::Hopper);
+        let message = wish("flash").unwrap_err().to_string();
+        assert!(message.contains("`flash`") && message.contains("FLUX_ATTENTION") && message.contains("`sm90`"), "{message}");
+    }
+
+    #[test]
+    fn every_kernel_fits_the_shared_memory_of_its_gpus() {
+        for (capability, block_bytes) in [((8, 0), 163 << 10), ((8, 6), 99 << 10), ((8, 9), 99 << 10), ((9, 0), 227 << 10), ((12, 0), 99 << 10)] {
+            for head_dim in [16, 32, 64, 128] {
+                let base = Base::find(head_dim, capability).unwrap();
+                assert!(base.shared_bytes(head_dim) <= block_bytes, "{base:?} on {capability:?}");
+            }
+        }
+        assert!(HOPPER_SHARED_BYTES <= 227 << 10);
+        assert_eq!(Base::find(512, (9, 0)), None);
+    }
+
+    #[test]
+    fn hopper_tiles_do_not_cross_between_samples() {
+        let tiles = |batch, txt, img| hopper_tiles(Joint { batch, txt, img });
+        assert_eq!(tiles(1, 512, 4096), 36);
+        assert_eq!(tiles(1, 100, 100), 2);
+        assert_eq!(tiles(2, 100, 100), 4);
+        assert_eq!(tiles(3, 0, 129), 6);
+        assert_eq!(tiles(1, 0, 0), 0);
+    }
+}
