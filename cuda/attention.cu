@@ -264,8 +264,8 @@ __device__ __forceinline__ void attend(
 #pragma unroll
     for (int i = 0; i < BANDS * 16 * T::CHUNKS / 32; i++) {
         const int at_chunk = lane + i * 32, row = band + at_chunk / T::CHUNKS, chunk = at_chunk % T::CHUNKS, token = first + row;
-        if (token < tokens)
-            *reinterpret_cast<uint4*>(out + int64_t(rows.row(token)) * ld_out + chunk * 8) = *reinterpret_cast<const uint4*>(shared + T::at(row, chunk));
+        const uint4* from = reinterpret_cast<const uint4*>(shared + T::at(row, chunk));
+        if (token < tokens) *reinterpret_cast<uint4*>(out + int64_t(rows.row(token)) * ld_out + chunk * 8) = *from;
     }
 }
 

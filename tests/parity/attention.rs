@@ -1,75 +1,278 @@
-//! Attention on the GPU, by whatever kernel it takes, against the CPU in float32.
+//! `attention` on the GPU against the CPU: all head sizes, joint layouts, masks, views, and both kernels.
+
+use std::process::Command;
+use std::sync::Arc;
 
 use flux::backend::Backend;
+use flux::backend::cpu::{Cpu, Precision};
+use flux::backend::cuda::Cuda;
 use flux::ops::{Joint, Mask};
 use flux::tensor::Tensor;
 
-use crate::compare::{Case, Shape, check_against};
+use crate::compare::{ROUNDING, values};
+use crate::{cuda, small};
 
+/// What attention is asked for.
 #[derive(Debug, Clone, Copy)]
-struct Attention {
-    joint: Joint,
+struct Case {
+    head_dim: usize,
     heads: usize,
     kv_heads: usize,
-    head_dim: usize,
+    joint: Joint,
     mask: Mask,
-    /// Columns before k, v and q in their common buffer.
-    gap: usize,
+    /// Standard deviation of q, a power of two; a large one makes softmax choose.
+    gain: f32,
 }
 
-impl Case for Attention {
-    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        let (q_cols, k_cols) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        let whole = Shape::dense(self.joint.rows(), self.gap + 2 * k_cols + q_cols).tensor(b, 1);
-        let [_, k, v, q] = whole.split_cols([self.gap, k_cols, k_cols, q_cols]);
-        let out = q.attention(&k, &v, self.head_dim, self.joint, self.mask).unwrap();
-        // k and v must come through unharmed.
-        vec![out, k, v]
+/// Head sizes that have kernels.
+const KERNELS: [usize; 4] = [128, 64, 32, 16];
+
+/// No input is greater; see [`values`].
+const MAX_V: f32 = 1.74;
+
+/// Where q, k and v lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// Three tensors, each dense.
+    Dense,
+    /// Columns k, v, q of one projection with more columns behind; the result goes over q.
+    InPlace,
+    /// The same, but q may not be written.
+    ReadOnly,
+    /// As `InPlace`, but no row starts at a multiple of 16 bytes.
+    Unaligned,
+}
+
+/// Matrices of different widths side by side.
+fn side_by_side(parts: &[(&[f32], usize)], rows: usize) -> Vec<f32> {
+    (0..rows).flat_map(|row| parts.iter().flat_map(move |(values, cols)| &values[row * cols..][..*cols])).copied().collect()
+}
+
+fn columns(values: &[f32], cols: usize, range: std::ops::Range<usize>) -> Vec<f32> {
+    values.chunks_exact(cols).flat_map(|row| &row[range.clone()]).copied().collect()
+}
+
+struct Inputs {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+impl Case {
+    fn cols(&self) -> [usize; 2] {
+        [self.heads * self.head_dim, self.kv_heads * self.head_dim]
     }
-}
 
-/// The weights are rounded to bf16 before they meet the values: as many roundings as there are keys, of both signs, so that they
-/// nearly cancel; the result is rounded once more.
-const ROUNDINGS: f32 = 3.0;
+    fn inputs(&self) -> Inputs {
+        let (rows, [cols, kv_cols]) = (self.joint.rows(), self.cols());
+        let q = values(1, rows * cols).iter().map(|value| self.gain * value).collect();
+        Inputs { q, k: values(2, rows * kv_cols), v: values(3, rows * kv_cols) }
+    }
 
-#[test]
-fn attention_matches_the_cpu() {
-    let Some(cuda) = crate::cuda() else { return };
-    let joints = [
-        Joint::single(1),
-        Joint::single(65),
-        Joint::single(200),
-        Joint { batch: 1, txt: 17, img: 100 },
-        Joint { batch: 2, txt: 16, img: 64 },
-        Joint { batch: 3, txt: 5, img: 33 },
-        Joint { batch: 2, txt: 130, img: 1 },
-    ];
-    for joint in joints {
-        let tokens = joint.tokens();
-        for mask in [Mask::None, Mask::Causal { keys: tokens }, Mask::Causal { keys: tokens.div_ceil(2) }, Mask::Causal { keys: 1 }] {
-            for (heads, kv_heads, head_dim, gap) in [(2, 2, 128, 0), (4, 1, 64, 8), (6, 3, 32, 0), (4, 2, 16, 0), (2, 1, 24, 3), (1, 1, 512, 0)] {
-                let case = Attention { joint, heads, kv_heads, head_dim, mask, gap };
-                check_against(&cuda, &format!("{case:?}"), &case, ROUNDINGS, 0.0);
+    fn run<B: Backend>(&self, b: &B, inputs: &Inputs) -> Vec<f32> {
+        let (rows, [cols, kv_cols]) = (self.joint.rows(), self.cols());
+        let [k, v] = [&inputs.k, &inputs.v].map(|values| b.upload(values, rows, kv_cols).unwrap());
+        let q = b.upload(&inputs.q, rows, cols).unwrap();
+        b.download(&q.attention(&k, &v, self.head_dim, self.joint, self.mask).unwrap()).unwrap()
+    }
+
+    /// The result on the GPU, after a check that no other cell was touched.
+    fn run_on_gpu(&self, b: &Cuda, inputs: &Inputs, layout: Layout) -> Vec<f32> {
+        if layout == Layout::Dense {
+            return self.run(b, inputs);
+        }
+        let (rows, [cols, kv_cols]) = (self.joint.rows(), self.cols());
+        let rest = if layout == Layout::Unaligned { 3 } else { 40 };
+        let behind = values(4, rows * rest);
+        let whole = side_by_side(&[(&inputs.k, kv_cols), (&inputs.v, kv_cols), (&inputs.q, cols), (&behind, rest)], rows);
+        let [k, v, q, behind_view] = b.upload(&whole, rows, 2 * kv_cols + cols + rest).unwrap().split_cols([kv_cols, kv_cols, cols, rest]);
+        let read_only = (layout == Layout::ReadOnly).then(|| q.row_view(0..rows));
+        let in_place = read_only.is_none();
+        let attend = |q: Tensor<Cuda>| q.attention(&k, &v, self.head_dim, self.joint, self.mask).unwrap();
+        let before = b.stats();
+        let (out, q) = match read_only {
+            Some(view) => (attend(view), Some(q)),
+            None => (attend(q), None),
+        };
+        let after = b.stats();
+        let counts = (after.launches - before.launches, after.composed - before.composed);
+        match layout {
+            Layout::Unaligned => assert!(counts.1 > 0, "{self:?}: a kernel took rows that are not aligned"),
+            _ if KERNELS.contains(&self.head_dim) => assert_eq!(counts, (1, 0), "{self:?}, {layout:?}: one kernel, and no composition"),
+            _ => {}
+        }
+        assert_eq!(Arc::ptr_eq(out.buffer(), k.buffer()), in_place, "{self:?}, {layout:?}: where the result lies");
+        for (name, view, before) in [("k", &k, &inputs.k), ("v", &v, &inputs.v), ("the columns behind", &behind_view, &behind)] {
+            assert!(b.download(view).unwrap() == *before, "{self:?}, {layout:?}: {name} changed");
+        }
+        if let Some(q) = q {
+            assert!(b.download(&q).unwrap() == inputs.q, "{self:?}: q changed");
+        }
+        b.download(&out).unwrap()
+    }
+
+    /// Fails when `got` is further from `expected` than its roundings can bring it.
+    ///
+    /// Weights and result are rounded to bf16, each by at most 2^-9 of itself. So a value is off by at most 2^-9 |value| for its own
+    /// rounding and 2^-9 sum(weight |v|) for the weights', of which the sum is at most max |v|. The weights' errors are independent, so
+    /// of many keys they come to 2^-9 of the typical value, and nowhere to 8 times that; in the norm the two add to 2^-8 at most.
+    /// A twentieth is for float32 sums and exponentials.
+    fn expect_close(&self, what: &str, got: &[f32], expected: &[f32]) {
+        assert_eq!(got.len(), expected.len(), "{self:?}, {what}: number of values");
+        let (mut worst, mut sum, mut squares, mut norm, mut got_norm, mut product) = (0f32, 0f64, 0f64, 0f64, 0f64, 0f64);
+        let rms = (expected.iter().map(|e| f64::from(*e).powi(2)).sum::<f64>() / expected.len() as f64).sqrt() as f32;
+        let typical = (8.0 * rms).min(MAX_V);
+        let mut bad = Vec::new();
+        let cols = got.len() / self.joint.rows();
+        for (index, (&got, &expected)) in got.iter().zip(expected).enumerate() {
+            let off = (got - expected).abs();
+            if (off.is_nan() || off > 1.05 * ROUNDING * (expected.abs() + typical)) && bad.len() < 5 {
+                bad.push(format!("[{}, {}] is {got}, expected {expected}", index / cols, index % cols));
             }
+            worst = worst.max(off);
+            sum += f64::from(off);
+            squares += f64::from(off).powi(2);
+            norm += f64::from(expected).powi(2);
+            got_norm += f64::from(got).powi(2);
+            product += f64::from(got) * f64::from(expected);
+        }
+        let relative = (squares / norm).sqrt();
+        println!(
+            "{} x {}/{} {:?} {:?} q {} {what}: max {worst:.1e} mean {:.1e} relative {relative:.1e} 1-cos {:.1e}",
+            self.head_dim,
+            self.heads,
+            self.kv_heads,
+            self.joint,
+            self.mask,
+            self.gain,
+            sum / got.len() as f64,
+            1.0 - product / (norm * got_norm).sqrt(),
+        );
+        assert!(bad.is_empty(), "{self:?}, {what}: {}", bad.join("; "));
+        assert!(relative <= f64::from(2.0 * ROUNDING), "{self:?}, {what}: {relative:.1e} apart in the norm");
+    }
+
+    /// Every layout against the CPU, and twice for the same bytes.
+    fn check(&self, cuda: &Cuda, layouts: &[Layout]) {
+        let inputs = self.inputs();
+        let expected = self.run(&Cpu::new(Precision::F32), &inputs);
+        for &layout in layouts {
+            let got = self.run_on_gpu(cuda, &inputs, layout);
+            self.expect_close(&format!("{layout:?}"), &got, &expected);
+            let again = self.run_on_gpu(cuda, &inputs, layout);
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert!(bits(&got) == bits(&again), "{self:?}, {layout:?}: two runs differ");
         }
     }
 }
 
+fn case(head_dim: usize, (heads, kv_heads): (usize, usize), (batch, txt, img): (usize, usize, usize), keys: usize) -> Case {
+    let mask = if keys == 0 { Mask::None } else { Mask::Causal { keys } };
+    Case { head_dim, heads, kv_heads, joint: Joint { batch, txt, img }, mask, gain: 1.0 }
+}
+
+const LAYOUTS: [Layout; 3] = [Layout::Dense, Layout::InPlace, Layout::ReadOnly];
+
+/// Tokens that no tile divides, one and two samples, text and picture apart and not, causal masks, shared key heads.
 #[test]
-fn attention_matches_at_real_sizes() {
-    let Some(cuda) = crate::cuda() else { return };
-    if crate::small() {
+fn every_head_size_matches_the_cpu() {
+    let Some(cuda) = cuda() else { return };
+    for head_dim in KERNELS {
+        for (heads, samples, keys) in [
+            ((2, 2), (1, 0, 1), 0),
+            ((3, 3), (1, 0, 17), 0),
+            ((2, 2), (1, 3, 352), 0),
+            ((2, 2), (1, 45, 64), 0),
+            ((2, 2), (2, 45, 64), 0),
+            ((4, 2), (3, 17, 130), 0),
+            ((2, 2), (2, 130, 1), 0),
+            ((2, 1), (2, 0, 177), 0),
+            ((2, 2), (1, 100, 0), 0),
+            ((2, 2), (1, 0, 1), 1),
+            ((4, 1), (1, 0, 300), 1),
+            ((8, 2), (1, 0, 512), 37),
+            ((4, 2), (1, 0, 333), 333),
+            ((4, 2), (2, 0, 333), 100),
+            ((2, 2), (1, 45, 64), 80),
+            ((2, 2), (2, 45, 64), 80),
+        ] {
+            let case = case(head_dim, heads, samples, keys);
+            case.check(&cuda, &LAYOUTS);
+            Case { gain: 8.0, ..case }.check(&cuda, &[Layout::InPlace]);
+        }
+    }
+}
+
+/// Heads of no kernel's size, the VAE's among them, and rows at odd addresses.
+#[test]
+fn what_no_kernel_takes_matches_the_cpu() {
+    let Some(cuda) = cuda() else { return };
+    for (head_dim, heads, samples, keys) in
+        [(512, (1, 1), (1, 0, 300), 0), (24, (2, 2), (2, 9, 70), 0), (8, (4, 2), (1, 0, 65), 30), (40, (2, 1), (2, 45, 64), 80)]
+    {
+        case(head_dim, heads, samples, keys).check(&cuda, &LAYOUTS);
+    }
+    for head_dim in [128, 16] {
+        case(head_dim, (2, 2), (2, 45, 64), 0).check(&cuda, &[Layout::Unaligned]);
+    }
+}
+
+/// A picture of 1024 x 1024 in the VAE, and in the transformer, alone and with another. Heads do not meet, so the CPU computes a few.
+#[test]
+fn real_sizes_match_the_cpu() {
+    let Some(cuda) = cuda() else { return };
+    if small() {
+        println!("skipped: real sizes take memory and time");
         return;
     }
-    let transformer = Joint { batch: 1, txt: 512, img: 4096 };
-    let cases = [
-        Attention { joint: transformer, heads: 24, kv_heads: 24, head_dim: 128, mask: Mask::None, gap: 64 },
-        Attention { joint: Joint { batch: 2, txt: 512, img: 1000 }, heads: 3, kv_heads: 3, head_dim: 128, mask: Mask::None, gap: 0 },
-        Attention { joint: Joint::single(512), heads: 32, kv_heads: 8, head_dim: 128, mask: Mask::Causal { keys: 20 }, gap: 0 },
-        Attention { joint: Joint::single(512), heads: 32, kv_heads: 8, head_dim: 128, mask: Mask::Causal { keys: 512 }, gap: 0 },
-        Attention { joint: Joint::single(128 * 128), heads: 1, kv_heads: 1, head_dim: 512, mask: Mask::None, gap: 0 },
-    ];
-    for case in cases {
-        check_against(&cuda, &format!("{case:?}"), &case, ROUNDINGS, 0.0);
+    case(512, (1, 1), (1, 0, 128 * 128), 0).check(&cuda, &[Layout::Dense]);
+    for (heads, samples, keys, sampled) in
+        [((24, 24), (1, 512, 4096), 0, vec![0, 13, 23]), ((24, 24), (2, 512, 1024), 0, vec![0, 23]), ((32, 8), (1, 0, 512), 200, vec![3, 4, 31])]
+    {
+        let whole = case(128, heads, samples, keys);
+        let [cols, kv_cols] = whole.cols();
+        let inputs = whole.inputs();
+        let got = whole.run_on_gpu(&cuda, &inputs, Layout::InPlace);
+        for head in sampled {
+            let one = Case { heads: 1, kv_heads: 1, ..whole };
+            let kv_head = head / (whole.heads / whole.kv_heads);
+            let of = |values: &[f32], cols, head| columns(values, cols, head * 128..(head + 1) * 128);
+            let inputs = Inputs { q: of(&inputs.q, cols, head), k: of(&inputs.k, kv_cols, kv_head), v: of(&inputs.v, kv_cols, kv_head) };
+            let expected = one.run(&Cpu::new(Precision::F32), &inputs);
+            one.expect_close(&format!("head {head} of {}", whole.heads), &of(&got, cols, head), &expected);
+        }
     }
+}
+
+/// This test program again, with `FLUX_ATTENTION` set: the variable is read by a whole process. Returns whether it passed, and its words.
+fn with_variable(value: &str) -> (bool, String) {
+    let module = module_path!().split_once("::").expect("a test is inside its crate").1;
+    let test = format!("{module}::every_head_size_matches_the_cpu");
+    let program = std::env::current_exe().unwrap();
+    let output = Command::new(program).args([&test, "--exact", "--nocapture"]).env("FLUX_ATTENTION", value).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("running 1 test"), "no test is named {test}: {text}");
+    (output.status.success(), text)
+}
+
+#[test]
+fn each_kernel_can_be_asked_for() {
+    let Some(cuda) = cuda() else { return };
+    let (passed, text) = with_variable("base");
+    assert!(passed, "FLUX_ATTENTION=base: {text}");
+    let (passed, text) = with_variable("sm90");
+    if cuda.describe().contains("compute capability 9.0") {
+        assert!(passed, "FLUX_ATTENTION=sm90: {text}");
+    } else {
+        assert!(!passed && text.contains("`sm90` needs a GPU of compute capability 9.0"), "{text}");
+    }
+}
+
+#[test]
+fn an_unknown_kernel_is_an_error_that_names_the_known_ones() {
+    if cuda().is_none() {
+        return;
+    }
+    let (passed, text) = with_variable("flash");
+    assert!(!passed && text.contains("`flash` is no attention kernel") && text.contains("`base` and `sm90` are"), "{text}");
 }

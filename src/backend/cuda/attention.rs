@@ -263,7 +263,7 @@ mod tests {
                 assert!(base.shared_bytes(head_dim) <= block_bytes, "{base:?} on {capability:?}");
             }
         }
-        assert!(HOPPER_SHARED_BYTES <= 227 << 10);
+        const { assert!(HOPPER_SHARED_BYTES <= 227 << 10) };
         assert_eq!(Base::find(512, (9, 0)), None);
     }
 

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 mod adaln;
+mod attention;
 mod attention_generic;
 mod conv2d;
 mod device;
@@ -239,7 +240,7 @@ impl Backend for Cuda {
     }
 
     fn attention(&self, q: Tensor<Self>, k: &Tensor<Self>, v: &Tensor<Self>, head_dim: usize, joint: Joint, mask: Mask) -> Result<Tensor<Self>> {
-        self.attention_generic(q, k, v, head_dim, joint, mask)
+        self.attention_op(q, k, v, head_dim, joint, mask)
     }
 
     fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
