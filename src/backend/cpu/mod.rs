@@ -59,7 +59,9 @@ pub(crate) struct Rows<'a> {
 impl<'a> Rows<'a> {
     fn of(x: &'a Tensor<Cpu>) -> Self {
         let Buffer::Dense(data) = &**x.buffer() else { panic!("a weight matrix is no activation") };
-        Self { data: &data[x.offset()..], rows: x.rows(), cols: x.cols(), stride: x.stride() }
+        // A view without rows may begin behind the end.
+        let data = data.get(x.offset()..).unwrap_or_default();
+        Self { data, rows: x.rows(), cols: x.cols(), stride: x.stride() }
     }
 
     fn row(&self, row: usize) -> &'a [f32] {
