@@ -36,7 +36,8 @@ impl<B: Backend> TextEncoder<B> {
         let last = out_layers.iter().copied().max().unwrap_or(0);
         // The last hidden state would be the normed one, which no klein model reads.
         if last >= config.num_hidden_layers || out_layers.is_empty() || out_layers.contains(&0) {
-            return Err(Error::new(format!("text_encoder_out_layers {out_layers:?} do not fit an encoder of {} layers", config.num_hidden_layers)));
+            return Err(Error::new(format!("text_encoder_out_layers {out_layers:?} do not fit an encoder of {} layers", config.num_hidden_layers))
+                .at("model_index.json"));
         }
         let embed_tokens = weights.view("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
         let layers = (0..last).map(|i| Layer::load(&weights.at("layers").at(i), &config)).collect::<Result<_>>()?;

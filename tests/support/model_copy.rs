@@ -1,5 +1,8 @@
 //! A copy of the default model with something wrong in it: links to the real files, but for those that a test changes.
 
+// Each test crate uses its own part of this module.
+#![allow(dead_code)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

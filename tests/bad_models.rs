@@ -1,0 +1,222 @@
+//! Damaged model folders: every one is told apart in the user's words, before any work, without a panic.
+
+#[path = "support/model_copy.rs"]
+mod model_copy;
+#[path = "support/program.rs"]
+mod program;
+
+use flux::backend::cpu::{Cpu, Precision};
+use flux::model_dir::ModelDir;
+use flux::pipeline::{Pipeline, Request};
+use model_copy::ModelCopy;
+use program::{Run, draw, names};
+use serde_json::{Value, json};
+
+const TRANSFORMER: &str = "transformer/diffusion_pytorch_model.safetensors";
+const VAE: &str = "vae/diffusion_pytorch_model.safetensors";
+const ENCODER: &str = "text_encoder/model.safetensors";
+const WEIGHTS: [&str; 3] = [TRANSFORMER, VAE, ENCODER];
+
+fn run(model: &ModelCopy) -> (Run, Vec<String>) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let run = draw(folder.path(), &["-p", "a cat", "-S", "1", "-o", "out.png", "-d", model.path().to_str().expect("UTF-8")]);
+    (run, names(folder.path()))
+}
+
+/// The model is refused: exit code 1, every word in the message, nothing written.
+#[track_caller]
+fn refused(model: &ModelCopy, words: &[&str]) {
+    let (run, left) = run(model);
+    run.fails(1, words);
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn an_undamaged_copy_works() {
+    run(&ModelCopy::new()).0.succeeds();
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let needed = [
+        "model_index.json",
+        "text_encoder/config.json",
+        "tokenizer/tokenizer.json",
+        "transformer/config.json",
+        "vae/config.json",
+        ENCODER,
+        TRANSFORMER,
+        VAE,
+    ];
+    for name in needed {
+        let model = ModelCopy::new();
+        model.remove(name);
+        let folder = name.split('/').next().expect("a name");
+        refused(&model, &[folder, "hint: "]);
+    }
+}
+
+#[test]
+fn a_file_that_is_no_json_is_named() {
+    for name in ["model_index.json", "text_encoder/config.json", "tokenizer/tokenizer.json", "transformer/config.json", "vae/config.json"] {
+        for content in ["", "{", "[]", "null", "{} trailing", "\u{0}"] {
+            let model = ModelCopy::new();
+            model.change(name, |bytes| *bytes = content.as_bytes().to_vec());
+            refused(&model, &[name]);
+        }
+    }
+}
+
+#[test]
+fn an_empty_tokenizer_is_refused() {
+    let model = ModelCopy::new();
+    model.change_json("tokenizer/tokenizer.json", |tokenizer| {
+        tokenizer["model"]["vocab"] = json!({});
+        tokenizer["model"]["merges"] = json!([]);
+        tokenizer["added_tokens"] = json!([]);
+    });
+    refused(&model, &["tokenizer/tokenizer.json"]);
+}
+
+#[test]
+fn another_kind_of_model_is_refused() {
+    let model = ModelCopy::new();
+    model.change_json("model_index.json", |index| drop(index.insert("_class_name".into(), json!("StableDiffusionPipeline"))));
+    refused(&model, &["`StableDiffusionPipeline`", "model_index.json", "scripts/download_model.sh"]);
+}
+
+#[test]
+fn a_truncated_weight_file_is_named() {
+    for name in WEIGHTS {
+        for keep in [0, 4, 8, 1000, 100_000] {
+            let model = ModelCopy::new();
+            model.change(name, |bytes| bytes.truncate(keep));
+            refused(&model, &[name, "hint: "]);
+        }
+        let model = ModelCopy::new();
+        model.change(name, |bytes| bytes.truncate(bytes.len() - 1));
+        refused(&model, &[name, "hint: "]);
+    }
+}
+
+#[test]
+fn a_header_longer_than_the_file_is_refused() {
+    for length in [u64::MAX, i64::MAX as u64, 1 << 40, 20_000_000] {
+        let model = ModelCopy::new();
+        model.change(VAE, |bytes| bytes[..8].copy_from_slice(&length.to_le_bytes()));
+        refused(&model, &[VAE]);
+    }
+}
+
+#[test]
+fn a_header_that_is_no_json_is_refused() {
+    let model = ModelCopy::new();
+    model.change(TRANSFORMER, |bytes| bytes[8..40].fill(b'x'));
+    refused(&model, &[TRANSFORMER]);
+}
+
+/// The name of some tensor and its entry.
+fn some_tensor(header: &mut serde_json::Map<String, Value>) -> (String, &mut Value) {
+    let found = header.iter_mut().find(|(name, _)| name.ends_with("conv_in.weight") || name.ends_with("x_embedder.weight"));
+    let (name, entry) = found.expect("the model has this tensor");
+    (name.clone(), entry)
+}
+
+#[test]
+fn offsets_that_overlap_or_leave_the_file_are_refused() {
+    for offsets in [json!([0, 8]), json!([1u64 << 40, 1u64 << 41]), json!([8, 0]), json!([0, u64::MAX])] {
+        let model = ModelCopy::new();
+        model.change_header(VAE, |header| some_tensor(header).1["data_offsets"] = offsets);
+        refused(&model, &[VAE]);
+    }
+}
+
+#[test]
+fn a_wrong_shape_tells_both_shapes_and_the_tensor() {
+    let model = ModelCopy::new();
+    let mut tensor = String::new();
+    model.change_header(TRANSFORMER, |header| {
+        let (name, entry) = some_tensor(header);
+        assert_eq!(entry["shape"], json!([256, 32]));
+        entry["shape"] = json!([32, 256]);
+        tensor = name;
+    });
+    refused(&model, &[&tensor, "[32, 256]", "[256, 32]", TRANSFORMER, "hint: "]);
+}
+
+#[test]
+fn a_shape_beyond_all_bounds_is_refused() {
+    for shape in [json!([u64::MAX, u64::MAX]), json!([0, 32]), json!([]), json!([-1, 32]), json!([1u64 << 63, 2])] {
+        let model = ModelCopy::new();
+        model.change_header(TRANSFORMER, |header| some_tensor(header).1["shape"] = shape);
+        refused(&model, &[TRANSFORMER]);
+    }
+}
+
+#[test]
+fn a_wrong_dtype_is_named() {
+    let model = ModelCopy::new();
+    model.change_header(TRANSFORMER, |header| some_tensor(header).1["dtype"] = json!("I16"));
+    refused(&model, &["I16", TRANSFORMER, "x_embedder.weight"]);
+    let model = ModelCopy::new();
+    model.change_header(TRANSFORMER, |header| some_tensor(header).1["dtype"] = json!("Q4"));
+    refused(&model, &[TRANSFORMER]);
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    for file in WEIGHTS {
+        let model = ModelCopy::new();
+        let mut lost = String::new();
+        model.change_header(file, |header| {
+            let found = header.keys().find(|name| {
+                name.ends_with("norm_q.weight") || name.ends_with("decoder.conv_in.weight") || name.ends_with("layers.3.mlp.up_proj.weight")
+            });
+            lost = found.expect("the model has this tensor").clone();
+            let entry = header.remove(&lost).expect("just found");
+            header.insert(format!("{lost}.renamed"), entry);
+        });
+        refused(&model, &[&lost, file]);
+    }
+}
+
+#[test]
+fn the_encoder_of_another_size_is_told() {
+    let model = ModelCopy::new();
+    model.change_json("text_encoder/config.json", |config| drop(config.insert("hidden_size".into(), json!(128))));
+    refused(&model, &["384", "288", "text_encoder"]);
+    let model = ModelCopy::new();
+    model.change_json("transformer/config.json", |config| drop(config.insert("num_layers".into(), json!(3))));
+    refused(&model, &["transformer_blocks.2", TRANSFORMER]);
+}
+
+#[test]
+fn an_index_that_names_a_missing_or_foreign_shard_is_refused() {
+    for shard in ["model-00001-of-00002.safetensors", "../vae/diffusion_pytorch_model.safetensors", "/etc/passwd", ""] {
+        let model = ModelCopy::new();
+        let index = json!({ "weight_map": { "model.norm.weight": shard } });
+        model.remove(ENCODER);
+        std::fs::write(model.file("text_encoder/model.safetensors.index.json"), index.to_string()).expect("a temporary folder is writable");
+        refused(&model, &["text_encoder"]);
+    }
+}
+
+/// Whatever a config holds, loading says something sensible or ignores it: it never panics, hangs or eats all memory.
+#[test]
+fn no_value_in_a_config_makes_loading_panic() {
+    let hostile = [json!(0), json!(-1), json!(1), json!(3), json!(1u64 << 40), json!(u64::MAX), json!(1e300), json!("x"), Value::Null, json!([])];
+    for name in ["model_index.json", "text_encoder/config.json", "transformer/config.json", "vae/config.json"] {
+        let real: Value = serde_json::from_slice(&std::fs::read(model_copy::tiny().join(name)).expect("the file is there")).expect("JSON");
+        for key in real.as_object().expect("an object").keys() {
+            for value in &hostile {
+                let model = ModelCopy::new();
+                model.change_json(name, |config| drop(config.insert(key.clone(), value.clone())));
+                let dir = ModelDir::open(model.path()).expect("the folder is there");
+                let planned = Pipeline::load(Cpu::new(Precision::F32), &dir).and_then(|pipeline| pipeline.plan(&Request::new("a cat", 1)));
+                if let Err(error) = planned {
+                    assert!(error.to_string().contains("in: "), "{name}, {key} = {value}: {error}");
+                }
+            }
+        }
+    }
+}
