@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# The same prompt and seed on the CPU and on the GPU: how far are the pictures apart?
+set -euo pipefail
+
+usage() {
+    cat <<'USAGE'
+usage: scripts/compare_cpu_gpu.sh [--bound DB] [--against DEVICE] [--keep FOLDER] [FLAGS OF flux ...]
+
+Prints the largest and the mean difference of the 8-bit values and the PSNR.
+
+  --bound DB        fail when the PSNR is lower [default: 45]
+  --against DEVICE  what to compare the CPU with [default: cuda]
+  --keep FOLDER     keep the pictures there, as cpu.png and DEVICE.png
+
+All further flags go to flux (see `flux --help`); prompt and seed have defaults. Set FLUX_BIN to use another program.
+
+Exit codes: 0 within the bound, 1 not, or a device failed, 2 wrong usage.
+USAGE
+}
+
+usage_error() {
+    echo "error: $1" >&2
+    usage >&2
+    exit 2
+}
+
+bound=45
+against=cuda
+folder=
+flags=()
+while [[ $# -gt 0 ]]; do
+    case "$1" in
+        -h | --help)
+            usage
+            exit 0
+            ;;
+        --bound | --against | --keep)
+            [[ $# -ge 2 ]] || usage_error "$1 needs a value"
+            case "$1" in
+                --bound) bound=$2 ;;
+                --against) against=$2 ;;
+                --keep) folder=$2 ;;
+            esac
+            shift
+            ;;
+        -o | --output | --output=* | --device | --device=*) usage_error "$1 is set for each device" ;;
+        *) flags+=("$1") ;;
+    esac
+    shift
+done
+[[ "$bound" =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage_error "the bound is not a number: $bound"
+
+# shellcheck source=scripts/find_flux.sh
+source "$(dirname "$0")/find_flux.sh"
+if [[ -z "$folder" ]]; then
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+fi
+mkdir -p "$folder"
+
+# A flag that comes twice is an error of flux, so the defaults step back.
+has() {
+    local flag
+    for flag in "${flags[@]}"; do
+        case "$flag" in "$1" | "$1"?* | "$2" | "$2"=*) return 0 ;; esac
+    done
+    return 1
+}
+has -p --prompt || flags+=("--prompt=a rocket on a dark blue background")
+has -S --seed || flags+=("--seed=42")
+
+other="$folder/${against//[^a-z0-9]/-}.png"
+[[ "$against" == cpu ]] && other="$folder/cpu-again.png"
+"$flux" "${flags[@]}" --quiet --device cpu --output "$folder/cpu.png"
+"$flux" "${flags[@]}" --quiet --device "$against" --output "$other"
+"$flux" compare "$folder/cpu.png" "$other" --min-psnr "$bound"

@@ -1,0 +1,15 @@
+# Sourced by the scripts: sets `flux` to the program.
+# shellcheck shell=bash disable=SC2034 # the script that sources this file uses it
+
+built="$(dirname "${BASH_SOURCE[0]}")/../target/release/flux"
+if [[ -n "${FLUX_BIN:-}" ]]; then
+    flux=$FLUX_BIN
+elif [[ -x "$built" ]]; then
+    flux=$built
+elif command -v flux >/dev/null; then
+    flux=flux
+else
+    echo "error: the program flux is not there" >&2
+    echo "  hint: build it with \`make build\`, or name it in FLUX_BIN" >&2
+    exit 1
+fi
