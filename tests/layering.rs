@@ -1,0 +1,177 @@
+//! Dependencies point one way: reads the `use` lines and paths of src/ and fails when an arrow points up.
+//!
+//! ```text
+//! main, cli, progress, report -> pipeline -> text_encoder, transformer, vae, sampler -> tensor, ops -> backend <- cpu
+//!                                                                                                              <- cuda
+//! weights, model_dir, error: used by all; output, compare, default_model: used by main only
+//! ```
+
+use std::fs;
+use std::path::Path;
+
+/// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
+const LAYERS: [(&str, &[&str]); 17] = [
+    ("main.rs", ANY),
+    ("cli.rs", &["pipeline"]),
+    ("progress.rs", &["pipeline"]),
+    ("report.rs", &["pipeline"]),
+    ("lib.rs", ANY),
+    // Loading checks every tensor on the host, where that costs nothing.
+    ("pipeline", &["text_encoder", "transformer", "vae", "sampler", "tensor", "ops", "backend", "backend::cpu"]),
+    ("text_encoder", &["tensor", "ops", "backend"]),
+    ("transformer", &["tensor", "ops", "backend"]),
+    ("vae", &["tensor", "ops", "backend"]),
+    ("sampler", &["transformer", "tensor", "ops", "backend"]),
+    ("output.rs", &[]),
+    ("compare.rs", &["output"]),
+    ("default_model.rs", &[]),
+    ("tensor.rs", &["ops", "backend"]),
+    ("ops", &["tensor", "backend"]),
+    ("backend", &["tensor", "ops"]),
+    ("", &["tensor", "backend"]), // weights.rs, model_dir.rs, error.rs
+];
+const COMMON: [&str; 6] = ["error", "Error", "Result", "Tensor", "weights", "model_dir"];
+const ANY: &[&str] = &["*"];
+
+/// A crate and the only places where it may be named. (The CUDA backend has a module `gemm` of its own.)
+const CRATES: [(&str, &[&str]); 9] = [
+    ("cudarc", &["backend/cuda/"]),
+    ("gemm", &["backend/cpu/", "backend/cuda/"]),
+    ("clap", &["cli.rs", "main.rs"]),
+    ("indicatif", &["progress.rs"]),
+    ("image", &["output.rs"]),
+    ("png", &["output.rs"]),
+    ("tokenizers", &["text_encoder/prompt.rs"]),
+    ("rand_mt", &["sampler/noise.rs"]),
+    ("rand", &["sampler/noise.rs", "cli.rs"]),
+];
+
+/// Names that may carry unsafe code.
+const UNSAFE: [&str; 5] = ["backend/cuda/", "backend/cpu/gemm.rs", "backend/cpu/amx", "backend/cpu/math.rs", "weights.rs"];
+
+/// What is wrong with `line` of the file `file` (relative to src/), if anything.
+fn complaint(file: &str, line: &str) -> Option<String> {
+    let code = line.split("//").next().unwrap_or("").trim();
+    for (name, places) in CRATES {
+        let named = code.contains(&format!("{name}::")) && !follows_path_or_name(code, &format!("{name}::"));
+        if named && !places.iter().any(|place| file.starts_with(place)) {
+            return Some(format!("`{name}` may be named in {places:?} only"));
+        }
+    }
+    if (code.contains("unsafe ") || code.contains("allow(unsafe_code)")) && !UNSAFE.iter().any(|place| file.starts_with(place)) {
+        return Some(format!("unsafe code may be in {UNSAFE:?} only"));
+    }
+    let (own, allowed) = LAYERS.iter().find(|(layer, _)| file.starts_with(layer)).expect("the last layer holds every file");
+    for used in ["crate::", "flux::"].iter().flat_map(|root| parts(code, root)) {
+        let top = used.split("::").next().unwrap_or_default();
+        let deep = used.starts_with("backend::cpu") || used.starts_with("backend::cuda");
+        let inside = own.trim_end_matches(".rs") == top && !own.is_empty();
+        // A backend may use itself, but not the other one; everyone else names the trait only.
+        let fine = if deep {
+            file.starts_with(&used.replace("::", "/")[.."backend/cpu".len()]) || allowed.iter().any(|a| used.starts_with(a) && a.contains("::"))
+        } else {
+            inside || COMMON.contains(&top) || allowed.contains(&top)
+        };
+        if !fine && *allowed != ANY {
+            return Some(format!("`{used}` is above it, or beside it"));
+        }
+    }
+    None
+}
+
+/// Whether every `needle` in `code` is the end of a longer name or path, as `rand::` is in `operand::` and `crate::rand::`.
+fn follows_path_or_name(code: &str, needle: &str) -> bool {
+    code.match_indices(needle).all(|(at, _)| code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':'))
+}
+
+/// Paths of two names that follow `root` in `code`, with those in braces: `crate::{a, b::c}` gives `a` and `b::c`.
+fn parts(code: &str, root: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices(root) {
+        if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':') {
+            continue;
+        }
+        let rest = &code[at + root.len()..];
+        let list = match rest.strip_prefix('{') {
+            Some(inner) => inner.split('}').next().unwrap_or(inner).split(',').collect(),
+            None => vec![rest],
+        };
+        for path in list {
+            let path: String = path.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_' || *c == ':').collect();
+            if !path.is_empty() {
+                found.push(path.split("::").filter(|name| !name.is_empty()).take(2).collect::<Vec<_>>().join("::"));
+            }
+        }
+    }
+    found
+}
+
+fn complaints(folder: &Path, below: &str, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).expect("src is a folder") {
+        let entry = entry.expect("readable");
+        let name = format!("{below}{}", entry.file_name().to_string_lossy());
+        if entry.path().is_dir() {
+            complaints(&entry.path(), &format!("{name}/"), found);
+        } else if name.ends_with(".rs") {
+            let text = fs::read_to_string(entry.path()).expect("UTF-8");
+            // Tests stand at the end of a file and may use what they like.
+            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            let lines = code.lines().enumerate();
+            found.extend(lines.filter_map(|(i, line)| complaint(&name, line).map(|why| format!("src/{name}:{}: {why}: {}", i + 1, line.trim()))));
+        }
+    }
+}
+
+#[test]
+fn no_arrow_points_up() {
+    let mut found = Vec::new();
+    complaints(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "", &mut found);
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+}
+
+#[test]
+fn every_file_has_a_layer_and_every_layer_a_file() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for (layer, _) in LAYERS {
+        assert!(src.join(layer).exists(), "{layer}");
+    }
+}
+
+#[test]
+fn arrows_that_point_up_are_found() {
+    let bad = [
+        ("transformer/mod.rs", "use crate::pipeline::Pipeline;"),
+        ("transformer/mod.rs", "use crate::{error::Result, pipeline::Request};"),
+        ("vae/mod.rs", "use crate::backend::cuda::Cuda;"),
+        ("ops/linear.rs", "let x = crate::vae::Decoder::new();"),
+        ("ops/linear.rs", "use crate::backend::cpu::Cpu;"),
+        ("backend/cuda/linear.rs", "use crate::transformer::Transformer;"),
+        ("backend/cuda/linear.rs", "use crate::backend::cpu::Cpu;"),
+        ("pipeline/mod.rs", "use crate::backend::cuda::Cuda;"),
+        ("pipeline/mod.rs", "use crate::output::Rgb;"),
+        ("weights.rs", "use crate::pipeline::Stage;"),
+        ("progress.rs", "use flux::backend::cpu::Cpu;"),
+        ("pipeline/mod.rs", "use cudarc::driver::CudaContext;"),
+        ("pipeline/mod.rs", "fn f() { clap::Command::new(\"x\"); }"),
+        ("main.rs", "image::open(path)"),
+        ("sampler/mod.rs", "use rand::Rng;"),
+        ("vae/mod.rs", "unsafe { x() }"),
+    ];
+    for (file, line) in bad {
+        assert!(complaint(file, line).is_some(), "{file}: {line}");
+    }
+    let good = [
+        ("transformer/mod.rs", "use crate::tensor::Tensor;"),
+        ("transformer/mod.rs", "use crate::transformer::config::TransformerConfig;"),
+        ("pipeline/mod.rs", "use crate::backend::cpu::{Cpu, Precision};"),
+        ("backend/cuda/linear.rs", "use crate::backend::cuda::pool::Buffer;"),
+        ("backend/cuda/mod.rs", "use cudarc::driver::sys;"),
+        ("ops/mod.rs", "//! the kernels use crate::backend::cuda::Cuda"),
+        ("main.rs", "use flux::backend::cuda::Cuda;"),
+        ("tensor.rs", "let x = operand::f();"),
+        ("vae/mod.rs", "use super::mid_block::MidBlock;"),
+    ];
+    for (file, line) in good {
+        assert_eq!(complaint(file, line), None, "{file}: {line}");
+    }
+}
