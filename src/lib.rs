@@ -28,3 +28,8 @@ pub mod weights;
 
 pub use error::{Error, Result};
 pub use tensor::Tensor;
+
+/// The Rust code of README.md, which `cargo test` runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
