@@ -152,6 +152,11 @@ impl Generate {
         self.dir.clone().or_else(|| env::var_os("FLUX_MODEL").filter(|value| !value.is_empty()).map(PathBuf::from))
     }
 
+    /// Whether the flag names it.
+    pub fn names_dir(&self) -> bool {
+        self.dir.is_some()
+    }
+
     /// What to draw. Reads standard input for the prompt `-`; draws a seed when none is given.
     ///
     /// Errors when standard input cannot be read as UTF-8.

@@ -22,7 +22,7 @@ use flux::pipeline::{Pipeline, Plan, Request};
 use flux::{Error, Result};
 
 use crate::cli::{Cli, Command, DeviceChoice, Generate, PrecisionChoice, TimingsFormat};
-use crate::progress::Console;
+use crate::progress::{Console, say};
 use crate::report::{Report, peak_host_bytes};
 
 fn main() -> ExitCode {
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            say(&format!("error: {error}"));
             ExitCode::from(match error.kind() {
                 Kind::Usage => 2,
                 Kind::Failure => 1,
@@ -58,7 +58,7 @@ fn generate(args: &Generate, start: Instant) -> Result<()> {
 
 fn model(args: &Generate) -> Result<ModelDir> {
     match args.dir() {
-        Some(folder) => ModelDir::open(&folder),
+        Some(folder) => ModelDir::open(&folder).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" })),
         None => default_model(),
     }
 }
@@ -118,13 +118,12 @@ impl Job<'_> {
         }
         let Plan { width, height, steps, guidance, seed, .. } = plan;
         if self.args.quiet && self.args.seed_is_random() {
-            eprintln!("seed {seed}"); // a picture that nobody can make again is of little use
+            say(&format!("seed {seed}")); // a picture that nobody can make again is of little use
         }
         console.info(&format!("seed {seed}, {width}x{height}, {steps} {}, model {model}", if steps == 1 { "step" } else { "steps" }));
 
         let picture = pipeline.generate(&self.request, console)?;
         console.finish();
-        drop(pipeline);
 
         let facts = [
             ("prompt", self.request.prompt.clone()),
@@ -153,12 +152,12 @@ impl Job<'_> {
             peak_host_bytes: peak_host_bytes(),
         };
         match self.args.timings {
-            Some(TimingsFormat::Text) => eprintln!("{}", report.text()),
-            Some(TimingsFormat::Json) => print(&json(&report)?)?,
+            Some(TimingsFormat::Text) => say(&report.text()),
+            Some(TimingsFormat::Json) => print(json(&report)?.as_bytes())?,
             None => {}
         }
         if self.args.print_path {
-            print(&output)?;
+            print(self.target.path().as_os_str().as_encoded_bytes())?;
         }
         Ok(())
     }
@@ -169,13 +168,18 @@ fn json(report: &Report<'_>) -> Result<String> {
 }
 
 /// A line on stdout.
-fn print(line: &str) -> Result<()> {
-    writeln!(io::stdout(), "{line}").map_err(|e| Error::new(format!("cannot write to standard output: {e}")))
+fn print(line: &[u8]) -> Result<()> {
+    let mut stdout = io::stdout();
+    stdout
+        .write_all(line)
+        .and_then(|()| stdout.write_all(b"\n"))
+        .and_then(|()| stdout.flush())
+        .map_err(|e| Error::new(format!("cannot write to standard output: {e}")))
 }
 
 fn compare(a: &Path, b: &Path, min_psnr: Option<f64>) -> Result<()> {
     let found = difference(&read_png(a)?, &read_png(b)?)?;
-    print(&format!("max {} mean {:.4} psnr {:.2} dB", found.max, found.mean, found.psnr_db))?;
+    print(format!("max {} mean {:.4} psnr {:.2} dB", found.max, found.mean, found.psnr_db).as_bytes())?;
     match min_psnr {
         Some(bound) if found.psnr_db < bound => {
             Err(Error::new(format!("the pictures are {:.2} dB apart, expected at least {bound} dB", found.psnr_db)).at(b.display().to_string()))

@@ -1,6 +1,6 @@
 //! What the user sees on stderr on the way: one bar per stage, notes, and the seed.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 
 use flux::pipeline::{Observer, Stage};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -35,7 +35,7 @@ impl Console {
 
     fn line(&self, wanted: bool, text: &str) {
         if wanted {
-            eprintln!("{text}");
+            say(text);
         }
     }
 
@@ -47,6 +47,11 @@ impl Console {
             None => {}
         }
     }
+}
+
+/// A line on stderr. A stderr that takes nothing, such as a full disk, is no reason to end without a picture.
+pub fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 fn style(stage: Stage) -> ProgressStyle {
@@ -69,7 +74,7 @@ fn name(stage: Stage) -> &'static str {
 
 impl Observer for Console {
     fn progress(&mut self, stage: Stage, done: u64, total: u64) {
-        if self.quiet || !std::io::stderr().is_terminal() {
+        if self.quiet || !io::stderr().is_terminal() {
             return;
         }
         if self.bar.as_ref().is_none_or(|(current, _)| *current != stage) {

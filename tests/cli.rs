@@ -234,10 +234,36 @@ fn an_interrupt_leaves_no_half_picture() {
     assert!(names(folder.path()).is_empty());
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_stderr_that_is_full_costs_no_picture_and_a_full_stdout_is_told() {
+    let folder = folder();
+    let run = |redirect: &str| {
+        let flags = SMALL.join(" ");
+        let line = format!("{} -p x {flags} --print-path -o out.png {redirect}", env!("CARGO_BIN_EXE_flux"));
+        Run::of(Command::new("sh").args(["-c", &line]).current_dir(folder.path()).env_remove("FLUX_MODEL"))
+    };
+    assert_eq!(run("2>/dev/full").succeeds().stdout, "out.png\n");
+    run(">/dev/full").fails(1, &["cannot write to standard output"]);
+    assert_eq!(names(folder.path()), ["out.png"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_path_is_printed_as_it_is() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = folder();
+    let name = std::ffi::OsStr::from_bytes(b"k\xe4se.png"); // Latin-1
+    let output =
+        flux().current_dir(folder.path()).args(SMALL).args(["-p", "x", "--print-path", "-o"]).arg(name).output().expect("the program starts");
+    assert_eq!(output.stdout, b"k\xe4se.png\n");
+    assert!(folder.path().join(name).exists());
+}
+
 #[test]
 fn a_missing_model_folder_is_named_with_a_remedy() {
     let folder = folder();
-    draw(folder.path(), &["-p", "a cat", "-d", "none"]).fails(1, &["no such model folder: `none`", "scripts/download_model.sh 4b"]);
+    draw(folder.path(), &["-p", "a cat", "-d", "none"]).fails(1, &["no such model folder: `none`", "in: --dir", "scripts/download_model.sh 4b"]);
     draw(folder.path(), &["-p", "a cat", "-d", "."]).fails(1, &["not a model folder", "model_index.json"]);
     draw(folder.path(), &["-p", "a cat", "-d", ""]).fails(2, &["--dir"]);
     assert!(names(folder.path()).is_empty());
@@ -249,7 +275,7 @@ fn the_model_folder_comes_from_the_flag_then_from_the_environment() {
     let run = |model: &str, flags: &[&str]| {
         Run::of(flux().current_dir(folder.path()).env("FLUX_MODEL", model).args(SMALL).args(["-p", "a cat", "-S", "1", "-o"]).args(flags))
     };
-    run("none", &["a.png"]).fails(1, &["no such model folder: `none`"]);
+    run("none", &["a.png"]).fails(1, &["no such model folder: `none`", "in: FLUX_MODEL"]);
     run("", &["a.png"]).succeeds();
     let tiny = project("models/tiny");
     run("none", &["b.png", "-d", tiny.to_str().unwrap()]).succeeds();
