@@ -28,7 +28,8 @@ build: ## Build target/release/flux
 gpu-setup:
 	@if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU && [ ! -e .cuda ] && [ ! -e .venv ] \
 		&& ! command -v nvcc >/dev/null && [ ! -e /usr/local/cuda/bin/nvcc ] && [ -z "$$CUDA_HOME$$CUDA_PATH$$NVCC" ]; then \
-		$(MAKE) --no-print-directory cuda-toolkit || { rm -rf .cuda; echo "note: no CUDA toolkit, so the CPU draws; is python3-venv installed?" >&2; }; \
+		{ $(MAKE) --no-print-directory cuda-toolkit && .cuda/bin/pip install --quiet "nvidia-cublas==13.0.*"; } \
+		|| { rm -rf .cuda; echo "note: no CUDA toolkit, so the CPU draws; is python3-venv installed?" >&2; }; \
 	fi
 
 .PHONY: test
