@@ -52,9 +52,9 @@ section() {
         parity) "$here/bin/gpu" --test-threads 4 --nocapture ${TESTS:-} ;;
         sanitize) sanitize ;;
         bench) "$here/bin/ops" ${BENCH:-} ;;
-        picture) (cd "$here" && bin/flux -d models/tiny --device cuda --seed 42 --timings -o "$out/picture.png" "a red circle on a blue background") ;;
+        picture) (cd "$here" && bin/flux -d models/tiny --device cuda --seed 42 --timings -o "$out/picture.png" -p "a red circle on a blue background") ;;
         step) (cd "$here" && bin/flux -d "$FLUX_FULL_MODEL" --device cuda --seed 42 --width 1024 --height 1024 --timings -o "$out/step.png" \
-            "A cat holding a sign that says hello world") ;;
+            -p "A cat holding a sign that says hello world") ;;
         *) echo "no section \`$1\`"; return 2 ;;
     esac
 }
