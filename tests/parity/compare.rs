@@ -96,7 +96,9 @@ pub fn compare(what: &str, got: &[f32], expected: &[f32], roundings: f32) {
     let mut bad = Vec::new();
     for (i, (&g, &e)) in got.iter().zip(expected).enumerate() {
         let difference = (g - e).abs();
-        if !(difference <= roundings * ROUNDING * (e.abs() + rms) + 1e-30) {
+        // False for a NaN as well.
+        let near = difference <= roundings * ROUNDING * (e.abs() + rms) + 1e-30;
+        if !near {
             bad.push((i, e, g));
         }
         worst = worst.max(difference);

@@ -61,7 +61,7 @@ impl Cuda {
             // SAFETY: argument types and order match cuda/conv2d.cu. `Tensor::conv2d` checked x to have height * width rows; the kernel reads
             // inside the picture only and writes `count` rows of `stride` values, for which `columns` has room. The GEMM before, which read
             // `columns`, is ahead of it on the same stream.
-            unsafe { launch.run([grid[0], taps, 1], block) }?;
+            unsafe { launch.run([grid[0] * taps, 1, 1], block) }?;
             self.gemm()?.run(&Product {
                 m: count,
                 k,

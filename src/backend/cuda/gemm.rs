@@ -20,8 +20,10 @@ const WORKSPACE_BYTES: usize = 64 << 20;
 /// `cublasOperation_t`, which cudarc's cuBLASLt bindings leave out.
 const OPERATION_N: i32 = 0;
 const OPERATION_T: i32 = 1;
-/// How many algorithms to ask for; the first that fits the workspace is taken, the same one on every run.
+/// How many algorithms to ask for. The first that fits the workspace is taken, the same one on every run, so that a seed means one picture.
 const CANDIDATES: usize = 8;
+/// Takes another of the suggestions (0 is the first), to measure whether cuBLASLt orders them well.
+const CANDIDATE_VARIABLE: &str = "FLUX_GEMM_CANDIDATE";
 
 /// Where a matrix is: address of the first cell, elements from row to row.
 #[derive(Debug, Clone, Copy)]
@@ -116,6 +118,7 @@ pub struct Gemm {
     /// None is a shape that cuBLASLt declined.
     plans: Mutex<HashMap<Key, Option<Plan>>>,
     workspace: Buffer,
+    candidate: usize,
     device: Arc<Device>,
 }
 
@@ -133,7 +136,8 @@ impl Gemm {
         device.bind()?;
         let handle = result::create_handle().map_err(failed)?;
         let workspace = Buffer::new(device, Kind::Byte, WORKSPACE_BYTES)?;
-        Ok(Self { handle, plans: Mutex::default(), workspace, device: Arc::clone(device) })
+        let candidate = std::env::var(CANDIDATE_VARIABLE).ok().and_then(|index| index.parse().ok()).unwrap_or(0);
+        Ok(Self { handle, plans: Mutex::default(), workspace, candidate, device: Arc::clone(device) })
     }
 
     /// Enqueues the product.
@@ -183,7 +187,7 @@ impl Gemm {
         Ok(Some(plan))
     }
 
-    /// The first algorithm that cuBLASLt suggests for these alignments and this workspace.
+    /// The algorithm that cuBLASLt suggests for these alignments and this workspace.
     fn choose(&self, plan: &Plan, key: &Key) -> Result<Option<sys::cublasLtMatmulAlgo_t>> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference = Preference::new()?;
@@ -226,11 +230,11 @@ impl Gemm {
         if status != sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
             return Ok(None);
         }
-        let mut found = found.iter().take(usize::try_from(count).unwrap_or(0));
         let fits = |result: &&sys::cublasLtMatmulHeuristicResult_t| {
             result.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && result.workspaceSize <= WORKSPACE_BYTES
         };
-        Ok(found.find(fits).map(|result| result.algo))
+        let fitting: Vec<_> = found.iter().take(usize::try_from(count).unwrap_or(0)).filter(fits).collect();
+        Ok(fitting.get(self.candidate).or(fitting.first()).map(|result| result.algo))
     }
 
     fn enqueue(&self, plan: &Plan, product: &Product) -> Result<()> {

@@ -176,7 +176,7 @@ mod tests {
     fn row_block_holds_the_row() {
         for chunks in [1, 16, 320, 384, 512, 1000, 4096] {
             let threads = row_block(chunks).unwrap();
-            assert!(threads * 4 >= chunks && threads % 32 == 0, "{chunks}: {threads}");
+            assert!(threads * 4 >= chunks && threads.is_multiple_of(32), "{chunks}: {threads}");
         }
         assert_eq!(row_block(384), Some(128));
         assert_eq!(row_block(4097), None);

@@ -112,8 +112,8 @@ impl Tensor<Cuda> {
     /// Whether every row starts at a multiple of 16 bytes and, of bf16, is a whole number of them.
     fn aligned(&self) -> bool {
         let size = self.buffer().kind().size();
-        let whole = |elements: usize| elements * size % 16 == 0;
-        self.address() % 16 == 0 && (self.rows() <= 1 || whole(self.stride())) && whole(self.cols())
+        let whole = |elements: usize| (elements * size).is_multiple_of(16);
+        self.address().is_multiple_of(16) && (self.rows() <= 1 || whole(self.stride())) && whole(self.cols())
     }
 }
 

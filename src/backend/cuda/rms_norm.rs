@@ -9,7 +9,7 @@ impl Cuda {
         let out = self.empty(x.rows(), x.cols())?;
         let n = weight.cols();
         let runs = x.cols() / n;
-        let block = row_block(n / 8).filter(|_| n % 8 == 0 && all_aligned(&[x, weight, &out]));
+        let block = row_block(n / 8).filter(|_| n.is_multiple_of(8) && all_aligned(&[x, weight, &out]));
         let kernel = if block.is_some() { "rms_norm_bf16" } else { "rms_norm_bf16_any" };
         let launch = self.launch("rms_norm", kernel)?.matrix(x).vector(weight).matrix(&out).int(runs).int(n).float(eps);
         // SAFETY: argument types and order match `rms_norm_bf16` and `rms_norm_bf16_any` in cuda/rms_norm.cu. `Tensor::rms_norm` checked

@@ -252,25 +252,34 @@ impl Cuda {
         let mut host = vec![T::default(); rows * cols];
         if !host.is_empty() {
             device.bind()?;
-            let width = cols * size_of::<T>();
-            let copy = sys::CUDA_MEMCPY2D {
-                srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-                srcDevice: address,
-                srcPitch: stride * size_of::<T>(),
-                dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-                dstHost: host.as_mut_ptr().cast(),
-                dstPitch: width,
-                WidthInBytes: width,
-                Height: rows,
-                ..empty_copy()
-            };
-            self.copy_2d(&copy)?;
+            if stride == cols {
+                // SAFETY: the matrix lies in a live buffer; `host` is as long, and waited for below.
+                unsafe { result::memcpy_dtoh_async(&mut host, address, device.stream().raw()) }.map_err(|e| failed("cannot copy from the GPU", e))?;
+            } else {
+                self.copy_to_host(&mut host, address, [rows, cols], stride)?;
+            }
             device.counters().copies.fetch_add(1, Ordering::Relaxed);
             // SAFETY: the stream lives as long as the device.
             unsafe { result::stream::synchronize(device.stream().raw()) }.map_err(|e| failed("GPU work failed", e))?;
             device.counters().waits.fetch_add(1, Ordering::Relaxed);
         }
         Ok(host)
+    }
+
+    fn copy_to_host<T>(&self, host: &mut [T], address: u64, [rows, cols]: [usize; 2], stride: usize) -> Result<()> {
+        let width = cols * size_of::<T>();
+        let copy = sys::CUDA_MEMCPY2D {
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcDevice: address,
+            srcPitch: stride * size_of::<T>(),
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+            dstHost: host.as_mut_ptr().cast(),
+            dstPitch: width,
+            WidthInBytes: width,
+            Height: rows,
+            ..empty_copy()
+        };
+        self.copy_2d(&copy)
     }
 
     /// A copy of bf16 rows on the device.
