@@ -15,15 +15,6 @@ use crate::ops::{self, Conv, Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::WeightView;
 
-/// The grid of values that activations are rounded to between ops.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// float32: nothing is rounded.
-    F32,
-    /// bfloat16 between ops, float32 inside them.
-    Bf16,
-}
-
 /// What a backend holds and did. Host-only backends report zeros for what they do not have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
@@ -55,8 +46,6 @@ pub trait Backend: Clone + Sized + 'static {
 
     /// One line for the user: device name and how it computes.
     fn describe(&self) -> String;
-    /// How activations are rounded; the sampler follows the reference's rule for it.
-    fn activation(&self) -> Activation;
     /// Counters since the backend was made.
     fn stats(&self) -> Stats;
     /// Bytes that may still be allocated; `u64::MAX` where nobody counts.

@@ -160,7 +160,7 @@ impl<B: Backend> Pipeline<B> {
         }
         let transformer = self.transformer.as_ref().expect("loaded above");
 
-        let schedule = Schedule::new(img, plan.steps, self.backend.activation());
+        let schedule = Schedule::new(img, plan.steps);
         let modulations = transformer.modulations(&schedule.timesteps)?;
         let rope = transformer.rope(txt_tokens, height, width)?;
         let context = transformer.context(txt)?;

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
-use flux::backend::{Activation, Backend};
 use flux::model_dir::ModelDir;
 use flux::pipeline::{ModelInfo, Pipeline, Request};
 use flux::sampler::{self, Conditioning, Schedule};
@@ -80,7 +80,6 @@ struct Bf16 {
     latents_rms: f64,
 }
 
-/// Rounding errors of two bf16 programs are of one size but not the same numbers, hence the tenth.
 #[test]
 fn random_models_stand_no_further_from_float32_than_the_reference_in_bf16() {
     let Some(cuda) = cuda() else { return };
@@ -101,7 +100,7 @@ fn random_models_stand_no_further_from_float32_than_the_reference_in_bf16() {
             let squares: f64 = got.iter().zip(&expected).map(|(g, e)| f64::from(g - e).powi(2)).sum();
             let rms = (squares / got.len() as f64).sqrt();
             println!("{name} {}: rms {rms:.4}, the reference in bf16 {:.4}", row.case, row.bf16.latents_rms);
-            assert!(rms <= 1.1 * row.bf16.latents_rms, "{name} {}", row.case);
+            assert!(rms <= row.bf16.latents_rms, "{name} {}", row.case);
         }
     }
 }
@@ -124,7 +123,7 @@ fn a_step_waits_for_nothing_and_copies_nothing() {
     let model = Transformer::load(&cuda, &transformer::open(&dir).unwrap(), &info.transformer).unwrap();
     let (txt, height, width) = (64, 16, 16);
     let (img, config) = (height * width, model.config().clone());
-    let schedule = Schedule::new(img, 4, Activation::Bf16);
+    let schedule = Schedule::new(img, 4);
     let modulations = model.modulations(&schedule.timesteps).unwrap();
     let rope = model.rope(txt, height, width).unwrap();
     let features = vec![0.1; txt * config.joint_attention_dim];

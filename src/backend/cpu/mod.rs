@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::{Activation, Backend, Stats};
+use super::{Backend, Stats};
 use crate::error::Result;
 use crate::ops::{Conv, Joint, Mask, Rope};
 use crate::tensor::Tensor;
@@ -133,10 +133,6 @@ impl Backend for Cpu {
 
     fn describe(&self) -> String {
         format!("CPU, {} threads, {}", rayon::current_num_threads(), gemm::describe(self.precision))
-    }
-
-    fn activation(&self) -> Activation {
-        Activation::F32
     }
 
     fn stats(&self) -> Stats {

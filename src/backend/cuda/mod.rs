@@ -33,7 +33,7 @@ use std::time::Duration;
 pub use device::Mark;
 pub use pool::Buffer;
 
-use crate::backend::{Activation, Backend, Stats};
+use crate::backend::{Backend, Stats};
 use crate::error::{Error, Result};
 use crate::ops::{Conv, Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
@@ -141,10 +141,6 @@ impl Backend for Cuda {
     fn describe(&self) -> String {
         let (major, minor) = self.device().capability();
         format!("{} (CUDA, compute capability {major}.{minor}, bf16)", self.device().name())
-    }
-
-    fn activation(&self) -> Activation {
-        Activation::Bf16
     }
 
     fn stats(&self) -> Stats {
