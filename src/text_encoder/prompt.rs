@@ -39,7 +39,7 @@ impl Tokenizer {
         // The length is ours to choose; some files carry another.
         let _ = inner.with_truncation(None);
         inner.with_padding(None);
-        for token in ["<|im_start|>", "<|im_end|>", "<think>", "</think>", PAD] {
+        for token in ["<|im_start|>", "<|im_end|>", PAD] {
             if inner.token_to_id(token).is_none() {
                 return Err(Error::new(format!("the tokenizer has no token `{token}`"))
                     .at(dir.display(FILE))
