@@ -61,7 +61,7 @@ mkdir -p "$folder"
 # A flag that comes twice is an error of flux, so the defaults step back.
 has() {
     local flag
-    for flag in "${flags[@]}"; do
+    for flag in ${flags[@]+"${flags[@]}"}; do # bash 3 calls an empty list unbound
         case "$flag" in "$1" | "$1"?* | "$2" | "$2"=*) return 0 ;; esac
     done
     return 1

@@ -83,7 +83,8 @@ while IFS= read -r prompt || [[ -n "$prompt" ]]; do
     [[ -n "$seed" ]] && picture+=("--seed=$((10#$seed + number - 1))")
     echo "$number: $prompt" >&2
     status=0
-    "$flux" "${flags[@]}" "${picture[@]}" </dev/null || status=$?
+    # bash 3 calls an empty list unbound.
+    "$flux" ${flags[@]+"${flags[@]}"} "${picture[@]}" </dev/null || status=$?
     if [[ $status -eq 0 ]]; then
         made=$((made + 1))
     elif [[ $status -ge 128 ]]; then

@@ -48,9 +48,12 @@ fn main() -> ExitCode {
 fn generate(args: &Generate, start: Instant) -> Result<()> {
     args.check()?;
     let request = args.request()?;
-    let job = Job { args, target: Target::new(&args.output(request.seed))?, dir: model(args)?, request, start };
+    let (target, dir) = (Target::new(&args.output(request.seed))?, model(args)?);
     let mut console = Console::new(args.quiet, args.verbose);
-    match choose_device(args, &console)? {
+    let choosing = Instant::now();
+    let device = choose_device(args, &console)?;
+    let job = Job { args, target, dir, request, start, device_s: choosing.elapsed().as_secs_f64() };
+    match device {
         Device::Cpu(backend) => job.run(backend, &mut console),
         Device::Cuda(backend) => job.run(backend, &mut console),
     }
@@ -105,14 +108,17 @@ struct Job<'a> {
     target: Target,
     dir: ModelDir,
     start: Instant,
+    device_s: f64,
 }
 
 impl Job<'_> {
     fn run<B: Backend>(self, backend: B, console: &mut Console) -> Result<()> {
         let (device, model) = (backend.describe(), self.dir.name());
         console.detail(&format!("device: {device}"));
+        let opening = Instant::now();
         let mut pipeline = Pipeline::load(backend, &self.dir)?;
         let plan = pipeline.plan(&self.request)?;
+        let open_s = opening.elapsed().as_secs_f64();
         for note in &plan.notes {
             console.note(note);
         }
@@ -147,6 +153,8 @@ impl Job<'_> {
             device: &device,
             plan: &plan,
             timings: &picture.timings,
+            device_s: self.device_s,
+            open_s,
             save_s,
             total_s,
             peak_host_bytes: peak_host_bytes(),

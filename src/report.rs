@@ -15,6 +15,10 @@ pub struct Report<'a> {
     pub device: &'a str,
     pub plan: &'a Plan,
     pub timings: &'a Timings,
+    /// Finding and opening the device.
+    pub device_s: f64,
+    /// Opening and checking the model folder, reading the tokenizer.
+    pub open_s: f64,
     /// Encoding and writing the file.
     pub save_s: f64,
     /// From the start of the program to the written file.
@@ -27,7 +31,8 @@ impl Report<'_> {
     /// One line per stage, without a line end after the last.
     pub fn text(&self) -> String {
         let Timings { load_s, text_s, prepare_s, steps_s, decode_s, device, .. } = self.timings;
-        let mut times = vec![("load".to_string(), *load_s), ("text".to_string(), *text_s), ("prepare".to_string(), *prepare_s)];
+        let before = [("device", self.device_s), ("open", self.open_s), ("load", *load_s), ("text", *text_s), ("prepare", *prepare_s)];
+        let mut times: Vec<_> = before.map(|(name, seconds)| (name.to_string(), seconds)).into();
         times.extend(steps_s.iter().enumerate().map(|(i, step)| (format!("step {}", i + 1), *step)));
         times.extend([("decode".to_string(), *decode_s), ("save".to_string(), self.save_s), ("total".to_string(), self.total_s)]);
 

@@ -98,7 +98,7 @@ fn timings_as_json_are_one_object_on_stdout() {
 fn timings_as_text_name_every_stage_on_stderr() {
     let folder = folder();
     let run = draw(folder.path(), &["-p", "a cat", "-o", "out.png", "--timings"]).succeeds();
-    for stage in ["load", "text", "step 1", "decode", "save", "total", "host peak", "device peak"] {
+    for stage in ["device", "open", "load", "text", "step 1", "decode", "save", "total", "host peak", "device peak"] {
         assert!(run.stderr.lines().any(|line| line.starts_with(stage)), "{stage} is not in: {}", run.stderr);
     }
     assert_eq!(run.stdout, "");
