@@ -20,7 +20,7 @@ fn commands() -> Vec<String> {
 }
 
 /// A folder in which the README's commands find what they name; the built-in model stands for the one that is downloaded.
-fn workplace() -> tempfile::TempDir {
+fn checkout() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let link = |from: &Path, to: &str| std::os::unix::fs::symlink(from, folder.path().join(to)).expect("a temporary folder takes links");
     fs::create_dir(folder.path().join("models")).expect("a temporary folder is writable");
@@ -55,7 +55,7 @@ fn every_command_is_of_a_kind_that_is_tested() {
 
 #[test]
 fn the_picture_at_the_top_is_what_its_command_draws() {
-    let folder = workplace();
+    let folder = checkout();
     let line = commands().into_iter().find(|line| line.starts_with("flux ")).expect("a command under the picture");
     assert!(line.ends_with("-o picture.png"), "{line}");
     run(&format!("{line} --device cpu"), folder.path()).succeeds();
@@ -72,7 +72,7 @@ fn the_picture_at_the_top_is_what_its_command_draws() {
 
 #[test]
 fn the_commands_for_a_full_size_model_draw() {
-    let folder = workplace();
+    let folder = checkout();
     let lines: Vec<_> = commands().into_iter().filter(|line| line.starts_with("flux -d")).collect();
     assert!(!lines.is_empty());
     for line in lines {
@@ -83,7 +83,7 @@ fn the_commands_for_a_full_size_model_draw() {
 
 #[test]
 fn the_commands_for_many_pictures_and_two_devices_work() {
-    let folder = workplace();
+    let folder = checkout();
     let of = |script: &str| commands().into_iter().find(|line| line.starts_with(script)).expect("the README shows it");
     run(&of("scripts/generate_batch.sh"), folder.path()).succeeds();
     assert!(folder.path().join("pictures/0001-a-red-circle.png").exists());
