@@ -138,7 +138,11 @@ fn compile(nvcc: &Path, source: &Path, archs: &[&str], ptx: bool, headers: u64, 
 
 /// The text of `kernels.rs`. A module image must be aligned, which `include_bytes!` alone does not promise.
 fn table(fatbins: &[(String, PathBuf)]) -> String {
-    let mut text = String::from("pub static KERNELS: &[(&str, &[u8])] = &[\n");
+    let mut text = String::new();
+    if !fatbins.is_empty() {
+        text.push_str("#[repr(C, align(64))]\nstruct Aligned<T: ?Sized>(T);\n");
+    }
+    text.push_str("pub static KERNELS: &[(&str, &[u8])] = &[\n");
     for (stem, path) in fatbins {
         let path = path.display().to_string();
         writeln!(text, "    ({stem:?}, {{ static IMAGE: &Aligned<[u8]> = &Aligned(*include_bytes!({path:?})); &IMAGE.0 }}),")

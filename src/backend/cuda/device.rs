@@ -17,6 +17,8 @@ use super::pool::Pool;
 use super::{kernels, library};
 use crate::error::{Error, Result};
 
+/// The driver that came with CUDA 13.0, as it counts: older ones lack functions that the bindings call, and images of our nvcc.
+const OLDEST_DRIVER: i32 = 13000;
 /// The oldest GPUs with bf16 tensor cores.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 
@@ -96,6 +98,13 @@ impl Device {
         }
         library::require()?;
         result::init().map_err(|e| failed("cannot start CUDA", e).hint("is the NVIDIA driver loaded? `nvidia-smi` shows it"))?;
+        let mut driver = 0;
+        // SAFETY: the driver writes one int.
+        unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(|e| failed("cannot ask the driver", e))?;
+        if driver < OLDEST_DRIVER {
+            let (major, minor) = (driver / 1000, driver % 1000 / 10);
+            return Err(Error::new(format!("the NVIDIA driver is for CUDA {major}.{minor}, 13.0 is the least")).hint("install driver 580 or later"));
+        }
         let count = result::device::get_count().map_err(|e| failed("cannot count GPUs", e))?;
         let index = i32::try_from(ordinal).ok().filter(|index| *index < count);
         let index = index.ok_or_else(|| Error::new(format!("no GPU {ordinal}: this machine shows {count}")).hint("`nvidia-smi -L` lists them"))?;

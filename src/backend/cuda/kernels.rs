@@ -1,8 +1,5 @@
 //! The kernel table that build.rs made: one fatbin for each file in cuda/.
 
-#[repr(C, align(64))]
-struct Aligned<T: ?Sized>(T);
-
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// The fatbin of `cuda/<file>.cu`; none when it was not built.
