@@ -48,6 +48,8 @@ pub trait Backend: Clone + Sized + 'static {
     fn describe(&self) -> String;
     /// Counters since the backend was made.
     fn stats(&self) -> Stats;
+    /// Bytes of one value of an activation.
+    fn element_bytes(&self) -> u64;
     /// Bytes that may still be allocated; `u64::MAX` where nobody counts.
     fn available_bytes(&self) -> u64;
     /// Bytes that a weight of `elements` elements takes in memory of this backend: zero where the mapped file serves.

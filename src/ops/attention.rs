@@ -73,11 +73,11 @@ impl<B: Backend> Tensor<B> {
     pub fn attention(self, k: &Self, v: &Self, head_dim: usize, joint: Joint, mask: Mask) -> Result<Self> {
         k.expect_same("attention", "v", v)?;
         for x in [&self, k] {
-            expect(x.rows() == joint.rows() && x.cols() % head_dim == 0 && x.cols() > 0, "attention", || {
+            expect(x.rows() == joint.rows() && x.cols().is_multiple_of(head_dim) && x.cols() > 0, "attention", || {
                 format!("x is [{}, {}], expected {} rows for {joint:?} and heads of {head_dim}", x.rows(), x.cols(), joint.rows())
             })?;
         }
-        expect(self.cols() % k.cols() == 0, "attention", || {
+        expect(self.cols().is_multiple_of(k.cols()), "attention", || {
             format!("{} key heads do not divide {} heads", k.cols() / head_dim, self.cols() / head_dim)
         })?;
         if let Mask::Causal { keys } = mask {

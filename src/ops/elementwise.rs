@@ -4,6 +4,8 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect};
 
+// `add` and `mul` return a Result, so the operator traits do not fit.
+#[allow(clippy::should_implement_trait)]
 impl<B: Backend> Tensor<B> {
     /// `x / (1 + exp(-x))`.
     pub fn silu(self) -> Result<Self> {

@@ -72,7 +72,7 @@ impl<B: Backend> Tensor<B> {
 fn expect_rope<B: Backend>(op: &str, x: &Tensor<B>, rope: &Rope<B>, joint: Joint) -> Result<()> {
     let (cos, sin) = (&rope.cos, &rope.sin);
     expect(x.rows() == joint.rows(), op, || format!("x has {} rows, expected {} for {joint:?}", x.rows(), joint.rows()))?;
-    expect(x.cols() % (2 * cos.cols()) == 0, op, || format!("x has {} columns, which heads of {} do not divide", x.cols(), 2 * cos.cols()))?;
+    expect(x.cols().is_multiple_of(2 * cos.cols()), op, || format!("x has {} columns, which heads of {} do not divide", x.cols(), 2 * cos.cols()))?;
     expect(cos.rows() == joint.tokens() && sin.rows() == cos.rows() && sin.cols() == cos.cols(), op, || {
         format!("the table is [{}, {}], expected one row for each of {} tokens", cos.rows(), cos.cols(), joint.tokens())
     })

@@ -24,7 +24,7 @@ impl<B: Backend> Tensor<B> {
     pub fn unpatchify(&self, mean: &Self, std: &Self, height: usize, width: usize) -> Result<Self> {
         self.expect_vec("unpatchify", "mean", mean)?;
         self.expect_vec("unpatchify", "std", std)?;
-        expect(self.rows() == height * width && self.cols() % 4 == 0, "unpatchify", || {
+        expect(self.rows() == height * width && self.cols().is_multiple_of(4), "unpatchify", || {
             format!("x is [{}, {}], expected {height} x {width} rows and four columns a channel", self.rows(), self.cols())
         })?;
         self.backend().unpatchify(self, mean, std, height, width)

@@ -15,6 +15,7 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 
+mod memory;
 mod model;
 mod observer;
 mod request;
@@ -33,6 +34,7 @@ use crate::text_encoder::{self, TextEncoder, Tokenizer};
 use crate::transformer::{self, Transformer};
 use crate::vae::{self, Decoder};
 use crate::weights::WeightFiles;
+use memory::Needs;
 use observer::Clock;
 
 /// A model on a backend, ready to make pictures.
@@ -62,11 +64,6 @@ pub struct Picture {
     /// Where the time went.
     pub timings: Timings,
 }
-
-/// Activations of a step in bytes, for each token and each feature of the widest tensor: that tensor and its peers.
-const STEP_BYTES_PER_FEATURE: u64 = 4;
-/// Bytes for each pixel and channel of the decoder's widest stage: input, normed copy and output.
-const DECODE_BYTES_PER_CHANNEL: u64 = 8;
 
 impl<B: Backend> Pipeline<B> {
     /// Opens a model folder and checks all of it: configs, tokenizer, and the name, shape and dtype of every tensor.
@@ -103,6 +100,7 @@ impl<B: Backend> Pipeline<B> {
         if tokens.truncated > 0 {
             plan.notes.push(format!("the prompt is {} tokens longer than the model reads; its end is cut off", tokens.truncated));
         }
+        Needs::of(&self.backend, &self.info, &plan).check(&self.backend, &plan)?;
         Ok(plan)
     }
 
@@ -150,9 +148,9 @@ impl<B: Backend> Pipeline<B> {
         let (height, width) = self.info.latent_size(plan);
         let img = height * width;
         let txt_tokens = self.info.max_sequence_length;
-        let step_bytes = (txt_tokens + img) as u64 * (4 * config.dim() + 2 * config.mlp()) as u64 * STEP_BYTES_PER_FEATURE;
+        let needs = Needs::of(&self.backend, &self.info, plan);
         if self.transformer.is_none() {
-            self.make_room(self.backend.weight_bytes(self.info.transformer.elements()) + step_bytes, Keep::Transformer);
+            self.make_room(self.backend.weight_bytes(config.elements()) + needs.step, Keep::Transformer);
             observer.progress(Stage::Load, 0, 1);
             self.transformer = Some(Transformer::load(&self.backend, &self.files.transformer, &self.info.transformer)?);
             observer.progress(Stage::Load, 1, 1);
@@ -169,7 +167,7 @@ impl<B: Backend> Pipeline<B> {
             rope: &rope,
             txt: txt_tokens,
             guidance: plan.guided().then_some(plan.guidance),
-            batched: self.backend.available_bytes() > 2 * step_bytes,
+            batched: self.backend.available_bytes() > 2 * needs.step,
         };
         let noise = sampler::noise(plan.seed, config.in_channels, height, width);
         let mut latents = self.backend.upload(&noise, img, config.in_channels)?;
@@ -192,10 +190,8 @@ impl<B: Backend> Pipeline<B> {
 
     /// RGB bytes.
     fn decode(&mut self, latents: Tensor<B>, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Vec<u8>> {
-        let widest = self.info.vae.decoder_channels().iter().take(2).max().copied().unwrap_or(0) as u64;
-        let decode_bytes = (plan.width * plan.height) as u64 * widest * DECODE_BYTES_PER_CHANNEL;
         let weights = if self.decoder.is_none() { self.backend.weight_bytes(self.info.vae.decoder_elements()) } else { 0 };
-        self.make_room(weights + decode_bytes, Keep::Decoder);
+        self.make_room(weights + Needs::of(&self.backend, &self.info, plan).decode, Keep::Decoder);
         if self.decoder.is_none() {
             self.decoder = Some(Decoder::load(&self.backend, &self.files.vae, &self.info.vae)?);
             clock.loaded()?;

@@ -20,7 +20,7 @@ fn normal(seed: u64, count: usize) -> Vec<f32> {
     let mut uniform = || (generator.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;
     let mut values: Vec<f32> = (0..count).map(|_| uniform()).collect();
     values.chunks_exact_mut(16).for_each(box_muller);
-    if count % 16 != 0 {
+    if !count.is_multiple_of(16) {
         // A last block that is not full is drawn anew, together with the values before it.
         let last = &mut values[count - 16..];
         last.fill_with(uniform);

@@ -18,11 +18,15 @@ const L2_FILL: usize = 128 << 20;
 /// What an op cannot do without.
 #[derive(Clone, Copy)]
 pub enum Work {
+    /// Bytes read and written.
     Bytes(usize),
+    /// Floating-point operations.
     Flops(usize),
 }
 
+/// The GPU, and which ops to time on it.
 pub struct Bench {
+    /// GPU 0.
     pub cuda: Cuda,
     filler: Option<Tensor<Cuda>>,
     only: Vec<String>,

@@ -5,7 +5,7 @@ use flux::ops::Conv;
 use flux::tensor::Tensor;
 use safetensors::Dtype;
 
-use crate::compare::{Case, Shape, Weight, check_against, values, vector};
+use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check_against, values, vector};
 
 struct Conv2d<'a> {
     x: Shape,
@@ -47,7 +47,7 @@ fn check_conv(cuda: &flux::backend::cuda::Cuda, conv: Conv, cin: usize, cout: us
     let case = Conv2d { x, weight: &weight, conv, out: cout, residual };
     // With a residual the composition rounds the convolution before the sum.
     let composed = if residual.is_some() { 1.5 } else { 0.0 };
-    check_against(cuda, &format!("conv2d {conv:?} {cin} -> {cout}, beside {beside:?}, residual {residual:?}"), &case, 1.0, composed);
+    check_against(cuda, &format!("conv2d {conv:?} {cin} -> {cout}, beside {beside:?}, residual {residual:?}"), &case, WITH_EPILOGUE, composed);
 }
 
 #[test]

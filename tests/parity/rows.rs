@@ -6,19 +6,19 @@ use flux::tensor::Tensor;
 
 use crate::compare::{Case, Shape, check, compare, values};
 
-enum Rows {
+enum Move {
     ConcatRows(Vec<Shape>),
     ConcatCols(Vec<Shape>),
     Upsample(Shape, usize),
 }
 
-impl Case for Rows {
+impl Case for Move {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let tensors = |shapes: &[Shape]| -> Vec<Tensor<B>> { shapes.iter().zip(1..).map(|(shape, seed)| shape.tensor(b, seed)).collect() };
         vec![match self {
-            Rows::ConcatRows(shapes) => Tensor::concat_rows(&tensors(shapes).iter().collect::<Vec<_>>()).unwrap(),
-            Rows::ConcatCols(shapes) => Tensor::concat_cols(&tensors(shapes).iter().collect::<Vec<_>>()).unwrap(),
-            Rows::Upsample(shape, width) => shape.tensor(b, 1).upsample(shape.rows / width, *width).unwrap(),
+            Move::ConcatRows(shapes) => Tensor::concat_rows(&tensors(shapes).iter().collect::<Vec<_>>()).unwrap(),
+            Move::ConcatCols(shapes) => Tensor::concat_cols(&tensors(shapes).iter().collect::<Vec<_>>()).unwrap(),
+            Move::Upsample(shape, width) => shape.tensor(b, 1).upsample(shape.rows / width, *width).unwrap(),
         }]
     }
 }
@@ -28,16 +28,16 @@ fn rows_and_columns_go_where_they_belong() {
     let Some(cuda) = crate::cuda() else { return };
     let cpu = Cpu::new(Precision::F32);
     let mut cases = vec![
-        Rows::ConcatRows(vec![Shape::dense(3, 40), Shape::dense(0, 40), Shape::view(5, 40, 7, 1), Shape::dense(1, 40)]),
-        Rows::ConcatCols(vec![Shape::dense(9, 40), Shape::view(9, 3, 7, 1), Shape::dense(9, 8)]),
-        Rows::Upsample(Shape::dense(12, 16), 3),
-        Rows::Upsample(Shape::dense(1, 8), 1),
-        Rows::Upsample(Shape::view(35, 24, 3, 2), 7),
-        Rows::Upsample(Shape::view(35, 5, 3, 2), 5),
+        Move::ConcatRows(vec![Shape::dense(3, 40), Shape::dense(0, 40), Shape::view(5, 40, 7, 1), Shape::dense(1, 40)]),
+        Move::ConcatCols(vec![Shape::dense(9, 40), Shape::view(9, 3, 7, 1), Shape::dense(9, 8)]),
+        Move::Upsample(Shape::dense(12, 16), 3),
+        Move::Upsample(Shape::dense(1, 8), 1),
+        Move::Upsample(Shape::view(35, 24, 3, 2), 7),
+        Move::Upsample(Shape::view(35, 5, 3, 2), 5),
     ];
     if !crate::small() {
-        cases.push(Rows::ConcatRows(vec![Shape::dense(512, 3072), Shape::dense(4096, 3072)]));
-        cases.push(Rows::Upsample(Shape::dense(512 * 512, 256), 512));
+        cases.push(Move::ConcatRows(vec![Shape::dense(512, 3072), Shape::dense(4096, 3072)]));
+        cases.push(Move::Upsample(Shape::dense(512 * 512, 256), 512));
     }
     for case in cases {
         let (got, expected) = (cuda.download(&case.run(&cuda)[0]).unwrap(), cpu.download(&case.run(&cpu)[0]).unwrap());

@@ -9,6 +9,7 @@ mod conv;
 mod elementwise;
 mod gemm;
 pub mod math;
+mod memory;
 mod norm;
 
 use std::sync::OnceLock;
@@ -139,8 +140,12 @@ impl Backend for Cpu {
         Stats::default()
     }
 
+    fn element_bytes(&self) -> u64 {
+        4
+    }
+
     fn available_bytes(&self) -> u64 {
-        u64::MAX
+        memory::available_bytes()
     }
 
     fn weight_bytes(&self, _elements: u64) -> u64 {

@@ -156,6 +156,10 @@ impl Backend for Cuda {
         }
     }
 
+    fn element_bytes(&self) -> u64 {
+        2
+    }
+
     fn available_bytes(&self) -> u64 {
         self.device().pool().available()
     }
