@@ -328,3 +328,21 @@ fn version_and_help_are_as_they_were() {
     }
     assert_eq!(help, fs::read_to_string(&snapshot).unwrap(), "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release --test cli");
 }
+
+#[test]
+fn a_picture_larger_than_the_memory_is_refused_before_anything_runs() {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total_kib = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    // 8192 x 8192 pixels of the default model take 40 GiB.
+    if total_kib.is_none_or(|kib| kib > 36 << 20) {
+        println!("skipped: this machine has the memory");
+        return;
+    }
+    let folder = folder();
+    let mut command = flux();
+    command.current_dir(folder.path()).args(["-p", "a cat", "--device", "cpu", "-W", "8192", "-H", "8192", "-o", "out.png"]);
+    let run = Run::of(&mut command);
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    assert!(run.stderr.contains("8192 x 8192 picture needs") && run.stderr.contains("MiB"), "{}", run.stderr);
+    assert!(!folder.path().join("out.png").exists());
+}

@@ -1,6 +1,7 @@
 //! A seed to noise, on the host, so that every backend starts from the same numbers.
 
 use rand_mt::Mt;
+use rayon::prelude::*;
 
 /// Standard normal noise of a picture: [height * width, channels], as the reference draws it with a CPU generator.
 ///
@@ -14,12 +15,16 @@ pub fn noise(seed: u64, channels: usize, height: usize, width: usize) -> Vec<f32
     (0..tokens).flat_map(|n| (0..channels).map(move |c| (c, n))).map(|(c, n)| planes[c * tokens + n]).collect()
 }
 
-/// `count` >= 16 values of the reference's normal distribution.
+/// `count` values of the reference's normal distribution; it draws fewer than 16 in another way, but no model has so small a picture.
 fn normal(seed: u64, count: usize) -> Vec<f32> {
+    if count < 16 {
+        return normal(seed, 16)[..count].to_vec();
+    }
     let mut generator = Mt::new(seed as u32);
     let mut uniform = || (generator.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;
     let mut values: Vec<f32> = (0..count).map(|_| uniform()).collect();
-    values.chunks_exact_mut(16).for_each(box_muller);
+    // Each block stands for itself, so all cores may share them.
+    values.par_chunks_mut(16 * 256).for_each(|blocks| blocks.chunks_exact_mut(16).for_each(box_muller));
     if !count.is_multiple_of(16) {
         // A last block that is not full is drawn anew, together with the values before it.
         let last = &mut values[count - 16..];
@@ -49,6 +54,11 @@ mod tests {
         for (got, expected) in normal(42, 256).iter().zip(expected) {
             assert!((got - expected).abs() < 2e-6, "{got} is not {expected}");
         }
+    }
+
+    #[test]
+    fn the_smallest_picture_has_noise() {
+        assert_eq!(noise(1, 4, 1, 1).len(), 4);
     }
 
     #[test]

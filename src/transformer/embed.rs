@@ -22,12 +22,24 @@ pub fn position_ids(txt: usize, height: usize, width: usize) -> Vec<[usize; 4]> 
 ///
 /// Angles in float64, as the reference has them.
 pub fn rope_tables(config: &TransformerConfig, ids: &[[usize; 4]]) -> (Vec<f32>, Vec<f32>) {
-    let frequencies: Vec<(usize, f64)> = config
-        .axes_dims_rope
-        .iter()
-        .enumerate()
-        .flat_map(|(axis, &dim)| (0..dim / 2).map(move |j| (axis, config.rope_theta.powf(-(2.0 * j as f64) / dim as f64))))
-        .collect();
-    let angles = ids.iter().flat_map(|id| frequencies.iter().map(|&(axis, frequency)| id[axis] as f64 * frequency));
-    angles.map(|angle| (angle.cos() as f32, angle.sin() as f32)).unzip()
+    let half = config.attention_head_dim / 2;
+    let (mut cos, mut sin) = (vec![0.0; ids.len() * half], vec![0.0; ids.len() * half]);
+    let mut first = 0;
+    for (axis, &dim) in config.axes_dims_rope.iter().enumerate() {
+        // A picture has few coordinates and many tokens, so each coordinate's angles are computed once.
+        let places = ids.iter().map(|id| id[axis]).max().map_or(0, |last| last + 1);
+        let of_place = |place: usize| -> Vec<(f32, f32)> {
+            let angle = |j: usize| place as f64 * config.rope_theta.powf(-(2.0 * j as f64) / dim as f64);
+            (0..dim / 2).map(|j| (angle(j).cos() as f32, angle(j).sin() as f32)).collect()
+        };
+        let table: Vec<Vec<(f32, f32)>> = (0..places).map(of_place).collect();
+        for (token, id) in ids.iter().enumerate() {
+            for (j, &(c, s)) in table[id[axis]].iter().enumerate() {
+                cos[token * half + first + j] = c;
+                sin[token * half + first + j] = s;
+            }
+        }
+        first += dim / 2;
+    }
+    (cos, sin)
 }

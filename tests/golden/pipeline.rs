@@ -1,44 +1,24 @@
 //! Whole pictures of random models: distilled and base, one file and shards, three dtypes, odd sizes.
 
 use flux::backend::cpu::{Cpu, Precision};
-use flux::pipeline::{Pipeline, Request};
+use flux::pipeline::Pipeline;
 use flux::text_encoder::Tokenizer;
 
 use crate::support::random_model::PRESETS;
-use crate::support::{Golden, assert_close, golden, preset};
-
-#[derive(serde::Deserialize)]
-struct Row {
-    preset: String,
-    case: usize,
-    prompt: String,
-    width: usize,
-    height: usize,
-    steps: usize,
-    seed: u64,
-    guidance: Option<f32>,
-    ids: Vec<u32>,
-    png: String,
-}
+use crate::support::{Golden, assert_close, golden, pictures, preset};
 
 #[test]
 fn pictures_are_within_one_level_of_the_reference() {
-    let rows: Vec<Row> = serde_json::from_slice(&std::fs::read(golden("pipeline.json")).unwrap()).unwrap();
+    let pictures = pictures();
     for name in PRESETS {
         let dir = preset(name);
         let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir).unwrap();
         let latents = Golden::open(&format!("{name}.safetensors"));
-        for row in rows.iter().filter(|row| row.preset == name) {
+        for row in pictures.iter().filter(|row| row.preset == name) {
             let tokens = Tokenizer::load(&dir, pipeline.info().max_sequence_length).unwrap().encode(&row.prompt).unwrap();
             assert_eq!(tokens.ids[..tokens.real], row.ids);
 
-            let request = Request {
-                width: Some(row.width),
-                height: Some(row.height),
-                steps: Some(row.steps),
-                guidance: row.guidance,
-                ..Request::new(&row.prompt, row.seed)
-            };
+            let request = row.request();
             let what = format!("{name} {}", row.case);
             // The reference in float32 stands up to 1.2e-5 from itself in float64.
             assert_close(&what, &pipeline.latents(&request).unwrap(), &latents.get(&format!("pipeline.{}.latents", row.case)).1, 1e-4);

@@ -12,7 +12,7 @@ use flux::transformer::{self, Transformer};
 use flux::vae::{self, Decoder};
 
 use crate::support::random_model::PRESETS;
-use crate::support::{Golden, golden, preset};
+use crate::support::{Golden, golden, pictures, preset};
 use crate::{cuda, root, small};
 
 /// Peak signal-to-noise ratio of two pictures, in dB.
@@ -61,41 +61,15 @@ fn default_model_pictures_are_45_db_from_the_reference() {
     }
 }
 
-#[derive(serde::Deserialize)]
-struct Row {
-    preset: String,
-    case: usize,
-    prompt: String,
-    width: usize,
-    height: usize,
-    steps: usize,
-    seed: u64,
-    guidance: Option<f32>,
-    bf16: Bf16,
-}
-
-/// How far the reference in bf16 stands from itself in float32.
-#[derive(serde::Deserialize)]
-struct Bf16 {
-    latents_rms: f64,
-}
-
 #[test]
 fn random_models_stand_no_further_from_float32_than_the_reference_in_bf16() {
     let Some(cuda) = cuda() else { return };
-    let rows: Vec<Row> = serde_json::from_slice(&std::fs::read(golden("pipeline.json")).unwrap()).unwrap();
+    let pictures = pictures();
     for name in PRESETS {
         let mut pipeline = Pipeline::load(cuda.clone(), &preset(name)).unwrap();
         let latents = Golden::open(&format!("{name}.safetensors"));
-        for row in rows.iter().filter(|row| row.preset == name).take(if small() { 1 } else { usize::MAX }) {
-            let request = Request {
-                width: Some(row.width),
-                height: Some(row.height),
-                steps: Some(row.steps),
-                guidance: row.guidance,
-                ..Request::new(&row.prompt, row.seed)
-            };
-            let got = pipeline.latents(&request).unwrap();
+        for row in pictures.iter().filter(|row| row.preset == name).take(if small() { 1 } else { usize::MAX }) {
+            let got = pipeline.latents(&row.request()).unwrap();
             let (_, expected) = latents.get(&format!("pipeline.{}.latents", row.case));
             let squares: f64 = got.iter().zip(&expected).map(|(g, e)| f64::from(g - e).powi(2)).sum();
             let rms = (squares / got.len() as f64).sqrt();

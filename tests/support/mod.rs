@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex};
 
 use flux::model_dir::ModelDir;
+use flux::pipeline::Request;
 use random_model::RandomModel;
 use safetensors::{Dtype, SafeTensors};
 
@@ -33,6 +34,45 @@ pub fn preset(name: &str) -> ModelDir {
         dir
     });
     ModelDir::open(dir.path()).unwrap()
+}
+
+/// One picture of golden/pipeline.json.
+#[derive(serde::Deserialize)]
+pub struct Picture {
+    pub preset: String,
+    pub case: usize,
+    pub prompt: String,
+    pub width: usize,
+    pub height: usize,
+    pub steps: usize,
+    pub seed: u64,
+    pub guidance: Option<f32>,
+    pub ids: Vec<u32>,
+    pub png: String,
+    pub bf16: Bf16,
+}
+
+/// How far the reference in bf16 stands from itself in float32.
+#[derive(serde::Deserialize)]
+pub struct Bf16 {
+    pub latents_rms: f64,
+}
+
+/// The pictures of all presets.
+pub fn pictures() -> Vec<Picture> {
+    serde_json::from_slice(&std::fs::read(golden("pipeline.json")).unwrap()).unwrap()
+}
+
+impl Picture {
+    pub fn request(&self) -> Request {
+        Request {
+            width: Some(self.width),
+            height: Some(self.height),
+            steps: Some(self.steps),
+            guidance: self.guidance,
+            ..Request::new(&self.prompt, self.seed)
+        }
+    }
 }
 
 /// The tensors of one golden file.
