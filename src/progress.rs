@@ -56,7 +56,7 @@ pub fn say(line: &str) {
 
 fn style(stage: Stage) -> ProgressStyle {
     let template = match stage {
-        Stage::Load => "{prefix:8} {elapsed}",
+        Stage::Load => "{prefix:8} [{bar:30}] {percent}% {elapsed}",
         Stage::Denoise => "{prefix:8} [{bar:30}] {pos}/{len} {elapsed} {per_sec}",
         Stage::Text | Stage::Decode => "{prefix:8} [{bar:30}] {pos}/{len} {elapsed}",
     };

@@ -263,12 +263,18 @@ pub struct Weights<'a, B: Backend> {
     backend: &'a B,
     files: &'a WeightFiles,
     prefix: String,
+    loaded: Option<&'a dyn Fn(u64)>,
 }
 
 impl<'a, B: Backend> Weights<'a, B> {
     /// All weights of `files`.
     pub fn new(backend: &'a B, files: &'a WeightFiles) -> Self {
-        Self { backend, files, prefix: String::new() }
+        Self { backend, files, prefix: String::new(), loaded: None }
+    }
+
+    /// Calls `loaded` with the number of elements of each tensor that is taken to the device.
+    pub fn reporting(self, loaded: &'a dyn Fn(u64)) -> Self {
+        Self { loaded: Some(loaded), ..self }
     }
 
     /// The backend that tensors are loaded to.
@@ -278,7 +284,7 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     /// The weights whose keys go on with `name`.
     pub fn at(&self, name: impl std::fmt::Display) -> Self {
-        Self { backend: self.backend, files: self.files, prefix: self.key(name) }
+        Self { prefix: self.key(name), ..*self }
     }
 
     fn key(&self, name: impl std::fmt::Display) -> String {
@@ -290,9 +296,18 @@ impl<'a, B: Backend> Weights<'a, B> {
         self.files.contains(&self.key(name))
     }
 
-    /// A tensor as it lies in the file.
-    pub fn view(&self, name: &str, shape: &[usize]) -> Result<WeightView> {
+    /// A tensor that stays in the file.
+    pub fn mapped(&self, name: &str, shape: &[usize]) -> Result<WeightView> {
         self.files.get(&self.key(name), shape)
+    }
+
+    /// A tensor as it lies in the file, on its way to the device.
+    pub fn view(&self, name: &str, shape: &[usize]) -> Result<WeightView> {
+        let view = self.mapped(name, shape)?;
+        if let Some(loaded) = self.loaded {
+            loaded(view.elements() as u64);
+        }
+        Ok(view)
     }
 
     /// `<name>.weight` [rows, cols].

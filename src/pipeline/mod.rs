@@ -24,6 +24,8 @@ pub use model::ModelInfo;
 pub use observer::{Observer, Stage, Timings};
 pub use request::{Plan, Request};
 
+use std::cell::RefCell;
+
 use crate::backend::Backend;
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
@@ -33,7 +35,7 @@ use crate::tensor::Tensor;
 use crate::text_encoder::{self, TextEncoder, Tokenizer};
 use crate::transformer::{self, Transformer};
 use crate::vae::{self, Decoder};
-use crate::weights::WeightFiles;
+use crate::weights::{WeightFiles, Weights};
 use memory::Needs;
 use observer::Clock;
 
@@ -75,9 +77,10 @@ impl<B: Backend> Pipeline<B> {
         let files = Files { text_encoder: text_encoder::open(dir)?, transformer: transformer::open(dir)?, vae: vae::open(dir)? };
         // On the CPU weights stay in the mapped files, so loading there checks every tensor and costs nothing.
         let host = Cpu::new(Precision::F32);
-        TextEncoder::load(&host, &files.text_encoder, info.text_encoder, &info.out_layers).map_err(|e| info.explain(e))?;
-        Transformer::load(&host, &files.transformer, &info.transformer).map_err(|e| info.explain(e))?;
-        Decoder::load(&host, &files.vae, &info.vae)?;
+        let weights = |files| Weights::new(&host, files);
+        TextEncoder::load(&weights(&files.text_encoder), info.text_encoder, &info.out_layers).map_err(|e| info.explain(e))?;
+        Transformer::load(&weights(&files.transformer), &info.transformer).map_err(|e| info.explain(e))?;
+        Decoder::load(&weights(&files.vae), &info.vae)?;
         Ok(Self { backend, info, tokenizer, files, text_encoder: None, transformer: None, decoder: None })
     }
 
@@ -123,10 +126,11 @@ impl<B: Backend> Pipeline<B> {
     /// Text features [tokens, features]; with guidance those of the empty prompt under them.
     fn encode(&mut self, request: &Request, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Tensor<B>> {
         if self.text_encoder.is_none() {
-            self.make_room(TextEncoder::device_bytes(&self.backend, &self.info.text_encoder, &self.info.out_layers), Keep::TextEncoder);
-            observer.progress(Stage::Load, 0, 1);
-            self.text_encoder = Some(TextEncoder::load(&self.backend, &self.files.text_encoder, self.info.text_encoder, &self.info.out_layers)?);
-            observer.progress(Stage::Load, 1, 1);
+            let elements = TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers);
+            self.make_room(self.backend.weight_bytes(elements), Keep::TextEncoder);
+            let (config, layers) = (self.info.text_encoder, &self.info.out_layers);
+            let encoder = load(&self.backend, &self.files.text_encoder, elements, observer, |weights| TextEncoder::load(weights, config, layers))?;
+            self.text_encoder = Some(encoder);
             clock.loaded()?;
         }
         let encoder = self.text_encoder.as_ref().expect("loaded above");
@@ -150,10 +154,10 @@ impl<B: Backend> Pipeline<B> {
         let txt_tokens = self.info.max_sequence_length;
         let needs = Needs::of(&self.backend, &self.info, plan);
         if self.transformer.is_none() {
-            self.make_room(self.backend.weight_bytes(config.elements()) + needs.step, Keep::Transformer);
-            observer.progress(Stage::Load, 0, 1);
-            self.transformer = Some(Transformer::load(&self.backend, &self.files.transformer, &self.info.transformer)?);
-            observer.progress(Stage::Load, 1, 1);
+            let elements = config.elements();
+            self.make_room(self.backend.weight_bytes(elements) + needs.step, Keep::Transformer);
+            let transformer = load(&self.backend, &self.files.transformer, elements, observer, |weights| Transformer::load(weights, &config))?;
+            self.transformer = Some(transformer);
             clock.loaded()?;
         }
         let transformer = self.transformer.as_ref().expect("loaded above");
@@ -190,10 +194,10 @@ impl<B: Backend> Pipeline<B> {
 
     /// RGB bytes.
     fn decode(&mut self, latents: Tensor<B>, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Vec<u8>> {
-        let weights = if self.decoder.is_none() { self.backend.weight_bytes(self.info.vae.decoder_elements()) } else { 0 };
-        self.make_room(weights + Needs::of(&self.backend, &self.info, plan).decode, Keep::Decoder);
+        let elements = if self.decoder.is_none() { self.info.vae.decoder_elements() } else { 0 };
+        self.make_room(self.backend.weight_bytes(elements) + Needs::of(&self.backend, &self.info, plan).decode, Keep::Decoder);
         if self.decoder.is_none() {
-            self.decoder = Some(Decoder::load(&self.backend, &self.files.vae, &self.info.vae)?);
+            self.decoder = Some(load(&self.backend, &self.files.vae, elements, observer, |weights| Decoder::load(weights, &self.info.vae))?);
             clock.loaded()?;
         }
         let decoder = self.decoder.as_ref().expect("loaded above");
@@ -237,6 +241,24 @@ impl<B: Backend> Pipeline<B> {
         let latents = self.denoise(&txt, &plan, &mut clock, &mut ())?;
         self.backend.download(&latents)
     }
+}
+
+/// Loads a model of about `total` elements and reports how many are on their way.
+fn load<B: Backend, M>(
+    backend: &B,
+    files: &WeightFiles,
+    total: u64,
+    observer: &mut dyn Observer,
+    load: impl FnOnce(&Weights<'_, B>) -> Result<M>,
+) -> Result<M> {
+    let progress = RefCell::new((0, observer));
+    let report = |elements: u64| {
+        let (done, observer) = &mut *progress.borrow_mut();
+        *done += elements;
+        observer.progress(Stage::Load, (*done).min(total), total);
+    };
+    report(0);
+    load(&Weights::new(backend, files).reporting(&report))
 }
 
 /// The model that must stay.

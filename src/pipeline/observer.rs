@@ -10,7 +10,7 @@ use crate::error::Result;
 /// What the pipeline is busy with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// Weights to the device.
+    /// Weights to the device, once for each model; counts elements.
     Load,
     /// Text encoder; counts layers.
     Text,

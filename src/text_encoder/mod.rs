@@ -31,23 +31,22 @@ impl<B: Backend> TextEncoder<B> {
     /// Loads the layers up to the last of `out_layers` (hidden state k is the output of layer k - 1).
     ///
     /// Errors when a tensor is missing or has not the shape that the config says, or a state is asked for that the model lacks.
-    pub fn load(backend: &B, files: &WeightFiles, config: TextEncoderConfig, out_layers: &[usize]) -> Result<Self> {
-        let weights = Weights::new(backend, files).at("model");
+    pub fn load(weights: &Weights<'_, B>, config: TextEncoderConfig, out_layers: &[usize]) -> Result<Self> {
+        let weights = weights.at("model");
         let last = out_layers.iter().copied().max().unwrap_or(0);
         // The last hidden state would be the normed one, which no klein model reads.
         if last >= config.num_hidden_layers || out_layers.is_empty() || out_layers.contains(&0) {
             return Err(Error::new(format!("text_encoder_out_layers {out_layers:?} do not fit an encoder of {} layers", config.num_hidden_layers))
                 .at("model_index.json"));
         }
-        let embed_tokens = weights.view("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
+        let embed_tokens = weights.mapped("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
         let layers = (0..last).map(|i| Layer::load(&weights.at("layers").at(i), &config)).collect::<Result<_>>()?;
-        Ok(Self { backend: backend.clone(), config, out_layers: out_layers.to_vec(), embed_tokens, layers })
+        Ok(Self { backend: weights.backend().clone(), config, out_layers: out_layers.to_vec(), embed_tokens, layers })
     }
 
-    /// Bytes of weights on the backend's device when loaded.
-    pub fn device_bytes(backend: &B, config: &TextEncoderConfig, out_layers: &[usize]) -> u64 {
-        let layers = out_layers.iter().copied().max().unwrap_or(0) as u64;
-        layers * backend.weight_bytes(config.layer_elements())
+    /// Elements that go to the device: those of the layers that run.
+    pub fn elements(config: &TextEncoderConfig, out_layers: &[usize]) -> u64 {
+        out_layers.iter().copied().max().unwrap_or(0) as u64 * config.layer_elements()
     }
 
     /// Tokens to features; reports each layer to `done(layers so far)`.

@@ -42,20 +42,19 @@ impl<B: Backend> Transformer<B> {
     /// Loads all weights.
     ///
     /// Errors when a tensor is missing or has not the shape that the config says.
-    pub fn load(backend: &B, files: &WeightFiles, config: &TransformerConfig) -> Result<Self> {
-        let weights = Weights::new(backend, files);
+    pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
         let dim = config.dim();
         let double = |i| DoubleBlock::load(&weights.at("transformer_blocks").at(i), config);
         let single = |i| SingleBlock::load(&weights.at("single_transformer_blocks").at(i), config);
         Ok(Self {
-            backend: backend.clone(),
+            backend: weights.backend().clone(),
             config: config.clone(),
             x_embedder: weights.matrix("x_embedder", dim, config.in_channels)?,
             context_embedder: weights.matrix("context_embedder", dim, config.joint_attention_dim)?,
-            modulation: ModulationWeights::load(&weights, config)?,
+            modulation: ModulationWeights::load(weights, config)?,
             transformer_blocks: (0..config.num_layers).map(double).collect::<Result<_>>()?,
             single_transformer_blocks: (0..config.num_single_layers).map(single).collect::<Result<_>>()?,
-            final_layer: FinalLayer::load(&weights, config)?,
+            final_layer: FinalLayer::load(weights, config)?,
         })
     }
 

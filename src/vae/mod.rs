@@ -108,8 +108,8 @@ impl<B: Backend> Decoder<B> {
     /// Loads the decoder and the latent statistics.
     ///
     /// Errors when a tensor is missing or has not the shape that the config says.
-    pub fn load(backend: &B, files: &WeightFiles, config: &VaeConfig) -> Result<Self> {
-        let weights = Weights::new(backend, files);
+    pub fn load(weights: &Weights<'_, B>, config: &VaeConfig) -> Result<Self> {
+        let backend = weights.backend();
         let decoder = weights.at("decoder");
         let latent = config.latent_channels;
         let packed = 4 * latent;
@@ -132,7 +132,7 @@ impl<B: Backend> Decoder<B> {
         Ok(Self {
             mean: backend.upload_f32(&statistics("running_mean")?, 1, packed)?,
             std: backend.upload_f32(&std, 1, packed)?,
-            post_quant_conv: config.use_post_quant_conv.then(|| ConvLayer::load(&weights, "post_quant_conv", latent, latent, 1)).transpose()?,
+            post_quant_conv: config.use_post_quant_conv.then(|| ConvLayer::load(weights, "post_quant_conv", latent, latent, 1)).transpose()?,
             conv_in: ConvLayer::load(&decoder, "conv_in", latent, first, 3)?,
             mid_block: MidBlock::load(&decoder.at("mid_block"), first, config.norm_num_groups, config.mid_block_add_attention)?,
             up_blocks,

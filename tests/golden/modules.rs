@@ -76,7 +76,7 @@ impl Case {
 fn text_encoder_layer_and_stacked_states() -> Result<()> {
     for case in cases() {
         let files = text_encoder::open(&case.dir)?;
-        let encoder = TextEncoder::load(&cpu(), &files, case.info.text_encoder, &case.info.out_layers)?;
+        let encoder = TextEncoder::load(&Weights::new(&cpu(), &files), case.info.text_encoder, &case.info.out_layers)?;
         let tokens = case.tokens();
         let n = tokens.ids.len();
         let (backend, rope) = (cpu(), encoder.rope(n)?);
@@ -93,7 +93,7 @@ fn transformer_blocks_and_velocity() -> Result<()> {
     for case in cases() {
         let files = transformer::open(&case.dir)?;
         let config = &case.info.transformer;
-        let model = Transformer::load(&cpu(), &files, config)?;
+        let model = Transformer::load(&Weights::new(&cpu(), &files), config)?;
         let (_, timestep) = case.golden.get("transformer.timestep");
         let modulations = model.modulations(&[timestep[0]])?;
         let modulation = modulations.step(0);
@@ -136,7 +136,7 @@ fn vae_blocks_and_decoder() -> Result<()> {
         let mid = MidBlock::load(&decoder.at("mid_block"), channels[3], config.norm_num_groups, true)?;
         case.expect_pixels("vae.mid_block.output", &mid.forward(case.pixels("vae.mid_block.input"))?);
 
-        let decoder = Decoder::load(&backend, &files, config)?;
+        let decoder = Decoder::load(&Weights::new(&backend, &files), config)?;
         case.expect_pixels("vae.decoder.input", &decoder.unpack(&case.input("vae.latents"), 2, 3)?);
         case.expect_pixels("vae.decoder.output", &decoder.forward(case.pixels("vae.decoder.input"), |_| ())?);
     }

@@ -10,6 +10,7 @@ use flux::pipeline::{ModelInfo, Pipeline, Request};
 use flux::sampler::{self, Conditioning, Schedule};
 use flux::transformer::{self, Transformer};
 use flux::vae::{self, Decoder};
+use flux::weights::Weights;
 
 use crate::support::random_model::PRESETS;
 use crate::support::{Golden, golden, pictures, preset};
@@ -94,7 +95,7 @@ fn a_step_waits_for_nothing_and_copies_nothing() {
     let Some(cuda) = cuda() else { return };
     let dir = default_model();
     let info = ModelInfo::read(&dir).unwrap();
-    let model = Transformer::load(&cuda, &transformer::open(&dir).unwrap(), &info.transformer).unwrap();
+    let model = Transformer::load(&Weights::new(&cuda, &transformer::open(&dir).unwrap()), &info.transformer).unwrap();
     let (txt, height, width) = (64, 16, 16);
     let (img, config) = (height * width, model.config().clone());
     let schedule = Schedule::new(img, 4);
@@ -151,7 +152,7 @@ fn full_size_latents_stand_no_further_from_float32_than_the_reference_in_bf16() 
     let dir = ModelDir::open(Path::new(&model)).unwrap();
     let host = Cpu::new(Precision::F32);
     let mut pipeline = Pipeline::load(cuda, &dir).unwrap();
-    let decoder = Decoder::load(&host, &vae::open(&dir).unwrap(), &pipeline.info().vae).unwrap();
+    let decoder = Decoder::load(&Weights::new(&host, &vae::open(&dir).unwrap()), &pipeline.info().vae).unwrap();
     for (size, bound) in [(512, 0.065), (1024, 0.035)] {
         let file = PathBuf::from(&reference).join(format!("diffusers_latents_{size}.safetensors"));
         let request = Request { width: Some(size), height: Some(size), ..Request::new(PROMPT, 42) };
