@@ -220,3 +220,28 @@ fn no_value_in_a_config_makes_loading_panic() {
         }
     }
 }
+
+#[test]
+fn weights_that_are_no_numbers_give_an_error_and_no_picture() {
+    let model = ModelCopy::new();
+    // The last bytes of the file are weights; 0xffff is a NaN in bfloat16.
+    model.change(VAE, |bytes| {
+        let end = bytes.len();
+        bytes[end - 4096..].fill(0xff);
+    });
+    refused(&model, &["not numbers", "hint: "]);
+}
+
+#[test]
+fn numbers_without_sense_in_a_config_are_refused() {
+    for (file, key, value) in [
+        ("transformer/config.json", "rope_theta", json!(-2000)),
+        ("transformer/config.json", "eps", json!(-1)),
+        ("text_encoder/config.json", "rms_norm_eps", json!(1e30)),
+        ("vae/config.json", "batch_norm_eps", json!(-1)),
+    ] {
+        let model = ModelCopy::new();
+        model.change_json(file, |config| drop(config.insert(key.into(), value)));
+        refused(&model, &[file, key]);
+    }
+}

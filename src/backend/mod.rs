@@ -10,7 +10,7 @@ pub mod cuda;
 
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::{self, Conv, Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::WeightView;
@@ -75,6 +75,8 @@ pub trait Backend: Clone + Sized + 'static {
     /// Activations as host values, row-major and dense. Waits.
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>>;
     /// Pixels [height * width, 3] in -1..1 as RGB bytes: `round_half_even(255 * clamp(x / 2 + 1 / 2))`. Waits.
+    ///
+    /// Errors when a pixel is not a number, which damaged weights lead to.
     fn download_rgb8(&self, x: &Tensor<Self>) -> Result<Vec<u8>>;
 
     /// See [`Tensor::linear`].
@@ -147,4 +149,9 @@ pub trait Backend: Clone + Sized + 'static {
     fn conv2d_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv, residual: Tensor<Self>) -> Result<Tensor<Self>> {
         ops::conv2d::compose_add(self, x, weight, bias, conv, residual)
     }
+}
+
+/// A picture of which some pixel is NaN.
+fn not_a_number() -> Error {
+    Error::new("the model computed pixels that are not numbers").hint("the weights are damaged: fetch the model again")
 }

@@ -60,6 +60,9 @@ impl VaeConfig {
         if sizes.iter().chain(channels).any(|&size| size == 0 || size > 1 << 16) {
             return error(format!("a size is zero or absurd: {config:?}"));
         }
+        if !(0.0..1.0).contains(&config.batch_norm_eps) {
+            return error(format!("batch_norm_eps {} must be in 0..1", config.batch_norm_eps));
+        }
         if config.decoder_channels().is_empty() || config.decoder_channels().len() > 8 || config.act_fn != "silu" {
             return error("not a VAE of this family: block_out_channels or act_fn differ".to_string());
         }

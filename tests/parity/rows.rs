@@ -74,6 +74,10 @@ fn rgb_bytes_are_rounded_half_to_even_and_clamped() {
         assert_eq!(got, cpu.download_rgb8(&cpu.upload(&pixels, rows, cols).unwrap()).unwrap());
     }
     let shape = Shape::view(77, 3, 2, 3);
+    let broken = [0.5, f32::NAN, -0.5];
+    for result in [cuda.download_rgb8(&cuda.upload(&broken, 1, 3).unwrap()), cpu.download_rgb8(&cpu.upload(&broken, 1, 3).unwrap())] {
+        assert!(result.unwrap_err().to_string().contains("not numbers"));
+    }
     assert_eq!(cuda.download_rgb8(&shape.tensor(&cuda, 4)).unwrap(), cpu.download_rgb8(&shape.tensor(&cpu, 4)).unwrap());
 }
 

@@ -191,6 +191,9 @@ impl Backend for Cpu {
 
     fn download_rgb8(&self, x: &Tensor<Self>) -> Result<Vec<u8>> {
         let x = Rows::of(x);
+        if (0..x.rows).any(|row| x.row(row).iter().any(|v| v.is_nan())) {
+            return Err(super::not_a_number());
+        }
         let byte = |v: &f32| ((v * 0.5 + 0.5).clamp(0.0, 1.0) * 255.0).round_ties_even() as u8;
         Ok((0..x.rows).flat_map(|row| x.row(row).iter().map(byte)).collect())
     }

@@ -216,11 +216,14 @@ impl Backend for Cuda {
 
     fn download_rgb8(&self, x: &Tensor<Self>) -> Result<Vec<u8>> {
         let values = x.rows() * x.cols();
-        let out = Buffer::new(self.device(), Kind::Byte, values)?;
+        // The byte behind the pixels tells whether one of them is not a number.
+        let out = Buffer::new(self.device(), Kind::Byte, values + 1)?;
+        self.clear_byte(out.address() + values as u64)?;
         let launch = self.launch("transfer", "to_rgb8")?.matrix(x).address(out.address()).int(x.rows()).int(x.cols());
-        // SAFETY: argument types and order match `to_rgb8` in cuda/transfer.cu; `out` has a byte for every cell of x.
+        // SAFETY: argument types and order match `to_rgb8` in cuda/transfer.cu; `out` has a byte for every cell of x and one behind.
         unsafe { launch.run([values.div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }?;
-        self.download_values::<u8>(out.address(), 1, values, values)
+        let mut bytes = self.download_values::<u8>(out.address(), 1, values + 1, values + 1)?;
+        if bytes.pop() == Some(0) { Ok(bytes) } else { Err(super::not_a_number()) }
     }
 
     fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {

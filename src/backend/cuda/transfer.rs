@@ -247,6 +247,13 @@ impl Cuda {
     }
 
     /// Rows of `cols` values of `T`, row by row from a matrix of any stride. Waits.
+    /// Sets one byte to zero, by work on the compute stream.
+    pub(super) fn clear_byte(&self, address: u64) -> Result<()> {
+        self.device().bind()?;
+        // SAFETY: the caller's buffer holds the byte, and lives until it is used behind this on the same stream.
+        unsafe { result::memset_d8_async(address, 0, 1, self.device().stream().raw()) }.map_err(|e| failed("cannot clear GPU memory", e))
+    }
+
     pub(super) fn download_values<T: Copy + Default>(&self, address: u64, rows: usize, cols: usize, stride: usize) -> Result<Vec<T>> {
         let device = self.device();
         let mut host = vec![T::default(); rows * cols];
