@@ -26,16 +26,7 @@ __device__ __forceinline__ void layer_norm_vector(const bf16* x, long long ld_x,
     const int chunks = dim / 8;
     float values[MAX_CHUNKS][8];
     float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < MAX_CHUNKS; i++) {
-        const int chunk = threadIdx.x + i * blockDim.x;
-        if (chunk < chunks) {
-            load(row + chunk * 8, values[i]);
-        } else {
-#pragma unroll
-            for (int j = 0; j < 8; j++) values[i][j] = 0.0f;
-        }
-    }
+    load_row(row, chunks, values);
 #pragma unroll
     for (int i = 0; i < MAX_CHUNKS; i++) {
 #pragma unroll

@@ -25,6 +25,22 @@ __device__ __forceinline__ void load(const bf16* from, float (&values)[N]) {
     }
 }
 
+// A row of `chunks` chunks of 8 values, spread over the block: chunk threadIdx.x + i * blockDim.x goes to values[i], zeros where the
+// row has ended.
+template <int N>
+__device__ __forceinline__ void load_row(const bf16* row, int chunks, float (&values)[N][8]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int chunk = threadIdx.x + i * blockDim.x;
+        if (chunk < chunks) {
+            load(row + chunk * 8, values[i]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; j++) values[i][j] = 0.0f;
+        }
+    }
+}
+
 // Rounds to nearest even and stores; addresses as for load.
 template <int N>
 __device__ __forceinline__ void store(bf16* to, const float (&values)[N]) {

@@ -24,16 +24,7 @@ extern "C" __global__ void __launch_bounds__(1024) rms_norm_bf16(const bf16* x, 
     const int chunks = n / 8;
     float values[MAX_CHUNKS][8];
     float squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < MAX_CHUNKS; i++) {
-        const int chunk = threadIdx.x + i * blockDim.x;
-        if (chunk < chunks) {
-            load(from + chunk * 8, values[i]);
-        } else {
-#pragma unroll
-            for (int j = 0; j < 8; j++) values[i][j] = 0.0f;
-        }
-    }
+    load_row(from, chunks, values);
 #pragma unroll
     for (int i = 0; i < MAX_CHUNKS; i++) {
 #pragma unroll
