@@ -7,6 +7,8 @@ PICTURE ?= picture.png
 PYTHON ?= python3
 # The tokenizer of the golden files: Qwen3's, which every downloaded model has.
 TOKENIZER ?= models/klein-4b/tokenizer
+CUDA_WHEELS := nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl
+GPU_BUNDLE := gpu-bundle
 
 export PROMPT SEED PICTURE
 .DEFAULT_GOAL := help
@@ -22,6 +24,12 @@ picture: gpu-setup build ## Build, and draw PROMPT with SEED into PICTURE (make 
 .PHONY: build
 build: ## Build target/release/flux
 	$(CARGO) build --release --locked
+
+.PHONY: cuda-toolkit
+cuda-toolkit: ## Fetch nvcc 13.0 into .cuda (270 MB, no root needed); the next build compiles the kernels
+	$(PYTHON) -m venv .cuda
+	.cuda/bin/pip install --quiet $(foreach wheel,$(CUDA_WHEELS),"$(wheel)==13.0.*")
+	@ls .cuda/lib/python3*/site-packages/nvidia/cu13/bin/nvcc
 
 # A machine with an NVIDIA driver but without nvcc gets nvcc and cuBLASLt into .cuda. When that fails, the CPU serves.
 .PHONY: gpu-setup
@@ -43,6 +51,32 @@ test-gpu: gpu-setup ## Run the tests of the CUDA backend; fails where there is n
 .PHONY: bench
 bench: gpu-setup ## Measure every op on the GPU
 	FLUX_REQUIRE_GPU=1 $(CARGO) bench --locked --bench ops
+
+# What cargo said it built: KIND, NAME.
+executable = $$(sed -n 's/.*"kind":\["$(1)"\].*"name":"$(2)".*"executable":"\([^"]*\)".*/\1/p' target/gpu-bundle.json)
+
+# Programs without the default model, which the project's root has; the reference's wheels, where pip can fetch them.
+# FLUX_CUDA_ARCHS=90a builds the kernels for one GPU only, which is quicker.
+.PHONY: gpu-bundle
+gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust (STANDALONE=1: and without this folder)
+	$(CARGO) test --release --locked --no-default-features --no-run --lib --test gpu --test cpu_gemm --bench ops --bench pipeline \
+		--message-format json > target/gpu-bundle.json
+	rm -rf $(GPU_BUNDLE) target/gpu-bundle
+	mkdir -p $(GPU_BUNDLE)/scripts target/gpu-bundle
+	strip -o target/gpu-bundle/flux "$(call executable,bin,flux)"
+	strip -o target/gpu-bundle/units "$(call executable,lib,flux)"
+	strip -o target/gpu-bundle/gpu "$(call executable,test,gpu)"
+	strip -o target/gpu-bundle/cpu_gemm "$(call executable,test,cpu_gemm)"
+	strip -o target/gpu-bundle/ops "$(call executable,bench,ops)"
+	strip -o target/gpu-bundle/pipeline "$(call executable,bench,pipeline)"
+	XZ_OPT=-9 tar -C target/gpu-bundle -cJf $(GPU_BUNDLE)/bin.tar.xz .
+	git describe --always --dirty > $(GPU_BUNDLE)/COMMIT
+	cp scripts/gpu_check.sh scripts/make_full_size_model.py scripts/bench_reference.py $(GPU_BUNDLE)/scripts/
+	@$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest $(GPU_BUNDLE)/wheels importlib_metadata zipp \
+		"$$(grep '^diffusers==' scripts/requirements-reference.txt)" || echo "note: no wheels of the reference, so it is not measured" >&2
+	@if [ -n "$(STANDALONE)" ]; then mkdir $(GPU_BUNDLE)/tests $(GPU_BUNDLE)/models && cp -r tests/golden $(GPU_BUNDLE)/tests/ \
+		&& cp -r models/tiny $(GPU_BUNDLE)/models/; fi
+	@du -sh $(GPU_BUNDLE)
 
 .PHONY: lint
 lint: ## Format, clippy with warnings denied, layering, shell scripts where shellcheck is installed
@@ -70,6 +104,4 @@ install: ## Install flux into ~/.cargo/bin
 .PHONY: clean
 clean: ## Remove what was built; models and .cuda stay
 	$(CARGO) clean
-	rm -rf gpu-bundle
-
--include Makefile.cuda.inc
+	rm -rf $(GPU_BUNDLE)

@@ -1,74 +1,401 @@
 #!/usr/bin/env bash
-# Runs what `make gpu-bundle` gathered on a machine with a GPU. Needs no Rust there.
-#
-#   scripts/gpu_check.sh OUT [SECTION...]
-#
-# Sections: parity sanitize bench picture step; default: parity bench picture. Each writes OUT/<section>.log and ends after its limit.
-#   parity    every op against the CPU and its composition, pictures against the reference
-#   sanitize  the parity tests at small sizes under compute-sanitizer: memcheck, racecheck, initcheck
-#   bench     every op at the sizes of a 1024 x 1024 picture
-#   picture   one picture of the default model on the GPU, with --timings
-#   step      the same of the full-size model in FLUX_FULL_MODEL, 1024 x 1024
-# LIMIT_S changes the limit of a section, TESTS (a filter) which parity tests run, BENCH (words) which benches.
-# The exit status is the number of sections that failed.
-set -u
+# Every GPU figure in one run, on a machine with a GPU and a Python that has torch, but without Rust and without network.
+# shellcheck disable=SC2329 # sections are called by their names
+set -uo pipefail
+export LC_ALL=C
 
+usage() {
+    cat <<'USAGE'
+usage: scripts/gpu_check.sh OUT all|SECTION...
+
+Runs what `make gpu-bundle` gathered, in the root of the project with gpu-bundle/ in it, or inside a standalone bundle.
+A section writes OUT/SECTION.log, ends after its limit, and gives a line in OUT/summary.txt.
+
+Sections, in the order of `all`:
+  parity     every op against the CPU and its composition, pictures against the reference
+  picture    one picture of the default model through the command line
+  model      writes the 4B model with random weights, unless it is there
+  bench      every op at the sizes of a 1024 x 1024 picture
+  stages     the stages of warm pictures of the 4B model: 256, 512, 1024, 2048
+  cold       the command line from start to PNG at 1024 x 1024, three times
+  memory     the same within 10.5 GiB of GPU memory, and within 4 GiB, which must be refused
+  reference  speed of the reference (diffusers) at 512, 1024, 2048, and its cold start at 1024
+  fidelity   final latents at 512 and 1024 against the reference in float32: ours, and the reference's in bf16
+  cpu        pictures of the 4B model on 2 cores in f32 and bf16, and the tests of the tile unit; needs AMX-BF16
+  memcheck, racecheck, initcheck
+             the parity tests at small sizes under compute-sanitizer
+  nine       writes the 9B model, draws one picture, deletes the model
+And:
+  sanitize   memcheck, racecheck, initcheck
+  compile    speed of the reference through torch.compile at 512, 1024; takes minutes, so not part of `all`
+
+Environment:
+  MODEL_DIR  where models are written; 17 GB, for `nine` 36 GB more [default: /tmp/flux-models]
+  TOTAL_S    when the last section ends, in seconds after the start [default: 540]
+  LIMIT_S    the limit of every section, in place of its own
+  TESTS      which parity tests run: parts of their names
+  BENCH      which ops are measured: parts of their names
+  PYTHON     a Python with torch and transformers [default: python3]
+
+Exit codes: 0 all passed, 1 a section failed or had no time left, 2 wrong usage.
+USAGE
+}
+
+ALL=(parity picture model bench stages cold memory reference fidelity cpu memcheck racecheck initcheck nine)
+PROMPT="A cat holding a sign that says hello world"
+python=${PYTHON:-python3}
+models=${MODEL_DIR:-/tmp/flux-models}
+klein_4b=$models/klein-4b
+klein_9b=$models/klein-9b
 here=$(cd "$(dirname "$0")/.." && pwd)
-if [ $# -lt 1 ]; then
-    sed -n '2,14p' "$0"
-    exit 2
-fi
-out=$1
-shift
-[ $# -gt 0 ] || set -- parity bench picture
-mkdir -p "$out"
-out=$(cd "$out" && pwd)
-limit=${LIMIT_S:-240}
-export FLUX_REQUIRE_GPU=1 FLUX_TEST_ROOT=$here
-for packed in "$here"/bin/*.gz; do
-    [ -e "$packed" ] && gunzip -f "$packed" && chmod +x "${packed%.gz}"
-done
 
-sanitizer() {
-    command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1
-}
-
-sanitize() {
-    local tool
-    tool=$(sanitizer)
-    [ -n "$tool" ] || { echo "compute-sanitizer is not on this machine"; return 1; }
-    local status=0
-    for check in memcheck racecheck initcheck; do
-        echo "== $check"
-        # The library's own kernels are not ours to check; --error-exitcode makes a finding a failure.
-        FLUX_PARITY_SIZES=small "$tool" --tool "$check" --error-exitcode 9 --print-limit 20 \
-            "$here/bin/gpu" --test-threads 1 ${TESTS:-} --skip pipeline::full || status=1
-    done
-    return $status
-}
-
-section() {
-    case $1 in
-        parity) "$here/bin/gpu" --test-threads 4 --nocapture ${TESTS:-} ;;
-        sanitize) sanitize ;;
-        bench) "$here/bin/ops" ${BENCH:-} ;;
-        picture) (cd "$here" && bin/flux -d models/tiny --device cuda --seed 42 --timings -o "$out/picture.png" -p "a red circle on a blue background") ;;
-        step) (cd "$here" && bin/flux -d "$FLUX_FULL_MODEL" --device cuda --seed 42 --width 1024 --height 1024 --timings -o "$out/step.png" \
-            -p "A cat holding a sign that says hello world") ;;
-        *) echo "no section \`$1\`"; return 2 ;;
+limit_of() { # SECTION
+    case "$1" in
+        picture) echo 30 ;;
+        bench | cold | memory) echo 60 ;;
+        model | stages | memcheck | initcheck) echo 90 ;;
+        parity | racecheck | reference | fidelity) echo 120 ;;
+        cpu | nine) echo 180 ;;
+        compile) echo 420 ;;
+        *) return 1 ;;
     esac
 }
 
-export -f section sanitize sanitizer
-export here out
-nvidia-smi > "$out/nvidia-smi.log" 2>&1
-failed=0
+result() { echo "result: $*"; }
+
+fail() { # MESSAGE
+    result "$1"
+    exit 1
+}
+
+seconds_since() { # MICROSECONDS, of EPOCHREALTIME
+    local us=$((${EPOCHREALTIME/./} - $1))
+    printf '%d.%02d\n' $((us / 1000000)) $((us % 1000000 / 10000))
+}
+
+field() { # NAME < JSON: the last number of that name in the first line
+    sed -n "1s/.*\"$1\": *\([0-9.]*\).*/\1/p"
+}
+
+gib() { # BYTES
+    awk -v bytes="$1" 'BEGIN { printf "%.2f GiB\n", bytes / 2 ^ 30 }'
+}
+
+totals() { # FILE SIZE...: one line of what the rows of a stage bench say
+    local file=$1 line="total ms" size
+    shift
+    for size in "$@"; do
+        line+=", $size: $(grep "\"size\": *$size\b" "$file" | field total_ms)"
+    done
+    echo "$line; step at 1024: $(grep '"size": *1024\b' "$file" | field step_ms)"
+}
+
+needs_model() {
+    [[ -e "$klein_4b/model_index.json" ]] || fail "no model in $klein_4b: run the section \`model\`"
+}
+
+# Sets `flux`: the command for one picture of a model, the same in all sections.
+program() { # FOLDER
+    flux=("$bin/flux" -d "$1" --prompt "$PROMPT" --seed 42 --steps 4 --quiet --timings=json)
+}
+
+# --- The sections. Each runs in a process of its own; what it prints is its log, `result` the line for the summary.
+
+parity() {
+    # shellcheck disable=SC2086 # TESTS may be several words
+    "$bin/gpu" --test-threads 4 --nocapture --skip full_size ${TESTS:-} | tee "$work/tests"
+    local status=$?
+    result "$(grep '^test result' "$work/tests" | cut -d ';' -f 1,2)"
+    return "$status"
+}
+
+picture() {
+    program "$root/models/tiny"
+    "${flux[@]}" --device cuda -o "$out/picture.png" | tee "$work/row" || fail "no picture"
+    result "256 x 256 in $(field total_s <"$work/row") s"
+}
+
+write_model() { # SIZE FOLDER
+    local from=${EPOCHREALTIME/./}
+    "$python" "$here/scripts/make_full_size_model.py" "$1" "$2" --tokenizer "$root/tests/golden/qwen3-tokenizer.json.gz" || return 1
+    written_s=$(seconds_since "$from")
+}
+
+model() {
+    if [[ -e "$klein_4b/model_index.json" ]]; then
+        result "$klein_4b is there"
+    else
+        write_model 4b "$klein_4b" || fail "not written"
+        result "written in $written_s s"
+    fi
+}
+
+bench() {
+    # shellcheck disable=SC2086 # BENCH may be several words
+    "$bin/ops" ${BENCH:-} | tee "$work/rows" || fail "the bench broke off"
+    result "$(grep -c ' us ' "$work/rows") ops measured"
+}
+
+stages() {
+    needs_model
+    "$bin/pipeline" "$klein_4b" 256 512 1024 2048 | tee "$work/rows" || fail "the bench broke off"
+    result "$(totals "$work/rows" 256 512 1024 2048)"
+}
+
+cold() {
+    needs_model
+    program "$klein_4b"
+    local from walls=() run
+    for run in 1 2 3; do
+        from=${EPOCHREALTIME/./}
+        "${flux[@]}" --device cuda -W 1024 -H 1024 -o "$work/cold-$run.png" || fail "no picture"
+        walls+=("$(seconds_since "$from")")
+        echo "run $run: ${walls[-1]} s by the clock"
+    done
+    cp "$work/cold-1.png" "$out/cold.png"
+    for run in 2 3; do
+        cmp "$work/cold-1.png" "$work/cold-$run.png" || fail "the same seed gave another picture"
+    done
+    result "${walls[*]} s from start to PNG"
+}
+
+memory() {
+    needs_model
+    program "$klein_4b"
+    "${flux[@]}" --device cuda -W 1024 -H 1024 --gpu-memory 10.5 -o "$work/fits.png" | tee "$work/row" || fail "no picture within 10.5 GiB"
+    local status=0
+    mkdir -p "$work/refused"
+    "${flux[@]}" --device cuda -W 1024 -H 1024 --gpu-memory 4 -o "$work/refused/picture.png" 2>"$work/error" || status=$?
+    cat "$work/error"
+    [[ $status -eq 1 ]] || fail "exit $status within 4 GiB, expected 1"
+    grep -q 'out of GPU memory' "$work/error" || fail "the error within 4 GiB does not say \`out of GPU memory\`"
+    [[ -z "$(ls -A "$work/refused")" ]] || fail "a refused picture left a file: $(ls -A "$work/refused")"
+    result "peak $(gib "$(field peak_memory_bytes <"$work/row")") within 10.5 GiB, $(field total_s <"$work/row") s; refused within 4 GiB"
+}
+
+# Makes diffusers importable: as it is installed, or from the wheels of the bundle.
+needs_reference() {
+    "$python" -c 'import torch, transformers' || fail "$python has no torch or no transformers"
+    export PYTHONPATH=$work/site${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1
+    "$python" -c 'import importlib.util as u; raise SystemExit(not u.find_spec("diffusers"))' && return
+    compgen -G "$bundle/wheels/*.whl" >/dev/null || fail "no diffusers, and no wheels of it in the bundle"
+    "$python" -m pip install --quiet --no-index --no-deps --target "$work/site" "$bundle"/wheels/*.whl || fail "cannot install diffusers"
+}
+
+bench_reference() { # FLAGS...
+    "$python" "$here/scripts/bench_reference.py" "$klein_4b" --out "$work/reference" "$@"
+}
+
+reference() {
+    needs_model
+    needs_reference
+    bench_reference --size 512 1024 2048 | tee "$work/rows" || fail "the reference broke off"
+    local from=${EPOCHREALTIME/./}
+    bench_reference --size 1024 --cold || fail "the reference broke off"
+    result "$(totals "$work/rows" 512 1024 2048); cold at 1024: $(seconds_since "$from") s"
+}
+
+compile() {
+    needs_model
+    needs_reference
+    bench_reference --size 512 1024 --compile | tee "$work/rows" || fail "the reference broke off"
+    result "$(totals "$work/rows" 512 1024)"
+}
+
+fidelity() {
+    needs_model
+    needs_reference
+    bench_reference --size 512 1024 --fidelity || fail "the reference broke off"
+    FLUX_FULL_MODEL=$klein_4b FLUX_REFERENCE=$work/reference "$bin/gpu" --nocapture full_size | tee "$work/tests"
+    local status=$?
+    grep -q '1024 x 1024: ' "$work/tests" || fail "ours did not get to 1024 x 1024"
+    result "$(grep -oE '[0-9]+ x [0-9]+: .* bf16 [0-9.]+' "$work/tests" | paste -s -d ';' | sed 's/;/; /g')"
+    return "$status"
+}
+
+# Runs a command; sets wall_s, and peak_mib: the most memory that it held and that no file backs, looked at 20 times a second.
+sampled() { # COMMAND...
+    local from=${EPOCHREALTIME/./} pid peak_kib=0 name value
+    "$@" &
+    pid=$!
+    while kill -0 "$pid" 2>/dev/null; do
+        while read -r name value _; do
+            if [[ "$name" == RssAnon: && "$value" -gt $peak_kib ]]; then peak_kib=$value; fi
+        done <"/proc/$pid/status"
+        sleep 0.05
+    done 2>/dev/null # the process may end between two lines
+    wait "$pid" || return 1
+    wall_s=$(seconds_since "$from") peak_mib=$((peak_kib / 1024))
+}
+
+cpu() {
+    if ! grep -q amx_bf16 /proc/cpuinfo; then
+        result "skipped: this processor has no AMX-BF16"
+        return
+    fi
+    needs_model
+    program "$klein_4b"
+    local precision figures=() psnr
+    for precision in f32 bf16; do
+        sampled taskset -c 0,1 "${flux[@]}" --device cpu --precision "$precision" -W 256 -H 256 -o "$out/cpu-$precision.png" \
+            || fail "no picture in $precision"
+        figures+=("$precision $wall_s s, $peak_mib MiB of its own;")
+        echo "$precision: $wall_s s by the clock, peak of RssAnon $peak_mib MiB"
+    done
+    psnr=$("$bin/flux" compare "$out/cpu-f32.png" "$out/cpu-bf16.png") || fail "the pictures cannot be compared"
+    export FLUX_REQUIRE_AMX=1
+    "$bin/units" --nocapture amx || fail "the unit tests of the tile unit failed"
+    "$bin/cpu_gemm" --nocapture || fail "the products of the tile unit are wrong"
+    timeout 30 taskset -c 0,1 "$bin/cpu_gemm" --ignored --nocapture --test-threads 1 # speeds, for the log
+    result "${figures[*]} $psnr"
+}
+
+sanitizer() {
+    command -v compute-sanitizer || compgen -G '/usr/local/cuda*/bin/compute-sanitizer' | tail -n 1
+}
+
+# A tool of compute-sanitizer over the parity tests. What a test does in a child is run here by itself: attention kept off the
+# kernel that the GPU would get.
+sanitized() { # TOOL
+    local tool known flags part
+    tool=$(sanitizer)
+    [[ -n "$tool" ]] || fail "compute-sanitizer is not on this machine"
+    known=$("$tool" --help)
+    flags=(--tool "$1" --target-processes application-only --error-exitcode 9 --print-limit 20)
+    # cuBLASLt's kernels are not ours to check; initcheck must still see what they write.
+    if [[ $1 == racecheck || ($1 == initcheck && "$known" == *--initcheck-track-filtered-global-memory*) ]]; then
+        for part in nvjet cublas cutlass xmma gemm_kernel; do flags+=(--kernel-name-exclude "kns=$part"); done
+    fi
+    export FLUX_PARITY_SIZES=small
+    # shellcheck disable=SC2086 # TESTS may be several words
+    "$tool" "${flags[@]}" "$bin/gpu" --test-threads 1 --skip full_size --skip asked_for --skip an_unknown_kernel ${TESTS:-} | tee "$work/checked"
+    local status=$?
+    FLUX_ATTENTION=base "$tool" "${flags[@]}" "$bin/gpu" --test-threads 1 attention::every_head_size | tee -a "$work/checked" || status=1
+    grep -o 'at [A-Za-z_][A-Za-z0-9_:]*' "$work/checked" | sort | uniq -c | sort -rn | head -n 20 >"$work/kernels"
+    if [[ -s "$work/kernels" ]]; then
+        echo "Where findings are, and how often:"
+        cat "$work/kernels"
+    fi
+    result "$(grep -E '(ERROR|RACECHECK) SUMMARY' "$work/checked" | sed 's/^=* *//' | paste -s -d ';')"
+    return "$status"
+}
+
+memcheck() { sanitized memcheck; }
+racecheck() { sanitized racecheck; }
+initcheck() { sanitized initcheck; }
+
+nine() {
+    rm -rf "$klein_9b"
+    trap 'rm -rf "$klein_9b"' EXIT
+    write_model 9b "$klein_9b" || fail "not written"
+    program "$klein_9b"
+    "${flux[@]}" --device cuda -W 1024 -H 1024 -o "$out/nine.png" | tee "$work/row" || fail "no picture"
+    result "written in $written_s s; 1024 x 1024 in $(field total_s <"$work/row") s, peak $(gib "$(field peak_memory_bytes <"$work/row")")"
+}
+
+# --- Around them.
+
+# Sets root (with tests/golden and models/tiny) and bundle (with bin.tar.xz).
+find_files() {
+    if [[ -e "$here/bin.tar.xz" ]]; then bundle=$here; else bundle=$here/gpu-bundle; fi
+    [[ -e "$bundle/bin.tar.xz" ]] || {
+        echo "error: no bundle in $bundle" >&2
+        echo "  hint: run \`make gpu-bundle\` on a machine with Rust and bring gpu-bundle/ here" >&2
+        exit 1
+    }
+    for root in "$here" "$here/.."; do
+        if [[ -d "$root/tests/golden" && -d "$root/models/tiny" ]]; then return; fi
+    done
+    echo "error: neither $here nor the folder above has tests/golden and models/tiny" >&2
+    echo "  hint: run this in the root of the project, or make a bundle that has them with \`make gpu-bundle STANDALONE=1\`" >&2
+    exit 1
+}
+
+unpack() {
+    bin=$work/bin
+    mkdir "$bin"
+    tar -xJf "$bundle/bin.tar.xz" -C "$bin" 2>/dev/null || "$python" -m tarfile -e "$bundle/bin.tar.xz" "$bin" || exit 1
+    chmod +x "$bin"/*
+}
+
+describe_machine() {
+    date -u '+date     %Y-%m-%d %H:%M:%S UTC'
+    echo "commit   $(cat "$bundle/COMMIT" 2>/dev/null || echo unknown)"
+    echo "gpu      $(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1 | head -n 1)"
+    echo "cuda     $(nvidia-smi 2>/dev/null | grep -o 'CUDA Version: [0-9.]*' || echo 'no driver')"
+    echo "cpu      $(sed -n 's/^model name[[:space:]]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores"
+    echo "command  scripts/gpu_check.sh OUT $*"
+}
+
+# Runs a section in a process of its own and prints its line of the summary.
+run() { # SECTION
+    local name=$1 left=$((total_s - SECONDS)) limit from=$SECONDS status=0 line
+    limit=${LIMIT_S:-$(limit_of "$name")}
+    if [[ $limit -gt $left ]]; then limit=$left; fi
+    if [[ $limit -lt 5 ]]; then
+        status=not-run line="no time left"
+    else
+        timeout --kill-after 10 "$limit" bash "$here/scripts/gpu_check.sh" --section "$name" >"$out/$name.log" 2>&1 || status=$?
+        line=$(sed -n 's/^result: //p' "$out/$name.log" | tail -n 1)
+        if [[ $status -eq 124 || $status -eq 137 ]]; then line="stopped at its limit of $limit s; ${line:-$(tail -n 1 "$out/$name.log")}"; fi
+        if [[ -z "$line" ]]; then line=$(tail -n 1 "$out/$name.log"); fi
+    fi
+    case "$status" in
+        0) status=ok ;;
+        not-run) failed=1 ;;
+        *) failed=1 status="exit $status" ;;
+    esac
+    printf '%-10s %-8s %4d s  %s\n' "$name" "$status" $((SECONDS - from)) "$line" | tee -a "$out/summary.txt"
+}
+
+if [[ ${1:-} == --section ]]; then # by `run` below, which exports what sections need
+    "$2"
+    exit
+fi
+
+case "${1:-}" in
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    "" | -*)
+        usage >&2
+        exit 2
+        ;;
+esac
+out=$1
+shift
+sections=()
 for name in "$@"; do
-    start=$(date +%s)
-    timeout --kill-after 10 "$limit" bash -c "section $name" > "$out/$name.log" 2>&1
-    status=$?
-    echo "$name: exit $status after $(($(date +%s) - start)) s, log in $out/$name.log"
-    tail -n 3 "$out/$name.log" | sed 's/^/    /'
-    [ $status -eq 0 ] || failed=$((failed + 1))
+    case "$name" in
+        all) sections+=("${ALL[@]}") ;;
+        sanitize) sections+=(memcheck racecheck initcheck) ;;
+        *)
+            limit_of "$name" >/dev/null || {
+                echo "error: unknown section: $name" >&2
+                usage >&2
+                exit 2
+            }
+            sections+=("$name")
+            ;;
+    esac
 done
+if [[ ${#sections[@]} -eq 0 ]]; then
+    echo "error: no section is named" >&2
+    usage >&2
+    exit 2
+fi
+
+total_s=${TOTAL_S:-540}
+failed=0
+find_files
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
+unpack
+export bundle root work out bin FLUX_REQUIRE_GPU=1 FLUX_TEST_ROOT=$root PYTHONUNBUFFERED=1
+describe_machine "$@" | tee "$out/summary.txt"
+nvidia-smi >"$out/nvidia-smi.log" 2>&1
+echo
+for name in "${sections[@]}"; do run "$name"; done
 exit $failed

@@ -41,7 +41,7 @@ fn program_that(folder: &Path, does: &str) -> PathBuf {
 
 #[test]
 fn every_script_explains_itself_and_refuses_what_it_does_not_know() {
-    for name in ["download_model.sh", "generate_batch.sh", "compare_cpu_gpu.sh"] {
+    for name in ["download_model.sh", "generate_batch.sh", "compare_cpu_gpu.sh", "gpu_check.sh"] {
         let help = Run::of(script(name).arg("--help")).succeeds();
         assert!(help.stdout.starts_with(&format!("usage: scripts/{name}")), "{}", help.stdout);
     }
@@ -52,6 +52,9 @@ fn every_script_explains_itself_and_refuses_what_it_does_not_know() {
     Run::of(script("generate_batch.sh").args(["none.txt", "out"])).fails(2, &["none.txt"]);
     Run::of(script("compare_cpu_gpu.sh").args(["--bound", "high"])).fails(2, &["bound"]);
     Run::of(script("compare_cpu_gpu.sh").args(["-o", "x.png"])).fails(2, &["-o"]);
+    Run::of(&mut script("gpu_check.sh")).fails(2, &["OUT"]);
+    Run::of(script("gpu_check.sh").args(["out", "speed"])).fails(2, &["unknown section: speed"]);
+    Run::of(script("gpu_check.sh").arg("out")).fails(2, &["no section"]);
 }
 
 #[test]

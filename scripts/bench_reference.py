@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""Measures the reference, diffusers' Flux2KleinPipeline, on a GPU: to stand beside our figures from the same machine.
+
+    python3 scripts/bench_reference.py MODEL [--size 512 1024] [--compile | --cold | --fidelity]
+
+Without a mode: how long the stages of a picture take in bf16 once the model is loaded. Medians, timed by device events;
+`total_ms` is the sum of text, steps and decode, `picture_ms` a whole call of the pipeline by the clock.
+
+  --compile   the same through torch.compile, the strongest setting of the reference
+  --cold      one picture as someone sees it who types one command: from the start of the process to the written PNG
+  --fidelity  one picture of each size in bf16 and in float32 from the same noise. Writes the final latents of both to
+              OUT/diffusers_latents_SIZE.safetensors (tensors `bf16` and `f32`), and both pictures
+
+One JSON line for each row. Float32 is never computed as TF32. Needs torch, transformers and diffusers.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+import diffusers
+import torch
+import transformers
+from diffusers import Flux2KleinPipeline
+from safetensors.torch import save_file
+
+PROMPT = "A cat holding a sign that says hello world"
+SEED = 42
+TEXT_TOKENS = 512
+# As many real tokens as the prompt has in its template, about; the rest is padding.
+PROMPT_TOKENS = 40
+WARM_UP, RUNS = 3, 8
+
+
+def main():
+    args = parse_arguments()
+    import_s = process_age_s()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    args.out.mkdir(parents=True, exist_ok=True)
+    with torch.no_grad():
+        if args.cold:
+            measure_cold(args, import_s)
+        elif args.fidelity:
+            measure_fidelity(args)
+        else:
+            measure_stages(args)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a model folder in the diffusers layout")
+    parser.add_argument("--size", type=int, nargs="+", default=[1024], help="squares in pixels [default: 1024]")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the script without a GPU [default: cuda]")
+    parser.add_argument("--out", type=Path, default=Path("."), help="where files go [default: the current folder]")
+    mode = parser.add_mutually_exclusive_group()
+    for name in ("compile", "cold", "fidelity"):
+        mode.add_argument(f"--{name}", action="store_true")
+    return parser.parse_args()
+
+
+def process_age_s():
+    """How long ago this process was started, in steps of 10 ms: before Python could look at a clock."""
+    after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started_s = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+
+
+def measure_cold(args, import_s):
+    pipe, load_s = load(args, torch.bfloat16)
+    size = args.size[0]
+    picture = pipe(**request(args, size), generator=generator()).images[0]
+    picture.save(args.out / f"diffusers_cold_{size}.png")
+    row = dict(size=size, cold_s=round(process_age_s(), 2), import_s=round(import_s, 2), load_s=load_s, peak_gib=peak_gib(args))
+    print_row(row)
+
+
+def measure_fidelity(args):
+    latents = {size: {} for size in args.size}
+    for name, dtype in (("bf16", torch.bfloat16), ("f32", torch.float32)):
+        pipe, _ = load(args, dtype)
+        for size in args.size:
+            noise = torch.randn(1, pipe.transformer.config.in_channels, size // 16, size // 16, generator=generator())
+            final = pipe(**request(args, size), latents=noise.to(dtype), output_type="latent").images
+            latents[size][name] = final.float().cpu().contiguous()
+            pixels = pipe.vae.decode(final, return_dict=False)[0]
+            pipe.image_processor.postprocess(pixels)[0].save(args.out / f"diffusers_{name}_{size}.png")
+        # Both models at once need not fit.
+        del pipe
+    for size, of in latents.items():
+        save_file(of, args.out / f"diffusers_latents_{size}.safetensors")
+        error = ((of["bf16"] - of["f32"]).norm() / of["f32"].norm()).item()
+        print_row(dict(size=size, bf16_error=round(error, 5)))
+
+
+def measure_stages(args):
+    pipe, load_s = load(args, torch.bfloat16)
+    versions = dict(torch=torch.__version__, diffusers=diffusers.__version__, transformers=transformers.__version__)
+    print_row(dict(device=device_name(args), **versions, compile=args.compile, load_s=load_s))
+    embeds, text_ids = pipe.encode_prompt(PROMPT, text_encoder_out_layers=text_layers(args.model))
+    if args.compile:
+        compile_models(pipe)
+    text_ms = time_text(args, pipe)
+    for size in args.size:
+        step_ms = time_step(args, pipe, size, embeds, text_ids)
+        decode_ms = time_decode(args, pipe, size)
+        # What is compiled is called with other shapes here, which would compile it again.
+        picture_ms = None if args.compile else time_picture(args, pipe, size)
+        total_ms = round(text_ms + args.steps * step_ms + decode_ms, 2)
+        times = dict(text_ms=text_ms, step_ms=step_ms, decode_ms=decode_ms, total_ms=total_ms, picture_ms=picture_ms)
+        print_row(dict(size=size, **times, peak_gib=peak_gib(args)))
+
+
+def compile_models(pipe):
+    pipe.text_encoder.model = torch.compile(pipe.text_encoder.model, dynamic=False)
+    pipe.transformer = torch.compile(pipe.transformer, dynamic=False)
+    pipe.vae.to(memory_format=torch.channels_last)
+    pipe.vae.decode = torch.compile(pipe.vae.decode, dynamic=False)
+
+
+def time_text(args, pipe):
+    ids = torch.arange(TEXT_TOKENS, device=args.device)[None]
+    mask = (ids < PROMPT_TOKENS).long()
+    model = pipe.text_encoder.model
+    return median_ms(args, lambda: model(input_ids=ids, attention_mask=mask, output_hidden_states=True, use_cache=False))
+
+
+def time_step(args, pipe, size, embeds, text_ids):
+    channels = pipe.transformer.config.in_channels // 4
+    latents, latent_ids = pipe.prepare_latents(1, channels, size, size, embeds.dtype, args.device, generator())
+    inputs = dict(
+        hidden_states=latents,
+        timestep=torch.tensor([0.7], device=args.device, dtype=embeds.dtype),
+        guidance=None,
+        encoder_hidden_states=embeds,
+        txt_ids=text_ids,
+        img_ids=latent_ids,
+        return_dict=False,
+    )
+    return median_ms(args, lambda: pipe.transformer(**inputs))
+
+
+def time_decode(args, pipe, size):
+    channels = pipe.vae.config.latent_channels
+    latents = torch.randn(1, channels, size // 8, size // 8, device=args.device, dtype=torch.bfloat16)
+    if args.compile:
+        latents = latents.to(memory_format=torch.channels_last)
+    return median_ms(args, lambda: pipe.vae.decode(latents, return_dict=False))
+
+
+def time_picture(args, pipe, size, runs=3):
+    """By the clock, from the call to the picture on the host; the stages are warm by now."""
+    times = []
+    for _ in range(1 + runs):
+        start = time.perf_counter()
+        pipe(**request(args, size), generator=generator())
+        times.append(time.perf_counter() - start)
+    return round(statistics.median(times[1:]) * 1e3, 2)
+
+
+def median_ms(args, run):
+    for _ in range(WARM_UP):
+        run()
+    return round(statistics.median(elapsed_ms(args, run) for _ in range(RUNS)), 3)
+
+
+def elapsed_ms(args, run):
+    if args.device == "cpu":
+        start = time.perf_counter()
+        run()
+        return (time.perf_counter() - start) * 1e3
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before.record()
+    run()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after)
+
+
+def load(args, dtype):
+    """The pipeline on the device, and how many seconds that took."""
+    start = time.perf_counter()
+    pipe = Flux2KleinPipeline.from_pretrained(args.model, dtype=dtype).to(args.device)
+    pipe.set_progress_bar_config(disable=True)
+    if args.device != "cpu":
+        torch.cuda.synchronize()
+    return pipe, round(time.perf_counter() - start, 2)
+
+
+def request(args, size):
+    layers = text_layers(args.model)
+    return dict(prompt=PROMPT, height=size, width=size, num_inference_steps=args.steps, text_encoder_out_layers=layers)
+
+
+def text_layers(model):
+    """The layers that the transformer hears, as our program chooses them: the pipeline's own for 36 layers, else quarters."""
+    count = json.loads((model / "text_encoder/config.json").read_text())["num_hidden_layers"]
+    return (9, 18, 27) if count > 27 else (count // 4, 2 * count // 4, 3 * count // 4)
+
+
+def generator():
+    return torch.Generator("cpu").manual_seed(SEED)
+
+
+def device_name(args):
+    return "cpu" if args.device == "cpu" else torch.cuda.get_device_name(args.device)
+
+
+def peak_gib(args):
+    return None if args.device == "cpu" else round(torch.cuda.max_memory_allocated(args.device) / 2**30, 2)
+
+
+def print_row(row):
+    print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
