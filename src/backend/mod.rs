@@ -70,6 +70,8 @@ pub trait Backend: Clone + Sized + 'static {
     fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>>;
     /// A weight matrix of the parts' rows, one part under the other; all parts have the same columns.
     fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>>;
+    /// Rows `ids` of a table [rows, cols] that stays on the host, as activations [ids, cols]. The ids are inside the table.
+    fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>>;
     /// A convolution weight [out, in, k, k] as a matrix [out, k * k * in], columns ordered (ky, kx, in).
     fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>>;
     /// Activations as host values, row-major and dense. Waits.

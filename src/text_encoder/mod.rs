@@ -78,22 +78,13 @@ impl<B: Backend> TextEncoder<B> {
     }
 
     fn embed(&self, ids: &[u32]) -> Result<Tensor<B>> {
-        let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
-        let mut rows: Vec<f32> = Vec::with_capacity(ids.len() * hidden);
-        for (i, &id) in ids.iter().enumerate() {
-            let id = id as usize;
-            if id >= vocab {
-                return Err(Error::new(format!("token id {id} is outside the encoder's vocabulary of {vocab}"))
-                    .hint("tokenizer and text encoder are of different models"));
-            }
-            if i > 0 && ids[i - 1] == ids[i] {
-                // Most of a prompt is padding.
-                rows.extend_from_within((i - 1) * hidden..);
-            } else {
-                rows.extend(self.embed_tokens.row_range(id..id + 1).to_f32());
-            }
+        let ids: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
+        let vocab = self.config.vocab_size;
+        if let Some(id) = ids.iter().find(|&&id| id >= vocab) {
+            return Err(Error::new(format!("token id {id} is outside the encoder's vocabulary of {vocab}"))
+                .hint("tokenizer and text encoder are of different models"));
         }
-        self.backend.upload(&rows, ids.len(), hidden)
+        self.backend.embedding(&self.embed_tokens, &ids)
     }
 
     /// Rotate-half tables of the first `n` positions; positions count padding too.

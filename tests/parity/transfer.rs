@@ -1,6 +1,7 @@
 //! Weights on their way to the GPU: every dtype, every padding, several slices.
 
 use flux::backend::Backend;
+use flux::backend::cpu::{Cpu, Precision};
 use half::bf16;
 use safetensors::Dtype;
 
@@ -54,5 +55,18 @@ fn convolution_weights_are_reordered() {
             let (row, column) = (i / (cin * taps), i % (cin * taps));
             assert_eq!(*value, host[(row * cin + column % cin) * taps + column / cin], "[{cout}, {cin}, {kernel}] at {i}");
         }
+    }
+}
+
+#[test]
+fn rows_of_a_table_come_in_the_order_of_their_ids() {
+    let Some(cuda) = crate::cuda() else { return };
+    let cpu = Cpu::new(Precision::F32);
+    for dtype in [Dtype::BF16, Dtype::F16, Dtype::F32] {
+        let table = Weight::new(&values(1, 50 * 24), &[50, 24], dtype);
+        let ids = [49, 0, 0, 0, 7, 49, 49];
+        let got = cuda.download(&cuda.embedding(&table.view(), &ids).unwrap()).unwrap();
+        // `values` are on the bf16 grid.
+        assert_eq!(got, cpu.download(&cpu.embedding(&table.view(), &ids).unwrap()).unwrap(), "{dtype:?}");
     }
 }

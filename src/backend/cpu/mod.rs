@@ -181,6 +181,11 @@ impl Backend for Cpu {
         Ok(Tensor::from_buffer(self, Buffer::Weight(parts.to_vec()), rows, parts[0].cols()))
     }
 
+    fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>> {
+        let rows = |row: usize, out: &mut [f32]| out.copy_from_slice(&table.row_range(ids[row]..ids[row] + 1).to_f32());
+        Ok(self.make_rows(ids.len(), table.cols(), rows))
+    }
+
     fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
         Ok(Tensor::from_buffer(self, Buffer::ConvWeight(view.clone(), OnceLock::new()), view.rows(), view.cols()))
     }

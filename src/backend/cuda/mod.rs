@@ -199,6 +199,10 @@ impl Backend for Cuda {
         Ok(self.padded_weight(self.0.uploader.weight(self.device(), parts)?))
     }
 
+    fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>> {
+        self.embedding_op(table, ids)
+    }
+
     fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
         Ok(self.padded_weight(self.0.uploader.conv_weight(self.device(), view)?))
     }

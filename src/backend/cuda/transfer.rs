@@ -234,6 +234,21 @@ impl Cuda {
         Ok(Tensor::from_buffer(self, buffer, rows, cols))
     }
 
+    /// Rows `ids` of a table in the file, one under the other.
+    pub(super) fn embedding_op(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Cuda>> {
+        let mut host: Vec<bf16> = Vec::with_capacity(ids.len() * table.cols());
+        for (i, &id) in ids.iter().enumerate() {
+            if i > 0 && ids[i - 1] == id {
+                // Most of a prompt is padding.
+                host.extend_from_within((i - 1) * table.cols()..);
+            } else {
+                host.extend(table.row_range(id..id + 1).to_f32().into_iter().map(bf16::from_f32));
+            }
+        }
+        let buffer = self.upload_values(Kind::Bf16, &host)?;
+        Ok(Tensor::from_buffer(self, buffer, ids.len(), table.cols()))
+    }
+
     /// Host values as they are.
     pub(super) fn upload_values<T: Copy>(&self, kind: Kind, values: &[T]) -> Result<Buffer> {
         let device = self.device();
@@ -246,7 +261,6 @@ impl Cuda {
         Ok(buffer)
     }
 
-    /// Rows of `cols` values of `T`, row by row from a matrix of any stride. Waits.
     /// Sets one byte to zero, by work on the compute stream.
     pub(super) fn clear_byte(&self, address: u64) -> Result<()> {
         self.device().bind()?;
@@ -254,6 +268,7 @@ impl Cuda {
         unsafe { result::memset_d8_async(address, 0, 1, self.device().stream().raw()) }.map_err(|e| failed("cannot clear GPU memory", e))
     }
 
+    /// Rows of `cols` values of `T`, row by row from a matrix of any stride. Waits.
     pub(super) fn download_values<T: Copy + Default>(&self, address: u64, rows: usize, cols: usize, stride: usize) -> Result<Vec<T>> {
         let device = self.device();
         let mut host = vec![T::default(); rows * cols];
