@@ -14,7 +14,7 @@
 // Rounding  once, at the store.
 // Bytes     pixels * channels * 6: read, read, written.   1048576 x 128: 805 MB
 // Bound     HBM. 805 MB at 4.8 TB/s (H200) = 168 us
-// Measured
+// Measured  with silu, 1024 x 1024 x 128: 284 us, 2.84 TB/s, 59% of bound; x 256: 542 us; 512 x 512 x 256: 166 us; H200, driver 580.159, CUDA 13.0; `cargo bench`
 // Tried
 #include "common.cuh"
 

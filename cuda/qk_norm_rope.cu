@@ -16,7 +16,7 @@
 // Rounding  once, at the store.
 // Bytes     rows * (heads + kv_heads) * head_dim * 4 + tables.   4608 x (24 + 24) x 128: 113 MB + 2.4 MB
 // Bound     HBM. 116 MB at 4.8 TB/s (H200) = 24 us
-// Measured
+// Measured  40.1 us at 4608 x (24 + 24) x 128, 2.83 TB/s, 59% of bound; composed 235 us; H200, driver 580.159, CUDA 13.0; `cargo bench`
 // Tried
 #include "common.cuh"
 

@@ -9,7 +9,7 @@
 // Rounding  once, at the store.
 // Bytes     tokens * mlp * 6.   4608 x 9216: 255 MB
 // Bound     HBM. 255 MB at 4.8 TB/s (H200) = 53 us
-// Measured
+// Measured  68.9 us at 4608 x 9216 in rows of 27648, 3.70 TB/s, 77% of bound; composed 116 us; H200, driver 580.159, CUDA 13.0; `cargo bench`
 // Tried
 #include "common.cuh"
 
