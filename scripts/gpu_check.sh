@@ -257,16 +257,15 @@ sanitizer() {
 # A tool of compute-sanitizer over the parity tests. What a test does in a child is run here by itself: attention kept off the
 # kernel that the GPU would get.
 sanitized() { # TOOL
-    local tool flags part skip=(--skip full_size --skip asked_for --skip an_unknown_kernel)
+    local tool flags skip=(--skip full_size --skip asked_for --skip an_unknown_kernel)
     tool=$(sanitizer)
     [[ -n "$tool" ]] || fail "compute-sanitizer is not on this machine"
     flags=(--tool "$1" --target-processes application-only --error-exitcode 9 --print-limit 20)
-    # Whole pictures run the same kernels as the tests of the ops, and take minutes under these two.
-    [[ $1 == memcheck ]] || skip+=(--skip pipeline::)
-    if [[ $1 == racecheck ]]; then
-        # Only ours: racecheck breaks some kernels of cuBLASLt.
-        for part in adaln layer_norm rms_norm group_norm attention softmax linear_any swiglu rope; do flags+=(--kernel-name "kns=$part"); done
-    fi
+    # Two of the tools cannot bear products by cuBLASLt on Hopper: racecheck breaks them (with an illegal address, also when no kernel
+    # is asked to be checked), initcheck does not see what they write (values that the same test finds right). So tests that make
+    # such products are left to memcheck; no kernel of ours is in them alone, but im2col, which shares nothing between threads.
+    [[ $1 == memcheck ]] || skip+=(--skip pipeline:: --skip conv2d:: --skip linear::)
+    [[ $1 != initcheck ]] || skip+=(--skip memory::a_chain_of_ops)
     export FLUX_PARITY_SIZES=small
     # shellcheck disable=SC2086 # TESTS may be several words
     "$tool" "${flags[@]}" "$bin/gpu" --test-threads 1 "${skip[@]}" ${TESTS:-} | tee "$work/checked"
