@@ -198,21 +198,6 @@ impl WeightFiles {
         Ok(())
     }
 
-    /// Whether a tensor of that name exists.
-    pub fn contains(&self, name: &str) -> bool {
-        self.entries.contains_key(name)
-    }
-
-    /// Number of tensors.
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Whether there is no tensor.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
     /// The tensor `name`, which must have `shape`.
     ///
     /// Errors when it is missing, or has another shape or a dtype that is no float.
@@ -230,11 +215,6 @@ impl WeightFiles {
             other => return Err(Error::new(format!("tensor `{name}` is of dtype {other:?}, expected BF16, F16 or F32")).at_path(path)),
         };
         Ok(WeightView { bytes: Arc::clone(bytes), range: entry.range.clone(), dtype, shape: entry.shape.clone() })
-    }
-
-    /// The shape of a tensor, whatever it is.
-    pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.entries.get(name).map(|entry| entry.shape.as_slice())
     }
 }
 
@@ -289,11 +269,6 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     fn key(&self, name: impl std::fmt::Display) -> String {
         if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) }
-    }
-
-    /// Whether the file has this tensor.
-    pub fn contains(&self, name: &str) -> bool {
-        self.files.contains(&self.key(name))
     }
 
     /// A tensor that stays in the file.

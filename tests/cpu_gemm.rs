@@ -189,7 +189,6 @@ fn bench_panels() {
 fn bench_arithmetic() {
     // In cache, on one thread: 64 rows of 512 keys, 10000 times.
     let values = noise(64 * 512, 3);
-    let up = noise(64 * 512, 3);
     let bytes: Vec<u8> = weight_bytes(64, 512)[8..].to_vec();
     let mut out = values.clone();
     let mut rounded = vec![0u16; values.len()];
@@ -203,10 +202,9 @@ fn bench_arithmetic() {
         println!("{name:12} {:6.2} values/ns", 20.0 * values.len() as f64 / seconds / 1e9);
     };
     report("copy", &mut |out| out.copy_from_slice(&values));
-    report("exp", &mut |out| math::exp(out));
     report("exp_sub", &mut |out| sink += f64::from(out.chunks_exact_mut(512).map(|row| math::exp_sub(row, 1.0)).sum::<f32>()));
     report("max", &mut |out| sink += f64::from(out.chunks_exact(512).map(math::max).sum::<f32>()));
-    report("silu_mul", &mut |out| math::silu_mul(out, &up));
+    report("silu", &mut |out| math::silu(out));
     report("sum", &mut |out| sink += math::sum(out));
     report("sum_squares", &mut |out| sink += math::sum_squares(out, 0.1));
     report("widen_bf16", &mut |out| math::widen_bf16(&bytes, out));
