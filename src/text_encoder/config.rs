@@ -103,7 +103,7 @@ impl TextEncoderConfig {
         if sizes.iter().any(|&size| size == 0 || size > 1 << 24) {
             return error(format!("a size is zero or absurd: {config:?}"));
         }
-        if !(config.rope_theta > 0.0 && config.rope_theta.is_finite()) || !(0.0..1.0).contains(&config.rms_norm_eps) {
+        if !(config.rope_theta > 0.0 && config.rope_theta.is_finite() && (0.0..1.0).contains(&config.rms_norm_eps)) {
             return error(format!("rope_theta {} must be above 0, rms_norm_eps {} in 0..1", config.rope_theta, config.rms_norm_eps));
         }
         if !heads.is_multiple_of(config.num_key_value_heads) || !config.head_dim.is_multiple_of(2) {

@@ -66,7 +66,7 @@ impl TransformerConfig {
         if sizes.iter().any(|&size| size == 0 || size > 1 << 20) || blocks > 1 << 12 || !(0.0..1e3).contains(&config.mlp_ratio) || config.mlp() == 0 {
             return error(format!("a size is zero or absurd: {config:?}"));
         }
-        if !(config.rope_theta > 0.0 && config.rope_theta.is_finite()) || !(0.0..1.0).contains(&config.eps) {
+        if !(config.rope_theta > 0.0 && config.rope_theta.is_finite() && (0.0..1.0).contains(&config.eps)) {
             return error(format!("rope_theta {} must be above 0, eps {} in 0..1", config.rope_theta, config.eps));
         }
         if config.guidance_embeds || config.patch_size != 1 {
