@@ -77,10 +77,14 @@ fn choose_device(args: &Generate, console: &Console) -> Result<Device> {
         return Err(Error::usage("a GPU computes in bf16, not in f32").at("--precision").hint("use `--device cpu` for f32"));
     }
     let cpu = || {
-        Device::Cpu(Cpu::new(match args.precision {
+        let cpu = Cpu::new(match args.precision {
             PrecisionChoice::Auto | PrecisionChoice::F32 => cpu::Precision::F32,
             PrecisionChoice::Bf16 => cpu::Precision::Bf16,
-        }))
+        });
+        if let Some(note) = cpu.note() {
+            console.note(note);
+        }
+        Device::Cpu(cpu)
     };
     match args.device {
         DeviceChoice::Cpu => Ok(cpu()),

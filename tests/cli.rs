@@ -347,3 +347,10 @@ fn a_picture_larger_than_the_memory_is_refused_before_anything_runs() {
     assert!(run.stderr.contains("8192 x 8192 picture needs") && run.stderr.contains("MiB"), "{}", run.stderr);
     assert!(!folder.path().join("out.png").exists());
 }
+
+#[test]
+fn a_precision_that_the_processor_lacks_is_told() {
+    let folder = folder();
+    let run = draw(folder.path(), &["-p", "a cat", "--precision", "bf16", "-o", "out.png"]).succeeds();
+    assert_eq!(run.stderr.contains("no AMX-BF16"), !flux::backend::cpu::amx::available(), "{}", run.stderr);
+}

@@ -28,7 +28,7 @@ pub(super) fn describe(precision: Precision) -> &'static str {
         (Precision::F32, true) => "float32 (AMX-BF16 tiles, three terms)",
         (Precision::F32, false) => "float32",
         (Precision::Bf16, true) => "bfloat16 activations (AMX-BF16 tiles)",
-        (Precision::Bf16, false) => "float32: this processor has no AMX-BF16, so bf16 gains nothing",
+        (Precision::Bf16, false) => "float32, for want of AMX-BF16",
     }
 }
 

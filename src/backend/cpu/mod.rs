@@ -79,6 +79,12 @@ impl Cpu {
         Self { precision }
     }
 
+    /// What the user should know of the precision that was asked for, where it is not what runs.
+    pub fn note(&self) -> Option<&'static str> {
+        (self.precision == Precision::Bf16 && !amx::available())
+            .then_some("this processor has no AMX-BF16, so products are computed in float32; bf16 gains nothing here")
+    }
+
     fn tensor(&self, values: Vec<f32>, rows: usize, cols: usize) -> Tensor<Self> {
         debug_assert_eq!(values.len(), rows * cols);
         Tensor::from_buffer(self, Buffer::Dense(values), rows, cols)
