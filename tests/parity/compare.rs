@@ -13,8 +13,8 @@ use safetensors::tensor::TensorView;
 /// The largest relative error of one rounding to bf16: of its 8 binary digits the first is implied, so half of the spacing 2^-7.
 pub const ROUNDING: f32 = 1.0 / 256.0;
 
-/// Roundings of a product by cuBLASLt with bias or residual: some of its algorithms round the product before the epilogue adds to it
-/// (-144 came out where -144.88 was exact, and bf16 is 1 apart there).
+/// Roundings of a product by cuBLASLt with bias or residual. One is not enough for some shapes (-144 came out where -144.88 was exact, and
+/// bf16 is 1 apart there), as if the product were rounded before the epilogue adds to it; that this is the cause was not established.
 pub const WITH_EPILOGUE: f32 = 2.0;
 
 /// `n` values of variance 1 between -1.73 and 1.73, all on the bf16 grid, so that every backend starts from the same numbers.
