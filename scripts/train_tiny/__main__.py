@@ -1,0 +1,46 @@
+"""Trains the default model. `python3 scripts/train_tiny --help`"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+import base
+import data
+import distill
+import export
+import score
+import vae
+from settings import Settings, toy
+
+PHASES = {
+    "data": data.data, "scenes": data.scenes, "vae": vae.vae, "latents": vae.latents, "base": base.base, "distill": distill.distill,
+    "score": score.score, "export": export.export,
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="train_tiny", description="Trains the default model, phase by phase. Each reads what those before it left in WORK."
+    )
+    parser.add_argument("phases", nargs="+", choices=["all", *PHASES], metavar="PHASE", help=f"all, or some of: {', '.join(PHASES)}")
+    parser.add_argument("--work", type=Path, required=True, help="folder for everything that the phases leave")
+    parser.add_argument("--seconds", type=float, help="how long vae, base or distill trains, in place of its own time")
+    parser.add_argument("--toy", action="store_true", help="a few steps of a smaller model at 64 x 64, to see that everything runs")
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    settings = Settings(arguments.work, "cuda" if torch.cuda.is_available() else "cpu")
+    if arguments.toy:
+        settings = toy(settings)
+    if arguments.seconds:
+        settings = replace(settings, vae_seconds=arguments.seconds, base_seconds=arguments.seconds, distill_seconds=arguments.seconds)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
+    for name in PHASES if "all" in arguments.phases else arguments.phases:
+        torch.manual_seed(list(PHASES).index(name))
+        PHASES[name](settings)
+    print((arguments.work / "phases.txt").read_text(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What training reads: scenes on the device, pictures of them, their latents."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLFlux2
+
+from data import load_sprites
+from models import encode_picture, latent_scale, load, make_vae, patchify
+from render import Sprites, render, to_bytes
+from settings import Settings
+
+ENCODED_AT_ONCE = 256
+
+
+class SceneSet:
+    """The scenes of scenes.npz on the device, and the sprites to draw them with."""
+
+    def __init__(self, settings: Settings):
+        arrays = np.load(settings.work / "scenes.npz")
+        on_device = lambda key: torch.from_numpy(arrays[key]).to(settings.device)  # noqa: E731
+        self.background, self.things, self.count = on_device("background"), on_device("things"), on_device("count")
+        self.ids, self.lengths = on_device("ids"), on_device("lengths")
+        self.sprites = Sprites(torch.from_numpy(load_sprites(settings)).to(settings.device))
+        self.size = settings.size
+
+    def __len__(self) -> int:
+        return len(self.background)
+
+    def draw(self, first: int, last: int) -> torch.Tensor:
+        """Pictures [last - first, 3, size, size] in -1..1."""
+        rows = slice(first, last)
+        return render(self.sprites, self.background[rows], self.things[rows], self.count[rows], self.size)
+
+    def draw_bytes(self, count: int) -> torch.Tensor:
+        """The first `count` pictures, [count, 3, size, size] u8."""
+        return torch.cat([to_bytes(self.draw(first, min(count, first + 256))) for first in range(0, count, 256)])
+
+
+def channels_last(pictures: torch.Tensor) -> torch.Tensor:
+    return pictures.contiguous(memory_format=torch.channels_last) if pictures.is_cuda else pictures
+
+
+def load_vae(settings: Settings) -> AutoencoderKLFlux2:
+    vae = make_vae(settings)
+    load(settings.work / "vae.safetensors", {"vae": vae}, settings.device)
+    return vae.eval()
+
+
+@torch.no_grad()
+def encode_scenes(settings: Settings, vae: AutoencoderKLFlux2, scenes: SceneSet) -> torch.Tensor:
+    """Normalised latents of all scenes, [scenes, tokens, channels] bf16."""
+    latents = torch.empty(len(scenes), settings.latent_side**2, 4 * settings.latent_channels, dtype=torch.bfloat16, device=settings.device)
+    encode = torch.compile(encode_picture, dynamic=False) if settings.compile else encode_picture
+    mean, scale = vae.bn.running_mean, latent_scale(vae)
+    for first in range(0, len(scenes), ENCODED_AT_ONCE):
+        last = min(len(scenes), first + ENCODED_AT_ONCE)
+        pictures = scenes.draw(first, last)
+        if last - first < ENCODED_AT_ONCE:  # compiled for one size only
+            encoded = encode_picture(vae, channels_last(pictures))
+        else:
+            encoded = encode(vae, channels_last(pictures))
+        latents[first:last] = ((patchify(encoded) - mean) / scale).to(torch.bfloat16)
+    return latents
+
+
+def latents_file(settings: Settings) -> Path:
+    return settings.work / "latents.pt"

@@ -1,0 +1,178 @@
+"""The three models with their first weights, and the parts of Flux2KleinPipeline that training needs."""
+
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from settings import Settings
+
+
+def make_vae(settings: Settings) -> AutoencoderKLFlux2:
+    """Residual branches start at zero: the decoder is a plain upsampler at first, which trains faster."""
+    vae = AutoencoderKLFlux2(block_out_channels=settings.vae_channels, layers_per_block=1, latent_channels=settings.latent_channels,
+                             norm_num_groups=settings.norm_groups, sample_size=settings.size)  # fmt: skip
+    with torch.no_grad():
+        for name, parameter in vae.named_parameters():
+            if name.endswith(("conv2.weight", "conv2.bias")) or "to_out" in name:
+                parameter.zero_()
+    return vae
+
+
+def make_text_encoder(settings: Settings, vocabulary: int) -> Qwen3ForCausalLM:
+    hidden = settings.text_hidden
+    config = Qwen3Config(
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=settings.text_layers, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0}, bos_token_id=vocabulary - 5, eos_token_id=vocabulary - 3,
+        pad_token_id=vocabulary - 5, attn_implementation="sdpa",
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                writes_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+                std = 0.5 if "embed" in name else parameter.shape[1] ** -0.5 * (0.2 if writes_residual else 1.0)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+    return model
+
+
+def make_transformer(settings: Settings) -> Flux2Transformer2DModel:
+    """Modulations and the last projection start at zero (adaLN-zero)."""
+    model = Flux2Transformer2DModel(
+        in_channels=4 * settings.latent_channels, num_layers=settings.double_blocks, num_single_layers=settings.single_blocks,
+        attention_head_dim=settings.head_dim, num_attention_heads=settings.hidden // settings.head_dim,
+        joint_attention_dim=len(settings.taps) * settings.text_hidden, timestep_guidance_channels=256, mlp_ratio=2.0,
+        axes_dims_rope=settings.rope_axes, rope_theta=2000, guidance_embeds=False,
+    )  # fmt: skip
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "modulation" in name or name.startswith(("proj_out", "norm_out")):
+                parameter.zero_()
+    return model
+
+
+def save(path: Path, models: dict[str, torch.nn.Module]) -> None:
+    """All weights of several models in one file, keys behind the model's name. Tied weights once."""
+    tensors = {f"{name}.{key}": value.contiguous() for name, model in models.items() for key, value in model.state_dict().items()}
+    tensors = {key: value for key, value in tensors.items() if not key.endswith("lm_head.weight")}
+    unfinished = path.with_suffix(".part")
+    save_file(tensors, unfinished)
+    unfinished.rename(path)
+
+
+def load(path: Path, models: dict[str, torch.nn.Module], device: str) -> None:
+    tensors = load_file(path)
+    for name, model in models.items():
+        own = {key.removeprefix(name + "."): value for key, value in tensors.items() if key.startswith(name + ".")}
+        missing, unexpected = model.load_state_dict(own, strict=False)
+        if unexpected or [key for key in missing if key != "lm_head.weight"]:
+            raise ValueError(f"{path}: {name}: missing {missing}, unexpected {unexpected}")
+        model.to(device)
+
+
+def encode_text(settings: Settings, model: Qwen3ForCausalLM, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """ids [batch, tokens], lengths [batch] -> [batch, tokens, taps * hidden]: hidden states after the tapped layers, side by side."""
+    layers = model.model
+    states = layers.embed_tokens(ids)
+    position = torch.arange(ids.shape[1], device=ids.device)
+    mask = (position[None, :] <= position[:, None])[None] & (position[None] < lengths[:, None])[:, None]
+    rotary = layers.rotary_emb(states, position[None])
+    tapped = []
+    for i, layer in enumerate(layers.layers[: settings.taps[-1]], start=1):
+        states = layer(states, attention_mask=mask[:, None], position_embeddings=rotary, use_cache=False)
+        if i in settings.taps:
+            tapped.append(states)
+    return torch.cat(tapped, -1)
+
+
+class Velocity:
+    """The transformer as a function of latents, text and time."""
+
+    def __init__(self, settings: Settings, transformer: Flux2Transformer2DModel):
+        self.transformer = transformer
+        side = torch.arange(settings.latent_side)
+        zero = torch.arange(1)
+        self.picture_ids = torch.cartesian_prod(zero, side, side, zero).to(settings.device)
+
+    def __call__(self, latents: torch.Tensor, text: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        """latents [batch, tokens, channels], text [batch, tokens, dim], time [batch] -> [batch, tokens, channels] f32."""
+        dtype = next(self.transformer.parameters()).dtype
+        text_ids = F.pad(torch.arange(text.shape[1], device=text.device)[:, None], (3, 0))
+        return self.transformer(
+            hidden_states=latents.to(dtype), encoder_hidden_states=text.to(dtype), timestep=time, img_ids=self.picture_ids, txt_ids=text_ids,
+            return_dict=False,
+        )[0].float()  # fmt: skip
+
+
+def patchify(latents: torch.Tensor) -> torch.Tensor:
+    """[batch, channels, height, width] -> [batch, height / 2 * width / 2, 4 * channels]."""
+    batch, channels, height, width = latents.shape
+    latents = latents.view(batch, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
+    return latents.reshape(batch, height // 2 * (width // 2), 4 * channels)
+
+
+def unpatchify(tokens: torch.Tensor, side: int) -> torch.Tensor:
+    """[batch, side * side, 4 * channels] -> [batch, channels, 2 * side, 2 * side]."""
+    batch, _, channels = tokens.shape
+    tokens = tokens.view(batch, side, side, channels // 4, 2, 2).permute(0, 3, 1, 4, 2, 5)
+    return tokens.reshape(batch, channels // 4, 2 * side, 2 * side)
+
+
+def encode_picture(vae: AutoencoderKLFlux2, pictures: torch.Tensor) -> torch.Tensor:
+    """[batch, 3, size, size] in -1..1 -> mean of the latents [batch, channels, size / 8, size / 8] f32."""
+    return moments(vae, pictures)[0]
+
+
+def moments(vae: AutoencoderKLFlux2, pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and logarithm of the variance."""
+    with torch.autocast("cuda", torch.bfloat16, enabled=pictures.is_cuda):
+        out = vae.quant_conv(vae.encoder(pictures))
+    mean, log_variance = out.float().chunk(2, 1)
+    return mean, log_variance.clamp(-20, 4)
+
+
+def latent_scale(vae: AutoencoderKLFlux2) -> torch.Tensor:
+    return torch.sqrt(vae.bn.running_var + vae.config.batch_norm_eps)
+
+
+@torch.no_grad()
+def decode(settings: Settings, vae: AutoencoderKLFlux2, latents: torch.Tensor) -> torch.Tensor:
+    """Normalised latents [batch, tokens, channels] -> pictures [batch, 3, size, size] in -1..1."""
+    latents = unpatchify(latents * latent_scale(vae) + vae.bn.running_mean, settings.latent_side)
+    dtype = next(vae.parameters()).dtype
+    return torch.cat([vae.decode(part.to(dtype)).sample.float() for part in latents.split(32)]).clamp(-1, 1)
+
+
+def timesteps(tokens: int, steps: int) -> list[float]:
+    """The pipeline's times for so many picture tokens, from 1 to 0. Source: diffusers `compute_empirical_mu`."""
+    few, many = 8.73809524e-05 * tokens + 1.89833333, 0.00016927 * tokens + 0.45666666
+    slope = (many - few) / 190
+    mu = many if tokens > 4300 else slope * steps + many - 200 * slope
+    return [math.exp(mu) / (math.exp(mu) + steps / (steps - i) - 1) for i in range(steps)] + [0.0]
+
+
+@torch.no_grad()
+def sample(
+    velocity: Velocity, text: torch.Tensor, noise: torch.Tensor, steps: int, guidance: float = 1.0, empty: torch.Tensor | None = None
+) -> torch.Tensor:
+    """noise [batch, tokens, channels] -> latents, by Euler steps; with guidance against the `empty` prompt's text where it is above 1."""
+    latents, times = noise.clone(), timesteps(noise.shape[1], steps)
+    for time, after in zip(times, times[1:]):
+        latents = latents + (after - time) * guided(velocity, latents, text, torch.full_like(latents[:, 0, 0], time), guidance, empty)
+    return latents
+
+
+def guided(
+    velocity: Velocity, latents: torch.Tensor, text: torch.Tensor, time: torch.Tensor, guidance: float, empty: torch.Tensor | None
+) -> torch.Tensor:
+    if guidance <= 1:
+        return velocity(latents, text, time)
+    both = velocity(torch.cat([latents, latents]), torch.cat([text, empty.expand_as(text)]), torch.cat([time, time]))
+    with_text, without = both.chunk(2)
+    return without + guidance * (with_text - without)

@@ -1,0 +1,74 @@
+"""Training by the clock: steps as CUDA graphs, and the learning rate over the time of a phase."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from report import log
+
+WARM_UP = 3  # runs before a graph is captured: compilation, lazy allocations
+
+
+class GraphedStep:
+    """A function without arguments as one CUDA graph; without CUDA it is called as it is.
+
+    A step of these small models is thousands of short kernels: launching them costs more than running them.
+    """
+
+    pool = None
+
+    def __init__(self, run: Callable[[], None], device: str):
+        self.replay = run
+        if not device.startswith("cuda"):
+            return
+        from_s = time.monotonic()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=GraphedStep.pool, stream=stream):
+            run()
+        GraphedStep.pool = graph.pool()
+        self.graph, self.replay = graph, graph.replay
+        torch.cuda.synchronize()
+        log(f"captured in {time.monotonic() - from_s:.0f} s")
+
+
+def trapezoid(part: float, warm_up: float = 0.02, hold: float = 0.5) -> float:
+    """Rate at a part (0..1) of the time: up, level, down to zero."""
+    if part < warm_up:
+        return part / warm_up
+    return 1.0 if part < hold else (1 - part) / (1 - hold)
+
+
+def train(
+    seconds: float,
+    max_steps: int,
+    step: Callable[[float], None],
+    rate: torch.Tensor,
+    schedule: Callable[[float], float],
+    describe: Callable[[], tuple[str, torch.Tensor]],
+    pictures_a_step: int,
+) -> None:
+    """Calls `step(part)` with the part (0..1) of the time that has passed until `seconds`, or `max_steps` where that is not 0, are over."""
+    from_s, done = time.monotonic(), 0
+    while True:
+        part = (time.monotonic() - from_s) / seconds
+        if max_steps:
+            part = max(part, done / max_steps)
+        if part >= 1:
+            break
+        rate.fill_(schedule(part))
+        step(part)
+        done += 1
+        if done % 100 == 0 or done == max_steps:
+            text, loss = describe()  # waits for the device, so that the clock counts work that is done
+            log(f"step {done} {text}, rate {schedule(part):.3f}, {done * pictures_a_step / (time.monotonic() - from_s):.0f} pictures/s")
+            if not torch.isfinite(loss).all():
+                raise RuntimeError("the loss is not finite")
+    log(f"{done} steps in {time.monotonic() - from_s:.0f} s")
