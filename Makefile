@@ -96,6 +96,7 @@ golden: ## Make tests/golden anew from the reference; needs the packages of scri
 		$(CARGO) run --release --locked --example make_random_model -- $$preset target/golden-models/$$preset || exit 1; \
 	done
 	$(PYTHON) scripts/dump_reference.py target/golden-models $(TOKENIZER) tests/golden
+	$(PYTHON) scripts/draw_by_reference.py models/tiny tests/golden/default-model
 
 .PHONY: install
 install: ## Install flux into ~/.cargo/bin

@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Draws the prompts of FOLDER/index.json with the reference: diffusers' Flux2KleinPipeline, float32, on the CPU.
+
+    python3 scripts/draw_by_reference.py MODEL FOLDER
+
+MODEL   model folder
+FOLDER  has index.json, with file, prompt, seed, width, height and steps of every picture; the files are written beside it
+
+The versions that it was run with are in requirements-reference.txt. Two runs on one machine give the same bytes.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from diffusers import Flux2KleinPipeline
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draws the prompts of FOLDER/index.json with the reference, in float32 on the CPU.")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    pipeline = Flux2KleinPipeline.from_pretrained(arguments.model, torch_dtype=torch.float32)
+    pipeline.set_progress_bar_config(disable=True)
+    for picture in json.loads((arguments.folder / "index.json").read_text())["pictures"]:
+        result = pipeline(
+            prompt=picture["prompt"],
+            width=picture["width"],
+            height=picture["height"],
+            num_inference_steps=picture["steps"],
+            generator=torch.Generator("cpu").manual_seed(picture["seed"]),
+        )
+        result.images[0].save(arguments.folder / picture["file"])
+        print(picture["file"], picture["prompt"])
+
+
+if __name__ == "__main__":
+    main()
