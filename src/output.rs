@@ -155,6 +155,11 @@ fn encode_png(file: &mut Vec<u8>, width: u32, height: u32, rgb: &[u8], facts: &[
     encoder.set_depth(png::BitDepth::Eight);
     // Measured on one core of a Zen 3, a 720x477 photograph: Fast 2.5 ms and 683 kB, Balanced 71 ms and 669 kB, High 96 ms and 668 kB.
     encoder.set_compression(png::Compression::Fast);
+    // The filter that `Fast` would choose row by row, adaptive, is nearly always Paeth, and trying all of them costs time. Measured on one core of
+    // an EPYC, 1024x1024, adaptive and Paeth: a photograph 6.2 ms and 1654 kB, 5.5 ms and 1654 kB; soft colours 3.1 ms and 279 kB, 2.6 ms and
+    // 281 kB; the same with grain 5.0 ms and 1471 kB, 4.1 ms and 1552 kB; noise 4.5 and 3.8 ms, both 3147 kB. Tried: Up, 0.5 ms less and up to
+    // a fifth more bytes.
+    encoder.set_filter(png::Filter::Paeth);
     for (keyword, text) in facts {
         encoder.add_itxt_chunk((*keyword).to_string(), text.clone())?; // UTF-8
     }
