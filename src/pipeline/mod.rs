@@ -19,6 +19,7 @@ mod memory;
 mod model;
 mod observer;
 mod request;
+mod text_features;
 
 pub use model::ModelInfo;
 pub use observer::{Observer, Stage, Timings};
@@ -38,6 +39,7 @@ use crate::vae::{self, Decoder};
 use crate::weights::{WeightFiles, Weights};
 use memory::Needs;
 use observer::Clock;
+use text_features::TextFeatures;
 
 /// A model on a backend, ready to make pictures.
 pub struct Pipeline<B: Backend> {
@@ -46,6 +48,7 @@ pub struct Pipeline<B: Backend> {
     tokenizer: Tokenizer,
     files: Files,
     text_encoder: Option<TextEncoder<B>>,
+    text_features: TextFeatures<B>,
     transformer: Option<Transformer<B>>,
     decoder: Option<Decoder<B>>,
 }
@@ -81,7 +84,7 @@ impl<B: Backend> Pipeline<B> {
         TextEncoder::load(&weights(&files.text_encoder), info.text_encoder, &info.out_layers).map_err(|e| info.explain(e))?;
         Transformer::load(&weights(&files.transformer), &info.transformer).map_err(|e| info.explain(e))?;
         Decoder::load(&weights(&files.vae), &info.vae)?;
-        Ok(Self { backend, info, tokenizer, files, text_encoder: None, transformer: None, decoder: None })
+        Ok(Self { backend, info, tokenizer, files, text_encoder: None, text_features: TextFeatures::new(), transformer: None, decoder: None })
     }
 
     /// What the model is.
@@ -123,9 +126,14 @@ impl<B: Backend> Pipeline<B> {
         Ok(Picture { rgb, plan, timings })
     }
 
-    /// Text features [tokens, features]; with guidance those of the empty prompt under them.
+    /// Text features [tokens, features]; with guidance those of the empty prompt under them. Only prompts that are new run.
     fn encode(&mut self, request: &Request, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Tensor<B>> {
-        if self.text_encoder.is_none() {
+        let prompts: &[&str] = if plan.guided() { &[&request.prompt, ""] } else { &[&request.prompt] };
+        // Held here, so that neither a new prompt nor want of memory takes them away.
+        let known: Vec<Option<Tensor<B>>> = prompts.iter().map(|prompt| self.text_features.get(prompt)).collect();
+        let mut new: Vec<&str> = prompts.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(prompt, _)| *prompt).collect();
+        new.dedup(); // the prompt itself may be empty
+        if !new.is_empty() && self.text_encoder.is_none() {
             let elements = TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers);
             self.make_room(self.backend.weight_bytes(elements), Keep::TextEncoder);
             let (config, layers) = (self.info.text_encoder, &self.info.out_layers);
@@ -133,16 +141,17 @@ impl<B: Backend> Pipeline<B> {
             self.text_encoder = Some(encoder);
             clock.loaded()?;
         }
-        let encoder = self.text_encoder.as_ref().expect("loaded above");
-        let prompts: &[&str] = if plan.guided() { &[&request.prompt, ""] } else { &[&request.prompt] };
-        let total = (prompts.len() * encoder.layers()) as u64;
-        let encode = |(i, prompt): (usize, &&str)| {
+        for (i, prompt) in new.iter().enumerate() {
+            let encoder = self.text_encoder.as_ref().expect("loaded above");
+            let (layers, total) = (encoder.layers(), (new.len() * encoder.layers()) as u64);
             let tokens = self.tokenizer.encode(prompt)?;
-            encoder.forward(&tokens, |done| observer.progress(Stage::Text, (i * encoder.layers() + done) as u64, total))
-        };
-        let txt: Vec<Tensor<B>> = prompts.iter().enumerate().map(encode).collect::<Result<_>>()?;
+            let features = encoder.forward(&tokens, |done| observer.progress(Stage::Text, (i * layers + done) as u64, total))?;
+            self.text_features.insert(prompt, features);
+        }
+        let of = |(known, prompt): (Option<Tensor<B>>, &&str)| known.or_else(|| self.text_features.get(prompt)).expect("encoded above");
+        let txt: Vec<Tensor<B>> = known.into_iter().zip(prompts).map(of).collect();
         let txt = Tensor::concat_rows(&txt.iter().collect::<Vec<_>>())?;
-        clock.encoded()?;
+        clock.encoded(new.len())?;
         Ok(txt)
     }
 
@@ -228,6 +237,10 @@ impl<B: Backend> Pipeline<B> {
         }
         if self.backend.available_bytes() < bytes && keep != Keep::Decoder {
             self.decoder = None;
+        }
+        // Last, because without them the text encoder has to come back.
+        if self.backend.available_bytes() < bytes {
+            self.text_features.clear();
         }
     }
 

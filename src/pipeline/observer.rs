@@ -38,6 +38,8 @@ pub struct Timings {
     pub load_s: f64,
     /// Text encoder.
     pub text_s: f64,
+    /// Prompts that the text encoder read, the empty one of guidance included; those that it read before are not read again.
+    pub prompts_encoded: usize,
     /// Modulations, positions, text projection and noise.
     pub prepare_s: f64,
     /// Each step.
@@ -58,6 +60,7 @@ pub(super) struct Clock<B: Backend> {
     /// Spans that are read when all work is done: (mark before, mark behind, which).
     spans: Vec<(B::Mark, Span)>,
     steps_done: usize,
+    prompts_encoded: usize,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -72,7 +75,7 @@ enum Span {
 impl<B: Backend> Clock<B> {
     pub(super) fn new(backend: B) -> Result<Self> {
         let last = backend.mark()?;
-        Ok(Self { backend, start: Instant::now(), last, spans: Vec::new(), steps_done: 0 })
+        Ok(Self { backend, start: Instant::now(), last, spans: Vec::new(), steps_done: 0, prompts_encoded: 0 })
     }
 
     fn end(&mut self, span: Span) -> Result<()> {
@@ -84,7 +87,9 @@ impl<B: Backend> Clock<B> {
         self.end(Span::Load)
     }
 
-    pub(super) fn encoded(&mut self) -> Result<()> {
+    /// Text features are there, and `prompts` of them had to be computed.
+    pub(super) fn encoded(&mut self, prompts: usize) -> Result<()> {
+        self.prompts_encoded += prompts;
         self.end(Span::Text)
     }
 
@@ -122,7 +127,7 @@ impl<B: Backend> Clock<B> {
 
     /// Waits for the last mark and reads all spans.
     pub(super) fn finish(self) -> Result<Timings> {
-        let mut timings = Timings { total_s: self.start.elapsed().as_secs_f64(), ..Timings::default() };
+        let mut timings = Timings { total_s: self.start.elapsed().as_secs_f64(), prompts_encoded: self.prompts_encoded, ..Timings::default() };
         if let Some((mark, _)) = self.spans.last() {
             self.backend.wait(mark)?;
         }

@@ -23,9 +23,11 @@ fn main() -> flux::Result<()> {
         if sizes.is_empty() { vec![512, 1024, 2048] } else { sizes.iter().map(|s| s.parse().expect("a size in pixels")).collect() };
     let mut pipeline = Pipeline::load(Cuda::new(0, None)?, &ModelDir::open(Path::new(model))?)?;
     for size in sizes {
-        let request = Request { width: Some(size), height: Some(size), steps: Some(4), ..Request::new(PROMPT, 42) };
         let mut runs = Vec::new();
         for run in 0..WARM_UP + RUNS {
+            // A prompt that was seen before would not be encoded.
+            let prompt = format!("{PROMPT} {size} {run}");
+            let request = Request { width: Some(size), height: Some(size), steps: Some(4), ..Request::new(prompt, 42) };
             let timings = pipeline.generate(&request, &mut ())?.timings;
             if run >= WARM_UP {
                 runs.push(timings);
