@@ -5,9 +5,12 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use flux::pipeline::Request;
 use flux::{Error, Result};
+
+/// More pictures than anyone waits for.
+const MAX_COUNT: u64 = 10_000;
 
 /// Draws the picture that a prompt describes.
 ///
@@ -63,6 +66,9 @@ pub struct Generate {
     /// Start of the random numbers: one seed, one picture [default: random]
     #[arg(short = 'S', long, value_name = "N")]
     seed: Option<u64>,
+    /// Pictures of the prompt, with this and the following seeds; out.png becomes out-SEED.png
+    #[arg(short = 'n', long, value_name = "K", default_value_t = 1, value_parser = value_parser!(u64).range(1..=MAX_COUNT))]
+    pub count: u64,
     /// How strongly to follow the prompt, 1 is without guidance; only undistilled models use it [default: the model's]
     #[arg(short, long, value_name = "SCALE")]
     guidance: Option<f32>,
@@ -185,9 +191,26 @@ impl Generate {
         self.seed.is_none()
     }
 
-    /// The file to write.
-    pub fn output(&self, seed: u64) -> PathBuf {
-        self.output.clone().unwrap_or_else(|| PathBuf::from(format!("flux-{seed}.png")))
+    /// The files to write, for the pictures of `seed` and those that follow it.
+    ///
+    /// Errors when there are not so many seeds.
+    pub fn outputs(&self, seed: u64) -> Result<Vec<PathBuf>> {
+        let end = seed.checked_add(self.count - 1);
+        let last = end.ok_or_else(|| Error::usage(format!("seed {seed} is too large for {} pictures", self.count)).at("--seed"))?;
+        let numbered = |seed: u64| match &self.output {
+            None => PathBuf::from(format!("flux-{seed}.png")),
+            Some(path) if self.count == 1 => path.clone(),
+            Some(path) => {
+                let mut name = path.file_stem().unwrap_or_default().to_os_string();
+                name.push(format!("-{seed}"));
+                if let Some(extension) = path.extension() {
+                    name.push(".");
+                    name.push(extension);
+                }
+                path.with_file_name(name)
+            }
+        };
+        Ok((seed..=last).map(numbered).collect())
     }
 
     /// Errors where flags contradict each other in a way that clap does not express.
@@ -261,7 +284,20 @@ mod tests {
 
     #[test]
     fn without_an_output_the_seed_names_the_file() {
-        assert_eq!(parse("-p x").unwrap().output(7), PathBuf::from("flux-7.png"));
+        assert_eq!(parse("-p x").unwrap().outputs(7).unwrap(), [PathBuf::from("flux-7.png")]);
+    }
+
+    #[test]
+    fn of_many_pictures_each_is_named_after_its_seed() {
+        let outputs = |line: &str, seed| parse(line).unwrap().outputs(seed).map_err(|e| e.to_string());
+        let paths = |names: &[&str]| Ok(names.iter().map(PathBuf::from).collect::<Vec<_>>());
+        assert_eq!(outputs("-p x -o a.b/out.x.png", 7), paths(&["a.b/out.x.png"]));
+        assert_eq!(outputs("-p x -o a.b/out.x.png -n 2", 7), paths(&["a.b/out.x-7.png", "a.b/out.x-8.png"]));
+        assert_eq!(outputs("-p x --count 2", u64::MAX - 1), paths(&["flux-18446744073709551614.png", "flux-18446744073709551615.png"]));
+        assert!(outputs("-p x --count 2", u64::MAX).unwrap_err().contains("--seed"));
+        for bad in ["0", "-1", "1.5", "x", "10001"] {
+            assert!(parse(&format!("-p x --count={bad}")).is_err_and(|e| e.contains("--count")), "{bad}");
+        }
     }
 
     #[test]

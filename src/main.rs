@@ -18,7 +18,7 @@ use flux::default_model::default_model;
 use flux::error::Kind;
 use flux::model_dir::ModelDir;
 use flux::output::{Rgb, Target, read_png};
-use flux::pipeline::{Pipeline, Plan, Request};
+use flux::pipeline::{Picture, Pipeline, Plan, Request};
 use flux::{Error, Result};
 
 use crate::cli::{Cli, Command, DeviceChoice, Generate, PrecisionChoice, TimingsFormat};
@@ -44,15 +44,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// One picture from request to file. What fails without a model fails before one is loaded.
+/// Pictures from request to file. What fails without a model fails before one is loaded.
 fn generate(args: &Generate, start: Instant) -> Result<()> {
     args.check()?;
     let request = args.request()?;
-    let (target, dir) = (Target::new(&args.output(request.seed))?, model(args)?);
-    let mut console = Console::new(args.quiet, args.verbose);
+    let targets = args.outputs(request.seed)?.iter().map(|path| Target::new(path)).collect::<Result<_>>()?;
+    let dir = model(args)?;
+    let mut console = Console::new(args.quiet, args.verbose, args.count > 1);
     let choosing = Instant::now();
     let device = choose_device(args, &console)?;
-    let job = Job { args, target, dir, request, start, device_s: choosing.elapsed().as_secs_f64() };
+    let job = Job { args, targets, dir, request, start, device_s: choosing.elapsed().as_secs_f64() };
     match device {
         Device::Cpu(backend) => job.run(backend, &mut console),
         Device::Cuda(backend) => job.run(backend, &mut console),
@@ -105,18 +106,19 @@ fn open_gpu(args: &Generate, ordinal: usize) -> Result<Device> {
     Cuda::new(ordinal, args.gpu_memory_bytes()).map(Device::Cuda)
 }
 
-/// A picture to make, all of it checked but for what only the model knows.
+/// Pictures to make, all of it checked but for what only the model knows.
 struct Job<'a> {
     args: &'a Generate,
     request: Request,
-    target: Target,
+    /// One for each picture.
+    targets: Vec<Target>,
     dir: ModelDir,
     start: Instant,
     device_s: f64,
 }
 
 impl Job<'_> {
-    fn run<B: Backend>(self, backend: B, console: &mut Console) -> Result<()> {
+    fn run<B: Backend>(mut self, backend: B, console: &mut Console) -> Result<()> {
         let (device, model) = (backend.describe(), self.dir.name());
         console.detail(&format!("device: {device}"));
         let opening = Instant::now();
@@ -126,37 +128,56 @@ impl Job<'_> {
         for note in &plan.notes {
             console.note(note);
         }
-        let Plan { width, height, steps, guidance, seed, .. } = plan;
+        let Plan { width, height, steps, seed, .. } = plan;
+        let seeds = match self.targets.len() as u64 {
+            1 => format!("seed {seed}"),
+            count => format!("seeds {seed} to {}", seed + count - 1),
+        };
         if self.args.quiet && self.args.seed_is_random() {
-            say(&format!("seed {seed}")); // a picture that nobody can make again is of little use
+            say(&seeds); // a picture that nobody can make again is of little use
         }
-        console.info(&format!("seed {seed}, {width}x{height}, {steps} {}, model {model}", if steps == 1 { "step" } else { "steps" }));
+        console.info(&format!("{seeds}, {width}x{height}, {steps} {}, model {model}", if steps == 1 { "step" } else { "steps" }));
 
-        let picture = pipeline.generate(&self.request, console)?;
-        console.finish();
+        let mut targets = self.targets.as_slice();
+        while !targets.is_empty() {
+            let pictures = pipeline.generate_batch(&self.request, targets.len(), console)?;
+            console.finish();
+            let (now, later) = targets.split_at(pictures.len());
+            for (picture, target) in pictures.into_iter().zip(now) {
+                self.save(picture, target, (&device, &model), open_s, console)?;
+            }
+            self.request.seed = self.request.seed.saturating_add(now.len() as u64);
+            targets = later;
+        }
+        Ok(())
+    }
 
+    /// Writes a picture and says so.
+    fn save(&self, picture: Picture, target: &Target, (device, model): (&str, &str), open_s: f64, console: &Console) -> Result<()> {
+        let Picture { rgb, plan, timings } = picture;
+        let Plan { width, height, steps, guidance, seed, .. } = plan;
         let facts = [
             ("prompt", self.request.prompt.clone()),
             ("seed", seed.to_string()),
             ("steps", steps.to_string()),
             ("guidance", guidance.to_string()),
             ("size", format!("{width}x{height}")),
-            ("model", model.clone()),
+            ("model", model.to_string()),
             ("Software", concat!("flux ", env!("CARGO_PKG_VERSION")).to_string()),
         ];
         let saving = Instant::now();
-        self.target.write(&Rgb { width, height, bytes: picture.rgb }, &facts)?;
+        target.write(&Rgb { width, height, bytes: rgb }, &facts)?;
         let save_s = saving.elapsed().as_secs_f64();
 
-        let output = self.target.path().display().to_string();
+        let output = target.path().display().to_string();
         let total_s = self.start.elapsed().as_secs_f64();
         console.info(&format!("wrote {output} in {total_s:.1} s"));
         let report = Report {
             output: &output,
-            model: &model,
-            device: &device,
+            model,
+            device,
             plan: &plan,
-            timings: &picture.timings,
+            timings: &timings,
             device_s: self.device_s,
             open_s,
             save_s,
@@ -169,7 +190,7 @@ impl Job<'_> {
             None => {}
         }
         if self.args.print_path {
-            print(self.target.path().as_os_str().as_encoded_bytes())?;
+            print(target.path().as_os_str().as_encoded_bytes())?;
         }
         Ok(())
     }

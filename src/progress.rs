@@ -9,13 +9,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub struct Console {
     quiet: bool,
     verbose: bool,
+    /// More than one picture is asked for.
+    many: bool,
     bar: Option<(Stage, ProgressBar)>,
 }
 
 impl Console {
     /// Bars are drawn on a terminal only.
-    pub fn new(quiet: bool, verbose: bool) -> Self {
-        Self { quiet, verbose, bar: None }
+    pub fn new(quiet: bool, verbose: bool, many: bool) -> Self {
+        Self { quiet, verbose, many, bar: None }
     }
 
     /// A line that the user should know, unless quiet.
@@ -73,6 +75,13 @@ fn name(stage: Stage) -> &'static str {
 }
 
 impl Observer for Console {
+    fn batch(&mut self, together: usize) {
+        if self.many {
+            self.finish();
+            self.info(&if together == 1 { "one picture by itself".to_string() } else { format!("{together} pictures as one batch") });
+        }
+    }
+
     fn progress(&mut self, stage: Stage, done: u64, total: u64) {
         if self.quiet || !io::stderr().is_terminal() {
             return;
@@ -104,10 +113,11 @@ mod tests {
 
     #[test]
     fn stages_may_come_again_and_end_early() {
-        let mut console = Console::new(false, false);
+        let mut console = Console::new(false, false, true);
         for stage in [Stage::Load, Stage::Text, Stage::Load, Stage::Denoise, Stage::Decode] {
             console.progress(stage, 0, 2);
             console.progress(stage, 1, 2);
+            console.batch(2);
         }
         console.finish();
         console.finish();

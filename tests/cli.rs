@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use flux::compare::difference;
 use flux::output::read_png;
 use program::{Run, SMALL, draw, flux, names, project};
 
@@ -61,6 +62,28 @@ fn without_seed_and_output_the_random_seed_names_the_file() {
     let seed = run.stderr.trim().strip_prefix("seed ").expect("quiet still tells a random seed").to_string();
     assert_eq!(run.stdout, format!("flux-{seed}.png\n"));
     assert_eq!(names(folder.path()), [format!("flux-{seed}.png")]);
+}
+
+#[test]
+fn one_command_makes_many_pictures_each_of_its_own_seed() {
+    let folder = folder();
+    let run = draw(folder.path(), &["-p", "a cat", "-S", "7", "-n", "3", "-o", "out.png", "--print-path"]).succeeds();
+    assert_eq!(run.stdout, "out-7.png\nout-8.png\nout-9.png\n");
+    assert!(run.stderr.contains("seeds 7 to 9") && run.stderr.contains("3 pictures as one batch"), "{}", run.stderr);
+    assert_eq!(names(folder.path()), ["out-7.png", "out-8.png", "out-9.png"]);
+    assert!(texts(&folder.path().join("out-9.png")).contains(&("seed".to_string(), "9".to_string())));
+    draw(folder.path(), &["-p", "a cat", "-S", "8", "-o", "alone.png"]).succeeds();
+    let apart = difference(&read_png(&folder.path().join("out-8.png")).unwrap(), &read_png(&folder.path().join("alone.png")).unwrap()).unwrap();
+    assert!(apart.max <= 1, "{apart:?}");
+
+    let run = draw(folder.path(), &["-p", "a cat", "-S", "1", "-n", "10", "-q", "-o", "many.jpg", "--timings=json"]).succeeds();
+    let reports: Vec<serde_json::Value> = run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let of = |field: fn(&serde_json::Value) -> &serde_json::Value| reports.iter().map(|r| field(r).as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(of(|r| &r["plan"]["seed"]), (1..=10).collect::<Vec<_>>());
+    assert_eq!(of(|r| &r["timings"]["pictures"]), [8, 8, 8, 8, 8, 8, 8, 8, 2, 2]);
+    assert_eq!(of(|r| &r["timings"]["prompts_encoded"]), [1, 1, 1, 1, 1, 1, 1, 1, 0, 0]);
+    draw(folder.path(), &["-p", "a cat", "-S", "18446744073709551615", "-n", "2"]).fails(2, &["--seed", "too large"]);
+    draw(folder.path(), &["-p", "a cat", "-n", "0"]).fails(2, &["--count"]);
 }
 
 #[test]

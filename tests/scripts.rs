@@ -52,6 +52,7 @@ fn every_script_explains_itself_and_refuses_what_it_does_not_know() {
     Run::of(script("generate_batch.sh").args(["none.txt", "out"])).fails(2, &["none.txt"]);
     Run::of(script("compare_cpu_gpu.sh").args(["--bound", "high"])).fails(2, &["bound"]);
     Run::of(script("compare_cpu_gpu.sh").args(["-o", "x.png"])).fails(2, &["-o"]);
+    Run::of(script("compare_cpu_gpu.sh").args(["-n", "2"])).fails(2, &["one picture"]);
     Run::of(&mut script("gpu_check.sh")).fails(2, &["OUT"]);
     Run::of(script("gpu_check.sh").args(["out", "speed"])).fails(2, &["unknown section: speed"]);
     Run::of(script("gpu_check.sh").arg("out")).fails(2, &["no section"]);

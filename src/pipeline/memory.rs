@@ -4,9 +4,12 @@ use super::{ModelInfo, Plan};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 
+/// Bounds how long the first of many pictures takes, and the memory.
+const MAX_SAMPLES: u64 = 8;
+
 /// Bytes that activations take at their peak.
 pub(super) struct Needs {
-    /// One evaluation of the transformer.
+    /// One evaluation of the transformer, of one picture.
     pub step: u64,
     /// The decoder.
     pub decode: u64,
@@ -25,6 +28,17 @@ impl Needs {
         Self { step: step * backend.element_bytes(), decode: decode * backend.element_bytes() }
     }
 
+    /// How many of `count` pictures may be denoised as one batch where `available` bytes are free; at least one.
+    pub(super) fn samples(&self, available: u64, plan: &Plan, count: usize) -> usize {
+        let fit = available / self.batch(plan, 1).max(1);
+        count.min(fit.clamp(1, MAX_SAMPLES) as usize)
+    }
+
+    /// The evaluations of a step of `count` pictures at once, as far as these may be one batch.
+    pub(super) fn batch(&self, plan: &Plan, count: usize) -> u64 {
+        self.step * plan.evaluations() * (count as u64).min(MAX_SAMPLES)
+    }
+
     /// Errors when the picture does not fit however much is freed, before minutes are spent on it.
     pub(super) fn check<B: Backend>(&self, backend: &B, plan: &Plan) -> Result<()> {
         let free = backend.available_bytes().saturating_add(backend.stats().memory_bytes);
@@ -35,5 +49,20 @@ impl Needs {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         let what = format!("a {} x {} picture needs {} MiB of memory, {} MiB are free", plan.width, plan.height, mib(least), mib(free));
         Err(Error::new(what).hint("ask for a smaller picture with `-W` and `-H`"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_pictures_as_fit_but_at_least_one_and_no_more_than_asked_for() {
+        let needs = Needs { step: 100, decode: 0 };
+        let plan = |guidance| Plan { width: 16, height: 16, steps: 1, guidance, seed: 1, notes: Vec::new() };
+        let samples = |available, guidance, count| needs.samples(available, &plan(guidance), count);
+        assert_eq!([samples(0, 1.0, 4), samples(350, 1.0, 4), samples(500, 1.0, 4), samples(500, 1.0, 1)], [1, 3, 4, 1]);
+        assert_eq!(samples(500, 4.0, 4), 2, "guidance evaluates twice");
+        assert_eq!(samples(u64::MAX, 1.0, 1000), MAX_SAMPLES as usize);
     }
 }

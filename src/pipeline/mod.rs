@@ -66,7 +66,7 @@ pub struct Picture {
     pub rgb: Vec<u8>,
     /// Size, steps, seed and guidance that were used.
     pub plan: Plan,
-    /// Where the time went.
+    /// Where the time of its batch went.
     pub timings: Timings,
 }
 
@@ -114,16 +114,34 @@ impl<B: Backend> Pipeline<B> {
     ///
     /// Errors when the model cannot do what is asked for, or memory runs out.
     pub fn generate(&mut self, request: &Request, observer: &mut dyn Observer) -> Result<Picture> {
+        let mut pictures = self.generate_batch(request, 1, observer)?;
+        Ok(pictures.pop().expect("one was asked for"))
+    }
+
+    /// Makes the next of `count` pictures of one prompt, whose seeds are the request's and those that follow it: as many of them as one
+    /// batch as the memory allows, at least one.
+    ///
+    /// A picture is the one that [`Pipeline::generate`] makes of its seed, up to the rounding of products of another size.
+    ///
+    /// Errors as [`Pipeline::generate`], and when `count` is 0 or there are not so many seeds.
+    pub fn generate_batch(&mut self, request: &Request, count: usize, observer: &mut dyn Observer) -> Result<Vec<Picture>> {
+        if count == 0 {
+            return Err(Error::usage("0 pictures are asked for, expected at least 1").at("--count"));
+        }
+        if request.seed.checked_add(count as u64 - 1).is_none() {
+            return Err(Error::usage(format!("seed {} is too large for {count} pictures", request.seed)).at("--seed"));
+        }
         let plan = self.plan(request)?;
         let mut clock = Clock::new(self.backend.clone())?;
 
         let txt = self.encode(request, &plan, &mut clock, observer)?;
-        let latents = self.denoise(&txt, &plan, &mut clock, observer)?;
+        let latents = self.denoise(&txt, &plan, count, &mut clock, observer)?;
         drop(txt);
-        let rgb = self.decode(latents, &plan, &mut clock, observer)?;
+        let rgbs = self.decode(&latents, &plan, &mut clock, observer)?;
 
         let timings = clock.finish()?;
-        Ok(Picture { rgb, plan, timings })
+        let picture = |(i, rgb)| Picture { rgb, plan: Plan { seed: plan.seed + i, ..plan.clone() }, timings: timings.clone() };
+        Ok((0..).zip(rgbs).map(picture).collect())
     }
 
     /// Text features [tokens, features]; with guidance those of the empty prompt under them. Only prompts that are new run.
@@ -155,8 +173,8 @@ impl<B: Backend> Pipeline<B> {
         Ok(txt)
     }
 
-    /// Latents [height / patch * width / patch, channels].
-    fn denoise(&mut self, txt: &Tensor<B>, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Tensor<B>> {
+    /// Latents [samples * height / patch * width / patch, channels] of at most `count` pictures.
+    fn denoise(&mut self, txt: &Tensor<B>, plan: &Plan, count: usize, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Tensor<B>> {
         let config = self.info.transformer.clone();
         let (height, width) = self.info.latent_size(plan);
         let img = height * width;
@@ -169,21 +187,27 @@ impl<B: Backend> Pipeline<B> {
             self.transformer = Some(transformer);
             clock.loaded()?;
         }
+        // It has done its work for all of them.
+        if count > 1 && self.backend.available_bytes() < needs.batch(plan, count) {
+            self.text_encoder = None;
+        }
         let transformer = self.transformer.as_ref().expect("loaded above");
 
         let schedule = Schedule::new(img, plan.steps);
         let modulations = transformer.modulations(&schedule.timesteps)?;
         let rope = transformer.rope(txt_tokens, height, width)?;
-        let context = transformer.context(txt)?;
+        let samples = needs.samples(self.backend.available_bytes(), plan, count);
+        observer.batch(samples);
+        let context = repeat(transformer.context(txt)?, txt_tokens, samples)?;
         let conditioning = Conditioning {
             context: &context,
             rope: &rope,
             txt: txt_tokens,
             guidance: plan.guided().then_some(plan.guidance),
-            batched: self.backend.available_bytes() > 2 * needs.step,
+            batched: self.backend.available_bytes() > 2 * samples as u64 * needs.step,
         };
-        let noise = sampler::noise(plan.seed, config.in_channels, height, width);
-        let mut latents = self.backend.upload(&noise, img, config.in_channels)?;
+        let noise: Vec<f32> = (0..samples as u64).flat_map(|i| sampler::noise(plan.seed + i, config.in_channels, height, width)).collect();
+        let mut latents = self.backend.upload(&noise, samples * img, config.in_channels)?;
         clock.prepared()?;
 
         let total = plan.steps as u64;
@@ -201,8 +225,8 @@ impl<B: Backend> Pipeline<B> {
         Ok(latents)
     }
 
-    /// RGB bytes.
-    fn decode(&mut self, latents: Tensor<B>, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Vec<u8>> {
+    /// RGB bytes of each picture, one after the other: a decoder fills the memory that a batch of it would need many times over.
+    fn decode(&mut self, latents: &Tensor<B>, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Vec<Vec<u8>>> {
         let elements = if self.decoder.is_none() { self.info.vae.decoder_elements() } else { 0 };
         self.make_room(self.backend.weight_bytes(elements) + Needs::of(&self.backend, &self.info, plan).decode, Keep::Decoder);
         if self.decoder.is_none() {
@@ -211,20 +235,23 @@ impl<B: Backend> Pipeline<B> {
         }
         let decoder = self.decoder.as_ref().expect("loaded above");
         let (height, width) = self.info.latent_size(plan);
-        let total = decoder.stages() as u64;
+        let samples = latents.rows() / (height * width);
+        let (stages, total) = (decoder.stages(), (samples * decoder.stages()) as u64);
         observer.progress(Stage::Decode, 0, total);
-        let unpacked = decoder.unpack(&latents, height, width)?;
-        drop(latents);
-        let pixels = decoder.forward(unpacked, |done| observer.progress(Stage::Decode, done as u64, total))?;
-        if (pixels.height, pixels.width) != (plan.height, plan.width) {
-            return Err(Error::new(format!(
-                "the VAE made {} x {} pixels of a {} x {} picture",
-                pixels.width, pixels.height, plan.width, plan.height
-            )));
+        let mut rgbs = Vec::with_capacity(samples);
+        for sample in 0..samples {
+            let unpacked = decoder.unpack(&latents.row_view(sample * height * width..(sample + 1) * height * width), height, width)?;
+            let pixels = decoder.forward(unpacked, |done| observer.progress(Stage::Decode, (sample * stages + done) as u64, total))?;
+            if (pixels.height, pixels.width) != (plan.height, plan.width) {
+                return Err(Error::new(format!(
+                    "the VAE made {} x {} pixels of a {} x {} picture",
+                    pixels.width, pixels.height, plan.width, plan.height
+                )));
+            }
+            rgbs.push(self.backend.download_rgb8(&pixels.pixels)?);
+            clock.decoded()?;
         }
-        let rgb = self.backend.download_rgb8(&pixels.pixels)?;
-        clock.decoded()?;
-        Ok(rgb)
+        Ok(rgbs)
     }
 
     /// Frees models that `keep` does not need, while `bytes` more do not fit.
@@ -251,9 +278,19 @@ impl<B: Backend> Pipeline<B> {
         let plan = self.plan(request)?;
         let mut clock = Clock::new(self.backend.clone())?;
         let txt = self.encode(request, &plan, &mut clock, &mut ())?;
-        let latents = self.denoise(&txt, &plan, &mut clock, &mut ())?;
+        let latents = self.denoise(&txt, &plan, 1, &mut clock, &mut ())?;
         self.backend.download(&latents)
     }
+}
+
+/// Each prompt's rows of `context`, `txt` of them, `samples` times one under the other.
+fn repeat<B: Backend>(context: Tensor<B>, txt: usize, samples: usize) -> Result<Tensor<B>> {
+    if samples == 1 {
+        return Ok(context);
+    }
+    let prompts = (0..context.rows() / txt).map(|prompt| context.row_view(prompt * txt..(prompt + 1) * txt));
+    let parts: Vec<Tensor<B>> = prompts.flat_map(|rows| (0..samples).map(move |_| rows.row_view(0..txt))).collect();
+    Tensor::concat_rows(&parts.iter().collect::<Vec<_>>())
 }
 
 /// Loads a model of about `total` elements and reports how many are on their way.

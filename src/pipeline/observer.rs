@@ -24,6 +24,9 @@ pub enum Stage {
 pub trait Observer {
     /// `done` of `total` parts of a stage are done.
     fn progress(&mut self, stage: Stage, done: u64, total: u64);
+
+    /// Of the pictures that are asked for, the next `together` are denoised as one batch.
+    fn batch(&mut self, _together: usize) {}
 }
 
 /// Nobody listens.
@@ -31,9 +34,11 @@ impl Observer for () {
     fn progress(&mut self, _stage: Stage, _done: u64, _total: u64) {}
 }
 
-/// Where the time went, in seconds, and what the device held.
+/// Where the time went, in seconds, and what the device held. Of all pictures of one batch together.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Timings {
+    /// Pictures of the batch.
+    pub pictures: usize,
     /// Weights to the device.
     pub load_s: f64,
     /// Text encoder.
@@ -46,7 +51,7 @@ pub struct Timings {
     pub steps_s: Vec<f64>,
     /// VAE, and the pixels' way to the host.
     pub decode_s: f64,
-    /// All of [`generate`](super::Pipeline::generate).
+    /// All of [`generate`](super::Pipeline::generate) or [`generate_batch`](super::Pipeline::generate_batch).
     pub total_s: f64,
     /// The backend's counters at the end.
     pub device: Stats,
@@ -139,7 +144,10 @@ impl<B: Backend> Clock<B> {
                 Span::Text => timings.text_s += seconds,
                 Span::Prepare => timings.prepare_s += seconds,
                 Span::Step => timings.steps_s.push(seconds),
-                Span::Decode => timings.decode_s += seconds,
+                Span::Decode => {
+                    timings.pictures += 1;
+                    timings.decode_s += seconds;
+                }
             }
             from = mark;
         }

@@ -89,4 +89,9 @@ impl Plan {
     pub fn guided(&self) -> bool {
         self.guidance > 1.0
     }
+
+    /// Evaluations of the transformer that make a step.
+    pub(super) fn evaluations(&self) -> u64 {
+        if self.guided() { 2 } else { 1 }
+    }
 }

@@ -14,7 +14,7 @@ use crate::transformer::{StepModulation, Transformer};
 
 /// What the transformer reads beside the latents.
 pub struct Conditioning<'a, B: Backend> {
-    /// Projected text [batch * txt, dim]: of the prompt, and under it of the empty prompt when there is guidance.
+    /// Projected text [samples * txt, dim] of the prompt, once for each sample; with guidance as much of the empty prompt under it.
     pub context: &'a Tensor<B>,
     /// Positions of one sample.
     pub rope: &'a Rope<B>,
@@ -26,7 +26,14 @@ pub struct Conditioning<'a, B: Backend> {
     pub batched: bool,
 }
 
-/// One step: latents [tokens, channels] -> latents. Enqueues work only; waits for nothing.
+impl<B: Backend> Conditioning<'_, B> {
+    /// Pictures that are made at once.
+    fn samples(&self) -> usize {
+        self.context.rows() / self.txt / if self.guidance.is_some() { 2 } else { 1 }
+    }
+}
+
+/// One step: latents [samples * tokens, channels] -> latents. Enqueues work only; waits for nothing.
 pub fn step<B: Backend>(
     transformer: &Transformer<B>,
     latents: Tensor<B>,
@@ -45,17 +52,19 @@ fn velocity<B: Backend>(
     modulation: &StepModulation<B>,
 ) -> Result<Tensor<B>> {
     let Conditioning { context, rope, txt, guidance, batched } = *conditioning;
-    let img = latents.rows();
+    let samples = conditioning.samples();
+    let img = latents.rows() / samples;
     let forward =
         |latents: &Tensor<B>, context: &Tensor<B>, batch| transformer.forward(latents, context, modulation, rope, Joint { batch, txt, img });
     let Some(guidance) = guidance else {
-        return forward(latents, context, 1);
+        return forward(latents, context, samples);
     };
     let (positive, negative) = if batched {
-        let both = forward(&Tensor::concat_rows(&[latents, latents])?, context, 2)?;
-        both.split_rows(img)
+        let both = forward(&Tensor::concat_rows(&[latents, latents])?, context, 2 * samples)?;
+        both.split_rows(latents.rows())
     } else {
-        (forward(latents, &context.row_view(0..txt), 1)?, forward(latents, &context.row_view(txt..2 * txt), 1)?)
+        let (prompt, empty) = (context.row_view(0..samples * txt), context.row_view(samples * txt..context.rows()));
+        (forward(latents, &prompt, samples)?, forward(latents, &empty, samples)?)
     };
     positive.guide(&negative, guidance)
 }

@@ -90,6 +90,23 @@ fn same_seed_gives_the_same_bytes_and_another_seed_does_not() {
     assert_ne!(first, picture(6));
 }
 
+/// Products of another size are summed in another order, so both stand as far from each other as from the reference.
+#[test]
+fn pictures_of_a_batch_are_those_of_their_seeds_alone() {
+    let Some(cuda) = cuda() else { return };
+    let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
+    let request = |seed| Request::new("a black cat on an orange background", seed);
+    let batch = pipeline.generate_batch(&request(5), 3, &mut ()).unwrap();
+    assert_eq!((batch.len(), batch[0].timings.pictures), (3, 3), "they fit the memory");
+    for picture in batch {
+        let alone = pipeline.generate(&request(picture.plan.seed), &mut ()).unwrap();
+        assert_eq!(alone.timings.prompts_encoded, 0, "the prompt is known");
+        let psnr = psnr(&picture.rgb, &alone.rgb);
+        println!("seed {}: {psnr:.1} dB", picture.plan.seed);
+        assert!(psnr >= 45.0, "seed {}: {psnr:.1} dB", picture.plan.seed);
+    }
+}
+
 #[test]
 fn a_step_waits_for_nothing_and_copies_nothing() {
     let Some(cuda) = cuda() else { return };
