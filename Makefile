@@ -49,8 +49,8 @@ test-gpu: gpu-setup ## Run the tests of the CUDA backend; fails where there is n
 	FLUX_REQUIRE_GPU=1 $(CARGO) test --release --locked --test gpu
 
 .PHONY: bench
-bench: gpu-setup ## Measure every op on the GPU
-	FLUX_REQUIRE_GPU=1 $(CARGO) bench --locked --bench ops
+bench: gpu-setup build ## Measure the stages of a picture and every op on the GPU (make bench BENCH="linear --size 512")
+	target/release/flux bench --device cuda $(BENCH)
 
 # What cargo said it built: KIND, NAME.
 executable = $$(sed -n 's/.*"kind":\["$(1)"\].*"name":"$(2)".*"executable":"\([^"]*\)".*/\1/p' target/gpu-bundle.json)
@@ -59,7 +59,7 @@ executable = $$(sed -n 's/.*"kind":\["$(1)"\].*"name":"$(2)".*"executable":"\([^
 # FLUX_CUDA_ARCHS=90a builds the kernels for one GPU only, which is quicker.
 .PHONY: gpu-bundle
 gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust (STANDALONE=1: and without this folder)
-	$(CARGO) test --release --locked --no-default-features --no-run --lib --test gpu --test cpu_gemm --bench ops --bench pipeline \
+	$(CARGO) test --release --locked --no-default-features --no-run --lib --test gpu --test cpu_gemm \
 		--message-format json > target/gpu-bundle.json
 	rm -rf $(GPU_BUNDLE) target/gpu-bundle
 	mkdir -p $(GPU_BUNDLE)/scripts target/gpu-bundle
@@ -67,8 +67,6 @@ gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust 
 	strip -o target/gpu-bundle/units "$(call executable,lib,flux)"
 	strip -o target/gpu-bundle/gpu "$(call executable,test,gpu)"
 	strip -o target/gpu-bundle/cpu_gemm "$(call executable,test,cpu_gemm)"
-	strip -o target/gpu-bundle/ops "$(call executable,bench,ops)"
-	strip -o target/gpu-bundle/pipeline "$(call executable,bench,pipeline)"
 	XZ_OPT=-9 tar -C target/gpu-bundle -cJf $(GPU_BUNDLE)/bin.tar.xz .
 	git describe --always --dirty > $(GPU_BUNDLE)/COMMIT
 	cp scripts/gpu_check.sh scripts/make_full_size_model.py scripts/bench_reference.py $(GPU_BUNDLE)/scripts/

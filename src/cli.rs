@@ -29,9 +29,14 @@ pub struct Cli {
     pub generate: Generate,
 }
 
-/// Tools for scripts, left out of `--help`.
+/// Tools, those for scripts left out of `--help`.
 #[derive(Subcommand)]
 pub enum Command {
+    /// Measures how long the stages of a picture and the ops of a model take on this machine.
+    ///
+    /// Ops have the shapes of the model, or of klein 4B when no folder is named; they stand beside what the device does at best, a copy or a
+    /// large product, and fused ops beside the simpler ops that they stand for.
+    Bench(Bench),
     /// Says how far two PNG pictures of one size are apart: max and mean of the 8-bit differences, PSNR.
     #[command(hide = true)]
     Compare {
@@ -43,11 +48,86 @@ pub enum Command {
     },
 }
 
+/// The model.
 #[derive(Args)]
-pub struct Generate {
+pub struct ModelArgs {
     /// Model folder in the diffusers layout [default: $FLUX_MODEL, else the built-in model]
     #[arg(short, long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
+}
+
+impl ModelArgs {
+    /// The model folder that is named: the flag, else FLUX_MODEL where it is set to something.
+    pub fn dir(&self) -> Option<PathBuf> {
+        self.dir.clone().or_else(|| env::var_os("FLUX_MODEL").filter(|value| !value.is_empty()).map(PathBuf::from))
+    }
+
+    /// Whether the flag names it.
+    pub fn names_dir(&self) -> bool {
+        self.dir.is_some()
+    }
+}
+
+/// Where and how to compute.
+#[derive(Args)]
+pub struct DeviceArgs {
+    /// Where to compute: auto, cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: DeviceChoice,
+    /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto)]
+    pub precision: PrecisionChoice,
+    /// GPU memory that may be used, in GiB [default: 80% of what is free]
+    #[arg(long, value_name = "GIB", value_parser = gibibytes)]
+    pub gpu_memory: Option<f64>,
+}
+
+impl DeviceArgs {
+    /// Errors where flags contradict each other in a way that clap does not express.
+    pub fn check(&self) -> Result<()> {
+        if self.gpu_memory.is_some() && self.device == DeviceChoice::Cpu {
+            return Err(Error::usage("`--gpu-memory` has no meaning with `--device cpu`").hint("leave one of them out"));
+        }
+        Ok(())
+    }
+
+    /// The cap on GPU memory in bytes.
+    pub fn gpu_memory_bytes(&self) -> Option<u64> {
+        self.gpu_memory.map(|gib| (gib * f64::from(1 << 30)) as u64)
+    }
+}
+
+/// `flux bench`
+#[derive(Args)]
+pub struct Bench {
+    /// Parts of the names of what to measure, such as stages/, ops/, linear or 512x512 [default: all]
+    #[arg(value_name = "NAME")]
+    pub names: Vec<String>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Sides of the square pictures, such as 512,1024 [default: 1024 on a GPU, 256 on the CPU]
+    #[arg(long = "size", value_name = "PIXELS", value_delimiter = ',', value_parser = value_parser!(u64).range(16..=8192))]
+    pub sizes: Vec<u64>,
+    /// Pictures at once
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = value_parser!(u64).range(1..=8))]
+    pub batch: u64,
+    /// Denoising steps [default: the model's]
+    #[arg(short, long, value_name = "N", value_parser = value_parser!(u64).range(1..=1000))]
+    pub steps: Option<u64>,
+    /// Runs of which the median is taken [default: 20 of ops and 5 of pictures on a GPU, 3 and 2 on the CPU]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1000))]
+    pub runs: Option<u64>,
+    #[command(flatten)]
+    pub on: DeviceArgs,
+    /// Print one JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct Generate {
+    #[command(flatten)]
+    pub model: ModelArgs,
     /// What to draw; `-` reads it from standard input
     #[arg(short, long, value_name = "TEXT", required = true)]
     prompt: Option<String>,
@@ -72,15 +152,8 @@ pub struct Generate {
     /// How strongly to follow the prompt, 1 is without guidance; only undistilled models use it [default: the model's]
     #[arg(short, long, value_name = "SCALE")]
     guidance: Option<f32>,
-    /// Where to compute: auto, cpu, cuda or cuda:N
-    #[arg(long, value_name = "DEVICE", default_value = "auto")]
-    pub device: DeviceChoice,
-    /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto)]
-    pub precision: PrecisionChoice,
-    /// GPU memory that may be used, in GiB [default: 80% of what is free]
-    #[arg(long, value_name = "GIB", value_parser = gibibytes)]
-    pub gpu_memory: Option<f64>,
+    #[command(flatten)]
+    pub on: DeviceArgs,
     /// Print nothing but errors, and the seed when it was random
     #[arg(short, long)]
     pub quiet: bool,
@@ -153,16 +226,6 @@ fn decibels(text: &str) -> std::result::Result<f64, String> {
 }
 
 impl Generate {
-    /// The model folder that is named: the flag, else FLUX_MODEL where it is set to something.
-    pub fn dir(&self) -> Option<PathBuf> {
-        self.dir.clone().or_else(|| env::var_os("FLUX_MODEL").filter(|value| !value.is_empty()).map(PathBuf::from))
-    }
-
-    /// Whether the flag names it.
-    pub fn names_dir(&self) -> bool {
-        self.dir.is_some()
-    }
-
     /// What to draw. Reads standard input for the prompt `-`; draws a seed when none is given.
     ///
     /// Errors when standard input cannot be read as UTF-8.
@@ -219,15 +282,7 @@ impl Generate {
             return Err(Error::usage("`--print-path` and `--timings=json` both write to standard output")
                 .hint("leave out `--print-path`: the JSON names the file under `output`"));
         }
-        if self.gpu_memory.is_some() && self.device == DeviceChoice::Cpu {
-            return Err(Error::usage("`--gpu-memory` has no meaning with `--device cpu`").hint("leave one of them out"));
-        }
-        Ok(())
-    }
-
-    /// The cap on GPU memory in bytes.
-    pub fn gpu_memory_bytes(&self) -> Option<u64> {
-        self.gpu_memory.map(|gib| (gib * f64::from(1 << 30)) as u64)
+        self.on.check()
     }
 }
 
@@ -260,7 +315,7 @@ mod tests {
 
     #[test]
     fn devices_are_parsed() {
-        let device = |text: &str| parse(&format!("-p x --device {text}")).map(|g| g.device);
+        let device = |text: &str| parse(&format!("-p x --device {text}")).map(|g| g.on.device);
         assert_eq!(device("cuda"), Ok(DeviceChoice::Cuda(0)));
         assert_eq!(device("cuda:3"), Ok(DeviceChoice::Cuda(3)));
         for bad in ["gpu", "cuda:", "cuda:-1", "CUDA"] {

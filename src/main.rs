@@ -1,11 +1,12 @@
 //! The command line program: parse, check what is cheap to check, choose the device, run, print the error.
 
+mod bench;
 mod cli;
 mod progress;
 mod report;
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -21,7 +22,8 @@ use flux::output::{Rgb, Target, read_png};
 use flux::pipeline::{Picture, Pipeline, Plan, Request};
 use flux::{Error, Result};
 
-use crate::cli::{Cli, Command, DeviceChoice, Generate, PrecisionChoice, TimingsFormat};
+use crate::bench::{Effort, Settings};
+use crate::cli::{Bench, Cli, Command, DeviceArgs, DeviceChoice, Generate, ModelArgs, PrecisionChoice, TimingsFormat};
 use crate::progress::{Console, say};
 use crate::report::{Report, peak_host_bytes};
 
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
     let start = Instant::now();
     let cli = Cli::parse();
     let done = match &cli.command {
+        Some(Command::Bench(args)) => bench(args),
         Some(Command::Compare { a, b, min_psnr }) => compare(a, b, *min_psnr),
         None => generate(&cli.generate, start),
     };
@@ -49,10 +52,10 @@ fn generate(args: &Generate, start: Instant) -> Result<()> {
     args.check()?;
     let request = args.request()?;
     let targets = args.outputs(request.seed)?.iter().map(|path| Target::new(path)).collect::<Result<_>>()?;
-    let dir = model(args)?;
+    let dir = model(&args.model).and_then(|dir| dir.map_or_else(default_model, Ok))?;
     let mut console = Console::new(args.quiet, args.verbose, args.count > 1);
     let choosing = Instant::now();
-    let device = choose_device(args, &console)?;
+    let device = choose_device(&args.on, &console)?;
     let job = Job { args, targets, dir, request, start, device_s: choosing.elapsed().as_secs_f64() };
     match device {
         Device::Cpu(backend) => job.run(backend, &mut console),
@@ -60,11 +63,10 @@ fn generate(args: &Generate, start: Instant) -> Result<()> {
     }
 }
 
-fn model(args: &Generate) -> Result<ModelDir> {
-    match args.dir() {
-        Some(folder) => ModelDir::open(&folder).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" })),
-        None => default_model(),
-    }
+/// The model folder that is named, if one is.
+fn model(args: &ModelArgs) -> Result<Option<ModelDir>> {
+    let open = |folder: PathBuf| ModelDir::open(&folder).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" }));
+    args.dir().map(open).transpose()
 }
 
 enum Device {
@@ -73,7 +75,7 @@ enum Device {
 }
 
 /// The device that was asked for; with `auto` a GPU where one can be used, else the CPU and a line why.
-fn choose_device(args: &Generate, console: &Console) -> Result<Device> {
+fn choose_device(args: &DeviceArgs, console: &Console) -> Result<Device> {
     if args.precision == PrecisionChoice::F32 && matches!(args.device, DeviceChoice::Cuda(_)) {
         return Err(Error::usage("a GPU computes in bf16, not in f32").at("--precision").hint("use `--device cpu` for f32"));
     }
@@ -102,7 +104,7 @@ fn choose_device(args: &Generate, console: &Console) -> Result<Device> {
     }
 }
 
-fn open_gpu(args: &Generate, ordinal: usize) -> Result<Device> {
+fn open_gpu(args: &DeviceArgs, ordinal: usize) -> Result<Device> {
     Cuda::new(ordinal, args.gpu_memory_bytes()).map(Device::Cuda)
 }
 
@@ -208,6 +210,33 @@ fn print(line: &[u8]) -> Result<()> {
         .and_then(|()| stdout.write_all(b"\n"))
         .and_then(|()| stdout.flush())
         .map_err(|e| Error::new(format!("cannot write to standard output: {e}")))
+}
+
+/// Measures, and prints each line when it is known.
+fn bench(args: &Bench) -> Result<()> {
+    args.on.check()?;
+    let dir = model(&args.model)?;
+    let device = choose_device(&args.on, &Console::new(args.json, false, false))?;
+    let (mut effort, size) = match device {
+        Device::Cpu(_) => (Effort::CPU, 256),
+        Device::Cuda(_) => (Effort::GPU, 1024),
+    };
+    if let Some(runs) = args.runs {
+        (effort.op_runs, effort.picture_runs) = (runs as usize, runs as usize);
+    }
+    let settings = Settings {
+        names: args.names.clone(),
+        sizes: if args.sizes.is_empty() { vec![size] } else { args.sizes.iter().map(|&size| size as usize).collect() },
+        batch: args.batch as usize,
+        steps: args.steps.map(|steps| steps as usize),
+        json: args.json,
+        effort,
+    };
+    let print = &mut |line: &str| print(line.as_bytes());
+    match device {
+        Device::Cpu(backend) => bench::run(&backend, dir.as_ref(), settings, default_model, print),
+        Device::Cuda(backend) => bench::run(&backend, dir.as_ref(), settings, default_model, print),
+    }
 }
 
 fn compare(a: &Path, b: &Path, min_psnr: Option<f64>) -> Result<()> {

@@ -342,6 +342,53 @@ fn compare_measures_and_holds_to_its_bound() {
 }
 
 #[test]
+fn bench_measures_every_stage_and_op_beside_the_ceilings() {
+    let tiny = project("models/tiny");
+    let bench = |args: &[&str]| Run::of(flux().arg("bench").args(["--device", "cpu", "--runs", "1"]).args(args).arg("-d").arg(&tiny));
+    let run = bench(&["--json", "--size", "32,48", "--steps", "1", "--batch", "2"]).succeeds();
+    let rows: Vec<serde_json::Value> = run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let named = |start: &str| rows.iter().filter(|row| row["name"].as_str().is_some_and(|name| name.starts_with(start))).collect::<Vec<_>>();
+    for (size, row) in [32, 48].into_iter().zip(named("stages/")) {
+        assert_eq!((row["size"].as_u64(), row["batch"].as_u64()), (Some(size), Some(2)));
+        for field in ["text_ms", "step_ms", "step_tflop_s", "decode_ms", "png_ms", "png_bytes"] {
+            assert!(row[field].as_f64().is_some_and(|value| value > 0.0), "{field}: {row}");
+        }
+        let parts: f64 = ["text_ms", "prepare_ms", "step_ms", "decode_ms"].iter().map(|part| row[part].as_f64().unwrap()).sum();
+        assert!(row["total_ms"].as_f64().unwrap() > 0.9 * parts, "{row}");
+    }
+    assert_eq!((named("stages/").len(), named("ceiling/").len()), (2, 3));
+    let fused = ["gated_add", "swiglu", "adaln", "qk_norm_rope", "group_norm_silu", "conv2d_add"];
+    for op in ["add", "rms_norm", "linear", "attention", "upsample", "conv2d"].iter().chain(&fused) {
+        let rows = named(&format!("ops/{op} "));
+        assert!(!rows.is_empty(), "{op}");
+        for row in rows {
+            assert!(row["ms"].as_f64().is_some_and(|ms| ms > 0.0) && row["of_ceiling"].as_f64().is_some(), "{row}");
+            assert_eq!(row["composed"].as_f64().is_some(), fused.contains(op), "{row}");
+        }
+    }
+    let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert!(names.iter().enumerate().all(|(i, name)| !names[..i].contains(name)), "each once: {names:?}");
+
+    let table = bench(&["--size", "32", "adaln", "rms_norm"]).succeeds().stdout;
+    let starts: Vec<_> = table.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(starts, ["CPU,", "ceiling/copy", "ceiling/add", "ceiling/linear", "ops/adaln", "ops/rms_norm"], "{table}");
+    assert!(table.contains("GB/s") && table.contains("of ceiling") && table.contains("composed"), "{table}");
+}
+
+#[test]
+fn bench_takes_the_shapes_of_klein_4b_without_a_model_and_refuses_what_it_cannot_measure() {
+    let bench = |args: &[&str]| Run::of(flux().arg("bench").args(["--device", "cpu", "--runs", "1"]).args(args));
+    let table = bench(&["--size", "16", "rms_norm"]).succeeds().stdout;
+    assert!(table.contains("ops/rms_norm 512x2560 "), "{table}");
+    assert!(bench(&["--size", "16", "--steps", "1", "stages/"]).succeeds().stdout.contains("stages/16x16 PNG"));
+    assert!(bench(&["swigloo"]).stderr.contains("`swigloo`"));
+    assert_eq!(bench(&["swigloo"]).code, Some(2));
+    bench(&["--size", "8"]).fails(2, &["--size"]);
+    bench(&["--runs", "0"]).fails(2, &["--runs"]);
+    bench(&["-d", "none"]).fails(1, &["no such model folder: `none`", "--dir"]);
+}
+
+#[test]
 fn version_and_help_are_as_they_were() {
     let version = Run::of(flux().arg("-V")).succeeds();
     assert_eq!(version.stdout, concat!("flux ", env!("CARGO_PKG_VERSION"), "\n"));

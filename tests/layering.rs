@@ -1,20 +1,21 @@
 //! Dependencies point one way: reads the `use` lines and paths of src/ and fails when an arrow points up.
 //!
 //! ```text
-//! main, cli, progress, report -> pipeline -> text_encoder, transformer, vae, sampler -> tensor, ops -> backend <- cpu
+//! main, cli, progress, report, bench -> pipeline -> text_encoder, transformer, vae, sampler -> tensor, ops -> backend <- cpu
 //!                                                                                                              <- cuda
-//! weights, model_dir, error: used by all; output, compare, default_model: used by main only
+//! weights, model_dir, error: used by all; output, compare, default_model: used by main only, output by bench
 //! ```
 
 use std::fs;
 use std::path::Path;
 
 /// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
-const LAYERS: [(&str, &[&str]); 17] = [
+const LAYERS: [(&str, &[&str]); 18] = [
     ("main.rs", ANY),
     ("cli.rs", &["pipeline"]),
     ("progress.rs", &["pipeline"]),
     ("report.rs", &["pipeline"]),
+    ("bench", &["pipeline", "output", "tensor", "ops", "backend"]),
     ("lib.rs", ANY),
     // Loading checks every tensor on the host, where that costs nothing.
     ("pipeline", &["text_encoder", "transformer", "vae", "sampler", "tensor", "ops", "backend", "backend::cpu"]),

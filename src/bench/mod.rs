@@ -1,0 +1,293 @@
+//! `flux bench`: how long the stages of a picture and the ops of a model take on a device, and how near the ops are to what it can do.
+//!
+//! Times are medians of runs, timed by marks in the device's work, and the fastest and slowest. Before an op runs, the caches are filled with
+//! other values. Rates count each tensor once for each read or write that the op needs, and 2 flops a multiply-add. The ceilings that they are
+//! compared with are measured first, on the same device: the better of a copy and a sum in place, and a large square product. A small tensor
+//! may be above the first, on a CPU whose last cache holds it.
+
+mod ops;
+mod shapes;
+mod stages;
+mod weights;
+
+use std::collections::HashSet;
+
+use flux::backend::Backend;
+use flux::model_dir::ModelDir;
+use flux::pipeline::ModelInfo;
+use flux::tensor::Tensor;
+use flux::{Error, Result};
+use serde::Serialize;
+
+use shapes::Shapes;
+
+/// What to measure, and how.
+pub struct Settings {
+    /// Parts of names: measured is what has one of them in its name. All, when there is none.
+    pub names: Vec<String>,
+    /// Sides of square pictures, in pixels.
+    pub sizes: Vec<usize>,
+    /// Pictures at once.
+    pub batch: usize,
+    /// Denoising steps; `None` is the model's choice.
+    pub steps: Option<usize>,
+    /// One JSON object a line, in place of a table.
+    pub json: bool,
+    pub effort: Effort,
+}
+
+/// How much to run, which depends on how fast the device is.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// Runs of an op, behind a quarter as many that are not counted.
+    pub op_runs: usize,
+    /// Pictures, behind half as many that are not counted.
+    pub picture_runs: usize,
+    /// More values than the caches hold.
+    fill: usize,
+    /// Values of the copy, and the side of the product, that the ceilings are measured with.
+    copy: usize,
+    product: usize,
+}
+
+impl Effort {
+    pub const GPU: Self = Self { op_runs: 20, picture_runs: 5, fill: 64 << 20, copy: 256 << 20, product: 8192 };
+    pub const CPU: Self = Self { op_runs: 3, picture_runs: 2, fill: 8 << 20, copy: 16 << 20, product: 1024 };
+}
+
+/// Measures on `backend`. `model` is needed for stages; ops take its shapes, else those of klein 4B. `print` gets every line.
+///
+/// Errors when nothing has one of the names, the model cannot be loaded, or memory runs out.
+pub fn run<B: Backend>(
+    backend: &B,
+    model: Option<&ModelDir>,
+    settings: Settings,
+    default_model: impl FnOnce() -> Result<ModelDir>,
+    print: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<()> {
+    let shapes = model.map(ModelInfo::read).transpose()?.map_or_else(Shapes::klein_4b, |info| Shapes::of(&info));
+    let mut bench = Bench { backend: backend.clone(), fill: None, ceiling: None, measured: HashSet::new(), settings, print };
+    if !bench.settings.json {
+        (bench.print)(&backend.describe())?;
+    }
+    let stages: Vec<usize> = bench.settings.sizes.iter().copied().filter(|&size| bench.wants(&stages::name(size))).collect();
+    if !stages.is_empty() {
+        let built_in = if model.is_none() { Some(default_model()?) } else { None };
+        if let Some(dir) = model.or(built_in.as_ref()) {
+            stages::measure(&mut bench, dir, &stages)?;
+        }
+    }
+    for size in bench.settings.sizes.clone() {
+        ops::measure(&mut bench, &shapes, size)?;
+    }
+    if stages.is_empty() && bench.measured.is_empty() {
+        return Err(Error::usage(format!("nothing to measure has `{}` in its name", bench.settings.names.join("` or `")))
+            .hint("names are such as `stages/1024x1024` and `ops/linear 4608x3072x27648`"));
+    }
+    Ok(())
+}
+
+/// What an op cannot do without.
+#[derive(Debug, Clone, Copy)]
+enum Work {
+    /// Values read and written.
+    Values(usize),
+    /// Floating-point operations.
+    Flops(u64),
+}
+
+/// Of several runs, in seconds.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Times {
+    /// Panics when there are none.
+    fn of(mut seconds: Vec<f64>) -> Self {
+        seconds.sort_by(f64::total_cmp);
+        Self { median: seconds[seconds.len() / 2], min: seconds[0], max: seconds[seconds.len() - 1] }
+    }
+}
+
+/// What the device can do.
+#[derive(Debug, Clone, Copy)]
+struct Ceiling {
+    bytes_s: f64,
+    flops_s: f64,
+}
+
+/// One measured op, as `--json` prints it.
+#[derive(Serialize)]
+struct Row<'a> {
+    name: &'a str,
+    ms: f64,
+    min_ms: f64,
+    max_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gb_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tflop_s: Option<f64>,
+    /// Share of the ceiling.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    of_ceiling: Option<f64>,
+    /// How many times as long the composition takes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    composed: Option<f64>,
+}
+
+impl Row<'_> {
+    fn text(&self) -> String {
+        let Self { name, ms, min_ms, max_ms, .. } = self;
+        let mut line = format!("{name:<52} {ms:10.4} ms  [{min_ms:.4} .. {max_ms:.4}]");
+        for (value, unit) in [(self.gb_s, "GB/s"), (self.tflop_s, "TFLOP/s")] {
+            line += &value.map_or_else(String::new, |value| format!("  {value:9.2} {unit}"));
+        }
+        line += &self.of_ceiling.map_or_else(String::new, |share| format!("  {:3.0}% of ceiling", share * 100.0));
+        line += &self.composed.map_or_else(String::new, |times| format!("  composed {times:.2}x"));
+        line
+    }
+}
+
+struct Bench<'a, B: Backend> {
+    backend: B,
+    /// Written over before each run of an op.
+    fill: Option<Tensor<B>>,
+    ceiling: Option<Ceiling>,
+    /// Names of ops that were measured.
+    measured: HashSet<String>,
+    settings: Settings,
+    print: &'a mut dyn FnMut(&str) -> Result<()>,
+}
+
+impl<B: Backend> Bench<'_, B> {
+    /// Whether `name` was asked for.
+    fn wants(&self, name: &str) -> bool {
+        self.settings.names.is_empty() || self.settings.names.iter().any(|part| name.contains(part.as_str()))
+    }
+
+    /// Whether the op was asked for, and was not measured already: other sizes and blocks have some of the same shapes.
+    fn is_new(&mut self, name: &str) -> bool {
+        self.wants(name) && self.measured.insert(name.to_string())
+    }
+
+    /// Prints a line of the table, or the same as JSON.
+    fn line(&mut self, text: impl FnOnce() -> String, row: &impl Serialize) -> Result<()> {
+        let json = |e| Error::new(format!("cannot write the times as JSON: {e}"));
+        let line = if self.settings.json { serde_json::to_string(row).map_err(json)? } else { text() };
+        (self.print)(&line)
+    }
+
+    /// Times `run`; `prepare` makes what it may consume, and is not timed.
+    fn times<T, U>(&mut self, mut prepare: impl FnMut() -> Result<T>, mut run: impl FnMut(T) -> Result<U>) -> Result<Times> {
+        let runs = self.settings.effort.op_runs;
+        let warm_up = runs.div_ceil(4);
+        let mut seconds = Vec::with_capacity(runs);
+        for round in 0..warm_up + runs {
+            let input = prepare()?;
+            let fill = match self.fill.take() {
+                Some(fill) => fill,
+                None => tensor(&self.backend, self.settings.effort.fill / 1024, 1024)?,
+            };
+            self.fill = Some(fill.silu()?);
+            let from = self.backend.mark()?;
+            let output = run(input)?;
+            let to = self.backend.mark()?;
+            self.backend.wait(&to)?;
+            drop(output);
+            if round >= warm_up {
+                seconds.push(self.backend.elapsed(&from, &to)?.as_secs_f64());
+            }
+        }
+        Ok(Times::of(seconds))
+    }
+
+    /// Measures the ceilings when they are first needed.
+    fn ceiling(&mut self) -> Result<Ceiling> {
+        if let Some(ceiling) = self.ceiling {
+            return Ok(ceiling);
+        }
+        let Effort { copy, product, .. } = self.settings.effort;
+        let b = self.backend.clone();
+        let x = tensor(&b, copy / 1024, 1024)?;
+        let copied = self.times(|| Ok(()), |()| Tensor::concat_rows(&[&x]))?;
+        // Where new memory is dear, as on a CPU, this one shows what the memory can do.
+        let mut sum = Some(tensor(&b, copy / 1024, 1024)?);
+        let added = self.times(
+            || Ok(()),
+            |()| {
+                let whole = sum.take().map_or_else(|| tensor(&b, copy / 1024, 1024), Ok)?;
+                sum = Some(whole.add(&x)?);
+                Ok(())
+            },
+        )?;
+        drop((x, sum));
+        let (x, weight) = (tensor(&b, product, product)?, weights::matrix(&b, product, product)?);
+        let multiplied = self.times(|| Ok(()), |()| x.linear(&weight, None))?;
+        let bytes = (copy as u64 * b.element_bytes()) as f64;
+        // The fastest runs, because nothing is faster.
+        let ceiling =
+            Ceiling { bytes_s: (2.0 * bytes / copied.min).max(3.0 * bytes / added.min), flops_s: 2.0 * (product as f64).powi(3) / multiplied.min };
+        self.ceiling = Some(ceiling);
+        let mib = bytes as u64 >> 20;
+        self.row(&format!("ceiling/copy {mib} MiB"), Work::Values(2 * copy), copied, None)?;
+        self.row(&format!("ceiling/add {mib} MiB"), Work::Values(3 * copy), added, None)?;
+        let name = format!("ceiling/linear {product}x{product}x{product}");
+        self.row(&name, Work::Flops(2 * (product as u64).pow(3)), multiplied, None)?;
+        Ok(ceiling)
+    }
+
+    fn row(&mut self, name: &str, work: Work, times: Times, composed: Option<Times>) -> Result<()> {
+        let ceiling = self.ceiling()?;
+        let (gb_s, tflop_s, of_ceiling) = match work {
+            Work::Values(values) => {
+                let rate = (values as u64 * self.backend.element_bytes()) as f64 / times.median;
+                (Some(rate / 1e9), None, rate / ceiling.bytes_s)
+            }
+            Work::Flops(flops) => {
+                let rate = flops as f64 / times.median;
+                (None, Some(rate / 1e12), rate / ceiling.flops_s)
+            }
+        };
+        let [ms, min_ms, max_ms] = [times.median, times.min, times.max].map(|seconds| round(seconds * 1e3, 4));
+        let (gb_s, tflop_s) = (gb_s.map(|rate| round(rate, 3)), tflop_s.map(|rate| round(rate, 3)));
+        let composed = composed.map(|composed| round(composed.median / times.median, 3));
+        let row = Row { name, ms, min_ms, max_ms, gb_s, tflop_s, of_ceiling: Some(round(of_ceiling, 4)), composed };
+        self.line(|| row.text(), &row)
+    }
+
+    /// Measures an op, when it is wanted.
+    fn op<T, U>(&mut self, name: &str, work: Work, prepare: impl FnMut() -> Result<T>, run: impl FnMut(T) -> Result<U>) -> Result<()> {
+        self.ceiling()?;
+        let times = self.times(prepare, run)?;
+        self.row(name, work, times, None)
+    }
+
+    /// Measures a fused op and what it means in simpler ones.
+    fn fused<T, U, V>(
+        &mut self,
+        name: &str,
+        work: Work,
+        mut prepare: impl FnMut() -> Result<T>,
+        run: impl FnMut(T) -> Result<U>,
+        compose: impl FnMut(T) -> Result<V>,
+    ) -> Result<()> {
+        self.ceiling()?;
+        let times = self.times(&mut prepare, run)?;
+        let composed = self.times(prepare, compose)?;
+        self.row(name, work, times, Some(composed))
+    }
+}
+
+/// Activations of values without a pattern that a cache or a power limit could like.
+fn tensor<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Tensor<B>> {
+    backend.upload(&weights::values(rows * cols), rows, cols)
+}
+
+/// Digits behind the point that a measurement is worth.
+fn round(value: f64, digits: i32) -> f64 {
+    let scale = 10f64.powi(digits);
+    (value * scale).round() / scale
+}

@@ -1,0 +1,207 @@
+//! The ops at the shapes that they have in a picture, the fused ones beside their composition.
+
+use std::time::Instant;
+
+use flux::Result;
+use flux::backend::Backend;
+use flux::ops::{self, Conv, Joint, Mask, Pairs, QkNorm, Rope};
+use flux::tensor::Tensor;
+
+use super::shapes::{Convolution, Linear};
+use super::{Bench, Shapes, Times, Work, tensor, weights};
+
+/// Tokens of a short prompt in its template; the others are padding.
+const PROMPT_TOKENS: usize = 32;
+/// Weights of 680 MB, as a large model has them many times.
+const UPLOAD: [usize; 2] = [4 * 27648, 3072];
+
+/// Measures the ops of square pictures of `size` pixels a side that are wanted and were not measured before.
+pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Result<()> {
+    let joint = shapes.joint(bench.settings.batch, size);
+    elementwise(bench, shapes, joint)?;
+    norms(bench, shapes, joint)?;
+    let linears = [shapes.step_linears(joint), shapes.prepare_linears(bench.settings.steps.unwrap_or(4)), shapes.text_linears()];
+    for linear in linears.concat() {
+        product(bench, linear)?;
+    }
+    attention(bench, shapes, joint, size)?;
+    vae(bench, shapes, size)?;
+    upload(bench)
+}
+
+fn copy<B: Backend>(x: &Tensor<B>) -> Result<Tensor<B>> {
+    Tensor::concat_rows(&[x])
+}
+
+fn elementwise<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) -> Result<()> {
+    let b = bench.backend.clone();
+    let (rows, dim, mlp) = (joint.rows(), shapes.dim, shapes.mlp);
+    let (add, gated_add) = (format!("ops/add {rows}x{dim}"), format!("ops/gated_add {rows}x{dim}"));
+    let work = Work::Values(3 * rows * dim);
+    if bench.is_new(&add) {
+        let (x, y) = (tensor(&b, rows, dim)?, tensor(&b, rows, dim)?);
+        bench.op(&add, work, || copy(&x), |x| x.add(&y))?;
+    }
+    if bench.is_new(&gated_add) {
+        let (x, y, gate) = (tensor(&b, rows, dim)?, tensor(&b, rows, dim)?, tensor(&b, 1, dim)?);
+        bench.fused(&gated_add, work, || copy(&x), |x| x.gated_add(&gate, &y), |x| ops::gated_add::compose(&b, x, &gate, &y))?;
+    }
+    let swiglu = format!("ops/swiglu {rows}x{mlp}");
+    if bench.is_new(&swiglu) {
+        let projected = tensor(&b, rows, 3 * dim + 2 * mlp)?;
+        let halves = || {
+            let [_, gate, up] = copy(&projected)?.split_cols([3 * dim, mlp, mlp]);
+            Ok((gate, up))
+        };
+        let work = Work::Values(3 * rows * mlp);
+        bench.fused(&swiglu, work, halves, |(gate, up)| Ok((gate.swiglu(&up)?, up)), |(gate, up)| Ok((ops::swiglu::compose(&b, gate, &up)?, up)))?;
+    }
+    Ok(())
+}
+
+fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) -> Result<()> {
+    const EPS: f32 = 1e-6;
+    let b = bench.backend.clone();
+    let (rows, dim, head_dim) = (joint.rows(), shapes.dim, shapes.head_dim);
+    let adaln = format!("ops/adaln {rows}x{dim}");
+    if bench.is_new(&adaln) {
+        let (x, row) = (tensor(&b, rows, dim)?, tensor(&b, 1, dim)?);
+        let work = Work::Values(2 * rows * dim);
+        bench.fused(&adaln, work, || Ok(()), |()| x.adaln(&row, &row, EPS), |()| ops::adaln::compose(&b, &x, &row, &row, EPS))?;
+    }
+    let (txt, hidden) = (shapes.txt, shapes.text.hidden);
+    let rms_norm = format!("ops/rms_norm {txt}x{hidden}");
+    if bench.is_new(&rms_norm) {
+        let (x, row) = (tensor(&b, txt, hidden)?, tensor(&b, 1, hidden)?);
+        bench.op(&rms_norm, Work::Values(2 * txt * hidden), || Ok(()), |()| x.rms_norm(&row, EPS))?;
+    }
+    let heads = dim / head_dim;
+    let qk_norm_rope = format!("ops/qk_norm_rope {rows}x({heads}+{heads})x{head_dim}");
+    if bench.is_new(&qk_norm_rope) {
+        let kvq = tensor(&b, rows, 3 * dim)?;
+        let norm = || Ok::<_, flux::Error>(QkNorm { q: tensor(&b, 1, head_dim)?, k: tensor(&b, 1, head_dim)?, eps: EPS });
+        let (txt, img) = (norm()?, norm()?);
+        let table = || b.upload_f32(&weights::values(joint.tokens() * head_dim / 2), joint.tokens(), head_dim / 2);
+        let rope = Rope { cos: table()?, sin: table()?, pairs: Pairs::Interleaved };
+        let parts = || {
+            let [k, _, q] = copy(&kvq)?.split_cols([dim; 3]);
+            Ok((q, k))
+        };
+        bench.fused(
+            &qk_norm_rope,
+            Work::Values(4 * rows * dim),
+            parts,
+            |(q, k)| q.qk_norm_rope(k, [&txt, &img], &rope, joint),
+            |(q, k)| ops::qk_norm_rope::compose(&b, q, k, [&txt, &img], &rope, joint),
+        )?;
+    }
+    Ok(())
+}
+
+fn product<B: Backend>(bench: &mut Bench<'_, B>, linear: Linear) -> Result<()> {
+    let Linear { rows, cols, out, .. } = linear;
+    let name = format!("ops/linear {rows}x{cols}x{out}");
+    if !bench.is_new(&name) {
+        return Ok(());
+    }
+    let b = bench.backend.clone();
+    let (x, weight) = (tensor(&b, rows, cols)?, weights::matrix(&b, out, cols)?);
+    bench.op(&name, Work::Flops(linear.flops()), || Ok(()), |()| x.linear(&weight, None))
+}
+
+fn attention<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint, size: usize) -> Result<()> {
+    let text = &shapes.text;
+    let (side, channels, _) = shapes.up_blocks(size)[0];
+    let heads = shapes.dim / shapes.head_dim;
+    let batch = if joint.batch == 1 { String::new() } else { format!("{} x ", joint.batch) };
+    let kinds = [
+        (format!("{heads}x{}, {batch}{} tokens", shapes.head_dim, joint.tokens()), joint, heads, heads, shapes.head_dim, Mask::None),
+        (
+            format!("{}/{}x{}, {} tokens, causal", text.heads, text.kv_heads, text.head_dim, shapes.txt),
+            Joint::single(shapes.txt),
+            text.heads,
+            text.kv_heads,
+            text.head_dim,
+            Mask::Causal { keys: PROMPT_TOKENS.min(shapes.txt) },
+        ),
+        (format!("1x{channels}, {} pixels", side * side), Joint::single(side * side), 1, 1, channels, Mask::None),
+    ];
+    for (kind, joint, heads, kv_heads, head_dim, mask) in kinds {
+        let name = format!("ops/attention {kind}");
+        if !bench.is_new(&name) {
+            continue;
+        }
+        let whole = tensor(&bench.backend, joint.rows(), (heads + 2 * kv_heads) * head_dim)?;
+        let parts = || Ok(copy(&whole)?.split_cols([kv_heads * head_dim, kv_heads * head_dim, heads * head_dim]));
+        let keys = match mask {
+            Mask::None => joint.tokens(),
+            Mask::Causal { keys } => keys,
+        };
+        let flops = 4 * (joint.batch * joint.tokens() * keys * heads * head_dim) as u64;
+        bench.op(&name, Work::Flops(flops), parts, |[k, v, q]| Ok((q.attention(&k, &v, head_dim, joint, mask)?, k, v)))?;
+    }
+    Ok(())
+}
+
+fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Result<()> {
+    const EPS: f32 = 1e-6;
+    let b = bench.backend.clone();
+    let groups = shapes.vae_groups;
+    let blocks = shapes.up_blocks(size);
+    for (i, &(side, cin, cout)) in blocks.iter().enumerate() {
+        for channels in [cin, cout] {
+            let name = format!("ops/group_norm_silu {side}x{side}x{channels}");
+            if bench.is_new(&name) {
+                let (x, row) = (tensor(&b, side * side, channels)?, tensor(&b, 1, channels)?);
+                let work = Work::Values(3 * side * side * channels);
+                let compose = |()| ops::group_norm::compose_silu(&b, &x, &row, &row, groups, EPS);
+                bench.fused(&name, work, || Ok(()), |()| x.group_norm_silu(&row, &row, groups, EPS), compose)?;
+            }
+        }
+        let name = format!("ops/upsample {side}x{side}x{cout}");
+        if i + 1 < blocks.len() && bench.is_new(&name) {
+            let x = tensor(&b, side * side, cout)?;
+            bench.op(&name, Work::Values(5 * side * side * cout), || Ok(()), |()| x.upsample(side, side))?;
+        }
+    }
+    for convolution in shapes.convolutions(size) {
+        let Convolution { side, cin, cout, kernel, add } = convolution;
+        let name = format!("ops/{} {side}x{side} {cin} -> {cout}, {kernel}x{kernel}", if add { "conv2d_add" } else { "conv2d" });
+        if !bench.is_new(&name) {
+            continue;
+        }
+        let (x, bias) = (tensor(&b, side * side, cin)?, tensor(&b, 1, cout)?);
+        let (weight, conv) = (weights::convolution(&b, cin, cout, kernel)?, Conv::same(side, side, kernel));
+        let work = Work::Flops(convolution.flops());
+        if add {
+            let residual = tensor(&b, side * side, cout)?;
+            let compose = |residual| ops::conv2d::compose_add(&b, &x, &weight, &bias, conv, residual);
+            bench.fused(&name, work, || copy(&residual), |residual| x.conv2d_add(&weight, &bias, conv, residual), compose)?;
+        } else {
+            bench.op(&name, work, || Ok(()), |()| x.conv2d(&weight, &bias, conv))?;
+        }
+    }
+    Ok(())
+}
+
+/// Weights from a mapped file that is in memory to the device, by the clock. Where the file itself serves there is nothing to measure.
+fn upload<B: Backend>(bench: &mut Bench<'_, B>) -> Result<()> {
+    let name = format!("ops/upload {}x{}", UPLOAD[0], UPLOAD[1]);
+    let b = bench.backend.clone();
+    if b.weight_bytes(1) == 0 || !bench.is_new(&name) {
+        return Ok(());
+    }
+    bench.ceiling()?;
+    let seconds = weights::with_view(&UPLOAD, |view| {
+        let upload = || {
+            let start = Instant::now();
+            let weight = b.weight(std::slice::from_ref(view))?;
+            b.wait(&b.mark()?)?;
+            drop(weight);
+            Ok(start.elapsed().as_secs_f64())
+        };
+        upload()?; // the first sets up the way
+        (0..4).map(|_| upload()).collect::<Result<Vec<f64>>>()
+    })?;
+    bench.row(&name, Work::Values(UPLOAD[0] * UPLOAD[1]), Times::of(seconds), None)
+}

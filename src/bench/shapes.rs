@@ -1,0 +1,245 @@
+//! The shapes that a model's ops have, and what work they are.
+
+use flux::ops::Joint;
+use flux::pipeline::ModelInfo;
+
+/// Sizes of a model, as far as they decide how long it takes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shapes {
+    /// Text tokens.
+    pub txt: usize,
+    /// The transformer: columns of a token, of a head, of the MLP, of packed latents, of text features.
+    pub dim: usize,
+    pub head_dim: usize,
+    pub mlp: usize,
+    pub in_channels: usize,
+    pub context: usize,
+    pub double_blocks: usize,
+    pub single_blocks: usize,
+    pub text: TextShapes,
+    /// Channels of the decoder's blocks, from the pixels inwards.
+    pub vae_channels: Vec<usize>,
+    pub latent_channels: usize,
+    /// Residual blocks of an up block.
+    pub vae_resnets: usize,
+    pub vae_groups: usize,
+}
+
+/// The text encoder.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TextShapes {
+    pub hidden: usize,
+    pub mlp: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Layers that run.
+    pub layers: usize,
+}
+
+/// A product [rows, cols] by [out, cols] that runs `times` times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Linear {
+    pub rows: usize,
+    pub cols: usize,
+    pub out: usize,
+    pub times: usize,
+}
+
+impl Linear {
+    fn new(rows: usize, cols: usize, out: usize, times: usize) -> Self {
+        Self { rows, cols, out, times }
+    }
+
+    /// Of one of them.
+    pub fn flops(&self) -> u64 {
+        2 * (self.rows * self.cols * self.out) as u64
+    }
+}
+
+/// A convolution of side x side pixels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Convolution {
+    pub side: usize,
+    pub cin: usize,
+    pub cout: usize,
+    pub kernel: usize,
+    /// Whether it is added to a residual.
+    pub add: bool,
+}
+
+impl Convolution {
+    pub fn flops(&self) -> u64 {
+        2 * (self.side * self.side * self.cin * self.cout * self.kernel * self.kernel) as u64
+    }
+}
+
+impl Shapes {
+    pub fn of(info: &ModelInfo) -> Self {
+        let (transformer, text, vae) = (&info.transformer, &info.text_encoder, &info.vae);
+        Self {
+            txt: info.max_sequence_length,
+            dim: transformer.dim(),
+            head_dim: transformer.attention_head_dim,
+            mlp: transformer.mlp(),
+            in_channels: transformer.in_channels,
+            context: transformer.joint_attention_dim,
+            double_blocks: transformer.num_layers,
+            single_blocks: transformer.num_single_layers,
+            text: TextShapes {
+                hidden: text.hidden_size,
+                mlp: text.intermediate_size,
+                heads: text.num_attention_heads,
+                kv_heads: text.num_key_value_heads,
+                head_dim: text.head_dim,
+                layers: info.out_layers.iter().copied().max().unwrap_or(0),
+            },
+            vae_channels: vae.decoder_channels().to_vec(),
+            latent_channels: vae.latent_channels,
+            vae_resnets: vae.layers_per_block + 1,
+            vae_groups: vae.norm_num_groups,
+        }
+    }
+
+    /// FLUX.2-klein 4B, for ops without a model.
+    pub fn klein_4b() -> Self {
+        Self {
+            txt: 512,
+            dim: 3072,
+            head_dim: 128,
+            mlp: 9216,
+            in_channels: 128,
+            context: 7680,
+            double_blocks: 5,
+            single_blocks: 20,
+            text: TextShapes { hidden: 2560, mlp: 9728, heads: 32, kv_heads: 8, head_dim: 128, layers: 27 },
+            vae_channels: vec![128, 256, 512, 512],
+            latent_channels: 32,
+            vae_resnets: 3,
+            vae_groups: 32,
+        }
+    }
+
+    /// Pixels on a side of a packed latent.
+    pub fn patch(&self) -> usize {
+        2 << (self.vae_channels.len() - 1)
+    }
+
+    /// Tokens of `batch` square pictures of `size` pixels a side.
+    pub fn joint(&self, batch: usize, size: usize) -> Joint {
+        Joint { batch, txt: self.txt, img: (size / self.patch()).pow(2) }
+    }
+
+    /// The products of one evaluation of the transformer.
+    pub fn step_linears(&self, joint: Joint) -> Vec<Linear> {
+        let Self { dim, mlp, .. } = *self;
+        let (all, img) = (joint.rows(), joint.batch * joint.img);
+        let mut linears = vec![Linear::new(all, dim, 3 * dim + 2 * mlp, self.single_blocks), Linear::new(all, dim + mlp, dim, self.single_blocks)];
+        for rows in [img, joint.txt_rows()] {
+            linears
+                .extend([(dim, 3 * dim), (dim, dim), (dim, 2 * mlp), (mlp, dim)].map(|(cols, out)| Linear::new(rows, cols, out, self.double_blocks)));
+        }
+        linears.extend([Linear::new(img, self.in_channels, dim, 1), Linear::new(img, dim, self.in_channels, 1)]);
+        linears
+    }
+
+    /// What a picture needs once: text features as the blocks read them, and the modulations of `steps` steps.
+    pub fn prepare_linears(&self, steps: usize) -> Vec<Linear> {
+        vec![Linear::new(self.txt, self.context, self.dim, 1), Linear::new(steps, self.dim, 6 * self.dim, 2)]
+    }
+
+    /// The products of one prompt.
+    pub fn text_linears(&self) -> Vec<Linear> {
+        let TextShapes { hidden, mlp, heads, kv_heads, head_dim, layers } = self.text;
+        let shapes = [(hidden, (heads + 2 * kv_heads) * head_dim), (heads * head_dim, hidden), (hidden, 2 * mlp), (mlp, hidden)];
+        shapes.map(|(cols, out)| Linear::new(self.txt, cols, out, layers)).to_vec()
+    }
+
+    /// Where the decoder's blocks work, in their order: (side, channels in, channels out).
+    pub fn up_blocks(&self, size: usize) -> Vec<(usize, usize, usize)> {
+        let channels: Vec<usize> = self.vae_channels.iter().rev().copied().collect();
+        let side = |i: usize| size >> (channels.len() - 1 - i);
+        (0..channels.len()).map(|i| (side(i), channels[i.saturating_sub(1)], channels[i])).collect()
+    }
+
+    /// Every convolution of the decoder, in its order.
+    pub fn convolutions(&self, size: usize) -> Vec<Convolution> {
+        let conv = |side, cin, cout, kernel, add| Convolution { side, cin, cout, kernel, add };
+        let blocks = self.up_blocks(size);
+        let (inner, top, _) = blocks[0];
+        let resnet = |side, cin, cout| {
+            let shortcut = (cin != cout).then(|| conv(side, cin, cout, 1, false));
+            [Some(conv(side, cin, cout, 3, false)), shortcut, Some(conv(side, cout, cout, 3, true))].into_iter().flatten()
+        };
+        let mut all = vec![conv(inner, self.latent_channels, top, 3, false)];
+        all.extend((0..2).flat_map(|_| resnet(inner, top, top)));
+        for (i, &(side, cin, cout)) in blocks.iter().enumerate() {
+            all.extend((0..self.vae_resnets).flat_map(|j| resnet(side, if j == 0 { cin } else { cout }, cout)));
+            if i + 1 < blocks.len() {
+                all.push(conv(2 * side, cout, cout, 3, false));
+            }
+        }
+        all.push(conv(size, self.vae_channels[0], 3, 3, false));
+        all
+    }
+
+    /// Floating-point operations of one evaluation: products with weights, and attention.
+    pub fn step_flops(&self, joint: Joint) -> u64 {
+        let attention = 4 * (joint.batch * joint.tokens().pow(2) * self.dim) as u64;
+        flops(&self.step_linears(joint)) + attention * (self.double_blocks + self.single_blocks) as u64
+    }
+
+    /// Of one prompt, without attention, which is a hundredth of it.
+    pub fn text_flops(&self) -> u64 {
+        flops(&self.text_linears())
+    }
+
+    /// Of one picture.
+    pub fn decode_flops(&self, size: usize) -> u64 {
+        let (side, channels, _) = self.up_blocks(size)[0];
+        let pixels = side * side;
+        let attention = 4 * pixels.pow(2) * channels + 4 * 2 * pixels * channels * channels;
+        self.convolutions(size).iter().map(Convolution::flops).sum::<u64>() + attention as u64
+    }
+}
+
+fn flops(linears: &[Linear]) -> u64 {
+    linears.iter().map(|linear| linear.flops() * linear.times as u64).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_of_klein_4b_is_two_flops_a_weight_and_token() {
+        let shapes = Shapes::klein_4b();
+        let joint = shapes.joint(1, 1024);
+        assert_eq!((joint.tokens(), joint.rows()), (4608, 4608));
+        // 3.87 billion weights, those of the modulations apart; each stream of a double block has its own, so a token passes 25 blocks.
+        let block = 4 * 3072_u64.pow(2) + 3 * 3072 * 9216;
+        let attention = 4 * 4608_u64.pow(2) * 3072 * 25;
+        assert_eq!(shapes.step_flops(joint), 2 * 4608 * block * 25 + 2 * 2 * 4096 * 128 * 3072 + attention);
+        assert_eq!(shapes.step_flops(shapes.joint(3, 1024)), 3 * shapes.step_flops(joint));
+    }
+
+    #[test]
+    fn the_decoder_of_klein_4b_has_its_convolutions() {
+        let convolutions = Shapes::klein_4b().convolutions(1024);
+        // In, the middle, three residual blocks at each of four sides with two shortcuts, three upsamplers, out.
+        assert_eq!(convolutions.len(), 1 + 4 + 4 * 6 + 2 + 3 + 1);
+        assert_eq!((convolutions[0].side, convolutions[0].cin, convolutions[0].cout), (128, 32, 512));
+        assert!(convolutions.contains(&Convolution { side: 1024, cin: 256, cout: 128, kernel: 1, add: false }));
+        assert!(convolutions.contains(&Convolution { side: 1024, cin: 256, cout: 256, kernel: 3, add: false }), "the last upsampler");
+    }
+
+    #[test]
+    fn a_model_has_the_shapes_that_its_configs_say() {
+        let dir = flux::model_dir::ModelDir::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/tiny").as_ref()).unwrap();
+        let info = ModelInfo::read(&dir).unwrap();
+        let shapes = Shapes::of(&info);
+        assert_eq!(shapes.patch(), info.vae.patch_pixels());
+        assert_eq!(shapes.text.layers, *info.out_layers.iter().max().unwrap());
+        assert_eq!((shapes.dim, shapes.txt), (info.transformer.dim(), info.max_sequence_length));
+    }
+}

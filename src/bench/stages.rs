@@ -1,0 +1,119 @@
+//! The stages of a picture once a model is loaded, and the picture's way into a file.
+
+use std::time::Instant;
+
+use flux::Result;
+use flux::backend::Backend;
+use flux::model_dir::ModelDir;
+use flux::output::{Format, Rgb, encode};
+use flux::pipeline::{Pipeline, Request, Timings};
+use serde::Serialize;
+
+use super::{Bench, Shapes, round};
+
+const PROMPT: &str = "A cat holding a sign that says hello world";
+
+/// The name of the stages of a size.
+pub fn name(size: usize) -> String {
+    format!("stages/{size}x{size}")
+}
+
+/// Medians of some pictures, in ms, as `--json` prints them. With a batch, those of a batch.
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    size: usize,
+    batch: usize,
+    text_ms: f64,
+    text_tflop_s: f64,
+    prepare_ms: f64,
+    step_ms: f64,
+    step_tflop_s: f64,
+    decode_ms: f64,
+    decode_tflop_s: f64,
+    /// All of these, from the prompt's string to RGB bytes on the host.
+    total_ms: f64,
+    /// A PNG of one picture, in memory.
+    png_ms: f64,
+    png_bytes: usize,
+    peak_gib: f64,
+}
+
+impl Row {
+    fn text(&self) -> String {
+        let Self { name, batch, .. } = self;
+        let head = if *batch == 1 { name.clone() } else { format!("{name} batch {batch}") };
+        let rate = |tflop_s: f64| format!("  {tflop_s:9.2} TFLOP/s");
+        let lines = [
+            ("text", self.text_ms, rate(self.text_tflop_s)),
+            ("prepare", self.prepare_ms, String::new()),
+            ("step", self.step_ms, rate(self.step_tflop_s)),
+            ("decode", self.decode_ms, rate(self.decode_tflop_s)),
+            ("picture, prompt to RGB on the host", self.total_ms, format!("  peak {:.2} GiB", self.peak_gib)),
+            ("PNG", self.png_ms, format!("  {} bytes", self.png_bytes)),
+        ];
+        lines.map(|(stage, ms, more)| format!("{:<52} {ms:10.2} ms{more}", format!("{head} {stage}"))).join("\n")
+    }
+}
+
+/// Measures pictures of `sizes` by the model in `dir`.
+pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelDir, sizes: &[usize]) -> Result<()> {
+    let mut pipeline = Pipeline::load(bench.backend.clone(), dir)?;
+    let shapes = Shapes::of(pipeline.info());
+    let (asked, steps, runs) = (bench.settings.batch, bench.settings.steps, bench.settings.effort.picture_runs);
+    for &size in sizes {
+        let (mut timings, mut totals, mut pngs) = (Vec::new(), Vec::new(), Vec::new());
+        let mut last = None;
+        let warm_up = runs.div_ceil(2);
+        for run in 0..warm_up + runs {
+            // A prompt that was seen before would not be encoded.
+            let prompt = format!("{PROMPT} {size} {run}");
+            let request = Request { width: Some(size), height: Some(size), steps, ..Request::new(prompt, 42) };
+            let start = Instant::now();
+            let mut pictures = pipeline.generate_batch(&request, asked, &mut ())?;
+            let total_s = start.elapsed().as_secs_f64();
+            let Some(picture) = pictures.pop() else { continue };
+            let rgb = Rgb { width: picture.plan.width, height: picture.plan.height, bytes: picture.rgb };
+            let start = Instant::now();
+            let png = encode(&rgb, Format::Png, &[("prompt", request.prompt)])?;
+            let png_s = start.elapsed().as_secs_f64();
+            if run >= warm_up {
+                totals.push(total_s);
+                pngs.push(png_s);
+                timings.push(picture.timings);
+            }
+            last = Some((picture.plan, png.len()));
+        }
+        let (Some((plan, png_bytes)), Some(first)) = (last, timings.first()) else { continue };
+        let median = |of: fn(&Timings) -> f64| median(timings.iter().map(of).collect());
+        let step_s = median(|t| t.steps_s.iter().sum::<f64>() / t.steps_s.len().max(1) as f64);
+        let (text_s, decode_s, batch) = (median(|t| t.text_s), median(|t| t.decode_s), first.pictures);
+        let evaluations = if plan.guided() { 2 } else { 1 };
+        let step_flops = evaluations * shapes.step_flops(shapes.joint(batch, plan.width));
+        // Guidance reads the empty prompt too, but only once.
+        let tflop_s = |flops: u64, seconds: f64| round(flops as f64 / seconds / 1e12, 3);
+        let ms = |seconds: f64| round(seconds * 1e3, 2);
+        let row = Row {
+            name: name(size),
+            size: plan.width,
+            batch,
+            text_ms: ms(text_s),
+            text_tflop_s: tflop_s(shapes.text_flops(), text_s),
+            prepare_ms: ms(median(|t| t.prepare_s)),
+            step_ms: ms(step_s),
+            step_tflop_s: tflop_s(step_flops, step_s),
+            decode_ms: ms(decode_s),
+            decode_tflop_s: tflop_s(batch as u64 * shapes.decode_flops(plan.width), decode_s),
+            total_ms: ms(self::median(totals)),
+            png_ms: ms(self::median(pngs)),
+            png_bytes,
+            peak_gib: round(first.device.peak_memory_bytes as f64 / f64::from(1 << 30), 2),
+        };
+        bench.line(|| row.text(), &row)?;
+    }
+    Ok(())
+}
+
+fn median(seconds: Vec<f64>) -> f64 {
+    super::Times::of(seconds).median
+}
