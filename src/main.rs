@@ -59,7 +59,13 @@ fn generate(args: &Generate, start: Instant) -> Result<()> {
     let job = Job { args, targets, dir, request, start, device_s: choosing.elapsed().as_secs_f64() };
     match device {
         Device::Cpu(backend) => job.run(backend, &mut console),
-        Device::Cuda(backend) => job.run(backend, &mut console),
+        Device::Cuda(backend) => {
+            let done = job.run(backend.clone(), &mut console);
+            if let Some(note) = backend.note() {
+                console.detail(&note);
+            }
+            done
+        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! Matrix products against the CPU in float32.
 
+use std::path::Path;
+
 use flux::backend::Backend;
+use flux::backend::cuda::{Cuda, GemmCache};
 use flux::tensor::Tensor;
 
 use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check, check_against, vector};
@@ -89,4 +92,63 @@ fn linear_concat_matches_the_cpu() {
             check(&cuda, &format!("linear_concat {widths:?}, adjacent {adjacent}"), &LinearConcat(widths, &weight, adjacent), 0.0);
         }
     }
+}
+
+/// A product that is worth timing.
+const TIMED: [usize; 3] = [512, 1024, 2048];
+
+/// What a GPU makes of that product, whose choices are in `folder`: the values' bits, and how often the host waited.
+fn timed_product(folder: &Path, weight: &Weight) -> (Vec<u32>, u64, Option<String>) {
+    let cuda = Cuda::with_gemm_cache(0, None, GemmCache::Folder(folder.to_path_buf())).unwrap();
+    let x = Shape::dense(TIMED[0], TIMED[1]).tensor(&cuda, 1);
+    let weight = weight.matrix(&cuda);
+    let before = cuda.stats().waits;
+    let out = x.linear(&weight, None).unwrap();
+    let waits = cuda.stats().waits - before;
+    (cuda.download(&out).unwrap().into_iter().map(f32::to_bits).collect(), waits, cuda.note())
+}
+
+#[test]
+fn the_choice_of_an_algorithm_is_timed_once_and_read_back() {
+    if crate::cuda().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let weight = Weight::seeded(2, TIMED[2], TIMED[1]);
+    let (first, waits, note) = timed_product(folder.path(), &weight);
+    assert!(waits > 0 && note.is_none(), "the first run times: {waits} waits, {note:?}");
+    let file = std::fs::read_dir(folder.path()).unwrap().next().expect("the choice is kept").unwrap().path();
+    let kept = std::fs::read_to_string(&file).unwrap();
+    println!("{}: {kept}", file.display());
+
+    let (second, waits, note) = timed_product(folder.path(), &weight);
+    assert_eq!((waits, note), (0, None), "the second run only reads");
+    assert_eq!(second, first);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), kept);
+
+    // Well-formed, but no algorithm of cuBLASLt: timed anew and put in order.
+    let mut json: serde_json::Value = serde_json::from_str(&kept).unwrap();
+    json["choices"][0]["algorithm"] = serde_json::json!(vec![u64::MAX; 8]);
+    for text in [json.to_string(), "{".to_string()] {
+        std::fs::write(&file, &text).unwrap();
+        let (third, waits, _) = timed_product(folder.path(), &weight);
+        assert!(waits > 0, "{text}");
+        assert_eq!(third.len(), first.len());
+        let written = std::fs::read_to_string(&file).unwrap();
+        assert!(written != text && serde_json::from_str::<serde_json::Value>(&written).is_ok(), "{written}");
+    }
+}
+
+#[test]
+fn without_a_cache_nothing_is_timed() {
+    if crate::cuda().is_none() {
+        return;
+    }
+    let cuda = Cuda::with_gemm_cache(0, None, GemmCache::Off).unwrap();
+    let weight = Weight::seeded(2, TIMED[2], TIMED[1]);
+    let (x, weight) = (Shape::dense(TIMED[0], TIMED[1]).tensor(&cuda, 1), weight.matrix(&cuda));
+    let before = cuda.stats();
+    let _out = x.linear(&weight, None).unwrap();
+    let after = cuda.stats();
+    assert_eq!((after.waits - before.waits, after.launches - before.launches), (0, 1));
 }

@@ -72,6 +72,7 @@ pub struct Device {
     name: String,
     capability: (i32, i32),
     multiprocessors: usize,
+    driver: i32,
 }
 
 // SAFETY: the driver's handles are plain addresses that any thread may use once the context is current there, which `bind` sees to
@@ -150,6 +151,7 @@ impl Device {
             name,
             capability,
             multiprocessors,
+            driver,
         }))
     }
 
@@ -193,6 +195,19 @@ impl Device {
     /// Streaming multiprocessors.
     pub fn multiprocessors(&self) -> usize {
         self.multiprocessors
+    }
+
+    /// The newest CUDA that the driver knows, as it counts: 13000 is 13.0.
+    pub fn driver(&self) -> i32 {
+        self.driver
+    }
+
+    /// Whether work for the compute stream is recorded at the moment, not run.
+    pub fn is_capturing(&self) -> Result<bool> {
+        self.bind()?;
+        // SAFETY: the stream lives as long as the device.
+        let status = unsafe { result::stream::is_capturing(self.stream.0) }.map_err(|e| failed("the GPU does not answer", e))?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     /// Kernel `name` of `cuda/<file>.cu`, loaded on first use.

@@ -1,17 +1,22 @@
 //! Matrix products by cuBLASLt: bf16 in, float32 sums, bf16 or float32 out. A plan is made once per shape.
 //!
+//! Of cuBLASLt's suggestions for a large product the fastest is found by timing, once for all runs: see [`super::gemm_choices`].
+//!
 //! cuBLASLt thinks in columns. Our row-major out [m, n] is its column-major [n, m], so its A is the weight and its B is x.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::cublaslt::{result, sys};
+use cudarc::driver;
+use serde::{Deserialize, Serialize};
 
 use super::Cuda;
 use super::Tensor;
-use super::device::Device;
+use super::device::{self, Device, Mark};
+use super::gemm_choices::{Choices, GemmCache, Machine, fastest};
 use super::pool::{Buffer, Kind};
 use crate::error::{Error, Result};
 
@@ -20,10 +25,10 @@ const WORKSPACE_BYTES: usize = 64 << 20;
 /// `cublasOperation_t`, which cudarc's cuBLASLt bindings leave out.
 const OPERATION_N: i32 = 0;
 const OPERATION_T: i32 = 1;
-/// How many algorithms to ask for. The first that fits the workspace is taken, the same one on every run, so that a seed means one picture.
-const CANDIDATES: usize = 8;
-/// Takes another of the suggestions (0 is the first), to measure whether cuBLASLt orders them well.
-const CANDIDATE_VARIABLE: &str = "FLUX_GEMM_CANDIDATE";
+/// How many algorithms to ask for.
+const CANDIDATES: usize = 16;
+/// Products of more floating-point operations are worth the time of choosing; for others the first suggestion serves.
+const WORTH_TIMING: usize = 1_000_000_000;
 
 /// Where a matrix is: address of the first cell, elements from row to row.
 #[derive(Debug, Clone, Copy)]
@@ -65,9 +70,10 @@ pub struct Product {
     pub out_f32: bool,
 }
 
-/// Everything that a choice of algorithm depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
+/// Everything that a choice of algorithm depends on, but for the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Key {
     sizes: [usize; 3],
     strides: [usize; 4],
     alignments: [u32; 4],
@@ -78,7 +84,7 @@ struct Key {
 }
 
 impl Key {
-    fn of(product: &Product) -> Self {
+    pub fn of(product: &Product) -> Self {
         let residual = product.residual.unwrap_or(product.out);
         let operands = [product.weight, product.x, residual, product.out];
         Self {
@@ -90,6 +96,10 @@ impl Key {
             residual: product.residual.is_some(),
             out_f32: product.out_f32,
         }
+    }
+
+    fn is_worth_timing(&self) -> bool {
+        self.sizes.iter().fold(2usize, |flops, size| flops.saturating_mul(*size)) > WORTH_TIMING
     }
 }
 
@@ -117,8 +127,8 @@ pub struct Gemm {
     handle: sys::cublasLtHandle_t,
     /// None is a shape that cuBLASLt declined.
     plans: Mutex<HashMap<Key, Option<Plan>>>,
+    choices: Mutex<Choices>,
     workspace: Buffer,
-    candidate: usize,
     device: Arc<Device>,
 }
 
@@ -127,17 +137,44 @@ unsafe impl Send for Gemm {}
 // SAFETY: as above.
 unsafe impl Sync for Gemm {}
 
+/// Room for an answer of cuBLASLt.
+const NOTHING_FOUND: sys::cublasLtMatmulHeuristicResult_t = sys::cublasLtMatmulHeuristicResult_t {
+    algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+    workspaceSize: 0,
+    state: sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
+    wavesCount: 0.0,
+    reserved: [0; 4],
+};
+
+/// Whether an algorithm can run in our workspace.
+fn fits(found: &sys::cublasLtMatmulHeuristicResult_t) -> bool {
+    found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE_BYTES
+}
+
 fn failed(error: result::CublasError) -> Error {
     Error::new(format!("cuBLASLt failed: {:?}", error.0))
 }
 
 impl Gemm {
-    pub fn new(device: &Arc<Device>) -> Result<Self> {
+    pub fn new(device: &Arc<Device>, cache: &GemmCache) -> Result<Self> {
         device.bind()?;
-        let handle = result::create_handle().map_err(failed)?;
         let workspace = Buffer::new(device, Kind::Byte, WORKSPACE_BYTES)?;
-        let candidate = std::env::var(CANDIDATE_VARIABLE).ok().and_then(|index| index.parse().ok()).unwrap_or(0);
-        Ok(Self { handle, plans: Mutex::default(), workspace, candidate, device: Arc::clone(device) })
+        let handle = result::create_handle().map_err(failed)?;
+        // SAFETY: the function only answers; the library was loaded by the call before.
+        let cublaslt = unsafe { sys::cublasLtGetVersion() };
+        let (gpu, multiprocessors) = (device.name().to_string(), device.multiprocessors());
+        let choices = Choices::open(cache, Machine { gpu, multiprocessors, driver: device.driver(), cublaslt });
+        Ok(Self { handle, plans: Mutex::default(), choices: Mutex::new(choices), workspace, device: Arc::clone(device) })
+    }
+
+    /// What the user may want to know of the kept choices, if anything.
+    pub fn note(&self) -> Option<String> {
+        self.choices().note()
+    }
+
+    fn choices(&self) -> MutexGuard<'_, Choices> {
+        // A thread that panicked here left whole entries only.
+        self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enqueues the product.
@@ -154,7 +191,7 @@ impl Gemm {
             std::collections::hash_map::Entry::Vacant(entry) => entry.insert(self.plan(&key, product)?),
         };
         match plan {
-            Some(plan) => self.enqueue(plan, product),
+            Some(plan) => self.enqueue(plan, &plan.algorithm, product),
             None => self.run_any(product),
         }
     }
@@ -182,16 +219,76 @@ impl Gemm {
             let bias_type = sys::cudaDataType::CUDA_R_16BF as i32;
             plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type)?;
         }
-        let Some(algorithm) = self.choose(&plan, key)? else { return Ok(None) };
+        let Some(algorithm) = self.choose(&plan, key, product)? else { return Ok(None) };
         plan.algorithm = algorithm;
         Ok(Some(plan))
     }
 
-    /// The algorithm that cuBLASLt suggests for these alignments and this workspace.
-    fn choose(&self, plan: &Plan, key: &Key) -> Result<Option<sys::cublasLtMatmulAlgo_t>> {
+    /// The algorithm that an earlier run chose, or the fastest of those that cuBLASLt suggests; without a way to keep the choice, or when it
+    /// does not matter, the first of them.
+    fn choose(&self, plan: &Plan, key: &Key, product: &Product) -> Result<Option<sys::cublasLtMatmulAlgo_t>> {
+        let worth_timing = key.is_worth_timing();
+        let kept = if worth_timing { self.choices().get(key) } else { None };
+        if let Some(data) = kept {
+            let algorithm = sys::cublasLtMatmulAlgo_t { data };
+            if self.runs(plan, &algorithm) {
+                return Ok(Some(algorithm));
+            }
+        }
+        let candidates = self.candidates(plan, key)?;
+        let Some(first) = candidates.first() else { return Ok(None) };
+        // What is being captured does not run, so it cannot be timed.
+        if !worth_timing || self.device.is_capturing()? || !self.choices().keeps() {
+            return Ok(Some(*first));
+        }
+        let chosen = candidates[self.time(plan, product, &candidates)];
+        self.choices().keep(*key, chosen.data);
+        Ok(Some(chosen))
+    }
+
+    /// The index of the fastest candidate. Each writes to memory of its own and only reads the product's; where there is no room, it is
+    /// the first.
+    fn time(&self, plan: &Plan, product: &Product, candidates: &[sys::cublasLtMatmulAlgo_t]) -> usize {
+        let kind = if product.out_f32 { Kind::F32 } else { Kind::Bf16 };
+        let Ok(out) = Buffer::new(&self.device, kind, (product.m - 1) * product.out.stride + product.n) else { return 0 };
+        let trial = Product { out: Matrix { address: out.address(), ..product.out }, ..*product };
+        fastest(candidates.len(), |candidate, runs| self.times_us(plan, &candidates[candidate], &trial, runs).ok())
+    }
+
+    /// Device time of each of `runs` runs of an algorithm, from caches that hold nothing of the product. Waits.
+    fn times_us(&self, plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t, product: &Product, runs: usize) -> Result<Vec<f64>> {
+        let stream = self.device.stream();
+        let mut marks = Vec::new();
+        for _ in 0..runs {
+            // SAFETY: the workspace holds that many bytes, and products use it one after the other on this stream.
+            unsafe { driver::result::memset_d8_async(self.workspace.address(), 0, WORKSPACE_BYTES, stream.raw()) }
+                .map_err(|e| device::failed("cannot clear GPU memory", e))?;
+            let from = Mark::new(&self.device, stream)?;
+            self.enqueue(plan, algorithm, product)?;
+            marks.push((from, Mark::new(&self.device, stream)?));
+        }
+        self.device.counters().waits.fetch_add(1, Ordering::Relaxed);
+        marks.last().map_or(Ok(()), |(_, to)| to.wait())?;
+        marks.iter().map(|(from, to)| Ok(from.elapsed(to)?.as_secs_f64() * 1e6)).collect()
+    }
+
+    /// Whether cuBLASLt takes an algorithm for these matrices and this workspace.
+    fn runs(&self, plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
+        let mut found = NOTHING_FOUND;
+        let [a, b, c, d] = plan.layouts;
+        // SAFETY: all descriptors live; `algorithm` has the size that cuBLASLt reads, and `found` that which it writes.
+        let status = unsafe { sys::cublasLtMatmulAlgoCheck(self.handle, plan.operation, a, b, c, d, algorithm, &mut found) };
+        status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && fits(&found)
+    }
+
+    /// The algorithms that cuBLASLt suggests for these alignments and this workspace, the one it thinks best first.
+    fn candidates(&self, plan: &Plan, key: &Key) -> Result<Vec<sys::cublasLtMatmulAlgo_t>> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference = Preference::new()?;
         preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
+        // Split sums meet in float32: the other ways of adding them round each part to the type of the result.
+        let in_float32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_float32)?;
         let alignments = [
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -201,14 +298,7 @@ impl Gemm {
         for (attribute, bytes) in alignments.into_iter().zip(&key.alignments) {
             preference.set(attribute, bytes)?;
         }
-        let empty = sys::cublasLtMatmulHeuristicResult_t {
-            algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
-            workspaceSize: 0,
-            state: sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
-            wavesCount: 0.0,
-            reserved: [0; 4],
-        };
-        let mut found = [empty; CANDIDATES];
+        let mut found = [NOTHING_FOUND; CANDIDATES];
         let mut count = 0;
         let [a, b, c, d] = plan.layouts;
         // SAFETY: all descriptors live; `found` has room for CANDIDATES results. cuBLASLt writes `state` from the statuses of version
@@ -228,16 +318,12 @@ impl Gemm {
             )
         };
         if status != sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
-            return Ok(None);
+            return Ok(Vec::new());
         }
-        let fits = |result: &&sys::cublasLtMatmulHeuristicResult_t| {
-            result.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && result.workspaceSize <= WORKSPACE_BYTES
-        };
-        let fitting: Vec<_> = found.iter().take(usize::try_from(count).unwrap_or(0)).filter(fits).collect();
-        Ok(fitting.get(self.candidate).or(fitting.first()).map(|result| result.algo))
+        Ok(found.iter().take(usize::try_from(count).unwrap_or(0)).filter(|result| fits(result)).map(|result| result.algo).collect())
     }
 
-    fn enqueue(&self, plan: &Plan, product: &Product) -> Result<()> {
+    fn enqueue(&self, plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t, product: &Product) -> Result<()> {
         if let Some(bias) = product.bias {
             plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
         }
@@ -262,7 +348,7 @@ impl Gemm {
                 c,
                 product.out.address as *mut c_void,
                 d,
-                &plan.algorithm,
+                algorithm,
                 self.workspace.address() as *mut c_void,
                 WORKSPACE_BYTES,
                 self.device.stream().raw().cast(),

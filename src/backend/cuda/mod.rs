@@ -1,7 +1,7 @@
 //! The CUDA backend: bf16 tensors in device memory, float32 inside every op, one rounding at its end.
 //!
 //! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels of cuda/*.cu that
-//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves weights and pictures. Every op has a launcher in the
+//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves weights and pictures. Every op has a launcher in the
 //! file of its name. All work goes to one stream in program order; only downloads and [`Backend::wait`] wait.
 #![allow(unsafe_code)]
 
@@ -13,6 +13,7 @@ mod device;
 mod elementwise;
 mod gated_add;
 mod gemm;
+mod gemm_choices;
 mod group_norm;
 mod kernels;
 mod launch;
@@ -31,6 +32,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 pub use device::Mark;
+pub use gemm_choices::GemmCache;
 pub use pool::Buffer;
 
 use crate::backend::{Backend, Stats};
@@ -51,17 +53,29 @@ pub struct Cuda(Arc<Inner>);
 struct Inner {
     gemm: OnceLock<Gemm>,
     opening_gemm: Mutex<()>,
+    gemm_cache: GemmCache,
     uploader: Uploader,
     device: Arc<Device>,
 }
 
 impl Cuda {
-    /// Opens GPU `ordinal` as `nvidia-smi -L` counts. Of its memory at most `memory_cap` bytes are used, or 80% of what is free now.
+    /// Opens GPU `ordinal` as `nvidia-smi -L` counts. Of its memory at most `memory_cap` bytes are used, or 80% of what is free now. The
+    /// choice of algorithms is kept where the environment says, see [`GemmCache::from_environment`].
     ///
     /// Errors when this program holds no kernels, the machine no driver or cuBLASLt, or the GPU is missing or older than Ampere.
     pub fn new(ordinal: usize, memory_cap: Option<u64>) -> Result<Self> {
+        Self::with_gemm_cache(ordinal, memory_cap, GemmCache::from_environment())
+    }
+
+    /// [`Cuda::new`], which keeps the choice of algorithms in `gemm_cache`.
+    pub fn with_gemm_cache(ordinal: usize, memory_cap: Option<u64>, gemm_cache: GemmCache) -> Result<Self> {
         let device = Device::open(ordinal, memory_cap)?;
-        Ok(Self(Arc::new(Inner { gemm: OnceLock::new(), opening_gemm: Mutex::new(()), uploader: Uploader::default(), device })))
+        Ok(Self(Arc::new(Inner { gemm: OnceLock::new(), opening_gemm: Mutex::new(()), gemm_cache, uploader: Uploader::default(), device })))
+    }
+
+    /// What the user may want to know of the work so far: that the kept choices of algorithms were of no use, or cannot be kept.
+    pub fn note(&self) -> Option<String> {
+        self.0.gemm.get().and_then(Gemm::note)
     }
 
     fn device(&self) -> &Arc<Device> {
@@ -77,7 +91,7 @@ impl Cuda {
         if let Some(gemm) = self.0.gemm.get() {
             return Ok(gemm);
         }
-        let gemm = Gemm::new(self.device())?;
+        let gemm = Gemm::new(self.device(), &self.0.gemm_cache)?;
         Ok(self.0.gemm.get_or_init(|| gemm))
     }
 
