@@ -128,6 +128,18 @@ pub trait Backend: Clone + Sized + 'static {
     fn gated_add(&self, x: Tensor<Self>, gate: &Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
         ops::gated_add::compose(self, x, gate, y)
     }
+    /// See [`Tensor::gated_add_adaln`].
+    fn gated_add_adaln(
+        &self,
+        x: Tensor<Self>,
+        gates: [&Tensor<Self>; 2],
+        y: &Tensor<Self>,
+        norms: [(&Tensor<Self>, &Tensor<Self>); 2],
+        txt_rows: usize,
+        eps: f32,
+    ) -> Result<(Tensor<Self>, Tensor<Self>)> {
+        ops::gated_add_adaln::compose(self, x, gates, y, norms, txt_rows, eps)
+    }
     /// See [`Tensor::swiglu`].
     fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {
         ops::swiglu::compose(self, gate, up)

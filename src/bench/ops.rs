@@ -69,6 +69,18 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) ->
         let work = Work::Values(2 * rows * dim);
         bench.fused(&adaln, work, || Ok(()), |()| x.adaln(&row, &row, EPS), |()| ops::adaln::compose(&b, &x, &row, &row, EPS))?;
     }
+    let gated_add_adaln = format!("ops/gated_add_adaln {rows}x{dim}");
+    if bench.is_new(&gated_add_adaln) {
+        let (x, y, row) = (tensor(&b, rows, dim)?, tensor(&b, rows, dim)?, tensor(&b, 1, dim)?);
+        let (gates, norms, txt) = ([&row; 2], [(&row, &row); 2], joint.txt_rows());
+        bench.fused(
+            &gated_add_adaln,
+            Work::Values(4 * rows * dim),
+            || copy(&x),
+            |x| x.gated_add_adaln(gates, &y, norms, txt, EPS),
+            |x| ops::gated_add_adaln::compose(&b, x, gates, &y, norms, txt, EPS),
+        )?;
+    }
     let (txt, hidden) = (shapes.txt, shapes.text.hidden);
     let rms_norm = format!("ops/rms_norm {txt}x{hidden}");
     if bench.is_new(&rms_norm) {

@@ -10,6 +10,7 @@
 //! | [`attention`](Tensor::attention) | `softmax(q k^T / sqrt(head_dim)) v` per head | [tokens, dim] |
 //! | [`adaln`](Tensor::adaln) | `(1 + scale) * layer_norm(x) + shift` | [tokens, dim] |
 //! | [`gated_add`](Tensor::gated_add) | `x + gate * y` | [tokens, dim] |
+//! | [`gated_add_adaln`](Tensor::gated_add_adaln) | the one, then the other of its result | [tokens, dim] |
 //! | [`swiglu`](Tensor::swiglu) | `silu(gate) * up` | [tokens, mlp] |
 //! | [`qk_norm_rope`](Tensor::qk_norm_rope) | `rope(rms_norm(q))`, the same for k | [tokens, dim] |
 //! | [`rms_norm`](Tensor::rms_norm), [`layer_norm`](Tensor::layer_norm) | over columns | |
@@ -26,6 +27,7 @@ pub mod attention;
 pub mod conv2d;
 pub mod elementwise;
 pub mod gated_add;
+pub mod gated_add_adaln;
 pub mod group_norm;
 pub mod linear;
 pub mod norm;

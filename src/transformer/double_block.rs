@@ -1,6 +1,6 @@
 //! A double block: text and picture apart, but for one attention.
 
-use super::{Modulation, TransformerConfig};
+use super::{Modulation, Norm, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::ops::{Joint, Mask, QkNorm, Rope};
@@ -9,6 +9,8 @@ use crate::weights::Weights;
 
 /// Joint attention and an MLP for each stream.
 pub struct DoubleBlock<B: Backend> {
+    dim: usize,
+    mlp: usize,
     head_dim: usize,
     eps: f32,
     txt: Stream<B>,
@@ -17,8 +19,6 @@ pub struct DoubleBlock<B: Backend> {
 
 /// The weights of one stream.
 struct Stream<B: Backend> {
-    dim: usize,
-    mlp: usize,
     to_kvq: Tensor<B>,     // to_k, to_v and to_q stacked [3 * dim, dim]
     norm: QkNorm<B>,       // 2 x [1, head_dim]
     to_out: Tensor<B>,     // [dim, dim]
@@ -32,8 +32,6 @@ impl<B: Backend> Stream<B> {
         let (attn, ff) = (weights.at("attn"), weights.at(ff));
         let [norm_q, norm_k] = norms.map(|name| attn.vector(&format!("{name}.weight"), head_dim));
         Ok(Self {
-            dim,
-            mlp,
             to_kvq: attn.stacked(&kvq, dim, dim)?,
             norm: QkNorm { q: norm_q?, k: norm_k?, eps: config.eps },
             to_out: attn.matrix(to_out, dim, dim)?,
@@ -41,22 +39,14 @@ impl<B: Backend> Stream<B> {
             linear_out: ff.matrix("linear_out", dim, mlp)?,
         })
     }
-
-    /// What follows the attention: x [tokens, dim], attn [tokens, dim] -> [tokens, dim].
-    fn finish(&self, x: Tensor<B>, attn: &Tensor<B>, modulation: &[Modulation<B>; 2], eps: f32) -> Result<Tensor<B>> {
-        let [msa, mlp] = modulation;
-        let x = x.gated_add(&msa.gate, &attn.linear(&self.to_out, None)?)?;
-        let h = x.adaln(&mlp.shift, &mlp.scale, eps)?;
-        let [gate, up] = h.linear(&self.linear_in, None)?.split_cols([self.mlp, self.mlp]);
-        let h = gate.swiglu(&up)?.linear(&self.linear_out, None)?;
-        x.gated_add(&mlp.gate, &h)
-    }
 }
 
 impl<B: Backend> DoubleBlock<B> {
     /// Loads one block.
     pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
         Ok(Self {
+            dim: config.dim(),
+            mlp: config.mlp(),
             head_dim: config.attention_head_dim,
             eps: config.eps,
             txt: Stream::load(
@@ -71,27 +61,40 @@ impl<B: Backend> DoubleBlock<B> {
         })
     }
 
-    /// txt [batch * txt, dim], img [batch * img, dim] -> the same shapes.
+    /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(), dim], text rows
+    /// first. Of each pair the first is for text, the second for the picture; a stream's modulations are for attention and MLP.
     ///
     /// Source: FLUX.2 reference `Flux2TransformerBlock.forward`; text goes first in the joint attention.
     pub fn forward(
         &self,
-        txt: Tensor<B>,
-        img: Tensor<B>,
-        txt_modulation: &[Modulation<B>; 2],
-        img_modulation: &[Modulation<B>; 2],
+        x: Tensor<B>,
+        h: Tensor<B>,
+        modulation: [&[Modulation<B>; 2]; 2],
+        next: [Norm<'_, B>; 2],
         rope: &Rope<B>,
         joint: Joint,
     ) -> Result<(Tensor<B>, Tensor<B>)> {
-        let txt_h = txt.adaln(&txt_modulation[0].shift, &txt_modulation[0].scale, self.eps)?;
-        let img_h = img.adaln(&img_modulation[0].shift, &img_modulation[0].scale, self.eps)?;
-        let kvq = Tensor::linear_rows(&[(&txt_h, &self.txt.to_kvq), (&img_h, &self.img.to_kvq)])?;
-        let [k, v, q] = kvq.split_cols([self.img.dim; 3]);
-        let (q, k) = q.qk_norm_rope(k, [&self.txt.norm, &self.img.norm], rope, joint)?;
-        let (txt_attn, img_attn) = q.attention(&k, &v, self.head_dim, joint, Mask::None)?.split_rows(joint.txt_rows());
+        let (txt, img, txt_rows) = (&self.txt, &self.img, joint.txt_rows());
+        let [[txt_msa, txt_mlp], [img_msa, img_mlp]] = modulation;
 
-        let txt = self.txt.finish(txt, &txt_attn, txt_modulation, self.eps)?;
-        let img = self.img.finish(img, &img_attn, img_modulation, self.eps)?;
-        Ok((txt, img))
+        let attn = {
+            let [k, v, q] = linear(h, [&txt.to_kvq, &img.to_kvq], txt_rows)?.split_cols([self.dim; 3]);
+            let (q, k) = q.qk_norm_rope(k, [&txt.norm, &img.norm], rope, joint)?;
+            let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
+            linear(attn, [&txt.to_out, &img.to_out], txt_rows)?
+        };
+        let (x, h) = x.gated_add_adaln([&txt_msa.gate, &img_msa.gate], &attn, [txt_mlp.norm(), img_mlp.norm()], txt_rows, self.eps)?;
+
+        let mlp = {
+            let [gate, up] = linear(h, [&txt.linear_in, &img.linear_in], txt_rows)?.split_cols([self.mlp; 2]);
+            linear(gate.swiglu(&up)?, [&txt.linear_out, &img.linear_out], txt_rows)?
+        };
+        x.gated_add_adaln([&txt_mlp.gate, &img_mlp.gate], &mlp, next, txt_rows, self.eps)
     }
+}
+
+/// Text rows times the first weight, picture rows times the second.
+fn linear<B: Backend>(x: Tensor<B>, [txt_weight, img_weight]: [&Tensor<B>; 2], txt_rows: usize) -> Result<Tensor<B>> {
+    let (txt, img) = x.split_rows(txt_rows);
+    Tensor::linear_rows(&[(&txt, txt_weight), (&img, img_weight)])
 }

@@ -2,7 +2,8 @@
 //!
 //! Double blocks keep text and picture apart and let them meet in one attention; single blocks run over both as one
 //! stream, text first. One modulation serves all double blocks and one all single blocks, so both are computed once for
-//! each timestep, outside the blocks.
+//! each timestep, outside the blocks. A block ends with the norm of what comes behind it, so that the stream is read and
+//! written once between two blocks.
 
 mod config;
 mod double_block;
@@ -15,8 +16,10 @@ pub use config::TransformerConfig;
 pub use double_block::DoubleBlock;
 pub use embed::{position_ids, rope_tables, timestep_embedding};
 pub use final_layer::FinalLayer;
-pub use modulation::{Modulation, Modulations, StepModulation};
+pub use modulation::{Modulation, Modulations, Norm, StepModulation};
 pub use single_block::SingleBlock;
+
+use std::iter::{once, repeat_n};
 
 use crate::backend::Backend;
 use crate::error::Result;
@@ -93,17 +96,28 @@ impl<B: Backend> Transformer<B> {
         rope: &Rope<B>,
         joint: Joint,
     ) -> Result<Tensor<B>> {
+        let StepModulation { double_txt, double_img, single, norm_out: (shift, scale) } = modulation;
+        // The norm before each block and before the final layer, of text and of picture.
+        let before_double = repeat_n([double_txt[0].norm(), double_img[0].norm()], self.transformer_blocks.len());
+        let before_single = repeat_n([single.norm(); 2], self.single_transformer_blocks.len());
+        let mut norms = before_double.chain(before_single).chain(once([(shift, scale); 2]));
+        let mut next = || norms.next().expect("one for each block and the final layer");
+
         let img = latents.linear(&self.x_embedder, None)?;
-        let (mut txt, mut img) = Tensor::concat_rows(&[context, &img])?.split_rows(joint.txt_rows());
+        let [txt_norm, img_norm] = next();
+        let normed = |x: &Tensor<B>, (shift, scale): Norm<'_, B>| x.adaln(shift, scale, self.config.eps);
+        let mut h = Tensor::concat_rows(&[&normed(context, txt_norm)?, &normed(&img, img_norm)?])?;
+        let mut x = Tensor::concat_rows(&[context, &img])?;
+        drop(img);
         for block in &self.transformer_blocks {
-            (txt, img) = block.forward(txt, img, &modulation.double_txt, &modulation.double_img, rope, joint)?;
+            (x, h) = block.forward(x, h, [double_txt, double_img], next(), rope, joint)?;
         }
-        let mut x = txt.join_rows(img)?;
         for block in &self.single_transformer_blocks {
-            x = block.forward(x, &modulation.single, rope, joint)?;
+            let [_, next] = next();
+            (x, h) = block.forward(x, h, &single.gate, next, rope, joint)?;
         }
-        let (_, img) = x.split_rows(joint.txt_rows());
-        self.final_layer.forward(&img, &modulation.norm_out)
+        let (_, img) = h.split_rows(joint.txt_rows());
+        self.final_layer.forward(&img)
     }
 }
 

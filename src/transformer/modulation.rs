@@ -19,6 +19,16 @@ pub struct Modulation<B: Backend> {
     pub gate: Tensor<B>,
 }
 
+/// The shift and scale of a norm, each [1, dim].
+pub type Norm<'a, B> = (&'a Tensor<B>, &'a Tensor<B>);
+
+impl<B: Backend> Modulation<B> {
+    /// What the norm needs.
+    pub fn norm(&self) -> Norm<'_, B> {
+        (&self.shift, &self.scale)
+    }
+}
+
 /// The modulation of one step.
 pub struct StepModulation<B: Backend> {
     /// Attention and MLP of the text stream of all double blocks.

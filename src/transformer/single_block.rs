@@ -1,6 +1,6 @@
 //! A single block: attention and MLP side by side over text and picture as one stream.
 
-use super::{Modulation, TransformerConfig};
+use super::{Norm, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::ops::{Joint, Mask, QkNorm, Rope};
@@ -38,14 +38,21 @@ impl<B: Backend> SingleBlock<B> {
         })
     }
 
-    /// x [joint.rows(), dim] -> the same shape; text rows come first.
+    /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(), dim], text rows
+    /// first. The gate is [1, dim].
     ///
     /// Source: FLUX.2 reference `Flux2SingleTransformerBlock.forward` and `Flux2ParallelSelfAttention`.
-    pub fn forward(&self, x: Tensor<B>, modulation: &Modulation<B>, rope: &Rope<B>, joint: Joint) -> Result<Tensor<B>> {
-        let Modulation { shift, scale, gate } = modulation;
-
-        let h = x.adaln(shift, scale, self.eps)?;
+    pub fn forward(
+        &self,
+        x: Tensor<B>,
+        h: Tensor<B>,
+        gate: &Tensor<B>,
+        next: Norm<'_, B>,
+        rope: &Rope<B>,
+        joint: Joint,
+    ) -> Result<(Tensor<B>, Tensor<B>)> {
         let proj = h.linear(&self.to_kvq_mlp_proj, None)?;
+        drop(h); // makes room for the next
         let [k, v, q, mlp_gate, mlp_up] = proj.split_cols([self.dim, self.dim, self.dim, self.mlp, self.mlp]);
 
         let (q, k) = q.qk_norm_rope(k, [&self.qk_norm, &self.qk_norm], rope, joint)?;
@@ -53,6 +60,6 @@ impl<B: Backend> SingleBlock<B> {
         let mlp = mlp_gate.swiglu(&mlp_up)?;
 
         let out = Tensor::linear_concat(&[&attn, &mlp], &self.to_out)?;
-        x.gated_add(gate, &out)
+        x.gated_add_adaln([gate; 2], &out, [next; 2], 0, self.eps)
     }
 }

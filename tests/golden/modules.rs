@@ -5,7 +5,7 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::ops::{Conv, Joint, Mask};
 use flux::pipeline::ModelInfo;
 use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
-use flux::transformer::{self, DoubleBlock, SingleBlock, Transformer};
+use flux::transformer::{self, DoubleBlock, Norm, SingleBlock, Transformer};
 use flux::vae::{self, Decoder, Grid, MidBlock, ResnetBlock};
 use flux::weights::Weights;
 use flux::{Result, Tensor};
@@ -105,12 +105,21 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         let backend = cpu();
         let weights = Weights::new(&backend, &files);
         let double = DoubleBlock::load(&weights.at("transformer_blocks.0"), config)?;
-        let (txt_out, img_out) = double.forward(txt_in, img_in, &modulation.double_txt, &modulation.double_img, &rope, joint)?;
+        let norms = [modulation.double_txt[0].norm(), modulation.double_img[0].norm()];
+        let normed = |x: &Tensor<Cpu>, (shift, scale): Norm<'_, Cpu>| x.adaln(shift, scale, config.eps);
+        let h = Tensor::concat_rows(&[&normed(&txt_in, norms[0])?, &normed(&img_in, norms[1])?])?;
+        let x = Tensor::concat_rows(&[&txt_in, &img_in])?;
+        let single_norms = [modulation.single.norm(); 2];
+        let (out, next_h) = double.forward(x, h, [&modulation.double_txt, &modulation.double_img], single_norms, &rope, joint)?;
+        assert_eq!(backend.download(&next_h)?, backend.download(&normed(&out, single_norms[0])?)?, "the norm of what comes behind");
+        let (txt_out, img_out) = out.split_rows(txt);
         case.expect("transformer.double_block_0.txt_output", &txt_out);
         case.expect("transformer.double_block_0.img_output", &img_out);
 
         let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config)?;
-        let out = single.forward(case.input("transformer.single_block_0.input"), &modulation.single, &rope, joint)?;
+        let x = case.input("transformer.single_block_0.input");
+        let h = normed(&x, modulation.single.norm())?;
+        let (out, _) = single.forward(x, h, &modulation.single.gate, modulation.single.norm(), &rope, joint)?;
         case.expect("transformer.single_block_0.output", &out);
 
         let (shift, scale) = &modulation.norm_out;

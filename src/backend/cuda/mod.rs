@@ -12,6 +12,7 @@ mod conv2d;
 mod device;
 mod elementwise;
 mod gated_add;
+mod gated_add_adaln;
 mod gemm;
 mod gemm_choices;
 mod group_norm;
@@ -326,6 +327,18 @@ impl Backend for Cuda {
 
     fn gated_add(&self, x: Tensor<Self>, gate: &Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
         self.gated_add_op(x, gate, y)
+    }
+
+    fn gated_add_adaln(
+        &self,
+        x: Tensor<Self>,
+        gates: [&Tensor<Self>; 2],
+        y: &Tensor<Self>,
+        norms: [(&Tensor<Self>, &Tensor<Self>); 2],
+        txt_rows: usize,
+        eps: f32,
+    ) -> Result<(Tensor<Self>, Tensor<Self>)> {
+        self.gated_add_adaln_op(x, gates, y, norms, txt_rows, eps)
     }
 
     fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {
