@@ -10,15 +10,19 @@
 //
 // Mapping   head_dim / 8 lanes hold a head, 8 values each from one 16-byte load; sums and the other half of a pair come by shuffles
 //           among these lanes. `groups_per_row` such groups share a row and step through its heads, so that a thread reads its
-//           cosines and sines once. 24 + 24 heads of 128: 16 groups, 3 heads each, one row a block of 256.
+//           cosines, sines and weights once; it begins the loads of 3 heads before it uses the first. 24 + 24 heads of 128: 16 groups,
+//           3 heads each, one row a block of 256.
 // Needs     head_dim 128, 64, 32 or 16, all rows and tables 16-byte aligned. Otherwise `_any`: a warp per head, one value at a
 //           time, any even head_dim.
 // Rounding  once, at the store.
 // Bytes     rows * (heads + kv_heads) * head_dim * 4 + tables.   4608 x (24 + 24) x 128: 113 MB + 2.4 MB
 // Bound     HBM. 116 MB at 4.8 TB/s (H200) = 24 us
-// Measured  40.1 us at 4608 x (24 + 24) x 128, 2.83 TB/s, 59% of bound; composed 235 us; H200, driver 580.159, CUDA 13.0; `cargo bench`
+// Measured  (not yet); with the load of one head at a time 40.1 us at 4608 x (24 + 24) x 128, 2.83 TB/s, 59% of bound; composed 235 us;
+//           H200, driver 580.159, CUDA 13.0; `cargo bench`
 // Tried
 #include "common.cuh"
+
+static constexpr int HEADS_AT_ONCE = 3;
 
 struct Heads {
     const bf16* q;
@@ -82,43 +86,58 @@ __device__ __forceinline__ void qk_norm_rope(const Heads& args, int groups_per_r
     load_table(args.sin + token * args.ld_table + angle, sines);
     const float eps = is_txt ? args.txt_eps : args.img_eps;
 
-    for (int head = group % groups_per_row; head < args.heads + args.kv_heads; head += groups_per_row) {
-        const bool is_q = head < args.heads;
-        const int head_column = (is_q ? head : head - args.heads) * HEAD_DIM + column;
-        const bf16* from = (is_q ? args.q + row * args.ld_q : args.k + row * args.ld_k) + head_column;
-        bf16* to = (is_q ? args.out_q + row * args.ld_out_q : args.out_k + row * args.ld_out_k) + head_column;
-        const bf16* weight = is_q ? (is_txt ? args.txt_weight_q : args.img_weight_q) : (is_txt ? args.txt_weight_k : args.img_weight_k);
+    const uint4 weight_q = *reinterpret_cast<const uint4*>((is_txt ? args.txt_weight_q : args.img_weight_q) + column);
+    const uint4 weight_k = *reinterpret_cast<const uint4*>((is_txt ? args.txt_weight_k : args.img_weight_k) + column);
+    const bf16 *q = args.q + row * args.ld_q + column, *k = args.k + row * args.ld_k + column;
+    bf16 *out_q = args.out_q + row * args.ld_out_q + column, *out_k = args.out_k + row * args.ld_out_k + column;
 
-        float x[8], w[8];
-        load(from, x);
-        load(weight + column, w);
-        float squares = 0.0f;
+    // A group's lanes take the same heads, so that they meet in every shuffle.
+    const int all_heads = args.heads + args.kv_heads;
+    for (int first = group % groups_per_row; first < all_heads; first += HEADS_AT_ONCE * groups_per_row) {
+        uint4 raw[HEADS_AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < 8; i++) squares += x[i] * x[i];
-#pragma unroll
-        for (int step = LANES / 2; step > 0; step >>= 1) squares += __shfl_xor_sync(mask, squares, step);
-        const float rstd = rsqrtf(squares / HEAD_DIM + eps);
-#pragma unroll
-        for (int i = 0; i < 8; i++) x[i] *= rstd * w[i];
-
-        float result[8];
-        if constexpr (HALVES) {
-            // The lower half holds a and needs -b sin; the upper half holds b and needs a sin.
-            const float sign = lane < LANES / 2 ? -1.0f : 1.0f;
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const float partner = __shfl_xor_sync(mask, x[i], LANES / 2);
-                result[i] = x[i] * cosines[i] + sign * partner * sines[i];
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float a = x[2 * i], b = x[2 * i + 1];
-                result[2 * i] = a * cosines[i] - b * sines[i];
-                result[2 * i + 1] = b * cosines[i] + a * sines[i];
-            }
+        for (int n = 0; n < HEADS_AT_ONCE; n++) {
+            const int head = first + n * groups_per_row;
+            if (head < all_heads) raw[n] = *reinterpret_cast<const uint4*>(head < args.heads ? q + head * HEAD_DIM : k + (head - args.heads) * HEAD_DIM);
         }
-        store(to, result);
+#pragma unroll
+        for (int n = 0; n < HEADS_AT_ONCE; n++) {
+            const int head = first + n * groups_per_row;
+            if (head >= all_heads) break;
+            const bool is_q = head < args.heads;
+            bf16* to = is_q ? out_q + head * HEAD_DIM : out_k + (head - args.heads) * HEAD_DIM;
+
+            float x[8], w[8];
+            unpack(raw[n], x);
+            unpack(is_q ? weight_q : weight_k, w);
+            float squares = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 8; i++) squares += x[i] * x[i];
+#pragma unroll
+            for (int step = LANES / 2; step > 0; step >>= 1) squares += __shfl_xor_sync(mask, squares, step);
+            const float rstd = rsqrtf(squares / HEAD_DIM + eps);
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] *= rstd * w[i];
+
+            float result[8];
+            if constexpr (HALVES) {
+                // The lower half holds a and needs -b sin; the upper half holds b and needs a sin.
+                const float sign = lane < LANES / 2 ? -1.0f : 1.0f;
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const float partner = __shfl_xor_sync(mask, x[i], LANES / 2);
+                    result[i] = x[i] * cosines[i] + sign * partner * sines[i];
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float a = x[2 * i], b = x[2 * i + 1];
+                    result[2 * i] = a * cosines[i] - b * sines[i];
+                    result[2 * i + 1] = b * cosines[i] + a * sines[i];
+                }
+            }
+            store(to, result);
+        }
     }
 }
 
