@@ -120,6 +120,10 @@ pub trait Backend: Clone + Sized + 'static {
     /// See [`Tensor::guide`].
     fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>>;
 
+    /// See [`Tensor::linear_add`].
+    fn linear_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
+        ops::linear::compose_add(self, x, weight, residual)
+    }
     /// See [`Tensor::adaln`].
     fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
         ops::adaln::compose(self, x, shift, scale, eps)

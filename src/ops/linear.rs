@@ -20,6 +20,19 @@ impl<B: Backend> Tensor<B> {
         self.backend().linear(self, weight, bias)
     }
 
+    /// `linear(self) + residual`, rounded once. The result goes over `residual` where that is writable.
+    ///
+    /// self [rows, in], weight [out, in], residual [rows, out] -> [rows, out].
+    ///
+    /// Errors when the shapes do not fit.
+    pub fn linear_add(&self, weight: &Self, residual: Self) -> Result<Self> {
+        expect_linear("linear_add", self.cols(), weight)?;
+        expect(residual.rows() == self.rows() && residual.cols() == weight.rows(), "linear_add", || {
+            format!("residual is [{}, {}], expected [{}, {}]", residual.rows(), residual.cols(), self.rows(), weight.rows())
+        })?;
+        self.backend().linear_add(self, weight, residual)
+    }
+
     /// `linear` of each (x, weight), the results one under the other.
     ///
     /// x_i [rows_i, in_i], weight_i [out, in_i] -> [sum rows_i, out].
@@ -51,4 +64,10 @@ impl<B: Backend> Tensor<B> {
 
 fn expect_linear<B: Backend>(op: &str, cols: usize, weight: &Tensor<B>) -> Result<()> {
     expect(cols == weight.cols(), op, || format!("x has {cols} columns but weight is [{}, {}]", weight.rows(), weight.cols()))
+}
+
+/// What `linear_add` means.
+pub fn compose_add<B: Backend>(b: &B, x: &Tensor<B>, weight: &Tensor<B>, residual: Tensor<B>) -> Result<Tensor<B>> {
+    let out = b.linear(x, weight, None)?;
+    b.add(residual, &out)
 }

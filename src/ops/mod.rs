@@ -3,7 +3,7 @@
 //!
 //! | op | formula | shapes |
 //! |---|---|---|
-//! | [`linear`](Tensor::linear) | `x W^T + b` | [rows, in], [out, in] -> [rows, out] |
+//! | [`linear`](Tensor::linear), [`linear_add`](Tensor::linear_add) | `x W^T + b` (+ residual) | [rows, in], [out, in] -> [rows, out] |
 //! | [`linear_rows`](Tensor::linear_rows) | several linears, one under the other | |
 //! | [`linear_concat`](Tensor::linear_concat) | linear over columns side by side | |
 //! | [`conv2d`](Tensor::conv2d), [`conv2d_add`](Tensor::conv2d_add) | convolution (+ residual) | [h * w, in] -> [h' * w', out] |

@@ -53,11 +53,10 @@ impl<B: Backend> Layer<B> {
         let [q, k, v] = h.linear(&self.qkv_proj, None)?.split_cols([self.heads_dim, self.kv_heads_dim, self.kv_heads_dim]);
         let (q, k) = q.qk_norm_rope(k, [&self.qk_norm, &self.qk_norm], rope, joint)?;
         let attn = q.attention(&k, &v, self.head_dim, joint, mask)?;
-        let hidden_states = hidden_states.add(&attn.linear(&self.o_proj, None)?)?;
+        let hidden_states = attn.linear_add(&self.o_proj, hidden_states)?;
 
         let h = hidden_states.rms_norm(&self.post_attention_layernorm, self.eps)?;
         let [gate, up] = h.linear(&self.gate_up_proj, None)?.split_cols([self.mlp, self.mlp]);
-        let mlp = gate.swiglu(&up)?;
-        hidden_states.add(&mlp.linear(&self.down_proj, None)?)
+        gate.swiglu(&up)?.linear_add(&self.down_proj, hidden_states)
     }
 }

@@ -51,6 +51,47 @@ fn linear_matches_at_real_sizes() {
     }
 }
 
+/// The sizes of x, the weight, and columns beside the residual.
+struct LinearAdd<'a>(Shape, &'a Weight, [usize; 2]);
+
+impl LinearAdd<'_> {
+    fn inputs<B: Backend>(&self, b: &B) -> (Tensor<B>, Tensor<B>, Tensor<B>) {
+        let weight = self.1.matrix(b);
+        let residual = Shape::view(self.0.rows, weight.rows(), self.2[0], self.2[1]).tensor(b, 4);
+        (self.0.tensor(b, 1), weight, residual)
+    }
+}
+
+impl Case for LinearAdd<'_> {
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        let (x, weight, residual) = self.inputs(b);
+        let borrowed = x.linear_add(&weight, residual.row_view(0..residual.rows())).unwrap();
+        let kept = Tensor::concat_rows(&[&residual]).unwrap();
+        vec![borrowed, kept, x.linear_add(&weight, residual).unwrap()]
+    }
+
+    fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        let (x, weight, residual) = self.inputs(b);
+        let sum = |residual| flux::ops::linear::compose_add(b, &x, &weight, residual).unwrap();
+        let borrowed = sum(residual.row_view(0..residual.rows()));
+        let kept = Tensor::concat_rows(&[&residual]).unwrap();
+        vec![borrowed, kept, sum(residual)]
+    }
+}
+
+/// The composition rounds the product before the sum.
+#[test]
+fn linear_add_matches_its_composition() {
+    let Some(cuda) = crate::cuda() else { return };
+    for (rows, cols, out) in [(64, 128, 256), (1, 64, 96), (7, 24, 5), (33, 27, 3), (129, 40, 8)] {
+        let weight = Weight::seeded(2, out, cols);
+        for beside in [[0, 0], [8, 16], [3, 2]] {
+            let case = LinearAdd(Shape::dense(rows, cols), &weight, beside);
+            check_against(&cuda, &format!("linear_add {rows} x {cols} -> {out}, beside {beside:?}"), &case, WITH_EPILOGUE, 1.5);
+        }
+    }
+}
+
 struct LinearRows<'a>([(Shape, &'a Weight); 2]);
 
 impl Case for LinearRows<'_> {
@@ -151,4 +192,19 @@ fn without_a_cache_nothing_is_timed() {
     let _out = x.linear(&weight, None).unwrap();
     let after = cuda.stats();
     assert_eq!((after.waits - before.waits, after.launches - before.launches), (0, 1));
+}
+
+/// Timing writes to other memory than the product's: a residual that is also the output is added once.
+#[test]
+fn timing_leaves_the_residual_alone() {
+    if crate::cuda().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let cuda = Cuda::with_gemm_cache(0, None, GemmCache::Folder(folder.path().to_path_buf())).unwrap();
+    let weight = Weight::seeded(2, TIMED[2], TIMED[1]);
+    let case = LinearAdd(Shape::dense(TIMED[0], TIMED[1]), &weight, [0, 0]);
+    let before = cuda.stats().waits;
+    check_against(&cuda, "a timed linear_add", &case, WITH_EPILOGUE, 1.5);
+    assert!(cuda.stats().waits > before + 3, "it was timed, beside the three downloads of each run");
 }

@@ -18,6 +18,15 @@ impl Cuda {
         Ok(out)
     }
 
+    /// `x weight^T + residual`, in one product.
+    pub(super) fn linear_add_op(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>, residual: Tensor<Cuda>) -> Result<Tensor<Cuda>> {
+        let fresh = self.unless_writable(&residual)?;
+        let out = fresh.as_ref().unwrap_or(&residual);
+        let product = self.product(x, weight, Matrix::of(out), out.cols());
+        self.gemm()?.run(&Product { residual: Some(Matrix::of(&residual)), ..product })?;
+        Ok(fresh.unwrap_or(residual))
+    }
+
     /// An output for `weight`, with the padding columns that its padding rows make.
     pub(super) fn linear_output(&self, rows: usize, weight: &Tensor<Cuda>, bias: Option<&Tensor<Cuda>>) -> Result<Tensor<Cuda>> {
         let padded = weight.rows().next_multiple_of(8);

@@ -321,6 +321,10 @@ impl Backend for Cuda {
         self.guide_op(positive, negative, guidance)
     }
 
+    fn linear_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
+        self.linear_add_op(x, weight, residual)
+    }
+
     fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
         self.adaln_op(x, shift, scale, eps)
     }
