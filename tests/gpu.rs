@@ -37,14 +37,16 @@ mod transfer;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use flux::backend::cuda::Cuda;
+use flux::backend::cuda::{Cuda, GemmCache};
 
 /// GPU 0 with counters of its own, or none where there is no GPU.
 fn cuda() -> Option<Cuda> {
+    // Tests run side by side, so what they time must not become the user's choice.
+    let open = || Cuda::with_gemm_cache(0, None, GemmCache::Folder(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("gemm")));
     // One handle lives throughout, so that the context is made once.
     static FIRST: OnceLock<Result<Cuda, String>> = OnceLock::new();
-    match FIRST.get_or_init(|| Cuda::new(0, None).map_err(|e| e.to_string())) {
-        Ok(_) => Some(Cuda::new(0, None).expect("the GPU opened a moment ago")),
+    match FIRST.get_or_init(|| open().map_err(|e| e.to_string())) {
+        Ok(_) => Some(open().expect("the GPU opened a moment ago")),
         Err(error) if std::env::var_os("FLUX_REQUIRE_GPU").is_some() => panic!("{error}"),
         Err(_) => {
             println!("skipped: no CUDA device");
