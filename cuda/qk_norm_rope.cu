@@ -98,7 +98,8 @@ __device__ __forceinline__ void qk_norm_rope(const Heads& args, int groups_per_r
 #pragma unroll
         for (int n = 0; n < HEADS_AT_ONCE; n++) {
             const int head = first + n * groups_per_row;
-            if (head < all_heads) raw[n] = *reinterpret_cast<const uint4*>(head < args.heads ? q + head * HEAD_DIM : k + (head - args.heads) * HEAD_DIM);
+            const bf16* from = head < args.heads ? q + head * HEAD_DIM : k + (head - args.heads) * HEAD_DIM;
+            if (head < all_heads) raw[n] = *reinterpret_cast<const uint4*>(from);
         }
 #pragma unroll
         for (int n = 0; n < HEADS_AT_ONCE; n++) {
