@@ -19,6 +19,8 @@ mod elementwise;
 mod group_norm;
 #[path = "parity/linear.rs"]
 mod linear;
+#[path = "parity/meaning.rs"]
+mod meaning;
 #[path = "parity/memory.rs"]
 mod memory;
 #[path = "parity/pipeline.rs"]
@@ -31,6 +33,8 @@ mod rms_norm;
 mod rows;
 #[path = "parity/sampler.rs"]
 mod sampler;
+#[path = "meaning/score.rs"]
+mod score;
 #[path = "parity/transfer.rs"]
 mod transfer;
 

@@ -1,0 +1,53 @@
+//! The default model draws what the prompt says: pictures of prompts that it was not trained on are read back and compared with it.
+
+#[path = "meaning/score.rs"]
+mod score;
+
+use std::path::Path;
+
+use flux::backend::cpu::{Cpu, Precision};
+use flux::model_dir::ModelDir;
+use flux::output::Rgb;
+use flux::pipeline::Pipeline;
+use score::{BOUNDS, Meaning, expect_meaning};
+
+#[test]
+fn pictures_show_what_was_asked_for() {
+    let dir = ModelDir::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny")).unwrap();
+    let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir).unwrap();
+    let meaning = Meaning::load();
+    expect_meaning(&meaning, &meaning.generate(&mut pipeline));
+}
+
+/// So what is read wrongly in a picture of the model is wrong in the picture.
+#[test]
+fn drawn_pictures_are_read_without_an_error() {
+    let meaning = Meaning::load();
+    let scores = meaning.scores(&meaning.drawn());
+    println!("{scores}");
+    for (name, _) in BOUNDS {
+        assert_eq!(scores.share(name), 1.0, "{name}");
+    }
+}
+
+#[test]
+fn an_empty_picture_and_noise_are_not_clean() {
+    let meaning = Meaning::load();
+    let even = |level: u8| Rgb { width: 256, height: 256, bytes: vec![level; 3 * 256 * 256] };
+    assert!(!meaning.is_clean(&even(90)));
+    // Noise in blocks of 1, 4 and 32 pixels: the first is even to the eye of the reader, the second is specks, the third is many objects.
+    for block in [1, 4, 32] {
+        let mut state = 1u32;
+        let mut levels = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223); // Numerical Recipes
+            (state >> 24) as u8
+        });
+        let blocks: Vec<u8> = levels.by_ref().take(3 * 256 * 256).collect();
+        let mut picture = even(0);
+        for (i, value) in picture.bytes.iter_mut().enumerate() {
+            let (x, y) = (i / 3 % 256 / block, i / 3 / 256 / block);
+            *value = blocks[3 * (y * 256 + x) + i % 3];
+        }
+        assert!(!meaning.is_clean(&picture), "noise in blocks of {block}");
+    }
+}

@@ -1,0 +1,19 @@
+//! The default model draws what the prompt says in bf16, too.
+
+use flux::model_dir::ModelDir;
+use flux::pipeline::Pipeline;
+
+use crate::score::{Meaning, expect_meaning};
+use crate::{cuda, root, small};
+
+#[test]
+fn pictures_show_what_was_asked_for() {
+    let Some(cuda) = cuda() else { return };
+    if small() {
+        println!("skipped: one picture says nothing about shares, and small sizes leave no time for more");
+        return;
+    }
+    let mut pipeline = Pipeline::load(cuda, &ModelDir::open(&root().join("models/tiny")).unwrap()).unwrap();
+    let meaning = Meaning::load();
+    expect_meaning(&meaning, &meaning.generate(&mut pipeline));
+}
