@@ -40,6 +40,12 @@ gpu-setup:
 		|| { rm -rf .cuda; echo "note: no CUDA toolkit, so the CPU draws; is python3-venv installed?" >&2; }; \
 	fi
 
+.PHONY: gallery
+gallery: build ## Draw docs/gallery.png anew: the prompts of docs/gallery.txt on the CPU, the first with SEED
+	rm -rf target/gallery
+	FLUX_BIN=target/release/flux scripts/generate_batch.sh docs/gallery.txt target/gallery -S "$$SEED" --device cpu -q
+	$(CARGO) run --quiet --release --locked --example contact_sheet -- docs/gallery.png target/gallery/*.png
+
 .PHONY: test
 test: ## Run all tests; needs no GPU and no download (those that need a GPU say that they are skipped)
 	$(CARGO) test --release --locked

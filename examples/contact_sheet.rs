@@ -1,0 +1,36 @@
+//! Puts pictures side by side in one PNG: `cargo run --example contact_sheet -- OUT.png PNG...`.
+
+#[path = "../tests/support/contact_sheet.rs"]
+mod contact_sheet;
+
+use std::fs::File;
+use std::path::Path;
+use std::process::ExitCode;
+
+use flux::output::read_png;
+use flux::{Error, Result};
+use image::codecs::png::{CompressionType, FilterType, PngEncoder};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [out, pictures @ ..] = args.as_slice() else {
+        eprintln!("usage: contact_sheet OUT.png PNG...");
+        return ExitCode::from(2);
+    };
+    match write(out, pictures) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn write(out: &str, pictures: &[String]) -> Result<()> {
+    let pictures = pictures.iter().map(|path| read_png(Path::new(path))).collect::<Result<_>>()?;
+    let cannot = |e: &dyn std::fmt::Display| Error::new(format!("cannot write the contact sheet: {e}")).at_path(Path::new(out));
+    let file = File::create(out).map_err(|e| cannot(&e))?;
+    // A file that is kept in git is packed as well as it can be.
+    let encoder = PngEncoder::new_with_quality(file, CompressionType::Best, FilterType::Adaptive);
+    contact_sheet::contact_sheet(pictures).write_with_encoder(encoder).map_err(|e| cannot(&e))
+}
