@@ -5,6 +5,8 @@ PROMPT ?= a red heart inside a yellow star on a teal background
 SEED ?= 45
 PICTURE ?= picture.png
 PYTHON ?= python3
+# A Python with the packages of scripts/train_tiny/requirements.txt; this one is made when it is missing.
+TRAIN_PYTHON ?= target/train-venv/bin/python
 # The tokenizer of the golden files: Qwen3's, which every downloaded model has.
 TOKENIZER ?= models/klein-4b/tokenizer
 CUDA_WHEELS := nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl
@@ -101,6 +103,17 @@ golden: ## Make tests/golden anew from the reference; needs the packages of scri
 	done
 	$(PYTHON) scripts/dump_reference.py target/golden-models $(TOKENIZER) tests/golden
 	$(PYTHON) scripts/draw_by_reference.py models/tiny tests/golden/default-model
+
+target/train-venv/bin/python: scripts/train_tiny/requirements.txt
+	$(PYTHON) -m venv --clear target/train-venv
+	target/train-venv/bin/pip install --quiet -r $<
+	touch $@
+
+.PHONY: test-training
+test-training: build $(TRAIN_PYTHON) ## Train a toy model on the CPU, all phases, and draw with it; needs npm and Python 3.11 or newer
+	rm -rf target/train-toy
+	$(TRAIN_PYTHON) scripts/train_tiny all --toy --work target/train-toy
+	target/release/flux -d target/train-toy/model -p "$$PROMPT" -S "$$SEED" --device cpu -o target/train-toy/picture.png
 
 .PHONY: install
 install: ## Install flux into ~/.cargo/bin
