@@ -27,7 +27,8 @@ from settings import Settings
 from vocabulary import BACKGROUNDS, COLORS, SHAPES, UNKNOWN, plural, with_article
 
 TESTS = Path(__file__).parents[2] / "tests/meaning"
-SCORED_SCENES, SEED = 32, 2026  # other scenes than the phase `score` draws
+SCENES, SEED = 32, 2026  # other scenes than the phase `score` draws
+PLACED = 3  # more, of one shape whose place is said
 THUMBNAIL = 16  # pixels a side
 CANDIDATES = 64  # emoji that the shown one is told from
 COLUMNS = 8
@@ -65,6 +66,11 @@ def facts(scene: Scene) -> dict:
         return {"objects": [{"color": color, "shape": shape} for shape, color in meaning["entities"]], "relation": meaning["relation"]}
     thing = {"color": meaning["color"], "shape": meaning["shape"]}
     return {"objects": [thing] * meaning.get("count", 1), "place": meaning.get("place")}
+
+
+def placed(scenes: Scenes, rng: Random) -> list[Asked]:
+    drawn = (scenes.draw(rng, "shape") for _ in range(1000))
+    return [Asked(scene, facts(scene)) for scene in drawn if scene.meaning["place"]][:PLACED]
 
 
 def odd(scenes: Scenes, rng: Random) -> list[Asked]:
@@ -135,9 +141,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder in which the phase `data` left data.zip")
     settings = Settings(parser.parse_args().work, "cpu")
     concepts, sprites = load_concepts(settings), Sprites(torch.from_numpy(load_sprites(settings)))
-    rng = Random(SEED + 1)
-    asked = [Asked(scene, facts(scene)) for scene in held_out_scenes(settings, SCORED_SCENES, SEED)]
-    asked += odd(Scenes(concepts, held=True), rng) + emojis(concepts, rng) + nonsense(concepts)
+    rng, held = Random(SEED + 1), Scenes(concepts, held=True)
+    asked = [Asked(scene, facts(scene)) for scene in held_out_scenes(settings, SCENES, SEED)]
+    asked += placed(held, rng) + odd(held, rng) + emojis(concepts, rng) + nonsense(concepts)
 
     arrays = {key: torch.from_numpy(value) for key, value in as_arrays([row.scene for row in asked]).items()}
     drawn = to_bytes(F.avg_pool2d(render(sprites, **arrays, size=256), 256 // CELLS))
