@@ -371,7 +371,7 @@ fn bench_measures_every_stage_and_op_beside_the_ceilings() {
 
     let table = bench(&["--size", "32", "adaln", "rms_norm"]).succeeds().stdout;
     let starts: Vec<_> = table.lines().map(|line| line.split(' ').next().unwrap()).collect();
-    assert_eq!(starts, ["CPU,", "ceiling/copy", "ceiling/add", "ceiling/linear", "ops/adaln", "ops/rms_norm"], "{table}");
+    assert_eq!(starts, ["CPU,", "ceiling/copy", "ceiling/add", "ceiling/linear", "ops/adaln", "ops/gated_add_adaln", "ops/rms_norm"], "{table}");
     assert!(table.contains("GB/s") && table.contains("of ceiling") && table.contains("composed"), "{table}");
 }
 
