@@ -1,8 +1,7 @@
 // What the attention kernels share: where a token's row lies, and the instructions that C++ does not name.
 
 #pragma once
-#include <cuda_bf16.h>
-#include <stdint.h>
+#include "common.cuh"
 
 namespace attention {
 
@@ -11,13 +10,6 @@ __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-// Two values as a bf16 pair, `low` in the low half.
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-    uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
 }
 
 // Rows of one sample: token t of it lies in row t + (t < txt ? to_txt : to_img).

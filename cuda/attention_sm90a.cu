@@ -73,16 +73,6 @@ __device__ __forceinline__ int work_items(int batch, int txt, int img, int heads
     return tiles * heads * batch;
 }
 
-// Slots in turn: `slot` and the parity of its use.
-struct Ring {
-    int slot = 0;
-    uint32_t phase = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++slot == SLOTS) slot = 0, phase ^= 1;
-    }
-};
-
 // The running softmax of rows lane / 4 and lane / 4 + 8 of a warp's 16: scores become exp2(scale * (score - greatest)).
 // `fade` is what earlier sums must be multiplied by.
 __device__ __forceinline__ void soften(float (&score)[KEYS / 2], float (&top)[2], float (&sum)[2], float (&fade)[2], float scale) {
@@ -157,18 +147,7 @@ __device__ __forceinline__ void store_output(
             uint32_t pair[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) pair[i] = pack_bf16(output[(n + i) * 4 + half * 2] * share, output[(n + i) * 4 + half * 2 + 1] * share);
-            // A 4 x 4 transpose: lane l has pair l of blocks n .. n + 3, and wants pairs 0 .. 3 of block n + l.
-#pragma unroll
-            for (int step = 1; step < 4; step *= 2) {
-                const bool upper = lane & step;
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    if (i & step) continue;
-                    const uint32_t got = __shfl_xor_sync(~0u, upper ? pair[i] : pair[i + step], step);
-                    if (upper) pair[i] = got;
-                    else pair[i + step] = got;
-                }
-            }
+            exchange_pairs(pair);
             if (token + half * 8 < tokens) *reinterpret_cast<uint4*>(to + n * 8) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
         }
     }
@@ -198,14 +177,14 @@ __device__ __forceinline__ void attend(
     const int items = work_items(batch, txt, img, heads);
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     uint32_t q_phase = 0;
-    Ring k_ring, v_ring;
+    Ring<SLOTS> k_ring, v_ring;
     if (warpgroup == 0) {
         give_registers<24>();
         if (threadIdx.x != 0) return;
         for (int index = blockIdx.x; index < items; index += gridDim.x) {
             const Work w = Work::at(index, batch, txt, img, heads, keys);
             const int q_col = w.head * HEAD_DIM, kv_col = w.head / group * HEAD_DIM;
-            const auto fetch = [&](const TensorMap& map, int tile, uint32_t to, uint32_t full, uint32_t free, Ring& ring) {
+            const auto fetch = [&](const TensorMap& map, int tile, uint32_t to, uint32_t full, uint32_t free, Ring<SLOTS>& ring) {
                 const int row = tile < w.first_tiles ? w.run_row[0] + tile * KEYS : w.run_row[1] + (tile - w.first_tiles) * KEYS;
                 to += ring.slot * Shared::KEY_TILE;
                 full += ring.slot * 8;

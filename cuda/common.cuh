@@ -2,10 +2,18 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <stdint.h>
 
 typedef __nv_bfloat16 bf16;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Two values as a bf16 pair, `low` in the low half.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
 
 // Eight bf16 values as f32, and back, rounded to nearest even.
 __device__ __forceinline__ void unpack(uint4 raw, float (&values)[8]) {
@@ -19,13 +27,7 @@ __device__ __forceinline__ void unpack(uint4 raw, float (&values)[8]) {
 }
 
 __device__ __forceinline__ uint4 pack(const float (&values)[8]) {
-    unsigned words[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
-        words[i] = *reinterpret_cast<const unsigned*>(&pair);
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
+    return make_uint4(pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]), pack_bf16(values[6], values[7]));
 }
 
 // N bf16 values as f32: N = 8 is one 16-byte load, whose address must be a multiple of 16; N = 1 takes any address.

@@ -3,44 +3,23 @@
 //! Hopper has a kernel of its own for heads of 128; heads without a kernel go to `attention_generic`. `FLUX_ATTENTION=base` keeps
 //! off the Hopper kernel, `FLUX_ATTENTION=sm90` makes it an error when this GPU or this program has none.
 
-use std::env;
-use std::ffi::{OsStr, c_void};
+use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
-use super::device::failed;
-use super::{Cuda, Tensor, all_aligned, kernels};
-use crate::error::{Error, Result};
+use super::hopper::{Axis, Choice};
+use super::{Cuda, Tensor, all_aligned};
+use crate::error::Result;
 use crate::ops::{Joint, Mask};
 
-const VARIABLE: &str = "FLUX_ATTENTION";
-const HOPPER_FILE: &str = "attention_sm90a";
+const CHOICE: Choice = Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a" };
 const HOPPER_KERNEL: &str = "attention_bf16_128_sm90";
-/// wgmma is in 9.0 only: later GPUs dropped it.
-const HOPPER: (i32, i32) = (9, 0);
 /// `QUERIES`, `KEYS` and the shared memory of cuda/attention_sm90a.cu: Q, two slots of K and of V, barriers.
 const HOPPER_QUERIES: usize = 128;
 const HOPPER_KEYS: usize = 176;
 const HOPPER_SHARED_BYTES: usize = (HOPPER_QUERIES + 4 * HOPPER_KEYS) * 128 * 2 + 128;
 /// `KEY_TILE` of cuda/attention.cu.
 const KEY_TILE: usize = 64;
-
-/// What the user wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wish {
-    Fastest,
-    Base,
-    Hopper,
-}
-
-fn wish(value: Option<&OsStr>) -> Result<Wish> {
-    match value.map(OsStr::to_string_lossy).as_deref() {
-        None | Some("") => Ok(Wish::Fastest),
-        Some("base") => Ok(Wish::Base),
-        Some("sm90") => Ok(Wish::Hopper),
-        Some(other) => Err(Error::usage(format!("`{other}` is no attention kernel")).at(VARIABLE).hint("`base` and `sm90` are")),
-    }
-}
 
 /// A kernel of cuda/attention.cu.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,7 +117,7 @@ impl Cuda {
         joint: Joint,
         mask: Mask,
     ) -> Result<Tensor<Cuda>> {
-        let hopper = self.hopper_wanted()?;
+        let hopper = self.hopper_wanted(CHOICE)?;
         let Some(base) = Base::find(head_dim, self.device().capability()) else {
             return self.attention_generic(q, k, v, head_dim, joint, mask);
         };
@@ -154,15 +133,6 @@ impl Cuda {
             self.run_base(base, &call)?;
         }
         Ok(fresh.unwrap_or(q))
-    }
-
-    fn hopper_wanted(&self) -> Result<bool> {
-        let wish = wish(env::var_os(VARIABLE).as_deref())?;
-        let here = self.device().capability() == HOPPER && kernels::image(HOPPER_FILE).is_some();
-        if wish == Wish::Hopper && !here {
-            return Err(Error::usage("`sm90` needs a GPU of compute capability 9.0, and a program built for it").at(VARIABLE));
-        }
-        Ok(here && wish != Wish::Base)
     }
 
     fn run_base(&self, base: Base, call: &Call<'_>) -> Result<()> {
@@ -183,12 +153,12 @@ impl Cuda {
             return Ok(());
         }
         // First of all, because a driver that loads this kernel knows tensor maps too.
-        let launch = self.launch(HOPPER_FILE, HOPPER_KERNEL)?.shared(HOPPER_SHARED_BYTES as u32)?;
+        let launch = self.launch(CHOICE.file, HOPPER_KERNEL)?.shared(HOPPER_SHARED_BYTES as u32)?;
         let mut maps = [tensor_map(q, HOPPER_QUERIES)?, tensor_map(k, HOPPER_KEYS)?, tensor_map(v, HOPPER_KEYS)?];
         let mut out_address = out.address();
-        int(hopper_tiles(joint) * call.heads())?;
+        CHOICE.int(hopper_tiles(joint) * call.heads())?;
         let ints = [out.stride(), joint.batch, joint.txt, joint.img, call.heads(), call.group(), call.keys()];
-        let mut ints = [int(ints[0])?, int(ints[1])?, int(ints[2])?, int(ints[3])?, int(ints[4])?, int(ints[5])?, int(ints[6])?];
+        let mut ints = ints.into_iter().map(|value| CHOICE.int(value)).collect::<Result<Vec<i32>>>()?;
         let mut scale = call.scale();
         let mut arguments: Vec<*mut c_void> = maps.iter_mut().map(|map| std::ptr::from_mut(map).cast()).collect();
         arguments.push(std::ptr::from_mut(&mut out_address).cast());
@@ -202,58 +172,17 @@ impl Cuda {
     }
 }
 
-/// `x` for the copy engine, in boxes of 64 columns, swizzled over 128 bytes, and `box_rows` rows.
-///
-/// The kernel's places: x is aligned to 16 bytes, not empty, and has whole heads of 128 columns.
+/// `x`, which is not empty and has whole heads of 128 columns, in boxes of 64 columns and `box_rows` rows.
 fn tensor_map(x: &Tensor<Cuda>, box_rows: usize) -> Result<sys::CUtensorMap> {
-    let mut map = sys::CUtensorMap { opaque: [0; 16] };
-    let sizes = [x.cols() as u64, x.rows() as u64];
     // A lone row's stride means nothing, and need not be aligned.
-    let row_bytes = [2 * if x.rows() > 1 { x.stride() } else { x.cols() } as u64];
-    let (box_sizes, steps) = ([64, box_rows as u32], [1u32; 2]);
-    // SAFETY: the driver writes `map`, which is as large as it wants, and reads two sizes, one stride, two box sizes and two steps. It
-    // keeps the address of x without touching it.
-    let encoded = unsafe {
-        sys::cuTensorMapEncodeTiled(
-            &mut map,
-            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            2,
-            x.address() as *mut c_void,
-            sizes.as_ptr(),
-            row_bytes.as_ptr(),
-            box_sizes.as_ptr(),
-            steps.as_ptr(),
-            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    };
-    encoded.result().map_err(|e| {
-        let what = format!("cannot describe [{}, {}] with row stride {} to the copy engine", x.rows(), x.cols(), x.stride());
-        failed(&what, e).at("op `attention`").hint("`FLUX_ATTENTION=base` uses the kernel for all GPUs")
-    })?;
-    Ok(map)
-}
-
-fn int(value: usize) -> Result<i32> {
-    let int = i32::try_from(value);
-    int.map_err(|_| Error::new(format!("`{value}` is too large for a kernel")).at("op `attention`").hint("ask for a smaller picture or batch"))
+    let step = if x.rows() > 1 { x.stride() } else { x.cols() };
+    let columns = Axis { cells: x.cols(), step: 1, in_box: 64 };
+    CHOICE.tensor_map(x.address(), [columns, Axis { cells: x.rows(), step, in_box: box_rows }])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_variable_names_a_kernel_or_is_an_error() {
-        let wish = |value: &str| wish(Some(OsStr::new(value)));
-        assert_eq!(wish("").unwrap(), Wish::Fastest);
-        assert_eq!(wish("base").unwrap(), Wish::Base);
-        assert_eq!(wish("sm90").unwrap(), Wish::Hopper);
-        let message = wish("flash").unwrap_err().to_string();
-        assert!(message.contains("`flash`") && message.contains("FLUX_ATTENTION") && message.contains("`sm90`"), "{message}");
-    }
 
     #[test]
     fn every_kernel_fits_the_shared_memory_of_its_gpus() {

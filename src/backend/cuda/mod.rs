@@ -16,6 +16,7 @@ mod gated_add_adaln;
 mod gemm;
 mod gemm_choices;
 mod group_norm;
+mod hopper;
 mod kernels;
 mod launch;
 mod library;

@@ -1,0 +1,139 @@
+//! What launchers of kernels for Hopper (`cuda/*_sm90a.cu`) share: whether such a kernel shall run, and tensor maps for the copy engine.
+
+use std::env;
+use std::ffi::{OsStr, c_void};
+
+use cudarc::driver::sys;
+
+use super::device::failed;
+use super::{Cuda, kernels};
+use crate::error::{Error, Result};
+
+/// wgmma is in 9.0 only: later GPUs dropped it.
+const HOPPER: (i32, i32) = (9, 0);
+
+/// An op with a kernel for Hopper beside its kernel for all GPUs.
+#[derive(Debug, Clone, Copy)]
+pub struct Choice {
+    /// The op.
+    pub op: &'static str,
+    /// The environment variable that chooses the kernel: `base` is the one for all GPUs, `sm90` that for Hopper.
+    pub variable: &'static str,
+    /// The file in cuda/ that holds the latter.
+    pub file: &'static str,
+}
+
+/// What the user wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    Fastest,
+    Base,
+    Hopper,
+}
+
+impl Choice {
+    fn wish(self, value: Option<&OsStr>) -> Result<Wish> {
+        match value.map(OsStr::to_string_lossy).as_deref() {
+            None | Some("") => Ok(Wish::Fastest),
+            Some("base") => Ok(Wish::Base),
+            Some("sm90") => Ok(Wish::Hopper),
+            Some(other) => Err(Error::usage(format!("`{other}` is no {} kernel", self.op)).at(self.variable).hint("`base` and `sm90` are")),
+        }
+    }
+
+    /// `value` as an argument of the kernel.
+    ///
+    /// Errors when it is too large.
+    pub fn int(self, value: usize) -> Result<i32> {
+        let too_large = |_| Error::new(format!("`{value}` is too large for a kernel")).at(self.place()).hint("ask for a smaller picture or batch");
+        i32::try_from(value).map_err(too_large)
+    }
+
+    /// bf16 values at `address` for the copy engine, with 128-byte swizzle. `axes` from the dense one outwards: cells, values from one to the
+    /// next (of the first: 1), and how many of them a box has; 64 of the first.
+    ///
+    /// The kernels' places: `address` and all steps but the first are multiples of 16 bytes, and no axis is empty.
+    pub fn tensor_map<const N: usize>(self, address: u64, axes: [Axis; N]) -> Result<sys::CUtensorMap> {
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        let cells = axes.map(|axis| axis.cells as u64);
+        let step_bytes = axes.map(|axis| 2 * axis.step as u64);
+        let boxes = axes.map(|axis| axis.in_box as u32);
+        let steps_in_box = [1u32; N];
+        // SAFETY: the driver writes `map`, which is as large as it wants, and reads N sizes, N - 1 strides, N box sizes and N steps. It
+        // keeps the address without touching it.
+        let encoded = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                N as u32,
+                address as *mut c_void,
+                cells.as_ptr(),
+                step_bytes[1..].as_ptr(),
+                boxes.as_ptr(),
+                steps_in_box.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        encoded.result().map_err(|e| {
+            let hint = format!("`{}=base` uses the kernel for all GPUs", self.variable);
+            failed(&format!("cannot describe {axes:?} to the copy engine"), e).at(self.place()).hint(hint)
+        })?;
+        Ok(map)
+    }
+
+    fn place(self) -> String {
+        format!("op `{}`", self.op)
+    }
+}
+
+/// An axis of a tensor map.
+#[derive(Debug, Clone, Copy)]
+pub struct Axis {
+    /// Cells of the tensor.
+    pub cells: usize,
+    /// Values from one cell to the next.
+    pub step: usize,
+    /// Cells of a box, at most 256.
+    pub in_box: usize,
+}
+
+impl Cuda {
+    /// Whether the kernel for Hopper shall run where it suits.
+    ///
+    /// Errors when the variable names no kernel, or one that this GPU or this program has not.
+    pub(super) fn hopper_wanted(&self, choice: Choice) -> Result<bool> {
+        let wish = choice.wish(env::var_os(choice.variable).as_deref())?;
+        let here = self.device().capability() == HOPPER && kernels::image(choice.file).is_some();
+        if wish == Wish::Hopper && !here {
+            return Err(Error::usage("`sm90` needs a GPU of compute capability 9.0, and a program built for it").at(choice.variable));
+        }
+        Ok(here && wish != Wish::Base)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_names_a_kernel_or_is_an_error() {
+        let choice = Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a" };
+        let wish = |value: &str| choice.wish(Some(OsStr::new(value)));
+        assert_eq!(wish("").unwrap(), Wish::Fastest);
+        assert_eq!(wish("base").unwrap(), Wish::Base);
+        assert_eq!(wish("sm90").unwrap(), Wish::Hopper);
+        let message = wish("flash").unwrap_err().to_string();
+        assert!(message.contains("`flash`") && message.contains("FLUX_ATTENTION") && message.contains("`sm90`"), "{message}");
+    }
+
+    #[test]
+    fn a_number_that_the_kernel_cannot_take_is_an_error() {
+        let choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a" };
+        assert_eq!(choice.int(7).unwrap(), 7);
+        let message = choice.int(1 << 31).unwrap_err().to_string();
+        assert!(message.contains("`2147483648` is too large") && message.contains("op `conv2d`"), "{message}");
+    }
+}
