@@ -1,6 +1,5 @@
 //! `attention` on the GPU against the CPU: all head sizes, joint layouts, masks, views, and both kernels.
 
-use std::process::Command;
 use std::sync::Arc;
 
 use flux::backend::Backend;
@@ -9,7 +8,7 @@ use flux::backend::cuda::Cuda;
 use flux::ops::{Joint, Mask};
 use flux::tensor::Tensor;
 
-use crate::compare::{ROUNDING, values};
+use crate::compare::{ROUNDING, check_choices, values, with_variable};
 use crate::{cuda, small};
 
 /// What attention is asked for.
@@ -244,28 +243,10 @@ fn real_sizes_match_the_cpu() {
     }
 }
 
-/// This test program again, with `FLUX_ATTENTION` set: the variable is read by a whole process. Returns whether it passed, and its words.
-fn with_variable(value: &str) -> (bool, String) {
-    let module = module_path!().split_once("::").expect("a test is inside its crate").1;
-    let test = format!("{module}::every_head_size_matches_the_cpu");
-    let program = std::env::current_exe().unwrap();
-    let output = Command::new(program).args([&test, "--exact", "--nocapture"]).env("FLUX_ATTENTION", value).output().unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("running 1 test"), "no test is named {test}: {text}");
-    (output.status.success(), text)
-}
-
 #[test]
 fn each_kernel_can_be_asked_for() {
     let Some(cuda) = cuda() else { return };
-    let (passed, text) = with_variable("base");
-    assert!(passed, "FLUX_ATTENTION=base: {text}");
-    let (passed, text) = with_variable("sm90");
-    if cuda.describe().contains("compute capability 9.0") {
-        assert!(passed, "FLUX_ATTENTION=sm90: {text}");
-    } else {
-        assert!(!passed && text.contains("`sm90` needs a GPU of compute capability 9.0"), "{text}");
-    }
+    check_choices(&cuda, "attention::every_head_size_matches_the_cpu", "FLUX_ATTENTION");
 }
 
 #[test]
@@ -273,6 +254,6 @@ fn an_unknown_kernel_is_an_error_that_names_the_known_ones() {
     if cuda().is_none() {
         return;
     }
-    let (passed, text) = with_variable("flash");
+    let (passed, text) = with_variable("attention::every_head_size_matches_the_cpu", "FLUX_ATTENTION", "flash");
     assert!(!passed && text.contains("`flash` is no attention kernel") && text.contains("`base` and `sm90` are"), "{text}");
 }

@@ -1,5 +1,7 @@
 //! Inputs from a seed, and the comparison of what two backends made of them.
 
+use std::process::Command;
+
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
@@ -141,6 +143,28 @@ pub fn check_against(cuda: &Cuda, what: &str, case: &impl Case, fused: f32, comp
         for (i, (got, composition)) in got.iter().zip(download(case.compose(cuda))).enumerate() {
             compare(&format!("{what} [{i}] against the composition"), got, &composition, fused + composed);
         }
+    }
+}
+
+/// Another test of this program, `test` by its path in the crate, with an environment variable set, which is read by a whole process.
+/// Returns whether it passed, and its words.
+pub fn with_variable(test: &str, variable: &str, value: &str) -> (bool, String) {
+    let program = std::env::current_exe().unwrap();
+    let output = Command::new(program).args([test, "--exact", "--nocapture"]).env(variable, value).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("running 1 test"), "no test is named {test}: {text}");
+    (output.status.success(), text)
+}
+
+/// `base` and `sm90` as the value of `variable`: `test` passes with both where the GPU has both kernels.
+pub fn check_choices(cuda: &Cuda, test: &str, variable: &str) {
+    let (passed, text) = with_variable(test, variable, "base");
+    assert!(passed, "{variable}=base: {text}");
+    let (passed, text) = with_variable(test, variable, "sm90");
+    if cuda.describe().contains("compute capability 9.0") {
+        assert!(passed, "{variable}=sm90: {text}");
+    } else {
+        assert!(!passed && text.contains("`sm90` needs a GPU of compute capability 9.0"), "{text}");
     }
 }
 

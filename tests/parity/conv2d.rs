@@ -1,11 +1,12 @@
 //! Convolutions against the CPU in float32.
 
 use flux::backend::Backend;
+use flux::backend::cuda::Cuda;
 use flux::ops::Conv;
 use flux::tensor::Tensor;
 use safetensors::Dtype;
 
-use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check_against, values, vector};
+use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check_against, check_choices, values, vector, with_variable};
 
 struct Conv2d<'a> {
     x: Shape,
@@ -41,8 +42,12 @@ impl Case for Conv2d<'_> {
     }
 }
 
-fn check_conv(cuda: &flux::backend::cuda::Cuda, conv: Conv, cin: usize, cout: usize, beside: [usize; 2], residual: Option<[usize; 2]>) {
-    let weight = Weight::new(&values(2, cout * cin * conv.kernel * conv.kernel), &[cout, cin, conv.kernel, conv.kernel], Dtype::F32);
+fn weight(cin: usize, cout: usize, kernel: usize) -> Weight {
+    Weight::new(&values(2, cout * cin * kernel * kernel), &[cout, cin, kernel, kernel], Dtype::F32)
+}
+
+fn check_conv(cuda: &Cuda, conv: Conv, cin: usize, cout: usize, beside: [usize; 2], residual: Option<[usize; 2]>) {
+    let weight = weight(cin, cout, conv.kernel);
     let x = Shape::view(conv.height * conv.width, cin, beside[0], beside[1]);
     let case = Conv2d { x, weight: &weight, conv, out: cout, residual };
     // With a residual the composition rounds the convolution before the sum.
@@ -77,4 +82,77 @@ fn conv2d_matches_at_the_decoders_sizes() {
     check_conv(&cuda, Conv::same(1024, 1024, 3), 128, 3, [0, 0], None);
     check_conv(&cuda, Conv::halve(512, 512), 128, 128, [0, 0], None);
     check_conv(&cuda, Conv::same(512, 512, 3), 3, 128, [0, 0], None);
+}
+
+/// Height, width, channels in and out, of pictures that no tile divides; the last two have so many tiles that larger ones
+/// are chosen.
+const RAGGED: [([usize; 2], usize, usize); 10] = [
+    ([1, 1], 64, 8),
+    ([1, 17], 64, 3),
+    ([17, 1], 8, 8),
+    ([17, 17], 128, 128),
+    ([16, 32], 64, 256),
+    ([33, 50], 192, 320),
+    ([7, 65], 40, 136),
+    ([2, 100], 512, 512),
+    ([241, 121], 64, 128),
+    ([87, 190], 64, 256),
+];
+
+#[test]
+fn ragged_3x3_convolutions_match_the_cpu() {
+    let Some(cuda) = crate::cuda() else { return };
+    for ([height, width], cin, cout) in RAGGED {
+        // The second residual is a view that the result goes over.
+        for (beside, residual) in [([0, 0], None), ([0, 0], Some([0, 0])), ([8, 16], Some([16, 8]))] {
+            check_conv(&cuda, Conv::same(height, width, 3), cin, cout, beside, residual);
+        }
+    }
+}
+
+#[test]
+fn each_kernel_can_be_asked_for() {
+    let Some(cuda) = crate::cuda() else { return };
+    check_choices(&cuda, "conv2d::ragged_3x3_convolutions_match_the_cpu", "FLUX_CONV2D");
+}
+
+#[test]
+fn an_unknown_kernel_is_an_error_that_names_the_known_ones() {
+    if crate::cuda().is_none() {
+        return;
+    }
+    let (passed, text) = with_variable("conv2d::ragged_3x3_convolutions_match_the_cpu", "FLUX_CONV2D", "winograd");
+    assert!(!passed && text.contains("`winograd` is no conv2d kernel") && text.contains("`base` and `sm90` are"), "{text}");
+}
+
+#[test]
+fn a_residual_that_may_not_be_written_stays() {
+    let Some(cuda) = crate::cuda() else { return };
+    let (x, weight, bias) = (Shape::dense(20 * 19, 64).tensor(&cuda, 1), weight(64, 128, 3).conv(&cuda), vector(&cuda, 3, 128));
+    let conv = Conv::same(20, 19, 3);
+    let residual = || Shape::dense(20 * 19, 128).tensor(&cuda, 4);
+    let kept = residual();
+    let before = cuda.download(&kept).unwrap();
+    let elsewhere = x.conv2d_add(&weight, &bias, conv, kept.row_view(0..20 * 19)).unwrap();
+    let over = x.conv2d_add(&weight, &bias, conv, residual()).unwrap();
+    assert!(cuda.download(&kept).unwrap() == before);
+    assert!(cuda.download(&elsewhere).unwrap() == cuda.download(&over).unwrap());
+}
+
+/// No im2col rows are made where there is a kernel that needs none.
+#[test]
+fn hopper_launches_one_kernel_for_a_convolution() {
+    let Some(cuda) = crate::cuda() else { return };
+    if !cuda.describe().contains("compute capability 9.0") {
+        println!("skipped: not a Hopper GPU");
+        return;
+    }
+    for cout in [3, 128, 320] {
+        let (weight, bias) = (weight(64, cout, 3).conv(&cuda), vector(&cuda, 3, cout));
+        let x = || Shape::dense(9 * 11, 64).tensor(&cuda, 1);
+        let input = x();
+        let before = cuda.stats().launches;
+        input.conv2d(&weight, &bias, Conv::same(9, 11, 3)).unwrap();
+        assert_eq!(cuda.stats().launches - before, 1, "64 -> {cout}");
+    }
 }

@@ -1,5 +1,7 @@
-//! Convolution as a GEMM over im2col rows, some pixels at a time. Launches cuda/conv2d.cu.
+//! `conv2d` and `conv2d_add`. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time, for every convolution on every GPU.
+//! Hopper has a kernel of its own for 3 x 3 over whole 16 bytes of channels, in `conv2d_hopper`.
 
+use super::conv2d_hopper::{CHOICE, Call, takes};
 use super::gemm::{Matrix, Product};
 use super::launch::row_tiles;
 use super::pool::{Buffer, Kind};
@@ -12,6 +14,8 @@ const WORKSPACE_BYTES: usize = 256 << 20;
 
 impl Cuda {
     /// `conv2d(x) + residual`; the result goes over `residual` where that is writable.
+    ///
+    /// Errors when `FLUX_CONV2D` names no kernel that is here.
     pub(super) fn conv2d_op(
         &self,
         x: &Tensor<Cuda>,
@@ -20,19 +24,24 @@ impl Cuda {
         conv: Conv,
         residual: Option<Tensor<Cuda>>,
     ) -> Result<Tensor<Cuda>> {
+        let hopper = self.hopper_wanted(CHOICE)?;
         let rows = conv.out_height() * conv.out_width();
         let fresh = match &residual {
             Some(residual) => self.unless_writable(residual)?,
             None => Some(self.linear_output(rows, weight, Some(bias))?),
         };
         let out = fresh.as_ref().or(residual.as_ref()).expect("one of both is there: `unless_writable` makes a tensor unless residual serves");
-        let from_residual = residual.as_ref().map(Matrix::of);
-        let product = Product { bias: Some(bias.address()), residual: from_residual, ..self.product(x, weight, Matrix::of(out), out.cols()) };
-
-        if conv.kernel == 1 && conv.stride == 1 && conv.pad_before + conv.pad_after == 0 {
-            self.gemm()?.run(&product)?;
+        let same = conv == Conv::same(conv.height, conv.width, 3);
+        if hopper && same && takes(x, weight, bias) && all_aligned(&[out]) && residual.as_ref().is_none_or(Tensor::aligned) {
+            self.run_hopper_conv2d(&Call { x, weight, bias, residual: residual.as_ref(), out, height: conv.height, width: conv.width })?;
         } else {
-            self.conv2d_rows(x, weight, conv, rows, &product)?;
+            let from_residual = residual.as_ref().map(Matrix::of);
+            let product = Product { bias: Some(bias.address()), residual: from_residual, ..self.product(x, weight, Matrix::of(out), out.cols()) };
+            if conv.kernel == 1 && conv.stride == 1 && conv.pad_before + conv.pad_after == 0 {
+                self.gemm()?.run(&product)?;
+            } else {
+                self.conv2d_rows(x, weight, conv, rows, &product)?;
+            }
         }
         let out = fresh.or(residual).expect("as above");
         let rest = out.cols() - weight.rows();

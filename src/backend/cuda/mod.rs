@@ -9,6 +9,7 @@ mod adaln;
 mod attention;
 mod attention_generic;
 mod conv2d;
+mod conv2d_hopper;
 mod device;
 mod elementwise;
 mod gated_add;

@@ -1,0 +1,260 @@
+// 3 x 3 convolution for Hopper, stride 1 and zeros around the picture, + bias + residual: an implicit GEMM with warpgroup matrix multiplies.
+// The same kernel with 2 x 2 taps is a convolution of a picture that was upsampled, without that picture.
+//
+//   x         tensor map over [height, width, channels] bf16: boxes of 64 channels (128-byte swizzle), WIDTH pixels, HEIGHT + TAPS - 1 rows
+//   weight    tensor map over [outs, TAPS * TAPS, channels] bf16, taps ordered (ky, kx): boxes of 64 channels, one tap, OUTS outputs
+//   bias      [outs] bf16, at a multiple of 4 bytes
+//   residual  [height * width, outs] bf16, row stride ld_residual; may be null, may be out
+//   out       [height * width, outs] bf16, row stride ld_out; rounded once
+//   Upsampled (TAPS = 2): weight [4 * outs, 4, channels], as `collapse_taps_bf16` below makes it; out [2 height * 2 width, outs].
+//
+// Mapping   A block for each multiprocessor takes tiles of WIDTH x HEIGHT pixels and OUTS outputs in turn; neighbouring blocks have the
+//           outputs of one place, so that its pixels come from L2 but for the first. Warpgroup 0 fetches; the others own runs of the
+//           tile's pixels, and multiply [pixels, 64] by [outs, 64]^T for every tap and 64 channels.
+//           A box of pixels begins kx - 1 to the right of the tile and one row above it, in signed coordinates: the copy engine puts zeros
+//           where the picture ends. It has rows for all ky: a tap is the same box, begun ky * WIDTH pixels later. So a pixel is fetched
+//           TAPS times and not TAPS * TAPS times, and what limits a convolution from L2 otherwise, does not.
+//           Pixels and weights have slots of their own, as one box of pixels serves TAPS boxes of weights.
+// Upsampled Of a picture with every pixel four times, an output sees 2 x 2 different pixels; which of the 3 x 3 weights fall on one depends on
+//           whether the output's row and column are even. So there are four sets of 2 x 2 weights, sums of the 3 x 3 ones; they round once
+//           more, to bf16. A tile is of one set, and its outputs are two apart.
+// Needs     sm_90a; channels % 8 == 0, outs % 8 == 0, rows 16-byte aligned. Channels are fetched 64 at a time: zeros behind the last.
+// Flops     2 * height * width * TAPS * TAPS * channels * outs (four times for upsampled).   512 x 512, 512 -> 512: 1237 GFLOP
+// Bound     tensor cores. 1237 GFLOP at 989 TFLOP/s (H200, dense bf16) = 1251 us
+// Measured  (not yet)
+// Tried
+#include "common.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#include "conv2d_sm90a.cuh"
+
+namespace conv2d {
+
+using namespace hopper;
+
+constexpr int CHANNELS = 64;  // of a box: 128 bytes
+constexpr int CONSUMERS = 2;
+
+template <int TAPS_, int WIDTH_, int HEIGHT_, int OUTS_, int PIXEL_SLOTS_, int WEIGHT_SLOTS_>
+struct Shape {
+    static constexpr int TAPS = TAPS_, WIDTH = WIDTH_, HEIGHT = HEIGHT_, OUTS = OUTS_, PIXEL_SLOTS = PIXEL_SLOTS_, WEIGHT_SLOTS = WEIGHT_SLOTS_;
+    // Sets of weights: one, or one for each place in the square that a pixel becomes.
+    static constexpr int PLACES = TAPS == 2 ? 4 : 1, SCALE = TAPS == 2 ? 2 : 1;
+    static constexpr int PIXELS = WIDTH * HEIGHT / CONSUMERS;  // of a consumer
+    static constexpr int PARTS = PIXELS / 64;
+    static constexpr int PIXEL_BYTES = WIDTH * (HEIGHT + TAPS - 1) * CHANNELS * 2, WEIGHT_BYTES = OUTS * CHANNELS * 2;
+    static constexpr int WEIGHTS = PIXEL_SLOTS * PIXEL_BYTES, BARRIERS = WEIGHTS + WEIGHT_SLOTS * WEIGHT_BYTES;
+    static_assert(PARTS * 64 * CONSUMERS == WIDTH * HEIGHT, "whole multiplies");
+    static_assert(WIDTH % 8 == 0 && WEIGHT_BYTES % 1024 == 0, "boxes and taps begin where the swizzle does");
+};
+
+// A tile: its first pixel, its first output, and the set of weights.
+struct Work {
+    int x, y, out, place;
+
+    template <class S>
+    __device__ __forceinline__ static Work at(int index, int width, int outs) {
+        const int out_tiles = ceil_div(outs, S::OUTS), columns = ceil_div(width, S::WIDTH);
+        Work w;
+        w.out = index % out_tiles * S::OUTS;
+        index /= out_tiles;
+        w.place = index % S::PLACES;
+        index /= S::PLACES;
+        w.x = index % columns * S::WIDTH;
+        w.y = index / columns * S::HEIGHT;
+        return w;
+    }
+};
+
+// sums + bias + residual, rounded, to out. A warp's lane has outputs 8 n + lane % 4 * 2 and the next, of pixels lane / 4 and lane / 4 + 8.
+template <class S>
+__device__ __forceinline__ void store_tile(const float (&sums)[S::PARTS][S::OUTS / 2], const Work& w, int first_pixel, const bf16* bias,
+                                           const bf16* residual, long long ld_residual, bf16* out, long long ld_out, int height, int width, int outs) {
+    const int lane = threadIdx.x % 4;
+    int pixels[S::PARTS][2];  // rows of out; -1 outside
+#pragma unroll
+    for (int i = 0; i < S::PARTS * 2; i++) {
+        const int pixel = first_pixel + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + i / 2 * 64 + i % 2 * 8;
+        const int y = w.y + pixel / S::WIDTH, x = w.x + pixel % S::WIDTH;
+        const int out_y = y * S::SCALE + w.place / S::SCALE, out_x = x * S::SCALE + w.place % S::SCALE;
+        pixels[i / 2][i % 2] = y < height && x < width ? out_y * (width * S::SCALE) + out_x : -1;
+    }
+    const auto pair_at = [](const bf16* from) { return *reinterpret_cast<const uint32_t*>(from); };
+    const auto add = [](float sum, uint32_t pair, int i) { return sum + __uint_as_float(i == 0 ? pair << 16 : pair & 0xffff0000u); };
+    if constexpr (S::OUTS % 32 == 0) {
+#pragma unroll
+        for (int n = 0; n < S::OUTS / 8; n += 4) {
+            const int to = w.out + (n + lane) * 8;  // the lane's eight outputs once pairs are exchanged
+            uint32_t biases[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int at = w.out + (n + i) * 8 + lane * 2;
+                biases[i] = at < outs ? pair_at(bias + at) : 0;
+            }
+#pragma unroll
+            for (int part = 0; part < S::PARTS; part++) {
+                uint32_t added[2][4] = {};
+                if (residual != nullptr) {
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        const int pixel = pixels[part][half];
+                        if (pixel < 0 || to >= outs) continue;
+                        const uint4 from = *reinterpret_cast<const uint4*>(residual + pixel * ld_residual + to);
+                        added[half][0] = from.x, added[half][1] = from.y, added[half][2] = from.z, added[half][3] = from.w;
+                    }
+#pragma unroll
+                    for (int half = 0; half < 2; half++) exchange_pairs(added[half]);
+                }
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int pixel = pixels[part][half];
+                    uint32_t pair[4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        float both[2];
+#pragma unroll
+                        for (int k = 0; k < 2; k++) {
+                            both[k] = add(sums[part][(n + i) * 4 + half * 2 + k], biases[i], k);
+                            if (residual != nullptr) both[k] = add(both[k], added[half][i], k);
+                        }
+                        pair[i] = pack_bf16(both[0], both[1]);
+                    }
+                    exchange_pairs(pair);
+                    if (pixel >= 0 && to < outs) *reinterpret_cast<uint4*>(out + pixel * ld_out + to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+                }
+            }
+        }
+    } else {
+#pragma unroll
+        for (int n = 0; n < S::OUTS / 8; n++) {
+            const int to = w.out + n * 8 + lane * 2;
+            const uint32_t biases = to < outs ? pair_at(bias + to) : 0;
+#pragma unroll
+            for (int i = 0; i < S::PARTS * 2; i++) {
+                const int part = i / 2, half = i % 2, pixel = pixels[part][half];
+                if (pixel < 0 || to >= outs) continue;
+                float both[2];
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    both[k] = add(sums[part][n * 4 + half * 2 + k], biases, k);
+                    if (residual != nullptr) both[k] = add(both[k], pair_at(residual + pixel * ld_residual + to), k);
+                }
+                *reinterpret_cast<uint32_t*>(out + pixel * ld_out + to) = pack_bf16(both[0], both[1]);
+            }
+        }
+    }
+}
+
+template <class S>
+__device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& weight, const bf16* bias, const bf16* residual, long long ld_residual,
+                                         bf16* out, long long ld_out, int height, int width, int channels, int outs) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
+    const uint32_t pixels_full = base + S::BARRIERS, pixels_free = pixels_full + 8 * S::PIXEL_SLOTS,
+                   weights_full = pixels_free + 8 * S::PIXEL_SLOTS, weights_free = weights_full + 8 * S::WEIGHT_SLOTS;
+    if (threadIdx.x == 0) {
+        for (int slot = 0; slot < S::PIXEL_SLOTS; slot++) {
+            init_barrier(pixels_full + 8 * slot, 1);
+            init_barrier(pixels_free + 8 * slot, CONSUMERS * 4);
+        }
+        for (int slot = 0; slot < S::WEIGHT_SLOTS; slot++) {
+            init_barrier(weights_full + 8 * slot, 1);
+            init_barrier(weights_free + 8 * slot, CONSUMERS * 4);
+        }
+        publish_barriers();
+    }
+    __syncthreads();
+
+    const int items = ceil_div(outs, S::OUTS) * S::PLACES * ceil_div(width, S::WIDTH) * ceil_div(height, S::HEIGHT);
+    // 64 channels at one kx; they take TAPS boxes of weights.
+    const int steps = ceil_div(channels, CHANNELS) * S::TAPS;
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    Ring<S::PIXEL_SLOTS> pixel_ring;
+    Ring<S::WEIGHT_SLOTS> weight_ring;
+    if (warpgroup == 0) {
+        give_registers<24>();
+        if (threadIdx.x != 0) return;
+        for (int index = blockIdx.x; index < items; index += gridDim.x) {
+            const Work w = Work::at<S>(index, width, outs);
+            // One pixel before the tile; upsampled, outputs in odd places see the pixel behind instead of the one before.
+            const int from_x = w.x - 1 + (S::SCALE - 1) * (w.place % S::SCALE), from_y = w.y - 1 + (S::SCALE - 1) * (w.place / S::SCALE);
+            for (int step = 0; step < steps; step++) {
+                const int channel = step / S::TAPS * CHANNELS, kx = step % S::TAPS;
+                const uint32_t full = pixels_full + 8 * pixel_ring.slot;
+                wait(pixels_free + 8 * pixel_ring.slot, pixel_ring.phase ^ 1);
+                arrive_expecting(full, S::PIXEL_BYTES);
+                copy_box(base + pixel_ring.slot * S::PIXEL_BYTES, x, from_y, from_x + kx, channel, full);
+                pixel_ring.advance();
+#pragma unroll
+                for (int ky = 0; ky < S::TAPS; ky++) {
+                    const uint32_t full = weights_full + 8 * weight_ring.slot;
+                    wait(weights_free + 8 * weight_ring.slot, weight_ring.phase ^ 1);
+                    arrive_expecting(full, S::WEIGHT_BYTES);
+                    copy_box(base + S::WEIGHTS + weight_ring.slot * S::WEIGHT_BYTES, weight, w.place * outs + w.out, ky * S::TAPS + kx, channel, full);
+                    weight_ring.advance();
+                }
+            }
+        }
+    } else {
+        take_registers<240>();
+        const int first_pixel = (warpgroup - 1) * S::PIXELS;
+        const auto release = [&](uint32_t barrier) {
+            if (threadIdx.x % 32 == 0) arrive(barrier);
+        };
+        for (int index = blockIdx.x; index < items; index += gridDim.x) {
+            const Work w = Work::at<S>(index, width, outs);
+            float sums[S::PARTS][S::OUTS / 2];
+            int last_pixels = 0, last_weights = 0;
+            for (int step = 0; step < steps; step++) {
+                wait(pixels_full + 8 * pixel_ring.slot, pixel_ring.phase);
+#pragma unroll
+                for (int ky = 0; ky < S::TAPS; ky++) {
+                    const uint64_t pixels = describe(base + pixel_ring.slot * S::PIXEL_BYTES + (first_pixel + ky * S::WIDTH) * CHANNELS * 2, 0);
+                    const uint64_t weights = describe(base + S::WEIGHTS + weight_ring.slot * S::WEIGHT_BYTES, 0);
+                    wait(weights_full + 8 * weight_ring.slot, weight_ring.phase);
+                    begin_multiply();
+#pragma unroll
+                    for (int c = 0; c < CHANNELS; c += 16)
+#pragma unroll
+                        for (int part = 0; part < S::PARTS; part++)
+                            multiply(sums[part], pixels + ((part * 64 * CHANNELS * 2 + c * 2) >> 4), weights + ((c * 2) >> 4), step + ky + c > 0);
+                    commit_multiply();
+                    // The multiplies before these are done, and what they read is free.
+                    wait_multiply<1>();
+                    if (step + ky > 0) {
+                        release(weights_free + 8 * last_weights);
+                        if (ky == 0) release(pixels_free + 8 * last_pixels);
+                    }
+                    last_weights = weight_ring.slot;
+                    weight_ring.advance();
+                }
+                last_pixels = pixel_ring.slot;
+                pixel_ring.advance();
+            }
+            wait_multiply<0>();
+#pragma unroll
+            for (int part = 0; part < S::PARTS; part++) pin(sums[part]);
+            release(weights_free + 8 * last_weights);
+            release(pixels_free + 8 * last_pixels);
+            store_tile<S>(sums, w, first_pixel, bias, residual, ld_residual, out, ld_out, height, width, outs);
+        }
+    }
+}
+
+}  // namespace conv2d
+
+// Shared memory is `BARRIERS` of the shape and 16 bytes for each slot, which the launcher passes; it must agree with `Shape`.
+#define CONV2D(name, ...)                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(128 + 128 * conv2d::CONSUMERS, 1) name(                                                       \
+        const __grid_constant__ hopper::TensorMap x, const __grid_constant__ hopper::TensorMap weight, const bf16* bias, const bf16* residual, \
+        long long ld_residual, bf16* out, long long ld_out, int height, int width, int channels, int outs) {                                   \
+        conv2d::convolve<conv2d::Shape<__VA_ARGS__>>(x, weight, bias, residual, ld_residual, out, ld_out, height, width, channels, outs);      \
+    }
+
+// The shapes: taps, tile width, tile height, outputs, slots of pixels, slots of weights.
+CONV2D(conv2d_bf16_16x16x128_sm90, 3, 16, 16, 128, 3, 7)
+CONV2D(conv2d_bf16_16x8x256_sm90, 3, 16, 8, 256, 3, 5)
+CONV2D(conv2d_bf16_16x8x128_sm90, 3, 16, 8, 128, 4, 9)
+CONV2D(conv2d_bf16_32x8x8_sm90, 3, 32, 8, 8, 5, 15)
+
+#endif

@@ -1,0 +1,145 @@
+//! Launches cuda/conv2d_sm90a.cu: 3 x 3 convolutions on Hopper.
+
+use std::ffi::c_void;
+
+use super::hopper::{Axis, Choice};
+use super::{Cuda, Tensor, all_aligned};
+use crate::error::Result;
+
+/// `FLUX_CONV2D=base` keeps off this kernel, `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has none.
+pub(super) const CHOICE: Choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a" };
+/// Channels of a box: 128 bytes, over which the copy engine swizzles.
+const CHANNELS: usize = 64;
+/// A warpgroup that fetches, and two that multiply.
+const THREADS: usize = 3 * 128;
+
+/// A kernel of cuda/conv2d_sm90a.cu, by its `Shape`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    name: &'static str,
+    taps: usize,
+    width: usize,
+    height: usize,
+    outs: usize,
+    pixel_slots: usize,
+    weight_slots: usize,
+    /// Time of one tile, relative to others with as many taps.
+    cost: usize,
+}
+
+/// Of a picture as it is.
+const SAME: [Shape; 3] = [
+    Shape::new("conv2d_bf16_16x16x128_sm90", 3, [16, 16, 128], [3, 7], 100),
+    Shape::new("conv2d_bf16_16x8x256_sm90", 3, [16, 8, 256], [3, 5], 100),
+    Shape::new("conv2d_bf16_16x8x128_sm90", 3, [16, 8, 128], [4, 9], 60),
+];
+/// The same, for at most eight outputs: what takes time there is to fetch pixels.
+const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 100)];
+impl Shape {
+    const fn new(name: &'static str, taps: usize, [width, height, outs]: [usize; 3], [pixel_slots, weight_slots]: [usize; 2], cost: usize) -> Self {
+        Self { name, taps, width, height, outs, pixel_slots, weight_slots, cost }
+    }
+
+    /// Tiles of a picture of `height` x `width` pixels (before upsampling), and `outs` outputs.
+    fn tiles(&self, height: usize, width: usize, outs: usize) -> usize {
+        let places = if self.taps == 2 { 4 } else { 1 };
+        places * height.div_ceil(self.height) * width.div_ceil(self.width) * outs.div_ceil(self.outs)
+    }
+
+    /// The one that is done first, when every multiprocessor takes tiles in turn.
+    fn find(shapes: &[Shape], multiprocessors: usize, height: usize, width: usize, outs: usize) -> Shape {
+        let time = |shape: &&Shape| shape.tiles(height, width, outs).div_ceil(multiprocessors) * shape.cost;
+        *shapes.iter().min_by_key(time).expect("SAME, FEW and UPSAMPLED are not empty")
+    }
+
+    /// As `Shape` in cuda/conv2d_sm90a.cu: slots of pixels and of weights, two barriers each.
+    const fn shared_bytes(&self) -> usize {
+        let pixels = self.width * (self.height + self.taps - 1) * CHANNELS * 2 + 16;
+        self.pixel_slots * pixels + self.weight_slots * (self.outs * CHANNELS * 2 + 16)
+    }
+}
+
+/// One call: tensors that [`takes`] allowed, and `residual` and `out` with rows of whole 16 bytes.
+pub(super) struct Call<'a> {
+    /// [height * width, channels]
+    pub x: &'a Tensor<Cuda>,
+    /// [out, 9 * channels], or for an upsampled picture [4 * out, 4 * channels].
+    pub weight: &'a Tensor<Cuda>,
+    pub bias: &'a Tensor<Cuda>,
+    pub residual: Option<&'a Tensor<Cuda>>,
+    pub out: &'a Tensor<Cuda>,
+    pub height: usize,
+    pub width: usize,
+}
+
+/// Whether the kernel can take these: rows of whole 16 bytes, and a weight without gaps, so that its taps are an axis.
+pub(super) fn takes(x: &Tensor<Cuda>, weight: &Tensor<Cuda>, bias: &Tensor<Cuda>) -> bool {
+    x.rows() > 0 && all_aligned(&[x, weight]) && weight.stride() == weight.cols() && bias.address().is_multiple_of(4)
+}
+
+impl Cuda {
+    /// `conv2d(x) + residual`, of the same size out as in.
+    pub(super) fn run_hopper_conv2d(&self, call: &Call<'_>) -> Result<()> {
+        self.run_hopper_shape(if call.out.cols() <= 8 { &FEW } else { &SAME }, call)
+    }
+
+    fn run_hopper_shape(&self, shapes: &[Shape], call: &Call<'_>) -> Result<()> {
+        let Call { x, weight, bias, residual, out, height, width } = *call;
+        let shape = Shape::find(shapes, self.device().multiprocessors(), height, width, out.cols());
+        let tiles = shape.tiles(height, width, out.cols());
+        // First of all, because a driver that loads this kernel knows tensor maps too.
+        let launch = self.launch(CHOICE.file, shape.name)?.shared(shape.shared_bytes() as u32)?;
+        let channels = Axis { cells: x.cols(), step: 1, in_box: CHANNELS };
+        // A lone row's stride means nothing, and need not be aligned.
+        let pixel = if x.rows() > 1 { x.stride() } else { x.cols() };
+        let columns = Axis { cells: width, step: pixel, in_box: shape.width };
+        let rows = Axis { cells: height, step: width * pixel, in_box: shape.height + shape.taps - 1 };
+        let taps = Axis { cells: shape.taps * shape.taps, step: x.cols(), in_box: 1 };
+        let outs = Axis { cells: weight.rows(), step: weight.cols(), in_box: shape.outs };
+        let mut maps = [CHOICE.tensor_map(x.address(), [channels, columns, rows])?, CHOICE.tensor_map(weight.address(), [channels, taps, outs])?];
+        let (mut bias_address, mut out_address, mut out_stride) = (bias.address(), out.address(), out.stride() as u64);
+        let (mut residual_address, mut residual_stride) = residual.map_or((0, 0), |residual| (residual.address(), residual.stride() as u64));
+        CHOICE.int(tiles)?;
+        CHOICE.int(out.rows())?;
+        let mut ints = [CHOICE.int(height)?, CHOICE.int(width)?, CHOICE.int(x.cols())?, CHOICE.int(out.cols())?];
+        let mut arguments: Vec<*mut c_void> = maps.iter_mut().map(|map| std::ptr::from_mut(map).cast()).collect();
+        let longs = [&mut bias_address, &mut residual_address, &mut residual_stride, &mut out_address, &mut out_stride];
+        arguments.extend(longs.map(|long| std::ptr::from_mut(long).cast::<c_void>()));
+        arguments.extend(ints.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
+        let blocks = tiles.min(self.device().multiprocessors());
+        // SAFETY: `arguments` are, in the order of `CONV2D` in cuda/conv2d_sm90a.cu, two tensor maps, two pointers, a long long, a pointer, a
+        // long long and four ints, all alive until the call returns; the shared memory is that of the shape. The maps cover exactly the cells
+        // of x and of the weight. The ops checked their shapes, `out` and `residual` have rows of whole 16 bytes and a row for every output
+        // pixel, the bias has a value for every column of `out`. `out` may be `residual`: each cell is read by the thread that then writes it.
+        unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shape_fits_the_shared_memory_of_hopper() {
+        for shape in SAME.iter().chain(&FEW) {
+            assert!(shape.shared_bytes() <= 227 << 10, "{shape:?}");
+        }
+        assert_eq!(SAME[0].shared_bytes(), 3 * 18 * 16 * 128 + 7 * 128 * 128 + 10 * 16);
+    }
+
+    #[test]
+    fn the_shape_is_the_one_that_is_done_first() {
+        let same = |side: usize, outs: usize| Shape::find(&SAME, 132, side, side, outs).name;
+        assert_eq!(Shape::find(&SAME, 132, 264, 512, 512).name, "conv2d_bf16_16x8x256_sm90");
+        assert_eq!(same(512, 512), "conv2d_bf16_16x16x128_sm90");
+        assert_eq!(same(1024, 128), "conv2d_bf16_16x16x128_sm90");
+        // Too few tiles for all multiprocessors, where they are large.
+        assert_eq!(same(64, 512), "conv2d_bf16_16x8x128_sm90");
+    }
+
+    #[test]
+    fn tiles_cover_ragged_pictures_and_outputs() {
+        assert_eq!(SAME[0].tiles(17, 16, 129), 4);
+        assert_eq!(SAME[0].tiles(1, 1, 8), 1);
+    }
+}
