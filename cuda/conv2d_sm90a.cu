@@ -256,5 +256,27 @@ CONV2D(conv2d_bf16_16x16x128_sm90, 3, 16, 16, 128, 3, 7)
 CONV2D(conv2d_bf16_16x8x256_sm90, 3, 16, 8, 256, 3, 5)
 CONV2D(conv2d_bf16_16x8x128_sm90, 3, 16, 8, 128, 4, 9)
 CONV2D(conv2d_bf16_32x8x8_sm90, 3, 32, 8, 8, 5, 15)
+CONV2D(upsample_conv2d_bf16_16x16x128_sm90, 2, 16, 16, 128, 3, 7)
+CONV2D(upsample_conv2d_bf16_16x8x128_sm90, 2, 16, 8, 128, 4, 9)
+
+// weight [outs, 9 * channels], row stride ld_weight -> out [4 * outs, 4 * channels], dense: for place (py, px) of a square and output o,
+// row (2 py + px) * outs + o holds taps (dy, dx) ordered so. channels % 8 == 0.
+extern "C" __global__ void __launch_bounds__(256) collapse_taps_bf16(const bf16* weight, long long ld_weight, bf16* out, int outs, int channels) {
+    for_each_run<8>(16 * outs, channels, [=](long long row, int column) {
+        const int tap = row % 4, o = row / 4 % outs, place = row / 4 / outs;
+        // Tap 0 of an even place is ky 0, tap 1 is ky 1 and 2; of an odd place they are 0 and 1, and 2.
+        const auto first = [](int odd, int tap) { return tap == 0 ? 0 : 1 + odd; };
+        const auto last = [](int odd, int tap) { return tap == 0 ? odd : 2; };
+        float sums[8] = {};
+        for (int ky = first(place / 2, tap / 2); ky <= last(place / 2, tap / 2); ky++)
+            for (int kx = first(place % 2, tap % 2); kx <= last(place % 2, tap % 2); kx++) {
+                float values[8];
+                load(weight + o * ld_weight + (ky * 3 + kx) * channels + column, values);
+#pragma unroll
+                for (int i = 0; i < 8; i++) sums[i] += values[i];
+            }
+        store(out + row * channels + column, sums);
+    });
+}
 
 #endif

@@ -167,6 +167,10 @@ pub trait Backend: Clone + Sized + 'static {
     fn conv2d_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv, residual: Tensor<Self>) -> Result<Tensor<Self>> {
         ops::conv2d::compose_add(self, x, weight, bias, conv, residual)
     }
+    /// See [`Tensor::upsample_conv2d`].
+    fn upsample_conv2d(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
+        ops::conv2d::compose_upsample(self, x, weight, bias, height, width)
+    }
 }
 
 /// A picture of which some pixel is NaN.

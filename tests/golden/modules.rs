@@ -158,16 +158,19 @@ fn convolutions_up_and_down() -> Result<()> {
         let files = vae::open(&case.dir)?;
         let backend = cpu();
         let weights = Weights::new(&backend, &files);
-        let conv = |prefix: &str, x: &Grid<Cpu>, conv: Conv| {
-            let (weights, channels) = (weights.at(prefix), x.pixels.cols());
-            let out = x.pixels.conv2d(&weights.conv("conv", channels, channels, 3)?, &weights.vector("conv.bias", channels)?, conv)?;
-            Ok::<_, flux::Error>(Grid { pixels: out, height: conv.out_height(), width: conv.out_width() })
-        };
         let x = case.pixels("vae.upsample.input");
-        let up = Grid { pixels: x.pixels.upsample(x.height, x.width)?, height: 2 * x.height, width: 2 * x.width };
-        case.expect_pixels("vae.upsample.output", &conv("decoder.up_blocks.0.upsamplers.0", &up, Conv::same(up.height, up.width, 3))?);
+        let (upsampler, channels) = (weights.at("decoder.up_blocks.0.upsamplers.0"), x.pixels.cols());
+        let (weight, bias) = (upsampler.conv("conv", channels, channels, 3)?, upsampler.vector("conv.bias", channels)?);
+        let (height, width) = (2 * x.height, 2 * x.width);
+        let up = Grid { pixels: x.pixels.upsample_conv2d(&weight, &bias, x.height, x.width)?, height, width };
+        case.expect_pixels("vae.upsample.output", &up);
+
         let x = case.pixels("vae.downsample.input");
-        case.expect_pixels("vae.downsample.output", &conv("encoder.down_blocks.0.downsamplers.0", &x, Conv::halve(x.height, x.width))?);
+        let (downsampler, channels) = (weights.at("encoder.down_blocks.0.downsamplers.0"), x.pixels.cols());
+        let (weight, bias) = (downsampler.conv("conv", channels, channels, 3)?, downsampler.vector("conv.bias", channels)?);
+        let conv = Conv::halve(x.height, x.width);
+        let down = Grid { pixels: x.pixels.conv2d(&weight, &bias, conv)?, height: conv.out_height(), width: conv.out_width() };
+        case.expect_pixels("vae.downsample.output", &down);
     }
     Ok(())
 }

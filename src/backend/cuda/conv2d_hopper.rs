@@ -1,4 +1,4 @@
-//! Launches cuda/conv2d_sm90a.cu: 3 x 3 convolutions on Hopper.
+//! Launches cuda/conv2d_sm90a.cu: 3 x 3 convolutions on Hopper, of a picture as it is or upsampled.
 
 use std::ffi::c_void;
 
@@ -35,6 +35,12 @@ const SAME: [Shape; 3] = [
 ];
 /// The same, for at most eight outputs: what takes time there is to fetch pixels.
 const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 100)];
+/// Of an upsampled picture: two taps a side, four sets of weights.
+const UPSAMPLED: [Shape; 2] = [
+    Shape::new("upsample_conv2d_bf16_16x16x128_sm90", 2, [16, 16, 128], [3, 7], 100),
+    Shape::new("upsample_conv2d_bf16_16x8x128_sm90", 2, [16, 8, 128], [4, 9], 60),
+];
+
 impl Shape {
     const fn new(name: &'static str, taps: usize, [width, height, outs]: [usize; 3], [pixel_slots, weight_slots]: [usize; 2], cost: usize) -> Self {
         Self { name, taps, width, height, outs, pixel_slots, weight_slots, cost }
@@ -78,6 +84,34 @@ pub(super) fn takes(x: &Tensor<Cuda>, weight: &Tensor<Cuda>, bias: &Tensor<Cuda>
 }
 
 impl Cuda {
+    /// `upsample_conv2d` by sums of the weights; the sums round to bf16.
+    pub(super) fn upsample_conv2d_op(
+        &self,
+        x: Tensor<Cuda>,
+        weight: &Tensor<Cuda>,
+        bias: &Tensor<Cuda>,
+        height: usize,
+        width: usize,
+    ) -> Result<Tensor<Cuda>> {
+        if !self.hopper_wanted(CHOICE)? || !takes(&x, weight, bias) || !weight.rows().is_multiple_of(8) {
+            return crate::ops::conv2d::compose_upsample(self, x, weight, bias, height, width);
+        }
+        let collapsed = self.collapse_taps(weight, x.cols())?;
+        let out = self.empty(4 * x.rows(), weight.rows())?;
+        self.run_hopper_shape(&UPSAMPLED, &Call { x: &x, weight: &collapsed, bias, residual: None, out: &out, height, width })?;
+        Ok(out)
+    }
+
+    /// Weights [out, 9 * channels] for pixels that come four times -> [4 * out, 4 * channels].
+    fn collapse_taps(&self, weight: &Tensor<Cuda>, channels: usize) -> Result<Tensor<Cuda>> {
+        let collapsed = self.empty(4 * weight.rows(), 4 * channels)?;
+        let launch = self.launch(CHOICE.file, "collapse_taps_bf16")?.matrix(weight).vector(&collapsed).int(weight.rows()).int(channels);
+        // SAFETY: argument types and order match cuda/conv2d_sm90a.cu; `takes` found rows of whole 16 bytes, so channels % 8 == 0;
+        // `collapsed` was made dense above, and has 16 runs of `channels` values for each row of the weight.
+        unsafe { launch.run_rows(16 * weight.rows(), channels, true) }?;
+        Ok(collapsed)
+    }
+
     /// `conv2d(x) + residual`, of the same size out as in.
     pub(super) fn run_hopper_conv2d(&self, call: &Call<'_>) -> Result<()> {
         self.run_hopper_shape(if call.out.cols() <= 8 { &FEW } else { &SAME }, call)
@@ -121,7 +155,7 @@ mod tests {
 
     #[test]
     fn every_shape_fits_the_shared_memory_of_hopper() {
-        for shape in SAME.iter().chain(&FEW) {
+        for shape in SAME.iter().chain(&FEW).chain(&UPSAMPLED) {
             assert!(shape.shared_bytes() <= 227 << 10, "{shape:?}");
         }
         assert_eq!(SAME[0].shared_bytes(), 3 * 18 * 16 * 128 + 7 * 128 * 128 + 10 * 16);
@@ -135,11 +169,15 @@ mod tests {
         assert_eq!(same(1024, 128), "conv2d_bf16_16x16x128_sm90");
         // Too few tiles for all multiprocessors, where they are large.
         assert_eq!(same(64, 512), "conv2d_bf16_16x8x128_sm90");
+        let upsampled = |side: usize, outs: usize| Shape::find(&UPSAMPLED, 132, side, side, outs).name;
+        assert_eq!(upsampled(512, 256), "upsample_conv2d_bf16_16x16x128_sm90");
+        assert_eq!(upsampled(16, 512), "upsample_conv2d_bf16_16x8x128_sm90");
     }
 
     #[test]
     fn tiles_cover_ragged_pictures_and_outputs() {
         assert_eq!(SAME[0].tiles(17, 16, 129), 4);
         assert_eq!(SAME[0].tiles(1, 1, 8), 1);
+        assert_eq!(UPSAMPLED[0].tiles(17, 33, 128), 4 * 2 * 3);
     }
 }

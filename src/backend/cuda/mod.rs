@@ -369,6 +369,10 @@ impl Backend for Cuda {
     fn conv2d_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv, residual: Tensor<Self>) -> Result<Tensor<Self>> {
         self.conv2d_op(x, weight, bias, conv, Some(residual))
     }
+
+    fn upsample_conv2d(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
+        self.upsample_conv2d_op(x, weight, bias, height, width)
+    }
 }
 
 fn expect_values(values: &[f32], rows: usize, cols: usize) -> Result<()> {
