@@ -6,26 +6,34 @@
 //
 // Three kernels, all sums in a fixed order:
 // 1. stats   a block sums a split of the pixels per channel, relative to the channel's first value in the split, so that a mean far
-//            from zero costs no digits; it leaves (mean, sum of squares about it) in partial [splits, channels].
-// 2. merge   a block per group joins the splits and the group's channels (Chan's formula) to (mean, 1 / std).
-// 3. apply   a thread keeps the coefficients of its 8 channels and walks over pixels.
+//            from zero costs no digits; it leaves (mean, sum of squares about it) in partial [splits, channels]. The splits take turns, a
+//            few pixels each, so that all blocks end with the last pixels of the picture.
+// 2. merge   a block per group joins the splits and the group's channels (Chan's formula), and leaves what a value is multiplied by and
+//            what is then added, in coefficients [channels].
+// 3. apply   a thread keeps the coefficients of its 8 channels and walks over pixels; the last pixels come first, as L2 still has them.
 //
 // Needs     channels % 8 == 0 and rows and vectors 16-byte aligned. Otherwise `_any`: one value at a time.
 // Rounding  once, at the store.
 // Bytes     pixels * channels * 6: read, read, written.   1048576 x 128: 805 MB
 // Bound     HBM. 805 MB at 4.8 TB/s (H200) = 168 us
 // Measured  with silu, 1024 x 1024 x 128: 284 us, 2.84 TB/s, 59% of bound; x 256: 542 us; 512 x 512 x 256: 166 us; H200, driver 580.159, CUDA 13.0; `cargo bench`
+//           (before splits took turns and the last pixels came first; not yet measured since)
 // Tried
 #include "common.cuh"
 
-static constexpr int THREADS = 256;
+static constexpr int THREADS = 256, MERGE_THREADS = 1024;
+
+// Pixels of a split: `height` of every `splits * height`.
+__device__ __forceinline__ int split_pixels(int split, int splits, int height, int pixels) {
+    const int round = splits * height, rest = pixels % round - split * height;
+    return pixels / round * height + min(max(rest, 0), height);
+}
 
 template <int N>
-__device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, float2* partial, int pixels, int channels, int pixels_per_split) {
+__device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, float2* partial, int pixels, int channels) {
     __shared__ float2 sums[THREADS * N];
     const int channel = (blockIdx.y * blockDim.x + threadIdx.x) * N;
-    const long long first = (long long)blockIdx.x * pixels_per_split;
-    const long long end = min(first + pixels_per_split, (long long)pixels);
+    const long long first = blockIdx.x * blockDim.y, step = (long long)gridDim.x * blockDim.y;
     float sum[N], squares[N];
 #pragma unroll
     for (int i = 0; i < N; i++) sum[i] = squares[i] = 0.0f;
@@ -33,7 +41,7 @@ __device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, 
         float origin[N];
         load(x + first * ld_x + channel, origin);
 #pragma unroll 4
-        for (long long pixel = first + threadIdx.y; pixel < end; pixel += blockDim.y) {
+        for (long long pixel = first + threadIdx.y; pixel < pixels; pixel += step) {
             float values[N];
             load(x + pixel * ld_x + channel, values);
 #pragma unroll
@@ -56,7 +64,7 @@ __device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, 
             total += sums[y * width + c].x;
             total_squares += sums[y * width + c].y;
         }
-        const float count = (float)(end - first);
+        const float count = (float)split_pixels(blockIdx.x, gridDim.x, blockDim.y, pixels);
         const float origin = __bfloat162float(x[first * ld_x + this_channel]);
         partial[(long long)blockIdx.x * channels + this_channel] =
             make_float2(origin + total / count, fmaxf(total_squares - total * total / count, 0.0f));
@@ -75,41 +83,42 @@ __device__ __forceinline__ Moments join(const Moments& a, const Moments& b) {
     return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_merge(const float2* partial, float2* stats, int splits, int pixels, int pixels_per_split,
-                                                                       int channels, int group_channels, float eps) {
-    __shared__ Moments shared[THREADS];
+// `height` is blockDim.y of the blocks that made `partial`.
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS) group_norm_merge(const float2* partial, const bf16* weight, const bf16* bias,
+                                                                             float2* coefficients, int splits, int height, int pixels, int channels,
+                                                                             int group_channels, float eps) {
+    __shared__ Moments shared[MERGE_THREADS];
     const int first_channel = blockIdx.x * group_channels;
     Moments mine = {0.0f, 0.0f, 0.0f};
-    for (int item = threadIdx.x; item < splits * group_channels; item += blockDim.x) {
+#pragma unroll 4
+    for (int item = threadIdx.x; item < splits * group_channels; item += MERGE_THREADS) {
         const int split = item / group_channels;
         const float2 part = partial[(long long)split * channels + first_channel + item % group_channels];
-        const long long first = (long long)split * pixels_per_split;
-        const float count = (float)min((long long)pixels_per_split, pixels - first);
-        mine = join(mine, {count, part.x, part.y});
+        mine = join(mine, {(float)split_pixels(split, splits, height, pixels), part.x, part.y});
     }
     shared[threadIdx.x] = mine;
-    for (int step = THREADS / 2; step > 0; step >>= 1) {
+    for (int step = MERGE_THREADS / 2; step > 0; step >>= 1) {
         __syncthreads();
         if (threadIdx.x < step) shared[threadIdx.x] = join(shared[threadIdx.x], shared[threadIdx.x + step]);
     }
-    if (threadIdx.x == 0) stats[blockIdx.x] = make_float2(shared[0].mean, rsqrtf(shared[0].squares / shared[0].count + eps));
+    __syncthreads();
+    const float mean = shared[0].mean, scale = rsqrtf(shared[0].squares / shared[0].count + eps);
+    for (int channel = first_channel + threadIdx.x; channel < first_channel + group_channels; channel += MERGE_THREADS) {
+        const float slope = scale * __bfloat162float(weight[channel]);
+        // x is bf16: a mean so many deviations away that this lost digits, would have lost them in x.
+        coefficients[channel] = make_float2(slope, __bfloat162float(bias[channel]) - mean * slope);
+    }
 }
 
 template <int N, bool SILU>
-__device__ __forceinline__ void group_norm_apply(const bf16* x, long long ld_x, const float2* stats, const bf16* weight, const bf16* bias, bf16* out,
-                                                 long long ld_out, int pixels, int channels, int group_channels, int pixels_per_block) {
+__device__ __forceinline__ void group_norm_apply(const bf16* x, long long ld_x, const float2* coefficients, bf16* out, long long ld_out, int pixels,
+                                                 int channels, int pixels_per_block) {
     const int channel = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (channel >= channels) return;
-    float mean[N], slope[N], offset[N];
-    load(weight + channel, slope);
-    load(bias + channel, offset);
+    float2 line[N];
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        const float2 group = stats[(channel + i) / group_channels];
-        mean[i] = group.x;
-        slope[i] *= group.y;
-    }
-    const long long first = (long long)blockIdx.x * pixels_per_block;
+    for (int i = 0; i < N; i++) line[i] = coefficients[channel + i];
+    const long long first = (long long)(gridDim.x - 1 - blockIdx.x) * pixels_per_block;
     const long long end = min(first + pixels_per_block, (long long)pixels);
 #pragma unroll 4
     for (long long pixel = first + threadIdx.y; pixel < end; pixel += blockDim.y) {
@@ -117,28 +126,25 @@ __device__ __forceinline__ void group_norm_apply(const bf16* x, long long ld_x, 
         load(x + pixel * ld_x + channel, values);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const float normed = (values[i] - mean[i]) * slope[i] + offset[i];
+            const float normed = fmaf(values[i], line[i].x, line[i].y);
             values[i] = SILU ? silu(normed) : normed;
         }
         store(out + pixel * ld_out + channel, values);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16(const bf16* x, long long ld_x, float2* partial, int pixels, int channels,
-                                                                            int pixels_per_split) {
-    group_norm_stats<8>(x, ld_x, partial, pixels, channels, pixels_per_split);
+extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16(const bf16* x, long long ld_x, float2* partial, int pixels, int channels) {
+    group_norm_stats<8>(x, ld_x, partial, pixels, channels);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16_any(const bf16* x, long long ld_x, float2* partial, int pixels, int channels,
-                                                                                int pixels_per_split) {
-    group_norm_stats<1>(x, ld_x, partial, pixels, channels, pixels_per_split);
+extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16_any(const bf16* x, long long ld_x, float2* partial, int pixels, int channels) {
+    group_norm_stats<1>(x, ld_x, partial, pixels, channels);
 }
 
-#define GROUP_NORM_APPLY(NAME, N, SILU)                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const bf16* x, long long ld_x, const float2* stats, const bf16* weight, const bf16* bias,   \
-                                                               bf16* out, long long ld_out, int pixels, int channels, int group_channels,                 \
-                                                               int pixels_per_block) {                                                                    \
-        group_norm_apply<N, SILU>(x, ld_x, stats, weight, bias, out, ld_out, pixels, channels, group_channels, pixels_per_block);                         \
+#define GROUP_NORM_APPLY(NAME, N, SILU)                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const bf16* x, long long ld_x, const float2* coefficients, bf16* out, long long ld_out,  \
+                                                               int pixels, int channels, int pixels_per_block) {                                        \
+        group_norm_apply<N, SILU>(x, ld_x, coefficients, out, ld_out, pixels, channels, pixels_per_block);                                              \
     }
 
 GROUP_NORM_APPLY(group_norm_bf16, 8, false)
