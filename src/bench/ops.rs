@@ -170,10 +170,13 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
                 bench.fused(&name, work, || Ok(()), |()| x.group_norm_silu(&row, &row, groups, EPS), compose)?;
             }
         }
-        let name = format!("ops/upsample {side}x{side}x{cout}");
+        let name = format!("ops/upsample_conv2d {side}x{side} {cout} -> {cout}");
         if i + 1 < blocks.len() && bench.is_new(&name) {
-            let x = tensor(&b, side * side, cout)?;
-            bench.op(&name, Work::Values(5 * side * side * cout), || Ok(()), |()| x.upsample(side, side))?;
+            let (x, bias, weight) = (tensor(&b, side * side, cout)?, tensor(&b, 1, cout)?, weights::convolution(&b, cout, cout, 3)?);
+            // As if every pixel of the large picture saw nine others, for both.
+            let work = Work::Flops((2 * 4 * side * side * cout * cout * 9) as u64);
+            let compose = |x| ops::conv2d::compose_upsample(&b, x, &weight, &bias, side, side);
+            bench.fused(&name, work, || copy(&x), |x| x.upsample_conv2d(&weight, &bias, side, side), compose)?;
         }
     }
     for convolution in shapes.convolutions(size) {
