@@ -7,18 +7,19 @@ mod report;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::thread;
 use std::time::Instant;
 
 use clap::Parser;
-use flux::backend::Backend;
 use flux::backend::cpu::{self, Cpu};
 use flux::backend::cuda::Cuda;
+use flux::backend::{Backend, Remark};
 use flux::compare::difference;
 use flux::default_model::default_model;
 use flux::error::Kind;
 use flux::model_dir::ModelDir;
 use flux::output::{Rgb, Target, read_png};
-use flux::pipeline::{Pipeline, Plan, Request};
+use flux::pipeline::{OpenModel, Pipeline, Plan, Request};
 use flux::{Error, Result};
 
 use crate::cli::{Cli, Command, DeviceChoice, Generate, PrecisionChoice, TimingsFormat};
@@ -50,13 +51,24 @@ fn generate(args: &Generate, start: Instant) -> Result<()> {
     let request = args.request()?;
     let (target, dir) = (Target::new(&args.output(request.seed))?, model(args)?);
     let mut console = Console::new(args.quiet, args.verbose);
-    let choosing = Instant::now();
-    let device = choose_device(args, &console)?;
-    let job = Job { args, target, dir, request, start, device_s: choosing.elapsed().as_secs_f64() };
+    // The driver takes as long to open a GPU as we take to read the tokenizer: both at once.
+    let name = dir.name();
+    let opening = thread::spawn(move || timed(|| OpenModel::open(&dir)));
+    let (device, device_s) = timed(|| choose_device(args, &console));
+    let device = device?;
+    let (model, open_s) = opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
+    let job = Job { args, target, model: model?, name, request, start, device_s, open_s };
     match device {
         Device::Cpu(backend) => job.run(backend, &mut console),
         Device::Cuda(backend) => job.run(backend, &mut console),
     }
+}
+
+/// What `work` returns, and the seconds that it took.
+fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
+    let start = Instant::now();
+    let done = work();
+    (done, start.elapsed().as_secs_f64())
 }
 
 fn model(args: &Generate) -> Result<ModelDir> {
@@ -110,19 +122,19 @@ struct Job<'a> {
     args: &'a Generate,
     request: Request,
     target: Target,
-    dir: ModelDir,
+    model: OpenModel,
+    name: String,
     start: Instant,
     device_s: f64,
+    open_s: f64,
 }
 
 impl Job<'_> {
     fn run<B: Backend>(self, backend: B, console: &mut Console) -> Result<()> {
-        let (device, model) = (backend.describe(), self.dir.name());
+        let (device, model) = (backend.describe(), self.name);
         console.detail(&format!("device: {device}"));
-        let opening = Instant::now();
-        let mut pipeline = Pipeline::load(backend, &self.dir)?;
+        let mut pipeline = Pipeline::new(backend, self.model);
         let plan = pipeline.plan(&self.request)?;
-        let open_s = opening.elapsed().as_secs_f64();
         for note in &plan.notes {
             console.note(note);
         }
@@ -134,6 +146,12 @@ impl Job<'_> {
 
         let picture = pipeline.generate(&self.request, console)?;
         console.finish();
+        for remark in pipeline.backend().remarks() {
+            match remark {
+                Remark::Detail(text) => console.detail(&text),
+                Remark::Warning(text) => console.note(&text),
+            }
+        }
 
         let facts = [
             ("prompt", self.request.prompt.clone()),
@@ -158,7 +176,7 @@ impl Job<'_> {
             plan: &plan,
             timings: &picture.timings,
             device_s: self.device_s,
-            open_s,
+            open_s: self.open_s,
             save_s,
             total_s,
             peak_host_bytes: peak_host_bytes(),
@@ -171,6 +189,8 @@ impl Job<'_> {
         if self.args.print_path {
             print(self.target.path().as_os_str().as_encoded_bytes())?;
         }
+        // The program ends here: the system takes back at once what would be freed piece by piece.
+        std::mem::forget(pipeline);
         Ok(())
     }
 }

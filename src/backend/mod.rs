@@ -34,13 +34,22 @@ pub struct Stats {
     pub composed: u64,
 }
 
+/// Something that the user may want to know of how a backend works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Remark {
+    /// For the curious.
+    Detail(String),
+    /// For everybody.
+    Warning(String),
+}
+
 /// A place where tensors live and ops run.
 ///
 /// A backend is a cheap handle: clones share one device. Work is enqueued in program order; only
 /// [`Backend::download`], [`Backend::download_rgb8`] and [`Backend::wait`] wait for it.
-pub trait Backend: Clone + Sized + 'static {
+pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Memory that tensors view.
-    type Buffer;
+    type Buffer: Send + Sync;
     /// A point in the order of enqueued work.
     type Mark;
 
@@ -54,6 +63,24 @@ pub trait Backend: Clone + Sized + 'static {
     fn available_bytes(&self) -> u64;
     /// Bytes that a weight of `elements` elements takes in memory of this backend: zero where the mapped file serves.
     fn weight_bytes(&self, elements: u64) -> u64;
+
+    /// Runs `work`, which loads weights and computes nothing with them: what it loads may be on its way until this returns. `report`
+    /// hears how many elements went.
+    fn load<T>(&self, work: impl FnOnce() -> Result<T>, _report: &mut dyn FnMut(u64)) -> Result<T> {
+        work()
+    }
+    /// Does what the first op would do before it starts; may run while weights are loaded.
+    fn warm_up(&self) -> Result<()> {
+        Ok(())
+    }
+    /// Lets go of what loading left behind, without waiting for it.
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+    /// What the user may want to know of how the backend works here.
+    fn remarks(&self) -> Vec<Remark> {
+        Vec::new()
+    }
 
     /// A mark behind all work enqueued so far.
     fn mark(&self) -> Result<Self::Mark>;

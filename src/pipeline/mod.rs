@@ -1,7 +1,8 @@
 //! Prompt to picture: the order in which the models run, and how long each lives.
 //!
 //! [`Pipeline::load`] opens and checks everything; weights go to the device when they are first needed. The text encoder
-//! leaves it before the transformer comes, unless there is room for both.
+//! leaves it before the transformer comes, unless there is room for both: then the other models are on their way while it runs.
+//! The host enqueues the whole picture before it waits.
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
@@ -15,45 +16,45 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 
+mod loading;
 mod memory;
 mod model;
 mod observer;
+mod opened;
 mod request;
 
 pub use model::ModelInfo;
 pub use observer::{Observer, Stage, Timings};
+pub use opened::OpenModel;
 pub use request::{Plan, Request};
 
-use std::cell::RefCell;
+use std::sync::Arc;
+use std::thread;
 
 use crate::backend::Backend;
-use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
 use crate::sampler::{self, Conditioning, Schedule};
 use crate::tensor::Tensor;
-use crate::text_encoder::{self, TextEncoder, Tokenizer};
-use crate::transformer::{self, Transformer};
-use crate::vae::{self, Decoder};
-use crate::weights::{WeightFiles, Weights};
+use crate::text_encoder::{TextEncoder, Tokenizer};
+use crate::transformer::Transformer;
+use crate::vae::Decoder;
+use loading::{Ahead, load};
 use memory::Needs;
 use observer::Clock;
+use opened::Files;
 
 /// A model on a backend, ready to make pictures.
 pub struct Pipeline<B: Backend> {
     backend: B,
     info: ModelInfo,
     tokenizer: Tokenizer,
-    files: Files,
+    files: Arc<Files>,
     text_encoder: Option<TextEncoder<B>>,
+    /// What another thread loads; none where there is no room beside the text encoder.
+    ahead: Option<Ahead<B>>,
     transformer: Option<Transformer<B>>,
     decoder: Option<Decoder<B>>,
-}
-
-struct Files {
-    text_encoder: WeightFiles,
-    transformer: WeightFiles,
-    vae: WeightFiles,
 }
 
 /// A picture and how it was made.
@@ -68,20 +69,17 @@ pub struct Picture {
 }
 
 impl<B: Backend> Pipeline<B> {
-    /// Opens a model folder and checks all of it: configs, tokenizer, and the name, shape and dtype of every tensor.
+    /// [`OpenModel::open`] and [`Pipeline::new`].
     ///
     /// Errors say which file and tensor is wrong. Nothing is copied to the device yet.
     pub fn load(backend: B, dir: &ModelDir) -> Result<Self> {
-        let info = ModelInfo::read(dir)?;
-        let tokenizer = Tokenizer::load(dir, info.max_sequence_length)?;
-        let files = Files { text_encoder: text_encoder::open(dir)?, transformer: transformer::open(dir)?, vae: vae::open(dir)? };
-        // On the CPU weights stay in the mapped files, so loading there checks every tensor and costs nothing.
-        let host = Cpu::new(Precision::F32);
-        let weights = |files| Weights::new(&host, files);
-        TextEncoder::load(&weights(&files.text_encoder), info.text_encoder, &info.out_layers).map_err(|e| info.explain(e))?;
-        Transformer::load(&weights(&files.transformer), &info.transformer).map_err(|e| info.explain(e))?;
-        Decoder::load(&weights(&files.vae), &info.vae)?;
-        Ok(Self { backend, info, tokenizer, files, text_encoder: None, transformer: None, decoder: None })
+        OpenModel::open(dir).map(|model| Self::new(backend, model))
+    }
+
+    /// A model on a backend. Nothing is copied to the device yet.
+    pub fn new(backend: B, model: OpenModel) -> Self {
+        let OpenModel { info, tokenizer, files } = model;
+        Self { backend, info, tokenizer, files, text_encoder: None, ahead: None, transformer: None, decoder: None }
     }
 
     /// What the model is.
@@ -112,6 +110,7 @@ impl<B: Backend> Pipeline<B> {
     /// Errors when the model cannot do what is asked for, or memory runs out.
     pub fn generate(&mut self, request: &Request, observer: &mut dyn Observer) -> Result<Picture> {
         let plan = self.plan(request)?;
+        self.backend.settle()?;
         let mut clock = Clock::new(self.backend.clone())?;
 
         let txt = self.encode(request, &plan, &mut clock, observer)?;
@@ -129,9 +128,15 @@ impl<B: Backend> Pipeline<B> {
             let elements = TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers);
             self.make_room(self.backend.weight_bytes(elements), Keep::TextEncoder);
             let (config, layers) = (self.info.text_encoder, &self.info.out_layers);
-            let encoder = load(&self.backend, &self.files.text_encoder, elements, observer, |weights| TextEncoder::load(weights, config, layers))?;
-            self.text_encoder = Some(encoder);
+            let backend = self.backend.clone();
+            let warming_up = thread::spawn(move || backend.warm_up());
+            let encoder = load(&self.backend, &self.files.text_encoder, elements, observer, |weights| TextEncoder::load(weights, config, layers));
+            warming_up.join().unwrap_or_else(|_| Err(Error::new("the thread that starts the backend panicked")))?;
+            self.text_encoder = Some(encoder?);
             clock.loaded()?;
+        }
+        if self.has_room_ahead(plan) {
+            self.ahead = Some(Ahead::start(&self.backend, &self.files, &self.info));
         }
         let encoder = self.text_encoder.as_ref().expect("loaded above");
         let prompts: &[&str] = if plan.guided() { &[&request.prompt, ""] } else { &[&request.prompt] };
@@ -146,13 +151,30 @@ impl<B: Backend> Pipeline<B> {
         Ok(txt)
     }
 
-    /// Latents [height / patch * width / patch, channels].
+    /// Whether transformer and decoder are yet to come, and fit beside the text encoder.
+    fn has_room_ahead(&self, plan: &Plan) -> bool {
+        let absent = self.ahead.is_none() && self.transformer.is_none() && self.decoder.is_none();
+        // Convolution weights are there twice while they are reordered.
+        let weights = self.backend.weight_bytes(self.info.transformer.elements() + 2 * self.info.vae.decoder_elements());
+        let needs = Needs::of(&self.backend, &self.info, plan);
+        // Where weights take no memory, loading them takes no time.
+        absent && weights > 0 && self.backend.available_bytes() >= weights + needs.step + needs.decode
+    }
+
+    /// Latents [height / patch * width / patch, channels]. Enqueues the work and does not wait for it.
     fn denoise(&mut self, txt: &Tensor<B>, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Tensor<B>> {
         let config = self.info.transformer.clone();
         let (height, width) = self.info.latent_size(plan);
         let img = height * width;
         let txt_tokens = self.info.max_sequence_length;
         let needs = Needs::of(&self.backend, &self.info, plan);
+        // While weights come.
+        let noise = sampler::noise(plan.seed, config.in_channels, height, width);
+        // What did not fit ahead may fit once room is made; what fails for another reason fails again.
+        if let Some(Ok((transformer, decoder))) = self.ahead.take().map(|ahead| ahead.join(observer)) {
+            (self.transformer, self.decoder) = (Some(transformer), Some(decoder));
+            clock.loaded()?;
+        }
         if self.transformer.is_none() {
             let elements = config.elements();
             self.make_room(self.backend.weight_bytes(elements) + needs.step, Keep::Transformer);
@@ -173,7 +195,6 @@ impl<B: Backend> Pipeline<B> {
             guidance: plan.guided().then_some(plan.guidance),
             batched: self.backend.available_bytes() > 2 * needs.step,
         };
-        let noise = sampler::noise(plan.seed, config.in_channels, height, width);
         let mut latents = self.backend.upload(&noise, img, config.in_channels)?;
         clock.prepared()?;
 
@@ -184,10 +205,6 @@ impl<B: Backend> Pipeline<B> {
             // Only asks how far the device is: a step waits for nothing.
             let done = clock.stepped()?;
             observer.progress(Stage::Denoise, done, total);
-        }
-        for done in clock.remaining_steps() {
-            clock.wait_step(done)?;
-            observer.progress(Stage::Denoise, done + 1, total);
         }
         Ok(latents)
     }
@@ -203,17 +220,31 @@ impl<B: Backend> Pipeline<B> {
         let decoder = self.decoder.as_ref().expect("loaded above");
         let (height, width) = self.info.latent_size(plan);
         let total = decoder.stages() as u64;
-        observer.progress(Stage::Decode, 0, total);
+        // Where the device is still at the steps, the decoder's stages are enqueued long before they run, and only their end is told.
+        let at_once = clock.remaining_steps().is_empty();
+        let tell = |done, observer: &mut dyn Observer| {
+            if at_once {
+                observer.progress(Stage::Decode, done, total)
+            }
+        };
+        tell(0, observer);
         let unpacked = decoder.unpack(&latents, height, width)?;
         drop(latents);
-        let pixels = decoder.forward(unpacked, |done| observer.progress(Stage::Decode, done as u64, total))?;
+        let pixels = decoder.forward(unpacked, |done| tell(done as u64, observer))?;
         if (pixels.height, pixels.width) != (plan.height, plan.width) {
             return Err(Error::new(format!(
                 "the VAE made {} x {} pixels of a {} x {} picture",
                 pixels.width, pixels.height, plan.width, plan.height
             )));
         }
+        if observer.listens() {
+            for done in clock.remaining_steps() {
+                clock.wait_step(done)?;
+                observer.progress(Stage::Denoise, done + 1, plan.steps as u64);
+            }
+        }
         let rgb = self.backend.download_rgb8(&pixels.pixels)?;
+        observer.progress(Stage::Decode, total, total);
         clock.decoded()?;
         Ok(rgb)
     }
@@ -241,24 +272,6 @@ impl<B: Backend> Pipeline<B> {
         let latents = self.denoise(&txt, &plan, &mut clock, &mut ())?;
         self.backend.download(&latents)
     }
-}
-
-/// Loads a model of about `total` elements and reports how many are on their way.
-fn load<B: Backend, M>(
-    backend: &B,
-    files: &WeightFiles,
-    total: u64,
-    observer: &mut dyn Observer,
-    load: impl FnOnce(&Weights<'_, B>) -> Result<M>,
-) -> Result<M> {
-    let progress = RefCell::new((0, observer));
-    let report = |elements: u64| {
-        let (done, observer) = &mut *progress.borrow_mut();
-        *done += elements;
-        observer.progress(Stage::Load, (*done).min(total), total);
-    };
-    report(0);
-    load(&Weights::new(backend, files).reporting(&report))
 }
 
 /// The model that must stay.

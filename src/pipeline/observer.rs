@@ -24,17 +24,24 @@ pub enum Stage {
 pub trait Observer {
     /// `done` of `total` parts of a stage are done.
     fn progress(&mut self, stage: Stage, done: u64, total: u64);
+    /// Whether anybody does: only then the host waits for each step to tell that it is done.
+    fn listens(&self) -> bool {
+        true
+    }
 }
 
 /// Nobody listens.
 impl Observer for () {
     fn progress(&mut self, _stage: Stage, _done: u64, _total: u64) {}
+    fn listens(&self) -> bool {
+        false
+    }
 }
 
 /// Where the time went, in seconds, and what the device held.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Timings {
-    /// Weights to the device.
+    /// Weights to the device, as far as the device had nothing else to do meanwhile.
     pub load_s: f64,
     /// Text encoder.
     pub text_s: f64,

@@ -39,7 +39,7 @@ impl<B: Backend> TextEncoder<B> {
             return Err(Error::new(format!("text_encoder_out_layers {out_layers:?} do not fit an encoder of {} layers", config.num_hidden_layers))
                 .at("model_index.json"));
         }
-        let embed_tokens = weights.mapped("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
+        let embed_tokens = weights.view("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
         let layers = (0..last).map(|i| Layer::load(&weights.at("layers").at(i), &config)).collect::<Result<_>>()?;
         Ok(Self { backend: weights.backend().clone(), config, out_layers: out_layers.to_vec(), embed_tokens, layers })
     }

@@ -41,6 +41,11 @@ pub struct Counters {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Stream(sys::CUstream);
 
+// SAFETY: the driver's handle is a plain address that any thread may use once the context is current there.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
 impl Stream {
     /// The driver's handle.
     pub fn raw(self) -> sys::CUstream {
@@ -72,6 +77,7 @@ pub struct Device {
     name: String,
     capability: (i32, i32),
     multiprocessors: usize,
+    registers_read_only: bool,
 }
 
 // SAFETY: the driver's handles are plain addresses that any thread may use once the context is current there, which `bind` sees to
@@ -96,7 +102,7 @@ impl Device {
             return Err(Error::new("this program was built without nvcc, so it has no GPU kernels")
                 .hint("run `make cuda-toolkit`, then `make build`; or use `--device cpu`"));
         }
-        library::require()?;
+        library::require_driver()?;
         result::init().map_err(|e| failed("cannot start CUDA", e).hint("is the NVIDIA driver loaded? `nvidia-smi` shows it"))?;
         let mut driver = 0;
         // SAFETY: the driver writes one int.
@@ -126,6 +132,7 @@ impl Device {
             );
         }
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as usize;
+        let registers_read_only = attribute(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0;
         let stream_ordered = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
 
         // SAFETY: `device` was returned by `device::get`; the context is released in `drop`.
@@ -150,6 +157,7 @@ impl Device {
             name,
             capability,
             multiprocessors,
+            registers_read_only,
         }))
     }
 
@@ -195,6 +203,22 @@ impl Device {
         self.multiprocessors
     }
 
+    /// Whether it can copy from memory of the host that this program may only read, as files are mapped.
+    pub fn registers_read_only(&self) -> bool {
+        self.registers_read_only
+    }
+
+    /// Whether all work on `stream` is done; does not wait.
+    pub fn is_idle(&self, stream: Stream) -> Result<bool> {
+        self.bind()?;
+        // SAFETY: the stream lives as long as the device.
+        match unsafe { sys::cuStreamQuery(stream.0) }.result() {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(e) => Err(failed("GPU work failed", e)),
+        }
+    }
+
     /// Kernel `name` of `cuda/<file>.cu`, loaded on first use.
     ///
     /// Errors when the file was not built or the driver has no image for this GPU.
@@ -204,25 +228,28 @@ impl Device {
         if let Some(function) = functions.get(&(file, name)) {
             return Ok(*function);
         }
-        self.bind()?;
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let module = match modules.get(file) {
-            Some(module) => *module,
-            None => {
-                let image = kernels::image(file).ok_or_else(|| Error::new(format!("this program has no kernels of `cuda/{file}.cu`")))?;
-                // SAFETY: `image` is a whole fatbin made by nvcc, aligned to 64 bytes, and static.
-                let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
-                let module = module.map_err(|e| failed(&format!("cannot load the kernels of `cuda/{file}.cu` on {}", self.name), e))?;
-                modules.insert(file, module);
-                module
-            }
-        };
+        let module = self.module(file)?;
         let symbol = CString::new(name).map_err(|_| Error::new(format!("`{name}` is no kernel name")))?;
         // SAFETY: `module` was loaded above and is unloaded with the device only.
         let function = unsafe { result::module::get_function(module, symbol) };
         let function = Function(function.map_err(|e| failed(&format!("no kernel `{name}` in `cuda/{file}.cu`"), e))?);
         functions.insert((file, name), function);
         Ok(function)
+    }
+
+    /// The kernels of `cuda/<file>.cu`, loaded on first use.
+    pub fn module(&self, file: &'static str) -> Result<sys::CUmodule> {
+        self.bind()?;
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = modules.get(file) {
+            return Ok(*module);
+        }
+        let image = kernels::image(file).ok_or_else(|| Error::new(format!("this program has no kernels of `cuda/{file}.cu`")))?;
+        // SAFETY: `image` is a whole fatbin made by nvcc, aligned to 64 bytes, and static.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
+        let module = module.map_err(|e| failed(&format!("cannot load the kernels of `cuda/{file}.cu` on {}", self.name), e))?;
+        modules.insert(file, module);
+        Ok(module)
     }
 
     /// Counts a fused op that runs as its composition.

@@ -20,6 +20,7 @@ mod library;
 mod linear;
 mod pool;
 mod qk_norm_rope;
+mod regions;
 mod rms_norm;
 mod rows;
 mod sampler;
@@ -28,12 +29,13 @@ mod transfer;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 pub use device::Mark;
 pub use pool::Buffer;
 
-use crate::backend::{Backend, Stats};
+use crate::backend::{Backend, Remark, Stats};
 use crate::error::{Error, Result};
 use crate::ops::{Conv, Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
@@ -60,8 +62,15 @@ impl Cuda {
     ///
     /// Errors when this program holds no kernels, the machine no driver or cuBLASLt, or the GPU is missing or older than Ampere.
     pub fn new(ordinal: usize, memory_cap: Option<u64>) -> Result<Self> {
-        let device = Device::open(ordinal, memory_cap)?;
-        Ok(Self(Arc::new(Inner { gemm: OnceLock::new(), opening_gemm: Mutex::new(()), uploader: Uploader::default(), device })))
+        // cuBLASLt is half a gigabyte: it is loaded while the driver makes the context.
+        let (device, library) = thread::scope(|scope| {
+            let library = scope.spawn(library::require_cublaslt);
+            (Device::open(ordinal, memory_cap), library.join())
+        });
+        let device = device?;
+        library.unwrap_or_else(|_| Err(Error::new("the thread that loads cuBLASLt panicked")))?;
+        let uploader = Uploader::new(&device);
+        Ok(Self(Arc::new(Inner { gemm: OnceLock::new(), opening_gemm: Mutex::new(()), uploader, device })))
     }
 
     fn device(&self) -> &Arc<Device> {
@@ -205,6 +214,25 @@ impl Backend for Cuda {
 
     fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
         Ok(self.padded_weight(self.0.uploader.conv_weight(self.device(), view)?))
+    }
+
+    fn load<T>(&self, work: impl FnOnce() -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T> {
+        self.0.uploader.together(self.device(), work, report)
+    }
+
+    fn warm_up(&self) -> Result<()> {
+        self.gemm()?;
+        // Kernels for another GPU are no error until they are asked for.
+        kernels::files().for_each(|file| drop(self.device().module(file)));
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.0.uploader.regions().settle()
+    }
+
+    fn remarks(&self) -> Vec<Remark> {
+        self.0.uploader.regions().remark().map(Remark::Detail).into_iter().collect()
     }
 
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::{result, sys};
 
-use super::device::{Device, Stream, failed};
+use super::device::{Device, Mark, Stream, failed};
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
@@ -78,9 +78,10 @@ impl Pool {
     }
 }
 
-/// Memory on the device. Dropping it frees it behind all work enqueued so far on the compute stream.
+/// Memory on the device. Dropping it frees it behind all work enqueued so far on the compute stream, and on the stream of its first use.
 pub struct Buffer {
     address: sys::CUdeviceptr,
+    stream: Stream,
     bytes: usize,
     kind: Kind,
     zero_padded: bool,
@@ -112,7 +113,7 @@ impl Buffer {
         });
         let address = allocated.inspect_err(|_| device.pool().release(bytes as u64))?;
         device.counters().allocations.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { address, bytes, kind, zero_padded: false, device: Arc::clone(device) })
+        Ok(Self { address, stream, bytes, kind, zero_padded: false, device: Arc::clone(device) })
     }
 
     /// Device address of the first value; a multiple of 256.
@@ -145,14 +146,14 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         self.device.pool().release(self.bytes as u64);
         if self.device.bind().is_ok() {
+            let compute = self.device.stream();
+            if self.stream != compute && Mark::new(&self.device, compute).and_then(|mark| mark.hold(self.stream)).is_err() {
+                return; // memory that nobody reuses does less harm than memory that is reused too early
+            }
             // SAFETY: `address` came from the allocation above and is freed once. Tensors that view it hold the buffer, so no work that
             // uses it is enqueued later; work enqueued before is ordered before the free (`free_sync` waits for it).
             let freed = unsafe {
-                if self.device.pool().stream_ordered {
-                    result::free_async(self.address, self.device.stream().raw())
-                } else {
-                    result::free_sync(self.address)
-                }
+                if self.device.pool().stream_ordered { result::free_async(self.address, self.stream.raw()) } else { result::free_sync(self.address) }
             };
             // A failure here repeats an earlier one of the same context, which its caller has reported.
             let _ = freed;
