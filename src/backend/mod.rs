@@ -32,6 +32,10 @@ pub struct Stats {
     pub allocations: u64,
     /// Fused ops that ran as their composition because no kernel covers the shape.
     pub composed: u64,
+    /// Launches of recorded work as a whole; what is in it counts nowhere else.
+    pub replays: u64,
+    /// Pieces of work that could not be recorded; [`Backend::remarks`] says why.
+    pub unrecorded: u64,
 }
 
 /// Something that the user may want to know of how a backend works.
@@ -52,6 +56,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     type Buffer: Send + Sync;
     /// A point in the order of enqueued work.
     type Mark;
+    /// What [`Backend::replay`] keeps of a piece of work; the default is nothing yet.
+    type Replay: Default;
 
     /// One line for the user: device name and how it computes.
     fn describe(&self) -> String;
@@ -72,6 +78,19 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Does what the first op would do before it starts; may run while weights are loaded.
     fn warm_up(&self) -> Result<()> {
         Ok(())
+    }
+    /// `work(inputs)`, which may be recorded and from then on enqueued as a whole.
+    ///
+    /// `replay` belongs to this piece of work: each time it does the same, with inputs of the same shapes, and all else that it reads stays
+    /// where it is and is written by nobody while `replay` lives. It computes on the device only: no upload, download or mark. The result
+    /// is a tensor of its own.
+    fn replay<const N: usize>(
+        &self,
+        _replay: &mut Self::Replay,
+        inputs: [&Tensor<Self>; N],
+        work: impl Fn([&Tensor<Self>; N]) -> Result<Tensor<Self>>,
+    ) -> Result<Tensor<Self>> {
+        work(inputs)
     }
     /// Lets go of what loading left behind, without waiting for it.
     fn settle(&self) -> Result<()> {

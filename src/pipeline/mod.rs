@@ -16,6 +16,7 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 
+mod kept;
 mod loading;
 mod memory;
 mod model;
@@ -28,6 +29,7 @@ pub use observer::{Observer, Stage, Timings};
 pub use opened::OpenModel;
 pub use request::{Plan, Request};
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread;
 
@@ -39,6 +41,7 @@ use crate::tensor::Tensor;
 use crate::text_encoder::{TextEncoder, Tokenizer};
 use crate::transformer::Transformer;
 use crate::vae::Decoder;
+use kept::Kept;
 use loading::{Ahead, load};
 use memory::Needs;
 use observer::Clock;
@@ -55,6 +58,8 @@ pub struct Pipeline<B: Backend> {
     ahead: Option<Ahead<B>>,
     transformer: Option<Transformer<B>>,
     decoder: Option<Decoder<B>>,
+    /// What pictures of one kind have in common, the latest last. It refers to the models' weights.
+    kept: Vec<Kept<B>>,
 }
 
 /// A picture and how it was made.
@@ -79,7 +84,7 @@ impl<B: Backend> Pipeline<B> {
     /// A model on a backend. Nothing is copied to the device yet.
     pub fn new(backend: B, model: OpenModel) -> Self {
         let OpenModel { info, tokenizer, files } = model;
-        Self { backend, info, tokenizer, files, text_encoder: None, ahead: None, transformer: None, decoder: None }
+        Self { backend, info, tokenizer, files, text_encoder: None, ahead: None, transformer: None, decoder: None, kept: Vec::new() }
     }
 
     /// What the model is.
@@ -182,26 +187,33 @@ impl<B: Backend> Pipeline<B> {
             self.transformer = Some(transformer);
             clock.loaded()?;
         }
+        if self.backend.available_bytes() < needs.step && !self.kept.iter().any(|kept| kept.is_of(plan)) {
+            self.kept.clear();
+        }
         let transformer = self.transformer.as_ref().expect("loaded above");
 
         let schedule = Schedule::new(img, plan.steps);
-        let modulations = transformer.modulations(&schedule.timesteps)?;
-        let rope = transformer.rope(txt_tokens, height, width)?;
-        let context = transformer.context(txt)?;
-        let conditioning = Conditioning {
-            context: &context,
-            rope: &rope,
-            txt: txt_tokens,
-            guidance: plan.guided().then_some(plan.guidance),
-            batched: self.backend.available_bytes() > 2 * needs.step,
+        let batched = self.backend.available_bytes() > 2 * needs.step;
+        let make = || {
+            let (modulations, rope) = (transformer.modulations(&schedule.timesteps)?, transformer.rope(txt_tokens, height, width)?);
+            Ok(Kept::new(plan, batched, modulations, rope))
         };
+        let Kept { batched, modulations, rope, steps, .. } = kept::find(&mut self.kept, plan, make)?;
+        let (batched, rope) = (*batched, &*rope);
+        let context = transformer.context(txt)?;
         let mut latents = self.backend.upload(&noise, img, config.in_channels)?;
         clock.prepared()?;
 
         let total = plan.steps as u64;
         observer.progress(Stage::Denoise, 0, total);
-        for step in 0..plan.steps {
-            latents = sampler::step(transformer, latents, &conditioning, &modulations.step(step), schedule.dt(step))?;
+        for (step, replay) in steps.iter_mut().enumerate() {
+            let modulation = modulations.step(step);
+            let work = |[latents, context]: [&Tensor<B>; 2]| {
+                let guidance = plan.guided().then_some(plan.guidance);
+                let conditioning = Conditioning { context, rope, txt: txt_tokens, guidance, batched };
+                sampler::step(transformer, latents.row_view(0..img), &conditioning, &modulation, schedule.dt(step))
+            };
+            latents = self.backend.replay(replay, [&latents, &context], work)?;
             // Only asks how far the device is: a step waits for nothing.
             let done = clock.stepped()?;
             observer.progress(Stage::Denoise, done, total);
@@ -222,35 +234,45 @@ impl<B: Backend> Pipeline<B> {
         let total = decoder.stages() as u64;
         // Where the device is still at the steps, the decoder's stages are enqueued long before they run, and only their end is told.
         let at_once = clock.remaining_steps().is_empty();
-        let tell = |done, observer: &mut dyn Observer| {
+        let observer = RefCell::new(observer);
+        let tell = |done| {
             if at_once {
-                observer.progress(Stage::Decode, done, total)
+                observer.borrow_mut().progress(Stage::Decode, done as u64, total)
             }
         };
-        tell(0, observer);
-        let unpacked = decoder.unpack(&latents, height, width)?;
+        tell(0);
+        let work = |[latents]: [&Tensor<B>; 1]| {
+            let pixels = decoder.forward(decoder.unpack(latents, height, width)?, tell)?;
+            if (pixels.height, pixels.width) == (plan.height, plan.width) {
+                return Ok(pixels.pixels);
+            }
+            let (made, asked) = ([pixels.width, pixels.height], [plan.width, plan.height]);
+            Err(Error::new(format!("the VAE made {} x {} pixels of a {} x {} picture", made[0], made[1], asked[0], asked[1])))
+        };
+        let pixels = match self.kept.iter_mut().find(|kept| kept.is_of(plan)) {
+            Some(kept) => self.backend.replay(&mut kept.decode, [&latents], work)?,
+            None => work([&latents])?,
+        };
         drop(latents);
-        let pixels = decoder.forward(unpacked, |done| tell(done as u64, observer))?;
-        if (pixels.height, pixels.width) != (plan.height, plan.width) {
-            return Err(Error::new(format!(
-                "the VAE made {} x {} pixels of a {} x {} picture",
-                pixels.width, pixels.height, plan.width, plan.height
-            )));
-        }
+        let observer = observer.into_inner();
         if observer.listens() {
             for done in clock.remaining_steps() {
                 clock.wait_step(done)?;
                 observer.progress(Stage::Denoise, done + 1, plan.steps as u64);
             }
         }
-        let rgb = self.backend.download_rgb8(&pixels.pixels)?;
+        let rgb = self.backend.download_rgb8(&pixels)?;
         observer.progress(Stage::Decode, total, total);
         clock.decoded()?;
         Ok(rgb)
     }
 
-    /// Frees models that `keep` does not need, while `bytes` more do not fit.
+    /// Frees what was kept and models that `keep` does not need, while `bytes` more do not fit.
     fn make_room(&mut self, bytes: u64, keep: Keep) {
+        // First, because recorded work refers to the weights of the models.
+        if self.backend.available_bytes() < bytes {
+            self.kept.clear();
+        }
         if self.backend.available_bytes() < bytes && keep != Keep::TextEncoder {
             self.text_encoder = None;
         }

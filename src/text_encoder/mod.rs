@@ -11,6 +11,8 @@ pub use config::TextEncoderConfig;
 pub use layer::Layer;
 pub use prompt::{PromptTokens, Tokenizer};
 
+use std::sync::OnceLock;
+
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
@@ -25,6 +27,8 @@ pub struct TextEncoder<B: Backend> {
     out_layers: Vec<usize>,
     embed_tokens: WeightView, // [vocab, hidden], stays on the host: a prompt needs a few hundred rows
     layers: Vec<Layer<B>>,
+    /// Tables of the length that came first, which is the model's.
+    rope: OnceLock<(usize, Rope<B>)>,
 }
 
 impl<B: Backend> TextEncoder<B> {
@@ -41,7 +45,7 @@ impl<B: Backend> TextEncoder<B> {
         }
         let embed_tokens = weights.view("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
         let layers = (0..last).map(|i| Layer::load(&weights.at("layers").at(i), &config)).collect::<Result<_>>()?;
-        Ok(Self { backend: weights.backend().clone(), config, out_layers: out_layers.to_vec(), embed_tokens, layers })
+        Ok(Self { backend: weights.backend().clone(), config, out_layers: out_layers.to_vec(), embed_tokens, layers, rope: OnceLock::new() })
     }
 
     /// Elements that go to the device: those of the layers that run.
@@ -58,7 +62,14 @@ impl<B: Backend> TextEncoder<B> {
     pub fn forward(&self, tokens: &PromptTokens, mut done: impl FnMut(usize)) -> Result<Tensor<B>> {
         let n = tokens.ids.len();
         let mut hidden_states = self.embed(&tokens.ids)?;
-        let rope = self.rope(n)?;
+        let rope = match self.rope.get() {
+            Some((length, rope)) if *length == n => rope.view(),
+            _ => {
+                let made = self.rope(n)?;
+                let _ = self.rope.set((n, made.view()));
+                made
+            }
+        };
         let mut kept = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
             hidden_states = layer.forward(hidden_states, &rope, Joint::single(n), Mask::Causal { keys: tokens.real })?;

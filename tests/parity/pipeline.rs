@@ -91,6 +91,86 @@ fn same_seed_gives_the_same_bytes_and_another_seed_does_not() {
 }
 
 #[test]
+fn a_warm_picture_costs_exactly_this() {
+    let Some(cuda) = cuda() else { return };
+    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    let request = Request::new("a black cat on an orange background", 5);
+    let first = pipeline.generate(&request, &mut ()).unwrap();
+    let steps = first.plan.steps as u64;
+    for round in 2..6 {
+        let before = cuda.stats();
+        let picture = pipeline.generate(&request, &mut ()).unwrap();
+        let after = cuda.stats();
+        assert!(picture.rgb == first.rgb, "picture {round}");
+        assert_eq!(picture.timings.steps_s.len() as u64, steps);
+        assert_eq!(after.unrecorded, 0, "{:?}", cuda.remarks());
+        // For the pixels, and for the last mark.
+        assert_eq!(after.waits - before.waits, 2, "picture {round}");
+        // Embeddings, noise, and pixels back.
+        assert_eq!(after.copies - before.copies, 3, "picture {round}");
+        // The first runs as it is, the second is recorded behind its run.
+        let replays = if round == 2 { 0 } else { steps + 1 };
+        assert_eq!(after.replays - before.replays, replays, "picture {round}");
+        if round == 2 {
+            continue;
+        }
+        let layers = *pipeline.info().out_layers.iter().max().unwrap() as u64;
+        let kept = pipeline.info().out_layers.len() as u64;
+        // A layer: two norms, four GEMM, qk_norm_rope, attention, swiglu, two adds; the kept states are copied out and put side by side, and
+        // the features put under each other; the context. A step: two inputs and an output are copied. The decoder: one input, one output.
+        assert_eq!(after.launches - before.launches, 11 * layers + 2 * kept + 1 + 1 + 3 * steps + 2 + 1, "picture {round}");
+        // Embeddings; two norms and four GEMM of each layer, but for what goes over its input; what is copied; context, noise, results, pixels.
+        assert_eq!(after.allocations - before.allocations, 1 + 6 * layers + kept + 2 + 2 + steps + 1 + 1, "picture {round}");
+    }
+}
+
+#[test]
+fn recorded_pictures_are_those_of_a_fresh_pipeline() {
+    let Some(cuda) = cuda() else { return };
+    let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
+    // Sizes take turns, so that graphs of several sizes share their memory.
+    for round in 0..4 {
+        for (width, height, steps, prompt) in
+            [(256, 256, 4, "a red heart"), (128, 192, 4, "a robot on a lavender background"), (256, 256, 2, "a cat")]
+        {
+            let request =
+                Request { width: Some(width), height: Some(height), steps: Some(steps), ..Request::new(format!("{prompt} {round}"), 100 + round) };
+            let got = pipeline.generate(&request, &mut ()).unwrap().rgb;
+            let expected = Pipeline::load(Cuda::new(0, None).unwrap(), &default_model()).unwrap().generate(&request, &mut ()).unwrap().rgb;
+            assert!(got == expected, "round {round}: {request:?}");
+        }
+    }
+    assert_eq!(pipeline.backend().stats().unrecorded, 0, "{:?}", pipeline.backend().remarks());
+    assert_eq!(pipeline.backend().stats().replays, 2 * (5 + 5 + 3));
+}
+
+#[test]
+fn guidance_is_recorded_too() {
+    let Some(cuda) = cuda() else { return };
+    let pictures = pictures();
+    let row = pictures.iter().find(|row| row.preset == "base").unwrap();
+    let mut pipeline = Pipeline::load(cuda.clone(), &preset("base")).unwrap();
+    let all: Vec<_> = (0..4).map(|_| pipeline.latents(&row.request()).unwrap()).collect();
+    assert!(all.windows(2).all(|pair| pair[0] == pair[1]));
+    assert!(cuda.stats().replays > 0 && cuda.stats().unrecorded == 0, "{:?}", cuda.remarks());
+}
+
+#[test]
+fn a_pipeline_that_is_dropped_leaves_nothing_behind() {
+    let Some(cuda) = cuda() else { return };
+    // cuBLASLt's workspace stays.
+    cuda.warm_up().unwrap();
+    let before = cuda.stats().memory_bytes;
+    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    for seed in 0..3 {
+        pipeline.generate(&Request::new("a cat", seed), &mut ()).unwrap();
+    }
+    assert!(cuda.stats().replays > 0);
+    drop(pipeline);
+    assert_eq!(cuda.stats().memory_bytes, before);
+}
+
+#[test]
 fn a_step_waits_for_nothing_and_copies_nothing() {
     let Some(cuda) = cuda() else { return };
     let dir = default_model();

@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use cudarc::driver::result::stream::StreamKind;
@@ -35,6 +36,10 @@ pub struct Counters {
     pub allocations: AtomicU64,
     /// Fused ops that ran as compositions.
     pub composed: AtomicU64,
+    /// Launches of recorded work.
+    pub replays: AtomicU64,
+    /// Pieces of work that could not be recorded.
+    pub unrecorded: AtomicU64,
 }
 
 /// A queue of work on the device; lives as long as its [`Device`].
@@ -73,6 +78,10 @@ pub struct Device {
     modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
     pool: Pool,
+    /// The thread whose work the compute stream records instead of doing it, and a quick answer to whether there is one.
+    recorder: Mutex<Option<ThreadId>>,
+    recorded: Condvar,
+    recording: AtomicBool,
     counters: Counters,
     name: String,
     capability: (i32, i32),
@@ -153,6 +162,9 @@ impl Device {
             modules: Mutex::default(),
             functions: Mutex::default(),
             pool: Pool::new(cap, stream_ordered),
+            recorder: Mutex::default(),
+            recorded: Condvar::new(),
+            recording: AtomicBool::new(false),
             counters: Counters::default(),
             name,
             capability,
@@ -161,14 +173,51 @@ impl Device {
         }))
     }
 
-    /// Makes the context current on this thread.
+    /// Makes the context current on this thread. Waits while another thread records: this one's work would be recorded too.
     pub fn bind(&self) -> Result<()> {
+        if self.is_recording() {
+            let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+            let another = |recorder: &mut Option<ThreadId>| recorder.is_some_and(|thread| thread != thread::current().id());
+            drop(self.recorded.wait_while(recorder, another).unwrap_or_else(PoisonError::into_inner));
+        }
         let current = result::ctx::get_current().map_err(|e| failed("the GPU does not answer", e))?;
         if current != Some(self.context) {
             // SAFETY: `context` is retained until `drop`.
             unsafe { result::ctx::set_current(self.context) }.map_err(|e| failed("the GPU does not answer", e))?;
         }
         Ok(())
+    }
+
+    /// From here on the compute stream records the work of this thread instead of doing it.
+    pub fn begin_capture(&self) -> Result<()> {
+        self.bind()?;
+        *self.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current().id());
+        self.recording.store(true, Ordering::Release);
+        // SAFETY: the stream lives as long as the device. Calls of other threads that could disturb the recording wait in `bind`.
+        let begun = unsafe { result::stream::begin_capture(self.stream.0, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
+        begun.map_err(|e| {
+            self.stop_recording();
+            failed("cannot record GPU work", e)
+        })
+    }
+
+    /// What was recorded since [`Device::begin_capture`].
+    pub fn end_capture(&self) -> Result<sys::CUgraph> {
+        // SAFETY: the stream lives as long as the device; it leaves recording also where that was disturbed.
+        let graph = unsafe { result::stream::end_capture(self.stream.0) };
+        self.stop_recording();
+        graph.map_err(|e| failed("cannot record GPU work", e))
+    }
+
+    /// Whether the compute stream records work instead of doing it; of a thread that went through [`Device::bind`], its own.
+    pub fn is_recording(&self) -> bool {
+        self.recording.load(Ordering::Acquire)
+    }
+
+    fn stop_recording(&self) {
+        *self.recorder.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.recording.store(false, Ordering::Release);
+        self.recorded.notify_all();
     }
 
     /// Where all computing goes.
@@ -223,6 +272,8 @@ impl Device {
     ///
     /// Errors when the file was not built or the driver has no image for this GPU.
     pub fn function(&self, file: &'static str, name: &'static str) -> Result<Function> {
+        // Before the lock, which a thread that records may need.
+        self.bind()?;
         // A thread that panicked here left whole entries only.
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(function) = functions.get(&(file, name)) {

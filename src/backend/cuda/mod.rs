@@ -1,11 +1,13 @@
 //! The CUDA backend: bf16 tensors in device memory, float32 inside every op, one rounding at its end.
 //!
 //! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels of cuda/*.cu that
-//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves weights and pictures. Every op has a launcher in the
-//! file of its name. All work goes to one stream in program order; only downloads and [`Backend::wait`] wait.
+//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves weights and pictures, [`graph`] launches recorded work
+//! as a whole. Every op has a launcher in the file of its name. All work goes to one stream in program order; only downloads and
+//! [`Backend::wait`] wait.
 #![allow(unsafe_code)]
 
 mod adaln;
+mod arena;
 mod attention;
 mod attention_generic;
 mod conv2d;
@@ -13,6 +15,7 @@ mod device;
 mod elementwise;
 mod gated_add;
 mod gemm;
+mod graph;
 mod group_norm;
 mod kernels;
 mod launch;
@@ -33,6 +36,7 @@ use std::thread;
 use std::time::Duration;
 
 pub use device::Mark;
+pub use graph::Replay;
 pub use pool::Buffer;
 
 use crate::backend::{Backend, Remark, Stats};
@@ -54,6 +58,10 @@ struct Inner {
     gemm: OnceLock<Gemm>,
     opening_gemm: Mutex<()>,
     uploader: Uploader,
+    /// Held while replayed work is enqueued.
+    replaying: Mutex<()>,
+    /// Why some work could not be recorded.
+    unrecorded: Mutex<Option<String>>,
     device: Arc<Device>,
 }
 
@@ -70,7 +78,14 @@ impl Cuda {
         let device = device?;
         library.unwrap_or_else(|_| Err(Error::new("the thread that loads cuBLASLt panicked")))?;
         let uploader = Uploader::new(&device);
-        Ok(Self(Arc::new(Inner { gemm: OnceLock::new(), opening_gemm: Mutex::new(()), uploader, device })))
+        Ok(Self(Arc::new(Inner {
+            gemm: OnceLock::new(),
+            opening_gemm: Mutex::new(()),
+            uploader,
+            replaying: Mutex::default(),
+            unrecorded: Mutex::default(),
+            device,
+        })))
     }
 
     fn device(&self) -> &Arc<Device> {
@@ -146,6 +161,7 @@ impl Launch<'_> {
 impl Backend for Cuda {
     type Buffer = Buffer;
     type Mark = Mark;
+    type Replay = Replay;
 
     fn describe(&self) -> String {
         let (major, minor) = self.device().capability();
@@ -162,6 +178,8 @@ impl Backend for Cuda {
             copies: counters.copies.load(Ordering::Relaxed),
             allocations: counters.allocations.load(Ordering::Relaxed),
             composed: counters.composed.load(Ordering::Relaxed),
+            replays: counters.replays.load(Ordering::Relaxed),
+            unrecorded: counters.unrecorded.load(Ordering::Relaxed),
         }
     }
 
@@ -222,6 +240,7 @@ impl Backend for Cuda {
 
     fn warm_up(&self) -> Result<()> {
         self.gemm()?;
+        drop(self.0.uploader.letters(self.device())?);
         // Kernels for another GPU are no error until they are asked for.
         kernels::files().for_each(|file| drop(self.device().module(file)));
         Ok(())
@@ -232,7 +251,18 @@ impl Backend for Cuda {
     }
 
     fn remarks(&self) -> Vec<Remark> {
-        self.0.uploader.regions().remark().map(Remark::Detail).into_iter().collect()
+        let slow_uploads = self.0.uploader.regions().remark().map(Remark::Detail);
+        let unrecorded = self.0.unrecorded.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
+        slow_uploads.into_iter().chain(unrecorded).collect()
+    }
+
+    fn replay<const N: usize>(
+        &self,
+        replay: &mut Replay,
+        inputs: [&Tensor<Self>; N],
+        work: impl Fn([&Tensor<Self>; N]) -> Result<Tensor<Self>>,
+    ) -> Result<Tensor<Self>> {
+        self.replay_op(replay, inputs, work)
     }
 
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {

@@ -4,10 +4,10 @@
 //! [`regions`](super::regions) registers. Where it cannot be registered, and for weights that are not bf16 and are converted on the
 //! device, a thread copies slices into pinned slots of its own, and the copy engine takes them from there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, ThreadId};
 
 use cudarc::driver::{result, sys};
@@ -29,8 +29,13 @@ const MOST_THREADS: usize = 8;
 /// For less, starting another thread costs more than it gains.
 const THREADED_BYTES: usize = 4 * SLOT_BYTES;
 
+/// Slots for values that the host computed: as many as a picture uploads, so that none waits for another of the same picture.
+const LETTER_SLOTS: usize = 4;
+/// The driver takes fewer bytes from any memory at once; for more it waits for the stream.
+const SHORT_BYTES: usize = 64 << 10;
+
 /// Pinned host memory, and the mark behind its last use.
-struct Slot {
+pub struct Slot {
     host: *mut u8,
     last_use: Mark,
     /// Device memory of the same size, for values that are converted there.
@@ -41,12 +46,13 @@ struct Slot {
 unsafe impl Send for Slot {}
 
 impl Slot {
-    fn new(device: &Arc<Device>) -> Result<Self> {
+    /// Its copies are to be enqueued on `stream`.
+    fn new(device: &Arc<Device>, stream: Stream) -> Result<Self> {
         device.bind()?;
         // PORTABLE: readable from all contexts. Not write-combined: threads fill it with ordinary stores.
         // SAFETY: the size is not zero; the memory is freed in `drop`.
         let host = unsafe { result::malloc_host(SLOT_BYTES, sys::CU_MEMHOSTALLOC_PORTABLE) }.map_err(|e| failed("cannot pin host memory", e))?;
-        Ok(Self { host: host.cast(), last_use: Mark::new(device, device.upload_stream())?, staging: None })
+        Ok(Self { host: host.cast(), last_use: Mark::new(device, stream)?, staging: None })
     }
 
     /// Its memory, once the device has read what was in it.
@@ -101,6 +107,8 @@ struct Piece<'a> {
 /// Loads weights.
 pub struct Uploader {
     slots: Mutex<Vec<Slot>>,
+    /// The one that was used last is at the end.
+    letters: Mutex<VecDeque<Slot>>,
     regions: Regions,
     /// Of the threads that are inside [`Uploader::together`].
     queues: Mutex<HashMap<ThreadId, Queue>>,
@@ -108,7 +116,7 @@ pub struct Uploader {
 
 impl Uploader {
     pub fn new(device: &Arc<Device>) -> Self {
-        Self { slots: Mutex::default(), regions: Regions::new(device), queues: Mutex::default() }
+        Self { slots: Mutex::default(), letters: Mutex::default(), regions: Regions::new(device), queues: Mutex::default() }
     }
 
     /// Runs `work`; the weights that it makes on this thread go up together when it ends, and `report` hears of their elements.
@@ -122,6 +130,15 @@ impl Uploader {
         let done = done?;
         self.send(device, queue, report)?;
         Ok(done)
+    }
+
+    /// Makes the slots for values that the host computed, unless they are there.
+    pub fn letters(&self, device: &Arc<Device>) -> Result<MutexGuard<'_, VecDeque<Slot>>> {
+        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
+        while letters.len() < LETTER_SLOTS {
+            letters.push_back(Slot::new(device, device.stream())?);
+        }
+        Ok(letters)
     }
 
     /// What is mapped and registered.
@@ -311,7 +328,7 @@ impl Piece<'_> {
 fn copy_slices(device: &Arc<Device>, dtype: Dtype, bytes: &[u8], to: u64, slots: &mut Vec<Slot>) -> Result<()> {
     let stream = device.upload_stream();
     while slots.len() < SLOTS_PER_THREAD {
-        slots.push(Slot::new(device)?);
+        slots.push(Slot::new(device, stream)?);
     }
     for (index, slice) in bytes.chunks(SLOT_BYTES).enumerate() {
         let slot = &mut slots[index % SLOTS_PER_THREAD];
@@ -343,7 +360,7 @@ fn copy_from_slot(device: &Device, slot: &Slot, len: usize, to: u64, stream: Str
     // SAFETY: `len` is at most SLOT_BYTES, and the caller leaves the slot alone until the mark that it records next.
     let host = unsafe { std::slice::from_raw_parts(slot.host, len) };
     // SAFETY: as above; `to` has room for `len` bytes.
-    unsafe { result::memcpy_htod_async(to, host, stream.raw()) }.map_err(|e| failed("cannot copy weights to the GPU", e))?;
+    unsafe { result::memcpy_htod_async(to, host, stream.raw()) }.map_err(|e| failed("cannot copy to the GPU", e))?;
     device.counters().copies.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }
@@ -373,11 +390,22 @@ impl Cuda {
         Ok(Tensor::from_buffer(self, buffer, ids.len(), table.cols()))
     }
 
-    /// Host values as they are.
-    pub(super) fn upload_values<T: Copy>(&self, kind: Kind, values: &[T]) -> Result<Buffer> {
+    /// Host values as they are. Does not wait for the work before, unless they are more than a slot holds.
+    pub(super) fn upload_values<T: bytemuck::Pod>(&self, kind: Kind, values: &[T]) -> Result<Buffer> {
         let device = self.device();
         let buffer = Buffer::new(device, kind, values.len())?;
-        if !values.is_empty() {
+        if device.is_recording() {
+            return Err(Error::new("an upload cannot be recorded"));
+        }
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        if (SHORT_BYTES..=SLOT_BYTES).contains(&bytes.len()) {
+            let mut letters = self.0.uploader.letters(device)?;
+            letters.rotate_left(1);
+            let slot = letters.back_mut().expect("`letters` makes some");
+            slot.bytes()?[..bytes.len()].copy_from_slice(bytes);
+            copy_from_slot(device, slot, bytes.len(), buffer.address(), device.stream())?;
+            slot.last_use.record(device.stream())?;
+        } else if !values.is_empty() {
             // SAFETY: the buffer has room for the values; from pageable memory the driver has taken them when the call returns.
             unsafe { result::memcpy_htod_async(buffer.address(), values, device.stream().raw()) }.map_err(|e| failed("cannot copy to the GPU", e))?;
             device.counters().copies.fetch_add(1, Ordering::Relaxed);
