@@ -57,7 +57,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// A point in the order of enqueued work.
     type Mark;
     /// What [`Backend::replay`] keeps of a piece of work; the default is nothing yet.
-    type Replay: Default;
+    type Replay: Default + Send;
 
     /// One line for the user: device name and how it computes.
     fn describe(&self) -> String;

@@ -24,14 +24,6 @@ pub struct Rope<B: Backend> {
     pub pairs: Pairs,
 }
 
-impl<B: Backend> Rope<B> {
-    /// The same tables, to read.
-    pub fn view(&self) -> Self {
-        let whole = |x: &Tensor<B>| x.row_view(0..x.rows());
-        Self { cos: whole(&self.cos), sin: whole(&self.sin), pairs: self.pairs }
-    }
-}
-
 /// The learned weights of the norm of queries and keys.
 pub struct QkNorm<B: Backend> {
     /// [1, head_dim]

@@ -109,18 +109,16 @@ fn a_warm_picture_costs_exactly_this() {
         // Embeddings, noise, and pixels back.
         assert_eq!(after.copies - before.copies, 3, "picture {round}");
         // The first runs as it is, the second is recorded behind its run.
-        let replays = if round == 2 { 0 } else { steps + 1 };
+        let replays = if round == 2 { 0 } else { steps + 2 };
         assert_eq!(after.replays - before.replays, replays, "picture {round}");
         if round == 2 {
             continue;
         }
-        let layers = *pipeline.info().out_layers.iter().max().unwrap() as u64;
-        let kept = pipeline.info().out_layers.len() as u64;
-        // A layer: two norms, four GEMM, qk_norm_rope, attention, swiglu, two adds; the kept states are copied out and put side by side, and
-        // the features put under each other; the context. A step: two inputs and an output are copied. The decoder: one input, one output.
-        assert_eq!(after.launches - before.launches, 11 * layers + 2 * kept + 1 + 1 + 3 * steps + 2 + 1, "picture {round}");
-        // Embeddings; two norms and four GEMM of each layer, but for what goes over its input; what is copied; context, noise, results, pixels.
-        assert_eq!(after.allocations - before.allocations, 1 + 6 * layers + kept + 2 + 2 + steps + 1 + 1, "picture {round}");
+        // Around each replay its inputs (two of a step) and its output are copied; between them the features are put under each other, the
+        // context is projected, and at the end pixels become bytes.
+        assert_eq!(after.launches - before.launches, 2 + 2 + 3 * steps + 2 + 1, "picture {round}");
+        // Embeddings, what the replays give, features, context, noise, bytes.
+        assert_eq!(after.allocations - before.allocations, 1 + (steps + 2) + 4, "picture {round}");
     }
 }
 
@@ -141,7 +139,8 @@ fn recorded_pictures_are_those_of_a_fresh_pipeline() {
         }
     }
     assert_eq!(pipeline.backend().stats().unrecorded, 0, "{:?}", pipeline.backend().remarks());
-    assert_eq!(pipeline.backend().stats().replays, 2 * (5 + 5 + 3));
+    // Steps and decoder; and the text encoder, as often as prompts of one length came before.
+    assert!(pipeline.backend().stats().replays >= 2 * (5 + 5 + 3));
 }
 
 #[test]
