@@ -254,6 +254,7 @@ impl<B: Backend> Pipeline<B> {
             None => work([&latents])?,
         };
         drop(latents);
+        clock.enqueued();
         let observer = observer.into_inner();
         if observer.listens() {
             for done in clock.remaining_steps() {

@@ -51,6 +51,8 @@ pub struct Timings {
     pub steps_s: Vec<f64>,
     /// VAE, and the pixels' way to the host.
     pub decode_s: f64,
+    /// Of the host, until everything was enqueued; the device works meanwhile.
+    pub enqueue_s: f64,
     /// All of [`generate`](super::Pipeline::generate).
     pub total_s: f64,
     /// The backend's counters at the end.
@@ -65,6 +67,7 @@ pub(super) struct Clock<B: Backend> {
     /// Spans that are read when all work is done: (mark before, mark behind, which).
     spans: Vec<(B::Mark, Span)>,
     steps_done: usize,
+    enqueue_s: f64,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -79,7 +82,7 @@ enum Span {
 impl<B: Backend> Clock<B> {
     pub(super) fn new(backend: B) -> Result<Self> {
         let last = backend.mark()?;
-        Ok(Self { backend, start: Instant::now(), last, spans: Vec::new(), steps_done: 0 })
+        Ok(Self { backend, start: Instant::now(), last, spans: Vec::new(), steps_done: 0, enqueue_s: 0.0 })
     }
 
     fn end(&mut self, span: Span) -> Result<()> {
@@ -116,6 +119,11 @@ impl<B: Backend> Clock<B> {
         Ok(self.steps_done as u64)
     }
 
+    /// Everything was enqueued, but for the pixels' way to the host.
+    pub(super) fn enqueued(&mut self) {
+        self.enqueue_s = self.start.elapsed().as_secs_f64();
+    }
+
     /// Steps that were enqueued but not seen done.
     pub(super) fn remaining_steps(&self) -> std::ops::Range<u64> {
         let enqueued = self.spans.iter().filter(|(_, span)| *span == Span::Step).count();
@@ -129,7 +137,7 @@ impl<B: Backend> Clock<B> {
 
     /// Waits for the last mark and reads all spans.
     pub(super) fn finish(self) -> Result<Timings> {
-        let mut timings = Timings { total_s: self.start.elapsed().as_secs_f64(), ..Timings::default() };
+        let mut timings = Timings { total_s: self.start.elapsed().as_secs_f64(), enqueue_s: self.enqueue_s, ..Timings::default() };
         if let Some((mark, _)) = self.spans.last() {
             self.backend.wait(mark)?;
         }

@@ -43,6 +43,7 @@ fn main() -> flux::Result<()> {
             "prepare_ms": median_ms(|t| t.prepare_s),
             "step_ms": median_ms(step),
             "decode_ms": median_ms(|t| t.decode_s),
+            "enqueue_ms": median_ms(|t| t.enqueue_s),
             "total_ms": median_ms(|t| t.total_s),
             "peak_gib": (runs[0].device.peak_memory_bytes as f64 / f64::from(1 << 30) * 100.0).round() / 100.0,
         });
