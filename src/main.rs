@@ -8,18 +8,19 @@ mod report;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::thread;
 use std::time::Instant;
 
 use clap::Parser;
-use flux::backend::Backend;
 use flux::backend::cpu::{self, Cpu};
 use flux::backend::cuda::Cuda;
+use flux::backend::{Backend, Remark};
 use flux::compare::difference;
 use flux::default_model::default_model;
 use flux::error::Kind;
 use flux::model_dir::ModelDir;
 use flux::output::{Rgb, Target, read_png};
-use flux::pipeline::{Picture, Pipeline, Plan, Request};
+use flux::pipeline::{OpenModel, Picture, Pipeline, Plan, Request};
 use flux::{Error, Result};
 
 use crate::bench::{Effort, Settings};
@@ -54,19 +55,25 @@ fn generate(args: &Generate, start: Instant) -> Result<()> {
     let targets = args.outputs(request.seed)?.iter().map(|path| Target::new(path)).collect::<Result<_>>()?;
     let dir = model(&args.model).and_then(|dir| dir.map_or_else(default_model, Ok))?;
     let mut console = Console::new(args.quiet, args.verbose, args.count > 1);
-    let choosing = Instant::now();
-    let device = choose_device(&args.on, &console)?;
-    let job = Job { args, targets, dir, request, start, device_s: choosing.elapsed().as_secs_f64() };
+    // The driver takes as long to open a GPU as we take to read the tokenizer: both at once.
+    let name = dir.name();
+    let opening = thread::spawn(move || timed(|| OpenModel::open(&dir)));
+    let (device, device_s) = timed(|| choose_device(&args.on, &console));
+    let device = device?;
+    let (model, open_s) = opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
+    let job = Job { args, targets, name, request, start, device_s, open_s };
+    let model = model?;
     match device {
-        Device::Cpu(backend) => job.run(backend, &mut console),
-        Device::Cuda(backend) => {
-            let done = job.run(backend.clone(), &mut console);
-            if let Some(note) = backend.note() {
-                console.detail(&note);
-            }
-            done
-        }
+        Device::Cpu(backend) => job.run(Pipeline::new(backend, model), &mut console),
+        Device::Cuda(backend) => job.run(Pipeline::new(backend, model), &mut console),
     }
+}
+
+/// What `work` returns, and the seconds that it took.
+fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
+    let start = Instant::now();
+    let done = work();
+    (done, start.elapsed().as_secs_f64())
 }
 
 /// The model folder that is named, if one is.
@@ -120,19 +127,18 @@ struct Job<'a> {
     request: Request,
     /// One for each picture.
     targets: Vec<Target>,
-    dir: ModelDir,
+    /// Of the model.
+    name: String,
     start: Instant,
     device_s: f64,
+    open_s: f64,
 }
 
 impl Job<'_> {
-    fn run<B: Backend>(mut self, backend: B, console: &mut Console) -> Result<()> {
-        let (device, model) = (backend.describe(), self.dir.name());
+    fn run<B: Backend>(mut self, mut pipeline: Pipeline<B>, console: &mut Console) -> Result<()> {
+        let device = pipeline.backend().describe();
         console.detail(&format!("device: {device}"));
-        let opening = Instant::now();
-        let mut pipeline = Pipeline::load(backend, &self.dir)?;
         let plan = pipeline.plan(&self.request)?;
-        let open_s = opening.elapsed().as_secs_f64();
         for note in &plan.notes {
             console.note(note);
         }
@@ -144,7 +150,7 @@ impl Job<'_> {
         if self.args.quiet && self.args.seed_is_random() {
             say(&seeds); // a picture that nobody can make again is of little use
         }
-        console.info(&format!("{seeds}, {width}x{height}, {steps} {}, model {model}", if steps == 1 { "step" } else { "steps" }));
+        console.info(&format!("{seeds}, {width}x{height}, {steps} {}, model {}", if steps == 1 { "step" } else { "steps" }, self.name));
 
         let mut targets = self.targets.as_slice();
         while !targets.is_empty() {
@@ -152,16 +158,24 @@ impl Job<'_> {
             console.finish();
             let (now, later) = targets.split_at(pictures.len());
             for (picture, target) in pictures.into_iter().zip(now) {
-                self.save(picture, target, (&device, &model), open_s, console)?;
+                self.save(picture, target, &device, console)?;
             }
             self.request.seed = self.request.seed.saturating_add(now.len() as u64);
             targets = later;
         }
+        for remark in pipeline.backend().remarks() {
+            match remark {
+                Remark::Detail(text) => console.detail(&text),
+                Remark::Warning(text) => console.note(&text),
+            }
+        }
+        // The program ends here: the system takes back at once what would be freed piece by piece.
+        std::mem::forget(pipeline);
         Ok(())
     }
 
     /// Writes a picture and says so.
-    fn save(&self, picture: Picture, target: &Target, (device, model): (&str, &str), open_s: f64, console: &Console) -> Result<()> {
+    fn save(&self, picture: Picture, target: &Target, device: &str, console: &Console) -> Result<()> {
         let Picture { rgb, plan, timings } = picture;
         let Plan { width, height, steps, guidance, seed, .. } = plan;
         let facts = [
@@ -170,7 +184,7 @@ impl Job<'_> {
             ("steps", steps.to_string()),
             ("guidance", guidance.to_string()),
             ("size", format!("{width}x{height}")),
-            ("model", model.to_string()),
+            ("model", self.name.clone()),
             ("Software", concat!("flux ", env!("CARGO_PKG_VERSION")).to_string()),
         ];
         let saving = Instant::now();
@@ -182,12 +196,12 @@ impl Job<'_> {
         console.info(&format!("wrote {output} in {total_s:.1} s"));
         let report = Report {
             output: &output,
-            model,
+            model: &self.name,
             device,
             plan: &plan,
             timings: &timings,
             device_s: self.device_s,
-            open_s,
+            open_s: self.open_s,
             save_s,
             total_s,
             peak_host_bytes: peak_host_bytes(),

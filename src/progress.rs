@@ -83,7 +83,7 @@ impl Observer for Console {
     }
 
     fn progress(&mut self, stage: Stage, done: u64, total: u64) {
-        if self.quiet || !io::stderr().is_terminal() {
+        if !self.listens() {
             return;
         }
         if self.bar.as_ref().is_none_or(|(current, _)| *current != stage) {
@@ -94,6 +94,10 @@ impl Observer for Console {
             bar.set_length(total);
             bar.set_position(done);
         }
+    }
+
+    fn listens(&self) -> bool {
+        !self.quiet && io::stderr().is_terminal()
     }
 }
 

@@ -110,6 +110,16 @@ impl WeightView {
         &self.bytes.as_slice()[self.range.clone()]
     }
 
+    /// The file that holds it.
+    pub fn file(&self) -> &Arc<Bytes> {
+        &self.bytes
+    }
+
+    /// Where in the file it starts.
+    pub fn start(&self) -> usize {
+        self.range.start
+    }
+
     /// Some of the rows.
     pub fn row_range(&self, rows: Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows(), "rows {rows:?} of {}", self.rows());
@@ -243,18 +253,12 @@ pub struct Weights<'a, B: Backend> {
     backend: &'a B,
     files: &'a WeightFiles,
     prefix: String,
-    loaded: Option<&'a dyn Fn(u64)>,
 }
 
 impl<'a, B: Backend> Weights<'a, B> {
     /// All weights of `files`.
     pub fn new(backend: &'a B, files: &'a WeightFiles) -> Self {
-        Self { backend, files, prefix: String::new(), loaded: None }
-    }
-
-    /// Calls `loaded` with the number of elements of each tensor that is taken to the device.
-    pub fn reporting(self, loaded: &'a dyn Fn(u64)) -> Self {
-        Self { loaded: Some(loaded), ..self }
+        Self { backend, files, prefix: String::new() }
     }
 
     /// The backend that tensors are loaded to.
@@ -271,18 +275,9 @@ impl<'a, B: Backend> Weights<'a, B> {
         if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) }
     }
 
-    /// A tensor that stays in the file.
-    pub fn mapped(&self, name: &str, shape: &[usize]) -> Result<WeightView> {
-        self.files.get(&self.key(name), shape)
-    }
-
-    /// A tensor as it lies in the file, on its way to the device.
+    /// A tensor as it lies in the file.
     pub fn view(&self, name: &str, shape: &[usize]) -> Result<WeightView> {
-        let view = self.mapped(name, shape)?;
-        if let Some(loaded) = self.loaded {
-            loaded(view.elements() as u64);
-        }
-        Ok(view)
+        self.files.get(&self.key(name), shape)
     }
 
     /// `<name>.weight` [rows, cols].

@@ -27,6 +27,8 @@ mod memory;
 mod pipeline;
 #[path = "parity/qk_norm_rope.rs"]
 mod qk_norm_rope;
+#[path = "parity/replay.rs"]
+mod replay;
 #[path = "parity/rms_norm.rs"]
 mod rms_norm;
 #[path = "parity/rows.rs"]

@@ -32,17 +32,32 @@ pub struct Stats {
     pub allocations: u64,
     /// Fused ops that ran as their composition because no kernel covers the shape.
     pub composed: u64,
+    /// Launches of recorded work as a whole; what is in it counts nowhere else.
+    pub replays: u64,
+    /// Pieces of work that could not be recorded; [`Backend::remarks`] says why.
+    pub unrecorded: u64,
+}
+
+/// Something that the user may want to know of how a backend works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Remark {
+    /// For the curious.
+    Detail(String),
+    /// For everybody.
+    Warning(String),
 }
 
 /// A place where tensors live and ops run.
 ///
 /// A backend is a cheap handle: clones share one device. Work is enqueued in program order; only
 /// [`Backend::download`], [`Backend::download_rgb8`] and [`Backend::wait`] wait for it.
-pub trait Backend: Clone + Sized + 'static {
+pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Memory that tensors view.
-    type Buffer;
+    type Buffer: Send + Sync;
     /// A point in the order of enqueued work.
     type Mark;
+    /// What [`Backend::replay`] keeps of a piece of work; the default is nothing yet.
+    type Replay: Default + Send;
 
     /// One line for the user: device name and how it computes.
     fn describe(&self) -> String;
@@ -54,6 +69,37 @@ pub trait Backend: Clone + Sized + 'static {
     fn available_bytes(&self) -> u64;
     /// Bytes that a weight of `elements` elements takes in memory of this backend: zero where the mapped file serves.
     fn weight_bytes(&self, elements: u64) -> u64;
+
+    /// Runs `work`, which loads weights and computes nothing with them: what it loads may be on its way until this returns. `report`
+    /// hears how many elements went.
+    fn load<T>(&self, work: impl FnOnce() -> Result<T>, _report: &mut dyn FnMut(u64)) -> Result<T> {
+        work()
+    }
+    /// Does what the first op would do before it starts; may run while weights are loaded.
+    fn warm_up(&self) -> Result<()> {
+        Ok(())
+    }
+    /// `work(inputs)`, which may be recorded and from then on enqueued as a whole.
+    ///
+    /// `replay` belongs to this piece of work: each time it does the same, with inputs of the same shapes, and all else that it reads stays
+    /// where it is and is written by nobody while `replay` lives. It computes on the device only: no upload, download or mark. The result
+    /// is a tensor of its own.
+    fn replay<const N: usize>(
+        &self,
+        _replay: &mut Self::Replay,
+        inputs: [&Tensor<Self>; N],
+        work: impl Fn([&Tensor<Self>; N]) -> Result<Tensor<Self>>,
+    ) -> Result<Tensor<Self>> {
+        work(inputs)
+    }
+    /// Lets go of what loading left behind, without waiting for it.
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+    /// What the user may want to know of how the backend works here.
+    fn remarks(&self) -> Vec<Remark> {
+        Vec::new()
+    }
 
     /// A mark behind all work enqueued so far.
     fn mark(&self) -> Result<Self::Mark>;

@@ -31,6 +31,8 @@ struct Row {
     step_tflop_s: f64,
     decode_ms: f64,
     decode_tflop_s: f64,
+    /// Of the host, until the device had all of the work.
+    enqueue_ms: f64,
     /// All of these, from the prompt's string to RGB bytes on the host.
     total_ms: f64,
     /// A PNG of one picture, in memory.
@@ -49,7 +51,7 @@ impl Row {
             ("prepare", self.prepare_ms, String::new()),
             ("step", self.step_ms, rate(self.step_tflop_s)),
             ("decode", self.decode_ms, rate(self.decode_tflop_s)),
-            ("picture, prompt to RGB on the host", self.total_ms, format!("  peak {:.2} GiB", self.peak_gib)),
+            ("picture, prompt to RGB on the host", self.total_ms, format!("  peak {:.2} GiB, enqueued in {:.2} ms", self.peak_gib, self.enqueue_ms)),
             ("PNG", self.png_ms, format!("  {} bytes", self.png_bytes)),
         ];
         lines.map(|(stage, ms, more)| format!("{:<52} {ms:10.2} ms{more}", format!("{head} {stage}"))).join("\n")
@@ -64,6 +66,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelDir, sizes: &[us
     for &size in sizes {
         let (mut timings, mut totals, mut pngs) = (Vec::new(), Vec::new(), Vec::new());
         let mut last = None;
+        // The third picture is the first that a device may replay.
         let warm_up = runs.div_ceil(2);
         for run in 0..warm_up + runs {
             // A prompt that was seen before would not be encoded.
@@ -104,6 +107,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelDir, sizes: &[us
             step_tflop_s: tflop_s(step_flops, step_s),
             decode_ms: ms(decode_s),
             decode_tflop_s: tflop_s(batch as u64 * shapes.decode_flops(plan.width), decode_s),
+            enqueue_ms: ms(median(|t| t.enqueue_s)),
             total_ms: ms(self::median(totals)),
             png_ms: ms(self::median(pngs)),
             png_bytes,

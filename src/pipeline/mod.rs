@@ -1,7 +1,8 @@
 //! Prompt to picture: the order in which the models run, and how long each lives.
 //!
 //! [`Pipeline::load`] opens and checks everything; weights go to the device when they are first needed. The text encoder
-//! leaves it before the transformer comes, unless there is room for both.
+//! leaves it before the transformer comes, unless there is room for both: then the other models are on their way while it runs.
+//! The host enqueues the whole picture before it waits.
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
@@ -15,30 +16,37 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 
+mod kept;
+mod loading;
 mod memory;
 mod model;
 mod observer;
+mod opened;
 mod request;
 mod text_features;
 
 pub use model::ModelInfo;
 pub use observer::{Observer, Stage, Timings};
+pub use opened::OpenModel;
 pub use request::{Plan, Request};
 
 use std::cell::RefCell;
+use std::sync::Arc;
+use std::thread;
 
 use crate::backend::Backend;
-use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
 use crate::sampler::{self, Conditioning, Schedule};
 use crate::tensor::Tensor;
-use crate::text_encoder::{self, TextEncoder, Tokenizer};
-use crate::transformer::{self, Transformer};
-use crate::vae::{self, Decoder};
-use crate::weights::{WeightFiles, Weights};
+use crate::text_encoder::{TextEncoder, Tokenizer};
+use crate::transformer::Transformer;
+use crate::vae::Decoder;
+use kept::Kept;
+use loading::{Ahead, load};
 use memory::Needs;
 use observer::Clock;
+use opened::Files;
 use text_features::TextFeatures;
 
 /// A model on a backend, ready to make pictures.
@@ -46,17 +54,15 @@ pub struct Pipeline<B: Backend> {
     backend: B,
     info: ModelInfo,
     tokenizer: Tokenizer,
-    files: Files,
+    files: Arc<Files>,
     text_encoder: Option<TextEncoder<B>>,
     text_features: TextFeatures<B>,
+    /// What another thread loads; none where there is no room beside the text encoder.
+    ahead: Option<Ahead<B>>,
     transformer: Option<Transformer<B>>,
     decoder: Option<Decoder<B>>,
-}
-
-struct Files {
-    text_encoder: WeightFiles,
-    transformer: WeightFiles,
-    vae: WeightFiles,
+    /// What pictures of one kind have in common, the latest last. It refers to the models' weights.
+    kept: Vec<Kept<B>>,
 }
 
 /// A picture and how it was made.
@@ -71,20 +77,28 @@ pub struct Picture {
 }
 
 impl<B: Backend> Pipeline<B> {
-    /// Opens a model folder and checks all of it: configs, tokenizer, and the name, shape and dtype of every tensor.
+    /// [`OpenModel::open`] and [`Pipeline::new`].
     ///
     /// Errors say which file and tensor is wrong. Nothing is copied to the device yet.
     pub fn load(backend: B, dir: &ModelDir) -> Result<Self> {
-        let info = ModelInfo::read(dir)?;
-        let tokenizer = Tokenizer::load(dir, info.max_sequence_length)?;
-        let files = Files { text_encoder: text_encoder::open(dir)?, transformer: transformer::open(dir)?, vae: vae::open(dir)? };
-        // On the CPU weights stay in the mapped files, so loading there checks every tensor and costs nothing.
-        let host = Cpu::new(Precision::F32);
-        let weights = |files| Weights::new(&host, files);
-        TextEncoder::load(&weights(&files.text_encoder), info.text_encoder, &info.out_layers).map_err(|e| info.explain(e))?;
-        Transformer::load(&weights(&files.transformer), &info.transformer).map_err(|e| info.explain(e))?;
-        Decoder::load(&weights(&files.vae), &info.vae)?;
-        Ok(Self { backend, info, tokenizer, files, text_encoder: None, text_features: TextFeatures::new(), transformer: None, decoder: None })
+        OpenModel::open(dir).map(|model| Self::new(backend, model))
+    }
+
+    /// A model on a backend. Nothing is copied to the device yet.
+    pub fn new(backend: B, model: OpenModel) -> Self {
+        let OpenModel { info, tokenizer, files } = model;
+        Self {
+            backend,
+            info,
+            tokenizer,
+            files,
+            text_encoder: None,
+            text_features: TextFeatures::new(),
+            ahead: None,
+            transformer: None,
+            decoder: None,
+            kept: Vec::new(),
+        }
     }
 
     /// What the model is.
@@ -132,12 +146,13 @@ impl<B: Backend> Pipeline<B> {
             return Err(Error::usage(format!("seed {} is too large for {count} pictures", request.seed)).at("--seed"));
         }
         let plan = self.plan(request)?;
+        self.backend.settle()?;
         let mut clock = Clock::new(self.backend.clone())?;
 
         let txt = self.encode(request, &plan, &mut clock, observer)?;
         let latents = self.denoise(&txt, &plan, count, &mut clock, observer)?;
         drop(txt);
-        let rgbs = self.decode(&latents, &plan, &mut clock, observer)?;
+        let rgbs = self.decode(&latents, &plan, count, &mut clock, observer)?;
 
         let timings = clock.finish()?;
         let picture = |(i, rgb)| Picture { rgb, plan: Plan { seed: plan.seed + i, ..plan.clone() }, timings: timings.clone() };
@@ -155,9 +170,15 @@ impl<B: Backend> Pipeline<B> {
             let elements = TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers);
             self.make_room(self.backend.weight_bytes(elements), Keep::TextEncoder);
             let (config, layers) = (self.info.text_encoder, &self.info.out_layers);
-            let encoder = load(&self.backend, &self.files.text_encoder, elements, observer, |weights| TextEncoder::load(weights, config, layers))?;
-            self.text_encoder = Some(encoder);
+            let backend = self.backend.clone();
+            let warming_up = thread::spawn(move || backend.warm_up());
+            let encoder = load(&self.backend, &self.files.text_encoder, elements, observer, |weights| TextEncoder::load(weights, config, layers));
+            warming_up.join().unwrap_or_else(|_| Err(Error::new("the thread that starts the backend panicked")))?;
+            self.text_encoder = Some(encoder?);
             clock.loaded()?;
+        }
+        if self.has_room_ahead(plan) {
+            self.ahead = Some(Ahead::start(&self.backend, &self.files, &self.info));
         }
         for (i, prompt) in new.iter().enumerate() {
             let encoder = self.text_encoder.as_ref().expect("loaded above");
@@ -173,13 +194,31 @@ impl<B: Backend> Pipeline<B> {
         Ok(txt)
     }
 
-    /// Latents [samples * height / patch * width / patch, channels] of at most `count` pictures.
+    /// Whether transformer and decoder are yet to come, and fit beside the text encoder.
+    fn has_room_ahead(&self, plan: &Plan) -> bool {
+        let absent = self.ahead.is_none() && self.transformer.is_none() && self.decoder.is_none();
+        // Convolution weights are there twice while they are reordered.
+        let weights = self.backend.weight_bytes(self.info.transformer.elements() + 2 * self.info.vae.decoder_elements());
+        let needs = Needs::of(&self.backend, &self.info, plan);
+        // Where weights take no memory, loading them takes no time.
+        absent && weights > 0 && self.backend.available_bytes() >= weights + needs.step + needs.decode
+    }
+
+    /// Latents [samples * height / patch * width / patch, channels] of at most `count` pictures. Enqueues the work and does not wait for it.
     fn denoise(&mut self, txt: &Tensor<B>, plan: &Plan, count: usize, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Tensor<B>> {
         let config = self.info.transformer.clone();
         let (height, width) = self.info.latent_size(plan);
         let img = height * width;
         let txt_tokens = self.info.max_sequence_length;
         let needs = Needs::of(&self.backend, &self.info, plan);
+        // While weights come.
+        let noise_of = |i: u64| sampler::noise(plan.seed + i, config.in_channels, height, width);
+        let mut noise = noise_of(0);
+        // What did not fit ahead may fit once room is made; what fails for another reason fails again.
+        if let Some(Ok((transformer, decoder))) = self.ahead.take().map(|ahead| ahead.join(observer)) {
+            (self.transformer, self.decoder) = (Some(transformer), Some(decoder));
+            clock.loaded()?;
+        }
         if self.transformer.is_none() {
             let elements = config.elements();
             self.make_room(self.backend.weight_bytes(elements) + needs.step, Keep::Transformer);
@@ -187,46 +226,51 @@ impl<B: Backend> Pipeline<B> {
             self.transformer = Some(transformer);
             clock.loaded()?;
         }
-        // It has done its work for all of them.
-        if count > 1 && self.backend.available_bytes() < needs.batch(plan, count) {
-            self.text_encoder = None;
+        let is_new = !self.kept.iter().any(|kept| kept.is_of(plan, count));
+        if is_new && self.backend.available_bytes() < needs.batch(plan, count) {
+            self.kept.clear();
+            // It has done its work for all of them.
+            if count > 1 {
+                self.text_encoder = None;
+            }
         }
         let transformer = self.transformer.as_ref().expect("loaded above");
 
         let schedule = Schedule::new(img, plan.steps);
-        let modulations = transformer.modulations(&schedule.timesteps)?;
-        let rope = transformer.rope(txt_tokens, height, width)?;
-        let samples = needs.samples(self.backend.available_bytes(), plan, count);
+        let available = self.backend.available_bytes();
+        let make = || {
+            let samples = needs.samples(available, plan, count);
+            let batched = available > 2 * samples as u64 * needs.step;
+            let (modulations, rope) = (transformer.modulations(&schedule.timesteps)?, transformer.rope(txt_tokens, height, width)?);
+            Ok(Kept::new(plan, count, samples, batched, modulations, rope))
+        };
+        let Kept { samples, batched, modulations, rope, steps, .. } = kept::find(&mut self.kept, plan, count, make)?;
+        let (samples, batched, rope) = (*samples, *batched, &*rope);
         observer.batch(samples);
         let context = repeat(transformer.context(txt)?, txt_tokens, samples)?;
-        let conditioning = Conditioning {
-            context: &context,
-            rope: &rope,
-            txt: txt_tokens,
-            guidance: plan.guided().then_some(plan.guidance),
-            batched: self.backend.available_bytes() > 2 * samples as u64 * needs.step,
-        };
-        let noise: Vec<f32> = (0..samples as u64).flat_map(|i| sampler::noise(plan.seed + i, config.in_channels, height, width)).collect();
+        noise.extend((1..samples as u64).flat_map(noise_of));
         let mut latents = self.backend.upload(&noise, samples * img, config.in_channels)?;
         clock.prepared()?;
 
         let total = plan.steps as u64;
         observer.progress(Stage::Denoise, 0, total);
-        for step in 0..plan.steps {
-            latents = sampler::step(transformer, latents, &conditioning, &modulations.step(step), schedule.dt(step))?;
+        for (step, replay) in steps.iter_mut().enumerate() {
+            let modulation = modulations.step(step);
+            let work = |[latents, context]: [&Tensor<B>; 2]| {
+                let guidance = plan.guided().then_some(plan.guidance);
+                let conditioning = Conditioning { context, rope, txt: txt_tokens, guidance, batched };
+                sampler::step(transformer, latents.row_view(0..samples * img), &conditioning, &modulation, schedule.dt(step))
+            };
+            latents = self.backend.replay(replay, [&latents, &context], work)?;
             // Only asks how far the device is: a step waits for nothing.
             let done = clock.stepped()?;
             observer.progress(Stage::Denoise, done, total);
-        }
-        for done in clock.remaining_steps() {
-            clock.wait_step(done)?;
-            observer.progress(Stage::Denoise, done + 1, total);
         }
         Ok(latents)
     }
 
     /// RGB bytes of each picture, one after the other: a decoder fills the memory that a batch of it would need many times over.
-    fn decode(&mut self, latents: &Tensor<B>, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Vec<Vec<u8>>> {
+    fn decode(&mut self, latents: &Tensor<B>, plan: &Plan, count: usize, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Vec<Vec<u8>>> {
         let elements = if self.decoder.is_none() { self.info.vae.decoder_elements() } else { 0 };
         self.make_room(self.backend.weight_bytes(elements) + Needs::of(&self.backend, &self.info, plan).decode, Keep::Decoder);
         if self.decoder.is_none() {
@@ -237,25 +281,52 @@ impl<B: Backend> Pipeline<B> {
         let (height, width) = self.info.latent_size(plan);
         let samples = latents.rows() / (height * width);
         let (stages, total) = (decoder.stages(), (samples * decoder.stages()) as u64);
-        observer.progress(Stage::Decode, 0, total);
+        let observer = RefCell::new(observer);
         let mut rgbs = Vec::with_capacity(samples);
         for sample in 0..samples {
-            let unpacked = decoder.unpack(&latents.row_view(sample * height * width..(sample + 1) * height * width), height, width)?;
-            let pixels = decoder.forward(unpacked, |done| observer.progress(Stage::Decode, (sample * stages + done) as u64, total))?;
-            if (pixels.height, pixels.width) != (plan.height, plan.width) {
-                return Err(Error::new(format!(
-                    "the VAE made {} x {} pixels of a {} x {} picture",
-                    pixels.width, pixels.height, plan.width, plan.height
-                )));
+            // Where the device is still at the steps, the decoder's stages are enqueued long before they run, and only their end is told.
+            let at_once = clock.remaining_steps().is_empty();
+            let tell = |done| {
+                if at_once {
+                    observer.borrow_mut().progress(Stage::Decode, (sample * stages + done) as u64, total)
+                }
+            };
+            tell(0);
+            let work = |[latents]: [&Tensor<B>; 1]| {
+                let pixels = decoder.forward(decoder.unpack(latents, height, width)?, tell)?;
+                if (pixels.height, pixels.width) == (plan.height, plan.width) {
+                    return Ok(pixels.pixels);
+                }
+                let (made, asked) = ([pixels.width, pixels.height], [plan.width, plan.height]);
+                Err(Error::new(format!("the VAE made {} x {} pixels of a {} x {} picture", made[0], made[1], asked[0], asked[1])))
+            };
+            let latents = latents.row_view(sample * height * width..(sample + 1) * height * width);
+            let pixels = match self.kept.iter_mut().find(|kept| kept.is_of(plan, count)) {
+                Some(kept) => self.backend.replay(&mut kept.decode, [&latents], work)?,
+                None => work([&latents])?,
+            };
+            if sample == 0 {
+                clock.enqueued();
             }
-            rgbs.push(self.backend.download_rgb8(&pixels.pixels)?);
+            if observer.borrow().listens() {
+                for done in clock.remaining_steps() {
+                    clock.wait_step(done)?;
+                    observer.borrow_mut().progress(Stage::Denoise, done + 1, plan.steps as u64);
+                }
+            }
+            rgbs.push(self.backend.download_rgb8(&pixels)?);
+            observer.borrow_mut().progress(Stage::Decode, ((sample + 1) * stages) as u64, total);
             clock.decoded()?;
         }
         Ok(rgbs)
     }
 
-    /// Frees models that `keep` does not need, while `bytes` more do not fit.
+    /// Frees what was kept and models that `keep` does not need, while `bytes` more do not fit.
     fn make_room(&mut self, bytes: u64, keep: Keep) {
+        // First, because recorded work refers to the weights of the models.
+        if self.backend.available_bytes() < bytes {
+            self.kept.clear();
+        }
         if self.backend.available_bytes() < bytes && keep != Keep::TextEncoder {
             self.text_encoder = None;
         }
@@ -291,24 +362,6 @@ fn repeat<B: Backend>(context: Tensor<B>, txt: usize, samples: usize) -> Result<
     let prompts = (0..context.rows() / txt).map(|prompt| context.row_view(prompt * txt..(prompt + 1) * txt));
     let parts: Vec<Tensor<B>> = prompts.flat_map(|rows| (0..samples).map(move |_| rows.row_view(0..txt))).collect();
     Tensor::concat_rows(&parts.iter().collect::<Vec<_>>())
-}
-
-/// Loads a model of about `total` elements and reports how many are on their way.
-fn load<B: Backend, M>(
-    backend: &B,
-    files: &WeightFiles,
-    total: u64,
-    observer: &mut dyn Observer,
-    load: impl FnOnce(&Weights<'_, B>) -> Result<M>,
-) -> Result<M> {
-    let progress = RefCell::new((0, observer));
-    let report = |elements: u64| {
-        let (done, observer) = &mut *progress.borrow_mut();
-        *done += elements;
-        observer.progress(Stage::Load, (*done).min(total), total);
-    };
-    report(0);
-    load(&Weights::new(backend, files).reporting(&report))
 }
 
 /// The model that must stay.

@@ -27,11 +27,19 @@ pub trait Observer {
 
     /// Of the pictures that are asked for, the next `together` are denoised as one batch.
     fn batch(&mut self, _together: usize) {}
+
+    /// Whether anybody does: only then the host waits for each step to tell that it is done.
+    fn listens(&self) -> bool {
+        true
+    }
 }
 
 /// Nobody listens.
 impl Observer for () {
     fn progress(&mut self, _stage: Stage, _done: u64, _total: u64) {}
+    fn listens(&self) -> bool {
+        false
+    }
 }
 
 /// Where the time went, in seconds, and what the device held. Of all pictures of one batch together.
@@ -39,7 +47,7 @@ impl Observer for () {
 pub struct Timings {
     /// Pictures of the batch.
     pub pictures: usize,
-    /// Weights to the device.
+    /// Weights to the device, as far as the device had nothing else to do meanwhile.
     pub load_s: f64,
     /// Text encoder.
     pub text_s: f64,
@@ -51,6 +59,8 @@ pub struct Timings {
     pub steps_s: Vec<f64>,
     /// VAE, and the pixels' way to the host.
     pub decode_s: f64,
+    /// Of the host, until the first picture was enqueued; the device works meanwhile.
+    pub enqueue_s: f64,
     /// All of [`generate`](super::Pipeline::generate) or [`generate_batch`](super::Pipeline::generate_batch).
     pub total_s: f64,
     /// The backend's counters at the end.
@@ -66,6 +76,7 @@ pub(super) struct Clock<B: Backend> {
     spans: Vec<(B::Mark, Span)>,
     steps_done: usize,
     prompts_encoded: usize,
+    enqueue_s: f64,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -80,7 +91,7 @@ enum Span {
 impl<B: Backend> Clock<B> {
     pub(super) fn new(backend: B) -> Result<Self> {
         let last = backend.mark()?;
-        Ok(Self { backend, start: Instant::now(), last, spans: Vec::new(), steps_done: 0, prompts_encoded: 0 })
+        Ok(Self { backend, start: Instant::now(), last, spans: Vec::new(), steps_done: 0, prompts_encoded: 0, enqueue_s: 0.0 })
     }
 
     fn end(&mut self, span: Span) -> Result<()> {
@@ -119,6 +130,11 @@ impl<B: Backend> Clock<B> {
         Ok(self.steps_done as u64)
     }
 
+    /// Everything was enqueued, but for the pixels' way to the host.
+    pub(super) fn enqueued(&mut self) {
+        self.enqueue_s = self.start.elapsed().as_secs_f64();
+    }
+
     /// Steps that were enqueued but not seen done.
     pub(super) fn remaining_steps(&self) -> std::ops::Range<u64> {
         let enqueued = self.spans.iter().filter(|(_, span)| *span == Span::Step).count();
@@ -132,7 +148,12 @@ impl<B: Backend> Clock<B> {
 
     /// Waits for the last mark and reads all spans.
     pub(super) fn finish(self) -> Result<Timings> {
-        let mut timings = Timings { total_s: self.start.elapsed().as_secs_f64(), prompts_encoded: self.prompts_encoded, ..Timings::default() };
+        let mut timings = Timings {
+            total_s: self.start.elapsed().as_secs_f64(),
+            prompts_encoded: self.prompts_encoded,
+            enqueue_s: self.enqueue_s,
+            ..Timings::default()
+        };
         if let Some((mark, _)) = self.spans.last() {
             self.backend.wait(mark)?;
         }

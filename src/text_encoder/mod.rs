@@ -11,6 +11,9 @@ pub use config::TextEncoderConfig;
 pub use layer::Layer;
 pub use prompt::{PromptTokens, Tokenizer};
 
+use std::cell::RefCell;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
@@ -25,7 +28,14 @@ pub struct TextEncoder<B: Backend> {
     out_layers: Vec<usize>,
     embed_tokens: WeightView, // [vocab, hidden], stays on the host: a prompt needs a few hundred rows
     layers: Vec<Layer<B>>,
+    /// Tables of the length that came first, which is the model's.
+    rope: OnceLock<(usize, Rope<B>)>,
+    /// Of prompts of so many tokens, the latest last: the mask depends on how many there are.
+    replays: Mutex<Vec<(usize, B::Replay)>>,
 }
+
+/// How many lengths of prompts have a replay.
+const MOST_REPLAYS: usize = 8;
 
 impl<B: Backend> TextEncoder<B> {
     /// Loads the layers up to the last of `out_layers` (hidden state k is the output of layer k - 1).
@@ -39,9 +49,17 @@ impl<B: Backend> TextEncoder<B> {
             return Err(Error::new(format!("text_encoder_out_layers {out_layers:?} do not fit an encoder of {} layers", config.num_hidden_layers))
                 .at("model_index.json"));
         }
-        let embed_tokens = weights.mapped("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
+        let embed_tokens = weights.view("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
         let layers = (0..last).map(|i| Layer::load(&weights.at("layers").at(i), &config)).collect::<Result<_>>()?;
-        Ok(Self { backend: weights.backend().clone(), config, out_layers: out_layers.to_vec(), embed_tokens, layers })
+        Ok(Self {
+            backend: weights.backend().clone(),
+            config,
+            out_layers: out_layers.to_vec(),
+            embed_tokens,
+            layers,
+            rope: OnceLock::new(),
+            replays: Mutex::default(),
+        })
     }
 
     /// Elements that go to the device: those of the layers that run.
@@ -57,11 +75,39 @@ impl<B: Backend> TextEncoder<B> {
     /// Source: FLUX.2 reference `_get_qwen3_prompt_embeds`.
     pub fn forward(&self, tokens: &PromptTokens, mut done: impl FnMut(usize)) -> Result<Tensor<B>> {
         let n = tokens.ids.len();
-        let mut hidden_states = self.embed(&tokens.ids)?;
-        let rope = self.rope(n)?;
+        let embedded = self.embed(&tokens.ids)?;
+        if self.rope.get().is_none() {
+            let made = self.rope(n)?;
+            let _ = self.rope.set((n, made));
+        }
+        // Work that is recorded runs once more than it is asked for, and later is not run layer by layer.
+        let told = RefCell::new((0, &mut done));
+        let tell = |layers| {
+            let (last, done) = &mut *told.borrow_mut();
+            if layers > *last {
+                *last = layers;
+                done(layers);
+            }
+        };
+        let features = match self.rope.get() {
+            Some((length, rope)) if *length == n => {
+                let work = |[embedded]: [&Tensor<B>; 1]| self.run(embedded, rope, tokens.real, tell);
+                let mut replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
+                self.backend.replay(latest(&mut replays, tokens.real), [&embedded], work)?
+            }
+            _ => self.run(&embedded, &self.rope(n)?, tokens.real, tell)?,
+        };
+        tell(self.layers.len());
+        Ok(features)
+    }
+
+    /// embedded [n, hidden], of which the first `real` are no padding -> [n, out_layers * hidden].
+    fn run(&self, embedded: &Tensor<B>, rope: &Rope<B>, real: usize, done: impl Fn(usize)) -> Result<Tensor<B>> {
+        let n = embedded.rows();
+        let mut hidden_states = embedded.row_view(0..n);
         let mut kept = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
-            hidden_states = layer.forward(hidden_states, &rope, Joint::single(n), Mask::Causal { keys: tokens.real })?;
+            hidden_states = layer.forward(hidden_states, rope, Joint::single(n), Mask::Causal { keys: real })?;
             if self.out_layers.contains(&(index + 1)) {
                 kept.push((index + 1, Tensor::concat_rows(&[&hidden_states])?));
             }
@@ -101,6 +147,19 @@ impl<B: Backend> TextEncoder<B> {
             pairs: Pairs::Halves,
         })
     }
+}
+
+/// The replay of prompts of `real` tokens.
+fn latest<R: Default>(replays: &mut Vec<(usize, R)>, real: usize) -> &mut R {
+    let replay = match replays.iter().position(|(length, _)| *length == real) {
+        Some(index) => replays.remove(index).1,
+        None => R::default(),
+    };
+    if replays.len() == MOST_REPLAYS {
+        replays.remove(0);
+    }
+    replays.push((real, replay));
+    &mut replays.last_mut().expect("pushed above").1
 }
 
 /// Opens the encoder's files in a model folder.

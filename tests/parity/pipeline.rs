@@ -108,6 +108,85 @@ fn pictures_of_a_batch_are_those_of_their_seeds_alone() {
 }
 
 #[test]
+fn a_warm_picture_costs_exactly_this() {
+    let Some(cuda) = cuda() else { return };
+    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    let request = Request::new("a black cat on an orange background", 5);
+    let first = pipeline.generate(&request, &mut ()).unwrap();
+    let steps = first.plan.steps as u64;
+    for round in 2..6 {
+        let before = cuda.stats();
+        let picture = pipeline.generate(&request, &mut ()).unwrap();
+        let after = cuda.stats();
+        assert!(picture.rgb == first.rgb, "picture {round}");
+        assert_eq!(picture.timings.steps_s.len() as u64, steps);
+        assert_eq!(after.unrecorded, 0, "{:?}", cuda.remarks());
+        // For the pixels, and for the last mark.
+        assert_eq!(after.waits - before.waits, 2, "picture {round}");
+        // Embeddings, noise, and pixels back.
+        assert_eq!(after.copies - before.copies, 3, "picture {round}");
+        // The first runs as it is, the second is recorded behind its run.
+        let replays = if round == 2 { 0 } else { steps + 2 };
+        assert_eq!(after.replays - before.replays, replays, "picture {round}");
+        if round == 2 {
+            continue;
+        }
+        // Around each replay its inputs (two of a step) and its output are copied; between them the features are put under each other, the
+        // context is projected, and at the end pixels become bytes.
+        assert_eq!(after.launches - before.launches, 2 + 2 + 3 * steps + 2 + 1, "picture {round}");
+        // Embeddings, what the replays give, features, context, noise, bytes.
+        assert_eq!(after.allocations - before.allocations, 1 + (steps + 2) + 4, "picture {round}");
+    }
+}
+
+#[test]
+fn recorded_pictures_are_those_of_a_fresh_pipeline() {
+    let Some(cuda) = cuda() else { return };
+    let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
+    // Sizes take turns, so that graphs of several sizes share their memory.
+    for round in 0..4 {
+        for (width, height, steps, prompt) in
+            [(256, 256, 4, "a red heart"), (128, 192, 4, "a robot on a lavender background"), (256, 256, 2, "a cat")]
+        {
+            let request =
+                Request { width: Some(width), height: Some(height), steps: Some(steps), ..Request::new(format!("{prompt} {round}"), 100 + round) };
+            let got = pipeline.generate(&request, &mut ()).unwrap().rgb;
+            let expected = Pipeline::load(Cuda::new(0, None).unwrap(), &default_model()).unwrap().generate(&request, &mut ()).unwrap().rgb;
+            assert!(got == expected, "round {round}: {request:?}");
+        }
+    }
+    assert_eq!(pipeline.backend().stats().unrecorded, 0, "{:?}", pipeline.backend().remarks());
+    // Steps and decoder; and the text encoder, as often as prompts of one length came before.
+    assert!(pipeline.backend().stats().replays >= 2 * (5 + 5 + 3));
+}
+
+#[test]
+fn guidance_is_recorded_too() {
+    let Some(cuda) = cuda() else { return };
+    let pictures = pictures();
+    let row = pictures.iter().find(|row| row.preset == "base").unwrap();
+    let mut pipeline = Pipeline::load(cuda.clone(), &preset("base")).unwrap();
+    let all: Vec<_> = (0..4).map(|_| pipeline.latents(&row.request()).unwrap()).collect();
+    assert!(all.windows(2).all(|pair| pair[0] == pair[1]));
+    assert!(cuda.stats().replays > 0 && cuda.stats().unrecorded == 0, "{:?}", cuda.remarks());
+}
+
+#[test]
+fn a_pipeline_that_is_dropped_leaves_nothing_behind() {
+    let Some(cuda) = cuda() else { return };
+    // cuBLASLt's workspace stays.
+    cuda.warm_up().unwrap();
+    let before = cuda.stats().memory_bytes;
+    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    for seed in 0..3 {
+        pipeline.generate(&Request::new("a cat", seed), &mut ()).unwrap();
+    }
+    assert!(cuda.stats().replays > 0);
+    drop(pipeline);
+    assert_eq!(cuda.stats().memory_bytes, before);
+}
+
+#[test]
 fn a_step_waits_for_nothing_and_copies_nothing() {
     let Some(cuda) = cuda() else { return };
     let dir = default_model();

@@ -70,3 +70,65 @@ fn rows_of_a_table_come_in_the_order_of_their_ids() {
         assert_eq!(got, cpu.download(&cpu.embedding(&table.view(), &ids).unwrap()).unwrap(), "{dtype:?}");
     }
 }
+
+#[test]
+fn weights_that_are_loaded_together_arrive_across_the_ends_of_regions() {
+    let Some(cuda) = crate::cuda() else { return };
+    // Two and a half regions of 64 MiB; the parts start and end inside of them.
+    let (rows, cols) = if crate::small() { (3000, 3072) } else { (27000, 3072) };
+    let host = values(1, rows * cols);
+    let file = Weight::new(&host, &[rows, cols], Dtype::BF16);
+    let bounds = [0, rows / 5, rows / 5 + 1, rows / 2, rows - 3, rows];
+    let parts: Vec<_> = bounds.windows(2).map(|pair| file.view().row_range(pair[0]..pair[1])).collect();
+    let converted = Weight::new(&host[..3 * cols], &[3, cols], Dtype::F32);
+    for round in 0..2 {
+        let mut reported = 0;
+        let load = || {
+            let mut loaded: Vec<_> = parts.iter().map(|part| cuda.weight(std::slice::from_ref(part))).collect::<flux::Result<_>>()?;
+            loaded.push(converted.matrix(&cuda));
+            loaded.push(cuda.weight(&[parts[4].clone(), parts[1].clone()])?);
+            Ok(loaded)
+        };
+        let loaded = cuda.load(load, &mut |elements| reported += elements).unwrap();
+        assert_eq!(reported as usize, (rows + 3 + 4) * cols, "round {round}");
+        for (weight, pair) in loaded.iter().zip(bounds.windows(2)) {
+            assert!(cuda.download(weight).unwrap() == host[pair[0] * cols..pair[1] * cols], "round {round}: rows {pair:?}");
+        }
+        assert_eq!(cuda.download(&loaded[5]).unwrap(), host[..3 * cols]);
+        let stacked = [&host[(rows - 3) * cols..], &host[rows / 5 * cols..(rows / 5 + 1) * cols]].concat();
+        assert_eq!(cuda.download(&loaded[6]).unwrap(), stacked);
+        // The next round registers anew.
+        cuda.settle().unwrap();
+    }
+    println!("{:?}", cuda.remarks());
+}
+
+#[test]
+fn weights_of_several_threads_arrive() {
+    let Some(cuda) = crate::cuda() else { return };
+    let file = Weight::seeded(3, 9000, 1024);
+    let load = |first: usize| cuda.load(|| cuda.weight(&[file.view().row_range(first..first + 3000)]), &mut |_| {}).unwrap();
+    let (a, b) = std::thread::scope(|scope| {
+        let (a, b) = (scope.spawn(|| load(0)), scope.spawn(|| load(6000)));
+        (a.join().unwrap(), b.join().unwrap())
+    });
+    let host = values(3, 9000 * 1024);
+    assert!(cuda.download(&a).unwrap() == host[..3000 * 1024] && cuda.download(&b).unwrap() == host[6000 * 1024..]);
+}
+
+#[test]
+fn what_fails_while_loading_leaves_the_device_usable() {
+    if crate::cuda().is_none() {
+        return;
+    }
+    let cuda = flux::backend::cuda::Cuda::new(0, Some(4 << 20)).unwrap();
+    let (small, large) = (Weight::seeded(1, 512, 1024), Weight::seeded(2, 4096, 1024));
+    let load = || {
+        let first = small.matrix(&cuda);
+        cuda.weight(&[large.view()]).map(|second| (first, second))
+    };
+    let error = cuda.load(load, &mut |_| {}).map(drop).unwrap_err().to_string();
+    assert!(error.contains("out of GPU memory"), "{error}");
+    assert_eq!(cuda.stats().memory_bytes, 0);
+    assert_eq!(cuda.download(&small.matrix(&cuda)).unwrap(), values(1, 512 * 1024));
+}

@@ -137,6 +137,7 @@ fn for_rows(values: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Syn
 impl Backend for Cpu {
     type Buffer = Buffer;
     type Mark = Instant;
+    type Replay = ();
 
     fn describe(&self) -> String {
         format!("CPU, {} threads, {}", rayon::current_num_threads(), gemm::describe(self.precision))

@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use cudarc::driver::result::stream::StreamKind;
@@ -35,11 +36,20 @@ pub struct Counters {
     pub allocations: AtomicU64,
     /// Fused ops that ran as compositions.
     pub composed: AtomicU64,
+    /// Launches of recorded work.
+    pub replays: AtomicU64,
+    /// Pieces of work that could not be recorded.
+    pub unrecorded: AtomicU64,
 }
 
 /// A queue of work on the device; lives as long as its [`Device`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Stream(sys::CUstream);
+
+// SAFETY: the driver's handle is a plain address that any thread may use once the context is current there.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
 
 impl Stream {
     /// The driver's handle.
@@ -68,11 +78,16 @@ pub struct Device {
     modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
     pool: Pool,
+    /// The thread whose work the compute stream records instead of doing it, and a quick answer to whether there is one.
+    recorder: Mutex<Option<ThreadId>>,
+    recorded: Condvar,
+    recording: AtomicBool,
     counters: Counters,
     name: String,
     capability: (i32, i32),
     multiprocessors: usize,
     driver: i32,
+    registers_read_only: bool,
 }
 
 // SAFETY: the driver's handles are plain addresses that any thread may use once the context is current there, which `bind` sees to
@@ -97,7 +112,7 @@ impl Device {
             return Err(Error::new("this program was built without nvcc, so it has no GPU kernels")
                 .hint("run `make cuda-toolkit`, then `make build`; or use `--device cpu`"));
         }
-        library::require()?;
+        library::require_driver()?;
         result::init().map_err(|e| failed("cannot start CUDA", e).hint("is the NVIDIA driver loaded? `nvidia-smi` shows it"))?;
         let mut driver = 0;
         // SAFETY: the driver writes one int.
@@ -127,6 +142,7 @@ impl Device {
             );
         }
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as usize;
+        let registers_read_only = attribute(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0;
         let stream_ordered = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
 
         // SAFETY: `device` was returned by `device::get`; the context is released in `drop`.
@@ -147,22 +163,63 @@ impl Device {
             modules: Mutex::default(),
             functions: Mutex::default(),
             pool: Pool::new(cap, stream_ordered),
+            recorder: Mutex::default(),
+            recorded: Condvar::new(),
+            recording: AtomicBool::new(false),
             counters: Counters::default(),
             name,
             capability,
             multiprocessors,
             driver,
+            registers_read_only,
         }))
     }
 
-    /// Makes the context current on this thread.
+    /// Makes the context current on this thread. Waits while another thread records: this one's work would be recorded too.
     pub fn bind(&self) -> Result<()> {
+        if self.is_recording() {
+            let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+            let another = |recorder: &mut Option<ThreadId>| recorder.is_some_and(|thread| thread != thread::current().id());
+            drop(self.recorded.wait_while(recorder, another).unwrap_or_else(PoisonError::into_inner));
+        }
         let current = result::ctx::get_current().map_err(|e| failed("the GPU does not answer", e))?;
         if current != Some(self.context) {
             // SAFETY: `context` is retained until `drop`.
             unsafe { result::ctx::set_current(self.context) }.map_err(|e| failed("the GPU does not answer", e))?;
         }
         Ok(())
+    }
+
+    /// From here on the compute stream records the work of this thread instead of doing it.
+    pub fn begin_capture(&self) -> Result<()> {
+        self.bind()?;
+        *self.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current().id());
+        self.recording.store(true, Ordering::Release);
+        // SAFETY: the stream lives as long as the device. Calls of other threads that could disturb the recording wait in `bind`.
+        let begun = unsafe { result::stream::begin_capture(self.stream.0, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
+        begun.map_err(|e| {
+            self.stop_recording();
+            failed("cannot record GPU work", e)
+        })
+    }
+
+    /// What was recorded since [`Device::begin_capture`].
+    pub fn end_capture(&self) -> Result<sys::CUgraph> {
+        // SAFETY: the stream lives as long as the device; it leaves recording also where that was disturbed.
+        let graph = unsafe { result::stream::end_capture(self.stream.0) };
+        self.stop_recording();
+        graph.map_err(|e| failed("cannot record GPU work", e))
+    }
+
+    /// Whether the compute stream records work instead of doing it; of a thread that went through [`Device::bind`], its own.
+    pub fn is_recording(&self) -> bool {
+        self.recording.load(Ordering::Acquire)
+    }
+
+    fn stop_recording(&self) {
+        *self.recorder.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.recording.store(false, Ordering::Release);
+        self.recorded.notify_all();
     }
 
     /// Where all computing goes.
@@ -210,34 +267,55 @@ impl Device {
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
+    /// Whether it can copy from memory of the host that this program may only read, as files are mapped.
+    pub fn registers_read_only(&self) -> bool {
+        self.registers_read_only
+    }
+
+    /// Whether all work on `stream` is done; does not wait.
+    pub fn is_idle(&self, stream: Stream) -> Result<bool> {
+        self.bind()?;
+        // SAFETY: the stream lives as long as the device.
+        match unsafe { sys::cuStreamQuery(stream.0) }.result() {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(e) => Err(failed("GPU work failed", e)),
+        }
+    }
+
     /// Kernel `name` of `cuda/<file>.cu`, loaded on first use.
     ///
     /// Errors when the file was not built or the driver has no image for this GPU.
     pub fn function(&self, file: &'static str, name: &'static str) -> Result<Function> {
+        // Before the lock, which a thread that records may need.
+        self.bind()?;
         // A thread that panicked here left whole entries only.
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(function) = functions.get(&(file, name)) {
             return Ok(*function);
         }
-        self.bind()?;
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let module = match modules.get(file) {
-            Some(module) => *module,
-            None => {
-                let image = kernels::image(file).ok_or_else(|| Error::new(format!("this program has no kernels of `cuda/{file}.cu`")))?;
-                // SAFETY: `image` is a whole fatbin made by nvcc, aligned to 64 bytes, and static.
-                let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
-                let module = module.map_err(|e| failed(&format!("cannot load the kernels of `cuda/{file}.cu` on {}", self.name), e))?;
-                modules.insert(file, module);
-                module
-            }
-        };
+        let module = self.module(file)?;
         let symbol = CString::new(name).map_err(|_| Error::new(format!("`{name}` is no kernel name")))?;
         // SAFETY: `module` was loaded above and is unloaded with the device only.
         let function = unsafe { result::module::get_function(module, symbol) };
         let function = Function(function.map_err(|e| failed(&format!("no kernel `{name}` in `cuda/{file}.cu`"), e))?);
         functions.insert((file, name), function);
         Ok(function)
+    }
+
+    /// The kernels of `cuda/<file>.cu`, loaded on first use.
+    pub fn module(&self, file: &'static str) -> Result<sys::CUmodule> {
+        self.bind()?;
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = modules.get(file) {
+            return Ok(*module);
+        }
+        let image = kernels::image(file).ok_or_else(|| Error::new(format!("this program has no kernels of `cuda/{file}.cu`")))?;
+        // SAFETY: `image` is a whole fatbin made by nvcc, aligned to 64 bytes, and static.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
+        let module = module.map_err(|e| failed(&format!("cannot load the kernels of `cuda/{file}.cu` on {}", self.name), e))?;
+        modules.insert(file, module);
+        Ok(module)
     }
 
     /// Counts a fused op that runs as its composition.

@@ -7,6 +7,11 @@ pub fn image(file: &str) -> Option<&'static [u8]> {
     KERNELS.iter().find(|(name, _)| *name == file).map(|(_, image)| *image)
 }
 
+/// The files that were built.
+pub fn files() -> impl Iterator<Item = &'static str> {
+    KERNELS.iter().map(|(name, _)| *name)
+}
+
 /// Whether nvcc was there when this program was built.
 pub fn built() -> bool {
     !KERNELS.is_empty()

@@ -19,14 +19,21 @@ const TOOLKIT_FOLDERS: [&str; 5] =
 /// Where NVIDIA's wheels put libraries inside site-packages.
 const WHEEL_FOLDER: &str = "nvidia/cu13/lib";
 
-/// Makes sure that both libraries can be loaded.
+/// Makes sure that the driver can be loaded.
 ///
-/// Errors with what is missing and how to get it.
-pub fn require() -> Result<()> {
+/// Errors with how to get it.
+pub fn require_driver() -> Result<()> {
     // SAFETY: the question opens and closes libraries by name; nothing of cudarc has been called yet that could depend on it.
     if !unsafe { driver::sys::is_culib_present() } && !DRIVER_FOLDERS.iter().any(|folder| open(&Path::new(folder).join("libcuda.so.1"))) {
         return Err(Error::new("no CUDA device: `libcuda.so.1` is not on this machine").hint("install the NVIDIA driver, or use `--device cpu`"));
     }
+    Ok(())
+}
+
+/// Makes sure that cuBLASLt can be loaded.
+///
+/// Errors with how to get it.
+pub fn require_cublaslt() -> Result<()> {
     let present = toolkit_folders().iter().any(|folder| open(&folder.join("libcublasLt.so.13")));
     // SAFETY: as above.
     if !present && !unsafe { cublaslt::sys::is_culib_present() } {

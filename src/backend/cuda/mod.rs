@@ -1,11 +1,13 @@
 //! The CUDA backend: bf16 tensors in device memory, float32 inside every op, one rounding at its end.
 //!
 //! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels of cuda/*.cu that
-//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves weights and pictures. Every op has a launcher in the
-//! file of its name. All work goes to one stream in program order; only downloads and [`Backend::wait`] wait.
+//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves weights and
+//! pictures, [`graph`] launches recorded work as a whole. Every op has a launcher in the file of its name. All work goes to one stream in
+//! program order; only downloads and [`Backend::wait`] wait.
 #![allow(unsafe_code)]
 
 mod adaln;
+mod arena;
 mod attention;
 mod attention_generic;
 mod conv2d;
@@ -16,6 +18,7 @@ mod gated_add;
 mod gated_add_adaln;
 mod gemm;
 mod gemm_choices;
+mod graph;
 mod group_norm;
 mod hopper;
 mod kernels;
@@ -24,6 +27,7 @@ mod library;
 mod linear;
 mod pool;
 mod qk_norm_rope;
+mod regions;
 mod rms_norm;
 mod rows;
 mod sampler;
@@ -32,13 +36,15 @@ mod transfer;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 pub use device::Mark;
 pub use gemm_choices::GemmCache;
+pub use graph::Replay;
 pub use pool::Buffer;
 
-use crate::backend::{Backend, Stats};
+use crate::backend::{Backend, Remark, Stats};
 use crate::error::{Error, Result};
 use crate::ops::{Conv, Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
@@ -58,6 +64,10 @@ struct Inner {
     opening_gemm: Mutex<()>,
     gemm_cache: GemmCache,
     uploader: Uploader,
+    /// Held while replayed work is enqueued.
+    replaying: Mutex<()>,
+    /// Why some work could not be recorded.
+    unrecorded: Mutex<Option<String>>,
     device: Arc<Device>,
 }
 
@@ -72,8 +82,23 @@ impl Cuda {
 
     /// [`Cuda::new`], which keeps the choice of algorithms in `gemm_cache`.
     pub fn with_gemm_cache(ordinal: usize, memory_cap: Option<u64>, gemm_cache: GemmCache) -> Result<Self> {
-        let device = Device::open(ordinal, memory_cap)?;
-        Ok(Self(Arc::new(Inner { gemm: OnceLock::new(), opening_gemm: Mutex::new(()), gemm_cache, uploader: Uploader::default(), device })))
+        // cuBLASLt is half a gigabyte: it is loaded while the driver makes the context.
+        let (device, library) = thread::scope(|scope| {
+            let library = scope.spawn(library::require_cublaslt);
+            (Device::open(ordinal, memory_cap), library.join())
+        });
+        let device = device?;
+        library.unwrap_or_else(|_| Err(Error::new("the thread that loads cuBLASLt panicked")))?;
+        let uploader = Uploader::new(&device);
+        Ok(Self(Arc::new(Inner {
+            gemm: OnceLock::new(),
+            opening_gemm: Mutex::new(()),
+            gemm_cache,
+            uploader,
+            replaying: Mutex::default(),
+            unrecorded: Mutex::default(),
+            device,
+        })))
     }
 
     /// What the user may want to know of the work so far: that the kept choices of algorithms were of no use, or cannot be kept.
@@ -154,6 +179,7 @@ impl Launch<'_> {
 impl Backend for Cuda {
     type Buffer = Buffer;
     type Mark = Mark;
+    type Replay = Replay;
 
     fn describe(&self) -> String {
         let (major, minor) = self.device().capability();
@@ -170,6 +196,8 @@ impl Backend for Cuda {
             copies: counters.copies.load(Ordering::Relaxed),
             allocations: counters.allocations.load(Ordering::Relaxed),
             composed: counters.composed.load(Ordering::Relaxed),
+            replays: counters.replays.load(Ordering::Relaxed),
+            unrecorded: counters.unrecorded.load(Ordering::Relaxed),
         }
     }
 
@@ -222,6 +250,37 @@ impl Backend for Cuda {
 
     fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
         Ok(self.padded_weight(self.0.uploader.conv_weight(self.device(), view)?))
+    }
+
+    fn load<T>(&self, work: impl FnOnce() -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T> {
+        self.0.uploader.together(self.device(), work, report)
+    }
+
+    fn warm_up(&self) -> Result<()> {
+        self.gemm()?;
+        drop(self.0.uploader.letters(self.device())?);
+        // Kernels for another GPU are no error until they are asked for.
+        kernels::files().for_each(|file| drop(self.device().module(file)));
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.0.uploader.regions().settle()
+    }
+
+    fn remarks(&self) -> Vec<Remark> {
+        let slow_uploads = self.0.uploader.regions().remark().map(Remark::Detail);
+        let unrecorded = self.0.unrecorded.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
+        slow_uploads.into_iter().chain(self.note().map(Remark::Detail)).chain(unrecorded).collect()
+    }
+
+    fn replay<const N: usize>(
+        &self,
+        replay: &mut Replay,
+        inputs: [&Tensor<Self>; N],
+        work: impl Fn([&Tensor<Self>; N]) -> Result<Tensor<Self>>,
+    ) -> Result<Tensor<Self>> {
+        self.replay_op(replay, inputs, work)
     }
 
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {

@@ -1,11 +1,13 @@
-//! Device memory: stream-ordered allocation under a cap, with every byte counted.
+//! Device memory: stream-ordered allocation under a cap, with every byte counted. Work that is recorded gets its memory from the
+//! [`arena`](super::arena), whose blocks count as used as long as it has them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use super::device::{Device, Stream, failed};
+use super::arena::{Arena, Place};
+use super::device::{Device, Mark, Stream, failed};
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
@@ -39,11 +41,12 @@ pub struct Pool {
     cap: u64,
     /// Whether the device has memory pools; all since Pascal have, some virtual GPUs do not.
     stream_ordered: bool,
+    arena: Mutex<Arena>,
 }
 
 impl Pool {
     pub fn new(cap: u64, stream_ordered: bool) -> Self {
-        Self { used: AtomicU64::new(0), peak: AtomicU64::new(0), cap, stream_ordered }
+        Self { used: AtomicU64::new(0), peak: AtomicU64::new(0), cap, stream_ordered, arena: Mutex::default() }
     }
 
     pub fn used(&self) -> u64 {
@@ -56,6 +59,11 @@ impl Pool {
 
     pub fn available(&self) -> u64 {
         self.cap.saturating_sub(self.used())
+    }
+
+    pub fn arena(&self) -> MutexGuard<'_, Arena> {
+        // Its methods leave it whole.
+        self.arena.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts `bytes` as used; false when the cap does not allow them.
@@ -78,41 +86,40 @@ impl Pool {
     }
 }
 
-/// Memory on the device. Dropping it frees it behind all work enqueued so far on the compute stream.
+/// Memory on the device. Dropping it frees it behind all work enqueued so far on the compute stream, and on the stream of its first use.
 pub struct Buffer {
     address: sys::CUdeviceptr,
+    stream: Stream,
     bytes: usize,
     kind: Kind,
     zero_padded: bool,
+    /// Its block, where the arena lent it.
+    block: Option<usize>,
     device: Arc<Device>,
 }
 
 impl Buffer {
     /// Memory for `len` values, not initialised, usable on the compute stream at once.
     pub fn new(device: &Arc<Device>, kind: Kind, len: usize) -> Result<Self> {
-        Self::on_stream(device, device.stream(), kind, len)
+        let bytes = bytes_of(device, kind, len)?;
+        // Not inside the match, which would hold the lock.
+        let place = device.pool().arena().request(bytes)?;
+        let (address, block) = match place {
+            Place::Elsewhere => (allocate(device, device.stream(), bytes)?, None),
+            Place::Block(block, address) => (address, Some(block)),
+            Place::New(whole) => {
+                let address = allocate(device, device.stream(), whole)?;
+                (address, Some(device.pool().arena().add(address, whole)))
+            }
+        };
+        Ok(Self { address, stream: device.stream(), bytes, kind, zero_padded: false, block, device: Arc::clone(device) })
     }
 
     /// Memory whose first use is on `stream`. The compute stream has to wait for that use.
     pub fn on_stream(device: &Arc<Device>, stream: Stream, kind: Kind, len: usize) -> Result<Self> {
-        // The driver refuses zero bytes; tensors without rows exist.
-        let bytes = len.checked_mul(kind.size()).ok_or_else(|| device.pool().full(u64::MAX))?.max(1);
-        if !device.pool().reserve(bytes as u64) {
-            return Err(device.pool().full(bytes as u64));
-        }
-        let allocated = device.bind().and_then(|()| {
-            // SAFETY: `stream` belongs to the context that `bind` made current. The memory is used by work on that stream, or behind
-            // an event on it.
-            let allocated =
-                unsafe { if device.pool().stream_ordered { result::malloc_async(stream.raw(), bytes) } else { result::malloc_sync(bytes) } };
-            allocated.map_err(|e| match e.0 {
-                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => device.pool().full(bytes as u64),
-                _ => failed("cannot allocate GPU memory", e),
-            })
-        });
-        let address = allocated.inspect_err(|_| device.pool().release(bytes as u64))?;
-        device.counters().allocations.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { address, bytes, kind, zero_padded: false, device: Arc::clone(device) })
+        let bytes = bytes_of(device, kind, len)?;
+        let address = allocate(device, stream, bytes)?;
+        Ok(Self { address, stream, bytes, kind, zero_padded: false, block: None, device: Arc::clone(device) })
     }
 
     /// Device address of the first value; a multiple of 256.
@@ -143,21 +150,60 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.device.pool().release(self.bytes as u64);
-        if self.device.bind().is_ok() {
-            // SAFETY: `address` came from the allocation above and is freed once. Tensors that view it hold the buffer, so no work that
-            // uses it is enqueued later; work enqueued before is ordered before the free (`free_sync` waits for it).
-            let freed = unsafe {
-                if self.device.pool().stream_ordered {
-                    result::free_async(self.address, self.device.stream().raw())
-                } else {
-                    result::free_sync(self.address)
-                }
-            };
-            // A failure here repeats an earlier one of the same context, which its caller has reported.
-            let _ = freed;
+        match self.block {
+            None => free(&self.device, self.stream, self.address, self.bytes),
+            Some(block) => {
+                let gone = self.device.pool().arena().release(block);
+                gone.into_iter().for_each(|(address, bytes)| free(&self.device, self.stream, address, bytes));
+            }
         }
     }
+}
+
+impl Device {
+    /// Gives a share of the arena back, and the memory with the last.
+    pub fn leave_arena(self: &Arc<Self>) {
+        let gone = self.pool().arena().leave();
+        gone.into_iter().for_each(|(address, bytes)| free(self, self.stream(), address, bytes));
+    }
+}
+
+/// Bytes of `len` values. The driver refuses zero bytes; tensors without rows exist.
+fn bytes_of(device: &Device, kind: Kind, len: usize) -> Result<usize> {
+    len.checked_mul(kind.size()).map(|bytes| bytes.max(1)).ok_or_else(|| device.pool().full(u64::MAX))
+}
+
+/// Memory whose first use is on `stream`, counted.
+fn allocate(device: &Device, stream: Stream, bytes: usize) -> Result<sys::CUdeviceptr> {
+    if !device.pool().reserve(bytes as u64) {
+        return Err(device.pool().full(bytes as u64));
+    }
+    let allocated = device.bind().and_then(|()| {
+        // SAFETY: `stream` belongs to the context that `bind` made current. The memory is used by work on that stream, or behind
+        // an event on it.
+        let allocated = unsafe { if device.pool().stream_ordered { result::malloc_async(stream.raw(), bytes) } else { result::malloc_sync(bytes) } };
+        allocated.map_err(|e| match e.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => device.pool().full(bytes as u64),
+            _ => failed("cannot allocate GPU memory", e),
+        })
+    });
+    let address = allocated.inspect_err(|_| device.pool().release(bytes as u64))?;
+    device.counters().allocations.fetch_add(1, Ordering::Relaxed);
+    Ok(address)
+}
+
+/// Frees what [`allocate`] returned for `stream`, behind all work enqueued so far on the compute stream and on that one.
+fn free(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: usize) {
+    device.pool().release(bytes as u64);
+    let compute = device.stream();
+    if device.bind().is_err() || (stream != compute && Mark::new(device, compute).and_then(|mark| mark.hold(stream)).is_err()) {
+        return; // memory that nobody reuses does less harm than memory that is reused too early
+    }
+    // SAFETY: `address` came from `allocate` and is freed once. Tensors that view it hold the buffer, so no work that uses it is enqueued
+    // later; work enqueued before is ordered before the free (`free_sync` waits for it).
+    let freed = unsafe { if device.pool().stream_ordered { result::free_async(address, stream.raw()) } else { result::free_sync(address) } };
+    // A failure here repeats an earlier one of the same context, which its caller has reported.
+    let _ = freed;
 }
 
 #[cfg(test)]

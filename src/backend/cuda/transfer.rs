@@ -1,16 +1,21 @@
 //! Values between host and device.
 //!
-//! Weights go from the mapped file through pinned slots: a few threads copy slices into slots of their own, and the copy engine takes
-//! them from there, so that reading the file and the bus overlap. Weights that are not bf16 are converted on the device.
+//! A few threads take the weights piece by piece, in the order of use, and the copy engine reads them from the mapped file, which
+//! [`regions`](super::regions) registers. Where it cannot be registered, and for weights that are not bf16 and are converted on the
+//! device, a thread copies slices into pinned slots of its own, and the copy engine takes them from there.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::{self, ThreadId};
 
 use cudarc::driver::{result, sys};
 use half::bf16;
 
 use super::device::{Device, Mark, Stream, failed};
 use super::pool::{Buffer, Kind};
+use super::regions::{FileRegions, REGION_BYTES, Region, Regions};
 use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
 use crate::weights::{Dtype, WeightView};
@@ -19,13 +24,18 @@ use crate::weights::{Dtype, WeightView};
 const SLOT_BYTES: usize = 4 << 20;
 /// A thread fills one slot while the other goes up.
 const SLOTS_PER_THREAD: usize = 2;
-/// One thread reads a warm page cache at 10 GB/s at most; eight come near to the bus.
+/// One thread reads a warm page cache at 10 GB/s at most, and registers it at 50 GB/s; eight come near to the bus either way.
 const MOST_THREADS: usize = 8;
-/// Below this, starting threads costs more than they gain.
+/// For less, starting another thread costs more than it gains.
 const THREADED_BYTES: usize = 4 * SLOT_BYTES;
 
+/// Slots for values that the host computed: as many as a picture uploads, so that none waits for another of the same picture.
+const LETTER_SLOTS: usize = 4;
+/// The driver takes fewer bytes from any memory at once; for more it waits for the stream.
+const SHORT_BYTES: usize = 64 << 10;
+
 /// Pinned host memory, and the mark behind its last use.
-struct Slot {
+pub struct Slot {
     host: *mut u8,
     last_use: Mark,
     /// Device memory of the same size, for values that are converted there.
@@ -36,12 +46,13 @@ struct Slot {
 unsafe impl Send for Slot {}
 
 impl Slot {
-    fn new(device: &Arc<Device>) -> Result<Self> {
+    /// Its copies are to be enqueued on `stream`.
+    fn new(device: &Arc<Device>, stream: Stream) -> Result<Self> {
         device.bind()?;
         // PORTABLE: readable from all contexts. Not write-combined: threads fill it with ordinary stores.
         // SAFETY: the size is not zero; the memory is freed in `drop`.
         let host = unsafe { result::malloc_host(SLOT_BYTES, sys::CU_MEMHOSTALLOC_PORTABLE) }.map_err(|e| failed("cannot pin host memory", e))?;
-        Ok(Self { host: host.cast(), last_use: Mark::new(device, device.upload_stream())?, staging: None })
+        Ok(Self { host: host.cast(), last_use: Mark::new(device, stream)?, staging: None })
     }
 
     /// Its memory, once the device has read what was in it.
@@ -62,30 +73,93 @@ impl Drop for Slot {
     }
 }
 
-/// The slots; made when the first weight comes.
+/// Weights whose memory is there and whose values are not.
 #[derive(Default)]
+struct Queue {
+    jobs: Vec<Job>,
+    /// Memory that jobs need until they are done.
+    temporaries: Vec<Buffer>,
+}
+
+/// The values of a tensor as bf16, dense, to a device address; then, of some, to their places in a padded or reordered weight.
+struct Job {
+    view: WeightView,
+    to: u64,
+    place: Option<Place>,
+}
+
+/// `to` [to_rows, stride] takes [rows, channels, taps], columns ordered (tap, channel), zeros elsewhere.
+struct Place {
+    to: u64,
+    from: [usize; 3],
+    to_rows: usize,
+    stride: usize,
+}
+
+/// A part of a job that one copy takes, or that one thread puts through its slots.
+struct Piece<'a> {
+    job: &'a Job,
+    bytes: Range<usize>,
+    /// The region of the mapped file that holds it; none where it goes through slots.
+    region: Option<&'a Region>,
+}
+
+/// Loads weights.
 pub struct Uploader {
     slots: Mutex<Vec<Slot>>,
+    /// The one that was used last is at the end.
+    letters: Mutex<VecDeque<Slot>>,
+    regions: Regions,
+    /// Of the threads that are inside [`Uploader::together`].
+    queues: Mutex<HashMap<ThreadId, Queue>>,
 }
 
 impl Uploader {
+    pub fn new(device: &Arc<Device>) -> Self {
+        Self { slots: Mutex::default(), letters: Mutex::default(), regions: Regions::new(device), queues: Mutex::default() }
+    }
+
+    /// Runs `work`; the weights that it makes on this thread go up together when it ends, and `report` hears of their elements.
+    /// No op may read them before.
+    pub fn together<T>(&self, device: &Arc<Device>, work: impl FnOnce() -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T> {
+        let thread = thread::current().id();
+        let queues = || self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues().insert(thread, Queue::default());
+        let done = work();
+        let queue = queues().remove(&thread).unwrap_or_default();
+        let done = done?;
+        self.send(device, queue, report)?;
+        Ok(done)
+    }
+
+    /// Makes the slots for values that the host computed, unless they are there.
+    pub fn letters(&self, device: &Arc<Device>) -> Result<MutexGuard<'_, VecDeque<Slot>>> {
+        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
+        while letters.len() < LETTER_SLOTS {
+            letters.push_back(Slot::new(device, device.stream())?);
+        }
+        Ok(letters)
+    }
+
+    /// What is mapped and registered.
+    pub fn regions(&self) -> &Regions {
+        &self.regions
+    }
+
     /// A weight matrix of the parts' rows, one part under the other; rows and columns padded with zeros to multiples of 8, so that
     /// cuBLASLt's fast kernels fit every size.
     pub fn weight(&self, device: &Arc<Device>, parts: &[WeightView]) -> Result<(Buffer, [usize; 2], usize)> {
         let cols = parts[0].cols();
         let rows = parts.iter().map(WeightView::rows).sum::<usize>();
         let stride = cols.next_multiple_of(8);
-        self.matrix(device, rows, cols, stride, |buffer, temporaries| {
+        self.matrix(device, rows, cols, stride, |buffer, queue| {
             let mut row = 0;
             for part in parts {
                 let to = buffer.address() + (row * stride * 2) as u64;
                 if stride == cols {
-                    self.copy(device, part, to)?;
+                    queue.jobs.push(Job { view: part.clone(), to, place: None });
                 } else {
-                    let dense = Buffer::on_stream(device, device.upload_stream(), Kind::Bf16, part.elements())?;
-                    self.copy(device, part, dense.address())?;
-                    place(device, dense.address(), to, [part.rows(), cols, 1], part.rows(), stride)?;
-                    temporaries.push(dense);
+                    queue.push_dense(device, part, Place { to, from: [part.rows(), cols, 1], to_rows: part.rows(), stride })?;
                 }
                 row += part.rows();
             }
@@ -100,81 +174,164 @@ impl Uploader {
         };
         let (cols, taps) = (channels * height * width, height * width);
         let stride = cols.next_multiple_of(8);
-        self.matrix(device, rows, cols, stride, |buffer, temporaries| {
-            let dense = Buffer::on_stream(device, device.upload_stream(), Kind::Bf16, view.elements())?;
-            self.copy(device, view, dense.address())?;
-            place(device, dense.address(), buffer.address(), [rows, channels, taps], rows, stride)?;
-            temporaries.push(dense);
-            Ok(())
+        self.matrix(device, rows, cols, stride, |buffer, queue| {
+            queue.push_dense(device, view, Place { to: buffer.address(), from: [rows, channels, taps], to_rows: rows, stride })
         })
     }
 
-    /// A padded matrix that `fill` writes by work on the upload stream. Memory that such work needs goes to `temporaries`.
+    /// A padded matrix that the jobs of `fill` write. They run at once, or with the others of [`Uploader::together`].
     fn matrix(
         &self,
         device: &Arc<Device>,
         rows: usize,
         cols: usize,
         stride: usize,
-        fill: impl FnOnce(&Buffer, &mut Vec<Buffer>) -> Result<()>,
+        fill: impl FnOnce(&Buffer, &mut Queue) -> Result<()>,
     ) -> Result<(Buffer, [usize; 2], usize)> {
         let padded_rows = rows.next_multiple_of(8);
         let stream = device.upload_stream();
         let mut buffer = Buffer::on_stream(device, stream, Kind::Bf16, padded_rows * stride)?;
-        let mut temporaries = Vec::new();
-        let filled = fill(&buffer, &mut temporaries).and_then(|()| {
-            if padded_rows == rows {
-                return Ok(());
-            }
+        let mut queue = Queue::default();
+        fill(&buffer, &mut queue)?;
+        if padded_rows > rows {
             let tail = buffer.address() + (rows * stride * 2) as u64;
             // SAFETY: the buffer ends `padded_rows - rows` rows behind `tail`.
             unsafe { result::memset_d8_async(tail, 0, (padded_rows - rows) * stride * 2, stream.raw()) }
-                .map_err(|e| failed("cannot clear GPU memory", e))
-        });
-        // Buffers are freed on the compute stream, which must be behind the uploads then, also after an error.
-        device.join_uploads()?;
-        filled?;
+                .map_err(|e| failed("cannot clear GPU memory", e))?;
+        }
         buffer.mark_zero_padded();
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(later) = queues.get_mut(&thread::current().id()) {
+            later.jobs.append(&mut queue.jobs);
+            later.temporaries.append(&mut queue.temporaries);
+        } else {
+            drop(queues);
+            self.send(device, queue, &mut |_| {})?;
+        }
         Ok((buffer, [rows, cols], stride))
     }
 
-    /// The values of `view` as bf16, dense, to device address `to`; by work on the upload stream.
-    fn copy(&self, device: &Arc<Device>, view: &WeightView, to: u64) -> Result<()> {
-        let bytes = view.bytes();
+    /// Does the jobs by work on the upload stream, and lets the compute stream wait for it.
+    fn send(&self, device: &Arc<Device>, queue: Queue, report: &mut dyn FnMut(u64)) -> Result<()> {
+        let sent = self.copy(device, &queue.jobs, report).and_then(|()| {
+            let mut places = queue.jobs.iter().filter_map(|job| job.place.as_ref().map(|place| (job.to, place)));
+            places.try_for_each(|(from, place)| place.launch(device, from))
+        });
+        // Also after an error, when what was sent is dropped.
+        device.join_uploads()?;
+        sent
+    }
+
+    /// The values of all jobs, by several threads that take pieces in the order of use.
+    fn copy(&self, device: &Arc<Device>, jobs: &[Job], report: &mut dyn FnMut(u64)) -> Result<()> {
+        let files = self.regions.of_files(jobs.iter().map(|job| &job.view));
+        let pieces: Vec<Piece<'_>> = jobs.iter().flat_map(|job| pieces(job, &files)).collect();
+        let bytes = pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>();
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let threads = (bytes / THREADED_BYTES).clamp(1, cores.min(MOST_THREADS));
+
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let threads = if bytes.len() < THREADED_BYTES { 1 } else { std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS) };
-        while slots.len() < threads * SLOTS_PER_THREAD {
-            slots.push(Slot::new(device)?);
+        let mut own: Vec<Vec<Slot>> = (0..threads).map(|_| Vec::new()).collect();
+        for (i, slot) in slots.drain(..).enumerate() {
+            own[i % threads].push(slot);
         }
-        let copied = if threads == 1 {
-            copy_slices(device, view.dtype(), bytes, to, &mut slots[..SLOTS_PER_THREAD], 0, 1)
-        } else {
-            std::thread::scope(|scope| {
-                let workers: Vec<_> = slots
-                    .chunks_mut(SLOTS_PER_THREAD)
-                    .take(threads)
-                    .enumerate()
-                    .map(|(thread, own)| scope.spawn(move || copy_slices(device, view.dtype(), bytes, to, own, thread, threads)))
-                    .collect();
-                let joined =
-                    workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(Error::new("a thread that loads weights panicked"))));
-                joined.collect::<Result<Vec<()>>>().map(drop)
-            })
-        };
-        if slots.iter().any(|slot| slot.staging.is_some()) {
-            device.join_uploads()?;
-            slots.iter_mut().for_each(|slot| slot.staging = None);
-        }
+        let next = AtomicUsize::new(0);
+        let copied = thread::scope(|scope| {
+            let (sender, done) = mpsc::channel();
+            let workers: Vec<_> = own
+                .iter_mut()
+                .map(|slots| {
+                    let (sender, next, pieces, regions) = (sender.clone(), &next, &pieces, &self.regions);
+                    scope.spawn(move || {
+                        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                            if let Err(error) = piece.send(device, regions, slots) {
+                                next.store(pieces.len(), Ordering::Relaxed); // the others need not go on
+                                return Err(error);
+                            }
+                            // Nobody listens any more where the other end failed.
+                            let _ = sender.send((piece.bytes.len() / piece.job.view.dtype().size()) as u64);
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            drop(sender);
+            done.iter().for_each(report);
+            let joined = workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(Error::new("a thread that loads weights panicked"))));
+            joined.collect::<Result<Vec<()>>>().map(drop)
+        });
+        slots.extend(own.into_iter().flatten());
+        slots.iter_mut().for_each(|slot| slot.staging = None);
         copied
     }
 }
 
-/// Every `threads`-th slice of `bytes` from `thread` on, through `slots` in turn.
-fn copy_slices(device: &Arc<Device>, dtype: Dtype, bytes: &[u8], to: u64, slots: &mut [Slot], thread: usize, threads: usize) -> Result<()> {
+impl Queue {
+    /// A job that goes through dense memory of its own.
+    fn push_dense(&mut self, device: &Arc<Device>, view: &WeightView, place: Place) -> Result<()> {
+        let dense = Buffer::on_stream(device, device.upload_stream(), Kind::Bf16, view.elements())?;
+        self.jobs.push(Job { view: view.clone(), to: dense.address(), place: Some(place) });
+        self.temporaries.push(dense);
+        Ok(())
+    }
+}
+
+impl Place {
+    /// By work on the upload stream.
+    fn launch(&self, device: &Device, from: u64) -> Result<()> {
+        let [rows, channels, taps] = self.from;
+        let launch = device.launch("transfer", "place_weight")?.on(device.upload_stream()).address(from).address(self.to);
+        let launch = launch.int(rows).int(channels).int(taps).int(self.to_rows).long(self.stride);
+        // SAFETY: types and order match `place_weight` in cuda/transfer.cu; `from` holds rows * channels * taps values, and `to` has room for
+        // to_rows * stride.
+        unsafe { launch.run([(self.to_rows * self.stride).div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }
+    }
+}
+
+/// A job in pieces that end where regions end.
+fn pieces<'a>(job: &'a Job, files: &'a [Arc<FileRegions>]) -> Vec<Piece<'a>> {
+    let (size, all) = (job.view.dtype().size(), job.view.bytes().len());
+    let file = files.iter().find(|file| job.view.dtype() == Dtype::Bf16 && file.is_of(&job.view));
+    let start = job.view.start();
+    let mut pieces = Vec::new();
+    let mut done = 0;
+    while done < all {
+        // A value may lie across the end of a region: copies of bf16 are copies of bytes.
+        let end = if file.is_some() { ((start + done) / REGION_BYTES + 1) * REGION_BYTES - start } else { done + REGION_BYTES / size * size };
+        pieces.push(Piece { job, region: file.map(|file| file.region(start + done)), bytes: done..end.min(all) });
+        done = end;
+    }
+    pieces
+}
+
+impl Piece<'_> {
+    /// By work on the upload stream: from the registered file, or where it cannot be registered through slots.
+    fn send(&self, device: &Arc<Device>, regions: &Regions, slots: &mut Vec<Slot>) -> Result<()> {
+        let bytes = &self.job.view.bytes()[self.bytes.clone()];
+        if let Some(region) = self.region
+            && regions.register(region)?
+        {
+            device.bind()?;
+            let to = self.job.to + self.bytes.start as u64;
+            // SAFETY: the region stays mapped and registered until the copy is done: `Regions` sees to it. The job's memory has room for
+            // its values, which in a region are bf16.
+            unsafe { result::memcpy_htod_async(to, bytes, device.upload_stream().raw()) }.map_err(|e| failed("cannot copy weights to the GPU", e))?;
+            device.counters().copies.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        let dtype = self.job.view.dtype();
+        copy_slices(device, dtype, bytes, self.job.to + (self.bytes.start * 2 / dtype.size()) as u64, slots)
+    }
+}
+
+/// `bytes` in slices, through slots in turn.
+fn copy_slices(device: &Arc<Device>, dtype: Dtype, bytes: &[u8], to: u64, slots: &mut Vec<Slot>) -> Result<()> {
     let stream = device.upload_stream();
-    let own = bytes.chunks(SLOT_BYTES).enumerate().skip(thread).step_by(threads);
-    for (turn, (index, slice)) in own.enumerate() {
-        let slot = &mut slots[turn % SLOTS_PER_THREAD];
+    while slots.len() < SLOTS_PER_THREAD {
+        slots.push(Slot::new(device, stream)?);
+    }
+    for (index, slice) in bytes.chunks(SLOT_BYTES).enumerate() {
+        let slot = &mut slots[index % SLOTS_PER_THREAD];
         slot.bytes()?[..slice.len()].copy_from_slice(slice);
         let first = index * (SLOT_BYTES / dtype.size());
         let values = slice.len() / dtype.size();
@@ -203,25 +360,9 @@ fn copy_from_slot(device: &Device, slot: &Slot, len: usize, to: u64, stream: Str
     // SAFETY: `len` is at most SLOT_BYTES, and the caller leaves the slot alone until the mark that it records next.
     let host = unsafe { std::slice::from_raw_parts(slot.host, len) };
     // SAFETY: as above; `to` has room for `len` bytes.
-    unsafe { result::memcpy_htod_async(to, host, stream.raw()) }.map_err(|e| failed("cannot copy weights to the GPU", e))?;
+    unsafe { result::memcpy_htod_async(to, host, stream.raw()) }.map_err(|e| failed("cannot copy to the GPU", e))?;
     device.counters().copies.fetch_add(1, Ordering::Relaxed);
     Ok(())
-}
-
-/// `from` [rows, channels, taps] to `to` [to_rows, stride], columns ordered (tap, channel), zeros elsewhere; on the upload stream.
-fn place(device: &Device, from: u64, to: u64, [rows, channels, taps]: [usize; 3], to_rows: usize, stride: usize) -> Result<()> {
-    let launch = device
-        .launch("transfer", "place_weight")?
-        .on(device.upload_stream())
-        .address(from)
-        .address(to)
-        .int(rows)
-        .int(channels)
-        .int(taps)
-        .int(to_rows)
-        .long(stride);
-    // SAFETY: types and order match `place_weight` in cuda/transfer.cu; `from` holds rows * channels * taps values, `to` has to_rows * stride.
-    unsafe { launch.run([(to_rows * stride).div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }
 }
 
 impl Cuda {
@@ -249,11 +390,22 @@ impl Cuda {
         Ok(Tensor::from_buffer(self, buffer, ids.len(), table.cols()))
     }
 
-    /// Host values as they are.
-    pub(super) fn upload_values<T: Copy>(&self, kind: Kind, values: &[T]) -> Result<Buffer> {
+    /// Host values as they are. Does not wait for the work before, unless they are more than a slot holds.
+    pub(super) fn upload_values<T: bytemuck::Pod>(&self, kind: Kind, values: &[T]) -> Result<Buffer> {
         let device = self.device();
         let buffer = Buffer::new(device, kind, values.len())?;
-        if !values.is_empty() {
+        if device.is_recording() {
+            return Err(Error::new("an upload cannot be recorded"));
+        }
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        if (SHORT_BYTES..=SLOT_BYTES).contains(&bytes.len()) {
+            let mut letters = self.0.uploader.letters(device)?;
+            letters.rotate_left(1);
+            let slot = letters.back_mut().expect("`letters` makes some");
+            slot.bytes()?[..bytes.len()].copy_from_slice(bytes);
+            copy_from_slot(device, slot, bytes.len(), buffer.address(), device.stream())?;
+            slot.last_use.record(device.stream())?;
+        } else if !values.is_empty() {
             // SAFETY: the buffer has room for the values; from pageable memory the driver has taken them when the call returns.
             unsafe { result::memcpy_htod_async(buffer.address(), values, device.stream().raw()) }.map_err(|e| failed("cannot copy to the GPU", e))?;
             device.counters().copies.fetch_add(1, Ordering::Relaxed);

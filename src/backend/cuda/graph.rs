@@ -1,0 +1,281 @@
+//! Work that comes again: recorded as a CUDA graph, then launched as a whole.
+//!
+//! The first time work runs as it is, which loads kernels and makes plans. The second time it runs in the arena (see
+//! [`pool`](super::pool)) and is recorded right behind, in the same places of memory, while the device computes. From then on one launch
+//! does all of it: inputs are copied to where the graph reads them, its output to a tensor of its own. All graphs share the arena,
+//! because one stream runs them one after the other. `FLUX_GRAPH=0` turns this off.
+
+use std::env;
+use std::ffi::OsStr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use cudarc::driver::{result, sys};
+
+use super::device::{Device, failed};
+use super::pool::{Buffer, Kind};
+use super::{Cuda, Tensor};
+use crate::error::{Error, Result};
+
+const VARIABLE: &str = "FLUX_GRAPH";
+
+/// What is kept of work between its runs.
+#[derive(Default)]
+pub enum Replay {
+    /// It did not run yet.
+    #[default]
+    New,
+    /// It ran once.
+    Seen,
+    /// It is launched as a whole.
+    Recorded(Graph),
+    /// It could not be recorded, or needs more memory so than there is.
+    Refused,
+}
+
+/// A recorded graph. It holds its part in the arena, but nothing else that its work reads: whoever has it keeps that alive.
+pub struct Graph {
+    exec: sys::CUgraphExec,
+    /// Address, rows and columns, each dense.
+    inputs: Vec<(u64, usize, usize)>,
+    out: Cells,
+    device: Arc<Device>,
+}
+
+/// Where the cells of a tensor are, without the tensor.
+#[derive(Clone, Copy)]
+struct Cells {
+    address: u64,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+}
+
+// SAFETY: the driver's handle is a plain address that any thread may use once the context is current there; `&mut` sees to one at a time.
+unsafe impl Send for Graph {}
+// SAFETY: as above.
+unsafe impl Sync for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: the handle is destroyed once, after the last launch of it is done. Errors are those that callers have seen.
+            unsafe {
+                let _ = result::stream::synchronize(self.device.stream().raw());
+                let _ = result::graph::exec_destroy(self.exec);
+            }
+        }
+        self.device.leave_arena();
+    }
+}
+
+/// What the driver recorded, until it is made executable.
+struct Captured(sys::CUgraph);
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once.
+        let _ = unsafe { result::graph::destroy(self.0) };
+    }
+}
+
+/// Whether the user wants graphs.
+fn wanted(value: Option<&OsStr>) -> Result<bool> {
+    match value.map(OsStr::to_string_lossy).as_deref() {
+        None | Some("" | "1") => Ok(true),
+        Some("0") => Ok(false),
+        Some(other) => Err(Error::usage(format!("`{other}` is neither 0 nor 1")).at(VARIABLE).hint("`0` turns CUDA graphs off")),
+    }
+}
+
+impl Cuda {
+    /// See [`crate::backend::Backend::replay`].
+    pub(super) fn replay_op<const N: usize>(
+        &self,
+        replay: &mut Replay,
+        inputs: [&Tensor<Cuda>; N],
+        work: impl Fn([&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
+    ) -> Result<Tensor<Cuda>> {
+        if !wanted(env::var_os(VARIABLE).as_deref())? {
+            return work(inputs);
+        }
+        // Graphs share the arena, so the copies around one must not come between those around another.
+        let _one_at_a_time = self.0.replaying.lock().unwrap_or_else(PoisonError::into_inner);
+        match replay {
+            Replay::New => {
+                *replay = Replay::Seen;
+                work(inputs)
+            }
+            Replay::Seen => match self.run_and_record(inputs, &work) {
+                Ok((out, graph)) => {
+                    *replay = graph;
+                    Ok(out)
+                }
+                // What has failed for another reason fails again.
+                Err(error) => {
+                    *replay = self.refused(&error);
+                    work(inputs)
+                }
+            },
+            Replay::Recorded(graph) => self.launch_graph(graph, inputs),
+            Replay::Refused => work(inputs),
+        }
+    }
+
+    fn refused(&self, error: &Error) -> Replay {
+        self.device().counters().unrecorded.fetch_add(1, Ordering::Relaxed);
+        let mut remark = self.0.unrecorded.lock().unwrap_or_else(PoisonError::into_inner);
+        remark.get_or_insert_with(|| format!("work is enqueued kernel by kernel, because it could not be recorded: {}", error.what()));
+        Replay::Refused
+    }
+
+    /// The result of `work`, and a graph of it, or why there is none.
+    fn run_and_record<const N: usize>(
+        &self,
+        inputs: [&Tensor<Cuda>; N],
+        work: &impl Fn([&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
+    ) -> Result<(Tensor<Cuda>, Replay)> {
+        let arena = Arena::enter(self.device())?;
+        let out = {
+            let fixed = self.fixed(inputs)?;
+            let result = work(fixed.each_ref())?;
+            if result.buffer().kind() != Kind::Bf16 {
+                return Err(Error::new("results of recorded work are bf16"));
+            }
+            arena.suspend();
+            self.copy_out(Cells::of(&result))?
+        };
+        let recorded = self.record(arena, inputs, work);
+        let graph = recorded.map_or_else(|error| self.refused(&error), Replay::Recorded);
+        Ok((out, graph))
+    }
+
+    /// `work` again, as a graph, in the places of memory where it ran.
+    fn record<const N: usize>(
+        &self,
+        arena: Arena<'_>,
+        inputs: [&Tensor<Cuda>; N],
+        work: &impl Fn([&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
+    ) -> Result<Graph> {
+        let device = self.device();
+        arena.repeat();
+        let fixed = self.fixed_places(inputs)?;
+        let (launches, composed) = (&device.counters().launches, &device.counters().composed);
+        let before = (launches.load(Ordering::Relaxed), composed.load(Ordering::Relaxed));
+        device.begin_capture()?;
+        let out = work(fixed.each_ref()).map(|out| Cells::of(&out));
+        let captured = device.end_capture().map(Captured);
+        // Recorded is not enqueued.
+        launches.store(before.0, Ordering::Relaxed);
+        composed.store(before.1, Ordering::Relaxed);
+        // The error of the work says more than that of a capture that it broke.
+        let (out, captured) = (out?, captured?);
+        // SAFETY: the graph was just recorded; what is made of it does not need it any more.
+        let exec = unsafe { result::graph::instantiate(captured.0, sys::CUgraphInstantiate_flags(0)) };
+        let exec = exec.map_err(|e| failed("cannot make a graph of GPU work", e))?;
+        let inputs = fixed.iter().map(|x| (x.address(), x.rows(), x.cols())).collect();
+        // From here on the graph owns `exec` and a share of the arena.
+        let graph = Graph { exec, inputs, out, device: arena.share() };
+        // SAFETY: both handles live. Sends the graph up now, so that its first launch need not.
+        unsafe { result::graph::upload(exec, device.stream().raw()) }.map_err(|e| failed("cannot send a graph to the GPU", e))?;
+        Ok(graph)
+    }
+
+    fn launch_graph<const N: usize>(&self, graph: &Graph, inputs: [&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>> {
+        let device = self.device();
+        let fits = graph.inputs.len() == N && graph.inputs.iter().zip(inputs).all(|((_, rows, cols), x)| (*rows, *cols) == (x.rows(), x.cols()));
+        if !fits {
+            return Err(Error::new("recorded work got inputs of another shape"));
+        }
+        for ((address, rows, cols), x) in graph.inputs.iter().zip(inputs) {
+            self.copy_rows(x.address(), x.stride(), *address, *cols, *rows, *cols)?;
+        }
+        device.bind()?;
+        // SAFETY: the graph's kernels use the arena, which the graph holds and no other work on this stream uses meanwhile, and what the
+        // caller of `Backend::replay` promised to keep.
+        unsafe { result::graph::launch(graph.exec, device.stream().raw()) }.map_err(|e| failed("cannot launch a graph", e))?;
+        device.counters().replays.fetch_add(1, Ordering::Relaxed);
+        self.copy_out(graph.out)
+    }
+
+    /// Dense tensors of the shapes of `inputs`, in the arena.
+    fn fixed_places<const N: usize>(&self, inputs: [&Tensor<Cuda>; N]) -> Result<[Tensor<Cuda>; N]> {
+        if inputs.iter().any(|x| x.buffer().kind() != Kind::Bf16) {
+            return Err(Error::new("inputs of recorded work are bf16"));
+        }
+        let fixed = inputs.iter().map(|x| self.empty(x.rows(), x.cols())).collect::<Result<Vec<_>>>()?;
+        Ok(fixed.try_into().unwrap_or_else(|_| unreachable!("as many as there are inputs")))
+    }
+
+    /// Dense copies of `inputs`, in the arena.
+    fn fixed<const N: usize>(&self, inputs: [&Tensor<Cuda>; N]) -> Result<[Tensor<Cuda>; N]> {
+        let fixed = self.fixed_places(inputs)?;
+        for (to, x) in fixed.iter().zip(inputs) {
+            self.copy_rows(x.address(), x.stride(), to.address(), to.stride(), x.rows(), x.cols())?;
+        }
+        Ok(fixed)
+    }
+
+    /// A tensor of its own with these cells, and with what lies between its rows, so that one plain copy does it.
+    fn copy_out(&self, Cells { address, rows, cols, stride }: Cells) -> Result<Tensor<Cuda>> {
+        let buffer = Buffer::new(self.device(), Kind::Bf16, rows * stride)?;
+        if rows > 0 {
+            let dense = (rows - 1) * stride + cols;
+            self.copy_rows(address, dense, buffer.address(), dense, 1, dense)?;
+        }
+        let [out, _] = Tensor::from_buffer(self, buffer, rows, stride).split_cols([cols, stride - cols]);
+        Ok(out)
+    }
+}
+
+impl Cells {
+    fn of(x: &Tensor<Cuda>) -> Self {
+        Self { address: x.address(), rows: x.rows(), cols: x.cols(), stride: x.stride().max(x.cols()) }
+    }
+}
+
+/// This thread's allocations come from the arena while this lives, but when suspended. It holds a share of the arena.
+struct Arena<'a>(&'a Arc<Device>);
+
+impl<'a> Arena<'a> {
+    /// Errors when another thread is in it.
+    fn enter(device: &'a Arc<Device>) -> Result<Self> {
+        device.pool().arena().enter()?;
+        Ok(Self(device))
+    }
+
+    fn suspend(&self) {
+        self.0.pool().arena().suspend();
+    }
+
+    /// Hands out the places of the run before, in the same order.
+    fn repeat(&self) {
+        self.0.pool().arena().repeat();
+    }
+
+    /// A share of the arena that outlives this.
+    fn share(&self) -> Arc<Device> {
+        self.0.pool().arena().share();
+        Arc::clone(self.0)
+    }
+}
+
+impl Drop for Arena<'_> {
+    fn drop(&mut self) {
+        self.0.pool().arena().exit();
+        self.0.leave_arena();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_is_0_or_1_or_an_error() {
+        let wanted = |value: &str| wanted(Some(OsStr::new(value)));
+        assert_eq!([wanted("").unwrap(), wanted("1").unwrap(), wanted("0").unwrap()], [true, true, false]);
+        let message = wanted("no").unwrap_err().to_string();
+        assert!(message.contains("`no`") && message.contains("FLUX_GRAPH"), "{message}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Work that is recorded and launched as a whole: the same values, from fewer launches, and its memory back at the end.
+
+use flux::backend::cuda::{Cuda, Replay};
+use flux::backend::{Backend, Remark};
+use flux::tensor::Tensor;
+
+use crate::compare::{Shape, Weight, values, vector};
+
+/// What a double block does to its streams, in small: every kind of node, views, and memory of several sizes.
+fn work(x: &Tensor<Cuda>, y: &Tensor<Cuda>, up: &Tensor<Cuda>, down: &Tensor<Cuda>, vector: &Tensor<Cuda>) -> flux::Result<Tensor<Cuda>> {
+    let both = Tensor::concat_rows(&[x, y])?;
+    let [gate, rest] = both.adaln(vector, vector, 1e-6)?.linear(up, None)?.split_cols([256, 256]);
+    let h = gate.swiglu(&rest)?.linear(down, None)?;
+    let (x, _) = both.gated_add(vector, &h)?.split_rows(x.rows());
+    x.silu()
+}
+
+#[test]
+fn recorded_work_computes_the_same_from_one_launch() {
+    let Some(cuda) = crate::cuda() else { return };
+    let (up, down, vector) = (Weight::seeded(4, 512, 128).matrix(&cuda), Weight::seeded(5, 128, 256).matrix(&cuda), vector(&cuda, 2, 128));
+    let mut replay = Replay::default();
+    let start = cuda.stats();
+    for round in 0..5 {
+        let input = |seed| cuda.upload(&values(seed, 96 * 128), 96, 128).unwrap();
+        // The first input is a view of longer rows.
+        let [x, _] = cuda.upload(&values(10 * round + 1, 96 * 256), 96, 256).unwrap().split_cols([128, 128]);
+        let y = input(10 * round + 2);
+        let expected = cuda.download(&work(&x, &y, &up, &down, &vector).unwrap()).unwrap();
+        let before = cuda.stats();
+        let got = cuda.replay(&mut replay, [&x, &y], |[x, y]| work(x, y, &up, &down, &vector)).unwrap();
+        let after = cuda.stats();
+        assert!(cuda.download(&got).unwrap() == expected, "round {round}");
+        let launches = after.launches - before.launches;
+        let rest = (after.replays - before.replays, after.waits - before.waits, after.copies - before.copies);
+        match round {
+            // Two copies, adaln, two GEMM, swiglu, gated_add, silu.
+            0 => assert_eq!((launches, rest), (8, (0, 0, 0))),
+            // Two inputs and an output are copied, too; what is recorded behind does not count.
+            1 => assert_eq!((launches, rest), (11, (0, 0, 0))),
+            _ => assert_eq!((launches, rest, after.allocations - before.allocations), (3, (1, 0, 0), 1)),
+        }
+    }
+    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
+    let held = cuda.stats().memory_bytes;
+    drop(replay);
+    assert!(cuda.stats().memory_bytes < held, "the arena holds memory as long as the graph is there");
+    // The first product also made the workspace.
+    let workspace = 64 << 20;
+    assert_eq!(cuda.stats().memory_bytes, start.memory_bytes + workspace);
+}
+
+#[test]
+fn results_of_recorded_work_are_tensors_of_their_own() {
+    let Some(cuda) = crate::cuda() else { return };
+    let mut replay = Replay::default();
+    let mut run = |seed| cuda.replay(&mut replay, [&Shape::dense(64, 128).tensor(&cuda, seed)], |[x]| x.row_view(0..64).silu()).unwrap();
+    let results: Vec<Tensor<Cuda>> = (1..6).map(&mut run).collect();
+    for (seed, result) in (1..6).zip(&results) {
+        let expected = Shape::dense(64, 128).tensor(&cuda, seed).silu().unwrap();
+        assert_eq!(cuda.download(result).unwrap(), cuda.download(&expected).unwrap(), "{seed}");
+    }
+}
+
+#[test]
+fn several_pieces_of_work_share_their_memory_and_do_not_disturb_each_other() {
+    let Some(cuda) = crate::cuda() else { return };
+    let sizes = [(300, 256), (64, 512), (1000, 128), (64, 8)];
+    let mut replays = sizes.map(|_| Replay::default());
+    for round in 0..4 {
+        for (i, (rows, cols)) in sizes.into_iter().enumerate() {
+            let x = Shape::dense(rows, cols).tensor(&cuda, round);
+            let work = |x: &Tensor<Cuda>| x.row_view(0..x.rows()).silu()?.add(x)?.silu();
+            let expected = cuda.download(&work(&x).unwrap()).unwrap();
+            let got = cuda.replay(&mut replays[i], [&x], |[x]| work(x)).unwrap();
+            assert_eq!(cuda.download(&got).unwrap(), expected, "round {round} of {i}");
+        }
+        // Less than each would hold alone.
+        println!("round {round}: {} bytes", cuda.stats().memory_bytes);
+    }
+    assert_eq!(cuda.stats().replays, 2 * sizes.len() as u64);
+}
+
+#[test]
+fn work_that_cannot_be_recorded_runs_all_the_same_and_says_so() {
+    let Some(cuda) = crate::cuda() else { return };
+    let mut replay = Replay::default();
+    for round in 0..4 {
+        let x = Shape::dense(64, 128).tensor(&cuda, round);
+        let waiting = |x: &Tensor<Cuda>| {
+            let host = cuda.download(x)?;
+            cuda.upload(&host, 64, 128)?.silu()
+        };
+        let got = cuda.replay(&mut replay, [&x], |[x]| waiting(x)).unwrap();
+        assert_eq!(cuda.download(&got).unwrap(), cuda.download(&x.silu().unwrap()).unwrap(), "round {round}");
+    }
+    assert_eq!((cuda.stats().unrecorded, cuda.stats().replays), (1, 0));
+    let remarks = cuda.remarks();
+    let told = |remark: &Remark| matches!(remark, Remark::Warning(text) if text.contains("could not be recorded"));
+    assert!(remarks.iter().any(told), "{remarks:?}");
+}
+
+#[test]
+fn inputs_of_another_shape_are_an_error() {
+    let Some(cuda) = crate::cuda() else { return };
+    let mut replay = Replay::default();
+    let mut run = |rows| cuda.replay(&mut replay, [&Shape::dense(rows, 128).tensor(&cuda, 1)], |[x]| x.row_view(0..x.rows()).silu());
+    for _ in 0..3 {
+        run(64).unwrap();
+    }
+    let error = run(65).map(drop).unwrap_err().to_string();
+    assert!(error.contains("another shape"), "{error}");
+}
+
+#[test]
+fn work_that_does_not_fit_twice_is_not_recorded_but_done() {
+    if crate::cuda().is_none() {
+        return;
+    }
+    // Room for the input, the result and one more; recorded work also has an input of its own.
+    let bytes = 1 << 20;
+    let cuda = Cuda::new(0, Some(3 * bytes)).unwrap();
+    let mut replay = Replay::default();
+    for round in 0..4 {
+        let x = Shape::dense(1024, 512).tensor(&cuda, round);
+        let got = cuda.replay(&mut replay, [&x], |[x]| x.row_view(0..1024).silu()).unwrap();
+        drop(x);
+        let expected = cuda.download(&Shape::dense(1024, 512).tensor(&cuda, round).silu().unwrap()).unwrap();
+        assert_eq!(cuda.download(&got).unwrap(), expected, "round {round}");
+    }
+    assert_eq!((cuda.stats().unrecorded, cuda.stats().replays), (1, 0));
+}
