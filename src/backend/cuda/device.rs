@@ -259,14 +259,6 @@ impl Device {
         self.driver
     }
 
-    /// Whether work for the compute stream is recorded at the moment, not run.
-    pub fn is_capturing(&self) -> Result<bool> {
-        self.bind()?;
-        // SAFETY: the stream lives as long as the device.
-        let status = unsafe { result::stream::is_capturing(self.stream.0) }.map_err(|e| failed("the GPU does not answer", e))?;
-        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
-    }
-
     /// Whether it can copy from memory of the host that this program may only read, as files are mapped.
     pub fn registers_read_only(&self) -> bool {
         self.registers_read_only
