@@ -1,28 +1,30 @@
 // adaln: out = (1 + scale) * layer_norm(x) + shift;  layer_norm: out = (x - mean) / sqrt(variance + eps)
+// adaln_e4m3: what adaln writes, quantised for an fp8 product (see e4m3.cuh), without the way through memory
 //
 //   x      [tokens, dim]  bf16, row stride ld_x
 //   shift  [dim]          bf16
 //   scale  [dim]          bf16
-//   out    [tokens, dim]  bf16, row stride ld_out
+//   out    [tokens, dim]  bf16, row stride ld_out; of adaln_e4m3 e4m3 [tokens, ld_out], zeros behind dim
+//   scales [tokens]       f32, adaln_e4m3 only
 //
 // Mapping   one block per token; a thread holds up to 4 chunks of 8 values (16-byte loads), chunk i at thread + i * threads,
 //           so x is read once and both passes (mean, variance) run from registers in f32. 3072: 128 threads, 3 chunks.
-// Needs     dim % 8 == 0, dim <= 4 * 8 * 1024, rows and vectors 16-byte aligned. Otherwise `_any`: one value at a time,
+// Needs     dim % 8 == 0, dim <= 4 * 8 * 1024 (adaln_e4m3: 512), rows and vectors 16-byte aligned. Otherwise `_any`: one value at a time,
 //           x read three times, any size and alignment.
-// Rounding  once, at the store.
-// Bytes     tokens * dim * 2 read + tokens * dim * 2 written + dim * 4.   4608 x 3072: 56.6 MB
+// Rounding  once, at the store; adaln_e4m3 to bf16 and then to e4m3, so that it gives what adaln and quantise give.
+// Bytes     tokens * dim * 2 read + tokens * dim * 2 written + dim * 4.   4608 x 3072: 56.6 MB; adaln_e4m3 42.5 MB
 // Bound     HBM. 56.6 MB at 4.8 TB/s (H200) = 11.8 us
 // Measured  20.3 us at 4608 x 3072, 2.80 TB/s, 58% of bound; composed 30.8 us; H200, driver 580.159, CUDA 13.0; `cargo bench`
+//           adaln_e4m3: (not yet)
 // Tried
-#include "common.cuh"
+#include "e4m3.cuh"
 
 static constexpr int MAX_CHUNKS = 4;
 
-// MODULATED: adaln, otherwise layer_norm, which ignores shift and scale.
-template <bool MODULATED>
-__device__ __forceinline__ void layer_norm_vector(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out, long long ld_out,
-                                                  int dim, float eps) {
-    const bf16* row = x + blockIdx.x * ld_x;
+// MODULATED: adaln, otherwise layer_norm, which ignores shift and scale. Hands chunk `chunk` of the result, the thread's i-th, to
+// write(i, chunk, values).
+template <bool MODULATED, class Write>
+__device__ __forceinline__ void layer_norm_vector(const bf16* row, const bf16* shift, const bf16* scale, int dim, float eps, Write write) {
     const int chunks = dim / 8;
     float values[MAX_CHUNKS][8];
     float sum = 0.0f;
@@ -42,7 +44,6 @@ __device__ __forceinline__ void layer_norm_vector(const bf16* x, long long ld_x,
         }
     }
     const float rstd = rsqrtf(block_sum(squares) / dim + eps);
-    bf16* out_row = out + blockIdx.x * ld_out;
 #pragma unroll
     for (int i = 0; i < MAX_CHUNKS; i++) {
         const int chunk = threadIdx.x + i * blockDim.x;
@@ -57,14 +58,15 @@ __device__ __forceinline__ void layer_norm_vector(const bf16* x, long long ld_x,
 #pragma unroll
             for (int j = 0; j < 8; j++) result[j] = (1.0f + s[j]) * result[j] + b[j];
         }
-        store(out_row + chunk * 8, result);
+        write(i, chunk, result);
     }
 }
 
-template <bool MODULATED>
-__device__ __forceinline__ void layer_norm_any(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out, long long ld_out, int dim,
-                                               float eps) {
-    const bf16* row = x + blockIdx.x * ld_x;
+struct Moments {
+    float mean, rstd;
+};
+
+__device__ __forceinline__ Moments moments_any(const bf16* row, int dim, float eps) {
     float sum = 0.0f;
     for (int i = threadIdx.x; i < dim; i += blockDim.x) sum += __bfloat162float(row[i]);
     const float mean = block_sum(sum) / dim;
@@ -73,29 +75,59 @@ __device__ __forceinline__ void layer_norm_any(const bf16* x, long long ld_x, co
         const float centred = __bfloat162float(row[i]) - mean;
         squares += centred * centred;
     }
-    const float rstd = rsqrtf(block_sum(squares) / dim + eps);
-    bf16* out_row = out + blockIdx.x * ld_out;
-    for (int i = threadIdx.x; i < dim; i += blockDim.x) {
-        float result = (__bfloat162float(row[i]) - mean) * rstd;
-        if constexpr (MODULATED) result = (1.0f + __bfloat162float(scale[i])) * result + __bfloat162float(shift[i]);
-        out_row[i] = __float2bfloat16_rn(result);
-    }
+    return {mean, rsqrtf(block_sum(squares) / dim + eps)};
+}
+
+// Value i of the result.
+template <bool MODULATED>
+__device__ __forceinline__ float normed(const bf16* row, Moments moments, const bf16* shift, const bf16* scale, int i) {
+    const float result = (__bfloat162float(row[i]) - moments.mean) * moments.rstd;
+    if constexpr (MODULATED) return (1.0f + __bfloat162float(scale[i])) * result + __bfloat162float(shift[i]);
+    return result;
+}
+
+template <bool MODULATED>
+__device__ __forceinline__ void layer_norm_any(const bf16* row, const bf16* shift, const bf16* scale, bf16* out, int dim, float eps) {
+    const Moments moments = moments_any(row, dim, eps);
+    for (int i = threadIdx.x; i < dim; i += blockDim.x) out[i] = __float2bfloat16_rn(normed<MODULATED>(row, moments, shift, scale, i));
 }
 
 extern "C" __global__ void __launch_bounds__(1024) adaln_bf16(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out, long long ld_out,
                                                               int dim, float eps) {
-    layer_norm_vector<true>(x, ld_x, shift, scale, out, ld_out, dim, eps);
+    bf16* out_row = out + blockIdx.x * ld_out;
+    layer_norm_vector<true>(x + blockIdx.x * ld_x, shift, scale, dim, eps,
+                            [=](int, int chunk, const float (&values)[8]) { store(out_row + chunk * 8, values); });
 }
 
 extern "C" __global__ void __launch_bounds__(256) adaln_bf16_any(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out,
                                                                  long long ld_out, int dim, float eps) {
-    layer_norm_any<true>(x, ld_x, shift, scale, out, ld_out, dim, eps);
+    layer_norm_any<true>(x + blockIdx.x * ld_x, shift, scale, out + blockIdx.x * ld_out, dim, eps);
+}
+
+extern "C" __global__ void __launch_bounds__(512) adaln_e4m3(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, e4m3* out, long long ld_out,
+                                                              float* scales, int dim, float eps) {
+    float rounded[MAX_CHUNKS][8] = {};
+    layer_norm_vector<true>(x + blockIdx.x * ld_x, shift, scale, dim, eps, [&](int i, int, const float (&values)[8]) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) rounded[i][j] = round_to_bf16(values[j]);
+    });
+    quantise_row(rounded, ld_out / 8, out + blockIdx.x * ld_out, scales + blockIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(256) adaln_e4m3_any(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, e4m3* out,
+                                                                 long long ld_out, float* scales, int dim, float eps) {
+    const bf16* row = x + blockIdx.x * ld_x;
+    const Moments moments = moments_any(row, dim, eps);
+    quantise_row_any(dim, ld_out, out + blockIdx.x * ld_out, scales + blockIdx.x,
+                     [=](int i) { return round_to_bf16(normed<true>(row, moments, shift, scale, i)); });
 }
 
 extern "C" __global__ void __launch_bounds__(1024) layer_norm_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, int dim, float eps) {
-    layer_norm_vector<false>(x, ld_x, nullptr, nullptr, out, ld_out, dim, eps);
+    bf16* out_row = out + blockIdx.x * ld_out;
+    layer_norm_vector<false>(x + blockIdx.x * ld_x, nullptr, nullptr, dim, eps,
+                             [=](int, int chunk, const float (&values)[8]) { store(out_row + chunk * 8, values); });
 }
 
 extern "C" __global__ void __launch_bounds__(256) layer_norm_bf16_any(const bf16* x, long long ld_x, bf16* out, long long ld_out, int dim, float eps) {
-    layer_norm_any<false>(x, ld_x, nullptr, nullptr, out, ld_out, dim, eps);
+    layer_norm_any<false>(x + blockIdx.x * ld_x, nullptr, nullptr, out + blockIdx.x * ld_out, dim, eps);
 }

@@ -11,7 +11,7 @@ pub mod cuda;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::ops::{self, Conv, Joint, Mask, QkNorm, Rope};
+use crate::ops::{self, AdalnLinear, Conv, Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::WeightView;
 
@@ -54,6 +54,10 @@ pub trait Backend: Clone + Sized + 'static {
     fn available_bytes(&self) -> u64;
     /// Bytes that a weight of `elements` elements takes in memory of this backend: zero where the mapped file serves.
     fn weight_bytes(&self, elements: u64) -> u64;
+    /// As [`Backend::weight_bytes`], of a [`Backend::narrow_weight`].
+    fn narrow_weight_bytes(&self, elements: u64) -> u64 {
+        self.weight_bytes(elements)
+    }
 
     /// A mark behind all work enqueued so far.
     fn mark(&self) -> Result<Self::Mark>;
@@ -70,6 +74,10 @@ pub trait Backend: Clone + Sized + 'static {
     fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>>;
     /// A weight matrix of the parts' rows, one part under the other; all parts have the same columns.
     fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>>;
+    /// As [`Backend::weight`], for a product so large that a backend may keep and multiply it in fewer bits.
+    fn narrow_weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
+        self.weight(parts)
+    }
     /// Rows `ids` of a table [rows, cols] that stays on the host, as activations [ids, cols]. The ids are inside the table.
     fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>>;
     /// A convolution weight [out, in, k, k] as a matrix [out, k * k * in], columns ordered (ky, kx, in).
@@ -124,6 +132,10 @@ pub trait Backend: Clone + Sized + 'static {
     fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
         ops::adaln::compose(self, x, shift, scale, eps)
     }
+    /// See [`Tensor::adaln_linear`] and [`Tensor::adaln_linear_rows`].
+    fn adaln_linear(&self, parts: &[AdalnLinear<Self>], eps: f32) -> Result<Tensor<Self>> {
+        ops::adaln::compose_linear(self, parts, eps)
+    }
     /// See [`Tensor::gated_add`].
     fn gated_add(&self, x: Tensor<Self>, gate: &Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
         ops::gated_add::compose(self, x, gate, y)
@@ -131,6 +143,10 @@ pub trait Backend: Clone + Sized + 'static {
     /// See [`Tensor::swiglu`].
     fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {
         ops::swiglu::compose(self, gate, up)
+    }
+    /// See [`Tensor::swiglu_linear`].
+    fn swiglu_linear(&self, gate: Tensor<Self>, up: &Tensor<Self>, beside: Option<&Tensor<Self>>, weight: &Tensor<Self>) -> Result<Tensor<Self>> {
+        ops::swiglu::compose_linear(self, gate, up, beside, weight)
     }
     /// See [`Tensor::qk_norm_rope`].
     fn qk_norm_rope(

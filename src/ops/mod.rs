@@ -9,8 +9,10 @@
 //! | [`conv2d`](Tensor::conv2d), [`conv2d_add`](Tensor::conv2d_add) | convolution (+ residual) | [h * w, in] -> [h' * w', out] |
 //! | [`attention`](Tensor::attention) | `softmax(q k^T / sqrt(head_dim)) v` per head | [tokens, dim] |
 //! | [`adaln`](Tensor::adaln) | `(1 + scale) * layer_norm(x) + shift` | [tokens, dim] |
+//! | [`adaln_linear`](Tensor::adaln_linear), [`adaln_linear_rows`](Tensor::adaln_linear_rows) | `linear(adaln(x))` | [tokens, dim] -> [tokens, out] |
 //! | [`gated_add`](Tensor::gated_add) | `x + gate * y` | [tokens, dim] |
 //! | [`swiglu`](Tensor::swiglu) | `silu(gate) * up` | [tokens, mlp] |
+//! | [`swiglu_linear`](Tensor::swiglu_linear) | `linear([x, swiglu(gate, up)])` | [tokens, side + mlp] -> [tokens, out] |
 //! | [`qk_norm_rope`](Tensor::qk_norm_rope) | `rope(rms_norm(q))`, the same for k | [tokens, dim] |
 //! | [`rms_norm`](Tensor::rms_norm), [`layer_norm`](Tensor::layer_norm) | over columns | |
 //! | [`group_norm`](Tensor::group_norm), [`group_norm_silu`](Tensor::group_norm_silu) | over pixels and a group of channels | [h * w, channels] |
@@ -35,6 +37,7 @@ pub mod sampler;
 pub mod swiglu;
 pub mod upsample;
 
+pub use adaln::AdalnLinear;
 pub use attention::{Joint, Mask};
 pub use conv2d::Conv;
 pub use qk_norm_rope::{Pairs, QkNorm, Rope};

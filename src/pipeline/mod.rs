@@ -154,9 +154,10 @@ impl<B: Backend> Pipeline<B> {
         let txt_tokens = self.info.max_sequence_length;
         let needs = Needs::of(&self.backend, &self.info, plan);
         if self.transformer.is_none() {
-            let elements = config.elements();
-            self.make_room(self.backend.weight_bytes(elements) + needs.step, Keep::Transformer);
-            let transformer = load(&self.backend, &self.files.transformer, elements, observer, |weights| Transformer::load(weights, &config))?;
+            let (blocks, others) = (config.block_elements(), config.other_elements());
+            let bytes = self.backend.narrow_weight_bytes(blocks) + self.backend.weight_bytes(others);
+            self.make_room(bytes + needs.step, Keep::Transformer);
+            let transformer = load(&self.backend, &self.files.transformer, blocks + others, observer, |weights| Transformer::load(weights, &config))?;
             self.transformer = Some(transformer);
             clock.loaded()?;
         }

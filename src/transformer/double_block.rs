@@ -3,7 +3,7 @@
 use super::{Modulation, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{Joint, Mask, QkNorm, Rope};
+use crate::ops::{AdalnLinear, Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::Weights;
 
@@ -46,9 +46,9 @@ impl<B: Backend> Stream<B> {
     fn finish(&self, x: Tensor<B>, attn: &Tensor<B>, modulation: &[Modulation<B>; 2], eps: f32) -> Result<Tensor<B>> {
         let [msa, mlp] = modulation;
         let x = x.gated_add(&msa.gate, &attn.linear(&self.to_out, None)?)?;
-        let h = x.adaln(&mlp.shift, &mlp.scale, eps)?;
-        let [gate, up] = h.linear(&self.linear_in, None)?.split_cols([self.mlp, self.mlp]);
-        let h = gate.swiglu(&up)?.linear(&self.linear_out, None)?;
+        let h = x.adaln_linear(&mlp.shift, &mlp.scale, eps, &self.linear_in)?;
+        let [gate, up] = h.split_cols([self.mlp, self.mlp]);
+        let h = gate.swiglu_linear(&up, None, &self.linear_out)?;
         x.gated_add(&mlp.gate, &h)
     }
 }
@@ -83,10 +83,9 @@ impl<B: Backend> DoubleBlock<B> {
         rope: &Rope<B>,
         joint: Joint,
     ) -> Result<(Tensor<B>, Tensor<B>)> {
-        let txt_h = txt.adaln(&txt_modulation[0].shift, &txt_modulation[0].scale, self.eps)?;
-        let img_h = img.adaln(&img_modulation[0].shift, &img_modulation[0].scale, self.eps)?;
-        let kvq = Tensor::linear_rows(&[(&txt_h, &self.txt.to_kvq), (&img_h, &self.img.to_kvq)])?;
-        let [k, v, q] = kvq.split_cols([self.img.dim; 3]);
+        let parts = [(&txt, &txt_modulation[0], &self.txt.to_kvq), (&img, &img_modulation[0], &self.img.to_kvq)];
+        let parts = parts.map(|(x, Modulation { shift, scale, .. }, weight)| AdalnLinear { x, shift, scale, weight });
+        let [k, v, q] = Tensor::adaln_linear_rows(&parts, self.eps)?.split_cols([self.img.dim; 3]);
         let (q, k) = q.qk_norm_rope(k, [&self.txt.norm, &self.img.norm], rope, joint)?;
         let (txt_attn, img_attn) = q.attention(&k, &v, self.head_dim, joint, Mask::None)?.split_rows(joint.txt_rows());
 

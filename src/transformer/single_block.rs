@@ -32,7 +32,7 @@ impl<B: Backend> SingleBlock<B> {
             mlp,
             head_dim,
             eps: config.eps,
-            to_kvq_mlp_proj: weights.backend().weight(&parts)?,
+            to_kvq_mlp_proj: weights.weight(&parts)?,
             qk_norm: QkNorm { q: attn.vector("norm_q.weight", head_dim)?, k: attn.vector("norm_k.weight", head_dim)?, eps: config.eps },
             to_out: attn.matrix("to_out", dim, dim + mlp)?,
         })
@@ -44,15 +44,12 @@ impl<B: Backend> SingleBlock<B> {
     pub fn forward(&self, x: Tensor<B>, modulation: &Modulation<B>, rope: &Rope<B>, joint: Joint) -> Result<Tensor<B>> {
         let Modulation { shift, scale, gate } = modulation;
 
-        let h = x.adaln(shift, scale, self.eps)?;
-        let proj = h.linear(&self.to_kvq_mlp_proj, None)?;
+        let proj = x.adaln_linear(shift, scale, self.eps, &self.to_kvq_mlp_proj)?;
         let [k, v, q, mlp_gate, mlp_up] = proj.split_cols([self.dim, self.dim, self.dim, self.mlp, self.mlp]);
 
         let (q, k) = q.qk_norm_rope(k, [&self.qk_norm, &self.qk_norm], rope, joint)?;
         let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
-        let mlp = mlp_gate.swiglu(&mlp_up)?;
-
-        let out = Tensor::linear_concat(&[&attn, &mlp], &self.to_out)?;
+        let out = mlp_gate.swiglu_linear(&mlp_up, Some(&attn), &self.to_out)?;
         x.gated_add(gate, &out)
     }
 }

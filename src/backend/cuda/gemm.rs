@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt: bf16 in, float32 sums, bf16 or float32 out. A plan is made once per shape.
+//! Matrix products by cuBLASLt: bf16 or e4m3 in, float32 sums, bf16 or float32 out. A plan is made once per shape.
 //!
 //! cuBLASLt thinks in columns. Our row-major out [m, n] is its column-major [n, m], so its A is the weight and its B is x.
 
@@ -20,6 +20,9 @@ const WORKSPACE_BYTES: usize = 64 << 20;
 /// `cublasOperation_t`, which cudarc's cuBLASLt bindings leave out.
 const OPERATION_N: i32 = 0;
 const OPERATION_T: i32 = 1;
+/// Hopper's tensor cores sum fp8 products in 14 bits. Without fast accumulation cuBLASLt adds such sums up in float32 every 128 terms, which
+/// keeps a sum of 12288 terms well inside the error of e4m3 itself; with it the whole sum stays in 14 bits.
+const FAST_ACCUMULATION: i8 = 0;
 /// How many algorithms to ask for. The first that fits the workspace is taken, the same one on every run, so that a seed means one picture.
 const CANDIDATES: usize = 8;
 /// Takes another of the suggestions (0 is the first), to measure whether cuBLASLt orders them well.
@@ -55,6 +58,8 @@ pub struct Product {
     pub k: usize,
     pub x: Matrix,
     pub weight: Matrix,
+    /// Addresses of the float32 scales of the weight's rows and of those of x, which both are e4m3 then; they are bf16 otherwise.
+    pub scales: Option<[u64; 2]>,
     pub weight_is_kn: bool,
     /// Address of bf16 values.
     pub bias: Option<u64>,
@@ -71,6 +76,7 @@ struct Key {
     sizes: [usize; 3],
     strides: [usize; 4],
     alignments: [u32; 4],
+    fp8: bool,
     weight_is_kn: bool,
     bias: bool,
     residual: bool,
@@ -85,6 +91,7 @@ impl Key {
             sizes: [product.m, product.n, product.k],
             strides: operands.map(|matrix| matrix.stride),
             alignments: operands.map(Matrix::alignment),
+            fp8: product.scales.is_some(),
             weight_is_kn: product.weight_is_kn,
             bias: product.bias.is_some(),
             residual: product.residual.is_some(),
@@ -155,6 +162,11 @@ impl Gemm {
         };
         match plan {
             Some(plan) => self.enqueue(plan, product),
+            None if product.scales.is_some() => Err(Error::new(format!(
+                "cuBLASLt has no fp8 product of {} x {} x {} on this GPU, with a scale for each row and column",
+                product.m, product.k, product.n
+            ))
+            .hint("leave out `--precision fp8`")),
             None => self.run_any(product),
         }
     }
@@ -165,7 +177,8 @@ impl Gemm {
         let out_type = if key.out_f32 { sys::cudaDataType::CUDA_R_32F } else { sys::cudaDataType::CUDA_R_16BF };
         let (weight_rows, weight_cols) = if key.weight_is_kn { (n, k) } else { (k, n) };
         let shapes = [(weight_rows, weight_cols), (k, m), (n, m), (n, m)];
-        let types = [sys::cudaDataType::CUDA_R_16BF, sys::cudaDataType::CUDA_R_16BF, out_type, out_type];
+        let operand_type = if key.fp8 { sys::cudaDataType::CUDA_R_8F_E4M3 } else { sys::cudaDataType::CUDA_R_16BF };
+        let types = [operand_type, operand_type, out_type, out_type];
         let operation = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F).map_err(failed)?;
         // From here on `plan` owns what exists, so an early return frees it.
         let mut plan = Plan { operation, layouts: [std::ptr::null_mut(); 4], algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] } };
@@ -181,6 +194,13 @@ impl Gemm {
             plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
             let bias_type = sys::cudaDataType::CUDA_R_16BF as i32;
             plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type)?;
+        }
+        if let Some(scales) = product.scales {
+            let outer = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as i32;
+            plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &outer)?;
+            plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &outer)?;
+            plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &FAST_ACCUMULATION)?;
+            plan.set_scales(scales)?;
         }
         let Some(algorithm) = self.choose(&plan, key)? else { return Ok(None) };
         plan.algorithm = algorithm;
@@ -240,6 +260,9 @@ impl Gemm {
     fn enqueue(&self, plan: &Plan, product: &Product) -> Result<()> {
         if let Some(bias) = product.bias {
             plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        if let Some(scales) = product.scales {
+            plan.set_scales(scales)?;
         }
         let one = 1.0f32;
         let beta = if product.residual.is_some() { 1.0f32 } else { 0.0 };
@@ -312,6 +335,11 @@ impl Drop for Gemm {
 }
 
 impl Plan {
+    fn set_scales(&self, [weight, x]: [u64; 2]) -> Result<()> {
+        self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &weight)?;
+        self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x)
+    }
+
     fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<()> {
         // SAFETY: the descriptor lives; callers pass the type that the attribute has, which cuBLASLt checks by its size.
         unsafe { result::set_matmul_desc_attribute(self.operation, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }.map_err(failed)
@@ -352,6 +380,7 @@ mod tests {
             k: 64,
             x: matrix(address),
             weight: matrix(512),
+            scales: None,
             weight_is_kn: false,
             bias: None,
             residual: None,
@@ -360,6 +389,9 @@ mod tests {
         };
         assert_eq!(Key::of(&product(256)), Key::of(&product(4096)));
         assert_ne!(Key::of(&product(256)), Key::of(&product(256 + 16)));
+        let fp8 = |scales| Product { scales: Some(scales), ..product(256) };
+        assert_eq!(Key::of(&fp8([1, 2])), Key::of(&fp8([3, 4])));
+        assert_ne!(Key::of(&fp8([1, 2])), Key::of(&product(256)));
         assert_eq!(matrix(6).alignment(), 2);
         assert_eq!(matrix(1 << 20).row(1, 2).alignment(), 128);
     }

@@ -9,6 +9,8 @@ use super::device::{Device, Stream, failed};
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
+/// As far as the driver aligns an allocation.
+const SCALES_ALIGNMENT: usize = 256;
 
 /// What the values of a buffer are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +19,8 @@ pub enum Kind {
     Bf16,
     /// Rope tables, statistics, scores.
     F32,
+    /// Weights and activations of fp8 products, with a float32 scale for each row; see [`Buffer::e4m3`].
+    E4m3,
     /// Bytes without a type: workspaces and pictures.
     Byte,
 }
@@ -27,7 +31,7 @@ impl Kind {
         match self {
             Kind::Bf16 => 2,
             Kind::F32 => 4,
-            Kind::Byte => 1,
+            Kind::E4m3 | Kind::Byte => 1,
         }
     }
 }
@@ -84,6 +88,7 @@ pub struct Buffer {
     bytes: usize,
     kind: Kind,
     zero_padded: bool,
+    scales: sys::CUdeviceptr,
     device: Arc<Device>,
 }
 
@@ -112,7 +117,15 @@ impl Buffer {
         });
         let address = allocated.inspect_err(|_| device.pool().release(bytes as u64))?;
         device.counters().allocations.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { address, bytes, kind, zero_padded: false, device: Arc::clone(device) })
+        Ok(Self { address, bytes, kind, zero_padded: false, scales: 0, device: Arc::clone(device) })
+    }
+
+    /// Memory for `rows` rows of `stride` e4m3 values, and behind them the rows' scales; as [`Buffer::on_stream`].
+    pub fn e4m3(device: &Arc<Device>, stream: Stream, rows: usize, stride: usize) -> Result<Self> {
+        let values = (rows * stride).next_multiple_of(SCALES_ALIGNMENT);
+        let mut buffer = Self::on_stream(device, stream, Kind::E4m3, values + rows * Kind::F32.size())?;
+        buffer.scales = buffer.address + values as u64;
+        Ok(buffer)
     }
 
     /// Device address of the first value; a multiple of 256.
@@ -128,6 +141,11 @@ impl Buffer {
     /// What the values are.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Device address of the first row's scale; none but that of e4m3 has any.
+    pub fn scales(&self) -> sys::CUdeviceptr {
+        self.scales
     }
 
     /// Whether it is a weight padded with zeros to multiples of 8 rows and columns. See [`Buffer::mark_zero_padded`].

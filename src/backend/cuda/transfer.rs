@@ -11,6 +11,7 @@ use half::bf16;
 
 use super::device::{Device, Mark, Stream, failed};
 use super::pool::{Buffer, Kind};
+use super::quantise::{MULTIPLE, e4m3_block};
 use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
 use crate::weights::{Dtype, WeightView};
@@ -91,6 +92,27 @@ impl Uploader {
             }
             Ok(())
         })
+    }
+
+    /// As [`Uploader::weight`], in e4m3 with a scale for each row; padded to multiples of [`MULTIPLE`]. The bf16 copy is freed behind the
+    /// kernel that reads it.
+    pub fn narrow_weight(&self, device: &Arc<Device>, parts: &[WeightView]) -> Result<(Buffer, [usize; 2], usize)> {
+        let (copy, [rows, cols], copy_stride) = self.weight(device, parts)?;
+        let (padded_rows, stride) = (rows.next_multiple_of(MULTIPLE), cols.next_multiple_of(MULTIPLE));
+        let upload_stream = device.upload_stream();
+        let buffer = Buffer::e4m3(device, upload_stream, padded_rows, stride)?;
+        let block = e4m3_block(cols).filter(|_| cols.is_multiple_of(8));
+        let launched = device.launch("quantise", if block.is_some() { "quantise_bf16" } else { "quantise_bf16_any" }).and_then(|launch| {
+            let launch = launch.on(upload_stream).address(copy.address()).long(copy_stride);
+            let launch = launch.address(buffer.address()).long(stride).address(buffer.scales()).int(rows).int(cols);
+            // SAFETY: argument types and order match the kernels in cuda/quantise.cu. `copy` has `rows` rows of `cols` values, aligned to 16
+            // bytes; `buffer` has room for the row and the scale of every block. Both come before this on the upload stream.
+            unsafe { launch.run([padded_rows, 1, 1], [block.unwrap_or(256), 1, 1]) }
+        });
+        // As in `matrix`: `copy` is freed on the compute stream.
+        device.join_uploads()?;
+        launched?;
+        Ok((buffer, [rows, cols], stride))
     }
 
     /// A convolution weight [out, in, k, k] as [out, k * k * in], columns ordered (ky, kx, in), padded as in [`Uploader::weight`].
