@@ -8,16 +8,16 @@ use flux::backend::cuda::Cuda;
 use flux::model_dir::ModelDir;
 use flux::pipeline::{ModelInfo, Pipeline, Request};
 use flux::sampler::{self, Conditioning, Schedule};
-use flux::transformer::{self, Transformer};
+use flux::transformer::{self, Transformer, TransformerConfig};
 use flux::vae::{self, Decoder};
 use flux::weights::Weights;
 
 use crate::support::random_model::PRESETS;
 use crate::support::{Golden, golden, pictures, preset};
-use crate::{cuda, root, small};
+use crate::{cuda, cuda_fp8, root, small};
 
 /// Peak signal-to-noise ratio of two pictures, in dB.
-fn psnr(a: &[u8], b: &[u8]) -> f64 {
+pub fn psnr(a: &[u8], b: &[u8]) -> f64 {
     assert_eq!(a.len(), b.len());
     let squares: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a.abs_diff(*b)).powi(2)).sum();
     10.0 * (255f64.powi(2) / (squares / a.len() as f64)).log10()
@@ -31,7 +31,7 @@ fn relative_error(got: &[f32], expected: &[f32]) -> f64 {
     (difference / norm).sqrt()
 }
 
-fn default_model() -> ModelDir {
+pub fn default_model() -> ModelDir {
     ModelDir::open(&root().join("models/tiny")).unwrap()
 }
 
@@ -93,9 +93,25 @@ fn same_seed_gives_the_same_bytes_and_another_seed_does_not() {
 #[test]
 fn a_step_waits_for_nothing_and_copies_nothing() {
     let Some(cuda) = cuda() else { return };
+    // Per double block 2 adaln, 2 GEMM, qk_norm_rope, attention, and for each stream 3 GEMM, 2 gated_add, adaln, swiglu;
+    // per single block adaln, GEMM, qk_norm_rope, attention, swiglu, GEMM, gated_add; around them x_embedder, a copy of two
+    // parts, adaln, proj_out, euler_step.
+    let (config, launches) = step_launches(&cuda);
+    assert_eq!(launches, (config.num_layers * (6 + 2 * 7) + config.num_single_layers * 7 + 6) as u64);
+}
+
+#[test]
+fn a_step_in_fp8_launches_one_kernel_more_for_each_attention_of_a_double_block_and_stream() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let (config, launches) = step_launches(&cuda);
+    assert_eq!(launches, (config.num_layers * (6 + 2 * 8) + config.num_single_layers * 7 + 6) as u64);
+}
+
+/// What a step of the default model launches; checks that all steps launch the same, wait for nothing and copy nothing.
+fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
     let dir = default_model();
     let info = ModelInfo::read(&dir).unwrap();
-    let model = Transformer::load(&Weights::new(&cuda, &transformer::open(&dir).unwrap()), &info.transformer).unwrap();
+    let model = Transformer::load(&Weights::new(cuda, &transformer::open(&dir).unwrap()), &info.transformer).unwrap();
     let (txt, height, width) = (64, 16, 16);
     let (img, config) = (height * width, model.config().clone());
     let schedule = Schedule::new(img, 4);
@@ -118,11 +134,7 @@ fn a_step_waits_for_nothing_and_copies_nothing() {
     }
     println!("launches of a step: {launches:?}");
     assert!(launches.windows(2).all(|pair| pair[0] == pair[1]), "every step launches the same: {launches:?}");
-    // Per double block 2 adaln, 2 GEMM, qk_norm_rope, attention, and for each stream 3 GEMM, 2 gated_add, adaln, swiglu;
-    // per single block adaln, GEMM, qk_norm_rope, attention, swiglu, GEMM, gated_add; around them x_embedder, a copy of two
-    // parts, adaln, proj_out, euler_step.
-    let expected = (config.num_layers * (6 + 2 * 7) + config.num_single_layers * 7 + 6) as u64;
-    assert_eq!(launches[0], expected);
+    (config, launches[0])
 }
 
 #[test]
