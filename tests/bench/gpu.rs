@@ -7,7 +7,7 @@ mod ops;
 mod transfer;
 
 use flux::backend::Backend;
-use flux::backend::cuda::Cuda;
+use flux::backend::cuda::{Cuda, Precision};
 use flux::tensor::Tensor;
 
 const WARM_UP: usize = 5;
@@ -22,12 +22,16 @@ pub enum Work {
     Bytes(usize),
     /// Floating-point operations.
     Flops(usize),
+    /// The same in fp8, of which the tensor cores do twice as many.
+    Fp8Flops(usize),
 }
 
 /// The GPU, and which ops to time on it.
 pub struct Bench {
     /// GPU 0.
     pub cuda: Cuda,
+    /// Whether narrow weights are fp8 there.
+    pub fp8: bool,
     filler: Option<Tensor<Cuda>>,
     only: Vec<String>,
     /// Bytes and flops a second that the GPU is sold with, where we know them.
@@ -64,6 +68,9 @@ impl Bench {
         let (rate, peak) = match work {
             Work::Bytes(bytes) => (format!("{:8.2} TB/s", bytes as f64 / median / 1e6), self.peaks.map(|(bytes_s, _)| bytes as f64 / bytes_s)),
             Work::Flops(flops) => (format!("{:8.1} TFLOP/s", flops as f64 / median / 1e6), self.peaks.map(|(_, flops_s)| flops as f64 / flops_s)),
+            Work::Fp8Flops(flops) => {
+                (format!("{:8.1} TFLOP/s", flops as f64 / median / 1e6), self.peaks.map(|(_, flops_s)| flops as f64 / flops_s / 2.0))
+            }
         };
         let share = peak.map_or(String::new(), |seconds| format!("  {:3.0}% of peak", seconds * 1e8 / median));
         println!("{name:<56} {median:10.1} us  [{:.1} .. {:.1}]  {rate}{share}", times_us[0], times_us[RUNS - 1]);
@@ -79,7 +86,10 @@ fn peaks(device: &str) -> Option<(f64, f64)> {
 fn main() {
     // cargo passes `--bench`.
     let only = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
-    let cuda = match Cuda::new(0, None) {
+    let narrow = Cuda::with_precision(0, None, Precision::Fp8);
+    let fp8 = narrow.is_ok();
+    // Everything but products with narrow weights is the same in both.
+    let cuda = match narrow.or_else(|_| Cuda::new(0, None)) {
         Ok(cuda) => cuda,
         Err(error) if std::env::var_os("FLUX_REQUIRE_GPU").is_some() => panic!("{error}"),
         Err(error) => {
@@ -90,10 +100,11 @@ fn main() {
     let device = cuda.describe();
     println!("{device}");
     let filler = cuda.upload(&vec![0.5; L2_FILL / 2], L2_FILL / 2048, 1024).expect("128 MiB are free");
-    let mut bench = Bench { cuda, filler: Some(filler), only, peaks: peaks(&device) };
+    let mut bench = Bench { cuda, fp8, filler: Some(filler), only, peaks: peaks(&device) };
     ops::elementwise(&mut bench);
     ops::norms(&mut bench);
     ops::linear(&mut bench);
+    ops::fp8(&mut bench);
     ops::attention(&mut bench);
     ops::vae(&mut bench);
     transfer::weights(&mut bench);

@@ -96,6 +96,40 @@ pub fn linear(bench: &mut Bench) {
     }
 }
 
+/// Products in fp8 alone, and with the kernel that makes what they read.
+pub fn fp8(bench: &mut Bench) {
+    if !bench.fp8 {
+        println!("skipped: fp8 does not run on this GPU");
+        return;
+    }
+    let cuda = bench.cuda.clone();
+    for (rows, cols, out) in
+        [(4608, 3072, 27648), (4608, 12288, 3072), (4096, 3072, 18432), (4096, 9216, 3072), (4096, 3072, 9216), (4096, 3072, 3072)]
+    {
+        let name = format!("linear fp8 {rows}x{cols}x{out}");
+        if bench.wants(&name) {
+            let (x, weight) = (cuda.quantise(&tensor(&cuda, rows, cols)).expect("there is room"), weight_file(out, cols).narrow(&cuda));
+            bench.time(&name, Work::Fp8Flops(2 * rows * cols * out), |_| (), |_, ()| x.linear(&weight, None).expect("runs"));
+        }
+    }
+    let x = tensor(&cuda, TOKENS, DIM);
+    bench.time("quantise 4608x3072", Work::Bytes(3 * TOKENS * DIM), |_| (), |b, ()| b.quantise(&x).expect("runs"));
+    // A weight of 16 rows costs next to nothing: what is left is the kernel before the product.
+    let name = "adaln_linear fp8 4608x3072x16";
+    if bench.wants(name) {
+        let (row, weight) = (tensor(&cuda, 1, DIM), weight_file(16, DIM).narrow(&cuda));
+        let work = Work::Bytes(3 * TOKENS * DIM);
+        bench.time(name, work, |_| (), |_, ()| x.adaln_linear(&row, &row, 1e-6, &weight).expect("runs"));
+    }
+    let name = "swiglu_linear fp8 4608x(3072+9216)x16";
+    if bench.wants(name) {
+        let (projected, weight) = (tensor(&cuda, TOKENS, 3 * DIM + 2 * MLP), weight_file(16, DIM + MLP).narrow(&cuda));
+        let parts = |_: &Cuda| copy(&projected).split_cols([2 * DIM, DIM, MLP, MLP]);
+        let run = |_: &Cuda, [_, attn, gate, up]: [Tensor<Cuda>; 4]| (gate.swiglu_linear(&up, Some(&attn), &weight).expect("runs"), up);
+        bench.time(name, Work::Bytes(TOKENS * (3 * DIM + 5 * MLP)), parts, run);
+    }
+}
+
 pub fn attention(bench: &mut Bench) {
     let shapes = [
         ("attention 24x128, 4608 tokens", Joint { batch: 1, txt: 512, img: 4096 }, 24, 24, 128, Mask::None),

@@ -41,6 +41,11 @@ impl WeightFile {
         cuda.weight(&[self.open(&shape).get("w", &shape).expect("written above")]).expect("there is room")
     }
 
+    pub fn narrow(&self, cuda: &Cuda) -> Tensor<Cuda> {
+        let shape = [self.rows, self.cols];
+        cuda.narrow_weight(&[self.open(&shape).get("w", &shape).expect("written above")]).expect("there is room")
+    }
+
     pub fn conv(&self, cuda: &Cuda, kernel: usize) -> Tensor<Cuda> {
         let shape = [self.rows, self.cols / (kernel * kernel), kernel, kernel];
         cuda.conv_weight(&self.open(&shape).get("w", &shape).expect("written above")).expect("there is room")
