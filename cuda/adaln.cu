@@ -106,12 +106,9 @@ extern "C" __global__ void __launch_bounds__(256) adaln_bf16_any(const bf16* x, 
 
 extern "C" __global__ void __launch_bounds__(512) adaln_e4m3(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, e4m3* out, long long ld_out,
                                                               float* scales, int dim, float eps) {
-    float rounded[MAX_CHUNKS][8] = {};
-    layer_norm_vector<true>(x + blockIdx.x * ld_x, shift, scale, dim, eps, [&](int i, int, const float (&values)[8]) {
-#pragma unroll
-        for (int j = 0; j < 8; j++) rounded[i][j] = round_to_bf16(values[j]);
-    });
-    quantise_row(rounded, ld_out / 8, out + blockIdx.x * ld_out, scales + blockIdx.x);
+    uint4 chunks[MAX_CHUNKS] = {};
+    layer_norm_vector<true>(x + blockIdx.x * ld_x, shift, scale, dim, eps, [&](int i, int, const float (&values)[8]) { chunks[i] = pack(values); });
+    quantise_row(chunks, ld_out / 8, out + blockIdx.x * ld_out, scales + blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256) adaln_e4m3_any(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, e4m3* out,

@@ -7,19 +7,34 @@ typedef __nv_bfloat16 bf16;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// 8 bf16 values, which lie in memory as these 16 bytes, as f32.
+__device__ __forceinline__ void unpack(uint4 raw, float (&values)[8]) {
+    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        // A bf16 is the upper half of an f32.
+        values[2 * i] = __uint_as_float(words[i] << 16);
+        values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
+
+// The other way, rounded to nearest even.
+__device__ __forceinline__ uint4 pack(const float (&values)[8]) {
+    unsigned words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
+        words[i] = *reinterpret_cast<const unsigned*>(&pair);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 // N bf16 values as f32: N = 8 is one 16-byte load, whose address must be a multiple of 16; N = 1 takes any address.
 template <int N>
 __device__ __forceinline__ void load(const bf16* from, float (&values)[N]) {
     static_assert(N == 1 || N == 8, "one value or 16 bytes");
     if constexpr (N == 8) {
-        const uint4 raw = *reinterpret_cast<const uint4*>(from);
-        const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            // A bf16 is the upper half of an f32.
-            values[2 * i] = __uint_as_float(words[i] << 16);
-            values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-        }
+        unpack(*reinterpret_cast<const uint4*>(from), values);
     } else {
         values[0] = __bfloat162float(*from);
     }
@@ -46,13 +61,7 @@ template <int N>
 __device__ __forceinline__ void store(bf16* to, const float (&values)[N]) {
     static_assert(N == 1 || N == 8, "one value or 16 bytes");
     if constexpr (N == 8) {
-        unsigned words[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
-            words[i] = *reinterpret_cast<const unsigned*>(&pair);
-        }
-        *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+        *reinterpret_cast<uint4*>(to) = pack(values);
     } else {
         *to = __float2bfloat16_rn(values[0]);
     }

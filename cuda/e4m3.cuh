@@ -42,20 +42,28 @@ __device__ __forceinline__ void store_e4m3(e4m3* to, const float (&values)[N], f
     }
 }
 
-// A row that the block holds as `load_row` does, zeros behind its end: its scale, and `out_chunks` chunks of 8 bytes.
+// Chunk `chunk` of 8 values of a row, 16-byte aligned; zeros where the row has ended.
+__device__ __forceinline__ uint4 load_chunk(const bf16* row, int chunk, int chunks) {
+    return chunk < chunks ? reinterpret_cast<const uint4*>(row)[chunk] : make_uint4(0, 0, 0, 0);
+}
+
+// A row of bf16 that the block holds, chunk threadIdx.x + i * blockDim.x in chunks[i], zeros behind its end: its scale, and `out_chunks`
+// chunks of 8 bytes.
 template <int N>
-__device__ __forceinline__ void quantise_row(const float (&values)[N][8], int out_chunks, e4m3* out, float* scale) {
-    float amax = 0.0f;
+__device__ __forceinline__ void quantise_row(const uint4 (&chunks)[N], int out_chunks, e4m3* out, float* scale) {
+    float amax = 0.0f, values[8];
 #pragma unroll
     for (int i = 0; i < N; i++) {
+        unpack(chunks[i], values);
 #pragma unroll
-        for (int j = 0; j < 8; j++) amax = fmaxf(amax, fabsf(values[i][j]));
+        for (int j = 0; j < 8; j++) amax = fmaxf(amax, fabsf(values[j]));
     }
     const RowScale row = row_scale(block_max(amax));
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int chunk = threadIdx.x + i * blockDim.x;
-        if (chunk < out_chunks) store_e4m3(out + chunk * 8, values[i], row.inverse);
+        unpack(chunks[i], values);
+        if (chunk < out_chunks) store_e4m3(out + chunk * 8, values, row.inverse);
     }
     if (threadIdx.x == 0) *scale = row.scale;
 }

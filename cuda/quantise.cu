@@ -20,9 +20,10 @@ static constexpr int MAX_CHUNKS = 4;
 extern "C" __global__ void __launch_bounds__(512) quantise_bf16(const bf16* x, long long ld_x, e4m3* out, long long ld_out, float* scales, int rows,
                                                                  int cols) {
     const long long row = blockIdx.x;
-    float values[MAX_CHUNKS][8];
-    load_row(x + row * ld_x, row < rows ? cols / 8 : 0, values);
-    quantise_row(values, ld_out / 8, out + row * ld_out, scales + row);
+    uint4 chunks[MAX_CHUNKS];
+#pragma unroll
+    for (int i = 0; i < MAX_CHUNKS; i++) chunks[i] = load_chunk(x + row * ld_x, threadIdx.x + i * blockDim.x, row < rows ? cols / 8 : 0);
+    quantise_row(chunks, ld_out / 8, out + row * ld_out, scales + row);
 }
 
 extern "C" __global__ void __launch_bounds__(256) quantise_bf16_any(const bf16* x, long long ld_x, e4m3* out, long long ld_out, float* scales, int rows,

@@ -48,30 +48,28 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_bf16_any(const bf16* ga
 extern "C" __global__ void __launch_bounds__(512) swiglu_e4m3(const bf16* beside, long long ld_beside, const bf16* gate, long long ld_gate, const bf16* up,
                                                               long long ld_up, e4m3* out, long long ld_out, float* scales, int side, int mlp) {
     const long long row = blockIdx.x;
-    const int side_chunks = side / 8, chunks = side_chunks + mlp / 8;
-    float values[MAX_CHUNKS][8], ups[MAX_CHUNKS][8];
+    const int side_chunks = side / 8, mlp_chunks = mlp / 8;
+    uint4 chunks[MAX_CHUNKS], ups[MAX_CHUNKS];
     // All loads before the first use, so that they are in flight together.
 #pragma unroll
     for (int i = 0; i < MAX_CHUNKS; i++) {
         const int chunk = threadIdx.x + i * blockDim.x;
-        const int column = (chunk - side_chunks) * 8;
-        if (chunk < chunks) {
-            load(chunk < side_chunks ? beside + row * ld_beside + chunk * 8 : gate + row * ld_gate + column, values[i]);
-        } else {
-#pragma unroll
-            for (int j = 0; j < 8; j++) values[i][j] = 0.0f;
-        }
-        if (chunk >= side_chunks && chunk < chunks) load(up + row * ld_up + column, ups[i]);
+        const bool is_side = chunk < side_chunks;
+        chunks[i] = is_side ? load_chunk(beside + row * ld_beside, chunk, side_chunks) : load_chunk(gate + row * ld_gate, chunk - side_chunks, mlp_chunks);
+        ups[i] = is_side ? make_uint4(0, 0, 0, 0) : load_chunk(up + row * ld_up, chunk - side_chunks, mlp_chunks);
     }
 #pragma unroll
     for (int i = 0; i < MAX_CHUNKS; i++) {
         const int chunk = threadIdx.x + i * blockDim.x;
-        if (chunk >= side_chunks && chunk < chunks) {
+        if (chunk < side_chunks) continue;
+        float g[8], u[8];
+        unpack(chunks[i], g);
+        unpack(ups[i], u);
 #pragma unroll
-            for (int j = 0; j < 8; j++) values[i][j] = round_to_bf16(silu(values[i][j]) * ups[i][j]);
-        }
+        for (int j = 0; j < 8; j++) g[j] = silu(g[j]) * u[j];
+        chunks[i] = pack(g);
     }
-    quantise_row(values, ld_out / 8, out + row * ld_out, scales + row);
+    quantise_row(chunks, ld_out / 8, out + row * ld_out, scales + row);
 }
 
 extern "C" __global__ void __launch_bounds__(256) swiglu_e4m3_any(const bf16* beside, long long ld_beside, const bf16* gate, long long ld_gate,
