@@ -74,7 +74,7 @@ pub struct DeviceArgs {
     /// Where to compute: auto, cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: DeviceChoice,
-    /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU
+    /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU, fp8 is for Hopper GPUs
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto)]
     pub precision: PrecisionChoice,
     /// GPU memory that may be used, in GiB [default: 80% of what is free]
@@ -200,6 +200,7 @@ pub enum PrecisionChoice {
     Auto,
     F32,
     Bf16,
+    Fp8,
 }
 
 /// `--timings`

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use flux::backend::cpu::{self, Cpu};
-use flux::backend::cuda::Cuda;
+use flux::backend::cuda::{self, Cuda};
 use flux::backend::{Backend, Remark};
 use flux::compare::difference;
 use flux::default_model::default_model;
@@ -92,10 +92,14 @@ fn choose_device(args: &DeviceArgs, console: &Console) -> Result<Device> {
     if args.precision == PrecisionChoice::F32 && matches!(args.device, DeviceChoice::Cuda(_)) {
         return Err(Error::usage("a GPU computes in bf16, not in f32").at("--precision").hint("use `--device cpu` for f32"));
     }
+    if args.precision == PrecisionChoice::Fp8 && args.device == DeviceChoice::Cpu {
+        return Err(Error::usage("the CPU computes in f32 or bf16, not in fp8").at("--precision").hint("use `--device cuda` for fp8"));
+    }
     let cpu = || {
         let cpu = Cpu::new(match args.precision {
-            PrecisionChoice::Auto | PrecisionChoice::F32 => cpu::Precision::F32,
             PrecisionChoice::Bf16 => cpu::Precision::Bf16,
+            // fp8 never comes here: it is an error without a GPU.
+            PrecisionChoice::Auto | PrecisionChoice::F32 | PrecisionChoice::Fp8 => cpu::Precision::F32,
         });
         if let Some(note) = cpu.note() {
             console.note(note);
@@ -110,6 +114,8 @@ fn choose_device(args: &DeviceArgs, console: &Console) -> Result<Device> {
             console.note("using the CPU: a GPU computes in bf16, not in f32");
             Ok(cpu())
         }
+        DeviceChoice::Auto if args.precision == PrecisionChoice::Fp8 => open_gpu(args, 0)
+            .map_err(|e| e.at("--precision fp8").hint("fp8 needs an NVIDIA GPU of compute capability 9.0; leave out `--precision` without one")),
         DeviceChoice::Auto => open_gpu(args, 0).or_else(|why| {
             console.note(&format!("using the CPU: {}", why.what()));
             Ok(cpu())
@@ -118,7 +124,8 @@ fn choose_device(args: &DeviceArgs, console: &Console) -> Result<Device> {
 }
 
 fn open_gpu(args: &DeviceArgs, ordinal: usize) -> Result<Device> {
-    Cuda::new(ordinal, args.gpu_memory_bytes()).map(Device::Cuda)
+    let precision = if args.precision == PrecisionChoice::Fp8 { cuda::Precision::Fp8 } else { cuda::Precision::Bf16 };
+    Cuda::with_precision(ordinal, args.gpu_memory_bytes(), precision).map(Device::Cuda)
 }
 
 /// Pictures to make, all of it checked but for what only the model knows.

@@ -253,12 +253,18 @@ pub struct Weights<'a, B: Backend> {
     backend: &'a B,
     files: &'a WeightFiles,
     prefix: String,
+    narrow: bool,
 }
 
 impl<'a, B: Backend> Weights<'a, B> {
     /// All weights of `files`.
     pub fn new(backend: &'a B, files: &'a WeightFiles) -> Self {
-        Self { backend, files, prefix: String::new() }
+        Self { backend, files, prefix: String::new(), narrow: false }
+    }
+
+    /// The same weights, of which matrices may be kept and multiplied in fewer bits where the backend computes so.
+    pub fn narrow(&self) -> Self {
+        Self { prefix: self.prefix.clone(), narrow: true, ..*self }
     }
 
     /// The backend that tensors are loaded to.
@@ -282,13 +288,18 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     /// `<name>.weight` [rows, cols].
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Tensor<B>> {
-        self.backend.weight(&[self.view(&format!("{name}.weight"), &[rows, cols])?])
+        self.weight(&[self.view(&format!("{name}.weight"), &[rows, cols])?])
+    }
+
+    /// A matrix of the parts' rows, one part under the other.
+    pub fn weight(&self, parts: &[WeightView]) -> Result<Tensor<B>> {
+        if self.narrow { self.backend.narrow_weight(parts) } else { self.backend.weight(parts) }
     }
 
     /// `<name>.weight` of each name, [rows, cols], one under the other.
     pub fn stacked(&self, names: &[&str], rows: usize, cols: usize) -> Result<Tensor<B>> {
         let views: Vec<_> = names.iter().map(|name| self.view(&format!("{name}.weight"), &[rows, cols])).collect::<Result<_>>()?;
-        self.backend.weight(&views)
+        self.weight(&views)
     }
 
     /// A vector [n] as [1, n].

@@ -317,11 +317,13 @@ fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
     };
     run(&["--device", "cuda:99"]).fails(1, &["--device cuda:99", "hint: "]);
     run(&["--device", "cuda", "--precision", "f32"]).fails(2, &["--precision", "--device cpu"]);
+    run(&["--device", "cpu", "--precision", "fp8"]).fails(2, &["--precision", "not in fp8", "--device cuda"]);
     let auto = run(&[]).succeeds();
     if run(&["--device", "cuda"]).code == Some(0) {
         eprintln!("skipped: this machine has a GPU");
     } else {
         assert!(auto.stderr.contains("note: using the CPU: "), "{}", auto.stderr);
+        run(&["--precision", "fp8"]).fails(1, &["--precision fp8", "hint: "]);
     }
 }
 

@@ -15,6 +15,8 @@ mod compare;
 mod conv2d;
 #[path = "parity/elementwise.rs"]
 mod elementwise;
+#[path = "parity/fp8.rs"]
+mod fp8;
 #[path = "parity/group_norm.rs"]
 mod group_norm;
 #[path = "parity/linear.rs"]
@@ -43,7 +45,7 @@ mod transfer;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use flux::backend::cuda::{Cuda, GemmCache};
+use flux::backend::cuda::{Cuda, GemmCache, Precision};
 
 /// GPU 0 with counters of its own, or none where there is no GPU.
 fn cuda() -> Option<Cuda> {
@@ -59,6 +61,13 @@ fn cuda() -> Option<Cuda> {
             None
         }
     }
+}
+
+/// The same in fp8, or none where that does not run.
+fn cuda_fp8() -> Option<Cuda> {
+    cuda()?;
+    let opened = Cuda::with_precision(0, None, Precision::Fp8);
+    opened.inspect_err(|error| println!("skipped: {}", error.what())).ok()
 }
 
 /// The project's folder.

@@ -69,6 +69,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn available_bytes(&self) -> u64;
     /// Bytes that a weight of `elements` elements takes in memory of this backend: zero where the mapped file serves.
     fn weight_bytes(&self, elements: u64) -> u64;
+    /// As [`Backend::weight_bytes`], of a [`Backend::narrow_weight`].
+    fn narrow_weight_bytes(&self, elements: u64) -> u64 {
+        self.weight_bytes(elements)
+    }
 
     /// Runs `work`, which loads weights and computes nothing with them: what it loads may be on its way until this returns. `report`
     /// hears how many elements went.
@@ -116,6 +120,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>>;
     /// A weight matrix of the parts' rows, one part under the other; all parts have the same columns.
     fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>>;
+    /// As [`Backend::weight`], for a product so large that a backend may keep and multiply it in fewer bits.
+    fn narrow_weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
+        self.weight(parts)
+    }
     /// Rows `ids` of a table [rows, cols] that stays on the host, as activations [ids, cols]. The ids are inside the table.
     fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>>;
     /// A convolution weight [out, in, k, k] as a matrix [out, k * k * in], columns ordered (ky, kx, in).
@@ -193,6 +201,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// See [`Tensor::swiglu`].
     fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {
         ops::swiglu::compose(self, gate, up)
+    }
+    /// See [`Tensor::swiglu_linear`].
+    fn swiglu_linear(&self, gate: Tensor<Self>, up: &Tensor<Self>, beside: Option<&Tensor<Self>>, weight: &Tensor<Self>) -> Result<Tensor<Self>> {
+        ops::swiglu::compose_linear(self, gate, up, beside, weight)
     }
     /// See [`Tensor::qk_norm_rope`].
     fn qk_norm_rope(

@@ -62,7 +62,7 @@ impl<B: Backend> Tensor<B> {
     }
 }
 
-fn expect_linear<B: Backend>(op: &str, cols: usize, weight: &Tensor<B>) -> Result<()> {
+pub(super) fn expect_linear<B: Backend>(op: &str, cols: usize, weight: &Tensor<B>) -> Result<()> {
     expect(cols == weight.cols(), op, || format!("x has {cols} columns but weight is [{}, {}]", weight.rows(), weight.cols()))
 }
 

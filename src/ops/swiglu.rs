@@ -2,7 +2,8 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::Tensor;
+use crate::ops::linear::expect_linear;
+use crate::tensor::{Tensor, expect};
 
 impl<B: Backend> Tensor<B> {
     /// `silu(self) * up`, self being the gate half.
@@ -16,10 +17,33 @@ impl<B: Backend> Tensor<B> {
         let b = self.backend().clone();
         b.swiglu(self, up)
     }
+
+    /// `linear` of `beside` and `swiglu(self, up)`, side by side: one op, because a backend may write its input in the form in which the
+    /// product reads it.
+    ///
+    /// self [tokens, mlp], up [tokens, mlp], beside [tokens, side], weight [out, side + mlp] -> [tokens, out]. Overwrites as `swiglu`.
+    ///
+    /// Errors when the shapes do not fit.
+    pub fn swiglu_linear(self, up: &Self, beside: Option<&Self>, weight: &Self) -> Result<Self> {
+        self.expect_same("swiglu_linear", "up", up)?;
+        expect(beside.is_none_or(|beside| beside.rows() == self.rows()), "swiglu_linear", || "the parts differ in rows".to_string())?;
+        expect_linear("swiglu_linear", beside.map_or(0, Self::cols) + self.cols(), weight)?;
+        let b = self.backend().clone();
+        b.swiglu_linear(self, up, beside, weight)
+    }
 }
 
 /// What `swiglu` means.
 pub fn compose<B: Backend>(b: &B, gate: Tensor<B>, up: &Tensor<B>) -> Result<Tensor<B>> {
     let activated = b.silu(gate)?;
     b.mul(activated, up)
+}
+
+/// What `swiglu_linear` means.
+pub fn compose_linear<B: Backend>(b: &B, gate: Tensor<B>, up: &Tensor<B>, beside: Option<&Tensor<B>>, weight: &Tensor<B>) -> Result<Tensor<B>> {
+    let mlp = b.swiglu(gate, up)?;
+    match beside {
+        Some(beside) => b.linear_concat(&[beside, &mlp], weight),
+        None => b.linear(&mlp, weight, None),
+    }
 }

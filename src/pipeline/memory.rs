@@ -20,8 +20,9 @@ impl Needs {
         let (height, width) = info.latent_size(plan);
         let tokens = (info.max_sequence_length + height * width) as u64;
         let (dim, mlp) = (info.transformer.dim() as u64, info.transformer.mlp() as u64);
-        // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output.
-        let step = tokens * (6 * dim + 2 * mlp);
+        // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with narrow weights not the norm
+        // then, but [dim + mlp] of half the size.
+        let step = tokens * (6 * dim + 5 * mlp / 2);
         // The last up block reads the channels of the one before, at full size: the picture and its norm, and half of that behind.
         let widest = info.vae.decoder_channels().iter().take(2).max().copied().unwrap_or(0) as u64;
         let decode = (plan.width * plan.height) as u64 * widest * 5 / 2;

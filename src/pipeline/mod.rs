@@ -194,11 +194,17 @@ impl<B: Backend> Pipeline<B> {
         Ok(txt)
     }
 
+    /// What the transformer's weights take on the device.
+    fn transformer_bytes(&self) -> u64 {
+        let config = &self.info.transformer;
+        self.backend.narrow_weight_bytes(config.block_elements()) + self.backend.weight_bytes(config.other_elements())
+    }
+
     /// Whether transformer and decoder are yet to come, and fit beside the text encoder.
     fn has_room_ahead(&self, plan: &Plan) -> bool {
         let absent = self.ahead.is_none() && self.transformer.is_none() && self.decoder.is_none();
         // Convolution weights are there twice while they are reordered.
-        let weights = self.backend.weight_bytes(self.info.transformer.elements() + 2 * self.info.vae.decoder_elements());
+        let weights = self.transformer_bytes() + self.backend.weight_bytes(2 * self.info.vae.decoder_elements());
         let needs = Needs::of(&self.backend, &self.info, plan);
         // Where weights take no memory, loading them takes no time.
         absent && weights > 0 && self.backend.available_bytes() >= weights + needs.step + needs.decode
@@ -220,9 +226,9 @@ impl<B: Backend> Pipeline<B> {
             clock.loaded()?;
         }
         if self.transformer.is_none() {
-            let elements = config.elements();
-            self.make_room(self.backend.weight_bytes(elements) + needs.step, Keep::Transformer);
-            let transformer = load(&self.backend, &self.files.transformer, elements, observer, |weights| Transformer::load(weights, &config))?;
+            self.make_room(self.transformer_bytes() + needs.step, Keep::Transformer);
+            let transformer =
+                load(&self.backend, &self.files.transformer, config.elements(), observer, |weights| Transformer::load(weights, &config))?;
             self.transformer = Some(transformer);
             clock.loaded()?;
         }

@@ -105,12 +105,22 @@ impl TransformerConfig {
         self.out_channels.unwrap_or(self.in_channels)
     }
 
-    /// Number of weights.
-    pub fn elements(&self) -> u64 {
+    /// Number of weights in the blocks.
+    pub fn block_elements(&self) -> u64 {
         let (dim, mlp) = (self.dim() as u64, self.mlp() as u64);
         let per_token = 4 * dim * dim + 3 * dim * mlp;
-        let blocks = (2 * self.num_layers + self.num_single_layers) as u64 * per_token;
+        (2 * self.num_layers + self.num_single_layers) as u64 * per_token
+    }
+
+    /// Number of weights.
+    pub fn elements(&self) -> u64 {
+        self.block_elements() + self.other_elements()
+    }
+
+    /// Number of weights around the blocks.
+    pub fn other_elements(&self) -> u64 {
+        let dim = self.dim() as u64;
         let channels = (self.timestep_guidance_channels + self.in_channels + self.joint_attention_dim + self.out_channels()) as u64;
-        blocks + channels * dim + 18 * dim * dim
+        channels * dim + 18 * dim * dim
     }
 }

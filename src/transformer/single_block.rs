@@ -32,7 +32,7 @@ impl<B: Backend> SingleBlock<B> {
             mlp,
             head_dim,
             eps: config.eps,
-            to_kvq_mlp_proj: weights.backend().weight(&parts)?,
+            to_kvq_mlp_proj: weights.weight(&parts)?,
             qk_norm: QkNorm { q: attn.vector("norm_q.weight", head_dim)?, k: attn.vector("norm_k.weight", head_dim)?, eps: config.eps },
             to_out: attn.matrix("to_out", dim, dim + mlp)?,
         })
@@ -57,9 +57,7 @@ impl<B: Backend> SingleBlock<B> {
 
         let (q, k) = q.qk_norm_rope(k, [&self.qk_norm, &self.qk_norm], rope, joint)?;
         let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
-        let mlp = mlp_gate.swiglu(&mlp_up)?;
-
-        let out = Tensor::linear_concat(&[&attn, &mlp], &self.to_out)?;
+        let out = mlp_gate.swiglu_linear(&mlp_up, Some(&attn), &self.to_out)?;
         x.gated_add_adaln([gate; 2], &out, [next; 2], 0, self.eps)
     }
 }

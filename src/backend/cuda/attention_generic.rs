@@ -53,6 +53,7 @@ impl Cuda {
                             k: head_dim,
                             x: part(&q),
                             weight: column_view(&sample_k, kv_column),
+                            scales: None,
                             weight_is_kn: false,
                             bias: None,
                             residual: None,

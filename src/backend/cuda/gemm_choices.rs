@@ -235,6 +235,7 @@ mod tests {
             k: 64,
             x: matrix(256),
             weight: matrix(512),
+            scales: None,
             weight_is_kn: false,
             bias: None,
             residual: None,

@@ -23,13 +23,24 @@ pub struct Launch<'a> {
     arguments: [u64; MAX_ARGUMENTS],
     count: usize,
     too_large: Option<usize>,
+    takes_e4m3: bool,
 }
 
 impl Device {
     /// Kernel `name` of `cuda/<file>.cu`, for the compute stream.
     pub fn launch(&self, file: &'static str, name: &'static str) -> Result<Launch<'_>> {
         let function = self.function(file, name)?;
-        Ok(Launch { device: self, function, name, stream: self.stream(), shared_bytes: 0, arguments: [0; MAX_ARGUMENTS], count: 0, too_large: None })
+        Ok(Launch {
+            device: self,
+            function,
+            name,
+            stream: self.stream(),
+            shared_bytes: 0,
+            arguments: [0; MAX_ARGUMENTS],
+            count: 0,
+            too_large: None,
+            takes_e4m3: false,
+        })
     }
 }
 
@@ -67,18 +78,24 @@ impl Launch<'_> {
     }
 
     /// A pointer to the tensor's first cell.
-    pub fn vector(self, x: &Tensor<Cuda>) -> Self {
+    pub fn vector(mut self, x: &Tensor<Cuda>) -> Self {
+        self.takes_e4m3 |= x.is_e4m3();
         self.address(x.address())
     }
 
     /// A pointer to the tensor's first cell and its row stride as `long long`.
     pub fn matrix(self, x: &Tensor<Cuda>) -> Self {
-        self.address(x.address()).long(x.stride())
+        self.vector(x).long(x.stride())
     }
 
     /// A pointer and a row stride of 0, so that one row serves all.
     pub fn repeated(self, x: &Tensor<Cuda>) -> Self {
-        self.address(x.address()).long(0)
+        self.vector(x).long(0)
+    }
+
+    /// Pointer and row stride of e4m3 rows that the kernel writes, and a pointer to their scales.
+    pub fn e4m3(self, x: &Tensor<Cuda>) -> Self {
+        self.address(x.address()).long(x.stride()).address(x.scales())
     }
 
     /// A `long long`.
@@ -122,6 +139,9 @@ impl Launch<'_> {
     pub unsafe fn run_raw(&self, grid: [usize; 3], block: [usize; 3], arguments: &mut [*mut c_void]) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
+        }
+        if self.takes_e4m3 {
+            return Err(Error::new(format!("e4m3 is for products only, not for kernel `{}`", self.name)));
         }
         if let Some(value) = self.too_large {
             return Err(Error::new(format!("`{value}` is too large for kernel `{}`", self.name)).hint("ask for a smaller picture or batch"));

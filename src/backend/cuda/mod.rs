@@ -1,5 +1,8 @@
 //! The CUDA backend: bf16 tensors in device memory, float32 inside every op, one rounding at its end.
 //!
+//! With [`Precision::Fp8`] products with a [`Backend::narrow_weight`] take e4m3 on both sides, with a scale for each row of either, and
+//! still sum in float32 and give bf16; see [`quantise`].
+//!
 //! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels of cuda/*.cu that
 //! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves weights and
 //! pictures, [`graph`] launches recorded work as a whole. Every op has a launcher in the file of its name. All work goes to one stream in
@@ -27,6 +30,7 @@ mod library;
 mod linear;
 mod pool;
 mod qk_norm_rope;
+mod quantise;
 mod regions;
 mod rms_norm;
 mod rows;
@@ -55,6 +59,15 @@ use launch::Launch;
 use pool::Kind;
 use transfer::Uploader;
 
+/// In what the large products are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// As everything else.
+    Bf16,
+    /// e4m3 with a scale for each row of either side: weights take half the memory, and a product about half the time. Hopper only.
+    Fp8,
+}
+
 /// One NVIDIA GPU. Clones share it.
 #[derive(Clone)]
 pub struct Cuda(Arc<Inner>);
@@ -68,6 +81,7 @@ struct Inner {
     replaying: Mutex<()>,
     /// Why some work could not be recorded.
     unrecorded: Mutex<Option<String>>,
+    precision: Precision,
     device: Arc<Device>,
 }
 
@@ -77,17 +91,29 @@ impl Cuda {
     ///
     /// Errors when this program holds no kernels, the machine no driver or cuBLASLt, or the GPU is missing or older than Ampere.
     pub fn new(ordinal: usize, memory_cap: Option<u64>) -> Result<Self> {
-        Self::with_gemm_cache(ordinal, memory_cap, GemmCache::from_environment())
+        Self::open(ordinal, memory_cap, Precision::Bf16, GemmCache::from_environment())
+    }
+
+    /// As [`Cuda::new`], with large products in `precision`.
+    ///
+    /// Errors as [`Cuda::new`], and when the GPU does not compute in `precision`.
+    pub fn with_precision(ordinal: usize, memory_cap: Option<u64>, precision: Precision) -> Result<Self> {
+        Self::open(ordinal, memory_cap, precision, GemmCache::from_environment())
     }
 
     /// [`Cuda::new`], which keeps the choice of algorithms in `gemm_cache`.
     pub fn with_gemm_cache(ordinal: usize, memory_cap: Option<u64>, gemm_cache: GemmCache) -> Result<Self> {
+        Self::open(ordinal, memory_cap, Precision::Bf16, gemm_cache)
+    }
+
+    fn open(ordinal: usize, memory_cap: Option<u64>, precision: Precision, gemm_cache: GemmCache) -> Result<Self> {
         // cuBLASLt is half a gigabyte: it is loaded while the driver makes the context.
         let (device, library) = thread::scope(|scope| {
             let library = scope.spawn(library::require_cublaslt);
             (Device::open(ordinal, memory_cap), library.join())
         });
         let device = device?;
+        quantise::check(precision, device.capability(), device.name())?;
         library.unwrap_or_else(|_| Err(Error::new("the thread that loads cuBLASLt panicked")))?;
         let uploader = Uploader::new(&device);
         Ok(Self(Arc::new(Inner {
@@ -97,6 +123,7 @@ impl Cuda {
             uploader,
             replaying: Mutex::default(),
             unrecorded: Mutex::default(),
+            precision,
             device,
         })))
     }
@@ -183,7 +210,11 @@ impl Backend for Cuda {
 
     fn describe(&self) -> String {
         let (major, minor) = self.device().capability();
-        format!("{} (CUDA, compute capability {major}.{minor}, bf16)", self.device().name())
+        let precision = match self.0.precision {
+            Precision::Bf16 => "bf16",
+            Precision::Fp8 => "fp8 and bf16",
+        };
+        format!("{} (CUDA, compute capability {major}.{minor}, {precision})", self.device().name())
     }
 
     fn stats(&self) -> Stats {
@@ -211,6 +242,14 @@ impl Backend for Cuda {
 
     fn weight_bytes(&self, elements: u64) -> u64 {
         2 * elements
+    }
+
+    fn narrow_weight_bytes(&self, elements: u64) -> u64 {
+        match self.0.precision {
+            Precision::Bf16 => self.weight_bytes(elements),
+            // A sixteenth for the scales, and for the bf16 copy of the weight that is on its way.
+            Precision::Fp8 => elements + elements / 16,
+        }
     }
 
     fn mark(&self) -> Result<Mark> {
@@ -242,6 +281,13 @@ impl Backend for Cuda {
 
     fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
         Ok(self.padded_weight(self.0.uploader.weight(self.device(), parts)?))
+    }
+
+    fn narrow_weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
+        match self.0.precision {
+            Precision::Bf16 => self.weight(parts),
+            Precision::Fp8 => Ok(self.padded_weight(self.0.uploader.narrow_weight(self.device(), parts)?)),
+        }
     }
 
     fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>> {
@@ -290,6 +336,7 @@ impl Backend for Cuda {
                 let values = self.download_values::<half::bf16>(x.address(), x.rows(), x.cols(), x.stride())?;
                 Ok(values.into_iter().map(half::bf16::to_f32).collect())
             }
+            Kind::E4m3 => x.download_e4m3(),
             Kind::Byte => Err(Error::new("bytes are no activations")),
         }
     }
@@ -408,6 +455,10 @@ impl Backend for Cuda {
 
     fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {
         self.swiglu_op(gate, up)
+    }
+
+    fn swiglu_linear(&self, gate: Tensor<Self>, up: &Tensor<Self>, beside: Option<&Tensor<Self>>, weight: &Tensor<Self>) -> Result<Tensor<Self>> {
+        self.swiglu_linear_op(gate, up, beside, weight)
     }
 
     fn qk_norm_rope(

@@ -11,6 +11,8 @@ use super::device::{Device, Mark, Stream, failed};
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
+/// As far as the driver aligns an allocation.
+const SCALES_ALIGNMENT: usize = 256;
 
 /// What the values of a buffer are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub enum Kind {
     Bf16,
     /// Rope tables, statistics, scores.
     F32,
+    /// Weights and activations of fp8 products, with a float32 scale for each row; see [`Buffer::e4m3`].
+    E4m3,
     /// Bytes without a type: workspaces and pictures.
     Byte,
 }
@@ -29,7 +33,7 @@ impl Kind {
         match self {
             Kind::Bf16 => 2,
             Kind::F32 => 4,
-            Kind::Byte => 1,
+            Kind::E4m3 | Kind::Byte => 1,
         }
     }
 }
@@ -95,6 +99,7 @@ pub struct Buffer {
     zero_padded: bool,
     /// Its block, where the arena lent it.
     block: Option<usize>,
+    scales: sys::CUdeviceptr,
     device: Arc<Device>,
 }
 
@@ -112,14 +117,31 @@ impl Buffer {
                 (address, Some(device.pool().arena().add(address, whole)))
             }
         };
-        Ok(Self { address, stream: device.stream(), bytes, kind, zero_padded: false, block, device: Arc::clone(device) })
+        Ok(Self { address, stream: device.stream(), bytes, kind, zero_padded: false, block, scales: 0, device: Arc::clone(device) })
     }
 
     /// Memory whose first use is on `stream`. The compute stream has to wait for that use.
     pub fn on_stream(device: &Arc<Device>, stream: Stream, kind: Kind, len: usize) -> Result<Self> {
         let bytes = bytes_of(device, kind, len)?;
         let address = allocate(device, stream, bytes)?;
-        Ok(Self { address, stream, bytes, kind, zero_padded: false, block: None, device: Arc::clone(device) })
+        Ok(Self { address, stream, bytes, kind, zero_padded: false, block: None, scales: 0, device: Arc::clone(device) })
+    }
+
+    /// Memory for `rows` rows of `stride` e4m3 values, and behind them the rows' scales; as [`Buffer::new`].
+    pub fn e4m3(device: &Arc<Device>, rows: usize, stride: usize) -> Result<Self> {
+        let values = (rows * stride).next_multiple_of(SCALES_ALIGNMENT);
+        Self::new(device, Kind::E4m3, values + rows * Kind::F32.size()).map(|buffer| buffer.with_scales(values))
+    }
+
+    /// As [`Buffer::e4m3`] and [`Buffer::on_stream`].
+    pub fn e4m3_on_stream(device: &Arc<Device>, stream: Stream, rows: usize, stride: usize) -> Result<Self> {
+        let values = (rows * stride).next_multiple_of(SCALES_ALIGNMENT);
+        Self::on_stream(device, stream, Kind::E4m3, values + rows * Kind::F32.size()).map(|buffer| buffer.with_scales(values))
+    }
+
+    fn with_scales(mut self, values: usize) -> Self {
+        self.scales = self.address + values as u64;
+        self
     }
 
     /// Device address of the first value; a multiple of 256.
@@ -135,6 +157,11 @@ impl Buffer {
     /// What the values are.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Device address of the first row's scale; none but that of e4m3 has any.
+    pub fn scales(&self) -> sys::CUdeviceptr {
+        self.scales
     }
 
     /// Whether it is a weight padded with zeros to multiples of 8 rows and columns. See [`Buffer::mark_zero_padded`].

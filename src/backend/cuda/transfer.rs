@@ -15,6 +15,7 @@ use half::bf16;
 
 use super::device::{Device, Mark, Stream, failed};
 use super::pool::{Buffer, Kind};
+use super::quantise::{MULTIPLE, e4m3_block};
 use super::regions::{FileRegions, REGION_BYTES, Region, Regions};
 use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
@@ -79,6 +80,15 @@ struct Queue {
     jobs: Vec<Job>,
     /// Memory that jobs need until they are done.
     temporaries: Vec<Buffer>,
+}
+
+/// When the values of a weight go up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// With the others of [`Uploader::together`], at once outside of it.
+    Together,
+    /// At once: the next work on the upload stream reads them.
+    AtOnce,
 }
 
 /// The values of a tensor as bf16, dense, to a device address; then, of some, to their places in a padded or reordered weight.
@@ -149,10 +159,14 @@ impl Uploader {
     /// A weight matrix of the parts' rows, one part under the other; rows and columns padded with zeros to multiples of 8, so that
     /// cuBLASLt's fast kernels fit every size.
     pub fn weight(&self, device: &Arc<Device>, parts: &[WeightView]) -> Result<(Buffer, [usize; 2], usize)> {
+        self.rows(device, parts, When::Together)
+    }
+
+    fn rows(&self, device: &Arc<Device>, parts: &[WeightView], when: When) -> Result<(Buffer, [usize; 2], usize)> {
         let cols = parts[0].cols();
         let rows = parts.iter().map(WeightView::rows).sum::<usize>();
         let stride = cols.next_multiple_of(8);
-        self.matrix(device, rows, cols, stride, |buffer, queue| {
+        self.matrix(device, rows, cols, stride, when, |buffer, queue| {
             let mut row = 0;
             for part in parts {
                 let to = buffer.address() + (row * stride * 2) as u64;
@@ -167,6 +181,28 @@ impl Uploader {
         })
     }
 
+    /// As [`Uploader::weight`], in e4m3 with a scale for each row; padded to multiples of [`MULTIPLE`]. The bf16 copy goes up at once, and
+    /// is freed behind the kernel that reads it, so that never more than one is there.
+    pub fn narrow_weight(&self, device: &Arc<Device>, parts: &[WeightView]) -> Result<(Buffer, [usize; 2], usize)> {
+        let (copy, [rows, cols], copy_stride) = self.rows(device, parts, When::AtOnce)?;
+        let (padded_rows, stride) = (rows.next_multiple_of(MULTIPLE), cols.next_multiple_of(MULTIPLE));
+        let upload_stream = device.upload_stream();
+        let buffer = Buffer::e4m3_on_stream(device, upload_stream, padded_rows, stride)?;
+        let block = e4m3_block(cols).filter(|_| cols.is_multiple_of(8));
+        let launched = device.launch("quantise", if block.is_some() { "quantise_bf16" } else { "quantise_bf16_any" }).and_then(|launch| {
+            let launch = launch.on(upload_stream).address(copy.address()).long(copy_stride);
+            let launch = launch.address(buffer.address()).long(stride).address(buffer.scales()).int(rows).int(cols);
+            // SAFETY: argument types and order match the kernels in cuda/quantise.cu. `copy` has `rows` rows of `cols` values, aligned to 16
+            // bytes; `buffer` has room for the row and the scale of every block. Both come before this on the upload stream, on which
+            // `copy` is freed too.
+            unsafe { launch.run([padded_rows, 1, 1], [block.unwrap_or(256), 1, 1]) }
+        });
+        // Also after an error, when what was made is dropped.
+        device.join_uploads()?;
+        launched?;
+        Ok((buffer, [rows, cols], stride))
+    }
+
     /// A convolution weight [out, in, k, k] as [out, k * k * in], columns ordered (ky, kx, in), padded as in [`Uploader::weight`].
     pub fn conv_weight(&self, device: &Arc<Device>, view: &WeightView) -> Result<(Buffer, [usize; 2], usize)> {
         let &[rows, channels, height, width] = view.shape() else {
@@ -174,18 +210,19 @@ impl Uploader {
         };
         let (cols, taps) = (channels * height * width, height * width);
         let stride = cols.next_multiple_of(8);
-        self.matrix(device, rows, cols, stride, |buffer, queue| {
+        self.matrix(device, rows, cols, stride, When::Together, |buffer, queue| {
             queue.push_dense(device, view, Place { to: buffer.address(), from: [rows, channels, taps], to_rows: rows, stride })
         })
     }
 
-    /// A padded matrix that the jobs of `fill` write. They run at once, or with the others of [`Uploader::together`].
+    /// A padded matrix that the jobs of `fill` write.
     fn matrix(
         &self,
         device: &Arc<Device>,
         rows: usize,
         cols: usize,
         stride: usize,
+        when: When,
         fill: impl FnOnce(&Buffer, &mut Queue) -> Result<()>,
     ) -> Result<(Buffer, [usize; 2], usize)> {
         let padded_rows = rows.next_multiple_of(8);
@@ -201,7 +238,9 @@ impl Uploader {
         }
         buffer.mark_zero_padded();
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(later) = queues.get_mut(&thread::current().id()) {
+        if when == When::Together
+            && let Some(later) = queues.get_mut(&thread::current().id())
+        {
             later.jobs.append(&mut queue.jobs);
             later.temporaries.append(&mut queue.temporaries);
         } else {

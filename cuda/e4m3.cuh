@@ -1,0 +1,82 @@
+// Rows quantised to e4m3: 8-bit floats with one f32 scale a row, value = e4m3 * scale.
+//
+// scale = amax / 448 with amax the row's largest magnitude, so that the largest value becomes the largest e4m3; rounded to nearest
+// even, saturating. A NaN stays one, so that damaged weights still end in an error.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "common.cuh"
+
+typedef __nv_fp8_storage_t e4m3;
+
+static constexpr float E4M3_MAX = 448.0f;
+// Stands for a smaller amax, so that a row of zeros divides by something; nothing that a model computes is as small.
+static constexpr float LEAST_AMAX = 1e-30f;
+
+struct RowScale {
+    float scale, inverse;
+};
+
+__device__ __forceinline__ RowScale row_scale(float amax) {
+    amax = fmaxf(amax, LEAST_AMAX);
+    return {amax / E4M3_MAX, E4M3_MAX / amax};
+}
+
+// N = 8 is one 8-byte store, whose address must be a multiple of 8; N = 1 takes any address.
+template <int N>
+__device__ __forceinline__ void store_e4m3(e4m3* to, const float (&values)[N], float inverse) {
+    static_assert(N == 1 || N == 8, "one value or 8 bytes");
+    if constexpr (N == 8) {
+        unsigned words[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float* v = values + 4 * i;
+            const unsigned low = __nv_cvt_float2_to_fp8x2(make_float2(v[0] * inverse, v[1] * inverse), __NV_SATFINITE, __NV_E4M3);
+            const unsigned high = __nv_cvt_float2_to_fp8x2(make_float2(v[2] * inverse, v[3] * inverse), __NV_SATFINITE, __NV_E4M3);
+            words[i] = low | high << 16;
+        }
+        *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+    } else {
+        *to = __nv_cvt_float_to_fp8(values[0] * inverse, __NV_SATFINITE, __NV_E4M3);
+    }
+}
+
+// Chunk `chunk` of 8 values of a row, 16-byte aligned; zeros where the row has ended.
+__device__ __forceinline__ uint4 load_chunk(const bf16* row, int chunk, int chunks) {
+    return chunk < chunks ? reinterpret_cast<const uint4*>(row)[chunk] : make_uint4(0, 0, 0, 0);
+}
+
+// A row of bf16 that the block holds, chunk threadIdx.x + i * blockDim.x in chunks[i], zeros behind its end: its scale, and `out_chunks`
+// chunks of 8 bytes.
+template <int N>
+__device__ __forceinline__ void quantise_row(const uint4 (&chunks)[N], int out_chunks, e4m3* out, float* scale) {
+    float amax = 0.0f, values[8];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        unpack(chunks[i], values);
+#pragma unroll
+        for (int j = 0; j < 8; j++) amax = fmaxf(amax, fabsf(values[j]));
+    }
+    const RowScale row = row_scale(block_max(amax));
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int chunk = threadIdx.x + i * blockDim.x;
+        unpack(chunks[i], values);
+        if (chunk < out_chunks) store_e4m3(out + chunk * 8, values, row.inverse);
+    }
+    if (threadIdx.x == 0) *scale = row.scale;
+}
+
+// A row of any size and alignment: value(i) is computed twice, zeros fill the columns from `cols` to `out_cols`.
+template <class Value>
+__device__ __forceinline__ void quantise_row_any(int cols, int out_cols, e4m3* out, float* scale, Value value) {
+    float amax = 0.0f;
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) amax = fmaxf(amax, fabsf(value(i)));
+    const RowScale row = row_scale(block_max(amax));
+    for (int i = threadIdx.x; i < out_cols; i += blockDim.x) {
+        const float one[1] = {i < cols ? value(i) : 0.0f};
+        store_e4m3(out + i, one, row.inverse);
+    }
+    if (threadIdx.x == 0) *scale = row.scale;
+}

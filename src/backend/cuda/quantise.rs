@@ -1,0 +1,131 @@
+//! Launches cuda/quantise.cu, and what concerns e4m3: rows of 8-bit floats with one float32 scale a row (see cuda/e4m3.cuh).
+//!
+//! Only products take such tensors. Weights become e4m3 when they are loaded, a row being an output channel; activations in the kernel
+//! that makes them, where that holds a whole row.
+
+use super::launch::row_block;
+use super::pool::Buffer;
+use super::{Cuda, Precision, Tensor, all_aligned};
+use crate::error::{Error, Result};
+
+/// Rows are padded with zeros to whole 16 bytes, and weights with rows of zeros, because cuBLASLt's fp8 kernels take no other sizes.
+pub const MULTIPLE: usize = 16;
+/// The GPUs for which cuBLASLt multiplies by a scale for each row and column. It has that for Hopper alone: Ada has fp8 with one scale
+/// for a whole matrix, Blackwell with scales of blocks.
+const CAPABILITY: (i32, i32) = (9, 0);
+/// What the vector kernels are compiled for.
+const MAX_THREADS: usize = 512;
+
+/// Errors when a GPU of this capability cannot compute in `precision`.
+pub fn check(precision: Precision, capability: (i32, i32), name: &str) -> Result<()> {
+    if precision == Precision::Bf16 || capability == CAPABILITY {
+        return Ok(());
+    }
+    let (major, minor) = capability;
+    Err(Error::new(format!("fp8 needs a GPU of compute capability 9.0 (Hopper), {name} has {major}.{minor}"))
+        .at("--precision fp8")
+        .hint("leave out `--precision`: bf16 works on this GPU"))
+}
+
+/// The value of an e4m3: sign, 4 bits of exponent, 3 of mantissa; no infinities.
+pub fn e4m3_to_f32(bits: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
+    let magnitude = match (exponent, bits & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa / 8.0 * 2f32.powi(-6),
+        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+    };
+    if bits & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+/// Threads of a block whose registers hold one row of `cols` e4m3 values; none when it does not fit.
+pub fn e4m3_block(cols: usize) -> Option<usize> {
+    row_block(cols.next_multiple_of(MULTIPLE) / 8).filter(|threads| *threads <= MAX_THREADS)
+}
+
+impl Cuda {
+    /// e4m3 [rows, cols], not initialised; kernels write the rows' padding too.
+    pub(super) fn empty_e4m3(&self, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
+        let stride = cols.next_multiple_of(MULTIPLE);
+        let buffer = Buffer::e4m3(self.device(), rows, stride)?;
+        let [x, _] = Tensor::from_buffer(self, buffer, rows, stride).split_cols([cols, stride - cols]);
+        Ok(x)
+    }
+
+    /// `x` in e4m3: each row over its scale, which is its largest magnitude over 448; rounded to nearest even.
+    ///
+    /// Products with [`Backend::narrow_weight`](crate::backend::Backend::narrow_weight) do this themselves. No other op takes the
+    /// result; downloads multiply by the scales.
+    pub fn quantise(&self, x: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
+        let out = self.empty_e4m3(x.rows(), x.cols())?;
+        let block = e4m3_block(x.cols()).filter(|_| all_aligned(&[x]));
+        let kernel = if block.is_some() { "quantise_bf16" } else { "quantise_bf16_any" };
+        let launch = self.launch("quantise", kernel)?.matrix(x).e4m3(&out).int(x.rows()).int(x.cols());
+        // SAFETY: argument types and order match `quantise_bf16` and `quantise_bf16_any` in cuda/quantise.cu; `out` was made of the shape
+        // of x above, its rows padded. A block writes one row of `out`, and its scale.
+        unsafe { launch.run([x.rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }?;
+        Ok(out)
+    }
+
+    /// `x` as a product with `weight` reads it; none where that is as it is.
+    pub(super) fn operand(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>) -> Result<Option<Tensor<Cuda>>> {
+        match (x.is_e4m3(), weight.is_e4m3()) {
+            (false, true) => self.quantise(x).map(Some),
+            (true, false) => Err(Error::new("e4m3 goes with e4m3 weights only").at("op `linear`")),
+            _ => Ok(None),
+        }
+    }
+}
+
+impl Tensor<Cuda> {
+    /// Whether the values are e4m3 with a scale for each row.
+    pub(super) fn is_e4m3(&self) -> bool {
+        self.buffer().scales() != 0
+    }
+
+    /// Device address of the scale of the first row, of e4m3.
+    pub(super) fn scales(&self) -> u64 {
+        self.buffer().scales() + (self.offset() / self.stride().max(1) * size_of::<f32>()) as u64
+    }
+
+    /// e4m3 values as float32. Waits.
+    pub(super) fn download_e4m3(&self) -> Result<Vec<f32>> {
+        let values = self.backend().download_values::<u8>(self.address(), self.rows(), self.cols(), self.stride())?;
+        let scales = self.backend().download_values::<f32>(self.scales(), 1, self.rows(), self.rows())?;
+        let row = |(row, scale): (&[u8], f32)| row.iter().map(move |bits| e4m3_to_f32(*bits) * scale).collect::<Vec<_>>();
+        Ok(values.chunks(self.cols().max(1)).zip(scales).flat_map(row).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e4m3_has_the_values_of_its_definition() {
+        let values =
+            [(0x00, 0.0), (0x01, 2f32.powi(-9)), (0x07, 7.0 * 2f32.powi(-9)), (0x08, 2f32.powi(-6)), (0x38, 1.0), (0x39, 1.125), (0x7e, 448.0)];
+        for (bits, value) in values {
+            assert_eq!((e4m3_to_f32(bits), e4m3_to_f32(bits | 0x80)), (value, -value), "{bits:#x}");
+        }
+        assert!(e4m3_to_f32(0x7f).is_nan() && e4m3_to_f32(0xff).is_nan());
+    }
+
+    #[test]
+    fn fp8_is_refused_where_it_does_not_run() {
+        for capability in [(8, 0), (8, 9), (10, 0), (12, 0)] {
+            assert!(check(Precision::Bf16, capability, "GPU").is_ok());
+            let message = check(Precision::Fp8, capability, "GPU").unwrap_err().to_string();
+            assert!(message.contains(&format!("has {}.{}", capability.0, capability.1)) && message.contains("hint"), "{message}");
+        }
+        assert!(check(Precision::Fp8, (9, 0), "GPU").is_ok());
+    }
+
+    #[test]
+    fn a_block_holds_the_rows_of_the_real_models() {
+        for cols in [3072, 4096, 9216, 12288, 16384] {
+            assert!(e4m3_block(cols).is_some_and(|threads| threads * 32 >= cols), "{cols}");
+        }
+        assert_eq!(e4m3_block(16392), None);
+    }
+}

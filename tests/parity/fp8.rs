@@ -1,0 +1,234 @@
+//! Products in e4m3: what is rounded against the definition of that format, what is computed against the CPU, and fused ops against
+//! their parts.
+
+use flux::backend::Backend;
+use flux::backend::cpu::{Cpu, Precision};
+use flux::backend::cuda::Cuda;
+use flux::pipeline::{Pipeline, Request};
+use flux::tensor::Tensor;
+use safetensors::Dtype;
+
+use crate::compare::{Shape, Weight, compare, shapes, values, vector};
+use crate::cuda_fp8;
+use crate::pipeline::{default_model, psnr};
+
+/// One rounding to bf16, and half of one for the tensor cores, which sum up to 128 terms in 14 bits before float32 takes over.
+const ROUNDINGS: f32 = 1.5;
+
+/// The nearest e4m3 value; of two as near the one whose last bit is 0; 448 is the largest.
+fn e4m3(value: f32) -> f32 {
+    let magnitude_of = |bits: u8| {
+        let (exponent, mantissa) = (i32::from(bits >> 3), f64::from(bits & 7) / 8.0);
+        if exponent == 0 { mantissa * 2f64.powi(-6) } else { (1.0 + mantissa) * 2f64.powi(exponent - 7) }
+    };
+    let magnitude = f64::from(value.abs());
+    let nearest = match (0..=0x7e).find(|bits| magnitude_of(*bits) >= magnitude) {
+        None => 448.0,
+        Some(0) => 0.0,
+        Some(above) => {
+            let (high, low) = (magnitude_of(above), magnitude_of(above - 1));
+            let up = high - magnitude < magnitude - low || (high - magnitude == magnitude - low && above % 2 == 0);
+            if up { high } else { low }
+        }
+    };
+    (nearest as f32).copysign(value)
+}
+
+/// Rows of `cols` values as e4m3 holds them: each row over its scale, which is its largest magnitude over 448.
+fn quantised(values: &[f32], cols: usize) -> Vec<f32> {
+    let row = |row: &[f32]| {
+        let largest = row.iter().fold(1e-30, |largest: f32, value| largest.max(value.abs()));
+        let (scale, inverse) = (largest / 448.0, 448.0 / largest);
+        row.iter().map(|value| e4m3(value * inverse) * scale).collect::<Vec<_>>()
+    };
+    values.chunks(cols).flat_map(row).collect()
+}
+
+/// Values over 24 powers of two, so that every exponent and the end of the range occur; every third row is zeros.
+fn wide_values(rows: usize, cols: usize) -> Vec<f32> {
+    let scaled = |(i, value): (usize, f32)| if i / cols % 3 == 2 { 0.0 } else { value * 2f32.powi((i * 7 % 24) as i32 - 20) };
+    values(1, rows * cols).into_iter().enumerate().map(scaled).collect()
+}
+
+fn assert_equal(what: &str, got: &[f32], expected: &[f32]) {
+    assert_eq!(got.len(), expected.len(), "{what}");
+    let different: Vec<_> = got.iter().zip(expected).enumerate().filter(|(_, (got, expected))| got != expected).collect();
+    for (i, (got, expected)) in different.iter().take(5) {
+        println!("  [{i}] expected {expected}, got {got}");
+    }
+    assert!(different.is_empty(), "{what}: {} of {} values differ", different.len(), got.len());
+}
+
+#[test]
+fn the_definition_rounds_to_nearest_even_and_saturates() {
+    for (value, expected) in [(1.0, 1.0), (1.06, 1.0), (1.0625, 1.0), (1.07, 1.125), (1.1875, 1.25), (448.0, 448.0), (1e9, 448.0), (460.0, 448.0)] {
+        assert_eq!((e4m3(value), e4m3(-value)), (expected, -expected), "{value}");
+    }
+    let least = 2f32.powi(-9);
+    assert_eq!([0.0, 0.5, 0.51, 1.5, 2.5].map(|times| e4m3(times * least) / least), [0.0, 0.0, 1.0, 2.0, 2.0]);
+}
+
+#[test]
+fn narrow_weights_are_e4m3_with_a_scale_for_each_row() {
+    let Some(cuda) = cuda_fp8() else { return };
+    for (rows, cols) in [(16, 64), (5, 64), (16, 27), (1, 1), (3, 7), (40, 3072), (20, 12288), (3, 16384), (3, 16392)] {
+        for host in [values(2, rows * cols), wide_values(rows, cols)] {
+            let weight = Weight::new(&host, &[rows, cols], Dtype::BF16);
+            let narrow = cuda.narrow_weight(&[weight.view()]).unwrap();
+            assert_equal(&format!("weight [{rows}, {cols}]"), &cuda.download(&narrow).unwrap(), &quantised(&host, cols));
+        }
+    }
+}
+
+#[test]
+fn stacked_narrow_weights_arrive_whole() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let rows = if crate::small() { 700 } else { 9000 };
+    let (a, b) = (values(1, rows * 3072), values(2, 3 * 3072));
+    let (large, tail) = (Weight::new(&a, &[rows, 3072], Dtype::F32), Weight::new(&b, &[3, 3072], Dtype::BF16));
+    let both = cuda.narrow_weight(&[large.view(), tail.view()]).unwrap();
+    assert_equal("stacked", &cuda.download(&both).unwrap(), &quantised(&[a, b].concat(), 3072));
+}
+
+#[test]
+fn a_narrow_weight_leaves_a_byte_for_each_value_in_memory() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let weight = Weight::seeded(1, 256, 512);
+    let before = cuda.stats().memory_bytes;
+    let narrow = cuda.narrow_weight(&[weight.view()]).unwrap();
+    assert_eq!(cuda.stats().memory_bytes - before, 256 * 512 + 256 * 4);
+    assert!(cuda.stats().memory_bytes - before <= cuda.narrow_weight_bytes(256 * 512));
+    drop(narrow);
+    assert_eq!(cuda.stats().memory_bytes, before);
+}
+
+#[test]
+fn activations_are_e4m3_with_a_scale_for_each_row() {
+    let Some(cuda) = cuda_fp8() else { return };
+    for shape in shapes(Shape::dense(4608, 3072)).into_iter().chain([Shape::dense(3, 16392), Shape::dense(0, 64)]) {
+        let x = shape.tensor(&cuda, 1);
+        let host = cuda.download(&x).unwrap();
+        assert_equal(&format!("{shape:?}"), &cuda.download(&cuda.quantise(&x).unwrap()).unwrap(), &quantised(&host, shape.cols));
+    }
+    for (rows, cols) in [(9, 1024), (9, 77)] {
+        let host = wide_values(rows, cols);
+        let x = cuda.upload(&host, rows, cols).unwrap();
+        assert_equal("wide values", &cuda.download(&cuda.quantise(&x).unwrap()).unwrap(), &quantised(&host, cols));
+    }
+}
+
+#[test]
+fn what_is_not_a_number_stays_so() {
+    let Some(cuda) = cuda_fp8() else { return };
+    for bad in [f32::NAN, f32::INFINITY] {
+        let mut host = values(1, 3 * 64);
+        host[70] = bad;
+        let weight = Weight::seeded(2, 32, 64);
+        let out = cuda.upload(&host, 3, 64).unwrap().linear(&cuda.narrow_weight(&[weight.view()]).unwrap(), None).unwrap();
+        let out = cuda.download(&out).unwrap();
+        assert!(out[32..64].iter().all(|value| value.is_nan()), "{bad}");
+        assert!(out[..32].iter().chain(&out[64..]).all(|value| value.is_finite()), "{bad}");
+    }
+}
+
+#[test]
+fn e4m3_is_for_products_only() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let narrow = || cuda.narrow_weight(&[Weight::seeded(1, 64, 64).view()]).unwrap();
+    let x = Shape::dense(64, 64).tensor(&cuda, 2);
+    assert!(narrow().silu().is_err());
+    assert!(narrow().linear(&Weight::seeded(3, 64, 64).matrix(&cuda), None).is_err());
+    assert!(x.add(&narrow()).is_err());
+}
+
+/// `x weight^T` of values that e4m3 holds exactly, on the CPU.
+fn product(x: &[f32], weight: &[f32], [rows, cols, out]: [usize; 3]) -> Vec<f32> {
+    let cpu = Cpu::new(Precision::F32);
+    let weight = Weight::new(weight, &[out, cols], Dtype::F32).matrix(&cpu);
+    cpu.download(&cpu.upload(x, rows, cols).unwrap().linear(&weight, None).unwrap()).unwrap()
+}
+
+fn check_linear(cuda: &Cuda, shape: Shape, out: usize) {
+    let (x, weight) = (shape.tensor(cuda, 1), Weight::seeded(2, out, shape.cols));
+    let narrow = cuda.narrow_weight(&[weight.view()]).unwrap();
+    let (x_values, weight_values) = (quantised(&cuda.download(&x).unwrap(), shape.cols), cuda.download(&narrow).unwrap());
+    let expected = product(&x_values, &weight_values, [shape.rows, shape.cols, out]);
+    let got = cuda.download(&x.linear(&narrow, None).unwrap()).unwrap();
+    compare(&format!("linear in fp8 {shape:?} -> {out}"), &got, &expected, ROUNDINGS);
+}
+
+/// Products of e4m3 values are exact in float32, and the scales are multiplied in float32 behind the sum.
+#[test]
+fn linear_in_fp8_matches_the_cpu() {
+    let Some(cuda) = cuda_fp8() else { return };
+    for (rows, cols, out) in [(64, 128, 256), (1, 64, 96), (7, 24, 5), (33, 27, 3), (129, 40, 1), (5, 13, 17), (300, 8, 8), (1000, 256, 512)] {
+        for (before, after) in [(0, 0), (8, 16), (3, 2)] {
+            check_linear(&cuda, Shape::view(rows, cols, before, after), out);
+        }
+    }
+}
+
+/// The real shapes; on fewer rows, because the CPU has to do them too.
+#[test]
+fn linear_in_fp8_matches_at_real_sizes() {
+    let Some(cuda) = cuda_fp8() else { return };
+    if crate::small() {
+        return;
+    }
+    for (rows, cols, out) in [(256, 3072, 27648), (257, 12288, 3072), (200, 9216, 3072), (512, 3072, 3072)] {
+        check_linear(&cuda, Shape::dense(rows, cols), out);
+    }
+}
+
+#[test]
+fn a_bias_is_added_behind_a_product_in_fp8() {
+    let Some(cuda) = cuda_fp8() else { return };
+    for out in [256, 5] {
+        let (x, narrow) = (Shape::dense(20, 128).tensor(&cuda, 1), cuda.narrow_weight(&[Weight::seeded(2, out, 128).view()]).unwrap());
+        let bias = vector(&cuda, 3, out);
+        let expected = x.linear(&narrow, None).unwrap().add(&bias).unwrap();
+        assert_equal("bias", &cuda.download(&x.linear(&narrow, Some(&bias)).unwrap()).unwrap(), &cuda.download(&expected).unwrap());
+    }
+}
+
+/// The same kernels round to bf16 on the way, so nothing may differ.
+#[test]
+fn swiglu_linear_equals_its_parts() {
+    let Some(cuda) = cuda_fp8() else { return };
+    // [rows, side, mlp], and columns before the gate that no part has.
+    let mut sizes =
+        vec![([40, 64, 128], 0), ([40, 0, 128], 8), ([19, 24, 40], 3), ([7, 5, 13], 0), ([7, 0, 1], 0), ([3, 4096, 12288], 0), ([3, 8, 16384], 0)];
+    if !crate::small() {
+        sizes.extend([([4608, 3072, 9216], 0), ([512, 0, 9216], 0)]);
+    }
+    for ([rows, side, mlp], before) in sizes {
+        for out in [96, 21] {
+            let narrow = cuda.narrow_weight(&[Weight::seeded(4, out, side + mlp).view()]).unwrap();
+            let parts = || {
+                let [_, beside, gate, up] = Shape::dense(rows, before + side + 2 * mlp).tensor(&cuda, 1).split_cols([before, side, mlp, mlp]);
+                (beside, gate, up)
+            };
+            let (beside, gate, up) = parts();
+            let got = gate.swiglu_linear(&up, (side > 0).then_some(&beside), &narrow).unwrap();
+            let (beside, gate, up) = parts();
+            let mlp_values = gate.swiglu(&up).unwrap();
+            let expected = if side > 0 { Tensor::linear_concat(&[&beside, &mlp_values], &narrow) } else { mlp_values.linear(&narrow, None) };
+            let what = format!("[{rows}, {side} + {mlp}] -> {out}");
+            assert_equal(&what, &cuda.download(&got).unwrap(), &cuda.download(&expected.unwrap()).unwrap());
+        }
+    }
+}
+
+#[test]
+fn the_default_model_draws_in_fp8_what_it_draws_in_bf16() {
+    let (Some(bf16), Some(fp8)) = (crate::cuda(), cuda_fp8()) else { return };
+    let mut pipelines = [bf16, fp8].map(|cuda| Pipeline::load(cuda, &default_model()).unwrap());
+    for (prompt, seed) in [("a red heart inside a yellow star on a teal background", 45), ("a robot on a lavender background", 7)] {
+        let [expected, got] = pipelines.each_mut().map(|pipeline| pipeline.generate(&Request::new(prompt, seed), &mut ()).unwrap().rgb);
+        let psnr = psnr(&got, &expected);
+        println!("{prompt}: fp8 is {psnr:.1} dB from bf16");
+        assert!(psnr >= 25.0, "{prompt}: {psnr:.1} dB");
+        let [_, again] = pipelines.each_mut().map(|pipeline| pipeline.generate(&Request::new(prompt, seed), &mut ()).unwrap().rgb);
+        assert!(again == got, "one seed, one picture");
+    }
+}
