@@ -1,5 +1,8 @@
 //! Work that is recorded and launched as a whole: the same values, from fewer launches, and its memory back at the end.
 
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use flux::backend::cuda::{Cuda, Replay};
 use flux::backend::{Backend, Remark};
 use flux::tensor::Tensor;
@@ -98,6 +101,33 @@ fn work_that_cannot_be_recorded_runs_all_the_same_and_says_so() {
     let remarks = cuda.remarks();
     let told = |remark: &Remark| matches!(remark, Remark::Warning(text) if text.contains("could not be recorded"));
     assert!(remarks.iter().any(told), "{remarks:?}");
+}
+
+#[test]
+fn a_panic_while_work_is_recorded_leaves_the_device_usable() {
+    let Some(cuda) = crate::cuda() else { return };
+    let runs = Cell::new(0);
+    let mut replay = Replay::default();
+    let mut run = |seed| {
+        let x = Shape::dense(64, 128).tensor(&cuda, seed);
+        let work = |[x]: [&Tensor<Cuda>; 1]| {
+            runs.set(runs.get() + 1);
+            let out = x.row_view(0..64).silu();
+            // The second call runs it in the arena, then records it.
+            assert!(runs.get() != 3, "on purpose");
+            out
+        };
+        let got = cuda.replay(&mut replay, [&x], work).unwrap();
+        assert_eq!(cuda.download(&got).unwrap(), cuda.download(&x.silu().unwrap()).unwrap(), "{seed}");
+    };
+    run(1);
+    assert!(catch_unwind(AssertUnwindSafe(|| run(2))).is_err());
+    // Another thread would wait for ever for a recording that nobody ends.
+    std::thread::scope(|scope| scope.spawn(|| cuda.mark().map(drop)).join().unwrap()).unwrap();
+    for seed in 3..6 {
+        run(seed);
+    }
+    assert_eq!((cuda.stats().unrecorded, cuda.stats().replays), (0, 2));
 }
 
 #[test]

@@ -191,24 +191,19 @@ impl Device {
     }
 
     /// From here on the compute stream records the work of this thread instead of doing it.
-    pub fn begin_capture(&self) -> Result<()> {
+    pub fn begin_capture(&self) -> Result<Capture<'_>> {
         self.bind()?;
         *self.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current().id());
         self.recording.store(true, Ordering::Release);
         // SAFETY: the stream lives as long as the device. Calls of other threads that could disturb the recording wait in `bind`.
         let begun = unsafe { result::stream::begin_capture(self.stream.0, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
-        begun.map_err(|e| {
-            self.stop_recording();
-            failed("cannot record GPU work", e)
-        })
-    }
-
-    /// What was recorded since [`Device::begin_capture`].
-    pub fn end_capture(&self) -> Result<sys::CUgraph> {
-        // SAFETY: the stream lives as long as the device; it leaves recording also where that was disturbed.
-        let graph = unsafe { result::stream::end_capture(self.stream.0) };
-        self.stop_recording();
-        graph.map_err(|e| failed("cannot record GPU work", e))
+        match begun {
+            Ok(()) => Ok(Capture(Some(self))),
+            Err(e) => {
+                self.stop_recording();
+                Err(failed("cannot record GPU work", e))
+            }
+        }
     }
 
     /// Whether the compute stream records work instead of doing it; of a thread that went through [`Device::bind`], its own.
@@ -279,19 +274,20 @@ impl Device {
     ///
     /// Errors when the file was not built or the driver has no image for this GPU.
     pub fn function(&self, file: &'static str, name: &'static str) -> Result<Function> {
-        // Before the lock, which a thread that records may need.
         self.bind()?;
         // A thread that panicked here left whole entries only.
-        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = functions.get(&(file, name)) {
-            return Ok(*function);
+        let functions = || self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = functions().get(&(file, name)).copied();
+        if let Some(function) = known {
+            return Ok(function);
         }
+        // Not under the lock, which a thread that records may need: this one may wait for it.
         let module = self.module(file)?;
         let symbol = CString::new(name).map_err(|_| Error::new(format!("`{name}` is no kernel name")))?;
         // SAFETY: `module` was loaded above and is unloaded with the device only.
         let function = unsafe { result::module::get_function(module, symbol) };
         let function = Function(function.map_err(|e| failed(&format!("no kernel `{name}` in `cuda/{file}.cu`"), e))?);
-        functions.insert((file, name), function);
+        functions().insert((file, name), function);
         Ok(function)
     }
 
@@ -319,6 +315,47 @@ impl Device {
     pub fn join_uploads(self: &Arc<Self>) -> Result<()> {
         let mark = Mark::new(self, self.upload_stream)?;
         mark.hold(self.stream)
+    }
+}
+
+/// The compute stream records. It stops when this is dropped, also by a panic: otherwise other threads would wait for ever.
+pub struct Capture<'a>(Option<&'a Device>);
+
+impl Capture<'_> {
+    /// What was recorded.
+    pub fn end(mut self) -> Result<Captured> {
+        self.stop().unwrap_or_else(|| Err(Error::new("nothing was recorded")))
+    }
+
+    fn stop(&mut self) -> Option<Result<Captured>> {
+        let device = self.0.take()?;
+        // SAFETY: the stream lives as long as the device; it leaves recording also where that was disturbed.
+        let graph = unsafe { result::stream::end_capture(device.stream.0) };
+        device.stop_recording();
+        Some(graph.map(Captured).map_err(|e| failed("cannot record GPU work", e)))
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        drop(self.stop());
+    }
+}
+
+/// What the driver recorded, until it is made executable.
+pub struct Captured(sys::CUgraph);
+
+impl Captured {
+    /// The driver's handle.
+    pub fn raw(&self) -> sys::CUgraph {
+        self.0
+    }
+}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once.
+        let _ = unsafe { result::graph::destroy(self.0) };
     }
 }
 

@@ -69,16 +69,6 @@ impl Drop for Graph {
     }
 }
 
-/// What the driver recorded, until it is made executable.
-struct Captured(sys::CUgraph);
-
-impl Drop for Captured {
-    fn drop(&mut self) {
-        // SAFETY: destroyed once.
-        let _ = unsafe { result::graph::destroy(self.0) };
-    }
-}
-
 /// Whether the user wants graphs.
 fn wanted(value: Option<&OsStr>) -> Result<bool> {
     match value.map(OsStr::to_string_lossy).as_deref() {
@@ -162,16 +152,16 @@ impl Cuda {
         let fixed = self.fixed_places(inputs)?;
         let (launches, composed) = (&device.counters().launches, &device.counters().composed);
         let before = (launches.load(Ordering::Relaxed), composed.load(Ordering::Relaxed));
-        device.begin_capture()?;
+        let capture = device.begin_capture()?;
         let out = work(fixed.each_ref()).map(|out| Cells::of(&out));
-        let captured = device.end_capture().map(Captured);
+        let captured = capture.end();
         // Recorded is not enqueued.
         launches.store(before.0, Ordering::Relaxed);
         composed.store(before.1, Ordering::Relaxed);
         // The error of the work says more than that of a capture that it broke.
         let (out, captured) = (out?, captured?);
         // SAFETY: the graph was just recorded; what is made of it does not need it any more.
-        let exec = unsafe { result::graph::instantiate(captured.0, sys::CUgraphInstantiate_flags(0)) };
+        let exec = unsafe { result::graph::instantiate(captured.raw(), sys::CUgraphInstantiate_flags(0)) };
         let exec = exec.map_err(|e| failed("cannot make a graph of GPU work", e))?;
         let inputs = fixed.iter().map(|x| (x.address(), x.rows(), x.cols())).collect();
         // From here on the graph owns `exec` and a share of the arena.
