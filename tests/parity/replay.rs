@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
 
 use flux::backend::cuda::{Cuda, Replay};
 use flux::backend::{Backend, Remark};
@@ -101,6 +102,38 @@ fn work_that_cannot_be_recorded_runs_all_the_same_and_says_so() {
     let remarks = cuda.remarks();
     let told = |remark: &Remark| matches!(remark, Remark::Warning(text) if text.contains("could not be recorded"));
     assert!(remarks.iter().any(told), "{remarks:?}");
+}
+
+#[test]
+fn work_is_not_recorded_while_another_thread_loads_weights() {
+    let Some(cuda) = crate::cuda() else { return };
+    let mut replay = Replay::default();
+    let mut run = |seed| {
+        let x = Shape::dense(64, 128).tensor(&cuda, seed);
+        let got = cuda.replay(&mut replay, [&x], |[x]| x.row_view(0..64).silu()).unwrap();
+        assert_eq!(cuda.download(&got).unwrap(), cuda.download(&x.silu().unwrap()).unwrap(), "{seed}");
+        cuda.stats().replays
+    };
+    std::thread::scope(|scope| {
+        let (began, begun) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let cuda = &cuda;
+        let loading = scope.spawn(move || {
+            let wait = || {
+                began.send(()).unwrap();
+                // Also when the other end is dropped by a test that fails.
+                let _ = ended.recv();
+                Ok(())
+            };
+            cuda.load(wait, &mut |_| {})
+        });
+        begun.recv().unwrap();
+        assert_eq!((1..4).map(&mut run).collect::<Vec<_>>(), [0, 0, 0]);
+        drop(end);
+        loading.join().unwrap().unwrap();
+        assert_eq!((4..7).map(&mut run).collect::<Vec<_>>(), [0, 1, 2], "recorded by the first behind the load");
+    });
+    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
 }
 
 #[test]

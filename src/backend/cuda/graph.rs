@@ -8,7 +8,7 @@
 use std::env;
 use std::ffi::OsStr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, TryLockError};
 
 use cudarc::driver::{result, sys};
 
@@ -96,17 +96,27 @@ impl Cuda {
                 *replay = Replay::Seen;
                 work(inputs)
             }
-            Replay::Seen => match self.run_and_record(inputs, &work) {
-                Ok((out, graph)) => {
-                    *replay = graph;
-                    Ok(out)
+            Replay::Seen => {
+                let nobody_loads = match self.0.loading.try_write() {
+                    Ok(guard) => guard,
+                    Err(TryLockError::Poisoned(error)) => error.into_inner(),
+                    // Another thread loads weights: next time.
+                    Err(TryLockError::WouldBlock) => return work(inputs),
+                };
+                let recorded = self.run_and_record(inputs, &work);
+                drop(nobody_loads);
+                match recorded {
+                    Ok((out, graph)) => {
+                        *replay = graph;
+                        Ok(out)
+                    }
+                    // What has failed for another reason fails again.
+                    Err(error) => {
+                        *replay = self.refused(&error);
+                        work(inputs)
+                    }
                 }
-                // What has failed for another reason fails again.
-                Err(error) => {
-                    *replay = self.refused(&error);
-                    work(inputs)
-                }
-            },
+            }
             Replay::Recorded(graph) => self.launch_graph(graph, inputs),
             Replay::Refused => work(inputs),
         }

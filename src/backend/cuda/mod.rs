@@ -39,7 +39,7 @@ mod swiglu;
 mod transfer;
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
 
@@ -77,6 +77,9 @@ struct Inner {
     opening_gemm: Mutex<()>,
     gemm_cache: GemmCache,
     uploader: Uploader,
+    /// Read while weights are loaded, by any thread, and written while work is recorded: the vectors among the weights, and the wait for
+    /// the upload stream, go to the stream that records.
+    loading: RwLock<()>,
     /// Held while replayed work is enqueued.
     replaying: Mutex<()>,
     /// Why some work could not be recorded.
@@ -121,6 +124,7 @@ impl Cuda {
             opening_gemm: Mutex::new(()),
             gemm_cache,
             uploader,
+            loading: RwLock::default(),
             replaying: Mutex::default(),
             unrecorded: Mutex::default(),
             precision,
@@ -299,6 +303,7 @@ impl Backend for Cuda {
     }
 
     fn load<T>(&self, work: impl FnOnce() -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T> {
+        let _loading = self.0.loading.read().unwrap_or_else(PoisonError::into_inner);
         self.0.uploader.together(self.device(), work, report)
     }
 
