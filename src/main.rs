@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use flux::backend::cpu::{self, Cpu};
-use flux::backend::cuda::{self, Cuda};
+use flux::backend::cuda::{self, Cuda, GemmCache};
 use flux::backend::{Backend, Remark};
 use flux::compare::difference;
 use flux::default_model::default_model;
@@ -125,7 +125,7 @@ fn choose_device(args: &DeviceArgs, console: &Console) -> Result<Device> {
 
 fn open_gpu(args: &DeviceArgs, ordinal: usize) -> Result<Device> {
     let precision = if args.precision == PrecisionChoice::Fp8 { cuda::Precision::Fp8 } else { cuda::Precision::Bf16 };
-    Cuda::with_precision(ordinal, args.gpu_memory_bytes(), precision).map(Device::Cuda)
+    Cuda::with(ordinal, args.gpu_memory_bytes(), precision, &GemmCache::from_environment()).map(Device::Cuda)
 }
 
 /// Pictures to make, all of it checked but for what only the model knows.

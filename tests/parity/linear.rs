@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use flux::backend::Backend;
-use flux::backend::cuda::{Cuda, GemmCache};
+use flux::backend::cuda::{Cuda, GemmCache, Precision};
 use flux::tensor::Tensor;
 
 use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check, check_against, vector};
@@ -140,7 +140,7 @@ const TIMED: [usize; 3] = [512, 1024, 2048];
 
 /// What a GPU makes of that product, whose choices are in `folder`: the values' bits, and how often the host waited.
 fn timed_product(folder: &Path, weight: &Weight) -> (Vec<u32>, u64, Option<String>) {
-    let cuda = Cuda::with_gemm_cache(0, None, GemmCache::Folder(folder.to_path_buf())).unwrap();
+    let cuda = Cuda::with(0, None, Precision::Bf16, &GemmCache::Folder(folder.to_path_buf())).unwrap();
     let x = Shape::dense(TIMED[0], TIMED[1]).tensor(&cuda, 1);
     let weight = weight.matrix(&cuda);
     let before = cuda.stats().waits;
@@ -185,7 +185,7 @@ fn without_a_cache_nothing_is_timed() {
     if crate::cuda().is_none() {
         return;
     }
-    let cuda = Cuda::with_gemm_cache(0, None, GemmCache::Off).unwrap();
+    let cuda = Cuda::with(0, None, Precision::Bf16, &GemmCache::Off).unwrap();
     let weight = Weight::seeded(2, TIMED[2], TIMED[1]);
     let (x, weight) = (Shape::dense(TIMED[0], TIMED[1]).tensor(&cuda, 1), weight.matrix(&cuda));
     let before = cuda.stats();
@@ -201,7 +201,7 @@ fn timing_leaves_the_residual_alone() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let cuda = Cuda::with_gemm_cache(0, None, GemmCache::Folder(folder.path().to_path_buf())).unwrap();
+    let cuda = Cuda::with(0, None, Precision::Bf16, &GemmCache::Folder(folder.path().to_path_buf())).unwrap();
     let weight = Weight::seeded(2, TIMED[2], TIMED[1]);
     let case = LinearAdd(Shape::dense(TIMED[0], TIMED[1]), &weight, [0, 0]);
     check_against(&cuda, "a timed linear_add", &case, WITH_EPILOGUE, 1.5);

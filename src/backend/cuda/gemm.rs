@@ -29,6 +29,8 @@ const OPERATION_T: i32 = 1;
 /// 4096 terms, which is of the order of e4m3's own error. Without it cuBLASLt takes them to float32 every so many terms.
 /// Source: DeepSeek-V3 technical report, section 3.3.2.
 const FAST_ACCUMULATION: i8 = 0;
+/// Sets it (0 or 1), to measure what the longer sums cost.
+const FAST_ACCUMULATION_VARIABLE: &str = "FLUX_FP8_FAST_ACCUMULATION";
 /// How many algorithms to ask for.
 const CANDIDATES: usize = 16;
 /// Products of more floating-point operations are worth the time of choosing; for others the first suggestion serves.
@@ -137,6 +139,7 @@ pub struct Gemm {
     plans: Mutex<HashMap<Key, Option<Plan>>>,
     choices: Mutex<Choices>,
     workspace: Buffer,
+    fast_accumulation: i8,
     device: Arc<Device>,
 }
 
@@ -172,7 +175,13 @@ impl Gemm {
         let cublaslt = unsafe { sys::cublasLtGetVersion() };
         let (gpu, multiprocessors) = (device.name().to_string(), device.multiprocessors());
         let choices = Choices::open(cache, Machine { gpu, multiprocessors, driver: device.driver(), cublaslt });
-        Ok(Self { handle, plans: Mutex::default(), choices: Mutex::new(choices), workspace, device: Arc::clone(device) })
+        let fast_accumulation = match std::env::var(FAST_ACCUMULATION_VARIABLE).as_deref() {
+            Ok("0") => 0,
+            Ok("1") => 1,
+            _ => FAST_ACCUMULATION,
+        };
+        let device = Arc::clone(device);
+        Ok(Self { handle, plans: Mutex::default(), choices: Mutex::new(choices), workspace, fast_accumulation, device })
     }
 
     /// What the user may want to know of the kept choices, if anything.
@@ -181,7 +190,7 @@ impl Gemm {
     }
 
     fn choices(&self) -> MutexGuard<'_, Choices> {
-        // A thread that panicked here left whole entries only.
+        // Its methods leave it whole.
         self.choices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -237,7 +246,7 @@ impl Gemm {
             let outer = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as i32;
             plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &outer)?;
             plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &outer)?;
-            plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &FAST_ACCUMULATION)?;
+            plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &self.fast_accumulation)?;
             plan.set_scales(scales)?;
         }
         let Some(algorithm) = self.choose(&plan, key, product)? else { return Ok(None) };

@@ -94,22 +94,13 @@ impl Cuda {
     ///
     /// Errors when this program holds no kernels, the machine no driver or cuBLASLt, or the GPU is missing or older than Ampere.
     pub fn new(ordinal: usize, memory_cap: Option<u64>) -> Result<Self> {
-        Self::open(ordinal, memory_cap, Precision::Bf16, GemmCache::from_environment())
+        Self::with(ordinal, memory_cap, Precision::Bf16, &GemmCache::from_environment())
     }
 
-    /// As [`Cuda::new`], with large products in `precision`.
+    /// As [`Cuda::new`], with large products in `precision`, and with the choice of algorithms kept in `gemm_cache`.
     ///
     /// Errors as [`Cuda::new`], and when the GPU does not compute in `precision`.
-    pub fn with_precision(ordinal: usize, memory_cap: Option<u64>, precision: Precision) -> Result<Self> {
-        Self::open(ordinal, memory_cap, precision, GemmCache::from_environment())
-    }
-
-    /// [`Cuda::new`], which keeps the choice of algorithms in `gemm_cache`.
-    pub fn with_gemm_cache(ordinal: usize, memory_cap: Option<u64>, gemm_cache: GemmCache) -> Result<Self> {
-        Self::open(ordinal, memory_cap, Precision::Bf16, gemm_cache)
-    }
-
-    fn open(ordinal: usize, memory_cap: Option<u64>, precision: Precision, gemm_cache: GemmCache) -> Result<Self> {
+    pub fn with(ordinal: usize, memory_cap: Option<u64>, precision: Precision, gemm_cache: &GemmCache) -> Result<Self> {
         // cuBLASLt is half a gigabyte: it is loaded while the driver makes the context.
         let (device, library) = thread::scope(|scope| {
             let library = scope.spawn(library::require_cublaslt);
@@ -122,7 +113,7 @@ impl Cuda {
         Ok(Self(Arc::new(Inner {
             gemm: OnceLock::new(),
             opening_gemm: Mutex::new(()),
-            gemm_cache,
+            gemm_cache: gemm_cache.clone(),
             uploader,
             loading: RwLock::default(),
             replaying: Mutex::default(),
