@@ -259,13 +259,15 @@ impl Gemm {
     fn choose(&self, plan: &Plan, key: &Key, product: &Product) -> Result<Option<sys::cublasLtMatmulAlgo_t>> {
         let worth_timing = key.is_worth_timing();
         let kept = if worth_timing { self.choices().get(key) } else { None };
-        if let Some(data) = kept {
-            let algorithm = sys::cublasLtMatmulAlgo_t { data };
-            if self.runs(plan, &algorithm) {
-                return Ok(Some(algorithm));
-            }
+        let kept = kept.map(|data| sys::cublasLtMatmulAlgo_t { data });
+        if kept.is_some_and(|kept| self.runs(plan, &kept)) {
+            return Ok(kept);
         }
         let candidates = self.candidates(plan, key)?;
+        // The check knows neither alignments nor preferences, and may refuse what the suggestions are made for.
+        if kept.is_some_and(|kept| candidates.iter().any(|candidate| candidate.data == kept.data)) {
+            return Ok(kept);
+        }
         let Some(first) = candidates.first() else { return Ok(None) };
         // What is recorded does not run; and just before that, what is allocated has to be what is allocated then.
         if !worth_timing || self.device.pool().arena().is_entered() || !self.choices().keeps() {
@@ -304,7 +306,8 @@ impl Gemm {
 
     /// Whether cuBLASLt takes an algorithm for these matrices and this workspace.
     fn runs(&self, plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
-        let mut found = NOTHING_FOUND;
+        // What is documented to be written is the size of the workspace, not the state.
+        let mut found = sys::cublasLtMatmulHeuristicResult_t { state: sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS, ..NOTHING_FOUND };
         let [a, b, c, d] = plan.layouts;
         // SAFETY: all descriptors live; `algorithm` has the size that cuBLASLt reads, and `found` that which it writes.
         let status = unsafe { sys::cublasLtMatmulAlgoCheck(self.handle, plan.operation, a, b, c, d, algorithm, &mut found) };

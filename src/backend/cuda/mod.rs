@@ -6,7 +6,7 @@
 //! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels of cuda/*.cu that
 //! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves weights and
 //! pictures, [`graph`] launches recorded work as a whole. Every op has a launcher in the file of its name. All work goes to one stream in
-//! program order; only downloads and [`Backend::wait`] wait.
+//! program order; only downloads, [`Backend::wait`] and the timing of algorithms wait.
 #![allow(unsafe_code)]
 
 mod adaln;
