@@ -138,12 +138,12 @@ pub struct Gemm {
     /// None is a shape that cuBLASLt declined.
     plans: Mutex<HashMap<Key, Option<Plan>>>,
     choices: Mutex<Choices>,
-    workspace: Buffer,
+    workspace: Mutex<Buffer>,
     fast_accumulation: i8,
     device: Arc<Device>,
 }
 
-// SAFETY: a cuBLASLt handle may be used from several threads; plans are used under their mutex only.
+// SAFETY: a cuBLASLt handle may be used from several threads; a plan is used by the thread that makes it, then under their mutex only.
 unsafe impl Send for Gemm {}
 // SAFETY: as above.
 unsafe impl Sync for Gemm {}
@@ -180,8 +180,8 @@ impl Gemm {
             Ok("1") => 1,
             _ => FAST_ACCUMULATION,
         };
-        let device = Arc::clone(device);
-        Ok(Self { handle, plans: Mutex::default(), choices: Mutex::new(choices), workspace, fast_accumulation, device })
+        let (choices, workspace, device) = (Mutex::new(choices), Mutex::new(workspace), Arc::clone(device));
+        Ok(Self { handle, plans: Mutex::default(), choices, workspace, fast_accumulation, device })
     }
 
     /// What the user may want to know of the kept choices, if anything.
@@ -200,22 +200,31 @@ impl Gemm {
             return Ok(());
         }
         self.device.bind()?;
-        // A plan is inserted whole, so a panic elsewhere leaves nothing broken.
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let key = Key::of(product);
-        let plan = match plans.entry(key) {
-            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(self.plan(&key, product)?),
-        };
-        match plan {
-            Some(plan) => self.enqueue(plan, &plan.algorithm, product),
-            None if product.scales.is_some() => Err(Error::new(format!(
-                "cuBLASLt has no fp8 product of {} x {} x {} on this GPU, with a scale for each row and column",
-                product.m, product.k, product.n
-            ))
-            .hint("leave out `--precision fp8`")),
-            None => self.run_any(product),
+        let planned = self.plans().contains_key(&key);
+        if !planned {
+            // Not under the lock, which other threads need while this one waits for the device.
+            let plan = self.plan(&key, product)?;
+            self.plans().entry(key).or_insert(plan);
         }
+        if let Some(Some(plan)) = self.plans().get(&key) {
+            return self.enqueue(plan, &plan.algorithm, product);
+        }
+        if product.scales.is_some() {
+            let what = format!("cuBLASLt has no fp8 product of {} x {} x {} on this GPU", product.m, product.k, product.n);
+            return Err(Error::new(what).hint("leave out `--precision fp8`"));
+        }
+        self.run_any(product)
+    }
+
+    fn plans(&self) -> MutexGuard<'_, HashMap<Key, Option<Plan>>> {
+        // A plan is inserted whole, so a panic elsewhere leaves nothing broken.
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The workspace, for one product at a time: another thread's must not come between two kernels of one, which meet there.
+    fn workspace(&self) -> MutexGuard<'_, Buffer> {
+        self.workspace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// None when cuBLASLt has no algorithm for the shape.
@@ -282,7 +291,8 @@ impl Gemm {
     /// the first.
     fn time(&self, plan: &Plan, product: &Product, candidates: &[sys::cublasLtMatmulAlgo_t]) -> usize {
         let kind = if product.out_f32 { Kind::F32 } else { Kind::Bf16 };
-        let Ok(out) = Buffer::new(&self.device, kind, (product.m - 1) * product.out.stride + product.n) else { return 0 };
+        let cells = (product.m - 1) * product.out.stride + product.n;
+        let Ok(out) = Buffer::on_stream(&self.device, self.device.stream(), kind, cells) else { return 0 };
         let trial = Product { out: Matrix { address: out.address(), ..product.out }, ..*product };
         fastest(candidates.len(), |candidate, runs| self.times_us(plan, &candidates[candidate], &trial, runs).ok())
     }
@@ -293,7 +303,7 @@ impl Gemm {
         let mut marks = Vec::new();
         for _ in 0..runs {
             // SAFETY: the workspace holds that many bytes, and products use it one after the other on this stream.
-            unsafe { driver::result::memset_d8_async(self.workspace.address(), 0, WORKSPACE_BYTES, stream.raw()) }
+            unsafe { driver::result::memset_d8_async(self.workspace().address(), 0, WORKSPACE_BYTES, stream.raw()) }
                 .map_err(|e| device::failed("cannot clear GPU memory", e))?;
             let from = Mark::new(&self.device, stream)?;
             self.enqueue(plan, algorithm, product)?;
@@ -367,6 +377,7 @@ impl Gemm {
         let beta = if product.residual.is_some() { 1.0f32 } else { 0.0 };
         let residual = product.residual.unwrap_or(product.out);
         let [a, b, c, d] = plan.layouts;
+        let workspace = self.workspace();
         // SAFETY: the plan was made for exactly these sizes, strides and alignments. The matrices lie in buffers that the caller's
         // tensors hold, of the shapes that `Tensor`'s methods checked. alpha and beta are read before the call returns. The
         // workspace is used by this stream alone, one product after the other.
@@ -385,7 +396,7 @@ impl Gemm {
                 product.out.address as *mut c_void,
                 d,
                 algorithm,
-                self.workspace.address() as *mut c_void,
+                workspace.address() as *mut c_void,
                 WORKSPACE_BYTES,
                 self.device.stream().raw().cast(),
             )
