@@ -167,9 +167,10 @@ fn the_choice_of_an_algorithm_is_timed_once_and_read_back() {
     assert_eq!(second, first);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), kept);
 
-    // Well-formed, but no algorithm of cuBLASLt: timed anew and put in order.
+    // Well-formed, but no algorithm of cuBLASLt, which begins with its number: timed anew and put in order.
     let mut json: serde_json::Value = serde_json::from_str(&kept).unwrap();
-    json["choices"][0]["algorithm"] = serde_json::json!(vec![u64::MAX; 8]);
+    let number = &mut json["choices"][0]["algorithm"][0];
+    *number = serde_json::json!(number.as_u64().unwrap() >> 32 << 32 | 0x7fff_ffff);
     for text in [json.to_string(), "{".to_string()] {
         std::fs::write(&file, &text).unwrap();
         let (third, waits, _) = timed_product(folder.path(), &weight);
@@ -197,15 +198,21 @@ fn without_a_cache_nothing_is_timed() {
 /// Timing writes to other memory than the product's: a residual that is also the output is added once.
 #[test]
 fn timing_leaves_the_residual_alone() {
+    /// The first product of its shape goes over the residual.
+    struct Over<'a>(&'a Weight);
+    impl Case for Over<'_> {
+        fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+            let (x, residual) = (Shape::dense(TIMED[0], TIMED[1]).tensor(b, 1), Shape::dense(TIMED[0], TIMED[2]).tensor(b, 4));
+            vec![x.linear_add(&self.0.matrix(b), residual).unwrap()]
+        }
+    }
     if crate::cuda().is_none() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let cuda = Cuda::with(0, None, Precision::Bf16, &GemmCache::Folder(folder.path().to_path_buf())).unwrap();
-    let weight = Weight::seeded(2, TIMED[2], TIMED[1]);
-    let case = LinearAdd(Shape::dense(TIMED[0], TIMED[1]), &weight, [0, 0]);
-    check_against(&cuda, "a timed linear_add", &case, WITH_EPILOGUE, 1.5);
+    check_against(&cuda, "a timed linear_add", &Over(&Weight::seeded(2, TIMED[2], TIMED[1])), WITH_EPILOGUE, 0.0);
     let file = std::fs::read_dir(folder.path()).unwrap().next().expect("it was timed").unwrap().path();
     let kept = std::fs::read_to_string(&file).unwrap();
-    assert!(kept.contains("\"residual\":true") && kept.contains("\"residual\":false"), "{kept}");
+    assert!(kept.contains("\"residual\":true"), "{kept}");
 }
