@@ -281,9 +281,19 @@ impl<B: Backend> Bench<'_, B> {
     }
 }
 
+/// Values that are made on the host; larger tensors are copies of these, because the host is slow.
+const MADE: usize = 16 << 20;
+
 /// Activations of values without a pattern that a cache or a power limit could like.
 fn tensor<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Tensor<B>> {
-    backend.upload(&weights::values(rows * cols), rows, cols)
+    let most = (MADE / cols).max(1);
+    let made = rows.min(most);
+    let block = backend.upload(&weights::values(made * cols), made, cols)?;
+    if made == rows {
+        return Ok(block);
+    }
+    let blocks: Vec<Tensor<B>> = (0..rows).step_by(most).map(|row| block.row_view(0..most.min(rows - row))).collect();
+    Tensor::concat_rows(&blocks.iter().collect::<Vec<_>>())
 }
 
 /// Digits behind the point that a measurement is worth.
