@@ -6,6 +6,9 @@ use crate::error::{Error, Result};
 
 /// Bounds how long the first of many pictures takes, and the memory.
 const MAX_SAMPLES: u64 = 8;
+/// Larger tensors than libraries are tested with: cuBLASLt 13.6 fails for some of 2^31 values and more.
+/// Source: https://github.com/NVIDIA/raft/pull/3098
+const MAX_VALUES: u64 = i32::MAX as u64;
 
 /// Bytes that activations take at their peak.
 pub(super) struct Needs {
@@ -13,6 +16,8 @@ pub(super) struct Needs {
     pub step: u64,
     /// The decoder.
     pub decode: u64,
+    /// Values of the largest tensor of one evaluation.
+    pub largest: u64,
 }
 
 impl Needs {
@@ -20,18 +25,19 @@ impl Needs {
         let (height, width) = info.latent_size(plan);
         let tokens = (info.max_sequence_length + height * width) as u64;
         let (dim, mlp) = (info.transformer.dim() as u64, info.transformer.mlp() as u64);
-        // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with narrow weights not the norm
-        // then, but [dim + mlp] of half the size.
+        // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with narrow weights also the
+        // input of the last product, [dim + mlp] of half the size.
         let step = tokens * (6 * dim + 5 * mlp / 2);
+        let largest = tokens * (3 * dim + 2 * mlp);
         // The last up block reads the channels of the one before, at full size: the picture and its norm, and half of that behind.
         let widest = info.vae.decoder_channels().iter().take(2).max().copied().unwrap_or(0) as u64;
         let decode = (plan.width * plan.height) as u64 * widest * 5 / 2;
-        Self { step: step * backend.element_bytes(), decode: decode * backend.element_bytes() }
+        Self { step: step * backend.element_bytes(), decode: decode * backend.element_bytes(), largest }
     }
 
     /// How many of `count` pictures may be denoised as one batch where `available` bytes are free; at least one.
     pub(super) fn samples(&self, available: u64, plan: &Plan, count: usize) -> usize {
-        let fit = available / self.batch(plan, 1).max(1);
+        let fit = (available / self.batch(plan, 1).max(1)).min(MAX_VALUES / (self.largest * plan.evaluations()).max(1));
         count.min(fit.clamp(1, MAX_SAMPLES) as usize)
     }
 
@@ -59,11 +65,13 @@ mod tests {
 
     #[test]
     fn as_many_pictures_as_fit_but_at_least_one_and_no_more_than_asked_for() {
-        let needs = Needs { step: 100, decode: 0 };
+        let needs = Needs { step: 100, decode: 0, largest: 100 };
         let plan = |guidance| Plan { width: 16, height: 16, steps: 1, guidance, seed: 1, notes: Vec::new() };
         let samples = |available, guidance, count| needs.samples(available, &plan(guidance), count);
         assert_eq!([samples(0, 1.0, 4), samples(350, 1.0, 4), samples(500, 1.0, 4), samples(500, 1.0, 1)], [1, 3, 4, 1]);
         assert_eq!(samples(500, 4.0, 4), 2, "guidance evaluates twice");
         assert_eq!(samples(u64::MAX, 1.0, 1000), MAX_SAMPLES as usize);
+        let large = Needs { largest: 500 << 20, ..needs };
+        assert_eq!(large.samples(u64::MAX, &plan(1.0), 1000), 4, "of 2^31 values and more no tensor is made");
     }
 }
