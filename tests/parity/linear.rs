@@ -45,7 +45,7 @@ fn linear_matches_at_real_sizes() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let cuda = Cuda::with_gemm_cache(0, None, GemmCache::Folder(folder.path().to_path_buf())).unwrap();
+    let cuda = Cuda::with(0, None, Precision::Bf16, &GemmCache::Folder(folder.path().to_path_buf())).unwrap();
     for (rows, cols, out) in [(256, 3072, 27648), (256, 12288, 3072), (512, 2560, 9728), (4096, 128, 3072), (200, 7680, 3072), (4, 3072, 18432)] {
         let weight = Weight::seeded(2, out, cols);
         check(&cuda, &format!("linear {rows} x {cols} -> {out}"), &Linear { x: Shape::dense(rows, cols), weight: &weight, bias: false }, 0.0);

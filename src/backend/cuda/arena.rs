@@ -73,11 +73,6 @@ impl Arena {
         self.state = State::Closed;
     }
 
-    /// Whether this thread's requests are the arena's.
-    pub fn is_entered(&self) -> bool {
-        matches!(self.state, State::Running(thread) | State::Repeating(thread, _) if thread == thread::current().id())
-    }
-
     pub fn share(&mut self) {
         self.shares += 1;
     }

@@ -278,8 +278,8 @@ impl Gemm {
             return Ok(kept);
         }
         let Some(first) = candidates.first() else { return Ok(None) };
-        // What is recorded does not run; and just before that, what is allocated has to be what is allocated then.
-        if !worth_timing || self.device.pool().arena().is_entered() || !self.choices().keeps() {
+        // What is recorded does not run, so it cannot be timed.
+        if !worth_timing || self.device.is_recording() || !self.choices().keeps() {
             return Ok(Some(*first));
         }
         let chosen = candidates[self.time(plan, product, &candidates)];
