@@ -85,9 +85,9 @@ __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-// What `reduce` makes of a warp, over a one-dimensional block of whole warps; every thread gets it. Zero must change nothing.
+// What `reduce` makes of a warp, over a one-dimensional block of whole warps; every thread gets it. `nothing` changes nothing.
 template <class Reduce>
-__device__ __forceinline__ float block_reduce(float value, Reduce reduce) {
+__device__ __forceinline__ float block_reduce(float value, float nothing, Reduce reduce) {
     __shared__ float partial[32];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     value = reduce(value);
@@ -95,17 +95,17 @@ __device__ __forceinline__ float block_reduce(float value, Reduce reduce) {
     __syncthreads();  // the last call's reads of `partial` are over
     if (lane == 0) partial[warp] = value;
     __syncthreads();
-    return reduce(lane < (blockDim.x >> 5) ? partial[lane] : 0.0f);
+    return reduce(lane < (blockDim.x >> 5) ? partial[lane] : nothing);
 }
 
 // The sum over such a block. Always added in the same order.
 __device__ __forceinline__ float block_sum(float value) {
-    return block_reduce(value, [](float v) { return warp_sum(v); });
+    return block_reduce(value, 0.0f, [](float v) { return warp_sum(v); });
 }
 
-// The maximum over such a block, of values that are not negative.
+// The maximum over such a block.
 __device__ __forceinline__ float block_max(float value) {
-    return block_reduce(value, [](float v) { return warp_max(v); });
+    return block_reduce(value, -INFINITY, [](float v) { return warp_max(v); });
 }
 
 // Calls body(row, column) for every run of N columns of [rows, cols]. Launched with blocks of (runs of a row, rows); see

@@ -214,6 +214,14 @@ fn what_no_kernel_takes_matches_the_cpu() {
     for head_dim in [128, 16] {
         case(head_dim, (2, 2), (2, 45, 64), 0).check(&cuda, &[Layout::Unaligned]);
     }
+    // Rows of scores that fill the registers of their block just so, and longer ones.
+    for tokens in [4096, 4097] {
+        case(8, (1, 1), (1, 0, tokens), 0).check(&cuda, &[Layout::Dense]);
+        case(8, (1, 1), (1, 0, tokens), tokens - 5).check(&cuda, &[Layout::Dense]);
+    }
+    if !small() {
+        case(8, (1, 1), (1, 0, 33_001), 0).check(&cuda, &[Layout::Dense]);
+    }
 }
 
 /// A picture of 1024 x 1024 in the VAE, and in the transformer, alone and with another. Heads do not meet, so the CPU computes a few.

@@ -101,9 +101,15 @@ impl Cuda {
             self.launch("softmax", "softmax_f32_bf16")?.address(scores.address).long(scores.stride).address(weights.address).long(weights.stride);
         let launch = launch.int(tokens).float(1.0 / (head_dim as f32).sqrt()).int(causal).int(first_token).int(keys);
         // SAFETY: argument types and order match cuda/softmax.cu; both workspaces have `rows` rows of their stride, which is `tokens` or
-        // more; `Tensor::attention` checked 1 <= keys <= tokens, so every row sees a key.
-        unsafe { launch.run([rows, 1, 1], [256, 1, 1]) }
+        // more, multiples of 8 and at aligned addresses; `Tensor::attention` checked 1 <= keys <= tokens, so every row sees a key.
+        unsafe { launch.run([rows, 1, 1], [softmax_threads(tokens), 1, 1]) }
     }
+}
+
+/// Threads of a block of the softmax: as many as hold a row in their registers, as far as there are so many.
+fn softmax_threads(tokens: usize) -> usize {
+    const HELD: usize = 4 * 8;
+    tokens.div_ceil(HELD).next_multiple_of(32).clamp(128, 1024)
 }
 
 fn column_view(x: &Tensor<Cuda>, column: usize) -> Matrix {
