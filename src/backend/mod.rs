@@ -11,7 +11,7 @@ pub mod cuda;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::ops::{self, Conv, Joint, Mask, QkNorm, Rope};
+use crate::ops::{self, Adaln, Conv, Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::WeightView;
 
@@ -193,10 +193,9 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         gates: [&Tensor<Self>; 2],
         y: &Tensor<Self>,
         norms: [(&Tensor<Self>, &Tensor<Self>); 2],
-        txt_rows: usize,
-        eps: f32,
+        adaln: Adaln,
     ) -> Result<(Tensor<Self>, Tensor<Self>)> {
-        ops::gated_add_adaln::compose(self, x, gates, y, norms, txt_rows, eps)
+        ops::gated_add_adaln::compose(self, x, gates, y, norms, adaln)
     }
     /// See [`Tensor::swiglu`].
     fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use flux::Result;
 use flux::backend::Backend;
-use flux::ops::{self, Conv, Joint, Mask, Pairs, QkNorm, Rope};
+use flux::ops::{self, Adaln, Conv, Joint, Mask, Pairs, QkNorm, Rope};
 use flux::tensor::Tensor;
 
 use super::shapes::{Convolution, Linear};
@@ -72,13 +72,14 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) ->
     let gated_add_adaln = format!("ops/gated_add_adaln {rows}x{dim}");
     if bench.is_new(&gated_add_adaln) {
         let (x, y, row) = (tensor(&b, rows, dim)?, tensor(&b, rows, dim)?, tensor(&b, 1, dim)?);
-        let (gates, norms, txt) = ([&row; 2], [(&row, &row); 2], joint.txt_rows());
+        let (gates, norms) = ([&row; 2], [(&row, &row); 2]);
+        let how = Adaln { txt_rows: joint.txt_rows(), eps: EPS, narrow: false };
         bench.fused(
             &gated_add_adaln,
             Work::Values(4 * rows * dim),
             || copy(&x),
-            |x| x.gated_add_adaln(gates, &y, norms, txt, EPS),
-            |x| ops::gated_add_adaln::compose(&b, x, gates, &y, norms, txt, EPS),
+            |x| x.gated_add_adaln(gates, &y, norms, how),
+            |x| ops::gated_add_adaln::compose(&b, x, gates, &y, norms, how),
         )?;
     }
     let (txt, hidden) = (shapes.txt, shapes.text.hidden);

@@ -4,6 +4,18 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect};
 
+/// How [`Tensor::gated_add_adaln`] norms.
+#[derive(Debug, Clone, Copy)]
+pub struct Adaln {
+    /// Rows that the first gate and norm serve.
+    pub txt_rows: usize,
+    /// Added to the variance.
+    pub eps: f32,
+    /// Whether only products with weights of [`Weights::narrow`](crate::weights::Weights::narrow) read h: a backend may give it in the form
+    /// in which they do.
+    pub narrow: bool,
+}
+
 impl<B: Backend> Tensor<B> {
     /// `x = self + gate * y` and `h = adaln(x)`, as (x, h).
     ///
@@ -11,16 +23,17 @@ impl<B: Backend> Tensor<B> {
     /// first `txt_rows` rows, which may be none, the second ones the rows behind. x goes over self where that is writable.
     ///
     /// Errors when a gate, shift or scale is not [1, dim], y not of the shape of self, or `txt_rows` more than there are.
-    pub fn gated_add_adaln(self, gates: [&Self; 2], y: &Self, norms: [(&Self, &Self); 2], txt_rows: usize, eps: f32) -> Result<(Self, Self)> {
+    pub fn gated_add_adaln(self, gates: [&Self; 2], y: &Self, norms: [(&Self, &Self); 2], adaln: Adaln) -> Result<(Self, Self)> {
         for (gate, (shift, scale)) in gates.into_iter().zip(norms) {
             for (name, vector) in [("gate", gate), ("shift", shift), ("scale", scale)] {
                 self.expect_vec("gated_add_adaln", name, vector)?;
             }
         }
         self.expect_same("gated_add_adaln", "y", y)?;
+        let txt_rows = adaln.txt_rows;
         expect(txt_rows <= self.rows(), "gated_add_adaln", || format!("x has {} rows, of which {txt_rows} cannot be text", self.rows()))?;
         let b = self.backend().clone();
-        b.gated_add_adaln(self, gates, y, norms, txt_rows, eps)
+        b.gated_add_adaln(self, gates, y, norms, adaln)
     }
 }
 
@@ -31,8 +44,7 @@ pub fn compose<B: Backend>(
     gates: [&Tensor<B>; 2],
     y: &Tensor<B>,
     norms: [(&Tensor<B>, &Tensor<B>); 2],
-    txt_rows: usize,
-    eps: f32,
+    Adaln { txt_rows, eps, .. }: Adaln,
 ) -> Result<(Tensor<B>, Tensor<B>)> {
     let rows = x.rows();
     let of = |part: usize, x: Tensor<B>, y: Tensor<B>| -> Result<(Tensor<B>, Tensor<B>)> {

@@ -41,6 +41,7 @@ pub mod upsample;
 
 pub use attention::{Joint, Mask};
 pub use conv2d::Conv;
+pub use gated_add_adaln::Adaln;
 pub use qk_norm_rope::{Pairs, QkNorm, Rope};
 
 #[cfg(doc)]

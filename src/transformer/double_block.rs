@@ -3,7 +3,7 @@
 use super::{Modulation, Norm, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{Joint, Mask, QkNorm, Rope};
+use crate::ops::{Adaln, Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::Weights;
 
@@ -83,13 +83,17 @@ impl<B: Backend> DoubleBlock<B> {
             let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
             linear(attn, [&txt.to_out, &img.to_out], txt_rows)?
         };
-        let (x, h) = x.gated_add_adaln([&txt_msa.gate, &img_msa.gate], &attn, [txt_mlp.norm(), img_mlp.norm()], txt_rows, self.eps)?;
+        let gated_add_adaln = |x: Tensor<B>, gates, y, norms: [Norm<'_, B>; 2]| {
+            let adaln = Adaln { txt_rows, eps: self.eps, narrow: norms.iter().all(|norm| norm.narrow) };
+            x.gated_add_adaln(gates, y, norms.map(|norm| (norm.shift, norm.scale)), adaln)
+        };
+        let (x, h) = gated_add_adaln(x, [&txt_msa.gate, &img_msa.gate], &attn, [txt_mlp.norm(), img_mlp.norm()])?;
 
         let mlp = {
             let [gate, up] = linear(h, [&txt.linear_in, &img.linear_in], txt_rows)?.split_cols([self.mlp; 2]);
             linear(gate.swiglu(&up)?, [&txt.linear_out, &img.linear_out], txt_rows)?
         };
-        x.gated_add_adaln([&txt_mlp.gate, &img_mlp.gate], &mlp, next, txt_rows, self.eps)
+        gated_add_adaln(x, [&txt_mlp.gate, &img_mlp.gate], &mlp, next)
     }
 }
 

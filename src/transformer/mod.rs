@@ -103,12 +103,13 @@ impl<B: Backend> Transformer<B> {
         // The norm before each block and before the final layer, of text and of picture.
         let before_double = repeat_n([double_txt[0].norm(), double_img[0].norm()], self.transformer_blocks.len());
         let before_single = repeat_n([single.norm(); 2], self.single_transformer_blocks.len());
-        let mut norms = before_double.chain(before_single).chain(once([(shift, scale); 2]));
+        let before_final = Norm { shift, scale, narrow: false };
+        let mut norms = before_double.chain(before_single).chain(once([before_final; 2]));
         let mut next = || norms.next().expect("one for each block and the final layer");
 
         let img = latents.linear(&self.x_embedder, None)?;
         let [txt_norm, img_norm] = next();
-        let normed = |x: &Tensor<B>, (shift, scale): Norm<'_, B>| x.adaln(shift, scale, self.config.eps);
+        let normed = |x: &Tensor<B>, Norm { shift, scale, .. }: Norm<'_, B>| x.adaln(shift, scale, self.config.eps);
         let mut h = Tensor::concat_rows(&[&normed(context, txt_norm)?, &normed(&img, img_norm)?])?;
         let mut x = Tensor::concat_rows(&[context, &img])?;
         drop(img);

@@ -19,13 +19,29 @@ pub struct Modulation<B: Backend> {
     pub gate: Tensor<B>,
 }
 
-/// The shift and scale of a norm, each [1, dim].
-pub type Norm<'a, B> = (&'a Tensor<B>, &'a Tensor<B>);
+/// What a norm needs, beside what is normed.
+pub struct Norm<'a, B: Backend> {
+    /// [1, dim]
+    pub shift: &'a Tensor<B>,
+    /// [1, dim]
+    pub scale: &'a Tensor<B>,
+    /// Whether only products with narrow weights read the result: those of the blocks, and not the final layer.
+    pub narrow: bool,
+}
+
+// Derived, these would ask for a backend that is `Copy`.
+impl<B: Backend> Clone for Norm<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Norm<'_, B> {}
 
 impl<B: Backend> Modulation<B> {
-    /// What the norm needs.
+    /// What the norm of a block needs.
     pub fn norm(&self) -> Norm<'_, B> {
-        (&self.shift, &self.scale)
+        Norm { shift: &self.shift, scale: &self.scale, narrow: true }
     }
 }
 

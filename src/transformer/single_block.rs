@@ -3,7 +3,7 @@
 use super::{Norm, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{Joint, Mask, QkNorm, Rope};
+use crate::ops::{Adaln, Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::Weights;
 
@@ -58,6 +58,7 @@ impl<B: Backend> SingleBlock<B> {
         let (q, k) = q.qk_norm_rope(k, [&self.qk_norm, &self.qk_norm], rope, joint)?;
         let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
         let out = mlp_gate.swiglu_linear(&mlp_up, Some(&attn), &self.to_out)?;
-        x.gated_add_adaln([gate; 2], &out, [next; 2], 0, self.eps)
+        let adaln = Adaln { txt_rows: 0, eps: self.eps, narrow: next.narrow };
+        x.gated_add_adaln([gate; 2], &out, [(next.shift, next.scale); 2], adaln)
     }
 }

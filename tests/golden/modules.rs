@@ -106,7 +106,7 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         let weights = Weights::new(&backend, &files);
         let double = DoubleBlock::load(&weights.at("transformer_blocks.0"), config)?;
         let norms = [modulation.double_txt[0].norm(), modulation.double_img[0].norm()];
-        let normed = |x: &Tensor<Cpu>, (shift, scale): Norm<'_, Cpu>| x.adaln(shift, scale, config.eps);
+        let normed = |x: &Tensor<Cpu>, Norm { shift, scale, .. }: Norm<'_, Cpu>| x.adaln(shift, scale, config.eps);
         let h = Tensor::concat_rows(&[&normed(&txt_in, norms[0])?, &normed(&img_in, norms[1])?])?;
         let x = Tensor::concat_rows(&[&txt_in, &img_in])?;
         let single_norms = [modulation.single.norm(); 2];

@@ -68,6 +68,10 @@ fn layer_norm_of_a_row_far_from_zero_keeps_its_digits() {
 struct GatedAddAdaln(Shape, usize);
 
 impl GatedAddAdaln {
+    fn how(&self) -> ops::Adaln {
+        ops::Adaln { txt_rows: self.1, eps: 1e-6, narrow: false }
+    }
+
     fn with<B: Backend>(
         &self,
         b: &B,
@@ -82,11 +86,11 @@ impl GatedAddAdaln {
 
 impl Case for GatedAddAdaln {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        self.with(b, |x, gates, y, norms| x.gated_add_adaln(gates, y, norms, self.1, 1e-6).unwrap())
+        self.with(b, |x, gates, y, norms| x.gated_add_adaln(gates, y, norms, self.how()).unwrap())
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        self.with(b, |x, gates, y, norms| ops::gated_add_adaln::compose(b, x, gates, y, norms, self.1, 1e-6).unwrap())
+        self.with(b, |x, gates, y, norms| ops::gated_add_adaln::compose(b, x, gates, y, norms, self.how()).unwrap())
     }
 }
 
@@ -120,7 +124,8 @@ fn gated_add_adaln_leaves_what_it_may_not_write() {
         fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
             let shape = Shape::dense(5, 264);
             let (x, y, row) = (shape.tensor(b, 1), shape.tensor(b, 2), vector(b, 3, 264));
-            let (sum, h) = x.row_view(0..5).gated_add_adaln([&row; 2], &y, [(&row, &row); 2], 2, 1e-6).unwrap();
+            let (sum, h) =
+                x.row_view(0..5).gated_add_adaln([&row; 2], &y, [(&row, &row); 2], ops::Adaln { txt_rows: 2, eps: 1e-6, narrow: false }).unwrap();
             vec![sum, h, x]
         }
     }

@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
+use flux::ops::Adaln;
 use flux::pipeline::{Pipeline, Request};
 use flux::tensor::Tensor;
 use safetensors::Dtype;
@@ -195,6 +196,28 @@ fn a_bias_is_added_behind_a_product_in_fp8() {
         let bias = vector(&cuda, 3, out);
         let expected = x.linear(&narrow, None).unwrap().add(&bias).unwrap();
         assert_equal("bias", &cuda.download(&x.linear(&narrow, Some(&bias)).unwrap()).unwrap(), &cuda.download(&expected).unwrap());
+    }
+}
+
+/// The same kernel rounds to bf16 on the way, so nothing may differ.
+#[test]
+fn gated_add_adaln_for_narrow_weights_equals_its_parts() {
+    let Some(cuda) = cuda_fp8() else { return };
+    for shape in shapes(Shape::dense(4608, 3072)).into_iter().chain([8, 16, 264, 4096, 8184, 8192, 8200].map(|cols| Shape::dense(5, cols))) {
+        let [gate, shift, scale] = [3, 4, 5].map(|seed| vector(&cuda, seed, shape.cols));
+        let narrow = cuda.narrow_weight(&[Weight::seeded(6, 21, shape.cols).view()]).unwrap();
+        let txt_rows = shape.rows / 3;
+        let [(x, h), (expected_x, expected_h)] = [true, false].map(|narrow| {
+            let (x, y) = (shape.tensor(&cuda, 1), shape.tensor(&cuda, 2));
+            x.gated_add_adaln([&gate; 2], &y, [(&shift, &scale); 2], Adaln { txt_rows, eps: 1e-6, narrow }).unwrap()
+        });
+        assert_equal(&format!("the sum of {shape:?}"), &cuda.download(&x).unwrap(), &cuda.download(&expected_x).unwrap());
+        // Rows of it are read as the blocks read them.
+        let [got, expected] = [h, expected_h].map(|h| {
+            let (txt, img) = h.split_rows(txt_rows);
+            cuda.download(&Tensor::linear_rows(&[(&txt, &narrow), (&img, &narrow)]).unwrap()).unwrap()
+        });
+        assert_equal(&format!("the norm of {shape:?}"), &got, &expected);
     }
 }
 

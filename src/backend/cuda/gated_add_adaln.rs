@@ -1,9 +1,9 @@
 //! Launches cuda/gated_add_adaln.cu.
 
 use super::launch::row_block;
-use super::{Cuda, Tensor, all_aligned};
+use super::{Cuda, Precision, Tensor, all_aligned};
 use crate::error::Result;
-use crate::ops;
+use crate::ops::{self, Adaln};
 
 /// The longest row that a block holds: 256 threads with 4 chunks of 8 values each.
 const MOST_COLS: usize = 8192;
@@ -15,24 +15,27 @@ impl Cuda {
         gates: [&Tensor<Cuda>; 2],
         y: &Tensor<Cuda>,
         norms: [(&Tensor<Cuda>, &Tensor<Cuda>); 2],
-        txt_rows: usize,
-        eps: f32,
+        adaln: Adaln,
     ) -> Result<(Tensor<Cuda>, Tensor<Cuda>)> {
         let [txt, img] = [0, 1].map(|part| [gates[part], norms[part].0, norms[part].1]);
         let aligned = all_aligned(&[&x, y]) && all_aligned(&txt) && all_aligned(&img);
-        let Some(block) = row_block(x.cols() / 8).filter(|_| aligned && x.cols() <= MOST_COLS) else {
+        // In e4m3 a row ends with a multiple of 16.
+        let Some(block) = row_block(x.cols().div_ceil(16) * 2).filter(|_| aligned && x.cols() <= MOST_COLS) else {
             self.device().count_composed();
-            return ops::gated_add_adaln::compose(self, x, gates, y, norms, txt_rows, eps);
+            return ops::gated_add_adaln::compose(self, x, gates, y, norms, adaln);
         };
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
-        let h = self.empty(x.rows(), x.cols())?;
-        let launch = self.launch("gated_add_adaln", "gated_add_adaln_bf16")?.matrix(&x).matrix(y).matrix(out).matrix(&h);
+        let narrow = adaln.narrow && self.0.precision == Precision::Fp8;
+        let h = if narrow { self.empty_e4m3(x.rows(), x.cols())? } else { self.empty(x.rows(), x.cols())? };
+        let launch = self.launch("gated_add_adaln", if narrow { "gated_add_adaln_e4m3" } else { "gated_add_adaln_bf16" })?;
+        let launch = launch.matrix(&x).matrix(y).matrix(out);
+        let launch = if narrow { launch.e4m3(&h) } else { launch.matrix(&h) };
         let launch = txt.into_iter().chain(img).fold(launch, |launch, vector| launch.vector(vector));
-        let launch = launch.int(txt_rows).int(x.cols()).float(eps);
-        // SAFETY: argument types and order match `gated_add_adaln_bf16` in cuda/gated_add_adaln.cu. `Tensor::gated_add_adaln` checked x and
-        // y [rows, cols] and all vectors [1, cols]; `out` is x, or new and of its shape, as `h` is. A block reads one row before it writes
-        // it, and has threads for up to 8192 columns.
+        let launch = launch.int(adaln.txt_rows).int(x.cols()).float(adaln.eps);
+        // SAFETY: argument types and order match `gated_add_adaln_bf16` and `gated_add_adaln_e4m3` in cuda/gated_add_adaln.cu.
+        // `Tensor::gated_add_adaln` checked x and y [rows, cols] and all vectors [1, cols]; `out` is x, or new and of its shape, as `h` is,
+        // of which e4m3 rows are padded. A block reads one row before it writes it, and has threads for up to 8192 columns.
         unsafe { launch.run([x.rows(), 1, 1], [block, 1, 1]) }?;
         Ok((fresh.unwrap_or(x), h))
     }

@@ -50,7 +50,7 @@ pub use pool::Buffer;
 
 use crate::backend::{Backend, Remark, Stats};
 use crate::error::{Error, Result};
-use crate::ops::{Conv, Joint, Mask, QkNorm, Rope};
+use crate::ops::{Adaln, Conv, Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::WeightView;
 use device::Device;
@@ -443,10 +443,9 @@ impl Backend for Cuda {
         gates: [&Tensor<Self>; 2],
         y: &Tensor<Self>,
         norms: [(&Tensor<Self>, &Tensor<Self>); 2],
-        txt_rows: usize,
-        eps: f32,
+        adaln: Adaln,
     ) -> Result<(Tensor<Self>, Tensor<Self>)> {
-        self.gated_add_adaln_op(x, gates, y, norms, txt_rows, eps)
+        self.gated_add_adaln_op(x, gates, y, norms, adaln)
     }
 
     fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {
