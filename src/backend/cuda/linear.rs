@@ -3,25 +3,22 @@
 use super::gemm::{Matrix, Product};
 use super::quantise::MULTIPLE;
 use super::{Cuda, Tensor};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops;
 
 impl Cuda {
     /// `x weight^T + bias`. A weight of a ragged number of rows is zero-padded in memory: the product then has as many columns as
     /// cuBLASLt likes, and the result is a view of the first.
     pub(super) fn linear_op(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>, bias: Option<&Tensor<Cuda>>) -> Result<Tensor<Cuda>> {
+        if weight.is_e4m3() && bias.is_some() {
+            return Err(Error::new("no layer with e4m3 weights has a bias").at("op `linear`"));
+        }
         let fresh = self.operand(x, weight)?;
         let x = fresh.as_ref().unwrap_or(x);
         let out = self.linear_output(x.rows(), weight, bias)?;
         let product = self.product(x, weight, Matrix::of(&out), out.cols());
-        let epilogue = bias.filter(|_| !weight.is_e4m3());
-        self.gemm()?.run(&Product { bias: epilogue.map(Tensor::address), ..product })?;
-        let out = first_cols(out, weight.rows());
-        match bias {
-            // Nothing here has a bias behind an fp8 product, so that no epilogue is worth its place.
-            Some(bias) if weight.is_e4m3() => self.add_op(out, bias),
-            _ => Ok(out),
-        }
+        self.gemm()?.run(&Product { bias: bias.map(Tensor::address), ..product })?;
+        Ok(first_cols(out, weight.rows()))
     }
 
     /// `x weight^T + residual`, in one product.
