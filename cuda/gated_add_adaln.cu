@@ -17,7 +17,8 @@
 //           gated_add_adaln and quantise give.
 // Bytes     rows * dim * 8 + 6 * dim * 2.   4608 x 3072: 113 MB
 // Bound     HBM. 113 MB at 4.8 TB/s (H200) = 23.6 us
-// Measured  (not yet)
+// Measured  32.6 us at 4608 x 3072, 3.47 TB/s, 72% of bound; gated_add and adaln apart 45.2 us, all composed 66.8 us;
+//           gated_add_adaln_e4m3 not by itself; H200, driver 580.159, CUDA 13.0; `flux bench ops/`
 // Tried
 #include "e4m3.cuh"
 

@@ -16,9 +16,9 @@
 // Rounding  once, at the store.
 // Bytes     pixels * channels * 6: read, read, written.   1048576 x 128: 805 MB
 // Bound     HBM. 805 MB at 4.8 TB/s (H200) = 168 us
-// Measured  with silu, 1024 x 1024 x 128: 284 us, 2.84 TB/s, 59% of bound; x 256: 542 us; 512 x 512 x 256: 166 us; H200, driver 580.159, CUDA 13.0; `cargo bench`
-//           (before splits took turns and the last pixels came first; not yet measured since)
-// Tried
+// Measured  with silu, us (TB/s): 1024 x 1024 x 128: 233 (3.46), 72% of bound; x 256: 439 (3.67); 512 x 512 x 256: 132 (3.05); x 512: 239 (3.38);
+//           256 x 256 x 512: 83 (2.42); 128 x 128 x 512: 36 (1.41); H200, driver 580.159, CUDA 13.0; `flux bench ops/`
+// Tried     splits that are runs of pixels, the first pixels first: 284, 542, 166, -, 111 us
 #include "common.cuh"
 
 static constexpr int THREADS = 256, MERGE_THREADS = 1024;

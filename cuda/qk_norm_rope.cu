@@ -17,9 +17,8 @@
 // Rounding  once, at the store.
 // Bytes     rows * (heads + kv_heads) * head_dim * 4 + tables.   4608 x (24 + 24) x 128: 113 MB + 2.4 MB
 // Bound     HBM. 116 MB at 4.8 TB/s (H200) = 24 us
-// Measured  (not yet); with the load of one head at a time 40.1 us at 4608 x (24 + 24) x 128, 2.83 TB/s, 59% of bound; composed 235 us;
-//           H200, driver 580.159, CUDA 13.0; `cargo bench`
-// Tried
+// Measured  40.7 us at 4608 x (24 + 24) x 128, 2.78 TB/s, 58% of bound; composed 239 us; H200, driver 580.159, CUDA 13.0; `flux bench ops/`
+// Tried     the load of one head at a time: 39.9 and 40.1 us, in other runs. So loads in flight are not what limits it
 #include "common.cuh"
 
 static constexpr int HEADS_AT_ONCE = 3;
