@@ -62,8 +62,8 @@ __device__ __forceinline__ void layer_norm_vector(const bf16* x, long long ld_x,
 }
 
 template <bool MODULATED>
-__device__ __forceinline__ void layer_norm_any(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out, long long ld_out, int dim,
-                                               float eps) {
+__device__ __forceinline__ void layer_norm_any(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out, long long ld_out,
+                                               int dim, float eps) {
     const bf16* row = x + blockIdx.x * ld_x;
     float sum = 0.0f;
     for (int i = threadIdx.x; i < dim; i += blockDim.x) sum += __bfloat162float(row[i]);
@@ -82,8 +82,8 @@ __device__ __forceinline__ void layer_norm_any(const bf16* x, long long ld_x, co
     }
 }
 
-extern "C" __global__ void __launch_bounds__(1024) adaln_bf16(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out, long long ld_out,
-                                                              int dim, float eps) {
+extern "C" __global__ void __launch_bounds__(1024) adaln_bf16(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out,
+                                                              long long ld_out, int dim, float eps) {
     layer_norm_vector<true>(x, ld_x, shift, scale, out, ld_out, dim, eps);
 }
 
@@ -96,6 +96,7 @@ extern "C" __global__ void __launch_bounds__(1024) layer_norm_bf16(const bf16* x
     layer_norm_vector<false>(x, ld_x, nullptr, nullptr, out, ld_out, dim, eps);
 }
 
-extern "C" __global__ void __launch_bounds__(256) layer_norm_bf16_any(const bf16* x, long long ld_x, bf16* out, long long ld_out, int dim, float eps) {
+extern "C" __global__ void __launch_bounds__(256) layer_norm_bf16_any(const bf16* x, long long ld_x, bf16* out, long long ld_out, int dim,
+                                                                      float eps) {
     layer_norm_any<false>(x, ld_x, nullptr, nullptr, out, ld_out, dim, eps);
 }

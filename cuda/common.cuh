@@ -27,7 +27,8 @@ __device__ __forceinline__ void unpack(uint4 raw, float (&values)[8]) {
 }
 
 __device__ __forceinline__ uint4 pack(const float (&values)[8]) {
-    return make_uint4(pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]), pack_bf16(values[6], values[7]));
+    return make_uint4(pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]),
+                      pack_bf16(values[6], values[7]));
 }
 
 // N bf16 values as f32: N = 8 is one 16-byte load, whose address must be a multiple of 16; N = 1 takes any address.

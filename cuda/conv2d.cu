@@ -37,7 +37,8 @@ __device__ __forceinline__ void im2col(const bf16* x, long long ld_x, bf16* out,
 }
 
 extern "C" __global__ void __launch_bounds__(256) im2col_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows,
-                                                              int channels, int height, int width, int kernel, int stride, int pad_before, int out_width) {
+                                                              int channels, int height, int width, int kernel, int stride, int pad_before,
+                                                              int out_width) {
     im2col<8>(x, ld_x, out, ld_out, first_row, rows, channels, height, width, kernel, stride, pad_before, out_width);
 }
 

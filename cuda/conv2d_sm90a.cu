@@ -74,7 +74,8 @@ struct Work {
 // sums + bias + residual, rounded, to out. A warp's lane has outputs 8 n + lane % 4 * 2 and the next, of pixels lane / 4 and lane / 4 + 8.
 template <class S>
 __device__ __forceinline__ void store_tile(const float (&sums)[S::PARTS][S::OUTS / 2], const Work& w, int first_pixel, const bf16* bias,
-                                           const bf16* residual, long long ld_residual, bf16* out, long long ld_out, int height, int width, int outs) {
+                                           const bf16* residual, long long ld_residual, bf16* out, long long ld_out, int height, int width,
+                                           int outs) {
     const int lane = threadIdx.x % 4;
     int pixels[S::PARTS][2];  // rows of out; -1 outside
 #pragma unroll
@@ -125,7 +126,8 @@ __device__ __forceinline__ void store_tile(const float (&sums)[S::PARTS][S::OUTS
                         pair[i] = pack_bf16(both[0], both[1]);
                     }
                     exchange_pairs(pair);
-                    if (pixel >= 0 && to < outs) *reinterpret_cast<uint4*>(out + pixel * ld_out + to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+                    if (pixel >= 0 && to < outs)
+                        *reinterpret_cast<uint4*>(out + pixel * ld_out + to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
                 }
             }
         }
@@ -195,7 +197,8 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                     const uint32_t full = weights_full + 8 * weight_ring.slot;
                     wait(weights_free + 8 * weight_ring.slot, weight_ring.phase ^ 1);
                     arrive_expecting(full, S::WEIGHT_BYTES);
-                    copy_box(base + S::WEIGHTS + weight_ring.slot * S::WEIGHT_BYTES, weight, w.place * outs + w.out, ky * S::TAPS + kx, channel, full);
+                    copy_box(base + S::WEIGHTS + weight_ring.slot * S::WEIGHT_BYTES, weight, w.place * outs + w.out, ky * S::TAPS + kx, channel,
+                             full);
                     weight_ring.advance();
                 }
             }

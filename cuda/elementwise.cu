@@ -26,7 +26,8 @@ __device__ __forceinline__ void silu_rows(const bf16* x, long long ld_x, bf16* o
 }
 
 template <int N, bool PRODUCT>
-__device__ __forceinline__ void combine(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out, int rows, int cols) {
+__device__ __forceinline__ void combine(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out, int rows,
+                                        int cols) {
     for_each_run<N>(rows, cols, [=](long long row, int column) {
         float a[N], b[N];
         load(x + row * ld_x + column, a);
@@ -38,8 +39,8 @@ __device__ __forceinline__ void combine(const bf16* x, long long ld_x, const bf1
 }
 
 template <int N>
-__device__ __forceinline__ void scale_shift(const bf16* x, long long ld_x, const bf16* scale, const bf16* shift, bf16* out, long long ld_out, int rows,
-                                            int cols) {
+__device__ __forceinline__ void scale_shift(const bf16* x, long long ld_x, const bf16* scale, const bf16* shift, bf16* out, long long ld_out,
+                                            int rows, int cols) {
     for_each_run<N>(rows, cols, [=](long long row, int column) {
         float a[N], s[N], b[N];
         load(x + row * ld_x + column, a);
@@ -59,23 +60,23 @@ extern "C" __global__ void __launch_bounds__(256) silu_bf16_any(const bf16* x, l
     silu_rows<1>(x, ld_x, out, ld_out, rows, cols);
 }
 
-extern "C" __global__ void __launch_bounds__(256) add_bf16(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out, int rows,
-                                                           int cols) {
+extern "C" __global__ void __launch_bounds__(256) add_bf16(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out,
+                                                           int rows, int cols) {
     combine<8, false>(x, ld_x, y, ld_y, out, ld_out, rows, cols);
 }
 
-extern "C" __global__ void __launch_bounds__(256) add_bf16_any(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out,
-                                                               int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256) add_bf16_any(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out,
+                                                               long long ld_out, int rows, int cols) {
     combine<1, false>(x, ld_x, y, ld_y, out, ld_out, rows, cols);
 }
 
-extern "C" __global__ void __launch_bounds__(256) mul_bf16(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out, int rows,
-                                                           int cols) {
+extern "C" __global__ void __launch_bounds__(256) mul_bf16(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out,
+                                                           int rows, int cols) {
     combine<8, true>(x, ld_x, y, ld_y, out, ld_out, rows, cols);
 }
 
-extern "C" __global__ void __launch_bounds__(256) mul_bf16_any(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out,
-                                                               int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256) mul_bf16_any(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out,
+                                                               long long ld_out, int rows, int cols) {
     combine<1, true>(x, ld_x, y, ld_y, out, ld_out, rows, cols);
 }
 

@@ -28,12 +28,12 @@ __device__ __forceinline__ void gated_add(const bf16* x, long long ld_x, const b
     });
 }
 
-extern "C" __global__ void __launch_bounds__(256) gated_add_bf16(const bf16* x, long long ld_x, const bf16* gate, const bf16* y, long long ld_y, bf16* out,
-                                                                 long long ld_out, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256) gated_add_bf16(const bf16* x, long long ld_x, const bf16* gate, const bf16* y, long long ld_y,
+                                                                 bf16* out, long long ld_out, int rows, int cols) {
     gated_add<8>(x, ld_x, gate, y, ld_y, out, ld_out, rows, cols);
 }
 
-extern "C" __global__ void __launch_bounds__(256) gated_add_bf16_any(const bf16* x, long long ld_x, const bf16* gate, const bf16* y, long long ld_y, bf16* out,
-                                                                     long long ld_out, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256) gated_add_bf16_any(const bf16* x, long long ld_x, const bf16* gate, const bf16* y, long long ld_y,
+                                                                     bf16* out, long long ld_out, int rows, int cols) {
     gated_add<1>(x, ld_x, gate, y, ld_y, out, ld_out, rows, cols);
 }

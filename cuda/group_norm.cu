@@ -133,18 +133,20 @@ __device__ __forceinline__ void group_norm_apply(const bf16* x, long long ld_x, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16(const bf16* x, long long ld_x, float2* partial, int pixels, int channels) {
+extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16(const bf16* x, long long ld_x, float2* partial, int pixels,
+                                                                            int channels) {
     group_norm_stats<8>(x, ld_x, partial, pixels, channels);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16_any(const bf16* x, long long ld_x, float2* partial, int pixels, int channels) {
+extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16_any(const bf16* x, long long ld_x, float2* partial, int pixels,
+                                                                                int channels) {
     group_norm_stats<1>(x, ld_x, partial, pixels, channels);
 }
 
-#define GROUP_NORM_APPLY(NAME, N, SILU)                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const bf16* x, long long ld_x, const float2* coefficients, bf16* out, long long ld_out,  \
-                                                               int pixels, int channels, int pixels_per_block) {                                        \
-        group_norm_apply<N, SILU>(x, ld_x, coefficients, out, ld_out, pixels, channels, pixels_per_block);                                              \
+#define GROUP_NORM_APPLY(NAME, N, SILU)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const bf16* x, long long ld_x, const float2* coefficients, bf16* out, \
+                                                               long long ld_out, int pixels, int channels, int pixels_per_block) {   \
+        group_norm_apply<N, SILU>(x, ld_x, coefficients, out, ld_out, pixels, channels, pixels_per_block);                           \
     }
 
 GROUP_NORM_APPLY(group_norm_bf16, 8, false)

@@ -15,8 +15,8 @@
 static constexpr int TILE = 64, DEPTH = 16;
 
 extern "C" __global__ void __launch_bounds__(256) linear_any(const bf16* x, long long ld_x, const bf16* weight, long long ld_weight, const bf16* bias,
-                                                             const bf16* residual, long long ld_residual, void* out, long long ld_out, int m, int n, int k,
-                                                             int weight_is_kn, int out_f32) {
+                                                             const bf16* residual, long long ld_residual, void* out, long long ld_out, int m, int n,
+                                                             int k, int weight_is_kn, int out_f32) {
     __shared__ float tile_x[DEPTH][TILE + 1], tile_w[DEPTH][TILE + 1];
     const long long row0 = (long long)blockIdx.x * TILE, col0 = (long long)blockIdx.y * TILE;
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;

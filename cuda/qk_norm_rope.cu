@@ -141,12 +141,14 @@ __device__ __forceinline__ void qk_norm_rope(const Heads& args, int groups_per_r
     }
 }
 
-#define QK_NORM_ROPE(HEAD_DIM)                                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256) qk_norm_rope_interleaved_##HEAD_DIM##_bf16(const __grid_constant__ Heads args, int groups_per_row) { \
-        qk_norm_rope<HEAD_DIM, false>(args, groups_per_row);                                                                                         \
-    }                                                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256) qk_norm_rope_halves_##HEAD_DIM##_bf16(const __grid_constant__ Heads args, int groups_per_row) {      \
-        qk_norm_rope<HEAD_DIM, true>(args, groups_per_row);                                                                                          \
+#define QK_NORM_ROPE(HEAD_DIM)                                                                               \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        qk_norm_rope_interleaved_##HEAD_DIM##_bf16(const __grid_constant__ Heads args, int groups_per_row) { \
+        qk_norm_rope<HEAD_DIM, false>(args, groups_per_row);                                                 \
+    }                                                                                                        \
+    extern "C" __global__ void __launch_bounds__(256)                                                        \
+        qk_norm_rope_halves_##HEAD_DIM##_bf16(const __grid_constant__ Heads args, int groups_per_row) {      \
+        qk_norm_rope<HEAD_DIM, true>(args, groups_per_row);                                                  \
     }
 
 QK_NORM_ROPE(128)
@@ -185,8 +187,9 @@ extern "C" __global__ void __launch_bounds__(256) qk_norm_rope_bf16_any(const __
 }
 
 // The rotation alone, a thread per pair; the composition uses it, no model does.
-extern "C" __global__ void __launch_bounds__(256) rope_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, const float* cos, const float* sin,
-                                                            long long ld_table, int rows, int cols, int txt_rows, int txt, int img, int half, int halves) {
+extern "C" __global__ void __launch_bounds__(256) rope_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, const float* cos,
+                                                            const float* sin, long long ld_table, int rows, int cols, int txt_rows, int txt, int img,
+                                                            int half, int halves) {
     const long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= rows) return;
     const int token = token_of((int)row, txt_rows, txt, img);

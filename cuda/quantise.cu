@@ -26,8 +26,8 @@ extern "C" __global__ void __launch_bounds__(512) quantise_bf16(const bf16* x, l
     quantise_row(chunks, ld_out / 8, out + row * ld_out, scales + row);
 }
 
-extern "C" __global__ void __launch_bounds__(256) quantise_bf16_any(const bf16* x, long long ld_x, e4m3* out, long long ld_out, float* scales, int rows,
-                                                                    int cols) {
+extern "C" __global__ void __launch_bounds__(256) quantise_bf16_any(const bf16* x, long long ld_x, e4m3* out, long long ld_out, float* scales,
+                                                                    int rows, int cols) {
     const long long row = blockIdx.x;
     const bf16* from = x + row * ld_x;
     quantise_row_any(row < rows ? cols : 0, ld_out, out + row * ld_out, scales + row, [=](int i) { return __bfloat162float(from[i]); });

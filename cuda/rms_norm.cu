@@ -16,8 +16,8 @@
 
 static constexpr int MAX_CHUNKS = 4;
 
-extern "C" __global__ void __launch_bounds__(1024) rms_norm_bf16(const bf16* x, long long ld_x, const bf16* weight, bf16* out, long long ld_out, int runs,
-                                                                 int n, float eps) {
+extern "C" __global__ void __launch_bounds__(1024) rms_norm_bf16(const bf16* x, long long ld_x, const bf16* weight, bf16* out, long long ld_out,
+                                                                 int runs, int n, float eps) {
     const long long row = blockIdx.x / runs, run = blockIdx.x % runs;
     const bf16* from = x + row * ld_x + run * n;
     bf16* to = out + row * ld_out + run * n;
@@ -43,8 +43,8 @@ extern "C" __global__ void __launch_bounds__(1024) rms_norm_bf16(const bf16* x, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) rms_norm_bf16_any(const bf16* x, long long ld_x, const bf16* weight, bf16* out, long long ld_out, int runs,
-                                                                    int n, float eps) {
+extern "C" __global__ void __launch_bounds__(256) rms_norm_bf16_any(const bf16* x, long long ld_x, const bf16* weight, bf16* out, long long ld_out,
+                                                                    int runs, int n, float eps) {
     const long long row = blockIdx.x / runs, run = blockIdx.x % runs;
     const bf16* from = x + row * ld_x + run * n;
     bf16* to = out + row * ld_out + run * n;

@@ -31,8 +31,8 @@ __device__ __forceinline__ float greatest(const float (&values)[8], float other)
     return other;
 }
 
-extern "C" __global__ void __launch_bounds__(1024) softmax_f32_bf16(const float* s, long long ld_s, bf16* p, long long ld_p, int cols, float scale, int causal,
-                                                                    int first_token, int keys) {
+extern "C" __global__ void __launch_bounds__(1024) softmax_f32_bf16(const float* s, long long ld_s, bf16* p, long long ld_p, int cols, float scale,
+                                                                    int causal, int first_token, int keys) {
     const float* scores = s + blockIdx.x * ld_s;
     bf16* to = p + blockIdx.x * ld_p;
     const int visible = causal ? min(first_token + (int)blockIdx.x + 1, keys) : cols;

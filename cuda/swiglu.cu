@@ -24,7 +24,8 @@
 static constexpr int MAX_CHUNKS = 4;
 
 template <int N>
-__device__ __forceinline__ void swiglu(const bf16* gate, long long ld_gate, const bf16* up, long long ld_up, bf16* out, long long ld_out, int rows, int cols) {
+__device__ __forceinline__ void swiglu(const bf16* gate, long long ld_gate, const bf16* up, long long ld_up, bf16* out, long long ld_out, int rows,
+                                       int cols) {
     for_each_run<N>(rows, cols, [=](long long row, int column) {
         float g[N], u[N];
         load(gate + row * ld_gate + column, g);
@@ -35,8 +36,8 @@ __device__ __forceinline__ void swiglu(const bf16* gate, long long ld_gate, cons
     });
 }
 
-extern "C" __global__ void __launch_bounds__(256) swiglu_bf16(const bf16* gate, long long ld_gate, const bf16* up, long long ld_up, bf16* out, long long ld_out,
-                                                              int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256) swiglu_bf16(const bf16* gate, long long ld_gate, const bf16* up, long long ld_up, bf16* out,
+                                                              long long ld_out, int rows, int cols) {
     swiglu<8>(gate, ld_gate, up, ld_up, out, ld_out, rows, cols);
 }
 
@@ -45,8 +46,9 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_bf16_any(const bf16* ga
     swiglu<1>(gate, ld_gate, up, ld_up, out, ld_out, rows, cols);
 }
 
-extern "C" __global__ void __launch_bounds__(512) swiglu_e4m3(const bf16* beside, long long ld_beside, const bf16* gate, long long ld_gate, const bf16* up,
-                                                              long long ld_up, e4m3* out, long long ld_out, float* scales, int side, int mlp) {
+extern "C" __global__ void __launch_bounds__(512) swiglu_e4m3(const bf16* beside, long long ld_beside, const bf16* gate, long long ld_gate,
+                                                              const bf16* up, long long ld_up, e4m3* out, long long ld_out, float* scales, int side,
+                                                              int mlp) {
     const long long row = blockIdx.x;
     const int side_chunks = side / 8, mlp_chunks = mlp / 8;
     uint4 chunks[MAX_CHUNKS], ups[MAX_CHUNKS];
@@ -55,7 +57,8 @@ extern "C" __global__ void __launch_bounds__(512) swiglu_e4m3(const bf16* beside
     for (int i = 0; i < MAX_CHUNKS; i++) {
         const int chunk = threadIdx.x + i * blockDim.x;
         const bool is_side = chunk < side_chunks;
-        chunks[i] = is_side ? load_chunk(beside + row * ld_beside, chunk, side_chunks) : load_chunk(gate + row * ld_gate, chunk - side_chunks, mlp_chunks);
+        chunks[i] = is_side ? load_chunk(beside + row * ld_beside, chunk, side_chunks)
+                            : load_chunk(gate + row * ld_gate, chunk - side_chunks, mlp_chunks);
         ups[i] = is_side ? make_uint4(0, 0, 0, 0) : load_chunk(up + row * ld_up, chunk - side_chunks, mlp_chunks);
     }
 #pragma unroll
@@ -73,8 +76,8 @@ extern "C" __global__ void __launch_bounds__(512) swiglu_e4m3(const bf16* beside
 }
 
 extern "C" __global__ void __launch_bounds__(256) swiglu_e4m3_any(const bf16* beside, long long ld_beside, const bf16* gate, long long ld_gate,
-                                                                  const bf16* up, long long ld_up, e4m3* out, long long ld_out, float* scales, int side,
-                                                                  int mlp) {
+                                                                  const bf16* up, long long ld_up, e4m3* out, long long ld_out, float* scales,
+                                                                  int side, int mlp) {
     const long long row = blockIdx.x;
     quantise_row_any(side + mlp, ld_out, out + row * ld_out, scales + row, [=](int i) {
         if (i < side) return __bfloat162float(beside[row * ld_beside + i]);

@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(256) f16_to_bf16(const __half* from
     for (long long i = thread_index(); i < n; i += thread_count()) to[i] = __float2bfloat16_rn(__half2float(from[i]));
 }
 
-extern "C" __global__ void __launch_bounds__(256) place_weight(const bf16* from, bf16* to, int rows, int channels, int taps, int to_rows, long long ld_to) {
+extern "C" __global__ void __launch_bounds__(256) place_weight(const bf16* from, bf16* to, int rows, int channels, int taps, int to_rows,
+                                                               long long ld_to) {
     const long long cols = (long long)channels * taps, n = to_rows * ld_to;
     for (long long i = thread_index(); i < n; i += thread_count()) {
         const long long row = i / ld_to, column = i % ld_to;

@@ -36,8 +36,8 @@ extern "C" __global__ void __launch_bounds__(256) upsample_bf16_any(const bf16* 
     upsample<1>(x, ld_x, out, height, width, channels);
 }
 
-extern "C" __global__ void __launch_bounds__(256) unpatchify_bf16(const bf16* x, long long ld_x, const float* mean, const float* std, bf16* out, int height,
-                                                                  int width, int channels) {
+extern "C" __global__ void __launch_bounds__(256) unpatchify_bf16(const bf16* x, long long ld_x, const float* mean, const float* std, bf16* out,
+                                                                  int height, int width, int channels) {
     for_each_run<1>(4 * height * width, channels, [=](long long row, int column) {
         const long long out_y = row / (2 * width), out_x = row % (2 * width);
         const int from = 4 * column + 2 * (int)(out_y & 1) + (int)(out_x & 1);
