@@ -12,7 +12,7 @@
 // Rounding  once, at the store.
 // Bytes     tokens * dim * 2 read + tokens * dim * 2 written + dim * 4.   4608 x 3072: 56.6 MB
 // Bound     HBM. 56.6 MB at 4.8 TB/s (H200) = 11.8 us
-// Measured  20.3 us at 4608 x 3072, 2.80 TB/s, 58% of bound; composed 30.8 us; H200, driver 580.159, CUDA 13.0; `cargo bench`
+// Measured  20.5 us at 4608 x 3072, 2.76 TB/s, 58% of bound; composed 31.2 us; H200, driver 580.159, CUDA 13.0; tests/bench/runs/2026-11-21-h200
 // Tried
 #include "common.cuh"
 

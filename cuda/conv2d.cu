@@ -9,8 +9,9 @@
 // Needs     channels % 8 == 0 and rows 16-byte aligned. Otherwise `_any`: one value at a time.
 // Bytes     rows * taps * channels * 2 written + the input read.   1048576 x 9 x 128: 2.4 GB + 0.27 GB
 // Bound     HBM. 2.7 GB at 4.8 TB/s (H200) = 560 us, in pieces of 256 MiB
-// Measured  with its GEMM, 3 x 3, us (TFLOP/s): 256 x 256, 512 -> 512: 654 (473); 512 x 512, 512 -> 512: 2840 (436); 256 -> 256: 926 (334);
-//           1024 x 1024, 256 -> 256: 3819 (324); 256 -> 128: 3301 (187); 128 -> 128: 1657 (187); H200, driver 580.159, CUDA 13.0; `cargo bench`
+// Measured  with its GEMM, 3 x 3, us (TFLOP/s): 256 x 256, 512 -> 512: 653 (474); 512 x 512, 512 -> 512: 2632 (470); 256 -> 256: 921 (336);
+//           1024 x 1024, 256 -> 256: 3884 (319); 256 -> 128: 3305 (187); 128 -> 128: 1657 (187); H200, driver 580.159, CUDA 13.0;
+//           tests/bench/runs/2026-11-21-h200
 // Tried     pieces that stay in L2: decode of 1024 x 1024 with 256 MiB 45.7 ms, 96 MiB 48.8, 48 MiB 51.1, 32 MiB 54.1, 16 MiB 56.8; not kept
 #include "common.cuh"
 

@@ -11,7 +11,7 @@
 // Mapping   A block for each multiprocessor takes tiles of WIDTH x HEIGHT pixels and OUTS outputs in turn; neighbouring blocks have the
 //           outputs of one place, so that its pixels come from L2 but for the first. Warpgroup 0 fetches; the others own runs of the
 //           tile's pixels, and multiply [pixels, 64] by [outs, 64]^T for every tap and 64 channels.
-//           A box of pixels begins kx - 1 to the right of the tile and one row above it, in signed coordinates: the copy engine puts zeros
+//           A box of pixels begins kx - 1 to the right of the tile and one row above it, in signed coordinates: TMA puts zeros
 //           where the picture ends. It has rows for all ky: a tap is the same box, begun ky * WIDTH pixels later. So a pixel is fetched
 //           TAPS times and not TAPS * TAPS times, and what limits a convolution from L2 otherwise, does not.
 //           Pixels and weights have slots of their own, as one box of pixels serves TAPS boxes of weights.
@@ -27,7 +27,7 @@
 //           256 x 256, 512: 712 and 1560. H200, driver 580.159, CUDA 13.0; `flux bench ops/`
 // Tried     by shape, standalone, us of 16x16x128, 16x8x256, 16x8x128: 512 x 512, 512 -> 512: 1488, 1562, 1629; 256 -> 256 with residual: 513,
 //           513, 482; 1024 x 1024, 128 -> 128: 496, 979, 470; 64 x 64, 512 -> 512: 52, 52, 30; three consumers (16x24x128) spill and are
-//           slower by 5 to 45% everywhere but once. im2col and cuBLASLt: 2840 us for the first, 1657 for 1024 x 1024, 128 -> 128
+//           slower by 5 to 45% everywhere but once. im2col and cuBLASLt: 2632 us for the first, 1657 for 1024 x 1024, 128 -> 128
 #include "common.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

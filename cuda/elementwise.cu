@@ -10,7 +10,7 @@
 // Rounding  once, at the store.
 // Bytes     rows * cols * 2 per matrix read or written.   add, 4608 x 3072: 84.9 MB
 // Bound     HBM. 84.9 MB at 4.8 TB/s (H200) = 17.7 us
-// Measured  add 24.4 us at 4608 x 3072, 3.47 TB/s, 72% of bound; H200, driver 580.159, CUDA 13.0; `cargo bench`
+// Measured  add 24.5 us at 4608 x 3072, 3.46 TB/s, 72% of bound; H200, driver 580.159, CUDA 13.0; tests/bench/runs/2026-11-21-h200
 // Tried
 #include "common.cuh"
 

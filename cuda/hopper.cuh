@@ -1,4 +1,4 @@
-// Hopper instructions that C++ does not name: mbarrier, bulk tensor copy, what goes around warpgroup matrix multiplies. The multiplies
+// Hopper instructions that C++ does not name: mbarrier, bulk tensor copy (TMA), what goes around warpgroup matrix multiplies. The multiplies
 // themselves, whose shape is their kernel's, are in the kernels' own headers.
 
 #pragma once
@@ -15,7 +15,7 @@ __device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers known to the copy engine.
+// Makes initialised barriers known to TMA.
 __device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 __device__ __forceinline__ void arrive(uint32_t barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }

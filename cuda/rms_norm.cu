@@ -10,7 +10,7 @@
 // Rounding  once, at the store. (Qwen3's reference rounds before the weight as well.)
 // Bytes     rows * cols * 4.   512 x 2560: 5.2 MB
 // Bound     launch latency at 512 rows; else HBM
-// Measured  5.9 us at 512 x 2560, 0.89 TB/s: launch and latency; H200, driver 580.159, CUDA 13.0; `cargo bench`
+// Measured  6.2 us at 512 x 2560, 0.84 TB/s: launch and latency; H200, driver 580.159, CUDA 13.0; tests/bench/runs/2026-11-21-h200
 // Tried
 #include "common.cuh"
 

@@ -16,7 +16,7 @@
 // Bytes     tokens * mlp * 6.   4608 x 9216: 255 MB
 //           swiglu_e4m3: tokens * (mlp * 5 + side * 3).   4608 x (3072 + 9216): 255 MB
 // Bound     HBM. 255 MB at 4.8 TB/s (H200) = 53 us
-// Measured  68.9 us at 4608 x 9216 in rows of 27648, 3.70 TB/s, 77% of bound; composed 116 us; H200, driver 580.159, CUDA 13.0; `cargo bench`
+// Measured  68.6 us at 4608 x 9216 in rows of 27648, 3.71 TB/s, 77% of bound; composed 116 us; H200, driver 580.159, CUDA 13.0; `flux bench ops/`
 //           swiglu_e4m3: not by itself, only in the steps of `flux bench stages/ --precision fp8`
 // Tried
 #include "e4m3.cuh"

@@ -10,7 +10,7 @@
 // Needs     channels % 8 == 0 and rows 16-byte aligned for upsample. Otherwise `_any`: one value at a time.
 // Bytes     upsample: height * width * channels * 10.   512 x 512 x 256: 671 MB
 // Bound     HBM. 671 MB at 4.8 TB/s (H200) = 140 us
-// Measured  512 x 512 x 256: 169 us, 3.97 TB/s, 83% of bound; H200, driver 580.159, CUDA 13.0; `cargo bench`
+// Measured  512 x 512 x 256: 169 us, 3.97 TB/s, 83% of bound; H200, driver 580.159, CUDA 13.0; tests/bench/runs/2026-11-21-h200
 // Tried
 #include "common.cuh"
 
