@@ -1,4 +1,4 @@
-//! Every command in README.md is run, or leads to something that is.
+//! Every command in README.md is run, or leads to something that is; lists of options and variables are whole.
 #![cfg(unix)]
 
 #[path = "support/contact_sheet.rs"]
@@ -6,6 +6,7 @@ mod contact_sheet;
 #[path = "support/program.rs"]
 mod program;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -129,4 +130,32 @@ fn every_option_is_in_the_table_and_every_file_that_is_linked_is_there() {
     for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap_or_default()) {
         assert!(link.starts_with("http") || link.starts_with('#') || project(link).exists(), "{link}");
     }
+}
+
+/// The names that begin with `FLUX_`.
+fn variables(text: &str) -> BTreeSet<String> {
+    const PREFIX: &str = "FLUX_";
+    let name = |rest: &str| rest.chars().take_while(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || *c == '_').collect::<String>();
+    text.split(PREFIX).skip(1).map(name).filter(|name| !name.is_empty()).map(|name| format!("{PREFIX}{name}")).collect()
+}
+
+/// Those in a file, or in the files of a folder and of the folders in it. What benches have printed is no source.
+fn variables_below(path: &Path) -> BTreeSet<String> {
+    if !path.is_dir() {
+        return fs::read_to_string(path).map(|text| variables(&text)).unwrap_or_default();
+    }
+    let entries = fs::read_dir(path).expect("a readable folder").map(|entry| entry.expect("a readable folder").path());
+    entries.filter(|path| !path.ends_with("bench/runs")).flat_map(|path| variables_below(&path)).collect()
+}
+
+#[test]
+fn every_environment_variable_is_in_the_list_and_none_that_nothing_reads() {
+    let text = fs::read_to_string(project("docs/environment.md")).unwrap();
+    let listed: BTreeSet<_> = text.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next()).flat_map(variables).collect();
+    let sources = ["src", "tests", "scripts", "build.rs", "Makefile"];
+    let read: BTreeSet<_> = sources.iter().flat_map(|name| variables_below(&project(name))).collect();
+    assert_eq!(listed, read);
+    // What the README says of one is said of one that exists.
+    let told = variables(&fs::read_to_string(project("README.md")).unwrap());
+    assert!(told.is_subset(&listed), "{told:?}");
 }
