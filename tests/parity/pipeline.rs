@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
+use flux::compare::difference;
 use flux::model_dir::ModelDir;
+use flux::output::Rgb;
 use flux::pipeline::{ModelInfo, Pipeline, Request};
 use flux::sampler::{self, Conditioning, Schedule};
 use flux::transformer::{self, Transformer, TransformerConfig};
@@ -18,9 +20,8 @@ use crate::{cuda, cuda_fp8, root, small};
 
 /// Peak signal-to-noise ratio of two pictures, in dB.
 pub fn psnr(a: &[u8], b: &[u8]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let squares: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a.abs_diff(*b)).powi(2)).sum();
-    10.0 * (255f64.powi(2) / (squares / a.len() as f64)).log10()
+    let row = |bytes: &[u8]| Rgb { width: bytes.len() / 3, height: 1, bytes: bytes.to_vec() };
+    difference(&row(a), &row(b)).unwrap().psnr_db
 }
 
 /// `||got - expected|| / ||expected||`
