@@ -22,7 +22,7 @@ pub struct Stats {
     pub memory_bytes: u64,
     /// The most that was in use at once.
     pub peak_memory_bytes: u64,
-    /// Kernels and library calls enqueued.
+    /// Kernels, library calls and copies on the device enqueued.
     pub launches: u64,
     /// Times the host waited for the device.
     pub waits: u64,

@@ -8,7 +8,7 @@ use crate::error::Result;
 
 /// `FLUX_CONV2D=base` keeps off this kernel, `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has none.
 pub(super) const CHOICE: Choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a" };
-/// Channels of a box: 128 bytes, over which the copy engine swizzles.
+/// Channels of a box: 128 bytes, over which TMA swizzles.
 const CHANNELS: usize = 64;
 /// A warpgroup that fetches, and two that multiply.
 const THREADS: usize = 3 * 128;

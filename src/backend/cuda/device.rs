@@ -26,7 +26,7 @@ const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 /// What was done so far.
 #[derive(Default)]
 pub struct Counters {
-    /// Kernels and library calls.
+    /// Kernels, library calls and copies on the device.
     pub launches: AtomicU64,
     /// Times the host waited.
     pub waits: AtomicU64,

@@ -13,11 +13,10 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver;
 use serde::{Deserialize, Serialize};
 
-use super::Cuda;
-use super::Tensor;
 use super::device::{self, Device, Mark};
 use super::gemm_choices::{Choices, GemmCache, Machine, fastest};
 use super::pool::{Buffer, Kind};
+use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
 
 /// What algorithms may use for split sums. NVIDIA asks for at least 32 MiB on Hopper.

@@ -135,7 +135,7 @@ impl Cuda {
         inputs: [&Tensor<Cuda>; N],
         work: &impl Fn([&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
     ) -> Result<(Tensor<Cuda>, Replay)> {
-        let arena = Arena::enter(self.device())?;
+        let arena = ArenaGuard::enter(self.device())?;
         let out = {
             let fixed = self.fixed(inputs)?;
             let result = work(fixed.each_ref())?;
@@ -153,7 +153,7 @@ impl Cuda {
     /// `work` again, as a graph, in the places of memory where it ran.
     fn record<const N: usize>(
         &self,
-        arena: Arena<'_>,
+        arena: ArenaGuard<'_>,
         inputs: [&Tensor<Cuda>; N],
         work: &impl Fn([&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
     ) -> Result<Graph> {
@@ -235,9 +235,9 @@ impl Cells {
 }
 
 /// This thread's allocations come from the arena while this lives, but when suspended. It holds a share of the arena.
-struct Arena<'a>(&'a Arc<Device>);
+struct ArenaGuard<'a>(&'a Arc<Device>);
 
-impl<'a> Arena<'a> {
+impl<'a> ArenaGuard<'a> {
     /// Errors when another thread is in it.
     fn enter(device: &'a Arc<Device>) -> Result<Self> {
         device.pool().arena().enter()?;
@@ -260,7 +260,7 @@ impl<'a> Arena<'a> {
     }
 }
 
-impl Drop for Arena<'_> {
+impl Drop for ArenaGuard<'_> {
     fn drop(&mut self) {
         self.0.pool().arena().exit();
         self.0.leave_arena();

@@ -1,4 +1,4 @@
-//! What launchers of kernels for Hopper (`cuda/*_sm90a.cu`) share: whether such a kernel shall run, and tensor maps for the copy engine.
+//! What launchers of kernels for Hopper (`cuda/*_sm90a.cu`) share: whether such a kernel shall run, and tensor maps for TMA.
 
 use std::env;
 use std::ffi::{OsStr, c_void};
@@ -49,10 +49,10 @@ impl Choice {
         i32::try_from(value).map_err(too_large)
     }
 
-    /// bf16 values at `address` for the copy engine, with 128-byte swizzle. `axes` from the dense one outwards: cells, values from one to the
-    /// next (of the first: 1), and how many of them a box has; 64 of the first.
+    /// bf16 values at `address` as TMA fetches them, with 128-byte swizzle; `axes` from the dense one outwards, whose step is 1 and of which a
+    /// box has 64 cells.
     ///
-    /// The kernels' places: `address` and all steps but the first are multiples of 16 bytes, and no axis is empty.
+    /// `address` and all steps but the first are multiples of 16 bytes, and no axis is empty: launchers see to it.
     pub fn tensor_map<const N: usize>(self, address: u64, axes: [Axis; N]) -> Result<sys::CUtensorMap> {
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         let cells = axes.map(|axis| axis.cells as u64);
@@ -79,7 +79,7 @@ impl Choice {
         };
         encoded.result().map_err(|e| {
             let hint = format!("`{}=base` uses the kernel for all GPUs", self.variable);
-            failed(&format!("cannot describe {axes:?} to the copy engine"), e).at(self.place()).hint(hint)
+            failed(&format!("cannot make a tensor map of {axes:?}"), e).at(self.place()).hint(hint)
         })?;
         Ok(map)
     }

@@ -4,9 +4,10 @@
 //! still sum in float32 and give bf16; see [`quantise`].
 //!
 //! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels of cuda/*.cu that
-//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves weights and
-//! pictures, [`graph`] launches recorded work as a whole. Every op has a launcher in the file of its name. All work goes to one stream in
-//! program order; only downloads, [`Backend::wait`] and the timing of algorithms wait.
+//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves pictures, and
+//! weights out of files that [`regions`] registers, [`graph`] launches recorded work as a whole, in the memory of [`arena`]. Every op has a
+//! launcher in the file of its name; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order; only
+//! downloads, [`Backend::wait`] and the timing of algorithms wait.
 #![allow(unsafe_code)]
 
 mod adaln;
@@ -64,7 +65,7 @@ use transfer::Uploader;
 pub enum Precision {
     /// As everything else.
     Bf16,
-    /// e4m3 with a scale for each row of either side: weights take half the memory, and a product about half the time. Hopper only.
+    /// e4m3 with a scale for each row of either side: weights take half the memory, and the tensor cores do twice as much. Hopper only.
     Fp8,
 }
 
@@ -300,7 +301,7 @@ impl Backend for Cuda {
 
     fn warm_up(&self) -> Result<()> {
         self.gemm()?;
-        drop(self.0.uploader.letters(self.device())?);
+        drop(self.0.uploader.value_slots(self.device())?);
         // Kernels for another GPU are no error until they are asked for.
         kernels::files().for_each(|file| drop(self.device().module(file)));
         Ok(())

@@ -31,7 +31,7 @@ const MOST_THREADS: usize = 8;
 const THREADED_BYTES: usize = 4 * SLOT_BYTES;
 
 /// Slots for values that the host computed: as many as a picture uploads, so that none waits for another of the same picture.
-const LETTER_SLOTS: usize = 4;
+const VALUE_SLOTS: usize = 4;
 /// The driver takes fewer bytes from any memory at once; for more it waits for the stream.
 const SHORT_BYTES: usize = 64 << 10;
 
@@ -118,7 +118,7 @@ struct Piece<'a> {
 pub struct Uploader {
     slots: Mutex<Vec<Slot>>,
     /// The one that was used last is at the end.
-    letters: Mutex<VecDeque<Slot>>,
+    value_slots: Mutex<VecDeque<Slot>>,
     regions: Regions,
     /// Of the threads that are inside [`Uploader::together`].
     queues: Mutex<HashMap<ThreadId, Queue>>,
@@ -126,7 +126,7 @@ pub struct Uploader {
 
 impl Uploader {
     pub fn new(device: &Arc<Device>) -> Self {
-        Self { slots: Mutex::default(), letters: Mutex::default(), regions: Regions::new(device), queues: Mutex::default() }
+        Self { slots: Mutex::default(), value_slots: Mutex::default(), regions: Regions::new(device), queues: Mutex::default() }
     }
 
     /// Runs `work`; the weights that it makes on this thread go up together when it ends, and `report` hears of their elements.
@@ -143,12 +143,12 @@ impl Uploader {
     }
 
     /// Makes the slots for values that the host computed, unless they are there.
-    pub fn letters(&self, device: &Arc<Device>) -> Result<MutexGuard<'_, VecDeque<Slot>>> {
-        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
-        while letters.len() < LETTER_SLOTS {
-            letters.push_back(Slot::new(device, device.stream())?);
+    pub fn value_slots(&self, device: &Arc<Device>) -> Result<MutexGuard<'_, VecDeque<Slot>>> {
+        let mut value_slots = self.value_slots.lock().unwrap_or_else(PoisonError::into_inner);
+        while value_slots.len() < VALUE_SLOTS {
+            value_slots.push_back(Slot::new(device, device.stream())?);
         }
-        Ok(letters)
+        Ok(value_slots)
     }
 
     /// What is mapped and registered.
@@ -438,9 +438,9 @@ impl Cuda {
         }
         let bytes: &[u8] = bytemuck::cast_slice(values);
         if (SHORT_BYTES..=SLOT_BYTES).contains(&bytes.len()) {
-            let mut letters = self.0.uploader.letters(device)?;
-            letters.rotate_left(1);
-            let slot = letters.back_mut().expect("`letters` makes some");
+            let mut value_slots = self.0.uploader.value_slots(device)?;
+            value_slots.rotate_left(1);
+            let slot = value_slots.back_mut().expect("`value_slots` makes some");
             slot.bytes()?[..bytes.len()].copy_from_slice(bytes);
             copy_from_slot(device, slot, bytes.len(), buffer.address(), device.stream())?;
             slot.last_use.record(device.stream())?;
