@@ -63,7 +63,7 @@ fn find_nvcc(root: &Path) -> Option<PathBuf> {
 
 /// The names of the kernel files and their fatbins, in the order of their names.
 fn compile_all(nvcc: &Path, folder: &Path, out: &Path) -> Result<Vec<(String, PathBuf)>, String> {
-    let asked = env::var("FLUX_CUDA_ARCHS").ok();
+    let asked = env::var("FLUX_CUDA_ARCHS").ok().filter(|list| !list.is_empty());
     let archs: Vec<&str> = match &asked {
         Some(list) => list.split(',').map(str::trim).filter(|arch| !arch.is_empty()).collect(),
         None => ARCHS.to_vec(),

@@ -5,7 +5,7 @@
 //! cuBLASLt thinks in columns. Our row-major out [m, n] is its column-major [n, m], so its A is the weight and its B is x.
 
 use std::collections::HashMap;
-use std::ffi::c_void;
+use std::ffi::{OsStr, c_void};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -161,6 +161,16 @@ fn fits(found: &sys::cublasLtMatmulHeuristicResult_t) -> bool {
     found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE_BYTES
 }
 
+/// What the variable says, else what is the rule.
+fn fast_accumulation(value: Option<&OsStr>) -> Result<i8> {
+    match value.map(OsStr::to_string_lossy).as_deref() {
+        None | Some("") => Ok(FAST_ACCUMULATION),
+        Some("0") => Ok(0),
+        Some("1") => Ok(1),
+        Some(other) => Err(Error::usage(format!("`{other}` is neither 0 nor 1")).at(FAST_ACCUMULATION_VARIABLE)),
+    }
+}
+
 fn failed(error: result::CublasError) -> Error {
     Error::new(format!("cuBLASLt failed: {:?}", error.0))
 }
@@ -174,11 +184,7 @@ impl Gemm {
         let cublaslt = unsafe { sys::cublasLtGetVersion() };
         let (gpu, multiprocessors) = (device.name().to_string(), device.multiprocessors());
         let choices = Choices::open(cache, Machine { gpu, multiprocessors, driver: device.driver(), cublaslt });
-        let fast_accumulation = match std::env::var(FAST_ACCUMULATION_VARIABLE).as_deref() {
-            Ok("0") => 0,
-            Ok("1") => 1,
-            _ => FAST_ACCUMULATION,
-        };
+        let fast_accumulation = fast_accumulation(std::env::var_os(FAST_ACCUMULATION_VARIABLE).as_deref())?;
         let (choices, workspace, device) = (Mutex::new(choices), Mutex::new(workspace), Arc::clone(device));
         Ok(Self { handle, plans: Mutex::default(), choices, workspace, fast_accumulation, device })
     }
@@ -479,6 +485,14 @@ impl Drop for Preference {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fast_accumulation_is_0_or_1_or_an_error() {
+        let of = |value: &str| fast_accumulation(Some(OsStr::new(value)));
+        assert_eq!([of("").unwrap(), of("0").unwrap(), of("1").unwrap()], [FAST_ACCUMULATION, 0, 1]);
+        let message = of("yes").unwrap_err().to_string();
+        assert!(message.contains("`yes`") && message.contains(FAST_ACCUMULATION_VARIABLE), "{message}");
+    }
 
     #[test]
     fn a_plan_depends_on_alignment_but_not_on_address() {
