@@ -37,8 +37,19 @@ impl Needs {
 
     /// How many of `count` pictures may be denoised as one batch where `available` bytes are free; at least one.
     pub(super) fn samples(&self, available: u64, plan: &Plan, count: usize) -> usize {
-        let fit = (available / self.batch(plan, 1).max(1)).min(MAX_VALUES / (self.largest * plan.evaluations()).max(1));
+        let fit = (available / self.batch(plan, 1).max(1)).min(self.most_evaluations() / plan.evaluations());
         count.min(fit.clamp(1, MAX_SAMPLES) as usize)
+    }
+
+    /// Whether both evaluations of guidance of `samples` pictures may be one batch where `available` bytes are free.
+    pub(super) fn batched(&self, available: u64, samples: usize) -> bool {
+        let evaluations = 2 * samples as u64;
+        available > evaluations * self.step && evaluations <= self.most_evaluations()
+    }
+
+    /// Evaluations that may be one batch, whatever the memory.
+    fn most_evaluations(&self) -> u64 {
+        MAX_VALUES / self.largest.max(1)
     }
 
     /// The evaluations of a step of `count` pictures at once, as far as these may be one batch.
@@ -73,5 +84,14 @@ mod tests {
         assert_eq!(samples(u64::MAX, 1.0, 1000), MAX_SAMPLES as usize);
         let large = Needs { largest: 500 << 20, ..needs };
         assert_eq!(large.samples(u64::MAX, &plan(1.0), 1000), 4, "of 2^31 values and more no tensor is made");
+        assert_eq!(large.samples(u64::MAX, &plan(4.0), 1000), 2, "nor with guidance");
+    }
+
+    #[test]
+    fn guidance_is_one_batch_where_memory_and_libraries_allow_it() {
+        let needs = Needs { step: 100, decode: 0, largest: 500 << 20 };
+        assert_eq!([needs.batched(200, 1), needs.batched(201, 1), needs.batched(400, 2), needs.batched(401, 2)], [false, true, false, true]);
+        assert!(!needs.batched(u64::MAX, 3), "of 2^31 values and more no tensor is made");
+        assert!(!Needs { largest: 1500 << 20, ..needs }.batched(u64::MAX, 1), "neither of one picture");
     }
 }

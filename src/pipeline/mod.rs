@@ -246,7 +246,7 @@ impl<B: Backend> Pipeline<B> {
         let available = self.backend.available_bytes();
         let make = || {
             let samples = needs.samples(available, plan, count);
-            let batched = available > 2 * samples as u64 * needs.step;
+            let batched = needs.batched(available, samples);
             let (modulations, rope) = (transformer.modulations(&schedule.timesteps)?, transformer.rope(txt_tokens, height, width)?);
             Ok(Kept::new(plan, count, samples, batched, modulations, rope))
         };
