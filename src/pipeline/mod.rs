@@ -239,6 +239,8 @@ impl<B: Backend> Pipeline<B> {
             if count > 1 {
                 self.text_encoder = None;
             }
+            // The pictures before may have been smaller.
+            self.make_room(needs.step, Keep::Transformer);
         }
         let transformer = self.transformer.as_ref().expect("loaded above");
 
@@ -329,10 +331,11 @@ impl<B: Backend> Pipeline<B> {
 
     /// Frees what was kept and models that `keep` does not need, while `bytes` more do not fit.
     fn make_room(&mut self, bytes: u64, keep: Keep) {
-        // First, because recorded work refers to the weights of the models.
-        if self.backend.available_bytes() < bytes {
-            self.kept.clear();
+        if self.backend.available_bytes() >= bytes {
+            return;
         }
+        // Before any model goes, because recorded work refers to their weights.
+        self.kept.clear();
         if self.backend.available_bytes() < bytes && keep != Keep::TextEncoder {
             self.text_encoder = None;
         }
