@@ -105,7 +105,7 @@ pub struct Bench {
     pub names: Vec<String>,
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Sides of the square pictures, such as 512,1024 [default: 1024 on a GPU, 256 on the CPU]
+    /// Sides of the square pictures, such as 512,1024, rounded down to multiples of 16 [default: 1024 on a GPU, 256 on the CPU]
     #[arg(long = "size", value_name = "PIXELS", value_delimiter = ',', value_parser = value_parser!(u64).range(16..=8192))]
     pub sizes: Vec<u64>,
     /// Pictures at once

@@ -25,7 +25,7 @@ use shapes::Shapes;
 pub struct Settings {
     /// Parts of names: measured is what has one of them in its name. All, when there is none.
     pub names: Vec<String>,
-    /// Sides of square pictures, in pixels.
+    /// Sides of square pictures, in pixels; rounded down to what the model can make, each once.
     pub sizes: Vec<usize>,
     /// Pictures at once.
     pub batch: usize,
@@ -61,11 +61,14 @@ impl Effort {
 pub fn run<B: Backend>(
     backend: &B,
     model: Option<&ModelDir>,
-    settings: Settings,
+    mut settings: Settings,
     default_model: impl FnOnce() -> Result<ModelDir>,
     print: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<()> {
     let shapes = model.map(ModelInfo::read).transpose()?.map_or_else(Shapes::klein_4b, |info| Shapes::of(&info));
+    // Of a picture that is not made nothing is measured; nor would a prompt be encoded again for a size that comes again.
+    let (patch, mut seen) = (shapes.patch(), HashSet::new());
+    settings.sizes = settings.sizes.iter().map(|size| (size / patch).max(1) * patch).filter(|&size| seen.insert(size)).collect();
     let mut bench = Bench { backend: backend.clone(), fill: None, ceiling: None, measured: HashSet::new(), settings, print };
     if !bench.settings.json {
         (bench.print)(&backend.describe())?;

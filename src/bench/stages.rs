@@ -93,7 +93,6 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelDir, sizes: &[us
         let (text_s, decode_s, batch) = (median(|t| t.text_s), median(|t| t.decode_s), first.pictures);
         let evaluations = if plan.guided() { 2 } else { 1 };
         let step_flops = evaluations * shapes.step_flops(shapes.joint(batch, plan.width));
-        // Guidance reads the empty prompt too, but only once.
         let tflop_s = |flops: u64, seconds: f64| round(flops as f64 / seconds / 1e12, 3);
         let ms = |seconds: f64| round(seconds * 1e3, 2);
         let row = Row {
@@ -101,6 +100,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelDir, sizes: &[us
             size: plan.width,
             batch,
             text_ms: ms(text_s),
+            // Guidance reads the empty prompt too, but only once.
             text_tflop_s: tflop_s(shapes.text_flops(), text_s),
             prepare_ms: ms(median(|t| t.prepare_s)),
             step_ms: ms(step_s),
