@@ -124,7 +124,10 @@ fn timings_as_text_name_every_stage_on_stderr() {
     for stage in ["device", "open", "load", "text", "step 1", "decode", "save", "total", "host peak", "device peak"] {
         assert!(run.stderr.lines().any(|line| line.starts_with(stage)), "{stage} is not in: {}", run.stderr);
     }
+    assert!(!run.stderr.contains("pictures share"), "{}", run.stderr);
     assert_eq!(run.stdout, "");
+    let run = draw(folder.path(), &["-p", "a cat", "-n", "2", "-o", "out.png", "--timings"]).succeeds();
+    assert_eq!(run.stderr.matches("2 pictures share the times").count(), 2, "{}", run.stderr);
 }
 
 #[test]
