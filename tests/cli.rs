@@ -326,7 +326,8 @@ fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
         eprintln!("skipped: this machine has a GPU");
     } else {
         assert!(auto.stderr.contains("note: using the CPU: "), "{}", auto.stderr);
-        run(&["--precision", "fp8"]).fails(1, &["--precision fp8", "hint: "]);
+        let narrow = run(&["--precision", "fp8"]).fails(1, &["--precision fp8", "hint: "]);
+        assert!(!narrow.stderr.contains("--device cpu"), "the CPU has no fp8: {}", narrow.stderr);
     }
 }
 

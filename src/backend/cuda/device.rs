@@ -110,7 +110,7 @@ impl Device {
     pub fn open(ordinal: usize, memory_cap: Option<u64>) -> Result<Arc<Self>> {
         if !kernels::built() {
             return Err(Error::new("this program was built without nvcc, so it has no GPU kernels")
-                .hint("run `make cuda-toolkit`, then `make build`; or use `--device cpu`"));
+                .hint("run `make cuda-toolkit`, then `make build`; or leave out `--device` and `--precision` to use the CPU"));
         }
         library::require_driver()?;
         result::init().map_err(|e| failed("cannot start CUDA", e).hint("is the NVIDIA driver loaded? `nvidia-smi` shows it"))?;
@@ -137,9 +137,8 @@ impl Device {
         );
         if capability < OLDEST_CAPABILITY {
             let (major, minor) = capability;
-            return Err(
-                Error::new(format!("GPU {ordinal} ({name}) has compute capability {major}.{minor}, 8.0 is the least")).hint("use `--device cpu`")
-            );
+            return Err(Error::new(format!("GPU {ordinal} ({name}) has compute capability {major}.{minor}, 8.0 is the least"))
+                .hint("leave out `--device` and `--precision` to use the CPU"));
         }
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as usize;
         let registers_read_only = attribute(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0;

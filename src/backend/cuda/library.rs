@@ -25,7 +25,8 @@ const WHEEL_FOLDER: &str = "nvidia/cu13/lib";
 pub fn require_driver() -> Result<()> {
     // SAFETY: the question opens and closes libraries by name; nothing of cudarc has been called yet that could depend on it.
     if !unsafe { driver::sys::is_culib_present() } && !DRIVER_FOLDERS.iter().any(|folder| open(&Path::new(folder).join("libcuda.so.1"))) {
-        return Err(Error::new("no CUDA device: `libcuda.so.1` is not on this machine").hint("install the NVIDIA driver, or use `--device cpu`"));
+        return Err(Error::new("no CUDA device: `libcuda.so.1` is not on this machine")
+            .hint("install the NVIDIA driver, or leave out `--device` and `--precision` to use the CPU"));
     }
     Ok(())
 }
