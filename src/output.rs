@@ -68,7 +68,8 @@ impl Target {
     pub fn new(path: &Path) -> Result<Self> {
         let format = Format::of(path)?;
         // A link is followed, as every program that writes to an open file does.
-        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        let followed = fs::symlink_metadata(path).ok().filter(|found| found.is_symlink()).and_then(|_| fs::canonicalize(path).ok());
+        let path = followed.unwrap_or_else(|| path.to_path_buf());
         match fs::symlink_metadata(&path) {
             Ok(found) if found.is_dir() => return Err(Error::usage(format!("`{}` is a folder, not a file", path.display())).at("--output")),
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(cannot_write(&path, &e)),

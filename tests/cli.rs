@@ -72,7 +72,10 @@ fn one_command_makes_many_pictures_each_of_its_own_seed() {
     assert!(run.stderr.contains("seeds 7 to 9") && run.stderr.contains("3 pictures as one batch"), "{}", run.stderr);
     assert_eq!(names(folder.path()), ["out-7.png", "out-8.png", "out-9.png"]);
     assert!(texts(&folder.path().join("out-9.png")).contains(&("seed".to_string(), "9".to_string())));
-    draw(folder.path(), &["-p", "a cat", "-S", "8", "-o", "alone.png"]).succeeds();
+    for written in ["for the first time", "in place of the first"] {
+        let run = draw(folder.path(), &["-p", "a cat", "-S", "8", "-o", "alone.png", "--print-path"]).succeeds();
+        assert_eq!(run.stdout, "alone.png\n", "{written}");
+    }
     let apart = difference(&read_png(&folder.path().join("out-8.png")).unwrap(), &read_png(&folder.path().join("alone.png")).unwrap()).unwrap();
     assert!(apart.max <= 1, "{apart:?}");
 
