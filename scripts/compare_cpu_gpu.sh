@@ -43,8 +43,8 @@ while [[ $# -gt 0 ]]; do
             esac
             shift
             ;;
-        -o | --output | --output=* | --device | --device=*) usage_error "$1 is set for each device" ;;
-        -n | --count | --count=*) usage_error "$1: one picture is compared" ;;
+        -o* | --output | --output=* | --device | --device=*) usage_error "$1 is set for each device" ;;
+        -n* | --count | --count=*) usage_error "$1: one picture is compared" ;;
         *) flags+=("$1") ;;
     esac
     shift

@@ -55,7 +55,7 @@ while [[ $# -gt 0 ]]; do
             ;;
         --seed=*) seed=${1#--seed=} ;;
         -S?*) seed=${1#-S} ;;
-        -o | --output | --output=* | -p | --prompt | --prompt=* | -n | --count | --count=*) usage_error "$1 is set for each picture" ;;
+        -o* | --output | --output=* | -p* | --prompt | --prompt=* | -n* | --count | --count=*) usage_error "$1 is set for each picture" ;;
         *) flags+=("$1") ;;
     esac
     shift

@@ -53,6 +53,7 @@ fn every_script_explains_itself_and_refuses_what_it_does_not_know() {
     Run::of(script("compare_cpu_gpu.sh").args(["--bound", "high"])).fails(2, &["bound"]);
     Run::of(script("compare_cpu_gpu.sh").args(["-o", "x.png"])).fails(2, &["-o"]);
     Run::of(script("compare_cpu_gpu.sh").args(["-n", "2"])).fails(2, &["one picture"]);
+    Run::of(script("compare_cpu_gpu.sh").arg("-n2")).fails(2, &["one picture"]);
     Run::of(&mut script("gpu_check.sh")).fails(2, &["OUT"]);
     Run::of(script("gpu_check.sh").args(["out", "speed"])).fails(2, &["unknown section: speed"]);
     Run::of(script("gpu_check.sh").arg("out")).fails(2, &["no section"]);
@@ -103,6 +104,7 @@ fn a_batch_goes_on_after_a_failure_and_tells_it_at_the_end() {
     }
     Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).args(["-S", "x"])).fails(2, &["seed"]);
     Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).args(["-o", "x.png"])).fails(2, &["-o"]);
+    Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).arg("-n2")).fails(2, &["-n2"]);
 }
 
 #[test]
