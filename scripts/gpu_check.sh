@@ -17,7 +17,7 @@ Sections, in the order of `all`:
   model      writes the 4B model with random weights, unless it is there
   bench      every op at the sizes of a 1024 x 1024 picture of klein 4B
   stages     the stages of warm pictures of the 4B model: 256, 512, 1024, 2048
-  fp8        the same in fp8: 512, 1024, 2048; needs a Hopper GPU
+  fp8        the same in fp8; needs a Hopper GPU
   cold       the command line from start to PNG at 1024 x 1024, three times
   memory     the same within 10.5 GiB of GPU memory, and within 4 GiB, which must be refused
   reference  speed of the reference (diffusers) at 512, 1024, 2048, and its cold start at 1024
