@@ -15,10 +15,6 @@ fn small(prompt: &str, seed: u64) -> Request {
     Request { width: Some(64), height: Some(48), steps: Some(2), ..Request::new(prompt, seed) }
 }
 
-/// Counts the layers of the text encoder that ran.
-#[derive(Default)]
-struct Layers(usize);
-
 /// Observed: equal, but for one level in one model.
 fn assert_same_picture(a: &[u8], b: &[u8], what: &str) {
     assert_eq!(a.len(), b.len());
@@ -26,6 +22,10 @@ fn assert_same_picture(a: &[u8], b: &[u8], what: &str) {
     println!("{what}: {worst:?}");
     assert!(worst <= Some(1), "{what} differs by {worst:?} levels");
 }
+
+/// Counts the layers of the text encoder that ran.
+#[derive(Default)]
+struct Layers(usize);
 
 impl Observer for Layers {
     fn progress(&mut self, stage: Stage, done: u64, _total: u64) {
