@@ -1,6 +1,6 @@
 //! Weight files: mapped safetensors, one file or shards with an index, checked before any use.
 //!
-//! A [`WeightFile`] set is opened once per component. [`Weights`] is a view of it under a key prefix, as the
+//! [`WeightFiles`] are opened once per component. [`Weights`] is a view of them under a key prefix, as the
 //! checkpoint nests its names: `weights.at("transformer_blocks.0").at("attn")`. Every access names the shape that the
 //! config asks for; what the file holds instead is an error that names tensor, file and both shapes.
 

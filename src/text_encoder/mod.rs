@@ -69,7 +69,7 @@ impl<B: Backend> TextEncoder<B> {
 
     /// Tokens to features; reports each layer to `done(layers so far)`.
     ///
-    /// tokens [n] -> [n, out_layers * hidden].
+    /// n tokens -> [n, out_layers * hidden].
     ///
     /// Errors when a token id is outside the vocabulary.
     /// Source: FLUX.2 reference `_get_qwen3_prompt_embeds`.
