@@ -30,6 +30,16 @@ fn drawn_pictures_are_read_without_an_error() {
     }
 }
 
+/// Left half redder than the background, right half less red: the median is the background's color, which no pixel is nearer to.
+#[test]
+fn an_object_of_many_colors_is_read() {
+    let mut picture = Rgb { width: 256, height: 256, bytes: vec![128; 3 * 256 * 256] };
+    for (x, y) in (64..192).flat_map(|y| (64..192).map(move |x| (x, y))) {
+        picture.bytes[3 * (y * 256 + x)] = if x < 128 { 178 } else { 78 };
+    }
+    assert!(Meaning::load().is_clean(&picture));
+}
+
 #[test]
 fn an_empty_picture_and_noise_are_not_clean() {
     let meaning = Meaning::load();

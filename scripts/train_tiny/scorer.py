@@ -1,4 +1,7 @@
-"""Reads a picture of shapes back: background, and the color, shape and place of every object. Reads drawn pictures without an error."""
+"""Reads a picture of shapes back: background, and the color, shape and place of every object. Reads drawn pictures without an error.
+
+tests/meaning/reader.rs takes the same steps: a change here is made there, too.
+"""
 
 from dataclasses import dataclass
 
@@ -88,6 +91,8 @@ def read(picture: np.ndarray) -> tuple[str, list[Object]]:
         near = grown(part) & ~np.logical_or.reduce([other for other in parts if other is not part], initial=False)
         near = near.repeat(height // CELLS, 0).repeat(width // CELLS, 1)
         outline = near & (((picture - color) ** 2).sum(-1) < ((picture - background) ** 2).sum(-1))
+        if not outline.any():  # an object of many colors, whose medians are no pixel's color
+            outline = near
         objects.append(Object(nearest_color(color), nearest_shape(outline), float(x), float(y)))
     return nearest_color(background), objects
 

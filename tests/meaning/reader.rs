@@ -1,7 +1,7 @@
 //! Reads a picture of shapes back: its background, and the color, shape and place of every object.
 //!
-//! The same steps as scripts/train_tiny/scorer.py: the background is the median of the border; what differs from it falls into connected
-//! parts; a part has the nearest color of the palette and the shape whose template overlaps it most.
+//! The same steps as scripts/train_tiny/scorer.py: the background is the median of the border; cells that differ from it fall into
+//! connected parts; a part has the nearest color of the palette and the shape whose template its outline, by pixels, overlaps most.
 
 use std::collections::HashMap;
 
@@ -71,11 +71,17 @@ impl Reader {
         let cells: Vec<Color> = averaged(picture, [0, 0, picture.width, picture.height], CELLS);
         let mask: Vec<bool> = cells.iter().map(|cell| distance(*cell, background) > DIFFERENT).collect();
         let parts = parts(&mask);
-        let objects = parts.iter().filter(|part| part.len() >= SMALLEST).map(|part| Object {
-            color: self.nearest_color(median(part.iter().map(|&i| cells[i]))),
-            shape: self.nearest_shape(part),
-            x: (mean(part.iter().map(|i| i % CELLS)) + 0.5) / CELLS as f64,
-            y: (mean(part.iter().map(|i| i / CELLS)) + 0.5) / CELLS as f64,
+        let large = || parts.iter().filter(|part| part.len() >= SMALLEST);
+        let objects = large().map(|part| {
+            let color = median(part.iter().map(|&i| cells[i]));
+            let mut near = grown(part);
+            large().filter(|other| *other != part).flatten().for_each(|&cell| near[cell] = false);
+            Object {
+                color: self.nearest_color(color),
+                shape: self.nearest_shape(&outline(picture, &near, color, background)),
+                x: (mean(part.iter().map(|i| i % CELLS)) + 0.5) / CELLS as f64,
+                y: (mean(part.iter().map(|i| i / CELLS)) + 0.5) / CELLS as f64,
+            }
         });
         let share = |among: &[usize]| among.iter().filter(|i| mask[**i]).count() as f64 / among.len() as f64;
         let at_border = |i: &usize| [i % CELLS, i / CELLS].iter().any(|at| *at == 0 || *at == CELLS - 1);
@@ -95,28 +101,25 @@ impl Reader {
         nearest.expect("the palette has colors").0.clone()
     }
 
-    fn nearest_shape(&self, part: &[usize]) -> String {
-        let nearest = self.shapes.iter().max_by(|a, b| a.fit(part).total_cmp(&b.fit(part)));
+    fn nearest_shape(&self, outline: &[(usize, usize)]) -> String {
+        let nearest = self.shapes.iter().max_by(|a, b| a.fit(outline).total_cmp(&b.fit(outline)));
         nearest.expect("there are templates").name.clone()
     }
 }
 
 impl Template {
-    /// Intersection over union of a part, scaled likewise, and the shape, less what the aspect ratios are apart.
-    fn fit(&self, part: &[usize]) -> f64 {
-        let range = |of: fn(usize) -> usize| {
-            let (first, last) = part.iter().map(|i| of(*i)).fold((CELLS, 0), |(first, last), at| (first.min(at), last.max(at)));
-            (first, last + 1 - first)
-        };
-        let ((left, width), (top, height)) = (range(|i| i % CELLS), range(|i| i / CELLS));
-        let mut inside = [false; CELLS * CELLS];
-        part.iter().for_each(|i| inside[*i] = true);
+    /// Intersection over union of an outline, scaled likewise, and the shape, less what the aspect ratios are apart.
+    fn fit(&self, outline: &[(usize, usize)]) -> f64 {
+        let (left, width) = extent(outline.iter().map(|place| place.0));
+        let (top, height) = extent(outline.iter().map(|place| place.1));
+        let mut inside = vec![false; width * height];
+        outline.iter().for_each(|(x, y)| inside[(y - top) * width + x - left] = true);
         let side = self.rows.len();
         let nearest = |at: usize, length: usize| ((at as f64 + 0.5) / side as f64 * length as f64) as usize;
         let (mut both, mut either) = (0, 0);
         for (y, row) in self.rows.iter().enumerate() {
             for (x, cell) in row.bytes().enumerate() {
-                let (ours, theirs) = (inside[(top + nearest(y, height)) * CELLS + left + nearest(x, width)], cell == b'#');
+                let (ours, theirs) = (inside[nearest(y, height) * width + nearest(x, width)], cell == b'#');
                 both += usize::from(ours && theirs);
                 either += usize::from(ours || theirs);
             }
@@ -124,6 +127,33 @@ impl Template {
         let aspect = (width as f64 / height as f64).ln();
         both as f64 / either.max(1) as f64 - ASPECT_WEIGHT * (aspect - self.aspect).abs()
     }
+}
+
+/// The smallest, and how many there are from it to the largest.
+fn extent(places: impl Iterator<Item = usize>) -> (usize, usize) {
+    let (first, last) = places.fold((usize::MAX, 0), |(first, last), at| (first.min(at), last.max(at)));
+    (first, last + 1 - first)
+}
+
+/// The cells of a part and those beside it, as a mask [CELLS, CELLS].
+fn grown(part: &[usize]) -> Vec<bool> {
+    let mut mask = vec![false; CELLS * CELLS];
+    part.iter().for_each(|&cell| std::iter::once(cell).chain(neighbours(cell)).for_each(|at| mask[at] = true));
+    mask
+}
+
+/// The pixels (x, y) of the cells `near` that are nearer to the object's color than to the background. Where there is none, as an object
+/// of many colors may have it, all of them.
+fn outline(picture: &Rgb, near: &[bool], color: Color, background: Color) -> Vec<(usize, usize)> {
+    let cell = |(x, y): &(usize, usize)| y * CELLS / picture.height * CELLS + x * CELLS / picture.width;
+    let places = (0..picture.height).flat_map(|y| (0..picture.width).map(move |x| (x, y)));
+    let places: Vec<_> = places.filter(|place| near[cell(place)]).collect();
+    let own = |(x, y): &(usize, usize)| {
+        let seen = pixel(picture, *x, *y);
+        distance(seen, color) < distance(seen, background)
+    };
+    let outline: Vec<_> = places.iter().copied().filter(own).collect();
+    if outline.is_empty() { places } else { outline }
 }
 
 /// Part of a picture (left, top, width, height), averaged to side x side; the windows of neighbours overlap where sizes do not divide.
@@ -179,6 +209,13 @@ fn mean(values: impl ExactSizeIterator<Item = usize>) -> f64 {
     values.sum::<usize>() as f64 / count
 }
 
+/// The cells to the left, to the right, above and below.
+fn neighbours(cell: usize) -> impl Iterator<Item = usize> {
+    let (x, y) = (cell % CELLS, cell / CELLS);
+    let among = [(x > 0, cell.wrapping_sub(1)), (x + 1 < CELLS, cell + 1), (y > 0, cell.wrapping_sub(CELLS)), (y + 1 < CELLS, cell + CELLS)];
+    among.into_iter().filter(|(inside, _)| *inside).map(|(_, at)| at)
+}
+
 /// The 4-connected parts of a mask [CELLS, CELLS] as lists of cells, the largest first.
 fn parts(mask: &[bool]) -> Vec<Vec<usize>> {
     let mut rest = mask.to_vec();
@@ -191,10 +228,7 @@ fn parts(mask: &[bool]) -> Vec<Vec<usize>> {
         let mut next = 0;
         while let Some(&cell) = part.get(next) {
             next += 1;
-            let (x, y) = (cell % CELLS, cell / CELLS);
-            let neighbours =
-                [(x > 0, cell.wrapping_sub(1)), (x + 1 < CELLS, cell + 1), (y > 0, cell.wrapping_sub(CELLS)), (y + 1 < CELLS, cell + CELLS)];
-            part.extend(neighbours.into_iter().filter(|(inside, at)| *inside && std::mem::take(&mut rest[*at])).map(|(_, at)| at));
+            part.extend(neighbours(cell).filter(|at| std::mem::take(&mut rest[*at])));
         }
         found.push(part);
     }
