@@ -1,6 +1,7 @@
 """Trains the default model. `python3 scripts/train_tiny --help`"""
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import distill
 import export
 import score
 import vae
+from report import UserError
 from settings import Settings, toy
 
 PHASES = {
@@ -20,16 +22,26 @@ PHASES = {
 }  # fmt: skip
 
 
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"`{text}` is not above 0")
+    return value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="train_tiny", description="Trains the default model, phase by phase. Each reads what those before it left in WORK."
     )
     parser.add_argument("phases", nargs="+", choices=["all", *PHASES], metavar="PHASE", help=f"all, or some of: {', '.join(PHASES)}")
     parser.add_argument("--work", type=Path, required=True, help="folder for everything that the phases leave")
-    parser.add_argument("--seconds", type=float, help="how long vae, base or distill trains, in place of its own time")
+    parser.add_argument("--seconds", type=seconds, help="how long vae, base or distill trains, in place of its own time")
     parser.add_argument("--toy", action="store_true", help="a few steps of a smaller model at 64 x 64, to see that everything runs")
     arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    try:
+        arguments.work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"cannot make the folder of `--work`: {error}")
     settings = Settings(arguments.work, "cuda" if torch.cuda.is_available() else "cpu")
     if arguments.toy:
         settings = toy(settings)
@@ -43,4 +55,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

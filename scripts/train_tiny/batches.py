@@ -1,15 +1,16 @@
-"""What training reads: scenes on the device, pictures of them, their latents."""
-
-from pathlib import Path
+"""What training reads: scenes on the device, pictures of them, their latents and captions."""
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from diffusers import AutoencoderKLFlux2
 
-from data import load_sprites
+from data import load_sprites, load_tokenizer
 from models import encode_picture, latent_scale, load, make_vae, patchify
 from render import Sprites, render, to_bytes
+from report import left
 from settings import Settings
+from tokens import PADDING, encode
 
 ENCODED_AT_ONCE = 256
 
@@ -18,10 +19,9 @@ class SceneSet:
     """The scenes of scenes.npz on the device, and the sprites to draw them with."""
 
     def __init__(self, settings: Settings):
-        arrays = np.load(settings.work / "scenes.npz")
+        arrays = np.load(left(settings, "scenes.npz"))
         on_device = lambda key: torch.from_numpy(arrays[key]).to(settings.device)  # noqa: E731
         self.background, self.things, self.count = on_device("background"), on_device("things"), on_device("count")
-        self.ids, self.lengths = on_device("ids"), on_device("lengths")
         self.sprites = Sprites(torch.from_numpy(load_sprites(settings)).to(settings.device))
         self.size = settings.size
 
@@ -44,7 +44,7 @@ def channels_last(pictures: torch.Tensor) -> torch.Tensor:
 
 def load_vae(settings: Settings) -> AutoencoderKLFlux2:
     vae = make_vae(settings)
-    load(settings.work / "vae.safetensors", {"vae": vae}, settings.device)
+    load(left(settings, "vae.safetensors"), {"vae": vae}, settings.device)
     return vae.eval()
 
 
@@ -52,7 +52,7 @@ def load_vae(settings: Settings) -> AutoencoderKLFlux2:
 def encode_scenes(settings: Settings, vae: AutoencoderKLFlux2, scenes: SceneSet) -> torch.Tensor:
     """Normalised latents of all scenes, [scenes, tokens, channels] bf16."""
     latents = torch.empty(len(scenes), settings.latent_side**2, 4 * settings.latent_channels, dtype=torch.bfloat16, device=settings.device)
-    encode = torch.compile(encode_picture, dynamic=False) if settings.compile else encode_picture
+    encode_batch = torch.compile(encode_picture, dynamic=False) if settings.compile else encode_picture
     mean, scale = vae.bn.running_mean, latent_scale(vae)
     for first in range(0, len(scenes), ENCODED_AT_ONCE):
         last = min(len(scenes), first + ENCODED_AT_ONCE)
@@ -60,10 +60,35 @@ def encode_scenes(settings: Settings, vae: AutoencoderKLFlux2, scenes: SceneSet)
         if last - first < ENCODED_AT_ONCE:  # compiled for one size only
             encoded = encode_picture(vae, channels_last(pictures))
         else:
-            encoded = encode(vae, channels_last(pictures))
+            encoded = encode_batch(vae, channels_last(pictures))
         latents[first:last] = ((patchify(encoded) - mean) / scale).to(torch.bfloat16)
     return latents
 
 
-def latents_file(settings: Settings) -> Path:
-    return settings.work / "latents.pt"
+class Examples:
+    """Latents of all scenes and tokens of their captions, on the device."""
+
+    def __init__(self, settings: Settings):
+        self.latents = torch.load(left(settings, "latents.pt"), map_location=settings.device)
+        arrays = np.load(left(settings, "scenes.npz"))
+        self.ids, self.lengths = (torch.from_numpy(arrays[key]).to(settings.device) for key in ("ids", "lengths"))
+        tokenizer = load_tokenizer(settings)
+        self.padding = tokenizer.token_to_id(PADDING)
+        ids, lengths = encode(tokenizer, [""], settings.caption_tokens)
+        self.empty_ids, self.empty_length = torch.from_numpy(ids).to(settings.device), int(lengths[0])
+
+    def choose(self, count: int) -> torch.Tensor:
+        """Rows of scenes, at random."""
+        return torch.randint(len(self.latents), (count,), device=self.latents.device)
+
+    def pad(self, ids: torch.Tensor, length: int) -> torch.Tensor:
+        return F.pad(ids, (0, length - ids.shape[1]), value=self.padding) if length > ids.shape[1] else ids
+
+    def captions(self, rows: torch.Tensor, length: int, empty_share: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+        """ids [rows, length] and lengths [rows]; a share of them, at random, of the empty prompt."""
+        ids, lengths = self.ids[rows].long(), self.lengths[rows].long()
+        if empty_share:
+            empty = torch.rand(len(rows), device=rows.device) < empty_share
+            ids = torch.where(empty[:, None], self.empty_ids, ids)
+            lengths = torch.where(empty, self.empty_length, lengths)
+        return self.pad(ids, length), lengths

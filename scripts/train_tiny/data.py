@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from concepts import Concept, Name, read_concepts
-from report import log, phase
+from report import left, log, phase
 from scenes import Scene, Scenes, as_arrays
 from settings import Settings
 from sprites import Emoji, install_packages, premultiplied, shape_sprites
@@ -20,7 +20,7 @@ CHUNK = 2000  # scenes from one seed
 
 
 def archive(settings: Settings) -> zipfile.ZipFile:
-    return zipfile.ZipFile(settings.work / "data.zip")
+    return zipfile.ZipFile(left(settings, "data.zip"))
 
 
 def load_tokenizer(settings: Settings) -> Tokenizer:

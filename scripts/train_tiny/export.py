@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from batches import load_vae
 from data import archive, load_concepts, load_tokenizer
-from models import load, make_text_encoder, make_transformer
+from models import load_text_encoder_and_transformer
 from report import log, phase
 from settings import Settings
 from tokens import CHAT_TEMPLATE, END, PADDING, SPECIAL
@@ -56,8 +56,7 @@ def without_origin(path: Path) -> None:
 
 @phase
 def export(settings: Settings) -> None:
-    text_encoder, transformer, vae = make_text_encoder(settings, settings.vocabulary), make_transformer(settings), load_vae(settings)
-    load(settings.work / "final.safetensors", {"transformer": transformer, "text_encoder": text_encoder}, "cpu")
+    (text_encoder, transformer), vae = load_text_encoder_and_transformer(settings, "final"), load_vae(settings)
     folder, unfinished = settings.work / "model", settings.work / "model.part"
     shutil.rmtree(unfinished, ignore_errors=True)
     for name in ("transformer", "text_encoder", "vae", "tokenizer", "scheduler"):

@@ -9,6 +9,7 @@ from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from report import UserError, left
 from settings import Settings
 
 
@@ -23,8 +24,8 @@ def make_vae(settings: Settings) -> AutoencoderKLFlux2:
     return vae
 
 
-def make_text_encoder(settings: Settings, vocabulary: int) -> Qwen3ForCausalLM:
-    hidden = settings.text_hidden
+def make_text_encoder(settings: Settings) -> Qwen3ForCausalLM:
+    hidden, vocabulary = settings.text_hidden, settings.vocabulary
     config = Qwen3Config(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=settings.text_layers, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, tie_word_embeddings=True, max_position_embeddings=1024,
@@ -57,6 +58,14 @@ def make_transformer(settings: Settings) -> Flux2Transformer2DModel:
     return model
 
 
+def compute_dtype(settings: Settings) -> torch.dtype:
+    return torch.bfloat16 if settings.device.startswith("cuda") else torch.float32
+
+
+def transformer_blocks(transformer: Flux2Transformer2DModel) -> list[torch.nn.Module]:
+    return [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+
+
 def save(path: Path, models: dict[str, torch.nn.Module]) -> None:
     """All weights of several models in one file, keys behind the model's name. Tied weights once."""
     tensors = {f"{name}.{key}": value.contiguous() for name, model in models.items() for key, value in model.state_dict().items()}
@@ -70,10 +79,18 @@ def load(path: Path, models: dict[str, torch.nn.Module], device: str) -> None:
     tensors = load_file(path)
     for name, model in models.items():
         own = {key.removeprefix(name + "."): value for key, value in tensors.items() if key.startswith(name + ".")}
-        missing, unexpected = model.load_state_dict(own, strict=False)
-        if unexpected or [key for key in missing if key != "lm_head.weight"]:
-            raise ValueError(f"{path}: {name}: missing {missing}, unexpected {unexpected}")
+        expected = {key: value.shape for key, value in model.state_dict().items() if key != "lm_head.weight"}
+        if expected != {key: value.shape for key, value in own.items()}:
+            raise UserError(f"`{path}` has other weights than this {name}", "use one `--work` with `--toy`, and another without")
+        model.load_state_dict(own, strict=False)
         model.to(device)
+
+
+def load_text_encoder_and_transformer(settings: Settings, name: str) -> tuple[Qwen3ForCausalLM, Flux2Transformer2DModel]:
+    """Those that the phase `base` left, or `distill` under the name `final`, on the device in f32."""
+    text_encoder, transformer = make_text_encoder(settings), make_transformer(settings)
+    load(left(settings, f"{name}.safetensors"), {"transformer": transformer, "text_encoder": text_encoder}, settings.device)
+    return text_encoder, transformer
 
 
 def encode_text(settings: Settings, model: Qwen3ForCausalLM, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

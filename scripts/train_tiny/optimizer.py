@@ -8,6 +8,7 @@ import math
 import torch
 
 MUON_MOMENTUM = 0.95
+CLIP = 1.0  # norm of all gradients
 
 
 def orthogonalize(gradient: torch.Tensor) -> torch.Tensor:
@@ -41,7 +42,7 @@ class Optimizer:
     """Steps the given parameters by their `grad`, which must exist."""
 
     def __init__(self, named: list[tuple[str, torch.nn.Parameter]], muon_rate: float, adam_rate: float, decay: float, device: str):
-        self.rate = torch.ones((), device=device)  # of the rates below; set from outside
+        self.rate = torch.zeros((), device=device)  # of the rates below; set from outside, once the clock runs
         self.muon_rate, self.adam_rate, self.decay = muon_rate, adam_rate, decay
         self.groups: dict[tuple, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         rest = []
@@ -95,12 +96,12 @@ class Trainer:
         self.optimizer = Optimizer([(name, master) for (name, _), master in zip(named, self.masters)], *rates, decay, device)
 
     @torch.no_grad()
-    def step(self, clip: float = 1.0) -> None:
+    def step(self) -> None:
         pairs = [(master.grad, parameter.grad) for master, parameter in zip(self.masters, self.working) if parameter.grad is not None]
         gradients = [gradient for gradient, _ in pairs]
         torch._foreach_copy_(gradients, [gradient for _, gradient in pairs])
         norm = torch.stack(torch._foreach_norm(gradients)).norm()
-        torch._foreach_mul_(gradients, (clip / (norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(gradients, (CLIP / (norm + 1e-6)).clamp(max=1.0))
         self.optimizer.step()
         torch._foreach_copy_(self.working, [master.data for master in self.masters])
         for parameter in self.working:

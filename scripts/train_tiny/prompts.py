@@ -8,6 +8,7 @@ reads `data.zip` of the phase `data` in WORK and writes the files in tests/meani
 import argparse
 import json
 import math
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -20,6 +21,7 @@ from captions import emoji
 from concepts import Concept
 from data import load_concepts, load_sprites
 from render import Sprites, render, to_bytes
+from report import UserError
 from scenes import OWN, Scene, Scenes, Thing, as_arrays
 from score import held_out_scenes
 from scorer import CELLS, TEMPLATES, grade
@@ -110,7 +112,7 @@ def nonsense(concepts: list[Concept]) -> list[Asked]:
     return [Asked(Scene("unknown", name, [sprite(concepts, UNKNOWN)], words), {"emoji": UNKNOWN}) for name, words in zip(backgrounds, NONSENSE)]
 
 
-def sheet(tiles: torch.Tensor) -> Image.Image:
+def tiled(tiles: torch.Tensor) -> Image.Image:
     """tiles [n, channels, side, side] u8 -> a picture of rows of COLUMNS."""
     count, channels, side, _ = tiles.shape
     rows = math.ceil(count / COLUMNS)
@@ -140,7 +142,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Writes tests/meaning: prompts, what their pictures must show, and drawn pictures.")
     parser.add_argument("--work", type=Path, required=True, help="folder in which the phase `data` left data.zip")
     settings = Settings(parser.parse_args().work, "cpu")
-    concepts, sprites = load_concepts(settings), Sprites(torch.from_numpy(load_sprites(settings)))
+    concepts = load_concepts(settings)
+    if len(concepts) < CANDIDATES:
+        raise UserError(f"`{settings.work}` knows {len(concepts)} emoji, needed are {CANDIDATES}", "run the phase `data` without `--toy`")
+    sprites = Sprites(torch.from_numpy(load_sprites(settings)))
     rng, held = Random(SEED + 1), Scenes(concepts, held=True)
     asked = [Asked(scene, facts(scene)) for scene in held_out_scenes(settings, SCENES, SEED)]
     asked += placed(held, rng) + odd(held, rng) + emojis(concepts, rng) + nonsense(concepts)
@@ -153,8 +158,8 @@ def main() -> None:
     names, thumbnails = candidates(concepts, sprites)
 
     TESTS.mkdir(exist_ok=True)
-    sheet(drawn).save(TESTS / "drawn.png", optimize=True)
-    sheet(thumbnails).save(TESTS / "emoji.png", optimize=True)
+    tiled(drawn).save(TESTS / "drawn.png", optimize=True)
+    tiled(thumbnails).save(TESTS / "emoji.png", optimize=True)
     prompts = [
         {"prompt": row.scene.caption, "seed": 1000 + i, "kind": row.scene.kind, "background": row.scene.background} | row.facts
         for i, row in enumerate(asked)
@@ -166,4 +171,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))

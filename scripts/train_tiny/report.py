@@ -1,12 +1,32 @@
-"""What a run says: lines with the time, and how long each phase took."""
+"""What a run says: lines with the time, how long each phase took, and what the user can mend."""
 
 import functools
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from settings import Settings
 
 started = time.monotonic()
+
+# Files that phases leave for others, by name: which phase.
+LEFT_BY = {"data.zip": "data", "scenes.npz": "scenes", "vae.safetensors": "vae", "latents.pt": "latents", "base.safetensors": "base",
+           "final.safetensors": "distill"}  # fmt: skip
+
+
+class UserError(Exception):
+    """What is wrong, and a hint that mends it: printed without a traceback."""
+
+    def __init__(self, what: str, hint: str):
+        super().__init__(f"error: {what}\n  hint: {hint}")
+
+
+def left(settings: Settings, name: str) -> Path:
+    """A file that an earlier phase left. Errors when it is not there."""
+    path = settings.work / name
+    if not path.exists():
+        raise UserError(f"`{path}` is missing", f"run the phase `{LEFT_BY[name]}` before, or pass the `--work` in which it ran")
+    return path
 
 
 def log(text: str) -> None:

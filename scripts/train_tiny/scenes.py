@@ -14,7 +14,7 @@ import numpy as np
 
 import captions
 from concepts import Concept
-from vocabulary import (BACKGROUNDS, BASIC_COLORS, COLORS, PLACES, SHAPE_COLORS, SHAPES, color_distance)  # fmt: skip
+from vocabulary import BACKGROUNDS, BASIC_COLORS, COLORS, PLACES, SHAPE_COLORS, SHAPES, color_distance
 
 MOST_THINGS = 6
 OWN, FILLED, TINTED = 0, 1, 2

@@ -1,4 +1,4 @@
-"""Phase `score`: draws held-out prompts as the pipeline does and checks what is in the pictures."""
+"""Phase `score`: draws pictures of prompts as the pipeline does and checks what is in them."""
 
 import json
 from collections import defaultdict
@@ -11,7 +11,7 @@ import vae as vae_phase
 from batches import SceneSet, load_vae
 from captions import emoji
 from data import load_concepts, load_tokenizer
-from models import Velocity, decode, encode_text, load, make_text_encoder, make_transformer, sample
+from models import Velocity, compute_dtype, decode, encode_text, load_text_encoder_and_transformer, sample
 from render import render, to_bytes
 from report import log, phase
 from scenes import Scene, Scenes, as_arrays
@@ -38,7 +38,7 @@ SHOWN = [
 
 
 def held_out_scenes(settings: Settings, count: int, seed: int) -> list[Scene]:
-    """Half of one shape, a quarter of several, a quarter of two: in combinations that were not trained on."""
+    """Half of one shape, in combinations that were not trained on; a quarter of several, a quarter of two shapes, drawn from another seed."""
     rng, scenes = Random(seed), Scenes(load_concepts(settings), held=True)
     kinds = ["shape"] * (count // 2) + ["shapes"] * (count // 4) + ["two_shapes"] * (count // 4)
     return [scenes.draw(rng, kind) for kind in kinds]
@@ -49,10 +49,9 @@ class Painter:
 
     def __init__(self, settings: Settings, weights: str):
         self.settings = settings
-        dtype = torch.bfloat16 if settings.device.startswith("cuda") else torch.float32
+        dtype = compute_dtype(settings)
         self.tokenizer = load_tokenizer(settings)
-        self.text_encoder, transformer = make_text_encoder(settings, settings.vocabulary), make_transformer(settings)
-        load(settings.work / f"{weights}.safetensors", {"transformer": transformer, "text_encoder": self.text_encoder}, settings.device)
+        self.text_encoder, transformer = load_text_encoder_and_transformer(settings, weights)
         self.text_encoder.to(dtype)
         self.velocity = Velocity(settings, transformer.to(dtype))
         self.vae = load_vae(settings).to(dtype)
@@ -63,10 +62,10 @@ class Painter:
         ids, lengths = (torch.from_numpy(array).to(self.settings.device) for array in tokens)
         return encode_text(self.settings, self.text_encoder, ids, lengths)
 
-    def paint(self, prompts: list[str], steps: int, guidance: float = 1.0, seed: int = 1) -> torch.Tensor:
+    def paint(self, prompts: list[str], steps: int, guidance: float) -> torch.Tensor:
         """[prompts, 3, size, size] in -1..1, on the CPU."""
         settings = self.settings
-        noise = torch.randn(len(prompts), settings.latent_side**2, 4 * settings.latent_channels, generator=torch.Generator().manual_seed(seed))
+        noise = torch.randn(len(prompts), settings.latent_side**2, 4 * settings.latent_channels, generator=torch.Generator().manual_seed(1))
         empty = self.text([""])
         pictures = []
         for first in range(0, len(prompts), AT_ONCE):

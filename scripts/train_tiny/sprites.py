@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from concepts import Concept
+from report import UserError
 from vocabulary import SHAPES
 
 SIDE = 256  # pixels
@@ -72,10 +73,14 @@ def install_packages(folder: Path) -> Path:
     """Fetches what package-lock.json pins (npm checks the hashes); returns node_modules."""
     modules = folder / "node_modules"
     if not modules.exists():
+        if not shutil.which("npm"):
+            raise UserError("npm is not installed; it fetches the emoji", "install Node.js, or copy a `data.zip` of the phase `data` into `--work`")
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("package.json", "package-lock.json"):
             shutil.copy(HERE / name, folder / name)
-        subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        install = subprocess.run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=folder, stdout=subprocess.DEVNULL)
+        if install.returncode != 0:
+            raise UserError("npm could not fetch the emoji", "what it says stands above; is the network there?")
     return modules
 
 
@@ -107,7 +112,7 @@ class Emoji:
 
     def flat(self, concept: Concept) -> bytes:
         """The flat look as WebP."""
-        import resvg_py
+        import resvg_py  # the phase `data` alone needs it
 
         name = next(self.names[code] for code in self._codes(concept) if code in self.names)
         while name not in self.icons["icons"]:

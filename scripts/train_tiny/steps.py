@@ -1,13 +1,15 @@
 """Training by the clock: steps as CUDA graphs, and the learning rate over the time of a phase."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from report import log
+from settings import Settings
 
 WARM_UP = 3  # runs before a graph is captured: compilation, lazy allocations
+RATE_WARM_UP = 0.02  # of the time
 
 
 class GraphedStep:
@@ -39,10 +41,19 @@ class GraphedStep:
         log(f"captured in {time.monotonic() - from_s:.0f} s")
 
 
-def trapezoid(part: float, warm_up: float = 0.02, hold: float = 0.5) -> float:
+def compile_blocks(settings: Settings, blocks: Iterable[torch.nn.Module]) -> None:
+    if not settings.compile:
+        return
+    torch._dynamo.config.recompile_limit = 128
+    torch._dynamo.config.accumulated_recompile_limit = 1024
+    for block in blocks:
+        block.compile(dynamic=False)
+
+
+def trapezoid(part: float, hold: float = 0.5) -> float:
     """Rate at a part (0..1) of the time: up, level, down to zero."""
-    if part < warm_up:
-        return part / warm_up
+    if part < RATE_WARM_UP:
+        return part / RATE_WARM_UP
     return 1.0 if part < hold else (1 - part) / (1 - hold)
 
 

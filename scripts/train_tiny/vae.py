@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLFlux2
 
-from batches import SceneSet, channels_last, encode_scenes, latents_file, load_vae
-from models import encode_picture, make_vae, moments, patchify, save
+from batches import SceneSet, channels_last, encode_scenes, load_vae
+from models import compute_dtype, encode_picture, make_vae, moments, patchify, save
 from optimizer import Trainer
 from report import log, phase
 from scorer import psnr
 from settings import Settings
 from sheets import sheet
-from steps import GraphedStep, train
+from steps import RATE_WARM_UP, GraphedStep, train
 
 RATES = (0.04, 2e-3)
 HALF_SIZE_WEIGHT = 0.25
@@ -55,7 +55,6 @@ def vae(settings: Settings) -> None:
     log(f"{len(pictures)} pictures drawn")
     model = make_vae(settings).to(settings.device)
     trainer = Trainer({"vae": model}, torch.float32, settings.device, RATES, settings.ema, decay=0.0)
-    trainer.optimizer.rate.zero_()  # until the clock runs
     average = torch.zeros(3, device=settings.device)
     loss_of = torch.compile(losses, dynamic=False) if settings.compile else losses
 
@@ -69,7 +68,7 @@ def vae(settings: Settings) -> None:
     replay = GraphedStep(step, settings.device).replay
     train(
         settings.vae_seconds, settings.max_steps, lambda _: replay(), trainer.optimizer.rate,
-        lambda part: min(1.0, part / 0.02) * (0.5 + 0.5 * math.cos(math.pi * part)),
+        lambda part: min(1.0, part / RATE_WARM_UP) * (0.5 + 0.5 * math.cos(math.pi * part)),
         lambda: ("reconstruction {:.4f}, half size {:.4f}, kl {:.3f}".format(*average.tolist()), average), settings.vae_batch,
     )  # fmt: skip
     trainer.use_mean()
@@ -95,10 +94,8 @@ def measure_latents(model: AutoencoderKLFlux2, scenes: SceneSet) -> None:
 @torch.no_grad()
 def check(settings: Settings, scenes: SceneSet) -> dict[str, float]:
     """Reconstruction as it is shipped: weights in bf16, decoded in bf16 on a GPU. Scenes that were not trained on where there are such."""
-    model = load_vae(settings).to(torch.bfloat16)
-    if not settings.device.startswith("cuda"):
-        model.float()
-    dtype = next(model.parameters()).dtype
+    dtype = compute_dtype(settings)
+    model = load_vae(settings).to(torch.bfloat16).to(dtype)
     last = len(scenes)
     pictures = torch.cat([scenes.draw(first, min(last, first + 64)) for first in range(max(0, last - CHECKED), last, 64)])
     decoded = []
@@ -117,5 +114,7 @@ def check(settings: Settings, scenes: SceneSet) -> dict[str, float]:
 @phase
 def latents(settings: Settings) -> None:
     encoded = encode_scenes(settings, load_vae(settings), SceneSet(settings))
-    torch.save(encoded, latents_file(settings))
+    unfinished = settings.work / "latents.part"
+    torch.save(encoded, unfinished)
+    unfinished.rename(settings.work / "latents.pt")
     log(f"{len(encoded)} latents, {encoded.nbytes / 2**30:.2f} GiB")
