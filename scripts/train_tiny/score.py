@@ -2,8 +2,10 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Set
 from random import Random
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -37,11 +39,26 @@ SHOWN = [
 ]  # fmt: skip
 
 
-def held_out_scenes(settings: Settings, count: int, seed: int) -> list[Scene]:
-    """Half of one shape, in combinations that were not trained on; a quarter of several, a quarter of two shapes, drawn from another seed."""
+def contents(arrays: dict[str, np.ndarray]) -> list[bytes]:
+    """What is in each scene, wherever it is: the background, and the sprites with their colors."""
+    sprites = np.concatenate([arrays["things"][..., :1], arrays["things"][..., 4:]], -1)
+    return [
+        background.tobytes() + b"".join(sorted(sprite.tobytes() for sprite in sprites[:count]))
+        for background, sprites, count in zip(arrays["background"], sprites, arrays["count"])
+    ]
+
+
+def held_out_scenes(settings: Settings, count: int, seed: int, trained: Set[bytes] = frozenset()) -> list[Scene]:
+    """Half of one shape, a quarter of several, a quarter of two. Those of one shape are in combinations that are never trained on; of the
+    others none has the contents of a scene in `trained`."""
     rng, scenes = Random(seed), Scenes(load_concepts(settings), held=True)
-    kinds = ["shape"] * (count // 2) + ["shapes"] * (count // 4) + ["two_shapes"] * (count // 4)
-    return [scenes.draw(rng, kind) for kind in kinds]
+
+    def draw(kind: str) -> Scene:
+        while contents(as_arrays([scene := scenes.draw(rng, kind)]))[0] in trained:
+            pass
+        return scene
+
+    return [draw(kind) for kind in ["shape"] * (count // 2) + ["shapes"] * (count // 4) + ["two_shapes"] * (count // 4)]
 
 
 class Painter:
@@ -129,7 +146,8 @@ def score_weights(settings: Settings, judge: EmojiJudge, scenes: list[Scene], we
 @phase
 def score(settings: Settings) -> None:
     drawn = SceneSet(settings)
-    asked, judge = held_out_scenes(settings, settings.scored, seed=123), EmojiJudge(settings, drawn, settings.scored // 2)
+    trained = set(contents({"background": drawn.background.cpu().numpy(), "things": drawn.things.cpu().numpy(), "count": drawn.count.cpu().numpy()}))
+    asked, judge = held_out_scenes(settings, settings.scored, 123, trained), EmojiJudge(settings, drawn, settings.scored // 2)
     arrays = {key: torch.from_numpy(value).to(settings.device) for key, value in as_arrays(asked).items()}
     rows = {"drawn": grades(asked, render(drawn.sprites, **arrays, size=256))}
     rows["teacher, 20 steps"] = score_weights(settings, judge, asked, "base", 20, settings.guidance)
