@@ -61,8 +61,8 @@ fn generate(args: &Generate, start: Instant) -> Result<()> {
     let (device, device_s) = timed(|| choose_device(&args.on, &console));
     let device = device?;
     let (model, open_s) = opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
-    let job = Job { args, targets, name, request, start, device_s, open_s };
     let model = model?;
+    let job = Job { args, targets, name, request, start, device_s, open_s };
     match device {
         Device::Cpu(backend) => job.run(Pipeline::new(backend, model), &mut console),
         Device::Cuda(backend) => job.run(Pipeline::new(backend, model), &mut console),

@@ -482,6 +482,13 @@ impl Drop for Preference {
     }
 }
 
+/// A product of `m` rows with a weight [64, 64].
+#[cfg(test)]
+pub(super) fn small_product(m: usize) -> Product {
+    let [x, weight, out] = [256, 512, 1024].map(|address| Matrix { address, stride: 64 });
+    Product { m, n: 64, k: 64, x, weight, scales: None, weight_is_kn: false, bias: None, residual: None, out, out_f32: false }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -496,25 +503,13 @@ mod tests {
 
     #[test]
     fn a_plan_depends_on_alignment_but_not_on_address() {
-        let matrix = |address| Matrix { address, stride: 64 };
-        let product = |address| Product {
-            m: 4,
-            n: 64,
-            k: 64,
-            x: matrix(address),
-            weight: matrix(512),
-            scales: None,
-            weight_is_kn: false,
-            bias: None,
-            residual: None,
-            out: matrix(1024),
-            out_f32: false,
-        };
+        let product = |address| Product { x: Matrix { address, stride: 64 }, ..small_product(4) };
         assert_eq!(Key::of(&product(256)), Key::of(&product(4096)));
         assert_ne!(Key::of(&product(256)), Key::of(&product(256 + 16)));
         let fp8 = |scales| Product { scales: Some(scales), ..product(256) };
         assert_eq!(Key::of(&fp8([1, 2])), Key::of(&fp8([3, 4])));
         assert_ne!(Key::of(&fp8([1, 2])), Key::of(&product(256)));
+        let matrix = |address| Matrix { address, stride: 64 };
         assert_eq!(matrix(6).alignment(), 2);
         assert_eq!(matrix(1 << 20).row(1, 2).alignment(), 128);
     }

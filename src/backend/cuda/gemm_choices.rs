@@ -220,7 +220,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::gemm::{Matrix, Product};
+    use super::super::gemm::small_product;
     use super::*;
 
     fn machine() -> Machine {
@@ -228,20 +228,7 @@ mod tests {
     }
 
     fn key(rows: usize) -> Key {
-        let matrix = |address| Matrix { address, stride: 64 };
-        Key::of(&Product {
-            m: rows,
-            n: 64,
-            k: 64,
-            x: matrix(256),
-            weight: matrix(512),
-            scales: None,
-            weight_is_kn: false,
-            bias: None,
-            residual: None,
-            out: matrix(1024),
-            out_f32: false,
-        })
+        Key::of(&small_product(rows))
     }
 
     fn open(folder: &Path) -> Choices {
