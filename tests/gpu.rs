@@ -27,6 +27,8 @@ mod meaning;
 mod memory;
 #[path = "parity/pipeline.rs"]
 mod pipeline;
+#[path = "parity/projection.rs"]
+mod projection;
 #[path = "parity/qk_norm_rope.rs"]
 mod qk_norm_rope;
 #[path = "parity/replay.rs"]

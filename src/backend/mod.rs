@@ -11,7 +11,7 @@ pub mod cuda;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::ops::{self, Adaln, Conv, Joint, Mask, QkNorm, Rope};
+use crate::ops::{self, Adaln, Conv, Heads, Joint, Mask, Projection, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::WeightView;
 
@@ -204,6 +204,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// See [`Tensor::swiglu_linear`].
     fn swiglu_linear(&self, gate: Tensor<Self>, up: &Tensor<Self>, beside: Option<&Tensor<Self>>, weight: &Tensor<Self>) -> Result<Tensor<Self>> {
         ops::swiglu::compose_linear(self, gate, up, beside, weight)
+    }
+    /// See [`Tensor::project`].
+    fn project(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)], heads: Option<&Heads<'_, Self>>) -> Result<Projection<Self>> {
+        ops::projection::compose(self, parts, heads)
     }
     /// See [`Tensor::qk_norm_rope`].
     fn qk_norm_rope(

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use flux::Result;
 use flux::backend::Backend;
-use flux::ops::{self, Adaln, Conv, Joint, Mask, Pairs, QkNorm, Rope};
+use flux::ops::{self, Adaln, Conv, Heads, Joint, Mask, Pairs, Projection, QkNorm, Rope};
 use flux::tensor::Tensor;
 
 use super::shapes::{Convolution, Linear};
@@ -24,6 +24,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usiz
     for linear in linears.concat() {
         product(bench, linear)?;
     }
+    projections(bench, shapes, joint)?;
     attention(bench, shapes, joint, size)?;
     vae(bench, shapes, size)?;
     upload(bench)
@@ -120,6 +121,38 @@ fn product<B: Backend>(bench: &mut Bench<'_, B>, linear: Linear) -> Result<()> {
     let b = bench.backend.clone();
     let (x, weight) = (tensor(&b, rows, cols)?, weights::matrix(&b, out, cols)?);
     bench.op(&name, Work::Flops(linear.flops()), || Ok(()), |()| x.linear(&weight, None))
+}
+
+/// What a single block projects, and what the two streams of a double block do, beside the product and the kernels that follow it.
+fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) -> Result<()> {
+    let (rows, dim, mlp, head_dim) = (joint.rows(), shapes.dim, shapes.mlp, shapes.head_dim);
+    for (kind, dim_out, mlp, streams) in [("kvq and mlp", dim, mlp, false), ("kvq, two streams", dim, 0, true), ("mlp, two streams", 0, mlp, true)] {
+        let name = format!("ops/project {rows}x{dim}, {kind}");
+        if !bench.is_new(&name) {
+            continue;
+        }
+        let b = bench.backend.clone();
+        let out = 3 * dim_out + 2 * mlp;
+        let weight = || weights::matrix(&b, out, dim);
+        let (txt, img) = tensor(&b, rows, dim)?.split_rows(if streams { joint.txt_rows() } else { 0 });
+        let (txt_weight, img_weight) = (weight()?, weight()?);
+        let parts = [(&txt, &txt_weight), (&img, &img_weight)];
+        let parts = if streams { &parts[..] } else { &parts[1..] };
+        let norm = QkNorm { q: tensor(&b, 1, head_dim)?, k: tensor(&b, 1, head_dim)?, eps: 1e-6 };
+        let table = || b.upload_f32(&weights::values(joint.tokens() * head_dim / 2), joint.tokens(), head_dim / 2);
+        let rope = Rope { cos: table()?, sin: table()?, pairs: Pairs::Interleaved };
+        let heads = Heads { dim, norm: [&norm; 2], rope: &rope, joint };
+        let heads = (dim_out > 0).then_some(&heads);
+        let finish = |projection: Projection<B>| Ok((projection.kvq, projection.mlp.activate()?));
+        bench.fused(
+            &name,
+            Work::Flops(2 * (rows * dim * out) as u64),
+            || Ok(()),
+            |()| finish(Tensor::project(parts, heads)?),
+            |()| finish(ops::projection::compose(&b, parts, heads)?),
+        )?;
+    }
+    Ok(())
 }
 
 fn attention<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint, size: usize) -> Result<()> {

@@ -14,6 +14,7 @@
 //! | [`gated_add_adaln`](Tensor::gated_add_adaln) | the one, then the other of its result | [tokens, dim] |
 //! | [`swiglu`](Tensor::swiglu) | `silu(gate) * up` | [tokens, mlp] |
 //! | [`swiglu_linear`](Tensor::swiglu_linear) | `linear([x, swiglu(gate, up)])` | [tokens, side + mlp] -> [tokens, out] |
+//! | [`project`](Tensor::project) | linear, of whose columns k and q are normed and rotated, gate and up activated | [rows, in] -> k, v, q, mlp |
 //! | [`qk_norm_rope`](Tensor::qk_norm_rope) | `rope(rms_norm(q))`, the same for k | [tokens, dim] |
 //! | [`rms_norm`](Tensor::rms_norm), [`layer_norm`](Tensor::layer_norm) | over columns | |
 //! | [`group_norm`](Tensor::group_norm), [`group_norm_silu`](Tensor::group_norm_silu) | over pixels and a group of channels | [h * w, channels] |
@@ -33,6 +34,7 @@ pub mod gated_add_adaln;
 pub mod group_norm;
 pub mod linear;
 pub mod norm;
+pub mod projection;
 pub mod qk_norm_rope;
 pub mod rows;
 pub mod sampler;
@@ -42,6 +44,7 @@ pub mod upsample;
 pub use attention::{Joint, Mask};
 pub use conv2d::Conv;
 pub use gated_add_adaln::Adaln;
+pub use projection::{Gated, Heads, Projection};
 pub use qk_norm_rope::{Pairs, QkNorm, Rope};
 
 #[cfg(doc)]

@@ -42,7 +42,7 @@ impl<B: Backend> Tensor<B> {
     ///
     /// Errors when the columns are no multiple of head_dim or the table has not one row per token of a sample.
     pub fn rope(self, rope: &Rope<B>, joint: Joint) -> Result<Self> {
-        expect_rope("rope", &self, rope, joint)?;
+        expect_rope("rope", self.rows(), self.cols(), rope, joint)?;
         let b = self.backend().clone();
         b.rope(self, rope, joint)
     }
@@ -56,26 +56,31 @@ impl<B: Backend> Tensor<B> {
     /// Source: FLUX.2 reference `Flux2AttnProcessor` (`norm_q`, `norm_added_q`); Qwen3 `q_norm`.
     pub fn qk_norm_rope(self, k: Self, norm: [&QkNorm<B>; 2], rope: &Rope<B>, joint: Joint) -> Result<(Self, Self)> {
         for x in [&self, &k] {
-            expect_rope("qk_norm_rope", x, rope, joint)?;
+            expect_rope("qk_norm_rope", x.rows(), x.cols(), rope, joint)?;
         }
-        for weight in norm.iter().flat_map(|norm| [&norm.q, &norm.k]) {
-            let head_dim = 2 * rope.cos.cols();
-            expect(weight.rows() == 1 && weight.cols() == head_dim, "qk_norm_rope", || {
-                format!("norm weight is [{}, {}], expected [1, {head_dim}]", weight.rows(), weight.cols())
-            })?;
-        }
+        expect_norm("qk_norm_rope", norm, rope)?;
         let b = self.backend().clone();
         b.qk_norm_rope(self, k, norm, rope, joint)
     }
 }
 
-fn expect_rope<B: Backend>(op: &str, x: &Tensor<B>, rope: &Rope<B>, joint: Joint) -> Result<()> {
+pub(super) fn expect_rope<B: Backend>(op: &str, rows: usize, cols: usize, rope: &Rope<B>, joint: Joint) -> Result<()> {
     let (cos, sin) = (&rope.cos, &rope.sin);
-    expect(x.rows() == joint.rows(), op, || format!("x has {} rows, expected {} for {joint:?}", x.rows(), joint.rows()))?;
-    expect(x.cols().is_multiple_of(2 * cos.cols()), op, || format!("x has {} columns, which heads of {} do not divide", x.cols(), 2 * cos.cols()))?;
+    expect(rows == joint.rows(), op, || format!("x has {rows} rows, expected {} for {joint:?}", joint.rows()))?;
+    expect(cols.is_multiple_of(2 * cos.cols()), op, || format!("x has {cols} columns, which heads of {} do not divide", 2 * cos.cols()))?;
     expect(cos.rows() == joint.tokens() && sin.rows() == cos.rows() && sin.cols() == cos.cols(), op, || {
         format!("the table is [{}, {}], expected one row for each of {} tokens", cos.rows(), cos.cols(), joint.tokens())
     })
+}
+
+pub(super) fn expect_norm<B: Backend>(op: &str, norm: [&QkNorm<B>; 2], rope: &Rope<B>) -> Result<()> {
+    let head_dim = 2 * rope.cos.cols();
+    for weight in norm.iter().flat_map(|norm| [&norm.q, &norm.k]) {
+        expect(weight.rows() == 1 && weight.cols() == head_dim, op, || {
+            format!("norm weight is [{}, {}], expected [1, {head_dim}]", weight.rows(), weight.cols())
+        })?;
+    }
+    Ok(())
 }
 
 /// What `qk_norm_rope` means.

@@ -3,14 +3,13 @@
 use super::{Modulation, Norm, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{Adaln, Joint, Mask, QkNorm, Rope};
+use crate::ops::{Adaln, Heads, Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::Weights;
 
 /// Joint attention and an MLP for each stream.
 pub struct DoubleBlock<B: Backend> {
     dim: usize,
-    mlp: usize,
     head_dim: usize,
     eps: f32,
     txt: Stream<B>,
@@ -46,7 +45,6 @@ impl<B: Backend> DoubleBlock<B> {
     pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
         Ok(Self {
             dim: config.dim(),
-            mlp: config.mlp(),
             head_dim: config.attention_head_dim,
             eps: config.eps,
             txt: Stream::load(
@@ -78,8 +76,9 @@ impl<B: Backend> DoubleBlock<B> {
         let [[txt_msa, txt_mlp], [img_msa, img_mlp]] = modulation;
 
         let attn = {
-            let [k, v, q] = linear(h, [&txt.to_kvq, &img.to_kvq], txt_rows)?.split_cols([self.dim; 3]);
-            let (q, k) = q.qk_norm_rope(k, [&txt.norm, &img.norm], rope, joint)?;
+            let (h_txt, h_img) = h.split_rows(txt_rows);
+            let heads = Heads { dim: self.dim, norm: [&txt.norm, &img.norm], rope, joint };
+            let [k, v, q] = Tensor::project(&[(&h_txt, &txt.to_kvq), (&h_img, &img.to_kvq)], Some(&heads))?.kvq;
             let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
             linear(attn, [&txt.to_out, &img.to_out], txt_rows)?
         };
@@ -90,8 +89,9 @@ impl<B: Backend> DoubleBlock<B> {
         let (x, h) = gated_add_adaln(x, [&txt_msa.gate, &img_msa.gate], &attn, [txt_mlp.norm(), img_mlp.norm()])?;
 
         let mlp = {
-            let [gate, up] = linear(h, [&txt.linear_in, &img.linear_in], txt_rows)?.split_cols([self.mlp; 2]);
-            linear(gate.swiglu(&up)?, [&txt.linear_out, &img.linear_out], txt_rows)?
+            let (h_txt, h_img) = h.split_rows(txt_rows);
+            let mlp = Tensor::project(&[(&h_txt, &txt.linear_in), (&h_img, &img.linear_in)], None)?.mlp;
+            linear(mlp.activate()?, [&txt.linear_out, &img.linear_out], txt_rows)?
         };
         gated_add_adaln(x, [&txt_mlp.gate, &img_mlp.gate], &mlp, next)
     }

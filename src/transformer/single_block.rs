@@ -3,14 +3,13 @@
 use super::{Norm, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{Adaln, Joint, Mask, QkNorm, Rope};
+use crate::ops::{Adaln, Heads, Joint, Mask, Projection, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::Weights;
 
 /// One single-stream block; attention and MLP come from one projection.
 pub struct SingleBlock<B: Backend> {
     dim: usize,
-    mlp: usize,
     head_dim: usize,
     eps: f32,
     to_kvq_mlp_proj: Tensor<B>, // [3 * dim + 2 * mlp, dim]: k, v, q, gate, up
@@ -23,13 +22,11 @@ impl<B: Backend> SingleBlock<B> {
     pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
         let (dim, mlp, head_dim) = (config.dim(), config.mlp(), config.attention_head_dim);
         let attn = weights.at("attn");
-        // The file has q first. With k and v first, attention may write over q and swiglu over gate, and both results lie
-        // side by side for `to_out`.
+        // The file has q first. With k and v first, attention may write over q, and the activated MLP lies beside it for `to_out`.
         let proj = attn.view("to_qkv_mlp_proj.weight", &[3 * dim + 2 * mlp, dim])?;
         let parts = [proj.row_range(dim..3 * dim), proj.row_range(0..dim), proj.row_range(3 * dim..3 * dim + 2 * mlp)];
         Ok(Self {
             dim,
-            mlp,
             head_dim,
             eps: config.eps,
             to_kvq_mlp_proj: weights.weight(&parts)?,
@@ -51,13 +48,12 @@ impl<B: Backend> SingleBlock<B> {
         rope: &Rope<B>,
         joint: Joint,
     ) -> Result<(Tensor<B>, Tensor<B>)> {
-        let proj = h.linear(&self.to_kvq_mlp_proj, None)?;
+        let heads = Heads { dim: self.dim, norm: [&self.qk_norm; 2], rope, joint };
+        let Projection { kvq: [k, v, q], mlp } = Tensor::project(&[(&h, &self.to_kvq_mlp_proj)], Some(&heads))?;
         drop(h); // makes room for the next
-        let [k, v, q, mlp_gate, mlp_up] = proj.split_cols([self.dim, self.dim, self.dim, self.mlp, self.mlp]);
 
-        let (q, k) = q.qk_norm_rope(k, [&self.qk_norm, &self.qk_norm], rope, joint)?;
         let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
-        let out = mlp_gate.swiglu_linear(&mlp_up, Some(&attn), &self.to_out)?;
+        let out = mlp.linear(Some(&attn), &self.to_out)?;
         let adaln = Adaln { txt_rows: 0, eps: self.eps, narrow: next.narrow };
         x.gated_add_adaln([gate; 2], &out, [(next.shift, next.scale); 2], adaln)
     }

@@ -30,6 +30,7 @@ mod launch;
 mod library;
 mod linear;
 mod pool;
+mod projection;
 mod qk_norm_rope;
 mod quantise;
 mod regions;
@@ -51,7 +52,7 @@ pub use pool::Buffer;
 
 use crate::backend::{Backend, Remark, Stats};
 use crate::error::{Error, Result};
-use crate::ops::{Adaln, Conv, Joint, Mask, QkNorm, Rope};
+use crate::ops::{Adaln, Conv, Heads, Joint, Mask, Projection, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::WeightView;
 use device::Device;
@@ -455,6 +456,10 @@ impl Backend for Cuda {
 
     fn swiglu_linear(&self, gate: Tensor<Self>, up: &Tensor<Self>, beside: Option<&Tensor<Self>>, weight: &Tensor<Self>) -> Result<Tensor<Self>> {
         self.swiglu_linear_op(gate, up, beside, weight)
+    }
+
+    fn project(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)], heads: Option<&Heads<'_, Self>>) -> Result<Projection<Self>> {
+        self.project_op(parts, heads)
     }
 
     fn qk_norm_rope(

@@ -1,0 +1,308 @@
+// What stands before attention and inside a gated MLP, for Hopper: a product whose columns are normed, rotated and gated before they are stored.
+//
+//   y = x weight^T, rounded to bf16; the weight's rows are k, v and q (dim rows each), then gate and up (mlp rows each); dim or mlp may be 0
+//   out = [rope(rms_norm(k)) | v | rope(rms_norm(q)) | silu(gate) * up], norm and rotation by heads of 128, pairs (2 i, 2 i + 1)
+//
+//   x       [rows, features] bf16, in one or two parts with a weight each; tensor maps with boxes of 64 features (128-byte swizzle), 128 rows
+//   weight  [3 * dim + 2 * mlp, features] bf16; the same boxes
+//   norms   [128] bf16: for q and k, of text rows (row < txt_rows) and of picture rows
+//   cos, sin  [txt + img, 64] f32, row stride ld_table; a row's token as in qk_norm_rope.cu
+//   out     [rows, 3 * dim + mlp] bf16, row stride ld_out
+//
+// Mapping   Two blocks, on two multiprocessors, make a tile of 256 rows and 256 columns, a half of the rows each. A tile's columns are two heads, or
+//           128 of gate and the same 128 of up. Each block fetches its rows and one half of the weights, for both: what comes from L2 is
+//           a third less than by itself, which is power, and power is what bounds a row of such products.
+//           Warpgroups 1 and 2 multiply [64, 64] by [256, 64]^T and round the sums into shared memory. Warp 0 fetches; warps 1 to 3
+//           take the rounded rows from there, norm, rotate or gate them, and store them, while the next tile is multiplied.
+//           Clusters take tiles in turn: a few rows of tiles at a time, so that weights come from L2 but for the first.
+// Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
+// Rounding  as the composition: y once, then the result once. Sums of y in another order than cuBLASLt.
+// Flops     2 * rows * features * (3 * dim + 2 * mlp).   4608 x 3072 -> 27648: 783 GFLOP
+// Bound     tensor cores. 783 GFLOP at 989 TFLOP/s (H200, dense bf16) = 791 us
+// Measured  979 us (800 TFLOP/s) for 4608 x 3072 -> 27648, where cuBLASLt takes 1050 us and the kernels behind it 110; two streams (512 and 4096
+//           rows): kvq 359 us (727), as long as one by one, mlp 652 us (800) and not 698. A step of 1024 x 1024 takes 52.4 ms and not 54.4, of
+//           2048 x 2048 287 and not 294. H200, driver 580.159, CUDA 13.0; `flux bench ops/project`, `flux bench stages/`
+// Tried     standalone, sums stored by the warps that multiply, after a pause / in a row for 0.3 s (TFLOP/s): one block 128 x 256 787 / 665; with
+//           the weights for two blocks 751 / 691; with x for two blocks 774 / 684; for four blocks 709 / 663 (120 blocks find room). Without
+//           any fetching 862 / 809. In a row the GPU is at its power limit: 1500 MHz instead of 1980, and cuBLASLt falls from 848 to 729 too
+#include "common.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#include "projection_sm90a.cuh"
+
+namespace projection {
+
+using namespace hopper;
+
+constexpr int ROWS = 128, COLS = 256, FEATURES = 64;  // of a block's tile and of a step; a head is half of COLS
+constexpr int SLOTS = 3;
+constexpr int CONSUMERS = 2, STORERS = 3;  // warpgroups that multiply, warps that store
+constexpr int X_BYTES = ROWS * FEATURES * 2, WEIGHT_BYTES = COLS * FEATURES * 2;
+constexpr int ROUNDED_ROWS = ROWS / CONSUMERS, ROW_BYTES = COLS * 2, ROUNDED_BYTES = ROUNDED_ROWS * ROW_BYTES;
+constexpr int WEIGHTS = SLOTS * X_BYTES, ROUNDED = WEIGHTS + SLOTS * WEIGHT_BYTES, BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
+constexpr int THREADS = 128 + 128 * CONSUMERS;
+constexpr int AT_ONCE = 4;  // rows of a warp that are on their way
+
+struct Arguments {
+    TensorMap x[2];
+    TensorMap weight[2];
+    bf16* out;
+    long long ld_out;
+    const bf16* txt_norm_q;
+    const bf16* txt_norm_k;
+    const bf16* img_norm_q;
+    const bf16* img_norm_k;
+    const float* cos;
+    const float* sin;
+    long long ld_table;
+    float txt_eps;
+    float img_eps;
+    int part_rows[2];
+    int features;
+    int dim;
+    int mlp;
+    int txt_rows;
+    int txt;
+    int img;
+    int rows_of_tiles;  // that are done together
+};
+
+enum Kind { KEYS, VALUES, QUERIES, GATED };
+
+// A block's share of a tile: the part and its first row there, the tile's first column of out and what its columns are, and the first of the
+// weight's rows that the block fetches, a half of the tile's.
+struct Work {
+    int part, row, col, weight;
+    Kind kind;
+
+    __device__ __forceinline__ static int cluster_rows(int rows) { return ceil_div(rows, 2 * ROWS); }
+
+    __device__ __forceinline__ static int count(const Arguments& args) {
+        return (cluster_rows(args.part_rows[0]) + cluster_rows(args.part_rows[1])) * ((3 * args.dim + 2 * args.mlp) / COLS);
+    }
+
+    __device__ __forceinline__ static Work at(const Arguments& args, int index, int rank) {
+        const int first_part = cluster_rows(args.part_rows[0]), all = first_part + cluster_rows(args.part_rows[1]);
+        const int cols = (3 * args.dim + 2 * args.mlp) / COLS, together = args.rows_of_tiles * cols;
+        const int first = index / together * args.rows_of_tiles, height = min(args.rows_of_tiles, all - first);
+        index %= together;
+        const int row = first + index % height, col = index / height;
+        Work w;
+        w.part = row >= first_part;
+        w.row = (row - (w.part ? first_part : 0)) * 2 * ROWS + rank * ROWS;
+        const int weight = col * COLS;
+        if (weight < 3 * args.dim) {
+            w.kind = weight < args.dim ? KEYS : weight < 2 * args.dim ? VALUES : QUERIES;
+            w.col = weight;
+            w.weight = weight + rank * (COLS / 2);
+        } else {
+            w.kind = GATED;
+            w.col = 3 * args.dim + (weight - 3 * args.dim) / 2;
+            w.weight = w.col + rank * args.mlp;
+        }
+        return w;
+    }
+};
+
+// Where 16 bytes of a rounded row are: chunks change places with the row, so that eight rows of one chunk are in all banks.
+__device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, int row, int chunk) { return rounded + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4); }
+
+__device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
+    uint4 raw;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "r"(from) : "memory");
+    return raw;
+}
+
+__device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
+    uint2 raw;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(raw.x), "=r"(raw.y) : "r"(from) : "memory");
+    return raw;
+}
+
+// silu(gate) * up of four columns.
+__device__ __forceinline__ uint2 gated(uint2 gate, uint2 up) {
+    const auto low = [](uint32_t pair) { return __uint_as_float(pair << 16); };
+    const auto high = [](uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); };
+    const auto both = [=](uint32_t g, uint32_t u) { return pack_bf16(silu(low(g)) * low(u), silu(high(g)) * high(u)); };
+    return make_uint2(both(gate.x, up.x), both(gate.y, up.y));
+}
+
+// Eight columns of a head, which 16 lanes hold, normed and rotated.
+__device__ __forceinline__ uint4 normed_rotated(uint4 raw, uint4 norm, float eps, float4 cosines, float4 sines) {
+    float x[8], weight[8], result[8];
+    unpack(raw, x);
+    unpack(norm, weight);
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) squares += x[i] * x[i];
+#pragma unroll
+    for (int step = 8; step > 0; step >>= 1) squares += __shfl_xor_sync(~0u, squares, step);
+    const float rstd = rsqrtf(squares / (COLS / 2) + eps);
+    const float c[4] = {cosines.x, cosines.y, cosines.z, cosines.w}, s[4] = {sines.x, sines.y, sines.z, sines.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float a = x[2 * i] * (rstd * weight[2 * i]), b = x[2 * i + 1] * (rstd * weight[2 * i + 1]);
+        result[2 * i] = a * c[i] - b * s[i];
+        result[2 * i + 1] = b * c[i] + a * s[i];
+    }
+    return pack(result);
+}
+
+// Rows of a warpgroup's half of a tile, from shared memory to out. Each of the STORERS warps has its rows of them.
+__device__ __forceinline__ void store_rows(const Arguments& args, const Work& w, uint32_t rounded, int consumer) {
+    const int lane = threadIdx.x % 32, storer = threadIdx.x / 32 - 1;
+    const int first_row = w.row + consumer * ROUNDED_ROWS, rows = min(ROUNDED_ROWS, args.part_rows[w.part] - first_row);
+    const long long first_out = (w.part ? args.part_rows[0] : 0) + first_row;
+    if (w.kind == GATED) {
+        bf16* out = args.out + first_out * args.ld_out + w.col + lane * 4;
+        const int chunk = lane / 2, half = lane % 2 * 8;
+        for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
+            uint2 gate[AT_ONCE], up[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                // Rows behind the last are read, and not stored.
+                const int row = min(first + i * STORERS, ROUNDED_ROWS - 1);
+                gate[i] = load_shared_8(chunk_at(rounded, row, chunk) + half);
+                up[i] = load_shared_8(chunk_at(rounded, row, COLS / 16 + chunk) + half);
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                const int row = first + i * STORERS;
+                if (row < rows) *reinterpret_cast<uint2*>(out + row * args.ld_out) = gated(gate[i], up[i]);
+            }
+        }
+        return;
+    }
+    bf16* out = args.out + first_out * args.ld_out + w.col + lane * 8;
+    const int in_head = lane % 16;
+    const bool rotated = w.kind != VALUES;
+    uint4 txt_norm = {}, img_norm = {};
+    if (rotated) {
+        txt_norm = *reinterpret_cast<const uint4*>((w.kind == QUERIES ? args.txt_norm_q : args.txt_norm_k) + in_head * 8);
+        img_norm = *reinterpret_cast<const uint4*>((w.kind == QUERIES ? args.img_norm_q : args.img_norm_k) + in_head * 8);
+    }
+    for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
+        uint4 raw[AT_ONCE];
+        float4 cosines[AT_ONCE], sines[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int row = min(first + i * STORERS, rows - 1);
+            raw[i] = load_shared_16(chunk_at(rounded, row, lane));
+            if (!rotated) continue;
+            const int at = int(first_out) + row;
+            const long long token = at < args.txt_rows ? at % args.txt : args.txt + (at - args.txt_rows) % args.img;
+            cosines[i] = *reinterpret_cast<const float4*>(args.cos + token * args.ld_table + in_head * 4);
+            sines[i] = *reinterpret_cast<const float4*>(args.sin + token * args.ld_table + in_head * 4);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int row = first + i * STORERS;
+            const bool is_txt = first_out + row < args.txt_rows;
+            uint4 result = raw[i];
+            if (rotated) result = normed_rotated(result, is_txt ? txt_norm : img_norm, is_txt ? args.txt_eps : args.img_eps, cosines[i], sines[i]);
+            if (row < rows) *reinterpret_cast<uint4*>(out + row * args.ld_out) = result;
+        }
+    }
+}
+
+}  // namespace projection
+
+// Shared memory is `BARRIERS` and 8 bytes for each barrier, which the launcher passes. Launched with an even number of blocks.
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(projection::THREADS, 1)
+    projection_bf16_sm90(const __grid_constant__ projection::Arguments args) {
+    using namespace projection;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
+    const uint32_t full = base + BARRIERS, free = full + 8 * SLOTS, rounded_full = free + 8 * SLOTS, rounded_free = rounded_full + 8 * CONSUMERS;
+    const int rank = rank_in_cluster();
+    if (threadIdx.x == 0) {
+        for (int slot = 0; slot < SLOTS; slot++) {
+            init_barrier(full + 8 * slot, 1);
+            // The slots of both blocks, because a fetch writes to both.
+            init_barrier(free + 8 * slot, 2 * CONSUMERS * 4);
+        }
+        for (int consumer = 0; consumer < CONSUMERS; consumer++) {
+            init_barrier(rounded_full + 8 * consumer, 4);
+            init_barrier(rounded_free + 8 * consumer, STORERS);
+        }
+        publish_barriers();
+    }
+    sync_cluster();
+
+    const int items = Work::count(args), steps = ceil_div(args.features, FEATURES);
+    const int cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    Ring<SLOTS> ring;
+    Ring<1> turn;
+    if (warp == 0) {
+        if (threadIdx.x == 0) {
+            for (int index = cluster; index < items; index += clusters) {
+                const Work w = Work::at(args, index, rank);
+                for (int step = 0; step < steps; step++) {
+                    const uint32_t barrier = full + 8 * ring.slot;
+                    wait(free + 8 * ring.slot, ring.phase ^ 1);
+                    arrive_expecting(barrier, X_BYTES + WEIGHT_BYTES);
+                    copy_box(base + ring.slot * X_BYTES, args.x[w.part], w.row, step * FEATURES, barrier);
+                    copy_box_to_both(base + WEIGHTS + ring.slot * WEIGHT_BYTES + rank * (WEIGHT_BYTES / 2), args.weight[w.part], w.weight,
+                                     step * FEATURES, barrier);
+                    ring.advance();
+                }
+            }
+        }
+    } else if (warpgroup == 0) {
+        for (int index = cluster; index < items; index += clusters) {
+            const Work w = Work::at(args, index, rank);
+            for (int consumer = 0; consumer < CONSUMERS; consumer++) {
+                wait(rounded_full + 8 * consumer, turn.phase);
+                store_rows(args, w, base + ROUNDED + consumer * ROUNDED_BYTES, consumer);
+                __syncwarp();
+                if (threadIdx.x % 32 == 0) arrive(rounded_free + 8 * consumer);
+            }
+            turn.advance();
+        }
+    } else {
+        const int consumer = warpgroup - 1, lane = threadIdx.x % 32;
+        const auto release = [&](int slot) {
+            if (lane < 2) arrive_at(free + 8 * slot, lane);
+        };
+        // The lane's row of the four matrices that a warp stores at once, and their first chunk: two are side by side.
+        const int row = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8 + lane % 8;
+        const uint32_t to = chunk_at(base + ROUNDED + consumer * ROUNDED_BYTES, row, lane / 16);
+        for (int index = cluster; index < items; index += clusters) {
+            float sums[COLS / 2];
+            int last = 0;
+            for (int step = 0; step < steps; step++) {
+                wait(full + 8 * ring.slot, ring.phase);
+                const uint64_t x = describe(base + ring.slot * X_BYTES + consumer * ROUNDED_ROWS * FEATURES * 2, 0);
+                const uint64_t weight = describe(base + WEIGHTS + ring.slot * WEIGHT_BYTES, 0);
+                begin_multiply();
+#pragma unroll
+                for (int f = 0; f < FEATURES; f += 16) multiply(sums, x + ((f * 2) >> 4), weight + ((f * 2) >> 4), step + f > 0);
+                commit_multiply();
+                // The multiplies before these are done, and what they read is free.
+                wait_multiply<1>();
+                if (step > 0) release(last);
+                last = ring.slot;
+                ring.advance();
+            }
+            wait_multiply<0>();
+            pin(sums);
+            release(last);
+            wait(rounded_free + 8 * consumer, turn.phase ^ 1);
+            turn.advance();
+#pragma unroll
+            for (int n = 0; n < COLS / 8; n += 2) {
+                const auto pair = [&](int block, int half) { return pack_bf16(sums[block * 4 + half * 2], sums[block * 4 + half * 2 + 1]); };
+                // n is even, so chunks n and n + 1 of a row are where chunks 0 and 1 are, but for the bits of n.
+                store_matrices(to ^ (n << 4), pair(n, 0), pair(n, 1), pair(n + 1, 0), pair(n + 1, 1));
+            }
+            __syncwarp();
+            if (lane == 0) arrive(rounded_full + 8 * consumer);
+        }
+    }
+    __syncwarp();
+    // Until then the other block may write and arrive here.
+    sync_cluster();
+}
+
+#endif

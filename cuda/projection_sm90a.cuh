@@ -1,0 +1,60 @@
+// Warpgroup matrix multiply, clusters and matrix stores of projection_sm90a.cu.
+
+#pragma once
+#include "hopper.cuh"
+
+namespace hopper {
+
+// sums [64, 256] = x [64, 16] weight [256, 16]^T, added to sums if `add`
+__device__ __forceinline__ void multiply(float (&sums)[128], uint64_t x, uint64_t weight, int add) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
+        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
+        "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, "
+        "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, "
+        "%88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "
+        "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+        "}, %128, %129, p, 1, 1, 0, 0;}\n"
+        : REGISTERS_8(sums, 0), REGISTERS_8(sums, 8), REGISTERS_8(sums, 16), REGISTERS_8(sums, 24), REGISTERS_8(sums, 32), REGISTERS_8(sums, 40),
+          REGISTERS_8(sums, 48), REGISTERS_8(sums, 56), REGISTERS_8(sums, 64), REGISTERS_8(sums, 72), REGISTERS_8(sums, 80), REGISTERS_8(sums, 88),
+          REGISTERS_8(sums, 96), REGISTERS_8(sums, 104), REGISTERS_8(sums, 112), REGISTERS_8(sums, 120)
+        : "l"(x), "l"(weight), "r"(add));
+}
+
+__device__ __forceinline__ uint32_t rank_in_cluster() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Waits for all threads of the cluster.
+__device__ __forceinline__ void sync_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Arrives at the barrier that lies at the same place in another block of the cluster.
+__device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t rank) {
+    asm volatile(
+        "{.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];}\n" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+
+// copy_box to the same place in both blocks of a cluster of two; completes on the barrier of each.
+__device__ __forceinline__ void copy_box_to_both(uint32_t to, const TensorMap& map, int row, int col, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(&map), "r"(col), "r"(row), "r"(barrier), "h"((uint16_t)3)
+        : "memory");
+}
+
+// Four 8 x 8 matrices of bf16 as a warp holds sums: lane l gives the address of row l % 8 of matrix l / 8, 16 bytes each.
+__device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+}  // namespace hopper

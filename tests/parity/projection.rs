@@ -1,0 +1,143 @@
+//! cuda/projection_sm90a.cu against its composition.
+
+use flux::backend::Backend;
+use flux::ops::{self, Heads, Joint, Pairs, Projection, QkNorm, Rope};
+use flux::tensor::Tensor;
+use safetensors::Dtype;
+
+use crate::compare::{Case, Shape, Weight, check_against, check_choices, values, vector};
+
+const HEAD_DIM: usize = 128;
+
+/// What is in front of a block's attention, its MLP, or both; text and picture have one weight, or each its own.
+#[derive(Debug, Clone, Copy)]
+struct Project {
+    joint: Joint,
+    features: usize,
+    /// Columns of x, before and behind what is read.
+    beside: [usize; 2],
+    dim: usize,
+    mlp: usize,
+    streams: bool,
+    pairs: Pairs,
+}
+
+impl Project {
+    fn new(joint: Joint, features: usize, [dim, mlp]: [usize; 2], streams: bool) -> Self {
+        Self { joint, features, beside: [0, 0], dim, mlp, streams, pairs: Pairs::Interleaved }
+    }
+
+    fn weight(&self, seed: u64) -> Weight {
+        let rows = 3 * self.dim + 2 * self.mlp;
+        // Products of about 1, where silu is most curved; a power of two keeps the values on the bf16 grid.
+        let scale = (self.features as f32).sqrt().log2().round().exp2();
+        let values: Vec<f32> = values(seed, rows * self.features).iter().map(|value| value / scale).collect();
+        Weight::new(&values, &[rows, self.features], Dtype::BF16)
+    }
+
+    fn with<B: Backend>(
+        &self,
+        b: &B,
+        project: impl Fn(&[(&Tensor<B>, &Tensor<B>)], Option<&Heads<'_, B>>) -> flux::Result<Projection<B>>,
+    ) -> Vec<Tensor<B>> {
+        let x = Shape::view(self.joint.rows(), self.features, self.beside[0], self.beside[1]).tensor(b, 1);
+        let weights = [self.weight(2).matrix(b), self.weight(3).matrix(b)];
+        let norm = |seed| QkNorm { q: vector(b, seed, HEAD_DIM), k: vector(b, seed + 1, HEAD_DIM), eps: 1e-6 };
+        let norms = [norm(4), norm(6)];
+        let (tokens, half) = (self.joint.tokens(), HEAD_DIM / 2);
+        let angles: Vec<f32> = values(9, tokens * half).iter().map(|v| v * 3.0).collect();
+        let table = |f: fn(f32) -> f32| b.upload_f32(&angles.iter().map(|a| f(*a)).collect::<Vec<_>>(), tokens, half).unwrap();
+        let rope = Rope { cos: table(f32::cos), sin: table(f32::sin), pairs: self.pairs };
+        let heads = Heads { dim: self.dim, norm: [&norms[0], &norms[1]], rope: &rope, joint: self.joint };
+        let heads = (self.dim > 0).then_some(&heads);
+        let projection = if self.streams {
+            let (txt, img) = x.split_rows(self.joint.txt_rows());
+            project(&[(&txt, &weights[0]), (&img, &weights[1])], heads)
+        } else {
+            project(&[(&x, &weights[0])], heads)
+        };
+        let Projection { kvq: [k, v, q], mlp } = projection.unwrap();
+        [k, v, q, mlp.activate().unwrap()].into_iter().filter(|x| x.cols() > 0).collect()
+    }
+}
+
+impl Case for Project {
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        self.with(b, |parts, heads| Tensor::project(parts, heads))
+    }
+
+    fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        self.with(b, |parts, heads| ops::projection::compose(b, parts, heads))
+    }
+}
+
+/// The product rounds, then the result does; of what is gated and of a rotated pair two products come together.
+const FUSED: f32 = 4.0;
+/// The composition rounds in the same places.
+const COMPOSED: f32 = 2.0;
+
+#[test]
+fn project_matches_its_composition() {
+    let Some(cuda) = crate::cuda() else { return };
+    let small = Joint { batch: 1, txt: 5, img: 8 };
+    let ragged = Joint { batch: 1, txt: 130, img: 391 };
+    let batch = Joint { batch: 3, txt: 7, img: 101 };
+    for joint in [small, ragged, batch, Joint::single(1), Joint::single(256), Joint { batch: 2, txt: 0, img: 33 }] {
+        for sizes in [[256, 128], [512, 384], [256, 0], [0, 128], [0, 256]] {
+            for (features, streams) in [(64, true), (200, false), (8, true), (1032, false)] {
+                let case = Project::new(joint, features, sizes, streams);
+                check_against(&cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
+            }
+        }
+    }
+}
+
+/// Sizes, places in memory and pairs that the kernel does not take.
+#[test]
+fn project_matches_its_composition_where_no_kernel_takes_it() {
+    let Some(cuda) = crate::cuda() else { return };
+    let joint = Joint { batch: 1, txt: 3, img: 30 };
+    let taken = Project::new(joint, 64, [256, 128], true);
+    let cases = [
+        Project { dim: 128, ..taken },
+        Project { mlp: 72, ..taken },
+        Project { features: 44, ..taken },
+        Project { beside: [3, 2], ..taken },
+        Project { pairs: Pairs::Halves, ..taken },
+    ];
+    for case in [taken, Project { beside: [8, 24], ..taken }].into_iter().chain(cases) {
+        check_against(&cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
+    }
+}
+
+#[test]
+fn project_matches_at_real_sizes() {
+    let Some(cuda) = crate::cuda() else { return };
+    if crate::small() {
+        return;
+    }
+    // On fewer rows, because the CPU has to do them too.
+    let joint = Joint { batch: 1, txt: 300, img: 500 };
+    for (sizes, streams) in [([3072, 9216], false), ([3072, 0], true), ([0, 9216], true)] {
+        let case = Project::new(joint, 3072, sizes, streams);
+        check_against(&cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
+    }
+}
+
+/// Every tile is multiplied by two blocks that write to each other's memory: a race would show as other bytes.
+#[test]
+fn project_gives_the_same_bytes_every_time() {
+    let Some(cuda) = crate::cuda() else { return };
+    let case = Project::new(Joint { batch: 1, txt: 512, img: 4096 }, if crate::small() { 128 } else { 3072 }, [512, 1024], true);
+    let bytes = || -> Vec<Vec<f32>> { case.run(&cuda).iter().map(|x| cuda.download(x).unwrap()).collect() };
+    let first = bytes();
+    for run in 1..5 {
+        assert!(bytes() == first, "run {run}");
+    }
+}
+
+#[test]
+fn each_kernel_can_be_asked_for() {
+    let Some(cuda) = crate::cuda() else { return };
+    check_choices(&cuda, "projection::project_matches_its_composition", "FLUX_PROJECTION");
+}
