@@ -3,8 +3,9 @@
 //   y = x weight^T, rounded to bf16; the weight's rows are k, v and q (dim rows each), then gate and up (mlp rows each); dim or mlp may be 0
 //   out = [rope(rms_norm(k)) | v | rope(rms_norm(q)) | silu(gate) * up], norm and rotation by heads of 128, pairs (2 i, 2 i + 1)
 //
-//   x       [rows, features] bf16, in one or two parts with a weight each; tensor maps with boxes of 64 features (128-byte swizzle), 128 rows
+//   x       [rows, features] bf16, in one or two parts with a weight each; tensor maps with boxes of 128 bytes of a row (swizzled), 128 rows
 //   weight  [3 * dim + 2 * mlp, features] bf16; the same boxes
+//   x and weight may both be e4m3, with float32 scales [rows] of x and [3 * dim + 2 * mlp] of the weight
 //   norms   [128] bf16: for q and k, of text rows (row < txt_rows) and of picture rows
 //   cos, sin  [txt + img, 64] f32, row stride ld_table; a row's token as in qk_norm_rope.cu
 //   out     [rows, 3 * dim + mlp] bf16, row stride ld_out
@@ -12,7 +13,7 @@
 // Mapping   Two blocks, on two multiprocessors, make a tile of 256 rows and 256 columns, a half of the rows each. A tile's columns are two heads, or
 //           128 of gate and the same 128 of up. Each block fetches its rows and one half of the weights, for both: what comes from L2 is
 //           a third less than by itself, which is power, and power is what bounds a row of such products.
-//           Warpgroups 1 and 2 multiply [64, 64] by [256, 64]^T and round the sums into shared memory. Warp 0 fetches; warps 1 to 3
+//           Warpgroups 1 and 2 multiply 128 bytes of [64, features] by those of [256, features]^T and round the sums into shared memory. Warp 0 fetches; warps 1 to 3
 //           take the rounded rows from there, norm, rotate or gate them, and store them, while the next tile is multiplied.
 //           Clusters take tiles in turn: a few rows of tiles at a time, so that weights come from L2 but for the first.
 // Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
@@ -34,10 +35,11 @@ namespace projection {
 
 using namespace hopper;
 
-constexpr int ROWS = 128, COLS = 256, FEATURES = 64;  // of a block's tile and of a step; a head is half of COLS
+constexpr int ROWS = 128, COLS = 256;  // of a block's tile; a head is half of COLS
+constexpr int STEP_BYTES = 128;        // of every row
 constexpr int SLOTS = 3;
 constexpr int CONSUMERS = 2, STORERS = 3;  // warpgroups that multiply, warps that store
-constexpr int X_BYTES = ROWS * FEATURES * 2, WEIGHT_BYTES = COLS * FEATURES * 2;
+constexpr int X_BYTES = ROWS * STEP_BYTES, WEIGHT_BYTES = COLS * STEP_BYTES;
 constexpr int ROUNDED_ROWS = ROWS / CONSUMERS, ROW_BYTES = COLS * 2, ROUNDED_BYTES = ROUNDED_ROWS * ROW_BYTES;
 constexpr int WEIGHTS = SLOTS * X_BYTES, ROUNDED = WEIGHTS + SLOTS * WEIGHT_BYTES, BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
 constexpr int THREADS = 128 + 128 * CONSUMERS;
@@ -46,6 +48,8 @@ constexpr int AT_ONCE = 4;  // rows of a warp that are on their way
 struct Arguments {
     TensorMap x[2];
     TensorMap weight[2];
+    const float* x_scales[2];
+    const float* weight_scales[2];
     bf16* out;
     long long ld_out;
     const bf16* txt_norm_q;
@@ -69,10 +73,10 @@ struct Arguments {
 
 enum Kind { KEYS, VALUES, QUERIES, GATED };
 
-// A block's share of a tile: the part and its first row there, the tile's first column of out and what its columns are, and the first of the
-// weight's rows that the block fetches, a half of the tile's.
+// A block's share of a tile: the part and its first row there, the tile's first column of out and what its columns are, and where in the
+// weight's rows the first half of its columns begins, and how far behind that the second.
 struct Work {
-    int part, row, col, weight;
+    int part, row, col, weight, second;
     Kind kind;
 
     __device__ __forceinline__ static int cluster_rows(int rows) { return ceil_div(rows, 2 * ROWS); }
@@ -94,11 +98,11 @@ struct Work {
         if (weight < 3 * args.dim) {
             w.kind = weight < args.dim ? KEYS : weight < 2 * args.dim ? VALUES : QUERIES;
             w.col = weight;
-            w.weight = weight + rank * (COLS / 2);
+            w.weight = weight, w.second = COLS / 2;
         } else {
             w.kind = GATED;
             w.col = 3 * args.dim + (weight - 3 * args.dim) / 2;
-            w.weight = w.col + rank * args.mlp;
+            w.weight = w.col, w.second = args.mlp;
         }
         return w;
     }
@@ -205,12 +209,29 @@ __device__ __forceinline__ void store_rows(const Arguments& args, const Work& w,
     }
 }
 
-}  // namespace projection
+// A lane's sums of e4m3 values, times the scales of their rows and columns.
+__device__ __forceinline__ void scale_sums(const Arguments& args, const Work& w, int consumer, float (&sums)[COLS / 2]) {
+    const int lane = threadIdx.x % 32, first_row = w.row + consumer * ROUNDED_ROWS + threadIdx.x / 32 % 4 * 16 + lane / 4;
+    float of_row[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = first_row + half * 8;
+        of_row[half] = row < args.part_rows[w.part] ? args.x_scales[w.part][row] : 0.0f;
+    }
+#pragma unroll
+    for (int n = 0; n < COLS / 8; n++) {
+        const int col = w.weight + n / (COLS / 16) * w.second + n % (COLS / 16) * 8 + lane % 4 * 2;
+        const float2 of_cols = *reinterpret_cast<const float2*>(args.weight_scales[w.part] + col);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            sums[n * 4 + half * 2] *= of_row[half] * of_cols.x;
+            sums[n * 4 + half * 2 + 1] *= of_row[half] * of_cols.y;
+        }
+    }
+}
 
-// Shared memory is `BARRIERS` and 8 bytes for each barrier, which the launcher passes. Launched with an even number of blocks.
-extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(projection::THREADS, 1)
-    projection_bf16_sm90(const __grid_constant__ projection::Arguments args) {
-    using namespace projection;
+template <bool E4M3>
+__device__ __forceinline__ void project(const Arguments& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
     const uint32_t full = base + BARRIERS, free = full + 8 * SLOTS, rounded_full = free + 8 * SLOTS, rounded_free = rounded_full + 8 * CONSUMERS;
@@ -229,6 +250,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(projectio
     }
     sync_cluster();
 
+    constexpr int FEATURES = E4M3 ? STEP_BYTES : STEP_BYTES / 2;
     const int items = Work::count(args), steps = ceil_div(args.features, FEATURES);
     const int cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -243,8 +265,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(projectio
                     wait(free + 8 * ring.slot, ring.phase ^ 1);
                     arrive_expecting(barrier, X_BYTES + WEIGHT_BYTES);
                     copy_box(base + ring.slot * X_BYTES, args.x[w.part], w.row, step * FEATURES, barrier);
-                    copy_box_to_both(base + WEIGHTS + ring.slot * WEIGHT_BYTES + rank * (WEIGHT_BYTES / 2), args.weight[w.part], w.weight,
-                                     step * FEATURES, barrier);
+                    copy_box_to_both(base + WEIGHTS + ring.slot * WEIGHT_BYTES + rank * (WEIGHT_BYTES / 2), args.weight[w.part],
+                                     w.weight + rank * w.second, step * FEATURES, barrier);
                     ring.advance();
                 }
             }
@@ -269,15 +291,16 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(projectio
         const int row = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8 + lane % 8;
         const uint32_t to = chunk_at(base + ROUNDED + consumer * ROUNDED_BYTES, row, lane / 16);
         for (int index = cluster; index < items; index += clusters) {
+            [[maybe_unused]] const Work w = Work::at(args, index, rank);
             float sums[COLS / 2];
             int last = 0;
             for (int step = 0; step < steps; step++) {
                 wait(full + 8 * ring.slot, ring.phase);
-                const uint64_t x = describe(base + ring.slot * X_BYTES + consumer * ROUNDED_ROWS * FEATURES * 2, 0);
+                const uint64_t x = describe(base + ring.slot * X_BYTES + consumer * ROUNDED_ROWS * STEP_BYTES, 0);
                 const uint64_t weight = describe(base + WEIGHTS + ring.slot * WEIGHT_BYTES, 0);
                 begin_multiply();
 #pragma unroll
-                for (int f = 0; f < FEATURES; f += 16) multiply(sums, x + ((f * 2) >> 4), weight + ((f * 2) >> 4), step + f > 0);
+                for (int byte = 0; byte < STEP_BYTES; byte += 32) multiply<E4M3>(sums, x + (byte >> 4), weight + (byte >> 4), step + byte > 0);
                 commit_multiply();
                 // The multiplies before these are done, and what they read is free.
                 wait_multiply<1>();
@@ -288,6 +311,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(projectio
             wait_multiply<0>();
             pin(sums);
             release(last);
+            if constexpr (E4M3) scale_sums(args, w, consumer, sums);
             wait(rounded_free + 8 * consumer, turn.phase ^ 1);
             turn.advance();
 #pragma unroll
@@ -304,5 +328,17 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(projectio
     // Until then the other block may write and arrive here.
     sync_cluster();
 }
+
+}  // namespace projection
+
+// Shared memory is `BARRIERS` and 8 bytes for each barrier, which the launcher passes. Launched with an even number of blocks.
+#define PROJECTION(name, e4m3)                                                                            \
+    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(projection::THREADS, 1)        \
+        name(const __grid_constant__ projection::Arguments args) {                                        \
+        projection::project<e4m3>(args);                                                                  \
+    }
+
+PROJECTION(projection_bf16_sm90, false)
+PROJECTION(projection_e4m3_sm90, true)
 
 #endif

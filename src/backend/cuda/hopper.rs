@@ -54,9 +54,18 @@ impl Choice {
     ///
     /// `address` and all steps but the first are multiples of 16 bytes, and no axis is empty: launchers see to it.
     pub fn tensor_map<const N: usize>(self, address: u64, axes: [Axis; N]) -> Result<sys::CUtensorMap> {
+        self.tensor_map_of(sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, address, axes)
+    }
+
+    /// As [`Choice::tensor_map`], of values of one byte: a box has 128 cells of the dense axis.
+    pub fn byte_tensor_map<const N: usize>(self, address: u64, axes: [Axis; N]) -> Result<sys::CUtensorMap> {
+        self.tensor_map_of(sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, address, axes)
+    }
+
+    fn tensor_map_of<const N: usize>(self, kind: sys::CUtensorMapDataType, size: u64, address: u64, axes: [Axis; N]) -> Result<sys::CUtensorMap> {
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         let cells = axes.map(|axis| axis.cells as u64);
-        let step_bytes = axes.map(|axis| 2 * axis.step as u64);
+        let step_bytes = axes.map(|axis| size * axis.step as u64);
         let boxes = axes.map(|axis| axis.in_box as u32);
         let steps_in_box = [1u32; N];
         // SAFETY: the driver writes `map`, which is as large as it wants, and reads N sizes, N - 1 strides, N box sizes and N steps. It
@@ -64,7 +73,7 @@ impl Choice {
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,
-                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                kind,
                 N as u32,
                 address as *mut c_void,
                 cells.as_ptr(),

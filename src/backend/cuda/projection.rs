@@ -1,4 +1,4 @@
-//! Launches cuda/projection_sm90a.cu: `project` on Hopper, in one kernel. Elsewhere, and in fp8, it is its composition.
+//! Launches cuda/projection_sm90a.cu: `project` on Hopper, in one kernel. Elsewhere it is its composition.
 
 use std::ffi::c_void;
 
@@ -12,15 +12,14 @@ use crate::ops::{Joint, Pairs};
 
 /// `FLUX_PROJECTION=base` keeps off this kernel, `FLUX_PROJECTION=sm90` makes it an error when this GPU or this program has none.
 const CHOICE: Choice = Choice { op: "project", variable: "FLUX_PROJECTION", file: "projection_sm90a" };
-const KERNEL: &str = "projection_bf16_sm90";
-/// `ROWS`, `COLS`, `FEATURES`, `SLOTS` and `THREADS` of cuda/projection_sm90a.cu.
+/// `ROWS`, `COLS`, `STEP_BYTES`, `SLOTS` and `THREADS` of cuda/projection_sm90a.cu.
 const ROWS: usize = 128;
 const COLS: usize = 256;
-const FEATURES: usize = 64;
+const STEP_BYTES: usize = 128;
 const SLOTS: usize = 3;
 const THREADS: usize = 3 * 128;
 /// `BARRIERS` there, and two barriers for each slot and each of two warpgroups.
-const SHARED_BYTES: usize = SLOTS * (ROWS + COLS) * FEATURES * 2 + ROWS * COLS * 2 + 16 * (SLOTS + 2);
+const SHARED_BYTES: usize = SLOTS * (ROWS + COLS) * STEP_BYTES + ROWS * COLS * 2 + 16 * (SLOTS + 2);
 /// Columns of a head.
 const HEAD_DIM: usize = COLS / 2;
 /// Rows of tiles that are done together, at most: their x stays in L2 while weights pass.
@@ -31,6 +30,8 @@ const ROWS_OF_TILES: usize = 9;
 struct Arguments {
     x: [sys::CUtensorMap; 2],
     weight: [sys::CUtensorMap; 2],
+    x_scales: [u64; 2],
+    weight_scales: [u64; 2],
     out: u64,
     ld_out: i64,
     txt_norm_q: u64,
@@ -57,11 +58,14 @@ fn rows_of_tiles(all: usize) -> usize {
     all.div_ceil(all.div_ceil(ROWS_OF_TILES).max(1)).max(1)
 }
 
-/// Whether the kernel can take these: its tiles divide the weight's rows, and TMA and 16-byte accesses can take all tensors.
+/// Whether the kernel can take these: its tiles divide the weight's rows, and TMA and 16-byte accesses can take all tensors. x will be e4m3
+/// where the weight is.
 fn takes(parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)], heads: Option<&Heads<'_, Cuda>>) -> bool {
     let (dim, out) = (heads.map_or(0, |heads| heads.dim), parts[0].1.rows());
     let sizes = dim.is_multiple_of(COLS) && (out - 3 * dim).is_multiple_of(COLS) && out > 0;
-    let tensors = parts.iter().all(|(x, weight)| !x.is_e4m3() && !weight.is_e4m3() && x.cols() > 0 && all_aligned(&[x, weight]));
+    let e4m3 = parts[0].1.is_e4m3();
+    let x_fits = |x: &Tensor<Cuda>| x.cols() > 0 && (e4m3 && !x.is_e4m3() || x.aligned());
+    let tensors = parts.iter().all(|(x, weight)| weight.is_e4m3() == e4m3 && x_fits(x) && weight.aligned());
     let norms = heads.is_none_or(|Heads { norm, rope, .. }| {
         let vectors = [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k, &rope.cos, &rope.sin];
         2 * rope.cos.cols() == HEAD_DIM && rope.pairs == Pairs::Interleaved && rope.cos.stride() == rope.sin.stride() && all_aligned(&vectors)
@@ -77,7 +81,9 @@ impl Cuda {
         let dim = heads.map_or(0, |heads| heads.dim);
         let mlp = (parts[0].1.rows() - 3 * dim) / 2;
         let out = self.empty(parts.iter().map(|(x, _)| x.rows()).sum(), 3 * dim + mlp)?;
-        self.run_projection(parts, heads, [dim, mlp], &out)?;
+        let fresh = parts.iter().map(|(x, weight)| self.operand(x, weight)).collect::<Result<Vec<_>>>()?;
+        let parts: Vec<_> = parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
+        self.run_projection(&parts, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
         Ok(Projection { kvq: [k, v, q], mlp: Gated::Activated(mlp) })
     }
@@ -90,12 +96,14 @@ impl Cuda {
         out: &Tensor<Cuda>,
     ) -> Result<()> {
         // First of all, because a driver that loads this kernel knows tensor maps too.
-        let launch = self.launch(CHOICE.file, KERNEL)?.shared(SHARED_BYTES as u32)?;
+        let e4m3 = parts[0].1.is_e4m3();
+        let kernel = if e4m3 { "projection_e4m3_sm90" } else { "projection_bf16_sm90" };
+        let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
         let map = |x: &Tensor<Cuda>| {
             // A lone row's stride means nothing, and need not be aligned.
-            let stride = if x.rows() > 1 { x.stride() } else { x.cols() };
-            let features = Axis { cells: x.cols(), step: 1, in_box: FEATURES };
-            CHOICE.tensor_map(x.address(), [features, Axis { cells: x.rows(), step: stride, in_box: ROWS }])
+            let rows = Axis { cells: x.rows(), step: if x.rows() > 1 { x.stride() } else { x.cols() }, in_box: ROWS };
+            let features = |bytes: usize| Axis { cells: x.cols(), step: 1, in_box: STEP_BYTES / bytes };
+            if e4m3 { CHOICE.byte_tensor_map(x.address(), [features(1), rows]) } else { CHOICE.tensor_map(x.address(), [features(2), rows]) }
         };
         // A part without rows has no tiles; another's map stands for its own, which no driver would make.
         let rows = |part: usize| parts.get(part).map_or(0, |(x, _)| x.rows());
@@ -109,6 +117,8 @@ impl Cuda {
         let mut arguments = Arguments {
             x: [map(part(0).0)?, map(part(1).0)?],
             weight: [map(part(0).1)?, map(part(1).1)?],
+            x_scales: [0, 1].map(|index| if e4m3 { part(index).0.scales() } else { 0 }),
+            weight_scales: [0, 1].map(|index| if e4m3 { part(index).1.scales() } else { 0 }),
             out: out.address(),
             ld_out: out.stride() as i64,
             txt_norm_q: norms[0],
@@ -132,7 +142,7 @@ impl Cuda {
         let clusters = (all_tiles * ((3 * dim + 2 * mlp) / COLS)).min(self.device().multiprocessors() / 2).max(1);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and SHARED_BYTES of shared
-        // memory. The maps cover exactly the cells of x and of the weights; `out` was made for all rows and columns. `Tensor::project`
+        // memory. The maps cover exactly the cells of x and of the weights, which in e4m3 have a scale for each row; `out` was made for all rows and columns. `Tensor::project`
         // checked the weights' rows, the norms [1, head_dim], and the tables to have a row for every token; `takes` found the tiles to
         // divide the columns, and all rows and vectors aligned.
         unsafe { launch.run_raw([2 * clusters, 1, 1], [THREADS, 1, 1], &mut pointers) }
