@@ -42,7 +42,7 @@ use crate::tensor::Tensor;
 use crate::text_encoder::{TextEncoder, Tokenizer};
 use crate::transformer::Transformer;
 use crate::vae::Decoder;
-use kept::Kept;
+use kept::{Kept, KeptDecode};
 use loading::{Ahead, load};
 use memory::Needs;
 use observer::Clock;
@@ -63,6 +63,8 @@ pub struct Pipeline<B: Backend> {
     decoder: Option<Decoder<B>>,
     /// What pictures of one kind have in common, the latest last. It refers to the models' weights.
     kept: Vec<Kept<B>>,
+    /// The same of the decoder, whose work only the size shapes.
+    kept_decodes: Vec<KeptDecode<B>>,
 }
 
 /// A picture and how it was made.
@@ -98,6 +100,7 @@ impl<B: Backend> Pipeline<B> {
             transformer: None,
             decoder: None,
             kept: Vec::new(),
+            kept_decodes: Vec::new(),
         }
     }
 
@@ -152,7 +155,7 @@ impl<B: Backend> Pipeline<B> {
         let txt = self.encode(request, &plan, &mut clock, observer)?;
         let latents = self.denoise(&txt, &plan, count, &mut clock, observer)?;
         drop(txt);
-        let rgbs = self.decode(&latents, &plan, count, &mut clock, observer)?;
+        let rgbs = self.decode(&latents, &plan, &mut clock, observer)?;
 
         let timings = clock.finish()?;
         let picture = |(i, rgb)| Picture { rgb, plan: Plan { seed: plan.seed + i, ..plan.clone() }, timings: timings.clone() };
@@ -232,9 +235,10 @@ impl<B: Backend> Pipeline<B> {
             self.transformer = Some(transformer);
             clock.loaded()?;
         }
-        let is_new = !self.kept.iter().any(|kept| kept.is_of(plan, count));
-        if is_new && self.backend.available_bytes() < needs.batch(plan, count) {
-            self.kept.clear();
+        let wanted = needs.wanted(plan, count);
+        let is_new = !self.kept.iter().any(|kept| kept.is_of(plan, wanted));
+        if is_new && self.backend.available_bytes() < needs.batch(plan, wanted) {
+            self.forget();
             // It has done its work for all of them.
             if count > 1 {
                 self.text_encoder = None;
@@ -247,12 +251,12 @@ impl<B: Backend> Pipeline<B> {
         let schedule = Schedule::new(img, plan.steps);
         let available = self.backend.available_bytes();
         let make = || {
-            let samples = needs.samples(available, plan, count);
+            let samples = needs.samples(available, plan, wanted);
             let batched = needs.batched(available, samples);
             let (modulations, rope) = (transformer.modulations(&schedule.timesteps)?, transformer.rope(txt_tokens, height, width)?);
-            Ok(Kept::new(plan, count, samples, batched, modulations, rope))
+            Ok(Kept::new(plan, wanted, samples, batched, modulations, rope))
         };
-        let Kept { samples, batched, modulations, rope, steps, .. } = kept::find(&mut self.kept, plan, count, make)?;
+        let Kept { samples, batched, modulations, rope, steps, .. } = kept::find(&mut self.kept, plan, wanted, make)?;
         let (samples, batched, rope) = (*samples, *batched, &*rope);
         observer.batch(samples);
         let context = repeat(transformer.context(txt)?, txt_tokens, samples)?;
@@ -278,7 +282,7 @@ impl<B: Backend> Pipeline<B> {
     }
 
     /// RGB bytes of each picture, one after the other: a decoder fills the memory that a batch of it would need many times over.
-    fn decode(&mut self, latents: &Tensor<B>, plan: &Plan, count: usize, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Vec<Vec<u8>>> {
+    fn decode(&mut self, latents: &Tensor<B>, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Vec<Vec<u8>>> {
         let elements = if self.decoder.is_none() { self.info.vae.decoder_elements() } else { 0 };
         self.make_room(self.backend.weight_bytes(elements) + Needs::of(&self.backend, &self.info, plan).decode, Keep::Decoder);
         if self.decoder.is_none() {
@@ -309,10 +313,7 @@ impl<B: Backend> Pipeline<B> {
                 Err(Error::new(format!("the VAE made {} x {} pixels of a {} x {} picture", made[0], made[1], asked[0], asked[1])))
             };
             let latents = latents.row_view(sample * height * width..(sample + 1) * height * width);
-            let pixels = match self.kept.iter_mut().find(|kept| kept.is_of(plan, count)) {
-                Some(kept) => self.backend.replay(&mut kept.decode, [&latents], work)?,
-                None => work([&latents])?,
-            };
+            let pixels = self.backend.replay(kept::decode(&mut self.kept_decodes, plan), [&latents], work)?;
             if sample == 0 {
                 clock.enqueued();
             }
@@ -334,8 +335,7 @@ impl<B: Backend> Pipeline<B> {
         if self.backend.available_bytes() >= bytes {
             return;
         }
-        // Before any model goes, because recorded work refers to their weights.
-        self.kept.clear();
+        self.forget();
         if self.backend.available_bytes() < bytes && keep != Keep::TextEncoder {
             self.text_encoder = None;
         }
@@ -349,6 +349,12 @@ impl<B: Backend> Pipeline<B> {
         if self.backend.available_bytes() < bytes {
             self.text_features.clear();
         }
+    }
+
+    /// Lets go of what pictures have in common. Before any model goes, because recorded work refers to their weights.
+    fn forget(&mut self) {
+        self.kept.clear();
+        self.kept_decodes.clear();
     }
 
     /// The latents behind a picture, in float32 [height / patch * width / patch, channels]: for tests and tools.
@@ -379,4 +385,27 @@ enum Keep {
     TextEncoder,
     Transformer,
     Decoder,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::{Cpu, Precision};
+
+    #[test]
+    fn batches_of_the_same_size_are_one_kind_however_many_are_to_come() {
+        let dir = ModelDir::open("models/tiny".as_ref()).unwrap();
+        let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir).unwrap();
+        let mut request = Request { width: Some(32), height: Some(32), steps: Some(1), ..Request::new("a cat", 1) };
+        let (mut left, mut batches) = (26, Vec::new());
+        while left > 0 {
+            let pictures = pipeline.generate_batch(&request, left, &mut ()).unwrap().len();
+            (left, request.seed) = (left - pictures, request.seed + pictures as u64);
+            batches.push((pictures, pipeline.kept.len(), pipeline.kept_decodes.len()));
+        }
+        assert_eq!(batches, [(8, 1, 1), (8, 1, 1), (8, 1, 1), (2, 2, 1)]);
+        request.height = Some(16);
+        pipeline.generate_batch(&request, 2, &mut ()).unwrap();
+        assert_eq!((pipeline.kept.len(), pipeline.kept_decodes.len()), (3, 2), "another size is another kind");
+    }
 }

@@ -141,6 +141,34 @@ fn a_warm_picture_costs_exactly_this() {
 }
 
 #[test]
+fn later_batches_of_many_pictures_are_replayed_whatever_is_left() {
+    let Some(cuda) = cuda() else { return };
+    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    let mut request = Request::new("a black cat on an orange background", 5);
+    let mut left = 26;
+    let mut batches = Vec::new();
+    while left > 0 {
+        let before = cuda.stats();
+        let pictures = pipeline.generate_batch(&request, left, &mut ()).unwrap();
+        let after = cuda.stats();
+        let steps = pictures[0].plan.steps as u64;
+        // For the pixels of each picture, and for the last mark.
+        assert_eq!(after.waits - before.waits, pictures.len() as u64 + 1, "{left} pictures left");
+        batches.push((pictures.len(), after.replays - before.replays));
+        if batches.len() == 3 {
+            assert_eq!(after.replays - before.replays, steps + 8, "the steps of a batch, and the decoder for each picture");
+            // The features are put under each other, the context is projected and put under itself eight times; around each replay its
+            // inputs and its output are copied, and at the end pixels become bytes.
+            assert_eq!(after.launches - before.launches, 2 + 8 + 3 * steps + (2 + 1) * 8);
+        }
+        (left, request.seed) = (left - pictures.len(), request.seed + pictures.len() as u64);
+    }
+    // The decoder is recorded at the second picture, the steps at the second batch; the last batch is of another size, and as it is.
+    assert_eq!(batches, [(8, 6), (8, 8), (8, 4 + 8), (2, 2)]);
+    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
+}
+
+#[test]
 fn recorded_pictures_are_those_of_a_fresh_pipeline() {
     let Some(cuda) = cuda() else { return };
     let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
