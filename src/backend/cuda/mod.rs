@@ -4,10 +4,10 @@
 //! still sum in float32 and give bf16; see [`quantise`].
 //!
 //! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels of cuda/*.cu that
-//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves pictures, and
-//! weights out of files that [`regions`] registers, [`graph`] launches recorded work as a whole, in the memory of [`arena`]. Every op has a
-//! launcher in the file of its name; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order; only
-//! downloads, [`Backend::wait`] and the timing of algorithms wait.
+//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves values and
+//! pictures, [`uploader`] weights out of files that [`regions`] registers, [`graph`] launches recorded work as a whole, in the memory of
+//! [`arena`]. Every op has a launcher in the file of its name; those for Hopper alone share [`hopper`]. All computing goes to one stream in
+//! program order; only downloads, [`Backend::wait`] and the timing of algorithms wait.
 #![allow(unsafe_code)]
 
 mod adaln;
@@ -38,6 +38,7 @@ mod rows;
 mod sampler;
 mod swiglu;
 mod transfer;
+mod uploader;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -58,7 +59,8 @@ use device::Device;
 use gemm::Gemm;
 use launch::Launch;
 use pool::Kind;
-use transfer::Uploader;
+use transfer::ValueSlots;
+use uploader::Uploader;
 
 /// In what the large products are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +80,7 @@ struct Inner {
     opening_gemm: Mutex<()>,
     gemm_cache: GemmCache,
     uploader: Uploader,
+    value_slots: ValueSlots,
     /// Read while weights are loaded, by any thread, and written while work is recorded: the vectors among the weights, and the wait for
     /// the upload stream, go to the stream that records.
     loading: RwLock<()>,
@@ -116,6 +119,7 @@ impl Cuda {
             opening_gemm: Mutex::new(()),
             gemm_cache: gemm_cache.clone(),
             uploader,
+            value_slots: ValueSlots::default(),
             loading: RwLock::default(),
             replaying: Mutex::default(),
             unrecorded: Mutex::default(),
@@ -301,7 +305,7 @@ impl Backend for Cuda {
 
     fn warm_up(&self) -> Result<()> {
         self.gemm()?;
-        drop(self.0.uploader.value_slots(self.device())?);
+        drop(self.0.value_slots.made(self.device())?);
         // Kernels for another GPU are no error until they are asked for.
         kernels::files().for_each(|file| drop(self.device().module(file)));
         Ok(())
