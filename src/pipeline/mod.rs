@@ -1,8 +1,8 @@
 //! Prompt to picture: the order in which the models run, and how long each lives.
 //!
-//! [`Pipeline::load`] opens and checks everything; weights go to the device when they are first needed. The text encoder
-//! leaves it before the transformer comes, unless there is room for both: then the other models are on their way while it runs.
-//! The host enqueues the whole picture before it waits.
+//! [`Pipeline::load`] opens and checks the model, while another thread reads the tokenizer; weights go to the device when they are first
+//! needed, or when [`Pipeline::start_loading`] asks for them. The text encoder leaves it before the transformer comes, unless there is room
+//! for both: then the other models are on their way while it runs. The host enqueues the whole picture before it waits.
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
@@ -32,32 +32,32 @@ pub use request::{Plan, Request};
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::thread;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
 use crate::sampler::{self, Conditioning, Schedule};
 use crate::tensor::Tensor;
-use crate::text_encoder::{TextEncoder, Tokenizer};
+use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::Decoder;
+use crate::weights::Weights;
 use kept::{Kept, KeptDecode};
-use loading::{Ahead, load};
+use loading::{Ahead, load, load_text_encoder};
 use memory::Needs;
 use observer::Clock;
-use opened::Files;
+use opened::{Files, LateTokenizer};
 use text_features::TextFeatures;
 
 /// A model on a backend, ready to make pictures.
 pub struct Pipeline<B: Backend> {
     backend: B,
     info: ModelInfo,
-    tokenizer: Tokenizer,
+    tokenizer: LateTokenizer,
     files: Arc<Files>,
     text_encoder: Option<TextEncoder<B>>,
     text_features: TextFeatures<B>,
-    /// What another thread loads; none where there is no room beside the text encoder.
+    /// What other threads load; none where there is no room for all of it.
     ahead: Option<Ahead<B>>,
     transformer: Option<Transformer<B>>,
     decoder: Option<Decoder<B>>,
@@ -81,7 +81,7 @@ pub struct Picture {
 impl<B: Backend> Pipeline<B> {
     /// [`OpenModel::open`] and [`Pipeline::new`].
     ///
-    /// Errors say which file and tensor is wrong. Nothing is copied to the device yet.
+    /// Errors as [`OpenModel::open`]. Nothing is copied to the device yet.
     pub fn load(backend: B, dir: &ModelDir) -> Result<Self> {
         OpenModel::open(dir).map(|model| Self::new(backend, model))
     }
@@ -114,12 +114,22 @@ impl<B: Backend> Pipeline<B> {
         &self.backend
     }
 
-    /// What [`Pipeline::generate`] would do.
+    /// Lets the weights that a first picture needs be on their way while the caller does something else, such as waiting for the tokenizer.
+    /// Does nothing where they do not all fit the memory at once, take none, or are there.
     ///
     /// Errors when the model cannot do what is asked for.
+    pub fn start_loading(&mut self, request: &Request) -> Result<()> {
+        let plan = Plan::new(request, &self.info)?;
+        self.load_ahead(&plan, true);
+        Ok(())
+    }
+
+    /// What [`Pipeline::generate`] would do. Waits for the tokenizer.
+    ///
+    /// Errors when the model cannot do what is asked for, or its tokenizer cannot be read.
     pub fn plan(&self, request: &Request) -> Result<Plan> {
         let mut plan = Plan::new(request, &self.info)?;
-        let tokens = self.tokenizer.encode(&request.prompt)?;
+        let tokens = self.tokenizer.get()?.encode(&request.prompt)?;
         if tokens.truncated > 0 {
             plan.notes.push(format!("the prompt is {} tokens longer than the model reads; its end is cut off", tokens.truncated));
         }
@@ -149,7 +159,10 @@ impl<B: Backend> Pipeline<B> {
             return Err(Error::usage(format!("seed {} is too large for {count} pictures", request.seed)).at("--seed"));
         }
         let plan = self.plan(request)?;
-        self.backend.settle()?;
+        // Between two models it would let go of what the next is about to use.
+        if self.ahead.is_none() {
+            self.backend.settle()?;
+        }
         let mut clock = Clock::new(self.backend.clone())?;
 
         let txt = self.encode(request, &plan, &mut clock, observer)?;
@@ -169,24 +182,23 @@ impl<B: Backend> Pipeline<B> {
         let known: Vec<Option<Tensor<B>>> = prompts.iter().map(|prompt| self.text_features.get(prompt)).collect();
         let mut new: Vec<&str> = prompts.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(prompt, _)| *prompt).collect();
         new.dedup(); // the prompt itself may be empty
+        self.load_ahead(plan, !new.is_empty());
         if !new.is_empty() && self.text_encoder.is_none() {
-            let elements = TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers);
-            self.make_room(self.backend.weight_bytes(elements), Keep::TextEncoder);
-            let (config, layers) = (self.info.text_encoder, &self.info.out_layers);
-            let backend = self.backend.clone();
-            let warming_up = thread::spawn(move || backend.warm_up());
-            let encoder = load(&self.backend, &self.files.text_encoder, elements, observer, |weights| TextEncoder::load(weights, config, layers));
-            warming_up.join().unwrap_or_else(|_| Err(Error::new("the thread that starts the backend panicked")))?;
-            self.text_encoder = Some(encoder?);
+            let encoder = match self.ahead.as_mut().and_then(|ahead| ahead.text_encoder.take()) {
+                Some(coming) => coming.join(observer)?,
+                None => {
+                    let elements = self.text_encoder_elements();
+                    self.make_room(self.backend.weight_bytes(elements), Keep::TextEncoder);
+                    load(elements, observer, |report| load_text_encoder(&self.backend, &self.files, &self.info, report))?
+                }
+            };
+            self.text_encoder = Some(encoder);
             clock.loaded()?;
-        }
-        if self.has_room_ahead(plan) {
-            self.ahead = Some(Ahead::start(&self.backend, &self.files, &self.info));
         }
         for (i, prompt) in new.iter().enumerate() {
             let encoder = self.text_encoder.as_ref().expect("loaded above");
             let (layers, total) = (encoder.layers(), (new.len() * encoder.layers()) as u64);
-            let tokens = self.tokenizer.encode(prompt)?;
+            let tokens = self.tokenizer.get()?.encode(prompt)?;
             let features = encoder.forward(&tokens, |done| observer.progress(Stage::Text, (i * layers + done) as u64, total))?;
             self.text_features.insert(prompt, features);
         }
@@ -203,14 +215,26 @@ impl<B: Backend> Pipeline<B> {
         self.backend.narrow_weight_bytes(config.block_elements()) + self.backend.weight_bytes(config.other_elements())
     }
 
-    /// Whether transformer and decoder are yet to come, and fit beside the text encoder.
-    fn has_room_ahead(&self, plan: &Plan) -> bool {
-        let absent = self.ahead.is_none() && self.transformer.is_none() && self.decoder.is_none();
+    /// Elements of the text encoder that go to the device.
+    fn text_encoder_elements(&self) -> u64 {
+        TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers)
+    }
+
+    /// Starts loading transformer and decoder if both are yet to come, and before them the text encoder if it is to encode and is absent;
+    /// but only where all of it fits, with what a picture needs beside.
+    fn load_ahead(&mut self, plan: &Plan, encodes: bool) {
+        if self.ahead.is_some() || self.transformer.is_some() || self.decoder.is_some() {
+            return;
+        }
+        let text_encoder = encodes && self.text_encoder.is_none();
+        let text_encoder_bytes = if text_encoder { self.backend.weight_bytes(self.text_encoder_elements()) } else { 0 };
         // Convolution weights are there twice while they are reordered.
-        let weights = self.transformer_bytes() + self.backend.weight_bytes(2 * self.info.vae.decoder_elements());
+        let bytes = self.transformer_bytes() + self.backend.weight_bytes(2 * self.info.vae.decoder_elements());
         let needs = Needs::of(&self.backend, &self.info, plan);
         // Where weights take no memory, loading them takes no time.
-        absent && weights > 0 && self.backend.available_bytes() >= weights + needs.step + needs.decode
+        if bytes > 0 && self.backend.available_bytes() >= text_encoder_bytes + bytes + needs.step + needs.decode {
+            self.ahead = Some(Ahead::start(&self.backend, &self.files, &self.info, text_encoder));
+        }
     }
 
     /// Latents [samples * height / patch * width / patch, channels] of at most `count` pictures. Enqueues the work and does not wait for it.
@@ -224,15 +248,15 @@ impl<B: Backend> Pipeline<B> {
         let noise_of = |i: u64| sampler::noise(plan.seed + i, config.in_channels, height, width);
         let mut noise = noise_of(0);
         // What did not fit ahead may fit once room is made; what fails for another reason fails again.
-        if let Some(Ok((transformer, decoder))) = self.ahead.take().map(|ahead| ahead.join(observer)) {
+        if let Some(Ok((transformer, decoder))) = self.ahead.take().map(|ahead| ahead.rest.join(observer)) {
             (self.transformer, self.decoder) = (Some(transformer), Some(decoder));
             clock.loaded()?;
         }
         if self.transformer.is_none() {
             self.make_room(self.transformer_bytes() + needs.step, Keep::Transformer);
-            let transformer =
-                load(&self.backend, &self.files.transformer, config.elements(), observer, |weights| Transformer::load(weights, &config))?;
-            self.transformer = Some(transformer);
+            let (backend, files) = (&self.backend, &self.files.transformer);
+            let load_transformer = |report: &mut dyn FnMut(u64)| backend.load(|| Transformer::load(&Weights::new(backend, files), &config), report);
+            self.transformer = Some(load(config.elements(), observer, load_transformer)?);
             clock.loaded()?;
         }
         let wanted = needs.wanted(plan, count);
@@ -286,7 +310,9 @@ impl<B: Backend> Pipeline<B> {
         let elements = if self.decoder.is_none() { self.info.vae.decoder_elements() } else { 0 };
         self.make_room(self.backend.weight_bytes(elements) + Needs::of(&self.backend, &self.info, plan).decode, Keep::Decoder);
         if self.decoder.is_none() {
-            self.decoder = Some(load(&self.backend, &self.files.vae, elements, observer, |weights| Decoder::load(weights, &self.info.vae))?);
+            let (backend, files) = (&self.backend, &self.files.vae);
+            let load_decoder = |report: &mut dyn FnMut(u64)| backend.load(|| Decoder::load(&Weights::new(backend, files), &self.info.vae), report);
+            self.decoder = Some(load(elements, observer, load_decoder)?);
             clock.loaded()?;
         }
         let decoder = self.decoder.as_ref().expect("loaded above");

@@ -216,6 +216,33 @@ fn a_pipeline_that_is_dropped_leaves_nothing_behind() {
 }
 
 #[test]
+fn weights_that_are_loaded_ahead_are_those_that_are_needed() {
+    let Some(cuda) = cuda() else { return };
+    cuda.warm_up().unwrap();
+    let before = cuda.stats().memory_bytes;
+    let request = Request::new("a black cat on an orange background", 5);
+    let expected = Pipeline::load(cuda.clone(), &default_model()).unwrap().generate(&request, &mut ()).unwrap().rgb;
+    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    for _ in 0..2 {
+        pipeline.start_loading(&request).unwrap();
+    }
+    assert!(pipeline.generate(&request, &mut ()).unwrap().rgb == expected);
+    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
+    // Where all is there, nothing comes again.
+    let copies = cuda.stats().copies;
+    pipeline.start_loading(&request).unwrap();
+    pipeline.generate(&request, &mut ()).unwrap();
+    assert_eq!(cuda.stats().copies - copies, 2, "noise and pixels");
+    drop(pipeline);
+    assert_eq!(cuda.stats().memory_bytes, before);
+    // Nor does what is on its way when nobody wants it any more stay.
+    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    pipeline.start_loading(&request).unwrap();
+    drop(pipeline);
+    assert_eq!(cuda.stats().memory_bytes, before);
+}
+
+#[test]
 fn a_step_waits_for_nothing_and_copies_nothing() {
     let Some(cuda) = cuda() else { return };
     // Per double block 4 GEMM for each stream, qk_norm_rope, attention, swiglu and 2 gated_add_adaln for both; per single block
