@@ -307,7 +307,7 @@ impl Backend for Cuda {
         self.gemm()?;
         drop(self.0.value_slots.made(self.device())?);
         // Kernels for another GPU are no error until they are asked for.
-        kernels::files().for_each(|file| drop(self.device().module(file)));
+        kernels::files().for_each(|file| drop(self.device().load_kernels(file)));
         Ok(())
     }
 
