@@ -304,7 +304,9 @@ impl Backend for Cuda {
     }
 
     fn warm_up(&self) -> Result<()> {
-        self.gemm()?;
+        // cuBLASLt sets itself up in its first product.
+        let zeros = self.upload(&[0.0; 64 * 64], 64, 64)?;
+        self.linear(&zeros, &zeros, None)?;
         drop(self.0.value_slots.made(self.device())?);
         // Kernels for another GPU are no error until they are asked for.
         kernels::files().for_each(|file| drop(self.device().load_kernels(file)));
