@@ -159,10 +159,6 @@ impl<B: Backend> Pipeline<B> {
             return Err(Error::usage(format!("seed {} is too large for {count} pictures", request.seed)).at("--seed"));
         }
         let plan = self.plan(request)?;
-        // Between two models it would let go of what the next is about to use.
-        if self.ahead.is_none() {
-            self.backend.settle()?;
-        }
         let mut clock = Clock::new(self.backend.clone())?;
 
         let txt = self.encode(request, &plan, &mut clock, observer)?;
@@ -342,6 +338,8 @@ impl<B: Backend> Pipeline<B> {
             let pixels = self.backend.replay(kept::decode(&mut self.kept_decodes, plan), [&latents], work)?;
             if sample == 0 {
                 clock.enqueued();
+                // Takes the host some time, which it has while the device computes.
+                self.backend.settle()?;
             }
             if observer.borrow().listens() {
                 for done in clock.remaining_steps() {
