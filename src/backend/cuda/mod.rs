@@ -59,7 +59,7 @@ use device::Device;
 use gemm::Gemm;
 use launch::Launch;
 use pool::Kind;
-use transfer::ValueSlots;
+use transfer::{RESULT_SLOTS, Slots, VALUE_SLOTS};
 use uploader::Uploader;
 
 /// In what the large products are computed.
@@ -80,7 +80,9 @@ struct Inner {
     opening_gemm: Mutex<()>,
     gemm_cache: GemmCache,
     uploader: Uploader,
-    value_slots: ValueSlots,
+    /// For values that the host computed, and for results.
+    value_slots: Slots,
+    result_slots: Slots,
     /// Read while weights are loaded, by any thread, and written while work is recorded: the vectors among the weights, and the wait for
     /// the upload stream, go to the stream that records.
     loading: RwLock<()>,
@@ -119,7 +121,8 @@ impl Cuda {
             opening_gemm: Mutex::new(()),
             gemm_cache: gemm_cache.clone(),
             uploader,
-            value_slots: ValueSlots::default(),
+            value_slots: Slots::new(VALUE_SLOTS),
+            result_slots: Slots::new(RESULT_SLOTS),
             loading: RwLock::default(),
             replaying: Mutex::default(),
             unrecorded: Mutex::default(),
@@ -276,7 +279,7 @@ impl Backend for Cuda {
 
     fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
         expect_values(values, rows, cols)?;
-        Ok(Tensor::from_buffer(self, self.upload_values(Kind::F32, values)?, rows, cols))
+        self.upload_f32_op(values, rows, cols)
     }
 
     fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
@@ -307,7 +310,9 @@ impl Backend for Cuda {
         // cuBLASLt sets itself up in its first product.
         let zeros = self.upload(&[0.0; 64 * 64], 64, 64)?;
         self.linear(&zeros, &zeros, None)?;
-        drop(self.0.value_slots.made(self.device())?);
+        for slots in [&self.0.value_slots, &self.0.result_slots] {
+            drop(slots.made(self.device())?);
+        }
         // Kernels for another GPU are no error until they are asked for.
         kernels::files().for_each(|file| drop(self.device().load_kernels(file)));
         Ok(())

@@ -1,6 +1,8 @@
 //! Values that the host computed to the device, results back to the host, and rows from one place on the device to another.
 
 use std::collections::VecDeque;
+use std::hint::black_box;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,14 +13,18 @@ use super::device::{Device, Mark, Stream, failed};
 use super::pool::{Buffer, Kind};
 use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
-use crate::weights::WeightView;
+use crate::weights::{Dtype, WeightView};
 
 /// Bytes of a slot: 80 us of a PCIe 5 bus, far above the cost of starting a copy.
 pub const SLOT_BYTES: usize = 4 << 20;
 /// Slots for values that the host computed: as many as a picture uploads, so that none waits for another of the same picture.
-const VALUE_SLOTS: usize = 4;
+pub const VALUE_SLOTS: usize = 4;
+/// Slots for results: the host takes them out of one while the other is filled.
+pub const RESULT_SLOTS: usize = 2;
 /// The driver takes fewer bytes from any memory at once; for more it waits for the stream.
 const SHORT_BYTES: usize = 64 << 10;
+/// The smallest page of the host's memory.
+const PAGE_BYTES: usize = 4096;
 
 /// Pinned host memory, and the mark behind its last use.
 pub struct Slot {
@@ -39,11 +45,11 @@ impl Slot {
         Ok(Self { host: host.cast(), last_use: Mark::new(device, stream)? })
     }
 
-    /// Its memory, once the device has read what was in it.
+    /// Its memory, once the device is done with it.
     pub fn bytes(&mut self) -> Result<&mut [u8]> {
         self.last_use.wait()?;
         // SAFETY: `host` points to SLOT_BYTES bytes that live as long as the slot; the driver zeroes new pages, so they are initialised;
-        // the last copy from them is done.
+        // the last copy from or to them is done.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.host, SLOT_BYTES) })
     }
 
@@ -59,7 +65,18 @@ impl Slot {
         Ok(())
     }
 
-    /// What reads it is enqueued on `stream`.
+    /// `len` bytes from device address `from` to where it begins, by work on `stream`; otherwise as [`Slot::copy_to`].
+    pub fn copy_from(&mut self, device: &Device, len: usize, from: u64, stream: Stream) -> Result<()> {
+        device.bind()?;
+        // SAFETY: `len` is at most SLOT_BYTES, and the caller leaves the slot alone until the mark that it records next.
+        let host = unsafe { std::slice::from_raw_parts_mut(self.host, len) };
+        // SAFETY: as above; the caller's buffer has `len` bytes behind `from`.
+        unsafe { result::memcpy_dtoh_async(host, from, stream.raw()) }.map_err(|e| failed("cannot copy from the GPU", e))?;
+        device.counters().copies.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// What uses it is enqueued on `stream`.
     pub fn record(&self, stream: Stream) -> Result<()> {
         self.last_use.record(stream)
     }
@@ -74,15 +91,22 @@ impl Drop for Slot {
     }
 }
 
-/// Slots for values that the host computed, the one that was used last at the end.
-#[derive(Default)]
-pub struct ValueSlots(Mutex<VecDeque<Slot>>);
+/// Slots for one purpose, the one that was used last at the end.
+pub struct Slots {
+    slots: Mutex<VecDeque<Slot>>,
+    count: usize,
+}
 
-impl ValueSlots {
-    /// The slots, which are made unless they are there.
+impl Slots {
+    /// None yet; pinning takes time.
+    pub fn new(count: usize) -> Self {
+        Self { slots: Mutex::default(), count }
+    }
+
+    /// All of them, which are made unless they are there.
     pub fn made(&self, device: &Arc<Device>) -> Result<MutexGuard<'_, VecDeque<Slot>>> {
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        while slots.len() < VALUE_SLOTS {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        while slots.len() < self.count {
             slots.push_back(Slot::new(device, device.stream())?);
         }
         Ok(slots)
@@ -92,47 +116,72 @@ impl ValueSlots {
 impl Cuda {
     /// Host values as bf16; a vector is padded with zeros to a multiple of 8, as weights are.
     pub(super) fn upload_bf16(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
-        let padded = if rows == 1 { cols.next_multiple_of(8) } else { values.len() };
-        let mut host: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
-        host.resize(padded, bf16::ZERO);
-        let buffer = self.upload_values(Kind::Bf16, &host)?;
+        let padded_cols = if rows == 1 { cols.next_multiple_of(8) } else { cols };
+        let buffer = self.upload_rows(Kind::Bf16, rows, padded_cols, |some, out| {
+            let values = &values[some.start * cols..some.end * cols];
+            out.iter_mut().zip(values).for_each(|(to, value)| *to = bf16::from_f32(*value));
+            out[values.len()..].fill(bf16::ZERO);
+        })?;
+        Ok(Tensor::from_buffer(self, buffer, rows, cols))
+    }
+
+    /// Host values as they are.
+    pub(super) fn upload_f32_op(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
+        let buffer = self.upload_rows(Kind::F32, rows, cols, |some, out| out.copy_from_slice(&values[some.start * cols..some.end * cols]))?;
         Ok(Tensor::from_buffer(self, buffer, rows, cols))
     }
 
     /// Rows `ids` of a table in the file, one under the other.
     pub(super) fn embedding_op(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Cuda>> {
-        let mut host: Vec<bf16> = Vec::with_capacity(ids.len() * table.cols());
-        for (i, &id) in ids.iter().enumerate() {
-            if i > 0 && ids[i - 1] == id {
-                // Most of a prompt is padding.
-                host.extend_from_within((i - 1) * table.cols()..);
-            } else {
-                host.extend(table.row_range(id..id + 1).to_f32().into_iter().map(bf16::from_f32));
+        let cols = table.cols();
+        let buffer = self.upload_rows(Kind::Bf16, ids.len(), cols, |some, out| {
+            let ids = &ids[some];
+            for (i, &id) in ids.iter().enumerate() {
+                if i > 0 && ids[i - 1] == id {
+                    // Most of a prompt is padding.
+                    out.copy_within((i - 1) * cols..i * cols, i * cols);
+                    continue;
+                }
+                let (row, out) = (table.row_range(id..id + 1), &mut out[i * cols..(i + 1) * cols]);
+                match row.dtype() {
+                    Dtype::Bf16 => bytemuck::cast_slice_mut(out).copy_from_slice(row.bytes()),
+                    _ => out.iter_mut().zip(row.to_f32()).for_each(|(to, value)| *to = bf16::from_f32(value)),
+                }
             }
-        }
-        let buffer = self.upload_values(Kind::Bf16, &host)?;
-        Ok(Tensor::from_buffer(self, buffer, ids.len(), table.cols()))
+        })?;
+        Ok(Tensor::from_buffer(self, buffer, ids.len(), cols))
     }
 
-    /// Host values as they are. Does not wait for the work before, unless they are more than a slot holds.
-    pub(super) fn upload_values<T: bytemuck::Pod>(&self, kind: Kind, values: &[T]) -> Result<Buffer> {
+    /// Rows of `cols` values that `write` makes, some rows at a time, where the device reads them. Does not wait for the work before, unless
+    /// a row is more than a slot holds.
+    fn upload_rows<T: bytemuck::Pod>(&self, kind: Kind, rows: usize, cols: usize, write: impl Fn(Range<usize>, &mut [T])) -> Result<Buffer> {
         let device = self.device();
-        let buffer = Buffer::new(device, kind, values.len())?;
+        let buffer = Buffer::new(device, kind, rows * cols)?;
         if device.is_recording() {
             return Err(Error::new("an upload cannot be recorded"));
         }
-        let bytes: &[u8] = bytemuck::cast_slice(values);
-        if (SHORT_BYTES..=SLOT_BYTES).contains(&bytes.len()) {
-            let mut value_slots = self.0.value_slots.made(device)?;
-            value_slots.rotate_left(1);
-            let slot = value_slots.back_mut().expect("`made` makes some");
-            slot.bytes()?[..bytes.len()].copy_from_slice(bytes);
-            slot.copy_to(device, bytes.len(), buffer.address(), device.stream())?;
+        let row_bytes = cols * size_of::<T>();
+        if rows * row_bytes < SHORT_BYTES || row_bytes > SLOT_BYTES {
+            let mut host = vec![T::zeroed(); rows * cols];
+            write(0..rows, &mut host);
+            if !host.is_empty() {
+                // SAFETY: the buffer has room for the values; from pageable memory the driver has taken them when the call returns.
+                let copied = unsafe { result::memcpy_htod_async(buffer.address(), &host, device.stream().raw()) };
+                copied.map_err(|e| failed("cannot copy to the GPU", e))?;
+                device.counters().copies.fetch_add(1, Ordering::Relaxed);
+            }
+            return Ok(buffer);
+        }
+        let mut slots = self.0.value_slots.made(device)?;
+        let rows_at_once = SLOT_BYTES / row_bytes;
+        for first in (0..rows).step_by(rows_at_once) {
+            let some = first..(first + rows_at_once).min(rows);
+            let bytes = some.len() * row_bytes;
+            slots.rotate_left(1);
+            let slot = slots.back_mut().expect("`made` makes some");
+            write(some, bytemuck::cast_slice_mut(&mut slot.bytes()?[..bytes]));
+            slot.copy_to(device, bytes, buffer.address() + (first * row_bytes) as u64, device.stream())?;
             slot.record(device.stream())?;
-        } else if !values.is_empty() {
-            // SAFETY: the buffer has room for the values; from pageable memory the driver has taken them when the call returns.
-            unsafe { result::memcpy_htod_async(buffer.address(), values, device.stream().raw()) }.map_err(|e| failed("cannot copy to the GPU", e))?;
-            device.counters().copies.fetch_add(1, Ordering::Relaxed);
         }
         Ok(buffer)
     }
@@ -145,9 +194,12 @@ impl Cuda {
     }
 
     /// Rows of `cols` values of `T`, row by row from a matrix of any stride. Waits.
-    pub(super) fn download_values<T: Copy + Default>(&self, address: u64, rows: usize, cols: usize, stride: usize) -> Result<Vec<T>> {
+    pub(super) fn download_values<T: bytemuck::Pod>(&self, address: u64, rows: usize, cols: usize, stride: usize) -> Result<Vec<T>> {
+        if stride == cols && rows * cols * size_of::<T>() >= SHORT_BYTES {
+            return self.download_dense(address, rows * cols);
+        }
         let device = self.device();
-        let mut host = vec![T::default(); rows * cols];
+        let mut host = vec![T::zeroed(); rows * cols];
         if !host.is_empty() {
             device.bind()?;
             if stride == cols {
@@ -161,6 +213,36 @@ impl Cuda {
             unsafe { result::stream::synchronize(device.stream().raw()) }.map_err(|e| failed("GPU work failed", e))?;
             device.counters().waits.fetch_add(1, Ordering::Relaxed);
         }
+        Ok(host)
+    }
+
+    /// `len` values through slots. Waits.
+    fn download_dense<T: bytemuck::Pod>(&self, address: u64, len: usize) -> Result<Vec<T>> {
+        let (device, stream) = (self.device(), self.device().stream());
+        let bytes = len * size_of::<T>();
+        let part = |index: usize| index * SLOT_BYTES..((index + 1) * SLOT_BYTES).min(bytes);
+        let enqueue = |slot: &mut Slot, part: Range<usize>| {
+            slot.copy_from(device, part.len(), address + part.start as u64, stream)?;
+            slot.record(stream)
+        };
+        let mut slots = self.0.result_slots.made(device)?;
+        let (parts, ahead) = (bytes.div_ceil(SLOT_BYTES), slots.len());
+        for (index, slot) in slots.iter_mut().enumerate().take(parts) {
+            enqueue(slot, part(index))?;
+        }
+        let mut host = vec![T::zeroed(); len];
+        let host_bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut host);
+        // The system gives each page when it is first written, which takes longer than the copy: now, while the device computes.
+        host_bytes.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *black_box(byte) = 0);
+        for index in 0..parts {
+            let slot = &mut slots[index % ahead];
+            let part_bytes = part(index).len();
+            host_bytes[part(index)].copy_from_slice(&slot.bytes()?[..part_bytes]);
+            if index + ahead < parts {
+                enqueue(slot, part(index + ahead))?;
+            }
+        }
+        device.counters().waits.fetch_add(1, Ordering::Relaxed);
         Ok(host)
     }
 
