@@ -31,14 +31,16 @@ pub use opened::OpenModel;
 pub use request::{Plan, Request};
 
 use std::cell::RefCell;
+use std::mem;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
-use crate::sampler::{self, Conditioning, Schedule};
+use crate::sampler::{self, Conditioning, Noise, Schedule};
 use crate::tensor::Tensor;
-use crate::text_encoder::TextEncoder;
+use crate::text_encoder::{PromptTokens, TextEncoder};
 use crate::transformer::Transformer;
 use crate::vae::Decoder;
 use crate::weights::Weights;
@@ -65,6 +67,8 @@ pub struct Pipeline<B: Backend> {
     kept: Vec<Kept<B>>,
     /// The same of the decoder, whose work only the size shapes.
     kept_decodes: Vec<KeptDecode<B>>,
+    /// Of the last batch, for its memory.
+    noise: Noise,
 }
 
 /// A picture and how it was made.
@@ -101,6 +105,7 @@ impl<B: Backend> Pipeline<B> {
             decoder: None,
             kept: Vec::new(),
             kept_decodes: Vec::new(),
+            noise: Noise::default(),
         }
     }
 
@@ -128,13 +133,24 @@ impl<B: Backend> Pipeline<B> {
     ///
     /// Errors when the model cannot do what is asked for, or its tokenizer cannot be read.
     pub fn plan(&self, request: &Request) -> Result<Plan> {
-        let mut plan = Plan::new(request, &self.info)?;
+        let mut plan = self.plan_without_words(request)?;
+        self.read(request, &mut plan)?;
+        Ok(plan)
+    }
+
+    fn plan_without_words(&self, request: &Request) -> Result<Plan> {
+        let plan = Plan::new(request, &self.info)?;
+        Needs::of(&self.backend, &self.info, &plan).check(&self.backend, &plan)?;
+        Ok(plan)
+    }
+
+    /// The prompt's tokens; what is cut off is noted in the plan. Waits for the tokenizer.
+    fn read(&self, request: &Request, plan: &mut Plan) -> Result<PromptTokens> {
         let tokens = self.tokenizer.get()?.encode(&request.prompt)?;
         if tokens.truncated > 0 {
             plan.notes.push(format!("the prompt is {} tokens longer than the model reads; its end is cut off", tokens.truncated));
         }
-        Needs::of(&self.backend, &self.info, &plan).check(&self.backend, &plan)?;
-        Ok(plan)
+        Ok(tokens)
     }
 
     /// Makes a picture.
@@ -158,11 +174,13 @@ impl<B: Backend> Pipeline<B> {
         if request.seed.checked_add(count as u64 - 1).is_none() {
             return Err(Error::usage(format!("seed {} is too large for {count} pictures", request.seed)).at("--seed"));
         }
-        let plan = self.plan(request)?;
+        let mut plan = self.plan_without_words(request)?;
+        let noise = self.draw(&plan, count);
+        let tokens = self.read(request, &mut plan)?;
         let mut clock = Clock::new(self.backend.clone())?;
 
-        let txt = self.encode(request, &plan, &mut clock, observer)?;
-        let latents = self.denoise(&txt, &plan, count, &mut clock, observer)?;
+        let txt = self.encode(request, &tokens, &plan, &mut clock, observer)?;
+        let latents = self.denoise(&txt, noise, &plan, count, &mut clock, observer)?;
         drop(txt);
         let rgbs = self.decode(&latents, &plan, &mut clock, observer)?;
 
@@ -171,8 +189,28 @@ impl<B: Backend> Pipeline<B> {
         Ok((0..).zip(rgbs).map(picture).collect())
     }
 
-    /// Text features [tokens, features]; with guidance those of the empty prompt under them. Only prompts that are new run.
-    fn encode(&mut self, request: &Request, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Tensor<B>> {
+    /// Draws noise for as many of `count` pictures as may be one batch, on another thread: the host has enough to do until the first step,
+    /// and the device the text encoder.
+    fn draw(&mut self, plan: &Plan, count: usize) -> JoinHandle<Noise> {
+        let samples = Needs::of(&self.backend, &self.info, plan).wanted(plan, count);
+        let (channels, (height, width), seed) = (self.info.transformer.in_channels, self.info.latent_size(plan), plan.seed);
+        let mut noise = mem::take(&mut self.noise);
+        thread::spawn(move || {
+            noise.draw(seed, samples, channels, height, width);
+            noise
+        })
+    }
+
+    /// Text features [tokens, features] of the request's prompt, which is `tokens`; with guidance those of the empty prompt under them. Only
+    /// prompts that are new run.
+    fn encode(
+        &mut self,
+        request: &Request,
+        tokens: &PromptTokens,
+        plan: &Plan,
+        clock: &mut Clock<B>,
+        observer: &mut dyn Observer,
+    ) -> Result<Tensor<B>> {
         let prompts: &[&str] = if plan.guided() { &[&request.prompt, ""] } else { &[&request.prompt] };
         // Held here, so that neither a new prompt nor want of memory takes them away.
         let known: Vec<Option<Tensor<B>>> = prompts.iter().map(|prompt| self.text_features.get(prompt)).collect();
@@ -194,8 +232,9 @@ impl<B: Backend> Pipeline<B> {
         for (i, prompt) in new.iter().enumerate() {
             let encoder = self.text_encoder.as_ref().expect("loaded above");
             let (layers, total) = (encoder.layers(), (new.len() * encoder.layers()) as u64);
-            let tokens = self.tokenizer.get()?.encode(prompt)?;
-            let features = encoder.forward(&tokens, |done| observer.progress(Stage::Text, (i * layers + done) as u64, total))?;
+            let empty = if **prompt == request.prompt { None } else { Some(self.tokenizer.get()?.encode(prompt)?) };
+            let features =
+                encoder.forward(empty.as_ref().unwrap_or(tokens), |done| observer.progress(Stage::Text, (i * layers + done) as u64, total))?;
             self.text_features.insert(prompt, features);
         }
         let of = |(known, prompt): (Option<Tensor<B>>, &&str)| known.or_else(|| self.text_features.get(prompt)).expect("encoded above");
@@ -234,15 +273,20 @@ impl<B: Backend> Pipeline<B> {
     }
 
     /// Latents [samples * height / patch * width / patch, channels] of at most `count` pictures. Enqueues the work and does not wait for it.
-    fn denoise(&mut self, txt: &Tensor<B>, plan: &Plan, count: usize, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Tensor<B>> {
+    fn denoise(
+        &mut self,
+        txt: &Tensor<B>,
+        noise: JoinHandle<Noise>,
+        plan: &Plan,
+        count: usize,
+        clock: &mut Clock<B>,
+        observer: &mut dyn Observer,
+    ) -> Result<Tensor<B>> {
         let config = self.info.transformer.clone();
         let (height, width) = self.info.latent_size(plan);
         let img = height * width;
         let txt_tokens = self.info.max_sequence_length;
         let needs = Needs::of(&self.backend, &self.info, plan);
-        // While weights come.
-        let noise_of = |i: u64| sampler::noise(plan.seed + i, config.in_channels, height, width);
-        let mut noise = noise_of(0);
         // What did not fit ahead may fit once room is made; what fails for another reason fails again.
         if let Some(Ok((transformer, decoder))) = self.ahead.take().map(|ahead| ahead.rest.join(observer)) {
             (self.transformer, self.decoder) = (Some(transformer), Some(decoder));
@@ -280,8 +324,9 @@ impl<B: Backend> Pipeline<B> {
         let (samples, batched, rope) = (*samples, *batched, &*rope);
         observer.batch(samples);
         let context = repeat(transformer.context(txt)?, txt_tokens, samples)?;
-        noise.extend((1..samples as u64).flat_map(noise_of));
-        let mut latents = self.backend.upload(&noise, samples * img, config.in_channels)?;
+        self.noise = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
+        let noise = &self.noise.values()[..samples * img * config.in_channels];
+        let mut latents = self.backend.upload(noise, samples * img, config.in_channels)?;
         clock.prepared()?;
 
         let total = plan.steps as u64;
@@ -385,10 +430,12 @@ impl<B: Backend> Pipeline<B> {
     ///
     /// Errors as [`Pipeline::generate`].
     pub fn latents(&mut self, request: &Request) -> Result<Vec<f32>> {
-        let plan = self.plan(request)?;
+        let mut plan = self.plan_without_words(request)?;
+        let noise = self.draw(&plan, 1);
+        let tokens = self.read(request, &mut plan)?;
         let mut clock = Clock::new(self.backend.clone())?;
-        let txt = self.encode(request, &plan, &mut clock, &mut ())?;
-        let latents = self.denoise(&txt, &plan, 1, &mut clock, &mut ())?;
+        let txt = self.encode(request, &tokens, &plan, &mut clock, &mut ())?;
+        let latents = self.denoise(&txt, noise, &plan, 1, &mut clock, &mut ())?;
         self.backend.download(&latents)
     }
 }
