@@ -296,9 +296,15 @@ fn too_little_memory_is_an_error_that_names_the_sizes() {
         return;
     }
     // The first cannot hold the activations, which is said before anything is loaded; the second runs full on the way.
-    for (cap, words) in [(8 << 20, "256 x 256 picture needs"), (48 << 20, "out of GPU memory")] {
+    let cases = [(8 << 20, "256 x 256 picture needs"), (48 << 20, "out of GPU memory")];
+    for (ahead, (cap, words)) in [false, true].into_iter().flat_map(|ahead| cases.map(|case| (ahead, case))) {
         let capped = Cuda::new(0, Some(cap)).unwrap();
-        let error = Pipeline::load(capped, &default_model()).unwrap().generate(&Request::new("a cat", 1), &mut ()).unwrap_err().to_string();
+        let mut pipeline = Pipeline::load(capped, &default_model()).unwrap();
+        let request = Request::new("a cat", 1);
+        if ahead {
+            pipeline.start_loading(&request).unwrap();
+        }
+        let error = pipeline.generate(&request, &mut ()).unwrap_err().to_string();
         println!("{error}");
         assert!(error.contains(words) && error.contains("MiB") && error.contains("hint"), "{error}");
     }
