@@ -16,10 +16,10 @@ pub enum Kind {
 }
 
 /// An error in the user's words: the fact, the place (file, flag or op) and a remedy.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Error(Box<Parts>);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Parts {
     kind: Kind,
     what: String,

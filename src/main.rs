@@ -55,7 +55,7 @@ fn generate(args: &Generate, start: Instant) -> Result<()> {
     let targets = args.outputs(request.seed)?.iter().map(|path| Target::new(path)).collect::<Result<_>>()?;
     let dir = model(&args.model).and_then(|dir| dir.map_or_else(default_model, Ok))?;
     let mut console = Console::new(args.quiet, args.verbose, args.count > 1);
-    // The driver takes as long to open a GPU as we take to read the tokenizer: both at once.
+    // The driver takes long to open a GPU: the model is opened meanwhile, and its tokenizer read until a prompt is to be encoded.
     let name = dir.name();
     let opening = thread::spawn(move || timed(|| OpenModel::open(&dir)));
     let (device, device_s) = timed(|| choose_device(&args.on, &console));
@@ -145,6 +145,7 @@ impl Job<'_> {
     fn run<B: Backend>(mut self, mut pipeline: Pipeline<B>, console: &mut Console) -> Result<()> {
         let device = pipeline.backend().describe();
         console.detail(&format!("device: {device}"));
+        pipeline.start_loading(&self.request)?;
         let plan = pipeline.plan(&self.request)?;
         for note in &plan.notes {
             console.note(note);

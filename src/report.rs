@@ -17,7 +17,7 @@ pub struct Report<'a> {
     pub timings: &'a Timings,
     /// Finding and opening the device.
     pub device_s: f64,
-    /// Opening and checking the model folder, reading the tokenizer; at the same time as the device.
+    /// Opening and checking the model folder, without the tokenizer; at the same time as the device.
     pub open_s: f64,
     /// Encoding and writing the file.
     pub save_s: f64,

@@ -78,6 +78,22 @@ fn an_empty_tokenizer_is_refused() {
     refused(&model, &["tokenizer/tokenizer.json"]);
 }
 
+/// Another thread reads it, and who asks first is told.
+#[test]
+fn a_damaged_tokenizer_is_told_each_time_and_before_any_work() {
+    let model = ModelCopy::new();
+    model.change("tokenizer/tokenizer.json", |bytes| bytes.truncate(1000));
+    let dir = ModelDir::open(model.path()).expect("the folder is there");
+    let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir).expect("the rest is whole");
+    let request = Request::new("a cat", 1);
+    for _ in 0..2 {
+        let planned = pipeline.plan(&request).map(drop).expect_err("no tokenizer").to_string();
+        assert!(planned.contains("not a tokenizer") && planned.contains("tokenizer/tokenizer.json"), "{planned}");
+        let made = pipeline.generate(&request, &mut ()).map(drop).expect_err("no tokenizer").to_string();
+        assert_eq!(made, planned);
+    }
+}
+
 #[test]
 fn another_kind_of_model_is_refused() {
     let model = ModelCopy::new();

@@ -14,8 +14,8 @@ pub(super) struct Kept<B: Backend> {
     height: usize,
     width: usize,
     guidance: f32,
-    /// Pictures that were asked for, and how many of them run as one batch.
-    count: usize,
+    /// Pictures that one batch was wanted of, and of how many it is: fewer where memory did not allow more.
+    wanted: usize,
     pub(super) samples: usize,
     /// Whether both evaluations of guidance run as one batch.
     pub(super) batched: bool,
@@ -23,29 +23,37 @@ pub(super) struct Kept<B: Backend> {
     pub(super) rope: Rope<B>,
     /// One for each step.
     pub(super) steps: Vec<B::Replay>,
-    pub(super) decode: B::Replay,
 }
 
 impl<B: Backend> Kept<B> {
-    pub(super) fn new(plan: &Plan, count: usize, samples: usize, batched: bool, modulations: Modulations<B>, rope: Rope<B>) -> Self {
+    pub(super) fn new(plan: &Plan, wanted: usize, samples: usize, batched: bool, modulations: Modulations<B>, rope: Rope<B>) -> Self {
         let &Plan { height, width, guidance, steps, .. } = plan;
         let steps = (0..steps).map(|_| B::Replay::default()).collect();
-        Self { height, width, guidance, count, samples, batched, modulations, rope, steps, decode: B::Replay::default() }
+        Self { height, width, guidance, wanted, samples, batched, modulations, rope, steps }
     }
 
-    pub(super) fn is_of(&self, plan: &Plan, count: usize) -> bool {
-        (self.height, self.width, self.steps.len(), self.guidance, self.count) == (plan.height, plan.width, plan.steps, plan.guidance, count)
+    /// Whether it is of the batch that `wanted` pictures like `plan` begin with. How many pictures are to come does not shape the work,
+    /// only how many of them are in the batch.
+    pub(super) fn is_of(&self, plan: &Plan, wanted: usize) -> bool {
+        (self.height, self.width, self.steps.len(), self.guidance) == (plan.height, plan.width, plan.steps, plan.guidance)
+            && serves(self.wanted, self.samples, wanted)
     }
 }
 
-/// What is kept of `count` pictures like `plan`, which `make` makes where there is nothing.
+/// Whether a batch of `samples` pictures, made when one of `made_for` was wanted, is what `wanted` pictures begin with: so many they are, or
+/// memory did not allow one more, although room was made for it.
+fn serves(made_for: usize, samples: usize, wanted: usize) -> bool {
+    samples == wanted || (samples < made_for && samples < wanted)
+}
+
+/// What is kept of a batch of `wanted` pictures like `plan`, which `make` makes where there is nothing.
 pub(super) fn find<'a, B: Backend>(
     kept: &'a mut Vec<Kept<B>>,
     plan: &Plan,
-    count: usize,
+    wanted: usize,
     make: impl FnOnce() -> Result<Kept<B>>,
 ) -> Result<&'a mut Kept<B>> {
-    match kept.iter().position(|kept| kept.is_of(plan, count)) {
+    match kept.iter().position(|kept| kept.is_of(plan, wanted)) {
         // To the end, as the latest.
         Some(index) => {
             let found = kept.remove(index);
@@ -59,4 +67,37 @@ pub(super) fn find<'a, B: Backend>(
         }
     }
     Ok(kept.last_mut().expect("pushed above"))
+}
+
+/// What is kept of the decoder, for one size of picture: it runs on one picture at a time, whatever else pictures differ in.
+pub(super) struct KeptDecode<B: Backend> {
+    height: usize,
+    width: usize,
+    replay: B::Replay,
+}
+
+/// The decoder's replay for pictures of the size of `plan`.
+pub(super) fn decode<'a, B: Backend>(kept: &'a mut Vec<KeptDecode<B>>, plan: &Plan) -> &'a mut B::Replay {
+    let &Plan { height, width, .. } = plan;
+    let found = kept.iter().position(|kept| (kept.height, kept.width) == (height, width)).map(|index| kept.remove(index));
+    if kept.len() == MOST_KEPT {
+        kept.remove(0);
+    }
+    kept.push(found.unwrap_or_else(|| KeptDecode { height, width, replay: B::Replay::default() }));
+    &mut kept.last_mut().expect("pushed above").replay
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_serves_every_count_that_begins_with_the_same_batch() {
+        assert!(serves(8, 8, 8) && serves(3, 3, 3) && serves(1, 1, 1));
+        assert!(!serves(8, 8, 7) && !serves(3, 3, 4) && !serves(1, 1, 8));
+        // Memory allowed five of eight, and so of seven; four are another batch.
+        assert!(serves(8, 5, 8) && serves(8, 5, 7) && serves(8, 5, 5) && !serves(8, 5, 4));
+        // Nor does it allow eight, where five of six were all.
+        assert!(serves(6, 5, 8));
+    }
 }

@@ -35,10 +35,14 @@ impl Needs {
         Self { step: step * backend.element_bytes(), decode: decode * backend.element_bytes(), largest }
     }
 
-    /// How many of `count` pictures may be denoised as one batch where `available` bytes are free; at least one.
-    pub(super) fn samples(&self, available: u64, plan: &Plan, count: usize) -> usize {
-        let fit = (available / self.batch(plan, 1).max(1)).min(self.most_evaluations() / plan.evaluations());
-        count.min(fit.clamp(1, MAX_SAMPLES) as usize)
+    /// How many of `count` pictures are one batch, memory aside; at least one.
+    pub(super) fn wanted(&self, plan: &Plan, count: usize) -> usize {
+        count.min((self.most_evaluations() / plan.evaluations()).clamp(1, MAX_SAMPLES) as usize)
+    }
+
+    /// How many of the `wanted` pictures may be denoised as one batch where `available` bytes are free; at least one.
+    pub(super) fn samples(&self, available: u64, plan: &Plan, wanted: usize) -> usize {
+        wanted.min((available / self.batch(plan, 1).max(1)).clamp(1, MAX_SAMPLES) as usize)
     }
 
     /// Whether both evaluations of guidance of `samples` pictures may be one batch where `available` bytes are free.
@@ -52,9 +56,9 @@ impl Needs {
         MAX_VALUES / self.largest.max(1)
     }
 
-    /// The evaluations of a step of `count` pictures at once, as far as these may be one batch.
-    pub(super) fn batch(&self, plan: &Plan, count: usize) -> u64 {
-        self.step * plan.evaluations() * (count as u64).min(MAX_SAMPLES)
+    /// The evaluations of a step of `samples` pictures at once.
+    pub(super) fn batch(&self, plan: &Plan, samples: usize) -> u64 {
+        self.step * plan.evaluations() * samples as u64
     }
 
     /// Errors when the picture does not fit however much is freed, before minutes are spent on it.
@@ -74,17 +78,21 @@ impl Needs {
 mod tests {
     use super::*;
 
+    fn samples_of(needs: &Needs, available: u64, plan: &Plan, count: usize) -> usize {
+        needs.samples(available, plan, needs.wanted(plan, count))
+    }
+
     #[test]
     fn as_many_pictures_as_fit_but_at_least_one_and_no_more_than_asked_for() {
         let needs = Needs { step: 100, decode: 0, largest: 100 };
         let plan = |guidance| Plan { width: 16, height: 16, steps: 1, guidance, seed: 1, notes: Vec::new() };
-        let samples = |available, guidance, count| needs.samples(available, &plan(guidance), count);
+        let samples = |available, guidance, count| samples_of(&needs, available, &plan(guidance), count);
         assert_eq!([samples(0, 1.0, 4), samples(350, 1.0, 4), samples(500, 1.0, 4), samples(500, 1.0, 1)], [1, 3, 4, 1]);
         assert_eq!(samples(500, 4.0, 4), 2, "guidance evaluates twice");
         assert_eq!(samples(u64::MAX, 1.0, 1000), MAX_SAMPLES as usize);
         let large = Needs { largest: 500 << 20, ..needs };
-        assert_eq!(large.samples(u64::MAX, &plan(1.0), 1000), 4, "of 2^31 values and more no tensor is made");
-        assert_eq!(large.samples(u64::MAX, &plan(4.0), 1000), 2, "nor with guidance");
+        assert_eq!(samples_of(&large, u64::MAX, &plan(1.0), 1000), 4, "of 2^31 values and more no tensor is made");
+        assert_eq!(samples_of(&large, u64::MAX, &plan(4.0), 1000), 2, "nor with guidance");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Prompt to picture: the order in which the models run, and how long each lives.
 //!
-//! [`Pipeline::load`] opens and checks everything; weights go to the device when they are first needed. The text encoder
-//! leaves it before the transformer comes, unless there is room for both: then the other models are on their way while it runs.
-//! The host enqueues the whole picture before it waits.
+//! [`Pipeline::load`] opens and checks the model, while another thread reads the tokenizer; weights go to the device when they are first
+//! needed, or when [`Pipeline::start_loading`] asks for them. The text encoder leaves it before the transformer comes, unless there is room
+//! for both: then the other models are on their way while it runs. The host enqueues the whole picture before it waits.
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
@@ -31,38 +31,44 @@ pub use opened::OpenModel;
 pub use request::{Plan, Request};
 
 use std::cell::RefCell;
+use std::mem;
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
-use crate::sampler::{self, Conditioning, Schedule};
+use crate::sampler::{self, Conditioning, Noise, Schedule};
 use crate::tensor::Tensor;
-use crate::text_encoder::{TextEncoder, Tokenizer};
+use crate::text_encoder::{PromptTokens, TextEncoder};
 use crate::transformer::Transformer;
 use crate::vae::Decoder;
-use kept::Kept;
-use loading::{Ahead, load};
+use crate::weights::Weights;
+use kept::{Kept, KeptDecode};
+use loading::{Ahead, load, load_text_encoder};
 use memory::Needs;
 use observer::Clock;
-use opened::Files;
+use opened::{Files, LateTokenizer};
 use text_features::TextFeatures;
 
 /// A model on a backend, ready to make pictures.
 pub struct Pipeline<B: Backend> {
     backend: B,
     info: ModelInfo,
-    tokenizer: Tokenizer,
+    tokenizer: LateTokenizer,
     files: Arc<Files>,
     text_encoder: Option<TextEncoder<B>>,
     text_features: TextFeatures<B>,
-    /// What another thread loads; none where there is no room beside the text encoder.
+    /// What other threads load; none where there is no room for all of it.
     ahead: Option<Ahead<B>>,
     transformer: Option<Transformer<B>>,
     decoder: Option<Decoder<B>>,
     /// What pictures of one kind have in common, the latest last. It refers to the models' weights.
     kept: Vec<Kept<B>>,
+    /// The same of the decoder, whose work only the size shapes.
+    kept_decodes: Vec<KeptDecode<B>>,
+    /// Of the last batch, for its memory.
+    noise: Noise,
 }
 
 /// A picture and how it was made.
@@ -79,7 +85,7 @@ pub struct Picture {
 impl<B: Backend> Pipeline<B> {
     /// [`OpenModel::open`] and [`Pipeline::new`].
     ///
-    /// Errors say which file and tensor is wrong. Nothing is copied to the device yet.
+    /// Errors as [`OpenModel::open`]. Nothing is copied to the device yet.
     pub fn load(backend: B, dir: &ModelDir) -> Result<Self> {
         OpenModel::open(dir).map(|model| Self::new(backend, model))
     }
@@ -98,6 +104,8 @@ impl<B: Backend> Pipeline<B> {
             transformer: None,
             decoder: None,
             kept: Vec::new(),
+            kept_decodes: Vec::new(),
+            noise: Noise::default(),
         }
     }
 
@@ -111,17 +119,38 @@ impl<B: Backend> Pipeline<B> {
         &self.backend
     }
 
-    /// What [`Pipeline::generate`] would do.
+    /// Lets the weights that a first picture needs be on their way while the caller does something else, such as waiting for the tokenizer.
+    /// Does nothing where they do not all fit the memory at once, take none, or are there.
     ///
     /// Errors when the model cannot do what is asked for.
+    pub fn start_loading(&mut self, request: &Request) -> Result<()> {
+        let plan = Plan::new(request, &self.info)?;
+        self.load_ahead(&plan, true);
+        Ok(())
+    }
+
+    /// What [`Pipeline::generate`] would do. Waits for the tokenizer.
+    ///
+    /// Errors when the model cannot do what is asked for, or its tokenizer cannot be read.
     pub fn plan(&self, request: &Request) -> Result<Plan> {
-        let mut plan = Plan::new(request, &self.info)?;
-        let tokens = self.tokenizer.encode(&request.prompt)?;
+        let mut plan = self.plan_without_words(request)?;
+        self.read(request, &mut plan)?;
+        Ok(plan)
+    }
+
+    fn plan_without_words(&self, request: &Request) -> Result<Plan> {
+        let plan = Plan::new(request, &self.info)?;
+        Needs::of(&self.backend, &self.info, &plan).check(&self.backend, &plan)?;
+        Ok(plan)
+    }
+
+    /// The prompt's tokens; what is cut off is noted in the plan. Waits for the tokenizer.
+    fn read(&self, request: &Request, plan: &mut Plan) -> Result<PromptTokens> {
+        let tokens = self.tokenizer.get()?.encode(&request.prompt)?;
         if tokens.truncated > 0 {
             plan.notes.push(format!("the prompt is {} tokens longer than the model reads; its end is cut off", tokens.truncated));
         }
-        Needs::of(&self.backend, &self.info, &plan).check(&self.backend, &plan)?;
-        Ok(plan)
+        Ok(tokens)
     }
 
     /// Makes a picture.
@@ -145,46 +174,67 @@ impl<B: Backend> Pipeline<B> {
         if request.seed.checked_add(count as u64 - 1).is_none() {
             return Err(Error::usage(format!("seed {} is too large for {count} pictures", request.seed)).at("--seed"));
         }
-        let plan = self.plan(request)?;
-        self.backend.settle()?;
+        let mut plan = self.plan_without_words(request)?;
+        let noise = self.draw(&plan, count);
+        let tokens = self.read(request, &mut plan)?;
         let mut clock = Clock::new(self.backend.clone())?;
 
-        let txt = self.encode(request, &plan, &mut clock, observer)?;
-        let latents = self.denoise(&txt, &plan, count, &mut clock, observer)?;
+        let txt = self.encode(request, &tokens, &plan, &mut clock, observer)?;
+        let latents = self.denoise(&txt, noise, &plan, count, &mut clock, observer)?;
         drop(txt);
-        let rgbs = self.decode(&latents, &plan, count, &mut clock, observer)?;
+        let rgbs = self.decode(&latents, &plan, &mut clock, observer)?;
 
         let timings = clock.finish()?;
         let picture = |(i, rgb)| Picture { rgb, plan: Plan { seed: plan.seed + i, ..plan.clone() }, timings: timings.clone() };
         Ok((0..).zip(rgbs).map(picture).collect())
     }
 
-    /// Text features [tokens, features]; with guidance those of the empty prompt under them. Only prompts that are new run.
-    fn encode(&mut self, request: &Request, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Tensor<B>> {
+    /// Draws noise for as many of `count` pictures as may be one batch, on another thread: the host has enough to do until the first step,
+    /// and the device the text encoder.
+    fn draw(&mut self, plan: &Plan, count: usize) -> JoinHandle<Noise> {
+        let samples = Needs::of(&self.backend, &self.info, plan).wanted(plan, count);
+        let (channels, (height, width), seed) = (self.info.transformer.in_channels, self.info.latent_size(plan), plan.seed);
+        let mut noise = mem::take(&mut self.noise);
+        thread::spawn(move || {
+            noise.draw(seed, samples, channels, height, width);
+            noise
+        })
+    }
+
+    /// Text features [tokens, features] of the request's prompt, which is `tokens`; with guidance those of the empty prompt under them. Only
+    /// prompts that are new run.
+    fn encode(
+        &mut self,
+        request: &Request,
+        tokens: &PromptTokens,
+        plan: &Plan,
+        clock: &mut Clock<B>,
+        observer: &mut dyn Observer,
+    ) -> Result<Tensor<B>> {
         let prompts: &[&str] = if plan.guided() { &[&request.prompt, ""] } else { &[&request.prompt] };
         // Held here, so that neither a new prompt nor want of memory takes them away.
         let known: Vec<Option<Tensor<B>>> = prompts.iter().map(|prompt| self.text_features.get(prompt)).collect();
         let mut new: Vec<&str> = prompts.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(prompt, _)| *prompt).collect();
         new.dedup(); // the prompt itself may be empty
+        self.load_ahead(plan, !new.is_empty());
         if !new.is_empty() && self.text_encoder.is_none() {
-            let elements = TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers);
-            self.make_room(self.backend.weight_bytes(elements), Keep::TextEncoder);
-            let (config, layers) = (self.info.text_encoder, &self.info.out_layers);
-            let backend = self.backend.clone();
-            let warming_up = thread::spawn(move || backend.warm_up());
-            let encoder = load(&self.backend, &self.files.text_encoder, elements, observer, |weights| TextEncoder::load(weights, config, layers));
-            warming_up.join().unwrap_or_else(|_| Err(Error::new("the thread that starts the backend panicked")))?;
-            self.text_encoder = Some(encoder?);
+            let encoder = match self.ahead.as_mut().and_then(|ahead| ahead.text_encoder.take()) {
+                Some(coming) => coming.join(observer)?,
+                None => {
+                    let elements = self.text_encoder_elements();
+                    self.make_room(self.backend.weight_bytes(elements), Keep::TextEncoder);
+                    load(elements, observer, |report| load_text_encoder(&self.backend, &self.files, &self.info, report))?
+                }
+            };
+            self.text_encoder = Some(encoder);
             clock.loaded()?;
-        }
-        if self.has_room_ahead(plan) {
-            self.ahead = Some(Ahead::start(&self.backend, &self.files, &self.info));
         }
         for (i, prompt) in new.iter().enumerate() {
             let encoder = self.text_encoder.as_ref().expect("loaded above");
             let (layers, total) = (encoder.layers(), (new.len() * encoder.layers()) as u64);
-            let tokens = self.tokenizer.encode(prompt)?;
-            let features = encoder.forward(&tokens, |done| observer.progress(Stage::Text, (i * layers + done) as u64, total))?;
+            let empty = if **prompt == request.prompt { None } else { Some(self.tokenizer.get()?.encode(prompt)?) };
+            let features =
+                encoder.forward(empty.as_ref().unwrap_or(tokens), |done| observer.progress(Stage::Text, (i * layers + done) as u64, total))?;
             self.text_features.insert(prompt, features);
         }
         let of = |(known, prompt): (Option<Tensor<B>>, &&str)| known.or_else(|| self.text_features.get(prompt)).expect("encoded above");
@@ -200,41 +250,59 @@ impl<B: Backend> Pipeline<B> {
         self.backend.narrow_weight_bytes(config.block_elements()) + self.backend.weight_bytes(config.other_elements())
     }
 
-    /// Whether transformer and decoder are yet to come, and fit beside the text encoder.
-    fn has_room_ahead(&self, plan: &Plan) -> bool {
-        let absent = self.ahead.is_none() && self.transformer.is_none() && self.decoder.is_none();
+    /// Elements of the text encoder that go to the device.
+    fn text_encoder_elements(&self) -> u64 {
+        TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers)
+    }
+
+    /// Starts loading transformer and decoder if both are yet to come, and before them the text encoder if it is to encode and is absent;
+    /// but only where all of it fits, with what a picture needs beside.
+    fn load_ahead(&mut self, plan: &Plan, encodes: bool) {
+        if self.ahead.is_some() || self.transformer.is_some() || self.decoder.is_some() {
+            return;
+        }
+        let text_encoder = encodes && self.text_encoder.is_none();
+        let text_encoder_bytes = if text_encoder { self.backend.weight_bytes(self.text_encoder_elements()) } else { 0 };
         // Convolution weights are there twice while they are reordered.
-        let weights = self.transformer_bytes() + self.backend.weight_bytes(2 * self.info.vae.decoder_elements());
+        let bytes = self.transformer_bytes() + self.backend.weight_bytes(2 * self.info.vae.decoder_elements());
         let needs = Needs::of(&self.backend, &self.info, plan);
         // Where weights take no memory, loading them takes no time.
-        absent && weights > 0 && self.backend.available_bytes() >= weights + needs.step + needs.decode
+        if bytes > 0 && self.backend.available_bytes() >= text_encoder_bytes + bytes + needs.step + needs.decode {
+            self.ahead = Some(Ahead::start(&self.backend, &self.files, &self.info, text_encoder));
+        }
     }
 
     /// Latents [samples * height / patch * width / patch, channels] of at most `count` pictures. Enqueues the work and does not wait for it.
-    fn denoise(&mut self, txt: &Tensor<B>, plan: &Plan, count: usize, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Tensor<B>> {
+    fn denoise(
+        &mut self,
+        txt: &Tensor<B>,
+        noise: JoinHandle<Noise>,
+        plan: &Plan,
+        count: usize,
+        clock: &mut Clock<B>,
+        observer: &mut dyn Observer,
+    ) -> Result<Tensor<B>> {
         let config = self.info.transformer.clone();
         let (height, width) = self.info.latent_size(plan);
         let img = height * width;
         let txt_tokens = self.info.max_sequence_length;
         let needs = Needs::of(&self.backend, &self.info, plan);
-        // While weights come.
-        let noise_of = |i: u64| sampler::noise(plan.seed + i, config.in_channels, height, width);
-        let mut noise = noise_of(0);
         // What did not fit ahead may fit once room is made; what fails for another reason fails again.
-        if let Some(Ok((transformer, decoder))) = self.ahead.take().map(|ahead| ahead.join(observer)) {
+        if let Some(Ok((transformer, decoder))) = self.ahead.take().map(|ahead| ahead.rest.join(observer)) {
             (self.transformer, self.decoder) = (Some(transformer), Some(decoder));
             clock.loaded()?;
         }
         if self.transformer.is_none() {
             self.make_room(self.transformer_bytes() + needs.step, Keep::Transformer);
-            let transformer =
-                load(&self.backend, &self.files.transformer, config.elements(), observer, |weights| Transformer::load(weights, &config))?;
-            self.transformer = Some(transformer);
+            let (backend, files) = (&self.backend, &self.files.transformer);
+            let load_transformer = |report: &mut dyn FnMut(u64)| backend.load(|| Transformer::load(&Weights::new(backend, files), &config), report);
+            self.transformer = Some(load(config.elements(), observer, load_transformer)?);
             clock.loaded()?;
         }
-        let is_new = !self.kept.iter().any(|kept| kept.is_of(plan, count));
-        if is_new && self.backend.available_bytes() < needs.batch(plan, count) {
-            self.kept.clear();
+        let wanted = needs.wanted(plan, count);
+        let is_new = !self.kept.iter().any(|kept| kept.is_of(plan, wanted));
+        if is_new && self.backend.available_bytes() < needs.batch(plan, wanted) {
+            self.forget();
             // It has done its work for all of them.
             if count > 1 {
                 self.text_encoder = None;
@@ -247,17 +315,18 @@ impl<B: Backend> Pipeline<B> {
         let schedule = Schedule::new(img, plan.steps);
         let available = self.backend.available_bytes();
         let make = || {
-            let samples = needs.samples(available, plan, count);
+            let samples = needs.samples(available, plan, wanted);
             let batched = needs.batched(available, samples);
             let (modulations, rope) = (transformer.modulations(&schedule.timesteps)?, transformer.rope(txt_tokens, height, width)?);
-            Ok(Kept::new(plan, count, samples, batched, modulations, rope))
+            Ok(Kept::new(plan, wanted, samples, batched, modulations, rope))
         };
-        let Kept { samples, batched, modulations, rope, steps, .. } = kept::find(&mut self.kept, plan, count, make)?;
+        let Kept { samples, batched, modulations, rope, steps, .. } = kept::find(&mut self.kept, plan, wanted, make)?;
         let (samples, batched, rope) = (*samples, *batched, &*rope);
         observer.batch(samples);
         let context = repeat(transformer.context(txt)?, txt_tokens, samples)?;
-        noise.extend((1..samples as u64).flat_map(noise_of));
-        let mut latents = self.backend.upload(&noise, samples * img, config.in_channels)?;
+        self.noise = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
+        let noise = &self.noise.values()[..samples * img * config.in_channels];
+        let mut latents = self.backend.upload(noise, samples * img, config.in_channels)?;
         clock.prepared()?;
 
         let total = plan.steps as u64;
@@ -278,11 +347,13 @@ impl<B: Backend> Pipeline<B> {
     }
 
     /// RGB bytes of each picture, one after the other: a decoder fills the memory that a batch of it would need many times over.
-    fn decode(&mut self, latents: &Tensor<B>, plan: &Plan, count: usize, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Vec<Vec<u8>>> {
+    fn decode(&mut self, latents: &Tensor<B>, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Vec<Vec<u8>>> {
         let elements = if self.decoder.is_none() { self.info.vae.decoder_elements() } else { 0 };
         self.make_room(self.backend.weight_bytes(elements) + Needs::of(&self.backend, &self.info, plan).decode, Keep::Decoder);
         if self.decoder.is_none() {
-            self.decoder = Some(load(&self.backend, &self.files.vae, elements, observer, |weights| Decoder::load(weights, &self.info.vae))?);
+            let (backend, files) = (&self.backend, &self.files.vae);
+            let load_decoder = |report: &mut dyn FnMut(u64)| backend.load(|| Decoder::load(&Weights::new(backend, files), &self.info.vae), report);
+            self.decoder = Some(load(elements, observer, load_decoder)?);
             clock.loaded()?;
         }
         let decoder = self.decoder.as_ref().expect("loaded above");
@@ -309,12 +380,11 @@ impl<B: Backend> Pipeline<B> {
                 Err(Error::new(format!("the VAE made {} x {} pixels of a {} x {} picture", made[0], made[1], asked[0], asked[1])))
             };
             let latents = latents.row_view(sample * height * width..(sample + 1) * height * width);
-            let pixels = match self.kept.iter_mut().find(|kept| kept.is_of(plan, count)) {
-                Some(kept) => self.backend.replay(&mut kept.decode, [&latents], work)?,
-                None => work([&latents])?,
-            };
+            let pixels = self.backend.replay(kept::decode(&mut self.kept_decodes, plan), [&latents], work)?;
             if sample == 0 {
                 clock.enqueued();
+                // Takes the host some time, which it has while the device computes.
+                self.backend.settle()?;
             }
             if observer.borrow().listens() {
                 for done in clock.remaining_steps() {
@@ -334,8 +404,7 @@ impl<B: Backend> Pipeline<B> {
         if self.backend.available_bytes() >= bytes {
             return;
         }
-        // Before any model goes, because recorded work refers to their weights.
-        self.kept.clear();
+        self.forget();
         if self.backend.available_bytes() < bytes && keep != Keep::TextEncoder {
             self.text_encoder = None;
         }
@@ -351,14 +420,22 @@ impl<B: Backend> Pipeline<B> {
         }
     }
 
+    /// Lets go of what pictures have in common. Before any model goes, because recorded work refers to their weights.
+    fn forget(&mut self) {
+        self.kept.clear();
+        self.kept_decodes.clear();
+    }
+
     /// The latents behind a picture, in float32 [height / patch * width / patch, channels]: for tests and tools.
     ///
     /// Errors as [`Pipeline::generate`].
     pub fn latents(&mut self, request: &Request) -> Result<Vec<f32>> {
-        let plan = self.plan(request)?;
+        let mut plan = self.plan_without_words(request)?;
+        let noise = self.draw(&plan, 1);
+        let tokens = self.read(request, &mut plan)?;
         let mut clock = Clock::new(self.backend.clone())?;
-        let txt = self.encode(request, &plan, &mut clock, &mut ())?;
-        let latents = self.denoise(&txt, &plan, 1, &mut clock, &mut ())?;
+        let txt = self.encode(request, &tokens, &plan, &mut clock, &mut ())?;
+        let latents = self.denoise(&txt, noise, &plan, 1, &mut clock, &mut ())?;
         self.backend.download(&latents)
     }
 }
@@ -379,4 +456,27 @@ enum Keep {
     TextEncoder,
     Transformer,
     Decoder,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::{Cpu, Precision};
+
+    #[test]
+    fn batches_of_the_same_size_are_one_kind_however_many_are_to_come() {
+        let dir = ModelDir::open("models/tiny".as_ref()).unwrap();
+        let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir).unwrap();
+        let mut request = Request { width: Some(32), height: Some(32), steps: Some(1), ..Request::new("a cat", 1) };
+        let (mut left, mut batches) = (26, Vec::new());
+        while left > 0 {
+            let pictures = pipeline.generate_batch(&request, left, &mut ()).unwrap().len();
+            (left, request.seed) = (left - pictures, request.seed + pictures as u64);
+            batches.push((pictures, pipeline.kept.len(), pipeline.kept_decodes.len()));
+        }
+        assert_eq!(batches, [(8, 1, 1), (8, 1, 1), (8, 1, 1), (2, 2, 1)]);
+        request.height = Some(16);
+        pipeline.generate_batch(&request, 2, &mut ()).unwrap();
+        assert_eq!((pipeline.kept.len(), pipeline.kept_decodes.len()), (3, 2), "another size is another kind");
+    }
 }

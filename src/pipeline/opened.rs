@@ -1,7 +1,7 @@
 //! A model folder, opened and checked, before any device is needed.
 
-use std::sync::Arc;
-use std::thread::{ScopedJoinHandle, scope};
+use std::sync::{Arc, LazyLock};
+use std::thread::{self, ScopedJoinHandle, scope};
 
 use super::ModelInfo;
 use crate::backend::cpu::{Cpu, Precision};
@@ -12,11 +12,31 @@ use crate::transformer::{self, Transformer};
 use crate::vae::{self, Decoder};
 use crate::weights::{WeightFiles, Weights};
 
-/// Configs, tokenizer and mapped weights of a model, all of them checked; what a [`Pipeline`](super::Pipeline) is made of.
+/// Configs and mapped weights of a model, all of them checked, and its tokenizer, which is still being read; what a
+/// [`Pipeline`](super::Pipeline) is made of.
 pub struct OpenModel {
     pub(super) info: ModelInfo,
-    pub(super) tokenizer: Tokenizer,
+    pub(super) tokenizer: LateTokenizer,
     pub(super) files: Arc<Files>,
+}
+
+/// The tokenizer that a thread reads. Who asks first waits for it.
+pub(super) struct LateTokenizer(Late<Tokenizer>);
+
+type Late<T> = LazyLock<Result<T>, Box<dyn FnOnce() -> Result<T> + Send>>;
+
+impl LateTokenizer {
+    fn read(dir: &ModelDir, length: usize) -> Self {
+        let dir = dir.clone();
+        let thread = thread::spawn(move || Tokenizer::load(&dir, length));
+        let join = move || thread.join().unwrap_or_else(|_| Err(Error::new("the thread that reads the tokenizer panicked")));
+        Self(LazyLock::new(Box::new(join)))
+    }
+
+    /// Errors as [`Tokenizer::load`].
+    pub(super) fn get(&self) -> Result<&Tokenizer> {
+        self.0.as_ref().map_err(Error::clone)
+    }
 }
 
 pub(super) struct Files {
@@ -26,16 +46,16 @@ pub(super) struct Files {
 }
 
 impl OpenModel {
-    /// Opens a model folder and checks all of it: configs, tokenizer, and the name, shape and dtype of every tensor.
+    /// Opens a model folder and checks all of it but the tokenizer: configs, and the name, shape and dtype of every tensor.
     ///
-    /// Errors say which file and tensor is wrong.
+    /// Errors say which file and tensor is wrong. Reading the tokenizer takes longest by far, so another thread does it; what is wrong with
+    /// it is an error of [`Pipeline::plan`](super::Pipeline::plan), and of whatever makes a picture.
     pub fn open(dir: &ModelDir) -> Result<Self> {
         let info = &ModelInfo::read(dir)?;
+        let tokenizer = LateTokenizer::read(dir, info.max_sequence_length);
         // On the CPU weights stay in the mapped files, so loading there checks every tensor and costs nothing.
         let host = &Cpu::new(Precision::F32);
-        // The tokenizer takes longest by far; what is joined first tells its error first.
-        let (tokenizer, text_encoder, transformer, vae) = scope(|scope| {
-            let tokenizer = scope.spawn(|| Tokenizer::load(dir, info.max_sequence_length));
+        let (text_encoder, transformer, vae) = scope(|scope| {
             let text_encoder = scope.spawn(|| {
                 let files = text_encoder::open(dir)?;
                 TextEncoder::load(&Weights::new(host, &files), info.text_encoder, &info.out_layers).map_err(|e| info.explain(e))?;
@@ -51,9 +71,9 @@ impl OpenModel {
                 Decoder::load(&Weights::new(host, &files), &info.vae)?;
                 Ok(files)
             });
-            (join(tokenizer), join(text_encoder), join(transformer), join(vae))
+            (join(text_encoder), join(transformer), join(vae))
         });
-        let (tokenizer, text_encoder, transformer, vae) = (tokenizer?, text_encoder?, transformer?, vae?);
+        let (text_encoder, transformer, vae) = (text_encoder?, transformer?, vae?);
         Ok(Self { info: info.clone(), tokenizer, files: Arc::new(Files { text_encoder, transformer, vae }) })
     }
 }

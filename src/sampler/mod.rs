@@ -3,7 +3,7 @@
 pub mod noise;
 pub mod schedule;
 
-pub use noise::noise;
+pub use noise::{Noise, noise};
 pub use schedule::Schedule;
 
 use crate::backend::Backend;

@@ -6,6 +6,9 @@ use rayon::prelude::*;
 /// Tokens that are packed together: all their channels stay in the first cache.
 const TOKENS_AT_ONCE: usize = 64;
 
+/// Values that are transformed together while those behind them are drawn; a multiple of 16.
+const VALUES_AT_ONCE: usize = 16 << 10;
+
 /// Standard normal noise of a picture: [height * width, channels], as the reference draws it with a CPU generator.
 ///
 /// The values are drawn in the order [channels, height, width] and then packed token by token. `seed` is reduced
@@ -13,35 +16,71 @@ const TOKENS_AT_ONCE: usize = 64;
 ///
 /// Source: the CPU generator of torch: MT19937, 24-bit uniforms, Box-Muller over blocks of 16.
 pub fn noise(seed: u64, channels: usize, height: usize, width: usize) -> Vec<f32> {
-    let tokens = height * width;
-    let planes = normal(seed, channels * tokens);
-    let mut packed = vec![0.0; channels * tokens];
+    let mut noise = Noise::default();
+    noise.draw(seed, 1, channels, height, width);
+    noise.packed
+}
+
+/// Noise of several pictures. Its memory serves the next ones too: the system takes about as long to give new pages as we to fill them.
+#[derive(Default)]
+pub struct Noise {
+    /// Of one picture, as they are drawn.
+    planes: Vec<f32>,
+    packed: Vec<f32>,
+}
+
+impl Noise {
+    /// Draws the [`noise`] of `samples` pictures, whose seeds are `seed` and those that follow it.
+    pub fn draw(&mut self, seed: u64, samples: usize, channels: usize, height: usize, width: usize) {
+        let tokens = height * width;
+        self.planes.resize(channels * tokens, 0.0);
+        self.packed.resize(samples * channels * tokens, 0.0);
+        for (packed, seed) in self.packed.chunks_exact_mut((channels * tokens).max(1)).zip(seed..) {
+            normal(seed, &mut self.planes);
+            pack(&self.planes, packed, channels, tokens);
+        }
+    }
+
+    /// What was drawn last: [samples * height * width, channels].
+    pub fn values(&self) -> &[f32] {
+        &self.packed
+    }
+}
+
+/// [channels, tokens] -> [tokens, channels]
+fn pack(planes: &[f32], packed: &mut [f32], channels: usize, tokens: usize) {
     packed.par_chunks_mut(channels * TOKENS_AT_ONCE).enumerate().for_each(|(block, packed)| {
         for c in 0..channels {
             let plane = &planes[c * tokens + block * TOKENS_AT_ONCE..];
             packed.iter_mut().skip(c).step_by(channels).zip(plane).for_each(|(to, value)| *to = *value);
         }
     });
-    packed
 }
 
-/// `count` values of the reference's normal distribution; it draws fewer than 16 in another way, but no model has so small a picture.
-fn normal(seed: u64, count: usize) -> Vec<f32> {
-    if count < 16 {
-        return normal(seed, 16)[..count].to_vec();
+/// Values of the reference's normal distribution; it draws fewer than 16 in another way, but no model has so small a picture.
+fn normal(seed: u64, values: &mut [f32]) {
+    if values.len() < 16 {
+        let mut block = [0.0; 16];
+        normal(seed, &mut block);
+        values.copy_from_slice(&block[..values.len()]);
+        return;
     }
     let mut generator = Mt::new(seed as u32);
     let mut uniform = || (generator.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;
-    let mut values: Vec<f32> = (0..count).map(|_| uniform()).collect();
     // Each block stands for itself, so all cores may share them.
-    values.par_chunks_mut(16 * 256).for_each(|blocks| blocks.chunks_exact_mut(16).for_each(box_muller));
-    if !count.is_multiple_of(16) {
+    rayon::in_place_scope(|scope| {
+        for blocks in values.chunks_mut(VALUES_AT_ONCE) {
+            blocks.fill_with(&mut uniform);
+            scope.spawn(|_| blocks.chunks_exact_mut(16).for_each(box_muller));
+        }
+    });
+    if !values.len().is_multiple_of(16) {
         // A last block that is not full is drawn anew, together with the values before it.
-        let last = &mut values[count - 16..];
+        let from = values.len() - 16;
+        let last = &mut values[from..];
         last.fill_with(uniform);
         box_muller(last);
     }
-    values
 }
 
 /// 16 uniforms to 16 normals: a radius from the first half, an angle from the second.
@@ -61,7 +100,9 @@ mod tests {
     #[test]
     fn seed_42_begins_as_the_reference_does() {
         let expected = [1.926915, 1.487284, 0.900717, -2.105521, 0.678418, -1.234545, -0.043067, -1.604667];
-        for (got, expected) in normal(42, 256).iter().zip(expected) {
+        let mut values = [0.0; 256];
+        normal(42, &mut values);
+        for (got, expected) in values.iter().zip(expected) {
             assert!((got - expected).abs() < 2e-6, "{got} is not {expected}");
         }
     }
@@ -73,8 +114,40 @@ mod tests {
 
     #[test]
     fn a_token_holds_the_channels_of_its_pixel() {
-        let planes = normal(7, 4 * 6);
+        let mut planes = [0.0; 4 * 6];
+        normal(7, &mut planes);
         let packed = noise(7, 4, 2, 3);
         assert_eq!(packed[5 * 4 + 1], planes[6 + 5]);
+    }
+    /// By the plain words of the definition.
+    fn normal_one_by_one(seed: u64, count: usize) -> Vec<f32> {
+        let mut generator = Mt::new(seed as u32);
+        let mut uniform = || (generator.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;
+        let mut values: Vec<f32> = (0..count).map(|_| uniform()).collect();
+        values.chunks_exact_mut(16).for_each(box_muller);
+        if !count.is_multiple_of(16) {
+            values[count - 16..].fill_with(uniform);
+            box_muller(&mut values[count - 16..]);
+        }
+        values
+    }
+
+    #[test]
+    fn cores_that_share_the_blocks_change_no_value() {
+        for count in [16, 17, 31, 32, VALUES_AT_ONCE - 1, VALUES_AT_ONCE, VALUES_AT_ONCE + 1, VALUES_AT_ONCE + 16, 3 * VALUES_AT_ONCE + 7] {
+            let mut values = vec![0.0; count];
+            normal(9, &mut values);
+            assert!(values == normal_one_by_one(9, count), "{count}");
+        }
+    }
+
+    #[test]
+    fn memory_that_was_used_before_changes_no_noise() {
+        let mut kept = Noise::default();
+        for (seed, samples, height, width) in [(5, 1, 8, 8), (5, 3, 4, 6), (8, 2, 16, 16), (u64::MAX - 1, 2, 2, 2), (1, 1, 3, 5)] {
+            kept.draw(seed, samples, 32, height, width);
+            let expected: Vec<f32> = (0..samples as u64).flat_map(|i| noise(seed + i, 32, height, width)).collect();
+            assert!(kept.values() == expected, "{samples} of {height} x {width}");
+        }
     }
 }

@@ -141,6 +141,34 @@ fn a_warm_picture_costs_exactly_this() {
 }
 
 #[test]
+fn later_batches_of_many_pictures_are_replayed_whatever_is_left() {
+    let Some(cuda) = cuda() else { return };
+    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    let mut request = Request::new("a black cat on an orange background", 5);
+    let mut left = 26;
+    let mut batches = Vec::new();
+    while left > 0 {
+        let before = cuda.stats();
+        let pictures = pipeline.generate_batch(&request, left, &mut ()).unwrap();
+        let after = cuda.stats();
+        let steps = pictures[0].plan.steps as u64;
+        // For the pixels of each picture, and for the last mark.
+        assert_eq!(after.waits - before.waits, pictures.len() as u64 + 1, "{left} pictures left");
+        batches.push((pictures.len(), after.replays - before.replays));
+        if batches.len() == 3 {
+            assert_eq!(after.replays - before.replays, steps + 8, "the steps of a batch, and the decoder for each picture");
+            // The features are put under each other, the context is projected and put under itself eight times; around each replay its
+            // inputs and its output are copied, and at the end pixels become bytes.
+            assert_eq!(after.launches - before.launches, 2 + 8 + 3 * steps + (2 + 1) * 8);
+        }
+        (left, request.seed) = (left - pictures.len(), request.seed + pictures.len() as u64);
+    }
+    // The decoder is recorded at the second picture, the steps at the second batch; the last batch is of another size, and as it is.
+    assert_eq!(batches, [(8, 6), (8, 8), (8, 4 + 8), (2, 2)]);
+    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
+}
+
+#[test]
 fn recorded_pictures_are_those_of_a_fresh_pipeline() {
     let Some(cuda) = cuda() else { return };
     let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
@@ -183,6 +211,33 @@ fn a_pipeline_that_is_dropped_leaves_nothing_behind() {
         pipeline.generate(&Request::new("a cat", seed), &mut ()).unwrap();
     }
     assert!(cuda.stats().replays > 0);
+    drop(pipeline);
+    assert_eq!(cuda.stats().memory_bytes, before);
+}
+
+#[test]
+fn weights_that_are_loaded_ahead_are_those_that_are_needed() {
+    let Some(cuda) = cuda() else { return };
+    cuda.warm_up().unwrap();
+    let before = cuda.stats().memory_bytes;
+    let request = Request::new("a black cat on an orange background", 5);
+    let expected = Pipeline::load(cuda.clone(), &default_model()).unwrap().generate(&request, &mut ()).unwrap().rgb;
+    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    for _ in 0..2 {
+        pipeline.start_loading(&request).unwrap();
+    }
+    assert!(pipeline.generate(&request, &mut ()).unwrap().rgb == expected);
+    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
+    // Where all is there, nothing comes again.
+    let copies = cuda.stats().copies;
+    pipeline.start_loading(&request).unwrap();
+    pipeline.generate(&request, &mut ()).unwrap();
+    assert_eq!(cuda.stats().copies - copies, 2, "noise and pixels");
+    drop(pipeline);
+    assert_eq!(cuda.stats().memory_bytes, before);
+    // Nor does what is on its way when nobody wants it any more stay.
+    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    pipeline.start_loading(&request).unwrap();
     drop(pipeline);
     assert_eq!(cuda.stats().memory_bytes, before);
 }
@@ -241,9 +296,15 @@ fn too_little_memory_is_an_error_that_names_the_sizes() {
         return;
     }
     // The first cannot hold the activations, which is said before anything is loaded; the second runs full on the way.
-    for (cap, words) in [(8 << 20, "256 x 256 picture needs"), (48 << 20, "out of GPU memory")] {
+    let cases = [(8 << 20, "256 x 256 picture needs"), (48 << 20, "out of GPU memory")];
+    for (ahead, (cap, words)) in [false, true].into_iter().flat_map(|ahead| cases.map(|case| (ahead, case))) {
         let capped = Cuda::new(0, Some(cap)).unwrap();
-        let error = Pipeline::load(capped, &default_model()).unwrap().generate(&Request::new("a cat", 1), &mut ()).unwrap_err().to_string();
+        let mut pipeline = Pipeline::load(capped, &default_model()).unwrap();
+        let request = Request::new("a cat", 1);
+        if ahead {
+            pipeline.start_loading(&request).unwrap();
+        }
+        let error = pipeline.generate(&request, &mut ()).unwrap_err().to_string();
         println!("{error}");
         assert!(error.contains(words) && error.contains("MiB") && error.contains("hint"), "{error}");
     }

@@ -71,6 +71,41 @@ fn rows_of_a_table_come_in_the_order_of_their_ids() {
     }
 }
 
+/// Below and above what goes through pinned memory, in one part and in several, with ends of parts inside of the values and behind them.
+#[test]
+fn values_come_back_whatever_their_size() {
+    let Some(cuda) = crate::cuda() else { return };
+    let shapes = [(0, 8), (1, 5), (100, 327), (1, 40_001), (7, 5000), (4096, 128), (1024, 2048), (3001, 1001), (9000, 1003), (1, 3_000_001)];
+    let shapes = if crate::small() { &shapes[..6] } else { &shapes[..] };
+    // Several are on their way at once, so that slots are used again.
+    let uploaded: Vec<_> = (1..)
+        .zip(shapes.iter().chain(shapes))
+        .map(|(seed, &(rows, cols))| {
+            let host = values(seed, rows * cols);
+            let (bf16, f32) = (cuda.upload(&host, rows, cols).unwrap(), cuda.upload_f32(&host, rows, cols).unwrap());
+            (host, [bf16, f32])
+        })
+        .collect();
+    for (host, tensors) in uploaded {
+        for tensor in tensors {
+            assert!(cuda.download(&tensor).unwrap() == host, "[{}, {}]", tensor.rows(), tensor.cols());
+        }
+    }
+}
+
+#[test]
+fn rows_of_a_table_that_take_several_slots_arrive() {
+    let Some(cuda) = crate::cuda() else { return };
+    let cpu = Cpu::new(Precision::F32);
+    for dtype in [Dtype::BF16, Dtype::F32] {
+        let table = Weight::new(&values(1, 30 * 5000), &[30, 5000], dtype);
+        // 419 rows fill a slot: equal ids stand on both sides of its end.
+        let ids: Vec<usize> = (0..1000).map(|i| if i < 300 { 7 * i % 30 } else { 29 }).collect();
+        let got = cuda.download(&cuda.embedding(&table.view(), &ids).unwrap()).unwrap();
+        assert!(got == cpu.download(&cpu.embedding(&table.view(), &ids).unwrap()).unwrap(), "{dtype:?}");
+    }
+}
+
 #[test]
 fn weights_that_are_loaded_together_arrive_across_the_ends_of_regions() {
     let Some(cuda) = crate::cuda() else { return };

@@ -305,6 +305,20 @@ impl Device {
         Ok(module)
     }
 
+    /// Loads all kernels of `cuda/<file>.cu`. The driver leaves a kernel until its first launch, and may wait for the device then.
+    pub fn load_kernels(&self, file: &'static str) -> Result<()> {
+        let module = self.module(file)?;
+        let cannot = |e| failed(&format!("cannot load the kernels of `cuda/{file}.cu`"), e);
+        let mut count = 0;
+        // SAFETY: the module is loaded until the device is dropped; the driver writes one number.
+        unsafe { sys::cuModuleGetFunctionCount(&mut count, module) }.result().map_err(cannot)?;
+        let mut functions = vec![std::ptr::null_mut(); count as usize];
+        // SAFETY: as above; the driver writes `count` handles.
+        unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module) }.result().map_err(cannot)?;
+        // SAFETY: the handles are those of the module.
+        functions.into_iter().try_for_each(|function| unsafe { sys::cuFuncLoad(function) }.result().map_err(cannot))
+    }
+
     /// Counts a fused op that runs as its composition.
     pub fn count_composed(&self) {
         self.counters.composed.fetch_add(1, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use std::ffi::{OsStr, c_void};
 use cudarc::driver::sys;
 
 use super::device::failed;
-use super::{Cuda, kernels};
+use super::{Cuda, kernels, launch};
 use crate::error::{Error, Result};
 
 /// wgmma is in 9.0 only: later GPUs dropped it.
@@ -45,8 +45,7 @@ impl Choice {
     ///
     /// Errors when it is too large.
     pub fn int(self, value: usize) -> Result<i32> {
-        let too_large = |_| Error::new(format!("`{value}` is too large for a kernel")).at(self.place()).hint("ask for a smaller picture or batch");
-        i32::try_from(value).map_err(too_large)
+        launch::int(value, || self.place())
     }
 
     /// bf16 values at `address` as TMA fetches them, with 128-byte swizzle; `axes` from the dense one outwards, whose step is 1 and of which a

@@ -44,6 +44,17 @@ impl Device {
     }
 }
 
+/// `value` as an `int` of the kernel at `place`.
+///
+/// Errors when it is too large.
+pub fn int(value: usize, place: impl FnOnce() -> String) -> Result<i32> {
+    i32::try_from(value).map_err(|_| too_large(&format!("`{value}`"), place()))
+}
+
+fn too_large(what: &str, place: String) -> Error {
+    Error::new(format!("{what} is too large for a kernel")).at(place).hint("ask for a smaller picture or batch")
+}
+
 impl Launch<'_> {
     fn push(mut self, bits: u64) -> Self {
         self.arguments[self.count] = bits;
@@ -103,7 +114,7 @@ impl Launch<'_> {
         self.push(value as u64)
     }
 
-    /// An `int`.
+    /// An `int`; [`Launch::run`] tells where it is too large.
     pub fn int(mut self, value: usize) -> Self {
         if i32::try_from(value).is_err() {
             self.too_large.get_or_insert(value);
@@ -143,11 +154,12 @@ impl Launch<'_> {
         if self.takes_e4m3 {
             return Err(Error::new(format!("e4m3 is for products only, not for kernel `{}`", self.name)));
         }
+        let place = || format!("kernel `{}`", self.name);
         if let Some(value) = self.too_large {
-            return Err(Error::new(format!("`{value}` is too large for kernel `{}`", self.name)).hint("ask for a smaller picture or batch"));
+            return Err(too_large(&format!("`{value}`"), place()));
         }
         if grid[0] > i32::MAX as usize || grid[1] > 65535 || grid[2] > 65535 {
-            return Err(Error::new(format!("a grid of {grid:?} is too large for kernel `{}`", self.name)).hint("ask for a smaller picture or batch"));
+            return Err(too_large(&format!("a grid of {grid:?}"), place()));
         }
         self.device.bind()?;
         let [grid, block] = [grid, block].map(|size| (size[0] as u32, size[1] as u32, size[2] as u32));

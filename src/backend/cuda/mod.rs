@@ -4,10 +4,10 @@
 //! still sum in float32 and give bf16; see [`quantise`].
 //!
 //! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels of cuda/*.cu that
-//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves pictures, and
-//! weights out of files that [`regions`] registers, [`graph`] launches recorded work as a whole, in the memory of [`arena`]. Every op has a
-//! launcher in the file of its name; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order; only
-//! downloads, [`Backend::wait`] and the timing of algorithms wait.
+//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves values and
+//! pictures, [`uploader`] weights out of files that [`regions`] registers, [`graph`] launches recorded work as a whole, in the memory of
+//! [`arena`]. Every op has a launcher in the file of its name; those for Hopper alone share [`hopper`]. All computing goes to one stream in
+//! program order; only downloads, [`Backend::wait`] and the timing of algorithms wait.
 #![allow(unsafe_code)]
 
 mod adaln;
@@ -39,6 +39,7 @@ mod rows;
 mod sampler;
 mod swiglu;
 mod transfer;
+mod uploader;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -59,7 +60,8 @@ use device::Device;
 use gemm::Gemm;
 use launch::Launch;
 use pool::Kind;
-use transfer::Uploader;
+use transfer::{RESULT_SLOTS, Slots, VALUE_SLOTS};
+use uploader::Uploader;
 
 /// In what the large products are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +81,9 @@ struct Inner {
     opening_gemm: Mutex<()>,
     gemm_cache: GemmCache,
     uploader: Uploader,
+    /// For values that the host computed, and for results.
+    value_slots: Slots,
+    result_slots: Slots,
     /// Read while weights are loaded, by any thread, and written while work is recorded: the vectors among the weights, and the wait for
     /// the upload stream, go to the stream that records.
     loading: RwLock<()>,
@@ -117,6 +122,8 @@ impl Cuda {
             opening_gemm: Mutex::new(()),
             gemm_cache: gemm_cache.clone(),
             uploader,
+            value_slots: Slots::new(VALUE_SLOTS),
+            result_slots: Slots::new(RESULT_SLOTS),
             loading: RwLock::default(),
             replaying: Mutex::default(),
             unrecorded: Mutex::default(),
@@ -273,7 +280,7 @@ impl Backend for Cuda {
 
     fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
         expect_values(values, rows, cols)?;
-        Ok(Tensor::from_buffer(self, self.upload_values(Kind::F32, values)?, rows, cols))
+        self.upload_f32_op(values, rows, cols)
     }
 
     fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
@@ -301,10 +308,14 @@ impl Backend for Cuda {
     }
 
     fn warm_up(&self) -> Result<()> {
-        self.gemm()?;
-        drop(self.0.uploader.value_slots(self.device())?);
+        // cuBLASLt sets itself up in its first product.
+        let zeros = self.upload(&[0.0; 64 * 64], 64, 64)?;
+        self.linear(&zeros, &zeros, None)?;
+        for slots in [&self.0.value_slots, &self.0.result_slots] {
+            drop(slots.made(self.device())?);
+        }
         // Kernels for another GPU are no error until they are asked for.
-        kernels::files().for_each(|file| drop(self.device().module(file)));
+        kernels::files().for_each(|file| drop(self.device().load_kernels(file)));
         Ok(())
     }
 

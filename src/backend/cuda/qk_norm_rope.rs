@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::launch::row_tiles;
+use super::launch::{self, row_tiles};
 use super::{Cuda, Tensor, all_aligned};
 use crate::error::{Error, Result};
 use crate::ops::{Joint, Pairs, QkNorm, Rope};
@@ -55,7 +55,7 @@ fn wide_kernel(head_dim: usize, pairs: Pairs) -> Option<&'static str> {
 }
 
 fn int(value: usize) -> Result<i32> {
-    i32::try_from(value).map_err(|_| Error::new(format!("`{value}` is too large for op `qk_norm_rope`")))
+    launch::int(value, || "op `qk_norm_rope`".to_string())
 }
 
 impl Cuda {
