@@ -17,7 +17,8 @@
 //           take the rounded rows from there, norm, rotate or gate them, and store them, while the next tile is multiplied.
 //           Clusters take tiles in turn: a few rows of tiles at a time, so that weights come from L2 but for the first.
 // Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
-// Rounding  as the composition: y once, then the result once. Sums of y in another order than cuBLASLt.
+// Rounding  as the composition: y once (of e4m3 before its scales and not behind them), then the result once. y is summed in another order
+//           than by cuBLASLt.
 // Flops     2 * rows * features * (3 * dim + 2 * mlp).   4608 x 3072 -> 27648: 783 GFLOP
 // Bound     tensor cores. 783 GFLOP at 989 TFLOP/s (H200, dense bf16) = 791 us
 // Measured  979 us (800 TFLOP/s) for 4608 x 3072 -> 27648, where cuBLASLt takes 1050 us and the kernels behind it 110; two streams (512 and 4096
@@ -123,18 +124,25 @@ __device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
     return raw;
 }
 
-// silu(gate) * up of four columns.
-__device__ __forceinline__ uint2 gated(uint2 gate, uint2 up) {
-    const auto low = [](uint32_t pair) { return __uint_as_float(pair << 16); };
-    const auto high = [](uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); };
-    const auto both = [=](uint32_t g, uint32_t u) { return pack_bf16(silu(low(g)) * low(u), silu(high(g)) * high(u)); };
-    return make_uint2(both(gate.x, up.x), both(gate.y, up.y));
+// Sums of e4m3 are rounded as they are, and scaled when they are stored: the warps that multiply have no time for it.
+
+// Four bf16 values, scaled.
+template <bool E4M3>
+__device__ __forceinline__ void unpack_scaled(uint2 raw, const float (&of_cols)[4], float of_row, float (&values)[4]) {
+    const uint32_t words[2] = {raw.x, raw.y};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        values[2 * i] = __uint_as_float(words[i] << 16);
+        values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+    if constexpr (E4M3)
+#pragma unroll
+        for (int i = 0; i < 4; i++) values[i] *= of_cols[i] * of_row;
 }
 
 // Eight columns of a head, which 16 lanes hold, normed and rotated.
-__device__ __forceinline__ uint4 normed_rotated(uint4 raw, uint4 norm, float eps, float4 cosines, float4 sines) {
-    float x[8], weight[8], result[8];
-    unpack(raw, x);
+__device__ __forceinline__ void norm_and_rotate(float (&x)[8], uint4 norm, float eps, float4 cosines, float4 sines) {
+    float weight[8];
     unpack(norm, weight);
     float squares = 0.0f;
 #pragma unroll
@@ -146,33 +154,57 @@ __device__ __forceinline__ uint4 normed_rotated(uint4 raw, uint4 norm, float eps
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float a = x[2 * i] * (rstd * weight[2 * i]), b = x[2 * i + 1] * (rstd * weight[2 * i + 1]);
-        result[2 * i] = a * c[i] - b * s[i];
-        result[2 * i + 1] = b * c[i] + a * s[i];
+        x[2 * i] = a * c[i] - b * s[i];
+        x[2 * i + 1] = b * c[i] + a * s[i];
     }
-    return pack(result);
+}
+
+template <int N>
+__device__ __forceinline__ void load_scales(const float* from, float (&scales)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(from + i);
+        scales[i] = four.x, scales[i + 1] = four.y, scales[i + 2] = four.z, scales[i + 3] = four.w;
+    }
 }
 
 // Rows of a warpgroup's half of a tile, from shared memory to out. Each of the STORERS warps has its rows of them.
+template <bool E4M3>
 __device__ __forceinline__ void store_rows(const Arguments& args, const Work& w, uint32_t rounded, int consumer) {
     const int lane = threadIdx.x % 32, storer = threadIdx.x / 32 - 1;
     const int first_row = w.row + consumer * ROUNDED_ROWS, rows = min(ROUNDED_ROWS, args.part_rows[w.part] - first_row);
     const long long first_out = (w.part ? args.part_rows[0] : 0) + first_row;
+    // Rows behind the last are computed as if they were the last, and not stored.
+    const auto row_at = [&](int first, int i) { return min(first + i * STORERS, rows - 1); };
+    const float* of_rows = E4M3 ? args.x_scales[w.part] + first_row : nullptr;
+    const float* of_cols = E4M3 ? args.weight_scales[w.part] + w.weight : nullptr;
     if (w.kind == GATED) {
         bf16* out = args.out + first_out * args.ld_out + w.col + lane * 4;
         const int chunk = lane / 2, half = lane % 2 * 8;
+        float of_gate[4], of_up[4];
+        if constexpr (E4M3) {
+            load_scales(of_cols + lane * 4, of_gate);
+            load_scales(of_cols + w.second + lane * 4, of_up);
+        }
         for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
             uint2 gate[AT_ONCE], up[AT_ONCE];
+            float of_row[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                // Rows behind the last are read, and not stored.
-                const int row = min(first + i * STORERS, ROUNDED_ROWS - 1);
+                const int row = row_at(first, i);
                 gate[i] = load_shared_8(chunk_at(rounded, row, chunk) + half);
                 up[i] = load_shared_8(chunk_at(rounded, row, COLS / 16 + chunk) + half);
+                of_row[i] = E4M3 ? of_rows[row] : 1.0f;
             }
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
+                float g[4], u[4];
+                unpack_scaled<E4M3>(gate[i], of_gate, of_row[i], g);
+                unpack_scaled<E4M3>(up[i], of_up, of_row[i], u);
+#pragma unroll
+                for (int j = 0; j < 4; j++) g[j] = silu(g[j]) * u[j];
                 const int row = first + i * STORERS;
-                if (row < rows) *reinterpret_cast<uint2*>(out + row * args.ld_out) = gated(gate[i], up[i]);
+                if (row < rows) *reinterpret_cast<uint2*>(out + row * args.ld_out) = make_uint2(pack_bf16(g[0], g[1]), pack_bf16(g[2], g[3]));
             }
         }
         return;
@@ -185,13 +217,17 @@ __device__ __forceinline__ void store_rows(const Arguments& args, const Work& w,
         txt_norm = *reinterpret_cast<const uint4*>((w.kind == QUERIES ? args.txt_norm_q : args.txt_norm_k) + in_head * 8);
         img_norm = *reinterpret_cast<const uint4*>((w.kind == QUERIES ? args.img_norm_q : args.img_norm_k) + in_head * 8);
     }
+    float of_lane[8];
+    if constexpr (E4M3) load_scales(of_cols + lane * 8, of_lane);
     for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
         uint4 raw[AT_ONCE];
         float4 cosines[AT_ONCE], sines[AT_ONCE];
+        float of_row[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            const int row = min(first + i * STORERS, rows - 1);
+            const int row = row_at(first, i);
             raw[i] = load_shared_16(chunk_at(rounded, row, lane));
+            of_row[i] = E4M3 ? of_rows[row] : 1.0f;
             if (!rotated) continue;
             const int at = int(first_out) + row;
             const long long token = at < args.txt_rows ? at % args.txt : args.txt + (at - args.txt_rows) % args.img;
@@ -201,31 +237,14 @@ __device__ __forceinline__ void store_rows(const Arguments& args, const Work& w,
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const int row = first + i * STORERS;
+            float x[8];
+            unpack(raw[i], x);
+            if constexpr (E4M3)
+#pragma unroll
+                for (int j = 0; j < 8; j++) x[j] *= of_lane[j] * of_row[i];
             const bool is_txt = first_out + row < args.txt_rows;
-            uint4 result = raw[i];
-            if (rotated) result = normed_rotated(result, is_txt ? txt_norm : img_norm, is_txt ? args.txt_eps : args.img_eps, cosines[i], sines[i]);
-            if (row < rows) *reinterpret_cast<uint4*>(out + row * args.ld_out) = result;
-        }
-    }
-}
-
-// A lane's sums of e4m3 values, times the scales of their rows and columns.
-__device__ __forceinline__ void scale_sums(const Arguments& args, const Work& w, int consumer, float (&sums)[COLS / 2]) {
-    const int lane = threadIdx.x % 32, first_row = w.row + consumer * ROUNDED_ROWS + threadIdx.x / 32 % 4 * 16 + lane / 4;
-    float of_row[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = first_row + half * 8;
-        of_row[half] = row < args.part_rows[w.part] ? args.x_scales[w.part][row] : 0.0f;
-    }
-#pragma unroll
-    for (int n = 0; n < COLS / 8; n++) {
-        const int col = w.weight + n / (COLS / 16) * w.second + n % (COLS / 16) * 8 + lane % 4 * 2;
-        const float2 of_cols = *reinterpret_cast<const float2*>(args.weight_scales[w.part] + col);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            sums[n * 4 + half * 2] *= of_row[half] * of_cols.x;
-            sums[n * 4 + half * 2 + 1] *= of_row[half] * of_cols.y;
+            if (rotated) norm_and_rotate(x, is_txt ? txt_norm : img_norm, is_txt ? args.txt_eps : args.img_eps, cosines[i], sines[i]);
+            if (row < rows) store(out + row * args.ld_out, x);
         }
     }
 }
@@ -276,7 +295,7 @@ __device__ __forceinline__ void project(const Arguments& args) {
             const Work w = Work::at(args, index, rank);
             for (int consumer = 0; consumer < CONSUMERS; consumer++) {
                 wait(rounded_full + 8 * consumer, turn.phase);
-                store_rows(args, w, base + ROUNDED + consumer * ROUNDED_BYTES, consumer);
+                store_rows<E4M3>(args, w, base + ROUNDED + consumer * ROUNDED_BYTES, consumer);
                 __syncwarp();
                 if (threadIdx.x % 32 == 0) arrive(rounded_free + 8 * consumer);
             }
@@ -291,7 +310,6 @@ __device__ __forceinline__ void project(const Arguments& args) {
         const int row = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8 + lane % 8;
         const uint32_t to = chunk_at(base + ROUNDED + consumer * ROUNDED_BYTES, row, lane / 16);
         for (int index = cluster; index < items; index += clusters) {
-            [[maybe_unused]] const Work w = Work::at(args, index, rank);
             float sums[COLS / 2];
             int last = 0;
             for (int step = 0; step < steps; step++) {
@@ -311,7 +329,6 @@ __device__ __forceinline__ void project(const Arguments& args) {
             wait_multiply<0>();
             pin(sums);
             release(last);
-            if constexpr (E4M3) scale_sums(args, w, consumer, sums);
             wait(rounded_free + 8 * consumer, turn.phase ^ 1);
             turn.advance();
 #pragma unroll

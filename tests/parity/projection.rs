@@ -93,7 +93,10 @@ fn project_matches_its_composition() {
     }
 }
 
-/// The composition in e4m3 is held against the CPU by the tests of its parts. Both sum in the tensor cores, in another order.
+/// Sums of e4m3 keep 14 bits in the tensor cores, which the composition may do or not: over 3072 terms one of millions was 6 roundings off.
+const NARROW: f32 = 2.0;
+
+/// The composition in e4m3 is held against the CPU by the tests of its parts.
 #[test]
 fn project_in_fp8_matches_its_composition() {
     let Some(cuda) = crate::cuda_fp8() else { return };
@@ -111,7 +114,7 @@ fn project_in_fp8_matches_its_composition() {
         let composed = case.with(&cuda, narrow, |parts, heads| ops::projection::compose(&cuda, parts, heads));
         for (i, (got, composed)) in got.iter().zip(&composed).enumerate() {
             let [got, composed] = [got, composed].map(|x| cuda.download(x).unwrap());
-            compare(&format!("{case:?} in fp8 [{i}]"), &got, &composed, FUSED + COMPOSED);
+            compare(&format!("{case:?} in fp8 [{i}]"), &got, &composed, FUSED + COMPOSED + NARROW);
         }
     }
 }
