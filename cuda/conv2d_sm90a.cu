@@ -21,13 +21,17 @@
 // Upsampled Of a picture with every pixel four times, an output sees 2 x 2 different pixels; which of the 3 x 3 weights fall on one depends on
 //           whether the output's row and column are even. So there are four sets of 2 x 2 weights, sums of the 3 x 3 ones; they round once
 //           more, to bf16. A tile is of one set, and its outputs are two apart.
+// Turns     What a consumer does with its sums hides behind the other's multiplies as far as the two are apart. So the second begins `lead` taps
+//           after the first, and stays as far behind: while one stores, the other has the tensor cores to itself and catches up as much.
+//           The slots of the weights, which both read, bound how far that can be.
 // Residual  is read when a tile's multiplies are done, with little else to do meanwhile. So it is asked for, to L2, when the tile's first
 //           pixels are, and loaded two steps before it is added: the compiler keeps a load behind the stores before it, as out may be residual.
 // Moments   A consumer's pixels are one split, over all its tiles. Of a tile they are plain sums: bf16 has 8 digits and a square 16, so that up
 //           to 256 values that are far from zero for their spread, and so of one exponent, lose nothing in the 24 of a float. Tiles, whose
 //           number has no bound, are joined as means and sums of squares about them. All in a fixed order.
 // Needs     sm_90a; channels % 8 == 0, outs % 8 == 0, rows 16-byte aligned. Channels are fetched 64 at a time: zeros behind the last.
-//           gridDim.x is a multiple of ceil(outs / OUTS), so that a block's tiles are all of the same outputs.
+//           gridDim.x is a multiple of ceil(outs / OUTS), so that a block's tiles are all of the same outputs; lead < WEIGHT_SLOTS and
+//           lead < TAPS * PIXEL_SLOTS.
 // Flops     2 * height * width * TAPS * TAPS * channels * outs (four times for upsampled).   512 x 512, 512 -> 512: 1237 GFLOP
 // Bound     tensor cores. 1237 GFLOP at 989 TFLOP/s (H200, dense bf16) = 1251 us
 // Measured  (not yet)
@@ -228,7 +232,7 @@ __device__ __forceinline__ void store_tile(const float (&sums)[S::PARTS][S::OUTS
 template <class S>
 __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& weight, const bf16* bias, const bf16* residual, long long ld_residual,
                                          bf16* out, long long ld_out, int height, int width, int channels, int outs, float2* partial,
-                                         float* counts) {
+                                         float* counts, int lead) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
     const uint32_t pixels_full = base + S::BARRIERS, pixels_free = pixels_full + 8 * S::PIXEL_SLOTS,
@@ -287,6 +291,10 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
         const auto release = [&](uint32_t barrier) {
             if (threadIdx.x % 32 == 0) arrive(barrier);
         };
+        // The second consumer's turn comes once, when the first has done `lead` taps, or a tile.
+        const auto begin_second = [] { give_turn(1 + CONSUMERS, 128 * CONSUMERS); };
+        if (lead > 0 && warpgroup == 2) wait_turn(1 + CONSUMERS, 128 * CONSUMERS);
+        int taps_to_turn = warpgroup == 1 ? lead : 0;
         Moments running[S::RUNNING] = {};
         for (int index = blockIdx.x; index < items; index += gridDim.x) {
             const Work w = Work::at<S>(index, width, outs);
@@ -314,6 +322,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                     }
                     last_weights = weight_ring.slot;
                     weight_ring.advance();
+                    if (taps_to_turn > 0 && --taps_to_turn == 0) begin_second();
                 }
                 last_pixels = pixel_ring.slot;
                 pixel_ring.advance();
@@ -325,6 +334,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                 release(weights_free + 8 * last_weights);
                 release(pixels_free + 8 * last_pixels);
             };
+            if (taps_to_turn > 0) begin_second(), taps_to_turn = 0;
             const int rows = min(max(height - w.y - first_pixel / S::WIDTH, 0), S::PIXELS / S::WIDTH);
             const float count = rows * min(width - w.x, S::WIDTH);  // pixels; computed here, where registers are free
             float2 totals[S::GROUPS > 0 ? S::GROUPS : 1];
@@ -355,9 +365,10 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
 #define CONV2D(name, ...)                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(128 + 128 * conv2d::CONSUMERS, 1) name(                                                       \
         const __grid_constant__ hopper::TensorMap x, const __grid_constant__ hopper::TensorMap weight, const bf16* bias, const bf16* residual, \
-        long long ld_residual, bf16* out, long long ld_out, int height, int width, int channels, int outs, float2* partial, float* counts) {   \
+        long long ld_residual, bf16* out, long long ld_out, int height, int width, int channels, int outs, float2* partial, float* counts,     \
+        int lead) {                                                                                                                            \
         conv2d::convolve<conv2d::Shape<__VA_ARGS__>>(x, weight, bias, residual, ld_residual, out, ld_out, height, width, channels, outs,       \
-                                                     partial, counts);                                                                         \
+                                                     partial, counts, lead);                                                                   \
     }
 
 // The shapes: taps, tile width, tile height, outputs, slots of pixels, slots of weights.

@@ -1,11 +1,12 @@
 //! Launches cuda/conv2d_sm90a.cu: 3 x 3 convolutions on Hopper, of a picture as it is or upsampled.
 
+use std::env;
 use std::ffi::c_void;
 
 use super::hopper::{Axis, Choice};
 use super::moments::Moments;
 use super::{Cuda, Tensor, all_aligned};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// `FLUX_CONV2D=base` keeps off this kernel, `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has none.
 pub(super) const CHOICE: Choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a" };
@@ -26,27 +27,36 @@ struct Shape {
     outs: usize,
     pixel_slots: usize,
     weight_slots: usize,
+    /// Taps that the first consumer is ahead of the second.
+    lead: usize,
     /// Time of one tile, relative to others with as many taps.
     cost: usize,
 }
 
 /// Of a picture as it is.
 const SAME: [Shape; 3] = [
-    Shape::new("conv2d_bf16_16x16x128_sm90", 3, [16, 16, 128], [3, 7], 100),
-    Shape::new("conv2d_bf16_16x8x256_sm90", 3, [16, 8, 256], [3, 5], 100),
-    Shape::new("conv2d_bf16_16x8x128_sm90", 3, [16, 8, 128], [4, 8], 60),
+    Shape::new("conv2d_bf16_16x16x128_sm90", 3, [16, 16, 128], [3, 7], 5, 100),
+    Shape::new("conv2d_bf16_16x8x256_sm90", 3, [16, 8, 256], [3, 5], 3, 100),
+    Shape::new("conv2d_bf16_16x8x128_sm90", 3, [16, 8, 128], [4, 8], 5, 60),
 ];
 /// The same, for at most eight outputs: what takes time there is to fetch pixels.
-const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 100)];
+const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 0, 100)];
 /// Of an upsampled picture: two taps a side, four sets of weights.
 const UPSAMPLED: [Shape; 2] = [
-    Shape::new("upsample_conv2d_bf16_16x16x128_sm90", 2, [16, 16, 128], [3, 7], 100),
-    Shape::new("upsample_conv2d_bf16_16x8x128_sm90", 2, [16, 8, 128], [4, 9], 60),
+    Shape::new("upsample_conv2d_bf16_16x16x128_sm90", 2, [16, 16, 128], [3, 7], 3, 100),
+    Shape::new("upsample_conv2d_bf16_16x8x128_sm90", 2, [16, 8, 128], [4, 9], 4, 60),
 ];
 
 impl Shape {
-    const fn new(name: &'static str, taps: usize, [width, height, outs]: [usize; 3], [pixel_slots, weight_slots]: [usize; 2], cost: usize) -> Self {
-        Self { name, taps, width, height, outs, pixel_slots, weight_slots, cost }
+    const fn new(
+        name: &'static str,
+        taps: usize,
+        [width, height, outs]: [usize; 3],
+        [pixel_slots, weight_slots]: [usize; 2],
+        lead: usize,
+        cost: usize,
+    ) -> Self {
+        Self { name, taps, width, height, outs, pixel_slots, weight_slots, lead, cost }
     }
 
     /// Tiles of a picture of `height` x `width` pixels (before upsampling), and `outs` outputs.
@@ -67,6 +77,20 @@ impl Shape {
     fn find(shapes: &[Shape], multiprocessors: usize, height: usize, width: usize, outs: usize) -> Shape {
         let time = |shape: &&Shape| shape.tiles(height, width, outs).div_ceil(multiprocessors) * shape.cost;
         *shapes.iter().min_by_key(time).expect("SAME, FEW and UPSAMPLED are not empty")
+    }
+
+    /// The lead that `FLUX_CONV2D_LEAD` asks for, as far as the slots allow, or its own.
+    fn lead(&self) -> Result<usize> {
+        let Some(asked) = env::var_os("FLUX_CONV2D_LEAD").filter(|asked| !asked.is_empty()) else { return Ok(self.lead) };
+        let asked = asked.to_string_lossy();
+        let lead: usize = asked.parse().map_err(|_| Error::usage(format!("`{asked}` is no number of taps")).at("FLUX_CONV2D_LEAD"))?;
+        Ok(lead.min(self.most_lead()))
+    }
+
+    /// The first consumer gets no further before the second begins.
+    const fn most_lead(&self) -> usize {
+        let (pixels, weights) = (self.taps * self.pixel_slots - 1, self.weight_slots - 1);
+        if pixels < weights { pixels } else { weights }
     }
 
     /// Whether the kernel leaves the moments of its outputs.
@@ -153,6 +177,7 @@ impl Cuda {
         let mut maps = [CHOICE.tensor_map(x.address(), [channels, columns, rows])?, CHOICE.tensor_map(weight.address(), [channels, taps, outs])?];
         let [blocks, splits] = shape.blocks(self.device().multiprocessors(), height, width, out.cols());
         let moments = if shape.leaves_moments() { Some(Moments::new(self, splits, out.cols())?) } else { None };
+        let mut lead = CHOICE.int(shape.lead()?)?;
         let (mut partial, mut counts) = moments.as_ref().map_or((0, 0), |moments| (moments.partial(), moments.counts()));
         let (mut bias_address, mut out_address, mut out_stride) = (bias.address(), out.address(), out.stride() as u64);
         let (mut residual_address, mut residual_stride) = residual.map_or((0, 0), |residual| (residual.address(), residual.stride() as u64));
@@ -164,8 +189,9 @@ impl Cuda {
         arguments.extend(longs.map(|long| std::ptr::from_mut(long).cast::<c_void>()));
         arguments.extend(ints.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
         arguments.extend([&mut partial, &mut counts].map(|address| std::ptr::from_mut(address).cast::<c_void>()));
+        arguments.push(std::ptr::from_mut(&mut lead).cast());
         // SAFETY: `arguments` are, in the order of `CONV2D` in cuda/conv2d_sm90a.cu, two tensor maps, two pointers, a long long, a pointer, a
-        // long long, four ints and two pointers, all alive until the call returns; the shared memory is that of the shape. The maps cover
+        // long long, four ints, two pointers and an int, all alive until the call returns; the shared memory is that of the shape. The maps cover
         // exactly the cells of x and of the weight. The ops checked their shapes, `out` and `residual` have rows of whole 16 bytes and a row for
         // every output pixel, the bias has a value for every column of `out`, the moments the splits that `blocks` blocks make, or the shape
         // leaves none. `out` may be `residual`: each cell is read by the thread that then writes it.
@@ -179,9 +205,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shape_fits_the_shared_memory_of_hopper() {
+    fn every_shape_fits_the_shared_memory_of_hopper_and_lets_both_consumers_begin() {
         for shape in SAME.iter().chain(&FEW).chain(&UPSAMPLED) {
             assert!(shape.shared_bytes() <= 227 << 10, "{shape:?}");
+            assert!(shape.lead <= shape.most_lead(), "{shape:?}");
         }
         assert_eq!(SAME[0].shared_bytes(), 3 * 18 * 16 * 128 + 7 * 128 * 128 + 2 * 2 * 4 * 32 * 8 + 10 * 16);
     }
