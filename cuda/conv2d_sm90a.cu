@@ -133,17 +133,20 @@ __device__ __forceinline__ void join_tile(Moments (&running)[S::RUNNING], const 
     }
 }
 
-// sums + bias + residual, rounded, to out; `totals` as `join_tile` wants them. A warp's lane has outputs 8 n + lane % 4 * 2 and the next, of
+// sums + bias + residual if ADDS, rounded, to out; `totals` as `join_tile` wants them. A warp's lane has outputs 8 n + lane % 4 * 2 and the next, of
 // pixels lane / 4 and lane / 4 + 8. `finish` returns when the sums are there.
-template <class S, class Finish>
+template <class S, bool ADDS, class Finish>
 __device__ __forceinline__ void store_tile(const float (&sums)[S::PARTS][S::OUTS / 2], const Work& w, int first_pixel, const bf16* bias,
                                            const bf16* residual, long long ld_residual, bf16* out, long long ld_out, int height, int width,
                                            int outs, float2 (&totals)[S::GROUPS > 0 ? S::GROUPS : 1], Finish finish) {
-    const int lane = threadIdx.x % 4;
+    // Read anew for each tile: what follows from it shall not be kept in registers through the multiplies.
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    const int lane = thread % 4;
     int pixels[S::PARTS][2];  // rows of out; -1 outside
 #pragma unroll
     for (int i = 0; i < S::PARTS * 2; i++) {
-        const int pixel = first_pixel + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + i / 2 * 64 + i % 2 * 8;
+        const int pixel = first_pixel + thread / 32 % 4 * 16 + thread % 32 / 4 + i / 2 * 64 + i % 2 * 8;
         const int y = w.y + pixel / S::WIDTH, x = w.x + pixel % S::WIDTH;
         const int out_y = y * S::SCALE + w.place / S::SCALE, out_x = x * S::SCALE + w.place % S::SCALE;
         pixels[i / 2][i % 2] = y < height && x < width ? out_y * (width * S::SCALE) + out_x : -1;
@@ -155,7 +158,6 @@ __device__ __forceinline__ void store_tile(const float (&sums)[S::PARTS][S::OUTS
         // The residual of some steps: a step is a group of a part.
         constexpr int STEPS = S::GROUPS * S::PARTS, AHEAD = 2;
         uint4 added[AHEAD + 1][2];
-        const bool adds = S::PLACES == 1 && residual != nullptr;
         const auto load_residual = [&](int step) {
             const int to = w.out + step / S::PARTS * 32 + lane * 8;
 #pragma unroll
@@ -168,7 +170,7 @@ __device__ __forceinline__ void store_tile(const float (&sums)[S::PARTS][S::OUTS
         };
 #pragma unroll
         for (int step = 0; step < AHEAD; step++)
-            if (adds) load_residual(step);
+            if (ADDS) load_residual(step);
         finish();
 #pragma unroll
         for (int group = 0; group < S::GROUPS; group++) {
@@ -180,17 +182,17 @@ __device__ __forceinline__ void store_tile(const float (&sums)[S::PARTS][S::OUTS
 #pragma unroll
             for (int i = 0; i < S::PARTS * 2; i++) {
                 const int part = i / 2, half = i % 2, step = group * S::PARTS + part, pixel = pixels[part][half];
-                if (adds && half == 0 && step + AHEAD < STEPS) load_residual(step + AHEAD);
+                if (ADDS && half == 0 && step + AHEAD < STEPS) load_residual(step + AHEAD);
                 const uint4 from = added[step % (AHEAD + 1)][half];
                 uint32_t more[4] = {from.x, from.y, from.z, from.w}, pair[4];
-                if (adds) exchange_pairs(more);
+                if (ADDS) exchange_pairs(more);
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     float both[2];
 #pragma unroll
                     for (int k = 0; k < 2; k++) {
                         both[k] = sums[part][(group * 4 + j) * 4 + half * 2 + k] + value_of(biases[j], k);
-                        if (adds) both[k] += value_of(more[j], k);
+                        if (ADDS) both[k] += value_of(more[j], k);
                     }
                     pair[j] = pack_bf16(both[0], both[1]);
                     const uint32_t counted = pixel >= 0 ? pair[j] : 0;
@@ -221,7 +223,7 @@ __device__ __forceinline__ void store_tile(const float (&sums)[S::PARTS][S::OUTS
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
                     both[k] = sums[part][n * 4 + half * 2 + k] + value_of(biases, k);
-                    if (residual != nullptr) both[k] += value_of(pair_at(residual + pixel * ld_residual + to), k);
+                    if (ADDS) both[k] += value_of(pair_at(residual + pixel * ld_residual + to), k);
                 }
                 *reinterpret_cast<uint32_t*>(out + pixel * ld_out + to) = pack_bf16(both[0], both[1]);
             }
@@ -291,10 +293,9 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
         const auto release = [&](uint32_t barrier) {
             if (threadIdx.x % 32 == 0) arrive(barrier);
         };
-        // The second consumer's turn comes once, when the first has done `lead` taps, or a tile.
-        const auto begin_second = [] { give_turn(1 + CONSUMERS, 128 * CONSUMERS); };
-        if (lead > 0 && warpgroup == 2) wait_turn(1 + CONSUMERS, 128 * CONSUMERS);
-        int taps_to_turn = warpgroup == 1 ? lead : 0;
+        // The second consumer begins when the first has done so many taps of its first tile.
+        const int turn = min(lead, steps * S::TAPS);
+        if (turn > 0 && warpgroup == 2) wait_turn(1 + CONSUMERS, 128 * CONSUMERS);
         Moments running[S::RUNNING] = {};
         for (int index = blockIdx.x; index < items; index += gridDim.x) {
             const Work w = Work::at<S>(index, width, outs);
@@ -322,7 +323,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                     }
                     last_weights = weight_ring.slot;
                     weight_ring.advance();
-                    if (taps_to_turn > 0 && --taps_to_turn == 0) begin_second();
+                    if (warpgroup == 1 && index == blockIdx.x && step * S::TAPS + ky + 1 == turn) give_turn(1 + CONSUMERS, 128 * CONSUMERS);
                 }
                 last_pixels = pixel_ring.slot;
                 pixel_ring.advance();
@@ -334,11 +335,13 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                 release(weights_free + 8 * last_weights);
                 release(pixels_free + 8 * last_pixels);
             };
-            if (taps_to_turn > 0) begin_second(), taps_to_turn = 0;
             const int rows = min(max(height - w.y - first_pixel / S::WIDTH, 0), S::PIXELS / S::WIDTH);
             const float count = rows * min(width - w.x, S::WIDTH);  // pixels; computed here, where registers are free
             float2 totals[S::GROUPS > 0 ? S::GROUPS : 1];
-            store_tile<S>(sums, w, first_pixel, bias, residual, ld_residual, out, ld_out, height, width, outs, totals, finish);
+            if (S::PLACES == 1 && residual != nullptr)
+                store_tile<S, true>(sums, w, first_pixel, bias, residual, ld_residual, out, ld_out, height, width, outs, totals, finish);
+            else
+                store_tile<S, false>(sums, w, first_pixel, bias, residual, ld_residual, out, ld_out, height, width, outs, totals, finish);
             if constexpr (S::GROUPS > 0) {
                 const int consumer = warpgroup - 1;
                 float2* place = reinterpret_cast<float2*>(shared + S::SUMS + consumer * S::SUMS_BYTES);
