@@ -6,8 +6,9 @@
 //
 // Three kernels, all sums in a fixed order:
 // 1. stats   a block sums a split of the pixels per channel, relative to the channel's first value in the split, so that a mean far
-//            from zero costs no digits; it leaves (mean, sum of squares about it) in partial [splits, channels]. The splits take turns, a
-//            few pixels each, so that all blocks end with the last pixels of the picture.
+//            from zero costs no digits; it leaves (mean, sum of squares about it) in partial [splits, channels], and how many pixels
+//            these are in counts [splits]. The splits take turns, a few pixels each, so that all blocks end with the last pixels of the
+//            picture. Where x comes from conv2d_sm90a.cu, that has left both already, and this kernel does not run.
 // 2. merge   a block per group joins the splits and the group's channels (Chan's formula), and leaves what a value is multiplied by and
 //            what is then added, in coefficients [channels].
 // 3. apply   a thread keeps the coefficients of its 8 channels and walks over pixels; the last pixels come first, as L2 still has them.
@@ -15,11 +16,12 @@
 // Needs     channels % 8 == 0 and rows and vectors 16-byte aligned. Otherwise `_any`: one value at a time.
 // Rounding  once, at the store.
 // Bytes     pixels * channels * 6: read, read, written.   1048576 x 128: 805 MB
-// Bound     HBM. 805 MB at 4.8 TB/s (H200) = 168 us
+// Bound     HBM. 805 MB at 4.8 TB/s (H200) = 168 us; without the first kernel two thirds
 // Measured  with silu, us (TB/s): 1024 x 1024 x 128: 233 (3.46), 72% of bound; x 256: 439 (3.67); 512 x 512 x 256: 132 (3.05); x 512: 239 (3.38);
-//           256 x 256 x 512: 83 (2.42); 128 x 128 x 512: 36 (1.41); H200, driver 580.159, CUDA 13.0; `flux bench ops/`
+//           256 x 256 x 512: 83 (2.42); 128 x 128 x 512: 36 (1.41); H200, driver 580.159, CUDA 13.0; `flux bench ops/`, all three kernels
 // Tried     splits that are runs of pixels, the first pixels first: 284, 542, 166, -, 111 us
 #include "common.cuh"
+#include "moments.cuh"
 
 static constexpr int THREADS = 256, MERGE_THREADS = 1024;
 
@@ -30,7 +32,7 @@ __device__ __forceinline__ int split_pixels(int split, int splits, int height, i
 }
 
 template <int N>
-__device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, float2* partial, int pixels, int channels) {
+__device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, float2* partial, float* counts, int pixels, int channels) {
     __shared__ float2 sums[THREADS * N];
     const int channel = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     const long long first = blockIdx.x * blockDim.y, step = (long long)gridDim.x * blockDim.y;
@@ -53,6 +55,8 @@ __device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, 
         }
     }
     const int width = blockDim.x * N;
+    const float count = (float)split_pixels(blockIdx.x, gridDim.x, blockDim.y, pixels);
+    if (blockIdx.y == 0 && threadIdx.x == 0 && threadIdx.y == 0) counts[blockIdx.x] = count;
 #pragma unroll
     for (int i = 0; i < N; i++) sums[threadIdx.y * width + threadIdx.x * N + i] = make_float2(sum[i], squares[i]);
     __syncthreads();
@@ -64,28 +68,14 @@ __device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, 
             total += sums[y * width + c].x;
             total_squares += sums[y * width + c].y;
         }
-        const float count = (float)split_pixels(blockIdx.x, gridDim.x, blockDim.y, pixels);
         const float origin = __bfloat162float(x[first * ld_x + this_channel]);
         partial[(long long)blockIdx.x * channels + this_channel] =
             make_float2(origin + total / count, fmaxf(total_squares - total * total / count, 0.0f));
     }
 }
 
-// Number of values, their mean, and the sum of squares about it.
-struct Moments {
-    float count, mean, squares;
-};
-
-__device__ __forceinline__ Moments join(const Moments& a, const Moments& b) {
-    const float count = a.count + b.count;
-    if (count == 0.0f) return a;
-    const float delta = b.mean - a.mean, share = b.count / count;
-    return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
-}
-
-// `height` is blockDim.y of the blocks that made `partial`.
-extern "C" __global__ void __launch_bounds__(MERGE_THREADS) group_norm_merge(const float2* partial, const bf16* weight, const bf16* bias,
-                                                                             float2* coefficients, int splits, int height, int pixels, int channels,
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS) group_norm_merge(const float2* partial, const float* counts, const bf16* weight,
+                                                                             const bf16* bias, float2* coefficients, int splits, int channels,
                                                                              int group_channels, float eps) {
     __shared__ Moments shared[MERGE_THREADS];
     const int first_channel = blockIdx.x * group_channels;
@@ -94,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS) group_norm_merge(con
     for (int item = threadIdx.x; item < splits * group_channels; item += MERGE_THREADS) {
         const int split = item / group_channels;
         const float2 part = partial[(long long)split * channels + first_channel + item % group_channels];
-        mine = join(mine, {(float)split_pixels(split, splits, height, pixels), part.x, part.y});
+        mine = join(mine, {counts[split], part.x, part.y});
     }
     shared[threadIdx.x] = mine;
     for (int step = MERGE_THREADS / 2; step > 0; step >>= 1) {
@@ -133,14 +123,14 @@ __device__ __forceinline__ void group_norm_apply(const bf16* x, long long ld_x, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16(const bf16* x, long long ld_x, float2* partial, int pixels,
-                                                                            int channels) {
-    group_norm_stats<8>(x, ld_x, partial, pixels, channels);
+extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16(const bf16* x, long long ld_x, float2* partial,
+                                                                            float* counts, int pixels, int channels) {
+    group_norm_stats<8>(x, ld_x, partial, counts, pixels, channels);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16_any(const bf16* x, long long ld_x, float2* partial, int pixels,
-                                                                                int channels) {
-    group_norm_stats<1>(x, ld_x, partial, pixels, channels);
+extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16_any(const bf16* x, long long ld_x, float2* partial,
+                                                                                float* counts, int pixels, int channels) {
+    group_norm_stats<1>(x, ld_x, partial, counts, pixels, channels);
 }
 
 #define GROUP_NORM_APPLY(NAME, N, SILU)                                                                                              \

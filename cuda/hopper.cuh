@@ -50,6 +50,11 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
                  : "memory");
 }
 
+// Brings `bytes`, a multiple of 16 like the address, to L2.
+__device__ __forceinline__ void prefetch_to_l2(const void* from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
+}
+
 // Slots in turn: `slot` and the parity of its use.
 template <int SLOTS>
 struct Ring {

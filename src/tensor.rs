@@ -6,7 +6,8 @@
 //! Ownership says what may be overwritten. An op that takes `self` by value may write its result over
 //! the receiver; one that takes `&self` may not. [`Tensor::split_cols`] and [`Tensor::split_rows`]
 //! consume their parent, so their parts own disjoint cells and stay writable; [`Tensor::row_view`]
-//! borrows cells that belong to another tensor, so an op on it always writes elsewhere.
+//! borrows cells that belong to another tensor, so an op on it always writes elsewhere, as on one that was made
+//! [`Tensor::read_only`].
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -73,6 +74,11 @@ impl<B: Backend> Tensor<B> {
         }
         let Self { backend, buffer, offset, rows, cols, stride, writable } = self;
         Arc::try_unwrap(buffer).map_err(|buffer| Self { backend, buffer, offset, rows, cols, stride, writable })
+    }
+
+    /// The same cells, over which no op may write any more. For backends that keep something about them.
+    pub fn read_only(self) -> Self {
+        Self { writable: false, ..self }
     }
 
     fn view(&self, offset: usize, rows: usize, cols: usize, writable: bool) -> Self {

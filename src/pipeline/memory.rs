@@ -29,9 +29,10 @@ impl Needs {
         // input of the last product, [dim + mlp] of half the size.
         let step = tokens * (6 * dim + 5 * mlp / 2);
         let largest = tokens * (3 * dim + 2 * mlp);
-        // The last up block reads the channels of the one before, at full size: the picture and its norm, and half of that behind.
-        let widest = info.vae.decoder_channels().iter().take(2).max().copied().unwrap_or(0) as u64;
-        let decode = (plan.width * plan.height) as u64 * widest * 5 / 2;
+        // The last up block reads the channels of the one before, at full size: the picture and its norm, and its own channels behind.
+        let channels = info.vae.decoder_channels();
+        let widest = channels.iter().take(2).max().copied().unwrap_or(0);
+        let decode = (plan.width * plan.height) as u64 * (2 * widest + channels.first().copied().unwrap_or(0)) as u64;
         Self { step: step * backend.element_bytes(), decode: decode * backend.element_bytes(), largest }
     }
 

@@ -29,11 +29,13 @@ impl<B: Backend> ResnetBlock<B> {
     /// x [height * width, in] -> [height * width, out].
     pub fn forward(&self, x: Grid<B>) -> Result<Grid<B>> {
         let h = self.conv1.forward(&self.norm1.forward_silu(&x)?)?;
-        let h = self.norm2.forward_silu(&h)?;
+        let normed = self.norm2.forward_silu(&h)?;
+        // The sum below may need memory of its own, for which this makes room.
+        drop(h);
         let shortcut = match &self.conv_shortcut {
             Some(conv) => conv.forward(&x)?,
             None => x,
         };
-        self.conv2.forward_add(&h, shortcut)
+        self.conv2.forward_add(&normed, shortcut)
     }
 }

@@ -117,6 +117,19 @@ fn each_kernel_can_be_asked_for() {
 }
 
 #[test]
+fn a_consumer_may_be_any_number_of_taps_ahead() {
+    let Some(cuda) = crate::cuda() else { return };
+    for lead in ["0", "1", "1000"] {
+        let (passed, text) = with_variable("conv2d::ragged_3x3_convolutions_match_the_cpu", "FLUX_CONV2D_LEAD", lead);
+        assert!(passed, "{lead}: {text}");
+    }
+    if cuda.describe().contains("compute capability 9.0") {
+        let (passed, text) = with_variable("conv2d::ragged_3x3_convolutions_match_the_cpu", "FLUX_CONV2D_LEAD", "far");
+        assert!(!passed && text.contains("`far` is no number of taps"), "{text}");
+    }
+}
+
+#[test]
 fn an_unknown_kernel_is_an_error_that_names_the_known_ones() {
     if crate::cuda().is_none() {
         return;

@@ -1,10 +1,13 @@
 //! cuda/group_norm.cu against the CPU and its composition.
 
 use flux::backend::Backend;
-use flux::ops;
+use flux::backend::cpu::{Cpu, Precision};
+use flux::backend::cuda::{Cuda, Replay};
+use flux::ops::{self, Conv};
 use flux::tensor::Tensor;
+use safetensors::Dtype;
 
-use crate::compare::{Case, Shape, check, values, vector};
+use crate::compare::{Case, Shape, Weight, check, check_choices, compare, values, vector};
 
 struct GroupNorm {
     shape: Shape,
@@ -76,4 +79,171 @@ fn group_norm_gives_the_same_bytes_every_time() {
     let run = || cuda.download(&case.run(&cuda)[0]).unwrap();
     let first = run();
     assert!((0..5).all(|_| run() == first));
+}
+
+/// A convolution whose outputs lie around `mean`, with a deviation of about 2.
+struct Maker {
+    height: usize,
+    width: usize,
+    weight: Tensor<Cuda>,
+    bias: Tensor<Cuda>,
+    x: Tensor<Cuda>,
+}
+
+impl Maker {
+    fn new(cuda: &Cuda, [height, width]: [usize; 2], cin: usize, out: usize, mean: f32) -> Self {
+        let scale = 2.0 / (9.0 * cin as f32).sqrt();
+        let weight: Vec<f32> = values(2, out * 9 * cin).iter().map(|v| v * scale).collect();
+        let bias: Vec<f32> = values(3, out).iter().map(|v| mean + v).collect();
+        Self {
+            height,
+            width,
+            weight: Weight::new(&weight, &[out, cin, 3, 3], Dtype::F32).conv(cuda),
+            bias: cuda.upload(&bias, 1, out).unwrap(),
+            x: Shape::dense(height * width, cin).tensor(cuda, 1),
+        }
+    }
+
+    fn conv(&self) -> Conv {
+        Conv::same(self.height, self.width, 3)
+    }
+
+    fn conv2d(&self) -> Tensor<Cuda> {
+        self.x.conv2d(&self.weight, &self.bias, self.conv()).unwrap()
+    }
+
+    fn conv2d_add(&self, residual: Tensor<Cuda>) -> Tensor<Cuda> {
+        self.x.conv2d_add(&self.weight, &self.bias, self.conv(), residual).unwrap()
+    }
+
+    fn upsample_conv2d(&self, cuda: &Cuda) -> Tensor<Cuda> {
+        let x = Shape::dense(self.x.rows(), self.x.cols()).tensor(cuda, 1);
+        x.upsample_conv2d(&self.weight, &self.bias, self.height, self.width).unwrap()
+    }
+}
+
+/// The group norm of `x` against that of the same values on the CPU, and whether it read `x` for its moments.
+fn check_norm_of(cuda: &Cuda, what: &str, x: &Tensor<Cuda>, groups: usize) -> bool {
+    let cpu = Cpu::new(Precision::F32);
+    let plain = cpu.upload(&cuda.download(x).unwrap(), x.rows(), x.cols()).unwrap();
+    let expected = plain.group_norm(&vector(&cpu, 5, x.cols()), &vector(&cpu, 6, x.cols()), groups, 1e-6).unwrap();
+    let (weight, bias) = (vector(cuda, 5, x.cols()), vector(cuda, 6, x.cols()));
+    let before = cuda.stats().launches;
+    let got = x.group_norm(&weight, &bias, groups, 1e-6).unwrap();
+    let launches = cuda.stats().launches - before;
+    assert!(launches == 2 || launches == 3, "{what}: {launches} launches");
+    compare(what, &cuda.download(&got).unwrap(), &cpu.download(&expected).unwrap(), 1.0);
+    launches == 3
+}
+
+/// Whether convolutions leave moments here.
+fn moments_are_left(cuda: &Cuda) -> bool {
+    cuda.describe().contains("compute capability 9.0") && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
+}
+
+#[test]
+fn a_norm_of_a_convolution_is_that_of_its_values() {
+    let Some(cuda) = crate::cuda() else { return };
+    let reads = !moments_are_left(&cuda);
+    // The last ones have more tiles than there are multiprocessors, and for their shapes more than one round of them.
+    let mut cases = vec![
+        ([1usize, 1usize], 8, 64, 8),
+        ([1, 1], 64, 512, 32),
+        ([17, 33], 64, 128, 32),
+        ([5, 130], 24, 96, 32),
+        ([33, 50], 64, 136, 17),
+        ([7, 65], 8, 16, 2),
+        ([3, 9], 64, 40, 1),
+        ([16, 8], 16, 640, 32),
+        ([250, 253], 8, 128, 32),
+        ([241, 121], 16, 256, 32),
+        ([190, 187], 8, 320, 32),
+        ([81, 100], 16, 512, 32),
+        ([512, 509], 64, 128, 32),
+    ];
+    if crate::small() {
+        cases.retain(|([height, width], _, out, _)| height * width * out < 1 << 22);
+    }
+    for (size, cin, out, groups) in cases {
+        for mean in [0.0, 100.0] {
+            let maker = Maker::new(&cuda, size, cin, out, mean);
+            let check = |what: &str, x: &Tensor<Cuda>| {
+                let what = format!("group_norm of {what} {size:?} {cin} -> {out} around {mean}");
+                assert_eq!(check_norm_of(&cuda, &what, x, groups), reads, "{what}");
+            };
+            check("conv2d", &maker.conv2d());
+            let pixels = size[0] * size[1];
+            // Over the residual, over the columns of a longer residual, and elsewhere: what a convolution left may not be written.
+            check("conv2d_add", &maker.conv2d_add(Shape::dense(pixels, out).tensor(&cuda, 4)));
+            check("conv2d_add in place", &maker.conv2d_add(Shape::view(pixels, out, 16, 8).tensor(&cuda, 4)));
+            check("conv2d_add to conv2d", &maker.conv2d_add(maker.conv2d()));
+            if pixels < 10_000 {
+                check("upsample_conv2d", &maker.upsample_conv2d(&cuda));
+            }
+        }
+    }
+}
+
+#[test]
+fn each_convolution_serves_a_norm() {
+    let Some(cuda) = crate::cuda() else { return };
+    check_choices(&cuda, "group_norm::a_norm_of_a_convolution_is_that_of_its_values", "FLUX_CONV2D");
+}
+
+/// A tensor that keeps moments never changes: what goes over its cells elsewhere, goes to cells of its own.
+#[test]
+fn moments_are_of_the_values_that_are_there() {
+    let Some(cuda) = crate::cuda() else { return };
+    let maker = Maker::new(&cuda, [33, 50], 64, 128, 30.0);
+    let pixels = 33 * 50;
+    let reads = |what: &str, x: &Tensor<Cuda>| assert!(check_norm_of(&cuda, what, x, 32), "{what} has no moments of its own");
+    let kept = maker.conv2d();
+    let before = cuda.download(&kept).unwrap();
+    reads("silu", &maker.conv2d().silu().unwrap());
+    reads("add", &maker.conv2d().add(&maker.conv2d()).unwrap());
+    reads("add of a view", &kept.row_view(0..pixels).add(&maker.conv2d()).unwrap());
+    reads("some rows", &kept.row_view(7..pixels - 5));
+    reads("the first rows", &kept.row_view(0..pixels - 1));
+    let [left, right] = maker.conv2d().split_cols([64, 64]);
+    reads("the first columns", &left);
+    reads("the last columns, over which silu would like to go", &right.silu().unwrap());
+    reads("the first columns still", &left);
+    let (top, bottom) = maker.conv2d().split_rows(100);
+    let (top, bottom) = (top.silu().unwrap(), bottom.silu().unwrap());
+    reads("upper rows after silu", &top);
+    reads("lower rows after silu", &bottom);
+    assert!(Tensor::adjacent_rows(top, bottom).is_err(), "both went elsewhere");
+    assert!(cuda.download(&kept).unwrap() == before);
+    // All of the cells, through a view, are what the moments are of.
+    assert_eq!(check_norm_of(&cuda, "all rows", &kept.row_view(0..pixels), 32), !moments_are_left(&cuda));
+    // Of two results in one buffer the first has moments.
+    let [left, right] = Shape::dense(pixels, 256).tensor(&cuda, 4).split_cols([128, 128]);
+    let (left, right) = (maker.conv2d_add(left), maker.conv2d_add(right));
+    assert_eq!(check_norm_of(&cuda, "left of two", &left, 32), !moments_are_left(&cuda));
+    reads("right of two", &right);
+    assert_eq!(check_norm_of(&cuda, "left of two, later", &left, 32), !moments_are_left(&cuda));
+}
+
+#[test]
+fn a_norm_of_a_convolution_gives_the_same_bytes_every_time_also_recorded() {
+    let Some(cuda) = crate::cuda() else { return };
+    let maker = Maker::new(&cuda, [65, 70], 128, 128, 1.0);
+    let (weight, bias) = (vector(&cuda, 5, 128), vector(&cuda, 6, 128));
+    let work = |x: &Tensor<Cuda>| {
+        let x = x.conv2d(&maker.weight, &maker.bias, maker.conv())?;
+        let h = x.group_norm_silu(&weight, &bias, 32, 1e-6)?.conv2d(&maker.weight, &maker.bias, maker.conv())?;
+        let h = h.group_norm_silu(&weight, &bias, 32, 1e-6)?;
+        let x = h.conv2d_add(&maker.weight, &maker.bias, maker.conv(), x)?;
+        x.group_norm(&weight, &bias, 32, 1e-6)
+    };
+    let mut replay = Replay::default();
+    for seed in [1, 1, 2, 3, 1] {
+        let x = Shape::dense(65 * 70, 128).tensor(&cuda, seed);
+        let expected = cuda.download(&work(&x).unwrap()).unwrap();
+        assert!(cuda.download(&work(&x).unwrap()).unwrap() == expected);
+        let got = cuda.replay(&mut replay, [&x], |[x]| work(x)).unwrap();
+        assert!(cuda.download(&got).unwrap() == expected, "recorded, seed {seed}");
+    }
+    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
+    assert!(matches!(replay, Replay::Recorded(_)));
 }

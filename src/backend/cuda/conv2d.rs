@@ -32,8 +32,9 @@ impl Cuda {
         };
         let out = fresh.as_ref().or(residual.as_ref()).expect("one of both is there: `unless_writable` makes a tensor unless residual serves");
         let same = conv == Conv::same(conv.height, conv.width, 3);
+        let mut moments = None;
         if hopper && same && takes(x, weight, bias) && all_aligned(&[out]) && residual.as_ref().is_none_or(Tensor::aligned) {
-            self.run_hopper_conv2d(&Call { x, weight, bias, residual: residual.as_ref(), out, height: conv.height, width: conv.width })?;
+            moments = self.run_hopper_conv2d(&Call { x, weight, bias, residual: residual.as_ref(), out, height: conv.height, width: conv.width })?;
         } else {
             let from_residual = residual.as_ref().map(Matrix::of);
             let product = Product { bias: Some(bias.address()), residual: from_residual, ..self.product(x, weight, Matrix::of(out), out.cols()) };
@@ -46,7 +47,11 @@ impl Cuda {
         let out = fresh.or(residual).expect("as above");
         let rest = out.cols() - weight.rows();
         let [out, _] = out.split_cols([weight.rows(), rest]);
-        Ok(out)
+        Ok(match moments {
+            // Not of columns that pad the output.
+            Some(moments) if rest == 0 => out.with_moments(moments),
+            _ => out,
+        })
     }
 
     fn conv2d_rows(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>, conv: Conv, rows: usize, product: &Product) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Launches cuda/group_norm.cu: `group_norm` and `group_norm_silu`.
 
+use super::moments::Moments;
 use super::pool::{Buffer, Kind};
 use super::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
@@ -14,6 +15,19 @@ const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
 const PIXELS_PER_SPLIT_THREAD: usize = 8;
 /// Pixels that a thread of the last pass walks over.
 const PIXELS_PER_THREAD: usize = 16;
+
+/// How threads are laid out over pixels and channels.
+#[derive(Clone, Copy)]
+struct Blocks {
+    /// Whether a thread has eight channels, or one.
+    wide: bool,
+    /// Threads that lie side by side over channels.
+    width: usize,
+    /// Threads of a channel.
+    height: usize,
+    /// Blocks side by side.
+    columns: usize,
+}
 
 impl Cuda {
     pub(super) fn group_norm_op(
@@ -35,24 +49,16 @@ impl Cuda {
         let width = runs.min(THREADS);
         let height = THREADS / width;
         let columns = runs.div_ceil(width);
-
-        let blocks = (self.device().multiprocessors() * BLOCKS_PER_MULTIPROCESSOR).div_ceil(columns);
-        // No split is empty: all take part in the first round of `splits * height` pixels.
-        let splits = pixels.div_ceil(height * PIXELS_PER_SPLIT_THREAD).min(blocks);
-        let partial = Buffer::new(self.device(), Kind::F32, 2 * splits * channels)?;
+        let fresh = if x.moments().is_some() { None } else { Some(self.moments_of(x, Blocks { wide, width, height, columns })?) };
+        let moments = fresh.as_ref().or(x.moments()).expect("one of both is there");
         let coefficients = Buffer::new(self.device(), Kind::F32, 2 * channels)?;
 
-        let kernel = if wide { "group_norm_stats_bf16" } else { "group_norm_stats_bf16_any" };
-        let launch = self.launch("group_norm", kernel)?.matrix(x).address(partial.address()).int(pixels).int(channels);
-        // SAFETY: argument types and order match cuda/group_norm.cu; x is [pixels, channels], `partial` has two floats for each split
-        // and channel, and a block has at most THREADS threads, for which its shared memory is made.
-        unsafe { launch.run([splits, columns, 1], [width, height, 1]) }?;
-
-        let launch = self.launch("group_norm", "group_norm_merge")?.address(partial.address()).vector(weight).vector(bias);
-        let launch = launch.address(coefficients.address()).int(splits).int(height).int(pixels).int(channels).int(channels / groups).float(eps);
+        let launch = self.launch("group_norm", "group_norm_merge")?.address(moments.partial()).address(moments.counts());
+        let launch = launch.vector(weight).vector(bias).address(coefficients.address());
+        let launch = launch.int(moments.splits()).int(channels).int(channels / groups).float(eps);
         // SAFETY: argument types and order match cuda/group_norm.cu; `Tensor::group_norm` checked that groups divide the channels, and weight
-        // and bias to be [1, channels]; `coefficients` has two floats for each channel; the block has the MERGE_THREADS threads that the
-        // kernel needs, `splits` and `height` are those of the launch before.
+        // and bias to be [1, channels]; the moments are of all cells of x, and so of `channels` columns; `coefficients` has two floats for each
+        // channel; the block has the MERGE_THREADS threads that the kernel needs.
         unsafe { launch.run([groups, 1, 1], [MERGE_THREADS, 1, 1]) }?;
 
         let kernel = match (wide, silu) {
@@ -68,5 +74,20 @@ impl Cuda {
         // the grid's blocks cover all pixels and channels once.
         unsafe { launch.run([pixels.div_ceil(pixels_per_block), columns, 1], [width, height, 1]) }?;
         Ok(out)
+    }
+
+    /// What a pass over x gives, which has rows.
+    fn moments_of(&self, x: &Tensor<Cuda>, Blocks { wide, width, height, columns }: Blocks) -> Result<Moments> {
+        let blocks = (self.device().multiprocessors() * BLOCKS_PER_MULTIPROCESSOR).div_ceil(columns);
+        // No split is empty: all take part in the first round of `splits * height` pixels.
+        let splits = x.rows().div_ceil(height * PIXELS_PER_SPLIT_THREAD).min(blocks);
+        let moments = Moments::new(self, splits, x.cols())?;
+        let kernel = if wide { "group_norm_stats_bf16" } else { "group_norm_stats_bf16_any" };
+        let launch = self.launch("group_norm", kernel)?.matrix(x).address(moments.partial()).address(moments.counts());
+        let launch = launch.int(x.rows()).int(x.cols());
+        // SAFETY: argument types and order match cuda/group_norm.cu; x is [pixels, channels], the moments have two floats for each split
+        // and channel and one for each split, and a block has at most THREADS threads, for which its shared memory is made.
+        unsafe { launch.run([splits, columns, 1], [width, height, 1]) }?;
+        Ok(moments)
     }
 }

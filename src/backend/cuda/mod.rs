@@ -6,8 +6,9 @@
 //! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels of cuda/*.cu that
 //! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves values and
 //! pictures, [`uploader`] weights out of files that [`regions`] registers, [`graph`] launches recorded work as a whole, in the memory of
-//! [`arena`]. Every op has a launcher in the file of its name; those for Hopper alone share [`hopper`]. All computing goes to one stream in
-//! program order; only downloads, [`Backend::wait`] and the timing of algorithms wait.
+//! [`arena`]. What an op learns of its result on the way, it leaves there as [`moments`]. Every op has a launcher in the file of its name;
+//! those for Hopper alone share [`hopper`]. All computing goes to one stream in program order; only downloads, [`Backend::wait`] and the
+//! timing of algorithms wait.
 #![allow(unsafe_code)]
 
 mod adaln;
@@ -29,6 +30,7 @@ mod kernels;
 mod launch;
 mod library;
 mod linear;
+mod moments;
 mod pool;
 mod projection;
 mod qk_norm_rope;

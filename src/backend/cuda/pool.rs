@@ -2,12 +2,13 @@
 //! [`arena`](super::arena), whose blocks count as used as long as it has them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cudarc::driver::{result, sys};
 
 use super::arena::{Arena, Place};
 use super::device::{Device, Mark, Stream, failed};
+use super::moments::{Cells, Moments};
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
@@ -100,6 +101,7 @@ pub struct Buffer {
     /// Its block, where the arena lent it.
     block: Option<usize>,
     scales: sys::CUdeviceptr,
+    moments: OnceLock<Box<(Cells, Moments)>>,
     device: Arc<Device>,
 }
 
@@ -117,14 +119,19 @@ impl Buffer {
                 (address, Some(device.pool().arena().add(address, whole)))
             }
         };
-        Ok(Self { address, stream: device.stream(), bytes, kind, zero_padded: false, block, scales: 0, device: Arc::clone(device) })
+        Ok(Self::at(device, device.stream(), address, bytes, kind, block))
     }
 
     /// Memory whose first use is on `stream`. The compute stream has to wait for that use.
     pub fn on_stream(device: &Arc<Device>, stream: Stream, kind: Kind, len: usize) -> Result<Self> {
         let bytes = bytes_of(device, kind, len)?;
         let address = allocate(device, stream, bytes)?;
-        Ok(Self { address, stream, bytes, kind, zero_padded: false, block: None, scales: 0, device: Arc::clone(device) })
+        Ok(Self::at(device, stream, address, bytes, kind, None))
+    }
+
+    fn at(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: usize, kind: Kind, block: Option<usize>) -> Self {
+        let device = Arc::clone(device);
+        Self { address, stream, bytes, kind, zero_padded: false, block, scales: 0, moments: OnceLock::new(), device }
     }
 
     /// Memory for `rows` rows of `stride` e4m3 values, and behind them the rows' scales; as [`Buffer::new`].
@@ -162,6 +169,16 @@ impl Buffer {
     /// Device address of the first row's scale; none but that of e4m3 has any.
     pub fn scales(&self) -> sys::CUdeviceptr {
         self.scales
+    }
+
+    /// Keeps the moments of `cells`, over which nobody will write; false where there are some already.
+    pub fn keep_moments(&self, cells: Cells, moments: Moments) -> bool {
+        self.moments.set(Box::new((cells, moments))).is_ok()
+    }
+
+    /// The moments of `cells`, if they are of exactly these.
+    pub fn moments(&self, cells: Cells) -> Option<&Moments> {
+        self.moments.get().filter(|kept| kept.0 == cells).map(|kept| &kept.1)
     }
 
     /// Whether it is a weight padded with zeros to multiples of 8 rows and columns. See [`Buffer::mark_zero_padded`].
