@@ -133,7 +133,7 @@ fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joi
         }
         let b = bench.backend.clone();
         let out = 3 * dim_out + 2 * mlp;
-        let weight = || weights::matrix(&b, out, dim);
+        let weight = || weights::narrow_matrix(&b, out, dim);
         let (txt, img) = tensor(&b, rows, dim)?.split_rows(if streams { joint.txt_rows() } else { 0 });
         let (txt_weight, img_weight) = (weight()?, weight()?);
         let parts = [(&txt, &txt_weight), (&img, &img_weight)];

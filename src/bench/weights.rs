@@ -20,6 +20,11 @@ pub fn matrix<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Tenso
     with_view(&[rows, cols], |view| backend.weight(std::slice::from_ref(view)))
 }
 
+/// As [`matrix`], of a block's product: in few bits where the backend computes so.
+pub fn narrow_matrix<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Tensor<B>> {
+    with_view(&[rows, cols], |view| backend.narrow_weight(std::slice::from_ref(view)))
+}
+
 /// The weight of a convolution from `cin` to `cout` channels.
 pub fn convolution<B: Backend>(backend: &B, cin: usize, cout: usize, kernel: usize) -> Result<Tensor<B>> {
     with_view(&[cout, cin, kernel, kernel], |view| backend.conv_weight(view))
