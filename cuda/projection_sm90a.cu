@@ -21,10 +21,9 @@
 //           than by cuBLASLt.
 // Flops     2 * rows * features * (3 * dim + 2 * mlp).   4608 x 3072 -> 27648: 783 GFLOP
 // Bound     tensor cores. 783 GFLOP at 989 TFLOP/s (H200, dense bf16) = 791 us
-// Measured  979 us (800 TFLOP/s) for 4608 x 3072 -> 27648, where cuBLASLt takes 1050 us and the kernels behind it 110; two streams (512 and 4096
-//           rows): kvq 359 us (727), as long as one by one, mlp 652 us (800) and not 698. A step of 1024 x 1024 takes 52.4 ms and not 54.4, of
-//           2048 x 2048 287 and not 294. H200, driver 580.159, CUDA 13.0; `flux bench ops/project`, `flux bench stages/`
-// Tried     standalone, sums stored by the warps that multiply, after a pause / in a row for 0.3 s (TFLOP/s): one block 128 x 256 787 / 665; with
+// Measured  (not yet)
+// Tried     rows stored one after the other instead of four in step: in e4m3 kvq and mlp 724 us, where the composition takes 645.
+//           Standalone, sums stored by the warps that multiply, after a pause / in a row for 0.3 s (TFLOP/s): one block 128 x 256 787 / 665; with
 //           the weights for two blocks 751 / 691; with x for two blocks 774 / 684; for four blocks 709 / 663 (120 blocks find room). Without
 //           any fetching 862 / 809. In a row the GPU is at its power limit: 1500 MHz instead of 1980, and cuBLASLt falls from 848 to 729 too
 #include "common.cuh"
@@ -124,6 +123,16 @@ __device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
     return raw;
 }
 
+// 16 or 8 bytes at once. From C++ the compiler makes four or two stores of them here.
+__device__ __forceinline__ void store_raw(bf16* to, uint4 raw) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y), "r"(raw.z), "r"(raw.w)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_raw(bf16* to, uint2 raw) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y) : "memory");
+}
+
 // Sums of e4m3 are rounded as they are, and scaled when they are stored: the warps that multiply have no time for it.
 
 // Four bf16 values, scaled.
@@ -140,25 +149,6 @@ __device__ __forceinline__ void unpack_scaled(uint2 raw, const float (&of_cols)[
         for (int i = 0; i < 4; i++) values[i] *= of_cols[i] * of_row;
 }
 
-// Eight columns of a head, which 16 lanes hold, normed and rotated.
-__device__ __forceinline__ void norm_and_rotate(float (&x)[8], uint4 norm, float eps, float4 cosines, float4 sines) {
-    float weight[8];
-    unpack(norm, weight);
-    float squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; i++) squares += x[i] * x[i];
-#pragma unroll
-    for (int step = 8; step > 0; step >>= 1) squares += __shfl_xor_sync(~0u, squares, step);
-    const float rstd = rsqrtf(squares / (COLS / 2) + eps);
-    const float c[4] = {cosines.x, cosines.y, cosines.z, cosines.w}, s[4] = {sines.x, sines.y, sines.z, sines.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float a = x[2 * i] * (rstd * weight[2 * i]), b = x[2 * i + 1] * (rstd * weight[2 * i + 1]);
-        x[2 * i] = a * c[i] - b * s[i];
-        x[2 * i + 1] = b * c[i] + a * s[i];
-    }
-}
-
 template <int N>
 __device__ __forceinline__ void load_scales(const float* from, float (&scales)[N]) {
 #pragma unroll
@@ -168,86 +158,134 @@ __device__ __forceinline__ void load_scales(const float* from, float (&scales)[N
     }
 }
 
-// Rows of a warpgroup's half of a tile, from shared memory to out. Each of the STORERS warps has its rows of them.
+// A warpgroup's half of a tile in shared memory, and where it goes. Each of the STORERS warps stores its rows of it, AT_ONCE at a time and in
+// step: a warp by itself has nothing else to do while it waits for a sum.
 template <bool E4M3>
-__device__ __forceinline__ void store_rows(const Arguments& args, const Work& w, uint32_t rounded, int consumer) {
-    const int lane = threadIdx.x % 32, storer = threadIdx.x / 32 - 1;
-    const int first_row = w.row + consumer * ROUNDED_ROWS, rows = min(ROUNDED_ROWS, args.part_rows[w.part] - first_row);
-    const long long first_out = (w.part ? args.part_rows[0] : 0) + first_row;
-    // Rows behind the last are computed as if they were the last, and not stored.
-    const auto row_at = [&](int first, int i) { return min(first + i * STORERS, rows - 1); };
-    const float* of_rows = E4M3 ? args.x_scales[w.part] + first_row : nullptr;
-    const float* of_cols = E4M3 ? args.weight_scales[w.part] + w.weight : nullptr;
-    if (w.kind == GATED) {
+struct Half {
+    const Arguments& args;
+    const Work& w;
+    uint32_t rounded;
+    int first_row, rows;
+    long long first_out;
+
+    __device__ __forceinline__ Half(const Arguments& args, const Work& w, uint32_t rounded, int consumer) : args(args), w(w), rounded(rounded) {
+        first_row = w.row + consumer * ROUNDED_ROWS;
+        rows = min(ROUNDED_ROWS, args.part_rows[w.part] - first_row);
+        first_out = (w.part ? args.part_rows[0] : 0) + first_row;
+    }
+
+    // body(row, i) of AT_ONCE rows of this warp. In place of rows behind the last it is the last again, which gets the same values.
+    template <class Body>
+    __device__ __forceinline__ void at_once(int first, Body body) const {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) body(min(first + i * STORERS, rows - 1), i);
+    }
+
+    __device__ __forceinline__ float row_scale(int row) const { return args.x_scales[w.part][first_row + row]; }
+    __device__ __forceinline__ const float* col_scales() const { return args.weight_scales[w.part] + w.weight; }
+
+    // The position of a row's token. One sample has all rows in the order of their positions.
+    __device__ __forceinline__ int token_of(int row) const {
+        const int at = int(first_out) + row;
+        if (args.part_rows[0] + args.part_rows[1] == args.txt + args.img) return at;
+        return at < args.txt_rows ? at % args.txt : args.txt + (at - args.txt_rows) % args.img;
+    }
+
+    __device__ __forceinline__ void store_gated(int storer, int lane) const {
         bf16* out = args.out + first_out * args.ld_out + w.col + lane * 4;
         const int chunk = lane / 2, half = lane % 2 * 8;
         float of_gate[4], of_up[4];
         if constexpr (E4M3) {
-            load_scales(of_cols + lane * 4, of_gate);
-            load_scales(of_cols + w.second + lane * 4, of_up);
+            load_scales(col_scales() + lane * 4, of_gate);
+            load_scales(col_scales() + w.second + lane * 4, of_up);
         }
         for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
             uint2 gate[AT_ONCE], up[AT_ONCE];
             float of_row[AT_ONCE];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                const int row = row_at(first, i);
+            at_once(first, [&](int row, int i) {
                 gate[i] = load_shared_8(chunk_at(rounded, row, chunk) + half);
                 up[i] = load_shared_8(chunk_at(rounded, row, COLS / 16 + chunk) + half);
-                of_row[i] = E4M3 ? of_rows[row] : 1.0f;
-            }
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                float g[4], u[4];
-                unpack_scaled<E4M3>(gate[i], of_gate, of_row[i], g);
+                of_row[i] = E4M3 ? row_scale(row) : 1.0f;
+            });
+            float g[AT_ONCE][4];
+            at_once(first, [&](int, int i) {
+                float u[4];
+                unpack_scaled<E4M3>(gate[i], of_gate, of_row[i], g[i]);
                 unpack_scaled<E4M3>(up[i], of_up, of_row[i], u);
 #pragma unroll
-                for (int j = 0; j < 4; j++) g[j] = silu(g[j]) * u[j];
-                const int row = first + i * STORERS;
-                if (row < rows) *reinterpret_cast<uint2*>(out + row * args.ld_out) = make_uint2(pack_bf16(g[0], g[1]), pack_bf16(g[2], g[3]));
+                for (int j = 0; j < 4; j++) g[i][j] = silu(g[i][j]) * u[j];
+            });
+            at_once(first, [&](int row, int i) {
+                store_raw(out + row * args.ld_out, make_uint2(pack_bf16(g[i][0], g[i][1]), pack_bf16(g[i][2], g[i][3])));
+            });
+        }
+    }
+
+    // 16 lanes hold a head, 8 columns each.
+    template <bool ROTATED>
+    __device__ __forceinline__ void store_heads(int storer, int lane) const {
+        bf16* out = args.out + first_out * args.ld_out + w.col + lane * 8;
+        const int in_head = lane % 16;
+        float txt_norm[8], img_norm[8], of_lane[8];
+        if constexpr (ROTATED) {
+            load((w.kind == QUERIES ? args.txt_norm_q : args.txt_norm_k) + in_head * 8, txt_norm);
+            load((w.kind == QUERIES ? args.img_norm_q : args.img_norm_k) + in_head * 8, img_norm);
+        }
+        if constexpr (E4M3) load_scales(col_scales() + lane * 8, of_lane);
+        for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
+            uint4 raw[AT_ONCE];
+            float4 cosines[AT_ONCE], sines[AT_ONCE];
+            float of_row[AT_ONCE];
+            at_once(first, [&](int row, int i) {
+                if constexpr (ROTATED) {
+                    const long long at = token_of(row) * args.ld_table + in_head * 4;
+                    cosines[i] = *reinterpret_cast<const float4*>(args.cos + at);
+                    sines[i] = *reinterpret_cast<const float4*>(args.sin + at);
+                }
+                raw[i] = load_shared_16(chunk_at(rounded, row, lane));
+                of_row[i] = E4M3 ? row_scale(row) : 1.0f;
+            });
+            float x[AT_ONCE][8], squares[AT_ONCE];
+            at_once(first, [&](int, int i) {
+                unpack(raw[i], x[i]);
+                squares[i] = 0.0f;
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    if constexpr (E4M3) x[i][j] *= of_lane[j] * of_row[i];
+                    squares[i] += x[i][j] * x[i][j];
+                }
+            });
+            if constexpr (ROTATED) {
+#pragma unroll
+                for (int step = 8; step > 0; step >>= 1) at_once(first, [&](int, int i) { squares[i] += __shfl_xor_sync(~0u, squares[i], step); });
+                at_once(first, [&](int row, int i) {
+                    const bool is_txt = first_out + row < args.txt_rows;
+                    const float rstd = rsqrtf(squares[i] / (COLS / 2) + (is_txt ? args.txt_eps : args.img_eps));
+                    const float c[4] = {cosines[i].x, cosines[i].y, cosines[i].z, cosines[i].w}, s[4] = {sines[i].x, sines[i].y, sines[i].z, sines[i].w};
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        const float a = x[i][2 * j] * (rstd * (is_txt ? txt_norm[2 * j] : img_norm[2 * j]));
+                        const float b = x[i][2 * j + 1] * (rstd * (is_txt ? txt_norm[2 * j + 1] : img_norm[2 * j + 1]));
+                        x[i][2 * j] = a * c[j] - b * s[j];
+                        x[i][2 * j + 1] = b * c[j] + a * s[j];
+                    }
+                });
             }
-        }
-        return;
-    }
-    bf16* out = args.out + first_out * args.ld_out + w.col + lane * 8;
-    const int in_head = lane % 16;
-    const bool rotated = w.kind != VALUES;
-    uint4 txt_norm = {}, img_norm = {};
-    if (rotated) {
-        txt_norm = *reinterpret_cast<const uint4*>((w.kind == QUERIES ? args.txt_norm_q : args.txt_norm_k) + in_head * 8);
-        img_norm = *reinterpret_cast<const uint4*>((w.kind == QUERIES ? args.img_norm_q : args.img_norm_k) + in_head * 8);
-    }
-    float of_lane[8];
-    if constexpr (E4M3) load_scales(of_cols + lane * 8, of_lane);
-    for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
-        uint4 raw[AT_ONCE];
-        float4 cosines[AT_ONCE], sines[AT_ONCE];
-        float of_row[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int row = row_at(first, i);
-            raw[i] = load_shared_16(chunk_at(rounded, row, lane));
-            of_row[i] = E4M3 ? of_rows[row] : 1.0f;
-            if (!rotated) continue;
-            const int at = int(first_out) + row;
-            const long long token = at < args.txt_rows ? at % args.txt : args.txt + (at - args.txt_rows) % args.img;
-            cosines[i] = *reinterpret_cast<const float4*>(args.cos + token * args.ld_table + in_head * 4);
-            sines[i] = *reinterpret_cast<const float4*>(args.sin + token * args.ld_table + in_head * 4);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int row = first + i * STORERS;
-            float x[8];
-            unpack(raw[i], x);
-            if constexpr (E4M3)
-#pragma unroll
-                for (int j = 0; j < 8; j++) x[j] *= of_lane[j] * of_row[i];
-            const bool is_txt = first_out + row < args.txt_rows;
-            if (rotated) norm_and_rotate(x, is_txt ? txt_norm : img_norm, is_txt ? args.txt_eps : args.img_eps, cosines[i], sines[i]);
-            if (row < rows) store(out + row * args.ld_out, x);
+            at_once(first, [&](int row, int i) { store_raw(out + row * args.ld_out, pack(x[i])); });
         }
     }
-}
+
+    __device__ __forceinline__ void store() const {
+        const int storer = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
+        if (w.kind == GATED) {
+            store_gated(storer, lane);
+        } else if (w.kind == VALUES) {
+            store_heads<false>(storer, lane);
+        } else {
+            store_heads<true>(storer, lane);
+        }
+    }
+};
 
 template <bool E4M3>
 __device__ __forceinline__ void project(const Arguments& args) {
@@ -295,7 +333,7 @@ __device__ __forceinline__ void project(const Arguments& args) {
             const Work w = Work::at(args, index, rank);
             for (int consumer = 0; consumer < CONSUMERS; consumer++) {
                 wait(rounded_full + 8 * consumer, turn.phase);
-                store_rows<E4M3>(args, w, base + ROUNDED + consumer * ROUNDED_BYTES, consumer);
+                Half<E4M3>(args, w, base + ROUNDED + consumer * ROUNDED_BYTES, consumer).store();
                 __syncwarp();
                 if (threadIdx.x % 32 == 0) arrive(rounded_free + 8 * consumer);
             }
