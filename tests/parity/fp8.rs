@@ -198,7 +198,67 @@ fn linear_in_fp8_matches_at_real_sizes() {
     }
 }
 
-/// Those above have sums stay in the tensor cores, which is the default.
+/// [rows, cols] times two weights [out, cols], of which the first is for the first `first` rows: at such and at other places than those at
+/// which cuBLASLt takes scales, and with no row on one side.
+const SPLITS: [([usize; 3], usize); 9] = [
+    ([40, 64, 96], 16),
+    ([40, 64, 96], 13),
+    ([41, 77, 21], 4),
+    ([41, 77, 21], 38),
+    ([9, 27, 5], 1),
+    ([20, 64, 32], 0),
+    ([20, 64, 32], 20),
+    ([21, 64, 32], 21),
+    ([300, 3072, 256], 128),
+];
+
+#[test]
+fn linear_rows_in_fp8_matches_the_cpu() {
+    let Some(cuda) = cuda_fp8() else { return };
+    for ([rows, cols, out], first) in SPLITS {
+        for shape in [Shape::dense(rows, cols), Shape::view(rows, cols, 3, 2)] {
+            let x = shape.tensor(&cuda, 1);
+            let x_values = quantised(&cuda.download(&x).unwrap(), cols);
+            let [top_weight, bottom_weight] = [2, 3].map(|seed| cuda.narrow_weight(&[Weight::seeded(seed, out, cols).view()]).unwrap());
+            let (top_values, bottom_values) = x_values.split_at(first * cols);
+            let mut expected = product(top_values, &cuda.download(&top_weight).unwrap(), [first, cols, out]);
+            expected.extend(product(bottom_values, &cuda.download(&bottom_weight).unwrap(), [rows - first, cols, out]));
+            let (top, bottom) = x.split_rows(first);
+            let before = cuda.stats().launches;
+            let got = Tensor::linear_rows(&[(&top, &top_weight), (&bottom, &bottom_weight)]).unwrap();
+            let launches = cuda.stats().launches - before;
+            compare(&format!("linear_rows in fp8 {shape:?} -> {out}, {first} first"), &cuda.download(&got).unwrap(), &expected, roundings(cols));
+            let quantised_at_once = first.is_multiple_of(4) || first == rows;
+            let products = u64::from(first > 0) + u64::from(first < rows);
+            assert_eq!(launches, products + if quantised_at_once { 1 } else { 2 }, "{first} of {rows} rows first");
+        }
+    }
+}
+
+/// The same kernels round to bf16 on the way, and the products have the same places in memory, so nothing may differ.
+#[test]
+fn swiglu_linear_rows_equals_its_parts() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let real = if crate::small() { None } else { Some(([1536, 9216, 3072], 512)) };
+    for ([rows, mlp, out], first) in SPLITS.into_iter().chain(real) {
+        let narrow = [2, 3].map(|seed| cuda.narrow_weight(&[Weight::seeded(seed, out, mlp).view()]).unwrap());
+        let weights = [&narrow[0], &narrow[1]];
+        for before in [0, 8, 3] {
+            let [got, expected] = [true, false].map(|fused| {
+                let [_, gate, up] = Shape::dense(rows, before + 2 * mlp).tensor(&cuda, 1).split_cols([before, mlp, mlp]);
+                let out = if fused {
+                    gate.swiglu_linear_rows(&up, weights, first)
+                } else {
+                    flux::ops::swiglu::compose_linear_rows(&cuda, gate, &up, weights, first)
+                };
+                cuda.download(&out.unwrap()).unwrap()
+            });
+            assert_equal(&format!("[{rows}, {mlp}] behind {before} columns -> {out}, {first} first"), &got, &expected);
+        }
+    }
+}
+
+/// Those of `linear` have sums stay in the tensor cores, which is the default.
 #[test]
 fn linear_in_fp8_matches_with_sums_in_float32_too() {
     if cuda_fp8().is_none() {

@@ -475,6 +475,10 @@ impl Backend for Cuda {
         self.project_op(parts, heads)
     }
 
+    fn swiglu_linear_rows(&self, gate: Tensor<Self>, up: &Tensor<Self>, weights: [&Tensor<Self>; 2], first: usize) -> Result<Tensor<Self>> {
+        self.swiglu_linear_rows_op(gate, up, weights, first)
+    }
+
     fn qk_norm_rope(
         &self,
         q: Tensor<Self>,

@@ -3,6 +3,8 @@
 //! Only products take such tensors. Weights become e4m3 when they are loaded, a row being an output channel; activations in the kernel
 //! that makes them, where that holds a whole row.
 
+use std::ops::Range;
+
 use super::launch::row_block;
 use super::pool::Buffer;
 use super::{Cuda, Precision, Tensor, all_aligned};
@@ -10,6 +12,9 @@ use crate::error::{Error, Result};
 
 /// Rows are padded with zeros to whole 16 bytes, and weights with rows of zeros, because cuBLASLt's fp8 kernels take no other sizes.
 pub const MULTIPLE: usize = 16;
+/// Rows of one matrix that products read apart: the scales of the first are at a multiple of 16 bytes where their number is one of this,
+/// and cuBLASLt takes no others.
+pub const SPLIT_MULTIPLE: usize = 16 / size_of::<f32>();
 /// The GPUs for which cuBLASLt multiplies by a scale for each row and column. It has that for Hopper alone: Ada has fp8 with one scale
 /// for a whole matrix, Blackwell with scales of blocks.
 const CAPABILITY: (i32, i32) = (9, 0);
@@ -43,6 +48,15 @@ pub fn e4m3_block(cols: usize) -> Option<usize> {
     row_block(cols.next_multiple_of(MULTIPLE) / 8).filter(|threads| *threads <= MAX_THREADS)
 }
 
+/// e4m3 rows 0..first and first..rows, as products with a weight for each read them. `make` gives a range of the rows: of all at once where
+/// the scales behind the split are where cuBLASLt takes them.
+pub fn split_e4m3(rows: usize, first: usize, make: impl Fn(Range<usize>) -> Result<Tensor<Cuda>>) -> Result<(Tensor<Cuda>, Tensor<Cuda>)> {
+    if first.is_multiple_of(SPLIT_MULTIPLE) {
+        return Ok(make(0..rows)?.split_rows(first));
+    }
+    Ok((make(0..first)?, make(first..rows)?))
+}
+
 impl Cuda {
     /// e4m3 [rows, cols], not initialised; kernels write the rows' padding too.
     pub(super) fn empty_e4m3(&self, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
@@ -74,6 +88,20 @@ impl Cuda {
             (true, false) => Err(Error::new("e4m3 goes with e4m3 weights only").at("op `linear`")),
             _ => Ok(None),
         }
+    }
+
+    /// [`Cuda::operand`] of each pair. Two of which one lies under the other are quantised at once.
+    pub(super) fn operands(&self, pairs: &[(&Tensor<Cuda>, &Tensor<Cuda>)]) -> Result<Vec<Option<Tensor<Cuda>>>> {
+        if let &[(top, top_weight), (bottom, bottom_weight)] = pairs
+            && top_weight.is_e4m3()
+            && bottom_weight.is_e4m3()
+            && !top.is_e4m3()
+            && let Ok(both) = Tensor::adjacent_rows(top.row_view(0..top.rows()), bottom.row_view(0..bottom.rows()))
+        {
+            let (top, bottom) = split_e4m3(both.rows(), top.rows(), |rows| self.quantise(&both.row_view(rows)))?;
+            return Ok(vec![Some(top), Some(bottom)]);
+        }
+        pairs.iter().map(|(x, weight)| self.operand(x, weight)).collect()
     }
 }
 
