@@ -1,8 +1,8 @@
 //! Matrix products with weights, through cuBLASLt.
 
 use super::gemm::{Matrix, Product};
-use super::quantise::MULTIPLE;
 use super::{Cuda, Tensor};
+use crate::e4m3::MULTIPLE;
 use crate::error::{Error, Result};
 use crate::ops;
 

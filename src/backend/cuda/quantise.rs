@@ -8,10 +8,9 @@ use std::ops::Range;
 use super::launch::row_block;
 use super::pool::Buffer;
 use super::{Cuda, Precision, Tensor, all_aligned};
+use crate::e4m3::{self, MULTIPLE};
 use crate::error::{Error, Result};
 
-/// Rows are padded with zeros to whole 16 bytes, and weights with rows of zeros, because cuBLASLt's fp8 kernels take no other sizes.
-pub const MULTIPLE: usize = 16;
 /// Rows of one matrix that products read apart: the scales of the first are at a multiple of 16 bytes where their number is one of this,
 /// and cuBLASLt takes no others.
 pub const SPLIT_MULTIPLE: usize = 16 / size_of::<f32>();
@@ -30,17 +29,6 @@ pub fn check(precision: Precision, capability: (i32, i32), name: &str) -> Result
     Err(Error::new(format!("fp8 needs a GPU of compute capability 9.0 (Hopper), {name} has {major}.{minor}"))
         .at("--precision fp8")
         .hint("leave out `--precision`: bf16 works on this GPU"))
-}
-
-/// The value of an e4m3: sign, 4 bits of exponent, 3 of mantissa; no infinities.
-pub fn e4m3_to_f32(bits: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
-    let magnitude = match (exponent, bits & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa / 8.0 * 2f32.powi(-6),
-        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
-    };
-    if bits & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
 /// Threads of a block whose registers hold one row of `cols` e4m3 values; none when it does not fit.
@@ -120,7 +108,7 @@ impl Tensor<Cuda> {
     pub(super) fn download_e4m3(&self) -> Result<Vec<f32>> {
         let values = self.backend().download_values::<u8>(self.address(), self.rows(), self.cols(), self.stride())?;
         let scales = self.backend().download_values::<f32>(self.scales(), 1, self.rows(), self.rows())?;
-        let row = |(row, scale): (&[u8], f32)| row.iter().map(move |bits| e4m3_to_f32(*bits) * scale).collect::<Vec<_>>();
+        let row = |(row, scale): (&[u8], f32)| row.iter().map(move |bits| e4m3::to_f32(*bits) * scale).collect::<Vec<_>>();
         Ok(values.chunks(self.cols().max(1)).zip(scales).flat_map(row).collect())
     }
 }
@@ -128,16 +116,6 @@ impl Tensor<Cuda> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn e4m3_has_the_values_of_its_definition() {
-        let values =
-            [(0x00, 0.0), (0x01, 2f32.powi(-9)), (0x07, 7.0 * 2f32.powi(-9)), (0x08, 2f32.powi(-6)), (0x38, 1.0), (0x39, 1.125), (0x7e, 448.0)];
-        for (bits, value) in values {
-            assert_eq!((e4m3_to_f32(bits), e4m3_to_f32(bits | 0x80)), (value, -value), "{bits:#x}");
-        }
-        assert!(e4m3_to_f32(0x7f).is_nan() && e4m3_to_f32(0xff).is_nan());
-    }
 
     #[test]
     fn fp8_is_refused_where_it_does_not_run() {

@@ -14,9 +14,10 @@ use cudarc::driver::result;
 
 use super::device::{Device, failed};
 use super::pool::{Buffer, Kind};
-use super::quantise::{MULTIPLE, e4m3_block};
+use super::quantise::e4m3_block;
 use super::regions::{FileRegions, REGION_BYTES, Region, Regions};
 use super::transfer::{SLOT_BYTES, Slot};
+use crate::e4m3::MULTIPLE;
 use crate::error::{Error, Result};
 use crate::weights::{Dtype, WeightView};
 
