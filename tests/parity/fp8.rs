@@ -1,19 +1,25 @@
 //! Products in e4m3: what is rounded against the definition of that format, what is computed against the CPU, and fused ops against
 //! their parts.
 
+use std::path::Path;
 use std::sync::LazyLock;
 
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
+use flux::e4m3::{MULTIPLE, quantise_row};
+use flux::model_dir::ModelDir;
 use flux::ops::Adaln;
-use flux::pipeline::{Pipeline, Request};
+use flux::pipeline::{Fp8Cache, OpenModel, Pipeline, Request};
 use flux::tensor::Tensor;
+use flux::weights::{WeightFiles, scales_name};
 use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 
 use crate::compare::{Shape, Weight, compare, shapes, values, vector, with_variable};
 use crate::cuda_fp8;
 use crate::pipeline::{default_model, psnr};
+use crate::support::preset;
 
 /// `0` has sums go on in float32; see docs/environment.md. Tests run in processes of their own for either.
 const FAST_ACCUMULATION: &str = "FLUX_FP8_FAST_ACCUMULATION";
@@ -106,6 +112,112 @@ fn stacked_narrow_weights_arrive_whole() {
     let (large, tail) = (Weight::new(&a, &[rows, 3072], Dtype::F32), Weight::new(&b, &[3, 3072], Dtype::BF16));
     let both = cuda.narrow_weight(&[large.view(), tail.view()]).unwrap();
     assert_equal("stacked", &cuda.download(&both).unwrap(), &quantised(&[a, b].concat(), 3072));
+}
+
+/// A matrix in a file of weights, and beside it one of e4m3 values of the same name, which here is of `kept`.
+fn with_e4m3(values: &[f32], kept: &[f32], rows: usize, cols: usize) -> (tempfile::TempDir, WeightFiles) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("w")).unwrap();
+    let bf16: Vec<u8> = values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect();
+    let tensor = TensorView::new(Dtype::BF16, vec![rows, cols], &bf16).unwrap();
+    safetensors::serialize_to_file([("weight", tensor)], None, &folder.path().join("w/w.safetensors")).unwrap();
+    let stride = cols.next_multiple_of(MULTIPLE);
+    let mut bits = vec![0; rows * stride];
+    let row = |(row, out): (&[f32], &mut [u8])| quantise_row(row, out).to_le_bytes();
+    let scales: Vec<u8> = kept.chunks(cols).zip(bits.chunks_mut(stride)).flat_map(row).collect();
+    let e4m3 = [
+        ("weight".to_string(), TensorView::new(Dtype::F8_E4M3, vec![rows, stride], &bits).unwrap()),
+        (scales_name("weight"), TensorView::new(Dtype::F32, vec![rows], &scales).unwrap()),
+    ];
+    let path = folder.path().join("e4m3.safetensors");
+    safetensors::serialize_to_file(e4m3, None, &path).unwrap();
+    let mut files = WeightFiles::open(&ModelDir::Folder(folder.path().to_path_buf()), "w", "w").unwrap();
+    files.set_e4m3(WeightFiles::open_file(&path, "").unwrap());
+    (folder, files)
+}
+
+#[test]
+fn narrow_weights_of_a_file_are_those_that_the_gpu_makes() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let mut sizes = vec![(16, 64), (5, 64), (16, 27), (1, 1), (3, 7), (40, 3072), (21, 12296)];
+    if !crate::small() {
+        sizes.push((9000, 3072)); // from the mapped file, in regions
+    }
+    for (rows, cols) in sizes {
+        for host in [values(2, rows * cols), wide_values(rows, cols)] {
+            let (_folder, files) = with_e4m3(&host, &host, rows, cols);
+            let view = files.get("weight", &[rows, cols]).unwrap();
+            let before = cuda.stats().launches;
+            let from_file = cuda.narrow_weight(std::slice::from_ref(&view)).unwrap();
+            assert_eq!(cuda.stats().launches, before, "nothing is quantised");
+            let plain = Weight::new(&host, &[rows, cols], Dtype::BF16);
+            let made = cuda.narrow_weight(&[plain.view()]).unwrap();
+            let what = format!("weight [{rows}, {cols}]");
+            assert_equal(&what, &cuda.download(&from_file).unwrap(), &cuda.download(&made).unwrap());
+            // Its padding is zeros, too: a product reads it.
+            let x = Shape::dense(9, cols).tensor(&cuda, 1);
+            let [got, expected] = [&from_file, &made].map(|weight| cuda.download(&x.linear(weight, None).unwrap()).unwrap());
+            assert_equal(&what, &got, &expected);
+        }
+    }
+}
+
+/// The file holds other values, so that it is seen which are read.
+#[test]
+fn rows_of_narrow_weights_come_from_the_file_in_any_order() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let (rows, cols) = (45, 77);
+    let (host, kept) = (values(1, rows * cols), values(2, rows * cols));
+    let (_folder, files) = with_e4m3(&host, &kept, rows, cols);
+    let view = files.get("weight", &[rows, cols]).unwrap();
+    let parts = [7..20, 0..7, 20..45];
+    let stacked = cuda.narrow_weight(&parts.clone().map(|rows| view.row_range(rows))).unwrap();
+    let reordered: Vec<f32> = parts.into_iter().flat_map(|rows| kept[rows.start * cols..rows.end * cols].to_vec()).collect();
+    assert_equal("reordered rows", &cuda.download(&stacked).unwrap(), &quantised(&reordered, cols));
+    // What is not narrow is as it was.
+    assert_equal("a weight in bf16", &cuda.download(&cuda.weight(&[view]).unwrap()).unwrap(), &host);
+}
+
+fn copy_all(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let (from, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
+        if from.is_dir() {
+            copy_all(&from, &to);
+        } else {
+            std::fs::copy(&from, &to).unwrap();
+        }
+    }
+}
+
+#[test]
+fn pictures_are_the_same_with_weights_from_a_file() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let copy = tempfile::tempdir().unwrap();
+    copy_all(&crate::root().join("models/tiny"), copy.path());
+    for dir in [ModelDir::open(copy.path()).unwrap(), preset("uneven"), preset("sharded")] {
+        let open = |kept: Option<Fp8Cache>| {
+            let mut model = OpenModel::open(&dir).unwrap();
+            if let Some(kept) = kept {
+                assert_eq!(model.keep_fp8(dir.folder().unwrap(), &mut ()).unwrap(), kept);
+            }
+            Pipeline::new(cuda.clone(), model)
+        };
+        let made = Fp8Cache::Made(dir.folder().unwrap().join("flux-fp8.safetensors"), None);
+        let launches = || cuda.stats().launches;
+        let [expected, first, later] = [None, Some(made), Some(Fp8Cache::Found)].map(|kept| {
+            let request = Request { width: Some(64), height: Some(96), steps: Some(2), ..Request::new("a red heart", 45) };
+            let (mut pipeline, before) = (open(kept), launches());
+            let latents = pipeline.latents(&request).unwrap();
+            let config = pipeline.info().transformer.clone();
+            (latents, launches() - before, (8 * config.num_layers + 2 * config.num_single_layers) as u64)
+        });
+        let (latents, all, narrow_weights) = expected;
+        for (with, some, _) in [first, later] {
+            assert!(with == latents, "{dir:?}");
+            assert!(all - some >= narrow_weights, "no weight is quantised, nor brought to bf16 for that: {dir:?}");
+        }
+    }
 }
 
 #[test]
