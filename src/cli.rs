@@ -154,6 +154,9 @@ pub struct Generate {
     guidance: Option<f32>,
     #[command(flatten)]
     pub on: DeviceArgs,
+    /// With --precision fp8: keep the quantised weights in a file in the model's folder, and load them from there from then on
+    #[arg(long)]
+    pub fp8_cache: bool,
     /// Print nothing but errors, and the seed when it was random
     #[arg(short, long)]
     pub quiet: bool,
@@ -282,6 +285,9 @@ impl Generate {
         if self.print_path && self.timings == Some(TimingsFormat::Json) {
             return Err(Error::usage("`--print-path` and `--timings=json` both write to standard output")
                 .hint("leave out `--print-path`: the JSON names the file under `output`"));
+        }
+        if self.fp8_cache && self.on.precision != PrecisionChoice::Fp8 {
+            return Err(Error::usage("`--fp8-cache` is for `--precision fp8`").hint("give both, or leave out `--fp8-cache`"));
         }
         self.on.check()
     }

@@ -14,6 +14,7 @@
 pub mod backend;
 pub mod compare;
 pub mod default_model;
+pub mod e4m3;
 pub mod error;
 pub mod model_dir;
 pub mod ops;

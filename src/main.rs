@@ -54,6 +54,7 @@ fn generate(args: &Generate, start: Instant) -> Result<()> {
     let request = args.request()?;
     let targets = args.outputs(request.seed)?.iter().map(|path| Target::new(path)).collect::<Result<_>>()?;
     let dir = model(&args.model).and_then(|dir| dir.map_or_else(default_model, Ok))?;
+    let fp8_folder = args.fp8_cache.then(|| fp8_folder(&dir)).transpose()?;
     let mut console = Console::new(args.quiet, args.verbose, args.count > 1);
     // The driver takes long to open a GPU: the model is opened meanwhile, and its tokenizer read until a prompt is to be encoded.
     let name = dir.name();
@@ -61,7 +62,14 @@ fn generate(args: &Generate, start: Instant) -> Result<()> {
     let (device, device_s) = timed(|| choose_device(&args.on, &console));
     let device = device?;
     let (model, open_s) = opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
-    let model = model?;
+    let mut model = model?;
+    if let Some(folder) = fp8_folder {
+        let cache = model.keep_fp8(&folder, &mut console)?;
+        console.finish();
+        if let Some(note) = cache.note() {
+            console.note(&note);
+        }
+    }
     let job = Job { args, targets, name, request, start, device_s, open_s };
     match device {
         Device::Cpu(backend) => job.run(Pipeline::new(backend, model), &mut console),
@@ -80,6 +88,14 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
 fn model(args: &ModelArgs) -> Result<Option<ModelDir>> {
     let open = |folder: PathBuf| ModelDir::open(&folder).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" }));
     args.dir().map(open).transpose()
+}
+
+/// Where the weights in fp8 are kept.
+fn fp8_folder(dir: &ModelDir) -> Result<PathBuf> {
+    let folder = dir.folder().map(Path::to_path_buf);
+    folder.ok_or_else(|| {
+        Error::usage("the built-in model is in no folder, where weights could be kept").at("--fp8-cache").hint("name a model with `-d`")
+    })
 }
 
 enum Device {

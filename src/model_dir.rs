@@ -34,6 +34,14 @@ impl ModelDir {
         Ok(Self::Folder(path.to_path_buf()))
     }
 
+    /// The folder, where the model is in one.
+    pub fn folder(&self) -> Option<&Path> {
+        match self {
+            Self::Folder(root) => Some(root),
+            Self::Embedded(_) => None,
+        }
+    }
+
     /// The path of a file, for reading or for messages.
     pub fn path(&self, name: &str) -> PathBuf {
         match self {

@@ -58,7 +58,7 @@ pub fn say(line: &str) {
 
 fn style(stage: Stage) -> ProgressStyle {
     let template = match stage {
-        Stage::Load => "{prefix:8} [{bar:30}] {percent}% {elapsed}",
+        Stage::Quantise | Stage::Load => "{prefix:8} [{bar:30}] {percent}% {elapsed}",
         Stage::Denoise => "{prefix:8} [{bar:30}] {pos}/{len} {elapsed} {per_sec}",
         Stage::Text | Stage::Decode => "{prefix:8} [{bar:30}] {pos}/{len} {elapsed}",
     };
@@ -67,6 +67,7 @@ fn style(stage: Stage) -> ProgressStyle {
 
 fn name(stage: Stage) -> &'static str {
     match stage {
+        Stage::Quantise => "quantise",
         Stage::Load => "load",
         Stage::Text => "text",
         Stage::Denoise => "denoise",
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn every_stage_has_a_style_and_a_name() {
-        for stage in [Stage::Load, Stage::Text, Stage::Denoise, Stage::Decode] {
+        for stage in [Stage::Quantise, Stage::Load, Stage::Text, Stage::Denoise, Stage::Decode] {
             let bar = ProgressBar::hidden().with_style(style(stage)).with_prefix(name(stage));
             bar.set_length(4);
             bar.inc(1);

@@ -14,6 +14,7 @@ use half::{bf16, f16};
 use safetensors::{Dtype as FileDtype, SafeTensors};
 
 use crate::backend::Backend;
+use crate::e4m3::MULTIPLE;
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
 use crate::tensor::Tensor;
@@ -27,6 +28,8 @@ pub enum Dtype {
     F16,
     /// IEEE single precision
     F32,
+    /// Bytes that stand for something else, see [`E4m3View`].
+    U8,
 }
 
 impl Dtype {
@@ -35,6 +38,7 @@ impl Dtype {
         match self {
             Dtype::Bf16 | Dtype::F16 => 2,
             Dtype::F32 => 4,
+            Dtype::U8 => 1,
         }
     }
 }
@@ -77,6 +81,17 @@ pub struct WeightView {
     range: Range<usize>,
     dtype: Dtype,
     shape: Vec<usize>,
+    e4m3: Option<Box<E4m3View>>,
+}
+
+/// A matrix [rows, cols], or some of its rows, as e4m3 values with a scale for each row: what
+/// [`e4m3::quantise_row`](crate::e4m3::quantise_row) makes of it.
+#[derive(Clone)]
+pub struct E4m3View {
+    /// Bytes [rows, cols padded to a multiple of 16].
+    pub values: WeightView,
+    /// The bytes of float32 values, little-endian [rows, 4].
+    pub scales: WeightView,
 }
 
 impl WeightView {
@@ -115,6 +130,11 @@ impl WeightView {
         &self.bytes
     }
 
+    /// The same values in e4m3, where a file beside the model holds them.
+    pub fn e4m3(&self) -> Option<&E4m3View> {
+        self.e4m3.as_deref()
+    }
+
     /// Where in the file it starts.
     pub fn start(&self) -> usize {
         self.range.start
@@ -127,7 +147,10 @@ impl WeightView {
         let mut shape = self.shape.clone();
         shape[0] = rows.len();
         let start = self.range.start;
-        Self { bytes: Arc::clone(&self.bytes), range: start + rows.start * row_bytes..start + rows.end * row_bytes, dtype: self.dtype, shape }
+        let range = start + rows.start * row_bytes..start + rows.end * row_bytes;
+        let of_rows = |e4m3: &E4m3View| E4m3View { values: e4m3.values.row_range(rows.clone()), scales: e4m3.scales.row_range(rows.clone()) };
+        let e4m3 = self.e4m3().map(|e4m3| Box::new(of_rows(e4m3)));
+        Self { bytes: Arc::clone(&self.bytes), range, dtype: self.dtype, shape, e4m3 }
     }
 
     /// All elements in float32, exactly.
@@ -137,6 +160,7 @@ impl WeightView {
             Dtype::Bf16 => bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
             Dtype::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
             Dtype::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+            Dtype::U8 => bytes.iter().map(|byte| f32::from(*byte)).collect(),
         }
     }
 }
@@ -152,6 +176,16 @@ struct Entry {
 pub struct WeightFiles {
     files: Vec<(PathBuf, Arc<Bytes>)>,
     entries: HashMap<String, Entry>,
+    /// What the headers say beside their tensors.
+    metadata: HashMap<String, String>,
+    e4m3: Option<Box<WeightFiles>>,
+}
+
+const FETCH_AGAIN: &str = "the file is damaged or its download was cut off: fetch it again";
+
+/// The tensor that holds the scales of an e4m3 matrix.
+pub fn scales_name(matrix: &str) -> String {
+    format!("{matrix}.scales")
 }
 
 impl WeightFiles {
@@ -176,19 +210,28 @@ impl WeightFiles {
                 }
             }
         };
-        let mut opened = Self { files: Vec::new(), entries: HashMap::new() };
+        let mut opened = Self::empty();
         for name in names {
-            opened.add(dir.path(&name), dir.bytes(&name)?)?;
+            opened.add(dir.path(&name), dir.bytes(&name)?, FETCH_AGAIN)?;
         }
         Ok(opened)
     }
 
-    fn add(&mut self, path: PathBuf, bytes: Bytes) -> Result<()> {
-        let broken = |e: &dyn std::fmt::Display| {
-            Error::new(format!("not a whole safetensors file: {e}"))
-                .at_path(&path)
-                .hint("the file is damaged or its download was cut off: fetch it again")
-        };
+    /// Opens one file; `remedy` is what to do about a damaged one.
+    ///
+    /// Errors when it is no safetensors file, cut off, or its header lies.
+    pub fn open_file(path: &Path, remedy: &str) -> Result<Self> {
+        let mut opened = Self::empty();
+        opened.add(path.to_path_buf(), Bytes::map(path).map_err(|e| e.hint(remedy))?, remedy)?;
+        Ok(opened)
+    }
+
+    fn empty() -> Self {
+        Self { files: Vec::new(), entries: HashMap::new(), metadata: HashMap::new(), e4m3: None }
+    }
+
+    fn add(&mut self, path: PathBuf, bytes: Bytes, remedy: &str) -> Result<()> {
+        let broken = |e: &dyn std::fmt::Display| Error::new(format!("not a whole safetensors file: {e}")).at_path(&path).hint(remedy);
         let (header_len, metadata) = SafeTensors::read_metadata(bytes.as_slice()).map_err(|e| broken(&e))?;
         // The eight bytes of the header's length come before the header.
         let data_start = 8 + header_len;
@@ -204,27 +247,89 @@ impl WeightFiles {
                 return Err(Error::new(format!("tensor `{name}` is in two files")).at_path(&path));
             }
         }
+        self.metadata.extend(metadata.metadata().clone().unwrap_or_default());
         self.files.push((path, Arc::new(bytes)));
         Ok(())
+    }
+
+    /// The files and their bytes.
+    pub fn files(&self) -> &[(PathBuf, Arc<Bytes>)] {
+        &self.files
+    }
+
+    /// What the headers say beside their tensors.
+    pub fn metadata(&self) -> &HashMap<String, String> {
+        &self.metadata
+    }
+
+    /// Name, rows and columns of all matrices of floats that have values, sorted by name.
+    pub fn matrices(&self) -> Vec<(String, [usize; 2])> {
+        let matrix = |(name, entry): (&'_ String, &'_ Entry)| match *entry.shape {
+            [rows, cols] if rows > 0 && cols > 0 && float(entry.dtype).is_some() => Some((name.clone(), [rows, cols])),
+            _ => None,
+        };
+        let mut matrices: Vec<_> = self.entries.iter().filter_map(matrix).collect();
+        matrices.sort_unstable();
+        matrices
+    }
+
+    /// Lets [`WeightFiles::get`] give matrices that `e4m3` holds too in that form as well.
+    pub fn set_e4m3(&mut self, e4m3: WeightFiles) {
+        self.e4m3 = Some(Box::new(e4m3));
     }
 
     /// The tensor `name`, which must have `shape`.
     ///
     /// Errors when it is missing, or has another shape or a dtype that is no float.
     pub fn get(&self, name: &str, shape: &[usize]) -> Result<WeightView> {
+        let (path, entry) = self.entry(name, shape)?;
+        let dtype = float(entry.dtype)
+            .ok_or_else(|| Error::new(format!("tensor `{name}` is of dtype {:?}, expected BF16, F16 or F32", entry.dtype)).at_path(path))?;
+        let e4m3 = match (&self.e4m3, shape) {
+            (Some(e4m3), &[rows, cols]) if e4m3.entries.contains_key(name) => Some(Box::new(e4m3.get_e4m3(name, rows, cols)?)),
+            _ => None,
+        };
+        Ok(WeightView { e4m3, ..self.view(entry, dtype, entry.shape.clone()) })
+    }
+
+    /// The matrix `name` [rows, cols] of a file of e4m3 values.
+    ///
+    /// Errors when it or its scales are missing, or of another shape or dtype.
+    pub fn get_e4m3(&self, name: &str, rows: usize, cols: usize) -> Result<E4m3View> {
+        let bytes = |name: &str, shape: &[usize], dtype: FileDtype, row_bytes: usize| {
+            let (path, entry) = self.entry(name, shape)?;
+            if entry.dtype != dtype {
+                return Err(Error::new(format!("tensor `{name}` is of dtype {:?}, expected {dtype:?}", entry.dtype)).at_path(path));
+            }
+            Ok(self.view(entry, Dtype::U8, vec![rows, row_bytes]))
+        };
+        let stride = cols.next_multiple_of(MULTIPLE);
+        let values = bytes(name, &[rows, stride], FileDtype::F8_E4M3, stride)?;
+        Ok(E4m3View { values, scales: bytes(&scales_name(name), &[rows], FileDtype::F32, size_of::<f32>())? })
+    }
+
+    /// The entry `name`, which must have `shape`, and the path of its file.
+    fn entry(&self, name: &str, shape: &[usize]) -> Result<(&Path, &Entry)> {
         let first_file = || self.files.first().map(|(path, _)| path.display().to_string()).unwrap_or_default();
         let entry = self.entries.get(name).ok_or_else(|| Error::new(format!("tensor `{name}` is missing")).at(first_file()))?;
-        let (path, bytes) = &self.files[entry.file];
+        let path = self.files[entry.file].0.as_path();
         if entry.shape != shape {
             return Err(Error::new(format!("tensor `{name}` is {:?}, expected {shape:?}", entry.shape)).at_path(path));
         }
-        let dtype = match entry.dtype {
-            FileDtype::BF16 => Dtype::Bf16,
-            FileDtype::F16 => Dtype::F16,
-            FileDtype::F32 => Dtype::F32,
-            other => return Err(Error::new(format!("tensor `{name}` is of dtype {other:?}, expected BF16, F16 or F32")).at_path(path)),
-        };
-        Ok(WeightView { bytes: Arc::clone(bytes), range: entry.range.clone(), dtype, shape: entry.shape.clone() })
+        Ok((path, entry))
+    }
+
+    fn view(&self, entry: &Entry, dtype: Dtype, shape: Vec<usize>) -> WeightView {
+        WeightView { bytes: Arc::clone(&self.files[entry.file].1), range: entry.range.clone(), dtype, shape, e4m3: None }
+    }
+}
+
+fn float(dtype: FileDtype) -> Option<Dtype> {
+    match dtype {
+        FileDtype::BF16 => Some(Dtype::Bf16),
+        FileDtype::F16 => Some(Dtype::F16),
+        FileDtype::F32 => Some(Dtype::F32),
+        _ => None,
     }
 }
 

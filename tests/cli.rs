@@ -206,6 +206,10 @@ fn wrong_usage_ends_with_2() {
     run(&["-p", "a cat", "extra"]).fails(2, &["extra"]);
     run(&["-p", "a cat", "-q", "-v"]).fails(2, &["--quiet", "--verbose"]);
     run(&["-p", "a cat", "--device", "cpu", "--gpu-memory", "4"]).fails(2, &["--gpu-memory"]);
+    for precision in ["auto", "f32", "bf16"] {
+        run(&["-p", "a cat", "--fp8-cache", "--precision", precision]).fails(2, &["--fp8-cache", "--precision fp8"]);
+    }
+    run(&["-p", "a cat", "--fp8-cache", "--precision", "fp8"]).fails(2, &["--fp8-cache", "built-in model", "`-d`"]);
     assert_eq!(run(&[]).code, Some(2));
     assert!(names(folder.path()).is_empty());
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! main, cli, progress, report, bench -> pipeline -> text_encoder, transformer, vae, sampler -> tensor, ops -> backend <- cpu
 //!                                                                                                              <- cuda
-//! weights, model_dir, error: used by all; output, compare, default_model: used by main only, output by bench
+//! weights, model_dir, error, e4m3: used by all; output, compare, default_model: used by main only, output by bench
 //! ```
 
 use std::fs;
@@ -29,9 +29,9 @@ const LAYERS: [(&str, &[&str]); 18] = [
     ("tensor.rs", &["ops", "backend"]),
     ("ops", &["tensor", "backend"]),
     ("backend", &["tensor", "ops"]),
-    ("", &["tensor", "backend"]), // weights.rs, model_dir.rs, error.rs
+    ("", &["tensor", "backend"]), // weights.rs, model_dir.rs, error.rs, e4m3.rs
 ];
-const COMMON: [&str; 6] = ["error", "Error", "Result", "Tensor", "weights", "model_dir"];
+const COMMON: [&str; 7] = ["error", "Error", "Result", "Tensor", "weights", "model_dir", "e4m3"];
 const ANY: &[&str] = &["*"];
 
 /// A crate and the only places where it may be named. (The CUDA backend has a module `gemm` of its own.)

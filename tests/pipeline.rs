@@ -3,7 +3,8 @@
 mod support;
 
 use flux::backend::cpu::{Cpu, Precision};
-use flux::pipeline::{Observer, Pipeline, Request, Stage};
+use flux::pipeline::{Fp8Cache, Observer, OpenModel, Pipeline, Request, Stage};
+use safetensors::{Dtype, SafeTensors};
 
 use support::preset;
 
@@ -95,4 +96,28 @@ fn many_pictures_come_in_several_batches_and_none_is_refused() {
     let refused = |pipeline: &mut Pipeline<Cpu>, seed, count| pipeline.generate_batch(&small("a cat", seed), count, &mut ()).unwrap_err().to_string();
     assert!(refused(&mut pipeline, 1, 0).contains("--count"));
     assert!(refused(&mut pipeline, u64::MAX, 2).contains("--seed"));
+}
+
+#[test]
+fn weights_in_fp8_are_kept_beside_the_model_and_change_nothing_elsewhere() {
+    let dir = preset("sharded");
+    let folder = dir.folder().unwrap();
+    let picture = |kept: Option<Fp8Cache>| {
+        let mut model = OpenModel::open(&dir).unwrap();
+        if let Some(kept) = kept {
+            assert_eq!(model.keep_fp8(folder, &mut ()).unwrap(), kept);
+        }
+        Pipeline::new(Cpu::new(Precision::F32), model).generate(&small("a cat", 1), &mut ()).unwrap().rgb
+    };
+    let path = folder.join("flux-fp8.safetensors");
+    let [without, made, found] = [None, Some(Fp8Cache::Made(path.clone(), None)), Some(Fp8Cache::Found)].map(picture);
+    assert!(without == made && made == found, "the CPU computes with the weights themselves");
+
+    // Of each stream of a double block q, k, v, out and two of the MLP; of a single block two.
+    let transformer = pipeline("sharded").info().transformer.clone();
+    let bytes = std::fs::read(path).unwrap();
+    let kept = SafeTensors::deserialize(&bytes).unwrap();
+    let of = |dtype| kept.tensors().iter().filter(|(_, tensor)| tensor.dtype() == dtype).count();
+    let matrices = 12 * transformer.num_layers + 2 * transformer.num_single_layers;
+    assert_eq!([of(Dtype::F8_E4M3), of(Dtype::F32), kept.len()], [matrices, matrices, 2 * matrices]);
 }

@@ -205,6 +205,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn swiglu_linear(&self, gate: Tensor<Self>, up: &Tensor<Self>, beside: Option<&Tensor<Self>>, weight: &Tensor<Self>) -> Result<Tensor<Self>> {
         ops::swiglu::compose_linear(self, gate, up, beside, weight)
     }
+    /// See [`Tensor::swiglu_linear_rows`].
+    fn swiglu_linear_rows(&self, gate: Tensor<Self>, up: &Tensor<Self>, weights: [&Tensor<Self>; 2], first: usize) -> Result<Tensor<Self>> {
+        ops::swiglu::compose_linear_rows(self, gate, up, weights, first)
+    }
     /// See [`Tensor::project`].
     fn project(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)], heads: Option<&Heads<'_, Self>>) -> Result<Projection<Self>> {
         ops::projection::compose(self, parts, heads)

@@ -14,6 +14,7 @@
 //! | [`gated_add_adaln`](Tensor::gated_add_adaln) | the one, then the other of its result | [tokens, dim] |
 //! | [`swiglu`](Tensor::swiglu) | `silu(gate) * up` | [tokens, mlp] |
 //! | [`swiglu_linear`](Tensor::swiglu_linear) | `linear([x, swiglu(gate, up)])` | [tokens, side + mlp] -> [tokens, out] |
+//! | [`swiglu_linear_rows`](Tensor::swiglu_linear_rows) | `linear_rows(swiglu(gate, up))` | [rows, mlp] -> [rows, out] |
 //! | [`project`](Tensor::project) | linear, of whose columns k and q are normed and rotated, gate and up activated | [rows, in] -> k, v, q, mlp |
 //! | [`qk_norm_rope`](Tensor::qk_norm_rope) | `rope(rms_norm(q))`, the same for k | [tokens, dim] |
 //! | [`rms_norm`](Tensor::rms_norm), [`layer_norm`](Tensor::layer_norm) | over columns | |

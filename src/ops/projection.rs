@@ -75,6 +75,22 @@ impl<B: Backend> Gated<B> {
         }
     }
 
+    /// The first `first` of the activated rows times the first weight, the others times the second.
+    ///
+    /// weights [out, mlp] -> [rows, out].
+    ///
+    /// Errors when the shapes do not fit.
+    pub fn linear_rows(self, weights: [&Tensor<B>; 2], first: usize) -> Result<Tensor<B>> {
+        match self {
+            Self::Halves(gate, up) => gate.swiglu_linear_rows(&up, weights, first),
+            Self::Activated(h) => {
+                expect(first <= h.rows(), "linear_rows", || format!("the first {first} rows of {}", h.rows()))?;
+                let (top, bottom) = h.split_rows(first);
+                Tensor::linear_rows(&[(&top, weights[0]), (&bottom, weights[1])])
+            }
+        }
+    }
+
     /// The activated columns.
     pub fn activate(self) -> Result<Tensor<B>> {
         match self {

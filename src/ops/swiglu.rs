@@ -31,6 +31,24 @@ impl<B: Backend> Tensor<B> {
         let b = self.backend().clone();
         b.swiglu_linear(self, up, beside, weight)
     }
+
+    /// `swiglu(self, up)`, of which the first `first` rows are multiplied by the first weight and the others by the second: text and
+    /// picture of a double block. One op for the reason of `swiglu_linear`.
+    ///
+    /// self [rows, mlp], up [rows, mlp], weights [out, mlp] -> [rows, out]. Overwrites as `swiglu`.
+    ///
+    /// Errors when the shapes do not fit.
+    pub fn swiglu_linear_rows(self, up: &Self, weights: [&Self; 2], first: usize) -> Result<Self> {
+        self.expect_same("swiglu_linear_rows", "up", up)?;
+        for weight in weights {
+            expect_linear("swiglu_linear_rows", self.cols(), weight)?;
+        }
+        let [top, bottom] = weights.map(Self::rows);
+        expect(top == bottom, "swiglu_linear_rows", || format!("weights have {top} and {bottom} rows"))?;
+        expect(first <= self.rows(), "swiglu_linear_rows", || format!("the first {first} rows of {}", self.rows()))?;
+        let b = self.backend().clone();
+        b.swiglu_linear_rows(self, up, weights, first)
+    }
 }
 
 /// What `swiglu` means.
@@ -46,4 +64,10 @@ pub fn compose_linear<B: Backend>(b: &B, gate: Tensor<B>, up: &Tensor<B>, beside
         Some(beside) => b.linear_concat(&[beside, &mlp], weight),
         None => b.linear(&mlp, weight, None),
     }
+}
+
+/// What `swiglu_linear_rows` means.
+pub fn compose_linear_rows<B: Backend>(b: &B, gate: Tensor<B>, up: &Tensor<B>, weights: [&Tensor<B>; 2], first: usize) -> Result<Tensor<B>> {
+    let (top, bottom) = b.swiglu(gate, up)?.split_rows(first);
+    b.linear_rows(&[(&top, weights[0]), (&bottom, weights[1])])
 }

@@ -16,6 +16,7 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 
+mod fp8_cache;
 mod kept;
 mod loading;
 mod memory;
@@ -25,6 +26,7 @@ mod opened;
 mod request;
 mod text_features;
 
+pub use fp8_cache::Fp8Cache;
 pub use model::ModelInfo;
 pub use observer::{Observer, Stage, Timings};
 pub use opened::OpenModel;
@@ -97,7 +99,7 @@ impl<B: Backend> Pipeline<B> {
             backend,
             info,
             tokenizer,
-            files,
+            files: Arc::new(files),
             text_encoder: None,
             text_features: TextFeatures::new(),
             ahead: None,

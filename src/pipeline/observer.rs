@@ -10,6 +10,8 @@ use crate::error::Result;
 /// What the pipeline is busy with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
+    /// Weights to a file that holds them in e4m3; counts elements.
+    Quantise,
     /// Weights to the device, once for each model; counts elements.
     Load,
     /// Text encoder; counts layers.

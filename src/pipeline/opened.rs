@@ -1,9 +1,11 @@
 //! A model folder, opened and checked, before any device is needed.
 
-use std::sync::{Arc, LazyLock};
+use std::path::Path;
+use std::sync::LazyLock;
 use std::thread::{self, ScopedJoinHandle, scope};
 
-use super::ModelInfo;
+use super::fp8_cache::{self, Fp8Cache};
+use super::{ModelInfo, Observer, Stage};
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
@@ -17,7 +19,7 @@ use crate::weights::{WeightFiles, Weights};
 pub struct OpenModel {
     pub(super) info: ModelInfo,
     pub(super) tokenizer: LateTokenizer,
-    pub(super) files: Arc<Files>,
+    pub(super) files: Files,
 }
 
 /// The tokenizer that a thread reads. Who asks first waits for it.
@@ -74,7 +76,16 @@ impl OpenModel {
             (join(text_encoder), join(transformer), join(vae))
         });
         let (text_encoder, transformer, vae) = (text_encoder?, transformer?, vae?);
-        Ok(Self { info: info.clone(), tokenizer, files: Arc::new(Files { text_encoder, transformer, vae }) })
+        Ok(Self { info: info.clone(), tokenizer, files: Files { text_encoder, transformer, vae } })
+    }
+
+    /// Has the transformer's narrow weights come from a file in `folder`, the model's, which holds them in e4m3: half the bytes, and nothing
+    /// to quantise. It is made where it is missing or of other weights. A picture in fp8 is the same with and without it; other precisions
+    /// do not read it.
+    ///
+    /// Errors when the file is damaged, or the weights cannot be read; a file that cannot be written is no error.
+    pub fn keep_fp8(&mut self, folder: &Path, observer: &mut dyn Observer) -> Result<Fp8Cache> {
+        fp8_cache::attach(folder, &mut self.files.transformer, &mut |done, total| observer.progress(Stage::Quantise, done, total))
     }
 }
 

@@ -91,7 +91,7 @@ impl<B: Backend> DoubleBlock<B> {
         let mlp = {
             let (h_txt, h_img) = h.split_rows(txt_rows);
             let mlp = Tensor::project(&[(&h_txt, &txt.linear_in), (&h_img, &img.linear_in)], None)?.mlp;
-            linear(mlp.activate()?, [&txt.linear_out, &img.linear_out], txt_rows)?
+            mlp.linear_rows([&txt.linear_out, &img.linear_out], txt_rows)?
         };
         gated_add_adaln(x, [&txt_mlp.gate, &img_mlp.gate], &mlp, next)
     }

@@ -50,8 +50,9 @@ impl<B: Backend> Transformer<B> {
         // A step spends nearly all of its products in the blocks. What is around them has few rows or columns to gain from, and its
         // errors go into every block, or straight into the velocity.
         let blocks = weights.narrow();
-        let double = |i| DoubleBlock::load(&blocks.at("transformer_blocks").at(i), config);
-        let single = |i| SingleBlock::load(&blocks.at("single_transformer_blocks").at(i), config);
+        let [double_blocks, single_blocks] = BLOCKS;
+        let double = |i| DoubleBlock::load(&blocks.at(double_blocks).at(i), config);
+        let single = |i| SingleBlock::load(&blocks.at(single_blocks).at(i), config);
         Ok(Self {
             backend: weights.backend().clone(),
             config: config.clone(),
@@ -123,6 +124,14 @@ impl<B: Backend> Transformer<B> {
         let (_, img) = h.split_rows(joint.txt_rows());
         self.final_layer.forward(&img)
     }
+}
+
+/// What the keys of double and of single blocks begin with.
+const BLOCKS: [&str; 2] = ["transformer_blocks", "single_transformer_blocks"];
+
+/// Whether the matrix `name` is one that [`Transformer::load`] asks for as [`Backend::narrow_weight`].
+pub fn is_narrow(name: &str) -> bool {
+    BLOCKS.iter().any(|block| name.strip_prefix(block).is_some_and(|rest| rest.starts_with('.')))
 }
 
 /// Opens the transformer's files in a model folder.

@@ -1,22 +1,38 @@
 //! Products in e4m3: what is rounded against the definition of that format, what is computed against the CPU, and fused ops against
 //! their parts.
 
+use std::path::Path;
 use std::sync::LazyLock;
 
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
+use flux::e4m3::{MULTIPLE, quantise_row};
+use flux::model_dir::ModelDir;
 use flux::ops::Adaln;
-use flux::pipeline::{Pipeline, Request};
+use flux::pipeline::{Fp8Cache, OpenModel, Pipeline, Request};
 use flux::tensor::Tensor;
+use flux::weights::{WeightFiles, scales_name};
 use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 
-use crate::compare::{Shape, Weight, compare, shapes, values, vector};
+use crate::compare::{Shape, Weight, compare, shapes, values, vector, with_variable};
 use crate::cuda_fp8;
 use crate::pipeline::{default_model, psnr};
+use crate::support::preset;
 
-/// One rounding to bf16, and half of one for the tensor cores, which sum up to 128 terms in 14 bits before float32 takes over.
-const ROUNDINGS: f32 = 1.5;
+/// `0` has sums go on in float32; see docs/environment.md. Tests run in processes of their own for either.
+const FAST_ACCUMULATION: &str = "FLUX_FP8_FAST_ACCUMULATION";
+
+/// Roundings of a product of `terms` terms: one to bf16, and those of the tensor cores.
+///
+/// With each instruction 32 terms and the sum so far are cut off at 2^-13 of the largest of them, which is about the sum. Cut off at
+/// random, n of them are off by sqrt(n / 3) * 2^-13 of it, and the worst of millions of sums by 5 times that: in roundings, which are
+/// 2^-8, by 5 * sqrt(n / 3) / 32. Sums that go on in float32 behind every 128 terms are off by half a rounding at most, because 128 terms
+/// are a small part of a long sum.
+fn roundings(terms: usize) -> f32 {
+    if std::env::var(FAST_ACCUMULATION).is_ok_and(|value| value == "0") { 1.5 } else { 1.0 + 5.0 * (terms as f32 / 3.0).sqrt() / 32.0 }
+}
 
 /// All magnitudes of the format by their bits: 4 of exponent, 3 of mantissa; the last pattern is no number.
 static MAGNITUDES: LazyLock<[f64; 0x7f]> = LazyLock::new(|| {
@@ -98,6 +114,112 @@ fn stacked_narrow_weights_arrive_whole() {
     assert_equal("stacked", &cuda.download(&both).unwrap(), &quantised(&[a, b].concat(), 3072));
 }
 
+/// A matrix in a file of weights, and beside it one of e4m3 values of the same name, which here is of `kept`.
+fn with_e4m3(values: &[f32], kept: &[f32], rows: usize, cols: usize) -> (tempfile::TempDir, WeightFiles) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("w")).unwrap();
+    let bf16: Vec<u8> = values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect();
+    let tensor = TensorView::new(Dtype::BF16, vec![rows, cols], &bf16).unwrap();
+    safetensors::serialize_to_file([("weight", tensor)], None, &folder.path().join("w/w.safetensors")).unwrap();
+    let stride = cols.next_multiple_of(MULTIPLE);
+    let mut bits = vec![0; rows * stride];
+    let row = |(row, out): (&[f32], &mut [u8])| quantise_row(row, out).to_le_bytes();
+    let scales: Vec<u8> = kept.chunks(cols).zip(bits.chunks_mut(stride)).flat_map(row).collect();
+    let e4m3 = [
+        ("weight".to_string(), TensorView::new(Dtype::F8_E4M3, vec![rows, stride], &bits).unwrap()),
+        (scales_name("weight"), TensorView::new(Dtype::F32, vec![rows], &scales).unwrap()),
+    ];
+    let path = folder.path().join("e4m3.safetensors");
+    safetensors::serialize_to_file(e4m3, None, &path).unwrap();
+    let mut files = WeightFiles::open(&ModelDir::Folder(folder.path().to_path_buf()), "w", "w").unwrap();
+    files.set_e4m3(WeightFiles::open_file(&path, "").unwrap());
+    (folder, files)
+}
+
+#[test]
+fn narrow_weights_of_a_file_are_those_that_the_gpu_makes() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let mut sizes = vec![(16, 64), (5, 64), (16, 27), (1, 1), (3, 7), (40, 3072), (21, 12296)];
+    if !crate::small() {
+        sizes.push((9000, 3072)); // from the mapped file, in regions
+    }
+    for (rows, cols) in sizes {
+        for host in [values(2, rows * cols), wide_values(rows, cols)] {
+            let (_folder, files) = with_e4m3(&host, &host, rows, cols);
+            let view = files.get("weight", &[rows, cols]).unwrap();
+            let before = cuda.stats().launches;
+            let from_file = cuda.narrow_weight(std::slice::from_ref(&view)).unwrap();
+            assert_eq!(cuda.stats().launches, before, "nothing is quantised");
+            let plain = Weight::new(&host, &[rows, cols], Dtype::BF16);
+            let made = cuda.narrow_weight(&[plain.view()]).unwrap();
+            let what = format!("weight [{rows}, {cols}]");
+            assert_equal(&what, &cuda.download(&from_file).unwrap(), &cuda.download(&made).unwrap());
+            // Its padding is zeros, too: a product reads it.
+            let x = Shape::dense(9, cols).tensor(&cuda, 1);
+            let [got, expected] = [&from_file, &made].map(|weight| cuda.download(&x.linear(weight, None).unwrap()).unwrap());
+            assert_equal(&what, &got, &expected);
+        }
+    }
+}
+
+/// The file holds other values, so that it is seen which are read.
+#[test]
+fn rows_of_narrow_weights_come_from_the_file_in_any_order() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let (rows, cols) = (45, 77);
+    let (host, kept) = (values(1, rows * cols), values(2, rows * cols));
+    let (_folder, files) = with_e4m3(&host, &kept, rows, cols);
+    let view = files.get("weight", &[rows, cols]).unwrap();
+    let parts = [7..20, 0..7, 20..45];
+    let stacked = cuda.narrow_weight(&parts.clone().map(|rows| view.row_range(rows))).unwrap();
+    let reordered: Vec<f32> = parts.into_iter().flat_map(|rows| kept[rows.start * cols..rows.end * cols].to_vec()).collect();
+    assert_equal("reordered rows", &cuda.download(&stacked).unwrap(), &quantised(&reordered, cols));
+    // What is not narrow is as it was.
+    assert_equal("a weight in bf16", &cuda.download(&cuda.weight(&[view]).unwrap()).unwrap(), &host);
+}
+
+fn copy_all(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let (from, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
+        if from.is_dir() {
+            copy_all(&from, &to);
+        } else {
+            std::fs::copy(&from, &to).unwrap();
+        }
+    }
+}
+
+#[test]
+fn pictures_are_the_same_with_weights_from_a_file() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let copy = tempfile::tempdir().unwrap();
+    copy_all(&crate::root().join("models/tiny"), copy.path());
+    for dir in [ModelDir::open(copy.path()).unwrap(), preset("uneven"), preset("sharded")] {
+        let open = |kept: Option<Fp8Cache>| {
+            let mut model = OpenModel::open(&dir).unwrap();
+            if let Some(kept) = kept {
+                assert_eq!(model.keep_fp8(dir.folder().unwrap(), &mut ()).unwrap(), kept);
+            }
+            Pipeline::new(cuda.clone(), model)
+        };
+        let made = Fp8Cache::Made(dir.folder().unwrap().join("flux-fp8.safetensors"), None);
+        let launches = || cuda.stats().launches;
+        let [expected, first, later] = [None, Some(made), Some(Fp8Cache::Found)].map(|kept| {
+            let request = Request { width: Some(64), height: Some(96), steps: Some(2), ..Request::new("a red heart", 45) };
+            let (mut pipeline, before) = (open(kept), launches());
+            let latents = pipeline.latents(&request).unwrap();
+            let config = pipeline.info().transformer.clone();
+            (latents, launches() - before, (8 * config.num_layers + 2 * config.num_single_layers) as u64)
+        });
+        let (latents, all, narrow_weights) = expected;
+        for (with, some, _) in [first, later] {
+            assert!(with == latents, "{dir:?}");
+            assert!(all - some >= narrow_weights, "no weight is quantised, nor brought to bf16 for that: {dir:?}");
+        }
+    }
+}
+
 #[test]
 fn a_narrow_weight_leaves_a_byte_for_each_value_in_memory() {
     let Some(cuda) = cuda_fp8() else { return };
@@ -162,7 +284,7 @@ fn check_linear(cuda: &Cuda, shape: Shape, out: usize) {
     let (x_values, weight_values) = (quantised(&cuda.download(&x).unwrap(), shape.cols), cuda.download(&narrow).unwrap());
     let expected = product(&x_values, &weight_values, [shape.rows, shape.cols, out]);
     let got = cuda.download(&x.linear(&narrow, None).unwrap()).unwrap();
-    compare(&format!("linear in fp8 {shape:?} -> {out}"), &got, &expected, ROUNDINGS);
+    compare(&format!("linear in fp8 {shape:?} -> {out}"), &got, &expected, roundings(shape.cols));
 }
 
 /// Products of e4m3 values are exact in float32, and the scales are multiplied in float32 behind the sum.
@@ -186,6 +308,106 @@ fn linear_in_fp8_matches_at_real_sizes() {
     for (rows, cols, out) in [(256, 3072, 27648), (257, 12288, 3072), (200, 9216, 3072), (512, 3072, 3072)] {
         check_linear(&cuda, Shape::dense(rows, cols), out);
     }
+}
+
+/// [rows, cols] times two weights [out, cols], of which the first is for the first `first` rows: at such and at other places than those at
+/// which cuBLASLt takes scales, and with no row on one side.
+const SPLITS: [([usize; 3], usize); 9] = [
+    ([40, 64, 96], 16),
+    ([40, 64, 96], 13),
+    ([41, 77, 21], 4),
+    ([41, 77, 21], 38),
+    ([9, 27, 5], 1),
+    ([20, 64, 32], 0),
+    ([20, 64, 32], 20),
+    ([21, 64, 32], 21),
+    ([300, 3072, 256], 128),
+];
+
+#[test]
+fn linear_rows_in_fp8_matches_the_cpu() {
+    let Some(cuda) = cuda_fp8() else { return };
+    for ([rows, cols, out], first) in SPLITS {
+        for shape in [Shape::dense(rows, cols), Shape::view(rows, cols, 3, 2)] {
+            let x = shape.tensor(&cuda, 1);
+            let x_values = quantised(&cuda.download(&x).unwrap(), cols);
+            let [top_weight, bottom_weight] = [2, 3].map(|seed| cuda.narrow_weight(&[Weight::seeded(seed, out, cols).view()]).unwrap());
+            let (top_values, bottom_values) = x_values.split_at(first * cols);
+            let mut expected = product(top_values, &cuda.download(&top_weight).unwrap(), [first, cols, out]);
+            expected.extend(product(bottom_values, &cuda.download(&bottom_weight).unwrap(), [rows - first, cols, out]));
+            let (top, bottom) = x.split_rows(first);
+            let before = cuda.stats().launches;
+            let got = Tensor::linear_rows(&[(&top, &top_weight), (&bottom, &bottom_weight)]).unwrap();
+            let launches = cuda.stats().launches - before;
+            compare(&format!("linear_rows in fp8 {shape:?} -> {out}, {first} first"), &cuda.download(&got).unwrap(), &expected, roundings(cols));
+            let quantised_at_once = first.is_multiple_of(4) || first == rows;
+            let products = u64::from(first > 0) + u64::from(first < rows);
+            assert_eq!(launches, products + if quantised_at_once { 1 } else { 2 }, "{first} of {rows} rows first");
+        }
+    }
+}
+
+/// The same kernels round to bf16 on the way, and the products have the same places in memory, so nothing may differ.
+#[test]
+fn swiglu_linear_rows_equals_its_parts() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let real = if crate::small() { None } else { Some(([1536, 9216, 3072], 512)) };
+    for ([rows, mlp, out], first) in SPLITS.into_iter().chain(real) {
+        let narrow = [2, 3].map(|seed| cuda.narrow_weight(&[Weight::seeded(seed, out, mlp).view()]).unwrap());
+        let weights = [&narrow[0], &narrow[1]];
+        for before in [0, 8, 3] {
+            let [got, expected] = [true, false].map(|fused| {
+                let [_, gate, up] = Shape::dense(rows, before + 2 * mlp).tensor(&cuda, 1).split_cols([before, mlp, mlp]);
+                let out = if fused {
+                    gate.swiglu_linear_rows(&up, weights, first)
+                } else {
+                    flux::ops::swiglu::compose_linear_rows(&cuda, gate, &up, weights, first)
+                };
+                cuda.download(&out.unwrap()).unwrap()
+            });
+            assert_equal(&format!("[{rows}, {mlp}] behind {before} columns -> {out}, {first} first"), &got, &expected);
+        }
+    }
+}
+
+/// Those of `linear` have sums stay in the tensor cores, which is the default.
+#[test]
+fn linear_in_fp8_matches_with_sums_in_float32_too() {
+    if cuda_fp8().is_none() {
+        return;
+    }
+    for test in ["fp8::linear_in_fp8_matches_the_cpu", "fp8::linear_in_fp8_matches_at_real_sizes"] {
+        let (passed, text) = with_variable(test, FAST_ACCUMULATION, "0");
+        assert!(passed, "{FAST_ACCUMULATION}=0: {text}");
+    }
+}
+
+#[test]
+fn sums_stay_in_the_tensor_cores_unless_the_variable_says_otherwise() {
+    if cuda_fp8().is_none() || std::env::var_os(FAST_ACCUMULATION).is_some() {
+        return;
+    }
+    let sums = |value| {
+        let (passed, text) = with_variable("fp8::a_long_product_says_what_it_is", FAST_ACCUMULATION, value);
+        assert!(passed, "{FAST_ACCUMULATION}={value}: {text}");
+        let sum = text.lines().find_map(|line| line.split_once(LONG_PRODUCT)).map(|(_, sum)| sum.to_string());
+        sum.unwrap_or_else(|| panic!("no sum in {text}"))
+    };
+    let [default, fast, slow] = ["", "1", "0"].map(sums);
+    assert_eq!(default, fast);
+    assert_ne!(default, slow, "the variable changes how a long product is summed");
+}
+
+const LONG_PRODUCT: &str = "the sum of a long product: ";
+
+/// For the test above, which compares what it prints.
+#[test]
+fn a_long_product_says_what_it_is() {
+    let Some(cuda) = cuda_fp8() else { return };
+    let narrow = cuda.narrow_weight(&[Weight::seeded(2, 256, 4096).view()]).unwrap();
+    let out = cuda.download(&Shape::dense(64, 4096).tensor(&cuda, 1).linear(&narrow, None).unwrap()).unwrap();
+    assert!(out.iter().all(|value| value.is_finite()));
+    println!("{LONG_PRODUCT}{}", out.iter().map(|value| f64::from(*value)).sum::<f64>());
 }
 
 #[test]

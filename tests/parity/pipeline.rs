@@ -257,9 +257,11 @@ fn a_step_waits_for_nothing_and_copies_nothing() {
 #[test]
 fn a_step_in_fp8_quantises_what_no_kernel_quantised_on_the_way() {
     let Some(cuda) = cuda_fp8() else { return };
-    // In a double block what the attention and the swiglu give, each of text and of picture; and what comes into the first.
+    // In a double block what the attention gives, of text and picture at once; and what comes into the first.
     let (config, launches) = step_launches(&cuda);
-    assert_eq!(launches, (config.num_layers * (2 * 4 + 5 + 4 - fused_mlp(&cuda)) + config.num_single_layers * 6 + 9 + 2) as u64);
+    // The kernel of `project` gives what it activated in bf16.
+    let mlp = usize::from(fused_mlp(&cuda) > 0);
+    assert_eq!(launches, (config.num_layers * (2 * 4 + 5 - fused_mlp(&cuda) + 1 + mlp) + config.num_single_layers * 6 + 9 + 1) as u64);
 }
 
 /// Launches that the kernel of cuda/projection_sm90a.cu saves inside an MLP.
@@ -322,16 +324,17 @@ fn full_size_latents_stand_no_further_from_float32_than_the_reference_in_bf16() 
     let Some(cuda) = cuda() else { return };
     for FullSize { size, ours, theirs } in full_size(cuda) {
         let bound = if size == 512 { 0.065 } else { 0.035 };
-        assert!(ours <= bound && ours <= theirs, "{size} x {size}: {ours:.4}, the bound is {bound} and {theirs:.4}");
+        assert!(ours <= bound && ours <= theirs, "{size} x {size}: {ours:.5}, the bound is {bound} and {theirs:.5}");
     }
 }
 
-/// The bound is loose: it tells a wrong product from a rounded one.
+/// Twice as far as bf16, which stood 0.0064 (512 x 512) and 0.0066 from float32 on an H200 where fp8 stood 0.0129 and 0.0125.
 #[test]
 fn full_size_latents_in_fp8_are_of_the_same_picture() {
-    let Some(cuda) = cuda_fp8() else { return };
-    for FullSize { size, ours, .. } in full_size(cuda) {
-        assert!(ours <= 0.5, "{size} x {size}: {ours:.4}");
+    let (Some(bf16), Some(fp8)) = (cuda(), cuda_fp8()) else { return };
+    for (bf16, fp8) in full_size(bf16).into_iter().zip(full_size(fp8)) {
+        let (size, bound) = (fp8.size, 2.1 * bf16.ours);
+        assert!(fp8.ours <= bound, "{size} x {size}: {:.5}, the bound is 2.1 times the {:.5} of bf16", fp8.ours, bf16.ours);
     }
 }
 
@@ -368,7 +371,7 @@ fn full_size(cuda: Cuda) -> Vec<FullSize> {
         let got: Vec<f32> = (0..pixels.len()).map(|i| pixels[i % area * (pixels.len() / area) + i / area]).collect();
         let expected = golden.get("f32").1;
         let (ours, theirs) = (relative_error(&got, &expected), relative_error(&golden.get("bf16").1, &expected));
-        println!("{size} x {size}: {ours:.4} from float32 ({device}), the reference in bf16 {theirs:.4}");
+        println!("{size} x {size}: {ours:.5} from float32 ({device}), the reference in bf16 {theirs:.5}");
         FullSize { size, ours, theirs }
     };
     vec![distance(512), distance(1024)]

@@ -160,8 +160,8 @@ fn widened(view: &WeightView, f: impl FnOnce(&[f32])) {
         match view.dtype() {
             Dtype::Bf16 => math::widen_bf16(view.bytes(), panel),
             Dtype::F16 => math::widen_f16(view.bytes(), panel),
-            // A file of float32 whose header leaves its tensors unaligned.
-            Dtype::F32 => panel.copy_from_slice(&view.to_f32()),
+            // A file of float32 whose header leaves its tensors unaligned; bytes are no weights.
+            Dtype::F32 | Dtype::U8 => panel.copy_from_slice(&view.to_f32()),
         }
         f(panel);
     });

@@ -1,6 +1,7 @@
 //! Launches cuda/gated_add_adaln.cu.
 
 use super::launch::row_block;
+use super::quantise::SPLIT_MULTIPLE;
 use super::{Cuda, Precision, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::{self, Adaln};
@@ -26,8 +27,8 @@ impl Cuda {
         };
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
-        // Text and picture are read apart, and cuBLASLt wants their scales at multiples of 16 bytes.
-        let narrow = adaln.narrow && self.0.precision == Precision::Fp8 && adaln.txt_rows.is_multiple_of(4);
+        // Text and picture are read apart.
+        let narrow = adaln.narrow && self.0.precision == Precision::Fp8 && adaln.txt_rows.is_multiple_of(SPLIT_MULTIPLE);
         let h = if narrow { self.empty_e4m3(x.rows(), x.cols())? } else { self.empty(x.rows(), x.cols())? };
         let launch = self.launch("gated_add_adaln", if narrow { "gated_add_adaln_e4m3" } else { "gated_add_adaln_bf16" })?;
         let launch = launch.matrix(&x).matrix(y).matrix(out);

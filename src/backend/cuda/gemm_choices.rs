@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::gemm::Key;
 
 /// Changes when the file does.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Where the file goes, in place of the user's caches.
 const VARIABLE: &str = "FLUX_GEMM_CACHE";
 
@@ -228,7 +228,7 @@ mod tests {
     }
 
     fn key(rows: usize) -> Key {
-        Key::of(&small_product(rows))
+        Key::of(&small_product(rows), true)
     }
 
     fn open(folder: &Path) -> Choices {
@@ -273,7 +273,7 @@ mod tests {
             "no JSON".to_string(),
             "{}".to_string(),
             good[..good.len() / 2].to_string(),
-            good.replace("\"format\":1", "\"format\":0"),
+            good.replace("\"format\":2", "\"format\":1"),
             good.replace("NVIDIA H200", "NVIDIA H100"),
             good.replace("\"cublaslt\":130100", "\"cublaslt\":130200"),
             good.replace("\"out_f32\"", "\"out_f64\""),

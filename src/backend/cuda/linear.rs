@@ -1,8 +1,8 @@
 //! Matrix products with weights, through cuBLASLt.
 
 use super::gemm::{Matrix, Product};
-use super::quantise::MULTIPLE;
 use super::{Cuda, Tensor};
+use crate::e4m3::MULTIPLE;
 use crate::error::{Error, Result};
 use crate::ops;
 
@@ -69,8 +69,7 @@ impl Cuda {
         let padded = if parts.iter().any(|(_, weight)| weight.is_e4m3()) { cols.next_multiple_of(MULTIPLE) } else { cols };
         let out = self.empty(parts.iter().map(|(x, _)| x.rows()).sum(), padded)?;
         let mut row = 0;
-        for (x, weight) in parts {
-            let fresh = self.operand(x, weight)?;
+        for ((x, weight), fresh) in parts.iter().zip(self.operands(parts)?) {
             let n = if weight.is_e4m3() { padded } else { cols };
             self.gemm()?.run(&self.product(fresh.as_ref().unwrap_or(x), weight, Matrix::of(&out).row(row, 2), n))?;
             row += x.rows();

@@ -1,7 +1,7 @@
 //! The CUDA backend: bf16 tensors in device memory, float32 inside every op, one rounding at its end.
 //!
-//! With [`Precision::Fp8`] products with a [`Backend::narrow_weight`] take e4m3 on both sides, with a scale for each row of either, and
-//! still sum in float32 and give bf16; see [`quantise`].
+//! With [`Precision::Fp8`] products with a [`Backend::narrow_weight`] take e4m3 on both sides, with a scale for each row of either, sum in
+//! what the tensor cores keep of a float32, and give bf16; see [`quantise`] and [`gemm`].
 //!
 //! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels of cuda/*.cu that
 //! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves values and
@@ -473,6 +473,10 @@ impl Backend for Cuda {
 
     fn project(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)], heads: Option<&Heads<'_, Self>>) -> Result<Projection<Self>> {
         self.project_op(parts, heads)
+    }
+
+    fn swiglu_linear_rows(&self, gate: Tensor<Self>, up: &Tensor<Self>, weights: [&Tensor<Self>; 2], first: usize) -> Result<Tensor<Self>> {
+        self.swiglu_linear_rows_op(gate, up, weights, first)
     }
 
     fn qk_norm_rope(

@@ -81,7 +81,7 @@ impl Cuda {
         let dim = heads.map_or(0, |heads| heads.dim);
         let mlp = (parts[0].1.rows() - 3 * dim) / 2;
         let out = self.empty(parts.iter().map(|(x, _)| x.rows()).sum(), 3 * dim + mlp)?;
-        let fresh = parts.iter().map(|(x, weight)| self.operand(x, weight)).collect::<Result<Vec<_>>>()?;
+        let fresh = self.operands(parts)?;
         let parts: Vec<_> = parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
         self.run_projection(&parts, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);

@@ -3,13 +3,17 @@
 //! Only products take such tensors. Weights become e4m3 when they are loaded, a row being an output channel; activations in the kernel
 //! that makes them, where that holds a whole row.
 
+use std::ops::Range;
+
 use super::launch::row_block;
 use super::pool::Buffer;
 use super::{Cuda, Precision, Tensor, all_aligned};
+use crate::e4m3::{self, MULTIPLE};
 use crate::error::{Error, Result};
 
-/// Rows are padded with zeros to whole 16 bytes, and weights with rows of zeros, because cuBLASLt's fp8 kernels take no other sizes.
-pub const MULTIPLE: usize = 16;
+/// Rows of one matrix that products read apart: the scales of the first are at a multiple of 16 bytes where their number is one of this,
+/// and cuBLASLt takes no others.
+pub const SPLIT_MULTIPLE: usize = 16 / size_of::<f32>();
 /// The GPUs for which cuBLASLt multiplies by a scale for each row and column. It has that for Hopper alone: Ada has fp8 with one scale
 /// for a whole matrix, Blackwell with scales of blocks.
 const CAPABILITY: (i32, i32) = (9, 0);
@@ -27,20 +31,18 @@ pub fn check(precision: Precision, capability: (i32, i32), name: &str) -> Result
         .hint("leave out `--precision`: bf16 works on this GPU"))
 }
 
-/// The value of an e4m3: sign, 4 bits of exponent, 3 of mantissa; no infinities.
-pub fn e4m3_to_f32(bits: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
-    let magnitude = match (exponent, bits & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa / 8.0 * 2f32.powi(-6),
-        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
-    };
-    if bits & 0x80 == 0 { magnitude } else { -magnitude }
-}
-
 /// Threads of a block whose registers hold one row of `cols` e4m3 values; none when it does not fit.
 pub fn e4m3_block(cols: usize) -> Option<usize> {
     row_block(cols.next_multiple_of(MULTIPLE) / 8).filter(|threads| *threads <= MAX_THREADS)
+}
+
+/// e4m3 rows 0..first and first..rows, as products with a weight for each read them. `make` gives a range of the rows: of all at once where
+/// the scales behind the split are where cuBLASLt takes them.
+pub fn split_e4m3(rows: usize, first: usize, make: impl Fn(Range<usize>) -> Result<Tensor<Cuda>>) -> Result<(Tensor<Cuda>, Tensor<Cuda>)> {
+    if first.is_multiple_of(SPLIT_MULTIPLE) {
+        return Ok(make(0..rows)?.split_rows(first));
+    }
+    Ok((make(0..first)?, make(first..rows)?))
 }
 
 impl Cuda {
@@ -75,6 +77,20 @@ impl Cuda {
             _ => Ok(None),
         }
     }
+
+    /// [`Cuda::operand`] of each pair. Two of which one lies under the other are quantised at once.
+    pub(super) fn operands(&self, pairs: &[(&Tensor<Cuda>, &Tensor<Cuda>)]) -> Result<Vec<Option<Tensor<Cuda>>>> {
+        if let &[(top, top_weight), (bottom, bottom_weight)] = pairs
+            && top_weight.is_e4m3()
+            && bottom_weight.is_e4m3()
+            && !top.is_e4m3()
+            && let Ok(both) = Tensor::adjacent_rows(top.row_view(0..top.rows()), bottom.row_view(0..bottom.rows()))
+        {
+            let (top, bottom) = split_e4m3(both.rows(), top.rows(), |rows| self.quantise(&both.row_view(rows)))?;
+            return Ok(vec![Some(top), Some(bottom)]);
+        }
+        pairs.iter().map(|(x, weight)| self.operand(x, weight)).collect()
+    }
 }
 
 impl Tensor<Cuda> {
@@ -92,7 +108,7 @@ impl Tensor<Cuda> {
     pub(super) fn download_e4m3(&self) -> Result<Vec<f32>> {
         let values = self.backend().download_values::<u8>(self.address(), self.rows(), self.cols(), self.stride())?;
         let scales = self.backend().download_values::<f32>(self.scales(), 1, self.rows(), self.rows())?;
-        let row = |(row, scale): (&[u8], f32)| row.iter().map(move |bits| e4m3_to_f32(*bits) * scale).collect::<Vec<_>>();
+        let row = |(row, scale): (&[u8], f32)| row.iter().map(move |bits| e4m3::to_f32(*bits) * scale).collect::<Vec<_>>();
         Ok(values.chunks(self.cols().max(1)).zip(scales).flat_map(row).collect())
     }
 }
@@ -100,16 +116,6 @@ impl Tensor<Cuda> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn e4m3_has_the_values_of_its_definition() {
-        let values =
-            [(0x00, 0.0), (0x01, 2f32.powi(-9)), (0x07, 7.0 * 2f32.powi(-9)), (0x08, 2f32.powi(-6)), (0x38, 1.0), (0x39, 1.125), (0x7e, 448.0)];
-        for (bits, value) in values {
-            assert_eq!((e4m3_to_f32(bits), e4m3_to_f32(bits | 0x80)), (value, -value), "{bits:#x}");
-        }
-        assert!(e4m3_to_f32(0x7f).is_nan() && e4m3_to_f32(0xff).is_nan());
-    }
 
     #[test]
     fn fp8_is_refused_where_it_does_not_run() {

@@ -14,11 +14,12 @@ use cudarc::driver::result;
 
 use super::device::{Device, failed};
 use super::pool::{Buffer, Kind};
-use super::quantise::{MULTIPLE, e4m3_block};
+use super::quantise::e4m3_block;
 use super::regions::{FileRegions, REGION_BYTES, Region, Regions};
 use super::transfer::{SLOT_BYTES, Slot};
+use crate::e4m3::MULTIPLE;
 use crate::error::{Error, Result};
-use crate::weights::{Dtype, WeightView};
+use crate::weights::{Dtype, E4m3View, WeightView};
 
 /// A thread fills one slot while the other goes up.
 const SLOTS_PER_THREAD: usize = 2;
@@ -44,7 +45,8 @@ enum When {
     AtOnce,
 }
 
-/// The values of a tensor as bf16, dense, to a device address; then, of some, to their places in a padded or reordered weight.
+/// The values of a tensor as bf16, or its bytes where that is what they are, dense, to a device address; then, of some, to their places in a
+/// padded or reordered weight.
 struct Job {
     view: WeightView,
     to: u64,
@@ -130,9 +132,12 @@ impl Uploader {
         })
     }
 
-    /// As [`Uploader::weight`], in e4m3 with a scale for each row; padded to multiples of [`MULTIPLE`]. The bf16 copy goes up at once, and
-    /// is freed behind the kernel that reads it, so that never more than one is there.
+    /// As [`Uploader::weight`], in e4m3 with a scale for each row; padded to multiples of [`MULTIPLE`]. Where no file holds e4m3, a bf16
+    /// copy goes up at once, and is freed behind the kernel that reads it, so that never more than one is there.
     pub fn narrow_weight(&self, device: &Arc<Device>, parts: &[WeightView]) -> Result<(Buffer, [usize; 2], usize)> {
+        if let Some(e4m3) = parts.iter().map(WeightView::e4m3).collect::<Option<Vec<_>>>() {
+            return self.e4m3_weight(device, &e4m3, parts[0].cols());
+        }
         let (copy, [rows, cols], copy_stride) = self.rows(device, parts, When::AtOnce)?;
         let (padded_rows, stride) = (rows.next_multiple_of(MULTIPLE), cols.next_multiple_of(MULTIPLE));
         let upload_stream = device.upload_stream();
@@ -149,6 +154,29 @@ impl Uploader {
         // Also after an error, when what was made is dropped.
         device.join_uploads()?;
         launched?;
+        Ok((buffer, [rows, cols], stride))
+    }
+
+    /// Values and scales of a weight of `cols` columns, as a file holds them.
+    fn e4m3_weight(&self, device: &Arc<Device>, parts: &[&E4m3View], cols: usize) -> Result<(Buffer, [usize; 2], usize)> {
+        let rows = parts.iter().map(|part| part.values.rows()).sum::<usize>();
+        let (padded_rows, stride) = (rows.next_multiple_of(MULTIPLE), cols.next_multiple_of(MULTIPLE));
+        let buffer = Buffer::e4m3_on_stream(device, device.upload_stream(), padded_rows, stride)?;
+        let values_of = |row: usize| buffer.address() + (row * stride) as u64;
+        let scales_of = |row: usize| buffer.scales() + (row * size_of::<f32>()) as u64;
+        let mut queue = Queue::default();
+        let mut row = 0;
+        for part in parts {
+            queue.jobs.push(Job { view: part.values.clone(), to: values_of(row), place: None });
+            queue.jobs.push(Job { view: part.scales.clone(), to: scales_of(row), place: None });
+            row += part.values.rows();
+        }
+        // SAFETY: the buffer has room for the values and the scales of `padded_rows` rows.
+        unsafe {
+            clear(device, values_of(rows), (padded_rows - rows) * stride)?;
+            clear(device, scales_of(rows), (padded_rows - rows) * size_of::<f32>())?;
+        }
+        self.enqueue(device, queue, When::Together)?;
         Ok((buffer, [rows, cols], stride))
     }
 
@@ -175,17 +203,18 @@ impl Uploader {
         fill: impl FnOnce(&Buffer, &mut Queue) -> Result<()>,
     ) -> Result<(Buffer, [usize; 2], usize)> {
         let padded_rows = rows.next_multiple_of(8);
-        let stream = device.upload_stream();
-        let mut buffer = Buffer::on_stream(device, stream, Kind::Bf16, padded_rows * stride)?;
+        let mut buffer = Buffer::on_stream(device, device.upload_stream(), Kind::Bf16, padded_rows * stride)?;
         let mut queue = Queue::default();
         fill(&buffer, &mut queue)?;
-        if padded_rows > rows {
-            let tail = buffer.address() + (rows * stride * 2) as u64;
-            // SAFETY: the buffer ends `padded_rows - rows` rows behind `tail`.
-            unsafe { result::memset_d8_async(tail, 0, (padded_rows - rows) * stride * 2, stream.raw()) }
-                .map_err(|e| failed("cannot clear GPU memory", e))?;
-        }
+        // SAFETY: the buffer ends `padded_rows - rows` rows behind the address.
+        unsafe { clear(device, buffer.address() + (rows * stride * 2) as u64, (padded_rows - rows) * stride * 2) }?;
         buffer.mark_zero_padded();
+        self.enqueue(device, queue, when)?;
+        Ok((buffer, [rows, cols], stride))
+    }
+
+    /// Does the jobs of `queue`, or leaves them to [`Uploader::together`].
+    fn enqueue(&self, device: &Arc<Device>, mut queue: Queue, when: When) -> Result<()> {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         if when == When::Together
             && let Some(later) = queues.get_mut(&thread::current().id())
@@ -196,7 +225,7 @@ impl Uploader {
             drop(queues);
             self.send(device, queue, &mut |_| {})?;
         }
-        Ok((buffer, [rows, cols], stride))
+        Ok(())
     }
 
     /// Does the jobs by work on the upload stream, and lets the compute stream wait for it.
@@ -276,15 +305,38 @@ impl Place {
     }
 }
 
+/// Whether the device takes values of this type as they are in the file; others it converts to bf16.
+fn goes_as_it_is(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::Bf16 | Dtype::U8)
+}
+
+/// What `bytes` of a file take on the device.
+fn bytes_on_device(dtype: Dtype, bytes: usize) -> u64 {
+    (if goes_as_it_is(dtype) { bytes } else { bytes / dtype.size() * Kind::Bf16.size() }) as u64
+}
+
+/// Zeros, by work on the upload stream.
+///
+/// # Safety
+/// The `len` bytes at `address` are in a live buffer, whose first use is on the upload stream.
+unsafe fn clear(device: &Device, address: u64, len: usize) -> Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    device.bind()?;
+    // SAFETY: what the caller promises.
+    unsafe { result::memset_d8_async(address, 0, len, device.upload_stream().raw()) }.map_err(|e| failed("cannot clear GPU memory", e))
+}
+
 /// A job in pieces that end where regions end.
 fn pieces<'a>(job: &'a Job, files: &'a [Arc<FileRegions>]) -> Vec<Piece<'a>> {
     let (size, all) = (job.view.dtype().size(), job.view.bytes().len());
-    let file = files.iter().find(|file| job.view.dtype() == Dtype::Bf16 && file.is_of(&job.view));
+    let file = files.iter().find(|file| goes_as_it_is(job.view.dtype()) && file.is_of(&job.view));
     let start = job.view.start();
     let mut pieces = Vec::new();
     let mut done = 0;
     while done < all {
-        // A value may lie across the end of a region: copies of bf16 are copies of bytes.
+        // A value may lie across the end of a region: what goes as it is goes as bytes.
         let end = if file.is_some() { ((start + done) / REGION_BYTES + 1) * REGION_BYTES - start } else { done + REGION_BYTES / size * size };
         pieces.push(Piece { job, region: file.map(|file| file.region(start + done)), bytes: done..end.min(all) });
         done = end;
@@ -302,13 +354,13 @@ impl Piece<'_> {
             device.bind()?;
             let to = self.job.to + self.bytes.start as u64;
             // SAFETY: the region stays mapped and registered until the copy is done: `Regions` sees to it. The job's memory has room for
-            // its values, which in a region are bf16.
+            // its values, which in a region go as they are.
             unsafe { result::memcpy_htod_async(to, bytes, device.upload_stream().raw()) }.map_err(|e| failed("cannot copy weights to the GPU", e))?;
             device.counters().copies.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
         let dtype = self.job.view.dtype();
-        copy_slices(device, dtype, bytes, self.job.to + (self.bytes.start * 2 / dtype.size()) as u64, slots)
+        copy_slices(device, dtype, bytes, self.job.to + bytes_on_device(dtype, self.bytes.start), slots)
     }
 }
 
@@ -321,10 +373,9 @@ fn copy_slices(device: &Arc<Device>, dtype: Dtype, bytes: &[u8], to: u64, slots:
     for (index, slice) in bytes.chunks(SLOT_BYTES).enumerate() {
         let slot = &mut slots[index % SLOTS_PER_THREAD];
         slot.pinned.bytes()?[..slice.len()].copy_from_slice(slice);
-        let first = index * (SLOT_BYTES / dtype.size());
         let values = slice.len() / dtype.size();
-        let to = to + 2 * first as u64;
-        if dtype == Dtype::Bf16 {
+        let to = to + bytes_on_device(dtype, index * SLOT_BYTES);
+        if goes_as_it_is(dtype) {
             slot.pinned.copy_to(device, slice.len(), to, stream)?;
         } else {
             if slot.staging.is_none() {
