@@ -7,6 +7,10 @@ PICTURE ?= picture.png
 PYTHON ?= python3
 # A Python with the packages of scripts/train_tiny/requirements.txt; this one is made when it is missing.
 TRAIN_PYTHON ?= target/train-venv/bin/python
+# What `bench-reference` measures.
+MODEL ?= models/klein-4b
+SIZES ?= 512,1024,2048
+comma := ,
 # The tokenizer of the golden files: Qwen3's, which every downloaded model has.
 TOKENIZER ?= models/klein-4b/tokenizer
 CUDA_WHEELS := nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl
@@ -59,6 +63,11 @@ test-gpu: gpu-setup ## Run the tests of the CUDA backend; fails where there is n
 .PHONY: bench
 bench: gpu-setup build ## Measure the stages of a picture and every op on the GPU (make bench BENCH="linear --size 512")
 	target/release/flux bench --device cuda $(BENCH)
+
+.PHONY: bench-reference
+bench-reference: gpu-setup build ## Measure the stages of MODEL beside those of the reference; needs the packages of scripts/requirements-reference.txt
+	target/release/flux bench stages/ -d "$(MODEL)" --device cuda --steps 4 --size $(SIZES) --json
+	$(PYTHON) scripts/bench_reference.py "$(MODEL)" --steps 4 --size $(subst $(comma), ,$(SIZES))
 
 # What cargo said it built: KIND, NAME.
 executable = $$(sed -n 's/.*"kind":\["$(1)"\].*"name":"$(2)".*"executable":"\([^"]*\)".*/\1/p' target/gpu-bundle.json)

@@ -22,7 +22,7 @@ Sections, in the order of `all`:
   memory     the same within 10.5 GiB of GPU memory, and within 4 GiB, which must be refused
   reference  speed of the reference (diffusers) at 512, 1024, 2048, and its cold start at 1024
   fidelity   final latents at 512 and 1024 against the reference in float32: ours, and the reference's in bf16
-  cpu        pictures of the 4B model on 2 cores in f32 and bf16, and the tests of the tile unit; needs AMX-BF16
+  cpu        pictures of the 4B model on 2 cores in f32 and bf16, the reference's in bf16, and the tests of the tile unit; needs AMX-BF16
   memcheck, racecheck, initcheck
              the parity tests at small sizes under compute-sanitizer
   nine       writes the 9B model, draws one picture, deletes the model
@@ -244,11 +244,20 @@ cpu() {
     program "$klein_4b"
     local precision figures=() psnr
     for precision in f32 bf16; do
-        sampled taskset -c 0,1 "${flux[@]}" --device cpu --precision "$precision" -W 256 -H 256 -o "$out/cpu-$precision.png" \
+        sampled taskset -c 0,1 "${flux[@]}" --device cpu --precision "$precision" -W 256 -H 256 -o "$out/cpu-$precision.png" >"$work/$precision" \
             || fail "no picture in $precision"
+        cat "$work/$precision"
         figures+=("$precision $wall_s s, $peak_mib MiB of its own;")
         echo "$precision: $wall_s s by the clock, peak of RssAnon $peak_mib MiB"
     done
+    needs_reference
+    # The same cores, one after the other; ours with all that a process does, theirs without the start of Python and loading.
+    local ours theirs
+    ours=$(field total_s <"$work/bf16")
+    OMP_NUM_THREADS=2 taskset -c 0,1 "$python" "$here/scripts/bench_reference.py" "$klein_4b" --out "$work" --device cpu --size 256 --cold \
+        | tee "$work/row" || fail "the reference broke off"
+    theirs=$(field picture_s <"$work/row")
+    figures+=("in bf16 from start to PNG $ours s, the reference from prompt to picture $theirs s;")
     psnr=$("$bin/flux" compare "$out/cpu-f32.png" "$out/cpu-bf16.png") || fail "the pictures cannot be compared"
     export FLUX_REQUIRE_AMX=1
     "$bin/units" --nocapture amx || fail "the unit tests of the tile unit failed"

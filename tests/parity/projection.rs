@@ -110,7 +110,7 @@ fn project_in_fp8_matches_its_composition() {
     }
     let narrow = |weight: &Weight| cuda.narrow_weight(&[weight.view()]).unwrap();
     for case in cases {
-        let got = case.with(&cuda, narrow, |parts, heads| Tensor::project(parts, heads));
+        let got = case.with(&cuda, narrow, Tensor::project);
         let composed = case.with(&cuda, narrow, |parts, heads| ops::projection::compose(&cuda, parts, heads));
         for (i, (got, composed)) in got.iter().zip(&composed).enumerate() {
             let [got, composed] = [got, composed].map(|x| cuda.download(x).unwrap());

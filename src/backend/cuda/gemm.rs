@@ -195,6 +195,11 @@ impl Gemm {
         Ok(Self { handle, plans: Mutex::default(), choices, workspace, fast_accumulation, device })
     }
 
+    /// Whether sums of fp8 products stay in the tensor cores.
+    pub fn fast_accumulation(&self) -> bool {
+        self.fast_accumulation
+    }
+
     /// What the user may want to know of the kept choices, if anything.
     pub fn note(&self) -> Option<String> {
         self.choices().note()

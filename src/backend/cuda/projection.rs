@@ -75,7 +75,9 @@ fn takes(parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)], heads: Option<&Heads<'_, Cuda
 
 impl Cuda {
     pub(super) fn project_op(&self, parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)], heads: Option<&Heads<'_, Cuda>>) -> Result<Projection<Cuda>> {
-        if !self.hopper_wanted(CHOICE)? || !takes(parts, heads) {
+        // In e4m3 the kernel leaves its sums in the tensor cores.
+        let sums = |weight: &Tensor<Cuda>| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
+        if !self.hopper_wanted(CHOICE)? || !takes(parts, heads) || !sums(parts[0].1)? {
             return compose(self, parts, heads);
         }
         let dim = heads.map_or(0, |heads| heads.dim);
