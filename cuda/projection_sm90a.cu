@@ -22,7 +22,9 @@
 // Flops     2 * rows * features * (3 * dim + 2 * mlp).   4608 x 3072 -> 27648: 783 GFLOP
 // Bound     tensor cores. 783 GFLOP at 989 TFLOP/s (H200, dense bf16) = 791 us
 // Measured  (not yet)
-// Tried     rows stored one after the other instead of four in step: in e4m3 kvq and mlp 724 us, where the composition takes 645.
+// Tried     rows stored one after the other instead of four in step: in e4m3 kvq and mlp 724 us, where the composition takes 645; two in step,
+//           whose angles come while those before are computed: as long. Groups of 3, 6 or 18 rows of tiles, stores past L2: a step of
+//           1024 x 1024 takes as long, within 1%.
 //           Standalone, sums stored by the warps that multiply, after a pause / in a row for 0.3 s (TFLOP/s): one block 128 x 256 787 / 665; with
 //           the weights for two blocks 751 / 691; with x for two blocks 774 / 684; for four blocks 709 / 663 (120 blocks find room). Without
 //           any fetching 862 / 809. In a row the GPU is at its power limit: 1500 MHz instead of 1980, and cuBLASLt falls from 848 to 729 too
@@ -176,9 +178,9 @@ struct Half {
 
     // body(row, i) of AT_ONCE rows of this warp. In place of rows behind the last it is the last again, which gets the same values.
     template <class Body>
-    __device__ __forceinline__ void at_once(int first, Body body) const {
+    __device__ __forceinline__ void at_once(int first, int end, Body body) const {
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) body(min(first + i * STORERS, rows - 1), i);
+        for (int i = 0; i < AT_ONCE; i++) body(min(first + i * STORERS, end - 1), i);
     }
 
     __device__ __forceinline__ float row_scale(int row) const { return args.x_scales[w.part][first_row + row]; }
@@ -202,76 +204,92 @@ struct Half {
         for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
             uint2 gate[AT_ONCE], up[AT_ONCE];
             float of_row[AT_ONCE];
-            at_once(first, [&](int row, int i) {
+            at_once(first, rows, [&](int row, int i) {
                 gate[i] = load_shared_8(chunk_at(rounded, row, chunk) + half);
                 up[i] = load_shared_8(chunk_at(rounded, row, COLS / 16 + chunk) + half);
                 of_row[i] = E4M3 ? row_scale(row) : 1.0f;
             });
             float g[AT_ONCE][4];
-            at_once(first, [&](int, int i) {
+            at_once(first, rows, [&](int, int i) {
                 float u[4];
                 unpack_scaled<E4M3>(gate[i], of_gate, of_row[i], g[i]);
                 unpack_scaled<E4M3>(up[i], of_up, of_row[i], u);
 #pragma unroll
                 for (int j = 0; j < 4; j++) g[i][j] = silu(g[i][j]) * u[j];
             });
-            at_once(first, [&](int row, int i) {
+            at_once(first, rows, [&](int row, int i) {
                 store_raw(out + row * args.ld_out, make_uint2(pack_bf16(g[i][0], g[i][1]), pack_bf16(g[i][2], g[i][3])));
             });
         }
     }
 
-    // 16 lanes hold a head, 8 columns each.
-    template <bool ROTATED>
-    __device__ __forceinline__ void store_heads(int storer, int lane) const {
+    __device__ __forceinline__ void store_values(int storer, int lane) const {
         bf16* out = args.out + first_out * args.ld_out + w.col + lane * 8;
-        const int in_head = lane % 16;
-        float txt_norm[8], img_norm[8], of_lane[8];
-        if constexpr (ROTATED) {
-            load((w.kind == QUERIES ? args.txt_norm_q : args.txt_norm_k) + in_head * 8, txt_norm);
-            load((w.kind == QUERIES ? args.img_norm_q : args.img_norm_k) + in_head * 8, img_norm);
-        }
+        float of_lane[8];
         if constexpr (E4M3) load_scales(col_scales() + lane * 8, of_lane);
         for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
             uint4 raw[AT_ONCE];
+            float of_row[AT_ONCE];
+            at_once(first, rows, [&](int row, int i) {
+                raw[i] = load_shared_16(chunk_at(rounded, row, lane));
+                of_row[i] = E4M3 ? row_scale(row) : 1.0f;
+            });
+            at_once(first, rows, [&](int row, int i) {
+                if constexpr (E4M3) {
+                    float x[8];
+                    unpack(raw[i], x);
+#pragma unroll
+                    for (int j = 0; j < 8; j++) x[j] *= of_lane[j] * of_row[i];
+                    raw[i] = pack(x);
+                }
+                store_raw(out + row * args.ld_out, raw[i]);
+            });
+        }
+    }
+
+    // Rows from `begin` to `end`, all text or all picture. 16 lanes hold a head, 8 columns each.
+    __device__ __forceinline__ void store_heads(int storer, int lane, int begin, int end, const bf16* norm, float eps) const {
+        bf16* out = args.out + first_out * args.ld_out + w.col + lane * 8;
+        const int in_head = lane % 16;
+        float weight[8], of_lane[8];
+        load(norm + in_head * 8, weight);
+        if constexpr (E4M3) load_scales(col_scales() + lane * 8, of_lane);
+        for (int first = begin + storer; first < end; first += STORERS * AT_ONCE) {
+            uint4 raw[AT_ONCE];
             float4 cosines[AT_ONCE], sines[AT_ONCE];
             float of_row[AT_ONCE];
-            at_once(first, [&](int row, int i) {
-                if constexpr (ROTATED) {
-                    const long long at = token_of(row) * args.ld_table + in_head * 4;
-                    cosines[i] = *reinterpret_cast<const float4*>(args.cos + at);
-                    sines[i] = *reinterpret_cast<const float4*>(args.sin + at);
-                }
+            at_once(first, end, [&](int row, int i) {
+                const long long at = token_of(row) * args.ld_table + in_head * 4;
+                cosines[i] = *reinterpret_cast<const float4*>(args.cos + at);
+                sines[i] = *reinterpret_cast<const float4*>(args.sin + at);
                 raw[i] = load_shared_16(chunk_at(rounded, row, lane));
                 of_row[i] = E4M3 ? row_scale(row) : 1.0f;
             });
             float x[AT_ONCE][8], squares[AT_ONCE];
-            at_once(first, [&](int, int i) {
+            at_once(first, end, [&](int, int i) {
                 unpack(raw[i], x[i]);
                 squares[i] = 0.0f;
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
-                    if constexpr (E4M3) x[i][j] *= of_lane[j] * of_row[i];
+                    if constexpr (E4M3) x[i][j] *= of_lane[j];
                     squares[i] += x[i][j] * x[i][j];
                 }
             });
-            if constexpr (ROTATED) {
 #pragma unroll
-                for (int step = 8; step > 0; step >>= 1) at_once(first, [&](int, int i) { squares[i] += __shfl_xor_sync(~0u, squares[i], step); });
-                at_once(first, [&](int row, int i) {
-                    const bool is_txt = first_out + row < args.txt_rows;
-                    const float rstd = rsqrtf(squares[i] / (COLS / 2) + (is_txt ? args.txt_eps : args.img_eps));
-                    const float c[4] = {cosines[i].x, cosines[i].y, cosines[i].z, cosines[i].w}, s[4] = {sines[i].x, sines[i].y, sines[i].z, sines[i].w};
+            for (int step = 8; step > 0; step >>= 1) at_once(first, end, [&](int, int i) { squares[i] += __shfl_xor_sync(~0u, squares[i], step); });
+            at_once(first, end, [&](int, int i) {
+                // The norm takes a row's scale away again, but for what it adds.
+                const float least = E4M3 ? __fdividef(eps, of_row[i] * of_row[i]) : eps;
+                const float rstd = rsqrtf(squares[i] / (COLS / 2) + least);
+                const float c[4] = {cosines[i].x, cosines[i].y, cosines[i].z, cosines[i].w}, s[4] = {sines[i].x, sines[i].y, sines[i].z, sines[i].w};
 #pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        const float a = x[i][2 * j] * (rstd * (is_txt ? txt_norm[2 * j] : img_norm[2 * j]));
-                        const float b = x[i][2 * j + 1] * (rstd * (is_txt ? txt_norm[2 * j + 1] : img_norm[2 * j + 1]));
-                        x[i][2 * j] = a * c[j] - b * s[j];
-                        x[i][2 * j + 1] = b * c[j] + a * s[j];
-                    }
-                });
-            }
-            at_once(first, [&](int row, int i) { store_raw(out + row * args.ld_out, pack(x[i])); });
+                for (int j = 0; j < 4; j++) {
+                    const float a = x[i][2 * j] * (rstd * weight[2 * j]), b = x[i][2 * j + 1] * (rstd * weight[2 * j + 1]);
+                    x[i][2 * j] = a * c[j] - b * s[j];
+                    x[i][2 * j + 1] = b * c[j] + a * s[j];
+                }
+            });
+            at_once(first, end, [&](int row, int i) { store_raw(out + row * args.ld_out, pack(x[i])); });
         }
     }
 
@@ -280,9 +298,12 @@ struct Half {
         if (w.kind == GATED) {
             store_gated(storer, lane);
         } else if (w.kind == VALUES) {
-            store_heads<false>(storer, lane);
+            store_values(storer, lane);
         } else {
-            store_heads<true>(storer, lane);
+            const bool queries = w.kind == QUERIES;
+            const int txt = min(max(args.txt_rows - int(first_out), 0), rows);
+            store_heads(storer, lane, 0, txt, queries ? args.txt_norm_q : args.txt_norm_k, args.txt_eps);
+            store_heads(storer, lane, txt, rows, queries ? args.img_norm_q : args.img_norm_k, args.img_eps);
         }
     }
 };
