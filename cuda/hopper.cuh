@@ -118,6 +118,17 @@ __device__ __forceinline__ void exchange_pairs(uint32_t (&pair)[4]) {
     }
 }
 
+__device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
+    uint4 raw;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "r"(from) : "memory");
+    return raw;
+}
+
+// Four 8 x 8 matrices of bf16 as a warp holds sums: lane l gives the address of row l % 8 of matrix l / 8, 16 bytes each.
+__device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 #define REGISTERS_8(r, i) "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3]), "+f"(r[i + 4]), "+f"(r[i + 5]), "+f"(r[i + 6]), "+f"(r[i + 7])
 
 }  // namespace hopper

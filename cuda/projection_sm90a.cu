@@ -113,12 +113,6 @@ struct Work {
 // Where 16 bytes of a rounded row are: chunks change places with the row, so that eight rows of one chunk are in all banks.
 __device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, int row, int chunk) { return rounded + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4); }
 
-__device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
-    uint4 raw;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "r"(from) : "memory");
-    return raw;
-}
-
 __device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
     uint2 raw;
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(raw.x), "=r"(raw.y) : "r"(from) : "memory");

@@ -1,4 +1,4 @@
-// Warpgroup matrix multiply, clusters and matrix stores of projection_sm90a.cu.
+// Warpgroup matrix multiply and clusters of projection_sm90a.cu.
 
 #pragma once
 #include "hopper.cuh"
@@ -65,11 +65,6 @@ __device__ __forceinline__ void copy_box_to_both(uint32_t to, const TensorMap& m
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
         "l"(&map), "r"(col), "r"(row), "r"(barrier), "h"((uint16_t)3)
         : "memory");
-}
-
-// Four 8 x 8 matrices of bf16 as a warp holds sums: lane l gives the address of row l % 8 of matrix l / 8, 16 bytes each.
-__device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 }  // namespace hopper
