@@ -50,11 +50,6 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
                  : "memory");
 }
 
-// Brings `bytes`, a multiple of 16 like the address, to L2.
-__device__ __forceinline__ void prefetch_to_l2(const void* from, uint32_t bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes) : "memory");
-}
-
 // Slots in turn: `slot` and the parity of its use.
 template <int SLOTS>
 struct Ring {
@@ -128,6 +123,16 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
 __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
+
+__device__ __forceinline__ void load_matrices(uint32_t from, uint32_t (&matrices)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+// Orders this thread's accesses to shared memory before those of TMA that it or a barrier lets follow.
+__device__ __forceinline__ void show_to_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #define REGISTERS_8(r, i) "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3]), "+f"(r[i + 4]), "+f"(r[i + 5]), "+f"(r[i + 6]), "+f"(r[i + 7])
 

@@ -1,20 +1,19 @@
 //! Launches cuda/conv2d_sm90a.cu: 3 x 3 convolutions on Hopper, of a picture as it is or upsampled.
 
-use std::env;
 use std::ffi::c_void;
 
 use super::hopper::{Axis, Choice};
 use super::moments::Moments;
 use super::{Cuda, Tensor, all_aligned};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// `FLUX_CONV2D=base` keeps off this kernel, `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has none.
 pub(super) const CHOICE: Choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a" };
-/// Channels of a box: 128 bytes, over which TMA swizzles.
+/// Channels of a box, and outputs of one: 128 bytes, over which TMA swizzles.
 const CHANNELS: usize = 64;
 /// Warpgroups that multiply.
 const CONSUMERS: usize = 2;
-/// They, and a warpgroup that fetches.
+/// They, and a warpgroup that fetches and stores.
 const THREADS: usize = (1 + CONSUMERS) * 128;
 
 /// A kernel of cuda/conv2d_sm90a.cu, by its `Shape`.
@@ -27,36 +26,27 @@ struct Shape {
     outs: usize,
     pixel_slots: usize,
     weight_slots: usize,
-    /// Taps that the first consumer is ahead of the second.
-    lead: usize,
     /// Time of one tile, relative to others with as many taps.
     cost: usize,
 }
 
 /// Of a picture as it is.
 const SAME: [Shape; 3] = [
-    Shape::new("conv2d_bf16_16x16x128_sm90", 3, [16, 16, 128], [3, 7], 5, 100),
-    Shape::new("conv2d_bf16_16x8x256_sm90", 3, [16, 8, 256], [3, 5], 3, 100),
-    Shape::new("conv2d_bf16_16x8x128_sm90", 3, [16, 8, 128], [4, 8], 5, 60),
+    Shape::new("conv2d_bf16_16x16x128_sm90", 3, [16, 16, 128], [2, 5], 100),
+    Shape::new("conv2d_bf16_16x8x256_sm90", 3, [16, 8, 256], [3, 3], 100),
+    Shape::new("conv2d_bf16_16x8x128_sm90", 3, [16, 8, 128], [4, 6], 60),
 ];
-/// The same, for at most eight outputs: what takes time there is to fetch pixels.
-const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 0, 100)];
+/// The same, for at most eight outputs and no residual: what takes time there is to fetch pixels.
+const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 100)];
 /// Of an upsampled picture: two taps a side, four sets of weights.
 const UPSAMPLED: [Shape; 2] = [
-    Shape::new("upsample_conv2d_bf16_16x16x128_sm90", 2, [16, 16, 128], [3, 7], 3, 100),
-    Shape::new("upsample_conv2d_bf16_16x8x128_sm90", 2, [16, 8, 128], [4, 9], 4, 60),
+    Shape::new("upsample_conv2d_bf16_16x16x128_sm90", 2, [16, 16, 128], [3, 3], 100),
+    Shape::new("upsample_conv2d_bf16_16x8x128_sm90", 2, [16, 8, 128], [4, 7], 60),
 ];
 
 impl Shape {
-    const fn new(
-        name: &'static str,
-        taps: usize,
-        [width, height, outs]: [usize; 3],
-        [pixel_slots, weight_slots]: [usize; 2],
-        lead: usize,
-        cost: usize,
-    ) -> Self {
-        Self { name, taps, width, height, outs, pixel_slots, weight_slots, lead, cost }
+    const fn new(name: &'static str, taps: usize, [width, height, outs]: [usize; 3], [pixel_slots, weight_slots]: [usize; 2], cost: usize) -> Self {
+        Self { name, taps, width, height, outs, pixel_slots, weight_slots, cost }
     }
 
     /// Tiles of a picture of `height` x `width` pixels (before upsampling), and `outs` outputs.
@@ -70,7 +60,7 @@ impl Shape {
     fn blocks(&self, multiprocessors: usize, height: usize, width: usize, outs: usize) -> [usize; 2] {
         let out_tiles = outs.div_ceil(self.outs);
         let blocks = self.tiles(height, width, outs).min((multiprocessors / out_tiles).max(1) * out_tiles);
-        [blocks, blocks / out_tiles * CONSUMERS]
+        [blocks, blocks / out_tiles]
     }
 
     /// The one that is done first, when every multiprocessor takes tiles in turn.
@@ -79,30 +69,18 @@ impl Shape {
         *shapes.iter().min_by_key(time).expect("SAME, FEW and UPSAMPLED are not empty")
     }
 
-    /// The lead that `FLUX_CONV2D_LEAD` asks for, as far as the slots allow, or its own.
-    fn lead(&self) -> Result<usize> {
-        let Some(asked) = env::var_os("FLUX_CONV2D_LEAD").filter(|asked| !asked.is_empty()) else { return Ok(self.lead) };
-        let asked = asked.to_string_lossy();
-        let lead: usize = asked.parse().map_err(|_| Error::usage(format!("`{asked}` is no number of taps")).at("FLUX_CONV2D_LEAD"))?;
-        Ok(lead.min(self.most_lead()))
+    /// Whether a tile's rounded outputs are in shared memory, from where other warps store them and leave their moments.
+    const fn rounds(&self) -> bool {
+        self.outs >= CHANNELS
     }
 
-    /// The first consumer gets no further before the second begins.
-    const fn most_lead(&self) -> usize {
-        let (pixels, weights) = (self.taps * self.pixel_slots - 1, self.weight_slots - 1);
-        if pixels < weights { pixels } else { weights }
-    }
-
-    /// Whether the kernel leaves the moments of its outputs.
-    const fn leaves_moments(&self) -> bool {
-        self.outs >= 32
-    }
-
-    /// As `Shape` in cuda/conv2d_sm90a.cu: slots of pixels and of weights, two barriers each, and each consumer's sums of two groups of outputs.
+    /// As `Shape` in cuda/conv2d_sm90a.cu: slots of pixels and of weights, a tile's rounded outputs, the bias as f32, and two barriers for each
+    /// slot and each consumer.
     const fn shared_bytes(&self) -> usize {
-        let sums = if self.leaves_moments() { CONSUMERS * 2 * 4 * 32 * 8 } else { 0 };
         let pixels = self.width * (self.height + self.taps - 1) * CHANNELS * 2 + 16;
-        self.pixel_slots * pixels + self.weight_slots * (self.outs * CHANNELS * 2 + 16) + sums
+        let weights = self.outs * CHANNELS * 2 + 16;
+        let rounded = if self.rounds() { self.width * self.height * self.outs * 2 } else { 0 };
+        self.pixel_slots * pixels + self.weight_slots * weights + rounded + self.outs * 4 + CONSUMERS * 16
     }
 }
 
@@ -158,7 +136,8 @@ impl Cuda {
 
     /// `conv2d(x) + residual`, of the same size out as in. The moments of `call.out`, where the kernel leaves them.
     pub(super) fn run_hopper_conv2d(&self, call: &Call<'_>) -> Result<Option<Moments>> {
-        self.run_hopper_shape(if call.out.cols() <= 8 { &FEW } else { &SAME }, call)
+        let few = call.out.cols() <= 8 && call.residual.is_none();
+        self.run_hopper_shape(if few { &FEW } else { &SAME }, call)
     }
 
     fn run_hopper_shape(&self, shapes: &[Shape], call: &Call<'_>) -> Result<Option<Moments>> {
@@ -167,34 +146,41 @@ impl Cuda {
         let tiles = shape.tiles(height, width, out.cols());
         // First of all, because a driver that loads this kernel knows tensor maps too.
         let launch = self.launch(CHOICE.file, shape.name)?.shared(shape.shared_bytes() as u32)?;
-        let channels = Axis { cells: x.cols(), step: 1, in_box: CHANNELS };
-        // A lone row's stride means nothing, and need not be aligned.
-        let pixel = if x.rows() > 1 { x.stride() } else { x.cols() };
-        let columns = Axis { cells: width, step: pixel, in_box: shape.width };
-        let rows = Axis { cells: height, step: width * pixel, in_box: shape.height + shape.taps - 1 };
+        let cells = |cells: usize, in_box: usize| Axis { cells, step: 1, in_box };
+        let picture = |of: &Tensor<Cuda>, rows_in_box: usize| {
+            // A lone row's stride means nothing, and need not be aligned.
+            let pixel = if of.rows() > 1 { of.stride() } else { of.cols() };
+            let columns = Axis { cells: width, step: pixel, in_box: shape.width };
+            let rows = Axis { cells: height, step: width * pixel, in_box: rows_in_box };
+            CHOICE.tensor_map(of.address(), [cells(of.cols(), CHANNELS), columns, rows])
+        };
         let taps = Axis { cells: shape.taps * shape.taps, step: x.cols(), in_box: 1 };
         let outs = Axis { cells: weight.rows(), step: weight.cols(), in_box: shape.outs };
-        let mut maps = [CHOICE.tensor_map(x.address(), [channels, columns, rows])?, CHOICE.tensor_map(weight.address(), [channels, taps, outs])?];
+        let x_map = picture(x, shape.height + shape.taps - 1)?;
+        let weight_map = CHOICE.tensor_map(weight.address(), [cells(x.cols(), CHANNELS), taps, outs])?;
+        // Without a residual no map is read.
+        let residual_map = residual.map_or(Ok(x_map), |residual| picture(residual, shape.height / CONSUMERS))?;
+        let mut maps = [x_map, weight_map, residual_map];
         let [blocks, splits] = shape.blocks(self.device().multiprocessors(), height, width, out.cols());
-        let moments = if shape.leaves_moments() { Some(Moments::new(self, splits, out.cols())?) } else { None };
-        let mut lead = CHOICE.int(shape.lead()?)?;
+        let moments = if shape.rounds() { Some(Moments::new(self, splits, out.cols())?) } else { None };
         let (mut partial, mut counts) = moments.as_ref().map_or((0, 0), |moments| (moments.partial(), moments.counts()));
         let (mut bias_address, mut out_address, mut out_stride) = (bias.address(), out.address(), out.stride() as u64);
-        let (mut residual_address, mut residual_stride) = residual.map_or((0, 0), |residual| (residual.address(), residual.stride() as u64));
+        let mut adds = i32::from(residual.is_some());
         CHOICE.int(tiles)?;
         CHOICE.int(out.rows())?;
         let mut ints = [CHOICE.int(height)?, CHOICE.int(width)?, CHOICE.int(x.cols())?, CHOICE.int(out.cols())?];
         let mut arguments: Vec<*mut c_void> = maps.iter_mut().map(|map| std::ptr::from_mut(map).cast()).collect();
-        let longs = [&mut bias_address, &mut residual_address, &mut residual_stride, &mut out_address, &mut out_stride];
+        arguments.push(std::ptr::from_mut(&mut adds).cast());
+        let longs = [&mut bias_address, &mut out_address, &mut out_stride];
         arguments.extend(longs.map(|long| std::ptr::from_mut(long).cast::<c_void>()));
         arguments.extend(ints.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
         arguments.extend([&mut partial, &mut counts].map(|address| std::ptr::from_mut(address).cast::<c_void>()));
-        arguments.push(std::ptr::from_mut(&mut lead).cast());
-        // SAFETY: `arguments` are, in the order of `CONV2D` in cuda/conv2d_sm90a.cu, two tensor maps, two pointers, a long long, a pointer, a
-        // long long, four ints, two pointers and an int, all alive until the call returns; the shared memory is that of the shape. The maps cover
-        // exactly the cells of x and of the weight. The ops checked their shapes, `out` and `residual` have rows of whole 16 bytes and a row for
-        // every output pixel, the bias has a value for every column of `out`, the moments the splits that `blocks` blocks make, or the shape
-        // leaves none. `out` may be `residual`: each cell is read by the thread that then writes it.
+        // SAFETY: `arguments` are, in the order of `CONV2D` in cuda/conv2d_sm90a.cu, three tensor maps, an int, two pointers, a long long, four
+        // ints and two pointers, all alive until the call returns; the shared memory is that of the shape. The maps cover exactly the cells of
+        // x, of the weight and of the residual, of which there is none with the shapes that cannot add it. The ops checked their shapes, `out`
+        // and `residual` have rows of whole 16 bytes and a row for every output pixel, the bias has a value for every column of `out`, the
+        // moments the splits that `blocks` blocks make, or the shape leaves none. `out` may be `residual`: a tile's cells are read before they
+        // are written, and no other tile has them.
         unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }?;
         Ok(moments)
     }
@@ -205,12 +191,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shape_fits_the_shared_memory_of_hopper_and_lets_both_consumers_begin() {
+    fn every_shape_fits_the_shared_memory_of_hopper() {
         for shape in SAME.iter().chain(&FEW).chain(&UPSAMPLED) {
             assert!(shape.shared_bytes() <= 227 << 10, "{shape:?}");
-            assert!(shape.lead <= shape.most_lead(), "{shape:?}");
         }
-        assert_eq!(SAME[0].shared_bytes(), 3 * 18 * 16 * 128 + 7 * 128 * 128 + 2 * 2 * 4 * 32 * 8 + 10 * 16);
+        assert_eq!(SAME[0].shared_bytes(), 2 * 18 * 16 * 128 + 5 * 128 * 128 + 256 * 128 * 2 + 128 * 4 + 9 * 16);
+        assert_eq!(FEW[0].shared_bytes(), 5 * 10 * 32 * 128 + 15 * 8 * 128 + 8 * 4 + 22 * 16);
     }
 
     #[test]
@@ -221,6 +207,15 @@ mod tests {
         assert_eq!(same(1024, 128), "conv2d_bf16_16x16x128_sm90");
         // Too few tiles for all multiprocessors, where they are large.
         assert_eq!(same(64, 512), "conv2d_bf16_16x8x128_sm90");
+        // What tests/parity/conv2d.rs has for each kernel.
+        for ((height, width, outs), shape) in [(251, 298, 136), (101, 317, 256), (151, 250, 128)].into_iter().zip(SAME) {
+            assert_eq!(Shape::find(&SAME, 132, height, width, outs), shape);
+            assert!(shape.tiles(height, width, outs) > 132);
+        }
+        for ((height, width, outs), shape) in [(67, 130, 136), (90, 90, 128)].into_iter().zip(UPSAMPLED) {
+            assert_eq!(Shape::find(&UPSAMPLED, 132, height, width, outs), shape);
+            assert!(shape.tiles(height, width, outs) > 132);
+        }
         let upsampled = |side: usize, outs: usize| Shape::find(&UPSAMPLED, 132, side, side, outs).name;
         assert_eq!(upsampled(512, 256), "upsample_conv2d_bf16_16x16x128_sm90");
         assert_eq!(upsampled(16, 512), "upsample_conv2d_bf16_16x8x128_sm90");
@@ -234,13 +229,13 @@ mod tests {
                 for (height, width) in [(1, 1), (17, 33), (512, 512)] {
                     let [blocks, splits] = shape.blocks(132, height, width, outs);
                     assert!(blocks > 0 && blocks.is_multiple_of(out_tiles) && blocks <= shape.tiles(height, width, outs), "{shape:?} {outs}");
-                    assert_eq!(splits, 2 * blocks / out_tiles);
+                    assert_eq!(splits, blocks / out_tiles);
                 }
             }
         }
-        assert_eq!(SAME[0].blocks(132, 1024, 1024, 128), [132, 264]);
-        assert_eq!(SAME[0].blocks(132, 512, 512, 640), [130, 52]);
-        assert_eq!(SAME[0].blocks(132, 16, 16, 128), [1, 2]);
+        assert_eq!(SAME[0].blocks(132, 1024, 1024, 128), [132, 132]);
+        assert_eq!(SAME[0].blocks(132, 512, 512, 640), [130, 26]);
+        assert_eq!(SAME[0].blocks(132, 16, 16, 128), [1, 1]);
     }
 
     #[test]
