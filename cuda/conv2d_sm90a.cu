@@ -92,8 +92,8 @@ struct Work {
 
     // The row of out that the tile's pixel is; -1 outside of the picture.
     template <class S>
-    __device__ __forceinline__ int row(int pixel, int height, int width) const {
-        const int at_y = y + pixel / S::WIDTH, at_x = x + pixel % S::WIDTH;
+    __device__ __forceinline__ int row(uint32_t pixel, int height, int width) const {
+        const int at_y = y + int(pixel / S::WIDTH), at_x = x + int(pixel % S::WIDTH);
         if (at_y >= height || at_x >= width) return -1;
         return (at_y * S::SCALE + place / S::SCALE) * (width * S::SCALE) + at_x * S::SCALE + place % S::SCALE;
     }
@@ -104,7 +104,7 @@ __device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pa
 
 // Where 16 bytes of a consumer's pixel are, by the number of their eight outputs.
 template <class S>
-__device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, int pixel, int chunk) {
+__device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, uint32_t pixel, uint32_t chunk) {
     return rounded + chunk / 8 * S::PANEL_BYTES + pixel * ROW_BYTES + ((chunk % 8 ^ pixel % 8) << 4);
 }
 
@@ -175,7 +175,7 @@ struct Storer {
     static_assert(CONSUMERS * (S::PIXELS / STRIDE + 1) <= 256, "sums of squares are exact");
     static_assert(STRIDE * S::OUTS * sizeof(Moments) <= S::ROUNDED_BYTES, "moments of all lanes fit where the first half was");
 
-    const int thread = threadIdx.x - 32, chunk = thread % CHUNKS, first_pixel = thread / CHUNKS;
+    const uint32_t thread = threadIdx.x - 32, chunk = thread % CHUNKS, first_pixel = thread / CHUNKS;
     Moments running[8] = {};
     // Of the tile so far.
     float totals[8], squares[8];
@@ -189,15 +189,15 @@ struct Storer {
 
     __device__ __forceinline__ void store_half(const Work& w, int consumer, uint32_t rounded, bf16* out, long long ld_out, int height, int width,
                                                int outs) {
-        const int first_out = w.out + chunk * 8;
-        for (int first = first_pixel; first < S::PIXELS; first += AT_ONCE * STRIDE) {
+        const int first_out = w.out + int(chunk) * 8;
+        for (uint32_t first = first_pixel; first < S::PIXELS; first += AT_ONCE * STRIDE) {
             uint4 raw[AT_ONCE];
             // Behind the last pixel the last is read again.
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) raw[i] = load_shared_16(chunk_at<S>(rounded, min(first + i * STRIDE, S::PIXELS - 1), chunk));
+            for (int i = 0; i < AT_ONCE; i++) raw[i] = load_shared_16(chunk_at<S>(rounded, min(first + i * STRIDE, S::PIXELS - 1u), chunk));
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
-                const int pixel = first + i * STRIDE;
+                const uint32_t pixel = first + i * STRIDE;
                 const int row = w.row<S>(consumer * S::PIXELS + pixel, height, width);
                 if (pixel >= S::PIXELS || row < 0) continue;
                 if (first_out < outs) *reinterpret_cast<uint4*>(out + row * ld_out + first_out) = raw[i];
@@ -214,11 +214,13 @@ struct Storer {
     }
 
     __device__ __forceinline__ void end_tile() {
-        const float pixels = count;
+        const float pixels = count, share = __fdividef(1.0f, fmaxf(pixels, 1.0f));
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const float mean = totals[i] / fmaxf(pixels, 1.0f);
-            running[i] = join(running[i], {pixels, mean, fmaxf(fmaf(-totals[i], mean, squares[i]), 0.0f)});
+            // About `mean` as it was rounded: what it lacks, times the pixels, is the rest.
+            const float mean = totals[i] * share, rest = fmaf(-mean, pixels, totals[i]);
+            const float about_mean = fmaf(-mean, rest, fmaf(-mean, totals[i], squares[i]));
+            running[i] = join(running[i], {pixels, mean, fmaxf(about_mean, 0.0f)});
         }
     }
 
@@ -228,7 +230,7 @@ struct Storer {
 #pragma unroll
         for (int i = 0; i < 8; i++) shared[first_pixel * S::OUTS + chunk * 8 + i] = running[i];
         wait_turn(1, LANES);
-        for (int i = thread; i < S::OUTS; i += LANES) {
+        for (int i = int(thread); i < S::OUTS; i += LANES) {
             Moments all = shared[i];
             for (int lane = 1; lane < STRIDE; lane++) all = join(all, shared[lane * S::OUTS + i]);
             if (first_out + i < outs) partial[(long long)split * outs + first_out + i] = make_float2(all.mean, all.squares);

@@ -9,7 +9,7 @@ struct Moments {
 // Of the values of both, by Chan's formula; pieces without values change nothing.
 __device__ __forceinline__ Moments join(const Moments& a, const Moments& b) {
     const float count = a.count + b.count;
-    if (count == 0.0f) return a;
-    const float delta = b.mean - a.mean, share = b.count / count;
+    // The fast division is right to two units in the last place.
+    const float delta = b.mean - a.mean, share = __fdividef(b.count, fmaxf(count, 1.0f));
     return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * a.count * share};
 }
