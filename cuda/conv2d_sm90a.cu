@@ -3,8 +3,8 @@
 //
 //   x         tensor map over [height, width, channels] bf16: boxes of 64 channels (128-byte swizzle), WIDTH pixels, HEIGHT + TAPS - 1 rows
 //   weight    tensor map over [outs, TAPS * TAPS, channels] bf16, taps ordered (ky, kx): boxes of 64 channels, one tap, OUTS outputs
-//   residual  tensor map over [height, width, outs] bf16: boxes of 64 outputs (128-byte swizzle), WIDTH pixels, HEIGHT / CONSUMERS rows; read
-//             only if `adds`, which upsampled and where OUTS is 8 it may not be; may be of out
+//   residual  tensor map over [height, width, outs] bf16: boxes of 64 outputs (128-byte swizzle), WIDTH pixels, HEIGHT rows; read only if
+//             `adds`, which upsampled and where OUTS is 8 it may not be; may be of out
 //   bias      [outs] bf16
 //   out       [height * width, outs] bf16, row stride ld_out; rounded once
 //   partial   [gridDim.x / ceil(outs / OUTS), outs] float2, not where OUTS is 8: mean of the rounded values of a split of the pixels, and the
@@ -13,8 +13,11 @@
 //   Upsampled (TAPS = 2): weight [4 * outs, 4, channels], as `collapse_taps_bf16` below makes it; out [2 height * 2 width, outs].
 //
 // Mapping   A block for each multiprocessor takes tiles of WIDTH x HEIGHT pixels and OUTS outputs in turn; neighbouring blocks have the
-//           outputs of one place, so that its pixels come from L2 but for the first. Warpgroups 1 and 2 own a half of the tile's pixels each,
-//           and multiply [pixels, 64] by [outs, 64]^T for every tap and 64 channels. Warp 0 fetches for them.
+//           outputs of one place, so that its pixels come from L2 but for the first. Warpgroups 1 and 2 own 64 of the tile's outputs each,
+//           and multiply [64, 64] of weights by [pixels, 64]^T for every tap and 64 channels. Warp 0 fetches for them.
+//           A multiply reads both from shared memory: 64 x 256 sums 320 rows, and 64 x 128 twice, as for pixels by outputs, 384. With what
+//           TMA writes these are 108 or 124 bytes a cycle for 16x16x128, of the 128 that shared memory can. With eight outputs the pixels
+//           are the rows of sums, and a warpgroup owns a half of them.
 //           A box of pixels begins kx - 1 to the right of the tile and one row above it, in signed coordinates: TMA puts zeros
 //           where the picture ends. It has rows for all ky: a tap is the same box, begun ky * WIDTH pixels later. So a pixel is fetched
 //           TAPS times and not TAPS * TAPS times, and what limits a convolution from L2 otherwise, does not.
@@ -23,13 +26,13 @@
 //           whether the output's row and column are even. So there are four sets of 2 x 2 weights, sums of the 3 x 3 ones; they round once
 //           more, to bf16. A tile is of one set, and its outputs are two apart.
 // Stores    The warps that multiply only add bias and residual, and round into shared memory; warps 1 to 3 store from there while the next
-//           tile is multiplied. The rounded half of a tile lies as TMA would put it there: panels of 64 outputs, swizzled. And where there is a
+//           tile is multiplied. The rounded half of a tile lies as TMA would put it there: 64 outputs of a pixel, swizzled. And where there is a
 //           residual, TMA does, as soon as the half before is stored: each value is then replaced by the sum with it.
 //           With eight outputs the warps that multiply store: it is four bytes a thread and row.
-// Moments   A block's pixels are one split, over all its tiles. A lane that stores keeps those of eight outputs and its pixels. Of a tile they
-//           are plain sums: bf16 has 8 digits and a square 16, so that up to 256 values that are far from zero for their spread, and so of
-//           one exponent, lose nothing in the 24 of a float. Tiles, whose number has no bound, and at last lanes, are joined as means and
-//           sums of squares about them. All in a fixed order.
+// Moments   A block's pixels are one split, over all its tiles. A lane that stores keeps those of eight outputs of each half, and of its pixels.
+//           Of a tile they are plain sums: bf16 has 8 digits and a square 16, so that up to 256 values that are far from zero for their
+//           spread, and so of one exponent, lose nothing in the 24 of a float. Tiles, whose number has no bound, and at last lanes, are
+//           joined as means and sums of squares about them. All in a fixed order.
 // Needs     sm_90a; channels % 8 == 0, outs % 8 == 0, rows 16-byte aligned. Channels are fetched 64 at a time: zeros behind the last.
 //           gridDim.x is a multiple of ceil(outs / OUTS), so that a block's tiles are all of the same outputs.
 // Flops     2 * height * width * TAPS * TAPS * channels * outs (four times for upsampled).   512 x 512, 512 -> 512: 1237 GFLOP
@@ -54,23 +57,24 @@ using namespace hopper;
 constexpr int CHANNELS = 64;  // of a box: 128 bytes
 constexpr int ROW_BYTES = CHANNELS * 2;
 constexpr int CONSUMERS = 2, STORERS = 3;  // warpgroups that multiply, warps that store
+constexpr int OWN_OUTS = 64;               // of a consumer: 128 bytes
 
 template <int TAPS_, int WIDTH_, int HEIGHT_, int OUTS_, int PIXEL_SLOTS_, int WEIGHT_SLOTS_>
 struct Shape {
     static constexpr int TAPS = TAPS_, WIDTH = WIDTH_, HEIGHT = HEIGHT_, OUTS = OUTS_, PIXEL_SLOTS = PIXEL_SLOTS_, WEIGHT_SLOTS = WEIGHT_SLOTS_;
     // Sets of weights: one, or one for each place in the square that a pixel becomes.
     static constexpr int PLACES = TAPS == 2 ? 4 : 1, SCALE = TAPS == 2 ? 2 : 1;
-    static constexpr int PIXELS = WIDTH * HEIGHT / CONSUMERS;  // of a consumer
-    static constexpr int PARTS = PIXELS / 64;
+    static constexpr int PIXELS = WIDTH * HEIGHT;
+    // Whether consumers divide the tile's outputs and round them into shared memory. Otherwise they divide its pixels, and store by themselves.
+    static constexpr bool ROUNDS = OUTS == CONSUMERS * OWN_OUTS;
+    static constexpr int PARTS = ROUNDS ? 1 : PIXELS / CONSUMERS / 64;  // multiplies of 64 rows
+    static constexpr int SUMS = (ROUNDS ? PIXELS : OUTS) / 2;           // of a thread and part
     static constexpr int PIXEL_BYTES = WIDTH * (HEIGHT + TAPS - 1) * ROW_BYTES, WEIGHT_BYTES = OUTS * ROW_BYTES;
-    // What a consumer rounds, in panels of 64 outputs; none where it stores by itself.
-    static constexpr int PANELS = OUTS / 64, PANEL_BYTES = PIXELS * ROW_BYTES, ROUNDED_BYTES = PANELS * PANEL_BYTES;
-    static constexpr bool ROUNDS = PANELS > 0;
+    static constexpr int ROUNDED_BYTES = ROUNDS ? PIXELS * OWN_OUTS * 2 : 0;  // of a consumer
     static constexpr int WEIGHTS = PIXEL_SLOTS * PIXEL_BYTES, ROUNDED = WEIGHTS + WEIGHT_SLOTS * WEIGHT_BYTES;
-    static constexpr int BIAS = ROUNDED + CONSUMERS * ROUNDED_BYTES, BARRIERS = BIAS + OUTS * sizeof(float);
-    static_assert(PARTS * 64 * CONSUMERS == WIDTH * HEIGHT, "whole multiplies");
+    static constexpr int BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
+    static_assert(ROUNDS || PARTS * 64 * CONSUMERS == PIXELS, "whole multiplies");
     static_assert(WIDTH % 8 == 0 && WEIGHT_BYTES % 1024 == 0, "boxes and taps begin where the swizzle does");
-    static_assert(HEIGHT % CONSUMERS == 0 && PANEL_BYTES % 1024 == 0, "a consumer's residual is boxes, which begin where the swizzle does");
 };
 
 // A tile: its first pixel, its first output, and the set of weights.
@@ -102,103 +106,85 @@ struct Work {
 __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
-// Where 16 bytes of a consumer's pixel are, by the number of their eight outputs.
-template <class S>
+// Where 16 bytes of a pixel are in a consumer's half of the rounded tile.
 __device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, uint32_t pixel, uint32_t chunk) {
-    return rounded + chunk / 8 * S::PANEL_BYTES + pixel * ROW_BYTES + ((chunk % 8 ^ pixel % 8) << 4);
+    return rounded + pixel * ROW_BYTES + ((chunk ^ pixel % 8) << 4);
 }
 
-// sums + bias, + what lies in its place if ADDS, rounded, to a consumer's half of the rounded tile; by its warps, 16 pixels of each part each.
-// A lane has outputs 8 n + lane % 4 * 2 and the next, of pixels lane / 4 and lane / 4 + 8.
+// The bias of an output; outside of them, none.
+__device__ __forceinline__ float bias_of(const bf16* bias, int out, int outs) { return out < outs ? __bfloat162float(bias[out]) : 0.0f; }
+
+// sums + biases, + what lies in their place if ADDS, rounded, to a consumer's half of the rounded tile; a warp has 16 outputs. A lane has outputs
+// lane / 4 and lane / 4 + 8, whose biases are `biases`, of pixels 8 n + lane % 4 * 2 and the next.
 template <class S, bool ADDS>
-__device__ __forceinline__ void round_tile(const float (&sums)[S::PARTS][S::OUTS / 2], const float* bias, uint32_t rounded) {
+__device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const float (&biases)[2], uint32_t rounded) {
     const int lane = threadIdx.x % 32;
-    // The lane's row of the four matrices that a warp moves at once, and their first chunk: two are side by side.
-    const uint32_t first = chunk_at<S>(rounded, threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8 + lane % 8, lane / 16);
-    // A step is 16 outputs of a part. What it reads is on its way one step ahead.
-    constexpr int STEPS = S::OUTS / 16 * S::PARTS;
-    float2 biases[2][2];
+    // The lane's pixel of the four matrices that a warp moves at once, and its chunk: both chunks of eight pixels, then of the next eight.
+    const uint32_t first = chunk_at(rounded, lane / 16 * 8 + lane % 8, threadIdx.x / 32 % 4 * 2 + lane / 8 % 2);
+    // Eight pixels further a chunk is at the same place. The residual is on its way one step ahead.
+    constexpr int STEPS = S::PIXELS / 16;
     uint32_t added[2][4];
-    // n is even, so chunks n and n + 1 of a row are where chunks 0 and 1 are, but for the bits of n.
-    const auto place = [&](int step) {
-        const int n = step / S::PARTS * 2;
-        return (first ^ (n % 8 << 4)) + n / 8 * S::PANEL_BYTES + step % S::PARTS * 64 * ROW_BYTES;
-    };
-    const auto read = [&](int step) {
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            biases[step % 2][i] = *reinterpret_cast<const float2*>(bias + (step / S::PARTS * 2 + i) * 8 + lane % 4 * 2);
-        if (ADDS) load_matrices(place(step), added[step % 2]);
-    };
-    read(0);
+    if (ADDS) load_transposed_matrices(first, added[0]);
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
-        if (step + 1 < STEPS) read(step + 1);
+        const uint32_t place = first + step * 16 * ROW_BYTES;
+        if (ADDS && step + 1 < STEPS) load_transposed_matrices(place + 16 * ROW_BYTES, added[(step + 1) % 2]);
         uint32_t pairs[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float* pair = &sums[step % S::PARTS][(step / S::PARTS * 2 + i / 2) * 4 + i % 2 * 2];
-            float values[2] = {pair[0] + biases[step % 2][i / 2].x, pair[1] + biases[step % 2][i / 2].y};
+            const float* pair = &sums[(step * 4 + i) * 2];
+            float values[2] = {pair[0] + biases[i % 2], pair[1] + biases[i % 2]};
             if (ADDS) values[0] += low(added[step % 2][i]), values[1] += high(added[step % 2][i]);
             pairs[i] = pack_bf16(values[0], values[1]);
         }
-        store_matrices(place(step), pairs[0], pairs[1], pairs[2], pairs[3]);
+        store_transposed_matrices(place, pairs);
     }
 }
 
-// sums + bias, rounded, to out, by the warps that have them.
+// sums + bias, rounded, to out, by the warps that have them: of a half of the tile's pixels. A lane has pixels lane / 4 and lane / 4 + 8 of
+// every 16, and outputs lane % 4 * 2 and the next.
 template <class S>
-__device__ __forceinline__ void store_sums(const float (&sums)[S::PARTS][S::OUTS / 2], const float* bias, const Work& w, int consumer, bf16* out,
+__device__ __forceinline__ void store_sums(const float (&sums)[S::PARTS][S::SUMS], const bf16* bias, const Work& w, int consumer, bf16* out,
                                            long long ld_out, int height, int width, int outs) {
-    const int lane = threadIdx.x % 32;
+    static_assert(S::OUTS == 8, "two outputs a lane");
+    const int lane = threadIdx.x % 32, at = w.out + lane % 4 * 2;
+    const float biases[2] = {bias_of(bias, at, outs), bias_of(bias, at + 1, outs)};
 #pragma unroll
     for (int i = 0; i < S::PARTS * 2; i++) {
         const int pixel = i / 2 * 64 + threadIdx.x / 32 % 4 * 16 + i % 2 * 8 + lane / 4;
-        const int row = w.row<S>(consumer * S::PIXELS + pixel, height, width);
-        if (row < 0) continue;
-#pragma unroll
-        for (int n = 0; n < S::OUTS / 8; n++) {
-            const int at = n * 8 + lane % 4 * 2;
-            if (w.out + at >= outs) continue;
-            const float* pair = &sums[i / 2][n * 4 + i % 2 * 2];
-            *reinterpret_cast<uint32_t*>(out + row * ld_out + w.out + at) = pack_bf16(pair[0] + bias[at], pair[1] + bias[at + 1]);
-        }
+        const int row = w.row<S>(consumer * (S::PIXELS / CONSUMERS) + pixel, height, width);
+        if (row < 0 || at >= outs) continue;
+        const float* pair = &sums[i / 2][i % 2 * 2];
+        *reinterpret_cast<uint32_t*>(out + row * ld_out + at) = pack_bf16(pair[0] + biases[0], pair[1] + biases[1]);
     }
 }
 
-// What warps 1 to 3 do. A lane has the same eight outputs of every tile, and of each consumer's pixels every STRIDE-th.
+// What warps 1 to 3 do. A lane has the same eight outputs of every half, and every STRIDE-th pixel.
 template <class S>
 struct Storer {
-    static constexpr int CHUNKS = S::OUTS / 8, LANES = STORERS * 32, STRIDE = LANES / CHUNKS;
+    static constexpr int CHUNKS = OWN_OUTS / 8, LANES = STORERS * 32, STRIDE = LANES / CHUNKS;
     static constexpr int AT_ONCE = 4;  // pixels of a lane that are on their way
     static_assert(LANES % CHUNKS == 0, "a lane keeps its outputs");
-    static_assert(CONSUMERS * (S::PIXELS / STRIDE + 1) <= 256, "sums of squares are exact");
-    static_assert(STRIDE * S::OUTS * sizeof(Moments) <= S::ROUNDED_BYTES, "moments of all lanes fit where the first half was");
+    static_assert(S::PIXELS / STRIDE + 1 <= 256, "sums of squares are exact");
+    static_assert(STRIDE * S::OUTS * sizeof(Moments) <= CONSUMERS * S::ROUNDED_BYTES, "moments of all lanes fit where the rounded tile was");
 
     const uint32_t thread = threadIdx.x - 32, chunk = thread % CHUNKS, first_pixel = thread / CHUNKS;
-    Moments running[8] = {};
-    // Of the tile so far.
-    float totals[8], squares[8];
-    int count;
-
-    __device__ __forceinline__ void begin_tile() {
-        count = 0;
-#pragma unroll
-        for (int i = 0; i < 8; i++) totals[i] = squares[i] = 0.0f;
-    }
+    Moments running[CONSUMERS][8] = {};
 
     __device__ __forceinline__ void store_half(const Work& w, int consumer, uint32_t rounded, bf16* out, long long ld_out, int height, int width,
                                                int outs) {
-        const int first_out = w.out + int(chunk) * 8;
+        const int first_out = w.out + consumer * OWN_OUTS + int(chunk) * 8;
+        float totals[8] = {}, squares[8] = {};
+        int count = 0;
         for (uint32_t first = first_pixel; first < S::PIXELS; first += AT_ONCE * STRIDE) {
             uint4 raw[AT_ONCE];
             // Behind the last pixel the last is read again.
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) raw[i] = load_shared_16(chunk_at<S>(rounded, min(first + i * STRIDE, S::PIXELS - 1u), chunk));
+            for (int i = 0; i < AT_ONCE; i++) raw[i] = load_shared_16(chunk_at(rounded, min(first + i * STRIDE, S::PIXELS - 1u), chunk));
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 const uint32_t pixel = first + i * STRIDE;
-                const int row = w.row<S>(consumer * S::PIXELS + pixel, height, width);
+                const int row = w.row<S>(pixel, height, width);
                 if (pixel >= S::PIXELS || row < 0) continue;
                 if (first_out < outs) *reinterpret_cast<uint4*>(out + row * ld_out + first_out) = raw[i];
                 float values[8];
@@ -211,16 +197,13 @@ struct Storer {
                 }
             }
         }
-    }
-
-    __device__ __forceinline__ void end_tile() {
         const float pixels = count, share = __fdividef(1.0f, fmaxf(pixels, 1.0f));
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             // About `mean` as it was rounded: what it lacks, times the pixels, is the rest.
             const float mean = totals[i] * share, rest = fmaf(-mean, pixels, totals[i]);
             const float about_mean = fmaf(-mean, rest, fmaf(-mean, totals[i], squares[i]));
-            running[i] = join(running[i], {pixels, mean, fmaxf(about_mean, 0.0f)});
+            running[consumer][i] = join(running[consumer][i], {pixels, mean, fmaxf(about_mean, 0.0f)});
         }
     }
 
@@ -228,7 +211,9 @@ struct Storer {
     __device__ __forceinline__ void leave_moments(Moments* shared, float2* partial, float* counts, int outs) {
         const int out_tiles = ceil_div(outs, S::OUTS), split = blockIdx.x / out_tiles, first_out = blockIdx.x % out_tiles * S::OUTS;
 #pragma unroll
-        for (int i = 0; i < 8; i++) shared[first_pixel * S::OUTS + chunk * 8 + i] = running[i];
+        for (int consumer = 0; consumer < CONSUMERS; consumer++)
+#pragma unroll
+            for (int i = 0; i < 8; i++) shared[first_pixel * S::OUTS + consumer * OWN_OUTS + chunk * 8 + i] = running[consumer][i];
         wait_turn(1, LANES);
         for (int i = int(thread); i < S::OUTS; i += LANES) {
             Moments all = shared[i];
@@ -248,10 +233,6 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
     const uint32_t pixels_full = base + S::BARRIERS, pixels_free = pixels_full + 8 * S::PIXEL_SLOTS,
                    weights_full = pixels_free + 8 * S::PIXEL_SLOTS, weights_free = weights_full + 8 * S::WEIGHT_SLOTS,
                    open = weights_free + 8 * S::WEIGHT_SLOTS, rounded = open + 8 * CONSUMERS;
-    float* biases = reinterpret_cast<float*>(shared + S::BIAS);
-    // All the block's tiles have these outputs, as the blocks are a multiple of what the outputs are divided into.
-    const int first_out = blockIdx.x % ceil_div(outs, S::OUTS) * S::OUTS;
-    for (int i = threadIdx.x; i < S::OUTS; i += blockDim.x) biases[i] = first_out + i < outs ? __bfloat162float(bias[first_out + i]) : 0.0f;
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < S::PIXEL_SLOTS; slot++) {
             init_barrier(pixels_full + 8 * slot, 1);
@@ -313,47 +294,55 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                 }
                 const Work w = Work::at<S>(index, width, outs);
                 arrive_expecting(barrier, S::ROUNDED_BYTES);
-                for (int panel = 0; panel < S::PANELS; panel++)
-                    copy_box(half_of(consumer) + panel * S::PANEL_BYTES, residual, w.y + consumer * (S::HEIGHT / CONSUMERS), w.x,
-                             w.out + panel * 64, barrier);
+                copy_box(half_of(consumer), residual, w.y, w.x, w.out + consumer * OWN_OUTS, barrier);
             };
             Storer<S> storer;
             for (int consumer = 0; consumer < CONSUMERS; consumer++) open_half(consumer, blockIdx.x);
             for (int index = blockIdx.x; index < items; index += gridDim.x) {
                 const Work w = Work::at<S>(index, width, outs);
-                storer.begin_tile();
+#pragma unroll
                 for (int consumer = 0; consumer < CONSUMERS; consumer++) {
                     wait(rounded + 8 * consumer, turn.phase);
                     storer.store_half(w, consumer, half_of(consumer), out, ld_out, height, width, outs);
                     wait_turn(1, storer.LANES);
                     open_half(consumer, index + gridDim.x);
                 }
-                storer.end_tile();
                 turn.advance();
             }
             storer.leave_moments(reinterpret_cast<Moments*>(shared + S::ROUNDED), partial, counts, outs);
         }
     } else {
-        const int consumer = warpgroup - 1, first_pixel = consumer * S::PIXELS;
+        const int consumer = warpgroup - 1;
+        // Its share of the rows of weights, or of pixels.
+        const uint32_t own_weights = S::ROUNDS ? consumer * OWN_OUTS * ROW_BYTES : 0;
+        const uint32_t own_pixels = S::ROUNDS ? 0 : consumer * (S::PIXELS / CONSUMERS) * ROW_BYTES;
+        float biases[2];
+        if constexpr (S::ROUNDS) {
+            // All the block's tiles have these outputs, as the blocks are a multiple of what the outputs are divided into.
+            const int out = blockIdx.x % ceil_div(outs, S::OUTS) * S::OUTS + consumer * OWN_OUTS + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+            biases[0] = bias_of(bias, out, outs), biases[1] = bias_of(bias, out + 8, outs);
+        }
         const auto release = [&](uint32_t barrier) {
             if (threadIdx.x % 32 == 0) arrive(barrier);
         };
         for (int index = blockIdx.x; index < items; index += gridDim.x) {
-            float sums[S::PARTS][S::OUTS / 2];
+            float sums[S::PARTS][S::SUMS];
             int last_pixels = 0, last_weights = 0;
             for (int step = 0; step < steps; step++) {
                 wait(pixels_full + 8 * pixel_ring.slot, pixel_ring.phase);
 #pragma unroll
                 for (int ky = 0; ky < S::TAPS; ky++) {
-                    const uint64_t pixels = describe(base + pixel_ring.slot * S::PIXEL_BYTES + (first_pixel + ky * S::WIDTH) * ROW_BYTES, 0);
-                    const uint64_t weights = describe(base + S::WEIGHTS + weight_ring.slot * S::WEIGHT_BYTES, 0);
+                    const uint64_t pixels = describe(base + pixel_ring.slot * S::PIXEL_BYTES + own_pixels + ky * S::WIDTH * ROW_BYTES, 0);
+                    const uint64_t weights = describe(base + S::WEIGHTS + weight_ring.slot * S::WEIGHT_BYTES + own_weights, 0);
                     wait(weights_full + 8 * weight_ring.slot, weight_ring.phase);
                     begin_multiply();
 #pragma unroll
                     for (int c = 0; c < CHANNELS; c += 16)
 #pragma unroll
-                        for (int part = 0; part < S::PARTS; part++)
-                            multiply(sums[part], pixels + ((part * 64 * ROW_BYTES + c * 2) >> 4), weights + ((c * 2) >> 4), step + ky + c > 0);
+                        for (int part = 0; part < S::PARTS; part++) {
+                            const uint64_t pixels_at = pixels + ((part * 64 * ROW_BYTES + c * 2) >> 4), weights_at = weights + ((c * 2) >> 4);
+                            multiply(sums[part], S::ROUNDS ? weights_at : pixels_at, S::ROUNDS ? pixels_at : weights_at, step + ky + c > 0);
+                        }
                     commit_multiply();
                     // The multiplies before these are done, and what they read is free.
                     wait_multiply<1>();
@@ -376,16 +365,16 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                 wait(open + 8 * consumer, turn.phase);
                 turn.advance();
                 if (adds) {
-                    round_tile<S, true>(sums, biases, half_of(consumer));
+                    round_tile<S, true>(sums[0], biases, half_of(consumer));
                     // TMA writes there next.
                     show_to_tma();
                 } else {
-                    round_tile<S, false>(sums, biases, half_of(consumer));
+                    round_tile<S, false>(sums[0], biases, half_of(consumer));
                 }
                 __syncwarp();
                 release(rounded + 8 * consumer);
             } else {
-                store_sums<S>(sums, biases, Work::at<S>(index, width, outs), consumer, out, ld_out, height, width, outs);
+                store_sums<S>(sums, bias, Work::at<S>(index, width, outs), consumer, out, ld_out, height, width, outs);
             }
         }
     }
@@ -405,7 +394,6 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
 
 // The shapes: taps, tile width, tile height, outputs, slots of pixels, slots of weights.
 CONV2D(conv2d_bf16_16x16x128_sm90, 3, 16, 16, 128, 2, 5)
-CONV2D(conv2d_bf16_16x8x256_sm90, 3, 16, 8, 256, 3, 3)
 CONV2D(conv2d_bf16_16x8x128_sm90, 3, 16, 8, 128, 4, 6)
 CONV2D(conv2d_bf16_32x8x8_sm90, 3, 32, 8, 8, 5, 15)
 CONV2D(upsample_conv2d_bf16_16x16x128_sm90, 2, 16, 16, 128, 3, 3)

@@ -1,23 +1,23 @@
-// Warpgroup matrix multiplies of conv2d_sm90a.cu.
+// Warpgroup matrix multiplies and matrix moves of conv2d_sm90a.cu.
 
 #pragma once
 #include "hopper.cuh"
 
 namespace hopper {
 
-// sums [64, 8] = pixels [64, 16] weights [8, 16]^T, added to sums if `add`
-__device__ __forceinline__ void multiply(float (&sums)[4], uint64_t pixels, uint64_t weights, int add) {
+// sums [64, 8] = a [64, 16] b [8, 16]^T, added to sums if `add`
+__device__ __forceinline__ void multiply(float (&sums)[4], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %6, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3"
         "}, %4, %5, p, 1, 1, 0, 0;}\n"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "l"(pixels), "l"(weights), "r"(add));
+        : "l"(a), "l"(b), "r"(add));
 }
 
-// sums [64, 128] = pixels [64, 16] weights [128, 16]^T, added to sums if `add`
-__device__ __forceinline__ void multiply(float (&sums)[64], uint64_t pixels, uint64_t weights, int add) {
+// sums [64, 128] = a [64, 16] b [128, 16]^T, added to sums if `add`
+__device__ __forceinline__ void multiply(float (&sums)[64], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -27,11 +27,11 @@ __device__ __forceinline__ void multiply(float (&sums)[64], uint64_t pixels, uin
         "}, %64, %65, p, 1, 1, 0, 0;}\n"
         : REGISTERS_8(sums, 0), REGISTERS_8(sums, 8), REGISTERS_8(sums, 16), REGISTERS_8(sums, 24), REGISTERS_8(sums, 32), REGISTERS_8(sums, 40),
           REGISTERS_8(sums, 48), REGISTERS_8(sums, 56)
-        : "l"(pixels), "l"(weights), "r"(add));
+        : "l"(a), "l"(b), "r"(add));
 }
 
-// sums [64, 256] = pixels [64, 16] weights [256, 16]^T, added to sums if `add`
-__device__ __forceinline__ void multiply(float (&sums)[128], uint64_t pixels, uint64_t weights, int add) {
+// sums [64, 256] = a [64, 16] b [256, 16]^T, added to sums if `add`
+__device__ __forceinline__ void multiply(float (&sums)[128], uint64_t a, uint64_t b, int add) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %130, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
@@ -45,7 +45,21 @@ __device__ __forceinline__ void multiply(float (&sums)[128], uint64_t pixels, ui
         : REGISTERS_8(sums, 0), REGISTERS_8(sums, 8), REGISTERS_8(sums, 16), REGISTERS_8(sums, 24), REGISTERS_8(sums, 32), REGISTERS_8(sums, 40),
           REGISTERS_8(sums, 48), REGISTERS_8(sums, 56), REGISTERS_8(sums, 64), REGISTERS_8(sums, 72), REGISTERS_8(sums, 80), REGISTERS_8(sums, 88),
           REGISTERS_8(sums, 96), REGISTERS_8(sums, 104), REGISTERS_8(sums, 112), REGISTERS_8(sums, 120)
-        : "l"(pixels), "l"(weights), "r"(add));
+        : "l"(a), "l"(b), "r"(add));
+}
+
+// Four 8 x 8 matrices of bf16 as a warp holds sums, by columns: lane l gives the address of column l % 8 of matrix l / 8, 16 bytes each.
+__device__ __forceinline__ void store_transposed_matrices(uint32_t to, const uint32_t (&matrices)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(matrices[0]), "r"(matrices[1]),
+                 "r"(matrices[2]), "r"(matrices[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_transposed_matrices(uint32_t from, uint32_t (&matrices)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+                 : "r"(from)
+                 : "memory");
 }
 
 }  // namespace hopper

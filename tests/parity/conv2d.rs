@@ -85,7 +85,7 @@ fn conv2d_matches_at_the_decoders_sizes() {
 }
 
 /// Height, width, channels in and out, of pictures that no tile divides; the last two have so many tiles that larger ones
-/// are chosen.
+/// are chosen, or several for each multiprocessor.
 const RAGGED: [([usize; 2], usize, usize); 10] = [
     ([1, 1], 64, 8),
     ([1, 17], 64, 3),
@@ -111,11 +111,11 @@ fn ragged_3x3_convolutions_match_the_cpu() {
 }
 
 /// More tiles than an H200 has multiprocessors, so that each kernel for Hopper meets tiles behind the first, also with a residual: in turn those
-/// of 16 x 16 x 128, 16 x 8 x 256 and 16 x 8 x 128. With eight outputs and a residual, a tile's outputs are mostly outside.
+/// of 16 x 16 x 128 and 16 x 8 x 128. With eight outputs and a residual, a tile's outputs are mostly outside.
 #[test]
 fn convolutions_of_many_ragged_tiles_match_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
-    for ([height, width], cin, cout) in [([251, 298], 16, 136), ([101, 317], 8, 256), ([151, 250], 72, 128), ([281, 302], 8, 8)] {
+    for ([height, width], cin, cout) in [([251, 298], 16, 136), ([151, 250], 72, 128), ([281, 302], 8, 8)] {
         for (beside, residual) in [([0, 0], None), ([0, 0], Some([0, 0])), ([8, 16], Some([16, 8]))] {
             check_conv(&cuda, Conv::same(height, width, 3), cin, cout, beside, residual);
         }
