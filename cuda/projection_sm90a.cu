@@ -13,9 +13,10 @@
 // Mapping   Two blocks, on two multiprocessors, make a tile of 256 rows and 256 columns, a half of the rows each. A tile's columns are two heads, or
 //           128 of gate and the same 128 of up. Each block fetches its rows and one half of the weights, for both: what comes from L2 is
 //           a third less than by itself, which is power, and power is what bounds a row of such products.
-//           Warpgroups 1 and 2 multiply 128 bytes of [64, features] by those of [256, features]^T and round the sums into shared memory. Warp 0 fetches; warps 1 to 3
-//           take the rounded rows from there, norm, rotate or gate them, and store them, while the next tile is multiplied.
-//           Clusters take tiles in turn: a few rows of tiles at a time, so that weights come from L2 but for the first.
+//           Warpgroups 1 and 2 multiply 128 bytes of [64, features] by those of [256, features]^T and round the sums into shared memory.
+//           Warp 0 fetches; warps 1 to 3 take the rounded rows from there, norm, rotate or gate them, and store them, while the next tile
+//           is multiplied.
+//           Clusters take tiles in turn: some rows of tiles at a time, whose x stays in L2 while weights pass.
 // Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
 // Rounding  as the composition: y once (of e4m3 before its scales and not behind them), then the result once. y is summed in another order
 //           than by cuBLASLt.
