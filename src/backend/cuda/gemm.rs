@@ -15,7 +15,7 @@ use cudarc::driver;
 use serde::{Deserialize, Serialize};
 
 use super::device::{self, Device, Mark};
-use super::gemm_choices::{Choices, GemmCache, Machine, Trial, fastest};
+use super::gemm_choices::{Choices, GemmCache, Machine, fastest};
 use super::pool::{Buffer, Kind};
 use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
@@ -310,31 +310,24 @@ impl Gemm {
         let cells = (product.m - 1) * product.out.stride + product.n;
         let Ok(out) = Buffer::on_stream(&self.device, self.device.stream(), kind, cells) else { return 0 };
         let trial = Product { out: Matrix { address: out.address(), ..product.out }, ..*product };
-        fastest(candidates.len(), |candidate, how| self.times_us(plan, &candidates[candidate], &trial, how).ok())
+        fastest(candidates.len(), |candidate, runs| self.times_us(plan, &candidates[candidate], &trial, runs).ok())
     }
 
-    /// Device times of an algorithm, in microseconds. Waits.
-    fn times_us(&self, plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t, product: &Product, trial: Trial) -> Result<Vec<f64>> {
+    /// Device time of each of `runs` runs of an algorithm, from caches that hold nothing of the product. Waits.
+    fn times_us(&self, plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t, product: &Product, runs: usize) -> Result<Vec<f64>> {
         let stream = self.device.stream();
-        let (spans, runs) = match trial {
-            Trial::Apart(runs) => (runs, 1),
-            Trial::InARow(runs) => (1, runs),
-        };
         let mut marks = Vec::new();
-        for _ in 0..spans {
-            // Empties the caches of the product.
+        for _ in 0..runs {
             // SAFETY: the workspace holds that many bytes, and products use it one after the other on this stream.
             unsafe { driver::result::memset_d8_async(self.workspace().address(), 0, WORKSPACE_BYTES, stream.raw()) }
                 .map_err(|e| device::failed("cannot clear GPU memory", e))?;
             let from = Mark::new(&self.device, stream)?;
-            for _ in 0..runs {
-                self.enqueue(plan, algorithm, product)?;
-            }
+            self.enqueue(plan, algorithm, product)?;
             marks.push((from, Mark::new(&self.device, stream)?));
         }
         self.device.counters().waits.fetch_add(1, Ordering::Relaxed);
         marks.last().map_or(Ok(()), |(_, to)| to.wait())?;
-        marks.iter().map(|(from, to)| Ok(from.elapsed(to)?.as_secs_f64() * 1e6 / runs as f64)).collect()
+        marks.iter().map(|(from, to)| Ok(from.elapsed(to)?.as_secs_f64() * 1e6)).collect()
     }
 
     /// Whether cuBLASLt takes an algorithm for these matrices and this workspace.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::gemm::Key;
 
 /// Changes when the file does.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 2;
 /// Where the file goes, in place of the user's caches.
 const VARIABLE: &str = "FLUX_GEMM_CACHE";
 
@@ -190,70 +190,27 @@ const TIMED_US: f64 = 1000.0;
 const RUNS: [f64; 2] = [3.0, 9.0];
 /// The earlier of two candidates is taken when it is slower by no more than this: cuBLASLt suggests the better ones first.
 const TIE: f64 = 1.01;
-/// A product of this length decides how long a picture takes. In a row such products bring a GPU to its limit of power, where it lowers its
-/// clock, and the candidate that was fastest by itself need not be the one that does most with the power.
-const LONG_US: f64 = 80.0;
-/// How many candidates run in a row, and by how much they may be behind the fastest by itself.
-const CONTENDERS: usize = 5;
-const CLOSE: f64 = 1.25;
-/// How long they run so, each in both rounds; and how long one does before, until the clock is what it will be.
-const ROW_US: f64 = 40_000.0;
-const BEFORE_US: f64 = 80_000.0;
 
-/// How a candidate is timed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trial {
-    /// So many runs, each from caches that hold nothing of the product; a time for each.
-    Apart(usize),
-    /// So many runs, one behind the other as pictures have them; their mean.
-    InARow(usize),
-}
-
-/// The fastest of `candidates` candidates. `time(candidate, trial)` gives times in microseconds, none where the candidate does not run at all.
-pub fn fastest(candidates: usize, mut time: impl FnMut(usize, Trial) -> Option<Vec<f64>>) -> usize {
+/// The fastest of `candidates` candidates. `time(candidate, runs)` gives the time of each of that many runs in microseconds, none where
+/// the candidate does not run at all.
+pub fn fastest(candidates: usize, mut time: impl FnMut(usize, usize) -> Option<Vec<f64>>) -> usize {
     let (mut tried, mut spent_us) = (Vec::new(), 0.0);
     for candidate in 0..candidates {
         // The first run loads the kernel.
-        let Some(&[_, first_us]) = time(candidate, Trial::Apart(2)).as_deref() else { continue };
+        let Some(&[_, first_us]) = time(candidate, 2).as_deref() else { continue };
         tried.push((candidate, first_us));
         spent_us += 2.0 * first_us;
         if spent_us > ENOUGH_US && tried.len() >= FEWEST_CANDIDATES {
             break;
         }
     }
-    let runs = (TIMED_US / least(&tried)).clamp(RUNS[0], RUNS[1]) as usize;
-    let promising = within(HOPELESS, &tried);
-    let mut medians: Vec<_> = promising.iter().filter_map(|&candidate| Some((candidate, median(time(candidate, Trial::Apart(runs))?)))).collect();
-    if !medians.is_empty() && least(&medians) >= LONG_US {
-        medians = in_a_row(medians, time);
-    }
-    within(TIE, &medians).first().copied().unwrap_or(0)
-}
-
-/// The mean times of the best candidates in a row, in two rounds, there and back, so that all see the same state of the GPU.
-fn in_a_row(mut medians: Vec<(usize, f64)>, mut time: impl FnMut(usize, Trial) -> Option<Vec<f64>>) -> Vec<(usize, f64)> {
-    let close = within(CLOSE, &medians);
-    medians.retain(|(candidate, _)| close.contains(candidate));
-    medians.sort_by(|(_, a), (_, b)| a.total_cmp(b));
-    medians.truncate(CONTENDERS);
-    medians.sort_unstable_by_key(|(candidate, _)| *candidate);
-    let runs = |us: f64, each_us: f64| Trial::InARow((us / each_us).ceil() as usize);
-    let mut row = |us: f64, (candidate, each_us): (usize, f64)| time(candidate, runs(us, each_us)).map(|times| median(times));
-    row(BEFORE_US, medians[0]);
-    let there: Vec<_> = medians.iter().map(|&contender| row(ROW_US, contender)).collect();
-    let back: Vec<_> = medians.iter().rev().map(|&contender| row(ROW_US, contender)).collect();
-    let both = there.into_iter().zip(back.into_iter().rev());
-    medians.iter().zip(both).filter_map(|(&(candidate, _), (there, back))| Some((candidate, (there? + back?) / 2.0))).collect()
-}
-
-fn least(times: &[(usize, f64)]) -> f64 {
-    times.iter().map(|(_, us)| *us).fold(f64::INFINITY, f64::min)
-}
-
-/// The candidates that take at most `factor` times as long as the fastest.
-fn within(factor: f64, times: &[(usize, f64)]) -> Vec<usize> {
-    let most = factor * least(times);
-    times.iter().filter(|(_, us)| *us <= most).map(|(candidate, _)| *candidate).collect()
+    let least = |times: &[(usize, f64)]| times.iter().map(|(_, us)| *us).fold(f64::INFINITY, f64::min);
+    let best_us = least(&tried);
+    let runs = (TIMED_US / best_us).clamp(RUNS[0], RUNS[1]) as usize;
+    let promising = tried.into_iter().filter(|(_, us)| *us <= HOPELESS * best_us);
+    let medians: Vec<_> = promising.filter_map(|(candidate, _)| Some((candidate, median(time(candidate, runs)?)))).collect();
+    let best_us = least(&medians);
+    medians.into_iter().find(|(_, us)| *us <= TIE * best_us).map_or(0, |(candidate, _)| candidate)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -316,7 +273,7 @@ mod tests {
             "no JSON".to_string(),
             "{}".to_string(),
             good[..good.len() / 2].to_string(),
-            good.replace("\"format\":3", "\"format\":2"),
+            good.replace("\"format\":2", "\"format\":1"),
             good.replace("NVIDIA H200", "NVIDIA H100"),
             good.replace("\"cublaslt\":130100", "\"cublaslt\":130200"),
             good.replace("\"out_f32\"", "\"out_f64\""),
@@ -360,62 +317,39 @@ mod tests {
         assert_eq!(of(None, None, None), GemmCache::Off);
     }
 
-    /// Times of candidates that always run alike, apart and in a row; none does not run.
-    fn fastest_of(times_us: &[Option<[f64; 2]>]) -> (usize, Vec<usize>, Vec<usize>) {
-        let (mut apart, mut rows) = (vec![0; times_us.len()], vec![0; times_us.len()]);
-        let chosen = fastest(times_us.len(), |candidate, trial| {
-            let (count, time) = match trial {
-                Trial::Apart(runs) => (&mut apart, (runs, runs, 0)),
-                Trial::InARow(runs) => (&mut rows, (runs, 1, 1)),
-            };
-            count[candidate] += time.0;
-            times_us[candidate].map(|us| vec![us[time.2]; time.1])
+    /// Times of candidates that always run alike.
+    fn fastest_of(times_us: &[Option<f64>]) -> (usize, Vec<usize>) {
+        let mut runs = vec![0; times_us.len()];
+        let chosen = fastest(times_us.len(), |candidate, count| {
+            runs[candidate] += count;
+            times_us[candidate].map(|us| vec![us; count])
         });
-        (chosen, apart, rows)
-    }
-
-    fn alike(us: f64) -> Option<[f64; 2]> {
-        Some([us; 2])
+        (chosen, runs)
     }
 
     #[test]
     fn the_fastest_is_taken_and_the_earlier_of_equals() {
-        let (chosen, apart, rows) = fastest_of(&[alike(30.0), alike(25.0), None, alike(40.0), alike(25.1), alike(24.99)]);
-        assert_eq!((chosen, apart), (1, vec![2 + 9, 2 + 9, 2, 2, 2 + 9, 2 + 9]), "a slow one and one that does not run are dropped");
-        assert_eq!(rows, [0; 6], "short products are not worth the time");
-        assert_eq!(fastest_of(&[None, alike(20.0)]).0, 1);
+        let (chosen, runs) = fastest_of(&[Some(300.0), Some(250.0), None, Some(400.0), Some(251.0), Some(249.9)]);
+        assert_eq!((chosen, runs), (1, vec![2 + 4, 2 + 4, 2, 2, 2 + 4, 2 + 4]), "a slow one and one that does not run are dropped");
+        assert_eq!(fastest_of(&[None, Some(20.0)]).0, 1);
         assert_eq!(fastest_of(&[None, None]).0, 0);
-        assert_eq!(fastest_of(&[]).0, 0);
-    }
-
-    #[test]
-    fn of_long_products_the_fastest_in_a_row_is_taken() {
-        let (chosen, apart, rows) = fastest_of(&[Some([420.0, 520.0]), Some([400.0, 560.0]), Some([510.0, 500.0]), None, Some([400.0, 521.0])]);
-        assert_eq!((chosen, apart), (0, vec![2 + 3, 2 + 3, 2 + 3, 2, 2 + 3]));
-        let of = |us: f64, each_us: f64| (us / each_us).ceil() as usize;
-        assert_eq!(rows[0], of(BEFORE_US, 420.0) + 2 * of(ROW_US, 420.0));
-        assert_eq!(rows[1], 2 * of(ROW_US, 400.0));
-        assert_eq!(rows[2], 0, "too far behind by itself");
-        let (_, _, rows) = fastest_of(&[alike(101.0), alike(102.0), alike(103.0), alike(104.0), alike(105.0), alike(100.0), alike(106.0)]);
-        assert_eq!(rows.iter().filter(|runs| **runs > 0).count(), CONTENDERS);
-        assert_eq!((rows[4], rows[6]), (0, 0));
+        assert_eq!(fastest_of(&[Some(20.0), Some(10.0)]).1, [2, 2 + 9], "short products run more often");
     }
 
     #[test]
     fn a_slow_product_tries_fewer_candidates() {
-        let (chosen, apart, _) = fastest_of(&[alike(9000.0), alike(8000.0), alike(8500.0), alike(7000.0), alike(1.0)]);
-        assert_eq!((chosen, apart), (3, vec![5, 5, 5, 5, 0]));
+        let (chosen, runs) = fastest_of(&[Some(9000.0), Some(8000.0), Some(8500.0), Some(7000.0), Some(1.0)]);
+        assert_eq!((chosen, runs), (3, vec![5, 5, 5, 5, 0]));
     }
 
     #[test]
     fn one_odd_run_does_not_decide() {
         let mut calls = 0;
-        let chosen = fastest(2, |candidate, trial| {
+        let chosen = fastest(2, |candidate, count| {
             calls += 1;
-            let Trial::Apart(count) = trial else { panic!("too short for a row") };
-            let mut times = vec![if candidate == 0 { 30.0 } else { 33.0 }; count];
+            let mut times = vec![if candidate == 0 { 300.0 } else { 330.0 }; count];
             if calls > 2 {
-                times[0] = if candidate == 0 { 90.0 } else { 1.0 };
+                times[0] = if candidate == 0 { 900.0 } else { 1.0 };
             }
             Some(times)
         });
