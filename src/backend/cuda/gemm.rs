@@ -1,7 +1,7 @@
 //! Matrix products by cuBLASLt: bf16 in and float32 sums, or e4m3 in and sums of the tensor cores; bf16 or float32 out. A plan is made
 //! once per shape.
 //!
-//! Of cuBLASLt's suggestions for a large product the fastest is found by timing, once for all runs: see [`super::gemm_choices`].
+//! Of cuBLASLt's suggestions the first serves, or the fastest of them by timing, once for all runs: see [`super::gemm_choices`].
 //!
 //! cuBLASLt thinks in columns. Our row-major out [m, n] is its column-major [n, m], so its A is the weight and its B is x.
 

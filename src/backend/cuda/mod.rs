@@ -99,7 +99,7 @@ struct Inner {
 
 impl Cuda {
     /// Opens GPU `ordinal` as `nvidia-smi -L` counts. Of its memory at most `memory_cap` bytes are used, or 80% of what is free now. The
-    /// choice of algorithms is kept where the environment says, see [`GemmCache::from_environment`].
+    /// choice of algorithms is timed where the environment says so, see [`GemmCache::from_environment`].
     ///
     /// Errors when this program holds no kernels, the machine no driver or cuBLASLt, or the GPU is missing or older than Ampere.
     pub fn new(ordinal: usize, memory_cap: Option<u64>) -> Result<Self> {
