@@ -260,3 +260,5 @@ fn store(sums: &Sums, out: &Cells, row: usize, col: usize) {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub use self::tests::multiply_emulated;

@@ -5,6 +5,7 @@
 
 pub mod amx;
 mod attention;
+mod attention_tiles;
 mod conv;
 mod elementwise;
 mod gemm;
@@ -247,7 +248,12 @@ impl Backend for Cpu {
     }
 
     fn attention(&self, q: Tensor<Self>, k: &Tensor<Self>, v: &Tensor<Self>, head_dim: usize, joint: Joint, mask: Mask) -> Result<Tensor<Self>> {
-        let out = attention::attention(Rows::of(&q), Rows::of(k), Rows::of(v), head_dim, joint, mask);
+        let (q_rows, k_rows, v_rows) = (Rows::of(&q), Rows::of(k), Rows::of(v));
+        let out = if self.precision == Precision::Bf16 && amx::available() && mask == Mask::None {
+            attention_tiles::attention(amx::multiply, q_rows, k_rows, v_rows, head_dim, joint)
+        } else {
+            attention::attention(q_rows, k_rows, v_rows, head_dim, joint, mask)
+        };
         Ok(self.tensor(out, q.rows(), q.cols()))
     }
 

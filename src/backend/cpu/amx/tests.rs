@@ -40,6 +40,11 @@ fn emulate_product(a: &Tile, b: &Tile, sums: &mut [f32; TILE * TILE]) {
     }
 }
 
+/// [`multiply`] on emulated tiles.
+pub fn multiply_emulated(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
+    multiply_on::<Emulated>(x, weight, out);
+}
+
 /// Values that repeat themselves but look random, in -1..1.
 fn noise(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) + 1;

@@ -1,0 +1,128 @@
+//! Attention of bfloat16 activations on AMX tiles: as [`super::attention`], but with whole rows of scores, so that its two products are
+//! long ones. Queries, keys, values and weights are rounded to bfloat16; sums and softmax are in float32.
+
+use rayon::prelude::*;
+
+use super::amx::{self, Bf16Rows, Output, Packed};
+use super::{Rows, math};
+use crate::ops::Joint;
+
+/// Queries whose scores are held at once: memory grows with the tokens, not with their square.
+const QUERIES: usize = 1024;
+
+/// What multiplies: [`amx::multiply`], or its emulation in tests.
+pub(super) type Multiply = fn(&Packed, Bf16Rows<'_>, Output<'_>);
+
+/// Keys [tokens, head_dim] and transposed values [head_dim, tokens] of one head and sample.
+struct Head {
+    keys: Vec<u16>,
+    values: Vec<u16>,
+}
+
+impl Head {
+    fn of(k: Rows<'_>, v: Rows<'_>, head_dim: usize, head: usize, sample: usize, joint: Joint) -> Self {
+        let tokens = joint.tokens();
+        let mut this = Self { keys: vec![0; tokens * head_dim], values: vec![0; tokens * head_dim] };
+        let (mut row, mut rounded) = (vec![0.0; head_dim], vec![0; head_dim]);
+        for token in 0..tokens {
+            let at = joint.row(sample, token);
+            row.copy_from_slice(&k.row(at)[head * head_dim..][..head_dim]);
+            math::take_bf16(&mut row, &mut this.keys[token * head_dim..][..head_dim]);
+            row.copy_from_slice(&v.row(at)[head * head_dim..][..head_dim]);
+            math::take_bf16(&mut row, &mut rounded);
+            this.values.iter_mut().skip(token).step_by(tokens).zip(&rounded).for_each(|(to, value)| *to = *value);
+        }
+        this
+    }
+}
+
+/// See [`crate::tensor::Tensor::attention`], without a mask; the result is dense.
+pub(super) fn attention(multiply: Multiply, q: Rows<'_>, k: Rows<'_>, v: Rows<'_>, head_dim: usize, joint: Joint) -> Vec<f32> {
+    let (tokens, heads, kv_heads) = (joint.tokens(), q.cols / head_dim, k.cols / head_dim);
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let mut out = vec![0.0; q.rows * q.cols];
+    let block = QUERIES.min(tokens);
+    let (mut scores, mut weighted) = (vec![0.0; block * tokens], vec![0.0; block * head_dim]);
+    let mut sums = vec![0.0; block];
+    for sample in 0..joint.batch {
+        let of_sample: Vec<Head> = (0..kv_heads).into_par_iter().map(|head| Head::of(k, v, head_dim, head, sample, joint)).collect();
+        for head in 0..heads {
+            let Head { keys, values } = &of_sample[head / (heads / kv_heads)];
+            for first in (0..tokens).step_by(QUERIES) {
+                let queries = QUERIES.min(tokens - first);
+                let column = head * head_dim;
+                let packed = Packed::gather(queries, head_dim, 1, |row, col, cells| {
+                    cells.copy_from_slice(&q.row(joint.row(sample, first + row))[column + col..][..cells.len()]);
+                });
+                let keys = Bf16Rows { bytes: bytemuck::cast_slice(keys), rows: tokens, stride: 2 * head_dim };
+                let scores = &mut scores[..queries * tokens];
+                multiply(&packed, keys, Output { values: scores, stride: tokens, add: false });
+                drop(packed);
+
+                scores.par_chunks_exact_mut(tokens).zip(&mut sums).for_each(|(row, sum)| {
+                    row.iter_mut().for_each(|score| *score *= scale);
+                    *sum = math::exp_sub(row, math::max(row));
+                });
+
+                let packed = Packed::new(&[amx::Rows { values: scores, rows: queries, cols: tokens, stride: tokens }], 1);
+                let values = Bf16Rows { bytes: bytemuck::cast_slice(values), rows: head_dim, stride: 2 * tokens };
+                multiply(&packed, values, Output { values: &mut weighted, stride: head_dim, add: false });
+                for (row, (values, sum)) in weighted.chunks_exact(head_dim).zip(&sums).enumerate().take(queries) {
+                    let to = &mut out[joint.row(sample, first + row) * q.cols + column..][..head_dim];
+                    to.iter_mut().zip(values).for_each(|(to, value)| *to = value / sum);
+                }
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::attention;
+    use super::*;
+    use crate::ops::Mask;
+
+    /// Values of -2 to 2 without a pattern.
+    fn values(seed: u64, n: usize) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 22) as f32 - 2.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn tiles_give_what_float32_gives_but_for_rounding() {
+        let cases = [
+            (Joint::single(1), 1, 1, 16),
+            (Joint::single(70), 2, 2, 32),
+            (Joint { batch: 2, txt: 5, img: 33 }, 4, 2, 24),
+            (Joint { batch: 1, txt: 7, img: QUERIES }, 1, 1, 8),
+        ];
+        for (joint, heads, kv_heads, head_dim) in cases {
+            let (rows, q_cols, kv_cols) = (joint.rows(), heads * head_dim, kv_heads * head_dim);
+            let [q, k, v] = [(1, q_cols), (2, kv_cols), (3, kv_cols)].map(|(seed, cols)| values(seed, rows * (cols + 3)));
+            let of = |data, cols| Rows { data, rows, cols, stride: cols + 3 };
+            let [q, k, v] = [of(&q, q_cols), of(&k, kv_cols), of(&v, kv_cols)];
+            let expected = attention::attention(q, k, v, head_dim, joint, Mask::None);
+            let got = attention(amx::multiply_emulated, q, k, v, head_dim, joint);
+            assert_eq!(got.len(), expected.len());
+            let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+            let off = norm(&mut got.iter().zip(&expected).map(|(got, expected)| got - expected)) / norm(&mut expected.iter().copied());
+            assert!(off < 6e-3, "{joint:?}, {heads} heads of {head_dim}: off by {off}");
+            assert!(off > 0.0, "bfloat16 rounds");
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_not_a_number_reaches_every_query() {
+        let joint = Joint::single(40);
+        let (q, mut k, v) = (values(1, 40 * 16), values(2, 40 * 16), values(3, 40 * 16));
+        k[17 * 16] = f32::NAN;
+        let of = |data| Rows { data, rows: 40, cols: 16, stride: 16 };
+        let got = attention(amx::multiply_emulated, of(&q), of(&k), of(&v), 16, joint);
+        assert!(got.iter().all(|value| value.is_nan()));
+    }
+}
