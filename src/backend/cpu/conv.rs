@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::{Buffer, Cpu, Rows, gemm};
+use super::{Buffer, Cpu, Rows, gemm, pool};
 use crate::ops::Conv;
 use crate::tensor::Tensor;
 use crate::weights::WeightView;
@@ -18,7 +18,7 @@ pub(super) fn conv2d(x: Rows<'_>, weight: &Tensor<Cpu>, bias: &[f32], conv: Conv
     let Buffer::ConvWeight(view, reordered) = &**weight.buffer() else { panic!("not a convolution weight") };
     let weight = reordered.get_or_init(|| reorder(view));
     let (n, k) = (bias.len(), conv.kernel * conv.kernel * x.cols);
-    let mut out = vec![0.0; conv.out_height() * conv.out_width() * n];
+    let mut out = pool::zeros(conv.out_height() * conv.out_width() * n);
     out.par_chunks_mut(BLOCK * n).enumerate().for_each(|(task, out)| {
         COLUMNS.with_borrow_mut(|columns| {
             let pixels = out.len() / n;

@@ -12,7 +12,10 @@ mod gemm;
 pub mod math;
 mod memory;
 mod norm;
+mod pool;
 
+use std::mem;
+use std::ops::Deref;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -42,11 +45,34 @@ pub struct Cpu {
 /// What a tensor of the CPU views.
 pub enum Buffer {
     /// Activations and vectors.
-    Dense(Vec<f32>),
+    Dense(Values),
     /// A weight matrix: the rows of these parts, one under the other, in the mapped file.
     Weight(Vec<WeightView>),
     /// A convolution weight [out, in, k, k] in the mapped file, and the same as [out, k * k * in] once it was used.
     ConvWeight(WeightView, OnceLock<Vec<f32>>),
+}
+
+/// Values whose memory goes to later ones.
+pub struct Values(Vec<f32>);
+
+impl Values {
+    fn into_vec(mut self) -> Vec<f32> {
+        mem::take(&mut self.0)
+    }
+}
+
+impl Deref for Values {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.0
+    }
+}
+
+impl Drop for Values {
+    fn drop(&mut self) {
+        pool::give(mem::take(&mut self.0));
+    }
 }
 
 /// Rows of float32 in host memory, `stride` elements apart.
@@ -88,20 +114,20 @@ impl Cpu {
 
     fn tensor(&self, values: Vec<f32>, rows: usize, cols: usize) -> Tensor<Self> {
         debug_assert_eq!(values.len(), rows * cols);
-        Tensor::from_buffer(self, Buffer::Dense(values), rows, cols)
+        Tensor::from_buffer(self, Buffer::Dense(Values(values)), rows, cols)
     }
 
     /// The values of `x` in memory that nobody else sees: its own when it may be overwritten, else a copy.
     fn take(x: Tensor<Self>) -> Vec<f32> {
         match x.into_buffer() {
-            Ok(Buffer::Dense(values)) => values,
+            Ok(Buffer::Dense(values)) => values.into_vec(),
             Ok(_) => panic!("a weight matrix is no activation"),
             Err(view) => Self::copy(Rows::of(&view)),
         }
     }
 
     fn copy(x: Rows<'_>) -> Vec<f32> {
-        let mut values = vec![0.0; x.rows * x.cols];
+        let mut values = pool::zeros(x.rows * x.cols);
         for_rows(&mut values, x.cols, |row, out| out.copy_from_slice(x.row(row)));
         values
     }
@@ -116,7 +142,7 @@ impl Cpu {
 
     /// A new tensor, each row of which `f(row index, row)` writes.
     fn make_rows(&self, rows: usize, cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) -> Tensor<Self> {
-        let mut values = vec![0.0; rows * cols];
+        let mut values = pool::zeros(rows * cols);
         for_rows(&mut values, cols, f);
         self.tensor(values, rows, cols)
     }
@@ -212,7 +238,7 @@ impl Backend for Cpu {
     }
 
     fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
-        let mut out = vec![0.0; x.rows() * weight.rows()];
+        let mut out = pool::zeros(x.rows() * weight.rows());
         gemm::linear(self.precision, &[Rows::of(x)], weight, &mut out);
         if let Some(bias) = bias {
             let bias = Rows::of(bias).row(0);
@@ -224,7 +250,7 @@ impl Backend for Cpu {
     fn linear_rows(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)]) -> Result<Tensor<Self>> {
         let cols = parts[0].1.rows();
         let rows = parts.iter().map(|(x, _)| x.rows()).sum::<usize>();
-        let mut out = vec![0.0; rows * cols];
+        let mut out = pool::zeros(rows * cols);
         let mut rest = out.as_mut_slice();
         for (x, weight) in parts {
             let (part, below) = rest.split_at_mut(x.rows() * cols);
@@ -237,7 +263,7 @@ impl Backend for Cpu {
     fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Tensor<Self>) -> Result<Tensor<Self>> {
         let rows = parts[0].rows();
         let parts: Vec<_> = parts.iter().map(|x| Rows::of(x)).collect();
-        let mut out = vec![0.0; rows * weight.rows()];
+        let mut out = pool::zeros(rows * weight.rows());
         gemm::linear(self.precision, &parts, weight, &mut out);
         Ok(self.tensor(out, rows, weight.rows()))
     }
@@ -302,12 +328,15 @@ impl Backend for Cpu {
 
     fn concat_rows(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
         let cols = parts[0].cols();
-        let mut values = Vec::with_capacity(parts.iter().map(|part| part.rows() * cols).sum());
+        let rows = parts.iter().map(|part| part.rows()).sum::<usize>();
+        let mut values = pool::zeros(rows * cols);
+        let mut rest = values.as_mut_slice();
         for part in parts {
             let part = Rows::of(part);
-            (0..part.rows).for_each(|row| values.extend_from_slice(part.row(row)));
+            let (own, below) = rest.split_at_mut(part.rows * cols);
+            for_rows(own, cols, |row, out| out.copy_from_slice(part.row(row)));
+            rest = below;
         }
-        let rows = values.len() / cols;
         Ok(self.tensor(values, rows, cols))
     }
 
