@@ -179,7 +179,8 @@ impl Backend for Cpu {
     }
 
     fn available_bytes(&self) -> u64 {
-        memory::available_bytes()
+        // What one picture leaves for the next must not look like memory that the next lacks.
+        memory::available_bytes().saturating_add(pool::kept_bytes())
     }
 
     fn weight_bytes(&self, _elements: u64) -> u64 {

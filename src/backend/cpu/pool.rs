@@ -41,6 +41,10 @@ impl Pool {
         values
     }
 
+    fn kept_bytes(&self) -> usize {
+        self.spare().iter().map(bytes).sum()
+    }
+
     fn give(&self, values: Vec<f32>) {
         if bytes(&values) < LEAST_BYTES || bytes(&values) > MOST_BYTES {
             return;
@@ -62,6 +66,11 @@ pub(super) fn zeros(count: usize) -> Vec<f32> {
 /// Keeps the memory of `values` for [`zeros`]; what has waited longest goes where too much would be kept.
 pub(super) fn give(values: Vec<f32>) {
     POOL.give(values);
+}
+
+/// What waits to be used again.
+pub(super) fn kept_bytes() -> u64 {
+    POOL.kept_bytes() as u64
 }
 
 #[cfg(test)]
@@ -98,6 +107,7 @@ mod tests {
             pool.give(Vec::with_capacity(third + more));
         }
         assert_eq!(pool.spare().iter().map(Vec::capacity).collect::<Vec<_>>(), [third + 3, third + 4], "the latest stay");
+        assert_eq!(pool.kept_bytes(), (2 * third + 7) * size_of::<f32>());
     }
 
     #[test]
