@@ -34,7 +34,8 @@
 #include "common.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#include "projection_sm90a.cuh"
+#include "cluster_sm90a.cuh"
+#include "multiply_256_sm90a.cuh"
 
 namespace projection {
 

@@ -1,7 +1,7 @@
-// Clusters of blocks, for projection_sm90a.cu.
+// Clusters of blocks, which several kernels share: what one block does in the shared memory of another.
 
 #pragma once
-#include "multiply_256_sm90a.cuh"
+#include "hopper.cuh"
 
 namespace hopper {
 
