@@ -12,7 +12,7 @@ use super::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::{Joint, Mask};
 
-const CHOICE: Choice = Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a" };
+const CHOICE: Choice = Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a", forms: &[] };
 const HOPPER_KERNEL: &str = "attention_bf16_128_sm90";
 /// `QUERIES`, `KEYS` and the shared memory of cuda/attention_sm90a.cu: Q, two slots of K and of V, barriers.
 const HOPPER_QUERIES: usize = 128;

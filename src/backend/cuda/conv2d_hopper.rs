@@ -8,7 +8,7 @@ use super::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 
 /// `FLUX_CONV2D=base` keeps off this kernel, `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has none.
-pub(super) const CHOICE: Choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a" };
+pub(super) const CHOICE: Choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a", forms: &[] };
 /// Channels of a box, and outputs of one, which are as many as a consumer owns: 128 bytes, over which TMA swizzles.
 const CHANNELS: usize = 64;
 /// Warpgroups that multiply.

@@ -21,24 +21,23 @@ pub struct Choice {
     pub variable: &'static str,
     /// The file in cuda/ that holds the latter.
     pub file: &'static str,
+    /// Values that choose a form of the latter that is not its fastest.
+    pub forms: &'static [&'static str],
 }
 
-/// What the user wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wish {
-    Fastest,
-    Base,
-    Hopper,
-}
+const BASE: &str = "base";
+const FASTEST: &str = "sm90";
 
 impl Choice {
-    fn wish(self, value: Option<&OsStr>) -> Result<Wish> {
-        match value.map(OsStr::to_string_lossy).as_deref() {
-            None | Some("") => Ok(Wish::Fastest),
-            Some("base") => Ok(Wish::Base),
-            Some("sm90") => Ok(Wish::Hopper),
-            Some(other) => Err(Error::usage(format!("`{other}` is no {} kernel", self.op)).at(self.variable).hint("`base` and `sm90` are")),
+    /// The value of the variable, where it has one.
+    fn wish(self, value: Option<&OsStr>) -> Result<Option<&'static str>> {
+        let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
+        let known = [&[BASE, FASTEST], self.forms].concat();
+        if let Some(wish) = known.iter().find(|known| value == **known) {
+            return Ok(Some(wish));
         }
+        let what = format!("`{}` is no {} kernel", value.to_string_lossy(), self.op);
+        Err(Error::usage(what).at(self.variable).hint(format!("`{}` are", known.join("` and `"))))
     }
 
     /// `value` as an argument of the kernel.
@@ -113,12 +112,21 @@ impl Cuda {
     ///
     /// Errors when the variable names no kernel, or one that this GPU or this program has not.
     pub(super) fn hopper_wanted(&self, choice: Choice) -> Result<bool> {
-        let wish = choice.wish(env::var_os(choice.variable).as_deref())?;
+        Ok(self.hopper_form(choice)?.is_some())
+    }
+
+    /// The form of the kernel for Hopper that shall run where it suits: `sm90`, the fastest, or one of `choice.forms`.
+    ///
+    /// Errors as [`Cuda::hopper_wanted`].
+    pub(super) fn hopper_form(&self, choice: Choice) -> Result<Option<&'static str>> {
         let here = self.device().capability() == HOPPER && kernels::image(choice.file).is_some();
-        if wish == Wish::Hopper && !here {
-            return Err(Error::usage("`sm90` needs a GPU of compute capability 9.0, and a program built for it").at(choice.variable));
+        match choice.wish(env::var_os(choice.variable).as_deref())? {
+            Some(BASE) => Ok(None),
+            Some(form) if !here => {
+                Err(Error::usage(format!("`{form}` needs a GPU of compute capability 9.0, and a program built for it")).at(choice.variable))
+            }
+            form => Ok(here.then(|| form.unwrap_or(FASTEST))),
         }
-        Ok(here && wish != Wish::Base)
     }
 }
 
@@ -128,18 +136,21 @@ mod tests {
 
     #[test]
     fn the_variable_names_a_kernel_or_is_an_error() {
-        let choice = Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a" };
+        let choice = Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a", forms: &["sm90-single"] };
         let wish = |value: &str| choice.wish(Some(OsStr::new(value)));
-        assert_eq!(wish("").unwrap(), Wish::Fastest);
-        assert_eq!(wish("base").unwrap(), Wish::Base);
-        assert_eq!(wish("sm90").unwrap(), Wish::Hopper);
+        assert_eq!(choice.wish(None).unwrap(), None);
+        assert_eq!(wish("").unwrap(), None);
+        for known in ["base", "sm90", "sm90-single"] {
+            assert_eq!(wish(known).unwrap(), Some(known));
+        }
         let message = wish("flash").unwrap_err().to_string();
         assert!(message.contains("`flash`") && message.contains("FLUX_ATTENTION") && message.contains("`sm90`"), "{message}");
+        assert!(Choice { forms: &[], ..choice }.wish(Some(OsStr::new("sm90-single"))).is_err());
     }
 
     #[test]
     fn a_number_that_the_kernel_cannot_take_is_an_error() {
-        let choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a" };
+        let choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a", forms: &[] };
         assert_eq!(choice.int(7).unwrap(), 7);
         let message = choice.int(1 << 31).unwrap_err().to_string();
         assert!(message.contains("`2147483648` is too large") && message.contains("op `conv2d`"), "{message}");

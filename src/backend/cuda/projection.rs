@@ -11,7 +11,7 @@ use crate::ops::projection::{Gated, Heads, Projection, compose};
 use crate::ops::{Joint, Pairs};
 
 /// `FLUX_PROJECTION=base` keeps off this kernel, `FLUX_PROJECTION=sm90` makes it an error when this GPU or this program has none.
-const CHOICE: Choice = Choice { op: "project", variable: "FLUX_PROJECTION", file: "projection_sm90a" };
+const CHOICE: Choice = Choice { op: "project", variable: "FLUX_PROJECTION", file: "projection_sm90a", forms: &[] };
 /// `ROWS`, `COLS`, `STEP_BYTES`, `SLOTS` and `THREADS` of cuda/projection_sm90a.cu.
 const ROWS: usize = 128;
 const COLS: usize = 256;
