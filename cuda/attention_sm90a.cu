@@ -4,17 +4,23 @@
 //   out      [rows, heads * 128] bf16, row stride ld_out; may be q
 //   Others as in attention.cu. With keys > 0, the tokens of a sample must lie in one run of rows (batch 1, txt 0 or img 0).
 //
-// Mapping   a block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warpgroup 0 fetches: Q, and
+// Mapping   a block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warp 0 fetches: Q, and
 //           K and V tiles of 176 keys through two slots each. Warpgroups 1 and 2 own 64 query rows each, and multiply
 //           the next K tile while they take the softmax of the last; they take turns to issue, so that one's exponentials
 //           run under the other's multiplies. Tiles do not cross from text to picture where these are apart; without a
 //           mask the order of keys means nothing, so each run of rows has its own tiles.
+// Pairs     Two blocks, on two multiprocessors, take two query tiles of one head and sample, which see the same keys. Each fetches
+//           half of the columns of every K and V tile, for both: half as many of these bytes come from L2, which is power, and
+//           power is what bounds a row of such ops. Where a head has an odd number of tiles, the last one's partner holds no
+//           tokens: it fetches and multiplies all the same, and stores nothing. The result is that of single blocks to the bit.
 // In place  A tile's queries are in shared memory before its output is written, and no other tile stores into its rows.
 //           Boxes may reach past the end of a run; those rows are not stored, those keys are masked.
-// Needs     sm_90a; rows 16-byte aligned.
+// Needs     sm_90a; rows 16-byte aligned. Pairs: an even number of blocks, and keys = 0, because blocks of a pair that saw
+//           different keys would wait for each other forever.
 // Flops     as attention.cu.   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     tensor cores. 261 GFLOP at 989 TFLOP/s (H200, dense bf16) = 264 us
-// Measured  24 x 128, text and picture, us (TFLOP/s): 1536 tokens 63.2 (459); 4608: 383 (682), 69% of bound; 8704: 1508 (617);
+// Measured  pairs: (not yet). Single blocks, when one thread fetched and not a warp:
+//           24 x 128, text and picture, us (TFLOP/s): 1536 tokens 63.2 (459); 4608: 383 (682), 69% of bound; 8704: 1508 (617);
 //           16896: 5183 (677); 2 samples of 4608: 893 (584); 512 causal, 32/8 heads: 17.7.
 //           H200, driver 580, CUDA 13.0; standalone, median of 20, hot L2. 4608 tokens are 6.5 rounds of tiles, 16896 are 24.
 // Tried     tiles of 128 keys: 74.9, 451, 1532, 5424, 866 and 16.1 us; of 160: 73.6, 430, 1516, 5475, 901 and 18.3; not kept.
@@ -25,6 +31,7 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "attention_sm90a.cuh"
+#include "cluster_sm90a.cuh"
 
 namespace attention {
 
@@ -47,14 +54,16 @@ struct Work {
     int run_row[2], run_keys[2];  // rows and keys of the two runs; the second may be empty
     int row, token, tokens;       // the tile's first row, its place in its own run, and tokens of that run
 
-    __device__ __forceinline__ static Work at(int index, int batch, int txt, int img, int heads, int keys) {
+    // Block `rank` of a cluster takes tile `rank` of item `index`. It may lie behind the last tile, where no tokens are.
+    template <int BLOCKS>
+    __device__ __forceinline__ static Work at(int index, int rank, int batch, int txt, int img, int heads, int keys) {
         const bool apart = batch > 1 && txt > 0 && img > 0;
         const int len0 = apart ? txt : txt + img, len1 = apart ? img : 0;
-        const int tiles0 = (len0 + QUERIES - 1) / QUERIES, tiles = tiles0 + (len1 + QUERIES - 1) / QUERIES;
+        const int tiles0 = ceil_div(len0, QUERIES), items = ceil_div(tiles0 + ceil_div(len1, QUERIES), BLOCKS);
         // Later queries see more keys under a causal mask, so they come first.
-        const int tile = tiles - 1 - index % tiles, sample = index / tiles / heads;
+        const int tile = (items - 1 - index % items) * BLOCKS + rank, sample = index / items / heads;
         Work w;
-        w.head = index / tiles % heads;
+        w.head = index / items % heads;
         w.run_row[0] = sample * len0;
         w.run_row[1] = batch * len0 + sample * len1;
         const bool second = tile >= tiles0;
@@ -63,16 +72,18 @@ struct Work {
         w.row = (second ? w.run_row[1] : w.run_row[0]) + w.token;
         w.run_keys[0] = visible_keys(w.token + QUERIES - 1, len0, keys);
         w.run_keys[1] = len1;
-        w.first_tiles = (w.run_keys[0] + KEYS - 1) / KEYS;
-        w.key_tiles = w.first_tiles + (len1 + KEYS - 1) / KEYS;
+        w.first_tiles = ceil_div(w.run_keys[0], KEYS);
+        w.key_tiles = w.first_tiles + ceil_div(len1, KEYS);
         return w;
     }
 };
 
+// An item is as many tiles of one head and sample as a cluster has blocks.
+template <int BLOCKS>
 __device__ __forceinline__ int work_items(int batch, int txt, int img, int heads) {
     const bool apart = batch > 1 && txt > 0 && img > 0;
-    const int tiles = apart ? (txt + QUERIES - 1) / QUERIES + (img + QUERIES - 1) / QUERIES : (txt + img + QUERIES - 1) / QUERIES;
-    return tiles * heads * batch;
+    const int tiles = apart ? ceil_div(txt, QUERIES) + ceil_div(img, QUERIES) : ceil_div(txt + img, QUERIES);
+    return ceil_div(tiles, BLOCKS) * heads * batch;
 }
 
 // The running softmax of rows lane / 4 and lane / 4 + 8 of a warp's 16: scores become exp2(scale * (score - greatest)).
@@ -155,6 +166,7 @@ __device__ __forceinline__ void store_output(
     }
 }
 
+template <int BLOCKS>
 __device__ __forceinline__ void attend(
     const TensorMap& q, const TensorMap& k, const TensorMap& v, __nv_bfloat16* out, int ld_out, int batch, int txt, int img,
     int heads, int group, int keys, float scale) {
@@ -163,63 +175,84 @@ __device__ __forceinline__ void attend(
     const uint32_t q_full = base + Shared::BARRIERS, q_free = q_full + 8, k_full = q_free + 8, k_free = k_full + 8 * SLOTS,
                    v_full = k_free + 8 * SLOTS, v_free = v_full + 8 * SLOTS;
     constexpr int CONSUMER_WARPS = 8;
+    const int rank = BLOCKS > 1 ? rank_in_cluster() : 0;
     if (threadIdx.x == 0) {
         init_barrier(q_full, 1);
         init_barrier(q_free, CONSUMER_WARPS);
         for (int slot = 0; slot < SLOTS; slot++) {
             init_barrier(k_full + 8 * slot, 1);
             init_barrier(v_full + 8 * slot, 1);
-            init_barrier(k_free + 8 * slot, CONSUMER_WARPS);
-            init_barrier(v_free + 8 * slot, CONSUMER_WARPS);
+            // The slots of all blocks, because a fetch writes to all.
+            init_barrier(k_free + 8 * slot, BLOCKS * CONSUMER_WARPS);
+            init_barrier(v_free + 8 * slot, BLOCKS * CONSUMER_WARPS);
         }
         publish_barriers();
     }
-    __syncthreads();
+    if constexpr (BLOCKS > 1) sync_cluster();
+    else __syncthreads();
 
-    const int items = work_items(batch, txt, img, heads);
+    const int items = work_items<BLOCKS>(batch, txt, img, heads);
+    const int cluster = blockIdx.x / BLOCKS, clusters = gridDim.x / BLOCKS;
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     uint32_t q_phase = 0;
     Ring<SLOTS> k_ring, v_ring;
     if (warpgroup == 0) {
         give_registers<24>();
-        if (threadIdx.x != 0) return;
-        for (int index = blockIdx.x; index < items; index += gridDim.x) {
-            const Work w = Work::at(index, batch, txt, img, heads, keys);
-            const int q_col = w.head * HEAD_DIM, kv_col = w.head / group * HEAD_DIM;
-            const auto fetch = [&](const TensorMap& map, int tile, uint32_t to, uint32_t full, uint32_t free, Ring<SLOTS>& ring) {
-                const int row = tile < w.first_tiles ? w.run_row[0] + tile * KEYS : w.run_row[1] + (tile - w.first_tiles) * KEYS;
-                to += ring.slot * Shared::KEY_TILE;
-                full += ring.slot * 8;
-                wait(free + ring.slot * 8, ring.phase ^ 1);
-                arrive_expecting(full, Shared::KEY_TILE);
-                copy_box(to, map, row, kv_col, full);
-                copy_box(to + Shared::KEY_PANEL, map, row, kv_col + 64, full);
-                ring.advance();
-            };
-            wait(q_free, q_phase ^ 1);
-            q_phase ^= 1;
-            arrive_expecting(q_full, Shared::QUERY_PANEL * 2);
-            copy_box(base, q, w.row, q_col, q_full);
-            copy_box(base + Shared::QUERY_PANEL, q, w.row, q_col + 64, q_full);
-            // In the order of use: a V tile is wanted after the next K tile.
-            for (int tile = 0; tile < w.key_tiles; tile++) {
-                fetch(k, tile, base + Shared::K, k_full, k_free, k_ring);
-                if (tile > 0) fetch(v, tile - 1, base + Shared::V, v_full, v_free, v_ring);
+        // The whole warp walks, so that what it counts lies in uniform registers: for a lone thread 24 are not enough with pairs.
+        if (__shfl_sync(~0u, threadIdx.x / 32, 0) == 0) {
+            for (int index = cluster; index < items; index += clusters) {
+                const Work w = Work::at<BLOCKS>(index, rank, batch, txt, img, heads, keys);
+                const int q_col = w.head * HEAD_DIM, kv_col = w.head / group * HEAD_DIM;
+                const auto fetch = [&](const TensorMap& map, int tile, uint32_t to, uint32_t full, uint32_t free, Ring<SLOTS>& ring) {
+                    const int row = tile < w.first_tiles ? w.run_row[0] + tile * KEYS : w.run_row[1] + (tile - w.first_tiles) * KEYS;
+                    to += ring.slot * Shared::KEY_TILE;
+                    full += ring.slot * 8;
+                    wait(free + ring.slot * 8, ring.phase ^ 1);
+                    if (threadIdx.x == 0) {
+                        arrive_expecting(full, Shared::KEY_TILE);
+                        if constexpr (BLOCKS > 1) {
+                            copy_box_to_both(to + rank * Shared::KEY_PANEL, map, row, kv_col + rank * 64, full);
+                        } else {
+                            copy_box(to, map, row, kv_col, full);
+                            copy_box(to + Shared::KEY_PANEL, map, row, kv_col + 64, full);
+                        }
+                    }
+                    ring.advance();
+                };
+                wait(q_free, q_phase ^ 1);
+                q_phase ^= 1;
+                if (threadIdx.x == 0) {
+                    arrive_expecting(q_full, Shared::QUERY_PANEL * 2);
+                    copy_box(base, q, w.row, q_col, q_full);
+                    copy_box(base + Shared::QUERY_PANEL, q, w.row, q_col + 64, q_full);
+                }
+                // In the order of use: a V tile is wanted after the next K tile.
+                for (int tile = 0; tile < w.key_tiles; tile++) {
+                    fetch(k, tile, base + Shared::K, k_full, k_free, k_ring);
+                    if (tile > 0) fetch(v, tile - 1, base + Shared::V, v_full, v_free, v_ring);
+                }
+                fetch(v, w.key_tiles - 1, base + Shared::V, v_full, v_free, v_ring);
             }
-            fetch(v, w.key_tiles - 1, base + Shared::V, v_full, v_free, v_ring);
         }
     } else {
         take_registers<240>();
         const int mine = warpgroup - 1, lane = threadIdx.x % 32;
         const int my_row = mine * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;  // in the tile; and this one + 8
         const uint64_t queries = describe(base + mine * 64 * 128, 0);
+        const auto release_queries = [&] {
+            if (lane == 0) arrive(q_free);
+        };
         const auto release = [&](uint32_t barrier) {
-            if (lane == 0) arrive(barrier);
+            if constexpr (BLOCKS == 1) {
+                if (lane == 0) arrive(barrier);
+            } else if (lane < BLOCKS) {
+                arrive_at(barrier, lane);
+            }
         };
         // Barrier 1 + w is warpgroup w's turn; the first one begins.
         if (mine == 1) give_turn(1, 256);
-        for (int index = blockIdx.x; index < items; index += gridDim.x) {
-            const Work w = Work::at(index, batch, txt, img, heads, keys);
+        for (int index = cluster; index < items; index += clusters) {
+            const Work w = Work::at<BLOCKS>(index, rank, batch, txt, img, heads, keys);
             float output[64] = {}, score[KEYS / 2];
             float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f}, fade[2];
             uint32_t weights[KEYS / 16][4];
@@ -242,7 +275,7 @@ __device__ __forceinline__ void attend(
             pin(score);
             release(k_free + 8 * k_ring.slot);
             k_ring.advance();
-            if (w.key_tiles == 1) release(q_free);
+            if (w.key_tiles == 1) release_queries();
             mask(0);
             soften(score, top, sum, fade, scale);
             round_weights(weights, score);
@@ -260,7 +293,7 @@ __device__ __forceinline__ void attend(
                 pin(score);
                 release(k_free + 8 * k_ring.slot);
                 k_ring.advance();
-                if (tile == w.key_tiles - 1) release(q_free);
+                if (tile == w.key_tiles - 1) release_queries();
                 mask(tile);
                 soften(score, top, sum, fade, scale);
                 wait_multiply<0>();
@@ -284,15 +317,25 @@ __device__ __forceinline__ void attend(
         }
         if (mine == 0) wait_turn(1, 256);  // takes the last turn, so that the barrier ends as it began
     }
+    if constexpr (BLOCKS > 1) {
+        __syncwarp();
+        // Until then the other block may write and arrive here.
+        sync_cluster();
+    }
 }
 
 }  // namespace attention
 
 // Shared memory is (128 + 4 * 176) * 256 + 128 bytes, which the launcher passes; it must agree with `Shared`.
-extern "C" __global__ void __launch_bounds__(384, 1) attention_bf16_128_sm90(
-    const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k, const __grid_constant__ hopper::TensorMap v,
-    __nv_bfloat16* out, int ld_out, int batch, int txt, int img, int heads, int group, int keys, float scale) {
-    attention::attend(q, k, v, out, ld_out, batch, txt, img, heads, group, keys, scale);
-}
+#define ATTENTION(name, blocks, ...)                                                                                                          \
+    extern "C" __global__ void __VA_ARGS__ __launch_bounds__(384, 1)                                                                          \
+        name(const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k,                                        \
+             const __grid_constant__ hopper::TensorMap v, __nv_bfloat16* out, int ld_out, int batch, int txt, int img, int heads, int group,  \
+             int keys, float scale) {                                                                                                         \
+        attention::attend<blocks>(q, k, v, out, ld_out, batch, txt, img, heads, group, keys, scale);                                          \
+    }
+
+ATTENTION(attention_bf16_128_sm90, 1)
+ATTENTION(attention_bf16_128_pairs_sm90, 2, __cluster_dims__(2, 1, 1))
 
 #endif

@@ -1,4 +1,4 @@
-//! `attention` on the GPU against the CPU: all head sizes, joint layouts, masks, views, and both kernels.
+//! `attention` on the GPU against the CPU: all head sizes, joint layouts, masks, views, and all kernels.
 
 use std::sync::Arc;
 
@@ -136,8 +136,9 @@ impl Case {
             product += f64::from(got) * f64::from(expected);
         }
         let relative = (squares / norm).sqrt();
+        let bits = got.iter().fold(0u64, |hash, value| (hash.rotate_left(5) ^ u64::from(value.to_bits())).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         println!(
-            "{} x {}/{} {:?} {:?} q {} {what}: max {worst:.1e} mean {:.1e} relative {relative:.1e} 1-cos {:.1e}",
+            "{} x {}/{} {:?} {:?} q {} {what}: max {worst:.1e} mean {:.1e} relative {relative:.1e} 1-cos {:.1e} bits {bits:016x}",
             self.head_dim,
             self.heads,
             self.kv_heads,
@@ -224,6 +225,20 @@ fn what_no_kernel_takes_matches_the_cpu() {
     }
 }
 
+/// On Hopper pairs of blocks that take several pairs of tiles one after the other: of an even number of tiles, of an odd one (the last has
+/// no partner), with text and picture apart (a pair may have a tile of each), and with key heads that are shared.
+#[test]
+fn many_tiles_match_the_cpu() {
+    let Some(cuda) = cuda() else { return };
+    if small() {
+        println!("skipped: many tiles take time");
+        return;
+    }
+    for (heads, samples) in [((24, 24), (1, 30, 1506)), ((24, 24), (1, 0, 1660)), ((24, 8), (2, 77, 700)), ((64, 64), (3, 130, 200))] {
+        case(128, heads, samples, 0).check(&cuda, &[Layout::InPlace, Layout::ReadOnly]);
+    }
+}
+
 /// A picture of 1024 x 1024 in the VAE, and in the transformer, alone and with another. Heads do not meet, so the CPU computes a few.
 #[test]
 fn real_sizes_match_the_cpu() {
@@ -263,5 +278,26 @@ fn an_unknown_kernel_is_an_error_that_names_the_known_ones() {
         return;
     }
     let (passed, text) = with_variable("attention::every_head_size_matches_the_cpu", "FLUX_ATTENTION", "flash");
-    assert!(!passed && text.contains("`flash` is no attention kernel") && text.contains("`base` and `sm90` are"), "{text}");
+    assert!(!passed && text.contains("`flash` is no attention kernel") && text.contains("`base` and `sm90` and `sm90-single` are"), "{text}");
+}
+
+/// On Hopper: who fetches a tile changes no bit of what is made of it.
+#[test]
+fn single_blocks_and_pairs_give_the_same_bits() {
+    let Some(cuda) = cuda() else { return };
+    let hopper = cuda.describe().contains("compute capability 9.0");
+    let tests = ["attention::every_head_size_matches_the_cpu", "attention::many_tiles_match_the_cpu"];
+    for test in &tests[..if small() { 1 } else { 2 }] {
+        let (passed, single) = with_variable(test, "FLUX_ATTENTION", "sm90-single");
+        if !hopper {
+            assert!(!passed && single.contains("`sm90-single` needs a GPU of compute capability 9.0"), "{single}");
+            continue;
+        }
+        assert!(passed, "{single}");
+        let (passed, pairs) = with_variable(test, "FLUX_ATTENTION", "sm90");
+        assert!(passed, "{pairs}");
+        let [single, pairs] = [&single, &pairs].map(|text| text.lines().filter(|line| line.contains(" bits ")).collect::<Vec<_>>());
+        assert!(!single.is_empty(), "{test} says nothing of its bits");
+        assert_eq!(single, pairs, "{test}: by single blocks and by pairs");
+    }
 }

@@ -1,7 +1,8 @@
 //! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention`.
 //!
 //! Hopper has a kernel of its own for heads of 128; heads without a kernel go to `attention_generic`. `FLUX_ATTENTION=base` keeps
-//! off the Hopper kernel, `FLUX_ATTENTION=sm90` makes it an error when this GPU or this program has none.
+//! off the Hopper kernel, `FLUX_ATTENTION=sm90` makes it an error when this GPU or this program has none, and so does
+//! `FLUX_ATTENTION=sm90-single`, which keeps off its pairs of blocks.
 
 use std::ffi::c_void;
 
@@ -12,8 +13,8 @@ use super::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::{Joint, Mask};
 
-const CHOICE: Choice = Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a", forms: &[] };
-const HOPPER_KERNEL: &str = "attention_bf16_128_sm90";
+const CHOICE: Choice = Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a", forms: &[SINGLE] };
+const SINGLE: &str = "sm90-single";
 /// `QUERIES`, `KEYS` and the shared memory of cuda/attention_sm90a.cu: Q, two slots of K and of V, barriers.
 const HOPPER_QUERIES: usize = 128;
 const HOPPER_KEYS: usize = 176;
@@ -59,10 +60,50 @@ fn apart(joint: Joint) -> bool {
     joint.batch > 1 && joint.txt > 0 && joint.img > 0
 }
 
-/// Tiles of one head that the Hopper kernel has to do, over all samples.
+/// Tiles of one head and sample that the Hopper kernel has to do.
 fn hopper_tiles(joint: Joint) -> usize {
     let runs = if apart(joint) { [joint.txt, joint.img] } else { [joint.tokens(), 0] };
-    joint.batch * runs.iter().map(|tokens| tokens.div_ceil(HOPPER_QUERIES)).sum::<usize>()
+    runs.iter().map(|tokens| tokens.div_ceil(HOPPER_QUERIES)).sum()
+}
+
+/// Blocks of the Hopper kernel that work together, each on a tile of the same head and sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Blocks {
+    Single,
+    Pairs,
+}
+
+impl Blocks {
+    /// Pairs where they are as quick, because they fetch less: not where their tiles see different keys, nor where tiles without a partner
+    /// would make another round.
+    fn choose(joint: Joint, heads: usize, mask: Mask, multiprocessors: usize) -> Self {
+        let rounds = |blocks: Self| blocks.items(joint, heads).div_ceil((multiprocessors / blocks.count()).max(1));
+        let pairs = mask == Mask::None && hopper_tiles(joint) > 1 && multiprocessors > 1 && rounds(Self::Pairs) <= rounds(Self::Single);
+        if pairs { Self::Pairs } else { Self::Single }
+    }
+
+    fn count(self) -> usize {
+        match self {
+            Self::Single => 1,
+            Self::Pairs => 2,
+        }
+    }
+
+    fn kernel(self) -> &'static str {
+        match self {
+            Self::Single => "attention_bf16_128_sm90",
+            Self::Pairs => "attention_bf16_128_pairs_sm90",
+        }
+    }
+
+    /// How often blocks that work together take tiles.
+    fn items(self, joint: Joint, heads: usize) -> usize {
+        hopper_tiles(joint).div_ceil(self.count()) * heads * joint.batch
+    }
+
+    fn grid(self, joint: Joint, heads: usize, multiprocessors: usize) -> usize {
+        self.items(joint, heads).min(multiprocessors / self.count()) * self.count()
+    }
 }
 
 /// One call: tensors that the kernels can take.
@@ -117,7 +158,7 @@ impl Cuda {
         joint: Joint,
         mask: Mask,
     ) -> Result<Tensor<Cuda>> {
-        let hopper = self.hopper_wanted(CHOICE)?;
+        let hopper = self.hopper_form(CHOICE)?;
         let Some(base) = Base::find(head_dim, self.device().capability()) else {
             return self.attention_generic(q, k, v, head_dim, joint, mask);
         };
@@ -127,10 +168,10 @@ impl Cuda {
         }
         let fresh = self.unless_writable(&q)?;
         let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, joint, mask };
-        if hopper && call.suits_hopper() {
-            self.run_hopper(&call)?;
-        } else {
-            self.run_base(base, &call)?;
+        match hopper.filter(|_| call.suits_hopper()) {
+            Some(SINGLE) => self.run_hopper(&call, Blocks::Single)?,
+            Some(_) => self.run_hopper(&call, Blocks::choose(joint, call.heads(), mask, self.device().multiprocessors()))?,
+            None => self.run_base(base, &call)?,
         }
         Ok(fresh.unwrap_or(q))
     }
@@ -146,17 +187,17 @@ impl Cuda {
         unsafe { launch.run([joint.tokens().div_ceil(base.queries), call.heads(), joint.batch], [128, 1, 1]) }
     }
 
-    fn run_hopper(&self, call: &Call<'_>) -> Result<()> {
+    fn run_hopper(&self, call: &Call<'_>, blocks: Blocks) -> Result<()> {
         let Call { q, k, v, out, joint, .. } = *call;
-        let blocks = (hopper_tiles(joint) * call.heads()).min(self.device().multiprocessors());
-        if blocks == 0 {
+        let grid = blocks.grid(joint, call.heads(), self.device().multiprocessors());
+        if grid == 0 {
             return Ok(());
         }
         // First of all, because a driver that loads this kernel knows tensor maps too.
-        let launch = self.launch(CHOICE.file, HOPPER_KERNEL)?.shared(HOPPER_SHARED_BYTES as u32)?;
+        let launch = self.launch(CHOICE.file, blocks.kernel())?.shared(HOPPER_SHARED_BYTES as u32)?;
         let mut maps = [tensor_map(q, HOPPER_QUERIES)?, tensor_map(k, HOPPER_KEYS)?, tensor_map(v, HOPPER_KEYS)?];
         let mut out_address = out.address();
-        CHOICE.int(hopper_tiles(joint) * call.heads())?;
+        CHOICE.int(blocks.items(joint, call.heads()))?;
         let ints = [out.stride(), joint.batch, joint.txt, joint.img, call.heads(), call.group(), call.keys()];
         let mut ints = ints.into_iter().map(|value| CHOICE.int(value)).collect::<Result<Vec<i32>>>()?;
         let mut scale = call.scale();
@@ -164,11 +205,12 @@ impl Cuda {
         arguments.push(std::ptr::from_mut(&mut out_address).cast());
         arguments.extend(ints.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
         arguments.push(std::ptr::from_mut(&mut scale).cast());
-        // SAFETY: `arguments` are, in the order of `attention_bf16_128_sm90` in cuda/attention_sm90a.cu, three tensor maps, a pointer, seven
-        // ints and a float, all alive until the call returns; the shared memory is its `Shared`. The maps cover exactly the cells of q, k
+        // SAFETY: `arguments` are, in the order of `ATTENTION` in cuda/attention_sm90a.cu, three tensor maps, a pointer, seven ints and a
+        // float, all alive until the call returns; the shared memory is its `Shared`. The maps cover exactly the cells of q, k
         // and v. `Tensor::attention` checked their shapes and 1 <= keys <= tokens; `out` is q, or new and of its shape. A tile's
-        // queries are read before its output is written, which no other tile's output depends on.
-        unsafe { launch.run_raw([blocks, 1, 1], [384, 1, 1], &mut arguments) }
+        // queries are read before its output is written, which no other tile's output depends on. Pairs have an even number of blocks and
+        // no mask.
+        unsafe { launch.run_raw([grid, 1, 1], [384, 1, 1], &mut arguments) }
     }
 }
 
@@ -198,11 +240,39 @@ mod tests {
 
     #[test]
     fn hopper_tiles_do_not_cross_between_samples() {
-        let tiles = |batch, txt, img| hopper_tiles(Joint { batch, txt, img });
+        let tiles = |batch, txt, img| Blocks::Single.items(Joint { batch, txt, img }, 1);
         assert_eq!(tiles(1, 512, 4096), 36);
         assert_eq!(tiles(1, 100, 100), 2);
         assert_eq!(tiles(2, 100, 100), 4);
         assert_eq!(tiles(3, 0, 129), 6);
         assert_eq!(tiles(1, 0, 0), 0);
+    }
+
+    #[test]
+    fn pairs_of_blocks_take_tiles_of_one_head_and_sample_without_a_mask() {
+        let none = Mask::None;
+        for ((batch, txt, img), heads, mask, expected, grid) in [
+            // Pictures: as many rounds in pairs.
+            ((1, 512, 4096), 24, none, Blocks::Pairs, 132),
+            ((1, 512, 1024), 24, none, Blocks::Pairs, 132),
+            ((2, 512, 1024), 24, none, Blocks::Pairs, 132),
+            // 13 tiles: 312 in 3 rounds, 168 pairs in 3; 11 tiles: 264 in 2, 144 pairs in 3.
+            ((1, 0, 1660), 24, none, Blocks::Pairs, 132),
+            ((1, 0, 1400), 24, none, Blocks::Single, 132),
+            // A tile of text and one of picture, three tiles, and one.
+            ((2, 45, 64), 2, none, Blocks::Pairs, 8),
+            ((1, 3, 352), 2, none, Blocks::Pairs, 8),
+            ((1, 45, 64), 2, none, Blocks::Single, 2),
+            ((1, 0, 512), 32, Mask::Causal { keys: 512 }, Blocks::Single, 128),
+            ((1, 0, 0), 24, none, Blocks::Single, 0),
+        ] {
+            let joint = Joint { batch, txt, img };
+            let blocks = Blocks::choose(joint, heads, mask, 132);
+            assert_eq!((blocks, blocks.grid(joint, heads, 132)), (expected, grid), "{joint:?}, {heads} heads, {mask:?}");
+        }
+        let picture = Joint { batch: 1, txt: 512, img: 4096 };
+        assert_eq!(Blocks::choose(picture, 24, none, 1), Blocks::Single);
+        // Half of an odd number of multiprocessors, and one is left.
+        assert_eq!(Blocks::Pairs.grid(picture, 24, 133), 132);
     }
 }
