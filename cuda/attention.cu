@@ -3,6 +3,7 @@
 //   q      [rows, heads * head_dim]     bf16, row stride ld_q; rows = batch * (txt + img), text of all samples first
 //   k, v   [rows, kv_heads * head_dim]  bf16, row strides ld_k, ld_v; head h reads key head h / group
 //   out    [rows, heads * head_dim]     bf16, row stride ld_out; may be q
+//   first_query  0: as above; txt: q and out have no rows of text, whose queries nobody asks for
 //   keys   0: a query sees all keys of its sample; else: keys up to its own position, of these the first `keys`
 //   scale  log2(e) / sqrt(head_dim)
 //
@@ -102,7 +103,7 @@ struct Shape {
 template <int HEAD_DIM, int BANDS, int SLOTS>
 __device__ __forceinline__ void attend(
     const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out,
-    int ld_q, int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int group, int keys, float scale) {
+    int ld_q, int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int first_query, int group, int keys, float scale) {
     using S = Shape<HEAD_DIM, BANDS, SLOTS>;
     using T = Tile<HEAD_DIM>;
     constexpr int KEY_COLS = KEY_TILE / 8, DIM_COLS = HEAD_DIM / 8;
@@ -111,8 +112,8 @@ __device__ __forceinline__ void attend(
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
     const int tokens = txt + img, head = blockIdx.y;
-    const int first = (gridDim.x - 1 - blockIdx.x) * S::TILE;
-    const SampleRows rows(blockIdx.z, batch, txt, img);
+    const int first = first_query + (gridDim.x - 1 - blockIdx.x) * S::TILE;
+    const SampleRows rows(blockIdx.z, batch, txt, img, 0), query_rows(blockIdx.z, batch, txt, img, batch * first_query);
     q += head * HEAD_DIM;
     out += head * HEAD_DIM;
     k += head / group * HEAD_DIM;
@@ -126,7 +127,7 @@ __device__ __forceinline__ void attend(
             T::template load<KEY_TILE, S::THREADS>(ring + slot * S::SLOT_BYTES, is_v ? v : k, is_v ? ld_v : ld_k, rows, tile * KEY_TILE, key_end);
         commit_copies();  // also when empty, so that the count of groups tells the stage
     };
-    T::template load<S::TILE, S::THREADS>(queries, q, ld_q, rows, first, tokens);
+    T::template load<S::TILE, S::THREADS>(queries, q, ld_q, query_rows, first, tokens);
 #pragma unroll
     for (int stage = 0; stage < SLOTS - 1; stage++) load_stage(stage % 2, stage / 2, stage);
 
@@ -265,7 +266,7 @@ __device__ __forceinline__ void attend(
     for (int i = 0; i < BANDS * 16 * T::CHUNKS / 32; i++) {
         const int at_chunk = lane + i * 32, row = band + at_chunk / T::CHUNKS, chunk = at_chunk % T::CHUNKS, token = first + row;
         const uint4* from = reinterpret_cast<const uint4*>(shared + T::at(row, chunk));
-        if (token < tokens) *reinterpret_cast<uint4*>(out + int64_t(rows.row(token)) * ld_out + chunk * 8) = *from;
+        if (token < tokens) *reinterpret_cast<uint4*>(out + int64_t(query_rows.row(token)) * ld_out + chunk * 8) = *from;
     }
 }
 
@@ -276,8 +277,9 @@ __device__ __forceinline__ void attend(
 #define ATTENTION(NAME, HEAD_DIM, BANDS, SLOTS, BLOCKS)                                                                             \
     extern "C" __global__ void __launch_bounds__(128, BLOCKS) NAME(                                                                \
         const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out, int ld_q, int ld_k, int ld_v,    \
-        int ld_out, int batch, int txt, int img, int group, int keys, float scale) {                                                \
-        attention::attend<HEAD_DIM, BANDS, SLOTS>(q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img, group, keys, scale);     \
+        int ld_out, int batch, int txt, int img, int first_query, int group, int keys, float scale) {                               \
+        attention::attend<HEAD_DIM, BANDS, SLOTS>(                                                                                  \
+            q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img, first_query, group, keys, scale);                              \
     }
 
 ATTENTION(attention_bf16_128x128, 128, 2, 3, 2)  // where a multiprocessor has 164 KiB of shared memory

@@ -18,8 +18,9 @@ struct SampleRows {
     int to_txt;
     int to_img;
 
-    __device__ __forceinline__ SampleRows(int sample, int batch, int txt, int img)
-        : txt(txt), to_txt(sample * txt), to_img(batch * txt + sample * img - txt) {}
+    // Of a tensor that lacks the first `skipped` rows.
+    __device__ __forceinline__ SampleRows(int sample, int batch, int txt, int img, int skipped)
+        : txt(txt), to_txt(sample * txt - skipped), to_img(batch * txt + sample * img - txt - skipped) {}
 
     __device__ __forceinline__ int row(int token) const { return token + (token < txt ? to_txt : to_img); }
 };

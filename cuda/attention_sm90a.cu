@@ -56,10 +56,10 @@ struct Work {
 
     // Block `rank` of a cluster takes tile `rank` of item `index`. It may lie behind the last tile, where no tokens are.
     template <int BLOCKS>
-    __device__ __forceinline__ static Work at(int index, int rank, int batch, int txt, int img, int heads, int keys) {
+    __device__ __forceinline__ static Work at(int index, int rank, int batch, int txt, int img, int first_query, int heads, int keys) {
         const bool apart = batch > 1 && txt > 0 && img > 0;
         const int len0 = apart ? txt : txt + img, len1 = apart ? img : 0;
-        const int tiles0 = ceil_div(len0, QUERIES), items = ceil_div(tiles0 + ceil_div(len1, QUERIES), BLOCKS);
+        const int tiles0 = ceil_div(len0 - first_query, QUERIES), items = ceil_div(tiles0 + ceil_div(len1, QUERIES), BLOCKS);
         // Later queries see more keys under a causal mask, so they come first.
         const int tile = (items - 1 - index % items) * BLOCKS + rank, sample = index / items / heads;
         Work w;
@@ -67,9 +67,9 @@ struct Work {
         w.run_row[0] = sample * len0;
         w.run_row[1] = batch * len0 + sample * len1;
         const bool second = tile >= tiles0;
-        w.token = (second ? tile - tiles0 : tile) * QUERIES;
+        w.token = second ? (tile - tiles0) * QUERIES : first_query + tile * QUERIES;
         w.tokens = second ? len1 : len0;
-        w.row = (second ? w.run_row[1] : w.run_row[0]) + w.token;
+        w.row = (second ? w.run_row[1] : w.run_row[0]) + w.token - batch * first_query;
         w.run_keys[0] = visible_keys(w.token + QUERIES - 1, len0, keys);
         w.run_keys[1] = len1;
         w.first_tiles = ceil_div(w.run_keys[0], KEYS);
@@ -80,9 +80,9 @@ struct Work {
 
 // An item is as many tiles of one head and sample as a cluster has blocks.
 template <int BLOCKS>
-__device__ __forceinline__ int work_items(int batch, int txt, int img, int heads) {
+__device__ __forceinline__ int work_items(int batch, int txt, int img, int first_query, int heads) {
     const bool apart = batch > 1 && txt > 0 && img > 0;
-    const int tiles = apart ? ceil_div(txt, QUERIES) + ceil_div(img, QUERIES) : ceil_div(txt + img, QUERIES);
+    const int tiles = apart ? ceil_div(txt - first_query, QUERIES) + ceil_div(img, QUERIES) : ceil_div(txt + img - first_query, QUERIES);
     return ceil_div(tiles, BLOCKS) * heads * batch;
 }
 
@@ -169,7 +169,7 @@ __device__ __forceinline__ void store_output(
 template <int BLOCKS>
 __device__ __forceinline__ void attend(
     const TensorMap& q, const TensorMap& k, const TensorMap& v, __nv_bfloat16* out, int ld_out, int batch, int txt, int img,
-    int heads, int group, int keys, float scale) {
+    int first_query, int heads, int group, int keys, float scale) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
     const uint32_t q_full = base + Shared::BARRIERS, q_free = q_full + 8, k_full = q_free + 8, k_free = k_full + 8 * SLOTS,
@@ -191,7 +191,7 @@ __device__ __forceinline__ void attend(
     if constexpr (BLOCKS > 1) sync_cluster();
     else __syncthreads();
 
-    const int items = work_items<BLOCKS>(batch, txt, img, heads);
+    const int items = work_items<BLOCKS>(batch, txt, img, first_query, heads);
     const int cluster = blockIdx.x / BLOCKS, clusters = gridDim.x / BLOCKS;
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     uint32_t q_phase = 0;
@@ -201,7 +201,7 @@ __device__ __forceinline__ void attend(
         // The whole warp walks, so that what it counts lies in uniform registers: for a lone thread 24 are not enough with pairs.
         if (__shfl_sync(~0u, threadIdx.x / 32, 0) == 0) {
             for (int index = cluster; index < items; index += clusters) {
-                const Work w = Work::at<BLOCKS>(index, rank, batch, txt, img, heads, keys);
+                const Work w = Work::at<BLOCKS>(index, rank, batch, txt, img, first_query, heads, keys);
                 const int q_col = w.head * HEAD_DIM, kv_col = w.head / group * HEAD_DIM;
                 const auto fetch = [&](const TensorMap& map, int tile, uint32_t to, uint32_t full, uint32_t free, Ring<SLOTS>& ring) {
                     const int row = tile < w.first_tiles ? w.run_row[0] + tile * KEYS : w.run_row[1] + (tile - w.first_tiles) * KEYS;
@@ -252,7 +252,7 @@ __device__ __forceinline__ void attend(
         // Barrier 1 + w is warpgroup w's turn; the first one begins.
         if (mine == 1) give_turn(1, 256);
         for (int index = cluster; index < items; index += clusters) {
-            const Work w = Work::at<BLOCKS>(index, rank, batch, txt, img, heads, keys);
+            const Work w = Work::at<BLOCKS>(index, rank, batch, txt, img, first_query, heads, keys);
             float output[64] = {}, score[KEYS / 2];
             float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f}, fade[2];
             uint32_t weights[KEYS / 16][4];
@@ -330,9 +330,9 @@ __device__ __forceinline__ void attend(
 #define ATTENTION(name, blocks, ...)                                                                                                          \
     extern "C" __global__ void __VA_ARGS__ __launch_bounds__(384, 1)                                                                          \
         name(const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k,                                        \
-             const __grid_constant__ hopper::TensorMap v, __nv_bfloat16* out, int ld_out, int batch, int txt, int img, int heads, int group,  \
-             int keys, float scale) {                                                                                                         \
-        attention::attend<blocks>(q, k, v, out, ld_out, batch, txt, img, heads, group, keys, scale);                                          \
+             const __grid_constant__ hopper::TensorMap v, __nv_bfloat16* out, int ld_out, int batch, int txt, int img, int first_query,       \
+             int heads, int group, int keys, float scale) {                                                                                   \
+        attention::attend<blocks>(q, k, v, out, ld_out, batch, txt, img, first_query, heads, group, keys, scale);                             \
     }
 
 ATTENTION(attention_bf16_128_sm90, 1)

@@ -8,7 +8,7 @@
 //   x and weight may both be e4m3, with float32 scales [rows] of x and [3 * dim + 2 * mlp] of the weight
 //   norms   [128] bf16: for q and k, of text rows (row < txt_rows) and of picture rows
 //   cos, sin  [txt + img, 64] f32, row stride ld_table; a row's token as in qk_norm_rope.cu
-//   out     [rows, 3 * dim + mlp] bf16, row stride ld_out
+//   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; of the first rows, which are keys only, what is behind v may stay as it was
 //
 // Mapping   Two blocks, on two multiprocessors, make a tile of 256 rows and 256 columns, a half of the rows each. A tile's columns are two heads, or
 //           128 of gate and the same 128 of up. Each block fetches its rows and one half of the weights, for both: what comes from L2 is
@@ -75,6 +75,7 @@ struct Arguments {
     int txt;
     int img;
     int rows_of_tiles;  // that are done together
+    int key_tiles;      // rows of tiles, the first ones of the first part, of which only k and v are wanted
 };
 
 enum Kind { KEYS, VALUES, QUERIES, GATED };
@@ -88,15 +89,22 @@ struct Work {
     __device__ __forceinline__ static int cluster_rows(int rows) { return ceil_div(rows, 2 * ROWS); }
 
     __device__ __forceinline__ static int count(const Arguments& args) {
-        return (cluster_rows(args.part_rows[0]) + cluster_rows(args.part_rows[1])) * ((3 * args.dim + 2 * args.mlp) / COLS);
+        const int rows = cluster_rows(args.part_rows[0]) + cluster_rows(args.part_rows[1]);
+        return (rows - args.key_tiles) * ((3 * args.dim + 2 * args.mlp) / COLS) + args.key_tiles * (2 * args.dim / COLS);
     }
 
     __device__ __forceinline__ static Work at(const Arguments& args, int index, int rank) {
-        const int first_part = cluster_rows(args.part_rows[0]), all = first_part + cluster_rows(args.part_rows[1]);
+        const int first_part = cluster_rows(args.part_rows[0]), wanted = first_part + cluster_rows(args.part_rows[1]) - args.key_tiles;
         const int cols = (3 * args.dim + 2 * args.mlp) / COLS, together = args.rows_of_tiles * cols;
-        const int first = index / together * args.rows_of_tiles, height = min(args.rows_of_tiles, all - first);
-        index %= together;
-        const int row = first + index % height, col = index / height;
+        int row, col;
+        if (index < wanted * cols) {
+            const int first = index / together * args.rows_of_tiles, height = min(args.rows_of_tiles, wanted - first);
+            index %= together;
+            row = args.key_tiles + first + index % height, col = index / height;
+        } else {
+            index -= wanted * cols;
+            row = index % args.key_tiles, col = index / args.key_tiles;
+        }
         Work w;
         w.part = row >= first_part;
         w.row = (row - (w.part ? first_part : 0)) * 2 * ROWS + rank * ROWS;

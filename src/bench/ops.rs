@@ -141,7 +141,7 @@ fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joi
         let norm = QkNorm { q: tensor(&b, 1, head_dim)?, k: tensor(&b, 1, head_dim)?, eps: 1e-6 };
         let table = || b.upload_f32(&weights::values(joint.tokens() * head_dim / 2), joint.tokens(), head_dim / 2);
         let rope = Rope { cos: table()?, sin: table()?, pairs: Pairs::Interleaved };
-        let heads = Heads { dim, norm: [&norm; 2], rope: &rope, joint };
+        let heads = Heads { dim, norm: [&norm; 2], rope: &rope, joint, keys_only: 0 };
         let heads = (dim_out > 0).then_some(&heads);
         let finish = |projection: Projection<B>| Ok((projection.kvq, projection.mlp.activate()?));
         bench.fused(

@@ -133,7 +133,7 @@ impl Shapes {
     /// The products of one evaluation of the transformer.
     pub fn step_linears(&self, joint: Joint) -> Vec<Linear> {
         let Self { dim, mlp, .. } = *self;
-        let (all, img) = (joint.rows(), joint.batch * joint.img);
+        let (all, img) = (joint.rows(), joint.img_rows());
         let mut linears = vec![Linear::new(all, dim, 3 * dim + 2 * mlp, self.single_blocks), Linear::new(all, dim + mlp, dim, self.single_blocks)];
         for rows in [img, joint.txt_rows()] {
             linears
@@ -185,8 +185,13 @@ impl Shapes {
 
     /// Floating-point operations of one evaluation: products with weights, and attention.
     pub fn step_flops(&self, joint: Joint) -> u64 {
-        let attention = 4 * (joint.batch * joint.tokens().pow(2) * self.dim) as u64;
-        flops(&self.step_linears(joint)) + attention * (self.double_blocks + self.single_blocks) as u64
+        let attention = |queries: usize| 4 * (queries * joint.tokens() * self.dim) as u64;
+        let blocks = (self.double_blocks + self.single_blocks) as u64;
+        let all = flops(&self.step_linears(joint)) + attention(joint.rows()) * blocks;
+        // Of text the last single block makes keys and values alone.
+        let (dim, mlp) = (self.dim, self.mlp);
+        let of_text = [(dim, dim + 2 * mlp), (dim + mlp, dim)].map(|(cols, out)| Linear::new(joint.txt_rows(), cols, out, self.single_blocks.min(1)));
+        all - flops(&of_text) - attention(joint.txt_rows()) * self.single_blocks.min(1) as u64
     }
 
     /// Of one prompt, without attention, which is a hundredth of it.
@@ -219,7 +224,9 @@ mod tests {
         // 3.87 billion weights, those of the modulations apart; each stream of a double block has its own, so a token passes 25 blocks.
         let block = 4 * 3072_u64.pow(2) + 3 * 3072 * 9216;
         let attention = 4 * 4608_u64.pow(2) * 3072 * 25;
-        assert_eq!(shapes.step_flops(joint), 2 * 4608 * block * 25 + 2 * 2 * 4096 * 128 * 3072 + attention);
+        // Of 512 text tokens the last block has the weights of keys and values alone, and no attention.
+        let unread = 2 * 512 * (block - 2 * 3072_u64.pow(2)) + 4 * 512 * 4608 * 3072;
+        assert_eq!(shapes.step_flops(joint), 2 * 4608 * block * 25 + 2 * 2 * 4096 * 128 * 3072 + attention - unread);
         assert_eq!(shapes.step_flops(shapes.joint(3, 1024)), 3 * shapes.step_flops(joint));
     }
 

@@ -39,6 +39,11 @@ impl Joint {
         self.batch * self.txt
     }
 
+    /// Rows of pictures, which come behind them.
+    pub fn img_rows(&self) -> usize {
+        self.batch * self.img
+    }
+
     /// The row of token `token` of sample `sample`.
     pub fn row(&self, sample: usize, token: usize) -> usize {
         if token < self.txt { sample * self.txt + token } else { self.txt_rows() + sample * self.img + token - self.txt }
@@ -65,16 +70,17 @@ pub enum Mask {
 impl<B: Backend> Tensor<B> {
     /// `softmax(q k^T / sqrt(head_dim) + mask) v`, each head for itself; self is q.
     ///
-    /// self [joint.rows(), heads * head_dim], k and v [joint.rows(), kv_heads * head_dim] -> as self. Query head `h` reads key
-    /// head `h / (heads / kv_heads)`. The result goes over q where this is writable. Softmax and sums in float32;
-    /// no backend holds the whole score matrix.
+    /// self [joint.rows(), heads * head_dim], or of the pictures alone [joint.img_rows(), heads * head_dim]; k and v
+    /// [joint.rows(), kv_heads * head_dim] -> as self. Query head `h` reads key head `h / (heads / kv_heads)`. The result goes over q where
+    /// this is writable. Softmax and sums in float32; no backend holds the whole score matrix.
     ///
     /// Errors when shapes do not fit `joint` and `head_dim`, or kv_heads does not divide heads.
     pub fn attention(self, k: &Self, v: &Self, head_dim: usize, joint: Joint, mask: Mask) -> Result<Self> {
         k.expect_same("attention", "v", v)?;
-        for x in [&self, k] {
-            expect(x.rows() == joint.rows() && x.cols().is_multiple_of(head_dim) && x.cols() > 0, "attention", || {
-                format!("x is [{}, {}], expected {} rows for {joint:?} and heads of {head_dim}", x.rows(), x.cols(), joint.rows())
+        let rows = if self.rows() == joint.img_rows() { joint.img_rows() } else { joint.rows() };
+        for (x, rows) in [(&self, rows), (k, joint.rows())] {
+            expect(x.rows() == rows && x.cols().is_multiple_of(head_dim) && x.cols() > 0, "attention", || {
+                format!("x is [{}, {}], expected {rows} rows for {joint:?} and heads of {head_dim}", x.rows(), x.cols())
             })?;
         }
         expect(self.cols().is_multiple_of(k.cols()), "attention", || {

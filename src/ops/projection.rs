@@ -17,13 +17,16 @@ pub struct Heads<'a, B: Backend> {
     pub rope: &'a Rope<B>,
     /// Which rows are text and picture, and their positions.
     pub joint: Joint,
+    /// Rows, the first ones, of which only k and v are wanted.
+    pub keys_only: usize,
 }
 
 /// What [`Tensor::project`] makes.
 pub struct Projection<B: Backend> {
-    /// k normed and rotated, v, and q normed and rotated, each [rows, dim]; without columns where there are no heads.
+    /// k normed and rotated, v, and q normed and rotated, each [rows, dim], q without the rows that are keys only; without columns where
+    /// there are no heads.
     pub kvq: [Tensor<B>; 3],
-    /// The MLP's columns; without any where the weight has none.
+    /// The MLP's columns, of the rows of q; without any where the weight has none.
     pub mlp: Gated<B>,
 }
 
@@ -40,7 +43,7 @@ impl<B: Backend> Tensor<B> {
     ///
     /// x [rows, in], weight [3 * heads.dim + 2 * mlp, in], its rows k, v, q, gate, up. Without `heads` they are gate and up alone.
     ///
-    /// Errors when the shapes do not fit, or as [`Tensor::qk_norm_rope`].
+    /// Errors when the shapes do not fit, when `keys_only` is more than the rows of the first x, or as [`Tensor::qk_norm_rope`].
     pub fn project(parts: &[(&Self, &Self)], heads: Option<&Heads<'_, B>>) -> Result<Projection<B>> {
         const OP: &str = "project";
         expect(!parts.is_empty(), OP, || "there are no parts".to_string())?;
@@ -54,6 +57,8 @@ impl<B: Backend> Tensor<B> {
             format!("a weight of {out} rows is not k, v and q of {} rows each, and two halves", attention / 3)
         })?;
         if let Some(heads) = heads {
+            let first = parts[0].0.rows();
+            expect(heads.keys_only <= first, OP, || format!("{} rows of {first} cannot be keys only", heads.keys_only))?;
             expect_rope(OP, parts.iter().map(|(x, _)| x.rows()).sum(), heads.dim, heads.rope, heads.joint)?;
             expect_norm(OP, heads.norm, heads.rope)?;
         }
@@ -102,13 +107,28 @@ impl<B: Backend> Gated<B> {
 
 /// What `project` means.
 pub fn compose<B: Backend>(b: &B, parts: &[(&Tensor<B>, &Tensor<B>)], heads: Option<&Heads<'_, B>>) -> Result<Projection<B>> {
-    let y = b.linear_rows(parts)?;
     let dim = heads.map_or(0, |heads| heads.dim);
-    let mlp = (y.cols() - 3 * dim) / 2;
-    let [k, v, q, gate, up] = y.split_cols([dim, dim, dim, mlp, mlp]);
+    let keys_only = heads.map_or(0, |heads| heads.keys_only);
+    let mlp = (parts[0].1.rows() - 3 * dim) / 2;
+    let [k, v, q, gate, up] = if keys_only == 0 {
+        b.linear_rows(parts)?.split_cols([dim, dim, dim, mlp, mlp])
+    } else {
+        // Most columns are the MLP's, so that the others are worth a product of their own.
+        let of_rows = |first: usize, weights: std::ops::Range<usize>| {
+            let from = |index: usize| if index == 0 { first } else { 0 };
+            let views =
+                |(index, (x, weight)): (usize, &(&Tensor<B>, &Tensor<B>))| (x.row_view(from(index)..x.rows()), weight.row_view(weights.clone()));
+            let parts: Vec<_> = parts.iter().enumerate().map(views).collect();
+            b.linear_rows(&parts.iter().map(|(x, weight)| (x, weight)).collect::<Vec<_>>())
+        };
+        let [k, v, q] = of_rows(0, 0..3 * dim)?.split_cols([dim; 3]);
+        let [gate, up] = of_rows(keys_only, 3 * dim..3 * dim + 2 * mlp)?.split_cols([mlp; 2]);
+        [k, v, q, gate, up]
+    };
     let (q, k) = match heads {
         Some(heads) => b.qk_norm_rope(q, k, heads.norm, heads.rope, heads.joint)?,
         None => (q, k),
     };
+    let (_, q) = q.split_rows(keys_only);
     Ok(Projection { kvq: [k, v, q], mlp: Gated::Halves(gate, up) })
 }

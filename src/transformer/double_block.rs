@@ -77,7 +77,7 @@ impl<B: Backend> DoubleBlock<B> {
 
         let attn = {
             let (h_txt, h_img) = h.split_rows(txt_rows);
-            let heads = Heads { dim: self.dim, norm: [&txt.norm, &img.norm], rope, joint };
+            let heads = Heads { dim: self.dim, norm: [&txt.norm, &img.norm], rope, joint, keys_only: 0 };
             let [k, v, q] = Tensor::project(&[(&h_txt, &txt.to_kvq), (&h_img, &img.to_kvq)], Some(&heads))?.kvq;
             let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
             linear(attn, [&txt.to_out, &img.to_out], txt_rows)?

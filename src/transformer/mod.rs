@@ -117,11 +117,15 @@ impl<B: Backend> Transformer<B> {
         for block in &self.transformer_blocks {
             (x, h) = block.forward(x, h, [double_txt, double_img], next(), rope, joint)?;
         }
-        for block in &self.single_transformer_blocks {
+        let blocks = self.single_transformer_blocks.len();
+        for (i, block) in self.single_transformer_blocks.iter().enumerate() {
             let [_, next] = next();
-            (x, h) = block.forward(x, h, &single.gate, next, rope, joint)?;
+            // Of the text the last block needs keys and values alone: only the picture is read behind it.
+            let dropped = if i + 1 == blocks { joint.txt_rows() } else { 0 };
+            (x, h) = block.forward(x, h, &single.gate, next, rope, joint, dropped)?;
         }
-        let (_, img) = h.split_rows(joint.txt_rows());
+        let txt_rows = h.rows() - joint.img_rows();
+        let (_, img) = h.split_rows(txt_rows);
         self.final_layer.forward(&img)
     }
 }

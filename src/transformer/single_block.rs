@@ -36,7 +36,7 @@ impl<B: Backend> SingleBlock<B> {
     }
 
     /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(), dim], text rows
-    /// first. The gate is [1, dim].
+    /// first, of which the results lack the first `dropped`: none, or all text where nobody reads it any more. The gate is [1, dim].
     ///
     /// Source: FLUX.2 reference `Flux2SingleTransformerBlock.forward` and `Flux2ParallelSelfAttention`.
     pub fn forward(
@@ -47,14 +47,16 @@ impl<B: Backend> SingleBlock<B> {
         next: Norm<'_, B>,
         rope: &Rope<B>,
         joint: Joint,
+        dropped: usize,
     ) -> Result<(Tensor<B>, Tensor<B>)> {
-        let heads = Heads { dim: self.dim, norm: [&self.qk_norm; 2], rope, joint };
+        let heads = Heads { dim: self.dim, norm: [&self.qk_norm; 2], rope, joint, keys_only: dropped };
         let Projection { kvq: [k, v, q], mlp } = Tensor::project(&[(&h, &self.to_kvq_mlp_proj)], Some(&heads))?;
         drop(h); // makes room for the next
 
         let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
         let out = mlp.linear(Some(&attn), &self.to_out)?;
         let adaln = Adaln { txt_rows: 0, eps: self.eps, narrow: next.narrow };
+        let (_, x) = x.split_rows(dropped);
         x.gated_add_adaln([gate; 2], &out, [(next.shift, next.scale); 2], adaln)
     }
 }

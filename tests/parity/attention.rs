@@ -19,6 +19,8 @@ struct Case {
     kv_heads: usize,
     joint: Joint,
     mask: Mask,
+    /// Whether the queries are those of the pictures alone.
+    pictures: bool,
     /// Standard deviation of q, a power of two; a large one makes softmax choose.
     gain: f32,
 }
@@ -62,6 +64,11 @@ impl Case {
         [self.heads * self.head_dim, self.kv_heads * self.head_dim]
     }
 
+    /// The first row that has a query.
+    fn first_query(&self) -> usize {
+        if self.pictures { self.joint.txt_rows() } else { 0 }
+    }
+
     fn inputs(&self) -> Inputs {
         let (rows, [cols, kv_cols]) = (self.joint.rows(), self.cols());
         let q = values(1, rows * cols).iter().map(|value| self.gain * value).collect();
@@ -71,7 +78,8 @@ impl Case {
     fn run<B: Backend>(&self, b: &B, inputs: &Inputs) -> Vec<f32> {
         let (rows, [cols, kv_cols]) = (self.joint.rows(), self.cols());
         let [k, v] = [&inputs.k, &inputs.v].map(|values| b.upload(values, rows, kv_cols).unwrap());
-        let q = b.upload(&inputs.q, rows, cols).unwrap();
+        let first = self.first_query();
+        let q = b.upload(&inputs.q[first * cols..], rows - first, cols).unwrap();
         b.download(&q.attention(&k, &v, self.head_dim, self.joint, self.mask).unwrap()).unwrap()
     }
 
@@ -85,7 +93,8 @@ impl Case {
         let behind = values(4, rows * rest);
         let whole = side_by_side(&[(&inputs.k, kv_cols), (&inputs.v, kv_cols), (&inputs.q, cols), (&behind, rest)], rows);
         let [k, v, q, behind_view] = b.upload(&whole, rows, 2 * kv_cols + cols + rest).unwrap().split_cols([kv_cols, kv_cols, cols, rest]);
-        let read_only = (layout == Layout::ReadOnly).then(|| q.row_view(0..rows));
+        let (unasked, q) = q.split_rows(self.first_query());
+        let read_only = (layout == Layout::ReadOnly).then(|| q.row_view(0..q.rows()));
         let in_place = read_only.is_none();
         let attend = |q: Tensor<Cuda>| q.attention(&k, &v, self.head_dim, self.joint, self.mask).unwrap();
         let before = b.stats();
@@ -104,8 +113,10 @@ impl Case {
         for (name, view, before) in [("k", &k, &inputs.k), ("v", &v, &inputs.v), ("the columns behind", &behind_view, &behind)] {
             assert!(b.download(view).unwrap() == *before, "{self:?}, {layout:?}: {name} changed");
         }
+        let (unasked_values, asked_values) = inputs.q.split_at(self.first_query() * cols);
+        assert!(b.download(&unasked).unwrap() == unasked_values, "{self:?}, {layout:?}: what is no query changed");
         if let Some(q) = q {
-            assert!(b.download(&q).unwrap() == inputs.q, "{self:?}: q changed");
+            assert!(b.download(&q).unwrap() == asked_values, "{self:?}: q changed");
         }
         b.download(&out).unwrap()
     }
@@ -122,7 +133,7 @@ impl Case {
         let rms = (expected.iter().map(|e| f64::from(*e).powi(2)).sum::<f64>() / expected.len() as f64).sqrt() as f32;
         let typical = (8.0 * rms).min(MAX_V);
         let mut bad = Vec::new();
-        let cols = got.len() / self.joint.rows();
+        let cols = got.len() / (self.joint.rows() - self.first_query());
         for (index, (&got, &expected)) in got.iter().zip(expected).enumerate() {
             let off = (got - expected).abs();
             if (off.is_nan() || off > 1.05 * ROUNDING * (expected.abs() + typical)) && bad.len() < 5 {
@@ -168,7 +179,7 @@ impl Case {
 
 fn case(head_dim: usize, (heads, kv_heads): (usize, usize), (batch, txt, img): (usize, usize, usize), keys: usize) -> Case {
     let mask = if keys == 0 { Mask::None } else { Mask::Causal { keys } };
-    Case { head_dim, heads, kv_heads, joint: Joint { batch, txt, img }, mask, gain: 1.0 }
+    Case { head_dim, heads, kv_heads, joint: Joint { batch, txt, img }, mask, pictures: false, gain: 1.0 }
 }
 
 const LAYOUTS: [Layout; 3] = [Layout::Dense, Layout::InPlace, Layout::ReadOnly];
@@ -200,6 +211,12 @@ fn every_head_size_matches_the_cpu() {
             case.check(&cuda, &LAYOUTS);
             Case { gain: 8.0, ..case }.check(&cuda, &[Layout::InPlace]);
         }
+        // The queries of pictures alone: behind text of no tile's size, of several samples, and under a mask.
+        for (heads, samples, keys) in
+            [((2, 2), (1, 3, 352), 0), ((4, 2), (1, 130, 1), 0), ((2, 2), (3, 45, 130), 0), ((2, 2), (1, 45, 64), 80), ((2, 2), (2, 128, 129), 0)]
+        {
+            Case { pictures: true, ..case(head_dim, heads, samples, keys) }.check(&cuda, &LAYOUTS);
+        }
     }
 }
 
@@ -215,6 +232,7 @@ fn what_no_kernel_takes_matches_the_cpu() {
     for head_dim in [128, 16] {
         case(head_dim, (2, 2), (2, 45, 64), 0).check(&cuda, &[Layout::Unaligned]);
     }
+    Case { pictures: true, ..case(24, (2, 1), (2, 9, 70), 0) }.check(&cuda, &LAYOUTS);
     // Rows of scores that fill the registers of their block just so, and longer ones.
     for tokens in [4096, 4097] {
         case(8, (1, 1), (1, 0, tokens), 0).check(&cuda, &[Layout::Dense]);

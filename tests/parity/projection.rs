@@ -20,11 +20,13 @@ struct Project {
     mlp: usize,
     streams: bool,
     pairs: Pairs,
+    /// Rows of which only k and v are wanted.
+    keys_only: usize,
 }
 
 impl Project {
     fn new(joint: Joint, features: usize, [dim, mlp]: [usize; 2], streams: bool) -> Self {
-        Self { joint, features, beside: [0, 0], dim, mlp, streams, pairs: Pairs::Interleaved }
+        Self { joint, features, beside: [0, 0], dim, mlp, streams, pairs: Pairs::Interleaved, keys_only: 0 }
     }
 
     fn weight(&self, seed: u64) -> Weight {
@@ -49,7 +51,7 @@ impl Project {
         let angles: Vec<f32> = values(9, tokens * half).iter().map(|v| v * 3.0).collect();
         let table = |f: fn(f32) -> f32| b.upload_f32(&angles.iter().map(|a| f(*a)).collect::<Vec<_>>(), tokens, half).unwrap();
         let rope = Rope { cos: table(f32::cos), sin: table(f32::sin), pairs: self.pairs };
-        let heads = Heads { dim: self.dim, norm: [&norms[0], &norms[1]], rope: &rope, joint: self.joint };
+        let heads = Heads { dim: self.dim, norm: [&norms[0], &norms[1]], rope: &rope, joint: self.joint, keys_only: self.keys_only };
         let heads = (self.dim > 0).then_some(&heads);
         let projection = if self.streams {
             let (txt, img) = x.split_rows(self.joint.txt_rows());
@@ -93,6 +95,30 @@ fn project_matches_its_composition() {
     }
 }
 
+/// Rows that are keys only, fewer than a tile, some tiles of 256 and more, all of the first part.
+#[test]
+fn project_of_rows_that_are_keys_only_matches_its_composition() {
+    let Some(cuda) = crate::cuda() else { return };
+    let batch = Joint { batch: 2, txt: 256, img: 130 };
+    for (joint, streams, keys_only) in [
+        (Joint { batch: 1, txt: 5, img: 8 }, false, 5),
+        (Joint { batch: 1, txt: 255, img: 60 }, false, 255),
+        (Joint { batch: 1, txt: 256, img: 1 }, true, 256),
+        (Joint { batch: 1, txt: 600, img: 300 }, false, 600),
+        (batch, false, 512),
+        (batch, true, 300),
+        (Joint::single(300), false, 300),
+    ] {
+        for sizes in [[256, 128], [512, 384], [256, 0]] {
+            let case = Project { keys_only, ..Project::new(joint, 72, sizes, streams) };
+            check_against(&cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
+        }
+    }
+    // Where no kernel takes it.
+    let case = Project { keys_only: 300, dim: 128, ..Project::new(Joint { batch: 1, txt: 300, img: 50 }, 64, [256, 128], false) };
+    check_against(&cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
+}
+
 /// Sums of e4m3 keep 14 bits in the tensor cores, which the composition may do or not: over 3072 terms one of millions was 6 roundings off.
 const NARROW: f32 = 2.0;
 
@@ -108,6 +134,7 @@ fn project_in_fp8_matches_its_composition() {
     if !crate::small() {
         cases.push(Project::new(Joint { batch: 1, txt: 512, img: 4096 }, 3072, [3072, 9216], true));
     }
+    cases.push(Project { keys_only: 300, ..Project::new(Joint { batch: 1, txt: 300, img: 130 }, 144, [256, 384], false) });
     let narrow = |weight: &Weight| cuda.narrow_weight(&[weight.view()]).unwrap();
     for case in cases {
         let got = case.with(&cuda, narrow, Tensor::project);

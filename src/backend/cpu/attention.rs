@@ -36,13 +36,14 @@ fn spans(joint: Joint, len: usize) -> Vec<Span> {
     spans
 }
 
-/// See [`crate::tensor::Tensor::attention`]; the result is dense.
+/// See [`crate::tensor::Tensor::attention`]; the result is dense. The queries are those of the last `q.rows` rows.
 pub(super) fn attention(q: Rows<'_>, k: Rows<'_>, v: Rows<'_>, head_dim: usize, joint: Joint, mask: Mask) -> Vec<f32> {
     let mut out = pool::zeros(q.rows * q.cols);
     let keys = spans(joint, KEYS);
     let mut tasks = Vec::new();
     let mut rest = out.as_mut_slice();
-    for span in spans(joint, QUERIES) {
+    let skipped = joint.rows() - q.rows;
+    for span in spans(joint, QUERIES).into_iter().filter(|span| span.row >= skipped) {
         let (rows, below) = rest.split_at_mut(span.len * q.cols);
         tasks.push((span, rows));
         rest = below;
@@ -54,7 +55,7 @@ pub(super) fn attention(q: Rows<'_>, k: Rows<'_>, v: Rows<'_>, head_dim: usize, 
         for head in 0..q.cols / head_dim {
             let kv_head = head / heads_per_kv;
             scratch.head(
-                (&q.data[queries.row * q.stride + head * head_dim..], q.stride),
+                (&q.data[(queries.row - skipped) * q.stride + head * head_dim..], q.stride),
                 (&k.data[kv_head * head_dim..], k.stride),
                 (&v.data[kv_head * head_dim..], v.stride),
                 queries,

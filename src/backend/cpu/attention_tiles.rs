@@ -36,8 +36,10 @@ impl Head {
     }
 }
 
-/// See [`crate::tensor::Tensor::attention`], without a mask; the result is dense.
+/// See [`crate::tensor::Tensor::attention`], without a mask; the result is dense. The queries are those of the last `q.rows` rows.
 pub(super) fn attention(multiply: Multiply, q: Rows<'_>, k: Rows<'_>, v: Rows<'_>, head_dim: usize, joint: Joint) -> Vec<f32> {
+    let skipped = joint.rows() - q.rows;
+    let first_query = if skipped > 0 { joint.txt } else { 0 };
     let (tokens, heads, kv_heads) = (joint.tokens(), q.cols / head_dim, k.cols / head_dim);
     let scale = 1.0 / (head_dim as f32).sqrt();
     let mut out = pool::zeros(q.rows * q.cols);
@@ -48,11 +50,11 @@ pub(super) fn attention(multiply: Multiply, q: Rows<'_>, k: Rows<'_>, v: Rows<'_
         let of_sample: Vec<Head> = (0..kv_heads).into_par_iter().map(|head| Head::of(k, v, head_dim, head, sample, joint)).collect();
         for head in 0..heads {
             let Head { keys, values } = &of_sample[head / (heads / kv_heads)];
-            for first in (0..tokens).step_by(QUERIES) {
+            for first in (first_query..tokens).step_by(QUERIES) {
                 let queries = QUERIES.min(tokens - first);
                 let column = head * head_dim;
                 let packed = Packed::gather(queries, head_dim, 1, |row, col, cells| {
-                    cells.copy_from_slice(&q.row(joint.row(sample, first + row))[column + col..][..cells.len()]);
+                    cells.copy_from_slice(&q.row(joint.row(sample, first + row) - skipped)[column + col..][..cells.len()]);
                 });
                 let keys = Bf16Rows { bytes: bytemuck::cast_slice(keys), rows: tokens, stride: 2 * head_dim };
                 let scores = &mut scores[..queries * tokens];
@@ -68,7 +70,7 @@ pub(super) fn attention(multiply: Multiply, q: Rows<'_>, k: Rows<'_>, v: Rows<'_
                 let values = Bf16Rows { bytes: bytemuck::cast_slice(values), rows: head_dim, stride: 2 * tokens };
                 multiply(&packed, values, Output { values: &mut weighted, stride: head_dim, add: false });
                 for (row, (values, sum)) in weighted.chunks_exact(head_dim).zip(&sums).enumerate().take(queries) {
-                    let to = &mut out[joint.row(sample, first + row) * q.cols + column..][..head_dim];
+                    let to = &mut out[(joint.row(sample, first + row) - skipped) * q.cols + column..][..head_dim];
                     to.iter_mut().zip(values).for_each(|(to, value)| *to = value / sum);
                 }
             }
@@ -115,6 +117,21 @@ mod tests {
             assert!(off < 6e-3, "{joint:?}, {heads} heads of {head_dim}: off by {off}");
             assert!(off > 0.0, "bfloat16 rounds");
         }
+    }
+
+    #[test]
+    fn queries_of_the_picture_alone_give_its_rows() {
+        let joint = Joint { batch: 2, txt: 70, img: 33 };
+        let (heads, head_dim) = (2, 24);
+        let cols = heads * head_dim;
+        let [q, k, v] = [1, 2, 3].map(|seed| values(seed, joint.rows() * cols));
+        let of = |data, rows| Rows { data, rows, cols, stride: cols };
+        let pictures = of(&q[joint.txt_rows() * cols..], joint.img_rows());
+        let [q, k, v] = [&q, &k, &v].map(|data| of(data, joint.rows()));
+        let tiles = |q| attention(amx::multiply_emulated, q, k, v, head_dim, joint);
+        let portable = |q| attention::attention(q, k, v, head_dim, joint, Mask::None);
+        assert!(tiles(pictures) == tiles(q)[joint.txt_rows() * cols..]);
+        assert!(portable(pictures) == portable(q)[joint.txt_rows() * cols..]);
     }
 
     #[test]

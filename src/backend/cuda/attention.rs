@@ -60,9 +60,9 @@ fn apart(joint: Joint) -> bool {
     joint.batch > 1 && joint.txt > 0 && joint.img > 0
 }
 
-/// Tiles of one head and sample that the Hopper kernel has to do.
-fn hopper_tiles(joint: Joint) -> usize {
-    let runs = if apart(joint) { [joint.txt, joint.img] } else { [joint.tokens(), 0] };
+/// Tiles of one head and sample that the Hopper kernel has to do, whose queries begin at token `first_query`.
+fn hopper_tiles(joint: Joint, first_query: usize) -> usize {
+    let runs = if apart(joint) { [joint.txt - first_query, joint.img] } else { [joint.tokens() - first_query, 0] };
     runs.iter().map(|tokens| tokens.div_ceil(HOPPER_QUERIES)).sum()
 }
 
@@ -76,9 +76,9 @@ enum Blocks {
 impl Blocks {
     /// Pairs where they are as quick, because they fetch less: not where their tiles see different keys, nor where tiles without a partner
     /// would make another round.
-    fn choose(joint: Joint, heads: usize, mask: Mask, multiprocessors: usize) -> Self {
-        let rounds = |blocks: Self| blocks.items(joint, heads).div_ceil((multiprocessors / blocks.count()).max(1));
-        let pairs = mask == Mask::None && hopper_tiles(joint) > 1 && multiprocessors > 1 && rounds(Self::Pairs) <= rounds(Self::Single);
+    fn choose(tiles: usize, heads: usize, mask: Mask, multiprocessors: usize) -> Self {
+        let rounds = |blocks: Self| blocks.items(tiles, heads).div_ceil((multiprocessors / blocks.count()).max(1));
+        let pairs = mask == Mask::None && tiles > 1 && multiprocessors > 1 && rounds(Self::Pairs) <= rounds(Self::Single);
         if pairs { Self::Pairs } else { Self::Single }
     }
 
@@ -96,13 +96,13 @@ impl Blocks {
         }
     }
 
-    /// How often blocks that work together take tiles.
-    fn items(self, joint: Joint, heads: usize) -> usize {
-        hopper_tiles(joint).div_ceil(self.count()) * heads * joint.batch
+    /// How often blocks that work together take tiles, of which each of the heads of all samples has `tiles`.
+    fn items(self, tiles: usize, heads: usize) -> usize {
+        tiles.div_ceil(self.count()) * heads
     }
 
-    fn grid(self, joint: Joint, heads: usize, multiprocessors: usize) -> usize {
-        self.items(joint, heads).min(multiprocessors / self.count()) * self.count()
+    fn grid(self, tiles: usize, heads: usize, multiprocessors: usize) -> usize {
+        self.items(tiles, heads).min(multiprocessors / self.count()) * self.count()
     }
 }
 
@@ -140,6 +140,11 @@ impl Call<'_> {
         (std::f64::consts::LOG2_E / (self.head_dim as f64).sqrt()) as f32
     }
 
+    /// The first token of a sample that has a query: all have one, or those of pictures alone.
+    fn first_query(&self) -> usize {
+        if self.q.rows() < self.joint.rows() { self.joint.txt } else { 0 }
+    }
+
     fn suits_hopper(&self) -> bool {
         self.head_dim == 128 && (self.mask == Mask::None || !apart(self.joint))
     }
@@ -169,8 +174,7 @@ impl Cuda {
         let fresh = self.unless_writable(&q)?;
         let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, joint, mask };
         match hopper.filter(|_| call.suits_hopper()) {
-            Some(SINGLE) => self.run_hopper(&call, Blocks::Single)?,
-            Some(_) => self.run_hopper(&call, Blocks::choose(joint, call.heads(), mask, self.device().multiprocessors()))?,
+            Some(form) => self.run_hopper(&call, form == SINGLE)?,
             None => self.run_base(base, &call)?,
         }
         Ok(fresh.unwrap_or(q))
@@ -180,16 +184,20 @@ impl Cuda {
         let Call { q, k, v, out, head_dim, joint, .. } = *call;
         let launch = self.launch("attention", base.name)?.shared(base.shared_bytes(head_dim) as u32)?.vector(q).vector(k).vector(v).vector(out);
         let launch = launch.int(q.stride()).int(k.stride()).int(v.stride()).int(out.stride());
-        let launch = launch.int(joint.batch).int(joint.txt).int(joint.img).int(call.group()).int(call.keys()).float(call.scale());
+        let launch =
+            launch.int(joint.batch).int(joint.txt).int(joint.img).int(call.first_query()).int(call.group()).int(call.keys()).float(call.scale());
         // SAFETY: argument types and order match `ATTENTION` in cuda/attention.cu, and the shared memory its `Shape`. `Tensor::attention`
-        // checked q, k and v to have joint.rows() rows of whole heads, of which k's divide q's, and 1 <= keys <= tokens; rows are aligned
-        // to 16 bytes; `out` is q, or new and of its shape. A block reads its queries before it writes them, and nothing else of q.
-        unsafe { launch.run([joint.tokens().div_ceil(base.queries), call.heads(), joint.batch], [128, 1, 1]) }
+        // checked k and v to have joint.rows() rows of whole heads, of which k's divide q's, q the same or those of pictures, and
+        // 1 <= keys <= tokens; rows are aligned to 16 bytes; `out` is q, or new and of its shape. A block reads its queries before it writes them, and nothing else of q.
+        unsafe { launch.run([(joint.tokens() - call.first_query()).div_ceil(base.queries), call.heads(), joint.batch], [128, 1, 1]) }
     }
 
-    fn run_hopper(&self, call: &Call<'_>, blocks: Blocks) -> Result<()> {
-        let Call { q, k, v, out, joint, .. } = *call;
-        let grid = blocks.grid(joint, call.heads(), self.device().multiprocessors());
+    fn run_hopper(&self, call: &Call<'_>, single: bool) -> Result<()> {
+        let Call { q, k, v, out, joint, mask, .. } = *call;
+        let (tiles, heads) = (hopper_tiles(joint, call.first_query()), call.heads() * joint.batch);
+        let multiprocessors = self.device().multiprocessors();
+        let blocks = if single { Blocks::Single } else { Blocks::choose(tiles, heads, mask, multiprocessors) };
+        let grid = blocks.grid(tiles, heads, multiprocessors);
         if grid == 0 {
             return Ok(());
         }
@@ -197,15 +205,15 @@ impl Cuda {
         let launch = self.launch(CHOICE.file, blocks.kernel())?.shared(HOPPER_SHARED_BYTES as u32)?;
         let mut maps = [tensor_map(q, HOPPER_QUERIES)?, tensor_map(k, HOPPER_KEYS)?, tensor_map(v, HOPPER_KEYS)?];
         let mut out_address = out.address();
-        CHOICE.int(blocks.items(joint, call.heads()))?;
-        let ints = [out.stride(), joint.batch, joint.txt, joint.img, call.heads(), call.group(), call.keys()];
+        CHOICE.int(blocks.items(tiles, heads))?;
+        let ints = [out.stride(), joint.batch, joint.txt, joint.img, call.first_query(), call.heads(), call.group(), call.keys()];
         let mut ints = ints.into_iter().map(|value| CHOICE.int(value)).collect::<Result<Vec<i32>>>()?;
         let mut scale = call.scale();
         let mut arguments: Vec<*mut c_void> = maps.iter_mut().map(|map| std::ptr::from_mut(map).cast()).collect();
         arguments.push(std::ptr::from_mut(&mut out_address).cast());
         arguments.extend(ints.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
         arguments.push(std::ptr::from_mut(&mut scale).cast());
-        // SAFETY: `arguments` are, in the order of `ATTENTION` in cuda/attention_sm90a.cu, three tensor maps, a pointer, seven ints and a
+        // SAFETY: `arguments` are, in the order of `ATTENTION` in cuda/attention_sm90a.cu, three tensor maps, a pointer, eight ints and a
         // float, all alive until the call returns; the shared memory is its `Shared`. The maps cover exactly the cells of q, k
         // and v. `Tensor::attention` checked their shapes and 1 <= keys <= tokens; `out` is q, or new and of its shape. A tile's
         // queries are read before its output is written, which no other tile's output depends on. Pairs have an even number of blocks and
@@ -240,12 +248,15 @@ mod tests {
 
     #[test]
     fn hopper_tiles_do_not_cross_between_samples() {
-        let tiles = |batch, txt, img| Blocks::Single.items(Joint { batch, txt, img }, 1);
+        let tiles = |batch, txt, img| hopper_tiles(Joint { batch, txt, img }, 0) * batch;
         assert_eq!(tiles(1, 512, 4096), 36);
         assert_eq!(tiles(1, 100, 100), 2);
         assert_eq!(tiles(2, 100, 100), 4);
         assert_eq!(tiles(3, 0, 129), 6);
         assert_eq!(tiles(1, 0, 0), 0);
+        // The queries of pictures alone.
+        let of_pictures = |batch, txt, img| hopper_tiles(Joint { batch, txt, img }, txt) * batch;
+        assert_eq!([of_pictures(1, 512, 4096), of_pictures(1, 100, 100), of_pictures(3, 100, 129)], [32, 1, 6]);
     }
 
     #[test]
@@ -267,12 +278,12 @@ mod tests {
             ((1, 0, 0), 24, none, Blocks::Single, 0),
         ] {
             let joint = Joint { batch, txt, img };
-            let blocks = Blocks::choose(joint, heads, mask, 132);
-            assert_eq!((blocks, blocks.grid(joint, heads, 132)), (expected, grid), "{joint:?}, {heads} heads, {mask:?}");
+            let (tiles, heads) = (hopper_tiles(joint, 0), batch * heads);
+            let blocks = Blocks::choose(tiles, heads, mask, 132);
+            assert_eq!((blocks, blocks.grid(tiles, heads, 132)), (expected, grid), "{joint:?}, {heads} heads, {mask:?}");
         }
-        let picture = Joint { batch: 1, txt: 512, img: 4096 };
-        assert_eq!(Blocks::choose(picture, 24, none, 1), Blocks::Single);
+        assert_eq!(Blocks::choose(36, 24, none, 1), Blocks::Single);
         // Half of an odd number of multiprocessors, and one is left.
-        assert_eq!(Blocks::Pairs.grid(picture, 24, 133), 132);
+        assert_eq!(Blocks::Pairs.grid(36, 24, 133), 132);
     }
 }

@@ -12,7 +12,7 @@ use crate::ops::{Joint, Mask};
 const WORKSPACE_BYTES: usize = 256 << 20;
 
 impl Cuda {
-    /// `softmax(q k^T / sqrt(head_dim) + mask) v`, over q where that is writable.
+    /// `softmax(q k^T / sqrt(head_dim) + mask) v` for the last rows, as many as q has; over q where that is writable.
     pub(super) fn attention_generic(
         &self,
         q: Tensor<Cuda>,
@@ -25,11 +25,13 @@ impl Cuda {
         let fresh = self.unless_writable(&q)?;
         let out = fresh.as_ref().unwrap_or(&q);
         let tokens = joint.tokens();
+        let skipped = joint.rows() - q.rows();
         let heads_per_kv = q.cols() / k.cols();
         let stride = tokens.next_multiple_of(8);
         let most_rows = (WORKSPACE_BYTES / (6 * stride)).max(1);
         let most_rows = if most_rows > 128 { most_rows / 128 * 128 } else { most_rows };
-        let chunk_rows = most_rows.min(joint.txt.max(joint.img));
+        let query_runs = if skipped > 0 { [(0, 0), (joint.txt, joint.img)] } else { [(0, joint.txt), (joint.txt, joint.img)] };
+        let chunk_rows = most_rows.min(query_runs[0].1.max(query_runs[1].1));
         let scores = Buffer::new(self.device(), Kind::F32, chunk_rows * stride)?;
         let weights = Buffer::new(self.device(), Kind::Bf16, chunk_rows * stride)?;
 
@@ -39,11 +41,11 @@ impl Cuda {
             for head in 0..q.cols() / head_dim {
                 let column = head * head_dim;
                 let kv_column = head / heads_per_kv * head_dim;
-                for (first_token, count) in [(0, joint.txt), (joint.txt, joint.img)] {
+                for (first_token, count) in query_runs {
                     let mut done = 0;
                     while done < count {
                         let rows = chunk_rows.min(count - done);
-                        let row = joint.row(sample, first_token + done);
+                        let row = joint.row(sample, first_token + done) - skipped;
                         let part = |x: &Tensor<Cuda>| Matrix { address: x.address() + 2 * (row * x.stride() + column) as u64, stride: x.stride() };
                         let scores = Matrix { address: scores.address(), stride };
                         let weights = Matrix { address: weights.address(), stride };

@@ -51,6 +51,7 @@ struct Arguments {
     txt: i32,
     img: i32,
     rows_of_tiles: i32,
+    key_tiles: i32,
 }
 
 /// How many rows of tiles are done together, so that no group of them is much smaller than the others.
@@ -87,6 +88,8 @@ impl Cuda {
         let parts: Vec<_> = parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
         self.run_projection(&parts, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
+        let keys_only = heads.map_or(0, |heads| heads.keys_only);
+        let ((_, q), (_, mlp)) = (q.split_rows(keys_only), mlp.split_rows(keys_only));
         Ok(Projection { kvq: [k, v, q], mlp: Gated::Activated(mlp) })
     }
 
@@ -113,9 +116,12 @@ impl Cuda {
         let norms = heads.map_or([0; 4], |Heads { norm, .. }| [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k].map(Tensor::address));
         let joint = heads.map_or(Joint::single(out.rows()), |heads| heads.joint);
         let tiles = [0, 1].map(|part| rows(part).div_ceil(2 * ROWS));
-        let all_tiles = tiles.iter().sum::<usize>();
+        // Only where no row of a tile is wanted in other columns.
+        let key_tiles = heads.map_or(0, |heads| heads.keys_only / (2 * ROWS));
+        let wanted_tiles = tiles.iter().sum::<usize>() - key_tiles;
+        let items = (wanted_tiles * (3 * dim + 2 * mlp) + key_tiles * 2 * dim) / COLS;
         CHOICE.int(out.rows())?;
-        CHOICE.int(all_tiles * (3 * dim + 2 * mlp) / COLS)?;
+        CHOICE.int(items)?;
         let mut arguments = Arguments {
             x: [map(part(0).0)?, map(part(1).0)?],
             weight: [map(part(0).1)?, map(part(1).1)?],
@@ -139,9 +145,10 @@ impl Cuda {
             txt_rows: CHOICE.int(joint.txt_rows())?,
             txt: CHOICE.int(joint.txt)?,
             img: CHOICE.int(joint.img)?,
-            rows_of_tiles: CHOICE.int(rows_of_tiles(all_tiles))?,
+            rows_of_tiles: CHOICE.int(rows_of_tiles(wanted_tiles))?,
+            key_tiles: CHOICE.int(key_tiles)?,
         };
-        let clusters = (all_tiles * ((3 * dim + 2 * mlp) / COLS)).min(self.device().multiprocessors() / 2).max(1);
+        let clusters = items.min(self.device().multiprocessors() / 2).max(1);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and SHARED_BYTES of shared
         // memory. The maps cover exactly the cells of x and of the weights, which in e4m3 have a scale for each row; `out` was made for all
