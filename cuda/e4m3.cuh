@@ -1,8 +1,8 @@
 // Rows quantised to e4m3: 8-bit floats with one f32 scale a row, value = e4m3 * scale.
 //
 // scale = amax / 448 with amax the row's largest magnitude, so that the largest value becomes the largest e4m3; rounded to nearest
-// even, saturating. A NaN stays one, so that damaged weights still end in an error. Weights have larger scales too, see
-// quantise_weight.cu: for activations, which are quantised in every step, to try some takes longer than all else that their kernels do.
+// even, saturating. A NaN stays one, so that damaged weights still end in an error. Of weights larger scales are tried
+// too, see quantise_weight.cu; activations are quantised in every step, and a try takes 7 instructions a value.
 #pragma once
 
 #include <cuda_fp8.h>
