@@ -1,7 +1,8 @@
 // Rows quantised to e4m3: 8-bit floats with one f32 scale a row, value = e4m3 * scale.
 //
 // scale = amax / 448 with amax the row's largest magnitude, so that the largest value becomes the largest e4m3; rounded to nearest
-// even, saturating. A NaN stays one, so that damaged weights still end in an error.
+// even, saturating. A NaN stays one, so that damaged weights still end in an error. Of weights larger scales are tried
+// too, see quantise_weight.cu; activations are quantised in every step, and a try takes 7 instructions a value.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -47,10 +48,9 @@ __device__ __forceinline__ uint4 load_chunk(const bf16* row, int chunk, int chun
     return chunk < chunks ? reinterpret_cast<const uint4*>(row)[chunk] : make_uint4(0, 0, 0, 0);
 }
 
-// A row of bf16 that the block holds, chunk threadIdx.x + i * blockDim.x in chunks[i], zeros behind its end: its scale, and `out_chunks`
-// chunks of 8 bytes.
+// The largest magnitude of this thread's part of a row.
 template <int N>
-__device__ __forceinline__ void quantise_row(const uint4 (&chunks)[N], int out_chunks, e4m3* out, float* scale) {
+__device__ __forceinline__ float chunks_max(const uint4 (&chunks)[N]) {
     float amax = 0.0f, values[8];
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -58,7 +58,14 @@ __device__ __forceinline__ void quantise_row(const uint4 (&chunks)[N], int out_c
 #pragma unroll
         for (int j = 0; j < 8; j++) amax = fmaxf(amax, fabsf(values[j]));
     }
-    const RowScale row = row_scale(block_max(amax));
+    return amax;
+}
+
+// A row of bf16 that the block holds, chunk threadIdx.x + i * blockDim.x in chunks[i], zeros behind its end: its scale, and `out_chunks`
+// chunks of 8 bytes.
+template <int N>
+__device__ __forceinline__ void store_row(const uint4 (&chunks)[N], RowScale row, int out_chunks, e4m3* out, float* scale) {
+    float values[8];
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int chunk = threadIdx.x + i * blockDim.x;
@@ -68,15 +75,30 @@ __device__ __forceinline__ void quantise_row(const uint4 (&chunks)[N], int out_c
     if (threadIdx.x == 0) *scale = row.scale;
 }
 
-// A row of any size and alignment: value(i) is computed twice, zeros fill the columns from `cols` to `out_cols`.
+template <int N>
+__device__ __forceinline__ void quantise_row(const uint4 (&chunks)[N], int out_chunks, e4m3* out, float* scale) {
+    store_row(chunks, row_scale(block_max(chunks_max(chunks))), out_chunks, out, scale);
+}
+
+// As chunks_max and store_row, of a row of any size and alignment: value(i) is computed in each, zeros fill the columns from `cols` to
+// `out_cols`.
 template <class Value>
-__device__ __forceinline__ void quantise_row_any(int cols, int out_cols, e4m3* out, float* scale, Value value) {
+__device__ __forceinline__ float values_max(int cols, Value value) {
     float amax = 0.0f;
     for (int i = threadIdx.x; i < cols; i += blockDim.x) amax = fmaxf(amax, fabsf(value(i)));
-    const RowScale row = row_scale(block_max(amax));
+    return amax;
+}
+
+template <class Value>
+__device__ __forceinline__ void store_row_any(int cols, RowScale row, int out_cols, e4m3* out, float* scale, Value value) {
     for (int i = threadIdx.x; i < out_cols; i += blockDim.x) {
         const float one[1] = {i < cols ? value(i) : 0.0f};
         store_e4m3(out + i, one, row.inverse);
     }
     if (threadIdx.x == 0) *scale = row.scale;
+}
+
+template <class Value>
+__device__ __forceinline__ void quantise_row_any(int cols, int out_cols, e4m3* out, float* scale, Value value) {
+    store_row_any(cols, row_scale(block_max(values_max(cols, value))), out_cols, out, scale, value);
 }

@@ -1,6 +1,6 @@
 //! e4m3: floats of 8 bits, which are a sign, 4 bits of exponent and 3 of mantissa, without infinities. Rows of them share a float32 scale.
 //!
-//! What is here gives the bits that cuda/e4m3.cuh gives, so that weights may be quantised on either side.
+//! What is here gives the bits that cuda/quantise_weight.cu gives, so that weights may be quantised on either side.
 
 /// Rows are padded with zeros to whole 16 bytes, and weights with rows of zeros, because cuBLASLt's fp8 kernels take no other sizes.
 pub const MULTIPLE: usize = 16;
@@ -11,6 +11,11 @@ const LEAST_AMAX: f32 = 1e-30;
 /// The least value with an implied bit of mantissa; those below are multiples of 2^-9.
 const LEAST_NORMAL: f32 = 1.0 / 64.0;
 const NAN: u8 = 0x7f;
+/// Scales that are tried for a row of a weight.
+const CANDIDATES: u64 = 32;
+/// Errors are measured in parts of 1, the largest half step of e4m3 being 16. Of up to 32 values float32 then holds the sum of the squares.
+const STEPS: f32 = 32.0;
+const LANES: usize = 16;
 
 /// The value of the bits.
 pub fn to_f32(bits: u8) -> f32 {
@@ -42,14 +47,54 @@ pub fn from_f32(value: f32) -> u8 {
     sign | bits as u8
 }
 
-/// `values` over the scale that is returned, their largest magnitude over 448; zeros in `out` behind them.
+/// A row of a weight over the scale that is returned; zeros in `out` behind it.
+///
+/// Of the scales `amax / 448 * (1 + i / 32)`, i < 32, with amax the row's largest magnitude, it is the one of least squared error; of equal
+/// ones the least. Over an octave e4m3 rounds in the same way, only at other places: they are 32 draws of the error, of which the least is
+/// taken. Rows of 3072 normal values come 3 % nearer than with amax / 448, rows of 12288 1.5 %, as the root of the mean square. On the GPU
+/// cuda/quantise_weight.cu does it.
 pub fn quantise_row(values: &[f32], out: &mut [u8]) -> f32 {
     let amax = values.iter().fold(LEAST_AMAX, |amax, value| amax.max(value.abs()));
-    let inverse = MAX / amax;
+    let (scale, inverse) = least_error(values, (amax / MAX, MAX / amax));
     let (row, padding) = out.split_at_mut(values.len());
     row.iter_mut().zip(values).for_each(|(bits, value)| *bits = from_f32(value * inverse));
     padding.fill(0);
-    amax / MAX
+    scale
+}
+
+/// Of the candidates that begin with `largest`, which takes the largest magnitude to [`MAX`]: a scale and its inverse.
+fn least_error(values: &[f32], largest: (f32, f32)) -> (f32, f32) {
+    let mut finite: Vec<f64> = values.iter().map(|value| if value.is_finite() { f64::from(*value) } else { 0.0 }).collect();
+    finite.resize(values.len().next_multiple_of(LANES), 0.0);
+    let candidate = |i: u64| {
+        let factor = 1.0 + i as f32 / CANDIDATES as f32;
+        (largest.0 * factor, largest.1 / factor)
+    };
+    // In units of the first scale; less than 2^64 for rows of any size that a memory holds.
+    let error = |i: &u64| squared_error(&finite, candidate(*i).1) * (CANDIDATES + i).pow(2);
+    candidate((0..CANDIDATES).min_by_key(error).unwrap_or(0))
+}
+
+/// The sum of the squared errors of e4m3 for `values * inverse`, all times [`STEPS`] and rounded to integers first: the sum of integers is
+/// the same in any order, here and on the GPU. What this leaves out is small beside the errors of a row's larger values.
+fn squared_error(values: &[f64], inverse: f32) -> u64 {
+    // Added and taken away again, they round to a multiple of 1, and of 1/8 of a power of two, as float64 has 52 bits behind the first.
+    const TO_INTEGER: f64 = 1.5 * (1u64 << 52) as f64;
+    const TO_EIGHTH: f64 = 1.5 * (1u64 << 49) as f64;
+    const EXPONENT: u64 = 0x7ff << 52;
+    let inverse = f64::from(inverse * STEPS);
+    // Lanes, because the compiler keeps the order of the sums. Each is less than 2^53, so that it is exact.
+    let mut sums = [0.0; LANES];
+    for values in values.chunks_exact(LANES) {
+        for (sum, value) in sums.iter_mut().zip(values) {
+            let scaled = (value * inverse + TO_INTEGER) - TO_INTEGER;
+            // Integers below 8 are multiples of 1/8 of theirs, so that the smaller steps of e4m3 near 0 make no difference.
+            let power = f64::from_bits(scaled.to_bits() & EXPONENT) * TO_EIGHTH;
+            let error = scaled - ((scaled + power) - power);
+            *sum += error * error;
+        }
+    }
+    sums.iter().map(|sum| *sum as u64).sum()
 }
 
 #[cfg(test)]
@@ -91,9 +136,145 @@ mod tests {
         assert_eq!(scale, 2.0 / 448.0);
         assert_eq!(out[..4].iter().map(|bits| to_f32(*bits) * scale).collect::<Vec<_>>(), [0.5, -2.0, 0.0, 1.0]);
         assert_eq!(out[4..], [NAN, 0, 0, 0]);
-        let scale = quantise_row(&[0.0; 3], &mut out);
-        assert!(scale > 0.0 && out == [0; 8]);
-        quantise_row(&[f32::INFINITY, 1.0], &mut out);
-        assert!(to_f32(out[0]).is_nan(), "an infinity over itself");
+    }
+
+    /// About normal: sums of twelve numbers that are not quite random.
+    fn normal(seed: u64, len: usize) -> Vec<f32> {
+        let mut state = seed;
+        let mut uniform = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+        };
+        // The upper half of a float32 is a bf16.
+        (0..len).map(|_| f32::from_bits((0.02 * (0..12).map(|_| uniform()).sum::<f32>()).to_bits() & 0xffff_0000)).collect()
+    }
+
+    /// Rows of many sizes: normal, of heavy tails, over many powers of two, and with a value that is far above the others.
+    fn rows() -> Vec<Vec<f32>> {
+        let of_size = |(seed, len): (usize, usize)| {
+            let row = normal(seed as u64, len);
+            let heavy = row.iter().map(|value| value * value * value).collect();
+            let wide = row.iter().enumerate().map(|(i, value)| value * 2f32.powi((i * 7 % 24) as i32 - 20)).collect();
+            let mut far = row.clone();
+            far[len / 2] = 40.0;
+            [row, heavy, wide, far]
+        };
+        [1, 2, 3, 15, 16, 17, 64, 300, 3072].into_iter().enumerate().flat_map(of_size).collect()
+    }
+
+    /// Each candidate's scale and its inverse.
+    fn candidates(row: &[f32]) -> [(f32, f32); 32] {
+        let amax = row.iter().fold(1e-30, |amax: f32, value| amax.max(value.abs()));
+        std::array::from_fn(|i| (amax / 448.0 * (1.0 + i as f32 / 32.0), 448.0 / amax / (1.0 + i as f32 / 32.0)))
+    }
+
+    /// The sum of squared differences from the row.
+    fn error(row: &[f32], (scale, inverse): (f32, f32)) -> f64 {
+        row.iter().map(|value| (f64::from(*value) - f64::from(to_f32(from_f32(value * inverse))) * f64::from(scale)).powi(2)).sum()
+    }
+
+    fn scale_of(row: &[f32]) -> f32 {
+        quantise_row(row, &mut vec![0; row.len()])
+    }
+
+    /// Differences are searched for among all values of the format.
+    #[test]
+    fn the_scale_is_the_first_of_least_error_in_steps() {
+        let magnitudes: Vec<f64> = (0..0x7f).map(|bits| 32.0 * f64::from(to_f32(bits))).collect();
+        for row in rows() {
+            let error = |(scale, inverse): &(f32, f32)| {
+                let squared = |value: &f32| {
+                    let steps = (f64::from(value.abs()) * f64::from(*inverse) * 32.0).round_ties_even();
+                    magnitudes.iter().map(|magnitude| (steps - magnitude).abs()).fold(f64::INFINITY, f64::min).powi(2)
+                };
+                (row.iter().map(squared).sum::<f64>() as u64, *scale)
+            };
+            let errors: Vec<(u64, f32)> = candidates(&row).iter().map(error).collect();
+            let weighted: Vec<u64> = errors.iter().zip(32u64..).map(|((squares, _), factor)| squares * factor * factor).collect();
+            let least = *weighted.iter().min().unwrap();
+            let first = weighted.iter().position(|error| *error == least).unwrap();
+            assert_eq!(scale_of(&row), errors[first].1, "{} values", row.len());
+        }
+    }
+
+    #[test]
+    fn no_other_scale_is_nearer_to_the_weights() {
+        for seed in 0..20 {
+            let row = normal(seed, 3072);
+            let candidates = candidates(&row);
+            let scale = scale_of(&row);
+            let chosen = candidates.iter().position(|candidate| candidate.0 == scale).expect("one of them");
+            let errors = candidates.map(|candidate| error(&row, candidate));
+            // But for the rounding to steps of 1/32, which is a hundredth of a value's error.
+            assert!(errors.iter().all(|error| errors[chosen] <= error * 1.001), "{errors:?}, chosen {chosen}");
+        }
+    }
+
+    #[test]
+    fn rows_are_nearer_than_with_the_least_scale() {
+        for (len, gain) in [(256, 0.06), (3072, 0.02), (12288, 0.01)] {
+            let [mut chosen_sum, mut least_sum] = [0.0; 2];
+            for seed in 0..20 {
+                let row = normal(seed, len);
+                let candidates = candidates(&row);
+                let scale = scale_of(&row);
+                let chosen = error(&row, *candidates.iter().find(|candidate| candidate.0 == scale).unwrap());
+                let least = error(&row, candidates[0]);
+                assert!(chosen <= least, "{chosen} of {least}");
+                chosen_sum += chosen;
+                least_sum += least;
+            }
+            let nearer = 1.0 - (chosen_sum / least_sum).sqrt();
+            println!("{len} values: {:.1} % nearer", 100.0 * nearer);
+            assert!(nearer > gain, "{len} values: {nearer}");
+        }
+    }
+
+    #[test]
+    fn the_scale_depends_on_no_order_and_no_sign() {
+        for mut row in rows() {
+            let scale = scale_of(&row);
+            row.reverse();
+            assert_eq!(scale_of(&row), scale, "{} values, from the end", row.len());
+            row.sort_by(f32::total_cmp);
+            assert_eq!(scale_of(&row), scale, "{} values, sorted", row.len());
+            row.iter_mut().for_each(|value| *value = -*value);
+            assert_eq!(scale_of(&row), scale, "{} values, negated", row.len());
+        }
+    }
+
+    #[test]
+    fn of_equal_errors_the_least_scale_is_taken() {
+        // Without any error at 1 and at 1.75.
+        assert_eq!(scale_of(&[3.0]), 3.0 / 448.0);
+        assert_eq!(scale_of(&[0.0; 3]), LEAST_AMAX / 448.0);
+        assert_eq!(scale_of(&[]), LEAST_AMAX / 448.0);
+    }
+
+    #[test]
+    fn rows_of_any_magnitude_are_quantised() {
+        let mut out = [0xaa; 8];
+        quantise_row(&[0.0; 3], &mut out);
+        assert_eq!(out, [0; 8]);
+        // The next power of two is not in the range of float32.
+        let row = [f32::MAX, -f32::MAX / 3.0, 1e38, f32::MIN_POSITIVE / 4.0];
+        let scale = quantise_row(&row, &mut out);
+        assert!(scale.is_finite() && (to_f32(out[0]) * (scale / f32::MAX) - 1.0).abs() < 0.07, "{scale}: {out:?}");
+        // Below what stands for zeros.
+        let scale = quantise_row(&[1e-40, -1e-33], &mut out);
+        assert_eq!((scale, &out[..2]), (LEAST_AMAX / 448.0, &[0, from_f32(-1e-33 * (448.0 / LEAST_AMAX))][..]));
+    }
+
+    #[test]
+    fn what_is_not_a_number_changes_no_other_value() {
+        let row = normal(1, 40);
+        let [mut expected, mut out] = [[0; 40]; 2];
+        let scale = quantise_row(&row[1..], &mut expected);
+        let with_nan = [&[f32::NAN], &row[1..]].concat();
+        assert_eq!(quantise_row(&with_nan, &mut out), scale);
+        assert!(to_f32(out[0]).is_nan() && out[1..] == expected[..39]);
+        let scale = quantise_row(&[f32::INFINITY, 1.0, f32::NEG_INFINITY], &mut out);
+        assert!(scale == f32::INFINITY && to_f32(out[0]).is_nan() && to_f32(out[2]).is_nan(), "an infinity over itself");
+        assert_eq!(out[1], 0);
     }
 }

@@ -25,7 +25,7 @@ use crate::weights::{Bytes, Dtype, WeightFiles, WeightView, scales_name};
 /// Its name in the model's folder.
 pub const FILE: &str = "flux-fp8.safetensors";
 /// Changes when the same weights would make another file.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Where the header's metadata have the [`Origin`], as JSON.
 const ORIGIN_KEY: &str = "flux_fp8";
 const REMEDY: &str = "delete the file: the next run with `--fp8-cache` makes it anew";
@@ -411,8 +411,10 @@ mod tests {
     fn a_file_of_another_kind_is_made_anew() {
         let model = Model::new();
         model.attach().1.unwrap();
-        model.change_origin(|origin| origin["format"] = json!(FORMAT + 1));
-        model.is_made_anew("its format is");
+        for format in [FORMAT - 1, FORMAT + 1] {
+            model.change_origin(|origin| origin["format"] = json!(format));
+            model.is_made_anew(&format!("its format is {format}"));
+        }
         model.change_origin(|origin| {
             let first = origin["sources"][0].clone();
             origin["sources"].as_array_mut().unwrap().push(first);
@@ -420,7 +422,8 @@ mod tests {
         model.is_made_anew("more files");
         model.change_origin(|origin| origin["sources"] = json!([]));
         model.is_made_anew("another `transformer/");
-        for said in ["", "{}", "[1]", "no JSON", r#"{"format":1}"#, r#"{"format":1,"sources":[],"more":1}"#] {
+        let [no_sources, more] = ["", r#","sources":[],"more":1"#].map(|further| format!(r#"{{"format":{FORMAT}{further}}}"#));
+        for said in ["", "{}", "[1]", "no JSON", &no_sources, &more] {
             model.change_header(|header| header["__metadata__"][ORIGIN_KEY] = json!(said));
             model.is_made_anew("does not say");
         }

@@ -1,7 +1,7 @@
 //! Launches cuda/quantise.cu, and what concerns e4m3: rows of 8-bit floats with one float32 scale a row (see cuda/e4m3.cuh).
 //!
-//! Only products take such tensors. Weights become e4m3 when they are loaded, a row being an output channel; activations in the kernel
-//! that makes them, where that holds a whole row.
+//! Only products take such tensors. Weights become e4m3 when they are loaded, a row being an output channel, with the scale of least error
+//! (see cuda/quantise_weight.cu); activations in the kernel that makes them, where that holds a whole row.
 
 use std::ops::Range;
 

@@ -143,10 +143,11 @@ impl Uploader {
         let upload_stream = device.upload_stream();
         let buffer = Buffer::e4m3_on_stream(device, upload_stream, padded_rows, stride)?;
         let block = e4m3_block(cols).filter(|_| cols.is_multiple_of(8));
-        let launched = device.launch("quantise", if block.is_some() { "quantise_bf16" } else { "quantise_bf16_any" }).and_then(|launch| {
+        let kernel = if block.is_some() { "quantise_weight_bf16" } else { "quantise_weight_bf16_any" };
+        let launched = device.launch("quantise_weight", kernel).and_then(|launch| {
             let launch = launch.on(upload_stream).address(copy.address()).long(copy_stride);
             let launch = launch.address(buffer.address()).long(stride).address(buffer.scales()).int(rows).int(cols);
-            // SAFETY: argument types and order match the kernels in cuda/quantise.cu. `copy` has `rows` rows of `cols` values, aligned to 16
+            // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu. `copy` has `rows` rows of `cols` values, aligned to 16
             // bytes; `buffer` has room for the row and the scale of every block. Both come before this on the upload stream, on which
             // `copy` is freed too.
             unsafe { launch.run([padded_rows, 1, 1], [block.unwrap_or(256), 1, 1]) }
