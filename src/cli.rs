@@ -117,6 +117,9 @@ pub struct Bench {
     /// Runs of which the median is taken [default: 20 of ops and 5 of pictures on a GPU, 3 and 2 on the CPU]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1000))]
     pub runs: Option<u64>,
+    /// Run every op also for so long without a pause, which shows what it takes where the GPU's power limit lowers the clock
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub in_a_row: Option<f64>,
     #[command(flatten)]
     pub on: DeviceArgs,
     /// Print one JSON object a line
@@ -219,6 +222,10 @@ fn number(text: &str, max: f64) -> std::result::Result<f64, String> {
         Ok(value) if (0.0..=max).contains(&value) => Ok(value),
         _ => Err(format!("expected a number from 0 to {max}")),
     }
+}
+
+fn seconds(text: &str) -> std::result::Result<f64, String> {
+    number(text, 60.0)
 }
 
 fn gibibytes(text: &str) -> std::result::Result<f64, String> {

@@ -273,6 +273,7 @@ fn bench(args: &Bench) -> Result<()> {
         sizes: if args.sizes.is_empty() { vec![size] } else { args.sizes.iter().map(|&size| size as usize).collect() },
         batch: args.batch as usize,
         steps: args.steps.map(|steps| steps as usize),
+        in_a_row: args.in_a_row,
         json: args.json,
         effort,
     };

@@ -31,6 +31,8 @@ pub struct Settings {
     pub batch: usize,
     /// Denoising steps; `None` is the model's choice.
     pub steps: Option<usize>,
+    /// Seconds for which an op also runs without a pause, if any.
+    pub in_a_row: Option<f64>,
     /// One JSON object a line, in place of a table.
     pub json: bool,
     pub effort: Effort,
@@ -105,13 +107,15 @@ struct Times {
     median: f64,
     min: f64,
     max: f64,
+    /// Of one run of many without a pause.
+    in_a_row: Option<f64>,
 }
 
 impl Times {
     /// Panics when there are none.
     fn of(mut seconds: Vec<f64>) -> Self {
         seconds.sort_by(f64::total_cmp);
-        Self { median: seconds[seconds.len() / 2], min: seconds[0], max: seconds[seconds.len() - 1] }
+        Self { median: seconds[seconds.len() / 2], min: seconds[0], max: seconds[seconds.len() - 1], in_a_row: None }
     }
 }
 
@@ -130,6 +134,8 @@ struct Row<'a> {
     min_ms: f64,
     max_ms: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
+    in_a_row_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     gb_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tflop_s: Option<f64>,
@@ -145,6 +151,7 @@ impl Row<'_> {
     fn text(&self) -> String {
         let Self { name, ms, min_ms, max_ms, .. } = self;
         let mut line = format!("{name:<52} {ms:10.4} ms  [{min_ms:.4} .. {max_ms:.4}]");
+        line += &self.in_a_row_ms.map_or_else(String::new, |ms| format!("  in a row {ms:.4} ms"));
         for (value, unit) in [(self.gb_s, "GB/s"), (self.tflop_s, "TFLOP/s")] {
             line += &value.map_or_else(String::new, |value| format!("  {value:9.2} {unit}"));
         }
@@ -204,7 +211,37 @@ impl<B: Backend> Bench<'_, B> {
                 seconds.push(self.backend.elapsed(&from, &to)?.as_secs_f64());
             }
         }
-        Ok(Times::of(seconds))
+        let mut times = Times::of(seconds);
+        if let Some(seconds) = self.settings.in_a_row {
+            times.in_a_row = Some(self.in_a_row(seconds, times.median, prepare, run)?);
+        }
+        Ok(times)
+    }
+
+    /// Seconds of one run, where runs follow each other for some time, as in a picture: a GPU may reach its power limit then, and lower its
+    /// clock. The first third is not counted. Inputs are made before, as many as there is memory for.
+    fn in_a_row<T, U>(&self, seconds: f64, one: f64, mut prepare: impl FnMut() -> Result<T>, mut run: impl FnMut(T) -> Result<U>) -> Result<f64> {
+        let wanted = ((seconds / one) as usize).clamp(3, 100_000);
+        let before = self.backend.available_bytes();
+        let mut inputs = vec![prepare()?];
+        // What a run makes is of about the size of what it reads.
+        let each = before.saturating_sub(self.backend.available_bytes());
+        let count = wanted.min((before / 2).checked_div(each).map_or(wanted, |fit| fit.max(3) as usize));
+        while inputs.len() < count {
+            inputs.push(prepare()?);
+        }
+        let warm_up = count / 3;
+        let mut inputs = inputs.into_iter();
+        for input in inputs.by_ref().take(warm_up) {
+            run(input)?;
+        }
+        let from = self.backend.mark()?;
+        for input in inputs {
+            run(input)?;
+        }
+        let to = self.backend.mark()?;
+        self.backend.wait(&to)?;
+        Ok(self.backend.elapsed(&from, &to)?.as_secs_f64() / (count - warm_up) as f64)
     }
 
     /// Measures the ceilings when they are first needed.
@@ -255,9 +292,10 @@ impl<B: Backend> Bench<'_, B> {
             }
         };
         let [ms, min_ms, max_ms] = [times.median, times.min, times.max].map(|seconds| round(seconds * 1e3, 4));
+        let in_a_row_ms = times.in_a_row.map(|seconds| round(seconds * 1e3, 4));
         let (gb_s, tflop_s) = (gb_s.map(|rate| round(rate, 3)), tflop_s.map(|rate| round(rate, 3)));
         let composed = composed.map(|composed| round(composed.median / times.median, 3));
-        let row = Row { name, ms, min_ms, max_ms, gb_s, tflop_s, of_ceiling: Some(round(of_ceiling, 4)), composed };
+        let row = Row { name, ms, min_ms, max_ms, in_a_row_ms, gb_s, tflop_s, of_ceiling: Some(round(of_ceiling, 4)), composed };
         self.line(|| row.text(), &row)
     }
 
