@@ -52,7 +52,7 @@ impl<B: Backend> Transformer<B> {
         let blocks = weights.narrow();
         let [double_blocks, single_blocks] = BLOCKS;
         let double = |i| DoubleBlock::load(&blocks.at(double_blocks).at(i), config);
-        let single = |i| SingleBlock::load(&blocks.at(single_blocks).at(i), config);
+        let single = |i| SingleBlock::load(&blocks.at(single_blocks).at(i), config, i + 1 == config.num_single_layers);
         Ok(Self {
             backend: weights.backend().clone(),
             config: config.clone(),
@@ -117,15 +117,11 @@ impl<B: Backend> Transformer<B> {
         for block in &self.transformer_blocks {
             (x, h) = block.forward(x, h, [double_txt, double_img], next(), rope, joint)?;
         }
-        let blocks = self.single_transformer_blocks.len();
-        for (i, block) in self.single_transformer_blocks.iter().enumerate() {
+        for block in &self.single_transformer_blocks {
             let [_, next] = next();
-            // Of the text the last block needs keys and values alone: only the picture is read behind it.
-            let dropped = if i + 1 == blocks { joint.txt_rows() } else { 0 };
-            (x, h) = block.forward(x, h, &single.gate, next, rope, joint, dropped)?;
+            (x, h) = block.forward(x, h, &single.gate, next, rope, joint)?;
         }
-        let txt_rows = h.rows() - joint.img_rows();
-        let (_, img) = h.split_rows(txt_rows);
+        let img = if self.single_transformer_blocks.is_empty() { h.split_rows(joint.txt_rows()).1 } else { h };
         self.final_layer.forward(&img)
     }
 }

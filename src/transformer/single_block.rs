@@ -12,14 +12,15 @@ pub struct SingleBlock<B: Backend> {
     dim: usize,
     head_dim: usize,
     eps: f32,
+    last: bool,
     to_kvq_mlp_proj: Tensor<B>, // [3 * dim + 2 * mlp, dim]: k, v, q, gate, up
     qk_norm: QkNorm<B>,         // norm_q, norm_k: [1, head_dim]
     to_out: Tensor<B>,          // [dim, dim + mlp]
 }
 
 impl<B: Backend> SingleBlock<B> {
-    /// Loads one block.
-    pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
+    /// Loads one block, which may be the last one, behind which nobody reads the text.
+    pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig, last: bool) -> Result<Self> {
         let (dim, mlp, head_dim) = (config.dim(), config.mlp(), config.attention_head_dim);
         let attn = weights.at("attn");
         // The file has q first. With k and v first, attention may write over q, and the activated MLP lies beside it for `to_out`.
@@ -29,6 +30,7 @@ impl<B: Backend> SingleBlock<B> {
             dim,
             head_dim,
             eps: config.eps,
+            last,
             to_kvq_mlp_proj: weights.weight(&parts)?,
             qk_norm: QkNorm { q: attn.vector("norm_q.weight", head_dim)?, k: attn.vector("norm_k.weight", head_dim)?, eps: config.eps },
             to_out: attn.matrix("to_out", dim, dim + mlp)?,
@@ -36,7 +38,7 @@ impl<B: Backend> SingleBlock<B> {
     }
 
     /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(), dim], text rows
-    /// first, of which the results lack the first `dropped`: none, or all text where nobody reads it any more. The gate is [1, dim].
+    /// first. The results of the last block have picture rows alone. The gate is [1, dim].
     ///
     /// Source: FLUX.2 reference `Flux2SingleTransformerBlock.forward` and `Flux2ParallelSelfAttention`.
     pub fn forward(
@@ -47,8 +49,8 @@ impl<B: Backend> SingleBlock<B> {
         next: Norm<'_, B>,
         rope: &Rope<B>,
         joint: Joint,
-        dropped: usize,
     ) -> Result<(Tensor<B>, Tensor<B>)> {
+        let dropped = if self.last { joint.txt_rows() } else { 0 };
         let heads = Heads { dim: self.dim, norm: [&self.qk_norm; 2], rope, joint, keys_only: dropped };
         let Projection { kvq: [k, v, q], mlp } = Tensor::project(&[(&h, &self.to_kvq_mlp_proj)], Some(&heads))?;
         drop(h); // makes room for the next

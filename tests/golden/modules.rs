@@ -116,15 +116,15 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         case.expect("transformer.double_block_0.txt_output", &txt_out);
         case.expect("transformer.double_block_0.img_output", &img_out);
 
-        let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config)?;
-        let run = |dropped| {
+        let run = |last| {
+            let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config, last)?;
             let x = case.input("transformer.single_block_0.input");
             let h = normed(&x, modulation.single.norm())?;
-            single.forward(x, h, &modulation.single.gate, modulation.single.norm(), &rope, joint, dropped)
+            single.forward(x, h, &modulation.single.gate, modulation.single.norm(), &rope, joint)
         };
-        let (out, next_h) = run(0)?;
+        let (out, next_h) = run(false)?;
         case.expect("transformer.single_block_0.output", &out);
-        let (img_out, img_next_h) = run(txt)?;
+        let (img_out, img_next_h) = run(true)?;
         for (img, whole) in [(img_out, out), (img_next_h, next_h)] {
             let [img, whole] = [backend.download(&img)?, backend.download(&whole.split_rows(txt).1)?];
             assert!(img.len() == whole.len() && img.iter().zip(&whole).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + b.abs())), "without text");
