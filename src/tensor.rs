@@ -81,6 +81,16 @@ impl<B: Backend> Tensor<B> {
         Self { writable: false, ..self }
     }
 
+    /// This tensor, over which an op may write again if nobody shares its memory; what the backend keeps about cells there, `forget` drops.
+    /// For backends.
+    pub fn reclaim(mut self, forget: impl FnOnce(&mut B::Buffer)) -> Self {
+        if let Some(buffer) = Arc::get_mut(&mut self.buffer) {
+            forget(buffer);
+            self.writable = true;
+        }
+        self
+    }
+
     fn view(&self, offset: usize, rows: usize, cols: usize, writable: bool) -> Self {
         Self { backend: self.backend.clone(), buffer: Arc::clone(&self.buffer), offset, rows, cols, stride: self.stride, writable }
     }
