@@ -44,14 +44,7 @@ impl<B: Backend> Tensor<B> {
 }
 
 /// What `norm_conv2d` means.
-pub fn compose<B: Backend>(
-    b: &B,
-    x: &Tensor<B>,
-    norm: &GroupNorm<'_, B>,
-    weight: &Tensor<B>,
-    bias: &Tensor<B>,
-    conv: Conv,
-) -> Result<Tensor<B>> {
+pub fn compose<B: Backend>(b: &B, x: &Tensor<B>, norm: &GroupNorm<'_, B>, weight: &Tensor<B>, bias: &Tensor<B>, conv: Conv) -> Result<Tensor<B>> {
     let normed = b.group_norm_silu(x, norm.weight, norm.bias, norm.groups, norm.eps)?;
     b.conv2d(&normed, weight, bias, conv)
 }

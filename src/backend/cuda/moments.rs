@@ -58,6 +58,11 @@ impl Tensor<Cuda> {
         if self.buffer().keep_moments(Cells::of(&self), moments) { self.read_only() } else { self }
     }
 
+    /// This tensor, to write over again where nobody shares its memory: moments of what was there are forgotten.
+    pub(super) fn without_moments(self) -> Self {
+        self.reclaim(Buffer::forget_moments)
+    }
+
     /// The moments of exactly these cells, where the op that wrote them left any.
     pub(super) fn moments(&self) -> Option<&Moments> {
         self.buffer().moments(Cells::of(self))
