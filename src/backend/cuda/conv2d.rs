@@ -199,15 +199,18 @@ mod tests {
             let (mut direct, mut aside) = (0, 0);
             for first in (0..rows).step_by(piece) {
                 let rows = first..(first + piece).min(rows);
-                let made: Vec<usize> = rows.clone().flat_map(|row| vec![memory[row * k]; n]).collect();
                 if lies_before(&rows, k, n) {
                     direct += 1;
-                    // Nothing that the piece reads is written by it.
-                    assert!(rows.end * n <= rows.start * k);
+                    // A product makes its rows in any order.
+                    rows.rev().for_each(|row| {
+                        let value = memory[row * k];
+                        memory[row * n..][..n].fill(value);
+                    });
                 } else {
                     aside += 1;
+                    let made: Vec<usize> = rows.clone().flat_map(|row| vec![memory[row * k]; n]).collect();
+                    memory[rows.start * n..][..made.len()].copy_from_slice(&made);
                 }
-                memory[rows.start * n..rows.end * n].copy_from_slice(&made);
             }
             assert!((0..rows * n).all(|cell| memory[cell] == cell / n), "{rows} {k} {n} {piece}");
             assert!(aside >= 1 && (k < 2 * n || aside == 1), "{rows} {k} {n}: {direct} and {aside}");

@@ -1,6 +1,7 @@
 //! Means and variances of a tensor's columns in pieces, which an op leaves for a group norm that may follow.
 //!
-//! They stay with the memory whose cells they are of, and these cells are never written again: see [`Tensor::with_moments`].
+//! They stay with the memory whose cells they are of, and these cells are not written as long as they do: see [`Tensor::with_moments`] and
+//! [`Tensor::without_moments`].
 
 use super::pool::{Buffer, Kind};
 use super::{Cuda, Tensor};
