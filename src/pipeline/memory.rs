@@ -74,11 +74,10 @@ impl Needs {
 
 /// What the decoder's largest tensors take, of a picture of `pixels` pixels; `channels` from the pixels inwards.
 fn decode_bytes<B: Backend>(backend: &B, channels: &[usize], pixels: u64) -> u64 {
-    let most = |channels: &[usize]| channels.iter().max().copied().unwrap_or(0);
+    let most = |first: usize, count: usize| channels.iter().skip(first).take(count).max().copied().unwrap_or(0);
     // The last up block reads the channels of the one before, at full size: the picture, what lies between it and a convolution, and its own
     // channels behind. Before that its upsampler reads a quarter of the pixels, in memory that may have held the channels of one more block.
-    let widest = most(&channels[..channels.len().min(2)]);
-    let beside = most(&channels[..channels.len().min(1)]).max(most(&channels[channels.len().min(1)..channels.len().min(3)]) / 4);
+    let (widest, beside) = (most(0, 2), most(0, 1).max(most(1, 2) / 4));
     let bytes = |channels: usize| pixels * channels as u64 * backend.element_bytes();
     bytes(widest + beside) + backend.norm_conv2d_bytes(bytes(widest))
 }
