@@ -1,6 +1,7 @@
 // im2col: the pixels under the kernel, side by side; the convolution is then a GEMM with the weight
 //
-//   x      [height * width, channels]   bf16, row stride ld_x
+//   x      [rows * width, channels]     bf16, row stride ld_x: rows of pixels from `first_y` on, as many as the output pixels see. Of a picture
+//          that is twice as high and wide as x, of the pixels of x (`halvings` is 1), for every pixel a square of two by two
 //   out    [rows, taps * channels]      bf16, row stride ld_out, for output pixels first_row .. first_row + rows;
 //          columns ordered (ky, kx, channel), zeros outside the picture and in columns taps * channels .. ld_out
 //
@@ -17,7 +18,7 @@
 
 template <int N>
 __device__ __forceinline__ void im2col(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows, int channels, int height,
-                                       int width, int kernel, int stride, int pad_before, int out_width) {
+                                       int width, int kernel, int stride, int pad_before, int out_width, int first_y, int halvings) {
     const int taps = kernel * kernel;
     const int row = blockIdx.x / taps * blockDim.y + threadIdx.y, tap = blockIdx.x % taps;
     if (row >= rows) return;
@@ -25,7 +26,7 @@ __device__ __forceinline__ void im2col(const bf16* x, long long ld_x, bf16* out,
     const int y = out_pixel / out_width * stride + tap / kernel - pad_before;
     const int x_pixel = out_pixel % out_width * stride + tap % kernel - pad_before;
     const bool inside = y >= 0 && y < height && x_pixel >= 0 && x_pixel < width;
-    const bf16* from = x + ((long long)y * width + x_pixel) * ld_x;
+    const bf16* from = x + ((long long)((y >> halvings) - first_y) * (width >> halvings) + (x_pixel >> halvings)) * ld_x;
     bf16* to = out + (long long)row * ld_out + (long long)tap * channels;
     const int end = tap == taps - 1 ? (int)(ld_out - (long long)tap * channels) : channels;
     for (int column = threadIdx.x * N; column < end; column += blockDim.x * N) {
@@ -39,12 +40,12 @@ __device__ __forceinline__ void im2col(const bf16* x, long long ld_x, bf16* out,
 
 extern "C" __global__ void __launch_bounds__(256) im2col_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows,
                                                               int channels, int height, int width, int kernel, int stride, int pad_before,
-                                                              int out_width) {
-    im2col<8>(x, ld_x, out, ld_out, first_row, rows, channels, height, width, kernel, stride, pad_before, out_width);
+                                                              int out_width, int first_y, int halvings) {
+    im2col<8>(x, ld_x, out, ld_out, first_row, rows, channels, height, width, kernel, stride, pad_before, out_width, first_y, halvings);
 }
 
 extern "C" __global__ void __launch_bounds__(256) im2col_bf16_any(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows,
                                                                   int channels, int height, int width, int kernel, int stride, int pad_before,
-                                                                  int out_width) {
-    im2col<1>(x, ld_x, out, ld_out, first_row, rows, channels, height, width, kernel, stride, pad_before, out_width);
+                                                                  int out_width, int first_y, int halvings) {
+    im2col<1>(x, ld_x, out, ld_out, first_row, rows, channels, height, width, kernel, stride, pad_before, out_width, first_y, halvings);
 }

@@ -10,6 +10,7 @@
 //   partial   [gridDim.x / ceil(outs / OUTS), outs] float2, not where OUTS is 8: mean of the rounded values of a split of the pixels, and the
 //             sum of squares about it; for a group norm, which then need not read `out` once more
 //   counts    [as many] float: pixels of each split
+//   carry     [gridDim.x, outputs and lanes of the warps that store] moments; used only where a picture is done in bands
 //   Upsampled (TAPS = 2): weight [4 * outs, 4, channels], as `collapse_taps_bf16` below makes it; out [2 height * 2 width, outs].
 //
 // Mapping   A block for each multiprocessor takes tiles of WIDTH x HEIGHT pixels and OUTS outputs in turn; neighbouring blocks have the
@@ -33,6 +34,9 @@
 //           Of a tile they are plain sums: bf16 has 8 digits and a square 16, so that up to 256 values that are far from zero for their
 //           spread, and so of one exponent, lose nothing in the 24 of a float. Tiles, whose number has no bound, and at last lanes, are
 //           joined as means and sums of squares about them. All in a fixed order.
+// Bands     A launch does tiles `first` to `end` of those of the picture, whole rows of them, and of x it has the rows that these see, from
+//           `first_row` on. A block has the tiles of the whole picture that are its own, in their order, however many launches do them: from
+//           one to the next its moments wait in `carry`. So bands change nothing of what comes out.
 // Needs     sm_90a; channels % 8 == 0, outs % 8 == 0, rows 16-byte aligned. Channels are fetched 64 at a time: zeros behind the last.
 //           gridDim.x is a multiple of ceil(outs / OUTS), so that a block's tiles are all of the same outputs.
 // Flops     2 * height * width * TAPS * TAPS * channels * outs (four times for upsampled).   512 x 512, 512 -> 512: 1237 GFLOP
@@ -210,6 +214,25 @@ struct Storer {
         }
     }
 
+    // Where moment `i` of a consumer's outputs waits for the next band.
+    __device__ __forceinline__ Moments& waiting(Moments* carry, int consumer, int i) const {
+        return carry[((blockIdx.x * CONSUMERS + consumer) * 8 + i) * LANES + thread];
+    }
+
+    __device__ __forceinline__ void take_up(Moments* carry) {
+#pragma unroll
+        for (int consumer = 0; consumer < CONSUMERS; consumer++)
+#pragma unroll
+            for (int i = 0; i < 8; i++) running[consumer][i] = waiting(carry, consumer, i);
+    }
+
+    __device__ __forceinline__ void put_down(Moments* carry) const {
+#pragma unroll
+        for (int consumer = 0; consumer < CONSUMERS; consumer++)
+#pragma unroll
+            for (int i = 0; i < 8; i++) waiting(carry, consumer, i) = running[consumer][i];
+    }
+
     // Joins the lanes of an output, when all have stored their last tile. `shared` has room for all of them.
     __device__ __forceinline__ void leave_moments(Moments* shared, float2* partial, float* counts, int outs) {
         const int out_tiles = ceil_div(outs, S::OUTS), split = blockIdx.x / out_tiles, first_out = blockIdx.x % out_tiles * S::OUTS;
@@ -230,7 +253,7 @@ struct Storer {
 template <class S>
 __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& weight, const TensorMap& residual, int adds, const bf16* bias,
                                          bf16* out, long long ld_out, int height, int width, int channels, int outs, float2* partial,
-                                         float* counts) {
+                                         float* counts, int first, int end, int first_row, Moments* carry) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
     const uint32_t pixels_full = base + S::BARRIERS, pixels_free = pixels_full + 8 * S::PIXEL_SLOTS,
@@ -254,6 +277,8 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
     __syncthreads();
 
     const int items = ceil_div(outs, S::OUTS) * S::PLACES * ceil_div(width, S::WIDTH) * ceil_div(height, S::HEIGHT);
+    // The first tile of the band that is this block's.
+    const int blocks = gridDim.x, begin = first + (int(blockIdx.x) - first % blocks + blocks) % blocks;
     // 64 channels at one kx; they take TAPS boxes of weights.
     const int steps = ceil_div(channels, CHANNELS) * S::TAPS;
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -263,7 +288,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
     Ring<1> turn;
     if (warp == 0) {
         if (threadIdx.x != 0) return;
-        for (int index = blockIdx.x; index < items; index += gridDim.x) {
+        for (int index = begin; index < end; index += blocks) {
             const Work w = Work::at<S>(index, width, outs);
             // One pixel before the tile; upsampled, outputs in odd places see the pixel behind instead of the one before.
             const int from_x = w.x - 1 + (S::SCALE - 1) * (w.place % S::SCALE), from_y = w.y - 1 + (S::SCALE - 1) * (w.place / S::SCALE);
@@ -272,7 +297,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                 const uint32_t full = pixels_full + 8 * pixel_ring.slot;
                 wait(pixels_free + 8 * pixel_ring.slot, pixel_ring.phase ^ 1);
                 arrive_expecting(full, S::PIXEL_BYTES);
-                copy_box(base + pixel_ring.slot * S::PIXEL_BYTES, x, from_y, from_x + kx, channel, full);
+                copy_box(base + pixel_ring.slot * S::PIXEL_BYTES, x, from_y - first_row, from_x + kx, channel, full);
                 pixel_ring.advance();
 #pragma unroll
                 for (int ky = 0; ky < S::TAPS; ky++) {
@@ -289,7 +314,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
         if constexpr (S::ROUNDS) {
             // Lets a consumer round its half of a tile: the half before is stored, and the residual is on its way to where it was.
             const auto open_half = [&](int consumer, int index) {
-                if (threadIdx.x != 32 || index >= items) return;
+                if (threadIdx.x != 32 || index >= end) return;
                 const uint32_t barrier = open + 8 * consumer;
                 if (!adds) {
                     arrive(barrier);
@@ -300,19 +325,24 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                 copy_box(half_of(consumer), residual, w.y, w.x, w.out + consumer * OWN_OUTS, barrier);
             };
             Storer<S> storer;
-            for (int consumer = 0; consumer < CONSUMERS; consumer++) open_half(consumer, blockIdx.x);
-            for (int index = blockIdx.x; index < items; index += gridDim.x) {
+            if (first > 0) storer.take_up(carry);
+            for (int consumer = 0; consumer < CONSUMERS; consumer++) open_half(consumer, begin);
+            for (int index = begin; index < end; index += blocks) {
                 const Work w = Work::at<S>(index, width, outs);
 #pragma unroll
                 for (int consumer = 0; consumer < CONSUMERS; consumer++) {
                     wait(rounded + 8 * consumer, turn.phase);
                     storer.store_half(w, consumer, half_of(consumer), out, ld_out, height, width, outs);
                     wait_turn(1, storer.LANES);
-                    open_half(consumer, index + gridDim.x);
+                    open_half(consumer, index + blocks);
                 }
                 turn.advance();
             }
-            storer.leave_moments(reinterpret_cast<Moments*>(shared + S::ROUNDED), partial, counts, outs);
+            if (end < items) {
+                storer.put_down(carry);
+            } else {
+                storer.leave_moments(reinterpret_cast<Moments*>(shared + S::ROUNDED), partial, counts, outs);
+            }
         }
     } else {
         const int consumer = warpgroup - 1;
@@ -328,7 +358,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
         const auto release = [&](uint32_t barrier) {
             if (threadIdx.x % 32 == 0) arrive(barrier);
         };
-        for (int index = blockIdx.x; index < items; index += gridDim.x) {
+        for (int index = begin; index < end; index += blocks) {
             float sums[S::PARTS][S::SUMS];
             int last_pixels = 0, last_weights = 0;
             for (int step = 0; step < steps; step++) {
@@ -390,9 +420,9 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
     extern "C" __global__ void __launch_bounds__(128 + 128 * conv2d::CONSUMERS, 1) name(                                                       \
         const __grid_constant__ hopper::TensorMap x, const __grid_constant__ hopper::TensorMap weight,                                         \
         const __grid_constant__ hopper::TensorMap residual, int adds, const bf16* bias, bf16* out, long long ld_out, int height, int width,    \
-        int channels, int outs, float2* partial, float* counts) {                                                                              \
+        int channels, int outs, float2* partial, float* counts, int first, int end, int first_row, Moments* carry) {                           \
         conv2d::convolve<conv2d::Shape<__VA_ARGS__>>(x, weight, residual, adds, bias, out, ld_out, height, width, channels, outs, partial,     \
-                                                     counts);                                                                                  \
+                                                     counts, first, end, first_row, carry);                                                    \
     }
 
 // The shapes: taps, tile width, tile height, outputs, slots of pixels, slots of weights.

@@ -11,7 +11,8 @@
 //            picture. Where x comes from conv2d_sm90a.cu, that has left both already, and this kernel does not run.
 // 2. merge   a block per group joins the splits and the group's channels (Chan's formula), and leaves what a value is multiplied by and
 //            what is then added, in coefficients [channels].
-// 3. apply   a thread keeps the coefficients of its 8 channels and walks over pixels; the last pixels come first, as L2 still has them.
+// 3. apply   a thread keeps the coefficients of its 8 channels and walks over pixels; the last pixels come first, as L2 still has them. In front
+//            of a convolution of a large picture it does a band of rows at a time.
 //
 // Needs     channels % 8 == 0 and rows and vectors 16-byte aligned. Otherwise `_any`: one value at a time.
 // Rounding  once, at the store.

@@ -81,6 +81,16 @@ impl<B: Backend> Tensor<B> {
         Self { writable: false, ..self }
     }
 
+    /// This tensor, over which an op may write again if nobody shares its memory; what the backend keeps about cells there, `forget` drops.
+    /// For backends.
+    pub fn reclaim(mut self, forget: impl FnOnce(&mut B::Buffer)) -> Self {
+        if let Some(buffer) = Arc::get_mut(&mut self.buffer) {
+            forget(buffer);
+            self.writable = true;
+        }
+        self
+    }
+
     fn view(&self, offset: usize, rows: usize, cols: usize, writable: bool) -> Self {
         Self { backend: self.backend.clone(), buffer: Arc::clone(&self.buffer), offset, rows, cols, stride: self.stride, writable }
     }
@@ -150,4 +160,27 @@ impl<B: Backend> Tensor<B> {
 /// An error that names the op, unless `condition` holds.
 pub(crate) fn expect(condition: bool, op: &str, what: impl FnOnce() -> String) -> Result<()> {
     if condition { Ok(()) } else { Err(Error::new(what()).at(format!("op `{op}`"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use crate::backend::Backend;
+    use crate::backend::cpu::{Cpu, Precision};
+
+    #[test]
+    fn what_nobody_shares_may_be_written_again() {
+        let cpu = Cpu::new(Precision::F32);
+        let forgot = Cell::new(0);
+        let reclaim = |x: super::Tensor<Cpu>| x.reclaim(|_| forgot.set(forgot.get() + 1)).writable();
+        let x = cpu.upload(&[1.0; 6], 3, 2).unwrap().read_only();
+        assert!(!x.writable());
+        assert!(!reclaim(x.row_view(0..2)), "the rows are those of x, too");
+        assert_eq!(forgot.get(), 0);
+        let (top, bottom) = x.split_rows(1);
+        assert!(!reclaim(top), "the memory is that of both");
+        assert!(reclaim(bottom));
+        assert_eq!(forgot.get(), 1);
+    }
 }

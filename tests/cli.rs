@@ -371,7 +371,8 @@ fn bench_measures_every_stage_and_op_beside_the_ceilings() {
         assert!(row["total_ms"].as_f64().unwrap() > 0.9 * parts, "{row}");
     }
     assert_eq!((named("stages/").len(), named("ceiling/").len()), (2, 3));
-    let fused = ["gated_add", "swiglu", "adaln", "qk_norm_rope", "group_norm_silu", "conv2d_add", "gated_add_adaln", "upsample_conv2d"];
+    let fused =
+        ["gated_add", "swiglu", "adaln", "qk_norm_rope", "group_norm_silu", "conv2d_add", "norm_conv2d", "gated_add_adaln", "upsample_conv2d"];
     for op in ["add", "rms_norm", "linear", "attention", "conv2d"].iter().chain(&fused) {
         let rows = named(&format!("ops/{op} "));
         assert!(!rows.is_empty(), "{op}");

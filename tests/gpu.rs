@@ -25,6 +25,8 @@ mod linear;
 mod meaning;
 #[path = "parity/memory.rs"]
 mod memory;
+#[path = "parity/norm_conv2d.rs"]
+mod norm_conv2d;
 #[path = "parity/pipeline.rs"]
 mod pipeline;
 #[path = "parity/projection.rs"]

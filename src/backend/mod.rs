@@ -11,7 +11,7 @@ pub mod cuda;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::ops::{self, Adaln, Conv, Heads, Joint, Mask, Projection, QkNorm, Rope};
+use crate::ops::{self, Adaln, Conv, GroupNorm, Heads, Joint, Mask, Projection, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::WeightView;
 
@@ -69,6 +69,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn available_bytes(&self) -> u64;
     /// Bytes that a weight of `elements` elements takes in memory of this backend: zero where the mapped file serves.
     fn weight_bytes(&self, elements: u64) -> u64;
+    /// The most that [`Tensor::norm_conv2d`] takes beside its input and output, where what lies between is of `whole` bytes.
+    fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
+        whole
+    }
     /// As [`Backend::weight_bytes`], of a [`Backend::narrow_weight`].
     fn narrow_weight_bytes(&self, elements: u64) -> u64 {
         self.weight_bytes(elements)
@@ -231,6 +235,33 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// See [`Tensor::conv2d_add`].
     fn conv2d_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv, residual: Tensor<Self>) -> Result<Tensor<Self>> {
         ops::conv2d::compose_add(self, x, weight, bias, conv, residual)
+    }
+    /// See [`Tensor::conv2d_over`].
+    fn conv2d_over(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
+        ops::conv2d::compose_over(self, x, weight, bias, conv)
+    }
+    /// See [`Tensor::norm_conv2d`].
+    fn norm_conv2d(
+        &self,
+        x: &Tensor<Self>,
+        norm: &GroupNorm<'_, Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+    ) -> Result<Tensor<Self>> {
+        ops::norm_conv2d::compose(self, x, norm, weight, bias, conv)
+    }
+    /// See [`Tensor::norm_conv2d_add`].
+    fn norm_conv2d_add(
+        &self,
+        x: Tensor<Self>,
+        norm: &GroupNorm<'_, Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+        residual: Tensor<Self>,
+    ) -> Result<Tensor<Self>> {
+        ops::norm_conv2d::compose_add(self, x, norm, weight, bias, conv, residual)
     }
     /// See [`Tensor::upsample_conv2d`].
     fn upsample_conv2d(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use flux::Result;
 use flux::backend::Backend;
-use flux::ops::{self, Adaln, Conv, Heads, Joint, Mask, Pairs, Projection, QkNorm, Rope};
+use flux::ops::{self, Adaln, Conv, GroupNorm, Heads, Joint, Mask, Pairs, Projection, QkNorm, Rope};
 use flux::tensor::Tensor;
 
 use super::shapes::{Convolution, Linear};
@@ -203,6 +203,15 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
                 let compose = |()| ops::group_norm::compose_silu(&b, &x, &row, &row, groups, EPS);
                 bench.fused(&name, work, || Ok(()), |()| x.group_norm_silu(&row, &row, groups, EPS), compose)?;
             }
+        }
+        let name = format!("ops/norm_conv2d {side}x{side} {cin} -> {cout}");
+        if bench.is_new(&name) {
+            let (x, row, bias) = (tensor(&b, side * side, cin)?, tensor(&b, 1, cin)?, tensor(&b, 1, cout)?);
+            let (weight, conv) = (weights::convolution(&b, cin, cout, 3)?, Conv::same(side, side, 3));
+            let norm = GroupNorm { weight: &row, bias: &row, groups, eps: EPS };
+            let work = Work::Flops((2 * side * side * cin * cout * 9) as u64);
+            let compose = |()| ops::norm_conv2d::compose(&b, &x, &norm, &weight, &bias, conv);
+            bench.fused(&name, work, || Ok(()), |()| x.norm_conv2d(&norm, &weight, &bias, conv), compose)?;
         }
         let name = format!("ops/upsample_conv2d {side}x{side} {cout} -> {cout}");
         if i + 1 < blocks.len() && bench.is_new(&name) {

@@ -56,15 +56,21 @@ impl<B: Backend> Tensor<B> {
         self.backend().conv2d(self, weight, bias, conv)
     }
 
+    /// `conv2d(self)`, which may go over `self`.
+    ///
+    /// Errors as [`Tensor::conv2d`].
+    pub fn conv2d_over(self, weight: &Self, bias: &Self, conv: Conv) -> Result<Self> {
+        expect_conv(&self, weight, bias, conv)?;
+        let backend = self.backend().clone();
+        backend.conv2d_over(self, weight, bias, conv)
+    }
+
     /// `conv2d(self) + residual`. The result may go over `residual`.
     ///
     /// Errors as [`Tensor::conv2d`], and when `residual` is not of the output's shape.
     pub fn conv2d_add(&self, weight: &Self, bias: &Self, conv: Conv, residual: Self) -> Result<Self> {
         expect_conv(self, weight, bias, conv)?;
-        let rows = conv.out_height() * conv.out_width();
-        expect(residual.rows() == rows && residual.cols() == weight.rows(), "conv2d_add", || {
-            format!("residual is [{}, {}], expected [{rows}, {}]", residual.rows(), residual.cols(), weight.rows())
-        })?;
+        expect_residual("conv2d_add", &residual, weight, conv)?;
         self.backend().conv2d_add(self, weight, bias, conv, residual)
     }
 
@@ -86,13 +92,25 @@ impl<B: Backend> Tensor<B> {
     }
 }
 
-fn expect_conv<B: Backend>(x: &Tensor<B>, weight: &Tensor<B>, bias: &Tensor<B>, conv: Conv) -> Result<()> {
+pub(super) fn expect_conv<B: Backend>(x: &Tensor<B>, weight: &Tensor<B>, bias: &Tensor<B>, conv: Conv) -> Result<()> {
     let taps = conv.kernel * conv.kernel;
     expect(
         x.rows() == conv.height * conv.width && weight.cols() == taps * x.cols() && bias.rows() == 1 && bias.cols() == weight.rows(),
         "conv2d",
         || format!("x [{}, {}], weight [{}, {}], bias [1, {}] do not fit {conv:?}", x.rows(), x.cols(), weight.rows(), weight.cols(), bias.cols()),
     )
+}
+
+pub(super) fn expect_residual<B: Backend>(op: &str, residual: &Tensor<B>, weight: &Tensor<B>, conv: Conv) -> Result<()> {
+    let rows = conv.out_height() * conv.out_width();
+    expect(residual.rows() == rows && residual.cols() == weight.rows(), op, || {
+        format!("residual is [{}, {}], expected [{rows}, {}]", residual.rows(), residual.cols(), weight.rows())
+    })
+}
+
+/// What `conv2d_over` means.
+pub fn compose_over<B: Backend>(b: &B, x: Tensor<B>, weight: &Tensor<B>, bias: &Tensor<B>, conv: Conv) -> Result<Tensor<B>> {
+    b.conv2d(&x, weight, bias, conv)
 }
 
 /// What `conv2d_add` means.

@@ -22,7 +22,7 @@ impl<B: Backend> Tensor<B> {
     }
 }
 
-fn expect_groups<B: Backend>(x: &Tensor<B>, weight: &Tensor<B>, bias: &Tensor<B>, groups: usize) -> Result<()> {
+pub(super) fn expect_groups<B: Backend>(x: &Tensor<B>, weight: &Tensor<B>, bias: &Tensor<B>, groups: usize) -> Result<()> {
     x.expect_vec("group_norm", "weight", weight)?;
     x.expect_vec("group_norm", "bias", bias)?;
     expect(groups > 0 && x.cols().is_multiple_of(groups), "group_norm", || format!("{groups} groups do not divide {} channels", x.cols()))

@@ -7,6 +7,7 @@
 //! | [`linear_rows`](Tensor::linear_rows) | several linears, one under the other | |
 //! | [`linear_concat`](Tensor::linear_concat) | linear over columns side by side | |
 //! | [`conv2d`](Tensor::conv2d), [`conv2d_add`](Tensor::conv2d_add) | convolution (+ residual) | [h * w, in] -> [h' * w', out] |
+//! | [`conv2d_over`](Tensor::conv2d_over) | `conv2d`, for which the input may be overwritten | |
 //! | [`upsample_conv2d`](Tensor::upsample_conv2d) | convolution of the upsampled picture | [h * w, in] -> [4 * h * w, out] |
 //! | [`attention`](Tensor::attention) | `softmax(q k^T / sqrt(head_dim)) v` per head | [tokens, dim] |
 //! | [`adaln`](Tensor::adaln) | `(1 + scale) * layer_norm(x) + shift` | [tokens, dim] |
@@ -19,6 +20,8 @@
 //! | [`qk_norm_rope`](Tensor::qk_norm_rope) | `rope(rms_norm(q))`, the same for k | [tokens, dim] |
 //! | [`rms_norm`](Tensor::rms_norm), [`layer_norm`](Tensor::layer_norm) | over columns | |
 //! | [`group_norm`](Tensor::group_norm), [`group_norm_silu`](Tensor::group_norm_silu) | over pixels and a group of channels | [h * w, channels] |
+//! | [`norm_conv2d`](Tensor::norm_conv2d) | `conv2d(silu(group_norm(x)))` | [h * w, in] -> [h' * w', out] |
+//! | [`norm_conv2d_add`](Tensor::norm_conv2d_add) | the same + residual | |
 //! | [`rope`](Tensor::rope) | rotation of pairs of columns by position | [tokens, dim] |
 //! | [`silu`](Tensor::silu), [`add`](Tensor::add), [`mul`](Tensor::mul), [`scale_shift`](Tensor::scale_shift) | elementwise | |
 //! | [`concat_rows`](Tensor::concat_rows), [`join_rows`](Tensor::join_rows), [`concat_cols`](Tensor::concat_cols) | one under the other, side by side | |
@@ -35,6 +38,7 @@ pub mod gated_add_adaln;
 pub mod group_norm;
 pub mod linear;
 pub mod norm;
+pub mod norm_conv2d;
 pub mod projection;
 pub mod qk_norm_rope;
 pub mod rows;
@@ -45,6 +49,7 @@ pub mod upsample;
 pub use attention::{Joint, Mask};
 pub use conv2d::Conv;
 pub use gated_add_adaln::Adaln;
+pub use norm_conv2d::GroupNorm;
 pub use projection::{Gated, Heads, Projection};
 pub use qk_norm_rope::{Pairs, QkNorm, Rope};
 

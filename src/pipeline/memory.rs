@@ -29,11 +29,8 @@ impl Needs {
         // input of the last product, [dim + mlp] of half the size.
         let step = tokens * (6 * dim + 5 * mlp / 2);
         let largest = tokens * (3 * dim + 2 * mlp);
-        // The last up block reads the channels of the one before, at full size: the picture and its norm, and its own channels behind.
-        let channels = info.vae.decoder_channels();
-        let widest = channels.iter().take(2).max().copied().unwrap_or(0);
-        let decode = (plan.width * plan.height) as u64 * (2 * widest + channels.first().copied().unwrap_or(0)) as u64;
-        Self { step: step * backend.element_bytes(), decode: decode * backend.element_bytes(), largest }
+        let decode = decode_bytes(backend, info.vae.decoder_channels(), (plan.width * plan.height) as u64);
+        Self { step: step * backend.element_bytes(), decode, largest }
     }
 
     /// How many of `count` pictures are one batch, memory aside; at least one.
@@ -75,9 +72,30 @@ impl Needs {
     }
 }
 
+/// What the decoder's largest tensors take, of a picture of `pixels` pixels; `channels` from the pixels inwards.
+fn decode_bytes<B: Backend>(backend: &B, channels: &[usize], pixels: u64) -> u64 {
+    let most = |first: usize, count: usize| channels.iter().skip(first).take(count).max().copied().unwrap_or(0);
+    // The last up block reads the channels of the one before, at full size: the picture, what lies between it and a convolution, and its own
+    // channels behind. Before that its upsampler reads a quarter of the pixels, in memory that may have held the channels of one more block.
+    let (widest, beside) = (most(0, 2), most(0, 1).max(most(1, 2) / 4));
+    let bytes = |channels: usize| pixels * channels as u64 * backend.element_bytes();
+    bytes(widest + beside) + backend.norm_conv2d_bytes(bytes(widest))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::cpu::{Cpu, Precision};
+
+    #[test]
+    fn the_decoder_needs_what_its_last_up_block_does() {
+        let need = |channels: &[usize], side: u64| decode_bytes(&Cpu::new(Precision::F32), channels, side * side);
+        // The picture in 256 channels, its norm, and 128 channels behind.
+        assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (256 + 256 + 128) * 4);
+        assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
+        // The upsampler's input is more than what the last block makes.
+        assert_eq!(need(&[16, 256, 1024], 512), (1 << 18) * (256 + 256 + 256) * 4);
+    }
 
     fn samples_of(needs: &Needs, available: u64, plan: &Plan, count: usize) -> usize {
         needs.samples(available, plan, needs.wanted(plan, count))

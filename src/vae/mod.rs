@@ -14,7 +14,7 @@ pub use resnet_block::ResnetBlock;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
-use crate::ops::Conv;
+use crate::ops::{self, Conv};
 use crate::tensor::Tensor;
 use crate::weights::{WeightFiles, Weights};
 
@@ -55,10 +55,22 @@ impl<B: Backend> ConvLayer<B> {
         Ok(Grid::new(x.pixels.conv2d(&self.weight, &self.bias, conv)?, x.height, x.width))
     }
 
-    /// `forward(x) + residual`
-    fn forward_add(&self, x: &Grid<B>, residual: Grid<B>) -> Result<Grid<B>> {
+    /// `forward(x)`, which may take the memory of x.
+    fn forward_over(&self, x: Grid<B>) -> Result<Grid<B>> {
         let conv = Conv::same(x.height, x.width, self.kernel);
-        Ok(Grid::new(x.pixels.conv2d_add(&self.weight, &self.bias, conv, residual.pixels)?, x.height, x.width))
+        Ok(Grid::new(x.pixels.conv2d_over(&self.weight, &self.bias, conv)?, x.height, x.width))
+    }
+
+    /// `forward(silu(norm(x)))`
+    fn forward_normed(&self, x: &Grid<B>, norm: &GroupNorm<B>) -> Result<Grid<B>> {
+        let conv = Conv::same(x.height, x.width, self.kernel);
+        Ok(Grid::new(x.pixels.norm_conv2d(&norm.op(), &self.weight, &self.bias, conv)?, x.height, x.width))
+    }
+
+    /// `forward(silu(norm(x))) + residual`, which may take the memory of the residual.
+    fn forward_normed_add(&self, x: Grid<B>, norm: &GroupNorm<B>, residual: Grid<B>) -> Result<Grid<B>> {
+        let conv = Conv::same(x.height, x.width, self.kernel);
+        Ok(Grid::new(x.pixels.norm_conv2d_add(&norm.op(), &self.weight, &self.bias, conv, residual.pixels)?, x.height, x.width))
     }
 
     /// `forward` of the picture twice as high and wide; for 3 x 3 only.
@@ -88,8 +100,8 @@ impl<B: Backend> GroupNorm<B> {
         Ok(Grid::new(x.pixels.group_norm(&self.weight, &self.bias, self.groups, GROUP_NORM_EPS)?, x.height, x.width))
     }
 
-    fn forward_silu(&self, x: &Grid<B>) -> Result<Grid<B>> {
-        Ok(Grid::new(x.pixels.group_norm_silu(&self.weight, &self.bias, self.groups, GROUP_NORM_EPS)?, x.height, x.width))
+    fn op(&self) -> ops::GroupNorm<'_, B> {
+        ops::GroupNorm { weight: &self.weight, bias: &self.bias, groups: self.groups, eps: GROUP_NORM_EPS }
     }
 }
 
@@ -171,8 +183,7 @@ impl<B: Backend> Decoder<B> {
             }
             done(2 + i);
         }
-        let x = self.conv_norm_out.forward_silu(&x)?;
-        let pixels = self.conv_out.forward(&x)?;
+        let pixels = self.conv_out.forward_normed(&x, &self.conv_norm_out)?;
         done(self.stages());
         Ok(pixels)
     }

@@ -28,14 +28,11 @@ impl<B: Backend> ResnetBlock<B> {
 
     /// x [height * width, in] -> [height * width, out].
     pub fn forward(&self, x: Grid<B>) -> Result<Grid<B>> {
-        let h = self.conv1.forward(&self.norm1.forward_silu(&x)?)?;
-        let normed = self.norm2.forward_silu(&h)?;
-        // The sum below may need memory of its own, for which this makes room.
-        drop(h);
+        let h = self.conv1.forward_normed(&x, &self.norm1)?;
         let shortcut = match &self.conv_shortcut {
-            Some(conv) => conv.forward(&x)?,
+            Some(conv) => conv.forward_over(x)?,
             None => x,
         };
-        self.conv2.forward_add(&normed, shortcut)
+        self.conv2.forward_normed_add(h, &self.norm2, shortcut)
     }
 }

@@ -128,6 +128,8 @@ fn convolutions_of_many_ragged_tiles_match_the_cpu() {
 fn each_kernel_can_be_asked_for() {
     let Some(cuda) = crate::cuda() else { return };
     check_choices(&cuda, "conv2d::ragged_3x3_convolutions_match_the_cpu", "FLUX_CONV2D");
+    // Without the kernel for Hopper, im2col reads the picture before it is upsampled.
+    check_choices(&cuda, "conv2d::upsample_conv2d_matches_the_cpu", "FLUX_CONV2D");
 }
 
 #[test]

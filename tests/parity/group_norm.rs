@@ -173,7 +173,7 @@ fn a_norm_of_a_convolution_is_that_of_its_values() {
             };
             check("conv2d", &maker.conv2d());
             let pixels = size[0] * size[1];
-            // Over the residual, over the columns of a longer residual, and elsewhere: what a convolution left may not be written.
+            // Over the residual, over the columns of a longer residual, and over what a convolution left, whose moments are of no use any more.
             check("conv2d_add", &maker.conv2d_add(Shape::dense(pixels, out).tensor(&cuda, 4)));
             check("conv2d_add in place", &maker.conv2d_add(Shape::view(pixels, out, 16, 8).tensor(&cuda, 4)));
             check("conv2d_add to conv2d", &maker.conv2d_add(maker.conv2d()));

@@ -1,24 +1,53 @@
-//! `conv2d` and `conv2d_add`. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time, for every convolution on every GPU.
-//! Hopper has a kernel of its own for 3 x 3 over whole 16 bytes of channels, in `conv2d_hopper`.
+//! `conv2d`, `conv2d_over` and `conv2d_add`. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time, for every convolution
+//! on every GPU. Hopper has a kernel of its own for 3 x 3 over whole 16 bytes of channels, in `conv2d_hopper`.
+
+use std::ops::Range;
 
 use super::conv2d_hopper::{CHOICE, Call, takes};
 use super::gemm::{Matrix, Product};
 use super::launch::row_tiles;
+use super::norm_conv2d::Input;
 use super::pool::{Buffer, Kind};
 use super::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::Conv;
 
-/// The most that im2col rows may take.
-const WORKSPACE_BYTES: usize = 256 << 20;
+/// The most that im2col rows, or what a product without them writes, may take at once.
+pub(super) const WORKSPACE_BYTES: usize = 256 << 20;
+
+/// Rows 0 .. `rows` of `row_bytes` bytes in pieces of at most WORKSPACE_BYTES: of one size, so that one plan serves all but the last, and of
+/// whole tiles of the GEMM.
+fn pieces(rows: usize, row_bytes: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
+    let most = (WORKSPACE_BYTES / row_bytes.max(1)).max(1);
+    let piece = rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(128).min(most).max(1);
+    (0..rows).step_by(piece).map(move |first| first..(first + piece).min(rows))
+}
+
+/// The same for 1 x 1 convolutions, of `k` channels to `n`: no piece writes more, or reads more than twice as much. cuBLASLt fails for some
+/// matrices of 2^31 values.
+fn pieces_of_one_tap(rows: usize, k: usize, n: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
+    pieces(rows, k.max(2 * n))
+}
+
+/// Whether an output sees one pixel, its own.
+fn has_one_tap(conv: Conv) -> bool {
+    conv == Conv::same(conv.height, conv.width, 1)
+}
+
+/// Rows of pixels that the outputs `pixels` see, at least one and all in the picture.
+fn rows_seen(conv: Conv, pixels: &Range<usize>) -> Range<usize> {
+    let [first, last] = [pixels.start, pixels.end.max(pixels.start + 1) - 1].map(|pixel| pixel / conv.out_width() * conv.stride);
+    let start = first.saturating_sub(conv.pad_before).min(conv.height - 1);
+    start..(last + conv.kernel).saturating_sub(conv.pad_before).clamp(start + 1, conv.height)
+}
 
 impl Cuda {
-    /// `conv2d(x) + residual`; the result goes over `residual` where that is writable.
+    /// `conv2d(input) + residual`; the result goes over `residual` where that is writable, or nobody else has it.
     ///
     /// Errors when `FLUX_CONV2D` names no kernel that is here.
     pub(super) fn conv2d_op(
         &self,
-        x: &Tensor<Cuda>,
+        mut input: Input<'_>,
         weight: &Tensor<Cuda>,
         bias: &Tensor<Cuda>,
         conv: Conv,
@@ -26,22 +55,25 @@ impl Cuda {
     ) -> Result<Tensor<Cuda>> {
         let hopper = self.hopper_wanted(CHOICE)?;
         let rows = conv.out_height() * conv.out_width();
+        let residual = residual.map(Tensor::without_moments);
         let fresh = match &residual {
             Some(residual) => self.unless_writable(residual)?,
             None => Some(self.linear_output(rows, weight, Some(bias))?),
         };
         let out = fresh.as_ref().or(residual.as_ref()).expect("one of both is there: `unless_writable` makes a tensor unless residual serves");
-        let same = conv == Conv::same(conv.height, conv.width, 3);
+        let same = conv == Conv::same(conv.height, conv.width, 3) && !matches!(input, Input::Doubled(_));
         let mut moments = None;
-        if hopper && same && takes(x, weight, bias) && all_aligned(&[out]) && residual.as_ref().is_none_or(Tensor::aligned) {
-            moments = self.run_hopper_conv2d(&Call { x, weight, bias, residual: residual.as_ref(), out, height: conv.height, width: conv.width })?;
+        if hopper && same && takes(&input, weight, bias) && all_aligned(&[out]) && residual.as_ref().is_none_or(Tensor::aligned) {
+            let (input, residual) = (&mut input, residual.as_ref());
+            moments = self.run_hopper_conv2d(Call { input, weight, bias, residual, out, height: conv.height, width: conv.width })?;
         } else {
             let from_residual = residual.as_ref().map(Matrix::of);
-            let product = Product { bias: Some(bias.address()), residual: from_residual, ..self.product(x, weight, Matrix::of(out), out.cols()) };
-            if conv.kernel == 1 && conv.stride == 1 && conv.pad_before + conv.pad_after == 0 {
-                self.gemm()?.run(&product)?;
+            let product = self.product(input.source(), weight, Matrix::of(out), out.cols());
+            let product = Product { bias: Some(bias.address()), residual: from_residual, ..product };
+            if has_one_tap(conv) && matches!(input, Input::Picture(_)) {
+                pieces_of_one_tap(rows, product.k, product.n).try_for_each(|rows| self.gemm()?.run(&product.rows(rows)))?;
             } else {
-                self.conv2d_rows(x, weight, conv, rows, &product)?;
+                self.conv2d_rows(&mut input, weight, conv, &Product { m: rows, ..product })?;
             }
         }
         let out = fresh.or(residual).expect("as above");
@@ -54,38 +86,134 @@ impl Cuda {
         })
     }
 
-    fn conv2d_rows(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>, conv: Conv, rows: usize, product: &Product) -> Result<()> {
+    /// `conv2d(x)`. Over a large x, where its rows are as long as the output's at least, and nobody else has it.
+    pub(super) fn conv2d_over_op(&self, x: Tensor<Cuda>, weight: &Tensor<Cuda>, bias: &Tensor<Cuda>, conv: Conv) -> Result<Tensor<Cuda>> {
+        let (rows, k, n) = (x.rows(), x.cols(), weight.rows());
+        let pieces = pieces_of_one_tap(rows, k, n);
+        if !has_one_tap(conv) || n > k || !n.is_multiple_of(8) || pieces.len() < 2 {
+            return self.conv2d_op(Input::Picture(&x), weight, bias, conv, None);
+        }
+        let to = Matrix { address: x.address(), stride: n };
+        let product = Product { bias: Some(bias.address()), ..self.product(&x, weight, to, n) };
+        let buffer = match x.without_moments().into_buffer() {
+            Ok(buffer) => buffer,
+            Err(x) => return self.conv2d_op(Input::Picture(&x), weight, bias, conv, None),
+        };
+        let mut aside = None;
+        for rows in pieces {
+            let piece = product.rows(rows.clone());
+            if lies_before(&rows, k, n) {
+                self.gemm()?.run(&piece)?;
+                continue;
+            }
+            let aside = match &aside {
+                Some(aside) => aside,
+                // The first piece is the longest.
+                None => aside.insert(Buffer::new(self.device(), Kind::Bf16, rows.len() * n)?),
+            };
+            self.gemm()?.run(&Product { out: Matrix { address: aside.address(), stride: n }, ..piece })?;
+            self.copy_rows(aside.address(), n, piece.out.address, n, rows.len(), n)?;
+        }
+        Ok(Tensor::from_buffer(self, buffer, rows, n))
+    }
+
+    /// `product` over im2col rows of `input`, with its m rows.
+    fn conv2d_rows(&self, input: &mut Input<'_>, weight: &Tensor<Cuda>, conv: Conv, product: &Product) -> Result<()> {
         let stride = weight.cols().next_multiple_of(8);
         // The columns behind the last are zeros in im2col rows; where they are in the weight as well, they may take part.
         let k = if weight.buffer().zero_padded() && weight.stride() == stride { stride } else { weight.cols() };
-        let most_rows = (WORKSPACE_BYTES / (2 * stride)).max(1);
-        let pieces = rows.div_ceil(most_rows);
-        // Pieces of one size, so that one plan serves all but the last; whole tiles of the GEMM.
-        let piece_rows = rows.div_ceil(pieces).next_multiple_of(128).min(most_rows).max(1);
-        let columns = Buffer::new(self.device(), Kind::Bf16, piece_rows.min(rows) * stride)?;
-        let wide = all_aligned(&[x]);
+        let mut columns = None;
         let taps = conv.kernel * conv.kernel;
-        let mut first = 0;
-        while first < rows {
-            let count = piece_rows.min(rows - first);
+        let halvings = usize::from(matches!(input, Input::Doubled(_)));
+        for rows in pieces(product.m, 2 * stride) {
+            let columns = match &columns {
+                Some(columns) => columns,
+                // The first piece is the longest.
+                None => columns.insert(Buffer::new(self.device(), Kind::Bf16, rows.len() * stride)?),
+            };
+            let part = input.show(rows_seen(conv, &rows))?;
+            let (x, wide) = (&part.pixels, all_aligned(&[&part.pixels]));
             let launch = self.launch("conv2d", if wide { "im2col_bf16" } else { "im2col_bf16_any" })?;
-            let launch = launch.matrix(x).address(columns.address()).long(stride).int(first).int(count).int(x.cols());
+            let launch = launch.matrix(x).address(columns.address()).long(stride).int(rows.start).int(rows.len()).int(x.cols());
             let launch = launch.int(conv.height).int(conv.width).int(conv.kernel).int(conv.stride).int(conv.pad_before).int(conv.out_width());
-            let (grid, block) = row_tiles(count, if wide { x.cols() / 8 } else { x.cols() });
-            // SAFETY: argument types and order match cuda/conv2d.cu. `Tensor::conv2d` checked x to have height * width rows; the kernel reads
-            // inside the picture only and writes `count` rows of `stride` values, for which `columns` has room. The GEMM before, which read
-            // `columns`, is ahead of it on the same stream.
+            let launch = launch.int(part.first).int(halvings);
+            let (grid, block) = row_tiles(rows.len(), if wide { x.cols() / 8 } else { x.cols() });
+            // SAFETY: argument types and order match cuda/conv2d.cu. The ops checked x to have height * width rows, or as many before it is
+            // doubled; the kernel reads inside the picture only, and of it the rows that `rows_seen` said, which `part` has; it writes as many
+            // rows of `stride` values as the piece has, for which `columns` has room. The GEMM before, which read `columns`, is ahead of it on
+            // the same stream.
             unsafe { launch.run([grid[0] * taps, 1, 1], block) }?;
-            self.gemm()?.run(&Product {
-                m: count,
-                k,
-                x: Matrix { address: columns.address(), stride },
-                residual: product.residual.map(|residual| residual.row(first, 2)),
-                out: product.out.row(first, 2),
-                ..*product
-            })?;
-            first += count;
+            self.gemm()?.run(&Product { k, x: Matrix { address: columns.address(), stride }, ..product.rows(rows) })?;
         }
         Ok(())
+    }
+}
+
+/// Whether `rows` of n values each, one behind the other from where rows of k values begin, end before those of `rows` do begin.
+fn lies_before(rows: &Range<usize>, k: usize, n: usize) -> bool {
+    rows.end * n <= rows.start * k
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_follow_each_other_and_are_of_one_size() {
+        for (rows, row_bytes) in [(0, 8), (1, 8), (1 << 20, 2304), (254_500, 4608), (1 << 24, 4608), (5, 1 << 30)] {
+            let pieces: Vec<_> = pieces(rows, row_bytes).collect();
+            assert!(pieces.iter().all(|piece| piece.len() * row_bytes <= WORKSPACE_BYTES || piece.len() == 1), "{rows} x {row_bytes}");
+            assert_eq!(pieces.iter().map(ExactSizeIterator::len).sum::<usize>(), rows);
+            assert!(pieces.windows(2).all(|pair| pair[0].end == pair[1].start && pair[0].len() >= pair[1].len()), "{rows} x {row_bytes}");
+        }
+        assert_eq!(pieces_of_one_tap(1 << 20, 256, 128).len(), 1, "a shortcut at 1024 x 1024");
+        assert_eq!(pieces_of_one_tap(1 << 24, 256, 128).len(), 16, "and at 4096 x 4096");
+    }
+
+    #[test]
+    fn the_rows_seen_are_those_under_the_outputs() {
+        // The rows that im2col of cuda/conv2d.cu reads.
+        let read = |conv: Conv, pixels: &Range<usize>| {
+            let rows = pixels.clone().flat_map(|pixel| {
+                let first = pixel / conv.out_width() * conv.stride;
+                (0..conv.kernel).filter_map(move |ky| (first + ky).checked_sub(conv.pad_before)).filter(move |&y| y < conv.height)
+            });
+            (rows.clone().min(), rows.max())
+        };
+        for conv in [Conv::same(9, 7, 3), Conv::same(1, 1, 3), Conv::same(6, 5, 1), Conv::halve(8, 6), Conv::halve(7, 9), Conv::same(5, 6, 5)] {
+            let all = conv.out_height() * conv.out_width();
+            for start in 0..all {
+                for end in start + 1..=all {
+                    let seen = rows_seen(conv, &(start..end));
+                    assert_eq!(read(conv, &(start..end)), (Some(seen.start), Some(seen.end - 1)), "{conv:?} {start}..{end}");
+                }
+            }
+        }
+    }
+
+    /// The same as `conv2d_over_op` does, on numbers: a row of `k` equal numbers becomes one of `n`.
+    #[test]
+    fn a_result_goes_over_what_was_read_only() {
+        for (rows, k, n, piece) in [(100, 8, 4, 16), (100, 8, 8, 16), (33, 9, 1, 4), (64, 8, 7, 5), (7, 6, 3, 7)] {
+            let mut memory: Vec<usize> = (0..rows * k).map(|cell| cell / k).collect();
+            let (mut direct, mut aside) = (0, 0);
+            for first in (0..rows).step_by(piece) {
+                let rows = first..(first + piece).min(rows);
+                if lies_before(&rows, k, n) {
+                    direct += 1;
+                    // A product makes its rows in any order.
+                    rows.rev().for_each(|row| {
+                        let value = memory[row * k];
+                        memory[row * n..][..n].fill(value);
+                    });
+                } else {
+                    aside += 1;
+                    let made: Vec<usize> = rows.clone().flat_map(|row| vec![memory[row * k]; n]).collect();
+                    memory[rows.start * n..][..made.len()].copy_from_slice(&made);
+                }
+            }
+            assert!((0..rows * n).all(|cell| memory[cell] == cell / n), "{rows} {k} {n} {piece}");
+            assert!(aside >= 1 && (k < 2 * n || aside == 1), "{rows} {k} {n}: {direct} and {aside}");
+        }
     }
 }

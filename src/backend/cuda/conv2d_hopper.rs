@@ -1,11 +1,15 @@
 //! Launches cuda/conv2d_sm90a.cu: 3 x 3 convolutions on Hopper, of a picture as it is or upsampled.
 
 use std::ffi::c_void;
+use std::ops::Range;
 
 use super::hopper::{Axis, Choice};
 use super::moments::Moments;
-use super::{Cuda, Tensor, all_aligned};
+use super::norm_conv2d::Input;
+use super::pool::{Buffer, Kind};
+use super::{Cuda, Tensor};
 use crate::error::Result;
+use crate::ops::Conv;
 
 /// `FLUX_CONV2D=base` keeps off this kernel, `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has none.
 pub(super) const CHOICE: Choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a", forms: &[] };
@@ -15,6 +19,13 @@ const CHANNELS: usize = 64;
 const CONSUMERS: usize = 2;
 /// They, and a warpgroup that fetches and stores.
 const THREADS: usize = (1 + CONSUMERS) * 128;
+/// Of that, threads that store, and the outputs of a half that each has.
+const STORERS: usize = 3 * 32;
+const STORED_OUTS: usize = 8;
+/// What a block leaves for the next band of a picture: three floats for each output of each thread that stores.
+const CARRY_BYTES: usize = CONSUMERS * STORED_OUTS * STORERS * 12;
+/// Rows before and behind a band that its outputs see.
+const HALO: usize = 1;
 
 /// A kernel of cuda/conv2d_sm90a.cu, by its `Shape`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +77,11 @@ impl Shape {
         *shapes.iter().min_by_key(time).expect("SAME, FEW and UPSAMPLED are not empty")
     }
 
+    /// Tiles of a band of rows of pixels, which begins where a tile does: the first, and the one behind the last.
+    fn items(&self, band: &Range<usize>, width: usize, outs: usize) -> [usize; 2] {
+        [band.start, band.end].map(|row| self.tiles(row, width, outs))
+    }
+
     /// Whether a tile's rounded outputs are in shared memory, from where other warps store them and leave their moments.
     const fn rounds(&self) -> bool {
         self.outs == CONSUMERS * CHANNELS
@@ -82,9 +98,9 @@ impl Shape {
 }
 
 /// One call: tensors that [`takes`] allowed, and `residual` and `out` with rows of whole 16 bytes.
-pub(super) struct Call<'a> {
+pub(super) struct Call<'a, 'x> {
     /// [height * width, channels]
-    pub x: &'a Tensor<Cuda>,
+    pub input: &'a mut Input<'x>,
     /// [out, 9 * channels], or for an upsampled picture [4 * out, 4 * channels].
     pub weight: &'a Tensor<Cuda>,
     pub bias: &'a Tensor<Cuda>,
@@ -95,8 +111,9 @@ pub(super) struct Call<'a> {
 }
 
 /// Whether the kernel can take these: rows of whole 16 bytes, and a weight without gaps, so that its taps are an axis.
-pub(super) fn takes(x: &Tensor<Cuda>, weight: &Tensor<Cuda>, bias: &Tensor<Cuda>) -> bool {
-    x.rows() > 0 && all_aligned(&[x, weight]) && weight.stride() == weight.cols() && bias.address().is_multiple_of(4)
+pub(super) fn takes(input: &Input<'_>, weight: &Tensor<Cuda>, bias: &Tensor<Cuda>) -> bool {
+    let whole = input.source().rows() > 0 && input.aligned() && weight.aligned();
+    whole && weight.stride() == weight.cols() && bias.address().is_multiple_of(4)
 }
 
 impl Cuda {
@@ -109,12 +126,14 @@ impl Cuda {
         height: usize,
         width: usize,
     ) -> Result<Tensor<Cuda>> {
-        if !self.hopper_wanted(CHOICE)? || !takes(&x, weight, bias) || !weight.rows().is_multiple_of(8) {
-            return crate::ops::conv2d::compose_upsample(self, x, weight, bias, height, width);
+        let mut input = Input::Picture(&x);
+        if !self.hopper_wanted(CHOICE)? || !takes(&input, weight, bias) || !weight.rows().is_multiple_of(8) {
+            return self.conv2d_op(Input::Doubled(&x), weight, bias, Conv::same(2 * height, 2 * width, 3), None);
         }
         let collapsed = self.collapse_taps(weight, x.cols())?;
         let out = self.empty(4 * x.rows(), weight.rows())?;
-        let moments = self.run_hopper_shape(&UPSAMPLED, &Call { x: &x, weight: &collapsed, bias, residual: None, out: &out, height, width })?;
+        let call = Call { input: &mut input, weight: &collapsed, bias, residual: None, out: &out, height, width };
+        let moments = self.run_hopper_shape(&UPSAMPLED, call)?;
         Ok(match moments {
             Some(moments) => out.with_moments(moments),
             None => out,
@@ -132,13 +151,14 @@ impl Cuda {
     }
 
     /// `conv2d(x) + residual`, of the same size out as in. The moments of `call.out`, where the kernel leaves them.
-    pub(super) fn run_hopper_conv2d(&self, call: &Call<'_>) -> Result<Option<Moments>> {
+    pub(super) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<Moments>> {
         let few = call.out.cols() <= 8 && call.residual.is_none();
         self.run_hopper_shape(if few { &FEW } else { &SAME }, call)
     }
 
-    fn run_hopper_shape(&self, shapes: &[Shape], call: &Call<'_>) -> Result<Option<Moments>> {
-        let Call { x, weight, bias, residual, out, height, width } = *call;
+    fn run_hopper_shape(&self, shapes: &[Shape], call: Call<'_, '_>) -> Result<Option<Moments>> {
+        let Call { input, weight, bias, residual, out, height, width } = call;
+        let channels = input.source().cols();
         let shape = Shape::find(shapes, self.device().multiprocessors(), height, width, out.cols());
         let tiles = shape.tiles(height, width, out.cols());
         // First of all, because a driver that loads this kernel knows tensor maps too.
@@ -148,16 +168,13 @@ impl Cuda {
             // A lone row's stride means nothing, and need not be aligned.
             let pixel = if of.rows() > 1 { of.stride() } else { of.cols() };
             let columns = Axis { cells: width, step: pixel, in_box: shape.width };
-            let rows = Axis { cells: height, step: width * pixel, in_box: rows_in_box };
+            let rows = Axis { cells: of.rows() / width, step: width * pixel, in_box: rows_in_box };
             CHOICE.tensor_map(of.address(), [cells(of.cols(), CHANNELS), columns, rows])
         };
-        let taps = Axis { cells: shape.taps * shape.taps, step: x.cols(), in_box: 1 };
+        let taps = Axis { cells: shape.taps * shape.taps, step: channels, in_box: 1 };
         let outs = Axis { cells: weight.rows(), step: weight.cols(), in_box: shape.outs };
-        let x_map = picture(x, shape.height + shape.taps - 1)?;
-        let weight_map = CHOICE.tensor_map(weight.address(), [cells(x.cols(), CHANNELS), taps, outs])?;
-        // Without a residual no map is read.
-        let residual_map = residual.map_or(Ok(x_map), |residual| picture(residual, shape.height))?;
-        let mut maps = [x_map, weight_map, residual_map];
+        let weight_map = CHOICE.tensor_map(weight.address(), [cells(channels, CHANNELS), taps, outs])?;
+        let residual_map = residual.map(|residual| picture(residual, shape.height)).transpose()?;
         let [blocks, splits] = shape.blocks(self.device().multiprocessors(), height, width, out.cols());
         let moments = if shape.rounds() { Some(Moments::new(self, splits, out.cols())?) } else { None };
         let (mut partial, mut counts) = moments.as_ref().map_or((0, 0), |moments| (moments.partial(), moments.counts()));
@@ -165,20 +182,35 @@ impl Cuda {
         let mut adds = i32::from(residual.is_some());
         CHOICE.int(tiles)?;
         CHOICE.int(out.rows())?;
-        let mut ints = [CHOICE.int(height)?, CHOICE.int(width)?, CHOICE.int(x.cols())?, CHOICE.int(out.cols())?];
-        let mut arguments: Vec<*mut c_void> = maps.iter_mut().map(|map| std::ptr::from_mut(map).cast()).collect();
-        arguments.push(std::ptr::from_mut(&mut adds).cast());
-        let longs = [&mut bias_address, &mut out_address, &mut out_stride];
-        arguments.extend(longs.map(|long| std::ptr::from_mut(long).cast::<c_void>()));
-        arguments.extend(ints.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
-        arguments.extend([&mut partial, &mut counts].map(|address| std::ptr::from_mut(address).cast::<c_void>()));
-        // SAFETY: `arguments` are, in the order of `CONV2D` in cuda/conv2d_sm90a.cu, three tensor maps, an int, two pointers, a long long, four
-        // ints and two pointers, all alive until the call returns; the shared memory is that of the shape. The maps cover exactly the cells of
-        // x, of the weight and of the residual, of which there is none with the shapes that cannot add it. The ops checked their shapes, `out`
-        // and `residual` have rows of whole 16 bytes and a row for every output pixel, the bias has a value for every column of `out`, the
-        // moments the splits that `blocks` blocks make, or the shape leaves none. `out` may be `residual`: a tile's cells are read before they
-        // are written, and no other tile has them.
-        unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }?;
+        let sizes = [CHOICE.int(height)?, CHOICE.int(width)?, CHOICE.int(channels)?, CHOICE.int(out.cols())?];
+        let bands = input.bands(height);
+        let carried = if bands.len() > 1 && shape.rounds() { Some(Buffer::new(self.device(), Kind::Byte, blocks * CARRY_BYTES)?) } else { None };
+        let mut carry = carried.as_ref().map_or(0, Buffer::address);
+        for band in bands {
+            let part = input.show(band.start.saturating_sub(HALO)..(band.end + HALO).min(height))?;
+            let x_map = picture(&part.pixels, shape.height + shape.taps - 1)?;
+            // Without a residual no map is read.
+            let mut maps = [x_map, weight_map, residual_map.unwrap_or(x_map)];
+            let [first, end] = shape.items(&band, width, out.cols());
+            let mut band = [CHOICE.int(first)?, CHOICE.int(end)?, CHOICE.int(part.first)?];
+            let mut sizes = sizes;
+            let mut arguments: Vec<*mut c_void> = maps.iter_mut().map(|map| std::ptr::from_mut(map).cast()).collect();
+            arguments.push(std::ptr::from_mut(&mut adds).cast());
+            let longs = [&mut bias_address, &mut out_address, &mut out_stride];
+            arguments.extend(longs.map(|long| std::ptr::from_mut(long).cast::<c_void>()));
+            arguments.extend(sizes.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
+            arguments.extend([&mut partial, &mut counts].map(|address| std::ptr::from_mut(address).cast::<c_void>()));
+            arguments.extend(band.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
+            arguments.push(std::ptr::from_mut(&mut carry).cast());
+            // SAFETY: `arguments` are, in the order of `CONV2D` in cuda/conv2d_sm90a.cu, three tensor maps, an int, two pointers, a long long,
+            // four ints, two pointers, three ints and a pointer, all alive until the call returns; the shared memory is that of the shape. The
+            // maps cover exactly the cells of x that are there, of the weight and of the residual, of which there is none with the shapes that
+            // cannot add it. The ops checked their shapes, `out` and `residual` have rows of whole 16 bytes and a row for every output pixel,
+            // the bias has a value for every column of `out`, the moments the splits that `blocks` blocks make, or the shape leaves none; where
+            // there is more than one band, `carry` has room for as many blocks. `out` may be `residual`: a tile's cells are read before they
+            // are written, and no other tile has them.
+            unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }?;
+        }
         Ok(moments)
     }
 }
@@ -232,6 +264,33 @@ mod tests {
         assert_eq!(SAME[0].blocks(132, 1024, 1024, 128), [132, 132]);
         assert_eq!(SAME[0].blocks(132, 512, 512, 640), [130, 26]);
         assert_eq!(SAME[0].blocks(132, 16, 16, 128), [1, 1]);
+    }
+
+    #[test]
+    fn bands_have_all_tiles_once_and_every_block_keeps_its_own() {
+        use super::super::norm_conv2d::BAND_MULTIPLE;
+        for shape in SAME.iter().chain(&FEW) {
+            assert!(BAND_MULTIPLE.is_multiple_of(shape.height), "{shape:?}");
+            for (height, width, outs) in [(250, 253, 128), (33, 50, 320), (100, 17, 8), (1000, 400, 640)] {
+                let [blocks, _] = shape.blocks(132, height, width, outs);
+                let own = |block: usize, [first, end]: [usize; 2]| {
+                    // As the kernel finds its first.
+                    let begin = first + (block + blocks - first % blocks) % blocks;
+                    (begin..end).step_by(blocks).collect::<Vec<_>>()
+                };
+                for rows in [16, 48, 2000] {
+                    let bands: Vec<_> = (0..height).step_by(rows).map(|first| first..(first + rows).min(height)).collect();
+                    let items: Vec<_> = bands.iter().map(|band| shape.items(band, width, outs)).collect();
+                    assert_eq!((items[0][0], items[items.len() - 1][1]), (0, shape.tiles(height, width, outs)));
+                    assert!(items.windows(2).all(|pair| pair[0][1] == pair[1][0]));
+                    for block in [0, 1, blocks / 2, blocks - 1] {
+                        let block = block.min(blocks - 1);
+                        let whole = own(block, [0, shape.tiles(height, width, outs)]);
+                        assert_eq!(items.iter().flat_map(|&items| own(block, items)).collect::<Vec<_>>(), whole, "{shape:?} {height}x{width}");
+                    }
+                }
+            }
+        }
     }
 
     #[test]

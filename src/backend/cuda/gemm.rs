@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, c_void};
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -78,6 +79,14 @@ pub struct Product {
     pub out: Matrix,
     /// Whether out is float32 instead of bf16.
     pub out_f32: bool,
+}
+
+impl Product {
+    /// The same product for some rows of x, residual and out, which are bf16.
+    pub fn rows(&self, rows: Range<usize>) -> Self {
+        let from = |matrix: Matrix| matrix.row(rows.start, 2);
+        Self { m: rows.len(), x: from(self.x), residual: self.residual.map(from), out: from(self.out), ..*self }
+    }
 }
 
 /// Everything that a choice of algorithm depends on, but for the machine.

@@ -4,6 +4,7 @@ use super::moments::Moments;
 use super::pool::{Buffer, Kind};
 use super::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
+use crate::ops::GroupNorm;
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -17,7 +18,6 @@ const PIXELS_PER_SPLIT_THREAD: usize = 8;
 const PIXELS_PER_THREAD: usize = 16;
 
 /// How threads are laid out over pixels and channels.
-#[derive(Clone, Copy)]
 struct Blocks {
     /// Whether a thread has eight channels, or one.
     wide: bool,
@@ -27,6 +27,14 @@ struct Blocks {
     height: usize,
     /// Blocks side by side.
     columns: usize,
+}
+
+impl Blocks {
+    fn of(channels: usize, wide: bool) -> Self {
+        let runs = if wide { channels / 8 } else { channels };
+        let width = runs.min(THREADS);
+        Self { wide, width, height: THREADS / width, columns: runs.div_ceil(width) }
+    }
 }
 
 impl Cuda {
@@ -39,17 +47,19 @@ impl Cuda {
         eps: f32,
         silu: bool,
     ) -> Result<Tensor<Cuda>> {
-        let (pixels, channels) = (x.rows(), x.cols());
-        let out = self.empty(pixels, channels)?;
-        if pixels == 0 {
-            return Ok(out);
+        let out = self.empty(x.rows(), x.cols())?;
+        if x.rows() > 0 {
+            let coefficients = self.group_norm_coefficients(x, &GroupNorm { weight, bias, groups, eps })?;
+            self.apply_group_norm(x, &coefficients, &out, silu)?;
         }
-        let wide = all_aligned(&[x, weight, bias, &out]);
-        let runs = if wide { channels / 8 } else { channels };
-        let width = runs.min(THREADS);
-        let height = THREADS / width;
-        let columns = runs.div_ceil(width);
-        let fresh = if x.moments().is_some() { None } else { Some(self.moments_of(x, Blocks { wide, width, height, columns })?) };
+        Ok(out)
+    }
+
+    /// What the values of each channel of x, which has rows, are multiplied by, and what is then added: two floats for each channel.
+    pub(super) fn group_norm_coefficients(&self, x: &Tensor<Cuda>, norm: &GroupNorm<'_, Cuda>) -> Result<Buffer> {
+        let &GroupNorm { weight, bias, groups, eps } = norm;
+        let channels = x.cols();
+        let fresh = if x.moments().is_some() { None } else { Some(self.moments_of(x)?) };
         let moments = fresh.as_ref().or(x.moments()).expect("one of both is there");
         let coefficients = Buffer::new(self.device(), Kind::F32, 2 * channels)?;
 
@@ -60,7 +70,13 @@ impl Cuda {
         // and bias to be [1, channels]; the moments are of all cells of x, and so of `channels` columns; `coefficients` has two floats for each
         // channel; the block has the MERGE_THREADS threads that the kernel needs.
         unsafe { launch.run([groups, 1, 1], [MERGE_THREADS, 1, 1]) }?;
+        Ok(coefficients)
+    }
 
+    /// The norm of rows of what `coefficients` are of, to `out` of the same shape.
+    pub(super) fn apply_group_norm(&self, x: &Tensor<Cuda>, coefficients: &Buffer, out: &Tensor<Cuda>, silu: bool) -> Result<()> {
+        let (pixels, channels) = (x.rows(), x.cols());
+        let Blocks { wide, width, height, columns } = Blocks::of(channels, all_aligned(&[x, out]));
         let kernel = match (wide, silu) {
             (true, false) => "group_norm_bf16",
             (false, false) => "group_norm_bf16_any",
@@ -68,16 +84,16 @@ impl Cuda {
             (false, true) => "group_norm_silu_bf16_any",
         };
         let pixels_per_block = height * PIXELS_PER_THREAD;
-        let launch = self.launch("group_norm", kernel)?.matrix(x).address(coefficients.address()).matrix(&out);
+        let launch = self.launch("group_norm", kernel)?.matrix(x).address(coefficients.address()).matrix(out);
         let launch = launch.int(pixels).int(channels).int(pixels_per_block);
-        // SAFETY: argument types and order match cuda/group_norm.cu; `coefficients` is as above, `out` is of the shape of x, and
-        // the grid's blocks cover all pixels and channels once.
-        unsafe { launch.run([pixels.div_ceil(pixels_per_block), columns, 1], [width, height, 1]) }?;
-        Ok(out)
+        // SAFETY: argument types and order match cuda/group_norm.cu; `coefficients` has two floats for each channel, `out` is of the shape of
+        // x, and the grid's blocks cover all pixels and channels once.
+        unsafe { launch.run([pixels.div_ceil(pixels_per_block), columns, 1], [width, height, 1]) }
     }
 
     /// What a pass over x gives, which has rows.
-    fn moments_of(&self, x: &Tensor<Cuda>, Blocks { wide, width, height, columns }: Blocks) -> Result<Moments> {
+    fn moments_of(&self, x: &Tensor<Cuda>) -> Result<Moments> {
+        let Blocks { wide, width, height, columns } = Blocks::of(x.cols(), x.aligned());
         let blocks = (self.device().multiprocessors() * BLOCKS_PER_MULTIPROCESSOR).div_ceil(columns);
         // No split is empty: all take part in the first round of `splits * height` pixels.
         let splits = x.rows().div_ceil(height * PIXELS_PER_SPLIT_THREAD).min(blocks);

@@ -31,6 +31,7 @@ mod launch;
 mod library;
 mod linear;
 mod moments;
+mod norm_conv2d;
 mod pool;
 mod projection;
 mod qk_norm_rope;
@@ -43,7 +44,7 @@ mod swiglu;
 mod transfer;
 mod uploader;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
@@ -55,12 +56,13 @@ pub use pool::Buffer;
 
 use crate::backend::{Backend, Remark, Stats};
 use crate::error::{Error, Result};
-use crate::ops::{Adaln, Conv, Heads, Joint, Mask, Projection, QkNorm, Rope};
+use crate::ops::{Adaln, Conv, GroupNorm, Heads, Joint, Mask, Projection, QkNorm, Rope};
 use crate::tensor::Tensor;
 use crate::weights::WeightView;
 use device::Device;
 use gemm::Gemm;
 use launch::Launch;
+use norm_conv2d::{BAND_BYTES, Input};
 use pool::Kind;
 use transfer::{RESULT_SLOTS, Slots, VALUE_SLOTS};
 use uploader::Uploader;
@@ -94,6 +96,8 @@ struct Inner {
     /// Why some work could not be recorded.
     unrecorded: Mutex<Option<String>>,
     precision: Precision,
+    /// See [`Cuda::limit_bands`].
+    band_bytes: AtomicUsize,
     device: Arc<Device>,
 }
 
@@ -130,6 +134,7 @@ impl Cuda {
             replaying: Mutex::default(),
             unrecorded: Mutex::default(),
             precision,
+            band_bytes: AtomicUsize::new(BAND_BYTES),
             device,
         })))
     }
@@ -248,6 +253,10 @@ impl Backend for Cuda {
 
     fn weight_bytes(&self, elements: u64) -> u64 {
         2 * elements
+    }
+
+    fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
+        self.norm_conv2d_need(whole)
     }
 
     fn narrow_weight_bytes(&self, elements: u64) -> u64 {
@@ -377,7 +386,7 @@ impl Backend for Cuda {
     }
 
     fn conv2d(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
-        self.conv2d_op(x, weight, bias, conv, None)
+        self.conv2d_op(Input::Picture(x), weight, bias, conv, None)
     }
 
     fn attention(&self, q: Tensor<Self>, k: &Tensor<Self>, v: &Tensor<Self>, head_dim: usize, joint: Joint, mask: Mask) -> Result<Tensor<Self>> {
@@ -495,7 +504,34 @@ impl Backend for Cuda {
     }
 
     fn conv2d_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv, residual: Tensor<Self>) -> Result<Tensor<Self>> {
-        self.conv2d_op(x, weight, bias, conv, Some(residual))
+        self.conv2d_op(Input::Picture(x), weight, bias, conv, Some(residual))
+    }
+
+    fn conv2d_over(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
+        self.conv2d_over_op(x, weight, bias, conv)
+    }
+
+    fn norm_conv2d(
+        &self,
+        x: &Tensor<Self>,
+        norm: &GroupNorm<'_, Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+    ) -> Result<Tensor<Self>> {
+        self.norm_conv2d_op(x, norm, weight, bias, conv, None)
+    }
+
+    fn norm_conv2d_add(
+        &self,
+        x: Tensor<Self>,
+        norm: &GroupNorm<'_, Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+        residual: Tensor<Self>,
+    ) -> Result<Tensor<Self>> {
+        self.norm_conv2d_op(&x, norm, weight, bias, conv, Some(residual))
     }
 
     fn upsample_conv2d(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {

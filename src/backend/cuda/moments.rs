@@ -1,6 +1,7 @@
 //! Means and variances of a tensor's columns in pieces, which an op leaves for a group norm that may follow.
 //!
-//! They stay with the memory whose cells they are of, and these cells are never written again: see [`Tensor::with_moments`].
+//! They stay with the memory whose cells they are of, and these cells are not written as long as they do: see [`Tensor::with_moments`] and
+//! [`Tensor::without_moments`].
 
 use super::pool::{Buffer, Kind};
 use super::{Cuda, Tensor};
@@ -56,6 +57,11 @@ impl Tensor<Cuda> {
     /// cells of its buffer have some already, it stays as it is.
     pub(super) fn with_moments(self, moments: Moments) -> Self {
         if self.buffer().keep_moments(Cells::of(&self), moments) { self.read_only() } else { self }
+    }
+
+    /// This tensor, to write over again where nobody shares its memory: moments of what was there are forgotten.
+    pub(super) fn without_moments(self) -> Self {
+        self.reclaim(Buffer::forget_moments)
     }
 
     /// The moments of exactly these cells, where the op that wrote them left any.

@@ -176,6 +176,11 @@ impl Buffer {
         self.moments.set(Box::new((cells, moments))).is_ok()
     }
 
+    /// Forgets moments, because cells will be written.
+    pub fn forget_moments(&mut self) {
+        self.moments.take();
+    }
+
     /// The moments of `cells`, if they are of exactly these.
     pub fn moments(&self, cells: Cells) -> Option<&Moments> {
         self.moments.get().filter(|kept| kept.0 == cells).map(|kept| &kept.1)

@@ -1,0 +1,423 @@
+//! Norms and convolutions in bands of rows: against the CPU, against themselves in other bands, and what memory they take.
+
+use flux::backend::Backend;
+use flux::backend::cuda::{Cuda, Replay};
+use flux::model_dir::ModelDir;
+use flux::ops::{Conv, GroupNorm, norm_conv2d};
+use flux::pipeline::{Pipeline, Request};
+use flux::tensor::Tensor;
+use flux::vae::{Grid, ResnetBlock};
+use flux::weights::{WeightFiles, Weights};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check_against, check_choices, values, vector, with_variable};
+use crate::pipeline::default_model;
+
+struct NormConv2d<'a> {
+    x: Shape,
+    groups: usize,
+    weight: &'a Weight,
+    conv: Conv,
+    out: usize,
+    /// Columns beside the residual, where there is one.
+    residual: Option<[usize; 2]>,
+}
+
+impl NormConv2d<'_> {
+    fn residual<B: Backend>(&self, b: &B) -> Option<Tensor<B>> {
+        let rows = self.conv.out_height() * self.conv.out_width();
+        self.residual.map(|[before, after]| Shape::view(rows, self.out, before, after).tensor(b, 4))
+    }
+
+    fn apply<B: Backend>(&self, b: &B, composed: bool) -> Vec<Tensor<B>> {
+        let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
+        let (norm_weight, norm_bias) = (vector(b, 5, self.x.cols), vector(b, 6, self.x.cols));
+        let norm = GroupNorm { weight: &norm_weight, bias: &norm_bias, groups: self.groups, eps: 1e-6 };
+        let out = match (self.residual(b), composed) {
+            (Some(residual), false) => x.norm_conv2d_add(&norm, &weight, &bias, self.conv, residual),
+            (Some(residual), true) => norm_conv2d::compose_add(b, x, &norm, &weight, &bias, self.conv, residual),
+            (None, false) => x.norm_conv2d(&norm, &weight, &bias, self.conv),
+            (None, true) => norm_conv2d::compose(b, &x, &norm, &weight, &bias, self.conv),
+        };
+        vec![out.unwrap()]
+    }
+}
+
+impl Case for NormConv2d<'_> {
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        self.apply(b, false)
+    }
+
+    fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        self.apply(b, true)
+    }
+}
+
+fn weight(cin: usize, cout: usize, kernel: usize) -> Weight {
+    let scale = 2.0 / (kernel * kernel * cin) as f32;
+    let weight: Vec<f32> = values(2, cout * cin * kernel * kernel).iter().map(|v| v * scale.sqrt()).collect();
+    Weight::new(&weight, &[cout, cin, kernel, kernel], Dtype::F32)
+}
+
+#[test]
+fn norm_conv2d_and_norm_conv2d_add_match_the_cpu() {
+    let Some(cuda) = crate::cuda() else { return };
+    let convs = [Conv::same(17, 9, 3), Conv::same(1, 1, 3), Conv::same(40, 35, 3), Conv::same(33, 5, 1), Conv::halve(36, 7)];
+    for conv in convs {
+        for (cin, cout, groups) in [(16, 32, 8), (64, 3, 32), (9, 7, 3), (64, 136, 16)] {
+            for (beside, residual) in [([0, 0], None), ([8, 8], Some([0, 0])), ([1, 0], Some([3, 2]))] {
+                let weight = weight(cin, cout, conv.kernel);
+                let x = Shape::view(conv.height * conv.width, cin, beside[0], beside[1]);
+                let case = NormConv2d { x, groups, weight: &weight, conv, out: cout, residual };
+                for limit in [usize::MAX, 0] {
+                    cuda.limit_bands(limit);
+                    let what = format!("norm_conv2d {conv:?} {cin} -> {cout}, beside {beside:?}, residual {residual:?}, bands of {limit}");
+                    // What lies between rounds once; the errors are independent, so that they move an output no more than one rounding of it.
+                    check_against(&cuda, &what, &case, WITH_EPILOGUE + 1.0, 1.0);
+                }
+            }
+        }
+    }
+}
+
+/// Whether the kernel for Hopper takes what is aligned.
+fn on_hopper(cuda: &Cuda) -> bool {
+    cuda.describe().contains("compute capability 9.0") && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
+}
+
+/// What a residual block does with a picture: its halves, and what a norm makes of what they leave.
+struct Block {
+    conv: Conv,
+    norm_x: [Tensor<Cuda>; 2],
+    norm_h: [Tensor<Cuda>; 2],
+    groups: [usize; 2],
+    up: Tensor<Cuda>,
+    same: Tensor<Cuda>,
+    shortcut: Option<Tensor<Cuda>>,
+    bias: Tensor<Cuda>,
+}
+
+impl Block {
+    fn new(cuda: &Cuda, [height, width]: [usize; 2], cin: usize, cout: usize, groups: [usize; 2]) -> Self {
+        Self {
+            conv: Conv::same(height, width, 3),
+            norm_x: [vector(cuda, 5, cin), vector(cuda, 6, cin)],
+            norm_h: [vector(cuda, 7, cout), vector(cuda, 8, cout)],
+            groups,
+            up: weight(cin, cout, 3).conv(cuda),
+            same: weight(cout, cout, 3).conv(cuda),
+            shortcut: (cin != cout).then(|| weight(cin, cout, 1).conv(cuda)),
+            bias: vector(cuda, 3, cout),
+        }
+    }
+
+    fn norm<'a>([weight, bias]: &'a [Tensor<Cuda>; 2], groups: usize) -> GroupNorm<'a, Cuda> {
+        GroupNorm { weight, bias, groups, eps: 1e-6 }
+    }
+
+    fn first(&self, x: &Tensor<Cuda>) -> flux::Result<Tensor<Cuda>> {
+        x.norm_conv2d(&Self::norm(&self.norm_x, self.groups[0]), &self.up, &self.bias, self.conv)
+    }
+
+    fn second(&self, h: Tensor<Cuda>, residual: Tensor<Cuda>) -> flux::Result<Tensor<Cuda>> {
+        h.norm_conv2d_add(&Self::norm(&self.norm_h, self.groups[1]), &self.same, &self.bias, self.conv, residual)
+    }
+
+    fn forward(&self, x: Tensor<Cuda>) -> flux::Result<Tensor<Cuda>> {
+        let h = self.first(&x)?;
+        let residual = match &self.shortcut {
+            Some(shortcut) => x.conv2d_over(shortcut, &self.bias, Conv::same(self.conv.height, self.conv.width, 1))?,
+            None => x,
+        };
+        self.second(h, residual)
+    }
+
+    fn norm_of(&self, y: &Tensor<Cuda>) -> flux::Result<Tensor<Cuda>> {
+        let [weight, bias] = &self.norm_h;
+        y.group_norm(weight, bias, self.groups[1], 1e-6)
+    }
+}
+
+/// Height, width, channels in and out, groups of both. The last ones have more tiles than there are multiprocessors, in a band of the largest
+/// as well.
+type Ragged = ([usize; 2], [usize; 2], [usize; 2]);
+
+fn ragged() -> Vec<Ragged> {
+    let mut cases = vec![
+        ([17, 33], [64, 128], [32, 32]),
+        ([100, 5], [24, 96], [8, 32]),
+        ([49, 1], [128, 128], [32, 1]),
+        ([1, 77], [16, 40], [1, 8]),
+        ([65, 50], [136, 136], [17, 17]),
+        ([50, 31], [16, 640], [4, 32]),
+        ([37, 20], [9, 7], [3, 7]),
+        ([70, 41], [64, 3], [32, 1]),
+        ([250, 253], [8, 128], [8, 32]),
+        ([190, 187], [128, 128], [32, 32]),
+        ([515, 509], [64, 128], [32, 32]),
+    ];
+    if crate::small() {
+        cases.retain(|([height, width], [_, out], _)| height * width * out < 1 << 20);
+    }
+    cases
+}
+
+#[test]
+fn bands_change_no_byte() {
+    let Some(cuda) = crate::cuda() else { return };
+    for (size, [cin, cout], groups) in ragged() {
+        let block = Block::new(&cuda, size, cin, cout, groups);
+        let x = || Shape::dense(size[0] * size[1], cin).tensor(&cuda, 1);
+        let run = |limit: usize| {
+            cuda.limit_bands(limit);
+            let h = block.first(&x()).unwrap();
+            let y = block.forward(x()).unwrap();
+            let after = block.norm_of(&y).unwrap();
+            [h, y, after].map(|tensor| cuda.download(&tensor).unwrap())
+        };
+        let whole = run(usize::MAX);
+        // Sixteen rows at a time, about a third of the picture, and almost half.
+        let picture = 2 * size[0] * size[1] * cin.max(cout);
+        for limit in [0, picture / 3, picture / 2 - 1] {
+            assert!(run(limit) == whole, "{size:?} {cin} -> {cout} in bands of {limit} of {picture} bytes");
+        }
+    }
+}
+
+#[test]
+fn bands_are_what_was_asked_for() {
+    let Some(cuda) = crate::cuda() else { return };
+    for (size, [cin, cout], groups) in ragged().into_iter().filter(|(_, [cin, _], _)| cin % 8 == 0) {
+        let block = Block::new(&cuda, size, cin, cout, groups);
+        let x = Shape::dense(size[0] * size[1], cin).tensor(&cuda, 1);
+        let launches = |limit: usize| {
+            cuda.limit_bands(limit);
+            let before = cuda.stats().launches;
+            block.first(&x).unwrap();
+            cuda.stats().launches - before
+        };
+        let (whole, banded) = (launches(usize::MAX), launches(0));
+        if on_hopper(&cuda) {
+            // The moments in two kernels, then the norm and the convolution of each band.
+            let bands = size[0].div_ceil(16) as u64;
+            assert_eq!((whole, banded), (2 + 2, 2 + 2 * bands), "{size:?} {cin} -> {cout}");
+        } else {
+            assert!(banded >= whole, "{size:?} {cin} -> {cout}");
+        }
+    }
+}
+
+/// So large that im2col rows come in pieces, which bands do not change: each piece finds the rows that it sees.
+#[test]
+fn bands_change_no_byte_where_im2col_comes_in_pieces() {
+    let Some(cuda) = crate::cuda() else { return };
+    if crate::small() {
+        return;
+    }
+    let size = [500, 509];
+    let block = Block::new(&cuda, size, 256, 128, [32, 32]);
+    let run = |limit: usize| {
+        cuda.limit_bands(limit);
+        let x = Shape::dense(size[0] * size[1], 256).tensor(&cuda, 1);
+        let before = cuda.stats().launches;
+        let y = block.forward(x).unwrap();
+        let launches = cuda.stats().launches - before;
+        (launches, cuda.download(&y).unwrap())
+    };
+    let (launches, whole) = run(usize::MAX);
+    for limit in [0, 20 << 20, 60 << 20] {
+        let (banded, bytes) = run(limit);
+        assert!(banded > launches && bytes == whole, "bands of {limit} bytes, {banded} launches");
+    }
+}
+
+#[test]
+fn each_convolution_does_bands() {
+    let Some(cuda) = crate::cuda() else { return };
+    check_choices(&cuda, "norm_conv2d::bands_change_no_byte", "FLUX_CONV2D");
+    for test in ["bands_change_no_byte_where_im2col_comes_in_pieces", "a_residual_block_holds_its_input_its_middle_and_a_band"] {
+        let (passed, text) = with_variable(&format!("norm_conv2d::{test}"), "FLUX_CONV2D", "base");
+        assert!(passed, "{test}: {text}");
+    }
+}
+
+#[test]
+fn bands_give_the_same_bytes_every_time_also_recorded() {
+    let Some(cuda) = crate::cuda() else { return };
+    cuda.limit_bands(0);
+    let size = [70, 65];
+    let (first, second) = (Block::new(&cuda, size, 128, 64, [32, 32]), Block::new(&cuda, size, 64, 64, [32, 16]));
+    let work = |x: &Tensor<Cuda>| {
+        // Of its own, as what a block may write over.
+        let x = Tensor::concat_rows(&[x])?;
+        second.norm_of(&second.forward(first.forward(x)?)?)
+    };
+    let mut replay = Replay::default();
+    for seed in [1, 1, 2, 3, 1] {
+        let x = Shape::dense(size[0] * size[1], 128).tensor(&cuda, seed);
+        let expected = cuda.download(&work(&x).unwrap()).unwrap();
+        let waits = cuda.stats().waits;
+        let got = cuda.replay(&mut replay, [&x], |[x]| work(x)).unwrap();
+        assert_eq!(cuda.stats().waits, waits);
+        assert!(cuda.download(&got).unwrap() == expected, "recorded, seed {seed}");
+    }
+    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
+    assert!(matches!(replay, Replay::Recorded(_)));
+}
+
+/// What a convolution left has moments, so that nothing goes over it; but where it is consumed and nobody else has it, they are of no use.
+#[test]
+fn a_sum_goes_over_what_a_convolution_left() {
+    let Some(cuda) = crate::cuda() else { return };
+    let size = [33, 50];
+    let block = Block::new(&cuda, size, 64, 64, [32, 16]);
+    let x = || Shape::dense(size[0] * size[1], 64).tensor(&cuda, 1);
+    let made = || block.first(&x()).unwrap();
+    // The residual stays where somebody has it.
+    let kept = made();
+    let before = cuda.download(&kept).unwrap();
+    let elsewhere = block.second(made(), kept.row_view(0..kept.rows())).unwrap();
+    assert!(cuda.download(&kept).unwrap() == before, "a residual that is kept was written");
+    assert!(cuda.download(&elsewhere).unwrap() != before);
+    let (h, residual) = (made(), made());
+    let picture = (2 * residual.rows() * residual.cols()) as u64;
+    let held = cuda.stats().memory_bytes;
+    let over = block.second(h, residual).unwrap();
+    let now = cuda.stats().memory_bytes;
+    assert!(now + picture <= held && now + 2 * picture > held, "h is gone, and the sum took no memory: {held} before, {now} behind");
+    assert!(cuda.download(&over).unwrap() == cuda.download(&elsewhere).unwrap());
+    let norms = [&over, &elsewhere].map(|y| cuda.download(&block.norm_of(y).unwrap()).unwrap());
+    assert!(norms[0] == norms[1], "moments of what was there before");
+}
+
+/// Twice as high and wide, on the device.
+fn doubled(x: &Tensor<Cuda>, [height, width]: [usize; 2], times: usize) -> Tensor<Cuda> {
+    let mut x = x.upsample(height, width).unwrap();
+    for step in 1..times {
+        x = x.upsample(height << step, width << step).unwrap();
+    }
+    x
+}
+
+#[test]
+fn a_small_conv2d_over_is_conv2d() {
+    let Some(cuda) = crate::cuda() else { return };
+    for (cin, cout) in [(64, 32), (32, 64), (24, 24), (9, 7)] {
+        let (weight, bias, conv) = (weight(cin, cout, 1).conv(&cuda), vector(&cuda, 3, cout), Conv::same(19, 7, 1));
+        let x = || Shape::dense(19 * 7, cin).tensor(&cuda, 1);
+        let expected = cuda.download(&x().conv2d(&weight, &bias, conv).unwrap()).unwrap();
+        assert!(cuda.download(&x().conv2d_over(&weight, &bias, conv).unwrap()).unwrap() == expected, "{cin} -> {cout}");
+    }
+}
+
+/// Two pieces and a few more rows: the first piece goes elsewhere first, the others do not, or all do.
+#[test]
+fn a_large_conv2d_over_is_conv2d_in_the_memory_of_its_input() {
+    let Some(cuda) = crate::cuda() else { return };
+    if crate::small() {
+        return;
+    }
+    for (cin, cout) in [(256, 128), (136, 128)] {
+        let small = [257, 256];
+        let [height, width] = small.map(|side| 4 * side);
+        let seed = Shape::dense(small[0] * small[1], cin).tensor(&cuda, 1);
+        let (weight, bias, conv) = (weight(cin, cout, 1).conv(&cuda), vector(&cuda, 3, cout), Conv::same(height, width, 1));
+        let x = doubled(&seed, small, 2);
+        let expected = x.conv2d(&weight, &bias, conv).unwrap();
+        let kept = x.row_view(0..x.rows());
+        let elsewhere = x.conv2d_over(&weight, &bias, conv).unwrap();
+        let last = height * width - 5000..height * width;
+        let rows = |tensor: &Tensor<Cuda>, rows: std::ops::Range<usize>| cuda.download(&tensor.row_view(rows)).unwrap();
+        let [first_of_x, last_of_x] = [0..5000, last.clone()].map(|range| rows(&kept, range));
+        let again = doubled(&seed, small, 2);
+        assert!(rows(&again, 0..5000) == first_of_x && rows(&again, last) == last_of_x, "an input that is kept was written");
+        drop(kept);
+        let held = cuda.stats().memory_bytes;
+        let over = again.conv2d_over(&weight, &bias, conv).unwrap();
+        assert_eq!(cuda.stats().memory_bytes, held, "{cin} -> {cout}: the memory of the input is that of the result");
+        let expected = cuda.download(&expected).unwrap();
+        assert!(cuda.download(&elsewhere).unwrap() == expected, "{cin} -> {cout}");
+        assert!(cuda.download(&over).unwrap() == expected, "{cin} -> {cout} over its input");
+    }
+}
+
+/// The weights of a residual block.
+fn resnet_files(folder: &tempfile::TempDir, cin: usize, cout: usize) -> WeightFiles {
+    let shapes = [
+        ("norm1.weight", vec![cin]),
+        ("norm1.bias", vec![cin]),
+        ("conv1.weight", vec![cout, cin, 3, 3]),
+        ("conv1.bias", vec![cout]),
+        ("norm2.weight", vec![cout]),
+        ("norm2.bias", vec![cout]),
+        ("conv2.weight", vec![cout, cout, 3, 3]),
+        ("conv2.bias", vec![cout]),
+        ("conv_shortcut.weight", vec![cout, cin, 1, 1]),
+        ("conv_shortcut.bias", vec![cout]),
+    ];
+    let bytes: Vec<Vec<u8>> = (10..)
+        .zip(&shapes)
+        .map(|(seed, (_, shape))| {
+            let scale = (2.0 / shape[1..].iter().product::<usize>() as f32).sqrt();
+            values(seed, shape.iter().product()).iter().flat_map(|v| (v * scale).to_le_bytes()).collect()
+        })
+        .collect();
+    let views = shapes.iter().zip(&bytes).map(|((name, shape), bytes)| (*name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
+    std::fs::create_dir(folder.path().join("vae")).unwrap();
+    safetensors::serialize_to_file(views, None, &folder.path().join("vae/w.safetensors")).unwrap();
+    WeightFiles::open(&ModelDir::Folder(folder.path().to_path_buf()), "vae", "w").unwrap()
+}
+
+/// The block that needs most of a decoder's memory, with the channels of klein's: of 2048 x 2048 pixels.
+#[test]
+fn a_residual_block_holds_its_input_its_middle_and_a_band() {
+    let Some(cuda) = crate::cuda() else { return };
+    if crate::small() {
+        return;
+    }
+    if cuda.available_bytes() < 8 << 30 {
+        println!("skipped: less than 8 GiB of GPU memory are free");
+        return;
+    }
+    let (side, cin, cout) = (2048, 256, 128);
+    let folder = tempfile::tempdir().unwrap();
+    let files = resnet_files(&folder, cin, cout);
+    let block = ResnetBlock::load(&Weights::new(&cuda, &files), cin, cout, 32).unwrap();
+    let seed = Shape::dense(128 * 128, cin).tensor(&cuda, 1);
+    let run = || {
+        let x = Grid { pixels: doubled(&seed, [128, 128], 4), height: side, width: side };
+        let before = cuda.stats();
+        let y = block.forward(x).unwrap().pixels;
+        // Some rows of pixels, at places of other tiles, bands and pieces.
+        let rows = [0, 15, 127, 511, 1024, 1777, 2047].map(|row| cuda.download(&y.row_view(row * side..(row + 1) * side)).unwrap());
+        (before, cuda.stats(), rows)
+    };
+    // The library's workspace, moments, and rows beside a band.
+    let few = 128u64 << 20;
+    let [x_bytes, h_bytes] = [cin, cout].map(|channels| (2 * side * side * channels) as u64);
+    let (before, after, banded) = run();
+    let bound = before.memory_bytes + h_bytes + cuda.norm_conv2d_bytes(x_bytes) + few;
+    let mib = |bytes: u64| bytes >> 20;
+    println!("{} MiB before, at most {} MiB, bound {} MiB", mib(before.memory_bytes), mib(after.peak_memory_bytes), mib(bound));
+    assert!(cuda.norm_conv2d_bytes(x_bytes) <= 512 << 20);
+    assert!(after.peak_memory_bytes <= bound, "{} of {bound} bytes", after.peak_memory_bytes);
+    cuda.limit_bands(usize::MAX);
+    let (_, after, whole) = run();
+    assert!(after.peak_memory_bytes > bound, "a whole norm takes more");
+    assert!(banded == whole, "bands changed what came out");
+}
+
+#[test]
+fn a_picture_in_bands_is_the_same_picture() {
+    let Some(cuda) = crate::cuda() else { return };
+    let pictures = |limit: usize| {
+        cuda.limit_bands(limit);
+        let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+        // The second decode is recorded, and what comes behind replayed.
+        [1, 1, 2, 1].map(|seed| pipeline.generate(&Request::new("a ghost", seed), &mut ()).unwrap().rgb)
+    };
+    let whole = pictures(usize::MAX);
+    assert!(pictures(0) == whole);
+    assert!(whole[0] == whole[1] && whole[0] == whole[3] && whole[0] != whole[2]);
+}
