@@ -199,9 +199,11 @@ fn bands_are_what_was_asked_for() {
         };
         let (whole, banded) = (launches(usize::MAX), launches(0));
         if on_hopper(&cuda) {
-            // The moments in two kernels, then the norm and the convolution of each band.
+            // The moments in two kernels, then the norm and the convolution of each band, but of a last one of one row the norm is there: it is
+            // what the band before sees behind itself.
             let bands = size[0].div_ceil(16) as u64;
-            assert_eq!((whole, banded), (2 + 2, 2 + 2 * bands), "{size:?} {cin} -> {cout}");
+            let norms = bands - u64::from(bands > 1 && size[0] % 16 == 1);
+            assert_eq!((whole, banded), (2 + 2, 2 + norms + bands), "{size:?} {cin} -> {cout}");
         } else {
             assert!(banded >= whole, "{size:?} {cin} -> {cout}");
         }
