@@ -7,6 +7,7 @@ pub mod amx;
 mod attention;
 mod attention_tiles;
 mod conv;
+mod conv_tiles;
 mod elementwise;
 mod gemm;
 pub mod math;
@@ -16,14 +17,13 @@ mod pool;
 
 use std::mem;
 use std::ops::Deref;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
 use super::{Backend, Stats};
 use crate::error::Result;
-use crate::ops::{Conv, Joint, Mask, Rope};
+use crate::ops::{self, Conv, Joint, Mask, Rope};
 use crate::tensor::Tensor;
 use crate::weights::WeightView;
 
@@ -32,7 +32,7 @@ use crate::weights::WeightView;
 pub enum Precision {
     /// As accurate as float32 throughout.
     F32,
-    /// Activations rounded to bfloat16 at each product, where the processor multiplies bfloat16; otherwise as `F32`.
+    /// Activations rounded to bfloat16 at each product and convolution, where the processor multiplies bfloat16; otherwise as `F32`.
     Bf16,
 }
 
@@ -48,8 +48,8 @@ pub enum Buffer {
     Dense(Values),
     /// A weight matrix: the rows of these parts, one under the other, in the mapped file.
     Weight(Vec<WeightView>),
-    /// A convolution weight [out, in, k, k] in the mapped file, and the same as [out, k * k * in] once it was used.
-    ConvWeight(WeightView, OnceLock<Vec<f32>>),
+    /// A convolution weight.
+    ConvWeight(Box<conv::Weight>),
 }
 
 /// Values whose memory goes to later ones.
@@ -124,6 +124,11 @@ impl Cpu {
             Ok(_) => panic!("a weight matrix is no activation"),
             Err(view) => Self::copy(Rows::of(&view)),
         }
+    }
+
+    fn kernel(weight: &Tensor<Self>) -> &conv::Weight {
+        let Buffer::ConvWeight(kernel) = &**weight.buffer() else { panic!("not a convolution weight") };
+        kernel
     }
 
     fn copy(x: Rows<'_>) -> Vec<f32> {
@@ -222,7 +227,7 @@ impl Backend for Cpu {
     }
 
     fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
-        Ok(Tensor::from_buffer(self, Buffer::ConvWeight(view.clone(), OnceLock::new()), view.rows(), view.cols()))
+        Ok(Tensor::from_buffer(self, Buffer::ConvWeight(Box::new(conv::Weight::new(view.clone()))), view.rows(), view.cols()))
     }
 
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
@@ -270,8 +275,36 @@ impl Backend for Cpu {
     }
 
     fn conv2d(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
-        let out = conv::conv2d(Rows::of(x), weight, Rows::of(bias).row(0), conv);
-        Ok(self.tensor(out, conv.out_height() * conv.out_width(), weight.rows()))
+        let rows = conv.out_height() * conv.out_width();
+        let mut out = pool::zeros(rows * weight.rows());
+        let (x, kernel, bias) = (Rows::of(x), Self::kernel(weight), Rows::of(bias).row(0));
+        match gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) {
+            Some(terms) => conv_tiles::conv2d(amx::multiply_windows, terms, x, kernel, bias, conv, &mut out, false),
+            None => conv::conv2d(x, kernel, bias, conv, &mut out),
+        }
+        Ok(self.tensor(out, rows, weight.rows()))
+    }
+
+    fn conv2d_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv, residual: Tensor<Self>) -> Result<Tensor<Self>> {
+        let kernel = Self::kernel(weight);
+        let Some(terms) = gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) else {
+            return ops::conv2d::compose_add(self, x, weight, bias, conv, residual);
+        };
+        let (rows, cols) = (residual.rows(), residual.cols());
+        let mut out = Self::take(residual);
+        conv_tiles::conv2d(amx::multiply_windows, terms, Rows::of(x), kernel, Rows::of(bias).row(0), conv, &mut out, true);
+        Ok(self.tensor(out, rows, cols))
+    }
+
+    fn upsample_conv2d(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
+        let kernel = Self::kernel(weight);
+        // Sums of weights are no bfloat16 numbers, so this is for activations that are rounded too.
+        if gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) != Some(1) {
+            return ops::conv2d::compose_upsample(self, x, weight, bias, height, width);
+        }
+        let mut out = pool::zeros(4 * x.rows() * weight.rows());
+        conv_tiles::upsample_conv2d(amx::multiply_windows, Rows::of(&x), kernel, Rows::of(bias).row(0), height, width, &mut out);
+        Ok(self.tensor(out, 4 * x.rows(), weight.rows()))
     }
 
     fn attention(&self, q: Tensor<Self>, k: &Tensor<Self>, v: &Tensor<Self>, head_dim: usize, joint: Joint, mask: Mask) -> Result<Tensor<Self>> {
