@@ -1,7 +1,8 @@
 //! The CPU backend: float32 between ops, all cores, and the reference for every other backend.
 //!
 //! Weights stay where they are: a matrix is a list of row ranges of mapped files, read in place by [`gemm`].
-//! Fused ops are not overridden: the CPU runs their definition.
+//! Of most fused ops the CPU runs the definition. Those of the VAE, whose activations no cache holds, are here where that saves a pass over
+//! them; they round as their definition does, but for a convolution of the upsampled picture in bfloat16 ([`Tensor::upsample_conv2d`]).
 
 pub mod amx;
 mod attention;
@@ -331,6 +332,12 @@ impl Backend for Cpu {
         let x = Rows::of(x);
         let (scale, shift) = norm::group_norm_affine(x, Rows::of(weight).row(0), Rows::of(bias).row(0), groups, eps);
         Ok(self.make_rows(x.rows, x.cols, |row, out| elementwise::affine(x.row(row), &scale, &shift, out)))
+    }
+
+    fn group_norm_silu(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, groups: usize, eps: f32) -> Result<Tensor<Self>> {
+        let x = Rows::of(x);
+        let (scale, shift) = norm::group_norm_affine(x, Rows::of(weight).row(0), Rows::of(bias).row(0), groups, eps);
+        Ok(self.make_rows(x.rows, x.cols, |row, out| math::affine_silu(x.row(row), &scale, &shift, out)))
     }
 
     fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, joint: Joint) -> Result<Tensor<Self>> {
