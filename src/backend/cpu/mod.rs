@@ -133,7 +133,7 @@ impl Cpu {
     }
 
     fn copy(x: Rows<'_>) -> Vec<f32> {
-        let mut values = pool::zeros(x.rows * x.cols);
+        let mut values = pool::values(x.rows * x.cols);
         for_rows(&mut values, x.cols, |row, out| out.copy_from_slice(x.row(row)));
         values
     }
@@ -146,9 +146,9 @@ impl Cpu {
         self.tensor(values, rows, cols)
     }
 
-    /// A new tensor, each row of which `f(row index, row)` writes.
+    /// A new tensor, each row of which `f(row index, row)` writes, to its end.
     fn make_rows(&self, rows: usize, cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) -> Tensor<Self> {
-        let mut values = pool::zeros(rows * cols);
+        let mut values = pool::values(rows * cols);
         for_rows(&mut values, cols, f);
         self.tensor(values, rows, cols)
     }
@@ -245,7 +245,7 @@ impl Backend for Cpu {
     }
 
     fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
-        let mut out = pool::zeros(x.rows() * weight.rows());
+        let mut out = pool::values(x.rows() * weight.rows());
         gemm::linear(self.precision, &[Rows::of(x)], weight, &mut out);
         if let Some(bias) = bias {
             let bias = Rows::of(bias).row(0);
@@ -257,7 +257,7 @@ impl Backend for Cpu {
     fn linear_rows(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)]) -> Result<Tensor<Self>> {
         let cols = parts[0].1.rows();
         let rows = parts.iter().map(|(x, _)| x.rows()).sum::<usize>();
-        let mut out = pool::zeros(rows * cols);
+        let mut out = pool::values(rows * cols);
         let mut rest = out.as_mut_slice();
         for (x, weight) in parts {
             let (part, below) = rest.split_at_mut(x.rows() * cols);
@@ -270,14 +270,14 @@ impl Backend for Cpu {
     fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Tensor<Self>) -> Result<Tensor<Self>> {
         let rows = parts[0].rows();
         let parts: Vec<_> = parts.iter().map(|x| Rows::of(x)).collect();
-        let mut out = pool::zeros(rows * weight.rows());
+        let mut out = pool::values(rows * weight.rows());
         gemm::linear(self.precision, &parts, weight, &mut out);
         Ok(self.tensor(out, rows, weight.rows()))
     }
 
     fn conv2d(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
         let rows = conv.out_height() * conv.out_width();
-        let mut out = pool::zeros(rows * weight.rows());
+        let mut out = pool::values(rows * weight.rows());
         let (x, kernel, bias) = (Rows::of(x), Self::kernel(weight), Rows::of(bias).row(0));
         match gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) {
             Some(terms) => conv_tiles::conv2d(amx::multiply_windows, terms, x, kernel, bias, conv, &mut out, false),
@@ -303,7 +303,7 @@ impl Backend for Cpu {
         if gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) != Some(1) {
             return ops::conv2d::compose_upsample(self, x, weight, bias, height, width);
         }
-        let mut out = pool::zeros(4 * x.rows() * weight.rows());
+        let mut out = pool::values(4 * x.rows() * weight.rows());
         conv_tiles::upsample_conv2d(amx::multiply_windows, Rows::of(&x), kernel, Rows::of(bias).row(0), height, width, &mut out);
         Ok(self.tensor(out, 4 * x.rows(), weight.rows()))
     }
@@ -370,7 +370,7 @@ impl Backend for Cpu {
     fn concat_rows(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
         let cols = parts[0].cols();
         let rows = parts.iter().map(|part| part.rows()).sum::<usize>();
-        let mut values = pool::zeros(rows * cols);
+        let mut values = pool::values(rows * cols);
         let mut rest = values.as_mut_slice();
         for part in parts {
             let part = Rows::of(part);
