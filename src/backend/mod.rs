@@ -1,7 +1,7 @@
 //! `trait Backend`: where tensors live and ops run.
 //!
 //! The primitives are required: every backend writes them. The fused ops are provided: their body is
-//! the mathematics, in primitives. [`cpu::Cpu`] inherits them; [`cuda::Cuda`] replaces them with kernels
+//! the mathematics, in primitives. [`cpu::Cpu`] inherits most of them; [`cuda::Cuda`] replaces them with kernels
 //! that are tested against that body. Callers go through the methods of [`Tensor`], which check shapes
 //! once; a backend relies on it.
 

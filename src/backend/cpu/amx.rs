@@ -22,20 +22,24 @@
 //! order of its tiles (mapped rows lie at any address and 2 * columns bytes apart, which fall into few sets of the first-level
 //! cache), then every strip of 32 rows of X meets every pair of tiles of it, 2 x 2 tiles of sums in registers. Between blocks of
 //! columns the sums wait in cache. Workers take tasks in order from a counter, so that they share the strips of X in cache.
+//!
+//! Convolutions have a product of their own, in which the tiles change places: see `windows.rs`.
 
 #![allow(unsafe_code)]
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 
 mod packed;
 mod tiles;
+mod windows;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use self::packed::{Packed, Rows};
 #[cfg(target_arch = "x86_64")]
 use self::tiles::Unit;
-pub use self::tiles::available;
+pub use self::tiles::{Line, available};
 use self::tiles::{NO_SUMS, NO_TILE, Sums, TILE, TILE_COLS, Tile, Tiles, transpose};
+pub use self::windows::{Lines, Offsets, Windows, multiply_windows};
 
 /// Rows of W or X that meet at once: two tiles.
 const PAIR: usize = 2 * TILE;
@@ -148,24 +152,31 @@ fn multiply_on<T: Tiles>(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
         }
         return;
     }
-    let threads = rayon::current_num_threads();
-    let plan = Plan::new(x, weight.rows, threads);
+    let plan = Plan::new(x, weight.rows, rayon::current_num_threads());
     let cells = Cells { first: out.values.as_mut_ptr(), rows: x.rows(), cols: weight.rows, stride: out.stride, add: out.add };
+    let begin = || {
+        let panel = vec![NO_TILE; plan.task_pairs * plan.block_steps * 2];
+        let sums = vec![NO_SUMS; if plan.block_steps == plan.steps { 1 } else { plan.task_pairs * plan.task_strips }];
+        (T::begin(), panel, sums)
+    };
+    share(plan.tasks(), begin, |(unit, panel, sums), task| run_task(unit, x, weight, &cells, &plan, task, panel, sums));
+}
+
+/// Has the workers call `run(own, task)` for all tasks, which they take in order from a counter; `begin` makes what is a worker's own.
+fn share<S>(tasks: usize, begin: impl Fn() -> S + Sync, run: impl Fn(&mut S, usize) + Sync) {
     let next = AtomicUsize::new(0);
     let work = || {
-        let unit = T::begin();
-        let mut panel = vec![NO_TILE; plan.task_pairs * plan.block_steps * 2];
-        let mut sums = vec![NO_SUMS; if plan.block_steps == plan.steps { 1 } else { plan.task_pairs * plan.task_strips }];
+        let mut own = begin();
         loop {
             let task = next.fetch_add(1, Ordering::Relaxed);
-            if task >= plan.tasks() {
+            if task >= tasks {
                 break;
             }
-            run_task(&unit, x, weight, &cells, &plan, task, &mut panel, &mut sums);
+            run(&mut own, task);
         }
     };
     rayon::scope(|scope| {
-        for _ in 1..threads.min(plan.tasks()) {
+        for _ in 1..rayon::current_num_threads().min(tasks) {
             scope.spawn(|_| work());
         }
         work();
@@ -261,4 +272,4 @@ fn store(sums: &Sums, out: &Cells, row: usize, col: usize) {
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-pub use self::tests::multiply_emulated;
+pub use self::tests::{multiply_emulated, multiply_windows_emulated};

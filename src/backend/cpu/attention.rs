@@ -38,7 +38,7 @@ fn spans(joint: Joint, len: usize) -> Vec<Span> {
 
 /// See [`crate::tensor::Tensor::attention`]; the result is dense. The queries are those of the last `q.rows` rows.
 pub(super) fn attention(q: Rows<'_>, k: Rows<'_>, v: Rows<'_>, head_dim: usize, joint: Joint, mask: Mask) -> Vec<f32> {
-    let mut out = pool::zeros(q.rows * q.cols);
+    let mut out = pool::values(q.rows * q.cols);
     let keys = spans(joint, KEYS);
     let mut tasks = Vec::new();
     let mut rest = out.as_mut_slice();

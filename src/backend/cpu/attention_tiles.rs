@@ -42,9 +42,9 @@ pub(super) fn attention(multiply: Multiply, q: Rows<'_>, k: Rows<'_>, v: Rows<'_
     let first_query = if skipped > 0 { joint.txt } else { 0 };
     let (tokens, heads, kv_heads) = (joint.tokens(), q.cols / head_dim, k.cols / head_dim);
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let mut out = pool::zeros(q.rows * q.cols);
+    let mut out = pool::values(q.rows * q.cols);
     let block = QUERIES.min(tokens);
-    let (mut scores, mut weighted) = (pool::zeros(block * tokens), vec![0.0; block * head_dim]);
+    let (mut scores, mut weighted) = (pool::values(block * tokens), vec![0.0; block * head_dim]);
     let mut sums = vec![0.0; block];
     for sample in 0..joint.batch {
         let of_sample: Vec<Head> = (0..kv_heads).into_par_iter().map(|head| Head::of(k, v, head_dim, head, sample, joint)).collect();

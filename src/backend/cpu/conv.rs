@@ -1,24 +1,41 @@
-//! Convolution: the inputs of a block of output pixels side by side (im2col), times the weight matrix.
+//! Convolution: the inputs of a block of output pixels side by side (im2col), times the weight matrix, in float32. Where the processor has
+//! AMX-BF16 tiles, bfloat16 weights go there: [`super::conv_tiles`].
 
 use std::cell::RefCell;
+use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
-use super::{Buffer, Cpu, Rows, gemm, pool};
+use super::amx::Packed;
+use super::{Rows, gemm};
 use crate::ops::Conv;
-use crate::tensor::Tensor;
 use crate::weights::WeightView;
 
 /// Output pixels of one task.
 const BLOCK: usize = 256;
 
-/// x [height * width, in], weight [out, k * k * in], bias [out] -> [out_height * out_width, out], dense.
-pub(super) fn conv2d(x: Rows<'_>, weight: &Tensor<Cpu>, bias: &[f32], conv: Conv) -> Vec<f32> {
+/// A convolution weight [out, in, k, k] in the mapped file, and the same in the orders in which it was used.
+pub struct Weight {
+    pub(super) view: WeightView,
+    /// [out, k * k * in]
+    reordered: OnceLock<Vec<f32>>,
+    /// For [`super::conv_tiles`].
+    pub(super) packed: OnceLock<Packed>,
+    /// The same for a picture that is to be twice as high and wide.
+    pub(super) packed_doubled: OnceLock<[Packed; 4]>,
+}
+
+impl Weight {
+    pub(super) fn new(view: WeightView) -> Self {
+        Self { view, reordered: OnceLock::new(), packed: OnceLock::new(), packed_doubled: OnceLock::new() }
+    }
+}
+
+/// x [height * width, in], weight [out, k * k * in], bias [out] -> out [out_height * out_width, out], dense.
+pub(super) fn conv2d(x: Rows<'_>, weight: &Weight, bias: &[f32], conv: Conv, out: &mut [f32]) {
     thread_local!(static COLUMNS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
-    let Buffer::ConvWeight(view, reordered) = &**weight.buffer() else { panic!("not a convolution weight") };
-    let weight = reordered.get_or_init(|| reorder(view));
+    let weight_rows = weight.reordered.get_or_init(|| reorder(&weight.view));
     let (n, k) = (bias.len(), conv.kernel * conv.kernel * x.cols);
-    let mut out = pool::zeros(conv.out_height() * conv.out_width() * n);
     out.par_chunks_mut(BLOCK * n).enumerate().for_each(|(task, out)| {
         COLUMNS.with_borrow_mut(|columns| {
             let pixels = out.len() / n;
@@ -26,11 +43,10 @@ pub(super) fn conv2d(x: Rows<'_>, weight: &Tensor<Cpu>, bias: &[f32], conv: Conv
             for (i, taps) in columns.chunks_exact_mut(k).enumerate() {
                 im2col(x, conv, task * BLOCK + i, taps);
             }
-            gemm::dense(Rows { data: columns, rows: pixels, cols: k, stride: k }, weight, n, out);
+            gemm::dense(Rows { data: columns, rows: pixels, cols: k, stride: k }, weight_rows, n, out);
         });
         out.chunks_exact_mut(n).for_each(|row| super::elementwise::add(row, bias));
     });
-    out
 }
 
 /// The inputs that output pixel `pixel` sees, ordered (ky, kx, in).

@@ -1,7 +1,8 @@
 //! Matrix products: activations in float32, weights as they lie in the file.
 //!
 //! The portable path widens a panel of weight rows to float32 and multiplies with the crate `gemm`; it runs on
-//! every CPU and is what other paths are tested against. Where the processor has AMX-BF16 tiles, bfloat16 weights go there.
+//! every CPU and is what other paths are tested against. Where the processor has AMX-BF16 tiles, bfloat16 weights go there, those of
+//! convolutions too ([`super::conv_tiles`]).
 
 #![allow(unsafe_code)]
 
@@ -32,13 +33,18 @@ pub(super) fn describe(precision: Precision) -> &'static str {
     }
 }
 
+/// Terms of bfloat16 for each activation that meets this weight on AMX tiles, or none where the product is not theirs.
+pub(super) fn terms(precision: Precision, parts: &[WeightView]) -> Option<usize> {
+    let on_tiles = amx::available() && parts.iter().all(|part| part.dtype() == Dtype::Bf16);
+    on_tiles.then_some(if precision == Precision::Bf16 { 1 } else { EXACT_TERMS })
+}
+
 /// `out = [x_0 | x_1 | ..] weight^T`, the x side by side; out dense [rows, weight.rows()].
 pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Tensor<Cpu>, out: &mut [f32]) {
     let parts = &rows_of(weight);
     assert_eq!(out.len(), xs[0].rows * weight.rows());
     assert_eq!(xs.iter().map(|x| x.cols).sum::<usize>(), weight.cols());
-    if amx::available() && parts.iter().all(|part| part.dtype() == Dtype::Bf16) {
-        let terms = if precision == Precision::Bf16 { 1 } else { EXACT_TERMS };
+    if let Some(terms) = terms(precision, parts) {
         tiles(terms, xs, parts, weight.rows(), out);
     } else {
         let mut col = 0;

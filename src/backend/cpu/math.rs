@@ -51,6 +51,19 @@ pub fn silu(values: &mut [f32]) {
     dispatch!(silu_body(values: &mut [f32]))
 }
 
+/// `silu(x * scale + shift)` of each value. Panics when the lengths differ.
+pub fn affine_silu(x: &[f32], scale: &[f32], shift: &[f32], out: &mut [f32]) {
+    assert!(x.len() == out.len() && scale.len() == out.len() && shift.len() == out.len());
+    dispatch!(affine_silu_body(x: &[f32], scale: &[f32], shift: &[f32], out: &mut [f32]))
+}
+
+/// Adds each value's difference from its center to `sums`, and the square of that to `squares`, both in float64. Panics when the lengths
+/// differ.
+pub fn add_moments(x: &[f32], center: &[f32], sums: &mut [f64], squares: &mut [f64]) {
+    assert!(center.len() == x.len() && sums.len() == x.len() && squares.len() == x.len());
+    dispatch!(add_moments_body(x: &[f32], center: &[f32], sums: &mut [f64], squares: &mut [f64]))
+}
+
 /// The sum, taken in float64.
 pub fn sum(values: &[f32]) -> f64 {
     dispatch!(sum_body(values: &[f32]) -> f64)
@@ -169,6 +182,23 @@ fn exp_sub_body<const FMA: bool>(values: &mut [f32], max: f32) -> f32 {
 fn silu_body<const FMA: bool>(values: &mut [f32]) {
     for value in values {
         *value /= 1.0 + exp_one::<FMA>(-*value);
+    }
+}
+
+#[inline(always)]
+fn affine_silu_body<const FMA: bool>(x: &[f32], scale: &[f32], shift: &[f32], out: &mut [f32]) {
+    for (((out, x), scale), shift) in out.iter_mut().zip(x).zip(scale).zip(shift) {
+        let value = x * scale + shift;
+        *out = value / (1.0 + exp_one::<FMA>(-value));
+    }
+}
+
+#[inline(always)]
+fn add_moments_body<const FMA: bool>(x: &[f32], center: &[f32], sums: &mut [f64], squares: &mut [f64]) {
+    for (((x, center), sum), square) in x.iter().zip(center).zip(sums).zip(squares) {
+        let difference = f64::from(*x) - f64::from(*center);
+        *sum += difference;
+        *square += difference * difference;
     }
 }
 

@@ -1,12 +1,14 @@
 //! The CPU backend: float32 between ops, all cores, and the reference for every other backend.
 //!
 //! Weights stay where they are: a matrix is a list of row ranges of mapped files, read in place by [`gemm`].
-//! Fused ops are not overridden: the CPU runs their definition.
+//! Of most fused ops the CPU runs the definition. Those of the VAE, whose activations no cache holds, are here where that saves a pass over
+//! them; they round as their definition does, but for a convolution of the upsampled picture in bfloat16 ([`Tensor::upsample_conv2d`]).
 
 pub mod amx;
 mod attention;
 mod attention_tiles;
 mod conv;
+mod conv_tiles;
 mod elementwise;
 mod gemm;
 pub mod math;
@@ -16,14 +18,13 @@ mod pool;
 
 use std::mem;
 use std::ops::Deref;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
 use super::{Backend, Stats};
 use crate::error::Result;
-use crate::ops::{Conv, Joint, Mask, Rope};
+use crate::ops::{self, Conv, Joint, Mask, Rope};
 use crate::tensor::Tensor;
 use crate::weights::WeightView;
 
@@ -32,7 +33,7 @@ use crate::weights::WeightView;
 pub enum Precision {
     /// As accurate as float32 throughout.
     F32,
-    /// Activations rounded to bfloat16 at each product, where the processor multiplies bfloat16; otherwise as `F32`.
+    /// Activations rounded to bfloat16 at each product and convolution, where the processor multiplies bfloat16; otherwise as `F32`.
     Bf16,
 }
 
@@ -48,8 +49,8 @@ pub enum Buffer {
     Dense(Values),
     /// A weight matrix: the rows of these parts, one under the other, in the mapped file.
     Weight(Vec<WeightView>),
-    /// A convolution weight [out, in, k, k] in the mapped file, and the same as [out, k * k * in] once it was used.
-    ConvWeight(WeightView, OnceLock<Vec<f32>>),
+    /// A convolution weight.
+    ConvWeight(Box<conv::Weight>),
 }
 
 /// Values whose memory goes to later ones.
@@ -126,8 +127,13 @@ impl Cpu {
         }
     }
 
+    fn kernel(weight: &Tensor<Self>) -> &conv::Weight {
+        let Buffer::ConvWeight(kernel) = &**weight.buffer() else { panic!("not a convolution weight") };
+        kernel
+    }
+
     fn copy(x: Rows<'_>) -> Vec<f32> {
-        let mut values = pool::zeros(x.rows * x.cols);
+        let mut values = pool::values(x.rows * x.cols);
         for_rows(&mut values, x.cols, |row, out| out.copy_from_slice(x.row(row)));
         values
     }
@@ -140,9 +146,9 @@ impl Cpu {
         self.tensor(values, rows, cols)
     }
 
-    /// A new tensor, each row of which `f(row index, row)` writes.
+    /// A new tensor, each row of which `f(row index, row)` writes, to its end.
     fn make_rows(&self, rows: usize, cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) -> Tensor<Self> {
-        let mut values = pool::zeros(rows * cols);
+        let mut values = pool::values(rows * cols);
         for_rows(&mut values, cols, f);
         self.tensor(values, rows, cols)
     }
@@ -222,7 +228,7 @@ impl Backend for Cpu {
     }
 
     fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
-        Ok(Tensor::from_buffer(self, Buffer::ConvWeight(view.clone(), OnceLock::new()), view.rows(), view.cols()))
+        Ok(Tensor::from_buffer(self, Buffer::ConvWeight(Box::new(conv::Weight::new(view.clone()))), view.rows(), view.cols()))
     }
 
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
@@ -239,7 +245,7 @@ impl Backend for Cpu {
     }
 
     fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
-        let mut out = pool::zeros(x.rows() * weight.rows());
+        let mut out = pool::values(x.rows() * weight.rows());
         gemm::linear(self.precision, &[Rows::of(x)], weight, &mut out);
         if let Some(bias) = bias {
             let bias = Rows::of(bias).row(0);
@@ -251,7 +257,7 @@ impl Backend for Cpu {
     fn linear_rows(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)]) -> Result<Tensor<Self>> {
         let cols = parts[0].1.rows();
         let rows = parts.iter().map(|(x, _)| x.rows()).sum::<usize>();
-        let mut out = pool::zeros(rows * cols);
+        let mut out = pool::values(rows * cols);
         let mut rest = out.as_mut_slice();
         for (x, weight) in parts {
             let (part, below) = rest.split_at_mut(x.rows() * cols);
@@ -264,14 +270,42 @@ impl Backend for Cpu {
     fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Tensor<Self>) -> Result<Tensor<Self>> {
         let rows = parts[0].rows();
         let parts: Vec<_> = parts.iter().map(|x| Rows::of(x)).collect();
-        let mut out = pool::zeros(rows * weight.rows());
+        let mut out = pool::values(rows * weight.rows());
         gemm::linear(self.precision, &parts, weight, &mut out);
         Ok(self.tensor(out, rows, weight.rows()))
     }
 
     fn conv2d(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
-        let out = conv::conv2d(Rows::of(x), weight, Rows::of(bias).row(0), conv);
-        Ok(self.tensor(out, conv.out_height() * conv.out_width(), weight.rows()))
+        let rows = conv.out_height() * conv.out_width();
+        let mut out = pool::values(rows * weight.rows());
+        let (x, kernel, bias) = (Rows::of(x), Self::kernel(weight), Rows::of(bias).row(0));
+        match gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) {
+            Some(terms) => conv_tiles::conv2d(amx::multiply_windows, terms, x, kernel, bias, conv, &mut out, false),
+            None => conv::conv2d(x, kernel, bias, conv, &mut out),
+        }
+        Ok(self.tensor(out, rows, weight.rows()))
+    }
+
+    fn conv2d_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv, residual: Tensor<Self>) -> Result<Tensor<Self>> {
+        let kernel = Self::kernel(weight);
+        let Some(terms) = gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) else {
+            return ops::conv2d::compose_add(self, x, weight, bias, conv, residual);
+        };
+        let (rows, cols) = (residual.rows(), residual.cols());
+        let mut out = Self::take(residual);
+        conv_tiles::conv2d(amx::multiply_windows, terms, Rows::of(x), kernel, Rows::of(bias).row(0), conv, &mut out, true);
+        Ok(self.tensor(out, rows, cols))
+    }
+
+    fn upsample_conv2d(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
+        let kernel = Self::kernel(weight);
+        // Sums of weights are no bfloat16 numbers, so this is for activations that are rounded too.
+        if gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) != Some(1) {
+            return ops::conv2d::compose_upsample(self, x, weight, bias, height, width);
+        }
+        let mut out = pool::values(4 * x.rows() * weight.rows());
+        conv_tiles::upsample_conv2d(amx::multiply_windows, Rows::of(&x), kernel, Rows::of(bias).row(0), height, width, &mut out);
+        Ok(self.tensor(out, 4 * x.rows(), weight.rows()))
     }
 
     fn attention(&self, q: Tensor<Self>, k: &Tensor<Self>, v: &Tensor<Self>, head_dim: usize, joint: Joint, mask: Mask) -> Result<Tensor<Self>> {
@@ -298,6 +332,12 @@ impl Backend for Cpu {
         let x = Rows::of(x);
         let (scale, shift) = norm::group_norm_affine(x, Rows::of(weight).row(0), Rows::of(bias).row(0), groups, eps);
         Ok(self.make_rows(x.rows, x.cols, |row, out| elementwise::affine(x.row(row), &scale, &shift, out)))
+    }
+
+    fn group_norm_silu(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, groups: usize, eps: f32) -> Result<Tensor<Self>> {
+        let x = Rows::of(x);
+        let (scale, shift) = norm::group_norm_affine(x, Rows::of(weight).row(0), Rows::of(bias).row(0), groups, eps);
+        Ok(self.make_rows(x.rows, x.cols, |row, out| math::affine_silu(x.row(row), &scale, &shift, out)))
     }
 
     fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, joint: Joint) -> Result<Tensor<Self>> {
@@ -330,7 +370,7 @@ impl Backend for Cpu {
     fn concat_rows(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
         let cols = parts[0].cols();
         let rows = parts.iter().map(|part| part.rows()).sum::<usize>();
-        let mut values = pool::zeros(rows * cols);
+        let mut values = pool::values(rows * cols);
         let mut rest = values.as_mut_slice();
         for part in parts {
             let part = Rows::of(part);

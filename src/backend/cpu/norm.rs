@@ -24,33 +24,82 @@ pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 /// Group norm as one multiplication and one addition for each channel: (scale, shift).
 pub(super) fn group_norm_affine(x: Rows<'_>, weight: &[f32], bias: &[f32], groups: usize, eps: f32) -> (Vec<f32>, Vec<f32>) {
     let per_group = x.cols / groups;
-    let mean = group_means(&channel_sums(x, |sums, row| sums.iter_mut().zip(row).for_each(|(sum, &v)| *sum += v as f64)), per_group, x.rows);
-    // The second pass is about the mean: one pass over squares would lose digits where the mean is large.
-    let squares = channel_sums(x, |sums, row| {
-        sums.iter_mut().zip(row).zip(&mean).for_each(|((sum, &v), mean)| *sum += (v as f64 - mean) * (v as f64 - mean));
-    });
-    let variance = group_means(&squares, per_group, x.rows);
-    let scale: Vec<f64> = weight.iter().zip(variance).map(|(&w, variance)| w as f64 / (variance + eps as f64).sqrt()).collect();
-    let shift = bias.iter().zip(mean).zip(&scale).map(|((&b, mean), scale)| (b as f64 - mean * scale) as f32).collect();
-    (scale.into_iter().map(|s| s as f32).collect(), shift)
+    // Sums are about a value of the group, so that squares lose no digits where the mean is large.
+    let center: Vec<f32> = (0..x.cols).map(|channel| x.data.get(channel / per_group * per_group).copied().unwrap_or_default()).collect();
+    let sums = channel_sums(x, &center);
+    let count = (x.rows * per_group) as f64;
+    let group = |sums: &[f64]| sums.iter().sum::<f64>() / count;
+    let (mut scale, mut shift) = (vec![0.0; x.cols], vec![0.0; x.cols]);
+    for first in (0..x.cols).step_by(per_group) {
+        let channels = first..first + per_group;
+        let (mean, square) = (group(&sums.0[channels.clone()]), group(&sums.1[channels.clone()]));
+        let rstd = 1.0 / (square - mean * mean + eps as f64).sqrt();
+        let mean = mean + center[first] as f64;
+        for channel in channels {
+            let factor = weight[channel] as f64 * rstd;
+            scale[channel] = factor as f32;
+            shift[channel] = (bias[channel] as f64 - mean * factor) as f32;
+        }
+    }
+    (scale, shift)
 }
 
-/// The mean of each channel's group, from the sums of the channels over `rows` rows.
-fn group_means(sums: &[f64], per_group: usize, rows: usize) -> Vec<f64> {
-    let count = (rows * per_group) as f64;
-    sums.chunks_exact(per_group).flat_map(|group| std::iter::repeat_n(group.iter().sum::<f64>() / count, per_group)).collect()
-}
-
-/// A sum over all rows for each channel; `add` adds a row. Blocks are summed in order, so that the result does not depend on threads.
-fn channel_sums(x: Rows<'_>, add: impl Fn(&mut [f64], &[f32]) + Sync) -> Vec<f64> {
+/// The sums over all rows of each channel's differences from `center`, and those of their squares. Blocks are summed in order, so that
+/// the result does not depend on threads.
+fn channel_sums(x: Rows<'_>, center: &[f32]) -> (Vec<f64>, Vec<f64>) {
     const BLOCK: usize = 512;
+    let none = || (vec![0.0; x.cols], vec![0.0; x.cols]);
     let block_sums = |block: usize| {
-        let mut sums = vec![0.0; x.cols];
-        (block * BLOCK..((block + 1) * BLOCK).min(x.rows)).for_each(|row| add(&mut sums, x.row(row)));
-        sums
+        let (mut sums, mut squares) = none();
+        (block * BLOCK..((block + 1) * BLOCK).min(x.rows)).for_each(|row| math::add_moments(x.row(row), center, &mut sums, &mut squares));
+        (sums, squares)
     };
-    let blocks: Vec<Vec<f64>> = (0..x.rows.div_ceil(BLOCK)).into_par_iter().map(block_sums).collect();
-    let mut total = vec![0.0; x.cols];
-    blocks.iter().for_each(|sums| total.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum));
-    total
+    let blocks: Vec<_> = (0..x.rows.div_ceil(BLOCK)).into_par_iter().map(block_sums).collect();
+    blocks.iter().fold(none(), |mut total, block| {
+        let add = |total: &mut [f64], block: &[f64]| total.iter_mut().zip(block).for_each(|(total, sum)| *total += sum);
+        add(&mut total.0, &block.0);
+        add(&mut total.1, &block.1);
+        total
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Cpu, Precision};
+    use super::*;
+    use crate::backend::Backend;
+    use crate::ops::group_norm;
+
+    #[test]
+    fn a_group_norm_with_silu_is_its_definition() {
+        let cpu = Cpu::new(Precision::F32);
+        let values = |n: usize| (0..n).map(|i| ((i * 7919) % 1009) as f32 / 200.0 - 2.0).collect::<Vec<_>>();
+        let upload = |rows: usize, cols: usize| cpu.upload(&values(rows * cols), rows, cols).unwrap();
+        let (x, weight, bias) = (upload(77, 36), upload(1, 36), upload(1, 36));
+        let got = x.group_norm_silu(&weight, &bias, 4, 1e-6).unwrap();
+        let expected = group_norm::compose_silu(&cpu, &x, &weight, &bias, 4, 1e-6).unwrap();
+        assert_eq!(cpu.download(&got).unwrap(), cpu.download(&expected).unwrap());
+    }
+
+    #[test]
+    fn a_group_norm_keeps_its_digits_where_the_mean_is_large() {
+        for (rows, cols, groups, mean) in [(1, 8, 2, 0.0), (700, 12, 3, 0.0), (1025, 40, 4, 3000.0), (600, 6, 6, -1e5)] {
+            let values: Vec<f32> = (0..rows * (cols + 1)).map(|i| mean + ((i * 7919) % 1009) as f32 / 504.5 - 1.0).collect();
+            let x = Rows { data: &values, rows, cols, stride: cols + 1 };
+            let (weight, bias) = (vec![1.5; cols], vec![0.25; cols]);
+            let (scale, shift) = group_norm_affine(x, &weight, &bias, groups, 1e-6);
+            let per_group = cols / groups;
+            for channel in 0..cols {
+                let first = channel / per_group * per_group;
+                let group = || (0..rows).flat_map(|row| &x.row(row)[first..first + per_group]).map(|&value| f64::from(value));
+                let count = (rows * per_group) as f64;
+                let mean = group().sum::<f64>() / count;
+                let variance = group().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
+                let expected = 1.5 / (variance + 1e-6).sqrt();
+                assert!((f64::from(scale[channel]) / expected - 1.0).abs() < 1e-6, "{mean}, {channel}: {} for {expected}", scale[channel]);
+                let expected = 0.25 - mean * expected;
+                assert!((f64::from(shift[channel]) - expected).abs() < 1e-6 * expected.abs().max(1.0), "{mean}, {channel}");
+            }
+        }
+    }
 }

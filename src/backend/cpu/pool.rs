@@ -2,14 +2,12 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rayon::prelude::*;
-
 /// Smaller pieces of memory the allocator keeps by itself.
 const LEAST_BYTES: usize = 1 << 20;
 /// What is kept at most, over all.
 const MOST_BYTES: usize = 1 << 30;
-/// Values that one task clears.
-const TASK_VALUES: usize = 1 << 18;
+/// What values hold that nobody wrote: pages that the system maps are zeros anyway, and while we debug a value that is missed shall show.
+const UNWRITTEN: f32 = if cfg!(debug_assertions) { f32::NAN } else { 0.0 };
 
 static POOL: Pool = Pool(Mutex::new(Vec::new()));
 
@@ -26,18 +24,20 @@ impl Pool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn zeros(&self, count: usize) -> Vec<f32> {
+    fn values(&self, count: usize) -> Vec<f32> {
         let found = {
             let mut spare = self.spare();
             let fits = |values: &Vec<f32>| (count..=2 * count).contains(&values.capacity());
             let best = (0..spare.len()).filter(|&i| fits(&spare[i])).min_by_key(|&i| spare[i].capacity());
             best.filter(|_| count * size_of::<f32>() >= LEAST_BYTES).map(|i| spare.remove(i))
         };
-        let Some(mut values) = found else { return vec![0.0; count] };
+        let Some(mut values) = found else { return vec![UNWRITTEN; count] };
+        if cfg!(debug_assertions) {
+            values.clear();
+        }
         values.truncate(count);
-        values.par_chunks_mut(TASK_VALUES).for_each(|part| part.fill(0.0));
         // What is left was never written, or not as long.
-        values.resize(count, 0.0);
+        values.resize(count, UNWRITTEN);
         values
     }
 
@@ -58,12 +58,12 @@ impl Pool {
     }
 }
 
-/// `count` zeros, in memory that was used before where there is some of about that size.
-pub(super) fn zeros(count: usize) -> Vec<f32> {
-    POOL.zeros(count)
+/// `count` values, all of which the caller writes, in memory that was used before where there is some of about that size.
+pub(super) fn values(count: usize) -> Vec<f32> {
+    POOL.values(count)
 }
 
-/// Keeps the memory of `values` for [`zeros`]; what has waited longest goes where too much would be kept.
+/// Keeps the memory of `values` for [`values`]; what has waited longest goes where too much would be kept.
 pub(super) fn give(values: Vec<f32>) {
     POOL.give(values);
 }
@@ -82,16 +82,14 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_used_before_is_zeros_again() {
+    fn memory_serves_again() {
         let (pool, count) = (pool(), (3 << 20) + 17);
-        let mut first = pool.zeros(count);
-        first.fill(1.0);
+        let first = pool.values(count);
         let at = first.as_ptr();
         pool.give(first);
         for count in [count, count - 5, count] {
-            let mut values = pool.zeros(count);
-            assert!(values.len() == count && values.as_ptr() == at && values.iter().all(|value| *value == 0.0), "{count}");
-            values.fill(2.0);
+            let values = pool.values(count);
+            assert!(values.len() == count && values.as_ptr() == at, "{count}");
             pool.give(values);
         }
     }
@@ -114,9 +112,9 @@ mod tests {
     fn a_piece_of_another_size_does_not_serve() {
         let pool = pool();
         pool.give(Vec::with_capacity((9 << 20) + 1));
-        assert_eq!(pool.zeros(4 << 20).len(), 4 << 20);
+        assert_eq!(pool.values(4 << 20).len(), 4 << 20);
         assert_eq!(pool.spare().len(), 1, "more than twice too large");
-        assert_eq!(pool.zeros(5 << 20).len(), 5 << 20);
+        assert_eq!(pool.values(5 << 20).len(), 5 << 20);
         assert!(pool.spare().is_empty());
     }
 }

@@ -60,14 +60,29 @@ impl Packed {
     }
 
     /// The activations of which `read(row, col, cells)` writes the cells of one row from column `col` on, up to 32 of them, from a
-    /// multiple of 32. So a convolution need not hold its windows. In parallel.
+    /// multiple of 32. In parallel.
     ///
     /// A row with a value that is not finite gives results that are not finite. Panics when `terms` is not 1, 2 or 3.
     pub fn gather(rows: usize, cols: usize, terms: usize, read: impl Fn(usize, usize, &mut [f32]) + Sync) -> Self {
         assert!((1..=3).contains(&terms), "{terms} terms");
+        let memory = std::mem::take(&mut *spare());
+        Self::gather_into(memory, rows, cols, terms, read)
+    }
+
+    /// As [`Packed::gather`] in one term, for a weight that stays: in no more memory than it takes.
+    pub fn lasting(rows: usize, cols: usize, read: impl Fn(usize, usize, &mut [f32]) + Sync) -> Self {
+        Self::gather_into(Vec::new(), rows, cols, 1, read)
+    }
+
+    fn gather_into(
+        mut tiles: Vec<MaybeUninit<Tile>>,
+        rows: usize,
+        cols: usize,
+        terms: usize,
+        read: impl Fn(usize, usize, &mut [f32]) + Sync,
+    ) -> Self {
         let tiles_of_step = 2 * terms;
         let tiles_of_strip = tiles_of_step * cols.div_ceil(TILE_COLS);
-        let mut tiles = std::mem::take(&mut *spare());
         if tiles.len() < rows.div_ceil(PAIR) * tiles_of_strip {
             drop(std::mem::take(&mut tiles));
             tiles.resize_with(rows.div_ceil(PAIR) * tiles_of_strip, MaybeUninit::uninit);
@@ -127,7 +142,7 @@ impl Packed {
         let start = strip * self.steps();
         assert!(strip < self.strips() && to <= self.steps());
         let tiles = &self.tiles[(start + from) * tiles_of_step..(start + to) * tiles_of_step];
-        // SAFETY: `gather`, which makes every value of this type, hands each tile of these strips to `pack_tile`, which writes it: the
+        // SAFETY: `gather_into`, which makes every value of this type, hands each tile of these strips to `pack_tile`, which writes it: the
         // first or the second of the `terms` pairs of a step, for both and for all steps.
         unsafe { std::slice::from_raw_parts(tiles.as_ptr().cast(), tiles.len()) }
     }

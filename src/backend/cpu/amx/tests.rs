@@ -25,6 +25,21 @@ impl Tiles for Emulated {
             }
         }
     }
+
+    fn multiply_lines(&self, a: &[Line], offsets: &Offsets, b: &[Tile], sums: &mut Sums) {
+        assert!(!b.is_empty() && b.len() * offsets.terms() == 2 * offsets.bytes().len());
+        *sums = NO_SUMS;
+        for (b, offsets) in b.chunks_exact(2).zip(offsets.bytes().chunks_exact(offsets.terms())) {
+            for offset in offsets {
+                assert_eq!(offset % size_of::<Line>(), 0);
+                let lines = &a[offset / size_of::<Line>()..][..PAIR];
+                let a: &[Tile] = &[0, TILE].map(|first| Tile(lines[first..first + TILE].as_flattened().try_into().unwrap()));
+                for (i, sums) in sums.0.iter_mut().enumerate() {
+                    emulate_product(&a[i / 2], &b[i % 2], sums);
+                }
+            }
+        }
+    }
 }
 
 fn emulate_product(a: &Tile, b: &Tile, sums: &mut [f32; TILE * TILE]) {
@@ -43,6 +58,11 @@ fn emulate_product(a: &Tile, b: &Tile, sums: &mut [f32; TILE * TILE]) {
 /// [`multiply`] on emulated tiles.
 pub fn multiply_emulated(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
     multiply_on::<Emulated>(x, weight, out);
+}
+
+/// [`multiply_windows`] on emulated tiles.
+pub fn multiply_windows_emulated(x: &Lines, offsets: &Offsets, weight: &Packed, windows: Windows, out: &mut [f32], bias: &[f32], add: bool) {
+    windows::multiply_on::<Emulated>(x, offsets, weight, windows, out, bias, add);
 }
 
 /// Values that repeat themselves but look random, in -1..1.

@@ -1,5 +1,7 @@
 //! The tile unit: its instructions, and the shape of what they work on.
 
+use super::Offsets;
+
 /// Rows of a tile, and float32 columns of a tile of sums.
 pub(super) const TILE: usize = 16;
 /// bfloat16 columns of W or X that a tile holds.
@@ -10,7 +12,15 @@ pub(super) const TILE_COLS: usize = 32;
 #[repr(C, align(64))]
 pub(super) struct Tile(pub(super) [u16; TILE * TILE_COLS]);
 
-/// 2 x 2 tiles of sums: [pair's tile of W][strip's tile of X][row of W][row of X].
+// SAFETY: numbers of which all bits may be zero.
+unsafe impl bytemuck::Zeroable for Tile {}
+// SAFETY: an array of numbers, of a size that is a multiple of its alignment, so without padding.
+unsafe impl bytemuck::Pod for Tile {}
+
+/// A row of tile A: 32 bfloat16 numbers.
+pub type Line = [u16; TILE_COLS];
+
+/// 2 x 2 tiles of sums: [tile A of the pair][tile B of the pair][row of A][row of B^T], the rows being those of W and X, or of X and W.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Sums(pub(super) [[f32; TILE * TILE]; 4]);
@@ -28,6 +38,11 @@ pub(super) trait Tiles {
     /// `a` is [step][2] tiles, `b` [step][term][2] tiles. `next` is an address of which 512 bytes a step and term are asked into the
     /// second-level cache, if they exist.
     fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, add: bool, sums: &mut Sums, next: *const Tile);
+
+    /// `sums = a b`, where a step and term of `a` is 32 lines one after the other, from one of `offsets` on, and `b` is [step][2] tiles.
+    ///
+    /// Panics when `offsets` reach past the end of `a`, or when they are not as many as the steps and terms.
+    fn multiply_lines(&self, a: &[Line], offsets: &Offsets, b: &[Tile], sums: &mut Sums);
 }
 
 /// Whether this CPU and this kernel let us use the tiles.
@@ -145,6 +160,58 @@ impl Tiles for Unit {
                 a = inout(reg) a.as_ptr() => _,
                 b = inout(reg) b.as_ptr() => _,
                 next = inout(reg) next => _,
+                steps = inout(reg) steps => _,
+                terms = in(reg) terms,
+                term = out(reg) _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+
+    fn multiply_lines(&self, a: &[Line], offsets: &Offsets, b: &[Tile], sums: &mut Sums) {
+        let (steps, terms) = (b.len() / 2, offsets.terms());
+        assert!(steps > 0 && terms > 0 && b.len() == 2 * steps && offsets.bytes().len() == steps * terms && a.len() >= offsets.reach());
+        // tmm0 to tmm3 hold the sums, tmm4 and tmm5 a term of X, tmm6 and tmm7 a step of W for all terms.
+        // SAFETY: `self` exists, so this thread has tiles of 16 rows of 64 bytes. Of `a`, 32 lines of 64 bytes are read from each
+        // offset on, which `reach` says are there; of `b` 2 tiles a step and of `offsets` one a step and term, as many as the line
+        // above found in them; `sums` is 4 tiles, dense, 64 bytes a row. The loop counts are at least 1.
+        unsafe {
+            std::arch::asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "30:",
+                "tileloadd tmm6, [{b} + {row}*1]",
+                "tileloadd tmm7, [{b} + {row}*1 + 1024]",
+                "add {b}, 2048",
+                "mov {term}, {terms}",
+                "40:",
+                "mov {at}, [{offsets}]",
+                "add {offsets}, 8",
+                "add {at}, {a}",
+                "tileloadd tmm4, [{at} + {row}*1]",
+                "tileloadd tmm5, [{at} + {row}*1 + 1024]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "dec {term}",
+                "jnz 40b",
+                "dec {steps}",
+                "jnz 30b",
+                "tilestored [{sums} + {row}*1], tmm0",
+                "tilestored [{sums} + {row}*1 + 1024], tmm1",
+                "tilestored [{sums} + {row}*1 + 2048], tmm2",
+                "tilestored [{sums} + {row}*1 + 3072], tmm3",
+                row = in(reg) 64usize,
+                sums = in(reg) sums.0.as_mut_ptr(),
+                a = in(reg) a.as_ptr(),
+                b = inout(reg) b.as_ptr() => _,
+                offsets = inout(reg) offsets.bytes().as_ptr() => _,
+                at = out(reg) _,
                 steps = inout(reg) steps => _,
                 terms = in(reg) terms,
                 term = out(reg) _,

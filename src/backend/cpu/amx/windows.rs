@@ -1,0 +1,238 @@
+//! Windows of a picture times a weight: a convolution whose windows are nowhere written out.
+//!
+//! Here tile A is 32 channels of 16 pixels, as they lie in [`Lines`], and tile B is the weight, which was brought into the order of tiles
+//! once ([`Packed`]). Windows side by side see pixels side by side through each tap of the kernel, so the tile of a tap is the same lines
+//! from another [offset](Offsets) on: a value is rounded and written once, not once a tap. The sums are rows of the result, as it lies.
+//!
+//! A task is a block of strips of 32 windows times 32 rows of the weight, which stay in the second-level cache for all strips. Steps go over
+//! the taps of 32 channels before the next 32, so that the lines, which the taps share, stay in the first-level cache, and only the weight
+//! comes from the second: 2 KiB in the 64 cycles of four products. All sums of a window stay in tiles to the end.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+#[cfg(target_arch = "x86_64")]
+use super::tiles::Unit;
+use super::tiles::{Line, NO_SUMS, NO_TILE, Sums, TILE, Tile, Tiles};
+use super::{PAIR, Packed, share};
+
+/// Strips of a task, where a value has one term: 512 windows, which see about 0.6 MiB of a picture with 512 channels.
+const TASK_STRIPS: usize = 16;
+
+/// Lines of 32 bfloat16 numbers, each a cache line.
+pub struct Lines {
+    tiles: Vec<Tile>,
+    count: usize,
+}
+
+impl Lines {
+    /// `count` lines, which hold what an earlier use left there.
+    pub fn new(count: usize) -> Self {
+        let mut tiles = std::mem::take(&mut *spare());
+        if tiles.len() < count.div_ceil(TILE) {
+            drop(std::mem::take(&mut tiles));
+            tiles = vec![NO_TILE; count.div_ceil(TILE)];
+        }
+        Self { tiles, count }
+    }
+
+    /// The lines, to be read.
+    pub fn get(&self) -> &[Line] {
+        &bytemuck::cast_slice(&self.tiles)[..self.count]
+    }
+
+    /// The lines, to be written.
+    pub fn get_mut(&mut self) -> &mut [Line] {
+        &mut bytemuck::cast_slice_mut(&mut self.tiles)[..self.count]
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        let mut spare = spare();
+        if self.tiles.len() > spare.len() {
+            *spare = std::mem::take(&mut self.tiles);
+        }
+    }
+}
+
+/// The memory of a product that is done, for the next.
+fn spare() -> MutexGuard<'static, Vec<Tile>> {
+    static SPARE: Mutex<Vec<Tile>> = Mutex::new(Vec::new());
+    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where the lines of a window are: for each 32 columns of the weight, and each term of the values that meet them, how far from the
+/// window's own line.
+pub struct Offsets {
+    bytes: Vec<usize>,
+    terms: usize,
+    /// Lines from a strip's first on that are read.
+    reach: usize,
+}
+
+impl Offsets {
+    /// From offsets in lines, [step][term].
+    ///
+    /// Panics unless they are a multiple of `terms`.
+    pub fn new(lines: &[usize], terms: usize) -> Self {
+        assert!(lines.len().is_multiple_of(terms), "{} offsets of {terms} terms", lines.len());
+        let reach = lines.iter().max().map_or(0, |last| last + PAIR);
+        Self { bytes: lines.iter().map(|line| line * size_of::<Line>()).collect(), terms, reach }
+    }
+
+    pub(super) fn bytes(&self) -> &[usize] {
+        &self.bytes
+    }
+
+    pub(super) fn terms(&self) -> usize {
+        self.terms
+    }
+
+    pub(super) fn reach(&self) -> usize {
+        self.reach
+    }
+}
+
+/// The windows of a product, and the rows of the result that are theirs.
+///
+/// Window (y, x) has the line `y * pitch + x` as its own, and row `first + y * row_step + x * step` of the result.
+#[derive(Debug, Clone, Copy)]
+pub struct Windows {
+    /// Rows of windows.
+    pub height: usize,
+    /// Windows of a row.
+    pub width: usize,
+    /// Lines from one row of windows to the next.
+    pub pitch: usize,
+    /// The result's row of the first window.
+    pub first: usize,
+    /// The result's rows from one row of windows to the next.
+    pub row_step: usize,
+    /// The result's rows from one window to the next.
+    pub step: usize,
+}
+
+impl Windows {
+    /// Strips of windows side by side, those between the rows included, of which there is no result.
+    fn strips(&self) -> usize {
+        ((self.height - 1) * self.pitch + self.width).div_ceil(PAIR)
+    }
+
+    /// Lines that must be there, where the windows see no further than their own.
+    pub fn lines(&self) -> usize {
+        self.strips() * PAIR
+    }
+}
+
+/// `out = windows weight^T + bias`, or `out += ..`. In parallel.
+///
+/// weight [out_cols, 32 * steps] of one term, bias [out_cols] -> out [rows, out_cols], of which the windows' rows are written.
+///
+/// Panics where [`available`](super::available) is false, when windows share a row of the result, or when a slice is shorter than that.
+#[cfg(target_arch = "x86_64")]
+pub fn multiply_windows(x: &Lines, offsets: &Offsets, weight: &Packed, windows: Windows, out: &mut [f32], bias: &[f32], add: bool) {
+    multiply_on::<Unit>(x, offsets, weight, windows, out, bias, add);
+}
+
+/// Panics: this architecture has no such tiles.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn multiply_windows(_: &Lines, _: &Offsets, _: &Packed, _: Windows, _: &mut [f32], _: &[f32], _: bool) {
+    panic!("no AMX-BF16 on this machine");
+}
+
+/// The first cell of a result, of which each task writes its own.
+struct Cells(*mut f32);
+
+// SAFETY: tasks write other rows or columns through it and nothing else; the slice behind it is borrowed mutably until all are done.
+unsafe impl Sync for Cells {}
+
+pub(super) fn multiply_on<T: Tiles>(x: &Lines, offsets: &Offsets, weight: &Packed, windows: Windows, out: &mut [f32], bias: &[f32], add: bool) {
+    let Windows { height, width, pitch, first, row_step, step } = windows;
+    let cols = weight.rows();
+    if height == 0 || width == 0 || cols == 0 {
+        return;
+    }
+    assert!(weight.terms() == 1 && weight.steps() > 0 && offsets.bytes.len() == weight.steps() * offsets.terms);
+    assert!(width <= pitch && step > 0 && (width - 1) * step < row_step, "{windows:?} share rows");
+    assert!(bias.len() == cols && out.len() >= (first + (height - 1) * row_step + (width - 1) * step + 1) * cols);
+    let (lines, strips, pairs) = (x.get(), windows.strips(), weight.strips());
+    assert!(lines.len() >= (strips - 1) * PAIR + offsets.reach);
+    // Enough tasks that no worker waits long for the last one.
+    let task_strips = (strips * pairs / (8 * rayon::current_num_threads())).clamp(1, TASK_STRIPS / offsets.terms);
+    let blocks = strips.div_ceil(task_strips);
+    let task_strips = strips.div_ceil(blocks);
+    let cells = Cells(out.as_mut_ptr());
+    // All pairs meet one block of strips before the next one, which the workers then share in cache.
+    share(
+        blocks * pairs,
+        || (T::begin(), NO_SUMS),
+        |(unit, sums), task| {
+            let cells = &cells;
+            let (block, pair) = (task / pairs, task % pairs);
+            let tiles = weight.block(pair, 0, weight.steps());
+            let bias = &bias[pair * PAIR..cols.min((pair + 1) * PAIR)];
+            for strip in block * task_strips..((block + 1) * task_strips).min(strips) {
+                unit.multiply_lines(&lines[strip * PAIR..], offsets, tiles, sums);
+                let (mut y, mut column) = (strip * PAIR / pitch, strip * PAIR % pitch);
+                let targets: [Option<usize>; PAIR] = std::array::from_fn(|_| {
+                    let target = (y < height && column < width).then(|| (first + y * row_step + column * step) * cols + pair * PAIR);
+                    column += 1;
+                    if column == pitch {
+                        (y, column) = (y + 1, 0);
+                    }
+                    target
+                });
+                // SAFETY: the targets are cells from which on the result has `bias.len()` more in the same row, as was checked above, and
+                // other windows and pairs have others.
+                unsafe { store(sums, cells.0, &targets, bias, add) };
+            }
+        },
+    );
+}
+
+/// Writes 2 x 2 tiles of sums with their bias to the cells from `targets` on: [window][column].
+///
+/// # Safety
+/// `out` is valid for `bias.len()` cells from each target on, and nobody else touches these meanwhile.
+unsafe fn store(sums: &Sums, out: *mut f32, targets: &[Option<usize>; PAIR], bias: &[f32], add: bool) {
+    /// The CPUs with tiles have these vectors.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    unsafe fn with_avx2(sums: &Sums, out: *mut f32, targets: &[Option<usize>; PAIR], bias: &[f32], add: bool) {
+        // SAFETY: the caller's promise.
+        unsafe { store_body(sums, out, targets, bias, add) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the CPU has AVX2; for the rest the caller's promise.
+        return unsafe { with_avx2(sums, out, targets, bias, add) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { store_body(sums, out, targets, bias, add) };
+}
+
+/// # Safety
+/// That of [`store`].
+#[inline(always)]
+unsafe fn store_body(sums: &Sums, out: *mut f32, targets: &[Option<usize>; PAIR], bias: &[f32], add: bool) {
+    for (window, target) in targets.iter().enumerate() {
+        let Some(target) = *target else { continue };
+        // SAFETY: the caller's promise.
+        let cells = unsafe { std::slice::from_raw_parts_mut(out.add(target), bias.len()) };
+        let rows = [0, 1].map(|tile| &sums.0[window / TILE * 2 + tile].as_chunks::<TILE>().0[window % TILE]);
+        for ((cells, bias), sums) in cells.chunks_mut(TILE).zip(bias.chunks(TILE)).zip(rows) {
+            match (<&mut [f32; TILE]>::try_from(&mut *cells), <&[f32; TILE]>::try_from(bias)) {
+                // Of a length that the compiler knows.
+                (Ok(cells), Ok(bias)) => finish(cells, sums, bias, add),
+                _ => finish(cells, sums, bias, add),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn finish(cells: &mut [f32], sums: &[f32], bias: &[f32], add: bool) {
+    for ((cell, sum), bias) in cells.iter_mut().zip(sums).zip(bias) {
+        *cell = if add { *cell + (sum + bias) } else { sum + bias };
+    }
+}

@@ -1,0 +1,375 @@
+//! Convolution of bfloat16 weights on AMX tiles, by [`super::amx::multiply_windows`]: as [`super::conv`], but with no windows written out.
+//!
+//! A band of the picture is rounded to bfloat16 once, with its padding: [phase][32 channels][term][row][pixel], the phases being the rows
+//! and columns that a kernel of that stride steps over, so that windows side by side see pixels side by side there. As in a linear,
+//! activations are rounded to one term with `--precision bf16` and exactly three in float32, see [`super::amx`].
+
+use half::bf16;
+use rayon::prelude::*;
+
+use super::amx::{Line, Lines, Offsets, Packed, Windows};
+use super::conv::Weight;
+use super::{Rows, math};
+use crate::ops::Conv;
+use crate::weights::WeightView;
+
+/// Channels of a line.
+const CHANNELS: usize = 32;
+/// Bytes of a band: memory does not grow with the picture's height, caches hold it, and of a picture of 1024 x 1024 with 128 channels it is
+/// 31 rows, so that the two that the next band rounds again cost little.
+const BAND_BYTES: usize = 8 << 20;
+
+/// What multiplies: [`super::amx::multiply_windows`], or its emulation in tests.
+pub(super) type Multiply = fn(&Lines, &Offsets, &Packed, Windows, &mut [f32], &[f32], bool);
+
+/// A pixel that each window sees, counted from its first in the padded picture, and the taps of the kernel that fall on it.
+struct Seen {
+    y: usize,
+    x: usize,
+    taps: Vec<usize>,
+}
+
+/// One pixel for each tap.
+fn seen(kernel: usize) -> Vec<Seen> {
+    (0..kernel * kernel).map(|tap| Seen { y: tap / kernel, x: tap % kernel, taps: vec![tap] }).collect()
+}
+
+/// What the output pixels in rows of this parity and columns of that see of the small picture, through 3 x 3 taps on the large one.
+fn seen_doubled(row_parity: usize, column_parity: usize) -> Vec<Seen> {
+    // The large picture's row 2 y + parity + tap - 1 is the small one's row y + pixel - 1.
+    let pixel = |parity: usize, tap: usize| (parity + tap).div_ceil(2);
+    let all = (row_parity..=row_parity + 1).flat_map(|y| (column_parity..=column_parity + 1).map(move |x| (y, x)));
+    let taps = |y, x| (0..9).filter(|tap| (pixel(row_parity, tap / 3), pixel(column_parity, tap % 3)) == (y, x)).collect();
+    all.map(|(y, x)| Seen { y, x, taps: taps(y, x) }).collect()
+}
+
+/// [out, in, k, k] -> [out, (32 channels, pixel, channel)], the sum of the taps for each pixel, rounded to bfloat16 where there are several.
+fn pack_weight(view: &WeightView, seen: &[Seen]) -> Packed {
+    let &[cout, cin, kh, kw] = view.shape() else { panic!("a convolution weight has four axes") };
+    let (values, taps) = (view.bytes().as_chunks().0, kh * kw);
+    Packed::lasting(cout, cin.div_ceil(CHANNELS) * seen.len() * CHANNELS, |row, col, cells| {
+        let (first, seen) = (col / CHANNELS / seen.len() * CHANNELS, &seen[col / CHANNELS % seen.len()]);
+        let channels = &values[(row * cin + first) * taps..(row * cin + cin.min(first + CHANNELS)) * taps];
+        for (cell, channel) in cells.iter_mut().zip(channels.chunks_exact(taps)) {
+            *cell = seen.taps.iter().map(|&tap| bf16::from_le_bytes(channel[tap]).to_f32()).sum();
+        }
+    })
+}
+
+/// x [height * width, in], weight [out, k * k * in], bias [out] -> out [out_height * out_width, out], dense; to what `out` holds if `add`.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn conv2d(multiply: Multiply, terms: usize, x: Rows<'_>, weight: &Weight, bias: &[f32], conv: Conv, out: &mut [f32], add: bool) {
+    let seen = seen(conv.kernel);
+    let weight = weight.packed.get_or_init(|| pack_weight(&weight.view, &seen));
+    Picture::new(conv, x.cols, terms).bands(x, |picture, lines, y, height| {
+        let width = conv.out_width();
+        let windows = Windows { height, width, pitch: picture.pitch, first: y * width, row_step: width, step: 1 };
+        multiply(lines, &picture.offsets(&seen), weight, windows, out, bias, add);
+    });
+}
+
+/// x [height * width, in], weight [out, 9 * in], bias [out] -> out [2 * height * 2 * width, out], dense.
+///
+/// An output sees four different pixels of the small picture, so it takes four taps of summed weights in place of nine.
+pub(super) fn upsample_conv2d(multiply: Multiply, x: Rows<'_>, weight: &Weight, bias: &[f32], height: usize, width: usize, out: &mut [f32]) {
+    let seen = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(row, column)| seen_doubled(row, column));
+    let weights = weight.packed_doubled.get_or_init(|| seen.each_ref().map(|seen| pack_weight(&weight.view, seen)));
+    Picture::new(Conv::same(height, width, 3), x.cols, 1).bands(x, |picture, lines, y, height| {
+        for (parity, (seen, weight)) in seen.iter().zip(weights).enumerate() {
+            let first = (2 * y + parity / 2) * 2 * width + parity % 2;
+            let windows = Windows { height, width, pitch: picture.pitch, first, row_step: 4 * width, step: 2 };
+            multiply(lines, &picture.offsets(seen), weight, windows, out, bias, false);
+        }
+    });
+}
+
+/// How bands of a picture lie in [`Lines`].
+struct Picture {
+    conv: Conv,
+    /// Groups of 32 channels.
+    steps: usize,
+    channels: usize,
+    terms: usize,
+    /// Lines of a row of a plane.
+    pitch: usize,
+    /// Rows of windows of a band.
+    band: usize,
+    /// Rows of a plane: those of a band, those that its last windows see below it, and what the last strip of windows reaches into.
+    rows: usize,
+}
+
+impl Picture {
+    fn new(conv: Conv, channels: usize, terms: usize) -> Self {
+        let steps = channels.div_ceil(CHANNELS);
+        let pitch = (conv.pad_before + conv.width + conv.pad_after).div_ceil(conv.stride);
+        let row_bytes = conv.stride * conv.stride * steps * terms * pitch * size_of::<[u16; CHANNELS]>();
+        let bands = conv.out_height().div_ceil((BAND_BYTES / row_bytes).max(1));
+        let band = conv.out_height().div_ceil(bands);
+        let windows = Windows { height: band, width: conv.out_width(), pitch, first: 0, row_step: 0, step: 0 };
+        let farthest = (conv.kernel - 1) / conv.stride;
+        let rows = (windows.lines() + farthest * pitch + farthest).div_ceil(pitch).max(band + farthest);
+        Self { conv, steps, channels, terms, pitch, band, rows }
+    }
+
+    /// Rounds band for band, and calls `multiply(self, lines, first row of windows, rows of windows)` for each.
+    fn bands(&self, x: Rows<'_>, mut multiply: impl FnMut(&Self, &Lines, usize, usize)) {
+        let out_height = self.conv.out_height();
+        let mut lines = Lines::new(self.conv.stride * self.conv.stride * self.steps * self.terms * self.rows * self.pitch);
+        for y in (0..out_height).step_by(self.band) {
+            self.round(x, y, &mut lines);
+            multiply(self, &lines, y, self.band.min(out_height - y));
+        }
+    }
+
+    /// Brings the rows that the windows from row `first` on see to `lines`.
+    fn round(&self, x: Rows<'_>, first: usize, lines: &mut Lines) {
+        let Conv { height, width, stride, pad_before, .. } = self.conv;
+        // Of each row all planes, so that x is read as it lies.
+        let mut rows: Vec<Vec<&mut [Line]>> = (0..self.rows).map(|_| Vec::new()).collect();
+        lines.get_mut().chunks_exact_mut(self.pitch).enumerate().for_each(|(i, lines)| rows[i % self.rows].push(lines));
+        rows.into_par_iter().enumerate().for_each(|(row, mut planes)| {
+            // Zeros past the last channel.
+            let (mut values, mut rounded) = (vec![0.0; self.steps * CHANNELS], vec![0; self.steps * CHANNELS]);
+            for (phase, planes) in planes.chunks_exact_mut(self.steps * self.terms).enumerate() {
+                let y = ((first + row) * stride + phase / stride).wrapping_sub(pad_before);
+                for column in 0..self.pitch {
+                    let x_column = (column * stride + phase % stride).wrapping_sub(pad_before);
+                    if y >= height || x_column >= width {
+                        planes.iter_mut().for_each(|lines| lines[column].fill(0));
+                        continue;
+                    }
+                    values[..self.channels].copy_from_slice(x.row(y * width + x_column));
+                    for term in 0..self.terms {
+                        math::take_bf16(&mut values, &mut rounded);
+                        let planes = planes.iter_mut().skip(term).step_by(self.terms);
+                        planes.zip(rounded.as_chunks().0).for_each(|(lines, line)| lines[column] = *line);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Where a window's lines are, in the order of a weight that was packed for `seen`.
+    fn offsets(&self, seen: &[Seen]) -> Offsets {
+        let (stride, plane) = (self.conv.stride, self.rows * self.pitch);
+        let mut offsets = Vec::with_capacity(self.steps * seen.len() * self.terms);
+        for step in 0..self.steps {
+            for &Seen { y, x, .. } in seen {
+                let phase = y % stride * stride + x % stride;
+                let first = (phase * self.steps + step) * self.terms;
+                offsets.extend((0..self.terms).map(|term| (first + term) * plane + y / stride * self.pitch + x / stride));
+            }
+        }
+        Offsets::new(&offsets, self.terms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::Dtype;
+    use safetensors::tensor::TensorView;
+
+    use super::super::{Cpu, Precision, amx, conv};
+    use super::*;
+    use crate::backend::Backend;
+    use crate::weights::WeightFiles;
+
+    /// The emulation, and the unit itself where there is one.
+    fn units() -> Vec<Multiply> {
+        let unit: Option<Multiply> = amx::available().then_some(amx::multiply_windows);
+        std::iter::once::<Multiply>(amx::multiply_windows_emulated).chain(unit).collect()
+    }
+
+    /// Values of -1 to 1 without a pattern.
+    fn noise(seed: u64, n: usize) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    fn weight(values: &[f32], cout: usize, cin: usize, kernel: usize) -> Weight {
+        let bytes: Vec<u8> = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
+        let shape = [cout, cin, kernel, kernel];
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let tensor = TensorView::new(Dtype::BF16, shape.to_vec(), &bytes).unwrap();
+        safetensors::serialize_to_file([("w", tensor)], None, file.path()).unwrap();
+        Weight::new(WeightFiles::open_file(file.path(), "").unwrap().get("w", &shape).unwrap())
+    }
+
+    fn rounded(values: &[f32]) -> Vec<f32> {
+        values.iter().map(|&value| bf16::from_f32(value).to_f32()).collect()
+    }
+
+    /// Columns of a row that are not the picture's.
+    const BESIDE: usize = 3;
+
+    fn picture(values: &[f32], pixels: usize, channels: usize) -> Rows<'_> {
+        Rows { data: values, rows: pixels, cols: channels, stride: channels + BESIDE }
+    }
+
+    /// The largest difference, relative to the root mean square of what is expected.
+    fn worst(got: &[f32], expected: &[f32]) -> f64 {
+        assert_eq!(got.len(), expected.len());
+        let scale = (expected.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / expected.len() as f64).sqrt();
+        got.iter().zip(expected).map(|(&got, &expected)| f64::from(got - expected).abs()).fold(0.0, f64::max) / scale
+    }
+
+    /// Sums in another order; values that would differ by one tap or channel are off by 1e-2 and more.
+    const BOUND: f64 = 1e-5;
+
+    #[test]
+    fn convolutions_match_float32() {
+        let same = Conv::same;
+        let cases = [
+            (same(1, 1, 1), 1, 1),
+            (same(1, 1, 3), 33, 17),
+            (same(5, 7, 3), 8, 3),
+            (same(6, 40, 1), 70, 35),
+            (same(9, 33, 3), 40, 65),
+            (same(4, 100, 5), 32, 32),
+            // Several blocks of pixels, of windows and of columns.
+            (same(3, 130, 3), 64, 40),
+            (same(40, 16, 3), 20, 10),
+            (Conv::halve(8, 6), 33, 5),
+            (Conv::halve(11, 70), 64, 20),
+            (Conv { height: 9, width: 10, kernel: 3, stride: 3, pad_before: 2, pad_after: 1 }, 10, 40),
+        ];
+        for (conv, cin, cout) in cases {
+            let (pixels, out_pixels) = (conv.height * conv.width, conv.out_height() * conv.out_width());
+            let (x, bias) = (noise(1, pixels * (cin + BESIDE)), noise(2, cout));
+            let weight = weight(&noise(3, cout * cin * conv.kernel * conv.kernel), cout, cin, conv.kernel);
+            for (terms, seen) in [(1, rounded(&x)), (2, x.clone()), (3, x.clone())] {
+                let bound = if terms == 2 { 1e-4 } else { BOUND };
+                let mut expected = vec![0.0; out_pixels * cout];
+                conv::conv2d(picture(&seen, pixels, cin), &weight, &bias, conv, &mut expected);
+                let residual = noise(4, expected.len());
+                for multiply in units() {
+                    let mut got = vec![f32::NAN; expected.len()];
+                    conv2d(multiply, terms, picture(&x, pixels, cin), &weight, &bias, conv, &mut got, false);
+                    let off = worst(&got, &expected);
+                    assert!(off < bound, "{conv:?}, {cin} -> {cout}, {terms} terms: {off:e}");
+
+                    got.copy_from_slice(&residual);
+                    conv2d(multiply, terms, picture(&x, pixels, cin), &weight, &bias, conv, &mut got, true);
+                    got.iter_mut().zip(&residual).for_each(|(got, residual)| *got -= residual);
+                    let off = worst(&got, &expected);
+                    assert!(off < bound, "{conv:?}, {cin} -> {cout}, {terms} terms, added: {off:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn several_bands_are_one_picture() {
+        // A row of it takes 1 MiB in three terms, so a band is less than the picture.
+        let (conv, cin) = (Conv::same(19, 5000, 3), 30);
+        assert!(Picture::new(conv, cin, 3).band < conv.height / 2);
+        let pixels = conv.height * conv.width;
+        let (x, weight) = (noise(1, pixels * (cin + BESIDE)), weight(&noise(2, 9 * cin), 1, cin, 3));
+        let (mut expected, mut got) = (vec![0.0; pixels], vec![0.0; pixels]);
+        conv::conv2d(picture(&x, pixels, cin), &weight, &[0.5], conv, &mut expected);
+        conv2d(amx::multiply_windows_emulated, 3, picture(&x, pixels, cin), &weight, &[0.5], conv, &mut got, false);
+        let off = worst(&got, &expected);
+        assert!(off < BOUND, "{off:e}");
+    }
+
+    /// The definition: every pixel four times, then the convolution.
+    fn upsampled(x: Rows<'_>, weight: &Weight, bias: &[f32], height: usize, width: usize) -> Vec<f32> {
+        let large: Vec<f32> =
+            (0..4 * height * width).flat_map(|pixel| x.row(pixel / (2 * width) / 2 * width + pixel % (2 * width) / 2)).copied().collect();
+        let rows = Rows { data: &large, rows: 4 * height * width, cols: x.cols, stride: x.cols };
+        let mut out = vec![0.0; 4 * height * width * bias.len()];
+        conv::conv2d(rows, weight, bias, Conv::same(2 * height, 2 * width, 3), &mut out);
+        out
+    }
+
+    #[test]
+    fn upsampled_convolutions_match_float32() {
+        for (height, width, cin, cout) in [(1, 1, 1, 1), (3, 5, 40, 33), (7, 33, 8, 3), (2, 64, 32, 70), (20, 9, 33, 16)] {
+            let pixels = height * width;
+            let (x, bias) = (rounded(&noise(1, pixels * (cin + BESIDE))), noise(2, cout));
+            // Sums of multiples of 1 / 16 below 4 are bfloat16 numbers; sums of others are rounded.
+            let sixteenths: Vec<f32> = noise(3, 9 * cout * cin).iter().map(|value| (value * 16.0).round() / 16.0).collect();
+            for (values, bound) in [(sixteenths, BOUND), (noise(4, 9 * cout * cin), 3e-2)] {
+                let weight = weight(&values, cout, cin, 3);
+                let expected = upsampled(picture(&x, pixels, cin), &weight, &bias, height, width);
+                for multiply in units() {
+                    let mut got = vec![f32::NAN; expected.len()];
+                    upsample_conv2d(multiply, picture(&x, pixels, cin), &weight, &bias, height, width, &mut got);
+                    let off = worst(&got, &expected);
+                    assert!(off < bound, "{height} x {width}, {cin} -> {cout}: {off:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_not_a_number_reaches_the_windows_that_see_it() {
+        let (conv, cin, cout) = (Conv::same(6, 40, 3), 34, 2);
+        let mut x = noise(1, 6 * 40 * (cin + BESIDE));
+        let (y, column) = (2, 39);
+        x[(y * 40 + column) * (cin + BESIDE) + 33] = f32::NAN;
+        let weight = weight(&noise(2, 9 * cin * cout), cout, cin, 3);
+        let mut got = vec![0.0; 6 * 40 * cout];
+        conv2d(amx::multiply_windows_emulated, 1, picture(&x, 6 * 40, cin), &weight, &[0.0; 2], conv, &mut got, false);
+        for (i, value) in got.iter().enumerate() {
+            let (at_y, at_column) = (i / cout / 40, i / cout % 40);
+            assert_eq!(value.is_nan(), at_y.abs_diff(y) <= 1 && at_column.abs_diff(column) <= 1, "row {at_y}, column {at_column}");
+        }
+    }
+
+    #[test]
+    fn ops_in_bfloat16_are_those_in_float32_but_for_rounding() {
+        let (height, width, cin, cout) = (9, 14, 40, 24);
+        let (x, bias, residual) = (noise(1, height * width * cin), noise(2, cout), noise(3, height * width * cout));
+        let view = weight(&noise(4, 9 * cin * cout), cout, cin, 3).view;
+        let [exact, rounded] = [Precision::F32, Precision::Bf16].map(|precision| {
+            let cpu = Cpu::new(precision);
+            let upload = |values: &[f32], cols: usize| cpu.upload(values, values.len() / cols, cols).unwrap();
+            let (weight, bias, conv) = (cpu.conv_weight(&view).unwrap(), upload(&bias, cout), Conv::same(height, width, 3));
+            let x = || upload(&x, cin);
+            let plain = x().conv2d(&weight, &bias, conv).unwrap();
+            let added = x().conv2d_add(&weight, &bias, conv, upload(&residual, cout)).unwrap();
+            let doubled = x().upsample_conv2d(&weight, &bias, height, width).unwrap();
+            [plain, added, doubled].map(|out| cpu.download(&out).unwrap())
+        });
+        for (op, (exact, rounded)) in ["conv2d", "conv2d_add", "upsample_conv2d"].iter().zip(exact.iter().zip(&rounded)) {
+            let off = worst(rounded, exact);
+            // Rounding of values and of sums of weights; a residual, bias or tap that is missing is more than 0.05.
+            assert!(off < 0.03, "{op}: {off:e}");
+            assert_eq!(off > 1e-5, amx::available(), "{op}: bfloat16 rounds where it is there: {off:e}");
+        }
+    }
+
+    /// The shortest of some runs, in seconds.
+    fn best(mut run: impl FnMut()) -> f64 {
+        let time = |_| {
+            let start = std::time::Instant::now();
+            run();
+            start.elapsed().as_secs_f64()
+        };
+        (0..20).map(time).fold(f64::INFINITY, f64::min)
+    }
+
+    #[test]
+    #[ignore = "measures"]
+    fn bench_what_is_not_multiplication() {
+        for (side, channels) in [(32, 512), (64, 512), (128, 512), (128, 256), (256, 256), (256, 128)] {
+            let x = noise(1, side * side * channels);
+            let rows = Rows { data: &x, rows: side * side, cols: channels, stride: channels };
+            let seconds = best(|| Picture::new(Conv::same(side, side, 3), channels, 1).bands(rows, |_, _, _, _| ()));
+            println!("round {side} x {side} x {channels}: {:.2} ms, {:.2} values/ns", 1e3 * seconds, x.len() as f64 / seconds / 1e9);
+        }
+        for channels in [128, 256, 512] {
+            let values = noise(2, channels * channels * 9);
+            let weight = weight(&values, channels, channels, 3);
+            let seconds = best(|| drop(pack_weight(&weight.view, &seen(3))));
+            println!("weight {channels} -> {channels}: {:.2} ms, {:.2} values/ns", 1e3 * seconds, values.len() as f64 / seconds / 1e9);
+            let seconds = best(|| drop(pack_weight(&weight.view, &seen_doubled(1, 0))));
+            println!("a fourth of the weight {channels} -> {channels}, upsampled: {:.2} ms", 1e3 * seconds);
+        }
+    }
+}
