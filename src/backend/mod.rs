@@ -50,12 +50,14 @@ pub enum Remark {
 /// A place where tensors live and ops run.
 ///
 /// A backend is a cheap handle: clones share one device. Work is enqueued in program order; only
-/// [`Backend::download`], [`Backend::download_rgb8`] and [`Backend::wait`] wait for it.
+/// [`Backend::download`], [`Backend::take_rgb8`] and [`Backend::wait`] wait for it.
 pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Memory that tensors view.
     type Buffer: Send + Sync;
     /// A point in the order of enqueued work.
     type Mark;
+    /// Pixels on their way to the host.
+    type Rgb8;
     /// What [`Backend::replay`] keeps of a piece of work; the default is nothing yet.
     type Replay: Default + Send;
 
@@ -134,10 +136,12 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>>;
     /// Activations as host values, row-major and dense. Waits.
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>>;
-    /// Pixels [height * width, 3] in -1..1 as RGB bytes: `round_half_even(255 * clamp(x / 2 + 1 / 2))`. Waits.
+    /// Pixels [height * width, 3] in -1..1 as RGB bytes: `round_half_even(255 * clamp(x / 2 + 1 / 2))`.
+    fn rgb8(&self, x: &Tensor<Self>) -> Result<Self::Rgb8>;
+    /// The bytes. Waits for them, and not for work that was enqueued behind them.
     ///
     /// Errors when a pixel is not a number, which damaged weights lead to.
-    fn download_rgb8(&self, x: &Tensor<Self>) -> Result<Vec<u8>>;
+    fn take_rgb8(&self, rgb: Self::Rgb8) -> Result<Vec<u8>>;
 
     /// See [`Tensor::linear`].
     fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>>;

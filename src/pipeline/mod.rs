@@ -33,6 +33,7 @@ pub use opened::OpenModel;
 pub use request::{Plan, Request};
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -364,6 +365,14 @@ impl<B: Backend> Pipeline<B> {
         let (stages, total) = (decoder.stages(), (samples * decoder.stages()) as u64);
         let observer = RefCell::new(observer);
         let mut rgbs = Vec::with_capacity(samples);
+        let mut on_the_way = VecDeque::new();
+        // Where nobody looks on, the next picture is enqueued before the one ahead of it is taken, so that the device never waits.
+        let ahead = usize::from(!observer.borrow().listens());
+        let mut take = |rgb: B::Rgb8| -> Result<()> {
+            rgbs.push(self.backend.take_rgb8(rgb)?);
+            observer.borrow_mut().progress(Stage::Decode, (rgbs.len() * stages) as u64, total);
+            Ok(())
+        };
         for sample in 0..samples {
             // Where the device is still at the steps, the decoder's stages are enqueued long before they run, and only their end is told.
             let at_once = clock.remaining_steps().is_empty();
@@ -394,10 +403,13 @@ impl<B: Backend> Pipeline<B> {
                     observer.borrow_mut().progress(Stage::Denoise, done + 1, plan.steps as u64);
                 }
             }
-            rgbs.push(self.backend.download_rgb8(&pixels)?);
-            observer.borrow_mut().progress(Stage::Decode, ((sample + 1) * stages) as u64, total);
+            on_the_way.push_back(self.backend.rgb8(&pixels)?);
             clock.decoded()?;
+            if on_the_way.len() > ahead {
+                on_the_way.pop_front().map_or(Ok(()), &mut take)?;
+            }
         }
+        on_the_way.into_iter().try_for_each(take)?;
         Ok(rgbs)
     }
 

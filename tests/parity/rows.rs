@@ -67,18 +67,21 @@ fn unpatchify_matches_the_cpu() {
 fn rgb_bytes_are_rounded_half_to_even_and_clamped() {
     let Some(cuda) = crate::cuda() else { return };
     let cpu = Cpu::new(Precision::F32);
+    fn rgb8<B: Backend>(b: &B, x: &Tensor<B>) -> flux::Result<Vec<u8>> {
+        b.take_rgb8(b.rgb8(x)?)
+    }
     let mut pixels: Vec<f32> = values(1, 3 * 1000);
     pixels[..6].copy_from_slice(&[-1.0, 1.0, 0.0, 7.0, -7.0, 0.5]);
     for (rows, cols) in [(1000, 3), (3, 1000)] {
-        let got = cuda.download_rgb8(&cuda.upload(&pixels, rows, cols).unwrap()).unwrap();
-        assert_eq!(got, cpu.download_rgb8(&cpu.upload(&pixels, rows, cols).unwrap()).unwrap());
+        let got = rgb8(&cuda, &cuda.upload(&pixels, rows, cols).unwrap()).unwrap();
+        assert_eq!(got, rgb8(&cpu, &cpu.upload(&pixels, rows, cols).unwrap()).unwrap());
     }
     let shape = Shape::view(77, 3, 2, 3);
     let broken = [0.5, f32::NAN, -0.5];
-    for result in [cuda.download_rgb8(&cuda.upload(&broken, 1, 3).unwrap()), cpu.download_rgb8(&cpu.upload(&broken, 1, 3).unwrap())] {
+    for result in [rgb8(&cuda, &cuda.upload(&broken, 1, 3).unwrap()), rgb8(&cpu, &cpu.upload(&broken, 1, 3).unwrap())] {
         assert!(result.unwrap_err().to_string().contains("not numbers"));
     }
-    assert_eq!(cuda.download_rgb8(&shape.tensor(&cuda, 4)).unwrap(), cpu.download_rgb8(&shape.tensor(&cpu, 4)).unwrap());
+    assert_eq!(rgb8(&cuda, &shape.tensor(&cuda, 4)).unwrap(), rgb8(&cpu, &shape.tensor(&cpu, 4)).unwrap());
 }
 
 #[test]

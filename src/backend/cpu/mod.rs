@@ -170,6 +170,8 @@ fn for_rows(values: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Syn
 impl Backend for Cpu {
     type Buffer = Buffer;
     type Mark = Instant;
+    /// None where a pixel is not a number.
+    type Rgb8 = Option<Vec<u8>>;
     type Replay = ();
 
     fn describe(&self) -> String {
@@ -235,13 +237,17 @@ impl Backend for Cpu {
         Ok(Self::copy(Rows::of(x)))
     }
 
-    fn download_rgb8(&self, x: &Tensor<Self>) -> Result<Vec<u8>> {
+    fn rgb8(&self, x: &Tensor<Self>) -> Result<Option<Vec<u8>>> {
         let x = Rows::of(x);
         if (0..x.rows).any(|row| x.row(row).iter().any(|v| v.is_nan())) {
-            return Err(super::not_a_number());
+            return Ok(None);
         }
         let byte = |v: &f32| ((v * 0.5 + 0.5).clamp(0.0, 1.0) * 255.0).round_ties_even() as u8;
-        Ok((0..x.rows).flat_map(|row| x.row(row).iter().map(byte)).collect())
+        Ok(Some((0..x.rows).flat_map(|row| x.row(row).iter().map(byte)).collect()))
+    }
+
+    fn take_rgb8(&self, rgb: Option<Vec<u8>>) -> Result<Vec<u8>> {
+        rgb.ok_or_else(super::not_a_number)
     }
 
     fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {

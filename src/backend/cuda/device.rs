@@ -75,6 +75,7 @@ pub struct Device {
     device: sys::CUdevice,
     stream: Stream,
     upload_stream: Stream,
+    download_stream: Stream,
     modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
     pool: Pool,
@@ -159,6 +160,7 @@ impl Device {
             device,
             stream: new_stream()?,
             upload_stream: new_stream()?,
+            download_stream: new_stream()?,
             modules: Mutex::default(),
             functions: Mutex::default(),
             pool: Pool::new(cap, stream_ordered),
@@ -224,6 +226,11 @@ impl Device {
     /// Where weights go up.
     pub fn upload_stream(&self) -> Stream {
         self.upload_stream
+    }
+
+    /// Where pixels go to the host, beside what is computed then.
+    pub fn download_stream(&self) -> Stream {
+        self.download_stream
     }
 
     pub fn pool(&self) -> &Pool {
@@ -383,11 +390,13 @@ impl Drop for Device {
         unsafe {
             let _ = result::stream::synchronize(self.stream.0);
             let _ = result::stream::synchronize(self.upload_stream.0);
+            let _ = result::stream::synchronize(self.download_stream.0);
             for module in modules.values() {
                 let _ = result::module::unload(*module);
             }
             let _ = result::stream::destroy(self.stream.0);
             let _ = result::stream::destroy(self.upload_stream.0);
+            let _ = result::stream::destroy(self.download_stream.0);
             let _ = result::primary_ctx::release(self.device);
         }
     }

@@ -64,7 +64,7 @@ use gemm::Gemm;
 use launch::Launch;
 use norm_conv2d::{BAND_BYTES, Input};
 use pool::Kind;
-use transfer::{RESULT_SLOTS, Slots, VALUE_SLOTS};
+use transfer::{RESULT_SLOTS, Rgb8, Slots, VALUE_SLOTS};
 use uploader::Uploader;
 
 /// In what the large products are computed.
@@ -217,6 +217,7 @@ impl Launch<'_> {
 impl Backend for Cuda {
     type Buffer = Buffer;
     type Mark = Mark;
+    type Rgb8 = Rgb8;
     type Replay = Replay;
 
     fn describe(&self) -> String {
@@ -361,16 +362,12 @@ impl Backend for Cuda {
         }
     }
 
-    fn download_rgb8(&self, x: &Tensor<Self>) -> Result<Vec<u8>> {
-        let values = x.rows() * x.cols();
-        // The byte behind the pixels tells whether one of them is not a number.
-        let out = Buffer::new(self.device(), Kind::Byte, values + 1)?;
-        self.clear_byte(out.address() + values as u64)?;
-        let launch = self.launch("transfer", "to_rgb8")?.matrix(x).address(out.address()).int(x.rows()).int(x.cols());
-        // SAFETY: argument types and order match `to_rgb8` in cuda/transfer.cu; `out` has a byte for every cell of x and one behind.
-        unsafe { launch.run([values.div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }?;
-        let mut bytes = self.download_values::<u8>(out.address(), 1, values + 1, values + 1)?;
-        if bytes.pop() == Some(0) { Ok(bytes) } else { Err(super::not_a_number()) }
+    fn rgb8(&self, x: &Tensor<Self>) -> Result<Rgb8> {
+        self.rgb8_op(x)
+    }
+
+    fn take_rgb8(&self, rgb: Rgb8) -> Result<Vec<u8>> {
+        self.take_rgb8_op(rgb)
     }
 
     fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {

@@ -113,6 +113,14 @@ impl Slots {
     }
 }
 
+/// A picture as bytes on the device.
+pub struct Rgb8 {
+    /// A byte for every value, and one behind them that tells whether one of them was not a number.
+    bytes: Buffer,
+    values: usize,
+    made: Mark,
+}
+
 impl Cuda {
     /// Host values as bf16; a vector is padded with zeros to a multiple of 8, as weights are.
     pub(super) fn upload_bf16(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
@@ -196,7 +204,7 @@ impl Cuda {
     /// Rows of `cols` values of `T`, row by row from a matrix of any stride. Waits.
     pub(super) fn download_values<T: bytemuck::Pod>(&self, address: u64, rows: usize, cols: usize, stride: usize) -> Result<Vec<T>> {
         if stride == cols && rows * cols * size_of::<T>() >= SHORT_BYTES {
-            return self.download_dense(address, rows * cols);
+            return self.download_dense(address, rows * cols, self.device().stream());
         }
         let device = self.device();
         let mut host = vec![T::zeroed(); rows * cols];
@@ -216,9 +224,9 @@ impl Cuda {
         Ok(host)
     }
 
-    /// `len` values through slots. Waits.
-    fn download_dense<T: bytemuck::Pod>(&self, address: u64, len: usize) -> Result<Vec<T>> {
-        let (device, stream) = (self.device(), self.device().stream());
+    /// `len` values through slots, by copies on `stream`. Waits.
+    fn download_dense<T: bytemuck::Pod>(&self, address: u64, len: usize, stream: Stream) -> Result<Vec<T>> {
+        let device = self.device();
         let bytes = len * size_of::<T>();
         let part = |index: usize| index * SLOT_BYTES..((index + 1) * SLOT_BYTES).min(bytes);
         let enqueue = |slot: &mut Slot, part: Range<usize>| {
@@ -244,6 +252,25 @@ impl Cuda {
         }
         device.counters().waits.fetch_add(1, Ordering::Relaxed);
         Ok(host)
+    }
+
+    /// See [`crate::backend::Backend::rgb8`].
+    pub(super) fn rgb8_op(&self, x: &Tensor<Cuda>) -> Result<Rgb8> {
+        let values = x.rows() * x.cols();
+        let bytes = Buffer::new(self.device(), Kind::Byte, values + 1)?;
+        self.clear_byte(bytes.address() + values as u64)?;
+        let launch = self.launch("transfer", "to_rgb8")?.matrix(x).address(bytes.address()).int(x.rows()).int(x.cols());
+        // SAFETY: argument types and order match `to_rgb8` in cuda/transfer.cu; `bytes` has a byte for every cell of x and one behind.
+        unsafe { launch.run([values.div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }?;
+        Ok(Rgb8 { bytes, values, made: Mark::new(self.device(), self.device().stream())? })
+    }
+
+    /// See [`crate::backend::Backend::take_rgb8`].
+    pub(super) fn take_rgb8_op(&self, Rgb8 { bytes, values, made }: Rgb8) -> Result<Vec<u8>> {
+        let stream = self.device().download_stream();
+        made.hold(stream)?;
+        let mut host = self.download_dense::<u8>(bytes.address(), values + 1, stream)?;
+        if host.pop() == Some(0) { Ok(host) } else { Err(crate::backend::not_a_number()) }
     }
 
     fn copy_to_host<T>(&self, host: &mut [T], address: u64, [rows, cols]: [usize; 2], stride: usize) -> Result<()> {
