@@ -30,13 +30,13 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// Draws the [`noise`] of `samples` pictures, whose seeds are `seed` and those that follow it.
+    /// Draws the [`noise`] of `samples` pictures, whose seeds are `seed` and those that follow it, up to the last of a u64.
     pub fn draw(&mut self, seed: u64, samples: usize, channels: usize, height: usize, width: usize) {
         let tokens = height * width;
         self.planes.resize(channels * tokens, 0.0);
         self.packed.resize(samples * channels * tokens, 0.0);
-        for (packed, seed) in self.packed.chunks_exact_mut((channels * tokens).max(1)).zip(seed..) {
-            normal(seed, &mut self.planes);
+        for (sample, packed) in (0..).zip(self.packed.chunks_exact_mut((channels * tokens).max(1))) {
+            normal(seed + sample, &mut self.planes);
             pack(&self.planes, packed, channels, tokens);
         }
     }
