@@ -19,10 +19,11 @@
 //           different keys would wait for each other forever.
 // Flops     as attention.cu.   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     tensor cores. 261 GFLOP at 989 TFLOP/s (H200, dense bf16) = 264 us
-// Measured  pairs: (not yet). Single blocks, when one thread fetched and not a warp:
-//           24 x 128, text and picture, us (TFLOP/s): 1536 tokens 63.2 (459); 4608: 383 (682), 69% of bound; 8704: 1508 (617);
-//           16896: 5183 (677); 2 samples of 4608: 893 (584); 512 causal, 32/8 heads: 17.7.
-//           H200, driver 580, CUDA 13.0; standalone, median of 20, hot L2. 4608 tokens are 6.5 rounds of tiles, 16896 are 24.
+// Measured  24 x 128, text and picture, us (TFLOP/s), pairs and single blocks: 1536 tokens 71 (407) and 64 (451); 4608: 379 (688) and 387
+//           (675); 16896: 4531 (774) and 5155 (680); 512 causal, 32/8 heads: 11. In a row for 0.4 s, at the limit of power, 4608 tokens
+//           419 (624) and 429 (608). A step of 2048 x 2048 takes 281 and 289 ms, of 512 x 512 and 1024 x 1024 as long, within 1%.
+//           H200, driver 580.159, CUDA 13.0; `flux bench ops/attention`. 4608 tokens are 6.5 rounds of tiles, 16896 are 24.
+//           Single blocks standalone, hot L2: 8704: 1508 (617), 2 samples of 4608: 893 (584)
 // Tried     tiles of 128 keys: 74.9, 451, 1532, 5424, 866 and 16.1 us; of 160: 73.6, 430, 1516, 5475, 901 and 18.3; not kept.
 //           ptxas moves the wait for a V tile's multiply up, before the softmax that could run under it. Kept in its place by a branch, and
 //           output scaled only where a greatest score is new: as long, within 1%; the other warpgroup's multiplies fill that time

@@ -26,11 +26,13 @@
 //           kvq 341 us (766), 1.07 times, mlp 653 us (799), 1.12 times. In e4m3 545 us (1436), 209 (1250), 364 (1433), 1.14 to 1.17 times. A step
 //           of 1024 x 1024 takes 52.3 ms and not 54.2, in fp8 34.8 and not 35.5. H200, driver 580.159, CUDA 13.0; `flux bench ops/project`
 // Tried     rows stored one after the other instead of four in step: in e4m3 kvq and mlp 724 us, where the composition takes 645; two in step,
-//           whose angles come while those before are computed: as long. Groups of 3, 6 or 18 rows of tiles, stores past L2: a step of
-//           1024 x 1024 takes as long, within 1%.
+//           whose angles come while those before are computed: as long. Groups of 3, 6 or 18 rows of tiles (18 also in e4m3, whose x
+//           L2 would hold), stores past L2, TMA's hints to keep x and to let weights go: a step of 1024 x 1024 takes as long, within 1%.
 //           Standalone, sums stored by the warps that multiply, after a pause / in a row for 0.3 s (TFLOP/s): one block 128 x 256 787 / 665; with
 //           the weights for two blocks 751 / 691; with x for two blocks 774 / 684; for four blocks 709 / 663 (120 blocks find room). Without
-//           any fetching 862 / 809. In a row the GPU is at its power limit: 1500 MHz instead of 1980, and cuBLASLt falls from 848 to 729 too
+//           any fetching 862 / 809. On another GPU 128 x 256 782 / 671, and 192 x 256, by three warpgroups, which leaves no room for rounded
+//           rows, 798 / 680; 4608 x 12288 -> 3072 in tiles of 192 x 192 804 / 686, as long as cuBLASLt. In a row the GPU is at its power limit:
+//           1500 MHz instead of 1980, and cuBLASLt falls from 848 to 729 too
 #include "common.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
