@@ -388,6 +388,13 @@ fn bench_measures_every_stage_and_op_beside_the_ceilings() {
     let starts: Vec<_> = table.lines().map(|line| line.split(' ').next().unwrap()).collect();
     assert_eq!(starts, ["CPU,", "ceiling/copy", "ceiling/add", "ceiling/linear", "ops/adaln", "ops/gated_add_adaln", "ops/rms_norm"], "{table}");
     assert!(table.contains("GB/s") && table.contains("of ceiling") && table.contains("composed"), "{table}");
+    assert!(!table.contains("in a row"), "{table}");
+
+    // Ops that write over what they read, and ops that do not.
+    let run = bench(&["--json", "--size", "32", "--in-a-row", "0.01", "ops/add", "ops/attention", "ops/rms_norm"]).succeeds();
+    let rows: Vec<serde_json::Value> = run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert!(rows.len() >= 6 && rows.iter().all(|row| row["in_a_row_ms"].as_f64().is_some_and(|ms| ms > 0.0)), "{}", run.stdout);
+    assert!(bench(&["--size", "32", "--in-a-row", "0.01", "adaln"]).succeeds().stdout.contains("in a row"));
 }
 
 #[test]
@@ -400,6 +407,7 @@ fn bench_takes_the_shapes_of_klein_4b_without_a_model_and_refuses_what_it_cannot
     assert_eq!(bench(&["swigloo"]).code, Some(2));
     bench(&["--size", "8"]).fails(2, &["--size"]);
     bench(&["--runs", "0"]).fails(2, &["--runs"]);
+    bench(&["--in-a-row", "61"]).fails(2, &["--in-a-row"]);
     bench(&["-d", "none"]).fails(1, &["no such model folder: `none`", "--dir"]);
 }
 
