@@ -107,28 +107,15 @@ impl<B: Backend> Gated<B> {
 
 /// What `project` means.
 pub fn compose<B: Backend>(b: &B, parts: &[(&Tensor<B>, &Tensor<B>)], heads: Option<&Heads<'_, B>>) -> Result<Projection<B>> {
+    let y = b.linear_rows(parts)?;
     let dim = heads.map_or(0, |heads| heads.dim);
     let keys_only = heads.map_or(0, |heads| heads.keys_only);
-    let mlp = (parts[0].1.rows() - 3 * dim) / 2;
-    let [k, v, q, gate, up] = if keys_only == 0 {
-        b.linear_rows(parts)?.split_cols([dim, dim, dim, mlp, mlp])
-    } else {
-        // Most columns are the MLP's, so that the others are worth a product of their own.
-        let of_rows = |first: usize, weights: std::ops::Range<usize>| {
-            let from = |index: usize| if index == 0 { first } else { 0 };
-            let views =
-                |(index, (x, weight)): (usize, &(&Tensor<B>, &Tensor<B>))| (x.row_view(from(index)..x.rows()), weight.row_view(weights.clone()));
-            let parts: Vec<_> = parts.iter().enumerate().map(views).collect();
-            b.linear_rows(&parts.iter().map(|(x, weight)| (x, weight)).collect::<Vec<_>>())
-        };
-        let [k, v, q] = of_rows(0, 0..3 * dim)?.split_cols([dim; 3]);
-        let [gate, up] = of_rows(keys_only, 3 * dim..3 * dim + 2 * mlp)?.split_cols([mlp; 2]);
-        [k, v, q, gate, up]
-    };
+    let mlp = (y.cols() - 3 * dim) / 2;
+    let [k, v, q, gate, up] = y.split_cols([dim, dim, dim, mlp, mlp]);
     let (q, k) = match heads {
         Some(heads) => b.qk_norm_rope(q, k, heads.norm, heads.rope, heads.joint)?,
         None => (q, k),
     };
-    let (_, q) = q.split_rows(keys_only);
+    let [q, gate, up] = [q, gate, up].map(|of_all| of_all.split_rows(keys_only).1);
     Ok(Projection { kvq: [k, v, q], mlp: Gated::Halves(gate, up) })
 }

@@ -246,24 +246,22 @@ fn weights_that_are_loaded_ahead_are_those_that_are_needed() {
 fn a_step_waits_for_nothing_and_copies_nothing() {
     let Some(cuda) = cuda() else { return };
     // Per double block 4 GEMM for each stream, qk_norm_rope, attention, swiglu and 2 gated_add_adaln for both; per single block
-    // GEMM, qk_norm_rope, attention, swiglu, GEMM, gated_add_adaln, in the last one a GEMM more, because of text only keys and values are
-    // wanted, and copies that put attention and MLP side by side; around them x_embedder, adaln of two parts, copies of two parts
+    // GEMM, qk_norm_rope, attention, swiglu, GEMM, gated_add_adaln; around them x_embedder, adaln of two parts, copies of two parts
     // for x and h, proj_out, euler_step.
     // On Hopper what is inside a double block's MLP is one kernel, in place of two GEMM and a swiglu; heads of 32 keep off it in front
     // of attention.
     let (config, launches) = step_launches(&cuda);
-    assert_eq!(launches, (config.num_layers * (2 * 4 + 5 - fused_mlp(&cuda)) + config.num_single_layers * 6 + 3 + 9) as u64);
+    assert_eq!(launches, (config.num_layers * (2 * 4 + 5 - fused_mlp(&cuda)) + config.num_single_layers * 6 + 9) as u64);
 }
 
 #[test]
 fn a_step_in_fp8_quantises_what_no_kernel_quantised_on_the_way() {
     let Some(cuda) = cuda_fp8() else { return };
-    // In a double block what the attention gives, of text and picture at once; and what comes into the first. Attention and MLP lie side by
-    // side when they are in e4m3.
+    // In a double block what the attention gives, of text and picture at once; and what comes into the first.
     let (config, launches) = step_launches(&cuda);
     // The kernel of `project` gives what it activated in bf16.
     let mlp = usize::from(fused_mlp(&cuda) > 0);
-    assert_eq!(launches, (config.num_layers * (2 * 4 + 5 - fused_mlp(&cuda) + 1 + mlp) + config.num_single_layers * 6 + 1 + 9 + 1) as u64);
+    assert_eq!(launches, (config.num_layers * (2 * 4 + 5 - fused_mlp(&cuda) + 1 + mlp) + config.num_single_layers * 6 + 9 + 1) as u64);
 }
 
 /// Launches that the kernel of cuda/projection_sm90a.cu saves inside an MLP.

@@ -41,7 +41,7 @@ pub(super) fn terms(precision: Precision, parts: &[WeightView]) -> Option<usize>
 
 /// `out = [x_0 | x_1 | ..] weight^T`, the x side by side; out dense [rows, weight.rows()].
 pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Tensor<Cpu>, out: &mut [f32]) {
-    let parts = &rows_of(weight);
+    let Buffer::Weight(parts) = &**weight.buffer() else { panic!("not a weight matrix") };
     assert_eq!(out.len(), xs[0].rows * weight.rows());
     assert_eq!(xs.iter().map(|x| x.cols).sum::<usize>(), weight.cols());
     if let Some(terms) = terms(precision, parts) {
@@ -53,22 +53,6 @@ pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Tensor<Cpu>
             col += x.cols;
         }
     }
-}
-
-/// What of the parts of a weight matrix its tensor views.
-fn rows_of(weight: &Tensor<Cpu>) -> Vec<WeightView> {
-    let Buffer::Weight(parts) = &**weight.buffer() else { panic!("not a weight matrix") };
-    let wanted = weight.offset() / weight.stride().max(1)..weight.offset() / weight.stride().max(1) + weight.rows();
-    let mut first = 0;
-    let mut views = Vec::new();
-    for part in parts {
-        let rows = wanted.start.clamp(first, first + part.rows())..wanted.end.clamp(first, first + part.rows());
-        if !rows.is_empty() {
-            views.push(part.row_range(rows.start - first..rows.end - first));
-        }
-        first += part.rows();
-    }
-    views
 }
 
 /// [`linear`] on AMX tiles: the activations are packed once for all parts.
