@@ -2,7 +2,8 @@
 //!
 //! A tile is 16 rows of 64 bytes. Tile A is 16 rows of W by 32 columns, as they lie in the file; tile B is the same 32 columns
 //! of 16 rows of X, as pairs of columns [16 pairs][16 rows][2]; the product adds to [16 rows of W][16 rows of X], a part of Y^T.
-//! So only X is rearranged, once for all weights that it meets ([`Packed`]); W has no second copy.
+//! So only X is rearranged, once for all weights that it meets ([`Packed`]); W has no second copy. Where the weight of a convolution
+//! meets windows of a picture it is the other way round, see [`multiply_windows`].
 //!
 //! bfloat16 keeps 8 bits of a value and float32 has 24, so X is packed as a sum of 1 to 3 bfloat16 terms and the products of all
 //! terms are summed:
@@ -205,8 +206,8 @@ fn run_task<T: Tiles>(unit: &T, x: &Packed, weight: Bf16Rows<'_>, cells: &Cells,
             for (pair, a) in panel.chunks_exact(tiles_of_pair).take(pairs).enumerate() {
                 let waiting = if sums.len() == 1 { 0 } else { (strip - first_strip) * pairs + pair };
                 let block = &mut sums[waiting];
-                let share = following.wrapping_add(pair * b.len() / TASK_PAIRS);
-                unit.multiply(a, b, x.terms(), from > 0, block, share);
+                let ahead = following.wrapping_add(pair * b.len() / TASK_PAIRS);
+                unit.multiply(a, b, x.terms(), from > 0, block, ahead);
                 if to == plan.steps {
                     store(block, cells, strip * PAIR, (first_pair + pair) * PAIR);
                 }

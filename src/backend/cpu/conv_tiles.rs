@@ -19,8 +19,18 @@ const CHANNELS: usize = 32;
 /// 31 rows, so that the two that the next band rounds again cost little.
 const BAND_BYTES: usize = 8 << 20;
 
-/// What multiplies: [`super::amx::multiply_windows`], or its emulation in tests.
-pub(super) type Multiply = fn(&Lines, &Offsets, &Packed, Windows, &mut [f32], &[f32], bool);
+/// See [`super::amx::multiply_windows`].
+type Multiply = fn(&Lines, &Offsets, &Packed, Windows, &mut [f32], &[f32], bool);
+
+/// What multiplies, and how much of a picture is rounded at once; tests have others.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    multiply: Multiply,
+    band_bytes: usize,
+}
+
+/// The tile unit.
+pub(super) const TILES: Unit = Unit { multiply: super::amx::multiply_windows, band_bytes: BAND_BYTES };
 
 /// A pixel that each window sees, counted from its first in the padded picture, and the taps of the kernel that fall on it.
 struct Seen {
@@ -58,27 +68,27 @@ fn pack_weight(view: &WeightView, seen: &[Seen]) -> Packed {
 
 /// x [height * width, in], weight [out, k * k * in], bias [out] -> out [out_height * out_width, out], dense; to what `out` holds if `add`.
 #[allow(clippy::too_many_arguments)]
-pub(super) fn conv2d(multiply: Multiply, terms: usize, x: Rows<'_>, weight: &Weight, bias: &[f32], conv: Conv, out: &mut [f32], add: bool) {
+pub(super) fn conv2d(unit: Unit, terms: usize, x: Rows<'_>, weight: &Weight, bias: &[f32], conv: Conv, out: &mut [f32], add: bool) {
     let seen = seen(conv.kernel);
     let weight = weight.packed.get_or_init(|| pack_weight(&weight.view, &seen));
-    Picture::new(conv, x.cols, terms).bands(x, |picture, lines, y, height| {
+    Picture::new(unit, conv, x.cols, terms).bands(x, |picture, lines, y, height| {
         let width = conv.out_width();
         let windows = Windows { height, width, pitch: picture.pitch, first: y * width, row_step: width, step: 1 };
-        multiply(lines, &picture.offsets(&seen), weight, windows, out, bias, add);
+        (unit.multiply)(lines, &picture.offsets(&seen), weight, windows, out, bias, add);
     });
 }
 
 /// x [height * width, in], weight [out, 9 * in], bias [out] -> out [2 * height * 2 * width, out], dense.
 ///
 /// An output sees four different pixels of the small picture, so it takes four taps of summed weights in place of nine.
-pub(super) fn upsample_conv2d(multiply: Multiply, x: Rows<'_>, weight: &Weight, bias: &[f32], height: usize, width: usize, out: &mut [f32]) {
+pub(super) fn upsample_conv2d(unit: Unit, x: Rows<'_>, weight: &Weight, bias: &[f32], height: usize, width: usize, out: &mut [f32]) {
     let seen = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(row, column)| seen_doubled(row, column));
     let weights = weight.packed_doubled.get_or_init(|| seen.each_ref().map(|seen| pack_weight(&weight.view, seen)));
-    Picture::new(Conv::same(height, width, 3), x.cols, 1).bands(x, |picture, lines, y, height| {
+    Picture::new(unit, Conv::same(height, width, 3), x.cols, 1).bands(x, |picture, lines, y, height| {
         for (parity, (seen, weight)) in seen.iter().zip(weights).enumerate() {
             let first = (2 * y + parity / 2) * 2 * width + parity % 2;
             let windows = Windows { height, width, pitch: picture.pitch, first, row_step: 4 * width, step: 2 };
-            multiply(lines, &picture.offsets(seen), weight, windows, out, bias, false);
+            (unit.multiply)(lines, &picture.offsets(seen), weight, windows, out, bias, false);
         }
     });
 }
@@ -99,11 +109,11 @@ struct Picture {
 }
 
 impl Picture {
-    fn new(conv: Conv, channels: usize, terms: usize) -> Self {
+    fn new(unit: Unit, conv: Conv, channels: usize, terms: usize) -> Self {
         let steps = channels.div_ceil(CHANNELS);
         let pitch = (conv.pad_before + conv.width + conv.pad_after).div_ceil(conv.stride);
         let row_bytes = conv.stride * conv.stride * steps * terms * pitch * size_of::<[u16; CHANNELS]>();
-        let bands = conv.out_height().div_ceil((BAND_BYTES / row_bytes).max(1));
+        let bands = conv.out_height().div_ceil((unit.band_bytes / row_bytes).max(1));
         let band = conv.out_height().div_ceil(bands);
         let windows = Windows { height: band, width: conv.out_width(), pitch, first: 0, row_step: 0, step: 0 };
         let farthest = (conv.kernel - 1) / conv.stride;
@@ -174,10 +184,14 @@ mod tests {
     use crate::backend::Backend;
     use crate::weights::WeightFiles;
 
-    /// The emulation, and the unit itself where there is one.
-    fn units() -> Vec<Multiply> {
-        let unit: Option<Multiply> = amx::available().then_some(amx::multiply_windows);
-        std::iter::once::<Multiply>(amx::multiply_windows_emulated).chain(unit).collect()
+    const EMULATED: Unit = Unit { multiply: amx::multiply_windows_emulated, ..TILES };
+
+    /// The emulation, and the unit itself where there is one, with a band for all of a small picture and with bands of one row.
+    fn units() -> Vec<Unit> {
+        let required = std::env::var_os("FLUX_REQUIRE_AMX").is_some();
+        assert!(amx::available() || !required, "FLUX_REQUIRE_AMX is set, but this machine has no AMX");
+        let units = std::iter::once(EMULATED).chain(amx::available().then_some(TILES));
+        units.flat_map(|unit| [unit, Unit { band_bytes: 0, ..unit }]).collect()
     }
 
     /// Values of -1 to 1 without a pattern.
@@ -246,14 +260,14 @@ mod tests {
                 let mut expected = vec![0.0; out_pixels * cout];
                 conv::conv2d(picture(&seen, pixels, cin), &weight, &bias, conv, &mut expected);
                 let residual = noise(4, expected.len());
-                for multiply in units() {
+                for unit in units() {
                     let mut got = vec![f32::NAN; expected.len()];
-                    conv2d(multiply, terms, picture(&x, pixels, cin), &weight, &bias, conv, &mut got, false);
+                    conv2d(unit, terms, picture(&x, pixels, cin), &weight, &bias, conv, &mut got, false);
                     let off = worst(&got, &expected);
                     assert!(off < bound, "{conv:?}, {cin} -> {cout}, {terms} terms: {off:e}");
 
                     got.copy_from_slice(&residual);
-                    conv2d(multiply, terms, picture(&x, pixels, cin), &weight, &bias, conv, &mut got, true);
+                    conv2d(unit, terms, picture(&x, pixels, cin), &weight, &bias, conv, &mut got, true);
                     got.iter_mut().zip(&residual).for_each(|(got, residual)| *got -= residual);
                     let off = worst(&got, &expected);
                     assert!(off < bound, "{conv:?}, {cin} -> {cout}, {terms} terms, added: {off:e}");
@@ -263,17 +277,10 @@ mod tests {
     }
 
     #[test]
-    fn several_bands_are_one_picture() {
-        // A row of it takes 1 MiB in three terms, so a band is less than the picture.
-        let (conv, cin) = (Conv::same(19, 5000, 3), 30);
-        assert!(Picture::new(conv, cin, 3).band < conv.height / 2);
-        let pixels = conv.height * conv.width;
-        let (x, weight) = (noise(1, pixels * (cin + BESIDE)), weight(&noise(2, 9 * cin), 1, cin, 3));
-        let (mut expected, mut got) = (vec![0.0; pixels], vec![0.0; pixels]);
-        conv::conv2d(picture(&x, pixels, cin), &weight, &[0.5], conv, &mut expected);
-        conv2d(amx::multiply_windows_emulated, 3, picture(&x, pixels, cin), &weight, &[0.5], conv, &mut got, false);
-        let off = worst(&got, &expected);
-        assert!(off < BOUND, "{off:e}");
+    fn bands_are_of_one_height_and_take_no_more_than_they_may() {
+        // A row of it takes 1 MiB in three terms.
+        let picture = |band_bytes| Picture::new(Unit { band_bytes, ..TILES }, Conv::same(19, 5000, 3), 30, 3);
+        assert_eq!([0, 4 << 20, 8 << 20, 32 << 20].map(|bytes| picture(bytes).band), [1, 4, 7, 19]);
     }
 
     /// The definition: every pixel four times, then the convolution.
@@ -296,9 +303,9 @@ mod tests {
             for (values, bound) in [(sixteenths, BOUND), (noise(4, 9 * cout * cin), 3e-2)] {
                 let weight = weight(&values, cout, cin, 3);
                 let expected = upsampled(picture(&x, pixels, cin), &weight, &bias, height, width);
-                for multiply in units() {
+                for unit in units() {
                     let mut got = vec![f32::NAN; expected.len()];
-                    upsample_conv2d(multiply, picture(&x, pixels, cin), &weight, &bias, height, width, &mut got);
+                    upsample_conv2d(unit, picture(&x, pixels, cin), &weight, &bias, height, width, &mut got);
                     let off = worst(&got, &expected);
                     assert!(off < bound, "{height} x {width}, {cin} -> {cout}: {off:e}");
                 }
@@ -313,11 +320,13 @@ mod tests {
         let (y, column) = (2, 39);
         x[(y * 40 + column) * (cin + BESIDE) + 33] = f32::NAN;
         let weight = weight(&noise(2, 9 * cin * cout), cout, cin, 3);
-        let mut got = vec![0.0; 6 * 40 * cout];
-        conv2d(amx::multiply_windows_emulated, 1, picture(&x, 6 * 40, cin), &weight, &[0.0; 2], conv, &mut got, false);
-        for (i, value) in got.iter().enumerate() {
-            let (at_y, at_column) = (i / cout / 40, i / cout % 40);
-            assert_eq!(value.is_nan(), at_y.abs_diff(y) <= 1 && at_column.abs_diff(column) <= 1, "row {at_y}, column {at_column}");
+        for (unit, terms) in units().into_iter().flat_map(|unit| [(unit, 1), (unit, 3)]) {
+            let mut got = vec![0.0; 6 * 40 * cout];
+            conv2d(unit, terms, picture(&x, 6 * 40, cin), &weight, &[0.0; 2], conv, &mut got, false);
+            for (i, value) in got.iter().enumerate() {
+                let (at_y, at_column) = (i / cout / 40, i / cout % 40);
+                assert_eq!(value.is_nan(), at_y.abs_diff(y) <= 1 && at_column.abs_diff(column) <= 1, "row {at_y}, column {at_column}");
+            }
         }
     }
 
@@ -360,7 +369,7 @@ mod tests {
         for (side, channels) in [(32, 512), (64, 512), (128, 512), (128, 256), (256, 256), (256, 128)] {
             let x = noise(1, side * side * channels);
             let rows = Rows { data: &x, rows: side * side, cols: channels, stride: channels };
-            let seconds = best(|| Picture::new(Conv::same(side, side, 3), channels, 1).bands(rows, |_, _, _, _| ()));
+            let seconds = best(|| Picture::new(TILES, Conv::same(side, side, 3), channels, 1).bands(rows, |_, _, _, _| ()));
             println!("round {side} x {side} x {channels}: {:.2} ms, {:.2} values/ns", 1e3 * seconds, x.len() as f64 / seconds / 1e9);
         }
         for channels in [128, 256, 512] {

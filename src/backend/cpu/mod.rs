@@ -286,7 +286,7 @@ impl Backend for Cpu {
         let mut out = pool::values(rows * weight.rows());
         let (x, kernel, bias) = (Rows::of(x), Self::kernel(weight), Rows::of(bias).row(0));
         match gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) {
-            Some(terms) => conv_tiles::conv2d(amx::multiply_windows, terms, x, kernel, bias, conv, &mut out, false),
+            Some(terms) => conv_tiles::conv2d(conv_tiles::TILES, terms, x, kernel, bias, conv, &mut out, false),
             None => conv::conv2d(x, kernel, bias, conv, &mut out),
         }
         Ok(self.tensor(out, rows, weight.rows()))
@@ -299,7 +299,7 @@ impl Backend for Cpu {
         };
         let (rows, cols) = (residual.rows(), residual.cols());
         let mut out = Self::take(residual);
-        conv_tiles::conv2d(amx::multiply_windows, terms, Rows::of(x), kernel, Rows::of(bias).row(0), conv, &mut out, true);
+        conv_tiles::conv2d(conv_tiles::TILES, terms, Rows::of(x), kernel, Rows::of(bias).row(0), conv, &mut out, true);
         Ok(self.tensor(out, rows, cols))
     }
 
@@ -310,7 +310,7 @@ impl Backend for Cpu {
             return ops::conv2d::compose_upsample(self, x, weight, bias, height, width);
         }
         let mut out = pool::values(4 * x.rows() * weight.rows());
-        conv_tiles::upsample_conv2d(amx::multiply_windows, Rows::of(&x), kernel, Rows::of(bias).row(0), height, width, &mut out);
+        conv_tiles::upsample_conv2d(conv_tiles::TILES, Rows::of(&x), kernel, Rows::of(bias).row(0), height, width, &mut out);
         Ok(self.tensor(out, 4 * x.rows(), weight.rows()))
     }
 

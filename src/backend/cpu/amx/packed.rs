@@ -1,4 +1,4 @@
-//! Activations in the order of tiles.
+//! Activations, or the weight of a convolution, in the order of tiles.
 
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -30,7 +30,7 @@ pub(super) const NO_SUMS: Sums = Sums([[0.0; TILE * TILE]; 4]);
 
 /// What the tile unit does, so that tests can run the rest on any CPU.
 pub(super) trait Tiles {
-    /// Makes this thread ready for [`Tiles::multiply`]; dropping the value ends that.
+    /// Makes this thread ready for the products below; dropping the value ends that.
     fn begin() -> Self;
 
     /// `sums (or 0, unless add) += a b` for a pair of tiles of W by a strip of X.
@@ -227,7 +227,7 @@ impl Tiles for Unit {
 impl Drop for Unit {
     fn drop(&mut self) {
         // A thread that sleeps with tiles in use would make the kernel save them, and may keep its core from a deeper sleep.
-        // SAFETY: `begin` made sure that the CPU has tiles; no value lives in them between calls of `multiply`.
+        // SAFETY: `begin` made sure that the CPU has tiles; no value lives in them between products.
         unsafe { std::arch::asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }
