@@ -33,7 +33,6 @@ pub use opened::OpenModel;
 pub use request::{Plan, Request};
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -365,9 +364,9 @@ impl<B: Backend> Pipeline<B> {
         let (stages, total) = (decoder.stages(), (samples * decoder.stages()) as u64);
         let observer = RefCell::new(observer);
         let mut rgbs = Vec::with_capacity(samples);
-        let mut on_the_way = VecDeque::new();
         // Where nobody looks on, the next picture is enqueued before the one ahead of it is taken, so that the device never waits.
-        let ahead = usize::from(!observer.borrow().listens());
+        let listens = observer.borrow().listens();
+        let mut waiting = None;
         let mut take = |rgb: B::Rgb8| -> Result<()> {
             rgbs.push(self.backend.take_rgb8(rgb)?);
             observer.borrow_mut().progress(Stage::Decode, (rgbs.len() * stages) as u64, total);
@@ -375,7 +374,7 @@ impl<B: Backend> Pipeline<B> {
         };
         for sample in 0..samples {
             // Where the device is still at the steps, the decoder's stages are enqueued long before they run, and only their end is told.
-            let at_once = clock.remaining_steps().is_empty();
+            let at_once = listens && clock.remaining_steps().is_empty();
             let tell = |done| {
                 if at_once {
                     observer.borrow_mut().progress(Stage::Decode, (sample * stages + done) as u64, total)
@@ -397,19 +396,20 @@ impl<B: Backend> Pipeline<B> {
                 // Takes the host some time, which it has while the device computes.
                 self.backend.settle()?;
             }
-            if observer.borrow().listens() {
+            if listens {
                 for done in clock.remaining_steps() {
                     clock.wait_step(done)?;
                     observer.borrow_mut().progress(Stage::Denoise, done + 1, plan.steps as u64);
                 }
             }
-            on_the_way.push_back(self.backend.rgb8(&pixels)?);
+            let before = waiting.replace(self.backend.rgb8(&pixels)?);
             clock.decoded()?;
-            if on_the_way.len() > ahead {
-                on_the_way.pop_front().map_or(Ok(()), &mut take)?;
+            before.map_or(Ok(()), &mut take)?;
+            if listens {
+                waiting.take().map_or(Ok(()), &mut take)?;
             }
         }
-        on_the_way.into_iter().try_for_each(take)?;
+        waiting.map_or(Ok(()), &mut take)?;
         Ok(rgbs)
     }
 

@@ -59,7 +59,7 @@ pub struct Timings {
     pub prepare_s: f64,
     /// Each step.
     pub steps_s: Vec<f64>,
-    /// VAE, to pixels as bytes on the device.
+    /// VAE, to pixels as bytes on the device; of several pictures also the way of those before to the host, where somebody listens.
     pub decode_s: f64,
     /// Of the host, until the first picture was enqueued; the device works meanwhile.
     pub enqueue_s: f64,

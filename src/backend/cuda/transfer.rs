@@ -36,7 +36,7 @@ pub struct Slot {
 unsafe impl Send for Slot {}
 
 impl Slot {
-    /// Its copies are to be enqueued on `stream`.
+    /// It is free behind what is on `stream` now.
     pub fn new(device: &Arc<Device>, stream: Stream) -> Result<Self> {
         device.bind()?;
         // PORTABLE: readable from all contexts. Not write-combined: threads fill it with ordinary stores.
@@ -236,6 +236,8 @@ impl Cuda {
         let mut slots = self.0.result_slots.made(device)?;
         let (parts, ahead) = (bytes.div_ceil(SLOT_BYTES), slots.len());
         for (index, slot) in slots.iter_mut().enumerate().take(parts) {
+            // Its last copy may have been on another stream.
+            slot.bytes()?;
             enqueue(slot, part(index))?;
         }
         let mut host = vec![T::zeroed(); len];
@@ -269,7 +271,11 @@ impl Cuda {
     pub(super) fn take_rgb8_op(&self, Rgb8 { bytes, values, made }: Rgb8) -> Result<Vec<u8>> {
         let stream = self.device().download_stream();
         made.hold(stream)?;
-        let mut host = self.download_dense::<u8>(bytes.address(), values + 1, stream)?;
+        // All copies are done when this returns, so that `bytes` may go, whose end is ordered by the compute stream alone.
+        let mut host = self.download_dense::<u8>(bytes.address(), values + 1, stream).inspect_err(|_| {
+            // SAFETY: the stream lives as long as the device. What fails here has failed above.
+            let _ = unsafe { result::stream::synchronize(stream.raw()) };
+        })?;
         if host.pop() == Some(0) { Ok(host) } else { Err(crate::backend::not_a_number()) }
     }
 
