@@ -222,15 +222,13 @@ impl<B: Backend> Bench<'_, B> {
     /// clock. The first third is not counted. Inputs are made before, as many as there is memory for.
     fn in_a_row<T, U>(&self, seconds: f64, one: f64, mut prepare: impl FnMut() -> Result<T>, mut run: impl FnMut(T) -> Result<U>) -> Result<f64> {
         let wanted = ((seconds / one) as usize).clamp(3, 100_000);
-        let before = self.backend.available_bytes();
+        // The other half is for what a run makes.
+        let least = self.backend.available_bytes() / 2;
         let mut inputs = vec![prepare()?];
-        // What a run makes is of about the size of what it reads.
-        let each = before.saturating_sub(self.backend.available_bytes());
-        let count = wanted.min((before / 2).checked_div(each).map_or(wanted, |fit| fit.max(3) as usize));
-        while inputs.len() < count {
+        while inputs.len() < wanted && self.backend.available_bytes() > least {
             inputs.push(prepare()?);
         }
-        let warm_up = count / 3;
+        let (count, warm_up) = (inputs.len(), inputs.len() / 3);
         let mut inputs = inputs.into_iter();
         for input in inputs.by_ref().take(warm_up) {
             run(input)?;

@@ -130,7 +130,7 @@ impl Shapes {
         Joint { batch, txt: self.txt, img: (size / self.patch()).pow(2) }
     }
 
-    /// The products of one evaluation of the transformer.
+    /// The products of one evaluation of the transformer, as if its last single block had all rows; see [`Shapes::step_flops`].
     pub fn step_linears(&self, joint: Joint) -> Vec<Linear> {
         let Self { dim, mlp, .. } = *self;
         let (all, img) = (joint.rows(), joint.img_rows());
