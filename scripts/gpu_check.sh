@@ -261,7 +261,7 @@ cpu() {
     figures+=("in bf16 from start to PNG $ours s, the reference from prompt to picture $theirs s;")
     psnr=$("$bin/flux" compare "$out/cpu-f32.png" "$out/cpu-bf16.png") || fail "the pictures cannot be compared"
     export FLUX_REQUIRE_AMX=1
-    "$bin/units" --nocapture amx || fail "the unit tests of the tile unit failed"
+    "$bin/units" --nocapture backend::cpu || fail "the unit tests of the CPU failed"
     "$bin/cpu_gemm" --nocapture || fail "the products of the tile unit are wrong"
     timeout 30 taskset -c 0,1 "$bin/cpu_gemm" --ignored --nocapture --test-threads 1 # speeds, for the log
     result "${figures[*]} $psnr"
@@ -278,7 +278,7 @@ sanitized() { # TOOL
     local skip=(--skip full_size --skip asked_for --skip single_blocks_and_pairs --skip an_unknown_kernel --skip work_that_cannot_be_recorded)
     tool=$(sanitizer)
     [[ -n "$tool" ]] || fail "compute-sanitizer is not on this machine"
-    flags=(--tool "$1" --target-processes application-only --error-exitcode 9 --print-limit 20)
+    flags=(--tool "$1" --target-processes application-only --error-exitcode 9 --print-limit 200)
     # Two of the tools cannot bear products by cuBLASLt on Hopper: racecheck breaks some of them (with an illegal address, also when no
     # kernel is asked to be checked) and finds races in others, initcheck does not see what they write (values that the same test finds
     # right). So tests that make such products are left to memcheck; no kernel of ours is in them alone, but im2col, which shares nothing

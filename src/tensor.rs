@@ -7,7 +7,7 @@
 //! the receiver; one that takes `&self` may not. [`Tensor::split_cols`] and [`Tensor::split_rows`]
 //! consume their parent, so their parts own disjoint cells and stay writable; [`Tensor::row_view`]
 //! borrows cells that belong to another tensor, so an op on it always writes elsewhere, as on one that was made
-//! [`Tensor::read_only`].
+//! [`Tensor::read_only`]; but when nobody else has the memory any more, an op may [`Tensor::reclaim`] it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ impl<B: Backend> Tensor<B> {
         Arc::try_unwrap(buffer).map_err(|buffer| Self { backend, buffer, offset, rows, cols, stride, writable })
     }
 
-    /// The same cells, over which no op may write any more. For backends that keep something about them.
+    /// The same cells, over which no op may write any more but for [`Tensor::reclaim`]. For backends that keep something about them.
     pub fn read_only(self) -> Self {
         Self { writable: false, ..self }
     }
@@ -95,7 +95,7 @@ impl<B: Backend> Tensor<B> {
         Self { backend: self.backend.clone(), buffer: Arc::clone(&self.buffer), offset, rows, cols, stride: self.stride, writable }
     }
 
-    /// Rows `range`, to read. An op never writes over them, also when it consumes the view.
+    /// Rows `range`, to read. An op never writes over them while another tensor has the memory, also when it consumes the view.
     pub fn row_view(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         self.view(self.offset + range.start * self.stride, range.len(), self.cols, false)
