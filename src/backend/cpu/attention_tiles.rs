@@ -83,18 +83,9 @@ pub(super) fn attention(multiply: Multiply, q: Rows<'_>, k: Rows<'_>, v: Rows<'_
 #[cfg(test)]
 mod tests {
     use super::super::attention;
+    use super::super::tests::values;
     use super::*;
     use crate::ops::Mask;
-
-    /// Values of -2 to 2 without a pattern.
-    fn values(seed: u64, n: usize) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 40) as f32 / (1 << 22) as f32 - 2.0
-        };
-        (0..n).map(|_| next()).collect()
-    }
 
     #[test]
     fn tiles_give_what_float32_gives_but_for_rounding() {

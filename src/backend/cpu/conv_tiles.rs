@@ -179,6 +179,7 @@ mod tests {
     use safetensors::Dtype;
     use safetensors::tensor::TensorView;
 
+    use super::super::tests::values;
     use super::super::{Cpu, Precision, amx, conv};
     use super::*;
     use crate::backend::Backend;
@@ -196,12 +197,7 @@ mod tests {
 
     /// Values of -1 to 1 without a pattern.
     fn noise(seed: u64, n: usize) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..n).map(|_| next()).collect()
+        values(seed, n).iter().map(|value| value / 2.0).collect()
     }
 
     fn weight(values: &[f32], cout: usize, cin: usize, kernel: usize) -> Weight {

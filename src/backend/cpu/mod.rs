@@ -438,3 +438,16 @@ impl Backend for Cpu {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    /// Values of -2 to 2 without a pattern.
+    pub(super) fn values(seed: u64, n: usize) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 22) as f32 - 2.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+}
