@@ -52,8 +52,8 @@ struct Shared {
 // Where a tile of queries lies, and the runs of rows that hold its keys.
 struct Work {
     int head, key_tiles, first_tiles;
-    int run_row[2], run_keys[2];  // rows and keys of the two runs; the second may be empty
-    int row, token, tokens;       // the tile's first row, its place in its own run, and tokens of that run
+    int run_row[2], run_keys[2];  // rows of k and v, and keys, of the two runs; the second may be empty
+    int row, token, tokens;       // the tile's first row of q and out, its place in its own run, and tokens of that run
 
     // Block `rank` of a cluster takes tile `rank` of item `index`. It may lie behind the last tile, where no tokens are.
     template <int BLOCKS>
