@@ -115,9 +115,9 @@ impl Picture {
         let row_bytes = conv.stride * conv.stride * steps * terms * pitch * size_of::<[u16; CHANNELS]>();
         let bands = conv.out_height().div_ceil((unit.band_bytes / row_bytes).max(1));
         let band = conv.out_height().div_ceil(bands);
-        let windows = Windows { height: band, width: conv.out_width(), pitch, first: 0, row_step: 0, step: 0 };
         let farthest = (conv.kernel - 1) / conv.stride;
-        let rows = (windows.lines() + farthest * pitch + farthest).div_ceil(pitch).max(band + farthest);
+        let lines = Windows::lines(band, conv.out_width(), pitch);
+        let rows = (lines + farthest * pitch + farthest).div_ceil(pitch).max(band + farthest);
         Self { conv, steps, channels, terms, pitch, band, rows }
     }
 

@@ -115,12 +115,12 @@ pub struct Windows {
 impl Windows {
     /// Strips of windows side by side, those between the rows included, of which there is no result.
     fn strips(&self) -> usize {
-        ((self.height - 1) * self.pitch + self.width).div_ceil(PAIR)
+        Self::lines(self.height, self.width, self.pitch) / PAIR
     }
 
-    /// Lines that must be there, where the windows see no further than their own.
-    pub fn lines(&self) -> usize {
-        self.strips() * PAIR
+    /// Lines that must be there for `height` rows of `width` windows, where these see no further than their own.
+    pub fn lines(height: usize, width: usize, pitch: usize) -> usize {
+        ((height - 1) * pitch + width).next_multiple_of(PAIR)
     }
 }
 
