@@ -44,6 +44,11 @@ impl Joint {
         self.batch * self.img
     }
 
+    /// The first token of a sample that has a query, where queries have so many rows: those of all tokens, or of pictures alone.
+    pub fn first_query(&self, rows: usize) -> usize {
+        if rows < self.rows() { self.txt } else { 0 }
+    }
+
     /// The row of token `token` of sample `sample`.
     pub fn row(&self, sample: usize, token: usize) -> usize {
         if token < self.txt { sample * self.txt + token } else { self.txt_rows() + sample * self.img + token - self.txt }

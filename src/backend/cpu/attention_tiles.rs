@@ -39,7 +39,6 @@ impl Head {
 /// See [`crate::tensor::Tensor::attention`], without a mask; the result is dense. The queries are those of the last `q.rows` rows.
 pub(super) fn attention(multiply: Multiply, q: Rows<'_>, k: Rows<'_>, v: Rows<'_>, head_dim: usize, joint: Joint) -> Vec<f32> {
     let skipped = joint.rows() - q.rows;
-    let first_query = if skipped > 0 { joint.txt } else { 0 };
     let (tokens, heads, kv_heads) = (joint.tokens(), q.cols / head_dim, k.cols / head_dim);
     let scale = 1.0 / (head_dim as f32).sqrt();
     let mut out = pool::values(q.rows * q.cols);
@@ -50,7 +49,7 @@ pub(super) fn attention(multiply: Multiply, q: Rows<'_>, k: Rows<'_>, v: Rows<'_
         let of_sample: Vec<Head> = (0..kv_heads).into_par_iter().map(|head| Head::of(k, v, head_dim, head, sample, joint)).collect();
         for head in 0..heads {
             let Head { keys, values } = &of_sample[head / (heads / kv_heads)];
-            for first in (first_query..tokens).step_by(QUERIES) {
+            for first in (joint.first_query(q.rows)..tokens).step_by(QUERIES) {
                 let queries = QUERIES.min(tokens - first);
                 let column = head * head_dim;
                 let packed = Packed::gather(queries, head_dim, 1, |row, col, cells| {

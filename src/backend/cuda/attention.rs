@@ -140,9 +140,8 @@ impl Call<'_> {
         (std::f64::consts::LOG2_E / (self.head_dim as f64).sqrt()) as f32
     }
 
-    /// The first token of a sample that has a query: all have one, or those of pictures alone.
     fn first_query(&self) -> usize {
-        if self.q.rows() < self.joint.rows() { self.joint.txt } else { 0 }
+        self.joint.first_query(self.q.rows())
     }
 
     fn suits_hopper(&self) -> bool {

@@ -30,8 +30,9 @@ impl Cuda {
         let stride = tokens.next_multiple_of(8);
         let most_rows = (WORKSPACE_BYTES / (6 * stride)).max(1);
         let most_rows = if most_rows > 128 { most_rows / 128 * 128 } else { most_rows };
-        let query_runs = if skipped > 0 { [(0, 0), (joint.txt, joint.img)] } else { [(0, joint.txt), (joint.txt, joint.img)] };
-        let chunk_rows = most_rows.min(query_runs[0].1.max(query_runs[1].1));
+        // Of text all queries or none.
+        let txt = joint.txt - joint.first_query(q.rows());
+        let chunk_rows = most_rows.min(txt.max(joint.img));
         let scores = Buffer::new(self.device(), Kind::F32, chunk_rows * stride)?;
         let weights = Buffer::new(self.device(), Kind::Bf16, chunk_rows * stride)?;
 
@@ -41,7 +42,7 @@ impl Cuda {
             for head in 0..q.cols() / head_dim {
                 let column = head * head_dim;
                 let kv_column = head / heads_per_kv * head_dim;
-                for (first_token, count) in query_runs {
+                for (first_token, count) in [(0, txt), (joint.txt, joint.img)] {
                     let mut done = 0;
                     while done < count {
                         let rows = chunk_rows.min(count - done);
