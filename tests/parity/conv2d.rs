@@ -8,17 +8,17 @@ use safetensors::Dtype;
 
 use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check_against, check_choices, values, vector, with_variable};
 
-struct Conv2d<'a> {
-    x: Shape,
-    weight: &'a Weight,
-    conv: Conv,
-    out: usize,
+pub struct Conv2d<'a> {
+    pub x: Shape,
+    pub weight: &'a Weight,
+    pub conv: Conv,
+    pub out: usize,
     /// Columns beside the residual, where there is one.
-    residual: Option<[usize; 2]>,
+    pub residual: Option<[usize; 2]>,
 }
 
 impl Conv2d<'_> {
-    fn residual<B: Backend>(&self, b: &B) -> Option<Tensor<B>> {
+    pub fn residual<B: Backend>(&self, b: &B) -> Option<Tensor<B>> {
         let rows = self.conv.out_height() * self.conv.out_width();
         self.residual.map(|[before, after]| Shape::view(rows, self.out, before, after).tensor(b, 4))
     }

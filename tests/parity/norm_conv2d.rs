@@ -12,33 +12,26 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
 use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check_against, check_choices, values, vector, with_variable};
+use crate::conv2d::Conv2d;
 use crate::pipeline::default_model;
 
+/// A convolution behind a norm.
 struct NormConv2d<'a> {
-    x: Shape,
+    conv2d: Conv2d<'a>,
     groups: usize,
-    weight: &'a Weight,
-    conv: Conv,
-    out: usize,
-    /// Columns beside the residual, where there is one.
-    residual: Option<[usize; 2]>,
 }
 
 impl NormConv2d<'_> {
-    fn residual<B: Backend>(&self, b: &B) -> Option<Tensor<B>> {
-        let rows = self.conv.out_height() * self.conv.out_width();
-        self.residual.map(|[before, after]| Shape::view(rows, self.out, before, after).tensor(b, 4))
-    }
-
     fn apply<B: Backend>(&self, b: &B, composed: bool) -> Vec<Tensor<B>> {
-        let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        let (norm_weight, norm_bias) = (vector(b, 5, self.x.cols), vector(b, 6, self.x.cols));
+        let Conv2d { x, weight, conv, out, .. } = self.conv2d;
+        let (norm_weight, norm_bias) = (vector(b, 5, x.cols), vector(b, 6, x.cols));
+        let (x, weight, bias) = (x.tensor(b, 1), weight.conv(b), vector(b, 3, out));
         let norm = GroupNorm { weight: &norm_weight, bias: &norm_bias, groups: self.groups, eps: 1e-6 };
-        let out = match (self.residual(b), composed) {
-            (Some(residual), false) => x.norm_conv2d_add(&norm, &weight, &bias, self.conv, residual),
-            (Some(residual), true) => norm_conv2d::compose_add(b, x, &norm, &weight, &bias, self.conv, residual),
-            (None, false) => x.norm_conv2d(&norm, &weight, &bias, self.conv),
-            (None, true) => norm_conv2d::compose(b, &x, &norm, &weight, &bias, self.conv),
+        let out = match (self.conv2d.residual(b), composed) {
+            (Some(residual), false) => x.norm_conv2d_add(&norm, &weight, &bias, conv, residual),
+            (Some(residual), true) => norm_conv2d::compose_add(b, x, &norm, &weight, &bias, conv, residual),
+            (None, false) => x.norm_conv2d(&norm, &weight, &bias, conv),
+            (None, true) => norm_conv2d::compose(b, &x, &norm, &weight, &bias, conv),
         };
         vec![out.unwrap()]
     }
@@ -69,7 +62,7 @@ fn norm_conv2d_and_norm_conv2d_add_match_the_cpu() {
             for (beside, residual) in [([0, 0], None), ([8, 8], Some([0, 0])), ([1, 0], Some([3, 2]))] {
                 let weight = weight(cin, cout, conv.kernel);
                 let x = Shape::view(conv.height * conv.width, cin, beside[0], beside[1]);
-                let case = NormConv2d { x, groups, weight: &weight, conv, out: cout, residual };
+                let case = NormConv2d { conv2d: Conv2d { x, weight: &weight, conv, out: cout, residual }, groups };
                 for limit in [usize::MAX, 0] {
                     cuda.limit_bands(limit);
                     let what = format!("norm_conv2d {conv:?} {cin} -> {cout}, beside {beside:?}, residual {residual:?}, bands of {limit}");
