@@ -120,6 +120,9 @@ pub struct Bench {
     /// Run every op also for so long without a pause, which shows what it takes where the GPU's power limit lowers the clock
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub in_a_row: Option<f64>,
+    /// Wait for so long before every picture, as someone does who looks at each: the GPU is below its power limit for a while then
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub pause: Option<f64>,
     #[command(flatten)]
     pub on: DeviceArgs,
     /// Print one JSON object a line

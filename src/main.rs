@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use flux::backend::cpu::{self, Cpu};
@@ -274,6 +274,7 @@ fn bench(args: &Bench) -> Result<()> {
         batch: args.batch as usize,
         steps: args.steps.map(|steps| steps as usize),
         in_a_row: args.in_a_row,
+        pause: args.pause.map(Duration::from_secs_f64),
         json: args.json,
         effort,
     };

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use flux::compare::difference;
 use flux::output::read_png;
@@ -395,6 +396,12 @@ fn bench_measures_every_stage_and_op_beside_the_ceilings() {
     let rows: Vec<serde_json::Value> = run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert!(rows.len() >= 6 && rows.iter().all(|row| row["in_a_row_ms"].as_f64().is_some_and(|ms| ms > 0.0)), "{}", run.stdout);
     assert!(bench(&["--size", "32", "--in-a-row", "0.01", "adaln"]).succeeds().stdout.contains("in a row"));
+
+    // One picture that is not counted, and one that is.
+    let start = Instant::now();
+    let run = bench(&["--json", "--size", "16", "--steps", "1", "--pause", "1", "stages/"]).succeeds();
+    let row: serde_json::Value = serde_json::from_str(run.stdout.trim()).expect("JSON");
+    assert!(start.elapsed() >= Duration::from_secs(2) && row["total_ms"].as_f64().is_some_and(|ms| ms < 1000.0), "{row}");
 }
 
 #[test]
@@ -408,6 +415,7 @@ fn bench_takes_the_shapes_of_klein_4b_without_a_model_and_refuses_what_it_cannot
     bench(&["--size", "8"]).fails(2, &["--size"]);
     bench(&["--runs", "0"]).fails(2, &["--runs"]);
     bench(&["--in-a-row", "61"]).fails(2, &["--in-a-row"]);
+    bench(&["--pause", "61"]).fails(2, &["--pause"]);
     bench(&["-d", "none"]).fails(1, &["no such model folder: `none`", "--dir"]);
 }
 

@@ -11,6 +11,7 @@ mod stages;
 mod weights;
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use flux::backend::Backend;
 use flux::model_dir::ModelDir;
@@ -33,6 +34,8 @@ pub struct Settings {
     pub steps: Option<usize>,
     /// Seconds for which an op also runs without a pause, if any.
     pub in_a_row: Option<f64>,
+    /// What every picture waits before it begins, if anything.
+    pub pause: Option<Duration>,
     /// One JSON object a line, in place of a table.
     pub json: bool,
     pub effort: Effort,

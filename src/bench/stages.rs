@@ -72,6 +72,9 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelDir, sizes: &[us
             // A prompt that was seen before would not be encoded.
             let prompt = format!("{PROMPT} {size} {run}");
             let request = Request { width: Some(size), height: Some(size), steps, ..Request::new(prompt, 42) };
+            if let Some(pause) = bench.settings.pause {
+                std::thread::sleep(pause);
+            }
             let start = Instant::now();
             let mut pictures = pipeline.generate_batch(&request, asked, &mut ())?;
             let total_s = start.elapsed().as_secs_f64();
