@@ -287,7 +287,8 @@ sanitized() { # TOOL
     # it under these tools a machine stopped to answer.
     if [[ $1 != memcheck ]]; then
         for name in pipeline:: conv2d:: projection:: attention::what_no_kernel group_norm::a_norm group_norm::moments group_norm::each linear \
-            fp8::a_bias fp8::a_long_product fp8::gated_add_adaln fp8::what_is fp8::the_default fp8::sums fp8::pictures; do
+            fp8::a_bias fp8::a_long_product fp8::gated_add_adaln fp8::narrow_weights_of_a_file fp8::what_is fp8::the_default fp8::sums \
+            fp8::pictures; do
             skip+=(--skip "$name")
         done
         # Attention's pairs of blocks, which write there as well, give way to single ones.
