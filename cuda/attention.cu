@@ -7,19 +7,23 @@
 //   keys   0: a query sees all keys of its sample; else: keys up to its own position, of these the first `keys`
 //   scale  log2(e) / sqrt(head_dim)
 //
-// Mapping   grid (query tiles, heads, batch); a tile is `TILE` consecutive tokens of one sample, each warp owns
+//  whole    tiles that one block takes, from the first; each of the others is taken by two. All, where a warp has one band
+//
+// Mapping   a block takes a query tile, `TILE` consecutive tokens of one head and sample, or a half of one; each warp owns
 //           16 * BANDS rows of it. K and V tiles of 64 keys pass in turn through a ring of shared-memory slots filled
 //           by cp.async; rows are swizzled in 16-byte chunks, so ldmatrix meets no bank conflict. Scores, softmax and
 //           output stay in registers (mma.m16n8k16, f32); the softmax is the running one, in powers of two.
-//           Query tiles with most keys start first. One order of sums: results repeat to the bit.
+//           Query tiles with most keys start first. One order of sums: results repeat to the bit, whoever takes a row.
 // In place  A block reads its queries (its rows, its head's columns) whole before it writes there; no other block reads them.
 // Needs     sm_80; rows 16-byte aligned (strides and column starts multiples of 8); head_dim 128, 64, 32 or 16.
 // Flops     4 * heads * head_dim * tokens^2 a sample (causal: half).   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     mma.sync on Hopper has about 60% of the wgmma rate; see attention_sm90a.cu for that chip.
-// Measured  24 x 128, text and picture, us (TFLOP/s): 1536 tokens 125 (232); 4608: 848 (308); 8704: 2773 (336); 16896: 9281 (378);
-//           2 samples of 4608: 1473 (354); 512 causal, 32/8 heads: 22.7. Heads of 64, 32, 16 of the same width, 4608 tokens: 909, 1084,
-//           1686. H200, driver 580, CUDA 13.0; standalone, median of 20, hot L2. 4608 tokens are 3.3 rounds of blocks there, hence 308.
+// Measured  24 x 128, text and picture, us (TFLOP/s), in a row: 1536 tokens 127 (228); 4608: 782 (334); 16896: 9558 (382); 512 causal, 32/8
+//           heads: 8.4. Without halves of tiles 137, 843, 9766 and 8.9: 4608 tokens are 3.3 rounds of whole ones there. H200, driver 580,
+//           CUDA 13.0; `FLUX_ATTENTION=base flux bench --in-a-row 0.3 ops/attention`
 // Tried     tiles of 64 queries, two slots: 142, 928, 3255, 11713 and 1840 us; kept only for GPUs where they double the warps
+
+#include <type_traits>
 
 #include "attention.cuh"
 
@@ -99,11 +103,13 @@ struct Shape {
     static constexpr int SHARED_BYTES = QUERY_BYTES + SLOTS * SLOT_BYTES;
 };
 
+// The queries of one head and sample that begin at token `first`, with those behind it that a block takes.
 // BANDS: bands of 16 query rows a warp; two halve the shared-memory reads per flop. SLOTS: tiles of K or V in shared memory.
 template <int HEAD_DIM, int BANDS, int SLOTS>
 __device__ __forceinline__ void attend(
     const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out,
-    int ld_q, int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int first_query, int group, int keys, float scale) {
+    int ld_q, int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int first_query, int group, int keys, float scale, int first, int head,
+    int sample) {
     using S = Shape<HEAD_DIM, BANDS, SLOTS>;
     using T = Tile<HEAD_DIM>;
     constexpr int KEY_COLS = KEY_TILE / 8, DIM_COLS = HEAD_DIM / 8;
@@ -111,9 +117,8 @@ __device__ __forceinline__ void attend(
     const uint32_t queries = uint32_t(__cvta_generic_to_shared(shared)), ring = queries + S::QUERY_BYTES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    const int tokens = txt + img, head = blockIdx.y;
-    const int first = first_query + (gridDim.x - 1 - blockIdx.x) * S::TILE;
-    const SampleRows rows(blockIdx.z, batch, txt, img, 0), query_rows(blockIdx.z, batch, txt, img, batch * first_query);
+    const int tokens = txt + img;
+    const SampleRows rows(sample, batch, txt, img, 0), query_rows(sample, batch, txt, img, batch * first_query);
     q += head * HEAD_DIM;
     out += head * HEAD_DIM;
     k += head / group * HEAD_DIM;
@@ -208,7 +213,8 @@ __device__ __forceinline__ void attend(
                 greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 1));
                 greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 2));
                 const float shift = -greatest * scale;
-                const float fade = exp2_approx(fmaf(top[b][half], scale, shift));
+                // Exactly 1 where the greatest stays: tiles of which a row sees nothing, more of them in a whole tile, change nothing.
+                const float fade = exp2_approx((top[b][half] - greatest) * scale);
                 top[b][half] = greatest;
                 float part = 0.f;
 #pragma unroll
@@ -270,6 +276,27 @@ __device__ __forceinline__ void attend(
     }
 }
 
+// What a block takes. The kernel's last round of blocks may be a small one: the less each of them has to do, the sooner it ends.
+template <int HEAD_DIM, int BANDS, int SLOTS>
+__device__ __forceinline__ void attend_block(
+    const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out,
+    int ld_q, int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int first_query, int heads, int group, int keys, int whole, float scale) {
+    constexpr int TILE = Shape<HEAD_DIM, BANDS, SLOTS>::TILE;
+    const int behind = int(blockIdx.x) - whole, index = behind < 0 ? blockIdx.x : whole + behind / 2;
+    const int tiles = ceil_div(txt + img - first_query, TILE);
+    const int head = index / tiles % heads, sample = index / tiles / heads, first = first_query + (tiles - 1 - index % tiles) * TILE;
+    const auto attend_from = [&](auto bands, int first) {
+        attend<HEAD_DIM, decltype(bands)::value, SLOTS>(
+            q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img, first_query, group, keys, scale, first, head, sample);
+    };
+    if (BANDS == 1 || behind < 0) {
+        attend_from(std::integral_constant<int, BANDS>(), first);
+    } else {
+        const int half = first + (1 - behind % 2) * (TILE / 2);
+        if (half < txt + img) attend_from(std::integral_constant<int, (BANDS + 1) / 2>(), half);
+    }
+}
+
 }  // namespace attention
 
 // The name ends in head_dim and, where there are two, the rows of a query tile. Shared memory is
@@ -277,9 +304,9 @@ __device__ __forceinline__ void attend(
 #define ATTENTION(NAME, HEAD_DIM, BANDS, SLOTS, BLOCKS)                                                                             \
     extern "C" __global__ void __launch_bounds__(128, BLOCKS) NAME(                                                                \
         const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out, int ld_q, int ld_k, int ld_v,    \
-        int ld_out, int batch, int txt, int img, int first_query, int group, int keys, float scale) {                               \
-        attention::attend<HEAD_DIM, BANDS, SLOTS>(                                                                                  \
-            q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img, first_query, group, keys, scale);                              \
+        int ld_out, int batch, int txt, int img, int first_query, int heads, int group, int keys, int whole, float scale) {          \
+        attention::attend_block<HEAD_DIM, BANDS, SLOTS>(                                                                            \
+            q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img, first_query, heads, group, keys, whole, scale);                \
     }
 
 ATTENTION(attention_bf16_128x128, 128, 2, 3, 2)  // where a multiprocessor has 164 KiB of shared memory

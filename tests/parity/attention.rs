@@ -192,6 +192,8 @@ fn every_head_size_matches_the_cpu() {
         for (heads, samples, keys) in [
             ((2, 2), (1, 0, 1), 0),
             ((3, 3), (1, 0, 17), 0),
+            // More tiles than blocks run at a time, so that one block takes a whole one.
+            ((400, 400), (1, 0, 17), 0),
             ((2, 2), (1, 3, 352), 0),
             ((2, 2), (1, 45, 64), 0),
             ((2, 2), (2, 45, 64), 0),
@@ -257,6 +259,29 @@ fn many_tiles_match_the_cpu() {
     }
 }
 
+/// What a block takes of a head, which depends on how many there are, changes no bit of it: of many heads whole tiles and halves of tiles (or on
+/// Hopper pairs of them), of one head by itself halves (or single ones).
+#[test]
+fn a_head_is_the_same_alone_and_among_many() {
+    let Some(cuda) = cuda() else { return };
+    if small() {
+        println!("skipped: many tiles take time");
+        return;
+    }
+    for (head_dim, keys) in [(128, 0), (128, 500), (64, 0), (32, 300), (16, 0)] {
+        let many = case(head_dim, (64, 64), (1, 75, 1000), keys);
+        let inputs = many.inputs();
+        let got = many.run(&cuda, &inputs);
+        let cols = 64 * head_dim;
+        for head in [0, 31, 63] {
+            let of = |values: &[f32]| columns(values, cols, head * head_dim..(head + 1) * head_dim);
+            let one = Case { heads: 1, kv_heads: 1, ..many };
+            let alone = one.run(&cuda, &Inputs { q: of(&inputs.q), k: of(&inputs.k), v: of(&inputs.v) });
+            assert!(of(&got) == alone, "{many:?}: head {head} is another by itself");
+        }
+    }
+}
+
 /// A picture of 1024 x 1024 in the VAE, and in the transformer, alone and with another. Heads do not meet, so the CPU computes a few.
 #[test]
 fn real_sizes_match_the_cpu() {
@@ -288,6 +313,13 @@ fn real_sizes_match_the_cpu() {
 fn each_kernel_can_be_asked_for() {
     let Some(cuda) = cuda() else { return };
     check_choices(&cuda, "attention::every_head_size_matches_the_cpu", "FLUX_ATTENTION");
+    if !small() {
+        // Whole tiles of the kernel that Hopper does not take by itself.
+        for test in ["attention::many_tiles_match_the_cpu", "attention::a_head_is_the_same_alone_and_among_many"] {
+            let (passed, text) = with_variable(test, "FLUX_ATTENTION", "base");
+            assert!(passed, "{text}");
+        }
+    }
 }
 
 #[test]

@@ -19,8 +19,9 @@ const SINGLE: &str = "sm90-single";
 const HOPPER_QUERIES: usize = 128;
 const HOPPER_KEYS: usize = 176;
 const HOPPER_SHARED_BYTES: usize = (HOPPER_QUERIES + 4 * HOPPER_KEYS) * 128 * 2 + 128;
-/// `KEY_TILE` of cuda/attention.cu.
+/// `KEY_TILE` and `THREADS` of cuda/attention.cu.
 const KEY_TILE: usize = 64;
+const THREADS: u32 = 128;
 
 /// A kernel of cuda/attention.cu.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +47,13 @@ impl Base {
 
     fn shared_bytes(self, head_dim: usize) -> usize {
         (self.queries + self.slots * KEY_TILE) * head_dim * 2
+    }
+
+    /// Of `tiles`, how many one block takes, of `at_once` that run at a time. Those of the last round are halved where that makes no round more;
+    /// a tile of 64 queries is not.
+    fn whole_tiles(self, tiles: usize, at_once: usize) -> usize {
+        let rest = tiles % at_once;
+        if self.queries == 128 && 2 * rest <= at_once { tiles - rest } else { tiles }
     }
 }
 
@@ -181,15 +189,17 @@ impl Cuda {
 
     fn run_base(&self, base: Base, call: &Call<'_>) -> Result<()> {
         let Call { q, k, v, out, head_dim, joint, .. } = *call;
-        let launch = self.launch("attention", base.name)?.shared(base.shared_bytes(head_dim) as u32)?.vector(q).vector(k).vector(v).vector(out);
-        let launch = launch.int(q.stride()).int(k.stride()).int(v.stride()).int(out.stride());
-        let launch =
-            launch.int(joint.batch).int(joint.txt).int(joint.img).int(call.first_query()).int(call.group()).int(call.keys()).float(call.scale());
+        let launch = self.launch("attention", base.name)?.shared(base.shared_bytes(head_dim) as u32)?;
+        let tiles = (joint.tokens() - call.first_query()).div_ceil(base.queries) * call.heads() * joint.batch;
+        let whole = base.whole_tiles(tiles, launch.blocks_at_once(THREADS)?);
+        let launch = launch.vector(q).vector(k).vector(v).vector(out).int(q.stride()).int(k.stride()).int(v.stride()).int(out.stride());
+        let launch = launch.int(joint.batch).int(joint.txt).int(joint.img).int(call.first_query());
+        let launch = launch.int(call.heads()).int(call.group()).int(call.keys()).int(whole).float(call.scale());
         // SAFETY: argument types and order match `ATTENTION` in cuda/attention.cu, and the shared memory its `Shape`. `Tensor::attention`
         // checked k and v to have joint.rows() rows of whole heads, of which k's divide q's, q the same or those of pictures, and
         // 1 <= keys <= tokens; rows are aligned to 16 bytes; `out` is q, or new and of its shape. A block reads its queries before it writes
-        // them, and nothing else of q.
-        unsafe { launch.run([(joint.tokens() - call.first_query()).div_ceil(base.queries), call.heads(), joint.batch], [128, 1, 1]) }
+        // them, and nothing else of q. Tiles behind `whole` have two blocks each.
+        unsafe { launch.run([2 * tiles - whole, 1, 1], [THREADS as usize, 1, 1]) }
     }
 
     fn run_hopper(&self, call: &Call<'_>, single: bool) -> Result<()> {
@@ -244,6 +254,15 @@ mod tests {
         }
         const { assert!(HOPPER_SHARED_BYTES <= 227 << 10) };
         assert_eq!(Base::find(512, (9, 0)), None);
+    }
+
+    #[test]
+    fn tiles_of_a_short_last_round_are_halved() {
+        let whole = |capability, tiles, at_once| Base::find(128, capability).unwrap().whole_tiles(tiles, at_once);
+        // 24 heads of 4608, 1536 and 8704 tokens on 132 multiprocessors; more than half a round is left of the last.
+        assert_eq!([864, 288, 1632].map(|tiles| whole((8, 0), tiles, 264)), [792, 264, 1584]);
+        assert_eq!([1, 132, 133, 264].map(|tiles| whole((8, 0), tiles, 264)), [0, 0, 133, 264]);
+        assert_eq!(whole((8, 9), 288, 264), 288);
     }
 
     #[test]

@@ -83,6 +83,15 @@ impl Launch<'_> {
         Ok(self)
     }
 
+    /// How many blocks of `threads` threads the GPU runs at a time.
+    pub fn blocks_at_once(&self, threads: u32) -> Result<usize> {
+        // SAFETY: the function lives as long as the device.
+        let blocks =
+            unsafe { result::occupancy::max_active_block_per_multiprocessor(self.function.raw(), threads as i32, self.shared_bytes as usize) }
+                .map_err(|e| failed(&format!("cannot tell how many blocks of kernel `{}` fit", self.name), e))?;
+        Ok(blocks.max(1) as usize * self.device.multiprocessors())
+    }
+
     /// A pointer; 0 is null.
     pub fn address(self, address: u64) -> Self {
         self.push(address)
