@@ -28,11 +28,12 @@
 // Tried     rows stored one after the other instead of four in step: in e4m3 kvq and mlp 724 us, where the composition takes 645; two in step,
 //           whose angles come while those before are computed: as long. Groups of 3, 6 or 18 rows of tiles (18 also in e4m3, whose x
 //           L2 would hold), stores past L2, TMA's hints to keep x and to let weights go: a step of 1024 x 1024 takes as long, within 1%.
-//           Standalone, sums stored by the warps that multiply, after a pause / in a row for 0.3 s (TFLOP/s): one block 128 x 256 787 / 665; with
-//           the weights for two blocks 751 / 691; with x for two blocks 774 / 684; for four blocks 709 / 663 (120 blocks find room). Without
-//           any fetching 862 / 809. On another GPU 128 x 256 782 / 671, and 192 x 256, by three warpgroups, which leaves no room for rounded
-//           rows, 798 / 680; 4608 x 12288 -> 3072 in tiles of 192 x 192 804 / 686, as long as cuBLASLt. In a row the GPU is at its power limit:
-//           1500 MHz instead of 1980, and cuBLASLt falls from 848 to 729 too
+//           Standalone, sums stored by the warps that multiply, in a row, each way 8 times in turn on one GPU, +- 0.3%, TFLOP/s: 128 x 256
+//           with the weights for two blocks 679, its sums by TMA 686; 192 x 256, by three warpgroups, which leaves no room for rounded rows,
+//           691, with hints for L2 702; 192 x 192 670; a tile for each warpgroup, 128 x 176 or 192, 667 and 670; four blocks together 656 (120
+//           blocks find room); 8 columns of tiles together 673; cuBLASLt's 176 x 128 694 to 709. 12288 -> 3072 in tiles of 192 x 192 680,
+//           cuBLASLt's 692. In a row the GPU is at its power limit: 1500 MHz instead of 1980. There 804 without any fetching, 770 without
+//           the weights, 710 with the weights of one tile (L2 has them), 713 with nothing stored
 #include "common.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
