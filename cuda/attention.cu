@@ -6,8 +6,7 @@
 //   first_query  0: as above; txt: q and out have no rows of text, whose queries nobody asks for
 //   keys   0: a query sees all keys of its sample; else: keys up to its own position, of these the first `keys`
 //   scale  log2(e) / sqrt(head_dim)
-//
-//  whole    tiles that one block takes, from the first; each of the others is taken by two. All, where a warp has one band
+//   whole  tiles that one block takes, from the first; each of the others is taken by two. All, where a warp has one band
 //
 // Mapping   a block takes a query tile, `TILE` consecutive tokens of one head and sample, or a half of one; each warp owns
 //           16 * BANDS rows of it. K and V tiles of 64 keys pass in turn through a ring of shared-memory slots filled

@@ -259,8 +259,9 @@ mod tests {
     #[test]
     fn tiles_of_a_short_last_round_are_halved() {
         let whole = |capability, tiles, at_once| Base::find(128, capability).unwrap().whole_tiles(tiles, at_once);
-        // 24 heads of 4608, 1536 and 8704 tokens on 132 multiprocessors; more than half a round is left of the last.
+        // 24 heads of 4608, 1536 and 8704 tokens on 132 multiprocessors.
         assert_eq!([864, 288, 1632].map(|tiles| whole((8, 0), tiles, 264)), [792, 264, 1584]);
+        // Of 133 halves would make two rounds.
         assert_eq!([1, 132, 133, 264].map(|tiles| whole((8, 0), tiles, 264)), [0, 0, 133, 264]);
         assert_eq!(whole((8, 9), 288, 264), 288);
     }
