@@ -294,6 +294,7 @@ sanitized() { # TOOL
         # Attention's pairs of blocks, which write there as well, give way to single ones.
         [[ $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1) != 9.0 ]] || export FLUX_ATTENTION=sm90-single
     fi
+    # racecheck bears the products in these.
     [[ $1 != initcheck ]] || skip+=(--skip memory::a_chain_of_ops --skip replay::recorded_work)
     export FLUX_PARITY_SIZES=small
     # shellcheck disable=SC2086 # TESTS may be several words
