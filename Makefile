@@ -3,7 +3,7 @@
 CARGO ?= cargo
 PROMPT ?= a red heart inside a yellow star on a teal background
 SEED ?= 45
-PICTURE ?= picture.png
+IMAGE ?= image.png
 PYTHON ?= python3
 # A Python with the packages of scripts/train_tiny/requirements.txt; this one is made when it is missing.
 TRAIN_PYTHON ?= target/train-venv/bin/python
@@ -16,16 +16,16 @@ TOKENIZER ?= models/klein-4b/tokenizer
 CUDA_WHEELS := nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl
 GPU_BUNDLE := gpu-bundle
 
-export PROMPT SEED PICTURE
+export PROMPT SEED IMAGE
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: picture
-picture: gpu-setup build ## Build, and draw PROMPT with SEED into PICTURE (make picture PROMPT="a robot")
-	target/release/flux -p "$$PROMPT" -S "$$SEED" -o "$$PICTURE"
+.PHONY: image
+image: gpu-setup build ## Build, and draw PROMPT with SEED into IMAGE (make image PROMPT="a robot")
+	target/release/flux -p "$$PROMPT" -S "$$SEED" -o "$$IMAGE"
 
 .PHONY: build
 build: ## Build target/release/flux
@@ -61,7 +61,7 @@ test-gpu: gpu-setup ## Run the tests of the CUDA backend; fails where there is n
 	FLUX_REQUIRE_GPU=1 $(CARGO) test --release --locked --test gpu
 
 .PHONY: bench
-bench: gpu-setup build ## Measure the stages of a picture and every op on the GPU (make bench BENCH="linear --size 512")
+bench: gpu-setup build ## Measure the stages of an image and every op on the GPU (make bench BENCH="linear --size 512")
 	target/release/flux bench --device cuda $(BENCH)
 
 .PHONY: bench-reference
@@ -101,7 +101,7 @@ lint: ## Format, clippy with warnings denied, layering, shell scripts where shel
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh .ci/run; else echo "skipped: no shellcheck"; fi
 
 .PHONY: compare
-compare: build ## Draw one picture on the CPU and on the GPU and say how far they are apart
+compare: build ## Draw one image on the CPU and on the GPU and say how far they are apart
 	scripts/compare_cpu_gpu.sh -p "$$PROMPT" -S "$$SEED"
 
 .PHONY: golden
@@ -122,7 +122,7 @@ target/train-venv/bin/python: scripts/train_tiny/requirements.txt
 test-training: build $(TRAIN_PYTHON) ## Train a toy model on the CPU, all phases, and draw with it; needs npm and Python 3.11 or newer
 	rm -rf target/train-toy
 	$(TRAIN_PYTHON) scripts/train_tiny all --toy --work target/train-toy
-	target/release/flux -d target/train-toy/model -p "$$PROMPT" -S "$$SEED" --device cpu -o target/train-toy/picture.png
+	target/release/flux -d target/train-toy/model -p "$$PROMPT" -S "$$SEED" --device cpu -o target/train-toy/image.png
 
 .PHONY: install
 install: ## Install flux into ~/.cargo/bin

@@ -136,7 +136,7 @@ fn compile(nvcc: &Path, source: &Path, archs: &[&str], ptx: bool, headers: u64, 
     Ok(Some((stem, fatbin)))
 }
 
-/// The text of `kernels.rs`. A module image must be aligned, which `include_bytes!` alone does not promise.
+/// The text of `kernels.rs`. A fatbin must be aligned, which `include_bytes!` alone does not promise.
 fn table(fatbins: &[(String, PathBuf)]) -> String {
     let mut text = String::new();
     if !fatbins.is_empty() {
@@ -145,7 +145,7 @@ fn table(fatbins: &[(String, PathBuf)]) -> String {
     text.push_str("pub static KERNELS: &[(&str, &[u8])] = &[\n");
     for (stem, path) in fatbins {
         let path = path.display().to_string();
-        writeln!(text, "    ({stem:?}, {{ static IMAGE: &Aligned<[u8]> = &Aligned(*include_bytes!({path:?})); &IMAGE.0 }}),")
+        writeln!(text, "    ({stem:?}, {{ static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!({path:?})); &FATBIN.0 }}),")
             .expect("a String takes all text");
     }
     text.push_str("];\n");

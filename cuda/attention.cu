@@ -17,7 +17,7 @@
 // Needs     sm_80; rows 16-byte aligned (strides and column starts multiples of 8); head_dim 128, 64, 32 or 16.
 // Flops     4 * heads * head_dim * tokens^2 a sample (causal: half).   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     mma.sync on Hopper has about 60% of the wgmma rate; see attention_sm90a.cu for that chip.
-// Measured  24 x 128, text and picture, us (TFLOP/s), in a row: 1536 tokens 125 (232); 4608: 771 (339); 16896: 9356 (375); 512 causal, 32/8
+// Measured  24 x 128, text and image, us (TFLOP/s), in a row: 1536 tokens 125 (232); 4608: 771 (339); 16896: 9356 (375); 512 causal, 32/8
 //           heads: 8.4. Without halves of tiles 137, 843, 9766 and 8.9: 4608 tokens are 3.3 rounds of whole ones there. After a pause 162,
 //           782, 9180 and 8.5. H200, driver 580.159, CUDA 13.0; `FLUX_ATTENTION=base flux bench --in-a-row 0.3 ops/attention`
 // Tried     tiles of 64 queries, two slots: 142, 928, 3255, 11713 and 1840 us; kept only for GPUs where they double the warps

@@ -7,7 +7,7 @@
 // Mapping   a block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warp 0 fetches: Q, and
 //           K and V tiles of 176 keys through two slots each. Warpgroups 1 and 2 own 64 query rows each, and multiply
 //           the next K tile while they take the softmax of the last; they take turns to issue, so that one's exponentials
-//           run under the other's multiplies. Tiles do not cross from text to picture where these are apart; without a
+//           run under the other's multiplies. Tiles do not cross from text to image where these are apart; without a
 //           mask the order of keys means nothing, so each run of rows has its own tiles.
 // Pairs     Two blocks, on two multiprocessors, take two query tiles of one head and sample, which see the same keys. Each fetches
 //           half of the columns of every K and V tile, for both: half as many of these bytes come from L2, which is power, and
@@ -19,7 +19,7 @@
 //           different keys would wait for each other forever.
 // Flops     as attention.cu.   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     tensor cores. 261 GFLOP at 989 TFLOP/s (H200, dense bf16) = 264 us
-// Measured  24 x 128, text and picture, us (TFLOP/s), pairs and single blocks: 1536 tokens 71 (407) and 64 (451); 4608: 379 (688) and 387
+// Measured  24 x 128, text and image, us (TFLOP/s), pairs and single blocks: 1536 tokens 71 (407) and 64 (451); 4608: 379 (688) and 387
 //           (675); 16896: 4531 (774) and 5155 (680); 512 causal, 32/8 heads: 11. In a row for 0.4 s, at the limit of power, 4608 tokens
 //           419 (624) and 429 (608). A step of 2048 x 2048 takes 281 and 289 ms, of 512 x 512 and 1024 x 1024 as long, within 1%.
 //           H200, driver 580.159, CUDA 13.0; `flux bench ops/attention`. 4608 tokens are 6.5 rounds of tiles, 16896 are 24.

@@ -1,9 +1,9 @@
 // im2col: the pixels under the kernel, side by side; the convolution is then a GEMM with the weight
 //
-//   x      [rows * width, channels]     bf16, row stride ld_x: rows of pixels from `first_y` on, as many as the output pixels see. Of a picture
+//   x      [rows * width, channels]     bf16, row stride ld_x: rows of pixels from `first_y` on, as many as the output pixels see. Of an image
 //          that is twice as high and wide as x, of the pixels of x (`halvings` is 1), for every pixel a square of two by two
 //   out    [rows, taps * channels]      bf16, row stride ld_out, for output pixels first_row .. first_row + rows;
-//          columns ordered (ky, kx, channel), zeros outside the picture and in columns taps * channels .. ld_out
+//          columns ordered (ky, kx, channel), zeros outside the image and in columns taps * channels .. ld_out
 //
 // Mapping   a block copies one tap of a tile of output pixels, a thread runs of 8 channels (16 bytes). Neighbouring blocks do the taps
 //           of one tile, so that the input comes from L2 but for the first time.

@@ -1,5 +1,5 @@
-// 3 x 3 convolution for Hopper, stride 1 and zeros around the picture, + bias + residual: an implicit GEMM with warpgroup matrix multiplies.
-// The same kernel with 2 x 2 taps is a convolution of a picture that was upsampled, without that picture.
+// 3 x 3 convolution for Hopper, stride 1 and zeros around the image, + bias + residual: an implicit GEMM with warpgroup matrix multiplies.
+// The same kernel with 2 x 2 taps is a convolution of an image that was upsampled, without that image.
 //
 //   x         tensor map over [height, width, channels] bf16: boxes of 64 channels (128-byte swizzle), WIDTH pixels, HEIGHT + TAPS - 1 rows
 //   weight    tensor map over [outs, TAPS * TAPS, channels] bf16, taps ordered (ky, kx): boxes of 64 channels, one tap, OUTS outputs
@@ -10,7 +10,7 @@
 //   partial   [gridDim.x / ceil(outs / OUTS), outs] float2, not where OUTS is 8: mean of the rounded values of a split of the pixels, and the
 //             sum of squares about it; for a group norm, which then need not read `out` once more
 //   counts    [as many] float: pixels of each split
-//   carry     [gridDim.x, outputs and lanes of the warps that store] moments; used only where a picture is done in bands
+//   carry     [gridDim.x, outputs and lanes of the warps that store] moments; used only where an image is done in bands
 //   Upsampled (TAPS = 2): weight [4 * outs, 4, channels], as `collapse_taps_bf16` below makes it; out [2 height * 2 width, outs].
 //
 // Mapping   A block for each multiprocessor takes tiles of WIDTH x HEIGHT pixels and OUTS outputs in turn; neighbouring blocks have the
@@ -20,10 +20,10 @@
 //           TMA writes these are 108 or 124 bytes a cycle for 16x16x128, of the 128 that shared memory can. With eight outputs the pixels
 //           are the rows of sums, and a warpgroup owns a half of them.
 //           A box of pixels begins kx - 1 to the right of the tile and one row above it, in signed coordinates: TMA puts zeros
-//           where the picture ends. It has rows for all ky: a tap is the same box, begun ky * WIDTH pixels later. So a pixel is fetched
+//           where the image ends. It has rows for all ky: a tap is the same box, begun ky * WIDTH pixels later. So a pixel is fetched
 //           TAPS times and not TAPS * TAPS times, and what limits a convolution from L2 otherwise, does not.
 //           Pixels and weights have slots of their own, as one box of pixels serves TAPS boxes of weights.
-// Upsampled Of a picture with every pixel four times, an output sees 2 x 2 different pixels; which of the 3 x 3 weights fall on one depends on
+// Upsampled Of an image with every pixel four times, an output sees 2 x 2 different pixels; which of the 3 x 3 weights fall on one depends on
 //           whether the output's row and column are even. So there are four sets of 2 x 2 weights, sums of the 3 x 3 ones; they round once
 //           more, to bf16. A tile is of one set, and its outputs are two apart.
 // Stores    The warps that multiply only add bias and residual, and round into shared memory; warps 1 to 3 store from there while the next
@@ -34,8 +34,8 @@
 //           Of a tile they are plain sums: bf16 has 8 digits and a square 16, so that up to 256 values that are far from zero for their
 //           spread, and so of one exponent, lose nothing in the 24 of a float. Tiles, whose number has no bound, and at last lanes, are
 //           joined as means and sums of squares about them. All in a fixed order.
-// Bands     A launch does tiles `first` to `end` of those of the picture, whole rows of them, and of x it has the rows that these see, from
-//           `first_row` on. A block has the tiles of the whole picture that are its own, in their order, however many launches do them: from
+// Bands     A launch does tiles `first` to `end` of those of the image, whole rows of them, and of x it has the rows that these see, from
+//           `first_row` on. A block has the tiles of the whole image that are its own, in their order, however many launches do them: from
 //           one to the next its moments wait in `carry`. So bands change nothing of what comes out.
 // Needs     sm_90a; channels % 8 == 0, outs % 8 == 0, rows 16-byte aligned. Channels are fetched 64 at a time: zeros behind the last.
 //           gridDim.x is a multiple of ceil(outs / OUTS), so that a block's tiles are all of the same outputs.
@@ -101,7 +101,7 @@ struct Work {
         return w;
     }
 
-    // The row of out that the tile's pixel is; -1 outside of the picture.
+    // The row of out that the tile's pixel is; -1 outside of the image.
     template <class S>
     __device__ __forceinline__ int row(uint32_t pixel, int height, int width) const {
         const int at_y = y + int(pixel / S::WIDTH), at_x = x + int(pixel % S::WIDTH);

@@ -6,7 +6,7 @@
 //   out    [rows, dim]  bf16, row stride ld_out; may be x
 //   h      [rows, dim]  bf16, row stride ld_h; of gated_add_adaln_e4m3 e4m3 [rows, ld_h], zeros behind dim
 //   h_scales [rows]     f32, gated_add_adaln_e4m3 only
-//   gate, shift, scale  [dim] bf16: of text rows (row < txt_rows) and of picture rows
+//   gate, shift, scale  [dim] bf16: of text rows (row < txt_rows) and of image rows
 //
 // Mapping   one block per row; a thread holds up to 4 chunks of 8 values, chunk i at thread + i * threads. All 16-byte loads of x, y and
 //           gate are begun before the first value is used; the sum stays in registers in f32, from which both passes (mean, variance)

@@ -6,7 +6,7 @@
 //   x       [rows, features] bf16, in one or two parts with a weight each; tensor maps with boxes of 128 bytes of a row (swizzled), 128 rows
 //   weight  [3 * dim + 2 * mlp, features] bf16; the same boxes
 //   x and weight may both be e4m3, with float32 scales [rows] of x and [3 * dim + 2 * mlp] of the weight
-//   norms   [128] bf16: for q and k, of text rows (row < txt_rows) and of picture rows
+//   norms   [128] bf16: for q and k, of text rows (row < txt_rows) and of image rows
 //   cos, sin  [txt + img, 64] f32, row stride ld_table; a row's token as in qk_norm_rope.cu
 //   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; of the first rows, which are keys only, what is behind v may stay as it was
 //
@@ -256,7 +256,7 @@ struct Half {
         }
     }
 
-    // Rows from `begin` to `end`, all text or all picture. 16 lanes hold a head, 8 columns each.
+    // Rows from `begin` to `end`, all text or all image. 16 lanes hold a head, 8 columns each.
     __device__ __forceinline__ void store_heads(int storer, int lane, int begin, int end, const bf16* norm, float eps) const {
         bf16* out = args.out + first_out * args.ld_out + w.col + lane * 8;
         const int in_head = lane % 16;

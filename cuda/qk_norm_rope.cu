@@ -2,9 +2,9 @@
 //
 //   q, k      [rows, heads * head_dim], [rows, kv_heads * head_dim]  bf16, row strides ld_q, ld_k
 //   out_q, out_k  the same shapes, row strides ld_out_q, ld_out_k; may be q and k
-//   weights   [head_dim] bf16: for q and k, of text rows (row < txt_rows) and of picture rows
+//   weights   [head_dim] bf16: for q and k, of text rows (row < txt_rows) and of image rows
 //   cos, sin  [txt + img, head_dim / 2] f32, row stride ld_table; the table row of a token is its place in its sample:
-//             row % txt for text, txt + (row - txt_rows) % img for pictures
+//             row % txt for text, txt + (row - txt_rows) % img for images
 //
 // A pair (a, b) becomes (a cos - b sin, b cos + a sin). Pairs are columns (2 i, 2 i + 1), or (i, i + head_dim / 2) where HALVES.
 //

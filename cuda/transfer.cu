@@ -1,4 +1,4 @@
-// What weights and pictures go through between host and device.
+// What weights and images go through between host and device.
 //
 //   f32_to_bf16, f16_to_bf16   n values, rounded to nearest even
 //   place_weight               from [rows, channels, taps] dense -> to [to_rows, ld_to], columns ordered (tap, channel); zeros elsewhere

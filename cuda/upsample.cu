@@ -6,7 +6,7 @@
 //               pixel (2 y + dy, 2 x + dx)
 //
 // Mapping   upsample: a thread reads 8 channels of a pixel (16 bytes) and writes them four times.
-//           unpatchify: a thread per written value; it is 32 channels of a latent, called once a picture.
+//           unpatchify: a thread per written value; it is 32 channels of a latent, called once an image.
 // Needs     channels % 8 == 0 and rows 16-byte aligned for upsample. Otherwise `_any`: one value at a time.
 // Bytes     upsample: height * width * channels * 10.   512 x 512 x 256: 671 MB
 // Bound     HBM. 671 MB at 4.8 TB/s (H200) = 140 us

@@ -1,4 +1,4 @@
-//! Puts pictures side by side in one PNG: `cargo run --example contact_sheet -- OUT.png PNG...`.
+//! Puts images side by side in one PNG: `cargo run --example contact_sheet -- OUT.png PNG...`.
 
 #[path = "../tests/support/contact_sheet.rs"]
 mod contact_sheet;
@@ -13,11 +13,11 @@ use image::codecs::png::{CompressionType, FilterType, PngEncoder};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [out, pictures @ ..] = args.as_slice() else {
+    let [out, images @ ..] = args.as_slice() else {
         eprintln!("usage: contact_sheet OUT.png PNG...");
         return ExitCode::from(2);
     };
-    match write(out, pictures) {
+    match write(out, images) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -26,11 +26,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn write(out: &str, pictures: &[String]) -> Result<()> {
-    let pictures = pictures.iter().map(|path| read_png(Path::new(path))).collect::<Result<_>>()?;
+fn write(out: &str, images: &[String]) -> Result<()> {
+    let images = images.iter().map(|path| read_png(Path::new(path))).collect::<Result<_>>()?;
     let cannot = |e: &dyn std::fmt::Display| Error::new(format!("cannot write the contact sheet: {e}")).at_path(Path::new(out));
     let file = File::create(out).map_err(|e| cannot(&e))?;
     // A file that is kept in git is packed as well as it can be.
     let encoder = PngEncoder::new_with_quality(file, CompressionType::Best, FilterType::Adaptive);
-    contact_sheet::contact_sheet(pictures).write_with_encoder(encoder).map_err(|e| cannot(&e))
+    contact_sheet::contact_sheet(images).write_with_encoder(encoder).map_err(|e| cannot(&e))
 }

@@ -3,14 +3,14 @@
 
     python3 scripts/bench_reference.py MODEL [--size 512 1024] [--compile | --cold | --fidelity]
 
-Without a mode: how long the stages of a picture take in bf16 once the model is loaded. Medians, timed by device events;
-`total_ms` is the sum of text, steps and decode, `picture_ms` a whole call of the pipeline by the clock.
+Without a mode: how long the stages of an image take in bf16 once the model is loaded. Medians, timed by device events;
+`total_ms` is the sum of text, steps and decode, `image_ms` a whole call of the pipeline by the clock.
 
   --compile   the same through torch.compile, the strongest setting of the reference
-  --cold      one picture as someone sees it who types one command: from the start of the process to the written PNG, `picture_s` of it
-              from the prompt to the picture
-  --fidelity  one picture of each size in bf16 and in float32 from the same noise. Writes the final latents of both to
-              OUT/diffusers_latents_SIZE.safetensors (tensors `bf16` and `f32`), and both pictures
+  --cold      one image as someone sees it who types one command: from the start of the process to the written PNG, `image_s` of it
+              from the prompt to the image
+  --fidelity  one image of each size in bf16 and in float32 from the same noise. Writes the final latents of both to
+              OUT/diffusers_latents_SIZE.safetensors (tensors `bf16` and `f32`), and both images
 
 One JSON line for each row. Float32 is never computed as TF32. Needs torch, transformers and diffusers.
 """
@@ -77,10 +77,10 @@ def measure_cold(args, import_s):
     pipe, load_s = load(args, torch.bfloat16)
     size = args.size[0]
     start = time.perf_counter()
-    picture = pipe(**request(args, size), generator=generator()).images[0]
-    picture_s = round(time.perf_counter() - start, 2)
-    picture.save(args.out / f"diffusers_cold_{size}.png")
-    times = dict(cold_s=round(process_age_s(), 2), import_s=round(import_s, 2), load_s=load_s, picture_s=picture_s)
+    image = pipe(**request(args, size), generator=generator()).images[0]
+    image_s = round(time.perf_counter() - start, 2)
+    image.save(args.out / f"diffusers_cold_{size}.png")
+    times = dict(cold_s=round(process_age_s(), 2), import_s=round(import_s, 2), load_s=load_s, image_s=image_s)
     print_row(dict(size=size, **times, peak_gib=peak_gib(args)))
 
 
@@ -114,9 +114,9 @@ def measure_stages(args):
         step_ms = time_step(args, pipe, size, embeds, text_ids)
         decode_ms = time_decode(args, pipe, size)
         # What is compiled is called with other shapes here, which would compile it again.
-        picture_ms = None if args.compile else time_picture(args, pipe, size)
+        image_ms = None if args.compile else time_image(args, pipe, size)
         total_ms = round(text_ms + args.steps * step_ms + decode_ms, 2)
-        times = dict(text_ms=text_ms, step_ms=step_ms, decode_ms=decode_ms, total_ms=total_ms, picture_ms=picture_ms)
+        times = dict(text_ms=text_ms, step_ms=step_ms, decode_ms=decode_ms, total_ms=total_ms, image_ms=image_ms)
         print_row(dict(size=size, **times, peak_gib=peak_gib(args)))
 
 
@@ -157,8 +157,8 @@ def time_decode(args, pipe, size):
     return median_ms(args, lambda: pipe.vae.decode(latents, return_dict=False))
 
 
-def time_picture(args, pipe, size, runs=3):
-    """By the clock, from the call to the picture on the host; the stages are warm by now."""
+def time_image(args, pipe, size, runs=3):
+    """By the clock, from the call to the image on the host; the stages are warm by now."""
     times = []
     for _ in range(1 + runs):
         start = time.perf_counter()

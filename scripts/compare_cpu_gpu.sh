@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The same prompt and seed on the CPU and on the GPU: how far are the pictures apart?
+# The same prompt and seed on the CPU and on the GPU: how far are the images apart?
 set -euo pipefail
 
 usage() {
@@ -10,7 +10,7 @@ Prints the largest and the mean difference of the 8-bit values and the PSNR.
 
   --bound DB        fail when the PSNR is lower [default: 45]
   --against DEVICE  what to compare the CPU with [default: cuda]
-  --keep FOLDER     keep the pictures there, as cpu.png and DEVICE.png
+  --keep FOLDER     keep the images there, as cpu.png and DEVICE.png
 
 All further flags go to flux (see `flux --help`); prompt and seed have defaults. Set FLUX_BIN to use another program.
 
@@ -44,7 +44,7 @@ while [[ $# -gt 0 ]]; do
             shift
             ;;
         -o* | --output | --output=* | --device | --device=*) usage_error "$1 is set for each device" ;;
-        -n* | --count | --count=*) usage_error "$1: one picture is compared" ;;
+        -n* | --count | --count=*) usage_error "$1: one image is compared" ;;
         *) flags+=("$1") ;;
     esac
     shift

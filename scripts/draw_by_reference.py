@@ -4,7 +4,7 @@
     python3 scripts/draw_by_reference.py MODEL FOLDER
 
 MODEL   model folder
-FOLDER  has index.json, with file, prompt, seed, width, height and steps of every picture; the files are written beside it
+FOLDER  has index.json, with file, prompt, seed, width, height and steps of every image; the files are written beside it
 
 The versions that it was run with are in requirements-reference.txt. Two runs on one machine give the same bytes.
 """
@@ -24,16 +24,16 @@ def main() -> None:
     arguments = parser.parse_args()
     pipeline = Flux2KleinPipeline.from_pretrained(arguments.model, torch_dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
-    for picture in json.loads((arguments.folder / "index.json").read_text())["pictures"]:
+    for image in json.loads((arguments.folder / "index.json").read_text())["images"]:
         result = pipeline(
-            prompt=picture["prompt"],
-            width=picture["width"],
-            height=picture["height"],
-            num_inference_steps=picture["steps"],
-            generator=torch.Generator("cpu").manual_seed(picture["seed"]),
+            prompt=image["prompt"],
+            width=image["width"],
+            height=image["height"],
+            num_inference_steps=image["steps"],
+            generator=torch.Generator("cpu").manual_seed(image["seed"]),
         )
-        result.images[0].save(arguments.folder / picture["file"])
-        print(picture["file"], picture["prompt"])
+        result.images[0].save(arguments.folder / image["file"])
+        print(image["file"], image["prompt"])
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ def dump_embeddings(out):
 
 
 def dump_model(preset, folder, out):
-    """Writes `PRESET.safetensors` and the pictures; returns the rows for pipeline.json."""
+    """Writes `PRESET.safetensors` and the images; returns the rows for pipeline.json."""
     call = pipeline_arguments(folder)
     pipe = load(folder, torch.float32)
     rough = load(folder, torch.bfloat16)
@@ -240,11 +240,11 @@ def dump_model(preset, folder, out):
     for number, case in enumerate(CASES[preset]):
         width, height = case["width"] // 16 * 16, case["height"] // 16 * 16
         png = f"{preset}-{width}x{height}-s{case['seed']}.png"
-        latents, picture = generate(pipe, case, call)
-        latents_bf16, picture_bf16 = generate(rough, case, call)
+        latents, image = generate(pipe, case, call)
+        latents_bf16, image_bf16 = generate(rough, case, call)
         tensors |= {f"pipeline.{number}.noise": latents[0], f"pipeline.{number}.latents": latents[-1]}
         tensors[f"pipeline.{number}.latents_step_1"] = latents[1]
-        save_png(picture, out / png)
+        save_png(image, out / png)
         rows.append(
             dict(
                 preset=preset,
@@ -252,10 +252,10 @@ def dump_model(preset, folder, out):
                 **{"guidance": None} | case,
                 ids=real_ids(pipe.tokenizer, case["prompt"], call["max_sequence_length"]),
                 png=png,
-                bf16=distances(latents[-1], latents_bf16[-1], picture, picture_bf16),
+                bf16=distances(latents[-1], latents_bf16[-1], image, image_bf16),
             )
         )
-        print(preset, number, rows[-1]["bf16"], f"clipped {float(((picture == 0) | (picture == 255)).mean()):.3f}")
+        print(preset, number, rows[-1]["bf16"], f"clipped {float(((image == 0) | (image == 255)).mean()):.3f}")
     save(out / f"{preset}.safetensors", tensors)
     return rows
 
@@ -356,8 +356,8 @@ def vae_tensors(pipe):
     with Recorder(mid=vae.decoder.mid_block) as record:
         decoder_output = vae.decode(decoder_input, return_dict=False)[0]
 
-    picture = torch.rand(1, 3, 32, 48, generator=random) * 2 - 1
-    mode = vae.encode(picture).latent_dist.mode()
+    image = torch.rand(1, 3, 32, 48, generator=random) * 2 - 1
+    mode = vae.encode(image).latent_dist.mode()
     encoder_latents = (pipe._patchify_latents(mode) - mean) / std
     return {
         "vae.resnet.input": resnet_input,
@@ -371,14 +371,14 @@ def vae_tensors(pipe):
         "vae.mid_block.input": record["mid"].input("hidden_states"),
         "vae.mid_block.output": record["mid"].output,
         "vae.decoder.output": decoder_output,
-        "vae.encoder.input": picture,
+        "vae.encoder.input": image,
         "vae.encoder.output": mode,
         "vae.encoder.latents": pipe._pack_latents(encoder_latents)[0],
     }
 
 
 def generate(pipe, case, call):
-    """The packed latents before the first step and after each, and the picture as uint8 [height, width, 3]."""
+    """The packed latents before the first step and after each, and the image as uint8 [height, width, 3]."""
     latents = []
 
     def keep_latents(pipe, step, timestep, tensors):
@@ -386,7 +386,7 @@ def generate(pipe, case, call):
         return tensors
 
     with Recorder(transformer=pipe.transformer) as record:
-        picture = pipe(
+        image = pipe(
             prompt=case["prompt"],
             width=case["width"],
             height=case["height"],
@@ -398,19 +398,19 @@ def generate(pipe, case, call):
             **call,
         ).images[0]
     noise = record["transformer"].input("hidden_states")[0].float()
-    return [noise] + latents, np.asarray(picture)
+    return [noise] + latents, np.asarray(image)
 
 
-def distances(latents, latents_bf16, picture, picture_bf16):
+def distances(latents, latents_bf16, image, image_bf16):
     """How far the reference in bf16 stands from itself in float32: the room that a bf16 backend has."""
     difference = (latents - latents_bf16).abs()
-    levels = np.abs(picture.astype(np.int64) - picture_bf16.astype(np.int64))
+    levels = np.abs(image.astype(np.int64) - image_bf16.astype(np.int64))
     return dict(
         latents_max=round(float(difference.max()), 5),
         latents_rms=round(float(difference.square().mean().sqrt()), 6),
-        picture_max=int(levels.max()),
-        picture_mean=round(float(levels.mean()), 4),
-        picture_psnr=round(float(10 * np.log10(255**2 / np.mean(levels**2))), 2),
+        image_max=int(levels.max()),
+        image_mean=round(float(levels.mean()), 4),
+        image_psnr=round(float(10 * np.log10(255**2 / np.mean(levels**2))), 2),
     )
 
 
@@ -450,8 +450,8 @@ def save(path, tensors):
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, path)
 
 
-def save_png(picture, path):
-    Image.fromarray(picture).save(path, optimize=True)
+def save_png(image, path):
+    Image.fromarray(image).save(path, optimize=True)
 
 
 def write_json(path, rows):

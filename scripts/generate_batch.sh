@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One picture for each line of a file of prompts. Run it again after an interruption: pictures that exist are kept.
+# One image for each line of a file of prompts. Run it again after an interruption: images that exist are kept.
 set -euo pipefail
 
 usage() {
@@ -10,9 +10,9 @@ usage: scripts/generate_batch.sh PROMPTS FOLDER [FLAGS OF flux ...]
   FOLDER    gets one file per prompt: its number, then its first words, as in 0001-a-red-circle.png
 
 All further flags go to flux (see `flux --help`), except: -S N gives the first prompt the seed N, the second N+1,
-and so on. Without it every picture has a random seed; PNG files say which. Set FLUX_BIN to use another program.
+and so on. Without it every image has a random seed; PNG files say which. Set FLUX_BIN to use another program.
 
-Exit codes: 0 all pictures are there, 1 some failed (the list is printed), 2 wrong usage.
+Exit codes: 0 all images are there, 1 some failed (the list is printed), 2 wrong usage.
 USAGE
 }
 
@@ -29,7 +29,7 @@ slug() {
     words=${words#-}
     words=${words:0:48}
     words=${words%-}
-    echo "${words:-picture}"
+    echo "${words:-image}"
 }
 
 case "${1:-}" in
@@ -55,7 +55,7 @@ while [[ $# -gt 0 ]]; do
             ;;
         --seed=*) seed=${1#--seed=} ;;
         -S?*) seed=${1#-S} ;;
-        -o* | --output | --output=* | -p* | --prompt | --prompt=* | -n* | --count | --count=*) usage_error "$1 is set for each picture" ;;
+        -o* | --output | --output=* | -p* | --prompt | --prompt=* | -n* | --count | --count=*) usage_error "$1 is set for each image" ;;
         *) flags+=("$1") ;;
     esac
     shift
@@ -79,12 +79,12 @@ while IFS= read -r prompt || [[ -n "$prompt" ]]; do
         kept=$((kept + 1))
         continue
     fi
-    picture=("--prompt=$prompt" "--output=$file")
-    [[ -n "$seed" ]] && picture+=("--seed=$((10#$seed + number - 1))")
+    image=("--prompt=$prompt" "--output=$file")
+    [[ -n "$seed" ]] && image+=("--seed=$((10#$seed + number - 1))")
     echo "$number: $prompt" >&2
     status=0
     # bash 3 calls an empty list unbound.
-    "$flux" ${flags[@]+"${flags[@]}"} "${picture[@]}" </dev/null || status=$?
+    "$flux" ${flags[@]+"${flags[@]}"} "${image[@]}" </dev/null || status=$?
     if [[ $status -eq 0 ]]; then
         made=$((made + 1))
     elif [[ $status -ge 128 ]]; then

@@ -12,20 +12,20 @@ Runs what `make gpu-bundle` gathered, in the root of the project with gpu-bundle
 A section writes OUT/SECTION.log, ends after its limit, and gives a line in OUT/summary.txt.
 
 Sections, in the order of `all`:
-  parity     every op against the CPU and its composition, pictures against the reference
-  picture    one picture of the default model through the command line
+  parity     every op against the CPU and its composition, images against the reference
+  image    one image of the default model through the command line
   model      writes the 4B model with random weights, unless it is there
-  bench      every op at the sizes of a 1024 x 1024 picture of klein 4B
-  stages     the stages of warm pictures of the 4B model: 256, 512, 1024, 2048
+  bench      every op at the sizes of a 1024 x 1024 image of klein 4B
+  stages     the stages of warm images of the 4B model: 256, 512, 1024, 2048
   fp8        the same in fp8; needs a Hopper GPU
   cold       the command line from start to PNG at 1024 x 1024, three times
   memory     the same within 10.5 GiB of GPU memory, and within 4 GiB, which must be refused
   reference  speed of the reference (diffusers) at 512, 1024, 2048, and its cold start at 1024
   fidelity   final latents at 512 and 1024 against the reference in float32: ours, and the reference's in bf16
-  cpu        pictures of the 4B model on 2 cores in f32 and bf16, the reference's in bf16, and the tests of the tile unit; needs AMX-BF16
+  cpu        images of the 4B model on 2 cores in f32 and bf16, the reference's in bf16, and the tests of the tile unit; needs AMX-BF16
   memcheck, racecheck, initcheck
              the parity tests at small sizes under compute-sanitizer
-  nine       writes the 9B model, draws one picture, deletes the model
+  nine       writes the 9B model, draws one image, deletes the model
 And:
   sanitize   memcheck, racecheck, initcheck
   compile    speed of the reference through torch.compile at 512, 1024; takes minutes, so not part of `all`
@@ -42,7 +42,7 @@ Exit codes: 0 all passed, 1 a section failed or had no time left, 2 wrong usage.
 USAGE
 }
 
-ALL=(parity picture model bench stages fp8 cold memory reference fidelity cpu memcheck racecheck initcheck nine)
+ALL=(parity image model bench stages fp8 cold memory reference fidelity cpu memcheck racecheck initcheck nine)
 PROMPT="A cat holding a sign that says hello world"
 python=${PYTHON:-python3}
 models=${MODEL_DIR:-/tmp/flux-models}
@@ -52,7 +52,7 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 
 limit_of() { # SECTION
     case "$1" in
-        picture) echo 30 ;;
+        image) echo 30 ;;
         cold | memory) echo 60 ;;
         bench | model | stages | fp8 | memcheck | initcheck) echo 90 ;;
         parity | reference | fidelity) echo 120 ;;
@@ -96,7 +96,7 @@ needs_model() {
     [[ -e "$klein_4b/model_index.json" ]] || fail "no model in $klein_4b: run the section \`model\`"
 }
 
-# Sets `flux`: the command for one picture of a model, the same in all sections.
+# Sets `flux`: the command for one image of a model, the same in all sections.
 program() { # FOLDER
     flux=("$bin/flux" -d "$1" --prompt "$PROMPT" --seed 42 --steps 4 --quiet --timings=json)
 }
@@ -111,9 +111,9 @@ parity() {
     return "$status"
 }
 
-picture() {
+image() {
     program "$root/models/tiny"
-    "${flux[@]}" --device cuda -o "$out/picture.png" | tee "$work/row" || fail "no picture"
+    "${flux[@]}" --device cuda -o "$out/image.png" | tee "$work/row" || fail "no image"
     result "256 x 256 in $(field total_s <"$work/row") s"
 }
 
@@ -156,13 +156,13 @@ cold() {
     local from walls=() run
     for run in 1 2 3; do
         from=${EPOCHREALTIME/./}
-        "${flux[@]}" --device cuda -W 1024 -H 1024 -o "$work/cold-$run.png" || fail "no picture"
+        "${flux[@]}" --device cuda -W 1024 -H 1024 -o "$work/cold-$run.png" || fail "no image"
         walls+=("$(seconds_since "$from")")
         echo "run $run: ${walls[-1]} s by the clock"
     done
     cp "$work/cold-1.png" "$out/cold.png"
     for run in 2 3; do
-        cmp "$work/cold-1.png" "$work/cold-$run.png" || fail "the same seed gave another picture"
+        cmp "$work/cold-1.png" "$work/cold-$run.png" || fail "the same seed gave another image"
     done
     result "${walls[*]} s from start to PNG"
 }
@@ -170,14 +170,14 @@ cold() {
 memory() {
     needs_model
     program "$klein_4b"
-    "${flux[@]}" --device cuda -W 1024 -H 1024 --gpu-memory 10.5 -o "$work/fits.png" | tee "$work/row" || fail "no picture within 10.5 GiB"
+    "${flux[@]}" --device cuda -W 1024 -H 1024 --gpu-memory 10.5 -o "$work/fits.png" | tee "$work/row" || fail "no image within 10.5 GiB"
     local status=0
     mkdir -p "$work/refused"
-    "${flux[@]}" --device cuda -W 1024 -H 1024 --gpu-memory 4 -o "$work/refused/picture.png" 2>"$work/error" || status=$?
+    "${flux[@]}" --device cuda -W 1024 -H 1024 --gpu-memory 4 -o "$work/refused/image.png" 2>"$work/error" || status=$?
     cat "$work/error"
     [[ $status -eq 1 ]] || fail "exit $status within 4 GiB, expected 1"
     grep -q 'out of GPU memory' "$work/error" || fail "the error within 4 GiB does not say \`out of GPU memory\`"
-    [[ -z "$(ls -A "$work/refused")" ]] || fail "a refused picture left a file: $(ls -A "$work/refused")"
+    [[ -z "$(ls -A "$work/refused")" ]] || fail "a refused image left a file: $(ls -A "$work/refused")"
     result "peak $(gib "$(field peak_memory_bytes <"$work/row")") within 10.5 GiB, $(field total_s <"$work/row") s; refused within 4 GiB"
 }
 
@@ -246,7 +246,7 @@ cpu() {
     local precision figures=() psnr
     for precision in f32 bf16; do
         sampled taskset -c 0,1 "${flux[@]}" --device cpu --precision "$precision" -W 256 -H 256 -o "$out/cpu-$precision.png" >"$work/$precision" \
-            || fail "no picture in $precision"
+            || fail "no image in $precision"
         cat "$work/$precision"
         figures+=("$precision $wall_s s, $peak_mib MiB of its own;")
         echo "$precision: $wall_s s by the clock, peak of RssAnon $peak_mib MiB"
@@ -257,9 +257,9 @@ cpu() {
     ours=$(field total_s <"$work/bf16")
     OMP_NUM_THREADS=2 taskset -c 0,1 "$python" "$here/scripts/bench_reference.py" "$klein_4b" --out "$work" --device cpu --size 256 --cold \
         | tee "$work/row" || fail "the reference broke off"
-    theirs=$(field picture_s <"$work/row")
-    figures+=("in bf16 from start to PNG $ours s, the reference from prompt to picture $theirs s;")
-    psnr=$("$bin/flux" compare "$out/cpu-f32.png" "$out/cpu-bf16.png") || fail "the pictures cannot be compared"
+    theirs=$(field image_s <"$work/row")
+    figures+=("in bf16 from start to PNG $ours s, the reference from prompt to image $theirs s;")
+    psnr=$("$bin/flux" compare "$out/cpu-f32.png" "$out/cpu-bf16.png") || fail "the images cannot be compared"
     export FLUX_REQUIRE_AMX=1
     "$bin/units" --nocapture backend::cpu || fail "the unit tests of the CPU failed"
     "$bin/cpu_gemm" --nocapture || fail "the products of the tile unit are wrong"
@@ -288,7 +288,7 @@ sanitized() { # TOOL
     if [[ $1 != memcheck ]]; then
         for name in pipeline:: conv2d:: projection:: attention::what_no_kernel group_norm::a_norm group_norm::moments group_norm::each linear \
             fp8::a_bias fp8::a_long_product fp8::gated_add_adaln fp8::narrow_weights_of_a_file fp8::what_is fp8::the_default fp8::sums \
-            fp8::pictures; do
+            fp8::images; do
             skip+=(--skip "$name")
         done
         # Attention's pairs of blocks, which write there as well, give way to single ones.
@@ -324,7 +324,7 @@ nine() {
     trap 'rm -rf "$klein_9b"' EXIT
     write_model 9b "$klein_9b" || fail "not written"
     program "$klein_9b"
-    "${flux[@]}" --device cuda -W 1024 -H 1024 -o "$out/nine.png" | tee "$work/row" || fail "no picture"
+    "${flux[@]}" --device cuda -W 1024 -H 1024 -o "$out/nine.png" | tee "$work/row" || fail "no image"
     result "written in $written_s s; 1024 x 1024 in $(field total_s <"$work/row") s, peak $(gib "$(field peak_memory_bytes <"$work/row")")"
 }
 

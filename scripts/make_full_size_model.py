@@ -3,7 +3,7 @@
 
     python3 scripts/make_full_size_model.py 4b /tmp/klein-4b
 
-Files, names, shapes and dtypes are those of the published models. The pictures mean nothing, but the weights are scaled so
+Files, names, shapes and dtypes are those of the published models. The images mean nothing, but the weights are scaled so
 that activations stay in the range of a trained network. 4b takes 16 GB and 9b 35 GB of disk; `mini` has every part
 in 70 MB. One seed gives the same weights on every GPU, and others on a CPU. Needs torch; uses the GPU where there is one.
 """

@@ -9,16 +9,16 @@ use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use flux::pipeline::Request;
 use flux::{Error, Result};
 
-/// More pictures than anyone waits for.
+/// More images than anyone waits for.
 const MAX_COUNT: u64 = 10_000;
 
-/// Draws the picture that a prompt describes.
+/// Draws the image that a prompt describes.
 ///
 /// Without --dir it uses a small model that is part of the program and draws emoji-like scenes of 256x256 pixels.
 #[derive(Parser)]
 #[command(name = "flux", version, arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage. The seed of a picture is printed, and kept in a PNG.\n\
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage. The seed of an image is printed, and kept in a PNG.\n\
                         Examples:\n  \
                         flux -p \"a red circle on a blue background\" -o circle.png\n  \
                         flux -d models/klein-4b -p \"a lighthouse in a storm\" -W 1024 -H 1024 -S 42 -o lighthouse.png")]
@@ -32,12 +32,12 @@ pub struct Cli {
 /// Tools, those for scripts left out of `--help`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Measures how long the stages of a picture and the ops of a model take on this machine.
+    /// Measures how long the stages of an image and the ops of a model take on this machine.
     ///
     /// Ops have the shapes of the model, or of klein 4B when no folder is named; they stand beside what the device does at best, a copy or a
     /// large product, and fused ops beside the simpler ops that they stand for.
     Bench(Bench),
-    /// Says how far two PNG pictures of one size are apart: max and mean of the 8-bit differences, PSNR.
+    /// Says how far two PNG images of one size are apart: max and mean of the 8-bit differences, PSNR.
     #[command(hide = true)]
     Compare {
         a: PathBuf,
@@ -105,22 +105,22 @@ pub struct Bench {
     pub names: Vec<String>,
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Sides of the square pictures, such as 512,1024, rounded down to multiples of 16 [default: 1024 on a GPU, 256 on the CPU]
+    /// Sides of the square images, such as 512,1024, rounded down to multiples of 16 [default: 1024 on a GPU, 256 on the CPU]
     #[arg(long = "size", value_name = "PIXELS", value_delimiter = ',', value_parser = value_parser!(u64).range(16..=8192))]
     pub sizes: Vec<u64>,
-    /// Pictures at once
+    /// Images at once
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = value_parser!(u64).range(1..=8))]
     pub batch: u64,
     /// Denoising steps [default: the model's]
     #[arg(short, long, value_name = "N", value_parser = value_parser!(u64).range(1..=1000))]
     pub steps: Option<u64>,
-    /// Runs of which the median is taken [default: 20 of ops and 5 of pictures on a GPU, 3 and 2 on the CPU]
+    /// Runs of which the median is taken [default: 20 of ops and 5 of images on a GPU, 3 and 2 on the CPU]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1000))]
     pub runs: Option<u64>,
     /// Run every op also for so long without a pause, which shows what it takes where the GPU's power limit lowers the clock
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub in_a_row: Option<f64>,
-    /// Wait for so long before every picture, as someone does who looks at each: the GPU is below its power limit for a while then
+    /// Wait for so long before every image, as someone does who looks at each: the GPU is below its power limit for a while then
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub pause: Option<f64>,
     #[command(flatten)]
@@ -149,10 +149,10 @@ pub struct Generate {
     /// Denoising steps [default: the model's: 4 when distilled, else 50]
     #[arg(short, long, value_name = "N")]
     steps: Option<usize>,
-    /// Start of the random numbers: one seed, one picture [default: random]
+    /// Start of the random numbers: one seed, one image [default: random]
     #[arg(short = 'S', long, value_name = "N")]
     seed: Option<u64>,
-    /// Pictures of the prompt, with this and the following seeds; out.png becomes out-SEED.png
+    /// Images of the prompt, with this and the following seeds; out.png becomes out-SEED.png
     #[arg(short = 'n', long, value_name = "K", default_value_t = 1, value_parser = value_parser!(u64).range(1..=MAX_COUNT))]
     pub count: u64,
     /// How strongly to follow the prompt, 1 is without guidance; only undistilled models use it [default: the model's]
@@ -172,7 +172,7 @@ pub struct Generate {
     /// Print how long each stage took, and the most memory used: text to stderr, json to stdout
     #[arg(long, value_name = "FORMAT", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "text")]
     pub timings: Option<TimingsFormat>,
-    /// Print the path of the picture to stdout
+    /// Print the path of the image to stdout
     #[arg(long)]
     pub print_path: bool,
 }
@@ -268,12 +268,12 @@ impl Generate {
         self.seed.is_none()
     }
 
-    /// The files to write, for the pictures of `seed` and those that follow it.
+    /// The files to write, for the images of `seed` and those that follow it.
     ///
     /// Errors when there are not so many seeds.
     pub fn outputs(&self, seed: u64) -> Result<Vec<PathBuf>> {
         let end = seed.checked_add(self.count - 1);
-        let last = end.ok_or_else(|| Error::usage(format!("seed {seed} is too large for {} pictures", self.count)).at("--seed"))?;
+        let last = end.ok_or_else(|| Error::usage(format!("seed {seed} is too large for {} images", self.count)).at("--seed"))?;
         let numbered = |seed: u64| match &self.output {
             None => PathBuf::from(format!("flux-{seed}.png")),
             Some(path) if self.count == 1 => path.clone(),
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_pictures_each_is_named_after_its_seed() {
+    fn of_many_images_each_is_named_after_its_seed() {
         let outputs = |line: &str, seed| parse(line).unwrap().outputs(seed).map_err(|e| e.to_string());
         let paths = |names: &[&str]| Ok(names.iter().map(PathBuf::from).collect::<Vec<_>>());
         assert_eq!(outputs("-p x -o a.b/out.x.png", 7), paths(&["a.b/out.x.png"]));

@@ -1,4 +1,4 @@
-//! How far two pictures are apart.
+//! How far two images are apart.
 
 use crate::error::{Error, Result};
 use crate::output::Rgb;
@@ -10,16 +10,16 @@ pub struct Difference {
     pub max: u8,
     /// The mean of their absolute values.
     pub mean: f64,
-    /// Peak signal to noise ratio, `10 log10(255^2 / mean square)`, in dB; infinite for equal pictures.
+    /// Peak signal to noise ratio, `10 log10(255^2 / mean square)`, in dB; infinite for equal images.
     pub psnr_db: f64,
 }
 
-/// Compares two pictures.
+/// Compares two images.
 ///
 /// Errors when their sizes differ.
 pub fn difference(a: &Rgb, b: &Rgb) -> Result<Difference> {
     if (a.width, a.height) != (b.width, b.height) {
-        return Err(Error::new(format!("the pictures are {}x{} and {}x{}", a.width, a.height, b.width, b.height)).at("compare"));
+        return Err(Error::new(format!("the images are {}x{} and {}x{}", a.width, a.height, b.width, b.height)).at("compare"));
     }
     let (mut max, mut sum, mut squares) = (0, 0u64, 0u64);
     for (&x, &y) in a.bytes.iter().zip(&b.bytes) {
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_pictures_are_infinitely_alike() {
+    fn equal_images_are_infinitely_alike() {
         assert_eq!(difference(&gray(9), &gray(9)).unwrap(), Difference { max: 0, mean: 0.0, psnr_db: f64::INFINITY });
     }
 

@@ -1,4 +1,4 @@
-//! The default model, `models/tiny`, carried in the program: a picture in any folder, without a download.
+//! The default model, `models/tiny`, carried in the program: an image in any folder, without a download.
 
 use crate::error::Result;
 use crate::model_dir::ModelDir;

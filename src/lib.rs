@@ -1,4 +1,4 @@
-//! FLUX.2-klein: words to pictures.
+//! FLUX.2-klein: words to images.
 //!
 //! ```text
 //! prompt -> TextEncoder -> txt [512, 3 * hidden]

@@ -20,7 +20,7 @@ use flux::default_model::default_model;
 use flux::error::Kind;
 use flux::model_dir::ModelDir;
 use flux::output::{Rgb, Target, read_png};
-use flux::pipeline::{OpenModel, Picture, Pipeline, Plan, Request};
+use flux::pipeline::{Image, OpenModel, Pipeline, Plan, Request};
 use flux::{Error, Result};
 
 use crate::bench::{Effort, Settings};
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Pictures from request to file. What fails without a model fails before one is loaded.
+/// Images from request to file. What fails without a model fails before one is loaded.
 fn generate(args: &Generate, start: Instant) -> Result<()> {
     args.check()?;
     let request = args.request()?;
@@ -144,11 +144,11 @@ fn open_gpu(args: &DeviceArgs, ordinal: usize) -> Result<Device> {
     Cuda::with(ordinal, args.gpu_memory_bytes(), precision, &GemmCache::from_environment()).map(Device::Cuda)
 }
 
-/// Pictures to make, all of it checked but for what only the model knows.
+/// Images to make, all of it checked but for what only the model knows.
 struct Job<'a> {
     args: &'a Generate,
     request: Request,
-    /// One for each picture.
+    /// One for each image.
     targets: Vec<Target>,
     /// Of the model.
     name: String,
@@ -172,17 +172,17 @@ impl Job<'_> {
             count => format!("seeds {seed} to {}", seed + count - 1),
         };
         if self.args.quiet && self.args.seed_is_random() {
-            say(&seeds); // a picture that nobody can make again is of little use
+            say(&seeds); // an image that nobody can make again is of little use
         }
         console.info(&format!("{seeds}, {width}x{height}, {steps} {}, model {}", if steps == 1 { "step" } else { "steps" }, self.name));
 
         let mut targets = self.targets.as_slice();
         while !targets.is_empty() {
-            let pictures = pipeline.generate_batch(&self.request, targets.len(), console)?;
+            let images = pipeline.generate_batch(&self.request, targets.len(), console)?;
             console.finish();
-            let (now, later) = targets.split_at(pictures.len());
-            for (picture, target) in pictures.into_iter().zip(now) {
-                self.save(picture, target, &device, console)?;
+            let (now, later) = targets.split_at(images.len());
+            for (image, target) in images.into_iter().zip(now) {
+                self.save(image, target, &device, console)?;
             }
             self.request.seed = self.request.seed.saturating_add(now.len() as u64);
             targets = later;
@@ -198,9 +198,9 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Writes a picture and says so.
-    fn save(&self, picture: Picture, target: &Target, device: &str, console: &Console) -> Result<()> {
-        let Picture { rgb, plan, timings } = picture;
+    /// Writes an image and says so.
+    fn save(&self, image: Image, target: &Target, device: &str, console: &Console) -> Result<()> {
+        let Image { rgb, plan, timings } = image;
         let Plan { width, height, steps, guidance, seed, .. } = plan;
         let facts = [
             ("prompt", self.request.prompt.clone()),
@@ -266,7 +266,7 @@ fn bench(args: &Bench) -> Result<()> {
         Device::Cuda(_) => (Effort::GPU, 1024),
     };
     if let Some(runs) = args.runs {
-        (effort.op_runs, effort.picture_runs) = (runs as usize, runs as usize);
+        (effort.op_runs, effort.image_runs) = (runs as usize, runs as usize);
     }
     let settings = Settings {
         names: args.names.clone(),
@@ -290,7 +290,7 @@ fn compare(a: &Path, b: &Path, min_psnr: Option<f64>) -> Result<()> {
     print(format!("max {} mean {:.4} psnr {:.2} dB", found.max, found.mean, found.psnr_db).as_bytes())?;
     match min_psnr {
         Some(bound) if found.psnr_db < bound => {
-            Err(Error::new(format!("the pictures are {:.2} dB apart, expected at least {bound} dB", found.psnr_db)).at(b.display().to_string()))
+            Err(Error::new(format!("the images are {:.2} dB apart, expected at least {bound} dB", found.psnr_db)).at(b.display().to_string()))
         }
         _ => Ok(()),
     }

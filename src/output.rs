@@ -1,4 +1,4 @@
-//! Writes a picture: RGB8 -> PNG, JPEG or WebP, under a temporary name that is renamed when the file is whole.
+//! Writes an image: RGB8 -> PNG, JPEG or WebP, under a temporary name that is renamed when the file is whole.
 
 use std::fs::{self, Permissions};
 use std::io::{self, BufReader, Write};
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// Of 100. Blocks are not visible at this quality, and the file has about a third of the PNG's bytes.
 const JPEG_QUALITY: u8 = 95;
 
-/// An 8-bit RGB picture: `bytes` is [height, width, 3].
+/// An 8-bit RGB image: `bytes` is [height, width, 3].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rgb {
     /// Pixels of a row.
@@ -28,7 +28,7 @@ pub struct Rgb {
 /// The file formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// Lossless, with text chunks that say how the picture was made.
+    /// Lossless, with text chunks that say how the image was made.
     Png,
     /// Quality 95, without text.
     Jpeg,
@@ -46,14 +46,14 @@ impl Format {
             Some("png") => Ok(Self::Png),
             Some("jpg" | "jpeg") => Ok(Self::Jpeg),
             Some("webp") => Ok(Self::Webp),
-            _ => Err(Error::usage(format!("cannot tell the picture format of `{}`", path.display()))
+            _ => Err(Error::usage(format!("cannot tell the image format of `{}`", path.display()))
                 .at("--output")
                 .hint("end the name with .png, .jpg, .jpeg or .webp")),
         }
     }
 }
 
-/// A place to write one picture to, found to be writable.
+/// A place to write one image to, found to be writable.
 #[derive(Debug, Clone)]
 pub struct Target {
     path: PathBuf,
@@ -96,11 +96,11 @@ impl Target {
 
     /// Encodes and writes. Whoever looks sees the whole file or none: it gets its name when it is complete.
     ///
-    /// `facts` are (keyword, text) pairs on how the picture was made; PNG keeps them.
+    /// `facts` are (keyword, text) pairs on how the image was made; PNG keeps them.
     ///
-    /// Errors when the picture cannot be encoded or the file not be written.
-    pub fn write(&self, picture: &Rgb, facts: &[(&str, String)]) -> Result<()> {
-        let encoded = encode(picture, self.format, facts).map_err(|e| e.at_path(&self.path))?;
+    /// Errors when the image cannot be encoded or the file not be written.
+    pub fn write(&self, image: &Rgb, facts: &[(&str, String)]) -> Result<()> {
+        let encoded = encode(image, self.format, facts).map_err(|e| e.at_path(&self.path))?;
         let mut file = self.temporary()?;
         // A full disk behind a network is reported by the sync, not by the write.
         let written = file.as_file_mut().write_all(&encoded).and_then(|()| file.as_file().sync_all());
@@ -120,7 +120,7 @@ impl Target {
 }
 
 fn cannot_write(path: &Path, cause: &io::Error) -> Error {
-    let error = Error::new(format!("cannot write the picture: {cause}")).at_path(path);
+    let error = Error::new(format!("cannot write the image: {cause}")).at_path(path);
     match cause.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => error.hint("free some space, or name another folder with `-o`"),
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => error.hint("name a folder that you may write to with `-o`"),
@@ -132,21 +132,21 @@ fn cannot_write(path: &Path, cause: &io::Error) -> Error {
 /// The bytes of a file in `format`; `facts` as in [`Target::write`].
 ///
 /// Errors when the format cannot hold the size.
-pub fn encode(picture: &Rgb, format: Format, facts: &[(&str, String)]) -> Result<Vec<u8>> {
-    let too_large = || Error::new(format!("a picture of {}x{} does not fit the file format", picture.width, picture.height));
-    let width = u32::try_from(picture.width).map_err(|_| too_large())?;
-    let height = u32::try_from(picture.height).map_err(|_| too_large())?;
+pub fn encode(image: &Rgb, format: Format, facts: &[(&str, String)]) -> Result<Vec<u8>> {
+    let too_large = || Error::new(format!("an image of {}x{} does not fit the file format", image.width, image.height));
+    let width = u32::try_from(image.width).map_err(|_| too_large())?;
+    let height = u32::try_from(image.height).map_err(|_| too_large())?;
     let mut file = Vec::new();
     match format {
-        Format::Png => encode_png(&mut file, width, height, &picture.bytes, facts).map_err(|e| e.to_string()),
+        Format::Png => encode_png(&mut file, width, height, &image.bytes, facts).map_err(|e| e.to_string()),
         Format::Jpeg => JpegEncoder::new_with_quality(&mut file, JPEG_QUALITY)
-            .write_image(&picture.bytes, width, height, ExtendedColorType::Rgb8)
+            .write_image(&image.bytes, width, height, ExtendedColorType::Rgb8)
             .map_err(|e| e.to_string()),
         Format::Webp => {
-            WebPEncoder::new_lossless(&mut file).write_image(&picture.bytes, width, height, ExtendedColorType::Rgb8).map_err(|e| e.to_string())
+            WebPEncoder::new_lossless(&mut file).write_image(&image.bytes, width, height, ExtendedColorType::Rgb8).map_err(|e| e.to_string())
         }
     }
-    .map_err(|e| Error::new(format!("cannot encode the picture: {e}")))?;
+    .map_err(|e| Error::new(format!("cannot encode the image: {e}")))?;
     Ok(file)
 }
 
@@ -173,13 +173,13 @@ fn encode_png(file: &mut Vec<u8>, width: u32, height: u32, rgb: &[u8], facts: &[
 ///
 /// Errors when the file cannot be read, is no PNG, or has another kind of pixels.
 pub fn read_png(path: &Path) -> Result<Rgb> {
-    let file = fs::File::open(path).map_err(|e| Error::new(format!("cannot open the picture: {e}")).at_path(path))?;
+    let file = fs::File::open(path).map_err(|e| Error::new(format!("cannot open the image: {e}")).at_path(path))?;
     let invalid = |e: png::DecodingError| Error::new(format!("cannot read the PNG: {e}")).at_path(path);
     let mut reader = png::Decoder::new(BufReader::new(file)).read_info().map_err(invalid)?;
     if reader.output_color_type() != (png::ColorType::Rgb, png::BitDepth::Eight) {
         return Err(Error::new(format!("pixels are {:?}, expected 8-bit RGB", reader.output_color_type())).at_path(path));
     }
-    let size = reader.output_buffer_size().ok_or_else(|| Error::new("the picture is too large").at_path(path))?;
+    let size = reader.output_buffer_size().ok_or_else(|| Error::new("the image is too large").at_path(path))?;
     let mut bytes = vec![0; size];
     let info = reader.next_frame(&mut bytes).map_err(invalid)?;
     Ok(Rgb { width: info.width as usize, height: info.height as usize, bytes })
@@ -198,9 +198,9 @@ mod tests {
     fn a_png_reads_back_with_its_pixels_and_its_text() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("käse.PNG");
-        let picture = gradient(48, 32);
-        Target::new(&path).unwrap().write(&picture, &[("prompt", "ein Käse 🧀".to_string()), ("seed", "7".to_string())]).unwrap();
-        assert_eq!(read_png(&path).unwrap(), picture);
+        let image = gradient(48, 32);
+        Target::new(&path).unwrap().write(&image, &[("prompt", "ein Käse 🧀".to_string()), ("seed", "7".to_string())]).unwrap();
+        assert_eq!(read_png(&path).unwrap(), image);
         let reader = png::Decoder::new(BufReader::new(fs::File::open(&path).unwrap())).read_info().unwrap();
         let texts: Vec<_> = reader.info().utf8_text.iter().map(|t| (t.keyword.clone(), t.get_text().unwrap())).collect();
         assert_eq!(texts, [("prompt".to_string(), "ein Käse 🧀".to_string()), ("seed".to_string(), "7".to_string())]);
@@ -208,14 +208,14 @@ mod tests {
 
     #[test]
     fn each_format_starts_with_its_signature() {
-        let picture = gradient(16, 16);
-        assert!(encode(&picture, Format::Png, &[]).unwrap().starts_with(b"\x89PNG"));
-        assert!(encode(&picture, Format::Jpeg, &[]).unwrap().starts_with(b"\xff\xd8\xff"));
-        assert!(encode(&picture, Format::Webp, &[]).unwrap().starts_with(b"RIFF"));
+        let image = gradient(16, 16);
+        assert!(encode(&image, Format::Png, &[]).unwrap().starts_with(b"\x89PNG"));
+        assert!(encode(&image, Format::Jpeg, &[]).unwrap().starts_with(b"\xff\xd8\xff"));
+        assert!(encode(&image, Format::Webp, &[]).unwrap().starts_with(b"RIFF"));
     }
 
     #[test]
-    fn a_picture_replaces_an_older_one_and_leaves_nothing_else() {
+    fn an_image_replaces_an_older_one_and_leaves_nothing_else() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("out.png");
         fs::write(&path, "old").unwrap();
@@ -242,7 +242,7 @@ mod tests {
         let refused = |name: &str| Target::new(&folder.path().join(name)).unwrap_err().to_string();
         assert!(refused("none/out.png").contains("no such folder"));
         assert!(refused("out.gif").contains(".png, .jpg, .jpeg or .webp"));
-        assert!(refused("png").contains("cannot tell the picture format"));
+        assert!(refused("png").contains("cannot tell the image format"));
         fs::create_dir(folder.path().join("dir.png")).unwrap();
         assert!(refused("dir.png").contains("is a folder"));
         assert!(refused(&format!("{}.png", "x".repeat(300))).contains("shorter"));

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub struct Console {
     quiet: bool,
     verbose: bool,
-    /// More than one picture is asked for.
+    /// More than one image is asked for.
     many: bool,
     bar: Option<(Stage, ProgressBar)>,
 }
@@ -51,7 +51,7 @@ impl Console {
     }
 }
 
-/// A line on stderr. A stderr that takes nothing, such as a full disk, is no reason to end without a picture.
+/// A line on stderr. A stderr that takes nothing, such as a full disk, is no reason to end without an image.
 pub fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
@@ -79,7 +79,7 @@ impl Observer for Console {
     fn batch(&mut self, together: usize) {
         if self.many {
             self.finish();
-            self.info(&if together == 1 { "one picture by itself".to_string() } else { format!("{together} pictures as one batch") });
+            self.info(&if together == 1 { "one image by itself".to_string() } else { format!("{together} images as one batch") });
         }
     }
 

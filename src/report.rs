@@ -1,4 +1,4 @@
-//! `--timings`: where the time and the memory of a picture went, as text or as JSON. Pictures of one batch share the stages' times.
+//! `--timings`: where the time and the memory of an image went, as text or as JSON. Images of one batch share the stages' times.
 
 use std::fmt::Write;
 use std::fs;
@@ -9,7 +9,7 @@ use serde::Serialize;
 /// Everything that `--timings` knows of one run.
 #[derive(Serialize)]
 pub struct Report<'a> {
-    /// The picture's path.
+    /// The image's path.
     pub output: &'a str,
     pub model: &'a str,
     pub device: &'a str,
@@ -30,15 +30,15 @@ pub struct Report<'a> {
 impl Report<'_> {
     /// One line per stage, without a line end after the last.
     pub fn text(&self) -> String {
-        let Timings { pictures, load_s, text_s, prepare_s, steps_s, decode_s, device, .. } = self.timings;
+        let Timings { images, load_s, text_s, prepare_s, steps_s, decode_s, device, .. } = self.timings;
         let before = [("device", self.device_s), ("open", self.open_s), ("load", *load_s), ("text", *text_s), ("prepare", *prepare_s)];
         let mut times: Vec<_> = before.map(|(name, seconds)| (name.to_string(), seconds)).into();
         times.extend(steps_s.iter().enumerate().map(|(i, step)| (format!("step {}", i + 1), *step)));
         times.extend([("decode".to_string(), *decode_s), ("save".to_string(), self.save_s), ("total".to_string(), self.total_s)]);
 
         let mut text = String::new(); // writing to it does not fail
-        if *pictures > 1 {
-            let _ = writeln!(text, "{:12} {pictures:>10} pictures share the times from load to decode", "batch");
+        if *images > 1 {
+            let _ = writeln!(text, "{:12} {images:>10} images share the times from load to decode", "batch");
         }
         for (name, seconds) in times {
             let _ = writeln!(text, "{name:12} {:>10.1} ms", seconds * 1e3);

@@ -238,7 +238,7 @@ fn no_value_in_a_config_makes_loading_panic() {
 }
 
 #[test]
-fn weights_that_are_no_numbers_give_an_error_and_no_picture() {
+fn weights_that_are_no_numbers_give_an_error_and_no_image() {
     let model = ModelCopy::new();
     // The last bytes of the file are weights; 0xffff is a NaN in bfloat16.
     model.change(VAE, |bytes| {

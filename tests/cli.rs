@@ -19,20 +19,20 @@ fn folder() -> tempfile::TempDir {
 
 /// (keyword, text) of a PNG's UTF-8 text chunks.
 fn texts(path: &Path) -> Vec<(String, String)> {
-    let file = BufReader::new(fs::File::open(path).expect("the picture is there"));
+    let file = BufReader::new(fs::File::open(path).expect("the image is there"));
     let reader = png::Decoder::new(file).read_info().expect("a PNG");
     reader.info().utf8_text.iter().map(|chunk| (chunk.keyword.clone(), chunk.get_text().expect("UTF-8"))).collect()
 }
 
 #[test]
-fn one_command_makes_a_picture_and_says_its_seed() {
+fn one_command_makes_an_image_and_says_its_seed() {
     let folder = folder();
     let run = draw(folder.path(), &["-p", "a red circle", "-S", "42", "-o", "out.png"]).succeeds();
     assert!(run.stderr.contains("seed 42") && run.stderr.contains("out.png"), "{}", run.stderr);
     assert_eq!(run.stdout, "");
     assert_eq!(names(folder.path()), ["out.png"]);
-    let picture = read_png(&folder.path().join("out.png")).unwrap();
-    assert_eq!((picture.width, picture.height), (32, 32));
+    let image = read_png(&folder.path().join("out.png")).unwrap();
+    assert_eq!((image.width, image.height), (32, 32));
 }
 
 #[test]
@@ -66,11 +66,11 @@ fn without_seed_and_output_the_random_seed_names_the_file() {
 }
 
 #[test]
-fn one_command_makes_many_pictures_each_of_its_own_seed() {
+fn one_command_makes_many_images_each_of_its_own_seed() {
     let folder = folder();
     let run = draw(folder.path(), &["-p", "a cat", "-S", "7", "-n", "3", "-o", "out.png", "--print-path"]).succeeds();
     assert_eq!(run.stdout, "out-7.png\nout-8.png\nout-9.png\n");
-    assert!(run.stderr.contains("seeds 7 to 9") && run.stderr.contains("3 pictures as one batch"), "{}", run.stderr);
+    assert!(run.stderr.contains("seeds 7 to 9") && run.stderr.contains("3 images as one batch"), "{}", run.stderr);
     assert_eq!(names(folder.path()), ["out-7.png", "out-8.png", "out-9.png"]);
     assert!(texts(&folder.path().join("out-9.png")).contains(&("seed".to_string(), "9".to_string())));
     for written in ["for the first time", "in place of the first"] {
@@ -84,7 +84,7 @@ fn one_command_makes_many_pictures_each_of_its_own_seed() {
     let reports: Vec<serde_json::Value> = run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let of = |field: fn(&serde_json::Value) -> &serde_json::Value| reports.iter().map(|r| field(r).as_u64().unwrap()).collect::<Vec<_>>();
     assert_eq!(of(|r| &r["plan"]["seed"]), (1..=10).collect::<Vec<_>>());
-    assert_eq!(of(|r| &r["timings"]["pictures"]), [8, 8, 8, 8, 8, 8, 8, 8, 2, 2]);
+    assert_eq!(of(|r| &r["timings"]["images"]), [8, 8, 8, 8, 8, 8, 8, 8, 2, 2]);
     assert_eq!(of(|r| &r["timings"]["prompts_encoded"]), [1, 1, 1, 1, 1, 1, 1, 1, 0, 0]);
     draw(folder.path(), &["-p", "a cat", "-S", "18446744073709551615", "-n", "2"]).fails(2, &["--seed", "too large"]);
     draw(folder.path(), &["-p", "a cat", "-n", "0"]).fails(2, &["--count"]);
@@ -128,10 +128,10 @@ fn timings_as_text_name_every_stage_on_stderr() {
     for stage in ["device", "open", "load", "text", "step 1", "decode", "save", "total", "host peak", "device peak"] {
         assert!(run.stderr.lines().any(|line| line.starts_with(stage)), "{stage} is not in: {}", run.stderr);
     }
-    assert!(!run.stderr.contains("pictures share"), "{}", run.stderr);
+    assert!(!run.stderr.contains("images share"), "{}", run.stderr);
     assert_eq!(run.stdout, "");
     let run = draw(folder.path(), &["-p", "a cat", "-n", "2", "-o", "out.png", "--timings"]).succeeds();
-    assert_eq!(run.stderr.matches("2 pictures share the times").count(), 2, "{}", run.stderr);
+    assert_eq!(run.stderr.matches("2 images share the times").count(), 2, "{}", run.stderr);
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn an_output_that_cannot_be_written_is_refused_before_the_model_is_read() {
     refused("none/out.png", 1, &["no such folder: `none`", "mkdir -p none"]);
     refused(&format!("{}.png", "x".repeat(300)), 1, &["shorter"]);
     #[cfg(target_os = "linux")] // nobody, not even root, makes files there
-    refused("/sys/out.png", 1, &["cannot write the picture", "/sys/out.png"]);
+    refused("/sys/out.png", 1, &["cannot write the image", "/sys/out.png"]);
     assert_eq!(names(folder.path()), ["folder.png"]);
 }
 
@@ -239,7 +239,7 @@ fn a_full_disk_is_told_and_leaves_nothing() {
     let folder = folder();
     let disk = folder.path().join("disk");
     fs::create_dir(&disk).unwrap();
-    // A disk of 16 KiB that only this command sees. A picture of noise does not fit.
+    // A disk of 16 KiB that only this command sees. An image of noise does not fit.
     let script = format!(
         "mount -t tmpfs -o size=16k none {disk} || exit 77; {flux} -p x -W 256 -H 256 -s 1 -S 1 --device cpu -o {disk}/out.png; code=$?; ls -A {disk} >&2; exit $code",
         disk = disk.display(),
@@ -250,13 +250,13 @@ fn a_full_disk_is_told_and_leaves_nothing() {
         eprintln!("skipped: no right to mount a disk: {}", run.stderr.trim());
         return;
     }
-    let run = run.fails(1, &["cannot write the picture", "No space left", "out.png", "free some space"]);
+    let run = run.fails(1, &["cannot write the image", "No space left", "out.png", "free some space"]);
     assert!(!run.stderr.contains(".part"), "{}", run.stderr);
 }
 
 #[cfg(unix)]
 #[test]
-fn an_interrupt_leaves_no_half_picture() {
+fn an_interrupt_leaves_no_half_image() {
     let folder = folder();
     let mut command = flux();
     command.current_dir(folder.path()).args(["-p", "a cat", "-s", "1000", "--device", "cpu", "-o", "out.png"]);
@@ -271,7 +271,7 @@ fn an_interrupt_leaves_no_half_picture() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_stderr_that_is_full_costs_no_picture_and_a_full_stdout_is_told() {
+fn a_stderr_that_is_full_costs_no_image_and_a_full_stdout_is_told() {
     let folder = folder();
     let run = |redirect: &str| {
         let flags = SMALL.join(" ");
@@ -351,7 +351,7 @@ fn compare_measures_and_holds_to_its_bound() {
     assert_eq!(apart.code, Some(1));
     assert!(apart.stdout.starts_with("max ") && apart.stderr.contains("expected at least 60 dB"), "{}", apart.stderr);
     compare(&["a.png", "none.png"]).fails(1, &["none.png"]);
-    fs::write(folder.path().join("text.png"), "no picture").unwrap();
+    fs::write(folder.path().join("text.png"), "no image").unwrap();
     compare(&["a.png", "text.png"]).fails(1, &["cannot read the PNG", "text.png"]);
 }
 
@@ -397,7 +397,7 @@ fn bench_measures_every_stage_and_op_beside_the_ceilings() {
     assert!(rows.len() >= 6 && rows.iter().all(|row| row["in_a_row_ms"].as_f64().is_some_and(|ms| ms > 0.0)), "{}", run.stdout);
     assert!(bench(&["--size", "32", "--in-a-row", "0.01", "adaln"]).succeeds().stdout.contains("in a row"));
 
-    // One picture that is not counted, and one that is.
+    // One image that is not counted, and one that is.
     let start = Instant::now();
     let run = bench(&["--json", "--size", "16", "--steps", "1", "--pause", "1", "stages/"]).succeeds();
     let row: serde_json::Value = serde_json::from_str(run.stdout.trim()).expect("JSON");
@@ -432,7 +432,7 @@ fn version_and_help_are_as_they_were() {
 }
 
 #[test]
-fn a_picture_larger_than_the_memory_is_refused_before_anything_runs() {
+fn an_image_larger_than_the_memory_is_refused_before_anything_runs() {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total_kib = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     // 8192 x 8192 pixels of the default model take 40 GiB.
@@ -445,7 +445,7 @@ fn a_picture_larger_than_the_memory_is_refused_before_anything_runs() {
     command.current_dir(folder.path()).args(["-p", "a cat", "--device", "cpu", "-W", "8192", "-H", "8192", "-o", "out.png"]);
     let run = Run::of(&mut command);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    assert!(run.stderr.contains("8192 x 8192 picture needs") && run.stderr.contains("MiB"), "{}", run.stderr);
+    assert!(run.stderr.contains("8192 x 8192 image needs") && run.stderr.contains("MiB"), "{}", run.stderr);
     assert!(!folder.path().join("out.png").exists());
 }
 

@@ -1,4 +1,4 @@
-//! The default model draws what the prompt says: pictures of prompts that it was not trained on are read back and compared with it.
+//! The default model draws what the prompt says: images of prompts that it was not trained on are read back and compared with it.
 
 #[path = "meaning/score.rs"]
 mod score;
@@ -12,16 +12,16 @@ use flux::pipeline::Pipeline;
 use score::{BOUNDS, Meaning, expect_meaning};
 
 #[test]
-fn pictures_show_what_was_asked_for() {
+fn images_show_what_was_asked_for() {
     let dir = ModelDir::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny")).unwrap();
     let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir).unwrap();
     let meaning = Meaning::load();
     expect_meaning(&meaning, &meaning.generate(&mut pipeline));
 }
 
-/// So what is read wrongly in a picture of the model is wrong in the picture.
+/// So what is read wrongly in an image of the model is wrong in the image.
 #[test]
-fn drawn_pictures_are_read_without_an_error() {
+fn drawn_images_are_read_without_an_error() {
     let meaning = Meaning::load();
     let scores = meaning.scores(&meaning.drawn());
     println!("{scores}");
@@ -33,15 +33,15 @@ fn drawn_pictures_are_read_without_an_error() {
 /// Left half redder than the background, right half less red: the median is the background's color, which no pixel is nearer to.
 #[test]
 fn an_object_of_many_colors_is_read() {
-    let mut picture = Rgb { width: 256, height: 256, bytes: vec![128; 3 * 256 * 256] };
+    let mut image = Rgb { width: 256, height: 256, bytes: vec![128; 3 * 256 * 256] };
     for (x, y) in (64..192).flat_map(|y| (64..192).map(move |x| (x, y))) {
-        picture.bytes[3 * (y * 256 + x)] = if x < 128 { 178 } else { 78 };
+        image.bytes[3 * (y * 256 + x)] = if x < 128 { 178 } else { 78 };
     }
-    assert!(Meaning::load().is_clean(&picture));
+    assert!(Meaning::load().is_clean(&image));
 }
 
 #[test]
-fn an_empty_picture_and_noise_are_not_clean() {
+fn an_empty_image_and_noise_are_not_clean() {
     let meaning = Meaning::load();
     let even = |level: u8| Rgb { width: 256, height: 256, bytes: vec![level; 3 * 256 * 256] };
     assert!(!meaning.is_clean(&even(90)));
@@ -53,11 +53,11 @@ fn an_empty_picture_and_noise_are_not_clean() {
             (state >> 24) as u8
         });
         let blocks: Vec<u8> = levels.by_ref().take(3 * 256 * 256).collect();
-        let mut picture = even(0);
-        for (i, value) in picture.bytes.iter_mut().enumerate() {
+        let mut image = even(0);
+        for (i, value) in image.bytes.iter_mut().enumerate() {
             let (x, y) = (i / 3 % 256 / block, i / 3 / 256 / block);
             *value = blocks[3 * (y * 256 + x) + i % 3];
         }
-        assert!(!meaning.is_clean(&picture), "noise in blocks of {block}");
+        assert!(!meaning.is_clean(&image), "noise in blocks of {block}");
     }
 }

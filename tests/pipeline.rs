@@ -1,4 +1,4 @@
-//! One pipeline and many pictures: what is computed once, and that it changes nothing.
+//! One pipeline and many images: what is computed once, and that it changes nothing.
 
 mod support;
 
@@ -17,7 +17,7 @@ fn small(prompt: &str, seed: u64) -> Request {
 }
 
 /// Observed: equal, but for one level in one model.
-fn assert_same_picture(a: &[u8], b: &[u8], what: &str) {
+fn assert_same_image(a: &[u8], b: &[u8], what: &str) {
     assert_eq!(a.len(), b.len());
     let worst = a.iter().zip(b).map(|(a, b)| a.abs_diff(*b)).max();
     println!("{what}: {worst:?}");
@@ -39,15 +39,15 @@ fn a_prompt_that_was_seen_before_is_not_encoded_again() {
     let mut pipeline = pipeline("tiny");
     let mut run = |prompt: &str, seed| {
         let mut layers = Layers::default();
-        let picture = pipeline.generate(&small(prompt, seed), &mut layers).unwrap();
-        (picture.timings.prompts_encoded, layers.0, picture.rgb)
+        let image = pipeline.generate(&small(prompt, seed), &mut layers).unwrap();
+        (image.timings.prompts_encoded, layers.0, image.rgb)
     };
     let (encoded, layers, first) = run("a cat", 1);
     assert!(encoded == 1 && layers > 0);
     assert_eq!(run("a dog", 1).0, 1);
     let again = run("a cat", 1);
     assert_eq!((again.0, again.1), (0, 0));
-    assert!(again.2 == first, "kept features give the same picture");
+    assert!(again.2 == first, "kept features give the same image");
     assert_eq!(run("a cat", 2).0, 0, "the seed has nothing to do with it");
     for other in 0..7 {
         assert_eq!(run(&other.to_string(), 1).0, 1);
@@ -72,24 +72,24 @@ fn the_empty_prompt_of_guidance_is_encoded_once() {
 }
 
 #[test]
-fn pictures_of_a_batch_are_those_of_their_seeds_alone() {
+fn images_of_a_batch_are_those_of_their_seeds_alone() {
     // With guidance the prompts of all samples come before the empty ones.
     for name in ["tiny", "base", "uneven"] {
         let mut pipeline = pipeline(name);
         let batch = pipeline.generate_batch(&small("a cat", 7), 3, &mut ()).unwrap();
-        assert_eq!(batch.iter().map(|picture| picture.plan.seed).collect::<Vec<_>>(), [7, 8, 9], "{name}");
-        for picture in &batch {
-            assert_eq!((picture.timings.pictures, picture.timings.steps_s.len()), (3, 2), "{name}: one batch");
-            let alone = pipeline.generate(&small("a cat", picture.plan.seed), &mut ()).unwrap();
-            assert_eq!(alone.timings.pictures, 1);
-            assert_same_picture(&alone.rgb, &picture.rgb, &format!("{name}, seed {}", picture.plan.seed));
+        assert_eq!(batch.iter().map(|image| image.plan.seed).collect::<Vec<_>>(), [7, 8, 9], "{name}");
+        for image in &batch {
+            assert_eq!((image.timings.images, image.timings.steps_s.len()), (3, 2), "{name}: one batch");
+            let alone = pipeline.generate(&small("a cat", image.plan.seed), &mut ()).unwrap();
+            assert_eq!(alone.timings.images, 1);
+            assert_same_image(&alone.rgb, &image.rgb, &format!("{name}, seed {}", image.plan.seed));
         }
         assert!(batch[0].rgb != batch[1].rgb && batch[1].rgb != batch[2].rgb, "{name}");
     }
 }
 
 #[test]
-fn many_pictures_come_in_several_batches_and_none_is_refused() {
+fn many_images_come_in_several_batches_and_none_is_refused() {
     let mut pipeline = pipeline("tiny");
     assert_eq!(pipeline.generate_batch(&small("a cat", 1), 100, &mut ()).unwrap().len(), 8);
     assert_eq!(pipeline.generate_batch(&small("a cat", u64::MAX), 1, &mut ()).unwrap()[0].plan.seed, u64::MAX);
@@ -102,7 +102,7 @@ fn many_pictures_come_in_several_batches_and_none_is_refused() {
 fn weights_in_fp8_are_kept_beside_the_model_and_change_nothing_elsewhere() {
     let dir = preset("sharded");
     let folder = dir.folder().unwrap();
-    let picture = |kept: Option<Fp8Cache>| {
+    let image = |kept: Option<Fp8Cache>| {
         let mut model = OpenModel::open(&dir).unwrap();
         if let Some(kept) = kept {
             assert_eq!(model.keep_fp8(folder, &mut ()).unwrap(), kept);
@@ -110,7 +110,7 @@ fn weights_in_fp8_are_kept_beside_the_model_and_change_nothing_elsewhere() {
         Pipeline::new(Cpu::new(Precision::F32), model).generate(&small("a cat", 1), &mut ()).unwrap().rgb
     };
     let path = folder.join("flux-fp8.safetensors");
-    let [without, made, found] = [None, Some(Fp8Cache::Made(path.clone(), None)), Some(Fp8Cache::Found)].map(picture);
+    let [without, made, found] = [None, Some(Fp8Cache::Made(path.clone(), None)), Some(Fp8Cache::Found)].map(image);
     assert!(without == made && made == found, "the CPU computes with the weights themselves");
 
     // Of each stream of a double block q, k, v, out and two of the MLP; of a single block two.

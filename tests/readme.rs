@@ -68,12 +68,12 @@ fn the_gallery_at_the_top_is_what_its_prompts_draw() {
     let cells: Vec<&str> = rows.flat_map(|row| row.trim_matches('|').split('|').map(str::trim)).collect();
     assert_eq!(cells, prompts, "the table under the gallery says what is in docs/gallery.txt");
 
-    // The command under the gallery draws its first picture.
+    // The command under the gallery draws its first image.
     let folder = checkout();
     let line = commands().into_iter().find(|line| line.starts_with("flux ")).expect("a command under the gallery");
-    assert!(line.contains(prompts[0]) && line.ends_with("-o picture.png"), "{line}");
+    assert!(line.contains(prompts[0]) && line.ends_with("-o image.png"), "{line}");
     run(&format!("{line} --device cpu"), folder.path()).succeeds();
-    let drawn = contact_sheet(vec![read_png(&folder.path().join("picture.png")).unwrap()]);
+    let drawn = contact_sheet(vec![read_png(&folder.path().join("image.png")).unwrap()]);
     let gallery = image::open(project("docs/gallery.png")).unwrap().to_rgb8();
     assert_eq!(gallery.dimensions(), (COLUMNS * SIDE, prompts.len() as u32 / COLUMNS * SIDE));
     let first = |sheet: &RgbImage| {
@@ -84,9 +84,9 @@ fn the_gallery_at_the_top_is_what_its_prompts_draw() {
     // Observed: equal, on the machine that drew it. Processors round in other places: below a level in the mean.
     assert!(apart.psnr_db > 50.0, "{apart:?}: draw it anew with `make gallery`");
 
-    // `make picture` draws the same.
+    // `make image` draws the same.
     let makefile = fs::read_to_string(project("Makefile")).unwrap();
-    for (variable, flag) in [("PROMPT", "-p"), ("SEED", "-S"), ("PICTURE", "-o")] {
+    for (variable, flag) in [("PROMPT", "-p"), ("SEED", "-S"), ("IMAGE", "-o")] {
         let value = makefile.lines().find_map(|l| l.strip_prefix(&format!("{variable} ?= "))).expect("a default");
         assert!(line.contains(&format!("{flag} {value}")) || line.contains(&format!("{flag} \"{value}\"")), "{variable}");
     }
@@ -104,11 +104,11 @@ fn the_commands_for_a_full_size_model_draw() {
 }
 
 #[test]
-fn the_commands_for_many_pictures_and_two_devices_work() {
+fn the_commands_for_many_images_and_two_devices_work() {
     let folder = checkout();
     let of = |script: &str| commands().into_iter().find(|line| line.starts_with(script)).expect("the README shows it");
     run(&of("scripts/generate_batch.sh"), folder.path()).succeeds();
-    assert!(folder.path().join("pictures/0001-a-red-circle.png").exists());
+    assert!(folder.path().join("images/0001-a-red-circle.png").exists());
     // Where there is no GPU, the CPU stands for it.
     run(&format!("{} --against cpu", of("scripts/compare_cpu_gpu.sh")), folder.path()).succeeds();
 }

@@ -52,8 +52,8 @@ fn every_script_explains_itself_and_refuses_what_it_does_not_know() {
     Run::of(script("generate_batch.sh").args(["none.txt", "out"])).fails(2, &["none.txt"]);
     Run::of(script("compare_cpu_gpu.sh").args(["--bound", "high"])).fails(2, &["bound"]);
     Run::of(script("compare_cpu_gpu.sh").args(["-o", "x.png"])).fails(2, &["-o"]);
-    Run::of(script("compare_cpu_gpu.sh").args(["-n", "2"])).fails(2, &["one picture"]);
-    Run::of(script("compare_cpu_gpu.sh").arg("-n2")).fails(2, &["one picture"]);
+    Run::of(script("compare_cpu_gpu.sh").args(["-n", "2"])).fails(2, &["one image"]);
+    Run::of(script("compare_cpu_gpu.sh").arg("-n2")).fails(2, &["one image"]);
     Run::of(&mut script("gpu_check.sh")).fails(2, &["OUT"]);
     Run::of(script("gpu_check.sh").args(["out", "speed"])).fails(2, &["unknown section: speed"]);
     Run::of(script("gpu_check.sh").arg("out")).fails(2, &["no section"]);
@@ -69,12 +69,12 @@ fn shellcheck_is_content() {
 }
 
 #[test]
-fn a_batch_makes_one_named_picture_per_prompt_and_resumes() {
+fn a_batch_makes_one_named_image_per_prompt_and_resumes() {
     let folder = folder();
     let prompts = write(folder.path().join("prompts.txt"), "# a comment\n\na red circle\r\n  \n- minus: \"quotes\" & $HOME\nein Käse\n\u{1f9c0}");
     let out = folder.path().join("out");
     let batch = |seed: &str| Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).args(SMALL).args(["-S", seed, "-q"]));
-    let expected = ["0001-a-red-circle.png", "0002-minus-quotes-home.png", "0003-ein-k-se.png", "0004-picture.png"];
+    let expected = ["0001-a-red-circle.png", "0002-minus-quotes-home.png", "0003-ein-k-se.png", "0004-image.png"];
 
     let run = batch("5").succeeds();
     assert_eq!(names(&out), expected);
@@ -116,7 +116,7 @@ fn the_comparison_of_devices_prints_numbers_and_holds_to_its_bound() {
     assert_eq!(same.stdout, "max 0 mean 0.0000 psnr inf dB\n");
     assert_eq!(names(folder.path()), ["cpu-again.png", "cpu.png"]);
 
-    // In place of a GPU: another seed, so another picture.
+    // In place of a GPU: another seed, so another image.
     let flux = env!("CARGO_BIN_EXE_flux");
     let does = format!(
         "case \"$*\" in *'--device other'*) exec {flux} -q -p x -S 9 -W 32 -H 32 -s 1 --device cpu -o {}/other.png;; *) exec {flux} \"$@\";; esac",

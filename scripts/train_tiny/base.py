@@ -16,7 +16,7 @@ RATES = (0.02, 1e-3)
 
 
 def draw_times(count: int, device: str) -> torch.Tensor:
-    """Between 0 (picture) and 1 (noise): 60 % logit-normal(0.5, 1), where the layout is decided, the rest uniform."""
+    """Between 0 (image) and 1 (noise): 60 % logit-normal(0.5, 1), where the layout is decided, the rest uniform."""
     normal = torch.sigmoid(torch.randn(count, device=device) + 0.5)
     return torch.where(torch.rand(count, device=device) < 0.6, normal, torch.rand(count, device=device)).clamp(1e-3, 1.0)
 
@@ -37,10 +37,10 @@ def base(settings: Settings) -> None:
     def step(batch: int, length: int) -> None:
         rows = examples.choose(batch)
         text = encode_text(settings, text_encoder, *examples.captions(rows, length, settings.empty_share))
-        picture = examples.latents[rows].float()
-        noise, time = torch.randn_like(picture), draw_times(batch, device)
-        mixed = picture + (noise - picture) * time[:, None, None]
-        loss = F.mse_loss(velocity(mixed, text, time), noise - picture)
+        image = examples.latents[rows].float()
+        noise, time = torch.randn_like(image), draw_times(batch, device)
+        mixed = image + (noise - image) * time[:, None, None]
+        loss = F.mse_loss(velocity(mixed, text, time), noise - image)
         loss.backward()
         trainer.step()
         average.lerp_(loss.detach(), 0.02)

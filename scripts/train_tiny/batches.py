@@ -1,4 +1,4 @@
-"""What training reads: scenes on the device, pictures of them, their latents and captions."""
+"""What training reads: scenes on the device, images of them, their latents and captions."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKLFlux2
 
 from data import load_sprites, load_tokenizer
-from models import encode_picture, latent_scale, load, make_vae, patchify
+from models import encode_image, latent_scale, load, make_vae, patchify
 from render import Sprites, render, to_bytes
 from report import left
 from settings import Settings
@@ -29,17 +29,17 @@ class SceneSet:
         return len(self.background)
 
     def draw(self, first: int, last: int) -> torch.Tensor:
-        """Pictures [last - first, 3, size, size] in -1..1."""
+        """Images [last - first, 3, size, size] in -1..1."""
         rows = slice(first, last)
         return render(self.sprites, self.background[rows], self.things[rows], self.count[rows], self.size)
 
     def draw_bytes(self, count: int) -> torch.Tensor:
-        """The first `count` pictures, [count, 3, size, size] u8."""
+        """The first `count` images, [count, 3, size, size] u8."""
         return torch.cat([to_bytes(self.draw(first, min(count, first + 256))) for first in range(0, count, 256)])
 
 
-def channels_last(pictures: torch.Tensor) -> torch.Tensor:
-    return pictures.contiguous(memory_format=torch.channels_last) if pictures.is_cuda else pictures
+def channels_last(images: torch.Tensor) -> torch.Tensor:
+    return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images
 
 
 def load_vae(settings: Settings) -> AutoencoderKLFlux2:
@@ -52,15 +52,15 @@ def load_vae(settings: Settings) -> AutoencoderKLFlux2:
 def encode_scenes(settings: Settings, vae: AutoencoderKLFlux2, scenes: SceneSet) -> torch.Tensor:
     """Normalised latents of all scenes, [scenes, tokens, channels] bf16."""
     latents = torch.empty(len(scenes), settings.latent_side**2, 4 * settings.latent_channels, dtype=torch.bfloat16, device=settings.device)
-    encode_batch = torch.compile(encode_picture, dynamic=False) if settings.compile else encode_picture
+    encode_batch = torch.compile(encode_image, dynamic=False) if settings.compile else encode_image
     mean, scale = vae.bn.running_mean, latent_scale(vae)
     for first in range(0, len(scenes), ENCODED_AT_ONCE):
         last = min(len(scenes), first + ENCODED_AT_ONCE)
-        pictures = scenes.draw(first, last)
+        images = scenes.draw(first, last)
         if last - first < ENCODED_AT_ONCE:  # compiled for one size only
-            encoded = encode_picture(vae, channels_last(pictures))
+            encoded = encode_image(vae, channels_last(images))
         else:
-            encoded = encode_batch(vae, channels_last(pictures))
+            encoded = encode_batch(vae, channels_last(images))
         latents[first:last] = ((patchify(encoded) - mean) / scale).to(torch.bfloat16)
     return latents
 

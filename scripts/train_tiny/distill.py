@@ -2,7 +2,7 @@
 
 The student learns, for an input at the start of each of the pipeline's four intervals of time (or inside it), the mean velocity that takes
 the teacher to the interval's end: plain regression on what the pipeline will ask for. Once it is roughly right, most steps start from its
-own previous output, as at inference, instead of from a noised picture. Source: piecewise rectified flow (Yan et al., 2024).
+own previous output, as at inference, instead of from a noised image. Source: piecewise rectified flow (Yan et al., 2024).
 """
 
 import copy
@@ -58,11 +58,11 @@ class Lessons:
         return tuple(map(torch.cat, zip(*parts)))
 
     def noised(self, rows: torch.Tensor, high: float, low: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Noised pictures and their times, half of them at the interval's start, half inside it."""
-        picture = self.examples.latents[rows].float()
+        """Noised images and their times, half of them at the interval's start, half inside it."""
+        image = self.examples.latents[rows].float()
         inside = low + (high - low) * (0.05 + 0.95 * torch.rand(len(rows), device=rows.device))
         time = torch.where(torch.rand(len(rows), device=rows.device) < 0.5, torch.full_like(inside, high), inside)
-        return picture + (torch.randn_like(picture) - picture) * time[:, None, None], time
+        return image + (torch.randn_like(image) - image) * time[:, None, None], time
 
     def teach(self, x: torch.Tensor, text: torch.Tensor, start: torch.Tensor, end: float, steps: int) -> torch.Tensor:
         """Mean velocity of the guided teacher from `start` [batch] to `end`."""

@@ -115,14 +115,14 @@ class Velocity:
         self.transformer = transformer
         side = torch.arange(settings.latent_side)
         zero = torch.arange(1)
-        self.picture_ids = torch.cartesian_prod(zero, side, side, zero).to(settings.device)
+        self.image_ids = torch.cartesian_prod(zero, side, side, zero).to(settings.device)
 
     def __call__(self, latents: torch.Tensor, text: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         """latents [batch, tokens, channels], text [batch, tokens, dim], time [batch] -> [batch, tokens, channels] f32."""
         dtype = next(self.transformer.parameters()).dtype
         text_ids = F.pad(torch.arange(text.shape[1], device=text.device)[:, None], (3, 0))
         return self.transformer(
-            hidden_states=latents.to(dtype), encoder_hidden_states=text.to(dtype), timestep=time, img_ids=self.picture_ids, txt_ids=text_ids,
+            hidden_states=latents.to(dtype), encoder_hidden_states=text.to(dtype), timestep=time, img_ids=self.image_ids, txt_ids=text_ids,
             return_dict=False,
         )[0].float()  # fmt: skip
 
@@ -141,15 +141,15 @@ def unpatchify(tokens: torch.Tensor, side: int) -> torch.Tensor:
     return tokens.reshape(batch, channels // 4, 2 * side, 2 * side)
 
 
-def encode_picture(vae: AutoencoderKLFlux2, pictures: torch.Tensor) -> torch.Tensor:
+def encode_image(vae: AutoencoderKLFlux2, images: torch.Tensor) -> torch.Tensor:
     """[batch, 3, size, size] in -1..1 -> mean of the latents [batch, channels, size / 8, size / 8] f32."""
-    return moments(vae, pictures)[0]
+    return moments(vae, images)[0]
 
 
-def moments(vae: AutoencoderKLFlux2, pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def moments(vae: AutoencoderKLFlux2, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and logarithm of the variance."""
-    with torch.autocast("cuda", torch.bfloat16, enabled=pictures.is_cuda):
-        out = vae.quant_conv(vae.encoder(pictures))
+    with torch.autocast("cuda", torch.bfloat16, enabled=images.is_cuda):
+        out = vae.quant_conv(vae.encoder(images))
     mean, log_variance = out.float().chunk(2, 1)
     return mean, log_variance.clamp(-20, 4)
 
@@ -160,14 +160,14 @@ def latent_scale(vae: AutoencoderKLFlux2) -> torch.Tensor:
 
 @torch.no_grad()
 def decode(settings: Settings, vae: AutoencoderKLFlux2, latents: torch.Tensor) -> torch.Tensor:
-    """Normalised latents [batch, tokens, channels] -> pictures [batch, 3, size, size] in -1..1."""
+    """Normalised latents [batch, tokens, channels] -> images [batch, 3, size, size] in -1..1."""
     latents = unpatchify(latents * latent_scale(vae) + vae.bn.running_mean, settings.latent_side)
     dtype = next(vae.parameters()).dtype
     return torch.cat([vae.decode(part.to(dtype)).sample.float() for part in latents.split(32)]).clamp(-1, 1)
 
 
 def timesteps(tokens: int, steps: int) -> list[float]:
-    """The pipeline's times for so many picture tokens, from 1 to 0. Source: diffusers `compute_empirical_mu`."""
+    """The pipeline's times for so many image tokens, from 1 to 0. Source: diffusers `compute_empirical_mu`."""
     few, many = 8.73809524e-05 * tokens + 1.89833333, 0.00016927 * tokens + 0.45666666
     slope = (many - few) / 190
     mu = many if tokens > 4300 else slope * steps + many - 200 * slope

@@ -1,4 +1,4 @@
-"""What tests/meaning asks the default model for: prompts, what their pictures must show, and how drawn pictures of them look.
+"""What tests/meaning asks the default model for: prompts, what their images must show, and how drawn images of them look.
 
     python3 scripts/train_tiny/prompts.py --work target/train
 
@@ -113,7 +113,7 @@ def nonsense(concepts: list[Concept]) -> list[Asked]:
 
 
 def tiled(tiles: torch.Tensor) -> Image.Image:
-    """tiles [n, channels, side, side] u8 -> a picture of rows of COLUMNS."""
+    """tiles [n, channels, side, side] u8 -> an image of rows of COLUMNS."""
     count, channels, side, _ = tiles.shape
     rows = math.ceil(count / COLUMNS)
     tiles = torch.cat([tiles, tiles.new_zeros(rows * COLUMNS - count, channels, side, side)])
@@ -122,7 +122,7 @@ def tiled(tiles: torch.Tensor) -> Image.Image:
 
 
 def candidates(concepts: list[Concept], sprites: Sprites) -> tuple[list[str], torch.Tensor]:
-    """Those that are asked for, then others from the whole list: names, and their pictures in 3D [CANDIDATES, 4, side, side] u8, premultiplied."""
+    """Those that are asked for, then others from the whole list: names, and their images in 3D [CANDIDATES, 4, side, side] u8, premultiplied."""
     names = [concept.name.words for concept in concepts]
     asked = [*EMOJI, UNKNOWN]
     others = [name for name in names if name not in asked]
@@ -139,7 +139,7 @@ def shape_templates() -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes tests/meaning: prompts, what their pictures must show, and drawn pictures.")
+    parser = argparse.ArgumentParser(description="Writes tests/meaning: prompts, what their images must show, and drawn images.")
     parser.add_argument("--work", type=Path, required=True, help="folder in which the phase `data` left data.zip")
     settings = Settings(parser.parse_args().work, "cpu")
     concepts = load_concepts(settings)
@@ -152,9 +152,9 @@ def main() -> None:
 
     arrays = {key: torch.from_numpy(value) for key, value in as_arrays([row.scene for row in asked]).items()}
     drawn = to_bytes(F.avg_pool2d(render(sprites, **arrays, size=256), 256 // CELLS))
-    for row, picture in zip(asked, drawn.permute(0, 2, 3, 1).numpy()):
-        if row.scene.meaning and not all(grade(row.scene.kind, row.scene.background, row.scene.meaning, picture).values()):
-            raise ValueError(f"the scorer misreads the drawn picture of `{row.scene.caption}`")
+    for row, image in zip(asked, drawn.permute(0, 2, 3, 1).numpy()):
+        if row.scene.meaning and not all(grade(row.scene.kind, row.scene.background, row.scene.meaning, image).values()):
+            raise ValueError(f"the scorer misreads the drawn image of `{row.scene.caption}`")
     names, thumbnails = candidates(concepts, sprites)
 
     TESTS.mkdir(exist_ok=True)

@@ -41,7 +41,7 @@ class Sprites:
 
 
 def render(sprites: Sprites, background: torch.Tensor, things: torch.Tensor, count: torch.Tensor, size: int) -> torch.Tensor:
-    """background [n, 3] u8, things [n, 6, 8], count [n] -> pictures [n, 3, size, size] in -1..1. The first thing lies lowest."""
+    """background [n, 3] u8, things [n, 6, 8], count [n] -> images [n, 3, size, size] in -1..1. The first thing lies lowest."""
     n = len(background)
     out = (background.float() / 255).view(n, 3, 1, 1).expand(n, 3, size, size).clone()
     for layer in range(int(count.max())):
@@ -63,6 +63,6 @@ def render(sprites: Sprites, background: torch.Tensor, things: torch.Tensor, cou
     return out.clamp(0, 1) * 2 - 1
 
 
-def to_bytes(pictures: torch.Tensor) -> torch.Tensor:
+def to_bytes(images: torch.Tensor) -> torch.Tensor:
     """-1..1 -> 0..255 u8."""
-    return ((pictures.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    return ((images.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)

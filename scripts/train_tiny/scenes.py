@@ -1,6 +1,6 @@
 """Scenes: which things are where, in which color, on which background, and a caption that says so.
 
-A scene is a background color and up to six things. A thing is a sprite with a center and a side (in parts of the picture), drawn in its own
+A scene is a background color and up to six things. A thing is a sprite with a center and a side (in parts of the image), drawn in its own
 colors, filled with one color (shapes) or tinted (emoji). Sprites are numbered: the shapes, then every concept in 3D and flat.
 
 One in ten combinations of shape, color and background, and of emoji and tint, is held out: never trained on, used to score.

@@ -1,4 +1,4 @@
-"""Phase `score`: draws pictures of prompts as the pipeline does and checks what is in them."""
+"""Phase `score`: draws images of prompts as the pipeline does and checks what is in them."""
 
 import json
 from collections import defaultdict
@@ -62,7 +62,7 @@ def held_out_scenes(settings: Settings, count: int, seed: int, trained: Set[byte
 
 
 class Painter:
-    """Prompts to pictures, with weights in bf16 on a GPU."""
+    """Prompts to images, with weights in bf16 on a GPU."""
 
     def __init__(self, settings: Settings, weights: str):
         self.settings = settings
@@ -84,25 +84,25 @@ class Painter:
         settings = self.settings
         noise = torch.randn(len(prompts), settings.latent_side**2, 4 * settings.latent_channels, generator=torch.Generator().manual_seed(1))
         empty = self.text([""])
-        pictures = []
+        images = []
         for first in range(0, len(prompts), AT_ONCE):
             part = slice(first, first + AT_ONCE)
             latents = sample(self.velocity, self.text(prompts[part]), noise[part].to(settings.device), steps, guidance, empty)
-            pictures.append(decode(settings, self.vae, latents).cpu())
-        return torch.cat(pictures)
+            images.append(decode(settings, self.vae, latents).cpu())
+        return torch.cat(images)
 
 
-def grades(scenes: list[Scene], pictures: torch.Tensor) -> dict[str, float]:
+def grades(scenes: list[Scene], images: torch.Tensor) -> dict[str, float]:
     """Share of the prompts that are right, by what was asked for."""
     results = defaultdict(list)
-    for scene, picture in zip(scenes, to_bytes(pictures).permute(0, 2, 3, 1).cpu().numpy()):
-        for name, right in grade(scene.kind, scene.background, scene.meaning, picture).items():
+    for scene, image in zip(scenes, to_bytes(images).permute(0, 2, 3, 1).cpu().numpy()):
+        for name, right in grade(scene.kind, scene.background, scene.meaning, image).items():
             results[name].append(right)
     return {name: sum(right) / len(right) for name, right in results.items()}
 
 
 class EmojiJudge:
-    """Which emoji a picture shows: the nearest of all by pixels, where it should be, on the background that was asked for."""
+    """Which emoji an image shows: the nearest of all by pixels, where it should be, on the background that was asked for."""
 
     def __init__(self, settings: Settings, scenes: SceneSet, count: int):
         self.settings = settings
@@ -115,14 +115,14 @@ class EmojiJudge:
         self.colors = torch.tensor([COLORS[background] for background in backgrounds]) / 255
         self.sprites = scenes.sprites.emoji(EMOJI_SIDE).cpu()
 
-    def grades(self, pictures: torch.Tensor) -> dict[str, float]:
+    def grades(self, images: torch.Tensor) -> dict[str, float]:
         margin = round(0.14 * self.settings.size)
-        middle = pictures[:, :, margin : self.settings.size - margin, margin : self.settings.size - margin]
+        middle = images[:, :, margin : self.settings.size - margin, margin : self.settings.size - margin]
         middle = F.interpolate(middle * 0.5 + 0.5, size=(EMOJI_SIDE, EMOJI_SIDE), mode="area")
         ranks = []
-        for picture, asked, color in zip(middle, self.chosen, self.colors):
+        for image, asked, color in zip(middle, self.chosen, self.colors):
             drawn = self.sprites[:, :3] + (1 - self.sprites[:, 3:]) * color.view(1, 3, 1, 1)
-            distances = (drawn - picture).square().mean((1, 2, 3))
+            distances = (drawn - image).square().mean((1, 2, 3))
             ranks.append(int((distances < distances[asked]).sum()))
         return {"emoji": sum(rank == 0 for rank in ranks) / len(ranks), "emoji_top5": sum(rank < 5 for rank in ranks) / len(ranks)}
 

@@ -1,4 +1,4 @@
-"""Reads a picture of shapes back: background, and the color, shape and place of every object. Reads drawn pictures without an error.
+"""Reads an image of shapes back: background, and the color, shape and place of every object. Reads drawn images without an error.
 
 tests/meaning/reader.rs takes the same steps: a change here is made there, too.
 """
@@ -11,11 +11,11 @@ import torch
 from sprites import shape_mask
 from vocabulary import COLORS, SHAPES
 
-CELLS = 64  # the picture is averaged to so many cells a side
+CELLS = 64  # the image is averaged to so many cells a side
 DIFFERENT = 48  # sRGB distance from the background that makes a cell part of an object
 SMALLEST = 20  # cells
 TEMPLATE = 32  # side of what is compared to tell a shape
-PLACE_TOLERANCE = 0.15  # of the picture
+PLACE_TOLERANCE = 0.15  # of the image
 
 
 @dataclass
@@ -41,7 +41,7 @@ def grown(mask: np.ndarray) -> np.ndarray:
 
 
 def components(mask: np.ndarray) -> list[np.ndarray]:
-    """4-connected parts of a boolean picture, the largest first."""
+    """4-connected parts of a boolean image, the largest first."""
     rest, parts = mask.copy(), []
     while rest.any():
         part = np.zeros_like(rest)
@@ -75,13 +75,13 @@ def nearest_shape(mask: np.ndarray) -> str:
     return max(SHAPES, key=fit)
 
 
-def read(picture: np.ndarray) -> tuple[str, list[Object]]:
-    """picture [height, width, 3] u8, sides divisible by 64 -> background, objects."""
-    height, width, _ = picture.shape
+def read(image: np.ndarray) -> tuple[str, list[Object]]:
+    """image [height, width, 3] u8, sides divisible by 64 -> background, objects."""
+    height, width, _ = image.shape
     edge = max(2, height // 40)
-    border = [picture[:edge], picture[-edge:], picture[:, :edge], picture[:, -edge:]]
+    border = [image[:edge], image[-edge:], image[:, :edge], image[:, -edge:]]
     background = np.median(np.concatenate([part.reshape(-1, 3) for part in border]), 0)
-    cells = picture.reshape(CELLS, height // CELLS, CELLS, width // CELLS, 3).mean((1, 3))
+    cells = image.reshape(CELLS, height // CELLS, CELLS, width // CELLS, 3).mean((1, 3))
     parts = [part for part in components(np.sqrt(((cells - background) ** 2).sum(-1)) > DIFFERENT) if part.sum() >= SMALLEST]
     objects = []
     for part in parts:
@@ -90,16 +90,16 @@ def read(picture: np.ndarray) -> tuple[str, list[Object]]:
         # The outline by pixels: those in and beside the part that are nearer to its color than to the background.
         near = grown(part) & ~np.logical_or.reduce([other for other in parts if other is not part], initial=False)
         near = near.repeat(height // CELLS, 0).repeat(width // CELLS, 1)
-        outline = near & (((picture - color) ** 2).sum(-1) < ((picture - background) ** 2).sum(-1))
+        outline = near & (((image - color) ** 2).sum(-1) < ((image - background) ** 2).sum(-1))
         if not outline.any():  # an object of many colors, whose medians are no pixel's color
             outline = near
         objects.append(Object(nearest_color(color), nearest_shape(outline), float(x), float(y)))
     return nearest_color(background), objects
 
 
-def grade(kind: str, background: str, meaning: dict, picture: np.ndarray) -> dict[str, bool]:
+def grade(kind: str, background: str, meaning: dict, image: np.ndarray) -> dict[str, bool]:
     """What is right of what was asked for, by name; a key is there where the prompt says something about it."""
-    seen_background, objects = read(picture)
+    seen_background, objects = read(image)
     first = objects[0] if objects else None
     if kind == "shapes":
         return {
@@ -129,5 +129,5 @@ def grade(kind: str, background: str, meaning: dict, picture: np.ndarray) -> dic
 
 
 def psnr(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Of pictures [n, 3, height, width] in -1..1, dB each."""
+    """Of images [n, 3, height, width] in -1..1, dB each."""
     return -10 * torch.log10(((a - b) / 2).square().mean((1, 2, 3)) + 1e-12)

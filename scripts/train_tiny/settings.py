@@ -9,7 +9,7 @@ class Settings:
     work: Path  # where every phase leaves its files
     device: str
 
-    # Pictures.
+    # Images.
     size: int = 256  # pixels a side
     concepts: int = 0  # how many of concepts.txt; 0 for all
     scenes: int = 600_000
@@ -27,7 +27,7 @@ class Settings:
     vae_channels: tuple = (32, 64, 128, 128)
     latent_channels: int = 8
     norm_groups: int = 8
-    vae_pictures: int = 65_536  # drawn once, batches are taken from them
+    vae_images: int = 65_536  # drawn once, batches are taken from them
     vae_batch: int = 32
     vae_seconds: float = 220.0
     kl_weight: float = 1e-3
@@ -75,7 +75,7 @@ def toy(settings: Settings) -> Settings:
     """Every phase in seconds on a CPU: shows that the code runs, not that anything is learned."""
     return replace(
         settings, size=64, concepts=24, scenes=512, workers=2, vocabulary=1024, prompt_tokens=96,
-        text_hidden=32, text_layers=4, taps=(1, 2, 3), vae_channels=(16, 16, 32, 32), latent_channels=4, vae_pictures=128,
+        text_hidden=32, text_layers=4, taps=(1, 2, 3), vae_channels=(16, 16, 32, 32), latent_channels=4, vae_images=128,
         vae_batch=8, hidden=64, head_dim=16, rope_axes=(4, 4, 4, 4), double_blocks=1, single_blocks=2, batch=16, ema=0.5,
         teacher_steps=(1, 1, 1, 2), scored=16, compile=False, max_steps=6,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Contact sheets: pictures in rows, with what was asked for under each."""
+"""Contact sheets: images in rows, with what was asked for under each."""
 
 import math
 from pathlib import Path
@@ -9,17 +9,17 @@ from PIL import Image, ImageDraw
 from render import to_bytes
 
 
-def sheet(pictures: torch.Tensor, captions: list[str], path: Path, columns: int = 8) -> None:
-    """pictures [n, 3, height, width] in -1..1."""
-    pictures = to_bytes(pictures).permute(0, 2, 3, 1).cpu().numpy()
-    _, height, width, _ = pictures.shape
+def sheet(images: torch.Tensor, captions: list[str], path: Path, columns: int = 8) -> None:
+    """images [n, 3, height, width] in -1..1."""
+    images = to_bytes(images).permute(0, 2, 3, 1).cpu().numpy()
+    _, height, width, _ = images.shape
     line = 28 if any(captions) else 2
-    image = Image.new("RGB", (columns * (width + 4), math.ceil(len(pictures) / columns) * (height + line)), "white")
-    draw = ImageDraw.Draw(image)
+    page = Image.new("RGB", (columns * (width + 4), math.ceil(len(images) / columns) * (height + line)), "white")
+    draw = ImageDraw.Draw(page)
     letters = max(10, width // 6)
-    for i, (picture, caption) in enumerate(zip(pictures, captions)):
+    for i, (image, caption) in enumerate(zip(images, captions)):
         x, y = i % columns * (width + 4), i // columns * (height + line)
-        image.paste(Image.fromarray(picture), (x, y))
+        page.paste(Image.fromarray(image), (x, y))
         draw.text((x, y + height), caption[:letters] + "\n" + caption[letters : 2 * letters], fill="black", spacing=0)
     path.parent.mkdir(exist_ok=True)
-    image.save(path)
+    page.save(path)

@@ -1,4 +1,4 @@
-"""The pictures that scenes are put together from: shapes drawn here, emoji from pinned npm packages."""
+"""The images that scenes are put together from: shapes drawn here, emoji from pinned npm packages."""
 
 import io
 import json
@@ -85,7 +85,7 @@ def install_packages(folder: Path) -> Path:
 
 
 class Emoji:
-    """The pictures of emoji: 3D as they come, flat drawn from SVG."""
+    """The images of emoji: 3D as they come, flat drawn from SVG."""
 
     def __init__(self, modules: Path):
         labels = json.loads((modules / "emojibase-data/en/data.json").read_text())

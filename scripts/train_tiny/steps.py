@@ -64,7 +64,7 @@ def train(
     rate: torch.Tensor,
     schedule: Callable[[float], float],
     describe: Callable[[], tuple[str, torch.Tensor]],
-    pictures_a_step: int,
+    images_a_step: int,
 ) -> None:
     """Calls `step(part)` with the part (0..1) of the time that has passed until `seconds`, or `max_steps` where that is not 0, are over."""
     from_s, done = time.monotonic(), 0
@@ -79,7 +79,7 @@ def train(
         done += 1
         if done % 100 == 0 or done == max_steps:
             text, loss = describe()  # waits for the device, so that the clock counts work that is done
-            log(f"step {done} {text}, rate {schedule(part):.3f}, {done * pictures_a_step / (time.monotonic() - from_s):.0f} pictures/s")
+            log(f"step {done} {text}, rate {schedule(part):.3f}, {done * images_a_step / (time.monotonic() - from_s):.0f} images/s")
             if not torch.isfinite(loss).all():
                 raise RuntimeError("the loss is not finite")
     log(f"{done} steps in {time.monotonic() - from_s:.0f} s")

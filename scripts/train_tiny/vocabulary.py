@@ -43,7 +43,7 @@ BACKGROUNDS = [*BASIC_COLORS] * 2 + [*MORE_COLORS]
 # An emoji whose name has one of these is not drawn in another color.
 OWN_COLOR = set("red orange yellow green blue purple pink brown black white gray grey cyan gold silver bronze".split())
 
-# Center of a thing, in parts of the picture: (x, y).
+# Center of a thing, in parts of the image: (x, y).
 PLACES = {
     (0.24, 0.24): ["in the top left corner", "in the top left", "in the upper left corner"],
     (0.76, 0.24): ["in the top right corner", "in the top right", "in the upper right corner"],

@@ -273,7 +273,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     }
 }
 
-/// A picture of which some pixel is NaN.
+/// An image of which some pixel is NaN.
 fn not_a_number() -> Error {
     Error::new("the model computed pixels that are not numbers").hint("the weights are damaged: fetch the model again")
 }

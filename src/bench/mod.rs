@@ -1,4 +1,4 @@
-//! `flux bench`: how long the stages of a picture and the ops of a model take on a device, and how near the ops are to what it can do.
+//! `flux bench`: how long the stages of an image and the ops of a model take on a device, and how near the ops are to what it can do.
 //!
 //! Times are medians of runs, timed by marks in the device's work, and the fastest and slowest. Before an op runs, the caches are filled with
 //! other values. Rates count each tensor once for each read or write that the op needs, and 2 flops a multiply-add. The ceilings that they are
@@ -26,15 +26,15 @@ use shapes::Shapes;
 pub struct Settings {
     /// Parts of names: measured is what has one of them in its name. All, when there is none.
     pub names: Vec<String>,
-    /// Sides of square pictures, in pixels; rounded down to what the model can make, each once.
+    /// Sides of square images, in pixels; rounded down to what the model can make, each once.
     pub sizes: Vec<usize>,
-    /// Pictures at once.
+    /// Images at once.
     pub batch: usize,
     /// Denoising steps; `None` is the model's choice.
     pub steps: Option<usize>,
     /// Seconds for which an op also runs without a pause, if any.
     pub in_a_row: Option<f64>,
-    /// What every picture waits before it begins, if anything.
+    /// What every image waits before it begins, if anything.
     pub pause: Option<Duration>,
     /// One JSON object a line, in place of a table.
     pub json: bool,
@@ -46,8 +46,8 @@ pub struct Settings {
 pub struct Effort {
     /// Runs of an op, behind a quarter as many that are not counted.
     pub op_runs: usize,
-    /// Pictures, behind half as many that are not counted.
-    pub picture_runs: usize,
+    /// Images, behind half as many that are not counted.
+    pub image_runs: usize,
     /// More values than the caches hold.
     fill: usize,
     /// Values of the copy, and the side of the product, that the ceilings are measured with.
@@ -56,8 +56,8 @@ pub struct Effort {
 }
 
 impl Effort {
-    pub const GPU: Self = Self { op_runs: 20, picture_runs: 5, fill: 64 << 20, copy: 256 << 20, product: 8192 };
-    pub const CPU: Self = Self { op_runs: 3, picture_runs: 2, fill: 8 << 20, copy: 16 << 20, product: 1024 };
+    pub const GPU: Self = Self { op_runs: 20, image_runs: 5, fill: 64 << 20, copy: 256 << 20, product: 8192 };
+    pub const CPU: Self = Self { op_runs: 3, image_runs: 2, fill: 8 << 20, copy: 16 << 20, product: 1024 };
 }
 
 /// Measures on `backend`. `model` is needed for stages; ops take its shapes, else those of klein 4B. `print` gets every line.
@@ -71,7 +71,7 @@ pub fn run<B: Backend>(
     print: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<()> {
     let shapes = model.map(ModelInfo::read).transpose()?.map_or_else(Shapes::klein_4b, |info| Shapes::of(&info));
-    // Of a picture that is not made nothing is measured; nor would a prompt be encoded again for a size that comes again.
+    // Of an image that is not made nothing is measured; nor would a prompt be encoded again for a size that comes again.
     let (patch, mut seen) = (shapes.patch(), HashSet::new());
     settings.sizes = settings.sizes.iter().map(|size| (size / patch).max(1) * patch).filter(|&size| seen.insert(size)).collect();
     let mut bench = Bench { backend: backend.clone(), fill: None, ceiling: None, measured: HashSet::new(), settings, print };
@@ -221,7 +221,7 @@ impl<B: Backend> Bench<'_, B> {
         Ok(times)
     }
 
-    /// Seconds of one run, where runs follow each other for some time, as in a picture: a GPU may reach its power limit then, and lower its
+    /// Seconds of one run, where runs follow each other for some time, as in an image: a GPU may reach its power limit then, and lower its
     /// clock. The first third is not counted. Inputs are made before, as many as there is memory for.
     fn in_a_row<T, U>(&self, seconds: f64, one: f64, mut prepare: impl FnMut() -> Result<T>, mut run: impl FnMut(T) -> Result<U>) -> Result<f64> {
         let wanted = ((seconds / one) as usize).clamp(3, 100_000);

@@ -1,4 +1,4 @@
-//! The ops at the shapes that they have in a picture, the fused ones beside their composition.
+//! The ops at the shapes that they have in an image, the fused ones beside their composition.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ const PROMPT_TOKENS: usize = 32;
 /// Weights of 680 MB, as a large model has them many times.
 const UPLOAD: [usize; 2] = [4 * 27648, 3072];
 
-/// Measures the ops of square pictures of `size` pixels a side that are wanted and were not measured before.
+/// Measures the ops of square images of `size` pixels a side that are wanted and were not measured before.
 pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Result<()> {
     let joint = shapes.joint(bench.settings.batch, size);
     elementwise(bench, shapes, joint)?;
@@ -216,7 +216,7 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
         let name = format!("ops/upsample_conv2d {side}x{side} {cout} -> {cout}");
         if i + 1 < blocks.len() && bench.is_new(&name) {
             let (x, bias, weight) = (tensor(&b, side * side, cout)?, tensor(&b, 1, cout)?, weights::convolution(&b, cout, cout, 3)?);
-            // As if every pixel of the large picture saw nine others, for both.
+            // As if every pixel of the large image saw nine others, for both.
             let work = Work::Flops((2 * 4 * side * side * cout * cout * 9) as u64);
             let compose = |x| ops::conv2d::compose_upsample(&b, x, &weight, &bias, side, side);
             bench.fused(&name, work, || copy(&x), |x| x.upsample_conv2d(&weight, &bias, side, side), compose)?;

@@ -125,7 +125,7 @@ impl Shapes {
         2 << (self.vae_channels.len() - 1)
     }
 
-    /// Tokens of `batch` square pictures of `size` pixels a side.
+    /// Tokens of `batch` square images of `size` pixels a side.
     pub fn joint(&self, batch: usize, size: usize) -> Joint {
         Joint { batch, txt: self.txt, img: (size / self.patch()).pow(2) }
     }
@@ -143,7 +143,7 @@ impl Shapes {
         linears
     }
 
-    /// What a picture needs once: text features as the blocks read them, and the modulations of `steps` steps.
+    /// What an image needs once: text features as the blocks read them, and the modulations of `steps` steps.
     pub fn prepare_linears(&self, steps: usize) -> Vec<Linear> {
         vec![Linear::new(self.txt, self.context, self.dim, 1), Linear::new(steps, self.dim, 6 * self.dim, 2)]
     }
@@ -199,7 +199,7 @@ impl Shapes {
         flops(&self.text_linears())
     }
 
-    /// Of one picture.
+    /// Of one image.
     pub fn decode_flops(&self, size: usize) -> u64 {
         let (side, channels, _) = self.up_blocks(size)[0];
         let pixels = side * side;

@@ -1,4 +1,4 @@
-//! The stages of a picture once a model is loaded, and the picture's way into a file.
+//! The stages of an image once a model is loaded, and the image's way into a file.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ pub fn name(size: usize) -> String {
     format!("stages/{size}x{size}")
 }
 
-/// Medians of some pictures, in ms, as `--json` prints them. With a batch, those of a batch.
+/// Medians of some images, in ms, as `--json` prints them. With a batch, those of a batch.
 #[derive(Serialize)]
 struct Row {
     name: String,
@@ -35,7 +35,7 @@ struct Row {
     enqueue_ms: f64,
     /// All of these, from the prompt's string to RGB bytes on the host.
     total_ms: f64,
-    /// A PNG of one picture, in memory.
+    /// A PNG of one image, in memory.
     png_ms: f64,
     png_bytes: usize,
     peak_gib: f64,
@@ -51,22 +51,22 @@ impl Row {
             ("prepare", self.prepare_ms, String::new()),
             ("step", self.step_ms, rate(self.step_tflop_s)),
             ("decode", self.decode_ms, rate(self.decode_tflop_s)),
-            ("picture, prompt to RGB on the host", self.total_ms, format!("  peak {:.2} GiB, enqueued in {:.2} ms", self.peak_gib, self.enqueue_ms)),
+            ("image, prompt to RGB on the host", self.total_ms, format!("  peak {:.2} GiB, enqueued in {:.2} ms", self.peak_gib, self.enqueue_ms)),
             ("PNG", self.png_ms, format!("  {} bytes", self.png_bytes)),
         ];
         lines.map(|(stage, ms, more)| format!("{:<52} {ms:10.2} ms{more}", format!("{head} {stage}"))).join("\n")
     }
 }
 
-/// Measures pictures of `sizes` by the model in `dir`.
+/// Measures images of `sizes` by the model in `dir`.
 pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelDir, sizes: &[usize]) -> Result<()> {
     let mut pipeline = Pipeline::load(bench.backend.clone(), dir)?;
     let shapes = Shapes::of(pipeline.info());
-    let (asked, steps, runs) = (bench.settings.batch, bench.settings.steps, bench.settings.effort.picture_runs);
+    let (asked, steps, runs) = (bench.settings.batch, bench.settings.steps, bench.settings.effort.image_runs);
     for &size in sizes {
         let (mut timings, mut totals, mut pngs) = (Vec::new(), Vec::new(), Vec::new());
         let mut last = None;
-        // The third picture is the first that a device may replay.
+        // The third image is the first that a device may replay.
         let warm_up = runs.div_ceil(2);
         for run in 0..warm_up + runs {
             // A prompt that was seen before would not be encoded.
@@ -76,24 +76,24 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelDir, sizes: &[us
                 std::thread::sleep(pause);
             }
             let start = Instant::now();
-            let mut pictures = pipeline.generate_batch(&request, asked, &mut ())?;
+            let mut images = pipeline.generate_batch(&request, asked, &mut ())?;
             let total_s = start.elapsed().as_secs_f64();
-            let Some(picture) = pictures.pop() else { continue };
-            let rgb = Rgb { width: picture.plan.width, height: picture.plan.height, bytes: picture.rgb };
+            let Some(image) = images.pop() else { continue };
+            let rgb = Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb };
             let start = Instant::now();
             let png = encode(&rgb, Format::Png, &[("prompt", request.prompt)])?;
             let png_s = start.elapsed().as_secs_f64();
             if run >= warm_up {
                 totals.push(total_s);
                 pngs.push(png_s);
-                timings.push(picture.timings);
+                timings.push(image.timings);
             }
-            last = Some((picture.plan, png.len()));
+            last = Some((image.plan, png.len()));
         }
         let (Some((plan, png_bytes)), Some(first)) = (last, timings.first()) else { continue };
         let median = |of: fn(&Timings) -> f64| median(timings.iter().map(of).collect());
         let step_s = median(|t| t.steps_s.iter().sum::<f64>() / t.steps_s.len().max(1) as f64);
-        let (text_s, decode_s, batch) = (median(|t| t.text_s), median(|t| t.decode_s), first.pictures);
+        let (text_s, decode_s, batch) = (median(|t| t.text_s), median(|t| t.decode_s), first.images);
         let evaluations = if plan.guided() { 2 } else { 1 };
         let step_flops = evaluations * shapes.step_flops(shapes.joint(batch, plan.width));
         let tflop_s = |flops: u64, seconds: f64| round(flops as f64 / seconds / 1e12, 3);

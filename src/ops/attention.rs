@@ -1,20 +1,20 @@
-//! Scaled dot-product attention over text and picture tokens together.
+//! Scaled dot-product attention over text and image tokens together.
 
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect};
 
-/// How the rows of a joint tensor are ordered: the text of every sample, then the picture of every sample.
+/// How the rows of a joint tensor are ordered: the text of every sample, then the image of every sample.
 ///
-/// So the text rows of a whole batch are one block of rows, the picture rows another, and a sample's tokens
-/// are its text followed by its picture, wherever they lie.
+/// So the text rows of a whole batch are one block of rows, the image rows another, and a sample's tokens
+/// are its text followed by its image, wherever they lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Joint {
     /// Samples; each attends to itself only.
     pub batch: usize,
     /// Text tokens of one sample.
     pub txt: usize,
-    /// Picture tokens of one sample.
+    /// Image tokens of one sample.
     pub img: usize,
 }
 
@@ -39,12 +39,12 @@ impl Joint {
         self.batch * self.txt
     }
 
-    /// Rows of pictures, which come behind them.
+    /// Rows of images, which come behind them.
     pub fn img_rows(&self) -> usize {
         self.batch * self.img
     }
 
-    /// The first token of a sample that has a query, where queries have so many rows: those of all tokens, or of pictures alone.
+    /// The first token of a sample that has a query, where queries have so many rows: those of all tokens, or of images alone.
     pub fn first_query(&self, rows: usize) -> usize {
         if rows < self.rows() { self.txt } else { 0 }
     }
@@ -75,7 +75,7 @@ pub enum Mask {
 impl<B: Backend> Tensor<B> {
     /// `softmax(q k^T / sqrt(head_dim) + mask) v`, each head for itself; self is q.
     ///
-    /// self [joint.rows(), heads * head_dim], or of the pictures alone [joint.img_rows(), heads * head_dim]; k and v
+    /// self [joint.rows(), heads * head_dim], or of the images alone [joint.img_rows(), heads * head_dim]; k and v
     /// [joint.rows(), kv_heads * head_dim] -> as self. Query head `h` reads key head `h / (heads / kv_heads)`. The result goes over q where
     /// this is writable. Softmax and sums in float32; no backend holds the whole score matrix.
     ///

@@ -8,7 +8,7 @@
 //! | [`linear_concat`](Tensor::linear_concat) | linear over columns side by side | |
 //! | [`conv2d`](Tensor::conv2d), [`conv2d_add`](Tensor::conv2d_add) | convolution (+ residual) | [h * w, in] -> [h' * w', out] |
 //! | [`conv2d_over`](Tensor::conv2d_over) | `conv2d`, for which the input may be overwritten | |
-//! | [`upsample_conv2d`](Tensor::upsample_conv2d) | convolution of the upsampled picture | [h * w, in] -> [4 * h * w, out] |
+//! | [`upsample_conv2d`](Tensor::upsample_conv2d) | convolution of the upsampled image | [h * w, in] -> [4 * h * w, out] |
 //! | [`attention`](Tensor::attention) | `softmax(q k^T / sqrt(head_dim)) v` per head | [tokens, dim] |
 //! | [`adaln`](Tensor::adaln) | `(1 + scale) * layer_norm(x) + shift` | [tokens, dim] |
 //! | [`gated_add`](Tensor::gated_add) | `x + gate * y` | [tokens, dim] |

@@ -11,11 +11,11 @@ use crate::tensor::{Tensor, expect};
 pub struct Heads<'a, B: Backend> {
     /// Columns of k, of v and of q.
     pub dim: usize,
-    /// For text rows, and for picture rows.
+    /// For text rows, and for image rows.
     pub norm: [&'a QkNorm<B>; 2],
     /// The rotation of k and q.
     pub rope: &'a Rope<B>,
-    /// Which rows are text and picture, and their positions.
+    /// Which rows are text and image, and their positions.
     pub joint: Joint,
     /// Rows, the first ones, of which only k and v are wanted.
     pub keys_only: usize,

@@ -33,7 +33,7 @@ impl<B: Backend> Tensor<B> {
     }
 
     /// `swiglu(self, up)`, of which the first `first` rows are multiplied by the first weight and the others by the second: text and
-    /// picture of a double block. One op for the reason of `swiglu_linear`.
+    /// image of a double block. One op for the reason of `swiglu_linear`.
     ///
     /// self [rows, mlp], up [rows, mlp], weights [out, mlp] -> [rows, out]. Overwrites as `swiglu`.
     ///

@@ -1,4 +1,4 @@
-//! What pictures of one size and number of steps have in common: kept from one to the next, as far as memory allows.
+//! What images of one size and number of steps have in common: kept from one to the next, as far as memory allows.
 
 use super::Plan;
 use crate::backend::Backend;
@@ -6,15 +6,15 @@ use crate::error::Result;
 use crate::ops::Rope;
 use crate::transformer::Modulations;
 
-/// How many kinds of pictures are kept.
+/// How many kinds of images are kept.
 const MOST_KEPT: usize = 4;
 
-/// Of one kind of picture.
+/// Of one kind of image.
 pub(super) struct Kept<B: Backend> {
     height: usize,
     width: usize,
     guidance: f32,
-    /// Pictures that one batch was wanted of, and of how many it is: fewer where memory did not allow more.
+    /// Images that one batch was wanted of, and of how many it is: fewer where memory did not allow more.
     wanted: usize,
     pub(super) samples: usize,
     /// Whether both evaluations of guidance run as one batch.
@@ -32,7 +32,7 @@ impl<B: Backend> Kept<B> {
         Self { height, width, guidance, wanted, samples, batched, modulations, rope, steps }
     }
 
-    /// Whether it is of the batch that `wanted` pictures like `plan` begin with. How many pictures are to come does not shape the work,
+    /// Whether it is of the batch that `wanted` images like `plan` begin with. How many images are to come does not shape the work,
     /// only how many of them are in the batch.
     pub(super) fn is_of(&self, plan: &Plan, wanted: usize) -> bool {
         (self.height, self.width, self.steps.len(), self.guidance) == (plan.height, plan.width, plan.steps, plan.guidance)
@@ -40,13 +40,13 @@ impl<B: Backend> Kept<B> {
     }
 }
 
-/// Whether a batch of `samples` pictures, made when one of `made_for` was wanted, is what `wanted` pictures begin with: so many they are, or
+/// Whether a batch of `samples` images, made when one of `made_for` was wanted, is what `wanted` images begin with: so many they are, or
 /// memory did not allow one more, although room was made for it.
 fn serves(made_for: usize, samples: usize, wanted: usize) -> bool {
     samples == wanted || (samples < made_for && samples < wanted)
 }
 
-/// What is kept of a batch of `wanted` pictures like `plan`, which `make` makes where there is nothing.
+/// What is kept of a batch of `wanted` images like `plan`, which `make` makes where there is nothing.
 pub(super) fn find<'a, B: Backend>(
     kept: &'a mut Vec<Kept<B>>,
     plan: &Plan,
@@ -69,14 +69,14 @@ pub(super) fn find<'a, B: Backend>(
     Ok(kept.last_mut().expect("pushed above"))
 }
 
-/// What is kept of the decoder, for one size of picture: it runs on one picture at a time, whatever else pictures differ in.
+/// What is kept of the decoder, for one size of image: it runs on one image at a time, whatever else images differ in.
 pub(super) struct KeptDecode<B: Backend> {
     height: usize,
     width: usize,
     replay: B::Replay,
 }
 
-/// The decoder's replay for pictures of the size of `plan`.
+/// The decoder's replay for images of the size of `plan`.
 pub(super) fn decode<'a, B: Backend>(kept: &'a mut Vec<KeptDecode<B>>, plan: &Plan) -> &'a mut B::Replay {
     let &Plan { height, width, .. } = plan;
     let found = kept.iter().position(|kept| (kept.height, kept.width) == (height, width)).map(|index| kept.remove(index));

@@ -36,7 +36,7 @@ pub(super) fn load_text_encoder<B: Backend>(backend: &B, files: &Files, info: &M
     })
 }
 
-/// The models of a picture, on their way one after the other, in the order of use.
+/// The models of an image, on their way one after the other, in the order of use.
 pub(super) struct Ahead<B: Backend> {
     /// None where it was there before, or was taken.
     pub(super) text_encoder: Option<Coming<TextEncoder<B>>>,

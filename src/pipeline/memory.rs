@@ -1,10 +1,10 @@
-//! What a picture takes of the device's memory, beside the weights.
+//! What an image takes of the device's memory, beside the weights.
 
 use super::{ModelInfo, Plan};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 
-/// Bounds how long the first of many pictures takes, and the memory.
+/// Bounds how long the first of many images takes, and the memory.
 const MAX_SAMPLES: u64 = 8;
 /// Larger tensors than libraries are tested with: cuBLASLt 13.6 fails for some of 2^31 values and more.
 /// Source: https://github.com/NVIDIA/raft/pull/3098
@@ -12,7 +12,7 @@ const MAX_VALUES: u64 = i32::MAX as u64;
 
 /// Bytes that activations take at their peak.
 pub(super) struct Needs {
-    /// One evaluation of the transformer, of one picture.
+    /// One evaluation of the transformer, of one image.
     pub step: u64,
     /// The decoder.
     pub decode: u64,
@@ -33,17 +33,17 @@ impl Needs {
         Self { step: step * backend.element_bytes(), decode, largest }
     }
 
-    /// How many of `count` pictures are one batch, memory aside; at least one.
+    /// How many of `count` images are one batch, memory aside; at least one.
     pub(super) fn wanted(&self, plan: &Plan, count: usize) -> usize {
         count.min((self.most_evaluations() / plan.evaluations()).clamp(1, MAX_SAMPLES) as usize)
     }
 
-    /// How many of the `wanted` pictures may be denoised as one batch where `available` bytes are free; at least one.
+    /// How many of the `wanted` images may be denoised as one batch where `available` bytes are free; at least one.
     pub(super) fn samples(&self, available: u64, plan: &Plan, wanted: usize) -> usize {
         wanted.min((available / self.batch(plan, 1).max(1)).clamp(1, MAX_SAMPLES) as usize)
     }
 
-    /// Whether both evaluations of guidance of `samples` pictures may be one batch where `available` bytes are free.
+    /// Whether both evaluations of guidance of `samples` images may be one batch where `available` bytes are free.
     pub(super) fn batched(&self, available: u64, samples: usize) -> bool {
         let evaluations = 2 * samples as u64;
         available > evaluations * self.step && evaluations <= self.most_evaluations()
@@ -54,12 +54,12 @@ impl Needs {
         MAX_VALUES / self.largest.max(1)
     }
 
-    /// The evaluations of a step of `samples` pictures at once.
+    /// The evaluations of a step of `samples` images at once.
     pub(super) fn batch(&self, plan: &Plan, samples: usize) -> u64 {
         self.step * plan.evaluations() * samples as u64
     }
 
-    /// Errors when the picture does not fit however much is freed, before minutes are spent on it.
+    /// Errors when the image does not fit however much is freed, before minutes are spent on it.
     pub(super) fn check<B: Backend>(&self, backend: &B, plan: &Plan) -> Result<()> {
         let free = backend.available_bytes().saturating_add(backend.stats().memory_bytes);
         let least = self.step.max(self.decode);
@@ -67,15 +67,15 @@ impl Needs {
             return Ok(());
         }
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        let what = format!("a {} x {} picture needs {} MiB of memory, {} MiB are free", plan.width, plan.height, mib(least), mib(free));
-        Err(Error::new(what).hint("ask for a smaller picture with `-W` and `-H`"))
+        let what = format!("a {} x {} image needs {} MiB of memory, {} MiB are free", plan.width, plan.height, mib(least), mib(free));
+        Err(Error::new(what).hint("ask for a smaller image with `-W` and `-H`"))
     }
 }
 
-/// What the decoder's largest tensors take, of a picture of `pixels` pixels; `channels` from the pixels inwards.
+/// What the decoder's largest tensors take, of an image of `pixels` pixels; `channels` from the pixels inwards.
 fn decode_bytes<B: Backend>(backend: &B, channels: &[usize], pixels: u64) -> u64 {
     let most = |first: usize, count: usize| channels.iter().skip(first).take(count).max().copied().unwrap_or(0);
-    // The last up block reads the channels of the one before, at full size: the picture, what lies between it and a convolution, and its own
+    // The last up block reads the channels of the one before, at full size: the image, what lies between it and a convolution, and its own
     // channels behind. Before that its upsampler reads a quarter of the pixels, in memory that may have held the channels of one more block.
     let (widest, beside) = (most(0, 2), most(0, 1).max(most(1, 2) / 4));
     let bytes = |channels: usize| pixels * channels as u64 * backend.element_bytes();
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn the_decoder_needs_what_its_last_up_block_does() {
         let need = |channels: &[usize], side: u64| decode_bytes(&Cpu::new(Precision::F32), channels, side * side);
-        // The picture in 256 channels, its norm, and 128 channels behind.
+        // The image in 256 channels, its norm, and 128 channels behind.
         assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (256 + 256 + 128) * 4);
         assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
         // The upsampler's input is more than what the last block makes.
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_pictures_as_fit_but_at_least_one_and_no_more_than_asked_for() {
+    fn as_many_images_as_fit_but_at_least_one_and_no_more_than_asked_for() {
         let needs = Needs { step: 100, decode: 0, largest: 100 };
         let plan = |guidance| Plan { width: 16, height: 16, steps: 1, guidance, seed: 1, notes: Vec::new() };
         let samples = |available, guidance, count| samples_of(&needs, available, &plan(guidance), count);
@@ -119,6 +119,6 @@ mod tests {
         let needs = Needs { step: 100, decode: 0, largest: 500 << 20 };
         assert_eq!([needs.batched(200, 1), needs.batched(201, 1), needs.batched(400, 2), needs.batched(401, 2)], [false, true, false, true]);
         assert!(!needs.batched(u64::MAX, 3), "of 2^31 values and more no tensor is made");
-        assert!(!Needs { largest: 1500 << 20, ..needs }.batched(u64::MAX, 1), "neither of one picture");
+        assert!(!Needs { largest: 1500 << 20, ..needs }.batched(u64::MAX, 1), "neither of one image");
     }
 }

@@ -1,8 +1,8 @@
-//! Prompt to picture: the order in which the models run, and how long each lives.
+//! Prompt to image: the order in which the models run, and how long each lives.
 //!
 //! [`Pipeline::load`] opens and checks the model, while another thread reads the tokenizer; weights go to the device when they are first
 //! needed, or when [`Pipeline::start_loading`] asks for them. The text encoder leaves it before the transformer comes, unless there is room
-//! for both: then the other models are on their way while it runs. The host enqueues the whole picture before it waits.
+//! for both: then the other models are on their way while it runs. The host enqueues the whole image before it waits.
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
@@ -11,8 +11,8 @@
 //!
 //! let dir = ModelDir::open("models/tiny".as_ref())?;
 //! let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir)?;
-//! let picture = pipeline.generate(&Request::new("a red circle on a blue background", 42), &mut ())?;
-//! assert_eq!(picture.rgb.len(), 3 * picture.plan.width * picture.plan.height);
+//! let image = pipeline.generate(&Request::new("a red circle on a blue background", 42), &mut ())?;
+//! assert_eq!(image.rgb.len(), 3 * image.plan.width * image.plan.height);
 //! # Ok::<(), flux::Error>(())
 //! ```
 
@@ -53,7 +53,7 @@ use observer::Clock;
 use opened::{Files, LateTokenizer};
 use text_features::TextFeatures;
 
-/// A model on a backend, ready to make pictures.
+/// A model on a backend, ready to make images.
 pub struct Pipeline<B: Backend> {
     backend: B,
     info: ModelInfo,
@@ -65,7 +65,7 @@ pub struct Pipeline<B: Backend> {
     ahead: Option<Ahead<B>>,
     transformer: Option<Transformer<B>>,
     decoder: Option<Decoder<B>>,
-    /// What pictures of one kind have in common, the latest last. It refers to the models' weights.
+    /// What images of one kind have in common, the latest last. It refers to the models' weights.
     kept: Vec<Kept<B>>,
     /// The same of the decoder, whose work only the size shapes.
     kept_decodes: Vec<KeptDecode<B>>,
@@ -73,9 +73,9 @@ pub struct Pipeline<B: Backend> {
     noise: Noise,
 }
 
-/// A picture and how it was made.
+/// An image and how it was made.
 #[derive(Debug, Clone)]
-pub struct Picture {
+pub struct Image {
     /// RGB bytes, row by row: 3 * width * height.
     pub rgb: Vec<u8>,
     /// Size, steps, seed and guidance that were used.
@@ -121,7 +121,7 @@ impl<B: Backend> Pipeline<B> {
         &self.backend
     }
 
-    /// Lets the weights that a first picture needs be on their way while the caller does something else, such as waiting for the tokenizer.
+    /// Lets the weights that a first image needs be on their way while the caller does something else, such as waiting for the tokenizer.
     /// Does nothing where they do not all fit the memory at once, take none, or are there.
     ///
     /// Errors when the model cannot do what is asked for.
@@ -155,26 +155,26 @@ impl<B: Backend> Pipeline<B> {
         Ok(tokens)
     }
 
-    /// Makes a picture.
+    /// Makes an image.
     ///
     /// Errors when the model cannot do what is asked for, or memory runs out.
-    pub fn generate(&mut self, request: &Request, observer: &mut dyn Observer) -> Result<Picture> {
-        let mut pictures = self.generate_batch(request, 1, observer)?;
-        Ok(pictures.pop().expect("one was asked for"))
+    pub fn generate(&mut self, request: &Request, observer: &mut dyn Observer) -> Result<Image> {
+        let mut images = self.generate_batch(request, 1, observer)?;
+        Ok(images.pop().expect("one was asked for"))
     }
 
-    /// Makes the next of `count` pictures of one prompt, whose seeds are the request's and those that follow it: as many of them as one
+    /// Makes the next of `count` images of one prompt, whose seeds are the request's and those that follow it: as many of them as one
     /// batch as the memory allows, at least one.
     ///
-    /// A picture is the one that [`Pipeline::generate`] makes of its seed, up to the rounding of products of another size.
+    /// An image is the one that [`Pipeline::generate`] makes of its seed, up to the rounding of products of another size.
     ///
     /// Errors as [`Pipeline::generate`], and when `count` is 0 or there are not so many seeds.
-    pub fn generate_batch(&mut self, request: &Request, count: usize, observer: &mut dyn Observer) -> Result<Vec<Picture>> {
+    pub fn generate_batch(&mut self, request: &Request, count: usize, observer: &mut dyn Observer) -> Result<Vec<Image>> {
         if count == 0 {
-            return Err(Error::usage("0 pictures are asked for, expected at least 1").at("--count"));
+            return Err(Error::usage("0 images are asked for, expected at least 1").at("--count"));
         }
         if request.seed.checked_add(count as u64 - 1).is_none() {
-            return Err(Error::usage(format!("seed {} is too large for {count} pictures", request.seed)).at("--seed"));
+            return Err(Error::usage(format!("seed {} is too large for {count} images", request.seed)).at("--seed"));
         }
         let mut plan = self.plan_without_words(request)?;
         let noise = self.draw(&plan, count);
@@ -187,11 +187,11 @@ impl<B: Backend> Pipeline<B> {
         let rgbs = self.decode(&latents, &plan, &mut clock, observer)?;
 
         let timings = clock.finish()?;
-        let picture = |(i, rgb)| Picture { rgb, plan: Plan { seed: plan.seed + i, ..plan.clone() }, timings: timings.clone() };
-        Ok((0..).zip(rgbs).map(picture).collect())
+        let image = |(i, rgb)| Image { rgb, plan: Plan { seed: plan.seed + i, ..plan.clone() }, timings: timings.clone() };
+        Ok((0..).zip(rgbs).map(image).collect())
     }
 
-    /// Draws noise for as many of `count` pictures as may be one batch, on another thread: the host has enough to do until the first step,
+    /// Draws noise for as many of `count` images as may be one batch, on another thread: the host has enough to do until the first step,
     /// and the device the text encoder.
     fn draw(&mut self, plan: &Plan, count: usize) -> JoinHandle<Noise> {
         let samples = Needs::of(&self.backend, &self.info, plan).wanted(plan, count);
@@ -258,7 +258,7 @@ impl<B: Backend> Pipeline<B> {
     }
 
     /// Starts loading transformer and decoder if both are yet to come, and before them the text encoder if it is to encode and is absent;
-    /// but only where all of it fits, with what a picture needs beside.
+    /// but only where all of it fits, with what an image needs beside.
     fn load_ahead(&mut self, plan: &Plan, encodes: bool) {
         if self.ahead.is_some() || self.transformer.is_some() || self.decoder.is_some() {
             return;
@@ -274,7 +274,7 @@ impl<B: Backend> Pipeline<B> {
         }
     }
 
-    /// Latents [samples * height / patch * width / patch, channels] of at most `count` pictures. Enqueues the work and does not wait for it.
+    /// Latents [samples * height / patch * width / patch, channels] of at most `count` images. Enqueues the work and does not wait for it.
     fn denoise(
         &mut self,
         txt: &Tensor<B>,
@@ -309,7 +309,7 @@ impl<B: Backend> Pipeline<B> {
             if count > 1 {
                 self.text_encoder = None;
             }
-            // The pictures before may have been smaller.
+            // The images before may have been smaller.
             self.make_room(needs.step, Keep::Transformer);
         }
         let transformer = self.transformer.as_ref().expect("loaded above");
@@ -348,7 +348,7 @@ impl<B: Backend> Pipeline<B> {
         Ok(latents)
     }
 
-    /// RGB bytes of each picture, one after the other: a decoder fills the memory that a batch of it would need many times over.
+    /// RGB bytes of each image, one after the other: a decoder fills the memory that a batch of it would need many times over.
     fn decode(&mut self, latents: &Tensor<B>, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Vec<Vec<u8>>> {
         let elements = if self.decoder.is_none() { self.info.vae.decoder_elements() } else { 0 };
         self.make_room(self.backend.weight_bytes(elements) + Needs::of(&self.backend, &self.info, plan).decode, Keep::Decoder);
@@ -364,7 +364,7 @@ impl<B: Backend> Pipeline<B> {
         let (stages, total) = (decoder.stages(), (samples * decoder.stages()) as u64);
         let observer = RefCell::new(observer);
         let mut rgbs = Vec::with_capacity(samples);
-        // Where nobody looks on, the next picture is enqueued before the one ahead of it is taken, so that the device never waits.
+        // Where nobody looks on, the next image is enqueued before the one ahead of it is taken, so that the device never waits.
         let listens = observer.borrow().listens();
         let mut waiting = None;
         let mut take = |rgb: B::Rgb8| -> Result<()> {
@@ -387,7 +387,7 @@ impl<B: Backend> Pipeline<B> {
                     return Ok(pixels.pixels);
                 }
                 let (made, asked) = ([pixels.width, pixels.height], [plan.width, plan.height]);
-                Err(Error::new(format!("the VAE made {} x {} pixels of a {} x {} picture", made[0], made[1], asked[0], asked[1])))
+                Err(Error::new(format!("the VAE made {} x {} pixels of a {} x {} image", made[0], made[1], asked[0], asked[1])))
             };
             let latents = latents.row_view(sample * height * width..(sample + 1) * height * width);
             let pixels = self.backend.replay(kept::decode(&mut self.kept_decodes, plan), [&latents], work)?;
@@ -434,13 +434,13 @@ impl<B: Backend> Pipeline<B> {
         }
     }
 
-    /// Lets go of what pictures have in common. Before any model goes, because recorded work refers to their weights.
+    /// Lets go of what images have in common. Before any model goes, because recorded work refers to their weights.
     fn forget(&mut self) {
         self.kept.clear();
         self.kept_decodes.clear();
     }
 
-    /// The latents behind a picture, in float32 [height / patch * width / patch, channels]: for tests and tools.
+    /// The latents behind an image, in float32 [height / patch * width / patch, channels]: for tests and tools.
     ///
     /// Errors as [`Pipeline::generate`].
     pub fn latents(&mut self, request: &Request) -> Result<Vec<f32>> {
@@ -484,9 +484,9 @@ mod tests {
         let mut request = Request { width: Some(32), height: Some(32), steps: Some(1), ..Request::new("a cat", 1) };
         let (mut left, mut batches) = (26, Vec::new());
         while left > 0 {
-            let pictures = pipeline.generate_batch(&request, left, &mut ()).unwrap().len();
-            (left, request.seed) = (left - pictures, request.seed + pictures as u64);
-            batches.push((pictures, pipeline.kept.len(), pipeline.kept_decodes.len()));
+            let images = pipeline.generate_batch(&request, left, &mut ()).unwrap().len();
+            (left, request.seed) = (left - images, request.seed + images as u64);
+            batches.push((images, pipeline.kept.len(), pipeline.kept_decodes.len()));
         }
         assert_eq!(batches, [(8, 1, 1), (8, 1, 1), (8, 1, 1), (2, 2, 1)]);
         request.height = Some(16);

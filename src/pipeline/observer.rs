@@ -27,7 +27,7 @@ pub trait Observer {
     /// `done` of `total` parts of a stage are done.
     fn progress(&mut self, stage: Stage, done: u64, total: u64);
 
-    /// Of the pictures that are asked for, the next `together` are denoised as one batch.
+    /// Of the images that are asked for, the next `together` are denoised as one batch.
     fn batch(&mut self, _together: usize) {}
 
     /// Whether anybody does: only then the host waits for each step to tell that it is done.
@@ -44,11 +44,11 @@ impl Observer for () {
     }
 }
 
-/// Where the time went, in seconds, and what the device held. Of all pictures of one batch together.
+/// Where the time went, in seconds, and what the device held. Of all images of one batch together.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Timings {
-    /// Pictures of the batch.
-    pub pictures: usize,
+    /// Images of the batch.
+    pub images: usize,
     /// Weights to the device, as far as the device had nothing else to do meanwhile.
     pub load_s: f64,
     /// Text encoder.
@@ -59,9 +59,9 @@ pub struct Timings {
     pub prepare_s: f64,
     /// Each step.
     pub steps_s: Vec<f64>,
-    /// VAE, to pixels as bytes on the device; of several pictures also the way of those before to the host, where somebody listens.
+    /// VAE, to pixels as bytes on the device; of several images also the way of those before to the host, where somebody listens.
     pub decode_s: f64,
-    /// Of the host, until the first picture was enqueued; the device works meanwhile.
+    /// Of the host, until the first image was enqueued; the device works meanwhile.
     pub enqueue_s: f64,
     /// All of [`generate`](super::Pipeline::generate) or [`generate_batch`](super::Pipeline::generate_batch).
     pub total_s: f64,
@@ -168,7 +168,7 @@ impl<B: Backend> Clock<B> {
                 Span::Prepare => timings.prepare_s += seconds,
                 Span::Step => timings.steps_s.push(seconds),
                 Span::Decode => {
-                    timings.pictures += 1;
+                    timings.images += 1;
                     timings.decode_s += seconds;
                 }
             }

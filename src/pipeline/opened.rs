@@ -51,7 +51,7 @@ impl OpenModel {
     /// Opens a model folder and checks all of it but the tokenizer: configs, and the name, shape and dtype of every tensor.
     ///
     /// Errors say which file and tensor is wrong. Reading the tokenizer takes longest by far, so another thread does it; what is wrong with
-    /// it is an error of [`Pipeline::plan`](super::Pipeline::plan), and of whatever makes a picture.
+    /// it is an error of [`Pipeline::plan`](super::Pipeline::plan), and of whatever makes an image.
     pub fn open(dir: &ModelDir) -> Result<Self> {
         let info = &ModelInfo::read(dir)?;
         let tokenizer = LateTokenizer::read(dir, info.max_sequence_length);
@@ -80,7 +80,7 @@ impl OpenModel {
     }
 
     /// Has the transformer's narrow weights come from a file in `folder`, the model's, which holds them in e4m3: half the bytes, and nothing
-    /// to quantise. It is made where it is missing or of other weights. A picture in fp8 is the same with and without it; other precisions
+    /// to quantise. It is made where it is missing or of other weights. An image in fp8 is the same with and without it; other precisions
     /// do not read it.
     ///
     /// Errors when the file is damaged, or the weights cannot be read; a file that cannot be written is no error.

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::ModelInfo;
 use crate::error::{Error, Result};
 
-/// A picture in words. What is `None` is the model's own choice.
+/// An image in words. What is `None` is the model's own choice.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// The words.
@@ -18,7 +18,7 @@ pub struct Request {
     pub steps: Option<usize>,
     /// Decides the noise.
     pub seed: u64,
-    /// How far the picture leans towards the prompt; only undistilled models use it.
+    /// How far the image leans towards the prompt; only undistilled models use it.
     pub guidance: Option<f32>,
 }
 

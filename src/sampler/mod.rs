@@ -27,7 +27,7 @@ pub struct Conditioning<'a, B: Backend> {
 }
 
 impl<B: Backend> Conditioning<'_, B> {
-    /// Pictures that are made at once.
+    /// Images that are made at once.
     fn samples(&self) -> usize {
         self.context.rows() / self.txt / if self.guidance.is_some() { 2 } else { 1 }
     }

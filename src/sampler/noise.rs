@@ -9,7 +9,7 @@ const TOKENS_AT_ONCE: usize = 64;
 /// Values that are transformed together while those behind them are drawn; a multiple of 16.
 const VALUES_AT_ONCE: usize = 16 << 10;
 
-/// Standard normal noise of a picture: [height * width, channels], as the reference draws it with a CPU generator.
+/// Standard normal noise of an image: [height * width, channels], as the reference draws it with a CPU generator.
 ///
 /// The values are drawn in the order [channels, height, width] and then packed token by token. `seed` is reduced
 /// to its low 32 bits, as there.
@@ -21,16 +21,16 @@ pub fn noise(seed: u64, channels: usize, height: usize, width: usize) -> Vec<f32
     noise.packed
 }
 
-/// Noise of several pictures. Its memory serves the next ones too: the system takes about as long to give new pages as we to fill them.
+/// Noise of several images. Its memory serves the next ones too: the system takes about as long to give new pages as we to fill them.
 #[derive(Default)]
 pub struct Noise {
-    /// Of one picture, as they are drawn.
+    /// Of one image, as they are drawn.
     planes: Vec<f32>,
     packed: Vec<f32>,
 }
 
 impl Noise {
-    /// Draws the [`noise`] of `samples` pictures, whose seeds are `seed` and those that follow it, up to the last of a u64.
+    /// Draws the [`noise`] of `samples` images, whose seeds are `seed` and those that follow it, up to the last of a u64.
     pub fn draw(&mut self, seed: u64, samples: usize, channels: usize, height: usize, width: usize) {
         let tokens = height * width;
         self.planes.resize(channels * tokens, 0.0);
@@ -57,7 +57,7 @@ fn pack(planes: &[f32], packed: &mut [f32], channels: usize, tokens: usize) {
     });
 }
 
-/// Values of the reference's normal distribution; it draws fewer than 16 in another way, but no model has so small a picture.
+/// Values of the reference's normal distribution; it draws fewer than 16 in another way, but no model has so small an image.
 fn normal(seed: u64, values: &mut [f32]) {
     if values.len() < 16 {
         let mut block = [0.0; 16];
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_picture_has_noise() {
+    fn the_smallest_image_has_noise() {
         assert_eq!(noise(1, 4, 1, 1).len(), 4);
     }
 

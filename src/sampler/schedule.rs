@@ -1,4 +1,4 @@
-//! The noise levels of each step, shifted by the size of the picture.
+//! The noise levels of each step, shifted by the size of the image.
 
 /// Noise levels and the timesteps that the model is told.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,7 +14,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule for `tokens` picture tokens in `steps` steps.
+    /// The schedule for `tokens` image tokens in `steps` steps.
     ///
     /// Source: FLUX.2 reference pipeline (`compute_empirical_mu`) and diffusers `FlowMatchEulerDiscreteScheduler`
     /// with dynamic exponential shifting.
@@ -49,7 +49,7 @@ fn linspace_down(i: usize, n: usize) -> f64 {
     1.0 + i as f64 * ((end - 1.0) / (n.max(2) - 1) as f64)
 }
 
-/// The shift that was found to fit this model, by tokens and steps. There is a jump where pictures are larger than 4300 tokens.
+/// The shift that was found to fit this model, by tokens and steps. There is a jump where images are larger than 4300 tokens.
 fn mu(tokens: usize, steps: usize) -> f64 {
     let n = tokens as f64;
     let at_200 = 0.00016927 * n + 0.45666666;

@@ -1,4 +1,4 @@
-//! A double block: text and picture apart, but for one attention.
+//! A double block: text and image apart, but for one attention.
 
 use super::{Modulation, Norm, TransformerConfig};
 use crate::backend::Backend;
@@ -60,7 +60,7 @@ impl<B: Backend> DoubleBlock<B> {
     }
 
     /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(), dim], text rows
-    /// first. Of each pair the first is for text, the second for the picture; a stream's modulations are for attention and MLP.
+    /// first. Of each pair the first is for text, the second for the image; a stream's modulations are for attention and MLP.
     ///
     /// Source: FLUX.2 reference `Flux2TransformerBlock.forward`; text goes first in the joint attention.
     pub fn forward(
@@ -97,7 +97,7 @@ impl<B: Backend> DoubleBlock<B> {
     }
 }
 
-/// Text rows times the first weight, picture rows times the second.
+/// Text rows times the first weight, image rows times the second.
 fn linear<B: Backend>(x: Tensor<B>, [txt_weight, img_weight]: [&Tensor<B>; 2], txt_rows: usize) -> Result<Tensor<B>> {
     let (txt, img) = x.split_rows(txt_rows);
     Tensor::linear_rows(&[(&txt, txt_weight), (&img, img_weight)])

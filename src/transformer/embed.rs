@@ -11,11 +11,11 @@ pub fn timestep_embedding(timestep: f32, channels: usize) -> Vec<f32> {
     (0..half).map(|i| angle(i).cos()).chain((0..half).map(|i| angle(i).sin())).collect()
 }
 
-/// Positions on the axes (t, h, w, l): `txt` text tokens (0, 0, 0, s), then a picture's tokens (0, y, x, 0) row by row.
+/// Positions on the axes (t, h, w, l): `txt` text tokens (0, 0, 0, s), then an image's tokens (0, y, x, 0) row by row.
 pub fn position_ids(txt: usize, height: usize, width: usize) -> Vec<[usize; 4]> {
     let text = (0..txt).map(|s| [0, 0, 0, s]);
-    let picture = (0..height * width).map(|n| [0, n / width, n % width, 0]);
-    text.chain(picture).collect()
+    let image = (0..height * width).map(|n| [0, n / width, n % width, 0]);
+    text.chain(image).collect()
 }
 
 /// Rotary (cos, sin) of each position, each [positions, head_dim / 2]: the pairs of axis t, then of h, w and l.
@@ -26,7 +26,7 @@ pub fn rope_tables(config: &TransformerConfig, ids: &[[usize; 4]]) -> (Vec<f32>,
     let (mut cos, mut sin) = (vec![0.0; ids.len() * half], vec![0.0; ids.len() * half]);
     let mut first = 0;
     for (axis, &dim) in config.axes_dims_rope.iter().enumerate() {
-        // A picture has few coordinates and many tokens, so each coordinate's angles are computed once.
+        // An image has few coordinates and many tokens, so each coordinate's angles are computed once.
         let places = ids.iter().map(|id| id[axis]).max().map_or(0, |last| last + 1);
         let of_place = |place: usize| -> Vec<(f32, f32)> {
             let angle = |j: usize| place as f64 * config.rope_theta.powf(-(2.0 * j as f64) / dim as f64);

@@ -1,4 +1,4 @@
-//! The last projection: normed picture tokens to velocity.
+//! The last projection: normed image tokens to velocity.
 
 use super::TransformerConfig;
 use crate::backend::Backend;

@@ -1,6 +1,6 @@
-//! The denoiser: picture tokens, text tokens and a time to a velocity.
+//! The denoiser: image tokens, text tokens and a time to a velocity.
 //!
-//! Double blocks keep text and picture apart and let them meet in one attention; single blocks run over both as one
+//! Double blocks keep text and image apart and let them meet in one attention; single blocks run over both as one
 //! stream, text first. One modulation serves all double blocks and one all single blocks, so both are computed once for
 //! each timestep, outside the blocks. A block ends with the norm of what comes behind it, so that the stream is read and
 //! written once between two blocks.
@@ -82,7 +82,7 @@ impl<B: Backend> Transformer<B> {
         txt.linear(&self.context_embedder, None)
     }
 
-    /// Rotary tables for `txt` text tokens, then a picture of `height` x `width` tokens.
+    /// Rotary tables for `txt` text tokens, then an image of `height` x `width` tokens.
     pub fn rope(&self, txt: usize, height: usize, width: usize) -> Result<Rope<B>> {
         let (cos, sin) = rope_tables(&self.config, &position_ids(txt, height, width));
         let (rows, cols) = (txt + height * width, self.config.attention_head_dim / 2);
@@ -101,7 +101,7 @@ impl<B: Backend> Transformer<B> {
         joint: Joint,
     ) -> Result<Tensor<B>> {
         let StepModulation { double_txt, double_img, single, norm_out: (shift, scale) } = modulation;
-        // The norm before each block and before the final layer, of text and of picture.
+        // The norm before each block and before the final layer, of text and of image.
         let before_double = repeat_n([double_txt[0].norm(), double_img[0].norm()], self.transformer_blocks.len());
         let before_single = repeat_n([single.norm(); 2], self.single_transformer_blocks.len());
         let before_final = Norm { shift, scale, narrow: false };

@@ -49,7 +49,7 @@ impl<B: Backend> Modulation<B> {
 pub struct StepModulation<B: Backend> {
     /// Attention and MLP of the text stream of all double blocks.
     pub double_txt: [Modulation<B>; 2],
-    /// Attention and MLP of the picture stream of all double blocks.
+    /// Attention and MLP of the image stream of all double blocks.
     pub double_img: [Modulation<B>; 2],
     /// All single blocks.
     pub single: Modulation<B>,

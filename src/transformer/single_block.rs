@@ -1,4 +1,4 @@
-//! A single block: attention and MLP side by side over text and picture as one stream.
+//! A single block: attention and MLP side by side over text and image as one stream.
 
 use super::{Norm, TransformerConfig};
 use crate::backend::Backend;
@@ -38,7 +38,7 @@ impl<B: Backend> SingleBlock<B> {
     }
 
     /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(), dim], text rows
-    /// first. The results of the last block have picture rows alone. The gate is [1, dim].
+    /// first. The results of the last block have image rows alone. The gate is [1, dim].
     ///
     /// Source: FLUX.2 reference `Flux2SingleTransformerBlock.forward` and `Flux2ParallelSelfAttention`.
     pub fn forward(

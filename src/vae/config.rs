@@ -29,7 +29,7 @@ pub struct VaeConfig {
     /// Whether the middle block has attention.
     #[serde(default = "yes")]
     pub mid_block_add_attention: bool,
-    /// Side of the pictures that the model was made for.
+    /// Side of the images that the model was made for.
     pub sample_size: Option<usize>,
     /// Activation; silu.
     #[serde(default = "silu")]

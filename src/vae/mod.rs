@@ -22,7 +22,7 @@ use crate::weights::{WeightFiles, Weights};
 /// Source: diffusers `Decoder(resnet_eps=1e-6)`; it is in no config.
 const GROUP_NORM_EPS: f32 = 1e-6;
 
-/// Rows of channels that form a picture.
+/// Rows of channels that form an image.
 pub struct Grid<B: Backend> {
     /// [height * width, channels]
     pub pixels: Tensor<B>,
@@ -73,7 +73,7 @@ impl<B: Backend> ConvLayer<B> {
         Ok(Grid::new(x.pixels.norm_conv2d_add(&norm.op(), &self.weight, &self.bias, conv, residual.pixels)?, x.height, x.width))
     }
 
-    /// `forward` of the picture twice as high and wide; for 3 x 3 only.
+    /// `forward` of the image twice as high and wide; for 3 x 3 only.
     fn forward_upsampled(&self, x: Grid<B>) -> Result<Grid<B>> {
         let (height, width) = (x.height, x.width);
         Ok(Grid::new(x.pixels.upsample_conv2d(&self.weight, &self.bias, height, width)?, 2 * height, 2 * width))

@@ -43,7 +43,7 @@ impl Case {
         cpu().upload(&values, values.len() / cols, cols).unwrap()
     }
 
-    /// A golden picture [1, channels, height, width], as rows of pixels.
+    /// A golden image [1, channels, height, width], as rows of pixels.
     fn pixels(&self, name: &str) -> Grid<Cpu> {
         let (shape, values) = self.golden.get(name);
         let &[1, channels, height, width] = shape.as_slice() else { panic!("{name} is {shape:?}") };

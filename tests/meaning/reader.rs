@@ -1,4 +1,4 @@
-//! Reads a picture of shapes back: its background, and the color, shape and place of every object.
+//! Reads an image of shapes back: its background, and the color, shape and place of every object.
 //!
 //! The same steps as scripts/train_tiny/scorer.py: the background is the median of the border; cells that differ from it fall into
 //! connected parts; a part has the nearest color of the palette and the shape whose template its outline, by pixels, overlaps most.
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use flux::output::Rgb;
 
-/// The picture is averaged to so many cells a side.
+/// The image is averaged to so many cells a side.
 const CELLS: usize = 64;
 /// sRGB distance from the background that makes a cell part of an object.
 const DIFFERENT: f64 = 48.0;
@@ -35,7 +35,7 @@ struct Template {
     rows: Vec<String>,
 }
 
-/// What a picture shows.
+/// What an image shows.
 pub struct Seen {
     pub background: String,
     /// The largest first.
@@ -51,7 +51,7 @@ pub struct Seen {
 pub struct Object {
     pub color: String,
     pub shape: String,
-    /// Center, in parts of the picture.
+    /// Center, in parts of the image.
     pub x: f64,
     pub y: f64,
 }
@@ -64,11 +64,11 @@ impl Seen {
 }
 
 impl Reader {
-    /// Reads a picture whose sides [`CELLS`] divides.
-    pub fn read(&self, picture: &Rgb) -> Seen {
-        assert_eq!((picture.width % CELLS, picture.height % CELLS), (0, 0), "{} x {}", picture.width, picture.height);
-        let background = border_median(picture);
-        let cells: Vec<Color> = averaged(picture, [0, 0, picture.width, picture.height], CELLS);
+    /// Reads an image whose sides [`CELLS`] divides.
+    pub fn read(&self, image: &Rgb) -> Seen {
+        assert_eq!((image.width % CELLS, image.height % CELLS), (0, 0), "{} x {}", image.width, image.height);
+        let background = border_median(image);
+        let cells: Vec<Color> = averaged(image, [0, 0, image.width, image.height], CELLS);
         let mask: Vec<bool> = cells.iter().map(|cell| distance(*cell, background) > DIFFERENT).collect();
         let parts = parts(&mask);
         let large = || parts.iter().filter(|part| part.len() >= SMALLEST);
@@ -78,7 +78,7 @@ impl Reader {
             large().filter(|other| *other != part).flatten().for_each(|&cell| near[cell] = false);
             Object {
                 color: self.nearest_color(color),
-                shape: self.nearest_shape(&outline(picture, &near, color, background)),
+                shape: self.nearest_shape(&outline(image, &near, color, background)),
                 x: (mean(part.iter().map(|i| i % CELLS)) + 0.5) / CELLS as f64,
                 y: (mean(part.iter().map(|i| i / CELLS)) + 0.5) / CELLS as f64,
             }
@@ -144,20 +144,20 @@ fn grown(part: &[usize]) -> Vec<bool> {
 
 /// The pixels (x, y) of the cells `near` that are nearer to the object's color than to the background. Where there is none, as an object
 /// of many colors may have it, all of them.
-fn outline(picture: &Rgb, near: &[bool], color: Color, background: Color) -> Vec<(usize, usize)> {
-    let cell = |(x, y): &(usize, usize)| y * CELLS / picture.height * CELLS + x * CELLS / picture.width;
-    let places = (0..picture.height).flat_map(|y| (0..picture.width).map(move |x| (x, y)));
+fn outline(image: &Rgb, near: &[bool], color: Color, background: Color) -> Vec<(usize, usize)> {
+    let cell = |(x, y): &(usize, usize)| y * CELLS / image.height * CELLS + x * CELLS / image.width;
+    let places = (0..image.height).flat_map(|y| (0..image.width).map(move |x| (x, y)));
     let places: Vec<_> = places.filter(|place| near[cell(place)]).collect();
     let own = |(x, y): &(usize, usize)| {
-        let seen = pixel(picture, *x, *y);
+        let seen = pixel(image, *x, *y);
         distance(seen, color) < distance(seen, background)
     };
     let outline: Vec<_> = places.iter().copied().filter(own).collect();
     if outline.is_empty() { places } else { outline }
 }
 
-/// Part of a picture (left, top, width, height), averaged to side x side; the windows of neighbours overlap where sizes do not divide.
-pub fn averaged(picture: &Rgb, [left, top, width, height]: [usize; 4], side: usize) -> Vec<Color> {
+/// Part of an image (left, top, width, height), averaged to side x side; the windows of neighbours overlap where sizes do not divide.
+pub fn averaged(image: &Rgb, [left, top, width, height]: [usize; 4], side: usize) -> Vec<Color> {
     let window = |at: usize, length: usize| at * length / side..((at + 1) * length).div_ceil(side);
     let cell = |x: usize, y: usize| {
         let (columns, rows) = (window(x, width), window(y, height));
@@ -165,7 +165,7 @@ pub fn averaged(picture: &Rgb, [left, top, width, height]: [usize; 4], side: usi
         let mut sum = [0.0; 3];
         for row in rows {
             for column in columns.clone() {
-                add(&mut sum, pixel(picture, left + column, top + row));
+                add(&mut sum, pixel(image, left + column, top + row));
             }
         }
         sum.map(|value| value / count)
@@ -173,9 +173,9 @@ pub fn averaged(picture: &Rgb, [left, top, width, height]: [usize; 4], side: usi
     (0..side * side).map(|i| cell(i % side, i / side)).collect()
 }
 
-fn pixel(picture: &Rgb, x: usize, y: usize) -> Color {
-    let at = 3 * (y * picture.width + x);
-    [0, 1, 2].map(|channel| f64::from(picture.bytes[at + channel]))
+fn pixel(image: &Rgb, x: usize, y: usize) -> Color {
+    let at = 3 * (y * image.width + x);
+    [0, 1, 2].map(|channel| f64::from(image.bytes[at + channel]))
 }
 
 fn add(sum: &mut Color, color: Color) {
@@ -187,11 +187,11 @@ fn distance(a: Color, b: Color) -> f64 {
 }
 
 /// The median of a frame of a fortieth of the height; corners count twice.
-fn border_median(picture: &Rgb) -> Color {
-    let (width, height, edge) = (picture.width, picture.height, (picture.height / 40).max(2));
+fn border_median(image: &Rgb) -> Color {
+    let (width, height, edge) = (image.width, image.height, (image.height / 40).max(2));
     let rows = (0..edge).chain(height - edge..height).flat_map(|y| (0..width).map(move |x| (x, y)));
     let columns = (0..height).flat_map(|y| (0..edge).chain(width - edge..width).map(move |x| (x, y)));
-    median(rows.chain(columns).map(|(x, y)| pixel(picture, x, y)))
+    median(rows.chain(columns).map(|(x, y)| pixel(image, x, y)))
 }
 
 /// Of each channel by itself.

@@ -1,4 +1,4 @@
-//! What is asked for in prompts.json, and how much of it pictures show.
+//! What is asked for in prompts.json, and how much of it images show.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
@@ -12,12 +12,12 @@ use flux::output::Rgb;
 use flux::pipeline::{Pipeline, Request};
 use reader::{Object, Reader, averaged};
 
-/// How far from its place an object may be, in parts of the picture.
+/// How far from its place an object may be, in parts of the image.
 const PLACE_TOLERANCE: f64 = 0.15;
 /// Side of the tiles of drawn.png, and of emoji.png.
 const TILE: usize = 64;
 const THUMBNAIL: usize = 16;
-/// What surrounds an emoji that is drawn at its normal size, in parts of the picture.
+/// What surrounds an emoji that is drawn at its normal size, in parts of the image.
 const EMOJI_MARGIN: f64 = 0.14;
 
 /// The smallest share that is enough of each thing that is asked for; a prompt or two below what README.md says was measured.
@@ -33,7 +33,7 @@ pub const BOUNDS: [(&str, f64); 10] = [
     ("relation_shapes", 0.85),
     ("shape", 0.92),
 ];
-/// Of pictures that show what another prompt asked for, over everything that depends on the prompt.
+/// Of images that show what another prompt asked for, over everything that depends on the prompt.
 const MOST_BY_CHANCE: f64 = 0.2;
 
 /// prompts.json, which scripts/train_tiny/prompts.py writes.
@@ -46,7 +46,7 @@ pub struct Meaning {
     pub prompts: Vec<Prompt>,
 }
 
-/// A prompt and what its picture must show.
+/// A prompt and what its image must show.
 #[derive(serde::Deserialize)]
 pub struct Prompt {
     pub prompt: String,
@@ -56,7 +56,7 @@ pub struct Prompt {
     /// What `prompt` names, in its order.
     #[serde(default)]
     objects: Vec<Thing>,
-    /// Center of the object, in parts of the picture.
+    /// Center of the object, in parts of the image.
     place: Option<[f64; 2]>,
     /// Where the first object is, seen from the second.
     relation: Option<Relation>,
@@ -94,7 +94,7 @@ impl Meaning {
         serde_json::from_str(include_str!("prompts.json")).expect("the exporter writes what is read here")
     }
 
-    /// The picture that the training's renderer draws for every prompt.
+    /// The image that the training's renderer draws for every prompt.
     pub fn drawn(&self) -> Vec<Rgb> {
         let sheet = image::load_from_memory(include_bytes!("drawn.png")).expect("a PNG").to_rgb8();
         let side = TILE as u32;
@@ -103,26 +103,26 @@ impl Meaning {
         (0..self.prompts.len() as u32).map(|i| Rgb { width: TILE, height: TILE, bytes: tile(i) }).collect()
     }
 
-    /// One picture for each prompt.
+    /// One image for each prompt.
     pub fn generate<B: Backend>(&self, pipeline: &mut Pipeline<B>) -> Vec<Rgb> {
         let mut generate = |prompt: &Prompt| {
-            let picture = pipeline.generate(&Request { steps: Some(4), ..Request::new(&prompt.prompt, prompt.seed) }, &mut ()).unwrap();
-            Rgb { width: picture.plan.width, height: picture.plan.height, bytes: picture.rgb }
+            let image = pipeline.generate(&Request { steps: Some(4), ..Request::new(&prompt.prompt, prompt.seed) }, &mut ()).unwrap();
+            Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb }
         };
         self.prompts.iter().map(&mut generate).collect()
     }
 
-    /// Whether a picture is clean, whatever it shows.
-    pub fn is_clean(&self, picture: &Rgb) -> bool {
-        self.reader.read(picture).is_clean()
+    /// Whether an image is clean, whatever it shows.
+    pub fn is_clean(&self, image: &Rgb) -> bool {
+        self.reader.read(image).is_clean()
     }
 
-    /// Scores of one picture for each prompt; what is wrong is printed.
-    pub fn scores(&self, pictures: &[Rgb]) -> Scores {
-        assert_eq!(pictures.len(), self.prompts.len());
+    /// Scores of one image for each prompt; what is wrong is printed.
+    pub fn scores(&self, images: &[Rgb]) -> Scores {
+        assert_eq!(images.len(), self.prompts.len());
         let mut scores = Scores::default();
-        for (prompt, picture) in self.prompts.iter().zip(pictures) {
-            let grades = self.grades(prompt, picture);
+        for (prompt, image) in self.prompts.iter().zip(images) {
+            let grades = self.grades(prompt, image);
             let wrong: Vec<_> = grades.iter().filter(|(_, right)| !right).map(|(name, _)| *name).collect();
             if !wrong.is_empty() {
                 println!("{}: {wrong:?}", prompt.prompt);
@@ -132,8 +132,8 @@ impl Meaning {
         scores
     }
 
-    /// Scores when every picture is held against the next prompt of its kind.
-    pub fn scores_by_chance(&self, pictures: &[Rgb]) -> Scores {
+    /// Scores when every image is held against the next prompt of its kind.
+    pub fn scores_by_chance(&self, images: &[Rgb]) -> Scores {
         let mut of_kind: HashMap<Kind, Vec<usize>> = HashMap::new();
         for (i, prompt) in self.prompts.iter().enumerate() {
             of_kind.entry(prompt.kind).or_default().push(i);
@@ -141,15 +141,15 @@ impl Meaning {
         let mut scores = Scores::default();
         for places in of_kind.values() {
             for (i, &place) in places.iter().enumerate() {
-                scores.add(&self.grades(&self.prompts[places[(i + 1) % places.len()]], &pictures[place]));
+                scores.add(&self.grades(&self.prompts[places[(i + 1) % places.len()]], &images[place]));
             }
         }
         scores
     }
 
     /// What is right of what was asked for, by name.
-    fn grades(&self, asked: &Prompt, picture: &Rgb) -> Vec<(&'static str, bool)> {
-        let seen = self.reader.read(picture);
+    fn grades(&self, asked: &Prompt, image: &Rgb) -> Vec<(&'static str, bool)> {
+        let seen = self.reader.read(image);
         let mut grades = vec![("background", seen.background == asked.background)];
         let first = seen.objects.first();
         match asked.kind {
@@ -184,18 +184,18 @@ impl Meaning {
             Kind::Unknown => grades.push(("clean", seen.is_clean())),
         }
         if let Some(emoji) = &asked.emoji {
-            grades.push(("emoji", emoji == self.nearest_emoji(asked, picture)));
+            grades.push(("emoji", emoji == self.nearest_emoji(asked, image)));
         }
         grades
     }
 
-    /// The emoji whose thumbnail, on the background that was asked for, is nearest to the middle of a picture.
-    fn nearest_emoji(&self, asked: &Prompt, picture: &Rgb) -> &str {
+    /// The emoji whose thumbnail, on the background that was asked for, is nearest to the middle of an image.
+    fn nearest_emoji(&self, asked: &Prompt, image: &Rgb) -> &str {
         let sheet = image::load_from_memory(include_bytes!("emoji.png")).expect("a PNG").to_rgba8();
         let across = sheet.width() as usize / THUMBNAIL;
         let margin = |length: usize| (EMOJI_MARGIN * length as f64).round() as usize;
-        let (left, top) = (margin(picture.width), margin(picture.height));
-        let middle = averaged(picture, [left, top, picture.width - 2 * left, picture.height - 2 * top], THUMBNAIL);
+        let (left, top) = (margin(image.width), margin(image.height));
+        let middle = averaged(image, [left, top, image.width - 2 * left, image.height - 2 * top], THUMBNAIL);
         let background = self.reader.colors[&asked.background];
         let distance = |candidate: usize| -> f64 {
             let (left, top) = (candidate % across * THUMBNAIL, candidate / across * THUMBNAIL);
@@ -244,9 +244,9 @@ impl std::fmt::Display for Scores {
     }
 }
 
-/// Fails when the pictures of a model show too little of what was asked for; or when they would pass for what somebody else asked for.
-pub fn expect_meaning(meaning: &Meaning, pictures: &[Rgb]) {
-    let (scores, by_chance) = (meaning.scores(pictures), meaning.scores_by_chance(pictures));
+/// Fails when the images of a model show too little of what was asked for; or when they would pass for what somebody else asked for.
+pub fn expect_meaning(meaning: &Meaning, images: &[Rgb]) {
+    let (scores, by_chance) = (meaning.scores(images), meaning.scores_by_chance(images));
     println!("right:     {scores}\nby chance: {by_chance}");
     for (name, bound) in BOUNDS {
         assert!(scores.share(name) >= bound, "{name}: {:.2} right, the bound is {bound}", scores.share(name));

@@ -19,8 +19,8 @@ struct Case {
     kv_heads: usize,
     joint: Joint,
     mask: Mask,
-    /// Whether the queries are those of the pictures alone.
-    pictures: bool,
+    /// Whether the queries are those of the images alone.
+    images: bool,
     /// Standard deviation of q, a power of two; a large one makes softmax choose.
     gain: f32,
 }
@@ -66,7 +66,7 @@ impl Case {
 
     /// The first row that has a query.
     fn first_query(&self) -> usize {
-        if self.pictures { self.joint.txt_rows() } else { 0 }
+        if self.images { self.joint.txt_rows() } else { 0 }
     }
 
     fn inputs(&self) -> Inputs {
@@ -179,12 +179,12 @@ impl Case {
 
 fn case(head_dim: usize, (heads, kv_heads): (usize, usize), (batch, txt, img): (usize, usize, usize), keys: usize) -> Case {
     let mask = if keys == 0 { Mask::None } else { Mask::Causal { keys } };
-    Case { head_dim, heads, kv_heads, joint: Joint { batch, txt, img }, mask, pictures: false, gain: 1.0 }
+    Case { head_dim, heads, kv_heads, joint: Joint { batch, txt, img }, mask, images: false, gain: 1.0 }
 }
 
 const LAYOUTS: [Layout; 3] = [Layout::Dense, Layout::InPlace, Layout::ReadOnly];
 
-/// Tokens that no tile divides, one and two samples, text and picture apart and not, causal masks, shared key heads.
+/// Tokens that no tile divides, one and two samples, text and image apart and not, causal masks, shared key heads.
 #[test]
 fn every_head_size_matches_the_cpu() {
     let Some(cuda) = cuda() else { return };
@@ -213,11 +213,11 @@ fn every_head_size_matches_the_cpu() {
             case.check(&cuda, &LAYOUTS);
             Case { gain: 8.0, ..case }.check(&cuda, &[Layout::InPlace]);
         }
-        // The queries of pictures alone: behind text of no tile's size, of several samples, and under a mask.
+        // The queries of images alone: behind text of no tile's size, of several samples, and under a mask.
         for (heads, samples, keys) in
             [((2, 2), (1, 3, 352), 0), ((4, 2), (1, 130, 1), 0), ((2, 2), (3, 45, 130), 0), ((2, 2), (1, 45, 64), 80), ((2, 2), (2, 128, 129), 0)]
         {
-            Case { pictures: true, ..case(head_dim, heads, samples, keys) }.check(&cuda, &LAYOUTS);
+            Case { images: true, ..case(head_dim, heads, samples, keys) }.check(&cuda, &LAYOUTS);
         }
     }
 }
@@ -234,7 +234,7 @@ fn what_no_kernel_takes_matches_the_cpu() {
     for head_dim in [128, 16] {
         case(head_dim, (2, 2), (2, 45, 64), 0).check(&cuda, &[Layout::Unaligned]);
     }
-    Case { pictures: true, ..case(24, (2, 1), (2, 9, 70), 0) }.check(&cuda, &LAYOUTS);
+    Case { images: true, ..case(24, (2, 1), (2, 9, 70), 0) }.check(&cuda, &LAYOUTS);
     // Rows of scores that fill the registers of their block just so, and longer ones.
     for tokens in [4096, 4097] {
         case(8, (1, 1), (1, 0, tokens), 0).check(&cuda, &[Layout::Dense]);
@@ -246,7 +246,7 @@ fn what_no_kernel_takes_matches_the_cpu() {
 }
 
 /// On Hopper pairs of blocks that take several pairs of tiles one after the other: of an even number of tiles, of an odd one (the last has
-/// no partner), with text and picture apart (a pair may have a tile of each), and with key heads that are shared.
+/// no partner), with text and image apart (a pair may have a tile of each), and with key heads that are shared.
 #[test]
 fn many_tiles_match_the_cpu() {
     let Some(cuda) = cuda() else { return };
@@ -282,7 +282,7 @@ fn a_head_is_the_same_alone_and_among_many() {
     }
 }
 
-/// A picture of 1024 x 1024 in the VAE, and in the transformer, alone and with another. Heads do not meet, so the CPU computes a few.
+/// An image of 1024 x 1024 in the VAE, and in the transformer, alone and with another. Heads do not meet, so the CPU computes a few.
 #[test]
 fn real_sizes_match_the_cpu() {
     let Some(cuda) = cuda() else { return };

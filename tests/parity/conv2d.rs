@@ -84,7 +84,7 @@ fn conv2d_matches_at_the_decoders_sizes() {
     check_conv(&cuda, Conv::same(512, 512, 3), 3, 128, [0, 0], None);
 }
 
-/// Height, width, channels in and out, of pictures that no tile divides; the last two have so many tiles that larger ones
+/// Height, width, channels in and out, of images that no tile divides; the last two have so many tiles that larger ones
 /// are chosen, or several for each multiprocessor.
 const RAGGED: [([usize; 2], usize, usize); 10] = [
     ([1, 1], 64, 8),
@@ -128,7 +128,7 @@ fn convolutions_of_many_ragged_tiles_match_the_cpu() {
 fn each_kernel_can_be_asked_for() {
     let Some(cuda) = crate::cuda() else { return };
     check_choices(&cuda, "conv2d::ragged_3x3_convolutions_match_the_cpu", "FLUX_CONV2D");
-    // Without the kernel for Hopper, im2col reads the picture before it is upsampled.
+    // Without the kernel for Hopper, im2col reads the image before it is upsampled.
     check_choices(&cuda, "conv2d::upsample_conv2d_matches_the_cpu", "FLUX_CONV2D");
 }
 
@@ -199,7 +199,7 @@ fn upsample_conv2d_matches_the_cpu() {
     }
 }
 
-/// Neither im2col rows nor an upsampled picture are made where there is a kernel that needs none.
+/// Neither im2col rows nor an upsampled image are made where there is a kernel that needs none.
 #[test]
 fn hopper_launches_one_kernel_for_a_convolution() {
     let Some(cuda) = crate::cuda() else { return };

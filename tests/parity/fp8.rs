@@ -265,7 +265,7 @@ fn copy_all(from: &Path, to: &Path) {
 }
 
 #[test]
-fn pictures_are_the_same_with_weights_from_a_file() {
+fn images_are_the_same_with_weights_from_a_file() {
     let Some(cuda) = cuda_fp8() else { return };
     let copy = tempfile::tempdir().unwrap();
     copy_all(&crate::root().join("models/tiny"), copy.path());
@@ -552,6 +552,6 @@ fn the_default_model_draws_in_fp8_what_it_draws_in_bf16() {
         println!("{prompt}: fp8 is {psnr:.1} dB from bf16");
         assert!(psnr >= 25.0, "{prompt}: {psnr:.1} dB");
         let [_, again] = pipelines.each_mut().map(|pipeline| pipeline.generate(&Request::new(prompt, seed), &mut ()).unwrap().rgb);
-        assert!(again == got, "one seed, one picture");
+        assert!(again == got, "one seed, one image");
     }
 }

@@ -7,10 +7,10 @@ use crate::score::{Meaning, expect_meaning};
 use crate::{cuda, root, small};
 
 #[test]
-fn pictures_show_what_was_asked_for() {
+fn images_show_what_was_asked_for() {
     let Some(cuda) = cuda() else { return };
     if small() {
-        println!("skipped: one picture says nothing about shares, and small sizes leave no time for more");
+        println!("skipped: one image says nothing about shares, and small sizes leave no time for more");
         return;
     }
     let mut pipeline = Pipeline::load(cuda, &ModelDir::open(&root().join("models/tiny")).unwrap()).unwrap();

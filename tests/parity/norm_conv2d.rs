@@ -79,7 +79,7 @@ fn on_hopper(cuda: &Cuda) -> bool {
     cuda.describe().contains("compute capability 9.0") && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
 }
 
-/// What a residual block does with a picture: its halves, and what a norm makes of what they leave.
+/// What a residual block does with an image: its halves, and what a norm makes of what they leave.
 struct Block {
     conv: Conv,
     norm_x: [Tensor<Cuda>; 2],
@@ -170,10 +170,10 @@ fn bands_change_no_byte() {
             [h, y, after].map(|tensor| cuda.download(&tensor).unwrap())
         };
         let whole = run(usize::MAX);
-        // Sixteen rows at a time, about a third of the picture, and almost half.
-        let picture = 2 * size[0] * size[1] * cin.max(cout);
-        for limit in [0, picture / 3, picture / 2 - 1] {
-            assert!(run(limit) == whole, "{size:?} {cin} -> {cout} in bands of {limit} of {picture} bytes");
+        // Sixteen rows at a time, about a third of the image, and almost half.
+        let image = 2 * size[0] * size[1] * cin.max(cout);
+        for limit in [0, image / 3, image / 2 - 1] {
+            assert!(run(limit) == whole, "{size:?} {cin} -> {cout} in bands of {limit} of {image} bytes");
         }
     }
 }
@@ -276,11 +276,11 @@ fn a_sum_goes_over_what_a_convolution_left() {
     assert!(cuda.download(&kept).unwrap() == before, "a residual that is kept was written");
     assert!(cuda.download(&elsewhere).unwrap() != before);
     let (h, residual) = (made(), made());
-    let picture = (2 * residual.rows() * residual.cols()) as u64;
+    let image = (2 * residual.rows() * residual.cols()) as u64;
     let held = cuda.stats().memory_bytes;
     let over = block.second(h, residual).unwrap();
     let now = cuda.stats().memory_bytes;
-    assert!(now + picture <= held && now + 2 * picture > held, "h is gone, and the sum took no memory: {held} before, {now} behind");
+    assert!(now + image <= held && now + 2 * image > held, "h is gone, and the sum took no memory: {held} before, {now} behind");
     assert!(cuda.download(&over).unwrap() == cuda.download(&elsewhere).unwrap());
     let norms = [&over, &elsewhere].map(|y| cuda.download(&block.norm_of(y).unwrap()).unwrap());
     assert!(norms[0] == norms[1], "moments of what was there before");
@@ -404,15 +404,15 @@ fn a_residual_block_holds_its_input_its_middle_and_a_band() {
 }
 
 #[test]
-fn a_picture_in_bands_is_the_same_picture() {
+fn an_image_in_bands_is_the_same_image() {
     let Some(cuda) = crate::cuda() else { return };
-    let pictures = |limit: usize| {
+    let images = |limit: usize| {
         cuda.limit_bands(limit);
         let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
         // The second decode is recorded, and what comes behind replayed.
         [1, 1, 2, 1].map(|seed| pipeline.generate(&Request::new("a ghost", seed), &mut ()).unwrap().rgb)
     };
-    let whole = pictures(usize::MAX);
-    assert!(pictures(0) == whole);
+    let whole = images(usize::MAX);
+    assert!(images(0) == whole);
     assert!(whole[0] == whole[1] && whole[0] == whole[3] && whole[0] != whole[2]);
 }

@@ -1,4 +1,4 @@
-//! Whole pictures on the GPU: against the reference, against themselves, and what a step may cost.
+//! Whole images on the GPU: against the reference, against themselves, and what a step may cost.
 
 use std::path::{Path, PathBuf};
 
@@ -15,10 +15,10 @@ use flux::vae::{self, Decoder};
 use flux::weights::Weights;
 
 use crate::support::random_model::PRESETS;
-use crate::support::{Golden, golden, pictures, preset};
+use crate::support::{Golden, golden, images, preset};
 use crate::{cuda, cuda_fp8, root, small};
 
-/// Peak signal-to-noise ratio of two pictures, in dB.
+/// Peak signal-to-noise ratio of two images, in dB.
 pub fn psnr(a: &[u8], b: &[u8]) -> f64 {
     let row = |bytes: &[u8]| Rgb { width: bytes.len() / 3, height: 1, bytes: bytes.to_vec() };
     difference(&row(a), &row(b)).unwrap().psnr_db
@@ -38,11 +38,11 @@ pub fn default_model() -> ModelDir {
 
 #[derive(serde::Deserialize)]
 struct Index {
-    pictures: Vec<DefaultPicture>,
+    images: Vec<DefaultImage>,
 }
 
 #[derive(serde::Deserialize)]
-struct DefaultPicture {
+struct DefaultImage {
     file: String,
     prompt: String,
     seed: u64,
@@ -50,27 +50,27 @@ struct DefaultPicture {
 
 /// The reference in bf16 stands 49 to 56 dB from itself in float32.
 #[test]
-fn default_model_pictures_are_45_db_from_the_reference() {
+fn default_model_images_are_45_db_from_the_reference() {
     let Some(cuda) = cuda() else { return };
     let index: Index = serde_json::from_slice(&std::fs::read(golden("default-model/index.json")).unwrap()).unwrap();
     let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
-    for picture in index.pictures.iter().take(if small() { 1 } else { 8 }) {
-        let made = pipeline.generate(&Request::new(&picture.prompt, picture.seed), &mut ()).unwrap();
-        let expected = image::open(golden("default-model").join(&picture.file)).unwrap().to_rgb8();
+    for image in index.images.iter().take(if small() { 1 } else { 8 }) {
+        let made = pipeline.generate(&Request::new(&image.prompt, image.seed), &mut ()).unwrap();
+        let expected = image::open(golden("default-model").join(&image.file)).unwrap().to_rgb8();
         let psnr = psnr(&made.rgb, expected.as_raw());
-        println!("{} {}: {psnr:.1} dB", picture.file, picture.prompt);
-        assert!(psnr >= 45.0, "`{}` is {psnr:.1} dB from the reference", picture.prompt);
+        println!("{} {}: {psnr:.1} dB", image.file, image.prompt);
+        assert!(psnr >= 45.0, "`{}` is {psnr:.1} dB from the reference", image.prompt);
     }
 }
 
 #[test]
 fn random_models_stand_no_further_from_float32_than_the_reference_in_bf16() {
     let Some(cuda) = cuda() else { return };
-    let pictures = pictures();
+    let images = images();
     for name in PRESETS {
         let mut pipeline = Pipeline::load(cuda.clone(), &preset(name)).unwrap();
         let latents = Golden::open(&format!("{name}.safetensors"));
-        for row in pictures.iter().filter(|row| row.preset == name).take(if small() { 1 } else { usize::MAX }) {
+        for row in images.iter().filter(|row| row.preset == name).take(if small() { 1 } else { usize::MAX }) {
             let got = pipeline.latents(&row.request()).unwrap();
             let (_, expected) = latents.get(&format!("pipeline.{}.latents", row.case));
             let squares: f64 = got.iter().zip(&expected).map(|(g, e)| f64::from(g - e).powi(2)).sum();
@@ -85,31 +85,31 @@ fn random_models_stand_no_further_from_float32_than_the_reference_in_bf16() {
 fn same_seed_gives_the_same_bytes_and_another_seed_does_not() {
     let Some(cuda) = cuda() else { return };
     let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
-    let mut picture = |seed| pipeline.generate(&Request::new("a black cat on an orange background", seed), &mut ()).unwrap().rgb;
-    let first = picture(5);
-    assert_eq!(first, picture(5));
-    assert_ne!(first, picture(6));
+    let mut image = |seed| pipeline.generate(&Request::new("a black cat on an orange background", seed), &mut ()).unwrap().rgb;
+    let first = image(5);
+    assert_eq!(first, image(5));
+    assert_ne!(first, image(6));
 }
 
 /// Products of another size are summed in another order, so both stand as far from each other as from the reference.
 #[test]
-fn pictures_of_a_batch_are_those_of_their_seeds_alone() {
+fn images_of_a_batch_are_those_of_their_seeds_alone() {
     let Some(cuda) = cuda() else { return };
     let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
     let request = |seed| Request::new("a black cat on an orange background", seed);
     let batch = pipeline.generate_batch(&request(5), 3, &mut ()).unwrap();
-    assert_eq!((batch.len(), batch[0].timings.pictures), (3, 3), "they fit the memory");
-    for picture in batch {
-        let alone = pipeline.generate(&request(picture.plan.seed), &mut ()).unwrap();
+    assert_eq!((batch.len(), batch[0].timings.images), (3, 3), "they fit the memory");
+    for image in batch {
+        let alone = pipeline.generate(&request(image.plan.seed), &mut ()).unwrap();
         assert_eq!(alone.timings.prompts_encoded, 0, "the prompt is known");
-        let psnr = psnr(&picture.rgb, &alone.rgb);
-        println!("seed {}: {psnr:.1} dB", picture.plan.seed);
-        assert!(psnr >= 45.0, "seed {}: {psnr:.1} dB", picture.plan.seed);
+        let psnr = psnr(&image.rgb, &alone.rgb);
+        println!("seed {}: {psnr:.1} dB", image.plan.seed);
+        assert!(psnr >= 45.0, "seed {}: {psnr:.1} dB", image.plan.seed);
     }
 }
 
 #[test]
-fn a_warm_picture_costs_exactly_this() {
+fn a_warm_image_costs_exactly_this() {
     let Some(cuda) = cuda() else { return };
     let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
     let request = Request::new("a black cat on an orange background", 5);
@@ -117,31 +117,31 @@ fn a_warm_picture_costs_exactly_this() {
     let steps = first.plan.steps as u64;
     for round in 2..6 {
         let before = cuda.stats();
-        let picture = pipeline.generate(&request, &mut ()).unwrap();
+        let image = pipeline.generate(&request, &mut ()).unwrap();
         let after = cuda.stats();
-        assert!(picture.rgb == first.rgb, "picture {round}");
-        assert_eq!(picture.timings.steps_s.len() as u64, steps);
+        assert!(image.rgb == first.rgb, "image {round}");
+        assert_eq!(image.timings.steps_s.len() as u64, steps);
         assert_eq!(after.unrecorded, 0, "{:?}", cuda.remarks());
         // For the pixels, and for the last mark.
-        assert_eq!(after.waits - before.waits, 2, "picture {round}");
+        assert_eq!(after.waits - before.waits, 2, "image {round}");
         // Noise, and pixels back; the prompt is known.
-        assert_eq!(after.copies - before.copies, 2, "picture {round}");
+        assert_eq!(after.copies - before.copies, 2, "image {round}");
         // The first runs as it is, the second is recorded behind its run.
         let replays = if round == 2 { 0 } else { steps + 1 };
-        assert_eq!(after.replays - before.replays, replays, "picture {round}");
+        assert_eq!(after.replays - before.replays, replays, "image {round}");
         if round == 2 {
             continue;
         }
         // The features are put under each other and the context is projected; around each replay its inputs (two of a step) and its output
         // are copied, and at the end pixels become bytes.
-        assert_eq!(after.launches - before.launches, 2 + 3 * steps + 2 + 1, "picture {round}");
+        assert_eq!(after.launches - before.launches, 2 + 3 * steps + 2 + 1, "image {round}");
         // Features, context, noise, what the replays give, bytes.
-        assert_eq!(after.allocations - before.allocations, 3 + (steps + 1) + 1, "picture {round}");
+        assert_eq!(after.allocations - before.allocations, 3 + (steps + 1) + 1, "image {round}");
     }
 }
 
 #[test]
-fn later_batches_of_many_pictures_are_replayed_whatever_is_left() {
+fn later_batches_of_many_images_are_replayed_whatever_is_left() {
     let Some(cuda) = cuda() else { return };
     let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
     let mut request = Request::new("a black cat on an orange background", 5);
@@ -149,27 +149,27 @@ fn later_batches_of_many_pictures_are_replayed_whatever_is_left() {
     let mut batches = Vec::new();
     while left > 0 {
         let before = cuda.stats();
-        let pictures = pipeline.generate_batch(&request, left, &mut ()).unwrap();
+        let images = pipeline.generate_batch(&request, left, &mut ()).unwrap();
         let after = cuda.stats();
-        let steps = pictures[0].plan.steps as u64;
-        // For the pixels of each picture, and for the last mark.
-        assert_eq!(after.waits - before.waits, pictures.len() as u64 + 1, "{left} pictures left");
-        batches.push((pictures.len(), after.replays - before.replays));
+        let steps = images[0].plan.steps as u64;
+        // For the pixels of each image, and for the last mark.
+        assert_eq!(after.waits - before.waits, images.len() as u64 + 1, "{left} images left");
+        batches.push((images.len(), after.replays - before.replays));
         if batches.len() == 3 {
-            assert_eq!(after.replays - before.replays, steps + 8, "the steps of a batch, and the decoder for each picture");
+            assert_eq!(after.replays - before.replays, steps + 8, "the steps of a batch, and the decoder for each image");
             // The features are put under each other, the context is projected and put under itself eight times; around each replay its
             // inputs and its output are copied, and at the end pixels become bytes.
             assert_eq!(after.launches - before.launches, 2 + 8 + 3 * steps + (2 + 1) * 8);
         }
-        (left, request.seed) = (left - pictures.len(), request.seed + pictures.len() as u64);
+        (left, request.seed) = (left - images.len(), request.seed + images.len() as u64);
     }
-    // The decoder is recorded at the second picture, the steps at the second batch; the last batch is of another size, and as it is.
+    // The decoder is recorded at the second image, the steps at the second batch; the last batch is of another size, and as it is.
     assert_eq!(batches, [(8, 6), (8, 8), (8, 4 + 8), (2, 2)]);
     assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
 }
 
 #[test]
-fn recorded_pictures_are_those_of_a_fresh_pipeline() {
+fn recorded_images_are_those_of_a_fresh_pipeline() {
     let Some(cuda) = cuda() else { return };
     let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
     // Sizes take turns, so that graphs of several sizes share their memory.
@@ -192,8 +192,8 @@ fn recorded_pictures_are_those_of_a_fresh_pipeline() {
 #[test]
 fn guidance_is_recorded_too() {
     let Some(cuda) = cuda() else { return };
-    let pictures = pictures();
-    let row = pictures.iter().find(|row| row.preset == "base").unwrap();
+    let images = images();
+    let row = images.iter().find(|row| row.preset == "base").unwrap();
     let mut pipeline = Pipeline::load(cuda.clone(), &preset("base")).unwrap();
     let all: Vec<_> = (0..4).map(|_| pipeline.latents(&row.request()).unwrap()).collect();
     assert!(all.windows(2).all(|pair| pair[0] == pair[1]));
@@ -257,7 +257,7 @@ fn a_step_waits_for_nothing_and_copies_nothing() {
 #[test]
 fn a_step_in_fp8_quantises_what_no_kernel_quantised_on_the_way() {
     let Some(cuda) = cuda_fp8() else { return };
-    // In a double block what the attention gives, of text and picture at once; and what comes into the first.
+    // In a double block what the attention gives, of text and image at once; and what comes into the first.
     let (config, launches) = step_launches(&cuda);
     // The kernel of `project` gives what it activated in bf16.
     let mlp = usize::from(fused_mlp(&cuda) > 0);
@@ -305,7 +305,7 @@ fn too_little_memory_is_an_error_that_names_the_sizes() {
         return;
     }
     // The first cannot hold the activations, which is said before anything is loaded; the second runs full on the way.
-    let cases = [(8 << 20, "256 x 256 picture needs"), (48 << 20, "out of GPU memory")];
+    let cases = [(8 << 20, "256 x 256 image needs"), (48 << 20, "out of GPU memory")];
     for (ahead, (cap, words)) in [false, true].into_iter().flat_map(|ahead| cases.map(|case| (ahead, case))) {
         let capped = Cuda::new(0, Some(cap)).unwrap();
         let mut pipeline = Pipeline::load(capped, &default_model()).unwrap();
@@ -330,7 +330,7 @@ fn full_size_latents_stand_no_further_from_float32_than_the_reference_in_bf16() 
 
 /// Twice as far as bf16, which stood 0.0064 (512 x 512) and 0.0066 from float32 on an H200 where fp8 stood 0.0129 and 0.0125.
 #[test]
-fn full_size_latents_in_fp8_are_of_the_same_picture() {
+fn full_size_latents_in_fp8_are_of_the_same_image() {
     let (Some(bf16), Some(fp8)) = (cuda(), cuda_fp8()) else { return };
     for (bf16, fp8) in full_size(bf16).into_iter().zip(full_size(fp8)) {
         let (size, bound) = (fp8.size, 2.1 * bf16.ours);

@@ -9,7 +9,7 @@ use crate::compare::{Case, Shape, Weight, check_against, check_choices, compare,
 
 const HEAD_DIM: usize = 128;
 
-/// What is in front of a block's attention, its MLP, or both; text and picture have one weight, or each its own.
+/// What is in front of a block's attention, its MLP, or both; text and image have one weight, or each its own.
 #[derive(Debug, Clone, Copy)]
 struct Project {
     joint: Joint,

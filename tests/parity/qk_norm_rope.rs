@@ -62,7 +62,7 @@ fn qk_norm_rope_matches_its_composition() {
 }
 
 #[test]
-fn qk_norm_rope_takes_pictures_without_text_and_single_tokens() {
+fn qk_norm_rope_takes_images_without_text_and_single_tokens() {
     let Some(cuda) = crate::cuda() else { return };
     for joint in [Joint::single(1), Joint::single(33), Joint { batch: 3, txt: 7, img: 1 }, Joint { batch: 1, txt: 1, img: 1 }] {
         let case = QkNormRope { joint, heads: 3, kv_heads: 1, head_dim: 64, pairs: Pairs::Halves, gap: 0 };

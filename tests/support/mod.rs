@@ -36,9 +36,9 @@ pub fn preset(name: &str) -> ModelDir {
     ModelDir::open(dir.path()).unwrap()
 }
 
-/// One picture of golden/pipeline.json.
+/// One image of golden/pipeline.json.
 #[derive(serde::Deserialize)]
-pub struct Picture {
+pub struct Image {
     pub preset: String,
     pub case: usize,
     pub prompt: String,
@@ -58,12 +58,12 @@ pub struct Bf16 {
     pub latents_rms: f64,
 }
 
-/// The pictures of all presets.
-pub fn pictures() -> Vec<Picture> {
+/// The images of all presets.
+pub fn images() -> Vec<Image> {
     serde_json::from_slice(&std::fs::read(golden("pipeline.json")).unwrap()).unwrap()
 }
 
-impl Picture {
+impl Image {
     pub fn request(&self) -> Request {
         Request {
             width: Some(self.width),

@@ -14,7 +14,7 @@ pub fn flux() -> Command {
     command
 }
 
-/// The smallest picture: 32x32, one step, on the CPU. A tenth of a second.
+/// The smallest image: 32x32, one step, on the CPU. A tenth of a second.
 pub const SMALL: [&str; 8] = ["-W", "32", "-H", "32", "-s", "1", "--device", "cpu"];
 
 /// What a run left behind.
@@ -51,7 +51,7 @@ impl Run {
     }
 }
 
-/// Runs for the smallest picture in `folder`, with further flags.
+/// Runs for the smallest image in `folder`, with further flags.
 pub fn draw(folder: &Path, flags: &[&str]) -> Run {
     Run::of(flux().current_dir(folder).args(SMALL).args(flags))
 }

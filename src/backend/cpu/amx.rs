@@ -3,7 +3,7 @@
 //! A tile is 16 rows of 64 bytes. Tile A is 16 rows of W by 32 columns, as they lie in the file; tile B is the same 32 columns
 //! of 16 rows of X, as pairs of columns [16 pairs][16 rows][2]; the product adds to [16 rows of W][16 rows of X], a part of Y^T.
 //! So only X is rearranged, once for all weights that it meets ([`Packed`]); W has no second copy. Where the weight of a convolution
-//! meets windows of a picture it is the other way round, see [`multiply_windows`].
+//! meets windows of an image it is the other way round, see [`multiply_windows`].
 //!
 //! bfloat16 keeps 8 bits of a value and float32 has 24, so X is packed as a sum of 1 to 3 bfloat16 terms and the products of all
 //! terms are summed:

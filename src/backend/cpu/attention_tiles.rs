@@ -110,18 +110,18 @@ mod tests {
     }
 
     #[test]
-    fn queries_of_the_picture_alone_give_its_rows() {
+    fn queries_of_the_image_alone_give_its_rows() {
         let joint = Joint { batch: 2, txt: 70, img: 33 };
         let (heads, head_dim) = (2, 24);
         let cols = heads * head_dim;
         let [q, k, v] = [1, 2, 3].map(|seed| values(seed, joint.rows() * cols));
         let of = |data, rows| Rows { data, rows, cols, stride: cols };
-        let pictures = of(&q[joint.txt_rows() * cols..], joint.img_rows());
+        let images = of(&q[joint.txt_rows() * cols..], joint.img_rows());
         let [q, k, v] = [&q, &k, &v].map(|data| of(data, joint.rows()));
         let tiles = |q| attention(amx::multiply_emulated, q, k, v, head_dim, joint);
         let portable = |q| attention::attention(q, k, v, head_dim, joint, Mask::None);
-        assert!(tiles(pictures) == tiles(q)[joint.txt_rows() * cols..]);
-        assert!(portable(pictures) == portable(q)[joint.txt_rows() * cols..]);
+        assert!(tiles(images) == tiles(q)[joint.txt_rows() * cols..]);
+        assert!(portable(images) == portable(q)[joint.txt_rows() * cols..]);
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub struct Weight {
     reordered: OnceLock<Vec<f32>>,
     /// For [`super::conv_tiles`].
     pub(super) packed: OnceLock<Packed>,
-    /// The same for a picture that is to be twice as high and wide.
+    /// The same for an image that is to be twice as high and wide.
     pub(super) packed_doubled: OnceLock<[Packed; 4]>,
 }
 

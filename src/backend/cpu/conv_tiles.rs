@@ -1,6 +1,6 @@
 //! Convolution of bfloat16 weights on AMX tiles, by [`super::amx::multiply_windows`]: as [`super::conv`], but with no windows written out.
 //!
-//! A band of the picture is rounded to bfloat16 once, with its padding: [phase][32 channels][term][row][pixel], the phases being the rows
+//! A band of the image is rounded to bfloat16 once, with its padding: [phase][32 channels][term][row][pixel], the phases being the rows
 //! and columns that a kernel of that stride steps over, so that windows side by side see pixels side by side there. As in a linear,
 //! activations are rounded to one term with `--precision bf16` and exactly three in float32, see [`super::amx`].
 
@@ -15,14 +15,14 @@ use crate::weights::WeightView;
 
 /// Channels of a line.
 const CHANNELS: usize = 32;
-/// Bytes of a band: memory does not grow with the picture's height, caches hold it, and of a picture of 1024 x 1024 with 128 channels it is
+/// Bytes of a band: memory does not grow with the image's height, caches hold it, and of an image of 1024 x 1024 with 128 channels it is
 /// 31 rows, so that the two that the next band rounds again cost little.
 const BAND_BYTES: usize = 8 << 20;
 
 /// See [`super::amx::multiply_windows`].
 type Multiply = fn(&Lines, &Offsets, &Packed, Windows, &mut [f32], &[f32], bool);
 
-/// What multiplies, and how much of a picture is rounded at once; tests have others.
+/// What multiplies, and how much of an image is rounded at once; tests have others.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     multiply: Multiply,
@@ -32,7 +32,7 @@ pub(super) struct Unit {
 /// The tile unit.
 pub(super) const TILES: Unit = Unit { multiply: super::amx::multiply_windows, band_bytes: BAND_BYTES };
 
-/// A pixel that each window sees, counted from its first in the padded picture, and the taps of the kernel that fall on it.
+/// A pixel that each window sees, counted from its first in the padded image, and the taps of the kernel that fall on it.
 struct Seen {
     y: usize,
     x: usize,
@@ -44,9 +44,9 @@ fn seen(kernel: usize) -> Vec<Seen> {
     (0..kernel * kernel).map(|tap| Seen { y: tap / kernel, x: tap % kernel, taps: vec![tap] }).collect()
 }
 
-/// What the output pixels in rows of this parity and columns of that see of the small picture, through 3 x 3 taps on the large one.
+/// What the output pixels in rows of this parity and columns of that see of the small image, through 3 x 3 taps on the large one.
 fn seen_doubled(row_parity: usize, column_parity: usize) -> Vec<Seen> {
-    // The large picture's row 2 y + parity + tap - 1 is the small one's row y + pixel - 1.
+    // The large image's row 2 y + parity + tap - 1 is the small one's row y + pixel - 1.
     let pixel = |parity: usize, tap: usize| (parity + tap).div_ceil(2);
     let all = (row_parity..=row_parity + 1).flat_map(|y| (column_parity..=column_parity + 1).map(move |x| (y, x)));
     let taps = |y, x| (0..9).filter(|tap| (pixel(row_parity, tap / 3), pixel(column_parity, tap % 3)) == (y, x)).collect();
@@ -71,30 +71,30 @@ fn pack_weight(view: &WeightView, seen: &[Seen]) -> Packed {
 pub(super) fn conv2d(unit: Unit, terms: usize, x: Rows<'_>, weight: &Weight, bias: &[f32], conv: Conv, out: &mut [f32], add: bool) {
     let seen = seen(conv.kernel);
     let weight = weight.packed.get_or_init(|| pack_weight(&weight.view, &seen));
-    Picture::new(unit, conv, x.cols, terms).bands(x, |picture, lines, y, height| {
+    Image::new(unit, conv, x.cols, terms).bands(x, |image, lines, y, height| {
         let width = conv.out_width();
-        let windows = Windows { height, width, pitch: picture.pitch, first: y * width, row_step: width, step: 1 };
-        (unit.multiply)(lines, &picture.offsets(&seen), weight, windows, out, bias, add);
+        let windows = Windows { height, width, pitch: image.pitch, first: y * width, row_step: width, step: 1 };
+        (unit.multiply)(lines, &image.offsets(&seen), weight, windows, out, bias, add);
     });
 }
 
 /// x [height * width, in], weight [out, 9 * in], bias [out] -> out [2 * height * 2 * width, out], dense.
 ///
-/// An output sees four different pixels of the small picture, so it takes four taps of summed weights in place of nine.
+/// An output sees four different pixels of the small image, so it takes four taps of summed weights in place of nine.
 pub(super) fn upsample_conv2d(unit: Unit, x: Rows<'_>, weight: &Weight, bias: &[f32], height: usize, width: usize, out: &mut [f32]) {
     let seen = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(row, column)| seen_doubled(row, column));
     let weights = weight.packed_doubled.get_or_init(|| seen.each_ref().map(|seen| pack_weight(&weight.view, seen)));
-    Picture::new(unit, Conv::same(height, width, 3), x.cols, 1).bands(x, |picture, lines, y, height| {
+    Image::new(unit, Conv::same(height, width, 3), x.cols, 1).bands(x, |image, lines, y, height| {
         for (parity, (seen, weight)) in seen.iter().zip(weights).enumerate() {
             let first = (2 * y + parity / 2) * 2 * width + parity % 2;
-            let windows = Windows { height, width, pitch: picture.pitch, first, row_step: 4 * width, step: 2 };
-            (unit.multiply)(lines, &picture.offsets(seen), weight, windows, out, bias, false);
+            let windows = Windows { height, width, pitch: image.pitch, first, row_step: 4 * width, step: 2 };
+            (unit.multiply)(lines, &image.offsets(seen), weight, windows, out, bias, false);
         }
     });
 }
 
-/// How bands of a picture lie in [`Lines`].
-struct Picture {
+/// How bands of an image lie in [`Lines`].
+struct Image {
     conv: Conv,
     /// Groups of 32 channels.
     steps: usize,
@@ -108,7 +108,7 @@ struct Picture {
     rows: usize,
 }
 
-impl Picture {
+impl Image {
     fn new(unit: Unit, conv: Conv, channels: usize, terms: usize) -> Self {
         let steps = channels.div_ceil(CHANNELS);
         let pitch = (conv.pad_before + conv.width + conv.pad_after).div_ceil(conv.stride);
@@ -187,7 +187,7 @@ mod tests {
 
     const EMULATED: Unit = Unit { multiply: amx::multiply_windows_emulated, ..TILES };
 
-    /// The emulation, and the unit itself where there is one, with a band for all of a small picture and with bands of one row.
+    /// The emulation, and the unit itself where there is one, with a band for all of a small image and with bands of one row.
     fn units() -> Vec<Unit> {
         let required = std::env::var_os("FLUX_REQUIRE_AMX").is_some();
         assert!(amx::available() || !required, "FLUX_REQUIRE_AMX is set, but this machine has no AMX");
@@ -213,10 +213,10 @@ mod tests {
         values.iter().map(|&value| bf16::from_f32(value).to_f32()).collect()
     }
 
-    /// Columns of a row that are not the picture's.
+    /// Columns of a row that are not the image's.
     const BESIDE: usize = 3;
 
-    fn picture(values: &[f32], pixels: usize, channels: usize) -> Rows<'_> {
+    fn image(values: &[f32], pixels: usize, channels: usize) -> Rows<'_> {
         Rows { data: values, rows: pixels, cols: channels, stride: channels + BESIDE }
     }
 
@@ -254,16 +254,16 @@ mod tests {
             for (terms, seen) in [(1, rounded(&x)), (2, x.clone()), (3, x.clone())] {
                 let bound = if terms == 2 { 1e-4 } else { BOUND };
                 let mut expected = vec![0.0; out_pixels * cout];
-                conv::conv2d(picture(&seen, pixels, cin), &weight, &bias, conv, &mut expected);
+                conv::conv2d(image(&seen, pixels, cin), &weight, &bias, conv, &mut expected);
                 let residual = noise(4, expected.len());
                 for unit in units() {
                     let mut got = vec![f32::NAN; expected.len()];
-                    conv2d(unit, terms, picture(&x, pixels, cin), &weight, &bias, conv, &mut got, false);
+                    conv2d(unit, terms, image(&x, pixels, cin), &weight, &bias, conv, &mut got, false);
                     let off = worst(&got, &expected);
                     assert!(off < bound, "{conv:?}, {cin} -> {cout}, {terms} terms: {off:e}");
 
                     got.copy_from_slice(&residual);
-                    conv2d(unit, terms, picture(&x, pixels, cin), &weight, &bias, conv, &mut got, true);
+                    conv2d(unit, terms, image(&x, pixels, cin), &weight, &bias, conv, &mut got, true);
                     got.iter_mut().zip(&residual).for_each(|(got, residual)| *got -= residual);
                     let off = worst(&got, &expected);
                     assert!(off < bound, "{conv:?}, {cin} -> {cout}, {terms} terms, added: {off:e}");
@@ -275,8 +275,8 @@ mod tests {
     #[test]
     fn bands_are_of_one_height_and_take_no_more_than_they_may() {
         // A row of it takes 1 MiB in three terms.
-        let picture = |band_bytes| Picture::new(Unit { band_bytes, ..TILES }, Conv::same(19, 5000, 3), 30, 3);
-        assert_eq!([0, 4 << 20, 8 << 20, 32 << 20].map(|bytes| picture(bytes).band), [1, 4, 7, 19]);
+        let image = |band_bytes| Image::new(Unit { band_bytes, ..TILES }, Conv::same(19, 5000, 3), 30, 3);
+        assert_eq!([0, 4 << 20, 8 << 20, 32 << 20].map(|bytes| image(bytes).band), [1, 4, 7, 19]);
     }
 
     /// The definition: every pixel four times, then the convolution.
@@ -298,10 +298,10 @@ mod tests {
             let sixteenths: Vec<f32> = noise(3, 9 * cout * cin).iter().map(|value| (value * 16.0).round() / 16.0).collect();
             for (values, bound) in [(sixteenths, BOUND), (noise(4, 9 * cout * cin), 3e-2)] {
                 let weight = weight(&values, cout, cin, 3);
-                let expected = upsampled(picture(&x, pixels, cin), &weight, &bias, height, width);
+                let expected = upsampled(image(&x, pixels, cin), &weight, &bias, height, width);
                 for unit in units() {
                     let mut got = vec![f32::NAN; expected.len()];
-                    upsample_conv2d(unit, picture(&x, pixels, cin), &weight, &bias, height, width, &mut got);
+                    upsample_conv2d(unit, image(&x, pixels, cin), &weight, &bias, height, width, &mut got);
                     let off = worst(&got, &expected);
                     assert!(off < bound, "{height} x {width}, {cin} -> {cout}: {off:e}");
                 }
@@ -318,7 +318,7 @@ mod tests {
         let weight = weight(&noise(2, 9 * cin * cout), cout, cin, 3);
         for (unit, terms) in units().into_iter().flat_map(|unit| [(unit, 1), (unit, 3)]) {
             let mut got = vec![0.0; 6 * 40 * cout];
-            conv2d(unit, terms, picture(&x, 6 * 40, cin), &weight, &[0.0; 2], conv, &mut got, false);
+            conv2d(unit, terms, image(&x, 6 * 40, cin), &weight, &[0.0; 2], conv, &mut got, false);
             for (i, value) in got.iter().enumerate() {
                 let (at_y, at_column) = (i / cout / 40, i / cout % 40);
                 assert_eq!(value.is_nan(), at_y.abs_diff(y) <= 1 && at_column.abs_diff(column) <= 1, "row {at_y}, column {at_column}");
@@ -365,7 +365,7 @@ mod tests {
         for (side, channels) in [(32, 512), (64, 512), (128, 512), (128, 256), (256, 256), (256, 128)] {
             let x = noise(1, side * side * channels);
             let rows = Rows { data: &x, rows: side * side, cols: channels, stride: channels };
-            let seconds = best(|| Picture::new(TILES, Conv::same(side, side, 3), channels, 1).bands(rows, |_, _, _, _| ()));
+            let seconds = best(|| Image::new(TILES, Conv::same(side, side, 3), channels, 1).bands(rows, |_, _, _, _| ()));
             println!("round {side} x {side} x {channels}: {:.2} ms, {:.2} values/ns", 1e3 * seconds, x.len() as f64 / seconds / 1e9);
         }
         for channels in [128, 256, 512] {

@@ -2,7 +2,7 @@
 //!
 //! Weights stay where they are: a matrix is a list of row ranges of mapped files, read in place by [`gemm`].
 //! Of most fused ops the CPU runs the definition. Those of the VAE, whose activations no cache holds, are here where that saves a pass over
-//! them; they round as their definition does, but for a convolution of the upsampled picture in bfloat16 ([`Tensor::upsample_conv2d`]).
+//! them; they round as their definition does, but for a convolution of the upsampled image in bfloat16 ([`Tensor::upsample_conv2d`]).
 
 pub mod amx;
 mod attention;
@@ -187,7 +187,7 @@ impl Backend for Cpu {
     }
 
     fn available_bytes(&self) -> u64 {
-        // What one picture leaves for the next must not look like memory that the next lacks.
+        // What one image leaves for the next must not look like memory that the next lacks.
         memory::available_bytes().saturating_add(pool::kept_bytes())
     }
 

@@ -1,4 +1,4 @@
-//! Norms. Sums are taken in float64, so that the length of a row or a picture costs no accuracy.
+//! Norms. Sums are taken in float64, so that the length of a row or an image costs no accuracy.
 
 use rayon::prelude::*;
 

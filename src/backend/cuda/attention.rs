@@ -63,7 +63,7 @@ fn has_100_kib(capability: (i32, i32)) -> bool {
     matches!(capability, (8, 6 | 9) | (12, _))
 }
 
-/// Whether every sample's text and picture lie in different places, so that tiles do not cross from one to the other.
+/// Whether every sample's text and image lie in different places, so that tiles do not cross from one to the other.
 fn apart(joint: Joint) -> bool {
     joint.batch > 1 && joint.txt > 0 && joint.img > 0
 }
@@ -196,7 +196,7 @@ impl Cuda {
         let launch = launch.int(joint.batch).int(joint.txt).int(joint.img).int(call.first_query());
         let launch = launch.int(call.heads()).int(call.group()).int(call.keys()).int(whole).float(call.scale());
         // SAFETY: argument types and order match `ATTENTION` in cuda/attention.cu, and the shared memory its `Shape`. `Tensor::attention`
-        // checked k and v to have joint.rows() rows of whole heads, of which k's divide q's, q the same or those of pictures, and
+        // checked k and v to have joint.rows() rows of whole heads, of which k's divide q's, q the same or those of images, and
         // 1 <= keys <= tokens; rows are aligned to 16 bytes; `out` is q, or new and of its shape. A block reads its queries before it writes
         // them, and nothing else of q. Tiles behind `whole` have two blocks each.
         unsafe { launch.run([2 * tiles - whole, 1, 1], [THREADS as usize, 1, 1]) }
@@ -274,23 +274,23 @@ mod tests {
         assert_eq!(tiles(2, 100, 100), 4);
         assert_eq!(tiles(3, 0, 129), 6);
         assert_eq!(tiles(1, 0, 0), 0);
-        // The queries of pictures alone.
-        let of_pictures = |batch, txt, img| hopper_tiles(Joint { batch, txt, img }, txt) * batch;
-        assert_eq!([of_pictures(1, 512, 4096), of_pictures(1, 100, 100), of_pictures(3, 100, 129)], [32, 1, 6]);
+        // The queries of images alone.
+        let of_images = |batch, txt, img| hopper_tiles(Joint { batch, txt, img }, txt) * batch;
+        assert_eq!([of_images(1, 512, 4096), of_images(1, 100, 100), of_images(3, 100, 129)], [32, 1, 6]);
     }
 
     #[test]
     fn pairs_of_blocks_take_tiles_of_one_head_and_sample_without_a_mask() {
         let none = Mask::None;
         for ((batch, txt, img), heads, mask, expected, grid) in [
-            // Pictures: as many rounds in pairs.
+            // Images: as many rounds in pairs.
             ((1, 512, 4096), 24, none, Blocks::Pairs, 132),
             ((1, 512, 1024), 24, none, Blocks::Pairs, 132),
             ((2, 512, 1024), 24, none, Blocks::Pairs, 132),
             // 13 tiles: 312 in 3 rounds, 168 pairs in 3; 11 tiles: 264 in 2, 144 pairs in 3.
             ((1, 0, 1660), 24, none, Blocks::Pairs, 132),
             ((1, 0, 1400), 24, none, Blocks::Single, 132),
-            // A tile of text and one of picture, three tiles, and one.
+            // A tile of text and one of image, three tiles, and one.
             ((2, 45, 64), 2, none, Blocks::Pairs, 8),
             ((1, 3, 352), 2, none, Blocks::Pairs, 8),
             ((1, 45, 64), 2, none, Blocks::Single, 2),

@@ -34,7 +34,7 @@ fn has_one_tap(conv: Conv) -> bool {
     conv == Conv::same(conv.height, conv.width, 1)
 }
 
-/// Rows of pixels that the outputs `pixels` see, at least one and all in the picture.
+/// Rows of pixels that the outputs `pixels` see, at least one and all in the image.
 fn rows_seen(conv: Conv, pixels: &Range<usize>) -> Range<usize> {
     let [first, last] = [pixels.start, pixels.end.max(pixels.start + 1) - 1].map(|pixel| pixel / conv.out_width() * conv.stride);
     let start = first.saturating_sub(conv.pad_before).min(conv.height - 1);
@@ -70,7 +70,7 @@ impl Cuda {
             let from_residual = residual.as_ref().map(Matrix::of);
             let product = self.product(input.source(), weight, Matrix::of(out), out.cols());
             let product = Product { bias: Some(bias.address()), residual: from_residual, ..product };
-            if has_one_tap(conv) && matches!(input, Input::Picture(_)) {
+            if has_one_tap(conv) && matches!(input, Input::Image(_)) {
                 pieces_of_one_tap(rows, product.k, product.n).try_for_each(|rows| self.gemm()?.run(&product.rows(rows)))?;
             } else {
                 self.conv2d_rows(&mut input, weight, conv, &Product { m: rows, ..product })?;
@@ -91,13 +91,13 @@ impl Cuda {
         let (rows, k, n) = (x.rows(), x.cols(), weight.rows());
         let pieces = pieces_of_one_tap(rows, k, n);
         if !has_one_tap(conv) || n > k || !n.is_multiple_of(8) || pieces.len() < 2 {
-            return self.conv2d_op(Input::Picture(&x), weight, bias, conv, None);
+            return self.conv2d_op(Input::Image(&x), weight, bias, conv, None);
         }
         let to = Matrix { address: x.address(), stride: n };
         let product = Product { bias: Some(bias.address()), ..self.product(&x, weight, to, n) };
         let buffer = match x.without_moments().into_buffer() {
             Ok(buffer) => buffer,
-            Err(x) => return self.conv2d_op(Input::Picture(&x), weight, bias, conv, None),
+            Err(x) => return self.conv2d_op(Input::Image(&x), weight, bias, conv, None),
         };
         let mut aside = None;
         for rows in pieces {
@@ -139,7 +139,7 @@ impl Cuda {
             let launch = launch.int(part.first).int(halvings);
             let (grid, block) = row_tiles(rows.len(), if wide { x.cols() / 8 } else { x.cols() });
             // SAFETY: argument types and order match cuda/conv2d.cu. The ops checked x to have height * width rows, or as many before it is
-            // doubled; the kernel reads inside the picture only, and of it the rows that `rows_seen` said, which `part` has; it writes as many
+            // doubled; the kernel reads inside the image only, and of it the rows that `rows_seen` said, which `part` has; it writes as many
             // rows of `stride` values as the piece has, for which `columns` has room. The GEMM before, which read `columns`, is ahead of it on
             // the same stream.
             unsafe { launch.run([grid[0] * taps, 1, 1], block) }?;

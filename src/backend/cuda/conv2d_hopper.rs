@@ -1,4 +1,4 @@
-//! Launches cuda/conv2d_sm90a.cu: 3 x 3 convolutions on Hopper, of a picture as it is or upsampled.
+//! Launches cuda/conv2d_sm90a.cu: 3 x 3 convolutions on Hopper, of an image as it is or upsampled.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -22,7 +22,7 @@ const THREADS: usize = (1 + CONSUMERS) * 128;
 /// Of that, threads that store, and the outputs of a half that each has.
 const STORERS: usize = 3 * 32;
 const STORED_OUTS: usize = 8;
-/// What a block leaves for the next band of a picture: three floats for each output of each thread that stores.
+/// What a block leaves for the next band of an image: three floats for each output of each thread that stores.
 const CARRY_BYTES: usize = CONSUMERS * STORED_OUTS * STORERS * 12;
 /// Rows before and behind a band that its outputs see.
 const HALO: usize = 1;
@@ -41,12 +41,12 @@ struct Shape {
     cost: usize,
 }
 
-/// Of a picture as it is.
+/// Of an image as it is.
 const SAME: [Shape; 2] =
     [Shape::new("conv2d_bf16_16x16x128_sm90", 3, [16, 16, 128], [2, 5], 100), Shape::new("conv2d_bf16_16x8x128_sm90", 3, [16, 8, 128], [4, 6], 60)];
 /// The same, for at most eight outputs and no residual: what takes time there is to fetch pixels.
 const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 100)];
-/// Of an upsampled picture: two taps a side, four sets of weights.
+/// Of an upsampled image: two taps a side, four sets of weights.
 const UPSAMPLED: [Shape; 2] = [
     Shape::new("upsample_conv2d_bf16_16x16x128_sm90", 2, [16, 16, 128], [3, 3], 100),
     Shape::new("upsample_conv2d_bf16_16x8x128_sm90", 2, [16, 8, 128], [4, 7], 60),
@@ -57,7 +57,7 @@ impl Shape {
         Self { name, taps, width, height, outs, pixel_slots, weight_slots, cost }
     }
 
-    /// Tiles of a picture of `height` x `width` pixels (before upsampling), and `outs` outputs.
+    /// Tiles of an image of `height` x `width` pixels (before upsampling), and `outs` outputs.
     fn tiles(&self, height: usize, width: usize, outs: usize) -> usize {
         let places = if self.taps == 2 { 4 } else { 1 };
         places * height.div_ceil(self.height) * width.div_ceil(self.width) * outs.div_ceil(self.outs)
@@ -101,7 +101,7 @@ impl Shape {
 pub(super) struct Call<'a, 'x> {
     /// [height * width, channels]
     pub input: &'a mut Input<'x>,
-    /// [out, 9 * channels], or for an upsampled picture [4 * out, 4 * channels].
+    /// [out, 9 * channels], or for an upsampled image [4 * out, 4 * channels].
     pub weight: &'a Tensor<Cuda>,
     pub bias: &'a Tensor<Cuda>,
     pub residual: Option<&'a Tensor<Cuda>>,
@@ -126,7 +126,7 @@ impl Cuda {
         height: usize,
         width: usize,
     ) -> Result<Tensor<Cuda>> {
-        let mut input = Input::Picture(&x);
+        let mut input = Input::Image(&x);
         if !self.hopper_wanted(CHOICE)? || !takes(&input, weight, bias) || !weight.rows().is_multiple_of(8) {
             return self.conv2d_op(Input::Doubled(&x), weight, bias, Conv::same(2 * height, 2 * width, 3), None);
         }
@@ -164,7 +164,7 @@ impl Cuda {
         // First of all, because a driver that loads this kernel knows tensor maps too.
         let launch = self.launch(CHOICE.file, shape.name)?.shared(shape.shared_bytes() as u32)?;
         let cells = |cells: usize, in_box: usize| Axis { cells, step: 1, in_box };
-        let picture = |of: &Tensor<Cuda>, rows_in_box: usize| {
+        let image = |of: &Tensor<Cuda>, rows_in_box: usize| {
             // A lone row's stride means nothing, and need not be aligned.
             let pixel = if of.rows() > 1 { of.stride() } else { of.cols() };
             let columns = Axis { cells: width, step: pixel, in_box: shape.width };
@@ -174,7 +174,7 @@ impl Cuda {
         let taps = Axis { cells: shape.taps * shape.taps, step: channels, in_box: 1 };
         let outs = Axis { cells: weight.rows(), step: weight.cols(), in_box: shape.outs };
         let weight_map = CHOICE.tensor_map(weight.address(), [cells(channels, CHANNELS), taps, outs])?;
-        let residual_map = residual.map(|residual| picture(residual, shape.height)).transpose()?;
+        let residual_map = residual.map(|residual| image(residual, shape.height)).transpose()?;
         let [blocks, splits] = shape.blocks(self.device().multiprocessors(), height, width, out.cols());
         let moments = if shape.rounds() { Some(Moments::new(self, splits, out.cols())?) } else { None };
         let (mut partial, mut counts) = moments.as_ref().map_or((0, 0), |moments| (moments.partial(), moments.counts()));
@@ -188,7 +188,7 @@ impl Cuda {
         let mut carry = carried.as_ref().map_or(0, Buffer::address);
         for band in bands {
             let part = input.show(band.start.saturating_sub(HALO)..(band.end + HALO).min(height))?;
-            let x_map = picture(&part.pixels, shape.height + shape.taps - 1)?;
+            let x_map = image(&part.pixels, shape.height + shape.taps - 1)?;
             // Without a residual no map is read.
             let mut maps = [x_map, weight_map, residual_map.unwrap_or(x_map)];
             let [first, end] = shape.items(&band, width, out.cols());
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn tiles_cover_ragged_pictures_and_outputs() {
+    fn tiles_cover_ragged_images_and_outputs() {
         assert_eq!(SAME[0].tiles(17, 16, 129), 4);
         assert_eq!(SAME[0].tiles(1, 1, 8), 1);
         assert_eq!(UPSAMPLED[0].tiles(17, 33, 128), 4 * 2 * 3);

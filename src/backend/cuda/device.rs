@@ -18,7 +18,7 @@ use super::pool::Pool;
 use super::{kernels, library};
 use crate::error::{Error, Result};
 
-/// The driver that came with CUDA 13.0, as it counts: older ones lack functions that the bindings call, and images of our nvcc.
+/// The driver that came with CUDA 13.0, as it counts: older ones lack functions that the bindings call, and code of our nvcc.
 const OLDEST_DRIVER: i32 = 13000;
 /// The oldest GPUs with bf16 tensor cores.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
@@ -278,7 +278,7 @@ impl Device {
 
     /// Kernel `name` of `cuda/<file>.cu`, loaded on first use.
     ///
-    /// Errors when the file was not built or the driver has no image for this GPU.
+    /// Errors when the file was not built or the driver has no code for this GPU.
     pub fn function(&self, file: &'static str, name: &'static str) -> Result<Function> {
         self.bind()?;
         // A thread that panicked here left whole entries only.
@@ -304,9 +304,9 @@ impl Device {
         if let Some(module) = modules.get(file) {
             return Ok(*module);
         }
-        let image = kernels::image(file).ok_or_else(|| Error::new(format!("this program has no kernels of `cuda/{file}.cu`")))?;
-        // SAFETY: `image` is a whole fatbin made by nvcc, aligned to 64 bytes, and static.
-        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
+        let fatbin = kernels::fatbin(file).ok_or_else(|| Error::new(format!("this program has no kernels of `cuda/{file}.cu`")))?;
+        // SAFETY: `fatbin` is whole made by nvcc, aligned to 64 bytes, and static.
+        let module = unsafe { result::module::load_data(fatbin.as_ptr().cast()) };
         let module = module.map_err(|e| failed(&format!("cannot load the kernels of `cuda/{file}.cu` on {}", self.name), e))?;
         modules.insert(file, module);
         Ok(module)

@@ -27,7 +27,7 @@ impl Cuda {
         };
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
-        // Text and picture are read apart.
+        // Text and image are read apart.
         let narrow = adaln.narrow && self.0.precision == Precision::Fp8 && adaln.txt_rows.is_multiple_of(SPLIT_MULTIPLE);
         let h = if narrow { self.empty_e4m3(x.rows(), x.cols())? } else { self.empty(x.rows(), x.cols())? };
         let launch = self.launch("gated_add_adaln", if narrow { "gated_add_adaln_e4m3" } else { "gated_add_adaln_bf16" })?;

@@ -28,7 +28,7 @@ const OPERATION_N: i32 = 0;
 const OPERATION_T: i32 = 1;
 /// Whether sums of fp8 products stay in the tensor cores, where Hopper keeps about 14 bits: cut off at every step, they lose up to 2% over
 /// 4096 terms (DeepSeek-V3 technical report, section 3.3.2). Without it cuBLASLt takes them to float32 every so many terms. Neither brings
-/// a picture nearer: the final latents of a random model of 4B's size are 0.0129 and 0.0125 (512 x 512, 1024 x 1024, 4 steps) from float32
+/// an image nearer: the final latents of a random model of 4B's size are 0.0129 and 0.0125 (512 x 512, 1024 x 1024, 4 steps) from float32
 /// with it, 0.0128 and 0.0125 without, because e4m3's own rounding is larger; and a step of 1024 x 1024 takes 35.5 ms instead of 38.2
 /// (H200).
 const FAST_ACCUMULATION: bool = true;

@@ -5,7 +5,7 @@
 //! not, or that cannot be read, is ignored and written anew.
 //!
 //! It is not the rule, because it does not pay on an H200: a step of 1024 x 1024 takes 52.3 to 52.7 ms with it and 51.6 with cuBLASLt's first
-//! suggestions, one of 512 x 512 15.4 and 15.3. The GPU is at its limit of power in a picture, and lowers its clock, and a product timed by
+//! suggestions, one of 512 x 512 15.4 and 15.3. The GPU is at its limit of power in an image, and lowers its clock, and a product timed by
 //! itself says little of that. Timed in rows of 40 ms, at that limit: 52.5 and 15.8.
 
 use std::collections::BTreeMap;

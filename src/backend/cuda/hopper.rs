@@ -119,7 +119,7 @@ impl Cuda {
     ///
     /// Errors as [`Cuda::hopper_wanted`].
     pub(super) fn hopper_form(&self, choice: Choice) -> Result<Option<&'static str>> {
-        let here = self.device().capability() == HOPPER && kernels::image(choice.file).is_some();
+        let here = self.device().capability() == HOPPER && kernels::fatbin(choice.file).is_some();
         match choice.wish(env::var_os(choice.variable).as_deref())? {
             Some(BASE) => Ok(None),
             Some(form) if !here => {

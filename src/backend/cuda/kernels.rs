@@ -3,8 +3,8 @@
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
 /// The fatbin of `cuda/<file>.cu`; none when it was not built.
-pub fn image(file: &str) -> Option<&'static [u8]> {
-    KERNELS.iter().find(|(name, _)| *name == file).map(|(_, image)| *image)
+pub fn fatbin(file: &str) -> Option<&'static [u8]> {
+    KERNELS.iter().find(|(name, _)| *name == file).map(|(_, fatbin)| *fatbin)
 }
 
 /// The files that were built.

@@ -52,7 +52,7 @@ pub fn int(value: usize, place: impl FnOnce() -> String) -> Result<i32> {
 }
 
 fn too_large(what: &str, place: String) -> Error {
-    Error::new(format!("{what} is too large for a kernel")).at(place).hint("ask for a smaller picture or batch")
+    Error::new(format!("{what} is too large for a kernel")).at(place).hint("ask for a smaller image or batch")
 }
 
 impl Launch<'_> {

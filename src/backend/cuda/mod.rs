@@ -5,7 +5,7 @@
 //!
 //! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels of cuda/*.cu that
 //! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves values and
-//! pictures, [`uploader`] weights out of files that [`regions`] registers, [`graph`] launches recorded work as a whole, in the memory of
+//! images, [`uploader`] weights out of files that [`regions`] registers, [`graph`] launches recorded work as a whole, in the memory of
 //! [`arena`]. What an op learns of its result on the way, it leaves there as [`moments`]. Every op has a launcher in the file of its name;
 //! those for Hopper alone share [`hopper`]. All computing goes to one stream in program order; only downloads, [`Backend::wait`] and the
 //! timing of algorithms wait.
@@ -383,7 +383,7 @@ impl Backend for Cuda {
     }
 
     fn conv2d(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
-        self.conv2d_op(Input::Picture(x), weight, bias, conv, None)
+        self.conv2d_op(Input::Image(x), weight, bias, conv, None)
     }
 
     fn attention(&self, q: Tensor<Self>, k: &Tensor<Self>, v: &Tensor<Self>, head_dim: usize, joint: Joint, mask: Mask) -> Result<Tensor<Self>> {
@@ -501,7 +501,7 @@ impl Backend for Cuda {
     }
 
     fn conv2d_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv, residual: Tensor<Self>) -> Result<Tensor<Self>> {
-        self.conv2d_op(Input::Picture(x), weight, bias, conv, Some(residual))
+        self.conv2d_op(Input::Image(x), weight, bias, conv, Some(residual))
     }
 
     fn conv2d_over(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {

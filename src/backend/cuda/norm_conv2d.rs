@@ -1,4 +1,4 @@
-//! `norm_conv2d` and `norm_conv2d_add`: launches cuda/group_norm.cu and the convolutions. Of a large picture the norm is made in bands of
+//! `norm_conv2d` and `norm_conv2d_add`: launches cuda/group_norm.cu and the convolutions. Of a large image the norm is made in bands of
 //! pixel rows, each just ahead of the convolution that reads it. Any number of bands gives the same bytes: see [`Input`].
 
 use std::ops::Range;
@@ -11,19 +11,19 @@ use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
 use crate::ops::{Conv, GroupNorm};
 
-/// What a band takes. A picture that is at most two of them is one, as it would gain little.
+/// What a band takes. An image that is at most two of them is one, as it would gain little.
 pub(super) const BAND_BYTES: usize = 256 << 20;
 /// Bands begin at multiples of so many rows: where tiles of convolutions begin.
 pub(super) const BAND_MULTIPLE: usize = 16;
 
 /// What a convolution reads. What it makes of it does not depend on how many rows it is shown at once: a norm's moments are of the whole
-/// picture, and convolutions divide their work as if they saw all of it.
+/// image, and convolutions divide their work as if they saw all of it.
 pub(super) enum Input<'a> {
     /// [height * width, channels]
-    Picture(&'a Tensor<Cuda>),
+    Image(&'a Tensor<Cuda>),
     /// The same, twice as high and wide: every pixel is a square of two by two.
     Doubled(&'a Tensor<Cuda>),
-    /// `silu(group_norm(..))` of a picture.
+    /// `silu(group_norm(..))` of an image.
     Normed(Window<'a>),
 }
 
@@ -31,7 +31,7 @@ pub(super) enum Input<'a> {
 pub(super) struct Part {
     /// [rows * width, channels]
     pub pixels: Tensor<Cuda>,
-    /// The picture's row that is the first here.
+    /// The image's row that is the first here.
     pub first: usize,
 }
 
@@ -39,7 +39,7 @@ impl<'a> Input<'a> {
     /// The tensor that it is made of.
     pub(super) fn source(&self) -> &'a Tensor<Cuda> {
         match self {
-            Input::Picture(x) | Input::Doubled(x) => x,
+            Input::Image(x) | Input::Doubled(x) => x,
             Input::Normed(window) => window.x,
         }
     }
@@ -47,15 +47,15 @@ impl<'a> Input<'a> {
     /// Whether rows of pixels are of whole 16 bytes.
     pub(super) fn aligned(&self) -> bool {
         match self {
-            Input::Picture(x) | Input::Doubled(x) => x.aligned(),
+            Input::Image(x) | Input::Doubled(x) => x.aligned(),
             Input::Normed(window) => window.x.cols().is_multiple_of(8),
         }
     }
 
-    /// The picture of `height` rows, in the bands that it is shown in.
+    /// The image of `height` rows, in the bands that it is shown in.
     pub(super) fn bands(&self, height: usize) -> Vec<Range<usize>> {
         let band = match self {
-            Input::Picture(_) | Input::Doubled(_) => height.max(1),
+            Input::Image(_) | Input::Doubled(_) => height.max(1),
             Input::Normed(window) => window.band,
         };
         (0..height).step_by(band).map(|first| first..(first + band).min(height)).collect()
@@ -64,13 +64,13 @@ impl<'a> Input<'a> {
     /// `rows` at least, of rows as they are before they are doubled. They are there until other rows are asked for.
     pub(super) fn show(&mut self, rows: Range<usize>) -> Result<Part> {
         match self {
-            Input::Picture(x) | Input::Doubled(x) => Ok(Part { pixels: x.row_view(0..x.rows()), first: 0 }),
+            Input::Image(x) | Input::Doubled(x) => Ok(Part { pixels: x.row_view(0..x.rows()), first: 0 }),
             Input::Normed(window) => window.show(rows),
         }
     }
 }
 
-/// Some rows of a picture, normed, at a time.
+/// Some rows of an image, normed, at a time.
 pub(super) struct Window<'a> {
     x: &'a Tensor<Cuda>,
     coefficients: Buffer,
@@ -101,13 +101,13 @@ impl Window<'_> {
             }
             self.held = held;
         }
-        // Rows that are asked for are in the picture, so that there is memory for them from here on.
-        let pixels = self.pixels.as_ref().ok_or_else(|| Error::new("a convolution asked for no rows of a picture"))?;
+        // Rows that are asked for are in the image, so that there is memory for them from here on.
+        let pixels = self.pixels.as_ref().ok_or_else(|| Error::new("a convolution asked for no rows of an image"))?;
         Ok(Part { pixels: pixels.row_view(0..self.held.len() * width), first: self.held.start })
     }
 }
 
-/// Rows of a band of a picture of `height` rows of `row_bytes` bytes, where a band takes at most `limit` bytes but is BAND_MULTIPLE rows at least.
+/// Rows of a band of an image of `height` rows of `row_bytes` bytes, where a band takes at most `limit` bytes but is BAND_MULTIPLE rows at least.
 fn band_rows(height: usize, row_bytes: usize, limit: usize) -> usize {
     if height.saturating_mul(row_bytes) <= limit.saturating_mul(2) {
         return height.max(1);
@@ -117,7 +117,7 @@ fn band_rows(height: usize, row_bytes: usize, limit: usize) -> usize {
     all.div_ceil(all.div_ceil(most)) * BAND_MULTIPLE
 }
 
-/// What is there at once of a normed picture of `whole` bytes. It is an estimate, which leaves out what little im2col makes of a small picture.
+/// What is there at once of a normed image of `whole` bytes. It is an estimate, which leaves out what little im2col makes of a small image.
 fn need(whole: u64, limit: u64, im2col: bool) -> u64 {
     if whole <= limit.saturating_mul(2) {
         return whole;
@@ -126,7 +126,7 @@ fn need(whole: u64, limit: u64, im2col: bool) -> u64 {
 }
 
 impl Cuda {
-    /// Bands take at most `bytes` bytes, where an op makes a picture in bands. It changes how much memory is needed, and not what comes out.
+    /// Bands take at most `bytes` bytes, where an op makes an image in bands. It changes how much memory is needed, and not what comes out.
     pub fn limit_bands(&self, bytes: usize) {
         self.0.band_bytes.store(bytes, Ordering::Relaxed);
     }

@@ -24,7 +24,7 @@ pub enum Kind {
     F32,
     /// Weights and activations of fp8 products, with a float32 scale for each row; see [`Buffer::e4m3`].
     E4m3,
-    /// Bytes without a type: workspaces and pictures.
+    /// Bytes without a type: workspaces and images.
     Byte,
 }
 
@@ -87,7 +87,7 @@ impl Pool {
     fn full(&self, bytes: u64) -> Error {
         let mib = |bytes: u64| bytes.div_ceil(MIB);
         Error::new(format!("out of GPU memory: {} MiB more are needed, {} MiB of {} MiB are in use", mib(bytes), mib(self.used()), mib(self.cap)))
-            .hint("ask for a smaller picture or batch, or allow more memory with `--gpu-memory`")
+            .hint("ask for a smaller image or batch, or allow more memory with `--gpu-memory`")
     }
 }
 

@@ -17,7 +17,7 @@ use crate::weights::{Dtype, WeightView};
 
 /// Bytes of a slot: 80 us of a PCIe 5 bus, far above the cost of starting a copy.
 pub const SLOT_BYTES: usize = 4 << 20;
-/// Slots for values that the host computed: as many as a picture uploads, so that none waits for another of the same picture.
+/// Slots for values that the host computed: as many as an image uploads, so that none waits for another of the same image.
 pub const VALUE_SLOTS: usize = 4;
 /// Slots for results: the host takes them out of one while the other is filled.
 pub const RESULT_SLOTS: usize = 2;
@@ -113,7 +113,7 @@ impl Slots {
     }
 }
 
-/// A picture as bytes on the device.
+/// An image as bytes on the device.
 pub struct Rgb8 {
     /// A byte for every value, and one behind them that tells whether one of them was not a number.
     bytes: Buffer,

@@ -1,7 +1,7 @@
 //! Small model folders with random weights, complete and in the layout of the real ones.
 //!
 //! A [`RandomModel`] is a set of sizes; [`RandomModel::write`] turns it into a folder that this program and the reference
-//! both load: model_index.json, scheduler, tokenizer, text encoder, transformer and VAE. The pictures mean nothing, but
+//! both load: model_index.json, scheduler, tokenizer, text encoder, transformer and VAE. The images mean nothing, but
 //! every tensor name, shape and config key is the real one.
 //!
 //! The same `RandomModel` gives the same weights on every machine, because golden files rest on them: a value is an integer of
@@ -89,7 +89,7 @@ pub struct TextEncoder {
     pub rope_theta: f64,
     /// The config spells theta as `rope_theta` (old) or inside `rope_parameters` (new).
     pub rope_parameters: bool,
-    /// Without it there is an `lm_head.weight`, which no picture needs.
+    /// Without it there is an `lm_head.weight`, which no image needs.
     pub tied: bool,
     pub storage: Storage,
 }
@@ -124,7 +124,7 @@ const QK_NORM: f64 = 1.6;
 const TIMESTEP_GAIN: f64 = 1.5;
 
 /// Gain of the last convolution: few pixels are clipped.
-const PICTURE_GAIN: f64 = 0.6;
+const IMAGE_GAIN: f64 = 0.6;
 
 impl RandomModel {
     /// Writes the folder, which is created when it is missing; what stands there already under the same names is replaced.
@@ -408,7 +408,7 @@ impl Vae {
             }
         }
         list.group_norm("decoder.conv_norm_out", channels);
-        list.weight("decoder.conv_out", &[3, channels, 3, 3], PICTURE_GAIN);
+        list.weight("decoder.conv_out", &[3, channels, 3, 3], IMAGE_GAIN);
         list.bias("decoder.conv_out", 3);
 
         list.add("bn.running_mean", &[4 * latent], Values::about(0.0, 0.5));

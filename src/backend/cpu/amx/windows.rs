@@ -1,4 +1,4 @@
-//! Windows of a picture times a weight: a convolution whose windows are nowhere written out.
+//! Windows of an image times a weight: a convolution whose windows are nowhere written out.
 //!
 //! Here tile A is 32 channels of 16 pixels, as they lie in [`Lines`], and tile B is the weight, which was brought into the order of tiles
 //! once ([`Packed`]). Windows side by side see pixels side by side through each tap of the kernel, so the tile of a tap is the same lines
@@ -15,7 +15,7 @@ use super::tiles::Unit;
 use super::tiles::{Line, NO_SUMS, NO_TILE, Sums, TILE, Tile, Tiles};
 use super::{PAIR, Packed, share};
 
-/// Strips of a task, where a value has one term: 512 windows, which see about 0.6 MiB of a picture with 512 channels.
+/// Strips of a task, where a value has one term: 512 windows, which see about 0.6 MiB of an image with 512 channels.
 const TASK_STRIPS: usize = 16;
 
 /// Lines of 32 bfloat16 numbers, each a cache line.
