@@ -1,8 +1,10 @@
-//! Compiles every `cuda/*.cu` with nvcc to one compressed fatbin and writes the kernel table that `backend::cuda` includes.
+//! Compiles every `cuda/*.cu` with nvcc to one compressed fatbin and writes the kernel table that `backend::cuda`
+//! includes.
 //!
-//! nvcc is looked for in `NVCC`, `CUDA_HOME`, `CUDA_PATH`, `PATH`, the project's `.cuda` and `.venv` (see `make cuda-toolkit`),
-//! `/usr/local/cuda` and `/opt/cuda`. Without it the table is empty: the crate still builds, and says so when CUDA is asked for.
-//! `FLUX_CUDA_ARCHS=90a` (a comma-separated list) cuts the build to the architectures of one's own machine.
+//! nvcc is looked for in `NVCC`, `CUDA_HOME`, `CUDA_PATH`, `PATH`, the project's `.cuda` and `.venv` (see `make
+//! cuda-toolkit`), `/usr/local/cuda` and `/opt/cuda`. Without it the table is empty: the crate still builds, and says
+//! so when CUDA is asked for. `FLUX_CUDA_ARCHS=90a` (a comma-separated list) cuts the build to the architectures of
+//! one's own machine.
 
 use std::collections::hash_map::DefaultHasher;
 use std::env;
@@ -38,7 +40,9 @@ fn main() {
             std::process::exit(1);
         }),
         None => {
-            println!("cargo::warning=nvcc was not found, so this build cannot use a GPU; `make cuda-toolkit` fetches it");
+            println!(
+                "cargo::warning=nvcc was not found, so this build cannot use a GPU; `make cuda-toolkit` fetches it"
+            );
             Vec::new()
         }
     };
@@ -49,12 +53,15 @@ fn main() {
 fn find_nvcc(root: &Path) -> Option<PathBuf> {
     let mut candidates: Vec<PathBuf> = Vec::new();
     candidates.extend(env::var_os("NVCC").map(PathBuf::from));
-    candidates.extend(["CUDA_HOME", "CUDA_PATH"].iter().filter_map(env::var_os).map(|home| PathBuf::from(home).join("bin/nvcc")));
+    candidates.extend(
+        ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(env::var_os).map(|home| PathBuf::from(home).join("bin/nvcc")),
+    );
     candidates.extend(env::var_os("PATH").iter().flat_map(env::split_paths).map(|folder| folder.join("nvcc")));
     for venv in [".cuda", ".venv"] {
         let libraries = fs::read_dir(root.join(venv).join("lib")).into_iter().flatten().flatten();
-        let pythons =
-            libraries.map(|entry| entry.path()).filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3")));
+        let pythons = libraries
+            .map(|entry| entry.path())
+            .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3")));
         candidates.extend(pythons.map(|python| python.join("site-packages/nvidia/cu13/bin/nvcc")));
     }
     candidates.extend(["/usr/local/cuda/bin/nvcc", "/opt/cuda/bin/nvcc"].map(PathBuf::from));
@@ -70,12 +77,15 @@ fn compile_all(nvcc: &Path, folder: &Path, out: &Path) -> Result<Vec<(String, Pa
     };
     let mut sources = Vec::new();
     let mut headers = DefaultHasher::new();
-    let mut paths: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     paths.sort();
     for path in paths {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("cu") => sources.push(path),
-            Some("cuh") => fs::read(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?.hash(&mut headers),
+            Some("cuh") => {
+                fs::read(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?.hash(&mut headers)
+            }
             _ => {}
         }
     }
@@ -101,15 +111,24 @@ fn compile_all(nvcc: &Path, folder: &Path, out: &Path) -> Result<Vec<(String, Pa
     Ok(fatbins)
 }
 
-/// One fatbin; none when no wanted architecture can run the file. Reuses what an earlier run made from the same text and arguments.
-fn compile(nvcc: &Path, source: &Path, archs: &[&str], ptx: bool, headers: u64, out: &Path) -> Result<Option<(String, PathBuf)>, String> {
+/// One fatbin; none when no wanted architecture can run the file. Reuses what an earlier run made from the same text
+/// and arguments.
+fn compile(
+    nvcc: &Path,
+    source: &Path,
+    archs: &[&str],
+    ptx: bool,
+    headers: u64,
+    out: &Path,
+) -> Result<Option<(String, PathBuf)>, String> {
     let stem = source.file_stem().expect("a .cu file has a name").to_string_lossy().into_owned();
     let hopper_only = stem.ends_with(HOPPER_SUFFIX);
     let archs: Vec<&str> = archs.iter().copied().filter(|arch| !hopper_only || *arch == "90a").collect();
     if archs.is_empty() {
         return Ok(None);
     }
-    let mut arguments: Vec<String> = ["-std=c++17", "-O3", "-fatbin", "-Xfatbin", "-compress-all"].map(String::from).to_vec();
+    let mut arguments: Vec<String> =
+        ["-std=c++17", "-O3", "-fatbin", "-Xfatbin", "-compress-all"].map(String::from).to_vec();
     arguments.extend(archs.iter().map(|arch| format!("-gencode=arch=compute_{arch},code=sm_{arch}")));
     if ptx && !hopper_only {
         arguments.push(format!("-gencode=arch=compute_{PTX_ARCH},code=compute_{PTX_ARCH}"));
@@ -145,8 +164,11 @@ fn table(fatbins: &[(String, PathBuf)]) -> String {
     text.push_str("pub static KERNELS: &[(&str, &[u8])] = &[\n");
     for (stem, path) in fatbins {
         let path = path.display().to_string();
-        writeln!(text, "    ({stem:?}, {{ static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!({path:?})); &FATBIN.0 }}),")
-            .expect("a String takes all text");
+        writeln!(
+            text,
+            "    ({stem:?}, {{ static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!({path:?})); &FATBIN.0 }}),"
+        )
+        .expect("a String takes all text");
     }
     text.push_str("];\n");
     text

@@ -13,7 +13,8 @@
 //           by cp.async; rows are swizzled in 16-byte chunks, so ldmatrix meets no bank conflict. Scores, softmax and
 //           output stay in registers (mma.m16n8k16, f32); the softmax is the running one, in powers of two.
 //           Query tiles with most keys start first. One order of sums: results repeat to the bit, whoever takes a row.
-// In place  A block reads its queries (its rows, its head's columns) whole before it writes there; no other block reads them.
+// In place  A block reads its queries (its rows, its head's columns) whole before it writes there; no other block reads
+// them.
 // Needs     sm_80; rows 16-byte aligned (strides and column starts multiples of 8); head_dim 128, 64, 32 or 16.
 // Flops     4 * heads * head_dim * tokens^2 a sample (causal: half).   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     mma.sync on Hopper has about 60% of the wgmma rate; see attention_sm90a.cu for that chip.
@@ -102,8 +103,8 @@ struct Shape {
     static constexpr int SHARED_BYTES = QUERY_BYTES + SLOTS * SLOT_BYTES;
 };
 
-// The queries of one head and sample that begin at token `first`, with those behind it that a block takes.
-// BANDS: bands of 16 query rows a warp; two halve the shared-memory reads per flop. SLOTS: tiles of K or V in shared memory.
+// The queries of one head and sample that begin at token `first`, with those behind it that a block takes. BANDS: bands
+// of 16 query rows a warp; two halve the shared-memory reads per flop. SLOTS: tiles of K or V in shared memory.
 template <int HEAD_DIM, int BANDS, int SLOTS>
 __device__ __forceinline__ void attend(
     const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out,
@@ -123,7 +124,8 @@ __device__ __forceinline__ void attend(
     k += head / group * HEAD_DIM;
     v += head / group * HEAD_DIM;
 
-    // The last row's keys bound the tile's. Stage 2 j is K tile j, stage 2 j + 1 is V tile j; stage i lies in slot i % SLOTS.
+    // The last row's keys bound the tile's. Stage 2 j is K tile j, stage 2 j + 1 is V tile j; stage i lies in slot i %
+    // SLOTS.
     const int key_end = visible_keys(first + S::TILE - 1, tokens, keys);
     const int key_tiles = (key_end + KEY_TILE - 1) / KEY_TILE;
     const auto load_stage = [&](bool is_v, int tile, uint32_t slot) {
@@ -135,7 +137,8 @@ __device__ __forceinline__ void attend(
 #pragma unroll
     for (int stage = 0; stage < SLOTS - 1; stage++) load_stage(stage % 2, stage / 2, stage);
 
-    // Waits until `stage` is there, for all threads, and refills the slot of the stage before it. Returns the stage's slot.
+    // Waits until `stage` is there, for all threads, and refills the slot of the stage before it. Returns the stage's
+    // slot.
     uint32_t slot = 0, free_slot = SLOTS - 1;
     const auto next_stage = [&](bool is_v, int tile) {
         wait_copies<SLOTS - 2>();
@@ -212,7 +215,8 @@ __device__ __forceinline__ void attend(
                 greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 1));
                 greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 2));
                 const float shift = -greatest * scale;
-                // Exactly 1 where the greatest stays: tiles of which a row sees nothing, more of them in a whole tile, change nothing.
+                // Exactly 1 where the greatest stays: tiles of which a row sees nothing, more of them in a whole tile,
+                // change nothing.
                 const float fade = exp2_approx((top[b][half] - greatest) * scale);
                 top[b][half] = greatest;
                 float part = 0.f;
@@ -275,7 +279,8 @@ __device__ __forceinline__ void attend(
     }
 }
 
-// What a block takes. The kernel's last round of blocks may be a small one: the less each of them has to do, the sooner it ends.
+// What a block takes. The kernel's last round of blocks may be a small one: the less each of them has to do, the sooner
+// it ends.
 template <int HEAD_DIM, int BANDS, int SLOTS>
 __device__ __forceinline__ void attend_block(
     const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out,

@@ -1,8 +1,10 @@
 // attention for Hopper, head_dim 128: the contract of attention.cu, with warpgroup matrix multiplies
 //
-//   q, k, v  tensor maps over [rows, heads * 128] bf16: boxes of 64 columns (128-byte swizzle) and 128 rows for q, 176 for k, v
+// q, k, v  tensor maps over [rows, heads * 128] bf16: boxes of 64 columns (128-byte swizzle) and 128 rows for q, 176
+// for k, v
 //   out      [rows, heads * 128] bf16, row stride ld_out; may be q
-//   Others as in attention.cu. With keys > 0, the tokens of a sample must lie in one run of rows (batch 1, txt 0 or img 0).
+// Others as in attention.cu. With keys > 0, the tokens of a sample must lie in one run of rows (batch 1, txt 0 or img
+// 0).
 //
 // Mapping   a block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warp 0 fetches: Q, and
 //           K and V tiles of 176 keys through two slots each. Warpgroups 1 and 2 own 64 query rows each, and multiply
@@ -56,7 +58,8 @@ struct Work {
     int run_row[2], run_keys[2];  // rows of k and v, and keys, of the two runs; the second may be empty
     int row, token, tokens;       // the tile's first row of q and out, its place in its own run, and tokens of that run
 
-    // Block `rank` of a cluster takes tile `rank` of item `index`. It may lie behind the last tile, where no tokens are.
+    // Block `rank` of a cluster takes tile `rank` of item `index`. It may lie behind the last tile, where no tokens
+    // are.
     template <int BLOCKS>
     __device__ __forceinline__ static Work at(int index, int rank, int batch, int txt, int img, int first_query, int heads, int keys) {
         const bool apart = batch > 1 && txt > 0 && img > 0;
@@ -200,7 +203,8 @@ __device__ __forceinline__ void attend(
     Ring<SLOTS> k_ring, v_ring;
     if (warpgroup == 0) {
         give_registers<24>();
-        // The whole warp walks, so that what it counts lies in uniform registers: for a lone thread 24 are not enough with pairs.
+        // The whole warp walks, so that what it counts lies in uniform registers: for a lone thread 24 are not enough
+        // with pairs.
         if (__shfl_sync(~0u, threadIdx.x / 32, 0) == 0) {
             for (int index = cluster; index < items; index += clusters) {
                 const Work w = Work::at<BLOCKS>(index, rank, batch, txt, img, first_query, heads, keys);

@@ -42,8 +42,8 @@ __device__ __forceinline__ void load(const bf16* from, float (&values)[N]) {
     }
 }
 
-// A row of `chunks` chunks of 8 values, spread over the block: chunk threadIdx.x + i * blockDim.x goes to values[i], zeros where the
-// row has ended.
+// A row of `chunks` chunks of 8 values, spread over the block: chunk threadIdx.x + i * blockDim.x goes to values[i],
+// zeros where the row has ended.
 template <int N>
 __device__ __forceinline__ void load_row(const bf16* row, int chunks, float (&values)[N][8]) {
 #pragma unroll
@@ -86,7 +86,8 @@ __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-// What `reduce` makes of a warp, over a one-dimensional block of whole warps; every thread gets it. `nothing` changes nothing.
+// What `reduce` makes of a warp, over a one-dimensional block of whole warps; every thread gets it. `nothing` changes
+// nothing.
 template <class Reduce>
 __device__ __forceinline__ float block_reduce(float value, float nothing, Reduce reduce) {
     __shared__ float partial[32];
@@ -109,8 +110,8 @@ __device__ __forceinline__ float block_max(float value) {
     return block_reduce(value, -INFINITY, [](float v) { return warp_max(v); });
 }
 
-// Calls body(row, column) for every run of N columns of [rows, cols]. Launched with blocks of (runs of a row, rows); see
-// `row_tiles` in backend/cuda/launch.rs.
+// Calls body(row, column) for every run of N columns of [rows, cols]. Launched with blocks of (runs of a row, rows);
+// see `row_tiles` in backend/cuda/launch.rs.
 template <int N, class Body>
 __device__ __forceinline__ void for_each_run(int rows, int cols, Body body) {
     const long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y;

@@ -1,5 +1,6 @@
-// 3 x 3 convolution for Hopper, stride 1 and zeros around the image, + bias + residual: an implicit GEMM with warpgroup matrix multiplies.
-// The same kernel with 2 x 2 taps is a convolution of an image that was upsampled, without that image.
+// 3 x 3 convolution for Hopper, stride 1 and zeros around the image, + bias + residual: an implicit GEMM with warpgroup
+// matrix multiplies. The same kernel with 2 x 2 taps is a convolution of an image that was upsampled, without that
+// image.
 //
 //   x         tensor map over [height, width, channels] bf16: boxes of 64 channels (128-byte swizzle), WIDTH pixels, HEIGHT + TAPS - 1 rows
 //   weight    tensor map over [outs, TAPS * TAPS, channels] bf16, taps ordered (ky, kx): boxes of 64 channels, one tap, OUTS outputs
@@ -11,7 +12,8 @@
 //             sum of squares about it; for a group norm, which then need not read `out` once more
 //   counts    [as many] float: pixels of each split
 //   carry     [gridDim.x, outputs and lanes of the warps that store] moments; used only where an image is done in bands
-//   Upsampled (TAPS = 2): weight [4 * outs, 4, channels], as `collapse_taps_bf16` below makes it; out [2 height * 2 width, outs].
+// Upsampled (TAPS = 2): weight [4 * outs, 4, channels], as `collapse_taps_bf16` below makes it; out [2 height * 2
+// width, outs].
 //
 // Mapping   A block for each multiprocessor takes tiles of WIDTH x HEIGHT pixels and OUTS outputs in turn; neighbouring blocks have the
 //           outputs of one place, so that its pixels come from L2 but for the first. Warpgroups 1 and 2 own 64 of the tile's outputs each,
@@ -23,7 +25,8 @@
 //           where the image ends. It has rows for all ky: a tap is the same box, begun ky * WIDTH pixels later. So a pixel is fetched
 //           TAPS times and not TAPS * TAPS times, and what limits a convolution from L2 otherwise, does not.
 //           Pixels and weights have slots of their own, as one box of pixels serves TAPS boxes of weights.
-// Upsampled Of an image with every pixel four times, an output sees 2 x 2 different pixels; which of the 3 x 3 weights fall on one depends on
+// Upsampled Of an image with every pixel four times, an output sees 2 x 2 different pixels; which of the 3 x 3 weights
+// fall on one depends on
 //           whether the output's row and column are even. So there are four sets of 2 x 2 weights, sums of the 3 x 3 ones; they round once
 //           more, to bf16. A tile is of one set, and its outputs are two apart.
 // Stores    The warps that multiply only add bias and residual, and round into shared memory; warps 1 to 3 store from there while the next
@@ -72,7 +75,8 @@ struct Shape {
     // Sets of weights: one, or one for each place in the square that a pixel becomes.
     static constexpr int PLACES = TAPS == 2 ? 4 : 1, SCALE = TAPS == 2 ? 2 : 1;
     static constexpr int PIXELS = WIDTH * HEIGHT;
-    // Whether consumers divide the tile's outputs and round them into shared memory. Otherwise they divide its pixels, and store by themselves.
+    // Whether consumers divide the tile's outputs and round them into shared memory. Otherwise they divide its pixels,
+    // and store by themselves.
     static constexpr bool ROUNDS = OUTS == CONSUMERS * OWN_OUTS;
     static constexpr int PARTS = ROUNDS ? 1 : PIXELS / CONSUMERS / 64;  // multiplies of 64 rows
     static constexpr int SUMS = (ROUNDS ? PIXELS : OUTS) / 2;           // of a thread and part
@@ -121,12 +125,14 @@ __device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, uint32_t pixel, u
 // The bias of an output; outside of them, none.
 __device__ __forceinline__ float bias_of(const bf16* bias, int out, int outs) { return out < outs ? __bfloat162float(bias[out]) : 0.0f; }
 
-// sums + biases, + what lies in their place if ADDS, rounded, to a consumer's half of the rounded tile; a warp has 16 outputs. A lane has outputs
-// lane / 4 and lane / 4 + 8, whose biases are `biases`, of pixels 8 n + lane % 4 * 2 and the next.
+// sums + biases, + what lies in their place if ADDS, rounded, to a consumer's half of the rounded tile; a warp has 16
+// outputs. A lane has outputs lane / 4 and lane / 4 + 8, whose biases are `biases`, of pixels 8 n + lane % 4 * 2 and
+// the next.
 template <class S, bool ADDS>
 __device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const float (&biases)[2], uint32_t rounded) {
     const int lane = threadIdx.x % 32;
-    // The lane's pixel of the four matrices that a warp moves at once, and its chunk: both chunks of eight pixels, then of the next eight.
+    // The lane's pixel of the four matrices that a warp moves at once, and its chunk: both chunks of eight pixels, then
+    // of the next eight.
     const uint32_t first = chunk_at(rounded, lane / 16 * 8 + lane % 8, threadIdx.x / 32 % 4 * 2 + lane / 8 % 2);
     // Eight pixels further a chunk is at the same place. The residual is on its way one step ahead.
     constexpr int STEPS = S::PIXELS / 16;
@@ -148,8 +154,8 @@ __device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const f
     }
 }
 
-// sums + bias, rounded, to out, by the warps that have them: of a half of the tile's pixels. A lane has pixels lane / 4 and lane / 4 + 8 of
-// every 16, and outputs lane % 4 * 2 and the next.
+// sums + bias, rounded, to out, by the warps that have them: of a half of the tile's pixels. A lane has pixels lane / 4
+// and lane / 4 + 8 of every 16, and outputs lane % 4 * 2 and the next.
 template <class S>
 __device__ __forceinline__ void store_sums(const float (&sums)[S::PARTS][S::SUMS], const bf16* bias, const Work& w, int consumer, bf16* out,
                                            long long ld_out, int height, int width, int outs) {
@@ -290,7 +296,8 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
         if (threadIdx.x != 0) return;
         for (int index = begin; index < end; index += blocks) {
             const Work w = Work::at<S>(index, width, outs);
-            // One pixel before the tile; upsampled, outputs in odd places see the pixel behind instead of the one before.
+            // One pixel before the tile; upsampled, outputs in odd places see the pixel behind instead of the one
+            // before.
             const int from_x = w.x - 1 + (S::SCALE - 1) * (w.place % S::SCALE), from_y = w.y - 1 + (S::SCALE - 1) * (w.place / S::SCALE);
             for (int step = 0; step < steps; step++) {
                 const int channel = step / S::TAPS * CHANNELS, kx = step % S::TAPS;
@@ -312,7 +319,8 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
         }
     } else if (warpgroup == 0) {
         if constexpr (S::ROUNDS) {
-            // Lets a consumer round its half of a tile: the half before is stored, and the residual is on its way to where it was.
+            // Lets a consumer round its half of a tile: the half before is stored, and the residual is on its way to
+            // where it was.
             const auto open_half = [&](int consumer, int index) {
                 if (threadIdx.x != 32 || index >= end) return;
                 const uint32_t barrier = open + 8 * consumer;
@@ -351,7 +359,8 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
         const uint32_t own_pixels = S::ROUNDS ? 0 : consumer * (S::PIXELS / CONSUMERS) * ROW_BYTES;
         float biases[2];
         if constexpr (S::ROUNDS) {
-            // All the block's tiles have these outputs, as the blocks are a multiple of what the outputs are divided into.
+            // All the block's tiles have these outputs, as the blocks are a multiple of what the outputs are divided
+            // into.
             const int out = blockIdx.x % ceil_div(outs, S::OUTS) * S::OUTS + consumer * OWN_OUTS + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
             biases[0] = bias_of(bias, out, outs), biases[1] = bias_of(bias, out + 8, outs);
         }
@@ -415,7 +424,8 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
 
 }  // namespace conv2d
 
-// Shared memory is `BARRIERS` of the shape, 16 bytes for each slot and for each consumer, which the launcher passes; it must agree with `Shape`.
+// Shared memory is `BARRIERS` of the shape, 16 bytes for each slot and for each consumer, which the launcher passes; it
+// must agree with `Shape`.
 #define CONV2D(name, ...)                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(128 + 128 * conv2d::CONSUMERS, 1) name(                                                       \
         const __grid_constant__ hopper::TensorMap x, const __grid_constant__ hopper::TensorMap weight,                                         \
@@ -432,8 +442,8 @@ CONV2D(conv2d_bf16_32x8x8_sm90, 3, 32, 8, 8, 5, 15)
 CONV2D(upsample_conv2d_bf16_16x16x128_sm90, 2, 16, 16, 128, 3, 3)
 CONV2D(upsample_conv2d_bf16_16x8x128_sm90, 2, 16, 8, 128, 4, 7)
 
-// weight [outs, 9 * channels], row stride ld_weight -> out [4 * outs, 4 * channels], dense: for place (py, px) of a square and output o,
-// row (2 py + px) * outs + o holds taps (dy, dx) ordered so. channels % 8 == 0.
+// weight [outs, 9 * channels], row stride ld_weight -> out [4 * outs, 4 * channels], dense: for place (py, px) of a
+// square and output o, row (2 py + px) * outs + o holds taps (dy, dx) ordered so. channels % 8 == 0.
 extern "C" __global__ void __launch_bounds__(256) collapse_taps_bf16(const bf16* weight, long long ld_weight, bf16* out, int outs, int channels) {
     for_each_run<8>(16 * outs, channels, [=](long long row, int column) {
         const int tap = row % 4, o = row / 4 % outs, place = row / 4 / outs;

@@ -1,8 +1,9 @@
 // Rows quantised to e4m3: 8-bit floats with one f32 scale a row, value = e4m3 * scale.
 //
-// scale = amax / 448 with amax the row's largest magnitude, so that the largest value becomes the largest e4m3; rounded to nearest
-// even, saturating. A NaN stays one, so that damaged weights still end in an error. Of weights larger scales are tried
-// too, see quantise_weight.cu; activations are quantised in every step, and a try takes 7 instructions a value.
+// scale = amax / 448 with amax the row's largest magnitude, so that the largest value becomes the largest e4m3; rounded
+// to nearest even, saturating. A NaN stays one, so that damaged weights still end in an error. Of weights larger scales
+// are tried too, see quantise_weight.cu; activations are quantised in every step, and a try takes 7 instructions a
+// value.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -61,8 +62,8 @@ __device__ __forceinline__ float chunks_max(const uint4 (&chunks)[N]) {
     return amax;
 }
 
-// A row of bf16 that the block holds, chunk threadIdx.x + i * blockDim.x in chunks[i], zeros behind its end: its scale, and `out_chunks`
-// chunks of 8 bytes.
+// A row of bf16 that the block holds, chunk threadIdx.x + i * blockDim.x in chunks[i], zeros behind its end: its scale,
+// and `out_chunks` chunks of 8 bytes.
 template <int N>
 __device__ __forceinline__ void store_row(const uint4 (&chunks)[N], RowScale row, int out_chunks, e4m3* out, float* scale) {
     float values[8];
@@ -80,8 +81,8 @@ __device__ __forceinline__ void quantise_row(const uint4 (&chunks)[N], int out_c
     store_row(chunks, row_scale(block_max(chunks_max(chunks))), out_chunks, out, scale);
 }
 
-// As chunks_max and store_row, of a row of any size and alignment: value(i) is computed in each, zeros fill the columns from `cols` to
-// `out_cols`.
+// As chunks_max and store_row, of a row of any size and alignment: value(i) is computed in each, zeros fill the columns
+// from `cols` to `out_cols`.
 template <class Value>
 __device__ __forceinline__ float values_max(int cols, Value value) {
     float amax = 0.0f;

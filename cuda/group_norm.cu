@@ -1,4 +1,5 @@
-// group_norm: out = (x - mean) / sqrt(variance + eps) * weight + bias per group of channels, over all pixels;  group_norm_silu: silu of it
+// group_norm: out = (x - mean) / sqrt(variance + eps) * weight + bias per group of channels, over all pixels;
+// group_norm_silu: silu of it
 //
 //   x      [pixels, channels]  bf16, row stride ld_x
 //   weight, bias [channels]    bf16

@@ -1,5 +1,5 @@
-// Hopper instructions that C++ does not name: mbarrier, bulk tensor copy (TMA), what goes around warpgroup matrix multiplies. The multiplies
-// themselves, whose shape is their kernel's, are in the kernels' own headers.
+// Hopper instructions that C++ does not name: mbarrier, bulk tensor copy (TMA), what goes around warpgroup matrix
+// multiplies. The multiplies themselves, whose shape is their kernel's, are in the kernels' own headers.
 
 #pragma once
 #include <stdint.h>
@@ -97,8 +97,8 @@ __device__ __forceinline__ uint64_t describe(uint32_t address, uint32_t panel_by
     return uint64_t((address & 0x3ffff) >> 4) | uint64_t(panel_bytes >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
 }
 
-// A 4 x 4 transpose among the four lanes of a row: lane l has pair l of four blocks of 8 columns, and gets pairs 0 .. 3 of block l, which
-// are 16 bytes side by side. Its own inverse.
+// A 4 x 4 transpose among the four lanes of a row: lane l has pair l of four blocks of 8 columns, and gets pairs 0 .. 3
+// of block l, which are 16 bytes side by side. Its own inverse.
 __device__ __forceinline__ void exchange_pairs(uint32_t (&pair)[4]) {
 #pragma unroll
     for (int step = 1; step < 4; step *= 2) {
@@ -119,7 +119,8 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
     return raw;
 }
 
-// Four 8 x 8 matrices of bf16 as a warp holds sums: lane l gives the address of row l % 8 of matrix l / 8, 16 bytes each.
+// Four 8 x 8 matrices of bf16 as a warp holds sums: lane l gives the address of row l % 8 of matrix l / 8, 16 bytes
+// each.
 __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }

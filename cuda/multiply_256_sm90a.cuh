@@ -18,8 +18,8 @@ namespace hopper {
         REGISTERS_8(sums, 48), REGISTERS_8(sums, 56), REGISTERS_8(sums, 64), REGISTERS_8(sums, 72), REGISTERS_8(sums, 80),                     \
         REGISTERS_8(sums, 88), REGISTERS_8(sums, 96), REGISTERS_8(sums, 104), REGISTERS_8(sums, 112), REGISTERS_8(sums, 120)
 
-// sums [64, 256] = x [64, 32 bytes] weight [256, 32 bytes]^T, added to sums if `add`: 16 values of bf16, or 32 of e4m3, of which the tensor
-// cores keep about 14 bits of a sum.
+// sums [64, 256] = x [64, 32 bytes] weight [256, 32 bytes]^T, added to sums if `add`: 16 values of bf16, or 32 of e4m3,
+// of which the tensor cores keep about 14 bits of a sum.
 template <bool E4M3 = false>
 __device__ __forceinline__ void multiply(float (&sums)[128], uint64_t x, uint64_t weight, int add) {
     if constexpr (E4M3) {

@@ -1,7 +1,9 @@
-// What stands before attention and inside a gated MLP, for Hopper: a product whose columns are normed, rotated and gated before they are stored.
+// What stands before attention and inside a gated MLP, for Hopper: a product whose columns are normed, rotated and
+// gated before they are stored.
 //
-//   y = x weight^T, rounded to bf16; the weight's rows are k, v and q (dim rows each), then gate and up (mlp rows each); dim or mlp may be 0
-//   out = [rope(rms_norm(k)) | v | rope(rms_norm(q)) | silu(gate) * up], norm and rotation by heads of 128, pairs (2 i, 2 i + 1)
+// y = x weight^T, rounded to bf16; the weight's rows are k, v and q (dim rows each), then gate and up (mlp rows each);
+// dim or mlp may be 0 out = [rope(rms_norm(k)) | v | rope(rms_norm(q)) | silu(gate) * up], norm and rotation by heads
+// of 128, pairs (2 i, 2 i + 1)
 //
 //   x       [rows, features] bf16, in one or two parts with a weight each; tensor maps with boxes of 128 bytes of a row (swizzled), 128 rows
 //   weight  [3 * dim + 2 * mlp, features] bf16; the same boxes
@@ -83,8 +85,8 @@ struct Arguments {
 
 enum Kind { KEYS, VALUES, QUERIES, GATED };
 
-// A block's share of a tile: the part and its first row there, the tile's first column of out and what its columns are, and where in the
-// weight's rows the first half of its columns begins, and how far behind that the second.
+// A block's share of a tile: the part and its first row there, the tile's first column of out and what its columns are,
+// and where in the weight's rows the first half of its columns begins, and how far behind that the second.
 struct Work {
     int part, row, col, weight, second;
     Kind kind;
@@ -125,7 +127,8 @@ struct Work {
     }
 };
 
-// Where 16 bytes of a rounded row are: chunks change places with the row, so that eight rows of one chunk are in all banks.
+// Where 16 bytes of a rounded row are: chunks change places with the row, so that eight rows of one chunk are in all
+// banks.
 __device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, int row, int chunk) { return rounded + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4); }
 
 __device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
@@ -169,8 +172,8 @@ __device__ __forceinline__ void load_scales(const float* from, float (&scales)[N
     }
 }
 
-// A warpgroup's half of a tile in shared memory, and where it goes. Each of the STORERS warps stores its rows of it, AT_ONCE at a time and in
-// step: a warp by itself has nothing else to do while it waits for a sum.
+// A warpgroup's half of a tile in shared memory, and where it goes. Each of the STORERS warps stores its rows of it,
+// AT_ONCE at a time and in step: a warp by itself has nothing else to do while it waits for a sum.
 template <bool E4M3>
 struct Half {
     const Arguments& args;
@@ -185,7 +188,8 @@ struct Half {
         first_out = (w.part ? args.part_rows[0] : 0) + first_row;
     }
 
-    // body(row, i) of AT_ONCE rows of this warp. In place of rows behind the last it is the last again, which gets the same values.
+    // body(row, i) of AT_ONCE rows of this warp. In place of rows behind the last it is the last again, which gets the
+    // same values.
     template <class Body>
     __device__ __forceinline__ void at_once(int first, int end, Body body) const {
 #pragma unroll
@@ -416,7 +420,8 @@ __device__ __forceinline__ void project(const Arguments& args) {
 
 }  // namespace projection
 
-// Shared memory is `BARRIERS` and 8 bytes for each barrier, which the launcher passes. Launched with an even number of blocks.
+// Shared memory is `BARRIERS` and 8 bytes for each barrier, which the launcher passes. Launched with an even number of
+// blocks.
 #define PROJECTION(name, e4m3)                                                                            \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(projection::THREADS, 1)        \
         name(const __grid_constant__ projection::Arguments args) {                                        \

@@ -6,7 +6,8 @@
 //   cos, sin  [txt + img, head_dim / 2] f32, row stride ld_table; the table row of a token is its place in its sample:
 //             row % txt for text, txt + (row - txt_rows) % img for images
 //
-// A pair (a, b) becomes (a cos - b sin, b cos + a sin). Pairs are columns (2 i, 2 i + 1), or (i, i + head_dim / 2) where HALVES.
+// A pair (a, b) becomes (a cos - b sin, b cos + a sin). Pairs are columns (2 i, 2 i + 1), or (i, i + head_dim / 2)
+// where HALVES.
 //
 // Mapping   head_dim / 8 lanes hold a head, 8 values each from one 16-byte load; sums and the other half of a pair come by shuffles
 //           among these lanes. `groups_per_row` such groups share a row and step through its heads, so that a thread reads its

@@ -4,7 +4,8 @@
 //   out     [grid rows, ld_out] e4m3, dense; zeros behind `rows` and `cols`
 //   scales  [grid rows]         f32
 //
-// For activations whose kernel never has a whole row at hand: attention writes one tile of one head at a time. Weights: quantise_weight.cu.
+// For activations whose kernel never has a whole row at hand: attention writes one tile of one head at a time. Weights:
+// quantise_weight.cu.
 //
 // Mapping   one block per row of out; a thread holds up to 4 chunks of 8 values, so x is read once. 3072: 128 threads, 3 chunks.
 // Needs     cols % 8 == 0, ld_out <= 4 * 8 * 512, x 16-byte aligned. Otherwise `_any`: one value at a time, x read twice.

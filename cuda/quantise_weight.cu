@@ -1,12 +1,13 @@
-// quantise_weight: out * scales = weight, rounded to e4m3 with one scale a row, of 32 the one of least error; see e4m3.cuh
+// quantise_weight: out * scales = weight, rounded to e4m3 with one scale a row, of 32 the one of least error; see
+// e4m3.cuh
 //
 //   weight  [rows, cols]        bf16, row stride ld_weight
 //   out     [grid rows, ld_out] e4m3, dense; zeros behind `rows` and `cols`
 //   scales  [grid rows]         f32
 //
-// Once, when a weight is loaded; a row is an output channel. The scales that are tried are amax / 448 * (1 + i / 32). It gives what
-// `quantise_row` of src/e4m3.rs gives, to the last bit: errors are integers, whose sums are the same in any order, and what comes before
-// is rounded as there.
+// Once, when a weight is loaded; a row is an output channel. The scales that are tried are amax / 448 * (1 + i / 32).
+// It gives what `quantise_row` of src/e4m3.rs gives, to the last bit: errors are integers, whose sums are the same in
+// any order, and what comes before is rounded as there.
 //
 // Mapping   one block per row of out; a thread holds up to 4 chunks of 8 values, so weight is read once. A scale after the other: each
 //           thread sums the errors of its values, each warp those of its threads. Then each lane of a warp has one scale's.
@@ -23,10 +24,11 @@
 static constexpr int MAX_CHUNKS = 4;
 static constexpr int CANDIDATES = 32;
 static_assert(CANDIDATES == 32, "one for each lane of a warp");
-// Errors are measured in parts of 1, the largest half step of e4m3 being 16. A thread's sum of squares is at most 32 * 512^2 = 2^23, and
-// exact in f32.
+// Errors are measured in parts of 1, the largest half step of e4m3 being 16. A thread's sum of squares is at most 32 *
+// 512^2 = 2^23, and exact in f32.
 static constexpr float STEPS = 32.0f;
-// Added and taken away again, they round to a multiple of 1, and of 1/8 of a power of two: f32 has 23 bits behind the first.
+// Added and taken away again, they round to a multiple of 1, and of 1/8 of a power of two: f32 has 23 bits behind the
+// first.
 static constexpr float TO_INTEGER = 1.5f * (1 << 23);
 static constexpr float TO_EIGHTH = 1.5f * (1 << 20);
 
@@ -36,13 +38,13 @@ __device__ __forceinline__ RowScale candidate(RowScale largest, int i) {
     return {largest.scale * factor, largest.inverse / factor};
 }
 
-// The square of the error of e4m3 for value * inverse, both times STEPS and rounded to an integer first: an integer up to 512^2. The value
-// is finite, and no larger than 448 / inverse.
+// The square of the error of e4m3 for value * inverse, both times STEPS and rounded to an integer first: an integer up
+// to 512^2. The value is finite, and no larger than 448 / inverse.
 __device__ __forceinline__ float squared_error(float value, float inverse_in_steps) {
     // One rounding, as of the exact product in src/e4m3.rs.
     const float scaled = __fmaf_rn(value, inverse_in_steps, TO_INTEGER) - TO_INTEGER;
-    // Integers below 8 are multiples of 1/8 of theirs, so that the smaller steps of e4m3 near 0 make no difference. From here on products
-    // are exact, and fused with sums only to save instructions.
+    // Integers below 8 are multiples of 1/8 of theirs, so that the smaller steps of e4m3 near 0 make no difference.
+    // From here on products are exact, and fused with sums only to save instructions.
     const float power = __uint_as_float(__float_as_uint(scaled) & 0x7f800000u);
     const float error = scaled - __fmaf_rn(power, -TO_EIGHTH, __fmaf_rn(power, TO_EIGHTH, scaled));
     return error * error;
@@ -50,8 +52,8 @@ __device__ __forceinline__ float squared_error(float value, float inverse_in_ste
 
 __device__ __forceinline__ float finite(float value) { return fabsf(value) < INFINITY ? value : 0.0f; }
 
-// Of the candidates that begin with `largest` the one of least error, of equal ones the first. error_of(inverse_in_steps) is the sum of
-// squared_error over the values of this warp. All threads of the block get it.
+// Of the candidates that begin with `largest` the one of least error, of equal ones the first.
+// error_of(inverse_in_steps) is the sum of squared_error over the values of this warp. All threads of the block get it.
 template <class ErrorOf>
 __device__ __forceinline__ RowScale least_error(RowScale largest, ErrorOf error_of) {
     __shared__ unsigned long long errors[32][CANDIDATES];  // of each warp

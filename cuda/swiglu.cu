@@ -1,5 +1,5 @@
-// swiglu: out = silu(gate) * up
-// swiglu_e4m3: [beside | silu(gate) * up], quantised for an fp8 product (see e4m3.cuh): the one scale of a row needs both parts
+// swiglu: out = silu(gate) * up swiglu_e4m3: [beside | silu(gate) * up], quantised for an fp8 product (see e4m3.cuh):
+// the one scale of a row needs both parts
 //
 //   gate   [tokens, mlp]  bf16, row stride ld_gate
 //   up     [tokens, mlp]  bf16, row stride ld_up

@@ -2,7 +2,8 @@
 //
 //   f32_to_bf16, f16_to_bf16   n values, rounded to nearest even
 //   place_weight               from [rows, channels, taps] dense -> to [to_rows, ld_to], columns ordered (tap, channel); zeros elsewhere
-//   to_rgb8                    x [rows, cols] bf16, row stride ld_x -> out [rows, cols] u8: round_half_even(255 * clamp(x / 2 + 1 / 2));
+// to_rgb8                    x [rows, cols] bf16, row stride ld_x -> out [rows, cols] u8: round_half_even(255 * clamp(x
+// / 2 + 1 / 2));
 //                              the byte behind becomes 1 when a value is NaN, and stays as it is otherwise
 //
 // Mapping   grid-stride over values; the copy over the bus takes longer.

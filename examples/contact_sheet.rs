@@ -28,7 +28,8 @@ fn main() -> ExitCode {
 
 fn write(out: &str, images: &[String]) -> Result<()> {
     let images = images.iter().map(|path| read_png(Path::new(path))).collect::<Result<_>>()?;
-    let cannot = |e: &dyn std::fmt::Display| Error::new(format!("cannot write the contact sheet: {e}")).at_path(Path::new(out));
+    let cannot =
+        |e: &dyn std::fmt::Display| Error::new(format!("cannot write the contact sheet: {e}")).at_path(Path::new(out));
     let file = File::create(out).map_err(|e| cannot(&e))?;
     // A file that is kept in git is packed as well as it can be.
     let encoder = PngEncoder::new_with_quality(file, CompressionType::Best, FilterType::Adaptive);

@@ -18,10 +18,12 @@ const MAX_COUNT: u64 = 10_000;
 #[derive(Parser)]
 #[command(name = "flux", version, arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage. The seed of an image is printed, and kept in a PNG.\n\
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage. The seed of an image is printed, and kept in a PNG.\n\
                         Examples:\n  \
                         flux -p \"a red circle on a blue background\" -o circle.png\n  \
-                        flux -d models/klein-4b -p \"a lighthouse in a storm\" -W 1024 -H 1024 -S 42 -o lighthouse.png")]
+                        flux -d models/klein-4b -p \"a lighthouse in a storm\" -W 1024 -H 1024 -S 42 -o lighthouse.png"
+)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -34,8 +36,8 @@ pub struct Cli {
 pub enum Command {
     /// Measures how long the stages of an image and the ops of a model take on this machine.
     ///
-    /// Ops have the shapes of the model, or of klein 4B when no folder is named; they stand beside what the device does at best, a copy or a
-    /// large product, and fused ops beside the simpler ops that they stand for.
+    /// Ops have the shapes of the model, or of klein 4B when no folder is named; they stand beside what the device does
+    /// at best, a copy or a large product, and fused ops beside the simpler ops that they stand for.
     Bench(Bench),
     /// Says how far two PNG images of one size are apart: max and mean of the 8-bit differences, PSNR.
     #[command(hide = true)]
@@ -105,7 +107,8 @@ pub struct Bench {
     pub names: Vec<String>,
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Sides of the square images, such as 512,1024, rounded down to multiples of 16 [default: 1024 on a GPU, 256 on the CPU]
+    /// Sides of the square images, such as 512,1024, rounded down to multiples of 16 [default: 1024 on a GPU, 256 on
+    /// the CPU]
     #[arg(long = "size", value_name = "PIXELS", value_delimiter = ',', value_parser = value_parser!(u64).range(16..=8192))]
     pub sizes: Vec<u64>,
     /// Images at once
@@ -117,10 +120,12 @@ pub struct Bench {
     /// Runs of which the median is taken [default: 20 of ops and 5 of images on a GPU, 3 and 2 on the CPU]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1000))]
     pub runs: Option<u64>,
-    /// Run every op also for so long without a pause, which shows what it takes where the GPU's power limit lowers the clock
+    /// Run every op also for so long without a pause, which shows what it takes where the GPU's power limit lowers the
+    /// clock
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub in_a_row: Option<f64>,
-    /// Wait for so long before every image, as someone does who looks at each: the GPU is below its power limit for a while then
+    /// Wait for so long before every image, as someone does who looks at each: the GPU is below its power limit for a
+    /// while then
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub pause: Option<f64>,
     #[command(flatten)]
@@ -160,7 +165,8 @@ pub struct Generate {
     guidance: Option<f32>,
     #[command(flatten)]
     pub on: DeviceArgs,
-    /// With --precision fp8: keep the quantised weights in a file in the model's folder, and load them from there from then on
+    /// With --precision fp8: keep the quantised weights in a file in the model's folder, and load them from there from
+    /// then on
     #[arg(long)]
     pub fp8_cache: bool,
     /// Print nothing but errors, and the seed when it was random
@@ -247,7 +253,9 @@ impl Generate {
         let mut prompt = self.prompt.clone().unwrap_or_default();
         if prompt == "-" {
             prompt.clear();
-            std::io::stdin().read_to_string(&mut prompt).map_err(|e| Error::usage(format!("cannot read the prompt: {e}")).at("standard input"))?;
+            std::io::stdin()
+                .read_to_string(&mut prompt)
+                .map_err(|e| Error::usage(format!("cannot read the prompt: {e}")).at("standard input"))?;
             if prompt.ends_with('\n') {
                 prompt.pop(); // the line end that `echo` adds; others are the user's
             }
@@ -273,7 +281,8 @@ impl Generate {
     /// Errors when there are not so many seeds.
     pub fn outputs(&self, seed: u64) -> Result<Vec<PathBuf>> {
         let end = seed.checked_add(self.count - 1);
-        let last = end.ok_or_else(|| Error::usage(format!("seed {seed} is too large for {} images", self.count)).at("--seed"))?;
+        let last = end
+            .ok_or_else(|| Error::usage(format!("seed {seed} is too large for {} images", self.count)).at("--seed"))?;
         let numbered = |seed: u64| match &self.output {
             None => PathBuf::from(format!("flux-{seed}.png")),
             Some(path) if self.count == 1 => path.clone(),
@@ -297,7 +306,9 @@ impl Generate {
                 .hint("leave out `--print-path`: the JSON names the file under `output`"));
         }
         if self.fp8_cache && self.on.precision != PrecisionChoice::Fp8 {
-            return Err(Error::usage("`--fp8-cache` is for `--precision fp8`").hint("give both, or leave out `--fp8-cache`"));
+            return Err(
+                Error::usage("`--fp8-cache` is for `--precision fp8`").hint("give both, or leave out `--fp8-cache`")
+            );
         }
         self.on.check()
     }
@@ -310,7 +321,9 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> std::result::Result<Generate, String> {
-        Cli::try_parse_from(format!("flux {line}").split_whitespace()).map(|cli| cli.generate).map_err(|e| e.to_string())
+        Cli::try_parse_from(format!("flux {line}").split_whitespace())
+            .map(|cli| cli.generate)
+            .map_err(|e| e.to_string())
     }
 
     #[test]
@@ -320,14 +333,20 @@ mod tests {
 
     #[test]
     fn numbers_are_strict() {
-        for bad in ["-W 12abc", "-H -64", "-s 1.5", "-S abc", "-S -1", "-S 18446744073709551616", "-W 1e3", "-g x", "-g 3,5"] {
+        for bad in
+            ["-W 12abc", "-H -64", "-s 1.5", "-S abc", "-S -1", "-S 18446744073709551616", "-W 1e3", "-g x", "-g 3,5"]
+        {
             assert!(parse(&format!("-p x {bad}")).is_err(), "{bad}");
         }
         for bad in ["0", "-2", "nan"] {
             assert!(parse(&format!("-p x --gpu-memory={bad}")).is_err(), "{bad}");
         }
-        let good = parse("-p x -W 17 -H 64 -s 9 -S 18446744073709551615 -g 3.5 --gpu-memory 0.5").unwrap().request().unwrap();
-        assert_eq!((good.width, good.height, good.steps, good.seed, good.guidance), (Some(17), Some(64), Some(9), u64::MAX, Some(3.5)));
+        let good =
+            parse("-p x -W 17 -H 64 -s 9 -S 18446744073709551615 -g 3.5 --gpu-memory 0.5").unwrap().request().unwrap();
+        assert_eq!(
+            (good.width, good.height, good.steps, good.seed, good.guidance),
+            (Some(17), Some(64), Some(9), u64::MAX, Some(3.5))
+        );
     }
 
     #[test]
@@ -365,7 +384,10 @@ mod tests {
         let paths = |names: &[&str]| Ok(names.iter().map(PathBuf::from).collect::<Vec<_>>());
         assert_eq!(outputs("-p x -o a.b/out.x.png", 7), paths(&["a.b/out.x.png"]));
         assert_eq!(outputs("-p x -o a.b/out.x.png -n 2", 7), paths(&["a.b/out.x-7.png", "a.b/out.x-8.png"]));
-        assert_eq!(outputs("-p x --count 2", u64::MAX - 1), paths(&["flux-18446744073709551614.png", "flux-18446744073709551615.png"]));
+        assert_eq!(
+            outputs("-p x --count 2", u64::MAX - 1),
+            paths(&["flux-18446744073709551614.png", "flux-18446744073709551615.png"])
+        );
         assert!(outputs("-p x --count 2", u64::MAX).unwrap_err().contains("--seed"));
         for bad in ["0", "-1", "1.5", "x", "10001"] {
             assert!(parse(&format!("-p x --count={bad}")).is_err_and(|e| e.contains("--count")), "{bad}");

@@ -19,7 +19,9 @@ pub struct Difference {
 /// Errors when their sizes differ.
 pub fn difference(a: &Rgb, b: &Rgb) -> Result<Difference> {
     if (a.width, a.height) != (b.width, b.height) {
-        return Err(Error::new(format!("the images are {}x{} and {}x{}", a.width, a.height, b.width, b.height)).at("compare"));
+        return Err(
+            Error::new(format!("the images are {}x{} and {}x{}", a.width, a.height, b.width, b.height)).at("compare")
+        );
     }
     let (mut max, mut sum, mut squares) = (0, 0u64, 0u64);
     for (&x, &y) in a.bytes.iter().zip(&b.bytes) {
@@ -29,7 +31,11 @@ pub fn difference(a: &Rgb, b: &Rgb) -> Result<Difference> {
         squares += u64::from(apart).pow(2);
     }
     let count = a.bytes.len() as f64;
-    Ok(Difference { max, mean: sum as f64 / count, psnr_db: 10.0 * (255.0f64.powi(2) * count / squares as f64).log10() })
+    Ok(Difference {
+        max,
+        mean: sum as f64 / count,
+        psnr_db: 10.0 * (255.0f64.powi(2) * count / squares as f64).log10(),
+    })
 }
 
 #[cfg(test)]

@@ -18,7 +18,9 @@ pub fn default_model() -> Result<ModelDir> {
 pub fn default_model() -> Result<ModelDir> {
     Err(crate::error::Error::usage("no model is named, and this program was built without the default model")
         .at("--dir")
-        .hint("name a model folder with `-d` or FLUX_MODEL; `scripts/download_model.sh 4b models/klein-4b` fetches one"))
+        .hint(
+            "name a model folder with `-d` or FLUX_MODEL; `scripts/download_model.sh 4b models/klein-4b` fetches one",
+        ))
 }
 
 #[cfg(feature = "default-model")]

@@ -1,8 +1,10 @@
-//! e4m3: floats of 8 bits, which are a sign, 4 bits of exponent and 3 of mantissa, without infinities. Rows of them share a float32 scale.
+//! e4m3: floats of 8 bits, which are a sign, 4 bits of exponent and 3 of mantissa, without infinities. Rows of them
+//! share a float32 scale.
 //!
 //! What is here gives the bits that cuda/quantise_weight.cu gives, so that weights may be quantised on either side.
 
-/// Rows are padded with zeros to whole 16 bytes, and weights with rows of zeros, because cuBLASLt's fp8 kernels take no other sizes.
+/// Rows are padded with zeros to whole 16 bytes, and weights with rows of zeros, because cuBLASLt's fp8 kernels take no
+/// other sizes.
 pub const MULTIPLE: usize = 16;
 /// The largest value.
 const MAX: f32 = 448.0;
@@ -13,7 +15,8 @@ const LEAST_NORMAL: f32 = 1.0 / 64.0;
 const NAN: u8 = 0x7f;
 /// Scales that are tried for a row of a weight.
 const CANDIDATES: u64 = 32;
-/// Errors are measured in parts of 1, the largest half step of e4m3 being 16. Of up to 32 values float32 then holds the sum of the squares.
+/// Errors are measured in parts of 1, the largest half step of e4m3 being 16. Of up to 32 values float32 then holds the
+/// sum of the squares.
 const STEPS: f32 = 32.0;
 const LANES: usize = 16;
 
@@ -28,7 +31,8 @@ pub fn to_f32(bits: u8) -> f32 {
     if bits & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The bits of the nearest value, of two as near those whose last bit is 0; the largest for all that is larger. A NaN stays one.
+/// The bits of the nearest value, of two as near those whose last bit is 0; the largest for all that is larger. A NaN
+/// stays one.
 pub fn from_f32(value: f32) -> u8 {
     // Added to a magnitude below it, its last bit is worth 2^-9.
     const SHIFT: f32 = (1 << 14) as f32;
@@ -49,10 +53,10 @@ pub fn from_f32(value: f32) -> u8 {
 
 /// A row of a weight over the scale that is returned; zeros in `out` behind it.
 ///
-/// Of the scales `amax / 448 * (1 + i / 32)`, i < 32, with amax the row's largest magnitude, it is the one of least squared error; of equal
-/// ones the least. Over an octave e4m3 rounds in the same way, only at other places: they are 32 draws of the error, of which the least is
-/// taken. Rows of 3072 normal values come 3 % nearer than with amax / 448, rows of 12288 1.5 %, as the root of the mean square. On the GPU
-/// cuda/quantise_weight.cu does it.
+/// Of the scales `amax / 448 * (1 + i / 32)`, i < 32, with amax the row's largest magnitude, it is the one of least
+/// squared error; of equal ones the least. Over an octave e4m3 rounds in the same way, only at other places: they are
+/// 32 draws of the error, of which the least is taken. Rows of 3072 normal values come 3 % nearer than with amax / 448,
+/// rows of 12288 1.5 %, as the root of the mean square. On the GPU cuda/quantise_weight.cu does it.
 pub fn quantise_row(values: &[f32], out: &mut [u8]) -> f32 {
     let amax = values.iter().fold(LEAST_AMAX, |amax, value| amax.max(value.abs()));
     let (scale, inverse) = least_error(values, (amax / MAX, MAX / amax));
@@ -64,7 +68,8 @@ pub fn quantise_row(values: &[f32], out: &mut [u8]) -> f32 {
 
 /// Of the candidates that begin with `largest`, which takes the largest magnitude to [`MAX`]: a scale and its inverse.
 fn least_error(values: &[f32], largest: (f32, f32)) -> (f32, f32) {
-    let mut finite: Vec<f64> = values.iter().map(|value| if value.is_finite() { f64::from(*value) } else { 0.0 }).collect();
+    let mut finite: Vec<f64> =
+        values.iter().map(|value| if value.is_finite() { f64::from(*value) } else { 0.0 }).collect();
     finite.resize(values.len().next_multiple_of(LANES), 0.0);
     let candidate = |i: u64| {
         let factor = 1.0 + i as f32 / CANDIDATES as f32;
@@ -75,10 +80,12 @@ fn least_error(values: &[f32], largest: (f32, f32)) -> (f32, f32) {
     candidate((0..CANDIDATES).min_by_key(error).unwrap_or(0))
 }
 
-/// The sum of the squared errors of e4m3 for `values * inverse`, all times [`STEPS`] and rounded to integers first: the sum of integers is
-/// the same in any order, here and on the GPU. What this leaves out is small beside the errors of a row's larger values.
+/// The sum of the squared errors of e4m3 for `values * inverse`, all times [`STEPS`] and rounded to integers first: the
+/// sum of integers is the same in any order, here and on the GPU. What this leaves out is small beside the errors of a
+/// row's larger values.
 fn squared_error(values: &[f64], inverse: f32) -> u64 {
-    // Added and taken away again, they round to a multiple of 1, and of 1/8 of a power of two, as float64 has 52 bits behind the first.
+    // Added and taken away again, they round to a multiple of 1, and of 1/8 of a power of two, as float64 has 52 bits
+    // behind the first.
     const TO_INTEGER: f64 = 1.5 * (1u64 << 52) as f64;
     const TO_EIGHTH: f64 = 1.5 * (1u64 << 49) as f64;
     const EXPONENT: u64 = 0x7ff << 52;
@@ -88,7 +95,8 @@ fn squared_error(values: &[f64], inverse: f32) -> u64 {
     for values in values.chunks_exact(LANES) {
         for (sum, value) in sums.iter_mut().zip(values) {
             let scaled = (value * inverse + TO_INTEGER) - TO_INTEGER;
-            // Integers below 8 are multiples of 1/8 of theirs, so that the smaller steps of e4m3 near 0 make no difference.
+            // Integers below 8 are multiples of 1/8 of theirs, so that the smaller steps of e4m3 near 0 make no
+            // difference.
             let power = f64::from_bits(scaled.to_bits() & EXPONENT) * TO_EIGHTH;
             let error = scaled - ((scaled + power) - power);
             *sum += error * error;
@@ -103,8 +111,15 @@ mod tests {
 
     #[test]
     fn e4m3_has_the_values_of_its_definition() {
-        let values =
-            [(0x00, 0.0), (0x01, 2f32.powi(-9)), (0x07, 7.0 * 2f32.powi(-9)), (0x08, 2f32.powi(-6)), (0x38, 1.0), (0x39, 1.125), (0x7e, 448.0)];
+        let values = [
+            (0x00, 0.0),
+            (0x01, 2f32.powi(-9)),
+            (0x07, 7.0 * 2f32.powi(-9)),
+            (0x08, 2f32.powi(-6)),
+            (0x38, 1.0),
+            (0x39, 1.125),
+            (0x7e, 448.0),
+        ];
         for (bits, value) in values {
             assert_eq!((to_f32(bits), to_f32(bits | 0x80)), (value, -value), "{bits:#x}");
         }
@@ -118,7 +133,13 @@ mod tests {
             let (low, high) = (to_f32(bits), to_f32(bits + 1));
             let middle = (low + high) / 2.0;
             let even = if bits % 2 == 0 { bits } else { bits + 1 };
-            for (value, expected) in [(low, bits), (middle.next_down(), bits), (middle, even), (middle.next_up(), bits + 1), (high, bits + 1)] {
+            for (value, expected) in [
+                (low, bits),
+                (middle.next_down(), bits),
+                (middle, even),
+                (middle.next_up(), bits + 1),
+                (high, bits + 1),
+            ] {
                 assert_eq!((from_f32(value), from_f32(-value)), (expected, expected | 0x80), "{value}");
             }
         }
@@ -146,10 +167,13 @@ mod tests {
             (state >> 40) as f32 / (1 << 24) as f32 - 0.5
         };
         // The upper half of a float32 is a bf16.
-        (0..len).map(|_| f32::from_bits((0.02 * (0..12).map(|_| uniform()).sum::<f32>()).to_bits() & 0xffff_0000)).collect()
+        (0..len)
+            .map(|_| f32::from_bits((0.02 * (0..12).map(|_| uniform()).sum::<f32>()).to_bits() & 0xffff_0000))
+            .collect()
     }
 
-    /// Rows of many sizes: normal, of heavy tails, over many powers of two, and with a value that is far above the others.
+    /// Rows of many sizes: normal, of heavy tails, over many powers of two, and with a value that is far above the
+    /// others.
     fn rows() -> Vec<Vec<f32>> {
         let of_size = |(seed, len): (usize, usize)| {
             let row = normal(seed as u64, len);
@@ -170,7 +194,9 @@ mod tests {
 
     /// The sum of squared differences from the row.
     fn error(row: &[f32], (scale, inverse): (f32, f32)) -> f64 {
-        row.iter().map(|value| (f64::from(*value) - f64::from(to_f32(from_f32(value * inverse))) * f64::from(scale)).powi(2)).sum()
+        row.iter()
+            .map(|value| (f64::from(*value) - f64::from(to_f32(from_f32(value * inverse))) * f64::from(scale)).powi(2))
+            .sum()
     }
 
     fn scale_of(row: &[f32]) -> f32 {
@@ -190,7 +216,8 @@ mod tests {
                 (row.iter().map(squared).sum::<f64>() as u64, *scale)
             };
             let errors: Vec<(u64, f32)> = candidates(&row).iter().map(error).collect();
-            let weighted: Vec<u64> = errors.iter().zip(32u64..).map(|((squares, _), factor)| squares * factor * factor).collect();
+            let weighted: Vec<u64> =
+                errors.iter().zip(32u64..).map(|((squares, _), factor)| squares * factor * factor).collect();
             let least = *weighted.iter().min().unwrap();
             let first = weighted.iter().position(|error| *error == least).unwrap();
             assert_eq!(scale_of(&row), errors[first].1, "{} values", row.len());
@@ -274,7 +301,10 @@ mod tests {
         assert_eq!(quantise_row(&with_nan, &mut out), scale);
         assert!(to_f32(out[0]).is_nan() && out[1..] == expected[..39]);
         let scale = quantise_row(&[f32::INFINITY, 1.0, f32::NEG_INFINITY], &mut out);
-        assert!(scale == f32::INFINITY && to_f32(out[0]).is_nan() && to_f32(out[2]).is_nan(), "an infinity over itself");
+        assert!(
+            scale == f32::INFINITY && to_f32(out[0]).is_nan() && to_f32(out[2]).is_nan(),
+            "an infinity over itself"
+        );
         assert_eq!(out[1], 0);
     }
 }

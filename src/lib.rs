@@ -7,9 +7,9 @@
 //!           Decoder     -> [height * width, 3] -> RGB
 //! ```
 //!
-//! In reading order: [`pipeline`] puts the models together; [`text_encoder`], [`transformer`], [`vae`] and [`sampler`] are
-//! the models, written once for every backend in terms of [`tensor::Tensor`] and its [`ops`]; [`backend`] is where ops
-//! run: [`backend::cpu`], the reference, and [`backend::cuda`]. [`weights`] maps the files of a [`model_dir`].
+//! In reading order: [`pipeline`] puts the models together; [`text_encoder`], [`transformer`], [`vae`] and [`sampler`]
+//! are the models, written once for every backend in terms of [`tensor::Tensor`] and its [`ops`]; [`backend`] is where
+//! ops run: [`backend::cpu`], the reference, and [`backend::cuda`]. [`weights`] maps the files of a [`model_dir`].
 
 pub mod backend;
 pub mod compare;

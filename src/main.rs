@@ -56,12 +56,14 @@ fn generate(args: &Generate, start: Instant) -> Result<()> {
     let dir = model(&args.model).and_then(|dir| dir.map_or_else(default_model, Ok))?;
     let fp8_folder = args.fp8_cache.then(|| fp8_folder(&dir)).transpose()?;
     let mut console = Console::new(args.quiet, args.verbose, args.count > 1);
-    // The driver takes long to open a GPU: the model is opened meanwhile, and its tokenizer read until a prompt is to be encoded.
+    // The driver takes long to open a GPU: the model is opened meanwhile, and its tokenizer read until a prompt is to
+    // be encoded.
     let name = dir.name();
     let opening = thread::spawn(move || timed(|| OpenModel::open(&dir)));
     let (device, device_s) = timed(|| choose_device(&args.on, &console));
     let device = device?;
-    let (model, open_s) = opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
+    let (model, open_s) =
+        opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
     let mut model = model?;
     if let Some(folder) = fp8_folder {
         let cache = model.keep_fp8(&folder, &mut console)?;
@@ -86,7 +88,9 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
 
 /// The model folder that is named, if one is.
 fn model(args: &ModelArgs) -> Result<Option<ModelDir>> {
-    let open = |folder: PathBuf| ModelDir::open(&folder).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" }));
+    let open = |folder: PathBuf| {
+        ModelDir::open(&folder).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" }))
+    };
     args.dir().map(open).transpose()
 }
 
@@ -94,7 +98,9 @@ fn model(args: &ModelArgs) -> Result<Option<ModelDir>> {
 fn fp8_folder(dir: &ModelDir) -> Result<PathBuf> {
     let folder = dir.folder().map(Path::to_path_buf);
     folder.ok_or_else(|| {
-        Error::usage("the built-in model is in no folder, where weights could be kept").at("--fp8-cache").hint("name a model with `-d`")
+        Error::usage("the built-in model is in no folder, where weights could be kept")
+            .at("--fp8-cache")
+            .hint("name a model with `-d`")
     })
 }
 
@@ -106,10 +112,14 @@ enum Device {
 /// The device that was asked for; with `auto` a GPU where one can be used, else the CPU and a line why.
 fn choose_device(args: &DeviceArgs, console: &Console) -> Result<Device> {
     if args.precision == PrecisionChoice::F32 && matches!(args.device, DeviceChoice::Cuda(_)) {
-        return Err(Error::usage("a GPU computes in bf16, not in f32").at("--precision").hint("use `--device cpu` for f32"));
+        return Err(Error::usage("a GPU computes in bf16, not in f32")
+            .at("--precision")
+            .hint("use `--device cpu` for f32"));
     }
     if args.precision == PrecisionChoice::Fp8 && args.device == DeviceChoice::Cpu {
-        return Err(Error::usage("the CPU computes in f32 or bf16, not in fp8").at("--precision").hint("use `--device cuda` for fp8"));
+        return Err(Error::usage("the CPU computes in f32 or bf16, not in fp8")
+            .at("--precision")
+            .hint("use `--device cuda` for fp8"));
     }
     let cpu = || {
         let cpu = Cpu::new(match args.precision {
@@ -124,14 +134,18 @@ fn choose_device(args: &DeviceArgs, console: &Console) -> Result<Device> {
     };
     match args.device {
         DeviceChoice::Cpu => Ok(cpu()),
-        DeviceChoice::Cuda(ordinal) => open_gpu(args, ordinal)
-            .map_err(|e| e.at(format!("--device cuda:{ordinal}")).hint("`--device cpu` works without a GPU; `nvidia-smi` lists the GPUs")),
+        DeviceChoice::Cuda(ordinal) => open_gpu(args, ordinal).map_err(|e| {
+            e.at(format!("--device cuda:{ordinal}"))
+                .hint("`--device cpu` works without a GPU; `nvidia-smi` lists the GPUs")
+        }),
         DeviceChoice::Auto if args.precision == PrecisionChoice::F32 => {
             console.note("using the CPU: a GPU computes in bf16, not in f32");
             Ok(cpu())
         }
-        DeviceChoice::Auto if args.precision == PrecisionChoice::Fp8 => open_gpu(args, 0)
-            .map_err(|e| e.at("--precision fp8").hint("fp8 needs an NVIDIA GPU of compute capability 9.0; leave out `--precision` without one")),
+        DeviceChoice::Auto if args.precision == PrecisionChoice::Fp8 => open_gpu(args, 0).map_err(|e| {
+            e.at("--precision fp8")
+                .hint("fp8 needs an NVIDIA GPU of compute capability 9.0; leave out `--precision` without one")
+        }),
         DeviceChoice::Auto => open_gpu(args, 0).or_else(|why| {
             console.note(&format!("using the CPU: {}", why.what()));
             Ok(cpu())
@@ -174,7 +188,11 @@ impl Job<'_> {
         if self.args.quiet && self.args.seed_is_random() {
             say(&seeds); // an image that nobody can make again is of little use
         }
-        console.info(&format!("{seeds}, {width}x{height}, {steps} {}, model {}", if steps == 1 { "step" } else { "steps" }, self.name));
+        console.info(&format!(
+            "{seeds}, {width}x{height}, {steps} {}, model {}",
+            if steps == 1 { "step" } else { "steps" },
+            self.name
+        ));
 
         let mut targets = self.targets.as_slice();
         while !targets.is_empty() {
@@ -290,7 +308,8 @@ fn compare(a: &Path, b: &Path, min_psnr: Option<f64>) -> Result<()> {
     print(format!("max {} mean {:.4} psnr {:.2} dB", found.max, found.mean, found.psnr_db).as_bytes())?;
     match min_psnr {
         Some(bound) if found.psnr_db < bound => {
-            Err(Error::new(format!("the images are {:.2} dB apart, expected at least {bound} dB", found.psnr_db)).at(b.display().to_string()))
+            Err(Error::new(format!("the images are {:.2} dB apart, expected at least {bound} dB", found.psnr_db))
+                .at(b.display().to_string()))
         }
         _ => Ok(()),
     }

@@ -81,7 +81,11 @@ impl ModelDir {
                 let entries = std::fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
                 entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
             }
-            Self::Embedded(files) => files.iter().filter_map(|(file, _)| file.strip_prefix(folder)?.strip_prefix('/')).map(String::from).collect(),
+            Self::Embedded(files) => files
+                .iter()
+                .filter_map(|(file, _)| file.strip_prefix(folder)?.strip_prefix('/'))
+                .map(String::from)
+                .collect(),
         };
         names.retain(|name| name.ends_with(suffix));
         names.sort();
@@ -94,7 +98,9 @@ impl ModelDir {
             Self::Folder(root) => Bytes::map(&root.join(name)),
             Self::Embedded(files) => {
                 let found = files.iter().find(|(file, _)| *file == name);
-                found.map(|(_, bytes)| Bytes::Embedded(bytes)).ok_or_else(|| Error::new("missing file").at(self.display(name)))
+                found
+                    .map(|(_, bytes)| Bytes::Embedded(bytes))
+                    .ok_or_else(|| Error::new("missing file").at(self.display(name)))
             }
         }
     }
@@ -118,6 +124,7 @@ impl ModelDir {
     ///
     /// Errors when it cannot be read, is no JSON, or lacks a key.
     pub fn json<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
-        serde_json::from_slice(&self.read(name)?).map_err(|e| Error::new(format!("invalid JSON: {e}")).at(self.display(name)))
+        serde_json::from_slice(&self.read(name)?)
+            .map_err(|e| Error::new(format!("invalid JSON: {e}")).at(self.display(name)))
     }
 }

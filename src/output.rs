@@ -64,14 +64,20 @@ pub struct Target {
 impl Target {
     /// Checks what can go wrong with `path` before any work is done for it: the extension, the folder, its rights.
     ///
-    /// Errors when the extension names no format, the path is a folder, or its folder does not exist or refuses a new file.
+    /// Errors when the extension names no format, the path is a folder, or its folder does not exist or refuses a new
+    /// file.
     pub fn new(path: &Path) -> Result<Self> {
         let format = Format::of(path)?;
         // A link is followed, as every program that writes to an open file does.
-        let followed = fs::symlink_metadata(path).ok().filter(|found| found.is_symlink()).and_then(|_| fs::canonicalize(path).ok());
+        let followed = fs::symlink_metadata(path)
+            .ok()
+            .filter(|found| found.is_symlink())
+            .and_then(|_| fs::canonicalize(path).ok());
         let path = followed.unwrap_or_else(|| path.to_path_buf());
         match fs::symlink_metadata(&path) {
-            Ok(found) if found.is_dir() => return Err(Error::usage(format!("`{}` is a folder, not a file", path.display())).at("--output")),
+            Ok(found) if found.is_dir() => {
+                return Err(Error::usage(format!("`{}` is a folder, not a file", path.display())).at("--output"));
+            }
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(cannot_write(&path, &e)),
             _ => {}
         }
@@ -109,7 +115,8 @@ impl Target {
         Ok(())
     }
 
-    /// A file beside the target, removed on drop. It is a temporary name that a person recognises, should a kill leave one behind.
+    /// A file beside the target, removed on drop. It is a temporary name that a person recognises, should a kill leave
+    /// one behind.
     fn temporary(&self) -> Result<NamedTempFile> {
         let mut builder = tempfile::Builder::new();
         builder.prefix(".flux-").suffix(".part");
@@ -122,8 +129,12 @@ impl Target {
 fn cannot_write(path: &Path, cause: &io::Error) -> Error {
     let error = Error::new(format!("cannot write the image: {cause}")).at_path(path);
     match cause.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => error.hint("free some space, or name another folder with `-o`"),
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => error.hint("name a folder that you may write to with `-o`"),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            error.hint("free some space, or name another folder with `-o`")
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            error.hint("name a folder that you may write to with `-o`")
+        }
         io::ErrorKind::InvalidFilename => error.hint("choose a shorter name with `-o`"),
         _ => error,
     }
@@ -142,24 +153,31 @@ pub fn encode(image: &Rgb, format: Format, facts: &[(&str, String)]) -> Result<V
         Format::Jpeg => JpegEncoder::new_with_quality(&mut file, JPEG_QUALITY)
             .write_image(&image.bytes, width, height, ExtendedColorType::Rgb8)
             .map_err(|e| e.to_string()),
-        Format::Webp => {
-            WebPEncoder::new_lossless(&mut file).write_image(&image.bytes, width, height, ExtendedColorType::Rgb8).map_err(|e| e.to_string())
-        }
+        Format::Webp => WebPEncoder::new_lossless(&mut file)
+            .write_image(&image.bytes, width, height, ExtendedColorType::Rgb8)
+            .map_err(|e| e.to_string()),
     }
     .map_err(|e| Error::new(format!("cannot encode the image: {e}")))?;
     Ok(file)
 }
 
-fn encode_png(file: &mut Vec<u8>, width: u32, height: u32, rgb: &[u8], facts: &[(&str, String)]) -> std::result::Result<(), png::EncodingError> {
+fn encode_png(
+    file: &mut Vec<u8>,
+    width: u32,
+    height: u32,
+    rgb: &[u8],
+    facts: &[(&str, String)],
+) -> std::result::Result<(), png::EncodingError> {
     let mut encoder = png::Encoder::new(file, width, height);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
-    // Measured on one core of a Zen 3, a 720x477 photograph: Fast 2.5 ms and 683 kB, Balanced 71 ms and 669 kB, High 96 ms and 668 kB.
+    // Measured on one core of a Zen 3, a 720x477 photograph: Fast 2.5 ms and 683 kB, Balanced 71 ms and 669 kB, High 96
+    // ms and 668 kB.
     encoder.set_compression(png::Compression::Fast);
-    // The filter that `Fast` would choose row by row, adaptive, is nearly always Paeth, and trying all of them costs time. Measured on one core of
-    // an EPYC, 1024x1024, adaptive and Paeth: a photograph 6.2 ms and 1654 kB, 5.5 ms and 1654 kB; soft colours 3.1 ms and 279 kB, 2.6 ms and
-    // 281 kB; the same with grain 5.0 ms and 1471 kB, 4.1 ms and 1552 kB; noise 4.5 and 3.8 ms, both 3147 kB. Tried: Up, 0.5 ms less and up to
-    // a fifth more bytes.
+    // The filter that `Fast` would choose row by row, adaptive, is nearly always Paeth, and trying all of them costs
+    // time. Measured on one core of an EPYC, 1024x1024, adaptive and Paeth: a photograph 6.2 ms and 1654 kB, 5.5 ms and
+    // 1654 kB; soft colours 3.1 ms and 279 kB, 2.6 ms and 281 kB; the same with grain 5.0 ms and 1471 kB, 4.1 ms and
+    // 1552 kB; noise 4.5 and 3.8 ms, both 3147 kB. Tried: Up, 0.5 ms less and up to a fifth more bytes.
     encoder.set_filter(png::Filter::Paeth);
     for (keyword, text) in facts {
         encoder.add_itxt_chunk((*keyword).to_string(), text.clone())?; // UTF-8
@@ -177,7 +195,9 @@ pub fn read_png(path: &Path) -> Result<Rgb> {
     let invalid = |e: png::DecodingError| Error::new(format!("cannot read the PNG: {e}")).at_path(path);
     let mut reader = png::Decoder::new(BufReader::new(file)).read_info().map_err(invalid)?;
     if reader.output_color_type() != (png::ColorType::Rgb, png::BitDepth::Eight) {
-        return Err(Error::new(format!("pixels are {:?}, expected 8-bit RGB", reader.output_color_type())).at_path(path));
+        return Err(
+            Error::new(format!("pixels are {:?}, expected 8-bit RGB", reader.output_color_type())).at_path(path)
+        );
     }
     let size = reader.output_buffer_size().ok_or_else(|| Error::new("the image is too large").at_path(path))?;
     let mut bytes = vec![0; size];
@@ -199,10 +219,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("käse.PNG");
         let image = gradient(48, 32);
-        Target::new(&path).unwrap().write(&image, &[("prompt", "ein Käse 🧀".to_string()), ("seed", "7".to_string())]).unwrap();
+        Target::new(&path)
+            .unwrap()
+            .write(&image, &[("prompt", "ein Käse 🧀".to_string()), ("seed", "7".to_string())])
+            .unwrap();
         assert_eq!(read_png(&path).unwrap(), image);
         let reader = png::Decoder::new(BufReader::new(fs::File::open(&path).unwrap())).read_info().unwrap();
-        let texts: Vec<_> = reader.info().utf8_text.iter().map(|t| (t.keyword.clone(), t.get_text().unwrap())).collect();
+        let texts: Vec<_> =
+            reader.info().utf8_text.iter().map(|t| (t.keyword.clone(), t.get_text().unwrap())).collect();
         assert_eq!(texts, [("prompt".to_string(), "ein Käse 🧀".to_string()), ("seed".to_string(), "7".to_string())]);
     }
 

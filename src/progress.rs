@@ -79,7 +79,11 @@ impl Observer for Console {
     fn batch(&mut self, together: usize) {
         if self.many {
             self.finish();
-            self.info(&if together == 1 { "one image by itself".to_string() } else { format!("{together} images as one batch") });
+            self.info(&if together == 1 {
+                "one image by itself".to_string()
+            } else {
+                format!("{together} images as one batch")
+            });
         }
     }
 

@@ -1,4 +1,5 @@
-//! `--timings`: where the time and the memory of an image went, as text or as JSON. Images of one batch share the stages' times.
+//! `--timings`: where the time and the memory of an image went, as text or as JSON. Images of one batch share the
+//! stages' times.
 
 use std::fmt::Write;
 use std::fs;
@@ -31,10 +32,20 @@ impl Report<'_> {
     /// One line per stage, without a line end after the last.
     pub fn text(&self) -> String {
         let Timings { images, load_s, text_s, prepare_s, steps_s, decode_s, device, .. } = self.timings;
-        let before = [("device", self.device_s), ("open", self.open_s), ("load", *load_s), ("text", *text_s), ("prepare", *prepare_s)];
+        let before = [
+            ("device", self.device_s),
+            ("open", self.open_s),
+            ("load", *load_s),
+            ("text", *text_s),
+            ("prepare", *prepare_s),
+        ];
         let mut times: Vec<_> = before.map(|(name, seconds)| (name.to_string(), seconds)).into();
         times.extend(steps_s.iter().enumerate().map(|(i, step)| (format!("step {}", i + 1), *step)));
-        times.extend([("decode".to_string(), *decode_s), ("save".to_string(), self.save_s), ("total".to_string(), self.total_s)]);
+        times.extend([
+            ("decode".to_string(), *decode_s),
+            ("save".to_string(), self.save_s),
+            ("total".to_string(), self.total_s),
+        ]);
 
         let mut text = String::new(); // writing to it does not fail
         if *images > 1 {

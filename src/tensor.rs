@@ -76,13 +76,14 @@ impl<B: Backend> Tensor<B> {
         Arc::try_unwrap(buffer).map_err(|buffer| Self { backend, buffer, offset, rows, cols, stride, writable })
     }
 
-    /// The same cells, over which no op may write any more but for [`Tensor::reclaim`]. For backends that keep something about them.
+    /// The same cells, over which no op may write any more but for [`Tensor::reclaim`]. For backends that keep
+    /// something about them.
     pub fn read_only(self) -> Self {
         Self { writable: false, ..self }
     }
 
-    /// This tensor, over which an op may write again if nobody shares its memory; what the backend keeps about cells there, `forget` drops.
-    /// For backends.
+    /// This tensor, over which an op may write again if nobody shares its memory; what the backend keeps about cells
+    /// there, `forget` drops. For backends.
     pub fn reclaim(mut self, forget: impl FnOnce(&mut B::Buffer)) -> Self {
         if let Some(buffer) = Arc::get_mut(&mut self.buffer) {
             forget(buffer);
@@ -92,10 +93,19 @@ impl<B: Backend> Tensor<B> {
     }
 
     fn view(&self, offset: usize, rows: usize, cols: usize, writable: bool) -> Self {
-        Self { backend: self.backend.clone(), buffer: Arc::clone(&self.buffer), offset, rows, cols, stride: self.stride, writable }
+        Self {
+            backend: self.backend.clone(),
+            buffer: Arc::clone(&self.buffer),
+            offset,
+            rows,
+            cols,
+            stride: self.stride,
+            writable,
+        }
     }
 
-    /// Rows `range`, to read. An op never writes over them while another tensor has the memory, also when it consumes the view.
+    /// Rows `range`, to read. An op never writes over them while another tensor has the memory, also when it consumes
+    /// the view.
     pub fn row_view(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         self.view(self.offset + range.start * self.stride, range.len(), self.cols, false)
@@ -125,10 +135,14 @@ impl<B: Backend> Tensor<B> {
         let first = parts.first()?;
         let follows = |pair: &[&Self]| {
             let [a, b] = pair else { return false };
-            Arc::ptr_eq(&a.buffer, &b.buffer) && a.stride == b.stride && a.rows == b.rows && a.offset + a.cols == b.offset
+            Arc::ptr_eq(&a.buffer, &b.buffer)
+                && a.stride == b.stride
+                && a.rows == b.rows
+                && a.offset + a.cols == b.offset
         };
         let cols = parts.iter().map(|part| part.cols).sum();
-        (parts.windows(2).all(follows) && cols <= first.stride).then(|| first.view(first.offset, first.rows, cols, false))
+        (parts.windows(2).all(follows) && cols <= first.stride)
+            .then(|| first.view(first.offset, first.rows, cols, false))
     }
 
     /// The tensor that [`Tensor::split_rows`] took apart, when `top` and `bottom` still lie so in one buffer.
@@ -141,12 +155,23 @@ impl<B: Backend> Tensor<B> {
             return Err((top, bottom));
         }
         let Self { backend, buffer, offset, rows, cols, stride, writable } = top;
-        Ok(Self { backend, buffer, offset, rows: rows + bottom.rows, cols, stride, writable: writable && bottom.writable })
+        Ok(Self {
+            backend,
+            buffer,
+            offset,
+            rows: rows + bottom.rows,
+            cols,
+            stride,
+            writable: writable && bottom.writable,
+        })
     }
 
     pub(crate) fn expect_vec(&self, op: &str, name: &str, vector: &Self) -> Result<()> {
         expect(vector.rows == 1 && vector.cols == self.cols, op, || {
-            format!("x is [{}, {}] but {name} is [{}, {}], expected [1, {}]", self.rows, self.cols, vector.rows, vector.cols, self.cols)
+            format!(
+                "x is [{}, {}] but {name} is [{}, {}], expected [1, {}]",
+                self.rows, self.cols, vector.rows, vector.cols, self.cols
+            )
         })
     }
 

@@ -148,7 +148,10 @@ impl WeightView {
         shape[0] = rows.len();
         let start = self.range.start;
         let range = start + rows.start * row_bytes..start + rows.end * row_bytes;
-        let of_rows = |e4m3: &E4m3View| E4m3View { values: e4m3.values.row_range(rows.clone()), scales: e4m3.scales.row_range(rows.clone()) };
+        let of_rows = |e4m3: &E4m3View| E4m3View {
+            values: e4m3.values.row_range(rows.clone()),
+            scales: e4m3.scales.row_range(rows.clone()),
+        };
         let e4m3 = self.e4m3().map(|e4m3| Box::new(of_rows(e4m3)));
         Self { bytes: Arc::clone(&self.bytes), range, dtype: self.dtype, shape, e4m3 }
     }
@@ -189,8 +192,8 @@ pub fn scales_name(matrix: &str) -> String {
 }
 
 impl WeightFiles {
-    /// Opens `<folder>/<stem>.safetensors`, or the shards that `<folder>/<stem>.safetensors.index.json` names, or the only
-    /// safetensors file of the folder.
+    /// Opens `<folder>/<stem>.safetensors`, or the shards that `<folder>/<stem>.safetensors.index.json` names, or the
+    /// only safetensors file of the folder.
     ///
     /// Errors when a file is missing, no safetensors file, cut off, or its header lies.
     pub fn open(dir: &ModelDir, folder: &str, stem: &str) -> Result<Self> {
@@ -204,9 +207,11 @@ impl WeightFiles {
             match dir.list(folder, ".safetensors").as_slice() {
                 [only] => vec![format!("{folder}/{only}")],
                 _ => {
-                    return Err(Error::new(format!("no weights: neither `{stem}.safetensors` nor `{stem}.safetensors.index.json`"))
-                        .at(dir.display(folder))
-                        .hint("is the download complete? `scripts/download_model.sh` resumes it"));
+                    return Err(Error::new(format!(
+                        "no weights: neither `{stem}.safetensors` nor `{stem}.safetensors.index.json`"
+                    ))
+                    .at(dir.display(folder))
+                    .hint("is the download complete? `scripts/download_model.sh` resumes it"));
                 }
             }
         };
@@ -231,18 +236,28 @@ impl WeightFiles {
     }
 
     fn add(&mut self, path: PathBuf, bytes: Bytes, remedy: &str) -> Result<()> {
-        let broken = |e: &dyn std::fmt::Display| Error::new(format!("not a whole safetensors file: {e}")).at_path(&path).hint(remedy);
+        let broken = |e: &dyn std::fmt::Display| {
+            Error::new(format!("not a whole safetensors file: {e}")).at_path(&path).hint(remedy)
+        };
         let (header_len, metadata) = SafeTensors::read_metadata(bytes.as_slice()).map_err(|e| broken(&e))?;
         // The eight bytes of the header's length come before the header.
         let data_start = 8 + header_len;
         let data_len = bytes.as_slice().len() - data_start;
         if metadata.data_len() != data_len {
-            return Err(broken(&format!("the header describes {} bytes of tensors, the file holds {data_len}", metadata.data_len())));
+            return Err(broken(&format!(
+                "the header describes {} bytes of tensors, the file holds {data_len}",
+                metadata.data_len()
+            )));
         }
         let file = self.files.len();
         for (name, info) in metadata.tensors() {
             let (start, end) = info.data_offsets;
-            let entry = Entry { file, range: data_start + start..data_start + end, dtype: info.dtype, shape: info.shape.clone() };
+            let entry = Entry {
+                file,
+                range: data_start + start..data_start + end,
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+            };
             if self.entries.insert(name.clone(), entry).is_some() {
                 return Err(Error::new(format!("tensor `{name}` is in two files")).at_path(&path));
             }
@@ -283,10 +298,14 @@ impl WeightFiles {
     /// Errors when it is missing, or has another shape or a dtype that is no float.
     pub fn get(&self, name: &str, shape: &[usize]) -> Result<WeightView> {
         let (path, entry) = self.entry(name, shape)?;
-        let dtype = float(entry.dtype)
-            .ok_or_else(|| Error::new(format!("tensor `{name}` is of dtype {:?}, expected BF16, F16 or F32", entry.dtype)).at_path(path))?;
+        let dtype = float(entry.dtype).ok_or_else(|| {
+            Error::new(format!("tensor `{name}` is of dtype {:?}, expected BF16, F16 or F32", entry.dtype))
+                .at_path(path)
+        })?;
         let e4m3 = match (&self.e4m3, shape) {
-            (Some(e4m3), &[rows, cols]) if e4m3.entries.contains_key(name) => Some(Box::new(e4m3.get_e4m3(name, rows, cols)?)),
+            (Some(e4m3), &[rows, cols]) if e4m3.entries.contains_key(name) => {
+                Some(Box::new(e4m3.get_e4m3(name, rows, cols)?))
+            }
             _ => None,
         };
         Ok(WeightView { e4m3, ..self.view(entry, dtype, entry.shape.clone()) })
@@ -299,7 +318,8 @@ impl WeightFiles {
         let bytes = |name: &str, shape: &[usize], dtype: FileDtype, row_bytes: usize| {
             let (path, entry) = self.entry(name, shape)?;
             if entry.dtype != dtype {
-                return Err(Error::new(format!("tensor `{name}` is of dtype {:?}, expected {dtype:?}", entry.dtype)).at_path(path));
+                return Err(Error::new(format!("tensor `{name}` is of dtype {:?}, expected {dtype:?}", entry.dtype))
+                    .at_path(path));
             }
             Ok(self.view(entry, Dtype::U8, vec![rows, row_bytes]))
         };
@@ -311,7 +331,8 @@ impl WeightFiles {
     /// The entry `name`, which must have `shape`, and the path of its file.
     fn entry(&self, name: &str, shape: &[usize]) -> Result<(&Path, &Entry)> {
         let first_file = || self.files.first().map(|(path, _)| path.display().to_string()).unwrap_or_default();
-        let entry = self.entries.get(name).ok_or_else(|| Error::new(format!("tensor `{name}` is missing")).at(first_file()))?;
+        let entry =
+            self.entries.get(name).ok_or_else(|| Error::new(format!("tensor `{name}` is missing")).at(first_file()))?;
         let path = self.files[entry.file].0.as_path();
         if entry.shape != shape {
             return Err(Error::new(format!("tensor `{name}` is {:?}, expected {shape:?}", entry.shape)).at_path(path));
@@ -320,7 +341,13 @@ impl WeightFiles {
     }
 
     fn view(&self, entry: &Entry, dtype: Dtype, shape: Vec<usize>) -> WeightView {
-        WeightView { bytes: Arc::clone(&self.files[entry.file].1), range: entry.range.clone(), dtype, shape, e4m3: None }
+        WeightView {
+            bytes: Arc::clone(&self.files[entry.file].1),
+            range: entry.range.clone(),
+            dtype,
+            shape,
+            e4m3: None,
+        }
     }
 }
 
@@ -345,7 +372,9 @@ fn shard_names(dir: &ModelDir, folder: &str, index_name: &str) -> Result<Vec<Str
     shards.dedup();
     // A name with a separator could point anywhere on this machine.
     if let Some(bad) = shards.iter().find(|name| name.contains(['/', '\\']) || name.starts_with('.')) {
-        return Err(Error::new(format!("the index names `{bad}`, which is no file beside it")).at(dir.display(index_name)));
+        return Err(
+            Error::new(format!("the index names `{bad}`, which is no file beside it")).at(dir.display(index_name))
+        );
     }
     if shards.is_empty() {
         return Err(Error::new("the index names no file").at(dir.display(index_name)));
@@ -403,7 +432,8 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     /// `<name>.weight` of each name, [rows, cols], one under the other.
     pub fn stacked(&self, names: &[&str], rows: usize, cols: usize) -> Result<Tensor<B>> {
-        let views: Vec<_> = names.iter().map(|name| self.view(&format!("{name}.weight"), &[rows, cols])).collect::<Result<_>>()?;
+        let views: Vec<_> =
+            names.iter().map(|name| self.view(&format!("{name}.weight"), &[rows, cols])).collect::<Result<_>>()?;
         self.weight(&views)
     }
 

@@ -19,7 +19,8 @@ const WEIGHTS: [&str; 3] = [TRANSFORMER, VAE, ENCODER];
 
 fn run(model: &ModelCopy) -> (Run, Vec<String>) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let run = draw(folder.path(), &["-p", "a cat", "-S", "1", "-o", "out.png", "-d", model.path().to_str().expect("UTF-8")]);
+    let run =
+        draw(folder.path(), &["-p", "a cat", "-S", "1", "-o", "out.png", "-d", model.path().to_str().expect("UTF-8")]);
     (run, names(folder.path()))
 }
 
@@ -58,7 +59,13 @@ fn a_missing_file_is_named() {
 
 #[test]
 fn a_file_that_is_no_json_is_named() {
-    for name in ["model_index.json", "text_encoder/config.json", "tokenizer/tokenizer.json", "transformer/config.json", "vae/config.json"] {
+    for name in [
+        "model_index.json",
+        "text_encoder/config.json",
+        "tokenizer/tokenizer.json",
+        "transformer/config.json",
+        "vae/config.json",
+    ] {
         for content in ["", "{", "[]", "null", "{} trailing", "\u{0}"] {
             let model = ModelCopy::new();
             model.change(name, |bytes| *bytes = content.as_bytes().to_vec());
@@ -97,7 +104,9 @@ fn a_damaged_tokenizer_is_told_each_time_and_before_any_work() {
 #[test]
 fn another_kind_of_model_is_refused() {
     let model = ModelCopy::new();
-    model.change_json("model_index.json", |index| drop(index.insert("_class_name".into(), json!("StableDiffusionPipeline"))));
+    model.change_json("model_index.json", |index| {
+        drop(index.insert("_class_name".into(), json!("StableDiffusionPipeline")))
+    });
     refused(&model, &["`StableDiffusionPipeline`", "model_index.json", "scripts/download_model.sh"]);
 }
 
@@ -133,7 +142,8 @@ fn a_header_that_is_no_json_is_refused() {
 
 /// The name of some tensor and its entry.
 fn some_tensor(header: &mut serde_json::Map<String, Value>) -> (String, &mut Value) {
-    let found = header.iter_mut().find(|(name, _)| name.ends_with("conv_in.weight") || name.ends_with("x_embedder.weight"));
+    let found =
+        header.iter_mut().find(|(name, _)| name.ends_with("conv_in.weight") || name.ends_with("x_embedder.weight"));
     let (name, entry) = found.expect("the model has this tensor");
     (name.clone(), entry)
 }
@@ -186,7 +196,9 @@ fn a_missing_tensor_is_named() {
         let mut lost = String::new();
         model.change_header(file, |header| {
             let found = header.keys().find(|name| {
-                name.ends_with("norm_q.weight") || name.ends_with("decoder.conv_in.weight") || name.ends_with("layers.3.mlp.up_proj.weight")
+                name.ends_with("norm_q.weight")
+                    || name.ends_with("decoder.conv_in.weight")
+                    || name.ends_with("layers.3.mlp.up_proj.weight")
             });
             lost = found.expect("the model has this tensor").clone();
             let entry = header.remove(&lost).expect("just found");
@@ -212,7 +224,8 @@ fn an_index_that_names_a_missing_or_foreign_shard_is_refused() {
         let model = ModelCopy::new();
         let index = json!({ "weight_map": { "model.norm.weight": shard } });
         model.remove(ENCODER);
-        std::fs::write(model.file("text_encoder/model.safetensors.index.json"), index.to_string()).expect("a temporary folder is writable");
+        std::fs::write(model.file("text_encoder/model.safetensors.index.json"), index.to_string())
+            .expect("a temporary folder is writable");
         refused(&model, &["text_encoder"]);
     }
 }
@@ -220,15 +233,29 @@ fn an_index_that_names_a_missing_or_foreign_shard_is_refused() {
 /// Whatever a config holds, loading says something sensible or ignores it: it never panics, hangs or eats all memory.
 #[test]
 fn no_value_in_a_config_makes_loading_panic() {
-    let hostile = [json!(0), json!(-1), json!(1), json!(3), json!(1u64 << 40), json!(u64::MAX), json!(1e300), json!("x"), Value::Null, json!([])];
+    let hostile = [
+        json!(0),
+        json!(-1),
+        json!(1),
+        json!(3),
+        json!(1u64 << 40),
+        json!(u64::MAX),
+        json!(1e300),
+        json!("x"),
+        Value::Null,
+        json!([]),
+    ];
     for name in ["model_index.json", "text_encoder/config.json", "transformer/config.json", "vae/config.json"] {
-        let real: Value = serde_json::from_slice(&std::fs::read(model_copy::tiny().join(name)).expect("the file is there")).expect("JSON");
+        let real: Value =
+            serde_json::from_slice(&std::fs::read(model_copy::tiny().join(name)).expect("the file is there"))
+                .expect("JSON");
         for key in real.as_object().expect("an object").keys() {
             for value in &hostile {
                 let model = ModelCopy::new();
                 model.change_json(name, |config| drop(config.insert(key.clone(), value.clone())));
                 let dir = ModelDir::open(model.path()).expect("the folder is there");
-                let planned = Pipeline::load(Cpu::new(Precision::F32), &dir).and_then(|pipeline| pipeline.plan(&Request::new("a cat", 1)));
+                let planned = Pipeline::load(Cpu::new(Precision::F32), &dir)
+                    .and_then(|pipeline| pipeline.plan(&Request::new("a cat", 1)));
                 if let Err(error) = planned {
                     assert!(error.to_string().contains("in: "), "{name}, {key} = {value}: {error}");
                 }

@@ -51,9 +51,19 @@ fn a_png_says_how_it_was_made() {
     let folder = folder();
     draw(folder.path(), &["-p", "ein Käse 🧀", "-S", "5", "-o", "out.png"]).succeeds();
     let version = concat!("flux ", env!("CARGO_PKG_VERSION"));
-    let facts =
-        [("prompt", "ein Käse 🧀"), ("seed", "5"), ("steps", "1"), ("guidance", "1"), ("size", "32x32"), ("model", "tiny"), ("Software", version)];
-    assert_eq!(texts(&folder.path().join("out.png")), facts.map(|(keyword, text)| (keyword.to_string(), text.to_string())));
+    let facts = [
+        ("prompt", "ein Käse 🧀"),
+        ("seed", "5"),
+        ("steps", "1"),
+        ("guidance", "1"),
+        ("size", "32x32"),
+        ("model", "tiny"),
+        ("Software", version),
+    ];
+    assert_eq!(
+        texts(&folder.path().join("out.png")),
+        facts.map(|(keyword, text)| (keyword.to_string(), text.to_string()))
+    );
 }
 
 #[test]
@@ -77,12 +87,20 @@ fn one_command_makes_many_images_each_of_its_own_seed() {
         let run = draw(folder.path(), &["-p", "a cat", "-S", "8", "-o", "alone.png", "--print-path"]).succeeds();
         assert_eq!(run.stdout, "alone.png\n", "{written}");
     }
-    let apart = difference(&read_png(&folder.path().join("out-8.png")).unwrap(), &read_png(&folder.path().join("alone.png")).unwrap()).unwrap();
+    let apart = difference(
+        &read_png(&folder.path().join("out-8.png")).unwrap(),
+        &read_png(&folder.path().join("alone.png")).unwrap(),
+    )
+    .unwrap();
     assert!(apart.max <= 1, "{apart:?}");
 
-    let run = draw(folder.path(), &["-p", "a cat", "-S", "1", "-n", "10", "-q", "-o", "many.jpg", "--timings=json"]).succeeds();
-    let reports: Vec<serde_json::Value> = run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    let of = |field: fn(&serde_json::Value) -> &serde_json::Value| reports.iter().map(|r| field(r).as_u64().unwrap()).collect::<Vec<_>>();
+    let run = draw(folder.path(), &["-p", "a cat", "-S", "1", "-n", "10", "-q", "-o", "many.jpg", "--timings=json"])
+        .succeeds();
+    let reports: Vec<serde_json::Value> =
+        run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let of = |field: fn(&serde_json::Value) -> &serde_json::Value| {
+        reports.iter().map(|r| field(r).as_u64().unwrap()).collect::<Vec<_>>()
+    };
     assert_eq!(of(|r| &r["plan"]["seed"]), (1..=10).collect::<Vec<_>>());
     assert_eq!(of(|r| &r["timings"]["images"]), [8, 8, 8, 8, 8, 8, 8, 8, 2, 2]);
     assert_eq!(of(|r| &r["timings"]["prompts_encoded"]), [1, 1, 1, 1, 1, 1, 1, 1, 0, 0]);
@@ -100,7 +118,9 @@ fn quiet_prints_nothing_when_the_seed_is_known() {
 #[test]
 fn the_extension_chooses_the_format() {
     let folder = folder();
-    for (name, signature) in [("a.PNG", &b"\x89PNG"[..]), ("a.jpg", b"\xff\xd8\xff"), ("a.JPEG", b"\xff\xd8\xff"), ("a.webp", b"RIFF")] {
+    for (name, signature) in
+        [("a.PNG", &b"\x89PNG"[..]), ("a.jpg", b"\xff\xd8\xff"), ("a.JPEG", b"\xff\xd8\xff"), ("a.webp", b"RIFF")]
+    {
         draw(folder.path(), &["-p", "a cat", "-o", name]).succeeds();
         assert!(fs::read(folder.path().join(name)).unwrap().starts_with(signature), "{name}");
     }
@@ -289,8 +309,13 @@ fn a_path_is_printed_as_it_is() {
     use std::os::unix::ffi::OsStrExt;
     let folder = folder();
     let name = std::ffi::OsStr::from_bytes(b"k\xe4se.png"); // Latin-1
-    let output =
-        flux().current_dir(folder.path()).args(SMALL).args(["-p", "x", "--print-path", "-o"]).arg(name).output().expect("the program starts");
+    let output = flux()
+        .current_dir(folder.path())
+        .args(SMALL)
+        .args(["-p", "x", "--print-path", "-o"])
+        .arg(name)
+        .output()
+        .expect("the program starts");
     assert_eq!(output.stdout, b"k\xe4se.png\n");
     assert!(folder.path().join(name).exists());
 }
@@ -298,7 +323,8 @@ fn a_path_is_printed_as_it_is() {
 #[test]
 fn a_missing_model_folder_is_named_with_a_remedy() {
     let folder = folder();
-    draw(folder.path(), &["-p", "a cat", "-d", "none"]).fails(1, &["no such model folder: `none`", "in: --dir", "scripts/download_model.sh 4b"]);
+    draw(folder.path(), &["-p", "a cat", "-d", "none"])
+        .fails(1, &["no such model folder: `none`", "in: --dir", "scripts/download_model.sh 4b"]);
     draw(folder.path(), &["-p", "a cat", "-d", "."]).fails(1, &["not a model folder", "model_index.json"]);
     draw(folder.path(), &["-p", "a cat", "-d", ""]).fails(2, &["--dir"]);
     assert!(names(folder.path()).is_empty());
@@ -308,7 +334,14 @@ fn a_missing_model_folder_is_named_with_a_remedy() {
 fn the_model_folder_comes_from_the_flag_then_from_the_environment() {
     let folder = folder();
     let run = |model: &str, flags: &[&str]| {
-        Run::of(flux().current_dir(folder.path()).env("FLUX_MODEL", model).args(SMALL).args(["-p", "a cat", "-S", "1", "-o"]).args(flags))
+        Run::of(
+            flux()
+                .current_dir(folder.path())
+                .env("FLUX_MODEL", model)
+                .args(SMALL)
+                .args(["-p", "a cat", "-S", "1", "-o"])
+                .args(flags),
+        )
     };
     run("none", &["a.png"]).fails(1, &["no such model folder: `none`", "in: FLUX_MODEL"]);
     run("", &["a.png"]).succeeds();
@@ -324,7 +357,12 @@ fn the_model_folder_comes_from_the_flag_then_from_the_environment() {
 fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
     let folder = folder();
     let run = |flags: &[&str]| {
-        Run::of(flux().current_dir(folder.path()).args(["-p", "a cat", "-W", "32", "-H", "32", "-s", "1", "-o", "out.png"]).args(flags))
+        Run::of(
+            flux()
+                .current_dir(folder.path())
+                .args(["-p", "a cat", "-W", "32", "-H", "32", "-s", "1", "-o", "out.png"])
+                .args(flags),
+        )
     };
     run(&["--device", "cuda:99"]).fails(1, &["--device cuda:99", "hint: "]);
     run(&["--device", "cuda", "--precision", "f32"]).fails(2, &["--precision", "--device cpu"]);
@@ -358,22 +396,37 @@ fn compare_measures_and_holds_to_its_bound() {
 #[test]
 fn bench_measures_every_stage_and_op_beside_the_ceilings() {
     let tiny = project("models/tiny");
-    let bench = |args: &[&str]| Run::of(flux().arg("bench").args(["--device", "cpu", "--runs", "1"]).args(args).arg("-d").arg(&tiny));
+    let bench = |args: &[&str]| {
+        Run::of(flux().arg("bench").args(["--device", "cpu", "--runs", "1"]).args(args).arg("-d").arg(&tiny))
+    };
     // Rounded down, and each once.
     let run = bench(&["--json", "--size", "32,48,47,48", "--steps", "1", "--batch", "2"]).succeeds();
-    let rows: Vec<serde_json::Value> = run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    let named = |start: &str| rows.iter().filter(|row| row["name"].as_str().is_some_and(|name| name.starts_with(start))).collect::<Vec<_>>();
+    let rows: Vec<serde_json::Value> =
+        run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let named = |start: &str| {
+        rows.iter().filter(|row| row["name"].as_str().is_some_and(|name| name.starts_with(start))).collect::<Vec<_>>()
+    };
     for (size, row) in [32, 48].into_iter().zip(named("stages/")) {
         assert_eq!((row["size"].as_u64(), row["batch"].as_u64()), (Some(size), Some(2)));
         for field in ["text_ms", "step_ms", "step_tflop_s", "decode_ms", "png_ms", "png_bytes"] {
             assert!(row[field].as_f64().is_some_and(|value| value > 0.0), "{field}: {row}");
         }
-        let parts: f64 = ["text_ms", "prepare_ms", "step_ms", "decode_ms"].iter().map(|part| row[part].as_f64().unwrap()).sum();
+        let parts: f64 =
+            ["text_ms", "prepare_ms", "step_ms", "decode_ms"].iter().map(|part| row[part].as_f64().unwrap()).sum();
         assert!(row["total_ms"].as_f64().unwrap() > 0.9 * parts, "{row}");
     }
     assert_eq!((named("stages/").len(), named("ceiling/").len()), (2, 3));
-    let fused =
-        ["gated_add", "swiglu", "adaln", "qk_norm_rope", "group_norm_silu", "conv2d_add", "norm_conv2d", "gated_add_adaln", "upsample_conv2d"];
+    let fused = [
+        "gated_add",
+        "swiglu",
+        "adaln",
+        "qk_norm_rope",
+        "group_norm_silu",
+        "conv2d_add",
+        "norm_conv2d",
+        "gated_add_adaln",
+        "upsample_conv2d",
+    ];
     for op in ["add", "rms_norm", "linear", "attention", "conv2d"].iter().chain(&fused) {
         let rows = named(&format!("ops/{op} "));
         assert!(!rows.is_empty(), "{op}");
@@ -387,21 +440,34 @@ fn bench_measures_every_stage_and_op_beside_the_ceilings() {
 
     let table = bench(&["--size", "32", "adaln", "rms_norm"]).succeeds().stdout;
     let starts: Vec<_> = table.lines().map(|line| line.split(' ').next().unwrap()).collect();
-    assert_eq!(starts, ["CPU,", "ceiling/copy", "ceiling/add", "ceiling/linear", "ops/adaln", "ops/gated_add_adaln", "ops/rms_norm"], "{table}");
+    assert_eq!(
+        starts,
+        ["CPU,", "ceiling/copy", "ceiling/add", "ceiling/linear", "ops/adaln", "ops/gated_add_adaln", "ops/rms_norm"],
+        "{table}"
+    );
     assert!(table.contains("GB/s") && table.contains("of ceiling") && table.contains("composed"), "{table}");
     assert!(!table.contains("in a row"), "{table}");
 
     // Ops that write over what they read, and ops that do not.
-    let run = bench(&["--json", "--size", "32", "--in-a-row", "0.01", "ops/add", "ops/attention", "ops/rms_norm"]).succeeds();
-    let rows: Vec<serde_json::Value> = run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    assert!(rows.len() >= 6 && rows.iter().all(|row| row["in_a_row_ms"].as_f64().is_some_and(|ms| ms > 0.0)), "{}", run.stdout);
+    let run =
+        bench(&["--json", "--size", "32", "--in-a-row", "0.01", "ops/add", "ops/attention", "ops/rms_norm"]).succeeds();
+    let rows: Vec<serde_json::Value> =
+        run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert!(
+        rows.len() >= 6 && rows.iter().all(|row| row["in_a_row_ms"].as_f64().is_some_and(|ms| ms > 0.0)),
+        "{}",
+        run.stdout
+    );
     assert!(bench(&["--size", "32", "--in-a-row", "0.01", "adaln"]).succeeds().stdout.contains("in a row"));
 
     // One image that is not counted, and one that is.
     let start = Instant::now();
     let run = bench(&["--json", "--size", "16", "--steps", "1", "--pause", "1", "stages/"]).succeeds();
     let row: serde_json::Value = serde_json::from_str(run.stdout.trim()).expect("JSON");
-    assert!(start.elapsed() >= Duration::from_secs(2) && row["total_ms"].as_f64().is_some_and(|ms| ms < 1000.0), "{row}");
+    assert!(
+        start.elapsed() >= Duration::from_secs(2) && row["total_ms"].as_f64().is_some_and(|ms| ms < 1000.0),
+        "{row}"
+    );
 }
 
 #[test]
@@ -428,13 +494,19 @@ fn version_and_help_are_as_they_were() {
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         fs::write(&snapshot, &help).unwrap();
     }
-    assert_eq!(help, fs::read_to_string(&snapshot).unwrap(), "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release --test cli");
+    assert_eq!(
+        help,
+        fs::read_to_string(&snapshot).unwrap(),
+        "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release --test cli"
+    );
 }
 
 #[test]
 fn an_image_larger_than_the_memory_is_refused_before_anything_runs() {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total_kib = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    let total_kib = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     // 8192 x 8192 pixels of the default model take 40 GiB.
     if total_kib.is_none_or(|kib| kib > 36 << 20) {
         println!("skipped: this machine has the memory");
@@ -442,7 +514,9 @@ fn an_image_larger_than_the_memory_is_refused_before_anything_runs() {
     }
     let folder = folder();
     let mut command = flux();
-    command.current_dir(folder.path()).args(["-p", "a cat", "--device", "cpu", "-W", "8192", "-H", "8192", "-o", "out.png"]);
+    command
+        .current_dir(folder.path())
+        .args(["-p", "a cat", "--device", "cpu", "-W", "8192", "-H", "8192", "-o", "out.png"]);
     let run = Run::of(&mut command);
     assert_eq!(run.code, Some(1), "{}", run.stderr);
     assert!(run.stderr.contains("8192 x 8192 image needs") && run.stderr.contains("MiB"), "{}", run.stderr);

@@ -1,6 +1,8 @@
-//! Matrix products of the CPU backend at the sizes of the models: the tile unit against float64, and how fast it and its substitute are.
+//! Matrix products of the CPU backend at the sizes of the models: the tile unit against float64, and how fast it and
+//! its substitute are.
 //!
-//! `cargo test --release --test cpu_gemm -- --ignored --nocapture --test-threads 1` measures. `FLUX_REQUIRE_AMX=1` fails where tiles are missing.
+//! `cargo test --release --test cpu_gemm -- --ignored --nocapture --test-threads 1` measures. `FLUX_REQUIRE_AMX=1`
+//! fails where tiles are missing.
 
 use std::time::Instant;
 
@@ -45,15 +47,21 @@ fn amx_matches_float64_at_a_size_of_the_model() {
     let bytes = weight_bytes(n, k);
     let mut wide = vec![0.0f32; n * k];
     math::widen_bf16(&bytes[8..], &mut wide);
-    // One term against X as bfloat16; relative to a typical sum, which is the root of k times the mean square of the factors, 1 / 3.
+    // One term against X as bfloat16; relative to a typical sum, which is the root of k times the mean square of the
+    // factors, 1 / 3.
     for (terms, bound) in [(1, 5e-6), (2, 3e-5), (3, 5e-6)] {
         let packed = Packed::new(&[Rows { values: &x, rows: m, cols: k, stride: k }], terms);
         let mut y = vec![f32::NAN; m * n];
-        amx::multiply(&packed, Bf16Rows { bytes: &bytes[8..], rows: n, stride: 2 * k }, Output { values: &mut y, stride: n, add: false });
+        amx::multiply(
+            &packed,
+            Bf16Rows { bytes: &bytes[8..], rows: n, stride: 2 * k },
+            Output { values: &mut y, stride: n, add: false },
+        );
         let mut worst = 0.0f64;
         for i in (0..m * n).step_by(97) {
             let used = |x: f32| if terms == 1 { bf16::from_f32(x).to_f64() } else { f64::from(x) };
-            let exact: f64 = x[i / n * k..][..k].iter().zip(&wide[i % n * k..]).map(|(&x, &w)| used(x) * f64::from(w)).sum();
+            let exact: f64 =
+                x[i / n * k..][..k].iter().zip(&wide[i % n * k..]).map(|(&x, &w)| used(x) * f64::from(w)).sum();
             worst = worst.max((f64::from(y[i]) - exact).abs() / ((k as f64).sqrt() / 3.0));
         }
         println!("{terms} terms: {worst:.1e}");
@@ -115,14 +123,43 @@ fn bench_amx() {
 }
 
 /// `y[:, from..from + panel rows] = x panel^T` for one panel of the weight, widened to `wide`.
-fn panel_product(x: &[f32], k: usize, bytes: &[u8], wide: &mut [f32], y: *mut f32, n: usize, parallelism: gemm::Parallelism) {
+fn panel_product(
+    x: &[f32],
+    k: usize,
+    bytes: &[u8],
+    wide: &mut [f32],
+    y: *mut f32,
+    n: usize,
+    parallelism: gemm::Parallelism,
+) {
     math::widen_bf16(bytes, wide);
     let (m, rows) = (x.len() / k, wide.len() / k);
     #[allow(unsafe_code)]
-    // SAFETY: x is [m, k] and wide [rows, k], both dense; y points to the first of `rows` columns of [m, n], which nobody else uses.
+    // SAFETY: x is [m, k] and wide [rows, k], both dense; y points to the first of `rows` columns of [m, n], which
+    // nobody else uses.
     unsafe {
         let (x, wide) = (x.as_ptr(), wide.as_ptr());
-        gemm::gemm(m, rows, k, y, 1, n as isize, false, x, 1, k as isize, wide, k as isize, 1, 0.0, 1.0, false, false, false, parallelism);
+        gemm::gemm(
+            m,
+            rows,
+            k,
+            y,
+            1,
+            n as isize,
+            false,
+            x,
+            1,
+            k as isize,
+            wide,
+            k as isize,
+            1,
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            parallelism,
+        );
     }
 }
 
@@ -135,8 +172,15 @@ unsafe impl Sync for Shared {}
 #[ignore = "measures"]
 fn bench_panels() {
     println!("{} threads", rayon::current_num_threads());
-    for (m, k, n) in [(768, 3072, 6912), (768, 256, 1280), (768, 256, 2560), (320, 256, 256), (32, 3072, 6912), (1, 3072, 18432), (1024, 12288, 3072)]
-    {
+    for (m, k, n) in [
+        (768, 3072, 6912),
+        (768, 256, 1280),
+        (768, 256, 2560),
+        (320, 256, 256),
+        (32, 3072, 6912),
+        (1, 3072, 18432),
+        (1024, 12288, 3072),
+    ] {
         let x = noise(m * k, 1);
         let bytes = weight_bytes(n, k);
         let bytes = &bytes[8..];
@@ -149,7 +193,27 @@ fn bench_panels() {
             let seconds = best(runs, || unsafe {
                 // SAFETY: dense [m, k], [n, k] and [m, n].
                 let (x, w, n_) = (x.as_ptr(), wide_all.as_ptr(), n as isize);
-                gemm::gemm(m, n, k, y.as_mut_ptr(), 1, n_, false, x, 1, k as isize, w, k as isize, 1, 0.0, 1.0, false, false, false, parallelism);
+                gemm::gemm(
+                    m,
+                    n,
+                    k,
+                    y.as_mut_ptr(),
+                    1,
+                    n_,
+                    false,
+                    x,
+                    1,
+                    k as isize,
+                    w,
+                    k as isize,
+                    1,
+                    0.0,
+                    1.0,
+                    false,
+                    false,
+                    false,
+                    parallelism,
+                );
             });
             println!("{m} x {k} x {n}: float32 whole, {parallelism:?}: {:.1} GFLOP/s", gflops(m, k, n, seconds));
         }
@@ -159,7 +223,15 @@ fn bench_panels() {
                 for from in (0..n).step_by(panel) {
                     let rows = panel.min(n - from);
                     let target = y[from..].as_mut_ptr();
-                    panel_product(&x, k, &bytes[2 * from * k..][..2 * rows * k], &mut wide[..rows * k], target, n, gemm::Parallelism::Rayon(0));
+                    panel_product(
+                        &x,
+                        k,
+                        &bytes[2 * from * k..][..2 * rows * k],
+                        &mut wide[..rows * k],
+                        target,
+                        n,
+                        gemm::Parallelism::Rayon(0),
+                    );
                 }
             });
             let shared = Shared(y.as_mut_ptr());
@@ -171,7 +243,15 @@ fn bench_panels() {
                         let from = i * panel;
                         let rows = panel.min(n - from);
                         let target = shared.0.wrapping_add(from);
-                        panel_product(&x, k, &bytes[2 * from * k..][..2 * rows * k], &mut wide[..rows * k], target, n, gemm::Parallelism::None);
+                        panel_product(
+                            &x,
+                            k,
+                            &bytes[2 * from * k..][..2 * rows * k],
+                            &mut wide[..rows * k],
+                            target,
+                            n,
+                            gemm::Parallelism::None,
+                        );
                     },
                 );
             });
@@ -202,7 +282,9 @@ fn bench_arithmetic() {
         println!("{name:12} {:6.2} values/ns", 20.0 * values.len() as f64 / seconds / 1e9);
     };
     report("copy", &mut |out| out.copy_from_slice(&values));
-    report("exp_sub", &mut |out| sink += f64::from(out.chunks_exact_mut(512).map(|row| math::exp_sub(row, 1.0)).sum::<f32>()));
+    report("exp_sub", &mut |out| {
+        sink += f64::from(out.chunks_exact_mut(512).map(|row| math::exp_sub(row, 1.0)).sum::<f32>())
+    });
     report("max", &mut |out| sink += f64::from(out.chunks_exact(512).map(math::max).sum::<f32>()));
     report("silu", &mut |out| math::silu(out));
     report("sum", &mut |out| sink += math::sum(out));

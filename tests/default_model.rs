@@ -31,12 +31,17 @@ fn eight_images_are_within_one_level_of_the_reference() {
     let dir = ModelDir::open(&root.join("models/tiny")).unwrap();
     let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir).unwrap();
     for image in index.images {
-        let request =
-            Request { width: Some(image.width), height: Some(image.height), steps: Some(image.steps), ..Request::new(&image.prompt, image.seed) };
+        let request = Request {
+            width: Some(image.width),
+            height: Some(image.height),
+            steps: Some(image.steps),
+            ..Request::new(&image.prompt, image.seed)
+        };
         let made = pipeline.generate(&request, &mut ()).unwrap();
         let expected = image::open(golden.join(&image.file)).unwrap().to_rgb8();
         let differences = made.rgb.iter().zip(expected.as_raw()).map(|(a, b)| a.abs_diff(*b));
-        let (worst, differing) = differences.fold((0, 0), |(worst, count), d| (worst.max(d), count + usize::from(d > 0)));
+        let (worst, differing) =
+            differences.fold((0, 0), |(worst, count), d| (worst.max(d), count + usize::from(d > 0)));
         println!("{}: worst {worst}, {differing} of {} bytes differ; {:?}", image.file, made.rgb.len(), made.timings);
         assert!(worst <= 1, "`{}` differs by {worst} levels", image.prompt);
     }

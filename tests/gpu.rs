@@ -1,7 +1,8 @@
 //! What the GPU computes, against the CPU and against itself.
 //!
-//! Every test skips with a line where there is no GPU; `FLUX_REQUIRE_GPU=1` makes that a failure. `FLUX_PARITY_SIZES=small` leaves out
-//! the real sizes, for compute-sanitizer. `FLUX_TEST_ROOT` names the project's folder where that is not where the tests were built.
+//! Every test skips with a line where there is no GPU; `FLUX_REQUIRE_GPU=1` makes that a failure.
+//! `FLUX_PARITY_SIZES=small` leaves out the real sizes, for compute-sanitizer. `FLUX_TEST_ROOT` names the project's
+//! folder where that is not where the tests were built.
 
 mod support;
 
@@ -53,8 +54,8 @@ use flux::backend::cuda::{Cuda, GemmCache, Precision};
 
 /// GPU 0 with counters of its own, or none where there is no GPU.
 fn cuda() -> Option<Cuda> {
-    // Tests run side by side, so what they time means nothing, and two of them could choose differently. Without a choice every product
-    // of one shape is the same to the bit.
+    // Tests run side by side, so what they time means nothing, and two of them could choose differently. Without a
+    // choice every product of one shape is the same to the bit.
     let open = || Cuda::with(0, None, Precision::Bf16, &GemmCache::Off);
     // One handle lives throughout, so that the context is made once.
     static FIRST: OnceLock<Result<Cuda, String>> = OnceLock::new();

@@ -48,7 +48,8 @@ const CRATES: [(&str, &[&str]); 9] = [
 ];
 
 /// Names that may carry unsafe code.
-const UNSAFE: [&str; 5] = ["backend/cuda/", "backend/cpu/gemm.rs", "backend/cpu/amx", "backend/cpu/math.rs", "weights.rs"];
+const UNSAFE: [&str; 5] =
+    ["backend/cuda/", "backend/cpu/gemm.rs", "backend/cpu/amx", "backend/cpu/math.rs", "weights.rs"];
 
 /// What is wrong with `line` of the file `file` (relative to src/), if anything.
 fn complaint(file: &str, line: &str) -> Option<String> {
@@ -59,17 +60,21 @@ fn complaint(file: &str, line: &str) -> Option<String> {
             return Some(format!("`{name}` may be named in {places:?} only"));
         }
     }
-    if (code.contains("unsafe ") || code.contains("allow(unsafe_code)")) && !UNSAFE.iter().any(|place| file.starts_with(place)) {
+    if (code.contains("unsafe ") || code.contains("allow(unsafe_code)"))
+        && !UNSAFE.iter().any(|place| file.starts_with(place))
+    {
         return Some(format!("unsafe code may be in {UNSAFE:?} only"));
     }
-    let (own, allowed) = LAYERS.iter().find(|(layer, _)| file.starts_with(layer)).expect("the last layer holds every file");
+    let (own, allowed) =
+        LAYERS.iter().find(|(layer, _)| file.starts_with(layer)).expect("the last layer holds every file");
     for used in ["crate::", "flux::"].iter().flat_map(|root| parts(code, root)) {
         let top = used.split("::").next().unwrap_or_default();
         let deep = used.starts_with("backend::cpu") || used.starts_with("backend::cuda");
         let inside = own.trim_end_matches(".rs") == top && !own.is_empty();
         // A backend may use itself, but not the other one; everyone else names the trait only.
         let fine = if deep {
-            file.starts_with(&used.replace("::", "/")[.."backend/cpu".len()]) || allowed.iter().any(|a| used.starts_with(a) && a.contains("::"))
+            file.starts_with(&used.replace("::", "/")[.."backend/cpu".len()])
+                || allowed.iter().any(|a| used.starts_with(a) && a.contains("::"))
         } else {
             inside || COMMON.contains(&top) || allowed.contains(&top)
         };
@@ -80,9 +85,11 @@ fn complaint(file: &str, line: &str) -> Option<String> {
     None
 }
 
-/// Whether every `needle` in `code` is the end of a longer name or path, as `rand::` is in `operand::` and `crate::rand::`.
+/// Whether every `needle` in `code` is the end of a longer name or path, as `rand::` is in `operand::` and
+/// `crate::rand::`.
 fn follows_path_or_name(code: &str, needle: &str) -> bool {
-    code.match_indices(needle).all(|(at, _)| code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':'))
+    code.match_indices(needle)
+        .all(|(at, _)| code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':'))
 }
 
 /// Paths of two names that follow `root` in `code`, with those in braces: `crate::{a, b::c}` gives `a` and `b::c`.
@@ -98,7 +105,8 @@ fn parts(code: &str, root: &str) -> Vec<String> {
             None => vec![rest],
         };
         for path in list {
-            let path: String = path.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_' || *c == ':').collect();
+            let path: String =
+                path.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_' || *c == ':').collect();
             if !path.is_empty() {
                 found.push(path.split("::").filter(|name| !name.is_empty()).take(2).collect::<Vec<_>>().join("::"));
             }
@@ -118,7 +126,9 @@ fn complaints(folder: &Path, below: &str, found: &mut Vec<String>) {
             // Tests stand at the end of a file and may use what they like.
             let code = text.split("#[cfg(test)]").next().unwrap_or_default();
             let lines = code.lines().enumerate();
-            found.extend(lines.filter_map(|(i, line)| complaint(&name, line).map(|why| format!("src/{name}:{}: {why}: {}", i + 1, line.trim()))));
+            found.extend(lines.filter_map(|(i, line)| {
+                complaint(&name, line).map(|why| format!("src/{name}:{}: {why}: {}", i + 1, line.trim()))
+            }));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The default model draws what the prompt says: images of prompts that it was not trained on are read back and compared with it.
+//! The default model draws what the prompt says: images of prompts that it was not trained on are read back and
+//! compared with it.
 
 #[path = "meaning/score.rs"]
 mod score;
@@ -30,7 +31,8 @@ fn drawn_images_are_read_without_an_error() {
     }
 }
 
-/// Left half redder than the background, right half less red: the median is the background's color, which no pixel is nearer to.
+/// Left half redder than the background, right half less red: the median is the background's color, which no pixel is
+/// nearer to.
 #[test]
 fn an_object_of_many_colors_is_read() {
     let mut image = Rgb { width: 256, height: 256, bytes: vec![128; 3 * 256 * 256] };
@@ -45,7 +47,8 @@ fn an_empty_image_and_noise_are_not_clean() {
     let meaning = Meaning::load();
     let even = |level: u8| Rgb { width: 256, height: 256, bytes: vec![level; 3 * 256 * 256] };
     assert!(!meaning.is_clean(&even(90)));
-    // Noise in blocks of 1, 4 and 32 pixels: the first is even to the eye of the reader, the second is specks, the third is many objects.
+    // Noise in blocks of 1, 4 and 32 pixels: the first is even to the eye of the reader, the second is specks, the
+    // third is many objects.
     for block in [1, 4, 32] {
         let mut state = 1u32;
         let mut levels = std::iter::repeat_with(|| {

@@ -93,7 +93,9 @@ fn many_images_come_in_several_batches_and_none_is_refused() {
     let mut pipeline = pipeline("tiny");
     assert_eq!(pipeline.generate_batch(&small("a cat", 1), 100, &mut ()).unwrap().len(), 8);
     assert_eq!(pipeline.generate_batch(&small("a cat", u64::MAX), 1, &mut ()).unwrap()[0].plan.seed, u64::MAX);
-    let refused = |pipeline: &mut Pipeline<Cpu>, seed, count| pipeline.generate_batch(&small("a cat", seed), count, &mut ()).unwrap_err().to_string();
+    let refused = |pipeline: &mut Pipeline<Cpu>, seed, count| {
+        pipeline.generate_batch(&small("a cat", seed), count, &mut ()).unwrap_err().to_string()
+    };
     assert!(refused(&mut pipeline, 1, 0).contains("--count"));
     assert!(refused(&mut pipeline, u64::MAX, 2).contains("--seed"));
 }

@@ -22,13 +22,20 @@ use program::{Run, project};
 fn commands() -> Vec<String> {
     let text = fs::read_to_string(project("README.md")).expect("the README is there");
     let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default().to_string());
-    blocks.flat_map(|block| block.lines().map(|line| line.split('#').next().unwrap_or_default().trim().to_string()).collect::<Vec<_>>()).collect()
+    blocks
+        .flat_map(|block| {
+            block.lines().map(|line| line.split('#').next().unwrap_or_default().trim().to_string()).collect::<Vec<_>>()
+        })
+        .collect()
 }
 
-/// A folder in which the README's commands find what they name; the built-in model stands for the one that is downloaded.
+/// A folder in which the README's commands find what they name; the built-in model stands for the one that is
+/// downloaded.
 fn checkout() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let link = |from: &Path, to: &str| std::os::unix::fs::symlink(from, folder.path().join(to)).expect("a temporary folder takes links");
+    let link = |from: &Path, to: &str| {
+        std::os::unix::fs::symlink(from, folder.path().join(to)).expect("a temporary folder takes links")
+    };
     fs::create_dir(folder.path().join("models")).expect("a temporary folder is writable");
     link(&project("models/tiny"), "models/klein-4b");
     link(&project("scripts"), "scripts");
@@ -39,7 +46,14 @@ fn checkout() -> tempfile::TempDir {
 
 fn run(line: &str, folder: &Path) -> Run {
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
-    Run::of(Command::new("sh").args(["-c", line]).current_dir(folder).env("PATH", path).env_remove("FLUX_MODEL").env_remove("FLUX_BIN"))
+    Run::of(
+        Command::new("sh")
+            .args(["-c", line])
+            .current_dir(folder)
+            .env("PATH", path)
+            .env_remove("FLUX_MODEL")
+            .env_remove("FLUX_BIN"),
+    )
 }
 
 #[test]
@@ -88,7 +102,10 @@ fn the_gallery_at_the_top_is_what_its_prompts_draw() {
     let makefile = fs::read_to_string(project("Makefile")).unwrap();
     for (variable, flag) in [("PROMPT", "-p"), ("SEED", "-S"), ("IMAGE", "-o")] {
         let value = makefile.lines().find_map(|l| l.strip_prefix(&format!("{variable} ?= "))).expect("a default");
-        assert!(line.contains(&format!("{flag} {value}")) || line.contains(&format!("{flag} \"{value}\"")), "{variable}");
+        assert!(
+            line.contains(&format!("{flag} {value}")) || line.contains(&format!("{flag} \"{value}\"")),
+            "{variable}"
+        );
     }
 }
 
@@ -135,7 +152,9 @@ fn every_option_is_in_the_table_and_every_file_that_is_linked_is_there() {
 /// The names that begin with `FLUX_`.
 fn variables(text: &str) -> BTreeSet<String> {
     const PREFIX: &str = "FLUX_";
-    let name = |rest: &str| rest.chars().take_while(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || *c == '_').collect::<String>();
+    let name = |rest: &str| {
+        rest.chars().take_while(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || *c == '_').collect::<String>()
+    };
     text.split(PREFIX).skip(1).map(name).filter(|name| !name.is_empty()).map(|name| format!("{PREFIX}{name}")).collect()
 }
 
@@ -151,7 +170,8 @@ fn variables_below(path: &Path) -> BTreeSet<String> {
 #[test]
 fn every_environment_variable_is_in_the_list_and_none_that_nothing_reads() {
     let text = fs::read_to_string(project("docs/environment.md")).unwrap();
-    let listed: BTreeSet<_> = text.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next()).flat_map(variables).collect();
+    let listed: BTreeSet<_> =
+        text.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next()).flat_map(variables).collect();
     let sources = ["src", "tests", "scripts", "build.rs", "Makefile"];
     let read: BTreeSet<_> = sources.iter().flat_map(|name| variables_below(&project(name))).collect();
     assert_eq!(listed, read);

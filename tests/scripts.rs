@@ -23,7 +23,11 @@ fn folder() -> tempfile::TempDir {
 
 fn script(name: &str) -> Command {
     let mut command = Command::new(project("scripts").join(name));
-    command.env("FLUX_BIN", env!("CARGO_BIN_EXE_flux")).env_remove("FLUX_MODEL").env_remove("HF_TOKEN").env_remove("FLUX_MIRROR");
+    command
+        .env("FLUX_BIN", env!("CARGO_BIN_EXE_flux"))
+        .env_remove("FLUX_MODEL")
+        .env_remove("HF_TOKEN")
+        .env_remove("FLUX_MIRROR");
     command
 }
 
@@ -61,7 +65,10 @@ fn every_script_explains_itself_and_refuses_what_it_does_not_know() {
 
 #[test]
 fn shellcheck_is_content() {
-    let scripts = names(&project("scripts")).into_iter().filter(|name| name.ends_with(".sh")).map(|name| project("scripts").join(name));
+    let scripts = names(&project("scripts"))
+        .into_iter()
+        .filter(|name| name.ends_with(".sh"))
+        .map(|name| project("scripts").join(name));
     match Command::new("shellcheck").arg("-x").current_dir(project("")).args(scripts).output() {
         Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout)),
         Err(_) => eprintln!("skipped: no shellcheck"),
@@ -71,9 +78,13 @@ fn shellcheck_is_content() {
 #[test]
 fn a_batch_makes_one_named_image_per_prompt_and_resumes() {
     let folder = folder();
-    let prompts = write(folder.path().join("prompts.txt"), "# a comment\n\na red circle\r\n  \n- minus: \"quotes\" & $HOME\nein Käse\n\u{1f9c0}");
+    let prompts = write(
+        folder.path().join("prompts.txt"),
+        "# a comment\n\na red circle\r\n  \n- minus: \"quotes\" & $HOME\nein Käse\n\u{1f9c0}",
+    );
     let out = folder.path().join("out");
-    let batch = |seed: &str| Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).args(SMALL).args(["-S", seed, "-q"]));
+    let batch =
+        |seed: &str| Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).args(SMALL).args(["-S", seed, "-q"]));
     let expected = ["0001-a-red-circle.png", "0002-minus-quotes-home.png", "0003-ein-k-se.png", "0004-image.png"];
 
     let run = batch("5").succeeds();
@@ -87,7 +98,8 @@ fn a_batch_makes_one_named_image_per_prompt_and_resumes() {
     assert_eq!(fs::read(out.join(expected[1])).unwrap(), first, "the seed goes with the number of the prompt");
 
     let alone = folder.path().join("alone.png");
-    Run::of(program::flux().args(SMALL).args(["--prompt=- minus: \"quotes\" & $HOME", "-S", "6", "-o"]).arg(&alone)).succeeds();
+    Run::of(program::flux().args(SMALL).args(["--prompt=- minus: \"quotes\" & $HOME", "-S", "6", "-o"]).arg(&alone))
+        .succeeds();
     assert_eq!(fs::read(alone).unwrap(), first, "the second prompt has the second seed, and its text is not touched");
 }
 
@@ -97,7 +109,9 @@ fn a_batch_goes_on_after_a_failure_and_tells_it_at_the_end() {
     let prompts = write(folder.path().join("prompts.txt"), "one\ntwo\nthree\n");
     let fails_at_two = program_that(folder.path(), "case \"$*\" in *--prompt=two*) exit 1;; *) echo \"$*\" >&2;; esac");
     let out = folder.path().join("out");
-    let run = Run::of(script("generate_batch.sh").env("FLUX_BIN", fails_at_two).arg(&prompts).arg(&out).args(["--steps", "7"]));
+    let run = Run::of(
+        script("generate_batch.sh").env("FLUX_BIN", fails_at_two).arg(&prompts).arg(&out).args(["--steps", "7"]),
+    );
     assert_eq!(run.code, Some(1), "{}", run.stderr);
     for words in ["--prompt=one", "--prompt=three", "--steps 7", "2 made, 0 already there, 1 failed", "failed 2: two"] {
         assert!(run.stderr.contains(words), "{words}: {}", run.stderr);
@@ -110,9 +124,13 @@ fn a_batch_goes_on_after_a_failure_and_tells_it_at_the_end() {
 #[test]
 fn the_comparison_of_devices_prints_numbers_and_holds_to_its_bound() {
     let folder = folder();
-    let same =
-        Run::of(script("compare_cpu_gpu.sh").args(["--against", "cpu", "--keep"]).arg(folder.path()).args(["-W", "32", "-H", "32", "-s", "1"]))
-            .succeeds();
+    let same = Run::of(
+        script("compare_cpu_gpu.sh")
+            .args(["--against", "cpu", "--keep"])
+            .arg(folder.path())
+            .args(["-W", "32", "-H", "32", "-s", "1"]),
+    )
+    .succeeds();
     assert_eq!(same.stdout, "max 0 mean 0.0000 psnr inf dB\n");
     assert_eq!(names(folder.path()), ["cpu-again.png", "cpu.png"]);
 
@@ -141,19 +159,31 @@ fn hub(behaviour: Behaviour) -> Server {
     let tiny = model_copy::tiny();
     let mut files = HashMap::new();
     let mut add = |name: &str, bytes: Vec<u8>| drop(files.insert(format!("{ROOT}{name}"), bytes));
-    for name in
-        ["model_index.json", "scheduler/scheduler_config.json", "text_encoder/config.json", "tokenizer/tokenizer.json", "tokenizer/vocab.json"]
-    {
+    for name in [
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        "text_encoder/config.json",
+        "tokenizer/tokenizer.json",
+        "tokenizer/vocab.json",
+    ] {
         add(name, fs::read(tiny.join(name)).expect("the model has this file"));
     }
-    for name in ["transformer/config.json", "vae/config.json", "vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"] {
+    for name in [
+        "transformer/config.json",
+        "vae/config.json",
+        "vae/diffusion_pytorch_model.safetensors",
+        "text_encoder/model.safetensors",
+    ] {
         add(name, fs::read(tiny.join(name)).expect("the model has this file"));
     }
-    let weights = fs::read(tiny.join("transformer/diffusion_pytorch_model.safetensors")).expect("the model has this file");
+    let weights =
+        fs::read(tiny.join("transformer/diffusion_pytorch_model.safetensors")).expect("the model has this file");
     let end = 8 + u64::from_le_bytes(weights[..8].try_into().expect("eight bytes")) as usize;
-    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&weights[8..end]).expect("a header");
+    let header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&weights[8..end]).expect("a header");
     let shard = "diffusion_pytorch_model-00001-of-00001.safetensors";
-    let map: HashMap<_, _> = header.keys().filter(|name| *name != "__metadata__").map(|name| (name.clone(), shard)).collect();
+    let map: HashMap<_, _> =
+        header.keys().filter(|name| *name != "__metadata__").map(|name| (name.clone(), shard)).collect();
     let index = serde_json::json!({ "metadata": { "total_size": weights.len() - end }, "weight_map": map });
     add("transformer/diffusion_pytorch_model.safetensors.index.json", index.to_string().into_bytes());
     add(&format!("transformer/{shard}"), weights);
@@ -180,7 +210,8 @@ fn a_download_is_a_model_that_draws_and_is_not_fetched_twice() {
     no_part_is_left(target.path());
     assert!(target.path().join("tokenizer/vocab.json").exists(), "what other programs need comes too");
     let out = target.path().join("out.png");
-    Run::of(program::flux().args(SMALL).args(["-p", "a cat", "-S", "1", "-d"]).arg(target.path()).arg("-o").arg(&out)).succeeds();
+    Run::of(program::flux().args(SMALL).args(["-p", "a cat", "-S", "1", "-d"]).arg(target.path()).arg("-o").arg(&out))
+        .succeeds();
 
     server.take_seen();
     Run::of(&mut download(&server, target.path(), &[])).succeeds();
@@ -216,7 +247,13 @@ fn a_broken_download_is_continued_where_it_broke() {
 
 #[test]
 fn a_server_without_ranges_and_a_busy_one_serve_too() {
-    let server = hub(Behaviour { broken_answers: 1, break_after: 50_000, no_ranges: true, busy_answers: 2, ..Behaviour::default() });
+    let server = hub(Behaviour {
+        broken_answers: 1,
+        break_after: 50_000,
+        no_ranges: true,
+        busy_answers: 2,
+        ..Behaviour::default()
+    });
     let target = folder();
     Run::of(&mut download(&server, target.path(), &[])).succeeds();
     no_part_is_left(target.path());
@@ -241,7 +278,10 @@ fn a_wrong_checksum_is_fetched_again_and_never_gets_the_name() {
 fn a_manifest_of_the_mirror_counts_more_than_its_etag() {
     let index = b"{}".to_vec();
     let manifest = format!("{}  model_index.json\n", sha256(b"{ }"));
-    let files = HashMap::from([(format!("{ROOT}model_index.json"), index), (format!("{ROOT}SHA256SUMS"), manifest.into_bytes())]);
+    let files = HashMap::from([
+        (format!("{ROOT}model_index.json"), index),
+        (format!("{ROOT}SHA256SUMS"), manifest.into_bytes()),
+    ]);
     let server = Server::start(files, Behaviour::default());
     let target = folder();
     let run = Run::of(&mut download(&server, target.path(), &[]));
@@ -261,12 +301,17 @@ fn refusals_are_told_apart_and_the_token_stays_secret() {
     server.take_seen();
     let run = Run::of(download(&server, target.path(), &[]).env("HF_TOKEN", secret)).succeeds();
     assert!(!run.stdout.contains(secret) && !run.stderr.contains(secret));
-    let (other, own): (Vec<_>, Vec<_>) = server.take_seen().into_iter().partition(|seen| seen.path.starts_with("/other-host/"));
-    assert!(!other.is_empty() && other.iter().all(|seen| seen.authorization.is_none()), "the token is for the hub alone");
+    let (other, own): (Vec<_>, Vec<_>) =
+        server.take_seen().into_iter().partition(|seen| seen.path.starts_with("/other-host/"));
+    assert!(
+        !other.is_empty() && other.iter().all(|seen| seen.authorization.is_none()),
+        "the token is for the hub alone"
+    );
     assert!(own.iter().all(|seen| seen.authorization.is_some()));
 
     let empty = Server::start(HashMap::new(), Behaviour::default());
     Run::of(&mut download(&empty, target.path(), &[])).fails(1, &["(404)", "FLUX_MIRROR"]);
     let mut nobody = script("download_model.sh");
-    Run::of(nobody.env("FLUX_MIRROR", "http://127.0.0.1:9").arg("4b").arg(target.path())).fails(1, &["cannot reach", "network"]);
+    Run::of(nobody.env("FLUX_MIRROR", "http://127.0.0.1:9").arg("4b").arg(target.path()))
+        .fails(1, &["cannot reach", "network"]);
 }

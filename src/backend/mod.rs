@@ -71,7 +71,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn available_bytes(&self) -> u64;
     /// Bytes that a weight of `elements` elements takes in memory of this backend: zero where the mapped file serves.
     fn weight_bytes(&self, elements: u64) -> u64;
-    /// The most that [`Tensor::norm_conv2d`] takes beside its input and output, where what lies between is of `whole` bytes.
+    /// The most that [`Tensor::norm_conv2d`] takes beside its input and output, where what lies between is of `whole`
+    /// bytes.
     fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
         whole
     }
@@ -80,8 +81,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         self.weight_bytes(elements)
     }
 
-    /// Runs `work`, which loads weights and computes nothing with them: what it loads may be on its way until this returns. `report`
-    /// hears how many elements went.
+    /// Runs `work`, which loads weights and computes nothing with them: what it loads may be on its way until this
+    /// returns. `report` hears how many elements went.
     fn load<T>(&self, work: impl FnOnce() -> Result<T>, _report: &mut dyn FnMut(u64)) -> Result<T> {
         work()
     }
@@ -91,9 +92,9 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     }
     /// `work(inputs)`, which may be recorded and from then on enqueued as a whole.
     ///
-    /// `replay` belongs to this piece of work: each time it does the same, with inputs of the same shapes, and all else that it reads stays
-    /// where it is and is written by nobody while `replay` lives. It computes on the device only: no upload, download or mark. The result
-    /// is a tensor of its own.
+    /// `replay` belongs to this piece of work: each time it does the same, with inputs of the same shapes, and all else
+    /// that it reads stays where it is and is written by nobody while `replay` lives. It computes on the device only:
+    /// no upload, download or mark. The result is a tensor of its own.
     fn replay<const N: usize>(
         &self,
         _replay: &mut Self::Replay,
@@ -130,7 +131,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn narrow_weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
         self.weight(parts)
     }
-    /// Rows `ids` of a table [rows, cols] that stays on the host, as activations [ids, cols]. The ids are inside the table.
+    /// Rows `ids` of a table [rows, cols] that stays on the host, as activations [ids, cols]. The ids are inside the
+    /// table.
     fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>>;
     /// A convolution weight [out, in, k, k] as a matrix [out, k * k * in], columns ordered (ky, kx, in).
     fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>>;
@@ -152,13 +154,28 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// See [`Tensor::conv2d`].
     fn conv2d(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>>;
     /// See [`Tensor::attention`].
-    fn attention(&self, q: Tensor<Self>, k: &Tensor<Self>, v: &Tensor<Self>, head_dim: usize, joint: Joint, mask: Mask) -> Result<Tensor<Self>>;
+    fn attention(
+        &self,
+        q: Tensor<Self>,
+        k: &Tensor<Self>,
+        v: &Tensor<Self>,
+        head_dim: usize,
+        joint: Joint,
+        mask: Mask,
+    ) -> Result<Tensor<Self>>;
     /// See [`Tensor::layer_norm`].
     fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>>;
     /// See [`Tensor::rms_norm`].
     fn rms_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>>;
     /// See [`Tensor::group_norm`].
-    fn group_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, groups: usize, eps: f32) -> Result<Tensor<Self>>;
+    fn group_norm(
+        &self,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        groups: usize,
+        eps: f32,
+    ) -> Result<Tensor<Self>>;
     /// See [`Tensor::rope`].
     fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, joint: Joint) -> Result<Tensor<Self>>;
     /// See [`Tensor::silu`].
@@ -176,7 +193,14 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// See [`Tensor::upsample`].
     fn upsample(&self, x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>>;
     /// See [`Tensor::unpatchify`].
-    fn unpatchify(&self, latents: &Tensor<Self>, mean: &Tensor<Self>, std: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>>;
+    fn unpatchify(
+        &self,
+        latents: &Tensor<Self>,
+        mean: &Tensor<Self>,
+        std: &Tensor<Self>,
+        height: usize,
+        width: usize,
+    ) -> Result<Tensor<Self>>;
     /// See [`Tensor::euler_step`].
     fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: f32) -> Result<Tensor<Self>>;
     /// See [`Tensor::guide`].
@@ -210,15 +234,31 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         ops::swiglu::compose(self, gate, up)
     }
     /// See [`Tensor::swiglu_linear`].
-    fn swiglu_linear(&self, gate: Tensor<Self>, up: &Tensor<Self>, beside: Option<&Tensor<Self>>, weight: &Tensor<Self>) -> Result<Tensor<Self>> {
+    fn swiglu_linear(
+        &self,
+        gate: Tensor<Self>,
+        up: &Tensor<Self>,
+        beside: Option<&Tensor<Self>>,
+        weight: &Tensor<Self>,
+    ) -> Result<Tensor<Self>> {
         ops::swiglu::compose_linear(self, gate, up, beside, weight)
     }
     /// See [`Tensor::swiglu_linear_rows`].
-    fn swiglu_linear_rows(&self, gate: Tensor<Self>, up: &Tensor<Self>, weights: [&Tensor<Self>; 2], first: usize) -> Result<Tensor<Self>> {
+    fn swiglu_linear_rows(
+        &self,
+        gate: Tensor<Self>,
+        up: &Tensor<Self>,
+        weights: [&Tensor<Self>; 2],
+        first: usize,
+    ) -> Result<Tensor<Self>> {
         ops::swiglu::compose_linear_rows(self, gate, up, weights, first)
     }
     /// See [`Tensor::project`].
-    fn project(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)], heads: Option<&Heads<'_, Self>>) -> Result<Projection<Self>> {
+    fn project(
+        &self,
+        parts: &[(&Tensor<Self>, &Tensor<Self>)],
+        heads: Option<&Heads<'_, Self>>,
+    ) -> Result<Projection<Self>> {
         ops::projection::compose(self, parts, heads)
     }
     /// See [`Tensor::qk_norm_rope`].
@@ -233,15 +273,35 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         ops::qk_norm_rope::compose(self, q, k, norm, rope, joint)
     }
     /// See [`Tensor::group_norm_silu`].
-    fn group_norm_silu(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, groups: usize, eps: f32) -> Result<Tensor<Self>> {
+    fn group_norm_silu(
+        &self,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        groups: usize,
+        eps: f32,
+    ) -> Result<Tensor<Self>> {
         ops::group_norm::compose_silu(self, x, weight, bias, groups, eps)
     }
     /// See [`Tensor::conv2d_add`].
-    fn conv2d_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv, residual: Tensor<Self>) -> Result<Tensor<Self>> {
+    fn conv2d_add(
+        &self,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+        residual: Tensor<Self>,
+    ) -> Result<Tensor<Self>> {
         ops::conv2d::compose_add(self, x, weight, bias, conv, residual)
     }
     /// See [`Tensor::conv2d_over`].
-    fn conv2d_over(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
+    fn conv2d_over(
+        &self,
+        x: Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+    ) -> Result<Tensor<Self>> {
         ops::conv2d::compose_over(self, x, weight, bias, conv)
     }
     /// See [`Tensor::norm_conv2d`].
@@ -268,7 +328,14 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         ops::norm_conv2d::compose_add(self, x, norm, weight, bias, conv, residual)
     }
     /// See [`Tensor::upsample_conv2d`].
-    fn upsample_conv2d(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
+    fn upsample_conv2d(
+        &self,
+        x: Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        height: usize,
+        width: usize,
+    ) -> Result<Tensor<Self>> {
         ops::conv2d::compose_upsample(self, x, weight, bias, height, width)
     }
 }

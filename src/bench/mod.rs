@@ -1,9 +1,11 @@
-//! `flux bench`: how long the stages of an image and the ops of a model take on a device, and how near the ops are to what it can do.
+//! `flux bench`: how long the stages of an image and the ops of a model take on a device, and how near the ops are to
+//! what it can do.
 //!
-//! Times are medians of runs, timed by marks in the device's work, and the fastest and slowest. Before an op runs, the caches are filled with
-//! other values. Rates count each tensor once for each read or write that the op needs, and 2 flops a multiply-add. The ceilings that they are
-//! compared with are measured first, on the same device: the better of a copy and a sum in place, and a large square product. A small tensor
-//! may be above the first, on a CPU whose last cache holds it.
+//! Times are medians of runs, timed by marks in the device's work, and the fastest and slowest. Before an op runs, the
+//! caches are filled with other values. Rates count each tensor once for each read or write that the op needs, and 2
+//! flops a multiply-add. The ceilings that they are compared with are measured first, on the same device: the better of
+//! a copy and a sum in place, and a large square product. A small tensor may be above the first, on a CPU whose last
+//! cache holds it.
 
 mod ops;
 mod shapes;
@@ -60,7 +62,8 @@ impl Effort {
     pub const CPU: Self = Self { op_runs: 3, image_runs: 2, fill: 8 << 20, copy: 16 << 20, product: 1024 };
 }
 
-/// Measures on `backend`. `model` is needed for stages; ops take its shapes, else those of klein 4B. `print` gets every line.
+/// Measures on `backend`. `model` is needed for stages; ops take its shapes, else those of klein 4B. `print` gets every
+/// line.
 ///
 /// Errors when nothing has one of the names, the model cannot be loaded, or memory runs out.
 pub fn run<B: Backend>(
@@ -71,14 +74,18 @@ pub fn run<B: Backend>(
     print: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<()> {
     let shapes = model.map(ModelInfo::read).transpose()?.map_or_else(Shapes::klein_4b, |info| Shapes::of(&info));
-    // Of an image that is not made nothing is measured; nor would a prompt be encoded again for a size that comes again.
+    // Of an image that is not made nothing is measured; nor would a prompt be encoded again for a size that comes
+    // again.
     let (patch, mut seen) = (shapes.patch(), HashSet::new());
-    settings.sizes = settings.sizes.iter().map(|size| (size / patch).max(1) * patch).filter(|&size| seen.insert(size)).collect();
-    let mut bench = Bench { backend: backend.clone(), fill: None, ceiling: None, measured: HashSet::new(), settings, print };
+    settings.sizes =
+        settings.sizes.iter().map(|size| (size / patch).max(1) * patch).filter(|&size| seen.insert(size)).collect();
+    let mut bench =
+        Bench { backend: backend.clone(), fill: None, ceiling: None, measured: HashSet::new(), settings, print };
     if !bench.settings.json {
         (bench.print)(&backend.describe())?;
     }
-    let stages: Vec<usize> = bench.settings.sizes.iter().copied().filter(|&size| bench.wants(&stages::name(size))).collect();
+    let stages: Vec<usize> =
+        bench.settings.sizes.iter().copied().filter(|&size| bench.wants(&stages::name(size))).collect();
     if !stages.is_empty() {
         let built_in = if model.is_none() { Some(default_model()?) } else { None };
         if let Some(dir) = model.or(built_in.as_ref()) {
@@ -89,8 +96,11 @@ pub fn run<B: Backend>(
         ops::measure(&mut bench, &shapes, size)?;
     }
     if stages.is_empty() && bench.measured.is_empty() {
-        return Err(Error::usage(format!("nothing to measure has `{}` in its name", bench.settings.names.join("` or `")))
-            .hint("names are such as `stages/1024x1024` and `ops/linear 4608x3072x27648`"));
+        return Err(Error::usage(format!(
+            "nothing to measure has `{}` in its name",
+            bench.settings.names.join("` or `")
+        ))
+        .hint("names are such as `stages/1024x1024` and `ops/linear 4608x3072x27648`"));
     }
     Ok(())
 }
@@ -194,7 +204,11 @@ impl<B: Backend> Bench<'_, B> {
     }
 
     /// Times `run`; `prepare` makes what it may consume, and is not timed.
-    fn times<T, U>(&mut self, mut prepare: impl FnMut() -> Result<T>, mut run: impl FnMut(T) -> Result<U>) -> Result<Times> {
+    fn times<T, U>(
+        &mut self,
+        mut prepare: impl FnMut() -> Result<T>,
+        mut run: impl FnMut(T) -> Result<U>,
+    ) -> Result<Times> {
         let runs = self.settings.effort.op_runs;
         let warm_up = runs.div_ceil(4);
         let mut seconds = Vec::with_capacity(runs);
@@ -221,9 +235,16 @@ impl<B: Backend> Bench<'_, B> {
         Ok(times)
     }
 
-    /// Seconds of one run, where runs follow each other for some time, as in an image: a GPU may reach its power limit then, and lower its
-    /// clock. The first third is not counted. Inputs are made before, as many as there is memory for.
-    fn in_a_row<T, U>(&self, seconds: f64, one: f64, mut prepare: impl FnMut() -> Result<T>, mut run: impl FnMut(T) -> Result<U>) -> Result<f64> {
+    /// Seconds of one run, where runs follow each other for some time, as in an image: a GPU may reach its power limit
+    /// then, and lower its clock. The first third is not counted. Inputs are made before, as many as there is memory
+    /// for.
+    fn in_a_row<T, U>(
+        &self,
+        seconds: f64,
+        one: f64,
+        mut prepare: impl FnMut() -> Result<T>,
+        mut run: impl FnMut(T) -> Result<U>,
+    ) -> Result<f64> {
         let wanted = ((seconds / one) as usize).clamp(3, 100_000);
         // The other half is for what a run makes.
         let least = self.backend.available_bytes() / 2;
@@ -269,8 +290,10 @@ impl<B: Backend> Bench<'_, B> {
         let multiplied = self.times(|| Ok(()), |()| x.linear(&weight, None))?;
         let bytes = (copy as u64 * b.element_bytes()) as f64;
         // The fastest runs, because nothing is faster.
-        let ceiling =
-            Ceiling { bytes_s: (2.0 * bytes / copied.min).max(3.0 * bytes / added.min), flops_s: 2.0 * (product as f64).powi(3) / multiplied.min };
+        let ceiling = Ceiling {
+            bytes_s: (2.0 * bytes / copied.min).max(3.0 * bytes / added.min),
+            flops_s: 2.0 * (product as f64).powi(3) / multiplied.min,
+        };
         self.ceiling = Some(ceiling);
         let mib = bytes as u64 >> 20;
         self.row(&format!("ceiling/copy {mib} MiB"), Work::Values(2 * copy), copied, None)?;
@@ -296,12 +319,28 @@ impl<B: Backend> Bench<'_, B> {
         let in_a_row_ms = times.in_a_row.map(|seconds| round(seconds * 1e3, 4));
         let (gb_s, tflop_s) = (gb_s.map(|rate| round(rate, 3)), tflop_s.map(|rate| round(rate, 3)));
         let composed = composed.map(|composed| round(composed.median / times.median, 3));
-        let row = Row { name, ms, min_ms, max_ms, in_a_row_ms, gb_s, tflop_s, of_ceiling: Some(round(of_ceiling, 4)), composed };
+        let row = Row {
+            name,
+            ms,
+            min_ms,
+            max_ms,
+            in_a_row_ms,
+            gb_s,
+            tflop_s,
+            of_ceiling: Some(round(of_ceiling, 4)),
+            composed,
+        };
         self.line(|| row.text(), &row)
     }
 
     /// Measures an op, when it is wanted.
-    fn op<T, U>(&mut self, name: &str, work: Work, prepare: impl FnMut() -> Result<T>, run: impl FnMut(T) -> Result<U>) -> Result<()> {
+    fn op<T, U>(
+        &mut self,
+        name: &str,
+        work: Work,
+        prepare: impl FnMut() -> Result<T>,
+        run: impl FnMut(T) -> Result<U>,
+    ) -> Result<()> {
         self.ceiling()?;
         let times = self.times(prepare, run)?;
         self.row(name, work, times, None)

@@ -20,7 +20,8 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usiz
     let joint = shapes.joint(bench.settings.batch, size);
     elementwise(bench, shapes, joint)?;
     norms(bench, shapes, joint)?;
-    let linears = [shapes.step_linears(joint), shapes.prepare_linears(bench.settings.steps.unwrap_or(4)), shapes.text_linears()];
+    let linears =
+        [shapes.step_linears(joint), shapes.prepare_linears(bench.settings.steps.unwrap_or(4)), shapes.text_linears()];
     for linear in linears.concat() {
         product(bench, linear)?;
     }
@@ -45,7 +46,13 @@ fn elementwise<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joi
     }
     if bench.is_new(&gated_add) {
         let (x, y, gate) = (tensor(&b, rows, dim)?, tensor(&b, rows, dim)?, tensor(&b, 1, dim)?);
-        bench.fused(&gated_add, work, || copy(&x), |x| x.gated_add(&gate, &y), |x| ops::gated_add::compose(&b, x, &gate, &y))?;
+        bench.fused(
+            &gated_add,
+            work,
+            || copy(&x),
+            |x| x.gated_add(&gate, &y),
+            |x| ops::gated_add::compose(&b, x, &gate, &y),
+        )?;
     }
     let swiglu = format!("ops/swiglu {rows}x{mlp}");
     if bench.is_new(&swiglu) {
@@ -55,7 +62,13 @@ fn elementwise<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joi
             Ok((gate, up))
         };
         let work = Work::Values(3 * rows * mlp);
-        bench.fused(&swiglu, work, halves, |(gate, up)| Ok((gate.swiglu(&up)?, up)), |(gate, up)| Ok((ops::swiglu::compose(&b, gate, &up)?, up)))?;
+        bench.fused(
+            &swiglu,
+            work,
+            halves,
+            |(gate, up)| Ok((gate.swiglu(&up)?, up)),
+            |(gate, up)| Ok((ops::swiglu::compose(&b, gate, &up)?, up)),
+        )?;
     }
     Ok(())
 }
@@ -68,7 +81,13 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) ->
     if bench.is_new(&adaln) {
         let (x, row) = (tensor(&b, rows, dim)?, tensor(&b, 1, dim)?);
         let work = Work::Values(2 * rows * dim);
-        bench.fused(&adaln, work, || Ok(()), |()| x.adaln(&row, &row, EPS), |()| ops::adaln::compose(&b, &x, &row, &row, EPS))?;
+        bench.fused(
+            &adaln,
+            work,
+            || Ok(()),
+            |()| x.adaln(&row, &row, EPS),
+            |()| ops::adaln::compose(&b, &x, &row, &row, EPS),
+        )?;
     }
     let gated_add_adaln = format!("ops/gated_add_adaln {rows}x{dim}");
     if bench.is_new(&gated_add_adaln) {
@@ -93,7 +112,8 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) ->
     let qk_norm_rope = format!("ops/qk_norm_rope {rows}x({heads}+{heads})x{head_dim}");
     if bench.is_new(&qk_norm_rope) {
         let kvq = tensor(&b, rows, 3 * dim)?;
-        let norm = || Ok::<_, flux::Error>(QkNorm { q: tensor(&b, 1, head_dim)?, k: tensor(&b, 1, head_dim)?, eps: EPS });
+        let norm =
+            || Ok::<_, flux::Error>(QkNorm { q: tensor(&b, 1, head_dim)?, k: tensor(&b, 1, head_dim)?, eps: EPS });
         let (txt, img) = (norm()?, norm()?);
         let table = || b.upload_f32(&weights::values(joint.tokens() * head_dim / 2), joint.tokens(), head_dim / 2);
         let rope = Rope { cos: table()?, sin: table()?, pairs: Pairs::Interleaved };
@@ -123,10 +143,13 @@ fn product<B: Backend>(bench: &mut Bench<'_, B>, linear: Linear) -> Result<()> {
     bench.op(&name, Work::Flops(linear.flops()), || Ok(()), |()| x.linear(&weight, None))
 }
 
-/// What a single block projects, and what the two streams of a double block do, beside the product and the kernels that follow it.
+/// What a single block projects, and what the two streams of a double block do, beside the product and the kernels that
+/// follow it.
 fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) -> Result<()> {
     let (rows, dim, mlp, head_dim) = (joint.rows(), shapes.dim, shapes.mlp, shapes.head_dim);
-    for (kind, dim_out, mlp, streams) in [("kvq and mlp", dim, mlp, false), ("kvq, two streams", dim, 0, true), ("mlp, two streams", 0, mlp, true)] {
+    for (kind, dim_out, mlp, streams) in
+        [("kvq and mlp", dim, mlp, false), ("kvq, two streams", dim, 0, true), ("mlp, two streams", 0, mlp, true)]
+    {
         let name = format!("ops/project {rows}x{dim}, {kind}");
         if !bench.is_new(&name) {
             continue;
@@ -161,7 +184,14 @@ fn attention<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint
     let heads = shapes.dim / shapes.head_dim;
     let batch = if joint.batch == 1 { String::new() } else { format!("{} x ", joint.batch) };
     let kinds = [
-        (format!("{heads}x{}, {batch}{} tokens", shapes.head_dim, joint.tokens()), joint, heads, heads, shapes.head_dim, Mask::None),
+        (
+            format!("{heads}x{}, {batch}{} tokens", shapes.head_dim, joint.tokens()),
+            joint,
+            heads,
+            heads,
+            shapes.head_dim,
+            Mask::None,
+        ),
         (
             format!("{}/{}x{}, {} tokens, causal", text.heads, text.kv_heads, text.head_dim, shapes.txt),
             Joint::single(shapes.txt),
@@ -184,7 +214,9 @@ fn attention<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint
             Mask::Causal { keys } => keys,
         };
         let flops = 4 * (joint.batch * joint.tokens() * keys * heads * head_dim) as u64;
-        bench.op(&name, Work::Flops(flops), parts, |[k, v, q]| Ok((q.attention(&k, &v, head_dim, joint, mask)?, k, v)))?;
+        bench.op(&name, Work::Flops(flops), parts, |[k, v, q]| {
+            Ok((q.attention(&k, &v, head_dim, joint, mask)?, k, v))
+        })?;
     }
     Ok(())
 }
@@ -215,7 +247,8 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
         }
         let name = format!("ops/upsample_conv2d {side}x{side} {cout} -> {cout}");
         if i + 1 < blocks.len() && bench.is_new(&name) {
-            let (x, bias, weight) = (tensor(&b, side * side, cout)?, tensor(&b, 1, cout)?, weights::convolution(&b, cout, cout, 3)?);
+            let (x, bias, weight) =
+                (tensor(&b, side * side, cout)?, tensor(&b, 1, cout)?, weights::convolution(&b, cout, cout, 3)?);
             // As if every pixel of the large image saw nine others, for both.
             let work = Work::Flops((2 * 4 * side * side * cout * cout * 9) as u64);
             let compose = |x| ops::conv2d::compose_upsample(&b, x, &weight, &bias, side, side);
@@ -224,7 +257,10 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
     }
     for convolution in shapes.convolutions(size) {
         let Convolution { side, cin, cout, kernel, add } = convolution;
-        let name = format!("ops/{} {side}x{side} {cin} -> {cout}, {kernel}x{kernel}", if add { "conv2d_add" } else { "conv2d" });
+        let name = format!(
+            "ops/{} {side}x{side} {cin} -> {cout}, {kernel}x{kernel}",
+            if add { "conv2d_add" } else { "conv2d" }
+        );
         if !bench.is_new(&name) {
             continue;
         }
@@ -234,7 +270,13 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
         if add {
             let residual = tensor(&b, side * side, cout)?;
             let compose = |residual| ops::conv2d::compose_add(&b, &x, &weight, &bias, conv, residual);
-            bench.fused(&name, work, || copy(&residual), |residual| x.conv2d_add(&weight, &bias, conv, residual), compose)?;
+            bench.fused(
+                &name,
+                work,
+                || copy(&residual),
+                |residual| x.conv2d_add(&weight, &bias, conv, residual),
+                compose,
+            )?;
         } else {
             bench.op(&name, work, || Ok(()), |()| x.conv2d(&weight, &bias, conv))?;
         }
@@ -242,7 +284,8 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
     Ok(())
 }
 
-/// Weights from a mapped file that is in memory to the device, by the clock. Where the file itself serves there is nothing to measure.
+/// Weights from a mapped file that is in memory to the device, by the clock. Where the file itself serves there is
+/// nothing to measure.
 fn upload<B: Backend>(bench: &mut Bench<'_, B>) -> Result<()> {
     let name = format!("ops/upload {}x{}", UPLOAD[0], UPLOAD[1]);
     let b = bench.backend.clone();

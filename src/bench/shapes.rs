@@ -130,14 +130,20 @@ impl Shapes {
         Joint { batch, txt: self.txt, img: (size / self.patch()).pow(2) }
     }
 
-    /// The products of one evaluation of the transformer, as if its last single block had all rows; see [`Shapes::step_flops`].
+    /// The products of one evaluation of the transformer, as if its last single block had all rows; see
+    /// [`Shapes::step_flops`].
     pub fn step_linears(&self, joint: Joint) -> Vec<Linear> {
         let Self { dim, mlp, .. } = *self;
         let (all, img) = (joint.rows(), joint.img_rows());
-        let mut linears = vec![Linear::new(all, dim, 3 * dim + 2 * mlp, self.single_blocks), Linear::new(all, dim + mlp, dim, self.single_blocks)];
+        let mut linears = vec![
+            Linear::new(all, dim, 3 * dim + 2 * mlp, self.single_blocks),
+            Linear::new(all, dim + mlp, dim, self.single_blocks),
+        ];
         for rows in [img, joint.txt_rows()] {
-            linears
-                .extend([(dim, 3 * dim), (dim, dim), (dim, 2 * mlp), (mlp, dim)].map(|(cols, out)| Linear::new(rows, cols, out, self.double_blocks)));
+            linears.extend(
+                [(dim, 3 * dim), (dim, dim), (dim, 2 * mlp), (mlp, dim)]
+                    .map(|(cols, out)| Linear::new(rows, cols, out, self.double_blocks)),
+            );
         }
         linears.extend([Linear::new(img, self.in_channels, dim, 1), Linear::new(img, dim, self.in_channels, 1)]);
         linears
@@ -151,7 +157,8 @@ impl Shapes {
     /// The products of one prompt.
     pub fn text_linears(&self) -> Vec<Linear> {
         let TextShapes { hidden, mlp, heads, kv_heads, head_dim, layers } = self.text;
-        let shapes = [(hidden, (heads + 2 * kv_heads) * head_dim), (heads * head_dim, hidden), (hidden, 2 * mlp), (mlp, hidden)];
+        let shapes =
+            [(hidden, (heads + 2 * kv_heads) * head_dim), (heads * head_dim, hidden), (hidden, 2 * mlp), (mlp, hidden)];
         shapes.map(|(cols, out)| Linear::new(self.txt, cols, out, layers)).to_vec()
     }
 
@@ -169,7 +176,9 @@ impl Shapes {
         let (inner, top, _) = blocks[0];
         let resnet = |side, cin, cout| {
             let shortcut = (cin != cout).then(|| conv(side, cin, cout, 1, false));
-            [Some(conv(side, cin, cout, 3, false)), shortcut, Some(conv(side, cout, cout, 3, true))].into_iter().flatten()
+            [Some(conv(side, cin, cout, 3, false)), shortcut, Some(conv(side, cout, cout, 3, true))]
+                .into_iter()
+                .flatten()
         };
         let mut all = vec![conv(inner, self.latent_channels, top, 3, false)];
         all.extend((0..2).flat_map(|_| resnet(inner, top, top)));
@@ -190,7 +199,8 @@ impl Shapes {
         let all = flops(&self.step_linears(joint)) + attention(joint.rows()) * blocks;
         // Of text the last single block makes keys and values alone.
         let (dim, mlp) = (self.dim, self.mlp);
-        let of_text = [(dim, dim + 2 * mlp), (dim + mlp, dim)].map(|(cols, out)| Linear::new(joint.txt_rows(), cols, out, self.single_blocks.min(1)));
+        let of_text = [(dim, dim + 2 * mlp), (dim + mlp, dim)]
+            .map(|(cols, out)| Linear::new(joint.txt_rows(), cols, out, self.single_blocks.min(1)));
         all - flops(&of_text) - attention(joint.txt_rows()) * self.single_blocks.min(1) as u64
     }
 
@@ -221,7 +231,8 @@ mod tests {
         let shapes = Shapes::klein_4b();
         let joint = shapes.joint(1, 1024);
         assert_eq!((joint.tokens(), joint.rows()), (4608, 4608));
-        // 3.87 billion weights, those of the modulations apart; each stream of a double block has its own, so a token passes 25 blocks.
+        // 3.87 billion weights, those of the modulations apart; each stream of a double block has its own, so a token
+        // passes 25 blocks.
         let block = 4 * 3072_u64.pow(2) + 3 * 3072 * 9216;
         let attention = 4 * 4608_u64.pow(2) * 3072 * 25;
         // Of 512 text tokens the last block has the weights of keys and values alone, and no attention.
@@ -237,12 +248,16 @@ mod tests {
         assert_eq!(convolutions.len(), 1 + 4 + 4 * 6 + 2 + 3 + 1);
         assert_eq!((convolutions[0].side, convolutions[0].cin, convolutions[0].cout), (128, 32, 512));
         assert!(convolutions.contains(&Convolution { side: 1024, cin: 256, cout: 128, kernel: 1, add: false }));
-        assert!(convolutions.contains(&Convolution { side: 1024, cin: 256, cout: 256, kernel: 3, add: false }), "the last upsampler");
+        assert!(
+            convolutions.contains(&Convolution { side: 1024, cin: 256, cout: 256, kernel: 3, add: false }),
+            "the last upsampler"
+        );
     }
 
     #[test]
     fn a_model_has_the_shapes_that_its_configs_say() {
-        let dir = flux::model_dir::ModelDir::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/tiny").as_ref()).unwrap();
+        let dir =
+            flux::model_dir::ModelDir::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/tiny").as_ref()).unwrap();
         let info = ModelInfo::read(&dir).unwrap();
         let shapes = Shapes::of(&info);
         assert_eq!(shapes.patch(), info.vae.patch_pixels());

@@ -51,7 +51,11 @@ impl Row {
             ("prepare", self.prepare_ms, String::new()),
             ("step", self.step_ms, rate(self.step_tflop_s)),
             ("decode", self.decode_ms, rate(self.decode_tflop_s)),
-            ("image, prompt to RGB on the host", self.total_ms, format!("  peak {:.2} GiB, enqueued in {:.2} ms", self.peak_gib, self.enqueue_ms)),
+            (
+                "image, prompt to RGB on the host",
+                self.total_ms,
+                format!("  peak {:.2} GiB, enqueued in {:.2} ms", self.peak_gib, self.enqueue_ms),
+            ),
             ("PNG", self.png_ms, format!("  {} bytes", self.png_bytes)),
         ];
         lines.map(|(stage, ms, more)| format!("{:<52} {ms:10.2} ms{more}", format!("{head} {stage}"))).join("\n")

@@ -12,7 +12,10 @@ use safetensors::tensor::TensorView;
 
 /// Values in -1..1 without a pattern.
 pub fn values(n: usize) -> Vec<f32> {
-    (0..n).into_par_iter().map(|i| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
+    (0..n)
+        .into_par_iter()
+        .map(|i| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / (1 << 23) as f32 - 1.0)
+        .collect()
 }
 
 /// A weight matrix [rows, cols].
@@ -32,13 +35,17 @@ pub fn convolution<B: Backend>(backend: &B, cin: usize, cout: usize, kernel: usi
 
 /// Calls `load` with a tensor in a mapped file, which is removed behind it.
 pub fn with_view<T>(shape: &[usize], load: impl FnOnce(&WeightView) -> Result<T>) -> Result<T> {
-    let failed = |e: &dyn std::fmt::Display| Error::new(format!("cannot write weights to measure with: {e}")).at("the folder for temporary files");
+    let failed = |e: &dyn std::fmt::Display| {
+        Error::new(format!("cannot write weights to measure with: {e}")).at("the folder for temporary files")
+    };
     let folder = tempfile::tempdir().map_err(|e| failed(&e))?;
     std::fs::create_dir(folder.path().join("w")).map_err(|e| failed(&e))?;
     // A small factor, so that products of thousands of terms stay in range.
-    let bytes: Vec<u8> = values(shape.iter().product()).par_iter().flat_map_iter(|v| bf16::from_f32(v / 32.0).to_le_bytes()).collect();
+    let bytes: Vec<u8> =
+        values(shape.iter().product()).par_iter().flat_map_iter(|v| bf16::from_f32(v / 32.0).to_le_bytes()).collect();
     let tensor = TensorView::new(Dtype::BF16, shape.to_vec(), &bytes).map_err(|e| failed(&e))?;
-    safetensors::serialize_to_file([("w", tensor)], None, &folder.path().join("w/w.safetensors")).map_err(|e| failed(&e))?;
+    safetensors::serialize_to_file([("w", tensor)], None, &folder.path().join("w/w.safetensors"))
+        .map_err(|e| failed(&e))?;
     let files = WeightFiles::open(&ModelDir::Folder(folder.path().to_path_buf()), "w", "w")?;
     load(&files.get("w", shape)?)
 }

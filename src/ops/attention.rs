@@ -44,14 +44,19 @@ impl Joint {
         self.batch * self.img
     }
 
-    /// The first token of a sample that has a query, where queries have so many rows: those of all tokens, or of images alone.
+    /// The first token of a sample that has a query, where queries have so many rows: those of all tokens, or of images
+    /// alone.
     pub fn first_query(&self, rows: usize) -> usize {
         if rows < self.rows() { self.txt } else { 0 }
     }
 
     /// The row of token `token` of sample `sample`.
     pub fn row(&self, sample: usize, token: usize) -> usize {
-        if token < self.txt { sample * self.txt + token } else { self.txt_rows() + sample * self.img + token - self.txt }
+        if token < self.txt {
+            sample * self.txt + token
+        } else {
+            self.txt_rows() + sample * self.img + token - self.txt
+        }
     }
 
     /// The token, counted in its own sample, that is in row `row`.
@@ -76,8 +81,8 @@ impl<B: Backend> Tensor<B> {
     /// `softmax(q k^T / sqrt(head_dim) + mask) v`, each head for itself; self is q.
     ///
     /// self [joint.rows(), heads * head_dim], or of the images alone [joint.img_rows(), heads * head_dim]; k and v
-    /// [joint.rows(), kv_heads * head_dim] -> as self. Query head `h` reads key head `h / (heads / kv_heads)`. The result goes over q where
-    /// this is writable. Softmax and sums in float32; no backend holds the whole score matrix.
+    /// [joint.rows(), kv_heads * head_dim] -> as self. Query head `h` reads key head `h / (heads / kv_heads)`. The
+    /// result goes over q where this is writable. Softmax and sums in float32; no backend holds the whole score matrix.
     ///
     /// Errors when shapes do not fit `joint` and `head_dim`, or kv_heads does not divide heads.
     pub fn attention(self, k: &Self, v: &Self, head_dim: usize, joint: Joint, mask: Mask) -> Result<Self> {
@@ -92,7 +97,9 @@ impl<B: Backend> Tensor<B> {
             format!("{} key heads do not divide {} heads", k.cols() / head_dim, self.cols() / head_dim)
         })?;
         if let Mask::Causal { keys } = mask {
-            expect((1..=joint.tokens()).contains(&keys), "attention", || format!("{keys} keys of {} tokens", joint.tokens()))?;
+            expect((1..=joint.tokens()).contains(&keys), "attention", || {
+                format!("{keys} keys of {} tokens", joint.tokens())
+            })?;
         }
         let b = self.backend().clone();
         b.attention(self, k, v, head_dim, joint, mask)

@@ -76,16 +76,23 @@ impl<B: Backend> Tensor<B> {
 
     /// 3 x 3 convolution of the image twice as high and wide, every pixel a square of two by two.
     ///
-    /// self [height * width, in], weight [out, 9 * in] as [`Backend::conv_weight`] orders it, bias [1, out] -> [2 * height * 2 * width, out].
-    /// An output sees four different pixels. A kernel may sum the weights that fall on one (1, 2 or 4), in float32, and round the sum to
-    /// the dtype of weights: one rounding that the definition has not.
+    /// self [height * width, in], weight [out, 9 * in] as [`Backend::conv_weight`] orders it, bias [1, out] -> [2 *
+    /// height * 2 * width, out]. An output sees four different pixels. A kernel may sum the weights that fall on one
+    /// (1, 2 or 4), in float32, and round the sum to the dtype of weights: one rounding that the definition has not.
     ///
     /// Errors when the shapes do not fit.
     pub fn upsample_conv2d(self, weight: &Self, bias: &Self, height: usize, width: usize) -> Result<Self> {
-        let fits = self.rows() == height * width && weight.cols() == 9 * self.cols() && bias.rows() == 1 && bias.cols() == weight.rows();
+        let fits = self.rows() == height * width
+            && weight.cols() == 9 * self.cols()
+            && bias.rows() == 1
+            && bias.cols() == weight.rows();
         expect(fits, "upsample_conv2d", || {
             let [x, weight] = [&self, weight].map(|tensor| format!("[{}, {}]", tensor.rows(), tensor.cols()));
-            format!("x {x}, weight {weight}, bias [{}, {}] do not fit an image of {height} x {width}", bias.rows(), bias.cols())
+            format!(
+                "x {x}, weight {weight}, bias [{}, {}] do not fit an image of {height} x {width}",
+                bias.rows(),
+                bias.cols()
+            )
         })?;
         let backend = self.backend().clone();
         backend.upsample_conv2d(self, weight, bias, height, width)
@@ -95,13 +102,30 @@ impl<B: Backend> Tensor<B> {
 pub(super) fn expect_conv<B: Backend>(x: &Tensor<B>, weight: &Tensor<B>, bias: &Tensor<B>, conv: Conv) -> Result<()> {
     let taps = conv.kernel * conv.kernel;
     expect(
-        x.rows() == conv.height * conv.width && weight.cols() == taps * x.cols() && bias.rows() == 1 && bias.cols() == weight.rows(),
+        x.rows() == conv.height * conv.width
+            && weight.cols() == taps * x.cols()
+            && bias.rows() == 1
+            && bias.cols() == weight.rows(),
         "conv2d",
-        || format!("x [{}, {}], weight [{}, {}], bias [1, {}] do not fit {conv:?}", x.rows(), x.cols(), weight.rows(), weight.cols(), bias.cols()),
+        || {
+            format!(
+                "x [{}, {}], weight [{}, {}], bias [1, {}] do not fit {conv:?}",
+                x.rows(),
+                x.cols(),
+                weight.rows(),
+                weight.cols(),
+                bias.cols()
+            )
+        },
     )
 }
 
-pub(super) fn expect_residual<B: Backend>(op: &str, residual: &Tensor<B>, weight: &Tensor<B>, conv: Conv) -> Result<()> {
+pub(super) fn expect_residual<B: Backend>(
+    op: &str,
+    residual: &Tensor<B>,
+    weight: &Tensor<B>,
+    conv: Conv,
+) -> Result<()> {
     let rows = conv.out_height() * conv.out_width();
     expect(residual.rows() == rows && residual.cols() == weight.rows(), op, || {
         format!("residual is [{}, {}], expected [{rows}, {}]", residual.rows(), residual.cols(), weight.rows())
@@ -109,18 +133,38 @@ pub(super) fn expect_residual<B: Backend>(op: &str, residual: &Tensor<B>, weight
 }
 
 /// What `conv2d_over` means.
-pub fn compose_over<B: Backend>(b: &B, x: Tensor<B>, weight: &Tensor<B>, bias: &Tensor<B>, conv: Conv) -> Result<Tensor<B>> {
+pub fn compose_over<B: Backend>(
+    b: &B,
+    x: Tensor<B>,
+    weight: &Tensor<B>,
+    bias: &Tensor<B>,
+    conv: Conv,
+) -> Result<Tensor<B>> {
     b.conv2d(&x, weight, bias, conv)
 }
 
 /// What `conv2d_add` means.
-pub fn compose_add<B: Backend>(b: &B, x: &Tensor<B>, weight: &Tensor<B>, bias: &Tensor<B>, conv: Conv, residual: Tensor<B>) -> Result<Tensor<B>> {
+pub fn compose_add<B: Backend>(
+    b: &B,
+    x: &Tensor<B>,
+    weight: &Tensor<B>,
+    bias: &Tensor<B>,
+    conv: Conv,
+    residual: Tensor<B>,
+) -> Result<Tensor<B>> {
     let out = b.conv2d(x, weight, bias, conv)?;
     b.add(residual, &out)
 }
 
 /// What `upsample_conv2d` means.
-pub fn compose_upsample<B: Backend>(b: &B, x: Tensor<B>, weight: &Tensor<B>, bias: &Tensor<B>, height: usize, width: usize) -> Result<Tensor<B>> {
+pub fn compose_upsample<B: Backend>(
+    b: &B,
+    x: Tensor<B>,
+    weight: &Tensor<B>,
+    bias: &Tensor<B>,
+    height: usize,
+    width: usize,
+) -> Result<Tensor<B>> {
     let upsampled = b.upsample(&x, height, width)?;
     // The small image is not needed while the convolution makes a third.
     drop(x);

@@ -11,19 +11,27 @@ pub struct Adaln {
     pub txt_rows: usize,
     /// Added to the variance.
     pub eps: f32,
-    /// Whether only products with weights of [`Weights::narrow`](crate::weights::Weights::narrow) read h: a backend may give it in the form
-    /// in which they do.
+    /// Whether only products with weights of [`Weights::narrow`](crate::weights::Weights::narrow) read h: a backend may
+    /// give it in the form in which they do.
     pub narrow: bool,
 }
 
 impl<B: Backend> Tensor<B> {
     /// `x = self + gate * y` and `h = adaln(x)`, as (x, h).
     ///
-    /// self and y [rows, dim]; gates [1, dim]; norms (shift, scale), each [1, dim] -> 2 x [rows, dim]. The first gate and norm serve the
-    /// first `txt_rows` rows, which may be none, the second ones the rows behind. x goes over self where that is writable.
+    /// self and y [rows, dim]; gates [1, dim]; norms (shift, scale), each [1, dim] -> 2 x [rows, dim]. The first gate
+    /// and norm serve the first `txt_rows` rows, which may be none, the second ones the rows behind. x goes over self
+    /// where that is writable.
     ///
-    /// Errors when a gate, shift or scale is not [1, dim], y not of the shape of self, or `txt_rows` more than there are.
-    pub fn gated_add_adaln(self, gates: [&Self; 2], y: &Self, norms: [(&Self, &Self); 2], adaln: Adaln) -> Result<(Self, Self)> {
+    /// Errors when a gate, shift or scale is not [1, dim], y not of the shape of self, or `txt_rows` more than there
+    /// are.
+    pub fn gated_add_adaln(
+        self,
+        gates: [&Self; 2],
+        y: &Self,
+        norms: [(&Self, &Self); 2],
+        adaln: Adaln,
+    ) -> Result<(Self, Self)> {
         for (gate, (shift, scale)) in gates.into_iter().zip(norms) {
             for (name, vector) in [("gate", gate), ("shift", shift), ("scale", scale)] {
                 self.expect_vec("gated_add_adaln", name, vector)?;
@@ -31,7 +39,9 @@ impl<B: Backend> Tensor<B> {
         }
         self.expect_same("gated_add_adaln", "y", y)?;
         let txt_rows = adaln.txt_rows;
-        expect(txt_rows <= self.rows(), "gated_add_adaln", || format!("x has {} rows, of which {txt_rows} cannot be text", self.rows()))?;
+        expect(txt_rows <= self.rows(), "gated_add_adaln", || {
+            format!("x has {} rows, of which {txt_rows} cannot be text", self.rows())
+        })?;
         let b = self.backend().clone();
         b.gated_add_adaln(self, gates, y, norms, adaln)
     }

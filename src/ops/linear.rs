@@ -28,7 +28,13 @@ impl<B: Backend> Tensor<B> {
     pub fn linear_add(&self, weight: &Self, residual: Self) -> Result<Self> {
         expect_linear("linear_add", self.cols(), weight)?;
         expect(residual.rows() == self.rows() && residual.cols() == weight.rows(), "linear_add", || {
-            format!("residual is [{}, {}], expected [{}, {}]", residual.rows(), residual.cols(), self.rows(), weight.rows())
+            format!(
+                "residual is [{}, {}], expected [{}, {}]",
+                residual.rows(),
+                residual.cols(),
+                self.rows(),
+                weight.rows()
+            )
         })?;
         self.backend().linear_add(self, weight, residual)
     }
@@ -63,7 +69,9 @@ impl<B: Backend> Tensor<B> {
 }
 
 pub(super) fn expect_linear<B: Backend>(op: &str, cols: usize, weight: &Tensor<B>) -> Result<()> {
-    expect(cols == weight.cols(), op, || format!("x has {cols} columns but weight is [{}, {}]", weight.rows(), weight.cols()))
+    expect(cols == weight.cols(), op, || {
+        format!("x has {cols} columns but weight is [{}, {}]", weight.rows(), weight.cols())
+    })
 }
 
 /// What `linear_add` means.

@@ -17,7 +17,12 @@ impl<B: Backend> Tensor<B> {
     /// Errors when n does not divide the columns.
     pub fn rms_norm(&self, weight: &Self, eps: f32) -> Result<Self> {
         expect(weight.rows() == 1 && self.cols().is_multiple_of(weight.cols()), "rms_norm", || {
-            format!("x has {} columns, which a weight of [{}, {}] does not divide", self.cols(), weight.rows(), weight.cols())
+            format!(
+                "x has {} columns, which a weight of [{}, {}] does not divide",
+                self.cols(),
+                weight.rows(),
+                weight.cols()
+            )
         })?;
         self.backend().rms_norm(self, weight, eps)
     }

@@ -34,7 +34,14 @@ impl<B: Backend> Tensor<B> {
     /// `norm_conv2d(self) + residual`. The result may go over `residual`.
     ///
     /// Errors as [`Tensor::norm_conv2d`], and when `residual` is not of the output's shape.
-    pub fn norm_conv2d_add(self, norm: &GroupNorm<'_, B>, weight: &Self, bias: &Self, conv: Conv, residual: Self) -> Result<Self> {
+    pub fn norm_conv2d_add(
+        self,
+        norm: &GroupNorm<'_, B>,
+        weight: &Self,
+        bias: &Self,
+        conv: Conv,
+        residual: Self,
+    ) -> Result<Self> {
         expect_groups(&self, norm.weight, norm.bias, norm.groups)?;
         expect_conv(&self, weight, bias, conv)?;
         expect_residual("norm_conv2d_add", &residual, weight, conv)?;
@@ -44,7 +51,14 @@ impl<B: Backend> Tensor<B> {
 }
 
 /// What `norm_conv2d` means.
-pub fn compose<B: Backend>(b: &B, x: &Tensor<B>, norm: &GroupNorm<'_, B>, weight: &Tensor<B>, bias: &Tensor<B>, conv: Conv) -> Result<Tensor<B>> {
+pub fn compose<B: Backend>(
+    b: &B,
+    x: &Tensor<B>,
+    norm: &GroupNorm<'_, B>,
+    weight: &Tensor<B>,
+    bias: &Tensor<B>,
+    conv: Conv,
+) -> Result<Tensor<B>> {
     let normed = b.group_norm_silu(x, norm.weight, norm.bias, norm.groups, norm.eps)?;
     b.conv2d(&normed, weight, bias, conv)
 }

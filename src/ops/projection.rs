@@ -23,8 +23,8 @@ pub struct Heads<'a, B: Backend> {
 
 /// What [`Tensor::project`] makes.
 pub struct Projection<B: Backend> {
-    /// k normed and rotated, v, and q normed and rotated, each [rows, dim], q without the rows that are keys only; without columns where
-    /// there are no heads.
+    /// k normed and rotated, v, and q normed and rotated, each [rows, dim], q without the rows that are keys only;
+    /// without columns where there are no heads.
     pub kvq: [Tensor<B>; 3],
     /// The MLP's columns, of the rows of q; without any where the weight has none.
     pub mlp: Gated<B>,
@@ -39,11 +39,14 @@ pub enum Gated<B: Backend> {
 }
 
 impl<B: Backend> Tensor<B> {
-    /// One product of each (x, weight), the results one under the other, of which columns are normed, rotated and activated.
+    /// One product of each (x, weight), the results one under the other, of which columns are normed, rotated and
+    /// activated.
     ///
-    /// x [rows, in], weight [3 * heads.dim + 2 * mlp, in], its rows k, v, q, gate, up. Without `heads` they are gate and up alone.
+    /// x [rows, in], weight [3 * heads.dim + 2 * mlp, in], its rows k, v, q, gate, up. Without `heads` they are gate
+    /// and up alone.
     ///
-    /// Errors when the shapes do not fit, when `keys_only` is more than the rows of the first x, or as [`Tensor::qk_norm_rope`].
+    /// Errors when the shapes do not fit, when `keys_only` is more than the rows of the first x, or as
+    /// [`Tensor::qk_norm_rope`].
     pub fn project(parts: &[(&Self, &Self)], heads: Option<&Heads<'_, B>>) -> Result<Projection<B>> {
         const OP: &str = "project";
         expect(!parts.is_empty(), OP, || "there are no parts".to_string())?;
@@ -58,7 +61,9 @@ impl<B: Backend> Tensor<B> {
         })?;
         if let Some(heads) = heads {
             let first = parts[0].0.rows();
-            expect(heads.keys_only <= first, OP, || format!("{} rows of {first} cannot be keys only", heads.keys_only))?;
+            expect(heads.keys_only <= first, OP, || {
+                format!("{} rows of {first} cannot be keys only", heads.keys_only)
+            })?;
             expect_rope(OP, parts.iter().map(|(x, _)| x.rows()).sum(), heads.dim, heads.rope, heads.joint)?;
             expect_norm(OP, heads.norm, heads.rope)?;
         }
@@ -106,7 +111,11 @@ impl<B: Backend> Gated<B> {
 }
 
 /// What `project` means.
-pub fn compose<B: Backend>(b: &B, parts: &[(&Tensor<B>, &Tensor<B>)], heads: Option<&Heads<'_, B>>) -> Result<Projection<B>> {
+pub fn compose<B: Backend>(
+    b: &B,
+    parts: &[(&Tensor<B>, &Tensor<B>)],
+    heads: Option<&Heads<'_, B>>,
+) -> Result<Projection<B>> {
     let y = b.linear_rows(parts)?;
     let dim = heads.map_or(0, |heads| heads.dim);
     let keys_only = heads.map_or(0, |heads| heads.keys_only);

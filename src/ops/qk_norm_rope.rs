@@ -49,8 +49,8 @@ impl<B: Backend> Tensor<B> {
 
     /// `rope(rms_norm(q))` and `rope(rms_norm(k))`, the norm per head; self is q.
     ///
-    /// q [joint.rows(), heads * head_dim], k [joint.rows(), kv_heads * head_dim] -> the same shapes. `norm[0]` serves the
-    /// text rows, `norm[1]` the image rows. Results go over q and k where these are writable.
+    /// q [joint.rows(), heads * head_dim], k [joint.rows(), kv_heads * head_dim] -> the same shapes. `norm[0]` serves
+    /// the text rows, `norm[1]` the image rows. Results go over q and k where these are writable.
     ///
     /// Errors as [`Tensor::rope`], and when a norm weight is not [1, head_dim].
     /// Source: FLUX.2 reference `Flux2AttnProcessor` (`norm_q`, `norm_added_q`); Qwen3 `q_norm`.
@@ -67,7 +67,9 @@ impl<B: Backend> Tensor<B> {
 pub(super) fn expect_rope<B: Backend>(op: &str, rows: usize, cols: usize, rope: &Rope<B>, joint: Joint) -> Result<()> {
     let (cos, sin) = (&rope.cos, &rope.sin);
     expect(rows == joint.rows(), op, || format!("x has {rows} rows, expected {} for {joint:?}", joint.rows()))?;
-    expect(cols.is_multiple_of(2 * cos.cols()), op, || format!("x has {cols} columns, which heads of {} do not divide", 2 * cos.cols()))?;
+    expect(cols.is_multiple_of(2 * cos.cols()), op, || {
+        format!("x has {cols} columns, which heads of {} do not divide", 2 * cos.cols())
+    })?;
     expect(cos.rows() == joint.tokens() && sin.rows() == cos.rows() && sin.cols() == cos.cols(), op, || {
         format!("the table is [{}, {}], expected one row for each of {} tokens", cos.rows(), cos.cols(), joint.tokens())
     })
@@ -84,7 +86,14 @@ pub(super) fn expect_norm<B: Backend>(op: &str, norm: [&QkNorm<B>; 2], rope: &Ro
 }
 
 /// What `qk_norm_rope` means.
-pub fn compose<B: Backend>(b: &B, q: Tensor<B>, k: Tensor<B>, norm: [&QkNorm<B>; 2], rope: &Rope<B>, joint: Joint) -> Result<(Tensor<B>, Tensor<B>)> {
+pub fn compose<B: Backend>(
+    b: &B,
+    q: Tensor<B>,
+    k: Tensor<B>,
+    norm: [&QkNorm<B>; 2],
+    rope: &Rope<B>,
+    joint: Joint,
+) -> Result<(Tensor<B>, Tensor<B>)> {
     let normed = |x: Tensor<B>, weights: [&Tensor<B>; 2]| -> Result<Tensor<B>> {
         let (txt, img) = x.split_rows(joint.txt_rows());
         let txt = b.rms_norm(&txt, weights[0], norm[0].eps)?;

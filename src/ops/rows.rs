@@ -10,7 +10,9 @@ impl<B: Backend> Tensor<B> {
     /// Errors when the parts differ in columns. Panics when `parts` is empty.
     pub fn concat_rows(parts: &[&Self]) -> Result<Self> {
         let first = parts[0];
-        expect(parts.iter().all(|part| part.cols() == first.cols()), "concat_rows", || "the parts differ in columns".to_string())?;
+        expect(parts.iter().all(|part| part.cols() == first.cols()), "concat_rows", || {
+            "the parts differ in columns".to_string()
+        })?;
         first.backend().concat_rows(parts)
     }
 
@@ -19,7 +21,9 @@ impl<B: Backend> Tensor<B> {
     /// Errors when the parts differ in rows. Panics when `parts` is empty.
     pub fn concat_cols(parts: &[&Self]) -> Result<Self> {
         let first = parts[0];
-        expect(parts.iter().all(|part| part.rows() == first.rows()), "concat_cols", || "the parts differ in rows".to_string())?;
+        expect(parts.iter().all(|part| part.rows() == first.rows()), "concat_cols", || {
+            "the parts differ in rows".to_string()
+        })?;
         first.backend().concat_cols(parts)
     }
 

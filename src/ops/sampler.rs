@@ -17,7 +17,8 @@ impl<B: Backend> Tensor<B> {
         b.euler_step(self, velocity, dt)
     }
 
-    /// Classifier-free guidance: `negative + guidance * (self - negative)`, each of the three ops rounded as activations are.
+    /// Classifier-free guidance: `negative + guidance * (self - negative)`, each of the three ops rounded as
+    /// activations are.
     ///
     /// Errors when the shapes differ.
     pub fn guide(&self, negative: &Self, guidance: f32) -> Result<Self> {

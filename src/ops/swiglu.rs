@@ -18,22 +18,25 @@ impl<B: Backend> Tensor<B> {
         b.swiglu(self, up)
     }
 
-    /// `linear` of `beside` and `swiglu(self, up)`, side by side: one op, because a backend may write its input in the form in which the
-    /// product reads it.
+    /// `linear` of `beside` and `swiglu(self, up)`, side by side: one op, because a backend may write its input in the
+    /// form in which the product reads it.
     ///
-    /// self [tokens, mlp], up [tokens, mlp], beside [tokens, side], weight [out, side + mlp] -> [tokens, out]. Overwrites as `swiglu`.
+    /// self [tokens, mlp], up [tokens, mlp], beside [tokens, side], weight [out, side + mlp] -> [tokens, out].
+    /// Overwrites as `swiglu`.
     ///
     /// Errors when the shapes do not fit.
     pub fn swiglu_linear(self, up: &Self, beside: Option<&Self>, weight: &Self) -> Result<Self> {
         self.expect_same("swiglu_linear", "up", up)?;
-        expect(beside.is_none_or(|beside| beside.rows() == self.rows()), "swiglu_linear", || "the parts differ in rows".to_string())?;
+        expect(beside.is_none_or(|beside| beside.rows() == self.rows()), "swiglu_linear", || {
+            "the parts differ in rows".to_string()
+        })?;
         expect_linear("swiglu_linear", beside.map_or(0, Self::cols) + self.cols(), weight)?;
         let b = self.backend().clone();
         b.swiglu_linear(self, up, beside, weight)
     }
 
-    /// `swiglu(self, up)`, of which the first `first` rows are multiplied by the first weight and the others by the second: text and
-    /// image of a double block. One op for the reason of `swiglu_linear`.
+    /// `swiglu(self, up)`, of which the first `first` rows are multiplied by the first weight and the others by the
+    /// second: text and image of a double block. One op for the reason of `swiglu_linear`.
     ///
     /// self [rows, mlp], up [rows, mlp], weights [out, mlp] -> [rows, out]. Overwrites as `swiglu`.
     ///
@@ -58,7 +61,13 @@ pub fn compose<B: Backend>(b: &B, gate: Tensor<B>, up: &Tensor<B>) -> Result<Ten
 }
 
 /// What `swiglu_linear` means.
-pub fn compose_linear<B: Backend>(b: &B, gate: Tensor<B>, up: &Tensor<B>, beside: Option<&Tensor<B>>, weight: &Tensor<B>) -> Result<Tensor<B>> {
+pub fn compose_linear<B: Backend>(
+    b: &B,
+    gate: Tensor<B>,
+    up: &Tensor<B>,
+    beside: Option<&Tensor<B>>,
+    weight: &Tensor<B>,
+) -> Result<Tensor<B>> {
     let mlp = b.swiglu(gate, up)?;
     match beside {
         Some(beside) => b.linear_concat(&[beside, &mlp], weight),
@@ -67,7 +76,13 @@ pub fn compose_linear<B: Backend>(b: &B, gate: Tensor<B>, up: &Tensor<B>, beside
 }
 
 /// What `swiglu_linear_rows` means.
-pub fn compose_linear_rows<B: Backend>(b: &B, gate: Tensor<B>, up: &Tensor<B>, weights: [&Tensor<B>; 2], first: usize) -> Result<Tensor<B>> {
+pub fn compose_linear_rows<B: Backend>(
+    b: &B,
+    gate: Tensor<B>,
+    up: &Tensor<B>,
+    weights: [&Tensor<B>; 2],
+    first: usize,
+) -> Result<Tensor<B>> {
     let (top, bottom) = b.swiglu(gate, up)?.split_rows(first);
     b.linear_rows(&[(&top, weights[0]), (&bottom, weights[1])])
 }

@@ -1,9 +1,9 @@
-//! The narrow weights of a transformer in e4m3, in a file beside the model: half the bytes of bf16 to read and upload, and nothing to
-//! quantise.
+//! The narrow weights of a transformer in e4m3, in a file beside the model: half the bytes of bf16 to read and upload,
+//! and nothing to quantise.
 //!
-//! It is a safetensors file. A matrix [rows, cols] has its name there, in F8_E4M3 [rows, cols padded to a multiple of 16], and its scales
-//! in F32 [rows] are `NAME.scales`. The header's metadata say what the matrices were made from; a file that was made from others is not
-//! read.
+//! It is a safetensors file. A matrix [rows, cols] has its name there, in F8_E4M3 [rows, cols padded to a multiple of
+//! 16], and its scales in F32 [rows] are `NAME.scales`. The header's metadata say what the matrices were made from; a
+//! file that was made from others is not read.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -74,15 +74,19 @@ impl Fp8Cache {
     pub fn note(&self) -> Option<String> {
         match self {
             Self::Found => None,
-            Self::Made(path, None) => Some(format!("wrote the fp8 weights to `{}`, from which they are loaded from now on", path.display())),
+            Self::Made(path, None) => {
+                Some(format!("wrote the fp8 weights to `{}`, from which they are loaded from now on", path.display()))
+            }
             Self::Made(path, Some(why)) => Some(format!("wrote the fp8 weights to `{}` anew: {why}", path.display())),
-            Self::NotMade(path, why) => Some(format!("the fp8 weights are not kept, because `{}` cannot be written: {why}", path.display())),
+            Self::NotMade(path, why) => {
+                Some(format!("the fp8 weights are not kept, because `{}` cannot be written: {why}", path.display()))
+            }
         }
     }
 }
 
-/// Has `files`, a transformer's, give its narrow weights in e4m3 too: from the file in `folder`, which is made where it is missing or was
-/// made from other files. `report` hears how many of how many elements are in it.
+/// Has `files`, a transformer's, give its narrow weights in e4m3 too: from the file in `folder`, which is made where it
+/// is missing or was made from other files. `report` hears how many of how many elements are in it.
 ///
 /// Errors when the file is damaged, or the weights cannot be read.
 pub fn attach(folder: &Path, files: &mut WeightFiles, report: &mut dyn FnMut(u64, u64)) -> Result<Fp8Cache> {
@@ -120,7 +124,8 @@ impl Origin {
                 name: path.strip_prefix(folder).unwrap_or(path).display().to_string(),
                 bytes: bytes.as_slice().len() as u64,
                 modified_ns: nanoseconds(modified),
-                sample: of_file.fold(FNV_BASIS, |hash, view| fnv1a(hash, &view.bytes()[..view.bytes().len().min(SAMPLE_BYTES)])),
+                sample: of_file
+                    .fold(FNV_BASIS, |hash, view| fnv1a(hash, &view.bytes()[..view.bytes().len().min(SAMPLE_BYTES)])),
             })
         };
         Ok(Self { format: FORMAT, sources: files.files().iter().map(source).collect::<Result<_>>()? })
@@ -165,7 +170,13 @@ fn views(files: &WeightFiles, matrices: &[Matrix]) -> Result<Vec<WeightView>> {
 }
 
 /// Writes the file. Whoever looks sees a whole file or none: it gets its name when it is complete.
-fn write(path: &Path, files: &WeightFiles, matrices: &[Matrix], origin: &Origin, report: &mut dyn FnMut(u64, u64)) -> Result<()> {
+fn write(
+    path: &Path,
+    files: &WeightFiles,
+    matrices: &[Matrix],
+    origin: &Origin,
+    report: &mut dyn FnMut(u64, u64),
+) -> Result<()> {
     let failed = |e: io::Error| Error::new(e.to_string());
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut file = temporary(folder).map_err(failed)?;
@@ -188,7 +199,8 @@ fn write(path: &Path, files: &WeightFiles, matrices: &[Matrix], origin: &Origin,
     Ok(())
 }
 
-/// A file with the rights of any new one, removed on drop, of a name that a person recognises, should a kill leave it behind.
+/// A file with the rights of any new one, removed on drop, of a name that a person recognises, should a kill leave it
+/// behind.
 fn temporary(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".flux-fp8-").suffix(".part");
@@ -210,8 +222,14 @@ fn header(matrices: &[Matrix], origin: &Origin) -> Result<Vec<u8>> {
     };
     for (name, [rows, cols]) in matrices {
         let stride = cols.next_multiple_of(MULTIPLE);
-        entries.insert(name.clone(), json!({ "dtype": "F8_E4M3", "shape": [rows, stride], "data_offsets": place(rows * stride) }));
-        entries.insert(scales_name(name), json!({ "dtype": "F32", "shape": [rows], "data_offsets": place(rows * size_of::<f32>()) }));
+        entries.insert(
+            name.clone(),
+            json!({ "dtype": "F8_E4M3", "shape": [rows, stride], "data_offsets": place(rows * stride) }),
+        );
+        entries.insert(
+            scales_name(name),
+            json!({ "dtype": "F32", "shape": [rows], "data_offsets": place(rows * size_of::<f32>()) }),
+        );
     }
     let mut text = serde_json::to_vec(&entries).map_err(failed)?;
     // The tensors begin at a multiple of 16, as their rows do: the length takes 8 bytes.
@@ -219,7 +237,8 @@ fn header(matrices: &[Matrix], origin: &Origin) -> Result<Vec<u8>> {
     Ok([(text.len() as u64).to_le_bytes().as_slice(), &text].concat())
 }
 
-/// The values, in rows that are padded with zeros, and a scale for each row. As on the GPU, values of other types are rounded to bf16 first.
+/// The values, in rows that are padded with zeros, and a scale for each row. As on the GPU, values of other types are
+/// rounded to bf16 first.
 fn quantise(view: &WeightView) -> (Vec<u8>, Vec<f32>) {
     let (rows, stride) = (view.rows(), view.cols().next_multiple_of(MULTIPLE));
     let (mut values, mut scales) = (vec![0; rows * stride], vec![0.0; rows]);
@@ -310,7 +329,10 @@ mod tests {
         #[track_caller]
         fn is_made_anew(&self, words: &str) {
             let made = self.attach().1.unwrap();
-            assert!(matches!(&made, Fp8Cache::Made(path, Some(why)) if *path == self.kept() && why.contains(words)), "{made:?}");
+            assert!(
+                matches!(&made, Fp8Cache::Made(path, Some(why)) if *path == self.kept() && why.contains(words)),
+                "{made:?}"
+            );
             assert!(made.note().unwrap().contains(words));
             self.is_found();
         }
@@ -321,7 +343,8 @@ mod tests {
             let mut header = serde_json::from_slice(&bytes[8..end]).unwrap();
             change(&mut header);
             let header = serde_json::to_vec(&header).unwrap();
-            fs::write(self.kept(), [(header.len() as u64).to_le_bytes().as_slice(), &header, &bytes[end..]].concat()).unwrap();
+            fs::write(self.kept(), [(header.len() as u64).to_le_bytes().as_slice(), &header, &bytes[end..]].concat())
+                .unwrap();
         }
 
         fn change_origin(&self, change: impl FnOnce(&mut Value)) {
@@ -347,12 +370,21 @@ mod tests {
                 let e4m3 = view.e4m3().expect("it is in a block");
                 assert_eq!((e4m3.values.shape(), e4m3.scales.shape()), (&[rows, 32][..], &[rows, 4][..]));
                 for row in 0..rows {
-                    let from: Vec<f32> = view.row_range(row..row + 1).to_f32().into_iter().map(|value| bf16::from_f32(value).to_f32()).collect();
+                    let from: Vec<f32> = view
+                        .row_range(row..row + 1)
+                        .to_f32()
+                        .into_iter()
+                        .map(|value| bf16::from_f32(value).to_f32())
+                        .collect();
                     let mut expected = vec![0; 32];
                     let scale = quantise_row(&from, &mut expected);
                     let part = view.row_range(row..row + 1);
                     let part = part.e4m3().expect("rows of it have it too");
-                    assert_eq!((part.values.bytes(), part.scales.bytes()), (&expected[..], &scale.to_le_bytes()[..]), "row {row} of {name}");
+                    assert_eq!(
+                        (part.values.bytes(), part.scales.bytes()),
+                        (&expected[..], &scale.to_le_bytes()[..]),
+                        "row {row} of {name}"
+                    );
                 }
             }
             assert!(files.get(VECTOR, &[16]).unwrap().e4m3().is_none());
@@ -386,7 +418,8 @@ mod tests {
         let model = Model::new();
         model.attach().1.unwrap();
         let time = fs::metadata(model.source()).unwrap().modified().unwrap();
-        let set_time = |time| fs::File::options().append(true).open(model.source()).unwrap().set_modified(time).unwrap();
+        let set_time =
+            |time| fs::File::options().append(true).open(model.source()).unwrap().set_modified(time).unwrap();
 
         set_time(time + Duration::from_millis(1));
         model.is_made_anew("diffusion_pytorch_model.safetensors");
@@ -422,7 +455,8 @@ mod tests {
         model.is_made_anew("more files");
         model.change_origin(|origin| origin["sources"] = json!([]));
         model.is_made_anew("another `transformer/");
-        let [no_sources, more] = ["", r#","sources":[],"more":1"#].map(|further| format!(r#"{{"format":{FORMAT}{further}}}"#));
+        let [no_sources, more] =
+            ["", r#","sources":[],"more":1"#].map(|further| format!(r#"{{"format":{FORMAT}{further}}}"#));
         for said in ["", "{}", "[1]", "no JSON", &no_sources, &more] {
             model.change_header(|header| header["__metadata__"][ORIGIN_KEY] = json!(said));
             model.is_made_anew("does not say");
@@ -438,7 +472,10 @@ mod tests {
         let good = fs::read(model.kept()).unwrap();
         let refused = |what: &str, word: &str| {
             let error = model.attach().1.unwrap_err().to_string();
-            assert!(error.contains(FILE) && error.contains("hint: delete the file") && error.contains(word), "{what}: {error}");
+            assert!(
+                error.contains(FILE) && error.contains("hint: delete the file") && error.contains(word),
+                "{what}: {error}"
+            );
             fs::write(model.kept(), &good).unwrap();
             model.is_found();
         };

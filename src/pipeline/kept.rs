@@ -26,22 +26,30 @@ pub(super) struct Kept<B: Backend> {
 }
 
 impl<B: Backend> Kept<B> {
-    pub(super) fn new(plan: &Plan, wanted: usize, samples: usize, batched: bool, modulations: Modulations<B>, rope: Rope<B>) -> Self {
+    pub(super) fn new(
+        plan: &Plan,
+        wanted: usize,
+        samples: usize,
+        batched: bool,
+        modulations: Modulations<B>,
+        rope: Rope<B>,
+    ) -> Self {
         let &Plan { height, width, guidance, steps, .. } = plan;
         let steps = (0..steps).map(|_| B::Replay::default()).collect();
         Self { height, width, guidance, wanted, samples, batched, modulations, rope, steps }
     }
 
-    /// Whether it is of the batch that `wanted` images like `plan` begin with. How many images are to come does not shape the work,
-    /// only how many of them are in the batch.
+    /// Whether it is of the batch that `wanted` images like `plan` begin with. How many images are to come does not
+    /// shape the work, only how many of them are in the batch.
     pub(super) fn is_of(&self, plan: &Plan, wanted: usize) -> bool {
-        (self.height, self.width, self.steps.len(), self.guidance) == (plan.height, plan.width, plan.steps, plan.guidance)
+        (self.height, self.width, self.steps.len(), self.guidance)
+            == (plan.height, plan.width, plan.steps, plan.guidance)
             && serves(self.wanted, self.samples, wanted)
     }
 }
 
-/// Whether a batch of `samples` images, made when one of `made_for` was wanted, is what `wanted` images begin with: so many they are, or
-/// memory did not allow one more, although room was made for it.
+/// Whether a batch of `samples` images, made when one of `made_for` was wanted, is what `wanted` images begin with: so
+/// many they are, or memory did not allow one more, although room was made for it.
 fn serves(made_for: usize, samples: usize, wanted: usize) -> bool {
     samples == wanted || (samples < made_for && samples < wanted)
 }
@@ -79,7 +87,8 @@ pub(super) struct KeptDecode<B: Backend> {
 /// The decoder's replay for images of the size of `plan`.
 pub(super) fn decode<'a, B: Backend>(kept: &'a mut Vec<KeptDecode<B>>, plan: &Plan) -> &'a mut B::Replay {
     let &Plan { height, width, .. } = plan;
-    let found = kept.iter().position(|kept| (kept.height, kept.width) == (height, width)).map(|index| kept.remove(index));
+    let found =
+        kept.iter().position(|kept| (kept.height, kept.width) == (height, width)).map(|index| kept.remove(index));
     if kept.len() == MOST_KEPT {
         kept.remove(0);
     }

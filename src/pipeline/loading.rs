@@ -14,7 +14,11 @@ use crate::vae::Decoder;
 use crate::weights::Weights;
 
 /// Lets `load` load a model of about `total` elements; it reports how many are on their way.
-pub(super) fn load<M>(total: u64, observer: &mut dyn Observer, load: impl FnOnce(&mut dyn FnMut(u64)) -> Result<M>) -> Result<M> {
+pub(super) fn load<M>(
+    total: u64,
+    observer: &mut dyn Observer,
+    load: impl FnOnce(&mut dyn FnMut(u64)) -> Result<M>,
+) -> Result<M> {
     let mut done = 0;
     observer.progress(Stage::Load, 0, total);
     let model = load(&mut |elements| {
@@ -26,10 +30,16 @@ pub(super) fn load<M>(total: u64, observer: &mut dyn Observer, load: impl FnOnce
 }
 
 /// As [`load`], of the text encoder; meanwhile the backend warms up.
-pub(super) fn load_text_encoder<B: Backend>(backend: &B, files: &Files, info: &ModelInfo, report: &mut dyn FnMut(u64)) -> Result<TextEncoder<B>> {
+pub(super) fn load_text_encoder<B: Backend>(
+    backend: &B,
+    files: &Files,
+    info: &ModelInfo,
+    report: &mut dyn FnMut(u64),
+) -> Result<TextEncoder<B>> {
     thread::scope(|scope| {
         let warming_up = scope.spawn(|| backend.warm_up());
-        let load = || TextEncoder::load(&Weights::new(backend, &files.text_encoder), info.text_encoder, &info.out_layers);
+        let load =
+            || TextEncoder::load(&Weights::new(backend, &files.text_encoder), info.text_encoder, &info.out_layers);
         let encoder = backend.load(load, report);
         warming_up.join().unwrap_or_else(|_| Err(Error::new("the thread that starts the backend panicked")))?;
         encoder
@@ -59,7 +69,8 @@ impl<B: Backend> Ahead<B> {
         let (backend, files, info) = own();
         let rest = Coming::start(info.transformer.elements() + info.vae.decoder_elements(), move |report| {
             let _ = text_encoder_first.recv();
-            let transformer = backend.load(|| Transformer::load(&Weights::new(&backend, &files.transformer), &info.transformer), report)?;
+            let transformer = backend
+                .load(|| Transformer::load(&Weights::new(&backend, &files.transformer), &info.transformer), report)?;
             let decoder = backend.load(|| Decoder::load(&Weights::new(&backend, &files.vae), &info.vae), report)?;
             Ok((transformer, decoder))
         });

@@ -25,8 +25,8 @@ impl Needs {
         let (height, width) = info.latent_size(plan);
         let tokens = (info.max_sequence_length + height * width) as u64;
         let (dim, mlp) = (info.transformer.dim() as u64, info.transformer.mlp() as u64);
-        // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with narrow weights also the
-        // input of the last product, [dim + mlp] of half the size.
+        // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with narrow
+        // weights also the input of the last product, [dim + mlp] of half the size.
         let step = tokens * (6 * dim + 5 * mlp / 2);
         let largest = tokens * (3 * dim + 2 * mlp);
         let decode = decode_bytes(backend, info.vae.decoder_channels(), (plan.width * plan.height) as u64);
@@ -67,7 +67,13 @@ impl Needs {
             return Ok(());
         }
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        let what = format!("a {} x {} image needs {} MiB of memory, {} MiB are free", plan.width, plan.height, mib(least), mib(free));
+        let what = format!(
+            "a {} x {} image needs {} MiB of memory, {} MiB are free",
+            plan.width,
+            plan.height,
+            mib(least),
+            mib(free)
+        );
         Err(Error::new(what).hint("ask for a smaller image with `-W` and `-H`"))
     }
 }
@@ -75,8 +81,9 @@ impl Needs {
 /// What the decoder's largest tensors take, of an image of `pixels` pixels; `channels` from the pixels inwards.
 fn decode_bytes<B: Backend>(backend: &B, channels: &[usize], pixels: u64) -> u64 {
     let most = |first: usize, count: usize| channels.iter().skip(first).take(count).max().copied().unwrap_or(0);
-    // The last up block reads the channels of the one before, at full size: the image, what lies between it and a convolution, and its own
-    // channels behind. Before that its upsampler reads a quarter of the pixels, in memory that may have held the channels of one more block.
+    // The last up block reads the channels of the one before, at full size: the image, what lies between it and a
+    // convolution, and its own channels behind. Before that its upsampler reads a quarter of the pixels, in memory that
+    // may have held the channels of one more block.
     let (widest, beside) = (most(0, 2), most(0, 1).max(most(1, 2) / 4));
     let bytes = |channels: usize| pixels * channels as u64 * backend.element_bytes();
     bytes(widest + beside) + backend.norm_conv2d_bytes(bytes(widest))
@@ -106,7 +113,10 @@ mod tests {
         let needs = Needs { step: 100, decode: 0, largest: 100 };
         let plan = |guidance| Plan { width: 16, height: 16, steps: 1, guidance, seed: 1, notes: Vec::new() };
         let samples = |available, guidance, count| samples_of(&needs, available, &plan(guidance), count);
-        assert_eq!([samples(0, 1.0, 4), samples(350, 1.0, 4), samples(500, 1.0, 4), samples(500, 1.0, 1)], [1, 3, 4, 1]);
+        assert_eq!(
+            [samples(0, 1.0, 4), samples(350, 1.0, 4), samples(500, 1.0, 4), samples(500, 1.0, 1)],
+            [1, 3, 4, 1]
+        );
         assert_eq!(samples(500, 4.0, 4), 2, "guidance evaluates twice");
         assert_eq!(samples(u64::MAX, 1.0, 1000), MAX_SAMPLES as usize);
         let large = Needs { largest: 500 << 20, ..needs };
@@ -117,7 +127,10 @@ mod tests {
     #[test]
     fn guidance_is_one_batch_where_memory_and_libraries_allow_it() {
         let needs = Needs { step: 100, decode: 0, largest: 500 << 20 };
-        assert_eq!([needs.batched(200, 1), needs.batched(201, 1), needs.batched(400, 2), needs.batched(401, 2)], [false, true, false, true]);
+        assert_eq!(
+            [needs.batched(200, 1), needs.batched(201, 1), needs.batched(400, 2), needs.batched(401, 2)],
+            [false, true, false, true]
+        );
         assert!(!needs.batched(u64::MAX, 3), "of 2^31 values and more no tensor is made");
         assert!(!Needs { largest: 1500 << 20, ..needs }.batched(u64::MAX, 1), "neither of one image");
     }

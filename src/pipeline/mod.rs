@@ -1,8 +1,9 @@
 //! Prompt to image: the order in which the models run, and how long each lives.
 //!
-//! [`Pipeline::load`] opens and checks the model, while another thread reads the tokenizer; weights go to the device when they are first
-//! needed, or when [`Pipeline::start_loading`] asks for them. The text encoder leaves it before the transformer comes, unless there is room
-//! for both: then the other models are on their way while it runs. The host enqueues the whole image before it waits.
+//! [`Pipeline::load`] opens and checks the model, while another thread reads the tokenizer; weights go to the device
+//! when they are first needed, or when [`Pipeline::start_loading`] asks for them. The text encoder leaves it before the
+//! transformer comes, unless there is room for both: then the other models are on their way while it runs. The host
+//! enqueues the whole image before it waits.
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
@@ -121,8 +122,8 @@ impl<B: Backend> Pipeline<B> {
         &self.backend
     }
 
-    /// Lets the weights that a first image needs be on their way while the caller does something else, such as waiting for the tokenizer.
-    /// Does nothing where they do not all fit the memory at once, take none, or are there.
+    /// Lets the weights that a first image needs be on their way while the caller does something else, such as waiting
+    /// for the tokenizer. Does nothing where they do not all fit the memory at once, take none, or are there.
     ///
     /// Errors when the model cannot do what is asked for.
     pub fn start_loading(&mut self, request: &Request) -> Result<()> {
@@ -150,7 +151,10 @@ impl<B: Backend> Pipeline<B> {
     fn read(&self, request: &Request, plan: &mut Plan) -> Result<PromptTokens> {
         let tokens = self.tokenizer.get()?.encode(&request.prompt)?;
         if tokens.truncated > 0 {
-            plan.notes.push(format!("the prompt is {} tokens longer than the model reads; its end is cut off", tokens.truncated));
+            plan.notes.push(format!(
+                "the prompt is {} tokens longer than the model reads; its end is cut off",
+                tokens.truncated
+            ));
         }
         Ok(tokens)
     }
@@ -163,13 +167,19 @@ impl<B: Backend> Pipeline<B> {
         Ok(images.pop().expect("one was asked for"))
     }
 
-    /// Makes the next of `count` images of one prompt, whose seeds are the request's and those that follow it: as many of them as one
-    /// batch as the memory allows, at least one.
+    /// Makes the next of `count` images of one prompt, whose seeds are the request's and those that follow it: as many
+    /// of them as one batch as the memory allows, at least one.
     ///
-    /// An image is the one that [`Pipeline::generate`] makes of its seed, up to the rounding of products of another size.
+    /// An image is the one that [`Pipeline::generate`] makes of its seed, up to the rounding of products of another
+    /// size.
     ///
     /// Errors as [`Pipeline::generate`], and when `count` is 0 or there are not so many seeds.
-    pub fn generate_batch(&mut self, request: &Request, count: usize, observer: &mut dyn Observer) -> Result<Vec<Image>> {
+    pub fn generate_batch(
+        &mut self,
+        request: &Request,
+        count: usize,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Image>> {
         if count == 0 {
             return Err(Error::usage("0 images are asked for, expected at least 1").at("--count"));
         }
@@ -187,15 +197,17 @@ impl<B: Backend> Pipeline<B> {
         let rgbs = self.decode(&latents, &plan, &mut clock, observer)?;
 
         let timings = clock.finish()?;
-        let image = |(i, rgb)| Image { rgb, plan: Plan { seed: plan.seed + i, ..plan.clone() }, timings: timings.clone() };
+        let image =
+            |(i, rgb)| Image { rgb, plan: Plan { seed: plan.seed + i, ..plan.clone() }, timings: timings.clone() };
         Ok((0..).zip(rgbs).map(image).collect())
     }
 
-    /// Draws noise for as many of `count` images as may be one batch, on another thread: the host has enough to do until the first step,
-    /// and the device the text encoder.
+    /// Draws noise for as many of `count` images as may be one batch, on another thread: the host has enough to do
+    /// until the first step, and the device the text encoder.
     fn draw(&mut self, plan: &Plan, count: usize) -> JoinHandle<Noise> {
         let samples = Needs::of(&self.backend, &self.info, plan).wanted(plan, count);
-        let (channels, (height, width), seed) = (self.info.transformer.in_channels, self.info.latent_size(plan), plan.seed);
+        let (channels, (height, width), seed) =
+            (self.info.transformer.in_channels, self.info.latent_size(plan), plan.seed);
         let mut noise = mem::take(&mut self.noise);
         thread::spawn(move || {
             noise.draw(seed, samples, channels, height, width);
@@ -203,8 +215,8 @@ impl<B: Backend> Pipeline<B> {
         })
     }
 
-    /// Text features [tokens, features] of the request's prompt, which is `tokens`; with guidance those of the empty prompt under them. Only
-    /// prompts that are new run.
+    /// Text features [tokens, features] of the request's prompt, which is `tokens`; with guidance those of the empty
+    /// prompt under them. Only prompts that are new run.
     fn encode(
         &mut self,
         request: &Request,
@@ -216,7 +228,8 @@ impl<B: Backend> Pipeline<B> {
         let prompts: &[&str] = if plan.guided() { &[&request.prompt, ""] } else { &[&request.prompt] };
         // Held here, so that neither a new prompt nor want of memory takes them away.
         let known: Vec<Option<Tensor<B>>> = prompts.iter().map(|prompt| self.text_features.get(prompt)).collect();
-        let mut new: Vec<&str> = prompts.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(prompt, _)| *prompt).collect();
+        let mut new: Vec<&str> =
+            prompts.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(prompt, _)| *prompt).collect();
         new.dedup(); // the prompt itself may be empty
         self.load_ahead(plan, !new.is_empty());
         if !new.is_empty() && self.text_encoder.is_none() {
@@ -225,7 +238,9 @@ impl<B: Backend> Pipeline<B> {
                 None => {
                     let elements = self.text_encoder_elements();
                     self.make_room(self.backend.weight_bytes(elements), Keep::TextEncoder);
-                    load(elements, observer, |report| load_text_encoder(&self.backend, &self.files, &self.info, report))?
+                    load(elements, observer, |report| {
+                        load_text_encoder(&self.backend, &self.files, &self.info, report)
+                    })?
                 }
             };
             self.text_encoder = Some(encoder);
@@ -235,11 +250,14 @@ impl<B: Backend> Pipeline<B> {
             let encoder = self.text_encoder.as_ref().expect("loaded above");
             let (layers, total) = (encoder.layers(), (new.len() * encoder.layers()) as u64);
             let empty = if **prompt == request.prompt { None } else { Some(self.tokenizer.get()?.encode(prompt)?) };
-            let features =
-                encoder.forward(empty.as_ref().unwrap_or(tokens), |done| observer.progress(Stage::Text, (i * layers + done) as u64, total))?;
+            let features = encoder.forward(empty.as_ref().unwrap_or(tokens), |done| {
+                observer.progress(Stage::Text, (i * layers + done) as u64, total)
+            })?;
             self.text_features.insert(prompt, features);
         }
-        let of = |(known, prompt): (Option<Tensor<B>>, &&str)| known.or_else(|| self.text_features.get(prompt)).expect("encoded above");
+        let of = |(known, prompt): (Option<Tensor<B>>, &&str)| {
+            known.or_else(|| self.text_features.get(prompt)).expect("encoded above")
+        };
         let txt: Vec<Tensor<B>> = known.into_iter().zip(prompts).map(of).collect();
         let txt = Tensor::concat_rows(&txt.iter().collect::<Vec<_>>())?;
         clock.encoded(new.len())?;
@@ -257,8 +275,8 @@ impl<B: Backend> Pipeline<B> {
         TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers)
     }
 
-    /// Starts loading transformer and decoder if both are yet to come, and before them the text encoder if it is to encode and is absent;
-    /// but only where all of it fits, with what an image needs beside.
+    /// Starts loading transformer and decoder if both are yet to come, and before them the text encoder if it is to
+    /// encode and is absent; but only where all of it fits, with what an image needs beside.
     fn load_ahead(&mut self, plan: &Plan, encodes: bool) {
         if self.ahead.is_some() || self.transformer.is_some() || self.decoder.is_some() {
             return;
@@ -274,7 +292,8 @@ impl<B: Backend> Pipeline<B> {
         }
     }
 
-    /// Latents [samples * height / patch * width / patch, channels] of at most `count` images. Enqueues the work and does not wait for it.
+    /// Latents [samples * height / patch * width / patch, channels] of at most `count` images. Enqueues the work and
+    /// does not wait for it.
     fn denoise(
         &mut self,
         txt: &Tensor<B>,
@@ -297,7 +316,9 @@ impl<B: Backend> Pipeline<B> {
         if self.transformer.is_none() {
             self.make_room(self.transformer_bytes() + needs.step, Keep::Transformer);
             let (backend, files) = (&self.backend, &self.files.transformer);
-            let load_transformer = |report: &mut dyn FnMut(u64)| backend.load(|| Transformer::load(&Weights::new(backend, files), &config), report);
+            let load_transformer = |report: &mut dyn FnMut(u64)| {
+                backend.load(|| Transformer::load(&Weights::new(backend, files), &config), report)
+            };
             self.transformer = Some(load(config.elements(), observer, load_transformer)?);
             clock.loaded()?;
         }
@@ -319,7 +340,8 @@ impl<B: Backend> Pipeline<B> {
         let make = || {
             let samples = needs.samples(available, plan, wanted);
             let batched = needs.batched(available, samples);
-            let (modulations, rope) = (transformer.modulations(&schedule.timesteps)?, transformer.rope(txt_tokens, height, width)?);
+            let (modulations, rope) =
+                (transformer.modulations(&schedule.timesteps)?, transformer.rope(txt_tokens, height, width)?);
             Ok(Kept::new(plan, wanted, samples, batched, modulations, rope))
         };
         let Kept { samples, batched, modulations, rope, steps, .. } = kept::find(&mut self.kept, plan, wanted, make)?;
@@ -338,7 +360,13 @@ impl<B: Backend> Pipeline<B> {
             let work = |[latents, context]: [&Tensor<B>; 2]| {
                 let guidance = plan.guided().then_some(plan.guidance);
                 let conditioning = Conditioning { context, rope, txt: txt_tokens, guidance, batched };
-                sampler::step(transformer, latents.row_view(0..samples * img), &conditioning, &modulation, schedule.dt(step))
+                sampler::step(
+                    transformer,
+                    latents.row_view(0..samples * img),
+                    &conditioning,
+                    &modulation,
+                    schedule.dt(step),
+                )
             };
             latents = self.backend.replay(replay, [&latents, &context], work)?;
             // Only asks how far the device is: a step waits for nothing.
@@ -348,13 +376,25 @@ impl<B: Backend> Pipeline<B> {
         Ok(latents)
     }
 
-    /// RGB bytes of each image, one after the other: a decoder fills the memory that a batch of it would need many times over.
-    fn decode(&mut self, latents: &Tensor<B>, plan: &Plan, clock: &mut Clock<B>, observer: &mut dyn Observer) -> Result<Vec<Vec<u8>>> {
+    /// RGB bytes of each image, one after the other: a decoder fills the memory that a batch of it would need many
+    /// times over.
+    fn decode(
+        &mut self,
+        latents: &Tensor<B>,
+        plan: &Plan,
+        clock: &mut Clock<B>,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Vec<u8>>> {
         let elements = if self.decoder.is_none() { self.info.vae.decoder_elements() } else { 0 };
-        self.make_room(self.backend.weight_bytes(elements) + Needs::of(&self.backend, &self.info, plan).decode, Keep::Decoder);
+        self.make_room(
+            self.backend.weight_bytes(elements) + Needs::of(&self.backend, &self.info, plan).decode,
+            Keep::Decoder,
+        );
         if self.decoder.is_none() {
             let (backend, files) = (&self.backend, &self.files.vae);
-            let load_decoder = |report: &mut dyn FnMut(u64)| backend.load(|| Decoder::load(&Weights::new(backend, files), &self.info.vae), report);
+            let load_decoder = |report: &mut dyn FnMut(u64)| {
+                backend.load(|| Decoder::load(&Weights::new(backend, files), &self.info.vae), report)
+            };
             self.decoder = Some(load(elements, observer, load_decoder)?);
             clock.loaded()?;
         }
@@ -364,7 +404,8 @@ impl<B: Backend> Pipeline<B> {
         let (stages, total) = (decoder.stages(), (samples * decoder.stages()) as u64);
         let observer = RefCell::new(observer);
         let mut rgbs = Vec::with_capacity(samples);
-        // Where nobody looks on, the next image is enqueued before the one ahead of it is taken, so that the device never waits.
+        // Where nobody looks on, the next image is enqueued before the one ahead of it is taken, so that the device
+        // never waits.
         let listens = observer.borrow().listens();
         let mut waiting = None;
         let mut take = |rgb: B::Rgb8| -> Result<()> {
@@ -373,7 +414,8 @@ impl<B: Backend> Pipeline<B> {
             Ok(())
         };
         for sample in 0..samples {
-            // Where the device is still at the steps, the decoder's stages are enqueued long before they run, and only their end is told.
+            // Where the device is still at the steps, the decoder's stages are enqueued long before they run, and only
+            // their end is told.
             let at_once = listens && clock.remaining_steps().is_empty();
             let tell = |done| {
                 if at_once {
@@ -387,7 +429,10 @@ impl<B: Backend> Pipeline<B> {
                     return Ok(pixels.pixels);
                 }
                 let (made, asked) = ([pixels.width, pixels.height], [plan.width, plan.height]);
-                Err(Error::new(format!("the VAE made {} x {} pixels of a {} x {} image", made[0], made[1], asked[0], asked[1])))
+                Err(Error::new(format!(
+                    "the VAE made {} x {} pixels of a {} x {} image",
+                    made[0], made[1], asked[0], asked[1]
+                )))
             };
             let latents = latents.row_view(sample * height * width..(sample + 1) * height * width);
             let pixels = self.backend.replay(kept::decode(&mut self.kept_decodes, plan), [&latents], work)?;

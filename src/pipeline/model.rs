@@ -64,7 +64,11 @@ impl ModelInfo {
         let transformer = TransformerConfig::read(dir)?;
         let vae = VaeConfig::read(dir)?;
         let layers = text_encoder.num_hidden_layers;
-        let default_layers = if layers > KLEIN_OUT_LAYERS[2] { KLEIN_OUT_LAYERS.to_vec() } else { vec![layers / 4, layers / 2, 3 * layers / 4] };
+        let default_layers = if layers > KLEIN_OUT_LAYERS[2] {
+            KLEIN_OUT_LAYERS.to_vec()
+        } else {
+            vec![layers / 4, layers / 2, 3 * layers / 4]
+        };
         // Absent means base: the distilled models say so.
         let is_distilled = index.is_distilled.unwrap_or(false);
         let side = vae.sample_size.unwrap_or(1024);
@@ -106,7 +110,11 @@ impl ModelInfo {
         }
         // A long sequence of a hostile folder must not exhaust memory before anything was checked.
         if !(16..=1 << 16).contains(&self.max_sequence_length) {
-            return Err(Error::new(format!("max_sequence_length is {}, expected 16 to 65536", self.max_sequence_length)).at(dir.display(INDEX)));
+            return Err(Error::new(format!(
+                "max_sequence_length is {}, expected 16 to 65536",
+                self.max_sequence_length
+            ))
+            .at(dir.display(INDEX)));
         }
         Ok(())
     }

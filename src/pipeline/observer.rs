@@ -53,13 +53,15 @@ pub struct Timings {
     pub load_s: f64,
     /// Text encoder.
     pub text_s: f64,
-    /// Prompts that the text encoder read, the empty one of guidance included; those that it read before are not read again.
+    /// Prompts that the text encoder read, the empty one of guidance included; those that it read before are not read
+    /// again.
     pub prompts_encoded: usize,
     /// Modulations, positions, text projection and noise.
     pub prepare_s: f64,
     /// Each step.
     pub steps_s: Vec<f64>,
-    /// VAE, to pixels as bytes on the device; of several images also the way of those before to the host, where somebody listens.
+    /// VAE, to pixels as bytes on the device; of several images also the way of those before to the host, where
+    /// somebody listens.
     pub decode_s: f64,
     /// Of the host, until the first image was enqueued; the device works meanwhile.
     pub enqueue_s: f64,
@@ -93,7 +95,15 @@ enum Span {
 impl<B: Backend> Clock<B> {
     pub(super) fn new(backend: B) -> Result<Self> {
         let last = backend.mark()?;
-        Ok(Self { backend, start: Instant::now(), last, spans: Vec::new(), steps_done: 0, prompts_encoded: 0, enqueue_s: 0.0 })
+        Ok(Self {
+            backend,
+            start: Instant::now(),
+            last,
+            spans: Vec::new(),
+            steps_done: 0,
+            prompts_encoded: 0,
+            enqueue_s: 0.0,
+        })
     }
 
     fn end(&mut self, span: Span) -> Result<()> {

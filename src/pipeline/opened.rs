@@ -31,7 +31,8 @@ impl LateTokenizer {
     fn read(dir: &ModelDir, length: usize) -> Self {
         let dir = dir.clone();
         let thread = thread::spawn(move || Tokenizer::load(&dir, length));
-        let join = move || thread.join().unwrap_or_else(|_| Err(Error::new("the thread that reads the tokenizer panicked")));
+        let join =
+            move || thread.join().unwrap_or_else(|_| Err(Error::new("the thread that reads the tokenizer panicked")));
         Self(LazyLock::new(Box::new(join)))
     }
 
@@ -48,10 +49,12 @@ pub(super) struct Files {
 }
 
 impl OpenModel {
-    /// Opens a model folder and checks all of it but the tokenizer: configs, and the name, shape and dtype of every tensor.
+    /// Opens a model folder and checks all of it but the tokenizer: configs, and the name, shape and dtype of every
+    /// tensor.
     ///
-    /// Errors say which file and tensor is wrong. Reading the tokenizer takes longest by far, so another thread does it; what is wrong with
-    /// it is an error of [`Pipeline::plan`](super::Pipeline::plan), and of whatever makes an image.
+    /// Errors say which file and tensor is wrong. Reading the tokenizer takes longest by far, so another thread does
+    /// it; what is wrong with it is an error of [`Pipeline::plan`](super::Pipeline::plan), and of whatever makes an
+    /// image.
     pub fn open(dir: &ModelDir) -> Result<Self> {
         let info = &ModelInfo::read(dir)?;
         let tokenizer = LateTokenizer::read(dir, info.max_sequence_length);
@@ -60,7 +63,8 @@ impl OpenModel {
         let (text_encoder, transformer, vae) = scope(|scope| {
             let text_encoder = scope.spawn(|| {
                 let files = text_encoder::open(dir)?;
-                TextEncoder::load(&Weights::new(host, &files), info.text_encoder, &info.out_layers).map_err(|e| info.explain(e))?;
+                TextEncoder::load(&Weights::new(host, &files), info.text_encoder, &info.out_layers)
+                    .map_err(|e| info.explain(e))?;
                 Ok(files)
             });
             let transformer = scope.spawn(|| {
@@ -79,13 +83,15 @@ impl OpenModel {
         Ok(Self { info: info.clone(), tokenizer, files: Files { text_encoder, transformer, vae } })
     }
 
-    /// Has the transformer's narrow weights come from a file in `folder`, the model's, which holds them in e4m3: half the bytes, and nothing
-    /// to quantise. It is made where it is missing or of other weights. An image in fp8 is the same with and without it; other precisions
-    /// do not read it.
+    /// Has the transformer's narrow weights come from a file in `folder`, the model's, which holds them in e4m3: half
+    /// the bytes, and nothing to quantise. It is made where it is missing or of other weights. An image in fp8 is the
+    /// same with and without it; other precisions do not read it.
     ///
     /// Errors when the file is damaged, or the weights cannot be read; a file that cannot be written is no error.
     pub fn keep_fp8(&mut self, folder: &Path, observer: &mut dyn Observer) -> Result<Fp8Cache> {
-        fp8_cache::attach(folder, &mut self.files.transformer, &mut |done, total| observer.progress(Stage::Quantise, done, total))
+        fp8_cache::attach(folder, &mut self.files.transformer, &mut |done, total| {
+            observer.progress(Stage::Quantise, done, total)
+        })
     }
 }
 

@@ -59,7 +59,8 @@ impl Plan {
             let pixels = asked.unwrap_or(default);
             let patch = info.vae.patch_pixels();
             if pixels < patch || pixels > MAX_SIDE {
-                return Err(Error::usage(format!("{name} is {pixels} pixels, expected {patch} to {MAX_SIDE}")).at(format!("--{name}")));
+                return Err(Error::usage(format!("{name} is {pixels} pixels, expected {patch} to {MAX_SIDE}"))
+                    .at(format!("--{name}")));
             }
             let rounded = pixels / patch * patch;
             if rounded != pixels {
@@ -68,7 +69,8 @@ impl Plan {
             Ok(rounded)
         };
         let [default_height, default_width] = info.default_image_size;
-        let (height, width) = (side("height", request.height, default_height)?, side("width", request.width, default_width)?);
+        let (height, width) =
+            (side("height", request.height, default_height)?, side("width", request.width, default_width)?);
 
         let steps = request.steps.unwrap_or(info.default_steps);
         if !(1..=MAX_STEPS).contains(&steps) {

@@ -14,7 +14,8 @@ use crate::transformer::{StepModulation, Transformer};
 
 /// What the transformer reads beside the latents.
 pub struct Conditioning<'a, B: Backend> {
-    /// Projected text [samples * txt, dim] of the prompt, once for each sample; with guidance as much of the empty prompt under it.
+    /// Projected text [samples * txt, dim] of the prompt, once for each sample; with guidance as much of the empty
+    /// prompt under it.
     pub context: &'a Tensor<B>,
     /// Positions of one sample.
     pub rope: &'a Rope<B>,
@@ -54,8 +55,9 @@ fn velocity<B: Backend>(
     let Conditioning { context, rope, txt, guidance, batched } = *conditioning;
     let samples = conditioning.samples();
     let img = latents.rows() / samples;
-    let forward =
-        |latents: &Tensor<B>, context: &Tensor<B>, batch| transformer.forward(latents, context, modulation, rope, Joint { batch, txt, img });
+    let forward = |latents: &Tensor<B>, context: &Tensor<B>, batch| {
+        transformer.forward(latents, context, modulation, rope, Joint { batch, txt, img })
+    };
     let Some(guidance) = guidance else {
         return forward(latents, context, samples);
     };

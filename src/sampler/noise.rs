@@ -21,7 +21,8 @@ pub fn noise(seed: u64, channels: usize, height: usize, width: usize) -> Vec<f32
     noise.packed
 }
 
-/// Noise of several images. Its memory serves the next ones too: the system takes about as long to give new pages as we to fill them.
+/// Noise of several images. Its memory serves the next ones too: the system takes about as long to give new pages as we
+/// to fill them.
 #[derive(Default)]
 pub struct Noise {
     /// Of one image, as they are drawn.
@@ -30,7 +31,8 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// Draws the [`noise`] of `samples` images, whose seeds are `seed` and those that follow it, up to the last of a u64.
+    /// Draws the [`noise`] of `samples` images, whose seeds are `seed` and those that follow it, up to the last of a
+    /// u64.
     pub fn draw(&mut self, seed: u64, samples: usize, channels: usize, height: usize, width: usize) {
         let tokens = height * width;
         self.planes.resize(channels * tokens, 0.0);
@@ -57,7 +59,8 @@ fn pack(planes: &[f32], packed: &mut [f32], channels: usize, tokens: usize) {
     });
 }
 
-/// Values of the reference's normal distribution; it draws fewer than 16 in another way, but no model has so small an image.
+/// Values of the reference's normal distribution; it draws fewer than 16 in another way, but no model has so small an
+/// image.
 fn normal(seed: u64, values: &mut [f32]) {
     if values.len() < 16 {
         let mut block = [0.0; 16];
@@ -134,7 +137,17 @@ mod tests {
 
     #[test]
     fn cores_that_share_the_blocks_change_no_value() {
-        for count in [16, 17, 31, 32, VALUES_AT_ONCE - 1, VALUES_AT_ONCE, VALUES_AT_ONCE + 1, VALUES_AT_ONCE + 16, 3 * VALUES_AT_ONCE + 7] {
+        for count in [
+            16,
+            17,
+            31,
+            32,
+            VALUES_AT_ONCE - 1,
+            VALUES_AT_ONCE,
+            VALUES_AT_ONCE + 1,
+            VALUES_AT_ONCE + 16,
+            3 * VALUES_AT_ONCE + 7,
+        ] {
             let mut values = vec![0.0; count];
             normal(9, &mut values);
             assert!(values == normal_one_by_one(9, count), "{count}");
@@ -144,7 +157,9 @@ mod tests {
     #[test]
     fn memory_that_was_used_before_changes_no_noise() {
         let mut kept = Noise::default();
-        for (seed, samples, height, width) in [(5, 1, 8, 8), (5, 3, 4, 6), (8, 2, 16, 16), (u64::MAX - 1, 2, 2, 2), (1, 1, 3, 5)] {
+        for (seed, samples, height, width) in
+            [(5, 1, 8, 8), (5, 3, 4, 6), (8, 2, 16, 16), (u64::MAX - 1, 2, 2, 2), (1, 1, 3, 5)]
+        {
             kept.draw(seed, samples, 32, height, width);
             let expected: Vec<f32> = (0..samples as u64).flat_map(|i| noise(seed + i, 32, height, width)).collect();
             assert!(kept.values() == expected, "{samples} of {height} x {width}");

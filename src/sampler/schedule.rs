@@ -7,9 +7,9 @@ pub struct Schedule {
     pub sigmas: Vec<f32>,
     /// What the transformer reads at each step, in 0..1000, in float32 on every backend.
     ///
-    /// In bf16 the reference rounds its timestep too, to a multiple of 4 above 512. That alone moves its final latents by 0.065
-    /// (512 x 512) and 0.035 (1024 x 1024) from its own in float32, on random weights; with exact timesteps the rest of bf16
-    /// moves them by 0.0064 and 0.0067. So nothing is rounded here.
+    /// In bf16 the reference rounds its timestep too, to a multiple of 4 above 512. That alone moves its final latents
+    /// by 0.065 (512 x 512) and 0.035 (1024 x 1024) from its own in float32, on random weights; with exact timesteps
+    /// the rest of bf16 moves them by 0.0064 and 0.0067. So nothing is rounded here.
     pub timesteps: Vec<f32>,
 }
 
@@ -49,7 +49,8 @@ fn linspace_down(i: usize, n: usize) -> f64 {
     1.0 + i as f64 * ((end - 1.0) / (n.max(2) - 1) as f64)
 }
 
-/// The shift that was found to fit this model, by tokens and steps. There is a jump where images are larger than 4300 tokens.
+/// The shift that was found to fit this model, by tokens and steps. There is a jump where images are larger than 4300
+/// tokens.
 fn mu(tokens: usize, steps: usize) -> f64 {
     let n = tokens as f64;
     let at_200 = 0.00016927 * n + 0.45666666;

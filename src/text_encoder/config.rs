@@ -77,7 +77,10 @@ impl TextEncoderConfig {
             return error(format!("rope_type `{kind}` is not supported, expected `default`"));
         }
         if raw.attention_bias || raw.use_sliding_window || raw.hidden_act != "silu" {
-            return error("not a Qwen3 encoder of this family: attention_bias, use_sliding_window or hidden_act differ".to_string());
+            return error(
+                "not a Qwen3 encoder of this family: attention_bias, use_sliding_window or hidden_act differ"
+                    .to_string(),
+            );
         }
         let heads = raw.num_attention_heads;
         let config = Self {
@@ -104,10 +107,16 @@ impl TextEncoderConfig {
             return error(format!("a size is zero or absurd: {config:?}"));
         }
         if !(config.rope_theta > 0.0 && config.rope_theta.is_finite() && (0.0..1.0).contains(&config.rms_norm_eps)) {
-            return error(format!("rope_theta {} must be above 0, rms_norm_eps {} in 0..1", config.rope_theta, config.rms_norm_eps));
+            return error(format!(
+                "rope_theta {} must be above 0, rms_norm_eps {} in 0..1",
+                config.rope_theta, config.rms_norm_eps
+            ));
         }
         if !heads.is_multiple_of(config.num_key_value_heads) || !config.head_dim.is_multiple_of(2) {
-            return error(format!("{} key heads of {} do not fit {heads} heads", config.num_key_value_heads, config.head_dim));
+            return error(format!(
+                "{} key heads of {} do not fit {heads} heads",
+                config.num_key_value_heads, config.head_dim
+            ));
         }
         Ok(config)
     }

@@ -39,7 +39,11 @@ impl<B: Backend> Layer<B> {
             eps: config.rms_norm_eps,
             input_layernorm: weights.vector("input_layernorm.weight", hidden)?,
             qkv_proj: weights.backend().weight(&qkv)?,
-            qk_norm: QkNorm { q: attn.vector("q_norm.weight", head_dim)?, k: attn.vector("k_norm.weight", head_dim)?, eps: config.rms_norm_eps },
+            qk_norm: QkNorm {
+                q: attn.vector("q_norm.weight", head_dim)?,
+                k: attn.vector("k_norm.weight", head_dim)?,
+                eps: config.rms_norm_eps,
+            },
             o_proj: attn.matrix("o_proj", hidden, heads_dim)?,
             post_attention_layernorm: weights.vector("post_attention_layernorm.weight", hidden)?,
             gate_up_proj: weights.at("mlp").stacked(&["gate_proj", "up_proj"], mlp, hidden)?,
@@ -50,7 +54,8 @@ impl<B: Backend> Layer<B> {
     /// hidden_states [tokens, hidden] -> [tokens, hidden].
     pub fn forward(&self, hidden_states: Tensor<B>, rope: &Rope<B>, joint: Joint, mask: Mask) -> Result<Tensor<B>> {
         let h = hidden_states.rms_norm(&self.input_layernorm, self.eps)?;
-        let [q, k, v] = h.linear(&self.qkv_proj, None)?.split_cols([self.heads_dim, self.kv_heads_dim, self.kv_heads_dim]);
+        let [q, k, v] =
+            h.linear(&self.qkv_proj, None)?.split_cols([self.heads_dim, self.kv_heads_dim, self.kv_heads_dim]);
         let (q, k) = q.qk_norm_rope(k, [&self.qk_norm, &self.qk_norm], rope, joint)?;
         let attn = q.attention(&k, &v, self.head_dim, joint, mask)?;
         let hidden_states = attn.linear_add(&self.o_proj, hidden_states)?;

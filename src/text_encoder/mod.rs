@@ -40,14 +40,18 @@ const MOST_REPLAYS: usize = 8;
 impl<B: Backend> TextEncoder<B> {
     /// Loads the layers up to the last of `out_layers` (hidden state k is the output of layer k - 1).
     ///
-    /// Errors when a tensor is missing or has not the shape that the config says, or a state is asked for that the model lacks.
+    /// Errors when a tensor is missing or has not the shape that the config says, or a state is asked for that the
+    /// model lacks.
     pub fn load(weights: &Weights<'_, B>, config: TextEncoderConfig, out_layers: &[usize]) -> Result<Self> {
         let weights = weights.at("model");
         let last = out_layers.iter().copied().max().unwrap_or(0);
         // The last hidden state would be the normed one, which no klein model reads.
         if last >= config.num_hidden_layers || out_layers.is_empty() || out_layers.contains(&0) {
-            return Err(Error::new(format!("text_encoder_out_layers {out_layers:?} do not fit an encoder of {} layers", config.num_hidden_layers))
-                .at("model_index.json"));
+            return Err(Error::new(format!(
+                "text_encoder_out_layers {out_layers:?} do not fit an encoder of {} layers",
+                config.num_hidden_layers
+            ))
+            .at("model_index.json"));
         }
         let embed_tokens = weights.view("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
         let layers = (0..last).map(|i| Layer::load(&weights.at("layers").at(i), &config)).collect::<Result<_>>()?;
@@ -113,8 +117,11 @@ impl<B: Backend> TextEncoder<B> {
             }
             done(index + 1);
         }
-        let states: Vec<&Tensor<B>> =
-            self.out_layers.iter().map(|wanted| &kept.iter().find(|(index, _)| index == wanted).expect("every kept layer ran").1).collect();
+        let states: Vec<&Tensor<B>> = self
+            .out_layers
+            .iter()
+            .map(|wanted| &kept.iter().find(|(index, _)| index == wanted).expect("every kept layer ran").1)
+            .collect();
         Tensor::concat_cols(&states)
     }
 
@@ -140,7 +147,9 @@ impl<B: Backend> TextEncoder<B> {
             let frequency = self.config.rope_theta.powf(-(2.0 * i as f64) / self.config.head_dim as f64) as f32;
             position as f32 * frequency
         };
-        let table = |f: fn(f32) -> f32| -> Vec<f32> { (0..n).flat_map(|p| (0..half).map(move |i| (p, i))).map(|(p, i)| f(angle(p, i))).collect() };
+        let table = |f: fn(f32) -> f32| -> Vec<f32> {
+            (0..n).flat_map(|p| (0..half).map(move |i| (p, i))).map(|(p, i)| f(angle(p, i))).collect()
+        };
         Ok(Rope {
             cos: self.backend.upload_f32(&table(f32::cos), n, half)?,
             sin: self.backend.upload_f32(&table(f32::sin), n, half)?,

@@ -21,8 +21,8 @@ pub struct PromptTokens {
     pub truncated: usize,
 }
 
-/// With its model named, the file is read once and into place. `tokenizers::Tokenizer` reads it into a tree, to see what the model is, and
-/// copies that twice: on one core 220 ms for Qwen3's 11 MB, and so 150.
+/// With its model named, the file is read once and into place. `tokenizers::Tokenizer` reads it into a tree, to see
+/// what the model is, and copies that twice: on one core 220 ms for Qwen3's 11 MB, and so 150.
 type Inner = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
 /// The model's own tokenizer.
@@ -37,9 +37,12 @@ impl Tokenizer {
     ///
     /// Errors when the file is missing, no tokenizer, or lacks a token of the template.
     pub fn load(dir: &ModelDir, length: usize) -> Result<Self> {
-        let text = String::from_utf8(dir.read(FILE)?).map_err(|_| Error::new("the tokenizer is no UTF-8 text").at(dir.display(FILE)))?;
+        let text = String::from_utf8(dir.read(FILE)?)
+            .map_err(|_| Error::new("the tokenizer is no UTF-8 text").at(dir.display(FILE)))?;
         let mut inner: Inner = serde_json::from_str(&text).map_err(|e| {
-            Error::new(format!("not a tokenizer: {e}")).at(dir.display(FILE)).hint("the file is damaged or its download was cut off: fetch it again")
+            Error::new(format!("not a tokenizer: {e}"))
+                .at(dir.display(FILE))
+                .hint("the file is damaged or its download was cut off: fetch it again")
         })?;
         // The length is ours to choose; some files carry another.
         let _ = inner.with_truncation(None);
@@ -61,7 +64,8 @@ impl Tokenizer {
     /// Source: Qwen3's chat template for one user message with thinking disabled.
     pub fn encode(&self, prompt: &str) -> Result<PromptTokens> {
         let text = format!("<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
-        let encoding = self.inner.encode_fast(text, false).map_err(|e| Error::new(format!("cannot tokenize the prompt: {e}")))?;
+        let encoding =
+            self.inner.encode_fast(text, false).map_err(|e| Error::new(format!("cannot tokenize the prompt: {e}")))?;
         let mut ids = encoding.get_ids().to_vec();
         let truncated = ids.len().saturating_sub(self.length);
         ids.truncate(self.length);

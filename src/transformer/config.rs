@@ -63,7 +63,11 @@ impl TransformerConfig {
             config.timestep_guidance_channels,
         ];
         let blocks = config.num_layers.max(config.num_single_layers);
-        if sizes.iter().any(|&size| size == 0 || size > 1 << 20) || blocks > 1 << 12 || !(0.0..1e3).contains(&config.mlp_ratio) || config.mlp() == 0 {
+        if sizes.iter().any(|&size| size == 0 || size > 1 << 20)
+            || blocks > 1 << 12
+            || !(0.0..1e3).contains(&config.mlp_ratio)
+            || config.mlp() == 0
+        {
             return error(format!("a size is zero or absurd: {config:?}"));
         }
         if !(config.rope_theta > 0.0 && config.rope_theta.is_finite() && (0.0..1.0).contains(&config.eps)) {
@@ -82,7 +86,11 @@ impl TransformerConfig {
             ));
         }
         if !config.in_channels.is_multiple_of(4) || config.out_channels() != config.in_channels {
-            return error(format!("in_channels {} and out_channels {} must be equal and a multiple of 4", config.in_channels, config.out_channels()));
+            return error(format!(
+                "in_channels {} and out_channels {} must be equal and a multiple of 4",
+                config.in_channels,
+                config.out_channels()
+            ));
         }
         if !config.timestep_guidance_channels.is_multiple_of(2) {
             return error(format!("timestep_guidance_channels {} must be even", config.timestep_guidance_channels));
@@ -120,7 +128,9 @@ impl TransformerConfig {
     /// Number of weights around the blocks.
     pub fn other_elements(&self) -> u64 {
         let dim = self.dim() as u64;
-        let channels = (self.timestep_guidance_channels + self.in_channels + self.joint_attention_dim + self.out_channels()) as u64;
+        let channels =
+            (self.timestep_guidance_channels + self.in_channels + self.joint_attention_dim + self.out_channels())
+                as u64;
         channels * dim + 18 * dim * dim
     }
 }

@@ -26,7 +26,14 @@ struct Stream<B: Backend> {
 }
 
 impl<B: Backend> Stream<B> {
-    fn load(weights: &Weights<'_, B>, config: &TransformerConfig, kvq: [&str; 3], norms: [&str; 2], to_out: &str, ff: &str) -> Result<Self> {
+    fn load(
+        weights: &Weights<'_, B>,
+        config: &TransformerConfig,
+        kvq: [&str; 3],
+        norms: [&str; 2],
+        to_out: &str,
+        ff: &str,
+    ) -> Result<Self> {
         let (dim, mlp, head_dim) = (config.dim(), config.mlp(), config.attention_head_dim);
         let (attn, ff) = (weights.at("attn"), weights.at(ff));
         let [norm_q, norm_k] = norms.map(|name| attn.vector(&format!("{name}.weight"), head_dim));
@@ -59,8 +66,9 @@ impl<B: Backend> DoubleBlock<B> {
         })
     }
 
-    /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(), dim], text rows
-    /// first. Of each pair the first is for text, the second for the image; a stream's modulations are for attention and MLP.
+    /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(),
+    /// dim], text rows first. Of each pair the first is for text, the second for the image; a stream's modulations are
+    /// for attention and MLP.
     ///
     /// Source: FLUX.2 reference `Flux2TransformerBlock.forward`; text goes first in the joint attention.
     pub fn forward(

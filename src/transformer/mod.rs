@@ -2,8 +2,8 @@
 //!
 //! Double blocks keep text and image apart and let them meet in one attention; single blocks run over both as one
 //! stream, text first. One modulation serves all double blocks and one all single blocks, so both are computed once for
-//! each timestep, outside the blocks. A block ends with the norm of what comes behind it, so that the stream is read and
-//! written once between two blocks.
+//! each timestep, outside the blocks. A block ends with the norm of what comes behind it, so that the stream is read
+//! and written once between two blocks.
 
 mod config;
 mod double_block;
@@ -47,8 +47,8 @@ impl<B: Backend> Transformer<B> {
     /// Errors when a tensor is missing or has not the shape that the config says.
     pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
         let dim = config.dim();
-        // A step spends nearly all of its products in the blocks. What is around them has few rows or columns to gain from, and its
-        // errors go into every block, or straight into the velocity.
+        // A step spends nearly all of its products in the blocks. What is around them has few rows or columns to gain
+        // from, and its errors go into every block, or straight into the velocity.
         let blocks = weights.narrow();
         let [double_blocks, single_blocks] = BLOCKS;
         let double = |i| DoubleBlock::load(&blocks.at(double_blocks).at(i), config);
@@ -86,7 +86,11 @@ impl<B: Backend> Transformer<B> {
     pub fn rope(&self, txt: usize, height: usize, width: usize) -> Result<Rope<B>> {
         let (cos, sin) = rope_tables(&self.config, &position_ids(txt, height, width));
         let (rows, cols) = (txt + height * width, self.config.attention_head_dim / 2);
-        Ok(Rope { cos: self.backend.upload_f32(&cos, rows, cols)?, sin: self.backend.upload_f32(&sin, rows, cols)?, pairs: Pairs::Interleaved })
+        Ok(Rope {
+            cos: self.backend.upload_f32(&cos, rows, cols)?,
+            sin: self.backend.upload_f32(&sin, rows, cols)?,
+            pairs: Pairs::Interleaved,
+        })
     }
 
     /// One evaluation.

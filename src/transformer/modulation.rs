@@ -1,7 +1,7 @@
 //! Timesteps to shifts, scales and gates.
 //!
-//! They depend on nothing but the timestep, so those of all steps are computed at once: the weights are read once for the
-//! whole schedule, and a step uploads nothing.
+//! They depend on nothing but the timestep, so those of all steps are computed at once: the weights are read once for
+//! the whole schedule, and a step uploads nothing.
 
 use super::{TransformerConfig, timestep_embedding};
 use crate::backend::Backend;

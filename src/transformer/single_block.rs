@@ -23,7 +23,8 @@ impl<B: Backend> SingleBlock<B> {
     pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig, last: bool) -> Result<Self> {
         let (dim, mlp, head_dim) = (config.dim(), config.mlp(), config.attention_head_dim);
         let attn = weights.at("attn");
-        // The file has q first. With k and v first, attention may write over q, and the activated MLP lies beside it for `to_out`.
+        // The file has q first. With k and v first, attention may write over q, and the activated MLP lies beside it
+        // for `to_out`.
         let proj = attn.view("to_qkv_mlp_proj.weight", &[3 * dim + 2 * mlp, dim])?;
         let parts = [proj.row_range(dim..3 * dim), proj.row_range(0..dim), proj.row_range(3 * dim..3 * dim + 2 * mlp)];
         Ok(Self {
@@ -32,13 +33,17 @@ impl<B: Backend> SingleBlock<B> {
             eps: config.eps,
             last,
             to_kvq_mlp_proj: weights.weight(&parts)?,
-            qk_norm: QkNorm { q: attn.vector("norm_q.weight", head_dim)?, k: attn.vector("norm_k.weight", head_dim)?, eps: config.eps },
+            qk_norm: QkNorm {
+                q: attn.vector("norm_q.weight", head_dim)?,
+                k: attn.vector("norm_k.weight", head_dim)?,
+                eps: config.eps,
+            },
             to_out: attn.matrix("to_out", dim, dim + mlp)?,
         })
     }
 
-    /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(), dim], text rows
-    /// first. The results of the last block have image rows alone. The gate is [1, dim].
+    /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(),
+    /// dim], text rows first. The results of the last block have image rows alone. The gate is [1, dim].
     ///
     /// Source: FLUX.2 reference `Flux2SingleTransformerBlock.forward` and `Flux2ParallelSelfAttention`.
     pub fn forward(

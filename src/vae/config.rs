@@ -84,7 +84,8 @@ impl VaeConfig {
         let channels = self.decoder_channels();
         let top = channels[channels.len() - 1] as u64;
         let mid = 4 * 9 * top * top + 4 * top * top;
-        let ups = channels.iter().map(|&c| (2 * (self.layers_per_block as u64 + 1) + 1) * 9 * (c * c) as u64).sum::<u64>();
+        let ups =
+            channels.iter().map(|&c| (2 * (self.layers_per_block as u64 + 1) + 1) * 9 * (c * c) as u64).sum::<u64>();
         // The first residual block of an up block reads the channels of the one before.
         mid + ups + channels.windows(2).map(|pair| 9 * (pair[0] * pair[1]) as u64).sum::<u64>()
     }

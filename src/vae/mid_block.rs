@@ -30,7 +30,10 @@ struct Projection<B: Backend> {
 
 impl<B: Backend> Projection<B> {
     fn load(weights: &Weights<'_, B>, name: &str, channels: usize) -> Result<Self> {
-        Ok(Self { weight: weights.matrix(name, channels, channels)?, bias: weights.vector(&format!("{name}.bias"), channels)? })
+        Ok(Self {
+            weight: weights.matrix(name, channels, channels)?,
+            bias: weights.vector(&format!("{name}.bias"), channels)?,
+        })
     }
 
     fn forward(&self, x: &Tensor<B>) -> Result<Tensor<B>> {

@@ -47,7 +47,11 @@ pub(crate) struct ConvLayer<B: Backend> {
 
 impl<B: Backend> ConvLayer<B> {
     fn load(weights: &Weights<'_, B>, name: &str, cin: usize, cout: usize, kernel: usize) -> Result<Self> {
-        Ok(Self { weight: weights.conv(name, cin, cout, kernel)?, bias: weights.vector(&format!("{name}.bias"), cout)?, kernel })
+        Ok(Self {
+            weight: weights.conv(name, cin, cout, kernel)?,
+            bias: weights.vector(&format!("{name}.bias"), cout)?,
+            kernel,
+        })
     }
 
     fn forward(&self, x: &Grid<B>) -> Result<Grid<B>> {
@@ -70,7 +74,11 @@ impl<B: Backend> ConvLayer<B> {
     /// `forward(silu(norm(x))) + residual`, which may take the memory of the residual.
     fn forward_normed_add(&self, x: Grid<B>, norm: &GroupNorm<B>, residual: Grid<B>) -> Result<Grid<B>> {
         let conv = Conv::same(x.height, x.width, self.kernel);
-        Ok(Grid::new(x.pixels.norm_conv2d_add(&norm.op(), &self.weight, &self.bias, conv, residual.pixels)?, x.height, x.width))
+        Ok(Grid::new(
+            x.pixels.norm_conv2d_add(&norm.op(), &self.weight, &self.bias, conv, residual.pixels)?,
+            x.height,
+            x.width,
+        ))
     }
 
     /// `forward` of the image twice as high and wide; for 3 x 3 only.
@@ -90,7 +98,8 @@ pub(crate) struct GroupNorm<B: Backend> {
 impl<B: Backend> GroupNorm<B> {
     fn load(weights: &Weights<'_, B>, name: &str, channels: usize, groups: usize) -> Result<Self> {
         if !channels.is_multiple_of(groups) {
-            return Err(Error::new(format!("norm_num_groups {groups} does not divide {channels} channels")).at("vae/config.json"));
+            return Err(Error::new(format!("norm_num_groups {groups} does not divide {channels} channels"))
+                .at("vae/config.json"));
         }
         let weights = weights.at(name);
         Ok(Self { weight: weights.vector("weight", channels)?, bias: weights.vector("bias", channels)?, groups })
@@ -141,25 +150,45 @@ impl<B: Backend> Decoder<B> {
         let mut cin = first;
         for (i, &cout) in channels.iter().enumerate() {
             let block = decoder.at("up_blocks").at(i);
-            let resnet = |j: usize| ResnetBlock::load(&block.at("resnets").at(j), if j == 0 { cin } else { cout }, cout, config.norm_num_groups);
+            let resnet = |j: usize| {
+                ResnetBlock::load(
+                    &block.at("resnets").at(j),
+                    if j == 0 { cin } else { cout },
+                    cout,
+                    config.norm_num_groups,
+                )
+            };
             let resnets = (0..config.layers_per_block + 1).map(resnet).collect::<Result<_>>()?;
-            let upsampler = if i + 1 < channels.len() { Some(ConvLayer::load(&block.at("upsamplers.0"), "conv", cout, cout, 3)?) } else { None };
+            let upsampler = if i + 1 < channels.len() {
+                Some(ConvLayer::load(&block.at("upsamplers.0"), "conv", cout, cout, 3)?)
+            } else {
+                None
+            };
             up_blocks.push(UpBlock { resnets, upsampler });
             cin = cout;
         }
         Ok(Self {
             mean: backend.upload_f32(&statistics("running_mean")?, 1, packed)?,
             std: backend.upload_f32(&std, 1, packed)?,
-            post_quant_conv: config.use_post_quant_conv.then(|| ConvLayer::load(weights, "post_quant_conv", latent, latent, 1)).transpose()?,
+            post_quant_conv: config
+                .use_post_quant_conv
+                .then(|| ConvLayer::load(weights, "post_quant_conv", latent, latent, 1))
+                .transpose()?,
             conv_in: ConvLayer::load(&decoder, "conv_in", latent, first, 3)?,
-            mid_block: MidBlock::load(&decoder.at("mid_block"), first, config.norm_num_groups, config.mid_block_add_attention)?,
+            mid_block: MidBlock::load(
+                &decoder.at("mid_block"),
+                first,
+                config.norm_num_groups,
+                config.mid_block_add_attention,
+            )?,
             up_blocks,
             conv_norm_out: GroupNorm::load(&decoder, "conv_norm_out", last, config.norm_num_groups)?,
             conv_out: ConvLayer::load(&decoder, "conv_out", last, 3, 3)?,
         })
     }
 
-    /// Packed latents [height * width, 4 * latent_channels] of the sampler -> VAE latents [2 * height * 2 * width, latent_channels].
+    /// Packed latents [height * width, 4 * latent_channels] of the sampler -> VAE latents [2 * height * 2 * width,
+    /// latent_channels].
     pub fn unpack(&self, latents: &Tensor<B>, height: usize, width: usize) -> Result<Grid<B>> {
         Ok(Grid::new(latents.unpatchify(&self.mean, &self.std, height, width)?, 2 * height, 2 * width))
     }

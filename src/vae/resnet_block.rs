@@ -22,7 +22,9 @@ impl<B: Backend> ResnetBlock<B> {
             conv1: ConvLayer::load(weights, "conv1", cin, cout, 3)?,
             norm2: GroupNorm::load(weights, "norm2", cout, groups)?,
             conv2: ConvLayer::load(weights, "conv2", cout, cout, 3)?,
-            conv_shortcut: (cin != cout).then(|| ConvLayer::load(weights, "conv_shortcut", cin, cout, 1)).transpose()?,
+            conv_shortcut: (cin != cout)
+                .then(|| ConvLayer::load(weights, "conv_shortcut", cin, cout, 1))
+                .transpose()?,
         })
     }
 

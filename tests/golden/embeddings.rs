@@ -92,5 +92,8 @@ fn rope_tables_are_those_of_the_reference() {
 
 #[test]
 fn text_positions_come_before_the_image_row_by_row() {
-    assert_eq!(position_ids(2, 2, 2), [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [0, 1, 1, 0]]);
+    assert_eq!(
+        position_ids(2, 2, 2),
+        [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [0, 1, 1, 0]]
+    );
 }

@@ -81,7 +81,12 @@ fn text_encoder_layer_and_stacked_states() -> Result<()> {
         let n = tokens.ids.len();
         let (backend, rope) = (cpu(), encoder.rope(n)?);
         let layer = Layer::load(&Weights::new(&backend, &files).at("model.layers.0"), &case.info.text_encoder)?;
-        let out = layer.forward(case.input("text.layer_0.input"), &rope, Joint::single(n), Mask::Causal { keys: tokens.real })?;
+        let out = layer.forward(
+            case.input("text.layer_0.input"),
+            &rope,
+            Joint::single(n),
+            Mask::Causal { keys: tokens.real },
+        )?;
         case.expect("text.layer_0.output", &out);
         case.expect("text.prompt_embeds", &encoder.forward(&tokens, |_| ())?);
     }
@@ -101,7 +106,8 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         let rope = model.rope(txt, height, width)?;
         let joint = Joint { batch: 1, txt, img: height * width };
 
-        let [txt_in, img_in] = ["txt_input", "img_input"].map(|name| case.input(&format!("transformer.double_block_0.{name}")));
+        let [txt_in, img_in] =
+            ["txt_input", "img_input"].map(|name| case.input(&format!("transformer.double_block_0.{name}")));
         let backend = cpu();
         let weights = Weights::new(&backend, &files);
         let double = DoubleBlock::load(&weights.at("transformer_blocks.0"), config)?;
@@ -110,8 +116,13 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         let h = Tensor::concat_rows(&[&normed(&txt_in, norms[0])?, &normed(&img_in, norms[1])?])?;
         let x = Tensor::concat_rows(&[&txt_in, &img_in])?;
         let single_norms = [modulation.single.norm(); 2];
-        let (out, next_h) = double.forward(x, h, [&modulation.double_txt, &modulation.double_img], single_norms, &rope, joint)?;
-        assert_eq!(backend.download(&next_h)?, backend.download(&normed(&out, single_norms[0])?)?, "the norm of what comes behind");
+        let (out, next_h) =
+            double.forward(x, h, [&modulation.double_txt, &modulation.double_img], single_norms, &rope, joint)?;
+        assert_eq!(
+            backend.download(&next_h)?,
+            backend.download(&normed(&out, single_norms[0])?)?,
+            "the norm of what comes behind"
+        );
         let (txt_out, img_out) = out.split_rows(txt);
         case.expect("transformer.double_block_0.txt_output", &txt_out);
         case.expect("transformer.double_block_0.img_output", &img_out);
@@ -127,11 +138,18 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         let (img_out, img_next_h) = run(true)?;
         for (img, whole) in [(img_out, out), (img_next_h, next_h)] {
             let [img, whole] = [backend.download(&img)?, backend.download(&whole.split_rows(txt).1)?];
-            assert!(img.len() == whole.len() && img.iter().zip(&whole).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + b.abs())), "without text");
+            assert!(
+                img.len() == whole.len()
+                    && img.iter().zip(&whole).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + b.abs())),
+                "without text"
+            );
         }
 
         let (shift, scale) = &modulation.norm_out;
-        case.expect("transformer.final_layer.normed", &case.input("transformer.final_layer.input").adaln(shift, scale, config.eps)?);
+        case.expect(
+            "transformer.final_layer.normed",
+            &case.input("transformer.final_layer.input").adaln(shift, scale, config.eps)?,
+        );
 
         let context = model.context(&case.input("text.prompt_embeds"))?;
         let velocity = model.forward(&case.input("transformer.img"), &context, &modulation, &rope, joint)?;
@@ -148,7 +166,8 @@ fn vae_blocks_and_decoder() -> Result<()> {
         let (backend, channels) = (cpu(), config.decoder_channels());
         let decoder = Weights::new(&backend, &files).at("decoder");
 
-        let resnet = ResnetBlock::load(&decoder.at("up_blocks.3.resnets.0"), channels[1], channels[0], config.norm_num_groups)?;
+        let resnet =
+            ResnetBlock::load(&decoder.at("up_blocks.3.resnets.0"), channels[1], channels[0], config.norm_num_groups)?;
         case.expect_pixels("vae.resnet.output", &resnet.forward(case.pixels("vae.resnet.input"))?);
         let mid = MidBlock::load(&decoder.at("mid_block"), channels[3], config.norm_num_groups, true)?;
         case.expect_pixels("vae.mid_block.output", &mid.forward(case.pixels("vae.mid_block.input"))?);
@@ -175,9 +194,11 @@ fn convolutions_up_and_down() -> Result<()> {
 
         let x = case.pixels("vae.downsample.input");
         let (downsampler, channels) = (weights.at("encoder.down_blocks.0.downsamplers.0"), x.pixels.cols());
-        let (weight, bias) = (downsampler.conv("conv", channels, channels, 3)?, downsampler.vector("conv.bias", channels)?);
+        let (weight, bias) =
+            (downsampler.conv("conv", channels, channels, 3)?, downsampler.vector("conv.bias", channels)?);
         let conv = Conv::halve(x.height, x.width);
-        let down = Grid { pixels: x.pixels.conv2d(&weight, &bias, conv)?, height: conv.out_height(), width: conv.out_width() };
+        let down =
+            Grid { pixels: x.pixels.conv2d(&weight, &bias, conv)?, height: conv.out_height(), width: conv.out_width() };
         case.expect_pixels("vae.downsample.output", &down);
     }
     Ok(())

@@ -15,13 +15,19 @@ fn images_are_within_one_level_of_the_reference() {
         let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir).unwrap();
         let latents = Golden::open(&format!("{name}.safetensors"));
         for row in images.iter().filter(|row| row.preset == name) {
-            let tokens = Tokenizer::load(&dir, pipeline.info().max_sequence_length).unwrap().encode(&row.prompt).unwrap();
+            let tokens =
+                Tokenizer::load(&dir, pipeline.info().max_sequence_length).unwrap().encode(&row.prompt).unwrap();
             assert_eq!(tokens.ids[..tokens.real], row.ids);
 
             let request = row.request();
             let what = format!("{name} {}", row.case);
             // The reference in float32 stands up to 1.2e-5 from itself in float64.
-            assert_close(&what, &pipeline.latents(&request).unwrap(), &latents.get(&format!("pipeline.{}.latents", row.case)).1, 1e-4);
+            assert_close(
+                &what,
+                &pipeline.latents(&request).unwrap(),
+                &latents.get(&format!("pipeline.{}.latents", row.case)).1,
+                1e-4,
+            );
 
             let image = pipeline.generate(&request, &mut ()).unwrap();
             let expected = image::open(golden(&row.png)).unwrap().to_rgb8();

@@ -1,7 +1,8 @@
 //! Reads an image of shapes back: its background, and the color, shape and place of every object.
 //!
-//! The same steps as scripts/train_tiny/scorer.py: the background is the median of the border; cells that differ from it fall into
-//! connected parts; a part has the nearest color of the palette and the shape whose template its outline, by pixels, overlaps most.
+//! The same steps as scripts/train_tiny/scorer.py: the background is the median of the border; cells that differ from
+//! it fall into connected parts; a part has the nearest color of the palette and the shape whose template its outline,
+//! by pixels, overlaps most.
 
 use std::collections::HashMap;
 
@@ -59,7 +60,10 @@ pub struct Object {
 impl Seen {
     /// A thing or a few on an even background: no noise, no scatter of specks, not empty.
     pub fn is_clean(&self) -> bool {
-        (1..=4).contains(&self.parts) && !self.objects.is_empty() && (0.02..0.75).contains(&self.covered) && self.border < 0.02
+        (1..=4).contains(&self.parts)
+            && !self.objects.is_empty()
+            && (0.02..0.75).contains(&self.covered)
+            && self.border < 0.02
     }
 }
 
@@ -142,8 +146,8 @@ fn grown(part: &[usize]) -> Vec<bool> {
     mask
 }
 
-/// The pixels (x, y) of the cells `near` that are nearer to the object's color than to the background. Where there is none, as an object
-/// of many colors may have it, all of them.
+/// The pixels (x, y) of the cells `near` that are nearer to the object's color than to the background. Where there is
+/// none, as an object of many colors may have it, all of them.
 fn outline(image: &Rgb, near: &[bool], color: Color, background: Color) -> Vec<(usize, usize)> {
     let cell = |(x, y): &(usize, usize)| y * CELLS / image.height * CELLS + x * CELLS / image.width;
     let places = (0..image.height).flat_map(|y| (0..image.width).map(move |x| (x, y)));
@@ -156,7 +160,8 @@ fn outline(image: &Rgb, near: &[bool], color: Color, background: Color) -> Vec<(
     if outline.is_empty() { places } else { outline }
 }
 
-/// Part of an image (left, top, width, height), averaged to side x side; the windows of neighbours overlap where sizes do not divide.
+/// Part of an image (left, top, width, height), averaged to side x side; the windows of neighbours overlap where sizes
+/// do not divide.
 pub fn averaged(image: &Rgb, [left, top, width, height]: [usize; 4], side: usize) -> Vec<Color> {
     let window = |at: usize, length: usize| at * length / side..((at + 1) * length).div_ceil(side);
     let cell = |x: usize, y: usize| {
@@ -212,7 +217,12 @@ fn mean(values: impl ExactSizeIterator<Item = usize>) -> f64 {
 /// The cells to the left, to the right, above and below.
 fn neighbours(cell: usize) -> impl Iterator<Item = usize> {
     let (x, y) = (cell % CELLS, cell / CELLS);
-    let among = [(x > 0, cell.wrapping_sub(1)), (x + 1 < CELLS, cell + 1), (y > 0, cell.wrapping_sub(CELLS)), (y + 1 < CELLS, cell + CELLS)];
+    let among = [
+        (x > 0, cell.wrapping_sub(1)),
+        (x + 1 < CELLS, cell + 1),
+        (y > 0, cell.wrapping_sub(CELLS)),
+        (y + 1 < CELLS, cell + CELLS),
+    ];
     among.into_iter().filter(|(inside, _)| *inside).map(|(_, at)| at)
 }
 

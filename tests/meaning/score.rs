@@ -20,7 +20,8 @@ const THUMBNAIL: usize = 16;
 /// What surrounds an emoji that is drawn at its normal size, in parts of the image.
 const EMOJI_MARGIN: f64 = 0.14;
 
-/// The smallest share that is enough of each thing that is asked for; a prompt or two below what README.md says was measured.
+/// The smallest share that is enough of each thing that is asked for; a prompt or two below what README.md says was
+/// measured.
 pub const BOUNDS: [(&str, f64); 10] = [
     ("background", 0.95),
     ("clean", 1.0),
@@ -99,14 +100,18 @@ impl Meaning {
         let sheet = image::load_from_memory(include_bytes!("drawn.png")).expect("a PNG").to_rgb8();
         let side = TILE as u32;
         let across = sheet.width() / side;
-        let tile = |i: u32| image::imageops::crop_imm(&sheet, i % across * side, i / across * side, side, side).to_image().into_raw();
+        let tile = |i: u32| {
+            image::imageops::crop_imm(&sheet, i % across * side, i / across * side, side, side).to_image().into_raw()
+        };
         (0..self.prompts.len() as u32).map(|i| Rgb { width: TILE, height: TILE, bytes: tile(i) }).collect()
     }
 
     /// One image for each prompt.
     pub fn generate<B: Backend>(&self, pipeline: &mut Pipeline<B>) -> Vec<Rgb> {
         let mut generate = |prompt: &Prompt| {
-            let image = pipeline.generate(&Request { steps: Some(4), ..Request::new(&prompt.prompt, prompt.seed) }, &mut ()).unwrap();
+            let image = pipeline
+                .generate(&Request { steps: Some(4), ..Request::new(&prompt.prompt, prompt.seed) }, &mut ())
+                .unwrap();
             Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb }
         };
         self.prompts.iter().map(&mut generate).collect()
@@ -156,15 +161,23 @@ impl Meaning {
             Kind::Shape => {
                 let thing = &asked.objects[0];
                 grades.push(("color", first.is_some_and(|object| object.color == thing.color)));
-                grades.push(("shape", first.is_some_and(|object| object.shape == thing.shape) && seen.objects.len() <= 2));
+                grades.push((
+                    "shape",
+                    first.is_some_and(|object| object.shape == thing.shape) && seen.objects.len() <= 2,
+                ));
                 if let Some([x, y]) = asked.place {
-                    let near = |object: &Object| (object.x - x).abs() < PLACE_TOLERANCE && (object.y - y).abs() < PLACE_TOLERANCE;
+                    let near = |object: &Object| {
+                        (object.x - x).abs() < PLACE_TOLERANCE && (object.y - y).abs() < PLACE_TOLERANCE
+                    };
                     grades.push(("position", first.is_some_and(near)));
                 }
             }
             Kind::Shapes => {
                 grades.push(("count", seen.objects.len() == asked.objects.len()));
-                grades.push(("count_color", first.is_some() && seen.objects.iter().all(|object| object.color == asked.objects[0].color)));
+                grades.push((
+                    "count_color",
+                    first.is_some() && seen.objects.iter().all(|object| object.color == asked.objects[0].color),
+                ));
             }
             Kind::TwoShapes => {
                 let relation = asked.relation.expect("the exporter writes one for two shapes");
@@ -175,7 +188,8 @@ impl Meaning {
                     objects.reverse();
                 }
                 let are = |same: fn(&Object, &Thing) -> bool| {
-                    objects.len() == asked.objects.len() && objects.iter().zip(&asked.objects).all(|(object, thing)| same(object, thing))
+                    objects.len() == asked.objects.len()
+                        && objects.iter().zip(&asked.objects).all(|(object, thing)| same(object, thing))
                 };
                 grades.push(("relation", are(|object, thing| object.color == thing.color)));
                 grades.push(("relation_shapes", are(|object, thing| object.shape == thing.shape)));
@@ -201,9 +215,15 @@ impl Meaning {
             let (left, top) = (candidate % across * THUMBNAIL, candidate / across * THUMBNAIL);
             let cells = middle.iter().enumerate().map(|(i, seen)| {
                 // Premultiplied.
-                let [r, g, b, alpha] = sheet.get_pixel((left + i % THUMBNAIL) as u32, (top + i / THUMBNAIL) as u32).0.map(f64::from);
+                let [r, g, b, alpha] =
+                    sheet.get_pixel((left + i % THUMBNAIL) as u32, (top + i / THUMBNAIL) as u32).0.map(f64::from);
                 let behind = background.map(|value| (1.0 - alpha / 255.0) * value);
-                [r, g, b].iter().zip(behind).zip(seen).map(|((own, behind), seen)| (own + behind - seen).powi(2)).sum::<f64>()
+                [r, g, b]
+                    .iter()
+                    .zip(behind)
+                    .zip(seen)
+                    .map(|((own, behind), seen)| (own + behind - seen).powi(2))
+                    .sum::<f64>()
             });
             cells.sum()
         };
@@ -232,7 +252,11 @@ impl Scores {
 
     /// Over everything that depends on the prompt.
     fn total(&self) -> f64 {
-        let (right, all) = self.0.iter().filter(|(name, _)| **name != "clean").fold((0, 0), |sum, (_, score)| (sum.0 + score.0, sum.1 + score.1));
+        let (right, all) = self
+            .0
+            .iter()
+            .filter(|(name, _)| **name != "clean")
+            .fold((0, 0), |sum, (_, score)| (sum.0 + score.0, sum.1 + score.1));
         f64::from(right as u32) / f64::from(all as u32)
     }
 }
@@ -244,13 +268,18 @@ impl std::fmt::Display for Scores {
     }
 }
 
-/// Fails when the images of a model show too little of what was asked for; or when they would pass for what somebody else asked for.
+/// Fails when the images of a model show too little of what was asked for; or when they would pass for what somebody
+/// else asked for.
 pub fn expect_meaning(meaning: &Meaning, images: &[Rgb]) {
     let (scores, by_chance) = (meaning.scores(images), meaning.scores_by_chance(images));
     println!("right:     {scores}\nby chance: {by_chance}");
     for (name, bound) in BOUNDS {
         assert!(scores.share(name) >= bound, "{name}: {:.2} right, the bound is {bound}", scores.share(name));
-        assert!(name == "clean" || by_chance.share(name) < bound, "{name}: {:.2} right by chance", by_chance.share(name));
+        assert!(
+            name == "clean" || by_chance.share(name) < bound,
+            "{name}: {:.2} right by chance",
+            by_chance.share(name)
+        );
     }
     assert!(by_chance.total() < MOST_BY_CHANCE, "{:.2} right by chance", by_chance.total());
 }

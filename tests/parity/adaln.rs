@@ -28,7 +28,8 @@ impl Case for LayerNorm {
     }
 }
 
-/// The composition rounds the normed row as well: its magnitude times (1 + scale), at most 1.73 * 2.73, is rounded once more.
+/// The composition rounds the normed row as well: its magnitude times (1 + scale), at most 1.73 * 2.73, is rounded once
+/// more.
 const COMPOSED: f32 = 4.0;
 
 #[test]
@@ -78,7 +79,8 @@ impl GatedAddAdaln {
         op: impl Fn(Tensor<B>, [&Tensor<B>; 2], &Tensor<B>, [(&Tensor<B>, &Tensor<B>); 2]) -> (Tensor<B>, Tensor<B>),
     ) -> Vec<Tensor<B>> {
         let y = Shape { before: 8, after: 0, ..self.0 }.tensor(b, 2);
-        let [gate, shift, scale, img_gate, img_shift, img_scale] = [3, 4, 5, 6, 7, 8].map(|seed| vector(b, seed, self.0.cols));
+        let [gate, shift, scale, img_gate, img_shift, img_scale] =
+            [3, 4, 5, 6, 7, 8].map(|seed| vector(b, seed, self.0.cols));
         let (x, h) = op(self.0.tensor(b, 1), [&gate, &img_gate], &y, [(&shift, &scale), (&img_shift, &img_scale)]);
         vec![x, h]
     }
@@ -98,7 +100,9 @@ impl Case for GatedAddAdaln {
 #[test]
 fn gated_add_adaln_matches_its_composition() {
     let Some(cuda) = crate::cuda() else { return };
-    let covered = |shape: Shape| [shape.before, shape.cols, shape.after].iter().all(|cols| cols.is_multiple_of(8)) && shape.cols <= 8192;
+    let covered = |shape: Shape| {
+        [shape.before, shape.cols, shape.after].iter().all(|cols| cols.is_multiple_of(8)) && shape.cols <= 8192
+    };
     let wide = [8, 16, 264, 1024, 2560, 4096, 6144, 8184, 8192, 8200].map(|cols| Shape::dense(3, cols));
     for shape in shapes(Shape::dense(4608, 3072)).into_iter().chain(wide) {
         for txt_rows in [0, shape.rows / 3, shape.rows] {
@@ -124,8 +128,10 @@ fn gated_add_adaln_leaves_what_it_may_not_write() {
         fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
             let shape = Shape::dense(5, 264);
             let (x, y, row) = (shape.tensor(b, 1), shape.tensor(b, 2), vector(b, 3, 264));
-            let (sum, h) =
-                x.row_view(0..5).gated_add_adaln([&row; 2], &y, [(&row, &row); 2], ops::Adaln { txt_rows: 2, eps: 1e-6, narrow: false }).unwrap();
+            let (sum, h) = x
+                .row_view(0..5)
+                .gated_add_adaln([&row; 2], &y, [(&row, &row); 2], ops::Adaln { txt_rows: 2, eps: 1e-6, narrow: false })
+                .unwrap();
             vec![sum, h, x]
         }
     }

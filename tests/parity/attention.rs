@@ -46,7 +46,10 @@ enum Layout {
 
 /// Matrices of different widths side by side.
 fn side_by_side(parts: &[(&[f32], usize)], rows: usize) -> Vec<f32> {
-    (0..rows).flat_map(|row| parts.iter().flat_map(move |(values, cols)| &values[row * cols..][..*cols])).copied().collect()
+    (0..rows)
+        .flat_map(|row| parts.iter().flat_map(move |(values, cols)| &values[row * cols..][..*cols]))
+        .copied()
+        .collect()
 }
 
 fn columns(values: &[f32], cols: usize, range: std::ops::Range<usize>) -> Vec<f32> {
@@ -91,8 +94,10 @@ impl Case {
         let (rows, [cols, kv_cols]) = (self.joint.rows(), self.cols());
         let rest = if layout == Layout::Unaligned { 3 } else { 40 };
         let behind = values(4, rows * rest);
-        let whole = side_by_side(&[(&inputs.k, kv_cols), (&inputs.v, kv_cols), (&inputs.q, cols), (&behind, rest)], rows);
-        let [k, v, q, behind_view] = b.upload(&whole, rows, 2 * kv_cols + cols + rest).unwrap().split_cols([kv_cols, kv_cols, cols, rest]);
+        let whole =
+            side_by_side(&[(&inputs.k, kv_cols), (&inputs.v, kv_cols), (&inputs.q, cols), (&behind, rest)], rows);
+        let [k, v, q, behind_view] =
+            b.upload(&whole, rows, 2 * kv_cols + cols + rest).unwrap().split_cols([kv_cols, kv_cols, cols, rest]);
         let (unasked, q) = q.split_rows(self.first_query());
         let read_only = (layout == Layout::ReadOnly).then(|| q.row_view(0..q.rows()));
         let in_place = read_only.is_none();
@@ -106,11 +111,15 @@ impl Case {
         let counts = (after.launches - before.launches, after.composed - before.composed);
         match layout {
             Layout::Unaligned => assert!(counts.1 > 0, "{self:?}: a kernel took rows that are not aligned"),
-            _ if KERNELS.contains(&self.head_dim) => assert_eq!(counts, (1, 0), "{self:?}, {layout:?}: one kernel, and no composition"),
+            _ if KERNELS.contains(&self.head_dim) => {
+                assert_eq!(counts, (1, 0), "{self:?}, {layout:?}: one kernel, and no composition")
+            }
             _ => {}
         }
         assert_eq!(Arc::ptr_eq(out.buffer(), k.buffer()), in_place, "{self:?}, {layout:?}: where the result lies");
-        for (name, view, before) in [("k", &k, &inputs.k), ("v", &v, &inputs.v), ("the columns behind", &behind_view, &behind)] {
+        for (name, view, before) in
+            [("k", &k, &inputs.k), ("v", &v, &inputs.v), ("the columns behind", &behind_view, &behind)]
+        {
             assert!(b.download(view).unwrap() == *before, "{self:?}, {layout:?}: {name} changed");
         }
         let (unasked_values, asked_values) = inputs.q.split_at(self.first_query() * cols);
@@ -123,13 +132,14 @@ impl Case {
 
     /// Fails when `got` is further from `expected` than its roundings can bring it.
     ///
-    /// Weights and result are rounded to bf16, each by at most 2^-9 of itself. So a value is off by at most 2^-9 |value| for its own
-    /// rounding and 2^-9 sum(weight |v|) for the weights', of which the sum is at most max |v|. The weights' errors are independent, so
-    /// of many keys they come to 2^-9 of the typical value, and nowhere to 8 times that; in the norm the two add to 2^-8 at most.
-    /// A twentieth is for float32 sums and exponentials.
+    /// Weights and result are rounded to bf16, each by at most 2^-9 of itself. So a value is off by at most 2^-9
+    /// |value| for its own rounding and 2^-9 sum(weight |v|) for the weights', of which the sum is at most max |v|. The
+    /// weights' errors are independent, so of many keys they come to 2^-9 of the typical value, and nowhere to 8 times
+    /// that; in the norm the two add to 2^-8 at most. A twentieth is for float32 sums and exponentials.
     fn expect_close(&self, what: &str, got: &[f32], expected: &[f32]) {
         assert_eq!(got.len(), expected.len(), "{self:?}, {what}: number of values");
-        let (mut worst, mut sum, mut squares, mut norm, mut got_norm, mut product) = (0f32, 0f64, 0f64, 0f64, 0f64, 0f64);
+        let (mut worst, mut sum, mut squares, mut norm, mut got_norm, mut product) =
+            (0f32, 0f64, 0f64, 0f64, 0f64, 0f64);
         let rms = (expected.iter().map(|e| f64::from(*e).powi(2)).sum::<f64>() / expected.len() as f64).sqrt() as f32;
         let typical = (8.0 * rms).min(MAX_V);
         let mut bad = Vec::new();
@@ -147,7 +157,9 @@ impl Case {
             product += f64::from(got) * f64::from(expected);
         }
         let relative = (squares / norm).sqrt();
-        let bits = got.iter().fold(0u64, |hash, value| (hash.rotate_left(5) ^ u64::from(value.to_bits())).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let bits = got.iter().fold(0u64, |hash, value| {
+            (hash.rotate_left(5) ^ u64::from(value.to_bits())).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        });
         println!(
             "{} x {}/{} {:?} {:?} q {} {what}: max {worst:.1e} mean {:.1e} relative {relative:.1e} 1-cos {:.1e} bits {bits:016x}",
             self.head_dim,
@@ -177,7 +189,12 @@ impl Case {
     }
 }
 
-fn case(head_dim: usize, (heads, kv_heads): (usize, usize), (batch, txt, img): (usize, usize, usize), keys: usize) -> Case {
+fn case(
+    head_dim: usize,
+    (heads, kv_heads): (usize, usize),
+    (batch, txt, img): (usize, usize, usize),
+    keys: usize,
+) -> Case {
     let mask = if keys == 0 { Mask::None } else { Mask::Causal { keys } };
     Case { head_dim, heads, kv_heads, joint: Joint { batch, txt, img }, mask, images: false, gain: 1.0 }
 }
@@ -214,9 +231,13 @@ fn every_head_size_matches_the_cpu() {
             Case { gain: 8.0, ..case }.check(&cuda, &[Layout::InPlace]);
         }
         // The queries of images alone: behind text of no tile's size, of several samples, and under a mask.
-        for (heads, samples, keys) in
-            [((2, 2), (1, 3, 352), 0), ((4, 2), (1, 130, 1), 0), ((2, 2), (3, 45, 130), 0), ((2, 2), (1, 45, 64), 80), ((2, 2), (2, 128, 129), 0)]
-        {
+        for (heads, samples, keys) in [
+            ((2, 2), (1, 3, 352), 0),
+            ((4, 2), (1, 130, 1), 0),
+            ((2, 2), (3, 45, 130), 0),
+            ((2, 2), (1, 45, 64), 80),
+            ((2, 2), (2, 128, 129), 0),
+        ] {
             Case { images: true, ..case(head_dim, heads, samples, keys) }.check(&cuda, &LAYOUTS);
         }
     }
@@ -226,9 +247,12 @@ fn every_head_size_matches_the_cpu() {
 #[test]
 fn what_no_kernel_takes_matches_the_cpu() {
     let Some(cuda) = cuda() else { return };
-    for (head_dim, heads, samples, keys) in
-        [(512, (1, 1), (1, 0, 300), 0), (24, (2, 2), (2, 9, 70), 0), (8, (4, 2), (1, 0, 65), 30), (40, (2, 1), (2, 45, 64), 80)]
-    {
+    for (head_dim, heads, samples, keys) in [
+        (512, (1, 1), (1, 0, 300), 0),
+        (24, (2, 2), (2, 9, 70), 0),
+        (8, (4, 2), (1, 0, 65), 30),
+        (40, (2, 1), (2, 45, 64), 80),
+    ] {
         case(head_dim, heads, samples, keys).check(&cuda, &LAYOUTS);
     }
     for head_dim in [128, 16] {
@@ -245,8 +269,9 @@ fn what_no_kernel_takes_matches_the_cpu() {
     }
 }
 
-/// On Hopper pairs of blocks that take several pairs of tiles one after the other: of an even number of tiles, of an odd one (the last has
-/// no partner), with text and image apart (a pair may have a tile of each), and with key heads that are shared.
+/// On Hopper pairs of blocks that take several pairs of tiles one after the other: of an even number of tiles, of an
+/// odd one (the last has no partner), with text and image apart (a pair may have a tile of each), and with key heads
+/// that are shared.
 #[test]
 fn many_tiles_match_the_cpu() {
     let Some(cuda) = cuda() else { return };
@@ -254,13 +279,15 @@ fn many_tiles_match_the_cpu() {
         println!("skipped: many tiles take time");
         return;
     }
-    for (heads, samples) in [((24, 24), (1, 30, 1506)), ((24, 24), (1, 0, 1660)), ((24, 8), (2, 77, 700)), ((64, 64), (3, 130, 200))] {
+    for (heads, samples) in
+        [((24, 24), (1, 30, 1506)), ((24, 24), (1, 0, 1660)), ((24, 8), (2, 77, 700)), ((64, 64), (3, 130, 200))]
+    {
         case(128, heads, samples, 0).check(&cuda, &[Layout::InPlace, Layout::ReadOnly]);
     }
 }
 
-/// What a block takes of a head, which depends on how many there are, changes no bit of it: of many heads whole tiles and halves of tiles (or on
-/// Hopper pairs of them), of one head by itself halves (or single ones).
+/// What a block takes of a head, which depends on how many there are, changes no bit of it: of many heads whole tiles
+/// and halves of tiles (or on Hopper pairs of them), of one head by itself halves (or single ones).
 #[test]
 fn a_head_is_the_same_alone_and_among_many() {
     let Some(cuda) = cuda() else { return };
@@ -282,7 +309,8 @@ fn a_head_is_the_same_alone_and_among_many() {
     }
 }
 
-/// An image of 1024 x 1024 in the VAE, and in the transformer, alone and with another. Heads do not meet, so the CPU computes a few.
+/// An image of 1024 x 1024 in the VAE, and in the transformer, alone and with another. Heads do not meet, so the CPU
+/// computes a few.
 #[test]
 fn real_sizes_match_the_cpu() {
     let Some(cuda) = cuda() else { return };
@@ -291,9 +319,11 @@ fn real_sizes_match_the_cpu() {
         return;
     }
     case(512, (1, 1), (1, 0, 128 * 128), 0).check(&cuda, &[Layout::Dense]);
-    for (heads, samples, keys, sampled) in
-        [((24, 24), (1, 512, 4096), 0, vec![0, 13, 23]), ((24, 24), (2, 512, 1024), 0, vec![0, 23]), ((32, 8), (1, 0, 512), 200, vec![3, 4, 31])]
-    {
+    for (heads, samples, keys, sampled) in [
+        ((24, 24), (1, 512, 4096), 0, vec![0, 13, 23]),
+        ((24, 24), (2, 512, 1024), 0, vec![0, 23]),
+        ((32, 8), (1, 0, 512), 200, vec![3, 4, 31]),
+    ] {
         let whole = case(128, heads, samples, keys);
         let [cols, kv_cols] = whole.cols();
         let inputs = whole.inputs();
@@ -302,7 +332,11 @@ fn real_sizes_match_the_cpu() {
             let one = Case { heads: 1, kv_heads: 1, ..whole };
             let kv_head = head / (whole.heads / whole.kv_heads);
             let of = |values: &[f32], cols, head| columns(values, cols, head * 128..(head + 1) * 128);
-            let inputs = Inputs { q: of(&inputs.q, cols, head), k: of(&inputs.k, kv_cols, kv_head), v: of(&inputs.v, kv_cols, kv_head) };
+            let inputs = Inputs {
+                q: of(&inputs.q, cols, head),
+                k: of(&inputs.k, kv_cols, kv_head),
+                v: of(&inputs.v, kv_cols, kv_head),
+            };
             let expected = one.run(&Cpu::new(Precision::F32), &inputs);
             one.expect_close(&format!("head {head} of {}", whole.heads), &of(&got, cols, head), &expected);
         }
@@ -328,7 +362,12 @@ fn an_unknown_kernel_is_an_error_that_names_the_known_ones() {
         return;
     }
     let (passed, text) = with_variable("attention::every_head_size_matches_the_cpu", "FLUX_ATTENTION", "flash");
-    assert!(!passed && text.contains("`flash` is no attention kernel") && text.contains("`base` and `sm90` and `sm90-single` are"), "{text}");
+    assert!(
+        !passed
+            && text.contains("`flash` is no attention kernel")
+            && text.contains("`base` and `sm90` and `sm90-single` are"),
+        "{text}"
+    );
 }
 
 /// On Hopper: who fetches a tile changes no bit of what is made of it.
@@ -346,7 +385,8 @@ fn single_blocks_and_pairs_give_the_same_bits() {
         assert!(passed, "{single}");
         let (passed, pairs) = with_variable(test, "FLUX_ATTENTION", "sm90");
         assert!(passed, "{pairs}");
-        let [single, pairs] = [&single, &pairs].map(|text| text.lines().filter(|line| line.contains(" bits ")).collect::<Vec<_>>());
+        let [single, pairs] =
+            [&single, &pairs].map(|text| text.lines().filter(|line| line.contains(" bits ")).collect::<Vec<_>>());
         assert!(!single.is_empty(), "{test} says nothing of its bits");
         assert_eq!(single, pairs, "{test}: by single blocks and by pairs");
     }

@@ -12,18 +12,22 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-/// The largest relative error of one rounding to bf16: of its 8 binary digits the first is implied, so half of the spacing 2^-7.
+/// The largest relative error of one rounding to bf16: of its 8 binary digits the first is implied, so half of the
+/// spacing 2^-7.
 pub const ROUNDING: f32 = 1.0 / 256.0;
 
-/// Roundings of a product by cuBLASLt with bias or residual. One is not enough for some shapes (-144 came out where -144.88 was exact, and
-/// bf16 is 1 apart there), as if the product were rounded before the epilogue adds to it; that this is the cause was not established.
+/// Roundings of a product by cuBLASLt with bias or residual. One is not enough for some shapes (-144 came out where
+/// -144.88 was exact, and bf16 is 1 apart there), as if the product were rounded before the epilogue adds to it; that
+/// this is the cause was not established.
 pub const WITH_EPILOGUE: f32 = 2.0;
 
-/// `n` values of variance 1 between -1.73 and 1.73, all on the bf16 grid, so that every backend starts from the same numbers.
+/// `n` values of variance 1 between -1.73 and 1.73, all on the bf16 grid, so that every backend starts from the same
+/// numbers.
 pub fn values(seed: u64, n: usize) -> Vec<f32> {
     let value = |i: usize| {
         // splitmix64: any index at once.
-        let mut z = seed.wrapping_mul(0x2545_f491_4f6c_dd1d).wrapping_add((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut z =
+            seed.wrapping_mul(0x2545_f491_4f6c_dd1d).wrapping_add((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         let unit = ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32;
@@ -92,8 +96,8 @@ pub trait Case {
     }
 }
 
-/// What one comparison may differ by: a value by `roundings` roundings of its own magnitude plus the typical magnitude, and the mean
-/// difference by half of that, because the errors of rounding are spread evenly.
+/// What one comparison may differ by: a value by `roundings` roundings of its own magnitude plus the typical magnitude,
+/// and the mean difference by half of that, because the errors of rounding are spread evenly.
 pub fn compare(what: &str, got: &[f32], expected: &[f32], roundings: f32) {
     assert_eq!(got.len(), expected.len(), "{what}: number of values");
     let n = expected.len().max(1) as f64;
@@ -114,25 +118,35 @@ pub fn compare(what: &str, got: &[f32], expected: &[f32], roundings: f32) {
         norm_expected += f64::from(e).powi(2);
     }
     let mean = sum / n;
-    let cosine = if norm_expected == 0.0 { f64::from(u8::from(norm_got == 0.0)) } else { dot / (norm_got * norm_expected).sqrt() };
+    let cosine = if norm_expected == 0.0 {
+        f64::from(u8::from(norm_got == 0.0))
+    } else {
+        dot / (norm_got * norm_expected).sqrt()
+    };
     println!("{what}: max {worst:.2e}, mean {mean:.2e}, 1 - cos {:.1e}, rms of values {rms:.2e}", 1.0 - cosine);
     for (i, e, g) in bad.iter().take(5) {
         println!("  [{i}] expected {e}, got {g}");
     }
-    assert!(bad.is_empty(), "{what}: {} of {} values are further than {roundings} roundings from what is expected", bad.len(), expected.len());
+    assert!(
+        bad.is_empty(),
+        "{what}: {} of {} values are further than {roundings} roundings from what is expected",
+        bad.len(),
+        expected.len()
+    );
     assert!(mean <= f64::from(roundings * ROUNDING * rms), "{what}: mean difference {mean:e}");
     assert!(1.0 - cosine <= f64::from(roundings * ROUNDING).powi(2) + 1e-7, "{what}: 1 - cos {:e}", 1.0 - cosine);
 }
 
-/// The kernel against the definition on the CPU in float32, and against the definition on the GPU; `composed` is how many roundings the
-/// latter has on top.
+/// The kernel against the definition on the CPU in float32, and against the definition on the GPU; `composed` is how
+/// many roundings the latter has on top.
 pub fn check(cuda: &Cuda, what: &str, case: &impl Case, composed: f32) {
     check_against(cuda, what, case, 1.0, composed);
 }
 
 /// As [`check`], where the kernel itself rounds more than once, by `fused` roundings.
 pub fn check_against(cuda: &Cuda, what: &str, case: &impl Case, fused: f32, composed: f32) {
-    let download = |tensors: Vec<Tensor<Cuda>>| -> Vec<Vec<f32>> { tensors.iter().map(|x| cuda.download(x).unwrap()).collect() };
+    let download =
+        |tensors: Vec<Tensor<Cuda>>| -> Vec<Vec<f32>> { tensors.iter().map(|x| cuda.download(x).unwrap()).collect() };
     let cpu = Cpu::new(Precision::F32);
     let expected: Vec<Vec<f32>> = case.compose(&cpu).iter().map(|x| cpu.download(x).unwrap()).collect();
     let got = download(case.run(cuda));
@@ -146,8 +160,8 @@ pub fn check_against(cuda: &Cuda, what: &str, case: &impl Case, fused: f32, comp
     }
 }
 
-/// Another test of this program, `test` by its path in the crate, with an environment variable set, which is read by a whole process.
-/// Returns whether it passed, and its words.
+/// Another test of this program, `test` by its path in the crate, with an environment variable set, which is read by a
+/// whole process. Returns whether it passed, and its words.
 pub fn with_variable(test: &str, variable: &str, value: &str) -> (bool, String) {
     let program = std::env::current_exe().unwrap();
     let output = Command::new(program).args([test, "--exact", "--nocapture"]).env(variable, value).output().unwrap();

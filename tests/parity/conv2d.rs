@@ -52,13 +52,26 @@ fn check_conv(cuda: &Cuda, conv: Conv, cin: usize, cout: usize, beside: [usize; 
     let case = Conv2d { x, weight: &weight, conv, out: cout, residual };
     // With a residual the composition rounds the convolution before the sum.
     let composed = if residual.is_some() { 1.5 } else { 0.0 };
-    check_against(cuda, &format!("conv2d {conv:?} {cin} -> {cout}, beside {beside:?}, residual {residual:?}"), &case, WITH_EPILOGUE, composed);
+    check_against(
+        cuda,
+        &format!("conv2d {conv:?} {cin} -> {cout}, beside {beside:?}, residual {residual:?}"),
+        &case,
+        WITH_EPILOGUE,
+        composed,
+    );
 }
 
 #[test]
 fn conv2d_and_conv2d_add_match_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
-    let convs = [Conv::same(9, 7, 3), Conv::same(1, 1, 3), Conv::same(6, 5, 1), Conv::halve(8, 6), Conv::halve(7, 9), Conv::same(5, 6, 5)];
+    let convs = [
+        Conv::same(9, 7, 3),
+        Conv::same(1, 1, 3),
+        Conv::same(6, 5, 1),
+        Conv::halve(8, 6),
+        Conv::halve(7, 9),
+        Conv::same(5, 6, 5),
+    ];
     for conv in convs {
         for (cin, cout) in [(16, 32), (3, 8), (8, 3), (5, 7), (24, 64)] {
             for (beside, residual) in [([0, 0], None), ([8, 8], Some([0, 0])), ([1, 0], Some([3, 2]))] {
@@ -110,8 +123,9 @@ fn ragged_3x3_convolutions_match_the_cpu() {
     }
 }
 
-/// More tiles than an H200 has multiprocessors, so that each kernel for Hopper meets tiles behind the first, also with a residual: in turn those
-/// of 16 x 16 x 128 and 16 x 8 x 128. With eight outputs and a residual, a tile's outputs are mostly outside.
+/// More tiles than an H200 has multiprocessors, so that each kernel for Hopper meets tiles behind the first, also with
+/// a residual: in turn those of 16 x 16 x 128 and 16 x 8 x 128. With eight outputs and a residual, a tile's outputs are
+/// mostly outside.
 #[test]
 fn convolutions_of_many_ragged_tiles_match_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
@@ -138,13 +152,17 @@ fn an_unknown_kernel_is_an_error_that_names_the_known_ones() {
         return;
     }
     let (passed, text) = with_variable("conv2d::ragged_3x3_convolutions_match_the_cpu", "FLUX_CONV2D", "winograd");
-    assert!(!passed && text.contains("`winograd` is no conv2d kernel") && text.contains("`base` and `sm90` are"), "{text}");
+    assert!(
+        !passed && text.contains("`winograd` is no conv2d kernel") && text.contains("`base` and `sm90` are"),
+        "{text}"
+    );
 }
 
 #[test]
 fn a_residual_that_may_not_be_written_stays() {
     let Some(cuda) = crate::cuda() else { return };
-    let (x, weight, bias) = (Shape::dense(20 * 19, 64).tensor(&cuda, 1), weight(64, 128, 3).conv(&cuda), vector(&cuda, 3, 128));
+    let (x, weight, bias) =
+        (Shape::dense(20 * 19, 64).tensor(&cuda, 1), weight(64, 128, 3).conv(&cuda), vector(&cuda, 3, 128));
     let conv = Conv::same(20, 19, 3);
     let residual = || Shape::dense(20 * 19, 128).tensor(&cuda, 4);
     let kept = residual();
@@ -179,8 +197,15 @@ fn check_upsampled(cuda: &Cuda, [height, width]: [usize; 2], cin: usize, cout: u
     let weight = weight(cin, cout, 3);
     let x = Shape::view(height * width, cin, beside[0], beside[1]);
     let case = UpsampleConv2d { x, weight: &weight, height, width, out: cout };
-    // The kernel's sums of weights round once. Their errors are independent, so that they move an output as little as one rounding of it.
-    check_against(cuda, &format!("upsample_conv2d {height}x{width} {cin} -> {cout}, beside {beside:?}"), &case, WITH_EPILOGUE + 1.0, 1.0);
+    // The kernel's sums of weights round once. Their errors are independent, so that they move an output as little as
+    // one rounding of it.
+    check_against(
+        cuda,
+        &format!("upsample_conv2d {height}x{width} {cin} -> {cout}, beside {beside:?}"),
+        &case,
+        WITH_EPILOGUE + 1.0,
+        1.0,
+    );
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Products in e4m3: what is rounded against the definition of that format, what is computed against the CPU, and fused ops against
-//! their parts.
+//! Products in e4m3: what is rounded against the definition of that format, what is computed against the CPU, and fused
+//! ops against their parts.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -27,12 +27,16 @@ const FAST_ACCUMULATION: &str = "FLUX_FP8_FAST_ACCUMULATION";
 
 /// Roundings of a product of `terms` terms: one to bf16, and those of the tensor cores.
 ///
-/// With each instruction 32 terms and the sum so far are cut off at 2^-13 of the largest of them, which is about the sum. Cut off at
-/// random, n of them are off by sqrt(n / 3) * 2^-13 of it, and the worst of millions of sums by 5 times that: in roundings, which are
-/// 2^-8, by 5 * sqrt(n / 3) / 32. Sums that go on in float32 behind every 128 terms are off by half a rounding at most, because 128 terms
-/// are a small part of a long sum.
+/// With each instruction 32 terms and the sum so far are cut off at 2^-13 of the largest of them, which is about the
+/// sum. Cut off at random, n of them are off by sqrt(n / 3) * 2^-13 of it, and the worst of millions of sums by 5 times
+/// that: in roundings, which are 2^-8, by 5 * sqrt(n / 3) / 32. Sums that go on in float32 behind every 128 terms are
+/// off by half a rounding at most, because 128 terms are a small part of a long sum.
 fn roundings(terms: usize) -> f32 {
-    if std::env::var(FAST_ACCUMULATION).is_ok_and(|value| value == "0") { 1.5 } else { 1.0 + 5.0 * (terms as f32 / 3.0).sqrt() / 32.0 }
+    if std::env::var(FAST_ACCUMULATION).is_ok_and(|value| value == "0") {
+        1.5
+    } else {
+        1.0 + 5.0 * (terms as f32 / 3.0).sqrt() / 32.0
+    }
 }
 
 /// All magnitudes of the format by their bits: 4 of exponent, 3 of mantissa; the last pattern is no number.
@@ -69,8 +73,8 @@ fn quantised(values: &[f32], cols: usize) -> Vec<f32> {
     values.chunks(cols).flat_map(row).collect()
 }
 
-/// The bits of rows of `cols` values of a weight, which are padded with zeros, and the rows' scales; with the scale of least error, which
-/// tests of e4m3.rs look for in another way.
+/// The bits of rows of `cols` values of a weight, which are padded with zeros, and the rows' scales; with the scale of
+/// least error, which tests of e4m3.rs look for in another way.
 fn weight_bits(values: &[f32], cols: usize) -> (Vec<u8>, Vec<f32>) {
     let stride = cols.next_multiple_of(MULTIPLE);
     let mut bits = vec![0; values.len() / cols * stride];
@@ -82,19 +86,22 @@ fn weight_bits(values: &[f32], cols: usize) -> (Vec<u8>, Vec<f32>) {
 /// Rows of `cols` values of a weight as e4m3 holds them.
 fn quantised_weight(values: &[f32], cols: usize) -> Vec<f32> {
     let (bits, scales) = weight_bits(values, cols);
-    let row = |(bits, scale): (&[u8], f32)| bits[..cols].iter().map(move |bits| to_f32(*bits) * scale).collect::<Vec<_>>();
+    let row =
+        |(bits, scale): (&[u8], f32)| bits[..cols].iter().map(move |bits| to_f32(*bits) * scale).collect::<Vec<_>>();
     bits.chunks(cols.next_multiple_of(MULTIPLE)).zip(scales).flat_map(row).collect()
 }
 
 /// Values over 24 powers of two, so that every exponent and the end of the range occur; every third row is zeros.
 fn wide_values(rows: usize, cols: usize) -> Vec<f32> {
-    let scaled = |(i, value): (usize, f32)| if i / cols % 3 == 2 { 0.0 } else { value * 2f32.powi((i * 7 % 24) as i32 - 20) };
+    let scaled =
+        |(i, value): (usize, f32)| if i / cols % 3 == 2 { 0.0 } else { value * 2f32.powi((i * 7 % 24) as i32 - 20) };
     values(1, rows * cols).into_iter().enumerate().map(scaled).collect()
 }
 
 fn assert_equal(what: &str, got: &[f32], expected: &[f32]) {
     assert_eq!(got.len(), expected.len(), "{what}");
-    let different: Vec<_> = got.iter().zip(expected).enumerate().filter(|(_, (got, expected))| got != expected).collect();
+    let different: Vec<_> =
+        got.iter().zip(expected).enumerate().filter(|(_, (got, expected))| got != expected).collect();
     for (i, (got, expected)) in different.iter().take(5) {
         println!("  [{i}] expected {expected}, got {got}");
     }
@@ -103,15 +110,24 @@ fn assert_equal(what: &str, got: &[f32], expected: &[f32]) {
 
 #[test]
 fn the_definition_rounds_to_nearest_even_and_saturates() {
-    for (value, expected) in [(1.0, 1.0), (1.06, 1.0), (1.0625, 1.0), (1.07, 1.125), (1.1875, 1.25), (448.0, 448.0), (1e9, 448.0), (460.0, 448.0)] {
+    for (value, expected) in [
+        (1.0, 1.0),
+        (1.06, 1.0),
+        (1.0625, 1.0),
+        (1.07, 1.125),
+        (1.1875, 1.25),
+        (448.0, 448.0),
+        (1e9, 448.0),
+        (460.0, 448.0),
+    ] {
         assert_eq!((e4m3(value), e4m3(-value)), (expected, -expected), "{value}");
     }
     let least = 2f32.powi(-9);
     assert_eq!([0.0, 0.5, 0.51, 1.5, 2.5].map(|times| e4m3(times * least) / least), [0.0, 0.0, 1.0, 2.0, 2.0]);
 }
 
-/// Sizes of weights: of both kernels, with the last threads of a block idle or with fewer values than the others, and of rows in less than a
-/// warp.
+/// Sizes of weights: of both kernels, with the last threads of a block idle or with fewer values than the others, and
+/// of rows in less than a warp.
 const WEIGHTS: [(usize, usize); 14] = [
     (16, 64),
     (5, 64),
@@ -143,7 +159,11 @@ fn narrow_weights_are_e4m3_with_the_scale_of_least_error_for_each_row() {
         for host in weights_of(rows, cols) {
             let weight = Weight::new(&host, &[rows, cols], Dtype::BF16);
             let narrow = cuda.narrow_weight(&[weight.view()]).unwrap();
-            assert_equal(&format!("weight [{rows}, {cols}]"), &cuda.download(&narrow).unwrap(), &quantised_weight(&host, cols));
+            assert_equal(
+                &format!("weight [{rows}, {cols}]"),
+                &cuda.download(&narrow).unwrap(),
+                &quantised_weight(&host, cols),
+            );
         }
     }
 }
@@ -155,7 +175,8 @@ fn narrow_weights_are_nearer_than_with_the_least_scale() {
         let host = Weight::seeded(3, rows, cols);
         let narrow = cuda.download(&cuda.narrow_weight(&[host.view()]).unwrap()).unwrap();
         let host = host.view().to_f32();
-        let error = |got: &[f32]| host.iter().zip(got).map(|(value, got)| f64::from(value - got).powi(2)).sum::<f64>().sqrt();
+        let error =
+            |got: &[f32]| host.iter().zip(got).map(|(value, got)| f64::from(value - got).powi(2)).sum::<f64>().sqrt();
         let (chosen, least) = (error(&narrow), error(&quantised(&host, cols)));
         println!("[{rows}, {cols}]: {:.4} of the error", chosen / least);
         assert!(chosen < factor * least, "[{rows}, {cols}]: {chosen} of {least}");
@@ -200,7 +221,10 @@ fn with_e4m3(values: &[f32], kept: &[f32], rows: usize, cols: usize) -> (tempfil
     let (bits, scales) = weight_bits(kept, cols);
     let scales: Vec<u8> = scales.into_iter().flat_map(f32::to_le_bytes).collect();
     let e4m3 = [
-        ("weight".to_string(), TensorView::new(Dtype::F8_E4M3, vec![rows, cols.next_multiple_of(MULTIPLE)], &bits).unwrap()),
+        (
+            "weight".to_string(),
+            TensorView::new(Dtype::F8_E4M3, vec![rows, cols.next_multiple_of(MULTIPLE)], &bits).unwrap(),
+        ),
         (scales_name("weight"), TensorView::new(Dtype::F32, vec![rows], &scales).unwrap()),
     ];
     let path = folder.path().join("e4m3.safetensors");
@@ -230,7 +254,8 @@ fn narrow_weights_of_a_file_are_those_that_the_gpu_makes() {
             assert_equal(&what, &cuda.download(&from_file).unwrap(), &cuda.download(&made).unwrap());
             // Its padding is zeros, too: a product reads it.
             let x = Shape::dense(9, cols).tensor(&cuda, 1);
-            let [got, expected] = [&from_file, &made].map(|weight| cuda.download(&x.linear(weight, None).unwrap()).unwrap());
+            let [got, expected] =
+                [&from_file, &made].map(|weight| cuda.download(&x.linear(weight, None).unwrap()).unwrap());
             assert_equal(&what, &got, &expected);
         }
     }
@@ -246,7 +271,8 @@ fn rows_of_narrow_weights_come_from_the_file_in_any_order() {
     let view = files.get("weight", &[rows, cols]).unwrap();
     let parts = [7..20, 0..7, 20..45];
     let stacked = cuda.narrow_weight(&parts.clone().map(|rows| view.row_range(rows))).unwrap();
-    let reordered: Vec<f32> = parts.into_iter().flat_map(|rows| kept[rows.start * cols..rows.end * cols].to_vec()).collect();
+    let reordered: Vec<f32> =
+        parts.into_iter().flat_map(|rows| kept[rows.start * cols..rows.end * cols].to_vec()).collect();
     assert_equal("reordered rows", &cuda.download(&stacked).unwrap(), &quantised_weight(&reordered, cols));
     // What is not narrow is as it was.
     assert_equal("a weight in bf16", &cuda.download(&cuda.weight(&[view]).unwrap()).unwrap(), &host);
@@ -280,7 +306,8 @@ fn images_are_the_same_with_weights_from_a_file() {
         let made = Fp8Cache::Made(dir.folder().unwrap().join("flux-fp8.safetensors"), None);
         let launches = || cuda.stats().launches;
         let [expected, first, later] = [None, Some(made), Some(Fp8Cache::Found)].map(|kept| {
-            let request = Request { width: Some(64), height: Some(96), steps: Some(2), ..Request::new("a red heart", 45) };
+            let request =
+                Request { width: Some(64), height: Some(96), steps: Some(2), ..Request::new("a red heart", 45) };
             let (mut pipeline, before) = (open(kept), launches());
             let latents = pipeline.latents(&request).unwrap();
             let config = pipeline.info().transformer.clone();
@@ -312,7 +339,11 @@ fn activations_are_e4m3_with_a_scale_for_each_row() {
     for shape in shapes(Shape::dense(4608, 3072)).into_iter().chain([Shape::dense(3, 16392), Shape::dense(0, 64)]) {
         let x = shape.tensor(&cuda, 1);
         let host = cuda.download(&x).unwrap();
-        assert_equal(&format!("{shape:?}"), &cuda.download(&cuda.quantise(&x).unwrap()).unwrap(), &quantised(&host, shape.cols));
+        assert_equal(
+            &format!("{shape:?}"),
+            &cuda.download(&cuda.quantise(&x).unwrap()).unwrap(),
+            &quantised(&host, shape.cols),
+        );
     }
     for (rows, cols) in [(9, 1024), (9, 77)] {
         let host = wide_values(rows, cols);
@@ -328,7 +359,8 @@ fn what_is_not_a_number_stays_so() {
         let mut host = values(1, 3 * 64);
         host[70] = bad;
         let weight = Weight::seeded(2, 32, 64);
-        let out = cuda.upload(&host, 3, 64).unwrap().linear(&cuda.narrow_weight(&[weight.view()]).unwrap(), None).unwrap();
+        let out =
+            cuda.upload(&host, 3, 64).unwrap().linear(&cuda.narrow_weight(&[weight.view()]).unwrap(), None).unwrap();
         let out = cuda.download(&out).unwrap();
         assert!(out[32..64].iter().all(|value| value.is_nan()), "{bad}");
         assert!(out[..32].iter().chain(&out[64..]).all(|value| value.is_finite()), "{bad}");
@@ -355,7 +387,8 @@ fn product(x: &[f32], weight: &[f32], [rows, cols, out]: [usize; 3]) -> Vec<f32>
 fn check_linear(cuda: &Cuda, shape: Shape, out: usize) {
     let (x, weight) = (shape.tensor(cuda, 1), Weight::seeded(2, out, shape.cols));
     let narrow = cuda.narrow_weight(&[weight.view()]).unwrap();
-    let (x_values, weight_values) = (quantised(&cuda.download(&x).unwrap(), shape.cols), cuda.download(&narrow).unwrap());
+    let (x_values, weight_values) =
+        (quantised(&cuda.download(&x).unwrap(), shape.cols), cuda.download(&narrow).unwrap());
     let expected = product(&x_values, &weight_values, [shape.rows, shape.cols, out]);
     let got = cuda.download(&x.linear(&narrow, None).unwrap()).unwrap();
     compare(&format!("linear in fp8 {shape:?} -> {out}"), &got, &expected, roundings(shape.cols));
@@ -365,7 +398,9 @@ fn check_linear(cuda: &Cuda, shape: Shape, out: usize) {
 #[test]
 fn linear_in_fp8_matches_the_cpu() {
     let Some(cuda) = cuda_fp8() else { return };
-    for (rows, cols, out) in [(64, 128, 256), (1, 64, 96), (7, 24, 5), (33, 27, 3), (129, 40, 1), (5, 13, 17), (300, 8, 8), (1000, 256, 512)] {
+    for (rows, cols, out) in
+        [(64, 128, 256), (1, 64, 96), (7, 24, 5), (33, 27, 3), (129, 40, 1), (5, 13, 17), (300, 8, 8), (1000, 256, 512)]
+    {
         for (before, after) in [(0, 0), (8, 16), (3, 2)] {
             check_linear(&cuda, Shape::view(rows, cols, before, after), out);
         }
@@ -384,8 +419,8 @@ fn linear_in_fp8_matches_at_real_sizes() {
     }
 }
 
-/// [rows, cols] times two weights [out, cols], of which the first is for the first `first` rows: at such and at other places than those at
-/// which cuBLASLt takes scales, and with no row on one side.
+/// [rows, cols] times two weights [out, cols], of which the first is for the first `first` rows: at such and at other
+/// places than those at which cuBLASLt takes scales, and with no row on one side.
 const SPLITS: [([usize; 3], usize); 9] = [
     ([40, 64, 96], 16),
     ([40, 64, 96], 13),
@@ -405,7 +440,8 @@ fn linear_rows_in_fp8_matches_the_cpu() {
         for shape in [Shape::dense(rows, cols), Shape::view(rows, cols, 3, 2)] {
             let x = shape.tensor(&cuda, 1);
             let x_values = quantised(&cuda.download(&x).unwrap(), cols);
-            let [top_weight, bottom_weight] = [2, 3].map(|seed| cuda.narrow_weight(&[Weight::seeded(seed, out, cols).view()]).unwrap());
+            let [top_weight, bottom_weight] =
+                [2, 3].map(|seed| cuda.narrow_weight(&[Weight::seeded(seed, out, cols).view()]).unwrap());
             let (top_values, bottom_values) = x_values.split_at(first * cols);
             let mut expected = product(top_values, &cuda.download(&top_weight).unwrap(), [first, cols, out]);
             expected.extend(product(bottom_values, &cuda.download(&bottom_weight).unwrap(), [rows - first, cols, out]));
@@ -413,7 +449,12 @@ fn linear_rows_in_fp8_matches_the_cpu() {
             let before = cuda.stats().launches;
             let got = Tensor::linear_rows(&[(&top, &top_weight), (&bottom, &bottom_weight)]).unwrap();
             let launches = cuda.stats().launches - before;
-            compare(&format!("linear_rows in fp8 {shape:?} -> {out}, {first} first"), &cuda.download(&got).unwrap(), &expected, roundings(cols));
+            compare(
+                &format!("linear_rows in fp8 {shape:?} -> {out}, {first} first"),
+                &cuda.download(&got).unwrap(),
+                &expected,
+                roundings(cols),
+            );
             let quantised_at_once = first.is_multiple_of(4) || first == rows;
             let products = u64::from(first > 0) + u64::from(first < rows);
             assert_eq!(launches, products + if quantised_at_once { 1 } else { 2 }, "{first} of {rows} rows first");
@@ -431,7 +472,8 @@ fn swiglu_linear_rows_equals_its_parts() {
         let weights = [&narrow[0], &narrow[1]];
         for before in [0, 8, 3] {
             let [got, expected] = [true, false].map(|fused| {
-                let [_, gate, up] = Shape::dense(rows, before + 2 * mlp).tensor(&cuda, 1).split_cols([before, mlp, mlp]);
+                let [_, gate, up] =
+                    Shape::dense(rows, before + 2 * mlp).tensor(&cuda, 1).split_cols([before, mlp, mlp]);
                 let out = if fused {
                     gate.swiglu_linear_rows(&up, weights, first)
                 } else {
@@ -487,7 +529,8 @@ fn a_long_product_says_what_it_is() {
 #[test]
 fn a_bias_behind_a_product_in_fp8_is_an_error() {
     let Some(cuda) = cuda_fp8() else { return };
-    let (x, narrow) = (Shape::dense(20, 128).tensor(&cuda, 1), cuda.narrow_weight(&[Weight::seeded(2, 256, 128).view()]).unwrap());
+    let (x, narrow) =
+        (Shape::dense(20, 128).tensor(&cuda, 1), cuda.narrow_weight(&[Weight::seeded(2, 256, 128).view()]).unwrap());
     let error = x.linear(&narrow, Some(&vector(&cuda, 3, 256))).map(drop).unwrap_err().to_string();
     assert!(error.contains("bias") && error.contains("e4m3"), "{error}");
 }
@@ -496,7 +539,10 @@ fn a_bias_behind_a_product_in_fp8_is_an_error() {
 #[test]
 fn gated_add_adaln_for_narrow_weights_equals_its_parts() {
     let Some(cuda) = cuda_fp8() else { return };
-    for shape in shapes(Shape::dense(4608, 3072)).into_iter().chain([8, 16, 264, 4096, 8184, 8192, 8200].map(|cols| Shape::dense(5, cols))) {
+    for shape in shapes(Shape::dense(4608, 3072))
+        .into_iter()
+        .chain([8, 16, 264, 4096, 8184, 8192, 8200].map(|cols| Shape::dense(5, cols)))
+    {
         let [gate, shift, scale] = [3, 4, 5].map(|seed| vector(&cuda, seed, shape.cols));
         let narrow = cuda.narrow_weight(&[Weight::seeded(6, 21, shape.cols).view()]).unwrap();
         let txt_rows = shape.rows / 3;
@@ -504,7 +550,11 @@ fn gated_add_adaln_for_narrow_weights_equals_its_parts() {
             let (x, y) = (shape.tensor(&cuda, 1), shape.tensor(&cuda, 2));
             x.gated_add_adaln([&gate; 2], &y, [(&shift, &scale); 2], Adaln { txt_rows, eps: 1e-6, narrow }).unwrap()
         });
-        assert_equal(&format!("the sum of {shape:?}"), &cuda.download(&x).unwrap(), &cuda.download(&expected_x).unwrap());
+        assert_equal(
+            &format!("the sum of {shape:?}"),
+            &cuda.download(&x).unwrap(),
+            &cuda.download(&expected_x).unwrap(),
+        );
         // Rows of it are read as the blocks read them.
         let [got, expected] = [h, expected_h].map(|h| {
             let (txt, img) = h.split_rows(txt_rows);
@@ -519,8 +569,15 @@ fn gated_add_adaln_for_narrow_weights_equals_its_parts() {
 fn swiglu_linear_equals_its_parts() {
     let Some(cuda) = cuda_fp8() else { return };
     // [rows, side, mlp], and columns before the gate that no part has.
-    let mut sizes =
-        vec![([40, 64, 128], 0), ([40, 0, 128], 8), ([19, 24, 40], 3), ([7, 5, 13], 0), ([7, 0, 1], 0), ([3, 4096, 12288], 0), ([3, 8, 16384], 0)];
+    let mut sizes = vec![
+        ([40, 64, 128], 0),
+        ([40, 0, 128], 8),
+        ([19, 24, 40], 3),
+        ([7, 5, 13], 0),
+        ([7, 0, 1], 0),
+        ([3, 4096, 12288], 0),
+        ([3, 8, 16384], 0),
+    ];
     if !crate::small() {
         sizes.extend([([4608, 3072, 9216], 0), ([512, 0, 9216], 0)]);
     }
@@ -528,14 +585,19 @@ fn swiglu_linear_equals_its_parts() {
         for out in [96, 21] {
             let narrow = cuda.narrow_weight(&[Weight::seeded(4, out, side + mlp).view()]).unwrap();
             let parts = || {
-                let [_, beside, gate, up] = Shape::dense(rows, before + side + 2 * mlp).tensor(&cuda, 1).split_cols([before, side, mlp, mlp]);
+                let [_, beside, gate, up] =
+                    Shape::dense(rows, before + side + 2 * mlp).tensor(&cuda, 1).split_cols([before, side, mlp, mlp]);
                 (beside, gate, up)
             };
             let (beside, gate, up) = parts();
             let got = gate.swiglu_linear(&up, (side > 0).then_some(&beside), &narrow).unwrap();
             let (beside, gate, up) = parts();
             let mlp_values = gate.swiglu(&up).unwrap();
-            let expected = if side > 0 { Tensor::linear_concat(&[&beside, &mlp_values], &narrow) } else { mlp_values.linear(&narrow, None) };
+            let expected = if side > 0 {
+                Tensor::linear_concat(&[&beside, &mlp_values], &narrow)
+            } else {
+                mlp_values.linear(&narrow, None)
+            };
             let what = format!("[{rows}, {side} + {mlp}] -> {out}");
             assert_equal(&what, &cuda.download(&got).unwrap(), &cuda.download(&expected.unwrap()).unwrap());
         }
@@ -546,12 +608,16 @@ fn swiglu_linear_equals_its_parts() {
 fn the_default_model_draws_in_fp8_what_it_draws_in_bf16() {
     let (Some(bf16), Some(fp8)) = (crate::cuda(), cuda_fp8()) else { return };
     let mut pipelines = [bf16, fp8].map(|cuda| Pipeline::load(cuda, &default_model()).unwrap());
-    for (prompt, seed) in [("a red heart inside a yellow star on a teal background", 45), ("a robot on a lavender background", 7)] {
-        let [expected, got] = pipelines.each_mut().map(|pipeline| pipeline.generate(&Request::new(prompt, seed), &mut ()).unwrap().rgb);
+    for (prompt, seed) in
+        [("a red heart inside a yellow star on a teal background", 45), ("a robot on a lavender background", 7)]
+    {
+        let [expected, got] =
+            pipelines.each_mut().map(|pipeline| pipeline.generate(&Request::new(prompt, seed), &mut ()).unwrap().rgb);
         let psnr = psnr(&got, &expected);
         println!("{prompt}: fp8 is {psnr:.1} dB from bf16");
         assert!(psnr >= 25.0, "{prompt}: {psnr:.1} dB");
-        let [_, again] = pipelines.each_mut().map(|pipeline| pipeline.generate(&Request::new(prompt, seed), &mut ()).unwrap().rgb);
+        let [_, again] =
+            pipelines.each_mut().map(|pipeline| pipeline.generate(&Request::new(prompt, seed), &mut ()).unwrap().rgb);
         assert!(again == got, "one seed, one image");
     }
 }

@@ -18,7 +18,11 @@ struct GroupNorm {
 impl Case for GroupNorm {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.shape.tensor(b, 1), vector(b, 2, self.shape.cols), vector(b, 3, self.shape.cols));
-        let out = if self.silu { x.group_norm_silu(&weight, &bias, self.groups, 1e-6) } else { x.group_norm(&weight, &bias, self.groups, 1e-6) };
+        let out = if self.silu {
+            x.group_norm_silu(&weight, &bias, self.groups, 1e-6)
+        } else {
+            x.group_norm(&weight, &bias, self.groups, 1e-6)
+        };
         vec![out.unwrap()]
     }
 
@@ -47,12 +51,21 @@ fn group_norm_and_group_norm_silu_match() {
         (Shape::dense(40, 2304), 3),
     ];
     if !crate::small() {
-        shapes.extend([(Shape::dense(1024 * 1024, 128), 32), (Shape::dense(512 * 512, 256), 32), (Shape::dense(128 * 128, 512), 32)]);
+        shapes.extend([
+            (Shape::dense(1024 * 1024, 128), 32),
+            (Shape::dense(512 * 512, 256), 32),
+            (Shape::dense(128 * 128, 512), 32),
+        ]);
     }
     for (shape, groups) in shapes {
         for silu in [false, true] {
             let case = GroupNorm { shape, groups, silu };
-            check(&cuda, &format!("group_norm {shape:?} {groups} groups, silu {silu}"), &case, if silu { 3.0 } else { 0.0 });
+            check(
+                &cuda,
+                &format!("group_norm {shape:?} {groups} groups, silu {silu}"),
+                &case,
+                if silu { 3.0 } else { 0.0 },
+            );
         }
     }
 }
@@ -138,7 +151,8 @@ fn check_norm_of(cuda: &Cuda, what: &str, x: &Tensor<Cuda>, groups: usize) -> bo
 
 /// Whether convolutions leave moments here.
 fn moments_are_left(cuda: &Cuda) -> bool {
-    cuda.describe().contains("compute capability 9.0") && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
+    cuda.describe().contains("compute capability 9.0")
+        && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
 }
 
 #[test]
@@ -173,7 +187,8 @@ fn a_norm_of_a_convolution_is_that_of_its_values() {
             };
             check("conv2d", &maker.conv2d());
             let pixels = size[0] * size[1];
-            // Over the residual, over the columns of a longer residual, and over what a convolution left, whose moments are of no use any more.
+            // Over the residual, over the columns of a longer residual, and over what a convolution left, whose moments
+            // are of no use any more.
             check("conv2d_add", &maker.conv2d_add(Shape::dense(pixels, out).tensor(&cuda, 4)));
             check("conv2d_add in place", &maker.conv2d_add(Shape::view(pixels, out, 16, 8).tensor(&cuda, 4)));
             check("conv2d_add to conv2d", &maker.conv2d_add(maker.conv2d()));
@@ -196,7 +211,8 @@ fn moments_are_of_the_values_that_are_there() {
     let Some(cuda) = crate::cuda() else { return };
     let maker = Maker::new(&cuda, [33, 50], 64, 128, 30.0);
     let pixels = 33 * 50;
-    let reads = |what: &str, x: &Tensor<Cuda>| assert!(check_norm_of(&cuda, what, x, 32), "{what} has no moments of its own");
+    let reads =
+        |what: &str, x: &Tensor<Cuda>| assert!(check_norm_of(&cuda, what, x, 32), "{what} has no moments of its own");
     let kept = maker.conv2d();
     let before = cuda.download(&kept).unwrap();
     reads("silu", &maker.conv2d().silu().unwrap());

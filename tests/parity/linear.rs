@@ -26,13 +26,21 @@ impl Case for Linear<'_> {
 #[test]
 fn linear_matches_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
-    for (rows, cols, out) in [(64, 128, 256), (1, 64, 96), (7, 24, 5), (33, 27, 3), (129, 40, 1), (5, 13, 17), (300, 8, 8)] {
+    for (rows, cols, out) in
+        [(64, 128, 256), (1, 64, 96), (7, 24, 5), (33, 27, 3), (129, 40, 1), (5, 13, 17), (300, 8, 8)]
+    {
         let weight = Weight::seeded(2, out, cols);
         for bias in [false, true] {
             for (before, after) in [(0, 0), (8, 16), (3, 2)] {
                 let x = Shape::view(rows, cols, before, after);
                 let roundings = if bias { WITH_EPILOGUE } else { 1.0 };
-                check_against(&cuda, &format!("linear {x:?} -> {out}, bias {bias}"), &Linear { x, weight: &weight, bias }, roundings, 0.0);
+                check_against(
+                    &cuda,
+                    &format!("linear {x:?} -> {out}, bias {bias}"),
+                    &Linear { x, weight: &weight, bias },
+                    roundings,
+                    0.0,
+                );
             }
         }
     }
@@ -46,9 +54,21 @@ fn linear_matches_at_real_sizes() {
     }
     let folder = tempfile::tempdir().unwrap();
     let cuda = Cuda::with(0, None, Precision::Bf16, &GemmCache::Folder(folder.path().to_path_buf())).unwrap();
-    for (rows, cols, out) in [(256, 3072, 27648), (256, 12288, 3072), (512, 2560, 9728), (4096, 128, 3072), (200, 7680, 3072), (4, 3072, 18432)] {
+    for (rows, cols, out) in [
+        (256, 3072, 27648),
+        (256, 12288, 3072),
+        (512, 2560, 9728),
+        (4096, 128, 3072),
+        (200, 7680, 3072),
+        (4, 3072, 18432),
+    ] {
         let weight = Weight::seeded(2, out, cols);
-        check(&cuda, &format!("linear {rows} x {cols} -> {out}"), &Linear { x: Shape::dense(rows, cols), weight: &weight, bias: false }, 0.0);
+        check(
+            &cuda,
+            &format!("linear {rows} x {cols} -> {out}"),
+            &Linear { x: Shape::dense(rows, cols), weight: &weight, bias: false },
+            0.0,
+        );
     }
 }
 
@@ -88,7 +108,13 @@ fn linear_add_matches_its_composition() {
         let weight = Weight::seeded(2, out, cols);
         for beside in [[0, 0], [8, 16], [3, 2]] {
             let case = LinearAdd(Shape::dense(rows, cols), &weight, beside);
-            check_against(&cuda, &format!("linear_add {rows} x {cols} -> {out}, beside {beside:?}"), &case, WITH_EPILOGUE, 1.5);
+            check_against(
+                &cuda,
+                &format!("linear_add {rows} x {cols} -> {out}, beside {beside:?}"),
+                &case,
+                WITH_EPILOGUE,
+                1.5,
+            );
         }
     }
 }
@@ -106,9 +132,15 @@ impl Case for LinearRows<'_> {
 #[test]
 fn linear_rows_matches_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
-    let (a, b, c, d) = (Weight::seeded(3, 96, 64), Weight::seeded(4, 96, 64), Weight::seeded(3, 21, 30), Weight::seeded(4, 21, 13));
+    let (a, b, c, d) =
+        (Weight::seeded(3, 96, 64), Weight::seeded(4, 96, 64), Weight::seeded(3, 21, 30), Weight::seeded(4, 21, 13));
     check(&cuda, "linear_rows", &LinearRows([(Shape::dense(16, 64), &a), (Shape::dense(50, 64), &b)]), 0.0);
-    check(&cuda, "linear_rows of ragged parts", &LinearRows([(Shape::view(5, 30, 1, 2), &c), (Shape::dense(3, 13), &d)]), 0.0);
+    check(
+        &cuda,
+        "linear_rows of ragged parts",
+        &LinearRows([(Shape::view(5, 30, 1, 2), &c), (Shape::dense(3, 13), &d)]),
+        0.0,
+    );
     check(&cuda, "linear_rows without text", &LinearRows([(Shape::dense(0, 64), &a), (Shape::dense(50, 64), &b)]), 0.0);
 }
 
@@ -131,7 +163,12 @@ fn linear_concat_matches_the_cpu() {
     for widths in [[64, 128], [5, 8], [1, 30]] {
         let weight = Weight::seeded(2, 48, widths[0] + widths[1]);
         for adjacent in [true, false] {
-            check(&cuda, &format!("linear_concat {widths:?}, adjacent {adjacent}"), &LinearConcat(widths, &weight, adjacent), 0.0);
+            check(
+                &cuda,
+                &format!("linear_concat {widths:?}, adjacent {adjacent}"),
+                &LinearConcat(widths, &weight, adjacent),
+                0.0,
+            );
         }
     }
 }
@@ -203,7 +240,8 @@ fn timing_leaves_the_residual_alone() {
     struct Over<'a>(&'a Weight);
     impl Case for Over<'_> {
         fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-            let (x, residual) = (Shape::dense(TIMED[0], TIMED[1]).tensor(b, 1), Shape::dense(TIMED[0], TIMED[2]).tensor(b, 4));
+            let (x, residual) =
+                (Shape::dense(TIMED[0], TIMED[1]).tensor(b, 1), Shape::dense(TIMED[0], TIMED[2]).tensor(b, 4));
             vec![x.linear_add(&self.0.matrix(b), residual).unwrap()]
         }
     }

@@ -20,7 +20,10 @@ fn a_chain_of_ops_waits_for_nothing_and_copies_nothing() {
         let h = gate.swiglu(&up_half).unwrap().linear(&down, None).unwrap();
         x = x.gated_add(&shift, &h).unwrap();
         let after = cuda.stats();
-        assert_eq!((after.waits - before.waits, after.copies - before.copies, after.composed - before.composed), (0, 0, 0));
+        assert_eq!(
+            (after.waits - before.waits, after.copies - before.copies, after.composed - before.composed),
+            (0, 0, 0)
+        );
         counted.push(after.launches - before.launches);
     }
     assert_eq!(counted, [5, 5, 5]);
@@ -49,7 +52,11 @@ fn memory_over_the_cap_is_an_error_and_the_device_goes_on() {
     }
     let cuda = Cuda::new(0, Some(1 << 20)).unwrap();
     let error = cuda.upload(&vec![0.0; 1 << 20], 1 << 10, 1 << 10).map(drop).unwrap_err().to_string();
-    assert!(error.contains("out of GPU memory: 2 MiB more are needed, 0 MiB of 1 MiB are in use") && error.contains("--gpu-memory"), "{error}");
+    assert!(
+        error.contains("out of GPU memory: 2 MiB more are needed, 0 MiB of 1 MiB are in use")
+            && error.contains("--gpu-memory"),
+        "{error}"
+    );
     let x = cuda.upload(&[1.0, 2.0], 1, 2).unwrap();
     assert_eq!(cuda.download(&x.silu().unwrap()).unwrap().len(), 2);
 }

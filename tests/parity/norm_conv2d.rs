@@ -1,4 +1,5 @@
-//! Norms and convolutions in bands of rows: against the CPU, against themselves in other bands, and what memory they take.
+//! Norms and convolutions in bands of rows: against the CPU, against themselves in other bands, and what memory they
+//! take.
 
 use flux::backend::Backend;
 use flux::backend::cuda::{Cuda, Replay};
@@ -56,7 +57,8 @@ fn weight(cin: usize, cout: usize, kernel: usize) -> Weight {
 #[test]
 fn norm_conv2d_and_norm_conv2d_add_match_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };
-    let convs = [Conv::same(17, 9, 3), Conv::same(1, 1, 3), Conv::same(40, 35, 3), Conv::same(33, 5, 1), Conv::halve(36, 7)];
+    let convs =
+        [Conv::same(17, 9, 3), Conv::same(1, 1, 3), Conv::same(40, 35, 3), Conv::same(33, 5, 1), Conv::halve(36, 7)];
     for conv in convs {
         for (cin, cout, groups) in [(16, 32, 8), (64, 3, 32), (9, 7, 3), (64, 136, 16)] {
             for (beside, residual) in [([0, 0], None), ([8, 8], Some([0, 0])), ([1, 0], Some([3, 2]))] {
@@ -65,8 +67,11 @@ fn norm_conv2d_and_norm_conv2d_add_match_the_cpu() {
                 let case = NormConv2d { conv2d: Conv2d { x, weight: &weight, conv, out: cout, residual }, groups };
                 for limit in [usize::MAX, 0] {
                     cuda.limit_bands(limit);
-                    let what = format!("norm_conv2d {conv:?} {cin} -> {cout}, beside {beside:?}, residual {residual:?}, bands of {limit}");
-                    // What lies between rounds once; the errors are independent, so that they move an output no more than one rounding of it.
+                    let what = format!(
+                        "norm_conv2d {conv:?} {cin} -> {cout}, beside {beside:?}, residual {residual:?}, bands of {limit}"
+                    );
+                    // What lies between rounds once; the errors are independent, so that they move an output no more
+                    // than one rounding of it.
                     check_against(&cuda, &what, &case, WITH_EPILOGUE + 1.0, 1.0);
                 }
             }
@@ -76,7 +81,8 @@ fn norm_conv2d_and_norm_conv2d_add_match_the_cpu() {
 
 /// Whether the kernel for Hopper takes what is aligned.
 fn on_hopper(cuda: &Cuda) -> bool {
-    cuda.describe().contains("compute capability 9.0") && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
+    cuda.describe().contains("compute capability 9.0")
+        && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
 }
 
 /// What a residual block does with an image: its halves, and what a norm makes of what they leave.
@@ -132,8 +138,8 @@ impl Block {
     }
 }
 
-/// Height, width, channels in and out, groups of both. The last ones have more tiles than there are multiprocessors, in a band of the largest
-/// as well.
+/// Height, width, channels in and out, groups of both. The last ones have more tiles than there are multiprocessors, in
+/// a band of the largest as well.
 type Ragged = ([usize; 2], [usize; 2], [usize; 2]);
 
 fn ragged() -> Vec<Ragged> {
@@ -192,8 +198,8 @@ fn bands_are_what_was_asked_for() {
         };
         let (whole, banded) = (launches(usize::MAX), launches(0));
         if on_hopper(&cuda) {
-            // The moments in two kernels, then the norm and the convolution of each band, but of a last one of one row the norm is there: it is
-            // what the band before sees behind itself.
+            // The moments in two kernels, then the norm and the convolution of each band, but of a last one of one row
+            // the norm is there: it is what the band before sees behind itself.
             let bands = size[0].div_ceil(16) as u64;
             let norms = bands - u64::from(bands > 1 && size[0] % 16 == 1);
             assert_eq!((whole, banded), (2 + 2, 2 + norms + bands), "{size:?} {cin} -> {cout}");
@@ -231,7 +237,9 @@ fn bands_change_no_byte_where_im2col_comes_in_pieces() {
 fn each_convolution_does_bands() {
     let Some(cuda) = crate::cuda() else { return };
     check_choices(&cuda, "norm_conv2d::bands_change_no_byte", "FLUX_CONV2D");
-    for test in ["bands_change_no_byte_where_im2col_comes_in_pieces", "a_residual_block_holds_its_input_its_middle_and_a_band"] {
+    for test in
+        ["bands_change_no_byte_where_im2col_comes_in_pieces", "a_residual_block_holds_its_input_its_middle_and_a_band"]
+    {
         let (passed, text) = with_variable(&format!("norm_conv2d::{test}"), "FLUX_CONV2D", "base");
         assert!(passed, "{test}: {text}");
     }
@@ -261,7 +269,8 @@ fn bands_give_the_same_bytes_every_time_also_recorded() {
     assert!(matches!(replay, Replay::Recorded(_)));
 }
 
-/// What a convolution left has moments, so that nothing goes over it; but where it is consumed and nobody else has it, they are of no use.
+/// What a convolution left has moments, so that nothing goes over it; but where it is consumed and nobody else has it,
+/// they are of no use.
 #[test]
 fn a_sum_goes_over_what_a_convolution_left() {
     let Some(cuda) = crate::cuda() else { return };
@@ -280,7 +289,10 @@ fn a_sum_goes_over_what_a_convolution_left() {
     let held = cuda.stats().memory_bytes;
     let over = block.second(h, residual).unwrap();
     let now = cuda.stats().memory_bytes;
-    assert!(now + image <= held && now + 2 * image > held, "h is gone, and the sum took no memory: {held} before, {now} behind");
+    assert!(
+        now + image <= held && now + 2 * image > held,
+        "h is gone, and the sum took no memory: {held} before, {now} behind"
+    );
     assert!(cuda.download(&over).unwrap() == cuda.download(&elsewhere).unwrap());
     let norms = [&over, &elsewhere].map(|y| cuda.download(&block.norm_of(y).unwrap()).unwrap());
     assert!(norms[0] == norms[1], "moments of what was there before");
@@ -317,7 +329,8 @@ fn a_large_conv2d_over_is_conv2d_in_the_memory_of_its_input() {
         let small = [257, 256];
         let [height, width] = small.map(|side| 4 * side);
         let seed = Shape::dense(small[0] * small[1], cin).tensor(&cuda, 1);
-        let (weight, bias, conv) = (weight(cin, cout, 1).conv(&cuda), vector(&cuda, 3, cout), Conv::same(height, width, 1));
+        let (weight, bias, conv) =
+            (weight(cin, cout, 1).conv(&cuda), vector(&cuda, 3, cout), Conv::same(height, width, 1));
         let x = doubled(&seed, small, 2);
         let expected = x.conv2d(&weight, &bias, conv).unwrap();
         let kept = x.row_view(0..x.rows());
@@ -326,7 +339,10 @@ fn a_large_conv2d_over_is_conv2d_in_the_memory_of_its_input() {
         let rows = |tensor: &Tensor<Cuda>, rows: std::ops::Range<usize>| cuda.download(&tensor.row_view(rows)).unwrap();
         let [first_of_x, last_of_x] = [0..5000, last.clone()].map(|range| rows(&kept, range));
         let again = doubled(&seed, small, 2);
-        assert!(rows(&again, 0..5000) == first_of_x && rows(&again, last) == last_of_x, "an input that is kept was written");
+        assert!(
+            rows(&again, 0..5000) == first_of_x && rows(&again, last) == last_of_x,
+            "an input that is kept was written"
+        );
         drop(kept);
         let held = cuda.stats().memory_bytes;
         let over = again.conv2d_over(&weight, &bias, conv).unwrap();
@@ -358,7 +374,10 @@ fn resnet_files(folder: &tempfile::TempDir, cin: usize, cout: usize) -> WeightFi
             values(seed, shape.iter().product()).iter().flat_map(|v| (v * scale).to_le_bytes()).collect()
         })
         .collect();
-    let views = shapes.iter().zip(&bytes).map(|((name, shape), bytes)| (*name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
+    let views = shapes
+        .iter()
+        .zip(&bytes)
+        .map(|((name, shape), bytes)| (*name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
     std::fs::create_dir(folder.path().join("vae")).unwrap();
     safetensors::serialize_to_file(views, None, &folder.path().join("vae/w.safetensors")).unwrap();
     WeightFiles::open(&ModelDir::Folder(folder.path().to_path_buf()), "vae", "w").unwrap()
@@ -385,7 +404,8 @@ fn a_residual_block_holds_its_input_its_middle_and_a_band() {
         let before = cuda.stats();
         let y = block.forward(x).unwrap().pixels;
         // Some rows of pixels, at places of other tiles, bands and pieces.
-        let rows = [0, 15, 127, 511, 1024, 1777, 2047].map(|row| cuda.download(&y.row_view(row * side..(row + 1) * side)).unwrap());
+        let rows = [0, 15, 127, 511, 1024, 1777, 2047]
+            .map(|row| cuda.download(&y.row_view(row * side..(row + 1) * side)).unwrap());
         (before, cuda.stats(), rows)
     };
     // The library's workspace, moments, and rows beside a band.
@@ -394,7 +414,12 @@ fn a_residual_block_holds_its_input_its_middle_and_a_band() {
     let (before, after, banded) = run();
     let bound = before.memory_bytes + h_bytes + cuda.norm_conv2d_bytes(x_bytes) + few;
     let mib = |bytes: u64| bytes >> 20;
-    println!("{} MiB before, at most {} MiB, bound {} MiB", mib(before.memory_bytes), mib(after.peak_memory_bytes), mib(bound));
+    println!(
+        "{} MiB before, at most {} MiB, bound {} MiB",
+        mib(before.memory_bytes),
+        mib(after.peak_memory_bytes),
+        mib(bound)
+    );
     assert!(cuda.norm_conv2d_bytes(x_bytes) <= 512 << 20);
     assert!(after.peak_memory_bytes <= bound, "{} of {bound} bytes", after.peak_memory_bytes);
     cuda.limit_bands(usize::MAX);

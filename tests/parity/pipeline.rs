@@ -85,7 +85,8 @@ fn random_models_stand_no_further_from_float32_than_the_reference_in_bf16() {
 fn same_seed_gives_the_same_bytes_and_another_seed_does_not() {
     let Some(cuda) = cuda() else { return };
     let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
-    let mut image = |seed| pipeline.generate(&Request::new("a black cat on an orange background", seed), &mut ()).unwrap().rgb;
+    let mut image =
+        |seed| pipeline.generate(&Request::new("a black cat on an orange background", seed), &mut ()).unwrap().rgb;
     let first = image(5);
     assert_eq!(first, image(5));
     assert_ne!(first, image(6));
@@ -132,8 +133,8 @@ fn a_warm_image_costs_exactly_this() {
         if round == 2 {
             continue;
         }
-        // The features are put under each other and the context is projected; around each replay its inputs (two of a step) and its output
-        // are copied, and at the end pixels become bytes.
+        // The features are put under each other and the context is projected; around each replay its inputs (two of a
+        // step) and its output are copied, and at the end pixels become bytes.
         assert_eq!(after.launches - before.launches, 2 + 3 * steps + 2 + 1, "image {round}");
         // Features, context, noise, what the replays give, bytes.
         assert_eq!(after.allocations - before.allocations, 3 + (steps + 1) + 1, "image {round}");
@@ -156,14 +157,19 @@ fn later_batches_of_many_images_are_replayed_whatever_is_left() {
         assert_eq!(after.waits - before.waits, images.len() as u64 + 1, "{left} images left");
         batches.push((images.len(), after.replays - before.replays));
         if batches.len() == 3 {
-            assert_eq!(after.replays - before.replays, steps + 8, "the steps of a batch, and the decoder for each image");
-            // The features are put under each other, the context is projected and put under itself eight times; around each replay its
-            // inputs and its output are copied, and at the end pixels become bytes.
+            assert_eq!(
+                after.replays - before.replays,
+                steps + 8,
+                "the steps of a batch, and the decoder for each image"
+            );
+            // The features are put under each other, the context is projected and put under itself eight times; around
+            // each replay its inputs and its output are copied, and at the end pixels become bytes.
             assert_eq!(after.launches - before.launches, 2 + 8 + 3 * steps + (2 + 1) * 8);
         }
         (left, request.seed) = (left - images.len(), request.seed + images.len() as u64);
     }
-    // The decoder is recorded at the second image, the steps at the second batch; the last batch is of another size, and as it is.
+    // The decoder is recorded at the second image, the steps at the second batch; the last batch is of another size,
+    // and as it is.
     assert_eq!(batches, [(8, 6), (8, 8), (8, 4 + 8), (2, 2)]);
     assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
 }
@@ -177,10 +183,18 @@ fn recorded_images_are_those_of_a_fresh_pipeline() {
         for (width, height, steps, prompt) in
             [(256, 256, 4, "a red heart"), (128, 192, 4, "a robot on a lavender background"), (256, 256, 2, "a cat")]
         {
-            let request =
-                Request { width: Some(width), height: Some(height), steps: Some(steps), ..Request::new(format!("{prompt} {round}"), 100 + round) };
+            let request = Request {
+                width: Some(width),
+                height: Some(height),
+                steps: Some(steps),
+                ..Request::new(format!("{prompt} {round}"), 100 + round)
+            };
             let got = pipeline.generate(&request, &mut ()).unwrap().rgb;
-            let expected = Pipeline::load(crate::cuda().unwrap(), &default_model()).unwrap().generate(&request, &mut ()).unwrap().rgb;
+            let expected = Pipeline::load(crate::cuda().unwrap(), &default_model())
+                .unwrap()
+                .generate(&request, &mut ())
+                .unwrap()
+                .rgb;
             assert!(got == expected, "round {round}: {request:?}");
         }
     }
@@ -245,13 +259,15 @@ fn weights_that_are_loaded_ahead_are_those_that_are_needed() {
 #[test]
 fn a_step_waits_for_nothing_and_copies_nothing() {
     let Some(cuda) = cuda() else { return };
-    // Per double block 4 GEMM for each stream, qk_norm_rope, attention, swiglu and 2 gated_add_adaln for both; per single block
-    // GEMM, qk_norm_rope, attention, swiglu, GEMM, gated_add_adaln; around them x_embedder, adaln of two parts, copies of two parts
-    // for x and h, proj_out, euler_step.
-    // On Hopper what is inside a double block's MLP is one kernel, in place of two GEMM and a swiglu; heads of 32 keep off it in front
-    // of attention.
+    // Per double block 4 GEMM for each stream, qk_norm_rope, attention, swiglu and 2 gated_add_adaln for both; per
+    // single block GEMM, qk_norm_rope, attention, swiglu, GEMM, gated_add_adaln; around them x_embedder, adaln of two
+    // parts, copies of two parts for x and h, proj_out, euler_step. On Hopper what is inside a double block's MLP is
+    // one kernel, in place of two GEMM and a swiglu; heads of 32 keep off it in front of attention.
     let (config, launches) = step_launches(&cuda);
-    assert_eq!(launches, (config.num_layers * (2 * 4 + 5 - fused_mlp(&cuda)) + config.num_single_layers * 6 + 9) as u64);
+    assert_eq!(
+        launches,
+        (config.num_layers * (2 * 4 + 5 - fused_mlp(&cuda)) + config.num_single_layers * 6 + 9) as u64
+    );
 }
 
 #[test]
@@ -261,7 +277,10 @@ fn a_step_in_fp8_quantises_what_no_kernel_quantised_on_the_way() {
     let (config, launches) = step_launches(&cuda);
     // The kernel of `project` gives what it activated in bf16.
     let mlp = usize::from(fused_mlp(&cuda) > 0);
-    assert_eq!(launches, (config.num_layers * (2 * 4 + 5 - fused_mlp(&cuda) + 1 + mlp) + config.num_single_layers * 6 + 9 + 1) as u64);
+    assert_eq!(
+        launches,
+        (config.num_layers * (2 * 4 + 5 - fused_mlp(&cuda) + 1 + mlp) + config.num_single_layers * 6 + 9 + 1) as u64
+    );
 }
 
 /// Launches that the kernel of cuda/projection_sm90a.cu saves inside an MLP.
@@ -291,7 +310,11 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
         latents = sampler::step(&model, latents, &conditioning, &modulations.step(step), schedule.dt(step)).unwrap();
         let after = cuda.stats();
         assert_eq!((after.waits - before.waits, after.copies - before.copies), (0, 0), "step {step}");
-        assert_eq!(after.composed - before.composed, 0, "step {step}: every fused op has its kernel at the default model's sizes");
+        assert_eq!(
+            after.composed - before.composed,
+            0,
+            "step {step}: every fused op has its kernel at the default model's sizes"
+        );
         launches.push(after.launches - before.launches);
     }
     println!("launches of a step: {launches:?}");
@@ -328,13 +351,19 @@ fn full_size_latents_stand_no_further_from_float32_than_the_reference_in_bf16() 
     }
 }
 
-/// Twice as far as bf16, which stood 0.0064 (512 x 512) and 0.0066 from float32 on an H200 where fp8 stood 0.0129 and 0.0125.
+/// Twice as far as bf16, which stood 0.0064 (512 x 512) and 0.0066 from float32 on an H200 where fp8 stood 0.0129 and
+/// 0.0125.
 #[test]
 fn full_size_latents_in_fp8_are_of_the_same_image() {
     let (Some(bf16), Some(fp8)) = (cuda(), cuda_fp8()) else { return };
     for (bf16, fp8) in full_size(bf16).into_iter().zip(full_size(fp8)) {
         let (size, bound) = (fp8.size, 2.1 * bf16.ours);
-        assert!(fp8.ours <= bound, "{size} x {size}: {:.5}, the bound is 2.1 times the {:.5} of bf16", fp8.ours, bf16.ours);
+        assert!(
+            fp8.ours <= bound,
+            "{size} x {size}: {:.5}, the bound is 2.1 times the {:.5} of bf16",
+            fp8.ours,
+            bf16.ours
+        );
     }
 }
 
@@ -346,11 +375,13 @@ struct FullSize {
     theirs: f64,
 }
 
-/// Needs `FLUX_FULL_MODEL`, a folder of a full-size model, and `FLUX_REFERENCE`, a folder with `diffusers_latents_<size>.safetensors`:
-/// the final latents of the reference in float32 (`f32`) and bf16 (`bf16`), seed 42, for the prompt below. Empty without.
+/// Needs `FLUX_FULL_MODEL`, a folder of a full-size model, and `FLUX_REFERENCE`, a folder with
+/// `diffusers_latents_<size>.safetensors`: the final latents of the reference in float32 (`f32`) and bf16 (`bf16`),
+/// seed 42, for the prompt below. Empty without.
 fn full_size(cuda: Cuda) -> Vec<FullSize> {
     const PROMPT: &str = "A cat holding a sign that says hello world";
-    let (Some(model), Some(reference)) = (std::env::var_os("FLUX_FULL_MODEL"), std::env::var_os("FLUX_REFERENCE")) else {
+    let (Some(model), Some(reference)) = (std::env::var_os("FLUX_FULL_MODEL"), std::env::var_os("FLUX_REFERENCE"))
+    else {
         println!("skipped: FLUX_FULL_MODEL or FLUX_REFERENCE is not set");
         return Vec::new();
     };

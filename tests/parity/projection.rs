@@ -49,9 +49,16 @@ impl Project {
         let norms = [norm(4), norm(6)];
         let (tokens, half) = (self.joint.tokens(), HEAD_DIM / 2);
         let angles: Vec<f32> = values(9, tokens * half).iter().map(|v| v * 3.0).collect();
-        let table = |f: fn(f32) -> f32| b.upload_f32(&angles.iter().map(|a| f(*a)).collect::<Vec<_>>(), tokens, half).unwrap();
+        let table =
+            |f: fn(f32) -> f32| b.upload_f32(&angles.iter().map(|a| f(*a)).collect::<Vec<_>>(), tokens, half).unwrap();
         let rope = Rope { cos: table(f32::cos), sin: table(f32::sin), pairs: self.pairs };
-        let heads = Heads { dim: self.dim, norm: [&norms[0], &norms[1]], rope: &rope, joint: self.joint, keys_only: self.keys_only };
+        let heads = Heads {
+            dim: self.dim,
+            norm: [&norms[0], &norms[1]],
+            rope: &rope,
+            joint: self.joint,
+            keys_only: self.keys_only,
+        };
         let heads = (self.dim > 0).then_some(&heads);
         let projection = if self.streams {
             let (txt, img) = x.split_rows(self.joint.txt_rows());
@@ -115,26 +122,40 @@ fn project_of_rows_that_are_keys_only_matches_its_composition() {
         }
     }
     // Where no kernel takes it.
-    let case = Project { keys_only: 300, dim: 128, ..Project::new(Joint { batch: 1, txt: 300, img: 50 }, 64, [256, 128], false) };
+    let case = Project {
+        keys_only: 300,
+        dim: 128,
+        ..Project::new(Joint { batch: 1, txt: 300, img: 50 }, 64, [256, 128], false)
+    };
     check_against(&cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
 }
 
-/// Sums of e4m3 keep 14 bits in the tensor cores, which the composition may do or not: over 3072 terms one of millions was 6 roundings off.
+/// Sums of e4m3 keep 14 bits in the tensor cores, which the composition may do or not: over 3072 terms one of millions
+/// was 6 roundings off.
 const NARROW: f32 = 2.0;
 
 /// The composition in e4m3 is held against the CPU by the tests of its parts.
 #[test]
 fn project_in_fp8_matches_its_composition() {
     let Some(cuda) = crate::cuda_fp8() else { return };
-    let joints = [Joint { batch: 1, txt: 5, img: 8 }, Joint { batch: 1, txt: 130, img: 391 }, Joint { batch: 3, txt: 8, img: 101 }];
+    let joints = [
+        Joint { batch: 1, txt: 5, img: 8 },
+        Joint { batch: 1, txt: 130, img: 391 },
+        Joint { batch: 3, txt: 8, img: 101 },
+    ];
     let mut cases: Vec<Project> = joints
         .into_iter()
-        .flat_map(|joint| [[256, 128], [512, 0], [0, 384]].map(|sizes| Project::new(joint, 144, sizes, joint.txt.is_multiple_of(4))))
+        .flat_map(|joint| {
+            [[256, 128], [512, 0], [0, 384]].map(|sizes| Project::new(joint, 144, sizes, joint.txt.is_multiple_of(4)))
+        })
         .collect();
     if !crate::small() {
         cases.push(Project::new(Joint { batch: 1, txt: 512, img: 4096 }, 3072, [3072, 9216], true));
     }
-    cases.push(Project { keys_only: 300, ..Project::new(Joint { batch: 1, txt: 300, img: 130 }, 144, [256, 384], false) });
+    cases.push(Project {
+        keys_only: 300,
+        ..Project::new(Joint { batch: 1, txt: 300, img: 130 }, 144, [256, 384], false)
+    });
     let narrow = |weight: &Weight| cuda.narrow_weight(&[weight.view()]).unwrap();
     for case in cases {
         let got = case.with(&cuda, narrow, Tensor::project);
@@ -182,7 +203,12 @@ fn project_matches_at_real_sizes() {
 #[test]
 fn project_gives_the_same_bytes_every_time() {
     let Some(cuda) = crate::cuda() else { return };
-    let case = Project::new(Joint { batch: 1, txt: 512, img: 4096 }, if crate::small() { 128 } else { 3072 }, [512, 1024], true);
+    let case = Project::new(
+        Joint { batch: 1, txt: 512, img: 4096 },
+        if crate::small() { 128 } else { 3072 },
+        [512, 1024],
+        true,
+    );
     let bytes = || -> Vec<Vec<f32>> { case.run(&cuda).iter().map(|x| cuda.download(x).unwrap()).collect() };
     let first = bytes();
     for run in 1..5 {

@@ -22,10 +22,12 @@ impl QkNormRope {
         let (q_cols, k_cols) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         let whole = Shape::dense(self.joint.rows(), q_cols + k_cols + 2 * self.gap).tensor(b, 1);
         let [_, k, _, q] = whole.split_cols([self.gap, k_cols, self.gap, q_cols]);
-        let norm = |seed| QkNorm { q: vector(b, seed, self.head_dim), k: vector(b, seed + 1, self.head_dim), eps: 1e-6 };
+        let norm =
+            |seed| QkNorm { q: vector(b, seed, self.head_dim), k: vector(b, seed + 1, self.head_dim), eps: 1e-6 };
         let (tokens, half) = (self.joint.tokens(), self.head_dim / 2);
         let angles: Vec<f32> = values(9, tokens * half).iter().map(|v| v * 3.0).collect();
-        let table = |f: fn(f32) -> f32| b.upload_f32(&angles.iter().map(|a| f(*a)).collect::<Vec<_>>(), tokens, half).unwrap();
+        let table =
+            |f: fn(f32) -> f32| b.upload_f32(&angles.iter().map(|a| f(*a)).collect::<Vec<_>>(), tokens, half).unwrap();
         (q, k, [norm(2), norm(4)], Rope { cos: table(f32::cos), sin: table(f32::sin), pairs: self.pairs })
     }
 }
@@ -64,7 +66,9 @@ fn qk_norm_rope_matches_its_composition() {
 #[test]
 fn qk_norm_rope_takes_images_without_text_and_single_tokens() {
     let Some(cuda) = crate::cuda() else { return };
-    for joint in [Joint::single(1), Joint::single(33), Joint { batch: 3, txt: 7, img: 1 }, Joint { batch: 1, txt: 1, img: 1 }] {
+    for joint in
+        [Joint::single(1), Joint::single(33), Joint { batch: 3, txt: 7, img: 1 }, Joint { batch: 1, txt: 1, img: 1 }]
+    {
         let case = QkNormRope { joint, heads: 3, kv_heads: 1, head_dim: 64, pairs: Pairs::Halves, gap: 0 };
         check(&cuda, &format!("{case:?}"), &case, COMPOSED);
     }
@@ -77,8 +81,10 @@ fn qk_norm_rope_matches_at_real_sizes() {
         return;
     }
     let transformer = Joint { batch: 1, txt: 512, img: 4096 };
-    let case = QkNormRope { joint: transformer, heads: 24, kv_heads: 24, head_dim: 128, pairs: Pairs::Interleaved, gap: 3072 };
+    let case =
+        QkNormRope { joint: transformer, heads: 24, kv_heads: 24, head_dim: 128, pairs: Pairs::Interleaved, gap: 3072 };
     check(&cuda, "qk_norm_rope of the transformer", &case, COMPOSED);
-    let case = QkNormRope { joint: Joint::single(512), heads: 32, kv_heads: 8, head_dim: 128, pairs: Pairs::Halves, gap: 0 };
+    let case =
+        QkNormRope { joint: Joint::single(512), heads: 32, kv_heads: 8, head_dim: 128, pairs: Pairs::Halves, gap: 0 };
     check(&cuda, "qk_norm_rope of the text encoder", &case, COMPOSED);
 }

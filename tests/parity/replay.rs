@@ -11,7 +11,13 @@ use flux::tensor::Tensor;
 use crate::compare::{Shape, Weight, values, vector};
 
 /// What a double block does to its streams, in small: every kind of node, views, and memory of several sizes.
-fn work(x: &Tensor<Cuda>, y: &Tensor<Cuda>, up: &Tensor<Cuda>, down: &Tensor<Cuda>, vector: &Tensor<Cuda>) -> flux::Result<Tensor<Cuda>> {
+fn work(
+    x: &Tensor<Cuda>,
+    y: &Tensor<Cuda>,
+    up: &Tensor<Cuda>,
+    down: &Tensor<Cuda>,
+    vector: &Tensor<Cuda>,
+) -> flux::Result<Tensor<Cuda>> {
     let both = Tensor::concat_rows(&[x, y])?;
     let [gate, rest] = both.adaln(vector, vector, 1e-6)?.linear(up, None)?.split_cols([256, 256]);
     let h = gate.swiglu(&rest)?.linear(down, None)?;
@@ -22,7 +28,8 @@ fn work(x: &Tensor<Cuda>, y: &Tensor<Cuda>, up: &Tensor<Cuda>, down: &Tensor<Cud
 #[test]
 fn recorded_work_computes_the_same_from_one_launch() {
     let Some(cuda) = crate::cuda() else { return };
-    let (up, down, vector) = (Weight::seeded(4, 512, 128).matrix(&cuda), Weight::seeded(5, 128, 256).matrix(&cuda), vector(&cuda, 2, 128));
+    let (up, down, vector) =
+        (Weight::seeded(4, 512, 128).matrix(&cuda), Weight::seeded(5, 128, 256).matrix(&cuda), vector(&cuda, 2, 128));
     let mut replay = Replay::default();
     let start = cuda.stats();
     for round in 0..5 {
@@ -58,7 +65,9 @@ fn recorded_work_computes_the_same_from_one_launch() {
 fn results_of_recorded_work_are_tensors_of_their_own() {
     let Some(cuda) = crate::cuda() else { return };
     let mut replay = Replay::default();
-    let mut run = |seed| cuda.replay(&mut replay, [&Shape::dense(64, 128).tensor(&cuda, seed)], |[x]| x.row_view(0..64).silu()).unwrap();
+    let mut run = |seed| {
+        cuda.replay(&mut replay, [&Shape::dense(64, 128).tensor(&cuda, seed)], |[x]| x.row_view(0..64).silu()).unwrap()
+    };
     let results: Vec<Tensor<Cuda>> = (1..6).map(&mut run).collect();
     for (seed, result) in (1..6).zip(&results) {
         let expected = Shape::dense(64, 128).tensor(&cuda, seed).silu().unwrap();
@@ -167,7 +176,9 @@ fn a_panic_while_work_is_recorded_leaves_the_device_usable() {
 fn inputs_of_another_shape_are_an_error() {
     let Some(cuda) = crate::cuda() else { return };
     let mut replay = Replay::default();
-    let mut run = |rows| cuda.replay(&mut replay, [&Shape::dense(rows, 128).tensor(&cuda, 1)], |[x]| x.row_view(0..x.rows()).silu());
+    let mut run = |rows| {
+        cuda.replay(&mut replay, [&Shape::dense(rows, 128).tensor(&cuda, 1)], |[x]| x.row_view(0..x.rows()).silu())
+    };
     for _ in 0..3 {
         run(64).unwrap();
     }

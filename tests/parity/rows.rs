@@ -14,7 +14,9 @@ enum Move {
 
 impl Case for Move {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        let tensors = |shapes: &[Shape]| -> Vec<Tensor<B>> { shapes.iter().zip(1..).map(|(shape, seed)| shape.tensor(b, seed)).collect() };
+        let tensors = |shapes: &[Shape]| -> Vec<Tensor<B>> {
+            shapes.iter().zip(1..).map(|(shape, seed)| shape.tensor(b, seed)).collect()
+        };
         vec![match self {
             Move::ConcatRows(shapes) => Tensor::concat_rows(&tensors(shapes).iter().collect::<Vec<_>>()).unwrap(),
             Move::ConcatCols(shapes) => Tensor::concat_cols(&tensors(shapes).iter().collect::<Vec<_>>()).unwrap(),
@@ -89,7 +91,8 @@ fn a_view_downloads_its_own_cells() {
     let Some(cuda) = crate::cuda() else { return };
     let cpu = Cpu::new(Precision::F32);
     let shape = Shape::view(13, 9, 5, 2);
-    let (got, expected) = (cuda.download(&shape.tensor(&cuda, 4)).unwrap(), cpu.download(&shape.tensor(&cpu, 4)).unwrap());
+    let (got, expected) =
+        (cuda.download(&shape.tensor(&cuda, 4)).unwrap(), cpu.download(&shape.tensor(&cpu, 4)).unwrap());
     compare("download of a view", &got, &expected, 0.0001);
     let (_, below) = shape.tensor(&cuda, 4).split_rows(4);
     assert_eq!(cuda.download(&below.row_view(2..3)).unwrap(), expected[6 * 9..7 * 9]);

@@ -14,7 +14,8 @@ fn euler_step_rounds_as_the_reference() {
     let Some(cuda) = crate::cuda() else { return };
     for (rows, cols) in [(4096, 128), (5, 77)] {
         let (x, v, dt) = (values(1, rows * cols), values(2, rows * cols), -0.140_944_5f32);
-        let latents = cuda.upload(&x, rows, cols).unwrap().euler_step(&cuda.upload(&v, rows, cols).unwrap(), dt).unwrap();
+        let latents =
+            cuda.upload(&x, rows, cols).unwrap().euler_step(&cuda.upload(&v, rows, cols).unwrap(), dt).unwrap();
         let expected: Vec<f32> = x.iter().zip(&v).map(|(x, v)| round(x + round(round(dt) * v))).collect();
         assert!(cuda.download(&latents).unwrap() == expected);
     }
@@ -25,7 +26,12 @@ fn guide_rounds_each_of_its_three_ops() {
     let Some(cuda) = crate::cuda() else { return };
     let (rows, cols, guidance) = (777, 128, 4.0f32);
     let (positive, negative) = (values(1, rows * cols), values(2, rows * cols));
-    let guided = cuda.upload(&positive, rows, cols).unwrap().guide(&cuda.upload(&negative, rows, cols).unwrap(), guidance).unwrap();
-    let expected: Vec<f32> = positive.iter().zip(&negative).map(|(p, n)| round(n + round(guidance * round(p - n)))).collect();
+    let guided = cuda
+        .upload(&positive, rows, cols)
+        .unwrap()
+        .guide(&cuda.upload(&negative, rows, cols).unwrap(), guidance)
+        .unwrap();
+    let expected: Vec<f32> =
+        positive.iter().zip(&negative).map(|(p, n)| round(n + round(guidance * round(p - n)))).collect();
     assert!(cuda.download(&guided).unwrap() == expected);
 }

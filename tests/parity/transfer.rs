@@ -53,7 +53,11 @@ fn convolution_weights_are_reordered() {
         let taps = kernel * kernel;
         for (i, value) in got.iter().enumerate() {
             let (row, column) = (i / (cin * taps), i % (cin * taps));
-            assert_eq!(*value, host[(row * cin + column % cin) * taps + column / cin], "[{cout}, {cin}, {kernel}] at {i}");
+            assert_eq!(
+                *value,
+                host[(row * cin + column % cin) * taps + column / cin],
+                "[{cout}, {cin}, {kernel}] at {i}"
+            );
         }
     }
 }
@@ -71,11 +75,23 @@ fn rows_of_a_table_come_in_the_order_of_their_ids() {
     }
 }
 
-/// Below and above what goes through pinned memory, in one part and in several, with ends of parts inside of the values and behind them.
+/// Below and above what goes through pinned memory, in one part and in several, with ends of parts inside of the values
+/// and behind them.
 #[test]
 fn values_come_back_whatever_their_size() {
     let Some(cuda) = crate::cuda() else { return };
-    let shapes = [(0, 8), (1, 5), (100, 327), (1, 40_001), (7, 5000), (4096, 128), (1024, 2048), (3001, 1001), (9000, 1003), (1, 3_000_001)];
+    let shapes = [
+        (0, 8),
+        (1, 5),
+        (100, 327),
+        (1, 40_001),
+        (7, 5000),
+        (4096, 128),
+        (1024, 2048),
+        (3001, 1001),
+        (9000, 1003),
+        (1, 3_000_001),
+    ];
     let shapes = if crate::small() { &shapes[..6] } else { &shapes[..] };
     // Several are on their way at once, so that slots are used again.
     let uploaded: Vec<_> = (1..)
@@ -119,7 +135,8 @@ fn weights_that_are_loaded_together_arrive_across_the_ends_of_regions() {
     for round in 0..2 {
         let mut reported = 0;
         let load = || {
-            let mut loaded: Vec<_> = parts.iter().map(|part| cuda.weight(std::slice::from_ref(part))).collect::<flux::Result<_>>()?;
+            let mut loaded: Vec<_> =
+                parts.iter().map(|part| cuda.weight(std::slice::from_ref(part))).collect::<flux::Result<_>>()?;
             loaded.push(converted.matrix(&cuda));
             loaded.push(cuda.weight(&[parts[4].clone(), parts[1].clone()])?);
             Ok(loaded)
@@ -127,7 +144,10 @@ fn weights_that_are_loaded_together_arrive_across_the_ends_of_regions() {
         let loaded = cuda.load(load, &mut |elements| reported += elements).unwrap();
         assert_eq!(reported as usize, (rows + 3 + 4) * cols, "round {round}");
         for (weight, pair) in loaded.iter().zip(bounds.windows(2)) {
-            assert!(cuda.download(weight).unwrap() == host[pair[0] * cols..pair[1] * cols], "round {round}: rows {pair:?}");
+            assert!(
+                cuda.download(weight).unwrap() == host[pair[0] * cols..pair[1] * cols],
+                "round {round}: rows {pair:?}"
+            );
         }
         assert_eq!(cuda.download(&loaded[5]).unwrap(), host[..3 * cols]);
         let stacked = [&host[(rows - 3) * cols..], &host[rows / 5 * cols..(rows / 5 + 1) * cols]].concat();
@@ -142,7 +162,8 @@ fn weights_that_are_loaded_together_arrive_across_the_ends_of_regions() {
 fn weights_of_several_threads_arrive() {
     let Some(cuda) = crate::cuda() else { return };
     let file = Weight::seeded(3, 9000, 1024);
-    let load = |first: usize| cuda.load(|| cuda.weight(&[file.view().row_range(first..first + 3000)]), &mut |_| {}).unwrap();
+    let load =
+        |first: usize| cuda.load(|| cuda.weight(&[file.view().row_range(first..first + 3000)]), &mut |_| {}).unwrap();
     let (a, b) = std::thread::scope(|scope| {
         let (a, b) = (scope.spawn(|| load(0)), scope.spawn(|| load(6000)));
         (a.join().unwrap(), b.join().unwrap())

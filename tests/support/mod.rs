@@ -95,7 +95,10 @@ impl Golden {
         let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
         let view = tensors.tensor(name).unwrap_or_else(|_| panic!("`{name}` is not in {}", self.name));
         assert_eq!(view.dtype(), Dtype::F32);
-        (view.shape().to_vec(), view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
+        (
+            view.shape().to_vec(),
+            view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
+        )
     }
 
     /// Shape and values of an int32 tensor.
@@ -103,7 +106,10 @@ impl Golden {
         let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
         let view = tensors.tensor(name).unwrap();
         assert_eq!(view.dtype(), Dtype::I32);
-        (view.shape().to_vec(), view.data().chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect())
+        (
+            view.shape().to_vec(),
+            view.data().chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect(),
+        )
     }
 
     pub fn names(&self) -> Vec<String> {
@@ -119,7 +125,10 @@ pub fn assert_close(what: &str, got: &[f32], expected: &[f32], bound: f32) {
     let mut worst = 0f32;
     for (index, (&got, &expected)) in got.iter().zip(expected).enumerate() {
         let difference = (got - expected).abs() / scale;
-        assert!(difference <= bound, "{what}[{index}] is {got}, expected {expected}: {difference:e} of {scale} apart, the bound is {bound:e}");
+        assert!(
+            difference <= bound,
+            "{what}[{index}] is {got}, expected {expected}: {difference:e} of {scale} apart, the bound is {bound:e}"
+        );
         worst = worst.max(difference);
     }
     println!("{what}: {worst:.1e} apart");

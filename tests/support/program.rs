@@ -58,8 +58,10 @@ pub fn draw(folder: &Path, flags: &[&str]) -> Run {
 
 /// What lies in a folder, hidden files too, sorted.
 pub fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> =
-        fs::read_dir(folder).expect("a folder").map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .expect("a folder")
+        .map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect();
     names.sort();
     names
 }

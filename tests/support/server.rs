@@ -1,4 +1,5 @@
-//! A small HTTP server on localhost: files with sizes, checksums and ranges, as a model hub has them, and with its faults.
+//! A small HTTP server on localhost: files with sizes, checksums and ranges, as a model hub has them, and with its
+//! faults.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -77,7 +78,8 @@ impl State {
         let mut line = String::new();
         reader.read_line(&mut line)?;
         let mut words = line.split_whitespace();
-        let (method, path) = (words.next().unwrap_or_default().to_string(), words.next().unwrap_or_default().to_string());
+        let (method, path) =
+            (words.next().unwrap_or_default().to_string(), words.next().unwrap_or_default().to_string());
         let mut headers = HashMap::new();
         loop {
             let mut header = String::new();
@@ -88,14 +90,20 @@ impl State {
             headers.insert(name.to_ascii_lowercase(), value.trim().to_string());
         }
         let range = headers.get("range").cloned();
-        let seen = Seen { method: method.clone(), path: path.clone(), range: range.clone(), authorization: headers.get("authorization").cloned() };
+        let seen = Seen {
+            method: method.clone(),
+            path: path.clone(),
+            range: range.clone(),
+            authorization: headers.get("authorization").cloned(),
+        };
         self.seen.lock().expect("no panic while answering").push(seen.clone());
         self.respond(stream, &seen)
     }
 
     fn respond(&self, mut stream: TcpStream, seen: &Seen) -> std::io::Result<()> {
         let mut behaviour = self.behaviour.lock().expect("no panic while answering");
-        let mut end = |status: &str, headers: &str| write!(stream, "HTTP/1.1 {status}\r\nConnection: close\r\n{headers}\r\n");
+        let mut end =
+            |status: &str, headers: &str| write!(stream, "HTTP/1.1 {status}\r\nConnection: close\r\n{headers}\r\n");
         let (on_other_host, path) = match seen.path.strip_prefix("/other-host/") {
             Some(path) => (true, path),
             None => (false, seen.path.trim_start_matches('/')),
@@ -103,7 +111,9 @@ impl State {
         if let (Some(token), false) = (&behaviour.token, on_other_host) {
             match &seen.authorization {
                 None => return end("401 Unauthorized", "Content-Length: 0\r\n"),
-                Some(sent) if *sent != format!("Bearer {token}") => return end("403 Forbidden", "Content-Length: 0\r\n"),
+                Some(sent) if *sent != format!("Bearer {token}") => {
+                    return end("403 Forbidden", "Content-Length: 0\r\n");
+                }
                 Some(_) => {}
             }
         }
@@ -115,17 +125,25 @@ impl State {
         if behaviour.redirects && content.len() > 1000 && !on_other_host {
             let location = format!("http://localhost:{}/other-host/{path}", self.port);
             let linked = format!("X-Linked-Size: {}\r\nX-Linked-ETag: \"{}\"\r\n", content.len(), sha256(content));
-            return end("302 Found", &format!("Location: {location}\r\n{linked}ETag: \"of-the-redirection\"\r\nContent-Length: 0\r\n"));
+            return end(
+                "302 Found",
+                &format!("Location: {location}\r\n{linked}ETag: \"of-the-redirection\"\r\nContent-Length: 0\r\n"),
+            );
         }
         let start = match &seen.range {
-            Some(range) if !behaviour.no_ranges => range.trim_start_matches("bytes=").trim_end_matches('-').parse().unwrap_or(0),
+            Some(range) if !behaviour.no_ranges => {
+                range.trim_start_matches("bytes=").trim_end_matches('-').parse().unwrap_or(0)
+            }
             _ => 0,
         };
         let etag = if content.len() > 1000 { sha256(content) } else { git_name(content) };
         let mut answer = content[start..].to_vec();
         let status = if start > 0 { "206 Partial Content" } else { "200 OK" };
-        let content_range =
-            if start > 0 { format!("Content-Range: bytes {start}-{}/{}\r\n", content.len() - 1, content.len()) } else { String::new() };
+        let content_range = if start > 0 {
+            format!("Content-Range: bytes {start}-{}/{}\r\n", content.len() - 1, content.len())
+        } else {
+            String::new()
+        };
         end(status, &format!("ETag: \"{etag}\"\r\nContent-Length: {}\r\n{content_range}", answer.len()))?;
         if seen.method == "HEAD" {
             return Ok(());
@@ -143,7 +161,8 @@ impl State {
 }
 
 fn sum(program: &str, bytes: &[u8]) -> String {
-    let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("coreutils are there");
+    let mut child =
+        Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("coreutils are there");
     child.stdin.take().expect("a pipe").write_all(bytes).expect("the program reads");
     let mut text = String::new();
     child.stdout.take().expect("a pipe").read_to_string(&mut text).expect("UTF-8");

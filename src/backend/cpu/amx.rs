@@ -1,12 +1,13 @@
-//! `Y = X W^T` on the tile unit of Intel CPUs from Sapphire Rapids on (AMX-BF16): X float32, W bfloat16, sums in float32.
+//! `Y = X W^T` on the tile unit of Intel CPUs from Sapphire Rapids on (AMX-BF16): X float32, W bfloat16, sums in
+//! float32.
 //!
-//! A tile is 16 rows of 64 bytes. Tile A is 16 rows of W by 32 columns, as they lie in the file; tile B is the same 32 columns
-//! of 16 rows of X, as pairs of columns [16 pairs][16 rows][2]; the product adds to [16 rows of W][16 rows of X], a part of Y^T.
-//! So only X is rearranged, once for all weights that it meets ([`Packed`]); W has no second copy. Where the weight of a convolution
-//! meets windows of an image it is the other way round, see [`multiply_windows`].
+//! A tile is 16 rows of 64 bytes. Tile A is 16 rows of W by 32 columns, as they lie in the file; tile B is the same 32
+//! columns of 16 rows of X, as pairs of columns [16 pairs][16 rows][2]; the product adds to [16 rows of W][16 rows of
+//! X], a part of Y^T. So only X is rearranged, once for all weights that it meets ([`Packed`]); W has no second copy.
+//! Where the weight of a convolution meets windows of an image it is the other way round, see [`multiply_windows`].
 //!
-//! bfloat16 keeps 8 bits of a value and float32 has 24, so X is packed as a sum of 1 to 3 bfloat16 terms and the products of all
-//! terms are summed:
+//! bfloat16 keeps 8 bits of a value and float32 has 24, so X is packed as a sum of 1 to 3 bfloat16 terms and the
+//! products of all terms are summed:
 //!
 //! | terms | a value of X is off by | the product is off by, relative | |
 //! |---|---|---|---|
@@ -14,15 +15,16 @@
 //! | 2 | <= 2^-16 | 2.6e-6 | six times a float32 product's own error |
 //! | 3 | 0 | 3.2e-7 | the products are exact and only sums round: a float32 product |
 //!
-//! A float32 product from the `gemm` crate is off by 4.2e-7. All at 3072 columns against float64, root mean square, tiles emulated:
-//! `cargo test --release --lib terms_compare -- --nocapture`.
+//! A float32 product from the `gemm` crate is off by 4.2e-7. All at 3072 columns against float64, root mean square,
+//! tiles emulated: `cargo test --release --lib terms_compare -- --nocapture`.
 //!
 //! # Blocking
 //!
-//! A task is a block of W's rows times a block of X's rows. It walks blocks of columns: the block of W is copied to cache in the
-//! order of its tiles (mapped rows lie at any address and 2 * columns bytes apart, which fall into few sets of the first-level
-//! cache), then every strip of 32 rows of X meets every pair of tiles of it, 2 x 2 tiles of sums in registers. Between blocks of
-//! columns the sums wait in cache. Workers take tasks in order from a counter, so that they share the strips of X in cache.
+//! A task is a block of W's rows times a block of X's rows. It walks blocks of columns: the block of W is copied to
+//! cache in the order of its tiles (mapped rows lie at any address and 2 * columns bytes apart, which fall into few
+//! sets of the first-level cache), then every strip of 32 rows of X meets every pair of tiles of it, 2 x 2 tiles of
+//! sums in registers. Between blocks of columns the sums wait in cache. Workers take tasks in order from a counter, so
+//! that they share the strips of X in cache.
 //!
 //! Convolutions have a product of their own, in which the tiles change places: see `windows.rs`.
 
@@ -48,8 +50,8 @@ const PAIR: usize = 2 * TILE;
 const TASK_PAIRS: usize = 4;
 /// Strips of X in a task: 1024 rows, whose sums with 128 rows of W take 512 KiB of the second-level cache (2 MiB).
 const TASK_STRIPS: usize = 32;
-/// Tile steps in a block of columns where X has one term, and half as many where it has more: a strip of X takes 64 to 96 KiB, the
-/// block of W at most 256 KiB, and the 8 KiB of sums that are read and written cost little beside them.
+/// Tile steps in a block of columns where X has one term, and half as many where it has more: a strip of X takes 64 to
+/// 96 KiB, the block of W at most 256 KiB, and the 8 KiB of sums that are read and written cost little beside them.
 const BLOCK_STEPS: usize = 32;
 
 /// Rows of a weight in bfloat16, little-endian, at any address, with as many columns as the [`Packed`] that it meets.
@@ -109,7 +111,14 @@ impl Plan {
         // Even parts, none larger than the most.
         let even = |all: usize, most: usize| all.div_ceil(all.div_ceil(most).max(1)).max(1);
         let block_steps = even(steps, if x.terms() == 1 { BLOCK_STEPS } else { BLOCK_STEPS / 2 });
-        let mut plan = Self { pairs, strips, task_pairs: TASK_PAIRS.min(pairs), task_strips: even(strips, TASK_STRIPS), steps, block_steps };
+        let mut plan = Self {
+            pairs,
+            strips,
+            task_pairs: TASK_PAIRS.min(pairs),
+            task_strips: even(strips, TASK_STRIPS),
+            steps,
+            block_steps,
+        };
         // Enough tasks that no worker waits long for the last one.
         while threads > 1 && plan.tasks() < 4 * threads {
             if plan.task_pairs > 1 {
@@ -137,8 +146,8 @@ struct Cells {
     add: bool,
 }
 
-// SAFETY: tasks write disjoint blocks of rows and columns through it and nothing else; the slice behind it is borrowed mutably
-// until all tasks are done.
+// SAFETY: tasks write disjoint blocks of rows and columns through it and nothing else; the slice behind it is borrowed
+// mutably until all tasks are done.
 unsafe impl Sync for Cells {}
 
 fn multiply_on<T: Tiles>(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
@@ -154,7 +163,8 @@ fn multiply_on<T: Tiles>(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
         return;
     }
     let plan = Plan::new(x, weight.rows, rayon::current_num_threads());
-    let cells = Cells { first: out.values.as_mut_ptr(), rows: x.rows(), cols: weight.rows, stride: out.stride, add: out.add };
+    let cells =
+        Cells { first: out.values.as_mut_ptr(), rows: x.rows(), cols: weight.rows, stride: out.stride, add: out.add };
     let begin = || {
         let panel = vec![NO_TILE; plan.task_pairs * plan.block_steps * 2];
         let sums = vec![NO_SUMS; if plan.block_steps == plan.steps { 1 } else { plan.task_pairs * plan.task_strips }];
@@ -163,7 +173,8 @@ fn multiply_on<T: Tiles>(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
     share(plan.tasks(), begin, |(unit, panel, sums), task| run_task(unit, x, weight, &cells, &plan, task, panel, sums));
 }
 
-/// Has the workers call `run(own, task)` for all tasks, which they take in order from a counter; `begin` makes what is a worker's own.
+/// Has the workers call `run(own, task)` for all tasks, which they take in order from a counter; `begin` makes what is
+/// a worker's own.
 fn share<S>(tasks: usize, begin: impl Fn() -> S + Sync, run: impl Fn(&mut S, usize) + Sync) {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -185,7 +196,16 @@ fn share<S>(tasks: usize, begin: impl Fn() -> S + Sync, run: impl Fn(&mut S, usi
 }
 
 #[allow(clippy::too_many_arguments)]
-fn run_task<T: Tiles>(unit: &T, x: &Packed, weight: Bf16Rows<'_>, cells: &Cells, plan: &Plan, task: usize, panel: &mut [Tile], sums: &mut [Sums]) {
+fn run_task<T: Tiles>(
+    unit: &T,
+    x: &Packed,
+    weight: Bf16Rows<'_>,
+    cells: &Cells,
+    plan: &Plan,
+    task: usize,
+    panel: &mut [Tile],
+    sums: &mut [Sums],
+) {
     // All blocks of W meet one block of X before the next one, whose strips the workers then share in cache.
     let blocks = plan.pairs.div_ceil(plan.task_pairs);
     let (strip_block, pair_block) = (task / blocks, task % blocks);
@@ -201,7 +221,8 @@ fn run_task<T: Tiles>(unit: &T, x: &Packed, weight: Bf16Rows<'_>, cells: &Cells,
         }
         for strip in first_strip..first_strip + strips {
             let b = x.block(strip, from, to);
-            // The same columns of the next strip; past the last one it is the start of a strip or nothing, which does no harm.
+            // The same columns of the next strip; past the last one it is the start of a strip or nothing, which does
+            // no harm.
             let following = b.as_ptr().wrapping_add(x.steps() * x.terms() * 2);
             for (pair, a) in panel.chunks_exact(tiles_of_pair).take(pairs).enumerate() {
                 let waiting = if sums.len() == 1 { 0 } else { (strip - first_strip) * pairs + pair };
@@ -220,7 +241,8 @@ fn run_task<T: Tiles>(unit: &T, x: &Packed, weight: Bf16Rows<'_>, cells: &Cells,
 fn copy_pair(weight: Bf16Rows<'_>, cols: usize, row: usize, col: usize, tiles: &mut [Tile]) {
     for r in 0..PAIR {
         let (half, r_of_tile) = (r / TILE, r % TILE);
-        let cells = tiles.iter_mut().skip(half).step_by(2).map(|tile| &mut tile.0[r_of_tile * TILE_COLS..][..TILE_COLS]);
+        let cells =
+            tiles.iter_mut().skip(half).step_by(2).map(|tile| &mut tile.0[r_of_tile * TILE_COLS..][..TILE_COLS]);
         if row + r >= weight.rows {
             cells.for_each(|cells| cells.fill(0));
             continue;
@@ -250,16 +272,20 @@ fn store(sums: &Sums, out: &Cells, row: usize, col: usize) {
     let target = unsafe { out.first.add(row * out.stride + col) };
     if rows == PAIR && cols == PAIR && !out.add {
         for (i, tile) in sums.0.iter().enumerate() {
-            // SAFETY: the block of 32 x 32 cells is whole, and no other task writes to it; tile i is its columns from i / 2 * 16 and
-            // its rows from i % 2 * 16 on.
-            unsafe { transpose(tile.as_ptr().cast(), target.add(i % 2 * TILE * out.stride + i / 2 * TILE).cast(), out.stride) };
+            // SAFETY: the block of 32 x 32 cells is whole, and no other task writes to it; tile i is its columns from i
+            // / 2 * 16 and its rows from i % 2 * 16 on.
+            unsafe {
+                transpose(tile.as_ptr().cast(), target.add(i % 2 * TILE * out.stride + i / 2 * TILE).cast(), out.stride)
+            };
         }
         return;
     }
     let mut block = [0.0f32; PAIR * PAIR];
     for (i, tile) in sums.0.iter().enumerate() {
         // SAFETY: as above, within `block`, whose rows are 32 cells apart.
-        unsafe { transpose(tile.as_ptr().cast(), block.as_mut_ptr().add(i % 2 * TILE * PAIR + i / 2 * TILE).cast(), PAIR) };
+        unsafe {
+            transpose(tile.as_ptr().cast(), block.as_mut_ptr().add(i % 2 * TILE * PAIR + i / 2 * TILE).cast(), PAIR)
+        };
     }
     for r in 0..rows {
         // SAFETY: row + r < out.rows and col + cols <= out.cols, and no other task touches these cells.

@@ -93,11 +93,25 @@ struct Scratch {
 
 impl Scratch {
     fn new(head_dim: usize) -> Self {
-        Self { head_dim, scores: vec![0.0; QUERIES * KEYS], max: [0.0; QUERIES], sum: [0.0; QUERIES], out: vec![0.0; QUERIES * head_dim] }
+        Self {
+            head_dim,
+            scores: vec![0.0; QUERIES * KEYS],
+            max: [0.0; QUERIES],
+            sum: [0.0; QUERIES],
+            out: vec![0.0; QUERIES * head_dim],
+        }
     }
 
     /// One head of one block of queries; the result is in the first rows of `out`.
-    fn head(&mut self, q: (&[f32], usize), k: (&[f32], usize), v: (&[f32], usize), queries: Span, keys: &[Span], mask: Mask) {
+    fn head(
+        &mut self,
+        q: (&[f32], usize),
+        k: (&[f32], usize),
+        v: (&[f32], usize),
+        queries: Span,
+        keys: &[Span],
+        mask: Mask,
+    ) {
         let d = self.head_dim;
         let scale = 1.0 / (d as f32).sqrt();
         self.max.fill(f32::NEG_INFINITY);

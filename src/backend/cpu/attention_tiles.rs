@@ -1,5 +1,6 @@
-//! Attention of bfloat16 activations on AMX tiles: as [`super::attention`], but with whole rows of scores, so that its two products are
-//! long ones. Queries, keys, values and weights are rounded to bfloat16; sums and softmax are in float32.
+//! Attention of bfloat16 activations on AMX tiles: as [`super::attention`], but with whole rows of scores, so that its
+//! two products are long ones. Queries, keys, values and weights are rounded to bfloat16; sums and softmax are in
+//! float32.
 
 use rayon::prelude::*;
 
@@ -36,8 +37,16 @@ impl Head {
     }
 }
 
-/// See [`crate::tensor::Tensor::attention`], without a mask; the result is dense. The queries are those of the last `q.rows` rows.
-pub(super) fn attention(multiply: Multiply, q: Rows<'_>, k: Rows<'_>, v: Rows<'_>, head_dim: usize, joint: Joint) -> Vec<f32> {
+/// See [`crate::tensor::Tensor::attention`], without a mask; the result is dense. The queries are those of the last
+/// `q.rows` rows.
+pub(super) fn attention(
+    multiply: Multiply,
+    q: Rows<'_>,
+    k: Rows<'_>,
+    v: Rows<'_>,
+    head_dim: usize,
+    joint: Joint,
+) -> Vec<f32> {
     let skipped = joint.rows() - q.rows;
     let (tokens, heads, kv_heads) = (joint.tokens(), q.cols / head_dim, k.cols / head_dim);
     let scale = 1.0 / (head_dim as f32).sqrt();
@@ -46,14 +55,17 @@ pub(super) fn attention(multiply: Multiply, q: Rows<'_>, k: Rows<'_>, v: Rows<'_
     let (mut scores, mut weighted) = (pool::values(block * tokens), vec![0.0; block * head_dim]);
     let mut sums = vec![0.0; block];
     for sample in 0..joint.batch {
-        let of_sample: Vec<Head> = (0..kv_heads).into_par_iter().map(|head| Head::of(k, v, head_dim, head, sample, joint)).collect();
+        let of_sample: Vec<Head> =
+            (0..kv_heads).into_par_iter().map(|head| Head::of(k, v, head_dim, head, sample, joint)).collect();
         for head in 0..heads {
             let Head { keys, values } = &of_sample[head / (heads / kv_heads)];
             for first in (joint.first_query(q.rows)..tokens).step_by(QUERIES) {
                 let queries = QUERIES.min(tokens - first);
                 let column = head * head_dim;
                 let packed = Packed::gather(queries, head_dim, 1, |row, col, cells| {
-                    cells.copy_from_slice(&q.row(joint.row(sample, first + row) - skipped)[column + col..][..cells.len()]);
+                    cells.copy_from_slice(
+                        &q.row(joint.row(sample, first + row) - skipped)[column + col..][..cells.len()],
+                    );
                 });
                 let keys = Bf16Rows { bytes: bytemuck::cast_slice(keys), rows: tokens, stride: 2 * head_dim };
                 let scores = &mut scores[..queries * tokens];
@@ -65,7 +77,8 @@ pub(super) fn attention(multiply: Multiply, q: Rows<'_>, k: Rows<'_>, v: Rows<'_
                     *sum = math::exp_sub(row, math::max(row));
                 });
 
-                let packed = Packed::new(&[amx::Rows { values: scores, rows: queries, cols: tokens, stride: tokens }], 1);
+                let packed =
+                    Packed::new(&[amx::Rows { values: scores, rows: queries, cols: tokens, stride: tokens }], 1);
                 let values = Bf16Rows { bytes: bytemuck::cast_slice(values), rows: head_dim, stride: 2 * tokens };
                 multiply(&packed, values, Output { values: &mut weighted, stride: head_dim, add: false });
                 for (row, (values, sum)) in weighted.chunks_exact(head_dim).zip(&sums).enumerate().take(queries) {
@@ -96,14 +109,16 @@ mod tests {
         ];
         for (joint, heads, kv_heads, head_dim) in cases {
             let (rows, q_cols, kv_cols) = (joint.rows(), heads * head_dim, kv_heads * head_dim);
-            let [q, k, v] = [(1, q_cols), (2, kv_cols), (3, kv_cols)].map(|(seed, cols)| values(seed, rows * (cols + 3)));
+            let [q, k, v] =
+                [(1, q_cols), (2, kv_cols), (3, kv_cols)].map(|(seed, cols)| values(seed, rows * (cols + 3)));
             let of = |data, cols| Rows { data, rows, cols, stride: cols + 3 };
             let [q, k, v] = [of(&q, q_cols), of(&k, kv_cols), of(&v, kv_cols)];
             let expected = attention::attention(q, k, v, head_dim, joint, Mask::None);
             let got = attention(amx::multiply_emulated, q, k, v, head_dim, joint);
             assert_eq!(got.len(), expected.len());
             let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
-            let off = norm(&mut got.iter().zip(&expected).map(|(got, expected)| got - expected)) / norm(&mut expected.iter().copied());
+            let off = norm(&mut got.iter().zip(&expected).map(|(got, expected)| got - expected))
+                / norm(&mut expected.iter().copied());
             assert!(off < 6e-3, "{joint:?}, {heads} heads of {head_dim}: off by {off}");
             assert!(off > 0.0, "bfloat16 rounds");
         }

@@ -1,5 +1,5 @@
-//! Convolution: the inputs of a block of output pixels side by side (im2col), times the weight matrix, in float32. Where the processor has
-//! AMX-BF16 tiles, bfloat16 weights go there: [`super::conv_tiles`].
+//! Convolution: the inputs of a block of output pixels side by side (im2col), times the weight matrix, in float32.
+//! Where the processor has AMX-BF16 tiles, bfloat16 weights go there: [`super::conv_tiles`].
 
 use std::cell::RefCell;
 use std::sync::OnceLock;

@@ -1,8 +1,10 @@
-//! Convolution of bfloat16 weights on AMX tiles, by [`super::amx::multiply_windows`]: as [`super::conv`], but with no windows written out.
+//! Convolution of bfloat16 weights on AMX tiles, by [`super::amx::multiply_windows`]: as [`super::conv`], but with no
+//! windows written out.
 //!
-//! A band of the image is rounded to bfloat16 once, with its padding: [phase][32 channels][term][row][pixel], the phases being the rows
-//! and columns that a kernel of that stride steps over, so that windows side by side see pixels side by side there. As in a linear,
-//! activations are rounded to one term with `--precision bf16` and exactly three in float32, see [`super::amx`].
+//! A band of the image is rounded to bfloat16 once, with its padding: [phase][32 channels][term][row][pixel], the
+//! phases being the rows and columns that a kernel of that stride steps over, so that windows side by side see pixels
+//! side by side there. As in a linear, activations are rounded to one term with `--precision bf16` and exactly three in
+//! float32, see [`super::amx`].
 
 use half::bf16;
 use rayon::prelude::*;
@@ -15,8 +17,8 @@ use crate::weights::WeightView;
 
 /// Channels of a line.
 const CHANNELS: usize = 32;
-/// Bytes of a band: memory does not grow with the image's height, caches hold it, and of an image of 1024 x 1024 with 128 channels it is
-/// 31 rows, so that the two that the next band rounds again cost little.
+/// Bytes of a band: memory does not grow with the image's height, caches hold it, and of an image of 1024 x 1024 with
+/// 128 channels it is 31 rows, so that the two that the next band rounds again cost little.
 const BAND_BYTES: usize = 8 << 20;
 
 /// See [`super::amx::multiply_windows`].
@@ -32,7 +34,8 @@ pub(super) struct Unit {
 /// The tile unit.
 pub(super) const TILES: Unit = Unit { multiply: super::amx::multiply_windows, band_bytes: BAND_BYTES };
 
-/// A pixel that each window sees, counted from its first in the padded image, and the taps of the kernel that fall on it.
+/// A pixel that each window sees, counted from its first in the padded image, and the taps of the kernel that fall on
+/// it.
 struct Seen {
     y: usize,
     x: usize,
@@ -44,16 +47,19 @@ fn seen(kernel: usize) -> Vec<Seen> {
     (0..kernel * kernel).map(|tap| Seen { y: tap / kernel, x: tap % kernel, taps: vec![tap] }).collect()
 }
 
-/// What the output pixels in rows of this parity and columns of that see of the small image, through 3 x 3 taps on the large one.
+/// What the output pixels in rows of this parity and columns of that see of the small image, through 3 x 3 taps on the
+/// large one.
 fn seen_doubled(row_parity: usize, column_parity: usize) -> Vec<Seen> {
     // The large image's row 2 y + parity + tap - 1 is the small one's row y + pixel - 1.
     let pixel = |parity: usize, tap: usize| (parity + tap).div_ceil(2);
     let all = (row_parity..=row_parity + 1).flat_map(|y| (column_parity..=column_parity + 1).map(move |x| (y, x)));
-    let taps = |y, x| (0..9).filter(|tap| (pixel(row_parity, tap / 3), pixel(column_parity, tap % 3)) == (y, x)).collect();
+    let taps =
+        |y, x| (0..9).filter(|tap| (pixel(row_parity, tap / 3), pixel(column_parity, tap % 3)) == (y, x)).collect();
     all.map(|(y, x)| Seen { y, x, taps: taps(y, x) }).collect()
 }
 
-/// [out, in, k, k] -> [out, (32 channels, pixel, channel)], the sum of the taps for each pixel, rounded to bfloat16 where there are several.
+/// [out, in, k, k] -> [out, (32 channels, pixel, channel)], the sum of the taps for each pixel, rounded to bfloat16
+/// where there are several.
 fn pack_weight(view: &WeightView, seen: &[Seen]) -> Packed {
     let &[cout, cin, kh, kw] = view.shape() else { panic!("a convolution weight has four axes") };
     let (values, taps) = (view.bytes().as_chunks().0, kh * kw);
@@ -66,9 +72,19 @@ fn pack_weight(view: &WeightView, seen: &[Seen]) -> Packed {
     })
 }
 
-/// x [height * width, in], weight [out, k * k * in], bias [out] -> out [out_height * out_width, out], dense; to what `out` holds if `add`.
+/// x [height * width, in], weight [out, k * k * in], bias [out] -> out [out_height * out_width, out], dense; to what
+/// `out` holds if `add`.
 #[allow(clippy::too_many_arguments)]
-pub(super) fn conv2d(unit: Unit, terms: usize, x: Rows<'_>, weight: &Weight, bias: &[f32], conv: Conv, out: &mut [f32], add: bool) {
+pub(super) fn conv2d(
+    unit: Unit,
+    terms: usize,
+    x: Rows<'_>,
+    weight: &Weight,
+    bias: &[f32],
+    conv: Conv,
+    out: &mut [f32],
+    add: bool,
+) {
     let seen = seen(conv.kernel);
     let weight = weight.packed.get_or_init(|| pack_weight(&weight.view, &seen));
     Image::new(unit, conv, x.cols, terms).bands(x, |image, lines, y, height| {
@@ -81,7 +97,15 @@ pub(super) fn conv2d(unit: Unit, terms: usize, x: Rows<'_>, weight: &Weight, bia
 /// x [height * width, in], weight [out, 9 * in], bias [out] -> out [2 * height * 2 * width, out], dense.
 ///
 /// An output sees four different pixels of the small image, so it takes four taps of summed weights in place of nine.
-pub(super) fn upsample_conv2d(unit: Unit, x: Rows<'_>, weight: &Weight, bias: &[f32], height: usize, width: usize, out: &mut [f32]) {
+pub(super) fn upsample_conv2d(
+    unit: Unit,
+    x: Rows<'_>,
+    weight: &Weight,
+    bias: &[f32],
+    height: usize,
+    width: usize,
+    out: &mut [f32],
+) {
     let seen = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(row, column)| seen_doubled(row, column));
     let weights = weight.packed_doubled.get_or_init(|| seen.each_ref().map(|seen| pack_weight(&weight.view, seen)));
     Image::new(unit, Conv::same(height, width, 3), x.cols, 1).bands(x, |image, lines, y, height| {
@@ -104,7 +128,8 @@ struct Image {
     pitch: usize,
     /// Rows of windows of a band.
     band: usize,
-    /// Rows of a plane: those of a band, those that its last windows see below it, and what the last strip of windows reaches into.
+    /// Rows of a plane: those of a band, those that its last windows see below it, and what the last strip of windows
+    /// reaches into.
     rows: usize,
 }
 
@@ -124,7 +149,8 @@ impl Image {
     /// Rounds band for band, and calls `multiply(self, lines, first row of windows, rows of windows)` for each.
     fn bands(&self, x: Rows<'_>, mut multiply: impl FnMut(&Self, &Lines, usize, usize)) {
         let out_height = self.conv.out_height();
-        let mut lines = Lines::new(self.conv.stride * self.conv.stride * self.steps * self.terms * self.rows * self.pitch);
+        let mut lines =
+            Lines::new(self.conv.stride * self.conv.stride * self.steps * self.terms * self.rows * self.pitch);
         for y in (0..out_height).step_by(self.band) {
             self.round(x, y, &mut lines);
             multiply(self, &lines, y, self.band.min(out_height - y));
@@ -167,7 +193,8 @@ impl Image {
             for &Seen { y, x, .. } in seen {
                 let phase = y % stride * stride + x % stride;
                 let first = (phase * self.steps + step) * self.terms;
-                offsets.extend((0..self.terms).map(|term| (first + term) * plane + y / stride * self.pitch + x / stride));
+                offsets
+                    .extend((0..self.terms).map(|term| (first + term) * plane + y / stride * self.pitch + x / stride));
             }
         }
         Offsets::new(&offsets, self.terms)
@@ -187,7 +214,8 @@ mod tests {
 
     const EMULATED: Unit = Unit { multiply: amx::multiply_windows_emulated, ..TILES };
 
-    /// The emulation, and the unit itself where there is one, with a band for all of a small image and with bands of one row.
+    /// The emulation, and the unit itself where there is one, with a band for all of a small image and with bands of
+    /// one row.
     fn units() -> Vec<Unit> {
         let required = std::env::var_os("FLUX_REQUIRE_AMX").is_some();
         assert!(amx::available() || !required, "FLUX_REQUIRE_AMX is set, but this machine has no AMX");
@@ -281,8 +309,10 @@ mod tests {
 
     /// The definition: every pixel four times, then the convolution.
     fn upsampled(x: Rows<'_>, weight: &Weight, bias: &[f32], height: usize, width: usize) -> Vec<f32> {
-        let large: Vec<f32> =
-            (0..4 * height * width).flat_map(|pixel| x.row(pixel / (2 * width) / 2 * width + pixel % (2 * width) / 2)).copied().collect();
+        let large: Vec<f32> = (0..4 * height * width)
+            .flat_map(|pixel| x.row(pixel / (2 * width) / 2 * width + pixel % (2 * width) / 2))
+            .copied()
+            .collect();
         let rows = Rows { data: &large, rows: 4 * height * width, cols: x.cols, stride: x.cols };
         let mut out = vec![0.0; 4 * height * width * bias.len()];
         conv::conv2d(rows, weight, bias, Conv::same(2 * height, 2 * width, 3), &mut out);
@@ -291,11 +321,14 @@ mod tests {
 
     #[test]
     fn upsampled_convolutions_match_float32() {
-        for (height, width, cin, cout) in [(1, 1, 1, 1), (3, 5, 40, 33), (7, 33, 8, 3), (2, 64, 32, 70), (20, 9, 33, 16)] {
+        for (height, width, cin, cout) in
+            [(1, 1, 1, 1), (3, 5, 40, 33), (7, 33, 8, 3), (2, 64, 32, 70), (20, 9, 33, 16)]
+        {
             let pixels = height * width;
             let (x, bias) = (rounded(&noise(1, pixels * (cin + BESIDE))), noise(2, cout));
             // Sums of multiples of 1 / 16 below 4 are bfloat16 numbers; sums of others are rounded.
-            let sixteenths: Vec<f32> = noise(3, 9 * cout * cin).iter().map(|value| (value * 16.0).round() / 16.0).collect();
+            let sixteenths: Vec<f32> =
+                noise(3, 9 * cout * cin).iter().map(|value| (value * 16.0).round() / 16.0).collect();
             for (values, bound) in [(sixteenths, BOUND), (noise(4, 9 * cout * cin), 3e-2)] {
                 let weight = weight(&values, cout, cin, 3);
                 let expected = upsampled(image(&x, pixels, cin), &weight, &bias, height, width);
@@ -321,7 +354,11 @@ mod tests {
             conv2d(unit, terms, image(&x, 6 * 40, cin), &weight, &[0.0; 2], conv, &mut got, false);
             for (i, value) in got.iter().enumerate() {
                 let (at_y, at_column) = (i / cout / 40, i / cout % 40);
-                assert_eq!(value.is_nan(), at_y.abs_diff(y) <= 1 && at_column.abs_diff(column) <= 1, "row {at_y}, column {at_column}");
+                assert_eq!(
+                    value.is_nan(),
+                    at_y.abs_diff(y) <= 1 && at_column.abs_diff(column) <= 1,
+                    "row {at_y}, column {at_column}"
+                );
             }
         }
     }
@@ -334,14 +371,16 @@ mod tests {
         let [exact, rounded] = [Precision::F32, Precision::Bf16].map(|precision| {
             let cpu = Cpu::new(precision);
             let upload = |values: &[f32], cols: usize| cpu.upload(values, values.len() / cols, cols).unwrap();
-            let (weight, bias, conv) = (cpu.conv_weight(&view).unwrap(), upload(&bias, cout), Conv::same(height, width, 3));
+            let (weight, bias, conv) =
+                (cpu.conv_weight(&view).unwrap(), upload(&bias, cout), Conv::same(height, width, 3));
             let x = || upload(&x, cin);
             let plain = x().conv2d(&weight, &bias, conv).unwrap();
             let added = x().conv2d_add(&weight, &bias, conv, upload(&residual, cout)).unwrap();
             let doubled = x().upsample_conv2d(&weight, &bias, height, width).unwrap();
             [plain, added, doubled].map(|out| cpu.download(&out).unwrap())
         });
-        for (op, (exact, rounded)) in ["conv2d", "conv2d_add", "upsample_conv2d"].iter().zip(exact.iter().zip(&rounded)) {
+        for (op, (exact, rounded)) in ["conv2d", "conv2d_add", "upsample_conv2d"].iter().zip(exact.iter().zip(&rounded))
+        {
             let off = worst(rounded, exact);
             // Rounding of values and of sums of weights; a residual, bias or tap that is missing is more than 0.05.
             assert!(off < 0.03, "{op}: {off:e}");
@@ -365,14 +404,23 @@ mod tests {
         for (side, channels) in [(32, 512), (64, 512), (128, 512), (128, 256), (256, 256), (256, 128)] {
             let x = noise(1, side * side * channels);
             let rows = Rows { data: &x, rows: side * side, cols: channels, stride: channels };
-            let seconds = best(|| Image::new(TILES, Conv::same(side, side, 3), channels, 1).bands(rows, |_, _, _, _| ()));
-            println!("round {side} x {side} x {channels}: {:.2} ms, {:.2} values/ns", 1e3 * seconds, x.len() as f64 / seconds / 1e9);
+            let seconds =
+                best(|| Image::new(TILES, Conv::same(side, side, 3), channels, 1).bands(rows, |_, _, _, _| ()));
+            println!(
+                "round {side} x {side} x {channels}: {:.2} ms, {:.2} values/ns",
+                1e3 * seconds,
+                x.len() as f64 / seconds / 1e9
+            );
         }
         for channels in [128, 256, 512] {
             let values = noise(2, channels * channels * 9);
             let weight = weight(&values, channels, channels, 3);
             let seconds = best(|| drop(pack_weight(&weight.view, &seen(3))));
-            println!("weight {channels} -> {channels}: {:.2} ms, {:.2} values/ns", 1e3 * seconds, values.len() as f64 / seconds / 1e9);
+            println!(
+                "weight {channels} -> {channels}: {:.2} ms, {:.2} values/ns",
+                1e3 * seconds,
+                values.len() as f64 / seconds / 1e9
+            );
             let seconds = best(|| drop(pack_weight(&weight.view, &seen_doubled(1, 0))));
             println!("a fourth of the weight {channels} -> {channels}, upsampled: {:.2} ms", 1e3 * seconds);
         }

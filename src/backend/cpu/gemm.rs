@@ -1,8 +1,8 @@
 //! Matrix products: activations in float32, weights as they lie in the file.
 //!
-//! The portable path widens a panel of weight rows to float32 and multiplies with the crate `gemm`; it runs on
-//! every CPU and is what other paths are tested against. Where the processor has AMX-BF16 tiles, bfloat16 weights go there, those of
-//! convolutions too ([`super::conv_tiles`]).
+//! The portable path widens a panel of weight rows to float32 and multiplies with the crate `gemm`; it runs on every
+//! CPU and is what other paths are tested against. Where the processor has AMX-BF16 tiles, bfloat16 weights go there,
+//! those of convolutions too ([`super::conv_tiles`]).
 
 #![allow(unsafe_code)]
 
@@ -57,7 +57,8 @@ pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Tensor<Cpu>
 
 /// [`linear`] on AMX tiles: the activations are packed once for all parts.
 fn tiles(terms: usize, xs: &[Rows<'_>], parts: &[WeightView], n: usize, out: &mut [f32]) {
-    let xs: Vec<_> = xs.iter().map(|x| amx::Rows { values: x.data, rows: x.rows, cols: x.cols, stride: x.stride }).collect();
+    let xs: Vec<_> =
+        xs.iter().map(|x| amx::Rows { values: x.data, rows: x.rows, cols: x.cols, stride: x.stride }).collect();
     let packed = amx::Packed::new(&xs, terms);
     let mut first = 0;
     for part in parts {
@@ -79,8 +80,8 @@ fn portable(x: Rows<'_>, parts: &[WeightView], col: usize, n: usize, out: &mut [
         let m = BLOCK_ROWS.min(x.rows - m0);
         widened(&parts[*part].row_range(rows.clone()), |panel| {
             let k = parts[*part].cols();
-            // SAFETY: out has x.rows rows of n values (`linear` checked); this task alone writes rows m0..m0 + m, columns
-            // n0..n0 + rows.len(). Panels cover disjoint columns inside n, blocks disjoint rows inside x.rows.
+            // SAFETY: out has x.rows rows of n values (`linear` checked); this task alone writes rows m0..m0 + m,
+            // columns n0..n0 + rows.len(). Panels cover disjoint columns inside n, blocks disjoint rows inside x.rows.
             unsafe { product(x, m0..m0 + m, &panel[col..], k, rows.len(), out.at(m0 * n + n0), n, accumulate) };
         });
     });
@@ -108,7 +109,9 @@ pub(super) fn small(
 ) {
     let last = |rows: usize, cols: usize, stride: usize| if rows * cols == 0 { 0 } else { (rows - 1) * stride + cols };
     let (b_rows, b_cols) = if b_transposed { (n, k) } else { (k, n) };
-    assert!(out.len() >= last(m, n, out_stride) && a.0.len() >= last(m, k, a.1) && b.0.len() >= last(b_rows, b_cols, b.1));
+    assert!(
+        out.len() >= last(m, n, out_stride) && a.0.len() >= last(m, k, a.1) && b.0.len() >= last(b_rows, b_cols, b.1)
+    );
     let (b_row, b_col) = if b_transposed { (1, b.1) } else { (b.1, 1) };
     // SAFETY: the assertion above keeps every element that the strides reach inside its slice.
     unsafe {
@@ -153,7 +156,8 @@ fn panels(parts: &[WeightView], n: usize) -> Vec<(usize, std::ops::Range<usize>,
     panels
 }
 
-/// Calls `f` with the view's values in float32: in place where the file holds float32, else from a buffer of this thread.
+/// Calls `f` with the view's values in float32: in place where the file holds float32, else from a buffer of this
+/// thread.
 fn widened(view: &WeightView, f: impl FnOnce(&[f32])) {
     thread_local!(static PANEL: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
     if view.dtype() == Dtype::F32
@@ -191,7 +195,8 @@ impl Shared {
     }
 }
 
-/// `out[i, j] (+)= sum_k x[rows.start + i, k] weight[j, k]`; weight rows are `weight_stride` apart, out rows `out_stride`.
+/// `out[i, j] (+)= sum_k x[rows.start + i, k] weight[j, k]`; weight rows are `weight_stride` apart, out rows
+/// `out_stride`.
 ///
 /// # Safety
 /// `out` is valid for rows.len() rows of n values, and nobody else touches these cells meanwhile.

@@ -1,7 +1,8 @@
 //! Float32 arithmetic over slices: exponentials, reductions and the widening of 16-bit weights.
 //!
-//! Each function is written once, as a plain loop without branches that the compiler turns into vector code, and compiled
-//! twice: for any CPU of the target, and on x86-64 for CPUs with AVX2 and FMA, which are asked for at run time.
+//! Each function is written once, as a plain loop without branches that the compiler turns into vector code, and
+//! compiled twice: for any CPU of the target, and on x86-64 for CPUs with AVX2 and FMA, which are asked for at run
+//! time.
 
 #![allow(unsafe_code)]
 
@@ -10,7 +11,8 @@ const LANES: usize = 32;
 
 /// Runs `$body::<true>` compiled for AVX2 and FMA where the CPU has them, otherwise `$body` as the target allows.
 ///
-/// The const parameter of a body says whether `mul_add` is one instruction; where it is not, it would be a library call.
+/// The const parameter of a body says whether `mul_add` is one instruction; where it is not, it would be a library
+/// call.
 macro_rules! dispatch {
     ($body:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)?) => {{
         #[cfg(target_arch = "x86_64")]
@@ -57,8 +59,8 @@ pub fn affine_silu(x: &[f32], scale: &[f32], shift: &[f32], out: &mut [f32]) {
     dispatch!(affine_silu_body(x: &[f32], scale: &[f32], shift: &[f32], out: &mut [f32]))
 }
 
-/// Adds each value's difference from its center to `sums`, and the square of that to `squares`, both in float64. Panics when the lengths
-/// differ.
+/// Adds each value's difference from its center to `sums`, and the square of that to `squares`, both in float64. Panics
+/// when the lengths differ.
 pub fn add_moments(x: &[f32], center: &[f32], sums: &mut [f64], squares: &mut [f64]) {
     assert!(center.len() == x.len() && sums.len() == x.len() && squares.len() == x.len());
     dispatch!(add_moments_body(x: &[f32], center: &[f32], sums: &mut [f64], squares: &mut [f64]))
@@ -74,14 +76,15 @@ pub fn sum_squares(values: &[f32], center: f32) -> f64 {
     dispatch!(sum_squares_body(values: &[f32], center: f32) -> f64)
 }
 
-/// bfloat16, little-endian and at any address, as float32. Exact. Panics unless `bytes` holds two bytes for each cell of `out`.
+/// bfloat16, little-endian and at any address, as float32. Exact. Panics unless `bytes` holds two bytes for each cell
+/// of `out`.
 pub fn widen_bf16(bytes: &[u8], out: &mut [f32]) {
     assert_eq!(bytes.len(), 2 * out.len());
     dispatch!(widen_bf16_body(bytes: &[u8], out: &mut [f32]))
 }
 
-/// IEEE half precision, little-endian and at any address, as float32. Exact. Panics unless `bytes` holds two bytes for each
-/// cell of `out`.
+/// IEEE half precision, little-endian and at any address, as float32. Exact. Panics unless `bytes` holds two bytes for
+/// each cell of `out`.
 pub fn widen_f16(bytes: &[u8], out: &mut [f32]) {
     assert_eq!(bytes.len(), 2 * out.len());
     dispatch!(widen_f16_body(bytes: &[u8], out: &mut [f32]))
@@ -89,8 +92,8 @@ pub fn widen_f16(bytes: &[u8], out: &mut [f32]) {
 
 /// The bits of each value rounded to bfloat16 (to nearest, ties to even), and in `values` what the rounding left over.
 ///
-/// So `value == rounded + rest` exactly, and three calls take a finite normal float32 apart without a rest. NaN stays NaN;
-/// an infinity leaves NaN. Panics when the lengths differ.
+/// So `value == rounded + rest` exactly, and three calls take a finite normal float32 apart without a rest. NaN stays
+/// NaN; an infinity leaves NaN. Panics when the lengths differ.
 pub fn take_bf16(values: &mut [f32], rounded: &mut [u16]) {
     assert_eq!(values.len(), rounded.len());
     dispatch!(take_bf16_body(values: &mut [f32], rounded: &mut [u16]))
@@ -240,7 +243,8 @@ fn widen_f16_body<const FMA: bool>(bytes: &[u8], out: &mut [f32]) {
     for (value, pair) in out.iter_mut().zip(bytes.chunks_exact(2)) {
         let bits = u32::from(u16::from_le_bytes([pair[0], pair[1]]));
         let magnitude = (bits & 0x7fff) << 13;
-        // The float32 of the same bits has an exponent that is less by 127 - 15; so have the subnormals, which this makes normal.
+        // The float32 of the same bits has an exponent that is less by 127 - 15; so have the subnormals, which this
+        // makes normal.
         let scaled = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
         let finite = if magnitude >= 0x7c00 << 13 { magnitude | 0x7f80_0000 } else { scaled };
         *value = f32::from_bits(finite | (bits & 0x8000) << 16);

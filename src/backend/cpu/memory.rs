@@ -8,7 +8,8 @@ pub(super) fn available_bytes() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").unwrap_or_default();
     let used = fs::read_to_string("/sys/fs/cgroup/memory.current").unwrap_or_default();
-    let of_group = limit.trim().parse::<u64>().ok().zip(used.trim().parse().ok()).map(|(limit, used)| limit.saturating_sub(used));
+    let of_group =
+        limit.trim().parse::<u64>().ok().zip(used.trim().parse().ok()).map(|(limit, used)| limit.saturating_sub(used));
     of_meminfo(&meminfo).unwrap_or(u64::MAX).min(of_group.unwrap_or(u64::MAX))
 }
 

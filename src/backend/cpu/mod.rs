@@ -1,8 +1,9 @@
 //! The CPU backend: float32 between ops, all cores, and the reference for every other backend.
 //!
-//! Weights stay where they are: a matrix is a list of row ranges of mapped files, read in place by [`gemm`].
-//! Of most fused ops the CPU runs the definition. Those of the VAE, whose activations no cache holds, are here where that saves a pass over
-//! them; they round as their definition does, but for a convolution of the upsampled image in bfloat16 ([`Tensor::upsample_conv2d`]).
+//! Weights stay where they are: a matrix is a list of row ranges of mapped files, read in place by [`gemm`]. Of most
+//! fused ops the CPU runs the definition. Those of the VAE, whose activations no cache holds, are here where that saves
+//! a pass over them; they round as their definition does, but for a convolution of the upsampled image in bfloat16
+//! ([`Tensor::upsample_conv2d`]).
 
 pub mod amx;
 mod attention;
@@ -33,7 +34,8 @@ use crate::weights::WeightView;
 pub enum Precision {
     /// As accurate as float32 throughout.
     F32,
-    /// Activations rounded to bfloat16 at each product and convolution, where the processor multiplies bfloat16; otherwise as `F32`.
+    /// Activations rounded to bfloat16 at each product and convolution, where the processor multiplies bfloat16;
+    /// otherwise as `F32`.
     Bf16,
 }
 
@@ -230,7 +232,12 @@ impl Backend for Cpu {
     }
 
     fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
-        Ok(Tensor::from_buffer(self, Buffer::ConvWeight(Box::new(conv::Weight::new(view.clone()))), view.rows(), view.cols()))
+        Ok(Tensor::from_buffer(
+            self,
+            Buffer::ConvWeight(Box::new(conv::Weight::new(view.clone()))),
+            view.rows(),
+            view.cols(),
+        ))
     }
 
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
@@ -292,7 +299,14 @@ impl Backend for Cpu {
         Ok(self.tensor(out, rows, weight.rows()))
     }
 
-    fn conv2d_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv, residual: Tensor<Self>) -> Result<Tensor<Self>> {
+    fn conv2d_add(
+        &self,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+        residual: Tensor<Self>,
+    ) -> Result<Tensor<Self>> {
         let kernel = Self::kernel(weight);
         let Some(terms) = gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) else {
             return ops::conv2d::compose_add(self, x, weight, bias, conv, residual);
@@ -303,18 +317,41 @@ impl Backend for Cpu {
         Ok(self.tensor(out, rows, cols))
     }
 
-    fn upsample_conv2d(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
+    fn upsample_conv2d(
+        &self,
+        x: Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        height: usize,
+        width: usize,
+    ) -> Result<Tensor<Self>> {
         let kernel = Self::kernel(weight);
         // Sums of weights are no bfloat16 numbers, so this is for activations that are rounded too.
         if gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) != Some(1) {
             return ops::conv2d::compose_upsample(self, x, weight, bias, height, width);
         }
         let mut out = pool::values(4 * x.rows() * weight.rows());
-        conv_tiles::upsample_conv2d(conv_tiles::TILES, Rows::of(&x), kernel, Rows::of(bias).row(0), height, width, &mut out);
+        conv_tiles::upsample_conv2d(
+            conv_tiles::TILES,
+            Rows::of(&x),
+            kernel,
+            Rows::of(bias).row(0),
+            height,
+            width,
+            &mut out,
+        );
         Ok(self.tensor(out, 4 * x.rows(), weight.rows()))
     }
 
-    fn attention(&self, q: Tensor<Self>, k: &Tensor<Self>, v: &Tensor<Self>, head_dim: usize, joint: Joint, mask: Mask) -> Result<Tensor<Self>> {
+    fn attention(
+        &self,
+        q: Tensor<Self>,
+        k: &Tensor<Self>,
+        v: &Tensor<Self>,
+        head_dim: usize,
+        joint: Joint,
+        mask: Mask,
+    ) -> Result<Tensor<Self>> {
         let (q_rows, k_rows, v_rows) = (Rows::of(&q), Rows::of(k), Rows::of(v));
         let out = if self.precision == Precision::Bf16 && amx::available() && mask == Mask::None {
             attention_tiles::attention(amx::multiply, q_rows, k_rows, v_rows, head_dim, joint)
@@ -334,13 +371,27 @@ impl Backend for Cpu {
         Ok(self.make_rows(x.rows, x.cols, |row, out| norm::rms_norm(x.row(row), weight, eps, out)))
     }
 
-    fn group_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, groups: usize, eps: f32) -> Result<Tensor<Self>> {
+    fn group_norm(
+        &self,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        groups: usize,
+        eps: f32,
+    ) -> Result<Tensor<Self>> {
         let x = Rows::of(x);
         let (scale, shift) = norm::group_norm_affine(x, Rows::of(weight).row(0), Rows::of(bias).row(0), groups, eps);
         Ok(self.make_rows(x.rows, x.cols, |row, out| elementwise::affine(x.row(row), &scale, &shift, out)))
     }
 
-    fn group_norm_silu(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, groups: usize, eps: f32) -> Result<Tensor<Self>> {
+    fn group_norm_silu(
+        &self,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        groups: usize,
+        eps: f32,
+    ) -> Result<Tensor<Self>> {
         let x = Rows::of(x);
         let (scale, shift) = norm::group_norm_affine(x, Rows::of(weight).row(0), Rows::of(bias).row(0), groups, eps);
         Ok(self.make_rows(x.rows, x.cols, |row, out| math::affine_silu(x.row(row), &scale, &shift, out)))
@@ -407,7 +458,14 @@ impl Backend for Cpu {
         }))
     }
 
-    fn unpatchify(&self, latents: &Tensor<Self>, mean: &Tensor<Self>, std: &Tensor<Self>, _height: usize, width: usize) -> Result<Tensor<Self>> {
+    fn unpatchify(
+        &self,
+        latents: &Tensor<Self>,
+        mean: &Tensor<Self>,
+        std: &Tensor<Self>,
+        _height: usize,
+        width: usize,
+    ) -> Result<Tensor<Self>> {
         let (x, mean, std) = (Rows::of(latents), Rows::of(mean).row(0), Rows::of(std).row(0));
         Ok(self.make_rows(4 * x.rows, x.cols / 4, |row, out| {
             let (py, px) = (row / (2 * width), row % (2 * width));

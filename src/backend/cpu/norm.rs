@@ -22,10 +22,17 @@ pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 }
 
 /// Group norm as one multiplication and one addition for each channel: (scale, shift).
-pub(super) fn group_norm_affine(x: Rows<'_>, weight: &[f32], bias: &[f32], groups: usize, eps: f32) -> (Vec<f32>, Vec<f32>) {
+pub(super) fn group_norm_affine(
+    x: Rows<'_>,
+    weight: &[f32],
+    bias: &[f32],
+    groups: usize,
+    eps: f32,
+) -> (Vec<f32>, Vec<f32>) {
     let per_group = x.cols / groups;
     // Sums are about a value of the group, so that squares lose no digits where the mean is large.
-    let center: Vec<f32> = (0..x.cols).map(|channel| x.data.get(channel / per_group * per_group).copied().unwrap_or_default()).collect();
+    let center: Vec<f32> =
+        (0..x.cols).map(|channel| x.data.get(channel / per_group * per_group).copied().unwrap_or_default()).collect();
     let sums = channel_sums(x, &center);
     let count = (x.rows * per_group) as f64;
     let group = |sums: &[f64]| sums.iter().sum::<f64>() / count;
@@ -44,14 +51,15 @@ pub(super) fn group_norm_affine(x: Rows<'_>, weight: &[f32], bias: &[f32], group
     (scale, shift)
 }
 
-/// The sums over all rows of each channel's differences from `center`, and those of their squares. Blocks are summed in order, so that
-/// the result does not depend on threads.
+/// The sums over all rows of each channel's differences from `center`, and those of their squares. Blocks are summed in
+/// order, so that the result does not depend on threads.
 fn channel_sums(x: Rows<'_>, center: &[f32]) -> (Vec<f64>, Vec<f64>) {
     const BLOCK: usize = 512;
     let none = || (vec![0.0; x.cols], vec![0.0; x.cols]);
     let block_sums = |block: usize| {
         let (mut sums, mut squares) = none();
-        (block * BLOCK..((block + 1) * BLOCK).min(x.rows)).for_each(|row| math::add_moments(x.row(row), center, &mut sums, &mut squares));
+        (block * BLOCK..((block + 1) * BLOCK).min(x.rows))
+            .for_each(|row| math::add_moments(x.row(row), center, &mut sums, &mut squares));
         (sums, squares)
     };
     let blocks: Vec<_> = (0..x.rows.div_ceil(BLOCK)).into_par_iter().map(block_sums).collect();
@@ -83,22 +91,32 @@ mod tests {
 
     #[test]
     fn a_group_norm_keeps_its_digits_where_the_mean_is_large() {
-        for (rows, cols, groups, mean) in [(1, 8, 2, 0.0), (700, 12, 3, 0.0), (1025, 40, 4, 3000.0), (600, 6, 6, -1e5)] {
-            let values: Vec<f32> = (0..rows * (cols + 1)).map(|i| mean + ((i * 7919) % 1009) as f32 / 504.5 - 1.0).collect();
+        for (rows, cols, groups, mean) in [(1, 8, 2, 0.0), (700, 12, 3, 0.0), (1025, 40, 4, 3000.0), (600, 6, 6, -1e5)]
+        {
+            let values: Vec<f32> =
+                (0..rows * (cols + 1)).map(|i| mean + ((i * 7919) % 1009) as f32 / 504.5 - 1.0).collect();
             let x = Rows { data: &values, rows, cols, stride: cols + 1 };
             let (weight, bias) = (vec![1.5; cols], vec![0.25; cols]);
             let (scale, shift) = group_norm_affine(x, &weight, &bias, groups, 1e-6);
             let per_group = cols / groups;
             for channel in 0..cols {
                 let first = channel / per_group * per_group;
-                let group = || (0..rows).flat_map(|row| &x.row(row)[first..first + per_group]).map(|&value| f64::from(value));
+                let group =
+                    || (0..rows).flat_map(|row| &x.row(row)[first..first + per_group]).map(|&value| f64::from(value));
                 let count = (rows * per_group) as f64;
                 let mean = group().sum::<f64>() / count;
                 let variance = group().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
                 let expected = 1.5 / (variance + 1e-6).sqrt();
-                assert!((f64::from(scale[channel]) / expected - 1.0).abs() < 1e-6, "{mean}, {channel}: {} for {expected}", scale[channel]);
+                assert!(
+                    (f64::from(scale[channel]) / expected - 1.0).abs() < 1e-6,
+                    "{mean}, {channel}: {} for {expected}",
+                    scale[channel]
+                );
                 let expected = 0.25 - mean * expected;
-                assert!((f64::from(shift[channel]) - expected).abs() < 1e-6 * expected.abs().max(1.0), "{mean}, {channel}");
+                assert!(
+                    (f64::from(shift[channel]) - expected).abs() < 1e-6 * expected.abs().max(1.0),
+                    "{mean}, {channel}"
+                );
             }
         }
     }

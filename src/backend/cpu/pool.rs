@@ -6,7 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const LEAST_BYTES: usize = 1 << 20;
 /// What is kept at most, over all.
 const MOST_BYTES: usize = 1 << 30;
-/// What values hold that nobody wrote: pages that the system maps are zeros anyway, and while we debug a value that is missed shall show.
+/// What values hold that nobody wrote: pages that the system maps are zeros anyway, and while we debug a value that is
+/// missed shall show.
 const UNWRITTEN: f32 = if cfg!(debug_assertions) { f32::NAN } else { 0.0 };
 
 static POOL: Pool = Pool(Mutex::new(Vec::new()));
@@ -58,7 +59,8 @@ impl Pool {
     }
 }
 
-/// `count` values, all of which the caller writes, in memory that was used before where there is some of about that size.
+/// `count` values, all of which the caller writes, in memory that was used before where there is some of about that
+/// size.
 pub(super) fn values(count: usize) -> Vec<f32> {
     POOL.values(count)
 }
@@ -104,7 +106,11 @@ mod tests {
         for more in 1..=4 {
             pool.give(Vec::with_capacity(third + more));
         }
-        assert_eq!(pool.spare().iter().map(Vec::capacity).collect::<Vec<_>>(), [third + 3, third + 4], "the latest stay");
+        assert_eq!(
+            pool.spare().iter().map(Vec::capacity).collect::<Vec<_>>(),
+            [third + 3, third + 4],
+            "the latest stay"
+        );
         assert_eq!(pool.kept_bytes(), (2 * third + 7) * size_of::<f32>());
     }
 

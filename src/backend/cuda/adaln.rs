@@ -5,13 +5,21 @@ use super::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 
 impl Cuda {
-    pub(super) fn adaln_op(&self, x: &Tensor<Cuda>, shift: &Tensor<Cuda>, scale: &Tensor<Cuda>, eps: f32) -> Result<Tensor<Cuda>> {
+    pub(super) fn adaln_op(
+        &self,
+        x: &Tensor<Cuda>,
+        shift: &Tensor<Cuda>,
+        scale: &Tensor<Cuda>,
+        eps: f32,
+    ) -> Result<Tensor<Cuda>> {
         let out = self.empty(x.rows(), x.cols())?;
         let block = row_block(x.cols() / 8).filter(|_| all_aligned(&[x, shift, scale, &out]));
         let kernel = if block.is_some() { "adaln_bf16" } else { "adaln_bf16_any" };
-        let launch = self.launch("adaln", kernel)?.matrix(x).vector(shift).vector(scale).matrix(&out).int(x.cols()).float(eps);
-        // SAFETY: argument types and order match `adaln_bf16` and `adaln_bf16_any` in cuda/adaln.cu. `Tensor::adaln` checked x
-        // [rows, cols], shift and scale [1, cols]; `out` was made [rows, cols] above. A block writes one row of `out` only.
+        let launch =
+            self.launch("adaln", kernel)?.matrix(x).vector(shift).vector(scale).matrix(&out).int(x.cols()).float(eps);
+        // SAFETY: argument types and order match `adaln_bf16` and `adaln_bf16_any` in cuda/adaln.cu. `Tensor::adaln`
+        // checked x [rows, cols], shift and scale [1, cols]; `out` was made [rows, cols] above. A block writes one row
+        // of `out` only.
         unsafe { launch.run([x.rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }?;
         Ok(out)
     }
@@ -21,8 +29,8 @@ impl Cuda {
         let block = row_block(x.cols() / 8).filter(|_| all_aligned(&[x, &out]));
         let kernel = if block.is_some() { "layer_norm_bf16" } else { "layer_norm_bf16_any" };
         let launch = self.launch("adaln", kernel)?.matrix(x).matrix(&out).int(x.cols()).float(eps);
-        // SAFETY: argument types and order match `layer_norm_bf16` and `layer_norm_bf16_any` in cuda/adaln.cu; `out` was made of the
-        // shape of x above. A block writes one row of `out` only.
+        // SAFETY: argument types and order match `layer_norm_bf16` and `layer_norm_bf16_any` in cuda/adaln.cu; `out`
+        // was made of the shape of x above. A block writes one row of `out` only.
         unsafe { launch.run([x.rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }?;
         Ok(out)
     }

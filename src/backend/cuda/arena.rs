@@ -103,14 +103,19 @@ impl Arena {
         let bytes = bytes.next_multiple_of(ALIGNMENT);
         let index = match self.state {
             State::Running(thread) if thread == thread::current().id() => {
-                let fits = |block: &Block| block.free && block.bytes >= bytes && block.bytes <= (2 * bytes).max(SMALL_BYTES);
+                let fits =
+                    |block: &Block| block.free && block.bytes >= bytes && block.bytes <= (2 * bytes).max(SMALL_BYTES);
                 let free = self.blocks.iter().enumerate().filter(|(_, block)| fits(block));
                 let Some((index, _)) = free.min_by_key(|(_, block)| block.bytes) else { return Ok(Place::New(bytes)) };
                 self.log.push(index);
                 index
             }
             State::Repeating(thread, next) if thread == thread::current().id() => {
-                let index = self.log.get(next).copied().filter(|&index| self.blocks[index].free && self.blocks[index].bytes >= bytes);
+                let index = self
+                    .log
+                    .get(next)
+                    .copied()
+                    .filter(|&index| self.blocks[index].free && self.blocks[index].bytes >= bytes);
                 let index = index.ok_or_else(|| Error::new("the work asks for other memory than before"))?;
                 self.state = State::Repeating(thread, next + 1);
                 index

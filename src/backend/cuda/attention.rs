@@ -1,8 +1,8 @@
 //! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention`.
 //!
-//! Hopper has a kernel of its own for heads of 128; heads without a kernel go to `attention_generic`. `FLUX_ATTENTION=base` keeps
-//! off the Hopper kernel, `FLUX_ATTENTION=sm90` makes it an error when this GPU or this program has none, and so does
-//! `FLUX_ATTENTION=sm90-single`, which keeps off its pairs of blocks.
+//! Hopper has a kernel of its own for heads of 128; heads without a kernel go to `attention_generic`.
+//! `FLUX_ATTENTION=base` keeps off the Hopper kernel, `FLUX_ATTENTION=sm90` makes it an error when this GPU or this
+//! program has none, and so does `FLUX_ATTENTION=sm90-single`, which keeps off its pairs of blocks.
 
 use std::ffi::c_void;
 
@@ -13,7 +13,8 @@ use super::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::{Joint, Mask};
 
-const CHOICE: Choice = Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a", forms: &[SINGLE] };
+const CHOICE: Choice =
+    Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a", forms: &[SINGLE] };
 const SINGLE: &str = "sm90-single";
 /// `QUERIES`, `KEYS` and the shared memory of cuda/attention_sm90a.cu: Q, two slots of K and of V, barriers.
 const HOPPER_QUERIES: usize = 128;
@@ -49,8 +50,8 @@ impl Base {
         (self.queries + self.slots * KEY_TILE) * head_dim * 2
     }
 
-    /// Of `tiles`, how many one block takes, of `at_once` that run at a time. Those of the last round are halved where that makes no round more;
-    /// a tile of 64 queries is not.
+    /// Of `tiles`, how many one block takes, of `at_once` that run at a time. Those of the last round are halved where
+    /// that makes no round more; a tile of 64 queries is not.
     fn whole_tiles(self, tiles: usize, at_once: usize) -> usize {
         let rest = tiles % at_once;
         if self.queries == 128 && 2 * rest <= at_once { tiles - rest } else { tiles }
@@ -82,11 +83,12 @@ enum Blocks {
 }
 
 impl Blocks {
-    /// Pairs, which fetch less, where they take no more rounds, and where their tiles see the same keys. By itself a short op may take a tenth
-    /// longer (1536 tokens), in a step it does not.
+    /// Pairs, which fetch less, where they take no more rounds, and where their tiles see the same keys. By itself a
+    /// short op may take a tenth longer (1536 tokens), in a step it does not.
     fn choose(tiles: usize, heads: usize, mask: Mask, multiprocessors: usize) -> Self {
         let rounds = |blocks: Self| blocks.items(tiles, heads).div_ceil((multiprocessors / blocks.count()).max(1));
-        let pairs = mask == Mask::None && tiles > 1 && multiprocessors > 1 && rounds(Self::Pairs) <= rounds(Self::Single);
+        let pairs =
+            mask == Mask::None && tiles > 1 && multiprocessors > 1 && rounds(Self::Pairs) <= rounds(Self::Single);
         if pairs { Self::Pairs } else { Self::Single }
     }
 
@@ -192,13 +194,22 @@ impl Cuda {
         let launch = self.launch("attention", base.name)?.shared(base.shared_bytes(head_dim) as u32)?;
         let tiles = (joint.tokens() - call.first_query()).div_ceil(base.queries) * call.heads() * joint.batch;
         let whole = base.whole_tiles(tiles, launch.blocks_at_once(THREADS)?);
-        let launch = launch.vector(q).vector(k).vector(v).vector(out).int(q.stride()).int(k.stride()).int(v.stride()).int(out.stride());
+        let launch = launch
+            .vector(q)
+            .vector(k)
+            .vector(v)
+            .vector(out)
+            .int(q.stride())
+            .int(k.stride())
+            .int(v.stride())
+            .int(out.stride());
         let launch = launch.int(joint.batch).int(joint.txt).int(joint.img).int(call.first_query());
         let launch = launch.int(call.heads()).int(call.group()).int(call.keys()).int(whole).float(call.scale());
-        // SAFETY: argument types and order match `ATTENTION` in cuda/attention.cu, and the shared memory its `Shape`. `Tensor::attention`
-        // checked k and v to have joint.rows() rows of whole heads, of which k's divide q's, q the same or those of images, and
-        // 1 <= keys <= tokens; rows are aligned to 16 bytes; `out` is q, or new and of its shape. A block reads its queries before it writes
-        // them, and nothing else of q. Tiles behind `whole` have two blocks each.
+        // SAFETY: argument types and order match `ATTENTION` in cuda/attention.cu, and the shared memory its `Shape`.
+        // `Tensor::attention` checked k and v to have joint.rows() rows of whole heads, of which k's divide q's, q the
+        // same or those of images, and 1 <= keys <= tokens; rows are aligned to 16 bytes; `out` is q, or new and of its
+        // shape. A block reads its queries before it writes them, and nothing else of q. Tiles behind `whole` have two
+        // blocks each.
         unsafe { launch.run([2 * tiles - whole, 1, 1], [THREADS as usize, 1, 1]) }
     }
 
@@ -216,18 +227,27 @@ impl Cuda {
         let mut maps = [tensor_map(q, HOPPER_QUERIES)?, tensor_map(k, HOPPER_KEYS)?, tensor_map(v, HOPPER_KEYS)?];
         let mut out_address = out.address();
         CHOICE.int(blocks.items(tiles, heads))?;
-        let ints = [out.stride(), joint.batch, joint.txt, joint.img, call.first_query(), call.heads(), call.group(), call.keys()];
+        let ints = [
+            out.stride(),
+            joint.batch,
+            joint.txt,
+            joint.img,
+            call.first_query(),
+            call.heads(),
+            call.group(),
+            call.keys(),
+        ];
         let mut ints = ints.into_iter().map(|value| CHOICE.int(value)).collect::<Result<Vec<i32>>>()?;
         let mut scale = call.scale();
         let mut arguments: Vec<*mut c_void> = maps.iter_mut().map(|map| std::ptr::from_mut(map).cast()).collect();
         arguments.push(std::ptr::from_mut(&mut out_address).cast());
         arguments.extend(ints.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
         arguments.push(std::ptr::from_mut(&mut scale).cast());
-        // SAFETY: `arguments` are, in the order of `ATTENTION` in cuda/attention_sm90a.cu, three tensor maps, a pointer, eight ints and a
-        // float, all alive until the call returns; the shared memory is its `Shared`. The maps cover exactly the cells of q, k
-        // and v. `Tensor::attention` checked their shapes and 1 <= keys <= tokens; `out` is q, or new and of its shape. A tile's
-        // queries are read before its output is written, which no other tile's output depends on. Pairs have an even number of blocks and
-        // no mask.
+        // SAFETY: `arguments` are, in the order of `ATTENTION` in cuda/attention_sm90a.cu, three tensor maps, a
+        // pointer, eight ints and a float, all alive until the call returns; the shared memory is its `Shared`. The
+        // maps cover exactly the cells of q, k and v. `Tensor::attention` checked their shapes and 1 <= keys <= tokens;
+        // `out` is q, or new and of its shape. A tile's queries are read before its output is written, which no other
+        // tile's output depends on. Pairs have an even number of blocks and no mask.
         unsafe { launch.run_raw([grid, 1, 1], [384, 1, 1], &mut arguments) }
     }
 }
@@ -246,7 +266,9 @@ mod tests {
 
     #[test]
     fn every_kernel_fits_the_shared_memory_of_its_gpus() {
-        for (capability, block_bytes) in [((8, 0), 163 << 10), ((8, 6), 99 << 10), ((8, 9), 99 << 10), ((9, 0), 227 << 10), ((12, 0), 99 << 10)] {
+        for (capability, block_bytes) in
+            [((8, 0), 163 << 10), ((8, 6), 99 << 10), ((8, 9), 99 << 10), ((9, 0), 227 << 10), ((12, 0), 99 << 10)]
+        {
             for head_dim in [16, 32, 64, 128] {
                 let base = Base::find(head_dim, capability).unwrap();
                 assert!(base.shared_bytes(head_dim) <= block_bytes, "{base:?} on {capability:?}");
@@ -300,7 +322,11 @@ mod tests {
             let joint = Joint { batch, txt, img };
             let (tiles, heads) = (hopper_tiles(joint, 0), batch * heads);
             let blocks = Blocks::choose(tiles, heads, mask, 132);
-            assert_eq!((blocks, blocks.grid(tiles, heads, 132)), (expected, grid), "{joint:?}, {heads} heads, {mask:?}");
+            assert_eq!(
+                (blocks, blocks.grid(tiles, heads, 132)),
+                (expected, grid),
+                "{joint:?}, {heads} heads, {mask:?}"
+            );
         }
         assert_eq!(Blocks::choose(36, 24, none, 1), Blocks::Single);
         // Half of an odd number of multiprocessors, and one is left.

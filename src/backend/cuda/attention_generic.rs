@@ -1,4 +1,5 @@
-//! Attention by its definition, some query rows at a time: scores by cuBLASLt, softmax, and the sum of values by cuBLASLt.
+//! Attention by its definition, some query rows at a time: scores by cuBLASLt, softmax, and the sum of values by
+//! cuBLASLt.
 //!
 //! Serves the VAE's single head of 512, and every head size without a kernel of its own. Launches cuda/softmax.cu.
 
@@ -47,7 +48,10 @@ impl Cuda {
                     while done < count {
                         let rows = chunk_rows.min(count - done);
                         let row = joint.row(sample, first_token + done) - skipped;
-                        let part = |x: &Tensor<Cuda>| Matrix { address: x.address() + 2 * (row * x.stride() + column) as u64, stride: x.stride() };
+                        let part = |x: &Tensor<Cuda>| Matrix {
+                            address: x.address() + 2 * (row * x.stride() + column) as u64,
+                            stride: x.stride(),
+                        };
                         let scores = Matrix { address: scores.address(), stride };
                         let weights = Matrix { address: weights.address(), stride };
                         let product = Product {
@@ -95,16 +99,30 @@ impl Cuda {
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn softmax(&self, scores: Matrix, weights: Matrix, rows: usize, tokens: usize, head_dim: usize, first_token: usize, mask: Mask) -> Result<()> {
+    fn softmax(
+        &self,
+        scores: Matrix,
+        weights: Matrix,
+        rows: usize,
+        tokens: usize,
+        head_dim: usize,
+        first_token: usize,
+        mask: Mask,
+    ) -> Result<()> {
         let (causal, keys) = match mask {
             Mask::None => (0, tokens),
             Mask::Causal { keys } => (1, keys),
         };
-        let launch =
-            self.launch("softmax", "softmax_f32_bf16")?.address(scores.address).long(scores.stride).address(weights.address).long(weights.stride);
+        let launch = self
+            .launch("softmax", "softmax_f32_bf16")?
+            .address(scores.address)
+            .long(scores.stride)
+            .address(weights.address)
+            .long(weights.stride);
         let launch = launch.int(tokens).float(1.0 / (head_dim as f32).sqrt()).int(causal).int(first_token).int(keys);
-        // SAFETY: argument types and order match cuda/softmax.cu; both workspaces have `rows` rows of their stride, which is `tokens` or
-        // more, multiples of 8 and at aligned addresses; `Tensor::attention` checked 1 <= keys <= tokens, so every row sees a key.
+        // SAFETY: argument types and order match cuda/softmax.cu; both workspaces have `rows` rows of their stride,
+        // which is `tokens` or more, multiples of 8 and at aligned addresses; `Tensor::attention` checked 1 <= keys <=
+        // tokens, so every row sees a key.
         unsafe { launch.run([rows, 1, 1], [softmax_threads(tokens), 1, 1]) }
     }
 }

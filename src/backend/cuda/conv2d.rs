@@ -1,5 +1,6 @@
-//! `conv2d`, `conv2d_over` and `conv2d_add`. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time, for every convolution
-//! on every GPU. Hopper has a kernel of its own for 3 x 3 over whole 16 bytes of channels, in `conv2d_hopper`.
+//! `conv2d`, `conv2d_over` and `conv2d_add`. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time,
+//! for every convolution on every GPU. Hopper has a kernel of its own for 3 x 3 over whole 16 bytes of channels, in
+//! `conv2d_hopper`.
 
 use std::ops::Range;
 
@@ -15,16 +16,16 @@ use crate::ops::Conv;
 /// The most that im2col rows, or what a product without them writes, may take at once.
 pub(super) const WORKSPACE_BYTES: usize = 256 << 20;
 
-/// Rows 0 .. `rows` of `row_bytes` bytes in pieces of at most WORKSPACE_BYTES: of one size, so that one plan serves all but the last, and of
-/// whole tiles of the GEMM.
+/// Rows 0 .. `rows` of `row_bytes` bytes in pieces of at most WORKSPACE_BYTES: of one size, so that one plan serves all
+/// but the last, and of whole tiles of the GEMM.
 fn pieces(rows: usize, row_bytes: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
     let most = (WORKSPACE_BYTES / row_bytes.max(1)).max(1);
     let piece = rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(128).min(most).max(1);
     (0..rows).step_by(piece).map(move |first| first..(first + piece).min(rows))
 }
 
-/// The same for 1 x 1 convolutions, of `k` channels to `n`: no piece writes more, or reads more than twice as much. cuBLASLt fails for some
-/// matrices of 2^31 values.
+/// The same for 1 x 1 convolutions, of `k` channels to `n`: no piece writes more, or reads more than twice as much.
+/// cuBLASLt fails for some matrices of 2^31 values.
 fn pieces_of_one_tap(rows: usize, k: usize, n: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
     pieces(rows, k.max(2 * n))
 }
@@ -36,7 +37,8 @@ fn has_one_tap(conv: Conv) -> bool {
 
 /// Rows of pixels that the outputs `pixels` see, at least one and all in the image.
 fn rows_seen(conv: Conv, pixels: &Range<usize>) -> Range<usize> {
-    let [first, last] = [pixels.start, pixels.end.max(pixels.start + 1) - 1].map(|pixel| pixel / conv.out_width() * conv.stride);
+    let [first, last] =
+        [pixels.start, pixels.end.max(pixels.start + 1) - 1].map(|pixel| pixel / conv.out_width() * conv.stride);
     let start = first.saturating_sub(conv.pad_before).min(conv.height - 1);
     start..(last + conv.kernel).saturating_sub(conv.pad_before).clamp(start + 1, conv.height)
 }
@@ -60,18 +62,35 @@ impl Cuda {
             Some(residual) => self.unless_writable(residual)?,
             None => Some(self.linear_output(rows, weight, Some(bias))?),
         };
-        let out = fresh.as_ref().or(residual.as_ref()).expect("one of both is there: `unless_writable` makes a tensor unless residual serves");
+        let out = fresh
+            .as_ref()
+            .or(residual.as_ref())
+            .expect("one of both is there: `unless_writable` makes a tensor unless residual serves");
         let same = conv == Conv::same(conv.height, conv.width, 3) && !matches!(input, Input::Doubled(_));
         let mut moments = None;
-        if hopper && same && takes(&input, weight, bias) && all_aligned(&[out]) && residual.as_ref().is_none_or(Tensor::aligned) {
+        if hopper
+            && same
+            && takes(&input, weight, bias)
+            && all_aligned(&[out])
+            && residual.as_ref().is_none_or(Tensor::aligned)
+        {
             let (input, residual) = (&mut input, residual.as_ref());
-            moments = self.run_hopper_conv2d(Call { input, weight, bias, residual, out, height: conv.height, width: conv.width })?;
+            moments = self.run_hopper_conv2d(Call {
+                input,
+                weight,
+                bias,
+                residual,
+                out,
+                height: conv.height,
+                width: conv.width,
+            })?;
         } else {
             let from_residual = residual.as_ref().map(Matrix::of);
             let product = self.product(input.source(), weight, Matrix::of(out), out.cols());
             let product = Product { bias: Some(bias.address()), residual: from_residual, ..product };
             if has_one_tap(conv) && matches!(input, Input::Image(_)) {
-                pieces_of_one_tap(rows, product.k, product.n).try_for_each(|rows| self.gemm()?.run(&product.rows(rows)))?;
+                pieces_of_one_tap(rows, product.k, product.n)
+                    .try_for_each(|rows| self.gemm()?.run(&product.rows(rows)))?;
             } else {
                 self.conv2d_rows(&mut input, weight, conv, &Product { m: rows, ..product })?;
             }
@@ -87,7 +106,13 @@ impl Cuda {
     }
 
     /// `conv2d(x)`. Over a large x, where its rows are as long as the output's at least, and nobody else has it.
-    pub(super) fn conv2d_over_op(&self, x: Tensor<Cuda>, weight: &Tensor<Cuda>, bias: &Tensor<Cuda>, conv: Conv) -> Result<Tensor<Cuda>> {
+    pub(super) fn conv2d_over_op(
+        &self,
+        x: Tensor<Cuda>,
+        weight: &Tensor<Cuda>,
+        bias: &Tensor<Cuda>,
+        conv: Conv,
+    ) -> Result<Tensor<Cuda>> {
         let (rows, k, n) = (x.rows(), x.cols(), weight.rows());
         let pieces = pieces_of_one_tap(rows, k, n);
         if !has_one_tap(conv) || n > k || !n.is_multiple_of(8) || pieces.len() < 2 {
@@ -120,7 +145,8 @@ impl Cuda {
     /// `product` over im2col rows of `input`, with its m rows.
     fn conv2d_rows(&self, input: &mut Input<'_>, weight: &Tensor<Cuda>, conv: Conv, product: &Product) -> Result<()> {
         let stride = weight.cols().next_multiple_of(8);
-        // The columns behind the last are zeros in im2col rows; where they are in the weight as well, they may take part.
+        // The columns behind the last are zeros in im2col rows; where they are in the weight as well, they may take
+        // part.
         let k = if weight.buffer().zero_padded() && weight.stride() == stride { stride } else { weight.cols() };
         let mut columns = None;
         let taps = conv.kernel * conv.kernel;
@@ -134,14 +160,21 @@ impl Cuda {
             let part = input.show(rows_seen(conv, &rows))?;
             let (x, wide) = (&part.pixels, all_aligned(&[&part.pixels]));
             let launch = self.launch("conv2d", if wide { "im2col_bf16" } else { "im2col_bf16_any" })?;
-            let launch = launch.matrix(x).address(columns.address()).long(stride).int(rows.start).int(rows.len()).int(x.cols());
-            let launch = launch.int(conv.height).int(conv.width).int(conv.kernel).int(conv.stride).int(conv.pad_before).int(conv.out_width());
+            let launch =
+                launch.matrix(x).address(columns.address()).long(stride).int(rows.start).int(rows.len()).int(x.cols());
+            let launch = launch
+                .int(conv.height)
+                .int(conv.width)
+                .int(conv.kernel)
+                .int(conv.stride)
+                .int(conv.pad_before)
+                .int(conv.out_width());
             let launch = launch.int(part.first).int(halvings);
             let (grid, block) = row_tiles(rows.len(), if wide { x.cols() / 8 } else { x.cols() });
-            // SAFETY: argument types and order match cuda/conv2d.cu. The ops checked x to have height * width rows, or as many before it is
-            // doubled; the kernel reads inside the image only, and of it the rows that `rows_seen` said, which `part` has; it writes as many
-            // rows of `stride` values as the piece has, for which `columns` has room. The GEMM before, which read `columns`, is ahead of it on
-            // the same stream.
+            // SAFETY: argument types and order match cuda/conv2d.cu. The ops checked x to have height * width rows, or
+            // as many before it is doubled; the kernel reads inside the image only, and of it the rows that `rows_seen`
+            // said, which `part` has; it writes as many rows of `stride` values as the piece has, for which `columns`
+            // has room. The GEMM before, which read `columns`, is ahead of it on the same stream.
             unsafe { launch.run([grid[0] * taps, 1, 1], block) }?;
             self.gemm()?.run(&Product { k, x: Matrix { address: columns.address(), stride }, ..product.rows(rows) })?;
         }
@@ -149,7 +182,8 @@ impl Cuda {
     }
 }
 
-/// Whether `rows` of n values each, one behind the other from where rows of k values begin, end before those of `rows` do begin.
+/// Whether `rows` of n values each, one behind the other from where rows of k values begin, end before those of `rows`
+/// do begin.
 fn lies_before(rows: &Range<usize>, k: usize, n: usize) -> bool {
     rows.end * n <= rows.start * k
 }
@@ -162,9 +196,15 @@ mod tests {
     fn pieces_follow_each_other_and_are_of_one_size() {
         for (rows, row_bytes) in [(0, 8), (1, 8), (1 << 20, 2304), (254_500, 4608), (1 << 24, 4608), (5, 1 << 30)] {
             let pieces: Vec<_> = pieces(rows, row_bytes).collect();
-            assert!(pieces.iter().all(|piece| piece.len() * row_bytes <= WORKSPACE_BYTES || piece.len() == 1), "{rows} x {row_bytes}");
+            assert!(
+                pieces.iter().all(|piece| piece.len() * row_bytes <= WORKSPACE_BYTES || piece.len() == 1),
+                "{rows} x {row_bytes}"
+            );
             assert_eq!(pieces.iter().map(ExactSizeIterator::len).sum::<usize>(), rows);
-            assert!(pieces.windows(2).all(|pair| pair[0].end == pair[1].start && pair[0].len() >= pair[1].len()), "{rows} x {row_bytes}");
+            assert!(
+                pieces.windows(2).all(|pair| pair[0].end == pair[1].start && pair[0].len() >= pair[1].len()),
+                "{rows} x {row_bytes}"
+            );
         }
         assert_eq!(pieces_of_one_tap(1 << 20, 256, 128).len(), 1, "a shortcut at 1024 x 1024");
         assert_eq!(pieces_of_one_tap(1 << 24, 256, 128).len(), 16, "and at 4096 x 4096");
@@ -176,16 +216,29 @@ mod tests {
         let read = |conv: Conv, pixels: &Range<usize>| {
             let rows = pixels.clone().flat_map(|pixel| {
                 let first = pixel / conv.out_width() * conv.stride;
-                (0..conv.kernel).filter_map(move |ky| (first + ky).checked_sub(conv.pad_before)).filter(move |&y| y < conv.height)
+                (0..conv.kernel)
+                    .filter_map(move |ky| (first + ky).checked_sub(conv.pad_before))
+                    .filter(move |&y| y < conv.height)
             });
             (rows.clone().min(), rows.max())
         };
-        for conv in [Conv::same(9, 7, 3), Conv::same(1, 1, 3), Conv::same(6, 5, 1), Conv::halve(8, 6), Conv::halve(7, 9), Conv::same(5, 6, 5)] {
+        for conv in [
+            Conv::same(9, 7, 3),
+            Conv::same(1, 1, 3),
+            Conv::same(6, 5, 1),
+            Conv::halve(8, 6),
+            Conv::halve(7, 9),
+            Conv::same(5, 6, 5),
+        ] {
             let all = conv.out_height() * conv.out_width();
             for start in 0..all {
                 for end in start + 1..=all {
                     let seen = rows_seen(conv, &(start..end));
-                    assert_eq!(read(conv, &(start..end)), (Some(seen.start), Some(seen.end - 1)), "{conv:?} {start}..{end}");
+                    assert_eq!(
+                        read(conv, &(start..end)),
+                        (Some(seen.start), Some(seen.end - 1)),
+                        "{conv:?} {start}..{end}"
+                    );
                 }
             }
         }

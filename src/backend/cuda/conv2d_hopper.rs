@@ -11,7 +11,8 @@ use super::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::Conv;
 
-/// `FLUX_CONV2D=base` keeps off this kernel, `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has none.
+/// `FLUX_CONV2D=base` keeps off this kernel, `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has
+/// none.
 pub(super) const CHOICE: Choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a", forms: &[] };
 /// Channels of a box, and outputs of one, which are as many as a consumer owns: 128 bytes, over which TMA swizzles.
 const CHANNELS: usize = 64;
@@ -42,8 +43,10 @@ struct Shape {
 }
 
 /// Of an image as it is.
-const SAME: [Shape; 2] =
-    [Shape::new("conv2d_bf16_16x16x128_sm90", 3, [16, 16, 128], [2, 5], 100), Shape::new("conv2d_bf16_16x8x128_sm90", 3, [16, 8, 128], [4, 6], 60)];
+const SAME: [Shape; 2] = [
+    Shape::new("conv2d_bf16_16x16x128_sm90", 3, [16, 16, 128], [2, 5], 100),
+    Shape::new("conv2d_bf16_16x8x128_sm90", 3, [16, 8, 128], [4, 6], 60),
+];
 /// The same, for at most eight outputs and no residual: what takes time there is to fetch pixels.
 const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 100)];
 /// Of an upsampled image: two taps a side, four sets of weights.
@@ -53,7 +56,13 @@ const UPSAMPLED: [Shape; 2] = [
 ];
 
 impl Shape {
-    const fn new(name: &'static str, taps: usize, [width, height, outs]: [usize; 3], [pixel_slots, weight_slots]: [usize; 2], cost: usize) -> Self {
+    const fn new(
+        name: &'static str,
+        taps: usize,
+        [width, height, outs]: [usize; 3],
+        [pixel_slots, weight_slots]: [usize; 2],
+        cost: usize,
+    ) -> Self {
         Self { name, taps, width, height, outs, pixel_slots, weight_slots, cost }
     }
 
@@ -63,8 +72,8 @@ impl Shape {
         places * height.div_ceil(self.height) * width.div_ceil(self.width) * outs.div_ceil(self.outs)
     }
 
-    /// Blocks that take the tiles in turn, and splits that their moments are of. A block's tiles are all of the same outputs: the blocks are a
-    /// multiple of what the outputs are divided into, as the tiles are.
+    /// Blocks that take the tiles in turn, and splits that their moments are of. A block's tiles are all of the same
+    /// outputs: the blocks are a multiple of what the outputs are divided into, as the tiles are.
     fn blocks(&self, multiprocessors: usize, height: usize, width: usize, outs: usize) -> [usize; 2] {
         let out_tiles = outs.div_ceil(self.outs);
         let blocks = self.tiles(height, width, outs).min((multiprocessors / out_tiles).max(1) * out_tiles);
@@ -82,13 +91,14 @@ impl Shape {
         [band.start, band.end].map(|row| self.tiles(row, width, outs))
     }
 
-    /// Whether a tile's rounded outputs are in shared memory, from where other warps store them and leave their moments.
+    /// Whether a tile's rounded outputs are in shared memory, from where other warps store them and leave their
+    /// moments.
     const fn rounds(&self) -> bool {
         self.outs == CONSUMERS * CHANNELS
     }
 
-    /// As `Shape` in cuda/conv2d_sm90a.cu: slots of pixels and of weights, a tile's rounded outputs, and two barriers for each slot and each
-    /// consumer.
+    /// As `Shape` in cuda/conv2d_sm90a.cu: slots of pixels and of weights, a tile's rounded outputs, and two barriers
+    /// for each slot and each consumer.
     const fn shared_bytes(&self) -> usize {
         let pixels = self.width * (self.height + self.taps - 1) * CHANNELS * 2 + 16;
         let weights = self.outs * CHANNELS * 2 + 16;
@@ -143,9 +153,15 @@ impl Cuda {
     /// Weights [out, 9 * channels] for pixels that come four times -> [4 * out, 4 * channels].
     fn collapse_taps(&self, weight: &Tensor<Cuda>, channels: usize) -> Result<Tensor<Cuda>> {
         let collapsed = self.empty(4 * weight.rows(), 4 * channels)?;
-        let launch = self.launch(CHOICE.file, "collapse_taps_bf16")?.matrix(weight).vector(&collapsed).int(weight.rows()).int(channels);
-        // SAFETY: argument types and order match cuda/conv2d_sm90a.cu; `takes` found rows of whole 16 bytes, so channels % 8 == 0;
-        // `collapsed` was made dense above, and has 16 runs of `channels` values for each row of the weight.
+        let launch = self
+            .launch(CHOICE.file, "collapse_taps_bf16")?
+            .matrix(weight)
+            .vector(&collapsed)
+            .int(weight.rows())
+            .int(channels);
+        // SAFETY: argument types and order match cuda/conv2d_sm90a.cu; `takes` found rows of whole 16 bytes, so
+        // channels % 8 == 0; `collapsed` was made dense above, and has 16 runs of `channels` values for each row of the
+        // weight.
         unsafe { launch.run_rows(16 * weight.rows(), channels, true) }?;
         Ok(collapsed)
     }
@@ -177,14 +193,19 @@ impl Cuda {
         let residual_map = residual.map(|residual| image(residual, shape.height)).transpose()?;
         let [blocks, splits] = shape.blocks(self.device().multiprocessors(), height, width, out.cols());
         let moments = if shape.rounds() { Some(Moments::new(self, splits, out.cols())?) } else { None };
-        let (mut partial, mut counts) = moments.as_ref().map_or((0, 0), |moments| (moments.partial(), moments.counts()));
+        let (mut partial, mut counts) =
+            moments.as_ref().map_or((0, 0), |moments| (moments.partial(), moments.counts()));
         let (mut bias_address, mut out_address, mut out_stride) = (bias.address(), out.address(), out.stride() as u64);
         let mut adds = i32::from(residual.is_some());
         CHOICE.int(tiles)?;
         CHOICE.int(out.rows())?;
         let sizes = [CHOICE.int(height)?, CHOICE.int(width)?, CHOICE.int(channels)?, CHOICE.int(out.cols())?];
         let bands = input.bands(height);
-        let carried = if bands.len() > 1 && shape.rounds() { Some(Buffer::new(self.device(), Kind::Byte, blocks * CARRY_BYTES)?) } else { None };
+        let carried = if bands.len() > 1 && shape.rounds() {
+            Some(Buffer::new(self.device(), Kind::Byte, blocks * CARRY_BYTES)?)
+        } else {
+            None
+        };
         let mut carry = carried.as_ref().map_or(0, Buffer::address);
         for band in bands {
             let part = input.show(band.start.saturating_sub(HALO)..(band.end + HALO).min(height))?;
@@ -202,13 +223,14 @@ impl Cuda {
             arguments.extend([&mut partial, &mut counts].map(|address| std::ptr::from_mut(address).cast::<c_void>()));
             arguments.extend(band.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
             arguments.push(std::ptr::from_mut(&mut carry).cast());
-            // SAFETY: `arguments` are, in the order of `CONV2D` in cuda/conv2d_sm90a.cu, three tensor maps, an int, two pointers, a long long,
-            // four ints, two pointers, three ints and a pointer, all alive until the call returns; the shared memory is that of the shape. The
-            // maps cover exactly the cells of x that are there, of the weight and of the residual, of which there is none with the shapes that
-            // cannot add it. The ops checked their shapes, `out` and `residual` have rows of whole 16 bytes and a row for every output pixel,
-            // the bias has a value for every column of `out`, the moments the splits that `blocks` blocks make, or the shape leaves none; where
-            // there is more than one band, `carry` has room for as many blocks. `out` may be `residual`: a tile's cells are read before they
-            // are written, and no other tile has them.
+            // SAFETY: `arguments` are, in the order of `CONV2D` in cuda/conv2d_sm90a.cu, three tensor maps, an int, two
+            // pointers, a long long, four ints, two pointers, three ints and a pointer, all alive until the call
+            // returns; the shared memory is that of the shape. The maps cover exactly the cells of x that are there, of
+            // the weight and of the residual, of which there is none with the shapes that cannot add it. The ops
+            // checked their shapes, `out` and `residual` have rows of whole 16 bytes and a row for every output pixel,
+            // the bias has a value for every column of `out`, the moments the splits that `blocks` blocks make, or the
+            // shape leaves none; where there is more than one band, `carry` has room for as many blocks. `out` may be
+            // `residual`: a tile's cells are read before they are written, and no other tile has them.
             unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }?;
         }
         Ok(moments)
@@ -256,7 +278,10 @@ mod tests {
                 let out_tiles = outs.div_ceil(shape.outs);
                 for (height, width) in [(1, 1), (17, 33), (512, 512)] {
                     let [blocks, splits] = shape.blocks(132, height, width, outs);
-                    assert!(blocks > 0 && blocks.is_multiple_of(out_tiles) && blocks <= shape.tiles(height, width, outs), "{shape:?} {outs}");
+                    assert!(
+                        blocks > 0 && blocks.is_multiple_of(out_tiles) && blocks <= shape.tiles(height, width, outs),
+                        "{shape:?} {outs}"
+                    );
                     assert_eq!(splits, blocks / out_tiles);
                 }
             }
@@ -279,14 +304,19 @@ mod tests {
                     (begin..end).step_by(blocks).collect::<Vec<_>>()
                 };
                 for rows in [16, 48, 2000] {
-                    let bands: Vec<_> = (0..height).step_by(rows).map(|first| first..(first + rows).min(height)).collect();
+                    let bands: Vec<_> =
+                        (0..height).step_by(rows).map(|first| first..(first + rows).min(height)).collect();
                     let items: Vec<_> = bands.iter().map(|band| shape.items(band, width, outs)).collect();
                     assert_eq!((items[0][0], items[items.len() - 1][1]), (0, shape.tiles(height, width, outs)));
                     assert!(items.windows(2).all(|pair| pair[0][1] == pair[1][0]));
                     for block in [0, 1, blocks / 2, blocks - 1] {
                         let block = block.min(blocks - 1);
                         let whole = own(block, [0, shape.tiles(height, width, outs)]);
-                        assert_eq!(items.iter().flat_map(|&items| own(block, items)).collect::<Vec<_>>(), whole, "{shape:?} {height}x{width}");
+                        assert_eq!(
+                            items.iter().flat_map(|&items| own(block, items)).collect::<Vec<_>>(),
+                            whole,
+                            "{shape:?} {height}x{width}"
+                        );
                     }
                 }
             }

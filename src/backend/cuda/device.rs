@@ -1,7 +1,7 @@
 //! One GPU: its context, its two streams, modules, marks and counters.
 //!
-//! All work runs on the compute stream in program order. Weights go up on a second stream, so that loading one model overlaps
-//! computing with another.
+//! All work runs on the compute stream in program order. Weights go up on a second stream, so that loading one model
+//! overlaps computing with another.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -18,7 +18,8 @@ use super::pool::Pool;
 use super::{kernels, library};
 use crate::error::{Error, Result};
 
-/// The driver that came with CUDA 13.0, as it counts: older ones lack functions that the bindings call, and code of our nvcc.
+/// The driver that came with CUDA 13.0, as it counts: older ones lack functions that the bindings call, and code of our
+/// nvcc.
 const OLDEST_DRIVER: i32 = 13000;
 /// The oldest GPUs with bf16 tensor cores.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
@@ -79,7 +80,8 @@ pub struct Device {
     modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
     pool: Pool,
-    /// The thread whose work the compute stream records instead of doing it, and a quick answer to whether there is one.
+    /// The thread whose work the compute stream records instead of doing it, and a quick answer to whether there is
+    /// one.
     recorder: Mutex<Option<ThreadId>>,
     recorded: Condvar,
     recording: AtomicBool,
@@ -91,15 +93,20 @@ pub struct Device {
     registers_read_only: bool,
 }
 
-// SAFETY: the driver's handles are plain addresses that any thread may use once the context is current there, which `bind` sees to
-// before every call. The maps are behind mutexes, the counters are atomic, all else is read-only after `new`.
+// SAFETY: the driver's handles are plain addresses that any thread may use once the context is current there, which
+// `bind` sees to before every call. The maps are behind mutexes, the counters are atomic, all else is read-only after
+// `new`.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
 /// An error of the driver, in words.
 pub fn failed(what: &str, error: DriverError) -> Error {
-    let name = error.error_name().ok().map(|name| name.to_string_lossy().into_owned()).unwrap_or_else(|| format!("{:?}", error.0));
+    let name = error
+        .error_name()
+        .ok()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_else(|| format!("{:?}", error.0));
     let text = error.error_string().ok().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
     Error::new(format!("{what}: {text} ({name})"))
 }
@@ -110,21 +117,26 @@ impl Device {
     /// Errors when the program has no kernels, the machine no driver, or the GPU is missing or too old.
     pub fn open(ordinal: usize, memory_cap: Option<u64>) -> Result<Arc<Self>> {
         if !kernels::built() {
-            return Err(Error::new("this program was built without nvcc, so it has no GPU kernels")
-                .hint("run `make cuda-toolkit`, then `make build`; or leave out `--device` and `--precision` to use the CPU"));
+            return Err(Error::new("this program was built without nvcc, so it has no GPU kernels").hint(
+                "run `make cuda-toolkit`, then `make build`; or leave out `--device` and `--precision` to use the CPU",
+            ));
         }
         library::require_driver()?;
-        result::init().map_err(|e| failed("cannot start CUDA", e).hint("is the NVIDIA driver loaded? `nvidia-smi` shows it"))?;
+        result::init()
+            .map_err(|e| failed("cannot start CUDA", e).hint("is the NVIDIA driver loaded? `nvidia-smi` shows it"))?;
         let mut driver = 0;
         // SAFETY: the driver writes one int.
         unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(|e| failed("cannot ask the driver", e))?;
         if driver < OLDEST_DRIVER {
             let (major, minor) = (driver / 1000, driver % 1000 / 10);
-            return Err(Error::new(format!("the NVIDIA driver is for CUDA {major}.{minor}, 13.0 is the least")).hint("install driver 580 or later"));
+            return Err(Error::new(format!("the NVIDIA driver is for CUDA {major}.{minor}, 13.0 is the least"))
+                .hint("install driver 580 or later"));
         }
         let count = result::device::get_count().map_err(|e| failed("cannot count GPUs", e))?;
         let index = i32::try_from(ordinal).ok().filter(|index| *index < count);
-        let index = index.ok_or_else(|| Error::new(format!("no GPU {ordinal}: this machine shows {count}")).hint("`nvidia-smi -L` lists them"))?;
+        let index = index.ok_or_else(|| {
+            Error::new(format!("no GPU {ordinal}: this machine shows {count}")).hint("`nvidia-smi -L` lists them")
+        })?;
         let device = result::device::get(index).map_err(|e| failed("cannot open the GPU", e))?;
         let name = result::device::get_name(device).map_err(|e| failed("cannot open the GPU", e))?;
         let attribute = |attribute| {
@@ -138,8 +150,10 @@ impl Device {
         );
         if capability < OLDEST_CAPABILITY {
             let (major, minor) = capability;
-            return Err(Error::new(format!("GPU {ordinal} ({name}) has compute capability {major}.{minor}, 8.0 is the least"))
-                .hint("leave out `--device` and `--precision` to use the CPU"));
+            return Err(Error::new(format!(
+                "GPU {ordinal} ({name}) has compute capability {major}.{minor}, 8.0 is the least"
+            ))
+            .hint("leave out `--device` and `--precision` to use the CPU"));
         }
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as usize;
         let registers_read_only = attribute(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0;
@@ -154,7 +168,9 @@ impl Device {
         }
         let (free, _) = result::mem_get_info().map_err(|e| failed("cannot ask for free GPU memory", e))?;
         let cap = memory_cap.unwrap_or(free as u64 / 10 * 8);
-        let new_stream = || result::stream::create(StreamKind::NonBlocking).map(Stream).map_err(|e| failed("cannot open the GPU", e));
+        let new_stream = || {
+            result::stream::create(StreamKind::NonBlocking).map(Stream).map_err(|e| failed("cannot open the GPU", e))
+        };
         Ok(Arc::new(Self {
             context,
             device,
@@ -176,11 +192,13 @@ impl Device {
         }))
     }
 
-    /// Makes the context current on this thread. Waits while another thread records: this one's work would be recorded too.
+    /// Makes the context current on this thread. Waits while another thread records: this one's work would be recorded
+    /// too.
     pub fn bind(&self) -> Result<()> {
         if self.is_recording() {
             let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
-            let another = |recorder: &mut Option<ThreadId>| recorder.is_some_and(|thread| thread != thread::current().id());
+            let another =
+                |recorder: &mut Option<ThreadId>| recorder.is_some_and(|thread| thread != thread::current().id());
             drop(self.recorded.wait_while(recorder, another).unwrap_or_else(PoisonError::into_inner));
         }
         let current = result::ctx::get_current().map_err(|e| failed("the GPU does not answer", e))?;
@@ -196,8 +214,11 @@ impl Device {
         self.bind()?;
         *self.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current().id());
         self.recording.store(true, Ordering::Release);
-        // SAFETY: the stream lives as long as the device. Calls of other threads that could disturb the recording wait in `bind`.
-        let begun = unsafe { result::stream::begin_capture(self.stream.0, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
+        // SAFETY: the stream lives as long as the device. Calls of other threads that could disturb the recording wait
+        // in `bind`.
+        let begun = unsafe {
+            result::stream::begin_capture(self.stream.0, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+        };
         match begun {
             Ok(()) => Ok(Capture(Some(self))),
             Err(e) => {
@@ -207,7 +228,8 @@ impl Device {
         }
     }
 
-    /// Whether the compute stream records work instead of doing it; of a thread that went through [`Device::bind`], its own.
+    /// Whether the compute stream records work instead of doing it; of a thread that went through [`Device::bind`], its
+    /// own.
     pub fn is_recording(&self) -> bool {
         self.recording.load(Ordering::Acquire)
     }
@@ -304,15 +326,18 @@ impl Device {
         if let Some(module) = modules.get(file) {
             return Ok(*module);
         }
-        let fatbin = kernels::fatbin(file).ok_or_else(|| Error::new(format!("this program has no kernels of `cuda/{file}.cu`")))?;
+        let fatbin = kernels::fatbin(file)
+            .ok_or_else(|| Error::new(format!("this program has no kernels of `cuda/{file}.cu`")))?;
         // SAFETY: `fatbin` is whole made by nvcc, aligned to 64 bytes, and static.
         let module = unsafe { result::module::load_data(fatbin.as_ptr().cast()) };
-        let module = module.map_err(|e| failed(&format!("cannot load the kernels of `cuda/{file}.cu` on {}", self.name), e))?;
+        let module =
+            module.map_err(|e| failed(&format!("cannot load the kernels of `cuda/{file}.cu` on {}", self.name), e))?;
         modules.insert(file, module);
         Ok(module)
     }
 
-    /// Loads all kernels of `cuda/<file>.cu`. The driver leaves a kernel until its first launch, and may wait for the device then.
+    /// Loads all kernels of `cuda/<file>.cu`. The driver leaves a kernel until its first launch, and may wait for the
+    /// device then.
     pub fn load_kernels(&self, file: &'static str) -> Result<()> {
         let module = self.module(file)?;
         let cannot = |e| failed(&format!("cannot load the kernels of `cuda/{file}.cu`"), e);
@@ -338,7 +363,8 @@ impl Device {
     }
 }
 
-/// The compute stream records. It stops when this is dropped, also by a panic: otherwise other threads would wait for ever.
+/// The compute stream records. It stops when this is dropped, also by a panic: otherwise other threads would wait for
+/// ever.
 pub struct Capture<'a>(Option<&'a Device>);
 
 impl Capture<'_> {
@@ -385,8 +411,8 @@ impl Drop for Device {
             return;
         }
         let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: nothing else holds the device any more, so all handles are used here for the last time; the driver finishes the
-        // work on a destroyed stream by itself. Errors are those that callers have seen.
+        // SAFETY: nothing else holds the device any more, so all handles are used here for the last time; the driver
+        // finishes the work on a destroyed stream by itself. Errors are those that callers have seen.
         unsafe {
             let _ = result::stream::synchronize(self.stream.0);
             let _ = result::stream::synchronize(self.upload_stream.0);
@@ -428,7 +454,8 @@ impl Mark {
     /// A mark behind all work on `stream` so far.
     pub fn new(device: &Arc<Device>, stream: Stream) -> Result<Self> {
         device.bind()?;
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(|e| failed("cannot mark GPU work", e))?;
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
+            .map_err(|e| failed("cannot mark GPU work", e))?;
         let mark = Self { event, device: Arc::clone(device) };
         mark.record(stream)?;
         Ok(mark)
@@ -463,15 +490,18 @@ impl Mark {
     pub fn hold(&self, stream: Stream) -> Result<()> {
         self.device.bind()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: the event lives until `drop`, after which the driver keeps what a wait needs; the stream lives as long as the device.
-        unsafe { result::stream::wait_event(stream.0, self.event, flags) }.map_err(|e| failed("cannot order GPU work", e))
+        // SAFETY: the event lives until `drop`, after which the driver keeps what a wait needs; the stream lives as
+        // long as the device.
+        unsafe { result::stream::wait_event(stream.0, self.event, flags) }
+            .map_err(|e| failed("cannot order GPU work", e))
     }
 
     /// Time from `self` to `later`; both are done.
     pub fn elapsed(&self, later: &Mark) -> Result<Duration> {
         self.device.bind()?;
         // SAFETY: both events were made with timing and recorded.
-        let time_ms = unsafe { result::event::elapsed(self.event, later.event) }.map_err(|e| failed("cannot time GPU work", e))?;
+        let time_ms = unsafe { result::event::elapsed(self.event, later.event) }
+            .map_err(|e| failed("cannot time GPU work", e))?;
         Ok(Duration::from_secs_f64(f64::from(time_ms.max(0.0)) / 1000.0))
     }
 }

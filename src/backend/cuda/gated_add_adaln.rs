@@ -28,16 +28,19 @@ impl Cuda {
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
         // Text and image are read apart.
-        let narrow = adaln.narrow && self.0.precision == Precision::Fp8 && adaln.txt_rows.is_multiple_of(SPLIT_MULTIPLE);
+        let narrow =
+            adaln.narrow && self.0.precision == Precision::Fp8 && adaln.txt_rows.is_multiple_of(SPLIT_MULTIPLE);
         let h = if narrow { self.empty_e4m3(x.rows(), x.cols())? } else { self.empty(x.rows(), x.cols())? };
-        let launch = self.launch("gated_add_adaln", if narrow { "gated_add_adaln_e4m3" } else { "gated_add_adaln_bf16" })?;
+        let launch =
+            self.launch("gated_add_adaln", if narrow { "gated_add_adaln_e4m3" } else { "gated_add_adaln_bf16" })?;
         let launch = launch.matrix(&x).matrix(y).matrix(out);
         let launch = if narrow { launch.e4m3(&h) } else { launch.matrix(&h) };
         let launch = txt.into_iter().chain(img).fold(launch, |launch, vector| launch.vector(vector));
         let launch = launch.int(adaln.txt_rows).int(x.cols()).float(adaln.eps);
-        // SAFETY: argument types and order match `gated_add_adaln_bf16` and `gated_add_adaln_e4m3` in cuda/gated_add_adaln.cu.
-        // `Tensor::gated_add_adaln` checked x and y [rows, cols] and all vectors [1, cols]; `out` is x, or new and of its shape, as `h` is,
-        // of which e4m3 rows are padded. A block reads one row before it writes it, and has threads for up to 8192 columns.
+        // SAFETY: argument types and order match `gated_add_adaln_bf16` and `gated_add_adaln_e4m3` in
+        // cuda/gated_add_adaln.cu. `Tensor::gated_add_adaln` checked x and y [rows, cols] and all vectors [1, cols];
+        // `out` is x, or new and of its shape, as `h` is, of which e4m3 rows are padded. A block reads one row before
+        // it writes it, and has threads for up to 8192 columns.
         unsafe { launch.run([x.rows(), 1, 1], [block, 1, 1]) }?;
         Ok((fresh.unwrap_or(x), h))
     }

@@ -1,9 +1,11 @@
-//! Matrix products by cuBLASLt: bf16 in and float32 sums, or e4m3 in and sums of the tensor cores; bf16 or float32 out. A plan is made
-//! once per shape.
+//! Matrix products by cuBLASLt: bf16 in and float32 sums, or e4m3 in and sums of the tensor cores; bf16 or float32 out.
+//! A plan is made once per shape.
 //!
-//! Of cuBLASLt's suggestions the first serves, or the fastest of them by timing, once for all runs: see [`super::gemm_choices`].
+//! Of cuBLASLt's suggestions the first serves, or the fastest of them by timing, once for all runs: see
+//! [`super::gemm_choices`].
 //!
-//! cuBLASLt thinks in columns. Our row-major out [m, n] is its column-major [n, m], so its A is the weight and its B is x.
+//! cuBLASLt thinks in columns. Our row-major out [m, n] is its column-major [n, m], so its A is the weight and its B is
+//! x.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, c_void};
@@ -26,11 +28,11 @@ const WORKSPACE_BYTES: usize = 64 << 20;
 /// `cublasOperation_t`, which cudarc's cuBLASLt bindings leave out.
 const OPERATION_N: i32 = 0;
 const OPERATION_T: i32 = 1;
-/// Whether sums of fp8 products stay in the tensor cores, where Hopper keeps about 14 bits: cut off at every step, they lose up to 2% over
-/// 4096 terms (DeepSeek-V3 technical report, section 3.3.2). Without it cuBLASLt takes them to float32 every so many terms. Neither brings
-/// an image nearer: the final latents of a random model of 4B's size are 0.0129 and 0.0125 (512 x 512, 1024 x 1024, 4 steps) from float32
-/// with it, 0.0128 and 0.0125 without, because e4m3's own rounding is larger; and a step of 1024 x 1024 takes 35.5 ms instead of 38.2
-/// (H200).
+/// Whether sums of fp8 products stay in the tensor cores, where Hopper keeps about 14 bits: cut off at every step, they
+/// lose up to 2% over 4096 terms (DeepSeek-V3 technical report, section 3.3.2). Without it cuBLASLt takes them to
+/// float32 every so many terms. Neither brings an image nearer: the final latents of a random model of 4B's size are
+/// 0.0129 and 0.0125 (512 x 512, 1024 x 1024, 4 steps) from float32 with it, 0.0128 and 0.0125 without, because e4m3's
+/// own rounding is larger; and a step of 1024 x 1024 takes 35.5 ms instead of 38.2 (H200).
 const FAST_ACCUMULATION: bool = true;
 /// Sets it (0 or 1), to measure again what the longer sums cost and gain.
 const FAST_ACCUMULATION_VARIABLE: &str = "FLUX_FP8_FAST_ACCUMULATION";
@@ -61,7 +63,8 @@ impl Matrix {
     }
 }
 
-/// `out = x weight^T + bias + residual`: x [m, k], weight [n, k] (or [k, n] where `weight_is_kn`), bias [n], residual and out [m, n].
+/// `out = x weight^T + bias + residual`: x [m, k], weight [n, k] (or [k, n] where `weight_is_kn`), bias [n], residual
+/// and out [m, n].
 #[derive(Debug, Clone, Copy)]
 pub struct Product {
     pub m: usize,
@@ -69,7 +72,8 @@ pub struct Product {
     pub k: usize,
     pub x: Matrix,
     pub weight: Matrix,
-    /// Addresses of the float32 scales of the weight's rows and of those of x, which both are e4m3 then; they are bf16 otherwise.
+    /// Addresses of the float32 scales of the weight's rows and of those of x, which both are e4m3 then; they are bf16
+    /// otherwise.
     pub scales: Option<[u64; 2]>,
     pub weight_is_kn: bool,
     /// Address of bf16 values.
@@ -157,7 +161,8 @@ pub struct Gemm {
     device: Arc<Device>,
 }
 
-// SAFETY: a cuBLASLt handle may be used from several threads; a plan is used by the thread that makes it, then under their mutex only.
+// SAFETY: a cuBLASLt handle may be used from several threads; a plan is used by the thread that makes it, then under
+// their mutex only.
 unsafe impl Send for Gemm {}
 // SAFETY: as above.
 unsafe impl Sync for Gemm {}
@@ -236,7 +241,8 @@ impl Gemm {
             return self.enqueue(plan, &plan.algorithm, product);
         }
         if product.scales.is_some() {
-            let what = format!("cuBLASLt has no fp8 product of {} x {} x {} on this GPU", product.m, product.k, product.n);
+            let what =
+                format!("cuBLASLt has no fp8 product of {} x {} x {} on this GPU", product.m, product.k, product.n);
             return Err(Error::new(what).hint("leave out `--precision fp8`"));
         }
         self.run_any(product)
@@ -247,7 +253,8 @@ impl Gemm {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The workspace, for one product at a time: another thread's must not come between two kernels of one, which meet there.
+    /// The workspace, for one product at a time: another thread's must not come between two kernels of one, which meet
+    /// there.
     fn workspace(&self) -> MutexGuard<'_, Buffer> {
         self.workspace.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -260,12 +267,19 @@ impl Gemm {
         let shapes = [(weight_rows, weight_cols), (k, m), (n, m), (n, m)];
         let operand_type = if key.fp8 { sys::cudaDataType::CUDA_R_8F_E4M3 } else { sys::cudaDataType::CUDA_R_16BF };
         let types = [operand_type, operand_type, out_type, out_type];
-        let operation = result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F).map_err(failed)?;
+        let operation =
+            result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F)
+                .map_err(failed)?;
         // From here on `plan` owns what exists, so an early return frees it.
-        let mut plan = Plan { operation, layouts: [std::ptr::null_mut(); 4], algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] } };
+        let mut plan = Plan {
+            operation,
+            layouts: [std::ptr::null_mut(); 4],
+            algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+        };
         for (index, layout) in plan.layouts.iter_mut().enumerate() {
             let (rows, cols) = shapes[index];
-            *layout = result::create_matrix_layout(types[index], rows as u64, cols as u64, key.strides[index] as i64).map_err(failed)?;
+            *layout = result::create_matrix_layout(types[index], rows as u64, cols as u64, key.strides[index] as i64)
+                .map_err(failed)?;
         }
         let transpose = if key.weight_is_kn { OPERATION_N } else { OPERATION_T };
         plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, &transpose)?;
@@ -280,7 +294,10 @@ impl Gemm {
             let outer = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as i32;
             plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &outer)?;
             plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &outer)?;
-            plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &i8::from(key.fast_accumulation))?;
+            plan.set(
+                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_FAST_ACCUM,
+                &i8::from(key.fast_accumulation),
+            )?;
             plan.set_scales(scales)?;
         }
         let Some(algorithm) = self.choose(&plan, key, product)? else { return Ok(None) };
@@ -288,8 +305,8 @@ impl Gemm {
         Ok(Some(plan))
     }
 
-    /// The algorithm that an earlier run chose, or the fastest of those that cuBLASLt suggests; without a way to keep the choice, or when it
-    /// does not matter, the first of them.
+    /// The algorithm that an earlier run chose, or the fastest of those that cuBLASLt suggests; without a way to keep
+    /// the choice, or when it does not matter, the first of them.
     fn choose(&self, plan: &Plan, key: &Key, product: &Product) -> Result<Option<sys::cublasLtMatmulAlgo_t>> {
         let worth_timing = key.is_worth_timing();
         let kept = if worth_timing { self.choices().get(key) } else { None };
@@ -312,8 +329,8 @@ impl Gemm {
         Ok(Some(chosen))
     }
 
-    /// The index of the fastest candidate. Each writes to memory of its own and only reads the product's; where there is no room, it is
-    /// the first.
+    /// The index of the fastest candidate. Each writes to memory of its own and only reads the product's; where there
+    /// is no room, it is the first.
     fn time(&self, plan: &Plan, product: &Product, candidates: &[sys::cublasLtMatmulAlgo_t]) -> usize {
         let kind = if product.out_f32 { Kind::F32 } else { Kind::Bf16 };
         let cells = (product.m - 1) * product.out.stride + product.n;
@@ -323,7 +340,13 @@ impl Gemm {
     }
 
     /// Device time of each of `runs` runs of an algorithm, from caches that hold nothing of the product. Waits.
-    fn times_us(&self, plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t, product: &Product, runs: usize) -> Result<Vec<f64>> {
+    fn times_us(
+        &self,
+        plan: &Plan,
+        algorithm: &sys::cublasLtMatmulAlgo_t,
+        product: &Product,
+        runs: usize,
+    ) -> Result<Vec<f64>> {
         let stream = self.device.stream();
         let mut marks = Vec::new();
         for _ in 0..runs {
@@ -342,10 +365,12 @@ impl Gemm {
     /// Whether cuBLASLt takes an algorithm for these matrices and this workspace.
     fn runs(&self, plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
         // What is documented to be written is the size of the workspace, not the state.
-        let mut found = sys::cublasLtMatmulHeuristicResult_t { state: sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS, ..NOTHING_FOUND };
+        let mut found =
+            sys::cublasLtMatmulHeuristicResult_t { state: sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS, ..NOTHING_FOUND };
         let [a, b, c, d] = plan.layouts;
         // SAFETY: all descriptors live; `algorithm` has the size that cuBLASLt reads, and `found` that which it writes.
-        let status = unsafe { sys::cublasLtMatmulAlgoCheck(self.handle, plan.operation, a, b, c, d, algorithm, &mut found) };
+        let status =
+            unsafe { sys::cublasLtMatmulAlgoCheck(self.handle, plan.operation, a, b, c, d, algorithm, &mut found) };
         status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && fits(&found)
     }
 
@@ -369,8 +394,8 @@ impl Gemm {
         let mut found = [NOTHING_FOUND; CANDIDATES];
         let mut count = 0;
         let [a, b, c, d] = plan.layouts;
-        // SAFETY: all descriptors live; `found` has room for CANDIDATES results. cuBLASLt writes `state` from the statuses of version
-        // 13.0, to which the bindings belong.
+        // SAFETY: all descriptors live; `found` has room for CANDIDATES results. cuBLASLt writes `state` from the
+        // statuses of version 13.0, to which the bindings belong.
         let status = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
@@ -388,7 +413,12 @@ impl Gemm {
         if status != sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
             return Ok(Vec::new());
         }
-        Ok(found.iter().take(usize::try_from(count).unwrap_or(0)).filter(|result| fits(result)).map(|result| result.algo).collect())
+        Ok(found
+            .iter()
+            .take(usize::try_from(count).unwrap_or(0))
+            .filter(|result| fits(result))
+            .map(|result| result.algo)
+            .collect())
     }
 
     fn enqueue(&self, plan: &Plan, algorithm: &sys::cublasLtMatmulAlgo_t, product: &Product) -> Result<()> {
@@ -403,9 +433,9 @@ impl Gemm {
         let residual = product.residual.unwrap_or(product.out);
         let [a, b, c, d] = plan.layouts;
         let workspace = self.workspace();
-        // SAFETY: the plan was made for exactly these sizes, strides and alignments. The matrices lie in buffers that the caller's
-        // tensors hold, of the shapes that `Tensor`'s methods checked. alpha and beta are read before the call returns. The
-        // workspace is used by this stream alone, one product after the other.
+        // SAFETY: the plan was made for exactly these sizes, strides and alignments. The matrices lie in buffers that
+        // the caller's tensors hold, of the shapes that `Tensor`'s methods checked. alpha and beta are read before the
+        // call returns. The workspace is used by this stream alone, one product after the other.
         let enqueued = unsafe {
             result::matmul(
                 self.handle,
@@ -453,8 +483,8 @@ impl Gemm {
             .int(product.k)
             .int(usize::from(product.weight_is_kn))
             .int(usize::from(product.out_f32));
-        // SAFETY: types and order match `linear_any` in cuda/linear.cu, which guards every index by m, n and k; the matrices are as in
-        // `enqueue`.
+        // SAFETY: types and order match `linear_any` in cuda/linear.cu, which guards every index by m, n and k; the
+        // matrices are as in `enqueue`.
         unsafe { launch.run([product.m.div_ceil(TILE), product.n.div_ceil(TILE), 1], [256, 1, 1]) }
     }
 }
@@ -476,8 +506,17 @@ impl Plan {
     }
 
     fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<()> {
-        // SAFETY: the descriptor lives; callers pass the type that the attribute has, which cuBLASLt checks by its size.
-        unsafe { result::set_matmul_desc_attribute(self.operation, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }.map_err(failed)
+        // SAFETY: the descriptor lives; callers pass the type that the attribute has, which cuBLASLt checks by its
+        // size.
+        unsafe {
+            result::set_matmul_desc_attribute(
+                self.operation,
+                attribute,
+                std::ptr::from_ref(value).cast(),
+                size_of::<T>(),
+            )
+        }
+        .map_err(failed)
     }
 }
 
@@ -491,7 +530,10 @@ impl Preference {
 
     fn set<T>(&self, attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: &T) -> Result<()> {
         // SAFETY: as in `Plan::set`.
-        unsafe { result::set_matmul_pref_attribute(self.0, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }.map_err(failed)
+        unsafe {
+            result::set_matmul_pref_attribute(self.0, attribute, std::ptr::from_ref(value).cast(), size_of::<T>())
+        }
+        .map_err(failed)
     }
 }
 
@@ -506,7 +548,19 @@ impl Drop for Preference {
 #[cfg(test)]
 pub(super) fn small_product(m: usize) -> Product {
     let [x, weight, out] = [256, 512, 1024].map(|address| Matrix { address, stride: 64 });
-    Product { m, n: 64, k: 64, x, weight, scales: None, weight_is_kn: false, bias: None, residual: None, out, out_f32: false }
+    Product {
+        m,
+        n: 64,
+        k: 64,
+        x,
+        weight,
+        scales: None,
+        weight_is_kn: false,
+        bias: None,
+        residual: None,
+        out,
+        out_f32: false,
+    }
 }
 
 #[cfg(test)]

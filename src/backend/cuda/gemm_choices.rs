@@ -1,12 +1,13 @@
 //! Which of cuBLASLt's algorithms serves which product, kept from one run to the next, if asked.
 //!
-//! Which one is fastest is timed once ([`fastest`]). Timing twice may choose twice, and another algorithm adds in another order: so a
-//! choice is kept in a file, and where it cannot be kept nothing is timed. The file is of one GPU, driver and cuBLASLt; one that is
-//! not, or that cannot be read, is ignored and written anew.
+//! Which one is fastest is timed once ([`fastest`]). Timing twice may choose twice, and another algorithm adds in
+//! another order: so a choice is kept in a file, and where it cannot be kept nothing is timed. The file is of one GPU,
+//! driver and cuBLASLt; one that is not, or that cannot be read, is ignored and written anew.
 //!
-//! It is not the rule, because it does not pay on an H200: a step of 1024 x 1024 takes 52.3 to 52.7 ms with it and 51.6 with cuBLASLt's first
-//! suggestions, one of 512 x 512 15.4 and 15.3. The GPU is at its limit of power in an image, and lowers its clock, and a product timed by
-//! itself says little of that. Timed in rows of 40 ms, at that limit: 52.5 and 15.8.
+//! It is not the rule, because it does not pay on an H200: a step of 1024 x 1024 takes 52.3 to 52.7 ms with it and 51.6
+//! with cuBLASLt's first suggestions, one of 512 x 512 15.4 and 15.3. The GPU is at its limit of power in an image, and
+//! lowers its clock, and a product timed by itself says little of that. Timed in rows of 40 ms, at that limit: 52.5 and
+//! 15.8.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -62,7 +63,8 @@ pub struct Machine {
 
 impl Machine {
     fn file_name(&self) -> String {
-        let gpu: String = self.gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
+        let gpu: String =
+            self.gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
         format!("gemm-{gpu}-{}-{}.json", self.driver, self.cublaslt)
     }
 }
@@ -102,7 +104,8 @@ impl Choices {
             GemmCache::Off => None,
             GemmCache::Folder(folder) => Some(folder.join(machine.file_name())),
         };
-        let mut choices = Self { machine, file, writable: None, known: BTreeMap::new(), made: BTreeMap::new(), note: None };
+        let mut choices =
+            Self { machine, file, writable: None, known: BTreeMap::new(), made: BTreeMap::new(), note: None };
         if let Some(file) = &choices.file {
             match read(file, &choices.machine) {
                 Ok(known) => choices.known = known,
@@ -124,7 +127,8 @@ impl Choices {
             let tried = std::fs::create_dir_all(folder).and_then(|()| tempfile::NamedTempFile::new_in(folder));
             self.writable = Some(tried.is_ok());
             if let Err(error) = tried {
-                let what = format!("products are not timed, because `{}` cannot keep the choice: {error}", folder.display());
+                let what =
+                    format!("products are not timed, because `{}` cannot keep the choice: {error}", folder.display());
                 self.note.get_or_insert(what);
             }
         }
@@ -187,11 +191,12 @@ const HOPELESS: f64 = 1.5;
 /// What the runs behind the first should take together, and how many there are at least and at most.
 const TIMED_US: f64 = 1000.0;
 const RUNS: [f64; 2] = [3.0, 9.0];
-/// The earlier of two candidates is taken when it is slower by no more than this: cuBLASLt suggests the better ones first.
+/// The earlier of two candidates is taken when it is slower by no more than this: cuBLASLt suggests the better ones
+/// first.
 const TIE: f64 = 1.01;
 
-/// The fastest of `candidates` candidates. `time(candidate, runs)` gives the time of each of that many runs in microseconds, none where
-/// the candidate does not run at all.
+/// The fastest of `candidates` candidates. `time(candidate, runs)` gives the time of each of that many runs in
+/// microseconds, none where the candidate does not run at all.
 pub fn fastest(candidates: usize, mut time: impl FnMut(usize, usize) -> Option<Vec<f64>>) -> usize {
     let (mut tried, mut spent_us) = (Vec::new(), 0.0);
     for candidate in 0..candidates {
@@ -207,7 +212,8 @@ pub fn fastest(candidates: usize, mut time: impl FnMut(usize, usize) -> Option<V
     let best_us = least(&tried);
     let runs = (TIMED_US / best_us).clamp(RUNS[0], RUNS[1]) as usize;
     let promising = tried.into_iter().filter(|(_, us)| *us <= HOPELESS * best_us);
-    let medians: Vec<_> = promising.filter_map(|(candidate, _)| Some((candidate, median(time(candidate, runs)?)))).collect();
+    let medians: Vec<_> =
+        promising.filter_map(|(candidate, _)| Some((candidate, median(time(candidate, runs)?)))).collect();
     let best_us = least(&medians);
     medians.into_iter().find(|(_, us)| *us <= TIE * best_us).map_or(0, |(candidate, _)| candidate)
 }
@@ -245,7 +251,10 @@ mod tests {
         choices.keep(key(8), [8; 8]);
         choices.keep(key(8), [9; 8]);
         let again = open(&below);
-        assert_eq!((again.get(&key(4)), again.get(&key(8)), again.get(&key(16))), (Some([1, 2, 3, 4, 5, 6, 7, u64::MAX]), Some([9; 8]), None));
+        assert_eq!(
+            (again.get(&key(4)), again.get(&key(8)), again.get(&key(16))),
+            (Some([1, 2, 3, 4, 5, 6, 7, u64::MAX]), Some([9; 8]), None)
+        );
         assert_eq!((choices.note(), again.note()), (None, None));
         let names: Vec<_> = std::fs::read_dir(&below).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["gemm-nvidia-h200-13000-130100.json"]);
@@ -284,7 +293,10 @@ mod tests {
             std::fs::write(&path, &text).unwrap();
             let mut choices = open(folder.path());
             assert_eq!(choices.get(&key(4)), None, "{text}");
-            assert!(choices.note().is_some_and(|note| note.contains("gemm-nvidia-h200-13000-130100.json` is ignored")), "{text}");
+            assert!(
+                choices.note().is_some_and(|note| note.contains("gemm-nvidia-h200-13000-130100.json` is ignored")),
+                "{text}"
+            );
             assert!(choices.keeps());
             choices.keep(key(4), [4; 8]);
             assert_eq!(std::fs::read_to_string(&path).unwrap(), good, "{text}");
@@ -323,7 +335,11 @@ mod tests {
     #[test]
     fn the_fastest_is_taken_and_the_earlier_of_equals() {
         let (chosen, runs) = fastest_of(&[Some(300.0), Some(250.0), None, Some(400.0), Some(251.0), Some(249.9)]);
-        assert_eq!((chosen, runs), (1, vec![2 + 4, 2 + 4, 2, 2, 2 + 4, 2 + 4]), "a slow one and one that does not run are dropped");
+        assert_eq!(
+            (chosen, runs),
+            (1, vec![2 + 4, 2 + 4, 2, 2, 2 + 4, 2 + 4]),
+            "a slow one and one that does not run are dropped"
+        );
         assert_eq!(fastest_of(&[None, Some(20.0)]).0, 1);
         assert_eq!(fastest_of(&[None, None]).0, 0);
         assert_eq!(fastest_of(&[Some(20.0), Some(10.0)]).1, [2, 2 + 9], "short products run more often");

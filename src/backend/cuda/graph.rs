@@ -1,9 +1,9 @@
 //! Work that comes again: recorded as a CUDA graph, then launched as a whole.
 //!
 //! The first time work runs as it is, which loads kernels and makes plans. The second time it runs in the arena (see
-//! [`pool`](super::pool)) and is recorded right behind, in the same places of memory, while the device computes. From then on one launch
-//! does all of it: inputs are copied to where the graph reads them, its output to a tensor of its own. All graphs share the arena,
-//! because one stream runs them one after the other. `FLUX_GRAPH=0` turns this off.
+//! [`pool`](super::pool)) and is recorded right behind, in the same places of memory, while the device computes. From
+//! then on one launch does all of it: inputs are copied to where the graph reads them, its output to a tensor of its
+//! own. All graphs share the arena, because one stream runs them one after the other. `FLUX_GRAPH=0` turns this off.
 
 use std::env;
 use std::ffi::OsStr;
@@ -33,7 +33,8 @@ pub enum Replay {
     Refused,
 }
 
-/// A recorded graph. It holds its part in the arena, but nothing else that its work reads: whoever has it keeps that alive.
+/// A recorded graph. It holds its part in the arena, but nothing else that its work reads: whoever has it keeps that
+/// alive.
 pub struct Graph {
     exec: sys::CUgraphExec,
     /// Address, rows and columns, each dense.
@@ -51,7 +52,8 @@ struct Cells {
     stride: usize,
 }
 
-// SAFETY: the driver's handle is a plain address that any thread may use once the context is current there; `&mut` sees to one at a time.
+// SAFETY: the driver's handle is a plain address that any thread may use once the context is current there; `&mut` sees
+// to one at a time.
 unsafe impl Send for Graph {}
 // SAFETY: as above.
 unsafe impl Sync for Graph {}
@@ -59,7 +61,8 @@ unsafe impl Sync for Graph {}
 impl Drop for Graph {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: the handle is destroyed once, after the last launch of it is done. Errors are those that callers have seen.
+            // SAFETY: the handle is destroyed once, after the last launch of it is done. Errors are those that callers
+            // have seen.
             unsafe {
                 let _ = result::stream::synchronize(self.device.stream().raw());
                 let _ = result::graph::exec_destroy(self.exec);
@@ -74,7 +77,9 @@ fn wanted(value: Option<&OsStr>) -> Result<bool> {
     match value.map(OsStr::to_string_lossy).as_deref() {
         None | Some("" | "1") => Ok(true),
         Some("0") => Ok(false),
-        Some(other) => Err(Error::usage(format!("`{other}` is neither 0 nor 1")).at(VARIABLE).hint("`0` turns CUDA graphs off")),
+        Some(other) => {
+            Err(Error::usage(format!("`{other}` is neither 0 nor 1")).at(VARIABLE).hint("`0` turns CUDA graphs off"))
+        }
     }
 }
 
@@ -125,7 +130,9 @@ impl Cuda {
     fn refused(&self, error: &Error) -> Replay {
         self.device().counters().unrecorded.fetch_add(1, Ordering::Relaxed);
         let mut remark = self.0.unrecorded.lock().unwrap_or_else(PoisonError::into_inner);
-        remark.get_or_insert_with(|| format!("work is enqueued kernel by kernel, because it could not be recorded: {}", error.what()));
+        remark.get_or_insert_with(|| {
+            format!("work is enqueued kernel by kernel, because it could not be recorded: {}", error.what())
+        });
         Replay::Refused
     }
 
@@ -177,13 +184,15 @@ impl Cuda {
         // From here on the graph owns `exec` and a share of the arena.
         let graph = Graph { exec, inputs, out, device: arena.share() };
         // SAFETY: both handles live. Sends the graph up now, so that its first launch need not.
-        unsafe { result::graph::upload(exec, device.stream().raw()) }.map_err(|e| failed("cannot send a graph to the GPU", e))?;
+        unsafe { result::graph::upload(exec, device.stream().raw()) }
+            .map_err(|e| failed("cannot send a graph to the GPU", e))?;
         Ok(graph)
     }
 
     fn launch_graph<const N: usize>(&self, graph: &Graph, inputs: [&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>> {
         let device = self.device();
-        let fits = graph.inputs.len() == N && graph.inputs.iter().zip(inputs).all(|((_, rows, cols), x)| (*rows, *cols) == (x.rows(), x.cols()));
+        let fits = graph.inputs.len() == N
+            && graph.inputs.iter().zip(inputs).all(|((_, rows, cols), x)| (*rows, *cols) == (x.rows(), x.cols()));
         if !fits {
             return Err(Error::new("recorded work got inputs of another shape"));
         }
@@ -191,9 +200,10 @@ impl Cuda {
             self.copy_rows(x.address(), x.stride(), *address, *cols, *rows, *cols)?;
         }
         device.bind()?;
-        // SAFETY: the graph's kernels use the arena, which the graph holds and no other work on this stream uses meanwhile, and what the
-        // caller of `Backend::replay` promised to keep.
-        unsafe { result::graph::launch(graph.exec, device.stream().raw()) }.map_err(|e| failed("cannot launch a graph", e))?;
+        // SAFETY: the graph's kernels use the arena, which the graph holds and no other work on this stream uses
+        // meanwhile, and what the caller of `Backend::replay` promised to keep.
+        unsafe { result::graph::launch(graph.exec, device.stream().raw()) }
+            .map_err(|e| failed("cannot launch a graph", e))?;
         device.counters().replays.fetch_add(1, Ordering::Relaxed);
         self.copy_out(graph.out)
     }

@@ -55,7 +55,8 @@ impl Cuda {
         Ok(out)
     }
 
-    /// What the values of each channel of x, which has rows, are multiplied by, and what is then added: two floats for each channel.
+    /// What the values of each channel of x, which has rows, are multiplied by, and what is then added: two floats for
+    /// each channel.
     pub(super) fn group_norm_coefficients(&self, x: &Tensor<Cuda>, norm: &GroupNorm<'_, Cuda>) -> Result<Buffer> {
         let &GroupNorm { weight, bias, groups, eps } = norm;
         let channels = x.cols();
@@ -63,18 +64,26 @@ impl Cuda {
         let moments = fresh.as_ref().or(x.moments()).expect("one of both is there");
         let coefficients = Buffer::new(self.device(), Kind::F32, 2 * channels)?;
 
-        let launch = self.launch("group_norm", "group_norm_merge")?.address(moments.partial()).address(moments.counts());
+        let launch =
+            self.launch("group_norm", "group_norm_merge")?.address(moments.partial()).address(moments.counts());
         let launch = launch.vector(weight).vector(bias).address(coefficients.address());
         let launch = launch.int(moments.splits()).int(channels).int(channels / groups).float(eps);
-        // SAFETY: argument types and order match cuda/group_norm.cu; `Tensor::group_norm` checked that groups divide the channels, and weight
-        // and bias to be [1, channels]; the moments are of all cells of x, and so of `channels` columns; `coefficients` has two floats for each
-        // channel; the block has the MERGE_THREADS threads that the kernel needs.
+        // SAFETY: argument types and order match cuda/group_norm.cu; `Tensor::group_norm` checked that groups divide
+        // the channels, and weight and bias to be [1, channels]; the moments are of all cells of x, and so of
+        // `channels` columns; `coefficients` has two floats for each channel; the block has the MERGE_THREADS threads
+        // that the kernel needs.
         unsafe { launch.run([groups, 1, 1], [MERGE_THREADS, 1, 1]) }?;
         Ok(coefficients)
     }
 
     /// The norm of rows of what `coefficients` are of, to `out` of the same shape.
-    pub(super) fn apply_group_norm(&self, x: &Tensor<Cuda>, coefficients: &Buffer, out: &Tensor<Cuda>, silu: bool) -> Result<()> {
+    pub(super) fn apply_group_norm(
+        &self,
+        x: &Tensor<Cuda>,
+        coefficients: &Buffer,
+        out: &Tensor<Cuda>,
+        silu: bool,
+    ) -> Result<()> {
         let (pixels, channels) = (x.rows(), x.cols());
         let Blocks { wide, width, height, columns } = Blocks::of(channels, all_aligned(&[x, out]));
         let kernel = match (wide, silu) {
@@ -86,8 +95,8 @@ impl Cuda {
         let pixels_per_block = height * PIXELS_PER_THREAD;
         let launch = self.launch("group_norm", kernel)?.matrix(x).address(coefficients.address()).matrix(out);
         let launch = launch.int(pixels).int(channels).int(pixels_per_block);
-        // SAFETY: argument types and order match cuda/group_norm.cu; `coefficients` has two floats for each channel, `out` is of the shape of
-        // x, and the grid's blocks cover all pixels and channels once.
+        // SAFETY: argument types and order match cuda/group_norm.cu; `coefficients` has two floats for each channel,
+        // `out` is of the shape of x, and the grid's blocks cover all pixels and channels once.
         unsafe { launch.run([pixels.div_ceil(pixels_per_block), columns, 1], [width, height, 1]) }
     }
 
@@ -101,8 +110,9 @@ impl Cuda {
         let kernel = if wide { "group_norm_stats_bf16" } else { "group_norm_stats_bf16_any" };
         let launch = self.launch("group_norm", kernel)?.matrix(x).address(moments.partial()).address(moments.counts());
         let launch = launch.int(x.rows()).int(x.cols());
-        // SAFETY: argument types and order match cuda/group_norm.cu; x is [pixels, channels], the moments have two floats for each split
-        // and channel and one for each split, and a block has at most THREADS threads, for which its shared memory is made.
+        // SAFETY: argument types and order match cuda/group_norm.cu; x is [pixels, channels], the moments have two
+        // floats for each split and channel and one for each split, and a block has at most THREADS threads, for which
+        // its shared memory is made.
         unsafe { launch.run([splits, columns, 1], [width, height, 1]) }?;
         Ok(moments)
     }

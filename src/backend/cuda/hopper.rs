@@ -1,4 +1,5 @@
-//! What launchers of kernels for Hopper (`cuda/*_sm90a.cu`) share: whether such a kernel shall run, and tensor maps for TMA.
+//! What launchers of kernels for Hopper (`cuda/*_sm90a.cu`) share: whether such a kernel shall run, and tensor maps for
+//! TMA.
 
 use std::env;
 use std::ffi::{OsStr, c_void};
@@ -47,8 +48,8 @@ impl Choice {
         launch::int(value, || self.place())
     }
 
-    /// bf16 values at `address` as TMA fetches them, with 128-byte swizzle; `axes` from the dense one outwards, whose step is 1 and of which a
-    /// box has 64 cells.
+    /// bf16 values at `address` as TMA fetches them, with 128-byte swizzle; `axes` from the dense one outwards, whose
+    /// step is 1 and of which a box has 64 cells.
     ///
     /// `address` and all steps but the first are multiples of 16 bytes, and no axis is empty: launchers see to it.
     pub fn tensor_map<const N: usize>(self, address: u64, axes: [Axis; N]) -> Result<sys::CUtensorMap> {
@@ -60,14 +61,20 @@ impl Choice {
         self.tensor_map_of(sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, address, axes)
     }
 
-    fn tensor_map_of<const N: usize>(self, kind: sys::CUtensorMapDataType, size: u64, address: u64, axes: [Axis; N]) -> Result<sys::CUtensorMap> {
+    fn tensor_map_of<const N: usize>(
+        self,
+        kind: sys::CUtensorMapDataType,
+        size: u64,
+        address: u64,
+        axes: [Axis; N],
+    ) -> Result<sys::CUtensorMap> {
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         let cells = axes.map(|axis| axis.cells as u64);
         let step_bytes = axes.map(|axis| size * axis.step as u64);
         let boxes = axes.map(|axis| axis.in_box as u32);
         let steps_in_box = [1u32; N];
-        // SAFETY: the driver writes `map`, which is as large as it wants, and reads N sizes, N - 1 strides, N box sizes and N steps. It
-        // keeps the address without touching it.
+        // SAFETY: the driver writes `map`, which is as large as it wants, and reads N sizes, N - 1 strides, N box sizes
+        // and N steps. It keeps the address without touching it.
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,
@@ -123,7 +130,8 @@ impl Cuda {
         match choice.wish(env::var_os(choice.variable).as_deref())? {
             Some(BASE) => Ok(None),
             Some(form) if !here => {
-                Err(Error::usage(format!("`{form}` needs a GPU of compute capability 9.0, and a program built for it")).at(choice.variable))
+                Err(Error::usage(format!("`{form}` needs a GPU of compute capability 9.0, and a program built for it"))
+                    .at(choice.variable))
             }
             form => Ok(here.then(|| form.unwrap_or(FASTEST))),
         }
@@ -136,7 +144,8 @@ mod tests {
 
     #[test]
     fn the_variable_names_a_kernel_or_is_an_error() {
-        let choice = Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a", forms: &["sm90-single"] };
+        let choice =
+            Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a", forms: &["sm90-single"] };
         let wish = |value: &str| choice.wish(Some(OsStr::new(value)));
         assert_eq!(choice.wish(None).unwrap(), None);
         assert_eq!(wish("").unwrap(), None);
@@ -144,7 +153,10 @@ mod tests {
             assert_eq!(wish(known).unwrap(), Some(known));
         }
         let message = wish("flash").unwrap_err().to_string();
-        assert!(message.contains("`flash`") && message.contains("FLUX_ATTENTION") && message.contains("`sm90`"), "{message}");
+        assert!(
+            message.contains("`flash`") && message.contains("FLUX_ATTENTION") && message.contains("`sm90`"),
+            "{message}"
+        );
         assert!(Choice { forms: &[], ..choice }.wish(Some(OsStr::new("sm90-single"))).is_err());
     }
 

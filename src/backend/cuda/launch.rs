@@ -86,9 +86,14 @@ impl Launch<'_> {
     /// How many blocks of `threads` threads the GPU runs at a time.
     pub fn blocks_at_once(&self, threads: u32) -> Result<usize> {
         // SAFETY: the function lives as long as the device.
-        let blocks =
-            unsafe { result::occupancy::max_active_block_per_multiprocessor(self.function.raw(), threads as i32, self.shared_bytes as usize) }
-                .map_err(|e| failed(&format!("cannot tell how many blocks of kernel `{}` fit", self.name), e))?;
+        let blocks = unsafe {
+            result::occupancy::max_active_block_per_multiprocessor(
+                self.function.raw(),
+                threads as i32,
+                self.shared_bytes as usize,
+            )
+        }
+        .map_err(|e| failed(&format!("cannot tell how many blocks of kernel `{}` fit", self.name), e))?;
         Ok(blocks.max(1) as usize * self.device.multiprocessors())
     }
 
@@ -139,13 +144,14 @@ impl Launch<'_> {
     /// Enqueues the kernel; an empty grid is no work.
     ///
     /// # Safety
-    /// The arguments match the kernel's signature in number, order and type, and all memory that it touches with them lies in live
-    /// buffers, which work on this stream may use.
+    /// The arguments match the kernel's signature in number, order and type, and all memory that it touches with them
+    /// lies in live buffers, which work on this stream may use.
     pub unsafe fn run(self, grid: [usize; 3], block: [usize; 3]) -> Result<()> {
         let mut arguments = self.arguments;
         let mut pointers: [*mut c_void; MAX_ARGUMENTS] = [std::ptr::null_mut(); MAX_ARGUMENTS];
         for (pointer, argument) in pointers.iter_mut().zip(&mut arguments) {
-            // The machine is little-endian (NVIDIA supports no other), so a 4-byte argument is where an 8-byte one begins.
+            // The machine is little-endian (NVIDIA supports no other), so a 4-byte argument is where an 8-byte one
+            // begins.
             *pointer = std::ptr::from_mut(argument).cast();
         }
         // SAFETY: what the caller promises; every pointer points to one argument of at least the kernel's size.
@@ -173,15 +179,17 @@ impl Launch<'_> {
         self.device.bind()?;
         let [grid, block] = [grid, block].map(|size| (size[0] as u32, size[1] as u32, size[2] as u32));
         // SAFETY: the function lives as long as the device; the rest is what the caller promises.
-        unsafe { result::launch_kernel(self.function.raw(), grid, block, self.shared_bytes, self.stream.raw(), arguments) }
-            .map_err(|e| failed(&format!("cannot launch kernel `{}`", self.name), e))?;
+        unsafe {
+            result::launch_kernel(self.function.raw(), grid, block, self.shared_bytes, self.stream.raw(), arguments)
+        }
+        .map_err(|e| failed(&format!("cannot launch kernel `{}`", self.name), e))?;
         self.device.counters().launches.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }
 
-/// Grid and block of a kernel that uses `for_each_run` over `rows` rows of `runs` runs: blocks of (runs, rows), each row's runs spread
-/// evenly over the threads that walk it.
+/// Grid and block of a kernel that uses `for_each_run` over `rows` rows of `runs` runs: blocks of (runs, rows), each
+/// row's runs spread evenly over the threads that walk it.
 pub fn row_tiles(rows: usize, runs: usize) -> ([usize; 3], [usize; 3]) {
     let width = runs.div_ceil(runs.div_ceil(THREADS).max(1)).max(1);
     // Whole warps of neighbours where a row is long; short rows share a warp.
@@ -206,7 +214,10 @@ mod tests {
         for rows in [1, 2, 255, 4608] {
             for runs in [1, 3, 16, 33, 48, 384, 1152, 3457] {
                 let (grid, block) = row_tiles(rows, runs);
-                assert!(grid[0] * block[1] >= rows && block[0] * block[1] <= 256 && block[0] > 0, "{rows} x {runs}: {grid:?} {block:?}");
+                assert!(
+                    grid[0] * block[1] >= rows && block[0] * block[1] <= 256 && block[0] > 0,
+                    "{rows} x {runs}: {grid:?} {block:?}"
+                );
             }
         }
         assert_eq!(row_tiles(4608, 384), ([4608, 1, 1], [192, 1, 1]));

@@ -1,7 +1,7 @@
 //! Finds the driver and cuBLASLt before cudarc touches them: cudarc panics when it cannot load a library.
 //!
-//! cudarc loads by file name only. A library that is already loaded answers to its name, so loading it here by its absolute path
-//! is enough, and a toolkit in a virtual environment needs no `LD_LIBRARY_PATH`.
+//! cudarc loads by file name only. A library that is already loaded answers to its name, so loading it here by its
+//! absolute path is enough, and a toolkit in a virtual environment needs no `LD_LIBRARY_PATH`.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,21 @@ use cudarc::{cublaslt, driver};
 use crate::error::{Error, Result};
 
 /// Where a driver's library lies when the linker's cache does not know it: Debian, WSL 2, containers.
-const DRIVER_FOLDERS: [&str; 5] =
-    ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"];
+const DRIVER_FOLDERS: [&str; 5] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib/wsl/lib",
+    "/usr/local/nvidia/lib64",
+];
 /// Where toolkits are installed.
-const TOOLKIT_FOLDERS: [&str; 5] =
-    ["/usr/local/cuda/lib64", "/usr/local/cuda-13/lib64", "/usr/local/cuda-13.0/lib64", "/opt/cuda/lib64", "/usr/lib/x86_64-linux-gnu"];
+const TOOLKIT_FOLDERS: [&str; 5] = [
+    "/usr/local/cuda/lib64",
+    "/usr/local/cuda-13/lib64",
+    "/usr/local/cuda-13.0/lib64",
+    "/opt/cuda/lib64",
+    "/usr/lib/x86_64-linux-gnu",
+];
 /// Where NVIDIA's wheels put libraries inside site-packages.
 const WHEEL_FOLDER: &str = "nvidia/cu13/lib";
 
@@ -23,8 +33,11 @@ const WHEEL_FOLDER: &str = "nvidia/cu13/lib";
 ///
 /// Errors with how to get it.
 pub fn require_driver() -> Result<()> {
-    // SAFETY: the question opens and closes libraries by name; nothing of cudarc has been called yet that could depend on it.
-    if !unsafe { driver::sys::is_culib_present() } && !DRIVER_FOLDERS.iter().any(|folder| open(&Path::new(folder).join("libcuda.so.1"))) {
+    // SAFETY: the question opens and closes libraries by name; nothing of cudarc has been called yet that could depend
+    // on it.
+    if !unsafe { driver::sys::is_culib_present() }
+        && !DRIVER_FOLDERS.iter().any(|folder| open(&Path::new(folder).join("libcuda.so.1")))
+    {
         return Err(Error::new("no CUDA device: `libcuda.so.1` is not on this machine")
             .hint("install the NVIDIA driver, or leave out `--device` and `--precision` to use the CPU"));
     }
@@ -46,11 +59,18 @@ pub fn require_cublaslt() -> Result<()> {
 
 /// Folders that may hold cuBLASLt, the most deliberate choice first.
 fn toolkit_folders() -> Vec<PathBuf> {
-    let mut folders: Vec<PathBuf> =
-        ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(std::env::var_os).map(|home| PathBuf::from(home).join("lib64")).collect();
+    let mut folders: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"]
+        .iter()
+        .filter_map(std::env::var_os)
+        .map(|home| PathBuf::from(home).join("lib64"))
+        .collect();
     let beside_program = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf));
     // A program in target/release/ belongs to the project three folders up.
-    let roots = [Some(PathBuf::from(".")), beside_program.clone(), beside_program.and_then(|folder| Some(folder.parent()?.parent()?.to_path_buf()))];
+    let roots = [
+        Some(PathBuf::from(".")),
+        beside_program.clone(),
+        beside_program.and_then(|folder| Some(folder.parent()?.parent()?.to_path_buf())),
+    ];
     let mut environments: Vec<PathBuf> = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from).into_iter().collect();
     environments.extend(roots.iter().flatten().flat_map(|root| [root.join(".cuda"), root.join(".venv")]));
     for environment in environments {
@@ -67,7 +87,7 @@ fn open(path: &Path) -> bool {
         return false;
     }
     let Ok(name) = CString::new(path.as_os_str().as_encoded_bytes()) else { return false };
-    // SAFETY: `name` ends with a zero byte. Loading runs the library's initialisers, which for NVIDIA's libraries have no
-    // precondition. The handle is never closed, so nothing that was resolved from it can dangle.
+    // SAFETY: `name` ends with a zero byte. Loading runs the library's initialisers, which for NVIDIA's libraries have
+    // no precondition. The handle is never closed, so nothing that was resolved from it can dangle.
     !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }.is_null()
 }

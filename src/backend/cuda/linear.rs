@@ -7,9 +7,14 @@ use crate::error::{Error, Result};
 use crate::ops;
 
 impl Cuda {
-    /// `x weight^T + bias`. A weight of a ragged number of rows is zero-padded in memory: the product then has as many columns as
-    /// cuBLASLt likes, and the result is a view of the first.
-    pub(super) fn linear_op(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>, bias: Option<&Tensor<Cuda>>) -> Result<Tensor<Cuda>> {
+    /// `x weight^T + bias`. A weight of a ragged number of rows is zero-padded in memory: the product then has as many
+    /// columns as cuBLASLt likes, and the result is a view of the first.
+    pub(super) fn linear_op(
+        &self,
+        x: &Tensor<Cuda>,
+        weight: &Tensor<Cuda>,
+        bias: Option<&Tensor<Cuda>>,
+    ) -> Result<Tensor<Cuda>> {
         if weight.is_e4m3() && bias.is_some() {
             return Err(Error::new("no layer with e4m3 weights has a bias").at("op `linear`"));
         }
@@ -22,7 +27,12 @@ impl Cuda {
     }
 
     /// `x weight^T + residual`, in one product.
-    pub(super) fn linear_add_op(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>, residual: Tensor<Cuda>) -> Result<Tensor<Cuda>> {
+    pub(super) fn linear_add_op(
+        &self,
+        x: &Tensor<Cuda>,
+        weight: &Tensor<Cuda>,
+        residual: Tensor<Cuda>,
+    ) -> Result<Tensor<Cuda>> {
         if weight.is_e4m3() {
             // Nothing here adds to an fp8 product, so that no epilogue is worth its place.
             return ops::linear::compose_add(self, x, weight, residual);
@@ -35,12 +45,19 @@ impl Cuda {
     }
 
     /// An output for `weight`, with the padding columns that its padding rows make.
-    pub(super) fn linear_output(&self, rows: usize, weight: &Tensor<Cuda>, bias: Option<&Tensor<Cuda>>) -> Result<Tensor<Cuda>> {
+    pub(super) fn linear_output(
+        &self,
+        rows: usize,
+        weight: &Tensor<Cuda>,
+        bias: Option<&Tensor<Cuda>>,
+    ) -> Result<Tensor<Cuda>> {
         if weight.is_e4m3() {
             return self.empty(rows, weight.rows().next_multiple_of(MULTIPLE));
         }
         let padded = weight.rows().next_multiple_of(8);
-        let weight_reaches = weight.buffer().zero_padded() && weight.offset() == 0 && padded * weight.stride() * 2 == weight.buffer().bytes();
+        let weight_reaches = weight.buffer().zero_padded()
+            && weight.offset() == 0
+            && padded * weight.stride() * 2 == weight.buffer().bytes();
         let bias_reaches = bias.is_none_or(|bias| (bias.offset() + padded) * 2 <= bias.buffer().bytes());
         self.empty(rows, if weight_reaches && bias_reaches { padded } else { weight.rows() })
     }
@@ -66,7 +83,8 @@ impl Cuda {
     /// `linear` of each pair, the results one under the other.
     pub(super) fn linear_rows_op(&self, parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)]) -> Result<Tensor<Cuda>> {
         let cols = parts[0].1.rows();
-        let padded = if parts.iter().any(|(_, weight)| weight.is_e4m3()) { cols.next_multiple_of(MULTIPLE) } else { cols };
+        let padded =
+            if parts.iter().any(|(_, weight)| weight.is_e4m3()) { cols.next_multiple_of(MULTIPLE) } else { cols };
         let out = self.empty(parts.iter().map(|(x, _)| x.rows()).sum(), padded)?;
         let mut row = 0;
         for ((x, weight), fresh) in parts.iter().zip(self.operands(parts)?) {

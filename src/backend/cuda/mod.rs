@@ -1,14 +1,15 @@
 //! The CUDA backend: bf16 tensors in device memory, float32 inside every op, one rounding at its end.
 //!
-//! With [`Precision::Fp8`] products with a [`Backend::narrow_weight`] take e4m3 on both sides, with a scale for each row of either, sum in
-//! what the tensor cores keep of a float32, and give bf16; see [`quantise`] and [`gemm`].
+//! With [`Precision::Fp8`] products with a [`Backend::narrow_weight`] take e4m3 on both sides, with a scale for each
+//! row of either, sum in what the tensor cores keep of a float32, and give bf16; see [`quantise`] and [`gemm`].
 //!
-//! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels of cuda/*.cu that
-//! build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its algorithms, [`transfer`] moves values and
-//! images, [`uploader`] weights out of files that [`regions`] registers, [`graph`] launches recorded work as a whole, in the memory of
-//! [`arena`]. What an op learns of its result on the way, it leaves there as [`moments`]. Every op has a launcher in the file of its name;
-//! those for Hopper alone share [`hopper`]. All computing goes to one stream in program order; only downloads, [`Backend::wait`] and the
-//! timing of algorithms wait.
+//! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels
+//! of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its
+//! algorithms, [`transfer`] moves values and images, [`uploader`] weights out of files that [`regions`] registers,
+//! [`graph`] launches recorded work as a whole, in the memory of [`arena`]. What an op learns of its result on the way,
+//! it leaves there as [`moments`]. Every op has a launcher in the file of its name; those for Hopper alone share
+//! [`hopper`]. All computing goes to one stream in program order; only downloads, [`Backend::wait`] and the timing of
+//! algorithms wait.
 #![allow(unsafe_code)]
 
 mod adaln;
@@ -72,7 +73,8 @@ use uploader::Uploader;
 pub enum Precision {
     /// As everything else.
     Bf16,
-    /// e4m3 with a scale for each row of either side: weights take half the memory, and the tensor cores do twice as much. Hopper only.
+    /// e4m3 with a scale for each row of either side: weights take half the memory, and the tensor cores do twice as
+    /// much. Hopper only.
     Fp8,
 }
 
@@ -88,8 +90,8 @@ struct Inner {
     /// For values that the host computed, and for results.
     value_slots: Slots,
     result_slots: Slots,
-    /// Read while weights are loaded, by any thread, and written while work is recorded: the vectors among the weights, and the wait for
-    /// the upload stream, go to the stream that records.
+    /// Read while weights are loaded, by any thread, and written while work is recorded: the vectors among the weights,
+    /// and the wait for the upload stream, go to the stream that records.
     loading: RwLock<()>,
     /// Held while replayed work is enqueued.
     replaying: Mutex<()>,
@@ -102,10 +104,12 @@ struct Inner {
 }
 
 impl Cuda {
-    /// Opens GPU `ordinal` as `nvidia-smi -L` counts. Of its memory at most `memory_cap` bytes are used, or 80% of what is free now. The
-    /// choice of algorithms is timed where the environment says so, see [`GemmCache::from_environment`].
+    /// Opens GPU `ordinal` as `nvidia-smi -L` counts. Of its memory at most `memory_cap` bytes are used, or 80% of what
+    /// is free now. The choice of algorithms is timed where the environment says so, see
+    /// [`GemmCache::from_environment`].
     ///
-    /// Errors when this program holds no kernels, the machine no driver or cuBLASLt, or the GPU is missing or older than Ampere.
+    /// Errors when this program holds no kernels, the machine no driver or cuBLASLt, or the GPU is missing or older
+    /// than Ampere.
     pub fn new(ordinal: usize, memory_cap: Option<u64>) -> Result<Self> {
         Self::with(ordinal, memory_cap, Precision::Bf16, &GemmCache::from_environment())
     }
@@ -139,7 +143,8 @@ impl Cuda {
         })))
     }
 
-    /// What the user may want to know of the work so far: that the kept choices of algorithms were of no use, or cannot be kept.
+    /// What the user may want to know of the work so far: that the kept choices of algorithms were of no use, or cannot
+    /// be kept.
     pub fn note(&self) -> Option<String> {
         self.0.gemm.get().and_then(Gemm::note)
     }
@@ -171,7 +176,8 @@ impl Cuda {
         Ok(Tensor::from_buffer(self, buffer, rows, cols))
     }
 
-    /// A new tensor of the shape of `x` for the result of an op that consumes `x`; none where the result may go over `x`.
+    /// A new tensor of the shape of `x` for the result of an op that consumes `x`; none where the result may go over
+    /// `x`.
     fn unless_writable(&self, x: &Tensor<Cuda>) -> Result<Option<Tensor<Cuda>>> {
         if x.writable() { Ok(None) } else { self.empty(x.rows(), x.cols()).map(Some) }
     }
@@ -386,7 +392,15 @@ impl Backend for Cuda {
         self.conv2d_op(Input::Image(x), weight, bias, conv, None)
     }
 
-    fn attention(&self, q: Tensor<Self>, k: &Tensor<Self>, v: &Tensor<Self>, head_dim: usize, joint: Joint, mask: Mask) -> Result<Tensor<Self>> {
+    fn attention(
+        &self,
+        q: Tensor<Self>,
+        k: &Tensor<Self>,
+        v: &Tensor<Self>,
+        head_dim: usize,
+        joint: Joint,
+        mask: Mask,
+    ) -> Result<Tensor<Self>> {
         self.attention_op(q, k, v, head_dim, joint, mask)
     }
 
@@ -398,7 +412,14 @@ impl Backend for Cuda {
         self.rms_norm_op(x, weight, eps)
     }
 
-    fn group_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, groups: usize, eps: f32) -> Result<Tensor<Self>> {
+    fn group_norm(
+        &self,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        groups: usize,
+        eps: f32,
+    ) -> Result<Tensor<Self>> {
         self.group_norm_op(x, weight, bias, groups, eps, false)
     }
 
@@ -434,7 +455,14 @@ impl Backend for Cuda {
         self.upsample_op(x, height, width)
     }
 
-    fn unpatchify(&self, latents: &Tensor<Self>, mean: &Tensor<Self>, std: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
+    fn unpatchify(
+        &self,
+        latents: &Tensor<Self>,
+        mean: &Tensor<Self>,
+        std: &Tensor<Self>,
+        height: usize,
+        width: usize,
+    ) -> Result<Tensor<Self>> {
         self.unpatchify_op(latents, mean, std, height, width)
     }
 
@@ -473,15 +501,31 @@ impl Backend for Cuda {
         self.swiglu_op(gate, up)
     }
 
-    fn swiglu_linear(&self, gate: Tensor<Self>, up: &Tensor<Self>, beside: Option<&Tensor<Self>>, weight: &Tensor<Self>) -> Result<Tensor<Self>> {
+    fn swiglu_linear(
+        &self,
+        gate: Tensor<Self>,
+        up: &Tensor<Self>,
+        beside: Option<&Tensor<Self>>,
+        weight: &Tensor<Self>,
+    ) -> Result<Tensor<Self>> {
         self.swiglu_linear_op(gate, up, beside, weight)
     }
 
-    fn project(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)], heads: Option<&Heads<'_, Self>>) -> Result<Projection<Self>> {
+    fn project(
+        &self,
+        parts: &[(&Tensor<Self>, &Tensor<Self>)],
+        heads: Option<&Heads<'_, Self>>,
+    ) -> Result<Projection<Self>> {
         self.project_op(parts, heads)
     }
 
-    fn swiglu_linear_rows(&self, gate: Tensor<Self>, up: &Tensor<Self>, weights: [&Tensor<Self>; 2], first: usize) -> Result<Tensor<Self>> {
+    fn swiglu_linear_rows(
+        &self,
+        gate: Tensor<Self>,
+        up: &Tensor<Self>,
+        weights: [&Tensor<Self>; 2],
+        first: usize,
+    ) -> Result<Tensor<Self>> {
         self.swiglu_linear_rows_op(gate, up, weights, first)
     }
 
@@ -496,15 +540,35 @@ impl Backend for Cuda {
         self.qk_norm_rope_op(q, k, norm, rope, joint)
     }
 
-    fn group_norm_silu(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, groups: usize, eps: f32) -> Result<Tensor<Self>> {
+    fn group_norm_silu(
+        &self,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        groups: usize,
+        eps: f32,
+    ) -> Result<Tensor<Self>> {
         self.group_norm_op(x, weight, bias, groups, eps, true)
     }
 
-    fn conv2d_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv, residual: Tensor<Self>) -> Result<Tensor<Self>> {
+    fn conv2d_add(
+        &self,
+        x: &Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+        residual: Tensor<Self>,
+    ) -> Result<Tensor<Self>> {
         self.conv2d_op(Input::Image(x), weight, bias, conv, Some(residual))
     }
 
-    fn conv2d_over(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
+    fn conv2d_over(
+        &self,
+        x: Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+    ) -> Result<Tensor<Self>> {
         self.conv2d_over_op(x, weight, bias, conv)
     }
 
@@ -531,7 +595,14 @@ impl Backend for Cuda {
         self.norm_conv2d_op(&x, norm, weight, bias, conv, Some(residual))
     }
 
-    fn upsample_conv2d(&self, x: Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
+    fn upsample_conv2d(
+        &self,
+        x: Tensor<Self>,
+        weight: &Tensor<Self>,
+        bias: &Tensor<Self>,
+        height: usize,
+        width: usize,
+    ) -> Result<Tensor<Self>> {
         self.upsample_conv2d_op(x, weight, bias, height, width)
     }
 }

@@ -1,13 +1,14 @@
 //! Means and variances of a tensor's columns in pieces, which an op leaves for a group norm that may follow.
 //!
-//! They stay with the memory whose cells they are of, and these cells are not written as long as they do: see [`Tensor::with_moments`] and
-//! [`Tensor::without_moments`].
+//! They stay with the memory whose cells they are of, and these cells are not written as long as they do: see
+//! [`Tensor::with_moments`] and [`Tensor::without_moments`].
 
 use super::pool::{Buffer, Kind};
 use super::{Cuda, Tensor};
 use crate::error::Result;
 
-/// Of each column and each of some splits of the rows: mean, and sum of squares about it; and the number of rows of each split.
+/// Of each column and each of some splits of the rows: mean, and sum of squares about it; and the number of rows of
+/// each split.
 pub struct Moments {
     /// [splits, columns] pairs, then [splits].
     buffer: Buffer,
@@ -53,8 +54,8 @@ impl Cells {
 }
 
 impl Tensor<Cuda> {
-    /// This tensor, from now on only to read, with the moments of its columns: no op finds moments of cells that were written since. Where other
-    /// cells of its buffer have some already, it stays as it is.
+    /// This tensor, from now on only to read, with the moments of its columns: no op finds moments of cells that were
+    /// written since. Where other cells of its buffer have some already, it stays as it is.
     pub(super) fn with_moments(self, moments: Moments) -> Self {
         if self.buffer().keep_moments(Cells::of(&self), moments) { self.read_only() } else { self }
     }

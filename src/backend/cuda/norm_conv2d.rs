@@ -1,5 +1,6 @@
-//! `norm_conv2d` and `norm_conv2d_add`: launches cuda/group_norm.cu and the convolutions. Of a large image the norm is made in bands of
-//! pixel rows, each just ahead of the convolution that reads it. Any number of bands gives the same bytes: see [`Input`].
+//! `norm_conv2d` and `norm_conv2d_add`: launches cuda/group_norm.cu and the convolutions. Of a large image the norm is
+//! made in bands of pixel rows, each just ahead of the convolution that reads it. Any number of bands gives the same
+//! bytes: see [`Input`].
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -16,8 +17,8 @@ pub(super) const BAND_BYTES: usize = 256 << 20;
 /// Bands begin at multiples of so many rows: where tiles of convolutions begin.
 pub(super) const BAND_MULTIPLE: usize = 16;
 
-/// What a convolution reads. What it makes of it does not depend on how many rows it is shown at once: a norm's moments are of the whole
-/// image, and convolutions divide their work as if they saw all of it.
+/// What a convolution reads. What it makes of it does not depend on how many rows it is shown at once: a norm's moments
+/// are of the whole image, and convolutions divide their work as if they saw all of it.
 pub(super) enum Input<'a> {
     /// [height * width, channels]
     Image(&'a Tensor<Cuda>),
@@ -107,7 +108,8 @@ impl Window<'_> {
     }
 }
 
-/// Rows of a band of an image of `height` rows of `row_bytes` bytes, where a band takes at most `limit` bytes but is BAND_MULTIPLE rows at least.
+/// Rows of a band of an image of `height` rows of `row_bytes` bytes, where a band takes at most `limit` bytes but is
+/// BAND_MULTIPLE rows at least.
 fn band_rows(height: usize, row_bytes: usize, limit: usize) -> usize {
     if height.saturating_mul(row_bytes) <= limit.saturating_mul(2) {
         return height.max(1);
@@ -117,7 +119,8 @@ fn band_rows(height: usize, row_bytes: usize, limit: usize) -> usize {
     all.div_ceil(all.div_ceil(most)) * BAND_MULTIPLE
 }
 
-/// What is there at once of a normed image of `whole` bytes. It is an estimate, which leaves out what little im2col makes of a small image.
+/// What is there at once of a normed image of `whole` bytes. It is an estimate, which leaves out what little im2col
+/// makes of a small image.
 fn need(whole: u64, limit: u64, im2col: bool) -> u64 {
     if whole <= limit.saturating_mul(2) {
         return whole;
@@ -126,7 +129,8 @@ fn need(whole: u64, limit: u64, im2col: bool) -> u64 {
 }
 
 impl Cuda {
-    /// Bands take at most `bytes` bytes, where an op makes an image in bands. It changes how much memory is needed, and not what comes out.
+    /// Bands take at most `bytes` bytes, where an op makes an image in bands. It changes how much memory is needed, and
+    /// not what comes out.
     pub fn limit_bands(&self, bytes: usize) {
         self.0.band_bytes.store(bytes, Ordering::Relaxed);
     }
@@ -178,7 +182,9 @@ mod tests {
         let bands = |side: usize, channels: usize| side.div_ceil(band_rows(side, 2 * side * channels, LIMIT));
         assert_eq!([1024, 2048, 4096].map(|side| bands(side, 256)), [1, 8, 32]);
         assert_eq!([1024, 2048, 4096].map(|side| bands(side, 128)), [1, 4, 16]);
-        for (height, row_bytes) in [(1, 8), (17, 1 << 20), (1040, 512 << 10), (4095, 2 << 20), (4096, 100 << 20), (33, LIMIT)] {
+        for (height, row_bytes) in
+            [(1, 8), (17, 1 << 20), (1040, 512 << 10), (4095, 2 << 20), (4096, 100 << 20), (33, LIMIT)]
+        {
             for limit in [0, 1, 1 << 20, LIMIT, usize::MAX] {
                 let rows = band_rows(height, row_bytes, limit);
                 if height * row_bytes <= limit.saturating_mul(2) {
@@ -186,7 +192,10 @@ mod tests {
                     continue;
                 }
                 assert!(rows.is_multiple_of(BAND_MULTIPLE) && rows > 0, "{height} x {row_bytes} in {limit}: {rows}");
-                assert!(rows * row_bytes <= limit || rows == BAND_MULTIPLE, "{height} x {row_bytes} in {limit}: {rows}");
+                assert!(
+                    rows * row_bytes <= limit || rows == BAND_MULTIPLE,
+                    "{height} x {row_bytes} in {limit}: {rows}"
+                );
             }
         }
         assert_eq!([band_rows(96, 1, 48), band_rows(97, 1, 48)], [96, 48], "a little more than two bands are three");

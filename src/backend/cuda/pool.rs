@@ -1,5 +1,5 @@
-//! Device memory: stream-ordered allocation under a cap, with every byte counted. Work that is recorded gets its memory from the
-//! [`arena`](super::arena), whose blocks count as used as long as it has them.
+//! Device memory: stream-ordered allocation under a cap, with every byte counted. Work that is recorded gets its memory
+//! from the [`arena`](super::arena), whose blocks count as used as long as it has them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -73,7 +73,9 @@ impl Pool {
 
     /// Counts `bytes` as used; false when the cap does not allow them.
     fn reserve(&self, bytes: u64) -> bool {
-        let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| used.checked_add(bytes).filter(|sum| *sum <= self.cap));
+        let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(bytes).filter(|sum| *sum <= self.cap)
+        });
         if let Ok(before) = reserved {
             self.peak.fetch_max(before + bytes, Ordering::Relaxed);
         }
@@ -86,12 +88,18 @@ impl Pool {
 
     fn full(&self, bytes: u64) -> Error {
         let mib = |bytes: u64| bytes.div_ceil(MIB);
-        Error::new(format!("out of GPU memory: {} MiB more are needed, {} MiB of {} MiB are in use", mib(bytes), mib(self.used()), mib(self.cap)))
-            .hint("ask for a smaller image or batch, or allow more memory with `--gpu-memory`")
+        Error::new(format!(
+            "out of GPU memory: {} MiB more are needed, {} MiB of {} MiB are in use",
+            mib(bytes),
+            mib(self.used()),
+            mib(self.cap)
+        ))
+        .hint("ask for a smaller image or batch, or allow more memory with `--gpu-memory`")
     }
 }
 
-/// Memory on the device. Dropping it frees it behind all work enqueued so far on the compute stream, and on the stream of its first use.
+/// Memory on the device. Dropping it frees it behind all work enqueued so far on the compute stream, and on the stream
+/// of its first use.
 pub struct Buffer {
     address: sys::CUdeviceptr,
     stream: Stream,
@@ -129,7 +137,14 @@ impl Buffer {
         Ok(Self::at(device, stream, address, bytes, kind, None))
     }
 
-    fn at(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: usize, kind: Kind, block: Option<usize>) -> Self {
+    fn at(
+        device: &Arc<Device>,
+        stream: Stream,
+        address: sys::CUdeviceptr,
+        bytes: usize,
+        kind: Kind,
+        block: Option<usize>,
+    ) -> Self {
         let device = Arc::clone(device);
         Self { address, stream, bytes, kind, zero_padded: false, block, scales: 0, moments: OnceLock::new(), device }
     }
@@ -143,7 +158,8 @@ impl Buffer {
     /// As [`Buffer::e4m3`] and [`Buffer::on_stream`].
     pub fn e4m3_on_stream(device: &Arc<Device>, stream: Stream, rows: usize, stride: usize) -> Result<Self> {
         let values = (rows * stride).next_multiple_of(SCALES_ALIGNMENT);
-        Self::on_stream(device, stream, Kind::E4m3, values + rows * Kind::F32.size()).map(|buffer| buffer.with_scales(values))
+        Self::on_stream(device, stream, Kind::E4m3, values + rows * Kind::F32.size())
+            .map(|buffer| buffer.with_scales(values))
     }
 
     fn with_scales(mut self, values: usize) -> Self {
@@ -228,9 +244,15 @@ fn allocate(device: &Device, stream: Stream, bytes: usize) -> Result<sys::CUdevi
         return Err(device.pool().full(bytes as u64));
     }
     let allocated = device.bind().and_then(|()| {
-        // SAFETY: `stream` belongs to the context that `bind` made current. The memory is used by work on that stream, or behind
-        // an event on it.
-        let allocated = unsafe { if device.pool().stream_ordered { result::malloc_async(stream.raw(), bytes) } else { result::malloc_sync(bytes) } };
+        // SAFETY: `stream` belongs to the context that `bind` made current. The memory is used by work on that stream,
+        // or behind an event on it.
+        let allocated = unsafe {
+            if device.pool().stream_ordered {
+                result::malloc_async(stream.raw(), bytes)
+            } else {
+                result::malloc_sync(bytes)
+            }
+        };
         allocated.map_err(|e| match e.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => device.pool().full(bytes as u64),
             _ => failed("cannot allocate GPU memory", e),
@@ -241,16 +263,25 @@ fn allocate(device: &Device, stream: Stream, bytes: usize) -> Result<sys::CUdevi
     Ok(address)
 }
 
-/// Frees what [`allocate`] returned for `stream`, behind all work enqueued so far on the compute stream and on that one.
+/// Frees what [`allocate`] returned for `stream`, behind all work enqueued so far on the compute stream and on that
+/// one.
 fn free(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: usize) {
     device.pool().release(bytes as u64);
     let compute = device.stream();
-    if device.bind().is_err() || (stream != compute && Mark::new(device, compute).and_then(|mark| mark.hold(stream)).is_err()) {
+    if device.bind().is_err()
+        || (stream != compute && Mark::new(device, compute).and_then(|mark| mark.hold(stream)).is_err())
+    {
         return; // memory that nobody reuses does less harm than memory that is reused too early
     }
-    // SAFETY: `address` came from `allocate` and is freed once. Tensors that view it hold the buffer, so no work that uses it is enqueued
-    // later; work enqueued before is ordered before the free (`free_sync` waits for it).
-    let freed = unsafe { if device.pool().stream_ordered { result::free_async(address, stream.raw()) } else { result::free_sync(address) } };
+    // SAFETY: `address` came from `allocate` and is freed once. Tensors that view it hold the buffer, so no work that
+    // uses it is enqueued later; work enqueued before is ordered before the free (`free_sync` waits for it).
+    let freed = unsafe {
+        if device.pool().stream_ordered {
+            result::free_async(address, stream.raw())
+        } else {
+            result::free_sync(address)
+        }
+    };
     // A failure here repeats an earlier one of the same context, which its caller has reported.
     let _ = freed;
 }

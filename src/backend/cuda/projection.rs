@@ -10,7 +10,8 @@ use crate::error::Result;
 use crate::ops::projection::{Gated, Heads, Projection, compose};
 use crate::ops::{Joint, Pairs};
 
-/// `FLUX_PROJECTION=base` keeps off this kernel, `FLUX_PROJECTION=sm90` makes it an error when this GPU or this program has none.
+/// `FLUX_PROJECTION=base` keeps off this kernel, `FLUX_PROJECTION=sm90` makes it an error when this GPU or this program
+/// has none.
 const CHOICE: Choice = Choice { op: "project", variable: "FLUX_PROJECTION", file: "projection_sm90a", forms: &[] };
 /// `ROWS`, `COLS`, `STEP_BYTES`, `SLOTS` and `THREADS` of cuda/projection_sm90a.cu.
 const ROWS: usize = 128;
@@ -59,8 +60,8 @@ fn rows_of_tiles(all: usize) -> usize {
     all.div_ceil(all.div_ceil(ROWS_OF_TILES).max(1)).max(1)
 }
 
-/// Whether the kernel can take these: its tiles divide the weight's rows, and TMA and 16-byte accesses can take all tensors. x will be e4m3
-/// where the weight is.
+/// Whether the kernel can take these: its tiles divide the weight's rows, and TMA and 16-byte accesses can take all
+/// tensors. x will be e4m3 where the weight is.
 fn takes(parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)], heads: Option<&Heads<'_, Cuda>>) -> bool {
     let (dim, out) = (heads.map_or(0, |heads| heads.dim), parts[0].1.rows());
     let sizes = dim.is_multiple_of(COLS) && (out - 3 * dim).is_multiple_of(COLS) && out > 0;
@@ -69,13 +70,20 @@ fn takes(parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)], heads: Option<&Heads<'_, Cuda
     let tensors = parts.iter().all(|(x, weight)| weight.is_e4m3() == e4m3 && x_fits(x) && weight.aligned());
     let norms = heads.is_none_or(|Heads { norm, rope, .. }| {
         let vectors = [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k, &rope.cos, &rope.sin];
-        2 * rope.cos.cols() == HEAD_DIM && rope.pairs == Pairs::Interleaved && rope.cos.stride() == rope.sin.stride() && all_aligned(&vectors)
+        2 * rope.cos.cols() == HEAD_DIM
+            && rope.pairs == Pairs::Interleaved
+            && rope.cos.stride() == rope.sin.stride()
+            && all_aligned(&vectors)
     });
     parts.len() <= 2 && parts.iter().any(|(x, _)| x.rows() > 0) && sizes && tensors && norms
 }
 
 impl Cuda {
-    pub(super) fn project_op(&self, parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)], heads: Option<&Heads<'_, Cuda>>) -> Result<Projection<Cuda>> {
+    pub(super) fn project_op(
+        &self,
+        parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)],
+        heads: Option<&Heads<'_, Cuda>>,
+    ) -> Result<Projection<Cuda>> {
         // In e4m3 the kernel leaves its sums in the tensor cores.
         let sums = |weight: &Tensor<Cuda>| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
         if !self.hopper_wanted(CHOICE)? || !takes(parts, heads) || !sums(parts[0].1)? {
@@ -85,7 +93,8 @@ impl Cuda {
         let mlp = (parts[0].1.rows() - 3 * dim) / 2;
         let out = self.empty(parts.iter().map(|(x, _)| x.rows()).sum(), 3 * dim + mlp)?;
         let fresh = self.operands(parts)?;
-        let parts: Vec<_> = parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
+        let parts: Vec<_> =
+            parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
         self.run_projection(&parts, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
         let keys_only = heads.map_or(0, |heads| heads.keys_only);
@@ -108,12 +117,17 @@ impl Cuda {
             // A lone row's stride means nothing, and need not be aligned.
             let rows = Axis { cells: x.rows(), step: if x.rows() > 1 { x.stride() } else { x.cols() }, in_box: ROWS };
             let features = |bytes: usize| Axis { cells: x.cols(), step: 1, in_box: STEP_BYTES / bytes };
-            if e4m3 { CHOICE.byte_tensor_map(x.address(), [features(1), rows]) } else { CHOICE.tensor_map(x.address(), [features(2), rows]) }
+            if e4m3 {
+                CHOICE.byte_tensor_map(x.address(), [features(1), rows])
+            } else {
+                CHOICE.tensor_map(x.address(), [features(2), rows])
+            }
         };
         // A part without rows has no tiles; another's map stands for its own, which no driver would make.
         let rows = |part: usize| parts.get(part).map_or(0, |(x, _)| x.rows());
         let part = |part: usize| parts[if rows(part) > 0 { part } else { 1 - part }];
-        let norms = heads.map_or([0; 4], |Heads { norm, .. }| [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k].map(Tensor::address));
+        let norms = heads
+            .map_or([0; 4], |Heads { norm, .. }| [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k].map(Tensor::address));
         let joint = heads.map_or(Joint::single(out.rows()), |heads| heads.joint);
         let tiles = [0, 1].map(|part| rows(part).div_ceil(2 * ROWS));
         // Only where no row of a tile is wanted in other columns.
@@ -150,10 +164,11 @@ impl Cuda {
         };
         let clusters = items.min(self.device().multiprocessors() / 2).max(1);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
-        // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and SHARED_BYTES of shared
-        // memory. The maps cover exactly the cells of x and of the weights, which in e4m3 have a scale for each row; `out` was made for all
-        // rows and columns. `Tensor::project` checked the weights' rows, the norms [1, head_dim], and the tables to have a row for every
-        // token; `takes` found the tiles to divide the columns, and all rows and vectors aligned.
+        // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
+        // SHARED_BYTES of shared memory. The maps cover exactly the cells of x and of the weights, which in e4m3 have a
+        // scale for each row; `out` was made for all rows and columns. `Tensor::project` checked the weights' rows, the
+        // norms [1, head_dim], and the tables to have a row for every token; `takes` found the tiles to divide the
+        // columns, and all rows and vectors aligned.
         unsafe { launch.run_raw([2 * clusters, 1, 1], [THREADS, 1, 1], &mut pointers) }
     }
 }

@@ -104,17 +104,23 @@ impl Cuda {
             Some(kernel) => {
                 let groups = THREADS / (head_dim / 8);
                 let groups_per_row = groups.min(heads + kv_heads);
-                (self.launch("qk_norm_rope", kernel)?, joint.rows().div_ceil(groups / groups_per_row), int(groups_per_row)?)
+                (
+                    self.launch("qk_norm_rope", kernel)?,
+                    joint.rows().div_ceil(groups / groups_per_row),
+                    int(groups_per_row)?,
+                )
             }
             None => {
                 let warps = (joint.rows() * (heads + kv_heads)).div_ceil(THREADS / 32);
                 (self.launch("qk_norm_rope", "qk_norm_rope_bf16_any")?, warps, i32::from(rope.pairs == Pairs::Halves))
             }
         };
-        let mut pointers: [*mut c_void; 2] = [std::ptr::from_mut(&mut arguments).cast(), std::ptr::from_mut(&mut last).cast()];
-        // SAFETY: all kernels of cuda/qk_norm_rope.cu but `rope_bf16` take `Heads`, which is laid out as there, and an int.
-        // `Tensor::qk_norm_rope` checked q and k to have joint.rows() rows of whole heads, the weights to be [1, head_dim] and the tables
-        // to have a row for every token; outputs are q and k, or new and of their shapes. A head is read before it is written.
+        let mut pointers: [*mut c_void; 2] =
+            [std::ptr::from_mut(&mut arguments).cast(), std::ptr::from_mut(&mut last).cast()];
+        // SAFETY: all kernels of cuda/qk_norm_rope.cu but `rope_bf16` take `Heads`, which is laid out as there, and an
+        // int. `Tensor::qk_norm_rope` checked q and k to have joint.rows() rows of whole heads, the weights to be [1,
+        // head_dim] and the tables to have a row for every token; outputs are q and k, or new and of their shapes. A
+        // head is read before it is written.
         unsafe { launch.run_raw([grid, 1, 1], [THREADS, 1, 1], &mut pointers) }?;
         Ok((fresh_q.unwrap_or(q), fresh_k.unwrap_or(k)))
     }
@@ -123,12 +129,14 @@ impl Cuda {
         let (cos, sin) = self.same_stride(rope)?;
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
-        let launch = self.launch("qk_norm_rope", "rope_bf16")?.matrix(&x).matrix(out).vector(cos).vector(sin).long(cos.stride());
+        let launch =
+            self.launch("qk_norm_rope", "rope_bf16")?.matrix(&x).matrix(out).vector(cos).vector(sin).long(cos.stride());
         let launch = launch.int(x.rows()).int(x.cols()).int(joint.txt_rows()).int(joint.txt).int(joint.img);
         let launch = launch.int(rope.cos.cols()).int(usize::from(rope.pairs == Pairs::Halves));
         let (grid, block) = row_tiles(x.rows(), x.cols() / 2);
-        // SAFETY: argument types and order match `rope_bf16` in cuda/qk_norm_rope.cu. `Tensor::rope` checked x to have joint.rows() rows
-        // of whole heads and the tables a row for every token; `out` is x, or new and of its shape. A thread reads a pair, then writes it.
+        // SAFETY: argument types and order match `rope_bf16` in cuda/qk_norm_rope.cu. `Tensor::rope` checked x to have
+        // joint.rows() rows of whole heads and the tables a row for every token; `out` is x, or new and of its shape. A
+        // thread reads a pair, then writes it.
         unsafe { launch.run(grid, block) }?;
         Ok(fresh.unwrap_or(x))
     }

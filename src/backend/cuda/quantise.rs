@@ -1,7 +1,9 @@
-//! Launches cuda/quantise.cu, and what concerns e4m3: rows of 8-bit floats with one float32 scale a row (see cuda/e4m3.cuh).
+//! Launches cuda/quantise.cu, and what concerns e4m3: rows of 8-bit floats with one float32 scale a row (see
+//! cuda/e4m3.cuh).
 //!
-//! Only products take such tensors. Weights become e4m3 when they are loaded, a row being an output channel, with the scale of least error
-//! (see cuda/quantise_weight.cu); activations in the kernel that makes them, where that holds a whole row.
+//! Only products take such tensors. Weights become e4m3 when they are loaded, a row being an output channel, with the
+//! scale of least error (see cuda/quantise_weight.cu); activations in the kernel that makes them, where that holds a
+//! whole row.
 
 use std::ops::Range;
 
@@ -11,11 +13,11 @@ use super::{Cuda, Precision, Tensor, all_aligned};
 use crate::e4m3::{self, MULTIPLE};
 use crate::error::{Error, Result};
 
-/// Rows of one matrix that products read apart: the scales of the first are at a multiple of 16 bytes where their number is one of this,
-/// and cuBLASLt takes no others.
+/// Rows of one matrix that products read apart: the scales of the first are at a multiple of 16 bytes where their
+/// number is one of this, and cuBLASLt takes no others.
 pub const SPLIT_MULTIPLE: usize = 16 / size_of::<f32>();
-/// The GPUs for which cuBLASLt multiplies by a scale for each row and column. It has that for Hopper alone: Ada has fp8 with one scale
-/// for a whole matrix, Blackwell with scales of blocks.
+/// The GPUs for which cuBLASLt multiplies by a scale for each row and column. It has that for Hopper alone: Ada has fp8
+/// with one scale for a whole matrix, Blackwell with scales of blocks.
 const CAPABILITY: (i32, i32) = (9, 0);
 /// What the vector kernels are compiled for.
 const MAX_THREADS: usize = 512;
@@ -36,9 +38,13 @@ pub fn e4m3_block(cols: usize) -> Option<usize> {
     row_block(cols.next_multiple_of(MULTIPLE) / 8).filter(|threads| *threads <= MAX_THREADS)
 }
 
-/// e4m3 rows 0..first and first..rows, as products with a weight for each read them. `make` gives a range of the rows: of all at once where
-/// the scales behind the split are where cuBLASLt takes them.
-pub fn split_e4m3(rows: usize, first: usize, make: impl Fn(Range<usize>) -> Result<Tensor<Cuda>>) -> Result<(Tensor<Cuda>, Tensor<Cuda>)> {
+/// e4m3 rows 0..first and first..rows, as products with a weight for each read them. `make` gives a range of the rows:
+/// of all at once where the scales behind the split are where cuBLASLt takes them.
+pub fn split_e4m3(
+    rows: usize,
+    first: usize,
+    make: impl Fn(Range<usize>) -> Result<Tensor<Cuda>>,
+) -> Result<(Tensor<Cuda>, Tensor<Cuda>)> {
     if first.is_multiple_of(SPLIT_MULTIPLE) {
         return Ok(make(0..rows)?.split_rows(first));
     }
@@ -56,15 +62,15 @@ impl Cuda {
 
     /// `x` in e4m3: each row over its scale, which is its largest magnitude over 448; rounded to nearest even.
     ///
-    /// Products with [`Backend::narrow_weight`](crate::backend::Backend::narrow_weight) do this themselves. No other op takes the
-    /// result; downloads multiply by the scales.
+    /// Products with [`Backend::narrow_weight`](crate::backend::Backend::narrow_weight) do this themselves. No other op
+    /// takes the result; downloads multiply by the scales.
     pub fn quantise(&self, x: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
         let out = self.empty_e4m3(x.rows(), x.cols())?;
         let block = e4m3_block(x.cols()).filter(|_| all_aligned(&[x]));
         let kernel = if block.is_some() { "quantise_bf16" } else { "quantise_bf16_any" };
         let launch = self.launch("quantise", kernel)?.matrix(x).e4m3(&out).int(x.rows()).int(x.cols());
-        // SAFETY: argument types and order match `quantise_bf16` and `quantise_bf16_any` in cuda/quantise.cu; `out` was made of the shape
-        // of x above, its rows padded. A block writes one row of `out`, and its scale.
+        // SAFETY: argument types and order match `quantise_bf16` and `quantise_bf16_any` in cuda/quantise.cu; `out` was
+        // made of the shape of x above, its rows padded. A block writes one row of `out`, and its scale.
         unsafe { launch.run([x.rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }?;
         Ok(out)
     }
@@ -108,7 +114,8 @@ impl Tensor<Cuda> {
     pub(super) fn download_e4m3(&self) -> Result<Vec<f32>> {
         let values = self.backend().download_values::<u8>(self.address(), self.rows(), self.cols(), self.stride())?;
         let scales = self.backend().download_values::<f32>(self.scales(), 1, self.rows(), self.rows())?;
-        let row = |(row, scale): (&[u8], f32)| row.iter().map(move |bits| e4m3::to_f32(*bits) * scale).collect::<Vec<_>>();
+        let row =
+            |(row, scale): (&[u8], f32)| row.iter().map(move |bits| e4m3::to_f32(*bits) * scale).collect::<Vec<_>>();
         Ok(values.chunks(self.cols().max(1)).zip(scales).flat_map(row).collect())
     }
 }
@@ -122,7 +129,10 @@ mod tests {
         for capability in [(8, 0), (8, 9), (10, 0), (12, 0)] {
             assert!(check(Precision::Bf16, capability, "GPU").is_ok());
             let message = check(Precision::Fp8, capability, "GPU").unwrap_err().to_string();
-            assert!(message.contains(&format!("has {}.{}", capability.0, capability.1)) && message.contains("hint"), "{message}");
+            assert!(
+                message.contains(&format!("has {}.{}", capability.0, capability.1)) && message.contains("hint"),
+                "{message}"
+            );
         }
         assert!(check(Precision::Fp8, (9, 0), "GPU").is_ok());
     }

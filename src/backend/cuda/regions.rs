@@ -1,8 +1,9 @@
 //! Mapped files that the copy engine reads in place.
 //!
-//! Pages that the driver knows go up at the speed of the bus, without a copy through pinned memory. Making them known takes about as
-//! long as the copy, so a file is registered in regions, by the threads that enqueue the copies, while the engine copies regions before.
-//! A driver that declines, or a machine whose memory the pinned pages would fill, leaves the way through slots.
+//! Pages that the driver knows go up at the speed of the bus, without a copy through pinned memory. Making them known
+//! takes about as long as the copy, so a file is registered in regions, by the threads that enqueue the copies, while
+//! the engine copies regions before. A driver that declines, or a machine whose memory the pinned pages would fill,
+//! leaves the way through slots.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,7 +38,11 @@ pub struct FileRegions {
 impl FileRegions {
     fn new(file: &Arc<Bytes>) -> Self {
         let len = file.as_slice().len();
-        let region = |first| Region { range: first..(first + REGION_BYTES).min(len), file: Arc::clone(file), registered: OnceLock::new() };
+        let region = |first| Region {
+            range: first..(first + REGION_BYTES).min(len),
+            file: Arc::clone(file),
+            registered: OnceLock::new(),
+        };
         Self { file: Arc::clone(file), regions: (0..len).step_by(REGION_BYTES).map(region).collect() }
     }
 
@@ -67,7 +72,13 @@ impl Regions {
         if !device.registers_read_only() {
             let _ = refusal.set("this GPU reads no read-only memory of the host".to_string());
         }
-        Self { files: Mutex::default(), pinned: AtomicUsize::new(0), most_pinned: memory_bytes() / 2, refusal, device: Arc::clone(device) }
+        Self {
+            files: Mutex::default(),
+            pinned: AtomicUsize::new(0),
+            most_pinned: memory_bytes() / 2,
+            refusal,
+            device: Arc::clone(device),
+        }
     }
 
     /// The mapped files among those of `views`, each once.
@@ -102,9 +113,16 @@ impl Regions {
                 return false;
             }
             let first = region.address();
-            // SAFETY: the pages are mapped as long as `region` holds the file, which is longer than they are registered: `clear` comes
-            // before a region is dropped. A map is made of whole pages, so the last may be registered whole. The device only reads.
-            let done = unsafe { sys::cuMemHostRegister_v2(first.cast(), bytes.next_multiple_of(PAGE_BYTES), sys::CU_MEMHOSTREGISTER_READ_ONLY) };
+            // SAFETY: the pages are mapped as long as `region` holds the file, which is longer than they are
+            // registered: `clear` comes before a region is dropped. A map is made of whole pages, so the last may be
+            // registered whole. The device only reads.
+            let done = unsafe {
+                sys::cuMemHostRegister_v2(
+                    first.cast(),
+                    bytes.next_multiple_of(PAGE_BYTES),
+                    sys::CU_MEMHOSTREGISTER_READ_ONLY,
+                )
+            };
             if let Err(error) = done.result() {
                 self.pinned.fetch_sub(bytes, Ordering::Relaxed);
                 let _ = self.refusal.set(failed("the driver declined", error).what().to_string());
@@ -124,7 +142,10 @@ impl Regions {
     pub fn settle(&self) -> Result<()> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         // A thread that enqueues copies holds its files.
-        if files.is_empty() || files.iter().any(|file| Arc::strong_count(file) > 1) || !self.device.is_idle(self.device.upload_stream())? {
+        if files.is_empty()
+            || files.iter().any(|file| Arc::strong_count(file) > 1)
+            || !self.device.is_idle(self.device.upload_stream())?
+        {
             return Ok(());
         }
         self.clear(&mut files);
@@ -134,8 +155,8 @@ impl Regions {
     fn clear(&self, files: &mut Vec<Arc<FileRegions>>) {
         for region in files.iter().flat_map(|file| &file.regions) {
             if region.registered.get() == Some(&true) {
-                // SAFETY: registered above from this address, once; no copy reads it any more. A failure repeats an earlier one of the
-                // same context, which its caller has reported.
+                // SAFETY: registered above from this address, once; no copy reads it any more. A failure repeats an
+                // earlier one of the same context, which its caller has reported.
                 let _ = unsafe { sys::cuMemHostUnregister(region.address().cast()) };
             }
         }
@@ -153,7 +174,8 @@ impl Region {
 impl Drop for Regions {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
-            // SAFETY: the stream lives as long as the device. An error here is one that callers have seen; nothing runs any more then.
+            // SAFETY: the stream lives as long as the device. An error here is one that callers have seen; nothing runs
+            // any more then.
             let _ = unsafe { result::stream::synchronize(self.device.upload_stream().raw()) };
             let mut files = std::mem::take(self.files.get_mut().unwrap_or_else(PoisonError::into_inner));
             self.clear(&mut files);

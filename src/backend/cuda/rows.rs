@@ -32,8 +32,8 @@ impl Cuda {
         let wide = all_aligned(&[x, &out]);
         let launch = self.launch("upsample", if wide { "upsample_bf16" } else { "upsample_bf16_any" })?;
         let launch = launch.matrix(x).vector(&out).int(height).int(width).int(x.cols());
-        // SAFETY: argument types and order match cuda/upsample.cu; `Tensor::upsample` checked x to have height * width rows; `out` was made
-        // dense with four times as many above.
+        // SAFETY: argument types and order match cuda/upsample.cu; `Tensor::upsample` checked x to have height * width
+        // rows; `out` was made dense with four times as many above.
         unsafe { launch.run_rows(x.rows(), x.cols(), wide) }?;
         Ok(out)
     }
@@ -51,8 +51,8 @@ impl Cuda {
         let launch = self.launch("upsample", "unpatchify_bf16")?.matrix(latents).vector(mean).vector(std).vector(&out);
         let launch = launch.int(height).int(width).int(channels);
         let (grid, block) = row_tiles(out.rows(), channels);
-        // SAFETY: argument types and order match `unpatchify_bf16` in cuda/upsample.cu; `Tensor::unpatchify` checked the shapes, and mean
-        // and std came through `upload_f32`; `out` was made dense above.
+        // SAFETY: argument types and order match `unpatchify_bf16` in cuda/upsample.cu; `Tensor::unpatchify` checked
+        // the shapes, and mean and std came through `upload_f32`; `out` was made dense above.
         unsafe { launch.run(grid, block) }?;
         Ok(out)
     }

@@ -1,4 +1,5 @@
-//! Values that the host computed to the device, results back to the host, and rows from one place on the device to another.
+//! Values that the host computed to the device, results back to the host, and rows from one place on the device to
+//! another.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -17,7 +18,8 @@ use crate::weights::{Dtype, WeightView};
 
 /// Bytes of a slot: 80 us of a PCIe 5 bus, far above the cost of starting a copy.
 pub const SLOT_BYTES: usize = 4 << 20;
-/// Slots for values that the host computed: as many as an image uploads, so that none waits for another of the same image.
+/// Slots for values that the host computed: as many as an image uploads, so that none waits for another of the same
+/// image.
 pub const VALUE_SLOTS: usize = 4;
 /// Slots for results: the host takes them out of one while the other is filled.
 pub const RESULT_SLOTS: usize = 2;
@@ -41,26 +43,29 @@ impl Slot {
         device.bind()?;
         // PORTABLE: readable from all contexts. Not write-combined: threads fill it with ordinary stores.
         // SAFETY: the size is not zero; the memory is freed in `drop`.
-        let host = unsafe { result::malloc_host(SLOT_BYTES, sys::CU_MEMHOSTALLOC_PORTABLE) }.map_err(|e| failed("cannot pin host memory", e))?;
+        let host = unsafe { result::malloc_host(SLOT_BYTES, sys::CU_MEMHOSTALLOC_PORTABLE) }
+            .map_err(|e| failed("cannot pin host memory", e))?;
         Ok(Self { host: host.cast(), last_use: Mark::new(device, stream)? })
     }
 
     /// Its memory, once the device is done with it.
     pub fn bytes(&mut self) -> Result<&mut [u8]> {
         self.last_use.wait()?;
-        // SAFETY: `host` points to SLOT_BYTES bytes that live as long as the slot; the driver zeroes new pages, so they are initialised;
-        // the last copy from or to them is done.
+        // SAFETY: `host` points to SLOT_BYTES bytes that live as long as the slot; the driver zeroes new pages, so they
+        // are initialised; the last copy from or to them is done.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.host, SLOT_BYTES) })
     }
 
-    /// Its first `len` bytes to device address `to`, which has room for them, by work on `stream`. [`Slot::record`] has to follow before
-    /// the slot is used again.
+    /// Its first `len` bytes to device address `to`, which has room for them, by work on `stream`. [`Slot::record`] has
+    /// to follow before the slot is used again.
     pub fn copy_to(&self, device: &Device, len: usize, to: u64, stream: Stream) -> Result<()> {
         device.bind()?;
-        // SAFETY: `len` is at most SLOT_BYTES, and the caller leaves the slot alone until the mark that it records next.
+        // SAFETY: `len` is at most SLOT_BYTES, and the caller leaves the slot alone until the mark that it records
+        // next.
         let host = unsafe { std::slice::from_raw_parts(self.host, len) };
         // SAFETY: as above; `to` has room for `len` bytes.
-        unsafe { result::memcpy_htod_async(to, host, stream.raw()) }.map_err(|e| failed("cannot copy to the GPU", e))?;
+        unsafe { result::memcpy_htod_async(to, host, stream.raw()) }
+            .map_err(|e| failed("cannot copy to the GPU", e))?;
         device.counters().copies.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -68,10 +73,12 @@ impl Slot {
     /// `len` bytes from device address `from` to where it begins, by work on `stream`; otherwise as [`Slot::copy_to`].
     pub fn copy_from(&mut self, device: &Device, len: usize, from: u64, stream: Stream) -> Result<()> {
         device.bind()?;
-        // SAFETY: `len` is at most SLOT_BYTES, and the caller leaves the slot alone until the mark that it records next.
+        // SAFETY: `len` is at most SLOT_BYTES, and the caller leaves the slot alone until the mark that it records
+        // next.
         let host = unsafe { std::slice::from_raw_parts_mut(self.host, len) };
         // SAFETY: as above; the caller's buffer has `len` bytes behind `from`.
-        unsafe { result::memcpy_dtoh_async(host, from, stream.raw()) }.map_err(|e| failed("cannot copy from the GPU", e))?;
+        unsafe { result::memcpy_dtoh_async(host, from, stream.raw()) }
+            .map_err(|e| failed("cannot copy from the GPU", e))?;
         device.counters().copies.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -135,7 +142,9 @@ impl Cuda {
 
     /// Host values as they are.
     pub(super) fn upload_f32_op(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
-        let buffer = self.upload_rows(Kind::F32, rows, cols, |some, out| out.copy_from_slice(&values[some.start * cols..some.end * cols]))?;
+        let buffer = self.upload_rows(Kind::F32, rows, cols, |some, out| {
+            out.copy_from_slice(&values[some.start * cols..some.end * cols])
+        })?;
         Ok(Tensor::from_buffer(self, buffer, rows, cols))
     }
 
@@ -160,9 +169,15 @@ impl Cuda {
         Ok(Tensor::from_buffer(self, buffer, ids.len(), cols))
     }
 
-    /// Rows of `cols` values that `write` makes, some rows at a time, where the device reads them. Does not wait for the work before, unless
-    /// a row is more than a slot holds.
-    fn upload_rows<T: bytemuck::Pod>(&self, kind: Kind, rows: usize, cols: usize, write: impl Fn(Range<usize>, &mut [T])) -> Result<Buffer> {
+    /// Rows of `cols` values that `write` makes, some rows at a time, where the device reads them. Does not wait for
+    /// the work before, unless a row is more than a slot holds.
+    fn upload_rows<T: bytemuck::Pod>(
+        &self,
+        kind: Kind,
+        rows: usize,
+        cols: usize,
+        write: impl Fn(Range<usize>, &mut [T]),
+    ) -> Result<Buffer> {
         let device = self.device();
         let buffer = Buffer::new(device, kind, rows * cols)?;
         if device.is_recording() {
@@ -173,7 +188,8 @@ impl Cuda {
             let mut host = vec![T::zeroed(); rows * cols];
             write(0..rows, &mut host);
             if !host.is_empty() {
-                // SAFETY: the buffer has room for the values; from pageable memory the driver has taken them when the call returns.
+                // SAFETY: the buffer has room for the values; from pageable memory the driver has taken them when the
+                // call returns.
                 let copied = unsafe { result::memcpy_htod_async(buffer.address(), &host, device.stream().raw()) };
                 copied.map_err(|e| failed("cannot copy to the GPU", e))?;
                 device.counters().copies.fetch_add(1, Ordering::Relaxed);
@@ -198,11 +214,18 @@ impl Cuda {
     pub(super) fn clear_byte(&self, address: u64) -> Result<()> {
         self.device().bind()?;
         // SAFETY: the caller's buffer holds the byte, and lives until it is used behind this on the same stream.
-        unsafe { result::memset_d8_async(address, 0, 1, self.device().stream().raw()) }.map_err(|e| failed("cannot clear GPU memory", e))
+        unsafe { result::memset_d8_async(address, 0, 1, self.device().stream().raw()) }
+            .map_err(|e| failed("cannot clear GPU memory", e))
     }
 
     /// Rows of `cols` values of `T`, row by row from a matrix of any stride. Waits.
-    pub(super) fn download_values<T: bytemuck::Pod>(&self, address: u64, rows: usize, cols: usize, stride: usize) -> Result<Vec<T>> {
+    pub(super) fn download_values<T: bytemuck::Pod>(
+        &self,
+        address: u64,
+        rows: usize,
+        cols: usize,
+        stride: usize,
+    ) -> Result<Vec<T>> {
         if stride == cols && rows * cols * size_of::<T>() >= SHORT_BYTES {
             return self.download_dense(address, rows * cols, self.device().stream());
         }
@@ -212,7 +235,8 @@ impl Cuda {
             device.bind()?;
             if stride == cols {
                 // SAFETY: the matrix lies in a live buffer; `host` is as long, and waited for below.
-                unsafe { result::memcpy_dtoh_async(&mut host, address, device.stream().raw()) }.map_err(|e| failed("cannot copy from the GPU", e))?;
+                unsafe { result::memcpy_dtoh_async(&mut host, address, device.stream().raw()) }
+                    .map_err(|e| failed("cannot copy from the GPU", e))?;
             } else {
                 self.copy_to_host(&mut host, address, [rows, cols], stride)?;
             }
@@ -242,7 +266,8 @@ impl Cuda {
         }
         let mut host = vec![T::zeroed(); len];
         let host_bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut host);
-        // The system gives each page when it is first written, which takes longer than the copy: now, while the device computes.
+        // The system gives each page when it is first written, which takes longer than the copy: now, while the device
+        // computes.
         host_bytes.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *black_box(byte) = 0);
         for index in 0..parts {
             let slot = &mut slots[index % ahead];
@@ -262,7 +287,8 @@ impl Cuda {
         let bytes = Buffer::new(self.device(), Kind::Byte, values + 1)?;
         self.clear_byte(bytes.address() + values as u64)?;
         let launch = self.launch("transfer", "to_rgb8")?.matrix(x).address(bytes.address()).int(x.rows()).int(x.cols());
-        // SAFETY: argument types and order match `to_rgb8` in cuda/transfer.cu; `bytes` has a byte for every cell of x and one behind.
+        // SAFETY: argument types and order match `to_rgb8` in cuda/transfer.cu; `bytes` has a byte for every cell of x
+        // and one behind.
         unsafe { launch.run([values.div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }?;
         Ok(Rgb8 { bytes, values, made: Mark::new(self.device(), self.device().stream())? })
     }
@@ -271,7 +297,8 @@ impl Cuda {
     pub(super) fn take_rgb8_op(&self, Rgb8 { bytes, values, made }: Rgb8) -> Result<Vec<u8>> {
         let stream = self.device().download_stream();
         made.hold(stream)?;
-        // All copies are done when this returns, so that `bytes` may go, whose end is ordered by the compute stream alone.
+        // All copies are done when this returns, so that `bytes` may go, whose end is ordered by the compute stream
+        // alone.
         let mut host = self.download_dense::<u8>(bytes.address(), values + 1, stream).inspect_err(|_| {
             // SAFETY: the stream lives as long as the device. What fails here has failed above.
             let _ = unsafe { result::stream::synchronize(stream.raw()) };
@@ -296,7 +323,15 @@ impl Cuda {
     }
 
     /// A copy of bf16 rows on the device.
-    pub(super) fn copy_rows(&self, from: u64, from_stride: usize, to: u64, to_stride: usize, rows: usize, cols: usize) -> Result<()> {
+    pub(super) fn copy_rows(
+        &self,
+        from: u64,
+        from_stride: usize,
+        to: u64,
+        to_stride: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<()> {
         if rows == 0 || cols == 0 {
             return Ok(());
         }
@@ -325,8 +360,11 @@ impl Cuda {
     }
 
     fn copy_2d(&self, copy: &sys::CUDA_MEMCPY2D) -> Result<()> {
-        // SAFETY: the callers above filled `copy` with ranges of live buffers; host memory is waited for by `download_values`.
-        unsafe { sys::cuMemcpy2DAsync_v2(copy, self.device().stream().raw()) }.result().map_err(|e| failed("cannot copy GPU memory", e))
+        // SAFETY: the callers above filled `copy` with ranges of live buffers; host memory is waited for by
+        // `download_values`.
+        unsafe { sys::cuMemcpy2DAsync_v2(copy, self.device().stream().raw()) }
+            .result()
+            .map_err(|e| failed("cannot copy GPU memory", e))
     }
 }
 

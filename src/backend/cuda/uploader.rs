@@ -1,8 +1,9 @@
 //! Weights out of files to the device.
 //!
-//! A few threads take the weights piece by piece, in the order of use, and the copy engine reads them from the mapped file, which
-//! [`regions`](super::regions) registers. Where it cannot be registered, and for weights that are not bf16 and are converted on the
-//! device, a thread copies slices into pinned slots of its own, and the copy engine takes them from there.
+//! A few threads take the weights piece by piece, in the order of use, and the copy engine reads them from the mapped
+//! file, which [`regions`](super::regions) registers. Where it cannot be registered, and for weights that are not bf16
+//! and are converted on the device, a thread copies slices into pinned slots of its own, and the copy engine takes them
+//! from there.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,7 +24,8 @@ use crate::weights::{Dtype, E4m3View, WeightView};
 
 /// A thread fills one slot while the other goes up.
 const SLOTS_PER_THREAD: usize = 2;
-/// One thread reads a warm page cache at 10 GB/s at most, and registers it at 50 GB/s; eight come near to the bus either way.
+/// One thread reads a warm page cache at 10 GB/s at most, and registers it at 50 GB/s; eight come near to the bus
+/// either way.
 const MOST_THREADS: usize = 8;
 /// For less, starting another thread costs more than it gains.
 const THREADED_BYTES: usize = 4 * SLOT_BYTES;
@@ -45,8 +47,8 @@ enum When {
     AtOnce,
 }
 
-/// The values of a tensor as bf16, or its bytes where that is what they are, dense, to a device address; then, of some, to their places in a
-/// padded or reordered weight.
+/// The values of a tensor as bf16, or its bytes where that is what they are, dense, to a device address; then, of some,
+/// to their places in a padded or reordered weight.
 struct Job {
     view: WeightView,
     to: u64,
@@ -89,9 +91,14 @@ impl Uploader {
         Self { slots: Mutex::default(), regions: Regions::new(device), queues: Mutex::default() }
     }
 
-    /// Runs `work`; the weights that it makes on this thread go up together when it ends, and `report` hears of their elements.
-    /// No op may read them before.
-    pub fn together<T>(&self, device: &Arc<Device>, work: impl FnOnce() -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T> {
+    /// Runs `work`; the weights that it makes on this thread go up together when it ends, and `report` hears of their
+    /// elements. No op may read them before.
+    pub fn together<T>(
+        &self,
+        device: &Arc<Device>,
+        work: impl FnOnce() -> Result<T>,
+        report: &mut dyn FnMut(u64),
+    ) -> Result<T> {
         let thread = thread::current().id();
         let queues = || self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         queues().insert(thread, Queue::default());
@@ -107,8 +114,8 @@ impl Uploader {
         &self.regions
     }
 
-    /// A weight matrix of the parts' rows, one part under the other; rows and columns padded with zeros to multiples of 8, so that
-    /// cuBLASLt's fast kernels fit every size.
+    /// A weight matrix of the parts' rows, one part under the other; rows and columns padded with zeros to multiples of
+    /// 8, so that cuBLASLt's fast kernels fit every size.
     pub fn weight(&self, device: &Arc<Device>, parts: &[WeightView]) -> Result<(Buffer, [usize; 2], usize)> {
         self.rows(device, parts, When::Together)
     }
@@ -124,7 +131,11 @@ impl Uploader {
                 if stride == cols {
                     queue.jobs.push(Job { view: part.clone(), to, place: None });
                 } else {
-                    queue.push_dense(device, part, Place { to, from: [part.rows(), cols, 1], to_rows: part.rows(), stride })?;
+                    queue.push_dense(
+                        device,
+                        part,
+                        Place { to, from: [part.rows(), cols, 1], to_rows: part.rows(), stride },
+                    )?;
                 }
                 row += part.rows();
             }
@@ -132,8 +143,9 @@ impl Uploader {
         })
     }
 
-    /// As [`Uploader::weight`], in e4m3 with a scale for each row; padded to multiples of [`MULTIPLE`]. Where no file holds e4m3, a bf16
-    /// copy goes up at once, and is freed behind the kernel that reads it, so that never more than one is there.
+    /// As [`Uploader::weight`], in e4m3 with a scale for each row; padded to multiples of [`MULTIPLE`]. Where no file
+    /// holds e4m3, a bf16 copy goes up at once, and is freed behind the kernel that reads it, so that never more than
+    /// one is there.
     pub fn narrow_weight(&self, device: &Arc<Device>, parts: &[WeightView]) -> Result<(Buffer, [usize; 2], usize)> {
         if let Some(e4m3) = parts.iter().map(WeightView::e4m3).collect::<Option<Vec<_>>>() {
             return self.e4m3_weight(device, &e4m3, parts[0].cols());
@@ -147,9 +159,9 @@ impl Uploader {
         let launched = device.launch("quantise_weight", kernel).and_then(|launch| {
             let launch = launch.on(upload_stream).address(copy.address()).long(copy_stride);
             let launch = launch.address(buffer.address()).long(stride).address(buffer.scales()).int(rows).int(cols);
-            // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu. `copy` has `rows` rows of `cols` values, aligned to 16
-            // bytes; `buffer` has room for the row and the scale of every block. Both come before this on the upload stream, on which
-            // `copy` is freed too.
+            // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu. `copy` has `rows` rows of
+            // `cols` values, aligned to 16 bytes; `buffer` has room for the row and the scale of every block. Both come
+            // before this on the upload stream, on which `copy` is freed too.
             unsafe { launch.run([padded_rows, 1, 1], [block.unwrap_or(256), 1, 1]) }
         });
         // Also after an error, when what was made is dropped.
@@ -159,7 +171,12 @@ impl Uploader {
     }
 
     /// Values and scales of a weight of `cols` columns, as a file holds them.
-    fn e4m3_weight(&self, device: &Arc<Device>, parts: &[&E4m3View], cols: usize) -> Result<(Buffer, [usize; 2], usize)> {
+    fn e4m3_weight(
+        &self,
+        device: &Arc<Device>,
+        parts: &[&E4m3View],
+        cols: usize,
+    ) -> Result<(Buffer, [usize; 2], usize)> {
         let rows = parts.iter().map(|part| part.values.rows()).sum::<usize>();
         let (padded_rows, stride) = (rows.next_multiple_of(MULTIPLE), cols.next_multiple_of(MULTIPLE));
         let buffer = Buffer::e4m3_on_stream(device, device.upload_stream(), padded_rows, stride)?;
@@ -181,7 +198,8 @@ impl Uploader {
         Ok((buffer, [rows, cols], stride))
     }
 
-    /// A convolution weight [out, in, k, k] as [out, k * k * in], columns ordered (ky, kx, in), padded as in [`Uploader::weight`].
+    /// A convolution weight [out, in, k, k] as [out, k * k * in], columns ordered (ky, kx, in), padded as in
+    /// [`Uploader::weight`].
     pub fn conv_weight(&self, device: &Arc<Device>, view: &WeightView) -> Result<(Buffer, [usize; 2], usize)> {
         let &[rows, channels, height, width] = view.shape() else {
             return Err(Error::new(format!("a convolution weight has 4 axes, not {:?}", view.shape())));
@@ -189,7 +207,11 @@ impl Uploader {
         let (cols, taps) = (channels * height * width, height * width);
         let stride = cols.next_multiple_of(8);
         self.matrix(device, rows, cols, stride, When::Together, |buffer, queue| {
-            queue.push_dense(device, view, Place { to: buffer.address(), from: [rows, channels, taps], to_rows: rows, stride })
+            queue.push_dense(
+                device,
+                view,
+                Place { to: buffer.address(), from: [rows, channels, taps], to_rows: rows, stride },
+            )
         })
     }
 
@@ -275,7 +297,9 @@ impl Uploader {
                 .collect();
             drop(sender);
             done.iter().for_each(report);
-            let joined = workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(Error::new("a thread that loads weights panicked"))));
+            let joined = workers.into_iter().map(|worker| {
+                worker.join().unwrap_or_else(|_| Err(Error::new("a thread that loads weights panicked")))
+            });
             joined.collect::<Result<Vec<()>>>().map(drop)
         });
         slots.extend(own.into_iter().flatten());
@@ -298,10 +322,11 @@ impl Place {
     /// By work on the upload stream.
     fn launch(&self, device: &Device, from: u64) -> Result<()> {
         let [rows, channels, taps] = self.from;
-        let launch = device.launch("transfer", "place_weight")?.on(device.upload_stream()).address(from).address(self.to);
+        let launch =
+            device.launch("transfer", "place_weight")?.on(device.upload_stream()).address(from).address(self.to);
         let launch = launch.int(rows).int(channels).int(taps).int(self.to_rows).long(self.stride);
-        // SAFETY: types and order match `place_weight` in cuda/transfer.cu; `from` holds rows * channels * taps values, and `to` has room for
-        // to_rows * stride.
+        // SAFETY: types and order match `place_weight` in cuda/transfer.cu; `from` holds rows * channels * taps values,
+        // and `to` has room for to_rows * stride.
         unsafe { launch.run([(self.to_rows * self.stride).div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }
     }
 }
@@ -326,7 +351,8 @@ unsafe fn clear(device: &Device, address: u64, len: usize) -> Result<()> {
     }
     device.bind()?;
     // SAFETY: what the caller promises.
-    unsafe { result::memset_d8_async(address, 0, len, device.upload_stream().raw()) }.map_err(|e| failed("cannot clear GPU memory", e))
+    unsafe { result::memset_d8_async(address, 0, len, device.upload_stream().raw()) }
+        .map_err(|e| failed("cannot clear GPU memory", e))
 }
 
 /// A job in pieces that end where regions end.
@@ -338,7 +364,11 @@ fn pieces<'a>(job: &'a Job, files: &'a [Arc<FileRegions>]) -> Vec<Piece<'a>> {
     let mut done = 0;
     while done < all {
         // A value may lie across the end of a region: what goes as it is goes as bytes.
-        let end = if file.is_some() { ((start + done) / REGION_BYTES + 1) * REGION_BYTES - start } else { done + REGION_BYTES / size * size };
+        let end = if file.is_some() {
+            ((start + done) / REGION_BYTES + 1) * REGION_BYTES - start
+        } else {
+            done + REGION_BYTES / size * size
+        };
         pieces.push(Piece { job, region: file.map(|file| file.region(start + done)), bytes: done..end.min(all) });
         done = end;
     }
@@ -354,9 +384,10 @@ impl Piece<'_> {
         {
             device.bind()?;
             let to = self.job.to + self.bytes.start as u64;
-            // SAFETY: the region stays mapped and registered until the copy is done: `Regions` sees to it. The job's memory has room for
-            // its values, which in a region go as they are.
-            unsafe { result::memcpy_htod_async(to, bytes, device.upload_stream().raw()) }.map_err(|e| failed("cannot copy weights to the GPU", e))?;
+            // SAFETY: the region stays mapped and registered until the copy is done: `Regions` sees to it. The job's
+            // memory has room for its values, which in a region go as they are.
+            unsafe { result::memcpy_htod_async(to, bytes, device.upload_stream().raw()) }
+                .map_err(|e| failed("cannot copy weights to the GPU", e))?;
             device.counters().copies.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
@@ -386,8 +417,8 @@ fn copy_slices(device: &Arc<Device>, dtype: Dtype, bytes: &[u8], to: u64, slots:
             slot.pinned.copy_to(device, slice.len(), staging, stream)?;
             let kernel = if dtype == Dtype::F32 { "f32_to_bf16" } else { "f16_to_bf16" };
             let launch = device.launch("transfer", kernel)?.on(stream).address(staging).address(to).long(values);
-            // SAFETY: types and order match cuda/transfer.cu; `staging` holds `values` values, and the weight's memory has room for
-            // as many at `to`, because slices follow each other as in the file.
+            // SAFETY: types and order match cuda/transfer.cu; `staging` holds `values` values, and the weight's memory
+            // has room for as many at `to`, because slices follow each other as in the file.
             unsafe { launch.run([values.div_ceil(256).min(4096), 1, 1], [256, 1, 1]) }?;
         }
         slot.pinned.record(stream)?;

@@ -16,8 +16,8 @@ pub(super) struct Tensor {
 pub(super) enum Values {
     /// Evenly spread over `middle - reach .. middle + reach`.
     Uniform { middle: f64, reach: f64 },
-    /// Rows that read the sinusoid of the timestep: little of its fast half. As in a trained network, a timestep that is rounded
-    /// to bf16 is nearly the same timestep.
+    /// Rows that read the sinusoid of the timestep: little of its fast half. As in a trained network, a timestep that
+    /// is rounded to bf16 is nearly the same timestep.
     Sinusoid { reach: f64 },
     /// A single i64.
     Count(i64),
@@ -40,7 +40,9 @@ impl Tensor {
             let u = random.symmetric();
             let value = match self.values {
                 Values::Uniform { middle, reach } => middle + reach * u,
-                Values::Sinusoid { reach } if index % (TIMESTEP_CHANNELS / 2) < TIMESTEP_CHANNELS / 4 => reach / 32.0 * u,
+                Values::Sinusoid { reach } if index % (TIMESTEP_CHANNELS / 2) < TIMESTEP_CHANNELS / 4 => {
+                    reach / 32.0 * u
+                }
                 Values::Sinusoid { reach } => reach * u,
                 Values::Count(_) => unreachable!("returned above"),
             };

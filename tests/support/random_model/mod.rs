@@ -1,13 +1,13 @@
 //! Small model folders with random weights, complete and in the layout of the real ones.
 //!
-//! A [`RandomModel`] is a set of sizes; [`RandomModel::write`] turns it into a folder that this program and the reference
-//! both load: model_index.json, scheduler, tokenizer, text encoder, transformer and VAE. The images mean nothing, but
-//! every tensor name, shape and config key is the real one.
+//! A [`RandomModel`] is a set of sizes; [`RandomModel::write`] turns it into a folder that this program and the
+//! reference both load: model_index.json, scheduler, tokenizer, text encoder, transformer and VAE. The images mean
+//! nothing, but every tensor name, shape and config key is the real one.
 //!
-//! The same `RandomModel` gives the same weights on every machine, because golden files rest on them: a value is an integer of
-//! splitmix64, made a number by exact arithmetic and one square root, all rounded as IEEE 754 says, and each tensor has its
-//! own stream, named after it. Linear and convolution weights have the variance gain^2 / fan_in with a gain of 1 or little
-//! more, so that activations stay in the range of a trained network.
+//! The same `RandomModel` gives the same weights on every machine, because golden files rest on them: a value is an
+//! integer of splitmix64, made a number by exact arithmetic and one square root, all rounded as IEEE 754 says, and each
+//! tensor has its own stream, named after it. Linear and convolution weights have the variance gain^2 / fan_in with a
+//! gain of 1 or little more, so that activations stay in the range of a trained network.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
@@ -37,7 +37,8 @@ pub struct RandomModel {
     pub base: bool,
     /// `max_sequence_length` in model_index.json; the program takes 512 without it.
     pub max_sequence_length: Option<usize>,
-    /// `text_encoder_out_layers` in model_index.json; without it 1/4, 2/4 and 3/4 of the layers, or 9, 18, 27 of more than 27.
+    /// `text_encoder_out_layers` in model_index.json; without it 1/4, 2/4 and 3/4 of the layers, or 9, 18, 27 of more
+    /// than 27.
     pub text_encoder_out_layers: Option<[usize; 3]>,
     /// `default_image_size` in model_index.json, height first; the program takes the VAE's `sample_size` without it.
     pub default_image_size: Option<[usize; 2]>,
@@ -116,18 +117,20 @@ pub const TOKENS: usize = tokenizer::TOKENS;
 const DOWN_AND_UP_BLOCKS: usize = 4;
 const TIMESTEP_CHANNELS: usize = 256;
 
-/// Mean weight of the norms of queries and keys. At 1 the attention of so few tokens is nearly an average over all of them, and
-/// a mistake in rope or in a mask would hardly show.
+/// Mean weight of the norms of queries and keys. At 1 the attention of so few tokens is nearly an average over all of
+/// them, and a mistake in rope or in a mask would hardly show.
 const QK_NORM: f64 = 1.6;
 
-/// Gain of the two layers above the timestep, which lie about a silu: shift, scale and gate come out at about 0.6, so that each block counts.
+/// Gain of the two layers above the timestep, which lie about a silu: shift, scale and gate come out at about 0.6, so
+/// that each block counts.
 const TIMESTEP_GAIN: f64 = 1.5;
 
 /// Gain of the last convolution: few pixels are clipped.
 const IMAGE_GAIN: f64 = 0.6;
 
 impl RandomModel {
-    /// Writes the folder, which is created when it is missing; what stands there already under the same names is replaced.
+    /// Writes the folder, which is created when it is missing; what stands there already under the same names is
+    /// replaced.
     pub fn write(&self, dir: &Path) -> Result<()> {
         write_json(&dir.join("model_index.json"), &self.model_index())?;
         write_json(&dir.join("scheduler/scheduler_config.json"), &scheduler_config())?;
@@ -174,7 +177,14 @@ impl RandomModel {
     }
 
     /// Writes one file, or shards of equally many tensors and the index that says which tensor lies in which.
-    fn write_weights(&self, dir: &Path, component: &str, stem: &str, storage: Storage, tensors: &[Tensor]) -> Result<()> {
+    fn write_weights(
+        &self,
+        dir: &Path,
+        component: &str,
+        stem: &str,
+        storage: Storage,
+        tensors: &[Tensor],
+    ) -> Result<()> {
         let dir = dir.join(component);
         let mut weight_map = Map::new();
         let mut total_size = 0;

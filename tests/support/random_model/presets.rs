@@ -14,7 +14,8 @@ impl RandomModel {
         }
     }
 
-    /// The plain case: distilled, bf16, every component in one file, small heads, MLP ratio 3 and 32 latent channels as in the real model.
+    /// The plain case: distilled, bf16, every component in one file, small heads, MLP ratio 3 and 32 latent channels as
+    /// in the real model.
     pub fn tiny() -> Self {
         let storage = Storage { dtype: Float::Bf16, shards: 1 };
         Self {
@@ -58,7 +59,8 @@ impl RandomModel {
         }
     }
 
-    /// Weights in f32 and in several files with an index; an odd head count, an untied head, and a decoder of its own sizes.
+    /// Weights in f32 and in several files with an index; an odd head count, an untied head, and a decoder of its own
+    /// sizes.
     pub fn sharded() -> Self {
         let storage = Storage { dtype: Float::F32, shards: 3 };
         Self {
@@ -102,7 +104,8 @@ impl RandomModel {
         }
     }
 
-    /// An undistilled model in f16 with the real head size of 128, one key and value head, and every optional key of model_index.json.
+    /// An undistilled model in f16 with the real head size of 128, one key and value head, and every optional key of
+    /// model_index.json.
     pub fn base() -> Self {
         let storage = Storage { dtype: Float::F16, shards: 1 };
         Self {

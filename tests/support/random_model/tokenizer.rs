@@ -5,7 +5,8 @@ use serde_json::{Map, Value, json};
 /// Tokens that the tokenizer knows.
 pub(super) const TOKENS: usize = 256 + MERGES.len() + ADDED_TOKENS.len();
 
-/// Byte pairs that become one token, strongest first, spelled in the alphabet of byte-level BPE: Ġ is a space, Ċ a newline, Ã© is é.
+/// Byte pairs that become one token, strongest first, spelled in the alphabet of byte-level BPE: Ġ is a space, Ċ a
+/// newline, Ã© is é.
 pub(super) const MERGES: [(&str, &str); 16] = [
     ("Ċ", "Ċ"),
     ("Ġ", "a"),
@@ -43,15 +44,18 @@ pub(super) fn tokenizer(merges_as_pairs: bool) -> Value {
     for (left, right) in MERGES {
         vocab.insert(format!("{left}{right}"), json!(vocab.len()));
     }
-    let merges: Vec<Value> =
-        MERGES.iter().map(|(left, right)| if merges_as_pairs { json!([left, right]) } else { json!(format!("{left} {right}")) }).collect();
+    let merges: Vec<Value> = MERGES
+        .iter()
+        .map(|(left, right)| if merges_as_pairs { json!([left, right]) } else { json!(format!("{left} {right}")) })
+        .collect();
     let added: Vec<Value> = added_tokens()
         .map(|(id, mut token)| {
             token["id"] = json!(id);
             token
         })
         .collect();
-    let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
+    let byte_level =
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
     json!({
         "version": "1.0",
         "truncation": null,

@@ -25,9 +25,11 @@ pub struct Rows<'a> {
     pub stride: usize,
 }
 
-/// Activations as bfloat16 tiles: [strip of 32 rows][step of 32 columns][term][2 tiles], what is ragged filled up with zeros.
+/// Activations as bfloat16 tiles: [strip of 32 rows][step of 32 columns][term][2 tiles], what is ragged filled up with
+/// zeros.
 ///
-/// It takes 2 * terms bytes a value. [`multiply`] reads the weight once for every 1024 rows, so that more of them at once gain nothing.
+/// It takes 2 * terms bytes a value. [`multiply`] reads the weight once for every 1024 rows, so that more of them at
+/// once gain nothing.
 pub struct Packed {
     /// Those of all strips are written; memory of an earlier product may hold more.
     tiles: Vec<MaybeUninit<Tile>>,
@@ -39,12 +41,15 @@ pub struct Packed {
 impl Packed {
     /// The columns of `parts` side by side, each value as a sum of `terms` bfloat16 numbers. In parallel.
     ///
-    /// Panics when there is no part, when the parts differ in rows or are shorter than they say, or when `terms` is not 1, 2 or 3.
+    /// Panics when there is no part, when the parts differ in rows or are shorter than they say, or when `terms` is not
+    /// 1, 2 or 3.
     pub fn new(parts: &[Rows<'_>], terms: usize) -> Self {
         let rows = parts[0].rows;
         for part in parts {
             assert_eq!(part.rows, rows);
-            assert!(part.cols <= part.stride && (rows == 0 || part.values.len() >= (rows - 1) * part.stride + part.cols));
+            assert!(
+                part.cols <= part.stride && (rows == 0 || part.values.len() >= (rows - 1) * part.stride + part.cols)
+            );
         }
         Self::gather(rows, parts.iter().map(|part| part.cols).sum(), terms, |row, col, cells| {
             let mut part_start = 0;
@@ -52,15 +57,16 @@ impl Packed {
                 let from = col.max(part_start);
                 let to = (col + cells.len()).min(part_start + part.cols);
                 if from < to {
-                    cells[from - col..to - col].copy_from_slice(&part.values[row * part.stride + from - part_start..][..to - from]);
+                    cells[from - col..to - col]
+                        .copy_from_slice(&part.values[row * part.stride + from - part_start..][..to - from]);
                 }
                 part_start += part.cols;
             }
         })
     }
 
-    /// The activations of which `read(row, col, cells)` writes the cells of one row from column `col` on, up to 32 of them, from a
-    /// multiple of 32. In parallel.
+    /// The activations of which `read(row, col, cells)` writes the cells of one row from column `col` on, up to 32 of
+    /// them, from a multiple of 32. In parallel.
     ///
     /// A row with a value that is not finite gives results that are not finite. Panics when `terms` is not 1, 2 or 3.
     pub fn gather(rows: usize, cols: usize, terms: usize, read: impl Fn(usize, usize, &mut [f32]) + Sync) -> Self {
@@ -142,8 +148,8 @@ impl Packed {
         let start = strip * self.steps();
         assert!(strip < self.strips() && to <= self.steps());
         let tiles = &self.tiles[(start + from) * tiles_of_step..(start + to) * tiles_of_step];
-        // SAFETY: `gather_into`, which makes every value of this type, hands each tile of these strips to `pack_tile`, which writes it: the
-        // first or the second of the `terms` pairs of a step, for both and for all steps.
+        // SAFETY: `gather_into`, which makes every value of this type, hands each tile of these strips to `pack_tile`,
+        // which writes it: the first or the second of the `terms` pairs of a step, for both and for all steps.
         unsafe { std::slice::from_raw_parts(tiles.as_ptr().cast(), tiles.len()) }
     }
 }
@@ -157,8 +163,8 @@ impl Drop for Packed {
     }
 }
 
-/// The memory of a product that is done, for the next: fresh memory costs a page fault for each 4 KiB, which takes longer than to pack
-/// them.
+/// The memory of a product that is done, for the next: fresh memory costs a page fault for each 4 KiB, which takes
+/// longer than to pack them.
 fn spare() -> MutexGuard<'static, Vec<MaybeUninit<Tile>>> {
     static SPARE: Mutex<Vec<MaybeUninit<Tile>>> = Mutex::new(Vec::new());
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -170,7 +176,8 @@ fn pack_tile<'t>(values: &mut [f32; TILE * TILE_COLS], tiles: impl Iterator<Item
         let mut rounded = NO_TILE;
         math::take_bf16(values, &mut rounded.0);
         let tile = tile.write(NO_TILE);
-        // SAFETY: a tile is 16 x 16 cells of 32 bits, each a pair of columns, dense and aligned to 64 bytes; these are two tiles.
+        // SAFETY: a tile is 16 x 16 cells of 32 bits, each a pair of columns, dense and aligned to 64 bytes; these are
+        // two tiles.
         unsafe { transpose(rounded.0.as_ptr().cast(), tile.0.as_mut_ptr().cast(), TILE) };
     }
 }

@@ -4,7 +4,8 @@ use half::bf16;
 
 use super::*;
 
-/// The tile unit in software, with the order of sums of Intel's description: even and odd columns apart, then both to the sum.
+/// The tile unit in software, with the order of sums of Intel's description: even and odd columns apart, then both to
+/// the sum.
 struct Emulated;
 
 impl Tiles for Emulated {
@@ -33,7 +34,8 @@ impl Tiles for Emulated {
             for offset in offsets {
                 assert_eq!(offset % size_of::<Line>(), 0);
                 let lines = &a[offset / size_of::<Line>()..][..PAIR];
-                let a: &[Tile] = &[0, TILE].map(|first| Tile(lines[first..first + TILE].as_flattened().try_into().unwrap()));
+                let a: &[Tile] =
+                    &[0, TILE].map(|first| Tile(lines[first..first + TILE].as_flattened().try_into().unwrap()));
                 for (i, sums) in sums.0.iter_mut().enumerate() {
                     emulate_product(&a[i / 2], &b[i % 2], sums);
                 }
@@ -61,7 +63,15 @@ pub fn multiply_emulated(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
 }
 
 /// [`multiply_windows`] on emulated tiles.
-pub fn multiply_windows_emulated(x: &Lines, offsets: &Offsets, weight: &Packed, windows: Windows, out: &mut [f32], bias: &[f32], add: bool) {
+pub fn multiply_windows_emulated(
+    x: &Lines,
+    offsets: &Offsets,
+    weight: &Packed,
+    windows: Windows,
+    out: &mut [f32],
+    bias: &[f32],
+    add: bool,
+) {
     windows::multiply_on::<Emulated>(x, offsets, weight, windows, out, bias, add);
 }
 
@@ -107,8 +117,12 @@ fn worst_error<T: Tiles>(case: &Case, terms: usize) -> f64 {
     let Case { rows, cols, weight_rows, around, add } = *case;
     let all_cols: usize = cols.iter().sum();
     let stored: Vec<Vec<f32>> = cols.iter().enumerate().map(|(i, &cols)| noise(rows * (cols + i), i as u32)).collect();
-    let parts: Vec<Rows<'_>> =
-        stored.iter().zip(cols).enumerate().map(|(i, (values, &cols))| Rows { values, rows, cols, stride: cols + i }).collect();
+    let parts: Vec<Rows<'_>> = stored
+        .iter()
+        .zip(cols)
+        .enumerate()
+        .map(|(i, (values, &cols))| Rows { values, rows, cols, stride: cols + i })
+        .collect();
     let packed = Packed::new(&parts, terms);
     assert_eq!((packed.rows(), packed.cols()), (rows, all_cols));
 
@@ -162,7 +176,13 @@ fn check_all_cases<T: Tiles>() {
         for case in &CASES {
             let worst = worst_error::<T>(case, terms);
             println!("[{}, {:?}] x [{}], {terms} terms: {worst:.1e}", case.rows, case.cols, case.weight_rows);
-            assert!(worst < bound, "[{}, {:?}] x [{}], {terms} terms: {worst:e}", case.rows, case.cols, case.weight_rows);
+            assert!(
+                worst < bound,
+                "[{}, {:?}] x [{}], {terms} terms: {worst:e}",
+                case.rows,
+                case.cols,
+                case.weight_rows
+            );
         }
     }
 }
@@ -181,7 +201,11 @@ fn terms_compare_with_a_float32_product_as_the_head_says() {
     let weight: Vec<bf16> = noise(weight_rows * cols, 3).into_iter().map(bf16::from_f32).collect();
     let wide: Vec<f32> = weight.iter().map(|w| w.to_f32()).collect();
     let exact: Vec<f64> = (0..rows * weight_rows)
-        .map(|i| (0..cols).map(|k| f64::from(x[i / weight_rows * cols + k]) * f64::from(wide[i % weight_rows * cols + k])).sum())
+        .map(|i| {
+            (0..cols)
+                .map(|k| f64::from(x[i / weight_rows * cols + k]) * f64::from(wide[i % weight_rows * cols + k]))
+                .sum()
+        })
         .collect();
     let error = |values: &[f32]| {
         let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
@@ -193,7 +217,27 @@ fn terms_compare_with_a_float32_product_as_the_head_says() {
     // SAFETY: the three matrices are dense, [m, k], [n, k] and [m, n].
     unsafe {
         let (out, x, w) = (float32.as_mut_ptr(), x.as_ptr(), wide.as_ptr());
-        gemm::gemm(m, n, k, out, 1, n as isize, false, x, 1, k as isize, w, k as isize, 1, 0.0, 1.0, false, false, false, gemm::Parallelism::None);
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out,
+            1,
+            n as isize,
+            false,
+            x,
+            1,
+            k as isize,
+            w,
+            k as isize,
+            1,
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
     }
     let float32 = error(&float32);
     let bytes: Vec<u8> = weight.iter().flat_map(|w| w.to_le_bytes()).collect();
@@ -204,7 +248,10 @@ fn terms_compare_with_a_float32_product_as_the_head_says() {
         multiply_on::<Emulated>(&packed, weight, Output { values: &mut values, stride: weight_rows, add: false });
         error(&values)
     });
-    println!("relative error of 1, 2, 3 terms: {:.1e}, {:.1e}, {:.1e}; of a float32 product: {float32:.1e}", of_terms[0], of_terms[1], of_terms[2]);
+    println!(
+        "relative error of 1, 2, 3 terms: {:.1e}, {:.1e}, {:.1e}; of a float32 product: {float32:.1e}",
+        of_terms[0], of_terms[1], of_terms[2]
+    );
     assert!(of_terms[0] < 3e-3 && of_terms[1] < 8e-6 && of_terms[2] < float32);
 }
 
@@ -223,8 +270,16 @@ fn the_tile_unit_matches_float64() {
 fn nothing_in_gives_zeros_out() {
     let packed = Packed::new(&[Rows { values: &[], rows: 2, cols: 0, stride: 0 }], 1);
     let mut values = [1.0; 6];
-    multiply_on::<Emulated>(&packed, Bf16Rows { bytes: &[], rows: 2, stride: 0 }, Output { values: &mut values, stride: 3, add: false });
+    multiply_on::<Emulated>(
+        &packed,
+        Bf16Rows { bytes: &[], rows: 2, stride: 0 },
+        Output { values: &mut values, stride: 3, add: false },
+    );
     assert_eq!(values, [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]);
     let packed = Packed::new(&[Rows { values: &[], rows: 0, cols: 4, stride: 4 }], 3);
-    multiply_on::<Emulated>(&packed, Bf16Rows { bytes: &[], rows: 0, stride: 8 }, Output { values: &mut [], stride: 0, add: false });
+    multiply_on::<Emulated>(
+        &packed,
+        Bf16Rows { bytes: &[], rows: 0, stride: 8 },
+        Output { values: &mut [], stride: 0, add: false },
+    );
 }

@@ -20,7 +20,8 @@ unsafe impl bytemuck::Pod for Tile {}
 /// A row of tile A: 32 bfloat16 numbers.
 pub type Line = [u16; TILE_COLS];
 
-/// 2 x 2 tiles of sums: [tile A of the pair][tile B of the pair][row of A][row of B^T], the rows being those of W and X, or of X and W.
+/// 2 x 2 tiles of sums: [tile A of the pair][tile B of the pair][row of A][row of B^T], the rows being those of W and
+/// X, or of X and W.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Sums(pub(super) [[f32; TILE * TILE]; 4]);
@@ -35,11 +36,12 @@ pub(super) trait Tiles {
 
     /// `sums (or 0, unless add) += a b` for a pair of tiles of W by a strip of X.
     ///
-    /// `a` is [step][2] tiles, `b` [step][term][2] tiles. `next` is an address of which 512 bytes a step and term are asked into the
-    /// second-level cache, if they exist.
+    /// `a` is [step][2] tiles, `b` [step][term][2] tiles. `next` is an address of which 512 bytes a step and term are
+    /// asked into the second-level cache, if they exist.
     fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, add: bool, sums: &mut Sums, next: *const Tile);
 
-    /// `sums = a b`, where a step and term of `a` is 32 lines one after the other, from one of `offsets` on, and `b` is [step][2] tiles.
+    /// `sums = a b`, where a step and term of `a` is 32 lines one after the other, from one of `offsets` on, and `b` is
+    /// [step][2] tiles.
     ///
     /// Panics when `offsets` reach past the end of `a`, or when they are not as many as the steps and terms.
     fn multiply_lines(&self, a: &[Line], offsets: &Offsets, b: &[Tile], sums: &mut Sums);
@@ -59,8 +61,8 @@ pub fn available() -> bool {
         #[allow(unused_unsafe)] // Newer compilers call it safe.
         // SAFETY: every x86-64 CPU has cpuid, and leaf 7 is asked for only where leaf 0 names it.
         let features = unsafe { if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx } };
-        // The tiles are 8 KiB of state, which Linux (from 5.16) saves only for processes that asked. It refuses where the CPU or
-        // the hypervisor does not offer them, so XCR0 needs no look.
+        // The tiles are 8 KiB of state, which Linux (from 5.16) saves only for processes that asked. It refuses where
+        // the CPU or the hypervisor does not offer them, so XCR0 needs no look.
         features & TILE_UNIT != 0
             && features & BF16_PRODUCT != 0
             // SAFETY: this request takes a number, touches no memory of ours, and holds for all threads of the process.
@@ -97,8 +99,8 @@ impl Tiles for Unit {
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         config.row_bytes[..8].fill(64);
         config.rows[..8].fill(16);
-        // SAFETY: `available` says that the CPU has tiles and that the kernel lets us use them. The instruction reads 64 bytes,
-        // the size of `Config`.
+        // SAFETY: `available` says that the CPU has tiles and that the kernel lets us use them. The instruction reads
+        // 64 bytes, the size of `Config`.
         unsafe { std::arch::asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly, preserves_flags)) };
         Self { _this_thread: std::marker::PhantomData }
     }
@@ -107,9 +109,9 @@ impl Tiles for Unit {
         let steps = a.len() / 2;
         assert!(steps > 0 && terms > 0 && a.len() == 2 * steps && b.len() == a.len() * terms);
         // tmm0 to tmm3 hold the sums, tmm4 and tmm5 a step of W for all terms, tmm6 and tmm7 a term of X.
-        // SAFETY: `self` exists, so this thread has tiles of 16 rows of 64 bytes. Of `a`, 2 tiles a step are read, of `b` 2 a step
-        // and term, as many as the line above found in them; `sums` is 4 tiles. All lie dense, 64 bytes a row. A prefetch never
-        // faults. The loop counts are at least 1.
+        // SAFETY: `self` exists, so this thread has tiles of 16 rows of 64 bytes. Of `a`, 2 tiles a step are read, of
+        // `b` 2 a step and term, as many as the line above found in them; `sums` is 4 tiles. All lie dense, 64 bytes a
+        // row. A prefetch never faults. The loop counts are at least 1.
         unsafe {
             std::arch::asm!(
                 "test {add:e}, {add:e}",
@@ -172,11 +174,18 @@ impl Tiles for Unit {
 
     fn multiply_lines(&self, a: &[Line], offsets: &Offsets, b: &[Tile], sums: &mut Sums) {
         let (steps, terms) = (b.len() / 2, offsets.terms());
-        assert!(steps > 0 && terms > 0 && b.len() == 2 * steps && offsets.bytes().len() == steps * terms && a.len() >= offsets.reach());
+        assert!(
+            steps > 0
+                && terms > 0
+                && b.len() == 2 * steps
+                && offsets.bytes().len() == steps * terms
+                && a.len() >= offsets.reach()
+        );
         // tmm0 to tmm3 hold the sums, tmm4 and tmm5 a term of X, tmm6 and tmm7 a step of W for all terms.
-        // SAFETY: `self` exists, so this thread has tiles of 16 rows of 64 bytes. Of `a`, 32 lines of 64 bytes are read from each
-        // offset on, which `reach` says are there; of `b` 2 tiles a step and of `offsets` one a step and term, as many as the line
-        // above found in them; `sums` is 4 tiles, dense, 64 bytes a row. The loop counts are at least 1.
+        // SAFETY: `self` exists, so this thread has tiles of 16 rows of 64 bytes. Of `a`, 32 lines of 64 bytes are read
+        // from each offset on, which `reach` says are there; of `b` 2 tiles a step and of `offsets` one a step and
+        // term, as many as the line above found in them; `sums` is 4 tiles, dense, 64 bytes a row. The loop counts are
+        // at least 1.
         unsafe {
             std::arch::asm!(
                 "tilezero tmm0",
@@ -226,7 +235,8 @@ impl Tiles for Unit {
 #[cfg(target_arch = "x86_64")]
 impl Drop for Unit {
     fn drop(&mut self) {
-        // A thread that sleeps with tiles in use would make the kernel save them, and may keep its core from a deeper sleep.
+        // A thread that sleeps with tiles in use would make the kernel save them, and may keep its core from a deeper
+        // sleep.
         // SAFETY: `begin` made sure that the CPU has tiles; no value lives in them between products.
         unsafe { std::arch::asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }

@@ -1,12 +1,14 @@
 //! Windows of an image times a weight: a convolution whose windows are nowhere written out.
 //!
-//! Here tile A is 32 channels of 16 pixels, as they lie in [`Lines`], and tile B is the weight, which was brought into the order of tiles
-//! once ([`Packed`]). Windows side by side see pixels side by side through each tap of the kernel, so the tile of a tap is the same lines
-//! from another [offset](Offsets) on: a value is rounded and written once, not once a tap. The sums are rows of the result, as it lies.
+//! Here tile A is 32 channels of 16 pixels, as they lie in [`Lines`], and tile B is the weight, which was brought into
+//! the order of tiles once ([`Packed`]). Windows side by side see pixels side by side through each tap of the kernel,
+//! so the tile of a tap is the same lines from another [offset](Offsets) on: a value is rounded and written once, not
+//! once a tap. The sums are rows of the result, as it lies.
 //!
-//! A task is a block of strips of 32 windows times 32 rows of the weight, which stay in the second-level cache for all strips. Steps go over
-//! the taps of 32 channels before the next 32, so that the lines, which the taps share, stay in the first-level cache, and only the weight
-//! comes from the second: 2 KiB in the 64 cycles of four products. All sums of a window stay in tiles to the end.
+//! A task is a block of strips of 32 windows times 32 rows of the weight, which stay in the second-level cache for all
+//! strips. Steps go over the taps of 32 channels before the next 32, so that the lines, which the taps share, stay in
+//! the first-level cache, and only the weight comes from the second: 2 KiB in the 64 cycles of four products. All sums
+//! of a window stay in tiles to the end.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -61,8 +63,8 @@ fn spare() -> MutexGuard<'static, Vec<Tile>> {
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where the lines of a window are: for each 32 columns of the weight, and each term of the values that meet them, how far from the
-/// window's own line.
+/// Where the lines of a window are: for each 32 columns of the weight, and each term of the values that meet them, how
+/// far from the window's own line.
 pub struct Offsets {
     bytes: Vec<usize>,
     terms: usize,
@@ -126,11 +128,21 @@ impl Windows {
 
 /// `out = windows weight^T + bias`, or `out += ..`. In parallel.
 ///
-/// weight [out_cols, 32 * steps] of one term, bias [out_cols] -> out [rows, out_cols], of which the windows' rows are written.
+/// weight [out_cols, 32 * steps] of one term, bias [out_cols] -> out [rows, out_cols], of which the windows' rows are
+/// written.
 ///
-/// Panics where [`available`](super::available) is false, when windows share a row of the result, or when a slice is shorter than that.
+/// Panics where [`available`](super::available) is false, when windows share a row of the result, or when a slice is
+/// shorter than that.
 #[cfg(target_arch = "x86_64")]
-pub fn multiply_windows(x: &Lines, offsets: &Offsets, weight: &Packed, windows: Windows, out: &mut [f32], bias: &[f32], add: bool) {
+pub fn multiply_windows(
+    x: &Lines,
+    offsets: &Offsets,
+    weight: &Packed,
+    windows: Windows,
+    out: &mut [f32],
+    bias: &[f32],
+    add: bool,
+) {
     multiply_on::<Unit>(x, offsets, weight, windows, out, bias, add);
 }
 
@@ -143,10 +155,19 @@ pub fn multiply_windows(_: &Lines, _: &Offsets, _: &Packed, _: Windows, _: &mut 
 /// The first cell of a result, of which each task writes its own.
 struct Cells(*mut f32);
 
-// SAFETY: tasks write other rows or columns through it and nothing else; the slice behind it is borrowed mutably until all are done.
+// SAFETY: tasks write other rows or columns through it and nothing else; the slice behind it is borrowed mutably until
+// all are done.
 unsafe impl Sync for Cells {}
 
-pub(super) fn multiply_on<T: Tiles>(x: &Lines, offsets: &Offsets, weight: &Packed, windows: Windows, out: &mut [f32], bias: &[f32], add: bool) {
+pub(super) fn multiply_on<T: Tiles>(
+    x: &Lines,
+    offsets: &Offsets,
+    weight: &Packed,
+    windows: Windows,
+    out: &mut [f32],
+    bias: &[f32],
+    add: bool,
+) {
     let Windows { height, width, pitch, first, row_step, step } = windows;
     let cols = weight.rows();
     if height == 0 || width == 0 || cols == 0 {
@@ -175,15 +196,16 @@ pub(super) fn multiply_on<T: Tiles>(x: &Lines, offsets: &Offsets, weight: &Packe
                 unit.multiply_lines(&lines[strip * PAIR..], offsets, tiles, sums);
                 let (mut y, mut column) = (strip * PAIR / pitch, strip * PAIR % pitch);
                 let targets: [Option<usize>; PAIR] = std::array::from_fn(|_| {
-                    let target = (y < height && column < width).then(|| (first + y * row_step + column * step) * cols + pair * PAIR);
+                    let target = (y < height && column < width)
+                        .then(|| (first + y * row_step + column * step) * cols + pair * PAIR);
                     column += 1;
                     if column == pitch {
                         (y, column) = (y + 1, 0);
                     }
                     target
                 });
-                // SAFETY: the targets are cells from which on the result has `bias.len()` more in the same row, as was checked above, and
-                // other windows and pairs have others.
+                // SAFETY: the targets are cells from which on the result has `bias.len()` more in the same row, as was
+                // checked above, and other windows and pairs have others.
                 unsafe { store(sums, cells.0, &targets, bias, add) };
             }
         },
