@@ -55,7 +55,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Memory that tensors view.
     type Buffer: Send + Sync;
     /// A point in the order of enqueued work.
-    type Mark;
+    type Event;
     /// Pixels on their way to the host.
     type Rgb8;
     /// What [`Backend::replay`] keeps of a piece of work; the default is nothing yet.
@@ -94,7 +94,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ///
     /// `replay` belongs to this piece of work: each time it does the same, with inputs of the same shapes, and all else
     /// that it reads stays where it is and is written by nobody while `replay` lives. It computes on the device only:
-    /// no upload, download or mark. The result is a tensor of its own.
+    /// no upload, download or event. The result is a tensor of its own.
     fn replay<const N: usize>(
         &self,
         _replay: &mut Self::Replay,
@@ -112,14 +112,14 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         Vec::new()
     }
 
-    /// A mark behind all work enqueued so far.
-    fn mark(&self) -> Result<Self::Mark>;
-    /// Whether the work before `mark` is done; does not wait.
-    fn is_done(&self, mark: &Self::Mark) -> Result<bool>;
-    /// Waits for the work before `mark`.
-    fn wait(&self, mark: &Self::Mark) -> Result<()>;
-    /// Time from one mark to another; both are done.
-    fn elapsed(&self, from: &Self::Mark, to: &Self::Mark) -> Result<Duration>;
+    /// An event behind all work enqueued so far.
+    fn event(&self) -> Result<Self::Event>;
+    /// Whether the work before `event` is done; does not wait.
+    fn is_done(&self, event: &Self::Event) -> Result<bool>;
+    /// Waits for the work before `event`.
+    fn wait(&self, event: &Self::Event) -> Result<()>;
+    /// Time from one event to another; both are done.
+    fn elapsed(&self, from: &Self::Event, to: &Self::Event) -> Result<Duration>;
 
     /// Host values as activations, [rows, cols].
     fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>>;

@@ -1,7 +1,7 @@
 //! `flux bench`: how long the stages of an image and the ops of a model take on a device, and how near the ops are to
 //! what it can do.
 //!
-//! Times are medians of runs, timed by marks in the device's work, and the fastest and slowest. Before an op runs, the
+//! Times are medians of runs, timed by events in the device's work, and the fastest and slowest. Before an op runs, the
 //! caches are filled with other values. Rates count each tensor once for each read or write that the op needs, and 2
 //! flops a multiply-add. The ceilings that they are compared with are measured first, on the same device: the better of
 //! a copy and a sum in place, and a large square product. A small tensor may be above the first, on a CPU whose last
@@ -219,9 +219,9 @@ impl<B: Backend> Bench<'_, B> {
                 None => tensor(&self.backend, self.settings.effort.fill / 1024, 1024)?,
             };
             self.fill = Some(fill.silu()?);
-            let from = self.backend.mark()?;
+            let from = self.backend.event()?;
             let output = run(input)?;
-            let to = self.backend.mark()?;
+            let to = self.backend.event()?;
             self.backend.wait(&to)?;
             drop(output);
             if round >= warm_up {
@@ -257,11 +257,11 @@ impl<B: Backend> Bench<'_, B> {
         for input in inputs.by_ref().take(warm_up) {
             run(input)?;
         }
-        let from = self.backend.mark()?;
+        let from = self.backend.event()?;
         for input in inputs {
             run(input)?;
         }
-        let to = self.backend.mark()?;
+        let to = self.backend.event()?;
         self.backend.wait(&to)?;
         Ok(self.backend.elapsed(&from, &to)?.as_secs_f64() / (count - warm_up) as f64)
     }

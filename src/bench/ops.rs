@@ -297,7 +297,7 @@ fn upload<B: Backend>(bench: &mut Bench<'_, B>) -> Result<()> {
         let upload = || {
             let start = Instant::now();
             let weight = b.weight(std::slice::from_ref(view))?;
-            b.wait(&b.mark()?)?;
+            b.wait(&b.event()?)?;
             drop(weight);
             Ok(start.elapsed().as_secs_f64())
         };

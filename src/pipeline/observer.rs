@@ -71,13 +71,13 @@ pub struct Timings {
     pub device: Stats,
 }
 
-/// Turns marks in the device's work into [`Timings`]; a mark costs no wait.
+/// Turns events in the device's work into [`Timings`]; an event costs no wait.
 pub(super) struct Clock<B: Backend> {
     backend: B,
     start: Instant,
-    last: B::Mark,
-    /// Spans that are read when all work is done: (mark before, mark behind, which).
-    spans: Vec<(B::Mark, Span)>,
+    last: B::Event,
+    /// Spans that are read when all work is done: (event before, event behind, which).
+    spans: Vec<(B::Event, Span)>,
     steps_done: usize,
     prompts_encoded: usize,
     enqueue_s: f64,
@@ -94,7 +94,7 @@ enum Span {
 
 impl<B: Backend> Clock<B> {
     pub(super) fn new(backend: B) -> Result<Self> {
-        let last = backend.mark()?;
+        let last = backend.event()?;
         Ok(Self {
             backend,
             start: Instant::now(),
@@ -107,7 +107,7 @@ impl<B: Backend> Clock<B> {
     }
 
     fn end(&mut self, span: Span) -> Result<()> {
-        self.spans.push((self.backend.mark()?, span));
+        self.spans.push((self.backend.event()?, span));
         Ok(())
     }
 
@@ -133,8 +133,8 @@ impl<B: Backend> Clock<B> {
     pub(super) fn stepped(&mut self) -> Result<u64> {
         self.end(Span::Step)?;
         let steps = self.spans.iter().filter(|(_, span)| *span == Span::Step);
-        for (mark, _) in steps.skip(self.steps_done) {
-            if !self.backend.is_done(mark)? {
+        for (event, _) in steps.skip(self.steps_done) {
+            if !self.backend.is_done(event)? {
                 break;
             }
             self.steps_done += 1;
@@ -155,10 +155,10 @@ impl<B: Backend> Clock<B> {
 
     pub(super) fn wait_step(&self, step: u64) -> Result<()> {
         let mut steps = self.spans.iter().filter(|(_, span)| *span == Span::Step);
-        steps.nth(step as usize).map_or(Ok(()), |(mark, _)| self.backend.wait(mark))
+        steps.nth(step as usize).map_or(Ok(()), |(event, _)| self.backend.wait(event))
     }
 
-    /// Waits for the last mark and reads all spans.
+    /// Waits for the last event and reads all spans.
     pub(super) fn finish(self) -> Result<Timings> {
         let mut timings = Timings {
             total_s: self.start.elapsed().as_secs_f64(),
@@ -166,12 +166,12 @@ impl<B: Backend> Clock<B> {
             enqueue_s: self.enqueue_s,
             ..Timings::default()
         };
-        if let Some((mark, _)) = self.spans.last() {
-            self.backend.wait(mark)?;
+        if let Some((event, _)) = self.spans.last() {
+            self.backend.wait(event)?;
         }
         let mut from = &self.last;
-        for (mark, span) in &self.spans {
-            let seconds = self.backend.elapsed(from, mark)?.as_secs_f64();
+        for (event, span) in &self.spans {
+            let seconds = self.backend.elapsed(from, event)?.as_secs_f64();
             match span {
                 Span::Load => timings.load_s += seconds,
                 Span::Text => timings.text_s += seconds,
@@ -182,7 +182,7 @@ impl<B: Backend> Clock<B> {
                     timings.decode_s += seconds;
                 }
             }
-            from = mark;
+            from = event;
         }
         timings.device = self.backend.stats();
         Ok(timings)

@@ -65,11 +65,11 @@ fn memory_over_the_cap_is_an_error_and_the_device_goes_on() {
 fn marks_time_the_work_between_them() {
     let Some(cuda) = crate::cuda() else { return };
     let mut x: Tensor<Cuda> = Shape::dense(2048, 1024).tensor(&cuda, 1);
-    let from = cuda.mark().unwrap();
+    let from = cuda.event().unwrap();
     for _ in 0..50 {
         x = x.silu().unwrap();
     }
-    let to = cuda.mark().unwrap();
+    let to = cuda.event().unwrap();
     cuda.wait(&to).unwrap();
     assert!(cuda.is_done(&from).unwrap() && cuda.is_done(&to).unwrap());
     let time = cuda.elapsed(&from, &to).unwrap();

@@ -123,7 +123,7 @@ fn a_warm_image_costs_exactly_this() {
         assert!(image.rgb == first.rgb, "image {round}");
         assert_eq!(image.timings.steps_s.len() as u64, steps);
         assert_eq!(after.unrecorded, 0, "{:?}", cuda.remarks());
-        // For the pixels, and for the last mark.
+        // For the pixels, and for the last event.
         assert_eq!(after.waits - before.waits, 2, "image {round}");
         // Noise, and pixels back; the prompt is known.
         assert_eq!(after.copies - before.copies, 2, "image {round}");
@@ -153,7 +153,7 @@ fn later_batches_of_many_images_are_replayed_whatever_is_left() {
         let images = pipeline.generate_batch(&request, left, &mut ()).unwrap();
         let after = cuda.stats();
         let steps = images[0].plan.steps as u64;
-        // For the pixels of each image, and for the last mark.
+        // For the pixels of each image, and for the last event.
         assert_eq!(after.waits - before.waits, images.len() as u64 + 1, "{left} images left");
         batches.push((images.len(), after.replays - before.replays));
         if batches.len() == 3 {

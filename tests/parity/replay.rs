@@ -165,7 +165,7 @@ fn a_panic_while_work_is_recorded_leaves_the_device_usable() {
     run(1);
     assert!(catch_unwind(AssertUnwindSafe(|| run(2))).is_err());
     // Another thread would wait for ever for a recording that nobody ends.
-    std::thread::scope(|scope| scope.spawn(|| cuda.mark().map(drop)).join().unwrap()).unwrap();
+    std::thread::scope(|scope| scope.spawn(|| cuda.event().map(drop)).join().unwrap()).unwrap();
     for seed in 3..6 {
         run(seed);
     }

@@ -171,7 +171,7 @@ fn for_rows(values: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Syn
 
 impl Backend for Cpu {
     type Buffer = Buffer;
-    type Mark = Instant;
+    type Event = Instant;
     /// None where a pixel is not a number.
     type Rgb8 = Option<Vec<u8>>;
     type Replay = ();
@@ -197,7 +197,7 @@ impl Backend for Cpu {
         0
     }
 
-    fn mark(&self) -> Result<Instant> {
+    fn event(&self) -> Result<Instant> {
         Ok(Instant::now())
     }
 

@@ -1,4 +1,4 @@
-//! One GPU: its context, its two streams, modules, marks and counters.
+//! One GPU: its context, its two streams, modules, events and counters.
 //!
 //! All work runs on the compute stream in program order. Weights go up on a second stream, so that loading one model
 //! overlaps computing with another.
@@ -358,8 +358,8 @@ impl Device {
 
     /// Lets the compute stream wait for all work on the upload stream so far; the host does not wait.
     pub fn join_uploads(self: &Arc<Self>) -> Result<()> {
-        let mark = Mark::new(self, self.upload_stream)?;
-        mark.hold(self.stream)
+        let event = Event::new(self, self.upload_stream)?;
+        event.hold(self.stream)
     }
 }
 
@@ -440,32 +440,32 @@ fn keep_freed_memory(device: sys::CUdevice) -> std::result::Result<(), DriverErr
 }
 
 /// A point in the order of work on a stream.
-pub struct Mark {
+pub struct Event {
     event: sys::CUevent,
     device: Arc<Device>,
 }
 
 // SAFETY: events may be used from any thread of the context, which `bind` makes current.
-unsafe impl Send for Mark {}
+unsafe impl Send for Event {}
 // SAFETY: as above; the driver locks an event itself.
-unsafe impl Sync for Mark {}
+unsafe impl Sync for Event {}
 
-impl Mark {
-    /// A mark behind all work on `stream` so far.
+impl Event {
+    /// An event behind all work on `stream` so far.
     pub fn new(device: &Arc<Device>, stream: Stream) -> Result<Self> {
         device.bind()?;
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-            .map_err(|e| failed("cannot mark GPU work", e))?;
-        let mark = Self { event, device: Arc::clone(device) };
-        mark.record(stream)?;
-        Ok(mark)
+            .map_err(|e| failed("cannot event GPU work", e))?;
+        let event = Self { event, device: Arc::clone(device) };
+        event.record(stream)?;
+        Ok(event)
     }
 
-    /// Moves the mark behind all work on `stream` so far.
+    /// Moves the event behind all work on `stream` so far.
     pub fn record(&self, stream: Stream) -> Result<()> {
         self.device.bind()?;
         // SAFETY: the event lives until `drop`, the stream as long as the device.
-        unsafe { result::event::record(self.event, stream.0) }.map_err(|e| failed("cannot mark GPU work", e))
+        unsafe { result::event::record(self.event, stream.0) }.map_err(|e| failed("cannot event GPU work", e))
     }
 
     /// Whether the work is done; does not wait.
@@ -486,7 +486,7 @@ impl Mark {
         unsafe { result::event::synchronize(self.event) }.map_err(|e| failed("GPU work failed", e))
     }
 
-    /// Lets `stream` wait for the mark; the host does not.
+    /// Lets `stream` wait for the event; the host does not.
     pub fn hold(&self, stream: Stream) -> Result<()> {
         self.device.bind()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -497,7 +497,7 @@ impl Mark {
     }
 
     /// Time from `self` to `later`; both are done.
-    pub fn elapsed(&self, later: &Mark) -> Result<Duration> {
+    pub fn elapsed(&self, later: &Event) -> Result<Duration> {
         self.device.bind()?;
         // SAFETY: both events were made with timing and recorded.
         let time_ms = unsafe { result::event::elapsed(self.event, later.event) }
@@ -506,7 +506,7 @@ impl Mark {
     }
 }
 
-impl Drop for Mark {
+impl Drop for Event {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
             // SAFETY: the event is destroyed once; the driver keeps it until work that refers to it is done.

@@ -17,7 +17,7 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver;
 use serde::{Deserialize, Serialize};
 
-use super::device::{self, Device, Mark};
+use super::device::{self, Device, Event};
 use super::gemm_choices::{Choices, GemmCache, Machine, fastest};
 use super::pool::{Buffer, Kind};
 use super::{Cuda, Tensor};
@@ -348,18 +348,18 @@ impl Gemm {
         runs: usize,
     ) -> Result<Vec<f64>> {
         let stream = self.device.stream();
-        let mut marks = Vec::new();
+        let mut events = Vec::new();
         for _ in 0..runs {
             // SAFETY: the workspace holds that many bytes, and products use it one after the other on this stream.
             unsafe { driver::result::memset_d8_async(self.workspace().address(), 0, WORKSPACE_BYTES, stream.raw()) }
                 .map_err(|e| device::failed("cannot clear GPU memory", e))?;
-            let from = Mark::new(&self.device, stream)?;
+            let from = Event::new(&self.device, stream)?;
             self.enqueue(plan, algorithm, product)?;
-            marks.push((from, Mark::new(&self.device, stream)?));
+            events.push((from, Event::new(&self.device, stream)?));
         }
         self.device.counters().waits.fetch_add(1, Ordering::Relaxed);
-        marks.last().map_or(Ok(()), |(_, to)| to.wait())?;
-        marks.iter().map(|(from, to)| Ok(from.elapsed(to)?.as_secs_f64() * 1e6)).collect()
+        events.last().map_or(Ok(()), |(_, to)| to.wait())?;
+        events.iter().map(|(from, to)| Ok(from.elapsed(to)?.as_secs_f64() * 1e6)).collect()
     }
 
     /// Whether cuBLASLt takes an algorithm for these matrices and this workspace.

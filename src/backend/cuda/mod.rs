@@ -12,36 +12,19 @@
 //! algorithms wait.
 #![allow(unsafe_code)]
 
-mod adaln;
 mod arena;
-mod attention;
-mod attention_generic;
-mod conv2d;
-mod conv2d_hopper;
 mod device;
-mod elementwise;
-mod gated_add;
-mod gated_add_adaln;
 mod gemm;
 mod gemm_choices;
 mod graph;
-mod group_norm;
 mod hopper;
 mod kernels;
 mod launch;
 mod library;
-mod linear;
 mod moments;
-mod norm_conv2d;
+mod ops;
 mod pool;
-mod projection;
-mod qk_norm_rope;
-mod quantise;
 mod regions;
-mod rms_norm;
-mod rows;
-mod sampler;
-mod swiglu;
 mod transfer;
 mod uploader;
 
@@ -50,7 +33,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
 
-pub use device::Mark;
+pub use device::Event;
 pub use gemm_choices::GemmCache;
 pub use graph::Replay;
 pub use pool::Buffer;
@@ -63,7 +46,8 @@ use crate::weights::WeightView;
 use device::Device;
 use gemm::Gemm;
 use launch::Launch;
-use norm_conv2d::{BAND_BYTES, Input};
+use ops::norm_conv2d::{BAND_BYTES, Input};
+use ops::quantise;
 use pool::Kind;
 use transfer::{RESULT_SLOTS, Rgb8, Slots, VALUE_SLOTS};
 use uploader::Uploader;
@@ -222,7 +206,7 @@ impl Launch<'_> {
 
 impl Backend for Cuda {
     type Buffer = Buffer;
-    type Mark = Mark;
+    type Event = Event;
     type Rgb8 = Rgb8;
     type Replay = Replay;
 
@@ -274,20 +258,20 @@ impl Backend for Cuda {
         }
     }
 
-    fn mark(&self) -> Result<Mark> {
-        Mark::new(self.device(), self.device().stream())
+    fn event(&self) -> Result<Event> {
+        Event::new(self.device(), self.device().stream())
     }
 
-    fn is_done(&self, mark: &Mark) -> Result<bool> {
-        mark.is_done()
+    fn is_done(&self, event: &Event) -> Result<bool> {
+        event.is_done()
     }
 
-    fn wait(&self, mark: &Mark) -> Result<()> {
+    fn wait(&self, event: &Event) -> Result<()> {
         self.device().counters().waits.fetch_add(1, Ordering::Relaxed);
-        mark.wait()
+        event.wait()
     }
 
-    fn elapsed(&self, from: &Mark, to: &Mark) -> Result<Duration> {
+    fn elapsed(&self, from: &Event, to: &Event) -> Result<Duration> {
         from.elapsed(to)
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use cudarc::driver::{result, sys};
 
 use super::arena::{Arena, Place};
-use super::device::{Device, Mark, Stream, failed};
+use super::device::{Device, Event, Stream, failed};
 use super::moments::{Cells, Moments};
 use crate::error::{Error, Result};
 
@@ -269,7 +269,7 @@ fn free(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: 
     device.pool().release(bytes as u64);
     let compute = device.stream();
     if device.bind().is_err()
-        || (stream != compute && Mark::new(device, compute).and_then(|mark| mark.hold(stream)).is_err())
+        || (stream != compute && Event::new(device, compute).and_then(|event| event.hold(stream)).is_err())
     {
         return; // memory that nobody reuses does less harm than memory that is reused too early
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::{result, sys};
 use half::bf16;
 
-use super::device::{Device, Mark, Stream, failed};
+use super::device::{Device, Event, Stream, failed};
 use super::pool::{Buffer, Kind};
 use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
@@ -28,10 +28,10 @@ const SHORT_BYTES: usize = 64 << 10;
 /// The smallest page of the host's memory.
 const PAGE_BYTES: usize = 4096;
 
-/// Pinned host memory, and the mark behind its last use.
+/// Pinned host memory, and the event behind its last use.
 pub struct Slot {
     host: *mut u8,
-    last_use: Mark,
+    last_use: Event,
 }
 
 // SAFETY: the memory belongs to the slot alone.
@@ -45,7 +45,7 @@ impl Slot {
         // SAFETY: the size is not zero; the memory is freed in `drop`.
         let host = unsafe { result::malloc_host(SLOT_BYTES, sys::CU_MEMHOSTALLOC_PORTABLE) }
             .map_err(|e| failed("cannot pin host memory", e))?;
-        Ok(Self { host: host.cast(), last_use: Mark::new(device, stream)? })
+        Ok(Self { host: host.cast(), last_use: Event::new(device, stream)? })
     }
 
     /// Its memory, once the device is done with it.
@@ -60,7 +60,7 @@ impl Slot {
     /// to follow before the slot is used again.
     pub fn copy_to(&self, device: &Device, len: usize, to: u64, stream: Stream) -> Result<()> {
         device.bind()?;
-        // SAFETY: `len` is at most SLOT_BYTES, and the caller leaves the slot alone until the mark that it records
+        // SAFETY: `len` is at most SLOT_BYTES, and the caller leaves the slot alone until the event that it records
         // next.
         let host = unsafe { std::slice::from_raw_parts(self.host, len) };
         // SAFETY: as above; `to` has room for `len` bytes.
@@ -73,7 +73,7 @@ impl Slot {
     /// `len` bytes from device address `from` to where it begins, by work on `stream`; otherwise as [`Slot::copy_to`].
     pub fn copy_from(&mut self, device: &Device, len: usize, from: u64, stream: Stream) -> Result<()> {
         device.bind()?;
-        // SAFETY: `len` is at most SLOT_BYTES, and the caller leaves the slot alone until the mark that it records
+        // SAFETY: `len` is at most SLOT_BYTES, and the caller leaves the slot alone until the event that it records
         // next.
         let host = unsafe { std::slice::from_raw_parts_mut(self.host, len) };
         // SAFETY: as above; the caller's buffer has `len` bytes behind `from`.
@@ -125,7 +125,7 @@ pub struct Rgb8 {
     /// A byte for every value, and one behind them that tells whether one of them was not a number.
     bytes: Buffer,
     values: usize,
-    made: Mark,
+    made: Event,
 }
 
 impl Cuda {
@@ -290,7 +290,7 @@ impl Cuda {
         // SAFETY: argument types and order match `to_rgb8` in cuda/transfer.cu; `bytes` has a byte for every cell of x
         // and one behind.
         unsafe { launch.run([values.div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }?;
-        Ok(Rgb8 { bytes, values, made: Mark::new(self.device(), self.device().stream())? })
+        Ok(Rgb8 { bytes, values, made: Event::new(self.device(), self.device().stream())? })
     }
 
     /// See [`crate::backend::Backend::take_rgb8`].

@@ -14,8 +14,8 @@ use std::thread::{self, ThreadId};
 use cudarc::driver::result;
 
 use super::device::{Device, failed};
+use super::ops::quantise::e4m3_block;
 use super::pool::{Buffer, Kind};
-use super::quantise::e4m3_block;
 use super::regions::{FileRegions, REGION_BYTES, Region, Regions};
 use super::transfer::{SLOT_BYTES, Slot};
 use crate::e4m3::MULTIPLE;

@@ -3,9 +3,9 @@
 //!
 //! Serves the VAE's single head of 512, and every head size without a kernel of its own. Launches cuda/softmax.cu.
 
-use super::gemm::{Matrix, Product};
-use super::pool::{Buffer, Kind};
-use super::{Cuda, Tensor};
+use crate::backend::cuda::gemm::{Matrix, Product};
+use crate::backend::cuda::pool::{Buffer, Kind};
+use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::{Joint, Mask};
 
@@ -14,7 +14,7 @@ const WORKSPACE_BYTES: usize = 256 << 20;
 
 impl Cuda {
     /// `softmax(q k^T / sqrt(head_dim) + mask) v` for the last rows, as many as q has; over q where that is writable.
-    pub(super) fn attention_generic(
+    pub(crate) fn attention_generic(
         &self,
         q: Tensor<Cuda>,
         k: &Tensor<Cuda>,

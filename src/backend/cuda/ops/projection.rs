@@ -4,8 +4,8 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
-use super::hopper::{Axis, Choice};
-use super::{Cuda, Tensor, all_aligned};
+use crate::backend::cuda::hopper::{Axis, Choice};
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::projection::{Gated, Heads, Projection, compose};
 use crate::ops::{Joint, Pairs};
@@ -79,7 +79,7 @@ fn takes(parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)], heads: Option<&Heads<'_, Cuda
 }
 
 impl Cuda {
-    pub(super) fn project_op(
+    pub(crate) fn project_op(
         &self,
         parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)],
         heads: Option<&Heads<'_, Cuda>>,

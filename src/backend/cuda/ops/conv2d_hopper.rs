@@ -3,17 +3,17 @@
 use std::ffi::c_void;
 use std::ops::Range;
 
-use super::hopper::{Axis, Choice};
-use super::moments::Moments;
 use super::norm_conv2d::Input;
-use super::pool::{Buffer, Kind};
-use super::{Cuda, Tensor};
+use crate::backend::cuda::hopper::{Axis, Choice};
+use crate::backend::cuda::moments::Moments;
+use crate::backend::cuda::pool::{Buffer, Kind};
+use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::Conv;
 
 /// `FLUX_CONV2D=base` keeps off this kernel, `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has
 /// none.
-pub(super) const CHOICE: Choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a", forms: &[] };
+pub(crate) const CHOICE: Choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a", forms: &[] };
 /// Channels of a box, and outputs of one, which are as many as a consumer owns: 128 bytes, over which TMA swizzles.
 const CHANNELS: usize = 64;
 /// Warpgroups that multiply.
@@ -108,7 +108,7 @@ impl Shape {
 }
 
 /// One call: tensors that [`takes`] allowed, and `residual` and `out` with rows of whole 16 bytes.
-pub(super) struct Call<'a, 'x> {
+pub(crate) struct Call<'a, 'x> {
     /// [height * width, channels]
     pub input: &'a mut Input<'x>,
     /// [out, 9 * channels], or for an upsampled image [4 * out, 4 * channels].
@@ -121,14 +121,14 @@ pub(super) struct Call<'a, 'x> {
 }
 
 /// Whether the kernel can take these: rows of whole 16 bytes, and a weight without gaps, so that its taps are an axis.
-pub(super) fn takes(input: &Input<'_>, weight: &Tensor<Cuda>, bias: &Tensor<Cuda>) -> bool {
+pub(crate) fn takes(input: &Input<'_>, weight: &Tensor<Cuda>, bias: &Tensor<Cuda>) -> bool {
     let whole = input.source().rows() > 0 && input.aligned() && weight.aligned();
     whole && weight.stride() == weight.cols() && bias.address().is_multiple_of(4)
 }
 
 impl Cuda {
     /// `upsample_conv2d` by sums of the weights; the sums round to bf16.
-    pub(super) fn upsample_conv2d_op(
+    pub(crate) fn upsample_conv2d_op(
         &self,
         x: Tensor<Cuda>,
         weight: &Tensor<Cuda>,
@@ -167,7 +167,7 @@ impl Cuda {
     }
 
     /// `conv2d(x) + residual`, of the same size out as in. The moments of `call.out`, where the kernel leaves them.
-    pub(super) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<Moments>> {
+    pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<Moments>> {
         let few = call.out.cols() <= 8 && call.residual.is_none();
         self.run_hopper_shape(if few { &FEW } else { &SAME }, call)
     }

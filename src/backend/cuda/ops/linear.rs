@@ -1,7 +1,7 @@
 //! Matrix products with weights, through cuBLASLt.
 
-use super::gemm::{Matrix, Product};
-use super::{Cuda, Tensor};
+use crate::backend::cuda::gemm::{Matrix, Product};
+use crate::backend::cuda::{Cuda, Tensor};
 use crate::e4m3::MULTIPLE;
 use crate::error::{Error, Result};
 use crate::ops;
@@ -9,7 +9,7 @@ use crate::ops;
 impl Cuda {
     /// `x weight^T + bias`. A weight of a ragged number of rows is zero-padded in memory: the product then has as many
     /// columns as cuBLASLt likes, and the result is a view of the first.
-    pub(super) fn linear_op(
+    pub(crate) fn linear_op(
         &self,
         x: &Tensor<Cuda>,
         weight: &Tensor<Cuda>,
@@ -27,7 +27,7 @@ impl Cuda {
     }
 
     /// `x weight^T + residual`, in one product.
-    pub(super) fn linear_add_op(
+    pub(crate) fn linear_add_op(
         &self,
         x: &Tensor<Cuda>,
         weight: &Tensor<Cuda>,
@@ -45,7 +45,7 @@ impl Cuda {
     }
 
     /// An output for `weight`, with the padding columns that its padding rows make.
-    pub(super) fn linear_output(
+    pub(crate) fn linear_output(
         &self,
         rows: usize,
         weight: &Tensor<Cuda>,
@@ -63,7 +63,7 @@ impl Cuda {
     }
 
     /// `x weight^T` of `n` columns to `out`; x is as [`Cuda::operand`] makes it.
-    pub(super) fn product(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>, out: Matrix, n: usize) -> Product {
+    pub(crate) fn product(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>, out: Matrix, n: usize) -> Product {
         Product {
             m: x.rows(),
             n,
@@ -81,7 +81,7 @@ impl Cuda {
     }
 
     /// `linear` of each pair, the results one under the other.
-    pub(super) fn linear_rows_op(&self, parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)]) -> Result<Tensor<Cuda>> {
+    pub(crate) fn linear_rows_op(&self, parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)]) -> Result<Tensor<Cuda>> {
         let cols = parts[0].1.rows();
         let padded =
             if parts.iter().any(|(_, weight)| weight.is_e4m3()) { cols.next_multiple_of(MULTIPLE) } else { cols };
@@ -96,7 +96,7 @@ impl Cuda {
     }
 
     /// `linear` of columns side by side: one product where they lie so in memory, else after a copy.
-    pub(super) fn linear_concat_op(&self, parts: &[&Tensor<Cuda>], weight: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
+    pub(crate) fn linear_concat_op(&self, parts: &[&Tensor<Cuda>], weight: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
         if let Some(joined) = Tensor::adjacent_cols(parts) {
             return self.linear_op(&joined, weight, None);
         }

@@ -1,8 +1,8 @@
 //! Launches cuda/gated_add_adaln.cu.
 
-use super::launch::row_block;
 use super::quantise::SPLIT_MULTIPLE;
-use super::{Cuda, Precision, Tensor, all_aligned};
+use crate::backend::cuda::launch::row_block;
+use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::{self, Adaln};
 
@@ -10,7 +10,7 @@ use crate::ops::{self, Adaln};
 const MOST_COLS: usize = 8192;
 
 impl Cuda {
-    pub(super) fn gated_add_adaln_op(
+    pub(crate) fn gated_add_adaln_op(
         &self,
         x: Tensor<Cuda>,
         gates: [&Tensor<Cuda>; 2],

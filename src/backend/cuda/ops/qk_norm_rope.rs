@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-use super::launch::{self, row_tiles};
-use super::{Cuda, Tensor, all_aligned};
+use crate::backend::cuda::launch::{self, row_tiles};
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::{Error, Result};
 use crate::ops::{Joint, Pairs, QkNorm, Rope};
 
@@ -59,7 +59,7 @@ fn int(value: usize) -> Result<i32> {
 }
 
 impl Cuda {
-    pub(super) fn qk_norm_rope_op(
+    pub(crate) fn qk_norm_rope_op(
         &self,
         q: Tensor<Cuda>,
         k: Tensor<Cuda>,
@@ -125,7 +125,7 @@ impl Cuda {
         Ok((fresh_q.unwrap_or(q), fresh_k.unwrap_or(k)))
     }
 
-    pub(super) fn rope_op(&self, x: Tensor<Cuda>, rope: &Rope<Cuda>, joint: Joint) -> Result<Tensor<Cuda>> {
+    pub(crate) fn rope_op(&self, x: Tensor<Cuda>, rope: &Rope<Cuda>, joint: Joint) -> Result<Tensor<Cuda>> {
         let (cos, sin) = self.same_stride(rope)?;
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);

@@ -1,10 +1,10 @@
 //! Launches cuda/gated_add.cu.
 
-use super::{Cuda, Tensor, all_aligned};
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 
 impl Cuda {
-    pub(super) fn gated_add_op(&self, x: Tensor<Cuda>, gate: &Tensor<Cuda>, y: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
+    pub(crate) fn gated_add_op(&self, x: Tensor<Cuda>, gate: &Tensor<Cuda>, y: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
         let wide = all_aligned(&[&x, gate, y, out]);

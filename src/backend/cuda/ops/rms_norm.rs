@@ -1,11 +1,11 @@
 //! Launches cuda/rms_norm.cu.
 
-use super::launch::row_block;
-use super::{Cuda, Tensor, all_aligned};
+use crate::backend::cuda::launch::row_block;
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 
 impl Cuda {
-    pub(super) fn rms_norm_op(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>, eps: f32) -> Result<Tensor<Cuda>> {
+    pub(crate) fn rms_norm_op(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>, eps: f32) -> Result<Tensor<Cuda>> {
         let out = self.empty(x.rows(), x.cols())?;
         let n = weight.cols();
         let runs = x.cols() / n;

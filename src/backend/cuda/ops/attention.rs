@@ -8,8 +8,8 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
-use super::hopper::{Axis, Choice};
-use super::{Cuda, Tensor, all_aligned};
+use crate::backend::cuda::hopper::{Axis, Choice};
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::{Joint, Mask};
 
@@ -163,7 +163,7 @@ impl Cuda {
     /// `softmax(q k^T / sqrt(head_dim) + mask) v`, over q where that is writable.
     ///
     /// Errors when `FLUX_ATTENTION` names no kernel that is here.
-    pub(super) fn attention_op(
+    pub(crate) fn attention_op(
         &self,
         q: Tensor<Cuda>,
         k: &Tensor<Cuda>,

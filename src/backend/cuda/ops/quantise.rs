@@ -7,9 +7,9 @@
 
 use std::ops::Range;
 
-use super::launch::row_block;
-use super::pool::Buffer;
-use super::{Cuda, Precision, Tensor, all_aligned};
+use crate::backend::cuda::launch::row_block;
+use crate::backend::cuda::pool::Buffer;
+use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned};
 use crate::e4m3::{self, MULTIPLE};
 use crate::error::{Error, Result};
 
@@ -53,7 +53,7 @@ pub fn split_e4m3(
 
 impl Cuda {
     /// e4m3 [rows, cols], not initialised; kernels write the rows' padding too.
-    pub(super) fn empty_e4m3(&self, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
+    pub(crate) fn empty_e4m3(&self, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
         let stride = cols.next_multiple_of(MULTIPLE);
         let buffer = Buffer::e4m3(self.device(), rows, stride)?;
         let [x, _] = Tensor::from_buffer(self, buffer, rows, stride).split_cols([cols, stride - cols]);
@@ -76,7 +76,7 @@ impl Cuda {
     }
 
     /// `x` as a product with `weight` reads it; none where that is as it is.
-    pub(super) fn operand(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>) -> Result<Option<Tensor<Cuda>>> {
+    pub(crate) fn operand(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>) -> Result<Option<Tensor<Cuda>>> {
         match (x.is_e4m3(), weight.is_e4m3()) {
             (false, true) => self.quantise(x).map(Some),
             (true, false) => Err(Error::new("e4m3 goes with e4m3 weights only").at("op `linear`")),
@@ -85,7 +85,7 @@ impl Cuda {
     }
 
     /// [`Cuda::operand`] of each pair. Two of which one lies under the other are quantised at once.
-    pub(super) fn operands(&self, pairs: &[(&Tensor<Cuda>, &Tensor<Cuda>)]) -> Result<Vec<Option<Tensor<Cuda>>>> {
+    pub(crate) fn operands(&self, pairs: &[(&Tensor<Cuda>, &Tensor<Cuda>)]) -> Result<Vec<Option<Tensor<Cuda>>>> {
         if let &[(top, top_weight), (bottom, bottom_weight)] = pairs
             && top_weight.is_e4m3()
             && bottom_weight.is_e4m3()
@@ -101,17 +101,17 @@ impl Cuda {
 
 impl Tensor<Cuda> {
     /// Whether the values are e4m3 with a scale for each row.
-    pub(super) fn is_e4m3(&self) -> bool {
+    pub(crate) fn is_e4m3(&self) -> bool {
         self.buffer().scales() != 0
     }
 
     /// Device address of the scale of the first row, of e4m3.
-    pub(super) fn scales(&self) -> u64 {
+    pub(crate) fn scales(&self) -> u64 {
         self.buffer().scales() + (self.offset() / self.stride().max(1) * size_of::<f32>()) as u64
     }
 
     /// e4m3 values as float32. Waits.
-    pub(super) fn download_e4m3(&self) -> Result<Vec<f32>> {
+    pub(crate) fn download_e4m3(&self) -> Result<Vec<f32>> {
         let values = self.backend().download_values::<u8>(self.address(), self.rows(), self.cols(), self.stride())?;
         let scales = self.backend().download_values::<f32>(self.scales(), 1, self.rows(), self.rows())?;
         let row =

@@ -2,11 +2,11 @@
 
 use half::bf16;
 
-use super::{Cuda, Tensor};
+use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 
 impl Cuda {
-    pub(super) fn euler_step_op(
+    pub(crate) fn euler_step_op(
         &self,
         latents: Tensor<Cuda>,
         velocity: &Tensor<Cuda>,
@@ -22,7 +22,7 @@ impl Cuda {
         Ok(fresh.unwrap_or(latents))
     }
 
-    pub(super) fn guide_op(
+    pub(crate) fn guide_op(
         &self,
         positive: &Tensor<Cuda>,
         negative: &Tensor<Cuda>,

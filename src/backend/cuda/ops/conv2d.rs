@@ -5,16 +5,16 @@
 use std::ops::Range;
 
 use super::conv2d_hopper::{CHOICE, Call, takes};
-use super::gemm::{Matrix, Product};
-use super::launch::row_tiles;
 use super::norm_conv2d::Input;
-use super::pool::{Buffer, Kind};
-use super::{Cuda, Tensor, all_aligned};
+use crate::backend::cuda::gemm::{Matrix, Product};
+use crate::backend::cuda::launch::row_tiles;
+use crate::backend::cuda::pool::{Buffer, Kind};
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::Conv;
 
 /// The most that im2col rows, or what a product without them writes, may take at once.
-pub(super) const WORKSPACE_BYTES: usize = 256 << 20;
+pub(crate) const WORKSPACE_BYTES: usize = 256 << 20;
 
 /// Rows 0 .. `rows` of `row_bytes` bytes in pieces of at most WORKSPACE_BYTES: of one size, so that one plan serves all
 /// but the last, and of whole tiles of the GEMM.
@@ -47,7 +47,7 @@ impl Cuda {
     /// `conv2d(input) + residual`; the result goes over `residual` where that is writable, or nobody else has it.
     ///
     /// Errors when `FLUX_CONV2D` names no kernel that is here.
-    pub(super) fn conv2d_op(
+    pub(crate) fn conv2d_op(
         &self,
         mut input: Input<'_>,
         weight: &Tensor<Cuda>,
@@ -106,7 +106,7 @@ impl Cuda {
     }
 
     /// `conv2d(x)`. Over a large x, where its rows are as long as the output's at least, and nobody else has it.
-    pub(super) fn conv2d_over_op(
+    pub(crate) fn conv2d_over_op(
         &self,
         x: Tensor<Cuda>,
         weight: &Tensor<Cuda>,

@@ -1,11 +1,11 @@
 //! `concat_rows`, `concat_cols`, `upsample`, `unpatchify`: putting rows elsewhere. Launches cuda/upsample.cu.
 
-use super::launch::row_tiles;
-use super::{Cuda, Tensor, all_aligned};
+use crate::backend::cuda::launch::row_tiles;
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 
 impl Cuda {
-    pub(super) fn concat_rows_op(&self, parts: &[&Tensor<Cuda>]) -> Result<Tensor<Cuda>> {
+    pub(crate) fn concat_rows_op(&self, parts: &[&Tensor<Cuda>]) -> Result<Tensor<Cuda>> {
         let out = self.empty(parts.iter().map(|part| part.rows()).sum(), parts[0].cols())?;
         let mut row = 0;
         for part in parts {
@@ -16,7 +16,7 @@ impl Cuda {
         Ok(out)
     }
 
-    pub(super) fn concat_cols_op(&self, parts: &[&Tensor<Cuda>]) -> Result<Tensor<Cuda>> {
+    pub(crate) fn concat_cols_op(&self, parts: &[&Tensor<Cuda>]) -> Result<Tensor<Cuda>> {
         let out = self.empty(parts[0].rows(), parts.iter().map(|part| part.cols()).sum())?;
         let mut column = 0;
         for part in parts {
@@ -27,7 +27,7 @@ impl Cuda {
         Ok(out)
     }
 
-    pub(super) fn upsample_op(&self, x: &Tensor<Cuda>, height: usize, width: usize) -> Result<Tensor<Cuda>> {
+    pub(crate) fn upsample_op(&self, x: &Tensor<Cuda>, height: usize, width: usize) -> Result<Tensor<Cuda>> {
         let out = self.empty(4 * x.rows(), x.cols())?;
         let wide = all_aligned(&[x, &out]);
         let launch = self.launch("upsample", if wide { "upsample_bf16" } else { "upsample_bf16_any" })?;
@@ -38,7 +38,7 @@ impl Cuda {
         Ok(out)
     }
 
-    pub(super) fn unpatchify_op(
+    pub(crate) fn unpatchify_op(
         &self,
         latents: &Tensor<Cuda>,
         mean: &Tensor<Cuda>,

@@ -1,10 +1,10 @@
 //! Launches cuda/elementwise.cu: `silu`, `add`, `mul` and `scale_shift`.
 
-use super::{Cuda, Tensor, all_aligned};
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 
 impl Cuda {
-    pub(super) fn silu_op(&self, x: Tensor<Cuda>) -> Result<Tensor<Cuda>> {
+    pub(crate) fn silu_op(&self, x: Tensor<Cuda>) -> Result<Tensor<Cuda>> {
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
         let wide = all_aligned(&[&x, out]);
@@ -16,11 +16,11 @@ impl Cuda {
         Ok(fresh.unwrap_or(x))
     }
 
-    pub(super) fn add_op(&self, x: Tensor<Cuda>, y: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
+    pub(crate) fn add_op(&self, x: Tensor<Cuda>, y: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
         self.combine(x, y, ["add_bf16", "add_bf16_any"])
     }
 
-    pub(super) fn mul_op(&self, x: Tensor<Cuda>, y: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
+    pub(crate) fn mul_op(&self, x: Tensor<Cuda>, y: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
         self.combine(x, y, ["mul_bf16", "mul_bf16_any"])
     }
 
@@ -44,7 +44,7 @@ impl Cuda {
         Ok(fresh.unwrap_or(x))
     }
 
-    pub(super) fn scale_shift_op(
+    pub(crate) fn scale_shift_op(
         &self,
         x: Tensor<Cuda>,
         scale: &Tensor<Cuda>,

@@ -1,11 +1,11 @@
 //! Launches cuda/adaln.cu: `adaln` and `layer_norm`.
 
-use super::launch::row_block;
-use super::{Cuda, Tensor, all_aligned};
+use crate::backend::cuda::launch::row_block;
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 
 impl Cuda {
-    pub(super) fn adaln_op(
+    pub(crate) fn adaln_op(
         &self,
         x: &Tensor<Cuda>,
         shift: &Tensor<Cuda>,
@@ -24,7 +24,7 @@ impl Cuda {
         Ok(out)
     }
 
-    pub(super) fn layer_norm_op(&self, x: &Tensor<Cuda>, eps: f32) -> Result<Tensor<Cuda>> {
+    pub(crate) fn layer_norm_op(&self, x: &Tensor<Cuda>, eps: f32) -> Result<Tensor<Cuda>> {
         let out = self.empty(x.rows(), x.cols())?;
         let block = row_block(x.cols() / 8).filter(|_| all_aligned(&[x, &out]));
         let kernel = if block.is_some() { "layer_norm_bf16" } else { "layer_norm_bf16_any" };

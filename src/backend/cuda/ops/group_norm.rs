@@ -1,8 +1,8 @@
 //! Launches cuda/group_norm.cu: `group_norm` and `group_norm_silu`.
 
-use super::moments::Moments;
-use super::pool::{Buffer, Kind};
-use super::{Cuda, Tensor, all_aligned};
+use crate::backend::cuda::moments::Moments;
+use crate::backend::cuda::pool::{Buffer, Kind};
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::GroupNorm;
 
@@ -38,7 +38,7 @@ impl Blocks {
 }
 
 impl Cuda {
-    pub(super) fn group_norm_op(
+    pub(crate) fn group_norm_op(
         &self,
         x: &Tensor<Cuda>,
         weight: &Tensor<Cuda>,
@@ -57,7 +57,7 @@ impl Cuda {
 
     /// What the values of each channel of x, which has rows, are multiplied by, and what is then added: two floats for
     /// each channel.
-    pub(super) fn group_norm_coefficients(&self, x: &Tensor<Cuda>, norm: &GroupNorm<'_, Cuda>) -> Result<Buffer> {
+    pub(crate) fn group_norm_coefficients(&self, x: &Tensor<Cuda>, norm: &GroupNorm<'_, Cuda>) -> Result<Buffer> {
         let &GroupNorm { weight, bias, groups, eps } = norm;
         let channels = x.cols();
         let fresh = if x.moments().is_some() { None } else { Some(self.moments_of(x)?) };
@@ -77,7 +77,7 @@ impl Cuda {
     }
 
     /// The norm of rows of what `coefficients` are of, to `out` of the same shape.
-    pub(super) fn apply_group_norm(
+    pub(crate) fn apply_group_norm(
         &self,
         x: &Tensor<Cuda>,
         coefficients: &Buffer,

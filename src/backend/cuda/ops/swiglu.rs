@@ -1,12 +1,12 @@
 //! Launches cuda/swiglu.cu.
 
 use super::quantise::{e4m3_block, split_e4m3};
-use super::{Cuda, Tensor, all_aligned};
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops;
 
 impl Cuda {
-    pub(super) fn swiglu_op(&self, gate: Tensor<Cuda>, up: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
+    pub(crate) fn swiglu_op(&self, gate: Tensor<Cuda>, up: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
         let fresh = self.unless_writable(&gate)?;
         let out = fresh.as_ref().unwrap_or(&gate);
         let wide = all_aligned(&[&gate, up, out]);
@@ -42,7 +42,7 @@ impl Cuda {
     }
 
     /// The activation in the form in which its product reads it, then the product.
-    pub(super) fn swiglu_linear_op(
+    pub(crate) fn swiglu_linear_op(
         &self,
         gate: Tensor<Cuda>,
         up: &Tensor<Cuda>,
@@ -57,7 +57,7 @@ impl Cuda {
     }
 
     /// The same, of rows with two weights.
-    pub(super) fn swiglu_linear_rows_op(
+    pub(crate) fn swiglu_linear_rows_op(
         &self,
         gate: Tensor<Cuda>,
         up: &Tensor<Cuda>,

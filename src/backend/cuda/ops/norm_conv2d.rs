@@ -7,19 +7,19 @@ use std::sync::atomic::Ordering;
 
 use super::conv2d::WORKSPACE_BYTES;
 use super::conv2d_hopper::CHOICE;
-use super::pool::Buffer;
-use super::{Cuda, Tensor};
+use crate::backend::cuda::pool::Buffer;
+use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::{Error, Result};
 use crate::ops::{Conv, GroupNorm};
 
 /// What a band takes. An image that is at most two of them is one, as it would gain little.
-pub(super) const BAND_BYTES: usize = 256 << 20;
+pub(crate) const BAND_BYTES: usize = 256 << 20;
 /// Bands begin at multiples of so many rows: where tiles of convolutions begin.
-pub(super) const BAND_MULTIPLE: usize = 16;
+pub(crate) const BAND_MULTIPLE: usize = 16;
 
 /// What a convolution reads. What it makes of it does not depend on how many rows it is shown at once: a norm's moments
 /// are of the whole image, and convolutions divide their work as if they saw all of it.
-pub(super) enum Input<'a> {
+pub(crate) enum Input<'a> {
     /// [height * width, channels]
     Image(&'a Tensor<Cuda>),
     /// The same, twice as high and wide: every pixel is a square of two by two.
@@ -29,7 +29,7 @@ pub(super) enum Input<'a> {
 }
 
 /// Some rows of pixels of what a convolution reads.
-pub(super) struct Part {
+pub(crate) struct Part {
     /// [rows * width, channels]
     pub pixels: Tensor<Cuda>,
     /// The image's row that is the first here.
@@ -38,7 +38,7 @@ pub(super) struct Part {
 
 impl<'a> Input<'a> {
     /// The tensor that it is made of.
-    pub(super) fn source(&self) -> &'a Tensor<Cuda> {
+    pub(crate) fn source(&self) -> &'a Tensor<Cuda> {
         match self {
             Input::Image(x) | Input::Doubled(x) => x,
             Input::Normed(window) => window.x,
@@ -46,7 +46,7 @@ impl<'a> Input<'a> {
     }
 
     /// Whether rows of pixels are of whole 16 bytes.
-    pub(super) fn aligned(&self) -> bool {
+    pub(crate) fn aligned(&self) -> bool {
         match self {
             Input::Image(x) | Input::Doubled(x) => x.aligned(),
             Input::Normed(window) => window.x.cols().is_multiple_of(8),
@@ -54,7 +54,7 @@ impl<'a> Input<'a> {
     }
 
     /// The image of `height` rows, in the bands that it is shown in.
-    pub(super) fn bands(&self, height: usize) -> Vec<Range<usize>> {
+    pub(crate) fn bands(&self, height: usize) -> Vec<Range<usize>> {
         let band = match self {
             Input::Image(_) | Input::Doubled(_) => height.max(1),
             Input::Normed(window) => window.band,
@@ -63,7 +63,7 @@ impl<'a> Input<'a> {
     }
 
     /// `rows` at least, of rows as they are before they are doubled. They are there until other rows are asked for.
-    pub(super) fn show(&mut self, rows: Range<usize>) -> Result<Part> {
+    pub(crate) fn show(&mut self, rows: Range<usize>) -> Result<Part> {
         match self {
             Input::Image(x) | Input::Doubled(x) => Ok(Part { pixels: x.row_view(0..x.rows()), first: 0 }),
             Input::Normed(window) => window.show(rows),
@@ -72,7 +72,7 @@ impl<'a> Input<'a> {
 }
 
 /// Some rows of an image, normed, at a time.
-pub(super) struct Window<'a> {
+pub(crate) struct Window<'a> {
     x: &'a Tensor<Cuda>,
     coefficients: Buffer,
     height: usize,
@@ -140,14 +140,14 @@ impl Cuda {
     }
 
     /// See [`crate::backend::Backend::norm_conv2d_bytes`].
-    pub(super) fn norm_conv2d_need(&self, whole: u64) -> u64 {
+    pub(crate) fn norm_conv2d_need(&self, whole: u64) -> u64 {
         // An error of the variable is told by the first convolution.
         let im2col = !self.hopper_wanted(CHOICE).unwrap_or(false);
         need(whole, self.band_bytes() as u64, im2col)
     }
 
     /// `conv2d(silu(group_norm(x)))`, `+ residual` where there is one.
-    pub(super) fn norm_conv2d_op(
+    pub(crate) fn norm_conv2d_op(
         &self,
         x: &Tensor<Cuda>,
         norm: &GroupNorm<'_, Cuda>,
