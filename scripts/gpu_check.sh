@@ -275,7 +275,7 @@ sanitizer() {
 # kernel that the GPU would get. A test that makes the driver refuse a call, on purpose, is left out.
 sanitized() { # TOOL
     local tool flags name
-    local skip=(--skip full_size --skip asked_for --skip single_blocks_and_pairs --skip an_unknown_kernel --skip work_that_cannot_be_recorded)
+    local skip=(--skip full_size --skip asked_for --skip single_blocks_and_pairs --skip an_unknown_kernel --skip work_that_cannot_be_captured)
     tool=$(sanitizer)
     [[ -n "$tool" ]] || fail "compute-sanitizer is not on this machine"
     flags=(--tool "$1" --target-processes application-only --error-exitcode 9 --print-limit 200)
@@ -295,7 +295,7 @@ sanitized() { # TOOL
         [[ $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1) != 9.0 ]] || export FLUX_ATTENTION=sm90-single
     fi
     # racecheck bears the products in these.
-    [[ $1 != initcheck ]] || skip+=(--skip memory::a_chain_of_ops --skip replay::recorded_work)
+    [[ $1 != initcheck ]] || skip+=(--skip memory::a_chain_of_ops --skip graph::captured_work)
     export FLUX_PARITY_SIZES=small
     # shellcheck disable=SC2086 # TESTS may be several words
     "$tool" "${flags[@]}" "$bin/gpu" --test-threads 1 "${skip[@]}" ${TESTS:-} | tee "$work/checked"

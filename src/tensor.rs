@@ -15,6 +15,19 @@ use std::sync::Arc;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 
+/// The type of a tensor's values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// IEEE single precision.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// Four exponent and three mantissa bits, with a float32 scale for each row.
+    E4m3,
+    /// Bytes.
+    U8,
+}
+
 /// A matrix of rows x cols; the last axis is dense. A vector is one row.
 pub struct Tensor<B: Backend> {
     backend: B,
@@ -55,6 +68,11 @@ impl<B: Backend> Tensor<B> {
     /// Whether an op that consumes this tensor may write over its cells.
     pub fn writable(&self) -> bool {
         self.writable
+    }
+
+    /// The type of its values.
+    pub fn dtype(&self) -> Dtype {
+        B::dtype(&self.buffer)
     }
 
     /// Where this tensor lives.
@@ -180,6 +198,23 @@ impl<B: Backend> Tensor<B> {
             format!("x is [{}, {}] but {name} is [{}, {}]", self.rows, self.cols, other.rows, other.cols)
         })
     }
+}
+
+/// Errors unless all operands of `op` are activations, on one device.
+pub(crate) fn expect_activations<B: Backend>(op: &str, operands: &[&Tensor<B>]) -> Result<()> {
+    operands.iter().try_for_each(|x| expect_dtype(op, operands[0].backend(), x, x.backend().activation_dtype()))
+}
+
+/// Errors unless all operands of `op` are float32, as [`Backend::upload_f32`] makes them, on the device of `on`.
+pub(crate) fn expect_f32<B: Backend>(op: &str, on: &B, operands: &[&Tensor<B>]) -> Result<()> {
+    operands.iter().try_for_each(|x| expect_dtype(op, on, x, Dtype::F32))
+}
+
+fn expect_dtype<B: Backend>(op: &str, on: &B, x: &Tensor<B>, dtype: Dtype) -> Result<()> {
+    expect(on.is_same_device(x.backend()), op, || {
+        format!("a tensor is on {}, another on {}", x.backend().describe(), on.describe())
+    })?;
+    expect(x.dtype() == dtype, op, || format!("a tensor is of {:?}, expected {dtype:?}", x.dtype()))
 }
 
 /// An error that names the op, unless `condition` holds.

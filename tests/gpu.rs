@@ -18,6 +18,8 @@ mod conv2d;
 mod elementwise;
 #[path = "parity/fp8.rs"]
 mod fp8;
+#[path = "parity/graph.rs"]
+mod graph;
 #[path = "parity/group_norm.rs"]
 mod group_norm;
 #[path = "parity/linear.rs"]
@@ -34,8 +36,6 @@ mod pipeline;
 mod projection;
 #[path = "parity/qk_norm_rope.rs"]
 mod qk_norm_rope;
-#[path = "parity/replay.rs"]
-mod replay;
 #[path = "parity/rms_norm.rs"]
 mod rms_norm;
 #[path = "parity/rows.rs"]

@@ -8,11 +8,12 @@
 pub mod cpu;
 pub mod cuda;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::ops::{self, Adaln, Conv, GroupNorm, Heads, Joint, Mask, Projection, QkNorm, Rope};
-use crate::tensor::Tensor;
+use crate::tensor::{Dtype, Tensor};
 use crate::weights::WeightView;
 
 /// What a backend holds and did. Host-only backends report zeros for what they do not have.
@@ -32,10 +33,10 @@ pub struct Stats {
     pub allocations: u64,
     /// Fused ops that ran as their composition because no kernel covers the shape.
     pub composed: u64,
-    /// Launches of recorded work as a whole; what is in it counts nowhere else.
-    pub replays: u64,
-    /// Pieces of work that could not be recorded; [`Backend::remarks`] says why.
-    pub unrecorded: u64,
+    /// Launches of captured work as a whole; what is in it counts nowhere else.
+    pub graph_launches: u64,
+    /// Pieces of work that could not be captured; [`Backend::remarks`] says why.
+    pub uncaptured: u64,
 }
 
 /// Something that the user may want to know of how a backend works.
@@ -58,8 +59,15 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     type Event;
     /// Pixels on their way to the host.
     type Rgb8;
-    /// What [`Backend::replay`] keeps of a piece of work; the default is nothing yet.
-    type Replay: Default + Send;
+    /// A piece of work that is launched as a whole by [`Backend::run_graph`]; the default is none yet.
+    type Graph: Default + Send;
+
+    /// The type of the values in `buffer`.
+    fn dtype(buffer: &Self::Buffer) -> Dtype;
+    /// The type of activations.
+    fn activation_dtype(&self) -> Dtype;
+    /// Whether `other` is a handle to the same device, so that tensors of both may be operands of one op.
+    fn is_same_device(&self, other: &Self) -> bool;
 
     /// One line for the user: device name and how it computes.
     fn describe(&self) -> String;
@@ -90,18 +98,21 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn warm_up(&self) -> Result<()> {
         Ok(())
     }
-    /// `work(inputs)`, which may be recorded and from then on enqueued as a whole.
+    /// `work(reads, inputs)`, which may be captured as a graph and from then on launched as a whole.
     ///
-    /// `replay` belongs to this piece of work: each time it does the same, with inputs of the same shapes, and all else
-    /// that it reads stays where it is and is written by nobody while `replay` lives. It computes on the device only:
-    /// no upload, download or event. The result is a tensor of its own.
-    fn replay<const N: usize>(
+    /// `graph` belongs to this piece of work: each time it does the same, with inputs of the same shapes. All else that
+    /// the work reads is in `reads`, which the graph holds as long as it lives, and which nobody writes meanwhile. The
+    /// work computes on the device only: no upload, download or event. The result is a tensor of its own.
+    ///
+    /// Errors as the work does, and when a captured graph gets inputs of other shapes, or other `reads`.
+    fn run_graph<R: Send + Sync + 'static, const N: usize>(
         &self,
-        _replay: &mut Self::Replay,
+        _graph: &mut Self::Graph,
+        reads: &Arc<R>,
         inputs: [&Tensor<Self>; N],
-        work: impl Fn([&Tensor<Self>; N]) -> Result<Tensor<Self>>,
+        work: impl Fn(&R, [&Tensor<Self>; N]) -> Result<Tensor<Self>>,
     ) -> Result<Tensor<Self>> {
-        work(inputs)
+        work(reads, inputs)
     }
     /// Lets go of what loading left behind, without waiting for it.
     fn settle(&self) -> Result<()> {

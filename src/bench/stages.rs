@@ -70,7 +70,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelDir, sizes: &[us
     for &size in sizes {
         let (mut timings, mut totals, mut pngs) = (Vec::new(), Vec::new(), Vec::new());
         let mut last = None;
-        // The third image is the first that a device may replay.
+        // The third image is the first that a device may graph.
         let warm_up = runs.div_ceil(2);
         for run in 0..warm_up + runs {
             // A prompt that was seen before would not be encoded.

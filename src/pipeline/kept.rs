@@ -22,7 +22,7 @@ pub(super) struct Kept<B: Backend> {
     pub(super) modulations: Modulations<B>,
     pub(super) rope: Rope<B>,
     /// One for each step.
-    pub(super) steps: Vec<B::Replay>,
+    pub(super) steps: Vec<B::Graph>,
 }
 
 impl<B: Backend> Kept<B> {
@@ -35,7 +35,7 @@ impl<B: Backend> Kept<B> {
         rope: Rope<B>,
     ) -> Self {
         let &Plan { height, width, guidance, steps, .. } = plan;
-        let steps = (0..steps).map(|_| B::Replay::default()).collect();
+        let steps = (0..steps).map(|_| B::Graph::default()).collect();
         Self { height, width, guidance, wanted, samples, batched, modulations, rope, steps }
     }
 
@@ -81,19 +81,19 @@ pub(super) fn find<'a, B: Backend>(
 pub(super) struct KeptDecode<B: Backend> {
     height: usize,
     width: usize,
-    replay: B::Replay,
+    graph: B::Graph,
 }
 
-/// The decoder's replay for images of the size of `plan`.
-pub(super) fn decode<'a, B: Backend>(kept: &'a mut Vec<KeptDecode<B>>, plan: &Plan) -> &'a mut B::Replay {
+/// The decoder's graph for images of the size of `plan`.
+pub(super) fn decode<'a, B: Backend>(kept: &'a mut Vec<KeptDecode<B>>, plan: &Plan) -> &'a mut B::Graph {
     let &Plan { height, width, .. } = plan;
     let found =
         kept.iter().position(|kept| (kept.height, kept.width) == (height, width)).map(|index| kept.remove(index));
     if kept.len() == MOST_KEPT {
         kept.remove(0);
     }
-    kept.push(found.unwrap_or_else(|| KeptDecode { height, width, replay: B::Replay::default() }));
-    &mut kept.last_mut().expect("pushed above").replay
+    kept.push(found.unwrap_or_else(|| KeptDecode { height, width, graph: B::Graph::default() }));
+    &mut kept.last_mut().expect("pushed above").graph
 }
 
 #[cfg(test)]

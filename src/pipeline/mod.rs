@@ -72,6 +72,7 @@ pub struct Pipeline<B: Backend> {
     kept_decodes: Vec<KeptDecode<B>>,
     /// Of the last batch, for its memory.
     noise: Noise,
+    graph_reads: Arc<()>,
 }
 
 /// An image and how it was made.
@@ -109,6 +110,7 @@ impl<B: Backend> Pipeline<B> {
             kept: Vec::new(),
             kept_decodes: Vec::new(),
             noise: Noise::default(),
+            graph_reads: Arc::default(),
         }
     }
 
@@ -355,9 +357,9 @@ impl<B: Backend> Pipeline<B> {
 
         let total = plan.steps as u64;
         observer.progress(Stage::Denoise, 0, total);
-        for (step, replay) in steps.iter_mut().enumerate() {
+        for (step, graph) in steps.iter_mut().enumerate() {
             let modulation = modulations.step(step);
-            let work = |[latents, context]: [&Tensor<B>; 2]| {
+            let work = |_: &(), [latents, context]: [&Tensor<B>; 2]| {
                 let guidance = plan.guided().then_some(plan.guidance);
                 let conditioning = Conditioning { context, rope, txt: txt_tokens, guidance, batched };
                 sampler::step(
@@ -368,7 +370,7 @@ impl<B: Backend> Pipeline<B> {
                     schedule.dt(step),
                 )
             };
-            latents = self.backend.replay(replay, [&latents, &context], work)?;
+            latents = self.backend.run_graph(graph, &self.graph_reads, [&latents, &context], work)?;
             // Only asks how far the device is: a step waits for nothing.
             let done = clock.stepped()?;
             observer.progress(Stage::Denoise, done, total);
@@ -423,7 +425,7 @@ impl<B: Backend> Pipeline<B> {
                 }
             };
             tell(0);
-            let work = |[latents]: [&Tensor<B>; 1]| {
+            let work = |_: &(), [latents]: [&Tensor<B>; 1]| {
                 let pixels = decoder.forward(decoder.unpack(latents, height, width)?, tell)?;
                 if (pixels.height, pixels.width) == (plan.height, plan.width) {
                     return Ok(pixels.pixels);
@@ -435,7 +437,12 @@ impl<B: Backend> Pipeline<B> {
                 )))
             };
             let latents = latents.row_view(sample * height * width..(sample + 1) * height * width);
-            let pixels = self.backend.replay(kept::decode(&mut self.kept_decodes, plan), [&latents], work)?;
+            let pixels = self.backend.run_graph(
+                kept::decode(&mut self.kept_decodes, plan),
+                &self.graph_reads,
+                [&latents],
+                work,
+            )?;
             if sample == 0 {
                 clock.enqueued();
                 // Takes the host some time, which it has while the device computes.
@@ -479,7 +486,7 @@ impl<B: Backend> Pipeline<B> {
         }
     }
 
-    /// Lets go of what images have in common. Before any model goes, because recorded work refers to their weights.
+    /// Lets go of what images have in common. Before any model goes, because captured work refers to their weights.
     fn forget(&mut self) {
         self.kept.clear();
         self.kept_decodes.clear();

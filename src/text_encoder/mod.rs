@@ -12,7 +12,7 @@ pub use layer::Layer;
 pub use prompt::{PromptTokens, Tokenizer};
 
 use std::cell::RefCell;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -31,11 +31,12 @@ pub struct TextEncoder<B: Backend> {
     /// Tables of the length that came first, which is the model's.
     rope: OnceLock<(usize, Rope<B>)>,
     /// Of prompts of so many tokens, the latest last: the mask depends on how many there are.
-    replays: Mutex<Vec<(usize, B::Replay)>>,
+    graphs: Mutex<Vec<(usize, B::Graph)>>,
+    graph_reads: Arc<()>,
 }
 
-/// How many lengths of prompts have a replay.
-const MOST_REPLAYS: usize = 8;
+/// How many lengths of prompts have a graph.
+const MOST_GRAPHS: usize = 8;
 
 impl<B: Backend> TextEncoder<B> {
     /// Loads the layers up to the last of `out_layers` (hidden state k is the output of layer k - 1).
@@ -62,7 +63,8 @@ impl<B: Backend> TextEncoder<B> {
             embed_tokens,
             layers,
             rope: OnceLock::new(),
-            replays: Mutex::default(),
+            graphs: Mutex::default(),
+            graph_reads: Arc::default(),
         })
     }
 
@@ -84,7 +86,7 @@ impl<B: Backend> TextEncoder<B> {
             let made = self.rope(n)?;
             let _ = self.rope.set((n, made));
         }
-        // Work that is recorded runs once more than it is asked for, and later is not run layer by layer.
+        // Work that is captured runs once more than it is asked for, and later is not run layer by layer.
         let told = RefCell::new((0, &mut done));
         let tell = |layers| {
             let (last, done) = &mut *told.borrow_mut();
@@ -95,9 +97,9 @@ impl<B: Backend> TextEncoder<B> {
         };
         let features = match self.rope.get() {
             Some((length, rope)) if *length == n => {
-                let work = |[embedded]: [&Tensor<B>; 1]| self.run(embedded, rope, tokens.real, tell);
-                let mut replays = self.replays.lock().unwrap_or_else(PoisonError::into_inner);
-                self.backend.replay(latest(&mut replays, tokens.real), [&embedded], work)?
+                let work = |_: &(), [embedded]: [&Tensor<B>; 1]| self.run(embedded, rope, tokens.real, tell);
+                let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
+                self.backend.run_graph(latest(&mut graphs, tokens.real), &self.graph_reads, [&embedded], work)?
             }
             _ => self.run(&embedded, &self.rope(n)?, tokens.real, tell)?,
         };
@@ -158,17 +160,17 @@ impl<B: Backend> TextEncoder<B> {
     }
 }
 
-/// The replay of prompts of `real` tokens.
-fn latest<R: Default>(replays: &mut Vec<(usize, R)>, real: usize) -> &mut R {
-    let replay = match replays.iter().position(|(length, _)| *length == real) {
-        Some(index) => replays.remove(index).1,
+/// The graph of prompts of `real` tokens.
+fn latest<R: Default>(graphs: &mut Vec<(usize, R)>, real: usize) -> &mut R {
+    let graph = match graphs.iter().position(|(length, _)| *length == real) {
+        Some(index) => graphs.remove(index).1,
         None => R::default(),
     };
-    if replays.len() == MOST_REPLAYS {
-        replays.remove(0);
+    if graphs.len() == MOST_GRAPHS {
+        graphs.remove(0);
     }
-    replays.push((real, replay));
-    &mut replays.last_mut().expect("pushed above").1
+    graphs.push((real, graph));
+    &mut graphs.last_mut().expect("pushed above").1
 }
 
 /// Opens the encoder's files in a model folder.

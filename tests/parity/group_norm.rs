@@ -1,8 +1,10 @@
 //! cuda/group_norm.cu against the CPU and its composition.
 
+use std::sync::Arc;
+
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
-use flux::backend::cuda::{Cuda, Replay};
+use flux::backend::cuda::{Cuda, Graph};
 use flux::ops::{self, Conv};
 use flux::tensor::Tensor;
 use safetensors::Dtype;
@@ -252,14 +254,15 @@ fn a_norm_of_a_convolution_gives_the_same_bytes_every_time_also_recorded() {
         let x = h.conv2d_add(&maker.weight, &maker.bias, maker.conv(), x)?;
         x.group_norm(&weight, &bias, 32, 1e-6)
     };
-    let mut replay = Replay::default();
+    let reads = Arc::new(());
+    let mut graph = Graph::default();
     for seed in [1, 1, 2, 3, 1] {
         let x = Shape::dense(65 * 70, 128).tensor(&cuda, seed);
         let expected = cuda.download(&work(&x).unwrap()).unwrap();
         assert!(cuda.download(&work(&x).unwrap()).unwrap() == expected);
-        let got = cuda.replay(&mut replay, [&x], |[x]| work(x)).unwrap();
-        assert!(cuda.download(&got).unwrap() == expected, "recorded, seed {seed}");
+        let got = cuda.run_graph(&mut graph, &reads, [&x], |_, [x]| work(x)).unwrap();
+        assert!(cuda.download(&got).unwrap() == expected, "captured, seed {seed}");
     }
-    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
-    assert!(matches!(replay, Replay::Recorded(_)));
+    assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
+    assert!(matches!(graph, Graph::Captured(_)));
 }

@@ -1,8 +1,10 @@
 //! Norms and convolutions in bands of rows: against the CPU, against themselves in other bands, and what memory they
 //! take.
 
+use std::sync::Arc;
+
 use flux::backend::Backend;
-use flux::backend::cuda::{Cuda, Replay};
+use flux::backend::cuda::{Cuda, Graph};
 use flux::model_dir::ModelDir;
 use flux::ops::{Conv, GroupNorm, norm_conv2d};
 use flux::pipeline::{Pipeline, Request};
@@ -256,17 +258,18 @@ fn bands_give_the_same_bytes_every_time_also_recorded() {
         let x = Tensor::concat_rows(&[x])?;
         second.norm_of(&second.forward(first.forward(x)?)?)
     };
-    let mut replay = Replay::default();
+    let reads = Arc::new(());
+    let mut graph = Graph::default();
     for seed in [1, 1, 2, 3, 1] {
         let x = Shape::dense(size[0] * size[1], 128).tensor(&cuda, seed);
         let expected = cuda.download(&work(&x).unwrap()).unwrap();
         let waits = cuda.stats().waits;
-        let got = cuda.replay(&mut replay, [&x], |[x]| work(x)).unwrap();
+        let got = cuda.run_graph(&mut graph, &reads, [&x], |_, [x]| work(x)).unwrap();
         assert_eq!(cuda.stats().waits, waits);
-        assert!(cuda.download(&got).unwrap() == expected, "recorded, seed {seed}");
+        assert!(cuda.download(&got).unwrap() == expected, "captured, seed {seed}");
     }
-    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
-    assert!(matches!(replay, Replay::Recorded(_)));
+    assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
+    assert!(matches!(graph, Graph::Captured(_)));
 }
 
 /// What a convolution left has moments, so that nothing goes over it; but where it is consumed and nobody else has it,
@@ -434,7 +437,7 @@ fn an_image_in_bands_is_the_same_image() {
     let images = |limit: usize| {
         cuda.limit_bands(limit);
         let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
-        // The second decode is recorded, and what comes behind replayed.
+        // The second decode is captured, and what comes behind launched as graphs.
         [1, 1, 2, 1].map(|seed| pipeline.generate(&Request::new("a ghost", seed), &mut ()).unwrap().rgb)
     };
     let whole = images(usize::MAX);

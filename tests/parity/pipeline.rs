@@ -122,27 +122,27 @@ fn a_warm_image_costs_exactly_this() {
         let after = cuda.stats();
         assert!(image.rgb == first.rgb, "image {round}");
         assert_eq!(image.timings.steps_s.len() as u64, steps);
-        assert_eq!(after.unrecorded, 0, "{:?}", cuda.remarks());
+        assert_eq!(after.uncaptured, 0, "{:?}", cuda.remarks());
         // For the pixels, and for the last event.
         assert_eq!(after.waits - before.waits, 2, "image {round}");
         // Noise, and pixels back; the prompt is known.
         assert_eq!(after.copies - before.copies, 2, "image {round}");
-        // The first runs as it is, the second is recorded behind its run.
-        let replays = if round == 2 { 0 } else { steps + 1 };
-        assert_eq!(after.replays - before.replays, replays, "image {round}");
+        // The first runs as it is, the second is captured behind its run.
+        let graphs = if round == 2 { 0 } else { steps + 1 };
+        assert_eq!(after.graph_launches - before.graph_launches, graphs, "image {round}");
         if round == 2 {
             continue;
         }
-        // The features are put under each other and the context is projected; around each replay its inputs (two of a
+        // The features are put under each other and the context is projected; around each graph its inputs (two of a
         // step) and its output are copied, and at the end pixels become bytes.
         assert_eq!(after.launches - before.launches, 2 + 3 * steps + 2 + 1, "image {round}");
-        // Features, context, noise, what the replays give, bytes.
+        // Features, context, noise, what the graphs give, bytes.
         assert_eq!(after.allocations - before.allocations, 3 + (steps + 1) + 1, "image {round}");
     }
 }
 
 #[test]
-fn later_batches_of_many_images_are_replayed_whatever_is_left() {
+fn later_batches_of_many_images_are_graphed_whatever_is_left() {
     let Some(cuda) = cuda() else { return };
     let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
     let mut request = Request::new("a black cat on an orange background", 5);
@@ -155,23 +155,23 @@ fn later_batches_of_many_images_are_replayed_whatever_is_left() {
         let steps = images[0].plan.steps as u64;
         // For the pixels of each image, and for the last event.
         assert_eq!(after.waits - before.waits, images.len() as u64 + 1, "{left} images left");
-        batches.push((images.len(), after.replays - before.replays));
+        batches.push((images.len(), after.graph_launches - before.graph_launches));
         if batches.len() == 3 {
             assert_eq!(
-                after.replays - before.replays,
+                after.graph_launches - before.graph_launches,
                 steps + 8,
                 "the steps of a batch, and the decoder for each image"
             );
             // The features are put under each other, the context is projected and put under itself eight times; around
-            // each replay its inputs and its output are copied, and at the end pixels become bytes.
+            // each graph its inputs and its output are copied, and at the end pixels become bytes.
             assert_eq!(after.launches - before.launches, 2 + 8 + 3 * steps + (2 + 1) * 8);
         }
         (left, request.seed) = (left - images.len(), request.seed + images.len() as u64);
     }
-    // The decoder is recorded at the second image, the steps at the second batch; the last batch is of another size,
+    // The decoder is captured at the second image, the steps at the second batch; the last batch is of another size,
     // and as it is.
     assert_eq!(batches, [(8, 6), (8, 8), (8, 4 + 8), (2, 2)]);
-    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
+    assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
 }
 
 #[test]
@@ -198,9 +198,9 @@ fn recorded_images_are_those_of_a_fresh_pipeline() {
             assert!(got == expected, "round {round}: {request:?}");
         }
     }
-    assert_eq!(pipeline.backend().stats().unrecorded, 0, "{:?}", pipeline.backend().remarks());
+    assert_eq!(pipeline.backend().stats().uncaptured, 0, "{:?}", pipeline.backend().remarks());
     // Steps and decoder; and the text encoder, as often as prompts of one length came before.
-    assert!(pipeline.backend().stats().replays >= 2 * (5 + 5 + 3));
+    assert!(pipeline.backend().stats().graph_launches >= 2 * (5 + 5 + 3));
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn guidance_is_recorded_too() {
     let mut pipeline = Pipeline::load(cuda.clone(), &preset("base")).unwrap();
     let all: Vec<_> = (0..4).map(|_| pipeline.latents(&row.request()).unwrap()).collect();
     assert!(all.windows(2).all(|pair| pair[0] == pair[1]));
-    assert!(cuda.stats().replays > 0 && cuda.stats().unrecorded == 0, "{:?}", cuda.remarks());
+    assert!(cuda.stats().graph_launches > 0 && cuda.stats().uncaptured == 0, "{:?}", cuda.remarks());
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn a_pipeline_that_is_dropped_leaves_nothing_behind() {
     for seed in 0..3 {
         pipeline.generate(&Request::new("a cat", seed), &mut ()).unwrap();
     }
-    assert!(cuda.stats().replays > 0);
+    assert!(cuda.stats().graph_launches > 0);
     drop(pipeline);
     assert_eq!(cuda.stats().memory_bytes, before);
 }
@@ -241,7 +241,7 @@ fn weights_that_are_loaded_ahead_are_those_that_are_needed() {
         pipeline.start_loading(&request).unwrap();
     }
     assert!(pipeline.generate(&request, &mut ()).unwrap().rgb == expected);
-    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
+    assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
     // Where all is there, nothing comes again.
     let copies = cuda.stats().copies;
     pipeline.start_loading(&request).unwrap();

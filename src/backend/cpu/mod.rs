@@ -26,7 +26,7 @@ use rayon::prelude::*;
 use super::{Backend, Stats};
 use crate::error::Result;
 use crate::ops::{self, Conv, Joint, Mask, Rope};
-use crate::tensor::Tensor;
+use crate::tensor::{Dtype, Tensor};
 use crate::weights::WeightView;
 
 /// How matrix products are computed.
@@ -174,7 +174,19 @@ impl Backend for Cpu {
     type Event = Instant;
     /// None where a pixel is not a number.
     type Rgb8 = Option<Vec<u8>>;
-    type Replay = ();
+    type Graph = ();
+
+    fn dtype(_buffer: &Buffer) -> Dtype {
+        Dtype::F32
+    }
+
+    fn activation_dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn is_same_device(&self, _other: &Self) -> bool {
+        true
+    }
 
     fn describe(&self) -> String {
         format!("CPU, {} threads, {}", rayon::current_num_threads(), gemm::describe(self.precision))

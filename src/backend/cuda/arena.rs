@@ -1,4 +1,4 @@
-//! Which memory recorded work uses: blocks that stay where they are as long as any graph is there.
+//! Which memory captured work uses: blocks that stay where they are as long as any graph is there.
 
 use std::thread::{self, ThreadId};
 
@@ -52,7 +52,7 @@ impl Arena {
     /// Errors when a thread is in it.
     pub fn enter(&mut self) -> Result<()> {
         if self.state != State::Closed {
-            return Err(Error::new("other work is being recorded"));
+            return Err(Error::new("other work is being captured"));
         }
         self.log.clear();
         self.state = State::Running(thread::current().id());

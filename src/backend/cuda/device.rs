@@ -38,9 +38,9 @@ pub struct Counters {
     /// Fused ops that ran as compositions.
     pub composed: AtomicU64,
     /// Launches of recorded work.
-    pub replays: AtomicU64,
+    pub graph_launches: AtomicU64,
     /// Pieces of work that could not be recorded.
-    pub unrecorded: AtomicU64,
+    pub uncaptured: AtomicU64,
 }
 
 /// A queue of work on the device; lives as long as its [`Device`].
@@ -195,7 +195,7 @@ impl Device {
     /// Makes the context current on this thread. Waits while another thread records: this one's work would be recorded
     /// too.
     pub fn bind(&self) -> Result<()> {
-        if self.is_recording() {
+        if self.is_capturing() {
             let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
             let another =
                 |recorder: &mut Option<ThreadId>| recorder.is_some_and(|thread| thread != thread::current().id());
@@ -223,14 +223,14 @@ impl Device {
             Ok(()) => Ok(Capture(Some(self))),
             Err(e) => {
                 self.stop_recording();
-                Err(failed("cannot record GPU work", e))
+                Err(failed("cannot capture GPU work", e))
             }
         }
     }
 
     /// Whether the compute stream records work instead of doing it; of a thread that went through [`Device::bind`], its
     /// own.
-    pub fn is_recording(&self) -> bool {
+    pub fn is_capturing(&self) -> bool {
         self.recording.load(Ordering::Acquire)
     }
 
@@ -368,9 +368,9 @@ impl Device {
 pub struct Capture<'a>(Option<&'a Device>);
 
 impl Capture<'_> {
-    /// What was recorded.
+    /// What was captured.
     pub fn end(mut self) -> Result<Captured> {
-        self.stop().unwrap_or_else(|| Err(Error::new("nothing was recorded")))
+        self.stop().unwrap_or_else(|| Err(Error::new("nothing was captured")))
     }
 
     fn stop(&mut self) -> Option<Result<Captured>> {
@@ -378,7 +378,7 @@ impl Capture<'_> {
         // SAFETY: the stream lives as long as the device; it leaves recording also where that was disturbed.
         let graph = unsafe { result::stream::end_capture(device.stream.0) };
         device.stop_recording();
-        Some(graph.map(Captured).map_err(|e| failed("cannot record GPU work", e)))
+        Some(graph.map(Captured).map_err(|e| failed("cannot capture GPU work", e)))
     }
 }
 
@@ -388,7 +388,7 @@ impl Drop for Capture<'_> {
     }
 }
 
-/// What the driver recorded, until it is made executable.
+/// What the driver captured, until it is made executable.
 pub struct Captured(sys::CUgraph);
 
 impl Captured {
@@ -455,7 +455,7 @@ impl Event {
     pub fn new(device: &Arc<Device>, stream: Stream) -> Result<Self> {
         device.bind()?;
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-            .map_err(|e| failed("cannot event GPU work", e))?;
+            .map_err(|e| failed("cannot record an event", e))?;
         let event = Self { event, device: Arc::clone(device) };
         event.record(stream)?;
         Ok(event)
@@ -465,7 +465,7 @@ impl Event {
     pub fn record(&self, stream: Stream) -> Result<()> {
         self.device.bind()?;
         // SAFETY: the event lives until `drop`, the stream as long as the device.
-        unsafe { result::event::record(self.event, stream.0) }.map_err(|e| failed("cannot event GPU work", e))
+        unsafe { result::event::record(self.event, stream.0) }.map_err(|e| failed("cannot record an event", e))
     }
 
     /// Whether the work is done; does not wait.

@@ -320,8 +320,8 @@ impl Gemm {
             return Ok(kept);
         }
         let Some(first) = candidates.first() else { return Ok(None) };
-        // What is recorded does not run, so it cannot be timed.
-        if !worth_timing || self.device.is_recording() || !self.choices().keeps() {
+        // What is captured does not run, so it cannot be timed.
+        if !worth_timing || self.device.is_capturing() || !self.choices().keeps() {
             return Ok(Some(*first));
         }
         let chosen = candidates[self.time(plan, product, &candidates)];

@@ -1,10 +1,11 @@
-//! Work that comes again: recorded as a CUDA graph, then launched as a whole.
+//! Work that comes again: captured as a CUDA graph, then launched as a whole.
 //!
-//! The first time work runs as it is, which loads kernels and makes plans. The second time it runs in the arena (see
-//! [`pool`](super::pool)) and is recorded right behind, in the same places of memory, while the device computes. From
-//! then on one launch does all of it: inputs are copied to where the graph reads them, its output to a tensor of its
-//! own. All graphs share the arena, because one stream runs them one after the other. `FLUX_GRAPH=0` turns this off.
+//! The first time work runs in the arena (see [`pool`](super::pool)), which also loads kernels and makes plans, and is
+//! captured right behind, in the same places of memory, while the device computes. From then on one launch does all of
+//! it: inputs are copied to where the graph reads them, its output to a tensor of its own. All graphs share the arena,
+//! because one stream runs them one after the other. `FLUX_GRAPH=0` turns this off.
 
+use std::any::Any;
 use std::env;
 use std::ffi::OsStr;
 use std::sync::atomic::Ordering;
@@ -21,22 +22,20 @@ const VARIABLE: &str = "FLUX_GRAPH";
 
 /// What is kept of work between its runs.
 #[derive(Default)]
-pub enum Replay {
-    /// It did not run yet.
+pub enum Graph {
+    /// It was not captured yet.
     #[default]
     New,
-    /// It ran once.
-    Seen,
     /// It is launched as a whole.
-    Recorded(Graph),
-    /// It could not be recorded, or needs more memory so than there is.
+    Captured(Executable),
+    /// It could not be captured, or needs more memory so than there is.
     Refused,
 }
 
-/// A recorded graph. It holds its part in the arena, but nothing else that its work reads: whoever has it keeps that
-/// alive.
-pub struct Graph {
+/// A captured graph, with its part in the arena and all else that it reads.
+pub struct Executable {
     exec: sys::CUgraphExec,
+    reads: Arc<dyn Any + Send + Sync>,
     /// Address, rows and columns, each dense.
     inputs: Vec<(u64, usize, usize)>,
     out: Cells,
@@ -54,11 +53,11 @@ struct Cells {
 
 // SAFETY: the driver's handle is a plain address that any thread may use once the context is current there; `&mut` sees
 // to one at a time.
-unsafe impl Send for Graph {}
+unsafe impl Send for Executable {}
 // SAFETY: as above.
-unsafe impl Sync for Graph {}
+unsafe impl Sync for Executable {}
 
-impl Drop for Graph {
+impl Drop for Executable {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
             // SAFETY: the handle is destroyed once, after the last launch of it is done. Errors are those that callers
@@ -84,86 +83,91 @@ fn wanted(value: Option<&OsStr>) -> Result<bool> {
 }
 
 impl Cuda {
-    /// See [`crate::backend::Backend::replay`].
-    pub(super) fn replay_op<const N: usize>(
+    /// See [`crate::backend::Backend::run_graph`].
+    pub(super) fn run_graph_op<R: Send + Sync + 'static, const N: usize>(
         &self,
-        replay: &mut Replay,
+        graph: &mut Graph,
+        reads: &Arc<R>,
         inputs: [&Tensor<Cuda>; N],
-        work: impl Fn([&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
+        work: impl Fn(&R, [&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
     ) -> Result<Tensor<Cuda>> {
         if !wanted(env::var_os(VARIABLE).as_deref())? {
-            return work(inputs);
+            return work(reads, inputs);
         }
         // Graphs share the arena, so the copies around one must not come between those around another.
-        let _one_at_a_time = self.0.replaying.lock().unwrap_or_else(PoisonError::into_inner);
-        match replay {
-            Replay::New => {
-                *replay = Replay::Seen;
-                work(inputs)
-            }
-            Replay::Seen => {
+        let _one_at_a_time = self.0.graph_order.lock().unwrap_or_else(PoisonError::into_inner);
+        match graph {
+            Graph::New => {
                 let nobody_loads = match self.0.loading.try_write() {
                     Ok(guard) => guard,
                     Err(TryLockError::Poisoned(error)) => error.into_inner(),
                     // Another thread loads weights: next time.
-                    Err(TryLockError::WouldBlock) => return work(inputs),
+                    Err(TryLockError::WouldBlock) => return work(reads, inputs),
                 };
-                let recorded = self.run_and_record(inputs, &work);
+                let captured = self.run_and_capture(reads, inputs, &|inputs| work(reads, inputs));
                 drop(nobody_loads);
-                match recorded {
-                    Ok((out, graph)) => {
-                        *replay = graph;
+                match captured {
+                    Ok((out, captured)) => {
+                        *graph = captured;
                         Ok(out)
                     }
                     // What has failed for another reason fails again.
                     Err(error) => {
-                        *replay = self.refused(&error);
-                        work(inputs)
+                        *graph = self.refused(&error);
+                        work(reads, inputs)
                     }
                 }
             }
-            Replay::Recorded(graph) => self.launch_graph(graph, inputs),
-            Replay::Refused => work(inputs),
+            Graph::Captured(graph) => {
+                let captured: *const () = Arc::as_ptr(&graph.reads).cast();
+                if captured != Arc::as_ptr(reads).cast() {
+                    return Err(Error::new("a graph was captured of work that reads something else"));
+                }
+                self.launch_graph(graph, inputs)
+            }
+            Graph::Refused => work(reads, inputs),
         }
     }
 
-    fn refused(&self, error: &Error) -> Replay {
-        self.device().counters().unrecorded.fetch_add(1, Ordering::Relaxed);
-        let mut remark = self.0.unrecorded.lock().unwrap_or_else(PoisonError::into_inner);
+    fn refused(&self, error: &Error) -> Graph {
+        self.device().counters().uncaptured.fetch_add(1, Ordering::Relaxed);
+        let mut remark = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner);
         remark.get_or_insert_with(|| {
-            format!("work is enqueued kernel by kernel, because it could not be recorded: {}", error.what())
+            format!("work is enqueued kernel by kernel, because it could not be captured: {}", error.what())
         });
-        Replay::Refused
+        Graph::Refused
     }
 
     /// The result of `work`, and a graph of it, or why there is none.
-    fn run_and_record<const N: usize>(
+    fn run_and_capture<const N: usize>(
         &self,
+        reads: &Arc<impl Send + Sync + 'static>,
         inputs: [&Tensor<Cuda>; N],
         work: &impl Fn([&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
-    ) -> Result<(Tensor<Cuda>, Replay)> {
+    ) -> Result<(Tensor<Cuda>, Graph)> {
         let arena = ArenaGuard::enter(self.device())?;
         let out = {
             let fixed = self.fixed(inputs)?;
             let result = work(fixed.each_ref())?;
             if result.buffer().kind() != Kind::Bf16 {
-                return Err(Error::new("results of recorded work are bf16"));
+                return Err(Error::new("results of captured work are bf16"));
             }
             arena.suspend();
             self.copy_out(Cells::of(&result))?
         };
-        let recorded = self.record(arena, inputs, work);
-        let graph = recorded.map_or_else(|error| self.refused(&error), Replay::Recorded);
+        let captured = self.capture(arena, reads, inputs, work);
+        let graph = captured.map_or_else(|error| self.refused(&error), Graph::Captured);
         Ok((out, graph))
     }
 
     /// `work` again, as a graph, in the places of memory where it ran.
-    fn record<const N: usize>(
+    fn capture<const N: usize>(
         &self,
         arena: ArenaGuard<'_>,
+        reads: &Arc<impl Send + Sync + 'static>,
         inputs: [&Tensor<Cuda>; N],
         work: &impl Fn([&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
-    ) -> Result<Graph> {
+    ) -> Result<Executable> {
         let device = self.device();
         arena.repeat();
         let fixed = self.fixed_places(inputs)?;
@@ -172,46 +176,46 @@ impl Cuda {
         let capture = device.begin_capture()?;
         let out = work(fixed.each_ref()).map(|out| Cells::of(&out));
         let captured = capture.end();
-        // Recorded is not enqueued.
+        // Captured is not enqueued.
         launches.store(before.0, Ordering::Relaxed);
         composed.store(before.1, Ordering::Relaxed);
         // The error of the work says more than that of a capture that it broke.
         let (out, captured) = (out?, captured?);
-        // SAFETY: the graph was just recorded; what is made of it does not need it any more.
+        // SAFETY: the graph was just captured; what is made of it does not need it any more.
         let exec = unsafe { result::graph::instantiate(captured.raw(), sys::CUgraphInstantiate_flags(0)) };
         let exec = exec.map_err(|e| failed("cannot make a graph of GPU work", e))?;
         let inputs = fixed.iter().map(|x| (x.address(), x.rows(), x.cols())).collect();
         // From here on the graph owns `exec` and a share of the arena.
-        let graph = Graph { exec, inputs, out, device: arena.share() };
+        let graph = Executable { exec, reads: Arc::clone(reads) as _, inputs, out, device: arena.share() };
         // SAFETY: both handles live. Sends the graph up now, so that its first launch need not.
         unsafe { result::graph::upload(exec, device.stream().raw()) }
             .map_err(|e| failed("cannot send a graph to the GPU", e))?;
         Ok(graph)
     }
 
-    fn launch_graph<const N: usize>(&self, graph: &Graph, inputs: [&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>> {
+    fn launch_graph<const N: usize>(&self, graph: &Executable, inputs: [&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>> {
         let device = self.device();
         let fits = graph.inputs.len() == N
             && graph.inputs.iter().zip(inputs).all(|((_, rows, cols), x)| (*rows, *cols) == (x.rows(), x.cols()));
         if !fits {
-            return Err(Error::new("recorded work got inputs of another shape"));
+            return Err(Error::new("captured work got inputs of another shape"));
         }
         for ((address, rows, cols), x) in graph.inputs.iter().zip(inputs) {
             self.copy_rows(x.address(), x.stride(), *address, *cols, *rows, *cols)?;
         }
         device.bind()?;
         // SAFETY: the graph's kernels use the arena, which the graph holds and no other work on this stream uses
-        // meanwhile, and what the caller of `Backend::replay` promised to keep.
+        // meanwhile, and what the caller of `Backend::run_graph` promised to keep.
         unsafe { result::graph::launch(graph.exec, device.stream().raw()) }
             .map_err(|e| failed("cannot launch a graph", e))?;
-        device.counters().replays.fetch_add(1, Ordering::Relaxed);
+        device.counters().graph_launches.fetch_add(1, Ordering::Relaxed);
         self.copy_out(graph.out)
     }
 
     /// Dense tensors of the shapes of `inputs`, in the arena.
     fn fixed_places<const N: usize>(&self, inputs: [&Tensor<Cuda>; N]) -> Result<[Tensor<Cuda>; N]> {
         if inputs.iter().any(|x| x.buffer().kind() != Kind::Bf16) {
-            return Err(Error::new("inputs of recorded work are bf16"));
+            return Err(Error::new("inputs of captured work are bf16"));
         }
         let fixed = inputs.iter().map(|x| self.empty(x.rows(), x.cols())).collect::<Result<Vec<_>>>()?;
         Ok(fixed.try_into().unwrap_or_else(|_| unreachable!("as many as there are inputs")))

@@ -6,7 +6,7 @@
 //! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels
 //! of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its
 //! algorithms, [`transfer`] moves values and images, [`uploader`] weights out of files that [`regions`] registers,
-//! [`graph`] launches recorded work as a whole, in the memory of [`arena`]. What an op learns of its result on the way,
+//! [`graph`] launches captured work as a whole, in the memory of [`arena`]. What an op learns of its result on the way,
 //! it leaves there as [`moments`]. Every op has a launcher in the file of its name; those for Hopper alone share
 //! [`hopper`]. All computing goes to one stream in program order; only downloads, [`Backend::wait`] and the timing of
 //! algorithms wait.
@@ -35,13 +35,13 @@ use std::time::Duration;
 
 pub use device::Event;
 pub use gemm_choices::GemmCache;
-pub use graph::Replay;
+pub use graph::Graph;
 pub use pool::Buffer;
 
 use crate::backend::{Backend, Remark, Stats};
 use crate::error::{Error, Result};
 use crate::ops::{Adaln, Conv, GroupNorm, Heads, Joint, Mask, Projection, QkNorm, Rope};
-use crate::tensor::Tensor;
+use crate::tensor::{Dtype, Tensor};
 use crate::weights::WeightView;
 use device::Device;
 use gemm::Gemm;
@@ -74,13 +74,13 @@ struct Inner {
     /// For values that the host computed, and for results.
     value_slots: Slots,
     result_slots: Slots,
-    /// Read while weights are loaded, by any thread, and written while work is recorded: the vectors among the weights,
-    /// and the wait for the upload stream, go to the stream that records.
+    /// Read while weights are loaded, by any thread, and written while work is captured: the vectors among the weights,
+    /// and the wait for the upload stream, go to the stream that captures.
     loading: RwLock<()>,
-    /// Held while replayed work is enqueued.
-    replaying: Mutex<()>,
-    /// Why some work could not be recorded.
-    unrecorded: Mutex<Option<String>>,
+    /// Held while launched as graphs work is enqueued.
+    graph_order: Mutex<()>,
+    /// Why some work could not be captured.
+    uncaptured: Mutex<Option<String>>,
     precision: Precision,
     /// See [`Cuda::limit_bands`].
     band_bytes: AtomicUsize,
@@ -119,8 +119,8 @@ impl Cuda {
             value_slots: Slots::new(VALUE_SLOTS),
             result_slots: Slots::new(RESULT_SLOTS),
             loading: RwLock::default(),
-            replaying: Mutex::default(),
-            unrecorded: Mutex::default(),
+            graph_order: Mutex::default(),
+            uncaptured: Mutex::default(),
             precision,
             band_bytes: AtomicUsize::new(BAND_BYTES),
             device,
@@ -208,7 +208,24 @@ impl Backend for Cuda {
     type Buffer = Buffer;
     type Event = Event;
     type Rgb8 = Rgb8;
-    type Replay = Replay;
+    type Graph = Graph;
+
+    fn dtype(buffer: &Buffer) -> Dtype {
+        match buffer.kind() {
+            Kind::Bf16 => Dtype::Bf16,
+            Kind::F32 => Dtype::F32,
+            Kind::E4m3 => Dtype::E4m3,
+            Kind::Byte => Dtype::U8,
+        }
+    }
+
+    fn activation_dtype(&self) -> Dtype {
+        Dtype::Bf16
+    }
+
+    fn is_same_device(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 
     fn describe(&self) -> String {
         let (major, minor) = self.device().capability();
@@ -229,8 +246,8 @@ impl Backend for Cuda {
             copies: counters.copies.load(Ordering::Relaxed),
             allocations: counters.allocations.load(Ordering::Relaxed),
             composed: counters.composed.load(Ordering::Relaxed),
-            replays: counters.replays.load(Ordering::Relaxed),
-            unrecorded: counters.unrecorded.load(Ordering::Relaxed),
+            graph_launches: counters.graph_launches.load(Ordering::Relaxed),
+            uncaptured: counters.uncaptured.load(Ordering::Relaxed),
         }
     }
 
@@ -327,17 +344,18 @@ impl Backend for Cuda {
 
     fn remarks(&self) -> Vec<Remark> {
         let slow_uploads = self.0.uploader.regions().remark().map(Remark::Detail);
-        let unrecorded = self.0.unrecorded.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
-        slow_uploads.into_iter().chain(self.note().map(Remark::Detail)).chain(unrecorded).collect()
+        let uncaptured = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
+        slow_uploads.into_iter().chain(self.note().map(Remark::Detail)).chain(uncaptured).collect()
     }
 
-    fn replay<const N: usize>(
+    fn run_graph<R: Send + Sync + 'static, const N: usize>(
         &self,
-        replay: &mut Replay,
+        graph: &mut Graph,
+        reads: &Arc<R>,
         inputs: [&Tensor<Self>; N],
-        work: impl Fn([&Tensor<Self>; N]) -> Result<Tensor<Self>>,
+        work: impl Fn(&R, [&Tensor<Self>; N]) -> Result<Tensor<Self>>,
     ) -> Result<Tensor<Self>> {
-        self.replay_op(replay, inputs, work)
+        self.run_graph_op(graph, reads, inputs, work)
     }
 
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {

@@ -1,4 +1,4 @@
-//! Device memory: stream-ordered allocation under a cap, with every byte counted. Work that is recorded gets its memory
+//! Device memory: stream-ordered allocation under a cap, with every byte counted. Work that is captured gets its memory
 //! from the [`arena`](super::arena), whose blocks count as used as long as it has them.
 
 use std::sync::atomic::{AtomicU64, Ordering};

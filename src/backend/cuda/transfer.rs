@@ -180,8 +180,8 @@ impl Cuda {
     ) -> Result<Buffer> {
         let device = self.device();
         let buffer = Buffer::new(device, kind, rows * cols)?;
-        if device.is_recording() {
-            return Err(Error::new("an upload cannot be recorded"));
+        if device.is_capturing() {
+            return Err(Error::new("an upload cannot be captured"));
         }
         let row_bytes = cols * size_of::<T>();
         if rows * row_bytes < SHORT_BYTES || row_bytes > SLOT_BYTES {

@@ -1,10 +1,10 @@
-//! Work that is recorded and launched as a whole: the same values, from fewer launches, and its memory back at the end.
+//! Work that is captured and launched as a whole: the same values, from fewer launches, and its memory back at the end.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
-use flux::backend::cuda::{Cuda, Replay};
+use flux::backend::cuda::{Cuda, Graph};
 use flux::backend::{Backend, Remark};
 use flux::tensor::Tensor;
 
@@ -26,11 +26,12 @@ fn work(
 }
 
 #[test]
-fn recorded_work_computes_the_same_from_one_launch() {
+fn captured_work_computes_the_same_from_one_launch() {
     let Some(cuda) = crate::cuda() else { return };
     let (up, down, vector) =
         (Weight::seeded(4, 512, 128).matrix(&cuda), Weight::seeded(5, 128, 256).matrix(&cuda), vector(&cuda, 2, 128));
-    let mut replay = Replay::default();
+    let reads = Arc::new(());
+    let mut graph = Graph::default();
     let start = cuda.stats();
     for round in 0..5 {
         let input = |seed| cuda.upload(&values(seed, 96 * 128), 96, 128).unwrap();
@@ -39,22 +40,22 @@ fn recorded_work_computes_the_same_from_one_launch() {
         let y = input(10 * round + 2);
         let expected = cuda.download(&work(&x, &y, &up, &down, &vector).unwrap()).unwrap();
         let before = cuda.stats();
-        let got = cuda.replay(&mut replay, [&x, &y], |[x, y]| work(x, y, &up, &down, &vector)).unwrap();
+        let got = cuda.run_graph(&mut graph, &reads, [&x, &y], |_, [x, y]| work(x, y, &up, &down, &vector)).unwrap();
         let after = cuda.stats();
         assert!(cuda.download(&got).unwrap() == expected, "round {round}");
         let launches = after.launches - before.launches;
-        let rest = (after.replays - before.replays, after.waits - before.waits, after.copies - before.copies);
+        let rest =
+            (after.graph_launches - before.graph_launches, after.waits - before.waits, after.copies - before.copies);
         match round {
-            // Two copies, adaln, two GEMM, swiglu, gated_add, silu.
-            0 => assert_eq!((launches, rest), (8, (0, 0, 0))),
-            // Two inputs and an output are copied, too; what is recorded behind does not count.
-            1 => assert_eq!((launches, rest), (11, (0, 0, 0))),
+            // Two copies, adaln, two GEMM, swiglu, gated_add, silu; two inputs and an output are copied, too; what is
+            // captured behind does not count.
+            0 => assert_eq!((launches, rest), (11, (0, 0, 0))),
             _ => assert_eq!((launches, rest, after.allocations - before.allocations), (3, (1, 0, 0), 1)),
         }
     }
-    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
+    assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
     let held = cuda.stats().memory_bytes;
-    drop(replay);
+    drop(graph);
     assert!(cuda.stats().memory_bytes < held, "the arena holds memory as long as the graph is there");
     // The first product also made the workspace.
     let workspace = 64 << 20;
@@ -62,11 +63,15 @@ fn recorded_work_computes_the_same_from_one_launch() {
 }
 
 #[test]
-fn results_of_recorded_work_are_tensors_of_their_own() {
+fn results_of_captured_work_are_tensors_of_their_own() {
     let Some(cuda) = crate::cuda() else { return };
-    let mut replay = Replay::default();
+    let reads = Arc::new(());
+    let mut graph = Graph::default();
     let mut run = |seed| {
-        cuda.replay(&mut replay, [&Shape::dense(64, 128).tensor(&cuda, seed)], |[x]| x.row_view(0..64).silu()).unwrap()
+        cuda.run_graph(&mut graph, &reads, [&Shape::dense(64, 128).tensor(&cuda, seed)], |_, [x]| {
+            x.row_view(0..64).silu()
+        })
+        .unwrap()
     };
     let results: Vec<Tensor<Cuda>> = (1..6).map(&mut run).collect();
     for (seed, result) in (1..6).zip(&results) {
@@ -79,49 +84,52 @@ fn results_of_recorded_work_are_tensors_of_their_own() {
 fn several_pieces_of_work_share_their_memory_and_do_not_disturb_each_other() {
     let Some(cuda) = crate::cuda() else { return };
     let sizes = [(300, 256), (64, 512), (1000, 128), (64, 8)];
-    let mut replays = sizes.map(|_| Replay::default());
+    let reads = Arc::new(());
+    let mut graphs = sizes.map(|_| Graph::default());
     for round in 0..4 {
         for (i, (rows, cols)) in sizes.into_iter().enumerate() {
             let x = Shape::dense(rows, cols).tensor(&cuda, round);
             let work = |x: &Tensor<Cuda>| x.row_view(0..x.rows()).silu()?.add(x)?.silu();
             let expected = cuda.download(&work(&x).unwrap()).unwrap();
-            let got = cuda.replay(&mut replays[i], [&x], |[x]| work(x)).unwrap();
+            let got = cuda.run_graph(&mut graphs[i], &reads, [&x], |_, [x]| work(x)).unwrap();
             assert_eq!(cuda.download(&got).unwrap(), expected, "round {round} of {i}");
         }
         // Less than each would hold alone.
         println!("round {round}: {} bytes", cuda.stats().memory_bytes);
     }
-    assert_eq!(cuda.stats().replays, 2 * sizes.len() as u64);
+    assert_eq!(cuda.stats().graph_launches, 3 * sizes.len() as u64);
 }
 
 #[test]
-fn work_that_cannot_be_recorded_runs_all_the_same_and_says_so() {
+fn work_that_cannot_be_captured_runs_all_the_same_and_says_so() {
     let Some(cuda) = crate::cuda() else { return };
-    let mut replay = Replay::default();
+    let reads = Arc::new(());
+    let mut graph = Graph::default();
     for round in 0..4 {
         let x = Shape::dense(64, 128).tensor(&cuda, round);
         let waiting = |x: &Tensor<Cuda>| {
             let host = cuda.download(x)?;
             cuda.upload(&host, 64, 128)?.silu()
         };
-        let got = cuda.replay(&mut replay, [&x], |[x]| waiting(x)).unwrap();
+        let got = cuda.run_graph(&mut graph, &reads, [&x], |_, [x]| waiting(x)).unwrap();
         assert_eq!(cuda.download(&got).unwrap(), cuda.download(&x.silu().unwrap()).unwrap(), "round {round}");
     }
-    assert_eq!((cuda.stats().unrecorded, cuda.stats().replays), (1, 0));
+    assert_eq!((cuda.stats().uncaptured, cuda.stats().graph_launches), (1, 0));
     let remarks = cuda.remarks();
-    let told = |remark: &Remark| matches!(remark, Remark::Warning(text) if text.contains("could not be recorded"));
+    let told = |remark: &Remark| matches!(remark, Remark::Warning(text) if text.contains("could not be captured"));
     assert!(remarks.iter().any(told), "{remarks:?}");
 }
 
 #[test]
-fn work_is_not_recorded_while_another_thread_loads_weights() {
+fn work_is_not_captured_while_another_thread_loads_weights() {
     let Some(cuda) = crate::cuda() else { return };
-    let mut replay = Replay::default();
+    let reads = Arc::new(());
+    let mut graph = Graph::default();
     let mut run = |seed| {
         let x = Shape::dense(64, 128).tensor(&cuda, seed);
-        let got = cuda.replay(&mut replay, [&x], |[x]| x.row_view(0..64).silu()).unwrap();
+        let got = cuda.run_graph(&mut graph, &reads, [&x], |_, [x]| x.row_view(0..64).silu()).unwrap();
         assert_eq!(cuda.download(&got).unwrap(), cuda.download(&x.silu().unwrap()).unwrap(), "{seed}");
-        cuda.stats().replays
+        cuda.stats().graph_launches
     };
     std::thread::scope(|scope| {
         let (began, begun) = mpsc::channel();
@@ -140,44 +148,47 @@ fn work_is_not_recorded_while_another_thread_loads_weights() {
         assert_eq!((1..4).map(&mut run).collect::<Vec<_>>(), [0, 0, 0]);
         drop(end);
         loading.join().unwrap().unwrap();
-        assert_eq!((4..7).map(&mut run).collect::<Vec<_>>(), [0, 1, 2], "recorded by the first behind the load");
+        assert_eq!((4..7).map(&mut run).collect::<Vec<_>>(), [0, 1, 2], "captured by the first behind the load");
     });
-    assert_eq!(cuda.stats().unrecorded, 0, "{:?}", cuda.remarks());
+    assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
 }
 
 #[test]
-fn a_panic_while_work_is_recorded_leaves_the_device_usable() {
+fn a_panic_while_work_is_captured_leaves_the_device_usable() {
     let Some(cuda) = crate::cuda() else { return };
     let runs = Cell::new(0);
-    let mut replay = Replay::default();
+    let reads = Arc::new(());
+    let mut graph = Graph::default();
     let mut run = |seed| {
         let x = Shape::dense(64, 128).tensor(&cuda, seed);
-        let work = |[x]: [&Tensor<Cuda>; 1]| {
+        let work = |_: &(), [x]: [&Tensor<Cuda>; 1]| {
             runs.set(runs.get() + 1);
             let out = x.row_view(0..64).silu();
-            // The second call runs it in the arena, then records it.
-            assert!(runs.get() != 3, "on purpose");
+            // The first call runs it in the arena, then captures it.
+            assert!(runs.get() != 2, "on purpose");
             out
         };
-        let got = cuda.replay(&mut replay, [&x], work).unwrap();
+        let got = cuda.run_graph(&mut graph, &reads, [&x], work).unwrap();
         assert_eq!(cuda.download(&got).unwrap(), cuda.download(&x.silu().unwrap()).unwrap(), "{seed}");
     };
-    run(1);
-    assert!(catch_unwind(AssertUnwindSafe(|| run(2))).is_err());
-    // Another thread would wait for ever for a recording that nobody ends.
+    assert!(catch_unwind(AssertUnwindSafe(|| run(1))).is_err());
+    // Another thread would wait for ever for a capturing that nobody ends.
     std::thread::scope(|scope| scope.spawn(|| cuda.event().map(drop)).join().unwrap()).unwrap();
     for seed in 3..6 {
         run(seed);
     }
-    assert_eq!((cuda.stats().unrecorded, cuda.stats().replays), (0, 2));
+    assert_eq!((cuda.stats().uncaptured, cuda.stats().graph_launches), (0, 2));
 }
 
 #[test]
 fn inputs_of_another_shape_are_an_error() {
     let Some(cuda) = crate::cuda() else { return };
-    let mut replay = Replay::default();
+    let reads = Arc::new(());
+    let mut graph = Graph::default();
     let mut run = |rows| {
-        cuda.replay(&mut replay, [&Shape::dense(rows, 128).tensor(&cuda, 1)], |[x]| x.row_view(0..x.rows()).silu())
+        cuda.run_graph(&mut graph, &reads, [&Shape::dense(rows, 128).tensor(&cuda, 1)], |_, [x]| {
+            x.row_view(0..x.rows()).silu()
+        })
     };
     for _ in 0..3 {
         run(64).unwrap();
@@ -187,20 +198,21 @@ fn inputs_of_another_shape_are_an_error() {
 }
 
 #[test]
-fn work_that_does_not_fit_twice_is_not_recorded_but_done() {
+fn work_that_does_not_fit_twice_is_not_captured_but_done() {
     if crate::cuda().is_none() {
         return;
     }
-    // Room for the input, the result and one more; recorded work also has an input of its own.
+    // Room for the input, the result and one more; captured work also has an input of its own.
     let bytes = 1 << 20;
     let cuda = Cuda::new(0, Some(3 * bytes)).unwrap();
-    let mut replay = Replay::default();
+    let reads = Arc::new(());
+    let mut graph = Graph::default();
     for round in 0..4 {
         let x = Shape::dense(1024, 512).tensor(&cuda, round);
-        let got = cuda.replay(&mut replay, [&x], |[x]| x.row_view(0..1024).silu()).unwrap();
+        let got = cuda.run_graph(&mut graph, &reads, [&x], |_, [x]| x.row_view(0..1024).silu()).unwrap();
         drop(x);
         let expected = cuda.download(&Shape::dense(1024, 512).tensor(&cuda, round).silu().unwrap()).unwrap();
         assert_eq!(cuda.download(&got).unwrap(), expected, "round {round}");
     }
-    assert_eq!((cuda.stats().unrecorded, cuda.stats().replays), (1, 0));
+    assert_eq!((cuda.stats().uncaptured, cuda.stats().graph_launches), (1, 0));
 }
