@@ -17,6 +17,7 @@ pub mod default_model;
 pub mod e4m3;
 pub mod error;
 pub mod model_dir;
+pub mod nn;
 pub mod ops;
 pub mod output;
 pub mod pipeline;

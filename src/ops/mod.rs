@@ -14,8 +14,6 @@
 //! | [`gated_add`](Tensor::gated_add) | `x + gate * y` | [tokens, dim] |
 //! | [`gated_add_adaln`](Tensor::gated_add_adaln) | the one, then the other of its result | [tokens, dim] |
 //! | [`swiglu`](Tensor::swiglu) | `silu(gate) * up` | [tokens, mlp] |
-//! | [`swiglu_linear`](Tensor::swiglu_linear) | `linear([x, swiglu(gate, up)])` | [tokens, side + mlp] -> [tokens, out] |
-//! | [`swiglu_linear_rows`](Tensor::swiglu_linear_rows) | `linear_rows(swiglu(gate, up))` | [rows, mlp] -> [rows, out] |
 //! | [`project`](Tensor::project) | linear, of whose columns k and q are normed and rotated, gate and up activated | [rows, in] -> k, v, q, mlp |
 //! | [`qk_norm_rope`](Tensor::qk_norm_rope) | `rope(rms_norm(q))`, the same for k | [tokens, dim] |
 //! | [`rms_norm`](Tensor::rms_norm), [`layer_norm`](Tensor::layer_norm) | over columns | |
@@ -47,10 +45,10 @@ pub mod swiglu;
 pub mod upsample;
 
 pub use attention::{Joint, Mask};
-pub use conv2d::Conv;
-pub use gated_add_adaln::Adaln;
-pub use norm_conv2d::GroupNorm;
-pub use projection::{Gated, Heads, Projection};
+pub use conv2d::{Conv, Convolved};
+pub use gated_add_adaln::{Adaln, Norm};
+pub use group_norm::GroupNorm;
+pub use projection::{Heads, Projection};
 pub use qk_norm_rope::{Pairs, QkNorm, Rope};
 
 #[cfg(doc)]

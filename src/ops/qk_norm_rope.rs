@@ -3,7 +3,7 @@
 use super::Joint;
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::{Tensor, expect};
+use crate::tensor::{Tensor, expect, expect_activation, expect_activations, expect_f32};
 
 /// Which two columns of a head rotate together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,8 @@ impl<B: Backend> Tensor<B> {
     ///
     /// Errors when the columns are no multiple of head_dim or the table has not one row per token of a sample.
     pub fn rope(self, rope: &Rope<B>, joint: Joint) -> Result<Self> {
-        expect_rope("rope", self.rows(), self.cols(), rope, joint)?;
+        expect_activations("rope", &[&self])?;
+        expect_rope("rope", self.backend(), self.rows(), self.cols(), rope, joint)?;
         let b = self.backend().clone();
         b.rope(self, rope, joint)
     }
@@ -55,17 +56,26 @@ impl<B: Backend> Tensor<B> {
     /// Errors as [`Tensor::rope`], and when a norm weight is not [1, head_dim].
     /// Source: FLUX.2 reference `Flux2AttnProcessor` (`norm_q`, `norm_added_q`); Qwen3 `q_norm`.
     pub fn qk_norm_rope(self, k: Self, norm: [&QkNorm<B>; 2], rope: &Rope<B>, joint: Joint) -> Result<(Self, Self)> {
+        expect_activations("qk_norm_rope", &[&self, &k])?;
         for x in [&self, &k] {
-            expect_rope("qk_norm_rope", x.rows(), x.cols(), rope, joint)?;
+            expect_rope("qk_norm_rope", x.backend(), x.rows(), x.cols(), rope, joint)?;
         }
-        expect_norm("qk_norm_rope", norm, rope)?;
+        expect_norm("qk_norm_rope", self.backend(), norm, rope)?;
         let b = self.backend().clone();
         b.qk_norm_rope(self, k, norm, rope, joint)
     }
 }
 
-pub(super) fn expect_rope<B: Backend>(op: &str, rows: usize, cols: usize, rope: &Rope<B>, joint: Joint) -> Result<()> {
+pub(super) fn expect_rope<B: Backend>(
+    op: &str,
+    on: &B,
+    rows: usize,
+    cols: usize,
+    rope: &Rope<B>,
+    joint: Joint,
+) -> Result<()> {
     let (cos, sin) = (&rope.cos, &rope.sin);
+    expect_f32(op, on, &[cos, sin])?;
     expect(rows == joint.rows(), op, || format!("x has {rows} rows, expected {} for {joint:?}", joint.rows()))?;
     expect(cols.is_multiple_of(2 * cos.cols()), op, || {
         format!("x has {cols} columns, which heads of {} do not divide", 2 * cos.cols())
@@ -75,9 +85,10 @@ pub(super) fn expect_rope<B: Backend>(op: &str, rows: usize, cols: usize, rope: 
     })
 }
 
-pub(super) fn expect_norm<B: Backend>(op: &str, norm: [&QkNorm<B>; 2], rope: &Rope<B>) -> Result<()> {
+pub(super) fn expect_norm<B: Backend>(op: &str, on: &B, norm: [&QkNorm<B>; 2], rope: &Rope<B>) -> Result<()> {
     let head_dim = 2 * rope.cos.cols();
     for weight in norm.iter().flat_map(|norm| [&norm.q, &norm.k]) {
+        expect_activation(op, on, weight)?;
         expect(weight.rows() == 1 && weight.cols() == head_dim, op, || {
             format!("norm weight is [{}, {}], expected [1, {head_dim}]", weight.rows(), weight.cols())
         })?;

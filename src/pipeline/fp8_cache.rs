@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use crate::e4m3::{MULTIPLE, quantise_row};
 use crate::error::{Error, Result};
-use crate::transformer;
+use crate::nn::WeightPolicy;
 use crate::weights::{Bytes, Dtype, WeightFiles, WeightView, scales_name};
 
 /// Its name in the model's folder.
@@ -92,7 +92,7 @@ impl Fp8Cache {
 pub fn attach(folder: &Path, files: &mut WeightFiles, report: &mut dyn FnMut(u64, u64)) -> Result<Fp8Cache> {
     let path = folder.join(FILE);
     let mut matrices = files.matrices();
-    matrices.retain(|(name, _)| transformer::is_narrow(name));
+    matrices.retain(|(name, _)| WeightPolicy::may_quantise(name));
     let origin = Origin::of(folder, files, &matrices)?;
     let found = if path.is_file() { Some(WeightFiles::open_file(&path, REMEDY)?) } else { None };
     let misfit = found.as_ref().map(|found| origin.misfit(found));
@@ -258,6 +258,7 @@ fn quantise(view: &WeightView) -> (Vec<u8>, Vec<f32>) {
 
 #[cfg(test)]
 mod tests {
+    use crate::transformer;
     use std::time::Duration;
 
     use safetensors::Dtype as FileDtype;

@@ -38,15 +38,15 @@ use std::mem;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Storage};
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
+use crate::nn::{WeightPolicy, Weights};
 use crate::sampler::{self, Conditioning, Noise, Schedule};
 use crate::tensor::Tensor;
 use crate::text_encoder::{PromptTokens, TextEncoder};
 use crate::transformer::Transformer;
 use crate::vae::Decoder;
-use crate::weights::Weights;
 use kept::{Kept, KeptDecode};
 use loading::{Ahead, load, load_text_encoder};
 use memory::Needs;
@@ -239,7 +239,7 @@ impl<B: Backend> Pipeline<B> {
                 Some(coming) => coming.join(observer)?,
                 None => {
                     let elements = self.text_encoder_elements();
-                    self.make_room(self.backend.weight_bytes(elements), Keep::TextEncoder);
+                    self.make_room(self.backend.weight_bytes(elements, Storage::Native), Keep::TextEncoder);
                     load(elements, observer, |report| {
                         load_text_encoder(&self.backend, &self.files, &self.info, report)
                     })?
@@ -269,7 +269,8 @@ impl<B: Backend> Pipeline<B> {
     /// What the transformer's weights take on the device.
     fn transformer_bytes(&self) -> u64 {
         let config = &self.info.transformer;
-        self.backend.narrow_weight_bytes(config.block_elements()) + self.backend.weight_bytes(config.other_elements())
+        self.backend.weight_bytes(config.block_elements(), WeightPolicy::of(&self.backend).blocks())
+            + self.backend.weight_bytes(config.other_elements(), Storage::Native)
     }
 
     /// Elements of the text encoder that go to the device.
@@ -284,9 +285,11 @@ impl<B: Backend> Pipeline<B> {
             return;
         }
         let text_encoder = encodes && self.text_encoder.is_none();
-        let text_encoder_bytes = if text_encoder { self.backend.weight_bytes(self.text_encoder_elements()) } else { 0 };
+        let text_encoder_bytes =
+            if text_encoder { self.backend.weight_bytes(self.text_encoder_elements(), Storage::Native) } else { 0 };
         // Convolution weights are there twice while they are reordered.
-        let bytes = self.transformer_bytes() + self.backend.weight_bytes(2 * self.info.vae.decoder_elements());
+        let bytes =
+            self.transformer_bytes() + self.backend.weight_bytes(2 * self.info.vae.decoder_elements(), Storage::Native);
         let needs = Needs::of(&self.backend, &self.info, plan);
         // Where weights take no memory, loading them takes no time.
         if bytes > 0 && self.backend.available_bytes() >= text_encoder_bytes + bytes + needs.step + needs.decode {
@@ -389,7 +392,7 @@ impl<B: Backend> Pipeline<B> {
     ) -> Result<Vec<Vec<u8>>> {
         let elements = if self.decoder.is_none() { self.info.vae.decoder_elements() } else { 0 };
         self.make_room(
-            self.backend.weight_bytes(elements) + Needs::of(&self.backend, &self.info, plan).decode,
+            self.backend.weight_bytes(elements, Storage::Native) + Needs::of(&self.backend, &self.info, plan).decode,
             Keep::Decoder,
         );
         if self.decoder.is_none() {

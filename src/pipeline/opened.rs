@@ -9,10 +9,11 @@ use super::{ModelInfo, Observer, Stage};
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
+use crate::nn::Weights;
 use crate::text_encoder::{self, TextEncoder, Tokenizer};
 use crate::transformer::{self, Transformer};
 use crate::vae::{self, Decoder};
-use crate::weights::{WeightFiles, Weights};
+use crate::weights::WeightFiles;
 
 /// Configs and mapped weights of a model, all of them checked, and its tokenizer, which is still being read; what a
 /// [`Pipeline`](super::Pipeline) is made of.

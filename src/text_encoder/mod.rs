@@ -17,9 +17,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
+use crate::nn::Weights;
 use crate::ops::{Joint, Mask, Pairs, Rope};
 use crate::tensor::Tensor;
-use crate::weights::{WeightFiles, WeightView, Weights};
+use crate::weights::{WeightFiles, WeightView};
 
 /// Qwen3 up to the last layer that is needed.
 pub struct TextEncoder<B: Backend> {

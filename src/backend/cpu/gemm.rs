@@ -10,8 +10,8 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::{Buffer, Cpu, Precision, Rows, amx, math};
-use crate::tensor::Tensor;
+use super::{Cpu, Precision, Rows, amx, math};
+use crate::nn::Linear;
 use crate::weights::{Dtype, WeightView};
 
 /// Weight rows that are widened at once: 256 rows of 3072 in float32 are 3 MiB, which stays in the cache of a core
@@ -40,8 +40,8 @@ pub(super) fn terms(precision: Precision, parts: &[WeightView]) -> Option<usize>
 }
 
 /// `out = [x_0 | x_1 | ..] weight^T`, the x side by side; out dense [rows, weight.rows()].
-pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Tensor<Cpu>, out: &mut [f32]) {
-    let Buffer::Weight(parts) = &**weight.buffer() else { panic!("not a weight matrix") };
+pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Linear<Cpu>, out: &mut [f32]) {
+    let parts = &weight.weight().0;
     assert_eq!(out.len(), xs[0].rows * weight.rows());
     assert_eq!(xs.iter().map(|x| x.cols).sum::<usize>(), weight.cols());
     if let Some(terms) = terms(precision, parts) {

@@ -86,6 +86,23 @@ pub struct Product {
 }
 
 impl Product {
+    /// `out = x x^T` of a bf16 matrix of `side` rows and columns.
+    pub fn square(x: Matrix, out: Matrix, side: usize) -> Self {
+        Self {
+            m: side,
+            n: side,
+            k: side,
+            x,
+            weight: x,
+            scales: None,
+            weight_is_kn: false,
+            bias: None,
+            residual: None,
+            out,
+            out_f32: false,
+        }
+    }
+
     /// The same product for some rows of x, residual and out, which are bf16.
     pub fn rows(&self, rows: Range<usize>) -> Self {
         let from = |matrix: Matrix| matrix.row(rows.start, 2);

@@ -13,6 +13,7 @@
 #![allow(unsafe_code)]
 
 mod arena;
+mod channel_statistics;
 mod device;
 mod gemm;
 mod gemm_choices;
@@ -21,12 +22,12 @@ mod hopper;
 mod kernels;
 mod launch;
 mod library;
-mod moments;
 mod ops;
 mod pool;
 mod regions;
 mod transfer;
 mod uploader;
+mod weight;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -37,16 +38,19 @@ pub use device::Event;
 pub use gemm_choices::GemmCache;
 pub use graph::Graph;
 pub use pool::Buffer;
+pub use weight::{ConvWeight, Weight};
 
-use crate::backend::{Backend, Remark, Stats};
+use crate::backend::{Backend, Remark, Stats, Storage};
 use crate::error::{Error, Result};
-use crate::ops::{Adaln, Conv, GroupNorm, Heads, Joint, Mask, Projection, QkNorm, Rope};
+use crate::nn::{ConvKernel, Linear, Operand};
+use crate::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, Joint, Mask, Norm, Projection, QkNorm, Rope};
 use crate::tensor::{Dtype, Tensor};
 use crate::weights::WeightView;
+pub use channel_statistics::ChannelStatistics;
 use device::Device;
-use gemm::Gemm;
+use gemm::{Gemm, Matrix, Product};
 use launch::Launch;
-use ops::norm_conv2d::{BAND_BYTES, Input};
+use ops::conv2d_input::{BAND_BYTES, Input};
 use ops::quantise;
 use pool::Kind;
 use transfer::{RESULT_SLOTS, Rgb8, Slots, VALUE_SLOTS};
@@ -165,12 +169,6 @@ impl Cuda {
     fn unless_writable(&self, x: &Tensor<Cuda>) -> Result<Option<Tensor<Cuda>>> {
         if x.writable() { Ok(None) } else { self.empty(x.rows(), x.cols()).map(Some) }
     }
-
-    /// A padded weight as the tensor of its real rows and columns.
-    fn padded_weight(&self, (buffer, [rows, cols], stride): (Buffer, [usize; 2], usize)) -> Tensor<Cuda> {
-        let [weight, _] = Tensor::from_buffer(self, buffer, rows, stride).split_cols([cols, stride - cols]);
-        weight
-    }
 }
 
 impl Tensor<Cuda> {
@@ -206,6 +204,9 @@ impl Launch<'_> {
 
 impl Backend for Cuda {
     type Buffer = Buffer;
+    type Weight = Weight;
+    type ConvWeight = ConvWeight;
+    type ChannelStatistics = ChannelStatistics;
     type Event = Event;
     type Rgb8 = Rgb8;
     type Graph = Graph;
@@ -259,20 +260,23 @@ impl Backend for Cuda {
         self.device().pool().available()
     }
 
-    fn weight_bytes(&self, elements: u64) -> u64 {
-        2 * elements
+    fn product_storage(&self) -> Storage {
+        match self.0.precision {
+            Precision::Bf16 => Storage::Native,
+            Precision::Fp8 => Storage::Fp8,
+        }
+    }
+
+    fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
+        match storage {
+            Storage::Native => 2 * elements,
+            // A sixteenth for the scales, and for the bf16 copy of the weight that is on its way.
+            Storage::Fp8 => elements + elements / 16,
+        }
     }
 
     fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
         self.norm_conv2d_need(whole)
-    }
-
-    fn narrow_weight_bytes(&self, elements: u64) -> u64 {
-        match self.0.precision {
-            Precision::Bf16 => self.weight_bytes(elements),
-            // A sixteenth for the scales, and for the bf16 copy of the weight that is on its way.
-            Precision::Fp8 => elements + elements / 16,
-        }
     }
 
     fn event(&self) -> Result<Event> {
@@ -302,23 +306,22 @@ impl Backend for Cuda {
         self.upload_f32_op(values, rows, cols)
     }
 
-    fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
-        Ok(self.padded_weight(self.0.uploader.weight(self.device(), parts)?))
+    fn load_weight(&self, parts: &[WeightView], storage: Storage) -> Result<Weight> {
+        match storage {
+            Storage::Native => self.0.uploader.weight(self.device(), parts),
+            Storage::Fp8 => {
+                quantise::check(Precision::Fp8, self.device().capability(), self.device().name())?;
+                self.0.uploader.e4m3_weight(self.device(), parts)
+            }
+        }
     }
 
-    fn narrow_weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
-        match self.0.precision {
-            Precision::Bf16 => self.weight(parts),
-            Precision::Fp8 => Ok(self.padded_weight(self.0.uploader.narrow_weight(self.device(), parts)?)),
-        }
+    fn load_conv_weight(&self, view: &WeightView) -> Result<ConvWeight> {
+        self.0.uploader.conv_weight(self.device(), view).map(ConvWeight)
     }
 
     fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>> {
         self.embedding_op(table, ids)
-    }
-
-    fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
-        Ok(self.padded_weight(self.0.uploader.conv_weight(self.device(), view)?))
     }
 
     fn load<T>(&self, work: impl FnOnce() -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T> {
@@ -329,7 +332,8 @@ impl Backend for Cuda {
     fn warm_up(&self) -> Result<()> {
         // cuBLASLt sets itself up in its first product.
         let zeros = self.upload(&[0.0; 64 * 64], 64, 64)?;
-        self.linear(&zeros, &zeros, None)?;
+        let out = self.empty(64, 64)?;
+        self.gemm()?.run(&Product::square(Matrix::of(&zeros), Matrix::of(&out), 64))?;
         for slots in [&self.0.value_slots, &self.0.result_slots] {
             drop(slots.made(self.device())?);
         }
@@ -378,19 +382,25 @@ impl Backend for Cuda {
         self.take_rgb8_op(rgb)
     }
 
-    fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
+    fn linear(&self, x: &Tensor<Self>, weight: &Linear<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
         self.linear_op(x, weight, bias)
     }
 
-    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)]) -> Result<Tensor<Self>> {
+    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
         self.linear_rows_op(parts)
     }
 
-    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Tensor<Self>) -> Result<Tensor<Self>> {
+    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
         self.linear_concat_op(parts, weight)
     }
 
-    fn conv2d(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
+    fn conv2d(
+        &self,
+        x: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+    ) -> Result<Convolved<Self>> {
         self.conv2d_op(Input::Image(x), weight, bias, conv, None)
     }
 
@@ -414,15 +424,8 @@ impl Backend for Cuda {
         self.rms_norm_op(x, weight, eps)
     }
 
-    fn group_norm(
-        &self,
-        x: &Tensor<Self>,
-        weight: &Tensor<Self>,
-        bias: &Tensor<Self>,
-        groups: usize,
-        eps: f32,
-    ) -> Result<Tensor<Self>> {
-        self.group_norm_op(x, weight, bias, groups, eps, false)
+    fn group_norm(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
+        self.group_norm_op(x, norm, false)
     }
 
     fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, joint: Joint) -> Result<Tensor<Self>> {
@@ -476,7 +479,7 @@ impl Backend for Cuda {
         self.guide_op(positive, negative, guidance)
     }
 
-    fn linear_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
+    fn linear_add(&self, x: &Tensor<Self>, weight: &Linear<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
         self.linear_add_op(x, weight, residual)
     }
 
@@ -493,9 +496,9 @@ impl Backend for Cuda {
         x: Tensor<Self>,
         gates: [&Tensor<Self>; 2],
         y: &Tensor<Self>,
-        norms: [(&Tensor<Self>, &Tensor<Self>); 2],
+        norms: [Norm<'_, Self>; 2],
         adaln: Adaln,
-    ) -> Result<(Tensor<Self>, Tensor<Self>)> {
+    ) -> Result<(Tensor<Self>, Operand<Self>)> {
         self.gated_add_adaln_op(x, gates, y, norms, adaln)
     }
 
@@ -503,32 +506,12 @@ impl Backend for Cuda {
         self.swiglu_op(gate, up)
     }
 
-    fn swiglu_linear(
-        &self,
-        gate: Tensor<Self>,
-        up: &Tensor<Self>,
-        beside: Option<&Tensor<Self>>,
-        weight: &Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
-        self.swiglu_linear_op(gate, up, beside, weight)
-    }
-
     fn project(
         &self,
-        parts: &[(&Tensor<Self>, &Tensor<Self>)],
+        parts: &[(&Operand<Self>, &Linear<Self>)],
         heads: Option<&Heads<'_, Self>>,
     ) -> Result<Projection<Self>> {
         self.project_op(parts, heads)
-    }
-
-    fn swiglu_linear_rows(
-        &self,
-        gate: Tensor<Self>,
-        up: &Tensor<Self>,
-        weights: [&Tensor<Self>; 2],
-        first: usize,
-    ) -> Result<Tensor<Self>> {
-        self.swiglu_linear_rows_op(gate, up, weights, first)
     }
 
     fn qk_norm_rope(
@@ -542,35 +525,28 @@ impl Backend for Cuda {
         self.qk_norm_rope_op(q, k, norm, rope, joint)
     }
 
-    fn group_norm_silu(
-        &self,
-        x: &Tensor<Self>,
-        weight: &Tensor<Self>,
-        bias: &Tensor<Self>,
-        groups: usize,
-        eps: f32,
-    ) -> Result<Tensor<Self>> {
-        self.group_norm_op(x, weight, bias, groups, eps, true)
+    fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
+        self.group_norm_op(x, norm, true)
     }
 
     fn conv2d_add(
         &self,
         x: &Tensor<Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
         residual: Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         self.conv2d_op(Input::Image(x), weight, bias, conv, Some(residual))
     }
 
     fn conv2d_over(
         &self,
         x: Tensor<Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         self.conv2d_over_op(x, weight, bias, conv)
     }
 
@@ -578,10 +554,10 @@ impl Backend for Cuda {
         &self,
         x: &Tensor<Self>,
         norm: &GroupNorm<'_, Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         self.norm_conv2d_op(x, norm, weight, bias, conv, None)
     }
 
@@ -589,30 +565,30 @@ impl Backend for Cuda {
         &self,
         x: Tensor<Self>,
         norm: &GroupNorm<'_, Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
         residual: Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         self.norm_conv2d_op(&x, norm, weight, bias, conv, Some(residual))
     }
 
     fn upsample_conv2d(
         &self,
         x: Tensor<Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         height: usize,
         width: usize,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         self.upsample_conv2d_op(x, weight, bias, height, width)
     }
 }
 
 fn expect_values(values: &[f32], rows: usize, cols: usize) -> Result<()> {
-    if values.len() == rows * cols {
+    if rows.checked_mul(cols) == Some(values.len()) {
         Ok(())
     } else {
-        Err(Error::new(format!("{} values do not make [{rows}, {cols}]", values.len())).at("op `upload`"))
+        Err(super::wrong_length(values.len(), rows, cols))
     }
 }

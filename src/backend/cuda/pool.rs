@@ -2,13 +2,12 @@
 //! from the [`arena`](super::arena), whose blocks count as used as long as it has them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{result, sys};
 
 use super::arena::{Arena, Place};
 use super::device::{Device, Event, Stream, failed};
-use super::moments::{Cells, Moments};
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
@@ -105,11 +104,9 @@ pub struct Buffer {
     stream: Stream,
     bytes: usize,
     kind: Kind,
-    zero_padded: bool,
     /// Its block, where the arena lent it.
     block: Option<usize>,
     scales: sys::CUdeviceptr,
-    moments: OnceLock<Box<(Cells, Moments)>>,
     device: Arc<Device>,
 }
 
@@ -146,7 +143,7 @@ impl Buffer {
         block: Option<usize>,
     ) -> Self {
         let device = Arc::clone(device);
-        Self { address, stream, bytes, kind, zero_padded: false, block, scales: 0, moments: OnceLock::new(), device }
+        Self { address, stream, bytes, kind, block, scales: 0, device }
     }
 
     /// Memory for `rows` rows of `stride` e4m3 values, and behind them the rows' scales; as [`Buffer::new`].
@@ -185,31 +182,6 @@ impl Buffer {
     /// Device address of the first row's scale; none but that of e4m3 has any.
     pub fn scales(&self) -> sys::CUdeviceptr {
         self.scales
-    }
-
-    /// Keeps the moments of `cells`, over which nobody will write; false where there are some already.
-    pub fn keep_moments(&self, cells: Cells, moments: Moments) -> bool {
-        self.moments.set(Box::new((cells, moments))).is_ok()
-    }
-
-    /// Forgets moments, because cells will be written.
-    pub fn forget_moments(&mut self) {
-        self.moments.take();
-    }
-
-    /// The moments of `cells`, if they are of exactly these.
-    pub fn moments(&self, cells: Cells) -> Option<&Moments> {
-        self.moments.get().filter(|kept| kept.0 == cells).map(|kept| &kept.1)
-    }
-
-    /// Whether it is a weight padded with zeros to multiples of 8 rows and columns. See [`Buffer::mark_zero_padded`].
-    pub fn zero_padded(&self) -> bool {
-        self.zero_padded
-    }
-
-    /// Promises that rows and columns up to the next multiple of 8 exist and are zeros.
-    pub fn mark_zero_padded(&mut self) {
-        self.zero_padded = true;
     }
 }
 

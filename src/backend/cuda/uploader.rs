@@ -18,6 +18,7 @@ use super::ops::quantise::e4m3_block;
 use super::pool::{Buffer, Kind};
 use super::regions::{FileRegions, REGION_BYTES, Region, Regions};
 use super::transfer::{SLOT_BYTES, Slot};
+use super::weight::Weight;
 use crate::e4m3::MULTIPLE;
 use crate::error::{Error, Result};
 use crate::weights::{Dtype, E4m3View, WeightView};
@@ -116,11 +117,11 @@ impl Uploader {
 
     /// A weight matrix of the parts' rows, one part under the other; rows and columns padded with zeros to multiples of
     /// 8, so that cuBLASLt's fast kernels fit every size.
-    pub fn weight(&self, device: &Arc<Device>, parts: &[WeightView]) -> Result<(Buffer, [usize; 2], usize)> {
+    pub fn weight(&self, device: &Arc<Device>, parts: &[WeightView]) -> Result<Weight> {
         self.rows(device, parts, When::Together)
     }
 
-    fn rows(&self, device: &Arc<Device>, parts: &[WeightView], when: When) -> Result<(Buffer, [usize; 2], usize)> {
+    fn rows(&self, device: &Arc<Device>, parts: &[WeightView], when: When) -> Result<Weight> {
         let cols = parts[0].cols();
         let rows = parts.iter().map(WeightView::rows).sum::<usize>();
         let stride = cols.next_multiple_of(8);
@@ -146,18 +147,19 @@ impl Uploader {
     /// As [`Uploader::weight`], in e4m3 with a scale for each row; padded to multiples of [`MULTIPLE`]. Where no file
     /// holds e4m3, a bf16 copy goes up at once, and is freed behind the kernel that reads it, so that never more than
     /// one is there.
-    pub fn narrow_weight(&self, device: &Arc<Device>, parts: &[WeightView]) -> Result<(Buffer, [usize; 2], usize)> {
+    pub fn e4m3_weight(&self, device: &Arc<Device>, parts: &[WeightView]) -> Result<Weight> {
         if let Some(e4m3) = parts.iter().map(WeightView::e4m3).collect::<Option<Vec<_>>>() {
-            return self.e4m3_weight(device, &e4m3, parts[0].cols());
+            return self.e4m3_weight_of_file(device, &e4m3, parts[0].cols());
         }
-        let (copy, [rows, cols], copy_stride) = self.rows(device, parts, When::AtOnce)?;
+        let copy = self.rows(device, parts, When::AtOnce)?;
+        let (rows, cols) = (copy.rows(), copy.cols());
         let (padded_rows, stride) = (rows.next_multiple_of(MULTIPLE), cols.next_multiple_of(MULTIPLE));
         let upload_stream = device.upload_stream();
         let buffer = Buffer::e4m3_on_stream(device, upload_stream, padded_rows, stride)?;
         let block = e4m3_block(cols).filter(|_| cols.is_multiple_of(8));
         let kernel = if block.is_some() { "quantise_weight_bf16" } else { "quantise_weight_bf16_any" };
         let launched = device.launch("quantise_weight", kernel).and_then(|launch| {
-            let launch = launch.on(upload_stream).address(copy.address()).long(copy_stride);
+            let launch = launch.on(upload_stream).address(copy.address()).long(copy.stride());
             let launch = launch.address(buffer.address()).long(stride).address(buffer.scales()).int(rows).int(cols);
             // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu. `copy` has `rows` rows of
             // `cols` values, aligned to 16 bytes; `buffer` has room for the row and the scale of every block. Both come
@@ -167,16 +169,11 @@ impl Uploader {
         // Also after an error, when what was made is dropped.
         device.join_uploads()?;
         launched?;
-        Ok((buffer, [rows, cols], stride))
+        Ok(Weight::new(buffer, rows, cols))
     }
 
     /// Values and scales of a weight of `cols` columns, as a file holds them.
-    fn e4m3_weight(
-        &self,
-        device: &Arc<Device>,
-        parts: &[&E4m3View],
-        cols: usize,
-    ) -> Result<(Buffer, [usize; 2], usize)> {
+    fn e4m3_weight_of_file(&self, device: &Arc<Device>, parts: &[&E4m3View], cols: usize) -> Result<Weight> {
         let rows = parts.iter().map(|part| part.values.rows()).sum::<usize>();
         let (padded_rows, stride) = (rows.next_multiple_of(MULTIPLE), cols.next_multiple_of(MULTIPLE));
         let buffer = Buffer::e4m3_on_stream(device, device.upload_stream(), padded_rows, stride)?;
@@ -195,12 +192,12 @@ impl Uploader {
             clear(device, scales_of(rows), (padded_rows - rows) * size_of::<f32>())?;
         }
         self.enqueue(device, queue, When::Together)?;
-        Ok((buffer, [rows, cols], stride))
+        Ok(Weight::new(buffer, rows, cols))
     }
 
     /// A convolution weight [out, in, k, k] as [out, k * k * in], columns ordered (ky, kx, in), padded as in
     /// [`Uploader::weight`].
-    pub fn conv_weight(&self, device: &Arc<Device>, view: &WeightView) -> Result<(Buffer, [usize; 2], usize)> {
+    pub fn conv_weight(&self, device: &Arc<Device>, view: &WeightView) -> Result<Weight> {
         let &[rows, channels, height, width] = view.shape() else {
             return Err(Error::new(format!("a convolution weight has 4 axes, not {:?}", view.shape())));
         };
@@ -224,16 +221,15 @@ impl Uploader {
         stride: usize,
         when: When,
         fill: impl FnOnce(&Buffer, &mut Queue) -> Result<()>,
-    ) -> Result<(Buffer, [usize; 2], usize)> {
+    ) -> Result<Weight> {
         let padded_rows = rows.next_multiple_of(8);
-        let mut buffer = Buffer::on_stream(device, device.upload_stream(), Kind::Bf16, padded_rows * stride)?;
+        let buffer = Buffer::on_stream(device, device.upload_stream(), Kind::Bf16, padded_rows * stride)?;
         let mut queue = Queue::default();
         fill(&buffer, &mut queue)?;
         // SAFETY: the buffer ends `padded_rows - rows` rows behind the address.
         unsafe { clear(device, buffer.address() + (rows * stride * 2) as u64, (padded_rows - rows) * stride * 2) }?;
-        buffer.mark_zero_padded();
         self.enqueue(device, queue, when)?;
-        Ok((buffer, [rows, cols], stride))
+        Ok(Weight::new(buffer, rows, cols))
     }
 
     /// Does the jobs of `queue`, or leaves them to [`Uploader::together`].

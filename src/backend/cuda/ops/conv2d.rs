@@ -4,14 +4,16 @@
 
 use std::ops::Range;
 
-use super::conv2d_hopper::{CHOICE, Call, takes};
-use super::norm_conv2d::Input;
+use super::conv2d_hopper::{CHOICE, Call, Taps, takes};
+use super::conv2d_input::Input;
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::launch::row_tiles;
 use crate::backend::cuda::pool::{Buffer, Kind};
+use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
-use crate::ops::Conv;
+use crate::nn::ConvKernel;
+use crate::ops::{Conv, Convolved};
 
 /// The most that im2col rows, or what a product without them writes, may take at once.
 pub(crate) const WORKSPACE_BYTES: usize = 256 << 20;
@@ -44,46 +46,34 @@ fn rows_seen(conv: Conv, pixels: &Range<usize>) -> Range<usize> {
 }
 
 impl Cuda {
-    /// `conv2d(input) + residual`; the result goes over `residual` where that is writable, or nobody else has it.
+    /// `conv2d(input) + residual`; the result goes over `residual` where that is writable.
     ///
     /// Errors when `FLUX_CONV2D` names no kernel that is here.
     pub(crate) fn conv2d_op(
         &self,
         mut input: Input<'_>,
-        weight: &Tensor<Cuda>,
+        weight: &ConvKernel<Cuda>,
         bias: &Tensor<Cuda>,
         conv: Conv,
         residual: Option<Tensor<Cuda>>,
-    ) -> Result<Tensor<Cuda>> {
+    ) -> Result<Convolved<Cuda>> {
         let hopper = self.hopper_wanted(CHOICE)?;
+        let weight = &weight.weight().0;
         let rows = conv.out_height() * conv.out_width();
-        let residual = residual.map(Tensor::without_moments);
         let fresh = match &residual {
             Some(residual) => self.unless_writable(residual)?,
             None => Some(self.linear_output(rows, weight, Some(bias))?),
         };
-        let out = fresh
-            .as_ref()
-            .or(residual.as_ref())
-            .expect("one of both is there: `unless_writable` makes a tensor unless residual serves");
+        let out =
+            fresh.as_ref().or(residual.as_ref()).expect("`unless_writable` makes a tensor unless residual serves");
         let same = conv == Conv::same(conv.height, conv.width, 3) && !matches!(input, Input::Doubled(_));
-        let mut moments = None;
-        if hopper
-            && same
-            && takes(&input, weight, bias)
-            && all_aligned(&[out])
-            && residual.as_ref().is_none_or(Tensor::aligned)
-        {
+        let out_aligned = all_aligned(&[out]) && residual.as_ref().is_none_or(Tensor::aligned);
+        let mut statistics = None;
+        if hopper && same && takes(&input, weight, bias) && out_aligned {
+            let weight = Taps { address: weight.address(), rows: weight.rows(), channels: input.source().cols() };
             let (input, residual) = (&mut input, residual.as_ref());
-            moments = self.run_hopper_conv2d(Call {
-                input,
-                weight,
-                bias,
-                residual,
-                out,
-                height: conv.height,
-                width: conv.width,
-            })?;
+            let call = Call { input, weight, bias, residual, out, height: conv.height, width: conv.width };
+            statistics = self.run_hopper_conv2d(call)?;
         } else {
             let from_residual = residual.as_ref().map(Matrix::of);
             let product = self.product(input.source(), weight, Matrix::of(out), out.cols());
@@ -96,31 +86,28 @@ impl Cuda {
             }
         }
         let out = fresh.or(residual).expect("as above");
-        let rest = out.cols() - weight.rows();
-        let [out, _] = out.split_cols([weight.rows(), rest]);
-        Ok(match moments {
-            // Not of columns that pad the output.
-            Some(moments) if rest == 0 => out.with_moments(moments),
-            _ => out,
-        })
+        let padding = out.cols() - weight.rows();
+        let [pixels, _] = out.split_cols([weight.rows(), padding]);
+        // Those of an output with padding are not of its own channels alone.
+        Ok(Convolved { pixels, statistics: statistics.filter(|_| padding == 0) })
     }
 
     /// `conv2d(x)`. Over a large x, where its rows are as long as the output's at least, and nobody else has it.
     pub(crate) fn conv2d_over_op(
         &self,
         x: Tensor<Cuda>,
-        weight: &Tensor<Cuda>,
+        weight: &ConvKernel<Cuda>,
         bias: &Tensor<Cuda>,
         conv: Conv,
-    ) -> Result<Tensor<Cuda>> {
+    ) -> Result<Convolved<Cuda>> {
         let (rows, k, n) = (x.rows(), x.cols(), weight.rows());
         let pieces = pieces_of_one_tap(rows, k, n);
         if !has_one_tap(conv) || n > k || !n.is_multiple_of(8) || pieces.len() < 2 {
             return self.conv2d_op(Input::Image(&x), weight, bias, conv, None);
         }
         let to = Matrix { address: x.address(), stride: n };
-        let product = Product { bias: Some(bias.address()), ..self.product(&x, weight, to, n) };
-        let buffer = match x.without_moments().into_buffer() {
+        let product = Product { bias: Some(bias.address()), ..self.product(&x, &weight.weight().0, to, n) };
+        let buffer = match x.into_buffer() {
             Ok(buffer) => buffer,
             Err(x) => return self.conv2d_op(Input::Image(&x), weight, bias, conv, None),
         };
@@ -139,15 +126,13 @@ impl Cuda {
             self.gemm()?.run(&Product { out: Matrix { address: aside.address(), stride: n }, ..piece })?;
             self.copy_rows(aside.address(), n, piece.out.address, n, rows.len(), n)?;
         }
-        Ok(Tensor::from_buffer(self, buffer, rows, n))
+        Ok(Tensor::from_buffer(self, buffer, rows, n).into())
     }
 
     /// `product` over im2col rows of `input`, with its m rows.
-    fn conv2d_rows(&self, input: &mut Input<'_>, weight: &Tensor<Cuda>, conv: Conv, product: &Product) -> Result<()> {
-        let stride = weight.cols().next_multiple_of(8);
-        // The columns behind the last are zeros in im2col rows; where they are in the weight as well, they may take
-        // part.
-        let k = if weight.buffer().zero_padded() && weight.stride() == stride { stride } else { weight.cols() };
+    fn conv2d_rows(&self, input: &mut Input<'_>, weight: &Weight, conv: Conv, product: &Product) -> Result<()> {
+        // The columns behind the last are zeros in im2col rows and in the weight, so that they may take part.
+        let stride = weight.stride();
         let mut columns = None;
         let taps = conv.kernel * conv.kernel;
         let halvings = usize::from(matches!(input, Input::Doubled(_)));
@@ -176,7 +161,11 @@ impl Cuda {
             // said, which `part` has; it writes as many rows of `stride` values as the piece has, for which `columns`
             // has room. The GEMM before, which read `columns`, is ahead of it on the same stream.
             unsafe { launch.run([grid[0] * taps, 1, 1], block) }?;
-            self.gemm()?.run(&Product { k, x: Matrix { address: columns.address(), stride }, ..product.rows(rows) })?;
+            self.gemm()?.run(&Product {
+                k: stride,
+                x: Matrix { address: columns.address(), stride },
+                ..product.rows(rows)
+            })?;
         }
         Ok(())
     }

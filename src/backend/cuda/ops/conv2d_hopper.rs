@@ -3,13 +3,15 @@
 use std::ffi::c_void;
 use std::ops::Range;
 
-use super::norm_conv2d::Input;
+use super::conv2d_input::Input;
+use crate::backend::cuda::channel_statistics::ChannelStatistics;
 use crate::backend::cuda::hopper::{Axis, Choice};
-use crate::backend::cuda::moments::Moments;
 use crate::backend::cuda::pool::{Buffer, Kind};
+use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
-use crate::ops::Conv;
+use crate::nn::ConvKernel;
+use crate::ops::{Conv, Convolved};
 
 /// `FLUX_CONV2D=base` keeps off this kernel, `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has
 /// none.
@@ -72,7 +74,7 @@ impl Shape {
         places * height.div_ceil(self.height) * width.div_ceil(self.width) * outs.div_ceil(self.outs)
     }
 
-    /// Blocks that take the tiles in turn, and splits that their moments are of. A block's tiles are all of the same
+    /// Blocks that take the tiles in turn, and splits that their statistics are of. A block's tiles are all of the same
     /// outputs: the blocks are a multiple of what the outputs are divided into, as the tiles are.
     fn blocks(&self, multiprocessors: usize, height: usize, width: usize, outs: usize) -> [usize; 2] {
         let out_tiles = outs.div_ceil(self.outs);
@@ -107,12 +109,20 @@ impl Shape {
     }
 }
 
+/// A weight [rows, taps * channels] without gaps.
+#[derive(Clone, Copy)]
+pub(crate) struct Taps {
+    pub address: u64,
+    pub rows: usize,
+    pub channels: usize,
+}
+
 /// One call: tensors that [`takes`] allowed, and `residual` and `out` with rows of whole 16 bytes.
 pub(crate) struct Call<'a, 'x> {
     /// [height * width, channels]
     pub input: &'a mut Input<'x>,
-    /// [out, 9 * channels], or for an upsampled image [4 * out, 4 * channels].
-    pub weight: &'a Tensor<Cuda>,
+    /// Of 9 taps, or for an upsampled image of 4, with 4 rows for each output.
+    pub weight: Taps,
     pub bias: &'a Tensor<Cuda>,
     pub residual: Option<&'a Tensor<Cuda>>,
     pub out: &'a Tensor<Cuda>,
@@ -121,8 +131,8 @@ pub(crate) struct Call<'a, 'x> {
 }
 
 /// Whether the kernel can take these: rows of whole 16 bytes, and a weight without gaps, so that its taps are an axis.
-pub(crate) fn takes(input: &Input<'_>, weight: &Tensor<Cuda>, bias: &Tensor<Cuda>) -> bool {
-    let whole = input.source().rows() > 0 && input.aligned() && weight.aligned();
+pub(crate) fn takes(input: &Input<'_>, weight: &Weight, bias: &Tensor<Cuda>) -> bool {
+    let whole = input.source().rows() > 0 && input.aligned();
     whole && weight.stride() == weight.cols() && bias.address().is_multiple_of(4)
 }
 
@@ -131,34 +141,28 @@ impl Cuda {
     pub(crate) fn upsample_conv2d_op(
         &self,
         x: Tensor<Cuda>,
-        weight: &Tensor<Cuda>,
+        kernel: &ConvKernel<Cuda>,
         bias: &Tensor<Cuda>,
         height: usize,
         width: usize,
-    ) -> Result<Tensor<Cuda>> {
-        let mut input = Input::Image(&x);
+    ) -> Result<Convolved<Cuda>> {
+        let (mut input, weight) = (Input::Image(&x), &kernel.weight().0);
         if !self.hopper_wanted(CHOICE)? || !takes(&input, weight, bias) || !weight.rows().is_multiple_of(8) {
-            return self.conv2d_op(Input::Doubled(&x), weight, bias, Conv::same(2 * height, 2 * width, 3), None);
+            return self.conv2d_op(Input::Doubled(&x), kernel, bias, Conv::same(2 * height, 2 * width, 3), None);
         }
         let collapsed = self.collapse_taps(weight, x.cols())?;
         let out = self.empty(4 * x.rows(), weight.rows())?;
-        let call = Call { input: &mut input, weight: &collapsed, bias, residual: None, out: &out, height, width };
-        let moments = self.run_hopper_shape(&UPSAMPLED, call)?;
-        Ok(match moments {
-            Some(moments) => out.with_moments(moments),
-            None => out,
-        })
+        let weight = Taps { address: collapsed.address(), rows: collapsed.rows(), channels: x.cols() };
+        let call = Call { input: &mut input, weight, bias, residual: None, out: &out, height, width };
+        let statistics = self.run_hopper_shape(&UPSAMPLED, call)?;
+        Ok(Convolved { pixels: out, statistics })
     }
 
     /// Weights [out, 9 * channels] for pixels that come four times -> [4 * out, 4 * channels].
-    fn collapse_taps(&self, weight: &Tensor<Cuda>, channels: usize) -> Result<Tensor<Cuda>> {
+    fn collapse_taps(&self, weight: &Weight, channels: usize) -> Result<Tensor<Cuda>> {
         let collapsed = self.empty(4 * weight.rows(), 4 * channels)?;
-        let launch = self
-            .launch(CHOICE.file, "collapse_taps_bf16")?
-            .matrix(weight)
-            .vector(&collapsed)
-            .int(weight.rows())
-            .int(channels);
+        let launch = self.launch(CHOICE.file, "collapse_taps_bf16")?.address(weight.address()).long(weight.stride());
+        let launch = launch.vector(&collapsed).int(weight.rows()).int(channels);
         // SAFETY: argument types and order match cuda/conv2d_sm90a.cu; `takes` found rows of whole 16 bytes, so
         // channels % 8 == 0; `collapsed` was made dense above, and has 16 runs of `channels` values for each row of the
         // weight.
@@ -166,15 +170,15 @@ impl Cuda {
         Ok(collapsed)
     }
 
-    /// `conv2d(x) + residual`, of the same size out as in. The moments of `call.out`, where the kernel leaves them.
-    pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<Moments>> {
+    /// `conv2d(x) + residual`, of the same size out as in. The statistics of `call.out`, where the kernel leaves them.
+    pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
         let few = call.out.cols() <= 8 && call.residual.is_none();
         self.run_hopper_shape(if few { &FEW } else { &SAME }, call)
     }
 
-    fn run_hopper_shape(&self, shapes: &[Shape], call: Call<'_, '_>) -> Result<Option<Moments>> {
+    fn run_hopper_shape(&self, shapes: &[Shape], call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
         let Call { input, weight, bias, residual, out, height, width } = call;
-        let channels = input.source().cols();
+        let channels = weight.channels;
         let shape = Shape::find(shapes, self.device().multiprocessors(), height, width, out.cols());
         let tiles = shape.tiles(height, width, out.cols());
         // First of all, because a driver that loads this kernel knows tensor maps too.
@@ -188,13 +192,13 @@ impl Cuda {
             CHOICE.tensor_map(of.address(), [cells(of.cols(), CHANNELS), columns, rows])
         };
         let taps = Axis { cells: shape.taps * shape.taps, step: channels, in_box: 1 };
-        let outs = Axis { cells: weight.rows(), step: weight.cols(), in_box: shape.outs };
-        let weight_map = CHOICE.tensor_map(weight.address(), [cells(channels, CHANNELS), taps, outs])?;
+        let outs = Axis { cells: weight.rows, step: shape.taps * shape.taps * channels, in_box: shape.outs };
+        let weight_map = CHOICE.tensor_map(weight.address, [cells(channels, CHANNELS), taps, outs])?;
         let residual_map = residual.map(|residual| image(residual, shape.height)).transpose()?;
         let [blocks, splits] = shape.blocks(self.device().multiprocessors(), height, width, out.cols());
-        let moments = if shape.rounds() { Some(Moments::new(self, splits, out.cols())?) } else { None };
+        let statistics = if shape.rounds() { Some(ChannelStatistics::new(self, splits, out.cols())?) } else { None };
         let (mut partial, mut counts) =
-            moments.as_ref().map_or((0, 0), |moments| (moments.partial(), moments.counts()));
+            statistics.as_ref().map_or((0, 0), |of_all| (of_all.partial(), of_all.counts()));
         let (mut bias_address, mut out_address, mut out_stride) = (bias.address(), out.address(), out.stride() as u64);
         let mut adds = i32::from(residual.is_some());
         CHOICE.int(tiles)?;
@@ -228,12 +232,12 @@ impl Cuda {
             // returns; the shared memory is that of the shape. The maps cover exactly the cells of x that are there, of
             // the weight and of the residual, of which there is none with the shapes that cannot add it. The ops
             // checked their shapes, `out` and `residual` have rows of whole 16 bytes and a row for every output pixel,
-            // the bias has a value for every column of `out`, the moments the splits that `blocks` blocks make, or the
+            // the bias has a value for every column of `out`, the statistics the splits that `blocks` blocks make, or the
             // shape leaves none; where there is more than one band, `carry` has room for as many blocks. `out` may be
             // `residual`: a tile's cells are read before they are written, and no other tile has them.
             unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }?;
         }
-        Ok(moments)
+        Ok(statistics)
     }
 }
 
@@ -293,7 +297,7 @@ mod tests {
 
     #[test]
     fn bands_have_all_tiles_once_and_every_block_keeps_its_own() {
-        use super::super::norm_conv2d::BAND_MULTIPLE;
+        use super::super::conv2d_input::BAND_MULTIPLE;
         for shape in SAME.iter().chain(&FEW) {
             assert!(BAND_MULTIPLE.is_multiple_of(shape.height), "{shape:?}");
             for (height, width, outs) in [(250, 253, 128), (33, 50, 320), (100, 17, 8), (1000, 400, 640)] {

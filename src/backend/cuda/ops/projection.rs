@@ -5,9 +5,11 @@ use std::ffi::c_void;
 use cudarc::driver::sys;
 
 use crate::backend::cuda::hopper::{Axis, Choice};
+use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
-use crate::ops::projection::{Gated, Heads, Projection, compose};
+use crate::nn::{Linear, Operand};
+use crate::ops::projection::{Heads, Projection, compose};
 use crate::ops::{Joint, Pairs};
 
 /// `FLUX_PROJECTION=base` keeps off this kernel, `FLUX_PROJECTION=sm90` makes it an error when this GPU or this program
@@ -62,12 +64,13 @@ fn rows_of_tiles(all: usize) -> usize {
 
 /// Whether the kernel can take these: its tiles divide the weight's rows, and TMA and 16-byte accesses can take all
 /// tensors. x will be e4m3 where the weight is.
-fn takes(parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)], heads: Option<&Heads<'_, Cuda>>) -> bool {
+fn takes(parts: &[(&Tensor<Cuda>, &Weight)], heads: Option<&Heads<'_, Cuda>>) -> bool {
     let (dim, out) = (heads.map_or(0, |heads| heads.dim), parts[0].1.rows());
     let sizes = dim.is_multiple_of(COLS) && (out - 3 * dim).is_multiple_of(COLS) && out > 0;
     let e4m3 = parts[0].1.is_e4m3();
     let x_fits = |x: &Tensor<Cuda>| x.cols() > 0 && (e4m3 && !x.is_e4m3() || x.aligned());
-    let tensors = parts.iter().all(|(x, weight)| weight.is_e4m3() == e4m3 && x_fits(x) && weight.aligned());
+    let tensors =
+        parts.iter().all(|(x, weight)| weight.is_e4m3() == e4m3 && x_fits(x) && weight.stride() == weight.cols());
     let norms = heads.is_none_or(|Heads { norm, rope, .. }| {
         let vectors = [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k, &rope.cos, &rope.sin];
         2 * rope.cos.cols() == HEAD_DIM
@@ -81,30 +84,31 @@ fn takes(parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)], heads: Option<&Heads<'_, Cuda
 impl Cuda {
     pub(crate) fn project_op(
         &self,
-        parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)],
+        operands: &[(&Operand<Cuda>, &Linear<Cuda>)],
         heads: Option<&Heads<'_, Cuda>>,
     ) -> Result<Projection<Cuda>> {
+        let parts: Vec<_> = operands.iter().map(|(x, weight)| (x.tensor(), weight.weight())).collect();
         // In e4m3 the kernel leaves its sums in the tensor cores.
-        let sums = |weight: &Tensor<Cuda>| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
-        if !self.hopper_wanted(CHOICE)? || !takes(parts, heads) || !sums(parts[0].1)? {
-            return compose(self, parts, heads);
+        let sums = |weight: &Weight| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
+        if !self.hopper_wanted(CHOICE)? || !takes(&parts, heads) || !sums(parts[0].1)? {
+            return compose(self, operands, heads);
         }
         let dim = heads.map_or(0, |heads| heads.dim);
         let mlp = (parts[0].1.rows() - 3 * dim) / 2;
         let out = self.empty(parts.iter().map(|(x, _)| x.rows()).sum(), 3 * dim + mlp)?;
-        let fresh = self.operands(parts)?;
-        let parts: Vec<_> =
+        let fresh = self.operands(&parts)?;
+        let quantised: Vec<_> =
             parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
-        self.run_projection(&parts, heads, [dim, mlp], &out)?;
+        self.run_projection(&quantised, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
         let keys_only = heads.map_or(0, |heads| heads.keys_only);
         let ((_, q), (_, mlp)) = (q.split_rows(keys_only), mlp.split_rows(keys_only));
-        Ok(Projection { kvq: [k, v, q], mlp: Gated::Activated(mlp) })
+        Ok(Projection { kvq: [k, v, q], mlp })
     }
 
     fn run_projection(
         &self,
-        parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)],
+        parts: &[(&Tensor<Cuda>, &Weight)],
         heads: Option<&Heads<'_, Cuda>>,
         [dim, mlp]: [usize; 2],
         out: &Tensor<Cuda>,
@@ -113,16 +117,18 @@ impl Cuda {
         let e4m3 = parts[0].1.is_e4m3();
         let kernel = if e4m3 { "projection_e4m3_sm90" } else { "projection_bf16_sm90" };
         let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
-        let map = |x: &Tensor<Cuda>| {
+        let map = |address: u64, [rows, cols]: [usize; 2], stride: usize| {
             // A lone row's stride means nothing, and need not be aligned.
-            let rows = Axis { cells: x.rows(), step: if x.rows() > 1 { x.stride() } else { x.cols() }, in_box: ROWS };
-            let features = |bytes: usize| Axis { cells: x.cols(), step: 1, in_box: STEP_BYTES / bytes };
+            let rows = Axis { cells: rows, step: if rows > 1 { stride } else { cols }, in_box: ROWS };
+            let features = |bytes: usize| Axis { cells: cols, step: 1, in_box: STEP_BYTES / bytes };
             if e4m3 {
-                CHOICE.byte_tensor_map(x.address(), [features(1), rows])
+                CHOICE.byte_tensor_map(address, [features(1), rows])
             } else {
-                CHOICE.tensor_map(x.address(), [features(2), rows])
+                CHOICE.tensor_map(address, [features(2), rows])
             }
         };
+        let x_map = |x: &Tensor<Cuda>| map(x.address(), [x.rows(), x.cols()], x.stride());
+        let weight_map = |weight: &Weight| map(weight.address(), [weight.rows(), weight.cols()], weight.stride());
         // A part without rows has no tiles; another's map stands for its own, which no driver would make.
         let rows = |part: usize| parts.get(part).map_or(0, |(x, _)| x.rows());
         let part = |part: usize| parts[if rows(part) > 0 { part } else { 1 - part }];
@@ -137,8 +143,8 @@ impl Cuda {
         CHOICE.int(out.rows())?;
         CHOICE.int(items)?;
         let mut arguments = Arguments {
-            x: [map(part(0).0)?, map(part(1).0)?],
-            weight: [map(part(0).1)?, map(part(1).1)?],
+            x: [x_map(part(0).0)?, x_map(part(1).0)?],
+            weight: [weight_map(part(0).1)?, weight_map(part(1).1)?],
             x_scales: [0, 1].map(|index| if e4m3 { part(index).0.scales() } else { 0 }),
             weight_scales: [0, 1].map(|index| if e4m3 { part(index).1.scales() } else { 0 }),
             out: out.address(),

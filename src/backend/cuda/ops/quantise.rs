@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use crate::backend::cuda::launch::row_block;
 use crate::backend::cuda::pool::Buffer;
+use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned};
 use crate::e4m3::{self, MULTIPLE};
 use crate::error::{Error, Result};
@@ -76,7 +77,7 @@ impl Cuda {
     }
 
     /// `x` as a product with `weight` reads it; none where that is as it is.
-    pub(crate) fn operand(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>) -> Result<Option<Tensor<Cuda>>> {
+    pub(crate) fn operand(&self, x: &Tensor<Cuda>, weight: &Weight) -> Result<Option<Tensor<Cuda>>> {
         match (x.is_e4m3(), weight.is_e4m3()) {
             (false, true) => self.quantise(x).map(Some),
             (true, false) => Err(Error::new("e4m3 goes with e4m3 weights only").at("op `linear`")),
@@ -85,7 +86,7 @@ impl Cuda {
     }
 
     /// [`Cuda::operand`] of each pair. Two of which one lies under the other are quantised at once.
-    pub(crate) fn operands(&self, pairs: &[(&Tensor<Cuda>, &Tensor<Cuda>)]) -> Result<Vec<Option<Tensor<Cuda>>>> {
+    pub(crate) fn operands(&self, pairs: &[(&Tensor<Cuda>, &Weight)]) -> Result<Vec<Option<Tensor<Cuda>>>> {
         if let &[(top, top_weight), (bottom, bottom_weight)] = pairs
             && top_weight.is_e4m3()
             && bottom_weight.is_e4m3()
