@@ -286,7 +286,7 @@ impl<B: Backend> Bench<'_, B> {
             },
         )?;
         drop((x, sum));
-        let (x, weight) = (tensor(&b, product, product)?, weights::matrix(&b, product, product)?);
+        let (x, weight) = (tensor(&b, product, product)?, weights::linear(&b, product, product)?);
         let multiplied = self.times(|| Ok(()), |()| x.linear(&weight, None))?;
         let bytes = (copy as u64 * b.element_bytes()) as f64;
         // The fastest runs, because nothing is faster.

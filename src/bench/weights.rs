@@ -1,8 +1,8 @@
 //! Weights to measure with. A backend takes them from a file only, and keeps them in its own way.
 
-use flux::backend::Backend;
+use flux::backend::{Backend, Storage};
 use flux::model_dir::ModelDir;
-use flux::tensor::Tensor;
+use flux::nn::{ConvKernel, Linear, WeightPolicy};
 use flux::weights::{WeightFiles, WeightView};
 use flux::{Error, Result};
 use half::bf16;
@@ -19,18 +19,22 @@ pub fn values(n: usize) -> Vec<f32> {
 }
 
 /// A weight matrix [rows, cols].
-pub fn matrix<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Tensor<B>> {
-    with_view(&[rows, cols], |view| backend.weight(std::slice::from_ref(view)))
+pub fn linear<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Linear<B>> {
+    stored(backend, rows, cols, Storage::Native)
 }
 
-/// As [`matrix`], of a block's product: in few bits where the backend computes so.
-pub fn narrow_matrix<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Tensor<B>> {
-    with_view(&[rows, cols], |view| backend.narrow_weight(std::slice::from_ref(view)))
+/// As [`linear`], of a block's product, stored as the policy has it.
+pub fn block_linear<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Linear<B>> {
+    stored(backend, rows, cols, WeightPolicy::of(backend).blocks())
+}
+
+fn stored<B: Backend>(backend: &B, rows: usize, cols: usize, storage: Storage) -> Result<Linear<B>> {
+    with_view(&[rows, cols], |view| Linear::load(backend, "bench", std::slice::from_ref(view), storage))
 }
 
 /// The weight of a convolution from `cin` to `cout` channels.
-pub fn convolution<B: Backend>(backend: &B, cin: usize, cout: usize, kernel: usize) -> Result<Tensor<B>> {
-    with_view(&[cout, cin, kernel, kernel], |view| backend.conv_weight(view))
+pub fn convolution<B: Backend>(backend: &B, cin: usize, cout: usize, side: usize) -> Result<ConvKernel<B>> {
+    with_view(&[cout, cin, side, side], |view| ConvKernel::load(backend, view))
 }
 
 /// Calls `load` with a tensor in a mapped file, which is removed behind it.

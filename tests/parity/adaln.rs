@@ -1,10 +1,11 @@
 //! cuda/adaln.cu and gated_add_adaln.cu against their compositions.
 
 use flux::backend::Backend;
-use flux::ops;
+use flux::nn::Operand;
+use flux::ops::{self, Norm};
 use flux::tensor::Tensor;
 
-use crate::compare::{Case, Shape, check, check_against, shapes, values, vector};
+use crate::compare::{Case, Shape, Weight, check, check_against, shapes, values, vector};
 
 struct Adaln(Shape);
 
@@ -70,18 +71,22 @@ struct GatedAddAdaln(Shape, usize);
 
 impl GatedAddAdaln {
     fn how(&self) -> ops::Adaln {
-        ops::Adaln { txt_rows: self.1, eps: 1e-6, narrow: false }
+        ops::Adaln { txt_rows: self.1, eps: 1e-6 }
     }
 
     fn with<B: Backend>(
         &self,
         b: &B,
-        op: impl Fn(Tensor<B>, [&Tensor<B>; 2], &Tensor<B>, [(&Tensor<B>, &Tensor<B>); 2]) -> (Tensor<B>, Tensor<B>),
+        op: impl Fn(Tensor<B>, [&Tensor<B>; 2], &Tensor<B>, [Norm<'_, B>; 2]) -> (Tensor<B>, Operand<B>),
     ) -> Vec<Tensor<B>> {
         let y = Shape { before: 8, after: 0, ..self.0 }.tensor(b, 2);
         let [gate, shift, scale, img_gate, img_shift, img_scale] =
             [3, 4, 5, 6, 7, 8].map(|seed| vector(b, seed, self.0.cols));
-        let (x, h) = op(self.0.tensor(b, 1), [&gate, &img_gate], &y, [(&shift, &scale), (&img_shift, &img_scale)]);
+        let reader = &Weight::seeded(9, 8, self.0.cols).linear(b);
+        let txt = Norm { shift: &shift, scale: &scale, reader };
+        let img = Norm { shift: &img_shift, scale: &img_scale, reader };
+        let (x, h) = op(self.0.tensor(b, 1), [&gate, &img_gate], &y, [txt, img]);
+        let h = h.tensor().row_view(0..h.rows());
         vec![x, h]
     }
 }
@@ -128,10 +133,11 @@ fn gated_add_adaln_leaves_what_it_may_not_write() {
         fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
             let shape = Shape::dense(5, 264);
             let (x, y, row) = (shape.tensor(b, 1), shape.tensor(b, 2), vector(b, 3, 264));
-            let (sum, h) = x
-                .row_view(0..5)
-                .gated_add_adaln([&row; 2], &y, [(&row, &row); 2], ops::Adaln { txt_rows: 2, eps: 1e-6, narrow: false })
-                .unwrap();
+            let reader = Weight::seeded(9, 8, 264).linear(b);
+            let norm = Norm { shift: &row, scale: &row, reader: &reader };
+            let how = ops::Adaln { txt_rows: 2, eps: 1e-6 };
+            let (sum, h) = x.row_view(0..5).gated_add_adaln([&row; 2], &y, [norm; 2], how).unwrap();
+            let h = h.tensor().row_view(0..5);
             vec![sum, h, x]
         }
     }

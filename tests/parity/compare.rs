@@ -2,10 +2,11 @@
 
 use std::process::Command;
 
-use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
+use flux::backend::{Backend, Storage};
 use flux::model_dir::ModelDir;
+use flux::nn::{ConvKernel, Linear};
 use flux::tensor::Tensor;
 use flux::weights::{WeightFiles, WeightView};
 use half::{bf16, f16};
@@ -213,11 +214,16 @@ impl Weight {
         self.view.clone()
     }
 
-    pub fn matrix<B: Backend>(&self, b: &B) -> Tensor<B> {
-        b.weight(&[self.view()]).unwrap()
+    pub fn linear<B: Backend>(&self, b: &B) -> Linear<B> {
+        Linear::load(b, "weight", &[self.view()], Storage::Native).unwrap()
     }
 
-    pub fn conv<B: Backend>(&self, b: &B) -> Tensor<B> {
-        b.conv_weight(&self.view).unwrap()
+    /// In e4m3.
+    pub fn fp8(&self, cuda: &Cuda) -> Linear<Cuda> {
+        Linear::load(cuda, "weight", &[self.view()], Storage::Fp8).unwrap()
+    }
+
+    pub fn conv<B: Backend>(&self, b: &B) -> ConvKernel<B> {
+        ConvKernel::load(b, &self.view).unwrap()
     }
 }

@@ -28,16 +28,18 @@ impl Case for Conv2d<'_> {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
         vec![match self.residual(b) {
-            Some(residual) => x.conv2d_add(&weight, &bias, self.conv, residual).unwrap(),
-            None => x.conv2d(&weight, &bias, self.conv).unwrap(),
+            Some(residual) => x.conv2d_add(&weight, &bias, self.conv, residual).unwrap().pixels,
+            None => x.conv2d(&weight, &bias, self.conv).unwrap().pixels,
         }]
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
         vec![match self.residual(b) {
-            Some(residual) => flux::ops::conv2d::compose_add(b, &x, &weight, &bias, self.conv, residual).unwrap(),
-            None => x.conv2d(&weight, &bias, self.conv).unwrap(),
+            Some(residual) => {
+                flux::ops::conv2d::compose_add(b, &x, &weight, &bias, self.conv, residual).unwrap().pixels
+            }
+            None => x.conv2d(&weight, &bias, self.conv).unwrap().pixels,
         }]
     }
 }
@@ -167,8 +169,8 @@ fn a_residual_that_may_not_be_written_stays() {
     let residual = || Shape::dense(20 * 19, 128).tensor(&cuda, 4);
     let kept = residual();
     let before = cuda.download(&kept).unwrap();
-    let elsewhere = x.conv2d_add(&weight, &bias, conv, kept.row_view(0..20 * 19)).unwrap();
-    let over = x.conv2d_add(&weight, &bias, conv, residual()).unwrap();
+    let elsewhere = x.conv2d_add(&weight, &bias, conv, kept.row_view(0..20 * 19)).unwrap().pixels;
+    let over = x.conv2d_add(&weight, &bias, conv, residual()).unwrap().pixels;
     assert!(cuda.download(&kept).unwrap() == before);
     assert!(cuda.download(&elsewhere).unwrap() == cuda.download(&over).unwrap());
 }
@@ -184,12 +186,12 @@ struct UpsampleConv2d<'a> {
 impl Case for UpsampleConv2d<'_> {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        vec![x.upsample_conv2d(&weight, &bias, self.height, self.width).unwrap()]
+        vec![x.upsample_conv2d(&weight, &bias, self.height, self.width).unwrap().pixels]
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        vec![flux::ops::conv2d::compose_upsample(b, x, &weight, &bias, self.height, self.width).unwrap()]
+        vec![flux::ops::conv2d::compose_upsample(b, x, &weight, &bias, self.height, self.width).unwrap().pixels]
     }
 }
 

@@ -7,12 +7,12 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
 use flux::compare::difference;
 use flux::model_dir::ModelDir;
+use flux::nn::Weights;
 use flux::output::Rgb;
 use flux::pipeline::{ModelInfo, Pipeline, Request};
 use flux::sampler::{self, Conditioning, Schedule};
 use flux::transformer::{self, Transformer, TransformerConfig};
 use flux::vae::{self, Decoder};
-use flux::weights::Weights;
 
 use crate::support::random_model::PRESETS;
 use crate::support::{Golden, golden, images, preset};

@@ -1,6 +1,7 @@
 //! cuda/projection_sm90a.cu against its composition.
 
 use flux::backend::Backend;
+use flux::nn::{Linear, Operand};
 use flux::ops::{self, Heads, Joint, Pairs, Projection, QkNorm, Rope};
 use flux::tensor::Tensor;
 use safetensors::Dtype;
@@ -40,11 +41,12 @@ impl Project {
     fn with<B: Backend>(
         &self,
         b: &B,
-        matrix: impl Fn(&Weight) -> Tensor<B>,
-        project: impl Fn(&[(&Tensor<B>, &Tensor<B>)], Option<&Heads<'_, B>>) -> flux::Result<Projection<B>>,
+        load: impl Fn(&Weight) -> Linear<B>,
+        project: impl Fn(&[(&Operand<B>, &Linear<B>)], Option<&Heads<'_, B>>) -> flux::Result<Projection<B>>,
     ) -> Vec<Tensor<B>> {
         let x = Shape::view(self.joint.rows(), self.features, self.beside[0], self.beside[1]).tensor(b, 1);
-        let weights = [matrix(&self.weight(2)), matrix(&self.weight(3))];
+        let x = Operand::from(x);
+        let weights = [load(&self.weight(2)), load(&self.weight(3))];
         let norm = |seed| QkNorm { q: vector(b, seed, HEAD_DIM), k: vector(b, seed + 1, HEAD_DIM), eps: 1e-6 };
         let norms = [norm(4), norm(6)];
         let (tokens, half) = (self.joint.tokens(), HEAD_DIM / 2);
@@ -67,17 +69,17 @@ impl Project {
             project(&[(&x, &weights[0])], heads)
         };
         let Projection { kvq: [k, v, q], mlp } = projection.unwrap();
-        [k, v, q, mlp.activate().unwrap()].into_iter().filter(|x| x.cols() > 0).collect()
+        [k, v, q, mlp].into_iter().filter(|x| x.cols() > 0).collect()
     }
 }
 
 impl Case for Project {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        self.with(b, |weight| weight.matrix(b), |parts, heads| Tensor::project(parts, heads))
+        self.with(b, |weight| weight.linear(b), |parts, heads| Tensor::project(parts, heads))
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        self.with(b, |weight| weight.matrix(b), |parts, heads| ops::projection::compose(b, parts, heads))
+        self.with(b, |weight| weight.linear(b), |parts, heads| ops::projection::compose(b, parts, heads))
     }
 }
 
@@ -132,7 +134,7 @@ fn project_of_rows_that_are_keys_only_matches_its_composition() {
 
 /// Sums of e4m3 keep 14 bits in the tensor cores, which the composition may do or not: over 3072 terms one of millions
 /// was 6 roundings off.
-const NARROW: f32 = 2.0;
+const IN_FP8: f32 = 2.0;
 
 /// The composition in e4m3 is held against the CPU by the tests of its parts.
 #[test]
@@ -156,13 +158,13 @@ fn project_in_fp8_matches_its_composition() {
         keys_only: 300,
         ..Project::new(Joint { batch: 1, txt: 300, img: 130 }, 144, [256, 384], false)
     });
-    let narrow = |weight: &Weight| cuda.narrow_weight(&[weight.view()]).unwrap();
+    let fp8 = |weight: &Weight| weight.fp8(&cuda);
     for case in cases {
-        let got = case.with(&cuda, narrow, Tensor::project);
-        let composed = case.with(&cuda, narrow, |parts, heads| ops::projection::compose(&cuda, parts, heads));
+        let got = case.with(&cuda, fp8, Tensor::project);
+        let composed = case.with(&cuda, fp8, |parts, heads| ops::projection::compose(&cuda, parts, heads));
         for (i, (got, composed)) in got.iter().zip(&composed).enumerate() {
             let [got, composed] = [got, composed].map(|x| cuda.download(x).unwrap());
-            compare(&format!("{case:?} in fp8 [{i}]"), &got, &composed, FUSED + COMPOSED + NARROW);
+            compare(&format!("{case:?} in fp8 [{i}]"), &got, &composed, FUSED + COMPOSED + IN_FP8);
         }
     }
 }

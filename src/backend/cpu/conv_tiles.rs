@@ -372,12 +372,12 @@ mod tests {
             let cpu = Cpu::new(precision);
             let upload = |values: &[f32], cols: usize| cpu.upload(values, values.len() / cols, cols).unwrap();
             let (weight, bias, conv) =
-                (cpu.conv_weight(&view).unwrap(), upload(&bias, cout), Conv::same(height, width, 3));
+                (crate::nn::ConvKernel::load(&cpu, &view).unwrap(), upload(&bias, cout), Conv::same(height, width, 3));
             let x = || upload(&x, cin);
             let plain = x().conv2d(&weight, &bias, conv).unwrap();
             let added = x().conv2d_add(&weight, &bias, conv, upload(&residual, cout)).unwrap();
             let doubled = x().upsample_conv2d(&weight, &bias, height, width).unwrap();
-            [plain, added, doubled].map(|out| cpu.download(&out).unwrap())
+            [plain, added, doubled].map(|out| cpu.download(&out.pixels).unwrap())
         });
         for (op, (exact, rounded)) in ["conv2d", "conv2d_add", "upsample_conv2d"].iter().zip(exact.iter().zip(&rounded))
         {
