@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::files::TensorView;
 use crate::ops::{self, Adaln, Conv, GroupNorm, Heads, Joint, Mask, Projection, QkNorm, Rope};
 use crate::tensor::{Dtype, Tensor};
-use crate::weights::WeightView;
 
 /// What a backend holds and did. Host-only backends report zeros for what they do not have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
@@ -137,16 +137,16 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Host values that stay float32 on every backend: rope tables, latent statistics.
     fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>>;
     /// A weight matrix of the parts' rows, one part under the other; all parts have the same columns.
-    fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>>;
+    fn weight(&self, parts: &[TensorView]) -> Result<Tensor<Self>>;
     /// As [`Backend::weight`], for a product so large that a backend may keep and multiply it in fewer bits.
-    fn narrow_weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
+    fn narrow_weight(&self, parts: &[TensorView]) -> Result<Tensor<Self>> {
         self.weight(parts)
     }
     /// Rows `ids` of a table [rows, cols] that stays on the host, as activations [ids, cols]. The ids are inside the
     /// table.
-    fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>>;
+    fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>>;
     /// A convolution weight [out, in, k, k] as a matrix [out, k * k * in], columns ordered (ky, kx, in).
-    fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>>;
+    fn conv_weight(&self, view: &TensorView) -> Result<Tensor<Self>>;
     /// Activations as host values, row-major and dense. Waits.
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>>;
     /// Pixels [height * width, 3] in -1..1 as RGB bytes: `round_half_even(255 * clamp(x / 2 + 1 / 2))`.

@@ -11,7 +11,7 @@ pub struct Adaln {
     pub txt_rows: usize,
     /// Added to the variance.
     pub eps: f32,
-    /// Whether only products with weights of [`Weights::narrow`](crate::weights::Weights::narrow) read h: a backend may
+    /// Whether only products with weights of [`Weights::narrow`](crate::nn::Weights::narrow) read h: a backend may
     /// give it in the form in which they do.
     pub narrow: bool,
 }

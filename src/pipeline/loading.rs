@@ -8,10 +8,10 @@ use super::opened::Files;
 use super::{ModelInfo, Observer, Stage};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::nn::Weights;
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::Decoder;
-use crate::weights::Weights;
 
 /// Lets `load` load a model of about `total` elements; it reports how many are on their way.
 pub(super) fn load<M>(

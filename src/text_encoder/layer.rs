@@ -3,9 +3,9 @@
 use super::TextEncoderConfig;
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::nn::Weights;
 use crate::ops::{Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
-use crate::weights::Weights;
 
 /// Grouped-query attention and a gated MLP, each behind a norm and added to the stream.
 pub struct Layer<B: Backend> {

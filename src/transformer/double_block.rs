@@ -3,9 +3,9 @@
 use super::{Modulation, Norm, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::nn::Weights;
 use crate::ops::{Adaln, Heads, Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
-use crate::weights::Weights;
 
 /// Joint attention and an MLP for each stream.
 pub struct DoubleBlock<B: Backend> {

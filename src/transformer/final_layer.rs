@@ -3,8 +3,8 @@
 use super::TransformerConfig;
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::nn::Weights;
 use crate::tensor::Tensor;
-use crate::weights::Weights;
 
 /// `proj_out`; the modulated norm before it is made by the last block.
 pub struct FinalLayer<B: Backend> {

@@ -23,10 +23,10 @@ use std::iter::{once, repeat_n};
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::model_dir::ModelDir;
+use crate::files::{ModelFiles, TensorFiles};
+use crate::nn::Weights;
 use crate::ops::{Joint, Pairs, Rope};
 use crate::tensor::Tensor;
-use crate::weights::{WeightFiles, Weights};
 use modulation::ModulationWeights;
 
 /// The FLUX.2 transformer.
@@ -139,6 +139,6 @@ pub fn is_narrow(name: &str) -> bool {
 }
 
 /// Opens the transformer's files in a model folder.
-pub fn open(dir: &ModelDir) -> Result<WeightFiles> {
-    WeightFiles::open(dir, "transformer", "diffusion_pytorch_model")
+pub fn open(dir: &ModelFiles) -> Result<TensorFiles> {
+    dir.tensors("transformer", "diffusion_pytorch_model")
 }

@@ -6,8 +6,8 @@
 use super::{TransformerConfig, timestep_embedding};
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::nn::Weights;
 use crate::tensor::Tensor;
-use crate::weights::Weights;
 
 /// What a norm and a residual of one step need, each [1, dim].
 pub struct Modulation<B: Backend> {

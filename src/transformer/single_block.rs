@@ -3,9 +3,9 @@
 use super::{Norm, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::nn::Weights;
 use crate::ops::{Adaln, Heads, Joint, Mask, Projection, QkNorm, Rope};
 use crate::tensor::Tensor;
-use crate::weights::Weights;
 
 /// One single-stream block; attention and MLP come from one projection.
 pub struct SingleBlock<B: Backend> {

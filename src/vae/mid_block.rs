@@ -3,9 +3,9 @@
 use super::{Grid, GroupNorm, ResnetBlock};
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::nn::Weights;
 use crate::ops::{Joint, Mask};
 use crate::tensor::Tensor;
-use crate::weights::Weights;
 
 /// Residual block, attention, residual block.
 pub struct MidBlock<B: Backend> {

@@ -13,10 +13,10 @@ pub use resnet_block::ResnetBlock;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::model_dir::ModelDir;
+use crate::files::{ModelFiles, TensorFiles};
+use crate::nn::Weights;
 use crate::ops::{self, Conv};
 use crate::tensor::Tensor;
-use crate::weights::{WeightFiles, Weights};
 
 /// The epsilon of every group norm.
 /// Source: diffusers `Decoder(resnet_eps=1e-6)`; it is in no config.
@@ -224,6 +224,6 @@ impl<B: Backend> Decoder<B> {
 }
 
 /// Opens the VAE's files in a model folder.
-pub fn open(dir: &ModelDir) -> Result<WeightFiles> {
-    WeightFiles::open(dir, "vae", "diffusion_pytorch_model")
+pub fn open(dir: &ModelFiles) -> Result<TensorFiles> {
+    dir.tensors("vae", "diffusion_pytorch_model")
 }

@@ -2,12 +2,12 @@
 
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
+use flux::nn::Weights;
 use flux::ops::{Conv, Joint, Mask};
 use flux::pipeline::ModelInfo;
 use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
 use flux::transformer::{self, DoubleBlock, Norm, SingleBlock, Transformer};
 use flux::vae::{self, Decoder, Grid, MidBlock, ResnetBlock};
-use flux::weights::Weights;
 use flux::{Result, Tensor};
 
 use crate::support::random_model::PRESETS;
@@ -22,7 +22,7 @@ fn cpu() -> Cpu {
 
 struct Case {
     name: &'static str,
-    dir: flux::model_dir::ModelDir,
+    dir: flux::files::ModelFiles,
     info: ModelInfo,
     golden: Golden,
 }

@@ -25,9 +25,9 @@ use rayon::prelude::*;
 
 use super::{Backend, Stats};
 use crate::error::Result;
+use crate::files::TensorView;
 use crate::ops::{self, Conv, Joint, Mask, Rope};
 use crate::tensor::{Dtype, Tensor};
-use crate::weights::WeightView;
 
 /// How matrix products are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub enum Buffer {
     /// Activations and vectors.
     Dense(Values),
     /// A weight matrix: the rows of these parts, one under the other, in the mapped file.
-    Weight(Vec<WeightView>),
+    Weight(Vec<TensorView>),
     /// A convolution weight.
     ConvWeight(Box<conv::Weight>),
 }
@@ -233,17 +233,17 @@ impl Backend for Cpu {
         self.upload(values, rows, cols)
     }
 
-    fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
-        let rows = parts.iter().map(WeightView::rows).sum();
+    fn weight(&self, parts: &[TensorView]) -> Result<Tensor<Self>> {
+        let rows = parts.iter().map(TensorView::rows).sum();
         Ok(Tensor::from_buffer(self, Buffer::Weight(parts.to_vec()), rows, parts[0].cols()))
     }
 
-    fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>> {
+    fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>> {
         let rows = |row: usize, out: &mut [f32]| out.copy_from_slice(&table.row_range(ids[row]..ids[row] + 1).to_f32());
         Ok(self.make_rows(ids.len(), table.cols(), rows))
     }
 
-    fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
+    fn conv_weight(&self, view: &TensorView) -> Result<Tensor<Self>> {
         Ok(Tensor::from_buffer(
             self,
             Buffer::ConvWeight(Box::new(conv::Weight::new(view.clone()))),

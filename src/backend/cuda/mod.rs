@@ -40,9 +40,9 @@ pub use pool::Buffer;
 
 use crate::backend::{Backend, Remark, Stats};
 use crate::error::{Error, Result};
+use crate::files::TensorView;
 use crate::ops::{Adaln, Conv, GroupNorm, Heads, Joint, Mask, Projection, QkNorm, Rope};
 use crate::tensor::{Dtype, Tensor};
-use crate::weights::WeightView;
 use device::Device;
 use gemm::Gemm;
 use launch::Launch;
@@ -302,22 +302,22 @@ impl Backend for Cuda {
         self.upload_f32_op(values, rows, cols)
     }
 
-    fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
+    fn weight(&self, parts: &[TensorView]) -> Result<Tensor<Self>> {
         Ok(self.padded_weight(self.0.uploader.weight(self.device(), parts)?))
     }
 
-    fn narrow_weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
+    fn narrow_weight(&self, parts: &[TensorView]) -> Result<Tensor<Self>> {
         match self.0.precision {
             Precision::Bf16 => self.weight(parts),
             Precision::Fp8 => Ok(self.padded_weight(self.0.uploader.narrow_weight(self.device(), parts)?)),
         }
     }
 
-    fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>> {
+    fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>> {
         self.embedding_op(table, ids)
     }
 
-    fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
+    fn conv_weight(&self, view: &TensorView) -> Result<Tensor<Self>> {
         Ok(self.padded_weight(self.0.uploader.conv_weight(self.device(), view)?))
     }
 

@@ -2,8 +2,8 @@
 
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::{Cuda, Tensor};
-use crate::e4m3::MULTIPLE;
 use crate::error::{Error, Result};
+use crate::files::e4m3::MULTIPLE;
 use crate::ops;
 
 impl Cuda {

@@ -10,8 +10,8 @@ use std::ops::Range;
 use crate::backend::cuda::launch::row_block;
 use crate::backend::cuda::pool::Buffer;
 use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned};
-use crate::e4m3::{self, MULTIPLE};
 use crate::error::{Error, Result};
+use crate::files::e4m3::{self, MULTIPLE};
 
 /// Rows of one matrix that products read apart: the scales of the first are at a multiple of 16 bytes where their
 /// number is one of this, and cuBLASLt takes no others.
