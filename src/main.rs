@@ -18,7 +18,7 @@ use flux::backend::{Backend, Remark};
 use flux::compare::difference;
 use flux::default_model::default_model;
 use flux::error::Kind;
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
 use flux::output::{Rgb, Target, read_png};
 use flux::pipeline::{Image, OpenModel, Pipeline, Plan, Request};
 use flux::{Error, Result};
@@ -87,15 +87,15 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
 }
 
 /// The model folder that is named, if one is.
-fn model(args: &ModelArgs) -> Result<Option<ModelDir>> {
+fn model(args: &ModelArgs) -> Result<Option<ModelFiles>> {
     let open = |folder: PathBuf| {
-        ModelDir::open(&folder).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" }))
+        ModelFiles::open(&folder).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" }))
     };
     args.dir().map(open).transpose()
 }
 
 /// Where the weights in fp8 are kept.
-fn fp8_folder(dir: &ModelDir) -> Result<PathBuf> {
+fn fp8_folder(dir: &ModelFiles) -> Result<PathBuf> {
     let folder = dir.folder().map(Path::to_path_buf);
     folder.ok_or_else(|| {
         Error::usage("the built-in model is in no folder, where weights could be kept")

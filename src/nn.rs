@@ -7,8 +7,8 @@
 
 use crate::backend::{Backend, Storage};
 use crate::error::{Error, Result};
+use crate::files::{TensorFiles, TensorView};
 use crate::tensor::Tensor;
-use crate::weights::{WeightFiles, WeightView};
 
 /// The weight of a linear layer, [out, in], on a backend, in whatever form this multiplies it.
 pub struct Linear<B: Backend> {
@@ -23,9 +23,9 @@ impl<B: Backend> Linear<B> {
     /// A matrix of the parts' rows, one part under the other; `name` is for messages.
     ///
     /// Errors when the parts differ in columns, or the backend cannot store them.
-    pub fn load(backend: &B, name: impl Into<String>, parts: &[WeightView], storage: Storage) -> Result<Self> {
-        let (name, rows) = (name.into(), parts.iter().map(WeightView::rows).sum());
-        let cols = parts.first().map_or(0, WeightView::cols);
+    pub fn load(backend: &B, name: impl Into<String>, parts: &[TensorView], storage: Storage) -> Result<Self> {
+        let (name, rows) = (name.into(), parts.iter().map(TensorView::rows).sum());
+        let cols = parts.first().map_or(0, TensorView::cols);
         if parts.is_empty() || parts.iter().any(|part| part.cols() != cols) {
             return Err(Error::new(format!("the parts of `{name}` differ in columns")));
         }
@@ -104,7 +104,7 @@ impl<B: Backend> ConvKernel<B> {
     /// `view` is [out, in, side, side].
     ///
     /// Errors when it is not, or the backend cannot store it.
-    pub fn load(backend: &B, view: &WeightView) -> Result<Self> {
+    pub fn load(backend: &B, view: &TensorView) -> Result<Self> {
         let &[rows, channels, side, width] = view.shape() else {
             return Err(Error::new(format!("a convolution's weight has 4 axes, not {:?}", view.shape())));
         };
@@ -175,14 +175,14 @@ impl WeightPolicy {
 /// The weights under a key prefix, for a backend.
 pub struct Weights<'a, B: Backend> {
     backend: &'a B,
-    files: &'a WeightFiles,
+    files: &'a TensorFiles,
     policy: WeightPolicy,
     prefix: String,
 }
 
 impl<'a, B: Backend> Weights<'a, B> {
     /// All weights of `files`.
-    pub fn new(backend: &'a B, files: &'a WeightFiles) -> Self {
+    pub fn new(backend: &'a B, files: &'a TensorFiles) -> Self {
         Self { backend, files, policy: WeightPolicy::of(backend), prefix: String::new() }
     }
 
@@ -201,7 +201,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// A tensor as it lies in the file.
-    pub fn view(&self, name: &str, shape: &[usize]) -> Result<WeightView> {
+    pub fn view(&self, name: &str, shape: &[usize]) -> Result<TensorView> {
         self.files.get(&self.key(name), shape)
     }
 
@@ -211,7 +211,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// A layer `name` of the parts' rows, one part under the other.
-    pub fn linear_of(&self, name: &str, parts: &[WeightView]) -> Result<Linear<B>> {
+    pub fn linear_of(&self, name: &str, parts: &[TensorView]) -> Result<Linear<B>> {
         let key = self.key(name);
         let storage = self.policy.storage(&key);
         Linear::load(self.backend, key, parts, storage)

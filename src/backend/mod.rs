@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, Operand};
 use crate::ops::{self, Adaln, Conv, Convolved, GroupNorm, Heads, Joint, Mask, Norm, Projection, QkNorm, Rope};
 use crate::tensor::{Dtype, Tensor};
-use crate::weights::WeightView;
 
 /// What a backend holds and did. Host-only backends report zeros for what they do not have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
@@ -154,12 +154,12 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// A weight matrix of the parts' rows, one part under the other; all parts have the same columns.
     ///
     /// Errors when this backend does not multiply weights that are stored so, or memory runs out.
-    fn load_weight(&self, parts: &[WeightView], storage: Storage) -> Result<Self::Weight>;
+    fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Self::Weight>;
     /// The weight [out, in, k, k] of a convolution.
-    fn load_conv_weight(&self, view: &WeightView) -> Result<Self::ConvWeight>;
+    fn load_conv_weight(&self, view: &TensorView) -> Result<Self::ConvWeight>;
     /// Rows `ids` of a table [rows, cols] that stays on the host, as activations [ids, cols]. The ids are inside the
     /// table.
-    fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>>;
+    fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>>;
     /// Activations as host values, row-major and dense. Waits.
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>>;
     /// Pixels [height * width, 3] in -1..1 as RGB bytes: `round_half_even(255 * clamp(x / 2 + 1 / 2))`.

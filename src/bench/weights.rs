@@ -1,14 +1,13 @@
 //! Weights to measure with. A backend takes them from a file only, and keeps them in its own way.
 
 use flux::backend::{Backend, Storage};
-use flux::model_dir::ModelDir;
+use flux::files::{ModelFiles, TensorView};
 use flux::nn::{ConvKernel, Linear, WeightPolicy};
-use flux::weights::{WeightFiles, WeightView};
 use flux::{Error, Result};
 use half::bf16;
 use rayon::prelude::*;
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
+use safetensors::tensor::TensorView as FileTensor;
 
 /// Values in -1..1 without a pattern.
 pub fn values(n: usize) -> Vec<f32> {
@@ -38,7 +37,7 @@ pub fn convolution<B: Backend>(backend: &B, cin: usize, cout: usize, side: usize
 }
 
 /// Calls `load` with a tensor in a mapped file, which is removed behind it.
-pub fn with_view<T>(shape: &[usize], load: impl FnOnce(&WeightView) -> Result<T>) -> Result<T> {
+pub fn with_view<T>(shape: &[usize], load: impl FnOnce(&TensorView) -> Result<T>) -> Result<T> {
     let failed = |e: &dyn std::fmt::Display| {
         Error::new(format!("cannot write weights to measure with: {e}")).at("the folder for temporary files")
     };
@@ -47,9 +46,9 @@ pub fn with_view<T>(shape: &[usize], load: impl FnOnce(&WeightView) -> Result<T>
     // A small factor, so that products of thousands of terms stay in range.
     let bytes: Vec<u8> =
         values(shape.iter().product()).par_iter().flat_map_iter(|v| bf16::from_f32(v / 32.0).to_le_bytes()).collect();
-    let tensor = TensorView::new(Dtype::BF16, shape.to_vec(), &bytes).map_err(|e| failed(&e))?;
+    let tensor = FileTensor::new(Dtype::BF16, shape.to_vec(), &bytes).map_err(|e| failed(&e))?;
     safetensors::serialize_to_file([("w", tensor)], None, &folder.path().join("w/w.safetensors"))
         .map_err(|e| failed(&e))?;
-    let files = WeightFiles::open(&ModelDir::Folder(folder.path().to_path_buf()), "w", "w")?;
+    let files = ModelFiles::Folder(folder.path().to_path_buf()).tensors("w", "w")?;
     load(&files.get("w", shape)?)
 }

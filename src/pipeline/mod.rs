@@ -7,10 +7,10 @@
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
-//! use flux::model_dir::ModelDir;
+//! use flux::files::ModelFiles;
 //! use flux::pipeline::{Pipeline, Request};
 //!
-//! let dir = ModelDir::open("models/tiny".as_ref())?;
+//! let dir = ModelFiles::open("models/tiny".as_ref())?;
 //! let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir)?;
 //! let image = pipeline.generate(&Request::new("a red circle on a blue background", 42), &mut ())?;
 //! assert_eq!(image.rgb.len(), 3 * image.plan.width * image.plan.height);
@@ -40,7 +40,7 @@ use std::thread::{self, JoinHandle};
 
 use crate::backend::{Backend, Storage};
 use crate::error::{Error, Result};
-use crate::model_dir::ModelDir;
+use crate::files::ModelFiles;
 use crate::nn::{WeightPolicy, Weights};
 use crate::sampler::{self, Conditioning, Noise, Schedule};
 use crate::tensor::Tensor;
@@ -90,7 +90,7 @@ impl<B: Backend> Pipeline<B> {
     /// [`OpenModel::open`] and [`Pipeline::new`].
     ///
     /// Errors as [`OpenModel::open`]. Nothing is copied to the device yet.
-    pub fn load(backend: B, dir: &ModelDir) -> Result<Self> {
+    pub fn load(backend: B, dir: &ModelFiles) -> Result<Self> {
         OpenModel::open(dir).map(|model| Self::new(backend, model))
     }
 
@@ -534,7 +534,7 @@ mod tests {
 
     #[test]
     fn batches_of_the_same_size_are_one_kind_however_many_are_to_come() {
-        let dir = ModelDir::open("models/tiny".as_ref()).unwrap();
+        let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
         let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir).unwrap();
         let mut request = Request { width: Some(32), height: Some(32), steps: Some(1), ..Request::new("a cat", 1) };
         let (mut left, mut batches) = (26, Vec::new());

@@ -23,11 +23,11 @@ use std::iter::once;
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::model_dir::ModelDir;
+use crate::files::ModelFiles;
+use crate::files::TensorFiles;
 use crate::nn::{Linear, Operand, Weights};
 use crate::ops::{Joint, Norm, Pairs, Rope};
 use crate::tensor::Tensor;
-use crate::weights::WeightFiles;
 use modulation::ModulationWeights;
 
 /// The FLUX.2 transformer.
@@ -134,6 +134,6 @@ impl<B: Backend> Transformer<B> {
 }
 
 /// Opens the transformer's files in a model folder.
-pub fn open(dir: &ModelDir) -> Result<WeightFiles> {
-    WeightFiles::open(dir, "transformer", "diffusion_pytorch_model")
+pub fn open(dir: &ModelFiles) -> Result<TensorFiles> {
+    dir.tensors("transformer", "diffusion_pytorch_model")
 }

@@ -13,11 +13,11 @@ pub use resnet_block::ResnetBlock;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::model_dir::ModelDir;
+use crate::files::ModelFiles;
+use crate::files::TensorFiles;
 use crate::nn::{ConvKernel, Weights};
 use crate::ops::{self, Conv, Convolved};
 use crate::tensor::Tensor;
-use crate::weights::WeightFiles;
 
 /// The epsilon of every group norm.
 /// Source: diffusers `Decoder(resnet_eps=1e-6)`; it is in no config.
@@ -227,6 +227,6 @@ impl<B: Backend> Decoder<B> {
 }
 
 /// Opens the VAE's files in a model folder.
-pub fn open(dir: &ModelDir) -> Result<WeightFiles> {
-    WeightFiles::open(dir, "vae", "diffusion_pytorch_model")
+pub fn open(dir: &ModelFiles) -> Result<TensorFiles> {
+    dir.tensors("vae", "diffusion_pytorch_model")
 }

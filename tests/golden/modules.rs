@@ -22,7 +22,7 @@ fn cpu() -> Cpu {
 
 struct Case {
     name: &'static str,
-    dir: flux::model_dir::ModelDir,
+    dir: flux::files::ModelFiles,
     info: ModelInfo,
     golden: Golden,
 }

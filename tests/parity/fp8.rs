@@ -7,16 +7,15 @@ use std::sync::LazyLock;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Storage};
-use flux::e4m3::{MULTIPLE, quantise_row, to_f32};
-use flux::model_dir::ModelDir;
+use flux::files::e4m3::{MULTIPLE, quantise_row, to_f32};
+use flux::files::{ModelFiles, Safetensors, TensorFiles, TensorView, scales_name};
 use flux::nn::Linear;
 use flux::ops::{Adaln, Joint, Mask, Norm};
 use flux::pipeline::{Fp8Cache, OpenModel, Pipeline, Request};
 use flux::tensor::Tensor;
-use flux::weights::{WeightFiles, WeightView, scales_name};
 use rayon::prelude::*;
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
+use safetensors::tensor::TensorView as FileTensor;
 
 use crate::compare::{Shape, Weight, compare, shapes, values, vector, with_variable};
 use crate::cuda_fp8;
@@ -147,7 +146,7 @@ const WEIGHTS: [(usize, usize); 14] = [
 ];
 
 /// A weight of these parts in e4m3.
-fn fp8(cuda: &Cuda, parts: &[WeightView]) -> Linear<Cuda> {
+fn fp8(cuda: &Cuda, parts: &[TensorView]) -> Linear<Cuda> {
     Linear::load(cuda, "weight", parts, Storage::Fp8).unwrap()
 }
 
@@ -218,25 +217,25 @@ fn stacked_fp8_weights_arrive_whole() {
 }
 
 /// A matrix in a file of weights, and beside it one of e4m3 values of the same name, which here is of `kept`.
-fn with_e4m3(values: &[f32], kept: &[f32], rows: usize, cols: usize) -> (tempfile::TempDir, WeightFiles) {
+fn with_e4m3(values: &[f32], kept: &[f32], rows: usize, cols: usize) -> (tempfile::TempDir, TensorFiles) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("w")).unwrap();
     let bf16: Vec<u8> = values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect();
-    let tensor = TensorView::new(Dtype::BF16, vec![rows, cols], &bf16).unwrap();
+    let tensor = FileTensor::new(Dtype::BF16, vec![rows, cols], &bf16).unwrap();
     safetensors::serialize_to_file([("weight", tensor)], None, &folder.path().join("w/w.safetensors")).unwrap();
     let (bits, scales) = weight_bits(kept, cols);
     let scales: Vec<u8> = scales.into_iter().flat_map(f32::to_le_bytes).collect();
     let e4m3 = [
         (
             "weight".to_string(),
-            TensorView::new(Dtype::F8_E4M3, vec![rows, cols.next_multiple_of(MULTIPLE)], &bits).unwrap(),
+            FileTensor::new(Dtype::F8_E4M3, vec![rows, cols.next_multiple_of(MULTIPLE)], &bits).unwrap(),
         ),
-        (scales_name("weight"), TensorView::new(Dtype::F32, vec![rows], &scales).unwrap()),
+        (scales_name("weight"), FileTensor::new(Dtype::F32, vec![rows], &scales).unwrap()),
     ];
     let path = folder.path().join("e4m3.safetensors");
     safetensors::serialize_to_file(e4m3, None, &path).unwrap();
-    let mut files = WeightFiles::open(&ModelDir::Folder(folder.path().to_path_buf()), "w", "w").unwrap();
-    files.set_e4m3(WeightFiles::open_file(&path, "").unwrap());
+    let mut files = ModelFiles::Folder(folder.path().to_path_buf()).tensors("w", "w").unwrap();
+    files.set_quantised(Safetensors::open(&path, "").unwrap());
     (folder, files)
 }
 
@@ -302,7 +301,7 @@ fn images_are_the_same_with_weights_from_a_file() {
     let Some(cuda) = cuda_fp8() else { return };
     let copy = tempfile::tempdir().unwrap();
     copy_all(&crate::root().join("models/tiny"), copy.path());
-    for dir in [ModelDir::open(copy.path()).unwrap(), preset("uneven"), preset("sharded")] {
+    for dir in [ModelFiles::open(copy.path()).unwrap(), preset("uneven"), preset("sharded")] {
         let open = |kept: Option<Fp8Cache>| {
             let mut model = OpenModel::open(&dir).unwrap();
             if let Some(kept) = kept {

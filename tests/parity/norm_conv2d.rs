@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use flux::backend::Backend;
 use flux::backend::cuda::{Cuda, Graph};
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
+use flux::files::TensorFiles;
 use flux::nn::{ConvKernel, Weights};
 use flux::ops::{Conv, Convolved, GroupNorm, norm_conv2d};
 use flux::pipeline::{Pipeline, Request};
 use flux::tensor::Tensor;
 use flux::vae::{Grid, ResnetBlock};
-use flux::weights::WeightFiles;
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
+use safetensors::tensor::TensorView as FileTensor;
 
 use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check_against, check_choices, values, vector, with_variable};
 use crate::conv2d::Conv2d;
@@ -364,7 +364,7 @@ fn a_large_conv2d_over_is_conv2d_in_the_memory_of_its_input() {
 }
 
 /// The weights of a residual block.
-fn resnet_files(folder: &tempfile::TempDir, cin: usize, cout: usize) -> WeightFiles {
+fn resnet_files(folder: &tempfile::TempDir, cin: usize, cout: usize) -> TensorFiles {
     let shapes = [
         ("norm1.weight", vec![cin]),
         ("norm1.bias", vec![cin]),
@@ -387,10 +387,10 @@ fn resnet_files(folder: &tempfile::TempDir, cin: usize, cout: usize) -> WeightFi
     let views = shapes
         .iter()
         .zip(&bytes)
-        .map(|((name, shape), bytes)| (*name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
+        .map(|((name, shape), bytes)| (*name, FileTensor::new(Dtype::F32, shape.clone(), bytes).unwrap()));
     std::fs::create_dir(folder.path().join("vae")).unwrap();
     safetensors::serialize_to_file(views, None, &folder.path().join("vae/w.safetensors")).unwrap();
-    WeightFiles::open(&ModelDir::Folder(folder.path().to_path_buf()), "vae", "w").unwrap()
+    ModelFiles::Folder(folder.path().to_path_buf()).tensors("vae", "w").unwrap()
 }
 
 /// The block that needs most of a decoder's memory, with the channels of klein's: of 2048 x 2048 pixels.

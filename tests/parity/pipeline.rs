@@ -6,7 +6,7 @@ use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
 use flux::compare::difference;
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
 use flux::nn::Weights;
 use flux::output::Rgb;
 use flux::pipeline::{ModelInfo, Pipeline, Request};
@@ -32,8 +32,8 @@ fn relative_error(got: &[f32], expected: &[f32]) -> f64 {
     (difference / norm).sqrt()
 }
 
-pub fn default_model() -> ModelDir {
-    ModelDir::open(&root().join("models/tiny")).unwrap()
+pub fn default_model() -> ModelFiles {
+    ModelFiles::open(&root().join("models/tiny")).unwrap()
 }
 
 #[derive(serde::Deserialize)]
@@ -385,7 +385,7 @@ fn full_size(cuda: Cuda) -> Vec<FullSize> {
         println!("skipped: FLUX_FULL_MODEL or FLUX_REFERENCE is not set");
         return Vec::new();
     };
-    let dir = ModelDir::open(Path::new(&model)).unwrap();
+    let dir = ModelFiles::open(Path::new(&model)).unwrap();
     let host = Cpu::new(Precision::F32);
     let device = cuda.describe();
     let mut pipeline = Pipeline::load(cuda, &dir).unwrap();

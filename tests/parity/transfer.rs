@@ -3,15 +3,15 @@
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Storage};
+use flux::files::TensorView;
 use flux::nn::Linear;
-use flux::weights::WeightView;
 use half::bf16;
 use safetensors::Dtype;
 
 use crate::compare::{Weight, values};
 
 /// A weight of these parts in bf16.
-fn native(cuda: &Cuda, parts: &[WeightView]) -> flux::Result<Linear<Cuda>> {
+fn native(cuda: &Cuda, parts: &[TensorView]) -> flux::Result<Linear<Cuda>> {
     Linear::load(cuda, "weight", parts, Storage::Native)
 }
 

@@ -26,10 +26,10 @@ use rayon::prelude::*;
 
 use super::{Backend, Stats, Storage};
 use crate::error::{Error, Result};
+use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear};
 use crate::ops::{self, Conv, Convolved, GroupNorm, Joint, Mask, Rope};
 use crate::tensor::{Dtype, Tensor};
-use crate::weights::WeightView;
 
 /// How matrix products are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub struct Cpu {
 }
 
 /// A weight matrix: the rows of these parts, one under the other, in the mapped file.
-pub struct Weight(Vec<WeightView>);
+pub struct Weight(Vec<TensorView>);
 
 /// What a tensor of the CPU views. Its memory goes to later tensors.
 pub struct Values(Vec<f32>);
@@ -228,18 +228,18 @@ impl Backend for Cpu {
         self.upload(values, rows, cols)
     }
 
-    fn load_weight(&self, parts: &[WeightView], storage: Storage) -> Result<Weight> {
+    fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Weight> {
         match storage {
             Storage::Native => Ok(Weight(parts.to_vec())),
             Storage::Fp8 => Err(Error::new("the CPU does not multiply weights in fp8")),
         }
     }
 
-    fn load_conv_weight(&self, view: &WeightView) -> Result<conv::Weight> {
+    fn load_conv_weight(&self, view: &TensorView) -> Result<conv::Weight> {
         Ok(conv::Weight::new(view.clone()))
     }
 
-    fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>> {
+    fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>> {
         let rows = |row: usize, out: &mut [f32]| out.copy_from_slice(&table.row_range(ids[row]..ids[row] + 1).to_f32());
         Ok(self.make_rows(ids.len(), table.cols(), rows))
     }

@@ -42,10 +42,10 @@ pub use weight::{ConvWeight, Weight};
 
 use crate::backend::{Backend, Remark, Stats, Storage};
 use crate::error::{Error, Result};
+use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, Operand};
 use crate::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, Joint, Mask, Norm, Projection, QkNorm, Rope};
 use crate::tensor::{Dtype, Tensor};
-use crate::weights::WeightView;
 pub use channel_statistics::ChannelStatistics;
 use device::Device;
 use gemm::{Gemm, Matrix, Product};
@@ -306,7 +306,7 @@ impl Backend for Cuda {
         self.upload_f32_op(values, rows, cols)
     }
 
-    fn load_weight(&self, parts: &[WeightView], storage: Storage) -> Result<Weight> {
+    fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Weight> {
         match storage {
             Storage::Native => self.0.uploader.weight(self.device(), parts),
             Storage::Fp8 => {
@@ -316,11 +316,11 @@ impl Backend for Cuda {
         }
     }
 
-    fn load_conv_weight(&self, view: &WeightView) -> Result<ConvWeight> {
+    fn load_conv_weight(&self, view: &TensorView) -> Result<ConvWeight> {
         self.0.uploader.conv_weight(self.device(), view).map(ConvWeight)
     }
 
-    fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>> {
+    fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>> {
         self.embedding_op(table, ids)
     }
 

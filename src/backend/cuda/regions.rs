@@ -13,7 +13,7 @@ use cudarc::driver::{result, sys};
 
 use super::device::{Device, failed};
 use crate::error::Result;
-use crate::weights::{Bytes, WeightView};
+use crate::files::{Bytes, TensorView};
 
 /// Bytes of a region: 1.2 ms of a PCIe 5 bus; a tensor that is not needed costs a region at most.
 pub const REGION_BYTES: usize = 64 << 20;
@@ -47,7 +47,7 @@ impl FileRegions {
     }
 
     /// Whether `view` lies in this file.
-    pub fn is_of(&self, view: &WeightView) -> bool {
+    pub fn is_of(&self, view: &TensorView) -> bool {
         Arc::ptr_eq(&self.file, view.file())
     }
 
@@ -82,7 +82,7 @@ impl Regions {
     }
 
     /// The mapped files among those of `views`, each once.
-    pub fn of_files<'a>(&self, views: impl Iterator<Item = &'a WeightView>) -> Vec<Arc<FileRegions>> {
+    pub fn of_files<'a>(&self, views: impl Iterator<Item = &'a TensorView>) -> Vec<Arc<FileRegions>> {
         let mut known = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut used: Vec<Arc<FileRegions>> = Vec::new();
         for view in views {

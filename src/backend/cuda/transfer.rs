@@ -14,7 +14,7 @@ use super::device::{Device, Event, Stream, failed};
 use super::pool::{Buffer, Kind};
 use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
-use crate::weights::{Dtype, WeightView};
+use crate::files::{Format, TensorView};
 
 /// Bytes of a slot: 80 us of a PCIe 5 bus, far above the cost of starting a copy.
 pub const SLOT_BYTES: usize = 4 << 20;
@@ -149,7 +149,7 @@ impl Cuda {
     }
 
     /// Rows `ids` of a table in the file, one under the other.
-    pub(super) fn embedding_op(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Cuda>> {
+    pub(super) fn embedding_op(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Cuda>> {
         let cols = table.cols();
         let buffer = self.upload_rows(Kind::Bf16, ids.len(), cols, |some, out| {
             let ids = &ids[some];
@@ -160,8 +160,8 @@ impl Cuda {
                     continue;
                 }
                 let (row, out) = (table.row_range(id..id + 1), &mut out[i * cols..(i + 1) * cols]);
-                match row.dtype() {
-                    Dtype::Bf16 => bytemuck::cast_slice_mut(out).copy_from_slice(row.bytes()),
+                match row.format() {
+                    Format::Bf16 => bytemuck::cast_slice_mut(out).copy_from_slice(row.bytes()),
                     _ => out.iter_mut().zip(row.to_f32()).for_each(|(to, value)| *to = bf16::from_f32(value)),
                 }
             }

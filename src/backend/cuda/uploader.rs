@@ -19,9 +19,9 @@ use super::pool::{Buffer, Kind};
 use super::regions::{FileRegions, REGION_BYTES, Region, Regions};
 use super::transfer::{SLOT_BYTES, Slot};
 use super::weight::Weight;
-use crate::e4m3::MULTIPLE;
 use crate::error::{Error, Result};
-use crate::weights::{Dtype, E4m3View, WeightView};
+use crate::files::e4m3::MULTIPLE;
+use crate::files::{Format, TensorView};
 
 /// A thread fills one slot while the other goes up.
 const SLOTS_PER_THREAD: usize = 2;
@@ -48,12 +48,21 @@ enum When {
     AtOnce,
 }
 
-/// The values of a tensor as bf16, or its bytes where that is what they are, dense, to a device address; then, of some,
-/// to their places in a padded or reordered weight.
+/// The values of a tensor, as bf16 or as they are in the file, dense, to a device address; then, of some, to their
+/// places in a padded or reordered weight.
 struct Job {
-    view: WeightView,
+    view: TensorView,
+    /// None where the device takes the values as they are in the file.
+    conversion: Option<Conversion>,
     to: u64,
     place: Option<Place>,
+}
+
+/// Which values a kernel rounds to bf16 on the device.
+#[derive(Clone, Copy)]
+enum Conversion {
+    F16,
+    F32,
 }
 
 /// `to` [to_rows, stride] takes [rows, channels, taps], columns ordered (tap, channel), zeros elsewhere.
@@ -117,20 +126,20 @@ impl Uploader {
 
     /// A weight matrix of the parts' rows, one part under the other; rows and columns padded with zeros to multiples of
     /// 8, so that cuBLASLt's fast kernels fit every size.
-    pub fn weight(&self, device: &Arc<Device>, parts: &[WeightView]) -> Result<Weight> {
+    pub fn weight(&self, device: &Arc<Device>, parts: &[TensorView]) -> Result<Weight> {
         self.rows(device, parts, When::Together)
     }
 
-    fn rows(&self, device: &Arc<Device>, parts: &[WeightView], when: When) -> Result<Weight> {
+    fn rows(&self, device: &Arc<Device>, parts: &[TensorView], when: When) -> Result<Weight> {
         let cols = parts[0].cols();
-        let rows = parts.iter().map(WeightView::rows).sum::<usize>();
+        let rows = parts.iter().map(TensorView::rows).sum::<usize>();
         let stride = cols.next_multiple_of(8);
         self.matrix(device, rows, cols, stride, when, |buffer, queue| {
             let mut row = 0;
             for part in parts {
                 let to = buffer.address() + (row * stride * 2) as u64;
                 if stride == cols {
-                    queue.jobs.push(Job { view: part.clone(), to, place: None });
+                    queue.jobs.push(Job::new(part, to, None));
                 } else {
                     queue.push_dense(
                         device,
@@ -147,8 +156,8 @@ impl Uploader {
     /// As [`Uploader::weight`], in e4m3 with a scale for each row; padded to multiples of [`MULTIPLE`]. Where no file
     /// holds e4m3, a bf16 copy goes up at once, and is freed behind the kernel that reads it, so that never more than
     /// one is there.
-    pub fn e4m3_weight(&self, device: &Arc<Device>, parts: &[WeightView]) -> Result<Weight> {
-        if let Some(e4m3) = parts.iter().map(WeightView::e4m3).collect::<Option<Vec<_>>>() {
+    pub fn e4m3_weight(&self, device: &Arc<Device>, parts: &[TensorView]) -> Result<Weight> {
+        if let Some(e4m3) = parts.iter().map(TensorView::quantised).collect::<Option<Vec<_>>>() {
             return self.e4m3_weight_of_file(device, &e4m3, parts[0].cols());
         }
         let copy = self.rows(device, parts, When::AtOnce)?;
@@ -173,8 +182,8 @@ impl Uploader {
     }
 
     /// Values and scales of a weight of `cols` columns, as a file holds them.
-    fn e4m3_weight_of_file(&self, device: &Arc<Device>, parts: &[&E4m3View], cols: usize) -> Result<Weight> {
-        let rows = parts.iter().map(|part| part.values.rows()).sum::<usize>();
+    fn e4m3_weight_of_file(&self, device: &Arc<Device>, parts: &[&TensorView], cols: usize) -> Result<Weight> {
+        let rows = parts.iter().map(|part| part.rows()).sum::<usize>();
         let (padded_rows, stride) = (rows.next_multiple_of(MULTIPLE), cols.next_multiple_of(MULTIPLE));
         let buffer = Buffer::e4m3_on_stream(device, device.upload_stream(), padded_rows, stride)?;
         let values_of = |row: usize| buffer.address() + (row * stride) as u64;
@@ -182,9 +191,10 @@ impl Uploader {
         let mut queue = Queue::default();
         let mut row = 0;
         for part in parts {
-            queue.jobs.push(Job { view: part.values.clone(), to: values_of(row), place: None });
-            queue.jobs.push(Job { view: part.scales.clone(), to: scales_of(row), place: None });
-            row += part.values.rows();
+            let scales = part.scales().expect("e4m3 rows have scales");
+            queue.jobs.push(Job::new(part, values_of(row), None));
+            queue.jobs.push(Job { conversion: None, ..Job::new(scales, scales_of(row), None) });
+            row += part.rows();
         }
         // SAFETY: the buffer has room for the values and the scales of `padded_rows` rows.
         unsafe {
@@ -197,7 +207,7 @@ impl Uploader {
 
     /// A convolution weight [out, in, k, k] as [out, k * k * in], columns ordered (ky, kx, in), padded as in
     /// [`Uploader::weight`].
-    pub fn conv_weight(&self, device: &Arc<Device>, view: &WeightView) -> Result<Weight> {
+    pub fn conv_weight(&self, device: &Arc<Device>, view: &TensorView) -> Result<Weight> {
         let &[rows, channels, height, width] = view.shape() else {
             return Err(Error::new(format!("a convolution weight has 4 axes, not {:?}", view.shape())));
         };
@@ -285,7 +295,7 @@ impl Uploader {
                                 return Err(error);
                             }
                             // Nobody listens any more where the other end failed.
-                            let _ = sender.send((piece.bytes.len() / piece.job.view.dtype().size()) as u64);
+                            let _ = sender.send(piece.elements());
                         }
                         Ok(())
                     })
@@ -304,11 +314,39 @@ impl Uploader {
     }
 }
 
+impl Job {
+    fn new(view: &TensorView, to: u64, place: Option<Place>) -> Self {
+        let conversion = match view.format() {
+            Format::Bf16 | Format::E4m3Rows => None,
+            Format::F16 => Some(Conversion::F16),
+            Format::F32 => Some(Conversion::F32),
+        };
+        Self { view: view.clone(), conversion, to, place }
+    }
+}
+
+impl Conversion {
+    /// Bytes of a value in the file.
+    fn size(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+
+    fn kernel(self) -> &'static str {
+        match self {
+            Self::F16 => "f16_to_bf16",
+            Self::F32 => "f32_to_bf16",
+        }
+    }
+}
+
 impl Queue {
     /// A job that goes through dense memory of its own.
-    fn push_dense(&mut self, device: &Arc<Device>, view: &WeightView, place: Place) -> Result<()> {
+    fn push_dense(&mut self, device: &Arc<Device>, view: &TensorView, place: Place) -> Result<()> {
         let dense = Buffer::on_stream(device, device.upload_stream(), Kind::Bf16, view.elements())?;
-        self.jobs.push(Job { view: view.clone(), to: dense.address(), place: Some(place) });
+        self.jobs.push(Job::new(view, dense.address(), Some(place)));
         self.temporaries.push(dense);
         Ok(())
     }
@@ -327,14 +365,9 @@ impl Place {
     }
 }
 
-/// Whether the device takes values of this type as they are in the file; others it converts to bf16.
-fn goes_as_it_is(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::Bf16 | Dtype::U8)
-}
-
 /// What `bytes` of a file take on the device.
-fn bytes_on_device(dtype: Dtype, bytes: usize) -> u64 {
-    (if goes_as_it_is(dtype) { bytes } else { bytes / dtype.size() * Kind::Bf16.size() }) as u64
+fn bytes_on_device(conversion: Option<Conversion>, bytes: usize) -> u64 {
+    conversion.map_or(bytes, |conversion| bytes / conversion.size() * Kind::Bf16.size()) as u64
 }
 
 /// Zeros, by work on the upload stream.
@@ -353,8 +386,8 @@ unsafe fn clear(device: &Device, address: u64, len: usize) -> Result<()> {
 
 /// A job in pieces that end where regions end.
 fn pieces<'a>(job: &'a Job, files: &'a [Arc<FileRegions>]) -> Vec<Piece<'a>> {
-    let (size, all) = (job.view.dtype().size(), job.view.bytes().len());
-    let file = files.iter().find(|file| goes_as_it_is(job.view.dtype()) && file.is_of(&job.view));
+    let (size, all) = (job.conversion.map_or(1, Conversion::size), job.view.bytes().len());
+    let file = files.iter().find(|file| job.conversion.is_none() && file.is_of(&job.view));
     let start = job.view.start();
     let mut pieces = Vec::new();
     let mut done = 0;
@@ -372,6 +405,12 @@ fn pieces<'a>(job: &'a Job, files: &'a [Arc<FileRegions>]) -> Vec<Piece<'a>> {
 }
 
 impl Piece<'_> {
+    /// About how many values it has.
+    fn elements(&self) -> u64 {
+        let block = self.job.view.format().block();
+        (self.bytes.len() * block.values / block.bytes) as u64
+    }
+
     /// By work on the upload stream: from the registered file, or where it cannot be registered through slots.
     fn send(&self, device: &Arc<Device>, regions: &Regions, slots: &mut Vec<WeightSlot>) -> Result<()> {
         let bytes = &self.job.view.bytes()[self.bytes.clone()];
@@ -387,13 +426,19 @@ impl Piece<'_> {
             device.counters().copies.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
-        let dtype = self.job.view.dtype();
-        copy_slices(device, dtype, bytes, self.job.to + bytes_on_device(dtype, self.bytes.start), slots)
+        let conversion = self.job.conversion;
+        copy_slices(device, conversion, bytes, self.job.to + bytes_on_device(conversion, self.bytes.start), slots)
     }
 }
 
 /// `bytes` in slices, through slots in turn.
-fn copy_slices(device: &Arc<Device>, dtype: Dtype, bytes: &[u8], to: u64, slots: &mut Vec<WeightSlot>) -> Result<()> {
+fn copy_slices(
+    device: &Arc<Device>,
+    conversion: Option<Conversion>,
+    bytes: &[u8],
+    to: u64,
+    slots: &mut Vec<WeightSlot>,
+) -> Result<()> {
     let stream = device.upload_stream();
     while slots.len() < SLOTS_PER_THREAD {
         slots.push(WeightSlot { pinned: Slot::new(device, stream)?, staging: None });
@@ -401,21 +446,21 @@ fn copy_slices(device: &Arc<Device>, dtype: Dtype, bytes: &[u8], to: u64, slots:
     for (index, slice) in bytes.chunks(SLOT_BYTES).enumerate() {
         let slot = &mut slots[index % SLOTS_PER_THREAD];
         slot.pinned.bytes()?[..slice.len()].copy_from_slice(slice);
-        let values = slice.len() / dtype.size();
-        let to = to + bytes_on_device(dtype, index * SLOT_BYTES);
-        if goes_as_it_is(dtype) {
-            slot.pinned.copy_to(device, slice.len(), to, stream)?;
-        } else {
+        let to = to + bytes_on_device(conversion, index * SLOT_BYTES);
+        if let Some(conversion) = conversion {
             if slot.staging.is_none() {
                 slot.staging = Some(Buffer::on_stream(device, stream, Kind::Byte, SLOT_BYTES)?);
             }
             let staging = slot.staging.as_ref().expect("set above").address();
             slot.pinned.copy_to(device, slice.len(), staging, stream)?;
-            let kernel = if dtype == Dtype::F32 { "f32_to_bf16" } else { "f16_to_bf16" };
-            let launch = device.launch("transfer", kernel)?.on(stream).address(staging).address(to).long(values);
+            let values = slice.len() / conversion.size();
+            let launch =
+                device.launch("transfer", conversion.kernel())?.on(stream).address(staging).address(to).long(values);
             // SAFETY: types and order match cuda/transfer.cu; `staging` holds `values` values, and the weight's memory
             // has room for as many at `to`, because slices follow each other as in the file.
             unsafe { launch.run([values.div_ceil(256).min(4096), 1, 1], [256, 1, 1]) }?;
+        } else {
+            slot.pinned.copy_to(device, slice.len(), to, stream)?;
         }
         slot.pinned.record(stream)?;
     }

@@ -11,8 +11,8 @@ use crate::backend::cuda::launch::row_block;
 use crate::backend::cuda::pool::Buffer;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned};
-use crate::e4m3::{self, MULTIPLE};
 use crate::error::{Error, Result};
+use crate::files::e4m3::{self, MULTIPLE};
 use crate::nn::Linear;
 
 /// Rows of one matrix that products read apart: the scales of the first are at a multiple of 16 bytes where their

@@ -1,25 +1,30 @@
-//! A model folder: on disk, or carried in the program.
+//! The files of a model: in a folder on disk, or carried in the program.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
+use super::bytes::Bytes;
+use super::safetensors::Safetensors;
+use super::tensor_files::TensorFiles;
 use crate::error::{Error, Result};
-use crate::weights::Bytes;
+
+const FETCH_AGAIN: &str = "the file is damaged or its download was cut off: fetch it again";
 
 /// A file that the program carries: its name in the model folder, and its bytes.
 pub type EmbeddedFile = (&'static str, &'static [u8]);
 
 /// Where the files of a model are.
 #[derive(Debug, Clone)]
-pub enum ModelDir {
+pub enum ModelFiles {
     /// A folder in the diffusers layout.
     Folder(PathBuf),
     /// Files that the program carries.
     Embedded(&'static [EmbeddedFile]),
 }
 
-impl ModelDir {
+impl ModelFiles {
     /// A folder on disk.
     ///
     /// Errors when it is no folder, or holds no `model_index.json`.
@@ -126,5 +131,54 @@ impl ModelDir {
     pub fn json<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
         serde_json::from_slice(&self.read(name)?)
             .map_err(|e| Error::new(format!("invalid JSON: {e}")).at(self.display(name)))
+    }
+
+    /// The tensors of a component: those of `<folder>/<stem>.safetensors`, or of the shards that
+    /// `<folder>/<stem>.safetensors.index.json` names, or of the only safetensors file of the folder.
+    ///
+    /// Errors when a file is missing, no safetensors file, cut off, or its header lies.
+    pub fn tensors(&self, folder: &str, stem: &str) -> Result<TensorFiles> {
+        let index_name = format!("{folder}/{stem}.safetensors.index.json");
+        let single_name = format!("{folder}/{stem}.safetensors");
+        let names = if self.exists(&single_name) {
+            vec![single_name]
+        } else if self.exists(&index_name) {
+            self.shard_names(folder, &index_name)?
+        } else {
+            match self.list(folder, ".safetensors").as_slice() {
+                [only] => vec![format!("{folder}/{only}")],
+                _ => {
+                    return Err(Error::new(format!(
+                        "no weights: neither `{stem}.safetensors` nor `{stem}.safetensors.index.json`"
+                    ))
+                    .at(self.display(folder))
+                    .hint("is the download complete? `scripts/download_model.sh` resumes it"));
+                }
+            }
+        };
+        let open = |name: &String| Safetensors::new(self.path(name), self.bytes(name)?, FETCH_AGAIN);
+        TensorFiles::new(names.iter().map(open).collect::<Result<_>>()?)
+    }
+
+    /// The shards that an index names, each once.
+    fn shard_names(&self, folder: &str, index_name: &str) -> Result<Vec<String>> {
+        #[derive(serde::Deserialize)]
+        struct Index {
+            weight_map: HashMap<String, String>,
+        }
+        let index: Index = self.json(index_name)?;
+        let mut shards: Vec<String> = index.weight_map.into_values().collect();
+        shards.sort();
+        shards.dedup();
+        // A name with a separator could point anywhere on this machine.
+        if let Some(bad) = shards.iter().find(|name| name.contains(['/', '\\']) || name.starts_with('.')) {
+            return Err(
+                Error::new(format!("the index names `{bad}`, which is no file beside it")).at(self.display(index_name))
+            );
+        }
+        if shards.is_empty() {
+            return Err(Error::new("the index names no file").at(self.display(index_name)));
+        }
+        Ok(shards.into_iter().map(|name| format!("{folder}/{name}")).collect())
     }
 }
