@@ -189,7 +189,7 @@ impl Case for UpsampleConv2d<'_> {
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        vec![flux::ops::conv2d::compose_upsample(b, x, &weight, &bias, self.height, self.width).unwrap()]
+        vec![flux::ops::upsample_conv2d::compose(b, x, &weight, &bias, self.height, self.width).unwrap()]
     }
 }
 

@@ -77,7 +77,7 @@ impl Case for Project {
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        self.with(b, |weight| weight.matrix(b), |parts, heads| ops::projection::compose(b, parts, heads))
+        self.with(b, |weight| weight.matrix(b), |parts, heads| ops::project::compose(b, parts, heads))
     }
 }
 
@@ -159,7 +159,7 @@ fn project_in_fp8_matches_its_composition() {
     let narrow = |weight: &Weight| cuda.narrow_weight(&[weight.view()]).unwrap();
     for case in cases {
         let got = case.with(&cuda, narrow, Tensor::project);
-        let composed = case.with(&cuda, narrow, |parts, heads| ops::projection::compose(&cuda, parts, heads));
+        let composed = case.with(&cuda, narrow, |parts, heads| ops::project::compose(&cuda, parts, heads));
         for (i, (got, composed)) in got.iter().zip(&composed).enumerate() {
             let [got, composed] = [got, composed].map(|x| cuda.download(x).unwrap());
             compare(&format!("{case:?} in fp8 [{i}]"), &got, &composed, FUSED + COMPOSED + NARROW);

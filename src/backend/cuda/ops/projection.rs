@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use crate::backend::cuda::hopper::{Axis, Choice};
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
-use crate::ops::projection::{Gated, Heads, Projection, compose};
+use crate::ops::project::{Gated, Heads, Projection, compose};
 use crate::ops::{Joint, Pairs};
 
 /// `FLUX_PROJECTION=base` keeps off this kernel, `FLUX_PROJECTION=sm90` makes it an error when this GPU or this program

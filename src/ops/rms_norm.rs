@@ -1,15 +1,10 @@
-//! Norms over columns.
+//! The norm by the root mean square.
 
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect};
 
 impl<B: Backend> Tensor<B> {
-    /// `(x - mean) / sqrt(variance + eps)` of each row, without learned weights; statistics in float32.
-    pub fn layer_norm(&self, eps: f32) -> Result<Self> {
-        self.backend().layer_norm(self, eps)
-    }
-
     /// `x / sqrt(mean(x^2) + eps) * weight` over each run of `n` columns; statistics in float32.
     ///
     /// self [rows, m * n], weight [1, n] -> [rows, m * n]: n is the whole row, or one head.

@@ -1,4 +1,4 @@
-//! The sampler's arithmetic.
+//! The step of the sampler along the velocity.
 
 use crate::backend::Backend;
 use crate::error::Result;
@@ -15,14 +15,5 @@ impl<B: Backend> Tensor<B> {
         self.expect_same("euler_step", "velocity", velocity)?;
         let b = self.backend().clone();
         b.euler_step(self, velocity, dt)
-    }
-
-    /// Classifier-free guidance: `negative + guidance * (self - negative)`, each of the three ops rounded as
-    /// activations are.
-    ///
-    /// Errors when the shapes differ.
-    pub fn guide(&self, negative: &Self, guidance: f32) -> Result<Self> {
-        self.expect_same("guide", "negative", negative)?;
-        self.backend().guide(self, negative, guidance)
     }
 }

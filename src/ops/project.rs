@@ -1,7 +1,8 @@
 //! What stands before attention and inside a gated MLP: a product, and what is done to its columns.
 
 use super::linear::expect_linear;
-use super::qk_norm_rope::{expect_norm, expect_rope};
+use super::qk_norm_rope::expect_norm;
+use super::rope::expect_rope;
 use super::{Joint, QkNorm, Rope};
 use crate::backend::Backend;
 use crate::error::Result;

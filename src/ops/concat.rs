@@ -1,4 +1,4 @@
-//! Putting rows, or columns, together.
+//! Rows one under the other, columns side by side.
 
 use crate::backend::Backend;
 use crate::error::Result;

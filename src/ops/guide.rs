@@ -1,0 +1,16 @@
+//! Classifier-free guidance.
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+impl<B: Backend> Tensor<B> {
+    /// Classifier-free guidance: `negative + guidance * (self - negative)`, each of the three ops rounded as
+    /// activations are.
+    ///
+    /// Errors when the shapes differ.
+    pub fn guide(&self, negative: &Self, guidance: f32) -> Result<Self> {
+        self.expect_same("guide", "negative", negative)?;
+        self.backend().guide(self, negative, guidance)
+    }
+}
