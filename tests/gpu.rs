@@ -32,8 +32,8 @@ mod memory;
 mod norm_conv2d;
 #[path = "parity/pipeline.rs"]
 mod pipeline;
-#[path = "parity/projection.rs"]
-mod projection;
+#[path = "parity/project.rs"]
+mod project;
 #[path = "parity/qk_norm_rope.rs"]
 mod qk_norm_rope;
 #[path = "parity/rms_norm.rs"]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use super::conv2d::WORKSPACE_BYTES;
-use super::conv2d_hopper::CHOICE;
+use super::conv2d_sm90a::CHOICE;
 use crate::backend::cuda::pool::Buffer;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! Launches cuda/projection_sm90a.cu: `project` on Hopper, in one kernel. Elsewhere it is its composition.
+//! Launches cuda/project_sm90a.cu: `project` on Hopper, in one kernel. Elsewhere it is its composition.
 
 use std::ffi::c_void;
 
@@ -10,10 +10,10 @@ use crate::error::Result;
 use crate::ops::project::{Gated, Heads, Projection, compose};
 use crate::ops::{Joint, Pairs};
 
-/// `FLUX_PROJECTION=base` keeps off this kernel, `FLUX_PROJECTION=sm90` makes it an error when this GPU or this program
+/// `FLUX_PROJECT=base` keeps off this kernel, `FLUX_PROJECT=sm90` makes it an error when this GPU or this program
 /// has none.
-const CHOICE: Choice = Choice { op: "project", variable: "FLUX_PROJECTION", file: "projection_sm90a", forms: &[] };
-/// `ROWS`, `COLS`, `STEP_BYTES`, `SLOTS` and `THREADS` of cuda/projection_sm90a.cu.
+const CHOICE: Choice = Choice { op: "project", variable: "FLUX_PROJECT", file: "project_sm90a", forms: &[] };
+/// `ROWS`, `COLS`, `STEP_BYTES`, `SLOTS` and `THREADS` of cuda/project_sm90a.cu.
 const ROWS: usize = 128;
 const COLS: usize = 256;
 const STEP_BYTES: usize = 128;
@@ -26,7 +26,7 @@ const HEAD_DIM: usize = COLS / 2;
 /// Rows of tiles that are done together, at most: their x stays in L2 while weights pass.
 const ROWS_OF_TILES: usize = 14;
 
-/// `Arguments` in cuda/projection_sm90a.cu, field by field.
+/// `Arguments` in cuda/project_sm90a.cu, field by field.
 #[repr(C)]
 struct Arguments {
     x: [sys::CUtensorMap; 2],
@@ -95,14 +95,14 @@ impl Cuda {
         let fresh = self.operands(parts)?;
         let parts: Vec<_> =
             parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
-        self.run_projection(&parts, heads, [dim, mlp], &out)?;
+        self.run_project(&parts, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
         let keys_only = heads.map_or(0, |heads| heads.keys_only);
         let ((_, q), (_, mlp)) = (q.split_rows(keys_only), mlp.split_rows(keys_only));
         Ok(Projection { kvq: [k, v, q], mlp: Gated::Activated(mlp) })
     }
 
-    fn run_projection(
+    fn run_project(
         &self,
         parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)],
         heads: Option<&Heads<'_, Cuda>>,
@@ -111,7 +111,7 @@ impl Cuda {
     ) -> Result<()> {
         // First of all, because a driver that loads this kernel knows tensor maps too.
         let e4m3 = parts[0].1.is_e4m3();
-        let kernel = if e4m3 { "projection_e4m3_sm90" } else { "projection_bf16_sm90" };
+        let kernel = if e4m3 { "project_e4m3_sm90" } else { "project_bf16_sm90" };
         let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
         let map = |x: &Tensor<Cuda>| {
             // A lone row's stride means nothing, and need not be aligned.

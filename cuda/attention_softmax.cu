@@ -1,4 +1,4 @@
-// softmax: p = softmax(scale * s) over the first `visible` columns, zeros behind them
+// attention_softmax: p = softmax(scale * s) over the first `visible` columns, zeros behind them
 //
 //   s      [rows, cols]  f32, row stride ld_s: the scores of some queries of one head
 //   p      [rows, cols]  bf16, row stride ld_p; columns up to the next multiple of 8 are written too
@@ -31,7 +31,7 @@ __device__ __forceinline__ float greatest(const float (&values)[8], float other)
     return other;
 }
 
-extern "C" __global__ void __launch_bounds__(1024) softmax_f32_bf16(const float* s, long long ld_s, bf16* p, long long ld_p, int cols, float scale,
+extern "C" __global__ void __launch_bounds__(1024) attention_softmax_f32_bf16(const float* s, long long ld_s, bf16* p, long long ld_p, int cols, float scale,
                                                                     int causal, int first_token, int keys) {
     const float* scores = s + blockIdx.x * ld_s;
     bf16* to = p + blockIdx.x * ld_p;

@@ -1,4 +1,5 @@
-//! Launches cuda/conv2d_sm90a.cu: 3 x 3 convolutions on Hopper, of an image as it is or upsampled.
+//! Launches cuda/conv2d_sm90a.cu, 3 x 3 convolutions on Hopper, and holds what the launcher of
+//! cuda/upsample_conv2d_sm90a.cu shares with it.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -9,7 +10,6 @@ use crate::backend::cuda::moments::Moments;
 use crate::backend::cuda::pool::{Buffer, Kind};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
-use crate::ops::Conv;
 
 /// `FLUX_CONV2D=base` keeps off this kernel, `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has
 /// none.
@@ -28,9 +28,9 @@ const CARRY_BYTES: usize = CONSUMERS * STORED_OUTS * STORERS * 12;
 /// Rows before and behind a band that its outputs see.
 const HALO: usize = 1;
 
-/// A kernel of cuda/conv2d_sm90a.cu, by its `Shape`.
+/// A kernel by its `Shape` in cuda/conv2d_sm90a.cuh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shape {
+pub(super) struct Shape {
     name: &'static str,
     taps: usize,
     width: usize,
@@ -49,14 +49,9 @@ const SAME: [Shape; 2] = [
 ];
 /// The same, for at most eight outputs and no residual: what takes time there is to fetch pixels.
 const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 100)];
-/// Of an upsampled image: two taps a side, four sets of weights.
-const UPSAMPLED: [Shape; 2] = [
-    Shape::new("upsample_conv2d_bf16_16x16x128_sm90", 2, [16, 16, 128], [3, 3], 100),
-    Shape::new("upsample_conv2d_bf16_16x8x128_sm90", 2, [16, 8, 128], [4, 7], 60),
-];
 
 impl Shape {
-    const fn new(
+    pub(super) const fn new(
         name: &'static str,
         taps: usize,
         [width, height, outs]: [usize; 3],
@@ -83,7 +78,7 @@ impl Shape {
     /// The one that is done first, when every multiprocessor takes tiles in turn.
     fn find(shapes: &[Shape], multiprocessors: usize, height: usize, width: usize, outs: usize) -> Shape {
         let time = |shape: &&Shape| shape.tiles(height, width, outs).div_ceil(multiprocessors) * shape.cost;
-        *shapes.iter().min_by_key(time).expect("SAME, FEW and UPSAMPLED are not empty")
+        *shapes.iter().min_by_key(time).expect("no op has an empty list of shapes")
     }
 
     /// Tiles of a band of rows of pixels, which begins where a tile does: the first, and the one behind the last.
@@ -97,7 +92,7 @@ impl Shape {
         self.outs == CONSUMERS * CHANNELS
     }
 
-    /// As `Shape` in cuda/conv2d_sm90a.cu: slots of pixels and of weights, a tile's rounded outputs, and two barriers
+    /// As `Shape` in cuda/conv2d_sm90a.cuh: slots of pixels and of weights, a tile's rounded outputs, and two barriers
     /// for each slot and each consumer.
     const fn shared_bytes(&self) -> usize {
         let pixels = self.width * (self.height + self.taps - 1) * CHANNELS * 2 + 16;
@@ -127,69 +122,36 @@ pub(crate) fn takes(input: &Input<'_>, weight: &Tensor<Cuda>, bias: &Tensor<Cuda
 }
 
 impl Cuda {
-    /// `upsample_conv2d` by sums of the weights; the sums round to bf16.
-    pub(crate) fn upsample_conv2d_op(
-        &self,
-        x: Tensor<Cuda>,
-        weight: &Tensor<Cuda>,
-        bias: &Tensor<Cuda>,
-        height: usize,
-        width: usize,
-    ) -> Result<Tensor<Cuda>> {
-        let mut input = Input::Image(&x);
-        if !self.hopper_wanted(CHOICE)? || !takes(&input, weight, bias) || !weight.rows().is_multiple_of(8) {
-            return self.conv2d_op(Input::Doubled(&x), weight, bias, Conv::same(2 * height, 2 * width, 3), None);
-        }
-        let collapsed = self.collapse_taps(weight, x.cols())?;
-        let out = self.empty(4 * x.rows(), weight.rows())?;
-        let call = Call { input: &mut input, weight: &collapsed, bias, residual: None, out: &out, height, width };
-        let moments = self.run_hopper_shape(&UPSAMPLED, call)?;
-        Ok(match moments {
-            Some(moments) => out.with_moments(moments),
-            None => out,
-        })
-    }
-
-    /// Weights [out, 9 * channels] for pixels that come four times -> [4 * out, 4 * channels].
-    fn collapse_taps(&self, weight: &Tensor<Cuda>, channels: usize) -> Result<Tensor<Cuda>> {
-        let collapsed = self.empty(4 * weight.rows(), 4 * channels)?;
-        let launch = self
-            .launch(CHOICE.file, "collapse_taps_bf16")?
-            .matrix(weight)
-            .vector(&collapsed)
-            .int(weight.rows())
-            .int(channels);
-        // SAFETY: argument types and order match cuda/conv2d_sm90a.cu; `takes` found rows of whole 16 bytes, so
-        // channels % 8 == 0; `collapsed` was made dense above, and has 16 runs of `channels` values for each row of the
-        // weight.
-        unsafe { launch.run_rows(16 * weight.rows(), channels, true) }?;
-        Ok(collapsed)
-    }
-
     /// `conv2d(x) + residual`, of the same size out as in. The moments of `call.out`, where the kernel leaves them.
     pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<Moments>> {
         let few = call.out.cols() <= 8 && call.residual.is_none();
-        self.run_hopper_shape(if few { &FEW } else { &SAME }, call)
+        self.run_hopper_shape(CHOICE, if few { &FEW } else { &SAME }, call)
     }
 
-    fn run_hopper_shape(&self, shapes: &[Shape], call: Call<'_, '_>) -> Result<Option<Moments>> {
+    /// The kernel of `choice.file` that is done first, of those in `shapes`.
+    pub(super) fn run_hopper_shape(
+        &self,
+        choice: Choice,
+        shapes: &[Shape],
+        call: Call<'_, '_>,
+    ) -> Result<Option<Moments>> {
         let Call { input, weight, bias, residual, out, height, width } = call;
         let channels = input.source().cols();
         let shape = Shape::find(shapes, self.device().multiprocessors(), height, width, out.cols());
         let tiles = shape.tiles(height, width, out.cols());
         // First of all, because a driver that loads this kernel knows tensor maps too.
-        let launch = self.launch(CHOICE.file, shape.name)?.shared(shape.shared_bytes() as u32)?;
+        let launch = self.launch(choice.file, shape.name)?.shared(shape.shared_bytes() as u32)?;
         let cells = |cells: usize, in_box: usize| Axis { cells, step: 1, in_box };
         let image = |of: &Tensor<Cuda>, rows_in_box: usize| {
             // A lone row's stride means nothing, and need not be aligned.
             let pixel = if of.rows() > 1 { of.stride() } else { of.cols() };
             let columns = Axis { cells: width, step: pixel, in_box: shape.width };
             let rows = Axis { cells: of.rows() / width, step: width * pixel, in_box: rows_in_box };
-            CHOICE.tensor_map(of.address(), [cells(of.cols(), CHANNELS), columns, rows])
+            choice.tensor_map(of.address(), [cells(of.cols(), CHANNELS), columns, rows])
         };
         let taps = Axis { cells: shape.taps * shape.taps, step: channels, in_box: 1 };
         let outs = Axis { cells: weight.rows(), step: weight.cols(), in_box: shape.outs };
-        let weight_map = CHOICE.tensor_map(weight.address(), [cells(channels, CHANNELS), taps, outs])?;
+        let weight_map = choice.tensor_map(weight.address(), [cells(channels, CHANNELS), taps, outs])?;
         let residual_map = residual.map(|residual| image(residual, shape.height)).transpose()?;
         let [blocks, splits] = shape.blocks(self.device().multiprocessors(), height, width, out.cols());
         let moments = if shape.rounds() { Some(Moments::new(self, splits, out.cols())?) } else { None };
@@ -197,9 +159,9 @@ impl Cuda {
             moments.as_ref().map_or((0, 0), |moments| (moments.partial(), moments.counts()));
         let (mut bias_address, mut out_address, mut out_stride) = (bias.address(), out.address(), out.stride() as u64);
         let mut adds = i32::from(residual.is_some());
-        CHOICE.int(tiles)?;
-        CHOICE.int(out.rows())?;
-        let sizes = [CHOICE.int(height)?, CHOICE.int(width)?, CHOICE.int(channels)?, CHOICE.int(out.cols())?];
+        choice.int(tiles)?;
+        choice.int(out.rows())?;
+        let sizes = [choice.int(height)?, choice.int(width)?, choice.int(channels)?, choice.int(out.cols())?];
         let bands = input.bands(height);
         let carried = if bands.len() > 1 && shape.rounds() {
             Some(Buffer::new(self.device(), Kind::Byte, blocks * CARRY_BYTES)?)
@@ -213,7 +175,7 @@ impl Cuda {
             // Without a residual no map is read.
             let mut maps = [x_map, weight_map, residual_map.unwrap_or(x_map)];
             let [first, end] = shape.items(&band, width, out.cols());
-            let mut band = [CHOICE.int(first)?, CHOICE.int(end)?, CHOICE.int(part.first)?];
+            let mut band = [choice.int(first)?, choice.int(end)?, choice.int(part.first)?];
             let mut sizes = sizes;
             let mut arguments: Vec<*mut c_void> = maps.iter_mut().map(|map| std::ptr::from_mut(map).cast()).collect();
             arguments.push(std::ptr::from_mut(&mut adds).cast());
@@ -223,8 +185,8 @@ impl Cuda {
             arguments.extend([&mut partial, &mut counts].map(|address| std::ptr::from_mut(address).cast::<c_void>()));
             arguments.extend(band.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
             arguments.push(std::ptr::from_mut(&mut carry).cast());
-            // SAFETY: `arguments` are, in the order of `CONV2D` in cuda/conv2d_sm90a.cu, three tensor maps, an int, two
-            // pointers, a long long, four ints, two pointers, three ints and a pointer, all alive until the call
+            // SAFETY: `arguments` are, in the order of `CONV2D` in cuda/conv2d_sm90a.cuh, three tensor maps, an int,
+            // two pointers, a long long, four ints, two pointers, three ints and a pointer, all alive until the call
             // returns; the shared memory is that of the shape. The maps cover exactly the cells of x that are there, of
             // the weight and of the residual, of which there is none with the shapes that cannot add it. The ops
             // checked their shapes, `out` and `residual` have rows of whole 16 bytes and a row for every output pixel,
@@ -239,6 +201,7 @@ impl Cuda {
 
 #[cfg(test)]
 mod tests {
+    use super::super::upsample_conv2d::UPSAMPLED;
     use super::*;
 
     #[test]
@@ -257,7 +220,7 @@ mod tests {
         assert_eq!(same(1024, 128), "conv2d_bf16_16x16x128_sm90");
         // Too few tiles for all multiprocessors, where they are large.
         assert_eq!(same(64, 512), "conv2d_bf16_16x8x128_sm90");
-        // What tests/parity/conv2d.rs has for each kernel.
+        // What tests/parity/conv2d.rs and tests/parity/upsample_conv2d.rs have for each kernel.
         for ((height, width, outs), shape) in [(251, 298, 136), (151, 250, 128)].into_iter().zip(SAME) {
             assert_eq!(Shape::find(&SAME, 132, height, width, outs), shape);
             assert!(shape.tiles(height, width, outs) > 132);

@@ -1,4 +1,4 @@
-//! cuda/projection_sm90a.cu against its composition.
+//! cuda/project_sm90a.cu against its composition.
 
 use flux::backend::Backend;
 use flux::ops::{self, Heads, Joint, Pairs, Projection, QkNorm, Rope};
@@ -219,5 +219,5 @@ fn project_gives_the_same_bytes_every_time() {
 #[test]
 fn each_kernel_can_be_asked_for() {
     let Some(cuda) = crate::cuda() else { return };
-    check_choices(&cuda, "projection::project_matches_its_composition", "FLUX_PROJECTION");
+    check_choices(&cuda, "project::project_matches_its_composition", "FLUX_PROJECT");
 }

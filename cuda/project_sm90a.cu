@@ -1,4 +1,4 @@
-// What stands before attention and inside a gated MLP, for Hopper: a product whose columns are normed, rotated and
+// project: what stands before attention and inside a gated MLP, for Hopper: a product whose columns are normed, rotated and
 // gated before they are stored.
 //
 // y = x weight^T, rounded to bf16; the weight's rows are k, v and q (dim rows each), then gate and up (mlp rows each);
@@ -42,7 +42,7 @@
 #include "cluster_sm90a.cuh"
 #include "multiply_256_sm90a.cuh"
 
-namespace projection {
+namespace project {
 
 using namespace hopper;
 
@@ -418,17 +418,17 @@ __device__ __forceinline__ void project(const Arguments& args) {
     sync_cluster();
 }
 
-}  // namespace projection
+}  // namespace project
 
 // Shared memory is `BARRIERS` and 8 bytes for each barrier, which the launcher passes. Launched with an even number of
 // blocks.
-#define PROJECTION(name, e4m3)                                                                            \
-    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(projection::THREADS, 1)        \
-        name(const __grid_constant__ projection::Arguments args) {                                        \
-        projection::project<e4m3>(args);                                                                  \
+#define PROJECT(name, e4m3)                                                                            \
+    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(project::THREADS, 1)        \
+        name(const __grid_constant__ project::Arguments args) {                                        \
+        project::project<e4m3>(args);                                                                  \
     }
 
-PROJECTION(projection_bf16_sm90, false)
-PROJECTION(projection_e4m3_sm90, true)
+PROJECT(project_bf16_sm90, false)
+PROJECT(project_e4m3_sm90, true)
 
 #endif

@@ -1,7 +1,8 @@
 //! Attention by its definition, some query rows at a time: scores by cuBLASLt, softmax, and the sum of values by
 //! cuBLASLt.
 //!
-//! Serves the VAE's single head of 512, and every head size without a kernel of its own. Launches cuda/softmax.cu.
+//! Serves the VAE's single head of 512, and every head size without a kernel of its own. Launches
+//! cuda/attention_softmax.cu.
 
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::pool::{Buffer, Kind};
@@ -14,7 +15,7 @@ const WORKSPACE_BYTES: usize = 256 << 20;
 
 impl Cuda {
     /// `softmax(q k^T / sqrt(head_dim) + mask) v` for the last rows, as many as q has; over q where that is writable.
-    pub(crate) fn attention_generic(
+    pub(crate) fn attention_softmax(
         &self,
         q: Tensor<Cuda>,
         k: &Tensor<Cuda>,
@@ -114,15 +115,15 @@ impl Cuda {
             Mask::Causal { keys } => (1, keys),
         };
         let launch = self
-            .launch("softmax", "softmax_f32_bf16")?
+            .launch("attention_softmax", "attention_softmax_f32_bf16")?
             .address(scores.address)
             .long(scores.stride)
             .address(weights.address)
             .long(weights.stride);
         let launch = launch.int(tokens).float(1.0 / (head_dim as f32).sqrt()).int(causal).int(first_token).int(keys);
-        // SAFETY: argument types and order match cuda/softmax.cu; both workspaces have `rows` rows of their stride,
-        // which is `tokens` or more, multiples of 8 and at aligned addresses; `Tensor::attention` checked 1 <= keys <=
-        // tokens, so every row sees a key.
+        // SAFETY: argument types and order match cuda/attention_softmax.cu; both workspaces have `rows` rows of their
+        // stride, which is `tokens` or more, multiples of 8 and at aligned addresses; `Tensor::attention` checked 1 <=
+        // keys <= tokens, so every row sees a key.
         unsafe { launch.run([rows, 1, 1], [softmax_threads(tokens), 1, 1]) }
     }
 }
