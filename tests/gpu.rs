@@ -18,6 +18,8 @@ mod compare;
 mod concat;
 #[path = "parity/conv2d.rs"]
 mod conv2d;
+#[path = "parity/doors.rs"]
+mod doors;
 #[path = "parity/euler_step.rs"]
 mod euler_step;
 #[path = "parity/fp8.rs"]

@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, expect_activations};
 
 impl<B: Backend> Tensor<B> {
     /// `self + dt * velocity`.
@@ -12,6 +12,7 @@ impl<B: Backend> Tensor<B> {
     /// Errors when the shapes differ.
     /// Source: diffusers `FlowMatchEulerDiscreteScheduler.step` and its type promotion.
     pub fn euler_step(self, velocity: &Self, dt: f32) -> Result<Self> {
+        expect_activations("euler_step", &[&self, velocity])?;
         self.expect_same("euler_step", "velocity", velocity)?;
         let b = self.backend().clone();
         b.euler_step(self, velocity, dt)

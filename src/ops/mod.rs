@@ -1,6 +1,8 @@
 //! The op index. One file per op: the contract and shape check as a method of [`Tensor`], and for a fused op `compose`,
 //! which is what it means. A variant (`NAME_add`, `NAME_rows`) is in the file of NAME.
 //!
+//! The methods also check that their operands are of the right dtype and on one device: backends rely on it.
+//!
 //! An op has one name in four places: here, in `cuda/`, in `src/backend/cuda/ops/` and in `tests/parity/`.
 //!
 //! | op | formula | shapes |

@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::{Tensor, expect};
+use crate::tensor::{Tensor, expect, expect_activations};
 
 impl<B: Backend> Tensor<B> {
     /// `x / sqrt(mean(x^2) + eps) * weight` over each run of `n` columns; statistics in float32.
@@ -11,6 +11,7 @@ impl<B: Backend> Tensor<B> {
     ///
     /// Errors when n does not divide the columns.
     pub fn rms_norm(&self, weight: &Self, eps: f32) -> Result<Self> {
+        expect_activations("rms_norm", &[self, weight])?;
         expect(weight.rows() == 1 && self.cols().is_multiple_of(weight.cols()), "rms_norm", || {
             format!(
                 "x has {} columns, which a weight of [{}, {}] does not divide",

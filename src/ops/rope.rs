@@ -3,7 +3,7 @@
 use super::Joint;
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::{Tensor, expect};
+use crate::tensor::{Tensor, expect, expect_activations, expect_f32};
 
 /// Which two columns of a head rotate together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +32,8 @@ impl<B: Backend> Tensor<B> {
     ///
     /// Errors when the columns are no multiple of head_dim or the table has not one row per token of a sample.
     pub fn rope(self, rope: &Rope<B>, joint: Joint) -> Result<Self> {
+        expect_activations("rope", &[&self])?;
+        expect_f32("rope", self.backend(), &[&rope.cos, &rope.sin])?;
         expect_rope("rope", self.rows(), self.cols(), rope, joint)?;
         let b = self.backend().clone();
         b.rope(self, rope, joint)

@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::{Tensor, expect};
+use crate::tensor::{Tensor, expect, expect_activations};
 
 impl<B: Backend> Tensor<B> {
     /// Every pixel four times, as a square of two by two.
@@ -11,6 +11,7 @@ impl<B: Backend> Tensor<B> {
     ///
     /// Errors when self has not height * width rows.
     pub fn upsample(&self, height: usize, width: usize) -> Result<Self> {
+        expect_activations("upsample", &[self])?;
         expect(self.rows() == height * width, "upsample", || {
             format!("x has {} rows, expected {height} x {width}", self.rows())
         })?;
