@@ -9,7 +9,7 @@
 // 1. stats   a block sums a split of the pixels per channel, relative to the channel's first value in the split, so that a mean far
 //            from zero costs no digits; it leaves (mean, sum of squares about it) in partial [splits, channels], and how many pixels
 //            these are in counts [splits]. The splits take turns, a few pixels each, so that all blocks end with the last pixels of the
-//            image. Where x comes from conv2d_sm90a.cu, that has left both already, and this kernel does not run.
+//            image. Where x comes from conv2d_sm90a.cuh, that has left both already, and this kernel does not run.
 // 2. merge   a block per group joins the splits and the group's channels (Chan's formula), and leaves what a value is multiplied by and
 //            what is then added, in coefficients [channels].
 // 3. apply   a thread keeps the coefficients of its 8 channels and walks over pixels; the last pixels come first, as L2 still has them. In front

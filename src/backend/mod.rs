@@ -262,7 +262,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         parts: &[(&Operand<Self>, &Linear<Self>)],
         heads: Option<&Heads<'_, Self>>,
     ) -> Result<Projection<Self>> {
-        ops::projection::compose(self, parts, heads)
+        ops::project::compose(self, parts, heads)
     }
     /// See [`Tensor::qk_norm_rope`].
     fn qk_norm_rope(
@@ -332,7 +332,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         height: usize,
         width: usize,
     ) -> Result<Convolved<Self>> {
-        ops::conv2d::compose_upsample(self, x, weight, bias, height, width)
+        ops::upsample_conv2d::compose(self, x, weight, bias, height, width)
     }
 }
 

@@ -175,7 +175,7 @@ fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joi
             Work::Flops(2 * (rows * dim * out) as u64),
             || Ok(()),
             |()| finish(Tensor::project(parts, heads)?),
-            |()| finish(ops::projection::compose(&b, parts, heads)?),
+            |()| finish(ops::project::compose(&b, parts, heads)?),
         )?;
     }
     Ok(())
@@ -255,7 +255,7 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
                 (tensor(&b, side * side, cout)?, tensor(&b, 1, cout)?, weights::convolution(&b, cout, cout, 3)?);
             // As if every pixel of the large image saw nine others, for both.
             let work = Work::Flops((2 * 4 * side * side * cout * cout * 9) as u64);
-            let compose = |x| ops::conv2d::compose_upsample(&b, x, &weight, &bias, side, side);
+            let compose = |x| ops::upsample_conv2d::compose(&b, x, &weight, &bias, side, side);
             bench.fused(&name, work, || copy(&x), |x| x.upsample_conv2d(&weight, &bias, side, side), compose)?;
         }
     }

@@ -89,25 +89,6 @@ impl<B: Backend> Tensor<B> {
         expect_residual("conv2d_add", self, &residual, weight, conv)?;
         self.backend().conv2d_add(self, weight, bias, conv, residual)
     }
-
-    /// 3 x 3 convolution of the image twice as high and wide, every pixel a square of two by two.
-    ///
-    /// self [height * width, in], weight [out, in, 3, 3], bias [1, out] -> [2 * height * 2 * width, out]. An output
-    /// sees four different pixels. A kernel may sum the weights that fall on one (1, 2 or 4), in float32, and round the
-    /// sum to the dtype of weights: one rounding that the definition has not.
-    ///
-    /// Errors when the shapes do not fit.
-    pub fn upsample_conv2d(
-        self,
-        weight: &ConvKernel<B>,
-        bias: &Self,
-        height: usize,
-        width: usize,
-    ) -> Result<Convolved<B>> {
-        expect_conv("upsample_conv2d", &self, weight, bias, Conv::same(height, width, 3))?;
-        let backend = self.backend().clone();
-        backend.upsample_conv2d(self, weight, bias, height, width)
-    }
 }
 
 pub(super) fn expect_conv<B: Backend>(
@@ -176,19 +157,4 @@ pub fn compose_add<B: Backend>(
 ) -> Result<Convolved<B>> {
     let out = b.conv2d(x, weight, bias, conv)?;
     b.add(residual, &out.pixels).map(Convolved::from)
-}
-
-/// What `upsample_conv2d` means.
-pub fn compose_upsample<B: Backend>(
-    b: &B,
-    x: Tensor<B>,
-    weight: &ConvKernel<B>,
-    bias: &Tensor<B>,
-    height: usize,
-    width: usize,
-) -> Result<Convolved<B>> {
-    let upsampled = b.upsample(&x, height, width)?;
-    // The small image is not needed while the convolution makes a third.
-    drop(x);
-    b.conv2d(&upsampled, weight, bias, Conv::same(2 * height, 2 * width, 3))
 }

@@ -1,5 +1,9 @@
-//! The op index. One file per op: the contract and shape check as a method of [`Tensor`], and for a
-//! fused op `compose`, which is what it means.
+//! The op index. One file per op: the contract and shape check as a method of [`Tensor`], and for a fused op `compose`,
+//! which is what it means. A variant (`NAME_add`, `NAME_rows`) is in the file of NAME.
+//!
+//! The methods also check that their operands are of the right dtype and on one device: backends rely on it.
+//!
+//! An op has one name in four places: here, in `cuda/`, in `src/backend/cuda/ops/` and in `tests/parity/`.
 //!
 //! | op | formula | shapes |
 //! |---|---|---|
@@ -28,28 +32,37 @@
 //! | [`euler_step`](Tensor::euler_step), [`guide`](Tensor::guide) | sampler | [tokens, channels] |
 
 pub mod adaln;
+pub mod add;
 pub mod attention;
+pub mod concat;
 pub mod conv2d;
-pub mod elementwise;
+pub mod euler_step;
 pub mod gated_add;
 pub mod gated_add_adaln;
 pub mod group_norm;
+pub mod guide;
+pub mod layer_norm;
 pub mod linear;
-pub mod norm;
+pub mod mul;
 pub mod norm_conv2d;
-pub mod projection;
+pub mod project;
 pub mod qk_norm_rope;
-pub mod rows;
-pub mod sampler;
+pub mod rms_norm;
+pub mod rope;
+pub mod scale_shift;
+pub mod silu;
 pub mod swiglu;
+pub mod unpatchify;
 pub mod upsample;
+pub mod upsample_conv2d;
 
 pub use attention::{Joint, Mask};
 pub use conv2d::{Conv, Convolved};
 pub use gated_add_adaln::{Adaln, Norm};
 pub use group_norm::GroupNorm;
-pub use projection::{Heads, Projection};
-pub use qk_norm_rope::{Pairs, QkNorm, Rope};
+pub use project::{Heads, Projection};
+pub use qk_norm_rope::QkNorm;
+pub use rope::{Pairs, Rope};
 
 #[cfg(doc)]
 use crate::tensor::Tensor;

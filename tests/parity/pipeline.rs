@@ -283,7 +283,7 @@ fn a_step_in_fp8_quantises_what_no_kernel_quantised_on_the_way() {
     );
 }
 
-/// Launches that the kernel of cuda/projection_sm90a.cu saves inside an MLP.
+/// Launches that the kernel of cuda/project_sm90a.cu saves inside an MLP.
 fn fused_mlp(cuda: &Cuda) -> usize {
     if cuda.describe().contains("compute capability 9.0") { 2 } else { 0 }
 }

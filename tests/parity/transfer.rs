@@ -1,14 +1,15 @@
-//! Weights on their way to the GPU: every dtype, every padding, several slices.
+//! Weights on their way to the GPU: every dtype, every padding, several slices; and results on their way back.
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Storage};
 use flux::files::TensorView;
 use flux::nn::Linear;
+use flux::tensor::Tensor;
 use half::bf16;
 use safetensors::Dtype;
 
-use crate::compare::{Weight, values};
+use crate::compare::{Shape, Weight, compare, values};
 
 /// A weight of these parts in bf16.
 fn native(cuda: &Cuda, parts: &[TensorView]) -> flux::Result<Linear<Cuda>> {
@@ -198,4 +199,37 @@ fn what_fails_while_loading_leaves_the_device_usable() {
     assert!(error.contains("out of GPU memory"), "{error}");
     assert_eq!(cuda.stats().memory_bytes, 0);
     assert_eq!(cuda.weight_values(&small.linear(&cuda)).unwrap(), values(1, 512 * 1024));
+}
+
+#[test]
+fn rgb_bytes_are_rounded_half_to_even_and_clamped() {
+    let Some(cuda) = crate::cuda() else { return };
+    let cpu = Cpu::new(Precision::F32);
+    fn rgb8<B: Backend>(b: &B, x: &Tensor<B>) -> flux::Result<Vec<u8>> {
+        b.take_rgb8(b.rgb8(x)?)
+    }
+    let mut pixels: Vec<f32> = values(1, 3 * 1000);
+    pixels[..6].copy_from_slice(&[-1.0, 1.0, 0.0, 7.0, -7.0, 0.5]);
+    for (rows, cols) in [(1000, 3), (3, 1000)] {
+        let got = rgb8(&cuda, &cuda.upload(&pixels, rows, cols).unwrap()).unwrap();
+        assert_eq!(got, rgb8(&cpu, &cpu.upload(&pixels, rows, cols).unwrap()).unwrap());
+    }
+    let shape = Shape::view(77, 3, 2, 3);
+    let broken = [0.5, f32::NAN, -0.5];
+    for result in [rgb8(&cuda, &cuda.upload(&broken, 1, 3).unwrap()), rgb8(&cpu, &cpu.upload(&broken, 1, 3).unwrap())] {
+        assert!(result.unwrap_err().to_string().contains("not numbers"));
+    }
+    assert_eq!(rgb8(&cuda, &shape.tensor(&cuda, 4)).unwrap(), rgb8(&cpu, &shape.tensor(&cpu, 4)).unwrap());
+}
+
+#[test]
+fn a_view_downloads_its_own_cells() {
+    let Some(cuda) = crate::cuda() else { return };
+    let cpu = Cpu::new(Precision::F32);
+    let shape = Shape::view(13, 9, 5, 2);
+    let (got, expected) =
+        (cuda.download(&shape.tensor(&cuda, 4)).unwrap(), cpu.download(&shape.tensor(&cpu, 4)).unwrap());
+    compare("download of a view", &got, &expected, 0.0001);
+    let (_, below) = shape.tensor(&cuda, 4).split_rows(4);
+    assert_eq!(cuda.download(&below.row_view(2..3)).unwrap(), expected[6 * 9..7 * 9]);
 }

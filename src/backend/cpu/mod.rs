@@ -339,7 +339,7 @@ impl Backend for Cpu {
         let kernel = weight.weight();
         // Sums of weights are no bfloat16 numbers, so this is for activations that are rounded too.
         if gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) != Some(1) {
-            return ops::conv2d::compose_upsample(self, x, weight, bias, height, width);
+            return ops::upsample_conv2d::compose(self, x, weight, bias, height, width);
         }
         let rows = 4 * x.rows();
         let mut out = pool::values(rows * weight.rows());

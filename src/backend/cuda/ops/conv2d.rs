@@ -1,11 +1,11 @@
 //! `conv2d`, `conv2d_over` and `conv2d_add`. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time,
 //! for every convolution on every GPU. Hopper has a kernel of its own for 3 x 3 over whole 16 bytes of channels, in
-//! `conv2d_hopper`.
+//! `conv2d_sm90a`.
 
 use std::ops::Range;
 
-use super::conv2d_hopper::{CHOICE, Call, Taps, takes};
 use super::conv2d_input::Input;
+use super::conv2d_sm90a::{CHOICE, Call, Taps, takes};
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::launch::row_tiles;
 use crate::backend::cuda::pool::{Buffer, Kind};

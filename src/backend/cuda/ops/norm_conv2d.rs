@@ -5,8 +5,8 @@
 use std::sync::atomic::Ordering;
 
 use super::conv2d::WORKSPACE_BYTES;
-use super::conv2d_hopper::CHOICE;
 use super::conv2d_input::{Input, Window};
+use super::conv2d_sm90a::CHOICE;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::nn::ConvKernel;
