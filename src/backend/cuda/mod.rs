@@ -3,41 +3,43 @@
 //! With [`Precision::Fp8`] products with a [`Backend::narrow_weight`] take e4m3 on both sides, with a scale for each
 //! row of either, sum in what the tensor cores keep of a float32, and give bf16; see [`quantise`] and [`gemm`].
 //!
-//! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels
-//! of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its
-//! algorithms, [`transfer`] moves values and images, [`uploader`] weights out of files that [`regions`] registers,
-//! [`graph`] launches captured work as a whole, in the memory of [`arena`]. What an op learns of its result on the way,
-//! it leaves there as [`moments`]. Every op has a launcher in the file of its name; those for Hopper alone share
-//! [`hopper`]. All computing goes to one stream in program order; only downloads, [`Backend::wait`] and the timing of
-//! algorithms wait.
+//! [`library`] finds the driver, [`device`] opens a GPU, [`memory`] hands out its memory, [`launch`] starts the kernels
+//! of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves values and images
+//! through [`staging`] buffers, [`upload`] weights out of files, [`graph`] launches captured work as a whole. What an op
+//! learns of its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file of
+//! its name in [`ops`]; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order, in
+//! which [`capture`] lets one thread at a time enqueue; only downloads, [`Backend::wait`] and the timing of algorithms
+//! wait.
 #![allow(unsafe_code)]
 
-mod arena;
+mod capture;
 mod channel_statistics;
+mod counters;
 mod device;
+mod event;
 mod gemm;
-mod gemm_choices;
 mod graph;
 mod hopper;
 mod kernels;
 mod launch;
 mod library;
+mod memory;
 mod ops;
-mod pool;
-mod regions;
+mod staging;
 mod transfer;
-mod uploader;
+mod upload;
 mod weight;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-pub use device::Event;
-pub use gemm_choices::GemmCache;
+pub use channel_statistics::ChannelStatistics;
+pub use event::Event;
+pub use gemm::GemmCache;
 pub use graph::Graph;
-pub use pool::Buffer;
+pub use memory::Buffer;
 pub use weight::{ConvWeight, Weight};
 
 use crate::backend::{Backend, Remark, Stats, Storage};
@@ -46,15 +48,15 @@ use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, Operand};
 use crate::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, Joint, Mask, Norm, Projection, QkNorm, Rope};
 use crate::tensor::{Dtype, Tensor};
-pub use channel_statistics::ChannelStatistics;
 use device::Device;
 use gemm::{Gemm, Matrix, Product};
 use launch::Launch;
+use memory::Kind;
 use ops::conv2d_input::{BAND_BYTES, Input};
 use ops::quantise;
-use pool::Kind;
-use transfer::{RESULT_SLOTS, Rgb8, Slots, VALUE_SLOTS};
-use uploader::Uploader;
+use staging::StagingBuffers;
+use transfer::{RESULT_BUFFERS, Rgb8, VALUE_BUFFERS};
+use upload::Uploader;
 
 /// In what the large products are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,11 +78,8 @@ struct Inner {
     gemm_cache: GemmCache,
     uploader: Uploader,
     /// For values that the host computed, and for results.
-    value_slots: Slots,
-    result_slots: Slots,
-    /// Read while weights are loaded, by any thread, and written while work is captured: the vectors among the weights,
-    /// and the wait for the upload stream, go to the stream that captures.
-    loading: RwLock<()>,
+    value_buffers: StagingBuffers,
+    result_buffers: StagingBuffers,
     /// Held while launched as graphs work is enqueued.
     graph_order: Mutex<()>,
     /// Why some work could not be captured.
@@ -120,9 +119,8 @@ impl Cuda {
             opening_gemm: Mutex::new(()),
             gemm_cache: gemm_cache.clone(),
             uploader,
-            value_slots: Slots::new(VALUE_SLOTS),
-            result_slots: Slots::new(RESULT_SLOTS),
-            loading: RwLock::default(),
+            value_buffers: StagingBuffers::new(VALUE_BUFFERS),
+            result_buffers: StagingBuffers::new(RESULT_BUFFERS),
             graph_order: Mutex::default(),
             uncaptured: Mutex::default(),
             precision,
@@ -238,17 +236,17 @@ impl Backend for Cuda {
     }
 
     fn stats(&self) -> Stats {
-        let (pool, counters) = (self.device().pool(), self.device().counters());
+        let (budget, counters) = (self.device().budget(), self.device().counters());
         Stats {
-            memory_bytes: pool.used(),
-            peak_memory_bytes: pool.peak(),
-            launches: counters.launches.load(Ordering::Relaxed),
-            waits: counters.waits.load(Ordering::Relaxed),
-            copies: counters.copies.load(Ordering::Relaxed),
-            allocations: counters.allocations.load(Ordering::Relaxed),
-            composed: counters.composed.load(Ordering::Relaxed),
-            graph_launches: counters.graph_launches.load(Ordering::Relaxed),
-            uncaptured: counters.uncaptured.load(Ordering::Relaxed),
+            memory_bytes: budget.used(),
+            peak_memory_bytes: budget.peak(),
+            launches: counters.launches.get(),
+            waits: counters.waits.get(),
+            copies: counters.copies.get(),
+            allocations: counters.allocations.get(),
+            composed: counters.composed.get(),
+            graph_launches: counters.graph_launches.get(),
+            uncaptured: counters.uncaptured.get(),
         }
     }
 
@@ -257,7 +255,7 @@ impl Backend for Cuda {
     }
 
     fn available_bytes(&self) -> u64 {
-        self.device().pool().available()
+        self.device().budget().available()
     }
 
     fn product_storage(&self) -> Storage {
@@ -288,7 +286,7 @@ impl Backend for Cuda {
     }
 
     fn wait(&self, event: &Event) -> Result<()> {
-        self.device().counters().waits.fetch_add(1, Ordering::Relaxed);
+        self.device().counters().waits.add(1);
         event.wait()
     }
 
@@ -325,7 +323,6 @@ impl Backend for Cuda {
     }
 
     fn load<T>(&self, work: impl FnOnce() -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T> {
-        let _loading = self.0.loading.read().unwrap_or_else(PoisonError::into_inner);
         self.0.uploader.together(self.device(), work, report)
     }
 
@@ -333,9 +330,10 @@ impl Backend for Cuda {
         // cuBLASLt sets itself up in its first product.
         let zeros = self.upload(&[0.0; 64 * 64], 64, 64)?;
         let out = self.empty(64, 64)?;
-        self.gemm()?.run(&Product::square(Matrix::of(&zeros), Matrix::of(&out), 64))?;
-        for slots in [&self.0.value_slots, &self.0.result_slots] {
-            drop(slots.made(self.device())?);
+        // SAFETY: both tensors are bf16 [64, 64].
+        unsafe { self.gemm()?.run(&Product::square(Matrix::of(&zeros), Matrix::of(&out), 64)) }?;
+        for buffers in [&self.0.value_buffers, &self.0.result_buffers] {
+            drop(buffers.made(self.device())?);
         }
         // Kernels for another GPU are no error until they are asked for.
         kernels::files().for_each(|file| drop(self.device().load_kernels(file)));
@@ -343,11 +341,11 @@ impl Backend for Cuda {
     }
 
     fn settle(&self) -> Result<()> {
-        self.0.uploader.regions().settle()
+        self.0.uploader.registered().settle()
     }
 
     fn remarks(&self) -> Vec<Remark> {
-        let slow_uploads = self.0.uploader.regions().remark().map(Remark::Detail);
+        let slow_uploads = self.0.uploader.registered().remark().map(Remark::Detail);
         let uncaptured = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
         slow_uploads.into_iter().chain(self.note().map(Remark::Detail)).chain(uncaptured).collect()
     }
@@ -363,15 +361,7 @@ impl Backend for Cuda {
     }
 
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
-        match x.buffer().kind() {
-            Kind::F32 => self.download_values::<f32>(x.address(), x.rows(), x.cols(), x.stride()),
-            Kind::Bf16 => {
-                let values = self.download_values::<half::bf16>(x.address(), x.rows(), x.cols(), x.stride())?;
-                Ok(values.into_iter().map(half::bf16::to_f32).collect())
-            }
-            Kind::E4m3 => x.download_e4m3(),
-            Kind::Byte => Err(Error::new("bytes are no activations")),
-        }
+        self.download_op(x)
     }
 
     fn rgb8(&self, x: &Tensor<Self>) -> Result<Rgb8> {

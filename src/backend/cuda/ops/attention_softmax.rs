@@ -5,13 +5,29 @@
 //! cuda/attention_softmax.cu.
 
 use crate::backend::cuda::gemm::{Matrix, Product};
-use crate::backend::cuda::pool::{Buffer, Kind};
+use crate::backend::cuda::memory::{Buffer, Kind};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::{Joint, Mask};
 
 /// The most that the scores of some queries, as float32 and as bf16, may take.
 const WORKSPACE_BYTES: usize = 256 << 20;
+
+/// What one head of one sample attends to, and where its scores and weights go.
+struct Head<'a> {
+    q: &'a Tensor<Cuda>,
+    out: &'a Tensor<Cuda>,
+    /// Column of the head in q and out.
+    column: usize,
+    keys: Matrix,
+    values: Matrix,
+    /// float32, and bf16 behind the softmax.
+    scores: Matrix,
+    weights: Matrix,
+    head_dim: usize,
+    tokens: usize,
+    mask: Mask,
+}
 
 impl Cuda {
     /// `softmax(q k^T / sqrt(head_dim) + mask) v` for the last rows, as many as q has; over q where that is writable.
@@ -37,56 +53,70 @@ impl Cuda {
         let chunk_rows = most_rows.min(txt.max(joint.img));
         let scores = Buffer::new(self.device(), Kind::F32, chunk_rows * stride)?;
         let weights = Buffer::new(self.device(), Kind::Bf16, chunk_rows * stride)?;
-
         for sample in 0..joint.batch {
             // The sample's keys as one block of rows, its text first.
             let (sample_k, sample_v) = (self.sample_rows(k, joint, sample)?, self.sample_rows(v, joint, sample)?);
-            for head in 0..q.cols() / head_dim {
-                let column = head * head_dim;
-                let kv_column = head / heads_per_kv * head_dim;
-                for (first_token, count) in [(0, txt), (joint.txt, joint.img)] {
-                    let mut done = 0;
-                    while done < count {
+            for index in 0..q.cols() / head_dim {
+                let kv_column = index / heads_per_kv * head_dim;
+                let head = Head {
+                    q: &q,
+                    out,
+                    column: index * head_dim,
+                    keys: column_view(&sample_k, kv_column),
+                    values: column_view(&sample_v, kv_column),
+                    scores: Matrix { address: scores.address(), stride },
+                    weights: Matrix { address: weights.address(), stride },
+                    head_dim,
+                    tokens,
+                    mask,
+                };
+                for (first, count) in [(0, txt), (joint.txt, joint.img)] {
+                    for done in (0..count).step_by(chunk_rows.max(1)) {
                         let rows = chunk_rows.min(count - done);
-                        let row = joint.row(sample, first_token + done) - skipped;
-                        let part = |x: &Tensor<Cuda>| Matrix {
-                            address: x.address() + 2 * (row * x.stride() + column) as u64,
-                            stride: x.stride(),
-                        };
-                        let scores = Matrix { address: scores.address(), stride };
-                        let weights = Matrix { address: weights.address(), stride };
-                        let product = Product {
-                            m: rows,
-                            n: tokens,
-                            k: head_dim,
-                            x: part(&q),
-                            weight: column_view(&sample_k, kv_column),
-                            scales: None,
-                            weight_is_kn: false,
-                            bias: None,
-                            residual: None,
-                            out: scores,
-                            out_f32: true,
-                        };
-                        self.gemm()?.run(&product)?;
-                        self.softmax(scores, weights, rows, tokens, head_dim, first_token + done, mask)?;
-                        // A chunk's result goes over its own queries, of this head, which were read just before.
-                        self.gemm()?.run(&Product {
-                            n: head_dim,
-                            k: tokens,
-                            x: weights,
-                            weight: column_view(&sample_v, kv_column),
-                            weight_is_kn: true,
-                            out: part(out),
-                            out_f32: false,
-                            ..product
-                        })?;
-                        done += rows;
+                        self.attend(&head, first + done, joint.row(sample, first + done) - skipped, rows)?;
                     }
                 }
             }
         }
         Ok(fresh.unwrap_or(q))
+    }
+
+    /// The results of `rows` queries of a head, from row `row` of q on, which is token `first_token` of its sample.
+    fn attend(&self, head: &Head<'_>, first_token: usize, row: usize, rows: usize) -> Result<()> {
+        let part = |x: &Tensor<Cuda>| {
+            let address = x.address() + 2 * (row * x.stride() + head.column) as u64;
+            Matrix { address, stride: x.stride() }
+        };
+        let product = Product {
+            m: rows,
+            n: head.tokens,
+            k: head.head_dim,
+            x: part(head.q),
+            weight: head.keys,
+            scales: None,
+            weight_is_kn: false,
+            bias: None,
+            residual: None,
+            out: head.scores,
+            out_f32: true,
+        };
+        // SAFETY: `Tensor::attention` checked that q has these rows and the head's columns, and that keys and values
+        // have a row for each token. The caller made room for the scores and weights of `rows` queries.
+        unsafe { self.gemm()?.run(&product) }?;
+        self.softmax(head, rows, first_token)?;
+        // A chunk's result goes over its own queries, of this head, which were read just before.
+        let product = Product {
+            n: head.head_dim,
+            k: head.tokens,
+            x: head.weights,
+            weight: head.values,
+            weight_is_kn: true,
+            out: part(head.out),
+            out_f32: false,
+            ..product
+        };
+        // SAFETY: as above; out is q, or of its shape.
+        unsafe { self.gemm()?.run(&product) }
     }
 
     /// The rows of one sample, text first; a copy only where others lie between them.
@@ -99,18 +129,9 @@ impl Cuda {
         self.concat_rows_op(&[&x.row_view(txt), &x.row_view(img)])
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn softmax(
-        &self,
-        scores: Matrix,
-        weights: Matrix,
-        rows: usize,
-        tokens: usize,
-        head_dim: usize,
-        first_token: usize,
-        mask: Mask,
-    ) -> Result<()> {
-        let (causal, keys) = match mask {
+    fn softmax(&self, head: &Head<'_>, rows: usize, first_token: usize) -> Result<()> {
+        let (scores, weights, tokens) = (head.scores, head.weights, head.tokens);
+        let (causal, keys) = match head.mask {
             Mask::None => (0, tokens),
             Mask::Causal { keys } => (1, keys),
         };
@@ -120,7 +141,8 @@ impl Cuda {
             .long(scores.stride)
             .address(weights.address)
             .long(weights.stride);
-        let launch = launch.int(tokens).float(1.0 / (head_dim as f32).sqrt()).int(causal).int(first_token).int(keys);
+        let launch =
+            launch.int(tokens).float(1.0 / (head.head_dim as f32).sqrt()).int(causal).int(first_token).int(keys);
         // SAFETY: argument types and order match cuda/attention_softmax.cu; both workspaces have `rows` rows of their
         // stride, which is `tokens` or more, multiples of 8 and at aligned addresses; `Tensor::attention` checked 1 <=
         // keys <= tokens, so every row sees a key.

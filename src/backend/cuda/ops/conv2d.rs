@@ -8,7 +8,7 @@ use super::conv2d_input::Input;
 use super::conv2d_sm90a::{CHOICE, Call, Taps, takes};
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::launch::row_tiles;
-use crate::backend::cuda::pool::{Buffer, Kind};
+use crate::backend::cuda::memory::{Buffer, Kind};
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
@@ -79,8 +79,9 @@ impl Cuda {
             let product = self.product(input.source(), weight, Matrix::of(out), out.cols());
             let product = Product { bias: Some(bias.address()), residual: from_residual, ..product };
             if has_one_tap(conv) && matches!(input, Input::Image(_)) {
+                // SAFETY: `Tensor::conv2d` checked the shapes: of one tap, input and output have the same rows.
                 pieces_of_one_tap(rows, product.k, product.n)
-                    .try_for_each(|rows| self.gemm()?.run(&product.rows(rows)))?;
+                    .try_for_each(|rows| unsafe { self.gemm()?.run(&product.rows(rows)) })?;
             } else {
                 self.conv2d_rows(&mut input, weight, conv, &Product { m: rows, ..product })?;
             }
@@ -115,7 +116,9 @@ impl Cuda {
         for rows in pieces {
             let piece = product.rows(rows.clone());
             if lies_before(&rows, k, n) {
-                self.gemm()?.run(&piece)?;
+                // SAFETY: `Tensor::conv2d_over` checked the shapes; nobody else has the buffer, and the piece's rows end
+                // before those that are still to be read.
+                unsafe { self.gemm()?.run(&piece) }?;
                 continue;
             }
             let aside = match &aside {
@@ -123,8 +126,12 @@ impl Cuda {
                 // The first piece is the longest.
                 None => aside.insert(Buffer::new(self.device(), Kind::Bf16, rows.len() * n)?),
             };
-            self.gemm()?.run(&Product { out: Matrix { address: aside.address(), stride: n }, ..piece })?;
-            self.copy_rows(aside.address(), n, piece.out.address, n, rows.len(), n)?;
+            let from = aside.address();
+            // SAFETY: as above, but that `aside` has room for the piece, from where it goes behind the product's reads.
+            unsafe {
+                self.gemm()?.run(&Product { out: Matrix { address: from, stride: n }, ..piece })?;
+                self.copy_rows(from, n, piece.out.address, n, rows.len(), n)?;
+            }
         }
         Ok(Tensor::from_buffer(self, buffer, rows, n).into())
     }
@@ -161,11 +168,9 @@ impl Cuda {
             // said, which `part` has; it writes as many rows of `stride` values as the piece has, for which `columns`
             // has room. The GEMM before, which read `columns`, is ahead of it on the same stream.
             unsafe { launch.run([grid[0] * taps, 1, 1], block) }?;
-            self.gemm()?.run(&Product {
-                k: stride,
-                x: Matrix { address: columns.address(), stride },
-                ..product.rows(rows)
-            })?;
+            let x = Matrix { address: columns.address(), stride };
+            // SAFETY: `columns` has the piece's rows of `stride` values, as the padded weight; the rest is the op's.
+            unsafe { self.gemm()?.run(&Product { k: stride, x, ..product.rows(rows) }) }?;
         }
         Ok(())
     }

@@ -24,7 +24,8 @@ impl Cuda {
         let x = fresh.as_ref().unwrap_or(x);
         let out = self.linear_output(x.rows(), weight, bias)?;
         let product = self.product(x, weight, Matrix::of(&out), out.cols());
-        self.gemm()?.run(&Product { bias: bias.map(Tensor::address), ..product })?;
+        // SAFETY: `Tensor::linear` checked the shapes; a bias reaches as far as out, or out has only its columns.
+        unsafe { self.gemm()?.run(&Product { bias: bias.map(Tensor::address), ..product }) }?;
         Ok(first_cols(out, weight.rows()))
     }
 
@@ -42,7 +43,8 @@ impl Cuda {
         let fresh = self.unless_writable(&residual)?;
         let out = fresh.as_ref().unwrap_or(&residual);
         let product = self.product(x, weight.weight(), Matrix::of(out), out.cols());
-        self.gemm()?.run(&Product { residual: Some(Matrix::of(&residual)), ..product })?;
+        // SAFETY: `Tensor::linear_add` checked the shapes; out is the residual or a tensor of its shape.
+        unsafe { self.gemm()?.run(&Product { residual: Some(Matrix::of(&residual)), ..product }) }?;
         Ok(fresh.unwrap_or(residual))
     }
 
@@ -88,7 +90,9 @@ impl Cuda {
         for ((x, weight), fresh) in parts.iter().zip(self.operands(&parts)?) {
             let n = if weight.is_e4m3() { padded } else { cols };
             let product = self.product(fresh.as_ref().unwrap_or(x), weight, Matrix::of(&out).row(row, 2), n);
-            self.gemm()?.run(&product)?;
+            // SAFETY: `Tensor::linear_rows` checked the shapes; `out` was made of all rows, and of columns for every
+            // weight.
+            unsafe { self.gemm()?.run(&product) }?;
             row += x.rows();
         }
         Ok(first_cols(out, cols))

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use crate::backend::cuda::launch::row_block;
-use crate::backend::cuda::pool::Buffer;
+use crate::backend::cuda::memory::Buffer;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned};
 use crate::error::{Error, Result};
@@ -85,12 +85,15 @@ impl Cuda {
     /// As [`Cuda::weight_values`], of a matrix.
     pub fn matrix_values(&self, weight: &Weight) -> Result<Vec<f32>> {
         let (rows, cols, stride) = (weight.rows(), weight.cols(), weight.stride());
-        if !weight.is_e4m3() {
-            let values = self.download_values::<half::bf16>(weight.address(), rows, cols, stride)?;
-            return Ok(values.into_iter().map(half::bf16::to_f32).collect());
+        // SAFETY: the weight has `rows` rows of its stride, of e4m3 also as many scales, and lives.
+        unsafe {
+            if !weight.is_e4m3() {
+                let values = self.download_values::<half::bf16>(weight.address(), rows, cols, stride)?;
+                return Ok(values.into_iter().map(half::bf16::to_f32).collect());
+            }
+            let values = self.download_values::<u8>(weight.address(), rows, cols, stride)?;
+            Ok(scaled(&values, &self.download_values::<f32>(weight.scales(), 1, rows, rows)?, cols))
         }
-        let values = self.download_values::<u8>(weight.address(), rows, cols, stride)?;
-        Ok(scaled(&values, &self.download_values::<f32>(weight.scales(), 1, rows, rows)?, cols))
     }
 
     /// `x` as a product with `weight` reads it; none where that is as it is.
@@ -130,8 +133,12 @@ impl Tensor<Cuda> {
 
     /// e4m3 values as float32. Waits.
     pub(crate) fn download_e4m3(&self) -> Result<Vec<f32>> {
-        let values = self.backend().download_values::<u8>(self.address(), self.rows(), self.cols(), self.stride())?;
-        let scales = self.backend().download_values::<f32>(self.scales(), 1, self.rows(), self.rows())?;
+        let (cuda, rows) = (self.backend(), self.rows());
+        // SAFETY: the tensor lives, and has a scale for each row.
+        let (values, scales) = unsafe {
+            let values = cuda.download_values::<u8>(self.address(), rows, self.cols(), self.stride())?;
+            (values, cuda.download_values::<f32>(self.scales(), 1, rows, rows)?)
+        };
         Ok(scaled(&values, &scales, self.cols()))
     }
 }

@@ -1,16 +1,16 @@
-//! Device memory: stream-ordered allocation under a cap, with every byte counted. Work that is captured gets its memory
-//! from the [`arena`](super::arena), whose blocks count as used as long as it has them.
+//! Memory on the device: stream-ordered allocation under the budget. Captured work gets its memory from the
+//! [`Arena`](super::Arena), whose blocks count as used as long as it has them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
 
-use super::arena::{Arena, Place};
-use super::device::{Device, Event, Stream, failed};
-use crate::error::{Error, Result};
+use super::arena::Place;
+use crate::backend::cuda::device::{Device, Stream, failed};
+use crate::backend::cuda::event::Event;
+use crate::error::Result;
 
-const MIB: u64 = 1 << 20;
 /// As far as the driver aligns an allocation.
 const SCALES_ALIGNMENT: usize = 256;
 
@@ -38,65 +38,6 @@ impl Kind {
     }
 }
 
-/// Bytes in use, the most that were, and how many may be.
-pub struct Pool {
-    used: AtomicU64,
-    peak: AtomicU64,
-    cap: u64,
-    /// Whether the device has memory pools; all since Pascal have, some virtual GPUs do not.
-    stream_ordered: bool,
-    arena: Mutex<Arena>,
-}
-
-impl Pool {
-    pub fn new(cap: u64, stream_ordered: bool) -> Self {
-        Self { used: AtomicU64::new(0), peak: AtomicU64::new(0), cap, stream_ordered, arena: Mutex::default() }
-    }
-
-    pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    pub fn peak(&self) -> u64 {
-        self.peak.load(Ordering::Relaxed)
-    }
-
-    pub fn available(&self) -> u64 {
-        self.cap.saturating_sub(self.used())
-    }
-
-    pub fn arena(&self) -> MutexGuard<'_, Arena> {
-        // Its methods leave it whole.
-        self.arena.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Counts `bytes` as used; false when the cap does not allow them.
-    fn reserve(&self, bytes: u64) -> bool {
-        let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|sum| *sum <= self.cap)
-        });
-        if let Ok(before) = reserved {
-            self.peak.fetch_max(before + bytes, Ordering::Relaxed);
-        }
-        reserved.is_ok()
-    }
-
-    fn release(&self, bytes: u64) {
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    fn full(&self, bytes: u64) -> Error {
-        let mib = |bytes: u64| bytes.div_ceil(MIB);
-        Error::new(format!(
-            "out of GPU memory: {} MiB more are needed, {} MiB of {} MiB are in use",
-            mib(bytes),
-            mib(self.used()),
-            mib(self.cap)
-        ))
-        .hint("ask for a smaller image or batch, or allow more memory with `--gpu-memory`")
-    }
-}
-
 /// Memory on the device. Dropping it frees it behind all work enqueued so far on the compute stream, and on the stream
 /// of its first use.
 pub struct Buffer {
@@ -115,13 +56,13 @@ impl Buffer {
     pub fn new(device: &Arc<Device>, kind: Kind, len: usize) -> Result<Self> {
         let bytes = bytes_of(device, kind, len)?;
         // Not inside the match, which would hold the lock.
-        let place = device.pool().arena().request(bytes)?;
+        let place = device.arena().request(bytes)?;
         let (address, block) = match place {
             Place::Elsewhere => (allocate(device, device.stream(), bytes)?, None),
             Place::Block(block, address) => (address, Some(block)),
             Place::New(whole) => {
                 let address = allocate(device, device.stream(), whole)?;
-                (address, Some(device.pool().arena().add(address, whole)))
+                (address, Some(device.arena().add(address, whole)))
             }
         };
         Ok(Self::at(device, device.stream(), address, bytes, kind, block))
@@ -142,8 +83,7 @@ impl Buffer {
         kind: Kind,
         block: Option<usize>,
     ) -> Self {
-        let device = Arc::clone(device);
-        Self { address, stream, bytes, kind, block, scales: 0, device }
+        Self { address, stream, bytes, kind, block, scales: 0, device: Arc::clone(device) }
     }
 
     /// Memory for `rows` rows of `stride` e4m3 values, and behind them the rows' scales; as [`Buffer::new`].
@@ -179,7 +119,7 @@ impl Buffer {
         self.kind
     }
 
-    /// Device address of the first row's scale; none but that of e4m3 has any.
+    /// Device address of the first row's scale; only e4m3 has any.
     pub fn scales(&self) -> sys::CUdeviceptr {
         self.scales
     }
@@ -190,7 +130,7 @@ impl Drop for Buffer {
         match self.block {
             None => free(&self.device, self.stream, self.address, self.bytes),
             Some(block) => {
-                let gone = self.device.pool().arena().release(block);
+                let gone = self.device.arena().release(block);
                 gone.into_iter().for_each(|(address, bytes)| free(&self.device, self.stream, address, bytes));
             }
         }
@@ -200,84 +140,98 @@ impl Drop for Buffer {
 impl Device {
     /// Gives a share of the arena back, and the memory with the last.
     pub fn leave_arena(self: &Arc<Self>) {
-        let gone = self.pool().arena().leave();
+        let gone = self.arena().leave();
         gone.into_iter().for_each(|(address, bytes)| free(self, self.stream(), address, bytes));
     }
 }
 
 /// Bytes of `len` values. The driver refuses zero bytes; tensors without rows exist.
 fn bytes_of(device: &Device, kind: Kind, len: usize) -> Result<usize> {
-    len.checked_mul(kind.size()).map(|bytes| bytes.max(1)).ok_or_else(|| device.pool().full(u64::MAX))
+    len.checked_mul(kind.size()).map(|bytes| bytes.max(1)).ok_or_else(|| device.budget().full(u64::MAX))
 }
 
 /// Memory whose first use is on `stream`, counted.
 fn allocate(device: &Device, stream: Stream, bytes: usize) -> Result<sys::CUdeviceptr> {
-    if !device.pool().reserve(bytes as u64) {
-        return Err(device.pool().full(bytes as u64));
+    if !device.budget().reserve(bytes as u64) {
+        return Err(device.budget().full(bytes as u64));
     }
-    let allocated = device.bind().and_then(|()| {
-        // SAFETY: `stream` belongs to the context that `bind` made current. The memory is used by work on that stream,
-        // or behind an event on it.
-        let allocated = unsafe {
-            if device.pool().stream_ordered {
-                result::malloc_async(stream.raw(), bytes)
-            } else {
-                result::malloc_sync(bytes)
-            }
-        };
-        allocated.map_err(|e| match e.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => device.pool().full(bytes as u64),
-            _ => failed("cannot allocate GPU memory", e),
-        })
-    });
-    let address = allocated.inspect_err(|_| device.pool().release(bytes as u64))?;
-    device.counters().allocations.fetch_add(1, Ordering::Relaxed);
+    let address = device.allocate(stream, bytes).inspect_err(|_| device.budget().release(bytes as u64))?;
+    device.counters().allocations.add(1);
     Ok(address)
 }
 
 /// Frees what [`allocate`] returned for `stream`, behind all work enqueued so far on the compute stream and on that
 /// one.
 fn free(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: usize) {
-    device.pool().release(bytes as u64);
+    device.budget().release(bytes as u64);
     let compute = device.stream();
-    if device.bind().is_err()
-        || (stream != compute && Event::new(device, compute).and_then(|event| event.hold(stream)).is_err())
-    {
+    let Ok(_submission) = device.submit(compute) else { return };
+    if stream != compute && Event::new(device, compute).and_then(|event| event.make_wait(stream)).is_err() {
         return; // memory that nobody reuses does less harm than memory that is reused too early
     }
     // SAFETY: `address` came from `allocate` and is freed once. Tensors that view it hold the buffer, so no work that
     // uses it is enqueued later; work enqueued before is ordered before the free (`free_sync` waits for it).
     let freed = unsafe {
-        if device.pool().stream_ordered {
-            result::free_async(address, stream.raw())
-        } else {
-            result::free_sync(address)
-        }
+        if device.pool().is_some() { result::free_async(address, stream.raw()) } else { result::free_sync(address) }
     };
     // A failure here repeats an earlier one of the same context, which its caller has reported.
     let _ = freed;
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_cap_is_never_passed() {
-        let pool = Pool::new(10 * MIB, true);
-        assert!(pool.reserve(6 * MIB));
-        assert!(!pool.reserve(5 * MIB));
-        assert!(pool.reserve(4 * MIB));
-        pool.release(6 * MIB);
-        assert_eq!((pool.used(), pool.peak(), pool.available()), (4 * MIB, 10 * MIB, 6 * MIB));
+impl Device {
+    /// Memory from the driver, usable on `stream`. What the driver holds for it stays under the cap.
+    fn allocate(&self, stream: Stream, bytes: usize) -> Result<sys::CUdeviceptr> {
+        let _submission = self.submit(stream)?;
+        let full = |e: DriverError| match e.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => self.budget().full(bytes as u64),
+            _ => failed("cannot allocate GPU memory", e),
+        };
+        let Some(pool) = self.pool() else {
+            // SAFETY: `submit` made the context current.
+            return unsafe { result::malloc_sync(bytes) }.map_err(full);
+        };
+        // SAFETY: `stream` belongs to the context that `submit` made current, the pool to its device. The memory is
+        // used by work on that stream, or behind an event on it.
+        let allocate = || unsafe { result::mem_pool::alloc_async(pool, bytes, stream.raw()) };
+        match allocate() {
+            Ok(address) if self.pool_bytes(pool)? <= self.budget().cap_of_pool() => return Ok(address),
+            Ok(address) => {
+                // SAFETY: allocated above on this stream, and used by nobody.
+                unsafe { result::free_async(address, stream.raw()) }.map_err(full)?;
+            }
+            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {}
+            Err(e) => return Err(full(e)),
+        }
+        // What was freed is fragments, or waits for work that is still enqueued: the pool gives back what it can, once.
+        self.trim(pool)?;
+        let address = allocate().map_err(full)?;
+        if self.pool_bytes(pool)? > self.budget().cap_of_pool() {
+            // SAFETY: as above.
+            unsafe { result::free_async(address, stream.raw()) }.map_err(full)?;
+            return Err(self.budget().full(bytes as u64));
+        }
+        Ok(address)
     }
 
-    #[test]
-    fn a_full_pool_says_what_is_needed_and_used() {
-        let pool = Pool::new(8 * MIB, true);
-        assert!(pool.reserve(5 * MIB));
-        let message = pool.full(4 * MIB).to_string();
-        assert!(message.contains("4 MiB more are needed, 5 MiB of 8 MiB"), "{message}");
-        assert!(message.contains("--gpu-memory"), "{message}");
+    /// What the driver holds for the pool, in use or not.
+    fn pool_bytes(&self, pool: sys::CUmemoryPool) -> Result<u64> {
+        let mut bytes = 0u64;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+        // SAFETY: the pool lives as long as the device; the attribute's value is a u64.
+        unsafe { result::mem_pool::get_attribute(pool, attribute, std::ptr::from_mut(&mut bytes).cast()) }
+            .map_err(|e| failed("cannot ask for GPU memory", e))?;
+        Ok(bytes)
+    }
+
+    /// Waits for all work, and gives back to the system what the pool holds and nobody uses.
+    fn trim(&self, pool: sys::CUmemoryPool) -> Result<()> {
+        if !self.is_capturing() {
+            for stream in [self.stream(), self.upload_stream()] {
+                // SAFETY: the streams live as long as the device.
+                unsafe { result::stream::synchronize(stream.raw()) }.map_err(|e| failed("GPU work failed", e))?;
+            }
+        }
+        // SAFETY: the pool lives as long as the device.
+        unsafe { result::mem_pool::trim_to(pool, 0) }.map_err(|e| failed("cannot give GPU memory back", e))
     }
 }

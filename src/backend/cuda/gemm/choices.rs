@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::gemm::Key;
+use super::key::Key;
 
 /// Changes when the file does.
 const FORMAT: u32 = 2;
@@ -225,7 +225,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::gemm::small_product;
+    use super::super::key::small_product;
     use super::*;
 
     fn machine() -> Machine {
