@@ -6,7 +6,8 @@
 //   residual [m, n]  bf16, row stride ld_residual, or null; may be out
 //   out      [m, n]  bf16 or, where `out_f32`, f32; row stride ld_out
 //
-// Mapping   a block of 256 threads makes a tile of 64 x 64, 4 x 4 values a thread, through tiles of 16 columns in shared memory.
+// Mapping   a block of 256 threads makes a tile of 64 x 64, 4 x 4 values a thread, through tiles of 16 columns in
+//           shared memory.
 // Needs     nothing: any size, any alignment.
 // Rounding  once, at the store.
 // Flops     2 m n k, without tensor cores: correct, not fast. cuBLASLt takes every shape of the real models.
@@ -14,9 +15,10 @@
 
 static constexpr int TILE = 64, DEPTH = 16;
 
-extern "C" __global__ void __launch_bounds__(256) linear_any(const bf16* x, long long ld_x, const bf16* weight, long long ld_weight, const bf16* bias,
-                                                             const bf16* residual, long long ld_residual, void* out, long long ld_out, int m, int n,
-                                                             int k, int weight_is_kn, int out_f32) {
+extern "C" __global__ void __launch_bounds__(256)
+    linear_any(const bf16* x, long long ld_x, const bf16* weight, long long ld_weight, const bf16* bias,
+               const bf16* residual, long long ld_residual, void* out, long long ld_out, int m, int n, int k,
+               int weight_is_kn, int out_f32) {
     __shared__ float tile_x[DEPTH][TILE + 1], tile_w[DEPTH][TILE + 1];
     const long long row0 = (long long)blockIdx.x * TILE, col0 = (long long)blockIdx.y * TILE;
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
