@@ -54,6 +54,9 @@ struct Sources {
     index: Vec<String>,
 }
 
+/// A fault that a test makes.
+type Change = fn(&mut Sources);
+
 fn project() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
@@ -192,53 +195,53 @@ fn every_op_has_its_name_in_four_places() {
 #[test]
 fn a_name_that_is_missing_or_stands_for_nothing_is_found() {
     let sources = Sources::read();
-    let wrong = |change: &dyn Fn(&mut Sources)| {
+    let wrong = |change: Change| {
         let mut changed = sources.clone();
         change(&mut changed);
         [changed.wrong_files(), changed.wrong_names()].concat()
     };
-    assert!(wrong(&|_| {}).is_empty());
-    let changes: [(&str, &dyn Fn(&mut Sources)); 14] = [
-        ("an op without a launcher", &|s| {
+    assert!(wrong(|_| {}).is_empty());
+    let changes: [(&str, Change); 14] = [
+        ("an op without a launcher", |s| {
             s.launchers.remove("silu");
         }),
-        ("an op without a kernel", &|s| {
+        ("an op without a kernel", |s| {
             s.kernels.remove("rope");
         }),
-        ("an op without its one kernel", &|s| {
+        ("an op without its one kernel", |s| {
             s.kernels.remove("project_sm90a");
         }),
-        ("an op without a parity test", &|s| {
+        ("an op without a parity test", |s| {
             s.parity.remove("guide");
         }),
-        ("a parity test that is not compiled", &|s| {
+        ("a parity test that is not compiled", |s| {
             s.compiled.remove("guide");
         }),
-        ("a launcher without an op", &|s| {
+        ("a launcher without an op", |s| {
             s.launchers.insert("sampler".to_string());
         }),
-        ("a kernel without an op", &|s| {
+        ("a kernel without an op", |s| {
             s.kernels.insert("softmax_sm90a".to_string());
         }),
-        ("a second parity file", &|s| {
+        ("a second parity file", |s| {
             s.parity.insert("linear_rows".to_string());
         }),
-        ("a kernel that was said to be missing", &|s| {
+        ("a kernel that was said to be missing", |s| {
             s.kernels.insert("concat".to_string());
         }),
-        ("a file that is no longer there", &|s| {
+        ("a file that is no longer there", |s| {
             s.parity.remove("fp8");
         }),
-        ("a file of no op", &|s| {
+        ("a file of no op", |s| {
             s.ops.insert("elementwise".to_string());
         }),
-        ("an op of the trait without a file", &|s| {
+        ("an op of the trait without a file", |s| {
             s.of_trait.insert("softmax".to_string());
         }),
-        ("an op in the file of another", &|s| {
+        ("an op in the file of another", |s| {
             s.methods.insert(("add".to_string(), "mul".to_string()));
         }),
-        ("an op that the index leaves out", &|s| {
+        ("an op that the index leaves out", |s| {
             s.index.pop();
         }),
     ];
