@@ -5,23 +5,27 @@
 //   scale  [dim]          bf16
 //   out    [tokens, dim]  bf16, row stride ld_out
 //
-// Mapping   one block per token; a thread holds up to 4 chunks of 8 values (16-byte loads), chunk i at thread + i * threads,
-//           so x is read once and both passes (mean, variance) run from registers in f32. 3072: 128 threads, 3 chunks.
+// Mapping   one block per token; a thread holds up to 4 chunks of 8 values (16-byte loads), chunk i at thread + i *
+//           threads, so x is read once and both passes (mean, variance) run from registers in f32. 3072: 128 threads, 3
+//           chunks.
 // Needs     dim % 8 == 0, dim <= 4 * 8 * 1024, rows and vectors 16-byte aligned. Otherwise `_any`: one value at a time,
 //           x read three times, any size and alignment.
 // Rounding  once, at the store.
 // Bytes     tokens * dim * 2 read + tokens * dim * 2 written + dim * 4.   4608 x 3072: 56.6 MB
 // Bound     HBM. 56.6 MB at 4.8 TB/s (H200) = 11.8 us
-// Measured  20.5 us at 4608 x 3072, 2.76 TB/s, 58% of bound; composed 31.2 us; H200, driver 580.159, CUDA 13.0; tests/bench/runs/2026-11-21-h200
+// Measured  20.5 us at 4608 x 3072, 2.76 TB/s, 58% of bound; composed 31.2 us; H200, driver 580.159, CUDA 13.0;
+//           tests/bench/runs/2026-11-21-h200
 // Tried
 #include "layer_norm.cuh"
 
-extern "C" __global__ void __launch_bounds__(1024) adaln_bf16(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out,
-                                                              long long ld_out, int dim, float eps) {
+extern "C" __global__ void __launch_bounds__(1024)
+    adaln_bf16(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out, long long ld_out,
+               int dim, float eps) {
     layer_norm_vector<true>(x, ld_x, shift, scale, out, ld_out, dim, eps);
 }
 
-extern "C" __global__ void __launch_bounds__(256) adaln_bf16_any(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out,
-                                                                 long long ld_out, int dim, float eps) {
+extern "C" __global__ void __launch_bounds__(256)
+    adaln_bf16_any(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out, long long ld_out,
+                   int dim, float eps) {
     layer_norm_any<true>(x, ld_x, shift, scale, out, ld_out, dim, eps);
 }

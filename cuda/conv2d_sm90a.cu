@@ -1,4 +1,5 @@
-// conv2d: 3 x 3 convolution for Hopper, stride 1 and zeros around the image, + bias + residual; conv2d_sm90a.cuh says how.
+// conv2d: 3 x 3 convolution for Hopper, stride 1 and zeros around the image, + bias + residual; conv2d_sm90a.cuh says
+// how.
 #include "conv2d_sm90a.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

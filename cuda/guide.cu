@@ -9,8 +9,9 @@
 // Bound     launch latency
 #include "common.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) guide_bf16(const bf16* positive, long long ld_positive, const bf16* negative, long long ld_negative,
-                                                             bf16* out, long long ld_out, int rows, int cols, float guidance) {
+extern "C" __global__ void __launch_bounds__(256)
+    guide_bf16(const bf16* positive, long long ld_positive, const bf16* negative, long long ld_negative, bf16* out,
+               long long ld_out, int rows, int cols, float guidance) {
     for_each_run<1>(rows, cols, [=](long long row, int column) {
         const float from = __bfloat162float(negative[row * ld_negative + column]);
         const float difference = round_to_bf16(__fsub_rn(__bfloat162float(positive[row * ld_positive + column]), from));

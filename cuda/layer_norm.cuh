@@ -7,8 +7,8 @@ static constexpr int MAX_CHUNKS = 4;
 
 // MODULATED: adaln, otherwise layer_norm, which ignores shift and scale.
 template <bool MODULATED>
-__device__ __forceinline__ void layer_norm_vector(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out, long long ld_out,
-                                                  int dim, float eps) {
+__device__ __forceinline__ void layer_norm_vector(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale,
+                                                  bf16* out, long long ld_out, int dim, float eps) {
     const bf16* row = x + blockIdx.x * ld_x;
     const int chunks = dim / 8;
     float values[MAX_CHUNKS][8];
@@ -49,8 +49,8 @@ __device__ __forceinline__ void layer_norm_vector(const bf16* x, long long ld_x,
 }
 
 template <bool MODULATED>
-__device__ __forceinline__ void layer_norm_any(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out, long long ld_out,
-                                               int dim, float eps) {
+__device__ __forceinline__ void layer_norm_any(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale,
+                                               bf16* out, long long ld_out, int dim, float eps) {
     const bf16* row = x + blockIdx.x * ld_x;
     float sum = 0.0f;
     for (int i = threadIdx.x; i < dim; i += blockDim.x) sum += __bfloat162float(row[i]);

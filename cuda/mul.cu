@@ -13,12 +13,13 @@
 // Tried
 #include "elementwise.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) mul_bf16(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out,
-                                                           int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256) mul_bf16(const bf16* x, long long ld_x, const bf16* y, long long ld_y,
+                                                           bf16* out, long long ld_out, int rows, int cols) {
     combine<8, true>(x, ld_x, y, ld_y, out, ld_out, rows, cols);
 }
 
-extern "C" __global__ void __launch_bounds__(256) mul_bf16_any(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out,
-                                                               long long ld_out, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256)
+    mul_bf16_any(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out, int rows,
+                 int cols) {
     combine<1, true>(x, ld_x, y, ld_y, out, ld_out, rows, cols);
 }

@@ -1,41 +1,47 @@
-// project: what stands before attention and inside a gated MLP, for Hopper: a product whose columns are normed, rotated and
-// gated before they are stored.
+// project: what stands before attention and inside a gated MLP, for Hopper: a product whose columns are normed, rotated
+// and gated before they are stored.
 //
 // y = x weight^T, rounded to bf16; the weight's rows are k, v and q (dim rows each), then gate and up (mlp rows each);
-// dim or mlp may be 0 out = [rope(rms_norm(k)) | v | rope(rms_norm(q)) | silu(gate) * up], norm and rotation by heads
-// of 128, pairs (2 i, 2 i + 1)
+// dim or mlp may be 0.
+// out = [rope(rms_norm(k)) | v | rope(rms_norm(q)) | silu(gate) * up], norm and rotation by heads of 128, pairs (2 i,
+// 2 i + 1)
 //
-//   x       [rows, features] bf16, in one or two parts with a weight each; tensor maps with boxes of 128 bytes of a row (swizzled), 128 rows
+//   x       [rows, features] bf16, in one or two parts with a weight each; tensor maps with boxes of 128 bytes of a row
+//           (swizzled), 128 rows
 //   weight  [3 * dim + 2 * mlp, features] bf16; the same boxes
 //   x and weight may both be e4m3, with float32 scales [rows] of x and [3 * dim + 2 * mlp] of the weight
 //   norms   [128] bf16: for q and k, of text rows (row < txt_rows) and of image rows
 //   cos, sin  [txt + img, 64] f32, row stride ld_table; a row's token as in qk_norm_rope.cu
-//   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; of the first rows, which are keys only, what is behind v may stay as it was
+//   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; of the first rows, which are keys only, what is behind v may
+//           stay as it was
 //
-// Mapping   Two blocks, on two multiprocessors, make a tile of 256 rows and 256 columns, a half of the rows each. A tile's columns are two heads, or
-//           128 of gate and the same 128 of up. Each block fetches its rows and one half of the weights, for both: what comes from L2 is
-//           a third less than by itself, which is power, and power is what bounds a row of such products.
-//           Warpgroups 1 and 2 multiply 128 bytes of [64, features] by those of [256, features]^T and round the sums into shared memory.
-//           Warp 0 fetches; warps 1 to 3 take the rounded rows from there, norm, rotate or gate them, and store them, while the next tile
-//           is multiplied.
-//           Clusters take tiles in turn: some rows of tiles at a time, whose x stays in L2 while weights pass.
+// Mapping   Two blocks, on two multiprocessors, make a tile of 256 rows and 256 columns, a half of the rows each. A
+//           tile's columns are two heads, or 128 of gate and the same 128 of up. Each block fetches its rows and one
+//           half of the weights, for both: what comes from L2 is a third less than by itself, which is power, and power
+//           is what bounds a row of such products. Warpgroups 1 and 2 multiply 128 bytes of [64, features] by those of
+//           [256, features]^T and round the sums into shared memory. Warp 0 fetches; warps 1 to 3 take the rounded rows
+//           from there, norm, rotate or gate them, and store them, while the next tile is multiplied. Clusters take
+//           tiles in turn: some rows of tiles at a time, whose x stays in L2 while weights pass.
 // Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
-// Rounding  as the composition: y once (of e4m3 before its scales and not behind them), then the result once. y is summed in another order
-//           than by cuBLASLt.
+// Rounding  as the composition: y once (of e4m3 before its scales and not behind them), then the result once. y is
+//           summed in another order than by cuBLASLt.
 // Flops     2 * rows * features * (3 * dim + 2 * mlp).   4608 x 3072 -> 27648: 783 GFLOP
 // Bound     tensor cores. 783 GFLOP at 989 TFLOP/s (H200, dense bf16) = 791 us
-// Measured  4608 x 3072 -> 27648 970 us (807 TFLOP/s), cuBLASLt and the kernels behind it 1.14 times as long; of two streams (512 and 4096 rows)
-//           kvq 341 us (766), 1.07 times, mlp 653 us (799), 1.12 times. In e4m3 545 us (1436), 209 (1250), 364 (1433), 1.14 to 1.17 times. A step
-//           of 1024 x 1024 takes 52.3 ms and not 54.2, in fp8 34.8 and not 35.5. H200, driver 580.159, CUDA 13.0; `flux bench ops/project`
-// Tried     rows stored one after the other instead of four in step: in e4m3 kvq and mlp 724 us, where the composition takes 645; two in step,
-//           whose angles come while those before are computed: as long. Groups of 3, 6 or 18 rows of tiles (18 also in e4m3, whose x
-//           L2 would hold), stores past L2, TMA's hints to keep x and to let weights go: a step of 1024 x 1024 takes as long, within 1%.
-//           Standalone, sums stored by the warps that multiply, in a row, each way 8 times in turn on one GPU, +- 0.3%, TFLOP/s: 128 x 256
-//           with the weights for two blocks 679, its sums by TMA 686; 192 x 256, by three warpgroups, which leaves no room for rounded rows,
-//           691, with hints for L2 702; 192 x 192 670; a tile for each warpgroup, 128 x 176 or 192, 667 and 670; four blocks together 656 (120
-//           blocks find room); 8 columns of tiles together 673; cuBLASLt's 176 x 128 694 to 709. 12288 -> 3072 in tiles of 192 x 192 680,
-//           cuBLASLt's 692. In a row the GPU is at its power limit: 1500 MHz instead of 1980. There 804 without any fetching, 770 without
-//           the weights, 710 with the weights of one tile (L2 has them), 713 with nothing stored
+// Measured  4608 x 3072 -> 27648 970 us (807 TFLOP/s), cuBLASLt and the kernels behind it 1.14 times as long; of two
+//           streams (512 and 4096 rows) kvq 341 us (766), 1.07 times, mlp 653 us (799), 1.12 times. In e4m3 545 us
+//           (1436), 209 (1250), 364 (1433), 1.14 to 1.17 times. A step of 1024 x 1024 takes 52.3 ms and not 54.2, in
+//           fp8 34.8 and not 35.5. H200, driver 580.159, CUDA 13.0; `flux bench ops/project`
+// Tried     rows stored one after the other instead of four in step: in e4m3 kvq and mlp 724 us, where the composition
+//           takes 645; two in step, whose angles come while those before are computed: as long. Groups of 3, 6 or 18
+//           rows of tiles (18 also in e4m3, whose x L2 would hold), stores past L2, TMA's hints to keep x and to let
+//           weights go: a step of 1024 x 1024 takes as long, within 1%. Standalone, sums stored by the warps that
+//           multiply, in a row, each way 8 times in turn on one GPU, +- 0.3%, TFLOP/s: 128 x 256 with the weights for
+//           two blocks 679, its sums by TMA 686; 192 x 256, by three warpgroups, which leaves no room for rounded rows,
+//           691, with hints for L2 702; 192 x 192 670; a tile for each warpgroup, 128 x 176 or 192, 667 and 670; four
+//           blocks together 656 (120 blocks find room); 8 columns of tiles together 673; cuBLASLt's 176 x 128 694 to
+//           709. 12288 -> 3072 in tiles of 192 x 192 680, cuBLASLt's 692. In a row the GPU is at its power limit: 1500
+//           MHz instead of 1980. There 804 without any fetching, 770 without the weights, 710 with the weights of one
+//           tile (L2 has them), 713 with nothing stored
 #include "common.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -52,7 +58,8 @@ constexpr int SLOTS = 3;
 constexpr int CONSUMERS = 2, STORERS = 3;  // warpgroups that multiply, warps that store
 constexpr int X_BYTES = ROWS * STEP_BYTES, WEIGHT_BYTES = COLS * STEP_BYTES;
 constexpr int ROUNDED_ROWS = ROWS / CONSUMERS, ROW_BYTES = COLS * 2, ROUNDED_BYTES = ROUNDED_ROWS * ROW_BYTES;
-constexpr int WEIGHTS = SLOTS * X_BYTES, ROUNDED = WEIGHTS + SLOTS * WEIGHT_BYTES, BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
+constexpr int WEIGHTS = SLOTS * X_BYTES, ROUNDED = WEIGHTS + SLOTS * WEIGHT_BYTES,
+              BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
 constexpr int THREADS = 128 + 128 * CONSUMERS;
 constexpr int AT_ONCE = 4;  // rows of a warp that are on their way
 
@@ -95,11 +102,13 @@ struct Work {
 
     __device__ __forceinline__ static int count(const Arguments& args) {
         const int rows = cluster_rows(args.part_rows[0]) + cluster_rows(args.part_rows[1]);
-        return (rows - args.key_tiles) * ((3 * args.dim + 2 * args.mlp) / COLS) + args.key_tiles * (2 * args.dim / COLS);
+        return (rows - args.key_tiles) * ((3 * args.dim + 2 * args.mlp) / COLS) +
+               args.key_tiles * (2 * args.dim / COLS);
     }
 
     __device__ __forceinline__ static Work at(const Arguments& args, int index, int rank) {
-        const int first_part = cluster_rows(args.part_rows[0]), wanted = first_part + cluster_rows(args.part_rows[1]) - args.key_tiles;
+        const int first_part = cluster_rows(args.part_rows[0]),
+                  wanted = first_part + cluster_rows(args.part_rows[1]) - args.key_tiles;
         const int cols = (3 * args.dim + 2 * args.mlp) / COLS, together = args.rows_of_tiles * cols;
         int row, col;
         if (index < wanted * cols) {
@@ -129,7 +138,9 @@ struct Work {
 
 // Where 16 bytes of a rounded row are: chunks change places with the row, so that eight rows of one chunk are in all
 // banks.
-__device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, int row, int chunk) { return rounded + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4); }
+__device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, int row, int chunk) {
+    return rounded + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
+}
 
 __device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
     uint2 raw;
@@ -139,12 +150,14 @@ __device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
 
 // 16 or 8 bytes at once. From C++ the compiler makes four or two stores of them here.
 __device__ __forceinline__ void store_raw(bf16* to, uint4 raw) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y), "r"(raw.z), "r"(raw.w)
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y),
+                 "r"(raw.z), "r"(raw.w)
                  : "memory");
 }
 
 __device__ __forceinline__ void store_raw(bf16* to, uint2 raw) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y) : "memory");
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y)
+                 : "memory");
 }
 
 // Sums of e4m3 are rounded as they are, and scaled when they are stored: the warps that multiply have no time for it.
@@ -182,7 +195,8 @@ struct Half {
     int first_row, rows;
     long long first_out;
 
-    __device__ __forceinline__ Half(const Arguments& args, const Work& w, uint32_t rounded, int consumer) : args(args), w(w), rounded(rounded) {
+    __device__ __forceinline__ Half(const Arguments& args, const Work& w, uint32_t rounded, int consumer)
+        : args(args), w(w), rounded(rounded) {
         first_row = w.row + consumer * ROUNDED_ROWS;
         rows = min(ROUNDED_ROWS, args.part_rows[w.part] - first_row);
         first_out = (w.part ? args.part_rows[0] : 0) + first_row;
@@ -231,7 +245,8 @@ struct Half {
                 for (int j = 0; j < 4; j++) g[i][j] = silu(g[i][j]) * u[j];
             });
             at_once(first, rows, [&](int row, int i) {
-                store_raw(out + row * args.ld_out, make_uint2(pack_bf16(g[i][0], g[i][1]), pack_bf16(g[i][2], g[i][3])));
+                store_raw(out + row * args.ld_out,
+                          make_uint2(pack_bf16(g[i][0], g[i][1]), pack_bf16(g[i][2], g[i][3])));
             });
         }
     }
@@ -261,7 +276,8 @@ struct Half {
     }
 
     // Rows from `begin` to `end`, all text or all image. 16 lanes hold a head, 8 columns each.
-    __device__ __forceinline__ void store_heads(int storer, int lane, int begin, int end, const bf16* norm, float eps) const {
+    __device__ __forceinline__ void store_heads(int storer, int lane, int begin, int end, const bf16* norm,
+                                                float eps) const {
         bf16* out = args.out + first_out * args.ld_out + w.col + lane * 8;
         const int in_head = lane % 16;
         float weight[8], of_lane[8];
@@ -289,15 +305,18 @@ struct Half {
                 }
             });
 #pragma unroll
-            for (int step = 8; step > 0; step >>= 1) at_once(first, end, [&](int, int i) { squares[i] += __shfl_xor_sync(~0u, squares[i], step); });
+            for (int step = 8; step > 0; step >>= 1)
+                at_once(first, end, [&](int, int i) { squares[i] += __shfl_xor_sync(~0u, squares[i], step); });
             at_once(first, end, [&](int, int i) {
                 // The norm takes a row's scale away again, but for what it adds.
                 const float least = E4M3 ? __fdividef(eps, of_row[i] * of_row[i]) : eps;
                 const float rstd = rsqrtf(squares[i] / (COLS / 2) + least);
-                const float c[4] = {cosines[i].x, cosines[i].y, cosines[i].z, cosines[i].w}, s[4] = {sines[i].x, sines[i].y, sines[i].z, sines[i].w};
+                const float c[4] = {cosines[i].x, cosines[i].y, cosines[i].z, cosines[i].w},
+                            s[4] = {sines[i].x, sines[i].y, sines[i].z, sines[i].w};
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    const float a = x[i][2 * j] * (rstd * weight[2 * j]), b = x[i][2 * j + 1] * (rstd * weight[2 * j + 1]);
+                    const float a = x[i][2 * j] * (rstd * weight[2 * j]),
+                                b = x[i][2 * j + 1] * (rstd * weight[2 * j + 1]);
                     x[i][2 * j] = a * c[j] - b * s[j];
                     x[i][2 * j + 1] = b * c[j] + a * s[j];
                 }
@@ -325,7 +344,8 @@ template <bool E4M3>
 __device__ __forceinline__ void project(const Arguments& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
-    const uint32_t full = base + BARRIERS, free = full + 8 * SLOTS, rounded_full = free + 8 * SLOTS, rounded_free = rounded_full + 8 * CONSUMERS;
+    const uint32_t full = base + BARRIERS, free = full + 8 * SLOTS, rounded_full = free + 8 * SLOTS,
+                   rounded_free = rounded_full + 8 * CONSUMERS;
     const int rank = rank_in_cluster();
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < SLOTS; slot++) {
@@ -356,8 +376,8 @@ __device__ __forceinline__ void project(const Arguments& args) {
                     wait(free + 8 * ring.slot, ring.phase ^ 1);
                     arrive_expecting(barrier, X_BYTES + WEIGHT_BYTES);
                     copy_box(base + ring.slot * X_BYTES, args.x[w.part], w.row, step * FEATURES, barrier);
-                    copy_box_to_both(base + WEIGHTS + ring.slot * WEIGHT_BYTES + rank * (WEIGHT_BYTES / 2), args.weight[w.part],
-                                     w.weight + rank * w.second, step * FEATURES, barrier);
+                    copy_box_to_both(base + WEIGHTS + ring.slot * WEIGHT_BYTES + rank * (WEIGHT_BYTES / 2),
+                                     args.weight[w.part], w.weight + rank * w.second, step * FEATURES, barrier);
                     ring.advance();
                 }
             }
@@ -390,7 +410,8 @@ __device__ __forceinline__ void project(const Arguments& args) {
                 const uint64_t weight = describe(base + WEIGHTS + ring.slot * WEIGHT_BYTES, 0);
                 begin_multiply();
 #pragma unroll
-                for (int byte = 0; byte < STEP_BYTES; byte += 32) multiply<E4M3>(sums, x + (byte >> 4), weight + (byte >> 4), step + byte > 0);
+                for (int byte = 0; byte < STEP_BYTES; byte += 32)
+                    multiply<E4M3>(sums, x + (byte >> 4), weight + (byte >> 4), step + byte > 0);
                 commit_multiply();
                 // The multiplies before these are done, and what they read is free.
                 wait_multiply<1>();
@@ -405,7 +426,9 @@ __device__ __forceinline__ void project(const Arguments& args) {
             turn.advance();
 #pragma unroll
             for (int n = 0; n < COLS / 8; n += 2) {
-                const auto pair = [&](int block, int half) { return pack_bf16(sums[block * 4 + half * 2], sums[block * 4 + half * 2 + 1]); };
+                const auto pair = [&](int block, int half) {
+                    return pack_bf16(sums[block * 4 + half * 2], sums[block * 4 + half * 2 + 1]);
+                };
                 // n is even, so chunks n and n + 1 of a row are where chunks 0 and 1 are, but for the bits of n.
                 store_matrices(to ^ (n << 4), pair(n, 0), pair(n, 1), pair(n + 1, 0), pair(n + 1, 1));
             }

@@ -14,8 +14,8 @@
 #include "common.cuh"
 
 template <int N>
-__device__ __forceinline__ void scale_shift(const bf16* x, long long ld_x, const bf16* scale, const bf16* shift, bf16* out, long long ld_out,
-                                            int rows, int cols) {
+__device__ __forceinline__ void scale_shift(const bf16* x, long long ld_x, const bf16* scale, const bf16* shift,
+                                            bf16* out, long long ld_out, int rows, int cols) {
     for_each_run<N>(rows, cols, [=](long long row, int column) {
         float a[N], s[N], b[N];
         load(x + row * ld_x + column, a);
@@ -27,12 +27,14 @@ __device__ __forceinline__ void scale_shift(const bf16* x, long long ld_x, const
     });
 }
 
-extern "C" __global__ void __launch_bounds__(256) scale_shift_bf16(const bf16* x, long long ld_x, const bf16* scale, const bf16* shift, bf16* out,
-                                                                   long long ld_out, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256)
+    scale_shift_bf16(const bf16* x, long long ld_x, const bf16* scale, const bf16* shift, bf16* out, long long ld_out,
+                     int rows, int cols) {
     scale_shift<8>(x, ld_x, scale, shift, out, ld_out, rows, cols);
 }
 
-extern "C" __global__ void __launch_bounds__(256) scale_shift_bf16_any(const bf16* x, long long ld_x, const bf16* scale, const bf16* shift, bf16* out,
-                                                                       long long ld_out, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256)
+    scale_shift_bf16_any(const bf16* x, long long ld_x, const bf16* scale, const bf16* shift, bf16* out,
+                         long long ld_out, int rows, int cols) {
     scale_shift<1>(x, ld_x, scale, shift, out, ld_out, rows, cols);
 }

@@ -13,7 +13,8 @@
 #include "common.cuh"
 
 template <int N>
-__device__ __forceinline__ void silu_rows(const bf16* x, long long ld_x, bf16* out, long long ld_out, int rows, int cols) {
+__device__ __forceinline__ void silu_rows(const bf16* x, long long ld_x, bf16* out, long long ld_out, int rows,
+                                          int cols) {
     for_each_run<N>(rows, cols, [=](long long row, int column) {
         float a[N];
         load(x + row * ld_x + column, a);
@@ -23,10 +24,12 @@ __device__ __forceinline__ void silu_rows(const bf16* x, long long ld_x, bf16* o
     });
 }
 
-extern "C" __global__ void __launch_bounds__(256) silu_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256)
+    silu_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, int rows, int cols) {
     silu_rows<8>(x, ld_x, out, ld_out, rows, cols);
 }
 
-extern "C" __global__ void __launch_bounds__(256) silu_bf16_any(const bf16* x, long long ld_x, bf16* out, long long ld_out, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256)
+    silu_bf16_any(const bf16* x, long long ld_x, bf16* out, long long ld_out, int rows, int cols) {
     silu_rows<1>(x, ld_x, out, ld_out, rows, cols);
 }

@@ -15,8 +15,8 @@
 #include "common.cuh"
 
 template <int N>
-__device__ __forceinline__ void swiglu(const bf16* gate, long long ld_gate, const bf16* up, long long ld_up, bf16* out, long long ld_out, int rows,
-                                       int cols) {
+__device__ __forceinline__ void swiglu(const bf16* gate, long long ld_gate, const bf16* up, long long ld_up, bf16* out,
+                                       long long ld_out, int rows, int cols) {
     for_each_run<N>(rows, cols, [=](long long row, int column) {
         float g[N], u[N];
         load(gate + row * ld_gate + column, g);
@@ -27,12 +27,14 @@ __device__ __forceinline__ void swiglu(const bf16* gate, long long ld_gate, cons
     });
 }
 
-extern "C" __global__ void __launch_bounds__(256) swiglu_bf16(const bf16* gate, long long ld_gate, const bf16* up, long long ld_up, bf16* out,
-                                                              long long ld_out, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256)
+    swiglu_bf16(const bf16* gate, long long ld_gate, const bf16* up, long long ld_up, bf16* out, long long ld_out,
+                int rows, int cols) {
     swiglu<8>(gate, ld_gate, up, ld_up, out, ld_out, rows, cols);
 }
 
-extern "C" __global__ void __launch_bounds__(256) swiglu_bf16_any(const bf16* gate, long long ld_gate, const bf16* up, long long ld_up, bf16* out,
-                                                                  long long ld_out, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256)
+    swiglu_bf16_any(const bf16* gate, long long ld_gate, const bf16* up, long long ld_up, bf16* out, long long ld_out,
+                    int rows, int cols) {
     swiglu<1>(gate, ld_gate, up, ld_up, out, ld_out, rows, cols);
 }

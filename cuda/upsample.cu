@@ -7,12 +7,14 @@
 // Needs     channels % 8 == 0 and rows 16-byte aligned. Otherwise `_any`: one value at a time.
 // Bytes     height * width * channels * 10.   512 x 512 x 256: 671 MB
 // Bound     HBM. 671 MB at 4.8 TB/s (H200) = 140 us
-// Measured  512 x 512 x 256: 169 us, 3.97 TB/s, 83% of bound; H200, driver 580.159, CUDA 13.0; tests/bench/runs/2026-11-21-h200
+// Measured  512 x 512 x 256: 169 us, 3.97 TB/s, 83% of bound; H200, driver 580.159, CUDA 13.0;
+//           tests/bench/runs/2026-11-21-h200
 // Tried
 #include "common.cuh"
 
 template <int N>
-__device__ __forceinline__ void upsample(const bf16* x, long long ld_x, bf16* out, int height, int width, int channels) {
+__device__ __forceinline__ void upsample(const bf16* x, long long ld_x, bf16* out, int height, int width,
+                                         int channels) {
     for_each_run<N>(height * width, channels, [=](long long row, int column) {
         float values[N];
         load(x + row * ld_x + column, values);
@@ -25,10 +27,12 @@ __device__ __forceinline__ void upsample(const bf16* x, long long ld_x, bf16* ou
     });
 }
 
-extern "C" __global__ void __launch_bounds__(256) upsample_bf16(const bf16* x, long long ld_x, bf16* out, int height, int width, int channels) {
+extern "C" __global__ void __launch_bounds__(256)
+    upsample_bf16(const bf16* x, long long ld_x, bf16* out, int height, int width, int channels) {
     upsample<8>(x, ld_x, out, height, width, channels);
 }
 
-extern "C" __global__ void __launch_bounds__(256) upsample_bf16_any(const bf16* x, long long ld_x, bf16* out, int height, int width, int channels) {
+extern "C" __global__ void __launch_bounds__(256)
+    upsample_bf16_any(const bf16* x, long long ld_x, bf16* out, int height, int width, int channels) {
     upsample<1>(x, ld_x, out, height, width, channels);
 }
