@@ -1,15 +1,15 @@
-//! Writes an image: RGB8 -> PNG, JPEG or WebP, under a temporary name that is renamed when the file is whole.
+//! Writes an image: RGB8 -> PNG, JPEG or WebP.
 
-use std::fs::{self, Permissions};
-use std::io::{self, BufReader, Write};
+use std::fs;
+use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
 use image::codecs::jpeg::JpegEncoder;
 use image::codecs::webp::WebPEncoder;
 use image::{ExtendedColorType, ImageEncoder};
-use tempfile::NamedTempFile;
 
 use crate::error::{Error, Result};
+use crate::files::atomic::{self, AtomicFile};
 
 /// Of 100. Blocks are not visible at this quality, and the file has about a third of the PNG's bytes.
 const JPEG_QUALITY: u8 = 95;
@@ -57,7 +57,6 @@ impl Format {
 #[derive(Debug, Clone)]
 pub struct Target {
     path: PathBuf,
-    folder: PathBuf,
     format: Format,
 }
 
@@ -81,18 +80,13 @@ impl Target {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(cannot_write(&path, &e)),
             _ => {}
         }
-        let folder = match path.parent() {
-            Some(parent) if parent != Path::new("") => parent.to_path_buf(),
-            _ => PathBuf::from("."),
-        };
-        if !folder.is_dir() {
+        if let Some(folder) = path.parent().filter(|folder| *folder != Path::new("") && !folder.is_dir()) {
             return Err(Error::new(format!("no such folder: `{}`", folder.display()))
                 .at("--output")
                 .hint(format!("create it with `mkdir -p {}`", folder.display())));
         }
-        let target = Self { path, folder, format };
-        target.temporary()?; // removed at once
-        Ok(target)
+        AtomicFile::create(&path).map_err(|e| cannot_write(&path, &e))?; // removed at once
+        Ok(Self { path, format })
     }
 
     /// The file that [`Target::write`] makes.
@@ -107,22 +101,7 @@ impl Target {
     /// Errors when the image cannot be encoded or the file not be written.
     pub fn write(&self, image: &Rgb, facts: &[(&str, String)]) -> Result<()> {
         let encoded = encode(image, self.format, facts).map_err(|e| e.at_path(&self.path))?;
-        let mut file = self.temporary()?;
-        // A full disk behind a network is reported by the sync, not by the write.
-        let written = file.as_file_mut().write_all(&encoded).and_then(|()| file.as_file().sync_all());
-        written.map_err(|e| cannot_write(&self.path, &e))?;
-        file.persist(&self.path).map_err(|e| cannot_write(&self.path, &e.error))?;
-        Ok(())
-    }
-
-    /// A file beside the target, removed on drop. It is a temporary name that a person recognises, should a kill leave
-    /// one behind.
-    fn temporary(&self) -> Result<NamedTempFile> {
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".flux-").suffix(".part");
-        #[cfg(unix)]
-        builder.permissions(<Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666)); // less the umask
-        builder.tempfile_in(&self.folder).map_err(|e| cannot_write(&self.path, &e))
+        atomic::write(&self.path, &encoded).map_err(|e| cannot_write(&self.path, &e))
     }
 }
 

@@ -5,6 +5,7 @@
 //! [`TensorView`]s. A [`Format`] says how values lie in the bytes of a view, and [`dequantise_rows`] what they are.
 //! Nothing here knows a backend or a model.
 
+pub mod atomic;
 mod bytes;
 pub mod e4m3;
 mod format;

@@ -6,7 +6,7 @@
 //! file that was made from others is not read.
 
 use std::collections::BTreeMap;
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
+use crate::files::atomic::AtomicFile;
 use crate::files::e4m3::{MULTIPLE, quantise_row};
 use crate::files::{Format, Safetensors, TensorFiles, TensorView, scales_name};
 use crate::transformer;
@@ -179,9 +180,8 @@ fn write(
     report: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
     let failed = |e: io::Error| Error::new(e.to_string());
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let mut file = temporary(folder).map_err(failed)?;
-    let mut put = |bytes: &[u8]| file.as_file_mut().write_all(bytes).map_err(failed);
+    let mut file = AtomicFile::create(path).map_err(failed)?;
+    let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(failed);
     put(&header(matrices, origin)?)?;
     let views = views(files, matrices)?;
     let total: u64 = views.iter().map(|view| view.elements() as u64).sum();
@@ -194,20 +194,7 @@ fn write(
         done += view.elements() as u64;
         report(done, total);
     }
-    // A full disk behind a network is reported by the sync, not by the write.
-    file.as_file().sync_all().map_err(failed)?;
-    file.persist(path).map_err(|e| failed(e.error))?;
-    Ok(())
-}
-
-/// A file with the rights of any new one, removed on drop, of a name that a person recognises, should a kill leave it
-/// behind.
-fn temporary(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".flux-fp8-").suffix(".part");
-    #[cfg(unix)]
-    builder.permissions(<Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666)); // less the umask
-    builder.tempfile_in(folder)
+    file.commit().map_err(failed)
 }
 
 /// The length of the header and the header: where the values of each matrix are, and its scales behind them.
