@@ -27,7 +27,7 @@ pub struct Rgb {
 
 /// The file formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum ImageFormat {
     /// Lossless, with text chunks that say how the image was made.
     Png,
     /// Quality 95, without text.
@@ -36,7 +36,7 @@ pub enum Format {
     Webp,
 }
 
-impl Format {
+impl ImageFormat {
     /// The format that the extension names, in either case.
     ///
     /// Errors when it names none.
@@ -57,7 +57,7 @@ impl Format {
 #[derive(Debug, Clone)]
 pub struct Target {
     path: PathBuf,
-    format: Format,
+    format: ImageFormat,
 }
 
 impl Target {
@@ -66,7 +66,7 @@ impl Target {
     /// Errors when the extension names no format, the path is a folder, or its folder does not exist or refuses a new
     /// file.
     pub fn new(path: &Path) -> Result<Self> {
-        let format = Format::of(path)?;
+        let format = ImageFormat::of(path)?;
         // A link is followed, as every program that writes to an open file does.
         let followed = fs::symlink_metadata(path)
             .ok()
@@ -122,17 +122,17 @@ fn cannot_write(path: &Path, cause: &io::Error) -> Error {
 /// The bytes of a file in `format`; `facts` as in [`Target::write`].
 ///
 /// Errors when the format cannot hold the size.
-pub fn encode(image: &Rgb, format: Format, facts: &[(&str, String)]) -> Result<Vec<u8>> {
+pub fn encode(image: &Rgb, format: ImageFormat, facts: &[(&str, String)]) -> Result<Vec<u8>> {
     let too_large = || Error::new(format!("an image of {}x{} does not fit the file format", image.width, image.height));
     let width = u32::try_from(image.width).map_err(|_| too_large())?;
     let height = u32::try_from(image.height).map_err(|_| too_large())?;
     let mut file = Vec::new();
     match format {
-        Format::Png => encode_png(&mut file, width, height, &image.bytes, facts).map_err(|e| e.to_string()),
-        Format::Jpeg => JpegEncoder::new_with_quality(&mut file, JPEG_QUALITY)
+        ImageFormat::Png => encode_png(&mut file, width, height, &image.bytes, facts).map_err(|e| e.to_string()),
+        ImageFormat::Jpeg => JpegEncoder::new_with_quality(&mut file, JPEG_QUALITY)
             .write_image(&image.bytes, width, height, ExtendedColorType::Rgb8)
             .map_err(|e| e.to_string()),
-        Format::Webp => WebPEncoder::new_lossless(&mut file)
+        ImageFormat::Webp => WebPEncoder::new_lossless(&mut file)
             .write_image(&image.bytes, width, height, ExtendedColorType::Rgb8)
             .map_err(|e| e.to_string()),
     }
@@ -212,9 +212,9 @@ mod tests {
     #[test]
     fn each_format_starts_with_its_signature() {
         let image = gradient(16, 16);
-        assert!(encode(&image, Format::Png, &[]).unwrap().starts_with(b"\x89PNG"));
-        assert!(encode(&image, Format::Jpeg, &[]).unwrap().starts_with(b"\xff\xd8\xff"));
-        assert!(encode(&image, Format::Webp, &[]).unwrap().starts_with(b"RIFF"));
+        assert!(encode(&image, ImageFormat::Png, &[]).unwrap().starts_with(b"\x89PNG"));
+        assert!(encode(&image, ImageFormat::Jpeg, &[]).unwrap().starts_with(b"\xff\xd8\xff"));
+        assert!(encode(&image, ImageFormat::Webp, &[]).unwrap().starts_with(b"RIFF"));
     }
 
     #[test]
