@@ -106,21 +106,23 @@ fn squared_error(values: &[f64], inverse: f32) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// Some of the format's values by their bits, from its definition.
+    pub const VALUES: [(u8, f32); 7] = [
+        (0x00, 0.0),
+        (0x01, 1.0 / 512.0),
+        (0x07, 7.0 / 512.0),
+        (0x08, 1.0 / 64.0),
+        (0x38, 1.0),
+        (0x39, 1.125),
+        (0x7e, 448.0),
+    ];
 
     #[test]
     fn e4m3_has_the_values_of_its_definition() {
-        let values = [
-            (0x00, 0.0),
-            (0x01, 2f32.powi(-9)),
-            (0x07, 7.0 * 2f32.powi(-9)),
-            (0x08, 2f32.powi(-6)),
-            (0x38, 1.0),
-            (0x39, 1.125),
-            (0x7e, 448.0),
-        ];
-        for (bits, value) in values {
+        for (bits, value) in VALUES {
             assert_eq!((to_f32(bits), to_f32(bits | 0x80)), (value, -value), "{bits:#x}");
         }
         assert!(to_f32(0x7f).is_nan() && to_f32(0xff).is_nan());
