@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::thread::{self, ScopedJoinHandle, scope};
 
-use super::fp8_cache::{self, Fp8Cache};
 use super::{ModelInfo, Observer, Stage};
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
+use crate::files::quantised_cache::{self, QuantisedCache};
 use crate::files::{ModelFiles, TensorFiles};
 use crate::nn::Weights;
 use crate::text_encoder::{self, TextEncoder, Tokenizer};
@@ -88,8 +88,8 @@ impl OpenModel {
     /// same with and without it; other precisions do not read it.
     ///
     /// Errors when the file is damaged, or the weights cannot be read; a file that cannot be written is no error.
-    pub fn keep_fp8(&mut self, folder: &Path, observer: &mut dyn Observer) -> Result<Fp8Cache> {
-        fp8_cache::attach(folder, &mut self.files.transformer, &mut |done, total| {
+    pub fn keep_fp8(&mut self, folder: &Path, observer: &mut dyn Observer) -> Result<QuantisedCache> {
+        quantised_cache::attach(folder, &mut self.files.transformer, transformer::is_narrow, &mut |done, total| {
             observer.progress(Stage::Quantise, done, total)
         })
     }
