@@ -130,6 +130,10 @@ impl Uploader {
     }
 
     fn rows(&self, device: &Arc<Device>, parts: &[TensorView], when: When) -> Result<(Buffer, [usize; 2], usize)> {
+        // Their bytes are not those of as many bf16 values, which the memory is made for.
+        if parts.iter().any(|part| part.format() == Format::E4m3Rows) {
+            return Err(Error::new("e4m3 is taken as the quantised form of a weight only"));
+        }
         let cols = parts[0].cols();
         let rows = parts.iter().map(TensorView::rows).sum::<usize>();
         let stride = cols.next_multiple_of(8);
