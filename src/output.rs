@@ -1,15 +1,15 @@
-//! Writes an image: RGB8 -> PNG, JPEG or WebP, under a temporary name that is renamed when the file is whole.
+//! Writes an image: RGB8 -> PNG, JPEG or WebP.
 
-use std::fs::{self, Permissions};
-use std::io::{self, BufReader, Write};
+use std::fs;
+use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
 use image::codecs::jpeg::JpegEncoder;
 use image::codecs::webp::WebPEncoder;
 use image::{ExtendedColorType, ImageEncoder};
-use tempfile::NamedTempFile;
 
 use crate::error::{Error, Result};
+use crate::files::atomic::{self, AtomicFile};
 
 /// Of 100. Blocks are not visible at this quality, and the file has about a third of the PNG's bytes.
 const JPEG_QUALITY: u8 = 95;
@@ -27,7 +27,7 @@ pub struct Rgb {
 
 /// The file formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum ImageFormat {
     /// Lossless, with text chunks that say how the image was made.
     Png,
     /// Quality 95, without text.
@@ -36,7 +36,7 @@ pub enum Format {
     Webp,
 }
 
-impl Format {
+impl ImageFormat {
     /// The format that the extension names, in either case.
     ///
     /// Errors when it names none.
@@ -57,8 +57,7 @@ impl Format {
 #[derive(Debug, Clone)]
 pub struct Target {
     path: PathBuf,
-    folder: PathBuf,
-    format: Format,
+    format: ImageFormat,
 }
 
 impl Target {
@@ -67,7 +66,7 @@ impl Target {
     /// Errors when the extension names no format, the path is a folder, or its folder does not exist or refuses a new
     /// file.
     pub fn new(path: &Path) -> Result<Self> {
-        let format = Format::of(path)?;
+        let format = ImageFormat::of(path)?;
         // A link is followed, as every program that writes to an open file does.
         let followed = fs::symlink_metadata(path)
             .ok()
@@ -81,18 +80,13 @@ impl Target {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(cannot_write(&path, &e)),
             _ => {}
         }
-        let folder = match path.parent() {
-            Some(parent) if parent != Path::new("") => parent.to_path_buf(),
-            _ => PathBuf::from("."),
-        };
-        if !folder.is_dir() {
+        if let Some(folder) = path.parent().filter(|folder| *folder != Path::new("") && !folder.is_dir()) {
             return Err(Error::new(format!("no such folder: `{}`", folder.display()))
                 .at("--output")
                 .hint(format!("create it with `mkdir -p {}`", folder.display())));
         }
-        let target = Self { path, folder, format };
-        target.temporary()?; // removed at once
-        Ok(target)
+        AtomicFile::create(&path).map_err(|e| cannot_write(&path, &e))?; // removed at once
+        Ok(Self { path, format })
     }
 
     /// The file that [`Target::write`] makes.
@@ -107,22 +101,7 @@ impl Target {
     /// Errors when the image cannot be encoded or the file not be written.
     pub fn write(&self, image: &Rgb, facts: &[(&str, String)]) -> Result<()> {
         let encoded = encode(image, self.format, facts).map_err(|e| e.at_path(&self.path))?;
-        let mut file = self.temporary()?;
-        // A full disk behind a network is reported by the sync, not by the write.
-        let written = file.as_file_mut().write_all(&encoded).and_then(|()| file.as_file().sync_all());
-        written.map_err(|e| cannot_write(&self.path, &e))?;
-        file.persist(&self.path).map_err(|e| cannot_write(&self.path, &e.error))?;
-        Ok(())
-    }
-
-    /// A file beside the target, removed on drop. It is a temporary name that a person recognises, should a kill leave
-    /// one behind.
-    fn temporary(&self) -> Result<NamedTempFile> {
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".flux-").suffix(".part");
-        #[cfg(unix)]
-        builder.permissions(<Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666)); // less the umask
-        builder.tempfile_in(&self.folder).map_err(|e| cannot_write(&self.path, &e))
+        atomic::write(&self.path, &encoded).map_err(|e| cannot_write(&self.path, &e))
     }
 }
 
@@ -143,17 +122,17 @@ fn cannot_write(path: &Path, cause: &io::Error) -> Error {
 /// The bytes of a file in `format`; `facts` as in [`Target::write`].
 ///
 /// Errors when the format cannot hold the size.
-pub fn encode(image: &Rgb, format: Format, facts: &[(&str, String)]) -> Result<Vec<u8>> {
+pub fn encode(image: &Rgb, format: ImageFormat, facts: &[(&str, String)]) -> Result<Vec<u8>> {
     let too_large = || Error::new(format!("an image of {}x{} does not fit the file format", image.width, image.height));
     let width = u32::try_from(image.width).map_err(|_| too_large())?;
     let height = u32::try_from(image.height).map_err(|_| too_large())?;
     let mut file = Vec::new();
     match format {
-        Format::Png => encode_png(&mut file, width, height, &image.bytes, facts).map_err(|e| e.to_string()),
-        Format::Jpeg => JpegEncoder::new_with_quality(&mut file, JPEG_QUALITY)
+        ImageFormat::Png => encode_png(&mut file, width, height, &image.bytes, facts).map_err(|e| e.to_string()),
+        ImageFormat::Jpeg => JpegEncoder::new_with_quality(&mut file, JPEG_QUALITY)
             .write_image(&image.bytes, width, height, ExtendedColorType::Rgb8)
             .map_err(|e| e.to_string()),
-        Format::Webp => WebPEncoder::new_lossless(&mut file)
+        ImageFormat::Webp => WebPEncoder::new_lossless(&mut file)
             .write_image(&image.bytes, width, height, ExtendedColorType::Rgb8)
             .map_err(|e| e.to_string()),
     }
@@ -233,9 +212,9 @@ mod tests {
     #[test]
     fn each_format_starts_with_its_signature() {
         let image = gradient(16, 16);
-        assert!(encode(&image, Format::Png, &[]).unwrap().starts_with(b"\x89PNG"));
-        assert!(encode(&image, Format::Jpeg, &[]).unwrap().starts_with(b"\xff\xd8\xff"));
-        assert!(encode(&image, Format::Webp, &[]).unwrap().starts_with(b"RIFF"));
+        assert!(encode(&image, ImageFormat::Png, &[]).unwrap().starts_with(b"\x89PNG"));
+        assert!(encode(&image, ImageFormat::Jpeg, &[]).unwrap().starts_with(b"\xff\xd8\xff"));
+        assert!(encode(&image, ImageFormat::Webp, &[]).unwrap().starts_with(b"RIFF"));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 mod support;
 
 use flux::backend::cpu::{Cpu, Precision};
-use flux::pipeline::{Fp8Cache, Observer, OpenModel, Pipeline, Request, Stage};
+use flux::files::quantised_cache::QuantisedCache;
+use flux::pipeline::{Observer, OpenModel, Pipeline, Request, Stage};
 use safetensors::{Dtype, SafeTensors};
 
 use support::preset;
@@ -104,7 +105,7 @@ fn many_images_come_in_several_batches_and_none_is_refused() {
 fn weights_in_fp8_are_kept_beside_the_model_and_change_nothing_elsewhere() {
     let dir = preset("sharded");
     let folder = dir.folder().unwrap();
-    let image = |kept: Option<Fp8Cache>| {
+    let image = |kept: Option<QuantisedCache>| {
         let mut model = OpenModel::open(&dir).unwrap();
         if let Some(kept) = kept {
             assert_eq!(model.keep_fp8(folder, &mut ()).unwrap(), kept);
@@ -112,7 +113,8 @@ fn weights_in_fp8_are_kept_beside_the_model_and_change_nothing_elsewhere() {
         Pipeline::new(Cpu::new(Precision::F32), model).generate(&small("a cat", 1), &mut ()).unwrap().rgb
     };
     let path = folder.join("flux-fp8.safetensors");
-    let [without, made, found] = [None, Some(Fp8Cache::Made(path.clone(), None)), Some(Fp8Cache::Found)].map(image);
+    let [without, made, found] =
+        [None, Some(QuantisedCache::Made(path.clone(), None)), Some(QuantisedCache::Found)].map(image);
     assert!(without == made && made == found, "the CPU computes with the weights themselves");
 
     // Of each stream of a double block q, k, v, out and two of the MLP; of a single block two.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use flux::Result;
 use flux::backend::Backend;
 use flux::files::ModelFiles;
-use flux::output::{Format, Rgb, encode};
+use flux::output::{ImageFormat, Rgb, encode};
 use flux::pipeline::{Pipeline, Request, Timings};
 use serde::Serialize;
 
@@ -85,7 +85,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[
             let Some(image) = images.pop() else { continue };
             let rgb = Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb };
             let start = Instant::now();
-            let png = encode(&rgb, Format::Png, &[("prompt", request.prompt)])?;
+            let png = encode(&rgb, ImageFormat::Png, &[("prompt", request.prompt)])?;
             let png_s = start.elapsed().as_secs_f64();
             if run >= warm_up {
                 totals.push(total_s);

@@ -3,12 +3,14 @@
 //! [`ModelFiles`] are what a user names: a folder, or what the program carries. They open the tensors of a component as
 //! [`TensorFiles`], which are containers ([`Safetensors`]) that were checked before any use, and give out
 //! [`TensorView`]s. A [`Format`] says how values lie in the bytes of a view, and [`dequantise_rows`] what they are.
-//! Nothing here knows a backend or a model.
+//! The [`quantised_cache`] holds some of them in fewer bits beside the model. Nothing here knows a backend or a model.
 
+pub mod atomic;
 mod bytes;
 pub mod e4m3;
 mod format;
 mod model_files;
+pub mod quantised_cache;
 mod safetensors;
 mod tensor_files;
 mod tensor_view;

@@ -162,3 +162,53 @@ fn stored_shape(format: Format, shape: &[usize]) -> Vec<usize> {
     }
     shape
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Name, dtype, shape and number of bytes.
+    pub type Entry<'a> = (&'a str, &'a str, &'a [u64], usize);
+
+    /// A container of these entries.
+    pub fn container(path: &str, entries: &[Entry<'_>]) -> Result<Safetensors> {
+        let mut end = 0;
+        let mut place = |bytes: usize| {
+            end += bytes;
+            [end - bytes, end]
+        };
+        let header: Value = entries
+            .iter()
+            .map(|(name, dtype, shape, bytes)| {
+                let entry = json!({ "dtype": dtype, "shape": shape, "data_offsets": place(*bytes) });
+                (name.to_string(), entry)
+            })
+            .collect();
+        let header = header.to_string();
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; end]].concat();
+        Safetensors::new(Path::new(path).to_path_buf(), Bytes::Embedded(bytes.leak()), "fetch it again")
+    }
+
+    #[track_caller]
+    pub fn refused<T>(result: Result<T>, words: &[&str]) {
+        let error = result.err().expect("refused").to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
+
+    #[test]
+    fn a_header_that_contradicts_itself_is_refused_with_the_remedy() {
+        let broken = |entries: &[Entry<'_>]| {
+            refused(
+                container("model", entries),
+                &["not a whole safetensors file", "in: model", "hint: fetch it again"],
+            );
+        };
+        broken(&[("w", "BF16", &[4, 4], 30)]);
+        broken(&[("w", "BF16", &[u64::MAX, u64::MAX], 32)]);
+        broken(&[("w", "F32", &[1 << 63, 2], 0)]);
+        broken(&[("w", "F4", &[3], 1)]);
+        broken(&[("w", "NONE", &[4], 8)]);
+    }
+}

@@ -65,3 +65,68 @@ impl TensorFiles {
         Ok(view.with_quantised(quantised))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::safetensors::tests::{Entry, container, refused};
+    use super::*;
+
+    #[test]
+    fn tensors_are_found_in_all_files_and_errors_name_the_file() {
+        let one = container("one", &[("a", "BF16", &[4, 4], 32), ("count", "I64", &[], 8)]).unwrap();
+        let other = container("other", &[("b", "F32", &[3], 12), ("c", "F16", &[2, 0], 0)]).unwrap();
+        let files = TensorFiles::new(vec![one, other]).unwrap();
+        assert_eq!(files.get("a", &[4, 4]).unwrap().format(), Format::Bf16);
+        assert_eq!(files.get("b", &[3]).unwrap().to_f32(), [0.0; 3]);
+        refused(files.get("b", &[4]), &["tensor `b` is [3], expected [4]", "in: other"]);
+        refused(files.get("count", &[]), &["tensor `count` is of dtype I64, expected BF16, F16 or F32", "in: one"]);
+        refused(files.get("d", &[4]), &["tensor `d` is missing", "in: one"]);
+        assert_eq!(files.matrices(), [("a".to_string(), [4, 4])]);
+    }
+
+    #[test]
+    fn a_name_in_two_files_is_refused() {
+        let [one, other] = ["one", "other"].map(|path| container(path, &[("a", "BF16", &[4], 8)]).unwrap());
+        refused(TensorFiles::new(vec![one, other]), &["tensor `a` is in two files", "in: other"]);
+    }
+
+    /// Backends compute with floats, and take the quantised form of a matrix only beside them.
+    #[test]
+    fn e4m3_in_place_of_floats_is_refused() {
+        let file = container("model", &[("w", "F8_E4M3", &[2, 16], 32), ("w.scales", "F32", &[2], 8)]).unwrap();
+        let files = TensorFiles::new(vec![file]).unwrap();
+        refused(files.get("w", &[2, 16]), &["tensor `w` is of dtype F8_E4M3, expected BF16, F16 or F32"]);
+        assert!(files.matrices().is_empty());
+    }
+
+    #[test]
+    fn a_quantised_matrix_comes_with_its_scales_beside_the_floats() {
+        let floats = || container("model", &[("w", "BF16", &[2, 5], 20), ("v", "BF16", &[2], 4)]).unwrap();
+        let with = |entries: &[Entry<'_>]| {
+            let mut files = TensorFiles::new(vec![floats()]).unwrap();
+            files.set_quantised(container("cache", entries).unwrap());
+            files
+        };
+        let scales = ("w.scales", "F32", &[2][..], 8);
+        let files = with(&[("w", "F8_E4M3", &[2, 16], 32), scales, ("v", "F8_E4M3", &[2], 2)]);
+        let view = files.get("w", &[2, 5]).unwrap();
+        let quantised = view.quantised().unwrap();
+        assert_eq!((quantised.format(), quantised.shape()), (Format::E4m3Rows, &[2, 5][..]));
+        assert_eq!((quantised.bytes().len(), quantised.scales().unwrap().shape()), (32, &[2][..]));
+        assert!(files.get("v", &[2]).unwrap().quantised().is_none(), "no matrix");
+
+        let bad: [(&[Entry<'_>], &str); 5] = [
+            (&[("w", "F8_E4M3", &[2, 5], 10), scales], "tensor `w` is [2, 5], expected [2, 16]"),
+            (&[("w", "F8_E5M2", &[2, 16], 32), scales], "tensor `w` is of dtype F8_E5M2, expected F8_E4M3"),
+            (&[("w", "F8_E4M3", &[2, 16], 32)], "tensor `w.scales` is missing"),
+            (
+                &[("w", "F8_E4M3", &[2, 16], 32), ("w.scales", "F32", &[3], 12)],
+                "tensor `w.scales` is [3], expected [2]",
+            ),
+            (&[("w", "F8_E4M3", &[2, 16], 32), ("w.scales", "F16", &[2], 4)], "tensor `w.scales` is of dtype F16"),
+        ];
+        for (entries, words) in bad {
+            refused(with(entries).get("w", &[2, 5]), &[words, "in: cache"]);
+        }
+    }
+}

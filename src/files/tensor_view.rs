@@ -133,3 +133,69 @@ impl TensorView {
         values
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(
+        range: Range<usize>,
+        format: Format,
+        shape: &[usize],
+        scales: Option<TensorView>,
+    ) -> std::result::Result<TensorView, String> {
+        static BYTES: [u8; 64] = [0; 64];
+        TensorView::new(Arc::new(Bytes::Embedded(&BYTES)), range, format, shape.to_vec(), scales)
+    }
+
+    fn refused(made: std::result::Result<TensorView, String>, reason: &str) {
+        let why = made.err().unwrap();
+        assert!(why.contains(reason), "{why}");
+    }
+
+    #[test]
+    fn a_view_lies_in_its_file_and_has_the_bytes_of_its_shape() {
+        assert_eq!(view(8..20, Format::Bf16, &[2, 3], None).unwrap().bytes().len(), 12);
+        assert_eq!(view(60..64, Format::F32, &[], None).unwrap().rows(), 1);
+        refused(view(56..68, Format::Bf16, &[2, 3], None), "is at bytes 56..68 of 64");
+        refused(view(usize::MAX - 1..usize::MAX, Format::Bf16, &[1], None), "of 64");
+        #[expect(clippy::reversed_empty_ranges)]
+        let reversed = 12..0;
+        refused(view(reversed, Format::Bf16, &[2, 3], None), "of 64");
+        refused(view(0..10, Format::Bf16, &[2, 3], None), "has 10 bytes, expected 12");
+        refused(view(0..12, Format::F32, &[2, 3], None), "expected 24");
+        refused(view(0..0, Format::Bf16, &[usize::MAX, usize::MAX], None), "cannot be");
+        refused(view(0..0, Format::Bf16, &[0, usize::MAX, 2], None), "cannot be");
+    }
+
+    #[test]
+    fn scales_are_there_where_the_format_has_them_and_nowhere_else() {
+        let scales = |format, shape: &[usize]| {
+            let bytes = shape.iter().product::<usize>() * if format == Format::F32 { 4 } else { 2 };
+            Some(view(0..bytes, format, shape, None).unwrap())
+        };
+        let rows = |scales| view(0..48, Format::E4m3Rows, &[3, 5], scales);
+        let view_of_rows = rows(scales(Format::F32, &[3])).unwrap();
+        assert_eq!((view_of_rows.row_bytes(), view_of_rows.elements()), (16, 15));
+        refused(rows(None), "does not have the scales that it needs");
+        refused(rows(scales(Format::F32, &[4])), "scales");
+        refused(rows(scales(Format::F32, &[3, 1])), "scales");
+        refused(rows(scales(Format::Bf16, &[3])), "scales");
+        refused(view(0..30, Format::Bf16, &[3, 5], scales(Format::F32, &[3])), "scales");
+        refused(view(0..48, Format::E4m3Rows, &[48], scales(Format::F32, &[48 / 4])), "cannot be");
+    }
+
+    #[test]
+    fn rows_of_a_view_are_rows_of_all_that_belongs_to_it() {
+        let scales = view(48..60, Format::F32, &[3], None).unwrap();
+        let quantised = view(0..48, Format::E4m3Rows, &[3, 5], Some(scales)).unwrap();
+        let all = view(10..40, Format::Bf16, &[3, 5], None).unwrap().with_quantised(Some(quantised));
+        let some = all.row_range(1..3);
+        assert_eq!((some.shape(), some.start(), some.bytes().len()), (&[2, 5][..], 20, 20));
+        let quantised = some.quantised().unwrap();
+        assert_eq!((quantised.shape(), quantised.start(), quantised.bytes().len()), (&[2, 5][..], 16, 32));
+        let scales = quantised.scales().unwrap();
+        assert_eq!((scales.shape(), scales.start(), scales.bytes().len()), (&[2][..], 52, 8));
+        assert!(all.row_range(3..3).to_f32().is_empty());
+    }
+}

@@ -17,7 +17,6 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 
-mod fp8_cache;
 mod kept;
 mod loading;
 mod memory;
@@ -27,7 +26,6 @@ mod opened;
 mod request;
 mod text_features;
 
-pub use fp8_cache::Fp8Cache;
 pub use model::ModelInfo;
 pub use observer::{Observer, Stage, Timings};
 pub use opened::OpenModel;

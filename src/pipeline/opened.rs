@@ -4,13 +4,12 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::thread::{self, ScopedJoinHandle, scope};
 
-use super::fp8_cache::{self, Fp8Cache};
 use super::{ModelInfo, Observer, Stage};
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
-use crate::files::ModelFiles;
-use crate::files::TensorFiles;
-use crate::nn::Weights;
+use crate::files::quantised_cache::{self, QuantisedCache};
+use crate::files::{ModelFiles, TensorFiles};
+use crate::nn::{WeightPolicy, Weights};
 use crate::text_encoder::{self, TextEncoder, Tokenizer};
 use crate::transformer::{self, Transformer};
 use crate::vae::{self, Decoder};
@@ -89,8 +88,8 @@ impl OpenModel {
     /// same with and without it; other precisions do not read it.
     ///
     /// Errors when the file is damaged, or the weights cannot be read; a file that cannot be written is no error.
-    pub fn keep_fp8(&mut self, folder: &Path, observer: &mut dyn Observer) -> Result<Fp8Cache> {
-        fp8_cache::attach(folder, &mut self.files.transformer, &mut |done, total| {
+    pub fn keep_fp8(&mut self, folder: &Path, observer: &mut dyn Observer) -> Result<QuantisedCache> {
+        quantised_cache::attach(folder, &mut self.files.transformer, WeightPolicy::may_quantise, &mut |done, total| {
             observer.progress(Stage::Quantise, done, total)
         })
     }

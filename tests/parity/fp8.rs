@@ -8,10 +8,11 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Storage};
 use flux::files::e4m3::{MULTIPLE, quantise_row, to_f32};
+use flux::files::quantised_cache::QuantisedCache;
 use flux::files::{ModelFiles, Safetensors, TensorFiles, TensorView, scales_name};
 use flux::nn::Linear;
 use flux::ops::{Adaln, Joint, Mask, Norm};
-use flux::pipeline::{Fp8Cache, OpenModel, Pipeline, Request};
+use flux::pipeline::{OpenModel, Pipeline, Request};
 use flux::tensor::Tensor;
 use rayon::prelude::*;
 use safetensors::Dtype;
@@ -302,16 +303,16 @@ fn images_are_the_same_with_weights_from_a_file() {
     let copy = tempfile::tempdir().unwrap();
     copy_all(&crate::root().join("models/tiny"), copy.path());
     for dir in [ModelFiles::open(copy.path()).unwrap(), preset("uneven"), preset("sharded")] {
-        let open = |kept: Option<Fp8Cache>| {
+        let open = |kept: Option<QuantisedCache>| {
             let mut model = OpenModel::open(&dir).unwrap();
             if let Some(kept) = kept {
                 assert_eq!(model.keep_fp8(dir.folder().unwrap(), &mut ()).unwrap(), kept);
             }
             Pipeline::new(cuda.clone(), model)
         };
-        let made = Fp8Cache::Made(dir.folder().unwrap().join("flux-fp8.safetensors"), None);
+        let made = QuantisedCache::Made(dir.folder().unwrap().join("flux-fp8.safetensors"), None);
         let launches = || cuda.stats().launches;
-        let [expected, first, later] = [None, Some(made), Some(Fp8Cache::Found)].map(|kept| {
+        let [expected, first, later] = [None, Some(made), Some(QuantisedCache::Found)].map(|kept| {
             let request =
                 Request { width: Some(64), height: Some(96), steps: Some(2), ..Request::new("a red heart", 45) };
             let (mut pipeline, before) = (open(kept), launches());

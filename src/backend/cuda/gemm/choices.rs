@@ -11,12 +11,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::key::Key;
+use crate::files::atomic::{self, AtomicFile};
 
 /// Changes when the file does.
 const FORMAT: u32 = 2;
@@ -122,9 +123,10 @@ impl Choices {
 
     /// Whether a choice that is made now will be there in the next run.
     pub fn keeps(&mut self) -> bool {
-        let Some(folder) = self.file.as_deref().and_then(Path::parent) else { return false };
+        let Some(file) = self.file.as_deref() else { return false };
+        let Some(folder) = file.parent() else { return false };
         if self.writable.is_none() {
-            let tried = std::fs::create_dir_all(folder).and_then(|()| tempfile::NamedTempFile::new_in(folder));
+            let tried = std::fs::create_dir_all(folder).and_then(|()| AtomicFile::create(file));
             self.writable = Some(tried.is_ok());
             if let Err(error) = tried {
                 let what =
@@ -171,16 +173,12 @@ fn read(path: &Path, machine: &Machine) -> Result<BTreeMap<Key, Algorithm>, Stri
     Ok(file.choices.into_iter().map(|choice| (choice.product, choice.algorithm)).collect())
 }
 
-/// Whole or not at all: a reader sees the old file or the new one.
 fn write(path: &Path, machine: &Machine, choices: BTreeMap<Key, Algorithm>) -> io::Result<()> {
     let choices = choices.into_iter().map(|(product, algorithm)| Choice { product, algorithm }).collect();
     let text = serde_json::to_vec(&File { format: FORMAT, machine: machine.clone(), choices })?;
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     std::fs::create_dir_all(folder)?;
-    let mut partial = tempfile::NamedTempFile::new_in(folder)?;
-    partial.write_all(&text)?;
-    partial.persist(path)?;
-    Ok(())
+    atomic::write(path, &text)
 }
 
 /// Device time after which no further candidate is begun, and how many are tried all the same.

@@ -19,8 +19,8 @@ use super::memory::{Buffer, Kind};
 use super::ops::quantise::e4m3_block;
 use super::weight::{PADDING, Weight};
 use crate::error::{Error, Result};
-use crate::files::TensorView;
 use crate::files::e4m3::MULTIPLE;
+use crate::files::{Format, TensorView};
 use copy::Copier;
 use job::{Job, Place, Queue};
 use registered::RegisteredFiles;
@@ -99,6 +99,10 @@ impl Uploader {
     }
 
     fn rows(&self, device: &Arc<Device>, parts: &[TensorView], when: When) -> Result<Weight> {
+        // Their bytes are not those of as many bf16 values, which the memory is made for.
+        if parts.iter().any(|part| part.format() == Format::E4m3Rows) {
+            return Err(Error::new("e4m3 is taken as the quantised form of a weight only"));
+        }
         let cols = parts[0].cols();
         let rows = parts.iter().map(TensorView::rows).sum::<usize>();
         let stride = cols.next_multiple_of(PADDING);

@@ -1,0 +1,115 @@
+//! Files that are replaced whole: a reader sees the old file or the new one.
+
+use std::fs::Permissions;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+/// A file that is written under a temporary name in its target's folder, and removed on drop unless it was committed.
+/// A person recognises the temporary name, should a kill leave one behind.
+pub struct AtomicFile {
+    file: NamedTempFile,
+    target: PathBuf,
+}
+
+impl AtomicFile {
+    /// An empty file with the permissions of any new one. The target is not touched.
+    ///
+    /// Errors when its folder does not exist or refuses a new file.
+    pub fn create(target: &Path) -> io::Result<Self> {
+        let folder = match target.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".flux-").suffix(".part");
+        #[cfg(unix)]
+        builder.permissions(<Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666)); // less the umask
+        Ok(Self { file: builder.tempfile_in(folder)?, target: target.to_path_buf() })
+    }
+
+    /// Gives the file its target's name, in place of what was there.
+    ///
+    /// Errors when not all of it can be stored, or the target cannot be replaced.
+    pub fn commit(self) -> io::Result<()> {
+        // A full disk behind a network is reported by the sync, not by the write.
+        self.file.as_file().sync_all()?;
+        self.file.persist(self.target).map(drop).map_err(|e| e.error)
+    }
+}
+
+/// To the open file, because errors of [`NamedTempFile`] would tell its temporary name.
+impl Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.as_file_mut().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.as_file_mut().flush()
+    }
+}
+
+/// Writes a whole file, in place of what was there.
+pub fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = AtomicFile::create(target)?;
+    file.write_all(bytes)?;
+    file.commit()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn the_target_changes_when_the_new_file_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("file");
+        write(&target, b"old").unwrap();
+        let mut file = AtomicFile::create(&target).unwrap();
+        file.write_all(b"new").unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"old");
+        let partial = names(folder.path());
+        assert!(partial.len() == 2 && partial[0].starts_with(".flux-") && partial[0].ends_with(".part"), "{partial:?}");
+        file.commit().unwrap();
+        assert_eq!((fs::read(&target).unwrap().as_slice(), names(folder.path())), (&b"new"[..], vec!["file".into()]));
+    }
+
+    #[test]
+    fn a_file_that_is_dropped_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("file");
+        let mut file = AtomicFile::create(&target).unwrap();
+        file.write_all(b"half").unwrap();
+        drop(file);
+        fs::create_dir_all(target.join("in the way")).unwrap();
+        write(&target, b"new").unwrap_err();
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(write(&folder.path().join("none/file"), b"").unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn permissions_are_those_of_any_new_file() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |name: &str| fs::metadata(folder.path().join(name)).unwrap().permissions().mode();
+        fs::write(folder.path().join("plain"), b"").unwrap();
+        write(&folder.path().join("atomic"), b"").unwrap();
+        assert_eq!(mode("atomic"), mode("plain"));
+    }
+}

@@ -1,0 +1,166 @@
+//! Matrices in e4m3, in a file beside the model: half the bytes of bf16 to read and upload, and nothing to quantise.
+//!
+//! It is a safetensors file. A matrix [rows, cols] has its name there, in F8_E4M3 [rows, cols padded to a multiple of
+//! 16], and its scales in F32 [rows] are `NAME.scales`. The header's metadata say what the matrices were made from; a
+//! file that was made from others is not read.
+
+mod origin;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use rayon::prelude::*;
+use serde_json::{Map, json};
+
+use self::origin::{ORIGIN_KEY, Origin};
+use super::atomic::AtomicFile;
+use super::e4m3::{MULTIPLE, quantise_row};
+use super::format::{Format, dequantise_rows};
+use super::safetensors::{Safetensors, scales_name};
+use super::tensor_files::TensorFiles;
+use super::tensor_view::TensorView;
+use crate::error::{Error, Result};
+
+/// Its name in the model's folder.
+pub const FILE: &str = "flux-fp8.safetensors";
+const REMEDY: &str = "delete the file: the next run with `--fp8-cache` makes it anew";
+/// Rows that one task quantises.
+const TASK_ROWS: usize = 16;
+
+/// A matrix that the file holds.
+struct Matrix {
+    name: String,
+    /// What it is made from.
+    view: TensorView,
+}
+
+/// What became of the file, which the user may want to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum QuantisedCache {
+    /// It was there.
+    Found,
+    /// It was made; why one that was there was not used.
+    Made(PathBuf, Option<String>),
+    /// It cannot be made; why not. The weights are as they were without it.
+    NotMade(PathBuf, String),
+}
+
+impl QuantisedCache {
+    /// A line for the user, if there is something to say.
+    pub fn note(&self) -> Option<String> {
+        match self {
+            Self::Found => None,
+            Self::Made(path, None) => {
+                Some(format!("wrote the fp8 weights to `{}`, from which they are loaded from now on", path.display()))
+            }
+            Self::Made(path, Some(why)) => Some(format!("wrote the fp8 weights to `{}` anew: {why}", path.display())),
+            Self::NotMade(path, why) => {
+                Some(format!("the fp8 weights are not cached, because `{}` cannot be written: {why}", path.display()))
+            }
+        }
+    }
+}
+
+/// Makes `files` give the matrices whose names `holds` accepts in e4m3 too. They come from the file in `folder`, which
+/// is made where it is missing or was made from other files. `report` hears how many of how many elements are in it.
+///
+/// Errors when the file is damaged, or the weights cannot be read.
+pub fn attach(
+    folder: &Path,
+    files: &mut TensorFiles,
+    holds: impl Fn(&str) -> bool,
+    report: &mut dyn FnMut(u64, u64),
+) -> Result<QuantisedCache> {
+    let path = folder.join(FILE);
+    let held = files.matrices().into_iter().filter(|(name, _)| holds(name));
+    let matrix = |(name, shape): (String, [usize; 2])| Ok(Matrix { view: files.get(&name, &shape)?, name });
+    let matrices: Vec<Matrix> = held.map(matrix).collect::<Result<_>>()?;
+    let origin = Origin::of(folder, files, &matrices)?;
+    let found = if path.is_file() { Some(Safetensors::open(&path, REMEDY)?) } else { None };
+    let misfit = found.as_ref().map(|found| origin.misfit(found));
+    let (opened, outcome) = match (found, misfit) {
+        (Some(found), Some(None)) => (found, QuantisedCache::Found),
+        (_, misfit) => {
+            if let Err(error) = write(&path, &matrices, &origin, report) {
+                return Ok(QuantisedCache::NotMade(path, error.to_string()));
+            }
+            (Safetensors::open(&path, REMEDY)?, QuantisedCache::Made(path, misfit.flatten()))
+        }
+    };
+    for Matrix { name, view } in &matrices {
+        opened.get(name, view.shape(), &[Format::E4m3Rows]).map_err(|e| e.hint(REMEDY))?;
+    }
+    files.set_quantised(opened);
+    Ok(outcome)
+}
+
+/// Writes the file.
+fn write(path: &Path, matrices: &[Matrix], origin: &Origin, report: &mut dyn FnMut(u64, u64)) -> Result<()> {
+    let failed = |e: io::Error| Error::new(e.to_string());
+    let mut file = AtomicFile::create(path).map_err(failed)?;
+    let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(failed);
+    put(&header(matrices, origin)?)?;
+    let total: u64 = matrices.iter().map(|matrix| matrix.view.elements() as u64).sum();
+    let mut done = 0;
+    report(done, total);
+    for Matrix { view, .. } in matrices {
+        let (values, scales) = quantise(view);
+        put(&values)?;
+        put(&scales.iter().flat_map(|scale| scale.to_le_bytes()).collect::<Vec<u8>>())?;
+        done += view.elements() as u64;
+        report(done, total);
+    }
+    file.commit().map_err(failed)
+}
+
+/// The length of the header and the header: where the values of each matrix are, and its scales behind them.
+fn header(matrices: &[Matrix], origin: &Origin) -> Result<Vec<u8>> {
+    let failed = |e: serde_json::Error| Error::new(e.to_string());
+    let metadata = BTreeMap::from([(ORIGIN_KEY, serde_json::to_string(origin).map_err(failed)?)]);
+    let mut entries = Map::from_iter([("__metadata__".to_string(), json!(metadata))]);
+    let mut end = 0;
+    let mut place = |bytes: usize| {
+        let start = end;
+        end += bytes;
+        json!([start, end])
+    };
+    for Matrix { name, view } in matrices {
+        let (rows, stride) = (view.rows(), view.cols().next_multiple_of(MULTIPLE));
+        entries.insert(
+            name.clone(),
+            json!({ "dtype": "F8_E4M3", "shape": [rows, stride], "data_offsets": place(rows * stride) }),
+        );
+        entries.insert(
+            scales_name(name),
+            json!({ "dtype": "F32", "shape": [rows], "data_offsets": place(rows * size_of::<f32>()) }),
+        );
+    }
+    let mut text = serde_json::to_vec(&entries).map_err(failed)?;
+    // The tensors begin at a multiple of 16, as their rows do: the length takes 8 bytes.
+    text.resize((text.len() + 8).next_multiple_of(MULTIPLE) - 8, b' ');
+    Ok([(text.len() as u64).to_le_bytes().as_slice(), &text].concat())
+}
+
+/// The values, in rows that are padded with zeros, and a scale for each row. As on the GPU, values of other types are
+/// rounded to bf16 first.
+fn quantise(view: &TensorView) -> (Vec<u8>, Vec<f32>) {
+    let (rows, cols, stride) = (view.rows(), view.cols(), view.cols().next_multiple_of(MULTIPLE));
+    let (mut values, mut scales) = (vec![0; rows * stride], vec![0.0; rows]);
+    let tasks = values.par_chunks_mut(TASK_ROWS * stride).zip(scales.par_chunks_mut(TASK_ROWS)).enumerate();
+    tasks.for_each(|(task, (values, scales))| {
+        let first = task * TASK_ROWS;
+        let mut from = vec![0.0; scales.len() * cols];
+        dequantise_rows(view, first..first + scales.len(), &mut from);
+        if view.format() != Format::Bf16 {
+            from.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+        }
+        for ((row, out), scale) in from.chunks(cols).zip(values.chunks_mut(stride)).zip(scales) {
+            *scale = quantise_row(row, out);
+        }
+    });
+    (values, scales)
+}
