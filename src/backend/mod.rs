@@ -61,7 +61,8 @@ pub enum Remark {
 /// A place where tensors live and ops run.
 ///
 /// A backend is a cheap handle: clones share one device. Work is enqueued in program order; only
-/// [`Backend::download`], [`Backend::take_rgb8`] and [`Backend::wait`] wait for it.
+/// [`Backend::download`], [`Backend::take_rgb8`] and [`Backend::wait`] wait for it, and an allocation that has to gather
+/// memory that was freed.
 pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Memory that tensors view.
     type Buffer: Send + Sync;

@@ -1,10 +1,13 @@
 //! What the backend counts: memory, launches, waits and copies.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+
 use flux::backend::Backend;
-use flux::backend::cuda::Cuda;
+use flux::backend::cuda::{Cuda, Graph};
 use flux::tensor::Tensor;
 
-use crate::compare::{Shape, Weight, vector};
+use crate::compare::{Shape, Weight, values, vector};
 
 #[test]
 fn a_chain_of_ops_waits_for_nothing_and_copies_nothing() {
@@ -50,10 +53,10 @@ fn memory_over_the_cap_is_an_error_and_the_device_goes_on() {
     if crate::cuda().is_none() {
         return;
     }
-    let cuda = Cuda::new(0, Some(1 << 20)).unwrap();
-    let error = cuda.upload(&vec![0.0; 1 << 20], 1 << 10, 1 << 10).map(drop).unwrap_err().to_string();
+    let cuda = Cuda::new(0, Some(64 << 20)).unwrap();
+    let error = cuda.upload(&vec![0.0; 1 << 26], 1 << 13, 1 << 13).map(drop).unwrap_err().to_string();
     assert!(
-        error.contains("out of GPU memory: 2 MiB more are needed, 0 MiB of 1 MiB are in use")
+        error.contains("out of GPU memory: 128 MiB more are needed, 0 MiB of 64 MiB are in use")
             && error.contains("--gpu-memory"),
         "{error}"
     );
@@ -61,8 +64,56 @@ fn memory_over_the_cap_is_an_error_and_the_device_goes_on() {
     assert_eq!(cuda.download(&x.silu().unwrap()).unwrap().len(), 2);
 }
 
+/// Tensors of many sizes come and go, so that freed memory lies in pieces between what is in use.
 #[test]
-fn marks_time_the_work_between_them() {
+fn what_the_driver_holds_stays_under_the_cap() {
+    if crate::cuda().is_none() {
+        return;
+    }
+    let cap = 256 << 20;
+    let cuda = Cuda::new(0, Some(cap)).unwrap();
+    let sizes = values(1, 400).into_iter().map(|value| (1 << 20) + (value.abs() * 1e7) as usize);
+    let mut tensors = VecDeque::new();
+    let (mut refused, mut most) = (0, 0);
+    for (turn, size) in sizes.enumerate() {
+        match cuda.upload(&vec![1.0; size], 1, size) {
+            Ok(tensor) => tensors.push_back(tensor),
+            Err(error) => {
+                assert!(error.to_string().contains("out of GPU memory"), "{error}");
+                refused += 1;
+                // Of those that are left, the neighbours in memory are mostly in use.
+                let mut index = 0;
+                tensors.retain(|_| {
+                    index += 1;
+                    index % 3 == 0
+                });
+            }
+        }
+        let reserved = cuda.reserved_bytes().unwrap();
+        assert!(reserved <= cap && reserved >= cuda.stats().memory_bytes, "turn {turn}: {reserved}");
+        most = most.max(cuda.stats().memory_bytes);
+    }
+    println!("refused {refused} times, {most} bytes at most");
+    assert!(refused > 0 && most > cap / 2, "refused {refused} times, {most} bytes at most");
+}
+
+#[test]
+fn graphs_count_as_used() {
+    let Some(cuda) = crate::cuda() else { return };
+    let reads = Arc::new(());
+    let mut graph = Graph::default();
+    let x = Shape::dense(64, 128).tensor(&cuda, 1);
+    for _ in 0..2 {
+        cuda.run_graph(&mut graph, &reads, [&x], |_, [x]| x.row_view(0..64).silu()).unwrap();
+        assert!(cuda.reserved_bytes().unwrap() >= cuda.stats().memory_bytes);
+    }
+    assert_eq!(cuda.stats().graph_launches, 1, "{:?}", cuda.remarks());
+    drop(graph);
+    assert_eq!(cuda.stats().memory_bytes, 64 * 128 * 2, "x is left");
+}
+
+#[test]
+fn events_time_the_work_between_them() {
     let Some(cuda) = crate::cuda() else { return };
     let mut x: Tensor<Cuda> = Shape::dense(2048, 1024).tensor(&cuda, 1);
     let from = cuda.event().unwrap();

@@ -1,5 +1,7 @@
 //! Weights on their way to the GPU: every dtype, every padding, several slices; and results on their way back.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Storage};
@@ -102,7 +104,7 @@ fn values_come_back_whatever_their_size() {
         (1, 3_000_001),
     ];
     let shapes = if crate::small() { &shapes[..6] } else { &shapes[..] };
-    // Several are on their way at once, so that slots are used again.
+    // Several are on their way at once, so that staging buffers are used again.
     let uploaded: Vec<_> = (1..)
         .zip(shapes.iter().chain(shapes))
         .map(|(seed, &(rows, cols))| {
@@ -189,8 +191,8 @@ fn what_fails_while_loading_leaves_the_device_usable() {
     if crate::cuda().is_none() {
         return;
     }
-    let cuda = flux::backend::cuda::Cuda::new(0, Some(4 << 20)).unwrap();
-    let (small, large) = (Weight::seeded(1, 512, 1024), Weight::seeded(2, 4096, 1024));
+    let cuda = flux::backend::cuda::Cuda::new(0, Some(64 << 20)).unwrap();
+    let (small, large) = (Weight::seeded(1, 512, 1024), Weight::seeded(2, 65536, 1024));
     let load = || {
         let first = small.linear(&cuda);
         native(&cuda, &[large.view()]).map(|second| (first, second))
@@ -199,6 +201,20 @@ fn what_fails_while_loading_leaves_the_device_usable() {
     assert!(error.contains("out of GPU memory"), "{error}");
     assert_eq!(cuda.stats().memory_bytes, 0);
     assert_eq!(cuda.weight_values(&small.linear(&cuda)).unwrap(), values(1, 512 * 1024));
+}
+
+#[test]
+fn a_panic_while_weights_are_loaded_leaves_nothing_behind() {
+    let Some(cuda) = crate::cuda() else { return };
+    let weight = Weight::seeded(1, 512, 1024);
+    let load = || {
+        cuda.load(|| -> flux::Result<()> { panic!("on purpose, with {}", weight.linear(&cuda).rows()) }, &mut |_| {})
+    };
+    assert!(catch_unwind(AssertUnwindSafe(load)).is_err());
+    // On its own a weight goes up at once: no batch of this thread is open any more.
+    assert_eq!(cuda.weight_values(&weight.linear(&cuda)).unwrap(), values(1, 512 * 1024));
+    let loaded = cuda.load(|| Ok(weight.linear(&cuda)), &mut |_| {}).unwrap();
+    assert_eq!(cuda.weight_values(&loaded).unwrap(), values(1, 512 * 1024));
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 
 const VARIABLE: &str = "FLUX_GRAPH";
 /// Many times what a step of a large model takes as a graph.
-const MOST_GRAPH_BYTES: usize = 64 << 20;
+const MOST_GRAPH_BYTES: u64 = 64 << 20;
 
 /// What is kept of work between its runs.
 #[derive(Default)]
@@ -185,16 +185,15 @@ impl Cuda {
     fn instantiate(&self, captured: &Captured) -> Result<(sys::CUgraphExec, u64)> {
         let device = self.device();
         let _submission = device.submit(device.stream())?;
-        let free = || result::mem_get_info().map(|(free, _)| free).map_err(|e| failed("cannot ask for GPU memory", e));
-        let before = free()?;
+        let before = device.free_or_pooled_bytes()?;
         // SAFETY: the graph was captured, and lives; what is made of it does not need it any more.
         let exec = unsafe { result::graph::instantiate(captured.raw(), sys::CUgraphInstantiate_flags(0)) };
         let exec = exec.map_err(|e| failed("cannot make a graph of GPU work", e))?;
         // SAFETY: both handles live.
         let uploaded = unsafe { result::graph::upload(exec, device.stream().raw()) };
         let counted = uploaded.map_err(|e| failed("cannot send a graph to the GPU", e)).and_then(|()| {
-            // Others may take and give memory meanwhile: more than this no graph of ours takes.
-            let bytes = before.saturating_sub(free()?).min(MOST_GRAPH_BYTES) as u64;
+            // Other processes may take and give memory meanwhile: more than this no graph of ours takes.
+            let bytes = before.saturating_sub(device.free_or_pooled_bytes()?).min(MOST_GRAPH_BYTES);
             if device.budget().reserve_outside(bytes) { Ok(bytes) } else { Err(device.budget().full(bytes)) }
         });
         let bytes = counted.inspect_err(|_| {

@@ -8,8 +8,8 @@
 //! through [`staging`] buffers, [`upload`] weights out of files, [`graph`] launches captured work as a whole. What an op
 //! learns of its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file of
 //! its name in [`ops`]; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order, in
-//! which [`capture`] lets one thread at a time enqueue; only downloads, [`Backend::wait`] and the timing of algorithms
-//! wait.
+//! which [`capture`] lets one thread at a time enqueue; only downloads, [`Backend::wait`], the timing of algorithms and
+//! allocations that have to gather freed memory wait.
 #![allow(unsafe_code)]
 
 mod capture;
@@ -133,6 +133,12 @@ impl Cuda {
     /// be kept.
     pub fn note(&self) -> Option<String> {
         self.0.gemm.get().and_then(Gemm::note)
+    }
+
+    /// Device memory that the driver holds for this handle, in use or not, in bytes; its context and the code of kernels
+    /// are not in it.
+    pub fn reserved_bytes(&self) -> Result<u64> {
+        self.device().reserved_bytes()
     }
 
     fn device(&self) -> &Arc<Device> {

@@ -34,6 +34,13 @@ pub struct Rgb8 {
 }
 
 impl Cuda {
+    /// Errors when this thread captures work, which `what` cannot be a part of: the host reads or writes its values now.
+    fn expect_no_capture(&self, what: &str) -> Result<()> {
+        // With a submission no other thread captures.
+        let _submission = self.device().submit(self.device().stream())?;
+        if self.device().is_capturing() { Err(Error::new(format!("{what} cannot be captured"))) } else { Ok(()) }
+    }
+
     /// Host values as bf16; a vector is padded with zeros to a multiple of 8, as weights are.
     pub(super) fn upload_bf16(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
         let padded_cols = if rows == 1 { cols.next_multiple_of(8) } else { cols };
@@ -84,12 +91,7 @@ impl Cuda {
         write: impl Fn(Range<usize>, &mut [T]),
     ) -> Result<Buffer> {
         let device = self.device();
-        {
-            let _submission = device.submit(device.stream())?;
-            if device.is_capturing() {
-                return Err(Error::new("an upload cannot be captured"));
-            }
-        }
+        self.expect_no_capture("an upload")?;
         let buffer = Buffer::new(device, kind, rows * cols)?;
         let row_bytes = cols * size_of::<T>();
         if rows * row_bytes < SHORT_BYTES || row_bytes > STAGING_BYTES {
@@ -148,6 +150,7 @@ impl Cuda {
         cols: usize,
         stride: usize,
     ) -> Result<Vec<T>> {
+        self.expect_no_capture("a download")?;
         if stride == cols && rows * cols * size_of::<T>() >= SHORT_BYTES {
             // SAFETY: what the caller promises; a dense matrix is one run of values.
             return unsafe { self.download_dense(address, rows * cols, self.device().stream()) };
@@ -217,6 +220,7 @@ impl Cuda {
 
     /// See [`crate::backend::Backend::rgb8`].
     pub(super) fn rgb8_op(&self, x: &Tensor<Cuda>) -> Result<Rgb8> {
+        self.expect_no_capture("an image's way to the host")?;
         let values = x.rows() * x.cols();
         let (device, bytes) = (self.device(), Buffer::new(self.device(), Kind::Byte, values + 1)?);
         {

@@ -38,9 +38,14 @@ impl Budget {
         self.cap.saturating_sub(self.used())
     }
 
+    /// Of what is used, what is not the driver's pool's.
+    pub fn outside(&self) -> u64 {
+        self.outside.load(Ordering::Relaxed)
+    }
+
     /// What of the cap is left to the driver's pool.
     pub fn cap_of_pool(&self) -> u64 {
-        self.cap.saturating_sub(self.outside.load(Ordering::Relaxed))
+        self.cap.saturating_sub(self.outside())
     }
 
     /// Counts `bytes` as used; false when the cap does not allow them.

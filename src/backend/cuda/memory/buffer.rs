@@ -213,6 +213,19 @@ impl Device {
         Ok(address)
     }
 
+    /// What the driver holds for tensors and graphs, in use or not.
+    pub fn reserved_bytes(&self) -> Result<u64> {
+        let of_pool =
+            self.pool().map_or(Ok(self.budget().used() - self.budget().outside()), |pool| self.pool_bytes(pool))?;
+        Ok(of_pool + self.budget().outside())
+    }
+
+    /// What of the GPU's memory is free, or the pool's: what is taken beside the pool lessens it.
+    pub fn free_or_pooled_bytes(&self) -> Result<u64> {
+        let (free, _) = result::mem_get_info().map_err(|e| failed("cannot ask for GPU memory", e))?;
+        Ok(free as u64 + self.pool().map_or(Ok(0), |pool| self.pool_bytes(pool))?)
+    }
+
     /// What the driver holds for the pool, in use or not.
     fn pool_bytes(&self, pool: sys::CUmemoryPool) -> Result<u64> {
         let mut bytes = 0u64;
