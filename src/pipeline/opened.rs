@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use std::thread::{self, ScopedJoinHandle, scope};
 
 use super::fp8_cache::{self, Fp8Cache};
-use super::{ModelInfo, Observer, Stage};
+use super::{ModelInfo, Progress, Stage};
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
 use crate::model_dir::ModelDir;
@@ -15,7 +15,7 @@ use crate::vae::{self, Decoder};
 use crate::weights::{WeightFiles, Weights};
 
 /// Configs and mapped weights of a model, all of them checked, and its tokenizer, which is still being read; what a
-/// [`Pipeline`](super::Pipeline) is made of.
+/// [`Model`](super::Model) is made of.
 pub struct OpenModel {
     pub(super) info: ModelInfo,
     pub(super) tokenizer: LateTokenizer,
@@ -53,8 +53,7 @@ impl OpenModel {
     /// tensor.
     ///
     /// Errors say which file and tensor is wrong. Reading the tokenizer takes longest by far, so another thread does
-    /// it; what is wrong with it is an error of [`Pipeline::plan`](super::Pipeline::plan), and of whatever makes an
-    /// image.
+    /// it; what is wrong with it is an error of [`Model::plan`](super::Model::plan), and of whatever makes an image.
     pub fn open(dir: &ModelDir) -> Result<Self> {
         let info = &ModelInfo::read(dir)?;
         let tokenizer = LateTokenizer::read(dir, info.max_sequence_length);
@@ -88,9 +87,9 @@ impl OpenModel {
     /// same with and without it; other precisions do not read it.
     ///
     /// Errors when the file is damaged, or the weights cannot be read; a file that cannot be written is no error.
-    pub fn keep_fp8(&mut self, folder: &Path, observer: &mut dyn Observer) -> Result<Fp8Cache> {
+    pub fn keep_fp8(&mut self, folder: &Path, report: &mut dyn FnMut(Progress)) -> Result<Fp8Cache> {
         fp8_cache::attach(folder, &mut self.files.transformer, &mut |done, total| {
-            observer.progress(Stage::Quantise, done, total)
+            report(Progress { stage: Stage::Quantise, done, total })
         })
     }
 }

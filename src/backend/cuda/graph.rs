@@ -16,7 +16,7 @@ use cudarc::driver::{result, sys};
 use super::device::{Device, failed};
 use super::pool::{Buffer, Kind};
 use super::{Cuda, Tensor};
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 
 const VARIABLE: &str = "FLUX_GRAPH";
 
@@ -111,6 +111,7 @@ impl Cuda {
                         *graph = captured;
                         Ok(out)
                     }
+                    Err(error) if error.kind() == error::Kind::Cancelled => Err(error),
                     // What has failed for another reason fails again.
                     Err(error) => {
                         *graph = self.refused(&error);
@@ -155,8 +156,11 @@ impl Cuda {
             arena.suspend();
             self.copy_out(Cells::of(&result))?
         };
-        let captured = self.capture(arena, reads, inputs, work);
-        let graph = captured.map_or_else(|error| self.refused(&error), Graph::Captured);
+        let graph = match self.capture(arena, reads, inputs, work) {
+            Ok(graph) => Graph::Captured(graph),
+            Err(error) if error.kind() == error::Kind::Cancelled => Graph::New,
+            Err(error) => self.refused(&error),
+        };
         Ok((out, graph))
     }
 
