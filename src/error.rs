@@ -6,7 +6,8 @@ use std::path::Path;
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Whether the request itself was wrong (exit code 2), carrying it out failed (exit code 1), or nobody wants it any more.
+/// Whether the request itself was wrong (exit code 2), carrying it out failed (exit code 1), or nobody wants it any
+/// more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The request cannot be carried out as it was written.

@@ -340,11 +340,10 @@ fn a_signal_between_two_images_keeps_the_first() {
 #[test]
 fn a_second_signal_does_not_wait_for_the_step() {
     let folder = folder();
-    // A step of this size takes several seconds.
-    let begun = Begun::new(folder.path(), &["-W", "1536", "-H", "1536"], "seed 1");
+    // A step of this size takes seconds.
+    let begun = Begun::new(folder.path(), &["-W", "1536", "-H", "1536", "-s", "1000"], "seed 1");
     thread::sleep(Duration::from_millis(1500));
     begun.signal("TERM");
-    thread::sleep(Duration::from_millis(100));
     begun.signal("INT");
     let (ended, said, took) = begun.end();
     assert_eq!((ended, said.as_str()), (Some(130), ""));

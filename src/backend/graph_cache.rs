@@ -75,8 +75,8 @@ impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
         &self.reads
     }
 
-    /// Whether this was asked before, so that the work is worth a graph: a graph holds memory as long as it lives, which
-    /// work that never comes again should not cost.
+    /// Whether this was asked before, so that the work is worth a graph: a graph holds memory as long as it lives,
+    /// which work that never comes again should not cost.
     pub fn seen_before(&self) -> bool {
         self.seen.swap(true, Ordering::Relaxed)
     }

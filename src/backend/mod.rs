@@ -80,7 +80,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn element_bytes(&self) -> u64;
     /// Bytes that may still be allocated; `u64::MAX` where nobody counts.
     fn available_bytes(&self) -> u64;
-    /// The most values that a tensor may have, so that every op computes it right; `u64::MAX` where memory alone bounds it.
+    /// The most values that a tensor may have, so that every op computes it right; `u64::MAX` where memory alone bounds
+    /// it.
     fn max_tensor_values(&self) -> u64 {
         u64::MAX
     }
@@ -111,9 +112,9 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// the work reads is in `reads`, which the graph holds as long as it lives, and which nobody writes meanwhile. The
     /// work computes on the device only: no upload, download or event. The result is a tensor of its own.
     ///
-    /// Errors as the work does, and when a captured graph gets inputs of other shapes, or other `reads`. Work that ends as
-    /// [`Kind::Cancelled`](crate::error::Kind::Cancelled) says nothing about whether it can be captured: the next call
-    /// tries again.
+    /// Errors as the work does, and when a captured graph gets inputs of other shapes, or other `reads`. Work that ends
+    /// as [`Kind::Cancelled`](crate::error::Kind::Cancelled) says nothing about whether it can be captured: the next
+    /// call tries again.
     fn run_graph<R: Send + Sync + 'static, const N: usize>(
         &self,
         _graph: &mut Self::Graph,

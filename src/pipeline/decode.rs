@@ -65,19 +65,26 @@ impl<B: Backend> Decoding<B> {
             return Ok(None);
         }
         caller.check()?;
+        let is_idle = clock.is_idle()?;
+        let (first, steps_done) = (self.taken == 0, clock.steps_done()?);
+        if first {
+            caller.report(Stage::Denoise, steps_done as u64, self.steps as u64);
+        }
         if self.enqueued == self.taken {
-            self.enqueue(backend, plan, caller, clock)?;
+            self.enqueue(backend, plan, caller, clock, is_idle)?;
         }
         // The next image is enqueued before this one is taken, so that the device never waits. One that computes while
         // the host enqueues has this one ready, and would only keep it back.
         if self.enqueued < self.samples && !clock.is_idle()? {
-            self.enqueue(backend, plan, caller, clock)?;
+            self.enqueue(backend, plan, caller, clock, false)?;
         }
-        if self.taken == 0 {
+        if first {
             // The host has to wait for them anyway now, and so can tell of each.
             for step in self.steps.saturating_sub(STEPS_IN_FLIGHT)..self.steps {
                 clock.wait_step(step)?;
-                caller.report(Stage::Denoise, step as u64 + 1, self.steps as u64);
+                if step >= steps_done {
+                    caller.report(Stage::Denoise, step as u64 + 1, self.steps as u64);
+                }
             }
         }
         let rgb = self.waiting.pop_front().expect("enqueued above");
@@ -98,12 +105,18 @@ impl<B: Backend> Decoding<B> {
         caller.report(Stage::Decode, (images * of_one + stages) as u64, (self.samples * of_one) as u64);
     }
 
-    fn enqueue(&mut self, backend: &B, plan: &Plan, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<()> {
-        // Where the device is still at the steps, the decoder's stages are enqueued long before they run, and only
-        // their end is told.
-        let tells = clock.steps_done()? == self.steps;
+    /// Enqueues the next image. The device may be idle: where it is not, the decoder's stages are enqueued long before
+    /// they run, and only their end is told.
+    fn enqueue(
+        &mut self,
+        backend: &B,
+        plan: &Plan,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+        is_idle: bool,
+    ) -> Result<()> {
         let tell = |stages| {
-            if tells {
+            if is_idle {
                 self.report(self.enqueued, stages, caller);
             }
             caller.check()

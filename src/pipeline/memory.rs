@@ -59,8 +59,8 @@ impl Needs {
         self.step * plan.evaluations() * samples as u64
     }
 
-    /// Errors when the image needs a tensor of more than `limit` values, which no memory helps, before minutes are spent
-    /// on it.
+    /// Errors when the image needs a tensor of more than `limit` values, which no memory helps, before minutes are
+    /// spent on it.
     pub(super) fn check_largest(&self, limit: u64, info: &ModelInfo, plan: &Plan) -> Result<()> {
         if self.largest <= limit {
             return Ok(());

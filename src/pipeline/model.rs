@@ -15,8 +15,8 @@ use crate::text_encoder::PromptTokens;
 
 /// A model on a backend, ready to make images; any number of [`Session`]s share it, from any threads.
 ///
-/// It holds weights from one image to the next, as far as memory allows, what the text encoder made of the last prompts,
-/// and what images of one shape have in common.
+/// It holds weights from one image to the next, as far as memory allows, what the text encoder made of the last
+/// prompts, and what images of one shape have in common.
 pub struct Model<B: Backend> {
     pub(super) residency: Residency<B>,
     tokenizer: LateTokenizer,
@@ -97,8 +97,8 @@ impl<B: Backend> Model<B> {
         self.tokenizer.get()?.encode(prompt)
     }
 
-    /// The next of `count` images of one prompt, whose seeds are the request's and those that follow it: as many of them
-    /// as one batch as memory allows, at least one. `cancel` ends it.
+    /// The next of `count` images of one prompt, whose seeds are the request's and those that follow it: as many of
+    /// them as one batch as memory allows, at least one. `cancel` ends it.
     ///
     /// An image of several is the one that its seed alone makes, up to the rounding of products of another size.
     ///

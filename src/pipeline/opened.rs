@@ -82,7 +82,7 @@ impl OpenModel {
         Ok(Self { info: info.clone(), tokenizer, files: Files { text_encoder, transformer, vae } })
     }
 
-    /// Has the transformer's narrow weights come from a file in `folder`, the model's, which holds them in e4m3: half
+    /// Has the transformer's quantised weights come from a file in `folder`, the model's, which holds them in e4m3: half
     /// the bytes, and nothing to quantise. It is made where it is missing or of other weights. An image in fp8 is the
     /// same with and without it; other precisions do not read it.
     ///

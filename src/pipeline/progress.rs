@@ -37,8 +37,8 @@ pub struct Progress {
 pub struct CancelFlag(Arc<AtomicBool>);
 
 impl CancelFlag {
-    /// Has every session with this flag end as soon as it looks at it: between steps, between layers of the text encoder
-    /// and stages of the decoder where the host runs them one by one, and between weights that are loaded.
+    /// Has every session with this flag end as soon as it looks at it: between steps, between layers of the text
+    /// encoder and stages of the decoder where the host runs them one by one, and between weights that are loaded.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -19,9 +19,9 @@ use crate::text_encoder::PromptTokens;
 /// The images of one batch, from the prompt to pixels.
 ///
 /// [`Session::encode`], [`Session::prepare`], [`Session::step`] and [`Session::decode`] follow each other; each first
-/// does what is still to be done before it, so that `decode` alone makes the images too. They report to whom calls them,
-/// and end as [`Kind::Cancelled`](crate::error::Kind::Cancelled) once the session's flag is set. Work is enqueued, and
-/// waited for only where too much of it would be in flight. After an error a session is of no more use.
+/// does what is still to be done before it, so that `decode` alone makes the images too. They report to whom calls
+/// them, and end as [`Kind::Cancelled`](crate::error::Kind::Cancelled) once the session's flag is set. Work is
+/// enqueued, and waited for only where too much of it would be in flight. After an error a session is of no more use.
 pub struct Session<B: Backend> {
     model: Arc<Model<B>>,
     prompt: String,
@@ -218,8 +218,8 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// Draws noise for as many of `count` images as may be one batch, on another thread: the host has enough to do until the
-/// first step, and the device the text encoder.
+/// Draws noise for as many of `count` images as may be one batch, on another thread: the host has enough to do until
+/// the first step, and the device the text encoder.
 fn draw<B: Backend>(model: &Model<B>, plan: &Plan, count: usize) -> JoinHandle<Noise> {
     let info = model.info();
     let samples = Needs::of(model.backend(), info, plan).wanted(plan, count);

@@ -23,7 +23,8 @@ pub struct Timings {
     pub prepare_s: f64,
     /// Each step.
     pub steps_s: Vec<f64>,
-    /// VAE, to pixels as bytes on the device; of several images also what the device waited meanwhile for its next work.
+    /// VAE, to pixels as bytes on the device; of several images also what the device waited meanwhile for its next
+    /// work.
     pub decode_s: f64,
     /// Of the host, until the first image was enqueued, without its waits for steps; the device works meanwhile.
     pub enqueue_s: f64,

@@ -193,8 +193,8 @@ impl<B: Backend> Decoder<B> {
         Ok(Grid::new(latents.unpatchify(&self.mean, &self.std, height, width)?, 2 * height, 2 * width))
     }
 
-    /// VAE latents -> pixels [.., 3] in about -1..1; reports each stage to `done(stages so far)`, which may end the work
-    /// with an error.
+    /// VAE latents -> pixels [.., 3] in about -1..1; reports each stage to `done(stages so far)`, which may end the
+    /// work with an error.
     ///
     /// Source: diffusers `AutoencoderKLFlux2.decode` and `Decoder.forward`.
     pub fn forward(&self, latents: Grid<B>, mut done: impl FnMut(usize) -> Result<()>) -> Result<Grid<B>> {

@@ -62,7 +62,7 @@ fn memory_over_the_cap_is_an_error_and_the_device_goes_on() {
 }
 
 #[test]
-fn marks_time_the_work_between_them() {
+fn events_time_the_work_between_them() {
     let Some(cuda) = crate::cuda() else { return };
     let mut x: Tensor<Cuda> = Shape::dense(2048, 1024).tensor(&cuda, 1);
     let from = cuda.event().unwrap();
