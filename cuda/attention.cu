@@ -6,22 +6,25 @@
 //   first_query  0: as above; txt: q and out have no rows of text, whose queries nobody asks for
 //   keys   0: a query sees all keys of its sample; else: keys up to its own position, of these the first `keys`
 //   scale  log2(e) / sqrt(head_dim)
-//   whole  tiles that one block takes, from the first; each of the others is taken by two. All, where a warp has one band
+//   whole  tiles that one block takes, from the first; each of the others is taken by two. All, where a warp has one
+//          band
 //
-// Mapping   a block takes a query tile, `TILE` consecutive tokens of one head and sample, or a half of one; each warp owns
-//           16 * BANDS rows of it. K and V tiles of 64 keys pass in turn through a ring of shared-memory slots filled
-//           by cp.async; rows are swizzled in 16-byte chunks, so ldmatrix meets no bank conflict. Scores, softmax and
-//           output stay in registers (mma.m16n8k16, f32); the softmax is the running one, in powers of two.
+// Mapping   a block takes a query tile, `TILE` consecutive tokens of one head and sample, or a half of one; each warp
+//           owns 16 * BANDS rows of it. K and V tiles of 64 keys pass in turn through a ring of shared-memory slots
+//           filled by cp.async; rows are swizzled in 16-byte chunks, so ldmatrix meets no bank conflict. Scores,
+//           softmax and output stay in registers (mma.m16n8k16, f32); the softmax is the running one, in powers of two.
 //           Query tiles with most keys start first. One order of sums: results repeat to the bit, whoever takes a row.
 // In place  A block reads its queries (its rows, its head's columns) whole before it writes there; no other block reads
 // them.
 // Needs     sm_80; rows 16-byte aligned (strides and column starts multiples of 8); head_dim 128, 64, 32 or 16.
 // Flops     4 * heads * head_dim * tokens^2 a sample (causal: half).   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     mma.sync on Hopper has about 60% of the wgmma rate; see attention_sm90a.cu for that chip.
-// Measured  24 x 128, text and image, us (TFLOP/s), in a row: 1536 tokens 125 (232); 4608: 771 (339); 16896: 9356 (375); 512 causal, 32/8
-//           heads: 8.4. Without halves of tiles 137, 843, 9766 and 8.9: 4608 tokens are 3.3 rounds of whole ones there. After a pause 162,
-//           782, 9180 and 8.5. H200, driver 580.159, CUDA 13.0; `FLUX_ATTENTION=base flux bench --in-a-row 0.3 ops/attention`
-// Tried     tiles of 64 queries, two slots: 142, 928, 3255, 11713 and 1840 us; kept only for GPUs where they double the warps
+// Measured  24 x 128, text and image, us (TFLOP/s), in a row: 1536 tokens 125 (232); 4608: 771 (339); 16896: 9356
+//           (375); 512 causal, 32/8 heads: 8.4. Without halves of tiles 137, 843, 9766 and 8.9: 4608 tokens are 3.3
+//           rounds of whole ones there. After a pause 162, 782, 9180 and 8.5. H200, driver 580.159, CUDA 13.0;
+//           `FLUX_ATTENTION=base flux bench --in-a-row 0.3 ops/attention`
+// Tried     tiles of 64 queries, two slots: 142, 928, 3255, 11713 and 1840 us; kept only for GPUs where they double the
+//           warps
 
 #include <type_traits>
 
@@ -60,7 +63,8 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], uint3
 
 // c [16, 8] += a [16, 16] b [16, 8]
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -79,7 +83,8 @@ struct Tile {
 
     // Tokens `first..first + ROWS` of a sample; zeros from token `end` on.
     template <int ROWS, int THREADS>
-    __device__ static __forceinline__ void load(uint32_t tile, const __nv_bfloat16* from, int ld, const SampleRows& rows, int first, int end) {
+    __device__ static __forceinline__ void load(uint32_t tile, const __nv_bfloat16* from, int ld,
+                                                const SampleRows& rows, int first, int end) {
         constexpr int STEP = THREADS / CHUNKS;
         static_assert(ROWS % STEP == 0 && STEP % 8 == 0, "each thread copies as many chunks, all with the same turn");
         const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
@@ -106,10 +111,10 @@ struct Shape {
 // The queries of one head and sample that begin at token `first`, with those behind it that a block takes. BANDS: bands
 // of 16 query rows a warp; two halve the shared-memory reads per flop. SLOTS: tiles of K or V in shared memory.
 template <int HEAD_DIM, int BANDS, int SLOTS>
-__device__ __forceinline__ void attend(
-    const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out,
-    int ld_q, int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int first_query, int group, int keys, float scale, int first, int head,
-    int sample) {
+__device__ __forceinline__ void attend(const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v,
+                                       __nv_bfloat16* out, int ld_q, int ld_k, int ld_v, int ld_out, int batch, int txt,
+                                       int img, int first_query, int group, int keys, float scale, int first, int head,
+                                       int sample) {
     using S = Shape<HEAD_DIM, BANDS, SLOTS>;
     using T = Tile<HEAD_DIM>;
     constexpr int KEY_COLS = KEY_TILE / 8, DIM_COLS = HEAD_DIM / 8;
@@ -130,7 +135,8 @@ __device__ __forceinline__ void attend(
     const int key_tiles = (key_end + KEY_TILE - 1) / KEY_TILE;
     const auto load_stage = [&](bool is_v, int tile, uint32_t slot) {
         if (tile < key_tiles)
-            T::template load<KEY_TILE, S::THREADS>(ring + slot * S::SLOT_BYTES, is_v ? v : k, is_v ? ld_v : ld_k, rows, tile * KEY_TILE, key_end);
+            T::template load<KEY_TILE, S::THREADS>(ring + slot * S::SLOT_BYTES, is_v ? v : k, is_v ? ld_v : ld_k, rows,
+                                                   tile * KEY_TILE, key_end);
         commit_copies();  // also when empty, so that the count of groups tells the stage
     };
     T::template load<S::TILE, S::THREADS>(queries, q, ld_q, query_rows, first, tokens);
@@ -211,7 +217,8 @@ __device__ __forceinline__ void attend(
             for (int half = 0; half < 2; half++) {
                 float greatest = top[b][half];
 #pragma unroll
-                for (int n = 0; n < KEY_COLS; n++) greatest = fmaxf(greatest, fmaxf(score[b][n][half * 2], score[b][n][half * 2 + 1]));
+                for (int n = 0; n < KEY_COLS; n++)
+                    greatest = fmaxf(greatest, fmaxf(score[b][n][half * 2], score[b][n][half * 2 + 1]));
                 greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 1));
                 greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 2));
                 const float shift = -greatest * scale;
@@ -240,7 +247,8 @@ __device__ __forceinline__ void attend(
 #pragma unroll
             for (int b = 0; b < BANDS; b++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) a[b][i] = pack_bf16(score[b][n + i / 2][i % 2 * 2], score[b][n + i / 2][i % 2 * 2 + 1]);
+                for (int i = 0; i < 4; i++)
+                    a[b][i] = pack_bf16(score[b][n + i / 2][i % 2 * 2], score[b][n + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
             for (int d = 0; d < DIM_COLS; d += 2) {
                 uint32_t values_16[4];
@@ -273,25 +281,29 @@ __device__ __forceinline__ void attend(
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < BANDS * 16 * T::CHUNKS / 32; i++) {
-        const int at_chunk = lane + i * 32, row = band + at_chunk / T::CHUNKS, chunk = at_chunk % T::CHUNKS, token = first + row;
+        const int at_chunk = lane + i * 32, row = band + at_chunk / T::CHUNKS, chunk = at_chunk % T::CHUNKS,
+                  token = first + row;
         const uint4* from = reinterpret_cast<const uint4*>(shared + T::at(row, chunk));
-        if (token < tokens) *reinterpret_cast<uint4*>(out + int64_t(query_rows.row(token)) * ld_out + chunk * 8) = *from;
+        if (token < tokens)
+            *reinterpret_cast<uint4*>(out + int64_t(query_rows.row(token)) * ld_out + chunk * 8) = *from;
     }
 }
 
 // What a block takes. The kernel's last round of blocks may be a small one: the less each of them has to do, the sooner
 // it ends.
 template <int HEAD_DIM, int BANDS, int SLOTS>
-__device__ __forceinline__ void attend_block(
-    const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out,
-    int ld_q, int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int first_query, int heads, int group, int keys, int whole, float scale) {
+__device__ __forceinline__ void attend_block(const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v,
+                                             __nv_bfloat16* out, int ld_q, int ld_k, int ld_v, int ld_out, int batch,
+                                             int txt, int img, int first_query, int heads, int group, int keys,
+                                             int whole, float scale) {
     constexpr int TILE = Shape<HEAD_DIM, BANDS, SLOTS>::TILE;
     const int behind = int(blockIdx.x) - whole, index = behind < 0 ? blockIdx.x : whole + behind / 2;
     const int tiles = ceil_div(txt + img - first_query, TILE);
-    const int head = index / tiles % heads, sample = index / tiles / heads, first = first_query + (tiles - 1 - index % tiles) * TILE;
+    const int head = index / tiles % heads, sample = index / tiles / heads,
+              first = first_query + (tiles - 1 - index % tiles) * TILE;
     const auto attend_from = [&](auto bands, int first) {
-        attend<HEAD_DIM, decltype(bands)::value, SLOTS>(
-            q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img, first_query, group, keys, scale, first, head, sample);
+        attend<HEAD_DIM, decltype(bands)::value, SLOTS>(q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img,
+                                                        first_query, group, keys, scale, first, head, sample);
     };
     if (BANDS == 1 || behind < 0) {
         attend_from(std::integral_constant<int, BANDS>(), first);
@@ -305,12 +317,13 @@ __device__ __forceinline__ void attend_block(
 
 // The name ends in head_dim and, where there are two, the rows of a query tile. Shared memory is
 // (rows + slots * 64) * head_dim * 2 bytes, which the launcher passes; it must agree with the numbers here.
-#define ATTENTION(NAME, HEAD_DIM, BANDS, SLOTS, BLOCKS)                                                                             \
-    extern "C" __global__ void __launch_bounds__(128, BLOCKS) NAME(                                                                \
-        const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out, int ld_q, int ld_k, int ld_v,    \
-        int ld_out, int batch, int txt, int img, int first_query, int heads, int group, int keys, int whole, float scale) {          \
-        attention::attend_block<HEAD_DIM, BANDS, SLOTS>(                                                                            \
-            q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img, first_query, heads, group, keys, whole, scale);                \
+#define ATTENTION(NAME, HEAD_DIM, BANDS, SLOTS, BLOCKS)                                                            \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                      \
+        NAME(const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out, int ld_q, \
+             int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int first_query, int heads, int group,   \
+             int keys, int whole, float scale) {                                                                   \
+        attention::attend_block<HEAD_DIM, BANDS, SLOTS>(q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img,   \
+                                                        first_query, heads, group, keys, whole, scale);            \
     }
 
 ATTENTION(attention_bf16_128x128, 128, 2, 3, 2)  // where a multiprocessor has 164 KiB of shared memory

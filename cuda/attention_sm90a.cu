@@ -8,28 +8,31 @@
 //
 // Mapping   a block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warp 0 fetches: Q, and
 //           K and V tiles of 176 keys through two slots each. Warpgroups 1 and 2 own 64 query rows each, and multiply
-//           the next K tile while they take the softmax of the last; they take turns to issue, so that one's exponentials
-//           run under the other's multiplies. Tiles do not cross from text to image where these are apart; without a
-//           mask the order of keys means nothing, so each run of rows has its own tiles.
-// Pairs     Two blocks, on two multiprocessors, take two query tiles of one head and sample, which see the same keys. Each fetches
-//           half of the columns of every K and V tile, for both: half as many of these bytes come from L2, which is power, and
-//           power is what bounds a row of such ops. Where a head has an odd number of tiles, the last one's partner holds no
-//           tokens: it fetches and multiplies all the same, and stores nothing. The result is that of single blocks to the bit.
+//           the next K tile while they take the softmax of the last; they take turns to issue, so that one's
+//           exponentials run under the other's multiplies. Tiles do not cross from text to image where these are apart;
+//           without a mask the order of keys means nothing, so each run of rows has its own tiles.
+// Pairs     Two blocks, on two multiprocessors, take two query tiles of one head and sample, which see the same keys.
+//           Each fetches half of the columns of every K and V tile, for both: half as many of these bytes come from L2,
+//           which is power, and power is what bounds a row of such ops. Where a head has an odd number of tiles, the
+//           last one's partner holds no tokens: it fetches and multiplies all the same, and stores nothing. The result
+//           is that of single blocks to the bit.
 // In place  A tile's queries are in shared memory before its output is written, and no other tile stores into its rows.
 //           Boxes may reach past the end of a run; those rows are not stored, those keys are masked.
-// Needs     sm_90a; rows 16-byte aligned. Pairs: an even number of blocks, and keys = 0, because blocks of a pair that saw
-//           different keys would wait for each other forever.
+// Needs     sm_90a; rows 16-byte aligned. Pairs: an even number of blocks, and keys = 0, because blocks of a pair that
+//           saw different keys would wait for each other forever.
 // Flops     as attention.cu.   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     tensor cores. 261 GFLOP at 989 TFLOP/s (H200, dense bf16) = 264 us
-// Measured  24 x 128, text and image, us (TFLOP/s), pairs and single blocks: 1536 tokens 71 (407) and 64 (451); 4608: 379 (688) and 387
-//           (675); 16896: 4531 (774) and 5155 (680); 512 causal, 32/8 heads: 11. In a row for 0.4 s, at the limit of power, 4608 tokens
-//           419 (624) and 429 (608). A step of 2048 x 2048 takes 281 and 289 ms, of 512 x 512 and 1024 x 1024 as long, within 1%.
-//           H200, driver 580.159, CUDA 13.0; `flux bench ops/attention`. 4608 tokens are 6.5 rounds of tiles, 16896 are 24.
-//           Single blocks standalone, hot L2: 8704: 1508 (617), 2 samples of 4608: 893 (584)
-// Tried     tiles of 128 keys: 74.9, 451, 1532, 5424, 866 and 16.1 us; of 160: 73.6, 430, 1516, 5475, 901 and 18.3; not kept.
-//           ptxas moves the wait for a V tile's multiply up, before the softmax that could run under it. Kept in its place by a branch, and
-//           output scaled only where a greatest score is new: as long, within 1%; the other warpgroup's multiplies fill that time.
-//           The next query tile's first scores multiplied while the output of the last is stored: as long, within 1% (4608 and 16896 tokens)
+// Measured  24 x 128, text and image, us (TFLOP/s), pairs and single blocks: 1536 tokens 71 (407) and 64 (451); 4608:
+//           379 (688) and 387 (675); 16896: 4531 (774) and 5155 (680); 512 causal, 32/8 heads: 11. In a row for 0.4 s,
+//           at the limit of power, 4608 tokens 419 (624) and 429 (608). A step of 2048 x 2048 takes 281 and 289 ms, of
+//           512 x 512 and 1024 x 1024 as long, within 1%. H200, driver 580.159, CUDA 13.0; `flux bench ops/attention`.
+//           4608 tokens are 6.5 rounds of tiles, 16896 are 24. Single blocks standalone, hot L2: 8704: 1508 (617), 2
+//           samples of 4608: 893 (584)
+// Tried     tiles of 128 keys: 74.9, 451, 1532, 5424, 866 and 16.1 us; of 160: 73.6, 430, 1516, 5475, 901 and 18.3; not
+//           kept. ptxas moves the wait for a V tile's multiply up, before the softmax that could run under it. Kept in
+//           its place by a branch, and output scaled only where a greatest score is new: as long, within 1%; the other
+//           warpgroup's multiplies fill that time. The next query tile's first scores multiplied while the output of
+//           the last is stored: as long, within 1% (4608 and 16896 tokens)
 
 #include "attention.cuh"
 
@@ -61,10 +64,12 @@ struct Work {
     // Block `rank` of a cluster takes tile `rank` of item `index`. It may lie behind the last tile, where no tokens
     // are.
     template <int BLOCKS>
-    __device__ __forceinline__ static Work at(int index, int rank, int batch, int txt, int img, int first_query, int heads, int keys) {
+    __device__ __forceinline__ static Work at(int index, int rank, int batch, int txt, int img, int first_query,
+                                              int heads, int keys) {
         const bool apart = batch > 1 && txt > 0 && img > 0;
         const int len0 = apart ? txt : txt + img, len1 = apart ? img : 0;
-        const int tiles0 = ceil_div(len0 - first_query, QUERIES), items = ceil_div(tiles0 + ceil_div(len1, QUERIES), BLOCKS);
+        const int tiles0 = ceil_div(len0 - first_query, QUERIES),
+                  items = ceil_div(tiles0 + ceil_div(len1, QUERIES), BLOCKS);
         // Later queries see more keys under a causal mask, so they come first.
         const int tile = (items - 1 - index % items) * BLOCKS + rank, sample = index / items / heads;
         Work w;
@@ -87,13 +92,15 @@ struct Work {
 template <int BLOCKS>
 __device__ __forceinline__ int work_items(int batch, int txt, int img, int first_query, int heads) {
     const bool apart = batch > 1 && txt > 0 && img > 0;
-    const int tiles = apart ? ceil_div(txt - first_query, QUERIES) + ceil_div(img, QUERIES) : ceil_div(txt + img - first_query, QUERIES);
+    const int tiles = apart ? ceil_div(txt - first_query, QUERIES) + ceil_div(img, QUERIES)
+                            : ceil_div(txt + img - first_query, QUERIES);
     return ceil_div(tiles, BLOCKS) * heads * batch;
 }
 
 // The running softmax of rows lane / 4 and lane / 4 + 8 of a warp's 16: scores become exp2(scale * (score - greatest)).
 // `fade` is what earlier sums must be multiplied by.
-__device__ __forceinline__ void soften(float (&score)[KEYS / 2], float (&top)[2], float (&sum)[2], float (&fade)[2], float scale) {
+__device__ __forceinline__ void soften(float (&score)[KEYS / 2], float (&top)[2], float (&sum)[2], float (&fade)[2],
+                                       float scale) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float greatest = top[half];
@@ -129,13 +136,15 @@ __device__ __forceinline__ void issue_scores(float (&score)[KEYS / 2], uint64_t 
     for (int d = 0; d < HEAD_DIM / 16; d++) {
         // 16 columns are 32 bytes inside a panel.
         const int panel = d / 4, inside = d % 4 * 32;
-        multiply_keys(score, queries + ((panel * Shared::QUERY_PANEL + inside) >> 4), k_tile + ((panel * Shared::KEY_PANEL + inside) >> 4), d > 0);
+        multiply_keys(score, queries + ((panel * Shared::QUERY_PANEL + inside) >> 4),
+                      k_tile + ((panel * Shared::KEY_PANEL + inside) >> 4), d > 0);
     }
     commit_multiply();
 }
 
 // output [64, 128] += weights [64, KEYS] times a V tile
-__device__ __forceinline__ void issue_output(float (&output)[64], const uint32_t (&weights)[KEYS / 16][4], uint64_t v_tile) {
+__device__ __forceinline__ void issue_output(float (&output)[64], const uint32_t (&weights)[KEYS / 16][4],
+                                             uint64_t v_tile) {
 #pragma unroll
     for (int n = 0; n < KEYS / 16; n++) multiply_values(output, weights[n], v_tile + ((n * 16 * 128) >> 4));
     commit_multiply();
@@ -164,21 +173,23 @@ __device__ __forceinline__ void store_output(
         for (int n = 0; n < 16; n += 4) {
             uint32_t pair[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) pair[i] = pack_bf16(output[(n + i) * 4 + half * 2] * share, output[(n + i) * 4 + half * 2 + 1] * share);
+            for (int i = 0; i < 4; i++)
+                pair[i] = pack_bf16(output[(n + i) * 4 + half * 2] * share, output[(n + i) * 4 + half * 2 + 1] * share);
             exchange_pairs(pair);
-            if (token + half * 8 < tokens) *reinterpret_cast<uint4*>(to + n * 8) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+            if (token + half * 8 < tokens)
+                *reinterpret_cast<uint4*>(to + n * 8) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
         }
     }
 }
 
 template <int BLOCKS>
-__device__ __forceinline__ void attend(
-    const TensorMap& q, const TensorMap& k, const TensorMap& v, __nv_bfloat16* out, int ld_out, int batch, int txt, int img,
-    int first_query, int heads, int group, int keys, float scale) {
+__device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, const TensorMap& v, __nv_bfloat16* out,
+                                       int ld_out, int batch, int txt, int img, int first_query, int heads, int group,
+                                       int keys, float scale) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
-    const uint32_t q_full = base + Shared::BARRIERS, q_free = q_full + 8, k_full = q_free + 8, k_free = k_full + 8 * SLOTS,
-                   v_full = k_free + 8 * SLOTS, v_free = v_full + 8 * SLOTS;
+    const uint32_t q_full = base + Shared::BARRIERS, q_free = q_full + 8, k_full = q_free + 8,
+                   k_free = k_full + 8 * SLOTS, v_full = k_free + 8 * SLOTS, v_free = v_full + 8 * SLOTS;
     constexpr int CONSUMER_WARPS = 8;
     const int rank = BLOCKS > 1 ? rank_in_cluster() : 0;
     if (threadIdx.x == 0) {
@@ -209,8 +220,10 @@ __device__ __forceinline__ void attend(
             for (int index = cluster; index < items; index += clusters) {
                 const Work w = Work::at<BLOCKS>(index, rank, batch, txt, img, first_query, heads, keys);
                 const int q_col = w.head * HEAD_DIM, kv_col = w.head / group * HEAD_DIM;
-                const auto fetch = [&](const TensorMap& map, int tile, uint32_t to, uint32_t full, uint32_t free, Ring<SLOTS>& ring) {
-                    const int row = tile < w.first_tiles ? w.run_row[0] + tile * KEYS : w.run_row[1] + (tile - w.first_tiles) * KEYS;
+                const auto fetch = [&](const TensorMap& map, int tile, uint32_t to, uint32_t full, uint32_t free,
+                                       Ring<SLOTS>& ring) {
+                    const int row = tile < w.first_tiles ? w.run_row[0] + tile * KEYS
+                                                         : w.run_row[1] + (tile - w.first_tiles) * KEYS;
                     to += ring.slot * Shared::KEY_TILE;
                     full += ring.slot * 8;
                     wait(free + ring.slot * 8, ring.phase ^ 1);
@@ -268,7 +281,8 @@ __device__ __forceinline__ void attend(
                 if (end - from >= KEYS && (keys == 0 || w.token >= from + KEYS)) return;
                 int visible[2];
 #pragma unroll
-                for (int half = 0; half < 2; half++) visible[half] = visible_keys(w.token + my_row + half * 8, end, keys) - from;
+                for (int half = 0; half < 2; half++)
+                    visible[half] = visible_keys(w.token + my_row + half * 8, end, keys) - from;
                 hide(score, visible);
             };
 
@@ -293,7 +307,8 @@ __device__ __forceinline__ void attend(
                 issue_scores(score, queries, describe(base + Shared::K + k_ring.slot * Shared::KEY_TILE, 0));
                 wait(v_full + 8 * v_ring.slot, v_ring.phase);
                 begin_multiply();
-                issue_output(output, weights, describe(base + Shared::V + v_ring.slot * Shared::KEY_TILE, Shared::KEY_PANEL));
+                issue_output(output, weights,
+                             describe(base + Shared::V + v_ring.slot * Shared::KEY_TILE, Shared::KEY_PANEL));
                 give_turn(2 - mine, 256);
                 wait_multiply<1>();
                 pin(score);
@@ -314,7 +329,8 @@ __device__ __forceinline__ void attend(
 
             wait(v_full + 8 * v_ring.slot, v_ring.phase);
             begin_multiply();
-            issue_output(output, weights, describe(base + Shared::V + v_ring.slot * Shared::KEY_TILE, Shared::KEY_PANEL));
+            issue_output(output, weights,
+                         describe(base + Shared::V + v_ring.slot * Shared::KEY_TILE, Shared::KEY_PANEL));
             wait_multiply<0>();
             pin(output);
             release(v_free + 8 * v_ring.slot);
@@ -333,12 +349,12 @@ __device__ __forceinline__ void attend(
 }  // namespace attention
 
 // Shared memory is (128 + 4 * 176) * 256 + 128 bytes, which the launcher passes; it must agree with `Shared`.
-#define ATTENTION(name, blocks, ...)                                                                                                          \
-    extern "C" __global__ void __VA_ARGS__ __launch_bounds__(384, 1)                                                                          \
-        name(const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k,                                        \
-             const __grid_constant__ hopper::TensorMap v, __nv_bfloat16* out, int ld_out, int batch, int txt, int img, int first_query,       \
-             int heads, int group, int keys, float scale) {                                                                                   \
-        attention::attend<blocks>(q, k, v, out, ld_out, batch, txt, img, first_query, heads, group, keys, scale);                             \
+#define ATTENTION(name, blocks, ...)                                                                                   \
+    extern "C" __global__ void __VA_ARGS__ __launch_bounds__(384, 1)                                                   \
+        name(const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k,                 \
+             const __grid_constant__ hopper::TensorMap v, __nv_bfloat16* out, int ld_out, int batch, int txt, int img, \
+             int first_query, int heads, int group, int keys, float scale) {                                           \
+        attention::attend<blocks>(q, k, v, out, ld_out, batch, txt, img, first_query, heads, group, keys, scale);      \
     }
 
 ATTENTION(attention_bf16_128_sm90, 1)

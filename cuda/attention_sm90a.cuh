@@ -15,8 +15,9 @@ __device__ __forceinline__ void multiply_keys(float (&s)[88], uint64_t queries, 
         "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, "
         "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87"
         "}, %88, %89, p, 1, 1, 0, 0;}\n"
-        : REGISTERS_8(s, 0), REGISTERS_8(s, 8), REGISTERS_8(s, 16), REGISTERS_8(s, 24), REGISTERS_8(s, 32), REGISTERS_8(s, 40),
-          REGISTERS_8(s, 48), REGISTERS_8(s, 56), REGISTERS_8(s, 64), REGISTERS_8(s, 72), REGISTERS_8(s, 80)
+        : REGISTERS_8(s, 0), REGISTERS_8(s, 8), REGISTERS_8(s, 16), REGISTERS_8(s, 24), REGISTERS_8(s, 32),
+          REGISTERS_8(s, 40), REGISTERS_8(s, 48), REGISTERS_8(s, 56), REGISTERS_8(s, 64), REGISTERS_8(s, 72),
+          REGISTERS_8(s, 80)
         : "l"(queries), "l"(keys), "r"(add));
 }
 
@@ -29,8 +30,8 @@ __device__ __forceinline__ void multiply_values(float (&o)[64], const uint32_t (
         "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
         "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
         "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1;}\n"
-        : REGISTERS_8(o, 0), REGISTERS_8(o, 8), REGISTERS_8(o, 16), REGISTERS_8(o, 24), REGISTERS_8(o, 32), REGISTERS_8(o, 40),
-          REGISTERS_8(o, 48), REGISTERS_8(o, 56)
+        : REGISTERS_8(o, 0), REGISTERS_8(o, 8), REGISTERS_8(o, 16), REGISTERS_8(o, 24), REGISTERS_8(o, 32),
+          REGISTERS_8(o, 40), REGISTERS_8(o, 48), REGISTERS_8(o, 56)
         : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(values));
 }
 

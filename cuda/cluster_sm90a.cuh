@@ -27,9 +27,11 @@ __device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t rank) {
 }
 
 // copy_box to the same place in both blocks of a cluster of two; completes on the barrier of each.
-__device__ __forceinline__ void copy_box_to_both(uint32_t to, const TensorMap& map, int row, int col, uint32_t barrier) {
+__device__ __forceinline__ void copy_box_to_both(uint32_t to, const TensorMap& map, int row, int col,
+                                                 uint32_t barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
         "l"(&map), "r"(col), "r"(row), "r"(barrier), "h"((uint16_t)3)
         : "memory");
 }

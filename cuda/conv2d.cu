@@ -1,24 +1,27 @@
 // im2col: the pixels under the kernel, side by side; the convolution is then a GEMM with the weight
 //
-//   x      [rows * width, channels]     bf16, row stride ld_x: rows of pixels from `first_y` on, as many as the output pixels see. Of an image
-//          that is twice as high and wide as x, of the pixels of x (`halvings` is 1), for every pixel a square of two by two
+//   x      [rows * width, channels]     bf16, row stride ld_x: rows of pixels from `first_y` on, as many as the output
+//          pixels see. Of an image that is twice as high and wide as x, of the pixels of x (`halvings` is 1), for every
+//          pixel a square of two by two
 //   out    [rows, taps * channels]      bf16, row stride ld_out, for output pixels first_row .. first_row + rows;
 //          columns ordered (ky, kx, channel), zeros outside the image and in columns taps * channels .. ld_out
 //
-// Mapping   a block copies one tap of a tile of output pixels, a thread runs of 8 channels (16 bytes). Neighbouring blocks do the taps
-//           of one tile, so that the input comes from L2 but for the first time.
+// Mapping   a block copies one tap of a tile of output pixels, a thread runs of 8 channels (16 bytes). Neighbouring
+//           blocks do the taps of one tile, so that the input comes from L2 but for the first time.
 // Needs     channels % 8 == 0 and rows 16-byte aligned. Otherwise `_any`: one value at a time.
 // Bytes     rows * taps * channels * 2 written + the input read.   1048576 x 9 x 128: 2.4 GB + 0.27 GB
 // Bound     HBM. 2.7 GB at 4.8 TB/s (H200) = 560 us, in pieces of 256 MiB
-// Measured  with its GEMM, 3 x 3, us (TFLOP/s): 256 x 256, 512 -> 512: 653 (474); 512 x 512, 512 -> 512: 2632 (470); 256 -> 256: 921 (336);
-//           1024 x 1024, 256 -> 256: 3884 (319); 256 -> 128: 3305 (187); 128 -> 128: 1657 (187); H200, driver 580.159, CUDA 13.0;
-//           tests/bench/runs/2026-11-21-h200
-// Tried     pieces that stay in L2: decode of 1024 x 1024 with 256 MiB 45.7 ms, 96 MiB 48.8, 48 MiB 51.1, 32 MiB 54.1, 16 MiB 56.8; not kept
+// Measured  with its GEMM, 3 x 3, us (TFLOP/s): 256 x 256, 512 -> 512: 653 (474); 512 x 512, 512 -> 512: 2632 (470);
+//           256 -> 256: 921 (336); 1024 x 1024, 256 -> 256: 3884 (319); 256 -> 128: 3305 (187); 128 -> 128: 1657 (187);
+//           H200, driver 580.159, CUDA 13.0; tests/bench/runs/2026-11-21-h200
+// Tried     pieces that stay in L2: decode of 1024 x 1024 with 256 MiB 45.7 ms, 96 MiB 48.8, 48 MiB 51.1, 32 MiB 54.1,
+//           16 MiB 56.8; not kept
 #include "common.cuh"
 
 template <int N>
-__device__ __forceinline__ void im2col(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows, int channels, int height,
-                                       int width, int kernel, int stride, int pad_before, int out_width, int first_y, int halvings) {
+__device__ __forceinline__ void im2col(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row,
+                                       int rows, int channels, int height, int width, int kernel, int stride,
+                                       int pad_before, int out_width, int first_y, int halvings) {
     const int taps = kernel * kernel;
     const int row = blockIdx.x / taps * blockDim.y + threadIdx.y, tap = blockIdx.x % taps;
     if (row >= rows) return;
@@ -26,7 +29,8 @@ __device__ __forceinline__ void im2col(const bf16* x, long long ld_x, bf16* out,
     const int y = out_pixel / out_width * stride + tap / kernel - pad_before;
     const int x_pixel = out_pixel % out_width * stride + tap % kernel - pad_before;
     const bool inside = y >= 0 && y < height && x_pixel >= 0 && x_pixel < width;
-    const bf16* from = x + ((long long)((y >> halvings) - first_y) * (width >> halvings) + (x_pixel >> halvings)) * ld_x;
+    const bf16* from =
+        x + ((long long)((y >> halvings) - first_y) * (width >> halvings) + (x_pixel >> halvings)) * ld_x;
     bf16* to = out + (long long)row * ld_out + (long long)tap * channels;
     const int end = tap == taps - 1 ? (int)(ld_out - (long long)tap * channels) : channels;
     for (int column = threadIdx.x * N; column < end; column += blockDim.x * N) {
@@ -38,14 +42,18 @@ __device__ __forceinline__ void im2col(const bf16* x, long long ld_x, bf16* out,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) im2col_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows,
-                                                              int channels, int height, int width, int kernel, int stride, int pad_before,
-                                                              int out_width, int first_y, int halvings) {
-    im2col<8>(x, ld_x, out, ld_out, first_row, rows, channels, height, width, kernel, stride, pad_before, out_width, first_y, halvings);
+extern "C" __global__ void __launch_bounds__(256)
+    im2col_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows, int channels,
+                int height, int width, int kernel, int stride, int pad_before, int out_width, int first_y,
+                int halvings) {
+    im2col<8>(x, ld_x, out, ld_out, first_row, rows, channels, height, width, kernel, stride, pad_before, out_width,
+              first_y, halvings);
 }
 
-extern "C" __global__ void __launch_bounds__(256) im2col_bf16_any(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows,
-                                                                  int channels, int height, int width, int kernel, int stride, int pad_before,
-                                                                  int out_width, int first_y, int halvings) {
-    im2col<1>(x, ld_x, out, ld_out, first_row, rows, channels, height, width, kernel, stride, pad_before, out_width, first_y, halvings);
+extern "C" __global__ void __launch_bounds__(256)
+    im2col_bf16_any(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows, int channels,
+                    int height, int width, int kernel, int stride, int pad_before, int out_width, int first_y,
+                    int halvings) {
+    im2col<1>(x, ld_x, out, ld_out, first_row, rows, channels, height, width, kernel, stride, pad_before, out_width,
+              first_y, halvings);
 }

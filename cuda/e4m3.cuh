@@ -34,8 +34,10 @@ __device__ __forceinline__ void store_e4m3(e4m3* to, const float (&values)[N], f
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const float* v = values + 4 * i;
-            const unsigned low = __nv_cvt_float2_to_fp8x2(make_float2(v[0] * inverse, v[1] * inverse), __NV_SATFINITE, __NV_E4M3);
-            const unsigned high = __nv_cvt_float2_to_fp8x2(make_float2(v[2] * inverse, v[3] * inverse), __NV_SATFINITE, __NV_E4M3);
+            const unsigned low =
+                __nv_cvt_float2_to_fp8x2(make_float2(v[0] * inverse, v[1] * inverse), __NV_SATFINITE, __NV_E4M3);
+            const unsigned high =
+                __nv_cvt_float2_to_fp8x2(make_float2(v[2] * inverse, v[3] * inverse), __NV_SATFINITE, __NV_E4M3);
             words[i] = low | high << 16;
         }
         *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
@@ -65,7 +67,8 @@ __device__ __forceinline__ float chunks_max(const uint4 (&chunks)[N]) {
 // A row of bf16 that the block holds, chunk threadIdx.x + i * blockDim.x in chunks[i], zeros behind its end: its scale,
 // and `out_chunks` chunks of 8 bytes.
 template <int N>
-__device__ __forceinline__ void store_row(const uint4 (&chunks)[N], RowScale row, int out_chunks, e4m3* out, float* scale) {
+__device__ __forceinline__ void store_row(const uint4 (&chunks)[N], RowScale row, int out_chunks, e4m3* out,
+                                          float* scale) {
     float values[8];
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -91,7 +94,8 @@ __device__ __forceinline__ float values_max(int cols, Value value) {
 }
 
 template <class Value>
-__device__ __forceinline__ void store_row_any(int cols, RowScale row, int out_cols, e4m3* out, float* scale, Value value) {
+__device__ __forceinline__ void store_row_any(int cols, RowScale row, int out_cols, e4m3* out, float* scale,
+                                              Value value) {
     for (int i = threadIdx.x; i < out_cols; i += blockDim.x) {
         const float one[1] = {i < cols ? value(i) : 0.0f};
         store_e4m3(out + i, one, row.inverse);

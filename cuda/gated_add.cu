@@ -10,13 +10,14 @@
 // Rounding  once, at the store.
 // Bytes     tokens * dim * 6.   4608 x 3072: 84.9 MB
 // Bound     HBM. 84.9 MB at 4.8 TB/s (H200) = 17.7 us
-// Measured  24.7 us at 4608 x 3072, 3.44 TB/s, 72% of bound; composed 40.7 us; H200, driver 580.159, CUDA 13.0; tests/bench/runs/2026-11-21-h200
+// Measured  24.7 us at 4608 x 3072, 3.44 TB/s, 72% of bound; composed 40.7 us; H200, driver 580.159, CUDA 13.0;
+//           tests/bench/runs/2026-11-21-h200
 // Tried
 #include "common.cuh"
 
 template <int N>
-__device__ __forceinline__ void gated_add(const bf16* x, long long ld_x, const bf16* gate, const bf16* y, long long ld_y, bf16* out, long long ld_out,
-                                          int rows, int cols) {
+__device__ __forceinline__ void gated_add(const bf16* x, long long ld_x, const bf16* gate, const bf16* y,
+                                          long long ld_y, bf16* out, long long ld_out, int rows, int cols) {
     for_each_run<N>(rows, cols, [=](long long row, int column) {
         float a[N], g[N], b[N];
         load(x + row * ld_x + column, a);
@@ -28,12 +29,14 @@ __device__ __forceinline__ void gated_add(const bf16* x, long long ld_x, const b
     });
 }
 
-extern "C" __global__ void __launch_bounds__(256) gated_add_bf16(const bf16* x, long long ld_x, const bf16* gate, const bf16* y, long long ld_y,
-                                                                 bf16* out, long long ld_out, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256)
+    gated_add_bf16(const bf16* x, long long ld_x, const bf16* gate, const bf16* y, long long ld_y, bf16* out,
+                   long long ld_out, int rows, int cols) {
     gated_add<8>(x, ld_x, gate, y, ld_y, out, ld_out, rows, cols);
 }
 
-extern "C" __global__ void __launch_bounds__(256) gated_add_bf16_any(const bf16* x, long long ld_x, const bf16* gate, const bf16* y, long long ld_y,
-                                                                     bf16* out, long long ld_out, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256)
+    gated_add_bf16_any(const bf16* x, long long ld_x, const bf16* gate, const bf16* y, long long ld_y, bf16* out,
+                       long long ld_out, int rows, int cols) {
     gated_add<1>(x, ld_x, gate, y, ld_y, out, ld_out, rows, cols);
 }

@@ -8,13 +8,13 @@
 //   h_scales [rows]     f32, gated_add_adaln_e4m3 only
 //   gate, shift, scale  [dim] bf16: of text rows (row < txt_rows) and of image rows
 //
-// Mapping   one block per row; a thread holds up to 4 chunks of 8 values, chunk i at thread + i * threads. All 16-byte loads of x, y and
-//           gate are begun before the first value is used; the sum stays in registers in f32, from which both passes (mean, variance)
-//           and h are made. 3072: 128 threads, 3 chunks. x and y are read, and out is written, as lines that leave the caches first: the
-//           product behind this op reads h.
+// Mapping   one block per row; a thread holds up to 4 chunks of 8 values, chunk i at thread + i * threads. All 16-byte
+//           loads of x, y and gate are begun before the first value is used; the sum stays in registers in f32, from
+//           which both passes (mean, variance) and h are made. 3072: 128 threads, 3 chunks. x and y are read, and out
+//           is written, as lines that leave the caches first: the product behind this op reads h.
 // Needs     dim % 8 == 0, dim <= 8192, rows and vectors 16-byte aligned. Otherwise the launcher composes.
-// Rounding  once, at each store: h is made of the sum before it is rounded. In e4m3 it is rounded to bf16 first, so that it is what
-//           gated_add_adaln and quantise give.
+// Rounding  once, at each store: h is made of the sum before it is rounded. In e4m3 it is rounded to bf16 first, so
+//           that it is what gated_add_adaln and quantise give.
 // Bytes     rows * dim * 8 + 6 * dim * 2.   4608 x 3072: 113 MB
 // Bound     HBM. 113 MB at 4.8 TB/s (H200) = 23.6 us
 // Measured  32.6 us at 4608 x 3072, 3.47 TB/s, 72% of bound; gated_add and adaln apart 45.2 us, all composed 66.8 us;
@@ -28,9 +28,10 @@ __device__ __forceinline__ uint4 load_once(const bf16* from) { return __ldcs(rei
 
 // Hands chunk `chunk` of h, the thread's i-th, to write(i, chunk, values).
 template <class Write>
-__device__ __forceinline__ void gated_add_adaln(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out,
-                                                const bf16* txt_gate, const bf16* txt_shift, const bf16* txt_scale, const bf16* img_gate,
-                                                const bf16* img_shift, const bf16* img_scale, int txt_rows, int dim, float eps, Write write) {
+__device__ __forceinline__ void gated_add_adaln(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out,
+                                                long long ld_out, const bf16* txt_gate, const bf16* txt_shift,
+                                                const bf16* txt_scale, const bf16* img_gate, const bf16* img_shift,
+                                                const bf16* img_scale, int txt_rows, int dim, float eps, Write write) {
     const long long row = blockIdx.x;
     const bool is_txt = row < txt_rows;
     const bf16* gate = is_txt ? txt_gate : img_gate;
@@ -92,20 +93,23 @@ __device__ __forceinline__ void gated_add_adaln(const bf16* x, long long ld_x, c
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    gated_add_adaln_bf16(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out, bf16* h, long long ld_h,
-                         const bf16* txt_gate, const bf16* txt_shift, const bf16* txt_scale, const bf16* img_gate, const bf16* img_shift,
-                         const bf16* img_scale, int txt_rows, int dim, float eps) {
+    gated_add_adaln_bf16(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out,
+                         bf16* h, long long ld_h, const bf16* txt_gate, const bf16* txt_shift, const bf16* txt_scale,
+                         const bf16* img_gate, const bf16* img_shift, const bf16* img_scale, int txt_rows, int dim,
+                         float eps) {
     bf16* h_row = h + blockIdx.x * ld_h;
-    gated_add_adaln(x, ld_x, y, ld_y, out, ld_out, txt_gate, txt_shift, txt_scale, img_gate, img_shift, img_scale, txt_rows, dim, eps,
+    gated_add_adaln(x, ld_x, y, ld_y, out, ld_out, txt_gate, txt_shift, txt_scale, img_gate, img_shift, img_scale,
+                    txt_rows, dim, eps,
                     [=](int, int chunk, const float (&values)[8]) { store(h_row + chunk * 8, values); });
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    gated_add_adaln_e4m3(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out, e4m3* h, long long ld_h,
-                         float* h_scales, const bf16* txt_gate, const bf16* txt_shift, const bf16* txt_scale, const bf16* img_gate,
-                         const bf16* img_shift, const bf16* img_scale, int txt_rows, int dim, float eps) {
+    gated_add_adaln_e4m3(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out,
+                         e4m3* h, long long ld_h, float* h_scales, const bf16* txt_gate, const bf16* txt_shift,
+                         const bf16* txt_scale, const bf16* img_gate, const bf16* img_shift, const bf16* img_scale,
+                         int txt_rows, int dim, float eps) {
     uint4 chunks[MAX_CHUNKS] = {};
-    gated_add_adaln(x, ld_x, y, ld_y, out, ld_out, txt_gate, txt_shift, txt_scale, img_gate, img_shift, img_scale, txt_rows, dim, eps,
-                    [&](int i, int, const float (&values)[8]) { chunks[i] = pack(values); });
+    gated_add_adaln(x, ld_x, y, ld_y, out, ld_out, txt_gate, txt_shift, txt_scale, img_gate, img_shift, img_scale,
+                    txt_rows, dim, eps, [&](int i, int, const float (&values)[8]) { chunks[i] = pack(values); });
     quantise_row(chunks, ld_h / 8, h + blockIdx.x * ld_h, h_scales + blockIdx.x);
 }

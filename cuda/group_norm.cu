@@ -6,21 +6,23 @@
 //   out    [pixels, channels]  bf16, row stride ld_out
 //
 // Three kernels, all sums in a fixed order:
-// 1. stats   a block sums a split of the pixels per channel, relative to the channel's first value in the split, so that a mean far
-//            from zero costs no digits; it leaves (mean, sum of squares about it) in partial [splits, channels], and how many pixels
-//            these are in counts [splits]. The splits take turns, a few pixels each, so that all blocks end with the last pixels of the
-//            image. Where x comes from conv2d_sm90a.cu, that has left both already, and this kernel does not run.
-// 2. merge   a block per group joins the splits and the group's channels (Chan's formula), and leaves what a value is multiplied by and
-//            what is then added, in coefficients [channels].
-// 3. apply   a thread keeps the coefficients of its 8 channels and walks over pixels; the last pixels come first, as L2 still has them. In front
-//            of a convolution of a large image it does a band of rows at a time.
+// 1. stats   a block sums a split of the pixels per channel, relative to the channel's first value in the split, so
+//            that a mean far from zero costs no digits; it leaves (mean, sum of squares about it) in partial [splits,
+//            channels], and how many pixels these are in counts [splits]. The splits take turns, a few pixels each, so
+//            that all blocks end with the last pixels of the image. Where x comes from conv2d_sm90a.cuh, that has left
+//            both already, and this kernel does not run.
+// 2. merge   a block per group joins the splits and the group's channels (Chan's formula), and leaves what a value is
+//            multiplied by and what is then added, in coefficients [channels].
+// 3. apply   a thread keeps the coefficients of its 8 channels and walks over pixels; the last pixels come first, as L2
+//            still has them. In front of a convolution of a large image it does a band of rows at a time.
 //
 // Needs     channels % 8 == 0 and rows and vectors 16-byte aligned. Otherwise `_any`: one value at a time.
 // Rounding  once, at the store.
 // Bytes     pixels * channels * 6: read, read, written.   1048576 x 128: 805 MB
 // Bound     HBM. 805 MB at 4.8 TB/s (H200) = 168 us; without the first kernel two thirds
-// Measured  with silu, us (TB/s): 1024 x 1024 x 128: 233 (3.46), 72% of bound; x 256: 439 (3.67); 512 x 512 x 256: 132 (3.05); x 512: 239 (3.38);
-//           256 x 256 x 512: 83 (2.42); 128 x 128 x 512: 36 (1.41); H200, driver 580.159, CUDA 13.0; `flux bench ops/`, all three kernels
+// Measured  with silu, us (TB/s): 1024 x 1024 x 128: 233 (3.46), 72% of bound; x 256: 439 (3.67); 512 x 512 x 256: 132
+//           (3.05); x 512: 239 (3.38); 256 x 256 x 512: 83 (2.42); 128 x 128 x 512: 36 (1.41); H200, driver 580.159,
+//           CUDA 13.0; `flux bench ops/`, all three kernels
 // Tried     splits that are runs of pixels, the first pixels first: 284, 542, 166, -, 111 us
 #include "common.cuh"
 #include "moments.cuh"
@@ -34,7 +36,8 @@ __device__ __forceinline__ int split_pixels(int split, int splits, int height, i
 }
 
 template <int N>
-__device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, float2* partial, float* counts, int pixels, int channels) {
+__device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, float2* partial, float* counts,
+                                                 int pixels, int channels) {
     __shared__ float2 sums[THREADS * N];
     const int channel = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     const long long first = blockIdx.x * blockDim.y, step = (long long)gridDim.x * blockDim.y;
@@ -76,9 +79,9 @@ __device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(MERGE_THREADS) group_norm_merge(const float2* partial, const float* counts, const bf16* weight,
-                                                                             const bf16* bias, float2* coefficients, int splits, int channels,
-                                                                             int group_channels, float eps) {
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
+    group_norm_merge(const float2* partial, const float* counts, const bf16* weight, const bf16* bias,
+                     float2* coefficients, int splits, int channels, int group_channels, float eps) {
     __shared__ Moments shared[MERGE_THREADS];
     const int first_channel = blockIdx.x * group_channels;
     Moments mine = {0.0f, 0.0f, 0.0f};
@@ -95,7 +98,8 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS) group_norm_merge(con
     }
     __syncthreads();
     const float mean = shared[0].mean, scale = rsqrtf(shared[0].squares / shared[0].count + eps);
-    for (int channel = first_channel + threadIdx.x; channel < first_channel + group_channels; channel += MERGE_THREADS) {
+    for (int channel = first_channel + threadIdx.x; channel < first_channel + group_channels;
+         channel += MERGE_THREADS) {
         const float slope = scale * __bfloat162float(weight[channel]);
         // x is bf16: a mean so many deviations away that this lost digits, would have lost them in x.
         coefficients[channel] = make_float2(slope, __bfloat162float(bias[channel]) - mean * slope);
@@ -103,8 +107,8 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS) group_norm_merge(con
 }
 
 template <int N, bool SILU>
-__device__ __forceinline__ void group_norm_apply(const bf16* x, long long ld_x, const float2* coefficients, bf16* out, long long ld_out, int pixels,
-                                                 int channels, int pixels_per_block) {
+__device__ __forceinline__ void group_norm_apply(const bf16* x, long long ld_x, const float2* coefficients, bf16* out,
+                                                 long long ld_out, int pixels, int channels, int pixels_per_block) {
     const int channel = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (channel >= channels) return;
     float2 line[N];
@@ -125,20 +129,21 @@ __device__ __forceinline__ void group_norm_apply(const bf16* x, long long ld_x, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16(const bf16* x, long long ld_x, float2* partial,
-                                                                            float* counts, int pixels, int channels) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    group_norm_stats_bf16(const bf16* x, long long ld_x, float2* partial, float* counts, int pixels, int channels) {
     group_norm_stats<8>(x, ld_x, partial, counts, pixels, channels);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) group_norm_stats_bf16_any(const bf16* x, long long ld_x, float2* partial,
-                                                                                float* counts, int pixels, int channels) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    group_norm_stats_bf16_any(const bf16* x, long long ld_x, float2* partial, float* counts, int pixels, int channels) {
     group_norm_stats<1>(x, ld_x, partial, counts, pixels, channels);
 }
 
-#define GROUP_NORM_APPLY(NAME, N, SILU)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const bf16* x, long long ld_x, const float2* coefficients, bf16* out, \
-                                                               long long ld_out, int pixels, int channels, int pixels_per_block) {   \
-        group_norm_apply<N, SILU>(x, ld_x, coefficients, out, ld_out, pixels, channels, pixels_per_block);                           \
+#define GROUP_NORM_APPLY(NAME, N, SILU)                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                        \
+        NAME(const bf16* x, long long ld_x, const float2* coefficients, bf16* out, long long ld_out, int pixels, \
+             int channels, int pixels_per_block) {                                                               \
+        group_norm_apply<N, SILU>(x, ld_x, coefficients, out, ld_out, pixels, channels, pixels_per_block);       \
     }
 
 GROUP_NORM_APPLY(group_norm_bf16, 8, false)

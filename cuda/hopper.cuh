@@ -16,9 +16,13 @@ __device__ __forceinline__ void init_barrier(uint32_t barrier, int arrivals) {
 }
 
 // Makes initialised barriers known to TMA.
-__device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void publish_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
-__device__ __forceinline__ void arrive(uint32_t barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 
 __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -38,16 +42,21 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t phase) {
 
 // Box of the map whose first cell is (row, col), to shared memory; cells outside are zeros. Completes on `barrier`.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int row, int col, uint32_t barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-                 "l"(&map), "r"(col), "r"(row), "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+            to),
+        "l"(&map), "r"(col), "r"(row), "r"(barrier)
+        : "memory");
 }
 
 // The same in three axes: the box's first cell is (plane, row, col).
-__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int plane, int row, int col, uint32_t barrier) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-                 "l"(&map), "r"(col), "r"(row), "r"(plane), "r"(barrier)
-                 : "memory");
+__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int plane, int row, int col,
+                                         uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+            "r"(to),
+        "l"(&map), "r"(col), "r"(row), "r"(plane), "r"(barrier)
+        : "memory");
 }
 
 // Slots in turn: `slot` and the parity of its use.
@@ -72,8 +81,12 @@ __device__ __forceinline__ void take_registers() {
 }
 
 // Named barriers: `wait_turn` returns when the other party of `threads` has called `give_turn` as well.
-__device__ __forceinline__ void wait_turn(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-__device__ __forceinline__ void give_turn(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ void wait_turn(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void give_turn(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // Orders register writes before the matrix multiplies that follow.
 __device__ __forceinline__ void begin_multiply() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -94,7 +107,8 @@ __device__ __forceinline__ void pin(float (&values)[N]) {
 // A matrix in shared memory, in panels 128 bytes wide with the 128-byte swizzle; eight rows are 1024 bytes.
 // `panel_bytes` counts where the long axis is the wide one (values), and is ignored otherwise.
 __device__ __forceinline__ uint64_t describe(uint32_t address, uint32_t panel_bytes) {
-    return uint64_t((address & 0x3ffff) >> 4) | uint64_t(panel_bytes >> 4) << 16 | uint64_t(1024 >> 4) << 32 | uint64_t(1) << 62;
+    return uint64_t((address & 0x3ffff) >> 4) | uint64_t(panel_bytes >> 4) << 16 | uint64_t(1024 >> 4) << 32 |
+           uint64_t(1) << 62;
 }
 
 // A 4 x 4 transpose among the four lanes of a row: lane l has pair l of four blocks of 8 columns, and gets pairs 0 .. 3
@@ -115,19 +129,26 @@ __device__ __forceinline__ void exchange_pairs(uint32_t (&pair)[4]) {
 
 __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
     uint4 raw;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "r"(from) : "memory");
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+                 : "r"(from)
+                 : "memory");
     return raw;
 }
 
 // Four 8 x 8 matrices of bf16 as a warp holds sums: lane l gives the address of row l % 8 of matrix l / 8, 16 bytes
 // each.
 __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
 }
 
 // Orders this thread's accesses to shared memory before those of TMA that it or a barrier lets follow.
 __device__ __forceinline__ void show_to_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-#define REGISTERS_8(r, i) "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3]), "+f"(r[i + 4]), "+f"(r[i + 5]), "+f"(r[i + 6]), "+f"(r[i + 7])
+#define REGISTERS_8(r, i)                                                                                       \
+    "+f"(r[i]), "+f"(r[i + 1]), "+f"(r[i + 2]), "+f"(r[i + 3]), "+f"(r[i + 4]), "+f"(r[i + 5]), "+f"(r[i + 6]), \
+        "+f"(r[i + 7])
 
 }  // namespace hopper

@@ -1,22 +1,31 @@
 // linear: out = x weight^T + bias + residual, for the shapes that cuBLASLt declines
 //
-//   x        [m, k]  bf16, row stride ld_x
-//   weight   [n, k]  bf16, row stride ld_weight; or [k, n] where `weight_is_kn`
+//   x        [m, k]  bf16, row stride ld_x; or e4m3, over x_scales
+//   x_scales [m]     f32, of e4m3
+//   weight   [n, k]  as x, row stride ld_weight, over weight_scales; or [k, n] where `weight_is_kn`, without scales
+//   weight_scales [n]  f32, of e4m3
 //   bias     [n]     bf16 or null
 //   residual [m, n]  bf16, row stride ld_residual, or null; may be out
 //   out      [m, n]  bf16 or, where `out_f32`, f32; row stride ld_out
 //
-// Mapping   a block of 256 threads makes a tile of 64 x 64, 4 x 4 values a thread, through tiles of 16 columns in shared memory.
+// Mapping   a block of 256 threads makes a tile of 64 x 64, 4 x 4 values a thread, through tiles of 16 columns in
+//           shared memory.
 // Needs     nothing: any size, any alignment.
-// Rounding  once, at the store.
+// Rounding  once, at the store; sums and scales are float32.
 // Flops     2 m n k, without tensor cores: correct, not fast. cuBLASLt takes every shape of the real models.
 #include "common.cuh"
+#include "e4m3.cuh"
 
 static constexpr int TILE = 64, DEPTH = 16;
 
-extern "C" __global__ void __launch_bounds__(256) linear_any(const bf16* x, long long ld_x, const bf16* weight, long long ld_weight, const bf16* bias,
-                                                             const bf16* residual, long long ld_residual, void* out, long long ld_out, int m, int n,
-                                                             int k, int weight_is_kn, int out_f32) {
+static __device__ __forceinline__ float value_of(bf16 x) { return __bfloat162float(x); }
+static __device__ __forceinline__ float value_of(e4m3 x) { return __half2float(__nv_cvt_fp8_to_halfraw(x, __NV_E4M3)); }
+
+template <typename T>
+static __device__ void linear_tile(const T* x, long long ld_x, const float* x_scales, const T* weight,
+                                   long long ld_weight, const float* weight_scales, const bf16* bias,
+                                   const bf16* residual, long long ld_residual, void* out, long long ld_out, int m,
+                                   int n, int k, int weight_is_kn, int out_f32) {
     __shared__ float tile_x[DEPTH][TILE + 1], tile_w[DEPTH][TILE + 1];
     const long long row0 = (long long)blockIdx.x * TILE, col0 = (long long)blockIdx.y * TILE;
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
@@ -25,9 +34,9 @@ extern "C" __global__ void __launch_bounds__(256) linear_any(const bf16* x, long
         for (int i = threadIdx.x; i < TILE * DEPTH; i += 256) {
             const int r = i / DEPTH, d = i % DEPTH;
             const bool in_k = k0 + d < k;
-            tile_x[d][r] = in_k && row0 + r < m ? __bfloat162float(x[(row0 + r) * ld_x + k0 + d]) : 0.0f;
+            tile_x[d][r] = in_k && row0 + r < m ? value_of(x[(row0 + r) * ld_x + k0 + d]) : 0.0f;
             const long long at = weight_is_kn ? (k0 + d) * ld_weight + col0 + r : (col0 + r) * ld_weight + k0 + d;
-            tile_w[d][r] = in_k && col0 + r < n ? __bfloat162float(weight[at]) : 0.0f;
+            tile_w[d][r] = in_k && col0 + r < n ? value_of(weight[at]) : 0.0f;
         }
         __syncthreads();
 #pragma unroll
@@ -47,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(256) linear_any(const bf16* x, long
             const long long row = row0 + ty + 16 * i, col = col0 + tx + 16 * j;
             if (row >= m || col >= n) continue;
             float value = sums[i][j];
+            if (x_scales != nullptr) value *= x_scales[row] * weight_scales[col];
             if (bias != nullptr) value += __bfloat162float(bias[col]);
             if (residual != nullptr) value += __bfloat162float(residual[row * ld_residual + col]);
             if (out_f32) {
@@ -57,3 +67,15 @@ extern "C" __global__ void __launch_bounds__(256) linear_any(const bf16* x, long
         }
     }
 }
+
+#define LINEAR_KERNEL(NAME, T)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(256)                                                                 \
+        NAME(const T* x, long long ld_x, const float* x_scales, const T* weight, long long ld_weight,                 \
+             const float* weight_scales, const bf16* bias, const bf16* residual, long long ld_residual, void* out,    \
+             long long ld_out, int m, int n, int k, int weight_is_kn, int out_f32) {                                  \
+        linear_tile<T>(x, ld_x, x_scales, weight, ld_weight, weight_scales, bias, residual, ld_residual, out, ld_out, \
+                       m, n, k, weight_is_kn, out_f32);                                                               \
+    }
+
+LINEAR_KERNEL(linear_any, bf16)
+LINEAR_KERNEL(linear_e4m3_any, e4m3)

@@ -1,4 +1,4 @@
-// qk_norm_rope: out = rope(x / sqrt(mean(x^2) + eps) * weight) for every head of q and of k;  rope: the rotation alone
+// qk_norm_rope: out = rope(x / sqrt(mean(x^2) + eps) * weight) for every head of q and of k
 //
 //   q, k      [rows, heads * head_dim], [rows, kv_heads * head_dim]  bf16, row strides ld_q, ld_k
 //   out_q, out_k  the same shapes, row strides ld_out_q, ld_out_k; may be q and k
@@ -9,18 +9,20 @@
 // A pair (a, b) becomes (a cos - b sin, b cos + a sin). Pairs are columns (2 i, 2 i + 1), or (i, i + head_dim / 2)
 // where HALVES.
 //
-// Mapping   head_dim / 8 lanes hold a head, 8 values each from one 16-byte load; sums and the other half of a pair come by shuffles
-//           among these lanes. `groups_per_row` such groups share a row and step through its heads, so that a thread reads its
-//           cosines, sines and weights once; it begins the loads of 3 heads before it uses the first. 24 + 24 heads of 128: 16 groups,
-//           3 heads each, one row a block of 256.
-// Needs     head_dim 128, 64, 32 or 16, all rows and tables 16-byte aligned. Otherwise `_any`: a warp per head, one value at a
-//           time, any even head_dim.
+// Mapping   head_dim / 8 lanes hold a head, 8 values each from one 16-byte load; sums and the other half of a pair come
+//           by shuffles among these lanes. `groups_per_row` such groups share a row and step through its heads, so that
+//           a thread reads its cosines, sines and weights once; it begins the loads of 3 heads before it uses the
+//           first. 24 + 24 heads of 128: 16 groups, 3 heads each, one row a block of 256.
+// Needs     head_dim 128, 64, 32 or 16, all rows and tables 16-byte aligned. Otherwise `_any`: a warp per head, one
+//           value at a time, any even head_dim.
 // Rounding  once, at the store.
 // Bytes     rows * (heads + kv_heads) * head_dim * 4 + tables.   4608 x (24 + 24) x 128: 113 MB + 2.4 MB
 // Bound     HBM. 116 MB at 4.8 TB/s (H200) = 24 us
-// Measured  40.7 us at 4608 x (24 + 24) x 128, 2.78 TB/s, 58% of bound; composed 239 us; H200, driver 580.159, CUDA 13.0; `flux bench ops/`
+// Measured  40.7 us at 4608 x (24 + 24) x 128, 2.78 TB/s, 58% of bound; composed 239 us; H200, driver 580.159, CUDA
+//           13.0; `flux bench ops/`
 // Tried     the load of one head at a time: 39.9 and 40.1 us, in other runs. So loads in flight are not what limits it
 #include "common.cuh"
+#include "rope.cuh"
 
 static constexpr int HEADS_AT_ONCE = 3;
 
@@ -50,11 +52,6 @@ struct Heads {
     int kv_heads;
     int head_dim;
 };
-
-// The place of a row's token in its sample.
-__device__ __forceinline__ int token_of(int row, int txt_rows, int txt, int img) {
-    return row < txt_rows ? row % txt : txt + (row - txt_rows) % img;
-}
 
 template <int COUNT>
 __device__ __forceinline__ void load_table(const float* from, float (&values)[COUNT]) {
@@ -157,7 +154,8 @@ QK_NORM_ROPE(64)
 QK_NORM_ROPE(32)
 QK_NORM_ROPE(16)
 
-extern "C" __global__ void __launch_bounds__(256) qk_norm_rope_bf16_any(const __grid_constant__ Heads args, int halves) {
+extern "C" __global__ void __launch_bounds__(256)
+    qk_norm_rope_bf16_any(const __grid_constant__ Heads args, int halves) {
     const int all_heads = args.heads + args.kv_heads, half = args.head_dim / 2, lane = threadIdx.x & 31;
     const long long item = (long long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     const long long row = item / all_heads;
@@ -168,7 +166,8 @@ extern "C" __global__ void __launch_bounds__(256) qk_norm_rope_bf16_any(const __
     const int head_column = (is_q ? head : head - args.heads) * args.head_dim;
     const bf16* from = (is_q ? args.q + row * args.ld_q : args.k + row * args.ld_k) + head_column;
     bf16* to = (is_q ? args.out_q + row * args.ld_out_q : args.out_k + row * args.ld_out_k) + head_column;
-    const bf16* weight = is_q ? (is_txt ? args.txt_weight_q : args.img_weight_q) : (is_txt ? args.txt_weight_k : args.img_weight_k);
+    const bf16* weight =
+        is_q ? (is_txt ? args.txt_weight_q : args.img_weight_q) : (is_txt ? args.txt_weight_k : args.img_weight_k);
 
     float squares = 0.0f;
     for (int i = lane; i < args.head_dim; i += 32) {
@@ -184,22 +183,5 @@ extern "C" __global__ void __launch_bounds__(256) qk_norm_rope_bf16_any(const __
         const float c = args.cos[token * args.ld_table + pair], s = args.sin[token * args.ld_table + pair];
         to[first] = __float2bfloat16_rn(a * c - b * s);
         to[second] = __float2bfloat16_rn(b * c + a * s);
-    }
-}
-
-// The rotation alone, a thread per pair; the composition uses it, no model does.
-extern "C" __global__ void __launch_bounds__(256) rope_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, const float* cos,
-                                                            const float* sin, long long ld_table, int rows, int cols, int txt_rows, int txt, int img,
-                                                            int half, int halves) {
-    const long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y;
-    if (row >= rows) return;
-    const int token = token_of((int)row, txt_rows, txt, img);
-    for (int item = threadIdx.x; item < cols / 2; item += blockDim.x) {
-        const int head = item / half, pair = item % half;
-        const int first = head * 2 * half + (halves ? pair : 2 * pair), second = halves ? first + half : first + 1;
-        const float a = __bfloat162float(x[row * ld_x + first]), b = __bfloat162float(x[row * ld_x + second]);
-        const float c = cos[token * ld_table + pair], s = sin[token * ld_table + pair];
-        out[row * ld_out + first] = __float2bfloat16_rn(a * c - b * s);
-        out[row * ld_out + second] = __float2bfloat16_rn(b * c + a * s);
     }
 }

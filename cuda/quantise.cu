@@ -7,8 +7,10 @@
 // For activations whose kernel never has a whole row at hand: attention writes one tile of one head at a time. Weights:
 // quantise_weight.cu.
 //
-// Mapping   one block per row of out; a thread holds up to 4 chunks of 8 values, so x is read once. 3072: 128 threads, 3 chunks.
-// Needs     cols % 8 == 0, ld_out <= 4 * 8 * 512, x 16-byte aligned. Otherwise `_any`: one value at a time, x read twice.
+// Mapping   one block per row of out; a thread holds up to 4 chunks of 8 values, so x is read once. 3072: 128 threads,
+//           3 chunks.
+// Needs     cols % 8 == 0, ld_out <= 4 * 8 * 512, x 16-byte aligned. Otherwise `_any`: one value at a time, x read
+//           twice.
 // Bytes     rows * cols * 3.   4096 x 3072: 37.7 MB
 // Bound     HBM. 37.7 MB at 4.8 TB/s (H200) = 7.9 us
 // Measured  not by itself, only in the steps of `flux bench stages/ --precision fp8`
@@ -17,18 +19,20 @@
 
 static constexpr int MAX_CHUNKS = 4;
 
-extern "C" __global__ void __launch_bounds__(512) quantise_bf16(const bf16* x, long long ld_x, e4m3* out, long long ld_out, float* scales, int rows,
-                                                                 int cols) {
+extern "C" __global__ void __launch_bounds__(512)
+    quantise_bf16(const bf16* x, long long ld_x, e4m3* out, long long ld_out, float* scales, int rows, int cols) {
     const long long row = blockIdx.x;
     uint4 chunks[MAX_CHUNKS];
 #pragma unroll
-    for (int i = 0; i < MAX_CHUNKS; i++) chunks[i] = load_chunk(x + row * ld_x, threadIdx.x + i * blockDim.x, row < rows ? cols / 8 : 0);
+    for (int i = 0; i < MAX_CHUNKS; i++)
+        chunks[i] = load_chunk(x + row * ld_x, threadIdx.x + i * blockDim.x, row < rows ? cols / 8 : 0);
     quantise_row(chunks, ld_out / 8, out + row * ld_out, scales + row);
 }
 
-extern "C" __global__ void __launch_bounds__(256) quantise_bf16_any(const bf16* x, long long ld_x, e4m3* out, long long ld_out, float* scales,
-                                                                    int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256)
+    quantise_bf16_any(const bf16* x, long long ld_x, e4m3* out, long long ld_out, float* scales, int rows, int cols) {
     const long long row = blockIdx.x;
     const bf16* from = x + row * ld_x;
-    quantise_row_any(row < rows ? cols : 0, ld_out, out + row * ld_out, scales + row, [=](int i) { return __bfloat162float(from[i]); });
+    quantise_row_any(row < rows ? cols : 0, ld_out, out + row * ld_out, scales + row,
+                     [=](int i) { return __bfloat162float(from[i]); });
 }

@@ -9,16 +9,20 @@
 // It gives what `quantise_row` of src/e4m3.rs gives, to the last bit: errors are integers, whose sums are the same in
 // any order, and what comes before is rounded as there.
 //
-// Mapping   one block per row of out; a thread holds up to 4 chunks of 8 values, so weight is read once. A scale after the other: each
-//           thread sums the errors of its values, each warp those of its threads. Then each lane of a warp has one scale's.
-// Needs     cols % 8 == 0, ld_out <= 4 * 8 * 512, weight 16-byte aligned. Otherwise `_any`: one value at a time, weight read 34 times.
-// Flops     rows * cols * 32 scales * 7 instructions, of which 4 are fused multiply-adds.   27648 x 3072: 19.0 G instructions
+// Mapping   one block per row of out; a thread holds up to 4 chunks of 8 values, so weight is read once. A scale after
+//           the other: each thread sums the errors of its values, each warp those of its threads. Then each lane of a
+//           warp has one scale's.
+// Needs     cols % 8 == 0, ld_out <= 4 * 8 * 512, weight 16-byte aligned. Otherwise `_any`: one value at a time, weight
+//           read 34 times.
+// Flops     rows * cols * 32 scales * 7 instructions, of which 4 are fused multiply-adds.   27648 x 3072: 19.0 G
+//           instructions
 // Bound     issue of instructions. 128 in a cycle of each of 132 SM at 1.98 GHz (H200) = 33.4 T/s: 0.57 ms; HBM 0.05 ms
-// Measured  not by itself: klein 4B is drawn 1.18 s after the start of the process, 1.06 s where its weights lie quantised. Its final latents
-//           are 0.01275 from float32 and not 0.01286 (512 x 512), 0.01245 and not 0.01257 (1024 x 1024)
-// Tried     16 scales, on the CPU: rows of 3072 normal values 2.8 % nearer than with amax / 448 instead of 3.1 %, rows of 12288 1.4 % instead
-//           of 1.5 %. 64: 3.3 % and 1.7 %. Scales by which values saturate: no gain. The best scale for the e4m3 values that came out, by
-//           least squares, in place of the one they were made with: 0.06 %
+// Measured  not by itself: klein 4B is drawn 1.18 s after the start of the process, 1.06 s where its weights lie
+//           quantised. Its final latents are 0.01275 from float32 and not 0.01286 (512 x 512), 0.01245 and not 0.01257
+//           (1024 x 1024)
+// Tried     16 scales, on the CPU: rows of 3072 normal values 2.8 % nearer than with amax / 448 instead of 3.1 %, rows
+//           of 12288 1.4 % instead of 1.5 %. 64: 3.3 % and 1.7 %. Scales by which values saturate: no gain. The best
+//           scale for the e4m3 values that came out, by least squares, in place of the one they were made with: 0.06 %
 #include "e4m3.cuh"
 
 static constexpr int MAX_CHUNKS = 4;
@@ -81,8 +85,9 @@ __device__ __forceinline__ RowScale least_error(RowScale largest, ErrorOf error_
     return candidate(largest, least);
 }
 
-extern "C" __global__ void __launch_bounds__(512) quantise_weight_bf16(const bf16* weight, long long ld_weight, e4m3* out, long long ld_out,
-                                                                        float* scales, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(512)
+    quantise_weight_bf16(const bf16* weight, long long ld_weight, e4m3* out, long long ld_out, float* scales, int rows,
+                         int cols) {
     const long long row = blockIdx.x;
     const int held = ceil_div(cols / 8, blockDim.x);
     uint4 chunks[MAX_CHUNKS];
@@ -108,8 +113,9 @@ extern "C" __global__ void __launch_bounds__(512) quantise_weight_bf16(const bf1
     store_row(chunks, best, ld_out / 8, out + row * ld_out, scales + row);
 }
 
-extern "C" __global__ void __launch_bounds__(256) quantise_weight_bf16_any(const bf16* weight, long long ld_weight, e4m3* out, long long ld_out,
-                                                                           float* scales, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256)
+    quantise_weight_bf16_any(const bf16* weight, long long ld_weight, e4m3* out, long long ld_out, float* scales,
+                             int rows, int cols) {
     const long long row = blockIdx.x;
     const bf16* from = weight + row * ld_weight;
     const int held = row < rows ? cols : 0;
@@ -118,7 +124,8 @@ extern "C" __global__ void __launch_bounds__(256) quantise_weight_bf16_any(const
         unsigned long long sum = 0;
         for (int first = 0; first < held; first += blockDim.x) {
             const int i = first + threadIdx.x;
-            sum += __reduce_add_sync(0xffffffffu, i < held ? static_cast<unsigned>(squared_error(finite(value(i)), inverse_in_steps)) : 0u);
+            sum += __reduce_add_sync(
+                0xffffffffu, i < held ? static_cast<unsigned>(squared_error(finite(value(i)), inverse_in_steps)) : 0u);
         }
         return sum;
     });

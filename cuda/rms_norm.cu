@@ -10,14 +10,16 @@
 // Rounding  once, at the store. (Qwen3's reference rounds before the weight as well.)
 // Bytes     rows * cols * 4.   512 x 2560: 5.2 MB
 // Bound     launch latency at 512 rows; else HBM
-// Measured  6.2 us at 512 x 2560, 0.84 TB/s: launch and latency; H200, driver 580.159, CUDA 13.0; tests/bench/runs/2026-11-21-h200
+// Measured  6.2 us at 512 x 2560, 0.84 TB/s: launch and latency; H200, driver 580.159, CUDA 13.0;
+//           tests/bench/runs/2026-11-21-h200
 // Tried
 #include "common.cuh"
 
 static constexpr int MAX_CHUNKS = 4;
 
-extern "C" __global__ void __launch_bounds__(1024) rms_norm_bf16(const bf16* x, long long ld_x, const bf16* weight, bf16* out, long long ld_out,
-                                                                 int runs, int n, float eps) {
+extern "C" __global__ void __launch_bounds__(1024)
+    rms_norm_bf16(const bf16* x, long long ld_x, const bf16* weight, bf16* out, long long ld_out, int runs, int n,
+                  float eps) {
     const long long row = blockIdx.x / runs, run = blockIdx.x % runs;
     const bf16* from = x + row * ld_x + run * n;
     bf16* to = out + row * ld_out + run * n;
@@ -43,8 +45,9 @@ extern "C" __global__ void __launch_bounds__(1024) rms_norm_bf16(const bf16* x, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) rms_norm_bf16_any(const bf16* x, long long ld_x, const bf16* weight, bf16* out, long long ld_out,
-                                                                    int runs, int n, float eps) {
+extern "C" __global__ void __launch_bounds__(256)
+    rms_norm_bf16_any(const bf16* x, long long ld_x, const bf16* weight, bf16* out, long long ld_out, int runs, int n,
+                      float eps) {
     const long long row = blockIdx.x / runs, run = blockIdx.x % runs;
     const bf16* from = x + row * ld_x + run * n;
     bf16* to = out + row * ld_out + run * n;

@@ -1,7 +1,8 @@
 // What weights and images go through between host and device.
 //
 //   f32_to_bf16, f16_to_bf16   n values, rounded to nearest even
-//   place_weight               from [rows, channels, taps] dense -> to [to_rows, ld_to], columns ordered (tap, channel); zeros elsewhere
+//   place_weight               from [rows, channels, taps] dense -> to [to_rows, ld_to], columns ordered (tap,
+//                              channel); zeros elsewhere
 // to_rgb8                    x [rows, cols] bf16, row stride ld_x -> out [rows, cols] u8: round_half_even(255 * clamp(x
 // / 2 + 1 / 2));
 //                              the byte behind becomes 1 when a value is NaN, and stays as it is otherwise
@@ -23,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(256) f16_to_bf16(const __half* from
     for (long long i = thread_index(); i < n; i += thread_count()) to[i] = __float2bfloat16_rn(__half2float(from[i]));
 }
 
-extern "C" __global__ void __launch_bounds__(256) place_weight(const bf16* from, bf16* to, int rows, int channels, int taps, int to_rows,
-                                                               long long ld_to) {
+extern "C" __global__ void __launch_bounds__(256)
+    place_weight(const bf16* from, bf16* to, int rows, int channels, int taps, int to_rows, long long ld_to) {
     const long long cols = (long long)channels * taps, n = to_rows * ld_to;
     for (long long i = thread_index(); i < n; i += thread_count()) {
         const long long row = i / ld_to, column = i % ld_to;
@@ -34,7 +35,8 @@ extern "C" __global__ void __launch_bounds__(256) place_weight(const bf16* from,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) to_rgb8(const bf16* x, long long ld_x, unsigned char* out, int rows, int cols) {
+extern "C" __global__ void __launch_bounds__(256)
+    to_rgb8(const bf16* x, long long ld_x, unsigned char* out, int rows, int cols) {
     const long long n = (long long)rows * cols;
     for (long long i = thread_index(); i < n; i += thread_count()) {
         const float value = __bfloat162float(x[i / cols * ld_x + i % cols]);

@@ -1,21 +1,20 @@
-// upsample: every pixel four times, as a square;  unpatchify: packed latents to VAE latents, x * std + mean on the way
+// upsample: every pixel four times, as a square
 //
-//   upsample    x [height * width, channels] bf16, row stride ld_x -> out [2 height * 2 width, channels] bf16, dense
-//   unpatchify  x [height * width, 4 * channels] bf16, row stride ld_x; mean, std [4 * channels] f32
-//               -> out [2 height * 2 width, channels] bf16, dense: column 4 c + 2 dy + dx of token (y, x) is channel c of
-//               pixel (2 y + dy, 2 x + dx)
+//   x      [height * width, channels]      bf16, row stride ld_x
+//   out    [2 height * 2 width, channels]  bf16, dense
 //
-// Mapping   upsample: a thread reads 8 channels of a pixel (16 bytes) and writes them four times.
-//           unpatchify: a thread per written value; it is 32 channels of a latent, called once an image.
-// Needs     channels % 8 == 0 and rows 16-byte aligned for upsample. Otherwise `_any`: one value at a time.
-// Bytes     upsample: height * width * channels * 10.   512 x 512 x 256: 671 MB
+// Mapping   a thread reads 8 channels of a pixel (16 bytes) and writes them four times.
+// Needs     channels % 8 == 0 and rows 16-byte aligned. Otherwise `_any`: one value at a time.
+// Bytes     height * width * channels * 10.   512 x 512 x 256: 671 MB
 // Bound     HBM. 671 MB at 4.8 TB/s (H200) = 140 us
-// Measured  512 x 512 x 256: 169 us, 3.97 TB/s, 83% of bound; H200, driver 580.159, CUDA 13.0; tests/bench/runs/2026-11-21-h200
+// Measured  512 x 512 x 256: 169 us, 3.97 TB/s, 83% of bound; H200, driver 580.159, CUDA 13.0;
+//           tests/bench/runs/2026-11-21-h200
 // Tried
 #include "common.cuh"
 
 template <int N>
-__device__ __forceinline__ void upsample(const bf16* x, long long ld_x, bf16* out, int height, int width, int channels) {
+__device__ __forceinline__ void upsample(const bf16* x, long long ld_x, bf16* out, int height, int width,
+                                         int channels) {
     for_each_run<N>(height * width, channels, [=](long long row, int column) {
         float values[N];
         load(x + row * ld_x + column, values);
@@ -28,20 +27,12 @@ __device__ __forceinline__ void upsample(const bf16* x, long long ld_x, bf16* ou
     });
 }
 
-extern "C" __global__ void __launch_bounds__(256) upsample_bf16(const bf16* x, long long ld_x, bf16* out, int height, int width, int channels) {
+extern "C" __global__ void __launch_bounds__(256)
+    upsample_bf16(const bf16* x, long long ld_x, bf16* out, int height, int width, int channels) {
     upsample<8>(x, ld_x, out, height, width, channels);
 }
 
-extern "C" __global__ void __launch_bounds__(256) upsample_bf16_any(const bf16* x, long long ld_x, bf16* out, int height, int width, int channels) {
+extern "C" __global__ void __launch_bounds__(256)
+    upsample_bf16_any(const bf16* x, long long ld_x, bf16* out, int height, int width, int channels) {
     upsample<1>(x, ld_x, out, height, width, channels);
-}
-
-extern "C" __global__ void __launch_bounds__(256) unpatchify_bf16(const bf16* x, long long ld_x, const float* mean, const float* std, bf16* out,
-                                                                  int height, int width, int channels) {
-    for_each_run<1>(4 * height * width, channels, [=](long long row, int column) {
-        const long long out_y = row / (2 * width), out_x = row % (2 * width);
-        const int from = 4 * column + 2 * (int)(out_y & 1) + (int)(out_x & 1);
-        const float value = __bfloat162float(x[((out_y >> 1) * width + (out_x >> 1)) * ld_x + from]);
-        out[row * channels + column] = __float2bfloat16_rn(value * std[from] + mean[from]);
-    });
 }

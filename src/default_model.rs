@@ -1,21 +1,21 @@
 //! The default model, `models/tiny`, carried in the program: an image in any folder, without a download.
 
 use crate::error::Result;
-use crate::model_dir::ModelDir;
+use crate::files::ModelFiles;
 
 /// The model that is used when none is named.
 ///
 /// Errors when the program was built without the feature `default-model`.
 #[cfg(feature = "default-model")]
-pub fn default_model() -> Result<ModelDir> {
-    Ok(ModelDir::Embedded(files::FILES))
+pub fn default_model() -> Result<ModelFiles> {
+    Ok(ModelFiles::Embedded(files::FILES))
 }
 
 /// The model that is used when none is named.
 ///
 /// Errors when the program was built without the feature `default-model`.
 #[cfg(not(feature = "default-model"))]
-pub fn default_model() -> Result<ModelDir> {
+pub fn default_model() -> Result<ModelFiles> {
     Err(crate::error::Error::usage("no model is named, and this program was built without the default model")
         .at("--dir")
         .hint(
@@ -25,7 +25,7 @@ pub fn default_model() -> Result<ModelDir> {
 
 #[cfg(feature = "default-model")]
 mod files {
-    use crate::model_dir::EmbeddedFile;
+    use crate::files::EmbeddedFile;
 
     /// Aligned as the tensors of a mapped file are, so that they are used in place.
     #[repr(C, align(64))]

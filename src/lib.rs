@@ -9,14 +9,15 @@
 //!
 //! In reading order: [`pipeline`] puts the models together; [`text_encoder`], [`transformer`], [`vae`] and [`sampler`]
 //! are the models, written once for every backend in terms of [`tensor::Tensor`] and its [`ops`]; [`backend`] is where
-//! ops run: [`backend::cpu`], the reference, and [`backend::cuda`]. [`weights`] maps the files of a [`model_dir`].
+//! ops run: [`backend::cpu`], the reference, and [`backend::cuda`]. [`files`] maps the files of a model
+//! and names its tensors, which models load through [`nn`].
 
 pub mod backend;
 pub mod compare;
 pub mod default_model;
-pub mod e4m3;
 pub mod error;
-pub mod model_dir;
+pub mod files;
+pub mod nn;
 pub mod ops;
 pub mod output;
 pub mod pipeline;
@@ -25,7 +26,6 @@ pub mod tensor;
 pub mod text_encoder;
 pub mod transformer;
 pub mod vae;
-pub mod weights;
 
 pub use error::{Error, Result};
 pub use tensor::Tensor;

@@ -6,8 +6,7 @@
 //! Ownership says what may be overwritten. An op that takes `self` by value may write its result over
 //! the receiver; one that takes `&self` may not. [`Tensor::split_cols`] and [`Tensor::split_rows`]
 //! consume their parent, so their parts own disjoint cells and stay writable; [`Tensor::row_view`]
-//! borrows cells that belong to another tensor, so an op on it always writes elsewhere, as on one that was made
-//! [`Tensor::read_only`]; but when nobody else has the memory any more, an op may [`Tensor::reclaim`] it.
+//! borrows cells that belong to another tensor, so an op on it always writes elsewhere.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -92,22 +91,6 @@ impl<B: Backend> Tensor<B> {
         }
         let Self { backend, buffer, offset, rows, cols, stride, writable } = self;
         Arc::try_unwrap(buffer).map_err(|buffer| Self { backend, buffer, offset, rows, cols, stride, writable })
-    }
-
-    /// The same cells, over which no op may write any more but for [`Tensor::reclaim`]. For backends that keep
-    /// something about them.
-    pub fn read_only(self) -> Self {
-        Self { writable: false, ..self }
-    }
-
-    /// This tensor, over which an op may write again if nobody shares its memory; what the backend keeps about cells
-    /// there, `forget` drops. For backends.
-    pub fn reclaim(mut self, forget: impl FnOnce(&mut B::Buffer)) -> Self {
-        if let Some(buffer) = Arc::get_mut(&mut self.buffer) {
-            forget(buffer);
-            self.writable = true;
-        }
-        self
     }
 
     fn view(&self, offset: usize, rows: usize, cols: usize, writable: bool) -> Self {
@@ -202,7 +185,12 @@ impl<B: Backend> Tensor<B> {
 
 /// Errors unless all operands of `op` are activations, on one device.
 pub(crate) fn expect_activations<B: Backend>(op: &str, operands: &[&Tensor<B>]) -> Result<()> {
-    operands.iter().try_for_each(|x| expect_dtype(op, operands[0].backend(), x, x.backend().activation_dtype()))
+    operands.iter().try_for_each(|x| expect_activation(op, operands[0].backend(), x))
+}
+
+/// Errors unless `x`, an operand of `op`, is an activation on the device of `on`.
+pub(crate) fn expect_activation<B: Backend>(op: &str, on: &B, x: &Tensor<B>) -> Result<()> {
+    expect_dtype(op, on, x, on.activation_dtype())
 }
 
 /// Errors unless all operands of `op` are float32, as [`Backend::upload_f32`] makes them, on the device of `on`.
@@ -220,27 +208,4 @@ fn expect_dtype<B: Backend>(op: &str, on: &B, x: &Tensor<B>, dtype: Dtype) -> Re
 /// An error that names the op, unless `condition` holds.
 pub(crate) fn expect(condition: bool, op: &str, what: impl FnOnce() -> String) -> Result<()> {
     if condition { Ok(()) } else { Err(Error::new(what()).at(format!("op `{op}`"))) }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use crate::backend::Backend;
-    use crate::backend::cpu::{Cpu, Precision};
-
-    #[test]
-    fn what_nobody_shares_may_be_written_again() {
-        let cpu = Cpu::new(Precision::F32);
-        let forgot = Cell::new(0);
-        let reclaim = |x: super::Tensor<Cpu>| x.reclaim(|_| forgot.set(forgot.get() + 1)).writable();
-        let x = cpu.upload(&[1.0; 6], 3, 2).unwrap().read_only();
-        assert!(!x.writable());
-        assert!(!reclaim(x.row_view(0..2)), "the rows are those of x, too");
-        assert_eq!(forgot.get(), 0);
-        let (top, bottom) = x.split_rows(1);
-        assert!(!reclaim(top), "the memory is that of both");
-        assert!(reclaim(bottom));
-        assert_eq!(forgot.get(), 1);
-    }
 }

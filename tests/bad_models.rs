@@ -6,7 +6,7 @@ mod model_copy;
 mod program;
 
 use flux::backend::cpu::{Cpu, Precision};
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
 use flux::pipeline::{Model, Request};
 use model_copy::ModelCopy;
 use program::{Run, draw, names};
@@ -90,7 +90,7 @@ fn an_empty_tokenizer_is_refused() {
 fn a_damaged_tokenizer_is_told_each_time_and_before_any_work() {
     let model = ModelCopy::new();
     model.change("tokenizer/tokenizer.json", |bytes| bytes.truncate(1000));
-    let dir = ModelDir::open(model.path()).expect("the folder is there");
+    let dir = ModelFiles::open(model.path()).expect("the folder is there");
     let model = Model::load(Cpu::new(Precision::F32), &dir).expect("the rest is whole");
     let request = Request::new("a cat", 1);
     for _ in 0..2 {
@@ -253,7 +253,7 @@ fn no_value_in_a_config_makes_loading_panic() {
             for value in &hostile {
                 let model = ModelCopy::new();
                 model.change_json(name, |config| drop(config.insert(key.clone(), value.clone())));
-                let dir = ModelDir::open(model.path()).expect("the folder is there");
+                let dir = ModelFiles::open(model.path()).expect("the folder is there");
                 let planned =
                     Model::load(Cpu::new(Precision::F32), &dir).and_then(|model| model.plan(&Request::new("a cat", 1)));
                 if let Err(error) = planned {

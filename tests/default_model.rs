@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use flux::backend::cpu::{Cpu, Precision};
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
 use flux::pipeline::{Model, Request};
 
 #[derive(serde::Deserialize)]
@@ -28,7 +28,7 @@ fn eight_images_are_within_one_level_of_the_reference() {
     let golden = root.join("tests/golden/default-model");
     let index: Index = serde_json::from_slice(&std::fs::read(golden.join("index.json")).unwrap()).unwrap();
     assert_eq!(index.images.len(), 8);
-    let dir = ModelDir::open(&root.join("models/tiny")).unwrap();
+    let dir = ModelFiles::open(&root.join("models/tiny")).unwrap();
     let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
     for image in index.images {
         let request = Request {

@@ -8,44 +8,70 @@ mod support;
 
 #[path = "parity/adaln.rs"]
 mod adaln;
+#[path = "parity/add.rs"]
+mod add;
 #[path = "parity/attention.rs"]
 mod attention;
 #[path = "parity/compare.rs"]
 mod compare;
+#[path = "parity/concat.rs"]
+mod concat;
 #[path = "parity/conv2d.rs"]
 mod conv2d;
-#[path = "parity/elementwise.rs"]
-mod elementwise;
+#[path = "parity/doors.rs"]
+mod doors;
+#[path = "parity/euler_step.rs"]
+mod euler_step;
 #[path = "parity/fp8.rs"]
 mod fp8;
+#[path = "parity/gated_add.rs"]
+mod gated_add;
+#[path = "parity/gated_add_adaln.rs"]
+mod gated_add_adaln;
 #[path = "parity/graph.rs"]
 mod graph;
 #[path = "parity/group_norm.rs"]
 mod group_norm;
+#[path = "parity/guide.rs"]
+mod guide;
+#[path = "parity/layer_norm.rs"]
+mod layer_norm;
 #[path = "parity/linear.rs"]
 mod linear;
 #[path = "parity/meaning.rs"]
 mod meaning;
 #[path = "parity/memory.rs"]
 mod memory;
+#[path = "parity/mul.rs"]
+mod mul;
 #[path = "parity/norm_conv2d.rs"]
 mod norm_conv2d;
 #[path = "parity/pipeline.rs"]
 mod pipeline;
-#[path = "parity/projection.rs"]
-mod projection;
+#[path = "parity/project.rs"]
+mod project;
 #[path = "parity/qk_norm_rope.rs"]
 mod qk_norm_rope;
 #[path = "parity/rms_norm.rs"]
 mod rms_norm;
-#[path = "parity/rows.rs"]
-mod rows;
-#[path = "parity/sampler.rs"]
-mod sampler;
+#[path = "parity/rope.rs"]
+mod rope;
+#[path = "parity/scale_shift.rs"]
+mod scale_shift;
 #[path = "meaning/score.rs"]
 mod score;
+#[path = "parity/silu.rs"]
+mod silu;
+#[path = "parity/swiglu.rs"]
+mod swiglu;
 #[path = "parity/transfer.rs"]
 mod transfer;
+#[path = "parity/unpatchify.rs"]
+mod unpatchify;
+#[path = "parity/upsample.rs"]
+mod upsample;
+#[path = "parity/upsample_conv2d.rs"]
+mod upsample_conv2d;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

@@ -7,14 +7,14 @@ mod score;
 use std::path::Path;
 
 use flux::backend::cpu::{Cpu, Precision};
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
 use flux::output::Rgb;
 use flux::pipeline::Model;
 use score::{BOUNDS, Meaning, expect_meaning};
 
 #[test]
 fn images_show_what_was_asked_for() {
-    let dir = ModelDir::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny")).unwrap();
+    let dir = ModelFiles::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny")).unwrap();
     let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
     let meaning = Meaning::load();
     expect_meaning(&meaning, &meaning.generate(&model));

@@ -8,7 +8,7 @@ use std::thread;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::error::Kind;
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
 use flux::pipeline::{
     CancelFlag, Fp8Cache, Image, MAX_PROMPT_BYTES, Model, OpenModel, Progress, Request, Session, Stage,
 };
@@ -139,7 +139,7 @@ fn sessions_at_the_same_time_make_the_images_that_they_make_one_after_the_other(
         let [alone, together] = alone_and_together(|| model(name), &requests);
         assert!(alone == together, "{name}");
     }
-    let dir = ModelDir::open("models/tiny".as_ref()).unwrap();
+    let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
     let load = || Model::load(Cpu::new(Precision::F32), &dir).unwrap();
     let [alone, together] = alone_and_together(
         load,

@@ -15,9 +15,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::ops::{self, Adaln, Conv, GroupNorm, Heads, Joint, Mask, Projection, QkNorm, Rope};
+use crate::files::TensorView;
+use crate::nn::{ConvKernel, Linear, Operand};
+use crate::ops::{self, Adaln, Conv, Convolved, GroupNorm, Heads, Joint, Mask, Norm, Projection, QkNorm, Rope};
 use crate::tensor::{Dtype, Tensor};
-use crate::weights::WeightView;
 
 /// What a backend holds and did. Host-only backends report zeros for what they do not have.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
@@ -42,6 +43,15 @@ pub struct Stats {
     pub uncaptured: u64,
 }
 
+/// How a backend stores the weight of a linear layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// As the file has it, or in the type in which the backend computes.
+    Native,
+    /// e4m3 with a float32 scale for each output feature.
+    Fp8,
+}
+
 /// Something that the user may want to know of how a backend works.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remark {
@@ -58,6 +68,12 @@ pub enum Remark {
 pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Memory that tensors view.
     type Buffer: Send + Sync;
+    /// The weight of a linear layer, in the form in which products read it.
+    type Weight: Send + Sync;
+    /// The weight of a convolution, in the form in which convolutions read it.
+    type ConvWeight: Send + Sync;
+    /// Means and variances of the channels of a tensor, as far as an op had them on the way.
+    type ChannelStatistics: Send + Sync;
     /// A point in the order of enqueued work.
     type Event;
     /// Pixels on their way to the host.
@@ -85,18 +101,17 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn max_tensor_values(&self) -> u64 {
         u64::MAX
     }
+    /// How the weights of large products shall be stored; see [`WeightPolicy`](crate::nn::WeightPolicy).
+    fn product_storage(&self) -> Storage {
+        Storage::Native
+    }
     /// Bytes that a weight of `elements` elements takes in memory of this backend: zero where the mapped file serves.
-    fn weight_bytes(&self, elements: u64) -> u64;
+    fn weight_bytes(&self, elements: u64, storage: Storage) -> u64;
     /// The most that [`Tensor::norm_conv2d`] takes beside its input and output, where what lies between is of `whole`
     /// bytes.
     fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
         whole
     }
-    /// As [`Backend::weight_bytes`], of a [`Backend::narrow_weight`].
-    fn narrow_weight_bytes(&self, elements: u64) -> u64 {
-        self.weight_bytes(elements)
-    }
-
     /// Runs `work`, which loads weights and computes nothing with them: what it loads may be on its way until this
     /// returns. `report` hears how many elements went.
     fn load<T>(&self, work: impl FnOnce() -> Result<T>, _report: &mut dyn FnMut(u64)) -> Result<T> {
@@ -147,16 +162,14 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Host values that stay float32 on every backend: rope tables, latent statistics.
     fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>>;
     /// A weight matrix of the parts' rows, one part under the other; all parts have the same columns.
-    fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>>;
-    /// As [`Backend::weight`], for a product so large that a backend may keep and multiply it in fewer bits.
-    fn narrow_weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
-        self.weight(parts)
-    }
+    ///
+    /// Errors when this backend does not multiply weights that are stored so, or memory runs out.
+    fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Self::Weight>;
+    /// The weight [out, in, k, k] of a convolution.
+    fn load_conv_weight(&self, view: &TensorView) -> Result<Self::ConvWeight>;
     /// Rows `ids` of a table [rows, cols] that stays on the host, as activations [ids, cols]. The ids are inside the
     /// table.
-    fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>>;
-    /// A convolution weight [out, in, k, k] as a matrix [out, k * k * in], columns ordered (ky, kx, in).
-    fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>>;
+    fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>>;
     /// Activations as host values, row-major and dense. Waits.
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>>;
     /// Pixels [height * width, 3] in -1..1 as RGB bytes: `round_half_even(255 * clamp(x / 2 + 1 / 2))`.
@@ -167,13 +180,19 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn take_rgb8(&self, rgb: Self::Rgb8) -> Result<Vec<u8>>;
 
     /// See [`Tensor::linear`].
-    fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>>;
+    fn linear(&self, x: &Tensor<Self>, weight: &Linear<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>>;
     /// See [`Tensor::linear_rows`].
-    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)]) -> Result<Tensor<Self>>;
+    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>>;
     /// See [`Tensor::linear_concat`].
-    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Tensor<Self>) -> Result<Tensor<Self>>;
+    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::conv2d`].
-    fn conv2d(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>>;
+    fn conv2d(
+        &self,
+        x: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+    ) -> Result<Convolved<Self>>;
     /// See [`Tensor::attention`].
     fn attention(
         &self,
@@ -189,14 +208,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// See [`Tensor::rms_norm`].
     fn rms_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>>;
     /// See [`Tensor::group_norm`].
-    fn group_norm(
-        &self,
-        x: &Tensor<Self>,
-        weight: &Tensor<Self>,
-        bias: &Tensor<Self>,
-        groups: usize,
-        eps: f32,
-    ) -> Result<Tensor<Self>>;
+    fn group_norm(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::rope`].
     fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, joint: Joint) -> Result<Tensor<Self>>;
     /// See [`Tensor::silu`].
@@ -228,7 +240,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>>;
 
     /// See [`Tensor::linear_add`].
-    fn linear_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
+    fn linear_add(&self, x: &Tensor<Self>, weight: &Linear<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
         ops::linear::compose_add(self, x, weight, residual)
     }
     /// See [`Tensor::adaln`].
@@ -245,42 +257,22 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         x: Tensor<Self>,
         gates: [&Tensor<Self>; 2],
         y: &Tensor<Self>,
-        norms: [(&Tensor<Self>, &Tensor<Self>); 2],
+        norms: [Norm<'_, Self>; 2],
         adaln: Adaln,
-    ) -> Result<(Tensor<Self>, Tensor<Self>)> {
+    ) -> Result<(Tensor<Self>, Operand<Self>)> {
         ops::gated_add_adaln::compose(self, x, gates, y, norms, adaln)
     }
     /// See [`Tensor::swiglu`].
     fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {
         ops::swiglu::compose(self, gate, up)
     }
-    /// See [`Tensor::swiglu_linear`].
-    fn swiglu_linear(
-        &self,
-        gate: Tensor<Self>,
-        up: &Tensor<Self>,
-        beside: Option<&Tensor<Self>>,
-        weight: &Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
-        ops::swiglu::compose_linear(self, gate, up, beside, weight)
-    }
-    /// See [`Tensor::swiglu_linear_rows`].
-    fn swiglu_linear_rows(
-        &self,
-        gate: Tensor<Self>,
-        up: &Tensor<Self>,
-        weights: [&Tensor<Self>; 2],
-        first: usize,
-    ) -> Result<Tensor<Self>> {
-        ops::swiglu::compose_linear_rows(self, gate, up, weights, first)
-    }
     /// See [`Tensor::project`].
     fn project(
         &self,
-        parts: &[(&Tensor<Self>, &Tensor<Self>)],
+        parts: &[(&Operand<Self>, &Linear<Self>)],
         heads: Option<&Heads<'_, Self>>,
     ) -> Result<Projection<Self>> {
-        ops::projection::compose(self, parts, heads)
+        ops::project::compose(self, parts, heads)
     }
     /// See [`Tensor::qk_norm_rope`].
     fn qk_norm_rope(
@@ -294,35 +286,28 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         ops::qk_norm_rope::compose(self, q, k, norm, rope, joint)
     }
     /// See [`Tensor::group_norm_silu`].
-    fn group_norm_silu(
-        &self,
-        x: &Tensor<Self>,
-        weight: &Tensor<Self>,
-        bias: &Tensor<Self>,
-        groups: usize,
-        eps: f32,
-    ) -> Result<Tensor<Self>> {
-        ops::group_norm::compose_silu(self, x, weight, bias, groups, eps)
+    fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
+        ops::group_norm::compose_silu(self, x, norm)
     }
     /// See [`Tensor::conv2d_add`].
     fn conv2d_add(
         &self,
         x: &Tensor<Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
         residual: Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         ops::conv2d::compose_add(self, x, weight, bias, conv, residual)
     }
     /// See [`Tensor::conv2d_over`].
     fn conv2d_over(
         &self,
         x: Tensor<Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         ops::conv2d::compose_over(self, x, weight, bias, conv)
     }
     /// See [`Tensor::norm_conv2d`].
@@ -330,10 +315,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         &self,
         x: &Tensor<Self>,
         norm: &GroupNorm<'_, Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         ops::norm_conv2d::compose(self, x, norm, weight, bias, conv)
     }
     /// See [`Tensor::norm_conv2d_add`].
@@ -341,27 +326,32 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         &self,
         x: Tensor<Self>,
         norm: &GroupNorm<'_, Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
         residual: Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         ops::norm_conv2d::compose_add(self, x, norm, weight, bias, conv, residual)
     }
     /// See [`Tensor::upsample_conv2d`].
     fn upsample_conv2d(
         &self,
         x: Tensor<Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         height: usize,
         width: usize,
-    ) -> Result<Tensor<Self>> {
-        ops::conv2d::compose_upsample(self, x, weight, bias, height, width)
+    ) -> Result<Convolved<Self>> {
+        ops::upsample_conv2d::compose(self, x, weight, bias, height, width)
     }
 }
 
 /// An image of which some pixel is NaN.
 fn not_a_number() -> Error {
     Error::new("the model computed pixels that are not numbers").hint("the weights are damaged: fetch the model again")
+}
+
+/// Host values that are not as many as their shape says.
+fn wrong_length(len: usize, rows: usize, cols: usize) -> Error {
+    Error::new(format!("{len} values do not make [{rows}, {cols}]")).at("op `upload`")
 }

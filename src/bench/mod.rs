@@ -16,7 +16,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use flux::backend::Backend;
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
 use flux::pipeline::ModelInfo;
 use flux::tensor::Tensor;
 use flux::{Error, Result};
@@ -68,9 +68,9 @@ impl Effort {
 /// Errors when nothing has one of the names, the model cannot be loaded, or memory runs out.
 pub fn run<B: Backend>(
     backend: &B,
-    model: Option<&ModelDir>,
+    model: Option<&ModelFiles>,
     mut settings: Settings,
-    default_model: impl FnOnce() -> Result<ModelDir>,
+    default_model: impl FnOnce() -> Result<ModelFiles>,
     print: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<()> {
     let shapes = model.map(ModelInfo::read).transpose()?.map_or_else(Shapes::klein_4b, |info| Shapes::of(&info));
@@ -286,7 +286,7 @@ impl<B: Backend> Bench<'_, B> {
             },
         )?;
         drop((x, sum));
-        let (x, weight) = (tensor(&b, product, product)?, weights::matrix(&b, product, product)?);
+        let (x, weight) = (tensor(&b, product, product)?, weights::linear(&b, product, product)?);
         let multiplied = self.times(|| Ok(()), |()| x.linear(&weight, None))?;
         let bytes = (copy as u64 * b.element_bytes()) as f64;
         // The fastest runs, because nothing is faster.

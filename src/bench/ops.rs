@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use flux::Result;
-use flux::backend::Backend;
-use flux::ops::{self, Adaln, Conv, GroupNorm, Heads, Joint, Mask, Pairs, Projection, QkNorm, Rope};
+use flux::backend::{Backend, Storage};
+use flux::nn::Operand;
+use flux::ops::{self, Adaln, Conv, GroupNorm, Heads, Joint, Mask, Norm, Pairs, Projection, QkNorm, Rope};
 use flux::tensor::Tensor;
 
 use super::shapes::{Convolution, Linear};
@@ -92,8 +93,9 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) ->
     let gated_add_adaln = format!("ops/gated_add_adaln {rows}x{dim}");
     if bench.is_new(&gated_add_adaln) {
         let (x, y, row) = (tensor(&b, rows, dim)?, tensor(&b, rows, dim)?, tensor(&b, 1, dim)?);
-        let (gates, norms) = ([&row; 2], [(&row, &row); 2]);
-        let how = Adaln { txt_rows: joint.txt_rows(), eps: EPS, narrow: false };
+        let reader = weights::linear(&b, dim, dim)?;
+        let (gates, norms) = ([&row; 2], [Norm { shift: &row, scale: &row, reader: &reader }; 2]);
+        let how = Adaln { txt_rows: joint.txt_rows(), eps: EPS };
         bench.fused(
             &gated_add_adaln,
             Work::Values(4 * rows * dim),
@@ -139,7 +141,7 @@ fn product<B: Backend>(bench: &mut Bench<'_, B>, linear: Linear) -> Result<()> {
         return Ok(());
     }
     let b = bench.backend.clone();
-    let (x, weight) = (tensor(&b, rows, cols)?, weights::matrix(&b, out, cols)?);
+    let (x, weight) = (tensor(&b, rows, cols)?, weights::linear(&b, out, cols)?);
     bench.op(&name, Work::Flops(linear.flops()), || Ok(()), |()| x.linear(&weight, None))
 }
 
@@ -156,8 +158,9 @@ fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joi
         }
         let b = bench.backend.clone();
         let out = 3 * dim_out + 2 * mlp;
-        let weight = || weights::narrow_matrix(&b, out, dim);
-        let (txt, img) = tensor(&b, rows, dim)?.split_rows(if streams { joint.txt_rows() } else { 0 });
+        let weight = || weights::block_linear(&b, out, dim);
+        let x = Operand::from(tensor(&b, rows, dim)?);
+        let (txt, img) = x.split_rows(if streams { joint.txt_rows() } else { 0 });
         let (txt_weight, img_weight) = (weight()?, weight()?);
         let parts = [(&txt, &txt_weight), (&img, &img_weight)];
         let parts = if streams { &parts[..] } else { &parts[1..] };
@@ -166,13 +169,13 @@ fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joi
         let rope = Rope { cos: table()?, sin: table()?, pairs: Pairs::Interleaved };
         let heads = Heads { dim, norm: [&norm; 2], rope: &rope, joint, keys_only: 0 };
         let heads = (dim_out > 0).then_some(&heads);
-        let finish = |projection: Projection<B>| Ok((projection.kvq, projection.mlp.activate()?));
+        let finish = |projection: Projection<B>| Ok((projection.kvq, projection.mlp));
         bench.fused(
             &name,
             Work::Flops(2 * (rows * dim * out) as u64),
             || Ok(()),
             |()| finish(Tensor::project(parts, heads)?),
-            |()| finish(ops::projection::compose(&b, parts, heads)?),
+            |()| finish(ops::project::compose(&b, parts, heads)?),
         )?;
     }
     Ok(())
@@ -232,15 +235,16 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
             if bench.is_new(&name) {
                 let (x, row) = (tensor(&b, side * side, channels)?, tensor(&b, 1, channels)?);
                 let work = Work::Values(3 * side * side * channels);
-                let compose = |()| ops::group_norm::compose_silu(&b, &x, &row, &row, groups, EPS);
-                bench.fused(&name, work, || Ok(()), |()| x.group_norm_silu(&row, &row, groups, EPS), compose)?;
+                let norm = GroupNorm { weight: &row, bias: &row, groups, eps: EPS, statistics: None };
+                let compose = |()| ops::group_norm::compose_silu(&b, &x, &norm);
+                bench.fused(&name, work, || Ok(()), |()| x.group_norm_silu(&norm), compose)?;
             }
         }
         let name = format!("ops/norm_conv2d {side}x{side} {cin} -> {cout}");
         if bench.is_new(&name) {
             let (x, row, bias) = (tensor(&b, side * side, cin)?, tensor(&b, 1, cin)?, tensor(&b, 1, cout)?);
             let (weight, conv) = (weights::convolution(&b, cin, cout, 3)?, Conv::same(side, side, 3));
-            let norm = GroupNorm { weight: &row, bias: &row, groups, eps: EPS };
+            let norm = GroupNorm { weight: &row, bias: &row, groups, eps: EPS, statistics: None };
             let work = Work::Flops((2 * side * side * cin * cout * 9) as u64);
             let compose = |()| ops::norm_conv2d::compose(&b, &x, &norm, &weight, &bias, conv);
             bench.fused(&name, work, || Ok(()), |()| x.norm_conv2d(&norm, &weight, &bias, conv), compose)?;
@@ -251,7 +255,7 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
                 (tensor(&b, side * side, cout)?, tensor(&b, 1, cout)?, weights::convolution(&b, cout, cout, 3)?);
             // As if every pixel of the large image saw nine others, for both.
             let work = Work::Flops((2 * 4 * side * side * cout * cout * 9) as u64);
-            let compose = |x| ops::conv2d::compose_upsample(&b, x, &weight, &bias, side, side);
+            let compose = |x| ops::upsample_conv2d::compose(&b, x, &weight, &bias, side, side);
             bench.fused(&name, work, || copy(&x), |x| x.upsample_conv2d(&weight, &bias, side, side), compose)?;
         }
     }
@@ -289,14 +293,14 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
 fn upload<B: Backend>(bench: &mut Bench<'_, B>) -> Result<()> {
     let name = format!("ops/upload {}x{}", UPLOAD[0], UPLOAD[1]);
     let b = bench.backend.clone();
-    if b.weight_bytes(1) == 0 || !bench.is_new(&name) {
+    if b.weight_bytes(1, Storage::Native) == 0 || !bench.is_new(&name) {
         return Ok(());
     }
     bench.ceiling()?;
     let seconds = weights::with_view(&UPLOAD, |view| {
         let upload = || {
             let start = Instant::now();
-            let weight = b.weight(std::slice::from_ref(view))?;
+            let weight = b.load_weight(std::slice::from_ref(view), Storage::Native)?;
             b.wait(&b.event()?)?;
             drop(weight);
             Ok(start.elapsed().as_secs_f64())

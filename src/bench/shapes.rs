@@ -256,8 +256,7 @@ mod tests {
 
     #[test]
     fn a_model_has_the_shapes_that_its_configs_say() {
-        let dir =
-            flux::model_dir::ModelDir::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/tiny").as_ref()).unwrap();
+        let dir = flux::files::ModelFiles::open(concat!(env!("CARGO_MANIFEST_DIR"), "/models/tiny").as_ref()).unwrap();
         let info = ModelInfo::read(&dir).unwrap();
         let shapes = Shapes::of(&info);
         assert_eq!(shapes.patch(), info.vae.patch_pixels());

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use flux::Result;
 use flux::backend::Backend;
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
 use flux::output::{Format, Rgb, encode};
 use flux::pipeline::{Model, Request, Timings};
 use serde::Serialize;
@@ -63,7 +63,7 @@ impl Row {
 }
 
 /// Measures images of `sizes` by the model in `dir`.
-pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelDir, sizes: &[usize]) -> Result<()> {
+pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[usize]) -> Result<()> {
     let model = Model::load(bench.backend.clone(), dir)?;
     let shapes = Shapes::of(model.info());
     let (asked, steps, runs) = (bench.settings.batch, bench.settings.steps, bench.settings.effort.image_runs);

@@ -1,14 +1,13 @@
 //! Weights to measure with. A backend takes them from a file only, and keeps them in its own way.
 
-use flux::backend::Backend;
-use flux::model_dir::ModelDir;
-use flux::tensor::Tensor;
-use flux::weights::{WeightFiles, WeightView};
+use flux::backend::{Backend, Storage};
+use flux::files::{ModelFiles, TensorView};
+use flux::nn::{ConvKernel, Linear, WeightPolicy};
 use flux::{Error, Result};
 use half::bf16;
 use rayon::prelude::*;
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
+use safetensors::tensor::TensorView as FileTensor;
 
 /// Values in -1..1 without a pattern.
 pub fn values(n: usize) -> Vec<f32> {
@@ -19,22 +18,26 @@ pub fn values(n: usize) -> Vec<f32> {
 }
 
 /// A weight matrix [rows, cols].
-pub fn matrix<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Tensor<B>> {
-    with_view(&[rows, cols], |view| backend.weight(std::slice::from_ref(view)))
+pub fn linear<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Linear<B>> {
+    stored(backend, rows, cols, Storage::Native)
 }
 
-/// As [`matrix`], of a block's product: in few bits where the backend computes so.
-pub fn narrow_matrix<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Tensor<B>> {
-    with_view(&[rows, cols], |view| backend.narrow_weight(std::slice::from_ref(view)))
+/// As [`linear`], of a block's product, stored as the policy has it.
+pub fn block_linear<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Linear<B>> {
+    stored(backend, rows, cols, WeightPolicy::of(backend).blocks())
+}
+
+fn stored<B: Backend>(backend: &B, rows: usize, cols: usize, storage: Storage) -> Result<Linear<B>> {
+    with_view(&[rows, cols], |view| Linear::load(backend, "bench", std::slice::from_ref(view), storage))
 }
 
 /// The weight of a convolution from `cin` to `cout` channels.
-pub fn convolution<B: Backend>(backend: &B, cin: usize, cout: usize, kernel: usize) -> Result<Tensor<B>> {
-    with_view(&[cout, cin, kernel, kernel], |view| backend.conv_weight(view))
+pub fn convolution<B: Backend>(backend: &B, cin: usize, cout: usize, side: usize) -> Result<ConvKernel<B>> {
+    with_view(&[cout, cin, side, side], |view| ConvKernel::load(backend, view))
 }
 
 /// Calls `load` with a tensor in a mapped file, which is removed behind it.
-pub fn with_view<T>(shape: &[usize], load: impl FnOnce(&WeightView) -> Result<T>) -> Result<T> {
+pub fn with_view<T>(shape: &[usize], load: impl FnOnce(&TensorView) -> Result<T>) -> Result<T> {
     let failed = |e: &dyn std::fmt::Display| {
         Error::new(format!("cannot write weights to measure with: {e}")).at("the folder for temporary files")
     };
@@ -43,9 +46,9 @@ pub fn with_view<T>(shape: &[usize], load: impl FnOnce(&WeightView) -> Result<T>
     // A small factor, so that products of thousands of terms stay in range.
     let bytes: Vec<u8> =
         values(shape.iter().product()).par_iter().flat_map_iter(|v| bf16::from_f32(v / 32.0).to_le_bytes()).collect();
-    let tensor = TensorView::new(Dtype::BF16, shape.to_vec(), &bytes).map_err(|e| failed(&e))?;
+    let tensor = FileTensor::new(Dtype::BF16, shape.to_vec(), &bytes).map_err(|e| failed(&e))?;
     safetensors::serialize_to_file([("w", tensor)], None, &folder.path().join("w/w.safetensors"))
         .map_err(|e| failed(&e))?;
-    let files = WeightFiles::open(&ModelDir::Folder(folder.path().to_path_buf()), "w", "w")?;
+    let files = ModelFiles::Folder(folder.path().to_path_buf()).tensors("w", "w")?;
     load(&files.get("w", shape)?)
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use flux::backend::{Backend, Remark};
 use flux::default_model::default_model;
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
 use flux::output::{Rgb, Target};
 use flux::pipeline::{CancelFlag, Decoded, Model, OpenModel, Plan, Request};
 use flux::{Error, Result};
@@ -64,7 +64,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
 }
 
 /// Where the weights in fp8 are kept.
-fn fp8_folder(dir: &ModelDir) -> Result<PathBuf> {
+fn fp8_folder(dir: &ModelFiles) -> Result<PathBuf> {
     let folder = dir.folder().map(Path::to_path_buf);
     folder.ok_or_else(|| {
         Error::usage("the built-in model is in no folder, where weights could be kept")

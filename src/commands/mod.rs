@@ -9,15 +9,15 @@ pub mod signals;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
 use flux::{Error, Result};
 
 use crate::cli::ModelArgs;
 
 /// The model folder that is named, if one is.
-fn model_dir(args: &ModelArgs) -> Result<Option<ModelDir>> {
+fn model_dir(args: &ModelArgs) -> Result<Option<ModelFiles>> {
     let open = |folder: PathBuf| {
-        ModelDir::open(&folder).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" }))
+        ModelFiles::open(&folder).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" }))
     };
     args.dir().map(open).transpose()
 }

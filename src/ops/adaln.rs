@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, expect_activations};
 
 impl<B: Backend> Tensor<B> {
     /// `(1 + scale) * layer_norm(self) + shift`, the layer norm without learned weights.
@@ -12,6 +12,7 @@ impl<B: Backend> Tensor<B> {
     /// Errors when `shift` or `scale` is not [1, dim].
     /// Source: FLUX.2 reference, `norm1` and modulation of `Flux2TransformerBlock.forward`.
     pub fn adaln(&self, shift: &Self, scale: &Self, eps: f32) -> Result<Self> {
+        expect_activations("adaln", &[self, shift, scale])?;
         self.expect_vec("adaln", "shift", shift)?;
         self.expect_vec("adaln", "scale", scale)?;
         self.backend().adaln(self, shift, scale, eps)

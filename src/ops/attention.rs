@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::{Tensor, expect};
+use crate::tensor::{Tensor, expect, expect_activations};
 
 /// How the rows of a joint tensor are ordered: the text of every sample, then the image of every sample.
 ///
@@ -86,6 +86,7 @@ impl<B: Backend> Tensor<B> {
     ///
     /// Errors when shapes do not fit `joint` and `head_dim`, or kv_heads does not divide heads.
     pub fn attention(self, k: &Self, v: &Self, head_dim: usize, joint: Joint, mask: Mask) -> Result<Self> {
+        expect_activations("attention", &[&self, k, v])?;
         k.expect_same("attention", "v", v)?;
         let rows = if self.rows() == joint.img_rows() { joint.img_rows() } else { joint.rows() };
         for (x, rows) in [(&self, rows), (k, joint.rows())] {

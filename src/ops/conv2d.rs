@@ -2,7 +2,8 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::{Tensor, expect};
+use crate::nn::ConvKernel;
+use crate::tensor::{Tensor, expect, expect_activations};
 
 /// The geometry of a convolution; the padding is zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,23 +45,38 @@ impl Conv {
     }
 }
 
+/// What a convolution makes.
+pub struct Convolved<B: Backend> {
+    /// [out_height * out_width, out]
+    pub pixels: Tensor<B>,
+    /// Statistics of the channels of `pixels`, where the backend had them on the way. They are of these values: who
+    /// overwrites the pixels drops them.
+    pub statistics: Option<B::ChannelStatistics>,
+}
+
+impl<B: Backend> From<Tensor<B>> for Convolved<B> {
+    fn from(pixels: Tensor<B>) -> Self {
+        Self { pixels, statistics: None }
+    }
+}
+
 impl<B: Backend> Tensor<B> {
     /// Convolution with bias.
     ///
-    /// self [height * width, in], weight [out, k * k * in] as [`Backend::conv_weight`] orders it, bias [1, out]
-    /// -> [out_height * out_width, out].
+    /// self [height * width, in], weight [out, in, k, k], bias [1, out] -> [out_height * out_width, out].
     ///
-    /// Errors when the shapes do not fit `conv`.
-    pub fn conv2d(&self, weight: &Self, bias: &Self, conv: Conv) -> Result<Self> {
-        expect_conv(self, weight, bias, conv)?;
+    /// Errors when the shapes do not fit `conv`, or `conv` has a stride or a kernel of 0, or a kernel larger than the
+    /// padded image.
+    pub fn conv2d(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv) -> Result<Convolved<B>> {
+        expect_conv("conv2d", self, weight, bias, conv)?;
         self.backend().conv2d(self, weight, bias, conv)
     }
 
     /// `conv2d(self)`, which may go over `self`.
     ///
     /// Errors as [`Tensor::conv2d`].
-    pub fn conv2d_over(self, weight: &Self, bias: &Self, conv: Conv) -> Result<Self> {
-        expect_conv(&self, weight, bias, conv)?;
+    pub fn conv2d_over(self, weight: &ConvKernel<B>, bias: &Self, conv: Conv) -> Result<Convolved<B>> {
+        expect_conv("conv2d_over", &self, weight, bias, conv)?;
         let backend = self.backend().clone();
         backend.conv2d_over(self, weight, bias, conv)
     }
@@ -68,65 +84,52 @@ impl<B: Backend> Tensor<B> {
     /// `conv2d(self) + residual`. The result may go over `residual`.
     ///
     /// Errors as [`Tensor::conv2d`], and when `residual` is not of the output's shape.
-    pub fn conv2d_add(&self, weight: &Self, bias: &Self, conv: Conv, residual: Self) -> Result<Self> {
-        expect_conv(self, weight, bias, conv)?;
-        expect_residual("conv2d_add", &residual, weight, conv)?;
+    pub fn conv2d_add(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv, residual: Self) -> Result<Convolved<B>> {
+        expect_conv("conv2d_add", self, weight, bias, conv)?;
+        expect_residual("conv2d_add", self, &residual, weight, conv)?;
         self.backend().conv2d_add(self, weight, bias, conv, residual)
-    }
-
-    /// 3 x 3 convolution of the image twice as high and wide, every pixel a square of two by two.
-    ///
-    /// self [height * width, in], weight [out, 9 * in] as [`Backend::conv_weight`] orders it, bias [1, out] -> [2 *
-    /// height * 2 * width, out]. An output sees four different pixels. A kernel may sum the weights that fall on one
-    /// (1, 2 or 4), in float32, and round the sum to the dtype of weights: one rounding that the definition has not.
-    ///
-    /// Errors when the shapes do not fit.
-    pub fn upsample_conv2d(self, weight: &Self, bias: &Self, height: usize, width: usize) -> Result<Self> {
-        let fits = self.rows() == height * width
-            && weight.cols() == 9 * self.cols()
-            && bias.rows() == 1
-            && bias.cols() == weight.rows();
-        expect(fits, "upsample_conv2d", || {
-            let [x, weight] = [&self, weight].map(|tensor| format!("[{}, {}]", tensor.rows(), tensor.cols()));
-            format!(
-                "x {x}, weight {weight}, bias [{}, {}] do not fit an image of {height} x {width}",
-                bias.rows(),
-                bias.cols()
-            )
-        })?;
-        let backend = self.backend().clone();
-        backend.upsample_conv2d(self, weight, bias, height, width)
     }
 }
 
-pub(super) fn expect_conv<B: Backend>(x: &Tensor<B>, weight: &Tensor<B>, bias: &Tensor<B>, conv: Conv) -> Result<()> {
-    let taps = conv.kernel * conv.kernel;
-    expect(
-        x.rows() == conv.height * conv.width
-            && weight.cols() == taps * x.cols()
-            && bias.rows() == 1
-            && bias.cols() == weight.rows(),
-        "conv2d",
-        || {
-            format!(
-                "x [{}, {}], weight [{}, {}], bias [1, {}] do not fit {conv:?}",
-                x.rows(),
-                x.cols(),
-                weight.rows(),
-                weight.cols(),
-                bias.cols()
-            )
-        },
-    )
+pub(super) fn expect_conv<B: Backend>(
+    op: &str,
+    x: &Tensor<B>,
+    weight: &ConvKernel<B>,
+    bias: &Tensor<B>,
+    conv: Conv,
+) -> Result<()> {
+    expect_activations(op, &[x, bias])?;
+    expect(x.backend().is_same_device(weight.backend()), op, || "the weight is on another device".to_string())?;
+    let padded = conv.height.min(conv.width).saturating_add(conv.pad_before).saturating_add(conv.pad_after);
+    let fits = conv.stride > 0
+        && (1..=padded).contains(&conv.kernel)
+        && conv.height.checked_mul(conv.width) == Some(x.rows())
+        && (weight.channels(), weight.side()) == (x.cols(), conv.kernel)
+        && bias.rows() == 1
+        && bias.cols() == weight.rows();
+    expect(fits, op, || {
+        format!(
+            "x [{}, {}], weight [{}, {}, {side}, {side}], bias [{}, {}] do not fit {conv:?}",
+            x.rows(),
+            x.cols(),
+            weight.rows(),
+            weight.channels(),
+            bias.rows(),
+            bias.cols(),
+            side = weight.side()
+        )
+    })
 }
 
 pub(super) fn expect_residual<B: Backend>(
     op: &str,
+    x: &Tensor<B>,
     residual: &Tensor<B>,
-    weight: &Tensor<B>,
+    weight: &ConvKernel<B>,
     conv: Conv,
 ) -> Result<()> {
     let rows = conv.out_height() * conv.out_width();
+    expect_activations(op, &[x, residual])?;
     expect(residual.rows() == rows && residual.cols() == weight.rows(), op, || {
         format!("residual is [{}, {}], expected [{rows}, {}]", residual.rows(), residual.cols(), weight.rows())
     })
@@ -136,10 +139,10 @@ pub(super) fn expect_residual<B: Backend>(
 pub fn compose_over<B: Backend>(
     b: &B,
     x: Tensor<B>,
-    weight: &Tensor<B>,
+    weight: &ConvKernel<B>,
     bias: &Tensor<B>,
     conv: Conv,
-) -> Result<Tensor<B>> {
+) -> Result<Convolved<B>> {
     b.conv2d(&x, weight, bias, conv)
 }
 
@@ -147,26 +150,11 @@ pub fn compose_over<B: Backend>(
 pub fn compose_add<B: Backend>(
     b: &B,
     x: &Tensor<B>,
-    weight: &Tensor<B>,
+    weight: &ConvKernel<B>,
     bias: &Tensor<B>,
     conv: Conv,
     residual: Tensor<B>,
-) -> Result<Tensor<B>> {
+) -> Result<Convolved<B>> {
     let out = b.conv2d(x, weight, bias, conv)?;
-    b.add(residual, &out)
-}
-
-/// What `upsample_conv2d` means.
-pub fn compose_upsample<B: Backend>(
-    b: &B,
-    x: Tensor<B>,
-    weight: &Tensor<B>,
-    bias: &Tensor<B>,
-    height: usize,
-    width: usize,
-) -> Result<Tensor<B>> {
-    let upsampled = b.upsample(&x, height, width)?;
-    // The small image is not needed while the convolution makes a third.
-    drop(x);
-    b.conv2d(&upsampled, weight, bias, Conv::same(2 * height, 2 * width, 3))
+    b.add(residual, &out.pixels).map(Convolved::from)
 }

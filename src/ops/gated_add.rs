@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, expect_activations};
 
 impl<B: Backend> Tensor<B> {
     /// `self + gate * y`.
@@ -11,6 +11,7 @@ impl<B: Backend> Tensor<B> {
     ///
     /// Errors when `gate` is not [1, dim] or `y` not of the shape of self.
     pub fn gated_add(self, gate: &Self, y: &Self) -> Result<Self> {
+        expect_activations("gated_add", &[&self, gate, y])?;
         self.expect_vec("gated_add", "gate", gate)?;
         self.expect_same("gated_add", "y", y)?;
         let b = self.backend().clone();

@@ -1,8 +1,29 @@
 //! A gated residual and the norm behind it: what lies between two layers of the transformer.
 
+use super::linear::expect_weight;
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::{Tensor, expect};
+use crate::nn::{Linear, Operand};
+use crate::tensor::{Tensor, expect, expect_activations};
+
+/// A modulated norm, and the layer that reads its result.
+pub struct Norm<'a, B: Backend> {
+    /// [1, dim]
+    pub shift: &'a Tensor<B>,
+    /// [1, dim]
+    pub scale: &'a Tensor<B>,
+    /// A backend may give the result in the form in which it multiplies it by this weight.
+    pub reader: &'a Linear<B>,
+}
+
+// Derived, these would ask for a backend that is `Copy`.
+impl<B: Backend> Clone for Norm<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Norm<'_, B> {}
 
 /// How [`Tensor::gated_add_adaln`] norms.
 #[derive(Debug, Clone, Copy)]
@@ -11,35 +32,35 @@ pub struct Adaln {
     pub txt_rows: usize,
     /// Added to the variance.
     pub eps: f32,
-    /// Whether only products with weights of [`Weights::narrow`](crate::weights::Weights::narrow) read h: a backend may
-    /// give it in the form in which they do.
-    pub narrow: bool,
 }
 
 impl<B: Backend> Tensor<B> {
     /// `x = self + gate * y` and `h = adaln(x)`, as (x, h).
     ///
-    /// self and y [rows, dim]; gates [1, dim]; norms (shift, scale), each [1, dim] -> 2 x [rows, dim]. The first gate
-    /// and norm serve the first `txt_rows` rows, which may be none, the second ones the rows behind. x goes over self
-    /// where that is writable.
+    /// self and y [rows, dim]; gates [1, dim] -> 2 x [rows, dim]. The first gate and norm serve the first `txt_rows`
+    /// rows, which may be none, the second ones the rows behind. x goes over self where that is writable.
     ///
-    /// Errors when a gate, shift or scale is not [1, dim], y not of the shape of self, or `txt_rows` more than there
-    /// are.
+    /// Errors when a gate, shift or scale is not [1, dim], y not of the shape of self, `txt_rows` more than there are,
+    /// or a reader does not take `dim` columns.
     pub fn gated_add_adaln(
         self,
         gates: [&Self; 2],
         y: &Self,
-        norms: [(&Self, &Self); 2],
+        norms: [Norm<'_, B>; 2],
         adaln: Adaln,
-    ) -> Result<(Self, Self)> {
-        for (gate, (shift, scale)) in gates.into_iter().zip(norms) {
-            for (name, vector) in [("gate", gate), ("shift", shift), ("scale", scale)] {
-                self.expect_vec("gated_add_adaln", name, vector)?;
+    ) -> Result<(Self, Operand<B>)> {
+        const OP: &str = "gated_add_adaln";
+        for (gate, norm) in gates.into_iter().zip(norms) {
+            for (name, vector) in [("gate", gate), ("shift", norm.shift), ("scale", norm.scale)] {
+                expect_activations(OP, &[&self, vector])?;
+                self.expect_vec(OP, name, vector)?;
             }
+            expect_weight(OP, self.backend(), self.cols(), norm.reader)?;
         }
-        self.expect_same("gated_add_adaln", "y", y)?;
+        expect_activations(OP, &[&self, y])?;
+        self.expect_same(OP, "y", y)?;
         let txt_rows = adaln.txt_rows;
-        expect(txt_rows <= self.rows(), "gated_add_adaln", || {
+        expect(txt_rows <= self.rows(), OP, || {
             format!("x has {} rows, of which {txt_rows} cannot be text", self.rows())
         })?;
         let b = self.backend().clone();
@@ -53,21 +74,21 @@ pub fn compose<B: Backend>(
     x: Tensor<B>,
     gates: [&Tensor<B>; 2],
     y: &Tensor<B>,
-    norms: [(&Tensor<B>, &Tensor<B>); 2],
-    Adaln { txt_rows, eps, .. }: Adaln,
-) -> Result<(Tensor<B>, Tensor<B>)> {
+    norms: [Norm<'_, B>; 2],
+    Adaln { txt_rows, eps }: Adaln,
+) -> Result<(Tensor<B>, Operand<B>)> {
     let rows = x.rows();
     let of = |part: usize, x: Tensor<B>, y: Tensor<B>| -> Result<(Tensor<B>, Tensor<B>)> {
-        let (shift, scale) = norms[part];
         let x = b.gated_add(x, gates[part], &y)?;
-        let h = b.adaln(&x, shift, scale, eps)?;
+        let h = b.adaln(&x, norms[part].shift, norms[part].scale, eps)?;
         Ok((x, h))
     };
     if txt_rows == 0 {
-        return of(1, x, y.row_view(0..rows));
+        let (x, h) = of(1, x, y.row_view(0..rows))?;
+        return Ok((x, h.into()));
     }
     let (txt, img) = x.split_rows(txt_rows);
     let (txt, txt_h) = of(0, txt, y.row_view(0..txt_rows))?;
     let (img, img_h) = of(1, img, y.row_view(txt_rows..rows))?;
-    Ok((txt.join_rows(img)?, txt_h.join_rows(img_h)?))
+    Ok((txt.join_rows(img)?, txt_h.join_rows(img_h)?.into()))
 }

@@ -2,50 +2,53 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::{Tensor, expect};
+use crate::tensor::{Tensor, expect, expect_activations};
+
+/// A group norm: its learned weights, each [1, channels], and what it divides and adds.
+pub struct GroupNorm<'a, B: Backend> {
+    /// Multiplies.
+    pub weight: &'a Tensor<B>,
+    /// Is added.
+    pub bias: &'a Tensor<B>,
+    /// Runs of channels that share mean and variance.
+    pub groups: usize,
+    /// Added to the variance.
+    pub eps: f32,
+    /// Statistics of the channels of what is normed, where they are known; see
+    /// [`Convolved`](super::Convolved::statistics).
+    pub statistics: Option<&'a B::ChannelStatistics>,
+}
 
 impl<B: Backend> Tensor<B> {
     /// `(x - mean) / sqrt(variance + eps) * weight + bias`, mean and variance over all pixels and the channels of a
     /// group.
     ///
-    /// self [height * width, channels], weight [1, channels], bias [1, channels]; groups of `channels / groups`
-    /// neighbours.
+    /// self [height * width, channels] -> the same shape; groups of `channels / groups` neighbours.
     ///
     /// Errors when the groups do not divide the channels or a vector is not [1, channels].
-    pub fn group_norm(&self, weight: &Self, bias: &Self, groups: usize, eps: f32) -> Result<Self> {
-        expect_groups(self, weight, bias, groups)?;
-        self.backend().group_norm(self, weight, bias, groups, eps)
+    pub fn group_norm(&self, norm: &GroupNorm<'_, B>) -> Result<Self> {
+        expect_groups("group_norm", self, norm)?;
+        self.backend().group_norm(self, norm)
     }
 
     /// `silu(group_norm(self))`; shapes and errors as [`Tensor::group_norm`].
-    pub fn group_norm_silu(&self, weight: &Self, bias: &Self, groups: usize, eps: f32) -> Result<Self> {
-        expect_groups(self, weight, bias, groups)?;
-        self.backend().group_norm_silu(self, weight, bias, groups, eps)
+    pub fn group_norm_silu(&self, norm: &GroupNorm<'_, B>) -> Result<Self> {
+        expect_groups("group_norm_silu", self, norm)?;
+        self.backend().group_norm_silu(self, norm)
     }
 }
 
-pub(super) fn expect_groups<B: Backend>(
-    x: &Tensor<B>,
-    weight: &Tensor<B>,
-    bias: &Tensor<B>,
-    groups: usize,
-) -> Result<()> {
-    x.expect_vec("group_norm", "weight", weight)?;
-    x.expect_vec("group_norm", "bias", bias)?;
-    expect(groups > 0 && x.cols().is_multiple_of(groups), "group_norm", || {
-        format!("{groups} groups do not divide {} channels", x.cols())
+pub(super) fn expect_groups<B: Backend>(op: &str, x: &Tensor<B>, norm: &GroupNorm<'_, B>) -> Result<()> {
+    expect_activations(op, &[x, norm.weight, norm.bias])?;
+    x.expect_vec(op, "weight", norm.weight)?;
+    x.expect_vec(op, "bias", norm.bias)?;
+    expect(norm.groups > 0 && x.cols().is_multiple_of(norm.groups), op, || {
+        format!("{} groups do not divide {} channels", norm.groups, x.cols())
     })
 }
 
 /// What `group_norm_silu` means.
-pub fn compose_silu<B: Backend>(
-    b: &B,
-    x: &Tensor<B>,
-    weight: &Tensor<B>,
-    bias: &Tensor<B>,
-    groups: usize,
-    eps: f32,
-) -> Result<Tensor<B>> {
-    let normed = b.group_norm(x, weight, bias, groups, eps)?;
+pub fn compose_silu<B: Backend>(b: &B, x: &Tensor<B>, norm: &GroupNorm<'_, B>) -> Result<Tensor<B>> {
+    let normed = b.group_norm(x, norm)?;
     b.silu(normed)
 }

@@ -2,7 +2,8 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::{Tensor, expect};
+use crate::nn::{Linear, Operand};
+use crate::tensor::{Tensor, expect, expect_activations};
 
 impl<B: Backend> Tensor<B> {
     /// `self weight^T + bias`, summed in float32.
@@ -10,9 +11,10 @@ impl<B: Backend> Tensor<B> {
     /// self [rows, in], weight [out, in], bias [1, out] -> [rows, out].
     ///
     /// Errors when the shapes do not fit.
-    pub fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
-        expect_linear("linear", self.cols(), weight)?;
+    pub fn linear(&self, weight: &Linear<B>, bias: Option<&Self>) -> Result<Self> {
+        expect_linear("linear", self, weight)?;
         if let Some(bias) = bias {
+            expect_activations("linear", &[self, bias])?;
             expect(bias.rows() == 1 && bias.cols() == weight.rows(), "linear", || {
                 format!("bias is [{}, {}], expected [1, {}]", bias.rows(), bias.cols(), weight.rows())
             })?;
@@ -25,8 +27,9 @@ impl<B: Backend> Tensor<B> {
     /// self [rows, in], weight [out, in], residual [rows, out] -> [rows, out].
     ///
     /// Errors when the shapes do not fit.
-    pub fn linear_add(&self, weight: &Self, residual: Self) -> Result<Self> {
-        expect_linear("linear_add", self.cols(), weight)?;
+    pub fn linear_add(&self, weight: &Linear<B>, residual: Self) -> Result<Self> {
+        expect_linear("linear_add", self, weight)?;
+        expect_activations("linear_add", &[self, &residual])?;
         expect(residual.rows() == self.rows() && residual.cols() == weight.rows(), "linear_add", || {
             format!(
                 "residual is [{}, {}], expected [{}, {}]",
@@ -44,10 +47,11 @@ impl<B: Backend> Tensor<B> {
     /// x_i [rows_i, in_i], weight_i [out, in_i] -> [sum rows_i, out].
     ///
     /// Errors when the shapes do not fit. Panics when `parts` is empty.
-    pub fn linear_rows(parts: &[(&Self, &Self)]) -> Result<Self> {
+    pub fn linear_rows(parts: &[(&Self, &Linear<B>)]) -> Result<Self> {
         let (first, first_weight) = parts[0];
         for (x, weight) in parts {
-            expect_linear("linear_rows", x.cols(), weight)?;
+            expect_linear("linear_rows", x, weight)?;
+            expect_activations("linear_rows", &[first, x])?;
             expect(weight.rows() == first_weight.rows(), "linear_rows", || {
                 format!("weights have {} and {} rows", first_weight.rows(), weight.rows())
             })?;
@@ -60,22 +64,38 @@ impl<B: Backend> Tensor<B> {
     /// x_i [rows, in_i], weight [out, sum in_i] -> [rows, out].
     ///
     /// Errors when the shapes do not fit. Panics when `parts` is empty.
-    pub fn linear_concat(parts: &[&Self], weight: &Self) -> Result<Self> {
-        expect_linear("linear_concat", parts.iter().map(|x| x.cols()).sum(), weight)?;
+    pub fn linear_concat(parts: &[&Self], weight: &Linear<B>) -> Result<Self> {
+        expect_activations("linear_concat", parts)?;
+        expect_weight("linear_concat", parts[0].backend(), parts.iter().map(|x| x.cols()).sum(), weight)?;
         let rows = parts[0].rows();
         expect(parts.iter().all(|x| x.rows() == rows), "linear_concat", || "the parts differ in rows".to_string())?;
         parts[0].backend().linear_concat(parts, weight)
     }
 }
 
-pub(super) fn expect_linear<B: Backend>(op: &str, cols: usize, weight: &Tensor<B>) -> Result<()> {
+impl<B: Backend> Operand<B> {
+    /// `self weight^T`; shapes and errors as [`Tensor::linear`].
+    pub fn linear(&self, weight: &Linear<B>) -> Result<Tensor<B>> {
+        expect_weight("linear", self.tensor().backend(), self.cols(), weight)?;
+        self.tensor().backend().linear(self.tensor(), weight, None)
+    }
+}
+
+fn expect_linear<B: Backend>(op: &str, x: &Tensor<B>, weight: &Linear<B>) -> Result<()> {
+    expect_activations(op, &[x])?;
+    expect_weight(op, x.backend(), x.cols(), weight)
+}
+
+/// Errors unless a product on `on` takes `weight` behind an operand of `cols` columns.
+pub(super) fn expect_weight<B: Backend>(op: &str, on: &B, cols: usize, weight: &Linear<B>) -> Result<()> {
+    expect(on.is_same_device(weight.backend()), op, || format!("`{}` is on another device", weight.name()))?;
     expect(cols == weight.cols(), op, || {
-        format!("x has {cols} columns but weight is [{}, {}]", weight.rows(), weight.cols())
+        format!("x has {cols} columns but `{}` is [{}, {}]", weight.name(), weight.rows(), weight.cols())
     })
 }
 
 /// What `linear_add` means.
-pub fn compose_add<B: Backend>(b: &B, x: &Tensor<B>, weight: &Tensor<B>, residual: Tensor<B>) -> Result<Tensor<B>> {
+pub fn compose_add<B: Backend>(b: &B, x: &Tensor<B>, weight: &Linear<B>, residual: Tensor<B>) -> Result<Tensor<B>> {
     let out = b.linear(x, weight, None)?;
     b.add(residual, &out)
 }

@@ -1,5 +1,9 @@
-//! The op index. One file per op: the contract and shape check as a method of [`Tensor`], and for a
-//! fused op `compose`, which is what it means.
+//! The op index. One file per op: the contract and shape check as a method of [`Tensor`], and for a fused op `compose`,
+//! which is what it means. A variant (`NAME_add`, `NAME_rows`) is in the file of NAME.
+//!
+//! The methods also check that their operands are of the right dtype and on one device: backends rely on it.
+//!
+//! An op has one name in four places: here, in `cuda/`, in `src/backend/cuda/ops/` and in `tests/parity/`.
 //!
 //! | op | formula | shapes |
 //! |---|---|---|
@@ -14,8 +18,6 @@
 //! | [`gated_add`](Tensor::gated_add) | `x + gate * y` | [tokens, dim] |
 //! | [`gated_add_adaln`](Tensor::gated_add_adaln) | the one, then the other of its result | [tokens, dim] |
 //! | [`swiglu`](Tensor::swiglu) | `silu(gate) * up` | [tokens, mlp] |
-//! | [`swiglu_linear`](Tensor::swiglu_linear) | `linear([x, swiglu(gate, up)])` | [tokens, side + mlp] -> [tokens, out] |
-//! | [`swiglu_linear_rows`](Tensor::swiglu_linear_rows) | `linear_rows(swiglu(gate, up))` | [rows, mlp] -> [rows, out] |
 //! | [`project`](Tensor::project) | linear, of whose columns k and q are normed and rotated, gate and up activated | [rows, in] -> k, v, q, mlp |
 //! | [`qk_norm_rope`](Tensor::qk_norm_rope) | `rope(rms_norm(q))`, the same for k | [tokens, dim] |
 //! | [`rms_norm`](Tensor::rms_norm), [`layer_norm`](Tensor::layer_norm) | over columns | |
@@ -30,28 +32,37 @@
 //! | [`euler_step`](Tensor::euler_step), [`guide`](Tensor::guide) | sampler | [tokens, channels] |
 
 pub mod adaln;
+pub mod add;
 pub mod attention;
+pub mod concat;
 pub mod conv2d;
-pub mod elementwise;
+pub mod euler_step;
 pub mod gated_add;
 pub mod gated_add_adaln;
 pub mod group_norm;
+pub mod guide;
+pub mod layer_norm;
 pub mod linear;
-pub mod norm;
+pub mod mul;
 pub mod norm_conv2d;
-pub mod projection;
+pub mod project;
 pub mod qk_norm_rope;
-pub mod rows;
-pub mod sampler;
+pub mod rms_norm;
+pub mod rope;
+pub mod scale_shift;
+pub mod silu;
 pub mod swiglu;
+pub mod unpatchify;
 pub mod upsample;
+pub mod upsample_conv2d;
 
 pub use attention::{Joint, Mask};
-pub use conv2d::Conv;
-pub use gated_add_adaln::Adaln;
-pub use norm_conv2d::GroupNorm;
-pub use projection::{Gated, Heads, Projection};
-pub use qk_norm_rope::{Pairs, QkNorm, Rope};
+pub use conv2d::{Conv, Convolved};
+pub use gated_add_adaln::{Adaln, Norm};
+pub use group_norm::GroupNorm;
+pub use project::{Heads, Projection};
+pub use qk_norm_rope::QkNorm;
+pub use rope::{Pairs, Rope};
 
 #[cfg(doc)]
 use crate::tensor::Tensor;

@@ -2,32 +2,27 @@
 //!
 //! What lies between them is as large as the input. A backend may make some rows of it at a time.
 
-use super::Conv;
 use super::conv2d::{expect_conv, expect_residual};
 use super::group_norm::expect_groups;
+use super::{Conv, Convolved, GroupNorm};
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::nn::ConvKernel;
 use crate::tensor::Tensor;
-
-/// A group norm: its learned weights, each [1, channels], and what it divides and adds.
-pub struct GroupNorm<'a, B: Backend> {
-    /// Multiplies.
-    pub weight: &'a Tensor<B>,
-    /// Is added.
-    pub bias: &'a Tensor<B>,
-    /// Runs of channels that share mean and variance.
-    pub groups: usize,
-    /// Added to the variance.
-    pub eps: f32,
-}
 
 impl<B: Backend> Tensor<B> {
     /// `conv2d(silu(group_norm(self)))`
     ///
     /// Shapes as [`Tensor::group_norm`] and [`Tensor::conv2d`]. Errors as both.
-    pub fn norm_conv2d(&self, norm: &GroupNorm<'_, B>, weight: &Self, bias: &Self, conv: Conv) -> Result<Self> {
-        expect_groups(self, norm.weight, norm.bias, norm.groups)?;
-        expect_conv(self, weight, bias, conv)?;
+    pub fn norm_conv2d(
+        &self,
+        norm: &GroupNorm<'_, B>,
+        weight: &ConvKernel<B>,
+        bias: &Self,
+        conv: Conv,
+    ) -> Result<Convolved<B>> {
+        expect_groups("norm_conv2d", self, norm)?;
+        expect_conv("norm_conv2d", self, weight, bias, conv)?;
         self.backend().norm_conv2d(self, norm, weight, bias, conv)
     }
 
@@ -37,14 +32,14 @@ impl<B: Backend> Tensor<B> {
     pub fn norm_conv2d_add(
         self,
         norm: &GroupNorm<'_, B>,
-        weight: &Self,
+        weight: &ConvKernel<B>,
         bias: &Self,
         conv: Conv,
         residual: Self,
-    ) -> Result<Self> {
-        expect_groups(&self, norm.weight, norm.bias, norm.groups)?;
-        expect_conv(&self, weight, bias, conv)?;
-        expect_residual("norm_conv2d_add", &residual, weight, conv)?;
+    ) -> Result<Convolved<B>> {
+        expect_groups("norm_conv2d_add", &self, norm)?;
+        expect_conv("norm_conv2d_add", &self, weight, bias, conv)?;
+        expect_residual("norm_conv2d_add", &self, &residual, weight, conv)?;
         let backend = self.backend().clone();
         backend.norm_conv2d_add(self, norm, weight, bias, conv, residual)
     }
@@ -55,11 +50,11 @@ pub fn compose<B: Backend>(
     b: &B,
     x: &Tensor<B>,
     norm: &GroupNorm<'_, B>,
-    weight: &Tensor<B>,
+    weight: &ConvKernel<B>,
     bias: &Tensor<B>,
     conv: Conv,
-) -> Result<Tensor<B>> {
-    let normed = b.group_norm_silu(x, norm.weight, norm.bias, norm.groups, norm.eps)?;
+) -> Result<Convolved<B>> {
+    let normed = b.group_norm_silu(x, norm)?;
     b.conv2d(&normed, weight, bias, conv)
 }
 
@@ -68,12 +63,12 @@ pub fn compose_add<B: Backend>(
     b: &B,
     x: Tensor<B>,
     norm: &GroupNorm<'_, B>,
-    weight: &Tensor<B>,
+    weight: &ConvKernel<B>,
     bias: &Tensor<B>,
     conv: Conv,
     residual: Tensor<B>,
-) -> Result<Tensor<B>> {
-    let normed = b.group_norm_silu(&x, norm.weight, norm.bias, norm.groups, norm.eps)?;
+) -> Result<Convolved<B>> {
+    let normed = b.group_norm_silu(&x, norm)?;
     // The sum may need memory of its own, for which this makes room.
     drop(x);
     b.conv2d_add(&normed, weight, bias, conv, residual)

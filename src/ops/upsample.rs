@@ -1,8 +1,8 @@
-//! Rearranging pixels.
+//! Nearest-neighbour upsampling.
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::{Tensor, expect};
+use crate::tensor::{Tensor, expect, expect_activations};
 
 impl<B: Backend> Tensor<B> {
     /// Every pixel four times, as a square of two by two.
@@ -11,30 +11,10 @@ impl<B: Backend> Tensor<B> {
     ///
     /// Errors when self has not height * width rows.
     pub fn upsample(&self, height: usize, width: usize) -> Result<Self> {
+        expect_activations("upsample", &[self])?;
         expect(self.rows() == height * width, "upsample", || {
             format!("x has {} rows, expected {height} x {width}", self.rows())
         })?;
         self.backend().upsample(self, height, width)
-    }
-
-    /// Packed latents to VAE latents: `x * std + mean`, then channel `4 c + 2 dy + dx` of token (y, x) becomes channel
-    /// c of pixel (2 y + dy, 2 x + dx).
-    ///
-    /// self [height * width, 4 * channels], mean and std [1, 4 * channels] in float32 -> [2 * height * 2 * width,
-    /// channels].
-    ///
-    /// Errors when the shapes do not fit.
-    /// Source: FLUX.2 reference `_unpatchify_latents` and the batch-norm statistics of its VAE.
-    pub fn unpatchify(&self, mean: &Self, std: &Self, height: usize, width: usize) -> Result<Self> {
-        self.expect_vec("unpatchify", "mean", mean)?;
-        self.expect_vec("unpatchify", "std", std)?;
-        expect(self.rows() == height * width && self.cols().is_multiple_of(4), "unpatchify", || {
-            format!(
-                "x is [{}, {}], expected {height} x {width} rows and four columns a channel",
-                self.rows(),
-                self.cols()
-            )
-        })?;
-        self.backend().unpatchify(self, mean, std, height, width)
     }
 }

@@ -17,10 +17,10 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::e4m3::{MULTIPLE, quantise_row};
 use crate::error::{Error, Result};
-use crate::transformer;
-use crate::weights::{Bytes, Dtype, WeightFiles, WeightView, scales_name};
+use crate::files::e4m3::{MULTIPLE, quantise_row};
+use crate::files::{Format, Safetensors, TensorFiles, TensorView, scales_name};
+use crate::nn::WeightPolicy;
 
 /// Its name in the model's folder.
 pub const FILE: &str = "flux-fp8.safetensors";
@@ -89,12 +89,12 @@ impl Fp8Cache {
 /// is missing or was made from other files. `report` hears how many of how many elements are in it.
 ///
 /// Errors when the file is damaged, or the weights cannot be read.
-pub fn attach(folder: &Path, files: &mut WeightFiles, report: &mut dyn FnMut(u64, u64)) -> Result<Fp8Cache> {
+pub fn attach(folder: &Path, files: &mut TensorFiles, report: &mut dyn FnMut(u64, u64)) -> Result<Fp8Cache> {
     let path = folder.join(FILE);
     let mut matrices = files.matrices();
-    matrices.retain(|(name, _)| transformer::is_narrow(name));
+    matrices.retain(|(name, _)| WeightPolicy::may_quantise(name));
     let origin = Origin::of(folder, files, &matrices)?;
-    let found = if path.is_file() { Some(WeightFiles::open_file(&path, REMEDY)?) } else { None };
+    let found = if path.is_file() { Some(Safetensors::open(&path, REMEDY)?) } else { None };
     let misfit = found.as_ref().map(|found| origin.misfit(found));
     let (opened, cache) = match (found, misfit) {
         (Some(found), Some(None)) => (found, Fp8Cache::Found),
@@ -102,20 +102,21 @@ pub fn attach(folder: &Path, files: &mut WeightFiles, report: &mut dyn FnMut(u64
             if let Err(error) = write(&path, files, &matrices, &origin, report) {
                 return Ok(Fp8Cache::NotMade(path, error.to_string()));
             }
-            (WeightFiles::open_file(&path, REMEDY)?, Fp8Cache::Made(path, misfit.flatten()))
+            (Safetensors::open(&path, REMEDY)?, Fp8Cache::Made(path, misfit.flatten()))
         }
     };
-    for (name, [rows, cols]) in &matrices {
-        opened.get_e4m3(name, *rows, *cols).map_err(|e| e.hint(REMEDY))?;
+    for (name, shape) in &matrices {
+        opened.get(name, shape, &[Format::E4m3Rows]).map_err(|e| e.hint(REMEDY))?;
     }
-    files.set_e4m3(opened);
+    files.set_quantised(opened);
     Ok(cache)
 }
 
 impl Origin {
-    fn of(folder: &Path, files: &WeightFiles, matrices: &[Matrix]) -> Result<Self> {
+    fn of(folder: &Path, files: &TensorFiles, matrices: &[Matrix]) -> Result<Self> {
         let views = views(files, matrices)?;
-        let source = |(path, bytes): &(PathBuf, Arc<Bytes>)| {
+        let source = |file: &Safetensors| {
+            let (path, bytes) = (file.path(), file.bytes());
             let modified = fs::metadata(path)
                 .and_then(|found| found.modified())
                 .map_err(|e| Error::new(format!("cannot look at the file: {e}")).at_path(path))?;
@@ -132,7 +133,7 @@ impl Origin {
     }
 
     /// Why a file was not made from this, if it was not.
-    fn misfit(&self, kept: &WeightFiles) -> Option<String> {
+    fn misfit(&self, kept: &Safetensors) -> Option<String> {
         let unknown = || Some("it does not say what it was made from".to_string());
         let Some(said) = kept.metadata().get(ORIGIN_KEY) else { return unknown() };
         // The format first: what another one says may look otherwise.
@@ -165,14 +166,14 @@ fn nanoseconds(time: SystemTime) -> i64 {
     }
 }
 
-fn views(files: &WeightFiles, matrices: &[Matrix]) -> Result<Vec<WeightView>> {
+fn views(files: &TensorFiles, matrices: &[Matrix]) -> Result<Vec<TensorView>> {
     matrices.iter().map(|(name, shape)| files.get(name, shape)).collect()
 }
 
 /// Writes the file. Whoever looks sees a whole file or none: it gets its name when it is complete.
 fn write(
     path: &Path,
-    files: &WeightFiles,
+    files: &TensorFiles,
     matrices: &[Matrix],
     origin: &Origin,
     report: &mut dyn FnMut(u64, u64),
@@ -239,14 +240,14 @@ fn header(matrices: &[Matrix], origin: &Origin) -> Result<Vec<u8>> {
 
 /// The values, in rows that are padded with zeros, and a scale for each row. As on the GPU, values of other types are
 /// rounded to bf16 first.
-fn quantise(view: &WeightView) -> (Vec<u8>, Vec<f32>) {
+fn quantise(view: &TensorView) -> (Vec<u8>, Vec<f32>) {
     let (rows, stride) = (view.rows(), view.cols().next_multiple_of(MULTIPLE));
     let (mut values, mut scales) = (vec![0; rows * stride], vec![0.0; rows]);
     let tasks = values.par_chunks_mut(TASK_ROWS * stride).zip(scales.par_chunks_mut(TASK_ROWS)).enumerate();
     tasks.for_each(|(task, (values, scales))| {
         let first = task * TASK_ROWS;
         let mut from = view.row_range(first..first + scales.len()).to_f32();
-        if view.dtype() != Dtype::Bf16 {
+        if view.format() != Format::Bf16 {
             from.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
         }
         for ((row, out), scale) in from.chunks(view.cols()).zip(values.chunks_mut(stride)).zip(scales) {
@@ -261,10 +262,10 @@ mod tests {
     use std::time::Duration;
 
     use safetensors::Dtype as FileDtype;
-    use safetensors::tensor::TensorView;
+    use safetensors::tensor::TensorView as FileTensor;
 
     use super::*;
-    use crate::model_dir::ModelDir;
+    use crate::files::ModelFiles;
 
     const DOUBLE: &str = "transformer_blocks.0.attn.to_q.weight";
     const SINGLE: &str = "single_transformer_blocks.11.attn.to_out.weight";
@@ -302,7 +303,7 @@ mod tests {
             let tensor = |dtype: FileDtype, shape: &[usize]| {
                 let bytes = if dtype == FileDtype::F32 { &as_f32 } else { &as_bf16 };
                 let len = shape.iter().product::<usize>() * dtype.bitsize() / 8;
-                TensorView::new(dtype, shape.to_vec(), &bytes[..len]).unwrap()
+                FileTensor::new(dtype, shape.to_vec(), &bytes[..len]).unwrap()
             };
             let mut tensors = vec![
                 (DOUBLE, tensor(FileDtype::BF16, &[5, 20])),
@@ -314,8 +315,8 @@ mod tests {
             safetensors::serialize_to_file(tensors, None, &self.source()).unwrap();
         }
 
-        fn attach(&self) -> (WeightFiles, Result<Fp8Cache>) {
-            let mut files = transformer::open(&ModelDir::Folder(self.path().to_path_buf())).unwrap();
+        fn attach(&self) -> (TensorFiles, Result<Fp8Cache>) {
+            let mut files = crate::transformer::open(&ModelFiles::Folder(self.path().to_path_buf())).unwrap();
             let attached = attach(self.path(), &mut files, &mut |_, _| {});
             (files, attached)
         }
@@ -367,8 +368,8 @@ mod tests {
         for files in [&made, &found] {
             for (name, [rows, cols]) in [(DOUBLE, [5, 20]), (SINGLE, [40, 32])] {
                 let view = files.get(name, &[rows, cols]).unwrap();
-                let e4m3 = view.e4m3().expect("it is in a block");
-                assert_eq!((e4m3.values.shape(), e4m3.scales.shape()), (&[rows, 32][..], &[rows, 4][..]));
+                let quantised = view.quantised().expect("it is in a block");
+                assert_eq!((quantised.format(), quantised.shape()), (Format::E4m3Rows, &[rows, cols][..]));
                 for row in 0..rows {
                     let from: Vec<f32> = view
                         .row_range(row..row + 1)
@@ -379,16 +380,16 @@ mod tests {
                     let mut expected = vec![0; 32];
                     let scale = quantise_row(&from, &mut expected);
                     let part = view.row_range(row..row + 1);
-                    let part = part.e4m3().expect("rows of it have it too");
+                    let part = part.quantised().expect("rows of it have it too");
                     assert_eq!(
-                        (part.values.bytes(), part.scales.bytes()),
+                        (part.bytes(), part.scales().unwrap().bytes()),
                         (&expected[..], &scale.to_le_bytes()[..]),
                         "row {row} of {name}"
                     );
                 }
             }
-            assert!(files.get(VECTOR, &[16]).unwrap().e4m3().is_none());
-            assert!(files.get(OUTSIDE, &[8, 8]).unwrap().e4m3().is_none());
+            assert!(files.get(VECTOR, &[16]).unwrap().quantised().is_none());
+            assert!(files.get(OUTSIDE, &[8, 8]).unwrap().quantised().is_none());
         }
         let names: Vec<_> = fs::read_dir(model.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names.len(), 2, "no partial file is left: {names:?}");
@@ -406,7 +407,7 @@ mod tests {
     #[test]
     fn making_it_is_reported_to_the_end() {
         let model = Model::new();
-        let mut files = transformer::open(&ModelDir::Folder(model.path().to_path_buf())).unwrap();
+        let mut files = crate::transformer::open(&ModelFiles::Folder(model.path().to_path_buf())).unwrap();
         let mut reports = Vec::new();
         attach(model.path(), &mut files, &mut |done, total| reports.push((done, total))).unwrap();
         let total = 5 * 20 + 40 * 32;
@@ -431,13 +432,13 @@ mod tests {
         model.write(-1.0, &[]);
         set_time(time);
         model.is_made_anew("diffusion_pytorch_model.safetensors");
-        let value = |files: &WeightFiles| files.get(DOUBLE, &[5, 20]).unwrap().e4m3().unwrap().values.bytes()[0];
+        let value = |files: &TensorFiles| files.get(DOUBLE, &[5, 20]).unwrap().quantised().unwrap().bytes()[0];
         assert_eq!(value(&model.attach().0) & 0x80, 0, "the values of the new weights, of which the first is 50 / 3");
 
         model.write(-1.0, &["transformer_blocks.1.more.weight"]);
         set_time(time);
         model.is_made_anew("diffusion_pytorch_model.safetensors");
-        assert!(model.attach().0.get("transformer_blocks.1.more.weight", &[3, 16]).unwrap().e4m3().is_some());
+        assert!(model.attach().0.get("transformer_blocks.1.more.weight", &[3, 16]).unwrap().quantised().is_some());
     }
 
     #[test]
@@ -511,7 +512,7 @@ mod tests {
         let cache = cache.unwrap();
         assert!(matches!(&cache, Fp8Cache::NotMade(path, _) if *path == model.kept()), "{cache:?}");
         assert!(cache.note().unwrap().contains("cannot be written"));
-        assert!(files.get(DOUBLE, &[5, 20]).unwrap().e4m3().is_none());
+        assert!(files.get(DOUBLE, &[5, 20]).unwrap().quantised().is_none());
         assert_eq!(fs::read_dir(model.path()).unwrap().count(), 2, "no partial file is left");
     }
 }

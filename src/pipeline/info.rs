@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::Plan;
 use crate::error::{Error, Result};
-use crate::model_dir::ModelDir;
+use crate::files::ModelFiles;
 use crate::text_encoder::TextEncoderConfig;
 use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
@@ -53,7 +53,7 @@ impl ModelInfo {
     /// Reads `model_index.json` and the three configs.
     ///
     /// Errors when one is missing or wrong, or they do not fit together.
-    pub fn read(dir: &ModelDir) -> Result<Self> {
+    pub fn read(dir: &ModelFiles) -> Result<Self> {
         let index: Index = dir.json(INDEX)?;
         if let Some(class) = index.class_name.as_deref().filter(|class| *class != "Flux2KleinPipeline") {
             return Err(Error::new(format!("this is a `{class}` model, expected `Flux2KleinPipeline`"))
@@ -87,7 +87,7 @@ impl ModelInfo {
         Ok(info)
     }
 
-    fn check(&self, dir: &ModelDir) -> Result<()> {
+    fn check(&self, dir: &ModelFiles) -> Result<()> {
         let features = self.out_layers.len() * self.text_encoder.hidden_size;
         if features != self.transformer.joint_attention_dim {
             return Err(Error::new(format!(

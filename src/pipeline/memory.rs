@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_size_beyond_the_largest_tensor_is_refused_and_the_largest_square_is_told() {
-        let info = ModelInfo::read(&crate::model_dir::ModelDir::open("models/tiny".as_ref()).unwrap()).unwrap();
+        let info = ModelInfo::read(&crate::files::ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
         let of = |side: usize| {
             let plan = Plan { width: side, height: side, steps: 1, guidance: 1.0, seed: 1, notes: Vec::new() };
             (Needs::of(&Cpu::new(Precision::F32), &info, &plan), plan)

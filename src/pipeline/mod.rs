@@ -8,10 +8,10 @@
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
-//! use flux::model_dir::ModelDir;
+//! use flux::files::ModelFiles;
 //! use flux::pipeline::{CancelFlag, Model, Request};
 //!
-//! let dir = ModelDir::open("models/tiny".as_ref())?;
+//! let dir = ModelFiles::open("models/tiny".as_ref())?;
 //! let model = Model::load(Cpu::new(Precision::F32), &dir)?;
 //! let mut session = model.session(&Request::new("a red circle on a blue background", 42), 1, &CancelFlag::default())?;
 //! while let Some(image) = session.decode(&mut |progress| println!("{progress:?}"))? {

@@ -9,7 +9,7 @@ use super::residency::Residency;
 use super::{CancelFlag, Image, ModelInfo, OpenModel, Plan, Request, Session};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::model_dir::ModelDir;
+use crate::files::ModelFiles;
 use crate::sampler::Noise;
 use crate::text_encoder::PromptTokens;
 
@@ -28,7 +28,7 @@ impl<B: Backend> Model<B> {
     /// [`OpenModel::open`] and [`Model::new`].
     ///
     /// Errors as [`OpenModel::open`]. Nothing is copied to the device yet.
-    pub fn load(backend: B, dir: &ModelDir) -> Result<Arc<Self>> {
+    pub fn load(backend: B, dir: &ModelFiles) -> Result<Arc<Self>> {
         OpenModel::open(dir).map(|model| Self::new(backend, model))
     }
 
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn batches_of_the_same_size_have_one_shape_however_many_are_to_come() {
-        let dir = ModelDir::open("models/tiny".as_ref()).unwrap();
+        let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
         let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
         let mut request = Request { width: Some(32), height: Some(32), steps: Some(1), ..Request::new("a cat", 1) };
         let shapes = || (model.residency.steps.len(), model.residency.decodes.len());

@@ -8,11 +8,12 @@ use super::fp8_cache::{self, Fp8Cache};
 use super::{ModelInfo, Progress, Stage};
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
-use crate::model_dir::ModelDir;
+use crate::files::ModelFiles;
+use crate::files::TensorFiles;
+use crate::nn::Weights;
 use crate::text_encoder::{self, TextEncoder, Tokenizer};
 use crate::transformer::{self, Transformer};
 use crate::vae::{self, Decoder};
-use crate::weights::{WeightFiles, Weights};
 
 /// Configs and mapped weights of a model, all of them checked, and its tokenizer, which is still being read; what a
 /// [`Model`](super::Model) is made of.
@@ -28,7 +29,7 @@ pub(super) struct LateTokenizer(Late<Tokenizer>);
 type Late<T> = LazyLock<Result<T>, Box<dyn FnOnce() -> Result<T> + Send>>;
 
 impl LateTokenizer {
-    fn read(dir: &ModelDir, length: usize) -> Self {
+    fn read(dir: &ModelFiles, length: usize) -> Self {
         let dir = dir.clone();
         let thread = thread::spawn(move || Tokenizer::load(&dir, length));
         let join =
@@ -43,9 +44,9 @@ impl LateTokenizer {
 }
 
 pub(super) struct Files {
-    pub(super) text_encoder: WeightFiles,
-    pub(super) transformer: WeightFiles,
-    pub(super) vae: WeightFiles,
+    pub(super) text_encoder: TensorFiles,
+    pub(super) transformer: TensorFiles,
+    pub(super) vae: TensorFiles,
 }
 
 impl OpenModel {
@@ -54,7 +55,7 @@ impl OpenModel {
     ///
     /// Errors say which file and tensor is wrong. Reading the tokenizer takes longest by far, so another thread does
     /// it; what is wrong with it is an error of [`Model::plan`](super::Model::plan), and of whatever makes an image.
-    pub fn open(dir: &ModelDir) -> Result<Self> {
+    pub fn open(dir: &ModelFiles) -> Result<Self> {
         let info = &ModelInfo::read(dir)?;
         let tokenizer = LateTokenizer::read(dir, info.max_sequence_length);
         // On the CPU weights stay in the mapped files, so loading there checks every tensor and costs nothing.

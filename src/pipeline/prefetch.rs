@@ -11,10 +11,10 @@ use super::progress::{Caller, CancelFlag};
 use super::{ModelInfo, Stage};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::nn::Weights;
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::Decoder;
-use crate::weights::Weights;
 
 /// How often a session that waits for weights looks whether it is cancelled.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

@@ -18,8 +18,9 @@ use super::progress::Caller;
 use super::prompt_cache::PromptCache;
 use super::timings::Clock;
 use super::{ModelInfo, Plan};
-use crate::backend::{Backend, GraphCache};
+use crate::backend::{Backend, GraphCache, Storage};
 use crate::error::{Kind, Result};
+use crate::nn::WeightPolicy;
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::Decoder;
@@ -92,9 +93,9 @@ impl<B: Backend> Residency<B> {
         if prefetch.is_some() || !rest_is_absent {
             return;
         }
-        let text_encoder_bytes = if text_encoder { self.backend.weight_bytes(self.text_encoder_elements()) } else { 0 };
+        let text_encoder_bytes = if text_encoder { self.weight_bytes(self.text_encoder_elements()) } else { 0 };
         // Convolution weights are there twice while they are reordered.
-        let bytes = self.transformer_bytes() + self.backend.weight_bytes(2 * self.info.vae.decoder_elements());
+        let bytes = self.transformer_bytes() + self.weight_bytes(2 * self.info.vae.decoder_elements());
         let needs = Needs::of(&self.backend, &self.info, plan);
         // Where weights take no memory, loading them takes no time.
         if bytes > 0 && self.backend.available_bytes() >= text_encoder_bytes + bytes + needs.step + needs.decode {
@@ -118,7 +119,7 @@ impl<B: Backend> Residency<B> {
             Some(prefetched) => prefetched?,
             None => {
                 let elements = self.text_encoder_elements();
-                self.make_room(self.backend.weight_bytes(elements), Keep::TextEncoder);
+                self.make_room(self.weight_bytes(elements), Keep::TextEncoder);
                 load(elements, caller, |report| load_text_encoder(&self.backend, &self.files, &self.info, report))?
             }
         };
@@ -173,7 +174,7 @@ impl<B: Backend> Residency<B> {
             return Ok(decoder);
         }
         let elements = self.info.vae.decoder_elements();
-        self.make_room(self.backend.weight_bytes(elements) + needs.decode, Keep::Decoder);
+        self.make_room(self.weight_bytes(elements) + needs.decode, Keep::Decoder);
         let load_it = |report: &mut dyn FnMut(u64)| load_decoder(&self.backend, &self.files, &self.info, report);
         let decoder = Arc::new(load(elements, caller, load_it)?);
         self.components().decoder = Some(Arc::clone(&decoder));
@@ -212,7 +213,13 @@ impl<B: Backend> Residency<B> {
     /// What the transformer's weights take on the device.
     fn transformer_bytes(&self) -> u64 {
         let config = &self.info.transformer;
-        self.backend.narrow_weight_bytes(config.block_elements()) + self.backend.weight_bytes(config.other_elements())
+        self.backend.weight_bytes(config.block_elements(), WeightPolicy::of(&self.backend).blocks())
+            + self.weight_bytes(config.other_elements())
+    }
+
+    /// What weights that are not quantised take on the device.
+    fn weight_bytes(&self, elements: u64) -> u64 {
+        self.backend.weight_bytes(elements, Storage::Native)
     }
 
     /// Elements of the text encoder that go to the device.

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::model_dir::ModelDir;
+use crate::files::ModelFiles;
 
 const FILE: &str = "text_encoder/config.json";
 
@@ -69,7 +69,7 @@ impl TextEncoderConfig {
     /// Reads and checks the config.
     ///
     /// Errors when it is missing, no JSON, or describes a model of another kind.
-    pub fn read(dir: &ModelDir) -> Result<Self> {
+    pub fn read(dir: &ModelFiles) -> Result<Self> {
         let raw: Raw = dir.json(FILE)?;
         let error = |what: String| Err(Error::new(what).at(dir.display(FILE)));
         let (new_theta, rope_type) = raw.rope_parameters.map_or((None, None), |p| (p.rope_theta, p.rope_type));

@@ -3,9 +3,9 @@
 use super::TextEncoderConfig;
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::nn::{Linear, Weights};
 use crate::ops::{Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
-use crate::weights::Weights;
 
 /// Grouped-query attention and a gated MLP, each behind a norm and added to the stream.
 pub struct Layer<B: Backend> {
@@ -15,12 +15,12 @@ pub struct Layer<B: Backend> {
     mlp: usize,
     eps: f32,
     input_layernorm: Tensor<B>,          // [1, hidden]
-    qkv_proj: Tensor<B>,                 // q, k and v stacked [heads_dim + 2 * kv_heads_dim, hidden]
+    qkv_proj: Linear<B>,                 // q, k and v stacked [heads_dim + 2 * kv_heads_dim, hidden]
     qk_norm: QkNorm<B>,                  // 2 x [1, head_dim]
-    o_proj: Tensor<B>,                   // [hidden, heads_dim]
+    o_proj: Linear<B>,                   // [hidden, heads_dim]
     post_attention_layernorm: Tensor<B>, // [1, hidden]
-    gate_up_proj: Tensor<B>,             // gate and up stacked [2 * mlp, hidden]
-    down_proj: Tensor<B>,                // [hidden, mlp]
+    gate_up_proj: Linear<B>,             // gate and up stacked [2 * mlp, hidden]
+    down_proj: Linear<B>,                // [hidden, mlp]
 }
 
 impl<B: Backend> Layer<B> {
@@ -38,16 +38,16 @@ impl<B: Backend> Layer<B> {
             mlp,
             eps: config.rms_norm_eps,
             input_layernorm: weights.vector("input_layernorm.weight", hidden)?,
-            qkv_proj: weights.backend().weight(&qkv)?,
+            qkv_proj: attn.linear_of("qkv_proj", &qkv)?,
             qk_norm: QkNorm {
                 q: attn.vector("q_norm.weight", head_dim)?,
                 k: attn.vector("k_norm.weight", head_dim)?,
                 eps: config.rms_norm_eps,
             },
-            o_proj: attn.matrix("o_proj", hidden, heads_dim)?,
+            o_proj: attn.linear("o_proj", hidden, heads_dim)?,
             post_attention_layernorm: weights.vector("post_attention_layernorm.weight", hidden)?,
-            gate_up_proj: weights.at("mlp").stacked(&["gate_proj", "up_proj"], mlp, hidden)?,
-            down_proj: weights.at("mlp").matrix("down_proj", hidden, mlp)?,
+            gate_up_proj: weights.at("mlp").stacked_linear("gate_up_proj", &["gate_proj", "up_proj"], mlp, hidden)?,
+            down_proj: weights.at("mlp").linear("down_proj", hidden, mlp)?,
         })
     }
 

@@ -17,16 +17,17 @@ use std::sync::{Arc, OnceLock};
 
 use crate::backend::{Backend, GraphCache};
 use crate::error::{Error, Result};
-use crate::model_dir::ModelDir;
+use crate::files::ModelFiles;
+use crate::files::{TensorFiles, TensorView};
+use crate::nn::Weights;
 use crate::ops::{Joint, Mask, Pairs, Rope};
 use crate::tensor::Tensor;
-use crate::weights::{WeightFiles, WeightView, Weights};
 
 /// Qwen3 up to the last layer that is needed.
 pub struct TextEncoder<B: Backend> {
     backend: B,
     config: TextEncoderConfig,
-    embed_tokens: WeightView, // [vocab, hidden], stays on the host: a prompt needs a few hundred rows
+    embed_tokens: TensorView, // [vocab, hidden], stays on the host: a prompt needs a few hundred rows
     layers: Arc<Layers<B>>,
     /// Tables of the length that came first, which is the model's.
     rope: OnceLock<(usize, Arc<Rope<B>>)>,
@@ -189,6 +190,6 @@ impl<B: Backend> Layers<B> {
 }
 
 /// Opens the encoder's files in a model folder.
-pub fn open(dir: &ModelDir) -> Result<WeightFiles> {
-    WeightFiles::open(dir, "text_encoder", "model")
+pub fn open(dir: &ModelFiles) -> Result<TensorFiles> {
+    dir.tensors("text_encoder", "model")
 }

@@ -4,7 +4,7 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
 
 use crate::error::{Error, Result};
-use crate::model_dir::ModelDir;
+use crate::files::ModelFiles;
 
 const FILE: &str = "tokenizer/tokenizer.json";
 /// Pads a prompt at its end.
@@ -36,7 +36,7 @@ impl Tokenizer {
     /// Reads `tokenizer/tokenizer.json`; prompts become `length` tokens.
     ///
     /// Errors when the file is missing, no tokenizer, or lacks a token of the template.
-    pub fn load(dir: &ModelDir, length: usize) -> Result<Self> {
+    pub fn load(dir: &ModelFiles, length: usize) -> Result<Self> {
         let text = String::from_utf8(dir.read(FILE)?)
             .map_err(|_| Error::new("the tokenizer is no UTF-8 text").at(dir.display(FILE)))?;
         let mut inner: Inner = serde_json::from_str(&text).map_err(|e| {

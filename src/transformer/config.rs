@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::model_dir::ModelDir;
+use crate::files::ModelFiles;
 
 const FILE: &str = "transformer/config.json";
 
@@ -50,7 +50,7 @@ impl TransformerConfig {
     /// Reads and checks the config.
     ///
     /// Errors when it is missing, no JSON, or describes a model of another kind.
-    pub fn read(dir: &ModelDir) -> Result<Self> {
+    pub fn read(dir: &ModelFiles) -> Result<Self> {
         let config: Self = dir.json(FILE)?;
         let error = |what: String| Err(Error::new(what).at(dir.display(FILE)));
         let head_dim = config.attention_head_dim;

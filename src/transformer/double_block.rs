@@ -1,11 +1,11 @@
 //! A double block: text and image apart, but for one attention.
 
-use super::{Modulation, Norm, TransformerConfig};
+use super::{Modulation, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{Adaln, Heads, Joint, Mask, QkNorm, Rope};
+use crate::nn::{Linear, Operand, Weights};
+use crate::ops::{Adaln, Heads, Joint, Mask, Norm, QkNorm, Rope};
 use crate::tensor::Tensor;
-use crate::weights::Weights;
 
 /// Joint attention and an MLP for each stream.
 pub struct DoubleBlock<B: Backend> {
@@ -18,11 +18,11 @@ pub struct DoubleBlock<B: Backend> {
 
 /// The weights of one stream.
 struct Stream<B: Backend> {
-    to_kvq: Tensor<B>,     // to_k, to_v and to_q stacked [3 * dim, dim]
+    to_kvq: Linear<B>,     // to_k, to_v and to_q stacked [3 * dim, dim]
     norm: QkNorm<B>,       // 2 x [1, head_dim]
-    to_out: Tensor<B>,     // [dim, dim]
-    linear_in: Tensor<B>,  // gate, then up [2 * mlp, dim]
-    linear_out: Tensor<B>, // [dim, mlp]
+    to_out: Linear<B>,     // [dim, dim]
+    linear_in: Linear<B>,  // gate, then up [2 * mlp, dim]
+    linear_out: Linear<B>, // [dim, mlp]
 }
 
 impl<B: Backend> Stream<B> {
@@ -38,11 +38,11 @@ impl<B: Backend> Stream<B> {
         let (attn, ff) = (weights.at("attn"), weights.at(ff));
         let [norm_q, norm_k] = norms.map(|name| attn.vector(&format!("{name}.weight"), head_dim));
         Ok(Self {
-            to_kvq: attn.stacked(&kvq, dim, dim)?,
+            to_kvq: attn.stacked_linear("to_kvq", &kvq, dim, dim)?,
             norm: QkNorm { q: norm_q?, k: norm_k?, eps: config.eps },
-            to_out: attn.matrix(to_out, dim, dim)?,
-            linear_in: ff.matrix("linear_in", 2 * mlp, dim)?,
-            linear_out: ff.matrix("linear_out", dim, mlp)?,
+            to_out: attn.linear(to_out, dim, dim)?,
+            linear_in: ff.linear("linear_in", 2 * mlp, dim)?,
+            linear_out: ff.linear("linear_out", dim, mlp)?,
         })
     }
 }
@@ -66,6 +66,11 @@ impl<B: Backend> DoubleBlock<B> {
         })
     }
 
+    /// The layers that read the norm in front of this block, of text and of image.
+    pub fn readers(&self) -> [&Linear<B>; 2] {
+        [&self.txt.to_kvq, &self.img.to_kvq]
+    }
+
     /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(),
     /// dim], text rows first. Of each pair the first is for text, the second for the image; a stream's modulations are
     /// for attention and MLP.
@@ -74,12 +79,12 @@ impl<B: Backend> DoubleBlock<B> {
     pub fn forward(
         &self,
         x: Tensor<B>,
-        h: Tensor<B>,
+        h: Operand<B>,
         modulation: [&[Modulation<B>; 2]; 2],
         next: [Norm<'_, B>; 2],
         rope: &Rope<B>,
         joint: Joint,
-    ) -> Result<(Tensor<B>, Tensor<B>)> {
+    ) -> Result<(Tensor<B>, Operand<B>)> {
         let (txt, img, txt_rows) = (&self.txt, &self.img, joint.txt_rows());
         let [[txt_msa, txt_mlp], [img_msa, img_mlp]] = modulation;
 
@@ -90,23 +95,21 @@ impl<B: Backend> DoubleBlock<B> {
             let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
             linear(attn, [&txt.to_out, &img.to_out], txt_rows)?
         };
-        let gated_add_adaln = |x: Tensor<B>, gates, y, norms: [Norm<'_, B>; 2]| {
-            let adaln = Adaln { txt_rows, eps: self.eps, narrow: norms.iter().all(|norm| norm.narrow) };
-            x.gated_add_adaln(gates, y, norms.map(|norm| (norm.shift, norm.scale)), adaln)
-        };
-        let (x, h) = gated_add_adaln(x, [&txt_msa.gate, &img_msa.gate], &attn, [txt_mlp.norm(), img_mlp.norm()])?;
+        let adaln = Adaln { txt_rows, eps: self.eps };
+        let before_mlp = [txt_mlp.norm(&txt.linear_in), img_mlp.norm(&img.linear_in)];
+        let (x, h) = x.gated_add_adaln([&txt_msa.gate, &img_msa.gate], &attn, before_mlp, adaln)?;
 
         let mlp = {
             let (h_txt, h_img) = h.split_rows(txt_rows);
             let mlp = Tensor::project(&[(&h_txt, &txt.linear_in), (&h_img, &img.linear_in)], None)?.mlp;
-            mlp.linear_rows([&txt.linear_out, &img.linear_out], txt_rows)?
+            linear(mlp, [&txt.linear_out, &img.linear_out], txt_rows)?
         };
-        gated_add_adaln(x, [&txt_mlp.gate, &img_mlp.gate], &mlp, next)
+        x.gated_add_adaln([&txt_mlp.gate, &img_mlp.gate], &mlp, next, adaln)
     }
 }
 
 /// Text rows times the first weight, image rows times the second.
-fn linear<B: Backend>(x: Tensor<B>, [txt_weight, img_weight]: [&Tensor<B>; 2], txt_rows: usize) -> Result<Tensor<B>> {
+fn linear<B: Backend>(x: Tensor<B>, [txt_weight, img_weight]: [&Linear<B>; 2], txt_rows: usize) -> Result<Tensor<B>> {
     let (txt, img) = x.split_rows(txt_rows);
     Tensor::linear_rows(&[(&txt, txt_weight), (&img, img_weight)])
 }

@@ -16,25 +16,26 @@ pub use config::TransformerConfig;
 pub use double_block::DoubleBlock;
 pub use embed::{position_ids, rope_tables, timestep_embedding};
 pub use final_layer::FinalLayer;
-pub use modulation::{Modulation, Modulations, Norm, StepModulation};
+pub use modulation::{Modulation, Modulations, StepModulation};
 pub use single_block::SingleBlock;
 
-use std::iter::{once, repeat_n};
+use std::iter::once;
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::model_dir::ModelDir;
-use crate::ops::{Joint, Pairs, Rope};
+use crate::files::ModelFiles;
+use crate::files::TensorFiles;
+use crate::nn::{Linear, Operand, Weights};
+use crate::ops::{Joint, Norm, Pairs, Rope};
 use crate::tensor::Tensor;
-use crate::weights::{WeightFiles, Weights};
 use modulation::ModulationWeights;
 
 /// The FLUX.2 transformer.
 pub struct Transformer<B: Backend> {
     backend: B,
     config: TransformerConfig,
-    x_embedder: Tensor<B>,       // [dim, in_channels]
-    context_embedder: Tensor<B>, // [dim, joint_attention_dim]
+    x_embedder: Linear<B>,       // [dim, in_channels]
+    context_embedder: Linear<B>, // [dim, joint_attention_dim]
     modulation: ModulationWeights<B>,
     transformer_blocks: Vec<DoubleBlock<B>>,
     single_transformer_blocks: Vec<SingleBlock<B>>,
@@ -47,17 +48,16 @@ impl<B: Backend> Transformer<B> {
     /// Errors when a tensor is missing or has not the shape that the config says.
     pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
         let dim = config.dim();
-        // A step spends nearly all of its products in the blocks. What is around them has few rows or columns to gain
-        // from, and its errors go into every block, or straight into the velocity.
-        let blocks = weights.narrow();
-        let [double_blocks, single_blocks] = BLOCKS;
-        let double = |i| DoubleBlock::load(&blocks.at(double_blocks).at(i), config);
-        let single = |i| SingleBlock::load(&blocks.at(single_blocks).at(i), config, i + 1 == config.num_single_layers);
+        let double = |i| DoubleBlock::load(&weights.at("transformer_blocks").at(i), config);
+        let single = |i| {
+            let block = weights.at("single_transformer_blocks").at(i);
+            SingleBlock::load(&block, config, i + 1 == config.num_single_layers)
+        };
         Ok(Self {
             backend: weights.backend().clone(),
             config: config.clone(),
-            x_embedder: weights.matrix("x_embedder", dim, config.in_channels)?,
-            context_embedder: weights.matrix("context_embedder", dim, config.joint_attention_dim)?,
+            x_embedder: weights.linear("x_embedder", dim, config.in_channels)?,
+            context_embedder: weights.linear("context_embedder", dim, config.joint_attention_dim)?,
             modulation: ModulationWeights::load(weights, config)?,
             transformer_blocks: (0..config.num_layers).map(double).collect::<Result<_>>()?,
             single_transformer_blocks: (0..config.num_single_layers).map(single).collect::<Result<_>>()?,
@@ -106,16 +106,19 @@ impl<B: Backend> Transformer<B> {
     ) -> Result<Tensor<B>> {
         let StepModulation { double_txt, double_img, single, norm_out: (shift, scale) } = modulation;
         // The norm before each block and before the final layer, of text and of image.
-        let before_double = repeat_n([double_txt[0].norm(), double_img[0].norm()], self.transformer_blocks.len());
-        let before_single = repeat_n([single.norm(); 2], self.single_transformer_blocks.len());
-        let before_final = Norm { shift, scale, narrow: false };
+        let before_double = self.transformer_blocks.iter().map(|block| {
+            let [txt, img] = block.readers();
+            [double_txt[0].norm(txt), double_img[0].norm(img)]
+        });
+        let before_single = self.single_transformer_blocks.iter().map(|block| [single.norm(block.reader()); 2]);
+        let before_final = Norm { shift, scale, reader: self.final_layer.reader() };
         let mut norms = before_double.chain(before_single).chain(once([before_final; 2]));
         let mut next = || norms.next().expect("one for each block and the final layer");
 
         let img = latents.linear(&self.x_embedder, None)?;
         let [txt_norm, img_norm] = next();
-        let normed = |x: &Tensor<B>, Norm { shift, scale, .. }: Norm<'_, B>| x.adaln(shift, scale, self.config.eps);
-        let mut h = Tensor::concat_rows(&[&normed(context, txt_norm)?, &normed(&img, img_norm)?])?;
+        let normed = |x: &Tensor<B>, norm: Norm<'_, B>| x.adaln(norm.shift, norm.scale, self.config.eps);
+        let mut h: Operand<B> = Tensor::concat_rows(&[&normed(context, txt_norm)?, &normed(&img, img_norm)?])?.into();
         let mut x = Tensor::concat_rows(&[context, &img])?;
         drop(img);
         for block in &self.transformer_blocks {
@@ -130,15 +133,7 @@ impl<B: Backend> Transformer<B> {
     }
 }
 
-/// What the keys of double and of single blocks begin with.
-const BLOCKS: [&str; 2] = ["transformer_blocks", "single_transformer_blocks"];
-
-/// Whether the matrix `name` is one that [`Transformer::load`] asks for as [`Backend::narrow_weight`].
-pub fn is_narrow(name: &str) -> bool {
-    BLOCKS.iter().any(|block| name.strip_prefix(block).is_some_and(|rest| rest.starts_with('.')))
-}
-
 /// Opens the transformer's files in a model folder.
-pub fn open(dir: &ModelDir) -> Result<WeightFiles> {
-    WeightFiles::open(dir, "transformer", "diffusion_pytorch_model")
+pub fn open(dir: &ModelFiles) -> Result<TensorFiles> {
+    dir.tensors("transformer", "diffusion_pytorch_model")
 }

@@ -7,8 +7,9 @@
 use super::{TransformerConfig, timestep_embedding};
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::nn::{Linear, Weights};
+use crate::ops::Norm;
 use crate::tensor::{Tensor, expect};
-use crate::weights::Weights;
 
 /// What a norm and a residual of one step need, each [1, dim].
 pub struct Modulation<B: Backend> {
@@ -20,29 +21,10 @@ pub struct Modulation<B: Backend> {
     pub gate: Tensor<B>,
 }
 
-/// What a norm needs, beside what is normed.
-pub struct Norm<'a, B: Backend> {
-    /// [1, dim]
-    pub shift: &'a Tensor<B>,
-    /// [1, dim]
-    pub scale: &'a Tensor<B>,
-    /// Whether only products with narrow weights read the result: those of the blocks, and not the final layer.
-    pub narrow: bool,
-}
-
-// Derived, these would ask for a backend that is `Copy`.
-impl<B: Backend> Clone for Norm<'_, B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<B: Backend> Copy for Norm<'_, B> {}
-
 impl<B: Backend> Modulation<B> {
-    /// What the norm of a block needs.
-    pub fn norm(&self) -> Norm<'_, B> {
-        Norm { shift: &self.shift, scale: &self.scale, narrow: true }
+    /// The norm in front of `reader`.
+    pub fn norm<'a>(&'a self, reader: &'a Linear<B>) -> Norm<'a, B> {
+        Norm { shift: &self.shift, scale: &self.scale, reader }
     }
 }
 
@@ -96,12 +78,12 @@ impl<B: Backend> StepModulation<B> {
 
 pub(super) struct ModulationWeights<B: Backend> {
     channels: usize,
-    linear_1: Tensor<B>,                     // [dim, channels]
-    linear_2: Tensor<B>,                     // [dim, dim]
-    double_stream_modulation_img: Tensor<B>, // [6 * dim, dim]
-    double_stream_modulation_txt: Tensor<B>, // [6 * dim, dim]
-    single_stream_modulation: Tensor<B>,     // [3 * dim, dim]
-    norm_out: Tensor<B>,                     // [2 * dim, dim]
+    linear_1: Linear<B>,                     // [dim, channels]
+    linear_2: Linear<B>,                     // [dim, dim]
+    double_stream_modulation_img: Linear<B>, // [6 * dim, dim]
+    double_stream_modulation_txt: Linear<B>, // [6 * dim, dim]
+    single_stream_modulation: Linear<B>,     // [3 * dim, dim]
+    norm_out: Linear<B>,                     // [2 * dim, dim]
 }
 
 impl<B: Backend> ModulationWeights<B> {
@@ -110,12 +92,12 @@ impl<B: Backend> ModulationWeights<B> {
         let embedder = weights.at("time_guidance_embed.timestep_embedder");
         Ok(Self {
             channels,
-            linear_1: embedder.matrix("linear_1", dim, channels)?,
-            linear_2: embedder.matrix("linear_2", dim, dim)?,
-            double_stream_modulation_img: weights.matrix("double_stream_modulation_img.linear", 6 * dim, dim)?,
-            double_stream_modulation_txt: weights.matrix("double_stream_modulation_txt.linear", 6 * dim, dim)?,
-            single_stream_modulation: weights.matrix("single_stream_modulation.linear", 3 * dim, dim)?,
-            norm_out: weights.matrix("norm_out.linear", 2 * dim, dim)?,
+            linear_1: embedder.linear("linear_1", dim, channels)?,
+            linear_2: embedder.linear("linear_2", dim, dim)?,
+            double_stream_modulation_img: weights.linear("double_stream_modulation_img.linear", 6 * dim, dim)?,
+            double_stream_modulation_txt: weights.linear("double_stream_modulation_txt.linear", 6 * dim, dim)?,
+            single_stream_modulation: weights.linear("single_stream_modulation.linear", 3 * dim, dim)?,
+            norm_out: weights.linear("norm_out.linear", 2 * dim, dim)?,
         })
     }
 

@@ -1,11 +1,11 @@
 //! A single block: attention and MLP side by side over text and image as one stream.
 
-use super::{Norm, TransformerConfig};
+use super::TransformerConfig;
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{Adaln, Heads, Joint, Mask, Projection, QkNorm, Rope};
+use crate::nn::{Linear, Operand, Weights};
+use crate::ops::{Adaln, Heads, Joint, Mask, Norm, Projection, QkNorm, Rope};
 use crate::tensor::Tensor;
-use crate::weights::Weights;
 
 /// One single-stream block; attention and MLP come from one projection.
 pub struct SingleBlock<B: Backend> {
@@ -13,9 +13,9 @@ pub struct SingleBlock<B: Backend> {
     head_dim: usize,
     eps: f32,
     last: bool,
-    to_kvq_mlp_proj: Tensor<B>, // [3 * dim + 2 * mlp, dim]: k, v, q, gate, up
+    to_kvq_mlp_proj: Linear<B>, // [3 * dim + 2 * mlp, dim]: k, v, q, gate, up
     qk_norm: QkNorm<B>,         // norm_q, norm_k: [1, head_dim]
-    to_out: Tensor<B>,          // [dim, dim + mlp]
+    to_out: Linear<B>,          // [dim, dim + mlp]
 }
 
 impl<B: Backend> SingleBlock<B> {
@@ -32,14 +32,19 @@ impl<B: Backend> SingleBlock<B> {
             head_dim,
             eps: config.eps,
             last,
-            to_kvq_mlp_proj: weights.weight(&parts)?,
+            to_kvq_mlp_proj: attn.linear_of("to_kvq_mlp_proj", &parts)?,
             qk_norm: QkNorm {
                 q: attn.vector("norm_q.weight", head_dim)?,
                 k: attn.vector("norm_k.weight", head_dim)?,
                 eps: config.eps,
             },
-            to_out: attn.matrix("to_out", dim, dim + mlp)?,
+            to_out: attn.linear("to_out", dim, dim + mlp)?,
         })
+    }
+
+    /// The layer that reads the norm in front of this block.
+    pub fn reader(&self) -> &Linear<B> {
+        &self.to_kvq_mlp_proj
     }
 
     /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(),
@@ -49,21 +54,21 @@ impl<B: Backend> SingleBlock<B> {
     pub fn forward(
         &self,
         x: Tensor<B>,
-        h: Tensor<B>,
+        h: Operand<B>,
         gate: &Tensor<B>,
         next: Norm<'_, B>,
         rope: &Rope<B>,
         joint: Joint,
-    ) -> Result<(Tensor<B>, Tensor<B>)> {
+    ) -> Result<(Tensor<B>, Operand<B>)> {
         let dropped = if self.last { joint.txt_rows() } else { 0 };
         let heads = Heads { dim: self.dim, norm: [&self.qk_norm; 2], rope, joint, keys_only: dropped };
         let Projection { kvq: [k, v, q], mlp } = Tensor::project(&[(&h, &self.to_kvq_mlp_proj)], Some(&heads))?;
         drop(h); // makes room for the next
 
         let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
-        let out = mlp.linear(Some(&attn), &self.to_out)?;
-        let adaln = Adaln { txt_rows: 0, eps: self.eps, narrow: next.narrow };
+        let out = Tensor::linear_concat(&[&attn, &mlp], &self.to_out)?;
+        let adaln = Adaln { txt_rows: 0, eps: self.eps };
         let (_, x) = x.split_rows(dropped);
-        x.gated_add_adaln([gate; 2], &out, [(next.shift, next.scale); 2], adaln)
+        x.gated_add_adaln([gate; 2], &out, [next; 2], adaln)
     }
 }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::model_dir::ModelDir;
+use crate::files::ModelFiles;
 
 const FILE: &str = "vae/config.json";
 
@@ -52,7 +52,7 @@ impl VaeConfig {
     /// Reads and checks the config.
     ///
     /// Errors when it is missing, no JSON, or describes a model of another kind.
-    pub fn read(dir: &ModelDir) -> Result<Self> {
+    pub fn read(dir: &ModelFiles) -> Result<Self> {
         let config: Self = dir.json(FILE)?;
         let error = |what: String| Err(Error::new(what).at(dir.display(FILE)));
         let sizes = [config.latent_channels, config.norm_num_groups, config.layers_per_block];

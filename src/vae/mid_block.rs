@@ -3,9 +3,9 @@
 use super::{Grid, GroupNorm, ResnetBlock};
 use crate::backend::Backend;
 use crate::error::Result;
+use crate::nn::{Linear, Weights};
 use crate::ops::{Joint, Mask};
 use crate::tensor::Tensor;
-use crate::weights::Weights;
 
 /// Residual block, attention, residual block.
 pub struct MidBlock<B: Backend> {
@@ -24,14 +24,14 @@ struct Attention<B: Backend> {
 }
 
 struct Projection<B: Backend> {
-    weight: Tensor<B>, // [channels, channels]
+    weight: Linear<B>, // [channels, channels]
     bias: Tensor<B>,   // [1, channels]
 }
 
 impl<B: Backend> Projection<B> {
     fn load(weights: &Weights<'_, B>, name: &str, channels: usize) -> Result<Self> {
         Ok(Self {
-            weight: weights.matrix(name, channels, channels)?,
+            weight: weights.linear(name, channels, channels)?,
             bias: weights.vector(&format!("{name}.bias"), channels)?,
         })
     }
@@ -54,10 +54,10 @@ impl<B: Backend> Attention<B> {
     }
 
     fn forward(&self, x: Grid<B>) -> Result<Grid<B>> {
-        let h = self.group_norm.forward(&x)?.pixels;
+        let h = self.group_norm.forward(&x)?;
         let (q, k, v) = (self.to_q.forward(&h)?, self.to_k.forward(&h)?, self.to_v.forward(&h)?);
         let attn = q.attention(&k, &v, self.channels, Joint::single(h.rows()), Mask::None)?;
-        Ok(Grid { pixels: x.pixels.add(&self.to_out.forward(&attn)?)?, ..x })
+        Ok(Grid::new(x.pixels.add(&self.to_out.forward(&attn)?)?, x.height, x.width))
     }
 }
 

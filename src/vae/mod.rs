@@ -13,10 +13,11 @@ pub use resnet_block::ResnetBlock;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::model_dir::ModelDir;
-use crate::ops::{self, Conv};
+use crate::files::ModelFiles;
+use crate::files::TensorFiles;
+use crate::nn::{ConvKernel, Weights};
+use crate::ops::{self, Conv, Convolved};
 use crate::tensor::Tensor;
-use crate::weights::{WeightFiles, Weights};
 
 /// The epsilon of every group norm.
 /// Source: diffusers `Decoder(resnet_eps=1e-6)`; it is in no config.
@@ -30,19 +31,22 @@ pub struct Grid<B: Backend> {
     pub height: usize,
     /// Columns of pixels.
     pub width: usize,
+    /// Statistics of the channels of these pixels, where the op that made them had them on the way.
+    statistics: Option<B::ChannelStatistics>,
 }
 
 impl<B: Backend> Grid<B> {
-    fn new(pixels: Tensor<B>, height: usize, width: usize) -> Self {
-        Self { pixels, height, width }
+    /// pixels [height * width, channels], as they are or as a convolution gives them.
+    pub fn new(pixels: impl Into<Convolved<B>>, height: usize, width: usize) -> Self {
+        let Convolved { pixels, statistics } = pixels.into();
+        Self { pixels, height, width, statistics }
     }
 }
 
 /// A convolution of the same size out as in.
 pub(crate) struct ConvLayer<B: Backend> {
-    weight: Tensor<B>, // [out, k * k * in]
-    bias: Tensor<B>,   // [1, out]
-    kernel: usize,
+    weight: ConvKernel<B>, // [out, in, k, k]
+    bias: Tensor<B>,       // [1, out]
 }
 
 impl<B: Backend> ConvLayer<B> {
@@ -50,35 +54,34 @@ impl<B: Backend> ConvLayer<B> {
         Ok(Self {
             weight: weights.conv(name, cin, cout, kernel)?,
             bias: weights.vector(&format!("{name}.bias"), cout)?,
-            kernel,
         })
     }
 
     fn forward(&self, x: &Grid<B>) -> Result<Grid<B>> {
-        let conv = Conv::same(x.height, x.width, self.kernel);
+        let conv = Conv::same(x.height, x.width, self.weight.side());
         Ok(Grid::new(x.pixels.conv2d(&self.weight, &self.bias, conv)?, x.height, x.width))
     }
 
     /// `forward(x)`, which may take the memory of x.
     fn forward_over(&self, x: Grid<B>) -> Result<Grid<B>> {
-        let conv = Conv::same(x.height, x.width, self.kernel);
+        let conv = Conv::same(x.height, x.width, self.weight.side());
         Ok(Grid::new(x.pixels.conv2d_over(&self.weight, &self.bias, conv)?, x.height, x.width))
     }
 
     /// `forward(silu(norm(x)))`
     fn forward_normed(&self, x: &Grid<B>, norm: &GroupNorm<B>) -> Result<Grid<B>> {
-        let conv = Conv::same(x.height, x.width, self.kernel);
-        Ok(Grid::new(x.pixels.norm_conv2d(&norm.op(), &self.weight, &self.bias, conv)?, x.height, x.width))
+        let conv = Conv::same(x.height, x.width, self.weight.side());
+        let norm = norm.op(x.statistics.as_ref());
+        Ok(Grid::new(x.pixels.norm_conv2d(&norm, &self.weight, &self.bias, conv)?, x.height, x.width))
     }
 
     /// `forward(silu(norm(x))) + residual`, which may take the memory of the residual.
     fn forward_normed_add(&self, x: Grid<B>, norm: &GroupNorm<B>, residual: Grid<B>) -> Result<Grid<B>> {
-        let conv = Conv::same(x.height, x.width, self.kernel);
-        Ok(Grid::new(
-            x.pixels.norm_conv2d_add(&norm.op(), &self.weight, &self.bias, conv, residual.pixels)?,
-            x.height,
-            x.width,
-        ))
+        let Grid { pixels, height, width, statistics } = x;
+        let conv = Conv::same(height, width, self.weight.side());
+        let norm = norm.op(statistics.as_ref());
+        let sum = pixels.norm_conv2d_add(&norm, &self.weight, &self.bias, conv, residual.pixels)?;
+        Ok(Grid::new(sum, height, width))
     }
 
     /// `forward` of the image twice as high and wide; for 3 x 3 only.
@@ -105,12 +108,12 @@ impl<B: Backend> GroupNorm<B> {
         Ok(Self { weight: weights.vector("weight", channels)?, bias: weights.vector("bias", channels)?, groups })
     }
 
-    fn forward(&self, x: &Grid<B>) -> Result<Grid<B>> {
-        Ok(Grid::new(x.pixels.group_norm(&self.weight, &self.bias, self.groups, GROUP_NORM_EPS)?, x.height, x.width))
+    fn forward(&self, x: &Grid<B>) -> Result<Tensor<B>> {
+        x.pixels.group_norm(&self.op(x.statistics.as_ref()))
     }
 
-    fn op(&self) -> ops::GroupNorm<'_, B> {
-        ops::GroupNorm { weight: &self.weight, bias: &self.bias, groups: self.groups, eps: GROUP_NORM_EPS }
+    fn op<'a>(&'a self, statistics: Option<&'a B::ChannelStatistics>) -> ops::GroupNorm<'a, B> {
+        ops::GroupNorm { weight: &self.weight, bias: &self.bias, groups: self.groups, eps: GROUP_NORM_EPS, statistics }
     }
 }
 
@@ -225,6 +228,6 @@ impl<B: Backend> Decoder<B> {
 }
 
 /// Opens the VAE's files in a model folder.
-pub fn open(dir: &ModelDir) -> Result<WeightFiles> {
-    WeightFiles::open(dir, "vae", "diffusion_pytorch_model")
+pub fn open(dir: &ModelFiles) -> Result<TensorFiles> {
+    dir.tensors("vae", "diffusion_pytorch_model")
 }

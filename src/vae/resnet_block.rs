@@ -3,7 +3,7 @@
 use super::{ConvLayer, Grid, GroupNorm};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::weights::Weights;
+use crate::nn::Weights;
 
 /// `conv2(silu(norm2(conv1(silu(norm1(x)))))) + shortcut(x)`
 pub struct ResnetBlock<B: Backend> {

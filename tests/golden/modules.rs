@@ -2,12 +2,12 @@
 
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
-use flux::ops::{Conv, Joint, Mask};
+use flux::nn::{Operand, Weights};
+use flux::ops::{Conv, Joint, Mask, Norm};
 use flux::pipeline::ModelInfo;
 use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
-use flux::transformer::{self, DoubleBlock, Norm, SingleBlock, StepModulation, Transformer};
+use flux::transformer::{self, DoubleBlock, SingleBlock, StepModulation, Transformer};
 use flux::vae::{self, Decoder, Grid, MidBlock, ResnetBlock};
-use flux::weights::Weights;
 use flux::{Result, Tensor};
 
 use crate::support::random_model::PRESETS;
@@ -22,7 +22,7 @@ fn cpu() -> Cpu {
 
 struct Case {
     name: &'static str,
-    dir: flux::model_dir::ModelDir,
+    dir: flux::files::ModelFiles,
     info: ModelInfo,
     golden: Golden,
 }
@@ -49,7 +49,7 @@ impl Case {
         let &[1, channels, height, width] = shape.as_slice() else { panic!("{name} is {shape:?}") };
         let area = height * width;
         let rows: Vec<f32> = (0..area * channels).map(|i| values[i % channels * area + i / channels]).collect();
-        Grid { pixels: cpu().upload(&rows, area, channels).unwrap(), height, width }
+        Grid::new(cpu().upload(&rows, area, channels).unwrap(), height, width)
     }
 
     #[track_caller]
@@ -111,15 +111,23 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         let backend = cpu();
         let weights = Weights::new(&backend, &files);
         let double = DoubleBlock::load(&weights.at("transformer_blocks.0"), config)?;
-        let norms = [modulation.double_txt[0].norm(), modulation.double_img[0].norm()];
-        let normed = |x: &Tensor<Cpu>, Norm { shift, scale, .. }: Norm<'_, Cpu>| x.adaln(shift, scale, config.eps);
+        let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config, false)?;
+        let [txt_reader, img_reader] = double.readers();
+        let norms = [modulation.double_txt[0].norm(txt_reader), modulation.double_img[0].norm(img_reader)];
+        let normed = |x: &Tensor<Cpu>, norm: Norm<'_, Cpu>| x.adaln(norm.shift, norm.scale, config.eps);
         let h = Tensor::concat_rows(&[&normed(&txt_in, norms[0])?, &normed(&img_in, norms[1])?])?;
         let x = Tensor::concat_rows(&[&txt_in, &img_in])?;
-        let single_norms = [modulation.single.norm(); 2];
-        let (out, next_h) =
-            double.forward(x, h, [&modulation.double_txt, &modulation.double_img], single_norms, &rope, joint)?;
+        let single_norms = [modulation.single.norm(single.reader()); 2];
+        let (out, next_h) = double.forward(
+            x,
+            h.into(),
+            [&modulation.double_txt, &modulation.double_img],
+            single_norms,
+            &rope,
+            joint,
+        )?;
         assert_eq!(
-            backend.download(&next_h)?,
+            backend.download(next_h.tensor())?,
             backend.download(&normed(&out, single_norms[0])?)?,
             "the norm of what comes behind"
         );
@@ -130,14 +138,16 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         let run = |last| {
             let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config, last)?;
             let x = case.input("transformer.single_block_0.input");
-            let h = normed(&x, modulation.single.norm())?;
-            single.forward(x, h, &modulation.single.gate, modulation.single.norm(), &rope, joint)
+            let norm = modulation.single.norm(single.reader());
+            let h = normed(&x, norm)?;
+            single.forward(x, h.into(), &modulation.single.gate, norm, &rope, joint)
         };
         let (out, next_h) = run(false)?;
         case.expect("transformer.single_block_0.output", &out);
         let (img_out, img_next_h) = run(true)?;
-        for (img, whole) in [(img_out, out), (img_next_h, next_h)] {
-            let [img, whole] = [backend.download(&img)?, backend.download(&whole.split_rows(txt).1)?];
+        for (img, whole) in [(Operand::from(img_out), Operand::from(out)), (img_next_h, next_h)] {
+            let [img, whole] = [img, whole.split_rows(txt).1].map(|x| backend.download(x.tensor()));
+            let [img, whole] = [img?, whole?];
             assert!(
                 img.len() == whole.len()
                     && img.iter().zip(&whole).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + b.abs())),
@@ -189,7 +199,7 @@ fn convolutions_up_and_down() -> Result<()> {
         let (upsampler, channels) = (weights.at("decoder.up_blocks.0.upsamplers.0"), x.pixels.cols());
         let (weight, bias) = (upsampler.conv("conv", channels, channels, 3)?, upsampler.vector("conv.bias", channels)?);
         let (height, width) = (2 * x.height, 2 * x.width);
-        let up = Grid { pixels: x.pixels.upsample_conv2d(&weight, &bias, x.height, x.width)?, height, width };
+        let up = Grid::new(x.pixels.upsample_conv2d(&weight, &bias, x.height, x.width)?, height, width);
         case.expect_pixels("vae.upsample.output", &up);
 
         let x = case.pixels("vae.downsample.input");
@@ -197,8 +207,7 @@ fn convolutions_up_and_down() -> Result<()> {
         let (weight, bias) =
             (downsampler.conv("conv", channels, channels, 3)?, downsampler.vector("conv.bias", channels)?);
         let conv = Conv::halve(x.height, x.width);
-        let down =
-            Grid { pixels: x.pixels.conv2d(&weight, &bias, conv)?, height: conv.out_height(), width: conv.out_width() };
+        let down = Grid::new(x.pixels.conv2d(&weight, &bias, conv)?, conv.out_height(), conv.out_width());
         case.expect_pixels("vae.downsample.output", &down);
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
 use flux::text_encoder::Tokenizer;
 
 use crate::support::golden;
@@ -20,7 +20,7 @@ fn tokenizer(length: usize) -> (tempfile::TempDir, Tokenizer) {
     let file = std::fs::File::open(golden("qwen3-tokenizer.json.gz")).unwrap();
     flate2::read::GzDecoder::new(file).read_to_end(&mut json).unwrap();
     std::fs::write(dir.path().join("tokenizer/tokenizer.json"), json).unwrap();
-    let tokenizer = Tokenizer::load(&ModelDir::Folder(dir.path().to_path_buf()), length).unwrap();
+    let tokenizer = Tokenizer::load(&ModelFiles::Folder(dir.path().to_path_buf()), length).unwrap();
     (dir, tokenizer)
 }
 

@@ -1,10 +1,10 @@
-//! cuda/adaln.cu and gated_add_adaln.cu against their compositions.
+//! cuda/adaln.cu against its composition.
 
 use flux::backend::Backend;
 use flux::ops;
 use flux::tensor::Tensor;
 
-use crate::compare::{Case, Shape, check, check_against, shapes, values, vector};
+use crate::compare::{Case, Shape, check, shapes, vector};
 
 struct Adaln(Shape);
 
@@ -17,14 +17,6 @@ impl Case for Adaln {
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (shift, scale) = (vector(b, 2, self.0.cols), vector(b, 3, self.0.cols));
         vec![ops::adaln::compose(b, &self.0.tensor(b, 1), &shift, &scale, 1e-6).unwrap()]
-    }
-}
-
-struct LayerNorm(Shape);
-
-impl Case for LayerNorm {
-    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        vec![self.0.tensor(b, 1).layer_norm(1e-6).unwrap()]
     }
 }
 
@@ -41,100 +33,4 @@ fn adaln_matches_its_composition() {
     for cols in [8, 2560, 4096, 6144, 32768, 32776] {
         check(&cuda, &format!("adaln [3, {cols}]"), &Adaln(Shape::dense(3, cols)), COMPOSED);
     }
-}
-
-#[test]
-fn layer_norm_matches_the_cpu() {
-    let Some(cuda) = crate::cuda() else { return };
-    for shape in shapes(Shape::dense(4608, 3072)) {
-        check(&cuda, &format!("layer_norm {shape:?}"), &LayerNorm(shape), 0.0);
-    }
-}
-
-/// A mean of 100 times the deviation costs no digits: the values are whole numbers, so the row is exact in bf16.
-#[test]
-fn layer_norm_of_a_row_far_from_zero_keeps_its_digits() {
-    struct Far;
-    impl Case for Far {
-        fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-            let far: Vec<f32> = values(5, 4 * 3072).iter().map(|v| 192.0 + (v * 4.0).round()).collect();
-            vec![b.upload(&far, 4, 3072).unwrap().layer_norm(1e-6).unwrap()]
-        }
-    }
-    let Some(cuda) = crate::cuda() else { return };
-    check(&cuda, "layer_norm far from zero", &Far, 0.0);
-}
-
-/// A shape, and how many of its rows are text.
-struct GatedAddAdaln(Shape, usize);
-
-impl GatedAddAdaln {
-    fn how(&self) -> ops::Adaln {
-        ops::Adaln { txt_rows: self.1, eps: 1e-6, narrow: false }
-    }
-
-    fn with<B: Backend>(
-        &self,
-        b: &B,
-        op: impl Fn(Tensor<B>, [&Tensor<B>; 2], &Tensor<B>, [(&Tensor<B>, &Tensor<B>); 2]) -> (Tensor<B>, Tensor<B>),
-    ) -> Vec<Tensor<B>> {
-        let y = Shape { before: 8, after: 0, ..self.0 }.tensor(b, 2);
-        let [gate, shift, scale, img_gate, img_shift, img_scale] =
-            [3, 4, 5, 6, 7, 8].map(|seed| vector(b, seed, self.0.cols));
-        let (x, h) = op(self.0.tensor(b, 1), [&gate, &img_gate], &y, [(&shift, &scale), (&img_shift, &img_scale)]);
-        vec![x, h]
-    }
-}
-
-impl Case for GatedAddAdaln {
-    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        self.with(b, |x, gates, y, norms| x.gated_add_adaln(gates, y, norms, self.how()).unwrap())
-    }
-
-    fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        self.with(b, |x, gates, y, norms| ops::gated_add_adaln::compose(b, x, gates, y, norms, self.how()).unwrap())
-    }
-}
-
-/// The composition rounds x before the norm; where the kernel does not cover a shape, both are the composition.
-#[test]
-fn gated_add_adaln_matches_its_composition() {
-    let Some(cuda) = crate::cuda() else { return };
-    let covered = |shape: Shape| {
-        [shape.before, shape.cols, shape.after].iter().all(|cols| cols.is_multiple_of(8)) && shape.cols <= 8192
-    };
-    let wide = [8, 16, 264, 1024, 2560, 4096, 6144, 8184, 8192, 8200].map(|cols| Shape::dense(3, cols));
-    for shape in shapes(Shape::dense(4608, 3072)).into_iter().chain(wide) {
-        for txt_rows in [0, shape.rows / 3, shape.rows] {
-            let before = cuda.stats().composed;
-            let case = GatedAddAdaln(shape, txt_rows);
-            let what = format!("gated_add_adaln {shape:?}, {txt_rows} rows of text");
-            if covered(shape) {
-                check(&cuda, &what, &case, COMPOSED);
-                assert_eq!(cuda.stats().composed, before, "{what}");
-            } else {
-                check_against(&cuda, &what, &case, COMPOSED, 0.0);
-                assert!(cuda.stats().composed > before, "{what}: what no kernel covers is counted");
-            }
-        }
-    }
-}
-
-/// x that may not be overwritten stays as it was.
-#[test]
-fn gated_add_adaln_leaves_what_it_may_not_write() {
-    struct Borrowed;
-    impl Case for Borrowed {
-        fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-            let shape = Shape::dense(5, 264);
-            let (x, y, row) = (shape.tensor(b, 1), shape.tensor(b, 2), vector(b, 3, 264));
-            let (sum, h) = x
-                .row_view(0..5)
-                .gated_add_adaln([&row; 2], &y, [(&row, &row); 2], ops::Adaln { txt_rows: 2, eps: 1e-6, narrow: false })
-                .unwrap();
-            vec![sum, h, x]
-        }
-    }
-    let Some(cuda) = crate::cuda() else { return };
-    check(&cuda, "gated_add_adaln of a borrowed x", &Borrowed, 0.0);
 }

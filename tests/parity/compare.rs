@@ -2,15 +2,15 @@
 
 use std::process::Command;
 
-use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
-use flux::model_dir::ModelDir;
+use flux::backend::{Backend, Storage};
+use flux::files::{ModelFiles, TensorView};
+use flux::nn::{ConvKernel, Linear};
 use flux::tensor::Tensor;
-use flux::weights::{WeightFiles, WeightView};
 use half::{bf16, f16};
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
+use safetensors::tensor::TensorView as FileTensor;
 
 /// The largest relative error of one rounding to bf16: of its 8 binary digits the first is implied, so half of the
 /// spacing 2^-7.
@@ -185,7 +185,7 @@ pub fn check_choices(cuda: &Cuda, test: &str, variable: &str) {
 /// A tensor in a safetensors file, as weights come.
 pub struct Weight {
     _folder: tempfile::TempDir,
-    view: WeightView,
+    view: TensorView,
 }
 
 impl Weight {
@@ -197,10 +197,10 @@ impl Weight {
             other => panic!("no weights in {other:?}"),
         };
         let folder = tempfile::tempdir().unwrap();
-        let tensor = TensorView::new(dtype, shape.to_vec(), &bytes).unwrap();
+        let tensor = FileTensor::new(dtype, shape.to_vec(), &bytes).unwrap();
         std::fs::create_dir(folder.path().join("w")).unwrap();
         safetensors::serialize_to_file([("weight", tensor)], None, &folder.path().join("w/w.safetensors")).unwrap();
-        let files = WeightFiles::open(&ModelDir::Folder(folder.path().to_path_buf()), "w", "w").unwrap();
+        let files = ModelFiles::Folder(folder.path().to_path_buf()).tensors("w", "w").unwrap();
         let view = files.get("weight", shape).unwrap();
         Self { _folder: folder, view }
     }
@@ -209,15 +209,20 @@ impl Weight {
         Self::new(&values(seed, rows * cols), &[rows, cols], Dtype::BF16)
     }
 
-    pub fn view(&self) -> WeightView {
+    pub fn view(&self) -> TensorView {
         self.view.clone()
     }
 
-    pub fn matrix<B: Backend>(&self, b: &B) -> Tensor<B> {
-        b.weight(&[self.view()]).unwrap()
+    pub fn linear<B: Backend>(&self, b: &B) -> Linear<B> {
+        Linear::load(b, "weight", &[self.view()], Storage::Native).unwrap()
     }
 
-    pub fn conv<B: Backend>(&self, b: &B) -> Tensor<B> {
-        b.conv_weight(&self.view).unwrap()
+    /// In e4m3.
+    pub fn fp8(&self, cuda: &Cuda) -> Linear<Cuda> {
+        Linear::load(cuda, "weight", &[self.view()], Storage::Fp8).unwrap()
+    }
+
+    pub fn conv<B: Backend>(&self, b: &B) -> ConvKernel<B> {
+        ConvKernel::load(b, &self.view).unwrap()
     }
 }

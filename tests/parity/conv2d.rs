@@ -28,21 +28,23 @@ impl Case for Conv2d<'_> {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
         vec![match self.residual(b) {
-            Some(residual) => x.conv2d_add(&weight, &bias, self.conv, residual).unwrap(),
-            None => x.conv2d(&weight, &bias, self.conv).unwrap(),
+            Some(residual) => x.conv2d_add(&weight, &bias, self.conv, residual).unwrap().pixels,
+            None => x.conv2d(&weight, &bias, self.conv).unwrap().pixels,
         }]
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
         vec![match self.residual(b) {
-            Some(residual) => flux::ops::conv2d::compose_add(b, &x, &weight, &bias, self.conv, residual).unwrap(),
-            None => x.conv2d(&weight, &bias, self.conv).unwrap(),
+            Some(residual) => {
+                flux::ops::conv2d::compose_add(b, &x, &weight, &bias, self.conv, residual).unwrap().pixels
+            }
+            None => x.conv2d(&weight, &bias, self.conv).unwrap().pixels,
         }]
     }
 }
 
-fn weight(cin: usize, cout: usize, kernel: usize) -> Weight {
+pub fn weight(cin: usize, cout: usize, kernel: usize) -> Weight {
     Weight::new(&values(2, cout * cin * kernel * kernel), &[cout, cin, kernel, kernel], Dtype::F32)
 }
 
@@ -99,7 +101,7 @@ fn conv2d_matches_at_the_decoders_sizes() {
 
 /// Height, width, channels in and out, of images that no tile divides; the last two have so many tiles that larger ones
 /// are chosen, or several for each multiprocessor.
-const RAGGED: [([usize; 2], usize, usize); 10] = [
+pub const RAGGED: [([usize; 2], usize, usize); 10] = [
     ([1, 1], 64, 8),
     ([1, 17], 64, 3),
     ([17, 1], 8, 8),
@@ -134,16 +136,12 @@ fn convolutions_of_many_ragged_tiles_match_the_cpu() {
             check_conv(&cuda, Conv::same(height, width, 3), cin, cout, beside, residual);
         }
     }
-    check_upsampled(&cuda, [67, 130], 24, 136, [0, 0]);
-    check_upsampled(&cuda, [90, 90], 72, 128, [0, 0]);
 }
 
 #[test]
 fn each_kernel_can_be_asked_for() {
     let Some(cuda) = crate::cuda() else { return };
     check_choices(&cuda, "conv2d::ragged_3x3_convolutions_match_the_cpu", "FLUX_CONV2D");
-    // Without the kernel for Hopper, im2col reads the image before it is upsampled.
-    check_choices(&cuda, "conv2d::upsample_conv2d_matches_the_cpu", "FLUX_CONV2D");
 }
 
 #[test]
@@ -167,64 +165,13 @@ fn a_residual_that_may_not_be_written_stays() {
     let residual = || Shape::dense(20 * 19, 128).tensor(&cuda, 4);
     let kept = residual();
     let before = cuda.download(&kept).unwrap();
-    let elsewhere = x.conv2d_add(&weight, &bias, conv, kept.row_view(0..20 * 19)).unwrap();
-    let over = x.conv2d_add(&weight, &bias, conv, residual()).unwrap();
+    let elsewhere = x.conv2d_add(&weight, &bias, conv, kept.row_view(0..20 * 19)).unwrap().pixels;
+    let over = x.conv2d_add(&weight, &bias, conv, residual()).unwrap().pixels;
     assert!(cuda.download(&kept).unwrap() == before);
     assert!(cuda.download(&elsewhere).unwrap() == cuda.download(&over).unwrap());
 }
 
-struct UpsampleConv2d<'a> {
-    x: Shape,
-    weight: &'a Weight,
-    height: usize,
-    width: usize,
-    out: usize,
-}
-
-impl Case for UpsampleConv2d<'_> {
-    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        vec![x.upsample_conv2d(&weight, &bias, self.height, self.width).unwrap()]
-    }
-
-    fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        vec![flux::ops::conv2d::compose_upsample(b, x, &weight, &bias, self.height, self.width).unwrap()]
-    }
-}
-
-fn check_upsampled(cuda: &Cuda, [height, width]: [usize; 2], cin: usize, cout: usize, beside: [usize; 2]) {
-    let weight = weight(cin, cout, 3);
-    let x = Shape::view(height * width, cin, beside[0], beside[1]);
-    let case = UpsampleConv2d { x, weight: &weight, height, width, out: cout };
-    // The kernel's sums of weights round once. Their errors are independent, so that they move an output as little as
-    // one rounding of it.
-    check_against(
-        cuda,
-        &format!("upsample_conv2d {height}x{width} {cin} -> {cout}, beside {beside:?}"),
-        &case,
-        WITH_EPILOGUE + 1.0,
-        1.0,
-    );
-}
-
-#[test]
-fn upsample_conv2d_matches_the_cpu() {
-    let Some(cuda) = crate::cuda() else { return };
-    for (size, cin, cout) in RAGGED.into_iter().filter(|([height, width], ..)| height * width < 4096) {
-        check_upsampled(&cuda, size, cin, cout, [0, 0]);
-        check_upsampled(&cuda, size, cin, cout, [8, 16]);
-    }
-    check_upsampled(&cuda, [9, 8], 5, 7, [0, 0]);
-    check_upsampled(&cuda, [9, 8], 64, 32, [3, 0]);
-    check_upsampled(&cuda, [49, 113], 64, 128, [0, 0]);
-    if !crate::small() {
-        check_upsampled(&cuda, [128, 128], 512, 512, [0, 0]);
-        check_upsampled(&cuda, [250, 253], 256, 256, [0, 0]);
-    }
-}
-
-/// Neither im2col rows nor an upsampled image are made where there is a kernel that needs none.
+/// No im2col rows are made where there is a kernel that needs none.
 #[test]
 fn hopper_launches_one_kernel_for_a_convolution() {
     let Some(cuda) = crate::cuda() else { return };
@@ -234,16 +181,9 @@ fn hopper_launches_one_kernel_for_a_convolution() {
     }
     for cout in [3, 128, 320] {
         let (weight, bias) = (weight(64, cout, 3).conv(&cuda), vector(&cuda, 3, cout));
-        let x = || Shape::dense(9 * 11, 64).tensor(&cuda, 1);
-        let input = x();
+        let input = Shape::dense(9 * 11, 64).tensor(&cuda, 1);
         let before = cuda.stats().launches;
         input.conv2d(&weight, &bias, Conv::same(9, 11, 3)).unwrap();
         assert_eq!(cuda.stats().launches - before, 1, "64 -> {cout}");
-        if cout % 8 == 0 {
-            let input = x();
-            let before = cuda.stats().launches;
-            input.upsample_conv2d(&weight, &bias, 9, 11).unwrap();
-            assert_eq!(cuda.stats().launches - before, 2, "the sums of weights, and the convolution: 64 -> {cout}");
-        }
     }
 }

@@ -4,18 +4,18 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
-use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
-use flux::e4m3::{MULTIPLE, quantise_row, to_f32};
-use flux::model_dir::ModelDir;
-use flux::ops::Adaln;
+use flux::backend::{Backend, Storage};
+use flux::files::e4m3::{MULTIPLE, quantise_row, to_f32};
+use flux::files::{ModelFiles, Safetensors, TensorFiles, TensorView, scales_name};
+use flux::nn::Linear;
+use flux::ops::{Adaln, Joint, Mask, Norm};
 use flux::pipeline::{Fp8Cache, Model, OpenModel, Request};
 use flux::tensor::Tensor;
-use flux::weights::{WeightFiles, scales_name};
 use rayon::prelude::*;
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
+use safetensors::tensor::TensorView as FileTensor;
 
 use crate::compare::{Shape, Weight, compare, shapes, values, vector, with_variable};
 use crate::cuda_fp8;
@@ -145,6 +145,11 @@ const WEIGHTS: [(usize, usize); 14] = [
     (3, 16392),
 ];
 
+/// A weight of these parts in e4m3.
+fn fp8(cuda: &Cuda, parts: &[TensorView]) -> Linear<Cuda> {
+    Linear::load(cuda, "weight", parts, Storage::Fp8).unwrap()
+}
+
 /// As rows of any kind have them: about even, over many powers of two, and far below the largest, of heavy tails.
 fn weights_of(rows: usize, cols: usize) -> [Vec<f32>; 3] {
     let even = values(2, rows * cols);
@@ -153,15 +158,15 @@ fn weights_of(rows: usize, cols: usize) -> [Vec<f32>; 3] {
 }
 
 #[test]
-fn narrow_weights_are_e4m3_with_the_scale_of_least_error_for_each_row() {
+fn fp8_weights_are_e4m3_with_the_scale_of_least_error_for_each_row() {
     let Some(cuda) = cuda_fp8() else { return };
     for (rows, cols) in WEIGHTS {
         for host in weights_of(rows, cols) {
             let weight = Weight::new(&host, &[rows, cols], Dtype::BF16);
-            let narrow = cuda.narrow_weight(&[weight.view()]).unwrap();
+            let weight = weight.fp8(&cuda);
             assert_equal(
                 &format!("weight [{rows}, {cols}]"),
-                &cuda.download(&narrow).unwrap(),
+                &cuda.weight_values(&weight).unwrap(),
                 &quantised_weight(&host, cols),
             );
         }
@@ -169,15 +174,15 @@ fn narrow_weights_are_e4m3_with_the_scale_of_least_error_for_each_row() {
 }
 
 #[test]
-fn narrow_weights_are_nearer_than_with_the_least_scale() {
+fn fp8_weights_are_nearer_than_with_the_least_scale() {
     let Some(cuda) = cuda_fp8() else { return };
     for (rows, cols, factor) in [(40, 3072, 0.98), (20, 12288, 0.99), (9, 1031, 0.97)] {
         let host = Weight::seeded(3, rows, cols);
-        let narrow = cuda.download(&cuda.narrow_weight(&[host.view()]).unwrap()).unwrap();
+        let weight = cuda.weight_values(&host.fp8(&cuda)).unwrap();
         let host = host.view().to_f32();
         let error =
             |got: &[f32]| host.iter().zip(got).map(|(value, got)| f64::from(value - got).powi(2)).sum::<f64>().sqrt();
-        let (chosen, least) = (error(&narrow), error(&quantised(&host, cols)));
+        let (chosen, least) = (error(&weight), error(&quantised(&host, cols)));
         println!("[{rows}, {cols}]: {:.4} of the error", chosen / least);
         assert!(chosen < factor * least, "[{rows}, {cols}]: {chosen} of {least}");
     }
@@ -185,14 +190,14 @@ fn narrow_weights_are_nearer_than_with_the_least_scale() {
 
 /// Among other values, which come out as they do without.
 #[test]
-fn narrow_weights_keep_what_is_not_a_number() {
+fn fp8_weights_keep_what_is_not_a_number() {
     let Some(cuda) = cuda_fp8() else { return };
     for cols in [64, 77, 3072] {
         let mut host = values(2, 4 * cols);
         host[cols + 5] = f32::NAN;
         host[2 * cols + 6] = f32::INFINITY;
         let weight = Weight::new(&host, &[4, cols], Dtype::BF16);
-        let got = cuda.download(&cuda.narrow_weight(&[weight.view()]).unwrap()).unwrap();
+        let got = cuda.weight_values(&weight.fp8(&cuda)).unwrap();
         let expected = quantised_weight(&host, cols);
         assert!(got[cols + 5].is_nan() && got[2 * cols..3 * cols].iter().all(|value| value.is_nan()), "{cols}");
         let numbers = |values: &[f32]| values.iter().copied().filter(|value| !value.is_nan()).collect::<Vec<_>>();
@@ -202,40 +207,40 @@ fn narrow_weights_keep_what_is_not_a_number() {
 }
 
 #[test]
-fn stacked_narrow_weights_arrive_whole() {
+fn stacked_fp8_weights_arrive_whole() {
     let Some(cuda) = cuda_fp8() else { return };
     let rows = if crate::small() { 700 } else { 9000 };
     let (a, b) = (values(1, rows * 3072), values(2, 3 * 3072));
     let (large, tail) = (Weight::new(&a, &[rows, 3072], Dtype::F32), Weight::new(&b, &[3, 3072], Dtype::BF16));
-    let both = cuda.narrow_weight(&[large.view(), tail.view()]).unwrap();
-    assert_equal("stacked", &cuda.download(&both).unwrap(), &quantised_weight(&[a, b].concat(), 3072));
+    let both = fp8(&cuda, &[large.view(), tail.view()]);
+    assert_equal("stacked", &cuda.weight_values(&both).unwrap(), &quantised_weight(&[a, b].concat(), 3072));
 }
 
 /// A matrix in a file of weights, and beside it one of e4m3 values of the same name, which here is of `kept`.
-fn with_e4m3(values: &[f32], kept: &[f32], rows: usize, cols: usize) -> (tempfile::TempDir, WeightFiles) {
+fn with_e4m3(values: &[f32], kept: &[f32], rows: usize, cols: usize) -> (tempfile::TempDir, TensorFiles) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("w")).unwrap();
     let bf16: Vec<u8> = values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect();
-    let tensor = TensorView::new(Dtype::BF16, vec![rows, cols], &bf16).unwrap();
+    let tensor = FileTensor::new(Dtype::BF16, vec![rows, cols], &bf16).unwrap();
     safetensors::serialize_to_file([("weight", tensor)], None, &folder.path().join("w/w.safetensors")).unwrap();
     let (bits, scales) = weight_bits(kept, cols);
     let scales: Vec<u8> = scales.into_iter().flat_map(f32::to_le_bytes).collect();
     let e4m3 = [
         (
             "weight".to_string(),
-            TensorView::new(Dtype::F8_E4M3, vec![rows, cols.next_multiple_of(MULTIPLE)], &bits).unwrap(),
+            FileTensor::new(Dtype::F8_E4M3, vec![rows, cols.next_multiple_of(MULTIPLE)], &bits).unwrap(),
         ),
-        (scales_name("weight"), TensorView::new(Dtype::F32, vec![rows], &scales).unwrap()),
+        (scales_name("weight"), FileTensor::new(Dtype::F32, vec![rows], &scales).unwrap()),
     ];
     let path = folder.path().join("e4m3.safetensors");
     safetensors::serialize_to_file(e4m3, None, &path).unwrap();
-    let mut files = WeightFiles::open(&ModelDir::Folder(folder.path().to_path_buf()), "w", "w").unwrap();
-    files.set_e4m3(WeightFiles::open_file(&path, "").unwrap());
+    let mut files = ModelFiles::Folder(folder.path().to_path_buf()).tensors("w", "w").unwrap();
+    files.set_quantised(Safetensors::open(&path, "").unwrap());
     (folder, files)
 }
 
 #[test]
-fn narrow_weights_of_a_file_are_those_that_the_gpu_makes() {
+fn fp8_weights_of_a_file_are_those_that_the_gpu_makes() {
     let Some(cuda) = cuda_fp8() else { return };
     let mut sizes = WEIGHTS.to_vec();
     if !crate::small() {
@@ -246,12 +251,12 @@ fn narrow_weights_of_a_file_are_those_that_the_gpu_makes() {
             let (_folder, files) = with_e4m3(&host, &host, rows, cols);
             let view = files.get("weight", &[rows, cols]).unwrap();
             let before = cuda.stats().launches;
-            let from_file = cuda.narrow_weight(std::slice::from_ref(&view)).unwrap();
+            let from_file = fp8(&cuda, std::slice::from_ref(&view));
             assert_eq!(cuda.stats().launches, before, "nothing is quantised");
             let plain = Weight::new(&host, &[rows, cols], Dtype::BF16);
-            let made = cuda.narrow_weight(&[plain.view()]).unwrap();
+            let made = plain.fp8(&cuda);
             let what = format!("weight [{rows}, {cols}]");
-            assert_equal(&what, &cuda.download(&from_file).unwrap(), &cuda.download(&made).unwrap());
+            assert_equal(&what, &cuda.weight_values(&from_file).unwrap(), &cuda.weight_values(&made).unwrap());
             // Its padding is zeros, too: a product reads it.
             let x = Shape::dense(9, cols).tensor(&cuda, 1);
             let [got, expected] =
@@ -263,19 +268,20 @@ fn narrow_weights_of_a_file_are_those_that_the_gpu_makes() {
 
 /// The file holds other values, so that it is seen which are read.
 #[test]
-fn rows_of_narrow_weights_come_from_the_file_in_any_order() {
+fn rows_of_fp8_weights_come_from_the_file_in_any_order() {
     let Some(cuda) = cuda_fp8() else { return };
     let (rows, cols) = (45, 77);
     let (host, kept) = (values(1, rows * cols), values(2, rows * cols));
     let (_folder, files) = with_e4m3(&host, &kept, rows, cols);
     let view = files.get("weight", &[rows, cols]).unwrap();
     let parts = [7..20, 0..7, 20..45];
-    let stacked = cuda.narrow_weight(&parts.clone().map(|rows| view.row_range(rows))).unwrap();
+    let stacked = fp8(&cuda, &parts.clone().map(|rows| view.row_range(rows)));
     let reordered: Vec<f32> =
         parts.into_iter().flat_map(|rows| kept[rows.start * cols..rows.end * cols].to_vec()).collect();
-    assert_equal("reordered rows", &cuda.download(&stacked).unwrap(), &quantised_weight(&reordered, cols));
-    // What is not narrow is as it was.
-    assert_equal("a weight in bf16", &cuda.download(&cuda.weight(&[view]).unwrap()).unwrap(), &host);
+    assert_equal("reordered rows", &cuda.weight_values(&stacked).unwrap(), &quantised_weight(&reordered, cols));
+    // In bf16 it is as it was.
+    let native = Linear::load(&cuda, "weight", &[view], Storage::Native).unwrap();
+    assert_equal("a weight in bf16", &cuda.weight_values(&native).unwrap(), &host);
 }
 
 fn copy_all(from: &Path, to: &Path) {
@@ -295,7 +301,7 @@ fn images_are_the_same_with_weights_from_a_file() {
     let Some(cuda) = cuda_fp8() else { return };
     let copy = tempfile::tempdir().unwrap();
     copy_all(&crate::root().join("models/tiny"), copy.path());
-    for dir in [ModelDir::open(copy.path()).unwrap(), preset("uneven"), preset("sharded")] {
+    for dir in [ModelFiles::open(copy.path()).unwrap(), preset("uneven"), preset("sharded")] {
         let open = |kept: Option<Fp8Cache>| {
             let mut model = OpenModel::open(&dir).unwrap();
             if let Some(kept) = kept {
@@ -313,23 +319,23 @@ fn images_are_the_same_with_weights_from_a_file() {
             let config = model.info().transformer.clone();
             (latents, launches() - before, (8 * config.num_layers + 2 * config.num_single_layers) as u64)
         });
-        let (latents, all, narrow_weights) = expected;
+        let (latents, all, fp8_weights) = expected;
         for (with, some, _) in [first, later] {
             assert!(with == latents, "{dir:?}");
-            assert!(all - some >= narrow_weights, "no weight is quantised, nor brought to bf16 for that: {dir:?}");
+            assert!(all - some >= fp8_weights, "no weight is quantised, nor brought to bf16 for that: {dir:?}");
         }
     }
 }
 
 #[test]
-fn a_narrow_weight_leaves_a_byte_for_each_value_in_memory() {
+fn an_fp8_weight_leaves_a_byte_for_each_value_in_memory() {
     let Some(cuda) = cuda_fp8() else { return };
     let weight = Weight::seeded(1, 256, 512);
     let before = cuda.stats().memory_bytes;
-    let narrow = cuda.narrow_weight(&[weight.view()]).unwrap();
+    let weight = weight.fp8(&cuda);
     assert_eq!(cuda.stats().memory_bytes - before, 256 * 512 + 256 * 4);
-    assert!(cuda.stats().memory_bytes - before <= cuda.narrow_weight_bytes(256 * 512));
-    drop(narrow);
+    assert!(cuda.stats().memory_bytes - before <= cuda.weight_bytes(256 * 512, Storage::Fp8));
+    drop(weight);
     assert_eq!(cuda.stats().memory_bytes, before);
 }
 
@@ -359,8 +365,7 @@ fn what_is_not_a_number_stays_so() {
         let mut host = values(1, 3 * 64);
         host[70] = bad;
         let weight = Weight::seeded(2, 32, 64);
-        let out =
-            cuda.upload(&host, 3, 64).unwrap().linear(&cuda.narrow_weight(&[weight.view()]).unwrap(), None).unwrap();
+        let out = cuda.upload(&host, 3, 64).unwrap().linear(&weight.fp8(&cuda), None).unwrap();
         let out = cuda.download(&out).unwrap();
         assert!(out[32..64].iter().all(|value| value.is_nan()), "{bad}");
         assert!(out[..32].iter().chain(&out[64..]).all(|value| value.is_finite()), "{bad}");
@@ -370,27 +375,39 @@ fn what_is_not_a_number_stays_so() {
 #[test]
 fn e4m3_is_for_products_only() {
     let Some(cuda) = cuda_fp8() else { return };
-    let narrow = || cuda.narrow_weight(&[Weight::seeded(1, 64, 64).view()]).unwrap();
     let x = Shape::dense(64, 64).tensor(&cuda, 2);
-    assert!(narrow().silu().is_err());
-    assert!(narrow().linear(&Weight::seeded(3, 64, 64).matrix(&cuda), None).is_err());
-    assert!(x.add(&narrow()).is_err());
+    let e4m3 = || cuda.quantise(&x).unwrap();
+    let (weight, row) = (Weight::seeded(3, 64, 64).linear(&cuda), vector(&cuda, 4, 64));
+    let errors = [
+        e4m3().silu(),
+        x.row_view(0..64).add(&e4m3()),
+        e4m3().linear(&weight, None),
+        e4m3().linear(&Weight::seeded(1, 64, 64).fp8(&cuda), None),
+        e4m3().attention(&x, &x, 64, Joint::single(64), Mask::None),
+        x.row_view(0..64).attention(&e4m3(), &e4m3(), 64, Joint::single(64), Mask::None),
+        e4m3().adaln(&row, &row, 1e-6),
+        Tensor::concat_rows(&[&x, &e4m3()]),
+        e4m3().swiglu(&x),
+    ];
+    for (i, error) in errors.into_iter().enumerate() {
+        let error = error.map(drop).unwrap_err().to_string();
+        assert!(error.contains("E4m3, expected Bf16"), "{i}: {error}");
+    }
 }
 
 /// `x weight^T` of values that e4m3 holds exactly, on the CPU.
 fn product(x: &[f32], weight: &[f32], [rows, cols, out]: [usize; 3]) -> Vec<f32> {
     let cpu = Cpu::new(Precision::F32);
-    let weight = Weight::new(weight, &[out, cols], Dtype::F32).matrix(&cpu);
+    let weight = Weight::new(weight, &[out, cols], Dtype::F32).linear(&cpu);
     cpu.download(&cpu.upload(x, rows, cols).unwrap().linear(&weight, None).unwrap()).unwrap()
 }
 
 fn check_linear(cuda: &Cuda, shape: Shape, out: usize) {
-    let (x, weight) = (shape.tensor(cuda, 1), Weight::seeded(2, out, shape.cols));
-    let narrow = cuda.narrow_weight(&[weight.view()]).unwrap();
+    let (x, weight) = (shape.tensor(cuda, 1), Weight::seeded(2, out, shape.cols).fp8(cuda));
     let (x_values, weight_values) =
-        (quantised(&cuda.download(&x).unwrap(), shape.cols), cuda.download(&narrow).unwrap());
+        (quantised(&cuda.download(&x).unwrap(), shape.cols), cuda.weight_values(&weight).unwrap());
     let expected = product(&x_values, &weight_values, [shape.rows, shape.cols, out]);
-    let got = cuda.download(&x.linear(&narrow, None).unwrap()).unwrap();
+    let got = cuda.download(&x.linear(&weight, None).unwrap()).unwrap();
     compare(&format!("linear in fp8 {shape:?} -> {out}"), &got, &expected, roundings(shape.cols));
 }
 
@@ -440,11 +457,14 @@ fn linear_rows_in_fp8_matches_the_cpu() {
         for shape in [Shape::dense(rows, cols), Shape::view(rows, cols, 3, 2)] {
             let x = shape.tensor(&cuda, 1);
             let x_values = quantised(&cuda.download(&x).unwrap(), cols);
-            let [top_weight, bottom_weight] =
-                [2, 3].map(|seed| cuda.narrow_weight(&[Weight::seeded(seed, out, cols).view()]).unwrap());
+            let [top_weight, bottom_weight] = [2, 3].map(|seed| Weight::seeded(seed, out, cols).fp8(&cuda));
             let (top_values, bottom_values) = x_values.split_at(first * cols);
-            let mut expected = product(top_values, &cuda.download(&top_weight).unwrap(), [first, cols, out]);
-            expected.extend(product(bottom_values, &cuda.download(&bottom_weight).unwrap(), [rows - first, cols, out]));
+            let mut expected = product(top_values, &cuda.weight_values(&top_weight).unwrap(), [first, cols, out]);
+            expected.extend(product(
+                bottom_values,
+                &cuda.weight_values(&bottom_weight).unwrap(),
+                [rows - first, cols, out],
+            ));
             let (top, bottom) = x.split_rows(first);
             let before = cuda.stats().launches;
             let got = Tensor::linear_rows(&[(&top, &top_weight), (&bottom, &bottom_weight)]).unwrap();
@@ -458,30 +478,6 @@ fn linear_rows_in_fp8_matches_the_cpu() {
             let quantised_at_once = first.is_multiple_of(4) || first == rows;
             let products = u64::from(first > 0) + u64::from(first < rows);
             assert_eq!(launches, products + if quantised_at_once { 1 } else { 2 }, "{first} of {rows} rows first");
-        }
-    }
-}
-
-/// The same kernels round to bf16 on the way, and the products have the same places in memory, so nothing may differ.
-#[test]
-fn swiglu_linear_rows_equals_its_parts() {
-    let Some(cuda) = cuda_fp8() else { return };
-    let real = if crate::small() { None } else { Some(([1536, 9216, 3072], 512)) };
-    for ([rows, mlp, out], first) in SPLITS.into_iter().chain(real) {
-        let narrow = [2, 3].map(|seed| cuda.narrow_weight(&[Weight::seeded(seed, out, mlp).view()]).unwrap());
-        let weights = [&narrow[0], &narrow[1]];
-        for before in [0, 8, 3] {
-            let [got, expected] = [true, false].map(|fused| {
-                let [_, gate, up] =
-                    Shape::dense(rows, before + 2 * mlp).tensor(&cuda, 1).split_cols([before, mlp, mlp]);
-                let out = if fused {
-                    gate.swiglu_linear_rows(&up, weights, first)
-                } else {
-                    flux::ops::swiglu::compose_linear_rows(&cuda, gate, &up, weights, first)
-                };
-                cuda.download(&out.unwrap()).unwrap()
-            });
-            assert_equal(&format!("[{rows}, {mlp}] behind {before} columns -> {out}, {first} first"), &got, &expected);
         }
     }
 }
@@ -520,8 +516,8 @@ const LONG_PRODUCT: &str = "the sum of a long product: ";
 #[test]
 fn a_long_product_says_what_it_is() {
     let Some(cuda) = cuda_fp8() else { return };
-    let narrow = cuda.narrow_weight(&[Weight::seeded(2, 256, 4096).view()]).unwrap();
-    let out = cuda.download(&Shape::dense(64, 4096).tensor(&cuda, 1).linear(&narrow, None).unwrap()).unwrap();
+    let weight = Weight::seeded(2, 256, 4096).fp8(&cuda);
+    let out = cuda.download(&Shape::dense(64, 4096).tensor(&cuda, 1).linear(&weight, None).unwrap()).unwrap();
     assert!(out.iter().all(|value| value.is_finite()));
     println!("{LONG_PRODUCT}{}", out.iter().map(|value| f64::from(*value)).sum::<f64>());
 }
@@ -529,26 +525,27 @@ fn a_long_product_says_what_it_is() {
 #[test]
 fn a_bias_behind_a_product_in_fp8_is_an_error() {
     let Some(cuda) = cuda_fp8() else { return };
-    let (x, narrow) =
-        (Shape::dense(20, 128).tensor(&cuda, 1), cuda.narrow_weight(&[Weight::seeded(2, 256, 128).view()]).unwrap());
-    let error = x.linear(&narrow, Some(&vector(&cuda, 3, 256))).map(drop).unwrap_err().to_string();
+    let (x, weight) = (Shape::dense(20, 128).tensor(&cuda, 1), Weight::seeded(2, 256, 128).fp8(&cuda));
+    let error = x.linear(&weight, Some(&vector(&cuda, 3, 256))).map(drop).unwrap_err().to_string();
     assert!(error.contains("bias") && error.contains("e4m3"), "{error}");
 }
 
 /// The same kernel rounds to bf16 on the way, so nothing may differ.
 #[test]
-fn gated_add_adaln_for_narrow_weights_equals_its_parts() {
+fn gated_add_adaln_for_fp8_weights_equals_its_parts() {
     let Some(cuda) = cuda_fp8() else { return };
     for shape in shapes(Shape::dense(4608, 3072))
         .into_iter()
         .chain([8, 16, 264, 4096, 8184, 8192, 8200].map(|cols| Shape::dense(5, cols)))
     {
         let [gate, shift, scale] = [3, 4, 5].map(|seed| vector(&cuda, seed, shape.cols));
-        let narrow = cuda.narrow_weight(&[Weight::seeded(6, 21, shape.cols).view()]).unwrap();
+        let weight = Weight::seeded(6, 21, shape.cols);
+        let (e4m3, native) = (weight.fp8(&cuda), weight.linear(&cuda));
         let txt_rows = shape.rows / 3;
-        let [(x, h), (expected_x, expected_h)] = [true, false].map(|narrow| {
+        let [(x, h), (expected_x, expected_h)] = [&e4m3, &native].map(|reader| {
             let (x, y) = (shape.tensor(&cuda, 1), shape.tensor(&cuda, 2));
-            x.gated_add_adaln([&gate; 2], &y, [(&shift, &scale); 2], Adaln { txt_rows, eps: 1e-6, narrow }).unwrap()
+            let norm = Norm { shift: &shift, scale: &scale, reader };
+            x.gated_add_adaln([&gate; 2], &y, [norm; 2], Adaln { txt_rows, eps: 1e-6 }).unwrap()
         });
         assert_equal(
             &format!("the sum of {shape:?}"),
@@ -558,49 +555,9 @@ fn gated_add_adaln_for_narrow_weights_equals_its_parts() {
         // Rows of it are read as the blocks read them.
         let [got, expected] = [h, expected_h].map(|h| {
             let (txt, img) = h.split_rows(txt_rows);
-            cuda.download(&Tensor::linear_rows(&[(&txt, &narrow), (&img, &narrow)]).unwrap()).unwrap()
+            [txt, img].map(|rows| cuda.download(&rows.linear(&e4m3).unwrap()).unwrap()).concat()
         });
         assert_equal(&format!("the norm of {shape:?}"), &got, &expected);
-    }
-}
-
-/// The same kernels round to bf16 on the way, so nothing may differ.
-#[test]
-fn swiglu_linear_equals_its_parts() {
-    let Some(cuda) = cuda_fp8() else { return };
-    // [rows, side, mlp], and columns before the gate that no part has.
-    let mut sizes = vec![
-        ([40, 64, 128], 0),
-        ([40, 0, 128], 8),
-        ([19, 24, 40], 3),
-        ([7, 5, 13], 0),
-        ([7, 0, 1], 0),
-        ([3, 4096, 12288], 0),
-        ([3, 8, 16384], 0),
-    ];
-    if !crate::small() {
-        sizes.extend([([4608, 3072, 9216], 0), ([512, 0, 9216], 0)]);
-    }
-    for ([rows, side, mlp], before) in sizes {
-        for out in [96, 21] {
-            let narrow = cuda.narrow_weight(&[Weight::seeded(4, out, side + mlp).view()]).unwrap();
-            let parts = || {
-                let [_, beside, gate, up] =
-                    Shape::dense(rows, before + side + 2 * mlp).tensor(&cuda, 1).split_cols([before, side, mlp, mlp]);
-                (beside, gate, up)
-            };
-            let (beside, gate, up) = parts();
-            let got = gate.swiglu_linear(&up, (side > 0).then_some(&beside), &narrow).unwrap();
-            let (beside, gate, up) = parts();
-            let mlp_values = gate.swiglu(&up).unwrap();
-            let expected = if side > 0 {
-                Tensor::linear_concat(&[&beside, &mlp_values], &narrow)
-            } else {
-                mlp_values.linear(&narrow, None)
-            };
-            let what = format!("[{rows}, {side} + {mlp}] -> {out}");
-            assert_equal(&what, &cuda.download(&got).unwrap(), &cuda.download(&expected.unwrap()).unwrap());
-        }
     }
 }
 

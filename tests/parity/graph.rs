@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 
 use flux::backend::cuda::{Cuda, Graph};
 use flux::backend::{Backend, Remark};
+use flux::nn::Linear;
 use flux::tensor::Tensor;
 
 use crate::compare::{Shape, Weight, values, vector};
@@ -14,8 +15,8 @@ use crate::compare::{Shape, Weight, values, vector};
 fn work(
     x: &Tensor<Cuda>,
     y: &Tensor<Cuda>,
-    up: &Tensor<Cuda>,
-    down: &Tensor<Cuda>,
+    up: &Linear<Cuda>,
+    down: &Linear<Cuda>,
     vector: &Tensor<Cuda>,
 ) -> flux::Result<Tensor<Cuda>> {
     let both = Tensor::concat_rows(&[x, y])?;
@@ -29,7 +30,7 @@ fn work(
 fn captured_work_computes_the_same_from_one_launch() {
     let Some(cuda) = crate::cuda() else { return };
     let (up, down, vector) =
-        (Weight::seeded(4, 512, 128).matrix(&cuda), Weight::seeded(5, 128, 256).matrix(&cuda), vector(&cuda, 2, 128));
+        (Weight::seeded(4, 512, 128).linear(&cuda), Weight::seeded(5, 128, 256).linear(&cuda), vector(&cuda, 2, 128));
     let reads = Arc::new(());
     let mut graph = Graph::default();
     let start = cuda.stats();

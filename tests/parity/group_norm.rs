@@ -5,7 +5,8 @@ use std::sync::Arc;
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::{Cuda, Graph};
-use flux::ops::{self, Conv};
+use flux::nn::ConvKernel;
+use flux::ops::{self, Conv, Convolved};
 use flux::tensor::Tensor;
 use safetensors::Dtype;
 
@@ -17,23 +18,28 @@ struct GroupNorm {
     silu: bool,
 }
 
+impl GroupNorm {
+    fn with<B: Backend>(
+        &self,
+        b: &B,
+        op: impl Fn(&Tensor<B>, &ops::GroupNorm<'_, B>) -> flux::Result<Tensor<B>>,
+    ) -> Vec<Tensor<B>> {
+        let (x, weight, bias) = (self.shape.tensor(b, 1), vector(b, 2, self.shape.cols), vector(b, 3, self.shape.cols));
+        let norm = ops::GroupNorm { weight: &weight, bias: &bias, groups: self.groups, eps: 1e-6, statistics: None };
+        vec![op(&x, &norm).unwrap()]
+    }
+}
+
 impl Case for GroupNorm {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        let (x, weight, bias) = (self.shape.tensor(b, 1), vector(b, 2, self.shape.cols), vector(b, 3, self.shape.cols));
-        let out = if self.silu {
-            x.group_norm_silu(&weight, &bias, self.groups, 1e-6)
-        } else {
-            x.group_norm(&weight, &bias, self.groups, 1e-6)
-        };
-        vec![out.unwrap()]
+        self.with(b, |x, norm| if self.silu { x.group_norm_silu(norm) } else { x.group_norm(norm) })
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         if !self.silu {
             return self.run(b);
         }
-        let (x, weight, bias) = (self.shape.tensor(b, 1), vector(b, 2, self.shape.cols), vector(b, 3, self.shape.cols));
-        vec![ops::group_norm::compose_silu(b, &x, &weight, &bias, self.groups, 1e-6).unwrap()]
+        self.with(b, |x, norm| ops::group_norm::compose_silu(b, x, norm))
     }
 }
 
@@ -80,7 +86,8 @@ fn group_norm_far_from_zero_keeps_its_digits() {
         fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
             let far: Vec<f32> = values(5, self.0 * 64).iter().map(|v| 192.0 + (v * 4.0).round()).collect();
             let (weight, bias) = (vector(b, 2, 64), vector(b, 3, 64));
-            vec![b.upload(&far, self.0, 64).unwrap().group_norm(&weight, &bias, 8, 1e-6).unwrap()]
+            let norm = ops::GroupNorm { weight: &weight, bias: &bias, groups: 8, eps: 1e-6, statistics: None };
+            vec![b.upload(&far, self.0, 64).unwrap().group_norm(&norm).unwrap()]
         }
     }
     let Some(cuda) = crate::cuda() else { return };
@@ -100,7 +107,7 @@ fn group_norm_gives_the_same_bytes_every_time() {
 struct Maker {
     height: usize,
     width: usize,
-    weight: Tensor<Cuda>,
+    weight: ConvKernel<Cuda>,
     bias: Tensor<Cuda>,
     x: Tensor<Cuda>,
 }
@@ -123,36 +130,41 @@ impl Maker {
         Conv::same(self.height, self.width, 3)
     }
 
-    fn conv2d(&self) -> Tensor<Cuda> {
+    fn conv2d(&self) -> Convolved<Cuda> {
         self.x.conv2d(&self.weight, &self.bias, self.conv()).unwrap()
     }
 
-    fn conv2d_add(&self, residual: Tensor<Cuda>) -> Tensor<Cuda> {
+    fn conv2d_add(&self, residual: Tensor<Cuda>) -> Convolved<Cuda> {
         self.x.conv2d_add(&self.weight, &self.bias, self.conv(), residual).unwrap()
     }
 
-    fn upsample_conv2d(&self, cuda: &Cuda) -> Tensor<Cuda> {
+    fn upsample_conv2d(&self, cuda: &Cuda) -> Convolved<Cuda> {
         let x = Shape::dense(self.x.rows(), self.x.cols()).tensor(cuda, 1);
         x.upsample_conv2d(&self.weight, &self.bias, self.height, self.width).unwrap()
     }
 }
 
-/// The group norm of `x` against that of the same values on the CPU, and whether it read `x` for its moments.
-fn check_norm_of(cuda: &Cuda, what: &str, x: &Tensor<Cuda>, groups: usize) -> bool {
-    let cpu = Cpu::new(Precision::F32);
+/// The group norm of what a convolution made against that of the same values on the CPU, and whether it had to read
+/// them for their statistics.
+fn check_norm_of(cuda: &Cuda, what: &str, convolved: &Convolved<Cuda>, groups: usize) -> bool {
+    let (cpu, x) = (Cpu::new(Precision::F32), &convolved.pixels);
     let plain = cpu.upload(&cuda.download(x).unwrap(), x.rows(), x.cols()).unwrap();
-    let expected = plain.group_norm(&vector(&cpu, 5, x.cols()), &vector(&cpu, 6, x.cols()), groups, 1e-6).unwrap();
+    let (weight, bias) = (vector(&cpu, 5, x.cols()), vector(&cpu, 6, x.cols()));
+    let norm = ops::GroupNorm { weight: &weight, bias: &bias, groups, eps: 1e-6, statistics: None };
+    let expected = plain.group_norm(&norm).unwrap();
     let (weight, bias) = (vector(cuda, 5, x.cols()), vector(cuda, 6, x.cols()));
+    let statistics = convolved.statistics.as_ref();
+    let norm = ops::GroupNorm { weight: &weight, bias: &bias, groups, eps: 1e-6, statistics };
     let before = cuda.stats().launches;
-    let got = x.group_norm(&weight, &bias, groups, 1e-6).unwrap();
+    let got = x.group_norm(&norm).unwrap();
     let launches = cuda.stats().launches - before;
     assert!(launches == 2 || launches == 3, "{what}: {launches} launches");
     compare(what, &cuda.download(&got).unwrap(), &cpu.download(&expected).unwrap(), 1.0);
     launches == 3
 }
 
-/// Whether convolutions leave moments here.
-fn moments_are_left(cuda: &Cuda) -> bool {
+/// Whether convolutions give statistics here.
+fn gives_statistics(cuda: &Cuda) -> bool {
     cuda.describe().contains("compute capability 9.0")
         && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
 }
@@ -160,7 +172,7 @@ fn moments_are_left(cuda: &Cuda) -> bool {
 #[test]
 fn a_norm_of_a_convolution_is_that_of_its_values() {
     let Some(cuda) = crate::cuda() else { return };
-    let reads = !moments_are_left(&cuda);
+    let reads = !gives_statistics(&cuda);
     // The last ones have more tiles than there are multiprocessors, and for their shapes more than one round of them.
     let mut cases = vec![
         ([1usize, 1usize], 8, 64, 8),
@@ -183,17 +195,16 @@ fn a_norm_of_a_convolution_is_that_of_its_values() {
     for (size, cin, out, groups) in cases {
         for mean in [0.0, 100.0] {
             let maker = Maker::new(&cuda, size, cin, out, mean);
-            let check = |what: &str, x: &Tensor<Cuda>| {
+            let check = |what: &str, x: &Convolved<Cuda>| {
                 let what = format!("group_norm of {what} {size:?} {cin} -> {out} around {mean}");
                 assert_eq!(check_norm_of(&cuda, &what, x, groups), reads, "{what}");
             };
             check("conv2d", &maker.conv2d());
             let pixels = size[0] * size[1];
-            // Over the residual, over the columns of a longer residual, and over what a convolution left, whose moments
-            // are of no use any more.
+            // Over the residual, over the columns of a longer residual, and over what a convolution made.
             check("conv2d_add", &maker.conv2d_add(Shape::dense(pixels, out).tensor(&cuda, 4)));
             check("conv2d_add in place", &maker.conv2d_add(Shape::view(pixels, out, 16, 8).tensor(&cuda, 4)));
-            check("conv2d_add to conv2d", &maker.conv2d_add(maker.conv2d()));
+            check("conv2d_add to conv2d", &maker.conv2d_add(maker.conv2d().pixels));
             if pixels < 10_000 {
                 check("upsample_conv2d", &maker.upsample_conv2d(&cuda));
             }
@@ -207,52 +218,33 @@ fn each_convolution_serves_a_norm() {
     check_choices(&cuda, "group_norm::a_norm_of_a_convolution_is_that_of_its_values", "FLUX_CONV2D");
 }
 
-/// A tensor that keeps moments never changes: what goes over its cells elsewhere, goes to cells of its own.
 #[test]
-fn moments_are_of_the_values_that_are_there() {
+fn statistics_of_other_channels_are_an_error() {
     let Some(cuda) = crate::cuda() else { return };
     let maker = Maker::new(&cuda, [33, 50], 64, 128, 30.0);
-    let pixels = 33 * 50;
-    let reads =
-        |what: &str, x: &Tensor<Cuda>| assert!(check_norm_of(&cuda, what, x, 32), "{what} has no moments of its own");
-    let kept = maker.conv2d();
-    let before = cuda.download(&kept).unwrap();
-    reads("silu", &maker.conv2d().silu().unwrap());
-    reads("add", &maker.conv2d().add(&maker.conv2d()).unwrap());
-    reads("add of a view", &kept.row_view(0..pixels).add(&maker.conv2d()).unwrap());
-    reads("some rows", &kept.row_view(7..pixels - 5));
-    reads("the first rows", &kept.row_view(0..pixels - 1));
-    let [left, right] = maker.conv2d().split_cols([64, 64]);
-    reads("the first columns", &left);
-    reads("the last columns, over which silu would like to go", &right.silu().unwrap());
-    reads("the first columns still", &left);
-    let (top, bottom) = maker.conv2d().split_rows(100);
-    let (top, bottom) = (top.silu().unwrap(), bottom.silu().unwrap());
-    reads("upper rows after silu", &top);
-    reads("lower rows after silu", &bottom);
-    assert!(Tensor::adjacent_rows(top, bottom).is_err(), "both went elsewhere");
-    assert!(cuda.download(&kept).unwrap() == before);
-    // All of the cells, through a view, are what the moments are of.
-    assert_eq!(check_norm_of(&cuda, "all rows", &kept.row_view(0..pixels), 32), !moments_are_left(&cuda));
-    // Of two results in one buffer the first has moments.
-    let [left, right] = Shape::dense(pixels, 256).tensor(&cuda, 4).split_cols([128, 128]);
-    let (left, right) = (maker.conv2d_add(left), maker.conv2d_add(right));
-    assert_eq!(check_norm_of(&cuda, "left of two", &left, 32), !moments_are_left(&cuda));
-    reads("right of two", &right);
-    assert_eq!(check_norm_of(&cuda, "left of two, later", &left, 32), !moments_are_left(&cuda));
+    let Some(statistics) = maker.conv2d().statistics else { return assert!(!gives_statistics(&cuda)) };
+    let (x, row) = (Shape::dense(33 * 50, 64).tensor(&cuda, 1), vector(&cuda, 5, 64));
+    let norm = ops::GroupNorm { weight: &row, bias: &row, groups: 32, eps: 1e-6, statistics: Some(&statistics) };
+    let error = x.group_norm(&norm).map(drop).unwrap_err().to_string();
+    assert!(error.contains("its statistics are of 128"), "{error}");
+}
+
+fn norm_of<'a>(x: &'a Convolved<Cuda>, weight: &'a Tensor<Cuda>, bias: &'a Tensor<Cuda>) -> ops::GroupNorm<'a, Cuda> {
+    ops::GroupNorm { weight, bias, groups: 32, eps: 1e-6, statistics: x.statistics.as_ref() }
 }
 
 #[test]
-fn a_norm_of_a_convolution_gives_the_same_bytes_every_time_also_recorded() {
+fn a_norm_of_a_convolution_gives_the_same_bytes_every_time_also_captured() {
     let Some(cuda) = crate::cuda() else { return };
     let maker = Maker::new(&cuda, [65, 70], 128, 128, 1.0);
     let (weight, bias) = (vector(&cuda, 5, 128), vector(&cuda, 6, 128));
     let work = |x: &Tensor<Cuda>| {
         let x = x.conv2d(&maker.weight, &maker.bias, maker.conv())?;
-        let h = x.group_norm_silu(&weight, &bias, 32, 1e-6)?.conv2d(&maker.weight, &maker.bias, maker.conv())?;
-        let h = h.group_norm_silu(&weight, &bias, 32, 1e-6)?;
-        let x = h.conv2d_add(&maker.weight, &maker.bias, maker.conv(), x)?;
-        x.group_norm(&weight, &bias, 32, 1e-6)
+        let normed = x.pixels.group_norm_silu(&norm_of(&x, &weight, &bias))?;
+        let h = normed.conv2d(&maker.weight, &maker.bias, maker.conv())?;
+        let normed = h.pixels.group_norm_silu(&norm_of(&h, &weight, &bias))?;
+        let y = normed.conv2d_add(&maker.weight, &maker.bias, maker.conv(), x.pixels)?;
+        y.pixels.group_norm(&norm_of(&y, &weight, &bias))
     };
     let reads = Arc::new(());
     let mut graph = Graph::default();

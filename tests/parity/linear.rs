@@ -4,6 +4,7 @@ use std::path::Path;
 
 use flux::backend::Backend;
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
+use flux::nn;
 use flux::tensor::Tensor;
 
 use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check, check_against, vector};
@@ -16,7 +17,7 @@ struct Linear<'a> {
 
 impl Case for Linear<'_> {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        let weight = self.weight.matrix(b);
+        let weight = self.weight.linear(b);
         let bias = self.bias.then(|| vector(b, 3, weight.rows()));
         vec![self.x.tensor(b, 1).linear(&weight, bias.as_ref()).unwrap()]
     }
@@ -76,8 +77,8 @@ fn linear_matches_at_real_sizes() {
 struct LinearAdd<'a>(Shape, &'a Weight, [usize; 2]);
 
 impl LinearAdd<'_> {
-    fn inputs<B: Backend>(&self, b: &B) -> (Tensor<B>, Tensor<B>, Tensor<B>) {
-        let weight = self.1.matrix(b);
+    fn inputs<B: Backend>(&self, b: &B) -> (Tensor<B>, nn::Linear<B>, Tensor<B>) {
+        let weight = self.1.linear(b);
         let residual = Shape::view(self.0.rows, weight.rows(), self.2[0], self.2[1]).tensor(b, 4);
         (self.0.tensor(b, 1), weight, residual)
     }
@@ -125,7 +126,7 @@ impl Case for LinearRows<'_> {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let [(top, top_weight), (bottom, bottom_weight)] = &self.0;
         let (x, y) = (top.tensor(b, 1), bottom.tensor(b, 2));
-        vec![Tensor::linear_rows(&[(&x, &top_weight.matrix(b)), (&y, &bottom_weight.matrix(b))]).unwrap()]
+        vec![Tensor::linear_rows(&[(&x, &top_weight.linear(b)), (&y, &bottom_weight.linear(b))]).unwrap()]
     }
 }
 
@@ -153,7 +154,7 @@ impl Case for LinearConcat<'_> {
         let whole = Shape::dense(40, 8 + left + right).tensor(b, 1);
         let [_, x, y] = whole.split_cols([8, *left, *right]);
         let y = if *adjacent { y } else { Tensor::concat_rows(&[&y]).unwrap() };
-        vec![Tensor::linear_concat(&[&x, &y], &weight.matrix(b)).unwrap()]
+        vec![Tensor::linear_concat(&[&x, &y], &weight.linear(b)).unwrap()]
     }
 }
 
@@ -180,7 +181,7 @@ const TIMED: [usize; 3] = [512, 1024, 2048];
 fn timed_product(folder: &Path, weight: &Weight) -> (Vec<u32>, u64, Option<String>) {
     let cuda = Cuda::with(0, None, Precision::Bf16, &GemmCache::Folder(folder.to_path_buf())).unwrap();
     let x = Shape::dense(TIMED[0], TIMED[1]).tensor(&cuda, 1);
-    let weight = weight.matrix(&cuda);
+    let weight = weight.linear(&cuda);
     let before = cuda.stats().waits;
     let out = x.linear(&weight, None).unwrap();
     let waits = cuda.stats().waits - before;
@@ -226,7 +227,7 @@ fn without_a_cache_nothing_is_timed() {
     }
     let cuda = Cuda::with(0, None, Precision::Bf16, &GemmCache::Off).unwrap();
     let weight = Weight::seeded(2, TIMED[2], TIMED[1]);
-    let (x, weight) = (Shape::dense(TIMED[0], TIMED[1]).tensor(&cuda, 1), weight.matrix(&cuda));
+    let (x, weight) = (Shape::dense(TIMED[0], TIMED[1]).tensor(&cuda, 1), weight.linear(&cuda));
     let before = cuda.stats();
     let _out = x.linear(&weight, None).unwrap();
     let after = cuda.stats();
@@ -242,7 +243,7 @@ fn timing_leaves_the_residual_alone() {
         fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
             let (x, residual) =
                 (Shape::dense(TIMED[0], TIMED[1]).tensor(b, 1), Shape::dense(TIMED[0], TIMED[2]).tensor(b, 4));
-            vec![x.linear_add(&self.0.matrix(b), residual).unwrap()]
+            vec![x.linear_add(&self.0.linear(b), residual).unwrap()]
         }
     }
     if crate::cuda().is_none() {

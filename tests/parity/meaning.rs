@@ -1,6 +1,6 @@
 //! The default model draws what the prompt says in bf16, too.
 
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
 use flux::pipeline::Model;
 
 use crate::score::{Meaning, expect_meaning};
@@ -13,7 +13,7 @@ fn images_show_what_was_asked_for() {
         println!("skipped: one image says nothing about shares, and small sizes leave no time for more");
         return;
     }
-    let model = Model::load(cuda, &ModelDir::open(&root().join("models/tiny")).unwrap()).unwrap();
+    let model = Model::load(cuda, &ModelFiles::open(&root().join("models/tiny")).unwrap()).unwrap();
     let meaning = Meaning::load();
     expect_meaning(&meaning, &meaning.generate(&model));
 }

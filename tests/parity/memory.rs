@@ -10,7 +10,7 @@ use crate::compare::{Shape, Weight, vector};
 fn a_chain_of_ops_waits_for_nothing_and_copies_nothing() {
     let Some(cuda) = crate::cuda() else { return };
     let (x, shift, scale) = (Shape::dense(64, 128).tensor(&cuda, 1), vector(&cuda, 2, 128), vector(&cuda, 3, 128));
-    let (up, down) = (Weight::seeded(4, 512, 128).matrix(&cuda), Weight::seeded(5, 128, 256).matrix(&cuda));
+    let (up, down) = (Weight::seeded(4, 512, 128).linear(&cuda), Weight::seeded(5, 128, 256).linear(&cuda));
     let mut x = x;
     let mut counted = Vec::new();
     for _ in 0..3 {

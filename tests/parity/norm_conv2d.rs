@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use flux::backend::Backend;
 use flux::backend::cuda::{Cuda, Graph};
-use flux::model_dir::ModelDir;
-use flux::ops::{Conv, GroupNorm, norm_conv2d};
+use flux::files::ModelFiles;
+use flux::files::TensorFiles;
+use flux::nn::{ConvKernel, Weights};
+use flux::ops::{Conv, Convolved, GroupNorm, norm_conv2d};
 use flux::pipeline::{Model, Request};
 use flux::tensor::Tensor;
 use flux::vae::{Grid, ResnetBlock};
-use flux::weights::{WeightFiles, Weights};
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
+use safetensors::tensor::TensorView as FileTensor;
 
 use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check_against, check_choices, values, vector, with_variable};
 use crate::conv2d::Conv2d;
@@ -29,14 +30,15 @@ impl NormConv2d<'_> {
         let Conv2d { x, weight, conv, out, .. } = self.conv2d;
         let (norm_weight, norm_bias) = (vector(b, 5, x.cols), vector(b, 6, x.cols));
         let (x, weight, bias) = (x.tensor(b, 1), weight.conv(b), vector(b, 3, out));
-        let norm = GroupNorm { weight: &norm_weight, bias: &norm_bias, groups: self.groups, eps: 1e-6 };
+        let norm =
+            GroupNorm { weight: &norm_weight, bias: &norm_bias, groups: self.groups, eps: 1e-6, statistics: None };
         let out = match (self.conv2d.residual(b), composed) {
             (Some(residual), false) => x.norm_conv2d_add(&norm, &weight, &bias, conv, residual),
             (Some(residual), true) => norm_conv2d::compose_add(b, x, &norm, &weight, &bias, conv, residual),
             (None, false) => x.norm_conv2d(&norm, &weight, &bias, conv),
             (None, true) => norm_conv2d::compose(b, &x, &norm, &weight, &bias, conv),
         };
-        vec![out.unwrap()]
+        vec![out.unwrap().pixels]
     }
 }
 
@@ -93,9 +95,9 @@ struct Block {
     norm_x: [Tensor<Cuda>; 2],
     norm_h: [Tensor<Cuda>; 2],
     groups: [usize; 2],
-    up: Tensor<Cuda>,
-    same: Tensor<Cuda>,
-    shortcut: Option<Tensor<Cuda>>,
+    up: ConvKernel<Cuda>,
+    same: ConvKernel<Cuda>,
+    shortcut: Option<ConvKernel<Cuda>>,
     bias: Tensor<Cuda>,
 }
 
@@ -113,30 +115,33 @@ impl Block {
         }
     }
 
-    fn norm<'a>([weight, bias]: &'a [Tensor<Cuda>; 2], groups: usize) -> GroupNorm<'a, Cuda> {
-        GroupNorm { weight, bias, groups, eps: 1e-6 }
+    fn norm<'a>([weight, bias]: &'a [Tensor<Cuda>; 2], groups: usize, x: &'a Convolved<Cuda>) -> GroupNorm<'a, Cuda> {
+        GroupNorm { weight, bias, groups, eps: 1e-6, statistics: x.statistics.as_ref() }
     }
 
-    fn first(&self, x: &Tensor<Cuda>) -> flux::Result<Tensor<Cuda>> {
-        x.norm_conv2d(&Self::norm(&self.norm_x, self.groups[0]), &self.up, &self.bias, self.conv)
+    fn first(&self, x: &Convolved<Cuda>) -> flux::Result<Convolved<Cuda>> {
+        x.pixels.norm_conv2d(&Self::norm(&self.norm_x, self.groups[0], x), &self.up, &self.bias, self.conv)
     }
 
-    fn second(&self, h: Tensor<Cuda>, residual: Tensor<Cuda>) -> flux::Result<Tensor<Cuda>> {
-        h.norm_conv2d_add(&Self::norm(&self.norm_h, self.groups[1]), &self.same, &self.bias, self.conv, residual)
+    fn second(&self, h: Convolved<Cuda>, residual: Tensor<Cuda>) -> flux::Result<Convolved<Cuda>> {
+        let [weight, bias] = &self.norm_h;
+        let Convolved { pixels, statistics } = h;
+        let norm = GroupNorm { weight, bias, groups: self.groups[1], eps: 1e-6, statistics: statistics.as_ref() };
+        pixels.norm_conv2d_add(&norm, &self.same, &self.bias, self.conv, residual)
     }
 
-    fn forward(&self, x: Tensor<Cuda>) -> flux::Result<Tensor<Cuda>> {
+    fn forward(&self, x: Convolved<Cuda>) -> flux::Result<Convolved<Cuda>> {
         let h = self.first(&x)?;
+        let conv = Conv::same(self.conv.height, self.conv.width, 1);
         let residual = match &self.shortcut {
-            Some(shortcut) => x.conv2d_over(shortcut, &self.bias, Conv::same(self.conv.height, self.conv.width, 1))?,
-            None => x,
+            Some(shortcut) => x.pixels.conv2d_over(shortcut, &self.bias, conv)?.pixels,
+            None => x.pixels,
         };
         self.second(h, residual)
     }
 
-    fn norm_of(&self, y: &Tensor<Cuda>) -> flux::Result<Tensor<Cuda>> {
-        let [weight, bias] = &self.norm_h;
-        y.group_norm(weight, bias, self.groups[1], 1e-6)
+    fn norm_of(&self, y: &Convolved<Cuda>) -> flux::Result<Tensor<Cuda>> {
+        y.pixels.group_norm(&Self::norm(&self.norm_h, self.groups[1], y))
     }
 }
 
@@ -169,13 +174,13 @@ fn bands_change_no_byte() {
     let Some(cuda) = crate::cuda() else { return };
     for (size, [cin, cout], groups) in ragged() {
         let block = Block::new(&cuda, size, cin, cout, groups);
-        let x = || Shape::dense(size[0] * size[1], cin).tensor(&cuda, 1);
+        let x = || Convolved::from(Shape::dense(size[0] * size[1], cin).tensor(&cuda, 1));
         let run = |limit: usize| {
             cuda.limit_bands(limit);
             let h = block.first(&x()).unwrap();
             let y = block.forward(x()).unwrap();
             let after = block.norm_of(&y).unwrap();
-            [h, y, after].map(|tensor| cuda.download(&tensor).unwrap())
+            [h.pixels, y.pixels, after].map(|tensor| cuda.download(&tensor).unwrap())
         };
         let whole = run(usize::MAX);
         // Sixteen rows at a time, about a third of the image, and almost half.
@@ -191,7 +196,7 @@ fn bands_are_what_was_asked_for() {
     let Some(cuda) = crate::cuda() else { return };
     for (size, [cin, cout], groups) in ragged().into_iter().filter(|(_, [cin, _], _)| cin % 8 == 0) {
         let block = Block::new(&cuda, size, cin, cout, groups);
-        let x = Shape::dense(size[0] * size[1], cin).tensor(&cuda, 1);
+        let x = Shape::dense(size[0] * size[1], cin).tensor(&cuda, 1).into();
         let launches = |limit: usize| {
             cuda.limit_bands(limit);
             let before = cuda.stats().launches;
@@ -200,7 +205,7 @@ fn bands_are_what_was_asked_for() {
         };
         let (whole, banded) = (launches(usize::MAX), launches(0));
         if on_hopper(&cuda) {
-            // The moments in two kernels, then the norm and the convolution of each band, but of a last one of one row
+            // The statistics in two kernels, then the norm and the convolution of each band, but of a last one of one row
             // the norm is there: it is what the band before sees behind itself.
             let bands = size[0].div_ceil(16) as u64;
             let norms = bands - u64::from(bands > 1 && size[0] % 16 == 1);
@@ -224,9 +229,9 @@ fn bands_change_no_byte_where_im2col_comes_in_pieces() {
         cuda.limit_bands(limit);
         let x = Shape::dense(size[0] * size[1], 256).tensor(&cuda, 1);
         let before = cuda.stats().launches;
-        let y = block.forward(x).unwrap();
+        let y = block.forward(x.into()).unwrap();
         let launches = cuda.stats().launches - before;
-        (launches, cuda.download(&y).unwrap())
+        (launches, cuda.download(&y.pixels).unwrap())
     };
     let (launches, whole) = run(usize::MAX);
     for limit in [0, 20 << 20, 60 << 20] {
@@ -248,7 +253,7 @@ fn each_convolution_does_bands() {
 }
 
 #[test]
-fn bands_give_the_same_bytes_every_time_also_recorded() {
+fn bands_give_the_same_bytes_every_time_also_captured() {
     let Some(cuda) = crate::cuda() else { return };
     cuda.limit_bands(0);
     let size = [70, 65];
@@ -256,7 +261,7 @@ fn bands_give_the_same_bytes_every_time_also_recorded() {
     let work = |x: &Tensor<Cuda>| {
         // Of its own, as what a block may write over.
         let x = Tensor::concat_rows(&[x])?;
-        second.norm_of(&second.forward(first.forward(x)?)?)
+        second.norm_of(&second.forward(first.forward(x.into())?)?)
     };
     let reads = Arc::new(());
     let mut graph = Graph::default();
@@ -272,34 +277,35 @@ fn bands_give_the_same_bytes_every_time_also_recorded() {
     assert!(matches!(graph, Graph::Captured(_)));
 }
 
-/// What a convolution left has moments, so that nothing goes over it; but where it is consumed and nobody else has it,
-/// they are of no use.
+/// A residual that nobody else has gives its memory to the sum; one that somebody has stays.
 #[test]
-fn a_sum_goes_over_what_a_convolution_left() {
+fn a_sum_goes_over_its_residual() {
     let Some(cuda) = crate::cuda() else { return };
     let size = [33, 50];
     let block = Block::new(&cuda, size, 64, 64, [32, 16]);
-    let x = || Shape::dense(size[0] * size[1], 64).tensor(&cuda, 1);
+    let x = || Shape::dense(size[0] * size[1], 64).tensor(&cuda, 1).into();
     let made = || block.first(&x()).unwrap();
-    // The residual stays where somebody has it.
-    let kept = made();
+    let kept = made().pixels;
     let before = cuda.download(&kept).unwrap();
     let elsewhere = block.second(made(), kept.row_view(0..kept.rows())).unwrap();
     assert!(cuda.download(&kept).unwrap() == before, "a residual that is kept was written");
-    assert!(cuda.download(&elsewhere).unwrap() != before);
-    let (h, residual) = (made(), made());
+    assert!(cuda.download(&elsewhere.pixels).unwrap() != before);
+    let (h, residual) = (made(), made().pixels);
     let image = (2 * residual.rows() * residual.cols()) as u64;
     let held = cuda.stats().memory_bytes;
     let over = block.second(h, residual).unwrap();
     let now = cuda.stats().memory_bytes;
     assert!(
-        now + image <= held && now + 2 * image > held,
+        now + image <= held + STATISTICS_BYTES && now + 2 * image > held,
         "h is gone, and the sum took no memory: {held} before, {now} behind"
     );
-    assert!(cuda.download(&over).unwrap() == cuda.download(&elsewhere).unwrap());
+    assert!(cuda.download(&over.pixels).unwrap() == cuda.download(&elsewhere.pixels).unwrap());
     let norms = [&over, &elsewhere].map(|y| cuda.download(&block.norm_of(y).unwrap()).unwrap());
-    assert!(norms[0] == norms[1], "moments of what was there before");
+    assert!(norms[0] == norms[1], "statistics of what was there before");
 }
+
+/// More than the statistics of a small image take.
+const STATISTICS_BYTES: u64 = 1 << 18;
 
 /// Twice as high and wide, on the device.
 fn doubled(x: &Tensor<Cuda>, [height, width]: [usize; 2], times: usize) -> Tensor<Cuda> {
@@ -316,8 +322,9 @@ fn a_small_conv2d_over_is_conv2d() {
     for (cin, cout) in [(64, 32), (32, 64), (24, 24), (9, 7)] {
         let (weight, bias, conv) = (weight(cin, cout, 1).conv(&cuda), vector(&cuda, 3, cout), Conv::same(19, 7, 1));
         let x = || Shape::dense(19 * 7, cin).tensor(&cuda, 1);
-        let expected = cuda.download(&x().conv2d(&weight, &bias, conv).unwrap()).unwrap();
-        assert!(cuda.download(&x().conv2d_over(&weight, &bias, conv).unwrap()).unwrap() == expected, "{cin} -> {cout}");
+        let expected = cuda.download(&x().conv2d(&weight, &bias, conv).unwrap().pixels).unwrap();
+        let over = x().conv2d_over(&weight, &bias, conv).unwrap().pixels;
+        assert!(cuda.download(&over).unwrap() == expected, "{cin} -> {cout}");
     }
 }
 
@@ -335,9 +342,9 @@ fn a_large_conv2d_over_is_conv2d_in_the_memory_of_its_input() {
         let (weight, bias, conv) =
             (weight(cin, cout, 1).conv(&cuda), vector(&cuda, 3, cout), Conv::same(height, width, 1));
         let x = doubled(&seed, small, 2);
-        let expected = x.conv2d(&weight, &bias, conv).unwrap();
+        let expected = x.conv2d(&weight, &bias, conv).unwrap().pixels;
         let kept = x.row_view(0..x.rows());
-        let elsewhere = x.conv2d_over(&weight, &bias, conv).unwrap();
+        let elsewhere = x.conv2d_over(&weight, &bias, conv).unwrap().pixels;
         let last = height * width - 5000..height * width;
         let rows = |tensor: &Tensor<Cuda>, rows: std::ops::Range<usize>| cuda.download(&tensor.row_view(rows)).unwrap();
         let [first_of_x, last_of_x] = [0..5000, last.clone()].map(|range| rows(&kept, range));
@@ -348,7 +355,7 @@ fn a_large_conv2d_over_is_conv2d_in_the_memory_of_its_input() {
         );
         drop(kept);
         let held = cuda.stats().memory_bytes;
-        let over = again.conv2d_over(&weight, &bias, conv).unwrap();
+        let over = again.conv2d_over(&weight, &bias, conv).unwrap().pixels;
         assert_eq!(cuda.stats().memory_bytes, held, "{cin} -> {cout}: the memory of the input is that of the result");
         let expected = cuda.download(&expected).unwrap();
         assert!(cuda.download(&elsewhere).unwrap() == expected, "{cin} -> {cout}");
@@ -357,7 +364,7 @@ fn a_large_conv2d_over_is_conv2d_in_the_memory_of_its_input() {
 }
 
 /// The weights of a residual block.
-fn resnet_files(folder: &tempfile::TempDir, cin: usize, cout: usize) -> WeightFiles {
+fn resnet_files(folder: &tempfile::TempDir, cin: usize, cout: usize) -> TensorFiles {
     let shapes = [
         ("norm1.weight", vec![cin]),
         ("norm1.bias", vec![cin]),
@@ -380,10 +387,10 @@ fn resnet_files(folder: &tempfile::TempDir, cin: usize, cout: usize) -> WeightFi
     let views = shapes
         .iter()
         .zip(&bytes)
-        .map(|((name, shape), bytes)| (*name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
+        .map(|((name, shape), bytes)| (*name, FileTensor::new(Dtype::F32, shape.clone(), bytes).unwrap()));
     std::fs::create_dir(folder.path().join("vae")).unwrap();
     safetensors::serialize_to_file(views, None, &folder.path().join("vae/w.safetensors")).unwrap();
-    WeightFiles::open(&ModelDir::Folder(folder.path().to_path_buf()), "vae", "w").unwrap()
+    ModelFiles::Folder(folder.path().to_path_buf()).tensors("vae", "w").unwrap()
 }
 
 /// The block that needs most of a decoder's memory, with the channels of klein's: of 2048 x 2048 pixels.
@@ -403,7 +410,7 @@ fn a_residual_block_holds_its_input_its_middle_and_a_band() {
     let block = ResnetBlock::load(&Weights::new(&cuda, &files), cin, cout, 32).unwrap();
     let seed = Shape::dense(128 * 128, cin).tensor(&cuda, 1);
     let run = || {
-        let x = Grid { pixels: doubled(&seed, [128, 128], 4), height: side, width: side };
+        let x = Grid::new(doubled(&seed, [128, 128], 4), side, side);
         let before = cuda.stats();
         let y = block.forward(x).unwrap().pixels;
         // Some rows of pixels, at places of other tiles, bands and pieces.
@@ -411,7 +418,7 @@ fn a_residual_block_holds_its_input_its_middle_and_a_band() {
             .map(|row| cuda.download(&y.row_view(row * side..(row + 1) * side)).unwrap());
         (before, cuda.stats(), rows)
     };
-    // The library's workspace, moments, and rows beside a band.
+    // The library's workspace, statistics, and rows beside a band.
     let few = 128u64 << 20;
     let [x_bytes, h_bytes] = [cin, cout].map(|channels| (2 * side * side * channels) as u64);
     let (before, after, banded) = run();

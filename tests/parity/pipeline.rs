@@ -8,13 +8,13 @@ use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
 use flux::compare::difference;
 use flux::error::Kind;
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
+use flux::nn::Weights;
 use flux::output::Rgb;
 use flux::pipeline::{CancelFlag, Model, ModelInfo, Request, Stage};
 use flux::sampler::{self, Conditioning, Schedule};
 use flux::transformer::{self, StepModulation, Transformer, TransformerConfig};
 use flux::vae::{self, Decoder};
-use flux::weights::Weights;
 
 use crate::support::random_model::PRESETS;
 use crate::support::{Golden, golden, images, preset};
@@ -34,8 +34,8 @@ fn relative_error(got: &[f32], expected: &[f32]) -> f64 {
     (difference / norm).sqrt()
 }
 
-pub fn default_model() -> ModelDir {
-    ModelDir::open(&root().join("models/tiny")).unwrap()
+pub fn default_model() -> ModelFiles {
+    ModelFiles::open(&root().join("models/tiny")).unwrap()
 }
 
 #[derive(serde::Deserialize)]
@@ -345,7 +345,7 @@ fn a_step_in_fp8_quantises_what_no_kernel_quantised_on_the_way() {
     );
 }
 
-/// Launches that the kernel of cuda/projection_sm90a.cu saves inside an MLP.
+/// Launches that the kernel of cuda/project_sm90a.cu saves inside an MLP.
 fn fused_mlp(cuda: &Cuda) -> usize {
     if cuda.describe().contains("compute capability 9.0") { 2 } else { 0 }
 }
@@ -450,7 +450,7 @@ fn full_size(cuda: Cuda) -> Vec<FullSize> {
         println!("skipped: FLUX_FULL_MODEL or FLUX_REFERENCE is not set");
         return Vec::new();
     };
-    let dir = ModelDir::open(Path::new(&model)).unwrap();
+    let dir = ModelFiles::open(Path::new(&model)).unwrap();
     let host = Cpu::new(Precision::F32);
     let device = cuda.describe();
     let model = Model::load(cuda, &dir).unwrap();

@@ -1,11 +1,20 @@
-//! Weights on their way to the GPU: every dtype, every padding, several slices.
+//! Weights on their way to the GPU: every dtype, every padding, several slices; and results on their way back.
 
-use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
+use flux::backend::cuda::Cuda;
+use flux::backend::{Backend, Storage};
+use flux::files::TensorView;
+use flux::nn::Linear;
+use flux::tensor::Tensor;
 use half::bf16;
 use safetensors::Dtype;
 
-use crate::compare::{Weight, values};
+use crate::compare::{Shape, Weight, compare, values};
+
+/// A weight of these parts in bf16.
+fn native(cuda: &Cuda, parts: &[TensorView]) -> flux::Result<Linear<Cuda>> {
+    Linear::load(cuda, "weight", parts, Storage::Native)
+}
 
 #[test]
 fn weights_of_every_dtype_arrive_rounded_to_bf16() {
@@ -16,7 +25,7 @@ fn weights_of_every_dtype_arrive_rounded_to_bf16() {
             let thirds: Vec<f32> = values(1, rows * cols).iter().map(|v| v / 3.0).collect();
             let weight = Weight::new(&thirds, &[rows, cols], dtype);
             let expected: Vec<f32> = weight.view().to_f32().iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
-            assert_eq!(cuda.download(&weight.matrix(&cuda)).unwrap(), expected, "{dtype:?} [{rows}, {cols}]");
+            assert_eq!(cuda.weight_values(&weight.linear(&cuda)).unwrap(), expected, "{dtype:?} [{rows}, {cols}]");
         }
     }
 }
@@ -28,8 +37,8 @@ fn large_weights_and_stacked_parts_arrive_whole() {
     for dtype in [Dtype::BF16, Dtype::F32] {
         let (a, b) = (values(1, rows * 3072), values(2, 3 * 3072));
         let (large, tail) = (Weight::new(&a, &[rows, 3072], dtype), Weight::new(&b, &[3, 3072], Dtype::BF16));
-        let both = cuda.weight(&[large.view(), tail.view()]).unwrap();
-        let got = cuda.download(&both).unwrap();
+        let both = native(&cuda, &[large.view(), tail.view()]).unwrap();
+        let got = cuda.weight_values(&both).unwrap();
         assert!(got[..a.len()] == a && got[a.len()..] == b, "{dtype:?}");
     }
 }
@@ -39,8 +48,8 @@ fn some_rows_of_a_weight_arrive() {
     let Some(cuda) = crate::cuda() else { return };
     let host = values(1, 40 * 24);
     let weight = Weight::new(&host, &[40, 24], Dtype::BF16);
-    let part = cuda.weight(&[weight.view().row_range(7..20)]).unwrap();
-    assert_eq!(cuda.download(&part).unwrap(), host[7 * 24..20 * 24]);
+    let part = native(&cuda, &[weight.view().row_range(7..20)]).unwrap();
+    assert_eq!(cuda.weight_values(&part).unwrap(), host[7 * 24..20 * 24]);
 }
 
 #[test]
@@ -49,7 +58,7 @@ fn convolution_weights_are_reordered() {
     for (cout, cin, kernel) in [(16, 8, 3), (3, 8, 3), (5, 3, 3), (8, 16, 1), (2, 3, 2)] {
         let host = values(1, cout * cin * kernel * kernel);
         let weight = Weight::new(&host, &[cout, cin, kernel, kernel], Dtype::F32).conv(&cuda);
-        let got = cuda.download(&weight).unwrap();
+        let got = cuda.matrix_values(&weight.weight().0).unwrap();
         let taps = kernel * kernel;
         for (i, value) in got.iter().enumerate() {
             let (row, column) = (i / (cin * taps), i % (cin * taps));
@@ -136,22 +145,22 @@ fn weights_that_are_loaded_together_arrive_across_the_ends_of_regions() {
         let mut reported = 0;
         let load = || {
             let mut loaded: Vec<_> =
-                parts.iter().map(|part| cuda.weight(std::slice::from_ref(part))).collect::<flux::Result<_>>()?;
-            loaded.push(converted.matrix(&cuda));
-            loaded.push(cuda.weight(&[parts[4].clone(), parts[1].clone()])?);
+                parts.iter().map(|part| native(&cuda, std::slice::from_ref(part))).collect::<flux::Result<_>>()?;
+            loaded.push(converted.linear(&cuda));
+            loaded.push(native(&cuda, &[parts[4].clone(), parts[1].clone()])?);
             Ok(loaded)
         };
         let loaded = cuda.load(load, &mut |elements| reported += elements).unwrap();
         assert_eq!(reported as usize, (rows + 3 + 4) * cols, "round {round}");
         for (weight, pair) in loaded.iter().zip(bounds.windows(2)) {
             assert!(
-                cuda.download(weight).unwrap() == host[pair[0] * cols..pair[1] * cols],
+                cuda.weight_values(weight).unwrap() == host[pair[0] * cols..pair[1] * cols],
                 "round {round}: rows {pair:?}"
             );
         }
-        assert_eq!(cuda.download(&loaded[5]).unwrap(), host[..3 * cols]);
+        assert_eq!(cuda.weight_values(&loaded[5]).unwrap(), host[..3 * cols]);
         let stacked = [&host[(rows - 3) * cols..], &host[rows / 5 * cols..(rows / 5 + 1) * cols]].concat();
-        assert_eq!(cuda.download(&loaded[6]).unwrap(), stacked);
+        assert_eq!(cuda.weight_values(&loaded[6]).unwrap(), stacked);
         // The next round registers anew.
         cuda.settle().unwrap();
     }
@@ -163,13 +172,16 @@ fn weights_of_several_threads_arrive() {
     let Some(cuda) = crate::cuda() else { return };
     let file = Weight::seeded(3, 9000, 1024);
     let load =
-        |first: usize| cuda.load(|| cuda.weight(&[file.view().row_range(first..first + 3000)]), &mut |_| {}).unwrap();
+        |first: usize| cuda.load(|| native(&cuda, &[file.view().row_range(first..first + 3000)]), &mut |_| {}).unwrap();
     let (a, b) = std::thread::scope(|scope| {
         let (a, b) = (scope.spawn(|| load(0)), scope.spawn(|| load(6000)));
         (a.join().unwrap(), b.join().unwrap())
     });
     let host = values(3, 9000 * 1024);
-    assert!(cuda.download(&a).unwrap() == host[..3000 * 1024] && cuda.download(&b).unwrap() == host[6000 * 1024..]);
+    assert!(
+        cuda.weight_values(&a).unwrap() == host[..3000 * 1024]
+            && cuda.weight_values(&b).unwrap() == host[6000 * 1024..]
+    );
 }
 
 #[test]
@@ -180,11 +192,44 @@ fn what_fails_while_loading_leaves_the_device_usable() {
     let cuda = flux::backend::cuda::Cuda::new(0, Some(4 << 20)).unwrap();
     let (small, large) = (Weight::seeded(1, 512, 1024), Weight::seeded(2, 4096, 1024));
     let load = || {
-        let first = small.matrix(&cuda);
-        cuda.weight(&[large.view()]).map(|second| (first, second))
+        let first = small.linear(&cuda);
+        native(&cuda, &[large.view()]).map(|second| (first, second))
     };
     let error = cuda.load(load, &mut |_| {}).map(drop).unwrap_err().to_string();
     assert!(error.contains("out of GPU memory"), "{error}");
     assert_eq!(cuda.stats().memory_bytes, 0);
-    assert_eq!(cuda.download(&small.matrix(&cuda)).unwrap(), values(1, 512 * 1024));
+    assert_eq!(cuda.weight_values(&small.linear(&cuda)).unwrap(), values(1, 512 * 1024));
+}
+
+#[test]
+fn rgb_bytes_are_rounded_half_to_even_and_clamped() {
+    let Some(cuda) = crate::cuda() else { return };
+    let cpu = Cpu::new(Precision::F32);
+    fn rgb8<B: Backend>(b: &B, x: &Tensor<B>) -> flux::Result<Vec<u8>> {
+        b.take_rgb8(b.rgb8(x)?)
+    }
+    let mut pixels: Vec<f32> = values(1, 3 * 1000);
+    pixels[..6].copy_from_slice(&[-1.0, 1.0, 0.0, 7.0, -7.0, 0.5]);
+    for (rows, cols) in [(1000, 3), (3, 1000)] {
+        let got = rgb8(&cuda, &cuda.upload(&pixels, rows, cols).unwrap()).unwrap();
+        assert_eq!(got, rgb8(&cpu, &cpu.upload(&pixels, rows, cols).unwrap()).unwrap());
+    }
+    let shape = Shape::view(77, 3, 2, 3);
+    let broken = [0.5, f32::NAN, -0.5];
+    for result in [rgb8(&cuda, &cuda.upload(&broken, 1, 3).unwrap()), rgb8(&cpu, &cpu.upload(&broken, 1, 3).unwrap())] {
+        assert!(result.unwrap_err().to_string().contains("not numbers"));
+    }
+    assert_eq!(rgb8(&cuda, &shape.tensor(&cuda, 4)).unwrap(), rgb8(&cpu, &shape.tensor(&cpu, 4)).unwrap());
+}
+
+#[test]
+fn a_view_downloads_its_own_cells() {
+    let Some(cuda) = crate::cuda() else { return };
+    let cpu = Cpu::new(Precision::F32);
+    let shape = Shape::view(13, 9, 5, 2);
+    let (got, expected) =
+        (cuda.download(&shape.tensor(&cuda, 4)).unwrap(), cpu.download(&shape.tensor(&cpu, 4)).unwrap());
+    compare("download of a view", &got, &expected, 0.0001);
+    let (_, below) = shape.tensor(&cuda, 4).split_rows(4);
+    assert_eq!(cuda.download(&below.row_view(2..3)).unwrap(), expected[6 * 9..7 * 9]);
 }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex};
 
-use flux::model_dir::ModelDir;
+use flux::files::ModelFiles;
 use flux::pipeline::Request;
 use random_model::RandomModel;
 use safetensors::{Dtype, SafeTensors};
@@ -25,7 +25,7 @@ pub fn golden(name: &str) -> PathBuf {
 }
 
 /// The model folder of a preset, written once for each test process.
-pub fn preset(name: &str) -> ModelDir {
+pub fn preset(name: &str) -> ModelFiles {
     static WRITTEN: LazyLock<Mutex<HashMap<String, tempfile::TempDir>>> = LazyLock::new(Mutex::default);
     let mut written = WRITTEN.lock().unwrap();
     let dir = written.entry(name.to_string()).or_insert_with(|| {
@@ -33,7 +33,7 @@ pub fn preset(name: &str) -> ModelDir {
         RandomModel::preset(name).expect("a known preset").write(dir.path()).unwrap();
         dir
     });
-    ModelDir::open(dir.path()).unwrap()
+    ModelFiles::open(dir.path()).unwrap()
 }
 
 /// One image of golden/pipeline.json.

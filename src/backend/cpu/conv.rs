@@ -8,15 +8,15 @@ use rayon::prelude::*;
 
 use super::amx::Packed;
 use super::{Rows, gemm};
+use crate::files::TensorView;
 use crate::ops::Conv;
-use crate::weights::WeightView;
 
 /// Output pixels of one task.
 const BLOCK: usize = 256;
 
 /// A convolution weight [out, in, k, k] in the mapped file, and the same in the orders in which it was used.
 pub struct Weight {
-    pub(super) view: WeightView,
+    pub(super) view: TensorView,
     /// [out, k * k * in]
     reordered: OnceLock<Vec<f32>>,
     /// For [`super::conv_tiles`].
@@ -26,7 +26,7 @@ pub struct Weight {
 }
 
 impl Weight {
-    pub(super) fn new(view: WeightView) -> Self {
+    pub(super) fn new(view: TensorView) -> Self {
         Self { view, reordered: OnceLock::new(), packed: OnceLock::new(), packed_doubled: OnceLock::new() }
     }
 }
@@ -64,7 +64,7 @@ fn im2col(x: Rows<'_>, conv: Conv, pixel: usize, taps: &mut [f32]) {
 }
 
 /// [out, in, k, k] -> [out, k * k * in].
-fn reorder(view: &WeightView) -> Vec<f32> {
+fn reorder(view: &TensorView) -> Vec<f32> {
     let &[cout, cin, kh, kw] = view.shape() else { panic!("a convolution weight has four axes") };
     let (values, taps) = (view.to_f32(), kh * kw);
     let mut out = vec![0.0; values.len()];

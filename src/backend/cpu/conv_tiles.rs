@@ -12,8 +12,8 @@ use rayon::prelude::*;
 use super::amx::{Line, Lines, Offsets, Packed, Windows};
 use super::conv::Weight;
 use super::{Rows, math};
+use crate::files::TensorView;
 use crate::ops::Conv;
-use crate::weights::WeightView;
 
 /// Channels of a line.
 const CHANNELS: usize = 32;
@@ -60,7 +60,7 @@ fn seen_doubled(row_parity: usize, column_parity: usize) -> Vec<Seen> {
 
 /// [out, in, k, k] -> [out, (32 channels, pixel, channel)], the sum of the taps for each pixel, rounded to bfloat16
 /// where there are several.
-fn pack_weight(view: &WeightView, seen: &[Seen]) -> Packed {
+fn pack_weight(view: &TensorView, seen: &[Seen]) -> Packed {
     let &[cout, cin, kh, kw] = view.shape() else { panic!("a convolution weight has four axes") };
     let (values, taps) = (view.bytes().as_chunks().0, kh * kw);
     Packed::lasting(cout, cin.div_ceil(CHANNELS) * seen.len() * CHANNELS, |row, col, cells| {
@@ -204,13 +204,13 @@ impl Image {
 #[cfg(test)]
 mod tests {
     use safetensors::Dtype;
-    use safetensors::tensor::TensorView;
+    use safetensors::tensor::TensorView as FileTensor;
 
     use super::super::tests::values;
     use super::super::{Cpu, Precision, amx, conv};
     use super::*;
     use crate::backend::Backend;
-    use crate::weights::WeightFiles;
+    use crate::files::{Format, Safetensors};
 
     const EMULATED: Unit = Unit { multiply: amx::multiply_windows_emulated, ..TILES };
 
@@ -232,9 +232,9 @@ mod tests {
         let bytes: Vec<u8> = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
         let shape = [cout, cin, kernel, kernel];
         let file = tempfile::NamedTempFile::new().unwrap();
-        let tensor = TensorView::new(Dtype::BF16, shape.to_vec(), &bytes).unwrap();
+        let tensor = FileTensor::new(Dtype::BF16, shape.to_vec(), &bytes).unwrap();
         safetensors::serialize_to_file([("w", tensor)], None, file.path()).unwrap();
-        Weight::new(WeightFiles::open_file(file.path(), "").unwrap().get("w", &shape).unwrap())
+        Weight::new(Safetensors::open(file.path(), "").unwrap().get("w", &shape, &[Format::Bf16]).unwrap())
     }
 
     fn rounded(values: &[f32]) -> Vec<f32> {
@@ -372,12 +372,12 @@ mod tests {
             let cpu = Cpu::new(precision);
             let upload = |values: &[f32], cols: usize| cpu.upload(values, values.len() / cols, cols).unwrap();
             let (weight, bias, conv) =
-                (cpu.conv_weight(&view).unwrap(), upload(&bias, cout), Conv::same(height, width, 3));
+                (crate::nn::ConvKernel::load(&cpu, &view).unwrap(), upload(&bias, cout), Conv::same(height, width, 3));
             let x = || upload(&x, cin);
             let plain = x().conv2d(&weight, &bias, conv).unwrap();
             let added = x().conv2d_add(&weight, &bias, conv, upload(&residual, cout)).unwrap();
             let doubled = x().upsample_conv2d(&weight, &bias, height, width).unwrap();
-            [plain, added, doubled].map(|out| cpu.download(&out).unwrap())
+            [plain, added, doubled].map(|out| cpu.download(&out.pixels).unwrap())
         });
         for (op, (exact, rounded)) in ["conv2d", "conv2d_add", "upsample_conv2d"].iter().zip(exact.iter().zip(&rounded))
         {

@@ -10,9 +10,9 @@ use std::cell::RefCell;
 
 use rayon::prelude::*;
 
-use super::{Buffer, Cpu, Precision, Rows, amx, math};
-use crate::tensor::Tensor;
-use crate::weights::{Dtype, WeightView};
+use super::{Cpu, Precision, Rows, amx, math};
+use crate::files::{Format, TensorView, dequantise_rows};
+use crate::nn::Linear;
 
 /// Weight rows that are widened at once: 256 rows of 3072 in float32 are 3 MiB, which stays in the cache of a core
 /// and is long enough for the multiplication to run at its full speed.
@@ -34,14 +34,14 @@ pub(super) fn describe(precision: Precision) -> &'static str {
 }
 
 /// Terms of bfloat16 for each activation that meets this weight on AMX tiles, or none where the product is not theirs.
-pub(super) fn terms(precision: Precision, parts: &[WeightView]) -> Option<usize> {
-    let on_tiles = amx::available() && parts.iter().all(|part| part.dtype() == Dtype::Bf16);
+pub(super) fn terms(precision: Precision, parts: &[TensorView]) -> Option<usize> {
+    let on_tiles = amx::available() && parts.iter().all(|part| part.format() == Format::Bf16);
     on_tiles.then_some(if precision == Precision::Bf16 { 1 } else { EXACT_TERMS })
 }
 
 /// `out = [x_0 | x_1 | ..] weight^T`, the x side by side; out dense [rows, weight.rows()].
-pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Tensor<Cpu>, out: &mut [f32]) {
-    let Buffer::Weight(parts) = &**weight.buffer() else { panic!("not a weight matrix") };
+pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Linear<Cpu>, out: &mut [f32]) {
+    let parts = &weight.weight().0;
     assert_eq!(out.len(), xs[0].rows * weight.rows());
     assert_eq!(xs.iter().map(|x| x.cols).sum::<usize>(), weight.cols());
     if let Some(terms) = terms(precision, parts) {
@@ -56,7 +56,7 @@ pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Tensor<Cpu>
 }
 
 /// [`linear`] on AMX tiles: the activations are packed once for all parts.
-fn tiles(terms: usize, xs: &[Rows<'_>], parts: &[WeightView], n: usize, out: &mut [f32]) {
+fn tiles(terms: usize, xs: &[Rows<'_>], parts: &[TensorView], n: usize, out: &mut [f32]) {
     let xs: Vec<_> =
         xs.iter().map(|x| amx::Rows { values: x.data, rows: x.rows, cols: x.cols, stride: x.stride }).collect();
     let packed = amx::Packed::new(&xs, terms);
@@ -69,7 +69,7 @@ fn tiles(terms: usize, xs: &[Rows<'_>], parts: &[WeightView], n: usize, out: &mu
 }
 
 /// `out (+)= x weight[:, col..col + x.cols]^T`, the weight being the parts' n rows; out dense [x.rows, n].
-fn portable(x: Rows<'_>, parts: &[WeightView], col: usize, n: usize, out: &mut [f32], accumulate: bool) {
+fn portable(x: Rows<'_>, parts: &[TensorView], col: usize, n: usize, out: &mut [f32], accumulate: bool) {
     let panels = panels(parts, n);
     let out = Shared(out.as_mut_ptr());
     let blocks = x.rows.div_ceil(BLOCK_ROWS);
@@ -140,7 +140,7 @@ pub(super) fn small(
 }
 
 /// Cuts the parts into panels: (part, its rows, first output column).
-fn panels(parts: &[WeightView], n: usize) -> Vec<(usize, std::ops::Range<usize>, usize)> {
+fn panels(parts: &[TensorView], n: usize) -> Vec<(usize, std::ops::Range<usize>, usize)> {
     // Small matrices are cut finer, so that there is a task for every core.
     let fair = n.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(16);
     let size = PANEL_ROWS.min(fair);
@@ -158,20 +158,20 @@ fn panels(parts: &[WeightView], n: usize) -> Vec<(usize, std::ops::Range<usize>,
 
 /// Calls `f` with the view's values in float32: in place where the file holds float32, else from a buffer of this
 /// thread.
-fn widened(view: &WeightView, f: impl FnOnce(&[f32])) {
+fn widened(view: &TensorView, f: impl FnOnce(&[f32])) {
     thread_local!(static PANEL: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
-    if view.dtype() == Dtype::F32
+    if view.format() == Format::F32
         && let Ok(values) = bytemuck::try_cast_slice(view.bytes())
     {
         return f(values);
     }
     PANEL.with_borrow_mut(|panel| {
         panel.resize(view.elements(), 0.0);
-        match view.dtype() {
-            Dtype::Bf16 => math::widen_bf16(view.bytes(), panel),
-            Dtype::F16 => math::widen_f16(view.bytes(), panel),
-            // A file of float32 whose header leaves its tensors unaligned; bytes are no weights.
-            Dtype::F32 | Dtype::U8 => panel.copy_from_slice(&view.to_f32()),
+        match view.format() {
+            Format::Bf16 => math::widen_bf16(view.bytes(), panel),
+            Format::F16 => math::widen_f16(view.bytes(), panel),
+            // Float32 lands here where the file's header leaves its tensors unaligned.
+            Format::F32 | Format::E4m3Rows => dequantise_rows(view, 0..view.rows(), panel),
         }
         f(panel);
     });

@@ -17,17 +17,19 @@ mod memory;
 mod norm;
 mod pool;
 
+use std::convert::Infallible;
 use std::mem;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::{Backend, Stats};
-use crate::error::Result;
-use crate::ops::{self, Conv, Joint, Mask, Rope};
+use super::{Backend, Stats, Storage};
+use crate::error::{Error, Result};
+use crate::files::TensorView;
+use crate::nn::{ConvKernel, Linear};
+use crate::ops::{self, Conv, Convolved, GroupNorm, Joint, Mask, Rope};
 use crate::tensor::{Dtype, Tensor};
-use crate::weights::WeightView;
 
 /// How matrix products are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,17 +47,10 @@ pub struct Cpu {
     precision: Precision,
 }
 
-/// What a tensor of the CPU views.
-pub enum Buffer {
-    /// Activations and vectors.
-    Dense(Values),
-    /// A weight matrix: the rows of these parts, one under the other, in the mapped file.
-    Weight(Vec<WeightView>),
-    /// A convolution weight.
-    ConvWeight(Box<conv::Weight>),
-}
+/// A weight matrix: the rows of these parts, one under the other, in the mapped file.
+pub struct Weight(Vec<TensorView>);
 
-/// Values whose memory goes to later ones.
+/// What a tensor of the CPU views. Its memory goes to later tensors.
 pub struct Values(Vec<f32>);
 
 impl Values {
@@ -89,9 +84,8 @@ pub(crate) struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     fn of(x: &'a Tensor<Cpu>) -> Self {
-        let Buffer::Dense(data) = &**x.buffer() else { panic!("a weight matrix is no activation") };
         // A view without rows may begin behind the end.
-        let data = data.get(x.offset()..).unwrap_or_default();
+        let data = x.buffer().get(x.offset()..).unwrap_or_default();
         Self { data, rows: x.rows(), cols: x.cols(), stride: x.stride() }
     }
 
@@ -117,21 +111,15 @@ impl Cpu {
 
     fn tensor(&self, values: Vec<f32>, rows: usize, cols: usize) -> Tensor<Self> {
         debug_assert_eq!(values.len(), rows * cols);
-        Tensor::from_buffer(self, Buffer::Dense(Values(values)), rows, cols)
+        Tensor::from_buffer(self, Values(values), rows, cols)
     }
 
     /// The values of `x` in memory that nobody else sees: its own when it may be overwritten, else a copy.
     fn take(x: Tensor<Self>) -> Vec<f32> {
         match x.into_buffer() {
-            Ok(Buffer::Dense(values)) => values.into_vec(),
-            Ok(_) => panic!("a weight matrix is no activation"),
+            Ok(values) => values.into_vec(),
             Err(view) => Self::copy(Rows::of(&view)),
         }
-    }
-
-    fn kernel(weight: &Tensor<Self>) -> &conv::Weight {
-        let Buffer::ConvWeight(kernel) = &**weight.buffer() else { panic!("not a convolution weight") };
-        kernel
     }
 
     fn copy(x: Rows<'_>) -> Vec<f32> {
@@ -170,13 +158,17 @@ fn for_rows(values: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Syn
 }
 
 impl Backend for Cpu {
-    type Buffer = Buffer;
+    type Buffer = Values;
+    type Weight = Weight;
+    type ConvWeight = conv::Weight;
+    /// A norm here computes them itself.
+    type ChannelStatistics = Infallible;
     type Event = Instant;
     /// None where a pixel is not a number.
     type Rgb8 = Option<Vec<u8>>;
     type Graph = ();
 
-    fn dtype(_buffer: &Buffer) -> Dtype {
+    fn dtype(_buffer: &Values) -> Dtype {
         Dtype::F32
     }
 
@@ -205,7 +197,7 @@ impl Backend for Cpu {
         memory::available_bytes().saturating_add(pool::kept_bytes())
     }
 
-    fn weight_bytes(&self, _elements: u64) -> u64 {
+    fn weight_bytes(&self, _elements: u64, _storage: Storage) -> u64 {
         0
     }
 
@@ -226,6 +218,9 @@ impl Backend for Cpu {
     }
 
     fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
+        if rows.checked_mul(cols) != Some(values.len()) {
+            return Err(super::wrong_length(values.len(), rows, cols));
+        }
         Ok(self.tensor(values.to_vec(), rows, cols))
     }
 
@@ -233,23 +228,20 @@ impl Backend for Cpu {
         self.upload(values, rows, cols)
     }
 
-    fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
-        let rows = parts.iter().map(WeightView::rows).sum();
-        Ok(Tensor::from_buffer(self, Buffer::Weight(parts.to_vec()), rows, parts[0].cols()))
+    fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Weight> {
+        match storage {
+            Storage::Native => Ok(Weight(parts.to_vec())),
+            Storage::Fp8 => Err(Error::new("the CPU does not multiply weights in fp8")),
+        }
     }
 
-    fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>> {
+    fn load_conv_weight(&self, view: &TensorView) -> Result<conv::Weight> {
+        Ok(conv::Weight::new(view.clone()))
+    }
+
+    fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>> {
         let rows = |row: usize, out: &mut [f32]| out.copy_from_slice(&table.row_range(ids[row]..ids[row] + 1).to_f32());
         Ok(self.make_rows(ids.len(), table.cols(), rows))
-    }
-
-    fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
-        Ok(Tensor::from_buffer(
-            self,
-            Buffer::ConvWeight(Box::new(conv::Weight::new(view.clone()))),
-            view.rows(),
-            view.cols(),
-        ))
     }
 
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
@@ -269,7 +261,7 @@ impl Backend for Cpu {
         rgb.ok_or_else(super::not_a_number)
     }
 
-    fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
+    fn linear(&self, x: &Tensor<Self>, weight: &Linear<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
         let mut out = pool::values(x.rows() * weight.rows());
         gemm::linear(self.precision, &[Rows::of(x)], weight, &mut out);
         if let Some(bias) = bias {
@@ -279,7 +271,7 @@ impl Backend for Cpu {
         Ok(self.tensor(out, x.rows(), weight.rows()))
     }
 
-    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)]) -> Result<Tensor<Self>> {
+    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
         let cols = parts[0].1.rows();
         let rows = parts.iter().map(|(x, _)| x.rows()).sum::<usize>();
         let mut out = pool::values(rows * cols);
@@ -292,7 +284,7 @@ impl Backend for Cpu {
         Ok(self.tensor(out, rows, cols))
     }
 
-    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Tensor<Self>) -> Result<Tensor<Self>> {
+    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
         let rows = parts[0].rows();
         let parts: Vec<_> = parts.iter().map(|x| Rows::of(x)).collect();
         let mut out = pool::values(rows * weight.rows());
@@ -300,59 +292,60 @@ impl Backend for Cpu {
         Ok(self.tensor(out, rows, weight.rows()))
     }
 
-    fn conv2d(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
+    fn conv2d(
+        &self,
+        x: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+    ) -> Result<Convolved<Self>> {
         let rows = conv.out_height() * conv.out_width();
         let mut out = pool::values(rows * weight.rows());
-        let (x, kernel, bias) = (Rows::of(x), Self::kernel(weight), Rows::of(bias).row(0));
+        let (x, kernel, bias) = (Rows::of(x), weight.weight(), Rows::of(bias).row(0));
         match gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) {
             Some(terms) => conv_tiles::conv2d(conv_tiles::TILES, terms, x, kernel, bias, conv, &mut out, false),
             None => conv::conv2d(x, kernel, bias, conv, &mut out),
         }
-        Ok(self.tensor(out, rows, weight.rows()))
+        Ok(self.tensor(out, rows, weight.rows()).into())
     }
 
     fn conv2d_add(
         &self,
         x: &Tensor<Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
         residual: Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
-        let kernel = Self::kernel(weight);
+    ) -> Result<Convolved<Self>> {
+        let kernel = weight.weight();
         let Some(terms) = gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) else {
             return ops::conv2d::compose_add(self, x, weight, bias, conv, residual);
         };
         let (rows, cols) = (residual.rows(), residual.cols());
         let mut out = Self::take(residual);
-        conv_tiles::conv2d(conv_tiles::TILES, terms, Rows::of(x), kernel, Rows::of(bias).row(0), conv, &mut out, true);
-        Ok(self.tensor(out, rows, cols))
+        let bias = Rows::of(bias).row(0);
+        conv_tiles::conv2d(conv_tiles::TILES, terms, Rows::of(x), kernel, bias, conv, &mut out, true);
+        Ok(self.tensor(out, rows, cols).into())
     }
 
     fn upsample_conv2d(
         &self,
         x: Tensor<Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         height: usize,
         width: usize,
-    ) -> Result<Tensor<Self>> {
-        let kernel = Self::kernel(weight);
+    ) -> Result<Convolved<Self>> {
+        let kernel = weight.weight();
         // Sums of weights are no bfloat16 numbers, so this is for activations that are rounded too.
         if gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) != Some(1) {
-            return ops::conv2d::compose_upsample(self, x, weight, bias, height, width);
+            return ops::upsample_conv2d::compose(self, x, weight, bias, height, width);
         }
-        let mut out = pool::values(4 * x.rows() * weight.rows());
-        conv_tiles::upsample_conv2d(
-            conv_tiles::TILES,
-            Rows::of(&x),
-            kernel,
-            Rows::of(bias).row(0),
-            height,
-            width,
-            &mut out,
-        );
-        Ok(self.tensor(out, 4 * x.rows(), weight.rows()))
+        let rows = 4 * x.rows();
+        let mut out = pool::values(rows * weight.rows());
+        let bias = Rows::of(bias).row(0);
+        conv_tiles::upsample_conv2d(conv_tiles::TILES, Rows::of(&x), kernel, bias, height, width, &mut out);
+        Ok(self.tensor(out, rows, weight.rows()).into())
     }
 
     fn attention(
@@ -383,29 +376,13 @@ impl Backend for Cpu {
         Ok(self.make_rows(x.rows, x.cols, |row, out| norm::rms_norm(x.row(row), weight, eps, out)))
     }
 
-    fn group_norm(
-        &self,
-        x: &Tensor<Self>,
-        weight: &Tensor<Self>,
-        bias: &Tensor<Self>,
-        groups: usize,
-        eps: f32,
-    ) -> Result<Tensor<Self>> {
-        let x = Rows::of(x);
-        let (scale, shift) = norm::group_norm_affine(x, Rows::of(weight).row(0), Rows::of(bias).row(0), groups, eps);
+    fn group_norm(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
+        let (x, (scale, shift)) = (Rows::of(x), norm::group_norm_affine(Rows::of(x), norm));
         Ok(self.make_rows(x.rows, x.cols, |row, out| elementwise::affine(x.row(row), &scale, &shift, out)))
     }
 
-    fn group_norm_silu(
-        &self,
-        x: &Tensor<Self>,
-        weight: &Tensor<Self>,
-        bias: &Tensor<Self>,
-        groups: usize,
-        eps: f32,
-    ) -> Result<Tensor<Self>> {
-        let x = Rows::of(x);
-        let (scale, shift) = norm::group_norm_affine(x, Rows::of(weight).row(0), Rows::of(bias).row(0), groups, eps);
+    fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
+        let (x, (scale, shift)) = (Rows::of(x), norm::group_norm_affine(Rows::of(x), norm));
         Ok(self.make_rows(x.rows, x.cols, |row, out| math::affine_silu(x.row(row), &scale, &shift, out)))
     }
 

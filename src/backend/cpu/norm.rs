@@ -2,7 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::{Rows, math};
+use super::{Cpu, Rows, math};
+use crate::ops::GroupNorm;
 
 pub(super) fn layer_norm(x: &[f32], eps: f32, out: &mut [f32]) {
     let n = x.len() as f64;
@@ -22,13 +23,12 @@ pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 }
 
 /// Group norm as one multiplication and one addition for each channel: (scale, shift).
-pub(super) fn group_norm_affine(
-    x: Rows<'_>,
-    weight: &[f32],
-    bias: &[f32],
-    groups: usize,
-    eps: f32,
-) -> (Vec<f32>, Vec<f32>) {
+pub(super) fn group_norm_affine(x: Rows<'_>, norm: &GroupNorm<'_, Cpu>) -> (Vec<f32>, Vec<f32>) {
+    let (weight, bias) = (Rows::of(norm.weight).row(0), Rows::of(norm.bias).row(0));
+    affine(x, weight, bias, norm.groups, norm.eps)
+}
+
+fn affine(x: Rows<'_>, weight: &[f32], bias: &[f32], groups: usize, eps: f32) -> (Vec<f32>, Vec<f32>) {
     let per_group = x.cols / groups;
     // Sums are about a value of the group, so that squares lose no digits where the mean is large.
     let center: Vec<f32> =
@@ -73,7 +73,7 @@ fn channel_sums(x: Rows<'_>, center: &[f32]) -> (Vec<f64>, Vec<f64>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Cpu, Precision};
+    use super::super::Precision;
     use super::*;
     use crate::backend::Backend;
     use crate::ops::group_norm;
@@ -84,8 +84,9 @@ mod tests {
         let values = |n: usize| (0..n).map(|i| ((i * 7919) % 1009) as f32 / 200.0 - 2.0).collect::<Vec<_>>();
         let upload = |rows: usize, cols: usize| cpu.upload(&values(rows * cols), rows, cols).unwrap();
         let (x, weight, bias) = (upload(77, 36), upload(1, 36), upload(1, 36));
-        let got = x.group_norm_silu(&weight, &bias, 4, 1e-6).unwrap();
-        let expected = group_norm::compose_silu(&cpu, &x, &weight, &bias, 4, 1e-6).unwrap();
+        let norm = GroupNorm { weight: &weight, bias: &bias, groups: 4, eps: 1e-6, statistics: None };
+        let got = x.group_norm_silu(&norm).unwrap();
+        let expected = group_norm::compose_silu(&cpu, &x, &norm).unwrap();
         assert_eq!(cpu.download(&got).unwrap(), cpu.download(&expected).unwrap());
     }
 
@@ -97,7 +98,7 @@ mod tests {
                 (0..rows * (cols + 1)).map(|i| mean + ((i * 7919) % 1009) as f32 / 504.5 - 1.0).collect();
             let x = Rows { data: &values, rows, cols, stride: cols + 1 };
             let (weight, bias) = (vec![1.5; cols], vec![0.25; cols]);
-            let (scale, shift) = group_norm_affine(x, &weight, &bias, groups, 1e-6);
+            let (scale, shift) = affine(x, &weight, &bias, groups, 1e-6);
             let per_group = cols / groups;
             for channel in 0..cols {
                 let first = channel / per_group * per_group;

@@ -1,20 +1,20 @@
-//! One GPU: its context, its two streams, modules, events and counters.
+//! One GPU: its context, its streams, modules, memory budget and counters.
 //!
 //! All work runs on the compute stream in program order. Weights go up on a second stream, so that loading one model
 //! overlaps computing with another.
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, ThreadId};
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::result::stream::StreamKind;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
+use parking_lot::ReentrantMutex;
 
-use super::pool::Pool;
+use super::counters::Counters;
+use super::memory::{Arena, Budget};
 use super::{kernels, library};
 use crate::error::{Error, Result};
 
@@ -23,25 +23,6 @@ use crate::error::{Error, Result};
 const OLDEST_DRIVER: i32 = 13000;
 /// The oldest GPUs with bf16 tensor cores.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
-
-/// What was done so far.
-#[derive(Default)]
-pub struct Counters {
-    /// Kernels, library calls and copies on the device.
-    pub launches: AtomicU64,
-    /// Times the host waited.
-    pub waits: AtomicU64,
-    /// Copies between host and device.
-    pub copies: AtomicU64,
-    /// Allocations.
-    pub allocations: AtomicU64,
-    /// Fused ops that ran as compositions.
-    pub composed: AtomicU64,
-    /// Launches of recorded work.
-    pub graph_launches: AtomicU64,
-    /// Pieces of work that could not be recorded.
-    pub uncaptured: AtomicU64,
-}
 
 /// A queue of work on the device; lives as long as its [`Device`].
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -79,12 +60,14 @@ pub struct Device {
     download_stream: Stream,
     modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
-    pool: Pool,
-    /// The thread whose work the compute stream records instead of doing it, and a quick answer to whether there is
-    /// one.
-    recorder: Mutex<Option<ThreadId>>,
-    recorded: Condvar,
-    recording: AtomicBool,
+    budget: Budget,
+    arena: Mutex<Arena>,
+    /// Where memory comes from; none where the device has no memory pools. All since Pascal have, some virtual GPUs do
+    /// not.
+    pool: Option<sys::CUmemoryPool>,
+    /// Held by a thread that enqueues on the compute stream; see [`capture`](super::capture).
+    pub(super) submission: ReentrantMutex<()>,
+    pub(super) capturing: AtomicBool,
     counters: Counters,
     name: String,
     capability: (i32, i32),
@@ -163,9 +146,7 @@ impl Device {
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("cannot open the GPU", e))?;
         // SAFETY: `context` was just retained.
         unsafe { result::ctx::set_current(context) }.map_err(|e| failed("cannot open the GPU", e))?;
-        if stream_ordered {
-            keep_freed_memory(device).map_err(|e| failed("cannot set up GPU memory", e))?;
-        }
+        let pool = if stream_ordered { Some(new_pool(index)?) } else { None };
         let (free, _) = result::mem_get_info().map_err(|e| failed("cannot ask for free GPU memory", e))?;
         let cap = memory_cap.unwrap_or(free as u64 / 10 * 8);
         let new_stream = || {
@@ -179,10 +160,11 @@ impl Device {
             download_stream: new_stream()?,
             modules: Mutex::default(),
             functions: Mutex::default(),
-            pool: Pool::new(cap, stream_ordered),
-            recorder: Mutex::default(),
-            recorded: Condvar::new(),
-            recording: AtomicBool::new(false),
+            budget: Budget::new(cap),
+            arena: Mutex::default(),
+            pool,
+            submission: ReentrantMutex::new(()),
+            capturing: AtomicBool::new(false),
             counters: Counters::default(),
             name,
             capability,
@@ -192,52 +174,15 @@ impl Device {
         }))
     }
 
-    /// Makes the context current on this thread. Waits while another thread records: this one's work would be recorded
-    /// too.
-    pub fn bind(&self) -> Result<()> {
-        if self.is_capturing() {
-            let recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
-            let another =
-                |recorder: &mut Option<ThreadId>| recorder.is_some_and(|thread| thread != thread::current().id());
-            drop(self.recorded.wait_while(recorder, another).unwrap_or_else(PoisonError::into_inner));
-        }
+    /// Makes the context current on this thread, for calls that enqueue nothing on the compute stream; for those that do
+    /// there is [`Device::submit`].
+    pub fn make_current(&self) -> Result<()> {
         let current = result::ctx::get_current().map_err(|e| failed("the GPU does not answer", e))?;
         if current != Some(self.context) {
             // SAFETY: `context` is retained until `drop`.
             unsafe { result::ctx::set_current(self.context) }.map_err(|e| failed("the GPU does not answer", e))?;
         }
         Ok(())
-    }
-
-    /// From here on the compute stream records the work of this thread instead of doing it.
-    pub fn begin_capture(&self) -> Result<Capture<'_>> {
-        self.bind()?;
-        *self.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current().id());
-        self.recording.store(true, Ordering::Release);
-        // SAFETY: the stream lives as long as the device. Calls of other threads that could disturb the recording wait
-        // in `bind`.
-        let begun = unsafe {
-            result::stream::begin_capture(self.stream.0, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
-        };
-        match begun {
-            Ok(()) => Ok(Capture(Some(self))),
-            Err(e) => {
-                self.stop_recording();
-                Err(failed("cannot capture GPU work", e))
-            }
-        }
-    }
-
-    /// Whether the compute stream records work instead of doing it; of a thread that went through [`Device::bind`], its
-    /// own.
-    pub fn is_capturing(&self) -> bool {
-        self.recording.load(Ordering::Acquire)
-    }
-
-    fn stop_recording(&self) {
-        *self.recorder.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.recording.store(false, Ordering::Release);
-        self.recorded.notify_all();
     }
 
     /// Where all computing goes.
@@ -255,8 +200,19 @@ impl Device {
         self.download_stream
     }
 
-    pub fn pool(&self) -> &Pool {
-        &self.pool
+    /// What may be used of the GPU's memory, and what is.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    pub fn arena(&self) -> MutexGuard<'_, Arena> {
+        // Its methods leave it whole.
+        self.arena.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The driver's pool of this device's memory.
+    pub fn pool(&self) -> Option<sys::CUmemoryPool> {
+        self.pool
     }
 
     pub fn counters(&self) -> &Counters {
@@ -289,7 +245,7 @@ impl Device {
 
     /// Whether all work on `stream` is done; does not wait.
     pub fn is_idle(&self, stream: Stream) -> Result<bool> {
-        self.bind()?;
+        self.make_current()?;
         // SAFETY: the stream lives as long as the device.
         match unsafe { sys::cuStreamQuery(stream.0) }.result() {
             Ok(()) => Ok(true),
@@ -302,7 +258,7 @@ impl Device {
     ///
     /// Errors when the file was not built or the driver has no code for this GPU.
     pub fn function(&self, file: &'static str, name: &'static str) -> Result<Function> {
-        self.bind()?;
+        self.make_current()?;
         // A thread that panicked here left whole entries only.
         let functions = || self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         let known = functions().get(&(file, name)).copied();
@@ -321,7 +277,7 @@ impl Device {
 
     /// The kernels of `cuda/<file>.cu`, loaded on first use.
     pub fn module(&self, file: &'static str) -> Result<sys::CUmodule> {
-        self.bind()?;
+        self.make_current()?;
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(module) = modules.get(file) {
             return Ok(*module);
@@ -353,61 +309,13 @@ impl Device {
 
     /// Counts a fused op that runs as its composition.
     pub fn count_composed(&self) {
-        self.counters.composed.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Lets the compute stream wait for all work on the upload stream so far; the host does not wait.
-    pub fn join_uploads(self: &Arc<Self>) -> Result<()> {
-        let event = Event::new(self, self.upload_stream)?;
-        event.hold(self.stream)
-    }
-}
-
-/// The compute stream records. It stops when this is dropped, also by a panic: otherwise other threads would wait for
-/// ever.
-pub struct Capture<'a>(Option<&'a Device>);
-
-impl Capture<'_> {
-    /// What was captured.
-    pub fn end(mut self) -> Result<Captured> {
-        self.stop().unwrap_or_else(|| Err(Error::new("nothing was captured")))
-    }
-
-    fn stop(&mut self) -> Option<Result<Captured>> {
-        let device = self.0.take()?;
-        // SAFETY: the stream lives as long as the device; it leaves recording also where that was disturbed.
-        let graph = unsafe { result::stream::end_capture(device.stream.0) };
-        device.stop_recording();
-        Some(graph.map(Captured).map_err(|e| failed("cannot capture GPU work", e)))
-    }
-}
-
-impl Drop for Capture<'_> {
-    fn drop(&mut self) {
-        drop(self.stop());
-    }
-}
-
-/// What the driver captured, until it is made executable.
-pub struct Captured(sys::CUgraph);
-
-impl Captured {
-    /// The driver's handle.
-    pub fn raw(&self) -> sys::CUgraph {
-        self.0
-    }
-}
-
-impl Drop for Captured {
-    fn drop(&mut self) {
-        // SAFETY: destroyed once.
-        let _ = unsafe { result::graph::destroy(self.0) };
+        self.counters.composed.add(1);
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if self.bind().is_err() {
+        if self.make_current().is_err() {
             return;
         }
         let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -423,94 +331,33 @@ impl Drop for Device {
             let _ = result::stream::destroy(self.stream.0);
             let _ = result::stream::destroy(self.upload_stream.0);
             let _ = result::stream::destroy(self.download_stream.0);
+            if let Some(pool) = self.pool {
+                let _ = result::mem_pool::destroy(pool);
+            }
             let _ = result::primary_ctx::release(self.device);
         }
     }
 }
 
-/// Lets the driver keep freed memory for the next allocation; by default every wait gives it back to the system.
-fn keep_freed_memory(device: sys::CUdevice) -> std::result::Result<(), DriverError> {
+/// A pool of a GPU's memory that keeps what is freed for the next allocation; by default every wait gives it back to
+/// the system. It is not the driver's default pool, so that others in this process do not count.
+fn new_pool(device: sys::CUdevice) -> Result<sys::CUmemoryPool> {
+    let failed = |e| failed("cannot set up GPU memory", e);
+    let props = sys::CUmemPoolProps {
+        allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        handleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device },
+        win32SecurityAttributes: std::ptr::null_mut(),
+        maxSize: 0,
+        usage: 0,
+        reserved: [0; 54],
+    };
+    // SAFETY: the properties are whole, and of a device that the driver named.
+    let pool = unsafe { result::mem_pool::create(&props) }.map_err(failed)?;
     let mut threshold = u64::MAX;
-    // SAFETY: `device` was returned by `device::get`, and the attribute's value is a u64.
-    unsafe {
-        let pool = result::device::get_default_mem_pool(device)?;
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-        result::mem_pool::set_attribute(pool, attribute, std::ptr::from_mut(&mut threshold).cast())
-    }
-}
-
-/// A point in the order of work on a stream.
-pub struct Event {
-    event: sys::CUevent,
-    device: Arc<Device>,
-}
-
-// SAFETY: events may be used from any thread of the context, which `bind` makes current.
-unsafe impl Send for Event {}
-// SAFETY: as above; the driver locks an event itself.
-unsafe impl Sync for Event {}
-
-impl Event {
-    /// An event behind all work on `stream` so far.
-    pub fn new(device: &Arc<Device>, stream: Stream) -> Result<Self> {
-        device.bind()?;
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-            .map_err(|e| failed("cannot record an event", e))?;
-        let event = Self { event, device: Arc::clone(device) };
-        event.record(stream)?;
-        Ok(event)
-    }
-
-    /// Moves the event behind all work on `stream` so far.
-    pub fn record(&self, stream: Stream) -> Result<()> {
-        self.device.bind()?;
-        // SAFETY: the event lives until `drop`, the stream as long as the device.
-        unsafe { result::event::record(self.event, stream.0) }.map_err(|e| failed("cannot record an event", e))
-    }
-
-    /// Whether the work is done; does not wait.
-    pub fn is_done(&self) -> Result<bool> {
-        self.device.bind()?;
-        // SAFETY: the event lives until `drop`.
-        match unsafe { result::event::query(self.event) } {
-            Ok(()) => Ok(true),
-            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(e) => Err(failed("GPU work failed", e)),
-        }
-    }
-
-    /// Blocks the host until the work is done. Counted by callers that wait on behalf of a user.
-    pub fn wait(&self) -> Result<()> {
-        self.device.bind()?;
-        // SAFETY: the event lives until `drop`.
-        unsafe { result::event::synchronize(self.event) }.map_err(|e| failed("GPU work failed", e))
-    }
-
-    /// Lets `stream` wait for the event; the host does not.
-    pub fn hold(&self, stream: Stream) -> Result<()> {
-        self.device.bind()?;
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: the event lives until `drop`, after which the driver keeps what a wait needs; the stream lives as
-        // long as the device.
-        unsafe { result::stream::wait_event(stream.0, self.event, flags) }
-            .map_err(|e| failed("cannot order GPU work", e))
-    }
-
-    /// Time from `self` to `later`; both are done.
-    pub fn elapsed(&self, later: &Event) -> Result<Duration> {
-        self.device.bind()?;
-        // SAFETY: both events were made with timing and recorded.
-        let time_ms = unsafe { result::event::elapsed(self.event, later.event) }
-            .map_err(|e| failed("cannot time GPU work", e))?;
-        Ok(Duration::from_secs_f64(f64::from(time_ms.max(0.0)) / 1000.0))
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if self.device.bind().is_ok() {
-            // SAFETY: the event is destroyed once; the driver keeps it until work that refers to it is done.
-            let _ = unsafe { result::event::destroy(self.event) };
-        }
-    }
+    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    // SAFETY: the pool was made above, and the attribute's value is a u64.
+    unsafe { result::mem_pool::set_attribute(pool, attribute, std::ptr::from_mut(&mut threshold).cast()) }
+        .map_err(failed)?;
+    Ok(pool)
 }

@@ -8,17 +8,20 @@
 use std::any::Any;
 use std::env;
 use std::ffi::OsStr;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, TryLockError};
+use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::{result, sys};
 
+use super::capture::Captured;
 use super::device::{Device, failed};
-use super::pool::{Buffer, Kind};
+use super::event::Event;
+use super::memory::{Buffer, Kind};
 use super::{Cuda, Tensor};
 use crate::error::{self, Error, Result};
 
 const VARIABLE: &str = "FLUX_GRAPH";
+/// Many times what a step of a large model takes as a graph.
+const MOST_GRAPH_BYTES: usize = 64 << 20;
 
 /// What is kept of work between its runs.
 #[derive(Default)]
@@ -36,6 +39,8 @@ pub enum Graph {
 pub struct Executable {
     exec: sys::CUgraphExec,
     reads: Arc<dyn Any + Send + Sync>,
+    /// What the driver took of the device's memory for it.
+    bytes: u64,
     /// Address, rows and columns, each dense.
     inputs: Vec<(u64, usize, usize)>,
     out: Cells,
@@ -59,14 +64,13 @@ unsafe impl Sync for Executable {}
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        if self.device.bind().is_ok() {
-            // SAFETY: the handle is destroyed once, after the last launch of it is done. Errors are those that callers
+        let done = Event::new(&self.device, self.device.stream()).and_then(|event| event.wait());
+        if done.is_ok() {
+            // SAFETY: the handle is destroyed once, after the last launch of it is done. An error is one that callers
             // have seen.
-            unsafe {
-                let _ = result::stream::synchronize(self.device.stream().raw());
-                let _ = result::graph::exec_destroy(self.exec);
-            }
+            let _ = unsafe { result::graph::exec_destroy(self.exec) };
         }
+        self.device.budget().release_outside(self.bytes);
         self.device.leave_arena();
     }
 }
@@ -97,28 +101,18 @@ impl Cuda {
         // Graphs share the arena, so the copies around one must not come between those around another.
         let _one_at_a_time = self.0.graph_order.lock().unwrap_or_else(PoisonError::into_inner);
         match graph {
-            Graph::New => {
-                let nobody_loads = match self.0.loading.try_write() {
-                    Ok(guard) => guard,
-                    Err(TryLockError::Poisoned(error)) => error.into_inner(),
-                    // Another thread loads weights: next time.
-                    Err(TryLockError::WouldBlock) => return work(reads, inputs),
-                };
-                let captured = self.run_and_capture(reads, inputs, &|inputs| work(reads, inputs));
-                drop(nobody_loads);
-                match captured {
-                    Ok((out, captured)) => {
-                        *graph = captured;
-                        Ok(out)
-                    }
-                    Err(error) if error.kind() == error::Kind::Cancelled => Err(error),
-                    // What has failed for another reason fails again.
-                    Err(error) => {
-                        *graph = self.refused(&error);
-                        work(reads, inputs)
-                    }
+            Graph::New => match self.run_and_capture(reads, inputs, &|inputs| work(reads, inputs)) {
+                Ok((out, captured)) => {
+                    *graph = captured;
+                    Ok(out)
                 }
-            }
+                Err(error) if error.kind() == error::Kind::Cancelled => Err(error),
+                // What has failed for another reason fails again.
+                Err(error) => {
+                    *graph = self.refused(&error);
+                    work(reads, inputs)
+                }
+            },
             Graph::Captured(graph) => {
                 let captured: *const () = Arc::as_ptr(&graph.reads).cast();
                 if captured != Arc::as_ptr(reads).cast() {
@@ -131,7 +125,7 @@ impl Cuda {
     }
 
     fn refused(&self, error: &Error) -> Graph {
-        self.device().counters().uncaptured.fetch_add(1, Ordering::Relaxed);
+        self.device().counters().uncaptured.add(1);
         let mut remark = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner);
         remark.get_or_insert_with(|| {
             format!("work is enqueued kernel by kernel, because it could not be captured: {}", error.what())
@@ -176,25 +170,42 @@ impl Cuda {
         arena.repeat();
         let fixed = self.fixed_places(inputs)?;
         let (launches, composed) = (&device.counters().launches, &device.counters().composed);
-        let before = (launches.load(Ordering::Relaxed), composed.load(Ordering::Relaxed));
         let capture = device.begin_capture()?;
+        let before = (launches.get(), composed.get());
         let out = work(fixed.each_ref()).map(|out| Cells::of(&out));
+        // Captured is not enqueued. Nobody else enqueues before the capture ends.
+        launches.reset(before.0);
+        composed.reset(before.1);
         let captured = capture.end();
-        // Captured is not enqueued.
-        launches.store(before.0, Ordering::Relaxed);
-        composed.store(before.1, Ordering::Relaxed);
         // The error of the work says more than that of a capture that it broke.
         let (out, captured) = (out?, captured?);
-        // SAFETY: the graph was just captured; what is made of it does not need it any more.
+        let (exec, bytes) = self.instantiate(&captured)?;
+        let inputs = fixed.iter().map(|x| (x.address(), x.rows(), x.cols())).collect();
+        // From here on the graph owns `exec`, the bytes that were counted, and a share of the arena.
+        Ok(Executable { exec, reads: Arc::clone(reads) as _, bytes, inputs, out, device: arena.share() })
+    }
+
+    /// An executable graph on the device, so that its first launch need not send it up, and what it takes of the memory.
+    fn instantiate(&self, captured: &Captured) -> Result<(sys::CUgraphExec, u64)> {
+        let device = self.device();
+        let _submission = device.submit(device.stream())?;
+        let free = || result::mem_get_info().map(|(free, _)| free).map_err(|e| failed("cannot ask for GPU memory", e));
+        let before = free()?;
+        // SAFETY: the graph was captured, and lives; what is made of it does not need it any more.
         let exec = unsafe { result::graph::instantiate(captured.raw(), sys::CUgraphInstantiate_flags(0)) };
         let exec = exec.map_err(|e| failed("cannot make a graph of GPU work", e))?;
-        let inputs = fixed.iter().map(|x| (x.address(), x.rows(), x.cols())).collect();
-        // From here on the graph owns `exec` and a share of the arena.
-        let graph = Executable { exec, reads: Arc::clone(reads) as _, inputs, out, device: arena.share() };
-        // SAFETY: both handles live. Sends the graph up now, so that its first launch need not.
-        unsafe { result::graph::upload(exec, device.stream().raw()) }
-            .map_err(|e| failed("cannot send a graph to the GPU", e))?;
-        Ok(graph)
+        // SAFETY: both handles live.
+        let uploaded = unsafe { result::graph::upload(exec, device.stream().raw()) };
+        let counted = uploaded.map_err(|e| failed("cannot send a graph to the GPU", e)).and_then(|()| {
+            // Others may take and give memory meanwhile: more than this no graph of ours takes.
+            let bytes = before.saturating_sub(free()?).min(MOST_GRAPH_BYTES) as u64;
+            if device.budget().reserve_outside(bytes) { Ok(bytes) } else { Err(device.budget().full(bytes)) }
+        });
+        let bytes = counted.inspect_err(|_| {
+            // SAFETY: made above, and launched by nobody.
+            let _ = unsafe { result::graph::exec_destroy(exec) };
+        })?;
+        Ok((exec, bytes))
     }
 
     fn launch_graph<const N: usize>(&self, graph: &Executable, inputs: [&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>> {
@@ -205,14 +216,15 @@ impl Cuda {
             return Err(Error::new("captured work got inputs of another shape"));
         }
         for ((address, rows, cols), x) in graph.inputs.iter().zip(inputs) {
-            self.copy_rows(x.address(), x.stride(), *address, *cols, *rows, *cols)?;
+            // SAFETY: x is a live tensor of the shape of the input, which lies dense in the arena.
+            unsafe { self.copy_rows(x.address(), x.stride(), *address, *cols, *rows, *cols) }?;
         }
-        device.bind()?;
+        let _submission = device.submit(device.stream())?;
         // SAFETY: the graph's kernels use the arena, which the graph holds and no other work on this stream uses
         // meanwhile, and what the caller of `Backend::run_graph` promised to keep.
         unsafe { result::graph::launch(graph.exec, device.stream().raw()) }
             .map_err(|e| failed("cannot launch a graph", e))?;
-        device.counters().graph_launches.fetch_add(1, Ordering::Relaxed);
+        device.counters().graph_launches.add(1);
         self.copy_out(graph.out)
     }
 
@@ -229,7 +241,7 @@ impl Cuda {
     fn fixed<const N: usize>(&self, inputs: [&Tensor<Cuda>; N]) -> Result<[Tensor<Cuda>; N]> {
         let fixed = self.fixed_places(inputs)?;
         for (to, x) in fixed.iter().zip(inputs) {
-            self.copy_rows(x.address(), x.stride(), to.address(), to.stride(), x.rows(), x.cols())?;
+            self.copy_cells(x, to)?;
         }
         Ok(fixed)
     }
@@ -239,7 +251,8 @@ impl Cuda {
         let buffer = Buffer::new(self.device(), Kind::Bf16, rows * stride)?;
         if rows > 0 {
             let dense = (rows - 1) * stride + cols;
-            self.copy_rows(address, dense, buffer.address(), dense, 1, dense)?;
+            // SAFETY: the cells are those of a tensor that work just wrote, which the arena holds; `buffer` has room.
+            unsafe { self.copy_rows(address, dense, buffer.address(), dense, 1, dense) }?;
         }
         let [out, _] = Tensor::from_buffer(self, buffer, rows, stride).split_cols([cols, stride - cols]);
         Ok(out)
@@ -258,29 +271,29 @@ struct ArenaGuard<'a>(&'a Arc<Device>);
 impl<'a> ArenaGuard<'a> {
     /// Errors when another thread is in it.
     fn enter(device: &'a Arc<Device>) -> Result<Self> {
-        device.pool().arena().enter()?;
+        device.arena().enter()?;
         Ok(Self(device))
     }
 
     fn suspend(&self) {
-        self.0.pool().arena().suspend();
+        self.0.arena().suspend();
     }
 
     /// Hands out the places of the run before, in the same order.
     fn repeat(&self) {
-        self.0.pool().arena().repeat();
+        self.0.arena().repeat();
     }
 
     /// A share of the arena that outlives this.
     fn share(&self) -> Arc<Device> {
-        self.0.pool().arena().share();
+        self.0.arena().share();
         Arc::clone(self.0)
     }
 }
 
 impl Drop for ArenaGuard<'_> {
     fn drop(&mut self) {
-        self.0.pool().arena().exit();
+        self.0.arena().exit();
         self.0.leave_arena();
     }
 }

@@ -1,7 +1,6 @@
 //! Launching a kernel: arguments in the order of its signature, then grid and block.
 
 use std::ffi::c_void;
-use std::sync::atomic::Ordering;
 
 use cudarc::driver::{result, sys};
 
@@ -176,14 +175,14 @@ impl Launch<'_> {
         if grid[0] > i32::MAX as usize || grid[1] > 65535 || grid[2] > 65535 {
             return Err(too_large(&format!("a grid of {grid:?}"), place()));
         }
-        self.device.bind()?;
+        let _submission = self.device.submit(self.stream)?;
         let [grid, block] = [grid, block].map(|size| (size[0] as u32, size[1] as u32, size[2] as u32));
         // SAFETY: the function lives as long as the device; the rest is what the caller promises.
         unsafe {
             result::launch_kernel(self.function.raw(), grid, block, self.shared_bytes, self.stream.raw(), arguments)
         }
         .map_err(|e| failed(&format!("cannot launch kernel `{}`", self.name), e))?;
-        self.device.counters().launches.fetch_add(1, Ordering::Relaxed);
+        self.device.counters().launches.add(1);
         Ok(())
     }
 }

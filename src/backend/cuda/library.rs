@@ -3,10 +3,10 @@
 //! cudarc loads by file name only. A library that is already loaded answers to its name, so loading it here by its
 //! absolute path is enough, and a toolkit in a virtual environment needs no `LD_LIBRARY_PATH`.
 
-use std::ffi::CString;
 use std::path::{Path, PathBuf};
 
 use cudarc::{cublaslt, driver};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use crate::error::{Error, Result};
 
@@ -86,8 +86,9 @@ fn open(path: &Path) -> bool {
     if !path.is_file() {
         return false;
     }
-    let Ok(name) = CString::new(path.as_os_str().as_encoded_bytes()) else { return false };
-    // SAFETY: `name` ends with a zero byte. Loading runs the library's initialisers, which for NVIDIA's libraries have
-    // no precondition. The handle is never closed, so nothing that was resolved from it can dangle.
-    !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }.is_null()
+    // SAFETY: loading runs the library's initialisers, which for NVIDIA's libraries have no precondition.
+    let Ok(library) = (unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }) else { return false };
+    // Never closed, so nothing that is resolved from it can dangle.
+    std::mem::forget(library);
+    true
 }

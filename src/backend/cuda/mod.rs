@@ -3,54 +3,60 @@
 //! With [`Precision::Fp8`] products with a [`Backend::narrow_weight`] take e4m3 on both sides, with a scale for each
 //! row of either, sum in what the tensor cores keep of a float32, and give bf16; see [`quantise`] and [`gemm`].
 //!
-//! [`library`] finds the driver, [`device`] opens a GPU, [`pool`] hands out its memory, [`launch`] starts the kernels
-//! of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`gemm_choices`] remembers its
-//! algorithms, [`transfer`] moves values and images, [`uploader`] weights out of files that [`regions`] registers,
-//! [`graph`] launches captured work as a whole, in the memory of [`arena`]. What an op learns of its result on the way,
-//! it leaves there as [`moments`]. Every op has a launcher in the file of its name; those for Hopper alone share
-//! [`hopper`]. All computing goes to one stream in program order; only downloads, [`Backend::wait`] and the timing of
-//! algorithms wait.
+//! [`library`] finds the driver, [`device`] opens a GPU, [`memory`] hands out its memory, [`launch`] starts the kernels
+//! of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves values and images
+//! through [`staging`] buffers, [`upload`] weights out of files, [`graph`] launches captured work as a whole. What an op
+//! learns of its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file of
+//! its name in [`ops`]; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order, in
+//! which [`capture`] lets one thread at a time enqueue; only downloads, [`Backend::wait`] and the timing of algorithms
+//! wait.
 #![allow(unsafe_code)]
 
-mod arena;
+mod capture;
+mod channel_statistics;
+mod counters;
 mod device;
+mod event;
 mod gemm;
-mod gemm_choices;
 mod graph;
 mod hopper;
 mod kernels;
 mod launch;
 mod library;
-mod moments;
+mod memory;
 mod ops;
-mod pool;
-mod regions;
+mod staging;
 mod transfer;
-mod uploader;
+mod upload;
+mod weight;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-pub use device::Event;
-pub use gemm_choices::GemmCache;
+pub use channel_statistics::ChannelStatistics;
+pub use event::Event;
+pub use gemm::GemmCache;
 pub use graph::Graph;
-pub use pool::Buffer;
+pub use memory::Buffer;
+pub use weight::{ConvWeight, Weight};
 
-use crate::backend::{Backend, Remark, Stats};
+use crate::backend::{Backend, Remark, Stats, Storage};
 use crate::error::{Error, Result};
-use crate::ops::{Adaln, Conv, GroupNorm, Heads, Joint, Mask, Projection, QkNorm, Rope};
+use crate::files::TensorView;
+use crate::nn::{ConvKernel, Linear, Operand};
+use crate::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, Joint, Mask, Norm, Projection, QkNorm, Rope};
 use crate::tensor::{Dtype, Tensor};
-use crate::weights::WeightView;
 use device::Device;
-use gemm::Gemm;
+use gemm::{Gemm, Matrix, Product};
 use launch::Launch;
-use ops::norm_conv2d::{BAND_BYTES, Input};
+use memory::Kind;
+use ops::conv2d_input::{BAND_BYTES, Input};
 use ops::quantise;
-use pool::Kind;
-use transfer::{RESULT_SLOTS, Rgb8, Slots, VALUE_SLOTS};
-use uploader::Uploader;
+use staging::StagingBuffers;
+use transfer::{RESULT_BUFFERS, Rgb8, VALUE_BUFFERS};
+use upload::Uploader;
 
 /// In what the large products are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,11 +78,8 @@ struct Inner {
     gemm_cache: GemmCache,
     uploader: Uploader,
     /// For values that the host computed, and for results.
-    value_slots: Slots,
-    result_slots: Slots,
-    /// Read while weights are loaded, by any thread, and written while work is captured: the vectors among the weights,
-    /// and the wait for the upload stream, go to the stream that captures.
-    loading: RwLock<()>,
+    value_buffers: StagingBuffers,
+    result_buffers: StagingBuffers,
     /// Held while launched as graphs work is enqueued.
     graph_order: Mutex<()>,
     /// Why some work could not be captured.
@@ -116,9 +119,8 @@ impl Cuda {
             opening_gemm: Mutex::new(()),
             gemm_cache: gemm_cache.clone(),
             uploader,
-            value_slots: Slots::new(VALUE_SLOTS),
-            result_slots: Slots::new(RESULT_SLOTS),
-            loading: RwLock::default(),
+            value_buffers: StagingBuffers::new(VALUE_BUFFERS),
+            result_buffers: StagingBuffers::new(RESULT_BUFFERS),
             graph_order: Mutex::default(),
             uncaptured: Mutex::default(),
             precision,
@@ -165,12 +167,6 @@ impl Cuda {
     fn unless_writable(&self, x: &Tensor<Cuda>) -> Result<Option<Tensor<Cuda>>> {
         if x.writable() { Ok(None) } else { self.empty(x.rows(), x.cols()).map(Some) }
     }
-
-    /// A padded weight as the tensor of its real rows and columns.
-    fn padded_weight(&self, (buffer, [rows, cols], stride): (Buffer, [usize; 2], usize)) -> Tensor<Cuda> {
-        let [weight, _] = Tensor::from_buffer(self, buffer, rows, stride).split_cols([cols, stride - cols]);
-        weight
-    }
 }
 
 impl Tensor<Cuda> {
@@ -206,6 +202,9 @@ impl Launch<'_> {
 
 impl Backend for Cuda {
     type Buffer = Buffer;
+    type Weight = Weight;
+    type ConvWeight = ConvWeight;
+    type ChannelStatistics = ChannelStatistics;
     type Event = Event;
     type Rgb8 = Rgb8;
     type Graph = Graph;
@@ -237,17 +236,17 @@ impl Backend for Cuda {
     }
 
     fn stats(&self) -> Stats {
-        let (pool, counters) = (self.device().pool(), self.device().counters());
+        let (budget, counters) = (self.device().budget(), self.device().counters());
         Stats {
-            memory_bytes: pool.used(),
-            peak_memory_bytes: pool.peak(),
-            launches: counters.launches.load(Ordering::Relaxed),
-            waits: counters.waits.load(Ordering::Relaxed),
-            copies: counters.copies.load(Ordering::Relaxed),
-            allocations: counters.allocations.load(Ordering::Relaxed),
-            composed: counters.composed.load(Ordering::Relaxed),
-            graph_launches: counters.graph_launches.load(Ordering::Relaxed),
-            uncaptured: counters.uncaptured.load(Ordering::Relaxed),
+            memory_bytes: budget.used(),
+            peak_memory_bytes: budget.peak(),
+            launches: counters.launches.get(),
+            waits: counters.waits.get(),
+            copies: counters.copies.get(),
+            allocations: counters.allocations.get(),
+            composed: counters.composed.get(),
+            graph_launches: counters.graph_launches.get(),
+            uncaptured: counters.uncaptured.get(),
         }
     }
 
@@ -256,7 +255,7 @@ impl Backend for Cuda {
     }
 
     fn available_bytes(&self) -> u64 {
-        self.device().pool().available()
+        self.device().budget().available()
     }
 
     fn max_tensor_values(&self) -> u64 {
@@ -265,20 +264,23 @@ impl Backend for Cuda {
         i32::MAX as u64
     }
 
-    fn weight_bytes(&self, elements: u64) -> u64 {
-        2 * elements
+    fn product_storage(&self) -> Storage {
+        match self.0.precision {
+            Precision::Bf16 => Storage::Native,
+            Precision::Fp8 => Storage::Fp8,
+        }
+    }
+
+    fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
+        match storage {
+            Storage::Native => 2 * elements,
+            // A sixteenth for the scales, and for the bf16 copy of the weight that is on its way.
+            Storage::Fp8 => elements + elements / 16,
+        }
     }
 
     fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
         self.norm_conv2d_need(whole)
-    }
-
-    fn narrow_weight_bytes(&self, elements: u64) -> u64 {
-        match self.0.precision {
-            Precision::Bf16 => self.weight_bytes(elements),
-            // A sixteenth for the scales, and for the bf16 copy of the weight that is on its way.
-            Precision::Fp8 => elements + elements / 16,
-        }
     }
 
     fn event(&self) -> Result<Event> {
@@ -290,7 +292,7 @@ impl Backend for Cuda {
     }
 
     fn wait(&self, event: &Event) -> Result<()> {
-        self.device().counters().waits.fetch_add(1, Ordering::Relaxed);
+        self.device().counters().waits.add(1);
         event.wait()
     }
 
@@ -308,36 +310,36 @@ impl Backend for Cuda {
         self.upload_f32_op(values, rows, cols)
     }
 
-    fn weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
-        Ok(self.padded_weight(self.0.uploader.weight(self.device(), parts)?))
-    }
-
-    fn narrow_weight(&self, parts: &[WeightView]) -> Result<Tensor<Self>> {
-        match self.0.precision {
-            Precision::Bf16 => self.weight(parts),
-            Precision::Fp8 => Ok(self.padded_weight(self.0.uploader.narrow_weight(self.device(), parts)?)),
+    fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Weight> {
+        match storage {
+            Storage::Native => self.0.uploader.weight(self.device(), parts),
+            Storage::Fp8 => {
+                quantise::check(Precision::Fp8, self.device().capability(), self.device().name())?;
+                self.0.uploader.e4m3_weight(self.device(), parts)
+            }
         }
     }
 
-    fn embedding(&self, table: &WeightView, ids: &[usize]) -> Result<Tensor<Self>> {
+    fn load_conv_weight(&self, view: &TensorView) -> Result<ConvWeight> {
+        self.0.uploader.conv_weight(self.device(), view).map(ConvWeight)
+    }
+
+    fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>> {
         self.embedding_op(table, ids)
     }
 
-    fn conv_weight(&self, view: &WeightView) -> Result<Tensor<Self>> {
-        Ok(self.padded_weight(self.0.uploader.conv_weight(self.device(), view)?))
-    }
-
     fn load<T>(&self, work: impl FnOnce() -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T> {
-        let _loading = self.0.loading.read().unwrap_or_else(PoisonError::into_inner);
         self.0.uploader.together(self.device(), work, report)
     }
 
     fn warm_up(&self) -> Result<()> {
         // cuBLASLt sets itself up in its first product.
         let zeros = self.upload(&[0.0; 64 * 64], 64, 64)?;
-        self.linear(&zeros, &zeros, None)?;
-        for slots in [&self.0.value_slots, &self.0.result_slots] {
-            drop(slots.made(self.device())?);
+        let out = self.empty(64, 64)?;
+        // SAFETY: both tensors are bf16 [64, 64].
+        unsafe { self.gemm()?.run(&Product::square(Matrix::of(&zeros), Matrix::of(&out), 64)) }?;
+        for buffers in [&self.0.value_buffers, &self.0.result_buffers] {
+            drop(buffers.made(self.device())?);
         }
         // Kernels for another GPU are no error until they are asked for.
         kernels::files().for_each(|file| drop(self.device().load_kernels(file)));
@@ -345,11 +347,11 @@ impl Backend for Cuda {
     }
 
     fn settle(&self) -> Result<()> {
-        self.0.uploader.regions().settle()
+        self.0.uploader.registered().settle()
     }
 
     fn remarks(&self) -> Vec<Remark> {
-        let slow_uploads = self.0.uploader.regions().remark().map(Remark::Detail);
+        let slow_uploads = self.0.uploader.registered().remark().map(Remark::Detail);
         let uncaptured = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
         slow_uploads.into_iter().chain(self.note().map(Remark::Detail)).chain(uncaptured).collect()
     }
@@ -365,15 +367,7 @@ impl Backend for Cuda {
     }
 
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
-        match x.buffer().kind() {
-            Kind::F32 => self.download_values::<f32>(x.address(), x.rows(), x.cols(), x.stride()),
-            Kind::Bf16 => {
-                let values = self.download_values::<half::bf16>(x.address(), x.rows(), x.cols(), x.stride())?;
-                Ok(values.into_iter().map(half::bf16::to_f32).collect())
-            }
-            Kind::E4m3 => x.download_e4m3(),
-            Kind::Byte => Err(Error::new("bytes are no activations")),
-        }
+        self.download_op(x)
     }
 
     fn rgb8(&self, x: &Tensor<Self>) -> Result<Rgb8> {
@@ -384,19 +378,25 @@ impl Backend for Cuda {
         self.take_rgb8_op(rgb)
     }
 
-    fn linear(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
+    fn linear(&self, x: &Tensor<Self>, weight: &Linear<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
         self.linear_op(x, weight, bias)
     }
 
-    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Tensor<Self>)]) -> Result<Tensor<Self>> {
+    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
         self.linear_rows_op(parts)
     }
 
-    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Tensor<Self>) -> Result<Tensor<Self>> {
+    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
         self.linear_concat_op(parts, weight)
     }
 
-    fn conv2d(&self, x: &Tensor<Self>, weight: &Tensor<Self>, bias: &Tensor<Self>, conv: Conv) -> Result<Tensor<Self>> {
+    fn conv2d(
+        &self,
+        x: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+    ) -> Result<Convolved<Self>> {
         self.conv2d_op(Input::Image(x), weight, bias, conv, None)
     }
 
@@ -420,15 +420,8 @@ impl Backend for Cuda {
         self.rms_norm_op(x, weight, eps)
     }
 
-    fn group_norm(
-        &self,
-        x: &Tensor<Self>,
-        weight: &Tensor<Self>,
-        bias: &Tensor<Self>,
-        groups: usize,
-        eps: f32,
-    ) -> Result<Tensor<Self>> {
-        self.group_norm_op(x, weight, bias, groups, eps, false)
+    fn group_norm(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
+        self.group_norm_op(x, norm, false)
     }
 
     fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, joint: Joint) -> Result<Tensor<Self>> {
@@ -482,7 +475,7 @@ impl Backend for Cuda {
         self.guide_op(positive, negative, guidance)
     }
 
-    fn linear_add(&self, x: &Tensor<Self>, weight: &Tensor<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
+    fn linear_add(&self, x: &Tensor<Self>, weight: &Linear<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
         self.linear_add_op(x, weight, residual)
     }
 
@@ -499,9 +492,9 @@ impl Backend for Cuda {
         x: Tensor<Self>,
         gates: [&Tensor<Self>; 2],
         y: &Tensor<Self>,
-        norms: [(&Tensor<Self>, &Tensor<Self>); 2],
+        norms: [Norm<'_, Self>; 2],
         adaln: Adaln,
-    ) -> Result<(Tensor<Self>, Tensor<Self>)> {
+    ) -> Result<(Tensor<Self>, Operand<Self>)> {
         self.gated_add_adaln_op(x, gates, y, norms, adaln)
     }
 
@@ -509,32 +502,12 @@ impl Backend for Cuda {
         self.swiglu_op(gate, up)
     }
 
-    fn swiglu_linear(
-        &self,
-        gate: Tensor<Self>,
-        up: &Tensor<Self>,
-        beside: Option<&Tensor<Self>>,
-        weight: &Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
-        self.swiglu_linear_op(gate, up, beside, weight)
-    }
-
     fn project(
         &self,
-        parts: &[(&Tensor<Self>, &Tensor<Self>)],
+        parts: &[(&Operand<Self>, &Linear<Self>)],
         heads: Option<&Heads<'_, Self>>,
     ) -> Result<Projection<Self>> {
         self.project_op(parts, heads)
-    }
-
-    fn swiglu_linear_rows(
-        &self,
-        gate: Tensor<Self>,
-        up: &Tensor<Self>,
-        weights: [&Tensor<Self>; 2],
-        first: usize,
-    ) -> Result<Tensor<Self>> {
-        self.swiglu_linear_rows_op(gate, up, weights, first)
     }
 
     fn qk_norm_rope(
@@ -548,35 +521,28 @@ impl Backend for Cuda {
         self.qk_norm_rope_op(q, k, norm, rope, joint)
     }
 
-    fn group_norm_silu(
-        &self,
-        x: &Tensor<Self>,
-        weight: &Tensor<Self>,
-        bias: &Tensor<Self>,
-        groups: usize,
-        eps: f32,
-    ) -> Result<Tensor<Self>> {
-        self.group_norm_op(x, weight, bias, groups, eps, true)
+    fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
+        self.group_norm_op(x, norm, true)
     }
 
     fn conv2d_add(
         &self,
         x: &Tensor<Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
         residual: Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         self.conv2d_op(Input::Image(x), weight, bias, conv, Some(residual))
     }
 
     fn conv2d_over(
         &self,
         x: Tensor<Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         self.conv2d_over_op(x, weight, bias, conv)
     }
 
@@ -584,10 +550,10 @@ impl Backend for Cuda {
         &self,
         x: &Tensor<Self>,
         norm: &GroupNorm<'_, Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         self.norm_conv2d_op(x, norm, weight, bias, conv, None)
     }
 
@@ -595,30 +561,30 @@ impl Backend for Cuda {
         &self,
         x: Tensor<Self>,
         norm: &GroupNorm<'_, Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
         residual: Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         self.norm_conv2d_op(&x, norm, weight, bias, conv, Some(residual))
     }
 
     fn upsample_conv2d(
         &self,
         x: Tensor<Self>,
-        weight: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         height: usize,
         width: usize,
-    ) -> Result<Tensor<Self>> {
+    ) -> Result<Convolved<Self>> {
         self.upsample_conv2d_op(x, weight, bias, height, width)
     }
 }
 
 fn expect_values(values: &[f32], rows: usize, cols: usize) -> Result<()> {
-    if values.len() == rows * cols {
+    if rows.checked_mul(cols) == Some(values.len()) {
         Ok(())
     } else {
-        Err(Error::new(format!("{} values do not make [{rows}, {cols}]", values.len())).at("op `upload`"))
+        Err(super::wrong_length(values.len(), rows, cols))
     }
 }

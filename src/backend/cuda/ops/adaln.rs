@@ -1,4 +1,4 @@
-//! Launches cuda/adaln.cu: `adaln` and `layer_norm`.
+//! Launches cuda/adaln.cu.
 
 use crate::backend::cuda::launch::row_block;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
@@ -20,17 +20,6 @@ impl Cuda {
         // SAFETY: argument types and order match `adaln_bf16` and `adaln_bf16_any` in cuda/adaln.cu. `Tensor::adaln`
         // checked x [rows, cols], shift and scale [1, cols]; `out` was made [rows, cols] above. A block writes one row
         // of `out` only.
-        unsafe { launch.run([x.rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }?;
-        Ok(out)
-    }
-
-    pub(crate) fn layer_norm_op(&self, x: &Tensor<Cuda>, eps: f32) -> Result<Tensor<Cuda>> {
-        let out = self.empty(x.rows(), x.cols())?;
-        let block = row_block(x.cols() / 8).filter(|_| all_aligned(&[x, &out]));
-        let kernel = if block.is_some() { "layer_norm_bf16" } else { "layer_norm_bf16_any" };
-        let launch = self.launch("adaln", kernel)?.matrix(x).matrix(&out).int(x.cols()).float(eps);
-        // SAFETY: argument types and order match `layer_norm_bf16` and `layer_norm_bf16_any` in cuda/adaln.cu; `out`
-        // was made of the shape of x above. A block writes one row of `out` only.
         unsafe { launch.run([x.rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }?;
         Ok(out)
     }

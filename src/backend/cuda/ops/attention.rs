@@ -1,6 +1,6 @@
 //! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention`.
 //!
-//! Hopper has a kernel of its own for heads of 128; heads without a kernel go to `attention_generic`.
+//! Hopper has a kernel of its own for heads of 128; heads without a kernel go to `attention_softmax`.
 //! `FLUX_ATTENTION=base` keeps off the Hopper kernel, `FLUX_ATTENTION=sm90` makes it an error when this GPU or this
 //! program has none, and so does `FLUX_ATTENTION=sm90-single`, which keeps off its pairs of blocks.
 
@@ -174,11 +174,11 @@ impl Cuda {
     ) -> Result<Tensor<Cuda>> {
         let hopper = self.hopper_form(CHOICE)?;
         let Some(base) = Base::find(head_dim, self.device().capability()) else {
-            return self.attention_generic(q, k, v, head_dim, joint, mask);
+            return self.attention_softmax(q, k, v, head_dim, joint, mask);
         };
         if !all_aligned(&[&q, k, v]) {
             self.device().count_composed();
-            return self.attention_generic(q, k, v, head_dim, joint, mask);
+            return self.attention_softmax(q, k, v, head_dim, joint, mask);
         }
         let fresh = self.unless_writable(&q)?;
         let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, joint, mask };

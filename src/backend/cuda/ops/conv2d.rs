@@ -1,17 +1,19 @@
 //! `conv2d`, `conv2d_over` and `conv2d_add`. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time,
 //! for every convolution on every GPU. Hopper has a kernel of its own for 3 x 3 over whole 16 bytes of channels, in
-//! `conv2d_hopper`.
+//! `conv2d_sm90a`.
 
 use std::ops::Range;
 
-use super::conv2d_hopper::{CHOICE, Call, takes};
-use super::norm_conv2d::Input;
+use super::conv2d_input::Input;
+use super::conv2d_sm90a::{CHOICE, Call, Taps, takes};
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::launch::row_tiles;
-use crate::backend::cuda::pool::{Buffer, Kind};
+use crate::backend::cuda::memory::{Buffer, Kind};
+use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
-use crate::ops::Conv;
+use crate::nn::ConvKernel;
+use crate::ops::{Conv, Convolved};
 
 /// The most that im2col rows, or what a product without them writes, may take at once.
 pub(crate) const WORKSPACE_BYTES: usize = 256 << 20;
@@ -44,83 +46,69 @@ fn rows_seen(conv: Conv, pixels: &Range<usize>) -> Range<usize> {
 }
 
 impl Cuda {
-    /// `conv2d(input) + residual`; the result goes over `residual` where that is writable, or nobody else has it.
+    /// `conv2d(input) + residual`; the result goes over `residual` where that is writable.
     ///
     /// Errors when `FLUX_CONV2D` names no kernel that is here.
     pub(crate) fn conv2d_op(
         &self,
         mut input: Input<'_>,
-        weight: &Tensor<Cuda>,
+        weight: &ConvKernel<Cuda>,
         bias: &Tensor<Cuda>,
         conv: Conv,
         residual: Option<Tensor<Cuda>>,
-    ) -> Result<Tensor<Cuda>> {
+    ) -> Result<Convolved<Cuda>> {
         let hopper = self.hopper_wanted(CHOICE)?;
+        let weight = &weight.weight().0;
         let rows = conv.out_height() * conv.out_width();
-        let residual = residual.map(Tensor::without_moments);
         let fresh = match &residual {
             Some(residual) => self.unless_writable(residual)?,
             None => Some(self.linear_output(rows, weight, Some(bias))?),
         };
-        let out = fresh
-            .as_ref()
-            .or(residual.as_ref())
-            .expect("one of both is there: `unless_writable` makes a tensor unless residual serves");
+        let out =
+            fresh.as_ref().or(residual.as_ref()).expect("`unless_writable` makes a tensor unless residual serves");
         let same = conv == Conv::same(conv.height, conv.width, 3) && !matches!(input, Input::Doubled(_));
-        let mut moments = None;
-        if hopper
-            && same
-            && takes(&input, weight, bias)
-            && all_aligned(&[out])
-            && residual.as_ref().is_none_or(Tensor::aligned)
-        {
+        let out_aligned = all_aligned(&[out]) && residual.as_ref().is_none_or(Tensor::aligned);
+        let mut statistics = None;
+        if hopper && same && takes(&input, weight, bias) && out_aligned {
+            let weight = Taps { address: weight.address(), rows: weight.rows(), channels: input.source().cols() };
             let (input, residual) = (&mut input, residual.as_ref());
-            moments = self.run_hopper_conv2d(Call {
-                input,
-                weight,
-                bias,
-                residual,
-                out,
-                height: conv.height,
-                width: conv.width,
-            })?;
+            let call = Call { input, weight, bias, residual, out, height: conv.height, width: conv.width };
+            statistics = self.run_hopper_conv2d(call)?;
         } else {
             let from_residual = residual.as_ref().map(Matrix::of);
             let product = self.product(input.source(), weight, Matrix::of(out), out.cols());
             let product = Product { bias: Some(bias.address()), residual: from_residual, ..product };
             if has_one_tap(conv) && matches!(input, Input::Image(_)) {
+                // SAFETY: `Tensor::conv2d` checked the shapes: of one tap, input and output have the same rows.
                 pieces_of_one_tap(rows, product.k, product.n)
-                    .try_for_each(|rows| self.gemm()?.run(&product.rows(rows)))?;
+                    .try_for_each(|rows| unsafe { self.gemm()?.run(&product.rows(rows)) })?;
             } else {
                 self.conv2d_rows(&mut input, weight, conv, &Product { m: rows, ..product })?;
             }
         }
         let out = fresh.or(residual).expect("as above");
-        let rest = out.cols() - weight.rows();
-        let [out, _] = out.split_cols([weight.rows(), rest]);
-        Ok(match moments {
-            // Not of columns that pad the output.
-            Some(moments) if rest == 0 => out.with_moments(moments),
-            _ => out,
-        })
+        let padding = out.cols() - weight.rows();
+        let [pixels, _] = out.split_cols([weight.rows(), padding]);
+        // Those of an output with padding are not of its own channels alone.
+        Ok(Convolved { pixels, statistics: statistics.filter(|_| padding == 0) })
     }
 
     /// `conv2d(x)`. Over a large x, where its rows are as long as the output's at least, and nobody else has it.
     pub(crate) fn conv2d_over_op(
         &self,
         x: Tensor<Cuda>,
-        weight: &Tensor<Cuda>,
+        weight: &ConvKernel<Cuda>,
         bias: &Tensor<Cuda>,
         conv: Conv,
-    ) -> Result<Tensor<Cuda>> {
+    ) -> Result<Convolved<Cuda>> {
         let (rows, k, n) = (x.rows(), x.cols(), weight.rows());
         let pieces = pieces_of_one_tap(rows, k, n);
         if !has_one_tap(conv) || n > k || !n.is_multiple_of(8) || pieces.len() < 2 {
             return self.conv2d_op(Input::Image(&x), weight, bias, conv, None);
         }
         let to = Matrix { address: x.address(), stride: n };
-        let product = Product { bias: Some(bias.address()), ..self.product(&x, weight, to, n) };
-        let buffer = match x.without_moments().into_buffer() {
+        let product = Product { bias: Some(bias.address()), ..self.product(&x, &weight.weight().0, to, n) };
+        let buffer = match x.into_buffer() {
             Ok(buffer) => buffer,
             Err(x) => return self.conv2d_op(Input::Image(&x), weight, bias, conv, None),
         };
@@ -128,7 +116,9 @@ impl Cuda {
         for rows in pieces {
             let piece = product.rows(rows.clone());
             if lies_before(&rows, k, n) {
-                self.gemm()?.run(&piece)?;
+                // SAFETY: `Tensor::conv2d_over` checked the shapes; nobody else has the buffer, and the piece's rows end
+                // before those that are still to be read.
+                unsafe { self.gemm()?.run(&piece) }?;
                 continue;
             }
             let aside = match &aside {
@@ -136,18 +126,20 @@ impl Cuda {
                 // The first piece is the longest.
                 None => aside.insert(Buffer::new(self.device(), Kind::Bf16, rows.len() * n)?),
             };
-            self.gemm()?.run(&Product { out: Matrix { address: aside.address(), stride: n }, ..piece })?;
-            self.copy_rows(aside.address(), n, piece.out.address, n, rows.len(), n)?;
+            let from = aside.address();
+            // SAFETY: as above, but that `aside` has room for the piece, from where it goes behind the product's reads.
+            unsafe {
+                self.gemm()?.run(&Product { out: Matrix { address: from, stride: n }, ..piece })?;
+                self.copy_rows(from, n, piece.out.address, n, rows.len(), n)?;
+            }
         }
-        Ok(Tensor::from_buffer(self, buffer, rows, n))
+        Ok(Tensor::from_buffer(self, buffer, rows, n).into())
     }
 
     /// `product` over im2col rows of `input`, with its m rows.
-    fn conv2d_rows(&self, input: &mut Input<'_>, weight: &Tensor<Cuda>, conv: Conv, product: &Product) -> Result<()> {
-        let stride = weight.cols().next_multiple_of(8);
-        // The columns behind the last are zeros in im2col rows; where they are in the weight as well, they may take
-        // part.
-        let k = if weight.buffer().zero_padded() && weight.stride() == stride { stride } else { weight.cols() };
+    fn conv2d_rows(&self, input: &mut Input<'_>, weight: &Weight, conv: Conv, product: &Product) -> Result<()> {
+        // The columns behind the last are zeros in im2col rows and in the weight, so that they may take part.
+        let stride = weight.stride();
         let mut columns = None;
         let taps = conv.kernel * conv.kernel;
         let halvings = usize::from(matches!(input, Input::Doubled(_)));
@@ -176,7 +168,9 @@ impl Cuda {
             // said, which `part` has; it writes as many rows of `stride` values as the piece has, for which `columns`
             // has room. The GEMM before, which read `columns`, is ahead of it on the same stream.
             unsafe { launch.run([grid[0] * taps, 1, 1], block) }?;
-            self.gemm()?.run(&Product { k, x: Matrix { address: columns.address(), stride }, ..product.rows(rows) })?;
+            let x = Matrix { address: columns.address(), stride };
+            // SAFETY: `columns` has the piece's rows of `stride` values, as the padded weight; the rest is the op's.
+            unsafe { self.gemm()?.run(&Product { k: stride, x, ..product.rows(rows) }) }?;
         }
         Ok(())
     }

@@ -2,9 +2,10 @@
 
 use super::quantise::SPLIT_MULTIPLE;
 use crate::backend::cuda::launch::row_block;
-use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned};
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
-use crate::ops::{self, Adaln};
+use crate::nn::Operand;
+use crate::ops::{self, Adaln, Norm};
 
 /// The longest row that a block holds: 256 threads with 4 chunks of 8 values each.
 const MOST_COLS: usize = 8192;
@@ -15,10 +16,10 @@ impl Cuda {
         x: Tensor<Cuda>,
         gates: [&Tensor<Cuda>; 2],
         y: &Tensor<Cuda>,
-        norms: [(&Tensor<Cuda>, &Tensor<Cuda>); 2],
+        norms: [Norm<'_, Cuda>; 2],
         adaln: Adaln,
-    ) -> Result<(Tensor<Cuda>, Tensor<Cuda>)> {
-        let [txt, img] = [0, 1].map(|part| [gates[part], norms[part].0, norms[part].1]);
+    ) -> Result<(Tensor<Cuda>, Operand<Cuda>)> {
+        let [txt, img] = [0, 1].map(|part| [gates[part], norms[part].shift, norms[part].scale]);
         let aligned = all_aligned(&[&x, y]) && all_aligned(&txt) && all_aligned(&img);
         // In e4m3 a row ends with a multiple of 16.
         let Some(block) = row_block(x.cols().div_ceil(16) * 2).filter(|_| aligned && x.cols() <= MOST_COLS) else {
@@ -28,13 +29,13 @@ impl Cuda {
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
         // Text and image are read apart.
-        let narrow =
-            adaln.narrow && self.0.precision == Precision::Fp8 && adaln.txt_rows.is_multiple_of(SPLIT_MULTIPLE);
-        let h = if narrow { self.empty_e4m3(x.rows(), x.cols())? } else { self.empty(x.rows(), x.cols())? };
+        let readers_are_e4m3 = norms.iter().all(|norm| norm.reader.weight().is_e4m3());
+        let e4m3 = readers_are_e4m3 && adaln.txt_rows.is_multiple_of(SPLIT_MULTIPLE);
+        let h = if e4m3 { self.empty_e4m3(x.rows(), x.cols())? } else { self.empty(x.rows(), x.cols())? };
         let launch =
-            self.launch("gated_add_adaln", if narrow { "gated_add_adaln_e4m3" } else { "gated_add_adaln_bf16" })?;
+            self.launch("gated_add_adaln", if e4m3 { "gated_add_adaln_e4m3" } else { "gated_add_adaln_bf16" })?;
         let launch = launch.matrix(&x).matrix(y).matrix(out);
-        let launch = if narrow { launch.e4m3(&h) } else { launch.matrix(&h) };
+        let launch = if e4m3 { launch.e4m3(&h) } else { launch.matrix(&h) };
         let launch = txt.into_iter().chain(img).fold(launch, |launch, vector| launch.vector(vector));
         let launch = launch.int(adaln.txt_rows).int(x.cols()).float(adaln.eps);
         // SAFETY: argument types and order match `gated_add_adaln_bf16` and `gated_add_adaln_e4m3` in
@@ -42,6 +43,6 @@ impl Cuda {
         // `out` is x, or new and of its shape, as `h` is, of which e4m3 rows are padded. A block reads one row before
         // it writes it, and has threads for up to 8192 columns.
         unsafe { launch.run([x.rows(), 1, 1], [block, 1, 1]) }?;
-        Ok((fresh.unwrap_or(x), h))
+        Ok((fresh.unwrap_or(x), h.into()))
     }
 }

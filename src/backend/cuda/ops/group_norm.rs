@@ -1,9 +1,9 @@
 //! Launches cuda/group_norm.cu: `group_norm` and `group_norm_silu`.
 
-use crate::backend::cuda::moments::Moments;
-use crate::backend::cuda::pool::{Buffer, Kind};
+use crate::backend::cuda::channel_statistics::ChannelStatistics;
+use crate::backend::cuda::memory::{Buffer, Kind};
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::GroupNorm;
 
 /// Threads of a block.
@@ -37,50 +37,52 @@ impl Blocks {
     }
 }
 
+/// What the values of each channel are multiplied by, and what is then added: two floats for each channel.
+pub struct Coefficients(Buffer);
+
 impl Cuda {
     pub(crate) fn group_norm_op(
         &self,
         x: &Tensor<Cuda>,
-        weight: &Tensor<Cuda>,
-        bias: &Tensor<Cuda>,
-        groups: usize,
-        eps: f32,
+        norm: &GroupNorm<'_, Cuda>,
         silu: bool,
     ) -> Result<Tensor<Cuda>> {
         let out = self.empty(x.rows(), x.cols())?;
         if x.rows() > 0 {
-            let coefficients = self.group_norm_coefficients(x, &GroupNorm { weight, bias, groups, eps })?;
+            let coefficients = self.group_norm_coefficients(x, norm)?;
             self.apply_group_norm(x, &coefficients, &out, silu)?;
         }
         Ok(out)
     }
 
-    /// What the values of each channel of x, which has rows, are multiplied by, and what is then added: two floats for
-    /// each channel.
-    pub(crate) fn group_norm_coefficients(&self, x: &Tensor<Cuda>, norm: &GroupNorm<'_, Cuda>) -> Result<Buffer> {
-        let &GroupNorm { weight, bias, groups, eps } = norm;
+    /// The coefficients of the norm of x, which has rows: from its statistics, or from a pass over it.
+    pub(crate) fn group_norm_coefficients(&self, x: &Tensor<Cuda>, norm: &GroupNorm<'_, Cuda>) -> Result<Coefficients> {
+        let &GroupNorm { weight, bias, groups, eps, statistics } = norm;
         let channels = x.cols();
-        let fresh = if x.moments().is_some() { None } else { Some(self.moments_of(x)?) };
-        let moments = fresh.as_ref().or(x.moments()).expect("one of both is there");
+        let fresh = if statistics.is_some() { None } else { Some(self.channel_statistics_of(x)?) };
+        let statistics = fresh.as_ref().or(statistics).expect("one of both is there");
+        if statistics.channels() != channels {
+            let what = format!("x has {channels} channels, its statistics are of {}", statistics.channels());
+            return Err(Error::new(what).at("op `group_norm`"));
+        }
         let coefficients = Buffer::new(self.device(), Kind::F32, 2 * channels)?;
 
-        let launch =
-            self.launch("group_norm", "group_norm_merge")?.address(moments.partial()).address(moments.counts());
+        let launch = self.launch("group_norm", "group_norm_merge")?;
+        let launch = launch.address(statistics.partial()).address(statistics.counts());
         let launch = launch.vector(weight).vector(bias).address(coefficients.address());
-        let launch = launch.int(moments.splits()).int(channels).int(channels / groups).float(eps);
+        let launch = launch.int(statistics.splits()).int(channels).int(channels / groups).float(eps);
         // SAFETY: argument types and order match cuda/group_norm.cu; `Tensor::group_norm` checked that groups divide
-        // the channels, and weight and bias to be [1, channels]; the moments are of all cells of x, and so of
-        // `channels` columns; `coefficients` has two floats for each channel; the block has the MERGE_THREADS threads
-        // that the kernel needs.
+        // the channels, and weight and bias to be [1, channels]; the statistics are of `channels` channels;
+        // `coefficients` has two floats for each channel; the block has the MERGE_THREADS threads that the kernel needs.
         unsafe { launch.run([groups, 1, 1], [MERGE_THREADS, 1, 1]) }?;
-        Ok(coefficients)
+        Ok(Coefficients(coefficients))
     }
 
     /// The norm of rows of what `coefficients` are of, to `out` of the same shape.
     pub(crate) fn apply_group_norm(
         &self,
         x: &Tensor<Cuda>,
-        coefficients: &Buffer,
+        coefficients: &Coefficients,
         out: &Tensor<Cuda>,
         silu: bool,
     ) -> Result<()> {
@@ -93,7 +95,7 @@ impl Cuda {
             (false, true) => "group_norm_silu_bf16_any",
         };
         let pixels_per_block = height * PIXELS_PER_THREAD;
-        let launch = self.launch("group_norm", kernel)?.matrix(x).address(coefficients.address()).matrix(out);
+        let launch = self.launch("group_norm", kernel)?.matrix(x).address(coefficients.0.address()).matrix(out);
         let launch = launch.int(pixels).int(channels).int(pixels_per_block);
         // SAFETY: argument types and order match cuda/group_norm.cu; `coefficients` has two floats for each channel,
         // `out` is of the shape of x, and the grid's blocks cover all pixels and channels once.
@@ -101,19 +103,20 @@ impl Cuda {
     }
 
     /// What a pass over x gives, which has rows.
-    fn moments_of(&self, x: &Tensor<Cuda>) -> Result<Moments> {
+    fn channel_statistics_of(&self, x: &Tensor<Cuda>) -> Result<ChannelStatistics> {
         let Blocks { wide, width, height, columns } = Blocks::of(x.cols(), x.aligned());
         let blocks = (self.device().multiprocessors() * BLOCKS_PER_MULTIPROCESSOR).div_ceil(columns);
         // No split is empty: all take part in the first round of `splits * height` pixels.
         let splits = x.rows().div_ceil(height * PIXELS_PER_SPLIT_THREAD).min(blocks);
-        let moments = Moments::new(self, splits, x.cols())?;
+        let statistics = ChannelStatistics::new(self, splits, x.cols())?;
         let kernel = if wide { "group_norm_stats_bf16" } else { "group_norm_stats_bf16_any" };
-        let launch = self.launch("group_norm", kernel)?.matrix(x).address(moments.partial()).address(moments.counts());
+        let launch =
+            self.launch("group_norm", kernel)?.matrix(x).address(statistics.partial()).address(statistics.counts());
         let launch = launch.int(x.rows()).int(x.cols());
         // SAFETY: argument types and order match cuda/group_norm.cu; x is [pixels, channels], the moments have two
         // floats for each split and channel and one for each split, and a block has at most THREADS threads, for which
         // its shared memory is made.
         unsafe { launch.run([splits, columns, 1], [width, height, 1]) }?;
-        Ok(moments)
+        Ok(statistics)
     }
 }

@@ -1,9 +1,10 @@
 //! Matrix products with weights, through cuBLASLt.
 
 use crate::backend::cuda::gemm::{Matrix, Product};
+use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
-use crate::e4m3::MULTIPLE;
 use crate::error::{Error, Result};
+use crate::nn::Linear;
 use crate::ops;
 
 impl Cuda {
@@ -12,9 +13,10 @@ impl Cuda {
     pub(crate) fn linear_op(
         &self,
         x: &Tensor<Cuda>,
-        weight: &Tensor<Cuda>,
+        weight: &Linear<Cuda>,
         bias: Option<&Tensor<Cuda>>,
     ) -> Result<Tensor<Cuda>> {
+        let weight = weight.weight();
         if weight.is_e4m3() && bias.is_some() {
             return Err(Error::new("no layer with e4m3 weights has a bias").at("op `linear`"));
         }
@@ -22,7 +24,8 @@ impl Cuda {
         let x = fresh.as_ref().unwrap_or(x);
         let out = self.linear_output(x.rows(), weight, bias)?;
         let product = self.product(x, weight, Matrix::of(&out), out.cols());
-        self.gemm()?.run(&Product { bias: bias.map(Tensor::address), ..product })?;
+        // SAFETY: `Tensor::linear` checked the shapes; a bias reaches as far as out, or out has only its columns.
+        unsafe { self.gemm()?.run(&Product { bias: bias.map(Tensor::address), ..product }) }?;
         Ok(first_cols(out, weight.rows()))
     }
 
@@ -30,17 +33,18 @@ impl Cuda {
     pub(crate) fn linear_add_op(
         &self,
         x: &Tensor<Cuda>,
-        weight: &Tensor<Cuda>,
+        weight: &Linear<Cuda>,
         residual: Tensor<Cuda>,
     ) -> Result<Tensor<Cuda>> {
-        if weight.is_e4m3() {
+        if weight.weight().is_e4m3() {
             // Nothing here adds to an fp8 product, so that no epilogue is worth its place.
             return ops::linear::compose_add(self, x, weight, residual);
         }
         let fresh = self.unless_writable(&residual)?;
         let out = fresh.as_ref().unwrap_or(&residual);
-        let product = self.product(x, weight, Matrix::of(out), out.cols());
-        self.gemm()?.run(&Product { residual: Some(Matrix::of(&residual)), ..product })?;
+        let product = self.product(x, weight.weight(), Matrix::of(out), out.cols());
+        // SAFETY: `Tensor::linear_add` checked the shapes; out is the residual or a tensor of its shape.
+        unsafe { self.gemm()?.run(&Product { residual: Some(Matrix::of(&residual)), ..product }) }?;
         Ok(fresh.unwrap_or(residual))
     }
 
@@ -48,29 +52,23 @@ impl Cuda {
     pub(crate) fn linear_output(
         &self,
         rows: usize,
-        weight: &Tensor<Cuda>,
+        weight: &Weight,
         bias: Option<&Tensor<Cuda>>,
     ) -> Result<Tensor<Cuda>> {
-        if weight.is_e4m3() {
-            return self.empty(rows, weight.rows().next_multiple_of(MULTIPLE));
-        }
-        let padded = weight.rows().next_multiple_of(8);
-        let weight_reaches = weight.buffer().zero_padded()
-            && weight.offset() == 0
-            && padded * weight.stride() * 2 == weight.buffer().bytes();
+        let padded = weight.padded_rows();
         let bias_reaches = bias.is_none_or(|bias| (bias.offset() + padded) * 2 <= bias.buffer().bytes());
-        self.empty(rows, if weight_reaches && bias_reaches { padded } else { weight.rows() })
+        self.empty(rows, if bias_reaches { padded } else { weight.rows() })
     }
 
     /// `x weight^T` of `n` columns to `out`; x is as [`Cuda::operand`] makes it.
-    pub(crate) fn product(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>, out: Matrix, n: usize) -> Product {
+    pub(crate) fn product(&self, x: &Tensor<Cuda>, weight: &Weight, out: Matrix, n: usize) -> Product {
         Product {
             m: x.rows(),
             n,
             // Of e4m3 with the padding, which is zeros on both sides.
             k: if x.is_e4m3() { x.stride() } else { x.cols() },
             x: Matrix::of(x),
-            weight: Matrix::of(weight),
+            weight: Matrix { address: weight.address(), stride: weight.stride() },
             scales: weight.is_e4m3().then(|| [weight.scales(), x.scales()]),
             weight_is_kn: false,
             bias: None,
@@ -81,22 +79,27 @@ impl Cuda {
     }
 
     /// `linear` of each pair, the results one under the other.
-    pub(crate) fn linear_rows_op(&self, parts: &[(&Tensor<Cuda>, &Tensor<Cuda>)]) -> Result<Tensor<Cuda>> {
+    pub(crate) fn linear_rows_op(&self, parts: &[(&Tensor<Cuda>, &Linear<Cuda>)]) -> Result<Tensor<Cuda>> {
+        let parts: Vec<_> = parts.iter().map(|(x, weight)| (*x, weight.weight())).collect();
         let cols = parts[0].1.rows();
+        let e4m3 = parts.iter().any(|(_, weight)| weight.is_e4m3());
         let padded =
-            if parts.iter().any(|(_, weight)| weight.is_e4m3()) { cols.next_multiple_of(MULTIPLE) } else { cols };
+            if e4m3 { parts.iter().map(|(_, weight)| weight.padded_rows()).max().unwrap_or(cols) } else { cols };
         let out = self.empty(parts.iter().map(|(x, _)| x.rows()).sum(), padded)?;
         let mut row = 0;
-        for ((x, weight), fresh) in parts.iter().zip(self.operands(parts)?) {
+        for ((x, weight), fresh) in parts.iter().zip(self.operands(&parts)?) {
             let n = if weight.is_e4m3() { padded } else { cols };
-            self.gemm()?.run(&self.product(fresh.as_ref().unwrap_or(x), weight, Matrix::of(&out).row(row, 2), n))?;
+            let product = self.product(fresh.as_ref().unwrap_or(x), weight, Matrix::of(&out).row(row, 2), n);
+            // SAFETY: `Tensor::linear_rows` checked the shapes; `out` was made of all rows, and of columns for every
+            // weight.
+            unsafe { self.gemm()?.run(&product) }?;
             row += x.rows();
         }
         Ok(first_cols(out, cols))
     }
 
     /// `linear` of columns side by side: one product where they lie so in memory, else after a copy.
-    pub(crate) fn linear_concat_op(&self, parts: &[&Tensor<Cuda>], weight: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
+    pub(crate) fn linear_concat_op(&self, parts: &[&Tensor<Cuda>], weight: &Linear<Cuda>) -> Result<Tensor<Cuda>> {
         if let Some(joined) = Tensor::adjacent_cols(parts) {
             return self.linear_op(&joined, weight, None);
         }

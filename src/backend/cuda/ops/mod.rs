@@ -1,20 +1,32 @@
-//! One launcher for each op: which kernel it starts, with which arguments, and what it needs.
+//! One launcher for each op: which kernel it starts, with which arguments, and what it needs. A further file of an op
+//! begins with its name.
 
 mod adaln;
+mod add;
 mod attention;
-mod attention_generic;
+mod attention_softmax;
+mod concat;
 mod conv2d;
-mod conv2d_hopper;
+pub(crate) mod conv2d_input;
+mod conv2d_sm90a;
 mod elementwise;
+mod euler_step;
 mod gated_add;
 mod gated_add_adaln;
 mod group_norm;
+mod guide;
+mod layer_norm;
 mod linear;
-pub(crate) mod norm_conv2d;
-mod projection;
+mod mul;
+mod norm_conv2d;
+mod project;
 mod qk_norm_rope;
 pub(crate) mod quantise;
 mod rms_norm;
-mod rows;
-mod sampler;
+mod rope;
+mod scale_shift;
+mod silu;
 mod swiglu;
+mod unpatchify;
+mod upsample;
+mod upsample_conv2d;

@@ -1,10 +1,10 @@
-//! Launches cuda/qk_norm_rope.cu: `qk_norm_rope` and `rope`.
+//! Launches cuda/qk_norm_rope.cu.
 
 use std::ffi::c_void;
 
-use crate::backend::cuda::launch::{self, row_tiles};
+use crate::backend::cuda::launch;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ops::{Joint, Pairs, QkNorm, Rope};
 
 /// Threads of a block.
@@ -117,36 +117,11 @@ impl Cuda {
         };
         let mut pointers: [*mut c_void; 2] =
             [std::ptr::from_mut(&mut arguments).cast(), std::ptr::from_mut(&mut last).cast()];
-        // SAFETY: all kernels of cuda/qk_norm_rope.cu but `rope_bf16` take `Heads`, which is laid out as there, and an
-        // int. `Tensor::qk_norm_rope` checked q and k to have joint.rows() rows of whole heads, the weights to be [1,
+        // SAFETY: all kernels of cuda/qk_norm_rope.cu take `Heads`, which is laid out as there, and an int.
+        // `Tensor::qk_norm_rope` checked q and k to have joint.rows() rows of whole heads, the weights to be [1,
         // head_dim] and the tables to have a row for every token; outputs are q and k, or new and of their shapes. A
         // head is read before it is written.
         unsafe { launch.run_raw([grid, 1, 1], [THREADS, 1, 1], &mut pointers) }?;
         Ok((fresh_q.unwrap_or(q), fresh_k.unwrap_or(k)))
-    }
-
-    pub(crate) fn rope_op(&self, x: Tensor<Cuda>, rope: &Rope<Cuda>, joint: Joint) -> Result<Tensor<Cuda>> {
-        let (cos, sin) = self.same_stride(rope)?;
-        let fresh = self.unless_writable(&x)?;
-        let out = fresh.as_ref().unwrap_or(&x);
-        let launch =
-            self.launch("qk_norm_rope", "rope_bf16")?.matrix(&x).matrix(out).vector(cos).vector(sin).long(cos.stride());
-        let launch = launch.int(x.rows()).int(x.cols()).int(joint.txt_rows()).int(joint.txt).int(joint.img);
-        let launch = launch.int(rope.cos.cols()).int(usize::from(rope.pairs == Pairs::Halves));
-        let (grid, block) = row_tiles(x.rows(), x.cols() / 2);
-        // SAFETY: argument types and order match `rope_bf16` in cuda/qk_norm_rope.cu. `Tensor::rope` checked x to have
-        // joint.rows() rows of whole heads and the tables a row for every token; `out` is x, or new and of its shape. A
-        // thread reads a pair, then writes it.
-        unsafe { launch.run(grid, block) }?;
-        Ok(fresh.unwrap_or(x))
-    }
-
-    /// The tables of cosines and sines, which kernels walk with one stride.
-    fn same_stride<'a>(&self, rope: &'a Rope<Cuda>) -> Result<(&'a Tensor<Cuda>, &'a Tensor<Cuda>)> {
-        if rope.cos.stride() == rope.sin.stride() {
-            Ok((&rope.cos, &rope.sin))
-        } else {
-            Err(Error::new("the tables of cosines and sines lie in memory in different ways").at("op `rope`"))
-        }
     }
 }

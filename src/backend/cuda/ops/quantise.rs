@@ -8,10 +8,12 @@
 use std::ops::Range;
 
 use crate::backend::cuda::launch::row_block;
-use crate::backend::cuda::pool::Buffer;
+use crate::backend::cuda::memory::Buffer;
+use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned};
-use crate::e4m3::{self, MULTIPLE};
 use crate::error::{Error, Result};
+use crate::files::e4m3::{self, MULTIPLE};
+use crate::nn::Linear;
 
 /// Rows of one matrix that products read apart: the scales of the first are at a multiple of 16 bytes where their
 /// number is one of this, and cuBLASLt takes no others.
@@ -62,7 +64,7 @@ impl Cuda {
 
     /// `x` in e4m3: each row over its scale, which is its largest magnitude over 448; rounded to nearest even.
     ///
-    /// Products with [`Backend::narrow_weight`](crate::backend::Backend::narrow_weight) do this themselves. No other op
+    /// Products with weights in [`Storage::Fp8`](crate::backend::Storage::Fp8) do this themselves. No other op
     /// takes the result; downloads multiply by the scales.
     pub fn quantise(&self, x: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
         let out = self.empty_e4m3(x.rows(), x.cols())?;
@@ -75,8 +77,27 @@ impl Cuda {
         Ok(out)
     }
 
+    /// The values of a weight in float32, row by row without padding: for tests and tools. Waits.
+    pub fn weight_values(&self, weight: &Linear<Cuda>) -> Result<Vec<f32>> {
+        self.matrix_values(weight.weight())
+    }
+
+    /// As [`Cuda::weight_values`], of a matrix.
+    pub fn matrix_values(&self, weight: &Weight) -> Result<Vec<f32>> {
+        let (rows, cols, stride) = (weight.rows(), weight.cols(), weight.stride());
+        // SAFETY: the weight has `rows` rows of its stride, of e4m3 also as many scales, and lives.
+        unsafe {
+            if !weight.is_e4m3() {
+                let values = self.download_values::<half::bf16>(weight.address(), rows, cols, stride)?;
+                return Ok(values.into_iter().map(half::bf16::to_f32).collect());
+            }
+            let values = self.download_values::<u8>(weight.address(), rows, cols, stride)?;
+            Ok(scaled(&values, &self.download_values::<f32>(weight.scales(), 1, rows, rows)?, cols))
+        }
+    }
+
     /// `x` as a product with `weight` reads it; none where that is as it is.
-    pub(crate) fn operand(&self, x: &Tensor<Cuda>, weight: &Tensor<Cuda>) -> Result<Option<Tensor<Cuda>>> {
+    pub(crate) fn operand(&self, x: &Tensor<Cuda>, weight: &Weight) -> Result<Option<Tensor<Cuda>>> {
         match (x.is_e4m3(), weight.is_e4m3()) {
             (false, true) => self.quantise(x).map(Some),
             (true, false) => Err(Error::new("e4m3 goes with e4m3 weights only").at("op `linear`")),
@@ -85,7 +106,7 @@ impl Cuda {
     }
 
     /// [`Cuda::operand`] of each pair. Two of which one lies under the other are quantised at once.
-    pub(crate) fn operands(&self, pairs: &[(&Tensor<Cuda>, &Tensor<Cuda>)]) -> Result<Vec<Option<Tensor<Cuda>>>> {
+    pub(crate) fn operands(&self, pairs: &[(&Tensor<Cuda>, &Weight)]) -> Result<Vec<Option<Tensor<Cuda>>>> {
         if let &[(top, top_weight), (bottom, bottom_weight)] = pairs
             && top_weight.is_e4m3()
             && bottom_weight.is_e4m3()
@@ -112,12 +133,20 @@ impl Tensor<Cuda> {
 
     /// e4m3 values as float32. Waits.
     pub(crate) fn download_e4m3(&self) -> Result<Vec<f32>> {
-        let values = self.backend().download_values::<u8>(self.address(), self.rows(), self.cols(), self.stride())?;
-        let scales = self.backend().download_values::<f32>(self.scales(), 1, self.rows(), self.rows())?;
-        let row =
-            |(row, scale): (&[u8], f32)| row.iter().map(move |bits| e4m3::to_f32(*bits) * scale).collect::<Vec<_>>();
-        Ok(values.chunks(self.cols().max(1)).zip(scales).flat_map(row).collect())
+        let (cuda, rows) = (self.backend(), self.rows());
+        // SAFETY: the tensor lives, and has a scale for each row.
+        let (values, scales) = unsafe {
+            let values = cuda.download_values::<u8>(self.address(), rows, self.cols(), self.stride())?;
+            (values, cuda.download_values::<f32>(self.scales(), 1, rows, rows)?)
+        };
+        Ok(scaled(&values, &scales, self.cols()))
     }
+}
+
+/// e4m3 rows of `cols` values times their scales.
+fn scaled(values: &[u8], scales: &[f32], cols: usize) -> Vec<f32> {
+    let rows = values.chunks(cols.max(1)).zip(scales);
+    rows.flat_map(|(row, scale)| row.iter().map(move |bits| e4m3::to_f32(*bits) * scale)).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,457 @@
+// project: what stands before attention and inside a gated MLP, for Hopper: a product whose columns are normed, rotated
+// and gated before they are stored.
+//
+// y = x weight^T, rounded to bf16; the weight's rows are k, v and q (dim rows each), then gate and up (mlp rows each);
+// dim or mlp may be 0.
+// out = [rope(rms_norm(k)) | v | rope(rms_norm(q)) | silu(gate) * up], norm and rotation by heads of 128, pairs (2 i,
+// 2 i + 1)
+//
+//   x       [rows, features] bf16, in one or two parts with a weight each; tensor maps with boxes of 128 bytes of a row
+//           (swizzled), 128 rows
+//   weight  [3 * dim + 2 * mlp, features] bf16; the same boxes
+//   x and weight may both be e4m3, with float32 scales [rows] of x and [3 * dim + 2 * mlp] of the weight
+//   norms   [128] bf16: for q and k, of text rows (row < txt_rows) and of image rows
+//   cos, sin  [txt + img, 64] f32, row stride ld_table; a row's token as in qk_norm_rope.cu
+//   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; of the first rows, which are keys only, what is behind v may
+//           stay as it was
+//
+// Mapping   Two blocks, on two multiprocessors, make a tile of 256 rows and 256 columns, a half of the rows each. A
+//           tile's columns are two heads, or 128 of gate and the same 128 of up. Each block fetches its rows and one
+//           half of the weights, for both: what comes from L2 is a third less than by itself, which is power, and power
+//           is what bounds a row of such products. Warpgroups 1 and 2 multiply 128 bytes of [64, features] by those of
+//           [256, features]^T and round the sums into shared memory. Warp 0 fetches; warps 1 to 3 take the rounded rows
+//           from there, norm, rotate or gate them, and store them, while the next tile is multiplied. Clusters take
+//           tiles in turn: some rows of tiles at a time, whose x stays in L2 while weights pass.
+// Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
+// Rounding  as the composition: y once (of e4m3 before its scales and not behind them), then the result once. y is
+//           summed in another order than by cuBLASLt.
+// Flops     2 * rows * features * (3 * dim + 2 * mlp).   4608 x 3072 -> 27648: 783 GFLOP
+// Bound     tensor cores. 783 GFLOP at 989 TFLOP/s (H200, dense bf16) = 791 us
+// Measured  4608 x 3072 -> 27648 970 us (807 TFLOP/s), cuBLASLt and the kernels behind it 1.14 times as long; of two
+//           streams (512 and 4096 rows) kvq 341 us (766), 1.07 times, mlp 653 us (799), 1.12 times. In e4m3 545 us
+//           (1436), 209 (1250), 364 (1433), 1.14 to 1.17 times. A step of 1024 x 1024 takes 52.3 ms and not 54.2, in
+//           fp8 34.8 and not 35.5. H200, driver 580.159, CUDA 13.0; `flux bench ops/project`
+// Tried     rows stored one after the other instead of four in step: in e4m3 kvq and mlp 724 us, where the composition
+//           takes 645; two in step, whose angles come while those before are computed: as long. Groups of 3, 6 or 18
+//           rows of tiles (18 also in e4m3, whose x L2 would hold), stores past L2, TMA's hints to keep x and to let
+//           weights go: a step of 1024 x 1024 takes as long, within 1%. Standalone, sums stored by the warps that
+//           multiply, in a row, each way 8 times in turn on one GPU, +- 0.3%, TFLOP/s: 128 x 256 with the weights for
+//           two blocks 679, its sums by TMA 686; 192 x 256, by three warpgroups, which leaves no room for rounded rows,
+//           691, with hints for L2 702; 192 x 192 670; a tile for each warpgroup, 128 x 176 or 192, 667 and 670; four
+//           blocks together 656 (120 blocks find room); 8 columns of tiles together 673; cuBLASLt's 176 x 128 694 to
+//           709. 12288 -> 3072 in tiles of 192 x 192 680, cuBLASLt's 692. In a row the GPU is at its power limit: 1500
+//           MHz instead of 1980. There 804 without any fetching, 770 without the weights, 710 with the weights of one
+//           tile (L2 has them), 713 with nothing stored
+#include "common.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#include "cluster_sm90a.cuh"
+#include "multiply_256_sm90a.cuh"
+
+namespace project {
+
+using namespace hopper;
+
+constexpr int ROWS = 128, COLS = 256;  // of a block's tile; a head is half of COLS
+constexpr int STEP_BYTES = 128;        // of every row
+constexpr int SLOTS = 3;
+constexpr int CONSUMERS = 2, STORERS = 3;  // warpgroups that multiply, warps that store
+constexpr int X_BYTES = ROWS * STEP_BYTES, WEIGHT_BYTES = COLS * STEP_BYTES;
+constexpr int ROUNDED_ROWS = ROWS / CONSUMERS, ROW_BYTES = COLS * 2, ROUNDED_BYTES = ROUNDED_ROWS * ROW_BYTES;
+constexpr int WEIGHTS = SLOTS * X_BYTES, ROUNDED = WEIGHTS + SLOTS * WEIGHT_BYTES,
+              BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
+constexpr int THREADS = 128 + 128 * CONSUMERS;
+constexpr int AT_ONCE = 4;  // rows of a warp that are on their way
+
+struct Arguments {
+    TensorMap x[2];
+    TensorMap weight[2];
+    const float* x_scales[2];
+    const float* weight_scales[2];
+    bf16* out;
+    long long ld_out;
+    const bf16* txt_norm_q;
+    const bf16* txt_norm_k;
+    const bf16* img_norm_q;
+    const bf16* img_norm_k;
+    const float* cos;
+    const float* sin;
+    long long ld_table;
+    float txt_eps;
+    float img_eps;
+    int part_rows[2];
+    int features;
+    int dim;
+    int mlp;
+    int txt_rows;
+    int txt;
+    int img;
+    int rows_of_tiles;  // that are done together
+    int key_tiles;      // rows of tiles, the first ones of the first part, of which only k and v are wanted
+};
+
+enum Kind { KEYS, VALUES, QUERIES, GATED };
+
+// A block's share of a tile: the part and its first row there, the tile's first column of out and what its columns are,
+// and where in the weight's rows the first half of its columns begins, and how far behind that the second.
+struct Work {
+    int part, row, col, weight, second;
+    Kind kind;
+
+    __device__ __forceinline__ static int cluster_rows(int rows) { return ceil_div(rows, 2 * ROWS); }
+
+    __device__ __forceinline__ static int count(const Arguments& args) {
+        const int rows = cluster_rows(args.part_rows[0]) + cluster_rows(args.part_rows[1]);
+        return (rows - args.key_tiles) * ((3 * args.dim + 2 * args.mlp) / COLS) +
+               args.key_tiles * (2 * args.dim / COLS);
+    }
+
+    __device__ __forceinline__ static Work at(const Arguments& args, int index, int rank) {
+        const int first_part = cluster_rows(args.part_rows[0]),
+                  wanted = first_part + cluster_rows(args.part_rows[1]) - args.key_tiles;
+        const int cols = (3 * args.dim + 2 * args.mlp) / COLS, together = args.rows_of_tiles * cols;
+        int row, col;
+        if (index < wanted * cols) {
+            const int first = index / together * args.rows_of_tiles, height = min(args.rows_of_tiles, wanted - first);
+            index %= together;
+            row = args.key_tiles + first + index % height, col = index / height;
+        } else {
+            index -= wanted * cols;
+            row = index % args.key_tiles, col = index / args.key_tiles;
+        }
+        Work w;
+        w.part = row >= first_part;
+        w.row = (row - (w.part ? first_part : 0)) * 2 * ROWS + rank * ROWS;
+        const int weight = col * COLS;
+        if (weight < 3 * args.dim) {
+            w.kind = weight < args.dim ? KEYS : weight < 2 * args.dim ? VALUES : QUERIES;
+            w.col = weight;
+            w.weight = weight, w.second = COLS / 2;
+        } else {
+            w.kind = GATED;
+            w.col = 3 * args.dim + (weight - 3 * args.dim) / 2;
+            w.weight = w.col, w.second = args.mlp;
+        }
+        return w;
+    }
+};
+
+// Where 16 bytes of a rounded row are: chunks change places with the row, so that eight rows of one chunk are in all
+// banks.
+__device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, int row, int chunk) {
+    return rounded + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
+}
+
+__device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
+    uint2 raw;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(raw.x), "=r"(raw.y) : "r"(from) : "memory");
+    return raw;
+}
+
+// 16 or 8 bytes at once. From C++ the compiler makes four or two stores of them here.
+__device__ __forceinline__ void store_raw(bf16* to, uint4 raw) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y),
+                 "r"(raw.z), "r"(raw.w)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_raw(bf16* to, uint2 raw) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y)
+                 : "memory");
+}
+
+// Sums of e4m3 are rounded as they are, and scaled when they are stored: the warps that multiply have no time for it.
+
+// Four bf16 values, scaled.
+template <bool E4M3>
+__device__ __forceinline__ void unpack_scaled(uint2 raw, const float (&of_cols)[4], float of_row, float (&values)[4]) {
+    const uint32_t words[2] = {raw.x, raw.y};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        values[2 * i] = __uint_as_float(words[i] << 16);
+        values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+    if constexpr (E4M3)
+#pragma unroll
+        for (int i = 0; i < 4; i++) values[i] *= of_cols[i] * of_row;
+}
+
+template <int N>
+__device__ __forceinline__ void load_scales(const float* from, float (&scales)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(from + i);
+        scales[i] = four.x, scales[i + 1] = four.y, scales[i + 2] = four.z, scales[i + 3] = four.w;
+    }
+}
+
+// A warpgroup's half of a tile in shared memory, and where it goes. Each of the STORERS warps stores its rows of it,
+// AT_ONCE at a time and in step: a warp by itself has nothing else to do while it waits for a sum.
+template <bool E4M3>
+struct Half {
+    const Arguments& args;
+    const Work& w;
+    uint32_t rounded;
+    int first_row, rows;
+    long long first_out;
+
+    __device__ __forceinline__ Half(const Arguments& args, const Work& w, uint32_t rounded, int consumer)
+        : args(args), w(w), rounded(rounded) {
+        first_row = w.row + consumer * ROUNDED_ROWS;
+        rows = min(ROUNDED_ROWS, args.part_rows[w.part] - first_row);
+        first_out = (w.part ? args.part_rows[0] : 0) + first_row;
+    }
+
+    // body(row, i) of AT_ONCE rows of this warp. In place of rows behind the last it is the last again, which gets the
+    // same values.
+    template <class Body>
+    __device__ __forceinline__ void at_once(int first, int end, Body body) const {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) body(min(first + i * STORERS, end - 1), i);
+    }
+
+    __device__ __forceinline__ float row_scale(int row) const { return args.x_scales[w.part][first_row + row]; }
+    __device__ __forceinline__ const float* col_scales() const { return args.weight_scales[w.part] + w.weight; }
+
+    // The position of a row's token. One sample has all rows in the order of their positions.
+    __device__ __forceinline__ int token_of(int row) const {
+        const int at = int(first_out) + row;
+        if (args.part_rows[0] + args.part_rows[1] == args.txt + args.img) return at;
+        return at < args.txt_rows ? at % args.txt : args.txt + (at - args.txt_rows) % args.img;
+    }
+
+    __device__ __forceinline__ void store_gated(int storer, int lane) const {
+        bf16* out = args.out + first_out * args.ld_out + w.col + lane * 4;
+        const int chunk = lane / 2, half = lane % 2 * 8;
+        float of_gate[4], of_up[4];
+        if constexpr (E4M3) {
+            load_scales(col_scales() + lane * 4, of_gate);
+            load_scales(col_scales() + w.second + lane * 4, of_up);
+        }
+        for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
+            uint2 gate[AT_ONCE], up[AT_ONCE];
+            float of_row[AT_ONCE];
+            at_once(first, rows, [&](int row, int i) {
+                gate[i] = load_shared_8(chunk_at(rounded, row, chunk) + half);
+                up[i] = load_shared_8(chunk_at(rounded, row, COLS / 16 + chunk) + half);
+                of_row[i] = E4M3 ? row_scale(row) : 1.0f;
+            });
+            float g[AT_ONCE][4];
+            at_once(first, rows, [&](int, int i) {
+                float u[4];
+                unpack_scaled<E4M3>(gate[i], of_gate, of_row[i], g[i]);
+                unpack_scaled<E4M3>(up[i], of_up, of_row[i], u);
+#pragma unroll
+                for (int j = 0; j < 4; j++) g[i][j] = silu(g[i][j]) * u[j];
+            });
+            at_once(first, rows, [&](int row, int i) {
+                store_raw(out + row * args.ld_out,
+                          make_uint2(pack_bf16(g[i][0], g[i][1]), pack_bf16(g[i][2], g[i][3])));
+            });
+        }
+    }
+
+    __device__ __forceinline__ void store_values(int storer, int lane) const {
+        bf16* out = args.out + first_out * args.ld_out + w.col + lane * 8;
+        float of_lane[8];
+        if constexpr (E4M3) load_scales(col_scales() + lane * 8, of_lane);
+        for (int first = storer; first < rows; first += STORERS * AT_ONCE) {
+            uint4 raw[AT_ONCE];
+            float of_row[AT_ONCE];
+            at_once(first, rows, [&](int row, int i) {
+                raw[i] = load_shared_16(chunk_at(rounded, row, lane));
+                of_row[i] = E4M3 ? row_scale(row) : 1.0f;
+            });
+            at_once(first, rows, [&](int row, int i) {
+                if constexpr (E4M3) {
+                    float x[8];
+                    unpack(raw[i], x);
+#pragma unroll
+                    for (int j = 0; j < 8; j++) x[j] *= of_lane[j] * of_row[i];
+                    raw[i] = pack(x);
+                }
+                store_raw(out + row * args.ld_out, raw[i]);
+            });
+        }
+    }
+
+    // Rows from `begin` to `end`, all text or all image. 16 lanes hold a head, 8 columns each.
+    __device__ __forceinline__ void store_heads(int storer, int lane, int begin, int end, const bf16* norm,
+                                                float eps) const {
+        bf16* out = args.out + first_out * args.ld_out + w.col + lane * 8;
+        const int in_head = lane % 16;
+        float weight[8], of_lane[8];
+        load(norm + in_head * 8, weight);
+        if constexpr (E4M3) load_scales(col_scales() + lane * 8, of_lane);
+        for (int first = begin + storer; first < end; first += STORERS * AT_ONCE) {
+            uint4 raw[AT_ONCE];
+            float4 cosines[AT_ONCE], sines[AT_ONCE];
+            float of_row[AT_ONCE];
+            at_once(first, end, [&](int row, int i) {
+                const long long at = token_of(row) * args.ld_table + in_head * 4;
+                cosines[i] = *reinterpret_cast<const float4*>(args.cos + at);
+                sines[i] = *reinterpret_cast<const float4*>(args.sin + at);
+                raw[i] = load_shared_16(chunk_at(rounded, row, lane));
+                of_row[i] = E4M3 ? row_scale(row) : 1.0f;
+            });
+            float x[AT_ONCE][8], squares[AT_ONCE];
+            at_once(first, end, [&](int, int i) {
+                unpack(raw[i], x[i]);
+                squares[i] = 0.0f;
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    if constexpr (E4M3) x[i][j] *= of_lane[j];
+                    squares[i] += x[i][j] * x[i][j];
+                }
+            });
+#pragma unroll
+            for (int step = 8; step > 0; step >>= 1)
+                at_once(first, end, [&](int, int i) { squares[i] += __shfl_xor_sync(~0u, squares[i], step); });
+            at_once(first, end, [&](int, int i) {
+                // The norm takes a row's scale away again, but for what it adds.
+                const float least = E4M3 ? __fdividef(eps, of_row[i] * of_row[i]) : eps;
+                const float rstd = rsqrtf(squares[i] / (COLS / 2) + least);
+                const float c[4] = {cosines[i].x, cosines[i].y, cosines[i].z, cosines[i].w},
+                            s[4] = {sines[i].x, sines[i].y, sines[i].z, sines[i].w};
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const float a = x[i][2 * j] * (rstd * weight[2 * j]),
+                                b = x[i][2 * j + 1] * (rstd * weight[2 * j + 1]);
+                    x[i][2 * j] = a * c[j] - b * s[j];
+                    x[i][2 * j + 1] = b * c[j] + a * s[j];
+                }
+            });
+            at_once(first, end, [&](int row, int i) { store_raw(out + row * args.ld_out, pack(x[i])); });
+        }
+    }
+
+    __device__ __forceinline__ void store() const {
+        const int storer = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
+        if (w.kind == GATED) {
+            store_gated(storer, lane);
+        } else if (w.kind == VALUES) {
+            store_values(storer, lane);
+        } else {
+            const bool queries = w.kind == QUERIES;
+            const int txt = min(max(args.txt_rows - int(first_out), 0), rows);
+            store_heads(storer, lane, 0, txt, queries ? args.txt_norm_q : args.txt_norm_k, args.txt_eps);
+            store_heads(storer, lane, txt, rows, queries ? args.img_norm_q : args.img_norm_k, args.img_eps);
+        }
+    }
+};
+
+template <bool E4M3>
+__device__ __forceinline__ void project(const Arguments& args) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
+    const uint32_t full = base + BARRIERS, free = full + 8 * SLOTS, rounded_full = free + 8 * SLOTS,
+                   rounded_free = rounded_full + 8 * CONSUMERS;
+    const int rank = rank_in_cluster();
+    if (threadIdx.x == 0) {
+        for (int slot = 0; slot < SLOTS; slot++) {
+            init_barrier(full + 8 * slot, 1);
+            // The slots of both blocks, because a fetch writes to both.
+            init_barrier(free + 8 * slot, 2 * CONSUMERS * 4);
+        }
+        for (int consumer = 0; consumer < CONSUMERS; consumer++) {
+            init_barrier(rounded_full + 8 * consumer, 4);
+            init_barrier(rounded_free + 8 * consumer, STORERS);
+        }
+        publish_barriers();
+    }
+    sync_cluster();
+
+    constexpr int FEATURES = E4M3 ? STEP_BYTES : STEP_BYTES / 2;
+    const int items = Work::count(args), steps = ceil_div(args.features, FEATURES);
+    const int cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    Ring<SLOTS> ring;
+    Ring<1> turn;
+    if (warp == 0) {
+        if (threadIdx.x == 0) {
+            for (int index = cluster; index < items; index += clusters) {
+                const Work w = Work::at(args, index, rank);
+                for (int step = 0; step < steps; step++) {
+                    const uint32_t barrier = full + 8 * ring.slot;
+                    wait(free + 8 * ring.slot, ring.phase ^ 1);
+                    arrive_expecting(barrier, X_BYTES + WEIGHT_BYTES);
+                    copy_box(base + ring.slot * X_BYTES, args.x[w.part], w.row, step * FEATURES, barrier);
+                    copy_box_to_both(base + WEIGHTS + ring.slot * WEIGHT_BYTES + rank * (WEIGHT_BYTES / 2),
+                                     args.weight[w.part], w.weight + rank * w.second, step * FEATURES, barrier);
+                    ring.advance();
+                }
+            }
+        }
+    } else if (warpgroup == 0) {
+        for (int index = cluster; index < items; index += clusters) {
+            const Work w = Work::at(args, index, rank);
+            for (int consumer = 0; consumer < CONSUMERS; consumer++) {
+                wait(rounded_full + 8 * consumer, turn.phase);
+                Half<E4M3>(args, w, base + ROUNDED + consumer * ROUNDED_BYTES, consumer).store();
+                __syncwarp();
+                if (threadIdx.x % 32 == 0) arrive(rounded_free + 8 * consumer);
+            }
+            turn.advance();
+        }
+    } else {
+        const int consumer = warpgroup - 1, lane = threadIdx.x % 32;
+        const auto release = [&](int slot) {
+            if (lane < 2) arrive_at(free + 8 * slot, lane);
+        };
+        // The lane's row of the four matrices that a warp stores at once, and their first chunk: two are side by side.
+        const int row = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8 + lane % 8;
+        const uint32_t to = chunk_at(base + ROUNDED + consumer * ROUNDED_BYTES, row, lane / 16);
+        for (int index = cluster; index < items; index += clusters) {
+            float sums[COLS / 2];
+            int last = 0;
+            for (int step = 0; step < steps; step++) {
+                wait(full + 8 * ring.slot, ring.phase);
+                const uint64_t x = describe(base + ring.slot * X_BYTES + consumer * ROUNDED_ROWS * STEP_BYTES, 0);
+                const uint64_t weight = describe(base + WEIGHTS + ring.slot * WEIGHT_BYTES, 0);
+                begin_multiply();
+#pragma unroll
+                for (int byte = 0; byte < STEP_BYTES; byte += 32)
+                    multiply<E4M3>(sums, x + (byte >> 4), weight + (byte >> 4), step + byte > 0);
+                commit_multiply();
+                // The multiplies before these are done, and what they read is free.
+                wait_multiply<1>();
+                if (step > 0) release(last);
+                last = ring.slot;
+                ring.advance();
+            }
+            wait_multiply<0>();
+            pin(sums);
+            release(last);
+            wait(rounded_free + 8 * consumer, turn.phase ^ 1);
+            turn.advance();
+#pragma unroll
+            for (int n = 0; n < COLS / 8; n += 2) {
+                const auto pair = [&](int block, int half) {
+                    return pack_bf16(sums[block * 4 + half * 2], sums[block * 4 + half * 2 + 1]);
+                };
+                // n is even, so chunks n and n + 1 of a row are where chunks 0 and 1 are, but for the bits of n.
+                store_matrices(to ^ (n << 4), pair(n, 0), pair(n, 1), pair(n + 1, 0), pair(n + 1, 1));
+            }
+            __syncwarp();
+            if (lane == 0) arrive(rounded_full + 8 * consumer);
+        }
+    }
+    __syncwarp();
+    // Until then the other block may write and arrive here.
+    sync_cluster();
+}
+
+}  // namespace project
+
+// Shared memory is `BARRIERS` and 8 bytes for each barrier, which the launcher passes. Launched with an even number of
+// blocks.
+#define PROJECT(name, e4m3)                                                                            \
+    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(project::THREADS, 1)        \
+        name(const __grid_constant__ project::Arguments args) {                                        \
+        project::project<e4m3>(args);                                                                  \
+    }
+
+PROJECT(project_bf16_sm90, false)
+PROJECT(project_e4m3_sm90, true)
+
+#endif

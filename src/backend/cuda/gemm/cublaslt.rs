@@ -1,0 +1,266 @@
+//! cuBLASLt behind types that free what they own.
+//!
+//! cuBLASLt thinks in columns. Our row-major out [m, n] is its column-major [n, m], so its A is the weight and its B is
+//! x.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::cublaslt::{result, sys};
+
+use super::WORKSPACE_BYTES;
+use super::choices::Algorithm;
+use super::key::{Key, Product};
+use crate::backend::cuda::device::Device;
+use crate::error::{Error, Result};
+
+/// `cublasOperation_t`, which cudarc's cuBLASLt bindings leave out.
+const OPERATION_N: i32 = 0;
+const OPERATION_T: i32 = 1;
+/// How many algorithms to ask for.
+const CANDIDATES: usize = 16;
+
+fn failed(error: result::CublasError) -> Error {
+    Error::new(format!("cuBLASLt failed: {:?}", error.0))
+}
+
+/// cuBLASLt on one device.
+pub struct CublasLt {
+    handle: sys::cublasLtHandle_t,
+    device: Arc<Device>,
+}
+
+// SAFETY: a cuBLASLt handle may be used from several threads.
+unsafe impl Send for CublasLt {}
+// SAFETY: as above.
+unsafe impl Sync for CublasLt {}
+
+impl CublasLt {
+    pub fn open(device: &Arc<Device>) -> Result<Self> {
+        device.make_current()?;
+        let handle = result::create_handle().map_err(failed)?;
+        Ok(Self { handle, device: Arc::clone(device) })
+    }
+
+    /// Its version, as it counts.
+    pub fn version(&self) -> usize {
+        // SAFETY: the function only answers; the library was loaded when the handle was made.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+
+    /// Whether it takes an algorithm for these matrices and this workspace.
+    pub fn accepts(&self, plan: &Plan, algorithm: Algorithm) -> bool {
+        // What is documented to be written is the size of the workspace, not the state.
+        let mut found =
+            sys::cublasLtMatmulHeuristicResult_t { state: sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS, ..NOTHING_FOUND };
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };
+        let [a, b, c, d] = plan.layouts;
+        // SAFETY: all descriptors live; `algorithm` has the size that cuBLASLt reads, and `found` that which it writes.
+        let status =
+            unsafe { sys::cublasLtMatmulAlgoCheck(self.handle, plan.operation, a, b, c, d, &algorithm, &mut found) };
+        status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && fits(&found)
+    }
+
+    /// The algorithms that it suggests for these alignments and this workspace, the one it thinks best first.
+    pub fn candidates(&self, plan: &Plan, key: &Key) -> Result<Vec<Algorithm>> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let preference = Preference::new()?;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
+        // Split sums meet in float32: the other ways of adding them round each part to the type of the result.
+        let in_float32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        preference.set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &in_float32)?;
+        let alignments = [
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ];
+        for (attribute, bytes) in alignments.into_iter().zip(&key.alignments) {
+            preference.set(attribute, bytes)?;
+        }
+        let mut found = [NOTHING_FOUND; CANDIDATES];
+        let mut count = 0;
+        let [a, b, c, d] = plan.layouts;
+        let (operation, preference, most) = (plan.operation, preference.0, CANDIDATES as i32);
+        // SAFETY: all descriptors live; `found` has room for CANDIDATES results. cuBLASLt writes `state` from the
+        // statuses of version 13.0, to which the bindings belong.
+        let status = unsafe {
+            let found = found.as_mut_ptr();
+            sys::cublasLtMatmulAlgoGetHeuristic(self.handle, operation, a, b, c, d, preference, most, found, &mut count)
+        };
+        if status != sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+            return Ok(Vec::new());
+        }
+        let found = found.iter().take(usize::try_from(count).unwrap_or(0));
+        Ok(found.filter(|result| fits(result)).map(|result| result.algo.data).collect())
+    }
+
+    /// Enqueues `product` on the compute stream.
+    ///
+    /// # Safety
+    /// `plan` was made for a product of the same key, and the matrices are as for [`Gemm::run`](super::Gemm::run).
+    /// There are [`WORKSPACE_BYTES`] behind `workspace`, for products on the compute stream alone.
+    pub unsafe fn enqueue(&self, plan: &Plan, algorithm: Algorithm, product: &Product, workspace: u64) -> Result<()> {
+        // The descriptor is written here and read in the call below: one thread at a time.
+        let _submission = self.device.submit(self.device.stream())?;
+        plan.point_to(product)?;
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };
+        let one = 1.0f32;
+        let beta = if product.residual.is_some() { 1.0f32 } else { 0.0 };
+        let residual = product.residual.unwrap_or(product.out);
+        let [a, b, c, d] = plan.layouts;
+        // SAFETY: what the caller promises. alpha and beta are read before the call returns.
+        let enqueued = unsafe {
+            result::matmul(
+                self.handle,
+                plan.operation,
+                ptr::from_ref(&one).cast(),
+                ptr::from_ref(&beta).cast(),
+                product.weight.address as *const c_void,
+                a,
+                product.x.address as *const c_void,
+                b,
+                residual.address as *const c_void,
+                c,
+                product.out.address as *mut c_void,
+                d,
+                &algorithm,
+                workspace as *mut c_void,
+                WORKSPACE_BYTES,
+                self.device.stream().raw().cast(),
+            )
+        };
+        enqueued.map_err(|e| Error::new(format!("cuBLASLt failed: {:?} for {product:?}", e.0)))?;
+        self.device.counters().launches.add(1);
+        Ok(())
+    }
+}
+
+impl Drop for CublasLt {
+    fn drop(&mut self) {
+        if self.device.make_current().is_ok() {
+            // SAFETY: the handle is destroyed once.
+            let _ = unsafe { result::destroy_handle(self.handle) };
+        }
+    }
+}
+
+/// Room for an answer.
+const NOTHING_FOUND: sys::cublasLtMatmulHeuristicResult_t = sys::cublasLtMatmulHeuristicResult_t {
+    algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+    workspaceSize: 0,
+    state: sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
+    wavesCount: 0.0,
+    reserved: [0; 4],
+};
+
+/// Whether an algorithm can run in our workspace.
+fn fits(found: &sys::cublasLtMatmulHeuristicResult_t) -> bool {
+    found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE_BYTES
+}
+
+/// The descriptors of a product.
+pub struct Plan {
+    operation: sys::cublasLtMatmulDesc_t,
+    layouts: [sys::cublasLtMatrixLayout_t; 4],
+}
+
+// SAFETY: a descriptor is plain memory of cuBLASLt. Once made it is written by `CublasLt::enqueue` alone, by one
+// thread at a time.
+unsafe impl Send for Plan {}
+// SAFETY: as above.
+unsafe impl Sync for Plan {}
+
+impl Plan {
+    /// The descriptors of products with this key, `product` among them.
+    pub fn new(key: &Key, product: &Product) -> Result<Self> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let [m, n, k] = key.sizes;
+        let out_type = if key.out_f32 { sys::cudaDataType::CUDA_R_32F } else { sys::cudaDataType::CUDA_R_16BF };
+        let (weight_rows, weight_cols) = if key.weight_is_kn { (n, k) } else { (k, n) };
+        let shapes = [(weight_rows, weight_cols), (k, m), (n, m), (n, m)];
+        let operand_type = if key.fp8 { sys::cudaDataType::CUDA_R_8F_E4M3 } else { sys::cudaDataType::CUDA_R_16BF };
+        let types = [operand_type, operand_type, out_type, out_type];
+        let operation =
+            result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F)
+                .map_err(failed)?;
+        // From here on `plan` owns what exists, so an early return frees it.
+        let mut plan = Self { operation, layouts: [ptr::null_mut(); 4] };
+        for (index, layout) in plan.layouts.iter_mut().enumerate() {
+            let (rows, cols) = shapes[index];
+            *layout = result::create_matrix_layout(types[index], rows as u64, cols as u64, key.strides[index] as i64)
+                .map_err(failed)?;
+        }
+        let transpose = if key.weight_is_kn { OPERATION_N } else { OPERATION_T };
+        plan.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &transpose)?;
+        if product.bias.is_some() {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            let bias_type = sys::cudaDataType::CUDA_R_16BF as i32;
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type)?;
+        }
+        if product.scales.is_some() {
+            let outer = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as i32;
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &outer)?;
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &outer)?;
+            plan.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &i8::from(key.fast_accumulation))?;
+        }
+        plan.point_to(product)?;
+        Ok(plan)
+    }
+
+    /// Sets what products of one key differ in, and what the descriptor holds.
+    fn point_to(&self, product: &Product) -> Result<()> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        if let Some(bias) = product.bias {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        if let Some([weight, x]) = product.scales {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &weight)?;
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x)?;
+        }
+        Ok(())
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<()> {
+        let (value, size) = (ptr::from_ref(value).cast(), size_of::<T>());
+        // SAFETY: the descriptor lives; callers pass the type that the attribute has, which cuBLASLt checks by its
+        // size.
+        unsafe { result::set_matmul_desc_attribute(self.operation, attribute, value, size) }.map_err(failed)
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: the plan owns its descriptors; they are destroyed once, and cuBLASLt copied what enqueued work needs.
+        unsafe {
+            for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+            let _ = result::destroy_matmul_desc(self.operation);
+        }
+    }
+}
+
+/// What the choice of an algorithm may use.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new() -> Result<Self> {
+        result::create_matmul_pref().map(Self).map_err(failed)
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatmulPreferenceAttributes_t, value: &T) -> Result<()> {
+        let (value, size) = (ptr::from_ref(value).cast(), size_of::<T>());
+        // SAFETY: as in `Plan::set`.
+        unsafe { result::set_matmul_pref_attribute(self.0, attribute, value, size) }.map_err(failed)
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: destroyed once.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}

@@ -1,0 +1,284 @@
+//! Matrix products: bf16 in and float32 sums, or e4m3 in and sums of the tensor cores; bf16 or float32 out.
+//!
+//! cuBLASLt computes them; our own kernel serves for shapes that it declines, and for all where `FLUX_GEMM=own` asks
+//! for it. A plan is made once per shape. Of cuBLASLt's suggestions the first serves, or the fastest of them by timing,
+//! once for all runs: see [`choices`].
+
+mod choices;
+mod cublaslt;
+mod key;
+
+use std::env;
+use std::ffi::OsStr;
+use std::num::NonZero;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::result;
+use lru::LruCache;
+
+use super::device::{Device, failed};
+use super::event::Event;
+use super::memory::{Buffer, Kind};
+use crate::error::{Error, Result};
+use choices::{Algorithm, Choices, Machine, fastest};
+use cublaslt::{CublasLt, Plan};
+
+pub use choices::GemmCache;
+pub use key::{Key, Matrix, Product};
+
+/// What algorithms may use for split sums. NVIDIA asks for at least 32 MiB on Hopper.
+const WORKSPACE_BYTES: usize = 64 << 20;
+/// Plans that are kept, a few kilobytes each; an image needs about fifty.
+const PLANS: NonZero<usize> = NonZero::new(512).expect("not zero");
+/// Whether sums of fp8 products stay in the tensor cores, where Hopper keeps about 14 bits: cut off at every step, they
+/// lose up to 2% over 4096 terms (DeepSeek-V3 technical report, section 3.3.2). Without it cuBLASLt takes them to
+/// float32 every so many terms. Neither brings an image nearer: the final latents of a random model of 4B's size are
+/// 0.0129 and 0.0125 (512 x 512, 1024 x 1024, 4 steps) from float32 with it, 0.0128 and 0.0125 without, because e4m3's
+/// own rounding is larger; and a step of 1024 x 1024 takes 35.5 ms instead of 38.2 (H200).
+const FAST_ACCUMULATION: bool = true;
+/// Sets it (0 or 1), to measure again what the longer sums cost and gain.
+const FAST_ACCUMULATION_VARIABLE: &str = "FLUX_FP8_FAST_ACCUMULATION";
+/// Chooses who computes: `cublaslt`, or `own` for our kernel alone, whose accesses to memory tools can follow.
+const VARIABLE: &str = "FLUX_GEMM";
+
+/// What was prepared for products of one key.
+struct Prepared {
+    plan: Plan,
+    algorithm: Algorithm,
+}
+
+/// Matrix products on one device.
+pub struct Gemm {
+    cublaslt: CublasLt,
+    /// None is a shape that cuBLASLt declined.
+    plans: Mutex<LruCache<Key, Option<Arc<Prepared>>>>,
+    choices: Mutex<Choices>,
+    workspace: Buffer,
+    fast_accumulation: bool,
+    own: bool,
+    device: Arc<Device>,
+}
+
+/// One of two values that a variable may have, `value` being what it has.
+fn one_of(variable: &str, value: Option<&OsStr>, [no, yes]: [&str; 2], rule: bool) -> Result<bool> {
+    match value.map(OsStr::to_string_lossy).as_deref() {
+        None | Some("") => Ok(rule),
+        Some(value) if value == no => Ok(false),
+        Some(value) if value == yes => Ok(true),
+        Some(other) => Err(Error::usage(format!("`{other}` is neither {no} nor {yes}")).at(variable)),
+    }
+}
+
+fn fast_accumulation(value: Option<&OsStr>) -> Result<bool> {
+    one_of(FAST_ACCUMULATION_VARIABLE, value, ["0", "1"], FAST_ACCUMULATION)
+}
+
+fn own(value: Option<&OsStr>) -> Result<bool> {
+    one_of(VARIABLE, value, ["cublaslt", "own"], false)
+}
+
+impl Gemm {
+    pub fn new(device: &Arc<Device>, cache: &GemmCache) -> Result<Self> {
+        let fast_accumulation = fast_accumulation(env::var_os(FAST_ACCUMULATION_VARIABLE).as_deref())?;
+        let own = own(env::var_os(VARIABLE).as_deref())?;
+        let workspace = Buffer::new(device, Kind::Byte, WORKSPACE_BYTES)?;
+        let cublaslt = CublasLt::open(device)?;
+        let (gpu, multiprocessors) = (device.name().to_string(), device.multiprocessors());
+        let machine = Machine { gpu, multiprocessors, driver: device.driver(), cublaslt: cublaslt.version() };
+        Ok(Self {
+            cublaslt,
+            plans: Mutex::new(LruCache::new(PLANS)),
+            choices: Mutex::new(Choices::open(cache, machine)),
+            workspace,
+            fast_accumulation,
+            own,
+            device: Arc::clone(device),
+        })
+    }
+
+    /// Whether sums of fp8 products stay in the tensor cores.
+    pub fn fast_accumulation(&self) -> bool {
+        self.fast_accumulation
+    }
+
+    /// What the user may want to know of who computes and of the kept choices, if anything.
+    pub fn note(&self) -> Option<String> {
+        if self.own {
+            return Some(format!("`{VARIABLE}=own`: matrix products run without tensor cores, which is slow"));
+        }
+        self.choices().note()
+    }
+
+    fn choices(&self) -> MutexGuard<'_, Choices> {
+        // Its methods leave it whole.
+        self.choices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn plans(&self) -> MutexGuard<'_, LruCache<Key, Option<Arc<Prepared>>>> {
+        // A plan is inserted whole, so a panic elsewhere leaves nothing broken.
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enqueues the product on the compute stream.
+    ///
+    /// # Safety
+    /// All matrices of `product` lie in live buffers, with `stride` values from row to row and its type, and so do as
+    /// many bias values as out has columns and as many scales as weight and x have rows. out overlaps none of them but
+    /// a residual in the same place.
+    pub unsafe fn run(&self, product: &Product) -> Result<()> {
+        if product.m == 0 || product.n == 0 {
+            return Ok(());
+        }
+        // To the end: another thread's product must not come between two kernels of one, which meet in the workspace.
+        let _submission = self.device.submit(self.device.stream())?;
+        if self.own {
+            // SAFETY: what the caller promises.
+            return unsafe { self.run_own(product) };
+        }
+        let key = Key::of(product, self.fast_accumulation);
+        let known = self.plans().get(&key).cloned();
+        // Not under the lock, because this may wait for the device.
+        // SAFETY: what the caller promises.
+        let prepared = known.map_or_else(|| unsafe { self.prepare(&key, product) }, Ok)?;
+        if let Some(prepared) = prepared {
+            let workspace = self.workspace.address();
+            // SAFETY: what the caller promises; the plan was found under the product's key.
+            return unsafe { self.cublaslt.enqueue(&prepared.plan, prepared.algorithm, product, workspace) };
+        }
+        if product.scales.is_some() {
+            let what =
+                format!("cuBLASLt has no fp8 product of {} x {} x {} on this GPU", product.m, product.k, product.n);
+            return Err(Error::new(what).hint("leave out `--precision fp8`"));
+        }
+        self.device.count_composed();
+        // SAFETY: what the caller promises.
+        unsafe { self.run_own(product) }
+    }
+
+    /// What products of this key need, kept for the next; none when cuBLASLt has no algorithm for them.
+    ///
+    /// # Safety
+    /// As for [`Gemm::run`].
+    unsafe fn prepare(&self, key: &Key, product: &Product) -> Result<Option<Arc<Prepared>>> {
+        let plan = Plan::new(key, product)?;
+        // SAFETY: what the caller promises.
+        let algorithm = unsafe { self.choose(&plan, key, product) }?;
+        let prepared = algorithm.map(|algorithm| Arc::new(Prepared { plan, algorithm }));
+        self.plans().put(*key, prepared.clone());
+        Ok(prepared)
+    }
+
+    /// The algorithm that an earlier run chose, or the fastest of those that cuBLASLt suggests; without a way to keep
+    /// the choice, or when it does not matter, the first of them.
+    ///
+    /// # Safety
+    /// As for [`Gemm::run`].
+    unsafe fn choose(&self, plan: &Plan, key: &Key, product: &Product) -> Result<Option<Algorithm>> {
+        let worth_timing = key.is_worth_timing();
+        let kept = if worth_timing { self.choices().get(key) } else { None };
+        if kept.is_some_and(|kept| self.cublaslt.accepts(plan, kept)) {
+            return Ok(kept);
+        }
+        let candidates = self.cublaslt.candidates(plan, key)?;
+        // The check knows neither alignments nor preferences, and may refuse what the suggestions are made for.
+        if kept.is_some_and(|kept| candidates.contains(&kept)) {
+            return Ok(kept);
+        }
+        let Some(first) = candidates.first() else { return Ok(None) };
+        // What is captured does not run, so it cannot be timed.
+        if !worth_timing || self.device.is_capturing() || !self.choices().keeps() {
+            return Ok(Some(*first));
+        }
+        // SAFETY: what the caller promises.
+        let chosen = candidates[unsafe { self.time(plan, product, &candidates) }];
+        self.choices().keep(*key, chosen);
+        Ok(Some(chosen))
+    }
+
+    /// The index of the fastest candidate. Each writes to memory of its own and only reads the product's; where there
+    /// is no room, it is the first.
+    ///
+    /// # Safety
+    /// As for [`Gemm::run`].
+    unsafe fn time(&self, plan: &Plan, product: &Product, candidates: &[Algorithm]) -> usize {
+        let kind = if product.out_f32 { Kind::F32 } else { Kind::Bf16 };
+        let cells = (product.m - 1) * product.out.stride + product.n;
+        let Ok(out) = Buffer::on_stream(&self.device, self.device.stream(), kind, cells) else { return 0 };
+        let trial = Product { out: Matrix { address: out.address(), ..product.out }, ..*product };
+        // SAFETY: what the caller promises; `out` has room for all rows.
+        fastest(candidates.len(), |candidate, runs| {
+            unsafe { self.times_us(plan, candidates[candidate], &trial, runs) }.ok()
+        })
+    }
+
+    /// Device time of each of `runs` runs of an algorithm, from caches that hold nothing of the product. Waits.
+    ///
+    /// # Safety
+    /// As for [`Gemm::run`].
+    unsafe fn times_us(&self, plan: &Plan, algorithm: Algorithm, product: &Product, runs: usize) -> Result<Vec<f64>> {
+        let (stream, workspace) = (self.device.stream(), self.workspace.address());
+        let mut events = Vec::new();
+        for _ in 0..runs {
+            // SAFETY: the workspace holds that many bytes, and products use it one after the other on this stream.
+            unsafe { result::memset_d8_async(workspace, 0, WORKSPACE_BYTES, stream.raw()) }
+                .map_err(|e| failed("cannot clear GPU memory", e))?;
+            let from = Event::new(&self.device, stream)?;
+            // SAFETY: what the caller promises.
+            unsafe { self.cublaslt.enqueue(plan, algorithm, product, workspace) }?;
+            events.push((from, Event::new(&self.device, stream)?));
+        }
+        self.device.counters().waits.add(1);
+        events.last().map_or(Ok(()), |(_, to)| to.wait())?;
+        events.iter().map(|(from, to)| Ok(from.elapsed(to)?.as_secs_f64() * 1e6)).collect()
+    }
+
+    /// The product by our own kernels, for any shape.
+    ///
+    /// # Safety
+    /// As for [`Gemm::run`].
+    unsafe fn run_own(&self, product: &Product) -> Result<()> {
+        const TILE: usize = 64;
+        let residual = product.residual.unwrap_or(Matrix { address: 0, stride: 0 });
+        let kernel = if product.scales.is_some() { "linear_e4m3_any" } else { "linear_any" };
+        let [weight_scales, x_scales] = product.scales.unwrap_or_default();
+        let launch = self
+            .device
+            .launch("linear", kernel)?
+            .address(product.x.address)
+            .long(product.x.stride)
+            .address(x_scales)
+            .address(product.weight.address)
+            .long(product.weight.stride)
+            .address(weight_scales)
+            .address(product.bias.unwrap_or(0))
+            .address(residual.address)
+            .long(residual.stride)
+            .address(product.out.address)
+            .long(product.out.stride)
+            .int(product.m)
+            .int(product.n)
+            .int(product.k)
+            .int(usize::from(product.weight_is_kn))
+            .int(usize::from(product.out_f32));
+        // SAFETY: types and order match the kernels in cuda/linear.cu, which guard every index by m, n and k; the
+        // matrices are what the caller promises.
+        unsafe { launch.run([product.m.div_ceil(TILE), product.n.div_ceil(TILE), 1], [256, 1, 1]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_one_of_two_words_or_an_error() {
+        let fast = |value: &str| fast_accumulation(Some(OsStr::new(value)));
+        assert_eq!([fast("").unwrap(), fast("0").unwrap(), fast("1").unwrap()], [FAST_ACCUMULATION, false, true]);
+        let message = fast("yes").unwrap_err().to_string();
+        assert!(message.contains("`yes`") && message.contains(FAST_ACCUMULATION_VARIABLE), "{message}");
+        let own = |value: &str| own(Some(OsStr::new(value)));
+        assert_eq!([own("").unwrap(), own("cublaslt").unwrap(), own("own").unwrap()], [false, false, true]);
+        let message = own("fast").unwrap_err().to_string();
+        assert!(message.contains("`fast`") && message.contains(VARIABLE), "{message}");
+    }
+}

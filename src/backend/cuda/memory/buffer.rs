@@ -1,0 +1,237 @@
+//! Memory on the device: stream-ordered allocation under the budget. Captured work gets its memory from the
+//! [`Arena`](super::Arena), whose blocks count as used as long as it has them.
+
+use std::sync::Arc;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+use super::arena::Place;
+use crate::backend::cuda::device::{Device, Stream, failed};
+use crate::backend::cuda::event::Event;
+use crate::error::Result;
+
+/// As far as the driver aligns an allocation.
+const SCALES_ALIGNMENT: usize = 256;
+
+/// What the values of a buffer are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Activations and weights.
+    Bf16,
+    /// Rope tables, statistics, scores.
+    F32,
+    /// Weights and activations of fp8 products, with a float32 scale for each row; see [`Buffer::e4m3`].
+    E4m3,
+    /// Bytes without a type: workspaces and images.
+    Byte,
+}
+
+impl Kind {
+    /// Bytes of one value.
+    pub fn size(self) -> usize {
+        match self {
+            Kind::Bf16 => 2,
+            Kind::F32 => 4,
+            Kind::E4m3 | Kind::Byte => 1,
+        }
+    }
+}
+
+/// Memory on the device. Dropping it frees it behind all work enqueued so far on the compute stream, and on the stream
+/// of its first use.
+pub struct Buffer {
+    address: sys::CUdeviceptr,
+    stream: Stream,
+    bytes: usize,
+    kind: Kind,
+    /// Its block, where the arena lent it.
+    block: Option<usize>,
+    scales: sys::CUdeviceptr,
+    device: Arc<Device>,
+}
+
+impl Buffer {
+    /// Memory for `len` values, not initialised, usable on the compute stream at once.
+    pub fn new(device: &Arc<Device>, kind: Kind, len: usize) -> Result<Self> {
+        let bytes = bytes_of(device, kind, len)?;
+        // Not inside the match, which would hold the lock.
+        let place = device.arena().request(bytes)?;
+        let (address, block) = match place {
+            Place::Elsewhere => (allocate(device, device.stream(), bytes)?, None),
+            Place::Block(block, address) => (address, Some(block)),
+            Place::New(whole) => {
+                let address = allocate(device, device.stream(), whole)?;
+                (address, Some(device.arena().add(address, whole)))
+            }
+        };
+        Ok(Self::at(device, device.stream(), address, bytes, kind, block))
+    }
+
+    /// Memory whose first use is on `stream`. The compute stream has to wait for that use.
+    pub fn on_stream(device: &Arc<Device>, stream: Stream, kind: Kind, len: usize) -> Result<Self> {
+        let bytes = bytes_of(device, kind, len)?;
+        let address = allocate(device, stream, bytes)?;
+        Ok(Self::at(device, stream, address, bytes, kind, None))
+    }
+
+    fn at(
+        device: &Arc<Device>,
+        stream: Stream,
+        address: sys::CUdeviceptr,
+        bytes: usize,
+        kind: Kind,
+        block: Option<usize>,
+    ) -> Self {
+        Self { address, stream, bytes, kind, block, scales: 0, device: Arc::clone(device) }
+    }
+
+    /// Memory for `rows` rows of `stride` e4m3 values, and behind them the rows' scales; as [`Buffer::new`].
+    pub fn e4m3(device: &Arc<Device>, rows: usize, stride: usize) -> Result<Self> {
+        let values = (rows * stride).next_multiple_of(SCALES_ALIGNMENT);
+        Self::new(device, Kind::E4m3, values + rows * Kind::F32.size()).map(|buffer| buffer.with_scales(values))
+    }
+
+    /// As [`Buffer::e4m3`] and [`Buffer::on_stream`].
+    pub fn e4m3_on_stream(device: &Arc<Device>, stream: Stream, rows: usize, stride: usize) -> Result<Self> {
+        let values = (rows * stride).next_multiple_of(SCALES_ALIGNMENT);
+        Self::on_stream(device, stream, Kind::E4m3, values + rows * Kind::F32.size())
+            .map(|buffer| buffer.with_scales(values))
+    }
+
+    fn with_scales(mut self, values: usize) -> Self {
+        self.scales = self.address + values as u64;
+        self
+    }
+
+    /// Device address of the first value; a multiple of 256.
+    pub fn address(&self) -> sys::CUdeviceptr {
+        self.address
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// What the values are.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Device address of the first row's scale; only e4m3 has any.
+    pub fn scales(&self) -> sys::CUdeviceptr {
+        self.scales
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        match self.block {
+            None => free(&self.device, self.stream, self.address, self.bytes),
+            Some(block) => {
+                let gone = self.device.arena().release(block);
+                gone.into_iter().for_each(|(address, bytes)| free(&self.device, self.stream, address, bytes));
+            }
+        }
+    }
+}
+
+impl Device {
+    /// Gives a share of the arena back, and the memory with the last.
+    pub fn leave_arena(self: &Arc<Self>) {
+        let gone = self.arena().leave();
+        gone.into_iter().for_each(|(address, bytes)| free(self, self.stream(), address, bytes));
+    }
+}
+
+/// Bytes of `len` values. The driver refuses zero bytes; tensors without rows exist.
+fn bytes_of(device: &Device, kind: Kind, len: usize) -> Result<usize> {
+    len.checked_mul(kind.size()).map(|bytes| bytes.max(1)).ok_or_else(|| device.budget().full(u64::MAX))
+}
+
+/// Memory whose first use is on `stream`, counted.
+fn allocate(device: &Device, stream: Stream, bytes: usize) -> Result<sys::CUdeviceptr> {
+    if !device.budget().reserve(bytes as u64) {
+        return Err(device.budget().full(bytes as u64));
+    }
+    let address = device.allocate(stream, bytes).inspect_err(|_| device.budget().release(bytes as u64))?;
+    device.counters().allocations.add(1);
+    Ok(address)
+}
+
+/// Frees what [`allocate`] returned for `stream`, behind all work enqueued so far on the compute stream and on that
+/// one.
+fn free(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: usize) {
+    device.budget().release(bytes as u64);
+    let compute = device.stream();
+    let Ok(_submission) = device.submit(compute) else { return };
+    if stream != compute && Event::new(device, compute).and_then(|event| event.make_wait(stream)).is_err() {
+        return; // memory that nobody reuses does less harm than memory that is reused too early
+    }
+    // SAFETY: `address` came from `allocate` and is freed once. Tensors that view it hold the buffer, so no work that
+    // uses it is enqueued later; work enqueued before is ordered before the free (`free_sync` waits for it).
+    let freed = unsafe {
+        if device.pool().is_some() { result::free_async(address, stream.raw()) } else { result::free_sync(address) }
+    };
+    // A failure here repeats an earlier one of the same context, which its caller has reported.
+    let _ = freed;
+}
+
+impl Device {
+    /// Memory from the driver, usable on `stream`. What the driver holds for it stays under the cap.
+    fn allocate(&self, stream: Stream, bytes: usize) -> Result<sys::CUdeviceptr> {
+        let _submission = self.submit(stream)?;
+        let full = |e: DriverError| match e.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => self.budget().full(bytes as u64),
+            _ => failed("cannot allocate GPU memory", e),
+        };
+        let Some(pool) = self.pool() else {
+            // SAFETY: `submit` made the context current.
+            return unsafe { result::malloc_sync(bytes) }.map_err(full);
+        };
+        // SAFETY: `stream` belongs to the context that `submit` made current, the pool to its device. The memory is
+        // used by work on that stream, or behind an event on it.
+        let allocate = || unsafe { result::mem_pool::alloc_async(pool, bytes, stream.raw()) };
+        match allocate() {
+            Ok(address) if self.pool_bytes(pool)? <= self.budget().cap_of_pool() => return Ok(address),
+            Ok(address) => {
+                // SAFETY: allocated above on this stream, and used by nobody.
+                unsafe { result::free_async(address, stream.raw()) }.map_err(full)?;
+            }
+            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {}
+            Err(e) => return Err(full(e)),
+        }
+        // What was freed is fragments, or waits for work that is still enqueued: the pool gives back what it can, once.
+        self.trim(pool)?;
+        let address = allocate().map_err(full)?;
+        if self.pool_bytes(pool)? > self.budget().cap_of_pool() {
+            // SAFETY: as above.
+            unsafe { result::free_async(address, stream.raw()) }.map_err(full)?;
+            return Err(self.budget().full(bytes as u64));
+        }
+        Ok(address)
+    }
+
+    /// What the driver holds for the pool, in use or not.
+    fn pool_bytes(&self, pool: sys::CUmemoryPool) -> Result<u64> {
+        let mut bytes = 0u64;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+        // SAFETY: the pool lives as long as the device; the attribute's value is a u64.
+        unsafe { result::mem_pool::get_attribute(pool, attribute, std::ptr::from_mut(&mut bytes).cast()) }
+            .map_err(|e| failed("cannot ask for GPU memory", e))?;
+        Ok(bytes)
+    }
+
+    /// Waits for all work, and gives back to the system what the pool holds and nobody uses.
+    fn trim(&self, pool: sys::CUmemoryPool) -> Result<()> {
+        if !self.is_capturing() {
+            for stream in [self.stream(), self.upload_stream()] {
+                // SAFETY: the streams live as long as the device.
+                unsafe { result::stream::synchronize(stream.raw()) }.map_err(|e| failed("GPU work failed", e))?;
+            }
+        }
+        // SAFETY: the pool lives as long as the device.
+        unsafe { result::mem_pool::trim_to(pool, 0) }.map_err(|e| failed("cannot give GPU memory back", e))
+    }
+}

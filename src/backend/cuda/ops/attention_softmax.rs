@@ -1,0 +1,161 @@
+//! Attention by its definition, some query rows at a time: scores by cuBLASLt, softmax, and the sum of values by
+//! cuBLASLt.
+//!
+//! Serves the VAE's single head of 512, and every head size without a kernel of its own. Launches
+//! cuda/attention_softmax.cu.
+
+use crate::backend::cuda::gemm::{Matrix, Product};
+use crate::backend::cuda::memory::{Buffer, Kind};
+use crate::backend::cuda::{Cuda, Tensor};
+use crate::error::Result;
+use crate::ops::{Joint, Mask};
+
+/// The most that the scores of some queries, as float32 and as bf16, may take.
+const WORKSPACE_BYTES: usize = 256 << 20;
+
+/// What one head of one sample attends to, and where its scores and weights go.
+struct Head<'a> {
+    q: &'a Tensor<Cuda>,
+    out: &'a Tensor<Cuda>,
+    /// Column of the head in q and out.
+    column: usize,
+    keys: Matrix,
+    values: Matrix,
+    /// float32, and bf16 behind the softmax.
+    scores: Matrix,
+    weights: Matrix,
+    head_dim: usize,
+    tokens: usize,
+    mask: Mask,
+}
+
+impl Cuda {
+    /// `softmax(q k^T / sqrt(head_dim) + mask) v` for the last rows, as many as q has; over q where that is writable.
+    pub(crate) fn attention_softmax(
+        &self,
+        q: Tensor<Cuda>,
+        k: &Tensor<Cuda>,
+        v: &Tensor<Cuda>,
+        head_dim: usize,
+        joint: Joint,
+        mask: Mask,
+    ) -> Result<Tensor<Cuda>> {
+        let fresh = self.unless_writable(&q)?;
+        let out = fresh.as_ref().unwrap_or(&q);
+        let tokens = joint.tokens();
+        let skipped = joint.rows() - q.rows();
+        let heads_per_kv = q.cols() / k.cols();
+        let stride = tokens.next_multiple_of(8);
+        let most_rows = (WORKSPACE_BYTES / (6 * stride)).max(1);
+        let most_rows = if most_rows > 128 { most_rows / 128 * 128 } else { most_rows };
+        // Of text all queries or none.
+        let txt = joint.txt - joint.first_query(q.rows());
+        let chunk_rows = most_rows.min(txt.max(joint.img));
+        let scores = Buffer::new(self.device(), Kind::F32, chunk_rows * stride)?;
+        let weights = Buffer::new(self.device(), Kind::Bf16, chunk_rows * stride)?;
+        for sample in 0..joint.batch {
+            // The sample's keys as one block of rows, its text first.
+            let (sample_k, sample_v) = (self.sample_rows(k, joint, sample)?, self.sample_rows(v, joint, sample)?);
+            for index in 0..q.cols() / head_dim {
+                let kv_column = index / heads_per_kv * head_dim;
+                let head = Head {
+                    q: &q,
+                    out,
+                    column: index * head_dim,
+                    keys: column_view(&sample_k, kv_column),
+                    values: column_view(&sample_v, kv_column),
+                    scores: Matrix { address: scores.address(), stride },
+                    weights: Matrix { address: weights.address(), stride },
+                    head_dim,
+                    tokens,
+                    mask,
+                };
+                for (first, count) in [(0, txt), (joint.txt, joint.img)] {
+                    for done in (0..count).step_by(chunk_rows.max(1)) {
+                        let rows = chunk_rows.min(count - done);
+                        self.attend(&head, first + done, joint.row(sample, first + done) - skipped, rows)?;
+                    }
+                }
+            }
+        }
+        Ok(fresh.unwrap_or(q))
+    }
+
+    /// The results of `rows` queries of a head, from row `row` of q on, which is token `first_token` of its sample.
+    fn attend(&self, head: &Head<'_>, first_token: usize, row: usize, rows: usize) -> Result<()> {
+        let part = |x: &Tensor<Cuda>| {
+            let address = x.address() + 2 * (row * x.stride() + head.column) as u64;
+            Matrix { address, stride: x.stride() }
+        };
+        let product = Product {
+            m: rows,
+            n: head.tokens,
+            k: head.head_dim,
+            x: part(head.q),
+            weight: head.keys,
+            scales: None,
+            weight_is_kn: false,
+            bias: None,
+            residual: None,
+            out: head.scores,
+            out_f32: true,
+        };
+        // SAFETY: `Tensor::attention` checked that q has these rows and the head's columns, and that keys and values
+        // have a row for each token. The caller made room for the scores and weights of `rows` queries.
+        unsafe { self.gemm()?.run(&product) }?;
+        self.softmax(head, rows, first_token)?;
+        // A chunk's result goes over its own queries, of this head, which were read just before.
+        let product = Product {
+            n: head.head_dim,
+            k: head.tokens,
+            x: head.weights,
+            weight: head.values,
+            weight_is_kn: true,
+            out: part(head.out),
+            out_f32: false,
+            ..product
+        };
+        // SAFETY: as above; out is q, or of its shape.
+        unsafe { self.gemm()?.run(&product) }
+    }
+
+    /// The rows of one sample, text first; a copy only where others lie between them.
+    fn sample_rows(&self, x: &Tensor<Cuda>, joint: Joint, sample: usize) -> Result<Tensor<Cuda>> {
+        let img = joint.row(sample, joint.txt)..joint.row(sample, joint.txt) + joint.img;
+        if joint.txt == 0 || joint.batch == 1 {
+            return Ok(x.row_view(img.start - joint.txt..img.end));
+        }
+        let txt = joint.row(sample, 0)..joint.row(sample, 0) + joint.txt;
+        self.concat_rows_op(&[&x.row_view(txt), &x.row_view(img)])
+    }
+
+    fn softmax(&self, head: &Head<'_>, rows: usize, first_token: usize) -> Result<()> {
+        let (scores, weights, tokens) = (head.scores, head.weights, head.tokens);
+        let (causal, keys) = match head.mask {
+            Mask::None => (0, tokens),
+            Mask::Causal { keys } => (1, keys),
+        };
+        let launch = self
+            .launch("attention_softmax", "attention_softmax_f32_bf16")?
+            .address(scores.address)
+            .long(scores.stride)
+            .address(weights.address)
+            .long(weights.stride);
+        let launch =
+            launch.int(tokens).float(1.0 / (head.head_dim as f32).sqrt()).int(causal).int(first_token).int(keys);
+        // SAFETY: argument types and order match cuda/attention_softmax.cu; both workspaces have `rows` rows of their
+        // stride, which is `tokens` or more, multiples of 8 and at aligned addresses; `Tensor::attention` checked 1 <=
+        // keys <= tokens, so every row sees a key.
+        unsafe { launch.run([rows, 1, 1], [softmax_threads(tokens), 1, 1]) }
+    }
+}
+
+/// Threads of a block of the softmax: as many as hold a row in their registers, as far as there are so many.
+fn softmax_threads(tokens: usize) -> usize {
+    const HELD: usize = 4 * 8;
+    tokens.div_ceil(HELD).next_multiple_of(32).clamp(128, 1024)
+}
+
+fn column_view(x: &Tensor<Cuda>, column: usize) -> Matrix {
+    Matrix { address: x.address() + 2 * column as u64, stride: x.stride() }
+}

@@ -1,0 +1,159 @@
+//! What a convolution reads: an image as it is, twice as high and wide, or normed, in bands of rows where it is large.
+
+use std::ops::Range;
+
+use super::group_norm::Coefficients;
+use crate::backend::cuda::{Cuda, Tensor};
+use crate::error::{Error, Result};
+
+/// What a band takes by default. An image that is at most two of them is one, as it would gain little.
+pub const BAND_BYTES: usize = 256 << 20;
+/// Bands begin at multiples of so many rows: where tiles of convolutions begin.
+pub const BAND_MULTIPLE: usize = 16;
+
+/// What a convolution reads. What it makes of it does not depend on how many rows it is shown at once: a norm's
+/// statistics are of the whole image, and convolutions divide their work as if they saw all of it.
+pub enum Input<'a> {
+    /// [height * width, channels]
+    Image(&'a Tensor<Cuda>),
+    /// The same, twice as high and wide: every pixel is a square of two by two.
+    Doubled(&'a Tensor<Cuda>),
+    /// `silu(group_norm(..))` of an image.
+    Normed(Window<'a>),
+}
+
+/// Some rows of pixels of what a convolution reads.
+pub struct Part {
+    /// [rows * width, channels]
+    pub pixels: Tensor<Cuda>,
+    /// The image's row that is the first here.
+    pub first: usize,
+}
+
+impl<'a> Input<'a> {
+    /// The tensor that it is made of.
+    pub fn source(&self) -> &'a Tensor<Cuda> {
+        match self {
+            Input::Image(x) | Input::Doubled(x) => x,
+            Input::Normed(window) => window.x,
+        }
+    }
+
+    /// Whether rows of pixels are of whole 16 bytes.
+    pub fn aligned(&self) -> bool {
+        match self {
+            Input::Image(x) | Input::Doubled(x) => x.aligned(),
+            Input::Normed(window) => window.x.cols().is_multiple_of(8),
+        }
+    }
+
+    /// The image of `height` rows, in the bands that it is shown in.
+    pub fn bands(&self, height: usize) -> Vec<Range<usize>> {
+        let band = match self {
+            Input::Image(_) | Input::Doubled(_) => height.max(1),
+            Input::Normed(window) => window.band,
+        };
+        (0..height).step_by(band).map(|first| first..(first + band).min(height)).collect()
+    }
+
+    /// `rows` at least, of rows as they are before they are doubled. They are there until other rows are asked for.
+    pub fn show(&mut self, rows: Range<usize>) -> Result<Part> {
+        match self {
+            Input::Image(x) | Input::Doubled(x) => Ok(Part { pixels: x.row_view(0..x.rows()), first: 0 }),
+            Input::Normed(window) => window.show(rows),
+        }
+    }
+}
+
+/// Some rows of an image, normed, at a time.
+pub struct Window<'a> {
+    x: &'a Tensor<Cuda>,
+    coefficients: Coefficients,
+    height: usize,
+    width: usize,
+    /// Rows of a band, and rows before and behind it that a convolution sees with it.
+    band: usize,
+    halo: usize,
+    /// Memory for some rows, and which are there.
+    pixels: Option<Tensor<Cuda>>,
+    held: Range<usize>,
+}
+
+impl<'a> Window<'a> {
+    /// `silu(group_norm(x))` of an image of `height` x `width` pixels for a convolution with a kernel of `kernel`
+    /// pixels a side, in bands of at most `band_bytes`.
+    pub fn new(
+        x: &'a Tensor<Cuda>,
+        coefficients: Coefficients,
+        [height, width]: [usize; 2],
+        kernel: usize,
+        band_bytes: usize,
+    ) -> Self {
+        let band = band_rows(height, 2 * width * x.cols(), band_bytes);
+        Self { x, coefficients, height, width, band, halo: kernel - 1, pixels: None, held: 0..0 }
+    }
+
+    fn show(&mut self, rows: Range<usize>) -> Result<Part> {
+        let (cuda, width) = (self.x.backend(), self.width);
+        if rows.start < self.held.start || rows.end > self.held.end {
+            let room = |pixels: &Option<Tensor<Cuda>>| pixels.as_ref().map_or(0, |pixels| pixels.rows() / width);
+            if room(&self.pixels) < rows.len() {
+                self.pixels = None;
+                let room = rows.len().max(self.band.saturating_add(self.halo)).min(self.height);
+                self.pixels = Some(cuda.empty(room * width, self.x.cols())?);
+            }
+            let held = rows.start..(rows.start + room(&self.pixels)).min(self.height);
+            if let Some(pixels) = &self.pixels {
+                let from = self.x.row_view(held.start * width..held.end * width);
+                cuda.apply_group_norm(&from, &self.coefficients, &pixels.row_view(0..from.rows()), true)?;
+            }
+            self.held = held;
+        }
+        // Rows that are asked for are in the image, so that there is memory for them from here on.
+        let pixels = self.pixels.as_ref().ok_or_else(|| Error::new("a convolution asked for no rows of an image"))?;
+        Ok(Part { pixels: pixels.row_view(0..self.held.len() * width), first: self.held.start })
+    }
+}
+
+/// Rows of a band of an image of `height` rows of `row_bytes` bytes, where a band takes at most `limit` bytes but is
+/// BAND_MULTIPLE rows at least.
+fn band_rows(height: usize, row_bytes: usize, limit: usize) -> usize {
+    if height.saturating_mul(row_bytes) <= limit.saturating_mul(2) {
+        return height.max(1);
+    }
+    let (most, all) = ((limit / row_bytes / BAND_MULTIPLE).max(1), height.div_ceil(BAND_MULTIPLE));
+    // Bands of one size: the last is no short one that leaves multiprocessors without work.
+    all.div_ceil(all.div_ceil(most)) * BAND_MULTIPLE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bands_are_of_one_size_and_take_no_more_than_they_may() {
+        const LIMIT: usize = 256 << 20;
+        // What is whole at 1024 x 1024, is so many bands at 2048 x 2048 and 4096 x 4096.
+        let bands = |side: usize, channels: usize| side.div_ceil(band_rows(side, 2 * side * channels, LIMIT));
+        assert_eq!([1024, 2048, 4096].map(|side| bands(side, 256)), [1, 8, 32]);
+        assert_eq!([1024, 2048, 4096].map(|side| bands(side, 128)), [1, 4, 16]);
+        for (height, row_bytes) in
+            [(1, 8), (17, 1 << 20), (1040, 512 << 10), (4095, 2 << 20), (4096, 100 << 20), (33, LIMIT)]
+        {
+            for limit in [0, 1, 1 << 20, LIMIT, usize::MAX] {
+                let rows = band_rows(height, row_bytes, limit);
+                if height * row_bytes <= limit.saturating_mul(2) {
+                    assert_eq!(rows, height, "{height} x {row_bytes} in {limit}");
+                    continue;
+                }
+                assert!(rows.is_multiple_of(BAND_MULTIPLE) && rows > 0, "{height} x {row_bytes} in {limit}: {rows}");
+                assert!(
+                    rows * row_bytes <= limit || rows == BAND_MULTIPLE,
+                    "{height} x {row_bytes} in {limit}: {rows}"
+                );
+            }
+        }
+        assert_eq!([band_rows(96, 1, 48), band_rows(97, 1, 48)], [96, 48], "a little more than two bands are three");
+        assert_eq!(band_rows(129, 1, 64), 48, "of three bands each is as long");
+    }
+}

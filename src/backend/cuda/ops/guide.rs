@@ -1,0 +1,21 @@
+//! Launches cuda/guide.cu.
+
+use crate::backend::cuda::{Cuda, Tensor};
+use crate::error::Result;
+
+impl Cuda {
+    pub(crate) fn guide_op(
+        &self,
+        positive: &Tensor<Cuda>,
+        negative: &Tensor<Cuda>,
+        guidance: f32,
+    ) -> Result<Tensor<Cuda>> {
+        let out = self.empty(positive.rows(), positive.cols())?;
+        let launch = self.launch("guide", "guide_bf16")?.matrix(positive).matrix(negative).matrix(&out);
+        let launch = launch.int(positive.rows()).int(positive.cols()).float(guidance);
+        // SAFETY: argument types and order match cuda/guide.cu; `Tensor::guide` checked the shapes to be one; `out` was
+        // made of it above.
+        unsafe { launch.run_rows(positive.rows(), positive.cols(), false) }?;
+        Ok(out)
+    }
+}

@@ -1,0 +1,196 @@
+//! Launches cuda/project_sm90a.cu: `project` on Hopper, in one kernel. Elsewhere it is its composition.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+use crate::backend::cuda::hopper::{Axis, Choice};
+use crate::backend::cuda::weight::Weight;
+use crate::backend::cuda::{Cuda, Tensor, all_aligned};
+use crate::error::Result;
+use crate::nn::{Linear, Operand};
+use crate::ops::project::{Heads, Projection, compose};
+use crate::ops::{Joint, Pairs};
+
+/// `FLUX_PROJECT=base` keeps off this kernel, `FLUX_PROJECT=sm90` makes it an error when this GPU or this program
+/// has none.
+const CHOICE: Choice = Choice { op: "project", variable: "FLUX_PROJECT", file: "project_sm90a", forms: &[] };
+/// `ROWS`, `COLS`, `STEP_BYTES`, `SLOTS` and `THREADS` of cuda/project_sm90a.cu.
+const ROWS: usize = 128;
+const COLS: usize = 256;
+const STEP_BYTES: usize = 128;
+const SLOTS: usize = 3;
+const THREADS: usize = 3 * 128;
+/// `BARRIERS` there, and two barriers for each slot and each of two warpgroups.
+const SHARED_BYTES: usize = SLOTS * (ROWS + COLS) * STEP_BYTES + ROWS * COLS * 2 + 16 * (SLOTS + 2);
+/// Columns of a head.
+const HEAD_DIM: usize = COLS / 2;
+/// Rows of tiles that are done together, at most: their x stays in L2 while weights pass.
+const ROWS_OF_TILES: usize = 14;
+
+/// `Arguments` in cuda/project_sm90a.cu, field by field.
+#[repr(C)]
+struct Arguments {
+    x: [sys::CUtensorMap; 2],
+    weight: [sys::CUtensorMap; 2],
+    x_scales: [u64; 2],
+    weight_scales: [u64; 2],
+    out: u64,
+    ld_out: i64,
+    txt_norm_q: u64,
+    txt_norm_k: u64,
+    img_norm_q: u64,
+    img_norm_k: u64,
+    cos: u64,
+    sin: u64,
+    ld_table: i64,
+    txt_eps: f32,
+    img_eps: f32,
+    part_rows: [i32; 2],
+    features: i32,
+    dim: i32,
+    mlp: i32,
+    txt_rows: i32,
+    txt: i32,
+    img: i32,
+    rows_of_tiles: i32,
+    key_tiles: i32,
+}
+
+/// How many rows of tiles are done together, so that no group of them is much smaller than the others.
+fn rows_of_tiles(all: usize) -> usize {
+    all.div_ceil(all.div_ceil(ROWS_OF_TILES).max(1)).max(1)
+}
+
+/// Whether the kernel can take these: its tiles divide the weight's rows, and TMA and 16-byte accesses can take all
+/// tensors. x will be e4m3 where the weight is.
+fn takes(parts: &[(&Tensor<Cuda>, &Weight)], heads: Option<&Heads<'_, Cuda>>) -> bool {
+    let (dim, out) = (heads.map_or(0, |heads| heads.dim), parts[0].1.rows());
+    let sizes = dim.is_multiple_of(COLS) && (out - 3 * dim).is_multiple_of(COLS) && out > 0;
+    let e4m3 = parts[0].1.is_e4m3();
+    let x_fits = |x: &Tensor<Cuda>| x.cols() > 0 && (e4m3 && !x.is_e4m3() || x.aligned());
+    let tensors =
+        parts.iter().all(|(x, weight)| weight.is_e4m3() == e4m3 && x_fits(x) && weight.stride() == weight.cols());
+    let norms = heads.is_none_or(|Heads { norm, rope, .. }| {
+        let vectors = [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k, &rope.cos, &rope.sin];
+        2 * rope.cos.cols() == HEAD_DIM
+            && rope.pairs == Pairs::Interleaved
+            && rope.cos.stride() == rope.sin.stride()
+            && all_aligned(&vectors)
+    });
+    parts.len() <= 2 && parts.iter().any(|(x, _)| x.rows() > 0) && sizes && tensors && norms
+}
+
+impl Cuda {
+    pub(crate) fn project_op(
+        &self,
+        operands: &[(&Operand<Cuda>, &Linear<Cuda>)],
+        heads: Option<&Heads<'_, Cuda>>,
+    ) -> Result<Projection<Cuda>> {
+        let parts: Vec<_> = operands.iter().map(|(x, weight)| (x.tensor(), weight.weight())).collect();
+        // In e4m3 the kernel leaves its sums in the tensor cores.
+        let sums = |weight: &Weight| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
+        if !self.hopper_wanted(CHOICE)? || !takes(&parts, heads) || !sums(parts[0].1)? {
+            return compose(self, operands, heads);
+        }
+        let dim = heads.map_or(0, |heads| heads.dim);
+        let mlp = (parts[0].1.rows() - 3 * dim) / 2;
+        let out = self.empty(parts.iter().map(|(x, _)| x.rows()).sum(), 3 * dim + mlp)?;
+        let fresh = self.operands(&parts)?;
+        let quantised: Vec<_> =
+            parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
+        self.run_project(&quantised, heads, [dim, mlp], &out)?;
+        let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
+        let keys_only = heads.map_or(0, |heads| heads.keys_only);
+        let ((_, q), (_, mlp)) = (q.split_rows(keys_only), mlp.split_rows(keys_only));
+        Ok(Projection { kvq: [k, v, q], mlp })
+    }
+
+    fn run_project(
+        &self,
+        parts: &[(&Tensor<Cuda>, &Weight)],
+        heads: Option<&Heads<'_, Cuda>>,
+        [dim, mlp]: [usize; 2],
+        out: &Tensor<Cuda>,
+    ) -> Result<()> {
+        // First of all, because a driver that loads this kernel knows tensor maps too.
+        let e4m3 = parts[0].1.is_e4m3();
+        let kernel = if e4m3 { "project_e4m3_sm90" } else { "project_bf16_sm90" };
+        let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
+        let map = |address: u64, [rows, cols]: [usize; 2], stride: usize| {
+            // A lone row's stride means nothing, and need not be aligned.
+            let rows = Axis { cells: rows, step: if rows > 1 { stride } else { cols }, in_box: ROWS };
+            let features = |bytes: usize| Axis { cells: cols, step: 1, in_box: STEP_BYTES / bytes };
+            if e4m3 {
+                CHOICE.byte_tensor_map(address, [features(1), rows])
+            } else {
+                CHOICE.tensor_map(address, [features(2), rows])
+            }
+        };
+        let x_map = |x: &Tensor<Cuda>| map(x.address(), [x.rows(), x.cols()], x.stride());
+        let weight_map = |weight: &Weight| map(weight.address(), [weight.rows(), weight.cols()], weight.stride());
+        // A part without rows has no tiles; another's map stands for its own, which no driver would make.
+        let rows = |part: usize| parts.get(part).map_or(0, |(x, _)| x.rows());
+        let part = |part: usize| parts[if rows(part) > 0 { part } else { 1 - part }];
+        let norms = heads
+            .map_or([0; 4], |Heads { norm, .. }| [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k].map(Tensor::address));
+        let joint = heads.map_or(Joint::single(out.rows()), |heads| heads.joint);
+        let tiles = [0, 1].map(|part| rows(part).div_ceil(2 * ROWS));
+        // Only where no row of a tile is wanted in other columns.
+        let key_tiles = heads.map_or(0, |heads| heads.keys_only / (2 * ROWS));
+        let wanted_tiles = tiles.iter().sum::<usize>() - key_tiles;
+        let items = (wanted_tiles * (3 * dim + 2 * mlp) + key_tiles * 2 * dim) / COLS;
+        CHOICE.int(out.rows())?;
+        CHOICE.int(items)?;
+        let mut arguments = Arguments {
+            x: [x_map(part(0).0)?, x_map(part(1).0)?],
+            weight: [weight_map(part(0).1)?, weight_map(part(1).1)?],
+            x_scales: [0, 1].map(|index| if e4m3 { part(index).0.scales() } else { 0 }),
+            weight_scales: [0, 1].map(|index| if e4m3 { part(index).1.scales() } else { 0 }),
+            out: out.address(),
+            ld_out: out.stride() as i64,
+            txt_norm_q: norms[0],
+            txt_norm_k: norms[1],
+            img_norm_q: norms[2],
+            img_norm_k: norms[3],
+            cos: heads.map_or(0, |heads| heads.rope.cos.address()),
+            sin: heads.map_or(0, |heads| heads.rope.sin.address()),
+            ld_table: heads.map_or(0, |heads| heads.rope.cos.stride() as i64),
+            txt_eps: heads.map_or(0.0, |heads| heads.norm[0].eps),
+            img_eps: heads.map_or(0.0, |heads| heads.norm[1].eps),
+            part_rows: [CHOICE.int(rows(0))?, CHOICE.int(rows(1))?],
+            features: CHOICE.int(parts[0].0.cols())?,
+            dim: CHOICE.int(dim)?,
+            mlp: CHOICE.int(mlp)?,
+            txt_rows: CHOICE.int(joint.txt_rows())?,
+            txt: CHOICE.int(joint.txt)?,
+            img: CHOICE.int(joint.img)?,
+            rows_of_tiles: CHOICE.int(rows_of_tiles(wanted_tiles))?,
+            key_tiles: CHOICE.int(key_tiles)?,
+        };
+        let clusters = items.min(self.device().multiprocessors() / 2).max(1);
+        let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
+        // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
+        // SHARED_BYTES of shared memory. The maps cover exactly the cells of x and of the weights, which in e4m3 have a
+        // scale for each row; `out` was made for all rows and columns. `Tensor::project` checked the weights' rows, the
+        // norms [1, head_dim], and the tables to have a row for every token; `takes` found the tiles to divide the
+        // columns, and all rows and vectors aligned.
+        unsafe { launch.run_raw([2 * clusters, 1, 1], [THREADS, 1, 1], &mut pointers) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_fits_the_shared_memory_of_hopper() {
+        const { assert!(SHARED_BYTES <= 227 << 10) }
+        assert_eq!(SHARED_BYTES, 3 * (128 + 256) * 128 + 64 * 1024 + 80);
+    }
+
+    #[test]
+    fn groups_of_tiles_are_of_one_height() {
+        assert_eq!([0, 1, 14, 15, 18, 29, 66].map(rows_of_tiles), [1, 1, 14, 8, 9, 10, 14]);
+    }
+}

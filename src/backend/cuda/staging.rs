@@ -1,0 +1,121 @@
+//! Staging buffers: pinned host memory between the host's values and the device.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::{result, sys};
+
+use super::device::{Device, Stream, failed};
+use super::event::Event;
+use crate::error::{Error, Result};
+
+/// Bytes of a staging buffer: 80 us of a PCIe 5 bus, far above the cost of starting a copy.
+pub const STAGING_BYTES: usize = 4 << 20;
+
+/// Pinned host memory, and the event behind its last use.
+pub struct StagingBuffer {
+    host: *mut u8,
+    last_use: Event,
+}
+
+// SAFETY: the memory belongs to the buffer alone.
+unsafe impl Send for StagingBuffer {}
+
+impl StagingBuffer {
+    /// It is free behind what is on `stream` now.
+    pub fn new(device: &Arc<Device>, stream: Stream) -> Result<Self> {
+        device.make_current()?;
+        // PORTABLE: readable from all contexts. Not write-combined: threads fill it with ordinary stores.
+        // SAFETY: the size is not zero; the memory is freed in `drop`.
+        let host = unsafe { result::malloc_host(STAGING_BYTES, sys::CU_MEMHOSTALLOC_PORTABLE) }
+            .map_err(|e| failed("cannot pin host memory", e))?;
+        Ok(Self { host: host.cast(), last_use: Event::new(device, stream)? })
+    }
+
+    /// Its memory, once the device is done with it.
+    pub fn bytes(&mut self) -> Result<&mut [u8]> {
+        self.last_use.wait()?;
+        // SAFETY: `host` points to STAGING_BYTES bytes that live as long as this; the driver zeroes new pages, so they
+        // are initialised; the last copy from or to them is done.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.host, STAGING_BYTES) })
+    }
+
+    /// Its first `len` bytes to device address `to`, by work on `stream`. [`StagingBuffer::bytes`] waits for it.
+    ///
+    /// Errors when `len` is more than it has.
+    ///
+    /// # Safety
+    /// `to` has room for `len` bytes in a buffer that lives until work on `stream` is done with it.
+    pub unsafe fn copy_to(&self, device: &Device, len: usize, to: u64, stream: Stream) -> Result<()> {
+        check(len)?;
+        let _submission = device.submit(stream)?;
+        // SAFETY: `len` is at most STAGING_BYTES. Nobody writes there before the event that is recorded below.
+        let host = unsafe { std::slice::from_raw_parts(self.host, len) };
+        // SAFETY: as above; of the rest the caller is sure.
+        unsafe { result::memcpy_htod_async(to, host, stream.raw()) }
+            .map_err(|e| failed("cannot copy to the GPU", e))?;
+        device.counters().copies.add(1);
+        self.last_use.record(stream)
+    }
+
+    /// `len` bytes from device address `from` to where it begins, by work on `stream`; otherwise as
+    /// [`StagingBuffer::copy_to`].
+    ///
+    /// # Safety
+    /// There are `len` bytes behind `from` in a buffer that lives until work on `stream` is done with it.
+    pub unsafe fn copy_from(&mut self, device: &Device, len: usize, from: u64, stream: Stream) -> Result<()> {
+        check(len)?;
+        let _submission = device.submit(stream)?;
+        // SAFETY: `len` is at most STAGING_BYTES. Nobody reads there before the event that is recorded below.
+        let host = unsafe { std::slice::from_raw_parts_mut(self.host, len) };
+        // SAFETY: as above; of the rest the caller is sure.
+        unsafe { result::memcpy_dtoh_async(host, from, stream.raw()) }
+            .map_err(|e| failed("cannot copy from the GPU", e))?;
+        device.counters().copies.add(1);
+        self.last_use.record(stream)
+    }
+
+    /// What else reads or writes it is enqueued on `stream`: it is free behind that.
+    pub fn in_use_on(&self, stream: Stream) -> Result<()> {
+        self.last_use.record(stream)
+    }
+}
+
+fn check(len: usize) -> Result<()> {
+    if len <= STAGING_BYTES {
+        Ok(())
+    } else {
+        Err(Error::new(format!("a staging buffer holds {STAGING_BYTES} bytes, not {len}")))
+    }
+}
+
+impl Drop for StagingBuffer {
+    fn drop(&mut self) {
+        if self.last_use.wait().is_ok() {
+            // SAFETY: allocated by `malloc_host`, freed once, and no copy reads it any more.
+            let _ = unsafe { result::free_host(self.host.cast()) };
+        }
+    }
+}
+
+/// Staging buffers for one purpose, the one that was used last at the end.
+pub struct StagingBuffers {
+    buffers: Mutex<VecDeque<StagingBuffer>>,
+    count: usize,
+}
+
+impl StagingBuffers {
+    /// None yet; pinning takes time.
+    pub fn new(count: usize) -> Self {
+        Self { buffers: Mutex::default(), count }
+    }
+
+    /// All of them, which are made unless they are there.
+    pub fn made(&self, device: &Arc<Device>) -> Result<MutexGuard<'_, VecDeque<StagingBuffer>>> {
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        while buffers.len() < self.count {
+            buffers.push_back(StagingBuffer::new(device, device.stream())?);
+        }
+        Ok(buffers)
+    }
+}

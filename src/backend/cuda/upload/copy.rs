@@ -1,0 +1,189 @@
+//! Copying weights to the device, by a few threads.
+//!
+//! A piece that lies in a registered range of a mapped file goes up from there. Others go through staging buffers: what
+//! cannot be registered, and values that are converted on the device.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+
+use cudarc::driver::result;
+
+use super::job::{Conversion, Job, bytes_on_device};
+use super::registered::{CHUNK_BYTES, Chunk, MappedFile, RegisteredFiles};
+use crate::backend::cuda::device::{Device, failed};
+use crate::backend::cuda::memory::{Buffer, Kind};
+use crate::backend::cuda::staging::{STAGING_BYTES, StagingBuffer};
+use crate::error::{Error, Result};
+
+/// A thread fills one staging buffer while the other goes up.
+const BUFFERS_PER_THREAD: usize = 2;
+/// One thread reads a warm page cache at 10 GB/s at most, and registers it at 50 GB/s; eight come near to the bus
+/// either way.
+const MOST_THREADS: usize = 8;
+/// For less, starting another thread costs more than it gains.
+const THREADED_BYTES: usize = 4 * STAGING_BYTES;
+
+/// A part of a job that one copy takes, or that one thread puts through its staging buffers.
+struct Piece<'a> {
+    job: &'a Job,
+    bytes: Range<usize>,
+    /// The chunk of the mapped file that holds it; none where it goes through staging buffers.
+    chunk: Option<&'a Chunk>,
+}
+
+/// Where one thread puts weights through.
+struct WeightStaging {
+    host: StagingBuffer,
+    /// Device memory of the same size, for values that are converted there.
+    device: Option<Buffer>,
+}
+
+/// Copies jobs to the device.
+pub struct Copier {
+    staging: Mutex<Vec<WeightStaging>>,
+    registered: RegisteredFiles,
+}
+
+impl Copier {
+    pub fn new(device: &Arc<Device>) -> Self {
+        Self { staging: Mutex::default(), registered: RegisteredFiles::new(device) }
+    }
+
+    /// What is mapped and registered.
+    pub fn registered(&self) -> &RegisteredFiles {
+        &self.registered
+    }
+
+    /// The values of all jobs, by several threads that take pieces in the order of use.
+    pub fn copy(&self, device: &Arc<Device>, jobs: &[Job], report: &mut dyn FnMut(u64)) -> Result<()> {
+        let files = self.registered.of_files(jobs.iter().map(|job| &job.view));
+        let pieces: Vec<Piece<'_>> = jobs.iter().flat_map(|job| pieces(job, &files)).collect();
+        let bytes = pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>();
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let threads = (bytes / THREADED_BYTES).clamp(1, cores.min(MOST_THREADS));
+
+        let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own: Vec<Vec<WeightStaging>> = (0..threads).map(|_| Vec::new()).collect();
+        for (i, staging) in kept.drain(..).enumerate() {
+            own[i % threads].push(staging);
+        }
+        let next = AtomicUsize::new(0);
+        let copied = thread::scope(|scope| {
+            let (sender, done) = mpsc::channel();
+            let workers: Vec<_> = own
+                .iter_mut()
+                .map(|staging| {
+                    let (sender, next, pieces, registered) = (sender.clone(), &next, &pieces, &self.registered);
+                    scope.spawn(move || {
+                        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                            if let Err(error) = piece.send(device, registered, staging) {
+                                next.store(pieces.len(), Ordering::Relaxed); // the others need not go on
+                                return Err(error);
+                            }
+                            // Nobody listens any more where the other end failed.
+                            let _ = sender.send(piece.elements());
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            drop(sender);
+            done.iter().for_each(report);
+            let joined = workers.into_iter().map(|worker| {
+                worker.join().unwrap_or_else(|_| Err(Error::new("a thread that loads weights panicked")))
+            });
+            joined.collect::<Result<Vec<()>>>().map(drop)
+        });
+        kept.extend(own.into_iter().flatten());
+        kept.iter_mut().for_each(|staging| staging.device = None);
+        copied
+    }
+}
+
+/// A job in pieces that end where chunks end.
+fn pieces<'a>(job: &'a Job, files: &'a [Arc<MappedFile>]) -> Vec<Piece<'a>> {
+    let (size, all) = (job.conversion.map_or(1, Conversion::size), job.view.bytes().len());
+    let file = files.iter().find(|file| job.conversion.is_none() && file.is_of(&job.view));
+    let start = job.view.start();
+    let mut pieces = Vec::new();
+    let mut done = 0;
+    while done < all {
+        // A value may lie across the end of a chunk: what goes as it is goes as bytes.
+        let end = if file.is_some() {
+            ((start + done) / CHUNK_BYTES + 1) * CHUNK_BYTES - start
+        } else {
+            done + CHUNK_BYTES / size * size
+        };
+        pieces.push(Piece { job, chunk: file.map(|file| file.chunk(start + done)), bytes: done..end.min(all) });
+        done = end;
+    }
+    pieces
+}
+
+impl Piece<'_> {
+    /// About how many values it has.
+    fn elements(&self) -> u64 {
+        let block = self.job.view.format().block();
+        (self.bytes.len() * block.values / block.bytes) as u64
+    }
+
+    /// By work on the upload stream: from the registered file, or where it cannot be registered through staging buffers.
+    fn send(&self, device: &Arc<Device>, registered: &RegisteredFiles, staging: &mut Vec<WeightStaging>) -> Result<()> {
+        let bytes = &self.job.view.bytes()[self.bytes.clone()];
+        if let Some(chunk) = self.chunk
+            && registered.register(chunk)?
+        {
+            let _submission = device.submit(device.upload_stream())?;
+            let to = self.job.to + self.bytes.start as u64;
+            // SAFETY: the chunk stays mapped and registered until the copy is done: `RegisteredFiles` sees to it. The
+            // job's memory has room for its values, which in a chunk go as they are.
+            unsafe { result::memcpy_htod_async(to, bytes, device.upload_stream().raw()) }
+                .map_err(|e| failed("cannot copy weights to the GPU", e))?;
+            device.counters().copies.add(1);
+            return Ok(());
+        }
+        let conversion = self.job.conversion;
+        copy_slices(device, conversion, bytes, self.job.to + bytes_on_device(conversion, self.bytes.start), staging)
+    }
+}
+
+/// `bytes` in slices, through staging buffers in turn.
+fn copy_slices(
+    device: &Arc<Device>,
+    conversion: Option<Conversion>,
+    bytes: &[u8],
+    to: u64,
+    staging: &mut Vec<WeightStaging>,
+) -> Result<()> {
+    let stream = device.upload_stream();
+    while staging.len() < BUFFERS_PER_THREAD {
+        staging.push(WeightStaging { host: StagingBuffer::new(device, stream)?, device: None });
+    }
+    for (index, slice) in bytes.chunks(STAGING_BYTES).enumerate() {
+        let WeightStaging { host, device: on_device } = &mut staging[index % BUFFERS_PER_THREAD];
+        host.bytes()?[..slice.len()].copy_from_slice(slice);
+        let to = to + bytes_on_device(conversion, index * STAGING_BYTES);
+        let Some(conversion) = conversion else {
+            // SAFETY: the job's memory has room for its values.
+            unsafe { host.copy_to(device, slice.len(), to, stream) }?;
+            continue;
+        };
+        let source = match on_device {
+            Some(buffer) => buffer.address(),
+            None => on_device.insert(Buffer::on_stream(device, stream, Kind::Byte, STAGING_BYTES)?).address(),
+        };
+        // SAFETY: the buffer on the device is as large as that of the host.
+        unsafe { host.copy_to(device, slice.len(), source, stream) }?;
+        let values = slice.len() / conversion.size();
+        let launch =
+            device.launch("transfer", conversion.kernel())?.on(stream).address(source).address(to).long(values);
+        // SAFETY: types and order match cuda/transfer.cu; at `source` are `values` values, and the weight's memory has
+        // room for as many at `to`, because slices follow each other as in the file.
+        unsafe { launch.run([values.div_ceil(256).min(4096), 1, 1], [256, 1, 1]) }?;
+        // Its next copy writes where the kernel reads.
+        host.in_use_on(stream)?;
+    }
+    Ok(())
+}

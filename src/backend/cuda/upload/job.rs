@@ -1,0 +1,97 @@
+//! What has to be sent to the device for a weight.
+
+use std::sync::Arc;
+
+use crate::backend::cuda::device::Device;
+use crate::backend::cuda::memory::{Buffer, Kind};
+use crate::error::Result;
+use crate::files::{Format, TensorView};
+
+/// Weights whose memory is there and whose values are not.
+#[derive(Default)]
+pub struct Queue {
+    pub jobs: Vec<Job>,
+    /// Memory that jobs need until they are done.
+    pub temporaries: Vec<Buffer>,
+}
+
+/// The values of a tensor, as bf16 or as they are in the file, dense, to a device address; then, of some, to their
+/// places in a padded or reordered weight.
+pub struct Job {
+    pub view: TensorView,
+    /// None where the device takes the values as they are in the file.
+    pub conversion: Option<Conversion>,
+    pub to: u64,
+    pub place: Option<Place>,
+}
+
+/// Which values a kernel rounds to bf16 on the device.
+#[derive(Clone, Copy)]
+pub enum Conversion {
+    F16,
+    F32,
+}
+
+/// `to` [to_rows, stride] takes [rows, channels, taps], columns ordered (tap, channel), zeros elsewhere.
+pub struct Place {
+    pub to: u64,
+    pub from: [usize; 3],
+    pub to_rows: usize,
+    pub stride: usize,
+}
+
+impl Job {
+    pub fn new(view: &TensorView, to: u64, place: Option<Place>) -> Self {
+        let conversion = match view.format() {
+            Format::Bf16 | Format::E4m3Rows => None,
+            Format::F16 => Some(Conversion::F16),
+            Format::F32 => Some(Conversion::F32),
+        };
+        Self { view: view.clone(), conversion, to, place }
+    }
+}
+
+impl Conversion {
+    /// Bytes of a value in the file.
+    pub fn size(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+
+    pub fn kernel(self) -> &'static str {
+        match self {
+            Self::F16 => "f16_to_bf16",
+            Self::F32 => "f32_to_bf16",
+        }
+    }
+}
+
+impl Queue {
+    /// A job that goes through dense memory of its own.
+    pub fn push_dense(&mut self, device: &Arc<Device>, view: &TensorView, place: Place) -> Result<()> {
+        let dense = Buffer::on_stream(device, device.upload_stream(), Kind::Bf16, view.elements())?;
+        self.jobs.push(Job::new(view, dense.address(), Some(place)));
+        self.temporaries.push(dense);
+        Ok(())
+    }
+}
+
+impl Place {
+    /// By work on the upload stream.
+    pub fn launch(&self, device: &Device, from: u64) -> Result<()> {
+        let [rows, channels, taps] = self.from;
+        let launch =
+            device.launch("transfer", "place_weight")?.on(device.upload_stream()).address(from).address(self.to);
+        let launch = launch.int(rows).int(channels).int(taps).int(self.to_rows).long(self.stride);
+        // SAFETY: types and order match `place_weight` in cuda/transfer.cu; `from` holds rows * channels * taps values,
+        // and `to` has room for to_rows * stride.
+        unsafe { launch.run([(self.to_rows * self.stride).div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }
+    }
+}
+
+/// What `bytes` of a file take on the device.
+pub fn bytes_on_device(conversion: Option<Conversion>, bytes: usize) -> u64 {
+    conversion.map_or(bytes, |conversion| bytes / conversion.size() * Kind::Bf16.size()) as u64
+}

@@ -1,0 +1,184 @@
+//! The files of a model: in a folder on disk, or carried in the program.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+use super::bytes::Bytes;
+use super::safetensors::Safetensors;
+use super::tensor_files::TensorFiles;
+use crate::error::{Error, Result};
+
+const FETCH_AGAIN: &str = "the file is damaged or its download was cut off: fetch it again";
+
+/// A file that the program carries: its name in the model folder, and its bytes.
+pub type EmbeddedFile = (&'static str, &'static [u8]);
+
+/// Where the files of a model are.
+#[derive(Debug, Clone)]
+pub enum ModelFiles {
+    /// A folder in the diffusers layout.
+    Folder(PathBuf),
+    /// Files that the program carries.
+    Embedded(&'static [EmbeddedFile]),
+}
+
+impl ModelFiles {
+    /// A folder on disk.
+    ///
+    /// Errors when it is no folder, or holds no `model_index.json`.
+    pub fn open(path: &Path) -> Result<Self> {
+        const HINT: &str = "fetch a model with `scripts/download_model.sh 4b`, or leave out `-d` for the default model";
+        if !path.is_dir() {
+            return Err(Error::new(format!("no such model folder: `{}`", path.display())).hint(HINT));
+        }
+        if !path.join("model_index.json").is_file() {
+            return Err(Error::new("not a model folder: `model_index.json` is missing").at_path(path).hint(HINT));
+        }
+        Ok(Self::Folder(path.to_path_buf()))
+    }
+
+    /// The folder, where the model is in one.
+    pub fn folder(&self) -> Option<&Path> {
+        match self {
+            Self::Folder(root) => Some(root),
+            Self::Embedded(_) => None,
+        }
+    }
+
+    /// The path of a file, for reading or for messages.
+    pub fn path(&self, name: &str) -> PathBuf {
+        match self {
+            Self::Folder(root) => root.join(name),
+            Self::Embedded(_) => Path::new("<default model>").join(name),
+        }
+    }
+
+    /// The path of a file as text.
+    pub fn display(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    /// A short name of the model for people.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Folder(root) => {
+                let full = root.canonicalize().unwrap_or_else(|_| root.clone());
+                full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned()
+            }
+            Self::Embedded(_) => "tiny".to_string(),
+        }
+    }
+
+    /// Whether the file exists.
+    pub fn exists(&self, name: &str) -> bool {
+        match self {
+            Self::Folder(root) => root.join(name).is_file(),
+            Self::Embedded(files) => files.iter().any(|(file, _)| *file == name),
+        }
+    }
+
+    /// Names in `folder` that end with `suffix`, sorted.
+    pub fn list(&self, folder: &str, suffix: &str) -> Vec<String> {
+        let mut names: Vec<String> = match self {
+            Self::Folder(root) => {
+                let entries = std::fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
+                entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+            }
+            Self::Embedded(files) => files
+                .iter()
+                .filter_map(|(file, _)| file.strip_prefix(folder)?.strip_prefix('/'))
+                .map(String::from)
+                .collect(),
+        };
+        names.retain(|name| name.ends_with(suffix));
+        names.sort();
+        names
+    }
+
+    /// The bytes of a file, mapped.
+    pub fn bytes(&self, name: &str) -> Result<Bytes> {
+        match self {
+            Self::Folder(root) => Bytes::map(&root.join(name)),
+            Self::Embedded(files) => {
+                let found = files.iter().find(|(file, _)| *file == name);
+                found
+                    .map(|(_, bytes)| Bytes::Embedded(bytes))
+                    .ok_or_else(|| Error::new("missing file").at(self.display(name)))
+            }
+        }
+    }
+
+    /// The bytes of a small file.
+    pub fn read(&self, name: &str) -> Result<Vec<u8>> {
+        match self {
+            Self::Folder(root) => {
+                let path = root.join(name);
+                std::fs::read(&path).map_err(|e| {
+                    Error::new(format!("cannot read the file: {e}"))
+                        .at_path(&path)
+                        .hint("is the download complete? `scripts/download_model.sh` resumes it")
+                })
+            }
+            Self::Embedded(_) => Ok(self.bytes(name)?.as_slice().to_vec()),
+        }
+    }
+
+    /// A JSON file.
+    ///
+    /// Errors when it cannot be read, is no JSON, or lacks a key.
+    pub fn json<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
+        serde_json::from_slice(&self.read(name)?)
+            .map_err(|e| Error::new(format!("invalid JSON: {e}")).at(self.display(name)))
+    }
+
+    /// The tensors of a component: those of `<folder>/<stem>.safetensors`, or of the shards that
+    /// `<folder>/<stem>.safetensors.index.json` names, or of the only safetensors file of the folder.
+    ///
+    /// Errors when a file is missing, no safetensors file, cut off, or its header lies.
+    pub fn tensors(&self, folder: &str, stem: &str) -> Result<TensorFiles> {
+        let index_name = format!("{folder}/{stem}.safetensors.index.json");
+        let single_name = format!("{folder}/{stem}.safetensors");
+        let names = if self.exists(&single_name) {
+            vec![single_name]
+        } else if self.exists(&index_name) {
+            self.shard_names(folder, &index_name)?
+        } else {
+            match self.list(folder, ".safetensors").as_slice() {
+                [only] => vec![format!("{folder}/{only}")],
+                _ => {
+                    return Err(Error::new(format!(
+                        "no weights: neither `{stem}.safetensors` nor `{stem}.safetensors.index.json`"
+                    ))
+                    .at(self.display(folder))
+                    .hint("is the download complete? `scripts/download_model.sh` resumes it"));
+                }
+            }
+        };
+        let open = |name: &String| Safetensors::new(self.path(name), self.bytes(name)?, FETCH_AGAIN);
+        TensorFiles::new(names.iter().map(open).collect::<Result<_>>()?)
+    }
+
+    /// The shards that an index names, each once.
+    fn shard_names(&self, folder: &str, index_name: &str) -> Result<Vec<String>> {
+        #[derive(serde::Deserialize)]
+        struct Index {
+            weight_map: HashMap<String, String>,
+        }
+        let index: Index = self.json(index_name)?;
+        let mut shards: Vec<String> = index.weight_map.into_values().collect();
+        shards.sort();
+        shards.dedup();
+        // A name with a separator could point anywhere on this machine.
+        if let Some(bad) = shards.iter().find(|name| name.contains(['/', '\\']) || name.starts_with('.')) {
+            return Err(
+                Error::new(format!("the index names `{bad}`, which is no file beside it")).at(self.display(index_name))
+            );
+        }
+        if shards.is_empty() {
+            return Err(Error::new("the index names no file").at(self.display(index_name)));
+        }
+        Ok(shards.into_iter().map(|name| format!("{folder}/{name}")).collect())
+    }
+}

@@ -1,0 +1,164 @@
+//! The safetensors container: a JSON header that names the tensors, then their bytes.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use safetensors::{Dtype, SafeTensors};
+
+use super::bytes::Bytes;
+use super::format::Format;
+use super::tensor_view::TensorView;
+use crate::error::{Error, Result};
+
+/// A file whose header was checked against its size.
+pub struct Safetensors {
+    path: PathBuf,
+    bytes: Arc<Bytes>,
+    entries: HashMap<String, Entry>,
+    metadata: HashMap<String, String>,
+}
+
+struct Entry {
+    range: Range<usize>,
+    dtype: Dtype,
+    shape: Vec<usize>,
+}
+
+/// The tensor that holds the scales of an e4m3 matrix.
+pub fn scales_name(matrix: &str) -> String {
+    format!("{matrix}.scales")
+}
+
+impl Safetensors {
+    /// Opens a file; `remedy` is what to do about a damaged one.
+    ///
+    /// Errors when it is no safetensors file, cut off, or its header lies.
+    pub fn open(path: &Path, remedy: &str) -> Result<Self> {
+        Self::new(path.to_path_buf(), Bytes::map(path).map_err(|e| e.hint(remedy))?, remedy)
+    }
+
+    /// As [`Safetensors::open`], of bytes that are there.
+    pub fn new(path: PathBuf, bytes: Bytes, remedy: &str) -> Result<Self> {
+        let broken =
+            |e: &dyn Display| Error::new(format!("not a whole safetensors file: {e}")).at_path(&path).hint(remedy);
+        let (header_len, header) = SafeTensors::read_metadata(bytes.as_slice()).map_err(|e| broken(&e))?;
+        // The eight bytes of the header's length come before the header.
+        let data_start = 8 + header_len;
+        let data_len = bytes.as_slice().len() - data_start;
+        if header.data_len() != data_len {
+            return Err(broken(&format!(
+                "the header describes {} bytes of tensors, the file holds {data_len}",
+                header.data_len()
+            )));
+        }
+        let entries = header.tensors().into_iter().map(|(name, info)| {
+            let (start, end) = info.data_offsets;
+            let range = data_start + start..data_start + end;
+            (name, Entry { range, dtype: info.dtype, shape: info.shape.clone() })
+        });
+        let entries = entries.collect();
+        let metadata = header.metadata().clone().unwrap_or_default();
+        Ok(Self { path, bytes: Arc::new(bytes), entries, metadata })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &Arc<Bytes> {
+        &self.bytes
+    }
+
+    /// What the header says beside the tensors.
+    pub fn metadata(&self) -> &HashMap<String, String> {
+        &self.metadata
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.entries.contains_key(name)
+    }
+
+    /// The names of all tensors, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// Name, rows and columns of all matrices of floats that have values, in no order.
+    pub fn matrices(&self) -> impl Iterator<Item = (&str, [usize; 2])> {
+        self.entries.iter().filter_map(|(name, entry)| match (entry.format(), &*entry.shape) {
+            (Some(format), &[rows, cols]) if Format::FLOATS.contains(&format) && rows > 0 && cols > 0 => {
+                Some((name.as_str(), [rows, cols]))
+            }
+            _ => None,
+        })
+    }
+
+    /// The tensor `name`, which must have `shape` and be in one of `formats`.
+    ///
+    /// Errors when it is missing, or has another shape or dtype.
+    pub fn get(&self, name: &str, shape: &[usize], formats: &[Format]) -> Result<TensorView> {
+        let entry = self
+            .entries
+            .get(name)
+            .ok_or_else(|| Error::new(format!("tensor `{name}` is missing")).at_path(&self.path))?;
+        let Some(format) = entry.format().filter(|format| formats.contains(format)) else {
+            let expected = one_of(formats);
+            return Err(Error::new(format!("tensor `{name}` is of dtype {:?}, expected {expected}", entry.dtype))
+                .at_path(&self.path));
+        };
+        let stored = stored_shape(format, shape);
+        if entry.shape != stored {
+            return Err(
+                Error::new(format!("tensor `{name}` is {:?}, expected {stored:?}", entry.shape)).at_path(&self.path)
+            );
+        }
+        let scales = match shape.first() {
+            Some(rows) if format.has_row_scales() => Some(self.get(&scales_name(name), &[*rows], &[Format::F32])?),
+            _ => None,
+        };
+        TensorView::new(Arc::clone(&self.bytes), entry.range.clone(), format, shape.to_vec(), scales)
+            .map_err(|why| Error::new(format!("tensor `{name}` {why}")).at_path(&self.path))
+    }
+}
+
+impl Entry {
+    /// None of a dtype that nothing reads.
+    fn format(&self) -> Option<Format> {
+        let mut known = Format::FLOATS.into_iter().chain([Format::E4m3Rows]);
+        known.find(|format| dtype(*format) == self.dtype)
+    }
+}
+
+/// The dtypes of `formats`, as in "BF16, F16 or F32".
+fn one_of(formats: &[Format]) -> String {
+    let names: Vec<String> = formats.iter().map(|format| format!("{:?}", dtype(*format))).collect();
+    match names.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => names.concat(),
+    }
+}
+
+/// What the header calls a format.
+fn dtype(format: Format) -> Dtype {
+    match format {
+        Format::Bf16 => Dtype::BF16,
+        Format::F16 => Dtype::F16,
+        Format::F32 => Dtype::F32,
+        Format::E4m3Rows => Dtype::F8_E4M3,
+    }
+}
+
+/// The shape that the header gives a tensor: with its padding.
+fn stored_shape(format: Format, shape: &[usize]) -> Vec<usize> {
+    let mut shape = shape.to_vec();
+    if let [_, cols] = &mut shape[..] {
+        *cols = cols.next_multiple_of(format.block().values);
+    }
+    shape
+}

@@ -1,0 +1,258 @@
+//! Layers of the models: weights on a backend, under the names that the checkpoint gives them.
+//!
+//! [`Weights`] is a view of the files under a key prefix, as the checkpoint nests its names:
+//! `weights.at("transformer_blocks.0").at("attn")`. Models load [`Linear`] and [`ConvKernel`] layers through it, which
+//! only products and convolutions take. In how many bits a weight is stored is decided here, by [`WeightPolicy`]: no
+//! model knows of it.
+
+use crate::backend::{Backend, Storage};
+use crate::error::{Error, Result};
+use crate::files::{TensorFiles, TensorView};
+use crate::tensor::Tensor;
+
+/// The weight of a linear layer, [out, in], on a backend, in whatever form this multiplies it.
+pub struct Linear<B: Backend> {
+    backend: B,
+    name: String,
+    weight: B::Weight,
+    rows: usize,
+    cols: usize,
+}
+
+impl<B: Backend> Linear<B> {
+    /// A matrix of the parts' rows, one part under the other; `name` is for messages.
+    ///
+    /// Errors when the parts differ in columns, or the backend cannot store them.
+    pub fn load(backend: &B, name: impl Into<String>, parts: &[TensorView], storage: Storage) -> Result<Self> {
+        let (name, rows) = (name.into(), parts.iter().map(TensorView::rows).sum());
+        let cols = parts.first().map_or(0, TensorView::cols);
+        if parts.is_empty() || parts.iter().any(|part| part.cols() != cols) {
+            return Err(Error::new(format!("the parts of `{name}` differ in columns")));
+        }
+        Ok(Self { backend: backend.clone(), weight: backend.load_weight(parts, storage)?, name, rows, cols })
+    }
+
+    /// The key in the checkpoint, without `.weight`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Where it lives.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The backend's own form. For backends.
+    pub fn weight(&self) -> &B::Weight {
+        &self.weight
+    }
+}
+
+/// An activation [rows, cols] in the form in which the products behind it read it, which a backend may have made for
+/// them. Nothing else takes it.
+pub struct Operand<B: Backend>(Tensor<B>);
+
+impl<B: Backend> From<Tensor<B>> for Operand<B> {
+    fn from(x: Tensor<B>) -> Self {
+        Self(x)
+    }
+}
+
+impl<B: Backend> Operand<B> {
+    /// Tokens.
+    pub fn rows(&self) -> usize {
+        self.0.rows()
+    }
+
+    /// Features.
+    pub fn cols(&self) -> usize {
+        self.0.cols()
+    }
+
+    /// The first `rows` rows and the rest.
+    pub fn split_rows(self, rows: usize) -> (Self, Self) {
+        let (top, bottom) = self.0.split_rows(rows);
+        (Self(top), Self(bottom))
+    }
+
+    /// The values, of whatever dtype. For backends.
+    pub fn tensor(&self) -> &Tensor<B> {
+        &self.0
+    }
+}
+
+/// The weight of a convolution, [out, in, kernel, kernel], on a backend, in whatever form this multiplies it.
+pub struct ConvKernel<B: Backend> {
+    backend: B,
+    weight: B::ConvWeight,
+    rows: usize,
+    channels: usize,
+    side: usize,
+}
+
+impl<B: Backend> ConvKernel<B> {
+    /// `view` is [out, in, side, side].
+    ///
+    /// Errors when it is not, or the backend cannot store it.
+    pub fn load(backend: &B, view: &TensorView) -> Result<Self> {
+        let &[rows, channels, side, width] = view.shape() else {
+            return Err(Error::new(format!("a convolution's weight has 4 axes, not {:?}", view.shape())));
+        };
+        if side != width || side == 0 {
+            return Err(Error::new(format!("a convolution's kernel is {side} x {width}, expected a square")));
+        }
+        Ok(Self { backend: backend.clone(), weight: backend.load_conv_weight(view)?, rows, channels, side })
+    }
+
+    /// Output channels.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input channels.
+    pub fn channels(&self) -> usize {
+        self.channels
+    }
+
+    /// Side of the square kernel.
+    pub fn side(&self) -> usize {
+        self.side
+    }
+
+    /// Where it lives.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The backend's own form. For backends.
+    pub fn weight(&self) -> &B::ConvWeight {
+        &self.weight
+    }
+}
+
+/// In how many bits weights are stored. This is the one place that decides it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WeightPolicy {
+    blocks: Storage,
+}
+
+impl WeightPolicy {
+    /// The transformer's blocks as `backend` was asked to store large products; all else in its own type.
+    ///
+    /// A step spends nearly all of its products in the blocks. The layers around them have few rows or columns to gain
+    /// from, and their errors go into every block, or straight into the velocity.
+    pub fn of<B: Backend>(backend: &B) -> Self {
+        Self { blocks: backend.product_storage() }
+    }
+
+    /// How the weight `name` is stored.
+    pub fn storage(&self, name: &str) -> Storage {
+        if Self::may_quantise(name) { self.blocks } else { Storage::Native }
+    }
+
+    /// How the weights of the transformer's blocks are stored.
+    pub fn blocks(&self) -> Storage {
+        self.blocks
+    }
+
+    /// Whether some policy stores the weight `name` in fewer bits.
+    pub fn may_quantise(name: &str) -> bool {
+        const BLOCKS: [&str; 2] = ["transformer_blocks.", "single_transformer_blocks."];
+        BLOCKS.iter().any(|block| name.starts_with(block))
+    }
+}
+
+/// The weights under a key prefix, for a backend.
+pub struct Weights<'a, B: Backend> {
+    backend: &'a B,
+    files: &'a TensorFiles,
+    policy: WeightPolicy,
+    prefix: String,
+}
+
+impl<'a, B: Backend> Weights<'a, B> {
+    /// All weights of `files`.
+    pub fn new(backend: &'a B, files: &'a TensorFiles) -> Self {
+        Self { backend, files, policy: WeightPolicy::of(backend), prefix: String::new() }
+    }
+
+    /// The backend that weights are loaded to.
+    pub fn backend(&self) -> &'a B {
+        self.backend
+    }
+
+    /// The weights whose keys go on with `name`.
+    pub fn at(&self, name: impl std::fmt::Display) -> Self {
+        Self { prefix: self.key(name), ..*self }
+    }
+
+    fn key(&self, name: impl std::fmt::Display) -> String {
+        if self.prefix.is_empty() { name.to_string() } else { format!("{}.{name}", self.prefix) }
+    }
+
+    /// A tensor as it lies in the file.
+    pub fn view(&self, name: &str, shape: &[usize]) -> Result<TensorView> {
+        self.files.get(&self.key(name), shape)
+    }
+
+    /// `<name>.weight` [rows, cols].
+    pub fn linear(&self, name: &str, rows: usize, cols: usize) -> Result<Linear<B>> {
+        self.linear_of(name, &[self.view(&format!("{name}.weight"), &[rows, cols])?])
+    }
+
+    /// A layer `name` of the parts' rows, one part under the other.
+    pub fn linear_of(&self, name: &str, parts: &[TensorView]) -> Result<Linear<B>> {
+        let key = self.key(name);
+        let storage = self.policy.storage(&key);
+        Linear::load(self.backend, key, parts, storage)
+    }
+
+    /// A layer `name` of `<part>.weight` of each part, [rows, cols], one under the other.
+    pub fn stacked_linear(&self, name: &str, parts: &[&str], rows: usize, cols: usize) -> Result<Linear<B>> {
+        let views = parts.iter().map(|part| self.view(&format!("{part}.weight"), &[rows, cols]));
+        self.linear_of(name, &views.collect::<Result<Vec<_>>>()?)
+    }
+
+    /// A vector [n] as [1, n].
+    pub fn vector(&self, name: &str, n: usize) -> Result<Tensor<B>> {
+        let view = self.view(name, &[n])?;
+        self.backend.upload(&view.to_f32(), 1, n)
+    }
+
+    /// `<name>.weight` [out, in, side, side].
+    pub fn conv(&self, name: &str, channels: usize, out: usize, side: usize) -> Result<ConvKernel<B>> {
+        ConvKernel::load(self.backend, &self.view(&format!("{name}.weight"), &[out, channels, side, side])?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::{Cpu, Precision};
+
+    #[test]
+    fn only_weights_of_blocks_may_be_quantised() {
+        for name in ["transformer_blocks.0.attn.to_q.weight", "single_transformer_blocks.11.attn.to_out"] {
+            assert!(WeightPolicy::may_quantise(name), "{name}");
+        }
+        for name in
+            ["x_embedder.weight", "proj_out", "model.layers.0.mlp.up_proj", "transformer_blocksx", "decoder.conv_in"]
+        {
+            assert!(!WeightPolicy::may_quantise(name), "{name}");
+        }
+        let policy = WeightPolicy { blocks: Storage::Fp8 };
+        assert_eq!(policy.storage("transformer_blocks.3.ff.linear_in"), Storage::Fp8);
+        assert_eq!(policy.storage("norm_out.linear"), Storage::Native);
+        assert_eq!(WeightPolicy::of(&Cpu::new(Precision::F32)).blocks(), Storage::Native);
+    }
+}

@@ -1,0 +1,19 @@
+//! The product of two matrices, value by value.
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::tensor::{Tensor, expect, expect_activations};
+
+// It returns a Result, so the operator trait does not fit.
+#[allow(clippy::should_implement_trait)]
+impl<B: Backend> Tensor<B> {
+    /// `self * y`, y of the same shape or one row that serves all. Errors otherwise.
+    pub fn mul(self, y: &Self) -> Result<Self> {
+        expect_activations("mul", &[&self, y])?;
+        expect(y.cols() == self.cols() && (y.rows() == self.rows() || y.rows() == 1), "mul", || {
+            format!("x is [{}, {}] but y is [{}, {}]", self.rows(), self.cols(), y.rows(), y.cols())
+        })?;
+        let b = self.backend().clone();
+        b.mul(self, y)
+    }
+}

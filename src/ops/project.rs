@@ -1,0 +1,88 @@
+//! What stands before attention and inside a gated MLP: a product, and what is done to its columns.
+
+use super::linear::expect_weight;
+use super::qk_norm_rope::expect_norm;
+use super::rope::expect_rope;
+use super::{Joint, QkNorm, Rope};
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::nn::{Linear, Operand};
+use crate::tensor::{Tensor, expect};
+
+/// How the columns of attention are normed and rotated.
+pub struct Heads<'a, B: Backend> {
+    /// Columns of k, of v and of q.
+    pub dim: usize,
+    /// For text rows, and for image rows.
+    pub norm: [&'a QkNorm<B>; 2],
+    /// The rotation of k and q.
+    pub rope: &'a Rope<B>,
+    /// Which rows are text and image, and their positions.
+    pub joint: Joint,
+    /// Rows, the first ones, of which only k and v are wanted.
+    pub keys_only: usize,
+}
+
+/// What [`Tensor::project`] makes.
+pub struct Projection<B: Backend> {
+    /// k normed and rotated, v, and q normed and rotated, each [rows, dim], q without the rows that are keys only;
+    /// without columns where there are no heads.
+    pub kvq: [Tensor<B>; 3],
+    /// `swiglu(gate, up)` of the rows of q, [rows, mlp]; without columns where the weight has none of the MLP.
+    pub mlp: Tensor<B>,
+}
+
+impl<B: Backend> Tensor<B> {
+    /// One product of each (x, weight), the results one under the other, of which columns are normed, rotated and
+    /// activated.
+    ///
+    /// x [rows, in], weight [3 * heads.dim + 2 * mlp, in], its rows k, v, q, gate, up. Without `heads` they are gate
+    /// and up alone. q and mlp are columns side by side of one buffer.
+    ///
+    /// Errors when the shapes do not fit, when `keys_only` is more than the rows of the first x, or as
+    /// [`Tensor::qk_norm_rope`].
+    pub fn project(parts: &[(&Operand<B>, &Linear<B>)], heads: Option<&Heads<'_, B>>) -> Result<Projection<B>> {
+        const OP: &str = "project";
+        expect(!parts.is_empty(), OP, || "there are no parts".to_string())?;
+        let (backend, out) = (parts[0].0.tensor().backend(), parts[0].1.rows());
+        let attention = heads.map_or(0, |heads| 3 * heads.dim);
+        for (x, weight) in parts {
+            expect(backend.is_same_device(x.tensor().backend()), OP, || "the parts are on two devices".to_string())?;
+            expect_weight(OP, backend, x.cols(), weight)?;
+            expect(weight.rows() == out, OP, || format!("the weights have {out} and {} rows", weight.rows()))?;
+        }
+        expect(out >= attention && (out - attention).is_multiple_of(2), OP, || {
+            format!("a weight of {out} rows is not k, v and q of {} rows each, and two halves", attention / 3)
+        })?;
+        if let Some(heads) = heads {
+            let first = parts[0].0.rows();
+            expect(heads.keys_only <= first, OP, || {
+                format!("{} rows of {first} cannot be keys only", heads.keys_only)
+            })?;
+            expect_rope(OP, backend, parts.iter().map(|(x, _)| x.rows()).sum(), heads.dim, heads.rope, heads.joint)?;
+            expect_norm(OP, backend, heads.norm, heads.rope)?;
+        }
+        backend.project(parts, heads)
+    }
+}
+
+/// What `project` means.
+pub fn compose<B: Backend>(
+    b: &B,
+    parts: &[(&Operand<B>, &Linear<B>)],
+    heads: Option<&Heads<'_, B>>,
+) -> Result<Projection<B>> {
+    let products: Vec<_> = parts.iter().map(|(x, weight)| (x.tensor(), *weight)).collect();
+    let y = b.linear_rows(&products)?;
+    let dim = heads.map_or(0, |heads| heads.dim);
+    let keys_only = heads.map_or(0, |heads| heads.keys_only);
+    let mlp = (y.cols() - 3 * dim) / 2;
+    let [k, v, q, gate, up] = y.split_cols([dim, dim, dim, mlp, mlp]);
+    let (q, k) = match heads {
+        Some(heads) => b.qk_norm_rope(q, k, heads.norm, heads.rope, heads.joint)?,
+        None => (q, k),
+    };
+    let [q, gate, up] = [q, gate, up].map(|of_all| of_all.split_rows(keys_only).1);
+    let mlp = if mlp == 0 { gate } else { b.swiglu(gate, &up)? };
+    Ok(Projection { kvq: [k, v, q], mlp })
+}

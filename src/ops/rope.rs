@@ -1,0 +1,59 @@
+//! Rotary positions.
+
+use super::Joint;
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::tensor::{Tensor, expect, expect_activations, expect_f32};
+
+/// Which two columns of a head rotate together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairs {
+    /// Columns `2 i` and `2 i + 1`: the transformer.
+    Interleaved,
+    /// Columns `i` and `i + head_dim / 2`: Qwen3.
+    Halves,
+}
+
+/// Cosines and sines of every position.
+pub struct Rope<B: Backend> {
+    /// [positions, head_dim / 2], float32 on every backend.
+    pub cos: Tensor<B>,
+    /// [positions, head_dim / 2], float32 on every backend.
+    pub sin: Tensor<B>,
+    /// Which columns form a pair.
+    pub pairs: Pairs,
+}
+
+impl<B: Backend> Tensor<B> {
+    /// Rotates the pairs of each head by the token's position in its sample.
+    ///
+    /// self [joint.rows(), heads * head_dim] -> the same shape; `head_dim = 2 * rope.cos.cols()`. A pair (a, b)
+    /// becomes `(a cos - b sin, b cos + a sin)`, in float32 before the one rounding.
+    ///
+    /// Errors when the columns are no multiple of head_dim or the table has not one row per token of a sample.
+    pub fn rope(self, rope: &Rope<B>, joint: Joint) -> Result<Self> {
+        expect_activations("rope", &[&self])?;
+        expect_rope("rope", self.backend(), self.rows(), self.cols(), rope, joint)?;
+        let b = self.backend().clone();
+        b.rope(self, rope, joint)
+    }
+}
+
+pub(super) fn expect_rope<B: Backend>(
+    op: &str,
+    on: &B,
+    rows: usize,
+    cols: usize,
+    rope: &Rope<B>,
+    joint: Joint,
+) -> Result<()> {
+    let (cos, sin) = (&rope.cos, &rope.sin);
+    expect_f32(op, on, &[cos, sin])?;
+    expect(rows == joint.rows(), op, || format!("x has {rows} rows, expected {} for {joint:?}", joint.rows()))?;
+    expect(cols.is_multiple_of(2 * cos.cols()), op, || {
+        format!("x has {cols} columns, which heads of {} do not divide", 2 * cos.cols())
+    })?;
+    expect(cos.rows() == joint.tokens() && sin.rows() == cos.rows() && sin.cols() == cos.cols(), op, || {
+        format!("the table is [{}, {}], expected one row for each of {} tokens", cos.rows(), cos.cols(), joint.tokens())
+    })
+}

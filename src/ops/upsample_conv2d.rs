@@ -1,0 +1,44 @@
+//! The convolution of an upsampled image.
+
+use super::conv2d::expect_conv;
+use super::{Conv, Convolved};
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::nn::ConvKernel;
+use crate::tensor::Tensor;
+
+impl<B: Backend> Tensor<B> {
+    /// 3 x 3 convolution of the image twice as high and wide, every pixel a square of two by two.
+    ///
+    /// self [height * width, in], weight [out, in, 3, 3], bias [1, out] -> [2 * height * 2 * width, out]. An output
+    /// sees four different pixels. A kernel may sum the weights that fall on one (1, 2 or 4), in float32, and round the
+    /// sum to the dtype of weights: one rounding that the definition has not.
+    ///
+    /// Errors when the shapes do not fit.
+    pub fn upsample_conv2d(
+        self,
+        weight: &ConvKernel<B>,
+        bias: &Self,
+        height: usize,
+        width: usize,
+    ) -> Result<Convolved<B>> {
+        expect_conv("upsample_conv2d", &self, weight, bias, Conv::same(height, width, 3))?;
+        let backend = self.backend().clone();
+        backend.upsample_conv2d(self, weight, bias, height, width)
+    }
+}
+
+/// What `upsample_conv2d` means.
+pub fn compose<B: Backend>(
+    b: &B,
+    x: Tensor<B>,
+    weight: &ConvKernel<B>,
+    bias: &Tensor<B>,
+    height: usize,
+    width: usize,
+) -> Result<Convolved<B>> {
+    let upsampled = b.upsample(&x, height, width)?;
+    // The small image is not needed while the convolution makes a third.
+    drop(x);
+    b.conv2d(&upsampled, weight, bias, Conv::same(2 * height, 2 * width, 3))
+}

@@ -1,0 +1,24 @@
+//! cuda/euler_step.cu against the reference's arithmetic, value by value.
+
+use flux::backend::Backend;
+use half::bf16;
+
+use crate::compare::values;
+
+fn round(value: f32) -> f32 {
+    bf16::from_f32(value).to_f32()
+}
+
+#[test]
+fn euler_step_rounds_as_the_reference() {
+    let Some(cuda) = crate::cuda() else { return };
+    for (rows, cols) in [(4096, 128), (5, 77)] {
+        let (x, v, dt) = (values(1, rows * cols), values(2, rows * cols), -0.140_944_5f32);
+        // A row of several, as a step's is one of its schedule's.
+        let dts = cuda.upload(&[1.0, dt, 2.0], 3, 1).unwrap();
+        let velocity = cuda.upload(&v, rows, cols).unwrap();
+        let latents = cuda.upload(&x, rows, cols).unwrap().euler_step(&velocity, &dts.row_view(1..2)).unwrap();
+        let expected: Vec<f32> = x.iter().zip(&v).map(|(x, v)| round(x + round(round(dt) * v))).collect();
+        assert!(cuda.download(&latents).unwrap() == expected);
+    }
+}

@@ -1,0 +1,92 @@
+//! cuda/upsample_conv2d_sm90a.cu, and im2col of an upsampled image, against the CPU in float32.
+
+use flux::backend::Backend;
+use flux::backend::cuda::Cuda;
+use flux::ops;
+use flux::tensor::Tensor;
+
+use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check_against, check_choices, vector};
+use crate::conv2d::{RAGGED, weight};
+
+struct UpsampleConv2d<'a> {
+    x: Shape,
+    weight: &'a Weight,
+    height: usize,
+    width: usize,
+    out: usize,
+}
+
+impl Case for UpsampleConv2d<'_> {
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
+        vec![x.upsample_conv2d(&weight, &bias, self.height, self.width).unwrap().pixels]
+    }
+
+    fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
+        vec![ops::upsample_conv2d::compose(b, x, &weight, &bias, self.height, self.width).unwrap().pixels]
+    }
+}
+
+fn check_upsampled(cuda: &Cuda, [height, width]: [usize; 2], cin: usize, cout: usize, beside: [usize; 2]) {
+    let weight = weight(cin, cout, 3);
+    let x = Shape::view(height * width, cin, beside[0], beside[1]);
+    let case = UpsampleConv2d { x, weight: &weight, height, width, out: cout };
+    // The kernel's sums of weights round once. Their errors are independent, so that they move an output as little as
+    // one rounding of it.
+    check_against(
+        cuda,
+        &format!("upsample_conv2d {height}x{width} {cin} -> {cout}, beside {beside:?}"),
+        &case,
+        WITH_EPILOGUE + 1.0,
+        1.0,
+    );
+}
+
+#[test]
+fn upsample_conv2d_matches_the_cpu() {
+    let Some(cuda) = crate::cuda() else { return };
+    for (size, cin, cout) in RAGGED.into_iter().filter(|([height, width], ..)| height * width < 4096) {
+        check_upsampled(&cuda, size, cin, cout, [0, 0]);
+        check_upsampled(&cuda, size, cin, cout, [8, 16]);
+    }
+    check_upsampled(&cuda, [9, 8], 5, 7, [0, 0]);
+    check_upsampled(&cuda, [9, 8], 64, 32, [3, 0]);
+    check_upsampled(&cuda, [49, 113], 64, 128, [0, 0]);
+    if !crate::small() {
+        check_upsampled(&cuda, [128, 128], 512, 512, [0, 0]);
+        check_upsampled(&cuda, [250, 253], 256, 256, [0, 0]);
+    }
+}
+
+/// More tiles than an H200 has multiprocessors, in turn of 16 x 16 x 128 and 16 x 8 x 128.
+#[test]
+fn upsample_conv2d_of_many_ragged_tiles_matches_the_cpu() {
+    let Some(cuda) = crate::cuda() else { return };
+    check_upsampled(&cuda, [67, 130], 24, 136, [0, 0]);
+    check_upsampled(&cuda, [90, 90], 72, 128, [0, 0]);
+}
+
+/// Without the kernel for Hopper, im2col reads the image before it is upsampled.
+#[test]
+fn each_kernel_can_be_asked_for() {
+    let Some(cuda) = crate::cuda() else { return };
+    check_choices(&cuda, "upsample_conv2d::upsample_conv2d_matches_the_cpu", "FLUX_CONV2D");
+}
+
+/// No upsampled image is made where there is a kernel that needs none.
+#[test]
+fn hopper_launches_two_kernels_for_an_upsampled_image() {
+    let Some(cuda) = crate::cuda() else { return };
+    if !cuda.describe().contains("compute capability 9.0") {
+        println!("skipped: not a Hopper GPU");
+        return;
+    }
+    for cout in [128, 320] {
+        let (weight, bias) = (weight(64, cout, 3).conv(&cuda), vector(&cuda, 3, cout));
+        let input = Shape::dense(9 * 11, 64).tensor(&cuda, 1);
+        let before = cuda.stats().launches;
+        input.upsample_conv2d(&weight, &bias, 9, 11).unwrap();
+        assert_eq!(cuda.stats().launches - before, 2, "the sums of weights, and the convolution: 64 -> {cout}");
+    }
+}
