@@ -1,4 +1,4 @@
-//! The command line: flags -> values of the right type. What a model can do is judged by `Pipeline::plan`.
+//! The command line: flags -> values of the right type. What a model can do is judged by `Model::plan`.
 
 use std::env;
 use std::io::Read;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
-use flux::pipeline::Request;
+use flux::pipeline::{MAX_PROMPT_BYTES, Request};
 use flux::{Error, Result};
 
 /// More images than anyone waits for.
@@ -18,12 +18,11 @@ const MAX_COUNT: u64 = 10_000;
 #[derive(Parser)]
 #[command(name = "flux", version, arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-#[command(
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage. The seed of an image is printed, and kept in a PNG.\n\
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 ended by SIGTERM.\n\
+                        The seed of an image is printed, and kept in a PNG.\n\
                         Examples:\n  \
                         flux -p \"a red circle on a blue background\" -o circle.png\n  \
-                        flux -d models/klein-4b -p \"a lighthouse in a storm\" -W 1024 -H 1024 -S 42 -o lighthouse.png"
-)]
+                        flux -d models/klein-4b -p \"a lighthouse in a storm\" -W 1024 -H 1024 -S 42 -o lighthouse.png")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -139,7 +138,7 @@ pub struct Bench {
 pub struct Generate {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// What to draw; `-` reads it from standard input
+    /// What to draw, at most 64 KiB; `-` reads it from standard input
     #[arg(short, long, value_name = "TEXT", required = true)]
     prompt: Option<String>,
     /// File to write: .png, .jpg, .jpeg or .webp [default: flux-SEED.png]
@@ -245,22 +244,35 @@ fn decibels(text: &str) -> std::result::Result<f64, String> {
     number(text, 1000.0)
 }
 
+/// The prompt on standard input, of which no more is read than a prompt may have.
+fn read_prompt(stdin: &mut dyn Read) -> Result<String> {
+    // One byte more for a line end, and one to see that there is more.
+    let most = MAX_PROMPT_BYTES as u64 + 2;
+    let failed = |e: &dyn std::fmt::Display| Error::usage(format!("cannot read the prompt: {e}"));
+    let mut bytes = Vec::new();
+    stdin.take(most).read_to_end(&mut bytes).map_err(|e| failed(&e))?;
+    if bytes.ends_with(b"\n") {
+        bytes.pop(); // the line end that `echo` adds; others are the user's
+    }
+    if bytes.len() > MAX_PROMPT_BYTES {
+        let read = bytes.len();
+        return Err(Error::usage(format!(
+            "the prompt is {read} bytes long or more, expected at most {MAX_PROMPT_BYTES}"
+        )));
+    }
+    String::from_utf8(bytes).map_err(|e| failed(&e))
+}
+
 impl Generate {
-    /// What to draw. Reads standard input for the prompt `-`; draws a seed when none is given.
+    /// What to draw. Reads `stdin` for the prompt `-`; draws a seed when none is given.
     ///
-    /// Errors when standard input cannot be read as UTF-8.
-    pub fn request(&self) -> Result<Request> {
+    /// Errors when the prompt is too long, or standard input cannot be read as UTF-8.
+    pub fn request(&self, stdin: &mut dyn Read) -> Result<Request> {
         let mut prompt = self.prompt.clone().unwrap_or_default();
         if prompt == "-" {
-            prompt.clear();
-            std::io::stdin()
-                .read_to_string(&mut prompt)
-                .map_err(|e| Error::usage(format!("cannot read the prompt: {e}")).at("standard input"))?;
-            if prompt.ends_with('\n') {
-                prompt.pop(); // the line end that `echo` adds; others are the user's
-            }
+            prompt = read_prompt(stdin).map_err(|e| e.at("standard input"))?;
         }
-        Ok(Request {
+        let request = Request {
             prompt,
             width: self.width,
             height: self.height,
@@ -268,7 +280,9 @@ impl Generate {
             // 32 bits: short enough to type again, and all that the generator takes.
             seed: self.seed.unwrap_or_else(|| u64::from(rand::random::<u32>())),
             guidance: self.guidance,
-        })
+        };
+        request.check_prompt()?;
+        Ok(request)
     }
 
     /// Whether the seed was left to chance.
@@ -341,8 +355,10 @@ mod tests {
         for bad in ["0", "-2", "nan"] {
             assert!(parse(&format!("-p x --gpu-memory={bad}")).is_err(), "{bad}");
         }
-        let good =
-            parse("-p x -W 17 -H 64 -s 9 -S 18446744073709551615 -g 3.5 --gpu-memory 0.5").unwrap().request().unwrap();
+        let good = parse("-p x -W 17 -H 64 -s 9 -S 18446744073709551615 -g 3.5 --gpu-memory 0.5")
+            .unwrap()
+            .request(&mut std::io::empty())
+            .unwrap();
         assert_eq!(
             (good.width, good.height, good.steps, good.seed, good.guidance),
             (Some(17), Some(64), Some(9), u64::MAX, Some(3.5))
@@ -369,7 +385,7 @@ mod tests {
     #[test]
     fn an_empty_prompt_is_a_prompt_and_none_is_not() {
         let empty = Cli::try_parse_from(["flux", "-p", ""]).unwrap().generate;
-        assert_eq!(empty.request().unwrap().prompt, "");
+        assert_eq!(empty.request(&mut std::io::empty()).unwrap().prompt, "");
         assert!(parse("-S 1").is_err_and(|e| e.contains("--prompt")));
     }
 
@@ -396,7 +412,7 @@ mod tests {
 
     #[test]
     fn random_seeds_differ() {
-        let seed = || parse("-p x").unwrap().request().unwrap().seed;
+        let seed = || parse("-p x").unwrap().request(&mut std::io::empty()).unwrap().seed;
         let seeds = [seed(), seed(), seed()]; // all equal once in 2^64
         assert!(seeds[0] != seeds[1] || seeds[1] != seeds[2]);
     }

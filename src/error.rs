@@ -6,13 +6,16 @@ use std::path::Path;
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Whether the request itself was wrong (exit code 2) or carrying it out failed (exit code 1).
+/// Whether the request itself was wrong (exit code 2), carrying it out failed (exit code 1), or nobody wants it any
+/// more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The request cannot be carried out as it was written.
     Usage,
     /// Something went wrong while carrying it out.
     Failure,
+    /// It was ended before it was carried out, because somebody asked for that.
+    Cancelled,
 }
 
 /// An error in the user's words: the fact, the place (file, flag or op) and a remedy.
@@ -40,6 +43,13 @@ impl Error {
         error
     }
 
+    /// Work that was ended because somebody asked for that.
+    pub fn cancelled() -> Self {
+        let mut error = Self::new("cancelled");
+        error.0.kind = Kind::Cancelled;
+        error
+    }
+
     /// Says where; the innermost place wins.
     pub fn at(mut self, place: impl Into<String>) -> Self {
         self.0.place.get_or_insert(place.into());
@@ -62,7 +72,7 @@ impl Error {
         &self.0.what
     }
 
-    /// Usage or failure.
+    /// Usage, failure or cancelled.
     pub fn kind(&self) -> Kind {
         self.0.kind
     }

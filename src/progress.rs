@@ -2,22 +2,20 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use flux::pipeline::{Observer, Stage};
+use flux::pipeline::{Progress, Stage};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// stderr, as talkative as the user asked for.
 pub struct Console {
     quiet: bool,
     verbose: bool,
-    /// More than one image is asked for.
-    many: bool,
     bar: Option<(Stage, ProgressBar)>,
 }
 
 impl Console {
     /// Bars are drawn on a terminal only.
-    pub fn new(quiet: bool, verbose: bool, many: bool) -> Self {
-        Self { quiet, verbose, many, bar: None }
+    pub fn new(quiet: bool, verbose: bool) -> Self {
+        Self { quiet, verbose, bar: None }
     }
 
     /// A line that the user should know, unless quiet.
@@ -36,8 +34,25 @@ impl Console {
     }
 
     fn line(&self, wanted: bool, text: &str) {
-        if wanted {
-            say(text);
+        match &self.bar {
+            _ if !wanted => {}
+            Some((_, bar)) => bar.suspend(|| say(text)),
+            None => say(text),
+        }
+    }
+
+    /// Moves the bar of a stage, on a terminal.
+    pub fn progress(&mut self, Progress { stage, done, total }: Progress) {
+        if self.quiet || !io::stderr().is_terminal() {
+            return;
+        }
+        if self.bar.as_ref().is_none_or(|(current, _)| *current != stage) {
+            self.finish();
+            self.bar = Some((stage, ProgressBar::new(total).with_style(style(stage)).with_prefix(name(stage))));
+        }
+        if let Some((_, bar)) = &self.bar {
+            bar.set_length(total);
+            bar.set_position(done);
         }
     }
 
@@ -75,34 +90,12 @@ fn name(stage: Stage) -> &'static str {
     }
 }
 
-impl Observer for Console {
-    fn batch(&mut self, together: usize) {
-        if self.many {
-            self.finish();
-            self.info(&if together == 1 {
-                "one image by itself".to_string()
-            } else {
-                format!("{together} images as one batch")
-            });
+impl Drop for Console {
+    /// What an error or a signal has ended stays on the screen as it was.
+    fn drop(&mut self) {
+        if let Some((_, bar)) = self.bar.take() {
+            bar.abandon();
         }
-    }
-
-    fn progress(&mut self, stage: Stage, done: u64, total: u64) {
-        if !self.listens() {
-            return;
-        }
-        if self.bar.as_ref().is_none_or(|(current, _)| *current != stage) {
-            self.finish();
-            self.bar = Some((stage, ProgressBar::new(total).with_style(style(stage)).with_prefix(name(stage))));
-        }
-        if let Some((_, bar)) = &self.bar {
-            bar.set_length(total);
-            bar.set_position(done);
-        }
-    }
-
-    fn listens(&self) -> bool {
-        !self.quiet && io::stderr().is_terminal()
     }
 }
 
@@ -122,11 +115,10 @@ mod tests {
 
     #[test]
     fn stages_may_come_again_and_end_early() {
-        let mut console = Console::new(false, false, true);
+        let mut console = Console::new(false, false);
         for stage in [Stage::Load, Stage::Text, Stage::Load, Stage::Denoise, Stage::Decode] {
-            console.progress(stage, 0, 2);
-            console.progress(stage, 1, 2);
-            console.batch(2);
+            console.progress(Progress { stage, done: 0, total: 2 });
+            console.progress(Progress { stage, done: 1, total: 2 });
         }
         console.finish();
         console.finish();

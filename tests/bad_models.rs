@@ -7,7 +7,7 @@ mod program;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::files::ModelFiles;
-use flux::pipeline::{Pipeline, Request};
+use flux::pipeline::{Model, Request};
 use model_copy::ModelCopy;
 use program::{Run, draw, names};
 use serde_json::{Value, json};
@@ -91,12 +91,12 @@ fn a_damaged_tokenizer_is_told_each_time_and_before_any_work() {
     let model = ModelCopy::new();
     model.change("tokenizer/tokenizer.json", |bytes| bytes.truncate(1000));
     let dir = ModelFiles::open(model.path()).expect("the folder is there");
-    let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir).expect("the rest is whole");
+    let model = Model::load(Cpu::new(Precision::F32), &dir).expect("the rest is whole");
     let request = Request::new("a cat", 1);
     for _ in 0..2 {
-        let planned = pipeline.plan(&request).map(drop).expect_err("no tokenizer").to_string();
+        let planned = model.plan(&request).map(drop).expect_err("no tokenizer").to_string();
         assert!(planned.contains("not a tokenizer") && planned.contains("tokenizer/tokenizer.json"), "{planned}");
-        let made = pipeline.generate(&request, &mut ()).map(drop).expect_err("no tokenizer").to_string();
+        let made = model.generate(&request).map(drop).expect_err("no tokenizer").to_string();
         assert_eq!(made, planned);
     }
 }
@@ -254,8 +254,8 @@ fn no_value_in_a_config_makes_loading_panic() {
                 let model = ModelCopy::new();
                 model.change_json(name, |config| drop(config.insert(key.clone(), value.clone())));
                 let dir = ModelFiles::open(model.path()).expect("the folder is there");
-                let planned = Pipeline::load(Cpu::new(Precision::F32), &dir)
-                    .and_then(|pipeline| pipeline.plan(&Request::new("a cat", 1)));
+                let planned =
+                    Model::load(Cpu::new(Precision::F32), &dir).and_then(|model| model.plan(&Request::new("a cat", 1)));
                 if let Err(error) = planned {
                     assert!(error.to_string().contains("in: "), "{name}, {key} = {value}: {error}");
                 }

@@ -4,9 +4,10 @@
 mod program;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use flux::compare::difference;
@@ -274,18 +275,100 @@ fn a_full_disk_is_told_and_leaves_nothing() {
     assert!(!run.stderr.contains(".part"), "{}", run.stderr);
 }
 
+/// The program, begun: what it says on stderr was read up to a line that starts with `line`.
+#[cfg(unix)]
+struct Begun {
+    child: Child,
+    lines: Lines<BufReader<ChildStderr>>,
+}
+
+#[cfg(unix)]
+impl Begun {
+    fn new(folder: &Path, flags: &[&str], line: &str) -> Self {
+        let mut command = flux();
+        command.current_dir(folder).args(["-p", "a cat", "-S", "1", "--device", "cpu", "-o", "out.png"]).args(flags);
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("the program starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        assert!(lines.any(|said| said.expect("UTF-8").starts_with(line)), "`{line}` is never said");
+        Self { child, lines }
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
+        assert!(sent.expect("kill is there").success());
+    }
+
+    /// Its exit code, what else it said, and how long that took.
+    fn end(mut self) -> (Option<i32>, String, Duration) {
+        let start = Instant::now();
+        let said: Vec<_> = self.lines.map(|line| line.expect("UTF-8")).collect();
+        (self.child.wait().expect("the program ends").code(), said.join("\n"), start.elapsed())
+    }
+}
+
 #[cfg(unix)]
 #[test]
-fn an_interrupt_leaves_no_half_image() {
+fn a_signal_ends_an_image_within_a_step_and_leaves_nothing() {
     let folder = folder();
-    let mut command = flux();
-    command.current_dir(folder.path()).args(["-p", "a cat", "-s", "1000", "--device", "cpu", "-o", "out.png"]);
-    let mut child = command.stderr(Stdio::piped()).spawn().expect("the program starts");
-    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
-    assert!(lines.any(|line| line.expect("UTF-8").starts_with("seed")), "the program begins");
-    // Not SIGINT: a process that a shell started in the background ignores that.
-    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().expect("kill is there").success());
-    assert!(!child.wait().expect("the program ends").success());
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        // At once, while the prompt is encoded; and in one of the steps.
+        for wait in [0, 500] {
+            let begun = Begun::new(folder.path(), &["-s", "1000"], "seed 1");
+            thread::sleep(Duration::from_millis(wait));
+            begun.signal(signal);
+            let (ended, said, took) = begun.end();
+            assert_eq!((ended, said.as_str()), (Some(code), "cancelled"), "SIG{signal}");
+            assert!(took < Duration::from_secs(5), "SIG{signal}: {took:?}");
+            assert!(names(folder.path()).is_empty());
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_between_two_images_keeps_the_first() {
+    let folder = folder();
+    let begun = Begun::new(folder.path(), &["-n", "2", "-s", "1", "-W", "512", "-H", "512"], "wrote out-1.png");
+    begun.signal("INT");
+    let (ended, said, _) = begun.end();
+    assert_eq!((ended, said.as_str()), (Some(130), "cancelled"));
+    assert_eq!(names(folder.path()), ["out-1.png"]);
+    assert_eq!(read_png(&folder.path().join("out-1.png")).unwrap().width, 512);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_signal_does_not_wait_for_the_step() {
+    let folder = folder();
+    // A step of this size takes seconds.
+    let begun = Begun::new(folder.path(), &["-W", "1536", "-H", "1536", "-s", "1000"], "seed 1");
+    thread::sleep(Duration::from_millis(1500));
+    begun.signal("TERM");
+    begun.signal("INT");
+    let (ended, said, took) = begun.end();
+    assert_eq!((ended, said.as_str()), (Some(130), ""));
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(names(folder.path()).is_empty());
+}
+
+#[test]
+fn a_prompt_that_is_too_long_is_refused_at_once() {
+    let folder = folder();
+    draw(folder.path(), &["-p", &"x".repeat(70_000), "-o", "out.png"]).fails(2, &["70000 bytes", "65536", "--prompt"]);
+    let start = Instant::now();
+    let mut child = flux();
+    child.current_dir(folder.path()).args(SMALL).args(["-p", "-", "-o", "out.png"]);
+    let mut child = child.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+    // The program ends before it has read all, so the pipe breaks.
+    let written = child.stdin.take().expect("a pipe").write_all(&vec![b'x'; 20_000_000]);
+    let output = child.wait_with_output().expect("the program ends");
+    let said = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(written.is_err() && output.status.code() == Some(2), "{said}");
+    assert!(
+        said.contains("65538 bytes long or more") && said.contains("65536") && said.contains("standard input"),
+        "{said}"
+    );
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     assert!(names(folder.path()).is_empty());
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::files::ModelFiles;
-use flux::pipeline::{Pipeline, Request};
+use flux::pipeline::{Model, Request};
 
 #[derive(serde::Deserialize)]
 struct Index {
@@ -29,7 +29,7 @@ fn eight_images_are_within_one_level_of_the_reference() {
     let index: Index = serde_json::from_slice(&std::fs::read(golden.join("index.json")).unwrap()).unwrap();
     assert_eq!(index.images.len(), 8);
     let dir = ModelFiles::open(&root.join("models/tiny")).unwrap();
-    let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir).unwrap();
+    let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
     for image in index.images {
         let request = Request {
             width: Some(image.width),
@@ -37,7 +37,7 @@ fn eight_images_are_within_one_level_of_the_reference() {
             steps: Some(image.steps),
             ..Request::new(&image.prompt, image.seed)
         };
-        let made = pipeline.generate(&request, &mut ()).unwrap();
+        let made = model.generate(&request).unwrap();
         let expected = image::open(golden.join(&image.file)).unwrap().to_rgb8();
         let differences = made.rgb.iter().zip(expected.as_raw()).map(|(a, b)| a.abs_diff(*b));
         let (worst, differing) =

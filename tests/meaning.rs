@@ -9,15 +9,15 @@ use std::path::Path;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::files::ModelFiles;
 use flux::output::Rgb;
-use flux::pipeline::Pipeline;
+use flux::pipeline::Model;
 use score::{BOUNDS, Meaning, expect_meaning};
 
 #[test]
 fn images_show_what_was_asked_for() {
     let dir = ModelFiles::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny")).unwrap();
-    let mut pipeline = Pipeline::load(Cpu::new(Precision::F32), &dir).unwrap();
+    let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
     let meaning = Meaning::load();
-    expect_meaning(&meaning, &meaning.generate(&mut pipeline));
+    expect_meaning(&meaning, &meaning.generate(&model));
 }
 
 /// So what is read wrongly in an image of the model is wrong in the image.

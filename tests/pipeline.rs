@@ -1,16 +1,22 @@
-//! One pipeline and many images: what is computed once, and that it changes nothing.
+//! One model and many images, one after the other and at the same time: what is computed once, and that it changes
+//! nothing; and how sessions end before their time.
 
 mod support;
 
+use std::sync::{Arc, Barrier};
+use std::thread;
+
 use flux::backend::cpu::{Cpu, Precision};
+use flux::error::Kind;
+use flux::files::ModelFiles;
 use flux::files::quantised_cache::QuantisedCache;
-use flux::pipeline::{Observer, OpenModel, Pipeline, Request, Stage};
+use flux::pipeline::{CancelFlag, Image, MAX_PROMPT_BYTES, Model, OpenModel, Progress, Request, Session, Stage};
 use safetensors::{Dtype, SafeTensors};
 
 use support::preset;
 
-fn pipeline(name: &str) -> Pipeline<Cpu> {
-    Pipeline::load(Cpu::new(Precision::F32), &preset(name)).expect("a model of the tests")
+fn model(name: &str) -> Arc<Model<Cpu>> {
+    Model::load(Cpu::new(Precision::F32), &preset(name)).expect("a model of the tests")
 }
 
 fn small(prompt: &str, seed: u64) -> Request {
@@ -25,41 +31,39 @@ fn assert_same_image(a: &[u8], b: &[u8], what: &str) {
     assert!(worst <= Some(1), "{what} differs by {worst:?} levels");
 }
 
-/// Counts the layers of the text encoder that ran.
-#[derive(Default)]
-struct Layers(usize);
-
-impl Observer for Layers {
-    fn progress(&mut self, stage: Stage, done: u64, _total: u64) {
-        self.0 += usize::from(stage == Stage::Text && done > 0);
-    }
+/// Makes an image, and counts what it reports of each stage.
+fn reports(model: &Arc<Model<Cpu>>, request: &Request) -> (Image, Vec<Progress>) {
+    let mut reports = Vec::new();
+    let session = model.session(request, 1, &CancelFlag::default()).unwrap();
+    let mut images = session.run(&mut |progress| reports.push(progress)).unwrap();
+    (images.pop().unwrap(), reports)
 }
 
 #[test]
 fn a_prompt_that_was_seen_before_is_not_encoded_again() {
-    let mut pipeline = pipeline("tiny");
-    let mut run = |prompt: &str, seed| {
-        let mut layers = Layers::default();
-        let image = pipeline.generate(&small(prompt, seed), &mut layers).unwrap();
-        (image.timings.prompts_encoded, layers.0, image.rgb)
+    let model = model("tiny");
+    let run = |prompt: &str, seed| {
+        let (image, reports) = reports(&model, &small(prompt, seed));
+        let layers = reports.iter().filter(|report| report.stage == Stage::Text).count();
+        (image.timings.prompts_encoded, layers, image.rgb)
     };
     let (encoded, layers, first) = run("a cat", 1);
     assert!(encoded == 1 && layers > 0);
     assert_eq!(run("a dog", 1).0, 1);
     let again = run("a cat", 1);
     assert_eq!((again.0, again.1), (0, 0));
-    assert!(again.2 == first, "kept features give the same image");
+    assert!(again.2 == first, "cached features give the same image");
     assert_eq!(run("a cat", 2).0, 0, "the seed has nothing to do with it");
     for other in 0..7 {
         assert_eq!(run(&other.to_string(), 1).0, 1);
     }
-    assert_eq!(run("a dog", 1).0, 1, "only the last prompts are kept");
+    assert_eq!(run("a dog", 1).0, 1, "only the last prompts are cached");
 }
 
 #[test]
 fn the_empty_prompt_of_guidance_is_encoded_once() {
-    let mut pipeline = pipeline("base");
-    let mut run = |prompt: &str| pipeline.generate(&small(prompt, 1), &mut ()).unwrap();
+    let model = model("base");
+    let run = |prompt: &str| model.generate(&small(prompt, 1)).unwrap();
     let first = run("a cat");
     assert_eq!(first.timings.prompts_encoded, 2);
     assert_eq!(run("a dog").timings.prompts_encoded, 1);
@@ -68,20 +72,20 @@ fn the_empty_prompt_of_guidance_is_encoded_once() {
     assert!(again.rgb == first.rgb);
     assert_eq!(run("").timings.prompts_encoded, 0);
 
-    let mut fresh = self::pipeline("base");
-    assert_eq!(fresh.generate(&small("", 1), &mut ()).unwrap().timings.prompts_encoded, 1, "both prompts are the same");
+    let fresh = self::model("base");
+    assert_eq!(fresh.generate(&small("", 1)).unwrap().timings.prompts_encoded, 1, "both prompts are the same");
 }
 
 #[test]
 fn images_of_a_batch_are_those_of_their_seeds_alone() {
     // With guidance the prompts of all samples come before the empty ones.
     for name in ["tiny", "base", "uneven"] {
-        let mut pipeline = pipeline(name);
-        let batch = pipeline.generate_batch(&small("a cat", 7), 3, &mut ()).unwrap();
+        let model = model(name);
+        let batch = model.generate_batch(&small("a cat", 7), 3).unwrap();
         assert_eq!(batch.iter().map(|image| image.plan.seed).collect::<Vec<_>>(), [7, 8, 9], "{name}");
         for image in &batch {
             assert_eq!((image.timings.images, image.timings.steps_s.len()), (3, 2), "{name}: one batch");
-            let alone = pipeline.generate(&small("a cat", image.plan.seed), &mut ()).unwrap();
+            let alone = model.generate(&small("a cat", image.plan.seed)).unwrap();
             assert_eq!(alone.timings.images, 1);
             assert_same_image(&alone.rgb, &image.rgb, &format!("{name}, seed {}", image.plan.seed));
         }
@@ -91,14 +95,128 @@ fn images_of_a_batch_are_those_of_their_seeds_alone() {
 
 #[test]
 fn many_images_come_in_several_batches_and_none_is_refused() {
-    let mut pipeline = pipeline("tiny");
-    assert_eq!(pipeline.generate_batch(&small("a cat", 1), 100, &mut ()).unwrap().len(), 8);
-    assert_eq!(pipeline.generate_batch(&small("a cat", u64::MAX), 1, &mut ()).unwrap()[0].plan.seed, u64::MAX);
-    let refused = |pipeline: &mut Pipeline<Cpu>, seed, count| {
-        pipeline.generate_batch(&small("a cat", seed), count, &mut ()).unwrap_err().to_string()
+    let model = model("tiny");
+    assert_eq!(model.generate_batch(&small("a cat", 1), 100).unwrap().len(), 8);
+    assert_eq!(model.generate_batch(&small("a cat", u64::MAX), 1).unwrap()[0].plan.seed, u64::MAX);
+    let refused = |seed, count| model.generate_batch(&small("a cat", seed), count).unwrap_err().to_string();
+    assert!(refused(1, 0).contains("--count"));
+    assert!(refused(u64::MAX, 2).contains("--seed"));
+}
+
+/// The images of `requests`, made one after the other by a model, and by another at the same time.
+fn alone_and_together(load: impl Fn() -> Arc<Model<Cpu>>, requests: &[Request]) -> [Vec<Vec<u8>>; 2] {
+    let model = load();
+    let alone = requests.iter().map(|request| model.generate(request).unwrap().rgb).collect();
+    let (model, start) = (load(), Barrier::new(requests.len()));
+    let together = thread::scope(|scope| {
+        let generate = |request| {
+            start.wait();
+            model.generate(request).unwrap().rgb
+        };
+        let threads: Vec<_> = requests.iter().map(|request| scope.spawn(move || generate(request))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    [alone, together]
+}
+
+#[test]
+fn sessions_at_the_same_time_make_the_images_that_they_make_one_after_the_other() {
+    let sized = |prompt: &str, seed, [width, height]: [usize; 2], steps| Request {
+        width: Some(width),
+        height: Some(height),
+        steps: Some(steps),
+        ..Request::new(prompt, seed)
     };
-    assert!(refused(&mut pipeline, 1, 0).contains("--count"));
-    assert!(refused(&mut pipeline, u64::MAX, 2).contains("--seed"));
+    // The last is of the shape of the first.
+    let requests = [
+        sized("a cat", 1, [64, 48], 3),
+        sized("a dog", 2, [96, 64], 2),
+        sized("", 3, [32, 32], 4),
+        sized("a dog", 4, [64, 48], 2),
+    ];
+    for name in ["tiny", "base"] {
+        let [alone, together] = alone_and_together(|| model(name), &requests);
+        assert!(alone == together, "{name}");
+    }
+    let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
+    let load = || Model::load(Cpu::new(Precision::F32), &dir).unwrap();
+    let [alone, together] = alone_and_together(
+        load,
+        &[sized("a red heart", 1, [64, 64], 2), sized("a robot on a lavender background", 2, [64, 96], 2)],
+    );
+    assert!(alone == together, "the default model");
+}
+
+#[test]
+fn a_session_reports_each_layer_step_and_stage() {
+    let model = model("tiny");
+    let (_, reports) = reports(&model, &small("a cat", 1));
+    for stage in [Stage::Text, Stage::Denoise, Stage::Decode] {
+        let of: Vec<_> = reports.iter().filter(|report| report.stage == stage).collect();
+        let total = of[0].total;
+        assert!(of.iter().all(|report| report.total == total), "{of:?}");
+        assert!(of.windows(2).all(|pair| pair[0].done <= pair[1].done), "{of:?}");
+        assert!((1..=total).all(|part| of.iter().any(|report| report.done == part)), "each part is told: {of:?}");
+    }
+    assert!(reports.contains(&Progress { stage: Stage::Denoise, done: 2, total: 2 }));
+}
+
+#[test]
+fn a_cancelled_session_ends_at_once_and_the_model_goes_on() {
+    let model = model("tiny");
+    let request = Request { steps: Some(5), ..small("a cat", 1) };
+    let expected = self::model("tiny").generate(&request).unwrap().rgb;
+    // The second time the shape is known, and what is captured elsewhere runs.
+    for (round, stage) in [Stage::Text, Stage::Denoise, Stage::Decode, Stage::Denoise, Stage::Decode].iter().enumerate()
+    {
+        let cancel = CancelFlag::default();
+        let mut session = model.session(&request, 1, &cancel).unwrap();
+        let mut later = Vec::new();
+        let mut run = |session: &mut Session<Cpu>| {
+            session.decode(&mut |progress| {
+                if progress.stage == *stage && progress.done == 1 {
+                    cancel.cancel();
+                } else if cancel.check().is_err() {
+                    later.push(progress);
+                }
+            })
+        };
+        let error = run(&mut session).map(drop).unwrap_err();
+        assert_eq!((error.kind(), error.what()), (Kind::Cancelled, "cancelled"), "round {round}");
+        assert_eq!(later, [], "nothing runs any more in round {round}");
+        assert!(session.decode(&mut |_| {}).is_err(), "and it does not begin again");
+        if round == 2 {
+            assert!(model.generate(&request).unwrap().rgb == expected);
+        }
+    }
+    assert!(model.generate(&request).unwrap().rgb == expected);
+    let cancelled = CancelFlag::default();
+    cancelled.cancel();
+    assert_eq!(model.session(&request, 1, &cancelled).map(drop).unwrap_err().kind(), Kind::Cancelled);
+}
+
+#[test]
+fn images_of_a_session_come_one_by_one() {
+    let model = model("tiny");
+    let cancel = CancelFlag::default();
+    let mut session = model.session(&small("a cat", 7), 3, &cancel).unwrap();
+    assert_eq!(session.prepare(&mut |_| {}).unwrap(), 3);
+    assert_eq!([(); 3].map(|()| session.step(&mut |_| {}).unwrap()), [true, true, false]);
+    let first = session.decode(&mut |_| {}).unwrap().unwrap();
+    assert_eq!(first.plan.seed, 7);
+    assert_same_image(&first.rgb, &model.generate(&small("a cat", 7)).unwrap().rgb, "the first of three");
+    cancel.cancel();
+    assert_eq!(session.decode(&mut |_| {}).map(drop).unwrap_err().kind(), Kind::Cancelled);
+}
+
+#[test]
+fn a_prompt_that_is_too_long_is_refused_by_its_size() {
+    let model = model("tiny");
+    let plan = |bytes: usize| model.plan(&small(&"x".repeat(bytes), 1));
+    assert!(plan(MAX_PROMPT_BYTES).unwrap().notes[0].contains("cut off"));
+    let error = plan(MAX_PROMPT_BYTES + 1).unwrap_err();
+    assert_eq!(error.kind(), Kind::Usage);
+    assert!(error.to_string().contains("65537") && error.to_string().contains("65536"), "{error}");
 }
 
 #[test]
@@ -108,9 +226,9 @@ fn weights_in_fp8_are_kept_beside_the_model_and_change_nothing_elsewhere() {
     let image = |kept: Option<QuantisedCache>| {
         let mut model = OpenModel::open(&dir).unwrap();
         if let Some(kept) = kept {
-            assert_eq!(model.keep_fp8(folder, &mut ()).unwrap(), kept);
+            assert_eq!(model.keep_fp8(folder, &mut |_| {}).unwrap(), kept);
         }
-        Pipeline::new(Cpu::new(Precision::F32), model).generate(&small("a cat", 1), &mut ()).unwrap().rgb
+        Model::new(Cpu::new(Precision::F32), model).generate(&small("a cat", 1)).unwrap().rgb
     };
     let path = folder.join("flux-fp8.safetensors");
     let [without, made, found] =
@@ -118,7 +236,7 @@ fn weights_in_fp8_are_kept_beside_the_model_and_change_nothing_elsewhere() {
     assert!(without == made && made == found, "the CPU computes with the weights themselves");
 
     // Of each stream of a double block q, k, v, out and two of the MLP; of a single block two.
-    let transformer = pipeline("sharded").info().transformer.clone();
+    let transformer = model("sharded").info().transformer.clone();
     let bytes = std::fs::read(path).unwrap();
     let kept = SafeTensors::deserialize(&bytes).unwrap();
     let of = |dtype| kept.tensors().iter().filter(|(_, tensor)| tensor.dtype() == dtype).count();

@@ -7,6 +7,9 @@
 
 pub mod cpu;
 pub mod cuda;
+mod graph_cache;
+
+pub use graph_cache::{GraphCache, RepeatedWork};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,6 +97,11 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn element_bytes(&self) -> u64;
     /// Bytes that may still be allocated; `u64::MAX` where nobody counts.
     fn available_bytes(&self) -> u64;
+    /// The most values that a tensor may have, so that every op computes it right; `u64::MAX` where memory alone bounds
+    /// it.
+    fn max_tensor_values(&self) -> u64 {
+        u64::MAX
+    }
     /// How the weights of large products shall be stored; see [`WeightPolicy`](crate::nn::WeightPolicy).
     fn product_storage(&self) -> Storage {
         Storage::Native
@@ -120,7 +128,9 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// the work reads is in `reads`, which the graph holds as long as it lives, and which nobody writes meanwhile. The
     /// work computes on the device only: no upload, download or event. The result is a tensor of its own.
     ///
-    /// Errors as the work does, and when a captured graph gets inputs of other shapes, or other `reads`.
+    /// Errors as the work does, and when a captured graph gets inputs of other shapes, or other `reads`. Work that ends
+    /// as [`Kind::Cancelled`](crate::error::Kind::Cancelled) says nothing about whether it can be captured: the next
+    /// call tries again.
     fn run_graph<R: Send + Sync + 'static, const N: usize>(
         &self,
         _graph: &mut Self::Graph,
@@ -226,7 +236,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         width: usize,
     ) -> Result<Tensor<Self>>;
     /// See [`Tensor::euler_step`].
-    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: f32) -> Result<Tensor<Self>>;
+    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::guide`].
     fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>>;
 

@@ -6,7 +6,7 @@ use flux::Result;
 use flux::backend::Backend;
 use flux::files::ModelFiles;
 use flux::output::{ImageFormat, Rgb, encode};
-use flux::pipeline::{Pipeline, Request, Timings};
+use flux::pipeline::{Model, Request, Timings};
 use serde::Serialize;
 
 use super::{Bench, Shapes, round};
@@ -64,13 +64,13 @@ impl Row {
 
 /// Measures images of `sizes` by the model in `dir`.
 pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[usize]) -> Result<()> {
-    let mut pipeline = Pipeline::load(bench.backend.clone(), dir)?;
-    let shapes = Shapes::of(pipeline.info());
+    let model = Model::load(bench.backend.clone(), dir)?;
+    let shapes = Shapes::of(model.info());
     let (asked, steps, runs) = (bench.settings.batch, bench.settings.steps, bench.settings.effort.image_runs);
     for &size in sizes {
         let (mut timings, mut totals, mut pngs) = (Vec::new(), Vec::new(), Vec::new());
         let mut last = None;
-        // The third image is the first that a device may graph.
+        // Of the second image a device makes graphs, and so the third is the first of which all is captured.
         let warm_up = runs.div_ceil(2);
         for run in 0..warm_up + runs {
             // A prompt that was seen before would not be encoded.
@@ -80,7 +80,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[
                 std::thread::sleep(pause);
             }
             let start = Instant::now();
-            let mut images = pipeline.generate_batch(&request, asked, &mut ())?;
+            let mut images = model.generate_batch(&request, asked)?;
             let total_s = start.elapsed().as_secs_f64();
             let Some(image) = images.pop() else { continue };
             let rgb = Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb };

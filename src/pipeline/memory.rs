@@ -1,4 +1,4 @@
-//! What an image takes of the device's memory, beside the weights.
+//! What an image takes of the device's memory, beside the weights, and of its tensors.
 
 use super::{ModelInfo, Plan};
 use crate::backend::Backend;
@@ -6,9 +6,9 @@ use crate::error::{Error, Result};
 
 /// Bounds how long the first of many images takes, and the memory.
 const MAX_SAMPLES: u64 = 8;
-/// Larger tensors than libraries are tested with: cuBLASLt 13.6 fails for some of 2^31 values and more.
-/// Source: https://github.com/NVIDIA/raft/pull/3098
-const MAX_VALUES: u64 = i32::MAX as u64;
+/// Images and evaluations are put together up to tensors of so many values, on every backend: where larger ones are
+/// right they are no faster.
+const MAX_BATCH_VALUES: u64 = i32::MAX as u64;
 
 /// Bytes that activations take at their peak.
 pub(super) struct Needs {
@@ -25,10 +25,10 @@ impl Needs {
         let (height, width) = info.latent_size(plan);
         let tokens = (info.max_sequence_length + height * width) as u64;
         let (dim, mlp) = (info.transformer.dim() as u64, info.transformer.mlp() as u64);
-        // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with narrow
+        // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with quantised
         // weights also the input of the last product, [dim + mlp] of half the size.
         let step = tokens * (6 * dim + 5 * mlp / 2);
-        let largest = tokens * (3 * dim + 2 * mlp);
+        let largest = tokens * widest(info);
         let decode = decode_bytes(backend, info.vae.decoder_channels(), (plan.width * plan.height) as u64);
         Self { step: step * backend.element_bytes(), decode, largest }
     }
@@ -51,12 +51,30 @@ impl Needs {
 
     /// Evaluations that may be one batch, whatever the memory.
     fn most_evaluations(&self) -> u64 {
-        MAX_VALUES / self.largest.max(1)
+        MAX_BATCH_VALUES / self.largest.max(1)
     }
 
     /// The evaluations of a step of `samples` images at once.
     pub(super) fn batch(&self, plan: &Plan, samples: usize) -> u64 {
         self.step * plan.evaluations() * samples as u64
+    }
+
+    /// Errors when the image needs a tensor of more than `limit` values, which no memory helps, before minutes are
+    /// spent on it.
+    pub(super) fn check_largest(&self, limit: u64, info: &ModelInfo, plan: &Plan) -> Result<()> {
+        if self.largest <= limit {
+            return Ok(());
+        }
+        let (width, height) = (plan.width, plan.height);
+        let error = Error::new(format!(
+            "a {width} x {height} image needs a tensor of {} values, this device computes with {limit} at most",
+            self.largest
+        ));
+        let tokens = (limit / widest(info)).saturating_sub(info.max_sequence_length as u64);
+        match tokens.isqrt() * info.vae.patch_pixels() as u64 {
+            0 => Err(error),
+            side => Err(error.hint(format!("the largest square that it can compute is `-W {side} -H {side}`"))),
+        }
     }
 
     /// Errors when the image does not fit however much is freed, before minutes are spent on it.
@@ -76,6 +94,11 @@ impl Needs {
         );
         Err(Error::new(what).hint("ask for a smaller image with `-W` and `-H`"))
     }
+}
+
+/// Columns of the widest tensor of the transformer: the projection in front of a single block.
+fn widest(info: &ModelInfo) -> u64 {
+    (3 * info.transformer.dim() + 2 * info.transformer.mlp()) as u64
 }
 
 /// What the decoder's largest tensors take, of an image of `pixels` pixels; `channels` from the pixels inwards.
@@ -122,6 +145,26 @@ mod tests {
         let large = Needs { largest: 500 << 20, ..needs };
         assert_eq!(samples_of(&large, u64::MAX, &plan(1.0), 1000), 4, "of 2^31 values and more no tensor is made");
         assert_eq!(samples_of(&large, u64::MAX, &plan(4.0), 1000), 2, "nor with guidance");
+    }
+
+    #[test]
+    fn a_size_beyond_the_largest_tensor_is_refused_and_the_largest_square_is_told() {
+        let info = ModelInfo::read(&crate::files::ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
+        let of = |side: usize| {
+            let plan = Plan { width: side, height: side, steps: 1, guidance: 1.0, seed: 1, notes: Vec::new() };
+            (Needs::of(&Cpu::new(Precision::F32), &info, &plan), plan)
+        };
+        let (largest, plan) = of(160);
+        assert!(largest.check_largest(largest.largest, &info, &plan).is_ok());
+        let limit = largest.largest - 1;
+        let error = largest.check_largest(limit, &info, &plan).unwrap_err();
+        let text = error.to_string();
+        assert_eq!(error.kind(), crate::error::Kind::Failure);
+        assert!(text.contains("160 x 160") && text.contains(&limit.to_string()), "{text}");
+        assert!(text.contains("-W 144 -H 144"), "{text}");
+        let (smaller, plan) = of(144);
+        assert!(smaller.check_largest(limit, &info, &plan).is_ok(), "what is told works");
+        assert!(!smaller.check_largest(1, &info, &plan).unwrap_err().to_string().contains("hint"), "no size works");
     }
 
     #[test]

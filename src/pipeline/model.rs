@@ -1,136 +1,176 @@
-//! What a model folder says about itself.
+//! A model on a backend: what all its sessions share.
 
-use serde::Deserialize;
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::Plan;
-use crate::error::{Error, Result};
+use super::memory::Needs;
+use super::opened::LateTokenizer;
+use super::residency::Residency;
+use super::{CancelFlag, Image, ModelInfo, OpenModel, Plan, Request, Session};
+use crate::backend::Backend;
+use crate::error::Result;
 use crate::files::ModelFiles;
-use crate::text_encoder::TextEncoderConfig;
-use crate::transformer::TransformerConfig;
-use crate::vae::VaeConfig;
+use crate::sampler::Noise;
+use crate::text_encoder::PromptTokens;
 
-const INDEX: &str = "model_index.json";
-/// Text tokens of a klein model, where the folder does not say otherwise.
-const DEFAULT_SEQUENCE_LENGTH: usize = 512;
-/// The hidden states that klein models were trained with.
-const KLEIN_OUT_LAYERS: [usize; 3] = [9, 18, 27];
-
-/// The configs of a model, checked against each other.
-#[derive(Debug, Clone)]
-pub struct ModelInfo {
-    /// The folder's name.
-    pub name: String,
-    /// Made for few steps without guidance.
-    pub is_distilled: bool,
-    /// Hidden states of the text encoder that the transformer reads.
-    pub out_layers: Vec<usize>,
-    /// Text tokens, padding included.
-    pub max_sequence_length: usize,
-    /// [height, width] in pixels.
-    pub default_image_size: [usize; 2],
-    /// Steps when nobody asks for others.
-    pub default_steps: usize,
-    /// Qwen3 sizes.
-    pub text_encoder: TextEncoderConfig,
-    /// Transformer sizes.
-    pub transformer: TransformerConfig,
-    /// VAE sizes.
-    pub vae: VaeConfig,
+/// A model on a backend, ready to make images; any number of [`Session`]s share it, from any threads.
+///
+/// It holds weights from one image to the next, as far as memory allows, what the text encoder made of the last
+/// prompts, and what images of one shape have in common.
+pub struct Model<B: Backend> {
+    pub(super) residency: Residency<B>,
+    tokenizer: LateTokenizer,
+    /// Of the last batch, for its memory.
+    noise: Mutex<Noise>,
 }
 
-#[derive(Deserialize)]
-struct Index {
-    #[serde(rename = "_class_name")]
-    class_name: Option<String>,
-    is_distilled: Option<bool>,
-    text_encoder_out_layers: Option<Vec<usize>>,
-    max_sequence_length: Option<usize>,
-    default_image_size: Option<[usize; 2]>,
-    default_steps: Option<usize>,
-}
-
-impl ModelInfo {
-    /// Reads `model_index.json` and the three configs.
+impl<B: Backend> Model<B> {
+    /// [`OpenModel::open`] and [`Model::new`].
     ///
-    /// Errors when one is missing or wrong, or they do not fit together.
-    pub fn read(dir: &ModelFiles) -> Result<Self> {
-        let index: Index = dir.json(INDEX)?;
-        if let Some(class) = index.class_name.as_deref().filter(|class| *class != "Flux2KleinPipeline") {
-            return Err(Error::new(format!("this is a `{class}` model, expected `Flux2KleinPipeline`"))
-                .at(dir.display(INDEX))
-                .hint("fetch a klein model with `scripts/download_model.sh 4b`"));
-        }
-        let text_encoder = TextEncoderConfig::read(dir)?;
-        let transformer = TransformerConfig::read(dir)?;
-        let vae = VaeConfig::read(dir)?;
-        let layers = text_encoder.num_hidden_layers;
-        let default_layers = if layers > KLEIN_OUT_LAYERS[2] {
-            KLEIN_OUT_LAYERS.to_vec()
-        } else {
-            vec![layers / 4, layers / 2, 3 * layers / 4]
-        };
-        // Absent means base: the distilled models say so.
-        let is_distilled = index.is_distilled.unwrap_or(false);
-        let side = vae.sample_size.unwrap_or(1024);
-        let info = Self {
-            name: dir.name(),
-            is_distilled,
-            out_layers: index.text_encoder_out_layers.unwrap_or(default_layers),
-            max_sequence_length: index.max_sequence_length.unwrap_or(DEFAULT_SEQUENCE_LENGTH),
-            default_image_size: index.default_image_size.unwrap_or([side, side]),
-            default_steps: index.default_steps.unwrap_or(if is_distilled { 4 } else { 50 }),
-            text_encoder,
-            transformer,
-            vae,
-        };
-        info.check(dir)?;
-        Ok(info)
+    /// Errors as [`OpenModel::open`]. Nothing is copied to the device yet.
+    pub fn load(backend: B, dir: &ModelFiles) -> Result<Arc<Self>> {
+        OpenModel::open(dir).map(|model| Self::new(backend, model))
     }
 
-    fn check(&self, dir: &ModelFiles) -> Result<()> {
-        let features = self.out_layers.len() * self.text_encoder.hidden_size;
-        if features != self.transformer.joint_attention_dim {
-            return Err(Error::new(format!(
-                "the encoder in `text_encoder` gives {} x {} = {features} features, the model in `transformer` reads {}",
-                self.out_layers.len(),
-                self.text_encoder.hidden_size,
-                self.transformer.joint_attention_dim
-            ))
-            .at(dir.display(INDEX))
-            .hint(
-                "the two folders are of different models: the 4B transformer needs the Qwen3-4B encoder (7680), the 9B transformer Qwen3-8B (12288)",
-            ));
-        }
-        if self.transformer.in_channels != 4 * self.vae.latent_channels {
-            return Err(Error::new(format!(
-                "the transformer has {} channels, the VAE {} latent channels; expected four times as many",
-                self.transformer.in_channels, self.vae.latent_channels
-            ))
-            .at(dir.display("vae/config.json")));
-        }
-        // A long sequence of a hostile folder must not exhaust memory before anything was checked.
-        if !(16..=1 << 16).contains(&self.max_sequence_length) {
-            return Err(Error::new(format!(
-                "max_sequence_length is {}, expected 16 to 65536",
-                self.max_sequence_length
-            ))
-            .at(dir.display(INDEX)));
-        }
+    /// A model on a backend. Nothing is copied to the device yet.
+    pub fn new(backend: B, model: OpenModel) -> Arc<Self> {
+        let OpenModel { info, tokenizer, files } = model;
+        Arc::new(Self { residency: Residency::new(backend, info, files), tokenizer, noise: Mutex::default() })
+    }
+
+    /// What the model is.
+    pub fn info(&self) -> &ModelInfo {
+        &self.residency.info
+    }
+
+    /// Where it runs.
+    pub fn backend(&self) -> &B {
+        &self.residency.backend
+    }
+
+    /// Lets the weights that a first image needs be on their way while the caller does something else, such as waiting
+    /// for the tokenizer. Does nothing where they do not all fit the memory at once, take none, or are there.
+    ///
+    /// Errors when the model cannot do what is asked for.
+    pub fn prefetch(&self, request: &Request) -> Result<()> {
+        let plan = Plan::new(request, self.info())?;
+        self.needs(&plan)?;
+        self.residency.prefetch(&plan, true);
         Ok(())
     }
 
-    /// Guidance scale when nobody asks for another.
-    pub fn default_guidance(&self) -> f32 {
-        if self.is_distilled { 1.0 } else { 4.0 }
+    /// What a session would do. Waits for the tokenizer.
+    ///
+    /// Errors when the model cannot do what is asked for, or its tokenizer cannot be read.
+    pub fn plan(&self, request: &Request) -> Result<Plan> {
+        let mut plan = self.plan_without_words(request)?;
+        self.read(request, &mut plan)?;
+        Ok(plan)
     }
 
-    /// Height and width in packed latents.
-    pub fn latent_size(&self, plan: &Plan) -> (usize, usize) {
-        (plan.height / self.vae.patch_pixels(), plan.width / self.vae.patch_pixels())
+    pub(super) fn plan_without_words(&self, request: &Request) -> Result<Plan> {
+        let plan = Plan::new(request, self.info())?;
+        self.needs(&plan)?.check(self.backend(), &plan)?;
+        Ok(plan)
     }
 
-    /// Adds what a tensor of a wrong shape probably means.
-    pub(super) fn explain(&self, error: Error) -> Error {
-        error.hint("weights and config.json are of different models (4B and 9B have the same tensor names): fetch the folder again as a whole")
+    /// Errors when the backend does not compute so large an image, however much memory there is.
+    fn needs(&self, plan: &Plan) -> Result<Needs> {
+        let needs = Needs::of(self.backend(), self.info(), plan);
+        needs.check_largest(self.backend().max_tensor_values(), self.info(), plan)?;
+        Ok(needs)
+    }
+
+    /// The prompt's tokens; what is cut off is noted in the plan. Waits for the tokenizer.
+    pub(super) fn read(&self, request: &Request, plan: &mut Plan) -> Result<PromptTokens> {
+        let tokens = self.tokens(&request.prompt)?;
+        if tokens.truncated > 0 {
+            plan.notes.push(format!(
+                "the prompt is {} tokens longer than the model reads; its end is cut off",
+                tokens.truncated
+            ));
+        }
+        Ok(tokens)
+    }
+
+    pub(super) fn tokens(&self, prompt: &str) -> Result<PromptTokens> {
+        self.tokenizer.get()?.encode(prompt)
+    }
+
+    /// The next of `count` images of one prompt, whose seeds are the request's and those that follow it: as many of
+    /// them as one batch as memory allows, at least one. `cancel` ends it.
+    ///
+    /// An image of several is the one that its seed alone makes, up to the rounding of products of another size.
+    ///
+    /// Errors as [`Model::plan`], and when `count` is 0 or there are not so many seeds.
+    pub fn session(self: &Arc<Self>, request: &Request, count: usize, cancel: &CancelFlag) -> Result<Session<B>> {
+        Session::new(self, request, count, cancel)
+    }
+
+    /// Makes an image.
+    ///
+    /// Errors when the model cannot do what is asked for, or memory runs out.
+    pub fn generate(self: &Arc<Self>, request: &Request) -> Result<Image> {
+        let mut images = self.generate_batch(request, 1)?;
+        Ok(images.pop().expect("one was asked for"))
+    }
+
+    /// Makes the images of one [`Model::session`].
+    ///
+    /// Errors as [`Model::session`] and [`Model::generate`].
+    pub fn generate_batch(self: &Arc<Self>, request: &Request, count: usize) -> Result<Vec<Image>> {
+        self.session(request, count, &CancelFlag::default())?.run(&mut |_| {})
+    }
+
+    /// The latents behind an image, see [`Session::latents`].
+    ///
+    /// Errors as [`Model::generate`].
+    pub fn latents(self: &Arc<Self>, request: &Request) -> Result<Vec<f32>> {
+        self.session(request, 1, &CancelFlag::default())?.latents()
+    }
+
+    /// The memory of noise that nobody needs any more.
+    pub(super) fn noise(&self) -> Noise {
+        mem::take(&mut *self.noise.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Gives memory to [`Model::noise`].
+    pub(super) fn reuse(&self, noise: Noise) {
+        *self.noise.lock().unwrap_or_else(PoisonError::into_inner) = noise;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::{Cpu, Precision};
+    use crate::backend::cuda::Cuda;
+
+    #[test]
+    fn a_model_may_be_shared_by_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Model<Cpu>>();
+        shared::<Model<Cuda>>();
+    }
+
+    #[test]
+    fn batches_of_the_same_size_have_one_shape_however_many_are_to_come() {
+        let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
+        let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
+        let mut request = Request { width: Some(32), height: Some(32), steps: Some(1), ..Request::new("a cat", 1) };
+        let shapes = || (model.residency.steps.len(), model.residency.decodes.len());
+        let (mut left, mut batches) = (26, Vec::new());
+        while left > 0 {
+            let images = model.generate_batch(&request, left).unwrap().len();
+            (left, request.seed) = (left - images, request.seed + images as u64);
+            batches.push((images, shapes()));
+        }
+        assert_eq!(batches, [(8, (1, 1)), (8, (1, 1)), (8, (1, 1)), (2, (2, 1))]);
+        request.height = Some(16);
+        model.generate_batch(&request, 2).unwrap();
+        assert_eq!(shapes(), (3, 2), "another size is another shape");
+        request.steps = Some(2);
+        model.generate_batch(&request, 2).unwrap();
+        assert_eq!(shapes(), (3, 2), "the number of steps is not");
     }
 }

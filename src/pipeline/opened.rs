@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::thread::{self, ScopedJoinHandle, scope};
 
-use super::{ModelInfo, Observer, Stage};
+use super::{ModelInfo, Progress, Stage};
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
 use crate::files::quantised_cache::{self, QuantisedCache};
@@ -15,7 +15,7 @@ use crate::transformer::{self, Transformer};
 use crate::vae::{self, Decoder};
 
 /// Configs and mapped weights of a model, all of them checked, and its tokenizer, which is still being read; what a
-/// [`Pipeline`](super::Pipeline) is made of.
+/// [`Model`](super::Model) is made of.
 pub struct OpenModel {
     pub(super) info: ModelInfo,
     pub(super) tokenizer: LateTokenizer,
@@ -53,8 +53,7 @@ impl OpenModel {
     /// tensor.
     ///
     /// Errors say which file and tensor is wrong. Reading the tokenizer takes longest by far, so another thread does
-    /// it; what is wrong with it is an error of [`Pipeline::plan`](super::Pipeline::plan), and of whatever makes an
-    /// image.
+    /// it; what is wrong with it is an error of [`Model::plan`](super::Model::plan), and of whatever makes an image.
     pub fn open(dir: &ModelFiles) -> Result<Self> {
         let info = &ModelInfo::read(dir)?;
         let tokenizer = LateTokenizer::read(dir, info.max_sequence_length);
@@ -83,14 +82,14 @@ impl OpenModel {
         Ok(Self { info: info.clone(), tokenizer, files: Files { text_encoder, transformer, vae } })
     }
 
-    /// Has the transformer's narrow weights come from a file in `folder`, the model's, which holds them in e4m3: half
+    /// Has the transformer's quantised weights come from a file in `folder`, the model's, which holds them in e4m3: half
     /// the bytes, and nothing to quantise. It is made where it is missing or of other weights. An image in fp8 is the
     /// same with and without it; other precisions do not read it.
     ///
     /// Errors when the file is damaged, or the weights cannot be read; a file that cannot be written is no error.
-    pub fn keep_fp8(&mut self, folder: &Path, observer: &mut dyn Observer) -> Result<QuantisedCache> {
+    pub fn keep_fp8(&mut self, folder: &Path, report: &mut dyn FnMut(Progress)) -> Result<QuantisedCache> {
         quantised_cache::attach(folder, &mut self.files.transformer, WeightPolicy::may_quantise, &mut |done, total| {
-            observer.progress(Stage::Quantise, done, total)
+            report(Progress { stage: Stage::Quantise, done, total })
         })
     }
 }

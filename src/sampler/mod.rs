@@ -34,13 +34,13 @@ impl<B: Backend> Conditioning<'_, B> {
     }
 }
 
-/// One step: latents [samples * tokens, channels] -> latents. Enqueues work only; waits for nothing.
+/// One step: latents [samples * tokens, channels] -> latents; dt is [1, 1]. Enqueues work only; waits for nothing.
 pub fn step<B: Backend>(
     transformer: &Transformer<B>,
     latents: Tensor<B>,
     conditioning: &Conditioning<'_, B>,
     modulation: &StepModulation<B>,
-    dt: f32,
+    dt: &Tensor<B>,
 ) -> Result<Tensor<B>> {
     let velocity = velocity(transformer, &latents, conditioning, modulation)?;
     latents.euler_step(&velocity, dt)

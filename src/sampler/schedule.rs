@@ -34,9 +34,9 @@ impl Schedule {
         self.timesteps.len()
     }
 
-    /// The length of step `step`; negative.
-    pub fn dt(&self, step: usize) -> f32 {
-        self.sigmas[step + 1] - self.sigmas[step]
+    /// The length of each step; negative.
+    pub fn dts(&self) -> Vec<f32> {
+        self.sigmas.windows(2).map(|pair| pair[1] - pair[0]).collect()
     }
 }
 

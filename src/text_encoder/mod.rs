@@ -1,6 +1,6 @@
 //! Qwen3: a prompt to the features that the transformer reads.
 //!
-//! Three hidden states are kept and laid side by side; the layers behind the last of them, the final norm and the
+//! Three hidden states are read and laid side by side; the layers behind the last of them, the final norm and the
 //! output head are never read. Padding tokens have states too, and the transformer was trained with them.
 
 mod config;
@@ -12,9 +12,10 @@ pub use layer::Layer;
 pub use prompt::{PromptTokens, Tokenizer};
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, OnceLock};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, GraphCache};
 use crate::error::{Error, Result};
 use crate::files::ModelFiles;
 use crate::files::{TensorFiles, TensorView};
@@ -26,18 +27,28 @@ use crate::tensor::Tensor;
 pub struct TextEncoder<B: Backend> {
     backend: B,
     config: TextEncoderConfig,
-    out_layers: Vec<usize>,
     embed_tokens: TensorView, // [vocab, hidden], stays on the host: a prompt needs a few hundred rows
-    layers: Vec<Layer<B>>,
+    layers: Arc<Layers<B>>,
     /// Tables of the length that came first, which is the model's.
-    rope: OnceLock<(usize, Rope<B>)>,
-    /// Of prompts of so many tokens, the latest last: the mask depends on how many there are.
-    graphs: Mutex<Vec<(usize, B::Graph)>>,
-    graph_reads: Arc<()>,
+    rope: OnceLock<(usize, Arc<Rope<B>>)>,
+    /// By the number of tokens that are no padding, on which the mask depends.
+    graphs: GraphCache<usize, Reads<B>, B>,
+}
+
+/// The layers that run.
+struct Layers<B: Backend> {
+    layers: Vec<Layer<B>>,
+    out_layers: Vec<usize>,
+}
+
+/// What the graph of a prompt reads.
+struct Reads<B: Backend> {
+    layers: Arc<Layers<B>>,
+    rope: Arc<Rope<B>>,
 }
 
 /// How many lengths of prompts have a graph.
-const MOST_GRAPHS: usize = 8;
+const MAX_GRAPHS: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 impl<B: Backend> TextEncoder<B> {
     /// Loads the layers up to the last of `out_layers` (hidden state k is the output of layer k - 1).
@@ -60,12 +71,10 @@ impl<B: Backend> TextEncoder<B> {
         Ok(Self {
             backend: weights.backend().clone(),
             config,
-            out_layers: out_layers.to_vec(),
             embed_tokens,
-            layers,
+            layers: Arc::new(Layers { layers, out_layers: out_layers.to_vec() }),
             rope: OnceLock::new(),
-            graphs: Mutex::default(),
-            graph_reads: Arc::default(),
+            graphs: GraphCache::new(MAX_GRAPHS),
         })
     }
 
@@ -74,63 +83,54 @@ impl<B: Backend> TextEncoder<B> {
         out_layers.iter().copied().max().unwrap_or(0) as u64 * config.layer_elements()
     }
 
-    /// Tokens to features; reports each layer to `done(layers so far)`.
+    /// Tokens to features; reports each layer to `done(layers so far)`, which may end the work with an error.
     ///
     /// n tokens -> [n, out_layers * hidden].
     ///
-    /// Errors when a token id is outside the vocabulary.
+    /// Errors when a token id is outside the vocabulary, and as `done`.
     /// Source: FLUX.2 reference `_get_qwen3_prompt_embeds`.
-    pub fn forward(&self, tokens: &PromptTokens, mut done: impl FnMut(usize)) -> Result<Tensor<B>> {
+    pub fn forward(&self, tokens: &PromptTokens, mut done: impl FnMut(usize) -> Result<()>) -> Result<Tensor<B>> {
         let n = tokens.ids.len();
         let embedded = self.embed(&tokens.ids)?;
-        if self.rope.get().is_none() {
-            let made = self.rope(n)?;
-            let _ = self.rope.set((n, made));
-        }
         // Work that is captured runs once more than it is asked for, and later is not run layer by layer.
         let told = RefCell::new((0, &mut done));
         let tell = |layers| {
             let (last, done) = &mut *told.borrow_mut();
-            if layers > *last {
-                *last = layers;
-                done(layers);
+            if layers <= *last {
+                return Ok(());
             }
+            *last = layers;
+            done(layers)
         };
-        let features = match self.rope.get() {
-            Some((length, rope)) if *length == n => {
-                let work = |_: &(), [embedded]: [&Tensor<B>; 1]| self.run(embedded, rope, tokens.real, tell);
-                let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
-                self.backend.run_graph(latest(&mut graphs, tokens.real), &self.graph_reads, [&embedded], work)?
-            }
-            _ => self.run(&embedded, &self.rope(n)?, tokens.real, tell)?,
-        };
-        tell(self.layers.len());
-        Ok(features)
-    }
-
-    /// embedded [n, hidden], of which the first `real` are no padding -> [n, out_layers * hidden].
-    fn run(&self, embedded: &Tensor<B>, rope: &Rope<B>, real: usize, done: impl Fn(usize)) -> Result<Tensor<B>> {
-        let n = embedded.rows();
-        let mut hidden_states = embedded.row_view(0..n);
-        let mut kept = Vec::new();
-        for (index, layer) in self.layers.iter().enumerate() {
-            hidden_states = layer.forward(hidden_states, rope, Joint::single(n), Mask::Causal { keys: real })?;
-            if self.out_layers.contains(&(index + 1)) {
-                kept.push((index + 1, Tensor::concat_rows(&[&hidden_states])?));
-            }
-            done(index + 1);
+        let rope = self.rope_of(n)?;
+        if self.rope.get().is_none_or(|(length, _)| *length != n) {
+            return self.layers.forward(&embedded, &rope, tokens.real, tell);
         }
-        let states: Vec<&Tensor<B>> = self
-            .out_layers
-            .iter()
-            .map(|wanted| &kept.iter().find(|(index, _)| index == wanted).expect("every kept layer ran").1)
-            .collect();
-        Tensor::concat_cols(&states)
+        let new = || self.graphs.insert(tokens.real, Arc::new(Reads { layers: Arc::clone(&self.layers), rope }));
+        let work = self.graphs.find(|real, _| *real == tokens.real).unwrap_or_else(new);
+        let features = work.run(&self.backend, work.seen_before(), [&embedded], |reads, [embedded]| {
+            reads.layers.forward(embedded, &reads.rope, tokens.real, tell)
+        })?;
+        tell(self.layers())?;
+        Ok(features)
     }
 
     /// Number of layers that run.
     pub fn layers(&self) -> usize {
-        self.layers.len()
+        self.layers.layers.len()
+    }
+
+    /// [`TextEncoder::rope`], of the length that came first the same tables each time.
+    fn rope_of(&self, n: usize) -> Result<Arc<Rope<B>>> {
+        match self.rope.get() {
+            Some((length, rope)) if *length == n => Ok(Arc::clone(rope)),
+            Some(_) => self.rope(n).map(Arc::new),
+            None => {
+                let made = Arc::new(self.rope(n)?);
+                let (length, first) = self.rope.get_or_init(|| (n, Arc::clone(&made)));
+                Ok(if *length == n { Arc::clone(first) } else { made })
+            }
+        }
     }
 
     fn embed(&self, ids: &[u32]) -> Result<Tensor<B>> {
@@ -161,17 +161,32 @@ impl<B: Backend> TextEncoder<B> {
     }
 }
 
-/// The graph of prompts of `real` tokens.
-fn latest<R: Default>(graphs: &mut Vec<(usize, R)>, real: usize) -> &mut R {
-    let graph = match graphs.iter().position(|(length, _)| *length == real) {
-        Some(index) => graphs.remove(index).1,
-        None => R::default(),
-    };
-    if graphs.len() == MOST_GRAPHS {
-        graphs.remove(0);
+impl<B: Backend> Layers<B> {
+    /// embedded [n, hidden], of which the first `real` are no padding -> [n, out_layers * hidden].
+    fn forward(
+        &self,
+        embedded: &Tensor<B>,
+        rope: &Rope<B>,
+        real: usize,
+        done: impl Fn(usize) -> Result<()>,
+    ) -> Result<Tensor<B>> {
+        let n = embedded.rows();
+        let mut hidden_states = embedded.row_view(0..n);
+        let mut read = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            hidden_states = layer.forward(hidden_states, rope, Joint::single(n), Mask::Causal { keys: real })?;
+            if self.out_layers.contains(&(index + 1)) {
+                read.push((index + 1, Tensor::concat_rows(&[&hidden_states])?));
+            }
+            done(index + 1)?;
+        }
+        let states: Vec<&Tensor<B>> = self
+            .out_layers
+            .iter()
+            .map(|wanted| &read.iter().find(|(index, _)| index == wanted).expect("every layer that is read ran").1)
+            .collect();
+        Tensor::concat_cols(&states)
     }
-    graphs.push((real, graph));
-    &mut graphs.last_mut().expect("pushed above").1
 }
 
 /// Opens the encoder's files in a model folder.

@@ -1,14 +1,15 @@
 //! Timesteps to shifts, scales and gates.
 //!
 //! They depend on nothing but the timestep, so those of all steps are computed at once: the weights are read once for
-//! the whole schedule, and a step uploads nothing.
+//! the whole schedule, and a step uploads nothing. Those of one step are one row, which a captured step takes as its
+//! input.
 
 use super::{TransformerConfig, timestep_embedding};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Weights};
 use crate::ops::Norm;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, expect};
 
 /// What a norm and a residual of one step need, each [1, dim].
 pub struct Modulation<B: Backend> {
@@ -27,6 +28,10 @@ impl<B: Backend> Modulation<B> {
     }
 }
 
+/// Vectors of `dim` values that make the modulation of a step: six for each stream of the double blocks, three for the
+/// single blocks and two for the final norm.
+const VECTORS: usize = 17;
+
 /// The modulation of one step.
 pub struct StepModulation<B: Backend> {
     /// Attention and MLP of the text stream of all double blocks.
@@ -41,36 +46,37 @@ pub struct StepModulation<B: Backend> {
 
 /// The modulations of all steps.
 pub struct Modulations<B: Backend> {
-    dim: usize,
-    double_img: Tensor<B>, // [steps, 6 * dim]
-    double_txt: Tensor<B>, // [steps, 6 * dim]
-    single: Tensor<B>,     // [steps, 3 * dim]
-    norm_out: Tensor<B>,   // [steps, 2 * dim]
+    rows: Tensor<B>, // [steps, 17 * dim]
 }
 
 impl<B: Backend> Modulations<B> {
-    /// The modulation of step `step`.
-    pub fn step(&self, step: usize) -> StepModulation<B> {
-        let row = |x: &Tensor<B>| x.row_view(step..step + 1);
-        let three = |[shift, scale, gate]: [Tensor<B>; 3]| Modulation { shift, scale, gate };
-        let two = |x: Tensor<B>| {
-            let [a, b, c, d, e, f] = x.split_cols([self.dim; 6]);
-            [three([a, b, c]), three([d, e, f])]
-        };
+    /// The row of step `step` [1, 17 * dim], of which [`StepModulation::of_row`] makes the modulation.
+    pub fn row(&self, step: usize) -> Tensor<B> {
+        self.rows.row_view(step..step + 1)
+    }
+}
+
+impl<B: Backend> StepModulation<B> {
+    /// The modulation that a row of [`Modulations`] holds, as views of its columns.
+    ///
+    /// Errors when its columns are no multiple of what a modulation has.
+    pub fn of_row(row: &Tensor<B>) -> Result<Self> {
+        let dim = row.cols() / VECTORS;
+        expect(row.rows() == 1 && dim * VECTORS == row.cols(), "modulation", || {
+            format!("a row of modulations is [{}, {}], expected [1, {VECTORS} * dim]", row.rows(), row.cols())
+        })?;
+        let mut vectors = row.row_view(0..1).split_cols([dim; VECTORS]).into_iter();
+        let mut next = || vectors.next().expect("as many as were split");
+        let mut three = || Modulation { shift: next(), scale: next(), gate: next() };
+        let (double_img, double_txt, single) = ([three(), three()], [three(), three()], three());
         // The checkpoint has (scale, shift) here, and (shift, scale, gate) everywhere else.
         // Source: diffusers AdaLayerNormContinuous; the original single file has it the other way.
-        let [scale, shift] = row(&self.norm_out).split_cols([self.dim; 2]);
-        StepModulation {
-            double_txt: two(row(&self.double_txt)),
-            double_img: two(row(&self.double_img)),
-            single: three(row(&self.single).split_cols([self.dim; 3])),
-            norm_out: (shift, scale),
-        }
+        let (scale, shift) = (next(), next());
+        Ok(Self { double_txt, double_img, single, norm_out: (shift, scale) })
     }
 }
 
 pub(super) struct ModulationWeights<B: Backend> {
-    dim: usize,
     channels: usize,
     linear_1: Linear<B>,                     // [dim, channels]
     linear_2: Linear<B>,                     // [dim, dim]
@@ -85,7 +91,6 @@ impl<B: Backend> ModulationWeights<B> {
         let (dim, channels) = (config.dim(), config.timestep_guidance_channels);
         let embedder = weights.at("time_guidance_embed.timestep_embedder");
         Ok(Self {
-            dim,
             channels,
             linear_1: embedder.linear("linear_1", dim, channels)?,
             linear_2: embedder.linear("linear_2", dim, dim)?,
@@ -101,12 +106,12 @@ impl<B: Backend> ModulationWeights<B> {
         let embedding = backend.upload(&embedding, timesteps.len(), self.channels)?;
         let temb = embedding.linear(&self.linear_1, None)?.silu()?.linear(&self.linear_2, None)?;
         let temb = temb.silu()?;
-        Ok(Modulations {
-            dim: self.dim,
-            double_img: temb.linear(&self.double_stream_modulation_img, None)?,
-            double_txt: temb.linear(&self.double_stream_modulation_txt, None)?,
-            single: temb.linear(&self.single_stream_modulation, None)?,
-            norm_out: temb.linear(&self.norm_out, None)?,
-        })
+        let parts = [
+            temb.linear(&self.double_stream_modulation_img, None)?,
+            temb.linear(&self.double_stream_modulation_txt, None)?,
+            temb.linear(&self.single_stream_modulation, None)?,
+            temb.linear(&self.norm_out, None)?,
+        ];
+        Ok(Modulations { rows: Tensor::concat_cols(&parts.each_ref())? })
     }
 }

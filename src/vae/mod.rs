@@ -196,16 +196,17 @@ impl<B: Backend> Decoder<B> {
         Ok(Grid::new(latents.unpatchify(&self.mean, &self.std, height, width)?, 2 * height, 2 * width))
     }
 
-    /// VAE latents -> pixels [.., 3] in about -1..1; reports each stage to `done(stages so far)`.
+    /// VAE latents -> pixels [.., 3] in about -1..1; reports each stage to `done(stages so far)`, which may end the
+    /// work with an error.
     ///
     /// Source: diffusers `AutoencoderKLFlux2.decode` and `Decoder.forward`.
-    pub fn forward(&self, latents: Grid<B>, mut done: impl FnMut(usize)) -> Result<Grid<B>> {
+    pub fn forward(&self, latents: Grid<B>, mut done: impl FnMut(usize) -> Result<()>) -> Result<Grid<B>> {
         let x = match &self.post_quant_conv {
             Some(conv) => conv.forward(&latents)?,
             None => latents,
         };
         let mut x = self.mid_block.forward(self.conv_in.forward(&x)?)?;
-        done(1);
+        done(1)?;
         for (i, block) in self.up_blocks.iter().enumerate() {
             for resnet in &block.resnets {
                 x = resnet.forward(x)?;
@@ -213,10 +214,10 @@ impl<B: Backend> Decoder<B> {
             if let Some(conv) = &block.upsampler {
                 x = conv.forward_upsampled(x)?;
             }
-            done(2 + i);
+            done(2 + i)?;
         }
         let pixels = self.conv_out.forward_normed(&x, &self.conv_norm_out)?;
-        done(self.stages());
+        done(self.stages())?;
         Ok(pixels)
     }
 

@@ -6,7 +6,7 @@ use flux::nn::{Operand, Weights};
 use flux::ops::{Conv, Joint, Mask, Norm};
 use flux::pipeline::ModelInfo;
 use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
-use flux::transformer::{self, DoubleBlock, SingleBlock, Transformer};
+use flux::transformer::{self, DoubleBlock, SingleBlock, StepModulation, Transformer};
 use flux::vae::{self, Decoder, Grid, MidBlock, ResnetBlock};
 use flux::{Result, Tensor};
 
@@ -88,7 +88,7 @@ fn text_encoder_layer_and_stacked_states() -> Result<()> {
             Mask::Causal { keys: tokens.real },
         )?;
         case.expect("text.layer_0.output", &out);
-        case.expect("text.prompt_embeds", &encoder.forward(&tokens, |_| ())?);
+        case.expect("text.prompt_embeds", &encoder.forward(&tokens, |_| Ok(()))?);
     }
     Ok(())
 }
@@ -101,7 +101,7 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         let model = Transformer::load(&Weights::new(&cpu(), &files), config)?;
         let (_, timestep) = case.golden.get("transformer.timestep");
         let modulations = model.modulations(&[timestep[0]])?;
-        let modulation = modulations.step(0);
+        let modulation = StepModulation::of_row(&modulations.row(0))?;
         let (txt, height, width) = (case.info.max_sequence_length, 4, 6);
         let rope = model.rope(txt, height, width)?;
         let joint = Joint { batch: 1, txt, img: height * width };
@@ -184,7 +184,7 @@ fn vae_blocks_and_decoder() -> Result<()> {
 
         let decoder = Decoder::load(&Weights::new(&backend, &files), config)?;
         case.expect_pixels("vae.decoder.input", &decoder.unpack(&case.input("vae.latents"), 2, 3)?);
-        case.expect_pixels("vae.decoder.output", &decoder.forward(case.pixels("vae.decoder.input"), |_| ())?);
+        case.expect_pixels("vae.decoder.output", &decoder.forward(case.pixels("vae.decoder.input"), |_| Ok(()))?);
     }
     Ok(())
 }

@@ -7,9 +7,11 @@ mod reader;
 
 use std::collections::{BTreeMap, HashMap};
 
+use std::sync::Arc;
+
 use flux::backend::Backend;
 use flux::output::Rgb;
-use flux::pipeline::{Pipeline, Request};
+use flux::pipeline::{Model, Request};
 use reader::{Object, Reader, averaged};
 
 /// How far from its place an object may be, in parts of the image.
@@ -107,14 +109,13 @@ impl Meaning {
     }
 
     /// One image for each prompt.
-    pub fn generate<B: Backend>(&self, pipeline: &mut Pipeline<B>) -> Vec<Rgb> {
-        let mut generate = |prompt: &Prompt| {
-            let image = pipeline
-                .generate(&Request { steps: Some(4), ..Request::new(&prompt.prompt, prompt.seed) }, &mut ())
-                .unwrap();
+    pub fn generate<B: Backend>(&self, model: &Arc<Model<B>>) -> Vec<Rgb> {
+        let generate = |prompt: &Prompt| {
+            let image =
+                model.generate(&Request { steps: Some(4), ..Request::new(&prompt.prompt, prompt.seed) }).unwrap();
             Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb }
         };
-        self.prompts.iter().map(&mut generate).collect()
+        self.prompts.iter().map(generate).collect()
     }
 
     /// Whether an image is clean, whatever it shows.

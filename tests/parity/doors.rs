@@ -49,6 +49,7 @@ fn array<const N: usize>(operands: Vec<Tensor<Cuda>>) -> [Tensor<Cuda>; N] {
 
 const MATRIX: Operand = ([6, 8], Kind::Activation);
 const VECTOR: Operand = ([1, 8], Kind::Activation);
+const VALUE: Operand = ([1, 1], Kind::Activation);
 const VECTOR_F32: Operand = ([1, 8], Kind::F32);
 /// For six tokens and heads of four.
 const TABLE: Operand = ([6, 2], Kind::F32);
@@ -146,10 +147,10 @@ const DOORS: [Door; 14] = [
     },
     Door {
         op: "euler_step",
-        operands: &[MATRIX, MATRIX],
+        operands: &[MATRIX, MATRIX, VALUE],
         call: |x| {
-            let [x, velocity] = array(x);
-            x.euler_step(&velocity, 0.5)
+            let [x, velocity, dt] = array(x);
+            x.euler_step(&velocity, &dt)
         },
     },
     Door {

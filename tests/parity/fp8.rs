@@ -12,7 +12,7 @@ use flux::files::quantised_cache::QuantisedCache;
 use flux::files::{ModelFiles, Safetensors, TensorFiles, TensorView, scales_name};
 use flux::nn::Linear;
 use flux::ops::{Adaln, Joint, Mask, Norm};
-use flux::pipeline::{OpenModel, Pipeline, Request};
+use flux::pipeline::{Model, OpenModel, Request};
 use flux::tensor::Tensor;
 use rayon::prelude::*;
 use safetensors::Dtype;
@@ -306,18 +306,18 @@ fn images_are_the_same_with_weights_from_a_file() {
         let open = |kept: Option<QuantisedCache>| {
             let mut model = OpenModel::open(&dir).unwrap();
             if let Some(kept) = kept {
-                assert_eq!(model.keep_fp8(dir.folder().unwrap(), &mut ()).unwrap(), kept);
+                assert_eq!(model.keep_fp8(dir.folder().unwrap(), &mut |_| {}).unwrap(), kept);
             }
-            Pipeline::new(cuda.clone(), model)
+            Model::new(cuda.clone(), model)
         };
         let made = QuantisedCache::Made(dir.folder().unwrap().join("flux-fp8.safetensors"), None);
         let launches = || cuda.stats().launches;
         let [expected, first, later] = [None, Some(made), Some(QuantisedCache::Found)].map(|kept| {
             let request =
                 Request { width: Some(64), height: Some(96), steps: Some(2), ..Request::new("a red heart", 45) };
-            let (mut pipeline, before) = (open(kept), launches());
-            let latents = pipeline.latents(&request).unwrap();
-            let config = pipeline.info().transformer.clone();
+            let (model, before) = (open(kept), launches());
+            let latents = model.latents(&request).unwrap();
+            let config = model.info().transformer.clone();
             (latents, launches() - before, (8 * config.num_layers + 2 * config.num_single_layers) as u64)
         });
         let (latents, all, fp8_weights) = expected;
@@ -565,17 +565,15 @@ fn gated_add_adaln_for_fp8_weights_equals_its_parts() {
 #[test]
 fn the_default_model_draws_in_fp8_what_it_draws_in_bf16() {
     let (Some(bf16), Some(fp8)) = (crate::cuda(), cuda_fp8()) else { return };
-    let mut pipelines = [bf16, fp8].map(|cuda| Pipeline::load(cuda, &default_model()).unwrap());
+    let models = [bf16, fp8].map(|cuda| Model::load(cuda, &default_model()).unwrap());
     for (prompt, seed) in
         [("a red heart inside a yellow star on a teal background", 45), ("a robot on a lavender background", 7)]
     {
-        let [expected, got] =
-            pipelines.each_mut().map(|pipeline| pipeline.generate(&Request::new(prompt, seed), &mut ()).unwrap().rgb);
+        let [expected, got] = models.each_ref().map(|model| model.generate(&Request::new(prompt, seed)).unwrap().rgb);
         let psnr = psnr(&got, &expected);
         println!("{prompt}: fp8 is {psnr:.1} dB from bf16");
         assert!(psnr >= 25.0, "{prompt}: {psnr:.1} dB");
-        let [_, again] =
-            pipelines.each_mut().map(|pipeline| pipeline.generate(&Request::new(prompt, seed), &mut ()).unwrap().rgb);
+        let [_, again] = models.each_ref().map(|model| model.generate(&Request::new(prompt, seed)).unwrap().rgb);
         assert!(again == got, "one seed, one image");
     }
 }

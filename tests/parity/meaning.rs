@@ -1,7 +1,7 @@
 //! The default model draws what the prompt says in bf16, too.
 
 use flux::files::ModelFiles;
-use flux::pipeline::Pipeline;
+use flux::pipeline::Model;
 
 use crate::score::{Meaning, expect_meaning};
 use crate::{cuda, root, small};
@@ -13,7 +13,7 @@ fn images_show_what_was_asked_for() {
         println!("skipped: one image says nothing about shares, and small sizes leave no time for more");
         return;
     }
-    let mut pipeline = Pipeline::load(cuda, &ModelFiles::open(&root().join("models/tiny")).unwrap()).unwrap();
+    let model = Model::load(cuda, &ModelFiles::open(&root().join("models/tiny")).unwrap()).unwrap();
     let meaning = Meaning::load();
-    expect_meaning(&meaning, &meaning.generate(&mut pipeline));
+    expect_meaning(&meaning, &meaning.generate(&model));
 }

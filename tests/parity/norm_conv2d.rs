@@ -9,7 +9,7 @@ use flux::files::ModelFiles;
 use flux::files::TensorFiles;
 use flux::nn::{ConvKernel, Weights};
 use flux::ops::{Conv, Convolved, GroupNorm, norm_conv2d};
-use flux::pipeline::{Pipeline, Request};
+use flux::pipeline::{Model, Request};
 use flux::tensor::Tensor;
 use flux::vae::{Grid, ResnetBlock};
 use safetensors::Dtype;
@@ -443,9 +443,9 @@ fn an_image_in_bands_is_the_same_image() {
     let Some(cuda) = crate::cuda() else { return };
     let images = |limit: usize| {
         cuda.limit_bands(limit);
-        let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+        let model = Model::load(cuda.clone(), &default_model()).unwrap();
         // The second decode is captured, and what comes behind launched as graphs.
-        [1, 1, 2, 1].map(|seed| pipeline.generate(&Request::new("a ghost", seed), &mut ()).unwrap().rgb)
+        [1, 1, 2, 1].map(|seed| model.generate(&Request::new("a ghost", seed)).unwrap().rgb)
     };
     let whole = images(usize::MAX);
     assert!(images(0) == whole);

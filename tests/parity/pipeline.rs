@@ -1,17 +1,19 @@
 //! Whole images on the GPU: against the reference, against themselves, and what a step may cost.
 
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
 use flux::compare::difference;
+use flux::error::Kind;
 use flux::files::ModelFiles;
 use flux::nn::Weights;
 use flux::output::Rgb;
-use flux::pipeline::{ModelInfo, Pipeline, Request};
+use flux::pipeline::{CancelFlag, Model, ModelInfo, Request, Stage};
 use flux::sampler::{self, Conditioning, Schedule};
-use flux::transformer::{self, Transformer, TransformerConfig};
+use flux::transformer::{self, StepModulation, Transformer, TransformerConfig};
 use flux::vae::{self, Decoder};
 
 use crate::support::random_model::PRESETS;
@@ -53,9 +55,9 @@ struct DefaultImage {
 fn default_model_images_are_45_db_from_the_reference() {
     let Some(cuda) = cuda() else { return };
     let index: Index = serde_json::from_slice(&std::fs::read(golden("default-model/index.json")).unwrap()).unwrap();
-    let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
+    let model = Model::load(cuda, &default_model()).unwrap();
     for image in index.images.iter().take(if small() { 1 } else { 8 }) {
-        let made = pipeline.generate(&Request::new(&image.prompt, image.seed), &mut ()).unwrap();
+        let made = model.generate(&Request::new(&image.prompt, image.seed)).unwrap();
         let expected = image::open(golden("default-model").join(&image.file)).unwrap().to_rgb8();
         let psnr = psnr(&made.rgb, expected.as_raw());
         println!("{} {}: {psnr:.1} dB", image.file, image.prompt);
@@ -68,10 +70,10 @@ fn random_models_stand_no_further_from_float32_than_the_reference_in_bf16() {
     let Some(cuda) = cuda() else { return };
     let images = images();
     for name in PRESETS {
-        let mut pipeline = Pipeline::load(cuda.clone(), &preset(name)).unwrap();
+        let model = Model::load(cuda.clone(), &preset(name)).unwrap();
         let latents = Golden::open(&format!("{name}.safetensors"));
         for row in images.iter().filter(|row| row.preset == name).take(if small() { 1 } else { usize::MAX }) {
-            let got = pipeline.latents(&row.request()).unwrap();
+            let got = model.latents(&row.request()).unwrap();
             let (_, expected) = latents.get(&format!("pipeline.{}.latents", row.case));
             let squares: f64 = got.iter().zip(&expected).map(|(g, e)| f64::from(g - e).powi(2)).sum();
             let rms = (squares / got.len() as f64).sqrt();
@@ -84,9 +86,8 @@ fn random_models_stand_no_further_from_float32_than_the_reference_in_bf16() {
 #[test]
 fn same_seed_gives_the_same_bytes_and_another_seed_does_not() {
     let Some(cuda) = cuda() else { return };
-    let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
-    let mut image =
-        |seed| pipeline.generate(&Request::new("a black cat on an orange background", seed), &mut ()).unwrap().rgb;
+    let model = Model::load(cuda, &default_model()).unwrap();
+    let image = |seed| model.generate(&Request::new("a black cat on an orange background", seed)).unwrap().rgb;
     let first = image(5);
     assert_eq!(first, image(5));
     assert_ne!(first, image(6));
@@ -96,12 +97,12 @@ fn same_seed_gives_the_same_bytes_and_another_seed_does_not() {
 #[test]
 fn images_of_a_batch_are_those_of_their_seeds_alone() {
     let Some(cuda) = cuda() else { return };
-    let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
+    let model = Model::load(cuda, &default_model()).unwrap();
     let request = |seed| Request::new("a black cat on an orange background", seed);
-    let batch = pipeline.generate_batch(&request(5), 3, &mut ()).unwrap();
+    let batch = model.generate_batch(&request(5), 3).unwrap();
     assert_eq!((batch.len(), batch[0].timings.images), (3, 3), "they fit the memory");
     for image in batch {
-        let alone = pipeline.generate(&request(image.plan.seed), &mut ()).unwrap();
+        let alone = model.generate(&request(image.plan.seed)).unwrap();
         assert_eq!(alone.timings.prompts_encoded, 0, "the prompt is known");
         let psnr = psnr(&image.rgb, &alone.rgb);
         println!("seed {}: {psnr:.1} dB", image.plan.seed);
@@ -112,30 +113,32 @@ fn images_of_a_batch_are_those_of_their_seeds_alone() {
 #[test]
 fn a_warm_image_costs_exactly_this() {
     let Some(cuda) = cuda() else { return };
-    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    let model = Model::load(cuda.clone(), &default_model()).unwrap();
     let request = Request::new("a black cat on an orange background", 5);
-    let first = pipeline.generate(&request, &mut ()).unwrap();
+    let first = model.generate(&request).unwrap();
     let steps = first.plan.steps as u64;
     for round in 2..6 {
         let before = cuda.stats();
-        let image = pipeline.generate(&request, &mut ()).unwrap();
+        let image = model.generate(&request).unwrap();
         let after = cuda.stats();
         assert!(image.rgb == first.rgb, "image {round}");
         assert_eq!(image.timings.steps_s.len() as u64, steps);
         assert_eq!(after.uncaptured, 0, "{:?}", cuda.remarks());
-        // For the pixels, and for the last event.
-        assert_eq!(after.waits - before.waits, 2, "image {round}");
+        // For each step, the first of them so that no more than two are in flight; for the pixels, and for the last
+        // event.
+        assert_eq!(after.waits - before.waits, steps + 2, "image {round}");
         // Noise, and pixels back; the prompt is known.
         assert_eq!(after.copies - before.copies, 2, "image {round}");
-        // The first runs as it is, the second is captured behind its run.
-        let graphs = if round == 2 { 0 } else { steps + 1 };
+        // The first image runs as it is. Of the second, the first step and the decoder run and are captured behind, and
+        // the other steps are launches of that graph; later, all are.
+        let graphs = if round == 2 { steps - 1 } else { steps + 1 };
         assert_eq!(after.graph_launches - before.graph_launches, graphs, "image {round}");
         if round == 2 {
             continue;
         }
-        // The features are put under each other and the context is projected; around each graph its inputs (two of a
-        // step) and its output are copied, and at the end pixels become bytes.
-        assert_eq!(after.launches - before.launches, 2 + 3 * steps + 2 + 1, "image {round}");
+        // The features are put under each other and the context is projected; around each graph its inputs (four of a
+        // step: latents, context, modulations and dt) and its output are copied, and at the end pixels become bytes.
+        assert_eq!(after.launches - before.launches, 2 + (4 + 1) * steps + (1 + 1) + 1, "image {round}");
         // Features, context, noise, what the graphs give, bytes.
         assert_eq!(after.allocations - before.allocations, 3 + (steps + 1) + 1, "image {round}");
     }
@@ -144,17 +147,17 @@ fn a_warm_image_costs_exactly_this() {
 #[test]
 fn later_batches_of_many_images_are_graphed_whatever_is_left() {
     let Some(cuda) = cuda() else { return };
-    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    let model = Model::load(cuda.clone(), &default_model()).unwrap();
     let mut request = Request::new("a black cat on an orange background", 5);
     let mut left = 26;
     let mut batches = Vec::new();
     while left > 0 {
         let before = cuda.stats();
-        let images = pipeline.generate_batch(&request, left, &mut ()).unwrap();
+        let images = model.generate_batch(&request, left).unwrap();
         let after = cuda.stats();
         let steps = images[0].plan.steps as u64;
-        // For the pixels of each image, and for the last event.
-        assert_eq!(after.waits - before.waits, images.len() as u64 + 1, "{left} images left");
+        // For each step, for the pixels of each image, and for the last event.
+        assert_eq!(after.waits - before.waits, steps + images.len() as u64 + 1, "{left} images left");
         batches.push((images.len(), after.graph_launches - before.graph_launches));
         if batches.len() == 3 {
             assert_eq!(
@@ -164,20 +167,20 @@ fn later_batches_of_many_images_are_graphed_whatever_is_left() {
             );
             // The features are put under each other, the context is projected and put under itself eight times; around
             // each graph its inputs and its output are copied, and at the end pixels become bytes.
-            assert_eq!(after.launches - before.launches, 2 + 8 + 3 * steps + (2 + 1) * 8);
+            assert_eq!(after.launches - before.launches, 2 + 8 + (4 + 1) * steps + (2 + 1) * 8);
         }
         (left, request.seed) = (left - images.len(), request.seed + images.len() as u64);
     }
-    // The decoder is captured at the second image, the steps at the second batch; the last batch is of another size,
-    // and as it is.
-    assert_eq!(batches, [(8, 6), (8, 8), (8, 4 + 8), (2, 2)]);
+    // The decoder is captured at the second image, a step at the first of the second batch, whose three others are
+    // launches of that graph; the last batch is of another size, and its steps run as they are.
+    assert_eq!(batches, [(8, 6), (8, 3 + 8), (8, 4 + 8), (2, 2)]);
     assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
 }
 
 #[test]
-fn recorded_images_are_those_of_a_fresh_pipeline() {
+fn captured_images_are_those_of_a_fresh_model() {
     let Some(cuda) = cuda() else { return };
-    let mut pipeline = Pipeline::load(cuda, &default_model()).unwrap();
+    let model = Model::load(cuda, &default_model()).unwrap();
     // Sizes take turns, so that graphs of several sizes share their memory.
     for round in 0..4 {
         for (width, height, steps, prompt) in
@@ -189,70 +192,129 @@ fn recorded_images_are_those_of_a_fresh_pipeline() {
                 steps: Some(steps),
                 ..Request::new(format!("{prompt} {round}"), 100 + round)
             };
-            let got = pipeline.generate(&request, &mut ()).unwrap().rgb;
-            let expected = Pipeline::load(crate::cuda().unwrap(), &default_model())
-                .unwrap()
-                .generate(&request, &mut ())
-                .unwrap()
-                .rgb;
+            let got = model.generate(&request).unwrap().rgb;
+            let expected =
+                Model::load(crate::cuda().unwrap(), &default_model()).unwrap().generate(&request).unwrap().rgb;
             assert!(got == expected, "round {round}: {request:?}");
         }
     }
-    assert_eq!(pipeline.backend().stats().uncaptured, 0, "{:?}", pipeline.backend().remarks());
-    // Steps and decoder; and the text encoder, as often as prompts of one length came before.
-    assert!(pipeline.backend().stats().graph_launches >= 2 * (5 + 5 + 3));
+    assert_eq!(model.backend().stats().uncaptured, 0, "{:?}", model.backend().remarks());
+    // From the third round on steps and decoder; and before that the steps of 256 x 256, which are one graph whatever
+    // their number, and the text encoder, as often as prompts of one length came before.
+    assert!(model.backend().stats().graph_launches >= 2 * (5 + 5 + 3));
 }
 
 #[test]
-fn guidance_is_recorded_too() {
+fn guidance_is_captured_too() {
     let Some(cuda) = cuda() else { return };
     let images = images();
     let row = images.iter().find(|row| row.preset == "base").unwrap();
-    let mut pipeline = Pipeline::load(cuda.clone(), &preset("base")).unwrap();
-    let all: Vec<_> = (0..4).map(|_| pipeline.latents(&row.request()).unwrap()).collect();
+    let model = Model::load(cuda.clone(), &preset("base")).unwrap();
+    let all: Vec<_> = (0..4).map(|_| model.latents(&row.request()).unwrap()).collect();
     assert!(all.windows(2).all(|pair| pair[0] == pair[1]));
     assert!(cuda.stats().graph_launches > 0 && cuda.stats().uncaptured == 0, "{:?}", cuda.remarks());
 }
 
 #[test]
-fn a_pipeline_that_is_dropped_leaves_nothing_behind() {
+fn sessions_at_the_same_time_make_the_images_that_they_make_one_after_the_other() {
+    let Some(cuda) = cuda() else { return };
+    let request = |prompt: &str, seed, width, height, steps| Request {
+        width: Some(width),
+        height: Some(height),
+        steps: Some(steps),
+        ..Request::new(prompt, seed)
+    };
+    // The last is of the shape of the first.
+    let requests = [
+        request("a red heart", 1, 256, 256, 4),
+        request("a robot on a lavender background", 2, 128, 192, 6),
+        request("a cat", 3, 64, 64, 3),
+        request("a black cat on an orange background", 4, 256, 256, 2),
+    ];
+    let model = Model::load(cuda.clone(), &default_model()).unwrap();
+    let alone: Vec<_> = requests.iter().map(|request| model.generate(request).unwrap().rgb).collect();
+    drop(model);
+    // At first weights are loaded, then graphs are captured, and later launched, while other sessions enqueue.
+    let model = Model::load(cuda.clone(), &default_model()).unwrap();
+    let together: Vec<Vec<_>> = thread::scope(|scope| {
+        let (model, requests) = (&model, &requests);
+        let images = move |request: &Request| (0..6).map(|_| model.generate(request).unwrap().rgb).collect();
+        let threads: Vec<_> = requests.iter().map(|request| scope.spawn(move || images(request))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for ((request, expected), images) in requests.iter().zip(&alone).zip(&together) {
+        for (round, got) in images.iter().enumerate() {
+            assert!(got == expected, "round {round}: {request:?}");
+        }
+    }
+    assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
+    assert!(cuda.stats().graph_launches > 0);
+}
+
+#[test]
+fn a_cancelled_session_leaves_the_model_usable() {
+    let Some(cuda) = cuda() else { return };
+    let model = Model::load(cuda.clone(), &default_model()).unwrap();
+    let request = Request { steps: Some(8), ..Request::new("a black cat on an orange background", 5) };
+    let expected = model.generate(&request).unwrap().rgb;
+    // While work runs as it is, while it is captured, and while it is launched as a graph.
+    for _ in 0..3 {
+        for stage in [Stage::Text, Stage::Denoise, Stage::Decode] {
+            let cancel = CancelFlag::default();
+            // A prompt that is known is not encoded. Of two images the second is not decoded.
+            let prompt = if stage == Stage::Text { "a black dog on an orange background" } else { &request.prompt };
+            let request = Request { prompt: prompt.to_string(), ..request.clone() };
+            let ended = model.session(&request, 2, &cancel).unwrap().run(&mut |progress| {
+                if progress.stage == stage && progress.done > 0 {
+                    cancel.cancel();
+                }
+            });
+            assert_eq!(ended.map(drop).unwrap_err().kind(), Kind::Cancelled, "{stage:?}");
+        }
+        assert!(model.generate(&request).unwrap().rgb == expected);
+    }
+    assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
+}
+
+#[test]
+fn a_model_that_is_dropped_leaves_nothing_behind() {
     let Some(cuda) = cuda() else { return };
     // cuBLASLt's workspace stays.
     cuda.warm_up().unwrap();
     let before = cuda.stats().memory_bytes;
-    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    let model = Model::load(cuda.clone(), &default_model()).unwrap();
     for seed in 0..3 {
-        pipeline.generate(&Request::new("a cat", seed), &mut ()).unwrap();
+        model.generate(&Request::new("a cat", seed)).unwrap();
     }
     assert!(cuda.stats().graph_launches > 0);
-    drop(pipeline);
+    drop(model);
     assert_eq!(cuda.stats().memory_bytes, before);
 }
 
 #[test]
-fn weights_that_are_loaded_ahead_are_those_that_are_needed() {
+fn weights_that_are_prefetched_are_those_that_are_needed() {
     let Some(cuda) = cuda() else { return };
     cuda.warm_up().unwrap();
     let before = cuda.stats().memory_bytes;
     let request = Request::new("a black cat on an orange background", 5);
-    let expected = Pipeline::load(cuda.clone(), &default_model()).unwrap().generate(&request, &mut ()).unwrap().rgb;
-    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
+    let expected = Model::load(cuda.clone(), &default_model()).unwrap().generate(&request).unwrap().rgb;
+    let model = Model::load(cuda.clone(), &default_model()).unwrap();
     for _ in 0..2 {
-        pipeline.start_loading(&request).unwrap();
+        model.prefetch(&request).unwrap();
     }
-    assert!(pipeline.generate(&request, &mut ()).unwrap().rgb == expected);
+    assert!(model.generate(&request).unwrap().rgb == expected);
     assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
     // Where all is there, nothing comes again.
     let copies = cuda.stats().copies;
-    pipeline.start_loading(&request).unwrap();
-    pipeline.generate(&request, &mut ()).unwrap();
+    model.prefetch(&request).unwrap();
+    model.generate(&request).unwrap();
     assert_eq!(cuda.stats().copies - copies, 2, "noise and pixels");
-    drop(pipeline);
+    drop(model);
     assert_eq!(cuda.stats().memory_bytes, before);
     // Nor does what is on its way when nobody wants it any more stay.
-    let mut pipeline = Pipeline::load(cuda.clone(), &default_model()).unwrap();
-    pipeline.start_loading(&request).unwrap();
-    drop(pipeline);
+    let model = Model::load(cuda.clone(), &default_model()).unwrap();
+    model.prefetch(&request).unwrap();
+    drop(model);
     assert_eq!(cuda.stats().memory_bytes, before);
 }
 
@@ -301,13 +363,16 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
     let features = vec![0.1; txt * config.joint_attention_dim];
     let context = model.context(&cuda.upload(&features, txt, config.joint_attention_dim).unwrap()).unwrap();
     let conditioning = Conditioning { context: &context, rope: &rope, txt, guidance: None, batched: false };
+    let dts = cuda.upload(&schedule.dts(), 4, 1).unwrap();
     let noise = sampler::noise(1, config.in_channels, height, width);
     let mut latents = cuda.upload(&noise, img, config.in_channels).unwrap();
 
     let mut launches = Vec::new();
     for step in 0..4 {
         let before = cuda.stats();
-        latents = sampler::step(&model, latents, &conditioning, &modulations.step(step), schedule.dt(step)).unwrap();
+        let modulation = StepModulation::of_row(&modulations.row(step)).unwrap();
+        let dt = dts.row_view(step..step + 1);
+        latents = sampler::step(&model, latents, &conditioning, &modulation, &dt).unwrap();
         let after = cuda.stats();
         assert_eq!((after.waits - before.waits, after.copies - before.copies), (0, 0), "step {step}");
         assert_eq!(
@@ -331,12 +396,12 @@ fn too_little_memory_is_an_error_that_names_the_sizes() {
     let cases = [(8 << 20, "256 x 256 image needs"), (48 << 20, "out of GPU memory")];
     for (ahead, (cap, words)) in [false, true].into_iter().flat_map(|ahead| cases.map(|case| (ahead, case))) {
         let capped = Cuda::new(0, Some(cap)).unwrap();
-        let mut pipeline = Pipeline::load(capped, &default_model()).unwrap();
+        let model = Model::load(capped, &default_model()).unwrap();
         let request = Request::new("a cat", 1);
         if ahead {
-            pipeline.start_loading(&request).unwrap();
+            model.prefetch(&request).unwrap();
         }
-        let error = pipeline.generate(&request, &mut ()).unwrap_err().to_string();
+        let error = model.generate(&request).unwrap_err().to_string();
         println!("{error}");
         assert!(error.contains(words) && error.contains("MiB") && error.contains("hint"), "{error}");
     }
@@ -388,12 +453,12 @@ fn full_size(cuda: Cuda) -> Vec<FullSize> {
     let dir = ModelFiles::open(Path::new(&model)).unwrap();
     let host = Cpu::new(Precision::F32);
     let device = cuda.describe();
-    let mut pipeline = Pipeline::load(cuda, &dir).unwrap();
-    let decoder = Decoder::load(&Weights::new(&host, &vae::open(&dir).unwrap()), &pipeline.info().vae).unwrap();
-    let mut distance = |size: usize| {
+    let model = Model::load(cuda, &dir).unwrap();
+    let decoder = Decoder::load(&Weights::new(&host, &vae::open(&dir).unwrap()), &model.info().vae).unwrap();
+    let distance = |size: usize| {
         let file = PathBuf::from(&reference).join(format!("diffusers_latents_{size}.safetensors"));
         let request = Request { width: Some(size), height: Some(size), ..Request::new(PROMPT, 42) };
-        let packed = pipeline.latents(&request).unwrap();
+        let packed = model.latents(&request).unwrap();
         let (tokens, side) = (size * size / 256, size / 16);
         let packed = host.upload(&packed, tokens, packed.len() / tokens).unwrap();
         let pixels = host.download(&decoder.unpack(&packed, side, side).unwrap().pixels).unwrap();

@@ -467,8 +467,8 @@ impl Backend for Cpu {
         }))
     }
 
-    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: f32) -> Result<Tensor<Self>> {
-        let velocity = Rows::of(velocity);
+    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let (velocity, dt) = (Rows::of(velocity), Rows::of(dt).row(0)[0]);
         Ok(self.map_rows(latents, |row, out| {
             for (x, v) in out.iter_mut().zip(velocity.row(row)) {
                 *x += dt * v;

@@ -17,7 +17,7 @@ use super::device::{Device, failed};
 use super::event::Event;
 use super::memory::{Buffer, Kind};
 use super::{Cuda, Tensor};
-use crate::error::{Error, Result};
+use crate::error::{self, Error, Result};
 
 const VARIABLE: &str = "FLUX_GRAPH";
 /// Many times what a step of a large model takes as a graph.
@@ -106,6 +106,7 @@ impl Cuda {
                     *graph = captured;
                     Ok(out)
                 }
+                Err(error) if error.kind() == error::Kind::Cancelled => Err(error),
                 // What has failed for another reason fails again.
                 Err(error) => {
                     *graph = self.refused(&error);
@@ -149,8 +150,11 @@ impl Cuda {
             arena.suspend();
             self.copy_out(Cells::of(&result))?
         };
-        let captured = self.capture(arena, reads, inputs, work);
-        let graph = captured.map_or_else(|error| self.refused(&error), Graph::Captured);
+        let graph = match self.capture(arena, reads, inputs, work) {
+            Ok(graph) => Graph::Captured(graph),
+            Err(error) if error.kind() == error::Kind::Cancelled => Graph::New,
+            Err(error) => self.refused(&error),
+        };
         Ok((out, graph))
     }
 

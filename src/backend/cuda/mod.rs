@@ -264,6 +264,12 @@ impl Backend for Cuda {
         self.device().budget().available()
     }
 
+    fn max_tensor_values(&self) -> u64 {
+        // cuBLASLt 13.6 fails for some tensors of 2^31 values and more, and kernels index with int.
+        // Source: https://github.com/NVIDIA/raft/pull/3098
+        i32::MAX as u64
+    }
+
     fn product_storage(&self) -> Storage {
         match self.0.precision {
             Precision::Bf16 => Storage::Native,
@@ -467,7 +473,7 @@ impl Backend for Cuda {
         self.unpatchify_op(latents, mean, std, height, width)
     }
 
-    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: f32) -> Result<Tensor<Self>> {
+    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>> {
         self.euler_step_op(latents, velocity, dt)
     }
 

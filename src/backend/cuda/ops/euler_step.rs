@@ -1,7 +1,5 @@
 //! Launches cuda/euler_step.cu.
 
-use half::bf16;
-
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 
@@ -10,14 +8,15 @@ impl Cuda {
         &self,
         latents: Tensor<Cuda>,
         velocity: &Tensor<Cuda>,
-        dt: f32,
+        dt: &Tensor<Cuda>,
     ) -> Result<Tensor<Cuda>> {
         let fresh = self.unless_writable(&latents)?;
         let out = fresh.as_ref().unwrap_or(&latents);
         let launch = self.launch("euler_step", "euler_step_bf16")?.matrix(&latents).matrix(velocity).matrix(out);
-        let launch = launch.int(latents.rows()).int(latents.cols()).float(bf16::from_f32(dt).to_f32());
-        // SAFETY: argument types and order match cuda/euler_step.cu; `Tensor::euler_step` checked the shapes to be one;
-        // `out` is latents, or new and of its shape. A thread reads a value before it writes it.
+        let launch = launch.int(latents.rows()).int(latents.cols()).vector(dt);
+        // SAFETY: argument types and order match cuda/euler_step.cu; `Tensor::euler_step` checked latents and velocity to
+        // be of one shape, dt to be one value, and all to be bf16; `out` is latents, or new and of its shape. A thread
+        // reads a value of latents before it writes it; nobody writes dt.
         unsafe { launch.run_rows(latents.rows(), latents.cols(), false) }?;
         Ok(fresh.unwrap_or(latents))
     }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// An image in words. What is `None` is the model's own choice.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// The words.
+    /// The words, at most [`MAX_PROMPT_BYTES`] of them in UTF-8.
     pub prompt: String,
     /// Pixels; rounded down to what the model can make.
     pub width: Option<usize>,
@@ -22,10 +22,23 @@ pub struct Request {
     pub guidance: Option<f32>,
 }
 
+/// More than any model reads, and little enough to be read by the tokenizer at once.
+pub const MAX_PROMPT_BYTES: usize = 64 << 10;
+
 impl Request {
     /// A prompt and a seed; the rest as the model likes it.
     pub fn new(prompt: impl Into<String>, seed: u64) -> Self {
         Self { prompt: prompt.into(), width: None, height: None, steps: None, seed, guidance: None }
+    }
+
+    /// Errors when the prompt is longer than [`MAX_PROMPT_BYTES`].
+    pub fn check_prompt(&self) -> Result<()> {
+        let bytes = self.prompt.len();
+        if bytes <= MAX_PROMPT_BYTES {
+            return Ok(());
+        }
+        Err(Error::usage(format!("the prompt is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}"))
+            .at("--prompt"))
     }
 }
 
@@ -54,6 +67,7 @@ const MAX_STEPS: usize = 1000;
 impl Plan {
     /// Errors when the model cannot do what is asked for.
     pub(super) fn new(request: &Request, info: &ModelInfo) -> Result<Self> {
+        request.check_prompt()?;
         let mut notes = Vec::new();
         let mut side = |name: &str, asked: Option<usize>, default: usize| {
             let pixels = asked.unwrap_or(default);

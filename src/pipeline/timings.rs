@@ -1,48 +1,11 @@
-//! Progress and times.
+//! Where the time of a session goes.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use crate::backend::{Backend, Stats};
 use crate::error::Result;
-
-/// What the pipeline is busy with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Stage {
-    /// Weights to a file that holds them in e4m3; counts elements.
-    Quantise,
-    /// Weights to the device, once for each model; counts elements.
-    Load,
-    /// Text encoder; counts layers.
-    Text,
-    /// Transformer; counts steps.
-    Denoise,
-    /// VAE; counts stages.
-    Decode,
-}
-
-/// Hears how far the pipeline is.
-pub trait Observer {
-    /// `done` of `total` parts of a stage are done.
-    fn progress(&mut self, stage: Stage, done: u64, total: u64);
-
-    /// Of the images that are asked for, the next `together` are denoised as one batch.
-    fn batch(&mut self, _together: usize) {}
-
-    /// Whether anybody does: only then the host waits for each step to tell that it is done.
-    fn listens(&self) -> bool {
-        true
-    }
-}
-
-/// Nobody listens.
-impl Observer for () {
-    fn progress(&mut self, _stage: Stage, _done: u64, _total: u64) {}
-    fn listens(&self) -> bool {
-        false
-    }
-}
 
 /// Where the time went, in seconds, and what the device held. Of all images of one batch together.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -60,12 +23,12 @@ pub struct Timings {
     pub prepare_s: f64,
     /// Each step.
     pub steps_s: Vec<f64>,
-    /// VAE, to pixels as bytes on the device; of several images also the way of those before to the host, where
-    /// somebody listens.
+    /// VAE, to pixels as bytes on the device; of several images also what the device waited meanwhile for its next
+    /// work.
     pub decode_s: f64,
-    /// Of the host, until the first image was enqueued; the device works meanwhile.
+    /// Of the host, until the first image was enqueued, without its waits for steps; the device works meanwhile.
     pub enqueue_s: f64,
-    /// All of [`generate`](super::Pipeline::generate) or [`generate_batch`](super::Pipeline::generate_batch).
+    /// From the session's start until its last image was on the host, with what its caller did meanwhile.
     pub total_s: f64,
     /// The backend's counters at the end.
     pub device: Stats,
@@ -75,15 +38,21 @@ pub struct Timings {
 pub(super) struct Clock<B: Backend> {
     backend: B,
     start: Instant,
-    last: B::Event,
-    /// Spans that are read when all work is done: (event before, event behind, which).
+    first: B::Event,
+    /// Spans that are read when all work is done: the event at the end of each, and what it was.
     spans: Vec<(B::Event, Span)>,
+    /// Which spans are steps.
+    steps: Vec<usize>,
+    /// Steps that were seen done.
     steps_done: usize,
     prompts_encoded: usize,
-    enqueue_s: f64,
+    /// Of the host, for steps.
+    waited: Duration,
+    enqueued: Duration,
+    total: Duration,
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 enum Span {
     Load,
     Text,
@@ -94,15 +63,18 @@ enum Span {
 
 impl<B: Backend> Clock<B> {
     pub(super) fn new(backend: B) -> Result<Self> {
-        let last = backend.event()?;
+        let first = backend.event()?;
         Ok(Self {
             backend,
             start: Instant::now(),
-            last,
+            first,
             spans: Vec::new(),
+            steps: Vec::new(),
             steps_done: 0,
             prompts_encoded: 0,
-            enqueue_s: 0.0,
+            waited: Duration::ZERO,
+            enqueued: Duration::ZERO,
+            total: Duration::ZERO,
         })
     }
 
@@ -129,47 +101,58 @@ impl<B: Backend> Clock<B> {
         self.end(Span::Decode)
     }
 
-    /// A step was enqueued; how many are done.
-    pub(super) fn stepped(&mut self) -> Result<u64> {
-        self.end(Span::Step)?;
-        let steps = self.spans.iter().filter(|(_, span)| *span == Span::Step);
-        for (event, _) in steps.skip(self.steps_done) {
-            if !self.backend.is_done(event)? {
+    /// A step was enqueued.
+    pub(super) fn stepped(&mut self) -> Result<()> {
+        self.steps.push(self.spans.len());
+        self.end(Span::Step)
+    }
+
+    /// How many steps are done; does not wait.
+    pub(super) fn steps_done(&mut self) -> Result<usize> {
+        while let Some(&span) = self.steps.get(self.steps_done) {
+            if !self.backend.is_done(&self.spans[span].0)? {
                 break;
             }
             self.steps_done += 1;
         }
-        Ok(self.steps_done as u64)
+        Ok(self.steps_done)
     }
 
-    /// Everything was enqueued, but for the pixels' way to the host.
+    /// Waits until step `step` is done, which was enqueued before.
+    pub(super) fn wait_step(&mut self, step: usize) -> Result<()> {
+        let start = Instant::now();
+        self.backend.wait(&self.spans[self.steps[step]].0)?;
+        self.waited += start.elapsed();
+        Ok(())
+    }
+
+    /// Whether the device has done all that was enqueued up to the last event; does not wait.
+    pub(super) fn is_idle(&self) -> Result<bool> {
+        self.spans.last().map_or(Ok(true), |(event, _)| self.backend.is_done(event))
+    }
+
+    /// The first image was enqueued, but for its way to the host.
     pub(super) fn enqueued(&mut self) {
-        self.enqueue_s = self.start.elapsed().as_secs_f64();
+        self.enqueued = self.start.elapsed().saturating_sub(self.waited);
     }
 
-    /// Steps that were enqueued but not seen done.
-    pub(super) fn remaining_steps(&self) -> std::ops::Range<u64> {
-        let enqueued = self.spans.iter().filter(|(_, span)| *span == Span::Step).count();
-        self.steps_done as u64..enqueued as u64
-    }
-
-    pub(super) fn wait_step(&self, step: u64) -> Result<()> {
-        let mut steps = self.spans.iter().filter(|(_, span)| *span == Span::Step);
-        steps.nth(step as usize).map_or(Ok(()), |(event, _)| self.backend.wait(event))
+    /// An image is on the host.
+    pub(super) fn taken(&mut self) {
+        self.total = self.start.elapsed();
     }
 
     /// Waits for the last event and reads all spans.
     pub(super) fn finish(self) -> Result<Timings> {
         let mut timings = Timings {
-            total_s: self.start.elapsed().as_secs_f64(),
+            total_s: self.total.as_secs_f64(),
             prompts_encoded: self.prompts_encoded,
-            enqueue_s: self.enqueue_s,
+            enqueue_s: self.enqueued.as_secs_f64(),
             ..Timings::default()
         };
         if let Some((event, _)) = self.spans.last() {
             self.backend.wait(event)?;
         }
-        let mut from = &self.last;
+        let mut from = &self.first;
         for (event, span) in &self.spans {
             let seconds = self.backend.elapsed(from, event)?.as_secs_f64();
             match span {

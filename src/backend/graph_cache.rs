@@ -1,0 +1,137 @@
+//! Work that comes again, by its shape: what it reads, and the graph that it becomes.
+
+use std::hash::Hash;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lru::LruCache;
+
+use super::Backend;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// The shapes of one kind of work that were used last, each with what its work reads (`R`) and its graph.
+pub struct GraphCache<K, R, B: Backend> {
+    entries: Mutex<LruCache<K, Arc<RepeatedWork<R, B>>>>,
+}
+
+impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R, B> {
+    /// A cache of `capacity` shapes.
+    pub fn new(capacity: NonZeroUsize) -> Self {
+        Self { entries: Mutex::new(LruCache::new(capacity)) }
+    }
+
+    /// The work whose shape and reads `fits` accepts; from now on it is the one used last.
+    pub fn find(&self, fits: impl Fn(&K, &Arc<R>) -> bool) -> Option<Arc<RepeatedWork<R, B>>> {
+        let mut entries = self.entries();
+        let key = entries.iter().find(|(key, work)| fits(key, &work.reads))?.0.clone();
+        entries.get(&key).cloned()
+    }
+
+    /// Work of a new shape, in place of the one that was not used for longest.
+    pub fn insert(&self, key: K, reads: Arc<R>) -> Arc<RepeatedWork<R, B>> {
+        let work = Arc::new(RepeatedWork {
+            reads,
+            seen: AtomicBool::new(false),
+            graph: Mutex::new(Some(B::Graph::default())),
+        });
+        // A graph waits for the device when it is dropped, so the lock is released before.
+        let evicted = self.entries().push(key, Arc::clone(&work));
+        drop(evicted);
+        work
+    }
+
+    /// Drops all of it. Work that somebody still runs goes when that ends.
+    pub fn clear(&self) {
+        let mut entries = self.entries();
+        let dropped: Vec<_> = std::iter::from_fn(|| entries.pop_lru()).collect();
+        drop(entries);
+        drop(dropped);
+    }
+
+    /// How many shapes are in it.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.entries().len()
+    }
+
+    fn entries(&self) -> MutexGuard<'_, LruCache<K, Arc<RepeatedWork<R, B>>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Work of one shape.
+pub struct RepeatedWork<R, B: Backend> {
+    reads: Arc<R>,
+    seen: AtomicBool,
+    /// None while somebody runs it.
+    graph: Mutex<Option<B::Graph>>,
+}
+
+impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
+    /// What the work reads.
+    pub fn reads(&self) -> &Arc<R> {
+        &self.reads
+    }
+
+    /// Whether this was asked before, so that the work is worth a graph: a graph holds memory as long as it lives,
+    /// which work that never comes again should not cost.
+    pub fn seen_before(&self) -> bool {
+        self.seen.swap(true, Ordering::Relaxed)
+    }
+
+    /// `work(reads, inputs)`; as a graph where `graphed`, but not while another thread runs the graph.
+    ///
+    /// Errors as [`Backend::run_graph`].
+    pub fn run<const N: usize>(
+        &self,
+        backend: &B,
+        graphed: bool,
+        inputs: [&Tensor<B>; N],
+        work: impl Fn(&R, [&Tensor<B>; N]) -> Result<Tensor<B>>,
+    ) -> Result<Tensor<B>> {
+        // Taken out, so that nobody waits for a lock while a backend without graphs computes.
+        let taken = if graphed { self.graph().take() } else { None };
+        let Some(mut graph) = taken else { return work(&self.reads, inputs) };
+        let result = backend.run_graph(&mut graph, &self.reads, inputs, work);
+        *self.graph() = Some(graph);
+        result
+    }
+
+    fn graph(&self) -> MutexGuard<'_, Option<B::Graph>> {
+        self.graph.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::{Cpu, Precision};
+
+    #[test]
+    fn the_shape_that_was_not_used_for_longest_goes() {
+        let cache: GraphCache<u32, (), Cpu> = GraphCache::new(NonZeroUsize::new(2).unwrap());
+        let has = |key| cache.find(|found, _| *found == key).is_some();
+        cache.insert(1, Arc::new(()));
+        cache.insert(2, Arc::new(()));
+        assert!(has(1));
+        cache.insert(3, Arc::new(()));
+        assert!(has(1) && has(3) && !has(2) && cache.len() == 2);
+        cache.clear();
+        assert_eq!(cache.len(), 0);
+    }
+
+    #[test]
+    fn work_that_runs_may_run_again_at_the_same_time() {
+        let cpu = Cpu::new(Precision::F32);
+        let cache: GraphCache<(), f32, Cpu> = GraphCache::new(NonZeroUsize::MIN);
+        let work = cache.insert((), Arc::new(2.0));
+        assert_eq!([work.seen_before(), work.seen_before()], [false, true]);
+        let twice = |factor: &f32, [x]: [&Tensor<Cpu>; 1]| cpu.upload(&[factor * cpu.download(x)?[0]], 1, 1);
+        let out = work.run(&cpu, true, [&cpu.upload(&[3.0], 1, 1).unwrap()], |_, [x]| {
+            work.run(&cpu, true, [&work.run(&cpu, false, [x], twice)?], twice)
+        });
+        assert_eq!(cpu.download(&out.unwrap()).unwrap(), [12.0]);
+    }
+}

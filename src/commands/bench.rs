@@ -1,0 +1,41 @@
+//! `flux bench`: what to measure, and on which device.
+
+use std::time::Duration;
+
+use flux::Result;
+use flux::default_model::default_model;
+
+use super::device::{Device, choose_device};
+use super::{model_dir, print};
+use crate::bench::{self, Effort, Settings};
+use crate::cli::Bench;
+use crate::progress::Console;
+
+/// Measures, and prints each line when it is known.
+pub fn run(args: &Bench) -> Result<()> {
+    args.on.check()?;
+    let dir = model_dir(&args.model)?;
+    let device = choose_device(&args.on, &Console::new(args.json, false))?;
+    let (mut effort, size) = match device {
+        Device::Cpu(_) => (Effort::CPU, 256),
+        Device::Cuda(_) => (Effort::GPU, 1024),
+    };
+    if let Some(runs) = args.runs {
+        (effort.op_runs, effort.image_runs) = (runs as usize, runs as usize);
+    }
+    let settings = Settings {
+        names: args.names.clone(),
+        sizes: if args.sizes.is_empty() { vec![size] } else { args.sizes.iter().map(|&size| size as usize).collect() },
+        batch: args.batch as usize,
+        steps: args.steps.map(|steps| steps as usize),
+        in_a_row: args.in_a_row,
+        pause: args.pause.map(Duration::from_secs_f64),
+        json: args.json,
+        effort,
+    };
+    let print = &mut |line: &str| print(line.as_bytes());
+    match device {
+        Device::Cpu(backend) => bench::run(&backend, dir.as_ref(), settings, default_model, print),
+        Device::Cuda(backend) => bench::run(&backend, dir.as_ref(), settings, default_model, print),
+    }
+}

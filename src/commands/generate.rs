@@ -1,0 +1,213 @@
+//! Without a subcommand: images from request to file.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use flux::backend::{Backend, Remark};
+use flux::default_model::default_model;
+use flux::files::ModelFiles;
+use flux::output::{Rgb, Target};
+use flux::pipeline::{CancelFlag, Decoded, Model, OpenModel, Plan, Request};
+use flux::{Error, Result};
+
+use super::device::{Device, choose_device};
+use super::signals::Signals;
+use super::{model_dir, print};
+use crate::cli::{Generate, TimingsFormat};
+use crate::progress::{Console, say};
+use crate::report::{Report, peak_host_bytes};
+
+/// Makes the images. What fails without a model fails before one is loaded; a signal that comes while images are made
+/// ends it as cancelled.
+pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
+    args.check()?;
+    let request = args.request(&mut io::stdin())?;
+    let targets = args.outputs(request.seed)?.iter().map(|path| Target::new(path)).collect::<Result<_>>()?;
+    let dir = model_dir(&args.model).and_then(|dir| dir.map_or_else(default_model, Ok))?;
+    let fp8_folder = args.fp8_cache.then(|| fp8_folder(&dir)).transpose()?;
+    // Nothing before this waits, but for standard input, at which a signal ends the program.
+    signals.listen()?;
+    let cancel = signals.cancel_flag();
+    let mut console = Console::new(args.quiet, args.verbose);
+    // The driver takes long to open a GPU: the model is opened meanwhile, and its tokenizer read until a prompt is to
+    // be encoded.
+    let name = dir.name();
+    let opening = thread::spawn(move || timed(|| OpenModel::open(&dir)));
+    let (device, device_s) = timed(|| choose_device(&args.on, &console));
+    let device = device?;
+    let (model, open_s) =
+        opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
+    let mut model = model?;
+    cancel.check()?;
+    if let Some(folder) = fp8_folder {
+        let cache = model.keep_fp8(&folder, &mut |progress| console.progress(progress))?;
+        console.finish();
+        if let Some(note) = cache.note() {
+            console.note(&note);
+        }
+    }
+    let job = Job { args, targets, name, request, cancel, start, device_s, open_s };
+    match device {
+        Device::Cpu(backend) => job.run(&Model::new(backend, model), &mut console),
+        Device::Cuda(backend) => job.run(&Model::new(backend, model), &mut console),
+    }
+}
+
+/// What `work` returns, and the seconds that it took.
+fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
+    let start = Instant::now();
+    let done = work();
+    (done, start.elapsed().as_secs_f64())
+}
+
+/// Where the weights in fp8 are kept.
+fn fp8_folder(dir: &ModelFiles) -> Result<PathBuf> {
+    let folder = dir.folder().map(Path::to_path_buf);
+    folder.ok_or_else(|| {
+        Error::usage("the built-in model is in no folder, where weights could be kept")
+            .at("--fp8-cache")
+            .hint("name a model with `-d`")
+    })
+}
+
+/// Images to make, all of it checked but for what only the model knows.
+struct Job<'a> {
+    args: &'a Generate,
+    request: Request,
+    /// One for each image.
+    targets: Vec<Target>,
+    /// Of the model.
+    name: String,
+    cancel: CancelFlag,
+    start: Instant,
+    device_s: f64,
+    open_s: f64,
+}
+
+/// An image that was written, for `--timings`.
+struct Saved {
+    output: String,
+    plan: Plan,
+    save_s: f64,
+    total_s: f64,
+}
+
+impl Job<'_> {
+    fn run<B: Backend>(mut self, model: &Arc<Model<B>>, console: &mut Console) -> Result<()> {
+        let device = model.backend().describe();
+        console.detail(&format!("device: {device}"));
+        model.prefetch(&self.request)?;
+        self.announce(&model.plan(&self.request)?, console);
+
+        let mut done = 0;
+        while done < self.targets.len() {
+            let made = self.batch(model, &self.targets[done..], &device, console)?;
+            self.request.seed = self.request.seed.saturating_add(made as u64);
+            done += made;
+        }
+        for remark in model.backend().remarks() {
+            match remark {
+                Remark::Detail(text) => console.detail(&text),
+                Remark::Warning(text) => console.note(&text),
+            }
+        }
+        // The program ends here: the system takes back at once what would be freed piece by piece.
+        std::mem::forget(Arc::clone(model));
+        Ok(())
+    }
+
+    /// Says what is going to be made.
+    fn announce(&self, plan: &Plan, console: &Console) {
+        for note in &plan.notes {
+            console.note(note);
+        }
+        let &Plan { width, height, steps, seed, .. } = plan;
+        let seeds = match self.targets.len() as u64 {
+            1 => format!("seed {seed}"),
+            count => format!("seeds {seed} to {}", seed + count - 1),
+        };
+        if self.args.quiet && self.args.seed_is_random() {
+            say(&seeds); // an image that nobody can make again is of little use
+        }
+        let steps = format!("{steps} {}", if steps == 1 { "step" } else { "steps" });
+        console.info(&format!("{seeds}, {width}x{height}, {steps}, model {}", self.name));
+    }
+
+    /// Makes and writes the first of the images for `targets`, as many as are one batch; how many they were.
+    fn batch<B: Backend>(
+        &self,
+        model: &Arc<Model<B>>,
+        targets: &[Target],
+        device: &str,
+        console: &mut Console,
+    ) -> Result<usize> {
+        let mut session = model.session(&self.request, targets.len(), &self.cancel)?;
+        let count = session.prepare(&mut |progress| console.progress(progress))?;
+        if self.targets.len() > 1 {
+            console.finish();
+            let one = "one image by itself".to_string();
+            console.info(&if count == 1 { one } else { format!("{count} images as one batch") });
+        }
+        let mut saved = Vec::new();
+        for target in targets {
+            let Some(image) = session.decode(&mut |progress| console.progress(progress))? else { break };
+            if saved.len() + 1 == count {
+                console.finish();
+            }
+            saved.push(self.save(image, target, console)?);
+        }
+        let timings = session.finish()?;
+        for Saved { output, plan, save_s, total_s } in &saved {
+            let report = Report {
+                output,
+                model: &self.name,
+                device,
+                plan,
+                timings: &timings,
+                device_s: self.device_s,
+                open_s: self.open_s,
+                save_s: *save_s,
+                total_s: *total_s,
+                peak_host_bytes: peak_host_bytes(),
+            };
+            match self.args.timings {
+                Some(TimingsFormat::Text) => say(&report.text()),
+                Some(TimingsFormat::Json) => print(json(&report)?.as_bytes())?,
+                None => {}
+            }
+        }
+        Ok(saved.len())
+    }
+
+    /// Writes an image and says so.
+    fn save(&self, Decoded { rgb, plan }: Decoded, target: &Target, console: &Console) -> Result<Saved> {
+        let &Plan { width, height, steps, guidance, seed, .. } = &plan;
+        let facts = [
+            ("prompt", self.request.prompt.clone()),
+            ("seed", seed.to_string()),
+            ("steps", steps.to_string()),
+            ("guidance", guidance.to_string()),
+            ("size", format!("{width}x{height}")),
+            ("model", self.name.clone()),
+            ("Software", concat!("flux ", env!("CARGO_PKG_VERSION")).to_string()),
+        ];
+        let saving = Instant::now();
+        target.write(&Rgb { width, height, bytes: rgb }, &facts)?;
+        let save_s = saving.elapsed().as_secs_f64();
+
+        let output = target.path().display().to_string();
+        let total_s = self.start.elapsed().as_secs_f64();
+        console.info(&format!("wrote {output} in {total_s:.1} s"));
+        if self.args.print_path {
+            print(target.path().as_os_str().as_encoded_bytes())?;
+        }
+        Ok(Saved { output, plan, save_s, total_s })
+    }
+}
+
+fn json(report: &Report<'_>) -> Result<String> {
+    serde_json::to_string(report).map_err(|e| Error::new(format!("cannot write the timings as JSON: {e}")))
+}

@@ -1,0 +1,33 @@
+//! What the program does: one file a subcommand.
+
+pub mod bench;
+pub mod compare;
+mod device;
+pub mod generate;
+pub mod signals;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use flux::files::ModelFiles;
+use flux::{Error, Result};
+
+use crate::cli::ModelArgs;
+
+/// The model folder that is named, if one is.
+fn model_dir(args: &ModelArgs) -> Result<Option<ModelFiles>> {
+    let open = |folder: PathBuf| {
+        ModelFiles::open(&folder).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" }))
+    };
+    args.dir().map(open).transpose()
+}
+
+/// A line on stdout.
+fn print(line: &[u8]) -> Result<()> {
+    let mut stdout = io::stdout();
+    stdout
+        .write_all(line)
+        .and_then(|()| stdout.write_all(b"\n"))
+        .and_then(|()| stdout.flush())
+        .map_err(|e| Error::new(format!("cannot write to standard output: {e}")))
+}

@@ -1,0 +1,148 @@
+//! Latents to pixels, image by image: a decoder fills the memory that a batch of it would need many times over.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::denoise::STEPS_IN_FLIGHT;
+use super::memory::Needs;
+use super::progress::Caller;
+use super::residency::Residency;
+use super::timings::Clock;
+use super::{Plan, Stage};
+use crate::backend::{Backend, RepeatedWork};
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+use crate::vae::Decoder;
+
+/// A batch that is being decoded.
+pub(super) struct Decoding<B: Backend> {
+    work: Arc<RepeatedWork<Decoder<B>, B>>,
+    latents: Tensor<B>,
+    /// In packed latents, of one image.
+    height: usize,
+    width: usize,
+    steps: usize,
+    samples: usize,
+    enqueued: usize,
+    taken: usize,
+    /// Pixels that were enqueued and not taken.
+    waiting: VecDeque<B::Rgb8>,
+}
+
+impl<B: Backend> Decoding<B> {
+    /// Everything before the first image.
+    ///
+    /// Errors when memory runs out, or the caller cancels.
+    pub(super) fn prepare(
+        residency: &Residency<B>,
+        latents: Tensor<B>,
+        plan: &Plan,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<Self> {
+        let needs = Needs::of(&residency.backend, &residency.info, plan);
+        let decoder = residency.decoder(&needs, caller, clock)?;
+        let (height, width) = residency.info.latent_size(plan);
+        let decodes = &residency.decodes;
+        let found = decodes.find(|size, reads| *size == [height, width] && Arc::ptr_eq(reads, &decoder));
+        let work = found.unwrap_or_else(|| decodes.insert([height, width], decoder));
+        let (samples, steps) = (latents.rows() / (height * width), plan.steps);
+        let waiting = VecDeque::new();
+        Ok(Self { work, latents, height, width, steps, samples, enqueued: 0, taken: 0, waiting })
+    }
+
+    /// RGB bytes of the next image; `None` behind the last.
+    ///
+    /// Errors when memory runs out, a pixel is no number, or the caller cancels.
+    pub(super) fn next(
+        &mut self,
+        backend: &B,
+        plan: &Plan,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<Option<Vec<u8>>> {
+        if self.taken == self.samples {
+            return Ok(None);
+        }
+        caller.check()?;
+        let is_idle = clock.is_idle()?;
+        let (first, steps_done) = (self.taken == 0, clock.steps_done()?);
+        if first {
+            caller.report(Stage::Denoise, steps_done as u64, self.steps as u64);
+        }
+        if self.enqueued == self.taken {
+            self.enqueue(backend, plan, caller, clock, is_idle)?;
+        }
+        // The next image is enqueued before this one is taken, so that the device never waits. One that computes while
+        // the host enqueues has this one ready, and would only keep it back.
+        if self.enqueued < self.samples && !clock.is_idle()? {
+            self.enqueue(backend, plan, caller, clock, false)?;
+        }
+        if first {
+            // The host has to wait for them anyway now, and so can tell of each.
+            for step in self.steps.saturating_sub(STEPS_IN_FLIGHT)..self.steps {
+                clock.wait_step(step)?;
+                if step >= steps_done {
+                    caller.report(Stage::Denoise, step as u64 + 1, self.steps as u64);
+                }
+            }
+        }
+        let rgb = self.waiting.pop_front().expect("enqueued above");
+        let rgb = backend.take_rgb8(rgb)?;
+        clock.taken();
+        self.taken += 1;
+        self.report(self.taken, 0, caller);
+        Ok(Some(rgb))
+    }
+
+    /// Images that were given.
+    pub(super) fn taken(&self) -> usize {
+        self.taken
+    }
+
+    fn report(&self, images: usize, stages: usize, caller: &Caller<'_>) {
+        let of_one = self.work.reads().stages();
+        caller.report(Stage::Decode, (images * of_one + stages) as u64, (self.samples * of_one) as u64);
+    }
+
+    /// Enqueues the next image. The device may be idle: where it is not, the decoder's stages are enqueued long before
+    /// they run, and only their end is told.
+    fn enqueue(
+        &mut self,
+        backend: &B,
+        plan: &Plan,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+        is_idle: bool,
+    ) -> Result<()> {
+        let tell = |stages| {
+            if is_idle {
+                self.report(self.enqueued, stages, caller);
+            }
+            caller.check()
+        };
+        tell(0)?;
+        let tokens = self.height * self.width;
+        let latents = self.latents.row_view(self.enqueued * tokens..(self.enqueued + 1) * tokens);
+        let work = |decoder: &Decoder<B>, [latents]: [&Tensor<B>; 1]| {
+            let pixels = decoder.forward(decoder.unpack(latents, self.height, self.width)?, tell)?;
+            if (pixels.height, pixels.width) == (plan.height, plan.width) {
+                return Ok(pixels.pixels);
+            }
+            Err(Error::new(format!(
+                "the VAE made {} x {} pixels of a {} x {} image",
+                pixels.width, pixels.height, plan.width, plan.height
+            )))
+        };
+        let pixels = self.work.run(backend, self.work.seen_before(), [&latents], work)?;
+        if self.enqueued == 0 {
+            clock.enqueued();
+            // Takes the host some time, which it has while the device computes.
+            backend.settle()?;
+        }
+        self.waiting.push_back(backend.rgb8(&pixels)?);
+        clock.decoded()?;
+        self.enqueued += 1;
+        Ok(())
+    }
+}

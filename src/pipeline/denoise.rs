@@ -1,0 +1,244 @@
+//! Noise to latents: the steps of one batch, one call each.
+
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
+
+use super::memory::Needs;
+use super::progress::Caller;
+use super::residency::{Keep, Residency};
+use super::timings::Clock;
+use super::{Plan, Stage};
+use crate::backend::{Backend, RepeatedWork};
+use crate::error::{Error, Result};
+use crate::ops::Rope;
+use crate::sampler::{self, Conditioning, Noise, Schedule};
+use crate::tensor::Tensor;
+use crate::transformer::{Modulations, StepModulation, Transformer};
+
+/// Steps that are enqueued and not done at any time: the device never waits for the host, and a session that is
+/// cancelled ends within about one.
+pub(super) const STEPS_IN_FLIGHT: usize = 2;
+
+/// What shapes the work of a step; the number of steps does not.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct BatchShape {
+    height: usize,
+    width: usize,
+    guidance_bits: u32,
+    /// Images that one batch was wanted of, and of how many it is: fewer where memory did not allow more.
+    wanted: usize,
+    samples: usize,
+}
+
+impl BatchShape {
+    fn new(plan: &Plan, wanted: usize, samples: usize) -> Self {
+        let &Plan { height, width, guidance, .. } = plan;
+        Self { height, width, guidance_bits: guidance.to_bits(), wanted, samples }
+    }
+
+    /// Whether it is the batch that `wanted` images like `plan` begin with. How many images are to come does not shape
+    /// the work, only how many of them are in the batch: so many they are, or memory did not allow one more, although
+    /// room was made for it.
+    fn serves(&self, plan: &Plan, wanted: usize) -> bool {
+        *self == Self::new(plan, self.wanted, self.samples)
+            && (self.samples == wanted || (self.samples < self.wanted && self.samples < wanted))
+    }
+}
+
+/// What every step of a shape reads, beside its inputs.
+pub(super) struct Steps<B: Backend> {
+    transformer: Arc<Transformer<B>>,
+    rope: Rope<B>,
+    /// Text tokens of one sample.
+    txt: usize,
+    samples: usize,
+    guidance: Option<f32>,
+    /// Whether both evaluations of guidance run as one batch.
+    batched: bool,
+}
+
+impl<B: Backend> Steps<B> {
+    /// Latents, context, row of modulations, dt -> latents.
+    fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
+        let &Self { txt, guidance, batched, .. } = self;
+        let conditioning = Conditioning { context, rope: &self.rope, txt, guidance, batched };
+        let latents = latents.row_view(0..latents.rows());
+        sampler::step(&self.transformer, latents, &conditioning, &StepModulation::of_row(modulation)?, dt)
+    }
+}
+
+/// What differs from step to step, of all steps of a schedule.
+pub(super) struct Schedules<B: Backend> {
+    modulations: Modulations<B>,
+    dts: Tensor<B>, // [steps, 1]
+}
+
+/// A batch that is being denoised.
+pub(super) struct Denoising<B: Backend> {
+    work: Arc<RepeatedWork<Steps<B>, B>>,
+    /// Whether images of this shape came before.
+    graphed: bool,
+    schedule: Arc<Schedules<B>>,
+    context: Tensor<B>,
+    latents: Tensor<B>,
+    step: usize,
+    steps: usize,
+}
+
+impl<B: Backend> Denoising<B> {
+    /// Everything before the first step, for at most `count` images. `noise` is the thread that draws it.
+    ///
+    /// Errors when memory runs out, or the caller cancels.
+    pub(super) fn prepare(
+        residency: &Residency<B>,
+        txt: &Tensor<B>,
+        noise: JoinHandle<Noise>,
+        (plan, count): (&Plan, usize),
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<(Self, Noise)> {
+        let (info, backend) = (&residency.info, &residency.backend);
+        let needs = Needs::of(backend, info, plan);
+        let transformer = residency.transformer(&needs, caller, clock)?;
+        let work = batch(residency, &transformer, &needs, plan, count)?;
+        let (height, width) = info.latent_size(plan);
+        let schedule = schedule(residency, &transformer, height * width, plan.steps)?;
+        let samples = work.reads().samples;
+        let context = repeat(transformer.context(txt)?, info.max_sequence_length, samples)?;
+        let noise = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
+        let (rows, channels) = (samples * height * width, info.transformer.in_channels);
+        let latents = backend.upload(&noise.values()[..rows * channels], rows, channels)?;
+        clock.prepared()?;
+        let graphed = work.seen_before();
+        Ok((Self { work, graphed, schedule, context, latents, step: 0, steps: plan.steps }, noise))
+    }
+
+    /// Images of the batch.
+    pub(super) fn samples(&self) -> usize {
+        self.work.reads().samples
+    }
+
+    /// Whether all steps were enqueued.
+    pub(super) fn is_done(&self) -> bool {
+        self.step == self.steps
+    }
+
+    /// Latents [samples * height / patch * width / patch, channels].
+    pub(super) fn latents(&self) -> &Tensor<B> {
+        &self.latents
+    }
+
+    /// What [`Denoising::latents`] is, without the rest.
+    pub(super) fn into_latents(self) -> Tensor<B> {
+        self.latents
+    }
+
+    /// Enqueues the next step. Waits only until few enough are in flight.
+    pub(super) fn step(&mut self, backend: &B, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<()> {
+        if self.step == 0 {
+            caller.report(Stage::Denoise, 0, self.steps as u64);
+        }
+        if let Some(before) = self.step.checked_sub(STEPS_IN_FLIGHT) {
+            clock.wait_step(before)?;
+        }
+        caller.check()?;
+        let Schedules { modulations, dts } = &*self.schedule;
+        let (modulation, dt) = (modulations.row(self.step), dts.row_view(self.step..self.step + 1));
+        let inputs = [&self.latents, &self.context, &modulation, &dt];
+        self.latents = self.work.run(backend, self.graphed, inputs, Steps::step)?;
+        self.step += 1;
+        clock.stepped()?;
+        caller.report(Stage::Denoise, clock.steps_done()? as u64, self.steps as u64);
+        Ok(())
+    }
+}
+
+/// What the steps of the batch read that `count` images like `plan` begin with: as many images as memory allows, at
+/// least one.
+fn batch<B: Backend>(
+    residency: &Residency<B>,
+    transformer: &Arc<Transformer<B>>,
+    needs: &Needs,
+    plan: &Plan,
+    count: usize,
+) -> Result<Arc<RepeatedWork<Steps<B>, B>>> {
+    let (backend, info) = (&residency.backend, &residency.info);
+    let wanted = needs.wanted(plan, count);
+    let fits = |shape: &BatchShape, steps: &Arc<Steps<B>>| {
+        shape.serves(plan, wanted) && Arc::ptr_eq(&steps.transformer, transformer)
+    };
+    if let Some(found) = residency.steps.find(fits) {
+        return Ok(found);
+    }
+    if backend.available_bytes() < needs.batch(plan, wanted) {
+        residency.free_shapes();
+        // It has done its work for all of them.
+        if count > 1 {
+            residency.free_text_encoder();
+        }
+        // The images before may have been smaller.
+        residency.make_room(needs.step, Keep::Transformer);
+    }
+    let available = backend.available_bytes();
+    let samples = needs.samples(available, plan, wanted);
+    let (height, width) = info.latent_size(plan);
+    let txt = info.max_sequence_length;
+    let steps = Steps {
+        transformer: Arc::clone(transformer),
+        rope: transformer.rope(txt, height, width)?,
+        txt,
+        samples,
+        guidance: plan.guided().then_some(plan.guidance),
+        batched: needs.batched(available, samples),
+    };
+    Ok(residency.steps.insert(BatchShape::new(plan, wanted, samples), Arc::new(steps)))
+}
+
+/// Modulations and lengths of all steps of an image of `tokens` tokens in `steps` steps.
+fn schedule<B: Backend>(
+    residency: &Residency<B>,
+    transformer: &Transformer<B>,
+    tokens: usize,
+    steps: usize,
+) -> Result<Arc<Schedules<B>>> {
+    let schedules = || residency.schedules.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(found) = schedules().get(&[tokens, steps]) {
+        return Ok(Arc::clone(found));
+    }
+    let schedule = Schedule::new(tokens, steps);
+    let modulations = transformer.modulations(&schedule.timesteps)?;
+    let made = Arc::new(Schedules { modulations, dts: residency.backend.upload(&schedule.dts(), steps, 1)? });
+    schedules().put([tokens, steps], Arc::clone(&made));
+    Ok(made)
+}
+
+/// Each prompt's rows of `context`, `txt` of them, `samples` times one under the other.
+fn repeat<B: Backend>(context: Tensor<B>, txt: usize, samples: usize) -> Result<Tensor<B>> {
+    if samples == 1 {
+        return Ok(context);
+    }
+    let prompts = (0..context.rows() / txt).map(|prompt| context.row_view(prompt * txt..(prompt + 1) * txt));
+    let parts: Vec<Tensor<B>> = prompts.flat_map(|rows| (0..samples).map(move |_| rows.row_view(0..txt))).collect();
+    Tensor::concat_rows(&parts.iter().collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_serves_every_count_that_begins_with_the_same_batch() {
+        let plan = Plan { width: 32, height: 16, steps: 1, guidance: 4.0, seed: 1, notes: Vec::new() };
+        let serves = |made_for, samples, wanted| BatchShape::new(&plan, made_for, samples).serves(&plan, wanted);
+        assert!(serves(8, 8, 8) && serves(3, 3, 3) && serves(1, 1, 1));
+        assert!(!serves(8, 8, 7) && !serves(3, 3, 4) && !serves(1, 1, 8));
+        // Memory allowed five of eight, and so of seven; four are another batch.
+        assert!(serves(8, 5, 8) && serves(8, 5, 7) && serves(8, 5, 5) && !serves(8, 5, 4));
+        // Nor does it allow eight, where five of six were all.
+        assert!(serves(6, 5, 8));
+        let shape = BatchShape::new(&plan, 1, 1);
+        assert!(shape.serves(&Plan { steps: 4, seed: 2, ..plan.clone() }, 1));
+        assert!(!shape.serves(&Plan { height: 32, ..plan.clone() }, 1));
+        assert!(!shape.serves(&Plan { guidance: 3.0, ..plan.clone() }, 1));
+    }
+}

@@ -1,0 +1,136 @@
+//! What a model folder says about itself.
+
+use serde::Deserialize;
+
+use super::Plan;
+use crate::error::{Error, Result};
+use crate::files::ModelFiles;
+use crate::text_encoder::TextEncoderConfig;
+use crate::transformer::TransformerConfig;
+use crate::vae::VaeConfig;
+
+const INDEX: &str = "model_index.json";
+/// Text tokens of a klein model, where the folder does not say otherwise.
+const DEFAULT_SEQUENCE_LENGTH: usize = 512;
+/// The hidden states that klein models were trained with.
+const KLEIN_OUT_LAYERS: [usize; 3] = [9, 18, 27];
+
+/// The configs of a model, checked against each other.
+#[derive(Debug, Clone)]
+pub struct ModelInfo {
+    /// The folder's name.
+    pub name: String,
+    /// Made for few steps without guidance.
+    pub is_distilled: bool,
+    /// Hidden states of the text encoder that the transformer reads.
+    pub out_layers: Vec<usize>,
+    /// Text tokens, padding included.
+    pub max_sequence_length: usize,
+    /// [height, width] in pixels.
+    pub default_image_size: [usize; 2],
+    /// Steps when nobody asks for others.
+    pub default_steps: usize,
+    /// Qwen3 sizes.
+    pub text_encoder: TextEncoderConfig,
+    /// Transformer sizes.
+    pub transformer: TransformerConfig,
+    /// VAE sizes.
+    pub vae: VaeConfig,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    #[serde(rename = "_class_name")]
+    class_name: Option<String>,
+    is_distilled: Option<bool>,
+    text_encoder_out_layers: Option<Vec<usize>>,
+    max_sequence_length: Option<usize>,
+    default_image_size: Option<[usize; 2]>,
+    default_steps: Option<usize>,
+}
+
+impl ModelInfo {
+    /// Reads `model_index.json` and the three configs.
+    ///
+    /// Errors when one is missing or wrong, or they do not fit together.
+    pub fn read(dir: &ModelFiles) -> Result<Self> {
+        let index: Index = dir.json(INDEX)?;
+        if let Some(class) = index.class_name.as_deref().filter(|class| *class != "Flux2KleinPipeline") {
+            return Err(Error::new(format!("this is a `{class}` model, expected `Flux2KleinPipeline`"))
+                .at(dir.display(INDEX))
+                .hint("fetch a klein model with `scripts/download_model.sh 4b`"));
+        }
+        let text_encoder = TextEncoderConfig::read(dir)?;
+        let transformer = TransformerConfig::read(dir)?;
+        let vae = VaeConfig::read(dir)?;
+        let layers = text_encoder.num_hidden_layers;
+        let default_layers = if layers > KLEIN_OUT_LAYERS[2] {
+            KLEIN_OUT_LAYERS.to_vec()
+        } else {
+            vec![layers / 4, layers / 2, 3 * layers / 4]
+        };
+        // Absent means base: the distilled models say so.
+        let is_distilled = index.is_distilled.unwrap_or(false);
+        let side = vae.sample_size.unwrap_or(1024);
+        let info = Self {
+            name: dir.name(),
+            is_distilled,
+            out_layers: index.text_encoder_out_layers.unwrap_or(default_layers),
+            max_sequence_length: index.max_sequence_length.unwrap_or(DEFAULT_SEQUENCE_LENGTH),
+            default_image_size: index.default_image_size.unwrap_or([side, side]),
+            default_steps: index.default_steps.unwrap_or(if is_distilled { 4 } else { 50 }),
+            text_encoder,
+            transformer,
+            vae,
+        };
+        info.check(dir)?;
+        Ok(info)
+    }
+
+    fn check(&self, dir: &ModelFiles) -> Result<()> {
+        let features = self.out_layers.len() * self.text_encoder.hidden_size;
+        if features != self.transformer.joint_attention_dim {
+            return Err(Error::new(format!(
+                "the encoder in `text_encoder` gives {} x {} = {features} features, the model in `transformer` reads {}",
+                self.out_layers.len(),
+                self.text_encoder.hidden_size,
+                self.transformer.joint_attention_dim
+            ))
+            .at(dir.display(INDEX))
+            .hint(
+                "the two folders are of different models: the 4B transformer needs the Qwen3-4B encoder (7680), the 9B transformer Qwen3-8B (12288)",
+            ));
+        }
+        if self.transformer.in_channels != 4 * self.vae.latent_channels {
+            return Err(Error::new(format!(
+                "the transformer has {} channels, the VAE {} latent channels; expected four times as many",
+                self.transformer.in_channels, self.vae.latent_channels
+            ))
+            .at(dir.display("vae/config.json")));
+        }
+        // A long sequence of a hostile folder must not exhaust memory before anything was checked.
+        if !(16..=1 << 16).contains(&self.max_sequence_length) {
+            return Err(Error::new(format!(
+                "max_sequence_length is {}, expected 16 to 65536",
+                self.max_sequence_length
+            ))
+            .at(dir.display(INDEX)));
+        }
+        Ok(())
+    }
+
+    /// Guidance scale when nobody asks for another.
+    pub fn default_guidance(&self) -> f32 {
+        if self.is_distilled { 1.0 } else { 4.0 }
+    }
+
+    /// Height and width in packed latents.
+    pub fn latent_size(&self, plan: &Plan) -> (usize, usize) {
+        (plan.height / self.vae.patch_pixels(), plan.width / self.vae.patch_pixels())
+    }
+
+    /// Adds what a tensor of a wrong shape probably means.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        error.hint("weights and config.json are of different models (4B and 9B have the same tensor names): fetch the folder again as a whole")
+    }
+}

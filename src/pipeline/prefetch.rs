@@ -1,0 +1,176 @@
+//! Weights to the device, now or by another thread while the tokenizer is read and the text encoder runs.
+
+use std::cmp::min;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::opened::Files;
+use super::progress::{Caller, CancelFlag};
+use super::{ModelInfo, Stage};
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::nn::Weights;
+use crate::text_encoder::TextEncoder;
+use crate::transformer::Transformer;
+use crate::vae::Decoder;
+
+/// How often a session that waits for weights looks whether it is cancelled.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Lets `load` load a model of about `total` elements; it reports how many are on their way.
+///
+/// Errors as `load`, and when the caller has cancelled before it begins.
+pub(super) fn load<M>(
+    total: u64,
+    caller: &Caller<'_>,
+    load: impl FnOnce(&mut dyn FnMut(u64)) -> Result<M>,
+) -> Result<M> {
+    caller.check()?;
+    let mut done = 0;
+    caller.report(Stage::Load, 0, total);
+    let model = load(&mut |elements| {
+        done += elements;
+        caller.report(Stage::Load, min(done, total), total);
+    })?;
+    caller.report(Stage::Load, total, total);
+    Ok(model)
+}
+
+/// Loads the text encoder, and meanwhile warms the backend up.
+pub(super) fn load_text_encoder<B: Backend>(
+    backend: &B,
+    files: &Files,
+    info: &ModelInfo,
+    report: &mut dyn FnMut(u64),
+) -> Result<TextEncoder<B>> {
+    thread::scope(|scope| {
+        let warming_up = scope.spawn(|| backend.warm_up());
+        let load =
+            || TextEncoder::load(&Weights::new(backend, &files.text_encoder), info.text_encoder, &info.out_layers);
+        let encoder = backend.load(load, report);
+        warming_up.join().unwrap_or_else(|_| Err(Error::new("the thread that starts the backend panicked")))?;
+        encoder
+    })
+}
+
+pub(super) fn load_transformer<B: Backend>(
+    backend: &B,
+    files: &Files,
+    info: &ModelInfo,
+    report: &mut dyn FnMut(u64),
+) -> Result<Transformer<B>> {
+    backend.load(|| Transformer::load(&Weights::new(backend, &files.transformer), &info.transformer), report)
+}
+
+pub(super) fn load_decoder<B: Backend>(
+    backend: &B,
+    files: &Files,
+    info: &ModelInfo,
+    report: &mut dyn FnMut(u64),
+) -> Result<Decoder<B>> {
+    backend.load(|| Decoder::load(&Weights::new(backend, &files.vae), &info.vae), report)
+}
+
+/// The components of an image, which other threads load one after the other, in the order of use.
+pub(super) struct Prefetch<B: Backend> {
+    pub(super) text_encoder: Prefetched<TextEncoder<B>>,
+    pub(super) rest: Prefetched<(Transformer<B>, Decoder<B>)>,
+    /// Set when nobody wants what is still to be loaded.
+    unwanted: CancelFlag,
+}
+
+impl<B: Backend> Prefetch<B> {
+    /// Starts loading transformer and decoder, and before them the text encoder if it is wanted.
+    pub(super) fn start(backend: &B, files: &Arc<Files>, info: &Arc<ModelInfo>, text_encoder: bool) -> Self {
+        let own = || (backend.clone(), Arc::clone(files), Arc::clone(info));
+        let unwanted = CancelFlag::default();
+        // Nobody holds the sender's end any more when the text encoder is on its way.
+        let (on_its_way, text_encoder_first) = mpsc::channel::<()>();
+        let text_encoder = if text_encoder {
+            let (backend, files, info) = own();
+            Prefetched::start(TextEncoder::<B>::elements(&info.text_encoder, &info.out_layers), move |report| {
+                let _on_its_way = on_its_way;
+                load_text_encoder(&backend, &files, &info, report)
+            })
+        } else {
+            drop(on_its_way);
+            Prefetched::nothing()
+        };
+        let (backend, files, info) = own();
+        let (total, flag) = (info.transformer.elements() + info.vae.decoder_elements(), unwanted.clone());
+        let rest = Prefetched::start(total, move |report| {
+            let _ = text_encoder_first.recv();
+            flag.check()?;
+            let transformer = load_transformer(&backend, &files, &info, report)?;
+            flag.check()?;
+            Ok((transformer, load_decoder(&backend, &files, &info, report)?))
+        });
+        Self { text_encoder, rest, unwanted }
+    }
+}
+
+impl<B: Backend> Drop for Prefetch<B> {
+    fn drop(&mut self) {
+        self.unwanted.cancel();
+    }
+}
+
+/// Weights that another thread loads, until somebody takes them.
+pub(super) struct Prefetched<M> {
+    thread: Option<JoinHandle<Result<M>>>,
+    elements: mpsc::Receiver<u64>,
+    done: u64,
+    total: u64,
+}
+
+impl<M> Prefetched<M> {
+    fn nothing() -> Self {
+        let (_, elements) = mpsc::channel();
+        Self { thread: None, elements, done: 0, total: 0 }
+    }
+}
+
+impl<M: Send + 'static> Prefetched<M> {
+    /// `work` reports how many of about `total` elements are on their way.
+    fn start(total: u64, work: impl FnOnce(&mut dyn FnMut(u64)) -> Result<M> + Send + 'static) -> Self {
+        let (sender, elements) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            // Nobody listens any more where the model was dropped.
+            work(&mut |elements| {
+                let _ = sender.send(elements);
+            })
+        });
+        Self { thread: Some(thread), elements, done: 0, total }
+    }
+
+    /// Waits until all is on its way, and takes it; `None` where it was never wanted or was taken before.
+    ///
+    /// Errors as the loading does, which ends it. When the caller cancels, loading goes on for others.
+    pub(super) fn take(&mut self, caller: &Caller<'_>) -> Option<Result<M>> {
+        self.thread.as_ref()?;
+        loop {
+            if let Err(cancelled) = caller.check() {
+                return Some(Err(cancelled));
+            }
+            match self.elements.recv_timeout(LOOK_EVERY) {
+                Ok(elements) => self.done += elements,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            caller.report(Stage::Load, min(self.done, self.total), self.total);
+        }
+        let loaded = self.thread.take()?.join();
+        Some(loaded.unwrap_or_else(|_| Err(Error::new("a thread that loads weights panicked"))))
+    }
+}
+
+impl<M> Drop for Prefetched<M> {
+    /// A program must not end while a thread of it enqueues copies.
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! The text features of the last prompts, so that a prompt seen before costs no run of the encoder.
+
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use lru::LruCache;
+
+use crate::backend::Backend;
+use crate::tensor::Tensor;
+
+/// Prompts whose features are held. Those of one take 8 MB in the 4B model.
+const CAPACITY: NonZeroUsize = NonZeroUsize::new(8).unwrap();
+
+/// Features of the prompts that were used last.
+pub(super) struct PromptCache<B: Backend>(Mutex<LruCache<String, Tensor<B>>>);
+
+impl<B: Backend> PromptCache<B> {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(LruCache::new(CAPACITY)))
+    }
+
+    /// Features [tokens, features] of a prompt, to read.
+    pub(super) fn get(&self, prompt: &str) -> Option<Tensor<B>> {
+        self.prompts().get(prompt).map(|features| features.row_view(0..features.rows()))
+    }
+
+    /// Holds the features of a prompt, in place of those that were not used for longest.
+    pub(super) fn insert(&self, prompt: &str, features: Tensor<B>) {
+        self.prompts().put(prompt.to_string(), features);
+    }
+
+    pub(super) fn clear(&self) {
+        self.prompts().clear();
+    }
+
+    fn prompts(&self) -> MutexGuard<'_, LruCache<String, Tensor<B>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::{Cpu, Precision};
+
+    #[test]
+    fn the_prompt_that_was_not_used_for_longest_goes() {
+        let cpu = Cpu::new(Precision::F32);
+        let cache = PromptCache::new();
+        for i in 0..CAPACITY.get() {
+            cache.insert(&i.to_string(), cpu.upload(&[i as f32], 1, 1).unwrap());
+        }
+        assert_eq!(cpu.download(&cache.get("0").unwrap()).unwrap(), [0.0]);
+        cache.insert("new", cpu.upload(&[9.0], 1, 1).unwrap());
+        assert!(cache.get("0").is_some() && cache.get("new").is_some() && cache.get("1").is_none());
+        cache.clear();
+        assert!(cache.get("0").is_none());
+    }
+}

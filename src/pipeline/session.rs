@@ -1,0 +1,232 @@
+//! One batch of images being made, step by step.
+
+use std::mem;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use super::decode::Decoding;
+use super::denoise::Denoising;
+use super::memory::Needs;
+use super::progress::{Caller, CancelFlag, Progress};
+use super::timings::{Clock, Timings};
+use super::{Image, Model, Plan, Request, Stage};
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::sampler::Noise;
+use crate::tensor::Tensor;
+use crate::text_encoder::PromptTokens;
+
+/// The images of one batch, from the prompt to pixels.
+///
+/// [`Session::encode`], [`Session::prepare`], [`Session::step`] and [`Session::decode`] follow each other; each first
+/// does what is still to be done before it, so that `decode` alone makes the images too. They report to whom calls
+/// them, and end as [`Kind::Cancelled`](crate::error::Kind::Cancelled) once the session's flag is set. Work is
+/// enqueued, and waited for only where too much of it would be in flight. After an error a session is of no more use.
+pub struct Session<B: Backend> {
+    model: Arc<Model<B>>,
+    prompt: String,
+    tokens: PromptTokens,
+    plan: Plan,
+    count: usize,
+    cancel: CancelFlag,
+    clock: Clock<B>,
+    state: State<B>,
+}
+
+enum State<B: Backend> {
+    /// Nothing was enqueued. The noise is drawn meanwhile.
+    New(JoinHandle<Noise>),
+    /// The text features [tokens, features] are enqueued.
+    Encoded(JoinHandle<Noise>, Tensor<B>),
+    Denoising(Denoising<B>),
+    Decoding(Decoding<B>),
+    /// An error ended it.
+    Failed,
+}
+
+/// An image of a session.
+#[derive(Debug, Clone)]
+pub struct Decoded {
+    /// RGB bytes, row by row: 3 * width * height.
+    pub rgb: Vec<u8>,
+    /// Size, steps, seed and guidance that were used.
+    pub plan: Plan,
+}
+
+impl<B: Backend> Session<B> {
+    /// See [`Model::session`].
+    pub(super) fn new(model: &Arc<Model<B>>, request: &Request, count: usize, cancel: &CancelFlag) -> Result<Self> {
+        if count == 0 {
+            return Err(Error::usage("0 images are asked for, expected at least 1").at("--count"));
+        }
+        if request.seed.checked_add(count as u64 - 1).is_none() {
+            return Err(Error::usage(format!("seed {} is too large for {count} images", request.seed)).at("--seed"));
+        }
+        let mut plan = model.plan_without_words(request)?;
+        cancel.check()?;
+        let noise = draw(model, &plan, count);
+        let tokens = model.read(request, &mut plan)?;
+        Ok(Self {
+            model: Arc::clone(model),
+            prompt: request.prompt.clone(),
+            tokens,
+            plan,
+            count,
+            cancel: cancel.clone(),
+            clock: Clock::new(model.backend().clone())?,
+            state: State::New(noise),
+        })
+    }
+
+    /// Size, steps, guidance and the first image's seed.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Text features of the prompt.
+    ///
+    /// Errors when memory runs out, or the session is cancelled; as all that follow.
+    pub fn encode(&mut self, report: &mut dyn FnMut(Progress)) -> Result<()> {
+        match mem::replace(&mut self.state, State::Failed) {
+            State::New(noise) => {
+                let txt = self.encode_prompts(&Caller::new(report, &self.cancel))?;
+                self.state = State::Encoded(noise, txt);
+            }
+            State::Failed => return Err(Error::new("the session has ended with an error")),
+            state => self.state = state,
+        }
+        Ok(())
+    }
+
+    /// Everything before the first step. From here on it is known of how many images the batch is, which this returns:
+    /// as many as memory allows, at least one.
+    pub fn prepare(&mut self, report: &mut dyn FnMut(Progress)) -> Result<usize> {
+        self.encode(report)?;
+        match mem::replace(&mut self.state, State::Failed) {
+            State::Encoded(noise, txt) => {
+                let caller = Caller::new(report, &self.cancel);
+                let (residency, batch) = (&self.model.residency, (&self.plan, self.count));
+                let (denoising, noise) = Denoising::prepare(residency, &txt, noise, batch, &caller, &mut self.clock)?;
+                self.model.reuse(noise);
+                self.count = denoising.samples();
+                self.state = State::Denoising(denoising);
+            }
+            state => self.state = state,
+        }
+        Ok(self.count)
+    }
+
+    /// One step; whether there was one left.
+    pub fn step(&mut self, report: &mut dyn FnMut(Progress)) -> Result<bool> {
+        self.prepare(report)?;
+        let State::Denoising(denoising) = &mut self.state else { return Ok(false) };
+        if denoising.is_done() {
+            return Ok(false);
+        }
+        let caller = Caller::new(report, &self.cancel);
+        let stepped = denoising.step(self.model.backend(), &caller, &mut self.clock);
+        self.end_on_error(stepped)?;
+        Ok(true)
+    }
+
+    /// The next image; `None` when all were given.
+    pub fn decode(&mut self, report: &mut dyn FnMut(Progress)) -> Result<Option<Decoded>> {
+        while self.step(report)? {}
+        let caller = Caller::new(report, &self.cancel);
+        let (model, plan, clock) = (&self.model, &self.plan, &mut self.clock);
+        match mem::replace(&mut self.state, State::Failed) {
+            State::Denoising(denoising) => {
+                // What the steps read is let go of before room is made for the decoder.
+                let latents = denoising.into_latents();
+                self.state = State::Decoding(Decoding::prepare(&model.residency, latents, plan, &caller, clock)?);
+            }
+            state => self.state = state,
+        }
+        let State::Decoding(decoding) = &mut self.state else { unreachable!("prepared above") };
+        let image = decoding.taken() as u64;
+        let decoded = decoding.next(model.backend(), plan, &caller, clock);
+        let rgb = self.end_on_error(decoded)?;
+        Ok(rgb.map(|rgb| Decoded { rgb, plan: Plan { seed: self.plan.seed + image, ..self.plan.clone() } }))
+    }
+
+    /// Where the time of the session went. Waits for what was enqueued.
+    pub fn finish(self) -> Result<Timings> {
+        self.clock.finish()
+    }
+
+    /// All images that are left, and the time of all.
+    pub fn run(mut self, report: &mut dyn FnMut(Progress)) -> Result<Vec<Image>> {
+        let mut decoded = Vec::new();
+        while let Some(image) = self.decode(report)? {
+            decoded.push(image);
+        }
+        let timings = self.finish()?;
+        let image = |Decoded { rgb, plan }| Image { rgb, plan, timings: timings.clone() };
+        Ok(decoded.into_iter().map(image).collect())
+    }
+
+    /// The latents behind the images, in float32 [samples * height / patch * width / patch, channels]; waits for them.
+    /// For tests and tools.
+    ///
+    /// Errors when decoding has begun, too.
+    pub fn latents(&mut self) -> Result<Vec<f32>> {
+        while self.step(&mut |_| {})? {}
+        match &self.state {
+            State::Denoising(denoising) => self.model.backend().download(denoising.latents()),
+            _ => Err(Error::new("the latents were given to the decoder")),
+        }
+    }
+
+    fn end_on_error<T>(&mut self, result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            self.state = State::Failed;
+        }
+        result
+    }
+
+    /// Text features [tokens, features] of the prompt; with guidance those of the empty prompt under them. Only prompts
+    /// that are new run.
+    fn encode_prompts(&mut self, caller: &Caller<'_>) -> Result<Tensor<B>> {
+        caller.check()?;
+        let residency = &self.model.residency;
+        let prompts: &[&str] = if self.plan.guided() { &[&self.prompt, ""] } else { &[&self.prompt] };
+        // Held here, so that neither a new prompt nor want of memory takes them away.
+        let mut features: Vec<Option<Tensor<B>>> = prompts.iter().map(|prompt| residency.prompts.get(prompt)).collect();
+        let mut new: Vec<&str> =
+            prompts.iter().zip(&features).filter(|(_, known)| known.is_none()).map(|(prompt, _)| *prompt).collect();
+        new.dedup(); // the prompt itself may be empty
+        residency.prefetch(&self.plan, !new.is_empty());
+        if !new.is_empty() {
+            let encoder = residency.text_encoder(caller, &mut self.clock)?;
+            let (layers, total) = (encoder.layers(), (new.len() * encoder.layers()) as u64);
+            for (i, new) in new.iter().enumerate() {
+                let empty = if **new == self.prompt { None } else { Some(self.model.tokens(new)?) };
+                let encoded = encoder.forward(empty.as_ref().unwrap_or(&self.tokens), |done| {
+                    caller.report(Stage::Text, (i * layers + done) as u64, total);
+                    caller.check()
+                })?;
+                for (features, _) in features.iter_mut().zip(prompts).filter(|(_, prompt)| *prompt == new) {
+                    *features = Some(encoded.row_view(0..encoded.rows()));
+                }
+                residency.prompts.insert(new, encoded);
+            }
+        }
+        let features: Vec<&Tensor<B>> = features.iter().flatten().collect();
+        let txt = Tensor::concat_rows(&features)?;
+        self.clock.encoded(new.len())?;
+        Ok(txt)
+    }
+}
+
+/// Draws noise for as many of `count` images as may be one batch, on another thread: the host has enough to do until
+/// the first step, and the device the text encoder.
+fn draw<B: Backend>(model: &Model<B>, plan: &Plan, count: usize) -> JoinHandle<Noise> {
+    let info = model.info();
+    let samples = Needs::of(model.backend(), info, plan).wanted(plan, count);
+    let (channels, (height, width), seed) = (info.transformer.in_channels, info.latent_size(plan), plan.seed);
+    let mut noise = model.noise();
+    thread::spawn(move || {
+        noise.draw(seed, samples, channels, height, width);
+        noise
+    })
+}
