@@ -10,3 +10,5 @@ mod modules;
 mod pipeline;
 #[path = "golden/tokens.rs"]
 mod tokens;
+#[path = "golden/unread.rs"]
+mod unread;
