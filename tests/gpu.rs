@@ -50,6 +50,7 @@ mod transfer;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use flux::backend::Backend;
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
 
 /// GPU 0 with counters of its own, or none where there is no GPU.
