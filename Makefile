@@ -95,7 +95,7 @@ executable = $$(sed -n 's/.*"kind":\["$(1)"\].*"name":"$(2)".*"executable":"\([^
 gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust (STANDALONE=1: and without this folder; BASE=PROGRAM: with a program to compare)
 	mkdir -p target/kernels $(BUNDLE_TARGET)
 	ln -sfn ../kernels $(BUNDLE_TARGET)/kernels
-	ls -l target/release/flux > $(BUNDLE_TARGET)/before 2>/dev/null || true
+	cksum target/release/flux > $(BUNDLE_TARGET)/before 2>/dev/null || true
 	CARGO_TARGET_DIR=$(BUNDLE_TARGET) $(CARGO) test --release --locked --no-default-features --no-run --lib --test gpu \
 		--test cpu_gemm --message-format json > $(BUNDLE_TARGET)/built.json
 	@rm -f $(BUNDLE_TARGET)/base && if [ -n "$(BASE)" ]; then strip -o $(BUNDLE_TARGET)/base "$(BASE)"; fi
@@ -113,7 +113,7 @@ gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust 
 		"$$(grep '^diffusers==' scripts/requirements-reference.txt)" || echo "note: no wheels of the reference, so it is not measured" >&2
 	@if [ -n "$(STANDALONE)" ]; then mkdir $(GPU_BUNDLE)/tests $(GPU_BUNDLE)/models && cp -r tests/golden $(GPU_BUNDLE)/tests/ \
 		&& cp -r models/tiny $(GPU_BUNDLE)/models/; fi
-	@ls -l target/release/flux 2>/dev/null | cmp - $(BUNDLE_TARGET)/before \
+	@cksum target/release/flux 2>/dev/null | cmp - $(BUNDLE_TARGET)/before \
 		|| { echo "error: the bundle's build has changed target/release/flux" >&2; exit 1; }
 	@du -sh $(GPU_BUNDLE)
 
