@@ -4,8 +4,8 @@ use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::ops::{Conv, Joint, Mask};
 use flux::pipeline::ModelInfo;
-use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder, Tokenizer};
-use flux::transformer::{self, DoubleBlock, Norm, SingleBlock, StepModulation, Transformer};
+use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
+use flux::transformer::{self, DoubleBlock, Norm, SingleBlock, Transformer};
 use flux::vae::{self, Decoder, Grid, MidBlock, ResnetBlock};
 use flux::weights::Weights;
 use flux::{Result, Tensor};
@@ -91,7 +91,7 @@ fn text_encoder_layer_and_stacked_states() -> Result<()> {
         case.expect("text.prompt_embeds", &encoder.forward(&tokens, |_| ())?);
         // The empty prompt, where guidance needs it.
         if !case.info.is_distilled {
-            let empty = Tokenizer::load(&case.dir, case.info.max_sequence_length)?.encode("")?;
+            let empty = text_encoder::Tokenizer::load(&case.dir, case.info.max_sequence_length)?.encode("")?;
             case.expect("text.negative_prompt_embeds", &encoder.forward(&empty, |_| ())?);
         }
     }
@@ -103,7 +103,7 @@ fn modulations_of_a_timestep() -> Result<()> {
     for case in cases() {
         let model = Transformer::load(&Weights::new(&cpu(), &transformer::open(&case.dir)?), &case.info.transformer)?;
         let modulations = model.modulations(&case.golden.get("transformer.timestep").1)?;
-        let StepModulation { double_img, double_txt, single, .. } = modulations.step(0);
+        let transformer::StepModulation { double_img, double_txt, single, .. } = modulations.step(0);
         for (name, modulations) in [
             ("double_stream_modulation_img", &double_img[..]),
             ("double_stream_modulation_txt", &double_txt),
