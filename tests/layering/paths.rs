@@ -15,7 +15,7 @@ use syn::{Attribute, ImplItem, Item, Meta, UseTree};
 /// The names of a path without what it begins at: `["tensor", "Tensor"]` is `crate::tensor::Tensor`.
 pub type Names = Vec<String>;
 
-/// Aliases may lead to aliases, but not without end.
+/// How many aliases are followed one after the other, so that two that name each other end.
 const MOST_ALIASES: usize = 16;
 
 /// Where a path leads.
@@ -108,7 +108,7 @@ impl Sources {
         Self::new(files)
     }
 
-    /// Every path of a file: its line, and the place that its beginning stands for.
+    /// Every path of a file: its line, and the place that it leads to.
     pub fn used<'a>(&'a self, file: &'a SourceFile) -> impl Iterator<Item = (usize, Place)> + 'a {
         let place = |path: &Written| self.place(file, &path.module, path.rooted, &path.names, MOST_ALIASES);
         file.written.iter().map(move |path| (path.line, place(path)))
@@ -200,9 +200,8 @@ fn read_below(folder: &FilePath, below: &str, files: &mut Vec<SourceFile>) {
     }
 }
 
-/// Circles among modules of one folder: every set of siblings that reach each other, by what is in them too.
-///
-/// `"backend: cpu cuda"` are two modules of `backend`.
+/// Circles among the modules of each folder: sets of siblings that use each other, directly or through others of them. A
+/// sibling uses what the modules in it use.
 pub fn circles(graph: &BTreeMap<Names, BTreeSet<Names>>) -> Vec<(String, BTreeSet<String>)> {
     let folders: BTreeSet<&[String]> = graph.keys().flat_map(|m| (0..m.len()).map(|n| &m[..n])).collect();
     let mut found = Vec::new();
@@ -213,7 +212,7 @@ pub fn circles(graph: &BTreeMap<Names, BTreeSet<Names>>) -> Vec<(String, BTreeSe
             let Some(from) = sibling(module) else { continue };
             reach.entry(from.clone()).or_default().extend(uses.iter().filter_map(sibling).filter(|to| *to != from));
         }
-        // As often as there are modules: what is reached in two steps is reached.
+        // Each round doubles the length of the ways that are known, and no way is longer than there are modules.
         for _ in 0..reach.len() {
             let once = reach.clone();
             for to in reach.values_mut() {
