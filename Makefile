@@ -17,6 +17,8 @@ CUDA_WHEELS := nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime 
 CUDA_VENV := .cuda
 GPU_BUNDLE := gpu-bundle
 BUNDLE_TARGET := target/bundle
+# Laid out as cargo does it, PROFILE/build/CRATE, for build.rs looks for its cache from there.
+KERNELS := target/kernels/build/make
 
 export PROMPT SEED IMAGE
 .DEFAULT_GOAL := help
@@ -44,10 +46,12 @@ cuda-toolkit: ## Fetch nvcc 13.0 into .cuda (270 MB, no root needed); the next b
 # `cargo build` looks too.
 .PHONY: kernels
 kernels: ## Compile all kernels for all GPUs; fails where one does not compile or nvcc is missing
-	mkdir -p target/kernels/build/make/out
-	rustc --edition 2024 -O -o target/kernels/build/make/script build.rs
-	CARGO_MANIFEST_DIR="$(CURDIR)" OUT_DIR="$(CURDIR)/target/kernels/build/make/out" FLUX_CUDA_ARCHS= FLUX_REQUIRE_NVCC=1 \
-		NUM_JOBS="$${NUM_JOBS:-$$(getconf _NPROCESSORS_ONLN)}" target/kernels/build/make/script
+	@mkdir -p $(KERNELS)/out
+	rustc --edition 2024 -O -o $(KERNELS)/script build.rs
+	@CARGO_MANIFEST_DIR="$(CURDIR)" OUT_DIR="$(CURDIR)/$(KERNELS)/out" FLUX_CUDA_ARCHS= FLUX_REQUIRE_NVCC=1 \
+		NUM_JOBS="$${NUM_JOBS:-$$(getconf _NPROCESSORS_ONLN)}" $(KERNELS)/script > $(KERNELS)/log \
+		|| { sed -n 's/^cargo::error=/error: /p' $(KERNELS)/log >&2; exit 1; }
+	@echo "$$(grep -c include_bytes $(KERNELS)/out/kernels.rs) kernel files are compiled, in target/kernels"
 
 # A machine with an NVIDIA driver but without nvcc gets nvcc and cuBLASLt into .cuda. When that fails, the CPU serves.
 .PHONY: gpu-setup
