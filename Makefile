@@ -14,7 +14,11 @@ comma := ,
 # The tokenizer of the golden files: Qwen3's, which every downloaded model has.
 TOKENIZER ?= models/klein-4b/tokenizer
 CUDA_WHEELS := nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl
+CUDA_VENV := .cuda
 GPU_BUNDLE := gpu-bundle
+BUNDLE_TARGET := target/bundle
+# Laid out as cargo does it, PROFILE/build/CRATE, for build.rs looks for its cache from there.
+KERNELS := target/kernels/build/make
 
 export PROMPT SEED IMAGE
 .DEFAULT_GOAL := help
@@ -33,9 +37,21 @@ build: ## Build target/release/flux
 
 .PHONY: cuda-toolkit
 cuda-toolkit: ## Fetch nvcc 13.0 into .cuda (270 MB, no root needed); the next build compiles the kernels
-	$(PYTHON) -m venv .cuda
-	.cuda/bin/pip install --quiet $(foreach wheel,$(CUDA_WHEELS),"$(wheel)==13.0.*")
-	@ls .cuda/lib/python3*/site-packages/nvidia/cu13/bin/nvcc
+	$(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/pip install --quiet $(foreach wheel,$(CUDA_WHEELS),"$(wheel)==13.0.*")
+	@ls $(CUDA_VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc
+	@touch build.rs # so that cargo runs it again
+
+# build.rs needs no other crate, so it is run by itself. It compiles what target/kernels does not hold yet, which is where
+# `cargo build` looks too.
+.PHONY: kernels
+kernels: ## Compile all kernels for all GPUs; fails where one does not compile or nvcc is missing
+	@mkdir -p $(KERNELS)/out
+	rustc --edition 2024 -O -o $(KERNELS)/script build.rs
+	@CARGO_MANIFEST_DIR="$(CURDIR)" OUT_DIR="$(CURDIR)/$(KERNELS)/out" FLUX_CUDA_ARCHS= FLUX_REQUIRE_NVCC=1 \
+		NUM_JOBS="$${NUM_JOBS:-$$(getconf _NPROCESSORS_ONLN)}" $(KERNELS)/script > $(KERNELS)/log \
+		|| { sed -n 's/^cargo::error=/error: /p' $(KERNELS)/log >&2; exit 1; }
+	@echo "$$(grep -c include_bytes $(KERNELS)/out/kernels.rs) kernel files are compiled, in target/kernels"
 
 # A machine with an NVIDIA driver but without nvcc gets nvcc and cuBLASLt into .cuda. When that fails, the CPU serves.
 .PHONY: gpu-setup
@@ -56,6 +72,10 @@ gallery: build ## Draw docs/gallery.png anew: the prompts of docs/gallery.txt on
 test: ## Run all tests; needs no GPU and no download (those that need a GPU say that they are skipped)
 	$(CARGO) test --release --locked
 
+.PHONY: ci
+ci: ## What CI runs: format, clippy, all tests in two profiles, all kernels
+	.ci/run
+
 .PHONY: test-gpu
 test-gpu: gpu-setup ## Run the tests of the CUDA backend; fails where there is no GPU
 	FLUX_REQUIRE_GPU=1 $(CARGO) test --release --locked --test gpu
@@ -70,27 +90,35 @@ bench-reference: gpu-setup build ## Measure the stages of MODEL beside those of 
 	$(PYTHON) scripts/bench_reference.py "$(MODEL)" --steps 4 --size $(subst $(comma), ,$(SIZES))
 
 # What cargo said it built: KIND, NAME.
-executable = $$(sed -n 's/.*"kind":\["$(1)"\].*"name":"$(2)".*"executable":"\([^"]*\)".*/\1/p' target/gpu-bundle.json)
+executable = $$(sed -n 's/.*"kind":\["$(1)"\].*"name":"$(2)".*"executable":"\([^"]*\)".*/\1/p' $(BUNDLE_TARGET)/built.json)
 
-# Programs without the default model, which the project's root has; the reference's wheels, where pip can fetch them.
+# Programs without the default model, which the project's root has; the reference's wheels, where pip can fetch them. They
+# are built in a target folder of their own, so that target/release/flux keeps its model; compiled kernels are shared.
 # FLUX_CUDA_ARCHS=90a builds the kernels for one GPU only, which is quicker.
 .PHONY: gpu-bundle
-gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust (STANDALONE=1: and without this folder)
-	$(CARGO) test --release --locked --no-default-features --no-run --lib --test gpu --test cpu_gemm \
-		--message-format json > target/gpu-bundle.json
-	rm -rf $(GPU_BUNDLE) target/gpu-bundle
-	mkdir -p $(GPU_BUNDLE)/scripts target/gpu-bundle
-	strip -o target/gpu-bundle/flux "$(call executable,bin,flux)"
-	strip -o target/gpu-bundle/units "$(call executable,lib,flux)"
-	strip -o target/gpu-bundle/gpu "$(call executable,test,gpu)"
-	strip -o target/gpu-bundle/cpu_gemm "$(call executable,test,cpu_gemm)"
-	XZ_OPT=-9 tar -C target/gpu-bundle -cJf $(GPU_BUNDLE)/bin.tar.xz .
+gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust (STANDALONE=1: and without this folder; BASE=PROGRAM: with a program to compare)
+	mkdir -p target/kernels $(BUNDLE_TARGET)
+	ln -sfn ../kernels $(BUNDLE_TARGET)/kernels
+	cksum target/release/flux > $(BUNDLE_TARGET)/before 2>/dev/null || true
+	CARGO_TARGET_DIR=$(BUNDLE_TARGET) $(CARGO) test --release --locked --no-default-features --no-run --lib --test gpu \
+		--test cpu_gemm --message-format json > $(BUNDLE_TARGET)/built.json
+	@rm -f $(BUNDLE_TARGET)/base && if [ -n "$(BASE)" ]; then strip -o $(BUNDLE_TARGET)/base "$(BASE)"; fi
+	rm -rf $(GPU_BUNDLE) $(BUNDLE_TARGET)/bin
+	mkdir -p $(GPU_BUNDLE)/scripts $(BUNDLE_TARGET)/bin
+	strip -o $(BUNDLE_TARGET)/bin/flux "$(call executable,bin,flux)"
+	strip -o $(BUNDLE_TARGET)/bin/units "$(call executable,lib,flux)"
+	strip -o $(BUNDLE_TARGET)/bin/gpu "$(call executable,test,gpu)"
+	strip -o $(BUNDLE_TARGET)/bin/cpu_gemm "$(call executable,test,cpu_gemm)"
+	XZ_OPT=-9 tar -C $(BUNDLE_TARGET)/bin -cJf $(GPU_BUNDLE)/bin.tar.xz .
+	@if [ -n "$(BASE)" ]; then mkdir $(GPU_BUNDLE)/base && mv $(BUNDLE_TARGET)/base $(GPU_BUNDLE)/base/flux; fi
 	git describe --always --dirty > $(GPU_BUNDLE)/COMMIT
 	cp scripts/gpu_check.sh scripts/make_full_size_model.py scripts/bench_reference.py $(GPU_BUNDLE)/scripts/
 	@$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest $(GPU_BUNDLE)/wheels importlib_metadata zipp \
 		"$$(grep '^diffusers==' scripts/requirements-reference.txt)" || echo "note: no wheels of the reference, so it is not measured" >&2
 	@if [ -n "$(STANDALONE)" ]; then mkdir $(GPU_BUNDLE)/tests $(GPU_BUNDLE)/models && cp -r tests/golden $(GPU_BUNDLE)/tests/ \
 		&& cp -r models/tiny $(GPU_BUNDLE)/models/; fi
+	@cksum target/release/flux 2>/dev/null | cmp - $(BUNDLE_TARGET)/before \
+		|| { echo "error: the bundle's build has changed target/release/flux" >&2; exit 1; }
 	@du -sh $(GPU_BUNDLE)
 
 .PHONY: lint

@@ -3,8 +3,12 @@
 //!
 //! nvcc is looked for in `NVCC`, `CUDA_HOME`, `CUDA_PATH`, `PATH`, the project's `.cuda` and `.venv` (see `make
 //! cuda-toolkit`), `/usr/local/cuda` and `/opt/cuda`. Without it the table is empty: the crate still builds, and says
-//! so when CUDA is asked for. `FLUX_CUDA_ARCHS=90a` (a comma-separated list) cuts the build to the architectures of
-//! one's own machine.
+//! so when CUDA is asked for. `FLUX_REQUIRE_NVCC=1` makes that an error. `FLUX_CUDA_ARCHS=90a` (a comma-separated list)
+//! cuts the build to the architectures of one's own machine.
+//!
+//! Fatbins are cached in `kernels/` of the target folder under a hash of all that they are made from, so that every
+//! profile, and `cargo check` too, compiles a kernel once. The program needs no other crate: `make kernels` compiles it
+//! by itself and runs it.
 
 use std::collections::hash_map::DefaultHasher;
 use std::env;
@@ -14,38 +18,50 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Ampere, Ada, Hopper, Blackwell; `a` unlocks wgmma on Hopper. All other GPUs compile the PTX when a module is loaded.
 const ARCHS: [&str; 6] = ["80", "86", "89", "90a", "100", "120"];
 const PTX_ARCH: &str = "80";
 /// A file of this suffix is for one architecture only.
 const HOPPER_SUFFIX: &str = "_sm90a";
-const ENVIRONMENT: [&str; 5] = ["NVCC", "CUDA_HOME", "CUDA_PATH", "PATH", "FLUX_CUDA_ARCHS"];
+/// Where nvcc is looked for, and what is asked of this build.
+const ENVIRONMENT: [&str; 6] = ["NVCC", "CUDA_HOME", "CUDA_PATH", "PATH", "FLUX_CUDA_ARCHS", "FLUX_REQUIRE_NVCC"];
+/// What nvcc adds to its command line by itself.
+const NVCC_FLAGS: [&str; 2] = ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"];
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=cuda");
-    for name in ENVIRONMENT {
+    for name in ENVIRONMENT.iter().chain(&NVCC_FLAGS) {
         println!("cargo::rerun-if-env-changed={name}");
     }
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    // A file that is missing would be taken for changed by every build; `make cuda-toolkit` touches this file instead.
     for folder in [".cuda", ".venv"] {
-        println!("cargo::rerun-if-changed={}", root.join(folder).join("pyvenv.cfg").display());
+        let made = root.join(folder).join("pyvenv.cfg");
+        if made.exists() {
+            println!("cargo::rerun-if-changed={}", made.display());
+        }
     }
 
     let fatbins = match find_nvcc(&root) {
-        Some(nvcc) => compile_all(&nvcc, &root.join("cuda"), &out).unwrap_or_else(|message| {
-            println!("cargo::error={message}");
-            std::process::exit(1);
-        }),
+        Some(nvcc) => Compiler::new(nvcc, &root, &out).and_then(|compiler| compiler.compile_all()),
+        None if env::var("FLUX_REQUIRE_NVCC").is_ok_and(|value| value == "1") => {
+            Err("nvcc was not found; `make cuda-toolkit` fetches it".to_string())
+        }
         None => {
             println!(
                 "cargo::warning=nvcc was not found, so this build cannot use a GPU; `make cuda-toolkit` fetches it"
             );
-            Vec::new()
+            Ok(Vec::new())
         }
     };
+    let fatbins = fatbins.unwrap_or_else(|message| {
+        println!("cargo::error={message}");
+        std::process::exit(1);
+    });
     fs::write(out.join("kernels.rs"), table(&fatbins)).expect("OUT_DIR is writable");
 }
 
@@ -68,91 +84,125 @@ fn find_nvcc(root: &Path) -> Option<PathBuf> {
     candidates.into_iter().filter_map(|path| path.canonicalize().ok()).find(|path| path.is_file())
 }
 
-/// The names of the kernel files and their fatbins, in the order of their names.
-fn compile_all(nvcc: &Path, folder: &Path, out: &Path) -> Result<Vec<(String, PathBuf)>, String> {
-    let asked = env::var("FLUX_CUDA_ARCHS").ok().filter(|list| !list.is_empty());
-    let archs: Vec<&str> = match &asked {
-        Some(list) => list.split(',').map(str::trim).filter(|arch| !arch.is_empty()).collect(),
-        None => ARCHS.to_vec(),
-    };
-    let mut sources = Vec::new();
-    let mut headers = DefaultHasher::new();
-    let mut paths: Vec<PathBuf> =
-        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
-    paths.sort();
-    for path in paths {
-        match path.extension().and_then(|extension| extension.to_str()) {
-            Some("cu") => sources.push(path),
-            Some("cuh") => {
-                fs::read(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?.hash(&mut headers)
-            }
-            _ => {}
-        }
-    }
-    let headers = headers.finish();
-    let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(2).clamp(1, 16);
-    let queue = Mutex::new(sources.into_iter());
-    let done = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..jobs {
-            scope.spawn(|| {
-                loop {
-                    let next = queue.lock().expect("no thread panics while it holds the queue").next();
-                    let Some(source) = next else { break };
-                    let result = compile(nvcc, &source, &archs, asked.is_none(), headers, out);
-                    done.lock().expect("no thread panics while it holds the results").push(result);
-                }
-            });
-        }
-    });
-    let results = done.into_inner().expect("all threads have ended");
-    let mut fatbins: Vec<_> = results.into_iter().collect::<Result<Vec<_>, String>>()?.into_iter().flatten().collect();
-    fatbins.sort();
-    Ok(fatbins)
+/// What all kernel files are compiled with.
+struct Compiler {
+    nvcc: PathBuf,
+    folder: PathBuf,
+    archs: Vec<String>,
+    /// Whether GPUs of later architectures are served as well.
+    ptx: bool,
+    /// Hash of nvcc's version, of its flags from the environment, and of the headers.
+    common: u64,
+    cache: PathBuf,
+    out: PathBuf,
 }
 
-/// One fatbin; none when no wanted architecture can run the file. Reuses what an earlier run made from the same text
-/// and arguments.
-fn compile(
-    nvcc: &Path,
-    source: &Path,
-    archs: &[&str],
-    ptx: bool,
-    headers: u64,
-    out: &Path,
-) -> Result<Option<(String, PathBuf)>, String> {
-    let stem = source.file_stem().expect("a .cu file has a name").to_string_lossy().into_owned();
-    let hopper_only = stem.ends_with(HOPPER_SUFFIX);
-    let archs: Vec<&str> = archs.iter().copied().filter(|arch| !hopper_only || *arch == "90a").collect();
-    if archs.is_empty() {
-        return Ok(None);
-    }
-    let mut arguments: Vec<String> =
-        ["-std=c++17", "-O3", "-fatbin", "-Xfatbin", "-compress-all"].map(String::from).to_vec();
-    arguments.extend(archs.iter().map(|arch| format!("-gencode=arch=compute_{arch},code=sm_{arch}")));
-    if ptx && !hopper_only {
-        arguments.push(format!("-gencode=arch=compute_{PTX_ARCH},code=compute_{PTX_ARCH}"));
-    }
-    let text = fs::read(source).map_err(|e| format!("cannot read {}: {e}", source.display()))?;
-    let mut hasher = DefaultHasher::new();
-    (nvcc, &arguments, &text, headers).hash(&mut hasher);
-    let fatbin = out.join(format!("{stem}-{:016x}.fatbin", hasher.finish()));
-    if !fatbin.is_file() {
-        let partial = fatbin.with_extension("part");
-        let output = Command::new(nvcc)
-            .args(&arguments)
-            .arg("-o")
-            .arg(&partial)
-            .arg(source)
-            .output()
-            .map_err(|e| format!("cannot run {}: {e}", nvcc.display()))?;
-        if !output.status.success() {
-            let log = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " | ");
-            return Err(format!("nvcc could not compile {}: {log}", source.display()));
+impl Compiler {
+    fn new(nvcc: PathBuf, root: &Path, out: &Path) -> Result<Self, String> {
+        let asked = env::var("FLUX_CUDA_ARCHS").ok().filter(|list| !list.is_empty());
+        let archs = match &asked {
+            Some(list) => list.split(',').map(str::trim).filter(|arch| !arch.is_empty()).map(String::from).collect(),
+            None => ARCHS.map(String::from).to_vec(),
+        };
+        let folder = root.join("cuda");
+        let mut hasher = DefaultHasher::new();
+        run(Command::new(&nvcc).arg("--version"), "nvcc does not tell its version")?.hash(&mut hasher);
+        NVCC_FLAGS.map(env::var_os).hash(&mut hasher);
+        for header in files(&folder, "cuh") {
+            (header.file_name(), read(&header)?).hash(&mut hasher);
         }
-        fs::rename(&partial, &fatbin).map_err(|e| format!("cannot write {}: {e}", fatbin.display()))?;
+        // OUT_DIR is TARGET/PROFILE/build/flux-HASH/out.
+        let cache = out.ancestors().nth(4).unwrap_or(out).join("kernels");
+        fs::create_dir_all(&cache).map_err(|e| format!("cannot create {}: {e}", cache.display()))?;
+        Ok(Self { nvcc, folder, archs, ptx: asked.is_none(), common: hasher.finish(), cache, out: out.to_path_buf() })
     }
-    Ok(Some((stem, fatbin)))
+
+    /// The names of the kernel files and their fatbins, in the order of their names.
+    fn compile_all(&self) -> Result<Vec<(String, PathBuf)>, String> {
+        let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(2).clamp(1, 16);
+        let queue = Mutex::new(files(&self.folder, "cu").into_iter());
+        let done = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..jobs {
+                scope.spawn(|| {
+                    loop {
+                        let next = queue.lock().expect("no thread panics while it holds the queue").next();
+                        let Some(source) = next else { break };
+                        let result = self.compile(&source);
+                        done.lock().expect("no thread panics while it holds the results").push(result);
+                    }
+                });
+            }
+        });
+        let results = done.into_inner().expect("all threads have ended");
+        let mut fatbins: Vec<_> =
+            results.into_iter().collect::<Result<Vec<_>, String>>()?.into_iter().flatten().collect();
+        fatbins.sort();
+        Ok(fatbins)
+    }
+
+    /// One fatbin; none when no wanted architecture can run the file. It is included from OUT_DIR, so that a cache that
+    /// is removed later does no harm.
+    fn compile(&self, source: &Path) -> Result<Option<(String, PathBuf)>, String> {
+        let stem = source.file_stem().expect("a .cu file has a name").to_string_lossy().into_owned();
+        let hopper_only = stem.ends_with(HOPPER_SUFFIX);
+        let archs: Vec<_> = self.archs.iter().filter(|arch| !hopper_only || *arch == "90a").collect();
+        if archs.is_empty() {
+            return Ok(None);
+        }
+        let mut arguments: Vec<String> =
+            ["-std=c++17", "-O3", "-fatbin", "-Xfatbin", "-compress-all"].map(String::from).to_vec();
+        arguments.extend(archs.iter().map(|arch| format!("-gencode=arch=compute_{arch},code=sm_{arch}")));
+        if self.ptx && !hopper_only {
+            arguments.push(format!("-gencode=arch=compute_{PTX_ARCH},code=compute_{PTX_ARCH}"));
+        }
+        let mut hasher = DefaultHasher::new();
+        (self.common, &arguments, read(source)?).hash(&mut hasher);
+        let cached = self.cache.join(format!("{stem}-{:016x}.fatbin", hasher.finish()));
+        if !cached.is_file() {
+            self.make(source, &arguments, &cached)?;
+        }
+        let fatbin = self.out.join(format!("{stem}.fatbin"));
+        fs::copy(&cached, &fatbin).map_err(|e| format!("cannot write {}: {e}", fatbin.display()))?;
+        Ok(Some((stem, fatbin)))
+    }
+
+    /// Compiles under a name that no other build has; a fatbin gets its own name when it is whole.
+    fn make(&self, source: &Path, arguments: &[String], fatbin: &Path) -> Result<(), String> {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let partial = fatbin.with_extension(format!("{}-{}.part", std::process::id(), since_1970.as_nanos()));
+        let what = format!("nvcc could not compile {}", source.display());
+        let made = run(Command::new(&self.nvcc).args(arguments).arg("-o").arg(&partial).arg(source), &what)
+            .and_then(|_| fs::rename(&partial, fatbin).map_err(|e| format!("cannot write {}: {e}", fatbin.display())));
+        if made.is_err() {
+            fs::remove_file(&partial).ok(); // nvcc may have written none
+        }
+        made
+    }
+}
+
+/// The files of a folder with an extension, in the order of their names.
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|found| found == extension));
+    paths.sort();
+    paths
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))
+}
+
+/// What a command prints; an error of one line, which begins with `what`, when it fails.
+fn run(command: &mut Command, what: &str) -> Result<Vec<u8>, String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|e| format!("cannot run {program}: {e}"))?;
+    if !output.status.success() {
+        let log = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " | ");
+        return Err(format!("{what}: {log}"));
+    }
+    Ok(output.stdout)
 }
 
 /// The text of `kernels.rs`. A fatbin must be aligned, which `include_bytes!` alone does not promise.

@@ -29,6 +29,7 @@ Sections, in the order of `all`:
 And:
   sanitize   memcheck, racecheck, initcheck
   compile    speed of the reference through torch.compile at 512, 1024; takes minutes, so not part of `all`
+  compare    another program and this one in turn, three times each: stages at 512 and 1024, in fp8 at 1024, cold starts
 
 Environment:
   MODEL_DIR  where models are written; 17 GB, for `nine` 35 GB more [default: /tmp/flux-models]
@@ -36,6 +37,7 @@ Environment:
   LIMIT_S    the limit of every section, in place of its own
   TESTS      which parity tests run: parts of their names
   BENCH      which ops are measured: parts of their names
+  BASE       what `compare` measures beside [default: base/flux of the bundle, see `make gpu-bundle BASE=PROGRAM`]
   PYTHON     a Python with torch and transformers [default: python3]
 
 Exit codes: 0 all passed, 1 a section failed or had no time left, 2 wrong usage.
@@ -58,6 +60,7 @@ limit_of() { # SECTION
         parity | reference | fidelity) echo 120 ;;
         racecheck) echo 150 ;;
         cpu | nine) echo 180 ;;
+        compare) echo 200 ;;
         compile) echo 420 ;;
         *) return 1 ;;
     esac
@@ -210,6 +213,65 @@ compile() {
     result "$(totals "$work/rows" 512 1024)"
 }
 
+median() { # < NUMBERS, one a line
+    sort -n | awk '{ value[NR] = $1 } END { print (value[int((NR + 1) / 2)] + value[int(NR / 2) + 1]) / 2 }'
+}
+
+is_hopper() { [[ $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1) == 9.0 ]]; }
+
+# Adds what a program measures to the files $work/WHO-FIGURE, a line each.
+compare_once() { # WHO PROGRAM
+    local who=$1 program=$2 rows=$work/rows-$1 row from
+    "$program" bench stages/ -d "$klein_4b" --device cuda --steps 4 --size 512,1024 --json >"$rows" || return 1
+    cat "$rows"
+    row=$(grep '"size": *1024\b' "$rows")
+    field step_ms <<<"$row" >>"$work/$who-step"
+    field decode_ms <<<"$row" >>"$work/$who-decode"
+    field total_ms <<<"$row" >>"$work/$who-image"
+    field step_ms <<<"$(grep '"size": *512\b' "$rows")" >>"$work/$who-step_512"
+    if is_hopper; then
+        "$program" bench stages/ -d "$klein_4b" --device cuda --precision fp8 --steps 4 --size 1024 --json >"$rows" || return 1
+        cat "$rows"
+        field step_ms <"$rows" >>"$work/$who-step_fp8"
+        field total_ms <"$rows" >>"$work/$who-image_fp8"
+    fi
+    from=${EPOCHREALTIME/./}
+    "$program" "${flux[@]:1}" --device cuda -W 1024 -H 1024 -o "$work/$who.png" || return 1
+    seconds_since "$from" >>"$work/$who-cold"
+}
+
+compare() {
+    local base=${BASE:-$bundle/base/flux} run figure what ours theirs figures=() pixels
+    [[ -x "$base" ]] || fail "no program to compare with: name it in BASE, or bring it with \`make gpu-bundle BASE=PROGRAM\`"
+    needs_model
+    program "$klein_4b"
+    # Brings the weights into the page cache, which counts for neither.
+    "${flux[@]}" --device cuda -W 1024 -H 1024 -o "$work/warm.png" || fail "no image"
+    for run in 1 2 3; do
+        echo "run $run"
+        compare_once base "$base" || fail "the base broke off"
+        compare_once new "$bin/flux" || fail "the bench broke off"
+    done
+    printf '\n%-32s %10s %10s %10s\n' 'median of 3' base new 'new / base'
+    while read -r figure what; do
+        [[ -s $work/base-$figure && -s $work/new-$figure ]] || continue
+        theirs=$(median <"$work/base-$figure") ours=$(median <"$work/new-$figure")
+        printf '%-32s %10s %10s %10s\n' "$what" "$theirs" "$ours" "$(awk -v a="$ours" -v b="$theirs" 'BEGIN { printf "%.4f", a / b }')"
+        figures+=("$figure $ours / $theirs,")
+    done <<'FIGURES'
+step_512 step 512, bf16, ms
+step step 1024, bf16, ms
+step_fp8 step 1024, fp8, ms
+decode decode 1024, ms
+image image 1024, bf16, ms
+image_fp8 image 1024, fp8, ms
+cold start to PNG 1024, s
+FIGURES
+    is_hopper || echo "no fp8: this is no Hopper GPU"
+    pixels=$("$bin/flux" compare "$work/base.png" "$work/new.png") || fail "the images cannot be compared"
+    result "new / base: ${figures[*]} the images: $pixels"
+}
+
 fidelity() {
     needs_model
     needs_reference
@@ -292,7 +354,7 @@ sanitized() { # TOOL
             skip+=(--skip "$name")
         done
         # Attention's pairs of blocks, which write there as well, give way to single ones.
-        [[ $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1) != 9.0 ]] || export FLUX_ATTENTION=sm90-single
+        ! is_hopper || export FLUX_ATTENTION=sm90-single
     fi
     # racecheck bears the products in these.
     [[ $1 != initcheck ]] || skip+=(--skip memory::a_chain_of_ops --skip graph::captured_work)

@@ -4,9 +4,13 @@ mod support;
 
 #[path = "golden/embeddings.rs"]
 mod embeddings;
+#[path = "golden/first_step.rs"]
+mod first_step;
 #[path = "golden/modules.rs"]
 mod modules;
 #[path = "golden/pipeline.rs"]
 mod pipeline;
 #[path = "golden/tokens.rs"]
 mod tokens;
+#[path = "golden/unread.rs"]
+mod unread;

@@ -76,6 +76,7 @@ mod upsample_conv2d;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use flux::backend::Backend;
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
 
 /// GPU 0 with counters of its own, or none where there is no GPU.
@@ -95,11 +96,17 @@ fn cuda() -> Option<Cuda> {
     }
 }
 
-/// The same in fp8, or none where that does not run.
+/// The same in fp8; none where there is no GPU, or one that fp8 is not made for. A Hopper GPU must have it.
 fn cuda_fp8() -> Option<Cuda> {
-    cuda()?;
-    let opened = Cuda::with(0, None, Precision::Fp8, &GemmCache::Off);
-    opened.inspect_err(|error| println!("skipped: {}", error.what())).ok()
+    let device = cuda()?.describe();
+    match Cuda::with(0, None, Precision::Fp8, &GemmCache::Off) {
+        Ok(cuda) => Some(cuda),
+        Err(error) if device.contains("compute capability 9.0") => panic!("{device} has no fp8: {error}"),
+        Err(error) => {
+            println!("skipped: {}", error.what());
+            None
+        }
+    }
 }
 
 /// The project's folder.

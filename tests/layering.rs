@@ -1,4 +1,4 @@
-//! Dependencies point one way: reads the `use` lines and paths of src/ and fails when an arrow points up.
+//! Dependencies point one way: reads the imports and paths of src/ and fails when an arrow points up.
 //!
 //! ```text
 //! main, commands -> cli, progress, report, bench -> pipeline -> text_encoder, transformer, vae, sampler -> nn, tensor, ops -> backend
@@ -7,8 +7,14 @@
 //! output, compare, default_model: used by commands only, output by bench
 //! ```
 
-use std::fs;
-use std::path::Path;
+#[path = "layering/paths.rs"]
+mod paths;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use paths::{Names, Place, SourceFile, Sources, circles};
 
 /// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
 const LAYERS: [(&str, &[&str]); 22] = [
@@ -46,7 +52,7 @@ const COMMON: [&str; 3] = ["error", "Error", "Result"];
 const ANY: &[&str] = &["*"];
 
 /// A crate and the only places where it may be named. (The CUDA backend has a module `gemm` of its own.)
-const CRATES: [(&str, &[&str]); 11] = [
+const CRATES: [(&str, &[&str]); 14] = [
     ("cudarc", &["backend/cuda/"]),
     ("gemm", &["backend/cpu/", "backend/cuda/"]),
     ("clap", &["cli.rs", "main.rs"]),
@@ -59,107 +65,109 @@ const CRATES: [(&str, &[&str]); 11] = [
     ("rand_mt", &["sampler/noise.rs"]),
     ("rand", &["sampler/noise.rs", "cli.rs"]),
     ("signal_hook", &["commands/signals.rs"]),
+    ("libloading", &["backend/cuda/library.rs"]),
+    ("parking_lot", &["backend/cuda/"]),
+    ("lru", &["backend/cuda/gemm/", "pipeline/", "text_encoder/"]),
 ];
 
 /// Names that may carry unsafe code.
 const UNSAFE: [&str; 5] =
     ["backend/cuda/", "backend/cpu/gemm.rs", "backend/cpu/amx", "backend/cpu/math.rs", "files/bytes.rs"];
 
-/// What is wrong with `line` of the file `file` (relative to src/), if anything.
-fn complaint(file: &str, line: &str) -> Option<String> {
-    let code = line.split("//").next().unwrap_or("").trim();
-    for (name, places) in CRATES {
-        let named = code.contains(&format!("{name}::")) && !follows_path_or_name(code, &format!("{name}::"));
-        if named && !places.iter().any(|place| file.starts_with(place)) {
-            return Some(format!("`{name}` may be named in {places:?} only"));
+/// Modules of one folder that use each other in a circle, all that are known: `(folder, modules)`. A circle that is
+/// gone, or has lost modules, leaves this list.
+const CIRCLES: &[(&str, &[&str])] = &[];
+
+/// What is wrong with a path in the file `file` (relative to src/), if anything.
+fn complaint(file: &str, place: &Place) -> Option<String> {
+    let path = match place {
+        Place::Own(path) => path,
+        Place::Other(path) => {
+            let (name, places) = CRATES.iter().find(|(name, _)| path[0] == *name)?;
+            let fine = places.iter().any(|place| file.starts_with(place));
+            return (!fine).then(|| format!("`{name}` may be named in {places:?} only"));
         }
-    }
-    if (code.contains("unsafe ") || code.contains("allow(unsafe_code)"))
-        && !UNSAFE.iter().any(|place| file.starts_with(place))
-    {
-        return Some(format!("unsafe code may be in {UNSAFE:?} only"));
-    }
-    let (own, allowed) =
-        LAYERS.iter().find(|(layer, _)| file.starts_with(layer)).unwrap_or_else(|| panic!("{file} has no layer"));
-    for used in ["crate::", "flux::"].iter().flat_map(|root| parts(code, root)) {
-        let top = used.split("::").next().unwrap_or_default();
-        let deep = used.starts_with("backend::cpu") || used.starts_with("backend::cuda");
-        let inside = own.trim_end_matches(".rs") == top && !own.is_empty();
-        // A backend may use itself, but not the other one; everyone else names the trait only.
-        let fine = if deep {
-            file.starts_with(&used.replace("::", "/")[.."backend/cpu".len()])
-                || allowed.iter().any(|a| used.starts_with(a) && a.contains("::"))
-        } else {
-            inside || COMMON.contains(&top) || allowed.contains(&top)
-        };
-        if !fine && *allowed != ANY {
-            return Some(format!("`{used}` is above it, or beside it"));
-        }
-    }
-    None
+    };
+    let Some((own, allowed)) = LAYERS.iter().find(|(layer, _)| file.starts_with(layer)) else {
+        return Some("the file is in no layer".to_string());
+    };
+    let used = path[..path.len().min(2)].join("::");
+    let top = path.first().map_or("", String::as_str);
+    let deep = used.starts_with("backend::cpu") || used.starts_with("backend::cuda");
+    let inside = own.trim_end_matches(".rs") == top && !own.is_empty();
+    // A backend may use itself, but not the other one; everyone else names the trait only.
+    let fine = if deep {
+        file.starts_with(&used.replace("::", "/")[.."backend/cpu".len()])
+            || allowed.iter().any(|a| used.starts_with(a) && a.contains("::"))
+    } else {
+        inside || COMMON.contains(&top) || allowed.contains(&top)
+    };
+    (!fine && *allowed != ANY).then(|| format!("`{used}` is above it, or beside it"))
 }
 
-/// Whether every `needle` in `code` is the end of a longer name or path, as `rand::` is in `operand::` and
-/// `crate::rand::`.
-fn follows_path_or_name(code: &str, needle: &str) -> bool {
-    code.match_indices(needle)
-        .all(|(at, _)| code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':'))
+/// What is wrong with a file.
+fn complaints(sources: &Sources, file: &SourceFile) -> Vec<String> {
+    let name = &file.name;
+    let mut found: BTreeSet<(usize, String)> = BTreeSet::new();
+    for (line, place) in sources.used(file) {
+        found.extend(complaint(name, &place).map(|why| (line, why)));
+    }
+    if !UNSAFE.iter().any(|place| name.starts_with(place)) {
+        let why = format!("unsafe code may be in {UNSAFE:?} only");
+        found.extend(file.unsafe_lines.iter().map(|line| (*line, why.clone())));
+    }
+    found.into_iter().map(|(line, why)| format!("src/{name}:{line}: {why}")).collect()
 }
 
-/// Paths of two names that follow `root` in `code`, with those in braces: `crate::{a, b::c}` gives `a` and `b::c`.
-fn parts(code: &str, root: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    for (at, _) in code.match_indices(root) {
-        if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':') {
-            continue;
-        }
-        let rest = &code[at + root.len()..];
-        let list = match rest.strip_prefix('{') {
-            Some(inner) => inner.split('}').next().unwrap_or(inner).split(',').collect(),
-            None => vec![rest],
-        };
-        for path in list {
-            let path: String =
-                path.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_' || *c == ':').collect();
-            if !path.is_empty() {
-                found.push(path.split("::").filter(|name| !name.is_empty()).take(2).collect::<Vec<_>>().join("::"));
-            }
-        }
-    }
-    found
+fn src() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
-fn complaints(folder: &Path, below: &str, found: &mut Vec<String>) {
-    for entry in fs::read_dir(folder).expect("src is a folder") {
-        let entry = entry.expect("readable");
-        let name = format!("{below}{}", entry.file_name().to_string_lossy());
-        if entry.path().is_dir() {
-            complaints(&entry.path(), &format!("{name}/"), found);
-        } else if name.ends_with(".rs") && !name.ends_with("/tests.rs") {
-            let text = fs::read_to_string(entry.path()).expect("UTF-8");
-            // Tests stand at the end of a file or in a `tests.rs`, and may use what they like.
-            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
-            let lines = code.lines().enumerate();
-            found.extend(lines.filter_map(|(i, line)| {
-                complaint(&name, line).map(|why| format!("src/{name}:{}: {why}: {}", i + 1, line.trim()))
-            }));
-        }
-    }
+/// For every module of src/ the modules of which it uses something.
+fn module_graph() -> BTreeMap<Names, BTreeSet<Names>> {
+    Sources::read(&src()).module_graph()
 }
 
 #[test]
 fn no_arrow_points_up() {
-    let mut found = Vec::new();
-    complaints(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "", &mut found);
+    let sources = Sources::read(&src());
+    let found: Vec<_> = sources.files.iter().flat_map(|file| complaints(&sources, file)).collect();
     assert!(found.is_empty(), "\n{}", found.join("\n"));
 }
 
 #[test]
 fn every_file_has_a_layer_and_every_layer_a_file() {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     for (layer, _) in LAYERS {
-        assert!(src.join(layer).exists(), "{layer}");
+        assert!(src().join(layer).exists(), "{layer}");
     }
+}
+
+#[test]
+fn siblings_use_each_other_in_no_circle_but_those_that_are_known() {
+    let set = |names: &[&str]| names.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
+    let found = circles(&module_graph());
+    let known = |(folder, modules): &&(String, BTreeSet<String>)| {
+        CIRCLES.iter().any(|(of, names)| of == folder && modules.is_subset(&set(names)))
+    };
+    let unknown: Vec<_> = found.iter().filter(|circle| !known(circle)).collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+    for (folder, names) in CIRCLES {
+        let left: BTreeSet<_> =
+            found.iter().filter(|(of, modules)| of == folder && modules.is_subset(&set(names))).collect();
+        let left: BTreeSet<String> = left.into_iter().flat_map(|(_, modules)| modules.clone()).collect();
+        assert_eq!(left, set(names), "the circle {names:?} in `{folder}` is smaller now: CIRCLES may be shorter");
+    }
+}
+
+/// A file whose text is `code`, or has it in a function, among the files of src/.
+fn complaints_about(file: &str, code: &str) -> Vec<String> {
+    static FILES: LazyLock<Vec<SourceFile>> = LazyLock::new(|| Sources::read(&src()).files);
+    let parsed = SourceFile::parse(file, code)
+        .or_else(|_| SourceFile::parse(file, &format!("fn f() {{ {code} }}")))
+        .unwrap_or_else(|error| panic!("{code}: {error}"));
+    let others = FILES.iter().filter(|other| other.name != file).cloned();
+    let sources = Sources::new(others.chain([parsed]).collect());
+    complaints(&sources, sources.files.last().expect("it was pushed"))
 }
 
 #[test]
@@ -189,10 +197,58 @@ fn arrows_that_point_up_are_found() {
         ("output.rs", "use tempfile::NamedTempFile;"),
         ("sampler/mod.rs", "use rand::Rng;"),
         ("vae/mod.rs", "unsafe { x() }"),
+        // Of many lines, with braces in braces.
+        (
+            "vae/mod.rs",
+            "use crate::{\n    error::Result,\n    backend::{\n        Backend,\n        cuda::{Cuda, graph},\n    },\n};",
+        ),
+        ("ops/linear.rs", "use crate::{tensor::{Tensor, self}, pipeline::{self, Plan}};"),
+        // From a module upwards.
+        ("vae/mid_block.rs", "use super::super::pipeline::Plan;"),
+        ("ops/linear.rs", "use super::super::{error::Result, vae};"),
+        ("backend/cuda/ops/linear.rs", "use super::super::super::cpu::Cpu;"),
+        ("backend/mod.rs", "pub use self::cuda::Cuda;"),
+        ("backend/mod.rs", "pub use cpu::Cpu;"),
+        ("vae/mod.rs", "mod inner { use super::super::pipeline::Plan; }"),
+        // In the middle of code.
+        ("vae/mod.rs", "fn f(x: &[Option<crate::pipeline::Plan>]) {}"),
+        ("vae/mod.rs", "impl<B> From<crate::pipeline::Plan> for X<B> {}"),
+        ("vae/mod.rs", "println!(\"{}\", crate::pipeline::VERSION);"),
+        ("vae/mod.rs", "macro_rules! m { ($x:expr) => { $crate::pipeline::draw($x) } }"),
+        ("vae/mod.rs", "#[serde(with = \"x\")] #[given(crate::pipeline::Plan)] struct X;"),
+        ("vae/mod.rs", "match x { crate::pipeline::Stage::Text => 1, _ => 2 };"),
+        // By another name.
+        ("vae/mod.rs", "use crate::backend as place; fn f(x: place::cuda::Cuda) {}"),
+        ("vae/mod.rs", "use crate as all; fn f(x: all::pipeline::Plan) {}"),
+        ("vae/mod.rs", "use crate::backend; use backend::cuda as gpu; fn f(x: gpu::Cuda) {}"),
+        ("vae/mod.rs", "use crate::backend::*; fn f(x: cuda::Cuda) {}"),
+        ("vae/mod.rs", "use crate::backend::{self as place}; fn f() { place::cpu::f() }"),
+        ("vae/mod.rs", "use cudarc as driver;"),
+        ("vae/mod.rs", "use ::rand::Rng as _;"),
+        ("vae/mod.rs", "extern crate rand as noise;"),
+        // Passed on.
+        ("vae/mod.rs", "pub use crate::pipeline::Plan;"),
+        ("vae/mod.rs", "pub(crate) use crate::{\n    pipeline::Plan as P,\n};"),
+        ("tensor.rs", "pub use crate::output::*;"),
+        // Unsafe code, and what allows it.
+        ("vae/mod.rs", "unsafe fn f() {}"),
+        ("vae/mod.rs", "unsafe impl Send for X {}"),
+        ("vae/mod.rs", "m! { unsafe { x() } }"),
+        ("vae/mod.rs", "#![allow(unsafe_code)]"),
+        ("vae/mod.rs", "#[expect(dead_code, unsafe_code)] fn f() {}"),
+        ("vae/mod.rs", "unsafe extern \"C\" { fn f(); }"),
+        // Behind tests there is code again.
+        ("vae/mod.rs", "#[cfg(test)] mod tests {} use crate::pipeline::Plan;"),
+        ("vae/mod.rs", "#[cfg(any(test, unix))] use crate::pipeline::Plan;"),
+        ("vae/mod.rs", "#[cfg(not(test))] use crate::pipeline::Plan;"),
     ];
-    for (file, line) in bad {
-        assert!(complaint(file, line).is_some(), "{file}: {line}");
+    for (file, code) in bad {
+        assert!(!complaints_about(file, code).is_empty(), "{file}: {code}");
     }
+}
+
+#[test]
+fn arrows_that_point_down_are_fine() {
     let good = [
         ("transformer/mod.rs", "use crate::tensor::Tensor;"),
         ("transformer/mod.rs", "use crate::transformer::config::TransformerConfig;"),
@@ -200,13 +256,75 @@ fn arrows_that_point_up_are_found() {
         ("backend/cuda/linear.rs", "use crate::backend::cuda::pool::Buffer;"),
         ("backend/cuda/mod.rs", "use cudarc::driver::sys;"),
         ("ops/mod.rs", "//! the kernels use crate::backend::cuda::Cuda"),
+        ("ops/mod.rs", "let x = \"crate::backend::cuda::Cuda\"; // crate::vae::Decoder\n"),
         ("main.rs", "use flux::backend::cuda::Cuda;"),
         ("commands/device.rs", "use flux::backend::cuda::{self, Cuda};"),
         ("tensor.rs", "let x = operand::f();"),
-        ("vae/mod.rs", "use super::mid_block::MidBlock;"),
+        ("vae/resnet_block.rs", "use super::mid_block::MidBlock;"),
+        ("transformer/mod.rs", "use crate::{\n    backend::{self, Backend},\n    tensor::Tensor,\n};"),
+        ("vae/mid_block.rs", "use super::super::tensor::Tensor;"),
+        ("backend/cuda/ops/linear.rs", "use super::super::device::Device;"),
+        ("backend/cuda/mod.rs", "pub use device::Cuda;"),
+        ("ops/linear.rs", "use crate::backend as place; fn f<B: place::Backend>() {}"),
+        // A variable of a crate's name, a module of that name, and a method.
+        ("vae/mod.rs", "let image = f(); image.pixels; x.image::<u8>();"),
+        ("backend/cuda/ops/linear.rs", "use super::super::gemm; gemm::multiply();"),
+        ("vae/mod.rs", "mod rand { pub fn f() {} } fn g() { rand::f() }"),
+        ("vae/mod.rs", "use crate::error as clap; fn f() -> clap::Result<()> {}"),
+        // Tests may use what they like, wherever they stand.
+        ("vae/mod.rs", "#[cfg(test)] mod tests { use crate::pipeline::Plan; unsafe fn f() {} }"),
+        ("vae/mod.rs", "#[cfg(all(test, unix))] use crate::pipeline::Plan;"),
+        ("vae/mod.rs", "impl X { #[cfg(test)] fn f() { crate::pipeline::f() } }"),
+        ("vae/mod.rs", "#[deny(unsafe_code)] fn f() {}"),
         ("files/model_files.rs", "use crate::error::{Error, Result};"),
     ];
-    for (file, line) in good {
-        assert_eq!(complaint(file, line), None, "{file}: {line}");
+    for (file, code) in good {
+        assert_eq!(complaints_about(file, code), [""; 0], "{file}: {code}");
     }
+}
+
+#[test]
+fn files_that_only_tests_have_are_left_out() {
+    let file = |name: &str, code: &str| SourceFile::parse(name, code).expect("this is Rust");
+    let sources = Sources::new(vec![
+        file("vae/mod.rs", "#[cfg(test)] mod tests; mod block;"),
+        file("vae/tests.rs", "use crate::pipeline::Plan;"),
+        file("vae/tests/more.rs", "use crate::pipeline::Plan;"),
+        file("vae/block.rs", ""),
+    ]);
+    let names: Vec<_> = sources.files.iter().map(|file| file.name.as_str()).collect();
+    assert_eq!(names, ["vae/mod.rs", "vae/block.rs"]);
+}
+
+#[test]
+fn circles_are_found_and_what_only_looks_like_one_is_not() {
+    let found = |files: &[(&str, &str)]| {
+        let parse = |(name, code): &(&str, &str)| SourceFile::parse(name, code).expect("this is Rust");
+        let of = |(folder, modules): (String, BTreeSet<String>)| {
+            format!("{folder}: {}", modules.into_iter().collect::<Vec<_>>().join(" "))
+        };
+        let found = circles(&Sources::new(files.iter().map(parse).collect()).module_graph());
+        found.into_iter().map(of).collect::<Vec<_>>()
+    };
+    let parent = ("a/mod.rs", "mod b; mod c; mod d;");
+    let b_c = ("a/b.rs", "use super::c::C;");
+    assert_eq!(found(&[parent, b_c, ("a/c.rs", "use super::b::B;"), ("a/d.rs", "use super::{b, c};")]), ["a: b c"]);
+    assert_eq!(
+        found(&[parent, b_c, ("a/c.rs", "use crate::a::d;"), ("a/d.rs", "fn f() { super::b::f() }")]),
+        ["a: b c d"]
+    );
+    // By what is in a folder, from one part of it to another.
+    assert_eq!(
+        found(&[("a/b.rs", "use crate::e::E;"), ("e/mod.rs", ""), ("e/f.rs", "use crate::a::b::B;")]),
+        [": a e"]
+    );
+    // Behind a name that the parent passes on, or only imports.
+    for passed_on in ["pub use c::C; pub use b::B;", "use self::{c::C, b::B};"] {
+        let parent = ("a/mod.rs", passed_on);
+        assert_eq!(found(&[parent, ("a/b.rs", "use super::C;"), ("a/c.rs", "use super::B;")]), ["a: b c"]);
+    }
+    // Parents and children use each other, and a row is no circle.
+    let row = [("a/mod.rs", "use b::B; struct A;"), ("a/b.rs", "use super::A; use super::c::C;"), ("a/c.rs", "")];
+    assert_eq!(found(&row), [""; 0]);
+    assert_eq!(found(&[parent, b_c, ("a/c.rs", "#[cfg(test)] mod tests { use super::super::b::B; }")]), [""; 0]);
 }

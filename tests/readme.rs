@@ -1,4 +1,5 @@
-//! Every command in README.md is run, or leads to something that is; lists of options and variables are whole.
+//! Every command in README.md and in the documents beside it is run, or leads to something that is; lists of options and
+//! variables are whole.
 #![cfg(unix)]
 
 #[path = "support/contact_sheet.rs"]
@@ -18,15 +19,34 @@ use image::RgbImage;
 use image::imageops::crop_imm;
 use program::{Run, project};
 
-/// Lines of the README's blocks in `sh`, without comments.
-fn commands() -> Vec<String> {
-    let text = fs::read_to_string(project("README.md")).expect("the README is there");
+/// Files that tell someone what to run.
+const DOCUMENTS: [&str; 6] = [
+    "README.md",
+    "docs/environment.md",
+    "models/README.md",
+    "scripts/train_tiny/README.md",
+    "tests/bench/runs/README.md",
+    "tests/golden/README.md",
+];
+
+fn text_of(document: &str) -> String {
+    fs::read_to_string(project(document)).unwrap_or_else(|error| panic!("{document}: {error}"))
+}
+
+/// Lines of a document's blocks in `sh`, without comments.
+fn commands_in(document: &str) -> Vec<String> {
+    let text = text_of(document);
     let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default().to_string());
     blocks
         .flat_map(|block| {
             block.lines().map(|line| line.split('#').next().unwrap_or_default().trim().to_string()).collect::<Vec<_>>()
         })
         .collect()
+}
+
+/// Those of the README.
+fn commands() -> Vec<String> {
+    commands_in("README.md")
 }
 
 /// A folder in which the README's commands find what they name; the built-in model stands for the one that is
@@ -58,17 +78,52 @@ fn run(line: &str, folder: &Path) -> Run {
 
 #[test]
 fn every_command_is_of_a_kind_that_is_tested() {
-    let makefile = fs::read_to_string(project("Makefile")).expect("the Makefile is there");
-    let found = commands();
-    assert!(found.len() >= 7, "{found:?}");
+    let makefile = text_of("Makefile");
+    let found: Vec<_> = DOCUMENTS.iter().flat_map(|document| commands_in(document)).collect();
+    assert!(found.len() >= 12, "{found:?}");
     for line in found {
         let words: Vec<_> = line.split_whitespace().collect();
-        match words[0] {
-            "make" => assert!(makefile.contains(&format!("\n{}:", words[1])), "no target: {line}"),
-            "flux" => {} // run below
-            "scripts/download_model.sh" => assert_eq!(words.len(), 3, "run in tests/scripts.rs: {line}"),
-            "scripts/generate_batch.sh" | "scripts/compare_cpu_gpu.sh" => {} // run below
+        match words[..] {
+            ["make", target, ..] => assert!(makefile.contains(&format!("\n{target}:")), "no target: {line}"),
+            ["flux", ..] => {} // run below
+            ["scripts/download_model.sh", ..] => assert_eq!(words.len(), 3, "run in tests/scripts.rs: {line}"),
+            ["scripts/generate_batch.sh" | "scripts/compare_cpu_gpu.sh", ..] => {} // run below
+            // `make test-training` does the same in an environment of its own, with `--toy`.
+            ["python3", "-m", "venv", ".venv", "&&", ".venv/bin/pip", "install", "-r", requirements] => {
+                assert!(makefile.contains(&format!("/bin/python: {requirements}\n")), "{line}");
+            }
+            [".venv/bin/python", script, "all", "--work", _] => {
+                assert!(makefile.contains(&format!("$(TRAIN_PYTHON) {script} all --toy --work")), "{line}");
+            }
+            // `make golden` is this block.
+            ["for", ..] | ["done"] => assert!(makefile.contains(&line), "{line}"),
+            ["cargo", "run", "--example", example, ..] => {
+                assert!(makefile.contains(&format!("--example {example} --")), "{line}");
+            }
+            ["python3", script, ..] => assert!(makefile.contains(&format!("$(PYTHON) {script} ")), "{line}"),
             _ => panic!("nothing tests this command: {line}"),
+        }
+    }
+}
+
+#[test]
+fn every_target_of_make_and_every_file_that_a_text_names_is_there() {
+    let makefile = text_of("Makefile");
+    for document in DOCUMENTS {
+        let text = text_of(document);
+        for rest in text.split("`make ").skip(1) {
+            let target: String = rest.chars().take_while(|c| c.is_ascii_lowercase() || *c == '-').collect();
+            assert!(makefile.contains(&format!("\n{target}:")), "{document}: no target `{target}`");
+        }
+        for path in text.split('`').skip(1).step_by(2) {
+            let is_path =
+                ["src/", "tests/", "scripts/", "cuda/", "docs/", "models/"].iter().any(|top| path.starts_with(top));
+            let stands_for_others =
+                path.contains(|c: char| c.is_whitespace() || c.is_ascii_uppercase() || "<*".contains(c));
+            // Models are downloaded.
+            if is_path && !stands_for_others && !path.starts_with("models/klein") {
+                assert!(project(path.trim_end_matches('/')).exists(), "{document}: {path}");
+            }
         }
     }
 }

@@ -89,6 +89,33 @@ fn text_encoder_layer_and_stacked_states() -> Result<()> {
         )?;
         case.expect("text.layer_0.output", &out);
         case.expect("text.prompt_embeds", &encoder.forward(&tokens, |_| Ok(()))?);
+        // The empty prompt, where guidance needs it.
+        if !case.info.is_distilled {
+            let empty = text_encoder::Tokenizer::load(&case.dir, case.info.max_sequence_length)?.encode("")?;
+            case.expect("text.negative_prompt_embeds", &encoder.forward(&empty, |_| Ok(()))?);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn modulations_of_a_timestep() -> Result<()> {
+    for case in cases() {
+        let model = Transformer::load(&Weights::new(&cpu(), &transformer::open(&case.dir)?), &case.info.transformer)?;
+        let modulations = model.modulations(&case.golden.get("transformer.timestep").1)?;
+        let StepModulation { double_img, double_txt, single, .. } = StepModulation::of_row(&modulations.row(0))?;
+        for (name, modulations) in [
+            ("double_stream_modulation_img", &double_img[..]),
+            ("double_stream_modulation_txt", &double_txt),
+            ("single_stream_modulation", &[single]),
+        ] {
+            let name = format!("transformer.{name}");
+            let mut got = Vec::new();
+            for part in modulations.iter().flat_map(|m| [&m.shift, &m.scale, &m.gate]) {
+                got.extend(cpu().download(part)?);
+            }
+            assert_close(&format!("{} {name}", case.name), &got, &case.golden.get(&name).1, BOUND);
+        }
     }
     Ok(())
 }

@@ -409,7 +409,6 @@ fn too_little_memory_is_an_error_that_names_the_sizes() {
 
 #[test]
 fn full_size_latents_stand_no_further_from_float32_than_the_reference_in_bf16() {
-    let Some(cuda) = cuda() else { return };
     for FullSize { size, ours, theirs } in full_size(cuda) {
         let bound = if size == 512 { 0.065 } else { 0.035 };
         assert!(ours <= bound && ours <= theirs, "{size} x {size}: {ours:.5}, the bound is {bound} and {theirs:.5}");
@@ -420,8 +419,7 @@ fn full_size_latents_stand_no_further_from_float32_than_the_reference_in_bf16() 
 /// 0.0125.
 #[test]
 fn full_size_latents_in_fp8_are_of_the_same_image() {
-    let (Some(bf16), Some(fp8)) = (cuda(), cuda_fp8()) else { return };
-    for (bf16, fp8) in full_size(bf16).into_iter().zip(full_size(fp8)) {
+    for (bf16, fp8) in full_size(cuda).into_iter().zip(full_size(cuda_fp8)) {
         let (size, bound) = (fp8.size, 2.1 * bf16.ours);
         assert!(
             fp8.ours <= bound,
@@ -442,13 +440,24 @@ struct FullSize {
 
 /// Needs `FLUX_FULL_MODEL`, a folder of a full-size model, and `FLUX_REFERENCE`, a folder with
 /// `diffusers_latents_<size>.safetensors`: the final latents of the reference in float32 (`f32`) and bf16 (`bf16`),
-/// seed 42, for the prompt below. Empty without.
-fn full_size(cuda: Cuda) -> Vec<FullSize> {
+/// seed 42, for the prompt below. Empty without both; whoever sets one asks for the test, and is told what is missing.
+fn full_size(open: fn() -> Option<Cuda>) -> Vec<FullSize> {
     const PROMPT: &str = "A cat holding a sign that says hello world";
-    let (Some(model), Some(reference)) = (std::env::var_os("FLUX_FULL_MODEL"), std::env::var_os("FLUX_REFERENCE"))
-    else {
-        println!("skipped: FLUX_FULL_MODEL or FLUX_REFERENCE is not set");
-        return Vec::new();
+    let (model, reference) = match (std::env::var_os("FLUX_FULL_MODEL"), std::env::var_os("FLUX_REFERENCE")) {
+        (Some(model), Some(reference)) => (model, reference),
+        (None, None) => {
+            println!("skipped: FLUX_FULL_MODEL and FLUX_REFERENCE are not set");
+            return Vec::new();
+        }
+        (model, _) => {
+            let missing = if model.is_none() { "FLUX_FULL_MODEL" } else { "FLUX_REFERENCE" };
+            panic!("{missing} is not set");
+        }
+    };
+    let cuda = match open() {
+        Some(cuda) => cuda,
+        None if cuda().is_some() => return Vec::new(), // it has no fp8, which was said
+        None => panic!("FLUX_FULL_MODEL is set, and there is no GPU to draw with"),
     };
     let dir = ModelFiles::open(Path::new(&model)).unwrap();
     let host = Cpu::new(Precision::F32);
@@ -457,6 +466,7 @@ fn full_size(cuda: Cuda) -> Vec<FullSize> {
     let decoder = Decoder::load(&Weights::new(&host, &vae::open(&dir).unwrap()), &model.info().vae).unwrap();
     let distance = |size: usize| {
         let file = PathBuf::from(&reference).join(format!("diffusers_latents_{size}.safetensors"));
+        assert!(file.is_file(), "the reference's latents are missing: {}", file.display());
         let request = Request { width: Some(size), height: Some(size), ..Request::new(PROMPT, 42) };
         let packed = model.latents(&request).unwrap();
         let (tokens, side) = (size * size / 256, size / 16);

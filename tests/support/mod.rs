@@ -6,6 +6,8 @@
 pub mod random_model;
 
 use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex};
 
@@ -19,8 +21,20 @@ pub fn root() -> PathBuf {
     std::env::var_os("FLUX_TEST_ROOT").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from)
 }
 
+/// Names a file that gets a line for every golden file that is asked for, and for every tensor that is read: `FILE` and
+/// `FILE:TENSOR`.
+pub const GOLDEN_LOG: &str = "GOLDEN_LOG";
+
+fn log_golden(what: &str) {
+    if let Some(log) = std::env::var_os(GOLDEN_LOG) {
+        let mut log = OpenOptions::new().append(true).create(true).open(log).expect("the log is writable");
+        log.write_all(format!("{what}\n").as_bytes()).expect("the log is writable");
+    }
+}
+
 /// A file under tests/golden.
 pub fn golden(name: &str) -> PathBuf {
+    log_golden(name);
     root().join("tests/golden").join(name)
 }
 
@@ -77,7 +91,7 @@ impl Image {
 
 /// The tensors of one golden file.
 pub struct Golden {
-    name: String,
+    path: PathBuf,
     bytes: Vec<u8>,
 }
 
@@ -87,29 +101,26 @@ impl Golden {
     }
 
     pub fn open_path(path: &Path) -> Self {
-        Self { name: path.display().to_string(), bytes: std::fs::read(path).unwrap() }
+        Self { path: path.to_path_buf(), bytes: std::fs::read(path).unwrap() }
     }
 
     /// Shape and values of a float32 tensor.
     pub fn get(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
-        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
-        let view = tensors.tensor(name).unwrap_or_else(|_| panic!("`{name}` is not in {}", self.name));
-        assert_eq!(view.dtype(), Dtype::F32);
-        (
-            view.shape().to_vec(),
-            view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
-        )
+        self.read(name, Dtype::F32, f32::from_le_bytes)
     }
 
     /// Shape and values of an int32 tensor.
     pub fn get_ints(&self, name: &str) -> (Vec<usize>, Vec<i32>) {
+        self.read(name, Dtype::I32, i32::from_le_bytes)
+    }
+
+    fn read<T>(&self, name: &str, dtype: Dtype, value: fn([u8; 4]) -> T) -> (Vec<usize>, Vec<T>) {
         let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
-        let view = tensors.tensor(name).unwrap();
-        assert_eq!(view.dtype(), Dtype::I32);
-        (
-            view.shape().to_vec(),
-            view.data().chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect(),
-        )
+        let view = tensors.tensor(name).unwrap_or_else(|_| panic!("`{name}` is not in {}", self.path.display()));
+        assert_eq!(view.dtype(), dtype);
+        let file = self.path.file_name().expect("a file").to_string_lossy();
+        log_golden(&format!("{file}:{name}"));
+        (view.shape().to_vec(), view.data().chunks_exact(4).map(|b| value(b.try_into().unwrap())).collect())
     }
 
     pub fn names(&self) -> Vec<String> {

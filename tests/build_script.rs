@@ -1,0 +1,185 @@
+//! build.rs as a program: which kernels it compiles, and what it finds in its cache. A script stands for nvcc.
+#![cfg(unix)]
+
+#[path = "support/program.rs"]
+mod program;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use program::{Run, names, project};
+
+/// Writes what it is told to read to where it is told to write, and counts its calls; refuses a source that says so.
+const NVCC: &str = r#"#!/bin/sh
+if [ "$1" = --version ]; then cat "$(dirname "$0")/version"; exit; fi
+while [ "$1" != -o ]; do shift; done
+echo "$3" >>"$(dirname "$0")/calls"
+if grep -q 'no C++' "$3"; then echo "line 1" >&2; echo "line 2" >&2; exit 1; fi
+cp "$3" "$2"
+"#;
+
+/// build.rs, compiled once.
+static PROGRAM: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let program = folder.path().join("build");
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    Run::of(Command::new(rustc).args(["--edition", "2024", "-o"]).arg(&program).arg(project("build.rs"))).succeeds();
+    (folder, program)
+});
+
+/// A project of two kernels and a header, with an nvcc.
+struct Project(tempfile::TempDir);
+
+impl Project {
+    fn new() -> Self {
+        let project = Self(tempfile::tempdir().expect("a temporary folder"));
+        for folder in ["cuda", "bin"] {
+            fs::create_dir(project.path(folder)).expect("a temporary folder is writable");
+        }
+        for (name, text) in [("cuda/a.cu", "a"), ("cuda/b_sm90a.cu", "b"), ("cuda/common.cuh", "c"), ("bin/nvcc", NVCC)]
+        {
+            project.write(name, text);
+        }
+        project.write("bin/version", "13.0");
+        fs::set_permissions(project.path("bin/nvcc"), fs::Permissions::from_mode(0o755)).expect("our file");
+        project
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).expect("a temporary folder is writable");
+    }
+
+    /// The build script as cargo runs it for a profile.
+    fn command(&self, profile: &str) -> Command {
+        let out = self.path(&format!("target/{profile}/build/flux-1234/out"));
+        fs::create_dir_all(&out).expect("a temporary folder is writable");
+        let mut command = Command::new(&PROGRAM.1);
+        command.env("CARGO_MANIFEST_DIR", self.0.path()).env("OUT_DIR", out).env("NVCC", self.path("bin/nvcc"));
+        for name in ["FLUX_CUDA_ARCHS", "FLUX_REQUIRE_NVCC", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    /// The sources that were compiled since the last call, sorted.
+    fn compiled(&self) -> Vec<String> {
+        let calls = fs::read_to_string(self.path("bin/calls")).unwrap_or_default();
+        fs::remove_file(self.path("bin/calls")).ok();
+        let name = |line: &str| Path::new(line).file_name().expect("a file").to_string_lossy().into_owned();
+        let mut found: Vec<_> = calls.lines().map(name).collect();
+        found.sort();
+        found
+    }
+
+    /// What the table of a profile includes, in its order.
+    fn included(&self, profile: &str) -> Vec<String> {
+        let table = fs::read_to_string(self.path(&format!("target/{profile}/build/flux-1234/out/kernels.rs"))).unwrap();
+        let paths = table.split("include_bytes!(\"").skip(1).map(|rest| rest.split('"').next().unwrap());
+        paths.map(|path| fs::read_to_string(path).expect("the table names a file")).collect()
+    }
+}
+
+#[test]
+fn every_profile_finds_what_another_compiled() {
+    let project = Project::new();
+    for (profile, compiled) in [("release", &["a.cu", "b_sm90a.cu"][..]), ("debug", &[]), ("release", &[])] {
+        Run::of(&mut project.command(profile)).succeeds();
+        assert_eq!(project.compiled(), compiled, "{profile}");
+        assert_eq!(project.included(profile), ["a", "b"], "{profile}");
+    }
+    // A cache that is gone takes nothing away from a build, and is made anew.
+    fs::remove_dir_all(project.path("target/kernels")).unwrap();
+    assert_eq!(project.included("debug"), ["a", "b"]);
+    Run::of(&mut project.command("debug")).succeeds();
+    assert_eq!(project.compiled(), ["a.cu", "b_sm90a.cu"]);
+}
+
+#[test]
+fn whatever_a_kernel_is_made_from_is_part_of_its_key() {
+    let project = Project::new();
+    let both = ["a.cu", "b_sm90a.cu"];
+    let compiled = |environment: &[(&str, &str)]| {
+        Run::of(project.command("release").envs(environment.iter().copied())).succeeds();
+        project.compiled()
+    };
+    assert_eq!(compiled(&[]), both);
+    project.write("cuda/a.cu", "A");
+    assert_eq!(compiled(&[]), ["a.cu"]);
+    assert_eq!(project.included("release"), ["A", "b"]);
+    project.write("cuda/common.cuh", "C");
+    assert_eq!(compiled(&[]), both);
+    project.write("bin/version", "13.1");
+    assert_eq!(compiled(&[]), both);
+    assert_eq!(compiled(&[("NVCC_APPEND_FLAGS", "-lineinfo")]), both);
+    assert_eq!(compiled(&[("FLUX_CUDA_ARCHS", "80")]), ["a.cu"], "none for Hopper");
+    assert_eq!(project.included("release"), ["A"]);
+    assert_eq!(compiled(&[]), [""; 0], "all of it was made before");
+    assert_eq!(project.included("release"), ["A", "b"]);
+}
+
+#[test]
+fn builds_side_by_side_and_builds_that_were_killed_do_no_harm() {
+    let project = Project::new();
+    let fatbins = |project: &Project| names(&project.path("target/kernels"));
+    let children: Vec<_> = ["debug", "release", "checked"]
+        .map(|profile| project.command(profile))
+        .map(|mut command| command.spawn().expect("the program starts"))
+        .into();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    for profile in ["debug", "release", "checked"] {
+        assert_eq!(project.included(profile), ["a", "b"], "{profile}");
+    }
+    let made = fatbins(&project);
+    assert!(made.len() == 2 && made.iter().all(|name| name.ends_with(".fatbin")), "{made:?}");
+
+    // Half a file of a build that was killed keeps its name, which no other build takes.
+    project.compiled();
+    fs::remove_file(project.path("target/kernels").join(&made[0])).unwrap();
+    project.write(&format!("target/kernels/{}", made[0].replace("fatbin", "1-1.part")), "half");
+    Run::of(&mut project.command("release")).succeeds();
+    assert_eq!(project.compiled(), ["a.cu"]);
+    assert_eq!(project.included("release"), ["a", "b"]);
+}
+
+#[test]
+fn a_kernel_that_does_not_compile_fails_the_build_and_leaves_nothing() {
+    let project = Project::new();
+    project.write("cuda/a.cu", "this is no C++");
+    let run = Run::of(&mut project.command("release"));
+    assert_eq!(run.code, Some(1));
+    for words in ["cargo::error=nvcc could not compile", "a.cu", "line 1 | line 2"] {
+        assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
+    }
+    assert!(names(&project.path("target/kernels")).iter().all(|name| name.starts_with("b_sm90a-")));
+}
+
+#[test]
+fn without_nvcc_the_table_is_empty_unless_nvcc_is_required() {
+    // An installed toolkit would be found at its usual place.
+    if ["/usr/local/cuda/bin/nvcc", "/opt/cuda/bin/nvcc"].iter().any(|path| Path::new(path).exists()) {
+        println!("skipped: a CUDA toolkit is installed");
+        return;
+    }
+    let project = Project::new();
+    let without = |required: &str| {
+        let mut command = project.command("release");
+        for name in ["NVCC", "CUDA_HOME", "CUDA_PATH"] {
+            command.env_remove(name);
+        }
+        Run::of(command.env("PATH", "").env("FLUX_REQUIRE_NVCC", required))
+    };
+    assert!(without("0").succeeds().stdout.contains("cargo::warning=nvcc was not found"));
+    assert_eq!(project.included("release"), [""; 0]);
+    let run = without("1");
+    assert_eq!(run.code, Some(1));
+    assert!(run.stdout.contains("cargo::error=nvcc was not found"), "{}", run.stdout);
+}

@@ -1,0 +1,57 @@
+//! Noise and the first step of the images of random models: the way to their final latents, so that what is wrong there is
+//! found where it begins.
+
+use flux::backend::Backend;
+use flux::backend::cpu::{Cpu, Precision};
+use flux::nn::Weights;
+use flux::pipeline::ModelInfo;
+use flux::sampler::{self, Conditioning, Schedule};
+use flux::text_encoder::{self, TextEncoder, Tokenizer};
+use flux::transformer::{self, StepModulation, Transformer};
+use flux::{Result, Tensor};
+
+use crate::support::{Golden, assert_close, images, preset};
+
+#[test]
+fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
+    let cpu = Cpu::new(Precision::F32);
+    for row in images() {
+        let dir = preset(&row.preset);
+        let info = ModelInfo::read(&dir)?;
+        let golden = Golden::open(&format!("{}.safetensors", row.preset));
+        let (what, case) = (format!("{} {}", row.preset, row.case), format!("pipeline.{}", row.case));
+        let (height, width, channels) = (row.height / 16, row.width / 16, info.transformer.in_channels);
+        let (tokens, txt) = (height * width, info.max_sequence_length);
+
+        let noise = sampler::noise(row.seed, channels, height, width);
+        assert_close(&format!("{what} noise"), &noise, &golden.get(&format!("{case}.noise")).1, 1e-6);
+
+        let files = text_encoder::open(&dir)?;
+        let encoder = TextEncoder::load(&Weights::new(&cpu, &files), info.text_encoder, &info.out_layers)?;
+        let tokenizer = Tokenizer::load(&dir, txt)?;
+        let guidance = row.guidance.filter(|scale| *scale > 1.0);
+        let prompts: &[&str] = if guidance.is_some() { &[&row.prompt, ""] } else { &[&row.prompt] };
+        let features = |prompt: &&str| encoder.forward(&tokenizer.encode(prompt)?, |_| Ok(()));
+        let features = prompts.iter().map(features).collect::<Result<Vec<_>>>()?;
+
+        let files = transformer::open(&dir)?;
+        let model = Transformer::load(&Weights::new(&cpu, &files), &info.transformer)?;
+        let schedule = Schedule::new(tokens, row.steps);
+        let conditioning = Conditioning {
+            context: &model.context(&Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?)?,
+            rope: &model.rope(txt, height, width)?,
+            txt,
+            guidance,
+            batched: false,
+        };
+        let latents = cpu.upload(&noise, tokens, channels)?;
+        let modulations = model.modulations(&schedule.timesteps)?;
+        let modulation = StepModulation::of_row(&modulations.row(0))?;
+        let dt = cpu.upload(&schedule.dts()[..1], 1, 1)?;
+        let latents = sampler::step(&model, latents, &conditioning, &modulation, &dt)?;
+        // As for the last latents.
+        let expected = golden.get(&format!("{case}.latents_step_1")).1;
+        assert_close(&format!("{what} step 1"), &cpu.download(&latents)?, &expected, 1e-4);
+    }
+    Ok(())
+}
