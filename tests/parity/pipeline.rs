@@ -337,12 +337,9 @@ fn a_step_in_fp8_quantises_what_no_kernel_quantised_on_the_way() {
     let Some(cuda) = cuda_fp8() else { return };
     // In a double block what the attention gives, of text and image at once; and what comes into the first.
     let (config, launches) = step_launches(&cuda);
-    // The kernel of `project` gives what it activated in bf16.
-    let mlp = usize::from(fused_mlp(&cuda) > 0);
-    assert_eq!(
-        launches,
-        (config.num_layers * (2 * 4 + 5 - fused_mlp(&cuda) + 1 + mlp) + config.num_single_layers * 6 + 9 + 1) as u64
-    );
+    // What SwiGLU gives is bf16, in double blocks of both streams at once.
+    let (double, single) = (2 * 4 + 5 - fused_mlp(&cuda) + 1 + 1, 6 + 1);
+    assert_eq!(launches, (config.num_layers * double + config.num_single_layers * single + 9 + 1) as u64);
 }
 
 /// Launches that the kernel of cuda/project_sm90a.cu saves inside an MLP.

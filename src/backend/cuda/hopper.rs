@@ -6,7 +6,7 @@ use std::ffi::{OsStr, c_void};
 
 use cudarc::driver::sys;
 
-use super::device::failed;
+use super::driver::failed;
 use super::{Cuda, kernels, launch};
 use crate::error::{Error, Result};
 

@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use cudarc::driver::{result, sys};
 
-use super::device::{Device, Function, Stream, failed};
+use super::device::{Device, Function, Stream};
+use super::driver::failed;
 use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
 
