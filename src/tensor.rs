@@ -84,7 +84,8 @@ impl<B: Backend> Tensor<B> {
         &self.buffer
     }
 
-    /// The memory itself, when this tensor is all of it and nobody shares it. For backends.
+    /// The memory itself, when this tensor views all of it and is the only one that does; otherwise the tensor. For
+    /// backends.
     pub fn into_buffer(self) -> std::result::Result<B::Buffer, Self> {
         if !self.writable || self.offset != 0 || self.stride != self.cols {
             return Err(self);
@@ -105,8 +106,7 @@ impl<B: Backend> Tensor<B> {
         }
     }
 
-    /// Rows `range`, to read. An op never writes over them while another tensor has the memory, also when it consumes
-    /// the view.
+    /// Rows `range`, for reading: an op never writes over them, even when it consumes the view.
     pub fn row_view(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         self.view(self.offset + range.start * self.stride, range.len(), self.cols, false)
@@ -131,7 +131,7 @@ impl<B: Backend> Tensor<B> {
         })
     }
 
-    /// The tensor of which `parts` are columns side by side, when they lie so in one buffer.
+    /// The tensor whose columns are those of `parts`, when the parts lie side by side in one buffer.
     pub fn adjacent_cols(parts: &[&Self]) -> Option<Self> {
         let first = parts.first()?;
         let follows = |pair: &[&Self]| {
@@ -146,7 +146,8 @@ impl<B: Backend> Tensor<B> {
             .then(|| first.view(first.offset, first.rows, cols, false))
     }
 
-    /// The tensor that [`Tensor::split_rows`] took apart, when `top` and `bottom` still lie so in one buffer.
+    /// Undoes [`Tensor::split_rows`] when `top` and `bottom` still lie one under the other in one buffer; otherwise
+    /// returns both.
     pub fn adjacent_rows(top: Self, bottom: Self) -> std::result::Result<Self, (Self, Self)> {
         let follows = Arc::ptr_eq(&top.buffer, &bottom.buffer)
             && top.stride == bottom.stride

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 /// A file that is written under a temporary name in its target's folder, and removed on drop unless it was committed.
-/// A person recognises the temporary name, should a kill leave one behind.
+/// The temporary name says what it is, in case a kill leaves the file behind.
 pub struct AtomicFile {
     file: NamedTempFile,
     target: PathBuf,
 }
 
 impl AtomicFile {
-    /// An empty file with the permissions of any new one. The target is not touched.
+    /// Makes an empty file with the permissions of any new file. The target is not touched.
     ///
     /// Errors when its folder does not exist or refuses a new file.
     pub fn create(target: &Path) -> io::Result<Self> {
@@ -39,7 +39,7 @@ impl AtomicFile {
     }
 }
 
-/// To the open file, because errors of [`NamedTempFile`] would tell its temporary name.
+/// Writes to the open file, because errors of [`NamedTempFile`] would name the temporary file.
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.file.as_file_mut().write(bytes)

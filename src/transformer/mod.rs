@@ -2,7 +2,7 @@
 //!
 //! Double blocks keep text and image apart and let them meet in one attention; single blocks run over both as one
 //! stream, text first. One modulation serves all double blocks and one all single blocks, so both are computed once for
-//! each timestep, outside the blocks. A block ends with the norm of what comes behind it, so that the stream is read
+//! each timestep, outside the blocks. A block ends with the norm that the next block reads, so that the stream is read
 //! and written once between two blocks.
 
 mod config;
@@ -45,7 +45,7 @@ pub struct Transformer<B: Backend> {
 impl<B: Backend> Transformer<B> {
     /// Loads all weights.
     ///
-    /// Errors when a tensor is missing or has not the shape that the config says.
+    /// Errors when a tensor is missing or has another shape than the config says.
     pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
         let dim = config.dim();
         let double = |i| DoubleBlock::load(&weights.at("transformer_blocks").at(i), config);

@@ -1,5 +1,5 @@
-//! A small HTTP server on localhost: files with sizes, checksums and ranges, as a model hub has them, and with its
-//! faults.
+//! A small HTTP server on localhost: it serves files with sizes, checksums and ranges as a model hub does, and with a
+//! hub's faults.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
