@@ -1,7 +1,7 @@
 //! `Tensor<B>`: rows x cols in the memory of a backend, with one row stride.
 //!
-//! Heads are a way to read columns (`[tokens, heads, head_dim]` is `[tokens, dim]`) and pixels are rows
-//! (`[height * width, channels]`), so two axes serve every model and no kernel needs a transpose.
+//! Heads are a way to read columns (`[tokens, heads, head_dim]` is `[tokens, dim]`) and pixels are rows (`[height *
+//! width, channels]`), so two axes are enough for every model and no kernel needs a transpose.
 //!
 //! Ownership says what may be overwritten. An op that takes `self` by value may write its result over
 //! the receiver; one that takes `&self` may not. [`Tensor::split_cols`] and [`Tensor::split_rows`]
@@ -79,7 +79,7 @@ impl<B: Backend> Tensor<B> {
         &self.backend
     }
 
-    /// The memory behind it, which other views may share.
+    /// The memory that it views, which other tensors may share.
     pub fn buffer(&self) -> &Arc<B::Buffer> {
         &self.buffer
     }

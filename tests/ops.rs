@@ -65,7 +65,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(project().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// Names of the files in `folder` with this extension, but for `mod.rs`.
+/// Names of the files in `folder` with this extension, except `mod.rs`.
 fn names(folder: &str, extension: &str) -> BTreeSet<String> {
     let entries = fs::read_dir(project().join(folder)).unwrap_or_else(|e| panic!("{folder}: {e}"));
     let files: Vec<PathBuf> = entries.map(|entry| entry.expect("the folder is readable").path()).collect();

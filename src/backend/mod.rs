@@ -148,7 +148,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         Vec::new()
     }
 
-    /// An event behind all work enqueued so far.
+    /// An event after all work enqueued so far.
     fn event(&self) -> Result<Self::Event>;
     /// Whether the work before `event` is done; does not wait.
     fn is_done(&self, event: &Self::Event) -> Result<bool>;

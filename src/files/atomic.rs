@@ -33,7 +33,7 @@ impl AtomicFile {
     ///
     /// Errors when not all of it can be stored, or the target cannot be replaced.
     pub fn commit(self) -> io::Result<()> {
-        // A full disk behind a network is reported by the sync, not by the write.
+        // The sync, not the write, reports a full disk on the network.
         self.file.as_file().sync_all()?;
         self.file.persist(self.target).map(drop).map_err(|e| e.error)
     }

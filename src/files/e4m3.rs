@@ -52,7 +52,7 @@ pub fn from_f32(value: f32) -> u8 {
     sign | bits as u8
 }
 
-/// Writes a row of a weight, divided by the scale that it returns, to the beginning of `out`, and zeros behind it.
+/// Writes a row of a weight, divided by the scale that it returns, to the beginning of `out`, and zeros after it.
 ///
 /// The scale is the one of least squared error among `amax / 448 * (1 + i / 32)`, i < 32, where amax is the row's
 /// largest magnitude; the least one where errors are equal. The candidates span an octave, and each rounds the row's

@@ -119,7 +119,7 @@ fn write(path: &Path, matrices: &[Matrix], origin: &Origin, report: &mut dyn FnM
     file.commit().map_err(failed)
 }
 
-/// The header behind its length: it places the scales of each matrix right after the values.
+/// The length of the header, then the header, which places the scales of each matrix right after its values.
 fn header(matrices: &[Matrix], origin: &Origin) -> Result<Vec<u8>> {
     let failed = |e: serde_json::Error| Error::new(e.to_string());
     let metadata = BTreeMap::from([(ORIGIN_KEY, serde_json::to_string(origin).map_err(failed)?)]);

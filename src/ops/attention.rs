@@ -39,7 +39,7 @@ impl Joint {
         self.batch * self.txt
     }
 
-    /// Rows of images, which come behind them.
+    /// Rows of images, which come after the text.
     pub fn img_rows(&self) -> usize {
         self.batch * self.img
     }

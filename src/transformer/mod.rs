@@ -1,9 +1,9 @@
 //! The denoiser: image tokens, text tokens and a time to a velocity.
 //!
 //! Double blocks keep text and image apart and let them meet in one attention; single blocks run over both as one
-//! stream, text first. One modulation serves all double blocks and one all single blocks, so both are computed once for
-//! each timestep, outside the blocks. A block ends with the norm that the next block reads, so that the stream is read
-//! and written once between two blocks.
+//! stream, text first. All double blocks share one modulation and all single blocks another, so both are computed once
+//! for each timestep, outside the blocks. A block ends with the norm that the next block reads, so that the stream is
+//! read and written once between two blocks.
 
 mod config;
 mod double_block;

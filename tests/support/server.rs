@@ -13,7 +13,7 @@ use std::thread;
 pub struct Behaviour {
     /// 401 without a token, 403 with another one.
     pub token: Option<String>,
-    /// The first answers with content break off after so many bytes.
+    /// The first answers with content break off after this many bytes.
     pub broken_answers: usize,
     pub break_after: usize,
     /// Ranges are ignored, as simple servers do.

@@ -3,8 +3,8 @@
 //!
 //! A tile is 16 rows of 64 bytes. Tile A is 16 rows of W by 32 columns, as they lie in the file; tile B is the same 32
 //! columns of 16 rows of X, as pairs of columns [16 pairs][16 rows][2]; the product adds to [16 rows of W][16 rows of
-//! X], a part of Y^T. So only X is rearranged, once for all weights that it meets ([`Packed`]); W has no second copy.
-//! In a convolution, the weight and the windows of the image change places, see [`multiply_windows`].
+//! X], a part of Y^T. So only X is rearranged, once for all weights that multiply it ([`Packed`]); W has no second
+//! copy. In a convolution, the weight and the windows of the image change places, see [`multiply_windows`].
 //!
 //! bfloat16 has 8 significant bits and float32 has 24, so X is packed as a sum of 1 to 3 bfloat16 terms and the
 //! products of all terms are summed:
@@ -22,9 +22,9 @@
 //!
 //! A task is a block of W's rows times a block of X's rows. It walks blocks of columns: the block of W is copied to
 //! cache in the order of its tiles (mapped rows lie at any address and 2 * columns bytes apart, which fall into few
-//! sets of the first-level cache), then every strip of 32 rows of X meets every pair of tiles of it, 2 x 2 tiles of
-//! sums in registers. Between blocks of columns the sums wait in cache. Workers take tasks in order from a counter, so
-//! that they share the strips of X in cache.
+//! sets of the first-level cache), then every strip of 32 rows of X is multiplied by every pair of its tiles, with 2 x
+//! 2 tiles of sums in registers. Between blocks of columns the sums stay in cache. Workers take tasks in order from a
+//! counter, so that they share the strips of X in cache.
 //!
 //! Convolutions have a product of their own, in which the tiles change places: see `windows.rs`.
 
@@ -207,7 +207,8 @@ fn run_task<T: Tiles>(
     panel: &mut [Tile],
     sums: &mut [Sums],
 ) {
-    // All blocks of W meet one block of X before the next one, whose strips the workers then share in cache.
+    // A block of X is multiplied by all blocks of W before the next one begins, so that the workers share its strips in
+    // cache.
     let blocks = plan.pairs.div_ceil(plan.task_pairs);
     let (strip_block, pair_block) = (task / blocks, task % blocks);
     let first_pair = pair_block * plan.task_pairs;

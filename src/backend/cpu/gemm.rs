@@ -199,8 +199,7 @@ impl Shared {
 /// `out[i, j] (+)= sum_k x[rows.start + i, k] weight[j, k]`; weight rows are `weight_stride` apart, out rows
 /// `out_stride`.
 ///
-/// # Safety
-/// `out` is valid for rows.len() rows of n values, and nobody else touches these cells meanwhile.
+/// # Safety `out` is valid for rows.len() rows of n values, and nothing else touches these cells meanwhile.
 #[allow(clippy::too_many_arguments)]
 unsafe fn product(
     x: Rows<'_>,

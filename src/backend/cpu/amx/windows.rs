@@ -182,7 +182,7 @@ pub(super) fn multiply_on<T: Tiles>(
     let blocks = strips.div_ceil(task_strips);
     let task_strips = strips.div_ceil(blocks);
     let cells = Cells(out.as_mut_ptr());
-    // All pairs meet one block of strips before the next one, which the workers then share in cache.
+    // A block of strips is multiplied by all pairs before the next one begins, so that the workers share it in cache.
     share(
         blocks * pairs,
         || (T::begin(), NO_SUMS),
@@ -213,8 +213,7 @@ pub(super) fn multiply_on<T: Tiles>(
 
 /// Writes 2 x 2 tiles of sums with their bias to the cells from `targets` on: [window][column].
 ///
-/// # Safety
-/// `out` is valid for `bias.len()` cells from each target on, and nobody else touches these meanwhile.
+/// # Safety `out` is valid for `bias.len()` cells from each target on, and nothing else touches these meanwhile.
 unsafe fn store(sums: &Sums, out: *mut f32, targets: &[Option<usize>; PAIR], bias: &[f32], add: bool) {
     /// The CPUs with tiles have these vectors.
     #[cfg(target_arch = "x86_64")]
