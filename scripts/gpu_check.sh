@@ -37,7 +37,7 @@ Environment:
   LIMIT_S    the limit of every section, in place of its own
   TESTS      which parity tests run: parts of their names
   BENCH      which ops are measured: parts of their names
-  BASE       what `compare` measures beside [default: base/flux of the bundle, see `make gpu-bundle BASE=PROGRAM`]
+  BASE       what `compare` measures beside [default: what `make gpu-bundle BASE=PROGRAM` brought]
   PYTHON     a Python with torch and transformers [default: python3]
 
 Exit codes: 0 all passed, 1 a section failed or had no time left, 2 wrong usage.
@@ -241,7 +241,7 @@ compare_once() { # WHO PROGRAM
 }
 
 compare() {
-    local base=${BASE:-$bundle/base/flux} run figure what ours theirs figures=() pixels
+    local base=${BASE:-$bin/base} run figure what ours theirs figures=() pixels
     [[ -x "$base" ]] || fail "no program to compare with: name it in BASE, or bring it with \`make gpu-bundle BASE=PROGRAM\`"
     needs_model
     program "$klein_4b"
