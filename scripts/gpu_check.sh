@@ -348,8 +348,8 @@ sanitized() { # TOOL
     # what the norms and `quantise` do. The kernel of `project`, whose blocks write to each other's shared memory, is left out too: with
     # it under these tools a machine stopped to answer.
     if [[ $1 != memcheck ]]; then
-        for name in pipeline:: conv2d:: project:: attention::what_no_kernel group_norm::a_norm group_norm::moments group_norm::each linear \
-            fp8::a_bias fp8::a_long_product fp8::gated_add_adaln fp8::narrow_weights_of_a_file fp8::what_is fp8::the_default fp8::sums \
+        for name in pipeline:: conv2d:: project:: attention::what_no_kernel group_norm::a_norm group_norm::statistics group_norm::each linear \
+            fp8::a_bias fp8::a_long_product fp8::gated_add_adaln fp8::fp8_weights_of_a_file fp8::what_is fp8::the_default fp8::sums \
             fp8::images; do
             skip+=(--skip "$name")
         done
