@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
-use crate::tensor::{Tensor, expect, expect_activations};
+use crate::tensor::{Dtype, Tensor, expect, expect_activation, expect_activations};
 
 impl<B: Backend> Tensor<B> {
     /// `self weight^T + bias`, summed in float32.
@@ -76,6 +76,7 @@ impl<B: Backend> Tensor<B> {
 impl<B: Backend> Operand<B> {
     /// `self weight^T`; shapes and errors as [`Tensor::linear`].
     pub fn linear(&self, weight: &Linear<B>) -> Result<Tensor<B>> {
+        expect_operand("linear", self.tensor().backend(), self)?;
         expect_weight("linear", self.tensor().backend(), self.cols(), weight)?;
         self.tensor().backend().linear(self.tensor(), weight, None)
     }
@@ -84,6 +85,12 @@ impl<B: Backend> Operand<B> {
 fn expect_linear<B: Backend>(op: &str, x: &Tensor<B>, weight: &Linear<B>) -> Result<()> {
     expect_activations(op, &[x])?;
     expect_weight(op, x.backend(), x.cols(), weight)
+}
+
+/// Errors unless `x` is on the device of `on`, and is what products read: an activation, or one that was quantised.
+pub(super) fn expect_operand<B: Backend>(op: &str, on: &B, x: &Operand<B>) -> Result<()> {
+    let x = x.tensor();
+    if x.dtype() == Dtype::E4m3 && on.is_same_device(x.backend()) { Ok(()) } else { expect_activation(op, on, x) }
 }
 
 /// Errors unless `weight` is on the device of `on` and takes an operand of `cols` columns.

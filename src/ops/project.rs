@@ -1,6 +1,6 @@
 //! The product in front of attention and inside a gated MLP, with the ops that follow on its columns.
 
-use super::linear::expect_weight;
+use super::linear::{expect_operand, expect_weight};
 use super::qk_norm_rope::expect_norm;
 use super::rope::expect_rope;
 use super::{Joint, QkNorm, Rope};
@@ -46,7 +46,7 @@ impl<B: Backend> Tensor<B> {
         let (backend, out) = (parts[0].0.tensor().backend(), parts[0].1.rows());
         let attention = heads.map_or(0, |heads| 3 * heads.dim);
         for (x, weight) in parts {
-            expect(backend.is_same_device(x.tensor().backend()), OP, || "the parts are on two devices".to_string())?;
+            expect_operand(OP, backend, x)?;
             expect_weight(OP, backend, x.cols(), weight)?;
             expect(weight.rows() == out, OP, || format!("the weights have {out} and {} rows", weight.rows()))?;
         }

@@ -1,28 +1,23 @@
-//! The methods of `Tensor` refuse operands of another type, and of another handle, and say of which op they are. On the
-//! CPU all tensors are float32, of one device.
+//! The methods of `Tensor` refuse operands of another type, and of another handle, and say of which op they are; so no
+//! kernel reads bytes as values that they are not. On the CPU all tensors are float32, of one device.
 
 use flux::Result;
 use flux::backend::Backend;
 use flux::backend::cuda::Cuda;
-use flux::ops::{Joint, Pairs, Rope};
+use flux::nn::{Linear, Operand as Input};
+use flux::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, Joint, Mask, Norm, Pairs, QkNorm, Rope};
 use flux::tensor::Tensor;
 
-use crate::compare::values;
+use crate::compare::{Weight, values};
+use crate::conv2d::weight as kernel;
 
 /// What an operand has to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Activation,
     F32,
-}
-
-impl Kind {
-    fn other(self) -> Self {
-        match self {
-            Kind::Activation => Kind::F32,
-            Kind::F32 => Kind::Activation,
-        }
-    }
+    /// Quantised for products with fp8 weights.
+    E4m3,
 }
 
 /// Rows and columns of an operand, and what it has to be.
@@ -32,7 +27,8 @@ type Operand = ([usize; 2], Kind);
 struct Door {
     op: &'static str,
     operands: &'static [Operand],
-    call: fn(Vec<Tensor<Cuda>>) -> Result<Tensor<Cuda>>,
+    /// Weights are on the handle that is passed.
+    call: fn(&Cuda, Vec<Tensor<Cuda>>) -> Result<Tensor<Cuda>>,
 }
 
 fn tensor(cuda: &Cuda, ([rows, cols], kind): Operand) -> Tensor<Cuda> {
@@ -40,7 +36,21 @@ fn tensor(cuda: &Cuda, ([rows, cols], kind): Operand) -> Tensor<Cuda> {
     match kind {
         Kind::Activation => cuda.upload(&values, rows, cols).unwrap(),
         Kind::F32 => cuda.upload_f32(&values, rows, cols).unwrap(),
+        Kind::E4m3 => cuda.quantise(&cuda.upload(&values, rows, cols).unwrap()).unwrap(),
     }
+}
+
+/// A linear layer from 8 columns to `rows`.
+fn linear(cuda: &Cuda, rows: usize) -> Linear<Cuda> {
+    Weight::seeded(1, rows, 8).linear(cuda)
+}
+
+fn norm<'a>(weight: &'a Tensor<Cuda>, bias: &'a Tensor<Cuda>) -> GroupNorm<'a, Cuda> {
+    GroupNorm { weight, bias, groups: 2, eps: 1e-6, statistics: None }
+}
+
+fn pixels(convolved: Convolved<Cuda>) -> Tensor<Cuda> {
+    convolved.pixels
 }
 
 fn array<const N: usize>(operands: Vec<Tensor<Cuda>>) -> [Tensor<Cuda>; N] {
@@ -53,12 +63,15 @@ const VALUE: Operand = ([1, 1], Kind::Activation);
 const VECTOR_F32: Operand = ([1, 8], Kind::F32);
 /// For six tokens and heads of four.
 const TABLE: Operand = ([6, 2], Kind::F32);
+const HEAD: Operand = ([1, 4], Kind::Activation);
+/// The six rows of a matrix as pixels.
+const CONV: Conv = Conv { height: 2, width: 3, kernel: 3, stride: 1, pad_before: 1, pad_after: 1 };
 
-const DOORS: [Door; 14] = [
+const DOORS: [Door; 33] = [
     Door {
         op: "silu",
         operands: &[MATRIX],
-        call: |x| {
+        call: |_, x| {
             let [x] = array(x);
             x.silu()
         },
@@ -66,7 +79,7 @@ const DOORS: [Door; 14] = [
     Door {
         op: "add",
         operands: &[MATRIX, MATRIX],
-        call: |x| {
+        call: |_, x| {
             let [x, y] = array(x);
             x.add(&y)
         },
@@ -74,7 +87,7 @@ const DOORS: [Door; 14] = [
     Door {
         op: "mul",
         operands: &[MATRIX, VECTOR],
-        call: |x| {
+        call: |_, x| {
             let [x, y] = array(x);
             x.mul(&y)
         },
@@ -82,7 +95,7 @@ const DOORS: [Door; 14] = [
     Door {
         op: "scale_shift",
         operands: &[MATRIX, VECTOR, VECTOR],
-        call: |x| {
+        call: |_, x| {
             let [x, scale, shift] = array(x);
             x.scale_shift(&scale, &shift)
         },
@@ -90,7 +103,7 @@ const DOORS: [Door; 14] = [
     Door {
         op: "layer_norm",
         operands: &[MATRIX],
-        call: |x| {
+        call: |_, x| {
             let [x] = array(x);
             x.layer_norm(1e-6)
         },
@@ -98,7 +111,7 @@ const DOORS: [Door; 14] = [
     Door {
         op: "rms_norm",
         operands: &[MATRIX, VECTOR],
-        call: |x| {
+        call: |_, x| {
             let [x, weight] = array(x);
             x.rms_norm(&weight, 1e-6)
         },
@@ -106,7 +119,7 @@ const DOORS: [Door; 14] = [
     Door {
         op: "rope",
         operands: &[MATRIX, TABLE, TABLE],
-        call: |x| {
+        call: |_, x| {
             let [x, cos, sin] = array(x);
             x.rope(&Rope { cos, sin, pairs: Pairs::Interleaved }, Joint::single(6))
         },
@@ -114,17 +127,17 @@ const DOORS: [Door; 14] = [
     Door {
         op: "concat_rows",
         operands: &[MATRIX, VECTOR],
-        call: |x| Tensor::concat_rows(&x.iter().collect::<Vec<_>>()),
+        call: |_, x| Tensor::concat_rows(&x.iter().collect::<Vec<_>>()),
     },
     Door {
         op: "concat_cols",
         operands: &[MATRIX, MATRIX],
-        call: |x| Tensor::concat_cols(&x.iter().collect::<Vec<_>>()),
+        call: |_, x| Tensor::concat_cols(&x.iter().collect::<Vec<_>>()),
     },
     Door {
         op: "join_rows",
         operands: &[MATRIX, VECTOR],
-        call: |x| {
+        call: |_, x| {
             let [top, bottom] = array(x);
             top.join_rows(bottom)
         },
@@ -132,7 +145,7 @@ const DOORS: [Door; 14] = [
     Door {
         op: "upsample",
         operands: &[MATRIX],
-        call: |x| {
+        call: |_, x| {
             let [x] = array(x);
             x.upsample(2, 3)
         },
@@ -140,7 +153,7 @@ const DOORS: [Door; 14] = [
     Door {
         op: "unpatchify",
         operands: &[MATRIX, VECTOR_F32, VECTOR_F32],
-        call: |x| {
+        call: |_, x| {
             let [x, mean, std] = array(x);
             x.unpatchify(&mean, &std, 2, 3)
         },
@@ -148,7 +161,7 @@ const DOORS: [Door; 14] = [
     Door {
         op: "euler_step",
         operands: &[MATRIX, MATRIX, VALUE],
-        call: |x| {
+        call: |_, x| {
             let [x, velocity, dt] = array(x);
             x.euler_step(&velocity, &dt)
         },
@@ -156,9 +169,153 @@ const DOORS: [Door; 14] = [
     Door {
         op: "guide",
         operands: &[MATRIX, MATRIX],
-        call: |x| {
+        call: |_, x| {
             let [positive, negative] = array(x);
             positive.guide(&negative, 4.0)
+        },
+    },
+    Door {
+        op: "linear",
+        operands: &[MATRIX, VECTOR],
+        call: |cuda, x| {
+            let [x, bias] = array(x);
+            x.linear(&linear(cuda, 8), Some(&bias))
+        },
+    },
+    Door {
+        op: "linear_add",
+        operands: &[MATRIX, MATRIX],
+        call: |cuda, x| {
+            let [x, residual] = array(x);
+            x.linear_add(&linear(cuda, 8), residual)
+        },
+    },
+    Door {
+        op: "linear_rows",
+        operands: &[MATRIX, VECTOR],
+        call: |cuda, x| {
+            let weight = linear(cuda, 8);
+            Tensor::linear_rows(&[(&x[0], &weight), (&x[1], &weight)])
+        },
+    },
+    Door {
+        op: "linear_concat",
+        operands: &[([6, 4], Kind::Activation), ([6, 4], Kind::Activation)],
+        call: |cuda, x| Tensor::linear_concat(&[&x[0], &x[1]], &linear(cuda, 8)),
+    },
+    Door {
+        op: "attention",
+        operands: &[MATRIX, MATRIX, MATRIX],
+        call: |_, x| {
+            let [q, k, v] = array(x);
+            q.attention(&k, &v, 4, Joint::single(6), Mask::None)
+        },
+    },
+    Door {
+        op: "adaln",
+        operands: &[MATRIX, VECTOR, VECTOR],
+        call: |_, x| {
+            let [x, shift, scale] = array(x);
+            x.adaln(&shift, &scale, 1e-6)
+        },
+    },
+    Door {
+        op: "gated_add",
+        operands: &[MATRIX, VECTOR, MATRIX],
+        call: |_, x| {
+            let [x, gate, y] = array(x);
+            x.gated_add(&gate, &y)
+        },
+    },
+    Door {
+        op: "gated_add_adaln",
+        operands: &[MATRIX, VECTOR, VECTOR, MATRIX, VECTOR, VECTOR, VECTOR, VECTOR],
+        call: |cuda, x| {
+            let [x, gate, other_gate, y, shift, scale, other_shift, other_scale] = array(x);
+            let reader = linear(cuda, 8);
+            let norms = [(&shift, &scale), (&other_shift, &other_scale)];
+            let norms = norms.map(|(shift, scale)| Norm { shift, scale, reader: &reader });
+            let adaln = Adaln { txt_rows: 2, eps: 1e-6 };
+            x.gated_add_adaln([&gate, &other_gate], &y, norms, adaln).map(|(x, _)| x)
+        },
+    },
+    Door {
+        op: "swiglu",
+        operands: &[MATRIX, MATRIX],
+        call: |_, x| {
+            let [gate, up] = array(x);
+            gate.swiglu(&up)
+        },
+    },
+    Door {
+        op: "qk_norm_rope",
+        operands: &[MATRIX, MATRIX, HEAD, HEAD, TABLE, TABLE],
+        call: |_, x| {
+            let [q, k, norm_q, norm_k, cos, sin] = array(x);
+            let norm = QkNorm { q: norm_q, k: norm_k, eps: 1e-6 };
+            let rope = Rope { cos, sin, pairs: Pairs::Interleaved };
+            q.qk_norm_rope(k, [&norm, &norm], &rope, Joint::single(6)).map(|(q, _)| q)
+        },
+    },
+    Door {
+        op: "project",
+        operands: &[MATRIX, HEAD, HEAD, TABLE, TABLE],
+        call: |cuda, x| {
+            let [x, norm_q, norm_k, cos, sin] = array(x);
+            let norm = QkNorm { q: norm_q, k: norm_k, eps: 1e-6 };
+            let rope = Rope { cos, sin, pairs: Pairs::Interleaved };
+            let heads = Heads { dim: 8, norm: [&norm, &norm], rope: &rope, joint: Joint::single(6), keys_only: 0 };
+            let weight = linear(cuda, 3 * 8 + 2 * 16);
+            Tensor::project(&[(&Input::from(x), &weight)], Some(&heads)).map(|projection| projection.mlp)
+        },
+    },
+    Door { op: "group_norm", operands: &[MATRIX, VECTOR, VECTOR], call: |_, x| x[0].group_norm(&norm(&x[1], &x[2])) },
+    Door {
+        op: "group_norm_silu",
+        operands: &[MATRIX, VECTOR, VECTOR],
+        call: |_, x| x[0].group_norm_silu(&norm(&x[1], &x[2])),
+    },
+    Door {
+        op: "conv2d",
+        operands: &[MATRIX, VECTOR],
+        call: |cuda, x| x[0].conv2d(&kernel(8, 8, 3).conv(cuda), &x[1], CONV).map(pixels),
+    },
+    Door {
+        op: "conv2d_over",
+        operands: &[MATRIX, VECTOR],
+        call: |cuda, x| {
+            let [x, bias] = array(x);
+            x.conv2d_over(&kernel(8, 8, 3).conv(cuda), &bias, CONV).map(pixels)
+        },
+    },
+    Door {
+        op: "conv2d_add",
+        operands: &[MATRIX, VECTOR, MATRIX],
+        call: |cuda, x| {
+            let [x, bias, residual] = array(x);
+            x.conv2d_add(&kernel(8, 8, 3).conv(cuda), &bias, CONV, residual).map(pixels)
+        },
+    },
+    Door {
+        op: "norm_conv2d",
+        operands: &[MATRIX, VECTOR, VECTOR, VECTOR],
+        call: |cuda, x| x[0].norm_conv2d(&norm(&x[1], &x[2]), &kernel(8, 8, 3).conv(cuda), &x[3], CONV).map(pixels),
+    },
+    Door {
+        op: "norm_conv2d_add",
+        operands: &[MATRIX, VECTOR, VECTOR, VECTOR, MATRIX],
+        call: |cuda, x| {
+            let [x, weight, offset, bias, residual] = array(x);
+            let kernel = kernel(8, 8, 3).conv(cuda);
+            x.norm_conv2d_add(&norm(&weight, &offset), &kernel, &bias, CONV, residual).map(pixels)
+        },
+    },
+    Door {
+        op: "upsample_conv2d",
+        operands: &[MATRIX, VECTOR],
+        call: |cuda, x| {
+            let [x, bias] = array(x);
+            x.upsample_conv2d(&kernel(8, 8, 3).conv(cuda), &bias, 2, 3).map(pixels)
         },
     },
 ];
@@ -176,14 +333,22 @@ fn expect_refused(door: &Door, index: usize, result: Result<Tensor<Cuda>>, what:
     assert!(text.contains(&format!("op `{}`", door.op)) && text.contains(what), "{}: {text}", door.op);
 }
 
+/// Whether an operand of `op` may be quantised: those of products are what [`Input`] holds.
+fn takes_e4m3(op: &str, index: usize) -> bool {
+    op == "project" && index == 0
+}
+
 #[test]
 fn operands_of_another_type_are_errors_that_name_the_op() {
     let Some(cuda) = crate::cuda() else { return };
     for door in &DOORS {
         for (index, &(shape, kind)) in door.operands.iter().enumerate() {
-            let with = |kind| (door.call)(operands(&cuda, door, index, tensor(&cuda, (shape, kind))));
-            assert!(with(kind).is_ok(), "{}", door.op);
-            expect_refused(door, index, with(kind.other()), "a tensor is of");
+            let with = |kind| (door.call)(&cuda, operands(&cuda, door, index, tensor(&cuda, (shape, kind))));
+            assert!(with(kind).is_ok(), "{}: {:?}", door.op, with(kind).err());
+            let others = [Kind::Activation, Kind::F32, Kind::E4m3].into_iter().filter(|other| *other != kind);
+            for other in others.filter(|other| *other != Kind::E4m3 || !takes_e4m3(door.op, index)) {
+                expect_refused(door, index, with(other), "a tensor is of");
+            }
         }
     }
 }
@@ -193,8 +358,8 @@ fn operands_of_two_handles_are_errors_that_name_the_op() {
     let (Some(cuda), Some(other)) = (crate::cuda(), crate::cuda()) else { return };
     for door in DOORS.iter().filter(|door| door.operands.len() > 1) {
         for (index, operand) in door.operands.iter().enumerate() {
-            let result = (door.call)(operands(&cuda, door, index, tensor(&other, *operand)));
-            expect_refused(door, index, result, "a tensor is on");
+            let result = (door.call)(&cuda, operands(&cuda, door, index, tensor(&other, *operand)));
+            expect_refused(door, index, result, " is on ");
         }
     }
 }
