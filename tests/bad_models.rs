@@ -1,4 +1,4 @@
-//! Damaged model folders: every one is told apart in the user's words, before any work, without a panic.
+//! Damaged model folders: each is refused before any work, with an error that says what is wrong, without a panic.
 
 #[path = "support/model_copy.rs"]
 mod model_copy;
@@ -85,7 +85,7 @@ fn an_empty_tokenizer_is_refused() {
     refused(&model, &["tokenizer/tokenizer.json"]);
 }
 
-/// Another thread reads it, and who asks first is told.
+/// Another thread reads the tokenizer, and its error is reported where the tokenizer is first needed.
 #[test]
 fn a_damaged_tokenizer_is_told_each_time_and_before_any_work() {
     let model = ModelCopy::new();
@@ -230,7 +230,7 @@ fn an_index_that_names_a_missing_or_foreign_shard_is_refused() {
     }
 }
 
-/// Whatever a config holds, loading says something sensible or ignores it: it never panics, hangs or eats all memory.
+/// Whatever a config holds, loading reports an error or ignores it: it never panics, hangs or takes all memory.
 #[test]
 fn no_value_in_a_config_makes_loading_panic() {
     let hostile = [

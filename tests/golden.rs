@@ -1,4 +1,4 @@
-//! Every stage on the CPU against what the reference computes; see golden/README.md.
+//! Every stage on the CPU against the reference's results; see golden/README.md.
 
 mod support;
 

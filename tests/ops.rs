@@ -1,5 +1,5 @@
-//! One op has one name in four places: reads the names of files, the trait and the op index, and fails where one of them
-//! is missing, or stands for no op.
+//! One op has one name in four places. This test reads the names of files, the trait and the op index, and fails where
+//! one of them is missing or belongs to no op.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,16 +10,16 @@ const LAUNCHERS: &str = "src/backend/cuda/ops";
 const KERNELS: &str = "cuda";
 const PARITY: &str = "tests/parity";
 
-/// The end of a kernel file's name that is for one architecture only.
+/// The end of the name of a kernel file for Hopper only.
 const HOPPER_SUFFIX: &str = "_sm90a";
 
-/// A place where an op has no file of its own, and why.
+/// The ops that have no file of their own in a place, and why.
 const MISSING: [(&str, &str, &str); 2] = [
     (KERNELS, "concat", "the driver copies rows"),
     (KERNELS, "norm_conv2d", "it is made of the kernels of group_norm and conv2d"),
 ];
 
-/// Files that are of no op, and why.
+/// The files that belong to no op, and why.
 const NO_OPS: [(&str, &str, &str); 13] = [
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
@@ -54,7 +54,7 @@ struct Sources {
     index: Vec<String>,
 }
 
-/// A fault that a test makes.
+/// A fault that the test puts into the sources.
 type Change = fn(&mut Sources);
 
 fn project() -> PathBuf {
@@ -79,9 +79,9 @@ fn identifier(text: &str) -> String {
     text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
-/// The identifiers behind each `mark` in `text`.
-fn behind(text: &str, mark: &str) -> Vec<String> {
-    text.split(mark).skip(1).map(identifier).collect()
+/// The identifiers after each `prefix` in `text`.
+fn identifiers_after(text: &str, prefix: &str) -> Vec<String> {
+    text.split(prefix).skip(1).map(identifier).collect()
 }
 
 /// Methods of `Tensor` in the text of an op file.
@@ -106,13 +106,13 @@ impl Sources {
             launchers: names(LAUNCHERS, "rs"),
             kernels: names(KERNELS, "cu"),
             parity: names(PARITY, "rs"),
-            compiled: behind(&read("tests/gpu.rs"), "#[path = \"parity/").into_iter().collect(),
-            of_trait: behind(&read("src/backend/mod.rs"), "/// See [`Tensor::").into_iter().collect(),
-            index: behind(&index, "](Tensor::"),
+            compiled: identifiers_after(&read("tests/gpu.rs"), "#[path = \"parity/").into_iter().collect(),
+            of_trait: identifiers_after(&read("src/backend/mod.rs"), "/// See [`Tensor::").into_iter().collect(),
+            index: identifiers_after(&index, "](Tensor::"),
         }
     }
 
-    /// The op to which a method or a file of this name belongs: the longest that it is, or begins with.
+    /// The op to which a method or a file of this name belongs: the longest name of an op with which it begins.
     fn op_of(&self, name: &str) -> Option<&String> {
         let begins = |op: &str| name.strip_prefix(op).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
         self.ops.iter().filter(|op| begins(op)).max_by_key(|op| op.len())

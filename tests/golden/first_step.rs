@@ -1,5 +1,5 @@
-//! Noise and the first step of the images of random models: the way to their final latents, so that what is wrong there is
-//! found where it begins.
+//! The noise and the first step of the images of random models, so that an error in their final latents is found where
+//! it begins.
 
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};

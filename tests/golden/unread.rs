@@ -1,4 +1,4 @@
-//! Nothing lies in tests/golden that no test reads.
+//! Every file in tests/golden is read by a test.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The program from outside: runs it and keeps what it said.
+//! The program from outside: runs it and captures its output.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
@@ -17,7 +17,7 @@ pub fn flux() -> Command {
 /// The smallest image: 32x32, one step, on the CPU. A tenth of a second.
 pub const SMALL: [&str; 8] = ["-W", "32", "-H", "32", "-s", "1", "--device", "cpu"];
 
-/// What a run left behind.
+/// The exit code and the output of a run.
 pub struct Run {
     pub code: Option<i32>,
     pub stdout: String,

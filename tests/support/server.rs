@@ -1,5 +1,5 @@
-//! A small HTTP server on localhost: files with sizes, checksums and ranges, as a model hub has them, and with its
-//! faults.
+//! A small HTTP server on localhost that serves files with sizes, checksums and ranges as a model hub does, and that can
+//! fail in the ways that a hub fails.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -55,7 +55,7 @@ impl Server {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let state = Arc::clone(&state);
-                // An answer that the client does not wait for is no fault of the test.
+                // A client that does not wait for its answer is no error of the test.
                 thread::spawn(move || drop(state.answer(stream)));
             }
         });
