@@ -103,15 +103,14 @@ gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust 
 	cksum target/release/flux > $(BUNDLE_TARGET)/before 2>/dev/null || true
 	CARGO_TARGET_DIR=$(BUNDLE_TARGET) $(CARGO) test --release --locked --no-default-features --no-run --lib --test gpu \
 		--test cpu_gemm --message-format json > $(BUNDLE_TARGET)/built.json
-	@rm -f $(BUNDLE_TARGET)/base && if [ -n "$(BASE)" ]; then strip -o $(BUNDLE_TARGET)/base "$(BASE)"; fi
 	rm -rf $(GPU_BUNDLE) $(BUNDLE_TARGET)/bin
 	mkdir -p $(GPU_BUNDLE)/scripts $(BUNDLE_TARGET)/bin
 	strip -o $(BUNDLE_TARGET)/bin/flux "$(call executable,bin,flux)"
 	strip -o $(BUNDLE_TARGET)/bin/units "$(call executable,lib,flux)"
 	strip -o $(BUNDLE_TARGET)/bin/gpu "$(call executable,test,gpu)"
 	strip -o $(BUNDLE_TARGET)/bin/cpu_gemm "$(call executable,test,cpu_gemm)"
+	@if [ -n "$(BASE)" ]; then strip -o $(BUNDLE_TARGET)/bin/base "$(BASE)"; fi
 	XZ_OPT=-9 tar -C $(BUNDLE_TARGET)/bin -cJf $(GPU_BUNDLE)/bin.tar.xz .
-	@if [ -n "$(BASE)" ]; then mkdir $(GPU_BUNDLE)/base && mv $(BUNDLE_TARGET)/base $(GPU_BUNDLE)/base/flux; fi
 	git describe --always --dirty > $(GPU_BUNDLE)/COMMIT
 	cp scripts/gpu_check.sh scripts/make_full_size_model.py scripts/bench_reference.py $(GPU_BUNDLE)/scripts/
 	@$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest $(GPU_BUNDLE)/wheels importlib_metadata zipp \

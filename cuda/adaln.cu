@@ -15,7 +15,6 @@
 // Bound     HBM. 56.6 MB at 4.8 TB/s (H200) = 11.8 us
 // Measured  20.5 us at 4608 x 3072, 2.76 TB/s, 58% of bound; composed 31.2 us; H200, driver 580.159, CUDA 13.0;
 //           tests/bench/runs/2026-11-21-h200
-// Tried
 #include "layer_norm.cuh"
 
 extern "C" __global__ void __launch_bounds__(1024)

@@ -11,7 +11,6 @@
 // Bound     HBM. 84.9 MB at 4.8 TB/s (H200) = 17.7 us
 // Measured  24.5 us at 4608 x 3072, 3.46 TB/s, 72% of bound; H200, driver 580.159, CUDA 13.0;
 //           tests/bench/runs/2026-11-21-h200
-// Tried
 #include "elementwise.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) add_bf16(const bf16* x, long long ld_x, const bf16* y, long long ld_y,

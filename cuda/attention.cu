@@ -3,28 +3,29 @@
 //   q      [rows, heads * head_dim]     bf16, row stride ld_q; rows = batch * (txt + img), text of all samples first
 //   k, v   [rows, kv_heads * head_dim]  bf16, row strides ld_k, ld_v; head h reads key head h / group
 //   out    [rows, heads * head_dim]     bf16, row stride ld_out; may be q
-//   first_query  0: as above; txt: q and out have no rows of text, whose queries nobody asks for
+//   first_query  0: as above; txt: q and out have no rows of text, because no text query is wanted
 //   keys   0: a query sees all keys of its sample; else: keys up to its own position, of these the first `keys`
 //   scale  log2(e) / sqrt(head_dim)
-//   whole  tiles that one block takes, from the first; each of the others is taken by two. All, where a warp has one
-//          band
+//   whole  how many tiles, from the first, one block takes each; two blocks take each of the others. All tiles are
+//          whole where a warp has one band
 //
-// Mapping   a block takes a query tile, `TILE` consecutive tokens of one head and sample, or a half of one; each warp
-//           owns 16 * BANDS rows of it. K and V tiles of 64 keys pass in turn through a ring of shared-memory slots
+// Mapping   A block takes a query tile, `TILE` consecutive tokens of one head and sample, or a half of one; each warp
+//           owns 16 * BANDS rows of it. K and V tiles of 64 keys pass in turn through a ring of shared-memory stages
 //           filled by cp.async; rows are swizzled in 16-byte chunks, so ldmatrix meets no bank conflict. Scores,
 //           softmax and output stay in registers (mma.m16n8k16, f32); the softmax is the running one, in powers of two.
-//           Query tiles with most keys start first. One order of sums: results repeat to the bit, whoever takes a row.
-// In place  A block reads its queries (its rows, its head's columns) whole before it writes there; no other block reads
-// them.
+//           Query tiles with the most keys start first. The order of sums is fixed: results repeat to the bit,
+//           whichever block takes a row.
+// In place  A block reads all of its queries (its rows, its head's columns) before it writes there; no other block
+//           reads them.
 // Needs     sm_80; rows 16-byte aligned (strides and column starts multiples of 8); head_dim 128, 64, 32 or 16.
 // Flops     4 * heads * head_dim * tokens^2 a sample (causal: half).   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     mma.sync on Hopper has about 60% of the wgmma rate; see attention_sm90a.cu for that chip.
 // Measured  24 x 128, text and image, us (TFLOP/s), in a row: 1536 tokens 125 (232); 4608: 771 (339); 16896: 9356
-//           (375); 512 causal, 32/8 heads: 8.4. Without halves of tiles 137, 843, 9766 and 8.9: 4608 tokens are 3.3
-//           rounds of whole ones there. After a pause 162, 782, 9180 and 8.5. H200, driver 580.159, CUDA 13.0;
+//           (375); 512 causal, 32/8 heads: 8.4. Without halves of tiles 137, 843, 9766 and 8.9: 4608 tokens make 3.3
+//           rounds of whole tiles. After a pause 162, 782, 9180 and 8.5. H200, driver 580.159, CUDA 13.0;
 //           `FLUX_ATTENTION=base flux bench --in-a-row 0.3 ops/attention`
-// Tried     tiles of 64 queries, two slots: 142, 928, 3255, 11713 and 1840 us; kept only for GPUs where they double the
-//           warps
+// Tried     tiles of 64 queries, two stages: 142, 928, 3255, 11713 and 1840 us; used only on GPUs where they double
+//           the warps
 
 #include <type_traits>
 
@@ -69,7 +70,7 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A tile in shared memory: rows of HEAD_DIM bf16 in 16-byte chunks. Eight consecutive rows keep the same chunk
+// A tile in shared memory: rows of HEAD_DIM bf16 in 16-byte chunks. Eight consecutive rows hold the same chunk
 // in eight different places of a 128-byte line.
 template <int HEAD_DIM>
 struct Tile {
@@ -98,24 +99,24 @@ struct Tile {
     }
 };
 
-template <int HEAD_DIM, int BANDS, int SLOTS>
+template <int HEAD_DIM, int BANDS, int STAGES>
 struct Shape {
     static constexpr int WARPS = 4;
     static constexpr int THREADS = WARPS * 32;
     static constexpr int TILE = WARPS * BANDS * 16;
     static constexpr int QUERY_BYTES = TILE * HEAD_DIM * 2;
-    static constexpr int SLOT_BYTES = KEY_TILE * HEAD_DIM * 2;
-    static constexpr int SHARED_BYTES = QUERY_BYTES + SLOTS * SLOT_BYTES;
+    static constexpr int STAGE_BYTES = KEY_TILE * HEAD_DIM * 2;
+    static constexpr int SHARED_BYTES = QUERY_BYTES + STAGES * STAGE_BYTES;
 };
 
-// The queries of one head and sample that begin at token `first`, with those behind it that a block takes. BANDS: bands
-// of 16 query rows a warp; two halve the shared-memory reads per flop. SLOTS: tiles of K or V in shared memory.
-template <int HEAD_DIM, int BANDS, int SLOTS>
+// Attention of the queries of one head and sample that a block takes, from token `first` on. BANDS: bands of 16 query
+// rows per warp; two bands halve the shared-memory reads per flop. STAGES: tiles of K or V in shared memory.
+template <int HEAD_DIM, int BANDS, int STAGES>
 __device__ __forceinline__ void attend(const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v,
                                        __nv_bfloat16* out, int ld_q, int ld_k, int ld_v, int ld_out, int batch, int txt,
                                        int img, int first_query, int group, int keys, float scale, int first, int head,
                                        int sample) {
-    using S = Shape<HEAD_DIM, BANDS, SLOTS>;
+    using S = Shape<HEAD_DIM, BANDS, STAGES>;
     using T = Tile<HEAD_DIM>;
     constexpr int KEY_COLS = KEY_TILE / 8, DIM_COLS = HEAD_DIM / 8;
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -129,35 +130,35 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q, const __nv_bfloat
     k += head / group * HEAD_DIM;
     v += head / group * HEAD_DIM;
 
-    // The last row's keys bound the tile's. Stage 2 j is K tile j, stage 2 j + 1 is V tile j; stage i lies in slot i %
-    // SLOTS.
+    // No row of the tile sees more keys than the last. Load 2 j is K tile j, load 2 j + 1 is V tile j; load i goes to
+    // stage i % STAGES.
     const int key_end = visible_keys(first + S::TILE - 1, tokens, keys);
     const int key_tiles = (key_end + KEY_TILE - 1) / KEY_TILE;
-    const auto load_stage = [&](bool is_v, int tile, uint32_t slot) {
+    const auto load_stage = [&](bool is_v, int tile, uint32_t stage) {
         if (tile < key_tiles)
-            T::template load<KEY_TILE, S::THREADS>(ring + slot * S::SLOT_BYTES, is_v ? v : k, is_v ? ld_v : ld_k, rows,
-                                                   tile * KEY_TILE, key_end);
-        commit_copies();  // also when empty, so that the count of groups tells the stage
+            T::template load<KEY_TILE, S::THREADS>(ring + stage * S::STAGE_BYTES, is_v ? v : k, is_v ? ld_v : ld_k,
+                                                   rows, tile * KEY_TILE, key_end);
+        commit_copies();  // also an empty group, so that the number of groups is the number of loads
     };
     T::template load<S::TILE, S::THREADS>(queries, q, ld_q, query_rows, first, tokens);
 #pragma unroll
-    for (int stage = 0; stage < SLOTS - 1; stage++) load_stage(stage % 2, stage / 2, stage);
+    for (int load = 0; load < STAGES - 1; load++) load_stage(load % 2, load / 2, load);
 
-    // Waits until `stage` is there, for all threads, and refills the slot of the stage before it. Returns the stage's
-    // slot.
-    uint32_t slot = 0, free_slot = SLOTS - 1;
+    // Waits until the next load has arrived for all threads, and refills the stage of the load before it. Returns the
+    // address of the stage that arrived.
+    uint32_t stage = 0, free_stage = STAGES - 1;
     const auto next_stage = [&](bool is_v, int tile) {
-        wait_copies<SLOTS - 2>();
+        wait_copies<STAGES - 2>();
         __syncthreads();
-        load_stage((is_v + SLOTS - 1) % 2, tile + (is_v + SLOTS - 1) / 2, free_slot);
-        uint32_t address = ring + slot * S::SLOT_BYTES;
-        free_slot = slot;
-        slot = slot + 1 == SLOTS ? 0 : slot + 1;
+        load_stage((is_v + STAGES - 1) % 2, tile + (is_v + STAGES - 1) / 2, free_stage);
+        uint32_t address = ring + stage * S::STAGE_BYTES;
+        free_stage = stage;
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
         return address;
     };
 
-    // Lane addresses for ldmatrix, at the first 16 x 16 block. Column blocks are reached by xor (the swizzle turns only
-    // the chunk bits, and tiles are aligned to their rows), row blocks by adding.
+    // Lane addresses for ldmatrix, at the first 16 x 16 block. Xor gives the other column blocks (the swizzle changes
+    // only the chunk bits, and tiles are aligned to their rows), addition the other row blocks.
     const int band = warp * BANDS * 16;  // first row of this warp
     const uint32_t q_lane = queries + T::at(band + (lane & 15), lane >> 4);
     const uint32_t k_lane = T::at((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
@@ -222,8 +223,8 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q, const __nv_bfloat
                 greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 1));
                 greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, 2));
                 const float shift = -greatest * scale;
-                // Exactly 1 where the greatest stays: tiles of which a row sees nothing, more of them in a whole tile,
-                // change nothing.
+                // Exactly 1 where the greatest score stays. So key tiles of which a row sees nothing change nothing,
+                // and a row gets the same result in a whole query tile, which has more of them, as in a half.
                 const float fade = exp2_approx((top[b][half] - greatest) * scale);
                 top[b][half] = greatest;
                 float part = 0.f;
@@ -289,20 +290,20 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q, const __nv_bfloat
     }
 }
 
-// What a block takes. The kernel's last round of blocks may be a small one: the less each of them has to do, the sooner
-// it ends.
-template <int HEAD_DIM, int BANDS, int SLOTS>
+// Gives a block its query tile or its half of one. Halves are for the kernel's last round, which may have few blocks:
+// it ends the sooner the less each of them does.
+template <int HEAD_DIM, int BANDS, int STAGES>
 __device__ __forceinline__ void attend_block(const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v,
                                              __nv_bfloat16* out, int ld_q, int ld_k, int ld_v, int ld_out, int batch,
                                              int txt, int img, int first_query, int heads, int group, int keys,
                                              int whole, float scale) {
-    constexpr int TILE = Shape<HEAD_DIM, BANDS, SLOTS>::TILE;
+    constexpr int TILE = Shape<HEAD_DIM, BANDS, STAGES>::TILE;
     const int behind = int(blockIdx.x) - whole, index = behind < 0 ? blockIdx.x : whole + behind / 2;
     const int tiles = ceil_div(txt + img - first_query, TILE);
     const int head = index / tiles % heads, sample = index / tiles / heads,
               first = first_query + (tiles - 1 - index % tiles) * TILE;
     const auto attend_from = [&](auto bands, int first) {
-        attend<HEAD_DIM, decltype(bands)::value, SLOTS>(q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img,
+        attend<HEAD_DIM, decltype(bands)::value, STAGES>(q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img,
                                                         first_query, group, keys, scale, first, head, sample);
     };
     if (BANDS == 1 || behind < 0) {
@@ -316,13 +317,13 @@ __device__ __forceinline__ void attend_block(const __nv_bfloat16* q, const __nv_
 }  // namespace attention
 
 // The name ends in head_dim and, where there are two, the rows of a query tile. Shared memory is
-// (rows + slots * 64) * head_dim * 2 bytes, which the launcher passes; it must agree with the numbers here.
-#define ATTENTION(NAME, HEAD_DIM, BANDS, SLOTS, BLOCKS)                                                            \
+// (rows + stages * 64) * head_dim * 2 bytes, which the launcher passes; it must agree with the numbers here.
+#define ATTENTION(NAME, HEAD_DIM, BANDS, STAGES, BLOCKS)                                                            \
     extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                      \
         NAME(const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out, int ld_q, \
              int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int first_query, int heads, int group,   \
              int keys, int whole, float scale) {                                                                   \
-        attention::attend_block<HEAD_DIM, BANDS, SLOTS>(q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img,   \
+        attention::attend_block<HEAD_DIM, BANDS, STAGES>(q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img,   \
                                                         first_query, heads, group, keys, whole, scale);            \
     }
 

@@ -1,4 +1,4 @@
-// What the attention kernels share: where a token's row lies, and the instructions that C++ does not name.
+// What the attention kernels share: where a token's row lies, which keys a query sees, and exp2.
 
 #pragma once
 #include "common.cuh"
@@ -12,20 +12,20 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// Rows of one sample: token t of it lies in row t + (t < txt ? to_txt : to_img).
+// The rows of one sample: its token t lies in row t + (t < txt ? to_txt : to_img).
 struct SampleRows {
     int txt;
     int to_txt;
     int to_img;
 
-    // Of a tensor that lacks the first `skipped` rows.
+    // Rows of a tensor that lacks the first `skipped` ones.
     __device__ __forceinline__ SampleRows(int sample, int batch, int txt, int img, int skipped)
         : txt(txt), to_txt(sample * txt - skipped), to_img(batch * txt + sample * img - txt - skipped) {}
 
     __device__ __forceinline__ int row(int token) const { return token + (token < txt ? to_txt : to_img); }
 };
 
-// Keys that the query at `token` sees: a prefix of its sample. `keys` is the causal mask's count, 0 without a mask.
+// How many keys the query at `token` sees: the first ones of its sample. `keys` is the causal mask's, 0 without a mask.
 __device__ __forceinline__ int visible_keys(int token, int tokens, int keys) {
     return keys == 0 ? tokens : min(token + 1, keys);
 }

@@ -1,21 +1,22 @@
 // attention for Hopper, head_dim 128: the contract of attention.cu, with warpgroup matrix multiplies
 //
-// q, k, v  tensor maps over [rows, heads * 128] bf16: boxes of 64 columns (128-byte swizzle) and 128 rows for q, 176
-// for k, v
+//   q, k, v  tensor maps over [rows, heads * 128] bf16: boxes of 64 columns (128-byte swizzle) and 128 rows for q, 176
+//            for k, v
 //   out      [rows, heads * 128] bf16, row stride ld_out; may be q
-// Others as in attention.cu. With keys > 0, the tokens of a sample must lie in one run of rows (batch 1, txt 0 or img
-// 0).
+//   The other arguments are as in attention.cu. With keys > 0, the tokens of a sample must lie in one run of rows
+//   (batch 1, txt 0 or img 0).
 //
-// Mapping   a block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warp 0 fetches: Q, and
-//           K and V tiles of 176 keys through two slots each. Warpgroups 1 and 2 own 64 query rows each, and multiply
-//           the next K tile while they take the softmax of the last; they take turns to issue, so that one's
-//           exponentials run under the other's multiplies. Tiles do not cross from text to image where these are apart;
-//           without a mask the order of keys means nothing, so each run of rows has its own tiles.
+// Mapping   A block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warp 0 fetches: Q, and
+//           K and V tiles of 176 keys through two stages each. Warpgroups 1 and 2 own 64 query rows each, and multiply
+//           the next K tile while they take the softmax of the last; they issue their multiplies in turn, so that one
+//           computes exponentials while the other multiplies. Where the text and the image of a sample lie apart, no
+//           tile crosses from one to the other: without a mask the order of keys means nothing, so each run of rows
+//           has its own tiles.
 // Pairs     Two blocks, on two multiprocessors, take two query tiles of one head and sample, which see the same keys.
-//           Each fetches half of the columns of every K and V tile, for both: half as many of these bytes come from L2,
-//           which is power, and power is what bounds a row of such ops. Where a head has an odd number of tiles, the
-//           last one's partner holds no tokens: it fetches and multiplies all the same, and stores nothing. The result
-//           is that of single blocks to the bit.
+//           Each fetches half of the columns of every K and V tile, for both: half as many of these bytes come from L2.
+//           That saves power, and power is what limits ops of this kind that run one after the other. Where a head has
+//           an odd number of tiles, the last one's partner holds no tokens: it fetches and multiplies all the same, and
+//           stores nothing. The result is that of single blocks to the bit.
 // In place  A tile's queries are in shared memory before its output is written, and no other tile stores into its rows.
 //           Boxes may reach past the end of a run; those rows are not stored, those keys are masked.
 // Needs     sm_90a; rows 16-byte aligned. Pairs: an even number of blocks, and keys = 0, because blocks of a pair that
@@ -29,10 +30,10 @@
 //           4608 tokens are 6.5 rounds of tiles, 16896 are 24. Single blocks standalone, hot L2: 8704: 1508 (617), 2
 //           samples of 4608: 893 (584)
 // Tried     tiles of 128 keys: 74.9, 451, 1532, 5424, 866 and 16.1 us; of 160: 73.6, 430, 1516, 5475, 901 and 18.3; not
-//           kept. ptxas moves the wait for a V tile's multiply up, before the softmax that could run under it. Kept in
-//           its place by a branch, and output scaled only where a greatest score is new: as long, within 1%; the other
-//           warpgroup's multiplies fill that time. The next query tile's first scores multiplied while the output of
-//           the last is stored: as long, within 1% (4608 and 16896 tokens)
+//           used. ptxas moves the wait for a V tile's multiply up, before the softmax that could run meanwhile. With a
+//           branch that holds the wait in its place, and output scaled only where a greatest score is new: as long,
+//           within 1%; the other warpgroup's multiplies fill that time. The next query tile's first scores multiplied
+//           while the output of the last is stored: as long, within 1% (4608 and 16896 tokens)
 
 #include "attention.cuh"
 
@@ -47,12 +48,12 @@ using namespace hopper;
 constexpr int HEAD_DIM = 128;
 constexpr int QUERIES = 128;
 constexpr int KEYS = 176;  // of a tile: the most for which scores, weights and output fit 240 registers
-constexpr int SLOTS = 2;
+constexpr int STAGES = 2;
 
 struct Shared {
     static constexpr int QUERY_PANEL = QUERIES * 128, KEY_PANEL = KEYS * 128;  // bytes; a panel is 64 columns
     static constexpr int KEY_TILE = KEY_PANEL * 2;
-    static constexpr int K = QUERY_PANEL * 2, V = K + SLOTS * KEY_TILE, BARRIERS = V + SLOTS * KEY_TILE;
+    static constexpr int K = QUERY_PANEL * 2, V = K + STAGES * KEY_TILE, BARRIERS = V + STAGES * KEY_TILE;
 };
 
 // Where a tile of queries lies, and the runs of rows that hold its keys.
@@ -61,8 +62,8 @@ struct Work {
     int run_row[2], run_keys[2];  // rows of k and v, and keys, of the two runs; the second may be empty
     int row, token, tokens;       // the tile's first row of q and out, its place in its own run, and tokens of that run
 
-    // Block `rank` of a cluster takes tile `rank` of item `index`. It may lie behind the last tile, where no tokens
-    // are.
+    // Block `rank` of a cluster takes tile `rank` of item `index`. That tile may lie behind the last, and hold no
+    // tokens.
     template <int BLOCKS>
     __device__ __forceinline__ static Work at(int index, int rank, int batch, int txt, int img, int first_query,
                                               int heads, int keys) {
@@ -88,7 +89,7 @@ struct Work {
     }
 };
 
-// An item is as many tiles of one head and sample as a cluster has blocks.
+// How many items there are: an item is as many tiles of one head and sample as a cluster has blocks.
 template <int BLOCKS>
 __device__ __forceinline__ int work_items(int batch, int txt, int img, int first_query, int heads) {
     const bool apart = batch > 1 && txt > 0 && img > 0;
@@ -150,7 +151,7 @@ __device__ __forceinline__ void issue_output(float (&output)[64], const uint32_t
     commit_multiply();
 }
 
-// Scores lie in registers as the left operand wants them.
+// The scores already lie in registers as the left operand of a multiply wants them.
 __device__ __forceinline__ void round_weights(uint32_t (&weights)[KEYS / 16][4], const float (&score)[KEYS / 2]) {
 #pragma unroll
     for (int n = 0; n < KEYS / 16; n++)
@@ -158,7 +159,7 @@ __device__ __forceinline__ void round_weights(uint32_t (&weights)[KEYS / 16][4],
         for (int i = 0; i < 4; i++) weights[n][i] = pack_bf16(score[n * 8 + i * 2], score[n * 8 + i * 2 + 1]);
 }
 
-// Rows of 128 columns; the four lanes of a row exchange pairs, so that each stores 16 bytes and together 64.
+// Stores rows of 128 columns. The four lanes of a row exchange pairs, so that each stores 16 bytes, and all four 64.
 __device__ __forceinline__ void store_output(
     const float (&output)[64], const float (&sum)[2], __nv_bfloat16* out, int ld_out, int row, int token, int tokens) {
     const int lane = threadIdx.x % 4;
@@ -189,18 +190,18 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
     const uint32_t q_full = base + Shared::BARRIERS, q_free = q_full + 8, k_full = q_free + 8,
-                   k_free = k_full + 8 * SLOTS, v_full = k_free + 8 * SLOTS, v_free = v_full + 8 * SLOTS;
+                   k_free = k_full + 8 * STAGES, v_full = k_free + 8 * STAGES, v_free = v_full + 8 * STAGES;
     constexpr int CONSUMER_WARPS = 8;
     const int rank = BLOCKS > 1 ? rank_in_cluster() : 0;
     if (threadIdx.x == 0) {
         init_barrier(q_full, 1);
         init_barrier(q_free, CONSUMER_WARPS);
-        for (int slot = 0; slot < SLOTS; slot++) {
-            init_barrier(k_full + 8 * slot, 1);
-            init_barrier(v_full + 8 * slot, 1);
-            // The slots of all blocks, because a fetch writes to all.
-            init_barrier(k_free + 8 * slot, BLOCKS * CONSUMER_WARPS);
-            init_barrier(v_free + 8 * slot, BLOCKS * CONSUMER_WARPS);
+        for (int stage = 0; stage < STAGES; stage++) {
+            init_barrier(k_full + 8 * stage, 1);
+            init_barrier(v_full + 8 * stage, 1);
+            // The consumers of all blocks free a stage, because a fetch writes to all blocks.
+            init_barrier(k_free + 8 * stage, BLOCKS * CONSUMER_WARPS);
+            init_barrier(v_free + 8 * stage, BLOCKS * CONSUMER_WARPS);
         }
         publish_barriers();
     }
@@ -211,22 +212,22 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
     const int cluster = blockIdx.x / BLOCKS, clusters = gridDim.x / BLOCKS;
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     uint32_t q_phase = 0;
-    Ring<SLOTS> k_ring, v_ring;
+    Ring<STAGES> k_ring, v_ring;
     if (warpgroup == 0) {
         give_registers<24>();
-        // The whole warp walks, so that what it counts lies in uniform registers: for a lone thread 24 are not enough
-        // with pairs.
+        // The whole warp walks over the items, so that its counters lie in uniform registers: with pairs, a lone thread
+        // needs more than 24 registers.
         if (__shfl_sync(~0u, threadIdx.x / 32, 0) == 0) {
             for (int index = cluster; index < items; index += clusters) {
                 const Work w = Work::at<BLOCKS>(index, rank, batch, txt, img, first_query, heads, keys);
                 const int q_col = w.head * HEAD_DIM, kv_col = w.head / group * HEAD_DIM;
                 const auto fetch = [&](const TensorMap& map, int tile, uint32_t to, uint32_t full, uint32_t free,
-                                       Ring<SLOTS>& ring) {
+                                       Ring<STAGES>& ring) {
                     const int row = tile < w.first_tiles ? w.run_row[0] + tile * KEYS
                                                          : w.run_row[1] + (tile - w.first_tiles) * KEYS;
-                    to += ring.slot * Shared::KEY_TILE;
-                    full += ring.slot * 8;
-                    wait(free + ring.slot * 8, ring.phase ^ 1);
+                    to += ring.stage * Shared::KEY_TILE;
+                    full += ring.stage * 8;
+                    wait(free + ring.stage * 8, ring.phase ^ 1);
                     if (threadIdx.x == 0) {
                         arrive_expecting(full, Shared::KEY_TILE);
                         if constexpr (BLOCKS > 1) {
@@ -245,7 +246,7 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
                     copy_box(base, q, w.row, q_col, q_full);
                     copy_box(base + Shared::QUERY_PANEL, q, w.row, q_col + 64, q_full);
                 }
-                // In the order of use: a V tile is wanted after the next K tile.
+                // In the order of use: a V tile is needed after the next K tile.
                 for (int tile = 0; tile < w.key_tiles; tile++) {
                     fetch(k, tile, base + Shared::K, k_full, k_free, k_ring);
                     if (tile > 0) fetch(v, tile - 1, base + Shared::V, v_full, v_free, v_ring);
@@ -288,12 +289,12 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
 
             wait(q_full, q_phase);
             q_phase ^= 1;
-            wait(k_full + 8 * k_ring.slot, k_ring.phase);
+            wait(k_full + 8 * k_ring.stage, k_ring.phase);
             begin_multiply();
-            issue_scores(score, queries, describe(base + Shared::K + k_ring.slot * Shared::KEY_TILE, 0));
+            issue_scores(score, queries, describe(base + Shared::K + k_ring.stage * Shared::KEY_TILE, 0));
             wait_multiply<0>();
             pin(score);
-            release(k_free + 8 * k_ring.slot);
+            release(k_free + 8 * k_ring.stage);
             k_ring.advance();
             if (w.key_tiles == 1) release_queries();
             mask(0);
@@ -301,18 +302,18 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
             round_weights(weights, score);
 
             for (int tile = 1; tile < w.key_tiles; tile++) {
-                wait(k_full + 8 * k_ring.slot, k_ring.phase);
+                wait(k_full + 8 * k_ring.stage, k_ring.phase);
                 wait_turn(1 + mine, 256);
                 begin_multiply();
-                issue_scores(score, queries, describe(base + Shared::K + k_ring.slot * Shared::KEY_TILE, 0));
-                wait(v_full + 8 * v_ring.slot, v_ring.phase);
+                issue_scores(score, queries, describe(base + Shared::K + k_ring.stage * Shared::KEY_TILE, 0));
+                wait(v_full + 8 * v_ring.stage, v_ring.phase);
                 begin_multiply();
                 issue_output(output, weights,
-                             describe(base + Shared::V + v_ring.slot * Shared::KEY_TILE, Shared::KEY_PANEL));
+                             describe(base + Shared::V + v_ring.stage * Shared::KEY_TILE, Shared::KEY_PANEL));
                 give_turn(2 - mine, 256);
                 wait_multiply<1>();
                 pin(score);
-                release(k_free + 8 * k_ring.slot);
+                release(k_free + 8 * k_ring.stage);
                 k_ring.advance();
                 if (tile == w.key_tiles - 1) release_queries();
                 mask(tile);
@@ -320,20 +321,20 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
                 wait_multiply<0>();
                 pin(output);
                 pin(score);
-                release(v_free + 8 * v_ring.slot);
+                release(v_free + 8 * v_ring.stage);
                 v_ring.advance();
                 round_weights(weights, score);
 #pragma unroll
                 for (int i = 0; i < 64; i++) output[i] *= fade[i / 2 % 2];
             }
 
-            wait(v_full + 8 * v_ring.slot, v_ring.phase);
+            wait(v_full + 8 * v_ring.stage, v_ring.phase);
             begin_multiply();
             issue_output(output, weights,
-                         describe(base + Shared::V + v_ring.slot * Shared::KEY_TILE, Shared::KEY_PANEL));
+                         describe(base + Shared::V + v_ring.stage * Shared::KEY_TILE, Shared::KEY_PANEL));
             wait_multiply<0>();
             pin(output);
-            release(v_free + 8 * v_ring.slot);
+            release(v_free + 8 * v_ring.stage);
             v_ring.advance();
             store_output(output, sum, out + w.head * HEAD_DIM, ld_out, w.row + my_row, w.token + my_row, w.tokens);
         }
@@ -341,7 +342,7 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
     }
     if constexpr (BLOCKS > 1) {
         __syncwarp();
-        // Until then the other block may write and arrive here.
+        // Until both blocks are here, the other one may still write to this one's shared memory.
         sync_cluster();
     }
 }

@@ -1,4 +1,4 @@
-// Clusters of blocks, which several kernels share: what one block does in the shared memory of another.
+// What kernels with clusters of blocks share: how one block acts on the shared memory of another.
 
 #pragma once
 #include "hopper.cuh"
@@ -26,7 +26,7 @@ __device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t rank) {
         : "memory");
 }
 
-// copy_box to the same place in both blocks of a cluster of two; completes on the barrier of each.
+// As copy_box, to the same place in both blocks of a cluster of two; completes on the barrier of each.
 __device__ __forceinline__ void copy_box_to_both(uint32_t to, const TensorMap& map, int row, int col,
                                                  uint32_t barrier) {
     asm volatile(

@@ -86,21 +86,21 @@ __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-// What `reduce` makes of a warp, over a one-dimensional block of whole warps; every thread gets it. `nothing` changes
-// nothing.
+// Extends `reduce`, which reduces over a warp, to a one-dimensional block of whole warps; every thread gets the result.
+// `nothing` is the value that does not change a result.
 template <class Reduce>
 __device__ __forceinline__ float block_reduce(float value, float nothing, Reduce reduce) {
     __shared__ float partial[32];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     value = reduce(value);
     if (blockDim.x == 32) return value;
-    __syncthreads();  // the last call's reads of `partial` are over
+    __syncthreads();  // the previous call's reads of `partial` are over
     if (lane == 0) partial[warp] = value;
     __syncthreads();
     return reduce(lane < (blockDim.x >> 5) ? partial[lane] : nothing);
 }
 
-// The sum over such a block. Always added in the same order.
+// The sum over such a block; the order of additions is always the same.
 __device__ __forceinline__ float block_sum(float value) {
     return block_reduce(value, 0.0f, [](float v) { return warp_sum(v); });
 }

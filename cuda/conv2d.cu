@@ -1,13 +1,13 @@
 // im2col: the pixels under the kernel, side by side; the convolution is then a GEMM with the weight
 //
 //   x      [rows * width, channels]     bf16, row stride ld_x: rows of pixels from `first_y` on, as many as the output
-//          pixels see. Of an image that is twice as high and wide as x, of the pixels of x (`halvings` is 1), for every
-//          pixel a square of two by two
+//          pixels see. With `halvings` 1 the image is twice as high and wide as x: each pixel of x is a square of two
+//          by two
 //   out    [rows, taps * channels]      bf16, row stride ld_out, for output pixels first_row .. first_row + rows;
 //          columns ordered (ky, kx, channel), zeros outside the image and in columns taps * channels .. ld_out
 //
 // Mapping   a block copies one tap of a tile of output pixels, a thread runs of 8 channels (16 bytes). Neighbouring
-//           blocks do the taps of one tile, so that the input comes from L2 but for the first time.
+//           blocks do the taps of one tile, so that only the first of them reads its input from HBM.
 // Needs     channels % 8 == 0 and rows 16-byte aligned. Otherwise `_any`: one value at a time.
 // Bytes     rows * taps * channels * 2 written + the input read.   1048576 x 9 x 128: 2.4 GB + 0.27 GB
 // Bound     HBM. 2.7 GB at 4.8 TB/s (H200) = 560 us, in pieces of 256 MiB
@@ -15,7 +15,7 @@
 //           256 -> 256: 921 (336); 1024 x 1024, 256 -> 256: 3884 (319); 256 -> 128: 3305 (187); 128 -> 128: 1657 (187);
 //           H200, driver 580.159, CUDA 13.0; tests/bench/runs/2026-11-21-h200
 // Tried     pieces that stay in L2: decode of 1024 x 1024 with 256 MiB 45.7 ms, 96 MiB 48.8, 48 MiB 51.1, 32 MiB 54.1,
-//           16 MiB 56.8; not kept
+//           16 MiB 56.8; not used
 #include "common.cuh"
 
 template <int N>

@@ -30,8 +30,8 @@ __device__ __forceinline__ void multiply(float (&sums)[64], uint64_t a, uint64_t
         : "l"(a), "l"(b), "r"(add));
 }
 
-// Four 8 x 8 matrices of bf16 as a warp holds sums, by columns: lane l gives the address of column l % 8 of matrix l /
-// 8, 16 bytes each.
+// Stores four 8 x 8 matrices of bf16, held as a warp holds sums, by columns: lane l gives the address of column l % 8
+// of matrix l / 8, 16 bytes each.
 __device__ __forceinline__ void store_transposed_matrices(uint32_t to, const uint32_t (&matrices)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(matrices[0]),
                  "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])

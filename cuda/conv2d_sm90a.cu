@@ -1,10 +1,9 @@
-// conv2d: 3 x 3 convolution for Hopper, stride 1 and zeros around the image, + bias + residual; conv2d_sm90a.cuh says
-// how.
+// conv2d: 3 x 3 convolution for Hopper, stride 1 and zeros around the image, + bias + residual; see conv2d_sm90a.cuh
 #include "conv2d_sm90a.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The shapes: taps, tile width, tile height, outputs, slots of pixels, slots of weights.
+// The shapes: taps, tile width, tile height, outputs, stages of pixels, stages of weights.
 CONV2D(conv2d_bf16_16x16x128_sm90, 3, 16, 16, 128, 2, 5)
 CONV2D(conv2d_bf16_16x8x128_sm90, 3, 16, 8, 128, 4, 6)
 CONV2D(conv2d_bf16_32x8x8_sm90, 3, 32, 8, 8, 5, 15)

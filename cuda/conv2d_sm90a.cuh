@@ -1,55 +1,58 @@
 // 3 x 3 convolution for Hopper, stride 1 and zeros around the image, + bias + residual: an implicit GEMM with warpgroup
-// matrix multiplies. The same kernel with 2 x 2 taps (upsample_conv2d_sm90a.cu) is a convolution of an image that was
-// upsampled, without that image.
+// matrix multiplies. The same kernel with 2 x 2 taps (upsample_conv2d_sm90a.cu) convolves an upsampled image without
+// making that image.
 //
 //   x         tensor map over [height, width, channels] bf16: boxes of 64 channels (128-byte swizzle), WIDTH pixels,
 //             HEIGHT + TAPS - 1 rows
 //   weight    tensor map over [outs, TAPS * TAPS, channels] bf16, taps ordered (ky, kx): boxes of 64 channels, one tap,
 //             OUTS outputs
 //   residual  tensor map over [height, width, outs] bf16: boxes of 64 outputs (128-byte swizzle), WIDTH pixels, HEIGHT
-//             rows; read only if `adds`, which upsampled and where OUTS is 8 it may not be; may be of out
+//             rows; read only if `adds`, which must be 0 for an upsampled image and where OUTS is 8; may be of out
 //   bias      [outs] bf16
 //   out       [height * width, outs] bf16, row stride ld_out; rounded once
-//   partial   [gridDim.x / ceil(outs / OUTS), outs] float2, not where OUTS is 8: mean of the rounded values of a split
-//             of the pixels, and the sum of squares about it; for a group norm, which then need not read `out` once
-//             more
-//   counts    [as many] float: pixels of each split
-//   carry     [gridDim.x, outputs and lanes of the warps that store] moments; used only where an image is done in bands
+//   partial   [gridDim.x / ceil(outs / OUTS), outs] float2, not written where OUTS is 8: mean of the rounded values of
+//             a split of the pixels, and the sum of squared distances from it; a group norm then need not read `out`
+//             once more for its statistics
+//   counts    [gridDim.x / ceil(outs / OUTS)] float: number of pixels of each split
+//   carry     [gridDim.x, outputs and lanes of the warps that store] channel statistics; used only where several
+//             launches do the bands of one image
 // Upsampled (TAPS = 2): weight [4 * outs, 4, channels], as `upsample_conv2d_taps_bf16` makes it; out [2 height * 2
 // width, outs].
 //
-// Mapping   A block for each multiprocessor takes tiles of WIDTH x HEIGHT pixels and OUTS outputs in turn; neighbouring
-//           blocks have the outputs of one place, so that its pixels come from L2 but for the first. Warpgroups 1 and 2
-//           own 64 of the tile's outputs each, and multiply [64, 64] of weights by [pixels, 64]^T for every tap and 64
-//           channels. Warp 0 fetches for them. A multiply reads both from shared memory: 64 x 256 sums 320 rows, and 64
-//           x 128 twice, as for pixels by outputs, 384. With what TMA writes these are 108 or 124 bytes a cycle for
-//           16x16x128, of the 128 that shared memory can. With eight outputs the pixels are the rows of sums, and a
-//           warpgroup owns a half of them. A box of pixels begins kx - 1 to the right of the tile and one row above it,
-//           in signed coordinates: TMA puts zeros where the image ends. It has rows for all ky: a tap is the same box,
-//           begun ky * WIDTH pixels later. So a pixel is fetched TAPS times and not TAPS * TAPS times, and what limits
-//           a convolution from L2 otherwise, does not. Pixels and weights have slots of their own, as one box of pixels
-//           serves TAPS boxes of weights.
-// Upsampled Of an image with every pixel four times, an output sees 2 x 2 different pixels; which of the 3 x 3 weights
-//           fall on one depends on whether the output's row and column are even. So there are four sets of 2 x 2
-//           weights, sums of the 3 x 3 ones; they round once more, to bf16. A tile is of one set, and its outputs are
-//           two apart.
+// Mapping   A block for each multiprocessor takes tiles of WIDTH x HEIGHT pixels and OUTS outputs in turn. Neighbouring
+//           blocks have the outputs of one place, so that only the first of them fetches its pixels from HBM, the
+//           others from L2. Warpgroups 1 and 2 own 64 of the tile's outputs each, and multiply [64, 64] of weights by
+//           [pixels, 64]^T for every tap and 64 channels. Warp 0 fetches for them.
+//           A multiply reads both operands from shared memory: 320 rows for sums of 64 x 256; twice 64 x 128, as pixels
+//           by outputs would be, takes 384. Together with what TMA writes, these are 108 or 124 bytes a cycle for
+//           16x16x128, and shared memory can do 128. With eight outputs the pixels are the rows of sums, and a
+//           warpgroup owns half of the pixels.
+//           A box of pixels begins kx - 1 to the right of the tile and one row above it, in signed coordinates: TMA
+//           fills in zeros where the image ends. The box has the rows for all ky: another tap is the same box, begun
+//           ky * WIDTH pixels later. So a pixel is fetched TAPS times instead of TAPS * TAPS times, and L2, which
+//           would limit the convolution otherwise, does not. Pixels and weights have separate stages, because one box
+//           of pixels serves TAPS boxes of weights.
+// Upsampled In an image that repeats every pixel four times, an output sees 2 x 2 different pixels; which of the 3 x 3
+//           weights fall on each depends on whether the output's row and column are even. So there are four sets of
+//           2 x 2 weights, sums of the 3 x 3 ones; the sums round once more, to bf16. A tile belongs to one set, and
+//           its outputs are two pixels apart.
 // Stores    The warps that multiply only add bias and residual, and round into shared memory; warps 1 to 3 store from
-//           there while the next tile is multiplied. The rounded half of a tile lies as TMA would put it there: 64
-//           outputs of a pixel, swizzled. And where there is a residual, TMA does, as soon as the half before is
-//           stored: each value is then replaced by the sum with it. With eight outputs the warps that multiply store:
-//           it is four bytes a thread and row.
-// Moments   A block's pixels are one split, over all its tiles. A lane that stores keeps those of eight outputs of each
-//           half, and of its pixels. Of a tile they are plain sums: bf16 has 8 digits and a square 16, so that up to
-//           256 values that are far from zero for their spread, and so of one exponent, lose nothing in the 24 of a
-//           float. Tiles, whose number has no bound, and at last lanes, are joined as means and sums of squares about
-//           them. All in a fixed order.
-// Bands     A launch does tiles `first` to `end` of those of the image, whole rows of them, and of x it has the rows
-//           that these see, from `first_row` on. A block has the tiles of the whole image that are its own, in their
-//           order, however many launches do them: from one to the next its moments wait in `carry`. So bands change
-//           nothing of what comes out.
-// Needs     sm_90a; channels % 8 == 0, outs % 8 == 0, rows 16-byte aligned. Channels are fetched 64 at a time: zeros
-//           behind the last. gridDim.x is a multiple of ceil(outs / OUTS), so that a block's tiles are all of the same
-//           outputs.
+//           there while the next tile is multiplied. The rounded half of a tile has the layout of a TMA box: 64
+//           outputs of a pixel, swizzled. Where there is a residual, TMA loads it into this place as soon as the half
+//           before is stored: each value is then replaced by its sum with the convolution. With eight outputs the warps
+//           that multiply also store: four bytes per thread and row.
+// Sums      For the channel statistics, a block's pixels are one split, over all its tiles. A lane that stores
+//           accumulates those of eight outputs of each half, over its own pixels. Within a tile they are plain sums: a
+//           bf16 value has 8 digits and its square 16, so the 24 digits of a float hold the sums of up to 256 values
+//           exactly if these have one exponent, as values far from zero for their spread do. Tiles, whose number has
+//           no bound, and at last lanes, are joined as means and sums of squared distances from them. The order is
+//           always the same.
+// Bands     A launch does tiles `first` to `end` of the image, whole rows of tiles, and its x has only the rows that
+//           these see, from `first_row` on. A block takes the same tiles in the same order, however many launches do
+//           them: from one launch to the next its statistics wait in `carry`. So bands do not change the result.
+// Needs     sm_90a; channels % 8 == 0, outs % 8 == 0, rows 16-byte aligned. Channels are fetched 64 at a time, with
+//           zeros behind the last. gridDim.x is a multiple of ceil(outs / OUTS), so that all tiles of a block are of
+//           the same outputs.
 // Flops     2 * height * width * TAPS * TAPS * channels * outs (four times for upsampled).   512 x 512, 512 -> 512:
 //           1237 GFLOP
 // Bound     tensor cores. 1237 GFLOP at 989 TFLOP/s (H200, dense bf16) = 1251 us
@@ -62,14 +65,13 @@
 //           256 with residual: 513, 513, 482; 1024 x 1024, 128 -> 128: 496, 979, 470; 64 x 64, 512 -> 512: 52, 52, 30;
 //           three consumers (16x24x128) spill and are slower by 5 to 45% everywhere but once. im2col and cuBLASLt: 2632
 //           us for the first, 1657 for 1024 x 1024, 128 -> 128. Everything behind the multiplies in the warps that
-//           multiply, us without moments / with: 1024 x 1024, 128 -> 128: 433 / 462, with residual 612 / 630; 256 ->
+//           multiply, us without statistics / with: 1024 x 1024, 128 -> 128: 433 / 462, with residual 612 / 630; 256 ->
 //           256: 1524 / 1628; 512 x 512, 512 -> 512: 1477 / 1550; 256 -> 256: 393 / 415, with residual 480 / 492. To
-//           ask for the residual in L2 ahead, or let the second consumer begin up to 6 taps after the first: no
-//           difference
+//           prefetch the residual into L2, or let the second consumer begin up to 6 taps after the first: no difference
 #pragma once
 
 #include "common.cuh"
-#include "moments.cuh"
+#include "channel_statistics.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #include "conv2d_multiply_sm90a.cuh"
@@ -83,10 +85,10 @@ constexpr int ROW_BYTES = CHANNELS * 2;
 constexpr int CONSUMERS = 2, STORERS = 3;  // warpgroups that multiply, warps that store
 constexpr int OWN_OUTS = 64;               // of a consumer: 128 bytes
 
-template <int TAPS_, int WIDTH_, int HEIGHT_, int OUTS_, int PIXEL_SLOTS_, int WEIGHT_SLOTS_>
+template <int TAPS_, int WIDTH_, int HEIGHT_, int OUTS_, int PIXEL_STAGES_, int WEIGHT_STAGES_>
 struct Shape {
-    static constexpr int TAPS = TAPS_, WIDTH = WIDTH_, HEIGHT = HEIGHT_, OUTS = OUTS_, PIXEL_SLOTS = PIXEL_SLOTS_,
-                         WEIGHT_SLOTS = WEIGHT_SLOTS_;
+    static constexpr int TAPS = TAPS_, WIDTH = WIDTH_, HEIGHT = HEIGHT_, OUTS = OUTS_, PIXEL_STAGES = PIXEL_STAGES_,
+                         WEIGHT_STAGES = WEIGHT_STAGES_;
     // Sets of weights: one, or one for each place in the square that a pixel becomes.
     static constexpr int PLACES = TAPS == 2 ? 4 : 1, SCALE = TAPS == 2 ? 2 : 1;
     static constexpr int PIXELS = WIDTH * HEIGHT;
@@ -94,10 +96,10 @@ struct Shape {
     // and store by themselves.
     static constexpr bool ROUNDS = OUTS == CONSUMERS * OWN_OUTS;
     static constexpr int PARTS = ROUNDS ? 1 : PIXELS / CONSUMERS / 64;  // multiplies of 64 rows
-    static constexpr int SUMS = (ROUNDS ? PIXELS : OUTS) / 2;           // of a thread and part
+    static constexpr int SUMS = (ROUNDS ? PIXELS : OUTS) / 2;           // per thread and part
     static constexpr int PIXEL_BYTES = WIDTH * (HEIGHT + TAPS - 1) * ROW_BYTES, WEIGHT_BYTES = OUTS * ROW_BYTES;
     static constexpr int ROUNDED_BYTES = ROUNDS ? PIXELS * OWN_OUTS * 2 : 0;  // of a consumer
-    static constexpr int WEIGHTS = PIXEL_SLOTS * PIXEL_BYTES, ROUNDED = WEIGHTS + WEIGHT_SLOTS * WEIGHT_BYTES;
+    static constexpr int WEIGHTS = PIXEL_STAGES * PIXEL_BYTES, ROUNDED = WEIGHTS + WEIGHT_STAGES * WEIGHT_BYTES;
     static constexpr int BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
     static_assert(ROUNDS || PARTS * 64 * CONSUMERS == PIXELS, "whole multiplies");
     static_assert(WIDTH % 8 == 0 && WEIGHT_BYTES % 1024 == 0, "boxes and taps begin where the swizzle does");
@@ -120,7 +122,7 @@ struct Work {
         return w;
     }
 
-    // The row of out that the tile's pixel is; -1 outside of the image.
+    // The row of out for a pixel of the tile; -1 outside the image.
     template <class S>
     __device__ __forceinline__ int row(uint32_t pixel, int height, int width) const {
         const int at_y = y + int(pixel / S::WIDTH), at_x = x + int(pixel % S::WIDTH);
@@ -137,21 +139,21 @@ __device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, uint32_t pixel, u
     return rounded + pixel * ROW_BYTES + ((chunk ^ pixel % 8) << 4);
 }
 
-// The bias of an output; outside of them, none.
+// The bias of an output; 0 behind the last output.
 __device__ __forceinline__ float bias_of(const bf16* bias, int out, int outs) {
     return out < outs ? __bfloat162float(bias[out]) : 0.0f;
 }
 
-// sums + biases, + what lies in their place if ADDS, rounded, to a consumer's half of the rounded tile; a warp has 16
-// outputs. A lane has outputs lane / 4 and lane / 4 + 8, whose biases are `biases`, of pixels 8 n + lane % 4 * 2 and
-// the next.
+// Rounds sums + biases into a consumer's half of the rounded tile; if ADDS, adds the residual, which lies there. A warp
+// has 16 outputs: a lane has outputs lane / 4 and lane / 4 + 8, whose biases are `biases`, of pixels 8 n + lane % 4 * 2
+// and the next.
 template <class S, bool ADDS>
 __device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const float (&biases)[2], uint32_t rounded) {
     const int lane = threadIdx.x % 32;
     // The lane's pixel of the four matrices that a warp moves at once, and its chunk: both chunks of eight pixels, then
     // of the next eight.
     const uint32_t first = chunk_at(rounded, lane / 16 * 8 + lane % 8, threadIdx.x / 32 % 4 * 2 + lane / 8 % 2);
-    // Eight pixels further a chunk is at the same place. The residual is on its way one step ahead.
+    // The swizzle repeats every eight pixels. The residual is loaded one step early.
     constexpr int STEPS = S::PIXELS / 16;
     uint32_t added[2][4];
     if (ADDS) load_transposed_matrices(first, added[0]);
@@ -171,8 +173,8 @@ __device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const f
     }
 }
 
-// sums + bias, rounded, to out, by the warps that have them: of a half of the tile's pixels. A lane has pixels lane / 4
-// and lane / 4 + 8 of every 16, and outputs lane % 4 * 2 and the next.
+// Stores sums + bias, rounded, to out from the warps that computed them, for half of the tile's pixels. A lane has
+// pixels lane / 4 and lane / 4 + 8 of every 16, and outputs lane % 4 * 2 and the next.
 template <class S>
 __device__ __forceinline__ void store_sums(const float (&sums)[S::PARTS][S::SUMS], const bf16* bias, const Work& w,
                                            int consumer, bf16* out, long long ld_out, int height, int width, int outs) {
@@ -193,14 +195,14 @@ __device__ __forceinline__ void store_sums(const float (&sums)[S::PARTS][S::SUMS
 template <class S>
 struct Storer {
     static constexpr int CHUNKS = OWN_OUTS / 8, LANES = STORERS * 32, STRIDE = LANES / CHUNKS;
-    static constexpr int AT_ONCE = 4;  // pixels of a lane that are on their way
+    static constexpr int AT_ONCE = 4;  // pixels that a lane loads before it uses the first
     static_assert(LANES % CHUNKS == 0, "a lane keeps its outputs");
     static_assert(S::PIXELS / STRIDE + 1 <= 256, "sums of squares are exact");
-    static_assert(STRIDE * S::OUTS * sizeof(Moments) <= CONSUMERS * S::ROUNDED_BYTES,
-                  "moments of all lanes fit where the rounded tile was");
+    static_assert(STRIDE * S::OUTS * sizeof(ChannelStatistics) <= CONSUMERS * S::ROUNDED_BYTES,
+                  "the statistics of all lanes fit where the rounded tile was");
 
     const uint32_t thread = threadIdx.x - 32, chunk = thread % CHUNKS, first_pixel = thread / CHUNKS;
-    Moments running[CONSUMERS][8] = {};
+    ChannelStatistics running[CONSUMERS][8] = {};
 
     __device__ __forceinline__ void store_half(const Work& w, int consumer, uint32_t rounded, bf16* out,
                                                long long ld_out, int height, int width, int outs) {
@@ -209,7 +211,7 @@ struct Storer {
         int count = 0;
         for (uint32_t first = first_pixel; first < S::PIXELS; first += AT_ONCE * STRIDE) {
             uint4 raw[AT_ONCE];
-            // Behind the last pixel the last is read again.
+            // In place of pixels behind the last, the last is read again.
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
                 raw[i] = load_shared_16(chunk_at(rounded, min(first + i * STRIDE, S::PIXELS - 1u), chunk));
@@ -232,34 +234,36 @@ struct Storer {
         const float pixels = count, share = __fdividef(1.0f, fmaxf(pixels, 1.0f));
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            // About `mean` as it was rounded: what it lacks, times the pixels, is the rest.
+            // `rest` is what rounding took from `mean`, times the number of pixels.
             const float mean = totals[i] * share, rest = fmaf(-mean, pixels, totals[i]);
             const float about_mean = fmaf(-mean, rest, fmaf(-mean, totals[i], squares[i]));
             running[consumer][i] = join(running[consumer][i], {pixels, mean, fmaxf(about_mean, 0.0f)});
         }
     }
 
-    // Where moment `i` of a consumer's outputs waits for the next band.
-    __device__ __forceinline__ Moments& waiting(Moments* carry, int consumer, int i) const {
+    // Where the statistics of output `i` of a lane and consumer wait for the next band.
+    __device__ __forceinline__ ChannelStatistics& waiting(ChannelStatistics* carry, int consumer, int i) const {
         return carry[((blockIdx.x * CONSUMERS + consumer) * 8 + i) * LANES + thread];
     }
 
-    __device__ __forceinline__ void take_up(Moments* carry) {
+    __device__ __forceinline__ void take_up(ChannelStatistics* carry) {
 #pragma unroll
         for (int consumer = 0; consumer < CONSUMERS; consumer++)
 #pragma unroll
             for (int i = 0; i < 8; i++) running[consumer][i] = waiting(carry, consumer, i);
     }
 
-    __device__ __forceinline__ void put_down(Moments* carry) const {
+    __device__ __forceinline__ void put_down(ChannelStatistics* carry) const {
 #pragma unroll
         for (int consumer = 0; consumer < CONSUMERS; consumer++)
 #pragma unroll
             for (int i = 0; i < 8; i++) waiting(carry, consumer, i) = running[consumer][i];
     }
 
-    // Joins the lanes of an output, when all have stored their last tile. `shared` has room for all of them.
-    __device__ __forceinline__ void leave_moments(Moments* shared, float2* partial, float* counts, int outs) {
+    // Joins the statistics of all lanes of an output, once they have stored their last tile, and writes them. `shared`
+    // has room for those of every lane.
+    __device__ __forceinline__ void write_statistics(ChannelStatistics* shared, float2* partial, float* counts,
+                                                     int outs) {
         const int out_tiles = ceil_div(outs, S::OUTS), split = blockIdx.x / out_tiles,
                   first_out = blockIdx.x % out_tiles * S::OUTS;
 #pragma unroll
@@ -269,7 +273,7 @@ struct Storer {
                 shared[first_pixel * S::OUTS + consumer * OWN_OUTS + chunk * 8 + i] = running[consumer][i];
         wait_turn(1, LANES);
         for (int i = int(thread); i < S::OUTS; i += LANES) {
-            Moments all = shared[i];
+            ChannelStatistics all = shared[i];
             for (int lane = 1; lane < STRIDE; lane++) all = join(all, shared[lane * S::OUTS + i]);
             if (first_out + i < outs)
                 partial[(long long)split * outs + first_out + i] = make_float2(all.mean, all.squares);
@@ -282,20 +286,20 @@ template <class S>
 __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& weight, const TensorMap& residual,
                                          int adds, const bf16* bias, bf16* out, long long ld_out, int height, int width,
                                          int channels, int outs, float2* partial, float* counts, int first, int end,
-                                         int first_row, Moments* carry) {
+                                         int first_row, ChannelStatistics* carry) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
-    const uint32_t pixels_full = base + S::BARRIERS, pixels_free = pixels_full + 8 * S::PIXEL_SLOTS,
-                   weights_full = pixels_free + 8 * S::PIXEL_SLOTS, weights_free = weights_full + 8 * S::WEIGHT_SLOTS,
-                   open = weights_free + 8 * S::WEIGHT_SLOTS, rounded = open + 8 * CONSUMERS;
+    const uint32_t pixels_full = base + S::BARRIERS, pixels_free = pixels_full + 8 * S::PIXEL_STAGES,
+                   weights_full = pixels_free + 8 * S::PIXEL_STAGES, weights_free = weights_full + 8 * S::WEIGHT_STAGES,
+                   open = weights_free + 8 * S::WEIGHT_STAGES, rounded = open + 8 * CONSUMERS;
     if (threadIdx.x == 0) {
-        for (int slot = 0; slot < S::PIXEL_SLOTS; slot++) {
-            init_barrier(pixels_full + 8 * slot, 1);
-            init_barrier(pixels_free + 8 * slot, CONSUMERS * 4);
+        for (int stage = 0; stage < S::PIXEL_STAGES; stage++) {
+            init_barrier(pixels_full + 8 * stage, 1);
+            init_barrier(pixels_free + 8 * stage, CONSUMERS * 4);
         }
-        for (int slot = 0; slot < S::WEIGHT_SLOTS; slot++) {
-            init_barrier(weights_full + 8 * slot, 1);
-            init_barrier(weights_free + 8 * slot, CONSUMERS * 4);
+        for (int stage = 0; stage < S::WEIGHT_STAGES; stage++) {
+            init_barrier(weights_full + 8 * stage, 1);
+            init_barrier(weights_free + 8 * stage, CONSUMERS * 4);
         }
         for (int consumer = 0; consumer < CONSUMERS; consumer++) {
             init_barrier(open + 8 * consumer, 1);
@@ -306,36 +310,36 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
     __syncthreads();
 
     const int items = ceil_div(outs, S::OUTS) * S::PLACES * ceil_div(width, S::WIDTH) * ceil_div(height, S::HEIGHT);
-    // The first tile of the band that is this block's.
+    // This block's first tile of the band.
     const int blocks = gridDim.x, begin = first + (int(blockIdx.x) - first % blocks + blocks) % blocks;
-    // 64 channels at one kx; they take TAPS boxes of weights.
+    // A step is 64 channels at one kx: a box of pixels and TAPS boxes of weights.
     const int steps = ceil_div(channels, CHANNELS) * S::TAPS;
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const auto half_of = [&](int consumer) { return base + S::ROUNDED + consumer * S::ROUNDED_BYTES; };
-    Ring<S::PIXEL_SLOTS> pixel_ring;
-    Ring<S::WEIGHT_SLOTS> weight_ring;
+    Ring<S::PIXEL_STAGES> pixel_ring;
+    Ring<S::WEIGHT_STAGES> weight_ring;
     Ring<1> turn;
     if (warp == 0) {
         if (threadIdx.x != 0) return;
         for (int index = begin; index < end; index += blocks) {
             const Work w = Work::at<S>(index, width, outs);
-            // One pixel before the tile; upsampled, outputs in odd places see the pixel behind instead of the one
-            // before.
+            // The box begins one pixel before the tile; of an upsampled image, outputs in odd places see the pixel
+            // after instead of the one before.
             const int from_x = w.x - 1 + (S::SCALE - 1) * (w.place % S::SCALE),
                       from_y = w.y - 1 + (S::SCALE - 1) * (w.place / S::SCALE);
             for (int step = 0; step < steps; step++) {
                 const int channel = step / S::TAPS * CHANNELS, kx = step % S::TAPS;
-                const uint32_t full = pixels_full + 8 * pixel_ring.slot;
-                wait(pixels_free + 8 * pixel_ring.slot, pixel_ring.phase ^ 1);
+                const uint32_t full = pixels_full + 8 * pixel_ring.stage;
+                wait(pixels_free + 8 * pixel_ring.stage, pixel_ring.phase ^ 1);
                 arrive_expecting(full, S::PIXEL_BYTES);
-                copy_box(base + pixel_ring.slot * S::PIXEL_BYTES, x, from_y - first_row, from_x + kx, channel, full);
+                copy_box(base + pixel_ring.stage * S::PIXEL_BYTES, x, from_y - first_row, from_x + kx, channel, full);
                 pixel_ring.advance();
 #pragma unroll
                 for (int ky = 0; ky < S::TAPS; ky++) {
-                    const uint32_t full = weights_full + 8 * weight_ring.slot;
-                    wait(weights_free + 8 * weight_ring.slot, weight_ring.phase ^ 1);
+                    const uint32_t full = weights_full + 8 * weight_ring.stage;
+                    wait(weights_free + 8 * weight_ring.stage, weight_ring.phase ^ 1);
                     arrive_expecting(full, S::WEIGHT_BYTES);
-                    copy_box(base + S::WEIGHTS + weight_ring.slot * S::WEIGHT_BYTES, weight, w.place * outs + w.out,
+                    copy_box(base + S::WEIGHTS + weight_ring.stage * S::WEIGHT_BYTES, weight, w.place * outs + w.out,
                              ky * S::TAPS + kx, channel, full);
                     weight_ring.advance();
                 }
@@ -343,8 +347,8 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
         }
     } else if (warpgroup == 0) {
         if constexpr (S::ROUNDS) {
-            // Lets a consumer round its half of a tile: the half before is stored, and the residual is on its way to
-            // where it was.
+            // Lets a consumer round its half of a tile: the half before is stored, and the residual, if any, is being
+            // loaded into its place.
             const auto open_half = [&](int consumer, int index) {
                 if (threadIdx.x != 32 || index >= end) return;
                 const uint32_t barrier = open + 8 * consumer;
@@ -373,18 +377,19 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
             if (end < items) {
                 storer.put_down(carry);
             } else {
-                storer.leave_moments(reinterpret_cast<Moments*>(shared + S::ROUNDED), partial, counts, outs);
+                storer.write_statistics(reinterpret_cast<ChannelStatistics*>(shared + S::ROUNDED), partial, counts,
+                                        outs);
             }
         }
     } else {
         const int consumer = warpgroup - 1;
-        // Its share of the rows of weights, or of pixels.
+        // This warpgroup's share of the rows of weights, or of pixels.
         const uint32_t own_weights = S::ROUNDS ? consumer * OWN_OUTS * ROW_BYTES : 0;
         const uint32_t own_pixels = S::ROUNDS ? 0 : consumer * (S::PIXELS / CONSUMERS) * ROW_BYTES;
         float biases[2];
         if constexpr (S::ROUNDS) {
-            // All the block's tiles have these outputs, as the blocks are a multiple of what the outputs are divided
-            // into.
+            // All tiles of the block have these outputs, because the number of blocks is a multiple of that of the
+            // output tiles.
             const int out = blockIdx.x % ceil_div(outs, S::OUTS) * S::OUTS + consumer * OWN_OUTS +
                             threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
             biases[0] = bias_of(bias, out, outs), biases[1] = bias_of(bias, out + 8, outs);
@@ -396,14 +401,14 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
             float sums[S::PARTS][S::SUMS];
             int last_pixels = 0, last_weights = 0;
             for (int step = 0; step < steps; step++) {
-                wait(pixels_full + 8 * pixel_ring.slot, pixel_ring.phase);
+                wait(pixels_full + 8 * pixel_ring.stage, pixel_ring.phase);
 #pragma unroll
                 for (int ky = 0; ky < S::TAPS; ky++) {
                     const uint64_t pixels =
-                        describe(base + pixel_ring.slot * S::PIXEL_BYTES + own_pixels + ky * S::WIDTH * ROW_BYTES, 0);
+                        describe(base + pixel_ring.stage * S::PIXEL_BYTES + own_pixels + ky * S::WIDTH * ROW_BYTES, 0);
                     const uint64_t weights =
-                        describe(base + S::WEIGHTS + weight_ring.slot * S::WEIGHT_BYTES + own_weights, 0);
-                    wait(weights_full + 8 * weight_ring.slot, weight_ring.phase);
+                        describe(base + S::WEIGHTS + weight_ring.stage * S::WEIGHT_BYTES + own_weights, 0);
+                    wait(weights_full + 8 * weight_ring.stage, weight_ring.phase);
                     begin_multiply();
 #pragma unroll
                     for (int c = 0; c < CHANNELS; c += 16)
@@ -415,16 +420,16 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                                      step + ky + c > 0);
                         }
                     commit_multiply();
-                    // The multiplies before these are done, and what they read is free.
+                    // The multiplies before these are done, so the stages that they read are free.
                     wait_multiply<1>();
                     if (step + ky > 0) {
                         release(weights_free + 8 * last_weights);
                         if (ky == 0) release(pixels_free + 8 * last_pixels);
                     }
-                    last_weights = weight_ring.slot;
+                    last_weights = weight_ring.stage;
                     weight_ring.advance();
                 }
-                last_pixels = pixel_ring.slot;
+                last_pixels = pixel_ring.stage;
                 pixel_ring.advance();
             }
             wait_multiply<0>();
@@ -437,7 +442,7 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                 turn.advance();
                 if (adds) {
                     round_tile<S, true>(sums[0], biases, half_of(consumer));
-                    // TMA writes there next.
+                    // TMA writes the next residual there.
                     show_to_tma();
                 } else {
                     round_tile<S, false>(sums[0], biases, half_of(consumer));
@@ -453,14 +458,14 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
 
 }  // namespace conv2d
 
-// Shared memory is `BARRIERS` of the shape, 16 bytes for each slot and for each consumer, which the launcher passes; it
-// must agree with `Shape`.
+// Shared memory, which the launcher passes, is `BARRIERS` of the shape and 16 bytes for each stage and each consumer.
+// The launcher's numbers must agree with `Shape`.
 #define CONV2D(name, ...)                                                                                            \
     extern "C" __global__ void __launch_bounds__(128 + 128 * conv2d::CONSUMERS, 1)                                   \
         name(const __grid_constant__ hopper::TensorMap x, const __grid_constant__ hopper::TensorMap weight,          \
              const __grid_constant__ hopper::TensorMap residual, int adds, const bf16* bias, bf16* out,              \
              long long ld_out, int height, int width, int channels, int outs, float2* partial, float* counts,        \
-             int first, int end, int first_row, Moments* carry) {                                                    \
+             int first, int end, int first_row, ChannelStatistics* carry) {                                          \
         conv2d::convolve<conv2d::Shape<__VA_ARGS__>>(x, weight, residual, adds, bias, out, ld_out, height, width,    \
                                                      channels, outs, partial, counts, first, end, first_row, carry); \
     }

@@ -1,9 +1,9 @@
 // Rows quantised to e4m3: 8-bit floats with one f32 scale a row, value = e4m3 * scale.
 //
-// scale = amax / 448 with amax the row's largest magnitude, so that the largest value becomes the largest e4m3; rounded
-// to nearest even, saturating. A NaN stays one, so that damaged weights still end in an error. Of weights larger scales
-// are tried too, see quantise_weight.cu; activations are quantised in every step, and a try takes 7 instructions a
-// value.
+// scale = amax / 448 with amax the row's largest magnitude, so that the largest value becomes the largest e4m3; values
+// round to nearest even and saturate. A NaN stays one, so that damaged weights still end in an error. For weights,
+// larger scales are tried too, see quantise_weight.cu. For activations they are not: these are quantised in every step,
+// and a try takes 7 instructions a value.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -13,7 +13,7 @@
 typedef __nv_fp8_storage_t e4m3;
 
 static constexpr float E4M3_MAX = 448.0f;
-// Stands for a smaller amax, so that a row of zeros divides by something; nothing that a model computes is as small.
+// The least amax, so that a row of zeros does not divide by zero; nothing that a model computes is as small.
 static constexpr float LEAST_AMAX = 1e-30f;
 
 struct RowScale {
@@ -64,8 +64,8 @@ __device__ __forceinline__ float chunks_max(const uint4 (&chunks)[N]) {
     return amax;
 }
 
-// A row of bf16 that the block holds, chunk threadIdx.x + i * blockDim.x in chunks[i], zeros behind its end: its scale,
-// and `out_chunks` chunks of 8 bytes.
+// Stores a row of bf16 that the block holds, chunk threadIdx.x + i * blockDim.x in chunks[i] and zeros behind its end:
+// its scale, and `out_chunks` chunks of 8 bytes.
 template <int N>
 __device__ __forceinline__ void store_row(const uint4 (&chunks)[N], RowScale row, int out_chunks, e4m3* out,
                                           float* scale) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void quantise_row(const uint4 (&chunks)[N], int out_c
     store_row(chunks, row_scale(block_max(chunks_max(chunks))), out_chunks, out, scale);
 }
 
-// As chunks_max and store_row, of a row of any size and alignment: value(i) is computed in each, zeros fill the columns
+// As chunks_max and store_row, for a row of any size and alignment: both compute value(i), and zeros fill the columns
 // from `cols` to `out_cols`.
 template <class Value>
 __device__ __forceinline__ float values_max(int cols, Value value) {

@@ -12,7 +12,6 @@
 // Bound     HBM. 84.9 MB at 4.8 TB/s (H200) = 17.7 us
 // Measured  24.7 us at 4608 x 3072, 3.44 TB/s, 72% of bound; composed 40.7 us; H200, driver 580.159, CUDA 13.0;
 //           tests/bench/runs/2026-11-21-h200
-// Tried
 #include "common.cuh"
 
 template <int N>

@@ -1,25 +1,24 @@
 // gated_add_adaln: out = x + gate * y;  h = (1 + scale) * layer_norm(out) + shift
-// gated_add_adaln_e4m3: h quantised for fp8 products (see e4m3.cuh), without the way through memory
+// gated_add_adaln_e4m3: the same with h quantised for fp8 products (see e4m3.cuh), without writing bf16 first
 //
 //   x      [rows, dim]  bf16, row stride ld_x
 //   y      [rows, dim]  bf16, row stride ld_y
 //   out    [rows, dim]  bf16, row stride ld_out; may be x
-//   h      [rows, dim]  bf16, row stride ld_h; of gated_add_adaln_e4m3 e4m3 [rows, ld_h], zeros behind dim
+//   h      [rows, dim]  bf16, row stride ld_h; for gated_add_adaln_e4m3 e4m3 [rows, ld_h], zeros behind dim
 //   h_scales [rows]     f32, gated_add_adaln_e4m3 only
 //   gate, shift, scale  [dim] bf16: of text rows (row < txt_rows) and of image rows
 //
 // Mapping   one block per row; a thread holds up to 4 chunks of 8 values, chunk i at thread + i * threads. All 16-byte
-//           loads of x, y and gate are begun before the first value is used; the sum stays in registers in f32, from
-//           which both passes (mean, variance) and h are made. 3072: 128 threads, 3 chunks. x and y are read, and out
-//           is written, as lines that leave the caches first: the product behind this op reads h.
+//           loads of x, y and gate are begun before the first value is used. The sum stays in registers in f32; both
+//           passes (mean, variance) and h are computed from it. 3072: 128 threads, 3 chunks. x and y are read, and out
+//           is written, as lines that leave the caches first: the product after this op reads h.
 // Needs     dim % 8 == 0, dim <= 8192, rows and vectors 16-byte aligned. Otherwise the launcher composes.
-// Rounding  once, at each store: h is made of the sum before it is rounded. In e4m3 it is rounded to bf16 first, so
-//           that it is what gated_add_adaln and quantise give.
+// Rounding  once, at each store: h is computed from the sum before that is rounded. In e4m3 h is rounded to bf16 first,
+//           so that it is what gated_add_adaln and quantise give.
 // Bytes     rows * dim * 8 + 6 * dim * 2.   4608 x 3072: 113 MB
 // Bound     HBM. 113 MB at 4.8 TB/s (H200) = 23.6 us
 // Measured  32.6 us at 4608 x 3072, 3.47 TB/s, 72% of bound; gated_add and adaln apart 45.2 us, all composed 66.8 us;
 //           gated_add_adaln_e4m3 not by itself; H200, driver 580.159, CUDA 13.0; `flux bench ops/`
-// Tried
 #include "e4m3.cuh"
 
 static constexpr int MAX_CHUNKS = 4;

@@ -7,14 +7,14 @@
 //
 // Three kernels, all sums in a fixed order:
 // 1. stats   a block sums a split of the pixels per channel, relative to the channel's first value in the split, so
-//            that a mean far from zero costs no digits; it leaves (mean, sum of squares about it) in partial [splits,
-//            channels], and how many pixels these are in counts [splits]. The splits take turns, a few pixels each, so
-//            that all blocks end with the last pixels of the image. Where x comes from conv2d_sm90a.cuh, that has left
-//            both already, and this kernel does not run.
-// 2. merge   a block per group joins the splits and the group's channels (Chan's formula), and leaves what a value is
-//            multiplied by and what is then added, in coefficients [channels].
-// 3. apply   a thread keeps the coefficients of its 8 channels and walks over pixels; the last pixels come first, as L2
-//            still has them. In front of a convolution of a large image it does a band of rows at a time.
+//            that a mean far from zero costs no digits; it writes (mean, sum of squared distances from it) to partial
+//            [splits, channels], and the number of pixels of each split to counts [splits]. The splits take turns, a
+//            few pixels each, so that all blocks end with the last pixels of the image. Where x comes from
+//            conv2d_sm90a.cuh, that kernel has written both already, and this one does not run.
+// 2. merge   a block per group joins the splits and the group's channels (Chan's formula), and writes what a value is
+//            multiplied by and what is then added, to coefficients [channels].
+// 3. apply   a thread holds the coefficients of its 8 channels and walks over pixels; the last pixels come first,
+//            because L2 still has them. Before a convolution of a large image, a launch does one band of rows.
 //
 // Needs     channels % 8 == 0 and rows and vectors 16-byte aligned. Otherwise `_any`: one value at a time.
 // Rounding  once, at the store.
@@ -25,11 +25,11 @@
 //           CUDA 13.0; `flux bench ops/`, all three kernels
 // Tried     splits that are runs of pixels, the first pixels first: 284, 542, 166, -, 111 us
 #include "common.cuh"
-#include "moments.cuh"
+#include "channel_statistics.cuh"
 
 static constexpr int THREADS = 256, MERGE_THREADS = 1024;
 
-// Pixels of a split: `height` of every `splits * height`.
+// The number of pixels of a split, which takes `height` of every `splits * height`.
 __device__ __forceinline__ int split_pixels(int split, int splits, int height, int pixels) {
     const int round = splits * height, rest = pixels % round - split * height;
     return pixels / round * height + min(max(rest, 0), height);
@@ -82,9 +82,9 @@ __device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, 
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     group_norm_merge(const float2* partial, const float* counts, const bf16* weight, const bf16* bias,
                      float2* coefficients, int splits, int channels, int group_channels, float eps) {
-    __shared__ Moments shared[MERGE_THREADS];
+    __shared__ ChannelStatistics shared[MERGE_THREADS];
     const int first_channel = blockIdx.x * group_channels;
-    Moments mine = {0.0f, 0.0f, 0.0f};
+    ChannelStatistics mine = {0.0f, 0.0f, 0.0f};
 #pragma unroll 4
     for (int item = threadIdx.x; item < splits * group_channels; item += MERGE_THREADS) {
         const int split = item / group_channels;
@@ -101,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     for (int channel = first_channel + threadIdx.x; channel < first_channel + group_channels;
          channel += MERGE_THREADS) {
         const float slope = scale * __bfloat162float(weight[channel]);
-        // x is bf16: a mean so many deviations away that this lost digits, would have lost them in x.
+        // This loses no digits that x has: where the mean is so many deviations from 0 that it would, the values of x,
+        // which are bf16, have lost them already.
         coefficients[channel] = make_float2(slope, __bfloat162float(bias[channel]) - mean * slope);
     }
 }

@@ -2,7 +2,7 @@
 //
 //   all tensors [tokens, channels] bf16, row strides ld_*
 //
-// Mapping   a thread takes one value: 4096 x 128 values once a step are no time.
+// Mapping   a thread takes one value: 4096 x 128 values once a step take next to no time.
 // Rounding  as the reference does: difference, product and sum are rounded each.
 //           Source: the guidance line of the diffusers pipeline in bf16.
 // Bytes     tokens * channels * 6.   4096 x 128: 3.1 MB

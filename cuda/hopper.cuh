@@ -1,5 +1,5 @@
-// Hopper instructions that C++ does not name: mbarrier, bulk tensor copy (TMA), what goes around warpgroup matrix
-// multiplies. The multiplies themselves, whose shape is their kernel's, are in the kernels' own headers.
+// Hopper instructions that C++ has no names for: mbarrier, bulk tensor copy (TMA), and those around warpgroup matrix
+// multiplies. The multiplies themselves are in the headers of their kernels, because each kernel has its own shapes.
 
 #pragma once
 #include <stdint.h>
@@ -40,7 +40,7 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t phase) {
         : "memory");
 }
 
-// Box of the map whose first cell is (row, col), to shared memory; cells outside are zeros. Completes on `barrier`.
+// Copies the map's box that begins at (row, col) to shared memory; cells outside are zeros. Completes on `barrier`.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int row, int col, uint32_t barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
@@ -59,14 +59,14 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
 }
 
-// Slots in turn: `slot` and the parity of its use.
-template <int SLOTS>
+// Walks over the stages of a pipeline in turn: `stage`, and the parity of how often all of them were used.
+template <int STAGES>
 struct Ring {
-    int slot = 0;
+    int stage = 0;
     uint32_t phase = 0;
 
     __device__ __forceinline__ void advance() {
-        if (++slot == SLOTS) slot = 0, phase ^= 1;
+        if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 };
 
@@ -97,7 +97,7 @@ __device__ __forceinline__ void wait_multiply() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// The values are what they are after this point: keeps the compiler from moving their uses before a wait.
+// Tells the compiler that the values may change here, so that it moves none of their uses before a wait.
 template <int N>
 __device__ __forceinline__ void pin(float (&values)[N]) {
 #pragma unroll
@@ -136,15 +136,16 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
     return raw;
 }
 
-// Four 8 x 8 matrices of bf16 as a warp holds sums: lane l gives the address of row l % 8 of matrix l / 8, 16 bytes
-// each.
+// Stores four 8 x 8 matrices of bf16, held as a warp holds sums: lane l gives the address of row l % 8 of matrix l / 8,
+// 16 bytes each.
 __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
                  "r"(d)
                  : "memory");
 }
 
-// Orders this thread's accesses to shared memory before those of TMA that it or a barrier lets follow.
+// Orders this thread's accesses to shared memory before later ones of TMA, which it issues itself or lets follow by a
+// barrier.
 __device__ __forceinline__ void show_to_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #define REGISTERS_8(r, i)                                                                                       \

@@ -1,9 +1,9 @@
 // linear: out = x weight^T + bias + residual, for the shapes that cuBLASLt declines
 //
 //   x        [m, k]  bf16, row stride ld_x; or e4m3, over x_scales
-//   x_scales [m]     f32, of e4m3
+//   x_scales [m]     f32, for e4m3
 //   weight   [n, k]  as x, row stride ld_weight, over weight_scales; or [k, n] where `weight_is_kn`, without scales
-//   weight_scales [n]  f32, of e4m3
+//   weight_scales [n]  f32, for e4m3
 //   bias     [n]     bf16 or null
 //   residual [m, n]  bf16, row stride ld_residual, or null; may be out
 //   out      [m, n]  bf16 or, where `out_f32`, f32; row stride ld_out

@@ -1,10 +1,10 @@
-// project: what stands before attention and inside a gated MLP, for Hopper: a product whose columns are normed, rotated
-// and gated before they are stored.
+// project: the projections before attention and inside a gated MLP, for Hopper: a product whose columns are normed,
+// rotated and gated before they are stored
 //
 // y = x weight^T, rounded to bf16; the weight's rows are k, v and q (dim rows each), then gate and up (mlp rows each);
 // dim or mlp may be 0.
-// out = [rope(rms_norm(k)) | v | rope(rms_norm(q)) | silu(gate) * up], norm and rotation by heads of 128, pairs (2 i,
-// 2 i + 1)
+// out = [rope(rms_norm(k)) | v | rope(rms_norm(q)) | silu(gate) * up]; norm and rotation are per head of 128, of pairs
+// (2 i, 2 i + 1).
 //
 //   x       [rows, features] bf16, in one or two parts with a weight each; tensor maps with boxes of 128 bytes of a row
 //           (swizzled), 128 rows
@@ -12,36 +12,36 @@
 //   x and weight may both be e4m3, with float32 scales [rows] of x and [3 * dim + 2 * mlp] of the weight
 //   norms   [128] bf16: for q and k, of text rows (row < txt_rows) and of image rows
 //   cos, sin  [txt + img, 64] f32, row stride ld_table; a row's token as in qk_norm_rope.cu
-//   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; of the first rows, which are keys only, what is behind v may
-//           stay as it was
+//   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; the first rows may be keys only, and keep what lies behind v
 //
-// Mapping   Two blocks, on two multiprocessors, make a tile of 256 rows and 256 columns, a half of the rows each. A
-//           tile's columns are two heads, or 128 of gate and the same 128 of up. Each block fetches its rows and one
-//           half of the weights, for both: what comes from L2 is a third less than by itself, which is power, and power
-//           is what bounds a row of such products. Warpgroups 1 and 2 multiply 128 bytes of [64, features] by those of
-//           [256, features]^T and round the sums into shared memory. Warp 0 fetches; warps 1 to 3 take the rounded rows
-//           from there, norm, rotate or gate them, and store them, while the next tile is multiplied. Clusters take
-//           tiles in turn: some rows of tiles at a time, whose x stays in L2 while weights pass.
+// Mapping   Two blocks, on two multiprocessors, make a tile of 256 rows and 256 columns, half of the rows each. A
+//           tile's columns are two heads, or 128 of gate and the same 128 of up. Each block fetches its own rows, and
+//           half of the weights for both: a third less comes from L2 than for two single blocks. That saves power, and
+//           power is what limits products of this kind that run one after the other. Warpgroups 1 and 2 multiply 128
+//           bytes of [64, features] by those of [256, features]^T and round the sums into shared memory. Warp 0
+//           fetches; warps 1 to 3 take the rounded rows from there, norm, rotate or gate them, and store them, while
+//           the next tile is multiplied. Clusters take tiles in turn: some rows of tiles at a time, whose x stays in L2
+//           while weights pass.
 // Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
-// Rounding  as the composition: y once (of e4m3 before its scales and not behind them), then the result once. y is
-//           summed in another order than by cuBLASLt.
+// Rounding  as the composition: y once (in e4m3 before the scales instead of after), then the result once. y is summed
+//           in another order than by cuBLASLt.
 // Flops     2 * rows * features * (3 * dim + 2 * mlp).   4608 x 3072 -> 27648: 783 GFLOP
 // Bound     tensor cores. 783 GFLOP at 989 TFLOP/s (H200, dense bf16) = 791 us
 // Measured  4608 x 3072 -> 27648 970 us (807 TFLOP/s), cuBLASLt and the kernels behind it 1.14 times as long; of two
 //           streams (512 and 4096 rows) kvq 341 us (766), 1.07 times, mlp 653 us (799), 1.12 times. In e4m3 545 us
-//           (1436), 209 (1250), 364 (1433), 1.14 to 1.17 times. A step of 1024 x 1024 takes 52.3 ms and not 54.2, in
-//           fp8 34.8 and not 35.5. H200, driver 580.159, CUDA 13.0; `flux bench ops/project`
+//           (1436), 209 (1250), 364 (1433), 1.14 to 1.17 times. A step of 1024 x 1024 takes 52.3 ms instead of
+//           54.2, in fp8 34.8 instead of 35.5. H200, driver 580.159, CUDA 13.0; `flux bench ops/project`
 // Tried     rows stored one after the other instead of four in step: in e4m3 kvq and mlp 724 us, where the composition
-//           takes 645; two in step, whose angles come while those before are computed: as long. Groups of 3, 6 or 18
-//           rows of tiles (18 also in e4m3, whose x L2 would hold), stores past L2, TMA's hints to keep x and to let
-//           weights go: a step of 1024 x 1024 takes as long, within 1%. Standalone, sums stored by the warps that
-//           multiply, in a row, each way 8 times in turn on one GPU, +- 0.3%, TFLOP/s: 128 x 256 with the weights for
-//           two blocks 679, its sums by TMA 686; 192 x 256, by three warpgroups, which leaves no room for rounded rows,
-//           691, with hints for L2 702; 192 x 192 670; a tile for each warpgroup, 128 x 176 or 192, 667 and 670; four
-//           blocks together 656 (120 blocks find room); 8 columns of tiles together 673; cuBLASLt's 176 x 128 694 to
-//           709. 12288 -> 3072 in tiles of 192 x 192 680, cuBLASLt's 692. In a row the GPU is at its power limit: 1500
-//           MHz instead of 1980. There 804 without any fetching, 770 without the weights, 710 with the weights of one
-//           tile (L2 has them), 713 with nothing stored
+//           takes 645; two in step, with the angles of the next loaded while these are computed: as long. Groups of 3,
+//           6 or 18 rows of tiles (18 also in e4m3, whose x L2 would hold), stores past L2, TMA's hints that x should
+//           stay in L2 and weights need not: a step of 1024 x 1024 takes as long, within 1%. Standalone, sums stored by
+//           the warps that multiply, launches back to back, each way 8 times in turn on one GPU, +- 0.3%, TFLOP/s: 128
+//           x 256 with the weights for two blocks 679, its sums by TMA 686; 192 x 256, by three warpgroups, which
+//           leaves no room for rounded rows, 691, with hints for L2 702; 192 x 192 670; a tile for each warpgroup, 128
+//           x 176 or 192, 667 and 670; four blocks together 656 (120 blocks find room); 8 columns of tiles together
+//           673; cuBLASLt's 176 x 128 694 to 709. 12288 -> 3072 in tiles of 192 x 192 680, cuBLASLt's 692. Back to back
+//           the GPU is at its power limit: 1500 MHz instead of 1980. There 804 without any fetching, 770 without the
+//           weights, 710 with the weights of one tile (L2 has them), 713 with nothing stored
 #include "common.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -54,14 +54,14 @@ using namespace hopper;
 
 constexpr int ROWS = 128, COLS = 256;  // of a block's tile; a head is half of COLS
 constexpr int STEP_BYTES = 128;        // of every row
-constexpr int SLOTS = 3;
+constexpr int STAGES = 3;
 constexpr int CONSUMERS = 2, STORERS = 3;  // warpgroups that multiply, warps that store
 constexpr int X_BYTES = ROWS * STEP_BYTES, WEIGHT_BYTES = COLS * STEP_BYTES;
 constexpr int ROUNDED_ROWS = ROWS / CONSUMERS, ROW_BYTES = COLS * 2, ROUNDED_BYTES = ROUNDED_ROWS * ROW_BYTES;
-constexpr int WEIGHTS = SLOTS * X_BYTES, ROUNDED = WEIGHTS + SLOTS * WEIGHT_BYTES,
+constexpr int WEIGHTS = STAGES * X_BYTES, ROUNDED = WEIGHTS + STAGES * WEIGHT_BYTES,
               BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
 constexpr int THREADS = 128 + 128 * CONSUMERS;
-constexpr int AT_ONCE = 4;  // rows of a warp that are on their way
+constexpr int AT_ONCE = 4;  // rows that a warp loads before it uses the first
 
 struct Arguments {
     TensorMap x[2];
@@ -86,14 +86,14 @@ struct Arguments {
     int txt_rows;
     int txt;
     int img;
-    int rows_of_tiles;  // that are done together
-    int key_tiles;      // rows of tiles, the first ones of the first part, of which only k and v are wanted
+    int rows_of_tiles;  // rows of tiles that are done together
+    int key_tiles;      // how many rows of tiles, the first of part 0, need only k and v
 };
 
 enum Kind { KEYS, VALUES, QUERIES, GATED };
 
-// A block's share of a tile: the part and its first row there, the tile's first column of out and what its columns are,
-// and where in the weight's rows the first half of its columns begins, and how far behind that the second.
+// A block's share of a tile: the part of x and the first row in it, the tile's first column of out, what its columns
+// are, the weight's row at which the first half of its columns begins, and how many rows after that the second begins.
 struct Work {
     int part, row, col, weight, second;
     Kind kind;
@@ -136,8 +136,8 @@ struct Work {
     }
 };
 
-// Where 16 bytes of a rounded row are: chunks change places with the row, so that eight rows of one chunk are in all
-// banks.
+// Where 16 bytes of a rounded row are. The place of a chunk depends on the row, so that one chunk of eight rows is in
+// all banks.
 __device__ __forceinline__ uint32_t chunk_at(uint32_t rounded, int row, int chunk) {
     return rounded + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
 }
@@ -148,7 +148,7 @@ __device__ __forceinline__ uint2 load_shared_8(uint32_t from) {
     return raw;
 }
 
-// 16 or 8 bytes at once. From C++ the compiler makes four or two stores of them here.
+// Stores 16 or 8 bytes at once. Of plain C++ the compiler would make four or two stores here.
 __device__ __forceinline__ void store_raw(bf16* to, uint4 raw) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y),
                  "r"(raw.z), "r"(raw.w)
@@ -160,9 +160,8 @@ __device__ __forceinline__ void store_raw(bf16* to, uint2 raw) {
                  : "memory");
 }
 
-// Sums of e4m3 are rounded as they are, and scaled when they are stored: the warps that multiply have no time for it.
-
-// Four bf16 values, scaled.
+// Four bf16 values, scaled. Sums of e4m3 are rounded without their scales, and scaled when they are stored: the warps
+// that multiply have no time for it.
 template <bool E4M3>
 __device__ __forceinline__ void unpack_scaled(uint2 raw, const float (&of_cols)[4], float of_row, float (&values)[4]) {
     const uint32_t words[2] = {raw.x, raw.y};
@@ -185,8 +184,8 @@ __device__ __forceinline__ void load_scales(const float* from, float (&scales)[N
     }
 }
 
-// A warpgroup's half of a tile in shared memory, and where it goes. Each of the STORERS warps stores its rows of it,
-// AT_ONCE at a time and in step: a warp by itself has nothing else to do while it waits for a sum.
+// A warpgroup's half of a tile in shared memory, and where it goes. Each of the STORERS warps stores its own rows,
+// AT_ONCE at a time and in step, so that one row's work fills the time that another's shuffles and loads take.
 template <bool E4M3>
 struct Half {
     const Arguments& args;
@@ -202,8 +201,8 @@ struct Half {
         first_out = (w.part ? args.part_rows[0] : 0) + first_row;
     }
 
-    // body(row, i) of AT_ONCE rows of this warp. In place of rows behind the last it is the last again, which gets the
-    // same values.
+    // Calls body(row, i) for AT_ONCE rows of this warp. Rows behind the last are the last again, which is stored more
+    // than once with the same values.
     template <class Body>
     __device__ __forceinline__ void at_once(int first, int end, Body body) const {
 #pragma unroll
@@ -213,7 +212,7 @@ struct Half {
     __device__ __forceinline__ float row_scale(int row) const { return args.x_scales[w.part][first_row + row]; }
     __device__ __forceinline__ const float* col_scales() const { return args.weight_scales[w.part] + w.weight; }
 
-    // The position of a row's token. One sample has all rows in the order of their positions.
+    // The position of a row's token. With one sample, rows are in the order of positions.
     __device__ __forceinline__ int token_of(int row) const {
         const int at = int(first_out) + row;
         if (args.part_rows[0] + args.part_rows[1] == args.txt + args.img) return at;
@@ -308,7 +307,7 @@ struct Half {
             for (int step = 8; step > 0; step >>= 1)
                 at_once(first, end, [&](int, int i) { squares[i] += __shfl_xor_sync(~0u, squares[i], step); });
             at_once(first, end, [&](int, int i) {
-                // The norm takes a row's scale away again, but for what it adds.
+                // The norm divides by a row's scale again, so only eps, which it adds, needs the scale.
                 const float least = E4M3 ? __fdividef(eps, of_row[i] * of_row[i]) : eps;
                 const float rstd = rsqrtf(squares[i] / (COLS / 2) + least);
                 const float c[4] = {cosines[i].x, cosines[i].y, cosines[i].z, cosines[i].w},
@@ -344,14 +343,14 @@ template <bool E4M3>
 __device__ __forceinline__ void project(const Arguments& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
-    const uint32_t full = base + BARRIERS, free = full + 8 * SLOTS, rounded_full = free + 8 * SLOTS,
+    const uint32_t full = base + BARRIERS, free = full + 8 * STAGES, rounded_full = free + 8 * STAGES,
                    rounded_free = rounded_full + 8 * CONSUMERS;
     const int rank = rank_in_cluster();
     if (threadIdx.x == 0) {
-        for (int slot = 0; slot < SLOTS; slot++) {
-            init_barrier(full + 8 * slot, 1);
-            // The slots of both blocks, because a fetch writes to both.
-            init_barrier(free + 8 * slot, 2 * CONSUMERS * 4);
+        for (int stage = 0; stage < STAGES; stage++) {
+            init_barrier(full + 8 * stage, 1);
+            // The consumers of both blocks free a stage, because a fetch writes to both.
+            init_barrier(free + 8 * stage, 2 * CONSUMERS * 4);
         }
         for (int consumer = 0; consumer < CONSUMERS; consumer++) {
             init_barrier(rounded_full + 8 * consumer, 4);
@@ -365,18 +364,18 @@ __device__ __forceinline__ void project(const Arguments& args) {
     const int items = Work::count(args), steps = ceil_div(args.features, FEATURES);
     const int cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    Ring<SLOTS> ring;
+    Ring<STAGES> ring;
     Ring<1> turn;
     if (warp == 0) {
         if (threadIdx.x == 0) {
             for (int index = cluster; index < items; index += clusters) {
                 const Work w = Work::at(args, index, rank);
                 for (int step = 0; step < steps; step++) {
-                    const uint32_t barrier = full + 8 * ring.slot;
-                    wait(free + 8 * ring.slot, ring.phase ^ 1);
+                    const uint32_t barrier = full + 8 * ring.stage;
+                    wait(free + 8 * ring.stage, ring.phase ^ 1);
                     arrive_expecting(barrier, X_BYTES + WEIGHT_BYTES);
-                    copy_box(base + ring.slot * X_BYTES, args.x[w.part], w.row, step * FEATURES, barrier);
-                    copy_box_to_both(base + WEIGHTS + ring.slot * WEIGHT_BYTES + rank * (WEIGHT_BYTES / 2),
+                    copy_box(base + ring.stage * X_BYTES, args.x[w.part], w.row, step * FEATURES, barrier);
+                    copy_box_to_both(base + WEIGHTS + ring.stage * WEIGHT_BYTES + rank * (WEIGHT_BYTES / 2),
                                      args.weight[w.part], w.weight + rank * w.second, step * FEATURES, barrier);
                     ring.advance();
                 }
@@ -395,8 +394,8 @@ __device__ __forceinline__ void project(const Arguments& args) {
         }
     } else {
         const int consumer = warpgroup - 1, lane = threadIdx.x % 32;
-        const auto release = [&](int slot) {
-            if (lane < 2) arrive_at(free + 8 * slot, lane);
+        const auto release = [&](int stage) {
+            if (lane < 2) arrive_at(free + 8 * stage, lane);
         };
         // The lane's row of the four matrices that a warp stores at once, and their first chunk: two are side by side.
         const int row = threadIdx.x / 32 % 4 * 16 + lane / 8 % 2 * 8 + lane % 8;
@@ -405,18 +404,18 @@ __device__ __forceinline__ void project(const Arguments& args) {
             float sums[COLS / 2];
             int last = 0;
             for (int step = 0; step < steps; step++) {
-                wait(full + 8 * ring.slot, ring.phase);
-                const uint64_t x = describe(base + ring.slot * X_BYTES + consumer * ROUNDED_ROWS * STEP_BYTES, 0);
-                const uint64_t weight = describe(base + WEIGHTS + ring.slot * WEIGHT_BYTES, 0);
+                wait(full + 8 * ring.stage, ring.phase);
+                const uint64_t x = describe(base + ring.stage * X_BYTES + consumer * ROUNDED_ROWS * STEP_BYTES, 0);
+                const uint64_t weight = describe(base + WEIGHTS + ring.stage * WEIGHT_BYTES, 0);
                 begin_multiply();
 #pragma unroll
                 for (int byte = 0; byte < STEP_BYTES; byte += 32)
                     multiply<E4M3>(sums, x + (byte >> 4), weight + (byte >> 4), step + byte > 0);
                 commit_multiply();
-                // The multiplies before these are done, and what they read is free.
+                // The multiplies before these are done, so the stage that they read is free.
                 wait_multiply<1>();
                 if (step > 0) release(last);
-                last = ring.slot;
+                last = ring.stage;
                 ring.advance();
             }
             wait_multiply<0>();
@@ -429,7 +428,7 @@ __device__ __forceinline__ void project(const Arguments& args) {
                 const auto pair = [&](int block, int half) {
                     return pack_bf16(sums[block * 4 + half * 2], sums[block * 4 + half * 2 + 1]);
                 };
-                // n is even, so chunks n and n + 1 of a row are where chunks 0 and 1 are, but for the bits of n.
+                // n is even, so chunks n and n + 1 of a row are where chunks 0 and 1 are, with the bits of n flipped.
                 store_matrices(to ^ (n << 4), pair(n, 0), pair(n, 1), pair(n + 1, 0), pair(n + 1, 1));
             }
             __syncwarp();
@@ -437,14 +436,14 @@ __device__ __forceinline__ void project(const Arguments& args) {
         }
     }
     __syncwarp();
-    // Until then the other block may write and arrive here.
+    // Until both blocks are here, the other one may still write to this one's shared memory.
     sync_cluster();
 }
 
 }  // namespace project
 
-// Shared memory is `BARRIERS` and 8 bytes for each barrier, which the launcher passes. Launched with an even number of
-// blocks.
+// Shared memory, which the launcher passes, is `BARRIERS` and 8 bytes for each barrier. The number of blocks must be
+// even.
 #define PROJECT(name, e4m3)                                                                            \
     extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(project::THREADS, 1)        \
         name(const __grid_constant__ project::Arguments args) {                                        \

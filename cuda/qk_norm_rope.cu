@@ -20,7 +20,7 @@
 // Bound     HBM. 116 MB at 4.8 TB/s (H200) = 24 us
 // Measured  40.7 us at 4608 x (24 + 24) x 128, 2.78 TB/s, 58% of bound; composed 239 us; H200, driver 580.159, CUDA
 //           13.0; `flux bench ops/`
-// Tried     the load of one head at a time: 39.9 and 40.1 us, in other runs. So loads in flight are not what limits it
+// Tried     the load of one head at a time: 39.9 and 40.1 us, in other runs, so loads in flight are not the limit
 #include "common.cuh"
 #include "rope.cuh"
 
@@ -65,7 +65,7 @@ __device__ __forceinline__ void load_table(const float* from, float (&values)[CO
 template <int HEAD_DIM, bool HALVES>
 __device__ __forceinline__ void qk_norm_rope(const Heads& args, int groups_per_row) {
     constexpr int LANES = HEAD_DIM / 8;
-    // Interleaved: 4 pairs lie in the thread's 8 columns. Halves: its 8 columns belong to 8 pairs.
+    // Interleaved: the thread's 8 columns are 4 pairs. Halves: they belong to 8 pairs.
     constexpr int ANGLES = HALVES ? 8 : 4;
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
     const int rows_per_block = (int)(blockDim.x / LANES) / groups_per_row;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void qk_norm_rope(const Heads& args, int groups_per_r
     const bf16 *q = args.q + row * args.ld_q + column, *k = args.k + row * args.ld_k + column;
     bf16 *out_q = args.out_q + row * args.ld_out_q + column, *out_k = args.out_k + row * args.ld_out_k + column;
 
-    // A group's lanes take the same heads, so that they meet in every shuffle.
+    // All lanes of a group take the same heads, so that they take part in the same shuffles.
     const int all_heads = args.heads + args.kv_heads;
     for (int first = group % groups_per_row; first < all_heads; first += HEADS_AT_ONCE * groups_per_row) {
         uint4 raw[HEADS_AT_ONCE];
@@ -175,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(256)
         squares += value * value;
     }
     const float rstd = rsqrtf(warp_sum(squares) / args.head_dim + (is_txt ? args.txt_eps : args.img_eps));
-    // A lane reads and writes its own pairs only, so the result may go over x.
+    // A lane reads and writes its own pairs only, so the result may overwrite x.
     for (int pair = lane; pair < half; pair += 32) {
         const int first = halves ? pair : 2 * pair, second = halves ? pair + half : 2 * pair + 1;
         const float a = __bfloat162float(from[first]) * rstd * __bfloat162float(weight[first]);

@@ -4,8 +4,8 @@
 //   out     [grid rows, ld_out] e4m3, dense; zeros behind `rows` and `cols`
 //   scales  [grid rows]         f32
 //
-// For activations whose kernel never has a whole row at hand: attention writes one tile of one head at a time. Weights:
-// quantise_weight.cu.
+// For activations whose kernel never has a whole row at hand: attention writes one tile of one head at a time. For
+// weights see quantise_weight.cu.
 //
 // Mapping   one block per row of out; a thread holds up to 4 chunks of 8 values, so x is read once. 3072: 128 threads,
 //           3 chunks.
@@ -14,7 +14,6 @@
 // Bytes     rows * cols * 3.   4096 x 3072: 37.7 MB
 // Bound     HBM. 37.7 MB at 4.8 TB/s (H200) = 7.9 us
 // Measured  not by itself, only in the steps of `flux bench stages/ --precision fp8`
-// Tried
 #include "e4m3.cuh"
 
 static constexpr int MAX_CHUNKS = 4;

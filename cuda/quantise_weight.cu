@@ -1,42 +1,43 @@
-// quantise_weight: out * scales = weight, rounded to e4m3 with one scale a row, of 32 the one of least error; see
+// quantise_weight: out * scales = weight, rounded to e4m3 with one scale a row, the one of 32 with the least error; see
 // e4m3.cuh
 //
 //   weight  [rows, cols]        bf16, row stride ld_weight
 //   out     [grid rows, ld_out] e4m3, dense; zeros behind `rows` and `cols`
 //   scales  [grid rows]         f32
 //
-// Once, when a weight is loaded; a row is an output channel. The scales that are tried are amax / 448 * (1 + i / 32).
-// It gives what `quantise_row` of src/e4m3.rs gives, to the last bit: errors are integers, whose sums are the same in
-// any order, and what comes before is rounded as there.
+// It runs once, when a weight is loaded; a row is an output channel. The scales that are tried are amax / 448 *
+// (1 + i / 32). The result is that of `quantise_row` of src/files/e4m3.rs, to the last bit: errors are integers, whose
+// sums are the same in any order, and everything before is rounded as there.
 //
-// Mapping   one block per row of out; a thread holds up to 4 chunks of 8 values, so weight is read once. A scale after
-//           the other: each thread sums the errors of its values, each warp those of its threads. Then each lane of a
-//           warp has one scale's.
+// Mapping   one block per row of out; a thread holds up to 4 chunks of 8 values, so weight is read once. For one scale
+//           after the other, each thread sums the errors of its values, and each warp those of its threads. Then each
+//           lane of a warp compares the error of one scale.
 // Needs     cols % 8 == 0, ld_out <= 4 * 8 * 512, weight 16-byte aligned. Otherwise `_any`: one value at a time, weight
 //           read 34 times.
 // Flops     rows * cols * 32 scales * 7 instructions, of which 4 are fused multiply-adds.   27648 x 3072: 19.0 G
 //           instructions
 // Bound     issue of instructions. 128 in a cycle of each of 132 SM at 1.98 GHz (H200) = 33.4 T/s: 0.57 ms; HBM 0.05 ms
-// Measured  not by itself: klein 4B is drawn 1.18 s after the start of the process, 1.06 s where its weights lie
-//           quantised. Its final latents are 0.01275 from float32 and not 0.01286 (512 x 512), 0.01245 and not 0.01257
-//           (1024 x 1024)
+// Measured  not by itself: an image of klein 4B is there 1.18 s after the start of the process, and after 1.06 s where
+//           quantised weights are read from a file. Its final latents are 0.01275 from float32 instead of 0.01286
+//           (512 x 512), 0.01245 instead of 0.01257 (1024 x 1024)
 // Tried     16 scales, on the CPU: rows of 3072 normal values 2.8 % nearer than with amax / 448 instead of 3.1 %, rows
-//           of 12288 1.4 % instead of 1.5 %. 64: 3.3 % and 1.7 %. Scales by which values saturate: no gain. The best
-//           scale for the e4m3 values that came out, by least squares, in place of the one they were made with: 0.06 %
+//           of 12288 1.4 % instead of 1.5 %. 64: 3.3 % and 1.7 %. Smaller scales, with which values saturate: no gain.
+//           The best scale for the e4m3 values that came out, by least squares, in place of the one they were made
+//           with: 0.06 %
 #include "e4m3.cuh"
 
 static constexpr int MAX_CHUNKS = 4;
 static constexpr int CANDIDATES = 32;
 static_assert(CANDIDATES == 32, "one for each lane of a warp");
-// Errors are measured in parts of 1, the largest half step of e4m3 being 16. A thread's sum of squares is at most 32 *
-// 512^2 = 2^23, and exact in f32.
+// Errors are counted in units of 1/32; the largest half step of e4m3 is 16. A thread's sum of squares is at most
+// 32 * 512^2 = 2^23, and exact in f32.
 static constexpr float STEPS = 32.0f;
-// Added and taken away again, they round to a multiple of 1, and of 1/8 of a power of two: f32 has 23 bits behind the
+// Adding and subtracting these rounds to a multiple of 1, and of 1/8 of a power of two: f32 has 23 bits after the
 // first.
 static constexpr float TO_INTEGER = 1.5f * (1 << 23);
 static constexpr float TO_EIGHTH = 1.5f * (1 << 20);
 
-// Both factors are exact, and nothing overflows that did not before.
+// The factor is exact, and nothing overflows that did not with the least scale.
 __device__ __forceinline__ RowScale candidate(RowScale largest, int i) {
     const float factor = 1.0f + static_cast<float>(i) / CANDIDATES;
     return {largest.scale * factor, largest.inverse / factor};
@@ -47,8 +48,8 @@ __device__ __forceinline__ RowScale candidate(RowScale largest, int i) {
 __device__ __forceinline__ float squared_error(float value, float inverse_in_steps) {
     // One rounding, as of the exact product in src/e4m3.rs.
     const float scaled = __fmaf_rn(value, inverse_in_steps, TO_INTEGER) - TO_INTEGER;
-    // Integers below 8 are multiples of 1/8 of theirs, so that the smaller steps of e4m3 near 0 make no difference.
-    // From here on products are exact, and fused with sums only to save instructions.
+    // Integers below 8 are multiples of 1/8 of their power of two, so the smaller steps of e4m3 near 0 make no
+    // difference. From here on products are exact, and fused with sums only to save instructions.
     const float power = __uint_as_float(__float_as_uint(scaled) & 0x7f800000u);
     const float error = scaled - __fmaf_rn(power, -TO_EIGHTH, __fmaf_rn(power, TO_EIGHTH, scaled));
     return error * error;
@@ -56,8 +57,8 @@ __device__ __forceinline__ float squared_error(float value, float inverse_in_ste
 
 __device__ __forceinline__ float finite(float value) { return fabsf(value) < INFINITY ? value : 0.0f; }
 
-// Of the candidates that begin with `largest` the one of least error, of equal ones the first.
-// error_of(inverse_in_steps) is the sum of squared_error over the values of this warp. All threads of the block get it.
+// The candidate of least error among those that begin with `largest`; the first of equal ones. All threads of the block
+// get it. error_of(inverse_in_steps) is the sum of squared_error over the values of this warp.
 template <class ErrorOf>
 __device__ __forceinline__ RowScale least_error(RowScale largest, ErrorOf error_of) {
     __shared__ unsigned long long errors[32][CANDIDATES];  // of each warp
@@ -68,7 +69,7 @@ __device__ __forceinline__ RowScale least_error(RowScale largest, ErrorOf error_
         if (lane == 0) errors[warp][i] = error;
     }
     __syncthreads();
-    // All warps do the same from here on. In units of the first scale.
+    // All warps do the same from here on. Errors are scaled to units of the first candidate's.
     unsigned long long error = 0;
     for (int of = 0; of < blockDim.x >> 5; of++) error += errors[of][lane];
     error *= (CANDIDATES + lane) * (CANDIDATES + lane);

@@ -12,7 +12,6 @@
 // Bound     launch latency at 512 rows; else HBM
 // Measured  6.2 us at 512 x 2560, 0.84 TB/s: launch and latency; H200, driver 580.159, CUDA 13.0;
 //           tests/bench/runs/2026-11-21-h200
-// Tried
 #include "common.cuh"
 
 static constexpr int MAX_CHUNKS = 4;

@@ -1,4 +1,4 @@
-// rope: out = x, of which the pairs of each head are rotated by the token's position
+// rope: out = x with the pairs of each head rotated by the token's position
 //
 //   x      [rows, heads * 2 * half]  bf16, row stride ld_x
 //   out    the same shape, row stride ld_out; may be x
@@ -8,13 +8,11 @@
 // A pair (a, b) becomes (a cos - b sin, b cos + a sin). Pairs are columns (2 i, 2 i + 1), or (i, i + half) where
 // `halves`.
 //
-// Mapping   a thread per pair, which it reads before it writes it. The composition of qk_norm_rope uses it, no model
-//           does.
+// Mapping   a thread per pair, which it reads before it writes it. Only the composition of qk_norm_rope uses this
+//           kernel; no model does.
 // Rounding  once, at the store.
 // Bytes     rows * cols * 4 + tables.   4608 x 3072: 56.6 MB + 2.4 MB
 // Bound     HBM. 59 MB at 4.8 TB/s (H200) = 12.3 us
-// Measured
-// Tried
 #include "common.cuh"
 #include "rope.cuh"
 

@@ -11,7 +11,6 @@
 // Bound     HBM. 255 MB at 4.8 TB/s (H200) = 53 us
 // Measured  68.6 us at 4608 x 9216 in rows of 27648, 3.71 TB/s, 77% of bound; composed 116 us; H200, driver 580.159,
 //           CUDA 13.0; `flux bench ops/`
-// Tried
 #include "common.cuh"
 
 template <int N>

@@ -1,11 +1,11 @@
-// What weights and images go through between host and device.
+// The kernels for weights and images on their way between host and device.
 //
 //   f32_to_bf16, f16_to_bf16   n values, rounded to nearest even
 //   place_weight               from [rows, channels, taps] dense -> to [to_rows, ld_to], columns ordered (tap,
 //                              channel); zeros elsewhere
-// to_rgb8                    x [rows, cols] bf16, row stride ld_x -> out [rows, cols] u8: round_half_even(255 * clamp(x
-// / 2 + 1 / 2));
-//                              the byte behind becomes 1 when a value is NaN, and stays as it is otherwise
+//   to_rgb8                    x [rows, cols] bf16, row stride ld_x -> out [rows, cols] u8:
+//                              round_half_even(255 * clamp(x / 2 + 1 / 2)); the byte after the last becomes 1 when a
+//                              value is NaN, and stays as it is otherwise
 //
 // Mapping   grid-stride over values; the copy over the bus takes longer.
 // Bytes     f32_to_bf16: 6 a value;  to_rgb8: 3 a value
@@ -40,8 +40,9 @@ extern "C" __global__ void __launch_bounds__(256)
     const long long n = (long long)rows * cols;
     for (long long i = thread_index(); i < n; i += thread_count()) {
         const float value = __bfloat162float(x[i / cols * ld_x + i % cols]);
-        // fmaxf takes the number where the other is NaN. All that store here store the same.
+        // Several threads may store this byte; all store the same.
         if (isnan(value)) out[n] = 1;
+        // Of a NaN and a number, fmaxf returns the number.
         const float unit = fminf(fmaxf(__fadd_rn(__fmul_rn(value, 0.5f), 0.5f), 0.0f), 1.0f);
         out[i] = (unsigned char)__float2int_rn(__fmul_rn(unit, 255.0f));
     }

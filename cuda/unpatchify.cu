@@ -5,7 +5,7 @@
 //   out        [2 height * 2 width, channels]  bf16, dense: column 4 c + 2 dy + dx of token (y, x) is channel c of
 //              pixel (2 y + dy, 2 x + dx)
 //
-// Mapping   a thread per written value; it is 32 channels of a latent, called once an image.
+// Mapping   a thread per written value: there are 32 channels of a latent, and one call per image.
 // Rounding  once, at the store.
 // Bytes     height * width * channels * 16.   64 x 64 x 32: 2.1 MB
 // Bound     launch latency

@@ -1,4 +1,4 @@
-// upsample: every pixel four times, as a square
+// upsample: every pixel becomes a square of four
 //
 //   x      [height * width, channels]      bf16, row stride ld_x
 //   out    [2 height * 2 width, channels]  bf16, dense
@@ -9,7 +9,6 @@
 // Bound     HBM. 671 MB at 4.8 TB/s (H200) = 140 us
 // Measured  512 x 512 x 256: 169 us, 3.97 TB/s, 83% of bound; H200, driver 580.159, CUDA 13.0;
 //           tests/bench/runs/2026-11-21-h200
-// Tried
 #include "common.cuh"
 
 template <int N>

@@ -1,10 +1,10 @@
-// upsample_conv2d: 3 x 3 convolution for Hopper of an image with every pixel four times, + bias; conv2d_sm90a.cuh says
-// how. Its weights are sums of the 3 x 3 ones, which `upsample_conv2d_taps_bf16` makes.
+// upsample_conv2d: 3 x 3 convolution for Hopper of an image that repeats every pixel four times, + bias; see
+// conv2d_sm90a.cuh. Its weights are sums of the 3 x 3 ones, which `upsample_conv2d_taps_bf16` makes.
 #include "conv2d_sm90a.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The shapes: taps, tile width, tile height, outputs, slots of pixels, slots of weights.
+// The shapes: taps, tile width, tile height, outputs, stages of pixels, stages of weights.
 CONV2D(upsample_conv2d_bf16_16x16x128_sm90, 2, 16, 16, 128, 3, 3)
 CONV2D(upsample_conv2d_bf16_16x8x128_sm90, 2, 16, 8, 128, 4, 7)
 
@@ -14,7 +14,8 @@ extern "C" __global__ void __launch_bounds__(256)
     upsample_conv2d_taps_bf16(const bf16* weight, long long ld_weight, bf16* out, int outs, int channels) {
     for_each_run<8>(16 * outs, channels, [=](long long row, int column) {
         const int tap = row % 4, o = row / 4 % outs, place = row / 4 / outs;
-        // Tap 0 of an even place is ky 0, tap 1 is ky 1 and 2; of an odd place they are 0 and 1, and 2.
+        // In an even place tap 0 is ky 0, and tap 1 is ky 1 and 2. In an odd place tap 0 is ky 0 and 1, and tap 1 is
+        // ky 2.
         const auto first = [](int odd, int tap) { return tap == 0 ? 0 : 1 + odd; };
         const auto last = [](int odd, int tap) { return tap == 0 ? odd : 2; };
         float sums[8] = {};

@@ -1,4 +1,4 @@
-//! How far two images are apart.
+//! Measures how far two images are apart.
 
 use crate::error::{Error, Result};
 use crate::output::Rgb;
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn other_sizes_are_refused() {
-        let narrow = Rgb { width: 2, height: 4, bytes: vec![0; 24] };
-        assert!(difference(&gray(0), &narrow).unwrap_err().to_string().contains("4x2 and 2x4"));
+        let tall = Rgb { width: 2, height: 4, bytes: vec![0; 24] };
+        assert!(difference(&gray(0), &tall).unwrap_err().to_string().contains("4x2 and 2x4"));
     }
 }

@@ -1,4 +1,4 @@
-//! The default model, `models/tiny`, carried in the program: an image in any folder, without a download.
+//! The default model, `models/tiny`, which the program carries, so that it works in any folder and without a download.
 
 use crate::error::Result;
 use crate::files::ModelFiles;
@@ -27,7 +27,7 @@ pub fn default_model() -> Result<ModelFiles> {
 mod files {
     use crate::files::EmbeddedFile;
 
-    /// Aligned as the tensors of a mapped file are, so that they are used in place.
+    /// Aligns a file as a mapped file is, so that its tensors are used in place.
     #[repr(C, align(64))]
     struct Aligned<T: ?Sized>(T);
 
@@ -40,7 +40,7 @@ mod files {
         };
     }
 
-    /// What the models read, and the licences of the data that this one was trained on.
+    /// The files that the models read, and the licences of the data that this model was trained on.
     pub static FILES: &[EmbeddedFile] = embed![
         "LICENSES.txt",
         "model_index.json",

@@ -6,15 +6,14 @@ use std::path::Path;
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Whether the request itself was wrong (exit code 2), carrying it out failed (exit code 1), or nobody wants it any
-/// more.
+/// Whether the request itself was wrong (exit code 2), carrying it out failed (exit code 1), or it was cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The request cannot be carried out as it was written.
     Usage,
     /// Something went wrong while carrying it out.
     Failure,
-    /// It was ended before it was carried out, because somebody asked for that.
+    /// It was ended early because the user asked for that.
     Cancelled,
 }
 
@@ -43,7 +42,7 @@ impl Error {
         error
     }
 
-    /// Work that was ended because somebody asked for that.
+    /// Work that was ended because the user asked for that.
     pub fn cancelled() -> Self {
         let mut error = Self::new("cancelled");
         error.0.kind = Kind::Cancelled;

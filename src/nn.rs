@@ -2,15 +2,15 @@
 //!
 //! [`Weights`] is a view of the files under a key prefix, as the checkpoint nests its names:
 //! `weights.at("transformer_blocks.0").at("attn")`. Models load [`Linear`] and [`ConvKernel`] layers through it, which
-//! only products and convolutions take. In how many bits a weight is stored is decided here, by [`WeightPolicy`]: no
-//! model knows of it.
+//! only products and convolutions take. [`WeightPolicy`] decides in how many bits a weight is stored; no model knows of
+//! it.
 
 use crate::backend::{Backend, Storage};
 use crate::error::{Error, Result};
 use crate::files::{TensorFiles, TensorView};
 use crate::tensor::Tensor;
 
-/// The weight of a linear layer, [out, in], on a backend, in whatever form this multiplies it.
+/// The weight of a linear layer, [out, in], in the form in which its backend multiplies it.
 pub struct Linear<B: Backend> {
     backend: B,
     name: String,
@@ -20,7 +20,7 @@ pub struct Linear<B: Backend> {
 }
 
 impl<B: Backend> Linear<B> {
-    /// A matrix of the parts' rows, one part under the other; `name` is for messages.
+    /// Loads a matrix whose rows are the parts' rows, one part under the other. `name` is for messages.
     ///
     /// Errors when the parts differ in columns, or the backend cannot store them.
     pub fn load(backend: &B, name: impl Into<String>, parts: &[TensorView], storage: Storage) -> Result<Self> {
@@ -58,8 +58,8 @@ impl<B: Backend> Linear<B> {
     }
 }
 
-/// An activation [rows, cols] in the form in which the products behind it read it, which a backend may have made for
-/// them. Nothing else takes it.
+/// An activation [rows, cols] that only products read. A backend may have brought it to the form in which they read it,
+/// such as a quantised one.
 pub struct Operand<B: Backend>(Tensor<B>);
 
 impl<B: Backend> From<Tensor<B>> for Operand<B> {
@@ -85,13 +85,13 @@ impl<B: Backend> Operand<B> {
         (Self(top), Self(bottom))
     }
 
-    /// The values, of whatever dtype. For backends.
+    /// The values; their dtype is the backend's choice. For backends.
     pub fn tensor(&self) -> &Tensor<B> {
         &self.0
     }
 }
 
-/// The weight of a convolution, [out, in, kernel, kernel], on a backend, in whatever form this multiplies it.
+/// The weight of a convolution, [out, in, kernel, kernel], in the form in which its backend multiplies it.
 pub struct ConvKernel<B: Backend> {
     backend: B,
     weight: B::ConvWeight,
@@ -101,9 +101,9 @@ pub struct ConvKernel<B: Backend> {
 }
 
 impl<B: Backend> ConvKernel<B> {
-    /// `view` is [out, in, side, side].
+    /// Loads `view` [out, in, side, side].
     ///
-    /// Errors when it is not, or the backend cannot store it.
+    /// Errors when the view has another shape, or the backend cannot store it.
     pub fn load(backend: &B, view: &TensorView) -> Result<Self> {
         let &[rows, channels, side, width] = view.shape() else {
             return Err(Error::new(format!("a convolution's weight has 4 axes, not {:?}", view.shape())));
@@ -140,17 +140,18 @@ impl<B: Backend> ConvKernel<B> {
     }
 }
 
-/// In how many bits weights are stored. This is the one place that decides it.
+/// Decides in how many bits weights are stored; nothing else does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightPolicy {
     blocks: Storage,
 }
 
 impl WeightPolicy {
-    /// The transformer's blocks as `backend` was asked to store large products; all else in its own type.
+    /// Stores the transformer's blocks as `backend` was asked to store the weights of large products, and all other
+    /// weights in the backend's own type.
     ///
-    /// A step spends nearly all of its products in the blocks. The layers around them have few rows or columns to gain
-    /// from, and their errors go into every block, or straight into the velocity.
+    /// A step spends nearly all of its products in the blocks. The layers around them have few rows or columns, so
+    /// little time would be saved there, and their errors would go into every block, or straight into the velocity.
     pub fn of<B: Backend>(backend: &B) -> Self {
         Self { blocks: backend.product_storage() }
     }
@@ -191,7 +192,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         self.backend
     }
 
-    /// The weights whose keys go on with `name`.
+    /// The weights whose keys continue with `name`.
     pub fn at(&self, name: impl std::fmt::Display) -> Self {
         Self { prefix: self.key(name), ..*self }
     }
@@ -210,14 +211,14 @@ impl<'a, B: Backend> Weights<'a, B> {
         self.linear_of(name, &[self.view(&format!("{name}.weight"), &[rows, cols])?])
     }
 
-    /// A layer `name` of the parts' rows, one part under the other.
+    /// A layer `name` whose rows are the parts' rows, one part under the other.
     pub fn linear_of(&self, name: &str, parts: &[TensorView]) -> Result<Linear<B>> {
         let key = self.key(name);
         let storage = self.policy.storage(&key);
         Linear::load(self.backend, key, parts, storage)
     }
 
-    /// A layer `name` of `<part>.weight` of each part, [rows, cols], one under the other.
+    /// A layer `name` made of `<part>.weight` of each part, [rows, cols], one under the other.
     pub fn stacked_linear(&self, name: &str, parts: &[&str], rows: usize, cols: usize) -> Result<Linear<B>> {
         let views = parts.iter().map(|part| self.view(&format!("{part}.weight"), &[rows, cols]));
         self.linear_of(name, &views.collect::<Result<Vec<_>>>()?)

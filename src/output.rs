@@ -11,7 +11,7 @@ use image::{ExtendedColorType, ImageEncoder};
 use crate::error::{Error, Result};
 use crate::files::atomic::{self, AtomicFile};
 
-/// Of 100. Blocks are not visible at this quality, and the file has about a third of the PNG's bytes.
+/// JPEG quality, of 100: blocks are not visible, and the file has about a third of the PNG's bytes.
 const JPEG_QUALITY: u8 = 95;
 
 /// An 8-bit RGB image: `bytes` is [height, width, 3].
@@ -94,9 +94,9 @@ impl Target {
         &self.path
     }
 
-    /// Encodes and writes. Whoever looks sees the whole file or none: it gets its name when it is complete.
+    /// Encodes and writes the file. It gets its name when it is complete, so a reader sees the whole file or none.
     ///
-    /// `facts` are (keyword, text) pairs on how the image was made; PNG keeps them.
+    /// `facts` are (keyword, text) pairs on how the image was made; PNG stores them as text.
     ///
     /// Errors when the image cannot be encoded or the file not be written.
     pub fn write(&self, image: &Rgb, facts: &[(&str, String)]) -> Result<()> {
@@ -153,7 +153,7 @@ fn encode_png(
     // Measured on one core of a Zen 3, a 720x477 photograph: Fast 2.5 ms and 683 kB, Balanced 71 ms and 669 kB, High 96
     // ms and 668 kB.
     encoder.set_compression(png::Compression::Fast);
-    // The filter that `Fast` would choose row by row, adaptive, is nearly always Paeth, and trying all of them costs
+    // `Fast` would choose a filter for each row (adaptive). That is nearly always Paeth, and trying all filters costs
     // time. Measured on one core of an EPYC, 1024x1024, adaptive and Paeth: a photograph 6.2 ms and 1654 kB, 5.5 ms and
     // 1654 kB; soft colours 3.1 ms and 279 kB, 2.6 ms and 281 kB; the same with grain 5.0 ms and 1471 kB, 4.1 ms and
     // 1552 kB; noise 4.5 and 3.8 ms, both 3147 kB. Tried: Up, 0.5 ms less and up to a fifth more bytes.

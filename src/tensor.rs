@@ -1,7 +1,7 @@
 //! `Tensor<B>`: rows x cols in the memory of a backend, with one row stride.
 //!
-//! Heads are a way to read columns (`[tokens, heads, head_dim]` is `[tokens, dim]`) and pixels are rows
-//! (`[height * width, channels]`), so two axes serve every model and no kernel needs a transpose.
+//! Heads are a way to read columns (`[tokens, heads, head_dim]` is `[tokens, dim]`) and pixels are rows (`[height *
+//! width, channels]`), so two axes are enough for every model and no kernel needs a transpose.
 //!
 //! Ownership says what may be overwritten. An op that takes `self` by value may write its result over
 //! the receiver; one that takes `&self` may not. [`Tensor::split_cols`] and [`Tensor::split_rows`]
@@ -79,12 +79,13 @@ impl<B: Backend> Tensor<B> {
         &self.backend
     }
 
-    /// The memory behind it, which other views may share.
+    /// The memory that it views, which other tensors may share.
     pub fn buffer(&self) -> &Arc<B::Buffer> {
         &self.buffer
     }
 
-    /// The memory itself, when this tensor is all of it and nobody shares it. For backends.
+    /// The memory itself, when this tensor views all of it and is the only one that does; otherwise the tensor. For
+    /// backends.
     pub fn into_buffer(self) -> std::result::Result<B::Buffer, Self> {
         if !self.writable || self.offset != 0 || self.stride != self.cols {
             return Err(self);
@@ -105,8 +106,7 @@ impl<B: Backend> Tensor<B> {
         }
     }
 
-    /// Rows `range`, to read. An op never writes over them while another tensor has the memory, also when it consumes
-    /// the view.
+    /// Rows `range`, for reading: an op never writes over them, even when it consumes the view.
     pub fn row_view(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         self.view(self.offset + range.start * self.stride, range.len(), self.cols, false)
@@ -131,7 +131,7 @@ impl<B: Backend> Tensor<B> {
         })
     }
 
-    /// The tensor of which `parts` are columns side by side, when they lie so in one buffer.
+    /// The tensor whose columns are those of `parts`, when the parts lie side by side in one buffer.
     pub fn adjacent_cols(parts: &[&Self]) -> Option<Self> {
         let first = parts.first()?;
         let follows = |pair: &[&Self]| {
@@ -146,7 +146,8 @@ impl<B: Backend> Tensor<B> {
             .then(|| first.view(first.offset, first.rows, cols, false))
     }
 
-    /// The tensor that [`Tensor::split_rows`] took apart, when `top` and `bottom` still lie so in one buffer.
+    /// Undoes [`Tensor::split_rows`] when `top` and `bottom` still lie one under the other in one buffer; otherwise
+    /// returns both.
     pub fn adjacent_rows(top: Self, bottom: Self) -> std::result::Result<Self, (Self, Self)> {
         let follows = Arc::ptr_eq(&top.buffer, &bottom.buffer)
             && top.stride == bottom.stride

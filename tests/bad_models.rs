@@ -1,4 +1,4 @@
-//! Damaged model folders: each is refused before any work, with an error that says what is wrong, without a panic.
+//! Damaged model folders: each is refused in the user's words, before any work and without a panic.
 
 #[path = "support/model_copy.rs"]
 mod model_copy;
@@ -85,7 +85,7 @@ fn an_empty_tokenizer_is_refused() {
     refused(&model, &["tokenizer/tokenizer.json"]);
 }
 
-/// Another thread reads the tokenizer, and its error is reported where the tokenizer is first needed.
+/// Another thread reads the tokenizer, and every call that needs it returns its error.
 #[test]
 fn a_damaged_tokenizer_is_told_each_time_and_before_any_work() {
     let model = ModelCopy::new();

@@ -1,5 +1,5 @@
-//! Matrix products of the CPU backend at the sizes of the models: the tile unit against float64, and how fast it and
-//! its substitute are.
+//! Matrix products of the CPU backend at the sizes of the models: the tile unit against float64, and the speed of it
+//! and of the portable path.
 //!
 //! `cargo test --release --test cpu_gemm -- --ignored --nocapture --test-threads 1` measures. `FLUX_REQUIRE_AMX=1`
 //! fails where tiles are missing.
@@ -122,23 +122,17 @@ fn bench_amx() {
     amx_is_there();
 }
 
-/// `y[:, from..from + panel rows] = x panel^T` for one panel of the weight, widened to `wide`.
-fn panel_product(
-    x: &[f32],
-    k: usize,
-    bytes: &[u8],
-    wide: &mut [f32],
-    y: *mut f32,
-    n: usize,
-    parallelism: gemm::Parallelism,
-) {
-    math::widen_bf16(bytes, wide);
-    let (m, rows) = (x.len() / k, wide.len() / k);
-    #[allow(unsafe_code)]
-    // SAFETY: x is [m, k] and wide [rows, k], both dense; y points to the first of `rows` columns of [m, n], which
-    // nobody else uses.
+/// `y = x weight^T` for x [m, k] and weight [rows, k], both dense; rows of y are `n` values apart.
+///
+/// # Safety
+///
+/// y is valid for m rows of `weight.len() / k` values, and nothing else uses these meanwhile.
+#[allow(unsafe_code)]
+unsafe fn product(x: &[f32], k: usize, weight: &[f32], y: *mut f32, n: usize, parallelism: gemm::Parallelism) {
+    let (m, rows, stride) = (x.len() / k, weight.len() / k, k as isize);
+    let (x, weight) = (x.as_ptr(), weight.as_ptr());
+    // SAFETY: x and weight are dense [m, k] and [rows, k]; for y the caller's promise.
     unsafe {
-        let (x, wide) = (x.as_ptr(), wide.as_ptr());
         gemm::gemm(
             m,
             rows,
@@ -149,9 +143,9 @@ fn panel_product(
             false,
             x,
             1,
-            k as isize,
-            wide,
-            k as isize,
+            stride,
+            weight,
+            stride,
             1,
             0.0,
             1.0,
@@ -163,10 +157,47 @@ fn panel_product(
     }
 }
 
-struct Shared(*mut f32);
+/// A product by panels of weight rows, which are widened to float32 one at a time.
+struct Panels<'a> {
+    x: &'a [f32], // [m, k]
+    k: usize,
+    bytes: &'a [u8], // bf16 [n, k]
+    n: usize,
+    panel: usize,
+    y: *mut f32, // [m, n]
+}
+
 #[allow(unsafe_code)]
 // SAFETY: each panel writes columns of its own.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for Panels<'_> {}
+
+impl Panels<'_> {
+    /// Computes the columns of y for panel `i`, which is widened to the beginning of `wide`.
+    fn multiply(&self, i: usize, wide: &mut [f32], parallelism: gemm::Parallelism) {
+        let from = i * self.panel;
+        let rows = self.panel.min(self.n - from);
+        let wide = &mut wide[..rows * self.k];
+        math::widen_bf16(&self.bytes[2 * from * self.k..][..2 * rows * self.k], wide);
+        #[allow(unsafe_code)]
+        // SAFETY: y is [m, n], and no other panel writes to its columns from..from + rows.
+        unsafe {
+            product(self.x, self.k, wide, self.y.wrapping_add(from), self.n, parallelism);
+        }
+    }
+
+    /// One panel after the other, each with all threads.
+    fn threads_inside(&self) {
+        let mut wide = vec![0.0f32; self.panel * self.k];
+        (0..self.n.div_ceil(self.panel)).for_each(|i| self.multiply(i, &mut wide, gemm::Parallelism::Rayon(0)));
+    }
+
+    /// All panels at once, each with one thread.
+    fn threads_across(&self) {
+        let wide = || vec![0.0f32; self.panel * self.k];
+        let multiply = |wide: &mut Vec<f32>, i| self.multiply(i, wide, gemm::Parallelism::None);
+        (0..self.n.div_ceil(self.panel)).into_par_iter().for_each_init(wide, multiply);
+    }
+}
 
 #[test]
 #[ignore = "measures"]
@@ -190,71 +221,13 @@ fn bench_panels() {
         let runs = if m * k * n > 1_000_000_000 { 3 } else { 20 };
         for parallelism in [gemm::Parallelism::None, gemm::Parallelism::Rayon(0)] {
             #[allow(unsafe_code)]
-            let seconds = best(runs, || unsafe {
-                // SAFETY: dense [m, k], [n, k] and [m, n].
-                let (x, w, n_) = (x.as_ptr(), wide_all.as_ptr(), n as isize);
-                gemm::gemm(
-                    m,
-                    n,
-                    k,
-                    y.as_mut_ptr(),
-                    1,
-                    n_,
-                    false,
-                    x,
-                    1,
-                    k as isize,
-                    w,
-                    k as isize,
-                    1,
-                    0.0,
-                    1.0,
-                    false,
-                    false,
-                    false,
-                    parallelism,
-                );
-            });
+            // SAFETY: y is [m, n], and this call alone uses it.
+            let seconds = best(runs, || unsafe { product(&x, k, &wide_all, y.as_mut_ptr(), n, parallelism) });
             println!("{m} x {k} x {n}: float32 whole, {parallelism:?}: {:.1} GFLOP/s", gflops(m, k, n, seconds));
         }
         for panel in [32, 64, 128, 256, 512, 1024] {
-            let mut wide = vec![0.0f32; panel * k];
-            let inside = best(runs, || {
-                for from in (0..n).step_by(panel) {
-                    let rows = panel.min(n - from);
-                    let target = y[from..].as_mut_ptr();
-                    panel_product(
-                        &x,
-                        k,
-                        &bytes[2 * from * k..][..2 * rows * k],
-                        &mut wide[..rows * k],
-                        target,
-                        n,
-                        gemm::Parallelism::Rayon(0),
-                    );
-                }
-            });
-            let shared = Shared(y.as_mut_ptr());
-            let across = best(runs, || {
-                let shared = &shared;
-                (0..n.div_ceil(panel)).into_par_iter().for_each_init(
-                    || vec![0.0f32; panel * k],
-                    |wide, i| {
-                        let from = i * panel;
-                        let rows = panel.min(n - from);
-                        let target = shared.0.wrapping_add(from);
-                        panel_product(
-                            &x,
-                            k,
-                            &bytes[2 * from * k..][..2 * rows * k],
-                            &mut wide[..rows * k],
-                            target,
-                            n,
-                            gemm::Parallelism::None,
-                        );
-                    },
-                );
-            });
+            let panels = Panels { x: &x, k, bytes, n, panel, y: y.as_mut_ptr() };
+            let [inside, across] = [best(runs, || panels.threads_inside()), best(runs, || panels.threads_across())];
             println!(
                 "{m} x {k} x {n}: panels of {panel:4}: threads inside {:6.1}, across {:6.1} GFLOP/s",
                 gflops(m, k, n, inside),

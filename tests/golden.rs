@@ -1,4 +1,4 @@
-//! Every stage on the CPU against the reference's results; see golden/README.md.
+//! Compares every stage on the CPU with the reference; see golden/README.md.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! One op has one name in four places. This test reads the names of files, the trait and the op index, and fails where
-//! one of them is missing or belongs to no op.
+//! One op has one name in four places: this reads the names of files, the trait and the op index, and fails where a
+//! name is missing or belongs to no op.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +19,7 @@ const MISSING: [(&str, &str, &str); 2] = [
     (KERNELS, "norm_conv2d", "it is made of the kernels of group_norm and conv2d"),
 ];
 
-/// The files that belong to no op, and why.
+/// Files that belong to no op, and why.
 const NO_OPS: [(&str, &str, &str); 13] = [
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
@@ -54,7 +54,7 @@ struct Sources {
     index: Vec<String>,
 }
 
-/// A fault that the test puts into the sources.
+/// A change to the names that makes a fault.
 type Change = fn(&mut Sources);
 
 fn project() -> PathBuf {
@@ -65,7 +65,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(project().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// Names of the files in `folder` with this extension, but for `mod.rs`.
+/// Names of the files in `folder` with this extension, except `mod.rs`.
 fn names(folder: &str, extension: &str) -> BTreeSet<String> {
     let entries = fs::read_dir(project().join(folder)).unwrap_or_else(|e| panic!("{folder}: {e}"));
     let files: Vec<PathBuf> = entries.map(|entry| entry.expect("the folder is readable").path()).collect();
@@ -112,7 +112,7 @@ impl Sources {
         }
     }
 
-    /// The op to which a method or a file of this name belongs: the longest name of an op with which it begins.
+    /// The op to which a method or a file of this name belongs: the longest op name that it equals or begins with.
     fn op_of(&self, name: &str) -> Option<&String> {
         let begins = |op: &str| name.strip_prefix(op).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
         self.ops.iter().filter(|op| begins(op)).max_by_key(|op| op.len())

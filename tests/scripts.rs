@@ -77,7 +77,7 @@ fn every_test_that_the_gpu_check_names_is_there() {
             named += 1;
         }
     }
-    assert!(named > 10, "{named}");
+    assert!(named > 5, "{named}");
 }
 
 #[test]

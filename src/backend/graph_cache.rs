@@ -1,4 +1,4 @@
-//! Work that comes again, by its shape: what it reads, and the graph that it becomes.
+//! A cache of the graphs of repeated work, by the work's shape.
 
 use std::hash::Hash;
 use std::num::NonZeroUsize;
@@ -11,7 +11,7 @@ use super::Backend;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// The shapes of one kind of work that were used last, each with what its work reads (`R`) and its graph.
+/// The most recently used shapes of one kind of work, each with its graph and with what the work reads (`R`).
 pub struct GraphCache<K, R, B: Backend> {
     entries: Mutex<LruCache<K, Arc<RepeatedWork<R, B>>>>,
 }
@@ -22,27 +22,27 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
         Self { entries: Mutex::new(LruCache::new(capacity)) }
     }
 
-    /// The work whose shape and reads `fits` accepts; from now on it is the one used last.
+    /// The cached work whose shape and reads `fits` accepts; it becomes the most recently used.
     pub fn find(&self, fits: impl Fn(&K, &Arc<R>) -> bool) -> Option<Arc<RepeatedWork<R, B>>> {
         let mut entries = self.entries();
         let key = entries.iter().find(|(key, work)| fits(key, &work.reads))?.0.clone();
         entries.get(&key).cloned()
     }
 
-    /// Work of a new shape, in place of the one that was not used for longest.
+    /// Adds work of a new shape; a full cache drops the least recently used.
     pub fn insert(&self, key: K, reads: Arc<R>) -> Arc<RepeatedWork<R, B>> {
         let work = Arc::new(RepeatedWork {
             reads,
             seen: AtomicBool::new(false),
             graph: Mutex::new(Some(B::Graph::default())),
         });
-        // A graph waits for the device when it is dropped, so the lock is released before.
+        // Dropping a graph waits for the device, so the lock is released first.
         let evicted = self.entries().push(key, Arc::clone(&work));
         drop(evicted);
         work
     }
 
-    /// Drops all of it. Work that somebody still runs goes when that ends.
+    /// Drops all entries. Work that still runs is dropped when it ends.
     pub fn clear(&self) {
         let mut entries = self.entries();
         let dropped: Vec<_> = std::iter::from_fn(|| entries.pop_lru()).collect();
@@ -50,7 +50,7 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
         drop(dropped);
     }
 
-    /// How many shapes are in it.
+    /// The number of shapes in the cache.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.entries().len()
@@ -65,7 +65,7 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
 pub struct RepeatedWork<R, B: Backend> {
     reads: Arc<R>,
     seen: AtomicBool,
-    /// None while somebody runs it.
+    /// None while a thread runs it.
     graph: Mutex<Option<B::Graph>>,
 }
 
@@ -75,13 +75,14 @@ impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
         &self.reads
     }
 
-    /// Whether this was asked before, so that the work is worth a graph: a graph holds memory as long as it lives,
-    /// which work that never comes again should not cost.
+    /// Whether this was called before. Only repeated work is worth a graph, because a graph holds memory as long as it
+    /// lives.
     pub fn seen_before(&self) -> bool {
         self.seen.swap(true, Ordering::Relaxed)
     }
 
-    /// `work(reads, inputs)`; as a graph where `graphed`, but not while another thread runs the graph.
+    /// Runs `work(reads, inputs)`: as a graph where `graphed` is set and no other thread runs the graph at the same
+    /// time.
     ///
     /// Errors as [`Backend::run_graph`].
     pub fn run<const N: usize>(
@@ -91,7 +92,7 @@ impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
         inputs: [&Tensor<B>; N],
         work: impl Fn(&R, [&Tensor<B>; N]) -> Result<Tensor<B>>,
     ) -> Result<Tensor<B>> {
-        // Taken out, so that nobody waits for a lock while a backend without graphs computes.
+        // The graph is taken out, so that no thread waits for the lock while another one computes.
         let taken = if graphed { self.graph().take() } else { None };
         let Some(mut graph) = taken else { return work(&self.reads, inputs) };
         let result = backend.run_graph(&mut graph, &self.reads, inputs, work);
@@ -110,7 +111,7 @@ mod tests {
     use crate::backend::cpu::{Cpu, Precision};
 
     #[test]
-    fn the_shape_that_was_not_used_for_longest_goes() {
+    fn the_least_recently_used_shape_is_dropped() {
         let cache: GraphCache<u32, (), Cpu> = GraphCache::new(NonZeroUsize::new(2).unwrap());
         let has = |key| cache.find(|found, _| *found == key).is_some();
         cache.insert(1, Arc::new(()));

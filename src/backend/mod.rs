@@ -1,9 +1,8 @@
 //! `trait Backend`: where tensors live and ops run.
 //!
-//! The primitives are required: every backend writes them. The fused ops are provided: their body is
-//! the mathematics, in primitives. [`cpu::Cpu`] inherits most of them; [`cuda::Cuda`] replaces them with kernels
-//! that are tested against that body. Callers go through the methods of [`Tensor`], which check shapes
-//! once; a backend relies on it.
+//! The primitives are required: every backend writes them. The fused ops are provided: their body is the mathematics,
+//! in primitives. [`cpu::Cpu`] inherits most of them; [`cuda::Cuda`] replaces them with kernels that are tested against
+//! that body. Callers go through the methods of [`Tensor`], which check shapes once; backends rely on these checks.
 
 pub mod cpu;
 pub mod cuda;
@@ -20,14 +19,14 @@ use crate::nn::{ConvKernel, Linear, Operand};
 use crate::ops::{self, Adaln, Conv, Convolved, GroupNorm, Heads, Joint, Mask, Norm, Projection, QkNorm, Rope};
 use crate::tensor::{Dtype, Tensor};
 
-/// What a backend holds and did. Host-only backends report zeros for what they do not have.
+/// The memory that a backend holds, and counts of what it did. Backends on the host report zeros.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
     /// Bytes of device memory in use now.
     pub memory_bytes: u64,
     /// The most that was in use at once.
     pub peak_memory_bytes: u64,
-    /// Kernels, library calls and copies on the device enqueued.
+    /// Kernels, library calls and copies on the device that were enqueued.
     pub launches: u64,
     /// Times the host waited for the device.
     pub waits: u64,
@@ -37,7 +36,7 @@ pub struct Stats {
     pub allocations: u64,
     /// Fused ops that ran as their composition because no kernel covers the shape.
     pub composed: u64,
-    /// Launches of captured work as a whole; what is in it counts nowhere else.
+    /// Launches of graphs; the work inside a graph is counted nowhere else.
     pub graph_launches: u64,
     /// Pieces of work that could not be captured; [`Backend::remarks`] says why.
     pub uncaptured: u64,
@@ -52,7 +51,7 @@ pub enum Storage {
     Fp8,
 }
 
-/// Something that the user may want to know of how a backend works.
+/// Something about how a backend works that the user may want to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remark {
     /// For the curious.
@@ -63,9 +62,8 @@ pub enum Remark {
 
 /// A place where tensors live and ops run.
 ///
-/// A backend is a cheap handle: clones share one device. Work is enqueued in program order; only
-/// [`Backend::download`], [`Backend::take_rgb8`] and [`Backend::wait`] wait for it, and an allocation that has to gather
-/// memory that was freed.
+/// A backend is a cheap handle: clones share one device. Work is enqueued in program order. Only [`Backend::download`],
+/// [`Backend::take_rgb8`] and [`Backend::wait`] wait for it, and an allocation when it has to collect freed memory.
 pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Memory that tensors view.
     type Buffer: Send + Sync;
@@ -73,13 +71,14 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     type Weight: Send + Sync;
     /// The weight of a convolution, in the form in which convolutions read it.
     type ConvWeight: Send + Sync;
-    /// Means and variances of the channels of a tensor, as far as an op had them on the way.
+    /// Means and variances of a tensor's channels, where the op that made the tensor computed them as well.
     type ChannelStatistics: Send + Sync;
     /// A point in the order of enqueued work.
     type Event;
     /// Pixels on their way to the host.
     type Rgb8;
-    /// A piece of work that is launched as a whole by [`Backend::run_graph`]; the default is none yet.
+    /// A piece of work that [`Backend::run_graph`] captures and then launches as a whole; the default has captured
+    /// nothing.
     type Graph: Default + Send;
 
     /// The type of the values in `buffer`.
@@ -95,38 +94,38 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn stats(&self) -> Stats;
     /// Bytes of one value of an activation.
     fn element_bytes(&self) -> u64;
-    /// Bytes that may still be allocated; `u64::MAX` where nobody counts.
+    /// Bytes that may still be allocated; `u64::MAX` where the amount is unknown.
     fn available_bytes(&self) -> u64;
-    /// The most values that a tensor may have, so that every op computes it right; `u64::MAX` where memory alone bounds
-    /// it.
+    /// The largest number of values with which every op takes a tensor; `u64::MAX` where only memory limits it.
     fn max_tensor_values(&self) -> u64 {
         u64::MAX
     }
-    /// How the weights of large products shall be stored; see [`WeightPolicy`](crate::nn::WeightPolicy).
+    /// How the weights of large products are to be stored; see [`WeightPolicy`](crate::nn::WeightPolicy).
     fn product_storage(&self) -> Storage {
         Storage::Native
     }
-    /// Bytes that a weight of `elements` elements takes in memory of this backend: zero where the mapped file serves.
+    /// Bytes that a weight of `elements` elements takes in memory of this backend: zero where it is used in the mapped
+    /// file.
     fn weight_bytes(&self, elements: u64, storage: Storage) -> u64;
-    /// The most that [`Tensor::norm_conv2d`] takes beside its input and output, where what lies between is of `whole`
-    /// bytes.
+    /// The most bytes that [`Tensor::norm_conv2d`] allocates beside its input and output, when the whole normed image
+    /// is `whole` bytes.
     fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
         whole
     }
-    /// Runs `work`, which loads weights and computes nothing with them: what it loads may be on its way until this
-    /// returns. `report` hears how many elements went.
+    /// Runs `work`, which loads weights and computes nothing with them: their upload may still be under way until this
+    /// returns. `report` is called with the number of elements that were uploaded.
     fn load<T>(&self, work: impl FnOnce() -> Result<T>, _report: &mut dyn FnMut(u64)) -> Result<T> {
         work()
     }
-    /// Does what the first op would do before it starts; may run while weights are loaded.
+    /// Does the preparations that the first op would otherwise make; may run while weights are loaded.
     fn warm_up(&self) -> Result<()> {
         Ok(())
     }
-    /// `work(reads, inputs)`, which may be captured as a graph and from then on launched as a whole.
+    /// Runs `work(reads, inputs)`, which may be captured as a graph and from then on launched as a whole.
     ///
-    /// `graph` belongs to this piece of work: each time it does the same, with inputs of the same shapes. All else that
-    /// the work reads is in `reads`, which the graph holds as long as it lives, and which nobody writes meanwhile. The
-    /// work computes on the device only: no upload, download or event. The result is a tensor of its own.
+    /// `graph` belongs to this piece of work, which does the same each time, with inputs of the same shapes. Everything
+    /// else that the work reads is in `reads`: the graph holds it as long as it lives, and nothing writes to it
+    /// meanwhile. The work computes on the device only: no upload, download or event. The result owns its memory.
     ///
     /// Errors as the work does, and when a captured graph gets inputs of other shapes, or other `reads`. Work that ends
     /// as [`Kind::Cancelled`](crate::error::Kind::Cancelled) says nothing about whether it can be captured: the next
@@ -140,16 +139,16 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ) -> Result<Tensor<Self>> {
         work(reads, inputs)
     }
-    /// Lets go of what loading left behind, without waiting for it.
+    /// Releases what loading left behind, without waiting for the device.
     fn settle(&self) -> Result<()> {
         Ok(())
     }
-    /// What the user may want to know of how the backend works here.
+    /// What the user may want to know about how the backend works on this machine.
     fn remarks(&self) -> Vec<Remark> {
         Vec::new()
     }
 
-    /// An event behind all work enqueued so far.
+    /// An event after all work enqueued so far.
     fn event(&self) -> Result<Self::Event>;
     /// Whether the work before `event` is done; does not wait.
     fn is_done(&self, event: &Self::Event) -> Result<bool>;
@@ -162,9 +161,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>>;
     /// Host values that stay float32 on every backend: rope tables, latent statistics.
     fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>>;
-    /// A weight matrix of the parts' rows, one part under the other; all parts have the same columns.
+    /// A weight matrix whose rows are the parts' rows, one part under the other; all parts have the same number of
+    /// columns.
     ///
-    /// Errors when this backend does not multiply weights that are stored so, or memory runs out.
+    /// Errors when this backend does not multiply weights of this storage, or memory runs out.
     fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Self::Weight>;
     /// The weight [out, in, k, k] of a convolution.
     fn load_conv_weight(&self, view: &TensorView) -> Result<Self::ConvWeight>;
@@ -175,7 +175,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>>;
     /// Pixels [height * width, 3] in -1..1 as RGB bytes: `round_half_even(255 * clamp(x / 2 + 1 / 2))`.
     fn rgb8(&self, x: &Tensor<Self>) -> Result<Self::Rgb8>;
-    /// The bytes. Waits for them, and not for work that was enqueued behind them.
+    /// The bytes. Waits for them, but not for work that was enqueued after them.
     ///
     /// Errors when a pixel is not a number, which damaged weights lead to.
     fn take_rgb8(&self, rgb: Self::Rgb8) -> Result<Vec<u8>>;
@@ -347,12 +347,12 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     }
 }
 
-/// An image of which some pixel is NaN.
+/// The error for an image with a pixel that is NaN.
 fn not_a_number() -> Error {
     Error::new("the model computed pixels that are not numbers").hint("the weights are damaged: fetch the model again")
 }
 
-/// Host values that are not as many as their shape says.
+/// The error for host values whose number does not fit their shape.
 fn wrong_length(len: usize, rows: usize, cols: usize) -> Error {
     Error::new(format!("{len} values do not make [{rows}, {cols}]")).at("op `upload`")
 }

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 /// A file that is written under a temporary name in its target's folder, and removed on drop unless it was committed.
-/// A person recognises the temporary name, should a kill leave one behind.
+/// The temporary name says what it is, in case a kill leaves the file behind.
 pub struct AtomicFile {
     file: NamedTempFile,
     target: PathBuf,
 }
 
 impl AtomicFile {
-    /// An empty file with the permissions of any new one. The target is not touched.
+    /// Makes an empty file with the permissions of any new file. The target is not touched.
     ///
     /// Errors when its folder does not exist or refuses a new file.
     pub fn create(target: &Path) -> io::Result<Self> {
@@ -33,13 +33,13 @@ impl AtomicFile {
     ///
     /// Errors when not all of it can be stored, or the target cannot be replaced.
     pub fn commit(self) -> io::Result<()> {
-        // A full disk behind a network is reported by the sync, not by the write.
+        // The sync, not the write, reports a full disk on the network.
         self.file.as_file().sync_all()?;
         self.file.persist(self.target).map(drop).map_err(|e| e.error)
     }
 }
 
-/// To the open file, because errors of [`NamedTempFile`] would tell its temporary name.
+/// Writes to the open file, because errors of [`NamedTempFile`] would name the temporary file.
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.file.as_file_mut().write(bytes)

@@ -22,7 +22,7 @@ impl Bytes {
         let file = File::open(path).map_err(|e| Error::new(format!("cannot open the weights: {e}")).at_path(path))?;
         // SAFETY: the map is read-only and private to this value. If another process truncates the file while we run,
         // reading past its new end raises SIGBUS and ends the program; if it writes, we compute with what it wrote.
-        // Neither breaks memory safety of what we hand out: plain numbers, every bit pattern of which is valid.
+        // Neither breaks memory safety: we hand out plain numbers, for which every bit pattern is valid.
         let map = unsafe { memmap2::Mmap::map(&file) };
         map.map(Bytes::Mapped).map_err(|e| Error::new(format!("cannot map the weights: {e}")).at_path(path))
     }

@@ -8,7 +8,8 @@
 pub const MULTIPLE: usize = 16;
 /// The largest value.
 const MAX: f32 = 448.0;
-/// A row whose largest magnitude is less has the scale of this one, so that a row of zeros is not divided by zero.
+/// A row whose largest magnitude is less gets the scale of this magnitude, so that a row of zeros is not divided by
+/// zero.
 const LEAST_AMAX: f32 = 1e-30;
 /// The least value with an implied bit of mantissa; those below are multiples of 2^-9.
 const LEAST_NORMAL: f32 = 1.0 / 64.0;
@@ -31,10 +32,10 @@ pub fn to_f32(bits: u8) -> f32 {
     if bits & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The bits of the nearest value. Of two that are equally near it is the one whose last bit is 0, and beyond the largest
-/// value it is the largest. A NaN stays a NaN.
+/// The bits of the nearest value: ties go to the value whose last bit is 0, and magnitudes beyond the largest value
+/// become that value. A NaN stays a NaN.
 pub fn from_f32(value: f32) -> u8 {
-    // The sum of this and a smaller magnitude has a last bit that is worth 2^-9.
+    // The last bit of the sum of this and a smaller magnitude is worth 2^-9.
     const SHIFT: f32 = (1 << 14) as f32;
     if value.is_nan() {
         return NAN;
@@ -51,12 +52,12 @@ pub fn from_f32(value: f32) -> u8 {
     sign | bits as u8
 }
 
-/// Writes a row of a weight, divided by the scale that it returns, to the beginning of `out`, and zeros behind it.
+/// Writes a row of a weight, divided by the scale that it returns, to the beginning of `out`, and zeros after it.
 ///
 /// The scale is the one of least squared error among `amax / 448 * (1 + i / 32)`, i < 32, where amax is the row's
-/// largest magnitude; of equal ones it is the least. They span an octave, over which e4m3 rounds in the same way at
-/// other places: these are 32 draws of the error, of which the least is taken. The root of the mean squared error is 3 %
-/// less than with amax / 448 in rows of 3072 normal values, and 1.5 % less in rows of 12288.
+/// largest magnitude; the least one where errors are equal. The candidates span an octave, and each rounds the row's
+/// values differently, so the least of 32 errors is taken. The root of the mean squared error is 3 % less than with
+/// amax / 448 in rows of 3072 normal values, and 1.5 % less in rows of 12288.
 pub fn quantise_row(values: &[f32], out: &mut [u8]) -> f32 {
     let amax = values.iter().fold(LEAST_AMAX, |amax, value| amax.max(value.abs()));
     let (scale, inverse) = least_error(values, (amax / MAX, MAX / amax));
@@ -82,21 +83,21 @@ fn least_error(values: &[f32], largest: (f32, f32)) -> (f32, f32) {
 }
 
 /// The sum of the squared errors of e4m3 for `values * inverse`, all times [`STEPS`] and rounded to integers first: the
-/// sum of integers is the same in any order, here and on the GPU. What this leaves out is small beside the errors of a
-/// row's larger values.
+/// sum of integers is the same in any order, here and on the GPU. The error of that rounding is small beside the errors
+/// of a row's larger values.
 fn squared_error(values: &[f64], inverse: f32) -> u64 {
-    // Added and taken away again, they round to a multiple of 1, and of 1/8 of a power of two, as float64 has 52 bits
-    // behind the first.
+    // Adding and subtracting these constants rounds to a multiple of 1, and of 1/8 of a power of two, because float64
+    // has 52 bits behind the first.
     const TO_INTEGER: f64 = 1.5 * (1u64 << 52) as f64;
     const TO_EIGHTH: f64 = 1.5 * (1u64 << 49) as f64;
     const EXPONENT: u64 = 0x7ff << 52;
     let inverse = f64::from(inverse * STEPS);
-    // Lanes, because the compiler keeps the order of the sums. Each is less than 2^53, so that it is exact.
+    // The sums run in lanes, because the compiler does not reorder them. Each is less than 2^53, so it is exact.
     let mut sums = [0.0; LANES];
     for values in values.chunks_exact(LANES) {
         for (sum, value) in sums.iter_mut().zip(values) {
             let scaled = (value * inverse + TO_INTEGER) - TO_INTEGER;
-            // Integers below 8 are multiples of 1/8 of theirs, so that the smaller steps of e4m3 near 0 make no
+            // Integers below 8 are multiples of 1/8 of their power of two, so the smaller steps of e4m3 near 0 make no
             // difference.
             let power = f64::from_bits(scaled.to_bits() & EXPONENT) * TO_EIGHTH;
             let error = scaled - ((scaled + power) - power);
@@ -129,7 +130,7 @@ pub(super) mod tests {
         assert!(to_f32(0x7f).is_nan() && to_f32(0xff).is_nan());
     }
 
-    /// Exact: halves of neighbours, and the float32 values beside them, are values of float32.
+    /// The test is exact: midpoints of neighbours, and the float32 values beside them, are values of float32.
     #[test]
     fn values_become_the_nearest_with_ties_to_even() {
         for bits in 0..0x7eu8 {
@@ -162,7 +163,7 @@ pub(super) mod tests {
         assert_eq!(out[4..], [NAN, 0, 0, 0]);
     }
 
-    /// About normal: sums of twelve numbers that are not quite random.
+    /// Roughly normal values: sums of twelve pseudorandom numbers.
     fn normal(seed: u64, len: usize) -> Vec<f32> {
         let mut state = seed;
         let mut uniform = || {
@@ -206,7 +207,7 @@ pub(super) mod tests {
         quantise_row(row, &mut vec![0; row.len()])
     }
 
-    /// Differences are searched for among all values of the format.
+    /// The nearest value is searched for among all values of the format.
     #[test]
     fn the_scale_is_the_first_of_least_error_in_steps() {
         let magnitudes: Vec<f64> = (0..0x7f).map(|bits| 32.0 * f64::from(to_f32(bits))).collect();
@@ -235,7 +236,7 @@ pub(super) mod tests {
             let scale = scale_of(&row);
             let chosen = candidates.iter().position(|candidate| candidate.0 == scale).expect("one of them");
             let errors = candidates.map(|candidate| error(&row, candidate));
-            // But for the rounding to steps of 1/32, which is a hundredth of a value's error.
+            // No error is less, except through the rounding to steps of 1/32, which is a hundredth of a value's error.
             assert!(errors.iter().all(|error| errors[chosen] <= error * 1.001), "{errors:?}, chosen {chosen}");
         }
     }
@@ -275,7 +276,7 @@ pub(super) mod tests {
 
     #[test]
     fn of_equal_errors_the_least_scale_is_taken() {
-        // Without any error at 1 and at 1.75.
+        // The errors are zero at 1 and at 1.75.
         assert_eq!(scale_of(&[3.0]), 3.0 / 448.0);
         assert_eq!(scale_of(&[0.0; 3]), LEAST_AMAX / 448.0);
         assert_eq!(scale_of(&[]), LEAST_AMAX / 448.0);
@@ -290,7 +291,7 @@ pub(super) mod tests {
         let row = [f32::MAX, -f32::MAX / 3.0, 1e38, f32::MIN_POSITIVE / 4.0];
         let scale = quantise_row(&row, &mut out);
         assert!(scale.is_finite() && (to_f32(out[0]) * (scale / f32::MAX) - 1.0).abs() < 0.07, "{scale}: {out:?}");
-        // Below what stands for zeros.
+        // These magnitudes are below the least one that sets a scale.
         let scale = quantise_row(&[1e-40, -1e-33], &mut out);
         assert_eq!((scale, &out[..2]), (LEAST_AMAX / 448.0, &[0, from_f32(-1e-33 * (448.0 / LEAST_AMAX))][..]));
     }

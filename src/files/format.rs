@@ -24,9 +24,9 @@ pub enum Format {
 /// The smallest part of a row that has whole bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
-    /// Values that a block stands for.
+    /// Number of values in a block.
     pub values: usize,
-    /// Bytes that it takes.
+    /// Bytes of a block.
     pub bytes: usize,
 }
 
@@ -43,20 +43,19 @@ impl Format {
         }
     }
 
-    /// Bytes of a row of `cols` values, which ends with a whole block; none where no `usize` holds them.
+    /// Bytes of a row of `cols` values, which ends with a whole block; none on overflow.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         cols.div_ceil(self.block().values).checked_mul(self.block().bytes)
     }
 
-    /// Bytes of a tensor, without what lies in tensors of their own; none where no `usize` holds them, or the format
-    /// has no tensors of so many axes.
+    /// Bytes of a tensor without its scales; none on overflow, or where the format has no tensors with so many axes.
     pub fn bytes(self, shape: &[usize]) -> Option<usize> {
         if self.has_row_scales() && shape.len() != 2 {
             return None;
         }
         let (rows, cols) = shape.split_first().map_or((&1, shape), |(rows, cols)| (rows, cols));
         let cols = cols.iter().try_fold(1usize, |product, axis| product.checked_mul(*axis))?;
-        // The number of values too, because callers compute with it.
+        // The number of values is checked too, because callers compute with it.
         rows.checked_mul(cols)?;
         rows.checked_mul(self.row_bytes(cols)?)
     }
@@ -67,7 +66,7 @@ impl Format {
     }
 }
 
-/// Some rows of a tensor in float32, exactly: the definition of each [`Format`]. `out` is dense.
+/// Writes some rows of a tensor to `out` [rows, cols] in float32, exactly. This is the definition of each [`Format`].
 pub fn dequantise_rows(view: &TensorView, rows: Range<usize>, out: &mut [f32]) {
     let some = view.row_range(rows);
     assert_eq!(out.len(), some.elements(), "values of rows");
@@ -80,7 +79,7 @@ pub fn dequantise_rows(view: &TensorView, rows: Range<usize>, out: &mut [f32]) {
     }
 }
 
-/// Values that stand for themselves, of `N` bytes each.
+/// Converts values of `N` bytes each, one by one.
 fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
     let (values, _) = bytes.as_chunks::<N>();
     out.iter_mut().zip(values).for_each(|(out, bytes)| *out = value(*bytes));
@@ -130,7 +129,7 @@ mod tests {
         let scales = [0.1f32, 3.0, 1e-3];
         let cols = e4m3::tests::VALUES.len() * 2;
         let row = e4m3::tests::VALUES.iter().flat_map(|(bits, _)| [*bits, bits | 0x80]);
-        // Behind each row is padding that is no value of it.
+        // Each row ends with padding, which is none of its values.
         let row: Vec<u8> = row.chain([0x38; 16]).take(cols.next_multiple_of(MULTIPLE)).collect();
         let view = view(row.repeat(3), Format::E4m3Rows, &[3, cols], Some(f32s(&scales)));
         let of_row = |scale: &f32| {

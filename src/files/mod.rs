@@ -1,9 +1,9 @@
 //! The files of a model: containers and formats, from bytes to named tensors.
 //!
-//! [`ModelFiles`] are what a user names: a folder, or what the program carries. They open the tensors of a component as
-//! [`TensorFiles`], which are containers ([`Safetensors`]) that were checked before any use, and give out
-//! [`TensorView`]s. A [`Format`] says how values lie in the bytes of a view, and [`dequantise_rows`] what they are.
-//! The [`quantised_cache`] holds some of them in fewer bits beside the model. Nothing here knows a backend or a model.
+//! [`ModelFiles`] is a model as the user names it: a folder, or the model that the program carries. It opens the
+//! tensors of a component as [`TensorFiles`]: containers ([`Safetensors`]) whose headers were checked, and which give
+//! out [`TensorView`]s. A [`Format`] says how values lie in the bytes of a view, and [`dequantise_rows`] converts them.
+//! The [`quantised_cache`] holds some matrices in fewer bits beside the model. Nothing here knows a backend or a model.
 
 pub mod atomic;
 mod bytes;

@@ -27,7 +27,7 @@ pub enum ModelFiles {
 impl ModelFiles {
     /// A folder on disk.
     ///
-    /// Errors when it is no folder, or holds no `model_index.json`.
+    /// Errors when it is no folder, or has no `model_index.json`.
     pub fn open(path: &Path) -> Result<Self> {
         const HINT: &str = "fetch a model with `scripts/download_model.sh 4b`, or leave out `-d` for the default model";
         if !path.is_dir() {
@@ -39,7 +39,7 @@ impl ModelFiles {
         Ok(Self::Folder(path.to_path_buf()))
     }
 
-    /// The folder, where the model is in one.
+    /// The folder, if the model is in one.
     pub fn folder(&self) -> Option<&Path> {
         match self {
             Self::Folder(root) => Some(root),
@@ -60,7 +60,7 @@ impl ModelFiles {
         self.path(name).display().to_string()
     }
 
-    /// A short name of the model for people.
+    /// A short name of the model, for display.
     pub fn name(&self) -> String {
         match self {
             Self::Folder(root) => {
@@ -136,7 +136,7 @@ impl ModelFiles {
     /// The tensors of a component: those of `<folder>/<stem>.safetensors`, or of the shards that
     /// `<folder>/<stem>.safetensors.index.json` names, or of the only safetensors file of the folder.
     ///
-    /// Errors when a file is missing, no safetensors file, cut off, or its header lies.
+    /// Errors when a file is missing, no safetensors file, cut off, or its header is wrong.
     pub fn tensors(&self, folder: &str, stem: &str) -> Result<TensorFiles> {
         let index_name = format!("{folder}/{stem}.safetensors.index.json");
         let single_name = format!("{folder}/{stem}.safetensors");

@@ -1,8 +1,9 @@
-//! Matrices in e4m3, in a file beside the model: half the bytes of bf16 to read and upload, and nothing to quantise.
+//! A cache of matrices in e4m3, in a file beside the model: it halves the bytes to read and upload against bf16, and
+//! leaves nothing to quantise.
 //!
-//! It is a safetensors file. A matrix [rows, cols] has its name there, in F8_E4M3 [rows, cols padded to a multiple of
-//! 16], and its scales in F32 [rows] are `NAME.scales`. The header's metadata say what the matrices were made from; a
-//! file that was made from others is not read.
+//! It is a safetensors file. A matrix [rows, cols] named NAME is there as `NAME`, F8_E4M3 [rows, cols padded to a
+//! multiple of 16], and `NAME.scales`, F32 [rows]. The header's metadata says which weights the matrices were made
+//! from; a file that was made from other weights is not read.
 
 mod origin;
 #[cfg(test)]
@@ -31,21 +32,21 @@ const REMEDY: &str = "delete the file: the next run with `--fp8-cache` makes it 
 /// Rows that one task quantises.
 const TASK_ROWS: usize = 16;
 
-/// A matrix that the file holds.
+/// A matrix of the cache.
 struct Matrix {
     name: String,
-    /// What it is made from.
+    /// The weights that it is made from.
     view: TensorView,
 }
 
-/// What became of the file, which the user may want to know.
+/// What happened to the cache file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum QuantisedCache {
-    /// It was there.
+    /// It was there and was used.
     Found,
-    /// It was made; why one that was there was not used.
+    /// It was made; the text says why an older one was not used.
     Made(PathBuf, Option<String>),
-    /// It cannot be made; why not. The weights are as they were without it.
+    /// It cannot be made, and the text says why. The weights are used without it.
     NotMade(PathBuf, String),
 }
 
@@ -65,9 +66,9 @@ impl QuantisedCache {
     }
 }
 
-/// Makes `files` give the matrices whose names `holds` accepts in e4m3 too. They come from the file in `folder`, which
-/// is made where it is missing or was made from other files. `report` is told before the first matrix and after each
-/// how many of how many elements are in the file.
+/// Lets `files` give the matrices whose names `holds` accepts in e4m3 as well. These come from the cache in `folder`,
+/// which is made if it is missing or was made from other files. `report` is called with the elements written so far and
+/// their total.
 ///
 /// Errors when the file is damaged, the weights cannot be read, or `report` returns
 /// [`Kind::Cancelled`](crate::error::Kind::Cancelled), which ends the writing and leaves no file.
@@ -102,7 +103,7 @@ pub fn attach(
     Ok(outcome)
 }
 
-/// Writes the file.
+/// Writes the cache file.
 ///
 /// Errors as `report` does, and when the file cannot be written; the file that was there stays as it was then.
 fn write(
@@ -128,7 +129,7 @@ fn write(
     file.commit().map_err(failed)
 }
 
-/// The length of the header and the header: where the values of each matrix are, and its scales behind them.
+/// The length of the header, then the header, which places the scales of each matrix right after its values.
 fn header(matrices: &[Matrix], origin: &Origin) -> Result<Vec<u8>> {
     let failed = |e: serde_json::Error| Error::new(e.to_string());
     let metadata = BTreeMap::from([(ORIGIN_KEY, serde_json::to_string(origin).map_err(failed)?)]);
@@ -151,7 +152,8 @@ fn header(matrices: &[Matrix], origin: &Origin) -> Result<Vec<u8>> {
         );
     }
     let mut text = serde_json::to_vec(&entries).map_err(failed)?;
-    // The tensors begin at a multiple of 16, as their rows do: the length takes 8 bytes.
+    // The header is padded so that, with the 8 bytes of its length, the tensors begin at a multiple of 16, as their
+    // rows do.
     text.resize((text.len() + 8).next_multiple_of(MULTIPLE) - 8, b' ');
     Ok([(text.len() as u64).to_le_bytes().as_slice(), &text].concat())
 }

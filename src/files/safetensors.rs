@@ -35,12 +35,12 @@ pub fn scales_name(matrix: &str) -> String {
 impl Safetensors {
     /// Opens a file; `remedy` is what to do about a damaged one.
     ///
-    /// Errors when it is no safetensors file, cut off, or its header lies.
+    /// Errors when it is no safetensors file, cut off, or its header is wrong.
     pub fn open(path: &Path, remedy: &str) -> Result<Self> {
         Self::new(path.to_path_buf(), Bytes::map(path).map_err(|e| e.hint(remedy))?, remedy)
     }
 
-    /// As [`Safetensors::open`], of bytes that are there.
+    /// As [`Safetensors::open`], for bytes that are already mapped or embedded.
     pub fn new(path: PathBuf, bytes: Bytes, remedy: &str) -> Result<Self> {
         let broken =
             |e: &dyn Display| Error::new(format!("not a whole safetensors file: {e}")).at_path(&path).hint(remedy);
@@ -74,7 +74,7 @@ impl Safetensors {
         &self.bytes
     }
 
-    /// What the header says beside the tensors.
+    /// The header's metadata.
     pub fn metadata(&self) -> &HashMap<String, String> {
         &self.metadata
     }
@@ -128,7 +128,7 @@ impl Safetensors {
 }
 
 impl Entry {
-    /// None of a dtype that nothing reads.
+    /// The format of a dtype; none where no format has it.
     fn format(&self) -> Option<Format> {
         let mut known = Format::FLOATS.into_iter().chain([Format::E4m3Rows]);
         known.find(|format| dtype(*format) == self.dtype)
@@ -154,7 +154,7 @@ fn dtype(format: Format) -> Dtype {
     }
 }
 
-/// The shape that the header gives a tensor: with its padding.
+/// The shape of a tensor in the header, which includes its padding.
 fn stored_shape(format: Format, shape: &[usize]) -> Vec<usize> {
     let mut shape = shape.to_vec();
     if let [_, cols] = &mut shape[..] {

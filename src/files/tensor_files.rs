@@ -7,8 +7,8 @@ use super::safetensors::Safetensors;
 use super::tensor_view::TensorView;
 use crate::error::{Error, Result};
 
-/// The opened files of one component. Every access names the shape that the config asks for; what the file holds
-/// instead is an error that names tensor, file and both shapes.
+/// The opened files of one component. Every access names the shape that the config asks for; another shape in the file
+/// is an error that names tensor, file and both shapes.
 pub struct TensorFiles {
     files: Vec<Safetensors>,
     /// The file of each tensor.
@@ -45,7 +45,7 @@ impl TensorFiles {
         matrices
     }
 
-    /// Lets [`TensorFiles::get`] give the matrices that `quantised` holds too in that form as well.
+    /// Makes [`TensorFiles::get`] give the matrices that are in `quantised` in that form as well.
     pub fn set_quantised(&mut self, quantised: Safetensors) {
         self.quantised = Some(quantised);
     }
@@ -54,7 +54,7 @@ impl TensorFiles {
     ///
     /// Errors when it is missing, or has another shape or a dtype that is no float.
     pub fn get(&self, name: &str, shape: &[usize]) -> Result<TensorView> {
-        // A name that no file has is an error of the first one.
+        // A name that is in no file is looked up in the first one, whose error names that file.
         let place = self.places.get(name).copied().unwrap_or(0);
         let file = self.files.get(place).ok_or_else(|| Error::new(format!("tensor `{name}` is missing")))?;
         let view = file.get(name, shape, &Format::FLOATS)?;
@@ -90,7 +90,7 @@ mod tests {
         refused(TensorFiles::new(vec![one, other]), &["tensor `a` is in two files", "in: other"]);
     }
 
-    /// Backends compute with floats, and take the quantised form of a matrix only beside them.
+    /// Backends need the floats of a matrix; a quantised form may only come beside them.
     #[test]
     fn e4m3_in_place_of_floats_is_refused() {
         let file = container("model", &[("w", "F8_E4M3", &[2, 16], 32), ("w.scales", "F32", &[2], 8)]).unwrap();

@@ -20,9 +20,9 @@ pub struct TensorView {
 }
 
 impl TensorView {
-    /// The tensor in `range` of a file. `scales` [rows] are those of a format that has a scale for each row.
+    /// The tensor in `range` of a file, with `scales` [rows] where the format has a scale for each row.
     ///
-    /// Errors with the reason when these do not fit each other.
+    /// Errors with the reason when range, format, shape and scales do not fit each other.
     pub fn new(
         bytes: Arc<Bytes>,
         range: Range<usize>,
@@ -61,7 +61,7 @@ impl TensorView {
         &self.shape
     }
 
-    /// Length of the first axis; 1 of a scalar.
+    /// Length of the first axis; 1 for a scalar.
     pub fn rows(&self) -> usize {
         self.shape.first().copied().unwrap_or(1)
     }
@@ -81,7 +81,7 @@ impl TensorView {
         self.format.row_bytes(self.cols()).expect("checked when the view was made")
     }
 
-    /// The bytes as they lie in the file, little-endian; of any alignment.
+    /// The bytes as they lie in the file, little-endian and at any alignment.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes.as_slice()[self.range.clone()]
     }

@@ -6,8 +6,8 @@ use crate::tensor::{Tensor, expect, expect_activations};
 
 /// How the rows of a joint tensor are ordered: the text of every sample, then the image of every sample.
 ///
-/// So the text rows of a whole batch are one block of rows, the image rows another, and a sample's tokens
-/// are its text followed by its image, wherever they lie.
+/// The text rows of a whole batch are thus one block of rows, and the image rows another. The tokens of a sample are
+/// its text followed by its image, wherever they lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Joint {
     /// Samples; each attends to itself only.
@@ -39,12 +39,12 @@ impl Joint {
         self.batch * self.txt
     }
 
-    /// Rows of images, which come behind them.
+    /// Rows of images, which come after the text.
     pub fn img_rows(&self) -> usize {
         self.batch * self.img
     }
 
-    /// The first token of a sample that has a query, where queries have so many rows: those of all tokens, or of images
+    /// The first token of a sample that has a query, for queries of `rows` rows: those of all tokens, or of the images
     /// alone.
     pub fn first_query(&self, rows: usize) -> usize {
         if rows < self.rows() { self.txt } else { 0 }
@@ -70,19 +70,20 @@ impl Joint {
 pub enum Mask {
     /// All keys of its sample.
     None,
-    /// Keys up to its own position, and of these only the first `keys`: causal with right padding.
+    /// Keys up to its own position that are among the first `keys`: causal with right padding.
     Causal {
-        /// Keys that are no padding; at least 1.
+        /// Number of keys that are no padding; at least 1.
         keys: usize,
     },
 }
 
 impl<B: Backend> Tensor<B> {
-    /// `softmax(q k^T / sqrt(head_dim) + mask) v`, each head for itself; self is q.
+    /// `softmax(q k^T / sqrt(head_dim) + mask) v` of each head; self is q.
     ///
     /// self [joint.rows(), heads * head_dim], or of the images alone [joint.img_rows(), heads * head_dim]; k and v
     /// [joint.rows(), kv_heads * head_dim] -> as self. Query head `h` reads key head `h / (heads / kv_heads)`. The
-    /// result goes over q where this is writable. Softmax and sums in float32; no backend holds the whole score matrix.
+    /// result overwrites q where that is writable. Softmax and sums are in float32; no backend holds the whole score
+    /// matrix.
     ///
     /// Errors when shapes do not fit `joint` and `head_dim`, or kv_heads does not divide heads.
     pub fn attention(self, k: &Self, v: &Self, head_dim: usize, joint: Joint, mask: Mask) -> Result<Self> {

@@ -29,7 +29,8 @@ impl<B: Backend> Tensor<B> {
         first.backend().concat_cols(parts)
     }
 
-    /// `self` with `bottom` under it; no copy when [`Tensor::split_rows`] made them and both were written in place.
+    /// `self` with `bottom` under it; without a copy when [`Tensor::split_rows`] made them and both were written in
+    /// place.
     ///
     /// Errors when the parts differ in columns.
     pub fn join_rows(self, bottom: Self) -> Result<Self> {

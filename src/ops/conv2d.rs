@@ -18,7 +18,7 @@ pub struct Conv {
     pub stride: usize,
     /// Zeros before the first row and column.
     pub pad_before: usize,
-    /// Zeros behind the last row and column.
+    /// Zeros after the last row and column.
     pub pad_after: usize,
 }
 
@@ -28,7 +28,7 @@ impl Conv {
         Self { height, width, kernel, stride: 1, pad_before: kernel / 2, pad_after: kernel / 2 }
     }
 
-    /// Half the size: 3 x 3, stride 2, zeros only behind the last row and column.
+    /// Half the size: 3 x 3, stride 2, zeros only after the last row and column.
     /// Source: diffusers `Downsample2D` with `padding=0`, which pads (0, 1, 0, 1).
     pub fn halve(height: usize, width: usize) -> Self {
         Self { height, width, kernel: 3, stride: 2, pad_before: 0, pad_after: 1 }
@@ -49,8 +49,8 @@ impl Conv {
 pub struct Convolved<B: Backend> {
     /// [out_height * out_width, out]
     pub pixels: Tensor<B>,
-    /// Statistics of the channels of `pixels`, where the backend had them on the way. They are of these values: who
-    /// overwrites the pixels drops them.
+    /// Channel statistics of `pixels`, where the backend computed them as well. They hold for these values only: an op
+    /// that overwrites the pixels drops them.
     pub statistics: Option<B::ChannelStatistics>,
 }
 
@@ -72,7 +72,7 @@ impl<B: Backend> Tensor<B> {
         self.backend().conv2d(self, weight, bias, conv)
     }
 
-    /// `conv2d(self)`, which may go over `self`.
+    /// `conv2d(self)`, which may overwrite `self`.
     ///
     /// Errors as [`Tensor::conv2d`].
     pub fn conv2d_over(self, weight: &ConvKernel<B>, bias: &Self, conv: Conv) -> Result<Convolved<B>> {
@@ -81,7 +81,7 @@ impl<B: Backend> Tensor<B> {
         backend.conv2d_over(self, weight, bias, conv)
     }
 
-    /// `conv2d(self) + residual`. The result may go over `residual`.
+    /// `conv2d(self) + residual`. The result may overwrite `residual`.
     ///
     /// Errors as [`Tensor::conv2d`], and when `residual` is not of the output's shape.
     pub fn conv2d_add(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv, residual: Self) -> Result<Convolved<B>> {

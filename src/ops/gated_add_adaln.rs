@@ -1,4 +1,4 @@
-//! A gated residual and the norm behind it: what lies between two layers of the transformer.
+//! A gated residual and the norm that follows it: what lies between two layers of the transformer.
 
 use super::linear::expect_weight;
 use crate::backend::Backend;
@@ -12,11 +12,11 @@ pub struct Norm<'a, B: Backend> {
     pub shift: &'a Tensor<B>,
     /// [1, dim]
     pub scale: &'a Tensor<B>,
-    /// A backend may give the result in the form in which it multiplies it by this weight.
+    /// The layer that reads the result, for which a backend may bring the result to the form in which it multiplies it.
     pub reader: &'a Linear<B>,
 }
 
-// Derived, these would ask for a backend that is `Copy`.
+// A derived implementation would demand a backend that is `Copy`.
 impl<B: Backend> Clone for Norm<'_, B> {
     fn clone(&self) -> Self {
         *self
@@ -28,7 +28,7 @@ impl<B: Backend> Copy for Norm<'_, B> {}
 /// How [`Tensor::gated_add_adaln`] norms.
 #[derive(Debug, Clone, Copy)]
 pub struct Adaln {
-    /// Rows that the first gate and norm serve.
+    /// Rows that the first gate and norm are for.
     pub txt_rows: usize,
     /// Added to the variance.
     pub eps: f32,
@@ -37,8 +37,8 @@ pub struct Adaln {
 impl<B: Backend> Tensor<B> {
     /// `x = self + gate * y` and `h = adaln(x)`, as (x, h).
     ///
-    /// self and y [rows, dim]; gates [1, dim] -> 2 x [rows, dim]. The first gate and norm serve the first `txt_rows`
-    /// rows, which may be none, the second ones the rows behind. x goes over self where that is writable.
+    /// self and y [rows, dim]; gates [1, dim] -> 2 x [rows, dim]. The first gate and norm are for the first `txt_rows`
+    /// rows, which may be none, the second ones for the rows after them. x overwrites self where that is writable.
     ///
     /// Errors when a gate, shift or scale is not [1, dim], y not of the shape of self, `txt_rows` more than there are,
     /// or a reader does not take `dim` columns.

@@ -4,18 +4,17 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations};
 
-/// A group norm: its learned weights, each [1, channels], and what it divides and adds.
+/// The parameters of a group norm; the learned weights are [1, channels] each.
 pub struct GroupNorm<'a, B: Backend> {
-    /// Multiplies.
+    /// The factor of each channel.
     pub weight: &'a Tensor<B>,
-    /// Is added.
+    /// The summand of each channel.
     pub bias: &'a Tensor<B>,
-    /// Runs of channels that share mean and variance.
+    /// Number of groups: runs of channels that share mean and variance.
     pub groups: usize,
     /// Added to the variance.
     pub eps: f32,
-    /// Statistics of the channels of what is normed, where they are known; see
-    /// [`Convolved`](super::Convolved::statistics).
+    /// Channel statistics of the input, where they are known; see [`Convolved`](super::Convolved::statistics).
     pub statistics: Option<&'a B::ChannelStatistics>,
 }
 

@@ -22,7 +22,7 @@ impl<B: Backend> Tensor<B> {
         self.backend().linear(self, weight, bias)
     }
 
-    /// `linear(self) + residual`, rounded once. The result goes over `residual` where that is writable.
+    /// `linear(self) + residual`, rounded once. The result overwrites `residual` where that is writable.
     ///
     /// self [rows, in], weight [out, in], residual [rows, out] -> [rows, out].
     ///
@@ -86,7 +86,7 @@ fn expect_linear<B: Backend>(op: &str, x: &Tensor<B>, weight: &Linear<B>) -> Res
     expect_weight(op, x.backend(), x.cols(), weight)
 }
 
-/// Errors unless a product on `on` takes `weight` behind an operand of `cols` columns.
+/// Errors unless `weight` is on the device of `on` and takes an operand of `cols` columns.
 pub(super) fn expect_weight<B: Backend>(op: &str, on: &B, cols: usize, weight: &Linear<B>) -> Result<()> {
     expect(on.is_same_device(weight.backend()), op, || format!("`{}` is on another device", weight.name()))?;
     expect(cols == weight.cols(), op, || {

@@ -1,7 +1,7 @@
 //! The op index. One file per op: the contract and shape check as a method of [`Tensor`], and for a fused op `compose`,
 //! which is what it means. A variant (`NAME_add`, `NAME_rows`) is in the file of NAME.
 //!
-//! The methods also check that their operands are of the right dtype and on one device: backends rely on it.
+//! The methods also check that their operands are of the right dtype and on one device. Backends rely on these checks.
 //!
 //! An op has one name in four places: here, in `cuda/`, in `src/backend/cuda/ops/` and in `tests/parity/`.
 //!
@@ -16,9 +16,9 @@
 //! | [`attention`](Tensor::attention) | `softmax(q k^T / sqrt(head_dim)) v` per head | [tokens, dim] |
 //! | [`adaln`](Tensor::adaln) | `(1 + scale) * layer_norm(x) + shift` | [tokens, dim] |
 //! | [`gated_add`](Tensor::gated_add) | `x + gate * y` | [tokens, dim] |
-//! | [`gated_add_adaln`](Tensor::gated_add_adaln) | the one, then the other of its result | [tokens, dim] |
+//! | [`gated_add_adaln`](Tensor::gated_add_adaln) | `gated_add`, then `adaln` of its result | [tokens, dim] |
 //! | [`swiglu`](Tensor::swiglu) | `silu(gate) * up` | [tokens, mlp] |
-//! | [`project`](Tensor::project) | linear, of whose columns k and q are normed and rotated, gate and up activated | [rows, in] -> k, v, q, mlp |
+//! | [`project`](Tensor::project) | linear, then `qk_norm_rope` of its columns q and k and `swiglu` of gate and up | [rows, in] -> k, v, q, mlp |
 //! | [`qk_norm_rope`](Tensor::qk_norm_rope) | `rope(rms_norm(q))`, the same for k | [tokens, dim] |
 //! | [`rms_norm`](Tensor::rms_norm), [`layer_norm`](Tensor::layer_norm) | over columns | |
 //! | [`group_norm`](Tensor::group_norm), [`group_norm_silu`](Tensor::group_norm_silu) | over pixels and a group of channels | [h * w, channels] |

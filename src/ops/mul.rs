@@ -7,7 +7,7 @@ use crate::tensor::{Tensor, expect, expect_activations};
 // It returns a Result, so the operator trait does not fit.
 #[allow(clippy::should_implement_trait)]
 impl<B: Backend> Tensor<B> {
-    /// `self * y`, y of the same shape or one row that serves all. Errors otherwise.
+    /// `self * y`; y is of the same shape, or one row for all rows of self. Errors otherwise.
     pub fn mul(self, y: &Self) -> Result<Self> {
         expect_activations("mul", &[&self, y])?;
         expect(y.cols() == self.cols() && (y.rows() == self.rows() || y.rows() == 1), "mul", || {

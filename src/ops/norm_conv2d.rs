@@ -1,6 +1,6 @@
-//! Group norm, silu and a convolution, one behind the other, as residual blocks have them.
+//! Group norm, silu and a convolution, one after the other, as residual blocks have them.
 //!
-//! What lies between them is as large as the input. A backend may make some rows of it at a time.
+//! The normed image between them is as large as the input; a backend may make some rows of it at a time.
 
 use super::conv2d::{expect_conv, expect_residual};
 use super::group_norm::expect_groups;
@@ -26,7 +26,7 @@ impl<B: Backend> Tensor<B> {
         self.backend().norm_conv2d(self, norm, weight, bias, conv)
     }
 
-    /// `norm_conv2d(self) + residual`. The result may go over `residual`.
+    /// `norm_conv2d(self) + residual`. The result may overwrite `residual`.
     ///
     /// Errors as [`Tensor::norm_conv2d`], and when `residual` is not of the output's shape.
     pub fn norm_conv2d_add(
@@ -69,7 +69,7 @@ pub fn compose_add<B: Backend>(
     residual: Tensor<B>,
 ) -> Result<Convolved<B>> {
     let normed = b.group_norm_silu(&x, norm)?;
-    // The sum may need memory of its own, for which this makes room.
+    // This makes room for the sum, which may need memory of its own.
     drop(x);
     b.conv2d_add(&normed, weight, bias, conv, residual)
 }

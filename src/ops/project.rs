@@ -1,4 +1,4 @@
-//! What stands before attention and inside a gated MLP: a product, and what is done to its columns.
+//! The product in front of attention and inside a gated MLP, with the ops that follow on its columns.
 
 use super::linear::expect_weight;
 use super::qk_norm_rope::expect_norm;
@@ -11,7 +11,7 @@ use crate::tensor::{Tensor, expect};
 
 /// How the columns of attention are normed and rotated.
 pub struct Heads<'a, B: Backend> {
-    /// Columns of k, of v and of q.
+    /// Number of columns of each of k, v and q.
     pub dim: usize,
     /// For text rows, and for image rows.
     pub norm: [&'a QkNorm<B>; 2],
@@ -19,25 +19,24 @@ pub struct Heads<'a, B: Backend> {
     pub rope: &'a Rope<B>,
     /// Which rows are text and image, and their positions.
     pub joint: Joint,
-    /// Rows, the first ones, of which only k and v are wanted.
+    /// The number of first rows of which only k and v are computed, not q and mlp.
     pub keys_only: usize,
 }
 
 /// What [`Tensor::project`] makes.
 pub struct Projection<B: Backend> {
-    /// k normed and rotated, v, and q normed and rotated, each [rows, dim], q without the rows that are keys only;
-    /// without columns where there are no heads.
+    /// k normed and rotated, v, and q normed and rotated, each [rows, dim]; q lacks the rows that are keys only. They
+    /// have no columns where there are no heads.
     pub kvq: [Tensor<B>; 3],
-    /// `swiglu(gate, up)` of the rows of q, [rows, mlp]; without columns where the weight has none of the MLP.
+    /// `swiglu(gate, up)` of the rows of q, [rows, mlp]. It has no columns where the weight has no MLP part.
     pub mlp: Tensor<B>,
 }
 
 impl<B: Backend> Tensor<B> {
-    /// One product of each (x, weight), the results one under the other, of which columns are normed, rotated and
-    /// activated.
+    /// The product of each (x, weight), one under the other, whose columns are then normed, rotated and activated.
     ///
-    /// x [rows, in], weight [3 * heads.dim + 2 * mlp, in], its rows k, v, q, gate, up. Without `heads` they are gate
-    /// and up alone. q and mlp are columns side by side of one buffer.
+    /// x [rows, in], weight [3 * heads.dim + 2 * mlp, in] with the rows k, v, q, gate, up in this order; without
+    /// `heads` they are gate and up alone. q and mlp are columns side by side of one buffer.
     ///
     /// Errors when the shapes do not fit, when `keys_only` is more than the rows of the first x, or as
     /// [`Tensor::qk_norm_rope`].

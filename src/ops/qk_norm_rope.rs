@@ -19,8 +19,8 @@ pub struct QkNorm<B: Backend> {
 impl<B: Backend> Tensor<B> {
     /// `rope(rms_norm(q))` and `rope(rms_norm(k))`, the norm per head; self is q.
     ///
-    /// q [joint.rows(), heads * head_dim], k [joint.rows(), kv_heads * head_dim] -> the same shapes. `norm[0]` serves
-    /// the text rows, `norm[1]` the image rows. Results go over q and k where these are writable.
+    /// q [joint.rows(), heads * head_dim], k [joint.rows(), kv_heads * head_dim] -> the same shapes. `norm[0]` is for
+    /// the text rows, `norm[1]` for the image rows. The results overwrite q and k where these are writable.
     ///
     /// Errors as [`Tensor::rope`], and when a norm weight is not [1, head_dim].
     /// Source: FLUX.2 reference `Flux2AttnProcessor` (`norm_q`, `norm_added_q`); Qwen3 `q_norm`.

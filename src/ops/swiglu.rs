@@ -7,7 +7,7 @@ use crate::tensor::{Tensor, expect_activations};
 impl<B: Backend> Tensor<B> {
     /// `silu(self) * up`, self being the gate half.
     ///
-    /// self [tokens, mlp], up [tokens, mlp] -> [tokens, mlp], over self's cells where these are writable.
+    /// self [tokens, mlp], up [tokens, mlp] -> [tokens, mlp], in place of self where that is writable.
     ///
     /// Errors when the shapes differ.
     /// Source: FLUX.2 reference `Flux2SwiGLU`, Qwen3 `Qwen3MLP`: silu on the first half.

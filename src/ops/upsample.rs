@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations};
 
 impl<B: Backend> Tensor<B> {
-    /// Every pixel four times, as a square of two by two.
+    /// Repeats every pixel as a square of two by two.
     ///
     /// self [height * width, channels] -> [2 * height * 2 * width, channels].
     ///

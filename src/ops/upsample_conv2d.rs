@@ -11,8 +11,8 @@ impl<B: Backend> Tensor<B> {
     /// 3 x 3 convolution of the image twice as high and wide, every pixel a square of two by two.
     ///
     /// self [height * width, in], weight [out, in, 3, 3], bias [1, out] -> [2 * height * 2 * width, out]. An output
-    /// sees four different pixels. A kernel may sum the weights that fall on one (1, 2 or 4), in float32, and round the
-    /// sum to the dtype of weights: one rounding that the definition has not.
+    /// sees four different pixels. A kernel may sum the 1, 2 or 4 weights that fall on the same pixel, in float32, and
+    /// round the sum to the dtype of weights, which is one rounding more than the definition has.
     ///
     /// Errors when the shapes do not fit.
     pub fn upsample_conv2d(
@@ -38,7 +38,7 @@ pub fn compose<B: Backend>(
     width: usize,
 ) -> Result<Convolved<B>> {
     let upsampled = b.upsample(&x, height, width)?;
-    // The small image is not needed while the convolution makes a third.
+    // The small image is dropped before the convolution allocates its result.
     drop(x);
     b.conv2d(&upsampled, weight, bias, Conv::same(2 * height, 2 * width, 3))
 }

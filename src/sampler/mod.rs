@@ -14,8 +14,8 @@ use crate::transformer::{StepModulation, Transformer};
 
 /// What the transformer reads beside the latents.
 pub struct Conditioning<'a, B: Backend> {
-    /// Projected text [samples * txt, dim] of the prompt, once for each sample; with guidance as much of the empty
-    /// prompt under it.
+    /// Projected text [samples * txt, dim] of the prompt, once for each sample; with guidance, that of the empty prompt
+    /// follows in as many rows.
     pub context: &'a Tensor<B>,
     /// Positions of one sample.
     pub rope: &'a Rope<B>,
@@ -28,7 +28,7 @@ pub struct Conditioning<'a, B: Backend> {
 }
 
 impl<B: Backend> Conditioning<'_, B> {
-    /// Images that are made at once.
+    /// Number of images that are made at once.
     fn samples(&self) -> usize {
         self.context.rows() / self.txt / if self.guidance.is_some() { 2 } else { 1 }
     }

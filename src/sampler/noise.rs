@@ -1,12 +1,12 @@
-//! A seed to noise, on the host, so that every backend starts from the same numbers.
+//! Noise from a seed, drawn on the host, so that every backend starts from the same numbers.
 
 use rand_mt::Mt;
 use rayon::prelude::*;
 
-/// Tokens that are packed together: all their channels stay in the first cache.
+/// Number of tokens that are packed together: all their channels stay in the first-level cache.
 const TOKENS_AT_ONCE: usize = 64;
 
-/// Values that are transformed together while those behind them are drawn; a multiple of 16.
+/// Number of values that are transformed at once while the following ones are drawn; a multiple of 16.
 const VALUES_AT_ONCE: usize = 16 << 10;
 
 /// Standard normal noise of an image: [height * width, channels], as the reference draws it with a CPU generator.
@@ -21,11 +21,11 @@ pub fn noise(seed: u64, channels: usize, height: usize, width: usize) -> Vec<f32
     noise.packed
 }
 
-/// Noise of several images. Its memory serves the next ones too: the system takes about as long to give new pages as we
-/// to fill them.
+/// Noise of several images. Its memory is used again for the next ones, because mapping new pages takes about as long
+/// as filling them.
 #[derive(Default)]
 pub struct Noise {
-    /// Of one image, as they are drawn.
+    /// The values of one image, in the order in which they are drawn.
     planes: Vec<f32>,
     packed: Vec<f32>,
 }
@@ -70,7 +70,7 @@ fn normal(seed: u64, values: &mut [f32]) {
     }
     let mut generator = Mt::new(seed as u32);
     let mut uniform = || (generator.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;
-    // Each block stands for itself, so all cores may share them.
+    // The blocks are independent, so all cores may share them.
     rayon::in_place_scope(|scope| {
         for blocks in values.chunks_mut(VALUES_AT_ONCE) {
             blocks.fill_with(&mut uniform);
@@ -122,7 +122,7 @@ mod tests {
         let packed = noise(7, 4, 2, 3);
         assert_eq!(packed[5 * 4 + 1], planes[6 + 5]);
     }
-    /// By the plain words of the definition.
+    /// The definition, written plainly.
     fn normal_one_by_one(seed: u64, count: usize) -> Vec<f32> {
         let mut generator = Mt::new(seed as u32);
         let mut uniform = || (generator.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;
@@ -156,13 +156,13 @@ mod tests {
 
     #[test]
     fn memory_that_was_used_before_changes_no_noise() {
-        let mut kept = Noise::default();
+        let mut reused = Noise::default();
         for (seed, samples, height, width) in
             [(5, 1, 8, 8), (5, 3, 4, 6), (8, 2, 16, 16), (u64::MAX - 1, 2, 2, 2), (1, 1, 3, 5)]
         {
-            kept.draw(seed, samples, 32, height, width);
+            reused.draw(seed, samples, 32, height, width);
             let expected: Vec<f32> = (0..samples as u64).flat_map(|i| noise(seed + i, 32, height, width)).collect();
-            assert!(kept.values() == expected, "{samples} of {height} x {width}");
+            assert!(reused.values() == expected, "{samples} of {height} x {width}");
         }
     }
 }

@@ -1,15 +1,15 @@
 //! The noise levels of each step, shifted by the size of the image.
 
-/// Noise levels and the timesteps that the model is told.
+/// The noise levels, and the timesteps that the model reads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     /// Noise levels, steps + 1 of them, from 1 falling to 0.
     pub sigmas: Vec<f32>,
     /// What the transformer reads at each step, in 0..1000, in float32 on every backend.
     ///
-    /// In bf16 the reference rounds its timestep too, to a multiple of 4 above 512. That alone moves its final latents
-    /// by 0.065 (512 x 512) and 0.035 (1024 x 1024) from its own in float32, on random weights; with exact timesteps
-    /// the rest of bf16 moves them by 0.0064 and 0.0067. So nothing is rounded here.
+    /// Nothing is rounded here. In bf16 the reference rounds its timestep too, to a multiple of 4 above 512. On random
+    /// weights, that alone moves its final latents by 0.065 (512 x 512) and 0.035 (1024 x 1024) from its own in
+    /// float32; with exact timesteps the rest of bf16 moves them by 0.0064 and 0.0067.
     pub timesteps: Vec<f32>,
 }
 
@@ -49,8 +49,7 @@ fn linspace_down(i: usize, n: usize) -> f64 {
     1.0 + i as f64 * ((end - 1.0) / (n.max(2) - 1) as f64)
 }
 
-/// The shift that was found to fit this model, by tokens and steps. There is a jump where images are larger than 4300
-/// tokens.
+/// The empirical shift of this model, by tokens and steps. It jumps at 4300 tokens.
 fn mu(tokens: usize, steps: usize) -> f64 {
     let n = tokens as f64;
     let at_200 = 0.00016927 * n + 0.45666666;

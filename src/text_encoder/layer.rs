@@ -7,7 +7,7 @@ use crate::nn::{Linear, Weights};
 use crate::ops::{Joint, Mask, QkNorm, Rope};
 use crate::tensor::Tensor;
 
-/// Grouped-query attention and a gated MLP, each behind a norm and added to the stream.
+/// Grouped-query attention and a gated MLP, each after a norm and added to the stream.
 pub struct Layer<B: Backend> {
     heads_dim: usize,    // heads * head_dim
     kv_heads_dim: usize, // kv_heads * head_dim

@@ -1,7 +1,7 @@
 //! Qwen3: a prompt to the features that the transformer reads.
 //!
-//! Three hidden states are read and laid side by side; the layers behind the last of them, the final norm and the
-//! output head are never read. Padding tokens have states too, and the transformer was trained with them.
+//! Three hidden states are read and laid side by side. The layers after the last of them, the final norm and the output
+//! head are never loaded. Padding tokens have states too, and the transformer was trained with them.
 
 mod config;
 mod layer;
@@ -17,8 +17,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::backend::{Backend, GraphCache};
 use crate::error::{Error, Result};
-use crate::files::ModelFiles;
-use crate::files::{TensorFiles, TensorView};
+use crate::files::{ModelFiles, TensorFiles, TensorView};
 use crate::nn::Weights;
 use crate::ops::{Joint, Mask, Pairs, Rope};
 use crate::tensor::Tensor;
@@ -29,9 +28,9 @@ pub struct TextEncoder<B: Backend> {
     config: TextEncoderConfig,
     embed_tokens: TensorView, // [vocab, hidden], stays on the host: a prompt needs a few hundred rows
     layers: Arc<Layers<B>>,
-    /// Tables of the length that came first, which is the model's.
+    /// The cached tables of one prompt length, the first that was asked for: the pipeline uses only the model's.
     rope: OnceLock<(usize, Arc<Rope<B>>)>,
-    /// By the number of tokens that are no padding, on which the mask depends.
+    /// The key is the number of tokens that are no padding, on which the mask depends.
     graphs: GraphCache<usize, Reads<B>, B>,
 }
 
@@ -47,18 +46,17 @@ struct Reads<B: Backend> {
     rope: Arc<Rope<B>>,
 }
 
-/// How many lengths of prompts have a graph.
+/// The number of prompt lengths that may have a graph.
 const MAX_GRAPHS: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 impl<B: Backend> TextEncoder<B> {
     /// Loads the layers up to the last of `out_layers` (hidden state k is the output of layer k - 1).
     ///
-    /// Errors when a tensor is missing or has not the shape that the config says, or a state is asked for that the
-    /// model lacks.
+    /// Errors when a tensor is missing or has another shape than the config says, or the model lacks one of the states.
     pub fn load(weights: &Weights<'_, B>, config: TextEncoderConfig, out_layers: &[usize]) -> Result<Self> {
         let weights = weights.at("model");
         let last = out_layers.iter().copied().max().unwrap_or(0);
-        // The last hidden state would be the normed one, which no klein model reads.
+        // The last hidden state would be the normed one, which no FLUX.2-klein model reads.
         if last >= config.num_hidden_layers || out_layers.is_empty() || out_layers.contains(&0) {
             return Err(Error::new(format!(
                 "text_encoder_out_layers {out_layers:?} do not fit an encoder of {} layers",
@@ -78,7 +76,7 @@ impl<B: Backend> TextEncoder<B> {
         })
     }
 
-    /// Elements that go to the device: those of the layers that run.
+    /// Number of weights that are uploaded: those of the layers that run.
     pub fn elements(config: &TextEncoderConfig, out_layers: &[usize]) -> u64 {
         out_layers.iter().copied().max().unwrap_or(0) as u64 * config.layer_elements()
     }
@@ -92,7 +90,7 @@ impl<B: Backend> TextEncoder<B> {
     pub fn forward(&self, tokens: &PromptTokens, mut done: impl FnMut(usize) -> Result<()>) -> Result<Tensor<B>> {
         let n = tokens.ids.len();
         let embedded = self.embed(&tokens.ids)?;
-        // Work that is captured runs once more than it is asked for, and later is not run layer by layer.
+        // A capture runs the layers once more than asked for, and a graph does not run them one by one.
         let told = RefCell::new((0, &mut done));
         let tell = |layers| {
             let (last, done) = &mut *told.borrow_mut();
@@ -102,7 +100,7 @@ impl<B: Backend> TextEncoder<B> {
             *last = layers;
             done(layers)
         };
-        let rope = self.rope_of(n)?;
+        let rope = self.cached_rope(n)?;
         if self.rope.get().is_none_or(|(length, _)| *length != n) {
             return self.layers.forward(&embedded, &rope, tokens.real, tell);
         }
@@ -120,8 +118,8 @@ impl<B: Backend> TextEncoder<B> {
         self.layers.layers.len()
     }
 
-    /// [`TextEncoder::rope`], of the length that came first the same tables each time.
-    fn rope_of(&self, n: usize) -> Result<Arc<Rope<B>>> {
+    /// [`TextEncoder::rope`], which caches the tables of the length that came first.
+    fn cached_rope(&self, n: usize) -> Result<Arc<Rope<B>>> {
         match self.rope.get() {
             Some((length, rope)) if *length == n => Ok(Arc::clone(rope)),
             Some(_) => self.rope(n).map(Arc::new),
@@ -162,7 +160,7 @@ impl<B: Backend> TextEncoder<B> {
 }
 
 impl<B: Backend> Layers<B> {
-    /// embedded [n, hidden], of which the first `real` are no padding -> [n, out_layers * hidden].
+    /// embedded [n, hidden], whose first `real` rows are no padding -> [n, out_layers * hidden].
     fn forward(
         &self,
         embedded: &Tensor<B>,

@@ -12,7 +12,7 @@ const FILE: &str = "transformer/config.json";
 pub struct TransformerConfig {
     /// Channels of a packed latent.
     pub in_channels: usize,
-    /// Channels of the velocity; as many as come in when absent.
+    /// Channels of the velocity; `in_channels` when absent.
     pub out_channels: Option<usize>,
     /// Double blocks.
     pub num_layers: usize,
@@ -28,7 +28,7 @@ pub struct TransformerConfig {
     pub timestep_guidance_channels: usize,
     /// MLP width over dim.
     pub mlp_ratio: f64,
-    /// How many features of a head each position axis (t, h, w, l) rotates.
+    /// Number of features of a head that each position axis (t, h, w, l) rotates.
     pub axes_dims_rope: Vec<usize>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,

@@ -1,4 +1,4 @@
-//! A double block: text and image apart, but for one attention.
+//! A double block: text and image apart, except for one joint attention.
 
 use super::{Modulation, TransformerConfig};
 use crate::backend::Backend;
@@ -71,9 +71,9 @@ impl<B: Backend> DoubleBlock<B> {
         [&self.txt.to_kvq, &self.img.to_kvq]
     }
 
-    /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(),
-    /// dim], text rows first. Of each pair the first is for text, the second for the image; a stream's modulations are
-    /// for attention and MLP.
+    /// The stream x and its norm h -> the new stream and its norm by `next`, which the next block reads; each
+    /// [joint.rows(), dim], text rows first. The pairs are (text, image); the two modulations of a stream are those of
+    /// attention and MLP.
     ///
     /// Source: FLUX.2 reference `Flux2TransformerBlock.forward`; text goes first in the joint attention.
     pub fn forward(

@@ -1,4 +1,4 @@
-//! Positions in time and space as numbers: computed on the host, uploaded once.
+//! Embeddings of timesteps and positions: computed on the host, uploaded once.
 
 use super::TransformerConfig;
 

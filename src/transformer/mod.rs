@@ -1,9 +1,9 @@
 //! The denoiser: image tokens, text tokens and a time to a velocity.
 //!
 //! Double blocks keep text and image apart and let them meet in one attention; single blocks run over both as one
-//! stream, text first. One modulation serves all double blocks and one all single blocks, so both are computed once for
-//! each timestep, outside the blocks. A block ends with the norm of what comes behind it, so that the stream is read
-//! and written once between two blocks.
+//! stream, text first. All double blocks share one modulation and all single blocks another, so both are computed once
+//! for each timestep, outside the blocks. A block ends with the norm that the next block reads, so that the stream is
+//! read and written once between two blocks.
 
 mod config;
 mod double_block;
@@ -45,7 +45,7 @@ pub struct Transformer<B: Backend> {
 impl<B: Backend> Transformer<B> {
     /// Loads all weights.
     ///
-    /// Errors when a tensor is missing or has not the shape that the config says.
+    /// Errors when a tensor is missing or has another shape than the config says.
     pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
         let dim = config.dim();
         let double = |i| DoubleBlock::load(&weights.at("transformer_blocks").at(i), config);

@@ -1,8 +1,8 @@
 //! Timesteps to shifts, scales and gates.
 //!
-//! They depend on nothing but the timestep, so those of all steps are computed at once: the weights are read once for
-//! the whole schedule, and a step uploads nothing. Those of one step are one row, which a captured step takes as its
-//! input.
+//! They depend on the timestep only, so those of all steps are computed at once: the weights are read once for the
+//! whole schedule, and a step uploads nothing. The modulation of one step is one row, which is an input of the step's
+//! graph.
 
 use super::{TransformerConfig, timestep_embedding};
 use crate::backend::Backend;
@@ -11,11 +11,11 @@ use crate::nn::{Linear, Weights};
 use crate::ops::Norm;
 use crate::tensor::{Tensor, expect};
 
-/// What a norm and a residual of one step need, each [1, dim].
+/// The modulation of one norm and one residual in one step, each [1, dim].
 pub struct Modulation<B: Backend> {
-    /// Added behind the norm.
+    /// Added after the norm.
     pub shift: Tensor<B>,
-    /// The norm is multiplied by one more than this.
+    /// The norm is multiplied by 1 + scale.
     pub scale: Tensor<B>,
     /// Multiplies what is added to the stream.
     pub gate: Tensor<B>,
@@ -28,8 +28,8 @@ impl<B: Backend> Modulation<B> {
     }
 }
 
-/// Vectors of `dim` values that make the modulation of a step: six for each stream of the double blocks, three for the
-/// single blocks and two for the final norm.
+/// Number of vectors of `dim` values in the modulation of a step: six for each stream of the double blocks, three for
+/// the single blocks and two for the final norm.
 const VECTORS: usize = 17;
 
 /// The modulation of one step.
@@ -50,7 +50,7 @@ pub struct Modulations<B: Backend> {
 }
 
 impl<B: Backend> Modulations<B> {
-    /// The row of step `step` [1, 17 * dim], of which [`StepModulation::of_row`] makes the modulation.
+    /// The row of step `step` [1, 17 * dim], which [`StepModulation::of_row`] takes apart.
     pub fn row(&self, step: usize) -> Tensor<B> {
         self.rows.row_view(step..step + 1)
     }
@@ -59,7 +59,7 @@ impl<B: Backend> Modulations<B> {
 impl<B: Backend> StepModulation<B> {
     /// The modulation that a row of [`Modulations`] holds, as views of its columns.
     ///
-    /// Errors when its columns are no multiple of what a modulation has.
+    /// Errors when the number of columns is no multiple of 17.
     pub fn of_row(row: &Tensor<B>) -> Result<Self> {
         let dim = row.cols() / VECTORS;
         expect(row.rows() == 1 && dim * VECTORS == row.cols(), "modulation", || {

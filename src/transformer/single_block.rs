@@ -19,7 +19,7 @@ pub struct SingleBlock<B: Backend> {
 }
 
 impl<B: Backend> SingleBlock<B> {
-    /// Loads one block, which may be the last one, behind which nobody reads the text.
+    /// Loads one block; `last` says whether it is the last one, whose text rows nothing reads.
     pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig, last: bool) -> Result<Self> {
         let (dim, mlp, head_dim) = (config.dim(), config.mlp(), config.attention_head_dim);
         let attn = weights.at("attn");
@@ -47,8 +47,8 @@ impl<B: Backend> SingleBlock<B> {
         &self.to_kvq_mlp_proj
     }
 
-    /// The stream x and its norm h -> the new stream, and its norm by `next` for what comes behind; each [joint.rows(),
-    /// dim], text rows first. The results of the last block have image rows alone. The gate is [1, dim].
+    /// The stream x and its norm h -> the new stream and its norm by `next`, which the next block reads; each
+    /// [joint.rows(), dim], text rows first. The results of the last block have image rows only. The gate is [1, dim].
     ///
     /// Source: FLUX.2 reference `Flux2SingleTransformerBlock.forward` and `Flux2ParallelSelfAttention`.
     pub fn forward(

@@ -79,7 +79,7 @@ impl VaeConfig {
         2 << (self.decoder_channels().len() - 1)
     }
 
-    /// Weights of the decoder, within a few percent.
+    /// Number of weights of the decoder, within a few percent.
     pub fn decoder_elements(&self) -> u64 {
         let channels = self.decoder_channels();
         let top = channels[channels.len() - 1] as u64;

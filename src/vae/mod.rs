@@ -23,7 +23,7 @@ use crate::tensor::Tensor;
 /// Source: diffusers `Decoder(resnet_eps=1e-6)`; it is in no config.
 const GROUP_NORM_EPS: f32 = 1e-6;
 
-/// Rows of channels that form an image.
+/// An image whose rows are pixels.
 pub struct Grid<B: Backend> {
     /// [height * width, channels]
     pub pixels: Tensor<B>,
@@ -31,19 +31,19 @@ pub struct Grid<B: Backend> {
     pub height: usize,
     /// Columns of pixels.
     pub width: usize,
-    /// Statistics of the channels of these pixels, where the op that made them had them on the way.
+    /// Channel statistics of these pixels, where the op that made them computed them as well.
     statistics: Option<B::ChannelStatistics>,
 }
 
 impl<B: Backend> Grid<B> {
-    /// pixels [height * width, channels], as they are or as a convolution gives them.
+    /// `pixels` [height * width, channels], a tensor or what a convolution returns.
     pub fn new(pixels: impl Into<Convolved<B>>, height: usize, width: usize) -> Self {
         let Convolved { pixels, statistics } = pixels.into();
         Self { pixels, height, width, statistics }
     }
 }
 
-/// A convolution of the same size out as in.
+/// A convolution whose output has the size of its input.
 pub(crate) struct ConvLayer<B: Backend> {
     weight: ConvKernel<B>, // [out, in, k, k]
     bias: Tensor<B>,       // [1, out]
@@ -62,7 +62,7 @@ impl<B: Backend> ConvLayer<B> {
         Ok(Grid::new(x.pixels.conv2d(&self.weight, &self.bias, conv)?, x.height, x.width))
     }
 
-    /// `forward(x)`, which may take the memory of x.
+    /// `forward(x)`, which may overwrite x.
     fn forward_over(&self, x: Grid<B>) -> Result<Grid<B>> {
         let conv = Conv::same(x.height, x.width, self.weight.side());
         Ok(Grid::new(x.pixels.conv2d_over(&self.weight, &self.bias, conv)?, x.height, x.width))
@@ -75,7 +75,7 @@ impl<B: Backend> ConvLayer<B> {
         Ok(Grid::new(x.pixels.norm_conv2d(&norm, &self.weight, &self.bias, conv)?, x.height, x.width))
     }
 
-    /// `forward(silu(norm(x))) + residual`, which may take the memory of the residual.
+    /// `forward(silu(norm(x))) + residual`, which may overwrite the residual.
     fn forward_normed_add(&self, x: Grid<B>, norm: &GroupNorm<B>, residual: Grid<B>) -> Result<Grid<B>> {
         let Grid { pixels, height, width, statistics } = x;
         let conv = Conv::same(height, width, self.weight.side());
@@ -137,7 +137,7 @@ struct UpBlock<B: Backend> {
 impl<B: Backend> Decoder<B> {
     /// Loads the decoder and the latent statistics.
     ///
-    /// Errors when a tensor is missing or has not the shape that the config says.
+    /// Errors when a tensor is missing or has another shape than the config says.
     pub fn load(weights: &Weights<'_, B>, config: &VaeConfig) -> Result<Self> {
         let backend = weights.backend();
         let decoder = weights.at("decoder");
@@ -221,7 +221,7 @@ impl<B: Backend> Decoder<B> {
         Ok(pixels)
     }
 
-    /// Stages that `forward` reports.
+    /// Number of stages that [`Decoder::forward`] reports.
     pub fn stages(&self) -> usize {
         self.up_blocks.len() + 2
     }

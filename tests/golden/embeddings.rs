@@ -1,4 +1,4 @@
-//! What the host computes: schedule, noise, embeddings of time and place.
+//! The values that the host computes: schedule, noise, embeddings of timesteps and positions.
 
 use flux::sampler::{Schedule, noise};
 use flux::transformer::{TransformerConfig, position_ids, rope_tables, timestep_embedding};

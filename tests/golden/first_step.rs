@@ -1,5 +1,5 @@
-//! The noise and the first step of the images of random models, so that an error in their final latents is found where
-//! it begins.
+//! Noise and the first step of the images of random models, so that an error in the final latents is found where it
+//! begins.
 
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
@@ -49,7 +49,7 @@ fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
         let modulation = StepModulation::of_row(&modulations.row(0))?;
         let dt = cpu.upload(&schedule.dts()[..1], 1, 1)?;
         let latents = sampler::step(&model, latents, &conditioning, &modulation, &dt)?;
-        // As for the last latents.
+        // The bound is that of the final latents.
         let expected = golden.get(&format!("{case}.latents_step_1")).1;
         assert_close(&format!("{what} step 1"), &cpu.download(&latents)?, &expected, 1e-4);
     }

@@ -3,17 +3,17 @@
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::nn::{Operand, Weights};
-use flux::ops::{Conv, Joint, Mask, Norm};
+use flux::ops::{Conv, Joint, Mask, Norm, Rope};
 use flux::pipeline::ModelInfo;
 use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
-use flux::transformer::{self, DoubleBlock, SingleBlock, StepModulation, Transformer};
+use flux::transformer::{self, DoubleBlock, SingleBlock, StepModulation, Transformer, TransformerConfig};
 use flux::vae::{self, Decoder, Grid, MidBlock, ResnetBlock};
 use flux::{Result, Tensor};
 
 use crate::support::random_model::PRESETS;
 use crate::support::{Golden, assert_close, preset};
 
-/// Float32 on both sides: what is left is the order of sums.
+/// Both sides compute in float32, so only the order of sums differs.
 const BOUND: f32 = 2e-5;
 
 fn cpu() -> Cpu {
@@ -120,76 +120,85 @@ fn modulations_of_a_timestep() -> Result<()> {
     Ok(())
 }
 
+/// What the blocks of a transformer read beside the stream.
+struct Step<'a> {
+    config: &'a TransformerConfig,
+    modulation: StepModulation<Cpu>,
+    rope: Rope<Cpu>,
+    joint: Joint,
+}
+
+impl Step<'_> {
+    fn normed(&self, x: &Tensor<Cpu>, norm: Norm<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        x.adaln(norm.shift, norm.scale, self.config.eps)
+    }
+}
+
+fn expect_double_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>) -> Result<()> {
+    let Step { config, modulation, rope, joint } = step;
+    let [txt_in, img_in] =
+        ["txt_input", "img_input"].map(|name| case.input(&format!("transformer.double_block_0.{name}")));
+    let double = DoubleBlock::load(&weights.at("transformer_blocks.0"), config)?;
+    let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config, false)?;
+    let [txt_reader, img_reader] = double.readers();
+    let norms = [modulation.double_txt[0].norm(txt_reader), modulation.double_img[0].norm(img_reader)];
+    let h = Tensor::concat_rows(&[&step.normed(&txt_in, norms[0])?, &step.normed(&img_in, norms[1])?])?;
+    let x = Tensor::concat_rows(&[&txt_in, &img_in])?;
+    let next = [modulation.single.norm(single.reader()); 2];
+    let streams = [&modulation.double_txt, &modulation.double_img];
+    let (out, next_h) = double.forward(x, h.into(), streams, next, rope, *joint)?;
+    let backend = weights.backend();
+    let expected = backend.download(&step.normed(&out, next[0])?)?;
+    assert_eq!(backend.download(next_h.tensor())?, expected, "the norm that the next block reads");
+    let (txt_out, img_out) = out.split_rows(joint.txt);
+    case.expect("transformer.double_block_0.txt_output", &txt_out);
+    case.expect("transformer.double_block_0.img_output", &img_out);
+    Ok(())
+}
+
+fn expect_single_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>) -> Result<()> {
+    let Step { config, modulation, rope, joint } = step;
+    let run = |last| {
+        let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config, last)?;
+        let x = case.input("transformer.single_block_0.input");
+        let norm = modulation.single.norm(single.reader());
+        let h = step.normed(&x, norm)?;
+        single.forward(x, h.into(), &modulation.single.gate, norm, rope, *joint)
+    };
+    let (out, next_h) = run(false)?;
+    case.expect("transformer.single_block_0.output", &out);
+    let (img_out, img_next_h) = run(true)?;
+    for (img, whole) in [(Operand::from(img_out), Operand::from(out)), (img_next_h, next_h)] {
+        let [img, whole] = [img, whole.split_rows(joint.txt).1].map(|x| weights.backend().download(x.tensor()));
+        let [img, whole] = [img?, whole?];
+        let is_near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * (1.0 + b.abs());
+        assert!(img.len() == whole.len() && img.iter().zip(&whole).all(is_near), "without text");
+    }
+    Ok(())
+}
+
 #[test]
 fn transformer_blocks_and_velocity() -> Result<()> {
     for case in cases() {
         let files = transformer::open(&case.dir)?;
-        let config = &case.info.transformer;
-        let model = Transformer::load(&Weights::new(&cpu(), &files), config)?;
+        let (backend, config) = (cpu(), &case.info.transformer);
+        let weights = Weights::new(&backend, &files);
+        let model = Transformer::load(&weights, config)?;
         let (_, timestep) = case.golden.get("transformer.timestep");
-        let modulations = model.modulations(&[timestep[0]])?;
-        let modulation = StepModulation::of_row(&modulations.row(0))?;
+        let modulation = StepModulation::of_row(&model.modulations(&[timestep[0]])?.row(0))?;
         let (txt, height, width) = (case.info.max_sequence_length, 4, 6);
         let rope = model.rope(txt, height, width)?;
-        let joint = Joint { batch: 1, txt, img: height * width };
+        let step = Step { config, modulation, rope, joint: Joint { batch: 1, txt, img: height * width } };
+        expect_double_block(&case, &weights, &step)?;
+        expect_single_block(&case, &weights, &step)?;
 
-        let [txt_in, img_in] =
-            ["txt_input", "img_input"].map(|name| case.input(&format!("transformer.double_block_0.{name}")));
-        let backend = cpu();
-        let weights = Weights::new(&backend, &files);
-        let double = DoubleBlock::load(&weights.at("transformer_blocks.0"), config)?;
-        let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config, false)?;
-        let [txt_reader, img_reader] = double.readers();
-        let norms = [modulation.double_txt[0].norm(txt_reader), modulation.double_img[0].norm(img_reader)];
-        let normed = |x: &Tensor<Cpu>, norm: Norm<'_, Cpu>| x.adaln(norm.shift, norm.scale, config.eps);
-        let h = Tensor::concat_rows(&[&normed(&txt_in, norms[0])?, &normed(&img_in, norms[1])?])?;
-        let x = Tensor::concat_rows(&[&txt_in, &img_in])?;
-        let single_norms = [modulation.single.norm(single.reader()); 2];
-        let (out, next_h) = double.forward(
-            x,
-            h.into(),
-            [&modulation.double_txt, &modulation.double_img],
-            single_norms,
-            &rope,
-            joint,
-        )?;
-        assert_eq!(
-            backend.download(next_h.tensor())?,
-            backend.download(&normed(&out, single_norms[0])?)?,
-            "the norm of what comes behind"
-        );
-        let (txt_out, img_out) = out.split_rows(txt);
-        case.expect("transformer.double_block_0.txt_output", &txt_out);
-        case.expect("transformer.double_block_0.img_output", &img_out);
-
-        let run = |last| {
-            let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config, last)?;
-            let x = case.input("transformer.single_block_0.input");
-            let norm = modulation.single.norm(single.reader());
-            let h = normed(&x, norm)?;
-            single.forward(x, h.into(), &modulation.single.gate, norm, &rope, joint)
-        };
-        let (out, next_h) = run(false)?;
-        case.expect("transformer.single_block_0.output", &out);
-        let (img_out, img_next_h) = run(true)?;
-        for (img, whole) in [(Operand::from(img_out), Operand::from(out)), (img_next_h, next_h)] {
-            let [img, whole] = [img, whole.split_rows(txt).1].map(|x| backend.download(x.tensor()));
-            let [img, whole] = [img?, whole?];
-            assert!(
-                img.len() == whole.len()
-                    && img.iter().zip(&whole).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + b.abs())),
-                "without text"
-            );
-        }
-
-        let (shift, scale) = &modulation.norm_out;
-        case.expect(
-            "transformer.final_layer.normed",
-            &case.input("transformer.final_layer.input").adaln(shift, scale, config.eps)?,
-        );
+        let (shift, scale) = &step.modulation.norm_out;
+        let normed = case.input("transformer.final_layer.input").adaln(shift, scale, config.eps)?;
+        case.expect("transformer.final_layer.normed", &normed);
 
         let context = model.context(&case.input("text.prompt_embeds"))?;
-        let velocity = model.forward(&case.input("transformer.img"), &context, &modulation, &rope, joint)?;
+        let img = case.input("transformer.img");
+        let velocity = model.forward(&img, &context, &step.modulation, &step.rope, step.joint)?;
         case.expect("transformer.velocity", &velocity);
     }
     Ok(())

@@ -20,7 +20,7 @@ fn images_are_within_one_level_of_the_reference() {
 
             let request = row.request();
             let what = format!("{name} {}", row.case);
-            // The reference in float32 stands up to 1.2e-5 from itself in float64.
+            // The reference in float32 is up to 1.2e-5 from itself in float64.
             assert_close(
                 &what,
                 &model.latents(&request).unwrap(),

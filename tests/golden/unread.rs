@@ -1,4 +1,4 @@
-//! Every file in tests/golden is read by a test.
+//! Every file and tensor in tests/golden is read by a test.
 
 use std::collections::BTreeSet;
 use std::path::Path;

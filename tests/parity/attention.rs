@@ -130,7 +130,7 @@ impl Case {
         b.download(&out).unwrap()
     }
 
-    /// Fails when `got` is further from `expected` than its roundings can bring it.
+    /// Fails when `got` is further from `expected` than rounding explains.
     ///
     /// Weights and result are rounded to bf16, each by at most 2^-9 of itself. So a value is off by at most 2^-9
     /// |value| for its own rounding and 2^-9 sum(weight |v|) for the weights', of which the sum is at most max |v|. The
@@ -161,7 +161,8 @@ impl Case {
             (hash.rotate_left(5) ^ u64::from(value.to_bits())).wrapping_mul(0x9e37_79b9_7f4a_7c15)
         });
         println!(
-            "{} x {}/{} {:?} {:?} q {} {what}: max {worst:.1e} mean {:.1e} relative {relative:.1e} 1-cos {:.1e} bits {bits:016x}",
+            "{} x {}/{} {:?} {:?} q {} {what}: max {worst:.1e} mean {:.1e} relative {relative:.1e} 1-cos {:.1e} \
+             bits {bits:016x}",
             self.head_dim,
             self.heads,
             self.kv_heads,
@@ -209,7 +210,7 @@ fn every_head_size_matches_the_cpu() {
         for (heads, samples, keys) in [
             ((2, 2), (1, 0, 1), 0),
             ((3, 3), (1, 0, 17), 0),
-            // More tiles than blocks run at a time, so that one block takes a whole one.
+            // More tiles than blocks run at a time, so that some tiles are whole.
             ((400, 400), (1, 0, 17), 0),
             ((2, 2), (1, 3, 352), 0),
             ((2, 2), (1, 45, 64), 0),
@@ -243,7 +244,7 @@ fn every_head_size_matches_the_cpu() {
     }
 }
 
-/// Heads of no kernel's size, the VAE's among them, and rows at odd addresses.
+/// Heads of sizes without a kernel, the VAE's among them, and rows at unaligned addresses.
 #[test]
 fn what_no_kernel_takes_matches_the_cpu() {
     let Some(cuda) = cuda() else { return };
@@ -348,7 +349,7 @@ fn each_kernel_can_be_asked_for() {
     let Some(cuda) = cuda() else { return };
     check_choices(&cuda, "attention::every_head_size_matches_the_cpu", "FLUX_ATTENTION");
     if !small() {
-        // Whole tiles of the kernel that Hopper does not take by itself.
+        // Whole tiles of the kernel that Hopper uses only with `base`.
         for test in ["attention::many_tiles_match_the_cpu", "attention::a_head_is_the_same_alone_and_among_many"] {
             let (passed, text) = with_variable(test, "FLUX_ATTENTION", "base");
             assert!(passed, "{text}");

@@ -163,11 +163,11 @@ fn a_residual_that_may_not_be_written_stays() {
         (Shape::dense(20 * 19, 64).tensor(&cuda, 1), weight(64, 128, 3).conv(&cuda), vector(&cuda, 3, 128));
     let conv = Conv::same(20, 19, 3);
     let residual = || Shape::dense(20 * 19, 128).tensor(&cuda, 4);
-    let kept = residual();
-    let before = cuda.download(&kept).unwrap();
-    let elsewhere = x.conv2d_add(&weight, &bias, conv, kept.row_view(0..20 * 19)).unwrap().pixels;
+    let shared = residual();
+    let before = cuda.download(&shared).unwrap();
+    let elsewhere = x.conv2d_add(&weight, &bias, conv, shared.row_view(0..20 * 19)).unwrap().pixels;
     let over = x.conv2d_add(&weight, &bias, conv, residual()).unwrap().pixels;
-    assert!(cuda.download(&kept).unwrap() == before);
+    assert!(cuda.download(&shared).unwrap() == before);
     assert!(cuda.download(&elsewhere).unwrap() == cuda.download(&over).unwrap());
 }
 

@@ -23,7 +23,7 @@ use crate::cuda_fp8;
 use crate::pipeline::{default_model, psnr};
 use crate::support::preset;
 
-/// `0` has sums go on in float32; see docs/environment.md. Tests run in processes of their own for either.
+/// With `0`, sums go on in float32; see docs/environment.md. Tests with either value run in processes of their own.
 const FAST_ACCUMULATION: &str = "FLUX_FP8_FAST_ACCUMULATION";
 
 /// Roundings of a product of `terms` terms: one to bf16, and those of the tensor cores.
@@ -151,7 +151,8 @@ fn fp8(cuda: &Cuda, parts: &[TensorView]) -> Linear<Cuda> {
     Linear::load(cuda, "weight", parts, Storage::Fp8).unwrap()
 }
 
-/// As rows of any kind have them: about even, over many powers of two, and far below the largest, of heavy tails.
+/// Values of three kinds of rows: spread evenly, over many powers of two, and with heavy tails, most far below the
+/// largest.
 fn weights_of(rows: usize, cols: usize) -> [Vec<f32>; 3] {
     let even = values(2, rows * cols);
     let heavy = even.iter().map(|value| half::bf16::from_f32(value * value * value).to_f32()).collect();
@@ -217,14 +218,14 @@ fn stacked_fp8_weights_arrive_whole() {
     assert_equal("stacked", &cuda.weight_values(&both).unwrap(), &quantised_weight(&[a, b].concat(), 3072));
 }
 
-/// A matrix in a file of weights, and beside it one of e4m3 values of the same name, which here is of `kept`.
-fn with_e4m3(values: &[f32], kept: &[f32], rows: usize, cols: usize) -> (tempfile::TempDir, TensorFiles) {
+/// Files of a matrix in bf16, and of one in e4m3 with the same name, which here is that of `others`.
+fn with_e4m3(values: &[f32], others: &[f32], rows: usize, cols: usize) -> (tempfile::TempDir, TensorFiles) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("w")).unwrap();
     let bf16: Vec<u8> = values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect();
     let tensor = FileTensor::new(Dtype::BF16, vec![rows, cols], &bf16).unwrap();
     safetensors::serialize_to_file([("weight", tensor)], None, &folder.path().join("w/w.safetensors")).unwrap();
-    let (bits, scales) = weight_bits(kept, cols);
+    let (bits, scales) = weight_bits(others, cols);
     let scales: Vec<u8> = scales.into_iter().flat_map(f32::to_le_bytes).collect();
     let e4m3 = [
         (
@@ -245,7 +246,7 @@ fn fp8_weights_of_a_file_are_those_that_the_gpu_makes() {
     let Some(cuda) = cuda_fp8() else { return };
     let mut sizes = WEIGHTS.to_vec();
     if !crate::small() {
-        sizes.push((9000, 3072)); // from the mapped file, in regions
+        sizes.push((9000, 3072)); // in pieces of registered host memory
     }
     for (rows, cols) in sizes {
         for host in weights_of(rows, cols) {
@@ -258,7 +259,7 @@ fn fp8_weights_of_a_file_are_those_that_the_gpu_makes() {
             let made = plain.fp8(&cuda);
             let what = format!("weight [{rows}, {cols}]");
             assert_equal(&what, &cuda.weight_values(&from_file).unwrap(), &cuda.weight_values(&made).unwrap());
-            // Its padding is zeros, too: a product reads it.
+            // The padding is zeros, too, because a product reads it.
             let x = Shape::dense(9, cols).tensor(&cuda, 1);
             let [got, expected] =
                 [&from_file, &made].map(|weight| cuda.download(&x.linear(weight, None).unwrap()).unwrap());
@@ -267,20 +268,20 @@ fn fp8_weights_of_a_file_are_those_that_the_gpu_makes() {
     }
 }
 
-/// The file holds other values, so that it is seen which are read.
+/// The e4m3 file holds other values than the bf16 file, which shows which of them is read.
 #[test]
 fn rows_of_fp8_weights_come_from_the_file_in_any_order() {
     let Some(cuda) = cuda_fp8() else { return };
     let (rows, cols) = (45, 77);
-    let (host, kept) = (values(1, rows * cols), values(2, rows * cols));
-    let (_folder, files) = with_e4m3(&host, &kept, rows, cols);
+    let (host, others) = (values(1, rows * cols), values(2, rows * cols));
+    let (_folder, files) = with_e4m3(&host, &others, rows, cols);
     let view = files.get("weight", &[rows, cols]).unwrap();
     let parts = [7..20, 0..7, 20..45];
     let stacked = fp8(&cuda, &parts.clone().map(|rows| view.row_range(rows)));
     let reordered: Vec<f32> =
-        parts.into_iter().flat_map(|rows| kept[rows.start * cols..rows.end * cols].to_vec()).collect();
+        parts.into_iter().flat_map(|rows| others[rows.start * cols..rows.end * cols].to_vec()).collect();
     assert_equal("reordered rows", &cuda.weight_values(&stacked).unwrap(), &quantised_weight(&reordered, cols));
-    // In bf16 it is as it was.
+    // In bf16 the values of the other file are read.
     let native = Linear::load(&cuda, "weight", &[view], Storage::Native).unwrap();
     assert_equal("a weight in bf16", &cuda.weight_values(&native).unwrap(), &host);
 }
@@ -303,19 +304,19 @@ fn images_are_the_same_with_weights_from_a_file() {
     let copy = tempfile::tempdir().unwrap();
     copy_all(&crate::root().join("models/tiny"), copy.path());
     for dir in [ModelFiles::open(copy.path()).unwrap(), preset("uneven"), preset("sharded")] {
-        let open = |kept: Option<QuantisedCache>| {
+        let open = |cache: Option<QuantisedCache>| {
             let mut model = OpenModel::open(&dir).unwrap();
-            if let Some(kept) = kept {
-                assert_eq!(model.keep_fp8(dir.folder().unwrap(), &mut |_| {}).unwrap(), kept);
+            if let Some(cache) = cache {
+                assert_eq!(model.keep_fp8(dir.folder().unwrap(), &mut |_| {}).unwrap(), cache);
             }
             Model::new(cuda.clone(), model)
         };
         let made = QuantisedCache::Made(dir.folder().unwrap().join("flux-fp8.safetensors"), None);
         let launches = || cuda.stats().launches;
-        let [expected, first, later] = [None, Some(made), Some(QuantisedCache::Found)].map(|kept| {
+        let [expected, first, later] = [None, Some(made), Some(QuantisedCache::Found)].map(|cache| {
             let request =
                 Request { width: Some(64), height: Some(96), steps: Some(2), ..Request::new("a red heart", 45) };
-            let (model, before) = (open(kept), launches());
+            let (model, before) = (open(cache), launches());
             let latents = model.latents(&request).unwrap();
             let config = model.info().transformer.clone();
             (latents, launches() - before, (8 * config.num_layers + 2 * config.num_single_layers) as u64)
@@ -323,7 +324,7 @@ fn images_are_the_same_with_weights_from_a_file() {
         let (latents, all, fp8_weights) = expected;
         for (with, some, _) in [first, later] {
             assert!(with == latents, "{dir:?}");
-            assert!(all - some >= fp8_weights, "no weight is quantised, nor brought to bf16 for that: {dir:?}");
+            assert!(all - some >= fp8_weights, "weights were quantised, or converted to bf16 for that: {dir:?}");
         }
     }
 }
@@ -483,7 +484,7 @@ fn linear_rows_in_fp8_matches_the_cpu() {
     }
 }
 
-/// Those of `linear` have sums stay in the tensor cores, which is the default.
+/// The tests of `linear` run with sums in the tensor cores, which is the default.
 #[test]
 fn linear_in_fp8_matches_with_sums_in_float32_too() {
     if cuda_fp8().is_none() {
@@ -553,7 +554,7 @@ fn gated_add_adaln_for_fp8_weights_equals_its_parts() {
             &cuda.download(&x).unwrap(),
             &cuda.download(&expected_x).unwrap(),
         );
-        // Rows of it are read as the blocks read them.
+        // Its rows are read in the way that the blocks read them.
         let [got, expected] = [h, expected_h].map(|h| {
             let (txt, img) = h.split_rows(txt_rows);
             [txt, img].map(|rows| cuda.download(&rows.linear(&e4m3).unwrap()).unwrap()).concat()

@@ -1,4 +1,4 @@
-//! Work that is captured and launched as a whole: the same values, from fewer launches, and its memory back at the end.
+//! Work that is captured and launched as a CUDA graph: the same values from fewer launches, and no memory left behind.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -174,21 +174,21 @@ fn a_graph_keeps_what_it_reads() {
     let Some(cuda) = crate::cuda() else { return };
     let weight = Weight::seeded(1, 128, 128);
     let reads = Arc::new(weight.linear(&cuda));
-    let kept = Arc::downgrade(&reads);
+    let weak = Arc::downgrade(&reads);
     let x = Shape::dense(64, 128).tensor(&cuda, 2);
     let expected = cuda.download(&x.linear(&reads, None).unwrap()).unwrap();
     let mut graph = Graph::default();
     let product = |weight: &Linear<Cuda>, [x]: [&Tensor<Cuda>; 1]| x.linear(weight, None);
     cuda.run_graph(&mut graph, &reads, [&x], product).unwrap();
     drop(reads);
-    let reads = kept.upgrade().expect("the graph keeps the weight");
+    let reads = weak.upgrade().expect("the graph keeps the weight");
     let got = cuda.run_graph(&mut graph, &reads, [&x], product).unwrap();
     assert_eq!(cuda.download(&got).unwrap(), expected);
     let other = Arc::new(weight.linear(&cuda));
     let error = cuda.run_graph(&mut graph, &other, [&x], product).map(drop).unwrap_err().to_string();
     assert!(error.contains("reads something else"), "{error}");
     drop((graph, reads));
-    assert!(kept.upgrade().is_none(), "and no longer than it lives");
+    assert!(weak.upgrade().is_none(), "and no longer than it lives");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn a_panic_while_work_is_captured_leaves_the_device_usable() {
         assert_eq!(cuda.download(&got).unwrap(), cuda.download(&x.silu().unwrap()).unwrap(), "{seed}");
     };
     assert!(catch_unwind(AssertUnwindSafe(|| run(1))).is_err());
-    // Another thread would wait for ever for a capturing that nobody ends.
+    // Another thread would wait forever for a capture that never ends.
     thread::scope(|scope| scope.spawn(|| cuda.event().map(drop)).join().unwrap()).unwrap();
     for seed in 3..6 {
         run(seed);

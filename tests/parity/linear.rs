@@ -88,16 +88,16 @@ impl Case for LinearAdd<'_> {
     fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, residual) = self.inputs(b);
         let borrowed = x.linear_add(&weight, residual.row_view(0..residual.rows())).unwrap();
-        let kept = Tensor::concat_rows(&[&residual]).unwrap();
-        vec![borrowed, kept, x.linear_add(&weight, residual).unwrap()]
+        let copied = Tensor::concat_rows(&[&residual]).unwrap();
+        vec![borrowed, copied, x.linear_add(&weight, residual).unwrap()]
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, residual) = self.inputs(b);
         let sum = |residual| flux::ops::linear::compose_add(b, &x, &weight, residual).unwrap();
         let borrowed = sum(residual.row_view(0..residual.rows()));
-        let kept = Tensor::concat_rows(&[&residual]).unwrap();
-        vec![borrowed, kept, sum(residual)]
+        let copied = Tensor::concat_rows(&[&residual]).unwrap();
+        vec![borrowed, copied, sum(residual)]
     }
 }
 
@@ -197,17 +197,17 @@ fn the_choice_of_an_algorithm_is_timed_once_and_read_back() {
     let weight = Weight::seeded(2, TIMED[2], TIMED[1]);
     let (first, waits, note) = timed_product(folder.path(), &weight);
     assert!(waits > 0 && note.is_none(), "the first run times: {waits} waits, {note:?}");
-    let file = std::fs::read_dir(folder.path()).unwrap().next().expect("the choice is kept").unwrap().path();
-    let kept = std::fs::read_to_string(&file).unwrap();
-    println!("{}: {kept}", file.display());
+    let file = std::fs::read_dir(folder.path()).unwrap().next().expect("the choice is cached").unwrap().path();
+    let cached = std::fs::read_to_string(&file).unwrap();
+    println!("{}: {cached}", file.display());
 
     let (second, waits, note) = timed_product(folder.path(), &weight);
     assert_eq!((waits, note), (0, None), "the second run only reads");
     assert_eq!(second, first);
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), kept);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), cached);
 
     // Well-formed, but no algorithm of cuBLASLt, which begins with its number: timed anew and put in order.
-    let mut json: serde_json::Value = serde_json::from_str(&kept).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&cached).unwrap();
     let number = &mut json["choices"][0]["algorithm"][0];
     *number = serde_json::json!(number.as_u64().unwrap() >> 32 << 32 | 0x7fff_ffff);
     for text in [json.to_string(), "{".to_string()] {
@@ -253,6 +253,6 @@ fn timing_leaves_the_residual_alone() {
     let cuda = Cuda::with(0, None, Precision::Bf16, &GemmCache::Folder(folder.path().to_path_buf())).unwrap();
     check_against(&cuda, "a timed linear_add", &Over(&Weight::seeded(2, TIMED[2], TIMED[1])), WITH_EPILOGUE, 0.0);
     let file = std::fs::read_dir(folder.path()).unwrap().next().expect("it was timed").unwrap().path();
-    let kept = std::fs::read_to_string(&file).unwrap();
-    assert!(kept.contains("\"residual\":true"), "{kept}");
+    let cached = std::fs::read_to_string(&file).unwrap();
+    assert!(cached.contains("\"residual\":true"), "{cached}");
 }

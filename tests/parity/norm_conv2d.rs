@@ -1,5 +1,5 @@
-//! Norms and convolutions in bands of rows: against the CPU, against themselves in other bands, and what memory they
-//! take.
+//! Norms and convolutions in bands of rows: against the CPU, against themselves in other bands, and how much memory
+//! they take.
 
 use std::sync::Arc;
 
@@ -71,11 +71,10 @@ fn norm_conv2d_and_norm_conv2d_add_match_the_cpu() {
                 let case = NormConv2d { conv2d: Conv2d { x, weight: &weight, conv, out: cout, residual }, groups };
                 for limit in [usize::MAX, 0] {
                     cuda.limit_bands(limit);
-                    let what = format!(
-                        "norm_conv2d {conv:?} {cin} -> {cout}, beside {beside:?}, residual {residual:?}, bands of {limit}"
-                    );
-                    // What lies between rounds once; the errors are independent, so that they move an output no more
-                    // than one rounding of it.
+                    let beside = format!("beside {beside:?}, residual {residual:?}");
+                    let what = format!("norm_conv2d {conv:?} {cin} -> {cout}, {beside}, bands of {limit}");
+                    // The values between norm and convolution round once; their errors are independent, so that
+                    // together they move an output no more than one rounding of it.
                     check_against(&cuda, &what, &case, WITH_EPILOGUE + 1.0, 1.0);
                 }
             }
@@ -89,7 +88,7 @@ fn on_hopper(cuda: &Cuda) -> bool {
         && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
 }
 
-/// What a residual block does with an image: its halves, and what a norm makes of what they leave.
+/// A residual block: its halves, and a norm of its result by the statistics that they compute.
 struct Block {
     conv: Conv,
     norm_x: [Tensor<Cuda>; 2],
@@ -145,8 +144,8 @@ impl Block {
     }
 }
 
-/// Height, width, channels in and out, groups of both. The last ones have more tiles than there are multiprocessors, in
-/// a band of the largest as well.
+/// Height, width, channels in and out, groups of both. The last cases have more tiles than there are multiprocessors,
+/// the largest even in one band.
 type Ragged = ([usize; 2], [usize; 2], [usize; 2]);
 
 fn ragged() -> Vec<Ragged> {
@@ -183,7 +182,7 @@ fn bands_change_no_byte() {
             [h.pixels, y.pixels, after].map(|tensor| cuda.download(&tensor).unwrap())
         };
         let whole = run(usize::MAX);
-        // Sixteen rows at a time, about a third of the image, and almost half.
+        // Bands of sixteen rows, of about a third of the image, and of almost half.
         let image = 2 * size[0] * size[1] * cin.max(cout);
         for limit in [0, image / 3, image / 2 - 1] {
             assert!(run(limit) == whole, "{size:?} {cin} -> {cout} in bands of {limit} of {image} bytes");
@@ -205,8 +204,8 @@ fn bands_are_what_was_asked_for() {
         };
         let (whole, banded) = (launches(usize::MAX), launches(0));
         if on_hopper(&cuda) {
-            // The statistics in two kernels, then the norm and the convolution of each band, but of a last one of one row
-            // the norm is there: it is what the band before sees behind itself.
+            // Two kernels for the statistics, then a norm and a convolution for each band. A last band of one row needs
+            // no norm of its own: that row was normed for the band before, which sees it too.
             let bands = size[0].div_ceil(16) as u64;
             let norms = bands - u64::from(bands > 1 && size[0] % 16 == 1);
             assert_eq!((whole, banded), (2 + 2, 2 + norms + bands), "{size:?} {cin} -> {cout}");
@@ -216,7 +215,8 @@ fn bands_are_what_was_asked_for() {
     }
 }
 
-/// So large that im2col rows come in pieces, which bands do not change: each piece finds the rows that it sees.
+/// The image is so large that im2col rows come in pieces. Bands do not change these: each piece finds the rows it
+/// needs.
 #[test]
 fn bands_change_no_byte_where_im2col_comes_in_pieces() {
     let Some(cuda) = crate::cuda() else { return };
@@ -259,7 +259,7 @@ fn bands_give_the_same_bytes_every_time_also_captured() {
     let size = [70, 65];
     let (first, second) = (Block::new(&cuda, size, 128, 64, [32, 32]), Block::new(&cuda, size, 64, 64, [32, 16]));
     let work = |x: &Tensor<Cuda>| {
-        // Of its own, as what a block may write over.
+        // A tensor of its own, because the block may overwrite it.
         let x = Tensor::concat_rows(&[x])?;
         second.norm_of(&second.forward(first.forward(x.into())?)?)
     };
@@ -277,7 +277,7 @@ fn bands_give_the_same_bytes_every_time_also_captured() {
     assert!(matches!(graph, Graph::Captured(_)));
 }
 
-/// A residual that nobody else has gives its memory to the sum; one that somebody has stays.
+/// The sum overwrites a residual that nothing else uses; one that is still in use stays as it was.
 #[test]
 fn a_sum_goes_over_its_residual() {
     let Some(cuda) = crate::cuda() else { return };
@@ -285,10 +285,10 @@ fn a_sum_goes_over_its_residual() {
     let block = Block::new(&cuda, size, 64, 64, [32, 16]);
     let x = || Shape::dense(size[0] * size[1], 64).tensor(&cuda, 1).into();
     let made = || block.first(&x()).unwrap();
-    let kept = made().pixels;
-    let before = cuda.download(&kept).unwrap();
-    let elsewhere = block.second(made(), kept.row_view(0..kept.rows())).unwrap();
-    assert!(cuda.download(&kept).unwrap() == before, "a residual that is kept was written");
+    let shared = made().pixels;
+    let before = cuda.download(&shared).unwrap();
+    let elsewhere = block.second(made(), shared.row_view(0..shared.rows())).unwrap();
+    assert!(cuda.download(&shared).unwrap() == before, "a residual that is still in use was written");
     assert!(cuda.download(&elsewhere.pixels).unwrap() != before);
     let (h, residual) = (made(), made().pixels);
     let image = (2 * residual.rows() * residual.cols()) as u64;
@@ -297,11 +297,11 @@ fn a_sum_goes_over_its_residual() {
     let now = cuda.stats().memory_bytes;
     assert!(
         now + image <= held + STATISTICS_BYTES && now + 2 * image > held,
-        "h is gone, and the sum took no memory: {held} before, {now} behind"
+        "h should be freed, and the sum take no memory: {held} before, {now} after"
     );
     assert!(cuda.download(&over.pixels).unwrap() == cuda.download(&elsewhere.pixels).unwrap());
     let norms = [&over, &elsewhere].map(|y| cuda.download(&block.norm_of(y).unwrap()).unwrap());
-    assert!(norms[0] == norms[1], "statistics of what was there before");
+    assert!(norms[0] == norms[1], "the statistics are of the old values");
 }
 
 /// More than the statistics of a small image take.
@@ -328,7 +328,7 @@ fn a_small_conv2d_over_is_conv2d() {
     }
 }
 
-/// Two pieces and a few more rows: the first piece goes elsewhere first, the others do not, or all do.
+/// Two pieces and a few more rows: the first piece, or all of them, are written elsewhere and then copied.
 #[test]
 fn a_large_conv2d_over_is_conv2d_in_the_memory_of_its_input() {
     let Some(cuda) = crate::cuda() else { return };
@@ -343,17 +343,17 @@ fn a_large_conv2d_over_is_conv2d_in_the_memory_of_its_input() {
             (weight(cin, cout, 1).conv(&cuda), vector(&cuda, 3, cout), Conv::same(height, width, 1));
         let x = doubled(&seed, small, 2);
         let expected = x.conv2d(&weight, &bias, conv).unwrap().pixels;
-        let kept = x.row_view(0..x.rows());
+        let shared = x.row_view(0..x.rows());
         let elsewhere = x.conv2d_over(&weight, &bias, conv).unwrap().pixels;
         let last = height * width - 5000..height * width;
         let rows = |tensor: &Tensor<Cuda>, rows: std::ops::Range<usize>| cuda.download(&tensor.row_view(rows)).unwrap();
-        let [first_of_x, last_of_x] = [0..5000, last.clone()].map(|range| rows(&kept, range));
+        let [first_of_x, last_of_x] = [0..5000, last.clone()].map(|range| rows(&shared, range));
         let again = doubled(&seed, small, 2);
         assert!(
             rows(&again, 0..5000) == first_of_x && rows(&again, last) == last_of_x,
-            "an input that is kept was written"
+            "an input that is still in use was written"
         );
-        drop(kept);
+        drop(shared);
         let held = cuda.stats().memory_bytes;
         let over = again.conv2d_over(&weight, &bias, conv).unwrap().pixels;
         assert_eq!(cuda.stats().memory_bytes, held, "{cin} -> {cout}: the memory of the input is that of the result");
@@ -393,7 +393,7 @@ fn resnet_files(folder: &tempfile::TempDir, cin: usize, cout: usize) -> TensorFi
     ModelFiles::Folder(folder.path().to_path_buf()).tensors("vae", "w").unwrap()
 }
 
-/// The block that needs most of a decoder's memory, with the channels of klein's: of 2048 x 2048 pixels.
+/// The block that needs the most memory of klein's decoder, for 2048 x 2048 pixels.
 #[test]
 fn a_residual_block_holds_its_input_its_middle_and_a_band() {
     let Some(cuda) = crate::cuda() else { return };
@@ -413,7 +413,7 @@ fn a_residual_block_holds_its_input_its_middle_and_a_band() {
         let x = Grid::new(doubled(&seed, [128, 128], 4), side, side);
         let before = cuda.stats();
         let y = block.forward(x).unwrap().pixels;
-        // Some rows of pixels, at places of other tiles, bands and pieces.
+        // Some rows of pixels, from several tiles, bands and pieces.
         let rows = [0, 15, 127, 511, 1024, 1777, 2047]
             .map(|row| cuda.download(&y.row_view(row * side..(row + 1) * side)).unwrap());
         (before, cuda.stats(), rows)
@@ -435,7 +435,7 @@ fn a_residual_block_holds_its_input_its_middle_and_a_band() {
     cuda.limit_bands(usize::MAX);
     let (_, after, whole) = run();
     assert!(after.peak_memory_bytes > bound, "a whole norm takes more");
-    assert!(banded == whole, "bands changed what came out");
+    assert!(banded == whole, "bands changed the result");
 }
 
 #[test]
@@ -444,7 +444,7 @@ fn an_image_in_bands_is_the_same_image() {
     let images = |limit: usize| {
         cuda.limit_bands(limit);
         let model = Model::load(cuda.clone(), &default_model()).unwrap();
-        // The second decode is captured, and what comes behind launched as graphs.
+        // The second decode is captured, and later ones are launched as graphs.
         [1, 1, 2, 1].map(|seed| model.generate(&Request::new("a ghost", seed)).unwrap().rgb)
     };
     let whole = images(usize::MAX);

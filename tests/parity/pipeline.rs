@@ -129,8 +129,8 @@ fn a_warm_image_costs_exactly_this() {
         assert_eq!(after.waits - before.waits, steps + 2, "image {round}");
         // Noise, and pixels back; the prompt is known.
         assert_eq!(after.copies - before.copies, 2, "image {round}");
-        // The first image runs as it is. Of the second, the first step and the decoder run and are captured behind, and
-        // the other steps are launches of that graph; later, all are.
+        // The first image runs without graphs. Of the second, the first step and the decoder run and are then captured,
+        // and the other steps are launches of that graph; later, all are.
         let graphs = if round == 2 { steps - 1 } else { steps + 1 };
         assert_eq!(after.graph_launches - before.graph_launches, graphs, "image {round}");
         if round == 2 {
@@ -304,14 +304,14 @@ fn weights_that_are_prefetched_are_those_that_are_needed() {
     }
     assert!(model.generate(&request).unwrap().rgb == expected);
     assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
-    // Where all is there, nothing comes again.
+    // Weights that are there are not loaded again.
     let copies = cuda.stats().copies;
     model.prefetch(&request).unwrap();
     model.generate(&request).unwrap();
     assert_eq!(cuda.stats().copies - copies, 2, "noise and pixels");
     drop(model);
     assert_eq!(cuda.stats().memory_bytes, before);
-    // Nor does what is on its way when nobody wants it any more stay.
+    // Weights that are still being loaded when nothing needs them any more do not stay either.
     let model = Model::load(cuda.clone(), &default_model()).unwrap();
     model.prefetch(&request).unwrap();
     drop(model);
@@ -337,12 +337,9 @@ fn a_step_in_fp8_quantises_what_no_kernel_quantised_on_the_way() {
     let Some(cuda) = cuda_fp8() else { return };
     // In a double block what the attention gives, of text and image at once; and what comes into the first.
     let (config, launches) = step_launches(&cuda);
-    // The kernel of `project` gives what it activated in bf16.
-    let mlp = usize::from(fused_mlp(&cuda) > 0);
-    assert_eq!(
-        launches,
-        (config.num_layers * (2 * 4 + 5 - fused_mlp(&cuda) + 1 + mlp) + config.num_single_layers * 6 + 9 + 1) as u64
-    );
+    // What SwiGLU gives is bf16, in double blocks of both streams at once.
+    let (double, single) = (2 * 4 + 5 - fused_mlp(&cuda) + 1 + 1, 6 + 1);
+    assert_eq!(launches, (config.num_layers * double + config.num_single_layers * single + 9 + 1) as u64);
 }
 
 /// Launches that the kernel of cuda/project_sm90a.cu saves inside an MLP.
@@ -392,13 +389,14 @@ fn too_little_memory_is_an_error_that_names_the_sizes() {
     if cuda().is_none() {
         return;
     }
-    // The first cannot hold the activations, which is said before anything is loaded; the second runs full on the way.
+    // The first cap cannot hold the activations, which is an error before anything is loaded; the second is reached
+    // while the model runs.
     let cases = [(8 << 20, "256 x 256 image needs"), (48 << 20, "out of GPU memory")];
-    for (ahead, (cap, words)) in [false, true].into_iter().flat_map(|ahead| cases.map(|case| (ahead, case))) {
+    for (prefetch, (cap, words)) in [false, true].into_iter().flat_map(|prefetch| cases.map(|case| (prefetch, case))) {
         let capped = Cuda::new(0, Some(cap)).unwrap();
         let model = Model::load(capped, &default_model()).unwrap();
         let request = Request::new("a cat", 1);
-        if ahead {
+        if prefetch {
             model.prefetch(&request).unwrap();
         }
         let error = model.generate(&request).unwrap_err().to_string();

@@ -10,7 +10,7 @@ use crate::compare::{Case, Shape, Weight, check_against, check_choices, compare,
 
 const HEAD_DIM: usize = 128;
 
-/// What is in front of a block's attention, its MLP, or both; text and image have one weight, or each its own.
+/// The projection before a block's attention, before its MLP, or both; text and image have one weight, or one each.
 #[derive(Debug, Clone, Copy)]
 struct Project {
     joint: Joint,
@@ -21,7 +21,7 @@ struct Project {
     mlp: usize,
     streams: bool,
     pairs: Pairs,
-    /// Rows of which only k and v are wanted.
+    /// Rows that need only k and v.
     keys_only: usize,
 }
 

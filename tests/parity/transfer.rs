@@ -23,7 +23,7 @@ fn weights_of_every_dtype_arrive_rounded_to_bf16() {
     let Some(cuda) = crate::cuda() else { return };
     for dtype in [Dtype::BF16, Dtype::F16, Dtype::F32] {
         for (rows, cols) in [(16, 64), (5, 64), (16, 27), (1, 1), (3, 7)] {
-            // Thirds are on no grid, so that converting has to round.
+            // No dtype holds thirds exactly, so converting has to round.
             let thirds: Vec<f32> = values(1, rows * cols).iter().map(|v| v / 3.0).collect();
             let weight = Weight::new(&thirds, &[rows, cols], dtype);
             let expected: Vec<f32> = weight.view().to_f32().iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
@@ -121,12 +121,12 @@ fn values_come_back_whatever_their_size() {
 }
 
 #[test]
-fn rows_of_a_table_that_take_several_slots_arrive() {
+fn rows_of_a_table_that_take_several_staging_buffers_arrive() {
     let Some(cuda) = crate::cuda() else { return };
     let cpu = Cpu::new(Precision::F32);
     for dtype in [Dtype::BF16, Dtype::F32] {
         let table = Weight::new(&values(1, 30 * 5000), &[30, 5000], dtype);
-        // 419 rows fill a slot: equal ids stand on both sides of its end.
+        // 419 rows fill a staging buffer: equal ids are on both sides of its end.
         let ids: Vec<usize> = (0..1000).map(|i| if i < 300 { 7 * i % 30 } else { 29 }).collect();
         let got = cuda.download(&cuda.embedding(&table.view(), &ids).unwrap()).unwrap();
         assert!(got == cpu.download(&cpu.embedding(&table.view(), &ids).unwrap()).unwrap(), "{dtype:?}");
@@ -134,9 +134,9 @@ fn rows_of_a_table_that_take_several_slots_arrive() {
 }
 
 #[test]
-fn weights_that_are_loaded_together_arrive_across_the_ends_of_regions() {
+fn weights_that_are_loaded_together_arrive_across_the_ends_of_registered_memory() {
     let Some(cuda) = crate::cuda() else { return };
-    // Two and a half regions of 64 MiB; the parts start and end inside of them.
+    // Two and a half pieces of 64 MiB of registered host memory; the parts start and end inside them.
     let (rows, cols) = if crate::small() { (3000, 3072) } else { (27000, 3072) };
     let host = values(1, rows * cols);
     let file = Weight::new(&host, &[rows, cols], Dtype::BF16);
@@ -211,7 +211,7 @@ fn a_panic_while_weights_are_loaded_leaves_nothing_behind() {
         cuda.load(|| -> flux::Result<()> { panic!("on purpose, with {}", weight.linear(&cuda).rows()) }, &mut |_| {})
     };
     assert!(catch_unwind(AssertUnwindSafe(load)).is_err());
-    // On its own a weight goes up at once: no batch of this thread is open any more.
+    // A weight by itself is uploaded at once: no batch of this thread is open any more.
     assert_eq!(cuda.weight_values(&weight.linear(&cuda)).unwrap(), values(1, 512 * 1024));
     let loaded = cuda.load(|| Ok(weight.linear(&cuda)), &mut |_| {}).unwrap();
     assert_eq!(cuda.weight_values(&loaded).unwrap(), values(1, 512 * 1024));

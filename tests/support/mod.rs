@@ -1,4 +1,4 @@
-//! What several test crates use.
+//! Helpers of several test crates.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
@@ -66,7 +66,7 @@ pub struct Image {
     pub bf16: Bf16,
 }
 
-/// How far the reference in bf16 stands from itself in float32.
+/// How far the reference in bf16 is from itself in float32.
 #[derive(serde::Deserialize)]
 pub struct Bf16 {
     pub latents_rms: f64,

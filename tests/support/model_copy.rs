@@ -1,4 +1,4 @@
-//! A copy of the default model with something wrong in it: links to the real files, but for those that a test changes.
+//! A copy of the default model with a fault: links to the real files, except for those that a test changes.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]

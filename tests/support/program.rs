@@ -1,4 +1,4 @@
-//! The program from outside: runs it and captures its output.
+//! Runs the program from outside and returns its output.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
@@ -17,7 +17,7 @@ pub fn flux() -> Command {
 /// The smallest image: 32x32, one step, on the CPU. A tenth of a second.
 pub const SMALL: [&str; 8] = ["-W", "32", "-H", "32", "-s", "1", "--device", "cpu"];
 
-/// The exit code and the output of a run.
+/// The result of a run.
 pub struct Run {
     pub code: Option<i32>,
     pub stdout: String,
@@ -56,7 +56,7 @@ pub fn draw(folder: &Path, flags: &[&str]) -> Run {
     Run::of(flux().current_dir(folder).args(SMALL).args(flags))
 }
 
-/// What lies in a folder, hidden files too, sorted.
+/// The names in a folder, hidden ones too, sorted.
 pub fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<_> = fs::read_dir(folder)
         .expect("a folder")

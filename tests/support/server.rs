@@ -1,5 +1,5 @@
-//! A small HTTP server on localhost that serves files with sizes, checksums and ranges as a model hub does, and that can
-//! fail in the ways that a hub fails.
+//! A small HTTP server on localhost: it serves files with sizes, checksums and ranges as a model hub does, and with a
+//! hub's faults.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use std::thread;
 pub struct Behaviour {
     /// 401 without a token, 403 with another one.
     pub token: Option<String>,
-    /// The first answers with content break off after so many bytes.
+    /// The first answers with content break off after this many bytes.
     pub broken_answers: usize,
     pub break_after: usize,
     /// Ranges are ignored, as simple servers do.

@@ -3,10 +3,10 @@
 //!
 //! A tile is 16 rows of 64 bytes. Tile A is 16 rows of W by 32 columns, as they lie in the file; tile B is the same 32
 //! columns of 16 rows of X, as pairs of columns [16 pairs][16 rows][2]; the product adds to [16 rows of W][16 rows of
-//! X], a part of Y^T. So only X is rearranged, once for all weights that it meets ([`Packed`]); W has no second copy.
-//! Where the weight of a convolution meets windows of an image it is the other way round, see [`multiply_windows`].
+//! X], a part of Y^T. So only X is rearranged, once for all weights that multiply it ([`Packed`]); W has no second
+//! copy. In a convolution, the weight and the windows of the image change places, see [`multiply_windows`].
 //!
-//! bfloat16 keeps 8 bits of a value and float32 has 24, so X is packed as a sum of 1 to 3 bfloat16 terms and the
+//! bfloat16 has 8 significant bits and float32 has 24, so X is packed as a sum of 1 to 3 bfloat16 terms and the
 //! products of all terms are summed:
 //!
 //! | terms | a value of X is off by | the product is off by, relative | |
@@ -15,16 +15,16 @@
 //! | 2 | <= 2^-16 | 2.6e-6 | six times a float32 product's own error |
 //! | 3 | 0 | 3.2e-7 | the products are exact and only sums round: a float32 product |
 //!
-//! A float32 product from the `gemm` crate is off by 4.2e-7. All at 3072 columns against float64, root mean square,
-//! tiles emulated: `cargo test --release --lib terms_compare -- --nocapture`.
+//! A float32 product from the `gemm` crate is off by 4.2e-7. All errors are root mean square at 3072 columns against
+//! float64, with emulated tiles: `cargo test --release --lib terms_compare -- --nocapture`.
 //!
 //! # Blocking
 //!
 //! A task is a block of W's rows times a block of X's rows. It walks blocks of columns: the block of W is copied to
 //! cache in the order of its tiles (mapped rows lie at any address and 2 * columns bytes apart, which fall into few
-//! sets of the first-level cache), then every strip of 32 rows of X meets every pair of tiles of it, 2 x 2 tiles of
-//! sums in registers. Between blocks of columns the sums wait in cache. Workers take tasks in order from a counter, so
-//! that they share the strips of X in cache.
+//! sets of the first-level cache), then every strip of 32 rows of X is multiplied by every pair of its tiles, with 2 x
+//! 2 tiles of sums in registers. Between blocks of columns the sums stay in cache. Workers take tasks in order from a
+//! counter, so that they share the strips of X in cache.
 //!
 //! Convolutions have a product of their own, in which the tiles change places: see `windows.rs`.
 
@@ -44,7 +44,7 @@ pub use self::tiles::{Line, available};
 use self::tiles::{NO_SUMS, NO_TILE, Sums, TILE, TILE_COLS, Tile, Tiles, transpose};
 pub use self::windows::{Lines, Offsets, Windows, multiply_windows};
 
-/// Rows of W or X that meet at once: two tiles.
+/// Rows of W or X that are multiplied at once: two tiles.
 const PAIR: usize = 2 * TILE;
 /// Pairs of tiles of W in a task: 128 rows.
 const TASK_PAIRS: usize = 4;
@@ -54,7 +54,8 @@ const TASK_STRIPS: usize = 32;
 /// 96 KiB, the block of W at most 256 KiB, and the 8 KiB of sums that are read and written cost little beside them.
 const BLOCK_STEPS: usize = 32;
 
-/// Rows of a weight in bfloat16, little-endian, at any address, with as many columns as the [`Packed`] that it meets.
+/// Rows of a weight in bfloat16, little-endian, at any address, with as many columns as the [`Packed`] that it
+/// multiplies.
 ///
 /// A slice of a weight's columns is `bytes` from its first column on, with the stride of the whole.
 #[derive(Clone, Copy)]
@@ -67,7 +68,7 @@ pub struct Bf16Rows<'a> {
     pub stride: usize,
 }
 
-/// Where a product goes: [rows of X, rows of W] float32.
+/// Where a product is written: [rows of X, rows of W] float32.
 pub struct Output<'a> {
     /// From the first cell to at least the last.
     pub values: &'a mut [f32],
@@ -108,7 +109,7 @@ struct Plan {
 impl Plan {
     fn new(x: &Packed, weight_rows: usize, threads: usize) -> Self {
         let (pairs, strips, steps) = (weight_rows.div_ceil(PAIR), x.strips(), x.steps());
-        // Even parts, none larger than the most.
+        // The parts are even, and none is larger than the maximum.
         let even = |all: usize, most: usize| all.div_ceil(all.div_ceil(most).max(1)).max(1);
         let block_steps = even(steps, if x.terms() == 1 { BLOCK_STEPS } else { BLOCK_STEPS / 2 });
         let mut plan = Self {
@@ -173,8 +174,8 @@ fn multiply_on<T: Tiles>(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
     share(plan.tasks(), begin, |(unit, panel, sums), task| run_task(unit, x, weight, &cells, &plan, task, panel, sums));
 }
 
-/// Has the workers call `run(own, task)` for all tasks, which they take in order from a counter; `begin` makes what is
-/// a worker's own.
+/// Lets the workers call `run(own, task)` for all tasks, which they take in order from a counter; `begin` makes the
+/// state `own` of a worker.
 fn share<S>(tasks: usize, begin: impl Fn() -> S + Sync, run: impl Fn(&mut S, usize) + Sync) {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -206,7 +207,8 @@ fn run_task<T: Tiles>(
     panel: &mut [Tile],
     sums: &mut [Sums],
 ) {
-    // All blocks of W meet one block of X before the next one, whose strips the workers then share in cache.
+    // A block of X is multiplied by all blocks of W before the next one begins, so that the workers share its strips in
+    // cache.
     let blocks = plan.pairs.div_ceil(plan.task_pairs);
     let (strip_block, pair_block) = (task / blocks, task % blocks);
     let first_pair = pair_block * plan.task_pairs;
@@ -221,14 +223,14 @@ fn run_task<T: Tiles>(
         }
         for strip in first_strip..first_strip + strips {
             let b = x.block(strip, from, to);
-            // The same columns of the next strip; past the last one it is the start of a strip or nothing, which does
-            // no harm.
+            // The prefetch reads the same columns of the next strip. Past the last strip the address is that of another
+            // strip or of nothing, which does no harm.
             let following = b.as_ptr().wrapping_add(x.steps() * x.terms() * 2);
             for (pair, a) in panel.chunks_exact(tiles_of_pair).take(pairs).enumerate() {
                 let waiting = if sums.len() == 1 { 0 } else { (strip - first_strip) * pairs + pair };
                 let block = &mut sums[waiting];
-                let ahead = following.wrapping_add(pair * b.len() / TASK_PAIRS);
-                unit.multiply(a, b, x.terms(), from > 0, block, ahead);
+                let prefetch = following.wrapping_add(pair * b.len() / TASK_PAIRS);
+                unit.multiply(a, b, x.terms(), from > 0, block, prefetch);
                 if to == plan.steps {
                     store(block, cells, strip * PAIR, (first_pair + pair) * PAIR);
                 }
@@ -264,7 +266,7 @@ fn copy_pair(weight: Bf16Rows<'_>, cols: usize, row: usize, col: usize, tiles: &
     }
 }
 
-/// Writes 2 x 2 tiles of Y^T to Y, from cell (`row`, `col`) on, as far as Y goes.
+/// Writes 2 x 2 tiles of Y^T to Y from cell (`row`, `col`) on, without the cells past the end of Y.
 fn store(sums: &Sums, out: &Cells, row: usize, col: usize) {
     let rows = PAIR.min(out.rows - row);
     let cols = PAIR.min(out.cols - col);

@@ -1,7 +1,7 @@
 //! Attention in blocks: memory grows with the tokens, not with their square.
 //!
-//! A task holds a block of queries of all heads. For each head it goes over blocks of keys, keeps the running
-//! maximum and sum of each query, and rescales what it has when the maximum rises.
+//! A task is a block of queries of all heads. For each head it goes over blocks of keys with the running maximum and
+//! sum of each query, and rescales its partial result when the maximum rises.
 
 use rayon::prelude::*;
 
@@ -22,7 +22,7 @@ struct Span {
     len: usize,
 }
 
-/// Spans of at most `len` tokens; together they are all rows in order.
+/// Spans of at most `len` tokens, which together are all rows in order.
 fn spans(joint: Joint, len: usize) -> Vec<Span> {
     let mut spans = Vec::new();
     for (first_token, tokens) in [(0, joint.txt), (joint.txt, joint.img)] {

@@ -1,6 +1,5 @@
 //! Attention of bfloat16 activations on AMX tiles: as [`super::attention`], but with whole rows of scores, so that its
-//! two products are long ones. Queries, keys, values and weights are rounded to bfloat16; sums and softmax are in
-//! float32.
+//! two products are large. Queries, keys, values and weights are rounded to bfloat16; sums and softmax are in float32.
 
 use rayon::prelude::*;
 
@@ -11,7 +10,7 @@ use crate::ops::Joint;
 /// Queries whose scores are held at once: memory grows with the tokens, not with their square.
 const QUERIES: usize = 1024;
 
-/// What multiplies: [`amx::multiply`], or its emulation in tests.
+/// The product: [`amx::multiply`], or its emulation in tests.
 pub(super) type Multiply = fn(&Packed, Bf16Rows<'_>, Output<'_>);
 
 /// Keys [tokens, head_dim] and transposed values [head_dim, tokens] of one head and sample.

@@ -1,5 +1,5 @@
 //! Convolution: the inputs of a block of output pixels side by side (im2col), times the weight matrix, in float32.
-//! Where the processor has AMX-BF16 tiles, bfloat16 weights go there: [`super::conv_tiles`].
+//! Where the processor has AMX-BF16 tiles, they multiply bfloat16 weights: [`super::conv_tiles`].
 
 use std::cell::RefCell;
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ use crate::ops::Conv;
 /// Output pixels of one task.
 const BLOCK: usize = 256;
 
-/// A convolution weight [out, in, k, k] in the mapped file, and the same in the orders in which it was used.
+/// A convolution weight [out, in, k, k] in the mapped file, with cached copies in the orders in which it was used.
 pub struct Weight {
     pub(super) view: TensorView,
     /// [out, k * k * in]

@@ -1,10 +1,10 @@
-//! Convolution of bfloat16 weights on AMX tiles, by [`super::amx::multiply_windows`]: as [`super::conv`], but with no
-//! windows written out.
+//! Convolution of bfloat16 weights on AMX tiles, by [`super::amx::multiply_windows`]: as [`super::conv`], but without
+//! writing out windows.
 //!
-//! A band of the image is rounded to bfloat16 once, with its padding: [phase][32 channels][term][row][pixel], the
-//! phases being the rows and columns that a kernel of that stride steps over, so that windows side by side see pixels
-//! side by side there. As in a linear, activations are rounded to one term with `--precision bf16` and exactly three in
-//! float32, see [`super::amx`].
+//! A band of the image is rounded to bfloat16 once, with its padding: [phase][32 channels][term][row][pixel], where a
+//! phase is the pixels that are a multiple of the stride apart, so that adjacent windows see adjacent pixels in it. As
+//! in a linear, activations become one rounded term with `--precision bf16` and three exact terms otherwise, see
+//! [`super::amx`].
 
 use half::bf16;
 use rayon::prelude::*;
@@ -17,14 +17,14 @@ use crate::ops::Conv;
 
 /// Channels of a line.
 const CHANNELS: usize = 32;
-/// Bytes of a band: memory does not grow with the image's height, caches hold it, and of an image of 1024 x 1024 with
-/// 128 channels it is 31 rows, so that the two that the next band rounds again cost little.
+/// Bytes of a band. Memory does not grow with the image's height, and caches hold a band. It is 31 rows of an image of
+/// 1024 x 1024 with 128 channels, so the two rows that the next band rounds again cost little.
 const BAND_BYTES: usize = 8 << 20;
 
 /// See [`super::amx::multiply_windows`].
 type Multiply = fn(&Lines, &Offsets, &Packed, Windows, &mut [f32], &[f32], bool);
 
-/// What multiplies, and how much of an image is rounded at once; tests have others.
+/// The product, and how much of an image is rounded at once; tests use others.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     multiply: Multiply,
@@ -47,8 +47,8 @@ fn seen(kernel: usize) -> Vec<Seen> {
     (0..kernel * kernel).map(|tap| Seen { y: tap / kernel, x: tap % kernel, taps: vec![tap] }).collect()
 }
 
-/// What the output pixels in rows of this parity and columns of that see of the small image, through 3 x 3 taps on the
-/// large one.
+/// The pixels of the small image that output pixels in rows and columns of these parities see, through 3 x 3 taps on
+/// the large image.
 fn seen_doubled(row_parity: usize, column_parity: usize) -> Vec<Seen> {
     // The large image's row 2 y + parity + tap - 1 is the small one's row y + pixel - 1.
     let pixel = |parity: usize, tap: usize| (parity + tap).div_ceil(2);
@@ -128,8 +128,8 @@ struct Image {
     pitch: usize,
     /// Rows of windows of a band.
     band: usize,
-    /// Rows of a plane: those of a band, those that its last windows see below it, and what the last strip of windows
-    /// reaches into.
+    /// Rows of a plane: those of a band, those below it that its last windows see, and those into which the last strip
+    /// of windows reaches.
     rows: usize,
 }
 
@@ -157,10 +157,10 @@ impl Image {
         }
     }
 
-    /// Brings the rows that the windows from row `first` on see to `lines`.
+    /// Rounds the rows that the windows from row `first` on see to `lines`.
     fn round(&self, x: Rows<'_>, first: usize, lines: &mut Lines) {
         let Conv { height, width, stride, pad_before, .. } = self.conv;
-        // Of each row all planes, so that x is read as it lies.
+        // All planes of a row are written before the next row, so that x is read as it lies.
         let mut rows: Vec<Vec<&mut [Line]>> = (0..self.rows).map(|_| Vec::new()).collect();
         lines.get_mut().chunks_exact_mut(self.pitch).enumerate().for_each(|(i, lines)| rows[i % self.rows].push(lines));
         rows.into_par_iter().enumerate().for_each(|(row, mut planes)| {
@@ -241,7 +241,7 @@ mod tests {
         values.iter().map(|&value| bf16::from_f32(value).to_f32()).collect()
     }
 
-    /// Columns of a row that are not the image's.
+    /// Values between one row of the image and the next.
     const BESIDE: usize = 3;
 
     fn image(values: &[f32], pixels: usize, channels: usize) -> Rows<'_> {

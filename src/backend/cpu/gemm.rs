@@ -1,8 +1,8 @@
 //! Matrix products: activations in float32, weights as they lie in the file.
 //!
 //! The portable path widens a panel of weight rows to float32 and multiplies with the crate `gemm`; it runs on every
-//! CPU and is what other paths are tested against. Where the processor has AMX-BF16 tiles, bfloat16 weights go there,
-//! those of convolutions too ([`super::conv_tiles`]).
+//! CPU and is what other paths are tested against. Where the processor has AMX-BF16 tiles, they multiply bfloat16
+//! weights, those of convolutions too ([`super::conv_tiles`]).
 
 #![allow(unsafe_code)]
 
@@ -33,7 +33,8 @@ pub(super) fn describe(precision: Precision) -> &'static str {
     }
 }
 
-/// Terms of bfloat16 for each activation that meets this weight on AMX tiles, or none where the product is not theirs.
+/// How many bfloat16 terms AMX tiles use for an activation with this weight; none where the portable path computes the
+/// product.
 pub(super) fn terms(precision: Precision, parts: &[TensorView]) -> Option<usize> {
     let on_tiles = amx::available() && parts.iter().all(|part| part.format() == Format::Bf16);
     on_tiles.then_some(if precision == Precision::Bf16 { 1 } else { EXACT_TERMS })
@@ -141,7 +142,7 @@ pub(super) fn small(
 
 /// Cuts the parts into panels: (part, its rows, first output column).
 fn panels(parts: &[TensorView], n: usize) -> Vec<(usize, std::ops::Range<usize>, usize)> {
-    // Small matrices are cut finer, so that there is a task for every core.
+    // Small matrices are cut finer, so that every core has a task.
     let fair = n.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(16);
     let size = PANEL_ROWS.min(fair);
     let mut first = 0;
@@ -170,7 +171,7 @@ fn widened(view: &TensorView, f: impl FnOnce(&[f32])) {
         match view.format() {
             Format::Bf16 => math::widen_bf16(view.bytes(), panel),
             Format::F16 => math::widen_f16(view.bytes(), panel),
-            // Float32 lands here where the file's header leaves its tensors unaligned.
+            // Float32 is copied too where the file's header leaves its tensors unaligned.
             Format::F32 | Format::E4m3Rows => dequantise_rows(view, 0..view.rows(), panel),
         }
         f(panel);
@@ -198,8 +199,7 @@ impl Shared {
 /// `out[i, j] (+)= sum_k x[rows.start + i, k] weight[j, k]`; weight rows are `weight_stride` apart, out rows
 /// `out_stride`.
 ///
-/// # Safety
-/// `out` is valid for rows.len() rows of n values, and nobody else touches these cells meanwhile.
+/// # Safety `out` is valid for rows.len() rows of n values, and nothing else touches these cells meanwhile.
 #[allow(clippy::too_many_arguments)]
 unsafe fn product(
     x: Rows<'_>,

@@ -11,8 +11,7 @@ const LANES: usize = 32;
 
 /// Runs `$body::<true>` compiled for AVX2 and FMA where the CPU has them, otherwise `$body` as the target allows.
 ///
-/// The const parameter of a body says whether `mul_add` is one instruction; where it is not, it would be a library
-/// call.
+/// The const parameter of a body says whether `mul_add` is one instruction; elsewhere it would be a library call.
 macro_rules! dispatch {
     ($body:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)?) => {{
         #[cfg(target_arch = "x86_64")]
@@ -59,11 +58,11 @@ pub fn affine_silu(x: &[f32], scale: &[f32], shift: &[f32], out: &mut [f32]) {
     dispatch!(affine_silu_body(x: &[f32], scale: &[f32], shift: &[f32], out: &mut [f32]))
 }
 
-/// Adds each value's difference from its center to `sums`, and the square of that to `squares`, both in float64. Panics
-/// when the lengths differ.
-pub fn add_moments(x: &[f32], center: &[f32], sums: &mut [f64], squares: &mut [f64]) {
+/// Adds each value's deviation from its center to `sums` and the square of the deviation to `squares`, both in float64.
+/// Panics when the lengths differ.
+pub fn add_deviations(x: &[f32], center: &[f32], sums: &mut [f64], squares: &mut [f64]) {
     assert!(center.len() == x.len() && sums.len() == x.len() && squares.len() == x.len());
-    dispatch!(add_moments_body(x: &[f32], center: &[f32], sums: &mut [f64], squares: &mut [f64]))
+    dispatch!(add_deviations_body(x: &[f32], center: &[f32], sums: &mut [f64], squares: &mut [f64]))
 }
 
 /// The sum, taken in float64.
@@ -121,7 +120,7 @@ fn exp_one<const FMA: bool>(x: f32) -> f32 {
     let r = mul_add::<FMA>(n, -LN2_HIGH, x);
     let r = mul_add::<FMA>(n, -LN2_LOW, r);
 
-    // e^r = 1 + r + r^2 p(r), p least in the largest error over |r| <= 0.3466.
+    // e^r = 1 + r + r^2 p(r), p chosen for the least maximum error over |r| <= 0.3466.
     let p = P[0];
     let p = mul_add::<FMA>(p, r, P[1]);
     let p = mul_add::<FMA>(p, r, P[2]);
@@ -197,7 +196,7 @@ fn affine_silu_body<const FMA: bool>(x: &[f32], scale: &[f32], shift: &[f32], ou
 }
 
 #[inline(always)]
-fn add_moments_body<const FMA: bool>(x: &[f32], center: &[f32], sums: &mut [f64], squares: &mut [f64]) {
+fn add_deviations_body<const FMA: bool>(x: &[f32], center: &[f32], sums: &mut [f64], squares: &mut [f64]) {
     for (((x, center), sum), square) in x.iter().zip(center).zip(sums).zip(squares) {
         let difference = f64::from(*x) - f64::from(*center);
         *sum += difference;
@@ -243,8 +242,8 @@ fn widen_f16_body<const FMA: bool>(bytes: &[u8], out: &mut [f32]) {
     for (value, pair) in out.iter_mut().zip(bytes.chunks_exact(2)) {
         let bits = u32::from(u16::from_le_bytes([pair[0], pair[1]]));
         let magnitude = (bits & 0x7fff) << 13;
-        // The float32 of the same bits has an exponent that is less by 127 - 15; so have the subnormals, which this
-        // makes normal.
+        // A float32 of these bits has an exponent that is too small by 127 - 15. The factor corrects it, for subnormals
+        // too, which become normal.
         let scaled = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
         let finite = if magnitude >= 0x7c00 << 13 { magnitude | 0x7f80_0000 } else { scaled };
         *value = f32::from_bits(finite | (bits & 0x8000) << 16);

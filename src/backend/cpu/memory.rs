@@ -1,9 +1,9 @@
-//! How much memory the host can still give.
+//! How much memory of the host is available.
 
 use std::fs;
 
 /// Bytes that can be allocated without swapping: what Linux counts as available, or less where a control group says so.
-/// `u64::MAX` where nobody tells.
+/// `u64::MAX` where the system does not say.
 pub(super) fn available_bytes() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").unwrap_or_default();

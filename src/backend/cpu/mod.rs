@@ -1,8 +1,8 @@
 //! The CPU backend: float32 between ops, all cores, and the reference for every other backend.
 //!
-//! Weights stay where they are: a matrix is a list of row ranges of mapped files, read in place by [`gemm`]. Of most
-//! fused ops the CPU runs the definition. Those of the VAE, whose activations no cache holds, are here where that saves
-//! a pass over them; they round as their definition does, but for a convolution of the upsampled image in bfloat16
+//! Weights stay where they are: a matrix is a list of row ranges of mapped files, read in place by [`gemm`]. The CPU
+//! runs the definition of most fused ops. It replaces some of the VAE, whose activations no cache holds, to save a pass
+//! over them. These round as their definition does, except for the convolution of an upsampled image in bfloat16
 //! ([`Tensor::upsample_conv2d`]).
 
 pub mod amx;
@@ -50,7 +50,7 @@ pub struct Cpu {
 /// A weight matrix: the rows of these parts, one under the other, in the mapped file.
 pub struct Weight(Vec<TensorView>);
 
-/// What a tensor of the CPU views. Its memory goes to later tensors.
+/// The memory that a tensor of the CPU views. It returns to the pool on drop.
 pub struct Values(Vec<f32>);
 
 impl Values {
@@ -84,7 +84,7 @@ pub(crate) struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     fn of(x: &'a Tensor<Cpu>) -> Self {
-        // A view without rows may begin behind the end.
+        // A view without rows may begin past the end.
         let data = x.buffer().get(x.offset()..).unwrap_or_default();
         Self { data, rows: x.rows(), cols: x.cols(), stride: x.stride() }
     }
@@ -94,7 +94,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Row blocks of about this many elements go to one task: large enough that the hand-over costs nothing.
+/// Elements in the block of rows of one task: enough that starting the task costs nothing beside it.
 const TASK_ELEMENTS: usize = 1 << 16;
 
 impl Cpu {
@@ -103,7 +103,7 @@ impl Cpu {
         Self { precision }
     }
 
-    /// What the user should know of the precision that was asked for, where it is not what runs.
+    /// A note for the user where the requested precision is not the one that runs.
     pub fn note(&self) -> Option<&'static str> {
         (self.precision == Precision::Bf16 && !amx::available())
             .then_some("this processor has no AMX-BF16, so products are computed in float32; bf16 gains nothing here")
@@ -114,7 +114,7 @@ impl Cpu {
         Tensor::from_buffer(self, Values(values), rows, cols)
     }
 
-    /// The values of `x` in memory that nobody else sees: its own when it may be overwritten, else a copy.
+    /// The values of `x` in memory of their own: that of `x` when it may be overwritten, else a copy.
     fn take(x: Tensor<Self>) -> Vec<f32> {
         match x.into_buffer() {
             Ok(values) => values.into_vec(),
@@ -136,7 +136,7 @@ impl Cpu {
         self.tensor(values, rows, cols)
     }
 
-    /// A new tensor, each row of which `f(row index, row)` writes, to its end.
+    /// A new tensor; `f(row index, row)` writes every value of a row.
     fn make_rows(&self, rows: usize, cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) -> Tensor<Self> {
         let mut values = pool::values(rows * cols);
         for_rows(&mut values, cols, f);
@@ -161,7 +161,7 @@ impl Backend for Cpu {
     type Buffer = Values;
     type Weight = Weight;
     type ConvWeight = conv::Weight;
-    /// A norm here computes them itself.
+    /// The norms compute their statistics themselves.
     type ChannelStatistics = Infallible;
     type Event = Instant;
     /// None where a pixel is not a number.
@@ -193,8 +193,8 @@ impl Backend for Cpu {
     }
 
     fn available_bytes(&self) -> u64 {
-        // What one image leaves for the next must not look like memory that the next lacks.
-        memory::available_bytes().saturating_add(pool::kept_bytes())
+        // Memory that one image leaves in the pool is available to the next.
+        memory::available_bytes().saturating_add(pool::pooled_bytes())
     }
 
     fn weight_bytes(&self, _elements: u64, _storage: Storage) -> u64 {
@@ -205,11 +205,11 @@ impl Backend for Cpu {
         Ok(Instant::now())
     }
 
-    fn is_done(&self, _mark: &Instant) -> Result<bool> {
+    fn is_done(&self, _event: &Instant) -> Result<bool> {
         Ok(true)
     }
 
-    fn wait(&self, _mark: &Instant) -> Result<()> {
+    fn wait(&self, _event: &Instant) -> Result<()> {
         Ok(())
     }
 
@@ -337,7 +337,7 @@ impl Backend for Cpu {
         width: usize,
     ) -> Result<Convolved<Self>> {
         let kernel = weight.weight();
-        // Sums of weights are no bfloat16 numbers, so this is for activations that are rounded too.
+        // Sums of weights are rounded to bfloat16, so this is only for activations that are rounded too.
         if gemm::terms(self.precision, std::slice::from_ref(&kernel.view)) != Some(1) {
             return ops::upsample_conv2d::compose(self, x, weight, bias, height, width);
         }

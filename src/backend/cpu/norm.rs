@@ -13,7 +13,7 @@ pub(super) fn layer_norm(x: &[f32], eps: f32, out: &mut [f32]) {
     out.iter_mut().zip(x).for_each(|(out, x)| *out = (x - mean) * rstd);
 }
 
-/// Over each run of `weight.len()` values.
+/// RMS norm over each run of `weight.len()` values of a row.
 pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     for (x, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
         let mean_square = math::sum_squares(x, 0.0) / x.len() as f64;
@@ -30,7 +30,7 @@ pub(super) fn group_norm_affine(x: Rows<'_>, norm: &GroupNorm<'_, Cpu>) -> (Vec<
 
 fn affine(x: Rows<'_>, weight: &[f32], bias: &[f32], groups: usize, eps: f32) -> (Vec<f32>, Vec<f32>) {
     let per_group = x.cols / groups;
-    // Sums are about a value of the group, so that squares lose no digits where the mean is large.
+    // Sums are taken relative to one value of the group, so that squares lose no digits where the mean is large.
     let center: Vec<f32> =
         (0..x.cols).map(|channel| x.data.get(channel / per_group * per_group).copied().unwrap_or_default()).collect();
     let sums = channel_sums(x, &center);
@@ -51,7 +51,7 @@ fn affine(x: Rows<'_>, weight: &[f32], bias: &[f32], groups: usize, eps: f32) ->
     (scale, shift)
 }
 
-/// The sums over all rows of each channel's differences from `center`, and those of their squares. Blocks are summed in
+/// For each channel, the sums over all rows of the deviations from `center` and of their squares. Blocks are summed in
 /// order, so that the result does not depend on threads.
 fn channel_sums(x: Rows<'_>, center: &[f32]) -> (Vec<f64>, Vec<f64>) {
     const BLOCK: usize = 512;
@@ -59,7 +59,7 @@ fn channel_sums(x: Rows<'_>, center: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let block_sums = |block: usize| {
         let (mut sums, mut squares) = none();
         (block * BLOCK..((block + 1) * BLOCK).min(x.rows))
-            .for_each(|row| math::add_moments(x.row(row), center, &mut sums, &mut squares));
+            .for_each(|row| math::add_deviations(x.row(row), center, &mut sums, &mut squares));
         (sums, squares)
     };
     let blocks: Vec<_> = (0..x.rows.div_ceil(BLOCK)).into_par_iter().map(block_sums).collect();

@@ -1,18 +1,19 @@
-//! Memory of earlier results for later ones: the system takes longer to map new pages than an op to fill them.
+//! A pool of the memory of earlier results, for later ones: the system takes longer to map new pages than an op takes
+//! to fill them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Smaller pieces of memory the allocator keeps by itself.
-const LEAST_BYTES: usize = 1 << 20;
-/// What is kept at most, over all.
-const MOST_BYTES: usize = 1 << 30;
-/// What values hold that nobody wrote: pages that the system maps are zeros anyway, and while we debug a value that is
-/// missed shall show.
+/// The least size of a pooled piece of memory: the allocator reuses smaller ones by itself.
+const MIN_BYTES: usize = 1 << 20;
+/// The most memory in the pool.
+const MAX_BYTES: usize = 1 << 30;
+/// The value of cells that were not written yet: zero, which pages from the system hold anyway, and NaN in debug
+/// builds, where an op that misses a cell is to show.
 const UNWRITTEN: f32 = if cfg!(debug_assertions) { f32::NAN } else { 0.0 };
 
 static POOL: Pool = Pool(Mutex::new(Vec::new()));
 
-/// Memory that waits, the latest last.
+/// Memory that waits to be used again, the most recent last.
 struct Pool(Mutex<Vec<Vec<f32>>>);
 
 fn bytes(values: &Vec<f32>) -> usize {
@@ -21,7 +22,7 @@ fn bytes(values: &Vec<f32>) -> usize {
 
 impl Pool {
     fn spare(&self) -> MutexGuard<'_, Vec<Vec<f32>>> {
-        // Vectors go in and out whole.
+        // A panic cannot leave a vector half moved, so a poisoned lock does no harm.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -30,49 +31,48 @@ impl Pool {
             let mut spare = self.spare();
             let fits = |values: &Vec<f32>| (count..=2 * count).contains(&values.capacity());
             let best = (0..spare.len()).filter(|&i| fits(&spare[i])).min_by_key(|&i| spare[i].capacity());
-            best.filter(|_| count * size_of::<f32>() >= LEAST_BYTES).map(|i| spare.remove(i))
+            best.filter(|_| count * size_of::<f32>() >= MIN_BYTES).map(|i| spare.remove(i))
         };
         let Some(mut values) = found else { return vec![UNWRITTEN; count] };
         if cfg!(debug_assertions) {
             values.clear();
         }
         values.truncate(count);
-        // What is left was never written, or not as long.
+        // The vector may be shorter than this, or was cleared above.
         values.resize(count, UNWRITTEN);
         values
     }
 
-    fn kept_bytes(&self) -> usize {
+    fn pooled_bytes(&self) -> usize {
         self.spare().iter().map(bytes).sum()
     }
 
     fn give(&self, values: Vec<f32>) {
-        if bytes(&values) < LEAST_BYTES || bytes(&values) > MOST_BYTES {
+        if bytes(&values) < MIN_BYTES || bytes(&values) > MAX_BYTES {
             return;
         }
         let mut spare = self.spare();
         spare.push(values);
-        let mut kept: usize = spare.iter().map(bytes).sum();
-        while kept > MOST_BYTES {
-            kept -= bytes(&spare.remove(0));
+        let mut pooled: usize = spare.iter().map(bytes).sum();
+        while pooled > MAX_BYTES {
+            pooled -= bytes(&spare.remove(0));
         }
     }
 }
 
-/// `count` values, all of which the caller writes, in memory that was used before where there is some of about that
-/// size.
+/// `count` values, all of which the caller must write, in pooled memory where there is a piece of about that size.
 pub(super) fn values(count: usize) -> Vec<f32> {
     POOL.values(count)
 }
 
-/// Keeps the memory of `values` for [`values`]; what has waited longest goes where too much would be kept.
+/// Gives the memory of `values` to the pool, which drops its oldest pieces where it would become too large.
 pub(super) fn give(values: Vec<f32>) {
     POOL.give(values);
 }
 
-/// What waits to be used again.
-pub(super) fn kept_bytes() -> u64 {
-    POOL.kept_bytes() as u64
+/// Bytes of memory in the pool.
+pub(super) fn pooled_bytes() -> u64 {
+    POOL.pooled_bytes() as u64
 }
 
 #[cfg(test)]
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_serves_again() {
+    fn memory_is_used_again() {
         let (pool, count) = (pool(), (3 << 20) + 17);
         let first = pool.values(count);
         let at = first.as_ptr();
@@ -97,12 +97,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn the_pool_is_bounded() {
         let pool = pool();
         pool.give(vec![1.0; 1000]);
-        pool.give(Vec::with_capacity(MOST_BYTES / size_of::<f32>() + 1));
+        pool.give(Vec::with_capacity(MAX_BYTES / size_of::<f32>() + 1));
         assert!(pool.spare().is_empty(), "neither small pieces nor too large ones");
-        let third = MOST_BYTES / size_of::<f32>() / 3;
+        let third = MAX_BYTES / size_of::<f32>() / 3;
         for more in 1..=4 {
             pool.give(Vec::with_capacity(third + more));
         }
@@ -111,11 +111,11 @@ mod tests {
             [third + 3, third + 4],
             "the latest stay"
         );
-        assert_eq!(pool.kept_bytes(), (2 * third + 7) * size_of::<f32>());
+        assert_eq!(pool.pooled_bytes(), (2 * third + 7) * size_of::<f32>());
     }
 
     #[test]
-    fn a_piece_of_another_size_does_not_serve() {
+    fn a_piece_of_another_size_is_not_used() {
         let pool = pool();
         pool.give(Vec::with_capacity((9 << 20) + 1));
         assert_eq!(pool.values(4 << 20).len(), 4 << 20);

@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering;
 use cudarc::driver::{result, sys};
 use parking_lot::ReentrantMutexGuard;
 
-use super::device::{Device, Stream, failed};
+use super::device::{Device, Stream};
+use super::driver::failed;
 use crate::error::{Error, Result};
 
 /// While it lives, no other thread enqueues work on the compute stream. A thread may have several.

@@ -14,15 +14,10 @@ use cudarc::driver::sys;
 use parking_lot::ReentrantMutex;
 
 use super::counters::Counters;
+use super::driver::{Properties, failed, start_driver};
+use super::kernels;
 use super::memory::{Arena, Budget};
-use super::{kernels, library};
 use crate::error::{Error, Result};
-
-/// The driver that came with CUDA 13.0, as it counts: older ones lack functions that the bindings call, and code of our
-/// nvcc.
-const OLDEST_DRIVER: i32 = 13000;
-/// The oldest GPUs with bf16 tensor cores.
-const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 
 /// A queue of work on the device; lives as long as its [`Device`].
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,11 +64,8 @@ pub struct Device {
     pub(super) submission: ReentrantMutex<()>,
     pub(super) capturing: AtomicBool,
     counters: Counters,
-    name: String,
-    capability: (i32, i32),
-    multiprocessors: usize,
+    properties: Properties,
     driver: i32,
-    registers_read_only: bool,
 }
 
 // SAFETY: the driver's handles are plain addresses that any thread may use once the context is current there, which
@@ -83,75 +75,21 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// An error of the driver, in words.
-pub fn failed(what: &str, error: DriverError) -> Error {
-    let name = error
-        .error_name()
-        .ok()
-        .map(|name| name.to_string_lossy().into_owned())
-        .unwrap_or_else(|| format!("{:?}", error.0));
-    let text = error.error_string().ok().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
-    Error::new(format!("{what}: {text} ({name})"))
-}
-
 impl Device {
     /// Opens GPU `ordinal`. Without `memory_cap`, 80% of the memory that is free now may be used.
     ///
     /// Errors when the program has no kernels, the machine no driver, or the GPU is missing or too old.
     pub fn open(ordinal: usize, memory_cap: Option<u64>) -> Result<Arc<Self>> {
-        if !kernels::built() {
-            return Err(Error::new("this program was built without nvcc, so it has no GPU kernels").hint(
-                "run `make cuda-toolkit`, then `make build`; or leave out `--device` and `--precision` to use the CPU",
-            ));
-        }
-        library::require_driver()?;
-        result::init()
-            .map_err(|e| failed("cannot start CUDA", e).hint("is the NVIDIA driver loaded? `nvidia-smi` shows it"))?;
-        let mut driver = 0;
-        // SAFETY: the driver writes one int.
-        unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(|e| failed("cannot ask the driver", e))?;
-        if driver < OLDEST_DRIVER {
-            let (major, minor) = (driver / 1000, driver % 1000 / 10);
-            return Err(Error::new(format!("the NVIDIA driver is for CUDA {major}.{minor}, 13.0 is the least"))
-                .hint("install driver 580 or later"));
-        }
-        let count = result::device::get_count().map_err(|e| failed("cannot count GPUs", e))?;
-        let index = i32::try_from(ordinal).ok().filter(|index| *index < count);
-        let index = index.ok_or_else(|| {
-            Error::new(format!("no GPU {ordinal}: this machine shows {count}")).hint("`nvidia-smi -L` lists them")
-        })?;
-        let device = result::device::get(index).map_err(|e| failed("cannot open the GPU", e))?;
-        let name = result::device::get_name(device).map_err(|e| failed("cannot open the GPU", e))?;
-        let attribute = |attribute| {
-            // SAFETY: `device` was returned by `device::get`.
-            unsafe { result::device::get_attribute(device, attribute) }.map_err(|e| failed("cannot ask the GPU", e))
-        };
-        use sys::CUdevice_attribute as Attribute;
-        let capability = (
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        );
-        if capability < OLDEST_CAPABILITY {
-            let (major, minor) = capability;
-            return Err(Error::new(format!(
-                "GPU {ordinal} ({name}) has compute capability {major}.{minor}, 8.0 is the least"
-            ))
-            .hint("leave out `--device` and `--precision` to use the CPU"));
-        }
-        let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as usize;
-        let registers_read_only = attribute(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0;
-        let stream_ordered = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
-
-        // SAFETY: `device` was returned by `device::get`; the context is released in `drop`.
-        let context = unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("cannot open the GPU", e))?;
+        let driver = start_driver()?;
+        let (device, properties) = Properties::of(ordinal)?;
+        let cannot = |e| failed("cannot open the GPU", e);
+        // SAFETY: `device` is one that the driver named; the context is released in `drop`.
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(cannot)?;
         // SAFETY: `context` was just retained.
-        unsafe { result::ctx::set_current(context) }.map_err(|e| failed("cannot open the GPU", e))?;
-        let pool = if stream_ordered { Some(new_pool(index)?) } else { None };
+        unsafe { result::ctx::set_current(context) }.map_err(cannot)?;
+        let pool = if properties.has_memory_pools { Some(new_pool(device)?) } else { None };
         let (free, _) = result::mem_get_info().map_err(|e| failed("cannot ask for free GPU memory", e))?;
-        let cap = memory_cap.unwrap_or(free as u64 / 10 * 8);
-        let new_stream = || {
-            result::stream::create(StreamKind::NonBlocking).map(Stream).map_err(|e| failed("cannot open the GPU", e))
-        };
+        let new_stream = || result::stream::create(StreamKind::NonBlocking).map(Stream).map_err(cannot);
         Ok(Arc::new(Self {
             context,
             device,
@@ -160,17 +98,14 @@ impl Device {
             download_stream: new_stream()?,
             modules: Mutex::default(),
             functions: Mutex::default(),
-            budget: Budget::new(cap),
+            budget: Budget::new(memory_cap.unwrap_or(free as u64 / 10 * 8)),
             arena: Mutex::default(),
             pool,
             submission: ReentrantMutex::new(()),
             capturing: AtomicBool::new(false),
             counters: Counters::default(),
-            name,
-            capability,
-            multiprocessors,
+            properties,
             driver,
-            registers_read_only,
         }))
     }
 
@@ -220,17 +155,17 @@ impl Device {
     }
 
     pub fn name(&self) -> &str {
-        &self.name
+        &self.properties.name
     }
 
     /// Compute capability, (9, 0) for Hopper.
     pub fn capability(&self) -> (i32, i32) {
-        self.capability
+        self.properties.capability
     }
 
     /// Streaming multiprocessors.
     pub fn multiprocessors(&self) -> usize {
-        self.multiprocessors
+        self.properties.multiprocessors
     }
 
     /// The newest CUDA that the driver knows, as it counts: 13000 is 13.0.
@@ -240,7 +175,7 @@ impl Device {
 
     /// Whether it can copy from memory of the host that this program may only read, as files are mapped.
     pub fn registers_read_only(&self) -> bool {
-        self.registers_read_only
+        self.properties.registers_read_only
     }
 
     /// Whether all work on `stream` is done; does not wait.
@@ -286,8 +221,8 @@ impl Device {
             .ok_or_else(|| Error::new(format!("this program has no kernels of `cuda/{file}.cu`")))?;
         // SAFETY: `fatbin` is whole made by nvcc, aligned to 64 bytes, and static.
         let module = unsafe { result::module::load_data(fatbin.as_ptr().cast()) };
-        let module =
-            module.map_err(|e| failed(&format!("cannot load the kernels of `cuda/{file}.cu` on {}", self.name), e))?;
+        let module = module
+            .map_err(|e| failed(&format!("cannot load the kernels of `cuda/{file}.cu` on {}", self.name()), e))?;
         modules.insert(file, module);
         Ok(module)
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
-use super::device::{Device, Stream, failed};
+use super::device::{Device, Stream};
+use super::driver::failed;
 use crate::error::Result;
 
 /// A point in the order of work on a stream.

@@ -13,7 +13,8 @@ use std::sync::{Arc, PoisonError};
 use cudarc::driver::{result, sys};
 
 use super::capture::Captured;
-use super::device::{Device, failed};
+use super::device::Device;
+use super::driver::failed;
 use super::event::Event;
 use super::memory::{Buffer, Kind};
 use super::{Cuda, Tensor};

@@ -1,4 +1,4 @@
-//! What launchers of kernels for Hopper (`cuda/*_sm90a.cu`) share: whether such a kernel shall run, and tensor maps for
+//! What launchers of kernels for Hopper (`cuda/*_sm90a.cu`) share: the choice of such a kernel, and tensor maps for
 //! TMA.
 
 use std::env;
@@ -6,7 +6,7 @@ use std::ffi::{OsStr, c_void};
 
 use cudarc::driver::sys;
 
-use super::device::failed;
+use super::driver::failed;
 use super::{Cuda, kernels, launch};
 use crate::error::{Error, Result};
 
@@ -18,11 +18,11 @@ const HOPPER: (i32, i32) = (9, 0);
 pub struct Choice {
     /// The op.
     pub op: &'static str,
-    /// The environment variable that chooses the kernel: `base` is the one for all GPUs, `sm90` that for Hopper.
+    /// The environment variable that chooses the kernel: `base` is the one for all GPUs, `sm90` the one for Hopper.
     pub variable: &'static str,
-    /// The file in cuda/ that holds the latter.
+    /// The file in cuda/ that holds the kernel for Hopper.
     pub file: &'static str,
-    /// Values that choose a form of the latter that is not its fastest.
+    /// Values that choose a form of that kernel that is not its fastest.
     pub forms: &'static [&'static str],
 }
 
@@ -30,7 +30,7 @@ const BASE: &str = "base";
 const FASTEST: &str = "sm90";
 
 impl Choice {
-    /// The value of the variable, where it has one.
+    /// The value of the variable, if it has one.
     fn wish(self, value: Option<&OsStr>) -> Result<Option<&'static str>> {
         let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
         let known = [&[BASE, FASTEST], self.forms].concat();
@@ -48,15 +48,16 @@ impl Choice {
         launch::int(value, || self.place())
     }
 
-    /// bf16 values at `address` as TMA fetches them, with 128-byte swizzle; `axes` from the dense one outwards, whose
-    /// step is 1 and of which a box has 64 cells.
+    /// A map of bf16 values at `address` for TMA, with 128-byte swizzle. `axes` begin with the dense one, whose step is
+    /// 1 and of which a box has 64 cells.
     ///
-    /// `address` and all steps but the first are multiples of 16 bytes, and no axis is empty: launchers see to it.
+    /// `address` and all steps but the first must be multiples of 16 bytes, and no axis may be empty: launchers ensure
+    /// it.
     pub fn tensor_map<const N: usize>(self, address: u64, axes: [Axis; N]) -> Result<sys::CUtensorMap> {
         self.tensor_map_of(sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, address, axes)
     }
 
-    /// As [`Choice::tensor_map`], of values of one byte: a box has 128 cells of the dense axis.
+    /// As [`Choice::tensor_map`], for values of one byte: a box has 128 cells of the dense axis.
     pub fn byte_tensor_map<const N: usize>(self, address: u64, axes: [Axis; N]) -> Result<sys::CUtensorMap> {
         self.tensor_map_of(sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, address, axes)
     }
@@ -73,8 +74,8 @@ impl Choice {
         let step_bytes = axes.map(|axis| size * axis.step as u64);
         let boxes = axes.map(|axis| axis.in_box as u32);
         let steps_in_box = [1u32; N];
-        // SAFETY: the driver writes `map`, which is as large as it wants, and reads N sizes, N - 1 strides, N box sizes
-        // and N steps. It keeps the address without touching it.
+        // SAFETY: the driver writes `map`, which has the size that it expects, and reads N sizes, N - 1 strides, N box
+        // sizes and N steps. It stores the address without reading from there.
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,
@@ -115,14 +116,14 @@ pub struct Axis {
 }
 
 impl Cuda {
-    /// Whether the kernel for Hopper shall run where it suits.
+    /// Whether the kernel for Hopper is to run where it suits.
     ///
-    /// Errors when the variable names no kernel, or one that this GPU or this program has not.
+    /// Errors when the variable names no kernel, or one that this GPU or this program does not have.
     pub(super) fn hopper_wanted(&self, choice: Choice) -> Result<bool> {
         Ok(self.hopper_form(choice)?.is_some())
     }
 
-    /// The form of the kernel for Hopper that shall run where it suits: `sm90`, the fastest, or one of `choice.forms`.
+    /// The form of the kernel for Hopper that is to run where it suits: `sm90`, the fastest, or one of `choice.forms`.
     ///
     /// Errors as [`Cuda::hopper_wanted`].
     pub(super) fn hopper_form(&self, choice: Choice) -> Result<Option<&'static str>> {

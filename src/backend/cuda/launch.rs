@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use cudarc::driver::{result, sys};
 
-use super::device::{Device, Function, Stream, failed};
+use super::device::{Device, Function, Stream};
+use super::driver::failed;
 use super::{Cuda, Tensor};
 use crate::error::{Error, Result};
 
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 const THREADS: usize = 256;
 const MAX_ARGUMENTS: usize = 40;
 
-/// A kernel and the arguments that it got so far; each takes 8 bytes here, whatever its size in the kernel.
+/// A kernel and its arguments so far; each takes 8 bytes here, whatever its size in the kernel.
 pub struct Launch<'a> {
     device: &'a Device,
     function: Function,
@@ -61,7 +62,7 @@ impl Launch<'_> {
         self
     }
 
-    /// Another stream.
+    /// Launches on another stream.
     pub fn on(mut self, stream: Stream) -> Self {
         self.stream = stream;
         self
@@ -69,7 +70,7 @@ impl Launch<'_> {
 
     /// Dynamic shared memory.
     ///
-    /// Errors when the GPU has not so much.
+    /// Errors when the GPU does not have so much.
     pub fn shared(mut self, bytes: u32) -> Result<Self> {
         const WITHOUT_ASKING: u32 = 48 << 10;
         if bytes > WITHOUT_ASKING {
@@ -82,7 +83,7 @@ impl Launch<'_> {
         Ok(self)
     }
 
-    /// How many blocks of `threads` threads the GPU runs at a time.
+    /// How many blocks of `threads` threads the GPU can run at the same time.
     pub fn blocks_at_once(&self, threads: u32) -> Result<usize> {
         // SAFETY: the function lives as long as the device.
         let blocks = unsafe {
@@ -127,7 +128,7 @@ impl Launch<'_> {
         self.push(value as u64)
     }
 
-    /// An `int`; [`Launch::run`] tells where it is too large.
+    /// An `int`; [`Launch::run`] returns an error if it is too large.
     pub fn int(mut self, value: usize) -> Self {
         if i32::try_from(value).is_err() {
             self.too_large.get_or_insert(value);
@@ -140,7 +141,7 @@ impl Launch<'_> {
         self.push(u64::from(value.to_bits()))
     }
 
-    /// Enqueues the kernel; an empty grid is no work.
+    /// Enqueues the kernel; does nothing if the grid is empty.
     ///
     /// # Safety
     /// The arguments match the kernel's signature in number, order and type, and all memory that it touches with them
@@ -149,11 +150,11 @@ impl Launch<'_> {
         let mut arguments = self.arguments;
         let mut pointers: [*mut c_void; MAX_ARGUMENTS] = [std::ptr::null_mut(); MAX_ARGUMENTS];
         for (pointer, argument) in pointers.iter_mut().zip(&mut arguments) {
-            // The machine is little-endian (NVIDIA supports no other), so a 4-byte argument is where an 8-byte one
-            // begins.
+            // The machine is little-endian (NVIDIA supports no other), so a 4-byte argument is the first half of its 8
+            // bytes.
             *pointer = std::ptr::from_mut(argument).cast();
         }
-        // SAFETY: what the caller promises; every pointer points to one argument of at least the kernel's size.
+        // SAFETY: as the caller promises; every pointer is to an argument of at least the size in the signature.
         unsafe { self.run_raw(grid, block, &mut pointers[..self.count]) }
     }
 
@@ -177,7 +178,7 @@ impl Launch<'_> {
         }
         let _submission = self.device.submit(self.stream)?;
         let [grid, block] = [grid, block].map(|size| (size[0] as u32, size[1] as u32, size[2] as u32));
-        // SAFETY: the function lives as long as the device; the rest is what the caller promises.
+        // SAFETY: the function lives as long as the device; the rest is as the caller promises.
         unsafe {
             result::launch_kernel(self.function.raw(), grid, block, self.shared_bytes, self.stream.raw(), arguments)
         }
@@ -191,13 +192,13 @@ impl Launch<'_> {
 /// row's runs spread evenly over the threads that walk it.
 pub fn row_tiles(rows: usize, runs: usize) -> ([usize; 3], [usize; 3]) {
     let width = runs.div_ceil(runs.div_ceil(THREADS).max(1)).max(1);
-    // Whole warps of neighbours where a row is long; short rows share a warp.
+    // A long row gets whole warps; short rows share a warp.
     let width = if width > 32 { width.next_multiple_of(32).min(THREADS) } else { width };
     let height = (THREADS / width).max(1);
     ([rows.div_ceil(height), 1, 1], [width, height, 1])
 }
 
-/// Threads of a block that holds one row of `chunks` chunks, at most four a thread; none when it does not fit.
+/// Threads of a block that holds one row of `chunks` chunks, at most four a thread; none if the row does not fit.
 pub fn row_block(chunks: usize) -> Option<usize> {
     let each = chunks.div_ceil(128).clamp(1, 4);
     let threads = chunks.div_ceil(each).next_multiple_of(32).max(32);

@@ -1,9 +1,9 @@
 //! The CUDA backend: bf16 tensors in device memory, float32 inside every op, one rounding at its end.
 //!
-//! With [`Precision::Fp8`] products with a [`Backend::narrow_weight`] take e4m3 on both sides, with a scale for each
+//! With [`Precision::Fp8`] products with weights in [`Storage::Fp8`](crate::backend::Storage::Fp8) take e4m3 on both sides, with a scale for each
 //! row of either, sum in what the tensor cores keep of a float32, and give bf16; see [`quantise`] and [`gemm`].
 //!
-//! [`library`] finds the driver, [`device`] opens a GPU, [`memory`] hands out its memory, [`launch`] starts the kernels
+//! [`library`] finds the driver, [`driver`] asks it, [`device`] opens a GPU, [`memory`] hands out its memory, [`launch`] starts the kernels
 //! of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves values and images
 //! through [`staging`] buffers, [`upload`] weights out of files, [`graph`] launches captured work as a whole. What an op
 //! learns of its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file of
@@ -12,10 +12,12 @@
 //! allocations that have to gather freed memory wait.
 #![allow(unsafe_code)]
 
+mod backend;
 mod capture;
 mod channel_statistics;
 mod counters;
 mod device;
+mod driver;
 mod event;
 mod gemm;
 mod graph;
@@ -33,7 +35,6 @@ mod weight;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 pub use channel_statistics::ChannelStatistics;
 pub use event::Event;
@@ -42,20 +43,16 @@ pub use graph::Graph;
 pub use memory::Buffer;
 pub use weight::{ConvWeight, Weight};
 
-use crate::backend::{Backend, Remark, Stats, Storage};
 use crate::error::{Error, Result};
-use crate::files::TensorView;
-use crate::nn::{ConvKernel, Linear, Operand};
-use crate::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, Joint, Mask, Norm, Projection, QkNorm, Rope};
-use crate::tensor::{Dtype, Tensor};
+use crate::tensor::Tensor;
 use device::Device;
-use gemm::{Gemm, Matrix, Product};
+use gemm::Gemm;
 use launch::Launch;
 use memory::Kind;
-use ops::conv2d_input::{BAND_BYTES, Input};
+use ops::conv2d_input::BAND_BYTES;
 use ops::quantise;
 use staging::StagingBuffers;
-use transfer::{RESULT_BUFFERS, Rgb8, VALUE_BUFFERS};
+use transfer::{RESULT_BUFFERS, VALUE_BUFFERS};
 use upload::Uploader;
 
 /// In what the large products are computed.
@@ -203,394 +200,5 @@ impl Launch<'_> {
         let (grid, block) = launch::row_tiles(rows, if wide { cols / 8 } else { cols });
         // SAFETY: what the caller promises.
         unsafe { self.run(grid, block) }
-    }
-}
-
-impl Backend for Cuda {
-    type Buffer = Buffer;
-    type Weight = Weight;
-    type ConvWeight = ConvWeight;
-    type ChannelStatistics = ChannelStatistics;
-    type Event = Event;
-    type Rgb8 = Rgb8;
-    type Graph = Graph;
-
-    fn dtype(buffer: &Buffer) -> Dtype {
-        match buffer.kind() {
-            Kind::Bf16 => Dtype::Bf16,
-            Kind::F32 => Dtype::F32,
-            Kind::E4m3 => Dtype::E4m3,
-            Kind::Byte => Dtype::U8,
-        }
-    }
-
-    fn activation_dtype(&self) -> Dtype {
-        Dtype::Bf16
-    }
-
-    fn is_same_device(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    fn describe(&self) -> String {
-        let (major, minor) = self.device().capability();
-        let precision = match self.0.precision {
-            Precision::Bf16 => "bf16",
-            Precision::Fp8 => "fp8 and bf16",
-        };
-        format!("{} (CUDA, compute capability {major}.{minor}, {precision})", self.device().name())
-    }
-
-    fn stats(&self) -> Stats {
-        let (budget, counters) = (self.device().budget(), self.device().counters());
-        Stats {
-            memory_bytes: budget.used(),
-            peak_memory_bytes: budget.peak(),
-            launches: counters.launches.get(),
-            waits: counters.waits.get(),
-            copies: counters.copies.get(),
-            allocations: counters.allocations.get(),
-            composed: counters.composed.get(),
-            graph_launches: counters.graph_launches.get(),
-            uncaptured: counters.uncaptured.get(),
-        }
-    }
-
-    fn element_bytes(&self) -> u64 {
-        2
-    }
-
-    fn available_bytes(&self) -> u64 {
-        self.device().budget().available()
-    }
-
-    fn max_tensor_values(&self) -> u64 {
-        // cuBLASLt 13.6 fails for some tensors of 2^31 values and more, and kernels index with int.
-        // Source: https://github.com/NVIDIA/raft/pull/3098
-        i32::MAX as u64
-    }
-
-    fn product_storage(&self) -> Storage {
-        match self.0.precision {
-            Precision::Bf16 => Storage::Native,
-            Precision::Fp8 => Storage::Fp8,
-        }
-    }
-
-    fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
-        match storage {
-            Storage::Native => 2 * elements,
-            // A sixteenth for the scales, and for the bf16 copy of the weight that is on its way.
-            Storage::Fp8 => elements + elements / 16,
-        }
-    }
-
-    fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
-        self.norm_conv2d_need(whole)
-    }
-
-    fn event(&self) -> Result<Event> {
-        Event::new(self.device(), self.device().stream())
-    }
-
-    fn is_done(&self, event: &Event) -> Result<bool> {
-        event.is_done()
-    }
-
-    fn wait(&self, event: &Event) -> Result<()> {
-        self.device().counters().waits.add(1);
-        event.wait()
-    }
-
-    fn elapsed(&self, from: &Event, to: &Event) -> Result<Duration> {
-        from.elapsed(to)
-    }
-
-    fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
-        expect_values(values, rows, cols)?;
-        self.upload_bf16(values, rows, cols)
-    }
-
-    fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
-        expect_values(values, rows, cols)?;
-        self.upload_f32_op(values, rows, cols)
-    }
-
-    fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Weight> {
-        match storage {
-            Storage::Native => self.0.uploader.weight(self.device(), parts),
-            Storage::Fp8 => {
-                quantise::check(Precision::Fp8, self.device().capability(), self.device().name())?;
-                self.0.uploader.e4m3_weight(self.device(), parts)
-            }
-        }
-    }
-
-    fn load_conv_weight(&self, view: &TensorView) -> Result<ConvWeight> {
-        self.0.uploader.conv_weight(self.device(), view).map(ConvWeight)
-    }
-
-    fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>> {
-        self.embedding_op(table, ids)
-    }
-
-    fn load<T>(&self, work: impl FnOnce() -> Result<T>, report: &mut dyn FnMut(u64)) -> Result<T> {
-        self.0.uploader.together(self.device(), work, report)
-    }
-
-    fn warm_up(&self) -> Result<()> {
-        // cuBLASLt sets itself up in its first product.
-        let zeros = self.upload(&[0.0; 64 * 64], 64, 64)?;
-        let out = self.empty(64, 64)?;
-        // SAFETY: both tensors are bf16 [64, 64].
-        unsafe { self.gemm()?.run(&Product::square(Matrix::of(&zeros), Matrix::of(&out), 64)) }?;
-        for buffers in [&self.0.value_buffers, &self.0.result_buffers] {
-            drop(buffers.made(self.device())?);
-        }
-        // Kernels for another GPU are no error until they are asked for.
-        kernels::files().for_each(|file| drop(self.device().load_kernels(file)));
-        Ok(())
-    }
-
-    fn settle(&self) -> Result<()> {
-        self.0.uploader.registered().settle()
-    }
-
-    fn remarks(&self) -> Vec<Remark> {
-        let slow_uploads = self.0.uploader.registered().remark().map(Remark::Detail);
-        let uncaptured = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
-        slow_uploads.into_iter().chain(self.note().map(Remark::Detail)).chain(uncaptured).collect()
-    }
-
-    fn run_graph<R: Send + Sync + 'static, const N: usize>(
-        &self,
-        graph: &mut Graph,
-        reads: &Arc<R>,
-        inputs: [&Tensor<Self>; N],
-        work: impl Fn(&R, [&Tensor<Self>; N]) -> Result<Tensor<Self>>,
-    ) -> Result<Tensor<Self>> {
-        self.run_graph_op(graph, reads, inputs, work)
-    }
-
-    fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
-        self.download_op(x)
-    }
-
-    fn rgb8(&self, x: &Tensor<Self>) -> Result<Rgb8> {
-        self.rgb8_op(x)
-    }
-
-    fn take_rgb8(&self, rgb: Rgb8) -> Result<Vec<u8>> {
-        self.take_rgb8_op(rgb)
-    }
-
-    fn linear(&self, x: &Tensor<Self>, weight: &Linear<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
-        self.linear_op(x, weight, bias)
-    }
-
-    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
-        self.linear_rows_op(parts)
-    }
-
-    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
-        self.linear_concat_op(parts, weight)
-    }
-
-    fn conv2d(
-        &self,
-        x: &Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-    ) -> Result<Convolved<Self>> {
-        self.conv2d_op(Input::Image(x), weight, bias, conv, None)
-    }
-
-    fn attention(
-        &self,
-        q: Tensor<Self>,
-        k: &Tensor<Self>,
-        v: &Tensor<Self>,
-        head_dim: usize,
-        joint: Joint,
-        mask: Mask,
-    ) -> Result<Tensor<Self>> {
-        self.attention_op(q, k, v, head_dim, joint, mask)
-    }
-
-    fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
-        self.layer_norm_op(x, eps)
-    }
-
-    fn rms_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
-        self.rms_norm_op(x, weight, eps)
-    }
-
-    fn group_norm(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
-        self.group_norm_op(x, norm, false)
-    }
-
-    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, joint: Joint) -> Result<Tensor<Self>> {
-        self.rope_op(x, rope, joint)
-    }
-
-    fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
-        self.silu_op(x)
-    }
-
-    fn add(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
-        self.add_op(x, y)
-    }
-
-    fn mul(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
-        self.mul_op(x, y)
-    }
-
-    fn scale_shift(&self, x: Tensor<Self>, scale: &Tensor<Self>, shift: &Tensor<Self>) -> Result<Tensor<Self>> {
-        self.scale_shift_op(x, scale, shift)
-    }
-
-    fn concat_rows(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
-        self.concat_rows_op(parts)
-    }
-
-    fn concat_cols(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
-        self.concat_cols_op(parts)
-    }
-
-    fn upsample(&self, x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
-        self.upsample_op(x, height, width)
-    }
-
-    fn unpatchify(
-        &self,
-        latents: &Tensor<Self>,
-        mean: &Tensor<Self>,
-        std: &Tensor<Self>,
-        height: usize,
-        width: usize,
-    ) -> Result<Tensor<Self>> {
-        self.unpatchify_op(latents, mean, std, height, width)
-    }
-
-    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>> {
-        self.euler_step_op(latents, velocity, dt)
-    }
-
-    fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>> {
-        self.guide_op(positive, negative, guidance)
-    }
-
-    fn linear_add(&self, x: &Tensor<Self>, weight: &Linear<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
-        self.linear_add_op(x, weight, residual)
-    }
-
-    fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
-        self.adaln_op(x, shift, scale, eps)
-    }
-
-    fn gated_add(&self, x: Tensor<Self>, gate: &Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
-        self.gated_add_op(x, gate, y)
-    }
-
-    fn gated_add_adaln(
-        &self,
-        x: Tensor<Self>,
-        gates: [&Tensor<Self>; 2],
-        y: &Tensor<Self>,
-        norms: [Norm<'_, Self>; 2],
-        adaln: Adaln,
-    ) -> Result<(Tensor<Self>, Operand<Self>)> {
-        self.gated_add_adaln_op(x, gates, y, norms, adaln)
-    }
-
-    fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {
-        self.swiglu_op(gate, up)
-    }
-
-    fn project(
-        &self,
-        parts: &[(&Operand<Self>, &Linear<Self>)],
-        heads: Option<&Heads<'_, Self>>,
-    ) -> Result<Projection<Self>> {
-        self.project_op(parts, heads)
-    }
-
-    fn qk_norm_rope(
-        &self,
-        q: Tensor<Self>,
-        k: Tensor<Self>,
-        norm: [&QkNorm<Self>; 2],
-        rope: &Rope<Self>,
-        joint: Joint,
-    ) -> Result<(Tensor<Self>, Tensor<Self>)> {
-        self.qk_norm_rope_op(q, k, norm, rope, joint)
-    }
-
-    fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
-        self.group_norm_op(x, norm, true)
-    }
-
-    fn conv2d_add(
-        &self,
-        x: &Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        residual: Tensor<Self>,
-    ) -> Result<Convolved<Self>> {
-        self.conv2d_op(Input::Image(x), weight, bias, conv, Some(residual))
-    }
-
-    fn conv2d_over(
-        &self,
-        x: Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-    ) -> Result<Convolved<Self>> {
-        self.conv2d_over_op(x, weight, bias, conv)
-    }
-
-    fn norm_conv2d(
-        &self,
-        x: &Tensor<Self>,
-        norm: &GroupNorm<'_, Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-    ) -> Result<Convolved<Self>> {
-        self.norm_conv2d_op(x, norm, weight, bias, conv, None)
-    }
-
-    fn norm_conv2d_add(
-        &self,
-        x: Tensor<Self>,
-        norm: &GroupNorm<'_, Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        residual: Tensor<Self>,
-    ) -> Result<Convolved<Self>> {
-        self.norm_conv2d_op(&x, norm, weight, bias, conv, Some(residual))
-    }
-
-    fn upsample_conv2d(
-        &self,
-        x: Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        height: usize,
-        width: usize,
-    ) -> Result<Convolved<Self>> {
-        self.upsample_conv2d_op(x, weight, bias, height, width)
-    }
-}
-
-fn expect_values(values: &[f32], rows: usize, cols: usize) -> Result<()> {
-    if rows.checked_mul(cols) == Some(values.len()) {
-        Ok(())
-    } else {
-        Err(super::wrong_length(values.len(), rows, cols))
     }
 }

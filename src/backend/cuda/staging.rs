@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use super::device::{Device, Stream, failed};
+use super::device::{Device, Stream};
+use super::driver::failed;
 use super::event::Event;
 use crate::error::{Error, Result};
 

@@ -7,7 +7,8 @@ use std::ops::Range;
 use cudarc::driver::{result, sys};
 use half::bf16;
 
-use super::device::{Stream, failed};
+use super::device::Stream;
+use super::driver::failed;
 use super::event::Event;
 use super::memory::{Buffer, Kind};
 use super::staging::{STAGING_BYTES, StagingBuffer};

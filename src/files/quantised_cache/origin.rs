@@ -1,4 +1,4 @@
-//! What the matrices of a file were made from.
+//! What the matrices of a cache file were made from.
 
 use std::fs;
 use std::path::Path;
@@ -12,11 +12,11 @@ use super::Matrix;
 use crate::error::{Error, Result};
 use crate::files::{Safetensors, TensorFiles};
 
-/// Changes when the same weights would make another file.
+/// The version of the cache's format: it changes when the same weights would make another file.
 pub(super) const FORMAT: u32 = 2;
-/// Where the header's metadata have the [`Origin`], as JSON.
+/// The key of the header's metadata under which the [`Origin`] is, as JSON.
 pub(super) const ORIGIN_KEY: &str = "flux_fp8";
-/// Of each matrix so many bytes are looked at to tell its file from another of the same size and time.
+/// Number of bytes of each matrix that are hashed, to tell its file from another one of the same size and time.
 const SAMPLE_BYTES: usize = 1024;
 pub(super) const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 
@@ -61,11 +61,11 @@ impl Origin {
         Ok(Self { format: FORMAT, sources: files.files().iter().map(source).collect::<Result<_>>()? })
     }
 
-    /// Why a file was not made from this, if it was not.
+    /// The reason why a cache file was not made from this, if it was not.
     pub(super) fn misfit(&self, cache: &Safetensors) -> Option<String> {
         let unknown = || Some("it does not say what it was made from".to_string());
         let Some(said) = cache.metadata().get(ORIGIN_KEY) else { return unknown() };
-        // The format first: what another one says may look otherwise.
+        // The format comes first, because the rest may look different in another one.
         match serde_json::from_str(said).ok().and_then(|said: Value| said.get("format")?.as_u64()) {
             Some(format) if format == u64::from(FORMAT) => {}
             Some(format) => return Some(format!("its format is {format}, expected {FORMAT}")),
@@ -85,7 +85,7 @@ pub(super) fn fnv1a(hash: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Negative before 1970; the ends of the range stand for what is beyond.
+/// Nanoseconds since 1970, negative before; times out of range become the ends of the range.
 fn nanoseconds(time: SystemTime) -> i64 {
     match time.duration_since(UNIX_EPOCH) {
         Ok(after) => i64::try_from(after.as_nanos()).unwrap_or(i64::MAX),

@@ -77,7 +77,7 @@ impl Model {
         assert_eq!(self.attach().1.unwrap(), QuantisedCache::Found);
     }
 
-    /// The file is made anew, and says so in these words.
+    /// Asserts that the file is made anew for this reason.
     #[track_caller]
     fn is_made_anew(&self, words: &str) {
         let made = self.attach().1.unwrap();

@@ -1,4 +1,4 @@
-//! Weights that depend on their names only: the same numbers on every machine.
+//! Weights drawn from their names alone: the same numbers on every machine.
 
 use half::{bf16, f16};
 use safetensors::tensor::Dtype;

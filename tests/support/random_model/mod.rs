@@ -4,7 +4,7 @@
 //! reference both load: model_index.json, scheduler, tokenizer, text encoder, transformer and VAE. The images mean
 //! nothing, but every tensor name, shape and config key is the real one.
 //!
-//! The same `RandomModel` gives the same weights on every machine, because golden files rest on them: a value is an
+//! The same `RandomModel` gives the same weights on every machine, because golden files depend on them: a value is an
 //! integer of splitmix64, made a number by exact arithmetic and one square root, all rounded as IEEE 754 says, and each
 //! tensor has its own stream, named after it. Linear and convolution weights have the variance gain^2 / fan_in with a
 //! gain of 1 or little more, so that activations stay in the range of a trained network.
@@ -129,8 +129,7 @@ const TIMESTEP_GAIN: f64 = 1.5;
 const IMAGE_GAIN: f64 = 0.6;
 
 impl RandomModel {
-    /// Writes the folder, which is created when it is missing; what stands there already under the same names is
-    /// replaced.
+    /// Writes the folder, which is created when it is missing; files of the same names are replaced.
     pub fn write(&self, dir: &Path) -> Result<()> {
         write_json(&dir.join("model_index.json"), &self.model_index())?;
         write_json(&dir.join("scheduler/scheduler_config.json"), &scheduler_config())?;

@@ -25,13 +25,13 @@ pub struct Rows<'a> {
     pub stride: usize,
 }
 
-/// Activations as bfloat16 tiles: [strip of 32 rows][step of 32 columns][term][2 tiles], what is ragged filled up with
+/// Activations as bfloat16 tiles: [strip of 32 rows][step of 32 columns][term][2 tiles]; ragged ends are padded with
 /// zeros.
 ///
-/// It takes 2 * terms bytes a value. [`multiply`] reads the weight once for every 1024 rows, so that more of them at
-/// once gain nothing.
+/// A value takes 2 * terms bytes. [`multiply`] reads the weight once for every 1024 rows, so packing more rows at once
+/// gains nothing.
 pub struct Packed {
-    /// Those of all strips are written; memory of an earlier product may hold more.
+    /// The tiles of all strips are initialised; memory of an earlier product may be longer.
     tiles: Vec<MaybeUninit<Tile>>,
     rows: usize,
     cols: usize,
@@ -65,8 +65,8 @@ impl Packed {
         })
     }
 
-    /// The activations of which `read(row, col, cells)` writes the cells of one row from column `col` on, up to 32 of
-    /// them, from a multiple of 32. In parallel.
+    /// Packs the activations that `read(row, col, cells)` gives: it writes up to 32 cells of one row from column `col`
+    /// on, a multiple of 32. In parallel.
     ///
     /// A row with a value that is not finite gives results that are not finite. Panics when `terms` is not 1, 2 or 3.
     pub fn gather(rows: usize, cols: usize, terms: usize, read: impl Fn(usize, usize, &mut [f32]) + Sync) -> Self {
@@ -75,7 +75,7 @@ impl Packed {
         Self::gather_into(memory, rows, cols, terms, read)
     }
 
-    /// As [`Packed::gather`] in one term, for a weight that stays: in no more memory than it takes.
+    /// As [`Packed::gather`] in one term, for a weight that stays loaded: in exactly the memory that it needs.
     pub fn lasting(rows: usize, cols: usize, read: impl Fn(usize, usize, &mut [f32]) + Sync) -> Self {
         Self::gather_into(Vec::new(), rows, cols, 1, read)
     }
@@ -98,7 +98,7 @@ impl Packed {
                 let first_row = strip * PAIR + half * TILE;
                 let present = TILE.min(rows.saturating_sub(first_row));
                 for (group, tiles) in tiles.chunks_mut(PACK_STEPS * tiles_of_step).enumerate() {
-                    // Rows before columns: along a row, the CPU fetches ahead.
+                    // Rows before columns: the CPU prefetches along a row.
                     let mut steps = [[0.0f32; TILE * TILE_COLS]; PACK_STEPS];
                     for row in 0..present {
                         for (i, values) in steps.iter_mut().enumerate().take(tiles.len() / tiles_of_step) {
@@ -129,7 +129,7 @@ impl Packed {
         self.cols
     }
 
-    /// bfloat16 numbers a value.
+    /// bfloat16 numbers per value.
     pub fn terms(&self) -> usize {
         self.terms
     }
@@ -163,8 +163,8 @@ impl Drop for Packed {
     }
 }
 
-/// The memory of a product that is done, for the next: fresh memory costs a page fault for each 4 KiB, which takes
-/// longer than to pack them.
+/// The memory of an earlier product, for the next one: fresh memory costs a page fault for each 4 KiB, which takes
+/// longer than packing them.
 fn spare() -> MutexGuard<'static, Vec<MaybeUninit<Tile>>> {
     static SPARE: Mutex<Vec<MaybeUninit<Tile>>> = Mutex::new(Vec::new());
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)

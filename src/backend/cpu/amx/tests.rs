@@ -171,7 +171,7 @@ fn worst_error<T: Tiles>(case: &Case, terms: usize) -> f64 {
 }
 
 fn check_all_cases<T: Tiles>() {
-    // Of one term the bf16 value is the reference. Two terms leave up to 2^-16 of each value; three leave nothing.
+    // The reference of one term is the bf16 value. Two terms miss up to 2^-16 of each value; three miss nothing.
     for (terms, bound) in [(1, 5e-7), (2, 1.6e-5), (3, 5e-7)] {
         for case in &CASES {
             let worst = worst_error::<T>(case, terms);

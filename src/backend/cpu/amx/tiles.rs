@@ -12,7 +12,7 @@ pub(super) const TILE_COLS: usize = 32;
 #[repr(C, align(64))]
 pub(super) struct Tile(pub(super) [u16; TILE * TILE_COLS]);
 
-// SAFETY: numbers of which all bits may be zero.
+// SAFETY: the fields are numbers, for which all bits may be zero.
 unsafe impl bytemuck::Zeroable for Tile {}
 // SAFETY: an array of numbers, of a size that is a multiple of its alignment, so without padding.
 unsafe impl bytemuck::Pod for Tile {}
@@ -36,11 +36,11 @@ pub(super) trait Tiles {
 
     /// `sums (or 0, unless add) += a b` for a pair of tiles of W by a strip of X.
     ///
-    /// `a` is [step][2] tiles, `b` [step][term][2] tiles. `next` is an address of which 512 bytes a step and term are
-    /// asked into the second-level cache, if they exist.
-    fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, add: bool, sums: &mut Sums, next: *const Tile);
+    /// `a` is [step][2] tiles, `b` [step][term][2] tiles. For each step and term, 512 bytes from `prefetch` on are
+    /// fetched to the second-level cache, if they exist.
+    fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, add: bool, sums: &mut Sums, prefetch: *const Tile);
 
-    /// `sums = a b`, where a step and term of `a` is 32 lines one after the other, from one of `offsets` on, and `b` is
+    /// `sums = a b`, where a step and term of `a` is 32 consecutive lines from one of `offsets` on, and `b` is
     /// [step][2] tiles.
     ///
     /// Panics when `offsets` reach past the end of `a`, or when they are not as many as the steps and terms.
@@ -79,8 +79,29 @@ pub fn available() -> bool {
 /// The tile unit, configured on this thread.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct Unit {
-    /// The configuration is the thread's, so it must end on the thread on which it began.
+    /// Makes the type neither `Send` nor `Sync`: the configuration belongs to a thread, so it must end on that thread.
     _this_thread: std::marker::PhantomData<*const ()>,
+}
+
+/// Assembly that sets the tiles of sums, tmm0 to tmm3, to zero.
+#[cfg(target_arch = "x86_64")]
+macro_rules! zero_sums {
+    () => {
+        concat!("tilezero tmm0\n", "tilezero tmm1\n", "tilezero tmm2\n", "tilezero tmm3")
+    };
+}
+
+/// Assembly that writes the tiles of sums, tmm0 to tmm3, to `sums`, whose rows are `row` bytes apart.
+#[cfg(target_arch = "x86_64")]
+macro_rules! store_sums {
+    () => {
+        concat!(
+            "tilestored [{sums} + {row}*1], tmm0\n",
+            "tilestored [{sums} + {row}*1 + 1024], tmm1\n",
+            "tilestored [{sums} + {row}*1 + 2048], tmm2\n",
+            "tilestored [{sums} + {row}*1 + 3072], tmm3"
+        )
+    };
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -105,21 +126,18 @@ impl Tiles for Unit {
         Self { _this_thread: std::marker::PhantomData }
     }
 
-    fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, add: bool, sums: &mut Sums, next: *const Tile) {
+    fn multiply(&self, a: &[Tile], b: &[Tile], terms: usize, add: bool, sums: &mut Sums, prefetch: *const Tile) {
         let steps = a.len() / 2;
         assert!(steps > 0 && terms > 0 && a.len() == 2 * steps && b.len() == a.len() * terms);
         // tmm0 to tmm3 hold the sums, tmm4 and tmm5 a step of W for all terms, tmm6 and tmm7 a term of X.
-        // SAFETY: `self` exists, so this thread has tiles of 16 rows of 64 bytes. Of `a`, 2 tiles a step are read, of
-        // `b` 2 a step and term, as many as the line above found in them; `sums` is 4 tiles. All lie dense, 64 bytes a
-        // row. A prefetch never faults. The loop counts are at least 1.
+        // SAFETY: `self` exists, so this thread has tiles of 16 rows of 64 bytes. The loops read 2 tiles a step of `a`
+        // and 2 tiles a step and term of `b`, as many as the assertion above found in them; `sums` is 4 tiles. All lie
+        // dense, 64 bytes a row. A prefetch never faults. The loop counts are at least 1.
         unsafe {
             std::arch::asm!(
                 "test {add:e}, {add:e}",
                 "jnz 20f",
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
+                zero_sums!(),
                 "jmp 30f",
                 "20:",
                 "tileloadd tmm0, [{sums} + {row}*1]",
@@ -135,33 +153,30 @@ impl Tiles for Unit {
                 "tileloadd tmm6, [{b} + {row}*1]",
                 "tileloadd tmm7, [{b} + {row}*1 + 1024]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
-                "prefetcht1 [{next}]",
-                "prefetcht1 [{next} + 64]",
+                "prefetcht1 [{prefetch}]",
+                "prefetcht1 [{prefetch} + 64]",
                 "tdpbf16ps tmm2, tmm5, tmm6",
-                "prefetcht1 [{next} + 128]",
-                "prefetcht1 [{next} + 192]",
+                "prefetcht1 [{prefetch} + 128]",
+                "prefetcht1 [{prefetch} + 192]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
-                "prefetcht1 [{next} + 256]",
-                "prefetcht1 [{next} + 320]",
+                "prefetcht1 [{prefetch} + 256]",
+                "prefetcht1 [{prefetch} + 320]",
                 "tdpbf16ps tmm3, tmm5, tmm7",
-                "prefetcht1 [{next} + 384]",
-                "prefetcht1 [{next} + 448]",
+                "prefetcht1 [{prefetch} + 384]",
+                "prefetcht1 [{prefetch} + 448]",
                 "add {b}, 2048",
-                "add {next}, 512",
+                "add {prefetch}, 512",
                 "dec {term}",
                 "jnz 40b",
                 "dec {steps}",
                 "jnz 30b",
-                "tilestored [{sums} + {row}*1], tmm0",
-                "tilestored [{sums} + {row}*1 + 1024], tmm1",
-                "tilestored [{sums} + {row}*1 + 2048], tmm2",
-                "tilestored [{sums} + {row}*1 + 3072], tmm3",
+                store_sums!(),
                 add = in(reg) usize::from(add),
                 row = in(reg) 64usize,
                 sums = in(reg) sums.0.as_mut_ptr(),
                 a = inout(reg) a.as_ptr() => _,
                 b = inout(reg) b.as_ptr() => _,
-                next = inout(reg) next => _,
+                prefetch = inout(reg) prefetch => _,
                 steps = inout(reg) steps => _,
                 terms = in(reg) terms,
                 term = out(reg) _,
@@ -182,16 +197,13 @@ impl Tiles for Unit {
                 && a.len() >= offsets.reach()
         );
         // tmm0 to tmm3 hold the sums, tmm4 and tmm5 a term of X, tmm6 and tmm7 a step of W for all terms.
-        // SAFETY: `self` exists, so this thread has tiles of 16 rows of 64 bytes. Of `a`, 32 lines of 64 bytes are read
-        // from each offset on, which `reach` says are there; of `b` 2 tiles a step and of `offsets` one a step and
-        // term, as many as the line above found in them; `sums` is 4 tiles, dense, 64 bytes a row. The loop counts are
-        // at least 1.
+        // SAFETY: `self` exists, so this thread has tiles of 16 rows of 64 bytes. The loops read 32 lines of 64 bytes
+        // of `a` from each offset on, which end before `reach`; 2 tiles a step of `b`; and one of `offsets` a step and
+        // term, as many as the assertion above found in them; `sums` is 4 tiles, dense, 64 bytes a row. The loop counts
+        // are at least 1.
         unsafe {
             std::arch::asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
+                zero_sums!(),
                 "30:",
                 "tileloadd tmm6, [{b} + {row}*1]",
                 "tileloadd tmm7, [{b} + {row}*1 + 1024]",
@@ -211,10 +223,7 @@ impl Tiles for Unit {
                 "jnz 40b",
                 "dec {steps}",
                 "jnz 30b",
-                "tilestored [{sums} + {row}*1], tmm0",
-                "tilestored [{sums} + {row}*1 + 1024], tmm1",
-                "tilestored [{sums} + {row}*1 + 2048], tmm2",
-                "tilestored [{sums} + {row}*1 + 3072], tmm3",
+                store_sums!(),
                 row = in(reg) 64usize,
                 sums = in(reg) sums.0.as_mut_ptr(),
                 a = in(reg) a.as_ptr(),
@@ -264,7 +273,7 @@ pub(super) unsafe fn transpose(from: *const u32, to: *mut u32, stride: usize) {
     }
 }
 
-/// One quarter of [`transpose`]; these moves keep all bits, also where they are no number.
+/// One quarter of [`transpose`]; these moves preserve all bits, also those of a NaN.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx")]
 unsafe fn transpose_8x8(from: *const f32, to: *mut f32, stride: usize) {

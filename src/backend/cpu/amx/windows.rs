@@ -1,8 +1,8 @@
-//! Windows of an image times a weight: a convolution whose windows are nowhere written out.
+//! Windows of an image times a weight: a convolution that never writes its windows to memory.
 //!
 //! Here tile A is 32 channels of 16 pixels, as they lie in [`Lines`], and tile B is the weight, which was brought into
-//! the order of tiles once ([`Packed`]). Windows side by side see pixels side by side through each tap of the kernel,
-//! so the tile of a tap is the same lines from another [offset](Offsets) on: a value is rounded and written once, not
+//! the order of tiles once ([`Packed`]). Adjacent windows see adjacent pixels through each tap of the kernel, so the
+//! tile of another tap is the same lines from another [offset](Offsets) on: a value is rounded and written once, not
 //! once a tap. The sums are rows of the result, as it lies.
 //!
 //! A task is a block of strips of 32 windows times 32 rows of the weight, which stay in the second-level cache for all
@@ -27,7 +27,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// `count` lines, which hold what an earlier use left there.
+    /// `count` lines, with the values that an earlier use left there.
     pub fn new(count: usize) -> Self {
         let mut tiles = std::mem::take(&mut *spare());
         if tiles.len() < count.div_ceil(TILE) {
@@ -57,18 +57,18 @@ impl Drop for Lines {
     }
 }
 
-/// The memory of a product that is done, for the next.
+/// The memory of an earlier product, for the next one.
 fn spare() -> MutexGuard<'static, Vec<Tile>> {
     static SPARE: Mutex<Vec<Tile>> = Mutex::new(Vec::new());
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where the lines of a window are: for each 32 columns of the weight, and each term of the values that meet them, how
-/// far from the window's own line.
+/// Where the lines of a window are: their distance from the window's own line, for each 32 columns of the weight and
+/// each term of the values that these multiply.
 pub struct Offsets {
     bytes: Vec<usize>,
     terms: usize,
-    /// Lines from a strip's first on that are read.
+    /// Number of lines, from a strip's first one on, that are read.
     reach: usize,
 }
 
@@ -95,7 +95,7 @@ impl Offsets {
     }
 }
 
-/// The windows of a product, and the rows of the result that are theirs.
+/// The windows of a product, and the rows of the result that they make.
 ///
 /// Window (y, x) has the line `y * pitch + x` as its own, and row `first + y * row_step + x * step` of the result.
 #[derive(Debug, Clone, Copy)]
@@ -115,7 +115,7 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Strips of windows side by side, those between the rows included, of which there is no result.
+    /// Strips of windows, including the windows between the ends of the rows, which make no result.
     fn strips(&self) -> usize {
         Self::lines(self.height, self.width, self.pitch) / PAIR
     }
@@ -128,8 +128,7 @@ impl Windows {
 
 /// `out = windows weight^T + bias`, or `out += ..`. In parallel.
 ///
-/// weight [out_cols, 32 * steps] of one term, bias [out_cols] -> out [rows, out_cols], of which the windows' rows are
-/// written.
+/// weight [out_cols, 32 * steps] of one term, bias [out_cols] -> the windows' rows of out [rows, out_cols].
 ///
 /// Panics where [`available`](super::available) is false, when windows share a row of the result, or when a slice is
 /// shorter than that.
@@ -183,7 +182,7 @@ pub(super) fn multiply_on<T: Tiles>(
     let blocks = strips.div_ceil(task_strips);
     let task_strips = strips.div_ceil(blocks);
     let cells = Cells(out.as_mut_ptr());
-    // All pairs meet one block of strips before the next one, which the workers then share in cache.
+    // A block of strips is multiplied by all pairs before the next one begins, so that the workers share it in cache.
     share(
         blocks * pairs,
         || (T::begin(), NO_SUMS),
@@ -204,8 +203,8 @@ pub(super) fn multiply_on<T: Tiles>(
                     }
                     target
                 });
-                // SAFETY: the targets are cells from which on the result has `bias.len()` more in the same row, as was
-                // checked above, and other windows and pairs have others.
+                // SAFETY: `bias.len()` cells from each target on are in one row of the result, as was checked above,
+                // and no other window or pair writes to them.
                 unsafe { store(sums, cells.0, &targets, bias, add) };
             }
         },
@@ -214,8 +213,7 @@ pub(super) fn multiply_on<T: Tiles>(
 
 /// Writes 2 x 2 tiles of sums with their bias to the cells from `targets` on: [window][column].
 ///
-/// # Safety
-/// `out` is valid for `bias.len()` cells from each target on, and nobody else touches these meanwhile.
+/// # Safety `out` is valid for `bias.len()` cells from each target on, and nothing else touches these meanwhile.
 unsafe fn store(sums: &Sums, out: *mut f32, targets: &[Option<usize>; PAIR], bias: &[f32], add: bool) {
     /// The CPUs with tiles have these vectors.
     #[cfg(target_arch = "x86_64")]
@@ -244,7 +242,7 @@ unsafe fn store_body(sums: &Sums, out: *mut f32, targets: &[Option<usize>; PAIR]
         let rows = [0, 1].map(|tile| &sums.0[window / TILE * 2 + tile].as_chunks::<TILE>().0[window % TILE]);
         for ((cells, bias), sums) in cells.chunks_mut(TILE).zip(bias.chunks(TILE)).zip(rows) {
             match (<&mut [f32; TILE]>::try_from(&mut *cells), <&[f32; TILE]>::try_from(bias)) {
-                // Of a length that the compiler knows.
+                // This slice has a length that the compiler knows.
                 (Ok(cells), Ok(bias)) => finish(cells, sums, bias, add),
                 _ => finish(cells, sums, bias, add),
             }

@@ -12,7 +12,7 @@ use cudarc::cublaslt::{result, sys};
 use super::WORKSPACE_BYTES;
 use super::choices::Algorithm;
 use super::key::{Key, Product};
-use crate::backend::cuda::device::Device;
+use crate::backend::cuda::device::{Device, Stream};
 use crate::error::{Error, Result};
 
 /// `cublasOperation_t`, which cudarc's cuBLASLt bindings leave out.
@@ -96,14 +96,23 @@ impl CublasLt {
         Ok(found.filter(|result| fits(result)).map(|result| result.algo.data).collect())
     }
 
-    /// Enqueues `product` on the compute stream.
+    /// Enqueues `product` on `stream`.
     ///
     /// # Safety
-    /// `plan` was made for a product of the same key, and the matrices are as for [`Gemm::run`](super::Gemm::run).
-    /// There are [`WORKSPACE_BYTES`] behind `workspace`, for products on the compute stream alone.
-    pub unsafe fn enqueue(&self, plan: &Plan, algorithm: Algorithm, product: &Product, workspace: u64) -> Result<()> {
-        // The descriptor is written here and read in the call below: one thread at a time.
-        let _submission = self.device.submit(self.device.stream())?;
+    /// `plan` was made for a product of the same key, and is used on `stream` alone; the matrices are as for
+    /// [`Gemm::run`](super::Gemm::run), and work on `stream` may use them. There are [`WORKSPACE_BYTES`] behind
+    /// `workspace`, for products on `stream` alone. Unless `stream` is the compute stream, no other thread uses `plan`.
+    pub unsafe fn enqueue(
+        &self,
+        plan: &Plan,
+        algorithm: Algorithm,
+        product: &Product,
+        workspace: u64,
+        stream: Stream,
+    ) -> Result<()> {
+        // On the compute stream one thread at a time: the descriptor is written here and read in the call below, and the
+        // kernels of one product meet in the workspace.
+        let _submission = self.device.submit(stream)?;
         plan.point_to(product)?;
         let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };
         let one = 1.0f32;
@@ -128,7 +137,7 @@ impl CublasLt {
                 &algorithm,
                 workspace as *mut c_void,
                 WORKSPACE_BYTES,
-                self.device.stream().raw().cast(),
+                stream.raw().cast(),
             )
         };
         enqueued.map_err(|e| Error::new(format!("cuBLASLt failed: {:?} for {product:?}", e.0)))?;

@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::result;
 use lru::LruCache;
 
-use super::device::{Device, failed};
+use super::device::Device;
+use super::driver::failed;
 use super::event::Event;
 use super::memory::{Buffer, Kind};
 use crate::error::{Error, Result};
@@ -129,21 +130,21 @@ impl Gemm {
         if product.m == 0 || product.n == 0 {
             return Ok(());
         }
-        // To the end: another thread's product must not come between two kernels of one, which meet in the workspace.
-        let _submission = self.device.submit(self.device.stream())?;
         if self.own {
             // SAFETY: what the caller promises.
             return unsafe { self.run_own(product) };
         }
         let key = Key::of(product, self.fast_accumulation);
         let known = self.plans().get(&key).cloned();
-        // Not under the lock, because this may wait for the device.
+        // Neither under the lock nor with a submission, because this takes long, and may wait for the device.
         // SAFETY: what the caller promises.
         let prepared = known.map_or_else(|| unsafe { self.prepare(&key, product) }, Ok)?;
         if let Some(prepared) = prepared {
             let workspace = self.workspace.address();
             // SAFETY: what the caller promises; the plan was found under the product's key.
-            return unsafe { self.cublaslt.enqueue(&prepared.plan, prepared.algorithm, product, workspace) };
+            return unsafe {
+                self.cublaslt.enqueue(&prepared.plan, prepared.algorithm, product, workspace, self.device.stream())
+            };
         }
         if product.scales.is_some() {
             let what =
@@ -153,6 +154,33 @@ impl Gemm {
         self.device.count_composed();
         // SAFETY: what the caller promises.
         unsafe { self.run_own(product) }
+    }
+
+    /// Lets cuBLASLt set itself up, which it does in its first product. That is one on the download stream, so that other
+    /// threads can enqueue meanwhile.
+    pub fn warm_up(&self) -> Result<()> {
+        const SIDE: usize = 64;
+        if self.own {
+            return Ok(());
+        }
+        let stream = self.device.download_stream();
+        let buffer = |kind, len| Buffer::on_stream(&self.device, stream, kind, len);
+        let (x, out) = (buffer(Kind::Bf16, SIDE * SIDE)?, buffer(Kind::Bf16, SIDE * SIDE)?);
+        // Without room for another workspace the first product of an image does this.
+        let Ok(workspace) = buffer(Kind::Byte, WORKSPACE_BYTES) else { return Ok(()) };
+        // SAFETY: the buffer holds that many bytes.
+        unsafe { result::memset_d8_async(x.address(), 0, x.bytes(), stream.raw()) }
+            .map_err(|e| failed("cannot clear GPU memory", e))?;
+        let matrix = |buffer: &Buffer| Matrix { address: buffer.address(), stride: SIDE };
+        let product = Product::square(matrix(&x), matrix(&out), SIDE);
+        let key = Key::of(&product, self.fast_accumulation);
+        let plan = Plan::new(&key, &product)?;
+        if let Some(first) = self.cublaslt.candidates(&plan, &key)?.first() {
+            // SAFETY: the buffers were made on this stream, for this product and this plan alone; they are freed behind
+            // it.
+            unsafe { self.cublaslt.enqueue(&plan, *first, &product, workspace.address(), stream) }?;
+        }
+        Ok(())
     }
 
     /// What products of this key need, kept for the next; none when cuBLASLt has no algorithm for them.
@@ -190,7 +218,8 @@ impl Gemm {
             return Ok(Some(*first));
         }
         // SAFETY: what the caller promises.
-        let chosen = candidates[unsafe { self.time(plan, product, &candidates) }];
+        let fastest = unsafe { self.time(plan, product, &candidates) };
+        let chosen = candidates[fastest];
         self.choices().keep(*key, chosen);
         Ok(Some(chosen))
     }
@@ -205,10 +234,11 @@ impl Gemm {
         let cells = (product.m - 1) * product.out.stride + product.n;
         let Ok(out) = Buffer::on_stream(&self.device, self.device.stream(), kind, cells) else { return 0 };
         let trial = Product { out: Matrix { address: out.address(), ..product.out }, ..*product };
-        // SAFETY: what the caller promises; `out` has room for all rows.
-        fastest(candidates.len(), |candidate, runs| {
+        let times_us = |candidate: usize, runs| {
+            // SAFETY: what the caller promises; `out` has room for all rows.
             unsafe { self.times_us(plan, candidates[candidate], &trial, runs) }.ok()
-        })
+        };
+        fastest(candidates.len(), times_us)
     }
 
     /// Device time of each of `runs` runs of an algorithm, from caches that hold nothing of the product. Waits.
@@ -224,7 +254,7 @@ impl Gemm {
                 .map_err(|e| failed("cannot clear GPU memory", e))?;
             let from = Event::new(&self.device, stream)?;
             // SAFETY: what the caller promises.
-            unsafe { self.cublaslt.enqueue(plan, algorithm, product, workspace) }?;
+            unsafe { self.cublaslt.enqueue(plan, algorithm, product, workspace, stream) }?;
             events.push((from, Event::new(&self.device, stream)?));
         }
         self.device.counters().waits.add(1);

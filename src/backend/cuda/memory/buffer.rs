@@ -7,7 +7,8 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
 use super::arena::Place;
-use crate::backend::cuda::device::{Device, Stream, failed};
+use crate::backend::cuda::device::{Device, Stream};
+use crate::backend::cuda::driver::failed;
 use crate::backend::cuda::event::Event;
 use crate::error::Result;
 
@@ -208,6 +209,7 @@ impl Device {
         if self.pool_bytes(pool)? > self.budget().cap_of_pool() {
             // SAFETY: as above.
             unsafe { result::free_async(address, stream.raw()) }.map_err(full)?;
+            self.trim(pool)?;
             return Err(self.budget().full(bytes as u64));
         }
         Ok(address)

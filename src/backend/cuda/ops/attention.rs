@@ -1,8 +1,8 @@
 //! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention`.
 //!
 //! Hopper has a kernel of its own for heads of 128; heads without a kernel go to `attention_softmax`.
-//! `FLUX_ATTENTION=base` keeps off the Hopper kernel, `FLUX_ATTENTION=sm90` makes it an error when this GPU or this
-//! program has none, and so does `FLUX_ATTENTION=sm90-single`, which keeps off its pairs of blocks.
+//! `FLUX_ATTENTION=base` turns the Hopper kernel off; `FLUX_ATTENTION=sm90` makes it an error when this GPU or this
+//! program has none, and so does `FLUX_ATTENTION=sm90-single`, which turns its pairs of blocks off.
 
 use std::ffi::c_void;
 
@@ -16,7 +16,7 @@ use crate::ops::{Joint, Mask};
 const CHOICE: Choice =
     Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a", forms: &[SINGLE] };
 const SINGLE: &str = "sm90-single";
-/// `QUERIES`, `KEYS` and the shared memory of cuda/attention_sm90a.cu: Q, two slots of K and of V, barriers.
+/// `QUERIES`, `KEYS` and the shared memory of cuda/attention_sm90a.cu: Q, two stages of K and of V, barriers.
 const HOPPER_QUERIES: usize = 128;
 const HOPPER_KEYS: usize = 176;
 const HOPPER_SHARED_BYTES: usize = (HOPPER_QUERIES + 4 * HOPPER_KEYS) * 128 * 2 + 128;
@@ -29,13 +29,13 @@ const THREADS: u32 = 128;
 struct Base {
     name: &'static str,
     queries: usize,
-    slots: usize,
+    stages: usize,
 }
 
 impl Base {
     fn find(head_dim: usize, capability: (i32, i32)) -> Option<Self> {
-        let (name, queries, slots) = match head_dim {
-            // 80 KiB of shared memory, which a multiprocessor should have twice.
+        let (name, queries, stages) = match head_dim {
+            // 80 KiB of shared memory for each of the two blocks of a multiprocessor.
             128 if !has_100_kib(capability) => ("attention_bf16_128x128", 128, 3),
             128 => ("attention_bf16_128x64", 64, 2),
             64 => ("attention_bf16_64", 128, 3),
@@ -43,15 +43,15 @@ impl Base {
             16 => ("attention_bf16_16", 128, 3),
             _ => return None,
         };
-        Some(Self { name, queries, slots })
+        Some(Self { name, queries, stages })
     }
 
     fn shared_bytes(self, head_dim: usize) -> usize {
-        (self.queries + self.slots * KEY_TILE) * head_dim * 2
+        (self.queries + self.stages * KEY_TILE) * head_dim * 2
     }
 
-    /// Of `tiles`, how many one block takes, of `at_once` that run at a time. Those of the last round are halved where
-    /// that makes no round more; a tile of 64 queries is not.
+    /// How many of `tiles` one block takes each, if `at_once` blocks run at a time. Two blocks share each tile of the
+    /// last round if that adds no round; tiles of 64 queries are never shared.
     fn whole_tiles(self, tiles: usize, at_once: usize) -> usize {
         let rest = tiles % at_once;
         if self.queries == 128 && 2 * rest <= at_once { tiles - rest } else { tiles }
@@ -64,12 +64,12 @@ fn has_100_kib(capability: (i32, i32)) -> bool {
     matches!(capability, (8, 6 | 9) | (12, _))
 }
 
-/// Whether every sample's text and image lie in different places, so that tiles do not cross from one to the other.
+/// Whether the text and the image of a sample lie apart, so that tiles do not cross from one to the other.
 fn apart(joint: Joint) -> bool {
     joint.batch > 1 && joint.txt > 0 && joint.img > 0
 }
 
-/// Tiles of one head and sample that the Hopper kernel has to do, whose queries begin at token `first_query`.
+/// How many tiles of one head and sample the Hopper kernel has to do, if queries begin at token `first_query`.
 fn hopper_tiles(joint: Joint, first_query: usize) -> usize {
     let runs = if apart(joint) { [joint.txt - first_query, joint.img] } else { [joint.tokens() - first_query, 0] };
     runs.iter().map(|tokens| tokens.div_ceil(HOPPER_QUERIES)).sum()
@@ -83,8 +83,8 @@ enum Blocks {
 }
 
 impl Blocks {
-    /// Pairs, which fetch less, where they take no more rounds, and where their tiles see the same keys. By itself a
-    /// short op may take a tenth longer (1536 tokens), in a step it does not.
+    /// Pairs, because they fetch less, where they take no more rounds and their tiles see the same keys. A short op
+    /// (1536 tokens) may take a tenth longer by itself, but not within a step.
     fn choose(tiles: usize, heads: usize, mask: Mask, multiprocessors: usize) -> Self {
         let rounds = |blocks: Self| blocks.items(tiles, heads).div_ceil((multiprocessors / blocks.count()).max(1));
         let pairs =
@@ -106,7 +106,8 @@ impl Blocks {
         }
     }
 
-    /// How often blocks that work together take tiles, of which each of the heads of all samples has `tiles`.
+    /// How often blocks that work together take tiles, if each head of each sample has `tiles` and `heads` counts them
+    /// all.
     fn items(self, tiles: usize, heads: usize) -> usize {
         tiles.div_ceil(self.count()) * heads
     }
@@ -137,7 +138,7 @@ impl Call<'_> {
         self.q.cols() / self.k.cols()
     }
 
-    /// The causal mask's keys; 0 is no mask.
+    /// The causal mask's keys; 0 without a mask.
     fn keys(&self) -> usize {
         match self.mask {
             Mask::None => 0,
@@ -145,7 +146,7 @@ impl Call<'_> {
         }
     }
 
-    /// What scores are multiplied by, for powers of two.
+    /// The factor of scores before they become powers of two.
     fn scale(&self) -> f32 {
         (std::f64::consts::LOG2_E / (self.head_dim as f64).sqrt()) as f32
     }

@@ -1,8 +1,7 @@
-//! Attention by its definition, some query rows at a time: scores by cuBLASLt, softmax, and the sum of values by
-//! cuBLASLt.
+//! Launches cuda/attention_softmax.cu between two products: attention by its definition, some query rows at a time,
+//! with scores and the sums of values by cuBLASLt.
 //!
-//! Serves the VAE's single head of 512, and every head size without a kernel of its own. Launches
-//! cuda/attention_softmax.cu.
+//! It serves the VAE's single head of 512, and every head size without a kernel of its own.
 
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::memory::{Buffer, Kind};
@@ -10,7 +9,7 @@ use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::{Joint, Mask};
 
-/// The most that the scores of some queries, as float32 and as bf16, may take.
+/// The most memory that the scores of some queries may take, in float32 and bf16 together.
 const WORKSPACE_BYTES: usize = 256 << 20;
 
 /// What one head of one sample attends to, and where its scores and weights go.
@@ -21,7 +20,7 @@ struct Head<'a> {
     column: usize,
     keys: Matrix,
     values: Matrix,
-    /// float32, and bf16 behind the softmax.
+    /// float32; `weights` is their softmax in bf16.
     scores: Matrix,
     weights: Matrix,
     head_dim: usize,
@@ -30,7 +29,8 @@ struct Head<'a> {
 }
 
 impl Cuda {
-    /// `softmax(q k^T / sqrt(head_dim) + mask) v` for the last rows, as many as q has; over q where that is writable.
+    /// `softmax(q k^T / sqrt(head_dim) + mask) v` for the last rows, as many as q has; overwrites q if that is
+    /// writable.
     pub(crate) fn attention_softmax(
         &self,
         q: Tensor<Cuda>,
@@ -48,7 +48,7 @@ impl Cuda {
         let stride = tokens.next_multiple_of(8);
         let most_rows = (WORKSPACE_BYTES / (6 * stride)).max(1);
         let most_rows = if most_rows > 128 { most_rows / 128 * 128 } else { most_rows };
-        // Of text all queries or none.
+        // q has all text queries or none.
         let txt = joint.txt - joint.first_query(q.rows());
         let chunk_rows = most_rows.min(txt.max(joint.img));
         let scores = Buffer::new(self.device(), Kind::F32, chunk_rows * stride)?;
@@ -104,7 +104,7 @@ impl Cuda {
         // have a row for each token. The caller made room for the scores and weights of `rows` queries.
         unsafe { self.gemm()?.run(&product) }?;
         self.softmax(head, rows, first_token)?;
-        // A chunk's result goes over its own queries, of this head, which were read just before.
+        // A chunk's result overwrites its own queries of this head, which the product above has read.
         let product = Product {
             n: head.head_dim,
             k: head.tokens,
@@ -150,7 +150,7 @@ impl Cuda {
     }
 }
 
-/// Threads of a block of the softmax: as many as hold a row in their registers, as far as there are so many.
+/// Threads of a block of the softmax: enough to hold a row in their registers, but at most 1024.
 fn softmax_threads(tokens: usize) -> usize {
     const HELD: usize = 4 * 8;
     tokens.div_ceil(HELD).next_multiple_of(32).clamp(128, 1024)

@@ -1,6 +1,6 @@
 //! `conv2d`, `conv2d_over` and `conv2d_add`. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time,
-//! for every convolution on every GPU. Hopper has a kernel of its own for 3 x 3 over whole 16 bytes of channels, in
-//! `conv2d_sm90a`.
+//! which serves every convolution on every GPU. For 3 x 3 convolutions whose channels are whole 16 bytes, Hopper has a
+//! kernel of its own, in `conv2d_sm90a`.
 
 use std::ops::Range;
 
@@ -15,19 +15,19 @@ use crate::error::Result;
 use crate::nn::ConvKernel;
 use crate::ops::{Conv, Convolved};
 
-/// The most that im2col rows, or what a product without them writes, may take at once.
+/// The most memory that im2col rows may take at once, or that a product without them may write.
 pub(crate) const WORKSPACE_BYTES: usize = 256 << 20;
 
-/// Rows 0 .. `rows` of `row_bytes` bytes in pieces of at most WORKSPACE_BYTES: of one size, so that one plan serves all
-/// but the last, and of whole tiles of the GEMM.
+/// Rows 0 .. `rows` of `row_bytes` bytes, in pieces of at most WORKSPACE_BYTES. All but the last have one size, so that
+/// one plan serves them, and are whole tiles of the GEMM.
 fn pieces(rows: usize, row_bytes: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
     let most = (WORKSPACE_BYTES / row_bytes.max(1)).max(1);
     let piece = rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(128).min(most).max(1);
     (0..rows).step_by(piece).map(move |first| first..(first + piece).min(rows))
 }
 
-/// The same for 1 x 1 convolutions, of `k` channels to `n`: no piece writes more, or reads more than twice as much.
-/// cuBLASLt fails for some matrices of 2^31 values.
+/// The same for 1 x 1 convolutions from `k` channels to `n`: no piece writes more than WORKSPACE_BYTES, or reads more
+/// than twice as much. Pieces are needed because cuBLASLt fails for some matrices of 2^31 values.
 fn pieces_of_one_tap(rows: usize, k: usize, n: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
     pieces(rows, k.max(2 * n))
 }
@@ -79,9 +79,10 @@ impl Cuda {
             let product = self.product(input.source(), weight, Matrix::of(out), out.cols());
             let product = Product { bias: Some(bias.address()), residual: from_residual, ..product };
             if has_one_tap(conv) && matches!(input, Input::Image(_)) {
-                // SAFETY: `Tensor::conv2d` checked the shapes: of one tap, input and output have the same rows.
-                pieces_of_one_tap(rows, product.k, product.n)
-                    .try_for_each(|rows| unsafe { self.gemm()?.run(&product.rows(rows)) })?;
+                for rows in pieces_of_one_tap(rows, product.k, product.n) {
+                    // SAFETY: `Tensor::conv2d` checked the shapes; with one tap, input and output have the same rows.
+                    unsafe { self.gemm()?.run(&product.rows(rows)) }?;
+                }
             } else {
                 self.conv2d_rows(&mut input, weight, conv, &Product { m: rows, ..product })?;
             }
@@ -89,11 +90,12 @@ impl Cuda {
         let out = fresh.or(residual).expect("as above");
         let padding = out.cols() - weight.rows();
         let [pixels, _] = out.split_cols([weight.rows(), padding]);
-        // Those of an output with padding are not of its own channels alone.
+        // The statistics of an output with padding are not of its own channels alone.
         Ok(Convolved { pixels, statistics: statistics.filter(|_| padding == 0) })
     }
 
-    /// `conv2d(x)`. Over a large x, where its rows are as long as the output's at least, and nobody else has it.
+    /// `conv2d(x)`. The result overwrites x if x is large, its rows are at least as long as the output's, and nothing
+    /// else uses it.
     pub(crate) fn conv2d_over_op(
         &self,
         x: Tensor<Cuda>,
@@ -116,8 +118,8 @@ impl Cuda {
         for rows in pieces {
             let piece = product.rows(rows.clone());
             if lies_before(&rows, k, n) {
-                // SAFETY: `Tensor::conv2d_over` checked the shapes; nobody else has the buffer, and the piece's rows end
-                // before those that are still to be read.
+                // SAFETY: `Tensor::conv2d_over` checked the shapes; nothing else uses the buffer, and the piece's rows
+                // end before those that are still to be read.
                 unsafe { self.gemm()?.run(&piece) }?;
                 continue;
             }
@@ -127,7 +129,8 @@ impl Cuda {
                 None => aside.insert(Buffer::new(self.device(), Kind::Bf16, rows.len() * n)?),
             };
             let from = aside.address();
-            // SAFETY: as above, but that `aside` has room for the piece, from where it goes behind the product's reads.
+            // SAFETY: as above, but the product writes to `aside`, which has room for the piece; the copy from there to
+            // its place follows the product's reads on the stream.
             unsafe {
                 self.gemm()?.run(&Product { out: Matrix { address: from, stride: n }, ..piece })?;
                 self.copy_rows(from, n, piece.out.address, n, rows.len(), n)?;
@@ -166,7 +169,7 @@ impl Cuda {
             // SAFETY: argument types and order match cuda/conv2d.cu. The ops checked x to have height * width rows, or
             // as many before it is doubled; the kernel reads inside the image only, and of it the rows that `rows_seen`
             // said, which `part` has; it writes as many rows of `stride` values as the piece has, for which `columns`
-            // has room. The GEMM before, which read `columns`, is ahead of it on the same stream.
+            // has room. The previous GEMM, which read `columns`, comes before it on the same stream.
             unsafe { launch.run([grid[0] * taps, 1, 1], block) }?;
             let x = Matrix { address: columns.address(), stride };
             // SAFETY: `columns` has the piece's rows of `stride` values, as the padded weight; the rest is the op's.
@@ -176,8 +179,8 @@ impl Cuda {
     }
 }
 
-/// Whether `rows` of n values each, one behind the other from where rows of k values begin, end before those of `rows`
-/// do begin.
+/// Whether, of two dense matrices at one address with rows of n and of k values, `rows` of the first end before `rows`
+/// of the second begin.
 fn lies_before(rows: &Range<usize>, k: usize, n: usize) -> bool {
     rows.end * n <= rows.start * k
 }

@@ -1,4 +1,5 @@
-//! What a convolution reads: an image as it is, twice as high and wide, or normed, in bands of rows where it is large.
+//! What a convolution reads: an image as it is, doubled in height and width, or normed, in bands of rows if it is
+//! large.
 
 use std::ops::Range;
 
@@ -6,32 +7,32 @@ use super::group_norm::Coefficients;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::{Error, Result};
 
-/// What a band takes by default. An image that is at most two of them is one, as it would gain little.
+/// The bytes of a band by default. An image of at most two bands is done as one, because two would save little.
 pub const BAND_BYTES: usize = 256 << 20;
-/// Bands begin at multiples of so many rows: where tiles of convolutions begin.
+/// Bands begin at multiples of so many rows, where tiles of convolutions begin.
 pub const BAND_MULTIPLE: usize = 16;
 
-/// What a convolution reads. What it makes of it does not depend on how many rows it is shown at once: a norm's
+/// What a convolution reads. The result does not depend on how many rows the convolution sees at once: a norm's
 /// statistics are of the whole image, and convolutions divide their work as if they saw all of it.
 pub enum Input<'a> {
     /// [height * width, channels]
     Image(&'a Tensor<Cuda>),
-    /// The same, twice as high and wide: every pixel is a square of two by two.
+    /// The same, doubled in height and width: every pixel is a square of two by two.
     Doubled(&'a Tensor<Cuda>),
     /// `silu(group_norm(..))` of an image.
     Normed(Window<'a>),
 }
 
-/// Some rows of pixels of what a convolution reads.
+/// Some rows of pixels of an input.
 pub struct Part {
     /// [rows * width, channels]
     pub pixels: Tensor<Cuda>,
-    /// The image's row that is the first here.
+    /// Which row of the image is the first of these.
     pub first: usize,
 }
 
 impl<'a> Input<'a> {
-    /// The tensor that it is made of.
+    /// The tensor that the input is made of.
     pub fn source(&self) -> &'a Tensor<Cuda> {
         match self {
             Input::Image(x) | Input::Doubled(x) => x,
@@ -47,7 +48,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// The image of `height` rows, in the bands that it is shown in.
+    /// The bands in which an image of `height` rows is shown.
     pub fn bands(&self, height: usize) -> Vec<Range<usize>> {
         let band = match self {
             Input::Image(_) | Input::Doubled(_) => height.max(1),
@@ -56,7 +57,7 @@ impl<'a> Input<'a> {
         (0..height).step_by(band).map(|first| first..(first + band).min(height)).collect()
     }
 
-    /// `rows` at least, of rows as they are before they are doubled. They are there until other rows are asked for.
+    /// At least `rows` of the source, before doubling. They are valid until the next call.
     pub fn show(&mut self, rows: Range<usize>) -> Result<Part> {
         match self {
             Input::Image(x) | Input::Doubled(x) => Ok(Part { pixels: x.row_view(0..x.rows()), first: 0 }),
@@ -65,7 +66,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Some rows of an image, normed, at a time.
+/// An image whose rows are normed some at a time.
 pub struct Window<'a> {
     x: &'a Tensor<Cuda>,
     coefficients: Coefficients,
@@ -74,7 +75,7 @@ pub struct Window<'a> {
     /// Rows of a band, and rows before and behind it that a convolution sees with it.
     band: usize,
     halo: usize,
-    /// Memory for some rows, and which are there.
+    /// Memory for some rows, and which rows it holds.
     pixels: Option<Tensor<Cuda>>,
     held: Range<usize>,
 }
@@ -109,20 +110,20 @@ impl<'a> Window<'a> {
             }
             self.held = held;
         }
-        // Rows that are asked for are in the image, so that there is memory for them from here on.
+        // Callers ask for rows of the image, so there is memory for them from here on.
         let pixels = self.pixels.as_ref().ok_or_else(|| Error::new("a convolution asked for no rows of an image"))?;
         Ok(Part { pixels: pixels.row_view(0..self.held.len() * width), first: self.held.start })
     }
 }
 
-/// Rows of a band of an image of `height` rows of `row_bytes` bytes, where a band takes at most `limit` bytes but is
-/// BAND_MULTIPLE rows at least.
+/// How many rows a band has, of an image of `height` rows of `row_bytes` bytes: a band takes at most `limit` bytes, but
+/// has at least BAND_MULTIPLE rows.
 fn band_rows(height: usize, row_bytes: usize, limit: usize) -> usize {
     if height.saturating_mul(row_bytes) <= limit.saturating_mul(2) {
         return height.max(1);
     }
     let (most, all) = ((limit / row_bytes / BAND_MULTIPLE).max(1), height.div_ceil(BAND_MULTIPLE));
-    // Bands of one size: the last is no short one that leaves multiprocessors without work.
+    // All bands have one size: a short last one would leave multiprocessors without work.
     all.div_ceil(all.div_ceil(most)) * BAND_MULTIPLE
 }
 
@@ -133,7 +134,7 @@ mod tests {
     #[test]
     fn bands_are_of_one_size_and_take_no_more_than_they_may() {
         const LIMIT: usize = 256 << 20;
-        // What is whole at 1024 x 1024, is so many bands at 2048 x 2048 and 4096 x 4096.
+        // An image of 1024 x 1024 is one band; 2048 x 2048 and 4096 x 4096 are several.
         let bands = |side: usize, channels: usize| side.div_ceil(band_rows(side, 2 * side * channels, LIMIT));
         assert_eq!([1024, 2048, 4096].map(|side| bands(side, 256)), [1, 8, 32]);
         assert_eq!([1024, 2048, 4096].map(|side| bands(side, 128)), [1, 4, 16]);

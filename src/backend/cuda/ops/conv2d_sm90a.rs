@@ -1,8 +1,10 @@
-//! Launches cuda/conv2d_sm90a.cu, 3 x 3 convolutions on Hopper, and holds what the launcher of
-//! cuda/upsample_conv2d_sm90a.cu shares with it.
+//! Launches cuda/conv2d_sm90a.cu, 3 x 3 convolutions on Hopper. The launcher of cuda/upsample_conv2d_sm90a.cu uses this
+//! one.
 
 use std::ffi::c_void;
 use std::ops::Range;
+
+use cudarc::driver::sys;
 
 use super::conv2d_input::Input;
 use crate::backend::cuda::channel_statistics::ChannelStatistics;
@@ -12,19 +14,20 @@ use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 
-/// `FLUX_CONV2D=base` keeps off this kernel, `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has
+/// `FLUX_CONV2D=base` turns this kernel off; `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has
 /// none.
 pub(crate) const CHOICE: Choice = Choice { op: "conv2d", variable: "FLUX_CONV2D", file: "conv2d_sm90a", forms: &[] };
-/// Channels of a box, and outputs of one, which are as many as a consumer owns: 128 bytes, over which TMA swizzles.
+/// Channels or outputs of a box, and outputs that a consumer owns: 128 bytes, over which TMA swizzles.
 const CHANNELS: usize = 64;
 /// Warpgroups that multiply.
 const CONSUMERS: usize = 2;
-/// They, and a warpgroup that fetches and stores.
+/// Threads of a block: the consumers, and a warpgroup that fetches and stores.
 const THREADS: usize = (1 + CONSUMERS) * 128;
-/// Of that, threads that store, and the outputs of a half that each has.
+/// Threads of the latter that store, and how many outputs of a consumer each of them has.
 const STORERS: usize = 3 * 32;
 const STORED_OUTS: usize = 8;
-/// What a block leaves for the next band of an image: three floats for each output of each thread that stores.
+/// Channel statistics that a block leaves for the next band of an image: three floats for each output of each thread
+/// that stores.
 const CARRY_BYTES: usize = CONSUMERS * STORED_OUTS * STORERS * 12;
 /// Rows before and behind a band that its outputs see.
 const HALO: usize = 1;
@@ -37,18 +40,18 @@ pub(super) struct Shape {
     width: usize,
     height: usize,
     outs: usize,
-    pixel_slots: usize,
-    weight_slots: usize,
+    pixel_stages: usize,
+    weight_stages: usize,
     /// Time of one tile, relative to others with as many taps.
     cost: usize,
 }
 
-/// Of an image as it is.
+/// The kernels for an image as it is.
 const SAME: [Shape; 2] = [
     Shape::new("conv2d_bf16_16x16x128_sm90", 3, [16, 16, 128], [2, 5], 100),
     Shape::new("conv2d_bf16_16x8x128_sm90", 3, [16, 8, 128], [4, 6], 60),
 ];
-/// The same, for at most eight outputs and no residual: what takes time there is to fetch pixels.
+/// The same, for at most eight outputs and no residual, where most of the time goes into fetching pixels.
 const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 100)];
 
 impl Shape {
@@ -56,10 +59,10 @@ impl Shape {
         name: &'static str,
         taps: usize,
         [width, height, outs]: [usize; 3],
-        [pixel_slots, weight_slots]: [usize; 2],
+        [pixel_stages, weight_stages]: [usize; 2],
         cost: usize,
     ) -> Self {
-        Self { name, taps, width, height, outs, pixel_slots, weight_slots, cost }
+        Self { name, taps, width, height, outs, pixel_stages, weight_stages, cost }
     }
 
     /// Tiles of an image of `height` x `width` pixels (before upsampling), and `outs` outputs.
@@ -68,38 +71,38 @@ impl Shape {
         places * height.div_ceil(self.height) * width.div_ceil(self.width) * outs.div_ceil(self.outs)
     }
 
-    /// Blocks that take the tiles in turn, and splits that their statistics are of. A block's tiles are all of the same
-    /// outputs: the blocks are a multiple of what the outputs are divided into, as the tiles are.
+    /// How many blocks take the tiles in turn, and the number of splits in their statistics. The number of blocks is a
+    /// multiple of that of the output tiles, so that all tiles of a block are of the same outputs.
     fn blocks(&self, multiprocessors: usize, height: usize, width: usize, outs: usize) -> [usize; 2] {
         let out_tiles = outs.div_ceil(self.outs);
         let blocks = self.tiles(height, width, outs).min((multiprocessors / out_tiles).max(1) * out_tiles);
         [blocks, blocks / out_tiles]
     }
 
-    /// The one that is done first, when every multiprocessor takes tiles in turn.
+    /// The fastest shape, if every multiprocessor takes tiles in turn.
     fn find(shapes: &[Shape], multiprocessors: usize, height: usize, width: usize, outs: usize) -> Shape {
         let time = |shape: &&Shape| shape.tiles(height, width, outs).div_ceil(multiprocessors) * shape.cost;
         *shapes.iter().min_by_key(time).expect("no op has an empty list of shapes")
     }
 
-    /// Tiles of a band of rows of pixels, which begins where a tile does: the first, and the one behind the last.
+    /// The first tile of a band of rows of pixels, and the one after its last. The band begins where a tile does.
     fn items(&self, band: &Range<usize>, width: usize, outs: usize) -> [usize; 2] {
         [band.start, band.end].map(|row| self.tiles(row, width, outs))
     }
 
-    /// Whether a tile's rounded outputs are in shared memory, from where other warps store them and leave their
-    /// moments.
+    /// Whether a tile's rounded outputs go to shared memory, from where other warps store them and take their channel
+    /// statistics.
     const fn rounds(&self) -> bool {
         self.outs == CONSUMERS * CHANNELS
     }
 
-    /// As `Shape` in cuda/conv2d_sm90a.cuh: slots of pixels and of weights, a tile's rounded outputs, and two barriers
-    /// for each slot and each consumer.
+    /// As `Shape` in cuda/conv2d_sm90a.cuh: stages of pixels and of weights, a tile's rounded outputs, and two barriers
+    /// for each stage and each consumer.
     const fn shared_bytes(&self) -> usize {
         let pixels = self.width * (self.height + self.taps - 1) * CHANNELS * 2 + 16;
         let weights = self.outs * CHANNELS * 2 + 16;
         let rounded = if self.rounds() { self.width * self.height * self.outs * 2 } else { 0 };
-        self.pixel_slots * pixels + self.weight_slots * weights + rounded + CONSUMERS * 16
+        self.pixel_stages * pixels + self.weight_stages * weights + rounded + CONSUMERS * 16
     }
 }
 
@@ -115,7 +118,7 @@ pub(crate) struct Taps {
 pub(crate) struct Call<'a, 'x> {
     /// [height * width, channels]
     pub input: &'a mut Input<'x>,
-    /// Of 9 taps, or for an upsampled image of 4, with 4 rows for each output.
+    /// 9 taps; for an upsampled image 4, with 4 rows for each output.
     pub weight: Taps,
     pub bias: &'a Tensor<Cuda>,
     pub residual: Option<&'a Tensor<Cuda>>,
@@ -124,20 +127,21 @@ pub(crate) struct Call<'a, 'x> {
     pub width: usize,
 }
 
-/// Whether the kernel can take these: rows of whole 16 bytes, and a weight without gaps, so that its taps are an axis.
+/// Whether the kernel can take these: rows of whole 16 bytes, and a weight without gaps, so that its taps form an axis.
 pub(crate) fn takes(input: &Input<'_>, weight: &Weight, bias: &Tensor<Cuda>) -> bool {
     let whole = input.source().rows() > 0 && input.aligned();
     whole && weight.stride() == weight.cols() && bias.address().is_multiple_of(4)
 }
 
 impl Cuda {
-    /// `conv2d(x) + residual`, of the same size out as in. The statistics of `call.out`, where the kernel leaves them.
+    /// `conv2d(x) + residual`, with an output as high and wide as the input. Returns the channel statistics of
+    /// `call.out` where the kernel computes them.
     pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
         let few = call.out.cols() <= 8 && call.residual.is_none();
         self.run_hopper_shape(CHOICE, if few { &FEW } else { &SAME }, call)
     }
 
-    /// The kernel of `choice.file` that is done first, of those in `shapes`.
+    /// Runs the fastest of `shapes`, which are kernels of `choice.file`.
     pub(super) fn run_hopper_shape(
         &self,
         choice: Choice,
@@ -145,67 +149,106 @@ impl Cuda {
         call: Call<'_, '_>,
     ) -> Result<Option<ChannelStatistics>> {
         let Call { input, weight, bias, residual, out, height, width } = call;
-        let channels = weight.channels;
         let shape = Shape::find(shapes, self.device().multiprocessors(), height, width, out.cols());
-        let tiles = shape.tiles(height, width, out.cols());
         // First of all, because a driver that loads this kernel knows tensor maps too.
         let launch = self.launch(choice.file, shape.name)?.shared(shape.shared_bytes() as u32)?;
-        let cells = |cells: usize, in_box: usize| Axis { cells, step: 1, in_box };
-        let image = |of: &Tensor<Cuda>, rows_in_box: usize| {
-            // A lone row's stride means nothing, and need not be aligned.
-            let pixel = if of.rows() > 1 { of.stride() } else { of.cols() };
-            let columns = Axis { cells: width, step: pixel, in_box: shape.width };
-            let rows = Axis { cells: of.rows() / width, step: width * pixel, in_box: rows_in_box };
-            choice.tensor_map(of.address(), [cells(of.cols(), CHANNELS), columns, rows])
-        };
-        let taps = Axis { cells: shape.taps * shape.taps, step: channels, in_box: 1 };
-        let outs = Axis { cells: weight.rows, step: shape.taps * shape.taps * channels, in_box: shape.outs };
-        let weight_map = choice.tensor_map(weight.address, [cells(channels, CHANNELS), taps, outs])?;
+        let image = |of: &Tensor<Cuda>, rows_in_box: usize| image_map(choice, of, width, [shape.width, rows_in_box]);
+        let weight_map = weight_map(choice, weight, &shape)?;
         let residual_map = residual.map(|residual| image(residual, shape.height)).transpose()?;
         let [blocks, splits] = shape.blocks(self.device().multiprocessors(), height, width, out.cols());
         let statistics = if shape.rounds() { Some(ChannelStatistics::new(self, splits, out.cols())?) } else { None };
-        let (mut partial, mut counts) =
-            statistics.as_ref().map_or((0, 0), |of_all| (of_all.partial(), of_all.counts()));
-        let (mut bias_address, mut out_address, mut out_stride) = (bias.address(), out.address(), out.stride() as u64);
-        let mut adds = i32::from(residual.is_some());
-        choice.int(tiles)?;
+        choice.int(shape.tiles(height, width, out.cols()))?;
         choice.int(out.rows())?;
-        let sizes = [choice.int(height)?, choice.int(width)?, choice.int(channels)?, choice.int(out.cols())?];
+        let sizes = [choice.int(height)?, choice.int(width)?, choice.int(weight.channels)?, choice.int(out.cols())?];
         let bands = input.bands(height);
         let carried = if bands.len() > 1 && shape.rounds() {
             Some(Buffer::new(self.device(), Kind::Byte, blocks * CARRY_BYTES)?)
         } else {
             None
         };
-        let mut carry = carried.as_ref().map_or(0, Buffer::address);
         for band in bands {
             let part = input.show(band.start.saturating_sub(HALO)..(band.end + HALO).min(height))?;
             let x_map = image(&part.pixels, shape.height + shape.taps - 1)?;
-            // Without a residual no map is read.
-            let mut maps = [x_map, weight_map, residual_map.unwrap_or(x_map)];
             let [first, end] = shape.items(&band, width, out.cols());
-            let mut band = [choice.int(first)?, choice.int(end)?, choice.int(part.first)?];
-            let mut sizes = sizes;
-            let mut arguments: Vec<*mut c_void> = maps.iter_mut().map(|map| std::ptr::from_mut(map).cast()).collect();
-            arguments.push(std::ptr::from_mut(&mut adds).cast());
-            let longs = [&mut bias_address, &mut out_address, &mut out_stride];
-            arguments.extend(longs.map(|long| std::ptr::from_mut(long).cast::<c_void>()));
-            arguments.extend(sizes.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
-            arguments.extend([&mut partial, &mut counts].map(|address| std::ptr::from_mut(address).cast::<c_void>()));
-            arguments.extend(band.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
-            arguments.push(std::ptr::from_mut(&mut carry).cast());
-            // SAFETY: `arguments` are, in the order of `CONV2D` in cuda/conv2d_sm90a.cuh, three tensor maps, an int,
-            // two pointers, a long long, four ints, two pointers, three ints and a pointer, all alive until the call
-            // returns; the shared memory is that of the shape. The maps cover exactly the cells of x that are there, of
-            // the weight and of the residual, of which there is none with the shapes that cannot add it. The ops
-            // checked their shapes, `out` and `residual` have rows of whole 16 bytes and a row for every output pixel,
-            // the bias has a value for every column of `out`, the statistics the splits that `blocks` blocks make, or the
-            // shape leaves none; where there is more than one band, `carry` has room for as many blocks. `out` may be
-            // `residual`: a tile's cells are read before they are written, and no other tile has them.
-            unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }?;
+            let mut arguments = Arguments {
+                // Without a residual the kernel reads no third map.
+                maps: [x_map, weight_map, residual_map.unwrap_or(x_map)],
+                adds: i32::from(residual.is_some()),
+                bias_and_out: [bias.address(), out.address(), out.stride() as u64],
+                sizes,
+                statistics: statistics.as_ref().map_or([0, 0], |of_all| [of_all.partial(), of_all.counts()]),
+                band: [choice.int(first)?, choice.int(end)?, choice.int(part.first)?],
+                carry: carried.as_ref().map_or(0, Buffer::address),
+            };
+            // SAFETY: the pointers are to `arguments`, which lives until the call returns; the shared memory is that of
+            // the shape. The maps cover exactly the cells of x that are there, of the weight and of the residual, which
+            // is none with the shapes that cannot add it. The ops checked their shapes, `out` and `residual` have rows
+            // of whole 16 bytes and a row for every output pixel, the bias has a value for every column of `out`. The
+            // statistics have the splits that `blocks` blocks make, or the shape writes none. Where there is more than
+            // one band, `carry` has room for as many blocks. `out` may be `residual`: a tile's cells are read before
+            // they are written, and no other tile has them.
+            unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments.pointers()) }?;
         }
         Ok(statistics)
     }
+}
+
+/// The arguments of `CONV2D` in cuda/conv2d_sm90a.cuh.
+struct Arguments {
+    /// x, weight and residual.
+    maps: [sys::CUtensorMap; 3],
+    adds: i32,
+    /// Addresses of both, and the row stride of out.
+    bias_and_out: [u64; 3],
+    /// Height, width, channels, outs.
+    sizes: [i32; 4],
+    /// Addresses of partial and counts.
+    statistics: [u64; 2],
+    /// The first tile, the one after the last, and the first row of x.
+    band: [i32; 3],
+    carry: u64,
+}
+
+impl Arguments {
+    /// A pointer to each argument, in the kernel's order: three tensor maps, an int, two pointers, a long long, four
+    /// ints, two pointers, three ints and a pointer.
+    fn pointers(&mut self) -> Vec<*mut c_void> {
+        fn each<T>(values: &mut [T]) -> impl Iterator<Item = *mut c_void> {
+            values.iter_mut().map(|value| std::ptr::from_mut(value).cast())
+        }
+        let mut pointers: Vec<_> = each(&mut self.maps).collect();
+        pointers.push(std::ptr::from_mut(&mut self.adds).cast());
+        pointers.extend(each(&mut self.bias_and_out));
+        pointers.extend(each(&mut self.sizes));
+        pointers.extend(each(&mut self.statistics));
+        pointers.extend(each(&mut self.band));
+        pointers.push(std::ptr::from_mut(&mut self.carry).cast());
+        pointers
+    }
+}
+
+/// An image of `width` pixels a row, in boxes of CHANNELS channels of so many columns and rows of pixels.
+fn image_map(
+    choice: Choice,
+    of: &Tensor<Cuda>,
+    width: usize,
+    [columns_in_box, rows_in_box]: [usize; 2],
+) -> Result<sys::CUtensorMap> {
+    // A lone row's stride means nothing, and need not be aligned.
+    let pixel = if of.rows() > 1 { of.stride() } else { of.cols() };
+    let channels = Axis { cells: of.cols(), step: 1, in_box: CHANNELS };
+    let columns = Axis { cells: width, step: pixel, in_box: columns_in_box };
+    let rows = Axis { cells: of.rows() / width, step: width * pixel, in_box: rows_in_box };
+    choice.tensor_map(of.address(), [channels, columns, rows])
+}
+
+/// A weight in boxes of CHANNELS channels, one tap and the outputs of a tile.
+fn weight_map(choice: Choice, weight: Taps, shape: &Shape) -> Result<sys::CUtensorMap> {
+    let taps = shape.taps * shape.taps;
+    let channels = Axis { cells: weight.channels, step: 1, in_box: CHANNELS };
+    let taps_axis = Axis { cells: taps, step: weight.channels, in_box: 1 };
+    let outs = Axis { cells: weight.rows, step: taps * weight.channels, in_box: shape.outs };
+    choice.tensor_map(weight.address, [channels, taps_axis, outs])
 }
 
 #[cfg(test)]
@@ -227,9 +270,9 @@ mod tests {
         let same = |side: usize, outs: usize| Shape::find(&SAME, 132, side, side, outs).name;
         assert_eq!(same(512, 512), "conv2d_bf16_16x16x128_sm90");
         assert_eq!(same(1024, 128), "conv2d_bf16_16x16x128_sm90");
-        // Too few tiles for all multiprocessors, where they are large.
+        // Large tiles are too few for all multiprocessors.
         assert_eq!(same(64, 512), "conv2d_bf16_16x8x128_sm90");
-        // What tests/parity/conv2d.rs and tests/parity/upsample_conv2d.rs have for each kernel.
+        // The sizes for each kernel in tests/parity/conv2d.rs and tests/parity/upsample_conv2d.rs.
         for ((height, width, outs), shape) in [(251, 298, 136), (151, 250, 128)].into_iter().zip(SAME) {
             assert_eq!(Shape::find(&SAME, 132, height, width, outs), shape);
             assert!(shape.tiles(height, width, outs) > 132);
@@ -271,7 +314,7 @@ mod tests {
             for (height, width, outs) in [(250, 253, 128), (33, 50, 320), (100, 17, 8), (1000, 400, 640)] {
                 let [blocks, _] = shape.blocks(132, height, width, outs);
                 let own = |block: usize, [first, end]: [usize; 2]| {
-                    // As the kernel finds its first.
+                    // As the kernel finds its first tile.
                     let begin = first + (block + blocks - first % blocks) % blocks;
                     (begin..end).step_by(blocks).collect::<Vec<_>>()
                 };

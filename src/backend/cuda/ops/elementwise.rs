@@ -4,7 +4,7 @@ use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 
 impl Cuda {
-    /// A kernel of cuda/add.cu or cuda/mul.cu over x; y has its shape, or is one row for all.
+    /// Runs a kernel of cuda/add.cu or cuda/mul.cu; y has the shape of x, or is one row for all of its rows.
     pub(super) fn combine(
         &self,
         file: &'static str,

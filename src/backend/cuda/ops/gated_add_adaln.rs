@@ -21,14 +21,14 @@ impl Cuda {
     ) -> Result<(Tensor<Cuda>, Operand<Cuda>)> {
         let [txt, img] = [0, 1].map(|part| [gates[part], norms[part].shift, norms[part].scale]);
         let aligned = all_aligned(&[&x, y]) && all_aligned(&txt) && all_aligned(&img);
-        // In e4m3 a row ends with a multiple of 16.
+        // An e4m3 row is padded to a multiple of 16 values.
         let Some(block) = row_block(x.cols().div_ceil(16) * 2).filter(|_| aligned && x.cols() <= MOST_COLS) else {
             self.device().count_composed();
             return ops::gated_add_adaln::compose(self, x, gates, y, norms, adaln);
         };
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
-        // Text and image are read apart.
+        // Two products read text and image, each with scales of its own.
         let readers_are_e4m3 = norms.iter().all(|norm| norm.reader.weight().is_e4m3());
         let e4m3 = readers_are_e4m3 && adaln.txt_rows.is_multiple_of(SPLIT_MULTIPLE);
         let h = if e4m3 { self.empty_e4m3(x.rows(), x.cols())? } else { self.empty(x.rows(), x.cols())? };

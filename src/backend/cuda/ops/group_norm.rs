@@ -10,18 +10,18 @@ use crate::ops::GroupNorm;
 const THREADS: usize = 256;
 /// Threads of a block that merges.
 const MERGE_THREADS: usize = 1024;
-/// Blocks that each multiprocessor gets of the first pass: as many as run at once (up to 64 registers a thread).
+/// Blocks of the first pass per multiprocessor: as many as run at once (with up to 64 registers a thread).
 const BLOCKS_PER_MULTIPROCESSOR: usize = 4;
-/// Pixels that a thread of the first pass walks over at least.
+/// The least number of pixels that a thread of the first pass walks over.
 const PIXELS_PER_SPLIT_THREAD: usize = 8;
 /// Pixels that a thread of the last pass walks over.
 const PIXELS_PER_THREAD: usize = 16;
 
 /// How threads are laid out over pixels and channels.
 struct Blocks {
-    /// Whether a thread has eight channels, or one.
+    /// Whether a thread has eight channels; otherwise one.
     wide: bool,
-    /// Threads that lie side by side over channels.
+    /// Threads side by side over channels.
     width: usize,
     /// Threads of a channel.
     height: usize,
@@ -37,7 +37,7 @@ impl Blocks {
     }
 }
 
-/// What the values of each channel are multiplied by, and what is then added: two floats for each channel.
+/// A factor and a summand for the values of each channel: two floats per channel.
 pub struct Coefficients(Buffer);
 
 impl Cuda {
@@ -55,12 +55,12 @@ impl Cuda {
         Ok(out)
     }
 
-    /// The coefficients of the norm of x, which has rows: from its statistics, or from a pass over it.
+    /// The coefficients of the norm of x: from its statistics, or from a pass over it. x must have rows.
     pub(crate) fn group_norm_coefficients(&self, x: &Tensor<Cuda>, norm: &GroupNorm<'_, Cuda>) -> Result<Coefficients> {
         let &GroupNorm { weight, bias, groups, eps, statistics } = norm;
         let channels = x.cols();
         let fresh = if statistics.is_some() { None } else { Some(self.channel_statistics_of(x)?) };
-        let statistics = fresh.as_ref().or(statistics).expect("one of both is there");
+        let statistics = fresh.as_ref().or(statistics).expect("statistics were given or made");
         if statistics.channels() != channels {
             let what = format!("x has {channels} channels, its statistics are of {}", statistics.channels());
             return Err(Error::new(what).at("op `group_norm`"));
@@ -73,12 +73,13 @@ impl Cuda {
         let launch = launch.int(statistics.splits()).int(channels).int(channels / groups).float(eps);
         // SAFETY: argument types and order match cuda/group_norm.cu; `Tensor::group_norm` checked that groups divide
         // the channels, and weight and bias to be [1, channels]; the statistics are of `channels` channels;
-        // `coefficients` has two floats for each channel; the block has the MERGE_THREADS threads that the kernel needs.
+        // `coefficients` has two floats for each channel; the block has the MERGE_THREADS threads that the kernel
+        // needs.
         unsafe { launch.run([groups, 1, 1], [MERGE_THREADS, 1, 1]) }?;
         Ok(Coefficients(coefficients))
     }
 
-    /// The norm of rows of what `coefficients` are of, to `out` of the same shape.
+    /// Writes the norm of some rows to `out`, of the same shape. `coefficients` are those of all rows.
     pub(crate) fn apply_group_norm(
         &self,
         x: &Tensor<Cuda>,
@@ -102,20 +103,20 @@ impl Cuda {
         unsafe { launch.run([pixels.div_ceil(pixels_per_block), columns, 1], [width, height, 1]) }
     }
 
-    /// What a pass over x gives, which has rows.
+    /// The channel statistics of x by a pass over it. x must have rows.
     fn channel_statistics_of(&self, x: &Tensor<Cuda>) -> Result<ChannelStatistics> {
         let Blocks { wide, width, height, columns } = Blocks::of(x.cols(), x.aligned());
         let blocks = (self.device().multiprocessors() * BLOCKS_PER_MULTIPROCESSOR).div_ceil(columns);
-        // No split is empty: all take part in the first round of `splits * height` pixels.
+        // No split is empty: each has pixels in the first round of `splits * height`.
         let splits = x.rows().div_ceil(height * PIXELS_PER_SPLIT_THREAD).min(blocks);
         let statistics = ChannelStatistics::new(self, splits, x.cols())?;
         let kernel = if wide { "group_norm_stats_bf16" } else { "group_norm_stats_bf16_any" };
         let launch =
             self.launch("group_norm", kernel)?.matrix(x).address(statistics.partial()).address(statistics.counts());
         let launch = launch.int(x.rows()).int(x.cols());
-        // SAFETY: argument types and order match cuda/group_norm.cu; x is [pixels, channels], the moments have two
+        // SAFETY: argument types and order match cuda/group_norm.cu; x is [pixels, channels], the statistics have two
         // floats for each split and channel and one for each split, and a block has at most THREADS threads, for which
-        // its shared memory is made.
+        // its shared memory is sized.
         unsafe { launch.run([splits, columns, 1], [width, height, 1]) }?;
         Ok(statistics)
     }

@@ -1,4 +1,4 @@
-//! Matrix products with weights, through cuBLASLt.
+//! `linear` and its variants: products with weights, by cuBLASLt.
 
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::weight::Weight;
@@ -8,8 +8,8 @@ use crate::nn::Linear;
 use crate::ops;
 
 impl Cuda {
-    /// `x weight^T + bias`. A weight of a ragged number of rows is zero-padded in memory: the product then has as many
-    /// columns as cuBLASLt likes, and the result is a view of the first.
+    /// `x weight^T + bias`. A weight whose number of rows does not suit cuBLASLt is zero-padded in memory: the product
+    /// then has padding columns, and the result is a view of the others.
     pub(crate) fn linear_op(
         &self,
         x: &Tensor<Cuda>,
@@ -24,7 +24,8 @@ impl Cuda {
         let x = fresh.as_ref().unwrap_or(x);
         let out = self.linear_output(x.rows(), weight, bias)?;
         let product = self.product(x, weight, Matrix::of(&out), out.cols());
-        // SAFETY: `Tensor::linear` checked the shapes; a bias reaches as far as out, or out has only its columns.
+        // SAFETY: `Tensor::linear` checked the shapes; a bias has memory for every column of `out`, see
+        // `linear_output`.
         unsafe { self.gemm()?.run(&Product { bias: bias.map(Tensor::address), ..product }) }?;
         Ok(first_cols(out, weight.rows()))
     }
@@ -37,7 +38,7 @@ impl Cuda {
         residual: Tensor<Cuda>,
     ) -> Result<Tensor<Cuda>> {
         if weight.weight().is_e4m3() {
-            // Nothing here adds to an fp8 product, so that no epilogue is worth its place.
+            // No model adds to an fp8 product, so a fused one would serve nobody.
             return ops::linear::compose_add(self, x, weight, residual);
         }
         let fresh = self.unless_writable(&residual)?;
@@ -48,7 +49,7 @@ impl Cuda {
         Ok(fresh.unwrap_or(residual))
     }
 
-    /// An output for `weight`, with the padding columns that its padding rows make.
+    /// An output for `weight`, with columns for its padding rows too if the bias has memory for them.
     pub(crate) fn linear_output(
         &self,
         rows: usize,
@@ -60,12 +61,12 @@ impl Cuda {
         self.empty(rows, if bias_reaches { padded } else { weight.rows() })
     }
 
-    /// `x weight^T` of `n` columns to `out`; x is as [`Cuda::operand`] makes it.
+    /// The product `x weight^T` of `n` columns to `out`; x is as [`Cuda::operand`] makes it.
     pub(crate) fn product(&self, x: &Tensor<Cuda>, weight: &Weight, out: Matrix, n: usize) -> Product {
         Product {
             m: x.rows(),
             n,
-            // Of e4m3 with the padding, which is zeros on both sides.
+            // In e4m3 the padding, which is zeros on both sides, takes part.
             k: if x.is_e4m3() { x.stride() } else { x.cols() },
             x: Matrix::of(x),
             weight: Matrix { address: weight.address(), stride: weight.stride() },
@@ -98,7 +99,7 @@ impl Cuda {
         Ok(first_cols(out, cols))
     }
 
-    /// `linear` of columns side by side: one product where they lie so in memory, else after a copy.
+    /// `linear` of columns side by side: of the tensors as they are if they lie so in memory, otherwise of a copy.
     pub(crate) fn linear_concat_op(&self, parts: &[&Tensor<Cuda>], weight: &Linear<Cuda>) -> Result<Tensor<Cuda>> {
         if let Some(joined) = Tensor::adjacent_cols(parts) {
             return self.linear_op(&joined, weight, None);

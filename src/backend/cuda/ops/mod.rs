@@ -1,5 +1,5 @@
-//! One launcher for each op: which kernel it starts, with which arguments, and what it needs. A further file of an op
-//! begins with its name.
+//! One launcher for each op: which kernel it launches, with which arguments, and what that needs. If an op has more
+//! files, their names begin with its name.
 
 mod adaln;
 mod add;

@@ -1,6 +1,6 @@
-//! `norm_conv2d` and `norm_conv2d_add`: launches cuda/group_norm.cu and the convolutions. Of a large image the norm is
-//! made in bands of pixel rows, each just ahead of the convolution that reads it. Any number of bands gives the same
-//! bytes: see [`Input`].
+//! `norm_conv2d` and `norm_conv2d_add`: launches cuda/group_norm.cu and the convolutions. A large image is normed in
+//! bands of pixel rows, each just before the convolution that reads it. Any number of bands gives the same bytes: see
+//! [`Input`].
 
 use std::sync::atomic::Ordering;
 
@@ -12,8 +12,8 @@ use crate::error::Result;
 use crate::nn::ConvKernel;
 use crate::ops::{Conv, Convolved, GroupNorm};
 
-/// The most that a norm of an image of `whole` bytes takes while it is convolved, in bands of `limit` bytes. It is an
-/// estimate, which leaves out what little im2col makes of a small image.
+/// The most memory that a norm of an image of `whole` bytes takes while it is convolved, in bands of `limit` bytes. It
+/// is an estimate, which leaves out the few im2col rows of a small image.
 fn need(whole: u64, limit: u64, im2col: bool) -> u64 {
     if whole <= limit.saturating_mul(2) {
         return whole;
@@ -22,8 +22,8 @@ fn need(whole: u64, limit: u64, im2col: bool) -> u64 {
 }
 
 impl Cuda {
-    /// Bands take at most `bytes` bytes, where an op makes an image in bands. It changes how much memory is needed, and
-    /// not what comes out.
+    /// Limits bands to `bytes` bytes, in ops that make an image in bands. This changes how much memory they need, and
+    /// not their results.
     pub fn limit_bands(&self, bytes: usize) {
         self.0.band_bytes.store(bytes, Ordering::Relaxed);
     }
@@ -34,7 +34,7 @@ impl Cuda {
 
     /// See [`crate::backend::Backend::norm_conv2d_bytes`].
     pub(crate) fn norm_conv2d_need(&self, whole: u64) -> u64 {
-        // An error of the variable is told by the first convolution.
+        // The first convolution reports an error of the variable.
         let im2col = !self.hopper_wanted(CHOICE).unwrap_or(false);
         need(whole, self.band_bytes() as u64, im2col)
     }

@@ -12,20 +12,20 @@ use crate::nn::{Linear, Operand};
 use crate::ops::project::{Heads, Projection, compose};
 use crate::ops::{Joint, Pairs};
 
-/// `FLUX_PROJECT=base` keeps off this kernel, `FLUX_PROJECT=sm90` makes it an error when this GPU or this program
-/// has none.
+/// `FLUX_PROJECT=base` turns this kernel off; `FLUX_PROJECT=sm90` makes it an error when this GPU or this program has
+/// none.
 const CHOICE: Choice = Choice { op: "project", variable: "FLUX_PROJECT", file: "project_sm90a", forms: &[] };
-/// `ROWS`, `COLS`, `STEP_BYTES`, `SLOTS` and `THREADS` of cuda/project_sm90a.cu.
+/// `ROWS`, `COLS`, `STEP_BYTES`, `STAGES` and `THREADS` of cuda/project_sm90a.cu.
 const ROWS: usize = 128;
 const COLS: usize = 256;
 const STEP_BYTES: usize = 128;
-const SLOTS: usize = 3;
+const STAGES: usize = 3;
 const THREADS: usize = 3 * 128;
-/// `BARRIERS` there, and two barriers for each slot and each of two warpgroups.
-const SHARED_BYTES: usize = SLOTS * (ROWS + COLS) * STEP_BYTES + ROWS * COLS * 2 + 16 * (SLOTS + 2);
+/// `BARRIERS` there, and two barriers for each stage and each of two warpgroups.
+const SHARED_BYTES: usize = STAGES * (ROWS + COLS) * STEP_BYTES + ROWS * COLS * 2 + 16 * (STAGES + 2);
 /// Columns of a head.
 const HEAD_DIM: usize = COLS / 2;
-/// Rows of tiles that are done together, at most: their x stays in L2 while weights pass.
+/// At most so many rows of tiles are done together: their x stays in L2 while weights pass.
 const ROWS_OF_TILES: usize = 14;
 
 /// `Arguments` in cuda/project_sm90a.cu, field by field.
@@ -62,8 +62,8 @@ fn rows_of_tiles(all: usize) -> usize {
     all.div_ceil(all.div_ceil(ROWS_OF_TILES).max(1)).max(1)
 }
 
-/// Whether the kernel can take these: its tiles divide the weight's rows, and TMA and 16-byte accesses can take all
-/// tensors. x will be e4m3 where the weight is.
+/// Whether the kernel can take these operands: its tiles divide the weight's rows, and all tensors are aligned for TMA
+/// and 16-byte accesses. x will be e4m3 where the weight is.
 fn takes(parts: &[(&Tensor<Cuda>, &Weight)], heads: Option<&Heads<'_, Cuda>>) -> bool {
     let (dim, out) = (heads.map_or(0, |heads| heads.dim), parts[0].1.rows());
     let sizes = dim.is_multiple_of(COLS) && (out - 3 * dim).is_multiple_of(COLS) && out > 0;
@@ -114,60 +114,16 @@ impl Cuda {
         out: &Tensor<Cuda>,
     ) -> Result<()> {
         // First of all, because a driver that loads this kernel knows tensor maps too.
-        let e4m3 = parts[0].1.is_e4m3();
-        let kernel = if e4m3 { "project_e4m3_sm90" } else { "project_bf16_sm90" };
+        let kernel = if parts[0].1.is_e4m3() { "project_e4m3_sm90" } else { "project_bf16_sm90" };
         let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
-        let map = |address: u64, [rows, cols]: [usize; 2], stride: usize| {
-            // A lone row's stride means nothing, and need not be aligned.
-            let rows = Axis { cells: rows, step: if rows > 1 { stride } else { cols }, in_box: ROWS };
-            let features = |bytes: usize| Axis { cells: cols, step: 1, in_box: STEP_BYTES / bytes };
-            if e4m3 {
-                CHOICE.byte_tensor_map(address, [features(1), rows])
-            } else {
-                CHOICE.tensor_map(address, [features(2), rows])
-            }
-        };
-        let x_map = |x: &Tensor<Cuda>| map(x.address(), [x.rows(), x.cols()], x.stride());
-        let weight_map = |weight: &Weight| map(weight.address(), [weight.rows(), weight.cols()], weight.stride());
-        // A part without rows has no tiles; another's map stands for its own, which no driver would make.
-        let rows = |part: usize| parts.get(part).map_or(0, |(x, _)| x.rows());
-        let part = |part: usize| parts[if rows(part) > 0 { part } else { 1 - part }];
-        let norms = heads
-            .map_or([0; 4], |Heads { norm, .. }| [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k].map(Tensor::address));
-        let joint = heads.map_or(Joint::single(out.rows()), |heads| heads.joint);
-        let tiles = [0, 1].map(|part| rows(part).div_ceil(2 * ROWS));
-        // Only where no row of a tile is wanted in other columns.
+        let tiles: usize = parts.iter().map(|(x, _)| x.rows().div_ceil(2 * ROWS)).sum();
+        // A tile whose rows are all keys only needs no other columns than those of k and v.
         let key_tiles = heads.map_or(0, |heads| heads.keys_only / (2 * ROWS));
-        let wanted_tiles = tiles.iter().sum::<usize>() - key_tiles;
+        let wanted_tiles = tiles - key_tiles;
         let items = (wanted_tiles * (3 * dim + 2 * mlp) + key_tiles * 2 * dim) / COLS;
         CHOICE.int(out.rows())?;
         CHOICE.int(items)?;
-        let mut arguments = Arguments {
-            x: [x_map(part(0).0)?, x_map(part(1).0)?],
-            weight: [weight_map(part(0).1)?, weight_map(part(1).1)?],
-            x_scales: [0, 1].map(|index| if e4m3 { part(index).0.scales() } else { 0 }),
-            weight_scales: [0, 1].map(|index| if e4m3 { part(index).1.scales() } else { 0 }),
-            out: out.address(),
-            ld_out: out.stride() as i64,
-            txt_norm_q: norms[0],
-            txt_norm_k: norms[1],
-            img_norm_q: norms[2],
-            img_norm_k: norms[3],
-            cos: heads.map_or(0, |heads| heads.rope.cos.address()),
-            sin: heads.map_or(0, |heads| heads.rope.sin.address()),
-            ld_table: heads.map_or(0, |heads| heads.rope.cos.stride() as i64),
-            txt_eps: heads.map_or(0.0, |heads| heads.norm[0].eps),
-            img_eps: heads.map_or(0.0, |heads| heads.norm[1].eps),
-            part_rows: [CHOICE.int(rows(0))?, CHOICE.int(rows(1))?],
-            features: CHOICE.int(parts[0].0.cols())?,
-            dim: CHOICE.int(dim)?,
-            mlp: CHOICE.int(mlp)?,
-            txt_rows: CHOICE.int(joint.txt_rows())?,
-            txt: CHOICE.int(joint.txt)?,
-            img: CHOICE.int(joint.img)?,
-            rows_of_tiles: CHOICE.int(rows_of_tiles(wanted_tiles))?,
-            key_tiles: CHOICE.int(key_tiles)?,
-        };
+        let mut arguments = arguments(parts, heads, [dim, mlp], out, [wanted_tiles, key_tiles])?;
         let clusters = items.min(self.device().multiprocessors() / 2).max(1);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
@@ -176,6 +132,64 @@ impl Cuda {
         // norms [1, head_dim], and the tables to have a row for every token; `takes` found the tiles to divide the
         // columns, and all rows and vectors aligned.
         unsafe { launch.run_raw([2 * clusters, 1, 1], [THREADS, 1, 1], &mut pointers) }
+    }
+}
+
+/// The kernel's arguments. `wanted_tiles` rows of tiles need all columns, `key_tiles` only those of k and v.
+fn arguments(
+    parts: &[(&Tensor<Cuda>, &Weight)],
+    heads: Option<&Heads<'_, Cuda>>,
+    [dim, mlp]: [usize; 2],
+    out: &Tensor<Cuda>,
+    [wanted_tiles, key_tiles]: [usize; 2],
+) -> Result<Arguments> {
+    let e4m3 = parts[0].1.is_e4m3();
+    let x_map = |x: &Tensor<Cuda>| tensor_map(e4m3, x.address(), [x.rows(), x.cols()], x.stride());
+    let weight_map =
+        |weight: &Weight| tensor_map(e4m3, weight.address(), [weight.rows(), weight.cols()], weight.stride());
+    // No driver makes a map of a part without rows. Such a part has no tiles, so the map of the other stands in for it.
+    let rows = |part: usize| parts.get(part).map_or(0, |(x, _)| x.rows());
+    let part = |part: usize| parts[if rows(part) > 0 { part } else { 1 - part }];
+    let norms = heads
+        .map_or([0; 4], |Heads { norm, .. }| [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k].map(Tensor::address));
+    let joint = heads.map_or(Joint::single(out.rows()), |heads| heads.joint);
+    Ok(Arguments {
+        x: [x_map(part(0).0)?, x_map(part(1).0)?],
+        weight: [weight_map(part(0).1)?, weight_map(part(1).1)?],
+        x_scales: [0, 1].map(|index| if e4m3 { part(index).0.scales() } else { 0 }),
+        weight_scales: [0, 1].map(|index| if e4m3 { part(index).1.scales() } else { 0 }),
+        out: out.address(),
+        ld_out: out.stride() as i64,
+        txt_norm_q: norms[0],
+        txt_norm_k: norms[1],
+        img_norm_q: norms[2],
+        img_norm_k: norms[3],
+        cos: heads.map_or(0, |heads| heads.rope.cos.address()),
+        sin: heads.map_or(0, |heads| heads.rope.sin.address()),
+        ld_table: heads.map_or(0, |heads| heads.rope.cos.stride() as i64),
+        txt_eps: heads.map_or(0.0, |heads| heads.norm[0].eps),
+        img_eps: heads.map_or(0.0, |heads| heads.norm[1].eps),
+        part_rows: [CHOICE.int(rows(0))?, CHOICE.int(rows(1))?],
+        features: CHOICE.int(parts[0].0.cols())?,
+        dim: CHOICE.int(dim)?,
+        mlp: CHOICE.int(mlp)?,
+        txt_rows: CHOICE.int(joint.txt_rows())?,
+        txt: CHOICE.int(joint.txt)?,
+        img: CHOICE.int(joint.img)?,
+        rows_of_tiles: CHOICE.int(rows_of_tiles(wanted_tiles))?,
+        key_tiles: CHOICE.int(key_tiles)?,
+    })
+}
+
+/// A map of rows of e4m3 or bf16 values, in boxes of ROWS rows and STEP_BYTES of each.
+fn tensor_map(e4m3: bool, address: u64, [rows, cols]: [usize; 2], stride: usize) -> Result<sys::CUtensorMap> {
+    // A lone row's stride means nothing, and need not be aligned.
+    let rows = Axis { cells: rows, step: if rows > 1 { stride } else { cols }, in_box: ROWS };
+    let features = |bytes: usize| Axis { cells: cols, step: 1, in_box: STEP_BYTES / bytes };
+    if e4m3 {
+        CHOICE.byte_tensor_map(address, [features(1), rows])
+    } else {
+        CHOICE.tensor_map(address, [features(2), rows])
     }
 }
 

@@ -39,7 +39,7 @@ struct Heads {
     head_dim: i32,
 }
 
-/// The kernel for heads of `head_dim`, where there is one.
+/// The kernel of 16-byte loads for heads of `head_dim`, where there is one.
 fn wide_kernel(head_dim: usize, pairs: Pairs) -> Option<&'static str> {
     Some(match (head_dim, pairs) {
         (128, Pairs::Interleaved) => "qk_norm_rope_interleaved_128_bf16",
@@ -52,6 +52,13 @@ fn wide_kernel(head_dim: usize, pairs: Pairs) -> Option<&'static str> {
         (16, Pairs::Halves) => "qk_norm_rope_halves_16_bf16",
         _ => return None,
     })
+}
+
+/// Blocks of a wide kernel over rows of `heads` heads, and how many groups of lanes share a row: its last argument.
+fn wide_grid(rows: usize, heads: usize, head_dim: usize) -> Result<(usize, i32)> {
+    let groups = THREADS / (head_dim / 8);
+    let groups_per_row = groups.min(heads);
+    Ok((rows.div_ceil(groups / groups_per_row), int(groups_per_row)?))
 }
 
 fn int(value: usize) -> Result<i32> {
@@ -100,28 +107,22 @@ impl Cuda {
         };
         let tensors = [&q, &k, out_q, out_k, &norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k, cos, sin];
         let wide = wide_kernel(head_dim, rope.pairs).filter(|_| all_aligned(&tensors));
-        let (launch, grid, mut last) = match wide {
-            Some(kernel) => {
-                let groups = THREADS / (head_dim / 8);
-                let groups_per_row = groups.min(heads + kv_heads);
-                (
-                    self.launch("qk_norm_rope", kernel)?,
-                    joint.rows().div_ceil(groups / groups_per_row),
-                    int(groups_per_row)?,
-                )
-            }
+        let (blocks, mut last) = match wide {
+            Some(_) => wide_grid(joint.rows(), heads + kv_heads, head_dim)?,
+            // A warp for each head.
             None => {
-                let warps = (joint.rows() * (heads + kv_heads)).div_ceil(THREADS / 32);
-                (self.launch("qk_norm_rope", "qk_norm_rope_bf16_any")?, warps, i32::from(rope.pairs == Pairs::Halves))
+                let halves = rope.pairs == Pairs::Halves;
+                ((joint.rows() * (heads + kv_heads)).div_ceil(THREADS / 32), i32::from(halves))
             }
         };
+        let launch = self.launch("qk_norm_rope", wide.unwrap_or("qk_norm_rope_bf16_any"))?;
         let mut pointers: [*mut c_void; 2] =
             [std::ptr::from_mut(&mut arguments).cast(), std::ptr::from_mut(&mut last).cast()];
         // SAFETY: all kernels of cuda/qk_norm_rope.cu take `Heads`, which is laid out as there, and an int.
         // `Tensor::qk_norm_rope` checked q and k to have joint.rows() rows of whole heads, the weights to be [1,
         // head_dim] and the tables to have a row for every token; outputs are q and k, or new and of their shapes. A
         // head is read before it is written.
-        unsafe { launch.run_raw([grid, 1, 1], [THREADS, 1, 1], &mut pointers) }?;
+        unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut pointers) }?;
         Ok((fresh_q.unwrap_or(q), fresh_k.unwrap_or(k)))
     }
 }

@@ -1,9 +1,9 @@
-//! Launches cuda/quantise.cu, and what concerns e4m3: rows of 8-bit floats with one float32 scale a row (see
-//! cuda/e4m3.cuh).
+//! Launches cuda/quantise.cu, and holds the rules of e4m3 tensors: rows of 8-bit floats with one float32 scale a row
+//! (see cuda/e4m3.cuh).
 //!
-//! Only products take such tensors. Weights become e4m3 when they are loaded, a row being an output channel, with the
-//! scale of least error (see cuda/quantise_weight.cu); activations in the kernel that makes them, where that holds a
-//! whole row.
+//! Only products take such tensors. Weights become e4m3 when they are loaded, with the scale of least error for each
+//! row, which is an output channel (see cuda/quantise_weight.cu). Activations become e4m3 in the kernel that computes
+//! them, if that holds a whole row, and otherwise here.
 
 use std::ops::Range;
 
@@ -15,13 +15,12 @@ use crate::error::{Error, Result};
 use crate::files::e4m3::{self, MULTIPLE};
 use crate::nn::Linear;
 
-/// Rows of one matrix that products read apart: the scales of the first are at a multiple of 16 bytes where their
-/// number is one of this, and cuBLASLt takes no others.
+/// Where rows of one matrix may be split between two products: cuBLASLt takes scales only at multiples of 16 bytes.
 pub const SPLIT_MULTIPLE: usize = 16 / size_of::<f32>();
-/// The GPUs for which cuBLASLt multiplies by a scale for each row and column. It has that for Hopper alone: Ada has fp8
-/// with one scale for a whole matrix, Blackwell with scales of blocks.
+/// The GPUs on which cuBLASLt multiplies by a scale for each row and column. Only Hopper has that: Ada has fp8 with one
+/// scale for a whole matrix, Blackwell with scales of blocks.
 const CAPABILITY: (i32, i32) = (9, 0);
-/// What the vector kernels are compiled for.
+/// The most threads of a block that the vector kernels are compiled for.
 const MAX_THREADS: usize = 512;
 
 /// Errors when a GPU of this capability cannot compute in `precision`.
@@ -35,13 +34,13 @@ pub fn check(precision: Precision, capability: (i32, i32), name: &str) -> Result
         .hint("leave out `--precision`: bf16 works on this GPU"))
 }
 
-/// Threads of a block whose registers hold one row of `cols` e4m3 values; none when it does not fit.
+/// Threads of a block whose registers hold one row of `cols` e4m3 values; none if it does not fit.
 pub fn e4m3_block(cols: usize) -> Option<usize> {
     row_block(cols.next_multiple_of(MULTIPLE) / 8).filter(|threads| *threads <= MAX_THREADS)
 }
 
-/// e4m3 rows 0..first and first..rows, as products with a weight for each read them. `make` gives a range of the rows:
-/// of all at once where the scales behind the split are where cuBLASLt takes them.
+/// e4m3 rows 0..first and first..rows, for two products. `make` makes a range of the rows: all of them at once if the
+/// scales of the second part then lie where cuBLASLt takes them, otherwise each part by itself.
 pub fn split_e4m3(
     rows: usize,
     first: usize,
@@ -62,7 +61,7 @@ impl Cuda {
         Ok(x)
     }
 
-    /// `x` in e4m3: each row over its scale, which is its largest magnitude over 448; rounded to nearest even.
+    /// `x` in e4m3: each row divided by its scale, which is its largest magnitude / 448; rounded to nearest even.
     ///
     /// Products with weights in [`Storage::Fp8`](crate::backend::Storage::Fp8) do this themselves. No other op
     /// takes the result; downloads multiply by the scales.
@@ -96,7 +95,7 @@ impl Cuda {
         }
     }
 
-    /// `x` as a product with `weight` reads it; none where that is as it is.
+    /// `x` as a product with `weight` reads it; none if `x` needs no change.
     pub(crate) fn operand(&self, x: &Tensor<Cuda>, weight: &Weight) -> Result<Option<Tensor<Cuda>>> {
         match (x.is_e4m3(), weight.is_e4m3()) {
             (false, true) => self.quantise(x).map(Some),
@@ -105,7 +104,7 @@ impl Cuda {
         }
     }
 
-    /// [`Cuda::operand`] of each pair. Two of which one lies under the other are quantised at once.
+    /// [`Cuda::operand`] of each pair. Two that lie one under the other in memory are quantised at once.
     pub(crate) fn operands(&self, pairs: &[(&Tensor<Cuda>, &Weight)]) -> Result<Vec<Option<Tensor<Cuda>>>> {
         if let &[(top, top_weight), (bottom, bottom_weight)] = pairs
             && top_weight.is_e4m3()

@@ -22,7 +22,7 @@ impl Cuda {
         Ok(fresh.unwrap_or(x))
     }
 
-    /// The tables of cosines and sines, which kernels walk with one stride.
+    /// The tables of cosines and sines. Kernels take one stride for both.
     pub(super) fn same_stride<'a>(&self, rope: &'a Rope<Cuda>) -> Result<(&'a Tensor<Cuda>, &'a Tensor<Cuda>)> {
         if rope.cos.stride() == rope.sin.stride() {
             Ok((&rope.cos, &rope.sin))

@@ -1,5 +1,5 @@
-//! Launches cuda/upsample_conv2d_sm90a.cu, the convolution of an upsampled image on Hopper. Elsewhere im2col reads the
-//! image as if it were upsampled.
+//! Launches cuda/upsample_conv2d_sm90a.cu, the convolution of an upsampled image on Hopper. On other GPUs im2col reads
+//! the image as if it were upsampled.
 
 use super::conv2d_input::Input;
 use super::conv2d_sm90a::{Call, Shape, Taps, takes};
@@ -20,7 +20,7 @@ pub(super) const UPSAMPLED: [Shape; 2] = [
 ];
 
 impl Cuda {
-    /// `upsample_conv2d` by sums of the weights; the sums round to bf16.
+    /// `upsample_conv2d` with sums of the weights, which round to bf16.
     pub(crate) fn upsample_conv2d_op(
         &self,
         x: Tensor<Cuda>,
@@ -41,7 +41,7 @@ impl Cuda {
         Ok(Convolved { pixels: out, statistics })
     }
 
-    /// Weights [out, 9 * channels] for pixels that come four times -> [4 * out, 4 * channels].
+    /// Weights [out, 9 * channels] summed for pixels that are repeated four times -> [4 * out, 4 * channels].
     fn collapse_taps(&self, weight: &Weight, channels: usize) -> Result<Tensor<Cuda>> {
         let collapsed = self.empty(4 * weight.rows(), 4 * channels)?;
         let launch = self.launch(CHOICE.file, "upsample_conv2d_taps_bf16")?;

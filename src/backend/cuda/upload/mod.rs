@@ -14,7 +14,8 @@ use std::thread::{self, ThreadId};
 
 use cudarc::driver::result;
 
-use super::device::{Device, failed};
+use super::device::Device;
+use super::driver::failed;
 use super::memory::{Buffer, Kind};
 use super::ops::quantise::e4m3_block;
 use super::weight::{PADDING, Weight};

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use crate::backend::cuda::device::{Device, failed};
+use crate::backend::cuda::device::Device;
+use crate::backend::cuda::driver::failed;
 use crate::error::Result;
 use crate::files::{Bytes, TensorView};
 

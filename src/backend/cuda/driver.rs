@@ -1,0 +1,97 @@
+//! The NVIDIA driver: whether it is there and new enough, what it says of a GPU, and its errors in words.
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+use super::{kernels, library};
+use crate::error::{Error, Result};
+
+/// The driver that came with CUDA 13.0, as it counts: older ones lack functions that the bindings call, and code of our
+/// nvcc.
+const OLDEST_DRIVER: i32 = 13000;
+/// The oldest GPUs with bf16 tensor cores.
+const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
+
+/// An error of the driver, in words.
+pub fn failed(what: &str, error: DriverError) -> Error {
+    let name = error
+        .error_name()
+        .ok()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_else(|| format!("{:?}", error.0));
+    let text = error.error_string().ok().map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+    Error::new(format!("{what}: {text} ({name})"))
+}
+
+/// Starts the driver, and gives its version as it counts: 13000 is CUDA 13.0.
+///
+/// Errors when the program has no kernels, or the machine no driver that is new enough.
+pub fn start_driver() -> Result<i32> {
+    if !kernels::built() {
+        return Err(Error::new("this program was built without nvcc, so it has no GPU kernels").hint(
+            "run `make cuda-toolkit`, then `make build`; or leave out `--device` and `--precision` to use the CPU",
+        ));
+    }
+    library::require_driver()?;
+    result::init()
+        .map_err(|e| failed("cannot start CUDA", e).hint("is the NVIDIA driver loaded? `nvidia-smi` shows it"))?;
+    let mut version = 0;
+    // SAFETY: the driver writes one int.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("cannot ask the driver", e))?;
+    if version < OLDEST_DRIVER {
+        let (major, minor) = (version / 1000, version % 1000 / 10);
+        return Err(Error::new(format!("the NVIDIA driver is for CUDA {major}.{minor}, 13.0 is the least"))
+            .hint("install driver 580 or later"));
+    }
+    Ok(version)
+}
+
+/// What the driver says of a GPU.
+pub struct Properties {
+    pub name: String,
+    /// Compute capability, (9, 0) for Hopper.
+    pub capability: (i32, i32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: usize,
+    /// Whether it can copy from memory of the host that this program may only read, as files are mapped.
+    pub registers_read_only: bool,
+    /// Whether it has stream-ordered memory. All since Pascal have, some virtual GPUs do not.
+    pub has_memory_pools: bool,
+}
+
+impl Properties {
+    /// The driver's handle of GPU `ordinal`, and what it says of it.
+    ///
+    /// Errors when the GPU is missing or too old.
+    pub fn of(ordinal: usize) -> Result<(sys::CUdevice, Self)> {
+        let count = result::device::get_count().map_err(|e| failed("cannot count GPUs", e))?;
+        let index = i32::try_from(ordinal).ok().filter(|index| *index < count);
+        let index = index.ok_or_else(|| {
+            Error::new(format!("no GPU {ordinal}: this machine shows {count}")).hint("`nvidia-smi -L` lists them")
+        })?;
+        let device = result::device::get(index).map_err(|e| failed("cannot open the GPU", e))?;
+        let name = result::device::get_name(device).map_err(|e| failed("cannot open the GPU", e))?;
+        let attribute = |attribute| {
+            // SAFETY: `device` was returned by `device::get`.
+            unsafe { result::device::get_attribute(device, attribute) }.map_err(|e| failed("cannot ask the GPU", e))
+        };
+        use sys::CUdevice_attribute as Attribute;
+        let capability = (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        if capability < OLDEST_CAPABILITY {
+            let (major, minor) = capability;
+            let what = format!("GPU {ordinal} ({name}) has compute capability {major}.{minor}, 8.0 is the least");
+            return Err(Error::new(what).hint("leave out `--device` and `--precision` to use the CPU"));
+        }
+        let properties = Self {
+            name,
+            capability,
+            multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as usize,
+            registers_read_only: attribute(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)? != 0,
+            has_memory_pools: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
+        };
+        Ok((device, properties))
+    }
+}
