@@ -42,8 +42,8 @@ cuda-toolkit: ## Fetch nvcc 13.0 into .cuda (270 MB, no root needed); the next b
 	@ls $(CUDA_VENV)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc
 	@touch build.rs # so that cargo runs it again
 
-# build.rs needs no other crate, so it is run by itself. It compiles what target/kernels does not hold yet, which is where
-# `cargo build` looks too.
+# build.rs needs no other crate, so it is run by itself. It compiles the kernels that are not in target/kernels yet, where
+# `cargo build` finds them too.
 .PHONY: kernels
 kernels: ## Compile all kernels for all GPUs; fails where one does not compile or nvcc is missing
 	@mkdir -p $(KERNELS)/out
@@ -53,7 +53,8 @@ kernels: ## Compile all kernels for all GPUs; fails where one does not compile o
 		|| { sed -n 's/^cargo::error=/error: /p' $(KERNELS)/log >&2; exit 1; }
 	@echo "$$(grep -c include_bytes $(KERNELS)/out/kernels.rs) kernel files are compiled, in target/kernels"
 
-# A machine with an NVIDIA driver but without nvcc gets nvcc and cuBLASLt into .cuda. When that fails, the CPU serves.
+# On a machine with an NVIDIA driver but without nvcc, fetches nvcc and cuBLASLt into .cuda. When that fails, the program is
+# built for the CPU alone.
 .PHONY: gpu-setup
 gpu-setup:
 	@if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU && [ ! -e .cuda ] && [ ! -e .venv ] \
@@ -69,15 +70,15 @@ gallery: build ## Draw docs/gallery.png anew: the prompts of docs/gallery.txt on
 	$(CARGO) run --quiet --release --locked --example contact_sheet -- docs/gallery.png target/gallery/*.png
 
 .PHONY: test
-test: ## Run all tests; needs no GPU and no download (those that need a GPU say that they are skipped)
+test: ## Run all Rust tests; those that need a GPU, AMX or a full-size model pass without running where there is none
 	$(CARGO) test --release --locked
 
 .PHONY: ci
-ci: ## What CI runs: format, clippy, all tests in two profiles, all kernels
+ci: ## Run what CI runs: format, clippy, all tests in two profiles, all kernels
 	.ci/run
 
 .PHONY: test-gpu
-test-gpu: gpu-setup ## Run the tests of the CUDA backend; fails where there is no GPU
+test-gpu: gpu-setup ## Run the tests that need a GPU; fails where there is none
 	FLUX_REQUIRE_GPU=1 $(CARGO) test --release --locked --test gpu
 
 .PHONY: bench
@@ -92,8 +93,8 @@ bench-reference: gpu-setup build ## Measure the stages of MODEL beside those of 
 # What cargo said it built: KIND, NAME.
 executable = $$(sed -n 's/.*"kind":\["$(1)"\].*"name":"$(2)".*"executable":"\([^"]*\)".*/\1/p' $(BUNDLE_TARGET)/built.json)
 
-# Programs without the default model, which the project's root has; the reference's wheels, where pip can fetch them. They
-# are built in a target folder of their own, so that target/release/flux keeps its model; compiled kernels are shared.
+# The programs are built without the default model, which the project's root has, and in a target folder of their own, so
+# that target/release/flux stays as it is; compiled kernels are shared. The reference's wheels are added where pip can fetch them.
 # FLUX_CUDA_ARCHS=90a builds the kernels for one GPU only, which is quicker.
 .PHONY: gpu-bundle
 gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust (STANDALONE=1: and without this folder; BASE=PROGRAM: with a program to compare)

@@ -31,7 +31,7 @@ fn write(out: &str, images: &[String]) -> Result<()> {
     let cannot =
         |e: &dyn std::fmt::Display| Error::new(format!("cannot write the contact sheet: {e}")).at_path(Path::new(out));
     let file = File::create(out).map_err(|e| cannot(&e))?;
-    // A file that is kept in git is packed as well as it can be.
+    // The file lies in git, so it is compressed as well as possible.
     let encoder = PngEncoder::new_with_quality(file, CompressionType::Best, FilterType::Adaptive);
     contact_sheet::contact_sheet(images).write_with_encoder(encoder).map_err(|e| cannot(&e))
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the reference, diffusers' Flux2KleinPipeline, on a GPU: to stand beside our figures from the same machine.
+"""Measures the reference, diffusers' Flux2KleinPipeline, on a GPU, for comparison with this program on the same machine.
 
     python3 scripts/bench_reference.py MODEL [--size 512 1024] [--compile | --cold | --fidelity]
 
@@ -158,7 +158,7 @@ def time_decode(args, pipe, size):
 
 
 def time_image(args, pipe, size, runs=3):
-    """By the clock, from the call to the image on the host; the stages are warm by now."""
+    """Seconds by the host's clock, from the call to the image on the host; the stages are warm by now."""
     times = []
     for _ in range(1 + runs):
         start = time.perf_counter()
@@ -202,7 +202,7 @@ def request(args, size):
 
 
 def text_layers(model):
-    """The layers that the transformer hears, as our program chooses them: the pipeline's own for 36 layers, else quarters."""
+    """The layers that the transformer reads, as this program chooses them: 9, 18 and 27 where there are more than 27, else quarters."""
     count = json.loads((model / "text_encoder/config.json").read_text())["num_hidden_layers"]
     return (9, 18, 27) if count > 27 else (count // 4, 2 * count // 4, 3 * count // 4)
 

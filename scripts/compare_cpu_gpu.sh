@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The same prompt and seed on the CPU and on the GPU: how far are the images apart?
+# Draws the same prompt and seed on the CPU and on the GPU, and prints how far the images are apart.
 set -euo pipefail
 
 usage() {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches one FLUX.2-klein model: configs, tokenizer and weights, each checked by size and checksum. Run it again to go on.
+# Fetches one FLUX.2-klein model: configs, tokenizer and weights, each checked by size and checksum. Run it again to continue.
 set -euo pipefail
 
 usage() {
@@ -9,7 +9,7 @@ usage: scripts/download_model.sh 4b|9b|base-4b|base-9b [FOLDER] [--verify]
   FOLDER     where to put the model [default: models/klein-4b and so on, below the current folder]
   --verify   check files that are complete once more, by checksum
 
-What is complete is left alone, what is half there is continued. A file gets its name when its size and checksum are
+A file that is complete is left alone, one that is cut off is continued. A file gets its name when its size and checksum are
 right; until then it is called NAME.part.
 
 Environment:
@@ -107,7 +107,7 @@ refused() { # STATUS FILE
             "accept the licence at $page, create a read token in your account, and set HF_TOKEN to it" ;;
         403) fail "the server denies access (403): $2" "does HF_TOKEN belong to an account that accepted the licence at $page?" ;;
         404) fail "the server has no such file (404): $base/$2" "is FLUX_MIRROR right, and has the mirror this model?" ;;
-        *) fail "the server answers with status $1: $base/$2" "try again later; what is there is kept" ;;
+        *) fail "the server answers with status $1: $base/$2" "try again later; the download is continued then" ;;
     esac
 }
 
@@ -118,7 +118,7 @@ ask() { # FILE
     local url="$base/$1" answer=0 found next etag
     for _ in 1 2 3 4 5; do
         found=$(fetch --silent --show-error --head --output "$work/headers" --write-out '%{http_code} %{redirect_url}' "$url") || answer=$?
-        [[ $answer -eq 0 ]] || fail "cannot reach $mirror (curl $answer)" "check the network, or FLUX_MIRROR; what is there is kept"
+        [[ $answer -eq 0 ]] || fail "cannot reach $mirror (curl $answer)" "check the network, or FLUX_MIRROR; the download is continued when it is run again"
         status=${found%% *} next=${found#* }
         # The hub sends large files on to another server, but says itself what they are: the other may not answer a HEAD.
         if [[ "$status" == 30? && -n "$(header x-linked-size)" ]]; then status=200; fi

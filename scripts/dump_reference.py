@@ -29,7 +29,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-# What the pipeline is asked for, per model; sizes in pixels, 100x70 is floored to 96x64. Only `base` hears of guidance.
+# What the pipeline is asked for, per model; sizes in pixels, 100x70 is floored to 96x64. Only `base` gets a guidance scale.
 LONG_PROMPT = "the cat and the user at the café, then a cat in the sun; " * 4
 CASES = {
     "tiny": [
@@ -407,7 +407,7 @@ def distances(latents, latents_bf16, image, image_bf16):
 
 
 class Recorder:
-    """Keeps what the given modules were first called with, and what they returned."""
+    """Stores the arguments of the first call of each given module, and its results."""
 
     class Call:
         def __init__(self, args, kwargs, output):

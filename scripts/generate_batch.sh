@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One image for each line of a file of prompts. Run it again after an interruption: images that exist are kept.
+# One image for each line of a file of prompts. Run it again after an interruption: images that exist are not made again.
 set -euo pipefail
 
 usage() {
@@ -12,7 +12,8 @@ usage: scripts/generate_batch.sh PROMPTS FOLDER [FLAGS OF flux ...]
 All further flags go to flux (see `flux --help`), except: -S N gives the first prompt the seed N, the second N+1,
 and so on. Without it every image has a random seed; PNG files say which. Set FLUX_BIN to use another program.
 
-Exit codes: 0 all images are there, 1 some failed (the list is printed), 2 wrong usage.
+Exit codes: 0 all images are there, 1 some failed (the list is printed), 2 wrong usage, 130 ended by Ctrl-C, 143 by
+SIGTERM: no further prompt is begun then.
 USAGE
 }
 
@@ -68,7 +69,7 @@ mkdir -p "$folder"
 
 number=0
 made=0
-kept=0
+existing=0
 failed=()
 while IFS= read -r prompt || [[ -n "$prompt" ]]; do
     prompt=${prompt%$'\r'}
@@ -76,7 +77,7 @@ while IFS= read -r prompt || [[ -n "$prompt" ]]; do
     number=$((number + 1))
     file="$folder/$(printf '%04d' "$number")-$(slug "$prompt").png"
     if [[ -e "$file" ]]; then # flux gives a file its name when it is complete
-        kept=$((kept + 1))
+        existing=$((existing + 1))
         continue
     fi
     image=("--prompt=$prompt" "--output=$file")
@@ -95,7 +96,7 @@ while IFS= read -r prompt || [[ -n "$prompt" ]]; do
     fi
 done <"$prompts"
 
-echo "$made made, $kept already there, ${#failed[@]} failed" >&2
+echo "$made made, $existing already there, ${#failed[@]} failed" >&2
 if [[ ${#failed[@]} -gt 0 ]]; then
     printf '  failed %s\n' "${failed[@]}" >&2
     exit 1

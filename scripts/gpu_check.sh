@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every GPU figure in one run, on a machine with a GPU and a Python that has torch, but without Rust and without network.
+# Measures every GPU figure in one run, on a machine with a GPU and a Python that has torch, but without Rust and without network.
 # shellcheck disable=SC2329 # sections are called by their names
 set -uo pipefail
 export LC_ALL=C
@@ -13,7 +13,7 @@ A section writes OUT/SECTION.log, ends after its limit, and gives a line in OUT/
 
 Sections, in the order of `all`:
   parity     every op against the CPU and its composition, images against the reference
-  image    one image of the default model through the command line
+  image      one image of the default model through the command line
   model      writes the 4B model with random weights, unless it is there
   bench      every op at the sizes of a 1024 x 1024 image of klein 4B
   stages     the stages of warm images of the 4B model: 256, 512, 1024, 2048
@@ -56,9 +56,10 @@ limit_of() { # SECTION
     case "$1" in
         image) echo 30 ;;
         cold | memory) echo 60 ;;
-        bench | model | stages | fp8 | memcheck | initcheck) echo 90 ;;
+        bench | model | stages | fp8 | memcheck) echo 90 ;;
         parity | reference | fidelity) echo 120 ;;
-        racecheck) echo 150 ;;
+        initcheck) echo 240 ;;
+        racecheck) echo 300 ;;
         cpu | nine) echo 180 ;;
         compare) echo 200 ;;
         compile) echo 420 ;;
@@ -245,7 +246,7 @@ compare() {
     [[ -x "$base" ]] || fail "no program to compare with: name it in BASE, or bring it with \`make gpu-bundle BASE=PROGRAM\`"
     needs_model
     program "$klein_4b"
-    # Brings the weights into the page cache, which counts for neither.
+    # An image that is not measured brings the weights into the page cache.
     "${flux[@]}" --device cuda -W 1024 -H 1024 -o "$work/warm.png" || fail "no image"
     for run in 1 2 3; do
         echo "run $run"
@@ -333,7 +334,7 @@ sanitizer() {
     command -v compute-sanitizer || compgen -G '/usr/local/cuda*/bin/compute-sanitizer' | tail -n 1
 }
 
-# A tool of compute-sanitizer over the parity tests. What a test does in a child is run here by itself: attention kept off the
+# Runs the parity tests under a tool of compute-sanitizer. What a test does in a child is run here by itself: attention kept off the
 # kernel that the GPU would get. A test that makes the driver refuse a call, on purpose, is left out.
 sanitized() { # TOOL
     local tool flags name
@@ -341,7 +342,7 @@ sanitized() { # TOOL
     tool=$(sanitizer)
     [[ -n "$tool" ]] || fail "compute-sanitizer is not on this machine"
     flags=(--tool "$1" --target-processes application-only --error-exitcode 9 --print-limit 200)
-    # Two of the tools cannot bear products by cuBLASLt on Hopper: racecheck breaks some of them (with an illegal address, also when no
+    # Two of the tools fail with products by cuBLASLt on Hopper: racecheck breaks some of them (with an illegal address, also when no
     # kernel is asked to be checked) and finds races in others, initcheck does not see what they write (values that the same test finds
     # right). So our own kernels compute all products there, and what remains to be skipped is what tests of cuBLASLt itself need and
     # whole images, which take too long. The kernels whose blocks write to each other's shared memory give way to those for all GPUs: with

@@ -26,7 +26,7 @@ LATENT_CHANNELS = 32
 PATCH_CHANNELS = 4 * LATENT_CHANNELS
 TIMESTEP_CHANNELS = 256
 MLP_RATIO = 3
-# How large modulations are beside other linear layers.
+# The size of modulations, relative to that of other linear layers.
 MODULATION_GAIN = 0.5
 SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.int64: "I64"}
 

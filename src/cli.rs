@@ -1,4 +1,4 @@
-//! The command line: flags -> values of the right type. What a model can do is judged by `Model::plan`.
+//! The command line: flags to values of the right type. `Model::plan` decides whether the model can do what they ask.
 
 use std::env;
 use std::io::Read;
@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use flux::pipeline::{MAX_PROMPT_BYTES, Request};
 use flux::{Error, Result};
 
-/// More images than anyone waits for.
+/// The most images of one command.
 const MAX_COUNT: u64 = 10_000;
 
 /// Draws the image that a prompt describes.
@@ -19,10 +19,11 @@ const MAX_COUNT: u64 = 10_000;
 #[command(name = "flux", version, arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 ended by SIGTERM.\n\
-                        The seed of an image is printed, and kept in a PNG.\n\
+                        The seed of an image is printed, and stored in a PNG.\n\
                         Examples:\n  \
                         flux -p \"a red circle on a blue background\" -o circle.png\n  \
-                        flux -d models/klein-4b -p \"a lighthouse in a storm\" -W 1024 -H 1024 -S 42 -o lighthouse.png")]
+                        flux -d models/klein-4b -p \"a lighthouse in a storm\" -W 1024 -H 1024 -S 42 \
+                        -o lighthouse.png")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -30,20 +31,21 @@ pub struct Cli {
     pub generate: Generate,
 }
 
-/// Tools, those for scripts left out of `--help`.
+/// The subcommands. Those for scripts are not in `--help`.
 #[derive(Subcommand)]
 pub enum Command {
     /// Measures how long the stages of an image and the ops of a model take on this machine.
     ///
-    /// Ops have the shapes of the model, or of klein 4B when no folder is named; they stand beside what the device does
-    /// at best, a copy or a large product, and fused ops beside the simpler ops that they stand for.
+    /// Ops have the shapes of the model, or of klein 4B when no folder is named. Each op is compared with what the
+    /// device does at best, which is a copy or a large product, and each fused op also with the simpler ops that define
+    /// it.
     Bench(Bench),
-    /// Says how far two PNG images of one size are apart: max and mean of the 8-bit differences, PSNR.
+    /// Prints how far two PNG images of one size are apart: max and mean of the 8-bit differences, PSNR.
     #[command(hide = true)]
     Compare {
         a: PathBuf,
         b: PathBuf,
-        /// Fail when the PSNR is lower.
+        /// Fail when the PSNR is lower
         #[arg(long, value_name = "DB", value_parser = decibels)]
         min_psnr: Option<f64>,
     },
@@ -58,12 +60,12 @@ pub struct ModelArgs {
 }
 
 impl ModelArgs {
-    /// The model folder that is named: the flag, else FLUX_MODEL where it is set to something.
+    /// The model folder that the flag names, else FLUX_MODEL unless it is empty.
     pub fn dir(&self) -> Option<PathBuf> {
         self.dir.clone().or_else(|| env::var_os("FLUX_MODEL").filter(|value| !value.is_empty()).map(PathBuf::from))
     }
 
-    /// Whether the flag names it.
+    /// Whether the flag names a folder.
     pub fn names_dir(&self) -> bool {
         self.dir.is_some()
     }
@@ -78,7 +80,7 @@ pub struct DeviceArgs {
     /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU, fp8 is for Hopper GPUs
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto)]
     pub precision: PrecisionChoice,
-    /// GPU memory that may be used, in GiB [default: 80% of what is free]
+    /// GPU memory for weights, activations, CUDA graphs and cuBLASLt's workspace, in GiB [default: 80% of what is free]
     #[arg(long, value_name = "GIB", value_parser = gibibytes)]
     pub gpu_memory: Option<f64>,
 }
@@ -108,7 +110,8 @@ pub struct Bench {
     pub model: ModelArgs,
     /// Sides of the square images, such as 512,1024, rounded down to multiples of 16 [default: 1024 on a GPU, 256 on
     /// the CPU]
-    #[arg(long = "size", value_name = "PIXELS", value_delimiter = ',', value_parser = value_parser!(u64).range(16..=8192))]
+    #[arg(long = "size", value_name = "PIXELS", value_delimiter = ',')]
+    #[arg(value_parser = value_parser!(u64).range(16..=8192))]
     pub sizes: Vec<u64>,
     /// Images at once
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = value_parser!(u64).range(1..=8))]
@@ -119,17 +122,17 @@ pub struct Bench {
     /// Runs of which the median is taken [default: 20 of ops and 5 of images on a GPU, 3 and 2 on the CPU]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1000))]
     pub runs: Option<u64>,
-    /// Run every op also for so long without a pause, which shows what it takes where the GPU's power limit lowers the
-    /// clock
+    /// Also run every op for so long without a pause, which shows how long it takes when the GPU's power limit lowers
+    /// the clock
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub in_a_row: Option<f64>,
-    /// Wait for so long before every image, as someone does who looks at each: the GPU is below its power limit for a
+    /// Wait for so long before every image, as someone does who looks at each; the GPU is below its power limit for a
     /// while then
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub pause: Option<f64>,
     #[command(flatten)]
     pub on: DeviceArgs,
-    /// Print one JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     pub json: bool,
 }
@@ -153,29 +156,30 @@ pub struct Generate {
     /// Denoising steps [default: the model's: 4 when distilled, else 50]
     #[arg(short, long, value_name = "N")]
     steps: Option<usize>,
-    /// Start of the random numbers: one seed, one image [default: random]
+    /// Seed of the noise: one seed, one image [default: random]
     #[arg(short = 'S', long, value_name = "N")]
     seed: Option<u64>,
     /// Images of the prompt, with this and the following seeds; out.png becomes out-SEED.png
-    #[arg(short = 'n', long, value_name = "K", default_value_t = 1, value_parser = value_parser!(u64).range(1..=MAX_COUNT))]
+    #[arg(short = 'n', long, value_name = "K", default_value_t = 1)]
+    #[arg(value_parser = value_parser!(u64).range(1..=MAX_COUNT))]
     pub count: u64,
     /// How strongly to follow the prompt, 1 is without guidance; only undistilled models use it [default: the model's]
     #[arg(short, long, value_name = "SCALE")]
     guidance: Option<f32>,
     #[command(flatten)]
     pub on: DeviceArgs,
-    /// With --precision fp8: keep the quantised weights in a file in the model's folder, and load them from there from
-    /// then on
+    /// With --precision fp8: cache the quantised weights in a file in the model's folder, and load them from it later
     #[arg(long)]
     pub fp8_cache: bool,
     /// Print nothing but errors, and the seed when it was random
     #[arg(short, long)]
     pub quiet: bool,
-    /// Print more on the way
+    /// Print more, such as the device
     #[arg(short, long, conflicts_with = "quiet")]
     pub verbose: bool,
     /// Print how long each stage took, and the most memory used: text to stderr, json to stdout
-    #[arg(long, value_name = "FORMAT", value_enum, num_args = 0..=1, require_equals = true, default_missing_value = "text")]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "text")]
     pub timings: Option<TimingsFormat>,
     /// Print the path of the image to stdout
     #[arg(long)]
@@ -224,7 +228,7 @@ pub enum TimingsFormat {
     Json,
 }
 
-/// A number without sign, infinity or NaN, at most `max`.
+/// A number from 0 to `max`.
 fn number(text: &str, max: f64) -> std::result::Result<f64, String> {
     match text.parse() {
         Ok(value) if (0.0..=max).contains(&value) => Ok(value),
@@ -244,15 +248,15 @@ fn decibels(text: &str) -> std::result::Result<f64, String> {
     number(text, 1000.0)
 }
 
-/// The prompt on standard input, of which no more is read than a prompt may have.
+/// Reads the prompt from standard input, and no more than the longest prompt.
 fn read_prompt(stdin: &mut dyn Read) -> Result<String> {
-    // One byte more for a line end, and one to see that there is more.
+    // One more byte for a line end, and one to see that the prompt is longer.
     let most = MAX_PROMPT_BYTES as u64 + 2;
     let failed = |e: &dyn std::fmt::Display| Error::usage(format!("cannot read the prompt: {e}"));
     let mut bytes = Vec::new();
     stdin.take(most).read_to_end(&mut bytes).map_err(|e| failed(&e))?;
     if bytes.ends_with(b"\n") {
-        bytes.pop(); // the line end that `echo` adds; others are the user's
+        bytes.pop(); // the line end that `echo` adds; others belong to the prompt
     }
     if bytes.len() > MAX_PROMPT_BYTES {
         let read = bytes.len();
@@ -277,7 +281,7 @@ impl Generate {
             width: self.width,
             height: self.height,
             steps: self.steps,
-            // 32 bits: short enough to type again, and all that the generator takes.
+            // 32 bits: short enough to type again.
             seed: self.seed.unwrap_or_else(|| u64::from(rand::random::<u32>())),
             guidance: self.guidance,
         };
@@ -285,14 +289,14 @@ impl Generate {
         Ok(request)
     }
 
-    /// Whether the seed was left to chance.
+    /// Whether the seed was drawn at random.
     pub fn seed_is_random(&self) -> bool {
         self.seed.is_none()
     }
 
-    /// The files to write, for the images of `seed` and those that follow it.
+    /// The files to write, one for each image. The first image has the seed `seed`.
     ///
-    /// Errors when there are not so many seeds.
+    /// Errors when the seeds would exceed the largest one.
     pub fn outputs(&self, seed: u64) -> Result<Vec<PathBuf>> {
         let end = seed.checked_add(self.count - 1);
         let last = end
@@ -395,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_images_each_is_named_after_its_seed() {
+    fn each_of_many_images_is_named_after_its_seed() {
         let outputs = |line: &str, seed| parse(line).unwrap().outputs(seed).map_err(|e| e.to_string());
         let paths = |names: &[&str]| Ok(names.iter().map(PathBuf::from).collect::<Vec<_>>());
         assert_eq!(outputs("-p x -o a.b/out.x.png", 7), paths(&["a.b/out.x.png"]));

@@ -1,11 +1,11 @@
-//! What the user sees on stderr on the way: one bar per stage, notes, and the seed.
+//! What the user sees on stderr while images are made: one bar per stage, notes, and the seed.
 
 use std::io::{self, IsTerminal, Write};
 
 use flux::pipeline::{Progress, Stage};
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// stderr, as talkative as the user asked for.
+/// stderr, as quiet or as verbose as the user asked for.
 pub struct Console {
     quiet: bool,
     verbose: bool,
@@ -18,17 +18,17 @@ impl Console {
         Self { quiet, verbose, bar: None }
     }
 
-    /// A line that the user should know, unless quiet.
+    /// Prints a note, unless quiet.
     pub fn note(&self, text: &str) {
         self.line(!self.quiet, &format!("note: {text}"));
     }
 
-    /// A line of the ordinary course, unless quiet.
+    /// Prints a line, unless quiet.
     pub fn info(&self, text: &str) {
         self.line(!self.quiet, text);
     }
 
-    /// A line for the curious.
+    /// Prints a line if verbose.
     pub fn detail(&self, text: &str) {
         self.line(self.verbose, text);
     }
@@ -56,7 +56,7 @@ impl Console {
         }
     }
 
-    /// Ends the bar of the last stage. It stays on the screen, but for loading, which comes more than once.
+    /// Ends the bar of the last stage. It stays on the screen, except the bar of loading, which comes more than once.
     pub fn finish(&mut self) {
         match self.bar.take() {
             Some((Stage::Load, bar)) => bar.finish_and_clear(),
@@ -66,7 +66,7 @@ impl Console {
     }
 }
 
-/// A line on stderr. A stderr that takes nothing, such as a full disk, is no reason to end without an image.
+/// Writes a line to stderr. A stderr that cannot be written, such as a file on a full disk, does not end the program.
 pub fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
@@ -91,7 +91,7 @@ fn name(stage: Stage) -> &'static str {
 }
 
 impl Drop for Console {
-    /// What an error or a signal has ended stays on the screen as it was.
+    /// Leaves the bar of a stage that an error or a signal ended on the screen as it was.
     fn drop(&mut self) {
         if let Some((_, bar)) = self.bar.take() {
             bar.abandon();

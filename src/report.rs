@@ -7,7 +7,7 @@ use std::fs;
 use flux::pipeline::{Plan, Timings};
 use serde::Serialize;
 
-/// Everything that `--timings` knows of one run.
+/// Everything that `--timings` prints of one image.
 #[derive(Serialize)]
 pub struct Report<'a> {
     /// The image's path.
@@ -18,7 +18,7 @@ pub struct Report<'a> {
     pub timings: &'a Timings,
     /// Finding and opening the device.
     pub device_s: f64,
-    /// Opening and checking the model folder, without the tokenizer; at the same time as the device.
+    /// Opening and checking the model without its tokenizer, at the same time as opening the device.
     pub open_s: f64,
     /// Encoding and writing the file.
     pub save_s: f64,
@@ -66,7 +66,7 @@ impl Report<'_> {
     }
 }
 
-/// What the system has counted for this program; `None` where it does not tell.
+/// The most memory that this program held at once, as the system counts it; `None` where the system does not tell.
 pub fn peak_host_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

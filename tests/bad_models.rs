@@ -230,7 +230,7 @@ fn an_index_that_names_a_missing_or_foreign_shard_is_refused() {
     }
 }
 
-/// Whatever a config holds, loading says something sensible or ignores it: it never panics, hangs or eats all memory.
+/// Whatever a config holds, loading reports an error or ignores it: it never panics, hangs or takes all memory.
 #[test]
 fn no_value_in_a_config_makes_loading_panic() {
     let hostile = [

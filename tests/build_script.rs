@@ -1,4 +1,5 @@
-//! build.rs as a program: which kernels it compiles, and what it finds in its cache. A script stands for nvcc.
+//! build.rs as a program: which kernels it compiles, and which it takes from its cache. A script takes the place of
+//! nvcc.
 #![cfg(unix)]
 
 #[path = "support/program.rs"]
@@ -12,7 +13,7 @@ use std::sync::LazyLock;
 
 use program::{Run, names, project};
 
-/// Writes what it is told to read to where it is told to write, and counts its calls; refuses a source that says so.
+/// Copies its input to its output, and counts its calls; fails for a source that asks for it.
 const NVCC: &str = r#"#!/bin/sh
 if [ "$1" = --version ]; then cat "$(dirname "$0")/version"; exit; fi
 while [ "$1" != -o ]; do shift; done
@@ -94,7 +95,7 @@ fn every_profile_finds_what_another_compiled() {
         assert_eq!(project.compiled(), compiled, "{profile}");
         assert_eq!(project.included(profile), ["a", "b"], "{profile}");
     }
-    // A cache that is gone takes nothing away from a build, and is made anew.
+    // Without its cache a build is the same, and the cache is written again.
     fs::remove_dir_all(project.path("target/kernels")).unwrap();
     assert_eq!(project.included("debug"), ["a", "b"]);
     Run::of(&mut project.command("debug")).succeeds();
@@ -141,7 +142,7 @@ fn builds_side_by_side_and_builds_that_were_killed_do_no_harm() {
     let made = fatbins(&project);
     assert!(made.len() == 2 && made.iter().all(|name| name.ends_with(".fatbin")), "{made:?}");
 
-    // Half a file of a build that was killed keeps its name, which no other build takes.
+    // A build that was killed leaves half a file under a temporary name, which no other build uses.
     project.compiled();
     fs::remove_file(project.path("target/kernels").join(&made[0])).unwrap();
     project.write(&format!("target/kernels/{}", made[0].replace("fatbin", "1-1.part")), "half");

@@ -1,5 +1,7 @@
 //! The program from outside: exit codes, messages, files written.
 
+#[path = "support/model_copy.rs"]
+mod model_copy;
 #[path = "support/program.rs"]
 mod program;
 
@@ -275,7 +277,7 @@ fn a_full_disk_is_told_and_leaves_nothing() {
     assert!(!run.stderr.contains(".part"), "{}", run.stderr);
 }
 
-/// The program, begun: what it says on stderr was read up to a line that starts with `line`.
+/// The program while it runs, and the lines of its stderr that were not read yet.
 #[cfg(unix)]
 struct Begun {
     child: Child,
@@ -284,13 +286,19 @@ struct Begun {
 
 #[cfg(unix)]
 impl Begun {
-    fn new(folder: &Path, flags: &[&str], line: &str) -> Self {
+    /// Starts the program, for images in `folder`.
+    fn new(folder: &Path, flags: &[&str]) -> Self {
         let mut command = flux();
         command.current_dir(folder).args(["-p", "a cat", "-S", "1", "--device", "cpu", "-o", "out.png"]).args(flags);
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the program starts");
-        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
-        assert!(lines.any(|said| said.expect("UTF-8").starts_with(line)), "`{line}` is never said");
+        let lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
         Self { child, lines }
+    }
+
+    /// Reads stderr up to a line that starts with `line`.
+    fn until(mut self, line: &str) -> Self {
+        assert!(self.lines.any(|said| said.expect("UTF-8").starts_with(line)), "`{line}` is never said");
+        self
     }
 
     fn signal(&self, name: &str) {
@@ -313,7 +321,7 @@ fn a_signal_ends_an_image_within_a_step_and_leaves_nothing() {
     for (signal, code) in [("INT", 130), ("TERM", 143)] {
         // At once, while the prompt is encoded; and in one of the steps.
         for wait in [0, 500] {
-            let begun = Begun::new(folder.path(), &["-s", "1000"], "seed 1");
+            let begun = Begun::new(folder.path(), &["-s", "1000"]).until("seed 1");
             thread::sleep(Duration::from_millis(wait));
             begun.signal(signal);
             let (ended, said, took) = begun.end();
@@ -326,9 +334,52 @@ fn a_signal_ends_an_image_within_a_step_and_leaves_nothing() {
 
 #[cfg(unix)]
 #[test]
+fn a_signal_while_the_model_is_loaded_ends_the_program_and_leaves_nothing() {
+    let (folder, model) = (folder(), model_copy::ModelCopy::new());
+    let tokenizer = model.file("tokenizer/tokenizer.json");
+    let bytes = fs::read(&tokenizer).unwrap();
+    model.remove("tokenizer/tokenizer.json");
+    if !Command::new("mkfifo").arg(&tokenizer).status().is_ok_and(|made| made.success()) {
+        eprintln!("skipped: no mkfifo");
+        return;
+    }
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let begun = Begun::new(folder.path(), &["-s", "1000", "-d", model.path().to_str().unwrap()]);
+        // The pipe opens when the program does so too. It reads the tokenizer until the pipe is closed.
+        let mut pipe = fs::File::options().write(true).open(&tokenizer).unwrap();
+        begun.signal(signal);
+        thread::sleep(Duration::from_millis(50));
+        let _ = pipe.write_all(&bytes); // an error where the program has ended already
+        drop(pipe);
+        let (ended, said, took) = begun.end();
+        assert_eq!((ended, said.lines().last()), (Some(code), Some("cancelled")), "SIG{signal}: {said}");
+        assert!(took < Duration::from_secs(5), "SIG{signal}: {took:?}");
+        assert!(names(folder.path()).is_empty());
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_at_any_time_leaves_nothing() {
+    use std::os::unix::process::ExitStatusExt;
+    let folder = folder();
+    for wait in (40..400).step_by(30) {
+        let mut begun = Begun::new(folder.path(), &["-s", "1000"]);
+        thread::sleep(Duration::from_millis(wait));
+        begun.signal("INT");
+        let status = begun.child.wait().expect("the program ends");
+        // A shell tells 130 of both. The program listens to signals once its flags are checked.
+        let ended = status.code().or(status.signal().map(|signal| 128 + signal));
+        assert_eq!(ended, Some(130), "after {wait} ms");
+        assert!(names(folder.path()).is_empty(), "after {wait} ms");
+    }
+}
+
+#[cfg(unix)]
+#[test]
 fn a_signal_between_two_images_keeps_the_first() {
     let folder = folder();
-    let begun = Begun::new(folder.path(), &["-n", "2", "-s", "1", "-W", "512", "-H", "512"], "wrote out-1.png");
+    let begun = Begun::new(folder.path(), &["-n", "2", "-s", "1", "-W", "512", "-H", "512"]).until("wrote out-1.png");
     begun.signal("INT");
     let (ended, said, _) = begun.end();
     assert_eq!((ended, said.as_str()), (Some(130), "cancelled"));
@@ -341,7 +392,7 @@ fn a_signal_between_two_images_keeps_the_first() {
 fn a_second_signal_does_not_wait_for_the_step() {
     let folder = folder();
     // A step of this size takes seconds.
-    let begun = Begun::new(folder.path(), &["-W", "1536", "-H", "1536", "-s", "1000"], "seed 1");
+    let begun = Begun::new(folder.path(), &["-W", "1536", "-H", "1536", "-s", "1000"]).until("seed 1");
     thread::sleep(Duration::from_millis(1500));
     begun.signal("TERM");
     begun.signal("INT");
@@ -455,8 +506,8 @@ fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
         eprintln!("skipped: this machine has a GPU");
     } else {
         assert!(auto.stderr.contains("note: using the CPU: "), "{}", auto.stderr);
-        let narrow = run(&["--precision", "fp8"]).fails(1, &["--precision fp8", "hint: "]);
-        assert!(!narrow.stderr.contains("--device cpu"), "the CPU has no fp8: {}", narrow.stderr);
+        let fp8 = run(&["--precision", "fp8"]).fails(1, &["--precision fp8", "hint: "]);
+        assert!(!fp8.stderr.contains("--device cpu"), "the CPU has no fp8: {}", fp8.stderr);
     }
 }
 

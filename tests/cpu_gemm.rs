@@ -11,7 +11,7 @@ use flux::backend::cpu::math;
 use half::bf16;
 use rayon::prelude::*;
 
-/// Values that repeat themselves but look random, in -1..1.
+/// Pseudo-random values in -1..1, the same in every run.
 fn noise(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9);
     let mut next = || {
@@ -70,7 +70,7 @@ fn amx_matches_float64_at_a_size_of_the_model() {
     }
 }
 
-/// The shortest of some runs, in seconds.
+/// The time of the fastest of several runs, in seconds.
 fn best(runs: usize, mut run: impl FnMut()) -> f64 {
     run();
     (0..runs)

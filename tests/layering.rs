@@ -1,7 +1,8 @@
-//! Dependencies point one way: reads the imports and paths of src/ and fails when an arrow points up.
+//! Dependencies point one way: this test reads the imports and paths of src/ and fails when an arrow points up.
 //!
 //! ```text
-//! main, commands -> cli, progress, report, bench -> pipeline -> text_encoder, transformer, vae, sampler -> nn, tensor, ops -> backend
+//! main, commands -> cli, progress, report, bench -> pipeline -> text_encoder, transformer, vae, sampler
+//! text_encoder, transformer, vae, sampler -> nn, tensor, ops -> backend
 //! backend <- cpu, cuda
 //! files: used by whoever opens or loads tensors, and uses nothing but error, which all use
 //! output, compare, default_model: used by commands only, output by bench

@@ -10,10 +10,10 @@ const LAUNCHERS: &str = "src/backend/cuda/ops";
 const KERNELS: &str = "cuda";
 const PARITY: &str = "tests/parity";
 
-/// The end of a kernel file's name that is for one architecture only.
+/// The end of the name of a kernel file for Hopper only.
 const HOPPER_SUFFIX: &str = "_sm90a";
 
-/// A place where an op has no file of its own, and why.
+/// The ops that have no file of their own in a place, and why.
 const MISSING: [(&str, &str, &str); 2] = [
     (KERNELS, "concat", "the driver copies rows"),
     (KERNELS, "norm_conv2d", "it is made of the kernels of group_norm and conv2d"),

@@ -1,5 +1,5 @@
-//! One model and many images, one after the other and at the same time: what is computed once, and that it changes
-//! nothing; and how sessions end before their time.
+//! One model and many images, one after the other and at the same time: what is computed only once, that this changes
+//! no image, and how sessions are cancelled.
 
 mod support;
 
@@ -166,7 +166,7 @@ fn a_cancelled_session_ends_at_once_and_the_model_goes_on() {
     let model = model("tiny");
     let request = Request { steps: Some(5), ..small("a cat", 1) };
     let expected = self::model("tiny").generate(&request).unwrap().rgb;
-    // The second time the shape is known, and what is captured elsewhere runs.
+    // From the second time on the shape is known. A GPU would launch captured work then.
     for (round, stage) in [Stage::Text, Stage::Denoise, Stage::Decode, Stage::Denoise, Stage::Decode].iter().enumerate()
     {
         let cancel = CancelFlag::default();
@@ -220,13 +220,14 @@ fn a_prompt_that_is_too_long_is_refused_by_its_size() {
 }
 
 #[test]
-fn weights_in_fp8_are_kept_beside_the_model_and_change_nothing_elsewhere() {
+fn the_quantised_cache_lies_beside_the_model_and_changes_nothing_on_the_cpu() {
     let dir = preset("sharded");
     let folder = dir.folder().unwrap();
-    let image = |kept: Option<QuantisedCache>| {
+    let image = |expected: Option<QuantisedCache>| {
         let mut model = OpenModel::open(&dir).unwrap();
-        if let Some(kept) = kept {
-            assert_eq!(model.keep_fp8(folder, &mut |_| {}).unwrap(), kept);
+        if let Some(expected) = expected {
+            let attached = model.attach_quantised_cache(folder, &CancelFlag::default(), &mut |_| {});
+            assert_eq!(attached.unwrap(), expected);
         }
         Model::new(Cpu::new(Precision::F32), model).generate(&small("a cat", 1)).unwrap().rgb
     };
@@ -238,8 +239,25 @@ fn weights_in_fp8_are_kept_beside_the_model_and_change_nothing_elsewhere() {
     // Of each stream of a double block q, k, v, out and two of the MLP; of a single block two.
     let transformer = model("sharded").info().transformer.clone();
     let bytes = std::fs::read(path).unwrap();
-    let kept = SafeTensors::deserialize(&bytes).unwrap();
-    let of = |dtype| kept.tensors().iter().filter(|(_, tensor)| tensor.dtype() == dtype).count();
+    let cache = SafeTensors::deserialize(&bytes).unwrap();
+    let of = |dtype| cache.tensors().iter().filter(|(_, tensor)| tensor.dtype() == dtype).count();
     let matrices = 12 * transformer.num_layers + 2 * transformer.num_single_layers;
-    assert_eq!([of(Dtype::F8_E4M3), of(Dtype::F32), kept.len()], [matrices, matrices, 2 * matrices]);
+    assert_eq!([of(Dtype::F8_E4M3), of(Dtype::F32), cache.len()], [matrices, matrices, 2 * matrices]);
+}
+
+#[test]
+fn a_quantised_cache_that_is_cancelled_while_it_is_written_leaves_no_file() {
+    let dir = preset("tiny");
+    let folder = dir.folder().unwrap();
+    let entries = || std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+    let before = entries();
+    let (cancel, mut later) = (CancelFlag::default(), 0);
+    let attached = OpenModel::open(&dir).unwrap().attach_quantised_cache(folder, &cancel, &mut |progress| {
+        later += usize::from(cancel.check().is_err());
+        if progress.stage == Stage::Quantise && progress.done > 0 {
+            cancel.cancel();
+        }
+    });
+    assert_eq!(attached.unwrap_err().kind(), Kind::Cancelled);
+    assert_eq!((later, entries()), (0, before), "nothing more is written, and nothing is left");
 }

@@ -1,5 +1,5 @@
-//! Every command in README.md and in the documents beside it is run, or leads to something that is; lists of options and
-//! variables are whole.
+//! Every command in README.md and in the documents beside it is run, or leads to something that is; lists of options
+//! and variables are whole.
 #![cfg(unix)]
 
 #[path = "support/contact_sheet.rs"]

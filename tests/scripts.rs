@@ -63,6 +63,23 @@ fn every_script_explains_itself_and_refuses_what_it_does_not_know() {
     Run::of(script("gpu_check.sh").arg("out")).fails(2, &["no section"]);
 }
 
+/// The name of a test that is gone would leave out nothing, or run nothing.
+#[test]
+fn every_test_that_the_gpu_check_names_is_there() {
+    let script = fs::read_to_string(project("scripts/gpu_check.sh")).expect("the script is there");
+    let mut named = 0;
+    for file in names(&project("tests/parity")) {
+        let text = fs::read_to_string(project("tests/parity").join(&file)).expect("a parity test");
+        let path = format!("{}::", file.trim_end_matches(".rs"));
+        for rest in script.split(&path).skip(1) {
+            let name: String = rest.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
+            assert!(text.contains(&format!("fn {name}")), "scripts/gpu_check.sh names {path}{name}");
+            named += 1;
+        }
+    }
+    assert!(named > 5, "{named}");
+}
+
 #[test]
 fn shellcheck_is_content() {
     let scripts = names(&project("scripts"))
@@ -119,6 +136,22 @@ fn a_batch_goes_on_after_a_failure_and_tells_it_at_the_end() {
     Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).args(["-S", "x"])).fails(2, &["seed"]);
     Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).args(["-o", "x.png"])).fails(2, &["-o"]);
     Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).arg("-n2")).fails(2, &["-n2"]);
+}
+
+#[test]
+fn a_batch_that_a_signal_ends_does_not_go_on_with_the_next_prompt() {
+    let folder = folder();
+    let prompts = write(folder.path().join("prompts.txt"), "one\ntwo\nthree\n");
+    // flux exits with 130 and 143 after the first signal, and is ended by the signal itself before it listens.
+    for (ends, code) in [("exit 130", 130), ("exit 143", 143), ("kill -INT $$", 130), ("kill -TERM $$", 143)] {
+        let program = program_that(folder.path(), &format!("echo \"$*\" >&2; case \"$*\" in *=two*) {ends};; esac"));
+        let out = folder.path().join("out");
+        let run = Run::of(script("generate_batch.sh").env("FLUX_BIN", program).arg(&prompts).arg(&out));
+        assert_eq!(run.code, Some(code), "{ends}: {}", run.stderr);
+        assert!(run.stderr.contains("--prompt=two") && !run.stderr.contains("--prompt=three"), "{}", run.stderr);
+        let said = format!("stopped by signal {} at prompt 2", code - 128);
+        assert!(run.stderr.contains(&said), "{ends}: {}", run.stderr);
+    }
 }
 
 #[test]

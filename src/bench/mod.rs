@@ -1,11 +1,12 @@
 //! `flux bench`: how long the stages of an image and the ops of a model take on a device, and how near the ops are to
 //! what it can do.
 //!
-//! Times are medians of runs, timed by events in the device's work, and the fastest and slowest. Before an op runs, the
-//! caches are filled with other values. Rates count each tensor once for each read or write that the op needs, and 2
-//! flops a multiply-add. The ceilings that they are compared with are measured first, on the same device: the better of
-//! a copy and a sum in place, and a large square product. A small tensor may be above the first, on a CPU whose last
-//! cache holds it.
+//! A time is the median of several runs, measured by events in the device's work; the fastest and the slowest run are
+//! printed beside it. Before an op runs, the caches are filled with other values. Rates count each tensor once for each
+//! read or write that the op needs, and two floating-point operations for a multiply-add. They are compared with
+//! ceilings, which are measured first, on the same device: for bytes the faster of a copy and a sum in place, for
+//! floating-point operations a large square product. On a CPU an op on a small tensor may exceed the ceiling of bytes,
+//! where the last cache holds the tensor.
 
 mod ops;
 mod shapes;
@@ -26,7 +27,7 @@ use shapes::Shapes;
 
 /// What to measure, and how.
 pub struct Settings {
-    /// Parts of names: measured is what has one of them in its name. All, when there is none.
+    /// Parts of names: everything is measured whose name contains one of them. Without any, everything is.
     pub names: Vec<String>,
     /// Sides of square images, in pixels; rounded down to what the model can make, each once.
     pub sizes: Vec<usize>,
@@ -34,11 +35,11 @@ pub struct Settings {
     pub batch: usize,
     /// Denoising steps; `None` is the model's choice.
     pub steps: Option<usize>,
-    /// Seconds for which an op also runs without a pause, if any.
+    /// Seconds for which every op also runs without a pause.
     pub in_a_row: Option<f64>,
-    /// What every image waits before it begins, if anything.
+    /// The pause before every image.
     pub pause: Option<Duration>,
-    /// One JSON object a line, in place of a table.
+    /// Whether to print one JSON object per line, in place of a table.
     pub json: bool,
     pub effort: Effort,
 }
@@ -46,11 +47,11 @@ pub struct Settings {
 /// How much to run, which depends on how fast the device is.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
-    /// Runs of an op, behind a quarter as many that are not counted.
+    /// Runs of an op, after a quarter as many that are not counted.
     pub op_runs: usize,
-    /// Images, behind half as many that are not counted.
+    /// Images, after half as many that are not counted.
     pub image_runs: usize,
-    /// More values than the caches hold.
+    /// How many values fill the caches: more than they hold.
     fill: usize,
     /// Values of the copy, and the side of the product, that the ceilings are measured with.
     copy: usize,
@@ -62,8 +63,8 @@ impl Effort {
     pub const CPU: Self = Self { op_runs: 3, image_runs: 2, fill: 8 << 20, copy: 16 << 20, product: 1024 };
 }
 
-/// Measures on `backend`. `model` is needed for stages; ops take its shapes, else those of klein 4B. `print` gets every
-/// line.
+/// Measures on `backend`. Ops have the shapes of `model`, else those of klein 4B; stages are those of `model`, else of
+/// the default model. `print` gets every line.
 ///
 /// Errors when nothing has one of the names, the model cannot be loaded, or memory runs out.
 pub fn run<B: Backend>(
@@ -74,8 +75,8 @@ pub fn run<B: Backend>(
     print: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<()> {
     let shapes = model.map(ModelInfo::read).transpose()?.map_or_else(Shapes::klein_4b, |info| Shapes::of(&info));
-    // Of an image that is not made nothing is measured; nor would a prompt be encoded again for a size that comes
-    // again.
+    // Sizes are rounded to those that images have. Each is measured once: for a size that came before, the prompt would
+    // not be encoded again.
     let (patch, mut seen) = (shapes.patch(), HashSet::new());
     settings.sizes =
         settings.sizes.iter().map(|size| (size / patch).max(1) * patch).filter(|&size| seen.insert(size)).collect();
@@ -105,7 +106,7 @@ pub fn run<B: Backend>(
     Ok(())
 }
 
-/// What an op cannot do without.
+/// The work that an op cannot do without.
 #[derive(Debug, Clone, Copy)]
 enum Work {
     /// Values read and written.
@@ -114,13 +115,13 @@ enum Work {
     Flops(u64),
 }
 
-/// Of several runs, in seconds.
+/// The times of several runs, in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Times {
     median: f64,
     min: f64,
     max: f64,
-    /// Of one run of many without a pause.
+    /// The time of one run among many without a pause.
     in_a_row: Option<f64>,
 }
 
@@ -155,7 +156,7 @@ struct Row<'a> {
     /// Share of the ceiling.
     #[serde(skip_serializing_if = "Option::is_none")]
     of_ceiling: Option<f64>,
-    /// How many times as long the composition takes.
+    /// The time of the composition, as a multiple of the op's.
     #[serde(skip_serializing_if = "Option::is_none")]
     composed: Option<f64>,
 }
@@ -191,12 +192,12 @@ impl<B: Backend> Bench<'_, B> {
         self.settings.names.is_empty() || self.settings.names.iter().any(|part| name.contains(part.as_str()))
     }
 
-    /// Whether the op was asked for, and was not measured already: other sizes and blocks have some of the same shapes.
+    /// Whether the op was asked for and is not measured yet. Several sizes and blocks have the same shapes.
     fn is_new(&mut self, name: &str) -> bool {
         self.wants(name) && self.measured.insert(name.to_string())
     }
 
-    /// Prints a line of the table, or the same as JSON.
+    /// Prints a row as a line of the table, or as JSON.
     fn line(&mut self, text: impl FnOnce() -> String, row: &impl Serialize) -> Result<()> {
         let json = |e| Error::new(format!("cannot write the times as JSON: {e}"));
         let line = if self.settings.json { serde_json::to_string(row).map_err(json)? } else { text() };
@@ -235,9 +236,8 @@ impl<B: Backend> Bench<'_, B> {
         Ok(times)
     }
 
-    /// Seconds of one run, where runs follow each other for some time, as in an image: a GPU may reach its power limit
-    /// then, and lower its clock. The first third is not counted. Inputs are made before, as many as there is memory
-    /// for.
+    /// Seconds of one run, where runs follow each other for some time as in an image. A GPU may reach its power limit
+    /// then, and lower its clock. The first third is not counted. Inputs are made beforehand, as many as memory allows.
     fn in_a_row<T, U>(
         &self,
         seconds: f64,
@@ -246,7 +246,7 @@ impl<B: Backend> Bench<'_, B> {
         mut run: impl FnMut(T) -> Result<U>,
     ) -> Result<f64> {
         let wanted = ((seconds / one) as usize).clamp(3, 100_000);
-        // The other half is for what a run makes.
+        // The other half of the memory is for what the runs make.
         let least = self.backend.available_bytes() / 2;
         let mut inputs = vec![prepare()?];
         while inputs.len() < wanted && self.backend.available_bytes() > least {
@@ -275,7 +275,7 @@ impl<B: Backend> Bench<'_, B> {
         let b = self.backend.clone();
         let x = tensor(&b, copy / 1024, 1024)?;
         let copied = self.times(|| Ok(()), |()| Tensor::concat_rows(&[&x]))?;
-        // Where new memory is dear, as on a CPU, this one shows what the memory can do.
+        // A sum in place needs no new memory, which is slow to get on a CPU.
         let mut sum = Some(tensor(&b, copy / 1024, 1024)?);
         let added = self.times(
             || Ok(()),
@@ -289,7 +289,7 @@ impl<B: Backend> Bench<'_, B> {
         let (x, weight) = (tensor(&b, product, product)?, weights::linear(&b, product, product)?);
         let multiplied = self.times(|| Ok(()), |()| x.linear(&weight, None))?;
         let bytes = (copy as u64 * b.element_bytes()) as f64;
-        // The fastest runs, because nothing is faster.
+        // A ceiling is the fastest run.
         let ceiling = Ceiling {
             bytes_s: (2.0 * bytes / copied.min).max(3.0 * bytes / added.min),
             flops_s: 2.0 * (product as f64).powi(3) / multiplied.min,
@@ -346,7 +346,7 @@ impl<B: Backend> Bench<'_, B> {
         self.row(name, work, times, None)
     }
 
-    /// Measures a fused op and what it means in simpler ones.
+    /// Measures a fused op, and the simpler ops that define it.
     fn fused<T, U, V>(
         &mut self,
         name: &str,
@@ -362,10 +362,10 @@ impl<B: Backend> Bench<'_, B> {
     }
 }
 
-/// Values that are made on the host; larger tensors are copies of these, because the host is slow.
+/// The most values that the host makes for a tensor. Larger tensors repeat them, because the host is slow.
 const MADE: usize = 16 << 20;
 
-/// Activations of values without a pattern that a cache or a power limit could like.
+/// Activations whose values have no pattern, because caches and power depend on the values.
 fn tensor<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Tensor<B>> {
     let most = (MADE / cols).max(1);
     let made = rows.min(most);
@@ -377,7 +377,7 @@ fn tensor<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Tensor<B>
     Tensor::concat_rows(&blocks.iter().collect::<Vec<_>>())
 }
 
-/// Digits behind the point that a measurement is worth.
+/// `value`, rounded to as many digits after the point as are significant.
 fn round(value: f64, digits: i32) -> f64 {
     let scale = 10f64.powi(digits);
     (value * scale).round() / scale

@@ -13,10 +13,10 @@ use super::{Bench, Shapes, Times, Work, tensor, weights};
 
 /// Tokens of a short prompt in its template; the others are padding.
 const PROMPT_TOKENS: usize = 32;
-/// Weights of 680 MB, as a large model has them many times.
+/// The shape of an uploaded weight of 680 MB; a large model has many of them.
 const UPLOAD: [usize; 2] = [4 * 27648, 3072];
 
-/// Measures the ops of square images of `size` pixels a side that are wanted and were not measured before.
+/// Measures the ops of square images of `size` pixels a side, those that are wanted and not measured yet.
 pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Result<()> {
     let joint = shapes.joint(bench.settings.batch, size);
     elementwise(bench, shapes, joint)?;
@@ -145,8 +145,8 @@ fn product<B: Backend>(bench: &mut Bench<'_, B>, linear: Linear) -> Result<()> {
     bench.op(&name, Work::Flops(linear.flops()), || Ok(()), |()| x.linear(&weight, None))
 }
 
-/// What a single block projects, and what the two streams of a double block do, beside the product and the kernels that
-/// follow it.
+/// The projections of a single block and of the two streams of a double block, beside the product and the kernels that
+/// they replace.
 fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) -> Result<()> {
     let (rows, dim, mlp, head_dim) = (joint.rows(), shapes.dim, shapes.mlp, shapes.head_dim);
     for (kind, dim_out, mlp, streams) in
@@ -253,7 +253,7 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
         if i + 1 < blocks.len() && bench.is_new(&name) {
             let (x, bias, weight) =
                 (tensor(&b, side * side, cout)?, tensor(&b, 1, cout)?, weights::convolution(&b, cout, cout, 3)?);
-            // As if every pixel of the large image saw nine others, for both.
+            // Both are counted as a 3 x 3 convolution of the large image.
             let work = Work::Flops((2 * 4 * side * side * cout * cout * 9) as u64);
             let compose = |x| ops::upsample_conv2d::compose(&b, x, &weight, &bias, side, side);
             bench.fused(&name, work, || copy(&x), |x| x.upsample_conv2d(&weight, &bias, side, side), compose)?;
@@ -288,8 +288,8 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
     Ok(())
 }
 
-/// Weights from a mapped file that is in memory to the device, by the clock. Where the file itself serves there is
-/// nothing to measure.
+/// Uploads a weight from a mapped file in the page cache, timed by the host's clock. A backend that reads weights from
+/// the file itself has nothing to measure.
 fn upload<B: Backend>(bench: &mut Bench<'_, B>) -> Result<()> {
     let name = format!("ops/upload {}x{}", UPLOAD[0], UPLOAD[1]);
     let b = bench.backend.clone();
@@ -305,7 +305,7 @@ fn upload<B: Backend>(bench: &mut Bench<'_, B>) -> Result<()> {
             drop(weight);
             Ok(start.elapsed().as_secs_f64())
         };
-        upload()?; // the first sets up the way
+        upload()?; // the first one also prepares the copies
         (0..4).map(|_| upload()).collect::<Result<Vec<f64>>>()
     })?;
     bench.row(&name, Work::Values(UPLOAD[0] * UPLOAD[1]), Times::of(seconds), None)

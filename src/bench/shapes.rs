@@ -1,14 +1,14 @@
-//! The shapes that a model's ops have, and what work they are.
+//! The shapes of a model's ops, and how much work they are.
 
 use flux::ops::Joint;
 use flux::pipeline::ModelInfo;
 
-/// Sizes of a model, as far as they decide how long it takes.
+/// The sizes of a model that decide how long it takes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shapes {
     /// Text tokens.
     pub txt: usize,
-    /// The transformer: columns of a token, of a head, of the MLP, of packed latents, of text features.
+    /// The transformer's columns: of a token, and in the next fields of a head, the MLP, packed latents, text features.
     pub dim: usize,
     pub head_dim: usize,
     pub mlp: usize,
@@ -51,7 +51,7 @@ impl Linear {
         Self { rows, cols, out, times }
     }
 
-    /// Of one of them.
+    /// Floating-point operations of one of them.
     pub fn flops(&self) -> u64 {
         2 * (self.rows * self.cols * self.out) as u64
     }
@@ -64,7 +64,7 @@ pub struct Convolution {
     pub cin: usize,
     pub cout: usize,
     pub kernel: usize,
-    /// Whether it is added to a residual.
+    /// Whether its result is added to a residual.
     pub add: bool,
 }
 
@@ -130,8 +130,8 @@ impl Shapes {
         Joint { batch, txt: self.txt, img: (size / self.patch()).pow(2) }
     }
 
-    /// The products of one evaluation of the transformer, as if its last single block had all rows; see
-    /// [`Shapes::step_flops`].
+    /// The products of one evaluation of the transformer, with all rows in its last single block;
+    /// [`Shapes::step_flops`] counts fewer.
     pub fn step_linears(&self, joint: Joint) -> Vec<Linear> {
         let Self { dim, mlp, .. } = *self;
         let (all, img) = (joint.rows(), joint.img_rows());
@@ -149,7 +149,8 @@ impl Shapes {
         linears
     }
 
-    /// What an image needs once: text features as the blocks read them, and the modulations of `steps` steps.
+    /// The products that an image needs once: the text features as the blocks read them, and the modulations of `steps`
+    /// steps.
     pub fn prepare_linears(&self, steps: usize) -> Vec<Linear> {
         vec![Linear::new(self.txt, self.context, self.dim, 1), Linear::new(steps, self.dim, 6 * self.dim, 2)]
     }
@@ -162,7 +163,7 @@ impl Shapes {
         shapes.map(|(cols, out)| Linear::new(self.txt, cols, out, layers)).to_vec()
     }
 
-    /// Where the decoder's blocks work, in their order: (side, channels in, channels out).
+    /// The decoder's up blocks in their order: (side, channels in, channels out).
     pub fn up_blocks(&self, size: usize) -> Vec<(usize, usize, usize)> {
         let channels: Vec<usize> = self.vae_channels.iter().rev().copied().collect();
         let side = |i: usize| size >> (channels.len() - 1 - i);
@@ -197,19 +198,19 @@ impl Shapes {
         let attention = |queries: usize| 4 * (queries * joint.tokens() * self.dim) as u64;
         let blocks = (self.double_blocks + self.single_blocks) as u64;
         let all = flops(&self.step_linears(joint)) + attention(joint.rows()) * blocks;
-        // Of text the last single block makes keys and values alone.
+        // For text tokens the last single block computes keys and values only.
         let (dim, mlp) = (self.dim, self.mlp);
         let of_text = [(dim, dim + 2 * mlp), (dim + mlp, dim)]
             .map(|(cols, out)| Linear::new(joint.txt_rows(), cols, out, self.single_blocks.min(1)));
         all - flops(&of_text) - attention(joint.txt_rows()) * self.single_blocks.min(1) as u64
     }
 
-    /// Of one prompt, without attention, which is a hundredth of it.
+    /// Floating-point operations of one prompt, without attention, which is a hundredth of them.
     pub fn text_flops(&self) -> u64 {
         flops(&self.text_linears())
     }
 
-    /// Of one image.
+    /// Floating-point operations of decoding one image.
     pub fn decode_flops(&self, size: usize) -> u64 {
         let (side, channels, _) = self.up_blocks(size)[0];
         let pixels = side * side;
@@ -231,11 +232,11 @@ mod tests {
         let shapes = Shapes::klein_4b();
         let joint = shapes.joint(1, 1024);
         assert_eq!((joint.tokens(), joint.rows()), (4608, 4608));
-        // 3.87 billion weights, those of the modulations apart; each stream of a double block has its own, so a token
-        // passes 25 blocks.
+        // 3.87 billion weights without those of the modulations. Each stream of a double block has its own weights, so
+        // a token passes 25 blocks.
         let block = 4 * 3072_u64.pow(2) + 3 * 3072 * 9216;
         let attention = 4 * 4608_u64.pow(2) * 3072 * 25;
-        // Of 512 text tokens the last block has the weights of keys and values alone, and no attention.
+        // For 512 text tokens the last block computes keys and values only, and no attention.
         let unread = 2 * 512 * (block - 2 * 3072_u64.pow(2)) + 4 * 512 * 4608 * 3072;
         assert_eq!(shapes.step_flops(joint), 2 * 4608 * block * 25 + 2 * 2 * 4096 * 128 * 3072 + attention - unread);
         assert_eq!(shapes.step_flops(shapes.joint(3, 1024)), 3 * shapes.step_flops(joint));
@@ -244,7 +245,8 @@ mod tests {
     #[test]
     fn the_decoder_of_klein_4b_has_its_convolutions() {
         let convolutions = Shapes::klein_4b().convolutions(1024);
-        // In, the middle, three residual blocks at each of four sides with two shortcuts, three upsamplers, out.
+        // The first, those of the middle, three residual blocks at each of four sides with two shortcuts, three
+        // upsamplers, the last.
         assert_eq!(convolutions.len(), 1 + 4 + 4 * 6 + 2 + 3 + 1);
         assert_eq!((convolutions[0].side, convolutions[0].cin, convolutions[0].cout), (128, 32, 512));
         assert!(convolutions.contains(&Convolution { side: 1024, cin: 256, cout: 128, kernel: 1, add: false }));

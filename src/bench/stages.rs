@@ -1,4 +1,4 @@
-//! The stages of an image once a model is loaded, and the image's way into a file.
+//! The stages of an image once a model is loaded, and encoding it as PNG.
 
 use std::time::Instant;
 
@@ -13,12 +13,12 @@ use super::{Bench, Shapes, round};
 
 const PROMPT: &str = "A cat holding a sign that says hello world";
 
-/// The name of the stages of a size.
+/// The name of the row of a size.
 pub fn name(size: usize) -> String {
     format!("stages/{size}x{size}")
 }
 
-/// Medians of some images, in ms, as `--json` prints them. With a batch, those of a batch.
+/// Medians of several images in ms, as `--json` prints them. With a batch they are of the whole batch.
 #[derive(Serialize)]
 struct Row {
     name: String,
@@ -31,11 +31,11 @@ struct Row {
     step_tflop_s: f64,
     decode_ms: f64,
     decode_tflop_s: f64,
-    /// Of the host, until the device had all of the work.
+    /// Time of the host until all work was enqueued, without its waits for steps.
     enqueue_ms: f64,
-    /// All of these, from the prompt's string to RGB bytes on the host.
+    /// From the prompt's string to RGB bytes on the host.
     total_ms: f64,
-    /// A PNG of one image, in memory.
+    /// Encoding one image as PNG, in memory.
     png_ms: f64,
     png_bytes: usize,
     peak_gib: f64,
@@ -70,10 +70,10 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[
     for &size in sizes {
         let (mut timings, mut totals, mut pngs) = (Vec::new(), Vec::new(), Vec::new());
         let mut last = None;
-        // Of the second image a device makes graphs, and so the third is the first of which all is captured.
+        // The second image is captured as CUDA graphs, so the third is the first that only launches them.
         let warm_up = runs.div_ceil(2);
         for run in 0..warm_up + runs {
-            // A prompt that was seen before would not be encoded.
+            // A cached prompt would not be encoded.
             let prompt = format!("{PROMPT} {size} {run}");
             let request = Request { width: Some(size), height: Some(size), steps, ..Request::new(prompt, 42) };
             if let Some(pause) = bench.settings.pause {
@@ -107,7 +107,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[
             size: plan.width,
             batch,
             text_ms: ms(text_s),
-            // Guidance reads the empty prompt too, but only once.
+            // The empty prompt of guidance is encoded too, but only for the first image.
             text_tflop_s: tflop_s(shapes.text_flops(), text_s),
             prepare_ms: ms(median(|t| t.prepare_s)),
             step_ms: ms(step_s),

@@ -1,4 +1,4 @@
-//! Weights to measure with. A backend takes them from a file only, and keeps them in its own way.
+//! Weights to measure with. A backend loads weights from files only, and stores them in its own format.
 
 use flux::backend::{Backend, Storage};
 use flux::files::{ModelFiles, TensorView};
@@ -22,7 +22,7 @@ pub fn linear<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Linea
     stored(backend, rows, cols, Storage::Native)
 }
 
-/// As [`linear`], of a block's product, stored as the policy has it.
+/// As [`linear`], but stored as the policy stores the weights of a block's products.
 pub fn block_linear<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Linear<B>> {
     stored(backend, rows, cols, WeightPolicy::of(backend).blocks())
 }
@@ -36,7 +36,7 @@ pub fn convolution<B: Backend>(backend: &B, cin: usize, cout: usize, side: usize
     with_view(&[cout, cin, side, side], |view| ConvKernel::load(backend, view))
 }
 
-/// Calls `load` with a tensor in a mapped file, which is removed behind it.
+/// Calls `load` with a tensor in a mapped file, and then removes the file.
 pub fn with_view<T>(shape: &[usize], load: impl FnOnce(&TensorView) -> Result<T>) -> Result<T> {
     let failed = |e: &dyn std::fmt::Display| {
         Error::new(format!("cannot write weights to measure with: {e}")).at("the folder for temporary files")

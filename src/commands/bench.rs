@@ -11,7 +11,7 @@ use crate::bench::{self, Effort, Settings};
 use crate::cli::Bench;
 use crate::progress::Console;
 
-/// Measures, and prints each line when it is known.
+/// Measures, and prints each line as soon as it is measured.
 pub fn run(args: &Bench) -> Result<()> {
     args.on.check()?;
     let dir = model_dir(&args.model)?;

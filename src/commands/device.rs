@@ -13,7 +13,8 @@ pub enum Device {
     Cuda(Cuda),
 }
 
-/// The device that was asked for; with `auto` a GPU where one can be used, else the CPU and a line why.
+/// Opens the device that the flags name. With `auto` that is a GPU where one can be used; else it is the CPU, and a
+/// note says why.
 pub fn choose_device(args: &DeviceArgs, console: &Console) -> Result<Device> {
     if args.precision == PrecisionChoice::F32 && matches!(args.device, DeviceChoice::Cuda(_)) {
         return Err(Error::usage("a GPU computes in bf16, not in f32")
@@ -28,7 +29,7 @@ pub fn choose_device(args: &DeviceArgs, console: &Console) -> Result<Device> {
     let cpu = || {
         let cpu = Cpu::new(match args.precision {
             PrecisionChoice::Bf16 => cpu::Precision::Bf16,
-            // fp8 never comes here: it is an error without a GPU.
+            // fp8 does not come here: without a GPU it is an error.
             PrecisionChoice::Auto | PrecisionChoice::F32 | PrecisionChoice::Fp8 => cpu::Precision::F32,
         });
         if let Some(note) = cpu.note() {

@@ -1,4 +1,4 @@
-//! Without a subcommand: images from request to file.
+//! `flux` without a subcommand: makes images and writes them to files.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,20 +20,20 @@ use crate::cli::{Generate, TimingsFormat};
 use crate::progress::{Console, say};
 use crate::report::{Report, peak_host_bytes};
 
-/// Makes the images. What fails without a model fails before one is loaded; a signal that comes while images are made
-/// ends it as cancelled.
+/// Makes the images. Everything that can be checked without a model is checked before one is opened. A signal ends the
+/// work as cancelled once the flags are checked, and the program at once before that.
 pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     args.check()?;
     let request = args.request(&mut io::stdin())?;
     let targets = args.outputs(request.seed)?.iter().map(|path| Target::new(path)).collect::<Result<_>>()?;
     let dir = model_dir(&args.model).and_then(|dir| dir.map_or_else(default_model, Ok))?;
-    let fp8_folder = args.fp8_cache.then(|| fp8_folder(&dir)).transpose()?;
-    // Nothing before this waits, but for standard input, at which a signal ends the program.
+    let cache_folder = args.fp8_cache.then(|| cache_folder(&dir)).transpose()?;
+    // Before this only standard input is waited for, and a signal ends the program there.
     signals.listen()?;
     let cancel = signals.cancel_flag();
     let mut console = Console::new(args.quiet, args.verbose);
-    // The driver takes long to open a GPU: the model is opened meanwhile, and its tokenizer read until a prompt is to
-    // be encoded.
+    // Opening a GPU takes the driver long, so another thread opens the model meanwhile. The tokenizer is read on until
+    // the prompt is encoded.
     let name = dir.name();
     let opening = thread::spawn(move || timed(|| OpenModel::open(&dir)));
     let (device, device_s) = timed(|| choose_device(&args.on, &console));
@@ -42,8 +42,8 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
         opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
     let mut model = model?;
     cancel.check()?;
-    if let Some(folder) = fp8_folder {
-        let cache = model.keep_fp8(&folder, &mut |progress| console.progress(progress))?;
+    if let Some(folder) = cache_folder {
+        let cache = model.attach_quantised_cache(&folder, &cancel, &mut |progress| console.progress(progress))?;
         console.finish();
         if let Some(note) = cache.note() {
             console.note(&note);
@@ -63,23 +63,23 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     (done, start.elapsed().as_secs_f64())
 }
 
-/// Where the weights in fp8 are kept.
-fn fp8_folder(dir: &ModelFiles) -> Result<PathBuf> {
+/// The folder in which the quantised weights are cached.
+fn cache_folder(dir: &ModelFiles) -> Result<PathBuf> {
     let folder = dir.folder().map(Path::to_path_buf);
     folder.ok_or_else(|| {
-        Error::usage("the built-in model is in no folder, where weights could be kept")
+        Error::usage("the built-in model has no folder in which weights could be cached")
             .at("--fp8-cache")
             .hint("name a model with `-d`")
     })
 }
 
-/// Images to make, all of it checked but for what only the model knows.
+/// The images to make. Everything is checked except what only the model knows.
 struct Job<'a> {
     args: &'a Generate,
     request: Request,
     /// One for each image.
     targets: Vec<Target>,
-    /// Of the model.
+    /// The model's name.
     name: String,
     cancel: CancelFlag,
     start: Instant,
@@ -114,12 +114,12 @@ impl Job<'_> {
                 Remark::Warning(text) => console.note(&text),
             }
         }
-        // The program ends here: the system takes back at once what would be freed piece by piece.
+        // The program ends here, and the system takes back all memory at once, faster than it would be freed.
         std::mem::forget(Arc::clone(model));
         Ok(())
     }
 
-    /// Says what is going to be made.
+    /// Prints what is going to be made.
     fn announce(&self, plan: &Plan, console: &Console) {
         for note in &plan.notes {
             console.note(note);
@@ -130,13 +130,13 @@ impl Job<'_> {
             count => format!("seeds {seed} to {}", seed + count - 1),
         };
         if self.args.quiet && self.args.seed_is_random() {
-            say(&seeds); // an image that nobody can make again is of little use
+            say(&seeds); // without it nobody could make the image again
         }
         let steps = format!("{steps} {}", if steps == 1 { "step" } else { "steps" });
         console.info(&format!("{seeds}, {width}x{height}, {steps}, model {}", self.name));
     }
 
-    /// Makes and writes the first of the images for `targets`, as many as are one batch; how many they were.
+    /// Makes one batch, which is the first images of `targets`, and writes them. Returns how many they are.
     fn batch<B: Backend>(
         &self,
         model: &Arc<Model<B>>,
@@ -182,7 +182,7 @@ impl Job<'_> {
         Ok(saved.len())
     }
 
-    /// Writes an image and says so.
+    /// Writes an image and prints where.
     fn save(&self, Decoded { rgb, plan }: Decoded, target: &Target, console: &Console) -> Result<Saved> {
         let &Plan { width, height, steps, guidance, seed, .. } = &plan;
         let facts = [

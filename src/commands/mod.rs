@@ -1,4 +1,4 @@
-//! What the program does: one file a subcommand.
+//! What the program does: one file for each subcommand, and one for none.
 
 pub mod bench;
 pub mod compare;
@@ -14,7 +14,7 @@ use flux::{Error, Result};
 
 use crate::cli::ModelArgs;
 
-/// The model folder that is named, if one is.
+/// The model that the flags or the environment name, if they do.
 fn model_dir(args: &ModelArgs) -> Result<Option<ModelFiles>> {
     let open = |folder: PathBuf| {
         ModelFiles::open(&folder).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" }))
@@ -22,7 +22,7 @@ fn model_dir(args: &ModelArgs) -> Result<Option<ModelFiles>> {
     args.dir().map(open).transpose()
 }
 
-/// A line on stdout.
+/// Writes a line to stdout.
 fn print(line: &[u8]) -> Result<()> {
     let mut stdout = io::stdout();
     stdout

@@ -24,7 +24,7 @@ use super::format::{Format, dequantise_rows};
 use super::safetensors::{Safetensors, scales_name};
 use super::tensor_files::TensorFiles;
 use super::tensor_view::TensorView;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 
 /// Its name in the model's folder.
 pub const FILE: &str = "flux-fp8.safetensors";
@@ -70,12 +70,13 @@ impl QuantisedCache {
 /// which is made if it is missing or was made from other files. `report` is called with the elements written so far and
 /// their total.
 ///
-/// Errors when the file is damaged, or the weights cannot be read.
+/// Errors when the file is damaged, the weights cannot be read, or `report` returns
+/// [`Kind::Cancelled`](crate::error::Kind::Cancelled), which ends the writing and leaves no file.
 pub fn attach(
     folder: &Path,
     files: &mut TensorFiles,
     holds: impl Fn(&str) -> bool,
-    report: &mut dyn FnMut(u64, u64),
+    report: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<QuantisedCache> {
     let path = folder.join(FILE);
     let held = files.matrices().into_iter().filter(|(name, _)| holds(name));
@@ -87,8 +88,10 @@ pub fn attach(
     let (opened, outcome) = match (found, misfit) {
         (Some(found), Some(None)) => (found, QuantisedCache::Found),
         (_, misfit) => {
-            if let Err(error) = write(&path, &matrices, &origin, report) {
-                return Ok(QuantisedCache::NotMade(path, error.to_string()));
+            match write(&path, &matrices, &origin, report) {
+                Ok(()) => {}
+                Err(error) if error.kind() == Kind::Cancelled => return Err(error),
+                Err(error) => return Ok(QuantisedCache::NotMade(path, error.to_string())),
             }
             (Safetensors::open(&path, REMEDY)?, QuantisedCache::Made(path, misfit.flatten()))
         }
@@ -101,20 +104,27 @@ pub fn attach(
 }
 
 /// Writes the cache file.
-fn write(path: &Path, matrices: &[Matrix], origin: &Origin, report: &mut dyn FnMut(u64, u64)) -> Result<()> {
+///
+/// Errors as `report` does, and when the file cannot be written; the file that was there stays as it was then.
+fn write(
+    path: &Path,
+    matrices: &[Matrix],
+    origin: &Origin,
+    report: &mut dyn FnMut(u64, u64) -> Result<()>,
+) -> Result<()> {
     let failed = |e: io::Error| Error::new(e.to_string());
     let mut file = AtomicFile::create(path).map_err(failed)?;
     let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(failed);
     put(&header(matrices, origin)?)?;
     let total: u64 = matrices.iter().map(|matrix| matrix.view.elements() as u64).sum();
     let mut done = 0;
-    report(done, total);
+    report(done, total)?;
     for Matrix { view, .. } in matrices {
         let (values, scales) = quantise(view);
         put(&values)?;
         put(&scales.iter().flat_map(|scale| scale.to_le_bytes()).collect::<Vec<u8>>())?;
         done += view.elements() as u64;
-        report(done, total);
+        report(done, total)?;
     }
     file.commit().map_err(failed)
 }

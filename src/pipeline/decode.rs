@@ -1,4 +1,4 @@
-//! Latents to pixels, image by image: a decoder fills the memory that a batch of it would need many times over.
+//! Latents to pixels, one image at a time: decoding a whole batch at once would need many times the memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use crate::vae::Decoder;
 pub(super) struct Decoding<B: Backend> {
     work: Arc<RepeatedWork<Decoder<B>, B>>,
     latents: Tensor<B>,
-    /// In packed latents, of one image.
+    /// The size of one image in packed latents.
     height: usize,
     width: usize,
     steps: usize,
     samples: usize,
     enqueued: usize,
     taken: usize,
-    /// Pixels that were enqueued and not taken.
+    /// Pixels that were enqueued and not taken yet.
     waiting: VecDeque<B::Rgb8>,
 }
 
 impl<B: Backend> Decoding<B> {
-    /// Everything before the first image.
+    /// Does everything before the first image.
     ///
     /// Errors when memory runs out, or the caller cancels.
     pub(super) fn prepare(
@@ -51,9 +51,9 @@ impl<B: Backend> Decoding<B> {
         Ok(Self { work, latents, height, width, steps, samples, enqueued: 0, taken: 0, waiting })
     }
 
-    /// RGB bytes of the next image; `None` behind the last.
+    /// RGB bytes of the next image; `None` after the last.
     ///
-    /// Errors when memory runs out, a pixel is no number, or the caller cancels.
+    /// Errors when memory runs out, a pixel is not a number, or the caller cancels.
     pub(super) fn next(
         &mut self,
         backend: &B,
@@ -73,13 +73,14 @@ impl<B: Backend> Decoding<B> {
         if self.enqueued == self.taken {
             self.enqueue(backend, plan, caller, clock, is_idle)?;
         }
-        // The next image is enqueued before this one is taken, so that the device never waits. One that computes while
-        // the host enqueues has this one ready, and would only keep it back.
+        // The next image is enqueued before this one is taken, so that the device has work meanwhile. A backend that
+        // computes while the host enqueues, such as the CPU, is idle here: it has this image ready, and computing the
+        // next one would only delay it.
         if self.enqueued < self.samples && !clock.is_idle()? {
             self.enqueue(backend, plan, caller, clock, false)?;
         }
         if first {
-            // The host has to wait for them anyway now, and so can tell of each.
+            // The host now waits for the last steps anyway, so it reports each of them.
             for step in self.steps.saturating_sub(STEPS_IN_FLIGHT)..self.steps {
                 clock.wait_step(step)?;
                 if step >= steps_done {
@@ -95,7 +96,7 @@ impl<B: Backend> Decoding<B> {
         Ok(Some(rgb))
     }
 
-    /// Images that were given.
+    /// How many images were taken.
     pub(super) fn taken(&self) -> usize {
         self.taken
     }
@@ -105,8 +106,8 @@ impl<B: Backend> Decoding<B> {
         caller.report(Stage::Decode, (images * of_one + stages) as u64, (self.samples * of_one) as u64);
     }
 
-    /// Enqueues the next image. The device may be idle: where it is not, the decoder's stages are enqueued long before
-    /// they run, and only their end is told.
+    /// Enqueues the next image. Where the device is busy, the decoder's stages are enqueued long before they run, so
+    /// they are reported only where `is_idle`.
     fn enqueue(
         &mut self,
         backend: &B,
@@ -115,17 +116,17 @@ impl<B: Backend> Decoding<B> {
         clock: &mut Clock<B>,
         is_idle: bool,
     ) -> Result<()> {
-        let tell = |stages| {
+        let report = |stages| {
             if is_idle {
                 self.report(self.enqueued, stages, caller);
             }
             caller.check()
         };
-        tell(0)?;
+        report(0)?;
         let tokens = self.height * self.width;
         let latents = self.latents.row_view(self.enqueued * tokens..(self.enqueued + 1) * tokens);
         let work = |decoder: &Decoder<B>, [latents]: [&Tensor<B>; 1]| {
-            let pixels = decoder.forward(decoder.unpack(latents, self.height, self.width)?, tell)?;
+            let pixels = decoder.forward(decoder.unpack(latents, self.height, self.width)?, report)?;
             if (pixels.height, pixels.width) == (plan.height, plan.width) {
                 return Ok(pixels.pixels);
             }
@@ -137,7 +138,7 @@ impl<B: Backend> Decoding<B> {
         let pixels = self.work.run(backend, self.work.seen_before(), [&latents], work)?;
         if self.enqueued == 0 {
             clock.enqueued();
-            // Takes the host some time, which it has while the device computes.
+            // This takes the host some time, which it has while the device computes.
             backend.settle()?;
         }
         self.waiting.push_back(backend.rgb8(&pixels)?);

@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use super::memory::Needs;
 use super::progress::Caller;
-use super::residency::{Keep, Residency};
+use super::residency::{Component, Residency};
 use super::timings::Clock;
 use super::{Plan, Stage};
 use crate::backend::{Backend, RepeatedWork};
@@ -15,17 +15,17 @@ use crate::sampler::{self, Conditioning, Noise, Schedule};
 use crate::tensor::Tensor;
 use crate::transformer::{Modulations, StepModulation, Transformer};
 
-/// Steps that are enqueued and not done at any time: the device never waits for the host, and a session that is
-/// cancelled ends within about one.
+/// The most steps that are enqueued and not done. With two of them the device has the next step while the host prepares
+/// another, and a session that is cancelled ends within about a step.
 pub(super) const STEPS_IN_FLIGHT: usize = 2;
 
-/// What shapes the work of a step; the number of steps does not.
+/// Everything that decides which work a step is. The number of steps does not.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct BatchShape {
     height: usize,
     width: usize,
     guidance_bits: u32,
-    /// Images that one batch was wanted of, and of how many it is: fewer where memory did not allow more.
+    /// How many images were wanted in one batch, and how many are in it: fewer where memory did not allow more.
     wanted: usize,
     samples: usize,
 }
@@ -36,16 +36,16 @@ impl BatchShape {
         Self { height, width, guidance_bits: guidance.to_bits(), wanted, samples }
     }
 
-    /// Whether it is the batch that `wanted` images like `plan` begin with. How many images are to come does not shape
-    /// the work, only how many of them are in the batch: so many they are, or memory did not allow one more, although
-    /// room was made for it.
+    /// Whether the first batch of `wanted` images like `plan` has this shape. The work depends on how many images are
+    /// in the batch, not on how many follow it. The batch has as many images as are wanted, or fewer: then memory did
+    /// not allow one more, although room had been made.
     fn serves(&self, plan: &Plan, wanted: usize) -> bool {
         *self == Self::new(plan, self.wanted, self.samples)
             && (self.samples == wanted || (self.samples < self.wanted && self.samples < wanted))
     }
 }
 
-/// What every step of a shape reads, beside its inputs.
+/// What every step of a shape reads beside its inputs.
 pub(super) struct Steps<B: Backend> {
     transformer: Arc<Transformer<B>>,
     rope: Rope<B>,
@@ -67,7 +67,7 @@ impl<B: Backend> Steps<B> {
     }
 }
 
-/// What differs from step to step, of all steps of a schedule.
+/// The modulation and the length of each step of a schedule.
 pub(super) struct Schedules<B: Backend> {
     modulations: Modulations<B>,
     dts: Tensor<B>, // [steps, 1]
@@ -76,8 +76,8 @@ pub(super) struct Schedules<B: Backend> {
 /// A batch that is being denoised.
 pub(super) struct Denoising<B: Backend> {
     work: Arc<RepeatedWork<Steps<B>, B>>,
-    /// Whether images of this shape came before.
-    graphed: bool,
+    /// Whether an image of this shape was made before, so that the work may be captured as a CUDA graph.
+    capture: bool,
     schedule: Arc<Schedules<B>>,
     context: Tensor<B>,
     latents: Tensor<B>,
@@ -86,7 +86,7 @@ pub(super) struct Denoising<B: Backend> {
 }
 
 impl<B: Backend> Denoising<B> {
-    /// Everything before the first step, for at most `count` images. `noise` is the thread that draws it.
+    /// Does everything before the first step, for at most `count` images. `noise` is the thread that draws the noise.
     ///
     /// Errors when memory runs out, or the caller cancels.
     pub(super) fn prepare(
@@ -109,8 +109,8 @@ impl<B: Backend> Denoising<B> {
         let (rows, channels) = (samples * height * width, info.transformer.in_channels);
         let latents = backend.upload(&noise.values()[..rows * channels], rows, channels)?;
         clock.prepared()?;
-        let graphed = work.seen_before();
-        Ok((Self { work, graphed, schedule, context, latents, step: 0, steps: plan.steps }, noise))
+        let capture = work.seen_before();
+        Ok((Self { work, capture, schedule, context, latents, step: 0, steps: plan.steps }, noise))
     }
 
     /// Images of the batch.
@@ -128,12 +128,12 @@ impl<B: Backend> Denoising<B> {
         &self.latents
     }
 
-    /// What [`Denoising::latents`] is, without the rest.
+    /// [`Denoising::latents`]; frees everything else.
     pub(super) fn into_latents(self) -> Tensor<B> {
         self.latents
     }
 
-    /// Enqueues the next step. Waits only until few enough are in flight.
+    /// Enqueues the next step, after waiting until fewer than [`STEPS_IN_FLIGHT`] are in flight.
     pub(super) fn step(&mut self, backend: &B, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<()> {
         if self.step == 0 {
             caller.report(Stage::Denoise, 0, self.steps as u64);
@@ -145,7 +145,7 @@ impl<B: Backend> Denoising<B> {
         let Schedules { modulations, dts } = &*self.schedule;
         let (modulation, dt) = (modulations.row(self.step), dts.row_view(self.step..self.step + 1));
         let inputs = [&self.latents, &self.context, &modulation, &dt];
-        self.latents = self.work.run(backend, self.graphed, inputs, Steps::step)?;
+        self.latents = self.work.run(backend, self.capture, inputs, Steps::step)?;
         self.step += 1;
         clock.stepped()?;
         caller.report(Stage::Denoise, clock.steps_done()? as u64, self.steps as u64);
@@ -153,8 +153,8 @@ impl<B: Backend> Denoising<B> {
     }
 }
 
-/// What the steps of the batch read that `count` images like `plan` begin with: as many images as memory allows, at
-/// least one.
+/// What the steps of the first batch of `count` images like `plan` read. The batch has as many images as memory allows,
+/// at least one.
 fn batch<B: Backend>(
     residency: &Residency<B>,
     transformer: &Arc<Transformer<B>>,
@@ -172,12 +172,12 @@ fn batch<B: Backend>(
     }
     if backend.available_bytes() < needs.batch(plan, wanted) {
         residency.free_shapes();
-        // It has done its work for all of them.
+        // The text encoder has done its work for all of them.
         if count > 1 {
             residency.free_text_encoder();
         }
-        // The images before may have been smaller.
-        residency.make_room(needs.step, Keep::Transformer);
+        // Earlier images may have been smaller.
+        residency.make_room(needs.step, Component::Transformer);
     }
     let available = backend.available_bytes();
     let samples = needs.samples(available, plan, wanted);
@@ -194,7 +194,7 @@ fn batch<B: Backend>(
     Ok(residency.steps.insert(BatchShape::new(plan, wanted, samples), Arc::new(steps)))
 }
 
-/// Modulations and lengths of all steps of an image of `tokens` tokens in `steps` steps.
+/// The modulations and lengths of all `steps` steps of an image of `tokens` tokens.
 fn schedule<B: Backend>(
     residency: &Residency<B>,
     transformer: &Transformer<B>,
@@ -212,7 +212,7 @@ fn schedule<B: Backend>(
     Ok(made)
 }
 
-/// Each prompt's rows of `context`, `txt` of them, `samples` times one under the other.
+/// `context` with the `txt` rows of each prompt repeated `samples` times.
 fn repeat<B: Backend>(context: Tensor<B>, txt: usize, samples: usize) -> Result<Tensor<B>> {
     if samples == 1 {
         return Ok(context);
@@ -232,9 +232,9 @@ mod tests {
         let serves = |made_for, samples, wanted| BatchShape::new(&plan, made_for, samples).serves(&plan, wanted);
         assert!(serves(8, 8, 8) && serves(3, 3, 3) && serves(1, 1, 1));
         assert!(!serves(8, 8, 7) && !serves(3, 3, 4) && !serves(1, 1, 8));
-        // Memory allowed five of eight, and so of seven; four are another batch.
+        // Memory allowed five of eight, so it allows five of seven; four are another batch.
         assert!(serves(8, 5, 8) && serves(8, 5, 7) && serves(8, 5, 5) && !serves(8, 5, 4));
-        // Nor does it allow eight, where five of six were all.
+        // Where memory allowed only five of six, it does not allow eight.
         assert!(serves(6, 5, 8));
         let shape = BatchShape::new(&plan, 1, 1);
         assert!(shape.serves(&Plan { steps: 4, seed: 2, ..plan.clone() }, 1));

@@ -1,4 +1,4 @@
-//! What a model folder says about itself.
+//! What the configs of a model say.
 
 use serde::Deserialize;
 
@@ -10,9 +10,9 @@ use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
 
 const INDEX: &str = "model_index.json";
-/// Text tokens of a klein model, where the folder does not say otherwise.
+/// Text tokens of a klein model, where `model_index.json` does not name another number.
 const DEFAULT_SEQUENCE_LENGTH: usize = 512;
-/// The hidden states that klein models were trained with.
+/// The hidden states of the text encoder with which klein models were trained.
 const KLEIN_OUT_LAYERS: [usize; 3] = [9, 18, 27];
 
 /// The configs of a model, checked against each other.
@@ -20,7 +20,7 @@ const KLEIN_OUT_LAYERS: [usize; 3] = [9, 18, 27];
 pub struct ModelInfo {
     /// The folder's name.
     pub name: String,
-    /// Made for few steps without guidance.
+    /// Whether it was distilled to few steps without guidance.
     pub is_distilled: bool,
     /// Hidden states of the text encoder that the transformer reads.
     pub out_layers: Vec<usize>,
@@ -28,7 +28,7 @@ pub struct ModelInfo {
     pub max_sequence_length: usize,
     /// [height, width] in pixels.
     pub default_image_size: [usize; 2],
-    /// Steps when nobody asks for others.
+    /// Steps where the request names none.
     pub default_steps: usize,
     /// Qwen3 sizes.
     pub text_encoder: TextEncoderConfig,
@@ -69,7 +69,7 @@ impl ModelInfo {
         } else {
             vec![layers / 4, layers / 2, 3 * layers / 4]
         };
-        // Absent means base: the distilled models say so.
+        // A base model may leave this out; the distilled models say that they are.
         let is_distilled = index.is_distilled.unwrap_or(false);
         let side = vae.sample_size.unwrap_or(1024);
         let info = Self {
@@ -91,14 +91,16 @@ impl ModelInfo {
         let features = self.out_layers.len() * self.text_encoder.hidden_size;
         if features != self.transformer.joint_attention_dim {
             return Err(Error::new(format!(
-                "the encoder in `text_encoder` gives {} x {} = {features} features, the model in `transformer` reads {}",
+                "the encoder in `text_encoder` gives {} x {} = {features} features, \
+                 the model in `transformer` reads {}",
                 self.out_layers.len(),
                 self.text_encoder.hidden_size,
                 self.transformer.joint_attention_dim
             ))
             .at(dir.display(INDEX))
             .hint(
-                "the two folders are of different models: the 4B transformer needs the Qwen3-4B encoder (7680), the 9B transformer Qwen3-8B (12288)",
+                "the two folders are of different models: the 4B transformer needs the Qwen3-4B encoder (7680), \
+                 the 9B transformer Qwen3-8B (12288)",
             ));
         }
         if self.transformer.in_channels != 4 * self.vae.latent_channels {
@@ -108,7 +110,7 @@ impl ModelInfo {
             ))
             .at(dir.display("vae/config.json")));
         }
-        // A long sequence of a hostile folder must not exhaust memory before anything was checked.
+        // A hostile folder must not exhaust memory by naming a long sequence.
         if !(16..=1 << 16).contains(&self.max_sequence_length) {
             return Err(Error::new(format!(
                 "max_sequence_length is {}, expected 16 to 65536",
@@ -119,7 +121,7 @@ impl ModelInfo {
         Ok(())
     }
 
-    /// Guidance scale when nobody asks for another.
+    /// Guidance scale where the request names none.
     pub fn default_guidance(&self) -> f32 {
         if self.is_distilled { 1.0 } else { 4.0 }
     }
@@ -129,8 +131,11 @@ impl ModelInfo {
         (plan.height / self.vae.patch_pixels(), plan.width / self.vae.patch_pixels())
     }
 
-    /// Adds what a tensor of a wrong shape probably means.
+    /// Adds a hint to the error of a tensor whose shape is wrong.
     pub(super) fn explain(&self, error: Error) -> Error {
-        error.hint("weights and config.json are of different models (4B and 9B have the same tensor names): fetch the folder again as a whole")
+        error.hint(
+            "weights and config.json are of different models (4B and 9B have the same tensor names): \
+             fetch the folder again as a whole",
+        )
     }
 }

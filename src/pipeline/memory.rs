@@ -1,20 +1,20 @@
-//! What an image takes of the device's memory, beside the weights, and of its tensors.
+//! How much device memory an image needs beside the weights, and how large its largest tensor is.
 
 use super::{ModelInfo, Plan};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 
-/// Bounds how long the first of many images takes, and the memory.
+/// The most images in a batch. It bounds the memory, and the time until the first of many images is done.
 const MAX_SAMPLES: u64 = 8;
-/// Images and evaluations are put together up to tensors of so many values, on every backend: where larger ones are
-/// right they are no faster.
+/// Images and evaluations form one batch as long as no tensor has more values than this, on every backend: batches with
+/// larger tensors are no faster where they are correct.
 const MAX_BATCH_VALUES: u64 = i32::MAX as u64;
 
-/// Bytes that activations take at their peak.
+/// What the activations of an image need: bytes at their peak, and values of the largest.
 pub(super) struct Needs {
-    /// One evaluation of the transformer, of one image.
+    /// Bytes of one evaluation of the transformer for one image.
     pub step: u64,
-    /// The decoder.
+    /// Bytes of the decoder.
     pub decode: u64,
     /// Values of the largest tensor of one evaluation.
     pub largest: u64,
@@ -54,13 +54,13 @@ impl Needs {
         MAX_BATCH_VALUES / self.largest.max(1)
     }
 
-    /// The evaluations of a step of `samples` images at once.
+    /// Bytes of all evaluations of a step of `samples` images at once.
     pub(super) fn batch(&self, plan: &Plan, samples: usize) -> u64 {
         self.step * plan.evaluations() * samples as u64
     }
 
-    /// Errors when the image needs a tensor of more than `limit` values, which no memory helps, before minutes are
-    /// spent on it.
+    /// Errors when the image needs a tensor of more than `limit` values, however much memory there is. Asked before
+    /// minutes are spent on the image.
     pub(super) fn check_largest(&self, limit: u64, info: &ModelInfo, plan: &Plan) -> Result<()> {
         if self.largest <= limit {
             return Ok(());
@@ -77,7 +77,7 @@ impl Needs {
         }
     }
 
-    /// Errors when the image does not fit however much is freed, before minutes are spent on it.
+    /// Errors when the image does not fit however much is freed. Asked before minutes are spent on it.
     pub(super) fn check<B: Backend>(&self, backend: &B, plan: &Plan) -> Result<()> {
         let free = backend.available_bytes().saturating_add(backend.stats().memory_bytes);
         let least = self.step.max(self.decode);
@@ -101,12 +101,12 @@ fn widest(info: &ModelInfo) -> u64 {
     (3 * info.transformer.dim() + 2 * info.transformer.mlp()) as u64
 }
 
-/// What the decoder's largest tensors take, of an image of `pixels` pixels; `channels` from the pixels inwards.
+/// Bytes of the decoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
 fn decode_bytes<B: Backend>(backend: &B, channels: &[usize], pixels: u64) -> u64 {
     let most = |first: usize, count: usize| channels.iter().skip(first).take(count).max().copied().unwrap_or(0);
-    // The last up block reads the channels of the one before, at full size: the image, what lies between it and a
-    // convolution, and its own channels behind. Before that its upsampler reads a quarter of the pixels, in memory that
-    // may have held the channels of one more block.
+    // The last up block holds at full size: its input, which has the channels of the block before, the norm of that
+    // input, and its output. Before that, the upsampler's input has a quarter of the pixels, in memory that may have
+    // held the channels of one more block.
     let (widest, beside) = (most(0, 2), most(0, 1).max(most(1, 2) / 4));
     let bytes = |channels: usize| pixels * channels as u64 * backend.element_bytes();
     bytes(widest + beside) + backend.norm_conv2d_bytes(bytes(widest))

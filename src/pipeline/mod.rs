@@ -1,10 +1,13 @@
 //! Prompt to image: the order in which the components of a model run, and how long each lives.
 //!
-//! [`Model::load`] opens and checks the model, while another thread reads the tokenizer; weights go to the device when
-//! they are first needed, or when [`Model::prefetch`] asks for them. The text encoder leaves it before the transformer
-//! comes, unless there is room for both: then the other components are on their way while it runs. A [`Session`] is one
-//! batch of images being made. It enqueues work for the device ahead of time, two steps at most, so that the device
-//! never waits for the host and a [`CancelFlag`] ends it soon.
+//! [`Model::load`] opens and checks the model while another thread reads the tokenizer. Weights are loaded to the
+//! device when they are first needed, or when [`Model::prefetch`] asks for them. The text encoder is freed before the
+//! transformer is loaded, unless there is memory for both: then other threads load the transformer and the decoder
+//! while the text encoder runs.
+//!
+//! A [`Session`] makes one batch of images. While it computes, it waits for the device in two places: before a step,
+//! until the step two before it is done, and for the pixels of an image. So at most two steps are in flight: enough to
+//! give the device work at all times, and so few that a [`CancelFlag`] ends the session within about a step.
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};

@@ -1,4 +1,4 @@
-//! A model on a backend: what all its sessions share.
+//! A model on a backend: what all of its sessions share.
 
 use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,12 +15,12 @@ use crate::text_encoder::PromptTokens;
 
 /// A model on a backend, ready to make images; any number of [`Session`]s share it, from any threads.
 ///
-/// It holds weights from one image to the next, as far as memory allows, what the text encoder made of the last
-/// prompts, and what images of one shape have in common.
+/// It caches, as far as memory allows, the weights, the text features of the last prompts, and what images of one shape
+/// share.
 pub struct Model<B: Backend> {
     pub(super) residency: Residency<B>,
     tokenizer: LateTokenizer,
-    /// Of the last batch, for its memory.
+    /// The noise of the last batch, whose memory the next one reuses.
     noise: Mutex<Noise>,
 }
 
@@ -38,18 +38,19 @@ impl<B: Backend> Model<B> {
         Arc::new(Self { residency: Residency::new(backend, info, files), tokenizer, noise: Mutex::default() })
     }
 
-    /// What the model is.
+    /// The model's configs.
     pub fn info(&self) -> &ModelInfo {
         &self.residency.info
     }
 
-    /// Where it runs.
+    /// The backend on which it runs.
     pub fn backend(&self) -> &B {
         &self.residency.backend
     }
 
-    /// Lets the weights that a first image needs be on their way while the caller does something else, such as waiting
-    /// for the tokenizer. Does nothing where they do not all fit the memory at once, take none, or are there.
+    /// Starts loading the weights of a first image on other threads, while the caller does something else, such as
+    /// waiting for the tokenizer. Does nothing where the weights do not all fit in memory at once, take no memory, or
+    /// are loaded.
     ///
     /// Errors when the model cannot do what is asked for.
     pub fn prefetch(&self, request: &Request) -> Result<()> {
@@ -59,7 +60,7 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    /// What a session would do. Waits for the tokenizer.
+    /// What a session would make of the request. Waits for the tokenizer.
     ///
     /// Errors when the model cannot do what is asked for, or its tokenizer cannot be read.
     pub fn plan(&self, request: &Request) -> Result<Plan> {
@@ -74,14 +75,16 @@ impl<B: Backend> Model<B> {
         Ok(plan)
     }
 
-    /// Errors when the backend does not compute so large an image, however much memory there is.
+    /// What an image needs.
+    ///
+    /// Errors when the backend cannot compute so large an image, however much memory there is.
     fn needs(&self, plan: &Plan) -> Result<Needs> {
         let needs = Needs::of(self.backend(), self.info(), plan);
         needs.check_largest(self.backend().max_tensor_values(), self.info(), plan)?;
         Ok(needs)
     }
 
-    /// The prompt's tokens; what is cut off is noted in the plan. Waits for the tokenizer.
+    /// The prompt's tokens. The plan gets a note where the prompt is cut off. Waits for the tokenizer.
     pub(super) fn read(&self, request: &Request, plan: &mut Plan) -> Result<PromptTokens> {
         let tokens = self.tokens(&request.prompt)?;
         if tokens.truncated > 0 {
@@ -97,12 +100,12 @@ impl<B: Backend> Model<B> {
         self.tokenizer.get()?.encode(prompt)
     }
 
-    /// The next of `count` images of one prompt, whose seeds are the request's and those that follow it: as many of
-    /// them as one batch as memory allows, at least one. `cancel` ends it.
+    /// A session for the first of `count` images of one prompt: as many as memory allows in one batch, at least one.
+    /// Their seeds are the request's and those that follow it. `cancel` ends the session.
     ///
-    /// An image of several is the one that its seed alone makes, up to the rounding of products of another size.
+    /// An image of a batch is the image that its seed makes alone, up to the rounding of products of another size.
     ///
-    /// Errors as [`Model::plan`], and when `count` is 0 or there are not so many seeds.
+    /// Errors as [`Model::plan`] does, and when `count` is 0 or the seeds would exceed the largest one.
     pub fn session(self: &Arc<Self>, request: &Request, count: usize, cancel: &CancelFlag) -> Result<Session<B>> {
         Session::new(self, request, count, cancel)
     }
@@ -129,12 +132,12 @@ impl<B: Backend> Model<B> {
         self.session(request, 1, &CancelFlag::default())?.latents()
     }
 
-    /// The memory of noise that nobody needs any more.
+    /// Noise of an earlier batch, for its memory.
     pub(super) fn noise(&self) -> Noise {
         mem::take(&mut *self.noise.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Gives memory to [`Model::noise`].
+    /// Gives noise back to [`Model::noise`].
     pub(super) fn reuse(&self, noise: Noise) {
         *self.noise.lock().unwrap_or_else(PoisonError::into_inner) = noise;
     }

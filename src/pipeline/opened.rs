@@ -1,10 +1,11 @@
-//! A model folder, opened and checked, before any device is needed.
+//! A model that is opened and checked before any device is needed.
 
 use std::path::Path;
 use std::sync::LazyLock;
 use std::thread::{self, ScopedJoinHandle, scope};
 
-use super::{ModelInfo, Progress, Stage};
+use super::ModelInfo;
+use super::progress::{Caller, CancelFlag, Progress, Stage};
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
 use crate::files::quantised_cache::{self, QuantisedCache};
@@ -14,15 +15,15 @@ use crate::text_encoder::{self, TextEncoder, Tokenizer};
 use crate::transformer::{self, Transformer};
 use crate::vae::{self, Decoder};
 
-/// Configs and mapped weights of a model, all of them checked, and its tokenizer, which is still being read; what a
-/// [`Model`](super::Model) is made of.
+/// What a [`Model`](super::Model) is made of: the checked configs and mapped weights, and the tokenizer, which another
+/// thread still reads.
 pub struct OpenModel {
     pub(super) info: ModelInfo,
     pub(super) tokenizer: LateTokenizer,
     pub(super) files: Files,
 }
 
-/// The tokenizer that a thread reads. Who asks first waits for it.
+/// The tokenizer that another thread reads. The first call of [`LateTokenizer::get`] waits for it.
 pub(super) struct LateTokenizer(Late<Tokenizer>);
 
 type Late<T> = LazyLock<Result<T>, Box<dyn FnOnce() -> Result<T> + Send>>;
@@ -53,11 +54,12 @@ impl OpenModel {
     /// tensor.
     ///
     /// Errors say which file and tensor is wrong. Reading the tokenizer takes longest by far, so another thread does
-    /// it; what is wrong with it is an error of [`Model::plan`](super::Model::plan), and of whatever makes an image.
+    /// it. A damaged tokenizer is an error of [`Model::plan`](super::Model::plan), and of everything that makes an
+    /// image.
     pub fn open(dir: &ModelFiles) -> Result<Self> {
         let info = &ModelInfo::read(dir)?;
         let tokenizer = LateTokenizer::read(dir, info.max_sequence_length);
-        // On the CPU weights stay in the mapped files, so loading there checks every tensor and costs nothing.
+        // On the CPU weights stay in the mapped files, so loading them there checks every tensor and costs nothing.
         let host = &Cpu::new(Precision::F32);
         let (text_encoder, transformer, vae) = scope(|scope| {
             let text_encoder = scope.spawn(|| {
@@ -82,14 +84,23 @@ impl OpenModel {
         Ok(Self { info: info.clone(), tokenizer, files: Files { text_encoder, transformer, vae } })
     }
 
-    /// Has the transformer's quantised weights come from a file in `folder`, the model's, which holds them in e4m3: half
-    /// the bytes, and nothing to quantise. It is made where it is missing or of other weights. An image in fp8 is the
-    /// same with and without it; other precisions do not read it.
+    /// Loads the transformer's quantised weights from the quantised cache: a file in `folder`, the model's, which holds
+    /// them in e4m3. That is half the bytes of bf16, and nothing is left to quantise. The file is written when it is
+    /// missing or was made from other weights. An image in fp8 is the same with and without it; other precisions do not
+    /// read it.
     ///
-    /// Errors when the file is damaged, or the weights cannot be read; a file that cannot be written is no error.
-    pub fn keep_fp8(&mut self, folder: &Path, report: &mut dyn FnMut(Progress)) -> Result<QuantisedCache> {
+    /// Errors when the file is damaged, the weights cannot be read, or `cancel` is set while the file is written, which
+    /// leaves no file. A file that cannot be written is no error.
+    pub fn attach_quantised_cache(
+        &mut self,
+        folder: &Path,
+        cancel: &CancelFlag,
+        report: &mut dyn FnMut(Progress),
+    ) -> Result<QuantisedCache> {
+        let caller = Caller::new(report, cancel);
         quantised_cache::attach(folder, &mut self.files.transformer, WeightPolicy::may_quantise, &mut |done, total| {
-            report(Progress { stage: Stage::Quantise, done, total })
+            caller.report(Stage::Quantise, done, total);
+            caller.check()
         })
     }
 }

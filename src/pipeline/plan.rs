@@ -1,32 +1,32 @@
-//! What is asked for, and what the model makes of it.
+//! What a user asks for, and what the model makes of it.
 
 use serde::Serialize;
 
 use super::ModelInfo;
 use crate::error::{Error, Result};
 
-/// An image in words. What is `None` is the model's own choice.
+/// An image that a user asks for. Where a field is `None`, the model chooses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// The words, at most [`MAX_PROMPT_BYTES`] of them in UTF-8.
+    /// What to draw, at most [`MAX_PROMPT_BYTES`] bytes of UTF-8.
     pub prompt: String,
     /// Pixels; rounded down to what the model can make.
     pub width: Option<usize>,
     /// Pixels; rounded down to what the model can make.
     pub height: Option<usize>,
-    /// Evaluations, or pairs of them with guidance.
+    /// Denoising steps: one evaluation of the transformer each, two with guidance.
     pub steps: Option<usize>,
-    /// Decides the noise.
+    /// Seed of the noise.
     pub seed: u64,
     /// How far the image leans towards the prompt; only undistilled models use it.
     pub guidance: Option<f32>,
 }
 
-/// More than any model reads, and little enough to be read by the tokenizer at once.
+/// The longest prompt in bytes: more than any model reads, and short enough for the tokenizer to read without a delay.
 pub const MAX_PROMPT_BYTES: usize = 64 << 10;
 
 impl Request {
-    /// A prompt and a seed; the rest as the model likes it.
+    /// A prompt and a seed; the model chooses everything else.
     pub fn new(prompt: impl Into<String>, seed: u64) -> Self {
         Self { prompt: prompt.into(), width: None, height: None, steps: None, seed, guidance: None }
     }
@@ -42,26 +42,26 @@ impl Request {
     }
 }
 
-/// A request with every choice made.
+/// A request in which every choice is made.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
     /// Pixels.
     pub width: usize,
     /// Pixels.
     pub height: usize,
-    /// Steps.
+    /// Denoising steps.
     pub steps: usize,
-    /// Guidance scale; 1 where one evaluation makes a step.
+    /// Guidance scale; 1 is without guidance.
     pub guidance: f32,
-    /// Decides the noise.
+    /// Seed of the noise.
     pub seed: u64,
     /// What the user should know: a size that was rounded, an option that has no effect.
     pub notes: Vec<String>,
 }
 
-/// More pixels on a side than any model makes sense of; it keeps sizes far from overflow.
+/// The most pixels on a side: more than any model was trained for, and so few that no size overflows.
 const MAX_SIDE: usize = 8192;
-/// More steps than any schedule distinguishes.
+/// The most steps: more than any schedule distinguishes.
 const MAX_STEPS: usize = 1000;
 
 impl Plan {

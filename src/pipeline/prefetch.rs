@@ -1,4 +1,5 @@
-//! Weights to the device, now or by another thread while the tokenizer is read and the text encoder runs.
+//! Loads weights to the device: when they are needed, or by another thread while the tokenizer is read and the text
+//! encoder runs.
 
 use std::cmp::min;
 use std::sync::Arc;
@@ -16,12 +17,12 @@ use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::Decoder;
 
-/// How often a session that waits for weights looks whether it is cancelled.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often a session that waits for weights checks whether it is cancelled.
+const CHECK_EVERY: Duration = Duration::from_millis(20);
 
-/// Lets `load` load a model of about `total` elements; it reports how many are on their way.
+/// Loads a component of about `total` elements by calling `load`, which reports how many elements were enqueued.
 ///
-/// Errors as `load`, and when the caller has cancelled before it begins.
+/// Errors as `load` does, and when the caller has cancelled before it begins.
 pub(super) fn load<M>(
     total: u64,
     caller: &Caller<'_>,
@@ -38,7 +39,7 @@ pub(super) fn load<M>(
     Ok(model)
 }
 
-/// Loads the text encoder, and meanwhile warms the backend up.
+/// Loads the text encoder, while another thread warms the backend up.
 pub(super) fn load_text_encoder<B: Backend>(
     backend: &B,
     files: &Files,
@@ -73,35 +74,35 @@ pub(super) fn load_decoder<B: Backend>(
     backend.load(|| Decoder::load(&Weights::new(backend, &files.vae), &info.vae), report)
 }
 
-/// The components of an image, which other threads load one after the other, in the order of use.
+/// The components that other threads load, one after the other in the order of use.
 pub(super) struct Prefetch<B: Backend> {
     pub(super) text_encoder: Prefetched<TextEncoder<B>>,
     pub(super) rest: Prefetched<(Transformer<B>, Decoder<B>)>,
-    /// Set when nobody wants what is still to be loaded.
+    /// Set once nobody wants what was not loaded yet.
     unwanted: CancelFlag,
 }
 
 impl<B: Backend> Prefetch<B> {
-    /// Starts loading transformer and decoder, and before them the text encoder if it is wanted.
+    /// Starts loading the transformer and the decoder, and before them the text encoder if it is wanted.
     pub(super) fn start(backend: &B, files: &Arc<Files>, info: &Arc<ModelInfo>, text_encoder: bool) -> Self {
-        let own = || (backend.clone(), Arc::clone(files), Arc::clone(info));
+        let shared = || (backend.clone(), Arc::clone(files), Arc::clone(info));
         let unwanted = CancelFlag::default();
-        // Nobody holds the sender's end any more when the text encoder is on its way.
-        let (on_its_way, text_encoder_first) = mpsc::channel::<()>();
+        // The sender is dropped when loading the text encoder has ended, which ends the wait of the receiver.
+        let (text_encoder_loads, text_encoder_done) = mpsc::channel::<()>();
         let text_encoder = if text_encoder {
-            let (backend, files, info) = own();
+            let (backend, files, info) = shared();
             Prefetched::start(TextEncoder::<B>::elements(&info.text_encoder, &info.out_layers), move |report| {
-                let _on_its_way = on_its_way;
+                let _dropped_at_the_end = text_encoder_loads;
                 load_text_encoder(&backend, &files, &info, report)
             })
         } else {
-            drop(on_its_way);
+            drop(text_encoder_loads);
             Prefetched::nothing()
         };
-        let (backend, files, info) = own();
+        let (backend, files, info) = shared();
         let (total, flag) = (info.transformer.elements() + info.vae.decoder_elements(), unwanted.clone());
         let rest = Prefetched::start(total, move |report| {
-            let _ = text_encoder_first.recv();
+            let _ = text_encoder_done.recv();
             flag.check()?;
             let transformer = load_transformer(&backend, &files, &info, report)?;
             flag.check()?;
@@ -117,7 +118,7 @@ impl<B: Backend> Drop for Prefetch<B> {
     }
 }
 
-/// Weights that another thread loads, until somebody takes them.
+/// Weights that another thread loads, until a session takes them.
 pub(super) struct Prefetched<M> {
     thread: Option<JoinHandle<Result<M>>>,
     elements: mpsc::Receiver<u64>,
@@ -133,11 +134,11 @@ impl<M> Prefetched<M> {
 }
 
 impl<M: Send + 'static> Prefetched<M> {
-    /// `work` reports how many of about `total` elements are on their way.
+    /// Starts `work` on another thread. It reports how many of about `total` elements it enqueued.
     fn start(total: u64, work: impl FnOnce(&mut dyn FnMut(u64)) -> Result<M> + Send + 'static) -> Self {
         let (sender, elements) = mpsc::channel();
         let thread = thread::spawn(move || {
-            // Nobody listens any more where the model was dropped.
+            // Sending fails where the model was dropped, which is no error.
             work(&mut |elements| {
                 let _ = sender.send(elements);
             })
@@ -145,16 +146,17 @@ impl<M: Send + 'static> Prefetched<M> {
         Self { thread: Some(thread), elements, done: 0, total }
     }
 
-    /// Waits until all is on its way, and takes it; `None` where it was never wanted or was taken before.
+    /// Waits until the weights are loaded, and takes them; `None` where loading was never started or they were taken
+    /// before.
     ///
-    /// Errors as the loading does, which ends it. When the caller cancels, loading goes on for others.
+    /// Errors as the loading does. When the caller cancels, loading goes on for other sessions.
     pub(super) fn take(&mut self, caller: &Caller<'_>) -> Option<Result<M>> {
         self.thread.as_ref()?;
         loop {
             if let Err(cancelled) = caller.check() {
                 return Some(Err(cancelled));
             }
-            match self.elements.recv_timeout(LOOK_EVERY) {
+            match self.elements.recv_timeout(CHECK_EVERY) {
                 Ok(elements) => self.done += elements,
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -167,7 +169,7 @@ impl<M: Send + 'static> Prefetched<M> {
 }
 
 impl<M> Drop for Prefetched<M> {
-    /// A program must not end while a thread of it enqueues copies.
+    /// Waits for the thread: a program must not end while one of its threads enqueues copies.
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

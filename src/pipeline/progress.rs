@@ -1,4 +1,4 @@
-//! How far a session is, and whether anybody still wants it.
+//! How far a session is, and whether it was cancelled.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -6,39 +6,41 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
 
-/// What a session is busy with.
+/// What a session does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// Weights to a file that holds them in e4m3; counts elements.
+    /// Quantises weights and writes them to the quantised cache; its parts are elements.
     Quantise,
-    /// Weights to the device, once for each model; counts elements.
+    /// Loads weights to the device, where they are absent; its parts are elements.
     Load,
-    /// Text encoder; counts layers.
+    /// Runs the text encoder; its parts are layers.
     Text,
-    /// Transformer; counts steps.
+    /// Runs the transformer; its parts are steps.
     Denoise,
-    /// VAE; counts stages.
+    /// Runs the VAE; its parts are stages.
     Decode,
 }
 
 /// `done` of `total` parts of a stage are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// What the parts are of.
+    /// The stage.
     pub stage: Stage,
     /// Parts that are done.
     pub done: u64,
-    /// All parts.
+    /// How many parts the stage has.
     pub total: u64,
 }
 
-/// Ends the sessions that were given it. Clones are the same flag.
+/// Ends the sessions that were given this flag. Clones are the same flag.
 #[derive(Debug, Clone, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
 
 impl CancelFlag {
-    /// Has every session with this flag end as soon as it looks at it: between steps, between layers of the text
-    /// encoder and stages of the decoder where the host runs them one by one, and between weights that are loaded.
+    /// Ends every session with this flag when it next checks the flag: before each step and each image, before it loads
+    /// a component and while it waits for one that another thread loads, and between the layers of the text encoder and
+    /// the stages of the decoder where the host runs them one by one. Writing the quantised cache ends between two
+    /// matrices.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -49,14 +51,14 @@ impl CancelFlag {
     }
 }
 
-/// A flag that something else sets, such as a signal handler.
+/// A flag that the caller sets in its own way, such as by a signal handler.
 impl From<Arc<AtomicBool>> for CancelFlag {
     fn from(flag: Arc<AtomicBool>) -> Self {
         Self(flag)
     }
 }
 
-/// Whoever runs a session: hears of its progress and may end it.
+/// The caller of a session, which receives its progress and may cancel it.
 pub(super) struct Caller<'a> {
     report: RefCell<&'a mut dyn FnMut(Progress)>,
     cancel: CancelFlag,

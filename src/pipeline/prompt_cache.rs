@@ -1,4 +1,4 @@
-//! The text features of the last prompts, so that a prompt seen before costs no run of the encoder.
+//! Caches the text features of the last prompts, so that the text encoder does not run again for them.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,10 +8,10 @@ use lru::LruCache;
 use crate::backend::Backend;
 use crate::tensor::Tensor;
 
-/// Prompts whose features are held. Those of one take 8 MB in the 4B model.
+/// How many prompts are cached. The features of one take 8 MB in the 4B model.
 const CAPACITY: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
-/// Features of the prompts that were used last.
+/// The features of the prompts that were used last.
 pub(super) struct PromptCache<B: Backend>(Mutex<LruCache<String, Tensor<B>>>);
 
 impl<B: Backend> PromptCache<B> {
@@ -19,12 +19,12 @@ impl<B: Backend> PromptCache<B> {
         Self(Mutex::new(LruCache::new(CAPACITY)))
     }
 
-    /// Features [tokens, features] of a prompt, to read.
+    /// The features [tokens, features] of a prompt, to read.
     pub(super) fn get(&self, prompt: &str) -> Option<Tensor<B>> {
         self.prompts().get(prompt).map(|features| features.row_view(0..features.rows()))
     }
 
-    /// Holds the features of a prompt, in place of those that were not used for longest.
+    /// Caches the features of a prompt, in place of the least recently used ones.
     pub(super) fn insert(&self, prompt: &str, features: Tensor<B>) {
         self.prompts().put(prompt.to_string(), features);
     }
@@ -44,7 +44,7 @@ mod tests {
     use crate::backend::cpu::{Cpu, Precision};
 
     #[test]
-    fn the_prompt_that_was_not_used_for_longest_goes() {
+    fn the_least_recently_used_prompt_is_replaced() {
         let cpu = Cpu::new(Precision::F32);
         let cache = PromptCache::new();
         for i in 0..CAPACITY.get() {

@@ -1,9 +1,9 @@
-//! What of a model is in memory: its components, prefetched or loaded when they are needed and freed where memory is
-//! short, and what images of one shape have in common.
+//! Which parts of a model are in the device's memory: its components, which are prefetched, or loaded when they are
+//! needed, and freed where memory is short; and what images of one shape share.
 //!
-//! Locks are held to look and to take, not while the device computes. Whoever loads holds one lock for that time, and
-//! whoever needs what is not there waits for it. A session holds what it uses, so that freeing takes nothing away from
-//! it: the memory is free when the session lets go of it.
+//! No lock is held while the device computes. Loading holds the lock of `prefetch`, so a session that needs a component
+//! that is absent waits for the session that loads it. A session holds references to what it uses, so freeing takes
+//! nothing away from it: the memory is free once the session drops the last reference.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,21 +25,21 @@ use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::Decoder;
 
-/// How many shapes of images, schedules and sizes to decode are held.
+/// How many image shapes, how many schedules and how many sizes to decode are cached.
 const MAX_SHAPES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 
-/// Everything of a model that takes memory of the device.
+/// Everything of a model that takes device memory.
 pub(super) struct Residency<B: Backend> {
     pub(super) backend: B,
     pub(super) info: Arc<ModelInfo>,
     files: Arc<Files>,
     components: Mutex<Components<B>>,
-    /// What other threads load; none where there is no room for all of it. Held while anything is loaded.
+    /// What other threads load; `None` where there is no room for all of it. The lock is held while anything is loaded.
     prefetch: Mutex<Option<Prefetch<B>>>,
     pub(super) prompts: PromptCache<B>,
     pub(super) schedules: Mutex<LruCache<[usize; 2], Arc<Schedules<B>>>>,
     pub(super) steps: GraphCache<BatchShape, Steps<B>, B>,
-    /// By height and width: the decoder runs on one image at a time, whatever else images differ in.
+    /// By height and width alone, because the decoder runs on one image at a time.
     pub(super) decodes: GraphCache<[usize; 2], Decoder<B>, B>,
 }
 
@@ -49,9 +49,9 @@ struct Components<B: Backend> {
     decoder: Option<Arc<Decoder<B>>>,
 }
 
-/// The component that must stay.
+/// A component that is needed now and must not be freed.
 #[derive(PartialEq, Eq)]
-pub(super) enum Keep {
+pub(super) enum Component {
     TextEncoder,
     Transformer,
     Decoder,
@@ -76,15 +76,15 @@ impl<B: Backend> Residency<B> {
         self.components.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for whoever loads.
+    /// The lock that loading holds; waits for a session that loads.
     fn loading(&self) -> MutexGuard<'_, Option<Prefetch<B>>> {
         self.prefetch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts loading transformer and decoder if both are yet to come, and before them the text encoder if it is to
-    /// encode and is absent; but only where all of it fits, with what an image needs beside.
+    /// Starts loading the transformer and the decoder if both are absent, and before them the text encoder if `encodes`
+    /// and it is absent; but only where all of that fits beside the activations of an image.
     pub(super) fn prefetch(&self, plan: &Plan, encodes: bool) {
-        // Whoever loads now loads because memory was short, or joins what is prefetched.
+        // A session that loads now does so because memory was short, or waits for what is prefetched already.
         let Ok(mut prefetch) = self.prefetch.try_lock() else { return };
         let (text_encoder, rest_is_absent) = {
             let Components { text_encoder, transformer, decoder } = &*self.components();
@@ -94,10 +94,10 @@ impl<B: Backend> Residency<B> {
             return;
         }
         let text_encoder_bytes = if text_encoder { self.weight_bytes(self.text_encoder_elements()) } else { 0 };
-        // Convolution weights are there twice while they are reordered.
+        // Convolution weights exist twice while they are reordered.
         let bytes = self.transformer_bytes() + self.weight_bytes(2 * self.info.vae.decoder_elements());
         let needs = Needs::of(&self.backend, &self.info, plan);
-        // Where weights take no memory, loading them takes no time.
+        // Weights that take no memory, on the CPU, take no time to load.
         if bytes > 0 && self.backend.available_bytes() >= text_encoder_bytes + bytes + needs.step + needs.decode {
             *prefetch = Some(Prefetch::start(&self.backend, &self.files, &self.info, text_encoder));
         }
@@ -119,7 +119,7 @@ impl<B: Backend> Residency<B> {
             Some(prefetched) => prefetched?,
             None => {
                 let elements = self.text_encoder_elements();
-                self.make_room(self.weight_bytes(elements), Keep::TextEncoder);
+                self.make_room(self.weight_bytes(elements), Component::TextEncoder);
                 load(elements, caller, |report| load_text_encoder(&self.backend, &self.files, &self.info, report))?
             }
         };
@@ -147,7 +147,7 @@ impl<B: Backend> Residency<B> {
         if let Some(transformer) = resident() {
             return Ok(transformer);
         }
-        self.make_room(self.transformer_bytes() + needs.step, Keep::Transformer);
+        self.make_room(self.transformer_bytes() + needs.step, Component::Transformer);
         let elements = self.info.transformer.elements();
         let load_it = |report: &mut dyn FnMut(u64)| load_transformer(&self.backend, &self.files, &self.info, report);
         let transformer = Arc::new(load(elements, caller, load_it)?);
@@ -156,13 +156,13 @@ impl<B: Backend> Residency<B> {
         Ok(transformer)
     }
 
-    /// The decoder, loaded where it is absent, with room for what it needs.
+    /// The decoder, loaded where it is absent. Makes room for its activations.
     ///
     /// Errors as [`Residency::text_encoder`].
     pub(super) fn decoder(&self, needs: &Needs, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<Arc<Decoder<B>>> {
         let resident = || {
             let decoder = self.components().decoder.clone()?;
-            self.make_room(needs.decode, Keep::Decoder);
+            self.make_room(needs.decode, Component::Decoder);
             Some(decoder)
         };
         if let Some(decoder) = resident() {
@@ -174,7 +174,7 @@ impl<B: Backend> Residency<B> {
             return Ok(decoder);
         }
         let elements = self.info.vae.decoder_elements();
-        self.make_room(self.weight_bytes(elements) + needs.decode, Keep::Decoder);
+        self.make_room(self.weight_bytes(elements) + needs.decode, Component::Decoder);
         let load_it = |report: &mut dyn FnMut(u64)| load_decoder(&self.backend, &self.files, &self.info, report);
         let decoder = Arc::new(load(elements, caller, load_it)?);
         self.components().decoder = Some(Arc::clone(&decoder));
@@ -182,7 +182,7 @@ impl<B: Backend> Residency<B> {
         Ok(decoder)
     }
 
-    /// Waits for the transformer and decoder that were prefetched, if they were.
+    /// Waits for the transformer and the decoder if they are being prefetched.
     ///
     /// Errors when the caller cancels.
     fn take_prefetched(
@@ -201,8 +201,8 @@ impl<B: Backend> Residency<B> {
                 drop(components);
                 clock.loaded()
             }
-            // What did not fit beside the text encoder may fit once room is made; what fails for another reason fails
-            // again.
+            // What did not fit beside the text encoder may fit once room is made. Another error comes again when the
+            // component is loaded.
             Some(Err(_)) | None => {
                 *prefetch = None;
                 Ok(())
@@ -210,43 +210,44 @@ impl<B: Backend> Residency<B> {
         }
     }
 
-    /// What the transformer's weights take on the device.
+    /// Bytes that the transformer's weights take on the device.
     fn transformer_bytes(&self) -> u64 {
         let config = &self.info.transformer;
         self.backend.weight_bytes(config.block_elements(), WeightPolicy::of(&self.backend).blocks())
             + self.weight_bytes(config.other_elements())
     }
 
-    /// What weights that are not quantised take on the device.
+    /// Bytes that weights that are not quantised take on the device.
     fn weight_bytes(&self, elements: u64) -> u64 {
         self.backend.weight_bytes(elements, Storage::Native)
     }
 
-    /// Elements of the text encoder that go to the device.
+    /// Elements of the text encoder that are loaded to the device.
     fn text_encoder_elements(&self) -> u64 {
         TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers)
     }
 
-    /// Frees what images have in common and components that `keep` does not need, while `bytes` more do not fit.
-    pub(super) fn make_room(&self, bytes: u64, keep: Keep) {
+    /// Frees what images share, and the components other than `needed`, until `bytes` more fit or nothing is left to
+    /// free.
+    pub(super) fn make_room(&self, bytes: u64, needed: Component) {
         let is_short = || self.backend.available_bytes() < bytes;
         if !is_short() {
             return;
         }
         self.free_shapes();
-        if is_short() && keep != Keep::TextEncoder {
+        if is_short() && needed != Component::TextEncoder {
             self.free_text_encoder();
         }
-        // The locks are released before what they guard is dropped: a graph waits for the device then.
-        if is_short() && keep != Keep::Transformer {
+        // Each lock is released before what it guarded is dropped, because dropping a graph waits for the device.
+        if is_short() && needed != Component::Transformer {
             let freed = self.components().transformer.take();
             drop(freed);
         }
-        if is_short() && keep != Keep::Decoder {
+        if is_short() && needed != Component::Decoder {
             let freed = self.components().decoder.take();
             drop(freed);
         }
-        // Last, because without them the text encoder has to come back.
+        // The cached prompts go last: without them the text encoder must be loaded again.
         if is_short() {
             self.prompts.clear();
         }
@@ -257,7 +258,8 @@ impl<B: Backend> Residency<B> {
         drop(freed);
     }
 
-    /// Frees what images have in common. Before any component, because captured work holds the weights that it reads.
+    /// Frees what images share. It must come before freeing a component, because captured work holds references to the
+    /// weights that it reads.
     pub(super) fn free_shapes(&self) {
         self.steps.clear();
         self.decodes.clear();

@@ -1,4 +1,4 @@
-//! One batch of images being made, step by step.
+//! A session makes one batch of images, step by step.
 
 use std::mem;
 use std::sync::Arc;
@@ -16,12 +16,13 @@ use crate::sampler::Noise;
 use crate::tensor::Tensor;
 use crate::text_encoder::PromptTokens;
 
-/// The images of one batch, from the prompt to pixels.
+/// Makes the images of one batch, from the prompt to pixels.
 ///
-/// [`Session::encode`], [`Session::prepare`], [`Session::step`] and [`Session::decode`] follow each other; each first
-/// does what is still to be done before it, so that `decode` alone makes the images too. They report to whom calls
-/// them, and end as [`Kind::Cancelled`](crate::error::Kind::Cancelled) once the session's flag is set. Work is
-/// enqueued, and waited for only where too much of it would be in flight. After an error a session is of no more use.
+/// [`Session::encode`], [`Session::prepare`], [`Session::step`] and [`Session::decode`] follow each other. Each of them
+/// first does what is still to be done before it, so `decode` alone makes the images too. They report their progress to
+/// the caller, and end as [`Kind::Cancelled`](crate::error::Kind::Cancelled) once the session's flag is set. They
+/// enqueue work: `step` waits until fewer than two steps are in flight, and `decode` waits for the pixels that it
+/// returns. After an error a session is of no more use.
 pub struct Session<B: Backend> {
     model: Arc<Model<B>>,
     prompt: String,
@@ -34,13 +35,13 @@ pub struct Session<B: Backend> {
 }
 
 enum State<B: Backend> {
-    /// Nothing was enqueued. The noise is drawn meanwhile.
+    /// Nothing is enqueued yet. Another thread draws the noise.
     New(JoinHandle<Noise>),
     /// The text features [tokens, features] are enqueued.
     Encoded(JoinHandle<Noise>, Tensor<B>),
     Denoising(Denoising<B>),
     Decoding(Decoding<B>),
-    /// An error ended it.
+    /// An error ended the session.
     Failed,
 }
 
@@ -83,9 +84,9 @@ impl<B: Backend> Session<B> {
         &self.plan
     }
 
-    /// Text features of the prompt.
+    /// Enqueues the text features of the prompt.
     ///
-    /// Errors when memory runs out, or the session is cancelled; as all that follow.
+    /// Errors when memory runs out, or the session is cancelled; so do all of the following.
     pub fn encode(&mut self, report: &mut dyn FnMut(Progress)) -> Result<()> {
         match mem::replace(&mut self.state, State::Failed) {
             State::New(noise) => {
@@ -98,8 +99,8 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
-    /// Everything before the first step. From here on it is known of how many images the batch is, which this returns:
-    /// as many as memory allows, at least one.
+    /// Does everything before the first step. Returns how many images the batch has: as many as memory allows, at least
+    /// one.
     pub fn prepare(&mut self, report: &mut dyn FnMut(Progress)) -> Result<usize> {
         self.encode(report)?;
         match mem::replace(&mut self.state, State::Failed) {
@@ -116,7 +117,7 @@ impl<B: Backend> Session<B> {
         Ok(self.count)
     }
 
-    /// One step; whether there was one left.
+    /// Enqueues one step. Returns whether there was one left.
     pub fn step(&mut self, report: &mut dyn FnMut(Progress)) -> Result<bool> {
         self.prepare(report)?;
         let State::Denoising(denoising) = &mut self.state else { return Ok(false) };
@@ -129,14 +130,14 @@ impl<B: Backend> Session<B> {
         Ok(true)
     }
 
-    /// The next image; `None` when all were given.
+    /// The next image; `None` after the last.
     pub fn decode(&mut self, report: &mut dyn FnMut(Progress)) -> Result<Option<Decoded>> {
         while self.step(report)? {}
         let caller = Caller::new(report, &self.cancel);
         let (model, plan, clock) = (&self.model, &self.plan, &mut self.clock);
         match mem::replace(&mut self.state, State::Failed) {
             State::Denoising(denoising) => {
-                // What the steps read is let go of before room is made for the decoder.
+                // Drops what the steps read, before room is made for the decoder.
                 let latents = denoising.into_latents();
                 self.state = State::Decoding(Decoding::prepare(&model.residency, latents, plan, &caller, clock)?);
             }
@@ -149,12 +150,12 @@ impl<B: Backend> Session<B> {
         Ok(rgb.map(|rgb| Decoded { rgb, plan: Plan { seed: self.plan.seed + image, ..self.plan.clone() } }))
     }
 
-    /// Where the time of the session went. Waits for what was enqueued.
+    /// Where the time of the session went. Waits for all work that was enqueued.
     pub fn finish(self) -> Result<Timings> {
         self.clock.finish()
     }
 
-    /// All images that are left, and the time of all.
+    /// Makes all images that are left.
     pub fn run(mut self, report: &mut dyn FnMut(Progress)) -> Result<Vec<Image>> {
         let mut decoded = Vec::new();
         while let Some(image) = self.decode(report)? {
@@ -165,10 +166,10 @@ impl<B: Backend> Session<B> {
         Ok(decoded.into_iter().map(image).collect())
     }
 
-    /// The latents behind the images, in float32 [samples * height / patch * width / patch, channels]; waits for them.
-    /// For tests and tools.
+    /// The final latents, in float32 [samples * height / patch * width / patch, channels]. Waits for them. This is for
+    /// tests and tools.
     ///
-    /// Errors when decoding has begun, too.
+    /// Errors also when decoding has begun.
     pub fn latents(&mut self) -> Result<Vec<f32>> {
         while self.step(&mut |_| {})? {}
         match &self.state {
@@ -184,13 +185,13 @@ impl<B: Backend> Session<B> {
         result
     }
 
-    /// Text features [tokens, features] of the prompt; with guidance those of the empty prompt under them. Only prompts
-    /// that are new run.
+    /// The text features [tokens, features] of the prompt; with guidance those of the empty prompt are the rows below.
+    /// The text encoder runs only for prompts that are not cached.
     fn encode_prompts(&mut self, caller: &Caller<'_>) -> Result<Tensor<B>> {
         caller.check()?;
         let residency = &self.model.residency;
         let prompts: &[&str] = if self.plan.guided() { &[&self.prompt, ""] } else { &[&self.prompt] };
-        // Held here, so that neither a new prompt nor want of memory takes them away.
+        // The session holds them, so that the cache may drop them for a new prompt or for memory.
         let mut features: Vec<Option<Tensor<B>>> = prompts.iter().map(|prompt| residency.prompts.get(prompt)).collect();
         let mut new: Vec<&str> =
             prompts.iter().zip(&features).filter(|(_, known)| known.is_none()).map(|(prompt, _)| *prompt).collect();
@@ -218,8 +219,8 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// Draws noise for as many of `count` images as may be one batch, on another thread: the host has enough to do until
-/// the first step, and the device the text encoder.
+/// Draws noise for as many of `count` images as may be one batch. It does so on another thread, because the noise is
+/// not needed before the first step.
 fn draw<B: Backend>(model: &Model<B>, plan: &Plan, count: usize) -> JoinHandle<Noise> {
     let info = model.info();
     let samples = Needs::of(model.backend(), info, plan).wanted(plan, count);

@@ -7,46 +7,45 @@ use serde::Serialize;
 use crate::backend::{Backend, Stats};
 use crate::error::Result;
 
-/// Where the time went, in seconds, and what the device held. Of all images of one batch together.
+/// Where the time of a batch went, in seconds, and what the device held. The times are of all its images together.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Timings {
     /// Images of the batch.
     pub images: usize,
-    /// Weights to the device, as far as the device had nothing else to do meanwhile.
+    /// Loading weights to the device, as far as the device had nothing else to do meanwhile.
     pub load_s: f64,
     /// Text encoder.
     pub text_s: f64,
-    /// Prompts that the text encoder read, the empty one of guidance included; those that it read before are not read
-    /// again.
+    /// How many prompts the text encoder read, the empty one of guidance included. Cached prompts are not read again.
     pub prompts_encoded: usize,
     /// Modulations, positions, text projection and noise.
     pub prepare_s: f64,
     /// Each step.
     pub steps_s: Vec<f64>,
-    /// VAE, to pixels as bytes on the device; of several images also what the device waited meanwhile for its next
+    /// VAE, to pixels as bytes on the device; with several images also the time in between in which the device had no
     /// work.
     pub decode_s: f64,
-    /// Of the host, until the first image was enqueued, without its waits for steps; the device works meanwhile.
+    /// Time of the host until the first image was enqueued, without its waits for steps. The device works meanwhile.
     pub enqueue_s: f64,
-    /// From the session's start until its last image was on the host, with what its caller did meanwhile.
+    /// From the session's start until its last image was on the host, including what the caller did meanwhile.
     pub total_s: f64,
     /// The backend's counters at the end.
     pub device: Stats,
 }
 
-/// Turns events in the device's work into [`Timings`]; an event costs no wait.
+/// Makes [`Timings`] from events in the device's work. An event costs no wait.
 pub(super) struct Clock<B: Backend> {
     backend: B,
     start: Instant,
     first: B::Event,
-    /// Spans that are read when all work is done: the event at the end of each, and what it was.
+    /// The event at the end of each span, and what the device did in it. They are read when all work is done.
     spans: Vec<(B::Event, Span)>,
-    /// Which spans are steps.
+    /// The indices of the spans that are steps.
     steps: Vec<usize>,
-    /// Steps that were seen done.
+    /// How many steps were seen to be done.
     steps_done: usize,
     prompts_encoded: usize,
-    /// Of the host, for steps.
+    /// How long the host waited for steps.
     waited: Duration,
     enqueued: Duration,
     total: Duration,
@@ -87,7 +86,7 @@ impl<B: Backend> Clock<B> {
         self.end(Span::Load)
     }
 
-    /// Text features are there, and `prompts` of them had to be computed.
+    /// The text features are enqueued. The text encoder read `prompts` prompts for them.
     pub(super) fn encoded(&mut self, prompts: usize) -> Result<()> {
         self.prompts_encoded += prompts;
         self.end(Span::Text)
@@ -118,7 +117,7 @@ impl<B: Backend> Clock<B> {
         Ok(self.steps_done)
     }
 
-    /// Waits until step `step` is done, which was enqueued before.
+    /// Waits until step `step`, which was enqueued before, is done.
     pub(super) fn wait_step(&mut self, step: usize) -> Result<()> {
         let start = Instant::now();
         self.backend.wait(&self.spans[self.steps[step]].0)?;
@@ -131,7 +130,7 @@ impl<B: Backend> Clock<B> {
         self.spans.last().map_or(Ok(true), |(event, _)| self.backend.is_done(event))
     }
 
-    /// The first image was enqueued, but for its way to the host.
+    /// The first image is enqueued, except its copy to the host.
     pub(super) fn enqueued(&mut self) {
         self.enqueued = self.start.elapsed().saturating_sub(self.waited);
     }

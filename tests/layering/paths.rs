@@ -1,7 +1,7 @@
 //! The paths that Rust code names, and the modules of this crate that they lead to.
 //!
-//! Files are parsed, so that a path is found wherever it stands: in a `use` of many lines, in code, in a macro's tokens,
-//! behind `super::` or an alias. Code that is compiled for tests only is left out.
+//! Files are parsed, so that a path is found wherever it stands: in a `use` of many lines, in code, in a macro's
+//! tokens, behind `super::` or an alias. Code that is compiled for tests only is left out.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -200,8 +200,8 @@ fn read_below(folder: &FilePath, below: &str, files: &mut Vec<SourceFile>) {
     }
 }
 
-/// Circles among the modules of each folder: sets of siblings that use each other, directly or through others of them. A
-/// sibling uses what the modules in it use.
+/// Circles among the modules of each folder: sets of siblings that use each other, directly or through others of them.
+/// A sibling uses what the modules in it use.
 pub fn circles(graph: &BTreeMap<Names, BTreeSet<Names>>) -> Vec<(String, BTreeSet<String>)> {
     let folders: BTreeSet<&[String]> = graph.keys().flat_map(|m| (0..m.len()).map(|n| &m[..n])).collect();
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! Reads an image of shapes back: its background, and the color, shape and place of every object.
+//! Reads an image of shapes: its background, and the color, shape and place of every object.
 //!
 //! The same steps as scripts/train_tiny/scorer.py: the background is the median of the border; cells that differ from
 //! it fall into connected parts; a part has the nearest color of the palette and the shape whose template its outline,
@@ -12,14 +12,14 @@ use flux::output::Rgb;
 const CELLS: usize = 64;
 /// sRGB distance from the background that makes a cell part of an object.
 const DIFFERENT: f64 = 48.0;
-/// Cells of the smallest object; less is a speck.
+/// Cells of the smallest object. A smaller part is a speck.
 const SMALLEST: usize = 20;
 /// What an aspect ratio that is off by a factor of e takes from the overlap.
 const ASPECT_WEIGHT: f64 = 0.6;
 
 type Color = [f64; 3];
 
-/// What the reader knows.
+/// The palette and the shapes that the reader recognises.
 #[derive(serde::Deserialize)]
 pub struct Reader {
     pub colors: HashMap<String, Color>,
@@ -58,7 +58,7 @@ pub struct Object {
 }
 
 impl Seen {
-    /// A thing or a few on an even background: no noise, no scatter of specks, not empty.
+    /// Whether it shows one or a few objects on an even background: not noise, not many specks, not nothing.
     pub fn is_clean(&self) -> bool {
         (1..=4).contains(&self.parts)
             && !self.objects.is_empty()

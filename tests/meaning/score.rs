@@ -1,4 +1,4 @@
-//! What is asked for in prompts.json, and how much of it images show.
+//! Scores: how much of what the prompts of prompts.json ask for is in their images.
 
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
@@ -22,8 +22,7 @@ const THUMBNAIL: usize = 16;
 /// What surrounds an emoji that is drawn at its normal size, in parts of the image.
 const EMOJI_MARGIN: f64 = 0.14;
 
-/// The smallest share that is enough of each thing that is asked for; a prompt or two below what README.md says was
-/// measured.
+/// The smallest share of right answers that passes, for each thing that prompts ask for.
 pub const BOUNDS: [(&str, f64); 10] = [
     ("background", 0.95),
     ("clean", 1.0),
@@ -36,7 +35,7 @@ pub const BOUNDS: [(&str, f64); 10] = [
     ("relation_shapes", 0.85),
     ("shape", 0.92),
 ];
-/// Of images that show what another prompt asked for, over everything that depends on the prompt.
+/// The bound for images of other prompts: their share over everything that depends on the prompt stays below it.
 const MOST_BY_CHANCE: f64 = 0.2;
 
 /// prompts.json, which scripts/train_tiny/prompts.py writes.
@@ -269,8 +268,8 @@ impl std::fmt::Display for Scores {
     }
 }
 
-/// Fails when the images of a model show too little of what was asked for; or when they would pass for what somebody
-/// else asked for.
+/// Fails when the images of a model show too little of what their prompts ask for, or when images of other prompts would
+/// pass too.
 pub fn expect_meaning(meaning: &Meaning, images: &[Rgb]) {
     let (scores, by_chance) = (meaning.scores(images), meaning.scores_by_chance(images));
     println!("right:     {scores}\nby chance: {by_chance}");

@@ -12,7 +12,7 @@ use flux::files::quantised_cache::QuantisedCache;
 use flux::files::{ModelFiles, Safetensors, TensorFiles, TensorView, scales_name};
 use flux::nn::Linear;
 use flux::ops::{Adaln, Joint, Mask, Norm};
-use flux::pipeline::{Model, OpenModel, Request};
+use flux::pipeline::{CancelFlag, Model, OpenModel, Request};
 use flux::tensor::Tensor;
 use rayon::prelude::*;
 use safetensors::Dtype;
@@ -307,7 +307,8 @@ fn images_are_the_same_with_weights_from_a_file() {
         let open = |cache: Option<QuantisedCache>| {
             let mut model = OpenModel::open(&dir).unwrap();
             if let Some(cache) = cache {
-                assert_eq!(model.keep_fp8(dir.folder().unwrap(), &mut |_| {}).unwrap(), cache);
+                let (folder, cancel) = (dir.folder().unwrap(), CancelFlag::default());
+                assert_eq!(model.attach_quantised_cache(folder, &cancel, &mut |_| {}).unwrap(), cache);
             }
             Model::new(cuda.clone(), model)
         };

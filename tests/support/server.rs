@@ -55,7 +55,7 @@ impl Server {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let state = Arc::clone(&state);
-                // An answer that the client does not wait for is no fault of the test.
+                // A client that does not wait for its answer is no error of the test.
                 thread::spawn(move || drop(state.answer(stream)));
             }
         });

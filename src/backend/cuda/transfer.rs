@@ -219,17 +219,27 @@ impl Cuda {
         Ok(host)
     }
 
+    /// Zeros in a range of a buffer's bytes.
+    ///
+    /// Errors when the buffer does not have them.
+    pub(super) fn clear(&self, buffer: &Buffer, bytes: Range<usize>) -> Result<()> {
+        if bytes.end > buffer.bytes() {
+            return Err(Error::new(format!("bytes {bytes:?} of a buffer of {}", buffer.bytes())));
+        }
+        let device = self.device();
+        let _submission = device.submit(device.stream())?;
+        let address = buffer.address() + bytes.start as u64;
+        // SAFETY: the buffer has the bytes.
+        unsafe { result::memset_d8_async(address, 0, bytes.len(), device.stream().raw()) }
+            .map_err(|e| failed("cannot clear GPU memory", e))
+    }
+
     /// See [`crate::backend::Backend::rgb8`].
     pub(super) fn rgb8_op(&self, x: &Tensor<Cuda>) -> Result<Rgb8> {
         self.expect_no_capture("an image's way to the host")?;
         let values = x.rows() * x.cols();
         let (device, bytes) = (self.device(), Buffer::new(self.device(), Kind::Byte, values + 1)?);
-        {
-            let _submission = device.submit(device.stream())?;
-            // SAFETY: `bytes` has a byte behind the values.
-            unsafe { result::memset_d8_async(bytes.address() + values as u64, 0, 1, device.stream().raw()) }
-                .map_err(|e| failed("cannot clear GPU memory", e))?;
-        }
+        self.clear(&bytes, values..values + 1)?;
         let launch = self.launch("transfer", "to_rgb8")?.matrix(x).address(bytes.address()).int(x.rows()).int(x.cols());
         // SAFETY: argument types and order match `to_rgb8` in cuda/transfer.cu; `bytes` has a byte for every cell of x
         // and one behind.

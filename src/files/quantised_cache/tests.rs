@@ -68,7 +68,7 @@ impl Model {
 
     fn attach(&self) -> (TensorFiles, Result<QuantisedCache>) {
         let mut files = self.open();
-        let attached = attach(self.path(), &mut files, is_held, &mut |_, _| {});
+        let attached = attach(self.path(), &mut files, is_held, &mut |_, _| Ok(()));
         (files, attached)
     }
 
@@ -171,9 +171,37 @@ fn making_it_is_reported_to_the_end() {
     let model = Model::new();
     let mut files = model.open();
     let mut reports = Vec::new();
-    attach(model.path(), &mut files, is_held, &mut |done, total| reports.push((done, total))).unwrap();
+    let mut report = |done, total| {
+        reports.push((done, total));
+        Ok(())
+    };
+    attach(model.path(), &mut files, is_held, &mut report).unwrap();
     let total = 5 * 20 + 40 * 32;
     assert_eq!(reports, [(0, total), (40 * 32, total), (total, total)]);
+}
+
+#[test]
+fn a_report_that_cancels_ends_the_writing_and_leaves_what_was_there() {
+    let model = Model::new();
+    let cancel_after = |elements: u64| {
+        let mut files = model.open();
+        let mut report = |done, _| if done >= elements { Err(Error::cancelled()) } else { Ok(()) };
+        let error = attach(model.path(), &mut files, is_held, &mut report).unwrap_err();
+        assert_eq!(error.kind(), Kind::Cancelled, "{error}");
+        assert!(files.get(DOUBLE, &[5, 20]).unwrap().quantised().is_none());
+    };
+    let entries = || fs::read_dir(model.path()).unwrap().count();
+    // Before the first matrix, after it, and when only the name of the file is missing.
+    for elements in [0, 1, 5 * 20 + 40 * 32] {
+        cancel_after(elements);
+        assert_eq!(entries(), 1, "neither the file nor a partial one is left after {elements} elements");
+    }
+    model.attach().1.unwrap();
+    let old = fs::read(model.cache()).unwrap();
+    model.write(-1.0, &[]);
+    cancel_after(1);
+    assert!(fs::read(model.cache()).unwrap() == old && entries() == 2);
+    model.is_made_anew("diffusion_pytorch_model.safetensors");
 }
 
 #[test]

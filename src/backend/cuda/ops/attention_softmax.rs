@@ -53,6 +53,10 @@ impl Cuda {
         let chunk_rows = most_rows.min(txt.max(joint.img));
         let scores = Buffer::new(self.device(), Kind::F32, chunk_rows * stride)?;
         let weights = Buffer::new(self.device(), Kind::Bf16, chunk_rows * stride)?;
+        if stride > tokens {
+            // The softmax loads whole 16 bytes, also behind a row's last score, which no product writes.
+            self.clear(&scores, 0..scores.bytes())?;
+        }
         for sample in 0..joint.batch {
             // The sample's keys as one block of rows, its text first.
             let (sample_k, sample_v) = (self.sample_rows(k, joint, sample)?, self.sample_rows(v, joint, sample)?);
