@@ -23,12 +23,14 @@ enum Kind {
 /// Rows and columns of an operand, and what it has to be.
 type Operand = ([usize; 2], Kind);
 
+/// The op on its operands. Weights are on the handle that is passed.
+type Call = fn(&Cuda, Vec<Tensor<Cuda>>) -> Result<Tensor<Cuda>>;
+
 /// An op, what it takes, and how.
 struct Door {
     op: &'static str,
     operands: &'static [Operand],
-    /// Weights are on the handle that is passed.
-    call: fn(&Cuda, Vec<Tensor<Cuda>>) -> Result<Tensor<Cuda>>,
+    call: Call,
 }
 
 fn tensor(cuda: &Cuda, ([rows, cols], kind): Operand) -> Tensor<Cuda> {
