@@ -7,6 +7,7 @@
 
 pub mod atomic;
 mod bytes;
+mod dequantise;
 pub mod e4m3;
 mod format;
 mod model_files;
@@ -16,7 +17,8 @@ mod tensor_files;
 mod tensor_view;
 
 pub use bytes::Bytes;
-pub use format::{Format, dequantise_rows};
+pub use dequantise::dequantise_rows;
+pub use format::Format;
 pub use model_files::{EmbeddedFile, ModelFiles};
 pub use safetensors::{Safetensors, scales_name};
 pub use tensor_files::TensorFiles;

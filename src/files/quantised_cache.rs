@@ -19,8 +19,9 @@ use serde_json::{Map, json};
 
 use self::origin::{ORIGIN_KEY, Origin};
 use super::atomic::AtomicFile;
+use super::dequantise::dequantise_rows;
 use super::e4m3::{MULTIPLE, quantise_row};
-use super::format::{Format, dequantise_rows};
+use super::format::Format;
 use super::safetensors::{Safetensors, scales_name};
 use super::tensor_files::TensorFiles;
 use super::tensor_view::TensorView;

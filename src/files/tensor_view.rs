@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::bytes::Bytes;
-use super::format::{Format, dequantise_rows};
+use super::format::Format;
 
 /// A tensor of a file, or some of its rows: where its bytes are, and its format and shape.
 #[derive(Clone)]
@@ -124,13 +124,6 @@ impl TensorView {
             scales: of_rows(&self.scales),
             quantised: of_rows(&self.quantised),
         }
-    }
-
-    /// All values in float32, exactly.
-    pub fn to_f32(&self) -> Vec<f32> {
-        let mut values = vec![0.0; self.elements()];
-        dequantise_rows(self, 0..self.rows(), &mut values);
-        values
     }
 }
 

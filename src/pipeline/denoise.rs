@@ -6,72 +6,18 @@ use std::thread::JoinHandle;
 use super::memory::Needs;
 use super::progress::Caller;
 use super::residency::{Component, Residency};
+use super::steps::{BatchShape, Schedules, Steps};
 use super::timings::Clock;
 use super::{Plan, Stage};
 use crate::backend::{Backend, RepeatedWork};
 use crate::error::{Error, Result};
-use crate::ops::Rope;
-use crate::sampler::{self, Conditioning, Noise, Schedule};
+use crate::sampler::{Noise, Schedule};
 use crate::tensor::Tensor;
-use crate::transformer::{Modulations, StepModulation, Transformer};
+use crate::transformer::Transformer;
 
 /// The most steps that are enqueued and not done. With two of them the device has the next step while the host prepares
 /// another, and a session that is cancelled ends within about a step.
 pub(super) const STEPS_IN_FLIGHT: usize = 2;
-
-/// Everything that decides which work a step is. The number of steps does not.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct BatchShape {
-    height: usize,
-    width: usize,
-    guidance_bits: u32,
-    /// How many images were wanted in one batch, and how many are in it: fewer where memory did not allow more.
-    wanted: usize,
-    samples: usize,
-}
-
-impl BatchShape {
-    fn new(plan: &Plan, wanted: usize, samples: usize) -> Self {
-        let &Plan { height, width, guidance, .. } = plan;
-        Self { height, width, guidance_bits: guidance.to_bits(), wanted, samples }
-    }
-
-    /// Whether the first batch of `wanted` images like `plan` has this shape. The work depends on how many images are
-    /// in the batch, not on how many follow it. The batch has as many images as are wanted, or fewer: then memory did
-    /// not allow one more, although room had been made.
-    fn serves(&self, plan: &Plan, wanted: usize) -> bool {
-        *self == Self::new(plan, self.wanted, self.samples)
-            && (self.samples == wanted || (self.samples < self.wanted && self.samples < wanted))
-    }
-}
-
-/// What every step of a shape reads beside its inputs.
-pub(super) struct Steps<B: Backend> {
-    transformer: Arc<Transformer<B>>,
-    rope: Rope<B>,
-    /// Text tokens of one sample.
-    txt: usize,
-    samples: usize,
-    guidance: Option<f32>,
-    /// Whether both evaluations of guidance run as one batch.
-    batched: bool,
-}
-
-impl<B: Backend> Steps<B> {
-    /// Latents, context, row of modulations, dt -> latents.
-    fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
-        let &Self { txt, guidance, batched, .. } = self;
-        let conditioning = Conditioning { context, rope: &self.rope, txt, guidance, batched };
-        let latents = latents.row_view(0..latents.rows());
-        sampler::step(&self.transformer, latents, &conditioning, &StepModulation::of_row(modulation)?, dt)
-    }
-}
-
-/// The modulation and the length of each step of a schedule.
-pub(super) struct Schedules<B: Backend> {
-    modulations: Modulations<B>,
-    dts: Tensor<B>, // [steps, 1]
-}
 
 /// A batch that is being denoised.
 pub(super) struct Denoising<B: Backend> {
@@ -220,25 +166,4 @@ fn repeat<B: Backend>(context: Tensor<B>, txt: usize, samples: usize) -> Result<
     let prompts = (0..context.rows() / txt).map(|prompt| context.row_view(prompt * txt..(prompt + 1) * txt));
     let parts: Vec<Tensor<B>> = prompts.flat_map(|rows| (0..samples).map(move |_| rows.row_view(0..txt))).collect();
     Tensor::concat_rows(&parts.iter().collect::<Vec<_>>())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shape_serves_every_count_that_begins_with_the_same_batch() {
-        let plan = Plan { width: 32, height: 16, steps: 1, guidance: 4.0, seed: 1, notes: Vec::new() };
-        let serves = |made_for, samples, wanted| BatchShape::new(&plan, made_for, samples).serves(&plan, wanted);
-        assert!(serves(8, 8, 8) && serves(3, 3, 3) && serves(1, 1, 1));
-        assert!(!serves(8, 8, 7) && !serves(3, 3, 4) && !serves(1, 1, 8));
-        // Memory allowed five of eight, so it allows five of seven; four are another batch.
-        assert!(serves(8, 5, 8) && serves(8, 5, 7) && serves(8, 5, 5) && !serves(8, 5, 4));
-        // Where memory allowed only five of six, it does not allow eight.
-        assert!(serves(6, 5, 8));
-        let shape = BatchShape::new(&plan, 1, 1);
-        assert!(shape.serves(&Plan { steps: 4, seed: 2, ..plan.clone() }, 1));
-        assert!(!shape.serves(&Plan { height: 32, ..plan.clone() }, 1));
-        assert!(!shape.serves(&Plan { guidance: 3.0, ..plan.clone() }, 1));
-    }
 }

@@ -2,7 +2,6 @@
 
 use serde::Deserialize;
 
-use super::Plan;
 use crate::error::{Error, Result};
 use crate::files::ModelFiles;
 use crate::text_encoder::TextEncoderConfig;
@@ -124,11 +123,6 @@ impl ModelInfo {
     /// Guidance scale where the request names none.
     pub fn default_guidance(&self) -> f32 {
         if self.is_distilled { 1.0 } else { 4.0 }
-    }
-
-    /// Height and width in packed latents.
-    pub fn latent_size(&self, plan: &Plan) -> (usize, usize) {
-        (plan.height / self.vae.patch_pixels(), plan.width / self.vae.patch_pixels())
     }
 
     /// Adds a hint to the error of a tensor whose shape is wrong.

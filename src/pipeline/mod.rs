@@ -35,6 +35,7 @@ mod progress;
 mod prompt_cache;
 mod residency;
 mod session;
+mod steps;
 mod timings;
 
 pub use info::ModelInfo;

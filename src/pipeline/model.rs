@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::memory::Needs;
 use super::opened::LateTokenizer;
 use super::residency::Residency;
-use super::{CancelFlag, Image, ModelInfo, OpenModel, Plan, Request, Session};
+use super::{ModelInfo, OpenModel, Plan, Request};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::files::ModelFiles;
 use crate::sampler::Noise;
 use crate::text_encoder::PromptTokens;
 
-/// A model on a backend, ready to make images; any number of [`Session`]s share it, from any threads.
+/// A model on a backend, ready to make images; any number of [`Session`](super::Session)s share it, from any threads.
 ///
 /// It caches, as far as memory allows, the weights, the text features of the last prompts, and what images of one shape
 /// share.
@@ -98,38 +98,6 @@ impl<B: Backend> Model<B> {
 
     pub(super) fn tokens(&self, prompt: &str) -> Result<PromptTokens> {
         self.tokenizer.get()?.encode(prompt)
-    }
-
-    /// A session for the first of `count` images of one prompt: as many as memory allows in one batch, at least one.
-    /// Their seeds are the request's and those that follow it. `cancel` ends the session.
-    ///
-    /// An image of a batch is the image that its seed makes alone, up to the rounding of products of another size.
-    ///
-    /// Errors as [`Model::plan`] does, and when `count` is 0 or the seeds would exceed the largest one.
-    pub fn session(self: &Arc<Self>, request: &Request, count: usize, cancel: &CancelFlag) -> Result<Session<B>> {
-        Session::new(self, request, count, cancel)
-    }
-
-    /// Makes an image.
-    ///
-    /// Errors when the model cannot do what is asked for, or memory runs out.
-    pub fn generate(self: &Arc<Self>, request: &Request) -> Result<Image> {
-        let mut images = self.generate_batch(request, 1)?;
-        Ok(images.pop().expect("one was asked for"))
-    }
-
-    /// Makes the images of one [`Model::session`].
-    ///
-    /// Errors as [`Model::session`] and [`Model::generate`].
-    pub fn generate_batch(self: &Arc<Self>, request: &Request, count: usize) -> Result<Vec<Image>> {
-        self.session(request, count, &CancelFlag::default())?.run(&mut |_| {})
-    }
-
-    /// The latents behind an image, see [`Session::latents`].
-    ///
-    /// Errors as [`Model::generate`].
-    pub fn latents(self: &Arc<Self>, request: &Request) -> Result<Vec<f32>> {
-        self.session(request, 1, &CancelFlag::default())?.latents()
     }
 
     /// Noise of an earlier batch, for its memory.

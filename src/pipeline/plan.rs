@@ -111,3 +111,10 @@ impl Plan {
         if self.guided() { 2 } else { 1 }
     }
 }
+
+impl ModelInfo {
+    /// Height and width in packed latents.
+    pub fn latent_size(&self, plan: &Plan) -> (usize, usize) {
+        (plan.height / self.vae.patch_pixels(), plan.width / self.vae.patch_pixels())
+    }
+}

@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
-use super::denoise::{BatchShape, Schedules, Steps};
 use super::memory::Needs;
 use super::opened::Files;
 use super::prefetch::{Prefetch, load, load_decoder, load_text_encoder, load_transformer};
 use super::progress::Caller;
 use super::prompt_cache::PromptCache;
+use super::steps::{BatchShape, Schedules, Steps};
 use super::timings::Clock;
 use super::{ModelInfo, Plan};
 use crate::backend::{Backend, GraphCache, Storage};

@@ -231,3 +231,37 @@ fn draw<B: Backend>(model: &Model<B>, plan: &Plan, count: usize) -> JoinHandle<N
         noise
     })
 }
+
+impl<B: Backend> Model<B> {
+    /// A session for the first of `count` images of one prompt: as many as memory allows in one batch, at least one.
+    /// Their seeds are the request's and those that follow it. `cancel` ends the session.
+    ///
+    /// An image of a batch is the image that its seed makes alone, up to the rounding of products of another size.
+    ///
+    /// Errors as [`Model::plan`] does, and when `count` is 0 or the seeds would exceed the largest one.
+    pub fn session(self: &Arc<Self>, request: &Request, count: usize, cancel: &CancelFlag) -> Result<Session<B>> {
+        Session::new(self, request, count, cancel)
+    }
+
+    /// Makes an image.
+    ///
+    /// Errors when the model cannot do what is asked for, or memory runs out.
+    pub fn generate(self: &Arc<Self>, request: &Request) -> Result<Image> {
+        let mut images = self.generate_batch(request, 1)?;
+        Ok(images.pop().expect("one was asked for"))
+    }
+
+    /// Makes the images of one [`Model::session`].
+    ///
+    /// Errors as [`Model::session`] and [`Model::generate`].
+    pub fn generate_batch(self: &Arc<Self>, request: &Request, count: usize) -> Result<Vec<Image>> {
+        self.session(request, count, &CancelFlag::default())?.run(&mut |_| {})
+    }
+
+    /// The latents behind an image, see [`Session::latents`].
+    ///
+    /// Errors as [`Model::generate`].
+    pub fn latents(self: &Arc<Self>, request: &Request) -> Result<Vec<f32>> {
+        self.session(request, 1, &CancelFlag::default())?.latents()
+    }
+}

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::memory::Kind;
+use super::buffer::Kind;
 use super::ops::conv2d_input::Input;
 use super::ops::quantise;
 use super::transfer::Rgb8;

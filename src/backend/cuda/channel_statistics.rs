@@ -1,7 +1,7 @@
 //! Means and variances of a tensor's channels in pieces, which a convolution returns for a group norm that may follow.
 
 use super::Cuda;
-use super::memory::{Buffer, Kind};
+use super::buffer::{Buffer, Kind};
 use crate::error::Result;
 
 /// Of each channel and each of some splits of the rows: mean, and sum of squares about it; and the number of rows of

@@ -12,11 +12,11 @@ use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::{result, sys};
 
+use super::buffer::{Buffer, Kind};
 use super::capture::Captured;
 use super::device::Device;
 use super::driver::failed;
 use super::event::Event;
-use super::memory::{Buffer, Kind};
 use super::{Cuda, Tensor};
 use crate::error::{self, Error, Result};
 

@@ -3,7 +3,8 @@
 //! With [`Precision::Fp8`] products with weights in [`Storage::Fp8`](crate::backend::Storage::Fp8) take e4m3 on both sides, with a scale for each
 //! row of either, sum in what the tensor cores keep of a float32, and give bf16; see [`quantise`] and [`gemm`].
 //!
-//! [`library`] finds the driver, [`driver`] asks it, [`device`] opens a GPU, [`memory`] hands out its memory, [`launch`] starts the kernels
+//! [`library`] finds the driver, [`driver`] asks it, [`device`] opens a GPU, [`buffer`] hands out its memory
+//! under the budget of [`memory`], [`launch`] starts the kernels
 //! of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves values and images
 //! through [`staging`] buffers, [`upload`] weights out of files, [`graph`] launches captured work as a whole. What an op
 //! learns of its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file of
@@ -13,6 +14,7 @@
 #![allow(unsafe_code)]
 
 mod backend;
+mod buffer;
 mod capture;
 mod channel_statistics;
 mod counters;
@@ -36,19 +38,19 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 
+pub use buffer::Buffer;
 pub use channel_statistics::ChannelStatistics;
 pub use event::Event;
 pub use gemm::GemmCache;
 pub use graph::Graph;
-pub use memory::Buffer;
 pub use weight::{ConvWeight, Weight};
 
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
+use buffer::Kind;
 use device::Device;
 use gemm::Gemm;
 use launch::Launch;
-use memory::Kind;
 use ops::conv2d_input::BAND_BYTES;
 use ops::quantise;
 use staging::StagingBuffers;

@@ -7,10 +7,10 @@ use std::ops::Range;
 use cudarc::driver::{result, sys};
 use half::bf16;
 
+use super::buffer::{Buffer, Kind};
 use super::device::Stream;
 use super::driver::failed;
 use super::event::Event;
-use super::memory::{Buffer, Kind};
 use super::staging::{STAGING_BYTES, StagingBuffer};
 use super::{Cuda, Tensor};
 use crate::error::{Error, Result};

@@ -1,6 +1,6 @@
 //! Weights on the GPU, which only products and convolutions take.
 
-use super::memory::Buffer;
+use super::buffer::Buffer;
 use crate::files::e4m3::MULTIPLE;
 
 /// Rows and columns of bf16 weights are padded with zeros to multiples of this, so that cuBLASLt's fast kernels fit

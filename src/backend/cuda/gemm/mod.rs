@@ -16,10 +16,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::result;
 use lru::LruCache;
 
+use super::buffer::{Buffer, Kind};
 use super::device::Device;
 use super::driver::failed;
 use super::event::Event;
-use super::memory::{Buffer, Kind};
 use crate::error::{Error, Result};
 use choices::{Algorithm, Choices, Machine, fastest};
 use cublaslt::{CublasLt, Plan};

@@ -1,11 +1,8 @@
-//! Device memory: buffers under a budget, and the arena that captured work runs in.
-//!
-//! [`Budget`] counts and [`Arena`] plans, neither of which knows a device; [`Buffer`] is memory of one.
+//! Which device memory may be used, and for what: the budget of all of it, and the arena that captured work runs in.
+//! Neither knows a device.
 
 mod arena;
 mod budget;
-mod buffer;
 
-pub use arena::Arena;
+pub use arena::{Arena, Place};
 pub use budget::Budget;
-pub use buffer::{Buffer, Kind};

@@ -3,8 +3,8 @@
 //!
 //! It serves the VAE's single head of 512, and every head size without a kernel of its own.
 
+use crate::backend::cuda::buffer::{Buffer, Kind};
 use crate::backend::cuda::gemm::{Matrix, Product};
-use crate::backend::cuda::memory::{Buffer, Kind};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::{Joint, Mask};

@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use super::conv2d_input::Input;
 use super::conv2d_sm90a::{CHOICE, Call, Taps, takes};
+use crate::backend::cuda::buffer::{Buffer, Kind};
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::launch::row_tiles;
-use crate::backend::cuda::memory::{Buffer, Kind};
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;

@@ -7,9 +7,9 @@ use std::ops::Range;
 use cudarc::driver::sys;
 
 use super::conv2d_input::Input;
+use crate::backend::cuda::buffer::{Buffer, Kind};
 use crate::backend::cuda::channel_statistics::ChannelStatistics;
 use crate::backend::cuda::hopper::{Axis, Choice};
-use crate::backend::cuda::memory::{Buffer, Kind};
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;

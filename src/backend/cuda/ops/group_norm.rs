@@ -1,7 +1,7 @@
 //! Launches cuda/group_norm.cu: `group_norm` and `group_norm_silu`.
 
+use crate::backend::cuda::buffer::{Buffer, Kind};
 use crate::backend::cuda::channel_statistics::ChannelStatistics;
-use crate::backend::cuda::memory::{Buffer, Kind};
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::{Error, Result};
 use crate::ops::GroupNorm;

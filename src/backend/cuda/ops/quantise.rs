@@ -7,8 +7,8 @@
 
 use std::ops::Range;
 
+use crate::backend::cuda::buffer::Buffer;
 use crate::backend::cuda::launch::row_block;
-use crate::backend::cuda::memory::Buffer;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned};
 use crate::error::{Error, Result};

@@ -12,9 +12,9 @@ use cudarc::driver::result;
 
 use super::job::{Conversion, Job, bytes_on_device};
 use super::registered::{CHUNK_BYTES, Chunk, MappedFile, RegisteredFiles};
+use crate::backend::cuda::buffer::{Buffer, Kind};
 use crate::backend::cuda::device::Device;
 use crate::backend::cuda::driver::failed;
-use crate::backend::cuda::memory::{Buffer, Kind};
 use crate::backend::cuda::staging::{STAGING_BYTES, StagingBuffer};
 use crate::error::{Error, Result};
 

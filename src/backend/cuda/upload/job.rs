@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::backend::cuda::buffer::{Buffer, Kind};
 use crate::backend::cuda::device::Device;
-use crate::backend::cuda::memory::{Buffer, Kind};
 use crate::error::Result;
 use crate::files::{Format, TensorView};
 

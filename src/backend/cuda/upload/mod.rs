@@ -14,9 +14,9 @@ use std::thread::{self, ThreadId};
 
 use cudarc::driver::result;
 
+use super::buffer::{Buffer, Kind};
 use super::device::Device;
 use super::driver::failed;
-use super::memory::{Buffer, Kind};
 use super::ops::quantise::e4m3_block;
 use super::weight::{PADDING, Weight};
 use crate::error::{Error, Result};

@@ -1,15 +1,15 @@
 //! Memory on the device: stream-ordered allocation under the budget. Captured work gets its memory from the
-//! [`Arena`](super::Arena), whose blocks count as used as long as it has them.
+//! [`Arena`](super::memory::Arena), whose blocks count as used as long as it has them.
 
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
-use super::arena::Place;
-use crate::backend::cuda::device::{Device, Stream};
-use crate::backend::cuda::driver::failed;
-use crate::backend::cuda::event::Event;
+use super::device::{Device, Stream};
+use super::driver::failed;
+use super::event::Event;
+use super::memory::Place;
 use crate::error::Result;
 
 /// As far as the driver aligns an allocation.
