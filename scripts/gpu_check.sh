@@ -345,12 +345,21 @@ sanitizer() {
 
 # Runs the parity tests under a tool of compute-sanitizer. What a test does in a child is run here by itself: attention kept off the
 # kernel that the GPU would get. A test that makes the driver refuse a call, on purpose, is left out.
+# Runs one test under a tool in a process of its own; what it printed goes to the log at once, and a line to $work/tests.
+checked_test() { # NAME
+    local from=${EPOCHREALTIME/./} printed status=0
+    printed=$(timeout --kill-after 10 150 "${tool[@]}" "$bin/gpu" --test-threads 1 --exact "$1" 2>&1) || status=$?
+    printf '%s\n== %s: exit %s\n' "$printed" "$1" "$status"
+    echo "$(seconds_since "$from") $1 $status" >>"$work/tests"
+}
+
+# Runs the parity tests under a tool of compute-sanitizer. What a test does in a child is run here by itself: attention kept off the
+# kernel that the GPU would get. A test that makes the driver refuse a call, on purpose, is left out.
 sanitized() { # TOOL
-    local tool flags name names pid
+    local tool name names failed count
     local skip=(--skip full_size --skip asked_for --skip single_blocks_and_pairs --skip an_unknown_kernel --skip work_that_cannot_be_captured)
-    tool=$(sanitizer)
-    [[ -n "$tool" ]] || fail "compute-sanitizer is not on this machine"
-    flags=(--tool "$1" --target-processes application-only --error-exitcode 9 --print-limit 200)
+    tool=("$(sanitizer)" --tool "$1" --target-processes application-only --error-exitcode 9 --print-limit 200)
+    [[ -n "${tool[0]}" ]] || fail "compute-sanitizer is not on this machine"
     # Two of the tools fail with products by cuBLASLt on Hopper: racecheck breaks some of them (with an illegal address, also when no
     # kernel is asked to be checked) and finds races in others, initcheck does not see what they write (values that the same test finds
     # right). So our own kernels compute all products there, and what remains to be skipped is what tests of cuBLASLt itself need and
@@ -364,28 +373,31 @@ sanitized() { # TOOL
         ! is_hopper || export FLUX_ATTENTION=sm90-single FLUX_PROJECT=base
     fi
     export FLUX_PARITY_SIZES=small
-    # A tool keeps one processor busy and the GPU hardly, so several processes share the tests.
-    local shard status=0 pids=()
     # shellcheck disable=SC2086 # TESTS may be several words
-    "$bin/gpu" --list --format terse "${skip[@]}" ${TESTS:-} | sed -n 's/: test$//p' >"$work/names"
-    for shard in 0 1 2 3 4 5 6 7; do
-        mapfile -t names < <(awk -v shard="$shard" 'NR % 8 == shard' "$work/names")
-        [[ ${#names[@]} -gt 0 ]] || continue
-        "$tool" "${flags[@]}" "$bin/gpu" --test-threads 1 --exact "${names[@]}" >"$work/checked.$shard" 2>&1 &
-        pids+=($!)
-    done
-    FLUX_ATTENTION=base "$tool" "${flags[@]}" "$bin/gpu" --test-threads 1 attention::every_head_size >"$work/checked.base" 2>&1 &
-    pids+=($!)
-    for pid in "${pids[@]}"; do wait "$pid" || status=1; done
-    cat "$work"/checked.* | tee "$work/checked"
+    mapfile -t names < <("$bin/gpu" --list --format terse "${skip[@]}" ${TESTS:-} | sed -n 's/: test$//p')
+    echo "${#names[@]} tests; FLUX_GEMM=${FLUX_GEMM:-} FLUX_ATTENTION=${FLUX_ATTENTION:-} FLUX_PROJECT=${FLUX_PROJECT:-}"
+    # A tool keeps one processor busy and the GPU hardly, so several tests run at once.
+    : >"$work/tests"
+    (
+        FLUX_ATTENTION=base checked_test attention::every_head_size_matches_the_cpu &
+        for name in "${names[@]}"; do
+            while [[ $(jobs -rp | wc -l) -ge $(($(nproc) - 1)) ]]; do wait -n; done
+            checked_test "$name" &
+        done
+        wait
+    ) | tee "$work/checked"
     grep -o 'at [A-Za-z_][A-Za-z0-9_:]*' "$work/checked" | sort | uniq -c | sort -rn | head -n 20 >"$work/kernels"
     if [[ -s "$work/kernels" ]]; then
         echo "Where findings are, and how often:"
         cat "$work/kernels"
     fi
-    result "$(grep -c '^test .* ok$' "$work/checked") of $(($(wc -l <"$work/names") + 1)) tests passed; $(
+    echo "The slowest tests, in seconds:"
+    sort -rn "$work/tests" | head -n 10
+    failed=$(awk '$3 != 0 { printf " %s", $2 }' "$work/tests")
+    count=$(wc -l <"$work/tests")
+    result "$((count - $(wc -w <<<"$failed"))) of $((${#names[@]} + 1)) tests passed; $(
         grep -E '(ERROR|RACECHECK) SUMMARY' "$work/checked" | sed 's/^=* *//' | sort | uniq -c | sed 's/^ *//' | paste -s -d ';')"
-    return "$status"
+    [[ -z "$failed" && $count -eq $((${#names[@]} + 1)) ]] || fail "failed:$failed"
 }
 
 memcheck() { sanitized memcheck; }
