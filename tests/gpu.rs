@@ -1,8 +1,8 @@
 //! What the GPU computes, against the CPU and against itself.
 //!
 //! Every test skips with a line where there is no GPU; `FLUX_REQUIRE_GPU=1` makes that a failure.
-//! `FLUX_PARITY_SIZES=small` leaves out the real sizes, for compute-sanitizer. `FLUX_TEST_ROOT` names the project's
-//! folder where that is not where the tests were built.
+//! `FLUX_PARITY_SIZES=small` leaves out the real sizes, and `few` most of many cases, too, for compute-sanitizer.
+//! `FLUX_TEST_ROOT` names the project's folder where that is not where the tests were built.
 
 mod support;
 
@@ -116,5 +116,20 @@ fn root() -> PathBuf {
 
 /// Whether real sizes are left out.
 fn small() -> bool {
-    std::env::var("FLUX_PARITY_SIZES").is_ok_and(|sizes| sizes == "small")
+    few() || std::env::var("FLUX_PARITY_SIZES").is_ok_and(|sizes| sizes == "small")
+}
+
+/// Whether most of many cases are left out, too.
+fn few() -> bool {
+    std::env::var("FLUX_PARITY_SIZES").is_ok_and(|sizes| sizes == "few")
+}
+
+/// Says of one case after the other whether to try it: all, or of few cases the first of each `every`. A number that
+/// does not divide the lengths of nested lists meets each value of them.
+fn sampled(every: usize) -> impl FnMut() -> bool {
+    let (mut case, every) = (0, if few() { every } else { 1 });
+    move || {
+        case += 1;
+        (case - 1) % every == 0
+    }
 }

@@ -248,8 +248,12 @@ fn fp8_weights_of_a_file_are_those_that_the_gpu_makes() {
     if !crate::small() {
         sizes.push((9000, 3072)); // in pieces of registered host memory
     }
+    let mut sampled = crate::sampled(7);
     for (rows, cols) in sizes {
         for host in weights_of(rows, cols) {
+            if !sampled() {
+                continue;
+            }
             let (_folder, files) = with_e4m3(&host, &host, rows, cols);
             let view = files.get("weight", &[rows, cols]).unwrap();
             let before = cuda.stats().launches;
@@ -456,8 +460,12 @@ const SPLITS: [([usize; 3], usize); 9] = [
 #[test]
 fn linear_rows_in_fp8_matches_the_cpu() {
     let Some(cuda) = cuda_fp8() else { return };
+    let mut sampled = crate::sampled(7);
     for ([rows, cols, out], first) in SPLITS {
         for shape in [Shape::dense(rows, cols), Shape::view(rows, cols, 3, 2)] {
+            if !sampled() {
+                continue;
+            }
             let x = shape.tensor(&cuda, 1);
             let x_values = quantised(&cuda.download(&x).unwrap(), cols);
             let [top_weight, bottom_weight] = [2, 3].map(|seed| Weight::seeded(seed, out, cols).fp8(&cuda));
@@ -537,10 +545,14 @@ fn a_bias_behind_a_product_in_fp8_is_an_error() {
 #[test]
 fn gated_add_adaln_for_fp8_weights_equals_its_parts() {
     let Some(cuda) = cuda_fp8() else { return };
+    let mut sampled = crate::sampled(7);
     for shape in shapes(Shape::dense(4608, 3072))
         .into_iter()
         .chain([8, 16, 264, 4096, 8184, 8192, 8200].map(|cols| Shape::dense(5, cols)))
     {
+        if !sampled() {
+            continue;
+        }
         let [gate, shift, scale] = [3, 4, 5].map(|seed| vector(&cuda, seed, shape.cols));
         let weight = Weight::seeded(6, 21, shape.cols);
         let (e4m3, native) = (weight.fp8(&cuda), weight.linear(&cuda));

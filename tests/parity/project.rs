@@ -94,9 +94,13 @@ fn project_matches_its_composition() {
     let small = Joint { batch: 1, txt: 5, img: 8 };
     let ragged = Joint { batch: 1, txt: 130, img: 391 };
     let batch = Joint { batch: 3, txt: 7, img: 101 };
+    let mut sampled = crate::sampled(7);
     for joint in [small, ragged, batch, Joint::single(1), Joint::single(256), Joint { batch: 2, txt: 0, img: 33 }] {
         for sizes in [[256, 128], [512, 384], [256, 0], [0, 128], [0, 256]] {
             for (features, streams) in [(64, true), (200, false), (8, true), (1032, false)] {
+                if !sampled() {
+                    continue;
+                }
                 let case = Project::new(joint, features, sizes, streams);
                 check_against(&cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
             }
@@ -205,12 +209,8 @@ fn project_matches_at_real_sizes() {
 #[test]
 fn project_gives_the_same_bytes_every_time() {
     let Some(cuda) = crate::cuda() else { return };
-    let case = Project::new(
-        Joint { batch: 1, txt: 512, img: 4096 },
-        if crate::small() { 128 } else { 3072 },
-        [512, 1024],
-        true,
-    );
+    let (img, features) = if crate::small() { (600, 128) } else { (4096, 3072) };
+    let case = Project::new(Joint { batch: 1, txt: 512, img }, features, [512, 1024], true);
     let bytes = || -> Vec<Vec<f32>> { case.run(&cuda).iter().map(|x| cuda.download(x).unwrap()).collect() };
     let first = bytes();
     for run in 1..5 {
