@@ -357,8 +357,6 @@ sanitizer() {
     command -v compute-sanitizer || compgen -G '/usr/local/cuda*/bin/compute-sanitizer' | tail -n 1
 }
 
-# Runs the parity tests under a tool of compute-sanitizer. What a test does in a child is run here by itself: attention kept off the
-# kernel that the GPU would get. A test that makes the driver refuse a call, on purpose, is left out.
 # Runs one test under a tool in a process of its own; what it printed goes to the log at once, and a line to $work/tests.
 checked_test() { # NAME
     local from=${EPOCHREALTIME/./} printed status=0
@@ -368,8 +366,7 @@ checked_test() { # NAME
 }
 
 # Runs the parity tests under a tool of compute-sanitizer. What a test does in a child is run here by itself: attention kept off the
-# kernel that the GPU would get. A test that makes the driver refuse a call, on purpose, is left out,
-# and one that needs no GPU.
+# kernel that the GPU would get. A test that makes the driver refuse a call, on purpose, is left out, and one that needs no GPU.
 sanitized() { # TOOL
     local tool name names failed count
     local skip=(--skip full_size --skip asked_for --skip single_blocks_and_pairs --skip an_unknown_kernel --skip work_that_cannot_be_captured
