@@ -4,6 +4,8 @@ CARGO ?= cargo
 PROMPT ?= a red heart inside a yellow star on a teal background
 SEED ?= 45
 IMAGE ?= image.png
+FUZZ_RUNS ?= 100000
+FUZZ_SEED ?= 1
 PYTHON ?= python3
 # A Python with the packages of scripts/train_tiny/requirements.txt; this one is made when it is missing.
 TRAIN_PYTHON ?= target/train-venv/bin/python
@@ -76,6 +78,10 @@ test: ## Run all Rust tests; those that need a GPU, AMX or a full-size model pas
 .PHONY: ci
 ci: ## Run what CI runs: format, clippy, all tests in two profiles, all kernels
 	.ci/run
+
+.PHONY: fuzz
+fuzz: ## Run the program FUZZ_RUNS times with hostile files, prompts and arguments, which FUZZ_SEED chooses
+	FLUX_FUZZ_RUNS="$(FUZZ_RUNS)" FLUX_FUZZ_SEED="$(FUZZ_SEED)" $(CARGO) test --release --locked --test fuzz -- --nocapture
 
 .PHONY: test-gpu
 test-gpu: gpu-setup ## Run the tests that need a GPU; fails where there is none

@@ -1,0 +1,310 @@
+//! What is tried: model folders, tokenizers, caches, images, prompts and arguments.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::rng::Rng;
+use super::run::{Case, Prints, quiet};
+use super::{folder, mutate};
+
+/// What cases are made from.
+pub struct Sources {
+    /// The program.
+    pub program: PathBuf,
+    /// Folders of small models that work, one of them with a cache of quantised weights.
+    pub models: Vec<PathBuf>,
+    /// Images that can be read.
+    pub images: Vec<PathBuf>,
+}
+
+/// The kinds of cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Json,
+    Tokenizer,
+    Weights,
+    NotAFile,
+    Cache,
+    Image,
+    Prompt,
+    Arguments,
+    Sound,
+}
+
+/// Of a hundred runs, how many are of each kind.
+const SHARES: [(Kind, usize); 9] = [
+    (Kind::Json, 25),
+    (Kind::Tokenizer, 15),
+    (Kind::Weights, 20),
+    (Kind::NotAFile, 10),
+    (Kind::Cache, 5),
+    (Kind::Image, 8),
+    (Kind::Prompt, 8),
+    (Kind::Arguments, 8),
+    (Kind::Sound, 1),
+];
+
+impl Kind {
+    /// The kind of a run.
+    pub fn draw(rng: &mut Rng) -> Self {
+        let mut number = rng.below(SHARES.iter().map(|(_, share)| share).sum());
+        for (kind, share) in SHARES {
+            if number < share {
+                return kind;
+            }
+            number -= share;
+        }
+        unreachable!("the number is below the sum")
+    }
+}
+
+impl Sources {
+    /// A case in `own`, a folder of the run's own.
+    pub fn case(&self, kind: Kind, own: &Path, rng: &mut Rng) -> Case {
+        let out = own.join("out");
+        fs::create_dir(&out).expect("a temporary folder is writable");
+        let (model, source) = (own.join("model"), rng.pick(&self.models));
+        folder::link_all(source, &model);
+        let mut case = Case {
+            what: String::new(),
+            command: quiet(&self.program),
+            stdin: Vec::new(),
+            out,
+            prints: Prints::Nothing,
+            of_a_file: true,
+        };
+        let all = folder::files(&model);
+        let one = |rng: &mut Rng, fits: &dyn Fn(&str) -> bool| {
+            let fitting: Vec<&PathBuf> =
+                all.iter().filter(|path| path.to_str().is_some_and(fits) && !is_cache(path)).collect();
+            (*rng.pick(&fitting)).clone()
+        };
+        let is_tokenizer = |path: &str| path.ends_with("/tokenizer.json");
+        let damaged = match kind {
+            Kind::Json => Some(one(rng, &|path| path.ends_with(".json") && !is_tokenizer(path))),
+            Kind::Tokenizer => Some(one(rng, &is_tokenizer)),
+            Kind::Weights => Some(one(rng, &|path| path.ends_with(".safetensors"))),
+            Kind::Cache => all.iter().find(|path| is_cache(path)).cloned(),
+            _ => None,
+        };
+        if let Some(path) = &damaged {
+            folder::damage(path, rng);
+            case.what = format!("{path:?} of {source:?}");
+        }
+        match kind {
+            Kind::Json | Kind::Tokenizer | Kind::Weights => draw(&mut case.command, &model, rng),
+            Kind::NotAFile => {
+                let path = one(rng, &|_| true);
+                case.what = format!("{path:?} is {}", folder::replace(&path, rng));
+                draw(&mut case.command, &model, rng);
+            }
+            Kind::Cache => {
+                case.command = attach(&model);
+                case.prints = Prints::Always;
+                case.of_a_file = damaged.is_some();
+            }
+            Kind::Image => self.compare(&mut case, own, rng),
+            Kind::Prompt => prompt(&mut case, &model, rng),
+            Kind::Arguments => arguments(&mut case, &model, rng),
+            Kind::Sound => {
+                case.what = format!("nothing is wrong with {source:?}");
+                draw(&mut case.command, &model, rng);
+            }
+        }
+        case
+    }
+
+    /// `flux compare` of an image and a damaged one.
+    fn compare(&self, case: &mut Case, own: &Path, rng: &mut Rng) {
+        let source = rng.pick(&self.images);
+        let damaged = own.join("image.png");
+        std::os::unix::fs::symlink(source, &damaged).expect("a temporary folder takes links");
+        case.what = format!("an image like {source:?}");
+        match rng.below(4) {
+            0 => case.what = format!("an image is {}", folder::replace(&damaged, rng)),
+            1 => folder::change(&damaged, |bytes| with_another_header(bytes, rng)),
+            _ => folder::damage(&damaged, rng),
+        }
+        case.prints = Prints::OnSuccess;
+        case.command.arg("compare").arg(&damaged).arg(source);
+    }
+}
+
+fn is_cache(path: &Path) -> bool {
+    path.ends_with("flux-fp8.safetensors")
+}
+
+/// A PNG whose header says another size or kind of pixels, with the right checksum.
+fn with_another_header(bytes: &[u8], rng: &mut Rng) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    if bytes.len() < 33 || !bytes.starts_with(b"\x89PNG") {
+        return mutate::damaged(&bytes, rng);
+    }
+    let side = |rng: &mut Rng| (1u32 << rng.below(32)).wrapping_add(rng.below(3) as u32).wrapping_sub(1);
+    match rng.below(3) {
+        0 => bytes[16..20].copy_from_slice(&side(rng).to_be_bytes()),
+        1 => bytes[20..24].copy_from_slice(&side(rng).to_be_bytes()),
+        _ => bytes[24 + rng.below(5)] = rng.below(20) as u8,
+    }
+    let mut crc = flate2::Crc::new();
+    crc.update(&bytes[12..29]);
+    bytes[29..33].copy_from_slice(&crc.sum().to_be_bytes());
+    bytes
+}
+
+/// Draws the smallest image of a model.
+fn draw(command: &mut Command, model: &Path, rng: &mut Rng) {
+    command.arg("-d").arg(model).args(["-p", "a red circle", "-S", "1", "-s", "1", "--device", "cpu", "-o", "x.png"]);
+    if !rng.one_of(4) {
+        command.args(["-W", "32", "-H", "32"]);
+    }
+}
+
+/// The name of the test that [`attach`] runs.
+pub const ATTACH: &str = "a_cache_is_attached";
+/// The variable that names its model folder.
+pub const ATTACH_TO: &str = "FLUX_FUZZ_ATTACH_TO";
+
+/// Reads the cache of quantised weights, in a process of this test, because the program does so with a GPU only.
+fn attach(model: &Path) -> Command {
+    let mut command = quiet(&std::env::current_exe().expect("this program"));
+    command.args(["--exact", ATTACH, "--ignored", "--nocapture", "--quiet"]).env(ATTACH_TO, model);
+    command
+}
+
+/// A prompt as an argument, or from standard input.
+fn prompt(case: &mut Case, model: &Path, rng: &mut Rng) {
+    let mut text = Vec::new();
+    for _ in 0..1 + rng.below(4) {
+        match rng.below(5) {
+            0 => text.extend((0..1 << rng.below(12)).map(|_| rng.any() as u8)),
+            1 => text.extend("a red circle ".repeat(1 << rng.below(14)).bytes()),
+            2 => text.extend(rng.pick(&["<|im_end|>", "<|endoftext|>", "<|im_start|>system\n", "</think>"]).bytes()),
+            _ => text.extend(mutate::hostile_text(rng).bytes()),
+        }
+    }
+    text.truncate(100_000);
+    case.what = format!("a prompt of {} bytes", text.len());
+    case.of_a_file = false;
+    case.command.arg("-d").arg(model).args(["-S", "1", "-s", "1", "-W", "32", "-H", "32", "--device", "cpu"]);
+    case.command.args(["-o", "x.png"]);
+    if rng.one_of(2) {
+        case.stdin = text;
+        case.command.args(["-p", "-"]);
+    } else {
+        text.retain(|byte| *byte != 0); // an argument cannot have it
+        let mut argument = OsString::from("--prompt=");
+        argument.push(OsString::from_vec(text));
+        case.command.arg(argument);
+    }
+}
+
+/// Values of options, none of which asks for much work.
+const VALUES: [&str; 36] = [
+    "",
+    "0",
+    "1",
+    "2",
+    "16",
+    "17",
+    "32",
+    "48",
+    "-1",
+    "-0",
+    "1.5",
+    "nan",
+    "inf",
+    "1e9",
+    "100000",
+    "999999999999999999",
+    "18446744073709551616",
+    "auto",
+    "cpu",
+    "cuda:99",
+    "cuda:-1",
+    "f32",
+    "bf16",
+    "fp8",
+    "text",
+    "json",
+    "x.png",
+    "x.jpg",
+    "x.webp",
+    "x.gif",
+    "none/x.png",
+    ".",
+    "/dev/null",
+    "-",
+    "\u{1b}[31m.png",
+    "\u{202e}gnp.png",
+];
+/// Options, the more likely ones twice.
+const OPTIONS: [&str; 30] = [
+    "-p",
+    "-p",
+    "--prompt",
+    "-o",
+    "-o",
+    "--output",
+    "-W",
+    "-W",
+    "-H",
+    "-H",
+    "--width",
+    "--height",
+    "-s",
+    "--steps",
+    "-S",
+    "--seed",
+    "-n",
+    "-g",
+    "--guidance",
+    "--precision",
+    "--device",
+    "--gpu-memory",
+    "--timings",
+    "--fp8-cache",
+    "-q",
+    "-v",
+    "--print-path",
+    "--size",
+    "--threads",
+    "--no-clobber",
+];
+
+fn arguments(case: &mut Case, model: &Path, rng: &mut Rng) {
+    case.of_a_file = false;
+    case.prints = Prints::OnSuccess;
+    if !rng.one_of(4) {
+        case.command.arg("-d").arg(model);
+    }
+    let mut given = vec!["-W", "32", "-H", "32", "-s", "1", "--device", "cpu"];
+    if rng.one_of(2) {
+        given.extend(["-p", "a red circle"]);
+    }
+    for _ in 0..rng.below(6) {
+        let option = *rng.pick(&OPTIONS);
+        // What was given already would only be an option that is given twice.
+        if let Some(at) = given.iter().position(|known| *known == option) {
+            given.drain(at..given.len().min(at + 2));
+        }
+        given.push(option);
+        if !rng.one_of(5) {
+            given.push(*rng.pick(&VALUES));
+        }
+        if rng.one_of(12) {
+            given.push(*rng.pick(&["--", "bench", "compare", "--help", "--version", "--unknown", "-"]));
+        }
+    }
+    // A bench takes its time, rightly.
+    given.retain(|argument| *argument != "bench");
+    if rng.one_of(10) {
+        let at = rng.below(given.len());
+        given.remove(at);
+    }
+    case.what = format!("{given:?}");
+    case.command.args(given);
+}
