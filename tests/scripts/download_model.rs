@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use crate::program::{self, Run, SMALL, names};
 use crate::server::{Behaviour, Server, sha256};
@@ -169,6 +171,88 @@ fn refusals_are_told_apart_and_the_token_stays_secret() {
     let empty = Server::start(HashMap::new(), Behaviour::default());
     Run::of(&mut download(&empty, target.path(), &[])).fails(1, &["(404)", "FLUX_MIRROR"]);
     let mut nobody = script("download_model.sh");
-    Run::of(nobody.env("FLUX_MIRROR", "http://127.0.0.1:9").arg("4b").arg(target.path()))
+    Run::of(nobody.env("FLUX_MIRROR", "http://127.0.0.1:9").env("RETRY_SECONDS", "0").arg("4b").arg(target.path()))
         .fails(1, &["cannot reach", "network"]);
+}
+
+#[test]
+fn a_part_that_the_server_cannot_continue_is_fetched_from_the_start() {
+    let server = hub(Behaviour { refuses_ranges: true, ..Behaviour::default() });
+    let target = folder();
+    let whole = target.path().join("vae/diffusion_pytorch_model.safetensors");
+    let right = fs::read(model_copy::tiny().join("vae/diffusion_pytorch_model.safetensors")).unwrap();
+    let part = whole.with_extension("safetensors.part");
+    let fetched_with = |bytes: &[u8]| {
+        fs::create_dir_all(whole.parent().expect("a folder")).unwrap();
+        fs::write(&part, bytes).unwrap();
+        Run::of(&mut download(&server, target.path(), &[])).succeeds();
+        assert_eq!(fs::read(&whole).unwrap(), right);
+        fs::remove_file(&whole).unwrap();
+        let path = format!("/{ROOT}vae/diffusion_pytorch_model.safetensors");
+        server.take_seen().iter().filter(|seen| seen.method == "GET" && seen.path == path).count()
+    };
+    assert_eq!(fetched_with(&right[..1000]), 2, "a range is refused, then the file is fetched");
+    assert_eq!(fetched_with(&right), 0, "the part is the file");
+    assert_eq!(fetched_with(&[&right[..], b"more"].concat()), 1);
+    assert_eq!(fetched_with(&vec![0; right.len()]), 1);
+}
+
+#[test]
+fn a_server_that_does_not_answer_at_once_is_asked_again() {
+    let server = hub(Behaviour { busy_heads: 2, silent_heads: 2, ..Behaviour::default() });
+    let target = folder();
+    Run::of(&mut download(&server, target.path(), &[])).succeeds();
+
+    // What the server is too busy to tell of is not taken for a file that is not there.
+    let server = hub(Behaviour { busy_heads: usize::MAX, ..Behaviour::default() });
+    Run::of(&mut download(&server, folder().path(), &[])).fails(1, &["status 503", "try again later"]);
+}
+
+#[test]
+fn the_second_of_two_downloads_into_a_folder_waits_for_the_first() {
+    let server = hub(Behaviour { delay: Duration::from_millis(50), ..Behaviour::default() });
+    let target = folder();
+    let killed = download(&server, target.path(), &[]).stdout(Stdio::null()).spawn();
+    let mut killed = killed.expect("the script starts");
+    while server.take_seen().iter().all(|seen| seen.method != "GET") {
+        thread::sleep(Duration::from_millis(5));
+    }
+    killed.kill().expect("our process");
+    killed.wait().expect("our process");
+
+    // What the killed run held is free again; both of the others find all that they need.
+    let runs = thread::scope(|scope| {
+        let run = || scope.spawn(|| Run::of(&mut download(&server, target.path(), &[])).succeeds());
+        [run(), run()].map(|run| run.join().expect("a run that succeeds"))
+    });
+    let waited = "waiting until another download into";
+    assert!(runs.iter().any(|run| run.stderr.contains(waited)), "{:?}", runs.map(|run| run.stderr));
+    let mut fetched: Vec<_> = server.take_seen().into_iter().filter(|seen| seen.method == "GET").collect();
+    fetched.sort_by(|a, b| a.path.cmp(&b.path));
+    assert!(fetched.windows(2).all(|pair| pair[0].path != pair[1].path), "{fetched:?}");
+    no_part_is_left(target.path());
+}
+
+/// The system's limit on the size of a file stands for a full disk.
+#[test]
+fn a_full_disk_is_called_so() {
+    let server = hub(Behaviour::default());
+    let target = folder();
+    let limited = |kib: usize| {
+        let inner = download(&server, target.path(), &[]);
+        let mut command = Command::new("bash");
+        command.args(["-c", &format!("trap '' XFSZ; ulimit -f {kib}; exec \"$@\""), "bash"]);
+        command.arg(inner.get_program()).args(inner.get_args());
+        for (name, value) in inner.get_envs() {
+            command.env(name, value.unwrap_or_default()); // an empty variable counts as none
+        }
+        command.output().expect("bash is there")
+    };
+    for (kib, words) in [(0, ["cannot write", "is the disk full?"]), (500, ["bytes are free", "free some space"])] {
+        let output = limited(kib);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    }
+    Run::of(&mut download(&server, target.path(), &[])).succeeds();
 }
