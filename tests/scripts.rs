@@ -16,6 +16,8 @@ mod download_model;
 mod generate_batch;
 #[path = "scripts/gpu_check.rs"]
 mod gpu_check;
+#[path = "scripts/makefile.rs"]
+mod makefile;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
