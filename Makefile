@@ -7,8 +7,11 @@ IMAGE ?= image.png
 FUZZ_RUNS ?= 100000
 FUZZ_SEED ?= 1
 PYTHON ?= python3
+# Where cargo builds; what is made here beside it goes there too.
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+FLUX := "$(TARGET)/release/flux"
 # A Python with the packages of scripts/train_tiny/requirements.txt; this one is made when it is missing.
-TRAIN_PYTHON ?= target/train-venv/bin/python
+TRAIN_PYTHON ?= $(TARGET)/train-venv/bin/python
 # What `bench-reference` measures.
 MODEL ?= models/klein-4b
 SIZES ?= 512,1024,2048
@@ -18,9 +21,9 @@ TOKENIZER ?= models/klein-4b/tokenizer
 CUDA_WHEELS := nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl
 CUDA_VENV := .cuda
 GPU_BUNDLE := gpu-bundle
-BUNDLE_TARGET := target/bundle
+BUNDLE_TARGET := $(TARGET)/bundle
 # Laid out as cargo does it, PROFILE/build/CRATE, for build.rs looks for its cache from there.
-KERNELS := target/kernels/build/make
+KERNELS := $(TARGET)/kernels/build/make
 
 export PROMPT SEED IMAGE
 .DEFAULT_GOAL := help
@@ -31,10 +34,10 @@ help: ## Print this list
 
 .PHONY: image
 image: gpu-setup build ## Build, and draw PROMPT with SEED into IMAGE (make image PROMPT="a robot")
-	target/release/flux -p "$$PROMPT" -S "$$SEED" -o "$$IMAGE"
+	$(FLUX) -p "$$PROMPT" -S "$$SEED" -o "$$IMAGE"
 
 .PHONY: build
-build: ## Build target/release/flux
+build: ## Build target/release/flux, or below CARGO_TARGET_DIR where that is set
 	$(CARGO) build --release --locked
 
 .PHONY: cuda-toolkit
@@ -50,10 +53,10 @@ cuda-toolkit: ## Fetch nvcc 13.0 into .cuda (270 MB, no root needed); the next b
 kernels: ## Compile all kernels for all GPUs; fails where one does not compile or nvcc is missing
 	@mkdir -p $(KERNELS)/out
 	rustc --edition 2024 -O -o $(KERNELS)/script build.rs
-	@CARGO_MANIFEST_DIR="$(CURDIR)" OUT_DIR="$(CURDIR)/$(KERNELS)/out" FLUX_CUDA_ARCHS= FLUX_REQUIRE_NVCC=1 \
+	@CARGO_MANIFEST_DIR="$(CURDIR)" OUT_DIR="$(abspath $(KERNELS))/out" FLUX_CUDA_ARCHS= FLUX_REQUIRE_NVCC=1 \
 		NUM_JOBS="$${NUM_JOBS:-$$(getconf _NPROCESSORS_ONLN)}" $(KERNELS)/script > $(KERNELS)/log \
 		|| { sed -n 's/^cargo::error=/error: /p' $(KERNELS)/log >&2; exit 1; }
-	@echo "$$(grep -c include_bytes $(KERNELS)/out/kernels.rs) kernel files are compiled, in target/kernels"
+	@echo "$$(grep -c include_bytes $(KERNELS)/out/kernels.rs) kernel files are compiled, in $(TARGET)/kernels"
 
 # On a machine with an NVIDIA driver but without nvcc, fetches nvcc and cuBLASLt into .cuda. When that fails, the program is
 # built for the CPU alone.
@@ -67,9 +70,9 @@ gpu-setup:
 
 .PHONY: gallery
 gallery: build ## Draw docs/gallery.png anew: the prompts of docs/gallery.txt on the CPU, the first with SEED
-	rm -rf target/gallery
-	FLUX_BIN=target/release/flux scripts/generate_batch.sh docs/gallery.txt target/gallery -S "$$SEED" --device cpu -q
-	$(CARGO) run --quiet --release --locked --example contact_sheet -- docs/gallery.png target/gallery/*.png
+	rm -rf "$(TARGET)/gallery"
+	FLUX_BIN=$(FLUX) scripts/generate_batch.sh docs/gallery.txt "$(TARGET)/gallery" -S "$$SEED" --device cpu -q
+	$(CARGO) run --quiet --release --locked --example contact_sheet -- docs/gallery.png "$(TARGET)"/gallery/*.png
 
 .PHONY: test
 test: ## Run all Rust tests; those that need a GPU, AMX or a full-size model pass without running where there is none
@@ -89,11 +92,11 @@ test-gpu: gpu-setup ## Run the tests that need a GPU; fails where there is none
 
 .PHONY: bench
 bench: gpu-setup build ## Measure the stages of an image and every op on the GPU (make bench BENCH="linear --size 512")
-	target/release/flux bench --device cuda $(BENCH)
+	$(FLUX) bench --device cuda $(BENCH)
 
 .PHONY: bench-reference
 bench-reference: gpu-setup build ## Measure the stages of MODEL beside those of the reference; needs the packages of scripts/requirements-reference.txt
-	target/release/flux bench stages/ -d "$(MODEL)" --device cuda --steps 4 --size $(SIZES) --json
+	$(FLUX) bench stages/ -d "$(MODEL)" --device cuda --steps 4 --size $(SIZES) --json
 	$(PYTHON) scripts/bench_reference.py "$(MODEL)" --steps 4 --size $(subst $(comma), ,$(SIZES))
 
 # What cargo said it built: KIND, NAME.
@@ -104,9 +107,9 @@ executable = $$(sed -n 's/.*"kind":\["$(1)"\].*"name":"$(2)".*"executable":"\([^
 # FLUX_CUDA_ARCHS=90a builds the kernels for one GPU only, which is quicker.
 .PHONY: gpu-bundle
 gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust (STANDALONE=1: and without this folder; BASE=PROGRAM: with a program to compare)
-	mkdir -p target/kernels $(BUNDLE_TARGET)
+	mkdir -p $(TARGET)/kernels $(BUNDLE_TARGET)
 	ln -sfn ../kernels $(BUNDLE_TARGET)/kernels
-	cksum target/release/flux > $(BUNDLE_TARGET)/before 2>/dev/null || true
+	cksum $(FLUX) > $(BUNDLE_TARGET)/before 2>/dev/null || true
 	CARGO_TARGET_DIR=$(BUNDLE_TARGET) $(CARGO) test --release --locked --no-default-features --no-run --lib --test gpu \
 		--test cpu_gemm --message-format json > $(BUNDLE_TARGET)/built.json
 	rm -rf $(GPU_BUNDLE) $(BUNDLE_TARGET)/bin
@@ -123,8 +126,8 @@ gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust 
 		"$$(grep '^diffusers==' scripts/requirements-reference.txt)" || echo "note: no wheels of the reference, so it is not measured" >&2
 	@if [ -n "$(STANDALONE)" ]; then mkdir $(GPU_BUNDLE)/tests $(GPU_BUNDLE)/models && cp -r tests/golden $(GPU_BUNDLE)/tests/ \
 		&& cp -r models/tiny $(GPU_BUNDLE)/models/; fi
-	@cksum target/release/flux 2>/dev/null | cmp - $(BUNDLE_TARGET)/before \
-		|| { echo "error: the bundle's build has changed target/release/flux" >&2; exit 1; }
+	@cksum $(FLUX) 2>/dev/null | cmp - $(BUNDLE_TARGET)/before \
+		|| { echo "error: the bundle's build has changed" $(FLUX) >&2; exit 1; }
 	@du -sh $(GPU_BUNDLE)
 
 .PHONY: lint
@@ -140,23 +143,23 @@ compare: build ## Draw one image on the CPU and on the GPU and say how far they 
 
 .PHONY: golden
 golden: ## Make tests/golden anew from the reference; needs the packages of scripts/requirements-reference.txt and TOKENIZER
-	rm -rf target/golden-models
+	rm -rf "$(TARGET)/golden-models"
 	for preset in tiny sharded base uneven; do \
-		$(CARGO) run --release --locked --example make_random_model -- $$preset target/golden-models/$$preset || exit 1; \
+		$(CARGO) run --release --locked --example make_random_model -- $$preset "$(TARGET)/golden-models/$$preset" || exit 1; \
 	done
-	$(PYTHON) scripts/dump_reference.py target/golden-models $(TOKENIZER) tests/golden
+	$(PYTHON) scripts/dump_reference.py "$(TARGET)/golden-models" $(TOKENIZER) tests/golden
 	$(PYTHON) scripts/draw_by_reference.py models/tiny tests/golden/default-model
 
-target/train-venv/bin/python: scripts/train_tiny/requirements.txt
-	$(PYTHON) -m venv --clear target/train-venv
-	target/train-venv/bin/pip install --quiet -r $<
+$(TARGET)/train-venv/bin/python: scripts/train_tiny/requirements.txt
+	$(PYTHON) -m venv --clear $(TARGET)/train-venv
+	$(TARGET)/train-venv/bin/pip install --quiet -r $<
 	touch $@
 
 .PHONY: test-training
 test-training: build $(TRAIN_PYTHON) ## Train a toy model on the CPU, all phases, and draw with it; needs npm and Python 3.11 or newer
-	rm -rf target/train-toy
-	$(TRAIN_PYTHON) scripts/train_tiny all --toy --work target/train-toy
-	target/release/flux -d target/train-toy/model -p "$$PROMPT" -S "$$SEED" --device cpu -o target/train-toy/image.png
+	rm -rf "$(TARGET)/train-toy"
+	$(TRAIN_PYTHON) scripts/train_tiny all --toy --work "$(TARGET)/train-toy"
+	$(FLUX) -d "$(TARGET)/train-toy/model" -p "$$PROMPT" -S "$$SEED" --device cpu -o "$(TARGET)/train-toy/image.png"
 
 .PHONY: install
 install: ## Install flux into ~/.cargo/bin

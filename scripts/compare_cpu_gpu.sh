@@ -12,14 +12,18 @@ Prints the largest and the mean difference of the 8-bit values and the PSNR.
   --against DEVICE  what to compare the CPU with [default: cuda]
   --keep FOLDER     keep the images there, as cpu.png and DEVICE.png
 
-All further flags go to flux (see `flux --help`); prompt and seed have defaults. Set FLUX_BIN to use another program.
+All further flags go to flux (see `flux --help`); prompt and seed have defaults, and the prompt `-` is read from standard
+input. Set FLUX_BIN to use another program.
 
 Exit codes: 0 within the bound, 1 not, or a device failed, 2 wrong usage.
 USAGE
 }
 
+# shellcheck source=scripts/printable.sh
+source "$(dirname "$0")/printable.sh"
+
 usage_error() {
-    echo "error: $1" >&2
+    echo "error: $(printable "$1")" >&2
     usage >&2
     exit 2
 }
@@ -43,6 +47,12 @@ while [[ $# -gt 0 ]]; do
             esac
             shift
             ;;
+        # As one word: a prompt may begin with a hyphen, and is no flag then.
+        -p | --prompt)
+            [[ $# -ge 2 ]] || usage_error "$1 needs a value"
+            flags+=("--prompt=$2")
+            shift
+            ;;
         -o* | --output | --output=* | --device | --device=*) usage_error "$1 is set for each device" ;;
         -n* | --count | --count=*) usage_error "$1: one image is compared" ;;
         *) flags+=("$1") ;;
@@ -53,11 +63,10 @@ done
 
 # shellcheck source=scripts/find_flux.sh
 source "$(dirname "$0")/find_flux.sh"
-if [[ -z "$folder" ]]; then
-    folder=$(mktemp -d)
-    trap 'rm -rf "$folder"' EXIT
-fi
-mkdir -p "$folder"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+folder=${folder:-$work}
+mkdir -p -- "$folder"
 
 # A flag that comes twice is an error of flux, so the defaults step back.
 has() {
@@ -70,8 +79,17 @@ has() {
 has -p --prompt || flags+=("--prompt=a rocket on a dark blue background")
 has -S --seed || flags+=("--seed=42")
 
+# Both devices read the prompt where it comes from standard input.
+input=/dev/null
+for flag in "${flags[@]}"; do
+    if [[ "$flag" == -p- || "$flag" == --prompt=- ]]; then
+        input=$work/prompt
+        cat >"$input"
+    fi
+done
+
 other="$folder/${against//[^a-z0-9]/-}.png"
 [[ "$against" == cpu ]] && other="$folder/cpu-again.png"
-"$flux" "${flags[@]}" --quiet --device cpu --output "$folder/cpu.png"
-"$flux" "${flags[@]}" --quiet --device "$against" --output "$other"
-"$flux" compare "$folder/cpu.png" "$other" --min-psnr "$bound"
+"$flux" "${flags[@]}" --quiet --device cpu "--output=$folder/cpu.png" <"$input"
+"$flux" "${flags[@]}" --quiet --device "$against" "--output=$other" <"$input"
+"$flux" compare --min-psnr "$bound" -- "$folder/cpu.png" "$other"

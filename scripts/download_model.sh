@@ -10,13 +10,14 @@ usage: scripts/download_model.sh 4b|9b|base-4b|base-9b [FOLDER] [--verify]
   --verify   check files that are complete once more, by checksum
 
 A file that is complete is left alone, one that is cut off is continued. A file gets its name when its size and checksum are
-right; until then it is called NAME.part.
+right; until then it is called NAME.part. Of two runs into one folder the second waits until the first has ended.
 
 Environment:
   HF_TOKEN       an access token, for models that ask for consent (9b); it is sent to the server and shown nowhere
   FLUX_MIRROR    another server with the same paths [default: https://huggingface.co]; checksums come from a file
                  SHA256SUMS next to model_index.json where there is one, else from the server's ETag
-  RETRY_SECONDS  how long to wait before a broken transfer is continued [default: 2]
+  RETRY_SECONDS  how long to wait before a broken transfer is continued, or a server without an answer asked again
+                 [default: 2]
 
 Needs curl and sha256sum or shasum. Exit codes: 0 complete, 1 failed, 2 wrong usage.
 USAGE
@@ -100,6 +101,20 @@ if [[ -n "${HF_TOKEN:-}" ]]; then
 fi
 fetch() { curl --config "$work/curlrc" --connect-timeout 30 --speed-limit 1 --speed-time 60 "$@"; }
 
+# Runs a command until it succeeds, five times at most.
+retry() { # COMMAND...
+    local attempt
+    for attempt in 1 2 3 4 5; do
+        if "$@"; then return; fi
+        if [[ $attempt -lt 5 ]]; then sleep "${RETRY_SECONDS:-2}"; fi
+    done
+    return 1
+}
+
+free_bytes() { echo $(($(df -Pk "$folder" | awk 'NR == 2 { print $4 }') * 1024)); }
+
+passes() { [[ "$1" == 429 || "$1" == 5?? ]]; } # STATUS: a server that is busy
+
 # Says what a status means that is not 200 or 206.
 refused() { # STATUS FILE
     case "$1" in
@@ -113,13 +128,24 @@ refused() { # STATUS FILE
 
 header() { tr -d '\r' <"$work/headers" | awk -v name="$1" -F': *' 'tolower($1) == name { value = $2 } END { print value }'; }
 
+# Asks for the headers of a file; fails where another attempt may help. Sets: answer, which is that of curl, status, and
+# next, the address that we are sent on to.
+ask_once() { # URL
+    local found
+    answer=0
+    found=$(fetch --silent --show-error --head --output "$work/headers" --write-out '%{http_code} %{redirect_url}' "$1") || answer=$?
+    status=${found%% *} next=${found#* }
+    [[ $answer -eq 0 || $answer -eq 23 ]] && ! passes "$status"
+}
+
 # Asks for size and checksum of a file. Sets: status, and when that is 200 size, sum_kind (sha256, git or none) and sum.
 ask() { # FILE
-    local url="$base/$1" answer=0 found next etag
+    local url="$base/$1" answer next etag
     for _ in 1 2 3 4 5; do
-        found=$(fetch --silent --show-error --head --output "$work/headers" --write-out '%{http_code} %{redirect_url}' "$url") || answer=$?
+        retry ask_once "$url" || true
+        [[ $answer -ne 23 ]] || fail "cannot write $work/headers" "is the disk full? TMPDIR names another folder for small files"
         [[ $answer -eq 0 ]] || fail "cannot reach $mirror (curl $answer)" "check the network, or FLUX_MIRROR; the download is continued when it is run again"
-        status=${found%% *} next=${found#* }
+        if passes "$status"; then refused "$status" "$1"; fi
         # The hub sends large files on to another server, but says itself what they are: the other may not answer a HEAD.
         if [[ "$status" == 30? && -n "$(header x-linked-size)" ]]; then status=200; fi
         if [[ "$status" != 30? ]]; then break; fi
@@ -176,10 +202,16 @@ get() { # FILE
             echo "$file: $have of $size bytes are there"
             answer=0
             status=$(fetch "${progress[@]}" --location --fail --continue-at - --output "$part" --write-out '%{http_code}' "$base/$file") || answer=$?
+            # The server cannot continue from here, so from the start. For curl that is a success, or in older ones 22.
+            if [[ "$status" == 416 ]]; then
+                rm -f "$part"
+                continue
+            fi
             case "$answer" in
                 0 | 18 | 28 | 52 | 56 | 92) ;; # done, or the connection broke: the part tells
-                22) if [[ "$status" != 429 && "$status" != 5?? ]]; then refused "$status" "$file"; fi ;; # those pass
-                23) fail "cannot write $part" "is the disk full?" ;;
+                22) if ! passes "$status"; then refused "$status" "$file"; fi ;;
+                23) fail "cannot write $part: $((size - have)) bytes of it are missing, $(free_bytes) bytes are free" \
+                    "free some space, and run the same command again to go on" ;;
                 33 | 36) rm -f "$part" ;; # a server that cannot continue: from the start
                 *) echo "$file: curl failed with $answer, attempt $attempt of 5" >&2 ;;
             esac
@@ -202,9 +234,32 @@ get() { # FILE
 if [[ -t 2 ]]; then progress=(--progress-bar); else progress=(--silent --show-error); fi
 mkdir -p "$folder" || fail "cannot create $folder" "name another folder"
 
+# Two runs that write one file would damage it. The system ends a lock with the process that holds it, so none is left
+# behind. Curl holds it too: a transfer that outlives a killed run is waited for. A Mac has no flock, but Perl.
+lock() { # [-n]: does not wait, and fails with 1 where there is one
+    if command -v flock >/dev/null; then
+        flock "$@" 9
+    else
+        perl -e 'use Fcntl ":flock"; open(my $f, "<&=", 9) or exit 66; flock($f, LOCK_EX | (@ARGV && LOCK_NB)) or exit 1' \
+            -- "$@"
+    fi
+}
+exec 9<"$folder"
+locked=0
+lock -n || locked=$?
+if [[ $locked -eq 1 ]]; then
+    echo "waiting until another download into $folder has ended" >&2
+    lock
+elif [[ $locked -ne 0 ]]; then
+    echo "note: $folder cannot be locked, so start no second download into it" >&2
+fi
+
 : >"$work/SHA256SUMS"
 ask SHA256SUMS
-if [[ "$status" == 200 ]]; then fetch --silent --show-error --location --fail --output "$work/SHA256SUMS" "$base/SHA256SUMS"; fi
+if [[ "$status" == 200 ]]; then
+    retry fetch --silent --show-error --location --fail --output "$work/SHA256SUMS" "$base/SHA256SUMS" \
+        || fail "could not fetch SHA256SUMS" "run the same command again to go on"
+fi
 
 # Small files first: what the program reads, then what other programs read and a repository may lack.
 for file in model_index.json scheduler/scheduler_config.json text_encoder/config.json tokenizer/tokenizer.json \
@@ -240,7 +295,7 @@ for file in "${weights[@]}"; do
     if [[ ! -f "$folder/$file" ]]; then missing=$((missing + size)); fi
     if [[ -f "$folder/$file.part" ]]; then missing=$((missing - $(bytes_of "$folder/$file.part"))); fi
 done
-free=$(($(df -Pk "$folder" | awk 'NR == 2 { print $4 }') * 1024))
+free=$(free_bytes)
 [[ $missing -le $free ]] || fail "$missing bytes are missing, $free are free in $folder" "free some space, or name a folder on another disk"
 for file in "${weights[@]}"; do
     ask "$file"

@@ -1,7 +1,9 @@
 # Sourced by the scripts: sets `flux` to the program.
 # shellcheck shell=bash disable=SC2034 # the script that sources this file uses it
 
-built="$(dirname "${BASH_SOURCE[0]}")/../target/release/flux"
+root="$(dirname "${BASH_SOURCE[0]}")/.."
+built=${CARGO_TARGET_DIR:-target}/release/flux
+[[ "$built" == /* ]] || built=$root/$built # cargo runs in the project's folder
 if [[ -n "${FLUX_BIN:-}" ]]; then
     flux=$FLUX_BIN
 elif [[ -x "$built" ]]; then

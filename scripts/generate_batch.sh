@@ -6,14 +6,18 @@ usage() {
     cat <<'USAGE'
 usage: scripts/generate_batch.sh PROMPTS FOLDER [FLAGS OF flux ...]
 
-  PROMPTS   a text file, one prompt per line; blank lines and lines that start with # are left out
-  FOLDER    gets one file per prompt: its number, then its first words, as in 0001-a-red-circle.png
+  PROMPTS   a text file in UTF-8, one prompt of at most 64 KiB per line; `-` reads standard input; blank lines and
+            lines that start with # are left out
+  FOLDER    gets one file per prompt: its number, its first words, and a key, as in 0001-a-red-circle-1a2b3c4d.png
+
+The key stands for the prompt, the seed, the flags and FLUX_MODEL. An image is made unless one with its words and key is
+there: what changes in them makes another image. Flags that only change what is printed do not count.
 
 All further flags go to flux (see `flux --help`), except: -S N gives the first prompt the seed N, the second N+1,
 and so on. Without it every image has a random seed; PNG files say which. Set FLUX_BIN to use another program.
 
-Exit codes: 0 all images are there, 1 some failed (the list is printed), 2 wrong usage, 130 ended by Ctrl-C, 143 by
-SIGTERM: no further prompt is begun then.
+Exit codes: 0 all images are there, 1 some failed (the list is printed), 2 wrong usage, also where flux refuses the
+flags at the first prompt, 130 ended by Ctrl-C, 143 by SIGTERM: no further prompt is begun then.
 USAGE
 }
 
@@ -23,6 +27,14 @@ usage_error() {
     exit 2
 }
 
+fail() { # MESSAGE HINT
+    printf 'error: %s\n  hint: %s\n' "$1" "$2" >&2
+    exit 2
+}
+
+# shellcheck source=scripts/printable.sh
+source "$(dirname "$0")/printable.sh"
+
 # The first words of a prompt as a file name: lower-case letters and digits of ASCII, joined by hyphens.
 slug() {
     local words
@@ -31,6 +43,42 @@ slug() {
     words=${words:0:48}
     words=${words%-}
     echo "${words:-image}"
+}
+
+# Copies the prompts from standard input as lines in UTF-8 that end with a line feed alone. Nothing is drawn before all
+# of them are right.
+read_prompts() { # NAME COPY
+    local name copy=$2 line
+    local most_bytes=65536 most_in_all=16777216 # what flux takes as a prompt; a bound for an input without an end
+    # UTF-8 without NUL, byte by byte, so that it needs no locale.
+    local utf8=$'([\x01-\x7f]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}'
+    utf8+=$'|\xed[\x80-\x9f][\x80-\xbf]|\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}'
+    utf8+=$'|\xf4[\x80-\x8f][\x80-\xbf]{2})*'
+    name=$(printable "$1")
+    # The first line may begin with a byte order mark, and lines end with CR LF in files from Windows.
+    head -c $((most_in_all + 1)) | LC_ALL=C sed -e $'1s/^\xef\xbb\xbf//' -e $'s/\r$//' >"$copy" \
+        || fail "cannot copy $name" "is the disk full?"
+    [[ $(wc -c <"$copy") -le $most_in_all ]] || fail "$name is longer than 16 MiB" "give the prompts in several files"
+    line=$({ LC_ALL=C grep -n -a -v -x -E -e "$utf8" "$copy" || true; } | LC_ALL=C awk -F: 'NR == 1 { print $1 }')
+    [[ -z "$line" ]] || fail "line $line of $name is not UTF-8, or has a NUL byte" "save the prompts as plain text in UTF-8"
+    line=$(LC_ALL=C awk -v most="$most_bytes" 'length($0) > most { print NR; exit }' "$copy")
+    [[ -z "$line" ]] || fail "line $line of $name is longer than 64 KiB" "flux takes no longer prompts: shorten it"
+}
+
+# A short text that changes with any of its arguments.
+key_of() {
+    local sum
+    sum=$(printf '%s\0' "$@" | cksum)
+    printf '%08x' "${sum%% *}"
+}
+
+# Whether a folder has the image of these words and this key, under any number: a line more or less above it changes that.
+has_image() { # WORDS-KEY
+    local file
+    for file in "$folder"/[0-9]*-"$1.png"; do
+        if [[ -e "$file" ]]; then return; fi # flux gives a file its name when it is complete
+    done
+    return 1
 }
 
 case "${1:-}" in
@@ -43,10 +91,13 @@ esac
 prompts=$1
 folder=$2
 shift 2
-[[ -f "$prompts" && -r "$prompts" ]] || usage_error "cannot read the prompts: $prompts"
+if [[ "$prompts" != - ]]; then
+    [[ -r "$prompts" && ! -d "$prompts" ]] || usage_error "cannot read the prompts: $(printable "$prompts")"
+fi
 
 seed=
 flags=()
+recipe=("${FLUX_MODEL:-}") # what the image depends on, beside the prompt and the seed
 while [[ $# -gt 0 ]]; do
     case "$1" in
         -S | --seed)
@@ -56,45 +107,71 @@ while [[ $# -gt 0 ]]; do
             ;;
         --seed=*) seed=${1#--seed=} ;;
         -S?*) seed=${1#-S} ;;
-        -o* | --output | --output=* | -p* | --prompt | --prompt=* | -n* | --count | --count=*) usage_error "$1 is set for each image" ;;
-        *) flags+=("$1") ;;
+        -o* | --output | --output=* | -p* | --prompt | --prompt=* | -n* | --count | --count=*)
+            usage_error "$(printable "$1") is set for each image"
+            ;;
+        -q | --quiet | -v | --verbose | --timings | --timings=* | --print-path) flags+=("$1") ;;
+        *)
+            flags+=("$1")
+            recipe+=("$1")
+            ;;
     esac
     shift
 done
-[[ "$seed" =~ ^[0-9]{0,18}$ ]] || usage_error "the seed is not a number of at most 18 digits: $seed"
+[[ "$seed" =~ ^[0-9]{0,18}$ ]] || usage_error "the seed is not a number of at most 18 digits: $(printable "$seed")"
 
 # shellcheck source=scripts/find_flux.sh
 source "$(dirname "$0")/find_flux.sh"
-mkdir -p "$folder"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+name="standard input"
+if [[ "$prompts" != - ]]; then
+    name=$prompts
+    exec <"$prompts"
+fi
+read_prompts "$name" "$work/prompts"
+mkdir -p -- "$folder"
 
 number=0
 made=0
 existing=0
 failed=()
+: >"$work/seen"
 while IFS= read -r prompt || [[ -n "$prompt" ]]; do
-    prompt=${prompt%$'\r'}
     [[ "$prompt" =~ ^[[:space:]]*(#.*)?$ ]] && continue
     number=$((number + 1))
-    file="$folder/$(printf '%04d' "$number")-$(slug "$prompt").png"
-    if [[ -e "$file" ]]; then # flux gives a file its name when it is complete
+    # A prompt that comes twice gives two images, also with random seeds.
+    seed_flag=()
+    which="random $(LC_ALL=C grep -c -x -F -e "$prompt" "$work/seen" || true)"
+    printf '%s\n' "$prompt" >>"$work/seen"
+    if [[ -n "$seed" ]]; then
+        which=$((10#$seed + number - 1))
+        seed_flag=("--seed=$which")
+    fi
+    name="$(slug "$prompt")-$(key_of "$prompt" "$which" "${recipe[@]}")"
+    if has_image "$name"; then
         existing=$((existing + 1))
         continue
     fi
-    image=("--prompt=$prompt" "--output=$file")
-    [[ -n "$seed" ]] && image+=("--seed=$((10#$seed + number - 1))")
-    echo "$number: $prompt" >&2
+    file="$folder/$(printf '%04d' "$number")-$name.png"
+    shown="$number: $(printable "${prompt:0:200}")"
+    if [[ ${#prompt} -gt 200 ]]; then shown+=" ..."; fi
+    echo "$shown" >&2
     status=0
-    # bash 3 calls an empty list unbound.
-    "$flux" ${flags[@]+"${flags[@]}"} "${image[@]}" </dev/null || status=$?
+    # bash 3 calls an empty list unbound. The prompt `-` is what flux reads from its standard input.
+    image=("--prompt=$prompt" "--output=$file" ${seed_flag[@]+"${seed_flag[@]}"})
+    "$flux" ${flags[@]+"${flags[@]}"} "${image[@]}" <<<"$prompt" || status=$?
     if [[ $status -eq 0 ]]; then
         made=$((made + 1))
     elif [[ $status -ge 128 ]]; then
         echo "error: stopped by signal $((status - 128)) at prompt $number" >&2
         exit "$status"
+    elif [[ $status -eq 2 && $made -eq 0 && ${#failed[@]} -eq 0 ]]; then
+        fail "flux refuses the flags, see its message above; no further prompt is begun" "\`flux --help\` lists the flags"
     else
-        failed+=("$number: $prompt")
+        failed+=("$shown")
     fi
-done <"$prompts"
+done <"$work/prompts"
 
 echo "$made made, $existing already there, ${#failed[@]} failed" >&2
 if [[ ${#failed[@]} -gt 0 ]]; then

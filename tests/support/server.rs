@@ -7,6 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 /// How the server behaves.
 #[derive(Clone, Default)]
@@ -22,8 +23,16 @@ pub struct Behaviour {
     pub redirects: bool,
     /// Content is damaged this often.
     pub damaged_answers: usize,
-    /// 503 this often.
+    /// 503 this often, to a GET.
     pub busy_answers: usize,
+    /// The same to a HEAD.
+    pub busy_heads: usize,
+    /// The connection is closed without an answer this often, after a HEAD.
+    pub silent_heads: usize,
+    /// 416 to every request for a range.
+    pub refuses_ranges: bool,
+    /// What a GET waits for before it is answered.
+    pub delay: Duration,
 }
 
 /// One request, as the server saw it.
@@ -101,6 +110,9 @@ impl State {
     }
 
     fn respond(&self, mut stream: TcpStream, seen: &Seen) -> std::io::Result<()> {
+        if seen.method == "GET" {
+            thread::sleep(self.behaviour.lock().expect("no panic while answering").delay);
+        }
         let mut behaviour = self.behaviour.lock().expect("no panic while answering");
         let mut end =
             |status: &str, headers: &str| write!(stream, "HTTP/1.1 {status}\r\nConnection: close\r\n{headers}\r\n");
@@ -121,6 +133,17 @@ impl State {
         if seen.method == "GET" && behaviour.busy_answers > 0 {
             behaviour.busy_answers -= 1;
             return end("503 Service Unavailable", "Content-Length: 0\r\n");
+        }
+        if seen.method == "HEAD" && behaviour.silent_heads > 0 {
+            behaviour.silent_heads -= 1;
+            return Ok(());
+        }
+        if seen.method == "HEAD" && behaviour.busy_heads > 0 {
+            behaviour.busy_heads -= 1;
+            return end("503 Service Unavailable", "Content-Length: 0\r\n");
+        }
+        if behaviour.refuses_ranges && seen.range.is_some() {
+            return end("416 Range Not Satisfiable", "Content-Length: 0\r\n");
         }
         if behaviour.redirects && content.len() > 1000 && !on_other_host {
             let location = format!("http://localhost:{}/other-host/{path}", self.port);

@@ -1,0 +1,67 @@
+//! The same image on two devices.
+
+use std::fs;
+
+use crate::program::{Run, names};
+use crate::{folder, program_that, script, write};
+
+#[test]
+fn the_comparison_of_devices_prints_numbers_and_holds_to_its_bound() {
+    let folder = folder();
+    let same = Run::of(
+        script("compare_cpu_gpu.sh")
+            .args(["--against", "cpu", "--keep"])
+            .arg(folder.path())
+            .args(["-W", "32", "-H", "32", "-s", "1"]),
+    )
+    .succeeds();
+    assert_eq!(same.stdout, "max 0 mean 0.0000 psnr inf dB\n");
+    assert_eq!(names(folder.path()), ["cpu-again.png", "cpu.png"]);
+
+    // In place of a GPU: another seed, so another image.
+    let flux = env!("CARGO_BIN_EXE_flux");
+    let does = format!(
+        "case \"$*\" in *'--device other'*) exec {flux} -q -p x -S 9 -W 32 -H 32 -s 1 --device cpu -o {}/other.png;; *) exec {flux} \"$@\";; esac",
+        folder.path().display()
+    );
+    let program = program_that(folder.path(), &does);
+    let compare = |bound: &str| {
+        let mut command = script("compare_cpu_gpu.sh");
+        command.env("FLUX_BIN", &program).args(["--against", "other", "--bound", bound, "--keep"]).arg(folder.path());
+        Run::of(command.args(["-W", "32", "-H", "32", "-s", "1", "-p", "x", "-S", "8"]))
+    };
+    assert!(compare("1").succeeds().stdout.starts_with("max "));
+    let apart = compare("45");
+    assert_eq!(apart.code, Some(1));
+    assert!(apart.stderr.contains("expected at least 45 dB"), "{}", apart.stderr);
+}
+
+#[test]
+fn prompts_that_begin_with_a_hyphen_or_come_from_standard_input_are_compared() {
+    let folder = folder();
+    let compare = |flags: &[&str]| {
+        let mut command = script("compare_cpu_gpu.sh");
+        command.args(["--against", "cpu", "--keep"]).arg(folder.path()).args(["-W", "32", "-H", "32", "-s", "1"]);
+        command.args(["-S", "3"]).args(flags);
+        command
+    };
+    let drawn = || String::from_utf8_lossy(&fs::read(folder.path().join("cpu.png")).expect("an image")).into_owned();
+    for prompt in ["-n 2 grey squares", "-o", "--bound"] {
+        for flags in [["-p", prompt].as_slice(), &["--prompt", prompt], &[&format!("--prompt={prompt}")]] {
+            Run::of(&mut compare(flags)).succeeds();
+            assert!(drawn().contains(prompt), "the image says of which prompt it is: {flags:?}");
+        }
+    }
+    let input = write(folder.path().join("prompt.txt"), "a ghost\n");
+    let read = Run::of(compare(&["-p", "-"]).stdin(fs::File::open(input).expect("our file"))).succeeds();
+    assert_eq!(read.stdout, "max 0 mean 0.0000 psnr inf dB\n", "both devices read it");
+    assert!(drawn().contains("a ghost"));
+    Run::of(&mut compare(&["-p"])).fails(2, &["-p needs a value"]);
+}
+
+#[test]
+fn an_error_of_the_comparison_does_not_steer_the_terminal() {
+    let run = Run::of(script("compare_cpu_gpu.sh").args(["--bound", "a\x1b[31m\u{202e}\nb"]));
+    let run = run.fails(2, &[r"the bound is not a number: a\u{1b}[31m\u{202e}\u{a}b"]);
+    assert!(!run.stderr.contains(['\x1b', '\u{202e}']), "{}", run.stderr);
+}

@@ -1,0 +1,189 @@
+//! One image for each line of a file.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+use crate::program::{self, Run, SMALL, names};
+use crate::{folder, program_that, script, write};
+
+/// A batch of `prompts` into `out` by a program that draws nothing, prints its arguments and writes an empty file.
+fn batch(folder: &Path, prompts: &[u8], flags: &[&str]) -> Run {
+    let does = "echo \"$*\" >&2; for flag; do case \"$flag\" in --output=*) : >\"${flag#*=}\";; esac; done";
+    let file = folder.join("prompts.txt");
+    fs::write(&file, prompts).expect("a temporary folder is writable");
+    let mut command = script("generate_batch.sh");
+    command.env("FLUX_BIN", program_that(folder, does)).arg(file).arg(folder.join("out")).args(flags);
+    Run::of(&mut command)
+}
+
+/// Whether `name` is a number, words and a key of eight hexadecimal digits.
+fn is_image_of(name: &str, number_and_words: &str) -> bool {
+    let key = name.strip_prefix(number_and_words).and_then(|rest| rest.strip_prefix('-')?.strip_suffix(".png"));
+    key.is_some_and(|key| key.len() == 8 && key.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+#[track_caller]
+fn are_images_of(found: &[String], expected: &[&str]) {
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    for (name, expected) in found.iter().zip(expected) {
+        assert!(is_image_of(name, expected), "{name} is not {expected}-KEY.png");
+    }
+}
+
+#[test]
+fn a_batch_makes_one_named_image_per_prompt_and_resumes() {
+    let folder = folder();
+    let prompts = write(
+        folder.path().join("prompts.txt"),
+        "# a comment\n\na red circle\r\n  \n- minus: \"quotes\" & $HOME\nein Käse\n\u{1f9c0}",
+    );
+    let out = folder.path().join("out");
+    let batch = || Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).args(SMALL).args(["-S", "5", "-q"]));
+
+    let run = batch().succeeds();
+    let images = names(&out);
+    are_images_of(&images, &["0001-a-red-circle", "0002-minus-quotes-home", "0003-ein-k-se", "0004-image"]);
+    assert!(run.stderr.contains("4 made, 0 already there, 0 failed"), "{}", run.stderr);
+
+    let first = fs::read(out.join(&images[1])).unwrap();
+    fs::remove_file(out.join(&images[1])).unwrap();
+    let run = batch().succeeds();
+    assert!(run.stderr.contains("1 made, 3 already there, 0 failed"), "{}", run.stderr);
+    assert_eq!(fs::read(out.join(&images[1])).unwrap(), first, "the seed goes with the number of the prompt");
+
+    let alone = folder.path().join("alone.png");
+    Run::of(program::flux().args(SMALL).args(["--prompt=- minus: \"quotes\" & $HOME", "-S", "6", "-o"]).arg(&alone))
+        .succeeds();
+    assert_eq!(fs::read(alone).unwrap(), first, "the second prompt has the second seed, and its text is not touched");
+}
+
+#[test]
+fn another_prompt_flag_or_seed_makes_another_image_and_the_same_none() {
+    let folder = folder();
+    let made = |prompts: &str, flags: &[&str]| {
+        let run = batch(folder.path(), prompts.as_bytes(), flags).succeeds();
+        run.stderr.lines().last().unwrap_or_default().to_string()
+    };
+    assert_eq!(made("a red circle\n", &["-S", "1"]), "1 made, 0 already there, 0 failed");
+    assert_eq!(made("a red circle\n", &["--seed=1"]), "0 made, 1 already there, 0 failed");
+    assert_eq!(made("a red circle\n", &["-S", "1", "-q"]), "0 made, 1 already there, 0 failed");
+    assert_eq!(made("A red, circle\n", &["-S", "1"]), "1 made, 0 already there, 0 failed", "words are no prompt");
+    assert_eq!(made("a red circle\n", &["-S", "2"]), "1 made, 0 already there, 0 failed");
+    assert_eq!(made("a red circle\n", &["-S", "1", "--steps", "7"]), "1 made, 0 already there, 0 failed");
+    assert_eq!(made("a red circle\n", &["-S", "1", "--steps", "8"]), "1 made, 0 already there, 0 failed");
+    assert_eq!(names(&folder.path().join("out")).len(), 5);
+
+    // With random seeds the place in the list counts for nothing, and a prompt that comes twice gives two images.
+    assert_eq!(made("two\nsame\nsame\n", &[]), "3 made, 0 already there, 0 failed");
+    assert_eq!(made("new\ntwo\nsame\nsame\n", &[]), "1 made, 3 already there, 0 failed");
+}
+
+#[test]
+fn prompts_come_from_standard_input_and_from_files_of_other_systems() {
+    let folder = folder();
+    let text = b"\xef\xbb\xbfone\r\n-\r\n# no prompt\r\nthree";
+    let run = batch(folder.path(), text, &["-S", "1"]).succeeds();
+    let images = names(&folder.path().join("out"));
+    are_images_of(&images, &["0001-one", "0002-image", "0003-three"]);
+    assert!(run.stderr.contains("--prompt=one --output"), "{}", run.stderr);
+
+    let file = fs::File::open(write(folder.path().join("again.txt"), "one\n-\nthree\n")).expect("our file");
+    let mut command = script("generate_batch.sh");
+    command.env("FLUX_BIN", folder.path().join("program")).arg("-").arg(folder.path().join("out")).args(["-S", "1"]);
+    let run = Run::of(command.stdin(Stdio::from(file))).succeeds();
+    assert!(run.stderr.contains("0 made, 3 already there"), "the same prompts: {}", run.stderr);
+    assert_eq!(names(&folder.path().join("out")), images);
+}
+
+/// `-` as a prompt asks flux for its standard input.
+#[test]
+fn a_prompt_that_is_a_hyphen_is_drawn() {
+    let folder = folder();
+    let prompts = write(folder.path().join("prompts.txt"), "-\n");
+    let out = folder.path().join("out");
+    Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).args(SMALL).args(["-S", "5", "-q"])).succeeds();
+    let mut command = program::flux();
+    command.args(SMALL).args(["-p", "-", "-S", "5", "-o", "alone.png"]).current_dir(folder.path());
+    Run::of(command.stdin(Stdio::from(fs::File::open(&prompts).expect("our file")))).succeeds();
+    let image = out.join(&names(&out)[0]);
+    assert_eq!(fs::read(image).unwrap(), fs::read(folder.path().join("alone.png")).unwrap());
+}
+
+#[test]
+fn prompts_that_are_no_text_or_too_long_are_named_by_their_line() {
+    let folder = folder();
+    let refused = |prompts: &[u8], words: &[&str]| {
+        batch(folder.path(), prompts, &[]).fails(2, words);
+        assert!(!folder.path().join("out").exists(), "nothing is drawn before all prompts are read");
+    };
+    refused(b"one\ntwo \xff\n", &["line 2", "prompts.txt", "UTF-8"]);
+    refused(b"one\n\ntwo \xed\xa0\x80\n", &["line 3", "UTF-8"]); // half of a surrogate pair
+    refused(b"one\ntwo\0three\n", &["line 2", "NUL"]);
+    let long = |bytes| [b"one\n", "a".repeat(bytes).as_bytes(), b"\r\n"].concat();
+    refused(&long(65_537), &["line 2", "longer than 64 KiB"]);
+    batch(folder.path(), &long(65_536), &[]).succeeds();
+    Run::of(script("generate_batch.sh").arg("/dev/zero").arg(folder.path().join("none")))
+        .fails(2, &["/dev/zero is longer than 16 MiB"]);
+}
+
+#[test]
+fn a_prompt_does_not_steer_the_terminal() {
+    let folder = folder();
+    let prompts = write(folder.path().join("prompts.txt"), "a\x1b[31m b\u{202e}c\u{9b}d\u{2066} é\n");
+    let fails = program_that(folder.path(), "exit 1");
+    let run = Run::of(script("generate_batch.sh").env("FLUX_BIN", fails).arg(prompts).arg(folder.path().join("out")));
+    assert_eq!(run.code, Some(1));
+    assert_eq!(run.stderr.matches(r"1: a\u{1b}[31m b\u{202e}c\u{9b}d\u{2066} é").count(), 2, "{}", run.stderr);
+    assert!(!run.stderr.contains(['\x1b', '\u{202e}', '\u{9b}', '\u{2066}']), "{}", run.stderr);
+}
+
+#[test]
+fn a_wrong_flag_stops_a_batch_at_its_first_prompt() {
+    let folder = folder();
+    let prompts = write(folder.path().join("prompts.txt"), "one\ntwo\n");
+    let out = folder.path().join("out");
+    let run = Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).arg("--stepps=7"));
+    let run = run.fails(2, &["--stepps", "flux refuses the flags"]);
+    assert!(run.stderr.contains("1: one") && !run.stderr.contains("2: two"), "{}", run.stderr);
+
+    // What flux refuses later is in the prompt, so the others are drawn.
+    let refuses_two = program_that(folder.path(), "case \"$*\" in *--prompt=two*) exit 2;; esac");
+    let run = Run::of(script("generate_batch.sh").env("FLUX_BIN", refuses_two).arg(&prompts).arg(&out));
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    assert!(run.stderr.contains("1 made, 0 already there, 1 failed"), "{}", run.stderr);
+}
+
+#[test]
+fn a_batch_goes_on_after_a_failure_and_tells_it_at_the_end() {
+    let folder = folder();
+    let prompts = write(folder.path().join("prompts.txt"), "one\ntwo\nthree\n");
+    let fails_at_two = program_that(folder.path(), "case \"$*\" in *--prompt=two*) exit 1;; *) echo \"$*\" >&2;; esac");
+    let out = folder.path().join("out");
+    let run = Run::of(
+        script("generate_batch.sh").env("FLUX_BIN", fails_at_two).arg(&prompts).arg(&out).args(["--steps", "7"]),
+    );
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    for words in ["--prompt=one", "--prompt=three", "--steps 7", "2 made, 0 already there, 1 failed", "failed 2: two"] {
+        assert!(run.stderr.contains(words), "{words}: {}", run.stderr);
+    }
+    Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).args(["-S", "x"])).fails(2, &["seed"]);
+    Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).args(["-o", "x.png"])).fails(2, &["-o"]);
+    Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).arg("-n2")).fails(2, &["-n2"]);
+}
+
+#[test]
+fn a_batch_that_a_signal_ends_does_not_go_on_with_the_next_prompt() {
+    let folder = folder();
+    let prompts = write(folder.path().join("prompts.txt"), "one\ntwo\nthree\n");
+    // flux exits with 130 and 143 after the first signal, and is ended by the signal itself before it listens.
+    for (ends, code) in [("exit 130", 130), ("exit 143", 143), ("kill -INT $$", 130), ("kill -TERM $$", 143)] {
+        let program = program_that(folder.path(), &format!("echo \"$*\" >&2; case \"$*\" in *=two*) {ends};; esac"));
+        let out = folder.path().join("out");
+        let run = Run::of(script("generate_batch.sh").env("FLUX_BIN", program).arg(&prompts).arg(&out));
+        assert_eq!(run.code, Some(code), "{ends}: {}", run.stderr);
+        assert!(run.stderr.contains("--prompt=two") && !run.stderr.contains("--prompt=three"), "{}", run.stderr);
+        let said = format!("stopped by signal {} at prompt 2", code - 128);
+        assert!(run.stderr.contains(&said), "{ends}: {}", run.stderr);
+    }
+}

@@ -1,0 +1,104 @@
+//! What runs on a machine with a GPU and without Rust.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::program::{Run, names, project};
+use crate::{folder, program_that, script, write};
+
+/// The name of a test that is gone would leave out nothing, or run nothing.
+#[test]
+fn every_test_that_the_gpu_check_names_is_there() {
+    let script = fs::read_to_string(project("scripts/gpu_check.sh")).expect("the script is there");
+    let mut named = 0;
+    for file in names(&project("tests/parity")) {
+        let text = fs::read_to_string(project("tests/parity").join(&file)).expect("a parity test");
+        let path = format!("{}::", file.trim_end_matches(".rs"));
+        for (at, _) in script.match_indices(&path) {
+            if script[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_') {
+                continue; // the end of another file's name
+            }
+            let rest = &script[at + path.len()..];
+            let name: String = rest.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
+            assert!(text.contains(&format!("fn {name}")), "scripts/gpu_check.sh names {path}{name}");
+            named += 1;
+        }
+    }
+    assert!(named > 5, "{named}");
+}
+
+/// A program in place of flux in a folder of its own: draws nothing, and benches with these times of a step.
+fn program_with_steps_of(folder: &Path, bf16_ms: f32, fp8_ms: f32) -> PathBuf {
+    fs::create_dir_all(folder).expect("a temporary folder is writable");
+    let does = format!(
+        r#"row() {{ echo "{{\"name\":\"stages/$1x$1\",\"size\":$1,\"step_ms\":$2,\"decode_ms\":17.5,\"total_ms\":234.0}}"; }}
+        echo "$0" >>"$PROGRAMS_RUN"
+        case "$*" in
+            *fp8*) row 1024 {fp8_ms} ;;
+            bench*) row 512 15; row 1024 {bf16_ms} ;;
+            compare*) echo "max 0 mean 0.0000 psnr inf dB" ;;
+        esac"#
+    );
+    let program = program_that(folder, &does);
+    let flux = folder.join("flux");
+    fs::rename(program, &flux).expect("a temporary folder is writable");
+    flux
+}
+
+#[test]
+fn two_programs_are_compared_in_turn() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name);
+    let base = program_with_steps_of(&path("base"), 50.0, 40.0);
+    let new = program_with_steps_of(&path("new"), 45.0, 30.0);
+    for name in ["models/klein-4b", "work", "tools"] {
+        fs::create_dir_all(path(name)).expect("a temporary folder is writable");
+    }
+    write(path("models/klein-4b/model_index.json"), "{}");
+    let compare = |capability: &str, base: &Path| {
+        for entry in names(&path("work")) {
+            fs::remove_file(path("work").join(entry)).expect("our file");
+        }
+        fs::rename(program_that(&path("tools"), &format!("echo {capability}")), path("tools/nvidia-smi")).unwrap();
+        let tools = format!("{}:{}", path("tools").display(), std::env::var("PATH").unwrap_or_default());
+        let mut command = script("gpu_check.sh");
+        command
+            .args(["--section", "compare"])
+            .env("PATH", tools)
+            .env("PROGRAMS_RUN", path("work/run"))
+            .env("BASE", base);
+        for (name, value) in [("bin", "new"), ("work", "work"), ("bundle", "bundle"), ("MODEL_DIR", "models")] {
+            command.env(name, path(value));
+        }
+        Run::of(&mut command)
+    };
+    let table = |run: &Run| -> Vec<String> {
+        let rows = run.stdout.lines().skip_while(|line| !line.starts_with("median of 3")).skip(1);
+        let rows = rows.take_while(|line| !line.starts_with("result")).filter(|line| !line.starts_with("start to PNG"));
+        rows.map(|row| row.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+    };
+
+    let run = compare("9.0", &base).succeeds();
+    let expected = [
+        "step 512, bf16, ms 15 15 1.0000",
+        "step 1024, bf16, ms 50 45 0.9000",
+        "step 1024, fp8, ms 40 30 0.7500",
+        "decode 1024, ms 17.5 17.5 1.0000",
+        "image 1024, bf16, ms 234 234 1.0000",
+        "image 1024, fp8, ms 234 234 1.0000",
+    ];
+    assert_eq!(table(&run), expected, "{}", run.stdout);
+    assert!(run.stdout.contains("result: new / base: ") && run.stdout.ends_with("psnr inf dB\n"), "{}", run.stdout);
+    // One image to warm up and, at the end, the comparison; in between three calls each, in turn.
+    let ran = fs::read_to_string(path("work/run")).unwrap();
+    let mut ran: Vec<&Path> = ran.lines().map(Path::new).collect();
+    ran.dedup();
+    assert_eq!(ran, [&new, &base, &new, &base, &new, &base, &new]);
+
+    let run = compare("8.0", &base).succeeds();
+    assert!(table(&run).iter().all(|row| !row.contains("fp8,")), "{}", run.stdout);
+    assert!(run.stdout.contains("no fp8: this is no Hopper GPU"), "{}", run.stdout);
+    let run = compare("9.0", &path("none"));
+    assert_eq!(run.code, Some(1));
+    assert!(run.stdout.contains("make gpu-bundle BASE="), "{}", run.stdout);
+}

@@ -1,0 +1,44 @@
+//! The targets of make, without running them.
+
+use std::fs;
+use std::process::Command;
+
+use crate::program::{Run, project};
+use crate::{folder, program_that, script};
+
+/// What make would run. `gpu-setup` calls make also then, and does nothing where a toolkit is named.
+fn recipe(target: &str, target_folder: Option<&str>) -> String {
+    let mut command = Command::new("make");
+    command.args(["--no-print-directory", "-n", target]).current_dir(project("")).env("CUDA_HOME", "/usr/local/cuda");
+    for name in ["MAKEFLAGS", "MAKELEVEL", "CARGO_TARGET_DIR"] {
+        command.env_remove(name);
+    }
+    Run::of(command.envs(target_folder.map(|folder| ("CARGO_TARGET_DIR", folder)))).succeeds().stdout
+}
+
+#[test]
+fn make_runs_what_cargo_built_where_cargo_builds_it() {
+    assert!(recipe("image", None).contains("\"target/release/flux\" -p"));
+    for target in ["image", "bench", "bench-reference", "gallery", "gpu-bundle", "test-training"] {
+        let recipe = recipe(target, Some("/elsewhere"));
+        assert!(recipe.contains("\"/elsewhere/release/flux\""), "{target}: {recipe}");
+    }
+    let makefile = fs::read_to_string(project("Makefile")).expect("a Makefile");
+    let targets: Vec<_> = makefile.lines().filter_map(|line| line.strip_prefix(".PHONY: ")).collect();
+    assert!(targets.len() > 15, "{targets:?}");
+    for target in targets {
+        let recipe = recipe(target, Some("/elsewhere"));
+        assert!(!recipe.contains("target/"), "{target}: {recipe}");
+    }
+}
+
+#[test]
+fn the_scripts_run_what_cargo_built_where_cargo_builds_it() {
+    let folder = folder();
+    let built = folder.path().join("release");
+    fs::create_dir(&built).expect("a temporary folder is writable");
+    fs::rename(program_that(folder.path(), "echo \"$1\""), built.join("flux")).expect("a temporary folder is writable");
+    let mut command = script("compare_cpu_gpu.sh");
+    command.env("CARGO_TARGET_DIR", folder.path()).env_remove("FLUX_BIN");
+    assert_eq!(Run::of(command.arg("-v")).succeeds().stdout, "-v\n-v\ncompare\n");
+}
