@@ -4,6 +4,8 @@ CARGO ?= cargo
 PROMPT ?= a red heart inside a yellow star on a teal background
 SEED ?= 45
 IMAGE ?= image.png
+# How many images `fuzz-signals` begins.
+COUNT ?= 500
 PYTHON ?= python3
 # Where cargo builds; what is made here beside it goes there too.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -79,6 +81,10 @@ test: ## Run all Rust tests; those that need a GPU, AMX or a full-size model pas
 .PHONY: ci
 ci: ## Run what CI runs: format, clippy, all tests in two profiles, all kernels
 	.ci/run
+
+.PHONY: fuzz-signals
+fuzz-signals: build ## Begin COUNT images, end each by signals at moments that SEED chooses, and look at what is left
+	scripts/fuzz_signals.sh $(FLUX) "$(COUNT)" "$$SEED"
 
 .PHONY: test-gpu
 test-gpu: gpu-setup ## Run the tests that need a GPU; fails where there is none
