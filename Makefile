@@ -6,6 +6,8 @@ SEED ?= 45
 IMAGE ?= image.png
 FUZZ_RUNS ?= 100000
 FUZZ_SEED ?= 1
+# How many images `fuzz-signals` begins.
+COUNT ?= 500
 PYTHON ?= python3
 # Where cargo builds; what is made here beside it goes there too.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -85,6 +87,10 @@ ci: ## Run what CI runs: format, clippy, all tests in two profiles, all kernels
 .PHONY: fuzz
 fuzz: ## Run the program FUZZ_RUNS times with hostile files, prompts and arguments, which FUZZ_SEED chooses
 	FLUX_FUZZ_RUNS="$(FUZZ_RUNS)" FLUX_FUZZ_SEED="$(FUZZ_SEED)" $(CARGO) test --release --locked --test fuzz -- --nocapture
+
+.PHONY: fuzz-signals
+fuzz-signals: build ## Begin COUNT images, end each by signals at moments that SEED chooses, and look at what is left
+	scripts/fuzz_signals.sh $(FLUX) "$(COUNT)" "$$SEED"
 
 .PHONY: test-gpu
 test-gpu: gpu-setup ## Run the tests that need a GPU; fails where there is none

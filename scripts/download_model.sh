@@ -236,12 +236,12 @@ mkdir -p "$folder" || fail "cannot create $folder" "name another folder"
 
 # Two runs that write one file would damage it. The system ends a lock with the process that holds it, so none is left
 # behind. Curl holds it too: a transfer that outlives a killed run is waited for. A Mac has no flock, but Perl.
-lock() { # [-n]: does not wait, and fails with 1 where there is one
+lock() { # -n, which fails with 1 where there is a lock, or -x, which waits
     if command -v flock >/dev/null; then
-        flock "$@" 9
+        flock "$1" 9
     else
-        perl -e 'use Fcntl ":flock"; open(my $f, "<&=", 9) or exit 66; flock($f, LOCK_EX | (@ARGV && LOCK_NB)) or exit 1' \
-            -- "$@"
+        perl -e 'use Fcntl ":flock"; open(my $folder, "<&=", 9) or exit 66;
+            flock($folder, $ARGV[0] eq "-n" ? LOCK_EX | LOCK_NB : LOCK_EX) or exit 1' -- "$1"
     fi
 }
 exec 9<"$folder"
@@ -249,7 +249,7 @@ locked=0
 lock -n || locked=$?
 if [[ $locked -eq 1 ]]; then
     echo "waiting until another download into $folder has ended" >&2
-    lock
+    lock -x
 elif [[ $locked -ne 0 ]]; then
     echo "note: $folder cannot be locked, so start no second download into it" >&2
 fi

@@ -12,6 +12,8 @@ mod server;
 mod compare_cpu_gpu;
 #[path = "scripts/download_model.rs"]
 mod download_model;
+#[path = "scripts/fuzz_signals.rs"]
+mod fuzz_signals;
 #[path = "scripts/generate_batch.rs"]
 mod generate_batch;
 #[path = "scripts/gpu_check.rs"]
@@ -54,7 +56,7 @@ fn program_that(folder: &Path, does: &str) -> PathBuf {
 
 #[test]
 fn every_script_explains_itself_and_refuses_what_it_does_not_know() {
-    for name in ["download_model.sh", "generate_batch.sh", "compare_cpu_gpu.sh", "gpu_check.sh"] {
+    for name in ["download_model.sh", "generate_batch.sh", "compare_cpu_gpu.sh", "fuzz_signals.sh", "gpu_check.sh"] {
         let help = Run::of(script(name).arg("--help")).succeeds();
         assert!(help.stdout.starts_with(&format!("usage: scripts/{name}")), "{}", help.stdout);
     }
