@@ -39,7 +39,7 @@ const LAYERS: [(&str, &[&str]); 22] = [
     ("transformer", &["nn", "files", "tensor", "ops", "backend"]),
     ("vae", &["nn", "files", "tensor", "ops", "backend"]),
     ("sampler", &["transformer", "tensor", "ops", "backend"]),
-    ("output.rs", &["files"]),
+    ("output", &["files"]),
     ("compare.rs", &["output"]),
     ("default_model.rs", &["files"]),
     ("tensor.rs", &["ops", "backend"]),
@@ -58,8 +58,8 @@ const CRATES: [(&str, &[&str]); 14] = [
     ("gemm", &["backend/cpu/", "backend/cuda/"]),
     ("clap", &["cli.rs", "main.rs"]),
     ("indicatif", &["progress.rs"]),
-    ("image", &["output.rs"]),
-    ("png", &["output.rs"]),
+    ("image", &["output/"]),
+    ("png", &["output/"]),
     // The program replaces files in one way; measurements write weights to a folder of their own.
     ("tempfile", &["files/atomic.rs", "bench/weights.rs"]),
     ("tokenizers", &["text_encoder/prompt.rs"]),
@@ -199,7 +199,7 @@ fn arrows_that_point_up_are_found() {
         ("pipeline/mod.rs", "use cudarc::driver::CudaContext;"),
         ("pipeline/mod.rs", "fn f() { clap::Command::new(\"x\"); }"),
         ("main.rs", "image::open(path)"),
-        ("output.rs", "use tempfile::NamedTempFile;"),
+        ("output/mod.rs", "use tempfile::NamedTempFile;"),
         ("sampler/mod.rs", "use rand::Rng;"),
         ("vae/mod.rs", "unsafe { x() }"),
         // Of many lines, with braces in braces.

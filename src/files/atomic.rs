@@ -1,6 +1,6 @@
 //! Files that are replaced whole: a reader sees the old file or the new one.
 
-use std::fs::Permissions;
+use std::fs::{Metadata, Permissions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -18,15 +18,21 @@ impl AtomicFile {
     ///
     /// Errors when its folder does not exist or refuses a new file.
     pub fn create(target: &Path) -> io::Result<Self> {
-        let folder = match target.parent() {
-            Some(folder) if folder != Path::new("") => folder,
-            _ => Path::new("."),
-        };
         let mut builder = tempfile::Builder::new();
         builder.prefix(".flux-").suffix(".part");
         #[cfg(unix)]
         builder.permissions(<Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666)); // less the umask
-        Ok(Self { file: builder.tempfile_in(folder)?, target: target.to_path_buf() })
+        Ok(Self { file: builder.tempfile_in(folder_of(target))?, target: target.to_path_buf() })
+    }
+
+    /// Its size, mode and owner.
+    pub fn metadata(&self) -> io::Result<Metadata> {
+        self.file.as_file().metadata()
+    }
+
+    /// Gives it this mode.
+    pub fn set_permissions(&self, permissions: Permissions) -> io::Result<()> {
+        self.file.as_file().set_permissions(permissions)
     }
 
     /// Gives the file its target's name, in place of what was there.
@@ -47,6 +53,20 @@ impl Write for AtomicFile {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.as_file_mut().flush()
+    }
+}
+
+/// Checks that the folder of `target` takes a new file. It gets none with a name, where the system can do without.
+///
+/// Errors as [`AtomicFile::create`].
+pub fn check(target: &Path) -> io::Result<()> {
+    tempfile::tempfile_in(folder_of(target)).map(drop)
+}
+
+fn folder_of(target: &Path) -> &Path {
+    match target.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
     }
 }
 

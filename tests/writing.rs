@@ -1,0 +1,179 @@
+//! The program from outside: what it does to files that are there already, and what it refuses to write to.
+#![cfg(unix)]
+
+#[path = "support/program.rs"]
+mod program;
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use flux::output::read_png;
+use program::{Run, SMALL, draw, flux, names};
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
+
+/// A run that must be refused before the model is read: there is none, and another error would say so.
+#[track_caller]
+fn refused(folder: &Path, flags: &[&str], code: i32, words: &[&str]) {
+    let run = draw(folder, &[&["-d", "no-model", "-p", "a cat", "-S", "7"], flags].concat()).fails(code, words);
+    assert!(!run.stderr.contains("no-model"), "{}", run.stderr);
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).expect("it is there").permissions().mode() & 0o7777
+}
+
+#[test]
+fn a_device_a_pipe_and_a_socket_are_never_replaced() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    symlink("/dev/null", at("null.png")).unwrap();
+    let _socket = UnixListener::bind(at("socket.png")).unwrap();
+    assert!(Command::new("mkfifo").arg(at("pipe.png")).status().expect("mkfifo is there").success());
+    symlink("pipe.png", at("link.png")).unwrap();
+    let before = names(folder.path());
+    refused(folder.path(), &["-o", "null.png"], 2, &["`/dev/null` is a device, not a file", "--output", "hint: "]);
+    refused(folder.path(), &["-o", "/dev/null"], 2, &["`/dev/null` is a device"]);
+    refused(folder.path(), &["-o", "pipe.png"], 2, &["`pipe.png` is a pipe", "hint: "]);
+    refused(folder.path(), &["-o", "link.png"], 2, &["pipe.png` is a pipe"]);
+    refused(folder.path(), &["-o", "socket.png"], 2, &["`socket.png` is a socket"]);
+    assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+    assert!(fs::metadata(at("pipe.png")).unwrap().file_type().is_fifo());
+    assert_eq!(names(folder.path()), before);
+}
+
+#[test]
+fn a_link_to_a_file_is_written_through_and_one_to_nothing_is_refused() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("real")).unwrap();
+    fs::write(at("real/out.png"), "old").unwrap();
+    symlink("real/out.png", at("link.png")).unwrap();
+    draw(folder.path(), &["-p", "a cat", "-o", "link.png"]).succeeds();
+    assert!(at("link.png").is_symlink());
+    assert_eq!(read_png(&at("real/out.png")).unwrap().width, 32);
+    symlink("nowhere/out.png", at("dangling.png")).unwrap();
+    refused(folder.path(), &["-o", "dangling.png"], 1, &["is a link to `nowhere/out.png`", "hint: remove the link"]);
+    assert!(at("dangling.png").is_symlink());
+}
+
+#[test]
+fn an_older_image_keeps_its_mode_and_its_other_names() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("alone.png"), "old").unwrap();
+    fs::set_permissions(at("alone.png"), fs::Permissions::from_mode(0o604)).unwrap();
+    draw(folder.path(), &["-p", "a cat", "-o", "alone.png"]).succeeds();
+    assert_eq!((mode(&at("alone.png")), read_png(&at("alone.png")).unwrap().width), (0o604, 32));
+    fs::write(at("one.png"), "old").unwrap();
+    fs::hard_link(at("one.png"), at("two.png")).unwrap();
+    draw(folder.path(), &["-p", "a cat", "-o", "one.png"]).succeeds();
+    assert_eq!(fs::metadata(at("one.png")).unwrap().ino(), fs::metadata(at("two.png")).unwrap().ino());
+    assert_eq!(read_png(&at("two.png")).unwrap().width, 32);
+    assert_eq!(names(folder.path()), ["alone.png", "one.png", "two.png"]);
+}
+
+/// The program as a user for whom rights count, with the files of `folder` given to it. None where that cannot be.
+fn as_plain_user(folder: &Path) -> Option<Command> {
+    const NOBODY: u32 = 65534;
+    let mut command = flux();
+    if fs::metadata(folder).unwrap().uid() == 0 {
+        for path in names(folder).iter().map(|name| folder.join(name)).chain([folder.to_path_buf()]) {
+            std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).ok()?;
+        }
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    command.current_dir(folder).args(SMALL);
+    let mut probe = flux();
+    if let Some(()) = (fs::metadata(folder).unwrap().uid() == NOBODY).then_some(()) {
+        probe.uid(NOBODY).gid(NOBODY);
+    }
+    match probe.arg("-V").output() {
+        Ok(output) if output.status.success() => Some(command),
+        _ => {
+            eprintln!("skipped: another user cannot run the program");
+            None
+        }
+    }
+}
+
+#[test]
+fn a_folder_without_the_right_to_write_takes_an_image_in_place_of_a_file_that_has_it() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    for (name, mode) in [("open.png", 0o644), ("closed.png", 0o444)] {
+        fs::write(at(name), "old").unwrap();
+        fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o555)).unwrap();
+    let run = |flags: &[&str]| Some(Run::of(as_plain_user(folder.path())?.args(["-p", "a cat", "-o"]).args(flags)));
+    let Some(open) = run(&["open.png"]) else { return };
+    open.succeeds();
+    assert_eq!(read_png(&at("open.png")).unwrap().width, 32);
+    for name in ["closed.png", "new.png"] {
+        let run = run(&[name, "-d", "no-model"]).expect("as before");
+        let run = run.fails(1, &["cannot write the image: Permission denied", name, "hint: "]);
+        assert!(!run.stderr.contains("no-model"), "{}", run.stderr);
+    }
+    assert_eq!(fs::read(at("closed.png")).unwrap(), b"old");
+    assert_eq!(names(folder.path()), ["closed.png", "open.png"]);
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Runs a script that sees mounts of its own. None where that is not allowed.
+#[cfg(target_os = "linux")]
+fn with_mounts(script: &str) -> Option<Run> {
+    let run = Run::of(Command::new("unshare").args(["--map-root-user", "--mount", "sh", "-c", script]));
+    if run.code == Some(77) || run.stderr.contains("unshare") {
+        eprintln!("skipped: no right to mount: {}", run.stderr.trim());
+        return None;
+    }
+    Some(run)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_that_is_mounted_by_itself_is_written_in_place() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("outside.png"), "old").unwrap();
+    fs::write(at("inside.png"), "").unwrap();
+    let script = format!(
+        "cd {} && mount --bind outside.png inside.png || exit 77; {} -p x {} -o inside.png",
+        folder.path().display(),
+        env!("CARGO_BIN_EXE_flux"),
+        SMALL.join(" ")
+    );
+    let Some(run) = with_mounts(&script) else { return };
+    run.succeeds();
+    assert_eq!(read_png(&at("outside.png")).unwrap().width, 32);
+    assert_eq!(names(folder.path()), ["inside.png", "outside.png"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_keeps_an_image_that_is_replaced_and_tells_of_one_that_is_written_in_place() {
+    let folder = folder();
+    let disk = folder.path().display();
+    let flux = env!("CARGO_BIN_EXE_flux");
+    // An image of noise does not fit into 16 KiB.
+    let script = |before: &str| {
+        format!(
+            "mount -t tmpfs -o size=16k none {disk} || exit 77; cd {disk}; echo old >out.png; {before} \
+             {flux} -p x -W 256 -H 256 -s 1 -S 1 --device cpu -o out.png; code=$?; ls -A >&2; head -c 9 out.png >&2; \
+             exit $code"
+        )
+    };
+    let Some(run) = with_mounts(&script("")) else { return };
+    let run = run.fails(1, &["cannot write the image", "No space left", "free some space"]);
+    assert!(run.stderr.ends_with("\nout.png\nold\n") && !run.stderr.contains("is lost"), "{}", run.stderr);
+    let run = with_mounts(&script("ln out.png other.png;")).expect("as before");
+    let run = run.fails(1, &["No space left", "what it held is lost", "free some space"]);
+    assert!(run.stderr.ends_with("\nother.png\nout.png\n"), "the file is empty: {}", run.stderr);
+}
