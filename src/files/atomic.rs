@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
+use super::partial::{self, Listed};
+
 /// A file that is written under a temporary name in its target's folder, and removed on drop unless it was committed.
 /// The temporary name says what it is, in case a kill leaves the file behind.
 pub struct AtomicFile {
     file: NamedTempFile,
+    _listed: Listed,
     target: PathBuf,
 }
 
@@ -18,11 +21,8 @@ impl AtomicFile {
     ///
     /// Errors when its folder does not exist or refuses a new file.
     pub fn create(target: &Path) -> io::Result<Self> {
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".flux-").suffix(".part");
-        #[cfg(unix)]
-        builder.permissions(<Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666)); // less the umask
-        Ok(Self { file: builder.tempfile_in(folder_of(target))?, target: target.to_path_buf() })
+        let (file, listed) = partial::create(folder_of(target))?;
+        Ok(Self { file, _listed: listed, target: target.to_path_buf() })
     }
 
     /// Its size, mode and owner.
@@ -42,6 +42,14 @@ impl AtomicFile {
         // The sync, not the write, reports a full disk on the network.
         self.file.as_file().sync_all()?;
         self.file.persist(self.target).map(drop).map_err(|e| e.error)
+    }
+
+    /// [`AtomicFile::commit`] where there is no file of that name.
+    ///
+    /// Errors also when there is one, with [`io::ErrorKind::AlreadyExists`].
+    pub fn commit_new(self) -> io::Result<()> {
+        self.file.as_file().sync_all()?;
+        self.file.persist_noclobber(self.target).map(drop).map_err(|e| e.error)
     }
 }
 
@@ -75,6 +83,13 @@ pub fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = AtomicFile::create(target)?;
     file.write_all(bytes)?;
     file.commit()
+}
+
+/// Writes a whole file where none is, and errors as [`AtomicFile::commit_new`].
+pub fn write_new(target: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = AtomicFile::create(target)?;
+    file.write_all(bytes)?;
+    file.commit_new()
 }
 
 #[cfg(test)]
@@ -114,6 +129,15 @@ mod tests {
         fs::create_dir_all(target.join("in the way")).unwrap();
         write(&target, b"new").unwrap_err();
         assert_eq!(names(folder.path()), ["file"]);
+    }
+
+    #[test]
+    fn a_new_file_replaces_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("file");
+        write_new(&target, b"first").unwrap();
+        assert_eq!(write_new(&target, b"second").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!((fs::read(&target).unwrap().as_slice(), names(folder.path())), (&b"first"[..], vec!["file".into()]));
     }
 
     #[test]

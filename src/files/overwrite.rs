@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use super::atomic::{self, AtomicFile};
+use super::partial;
 
 /// Checks that `path` can be written, without a change to what is there.
 ///
@@ -74,7 +75,9 @@ fn is_of_the_folder(error: &io::Error) -> bool {
 
 /// Writes the bytes into the file that is there.
 fn write_into(mut file: File, bytes: &[u8]) -> io::Result<()> {
-    let written = file.set_len(0).and_then(|()| file.write_all(bytes)).and_then(|()| file.sync_all());
+    // The bytes are at hand, so a signal that ends the program waits for no more than the disk.
+    let written =
+        partial::whole(|| file.set_len(0).and_then(|()| file.write_all(bytes)).and_then(|()| file.sync_all()));
     written.map_err(|e| {
         // A reader should find no half image. The error to tell is the first one.
         let _ = file.set_len(0);
