@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 
 use super::{ImageFormat, Rgb, encode};
 use crate::error::{Error, Result};
-use crate::files::overwrite;
+use crate::files::{atomic, overwrite};
 
 /// A place to write one image to, found to be writable.
 #[derive(Debug, Clone)]
 pub struct Target {
     path: PathBuf,
     format: ImageFormat,
+    /// Whether a file that is there stays as it is.
+    keeps: bool,
 }
 
 impl Target {
@@ -31,7 +33,17 @@ impl Target {
             return Err(no_folder(folder));
         }
         overwrite::check(&path).map_err(|e| cannot_write(&path, &e))?;
-        Ok(Self { path, format })
+        Ok(Self { path, format, keeps: false })
+    }
+
+    /// The same place, where a file that is there is never overwritten, not even one that appears later.
+    ///
+    /// Errors when there is one.
+    pub fn without_overwriting(self) -> Result<Self> {
+        if fs::symlink_metadata(&self.path).is_ok() {
+            return Err(already_there(&self.path));
+        }
+        Ok(Self { keeps: true, ..self })
     }
 
     /// The file that [`Target::write`] makes.
@@ -47,7 +59,12 @@ impl Target {
     /// Errors when the image cannot be encoded or the file not be written.
     pub fn write(&self, image: &Rgb, facts: &[(&str, String)]) -> Result<()> {
         let encoded = encode(image, self.format, facts).map_err(|e| e.at_path(&self.path))?;
-        overwrite::write(&self.path, &encoded).map_err(|e| cannot_write(&self.path, &e))
+        let written =
+            if self.keeps { atomic::write_new(&self.path, &encoded) } else { overwrite::write(&self.path, &encoded) };
+        written.map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => already_there(&self.path),
+            _ => cannot_write(&self.path, &e),
+        })
     }
 }
 
@@ -106,6 +123,12 @@ fn no_folder(folder: &Path) -> Error {
         .hint(format!("create it with `mkdir -p {}`", folder.display()))
 }
 
+fn already_there(path: &Path) -> Error {
+    Error::new(format!("`{}` is there already", path.display()))
+        .at("--no-clobber")
+        .hint("name another file with `-o`, or leave out `--no-clobber` to overwrite it")
+}
+
 fn cannot_write(path: &Path, cause: &io::Error) -> Error {
     let error = Error::new(format!("cannot write the image: {cause}")).at_path(path);
     match cause.kind() {
@@ -114,6 +137,9 @@ fn cannot_write(path: &Path, cause: &io::Error) -> Error {
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             error.hint("name a file and folder that you may write to with `-o`")
+        }
+        io::ErrorKind::FileTooLarge => {
+            error.hint("raise the limit on the size of files, as with `ulimit -f unlimited`, or make a smaller image")
         }
         io::ErrorKind::InvalidFilename => error.hint("choose a shorter name with `-o`"),
         _ => error,
@@ -137,6 +163,20 @@ mod tests {
         Target::new(&path).unwrap().write(&gray(), &[]).unwrap();
         assert_eq!(read_png(&path).unwrap().width, 16);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_appears_later_is_not_overwritten_either() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("out.png");
+        let target = Target::new(&path).unwrap().without_overwriting().unwrap();
+        fs::write(&path, "another").unwrap();
+        let error = target.write(&gray(), &[]).unwrap_err().to_string();
+        assert!(error.contains("is there already") && error.contains("--no-clobber"), "{error}");
+        assert_eq!(
+            (fs::read(&path).unwrap().as_slice(), fs::read_dir(folder.path()).unwrap().count()),
+            (&b"another"[..], 1)
+        );
     }
 
     #[cfg(unix)]
