@@ -82,25 +82,25 @@ fn an_older_image_keeps_its_mode_and_its_other_names() {
 /// The program as a user for whom rights count, with the files of `folder` given to it. None where that cannot be.
 fn as_plain_user(folder: &Path) -> Option<Command> {
     const NOBODY: u32 = 65534;
-    let mut command = flux();
-    if fs::metadata(folder).unwrap().uid() == 0 {
+    let (mut command, mut probe) = (flux(), flux());
+    // The test runs as the owner of what it makes.
+    if folder_owner() == 0 {
         for path in names(folder).iter().map(|name| folder.join(name)).chain([folder.to_path_buf()]) {
             std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).ok()?;
         }
         command.uid(NOBODY).gid(NOBODY);
-    }
-    command.current_dir(folder).args(SMALL);
-    let mut probe = flux();
-    if let Some(()) = (fs::metadata(folder).unwrap().uid() == NOBODY).then_some(()) {
         probe.uid(NOBODY).gid(NOBODY);
     }
-    match probe.arg("-V").output() {
-        Ok(output) if output.status.success() => Some(command),
-        _ => {
-            eprintln!("skipped: another user cannot run the program");
-            None
-        }
+    if !probe.arg("-V").output().is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: another user cannot run the program");
+        return None;
     }
+    command.current_dir(folder).args(SMALL);
+    Some(command)
+}
+
+fn folder_owner() -> u32 {
+    fs::metadata(folder().path()).expect("it is there").uid()
 }
 
 #[test]
@@ -176,4 +176,108 @@ fn a_full_disk_keeps_an_image_that_is_replaced_and_tells_of_one_that_is_written_
     let run = with_mounts(&script("ln out.png other.png;")).expect("as before");
     let run = run.fails(1, &["No space left", "what it held is lost", "free some space"]);
     assert!(run.stderr.ends_with("\nother.png\nout.png\n"), "the file is empty: {}", run.stderr);
+}
+
+#[test]
+fn no_clobber_keeps_what_is_there_and_says_so_before_any_work() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("out.png"), "old").unwrap();
+    fs::write(at("many-8.png"), "old").unwrap();
+    refused(folder.path(), &["--no-clobber", "-o", "out.png"], 1, &["`out.png` is there already", "--no-clobber"]);
+    refused(folder.path(), &["--no-clobber", "-o", "many.png", "-n", "3"], 1, &["`many-8.png` is there already"]);
+    assert_eq!(fs::read(at("out.png")).unwrap(), b"old");
+    draw(folder.path(), &["--no-clobber", "-p", "a cat", "-o", "new.png"]).succeeds();
+    assert_eq!(names(folder.path()), ["many-8.png", "new.png", "out.png"]);
+}
+
+#[test]
+fn a_folder_gets_an_image_with_the_name_of_its_seed() {
+    let folder = folder();
+    fs::create_dir(folder.path().join("album.png")).unwrap();
+    for (output, seed) in [("album.png/", "7"), ("album.png", "8"), (".", "9")] {
+        draw(folder.path(), &["-p", "a cat", "-S", seed, "-o", output]).succeeds();
+    }
+    draw(folder.path(), &["-p", "a cat", "-S", "1", "-n", "2", "-o", "album.png"]).succeeds();
+    assert_eq!(names(folder.path()), ["album.png", "flux-9.png"]);
+    assert_eq!(names(&folder.path().join("album.png")), ["flux-1.png", "flux-2.png", "flux-7.png", "flux-8.png"]);
+    refused(folder.path(), &["-o", "none/"], 1, &["no such folder: `none", "mkdir -p none"]);
+    refused(folder.path(), &["-o", "flux-9.png/"], 1, &["is a file, not a folder"]);
+}
+
+#[test]
+fn a_hyphen_writes_a_png_to_standard_output() {
+    let folder = folder();
+    let flags = ["-p", "a cat", "-S", "1", "-o"];
+    draw(folder.path(), &[&flags[..], &["file.png"]].concat()).succeeds();
+    let output = flux().current_dir(folder.path()).args(SMALL).args(flags).arg("-").output().expect("it starts");
+    assert!(output.status.success() && output.stdout == fs::read(folder.path().join("file.png")).unwrap());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("wrote standard output in "), "{said}");
+    for other in ["--print-path", "--timings=json"] {
+        refused(folder.path(), &["-o", "-", other], 2, &[other, "standard output", "hint: leave out"]);
+    }
+    refused(folder.path(), &["-o", "-", "-n", "2"], 2, &["--count", "standard output"]);
+    assert_eq!(names(folder.path()), ["file.png"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_terminal_gets_no_image_and_a_closed_pipe_is_told() {
+    let folder = folder();
+    let flags = SMALL.join(" ");
+    let line = |rest: &str| format!("{} -p x {flags} -o - {rest}", env!("CARGO_BIN_EXE_flux"));
+    let mut script = Command::new("script");
+    let run =
+        script.args(["-qec", &line(""), "/dev/null"]).current_dir(folder.path()).env_remove("FLUX_MODEL").output();
+    match run {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(output.status.code(), Some(2), "{said}");
+            assert!(said.contains("standard output is a terminal") && said.contains("image.png"), "{said}");
+        }
+        Err(_) => eprintln!("skipped: no `script`, which gives a program a terminal"),
+    }
+    let piped = format!("{{ {}; echo $? >&2; }} | true", line(""));
+    let run = Run::of(Command::new("sh").args(["-c", &piped]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
+    assert!(run.stderr.contains("cannot write to standard output") && run.stderr.ends_with("\n1\n"), "{}", run.stderr);
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_and_leaves_nothing() {
+    let folder = folder();
+    // An image of noise is larger than the few blocks of the limit.
+    let line =
+        format!("ulimit -f 4; exec {} -p x -W 256 -H 256 -s 1 --device cpu -o out.png", env!("CARGO_BIN_EXE_flux"));
+    let run = Run::of(Command::new("sh").args(["-c", &line]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
+    run.fails(1, &["cannot write the image", "out.png", "ulimit -f"]);
+    assert!(names(folder.path()).is_empty());
+}
+
+#[test]
+fn a_program_begun_with_nohup_goes_on_when_its_terminal_is_closed() {
+    let folder = folder();
+    // The signal is sent once the program says the seed, which it does when it listens to signals.
+    let line = format!(
+        "trap '' HUP; {} -p x -S 1 -W 256 -H 256 -s 2 --device cpu -o out.png 2>said & \
+         until grep -q '^seed 1' said; do sleep 0.01; done; kill -HUP $!; wait $!",
+        env!("CARGO_BIN_EXE_flux")
+    );
+    let run = Run::of(Command::new("sh").args(["-c", &line]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
+    run.succeeds();
+    assert_eq!(read_png(&folder.path().join("out.png")).unwrap().width, 256);
+}
+
+#[test]
+fn what_a_killed_program_left_is_removed_after_an_hour() {
+    let folder = folder();
+    let left = |name: &str, minutes: u64| {
+        let time = std::time::SystemTime::now() - std::time::Duration::from_secs(60 * minutes);
+        fs::File::create(folder.path().join(name)).unwrap().set_modified(time).unwrap();
+    };
+    left(".flux-abc123.part", 70);
+    left(".flux-def456.part", 50);
+    left(".other-abc123.part", 70);
+    draw(folder.path(), &["-p", "a cat", "-o", "out.png"]).succeeds();
+    assert_eq!(names(folder.path()), [".flux-def456.part", ".other-abc123.part", "out.png"]);
 }
