@@ -2,7 +2,7 @@
 
 use std::env;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
@@ -18,7 +18,8 @@ const MAX_COUNT: u64 = 10_000;
 #[derive(Parser)]
 #[command(name = "flux", version, arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 ended by SIGTERM.\n\
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM, 129 by \
+                        SIGHUP.\n\
                         The seed of an image is printed, and stored in a PNG.\n\
                         Examples:\n  \
                         flux -p \"a red circle on a blue background\" -o circle.png\n  \
@@ -144,9 +145,13 @@ pub struct Generate {
     /// What to draw, at most 64 KiB; `-` reads it from standard input
     #[arg(short, long, value_name = "TEXT", required = true)]
     prompt: Option<String>,
-    /// File to write: .png, .jpg, .jpeg or .webp [default: flux-SEED.png]
+    /// File to write: .png, .jpg, .jpeg or .webp; a folder gets flux-SEED.png, and `-` writes a PNG to standard output
+    /// [default: flux-SEED.png]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Fail before any work when a file to write is there already, instead of overwriting it
+    #[arg(long)]
+    pub no_clobber: bool,
     /// Width in pixels, rounded down to a multiple of 16 [default: the model's]
     #[arg(short = 'W', long, value_name = "PIXELS")]
     width: Option<usize>,
@@ -248,6 +253,11 @@ fn decibels(text: &str) -> std::result::Result<f64, String> {
     number(text, 1000.0)
 }
 
+/// Whether a path is a folder, or is written as one.
+fn names_folder(path: &Path) -> bool {
+    path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/")
+}
+
 /// Reads the prompt from standard input, and no more than the longest prompt.
 fn read_prompt(stdin: &mut dyn Read) -> Result<String> {
     // One more byte for a line end, and one to see that the prompt is longer.
@@ -294,6 +304,11 @@ impl Generate {
         self.seed.is_none()
     }
 
+    /// Whether the image goes to standard output.
+    pub fn to_stdout(&self) -> bool {
+        self.output.as_deref() == Some(Path::new("-"))
+    }
+
     /// The files to write, one for each image. The first image has the seed `seed`.
     ///
     /// Errors when the seeds would exceed the largest one.
@@ -301,8 +316,10 @@ impl Generate {
         let end = seed.checked_add(self.count - 1);
         let last = end
             .ok_or_else(|| Error::usage(format!("seed {seed} is too large for {} images", self.count)).at("--seed"))?;
+        let is_folder = self.output.as_deref().is_some_and(names_folder);
         let numbered = |seed: u64| match &self.output {
             None => PathBuf::from(format!("flux-{seed}.png")),
+            Some(folder) if is_folder => folder.join(format!("flux-{seed}.png")),
             Some(path) if self.count == 1 => path.clone(),
             Some(path) => {
                 let mut name = path.file_stem().unwrap_or_default().to_os_string();
@@ -322,6 +339,18 @@ impl Generate {
         if self.print_path && self.timings == Some(TimingsFormat::Json) {
             return Err(Error::usage("`--print-path` and `--timings=json` both write to standard output")
                 .hint("leave out `--print-path`: the JSON names the file under `output`"));
+        }
+        if self.to_stdout() {
+            let other = [
+                (self.print_path, "--print-path"),
+                (self.timings == Some(TimingsFormat::Json), "--timings=json"),
+                (self.count > 1, "--count"),
+            ];
+            if let Some((_, flag)) = other.iter().find(|(given, _)| *given) {
+                return Err(Error::usage(format!("`{flag}` does not go with an image on standard output"))
+                    .at("--output")
+                    .hint(format!("leave out `{flag}`, or name a file with `-o`")));
+            }
         }
         if self.fp8_cache && self.on.precision != PrecisionChoice::Fp8 {
             return Err(

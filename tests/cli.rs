@@ -241,19 +241,20 @@ fn wrong_usage_ends_with_2() {
 #[test]
 fn an_output_that_cannot_be_written_is_refused_before_the_model_is_read() {
     let folder = folder();
-    fs::create_dir(folder.path().join("folder.png")).unwrap();
+    fs::create_dir_all(folder.path().join("folder-7.png")).unwrap();
     // The model is missing too: the error about the output comes first.
     let refused = |output: &str, code: i32, words: &[&str]| {
         draw(folder.path(), &["-d", "no-model", "-p", "a cat", "-o", output]).fails(code, words);
     };
     refused("out.gif", 2, &["`out.gif`", ".png, .jpg, .jpeg or .webp", "--output"]);
     refused("out", 2, &["`out`"]);
-    refused("folder.png", 2, &["is a folder"]);
+    draw(folder.path(), &["-d", "no-model", "-p", "a cat", "-S", "7", "-n", "2", "-o", "folder.png"])
+        .fails(2, &["`folder-7.png` is a folder", "--output"]);
     refused("none/out.png", 1, &["no such folder: `none`", "mkdir -p none"]);
     refused(&format!("{}.png", "x".repeat(300)), 1, &["shorter"]);
     #[cfg(target_os = "linux")] // nobody, not even root, makes files there
     refused("/sys/out.png", 1, &["cannot write the image", "/sys/out.png"]);
-    assert_eq!(names(folder.path()), ["folder.png"]);
+    assert_eq!(names(folder.path()), ["folder-7.png"]);
 }
 
 #[cfg(target_os = "linux")]
@@ -318,7 +319,7 @@ impl Begun {
 #[test]
 fn a_signal_ends_an_image_within_a_step_and_leaves_nothing() {
     let folder = folder();
-    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+    for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
         // At once, while the prompt is encoded; and in one of the steps.
         for wait in [0, 500] {
             let begun = Begun::new(folder.path(), &["-s", "1000"]).until("seed 1");
@@ -343,7 +344,7 @@ fn a_signal_while_the_model_is_loaded_ends_the_program_and_leaves_nothing() {
         eprintln!("skipped: no mkfifo");
         return;
     }
-    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+    for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
         let begun = Begun::new(folder.path(), &["-s", "1000", "-d", model.path().to_str().unwrap()]);
         // The pipe opens when the program does so too. It reads the tokenizer until the pipe is closed.
         let mut pipe = fs::File::options().write(true).open(&tokenizer).unwrap();
@@ -524,7 +525,7 @@ fn compare_measures_and_holds_to_its_bound() {
     assert!(apart.stdout.starts_with("max ") && apart.stderr.contains("expected at least 60 dB"), "{}", apart.stderr);
     compare(&["a.png", "none.png"]).fails(1, &["none.png"]);
     fs::write(folder.path().join("text.png"), "no image").unwrap();
-    compare(&["a.png", "text.png"]).fails(1, &["cannot read the PNG", "text.png"]);
+    compare(&["a.png", "text.png"]).fails(1, &["cannot read the PNG", "text.png", "hint: name a PNG"]);
 }
 
 #[test]

@@ -9,10 +9,11 @@ use std::time::Instant;
 use flux::backend::{Backend, Remark};
 use flux::default_model::default_model;
 use flux::files::ModelFiles;
-use flux::output::{Rgb, Target};
+use flux::output::Rgb;
 use flux::pipeline::{CancelFlag, Decoded, Model, OpenModel, Plan, Request};
 use flux::{Error, Result};
 
+use super::destination::Destination;
 use super::device::{Device, choose_device};
 use super::signals::Signals;
 use super::{model_dir, print};
@@ -25,7 +26,7 @@ use crate::report::{Report, peak_host_bytes};
 pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     args.check()?;
     let request = args.request(&mut io::stdin())?;
-    let targets = args.outputs(request.seed)?.iter().map(|path| Target::new(path)).collect::<Result<_>>()?;
+    let targets = Destination::all(args, request.seed)?;
     let dir = model_dir(&args.model).and_then(|dir| dir.map_or_else(default_model, Ok))?;
     let cache_folder = args.fp8_cache.then(|| cache_folder(&dir)).transpose()?;
     // Before this only standard input is waited for, and a signal ends the program there.
@@ -78,7 +79,7 @@ struct Job<'a> {
     args: &'a Generate,
     request: Request,
     /// One for each image.
-    targets: Vec<Target>,
+    targets: Vec<Destination>,
     /// The model's name.
     name: String,
     cancel: CancelFlag,
@@ -140,7 +141,7 @@ impl Job<'_> {
     fn batch<B: Backend>(
         &self,
         model: &Arc<Model<B>>,
-        targets: &[Target],
+        targets: &[Destination],
         device: &str,
         console: &mut Console,
     ) -> Result<usize> {
@@ -183,7 +184,7 @@ impl Job<'_> {
     }
 
     /// Writes an image and prints where.
-    fn save(&self, Decoded { rgb, plan }: Decoded, target: &Target, console: &Console) -> Result<Saved> {
+    fn save(&self, Decoded { rgb, plan }: Decoded, target: &Destination, console: &Console) -> Result<Saved> {
         let &Plan { width, height, steps, guidance, seed, .. } = &plan;
         let facts = [
             ("prompt", self.request.prompt.clone()),
@@ -198,11 +199,11 @@ impl Job<'_> {
         target.write(&Rgb { width, height, bytes: rgb }, &facts)?;
         let save_s = saving.elapsed().as_secs_f64();
 
-        let output = target.path().display().to_string();
+        let output = target.name();
         let total_s = self.start.elapsed().as_secs_f64();
         console.info(&format!("wrote {output} in {total_s:.1} s"));
-        if self.args.print_path {
-            print(target.path().as_os_str().as_encoded_bytes())?;
+        if let Some(path) = target.path().filter(|_| self.args.print_path) {
+            print(path.as_os_str().as_encoded_bytes())?;
         }
         Ok(Saved { output, plan, save_s, total_s })
     }

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod compare;
+mod destination;
 mod device;
 pub mod generate;
 pub mod signals;
@@ -24,10 +25,14 @@ fn model_dir(args: &ModelArgs) -> Result<Option<ModelFiles>> {
 
 /// Writes a line to stdout.
 fn print(line: &[u8]) -> Result<()> {
+    print_bytes(&[line, b"\n"].concat())
+}
+
+/// Writes to stdout.
+fn print_bytes(bytes: &[u8]) -> Result<()> {
     let mut stdout = io::stdout();
     stdout
-        .write_all(line)
-        .and_then(|()| stdout.write_all(b"\n"))
+        .write_all(bytes)
         .and_then(|()| stdout.flush())
         .map_err(|e| Error::new(format!("cannot write to standard output: {e}")))
 }

@@ -1,15 +1,18 @@
 //! Files that are replaced whole: a reader sees the old file or the new one.
 
-use std::fs::Permissions;
+use std::fs::{Metadata, Permissions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
+use super::partial::{self, Listed};
+
 /// A file that is written under a temporary name in its target's folder, and removed on drop unless it was committed.
 /// The temporary name says what it is, in case a kill leaves the file behind.
 pub struct AtomicFile {
     file: NamedTempFile,
+    _listed: Listed,
     target: PathBuf,
 }
 
@@ -18,15 +21,18 @@ impl AtomicFile {
     ///
     /// Errors when its folder does not exist or refuses a new file.
     pub fn create(target: &Path) -> io::Result<Self> {
-        let folder = match target.parent() {
-            Some(folder) if folder != Path::new("") => folder,
-            _ => Path::new("."),
-        };
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".flux-").suffix(".part");
-        #[cfg(unix)]
-        builder.permissions(<Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o666)); // less the umask
-        Ok(Self { file: builder.tempfile_in(folder)?, target: target.to_path_buf() })
+        let (file, listed) = partial::create(folder_of(target))?;
+        Ok(Self { file, _listed: listed, target: target.to_path_buf() })
+    }
+
+    /// Its size, mode and owner.
+    pub fn metadata(&self) -> io::Result<Metadata> {
+        self.file.as_file().metadata()
+    }
+
+    /// Gives it this mode.
+    pub fn set_permissions(&self, permissions: Permissions) -> io::Result<()> {
+        self.file.as_file().set_permissions(permissions)
     }
 
     /// Gives the file its target's name, in place of what was there.
@@ -36,6 +42,14 @@ impl AtomicFile {
         // The sync, not the write, reports a full disk on the network.
         self.file.as_file().sync_all()?;
         self.file.persist(self.target).map(drop).map_err(|e| e.error)
+    }
+
+    /// [`AtomicFile::commit`] where there is no file of that name.
+    ///
+    /// Errors also when there is one, with [`io::ErrorKind::AlreadyExists`].
+    pub fn commit_new(self) -> io::Result<()> {
+        self.file.as_file().sync_all()?;
+        self.file.persist_noclobber(self.target).map(drop).map_err(|e| e.error)
     }
 }
 
@@ -50,11 +64,32 @@ impl Write for AtomicFile {
     }
 }
 
+/// Checks that the folder of `target` takes a new file. It gets none with a name, where the system can do without.
+///
+/// Errors as [`AtomicFile::create`].
+pub fn check(target: &Path) -> io::Result<()> {
+    tempfile::tempfile_in(folder_of(target)).map(drop)
+}
+
+fn folder_of(target: &Path) -> &Path {
+    match target.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
+
 /// Writes a whole file, in place of what was there.
 pub fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = AtomicFile::create(target)?;
     file.write_all(bytes)?;
     file.commit()
+}
+
+/// Writes a whole file where none is, and errors as [`AtomicFile::commit_new`].
+pub fn write_new(target: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = AtomicFile::create(target)?;
+    file.write_all(bytes)?;
+    file.commit_new()
 }
 
 #[cfg(test)]
@@ -94,6 +129,15 @@ mod tests {
         fs::create_dir_all(target.join("in the way")).unwrap();
         write(&target, b"new").unwrap_err();
         assert_eq!(names(folder.path()), ["file"]);
+    }
+
+    #[test]
+    fn a_new_file_replaces_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("file");
+        write_new(&target, b"first").unwrap();
+        assert_eq!(write_new(&target, b"second").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!((fs::read(&target).unwrap().as_slice(), names(folder.path())), (&b"first"[..], vec!["file".into()]));
     }
 
     #[test]

@@ -11,6 +11,8 @@ mod dequantise;
 pub mod e4m3;
 mod format;
 mod model_files;
+pub mod overwrite;
+pub mod partial;
 pub mod quantised_cache;
 mod safetensors;
 mod tensor_files;

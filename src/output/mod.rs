@@ -1,0 +1,176 @@
+//! Writes an image: RGB8 -> PNG, JPEG or WebP.
+
+mod read;
+mod target;
+
+use std::path::Path;
+
+use image::codecs::jpeg::JpegEncoder;
+use image::codecs::webp::WebPEncoder;
+use image::{ExtendedColorType, ImageEncoder};
+
+pub use self::read::read_png;
+pub use self::target::Target;
+use crate::error::{Error, Result};
+
+/// JPEG quality, of 100: blocks are not visible, and the file has about a third of the PNG's bytes.
+const JPEG_QUALITY: u8 = 95;
+
+/// An 8-bit RGB image: `bytes` is [height, width, 3].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rgb {
+    /// Pixels of a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+    /// Red, green, blue of every pixel, top row first.
+    pub bytes: Vec<u8>,
+}
+
+/// The file formats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageFormat {
+    /// Lossless, with text chunks that say how the image was made.
+    Png,
+    /// Quality 95, without text.
+    Jpeg,
+    /// Lossless, without text.
+    Webp,
+}
+
+impl ImageFormat {
+    /// The format that the extension names, in either case.
+    ///
+    /// Errors when it names none.
+    pub fn of(path: &Path) -> Result<Self> {
+        let extension = path.extension().map(|e| e.to_string_lossy().to_ascii_lowercase());
+        match extension.as_deref() {
+            Some("png") => Ok(Self::Png),
+            Some("jpg" | "jpeg") => Ok(Self::Jpeg),
+            Some("webp") => Ok(Self::Webp),
+            _ => Err(Error::usage(format!("cannot tell the image format of `{}`", path.display()))
+                .at("--output")
+                .hint("end the name with .png, .jpg, .jpeg or .webp")),
+        }
+    }
+}
+
+/// The bytes of a file in `format`; `facts` as in [`Target::write`].
+///
+/// Errors when the format cannot hold the size or a text.
+pub fn encode(image: &Rgb, format: ImageFormat, facts: &[(&str, String)]) -> Result<Vec<u8>> {
+    let too_large = || Error::new(format!("an image of {}x{} does not fit the file format", image.width, image.height));
+    let width = u32::try_from(image.width).map_err(|_| too_large())?;
+    let height = u32::try_from(image.height).map_err(|_| too_large())?;
+    let nul = facts.iter().find(|(_, text)| format == ImageFormat::Png && text.contains('\0'));
+    if let Some((keyword, _)) = nul {
+        return Err(Error::new(format!("the {keyword} contains a NUL character, which no text of a PNG may"))
+            .hint("leave the character out"));
+    }
+    let mut file = Vec::new();
+    match format {
+        ImageFormat::Png => encode_png(&mut file, width, height, &image.bytes, facts).map_err(|e| e.to_string()),
+        ImageFormat::Jpeg => JpegEncoder::new_with_quality(&mut file, JPEG_QUALITY)
+            .write_image(&image.bytes, width, height, ExtendedColorType::Rgb8)
+            .map_err(|e| e.to_string()),
+        ImageFormat::Webp => WebPEncoder::new_lossless(&mut file)
+            .write_image(&image.bytes, width, height, ExtendedColorType::Rgb8)
+            .map_err(|e| e.to_string()),
+    }
+    .map_err(|e| Error::new(format!("cannot encode the image: {e}")))?;
+    Ok(file)
+}
+
+/// Whether a `tEXt` chunk may hold it: printable characters of Latin-1, and line feeds.
+fn is_latin_1(text: &str) -> bool {
+    text.chars().all(|c| matches!(c, '\n' | ' '..='~' | '\u{a0}'..='\u{ff}'))
+}
+
+fn encode_png(
+    file: &mut Vec<u8>,
+    width: u32,
+    height: u32,
+    rgb: &[u8],
+    facts: &[(&str, String)],
+) -> std::result::Result<(), png::EncodingError> {
+    let mut encoder = png::Encoder::new(file, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    // Measured on one core of a Zen 3, a 720x477 photograph: Fast 2.5 ms and 683 kB, Balanced 71 ms and 669 kB, High 96
+    // ms and 668 kB.
+    encoder.set_compression(png::Compression::Fast);
+    // `Fast` would choose a filter for each row (adaptive). That is nearly always Paeth, and trying all filters costs
+    // time. Measured on one core of an EPYC, 1024x1024, adaptive and Paeth: a photograph 6.2 ms and 1654 kB, 5.5 ms and
+    // 1654 kB; soft colours 3.1 ms and 279 kB, 2.6 ms and 281 kB; the same with grain 5.0 ms and 1471 kB, 4.1 ms and
+    // 1552 kB; noise 4.5 and 3.8 ms, both 3147 kB. Tried: Up, 0.5 ms less and up to a fifth more bytes.
+    encoder.set_filter(png::Filter::Paeth);
+    for (keyword, text) in facts {
+        // Many programs show this chunk and not the other one.
+        if is_latin_1(text) {
+            encoder.add_text_chunk((*keyword).to_string(), text.clone())?;
+        }
+        encoder.add_itxt_chunk((*keyword).to_string(), text.clone())?; // UTF-8
+    }
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(rgb)?;
+    writer.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::BufReader;
+
+    use super::*;
+
+    fn gradient(width: usize, height: usize) -> Rgb {
+        let bytes = (0..height).flat_map(|y| (0..width).flat_map(move |x| [x as u8, y as u8, (x * y) as u8])).collect();
+        Rgb { width, height, bytes }
+    }
+
+    #[test]
+    fn a_png_reads_back_with_its_pixels_and_its_text() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("käse.PNG");
+        let image = gradient(48, 32);
+        Target::new(&path)
+            .unwrap()
+            .write(&image, &[("prompt", "ein Käse 🧀".to_string()), ("seed", "7".to_string())])
+            .unwrap();
+        assert_eq!(read_png(&path).unwrap(), image);
+        let reader = png::Decoder::new(BufReader::new(fs::File::open(&path).unwrap())).read_info().unwrap();
+        let texts: Vec<_> =
+            reader.info().utf8_text.iter().map(|t| (t.keyword.clone(), t.get_text().unwrap())).collect();
+        assert_eq!(texts, [("prompt".to_string(), "ein Käse 🧀".to_string()), ("seed".to_string(), "7".to_string())]);
+    }
+
+    #[test]
+    fn a_text_of_latin_1_is_also_there_for_readers_of_nothing_else() {
+        let of = |text: &str| {
+            let bytes = encode(&gradient(8, 8), ImageFormat::Png, &[("prompt", text.to_string())]).unwrap();
+            let reader = png::Decoder::new(std::io::Cursor::new(bytes)).read_info().unwrap();
+            assert_eq!(reader.info().utf8_text[0].get_text().unwrap(), text);
+            reader.info().uncompressed_latin1_text.iter().map(|t| t.text.clone()).collect::<Vec<_>>()
+        };
+        for text in ["a red\nheart", "ein Käse ÿ", ""] {
+            assert_eq!(of(text), [text]);
+        }
+        for text in ["ein Käse 🧀", "€", "a\tb", "\u{7f}", "\u{85}"] {
+            assert!(of(text).is_empty(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_text_with_a_nul_is_refused() {
+        let error = encode(&gradient(8, 8), ImageFormat::Png, &[("prompt", "a\0b".to_string())]).unwrap_err();
+        assert!(error.to_string().contains("the prompt contains a NUL"), "{error}");
+    }
+
+    #[test]
+    fn each_format_starts_with_its_signature() {
+        let image = gradient(16, 16);
+        assert!(encode(&image, ImageFormat::Png, &[]).unwrap().starts_with(b"\x89PNG"));
+        assert!(encode(&image, ImageFormat::Jpeg, &[]).unwrap().starts_with(b"\xff\xd8\xff"));
+        assert!(encode(&image, ImageFormat::Webp, &[]).unwrap().starts_with(b"RIFF"));
+    }
+}

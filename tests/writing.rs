@@ -1,0 +1,283 @@
+//! The program from outside: what it does to files that are there already, and what it refuses to write to.
+#![cfg(unix)]
+
+#[path = "support/program.rs"]
+mod program;
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use flux::output::read_png;
+use program::{Run, SMALL, draw, flux, names};
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a temporary folder")
+}
+
+/// A run that must be refused before the model is read: there is none, and another error would say so.
+#[track_caller]
+fn refused(folder: &Path, flags: &[&str], code: i32, words: &[&str]) {
+    let run = draw(folder, &[&["-d", "no-model", "-p", "a cat", "-S", "7"], flags].concat()).fails(code, words);
+    assert!(!run.stderr.contains("no-model"), "{}", run.stderr);
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).expect("it is there").permissions().mode() & 0o7777
+}
+
+#[test]
+fn a_device_a_pipe_and_a_socket_are_never_replaced() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    symlink("/dev/null", at("null.png")).unwrap();
+    let _socket = UnixListener::bind(at("socket.png")).unwrap();
+    assert!(Command::new("mkfifo").arg(at("pipe.png")).status().expect("mkfifo is there").success());
+    symlink("pipe.png", at("link.png")).unwrap();
+    let before = names(folder.path());
+    refused(folder.path(), &["-o", "null.png"], 2, &["`/dev/null` is a device, not a file", "--output", "hint: "]);
+    refused(folder.path(), &["-o", "/dev/null"], 2, &["`/dev/null` is a device"]);
+    refused(folder.path(), &["-o", "pipe.png"], 2, &["`pipe.png` is a pipe", "hint: "]);
+    refused(folder.path(), &["-o", "link.png"], 2, &["pipe.png` is a pipe"]);
+    refused(folder.path(), &["-o", "socket.png"], 2, &["`socket.png` is a socket"]);
+    assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+    assert!(fs::metadata(at("pipe.png")).unwrap().file_type().is_fifo());
+    assert_eq!(names(folder.path()), before);
+}
+
+#[test]
+fn a_link_to_a_file_is_written_through_and_one_to_nothing_is_refused() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("real")).unwrap();
+    fs::write(at("real/out.png"), "old").unwrap();
+    symlink("real/out.png", at("link.png")).unwrap();
+    draw(folder.path(), &["-p", "a cat", "-o", "link.png"]).succeeds();
+    assert!(at("link.png").is_symlink());
+    assert_eq!(read_png(&at("real/out.png")).unwrap().width, 32);
+    symlink("nowhere/out.png", at("dangling.png")).unwrap();
+    refused(folder.path(), &["-o", "dangling.png"], 1, &["is a link to `nowhere/out.png`", "hint: remove the link"]);
+    assert!(at("dangling.png").is_symlink());
+}
+
+#[test]
+fn an_older_image_keeps_its_mode_and_its_other_names() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("alone.png"), "old").unwrap();
+    fs::set_permissions(at("alone.png"), fs::Permissions::from_mode(0o604)).unwrap();
+    draw(folder.path(), &["-p", "a cat", "-o", "alone.png"]).succeeds();
+    assert_eq!((mode(&at("alone.png")), read_png(&at("alone.png")).unwrap().width), (0o604, 32));
+    fs::write(at("one.png"), "old").unwrap();
+    fs::hard_link(at("one.png"), at("two.png")).unwrap();
+    draw(folder.path(), &["-p", "a cat", "-o", "one.png"]).succeeds();
+    assert_eq!(fs::metadata(at("one.png")).unwrap().ino(), fs::metadata(at("two.png")).unwrap().ino());
+    assert_eq!(read_png(&at("two.png")).unwrap().width, 32);
+    assert_eq!(names(folder.path()), ["alone.png", "one.png", "two.png"]);
+}
+
+/// The program as a user for whom rights count, with the files of `folder` given to it. None where that cannot be.
+fn as_plain_user(folder: &Path) -> Option<Command> {
+    const NOBODY: u32 = 65534;
+    let (mut command, mut probe) = (flux(), flux());
+    // The test runs as the owner of what it makes.
+    if folder_owner() == 0 {
+        for path in names(folder).iter().map(|name| folder.join(name)).chain([folder.to_path_buf()]) {
+            std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).ok()?;
+        }
+        command.uid(NOBODY).gid(NOBODY);
+        probe.uid(NOBODY).gid(NOBODY);
+    }
+    if !probe.arg("-V").output().is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: another user cannot run the program");
+        return None;
+    }
+    command.current_dir(folder).args(SMALL);
+    Some(command)
+}
+
+fn folder_owner() -> u32 {
+    fs::metadata(folder().path()).expect("it is there").uid()
+}
+
+#[test]
+fn a_folder_without_the_right_to_write_takes_an_image_in_place_of_a_file_that_has_it() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    for (name, mode) in [("open.png", 0o644), ("closed.png", 0o444)] {
+        fs::write(at(name), "old").unwrap();
+        fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o555)).unwrap();
+    let run = |flags: &[&str]| Some(Run::of(as_plain_user(folder.path())?.args(["-p", "a cat", "-o"]).args(flags)));
+    let Some(open) = run(&["open.png"]) else { return };
+    open.succeeds();
+    assert_eq!(read_png(&at("open.png")).unwrap().width, 32);
+    for name in ["closed.png", "new.png"] {
+        let run = run(&[name, "-d", "no-model"]).expect("as before");
+        let run = run.fails(1, &["cannot write the image: Permission denied", name, "hint: "]);
+        assert!(!run.stderr.contains("no-model"), "{}", run.stderr);
+    }
+    assert_eq!(fs::read(at("closed.png")).unwrap(), b"old");
+    assert_eq!(names(folder.path()), ["closed.png", "open.png"]);
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Runs a script that sees mounts of its own. None where that is not allowed.
+#[cfg(target_os = "linux")]
+fn with_mounts(script: &str) -> Option<Run> {
+    let run = Run::of(Command::new("unshare").args(["--map-root-user", "--mount", "sh", "-c", script]));
+    if run.code == Some(77) || run.stderr.contains("unshare") {
+        eprintln!("skipped: no right to mount: {}", run.stderr.trim());
+        return None;
+    }
+    Some(run)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_that_is_mounted_by_itself_is_written_in_place() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("outside.png"), "old").unwrap();
+    fs::write(at("inside.png"), "").unwrap();
+    let script = format!(
+        "cd {} && mount --bind outside.png inside.png || exit 77; {} -p x {} -o inside.png",
+        folder.path().display(),
+        env!("CARGO_BIN_EXE_flux"),
+        SMALL.join(" ")
+    );
+    let Some(run) = with_mounts(&script) else { return };
+    run.succeeds();
+    assert_eq!(read_png(&at("outside.png")).unwrap().width, 32);
+    assert_eq!(names(folder.path()), ["inside.png", "outside.png"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_keeps_an_image_that_is_replaced_and_tells_of_one_that_is_written_in_place() {
+    let folder = folder();
+    let disk = folder.path().display();
+    let flux = env!("CARGO_BIN_EXE_flux");
+    // An image of noise does not fit into 16 KiB.
+    let script = |before: &str| {
+        format!(
+            "mount -t tmpfs -o size=16k none {disk} || exit 77; cd {disk}; echo old >out.png; {before} \
+             {flux} -p x -W 256 -H 256 -s 1 -S 1 --device cpu -o out.png; code=$?; ls -A >&2; head -c 9 out.png >&2; \
+             exit $code"
+        )
+    };
+    let Some(run) = with_mounts(&script("")) else { return };
+    let run = run.fails(1, &["cannot write the image", "No space left", "free some space"]);
+    assert!(run.stderr.ends_with("\nout.png\nold\n") && !run.stderr.contains("is lost"), "{}", run.stderr);
+    let run = with_mounts(&script("ln out.png other.png;")).expect("as before");
+    let run = run.fails(1, &["No space left", "what it held is lost", "free some space"]);
+    assert!(run.stderr.ends_with("\nother.png\nout.png\n"), "the file is empty: {}", run.stderr);
+}
+
+#[test]
+fn no_clobber_keeps_what_is_there_and_says_so_before_any_work() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("out.png"), "old").unwrap();
+    fs::write(at("many-8.png"), "old").unwrap();
+    refused(folder.path(), &["--no-clobber", "-o", "out.png"], 1, &["`out.png` is there already", "--no-clobber"]);
+    refused(folder.path(), &["--no-clobber", "-o", "many.png", "-n", "3"], 1, &["`many-8.png` is there already"]);
+    assert_eq!(fs::read(at("out.png")).unwrap(), b"old");
+    draw(folder.path(), &["--no-clobber", "-p", "a cat", "-o", "new.png"]).succeeds();
+    assert_eq!(names(folder.path()), ["many-8.png", "new.png", "out.png"]);
+}
+
+#[test]
+fn a_folder_gets_an_image_with_the_name_of_its_seed() {
+    let folder = folder();
+    fs::create_dir(folder.path().join("album.png")).unwrap();
+    for (output, seed) in [("album.png/", "7"), ("album.png", "8"), (".", "9")] {
+        draw(folder.path(), &["-p", "a cat", "-S", seed, "-o", output]).succeeds();
+    }
+    draw(folder.path(), &["-p", "a cat", "-S", "1", "-n", "2", "-o", "album.png"]).succeeds();
+    assert_eq!(names(folder.path()), ["album.png", "flux-9.png"]);
+    assert_eq!(names(&folder.path().join("album.png")), ["flux-1.png", "flux-2.png", "flux-7.png", "flux-8.png"]);
+    refused(folder.path(), &["-o", "none/"], 1, &["no such folder: `none", "mkdir -p none"]);
+    refused(folder.path(), &["-o", "flux-9.png/"], 1, &["is a file, not a folder"]);
+}
+
+#[test]
+fn a_hyphen_writes_a_png_to_standard_output() {
+    let folder = folder();
+    let flags = ["-p", "a cat", "-S", "1", "-o"];
+    draw(folder.path(), &[&flags[..], &["file.png"]].concat()).succeeds();
+    let output = flux().current_dir(folder.path()).args(SMALL).args(flags).arg("-").output().expect("it starts");
+    assert!(output.status.success() && output.stdout == fs::read(folder.path().join("file.png")).unwrap());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("wrote standard output in "), "{said}");
+    for other in ["--print-path", "--timings=json"] {
+        refused(folder.path(), &["-o", "-", other], 2, &[other, "standard output", "hint: leave out"]);
+    }
+    refused(folder.path(), &["-o", "-", "-n", "2"], 2, &["--count", "standard output"]);
+    assert_eq!(names(folder.path()), ["file.png"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_terminal_gets_no_image_and_a_closed_pipe_is_told() {
+    let folder = folder();
+    let flags = SMALL.join(" ");
+    let line = |rest: &str| format!("{} -p x {flags} -o - {rest}", env!("CARGO_BIN_EXE_flux"));
+    let mut script = Command::new("script");
+    let run =
+        script.args(["-qec", &line(""), "/dev/null"]).current_dir(folder.path()).env_remove("FLUX_MODEL").output();
+    match run {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(output.status.code(), Some(2), "{said}");
+            assert!(said.contains("standard output is a terminal") && said.contains("image.png"), "{said}");
+        }
+        Err(_) => eprintln!("skipped: no `script`, which gives a program a terminal"),
+    }
+    let piped = format!("{{ {}; echo $? >&2; }} | true", line(""));
+    let run = Run::of(Command::new("sh").args(["-c", &piped]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
+    assert!(run.stderr.contains("cannot write to standard output") && run.stderr.ends_with("\n1\n"), "{}", run.stderr);
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_and_leaves_nothing() {
+    let folder = folder();
+    // An image of noise is larger than the few blocks of the limit.
+    let line =
+        format!("ulimit -f 4; exec {} -p x -W 256 -H 256 -s 1 --device cpu -o out.png", env!("CARGO_BIN_EXE_flux"));
+    let run = Run::of(Command::new("sh").args(["-c", &line]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
+    run.fails(1, &["cannot write the image", "out.png", "ulimit -f"]);
+    assert!(names(folder.path()).is_empty());
+}
+
+#[test]
+fn a_program_begun_with_nohup_goes_on_when_its_terminal_is_closed() {
+    let folder = folder();
+    // The signal is sent once the program says the seed, which it does when it listens to signals.
+    let line = format!(
+        "trap '' HUP; {} -p x -S 1 -W 256 -H 256 -s 2 --device cpu -o out.png 2>said & \
+         until grep -q '^seed 1' said; do sleep 0.01; done; kill -HUP $!; wait $!",
+        env!("CARGO_BIN_EXE_flux")
+    );
+    let run = Run::of(Command::new("sh").args(["-c", &line]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
+    run.succeeds();
+    assert_eq!(read_png(&folder.path().join("out.png")).unwrap().width, 256);
+}
+
+#[test]
+fn what_a_killed_program_left_is_removed_after_an_hour() {
+    let folder = folder();
+    let left = |name: &str, minutes: u64| {
+        let time = std::time::SystemTime::now() - std::time::Duration::from_secs(60 * minutes);
+        fs::File::create(folder.path().join(name)).unwrap().set_modified(time).unwrap();
+    };
+    left(".flux-abc123.part", 70);
+    left(".flux-def456.part", 50);
+    left(".other-abc123.part", 70);
+    draw(folder.path(), &["-p", "a cat", "-o", "out.png"]).succeeds();
+    assert_eq!(names(folder.path()), [".flux-def456.part", ".other-abc123.part", "out.png"]);
+}
