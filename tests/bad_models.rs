@@ -16,6 +16,17 @@ const TRANSFORMER: &str = "transformer/diffusion_pytorch_model.safetensors";
 const VAE: &str = "vae/diffusion_pytorch_model.safetensors";
 const ENCODER: &str = "text_encoder/model.safetensors";
 const WEIGHTS: [&str; 3] = [TRANSFORMER, VAE, ENCODER];
+/// The files that a model needs.
+const FILES: [&str; 8] = [
+    "model_index.json",
+    "text_encoder/config.json",
+    "tokenizer/tokenizer.json",
+    "transformer/config.json",
+    "vae/config.json",
+    ENCODER,
+    TRANSFORMER,
+    VAE,
+];
 
 fn run(model: &ModelCopy) -> (Run, Vec<String>) {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -39,21 +50,39 @@ fn an_undamaged_copy_works() {
 
 #[test]
 fn a_missing_file_is_named() {
-    let needed = [
-        "model_index.json",
-        "text_encoder/config.json",
-        "tokenizer/tokenizer.json",
-        "transformer/config.json",
-        "vae/config.json",
-        ENCODER,
-        TRANSFORMER,
-        VAE,
-    ];
-    for name in needed {
+    for name in FILES {
         let model = ModelCopy::new();
         model.remove(name);
         let folder = name.split('/').next().expect("a name");
         refused(&model, &[folder, "hint: "]);
+    }
+}
+
+/// A pipe in place of a file would be waited for, and a device read without end.
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_refused_at_once() {
+    for name in FILES {
+        let model = ModelCopy::new();
+        model.remove(name);
+        let made = std::process::Command::new("mkfifo").arg(model.file(name)).status();
+        assert!(made.is_ok_and(|made| made.success()), "mkfifo is there");
+        refused(&model, &["not a regular file", name, "hint: "]);
+        model.remove(name);
+        std::os::unix::fs::symlink("/dev/zero", model.file(name)).expect("a temporary folder takes links");
+        refused(&model, &["not a regular file", name, "hint: "]);
+    }
+}
+
+#[test]
+fn a_file_that_is_longer_than_any_of_its_kind_is_refused_with_the_bound() {
+    let index = "text_encoder/model.safetensors.index.json";
+    for (name, limit) in [("vae/config.json", 1), ("tokenizer/tokenizer.json", 64), (index, 16)] {
+        let model = ModelCopy::new();
+        model.remove(if name == index { ENCODER } else { name });
+        // It takes no room on the disk, and in memory no more than the bound.
+        std::fs::File::create(model.file(name)).and_then(|file| file.set_len(1 << 40)).expect("a long file");
+        refused(&model, &["too long", &format!("{limit} MiB"), name, "hint: "]);
     }
 }
 

@@ -1,8 +1,8 @@
 //! The bytes of a file: mapped, or part of the program.
 
-use std::fs::File;
 use std::path::Path;
 
+use super::regular;
 use crate::error::{Error, Result};
 
 /// The bytes of a file: mapped, or part of the program.
@@ -16,15 +16,19 @@ pub enum Bytes {
 impl Bytes {
     /// Maps a file.
     ///
-    /// Errors when it cannot be opened or mapped.
+    /// Errors when it cannot be opened or mapped, or is no regular file.
     #[allow(unsafe_code)]
     pub fn map(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| Error::new(format!("cannot open the weights: {e}")).at_path(path))?;
+        let file = regular::open(path)?;
         // SAFETY: the map is read-only and private to this value. If another process truncates the file while we run,
         // reading past its new end raises SIGBUS and ends the program; if it writes, we compute with what it wrote.
         // Neither breaks memory safety: we hand out plain numbers, for which every bit pattern is valid.
         let map = unsafe { memmap2::Mmap::map(&file) };
-        map.map(Bytes::Mapped).map_err(|e| Error::new(format!("cannot map the weights: {e}")).at_path(path))
+        map.map(Bytes::Mapped).map_err(|e| {
+            Error::new(format!("cannot map the weights into memory: {e}"))
+                .at_path(path)
+                .hint("is address space limited (`ulimit -v`)? otherwise copy the model to a local disk")
+        })
     }
 
     /// The bytes.

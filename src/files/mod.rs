@@ -12,6 +12,7 @@ pub mod e4m3;
 mod format;
 mod model_files;
 pub mod quantised_cache;
+mod regular;
 mod safetensors;
 mod tensor_files;
 mod tensor_view;

@@ -7,6 +7,8 @@ use crate::error::{Error, Result};
 use crate::files::ModelFiles;
 
 const FILE: &str = "tokenizer/tokenizer.json";
+/// The longest tokenizer; Qwen3's has 11 MB.
+const MAX_BYTES: usize = 64 << 20;
 /// The token that pads a prompt at its end.
 const PAD: &str = "<|endoftext|>";
 
@@ -37,7 +39,7 @@ impl Tokenizer {
     ///
     /// Errors when the file is missing, no tokenizer, or lacks a token of the template.
     pub fn load(dir: &ModelFiles, length: usize) -> Result<Self> {
-        let text = String::from_utf8(dir.read(FILE)?)
+        let text = String::from_utf8(dir.read(FILE, MAX_BYTES)?)
             .map_err(|_| Error::new("the tokenizer is no UTF-8 text").at(dir.display(FILE)))?;
         let mut inner: Inner = serde_json::from_str(&text).map_err(|e| {
             Error::new(format!("not a tokenizer: {e}"))
