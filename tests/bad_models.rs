@@ -153,6 +153,22 @@ fn a_truncated_weight_file_is_named() {
     }
 }
 
+/// Weights lie in mapped files, and reading what was cut off of one ends the program.
+#[test]
+fn a_file_that_changes_before_its_weights_are_loaded_is_named() {
+    for name in WEIGHTS {
+        let copy = ModelCopy::new();
+        copy.change(name, |_| {});
+        let dir = ModelFiles::open(copy.path()).expect("the folder is there");
+        let model = Model::load(Cpu::new(Precision::F32), &dir).expect("it is whole");
+        let file = std::fs::File::options().write(true).open(copy.file(name)).expect("a file of ours");
+        file.set_len(4096).expect("it can be cut off");
+        let request = Request { width: Some(32), height: Some(32), steps: Some(1), ..Request::new("a cat", 1) };
+        let error = model.generate(&request).map(drop).expect_err("cut off").to_string();
+        assert!(error.contains("has 4096 now") && error.contains(name) && error.contains("hint: "), "{error}");
+    }
+}
+
 #[test]
 fn a_header_longer_than_the_file_is_refused() {
     for length in [u64::MAX, i64::MAX as u64, 1 << 40, 20_000_000] {

@@ -367,6 +367,24 @@ fn a_signal_while_the_model_is_loaded_ends_the_program_and_leaves_nothing() {
     }
 }
 
+/// The weights of the steps are read in place, so the system raises SIGBUS.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_weight_file_that_is_cut_off_while_it_is_read_ends_the_program_with_a_message() {
+    const WEIGHTS: &str = "transformer/diffusion_pytorch_model.safetensors";
+    let (folder, model) = (folder(), model_copy::ModelCopy::new());
+    model.change(WEIGHTS, |_| {});
+    let begun = Begun::new(folder.path(), &["-s", "1000", "-d", model.path().to_str().unwrap()]).until("seed 1");
+    // By then it is in one of the steps.
+    thread::sleep(Duration::from_secs(3));
+    fs::File::options().write(true).open(model.file(WEIGHTS)).unwrap().set_len(4096).unwrap();
+    let (ended, said, _) = begun.end();
+    assert_eq!(ended, Some(1), "{said}");
+    assert!(said.starts_with("error: a file of the model was cut off") && said.contains("\n  hint: "), "{said}");
+    assert_eq!(said.lines().count(), 2, "told once: {said}");
+    assert!(names(folder.path()).is_empty());
+}
+
 #[cfg(unix)]
 #[test]
 fn a_signal_at_any_time_leaves_nothing() {
