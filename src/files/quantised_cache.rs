@@ -85,8 +85,9 @@ pub fn attach(
     let matrix = |(name, shape): (String, [usize; 2])| Ok(Matrix { view: files.get(&name, &shape)?, name });
     let matrices: Vec<Matrix> = held.map(matrix).collect::<Result<_>>()?;
     let origin = Origin::of(folder, files, &matrices)?;
-    // What is there but no file is refused, rather than replaced.
-    let found = if regular::exists(&path) { Some(Safetensors::open(&path, REMEDY)?) } else { None };
+    // A pipe or a device there is refused rather than replaced. A folder is not replaced: writing says so.
+    let there = regular::exists(&path) && !path.is_dir();
+    let found = if there { Some(Safetensors::open(&path, REMEDY)?) } else { None };
     let misfit = found.as_ref().map(|found| origin.misfit(found));
     let (opened, outcome) = match (found, misfit) {
         (Some(found), Some(None)) => (found, QuantisedCache::Found),
