@@ -62,7 +62,7 @@ const CRATES: [(&str, &[&str]); 14] = [
     ("png", &["output.rs"]),
     // The program replaces files in one way; measurements write weights to a folder of their own.
     ("tempfile", &["files/atomic.rs", "bench/weights.rs"]),
-    ("tokenizers", &["text_encoder/prompt.rs"]),
+    ("tokenizers", &["text_encoder/tokenizer_file.rs"]),
     ("rand_mt", &["sampler/noise.rs"]),
     ("rand", &["sampler/noise.rs", "cli.rs"]),
     ("signal_hook", &["commands/signals.rs"]),
