@@ -153,6 +153,25 @@ fn a_truncated_weight_file_is_named() {
     }
 }
 
+/// A terminal would obey it.
+#[cfg(unix)]
+#[test]
+fn names_of_files_and_what_is_in_them_are_spelled_out() {
+    let model = ModelCopy::new();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let link = folder.path().join("tiny\x1b[31m\r\u{202e}");
+    std::os::unix::fs::symlink(model.path(), &link).expect("a temporary folder takes links");
+    let link = link.to_str().expect("UTF-8");
+    let spelled = r"tiny\u{1b}[31m\r\u{202e}";
+    let output = "a\x1b[2Jb.png";
+    let run = |model: &str| draw(folder.path(), &["-p", "a \x1b[2J cat", "-S", "1", "-v", "-o", output, "-d", model]);
+    let good = run(link).succeeds();
+    assert!(good.stderr.contains(r"wrote a\u{1b}[2Jb.png") && !good.stderr.contains('\x1b'), "{}", good.stderr);
+    model.change_json("model_index.json", |index| drop(index.insert("_class_name".into(), json!("\x1b[2J\n"))));
+    let bad = run(link).fails(1, &[spelled, r"`\u{1b}[2J\n`"]);
+    assert!(!bad.stderr.contains('\x1b'), "{}", bad.stderr);
+}
+
 /// Weights lie in mapped files, and reading what was cut off of one ends the program.
 #[test]
 fn a_file_that_changes_before_its_weights_are_loaded_is_named() {
