@@ -1,5 +1,6 @@
 //! The one error type: what is wrong, where, and how to mend it.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 
@@ -79,15 +80,62 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0.what)?;
+        write!(f, "{}", escaped(&self.0.what))?;
         if let Some(place) = &self.0.place {
-            write!(f, "\n  in: {place}")?;
+            write!(f, "\n  in: {}", escaped(place))?;
         }
         if let Some(hint) = &self.0.hint {
-            write!(f, "\n  hint: {hint}")?;
+            write!(f, "\n  hint: {}", escaped(hint))?;
         }
         Ok(())
     }
 }
 
 impl std::error::Error for Error {}
+
+/// One line of text in which what a terminal obeys instead of showing it is spelled out, as in `\u{1b}`: control
+/// characters, line ends too, and what changes the direction of text. File names, prompts and what is in files may hold
+/// any of these.
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    let is_obeyed = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(is_obeyed) {
+        return Cow::Borrowed(text);
+    }
+    let mut line = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if is_obeyed(c) {
+            line.extend(c.escape_default());
+        } else {
+            line.push(c);
+        }
+    }
+    Cow::Owned(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_obeys_is_spelled_out_and_all_else_stays() {
+        for text in ["", "a `b` c", "käse 🧀 \u{200d}", "C:\\folder", "עברית"] {
+            assert!(matches!(escaped(text), Cow::Borrowed(same) if same == text), "{text}");
+        }
+        assert_eq!(escaped("\x1b[2J\r\n\t\0\x7f"), r"\u{1b}[2J\r\n\t\u{0}\u{7f}");
+        assert_eq!(escaped("é\u{9b}31m\u{85}"), r"é\u{9b}31m\u{85}");
+        for c in "\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}".chars() {
+            assert_eq!(escaped(&c.to_string()), format!("\\u{{{:x}}}", c as u32));
+        }
+        let spelled = escaped("\x1b").into_owned();
+        assert_eq!(escaped(&spelled), spelled, "what is spelled out stays as it is");
+    }
+
+    #[test]
+    fn every_part_of_an_error_is_one_line() {
+        let error = Error::new("a\nb").at_path(Path::new("c\x1bd")).hint("e\rf");
+        assert_eq!(error.to_string(), "a\\nb\n  in: c\\u{1b}d\n  hint: e\\rf");
+    }
+}

@@ -13,12 +13,14 @@ use clap::Parser;
 use flux::error::Kind;
 
 use crate::cli::{Cli, Command};
+use crate::commands::bus_error;
 use crate::commands::signals::Signals;
 use crate::progress::say;
 
 fn main() -> ExitCode {
     let start = Instant::now();
     let cli = Cli::parse();
+    bus_error::explain();
     let signals = Signals::default();
     let done = match &cli.command {
         Some(Command::Bench(args)) => commands::bench::run(args),

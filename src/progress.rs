@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
+use flux::error::escaped;
 use flux::pipeline::{Progress, Stage};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -33,11 +34,13 @@ impl Console {
         self.line(self.verbose, text);
     }
 
+    /// The text may hold names of files and what is in them.
     fn line(&self, wanted: bool, text: &str) {
+        let text = escaped(text);
         match &self.bar {
             _ if !wanted => {}
-            Some((_, bar)) => bar.suspend(|| say(text)),
-            None => say(text),
+            Some((_, bar)) => bar.suspend(|| say(&text)),
+            None => say(&text),
         }
     }
 

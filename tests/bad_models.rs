@@ -16,6 +16,17 @@ const TRANSFORMER: &str = "transformer/diffusion_pytorch_model.safetensors";
 const VAE: &str = "vae/diffusion_pytorch_model.safetensors";
 const ENCODER: &str = "text_encoder/model.safetensors";
 const WEIGHTS: [&str; 3] = [TRANSFORMER, VAE, ENCODER];
+/// The files that a model needs.
+const FILES: [&str; 8] = [
+    "model_index.json",
+    "text_encoder/config.json",
+    "tokenizer/tokenizer.json",
+    "transformer/config.json",
+    "vae/config.json",
+    ENCODER,
+    TRANSFORMER,
+    VAE,
+];
 
 fn run(model: &ModelCopy) -> (Run, Vec<String>) {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -39,21 +50,39 @@ fn an_undamaged_copy_works() {
 
 #[test]
 fn a_missing_file_is_named() {
-    let needed = [
-        "model_index.json",
-        "text_encoder/config.json",
-        "tokenizer/tokenizer.json",
-        "transformer/config.json",
-        "vae/config.json",
-        ENCODER,
-        TRANSFORMER,
-        VAE,
-    ];
-    for name in needed {
+    for name in FILES {
         let model = ModelCopy::new();
         model.remove(name);
         let folder = name.split('/').next().expect("a name");
         refused(&model, &[folder, "hint: "]);
+    }
+}
+
+/// A pipe in place of a file would be waited for, and a device read without end.
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_refused_at_once() {
+    for name in FILES {
+        let model = ModelCopy::new();
+        model.remove(name);
+        let made = std::process::Command::new("mkfifo").arg(model.file(name)).status();
+        assert!(made.is_ok_and(|made| made.success()), "mkfifo is there");
+        refused(&model, &["not a regular file", name, "hint: "]);
+        model.remove(name);
+        std::os::unix::fs::symlink("/dev/zero", model.file(name)).expect("a temporary folder takes links");
+        refused(&model, &["not a regular file", name, "hint: "]);
+    }
+}
+
+#[test]
+fn a_file_that_is_longer_than_any_of_its_kind_is_refused_with_the_bound() {
+    let index = "text_encoder/model.safetensors.index.json";
+    for (name, limit) in [("vae/config.json", 1), ("tokenizer/tokenizer.json", 64), (index, 16)] {
+        let model = ModelCopy::new();
+        model.remove(if name == index { ENCODER } else { name });
+        // It takes no room on the disk, and in memory no more than the bound.
+        std::fs::File::create(model.file(name)).and_then(|file| file.set_len(1 << 40)).expect("a long file");
+        refused(&model, &["too long", &format!("{limit} MiB"), name, "hint: "]);
     }
 }
 
@@ -121,6 +150,41 @@ fn a_truncated_weight_file_is_named() {
         let model = ModelCopy::new();
         model.change(name, |bytes| bytes.truncate(bytes.len() - 1));
         refused(&model, &[name, "hint: "]);
+    }
+}
+
+/// A terminal would obey it.
+#[cfg(unix)]
+#[test]
+fn names_of_files_and_what_is_in_them_are_spelled_out() {
+    let model = ModelCopy::new();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let link = folder.path().join("tiny\x1b[31m\r\u{202e}");
+    std::os::unix::fs::symlink(model.path(), &link).expect("a temporary folder takes links");
+    let link = link.to_str().expect("UTF-8");
+    let spelled = r"tiny\u{1b}[31m\r\u{202e}";
+    let output = "a\x1b[2Jb.png";
+    let run = |model: &str| draw(folder.path(), &["-p", "a \x1b[2J cat", "-S", "1", "-v", "-o", output, "-d", model]);
+    let good = run(link).succeeds();
+    assert!(good.stderr.contains(r"wrote a\u{1b}[2Jb.png") && !good.stderr.contains('\x1b'), "{}", good.stderr);
+    model.change_json("model_index.json", |index| drop(index.insert("_class_name".into(), json!("\x1b[2J\n"))));
+    let bad = run(link).fails(1, &[spelled, r"`\u{1b}[2J\n`"]);
+    assert!(!bad.stderr.contains('\x1b'), "{}", bad.stderr);
+}
+
+/// Weights lie in mapped files, and reading what was cut off of one ends the program.
+#[test]
+fn a_file_that_changes_before_its_weights_are_loaded_is_named() {
+    for name in WEIGHTS {
+        let copy = ModelCopy::new();
+        copy.change(name, |_| {});
+        let dir = ModelFiles::open(copy.path()).expect("the folder is there");
+        let model = Model::load(Cpu::new(Precision::F32), &dir).expect("it is whole");
+        let file = std::fs::File::options().write(true).open(copy.file(name)).expect("a file of ours");
+        file.set_len(4096).expect("it can be cut off");
+        let request = Request { width: Some(32), height: Some(32), steps: Some(1), ..Request::new("a cat", 1) };
+        let error = model.generate(&request).map(drop).expect_err("cut off").to_string();
+        assert!(error.contains("has 4096 now") && error.contains(name) && error.contains("hint: "), "{error}");
     }
 }
 

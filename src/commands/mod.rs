@@ -1,6 +1,7 @@
 //! What the program does: one file for each subcommand, and one for none.
 
 pub mod bench;
+pub mod bus_error;
 pub mod compare;
 mod destination;
 mod device;

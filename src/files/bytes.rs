@@ -3,35 +3,57 @@
 use std::fs::File;
 use std::path::Path;
 
+use super::regular;
 use crate::error::{Error, Result};
 
 /// The bytes of a file: mapped, or part of the program.
 pub enum Bytes {
     /// A mapped file.
-    Mapped(memmap2::Mmap),
+    Mapped(Mapped),
     /// Bytes that the program carries.
     Embedded(&'static [u8]),
+}
+
+/// A mapped file.
+pub struct Mapped {
+    map: memmap2::Mmap,
+    /// The same file, to ask for its length.
+    file: File,
 }
 
 impl Bytes {
     /// Maps a file.
     ///
-    /// Errors when it cannot be opened or mapped.
+    /// Errors when it cannot be opened or mapped, or is no regular file.
     #[allow(unsafe_code)]
     pub fn map(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| Error::new(format!("cannot open the weights: {e}")).at_path(path))?;
+        let file = regular::open(path)?;
         // SAFETY: the map is read-only and private to this value. If another process truncates the file while we run,
-        // reading past its new end raises SIGBUS and ends the program; if it writes, we compute with what it wrote.
+        // reading past its new end raises SIGBUS and ends the program, which names the reason where it handles the signal; if it writes, we compute with what it wrote.
         // Neither breaks memory safety: we hand out plain numbers, for which every bit pattern is valid.
         let map = unsafe { memmap2::Mmap::map(&file) };
-        map.map(Bytes::Mapped).map_err(|e| Error::new(format!("cannot map the weights: {e}")).at_path(path))
+        map.map(|map| Bytes::Mapped(Mapped { map, file })).map_err(|e| {
+            Error::new(format!("cannot map the weights into memory: {e}"))
+                .at_path(path)
+                .hint("is address space limited (`ulimit -v`)? otherwise copy the model to a local disk")
+        })
     }
 
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         match self {
-            Bytes::Mapped(map) => map,
+            Bytes::Mapped(mapped) => &mapped.map,
             Bytes::Embedded(bytes) => bytes,
+        }
+    }
+
+    /// How long the file is now, which is another length where it was changed since it was mapped.
+    ///
+    /// Errors when the system does not tell.
+    pub fn length_now(&self) -> std::io::Result<u64> {
+        match self {
+            Bytes::Mapped(mapped) => Ok(mapped.file.metadata()?.len()),
+            Bytes::Embedded(bytes) => Ok(bytes.len() as u64),
         }
     }
 }

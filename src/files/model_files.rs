@@ -1,16 +1,23 @@
 //! The files of a model: in a folder on disk, or carried in the program.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
 use super::bytes::Bytes;
+use super::regular;
 use super::safetensors::Safetensors;
 use super::tensor_files::TensorFiles;
 use crate::error::{Error, Result};
 
 const FETCH_AGAIN: &str = "the file is damaged or its download was cut off: fetch it again";
+const NAME_ANOTHER: &str = "this is a fault of the program: name a model folder with `-d` instead";
+/// The longest config; those of the published models have 2 kB.
+const CONFIG_BYTES: usize = 1 << 20;
+/// The longest list of shards.
+const INDEX_BYTES: usize = 16 << 20;
 
 /// A file that the program carries: its name in the model folder, and its bytes.
 pub type EmbeddedFile = (&'static str, &'static [u8]);
@@ -30,10 +37,12 @@ impl ModelFiles {
     /// Errors when it is no folder, or has no `model_index.json`.
     pub fn open(path: &Path) -> Result<Self> {
         const HINT: &str = "fetch a model with `scripts/download_model.sh 4b`, or leave out `-d` for the default model";
-        if !path.is_dir() {
-            return Err(Error::new(format!("no such model folder: `{}`", path.display())).hint(HINT));
+        match path.metadata() {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(regular::unreadable(&error, path)),
+            Ok(found) if found.is_dir() => {}
+            _ => return Err(Error::new(format!("no such model folder: `{}`", path.display())).hint(HINT)),
         }
-        if !path.join("model_index.json").is_file() {
+        if !regular::exists(&path.join("model_index.json")) {
             return Err(Error::new("not a model folder: `model_index.json` is missing").at_path(path).hint(HINT));
         }
         Ok(Self::Folder(path.to_path_buf()))
@@ -71,10 +80,10 @@ impl ModelFiles {
         }
     }
 
-    /// Whether the file exists.
-    pub fn exists(&self, name: &str) -> bool {
+    /// Whether there is a file of this name, or something else in its place.
+    fn exists(&self, name: &str) -> bool {
         match self {
-            Self::Folder(root) => root.join(name).is_file(),
+            Self::Folder(root) => regular::exists(&root.join(name)),
             Self::Embedded(files) => files.iter().any(|(file, _)| *file == name),
         }
     }
@@ -103,34 +112,33 @@ impl ModelFiles {
             Self::Folder(root) => Bytes::map(&root.join(name)),
             Self::Embedded(files) => {
                 let found = files.iter().find(|(file, _)| *file == name);
-                found
-                    .map(|(_, bytes)| Bytes::Embedded(bytes))
-                    .ok_or_else(|| Error::new("missing file").at(self.display(name)))
+                found.map(|(_, bytes)| Bytes::Embedded(bytes)).ok_or_else(|| {
+                    Error::new("the built-in model lacks this file").at(self.display(name)).hint(NAME_ANOTHER)
+                })
             }
         }
     }
 
-    /// The bytes of a small file.
-    pub fn read(&self, name: &str) -> Result<Vec<u8>> {
+    /// The bytes of a file that is at most `limit` bytes long.
+    ///
+    /// Errors when it is longer, cannot be read, or is no regular file.
+    pub fn read(&self, name: &str, limit: usize) -> Result<Vec<u8>> {
         match self {
-            Self::Folder(root) => {
-                let path = root.join(name);
-                std::fs::read(&path).map_err(|e| {
-                    Error::new(format!("cannot read the file: {e}"))
-                        .at_path(&path)
-                        .hint("is the download complete? `scripts/download_model.sh` resumes it")
-                })
-            }
+            Self::Folder(root) => regular::read(&root.join(name), limit),
             Self::Embedded(_) => Ok(self.bytes(name)?.as_slice().to_vec()),
         }
     }
 
-    /// A JSON file.
+    /// A config, in JSON.
     ///
-    /// Errors when it cannot be read, is no JSON, or lacks a key.
+    /// Errors when it cannot be read, is longer than any config, is no JSON, or lacks a key.
     pub fn json<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
-        serde_json::from_slice(&self.read(name)?)
-            .map_err(|e| Error::new(format!("invalid JSON: {e}")).at(self.display(name)))
+        self.json_within(name, CONFIG_BYTES)
+    }
+
+    fn json_within<T: DeserializeOwned>(&self, name: &str, limit: usize) -> Result<T> {
+        serde_json::from_slice(&self.read(name, limit)?)
+            .map_err(|e| Error::new(format!("invalid JSON: {e}")).at(self.display(name)).hint(FETCH_AGAIN))
     }
 
     /// The tensors of a component: those of `<folder>/<stem>.safetensors`, or of the shards that
@@ -166,18 +174,18 @@ impl ModelFiles {
         struct Index {
             weight_map: HashMap<String, String>,
         }
-        let index: Index = self.json(index_name)?;
+        let index: Index = self.json_within(index_name, INDEX_BYTES)?;
         let mut shards: Vec<String> = index.weight_map.into_values().collect();
         shards.sort();
         shards.dedup();
         // A name with a separator could point anywhere on this machine.
         if let Some(bad) = shards.iter().find(|name| name.contains(['/', '\\']) || name.starts_with('.')) {
-            return Err(
-                Error::new(format!("the index names `{bad}`, which is no file beside it")).at(self.display(index_name))
-            );
+            return Err(Error::new(format!("the index names `{bad}`, which is no file beside it"))
+                .at(self.display(index_name))
+                .hint(FETCH_AGAIN));
         }
         if shards.is_empty() {
-            return Err(Error::new("the index names no file").at(self.display(index_name)));
+            return Err(Error::new("the index names no file").at(self.display(index_name)).hint(FETCH_AGAIN));
         }
         Ok(shards.into_iter().map(|name| format!("{folder}/{name}")).collect())
     }

@@ -22,6 +22,7 @@ use super::atomic::AtomicFile;
 use super::dequantise::dequantise_rows;
 use super::e4m3::{MULTIPLE, quantise_row};
 use super::format::Format;
+use super::regular;
 use super::safetensors::{Safetensors, scales_name};
 use super::tensor_files::TensorFiles;
 use super::tensor_view::TensorView;
@@ -84,7 +85,9 @@ pub fn attach(
     let matrix = |(name, shape): (String, [usize; 2])| Ok(Matrix { view: files.get(&name, &shape)?, name });
     let matrices: Vec<Matrix> = held.map(matrix).collect::<Result<_>>()?;
     let origin = Origin::of(folder, files, &matrices)?;
-    let found = if path.is_file() { Some(Safetensors::open(&path, REMEDY)?) } else { None };
+    // A pipe or a device there is refused rather than replaced. A folder is not replaced: writing says so.
+    let there = regular::exists(&path) && !path.is_dir();
+    let found = if there { Some(Safetensors::open(&path, REMEDY)?) } else { None };
     let misfit = found.as_ref().map(|found| origin.misfit(found));
     let (opened, outcome) = match (found, misfit) {
         (Some(found), Some(None)) => (found, QuantisedCache::Found),

@@ -74,6 +74,19 @@ impl Safetensors {
         &self.bytes
     }
 
+    /// Errors when the file is not as long as when it was opened. Reading what was cut off would end the program.
+    pub fn check_length(&self) -> Result<()> {
+        let then = self.bytes.as_slice().len() as u64;
+        let what = match self.bytes.length_now() {
+            Ok(now) if now == then => return Ok(()),
+            Ok(now) => format!("the file had {then} bytes when it was opened, and has {now} now"),
+            Err(error) => format!("the file cannot be read any more: {error}"),
+        };
+        Err(Error::new(what)
+            .at_path(&self.path)
+            .hint("leave a model's files as they are while images are made; run again"))
+    }
+
     /// The header's metadata.
     pub fn metadata(&self) -> &HashMap<String, String> {
         &self.metadata

@@ -37,6 +37,11 @@ impl TensorFiles {
         &self.files
     }
 
+    /// Errors when one of the files is not as long as when it was opened.
+    pub fn check_lengths(&self) -> Result<()> {
+        self.files.iter().chain(&self.quantised).try_for_each(Safetensors::check_length)
+    }
+
     /// Name, rows and columns of all matrices of floats that have values, sorted by name.
     pub fn matrices(&self) -> Vec<(String, [usize; 2])> {
         let of_file = |file| Safetensors::matrices(file).map(|(name, shape)| (name.to_string(), shape));

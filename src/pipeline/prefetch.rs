@@ -46,6 +46,7 @@ pub(super) fn load_text_encoder<B: Backend>(
     info: &ModelInfo,
     report: &mut dyn FnMut(u64),
 ) -> Result<TextEncoder<B>> {
+    files.text_encoder.check_lengths()?;
     thread::scope(|scope| {
         let warming_up = scope.spawn(|| backend.warm_up());
         let load =
@@ -62,6 +63,7 @@ pub(super) fn load_transformer<B: Backend>(
     info: &ModelInfo,
     report: &mut dyn FnMut(u64),
 ) -> Result<Transformer<B>> {
+    files.transformer.check_lengths()?;
     backend.load(|| Transformer::load(&Weights::new(backend, &files.transformer), &info.transformer), report)
 }
 
@@ -71,6 +73,7 @@ pub(super) fn load_decoder<B: Backend>(
     info: &ModelInfo,
     report: &mut dyn FnMut(u64),
 ) -> Result<Decoder<B>> {
+    files.vae.check_lengths()?;
     backend.load(|| Decoder::load(&Weights::new(backend, &files.vae), &info.vae), report)
 }
 

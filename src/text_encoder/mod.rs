@@ -4,8 +4,10 @@
 //! head are never loaded. Padding tokens have states too, and the transformer was trained with them.
 
 mod config;
+mod guard;
 mod layer;
 mod prompt;
+mod tokenizer_file;
 
 pub use config::TextEncoderConfig;
 pub use layer::Layer;

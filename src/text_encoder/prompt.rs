@@ -1,12 +1,13 @@
 //! A prompt to token ids: chat template, byte-level BPE, truncation and padding.
 
-use tokenizers::models::bpe::BPE;
-use tokenizers::{DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl};
-
+use super::guard::guarded;
+use super::tokenizer_file::{self, Inner};
 use crate::error::{Error, Result};
 use crate::files::ModelFiles;
 
 const FILE: &str = "tokenizer/tokenizer.json";
+/// The longest tokenizer; Qwen3's has 11 MB.
+const MAX_BYTES: usize = 64 << 20;
 /// The token that pads a prompt at its end.
 const PAD: &str = "<|endoftext|>";
 
@@ -21,41 +22,36 @@ pub struct PromptTokens {
     pub truncated: usize,
 }
 
-/// A tokenizer whose model type is given, so that the file is parsed once: 150 ms for Qwen3's 11 MB on one core.
-/// `tokenizers::Tokenizer` takes 220 ms, because it reads a tree first to find the model type, and copies that twice.
-type Inner = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
-
 /// The model's own tokenizer.
 pub struct Tokenizer {
     inner: Inner,
     pad: u32,
     length: usize,
+    /// Its path, for messages.
+    file: String,
 }
 
 impl Tokenizer {
     /// Reads `tokenizer/tokenizer.json`; prompts become `length` tokens.
     ///
-    /// Errors when the file is missing, no tokenizer, or lacks a token of the template.
+    /// Errors when the file is missing, no tokenizer of Qwen's kind, or lacks a token of the template.
     pub fn load(dir: &ModelFiles, length: usize) -> Result<Self> {
-        let text = String::from_utf8(dir.read(FILE)?)
-            .map_err(|_| Error::new("the tokenizer is no UTF-8 text").at(dir.display(FILE)))?;
-        let mut inner: Inner = serde_json::from_str(&text).map_err(|e| {
-            Error::new(format!("not a tokenizer: {e}"))
+        let refused = |what: String| {
+            Error::new(what)
                 .at(dir.display(FILE))
-                .hint("the file is damaged or its download was cut off: fetch it again")
-        })?;
-        // Some files carry a length of their own, which is not the one to use.
-        let _ = inner.with_truncation(None);
-        inner.with_padding(None);
+                .hint("this is not the tokenizer of a klein model, or its download was cut off: fetch it again")
+        };
+        let bytes = dir.read(FILE, MAX_BYTES)?;
+        let inner = guarded(|| tokenizer_file::parse(&bytes))
+            .unwrap_or_else(|panic| Err(format!("not a tokenizer: {panic}")))
+            .map_err(refused)?;
         for token in ["<|im_start|>", "<|im_end|>", PAD] {
             if inner.token_to_id(token).is_none() {
-                return Err(Error::new(format!("the tokenizer has no token `{token}`"))
-                    .at(dir.display(FILE))
-                    .hint("this is not the tokenizer of a klein model"));
+                return Err(refused(format!("the tokenizer has no token `{token}`")));
             }
         }
         let pad = inner.token_to_id(PAD).expect("checked above");
-        Ok(Self { inner, pad, length })
+        Ok(Self { inner, pad, length, file: dir.display(FILE) })
     }
 
     /// The prompt in the chat template, cut to the length on the right and padded to it.
@@ -64,13 +60,112 @@ impl Tokenizer {
     /// Source: Qwen3's chat template for one user message with thinking disabled.
     pub fn encode(&self, prompt: &str) -> Result<PromptTokens> {
         let text = format!("<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
-        let encoding =
-            self.inner.encode_fast(text, false).map_err(|e| Error::new(format!("cannot tokenize the prompt: {e}")))?;
+        let failed = |why: String| {
+            Error::new(format!("cannot tokenize the prompt: {why}"))
+                .at(self.file.as_str())
+                .hint("fetch the tokenizer again; if it is whole, word the prompt otherwise")
+        };
+        let encoding = guarded(|| self.inner.encode_fast(text, false).map_err(|e| e.to_string()))
+            .and_then(|encoded| encoded)
+            .map_err(failed)?;
         let mut ids = encoding.get_ids().to_vec();
         let truncated = ids.len().saturating_sub(self.length);
         ids.truncate(self.length);
         let real = ids.len();
         ids.resize(self.length, self.pad);
         Ok(PromptTokens { ids, real, truncated })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// What loading the built-in model's tokenizer gives after `change`.
+    fn changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer> {
+        let mut tokenizer =
+            serde_json::from_slice(include_bytes!("../../models/tiny/tokenizer/tokenizer.json")).unwrap();
+        change(&mut tokenizer);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("tokenizer")).unwrap();
+        std::fs::write(folder.path().join(FILE), tokenizer.to_string()).unwrap();
+        let start = Instant::now();
+        let loaded = Tokenizer::load(&ModelFiles::Folder(folder.path().to_path_buf()), 64);
+        // Each takes less than half a second; other tests run at the same time.
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        loaded
+    }
+
+    #[track_caller]
+    fn refused(words: &[&str], change: impl FnOnce(&mut Value)) {
+        let error = changed(change).map(drop).unwrap_err().to_string();
+        let found = words.iter().chain(&[FILE, "hint: "]).all(|word| error.contains(word));
+        assert!(found && error.len() < 1000, "{error}");
+    }
+
+    fn added(content: String) -> Value {
+        json!({ "id": 9999, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true })
+    }
+
+    #[test]
+    fn steps_of_tokenizing_that_qwen_has_not_are_refused_by_name() {
+        refused(&["model is `WordPiece`"], |file| file["model"]["type"] = json!("WordPiece"));
+        refused(&["normalizer is `Replace`"], |file| {
+            file["normalizer"] = json!({ "type": "Replace", "pattern": { "Regex": "(a*)*b" }, "content": "" })
+        });
+        refused(&["post_processor is `TemplateProcessing`"], |file| {
+            file["post_processor"] = json!({ "type": "TemplateProcessing", "single": [] })
+        });
+        refused(&["decoder is `Fuse`"], |file| file["decoder"] = json!({ "type": "Fuse" }));
+        refused(&["no pre_tokenizer"], |file| file["pre_tokenizer"] = Value::Null);
+        refused(&["pre_tokenizer is `Metaspace`"], |file| file["pre_tokenizer"]["type"] = json!("Metaspace"));
+        refused(&["`Sequence` of [\"Digits\", \"ByteLevel\"]"], |file| {
+            file["pre_tokenizer"]["pretokenizers"][0] = json!({ "type": "Digits", "individual_digits": true })
+        });
+        refused(&["`Sequence` of [\"Split\"]"], |file| {
+            file["pre_tokenizer"]["pretokenizers"].as_array_mut().unwrap().truncate(1)
+        });
+        refused(&["pattern `(a*)*b`"], |file| {
+            file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!("(a*)*b")
+        });
+        refused(&["add_prefix_space"], |file| {
+            file["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = json!(true)
+        });
+        for (key, value) in
+            [("dropout", json!(0.5)), ("continuing_subword_prefix", json!("é")), ("unk_token", json!("x"))]
+        {
+            refused(&["model has ", key], |file| file["model"][key] = value);
+        }
+    }
+
+    #[test]
+    fn a_tokenizer_larger_than_any_of_its_kind_is_refused_at_once() {
+        let tokens = |file: &mut Value, tokens: Vec<Value>| file["added_tokens"].as_array_mut().unwrap().extend(tokens);
+        refused(&["added token `xxx", "50000 bytes", "at most 256"], |file| {
+            tokens(file, vec![added("x".repeat(50_000))])
+        });
+        refused(&["5005 added tokens", "at most 4096"], |file| {
+            tokens(file, (0..5000).map(|i| added(format!("token {i}"))).collect())
+        });
+        refused(&["400001 tokens", "at most 400000"], |file| {
+            file["model"]["vocab"] =
+                (0..400_001).map(|i| (format!("{i}"), json!(i))).collect::<serde_json::Map<_, _>>().into()
+        });
+        refused(&["400001 merges"], |file| file["model"]["merges"] = json!(vec!["a b"; 400_001]));
+        refused(&["the token `xxx", "2000 bytes"], |file| file["model"]["vocab"]["x".repeat(2000)] = json!(7));
+        refused(&["the token `~~`", "the id 4294967295"], |file| file["model"]["vocab"]["~~"] = json!(u32::MAX));
+        changed(|file| tokens(file, (0..4000).map(|i| added(format!("{i:0>256}"))).collect())).unwrap();
+    }
+
+    #[test]
+    fn merges_that_name_no_token_or_are_no_pair_are_refused() {
+        for bad in [json!("a b c"), json!("ab"), json!(["a"]), json!(["a", "b", "c"]), json!(3), json!(["~~~", "a"])] {
+            refused(&["not a tokenizer"], |file| file["model"]["merges"] = json!([bad]));
+        }
     }
 }

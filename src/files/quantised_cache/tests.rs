@@ -304,3 +304,14 @@ fn a_file_that_cannot_be_written_is_said_and_costs_nothing() {
     assert!(files.get(DOUBLE, &[5, 20]).unwrap().quantised().is_none());
     assert_eq!(fs::read_dir(model.path()).unwrap().count(), 2, "no partial file is left");
 }
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_its_place_is_refused_and_stays() {
+    let model = Model::new();
+    let made = std::process::Command::new("mkfifo").arg(model.cache()).status();
+    assert!(made.is_ok_and(|made| made.success()), "mkfifo is there");
+    let error = model.attach().1.unwrap_err().to_string();
+    assert!(error.contains("not a regular file") && error.contains(FILE), "{error}");
+    assert!(!fs::metadata(model.cache()).unwrap().is_file());
+}
