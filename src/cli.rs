@@ -11,6 +11,8 @@ use flux::{Error, Result};
 
 /// The most images of one command.
 const MAX_COUNT: u64 = 10_000;
+/// The most threads.
+const MAX_THREADS: u64 = crate::threads::MAX as u64;
 
 /// Draws the image that a prompt describes.
 ///
@@ -19,7 +21,7 @@ const MAX_COUNT: u64 = 10_000;
 #[command(name = "flux", version, arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM, 129 by \
-                        SIGHUP.\n\
+                        SIGHUP, 70 a defect of the program.\n\
                         The seed of an image is printed, and stored in a PNG.\n\
                         Examples:\n  \
                         flux -p \"a red circle on a blue background\" -o circle.png\n  \
@@ -84,6 +86,9 @@ pub struct DeviceArgs {
     /// GPU memory for weights, activations, CUDA graphs and cuBLASLt's workspace, in GiB [default: 80% of what is free]
     #[arg(long, value_name = "GIB", value_parser = gibibytes)]
     pub gpu_memory: Option<f64>,
+    /// Threads on the CPU, 1 to 1024; an image is the same on any number [default: $RAYON_NUM_THREADS, else one per core]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=MAX_THREADS))]
+    pub threads: Option<u64>,
 }
 
 impl DeviceArgs {
@@ -189,6 +194,10 @@ pub struct Generate {
     /// Print the path of the image to stdout
     #[arg(long)]
     pub print_path: bool,
+    /// Panic once the first image is computed
+    #[cfg(debug_assertions)]
+    #[arg(long, hide = true)]
+    pub panic_for_test: bool,
 }
 
 /// `--device`

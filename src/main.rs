@@ -1,15 +1,19 @@
 //! The command line program: parse, run the command, print the error.
 
+mod allocator;
 mod bench;
 mod cli;
 mod commands;
+mod panics;
 mod progress;
 mod report;
+mod threads;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use flux::Result;
 use flux::error::Kind;
 
 use crate::cli::{Cli, Command};
@@ -17,16 +21,15 @@ use crate::commands::bus_error;
 use crate::commands::signals::Signals;
 use crate::progress::say;
 
+#[global_allocator]
+static ALLOCATOR: allocator::OrExit = allocator::OrExit;
+
 fn main() -> ExitCode {
     let start = Instant::now();
-    let cli = Cli::parse();
     bus_error::explain();
     let signals = Signals::default();
-    let done = match &cli.command {
-        Some(Command::Bench(args)) => commands::bench::run(args),
-        Some(Command::Compare { a, b, min_psnr }) => commands::compare::run(a, b, *min_psnr),
-        None => commands::generate::run(&cli.generate, start, &signals),
-    };
+    let done = panics::caught(|| run(&Cli::parse(), start, &signals));
+    let Some(done) = done else { return ExitCode::from(panics::EXIT_CODE) };
     let Err(error) = done else { return ExitCode::SUCCESS };
     if error.kind() != Kind::Cancelled {
         say(&format!("error: {error}"));
@@ -39,4 +42,28 @@ fn main() -> ExitCode {
             ExitCode::from(signals.exit_code())
         }
     }
+}
+
+fn run(cli: &Cli, start: Instant, signals: &Signals) -> Result<()> {
+    match &cli.command {
+        Some(Command::Bench(args)) => {
+            start_threads(args.on.threads, false)?;
+            commands::bench::run(args)
+        }
+        Some(Command::Compare { a, b, min_psnr }) => commands::compare::run(a, b, *min_psnr),
+        None => {
+            start_threads(cli.generate.on.threads, cli.generate.quiet)?;
+            commands::generate::run(&cli.generate, start, signals)
+        }
+    }
+}
+
+/// Starts the threads that compute, before anything uses them.
+fn start_threads(wanted: Option<u64>, quiet: bool) -> Result<()> {
+    if let Some(note) = threads::start(wanted)?
+        && !quiet
+    {
+        say(&format!("note: {note}"));
+    }
+    Ok(())
 }

@@ -36,7 +36,8 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     // Opening a GPU takes the driver long, so another thread opens the model meanwhile. The tokenizer is read on until
     // the prompt is encoded.
     let name = dir.name();
-    let opening = thread::spawn(move || timed(|| OpenModel::open(&dir)));
+    let opening = thread::Builder::new().spawn(move || timed(|| OpenModel::open(&dir)));
+    let opening = opening.map_err(|e| Error::no_thread(&e))?;
     let (device, device_s) = timed(|| choose_device(&args.on, &console));
     let device = device?;
     let (model, open_s) =
@@ -185,6 +186,10 @@ impl Job<'_> {
 
     /// Writes an image and prints where.
     fn save(&self, Decoded { rgb, plan }: Decoded, target: &Destination, console: &Console) -> Result<Saved> {
+        #[cfg(debug_assertions)]
+        if self.args.panic_for_test {
+            rayon::scope(|scope| scope.spawn(|_| panic!("`--panic-for-test`\nwas given")));
+        }
         let &Plan { width, height, steps, guidance, seed, .. } = &plan;
         let facts = [
             ("prompt", self.request.prompt.clone()),

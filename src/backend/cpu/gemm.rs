@@ -17,8 +17,11 @@ use crate::nn::Linear;
 /// Weight rows that are widened at once: 256 rows of 3072 in float32 are 3 MiB, which stays in the cache of a core
 /// and is long enough for the multiplication to run at its full speed.
 const PANEL_ROWS: usize = 256;
+/// Panels of a small matrix, which is cut finer so that every core has a task. The cut decides how `gemm` orders its
+/// sums, so that it depends on the matrix alone and never on the number of threads.
+const PANELS: usize = 16;
 /// Activation rows of one task, so that a tall product with few weight rows still fills all cores.
-const BLOCK_ROWS: usize = 1024;
+const BLOCK_ROWS: usize = 512;
 
 /// Terms of bfloat16 that hold a float32 activation exactly: the products are exact and only sums round.
 const EXACT_TERMS: usize = 3;
@@ -140,11 +143,9 @@ pub(super) fn small(
     }
 }
 
-/// Cuts the parts into panels: (part, its rows, first output column).
+/// Cuts the parts into panels, by their shapes alone: (part, its rows, first output column).
 fn panels(parts: &[TensorView], n: usize) -> Vec<(usize, std::ops::Range<usize>, usize)> {
-    // Small matrices are cut finer, so that every core has a task.
-    let fair = n.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(16);
-    let size = PANEL_ROWS.min(fair);
+    let size = PANEL_ROWS.min(n.div_ceil(PANELS).next_multiple_of(32));
     let mut first = 0;
     let mut panels = Vec::new();
     for (index, part) in parts.iter().enumerate() {
