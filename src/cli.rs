@@ -1,12 +1,15 @@
 //! The command line: flags to values of the right type. `Model::plan` decides whether the model can do what they ask.
 
+mod prompt;
+
 use std::env;
+use std::ffi::OsString;
 use std::io::Read;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
-use flux::pipeline::{MAX_PROMPT_BYTES, Request};
+use flux::pipeline::Request;
 use flux::{Error, Result};
 
 /// The most images of one command.
@@ -143,7 +146,7 @@ pub struct Generate {
     pub model: ModelArgs,
     /// What to draw, at most 64 KiB; `-` reads it from standard input
     #[arg(short, long, value_name = "TEXT", required = true)]
-    prompt: Option<String>,
+    prompt: Option<OsString>,
     /// File to write: .png, .jpg, .jpeg or .webp [default: flux-SEED.png]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -248,36 +251,19 @@ fn decibels(text: &str) -> std::result::Result<f64, String> {
     number(text, 1000.0)
 }
 
-/// Reads the prompt from standard input, and no more than the longest prompt.
-fn read_prompt(stdin: &mut dyn Read) -> Result<String> {
-    // One more byte for a line end, and one to see that the prompt is longer.
-    let most = MAX_PROMPT_BYTES as u64 + 2;
-    let failed = |e: &dyn std::fmt::Display| Error::usage(format!("cannot read the prompt: {e}"));
-    let mut bytes = Vec::new();
-    stdin.take(most).read_to_end(&mut bytes).map_err(|e| failed(&e))?;
-    if bytes.ends_with(b"\n") {
-        bytes.pop(); // the line end that `echo` adds; others belong to the prompt
-    }
-    if bytes.len() > MAX_PROMPT_BYTES {
-        let read = bytes.len();
-        return Err(Error::usage(format!(
-            "the prompt is {read} bytes long or more, expected at most {MAX_PROMPT_BYTES}"
-        )));
-    }
-    String::from_utf8(bytes).map_err(|e| failed(&e))
-}
-
 impl Generate {
     /// What to draw. Reads `stdin` for the prompt `-`; draws a seed when none is given.
     ///
-    /// Errors when the prompt is too long, or standard input cannot be read as UTF-8.
+    /// Errors when the prompt is too long, no text, or missing from standard input.
     pub fn request(&self, stdin: &mut dyn Read) -> Result<Request> {
-        let mut prompt = self.prompt.clone().unwrap_or_default();
-        if prompt == "-" {
-            prompt = read_prompt(stdin).map_err(|e| e.at("standard input"))?;
-        }
+        let place = if self.reads_stdin() { "standard input" } else { "--prompt" };
+        let prompt = match &self.prompt {
+            Some(_) if self.reads_stdin() => prompt::read(stdin),
+            Some(given) => prompt::text(given.as_encoded_bytes().to_vec()),
+            None => Ok(String::new()),
+        };
         let request = Request {
-            prompt,
+            prompt: prompt.map_err(|e| e.at(place))?,
             width: self.width,
             height: self.height,
             steps: self.steps,
@@ -285,8 +271,13 @@ impl Generate {
             seed: self.seed.unwrap_or_else(|| u64::from(rand::random::<u32>())),
             guidance: self.guidance,
         };
-        request.check_prompt()?;
+        request.check_prompt().map_err(|e| e.at(place))?;
         Ok(request)
+    }
+
+    /// Whether the prompt comes from standard input.
+    pub fn reads_stdin(&self) -> bool {
+        self.prompt.as_deref().is_some_and(|prompt| prompt == "-")
     }
 
     /// Whether the seed was drawn at random.

@@ -168,9 +168,72 @@ fn a_prompt_may_be_empty_or_come_from_standard_input() {
         child.stdin.take().expect("a pipe").write_all(bytes).expect("the program reads");
         child.wait_with_output().expect("the program ends")
     };
-    assert!(piped(b"two\nlines\n").status.success());
-    assert_eq!(texts(&folder.path().join("piped.png"))[0].1, "two\nlines");
-    assert_eq!(piped(b"\xff\xfe").status.code(), Some(2));
+    for bytes in [&b"two\nlines\n"[..], b"\xef\xbb\xbftwo\r\nlines\r\n\r\n"] {
+        assert!(piped(bytes).status.success());
+        assert_eq!(texts(&folder.path().join("piped.png"))[0].1, "two\nlines");
+    }
+    for (bytes, words) in [
+        (&b"\xff\xfe"[..], "not valid UTF-8 from byte 1 on"),
+        (b"", "the prompt is empty"),
+        (b"\r\n", "the prompt is empty"),
+        (b"a c\0t", "character 4 of the prompt is the control character U+0000"),
+        (b"a cat\rand a dog", "character 6 of the prompt is the control character U+000D"),
+    ] {
+        let output = piped(bytes);
+        let said = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(words) && said.contains("in: standard input"), "{said}");
+    }
+}
+
+#[test]
+fn a_prompt_that_is_no_text_is_refused() {
+    let folder = folder();
+    draw(folder.path(), &["-p", "line\n\ttab", "-o", "out.png"]).succeeds();
+    for (prompt, words) in [
+        ("a \u{1b}[31mcat", "character 3 of the prompt is the control character U+001B"),
+        ("\u{7f}", "character 1 of the prompt is the control character U+007F"),
+        ("Käse\u{85}", "character 5 of the prompt is the control character U+0085"),
+    ] {
+        draw(folder.path(), &["-p", prompt]).fails(2, &[words, "in: --prompt"]);
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::ffi::OsStrExt;
+        let latin = std::ffi::OsStr::from_bytes(b"a k\xe4se");
+        Run::of(flux().args(SMALL).arg("-p").arg(latin)).fails(2, &["UTF-8", "from byte 4 on", "in: --prompt"]);
+    }
+    assert_eq!(names(folder.path()), ["out.png"]);
+}
+
+#[test]
+fn a_prompt_that_is_cut_off_is_told_with_its_first_words() {
+    let folder = folder();
+    let prompt = "a cat ".repeat(400) + "and a dog";
+    let run = draw(folder.path(), &["-p", &prompt, "-S", "1", "-o", "out.png"]).succeeds();
+    let note = run.stderr.lines().find(|line| line.contains("cut off")).expect("a note");
+    assert!(note.starts_with("note: the prompt is ") && note.contains(" tokens longer than the model reads"), "{note}");
+    assert!(note.contains(", from `cat a cat") || note.contains(", from `a cat a"), "{note}");
+    assert!(note.ends_with("...` on") && note.len() < 180, "{note}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn someone_at_a_terminal_is_asked_for_the_prompt() {
+    let folder = folder();
+    let line = format!("{} -p - {} -S 1 -o out.png", env!("CARGO_BIN_EXE_flux"), SMALL.join(" "));
+    let mut command = Command::new("script"); // gives the program a terminal
+    command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).current_dir(folder.path());
+    let Ok(mut child) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
+        eprintln!("skipped: no `script`");
+        return;
+    };
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    assert!(lines.any(|line| line.expect("UTF-8").contains("type the prompt; Ctrl-D")), "nothing is asked");
+    child.stdin.take().expect("a pipe").write_all(b"a cat\n\x04").expect("the terminal takes the prompt");
+    assert!(lines.any(|line| line.expect("UTF-8").contains("wrote out.png")));
+    assert!(child.wait().expect("the program ends").success());
+    assert_eq!(texts(&folder.path().join("out.png"))[0].1, "a cat");
 }
 
 #[test]
@@ -416,7 +479,7 @@ fn a_prompt_that_is_too_long_is_refused_at_once() {
     let said = String::from_utf8(output.stderr).expect("UTF-8");
     assert!(written.is_err() && output.status.code() == Some(2), "{said}");
     assert!(
-        said.contains("65538 bytes long or more") && said.contains("65536") && said.contains("standard input"),
+        said.contains("65537 bytes long or more") && said.contains("65536") && said.contains("standard input"),
         "{said}"
     );
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());

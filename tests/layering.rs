@@ -25,7 +25,7 @@ const LAYERS: [(&str, &[&str]); 22] = [
         "commands",
         &["cli", "progress", "report", "bench", "pipeline", "output", "compare", "default_model", "files", "backend"],
     ),
-    ("cli.rs", &["pipeline"]),
+    ("cli", &["pipeline"]),
     ("progress.rs", &["pipeline"]),
     ("report.rs", &["pipeline"]),
     ("bench", &["pipeline", "output", "files", "nn", "tensor", "ops", "backend"]),

@@ -1,6 +1,6 @@
 //! `flux` without a subcommand: makes images and writes them to files.
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -24,6 +24,9 @@ use crate::report::{Report, peak_host_bytes};
 /// work as cancelled once the flags are checked, and the program at once before that.
 pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     args.check()?;
+    if args.reads_stdin() && !args.quiet && io::stdin().is_terminal() {
+        say("type the prompt; Ctrl-D on a line of its own ends it");
+    }
     let request = args.request(&mut io::stdin())?;
     let targets = args.outputs(request.seed)?.iter().map(|path| Target::new(path)).collect::<Result<_>>()?;
     let dir = model_dir(&args.model).and_then(|dir| dir.map_or_else(default_model, Ok))?;
