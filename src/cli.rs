@@ -1,6 +1,7 @@
 //! The command line: flags to values of the right type. `Model::plan` decides whether the model can do what they ask.
 
 mod prompt;
+mod values;
 
 use std::env;
 use std::ffi::OsString;
@@ -11,6 +12,7 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use flux::pipeline::Request;
 use flux::{Error, Result};
+use values::{Seed, Size};
 
 /// The most images of one command.
 const MAX_COUNT: u64 = 10_000;
@@ -19,7 +21,7 @@ const MAX_COUNT: u64 = 10_000;
 ///
 /// Without --dir it uses a small model that is part of the program and draws emoji-like scenes of 256x256 pixels.
 #[derive(Parser)]
-#[command(name = "flux", version, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(name = "flux", version, arg_required_else_help = true)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 ended by SIGTERM.\n\
                         The seed of an image is printed, and stored in a PNG.\n\
@@ -84,7 +86,7 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto)]
     pub precision: PrecisionChoice,
     /// GPU memory for weights, activations, CUDA graphs and cuBLASLt's workspace, in GiB [default: 80% of what is free]
-    #[arg(long, value_name = "GIB", value_parser = gibibytes)]
+    #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     pub gpu_memory: Option<f64>,
 }
 
@@ -145,29 +147,35 @@ pub struct Generate {
     #[command(flatten)]
     pub model: ModelArgs,
     /// What to draw, at most 64 KiB; `-` reads it from standard input
-    #[arg(short, long, value_name = "TEXT", required = true)]
+    #[arg(short, long, value_name = "TEXT", required_unless_present = "words", allow_hyphen_values = true)]
     prompt: Option<OsString>,
+    /// The same without a flag, in quotes; the name of a command alone is the command
+    #[arg(value_name = "PROMPT")]
+    words: Vec<OsString>,
     /// File to write: .png, .jpg, .jpeg or .webp [default: flux-SEED.png]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Width in pixels, rounded down to a multiple of 16 [default: the model's]
-    #[arg(short = 'W', long, value_name = "PIXELS")]
+    #[arg(short = 'W', long, value_name = "PIXELS", allow_negative_numbers = true)]
     width: Option<usize>,
     /// Height in pixels, rounded down to a multiple of 16 [default: the model's]
-    #[arg(short = 'H', long, value_name = "PIXELS")]
+    #[arg(short = 'H', long, value_name = "PIXELS", allow_negative_numbers = true)]
     height: Option<usize>,
+    /// Both of them, as in 768x512, or the side of a square
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["width", "height"], allow_negative_numbers = true)]
+    size: Option<Size>,
     /// Denoising steps [default: the model's: 4 when distilled, else 50]
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     steps: Option<usize>,
-    /// Seed of the noise: one seed, one image [default: random]
-    #[arg(short = 'S', long, value_name = "N")]
-    seed: Option<u64>,
+    /// Seed of the noise: one seed, one image; random or -1 draws one
+    #[arg(short = 'S', long, value_name = "N", default_value = "random", allow_negative_numbers = true)]
+    seed: Seed,
     /// Images of the prompt, with this and the following seeds; out.png becomes out-SEED.png
-    #[arg(short = 'n', long, value_name = "K", default_value_t = 1)]
+    #[arg(short = 'n', long, value_name = "K", default_value_t = 1, allow_negative_numbers = true)]
     #[arg(value_parser = value_parser!(u64).range(1..=MAX_COUNT))]
     pub count: u64,
     /// How strongly to follow the prompt, 1 is without guidance; only undistilled models use it [default: the model's]
-    #[arg(short, long, value_name = "SCALE")]
+    #[arg(short, long, value_name = "SCALE", allow_negative_numbers = true)]
     guidance: Option<f32>,
     #[command(flatten)]
     pub on: DeviceArgs,
@@ -257,32 +265,59 @@ impl Generate {
     /// Errors when the prompt is too long, no text, or missing from standard input.
     pub fn request(&self, stdin: &mut dyn Read) -> Result<Request> {
         let place = if self.reads_stdin() { "standard input" } else { "--prompt" };
-        let prompt = match &self.prompt {
+        let prompt = match self.prompt() {
             Some(_) if self.reads_stdin() => prompt::read(stdin),
             Some(given) => prompt::text(given.as_encoded_bytes().to_vec()),
             None => Ok(String::new()),
         };
         let request = Request {
             prompt: prompt.map_err(|e| e.at(place))?,
-            width: self.width,
-            height: self.height,
+            width: self.size.map(|size| size.width).or(self.width),
+            height: self.size.map(|size| size.height).or(self.height),
             steps: self.steps,
-            // 32 bits: short enough to type again.
-            seed: self.seed.unwrap_or_else(|| u64::from(rand::random::<u32>())),
+            seed: match self.seed {
+                Seed::Given(seed) => seed,
+                // 32 bits: short enough to type again.
+                Seed::Random => u64::from(rand::random::<u32>()),
+            },
             guidance: self.guidance,
         };
         request.check_prompt().map_err(|e| e.at(place))?;
         Ok(request)
     }
 
+    /// The prompt as it was given; clap sees to it that there is one.
+    fn prompt(&self) -> Option<&OsString> {
+        self.prompt.as_ref().or(self.words.first())
+    }
+
+    /// Errors when there are several prompts. A value that clap takes for one is told apart.
+    fn check_prompts(&self) -> Result<()> {
+        let words = self.words.iter().map(|word| word.to_string_lossy());
+        if let Some(format) = words.clone().find(|word| TimingsFormat::from_str(word, false).is_ok())
+            && self.timings.is_some()
+        {
+            return Err(Error::usage(format!("`{format}` is read as the prompt"))
+                .at("--timings")
+                .hint(format!("write `--timings={format}`; the prompt of this word is `--prompt={format}`")));
+        }
+        let given: Vec<_> = self.prompt.iter().map(|prompt| prompt.to_string_lossy()).chain(words).collect();
+        if let [first, second, ..] = given.as_slice() {
+            return Err(Error::usage(format!("there are several prompts: `{first}` and `{second}`"))
+                .at("--prompt")
+                .hint("put a prompt of several words in quotes, and give it once: flux \"a red circle\""));
+        }
+        Ok(())
+    }
+
     /// Whether the prompt comes from standard input.
     pub fn reads_stdin(&self) -> bool {
-        self.prompt.as_deref().is_some_and(|prompt| prompt == "-")
+        self.prompt().is_some_and(|prompt| prompt == "-")
     }
 
     /// Whether the seed was drawn at random.
     pub fn seed_is_random(&self) -> bool {
-        self.seed.is_none()
+        self.seed == Seed::Random
     }
 
     /// The files to write, one for each image. The first image has the seed `seed`.
@@ -310,6 +345,7 @@ impl Generate {
 
     /// Errors where flags contradict each other in a way that clap does not express.
     pub fn check(&self) -> Result<()> {
+        self.check_prompts()?;
         if self.print_path && self.timings == Some(TimingsFormat::Json) {
             return Err(Error::usage("`--print-path` and `--timings=json` both write to standard output")
                 .hint("leave out `--print-path`: the JSON names the file under `output`"));
@@ -343,7 +379,7 @@ mod tests {
     #[test]
     fn numbers_are_strict() {
         for bad in
-            ["-W 12abc", "-H -64", "-s 1.5", "-S abc", "-S -1", "-S 18446744073709551616", "-W 1e3", "-g x", "-g 3,5"]
+            ["-W 12abc", "-H -64", "-s 1.5", "-S abc", "-S -2", "-S 18446744073709551616", "-W 1e3", "-g x", "-g 3,5"]
         {
             assert!(parse(&format!("-p x {bad}")).is_err(), "{bad}");
         }
@@ -374,7 +410,60 @@ mod tests {
     fn timings_take_their_format_after_an_equals_sign_only() {
         assert_eq!(parse("-p x --timings").unwrap().timings, Some(TimingsFormat::Text));
         assert_eq!(parse("-p x --timings=json").unwrap().timings, Some(TimingsFormat::Json));
-        assert!(parse("-p x --timings json").is_err());
+        for line in ["-p x --timings json", "--timings json", "--timings json x"] {
+            let refused = parse(line).unwrap().check().unwrap_err().to_string();
+            assert!(refused.contains("write `--timings=json`"), "{refused}");
+        }
+        assert!(parse("json").unwrap().check().is_ok());
+    }
+
+    #[test]
+    fn a_prompt_needs_no_flag() {
+        let request = |line: &str| parse(line).unwrap().request(&mut std::io::empty()).unwrap();
+        assert_eq!(request("cat -S 3"), request("-p cat -S 3"));
+        let from_stdin = parse("-").unwrap().request(&mut "a cat\n".as_bytes()).unwrap();
+        assert_eq!(from_stdin.prompt, "a cat");
+        for several in ["a cat", "-p a cat", "-p -S 42"] {
+            let refused = parse(several).unwrap().check().unwrap_err().to_string();
+            assert!(refused.contains("several prompts") && refused.contains("quotes"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_command_is_the_command_and_after_a_flag_a_prompt() {
+        let cli = |line: &str| Cli::try_parse_from(line.split_whitespace()).unwrap();
+        assert!(matches!(cli("flux bench").command, Some(Command::Bench(_))));
+        assert!(matches!(cli("flux compare a.png b.png").command, Some(Command::Compare { .. })));
+        let drawn = cli("flux -p bench");
+        assert!(drawn.command.is_none() && drawn.generate.prompt().is_some_and(|prompt| prompt == "bench"));
+    }
+
+    #[test]
+    fn values_may_begin_with_a_hyphen() {
+        let cold = Cli::try_parse_from(["flux", "-p", "-5 degrees"]).unwrap().generate;
+        assert_eq!(cold.request(&mut std::io::empty()).unwrap().prompt, "-5 degrees");
+        for flag in ["-W", "-H", "-s", "-n", "-g", "--size", "--gpu-memory"] {
+            let refused = parse(&format!("-p x {flag} -5")).map(|args| args.guidance);
+            // The model refuses such a guidance.
+            assert!(refused == Ok(Some(-5.0)) || refused.is_err_and(|e| e.contains("invalid value '-5'")), "{flag}");
+        }
+    }
+
+    #[test]
+    fn a_size_is_width_times_height_and_excludes_both() {
+        let request = |line: &str| parse(line).unwrap().request(&mut std::io::empty()).unwrap();
+        assert_eq!(request("-p x -S 1 --size 48x32"), request("-p x -S 1 -W 48 -H 32"));
+        for line in ["-p x --size 48x32 -W 48", "-p x --size 48 -H 48"] {
+            assert!(parse(line).is_err_and(|e| e.contains("--size") && e.contains("cannot be used with")), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_seed_may_be_asked_to_be_random() {
+        for line in ["-p x", "-p x -S random", "-p x -S -1", "-p x --seed=-1"] {
+            assert!(parse(line).unwrap().seed_is_random(), "{line}");
+        }
+        assert!(!parse("-p x -S 1").unwrap().seed_is_random());
     }
 
     #[test]

@@ -264,7 +264,7 @@ fn impossible_numbers_are_usage_errors_that_name_the_flag() {
         &["--steps", "1000000000"],
         &["--steps=-1"],
         &["--seed", "abc"],
-        &["--seed=-1"],
+        &["--seed=-2"],
         &["--guidance", "NaN"],
         &["--guidance=-inf"],
         &["--guidance=-1"],
@@ -282,6 +282,24 @@ fn impossible_numbers_are_usage_errors_that_name_the_flag() {
         Run::of(&mut command).fails(2, &[name]);
     }
     assert!(names(folder.path()).is_empty());
+}
+
+#[test]
+fn a_prompt_without_a_flag_and_a_size_draw_the_same_image() {
+    let folder = folder();
+    let drawn = |flags: &[&str]| {
+        let flags = [flags, &["-S", "7", "-s", "1", "--device", "cpu", "--quiet", "-o", "out.png"]].concat();
+        let run = Run::of(flux().current_dir(folder.path()).args(flags)).succeeds();
+        assert_eq!(run.stderr, "");
+        fs::read(folder.path().join("out.png")).unwrap()
+    };
+    assert_eq!(drawn(&["five cats", "--size", "48x32"]), drawn(&["-p", "five cats", "-W", "48", "-H", "32"]));
+    assert_eq!(drawn(&["--size", "32", "--", "-5 degrees"]), drawn(&["-p", "-5 degrees", "--size", "32X32"]));
+    let run = |flags: &[&str]| Run::of(flux().current_dir(folder.path()).args(flags));
+    run(&["a", "red", "circle"]).fails(2, &["`a` and `red`", "in quotes"]);
+    run(&["a cat", "--timings", "json"]).fails(2, &["`--timings=json`"]);
+    let help = |flags: &[&str]| run(flags).succeeds().stdout;
+    assert_eq!(help(&["help"]), help(&["--help"]), "the word is no prompt");
 }
 
 #[test]
