@@ -12,6 +12,12 @@ use crate::error::{Error, Result};
 
 const FETCH_AGAIN: &str = "the file is damaged or its download was cut off: fetch it again";
 
+/// How to get a model. An installed program has no scripts beside it.
+pub const FETCH_A_MODEL: &str = "fetch `black-forest-labs/FLUX.2-klein-4B` from Hugging Face, in flux's source folder with \
+                                 `scripts/download_model.sh 4b`";
+const DOWNLOAD_AGAIN: &str = "is the download complete? `scripts/download_model.sh` in flux's source folder resumes it, \
+                              other programs fetch the model's repository on Hugging Face as a whole";
+
 /// A file that the program carries: its name in the model folder, and its bytes.
 pub type EmbeddedFile = (&'static str, &'static [u8]);
 
@@ -29,12 +35,12 @@ impl ModelFiles {
     ///
     /// Errors when it is no folder, or has no `model_index.json`.
     pub fn open(path: &Path) -> Result<Self> {
-        const HINT: &str = "fetch a model with `scripts/download_model.sh 4b`, or leave out `-d` for the default model";
+        let hint = || format!("{FETCH_A_MODEL}, or leave out `-d` for the default model");
         if !path.is_dir() {
-            return Err(Error::new(format!("no such model folder: `{}`", path.display())).hint(HINT));
+            return Err(Error::new(format!("no such model folder: `{}`", path.display())).hint(hint()));
         }
         if !path.join("model_index.json").is_file() {
-            return Err(Error::new("not a model folder: `model_index.json` is missing").at_path(path).hint(HINT));
+            return Err(Error::new("not a model folder: `model_index.json` is missing").at_path(path).hint(hint()));
         }
         Ok(Self::Folder(path.to_path_buf()))
     }
@@ -115,11 +121,8 @@ impl ModelFiles {
         match self {
             Self::Folder(root) => {
                 let path = root.join(name);
-                std::fs::read(&path).map_err(|e| {
-                    Error::new(format!("cannot read the file: {e}"))
-                        .at_path(&path)
-                        .hint("is the download complete? `scripts/download_model.sh` resumes it")
-                })
+                std::fs::read(&path)
+                    .map_err(|e| Error::new(format!("cannot read the file: {e}")).at_path(&path).hint(DOWNLOAD_AGAIN))
             }
             Self::Embedded(_) => Ok(self.bytes(name)?.as_slice().to_vec()),
         }
@@ -152,7 +155,7 @@ impl ModelFiles {
                         "no weights: neither `{stem}.safetensors` nor `{stem}.safetensors.index.json`"
                     ))
                     .at(self.display(folder))
-                    .hint("is the download complete? `scripts/download_model.sh` resumes it"));
+                    .hint(DOWNLOAD_AGAIN));
                 }
             }
         };

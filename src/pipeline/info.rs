@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::files::ModelFiles;
+use crate::files::{FETCH_A_MODEL, ModelFiles};
 use crate::text_encoder::TextEncoderConfig;
 use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
@@ -57,7 +57,7 @@ impl ModelInfo {
         if let Some(class) = index.class_name.as_deref().filter(|class| *class != "Flux2KleinPipeline") {
             return Err(Error::new(format!("this is a `{class}` model, expected `Flux2KleinPipeline`"))
                 .at(dir.display(INDEX))
-                .hint("fetch a klein model with `scripts/download_model.sh 4b`"));
+                .hint(FETCH_A_MODEL));
         }
         let text_encoder = TextEncoderConfig::read(dir)?;
         let transformer = TransformerConfig::read(dir)?;
