@@ -7,12 +7,20 @@ use std::env;
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::PathBuf;
-use std::str::FromStr;
 
-use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
 use flux::pipeline::Request;
 use flux::{Error, Result};
-use values::{Seed, Size};
+pub use values::{DeviceChoice, PrecisionChoice, TimingsFormat};
+use values::{Seed, Size, decibels, gibibytes, seconds};
+
+/// The headings of `--help`.
+const PROMPT: &str = "What to draw";
+const SAMPLING: &str = "Size and sampling";
+const MODEL: &str = "Model";
+const DEVICE: &str = "Device";
+const OUTPUT: &str = "Output";
+const INFORMATION: &str = "Information";
 
 /// The most images of one command.
 const MAX_COUNT: u64 = 10_000;
@@ -21,14 +29,16 @@ const MAX_COUNT: u64 = 10_000;
 ///
 /// Without --dir it uses a small model that is part of the program and draws emoji-like scenes of 256x256 pixels.
 #[derive(Parser)]
-#[command(name = "flux", version, arg_required_else_help = true)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(name = "flux", version, arg_required_else_help = true, disable_help_flag = true, disable_version_flag = true)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, max_term_width = 80)]
+#[command(override_usage = "flux [OPTIONS] PROMPT\n       flux [OPTIONS] --prompt TEXT\n       flux COMMAND")]
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 ended by SIGTERM.\n\
                         The seed of an image is printed, and stored in a PNG.\n\
                         Examples:\n  \
-                        flux -p \"a red circle on a blue background\" -o circle.png\n  \
-                        flux -d models/klein-4b -p \"a lighthouse in a storm\" -W 1024 -H 1024 -S 42 \
-                        -o lighthouse.png")]
+                        flux \"a red circle on a blue background\" -o circle.png\n  \
+                        flux -p \"a black cat\" -S 42 -n 3 -o cat.png\n  \
+                        echo \"a rocket on a beige background\" | flux -p - --size 256x192\n  \
+                        flux -d models/klein-4b \"a lighthouse in a storm\" --size 768x512")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -60,7 +70,7 @@ pub enum Command {
 #[derive(Args)]
 pub struct ModelArgs {
     /// Model folder in the diffusers layout [default: $FLUX_MODEL, else the built-in model]
-    #[arg(short, long, value_name = "FOLDER")]
+    #[arg(help_heading = MODEL, short, long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
 }
 
@@ -80,13 +90,13 @@ impl ModelArgs {
 #[derive(Args)]
 pub struct DeviceArgs {
     /// Where to compute: auto, cpu, cuda or cuda:N
-    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    #[arg(help_heading = DEVICE, long, value_name = "DEVICE", default_value = "auto")]
     pub device: DeviceChoice,
     /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU, fp8 is for Hopper GPUs
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto)]
+    #[arg(help_heading = DEVICE, long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto)]
     pub precision: PrecisionChoice,
     /// GPU memory for weights, activations, CUDA graphs and cuBLASLt's workspace, in GiB [default: 80% of what is free]
-    #[arg(long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
+    #[arg(help_heading = DEVICE, long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     pub gpu_memory: Option<f64>,
 }
 
@@ -142,121 +152,70 @@ pub struct Bench {
     pub json: bool,
 }
 
+/// `flux` without a subcommand. Every flag is under one of the headings.
 #[derive(Args)]
 pub struct Generate {
-    #[command(flatten)]
-    pub model: ModelArgs,
     /// What to draw, at most 64 KiB; `-` reads it from standard input
     #[arg(short, long, value_name = "TEXT", required_unless_present = "words", allow_hyphen_values = true)]
+    #[arg(help_heading = PROMPT)]
     prompt: Option<OsString>,
     /// The same without a flag, in quotes; the name of a command alone is the command
-    #[arg(value_name = "PROMPT")]
+    #[arg(value_name = "PROMPT", help_heading = PROMPT)]
     words: Vec<OsString>,
     /// File to write: .png, .jpg, .jpeg or .webp [default: flux-SEED.png]
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(help_heading = OUTPUT, short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Width in pixels, rounded down to a multiple of 16 [default: the model's]
-    #[arg(short = 'W', long, value_name = "PIXELS", allow_negative_numbers = true)]
+    #[arg(help_heading = SAMPLING, short = 'W', long, value_name = "PIXELS", allow_negative_numbers = true)]
     width: Option<usize>,
     /// Height in pixels, rounded down to a multiple of 16 [default: the model's]
-    #[arg(short = 'H', long, value_name = "PIXELS", allow_negative_numbers = true)]
+    #[arg(help_heading = SAMPLING, short = 'H', long, value_name = "PIXELS", allow_negative_numbers = true)]
     height: Option<usize>,
     /// Both of them, as in 768x512, or the side of a square
+    #[arg(help_heading = SAMPLING)]
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["width", "height"], allow_negative_numbers = true)]
     size: Option<Size>,
     /// Denoising steps [default: the model's: 4 when distilled, else 50]
-    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(help_heading = SAMPLING, short, long, value_name = "N", allow_negative_numbers = true)]
     steps: Option<usize>,
     /// Seed of the noise: one seed, one image; random or -1 draws one
+    #[arg(help_heading = SAMPLING)]
     #[arg(short = 'S', long, value_name = "N", default_value = "random", allow_negative_numbers = true)]
     seed: Seed,
     /// Images of the prompt, with this and the following seeds; out.png becomes out-SEED.png
+    #[arg(help_heading = SAMPLING)]
     #[arg(short = 'n', long, value_name = "K", default_value_t = 1, allow_negative_numbers = true)]
     #[arg(value_parser = value_parser!(u64).range(1..=MAX_COUNT))]
     pub count: u64,
     /// How strongly to follow the prompt, 1 is without guidance; only undistilled models use it [default: the model's]
-    #[arg(short, long, value_name = "SCALE", allow_negative_numbers = true)]
+    #[arg(help_heading = SAMPLING, short, long, value_name = "SCALE", allow_negative_numbers = true)]
     guidance: Option<f32>,
+    #[command(flatten)]
+    pub model: ModelArgs,
     #[command(flatten)]
     pub on: DeviceArgs,
     /// With --precision fp8: cache the quantised weights in a file in the model's folder, and load them from it later
-    #[arg(long)]
+    #[arg(help_heading = DEVICE, long)]
     pub fp8_cache: bool,
     /// Print nothing but errors, and the seed when it was random
-    #[arg(short, long)]
+    #[arg(help_heading = INFORMATION, short, long)]
     pub quiet: bool,
     /// Print more, such as the device
-    #[arg(short, long, conflicts_with = "quiet")]
+    #[arg(help_heading = INFORMATION, short, long, conflicts_with = "quiet")]
     pub verbose: bool,
     /// Print how long each stage took, and the most memory used: text to stderr, json to stdout
-    #[arg(long, value_name = "FORMAT", value_enum)]
+    #[arg(help_heading = INFORMATION, long, value_name = "FORMAT", value_enum)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "text")]
     pub timings: Option<TimingsFormat>,
     /// Print the path of the image to stdout
-    #[arg(long)]
+    #[arg(help_heading = OUTPUT, long)]
     pub print_path: bool,
-}
-
-/// `--device`
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// A GPU when there is one.
-    Auto,
-    Cpu,
-    /// The GPU with this number.
-    Cuda(usize),
-}
-
-impl FromStr for DeviceChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "cpu" => Ok(Self::Cpu),
-            "cuda" => Ok(Self::Cuda(0)),
-            _ => {
-                let ordinal = text.strip_prefix("cuda:").and_then(|n| n.parse().ok());
-                ordinal.map(Self::Cuda).ok_or_else(|| "expected auto, cpu, cuda or cuda:N".to_string())
-            }
-        }
-    }
-}
-
-/// `--precision`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PrecisionChoice {
-    Auto,
-    F32,
-    Bf16,
-    Fp8,
-}
-
-/// `--timings`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum TimingsFormat {
-    Text,
-    Json,
-}
-
-/// A number from 0 to `max`.
-fn number(text: &str, max: f64) -> std::result::Result<f64, String> {
-    match text.parse() {
-        Ok(value) if (0.0..=max).contains(&value) => Ok(value),
-        _ => Err(format!("expected a number from 0 to {max}")),
-    }
-}
-
-fn seconds(text: &str) -> std::result::Result<f64, String> {
-    number(text, 60.0)
-}
-
-fn gibibytes(text: &str) -> std::result::Result<f64, String> {
-    number(text, 4096.0).and_then(|value| if value > 0.0 { Ok(value) } else { Err("expected more than 0".to_string()) })
-}
-
-fn decibels(text: &str) -> std::result::Result<f64, String> {
-    number(text, 1000.0)
+    /// Print this help; -h prints less of it
+    #[arg(help_heading = INFORMATION, short, long, action = ArgAction::Help, global = true)]
+    help: Option<bool>,
+    /// Print the version
+    #[arg(help_heading = INFORMATION, short = 'V', long, action = ArgAction::Version)]
+    version: Option<bool>,
 }
 
 impl Generate {
@@ -374,6 +333,16 @@ mod tests {
     #[test]
     fn the_flags_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_is_under_a_heading_and_the_prompt_comes_first() {
+        let command = Cli::command();
+        let flags: Vec<_> = command.get_arguments().collect();
+        for flag in &flags {
+            assert!(flag.get_help_heading().is_some(), "{}", flag.get_id());
+        }
+        assert_eq!(flags[0].get_id(), "prompt");
     }
 
     #[test]

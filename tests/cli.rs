@@ -288,7 +288,7 @@ fn impossible_numbers_are_usage_errors_that_name_the_flag() {
 fn a_prompt_without_a_flag_and_a_size_draw_the_same_image() {
     let folder = folder();
     let drawn = |flags: &[&str]| {
-        let flags = [flags, &["-S", "7", "-s", "1", "--device", "cpu", "--quiet", "-o", "out.png"]].concat();
+        let flags = [&["-S", "7", "-s", "1", "--device", "cpu", "--quiet", "-o", "out.png"], flags].concat();
         let run = Run::of(flux().current_dir(folder.path()).args(flags)).succeeds();
         assert_eq!(run.stderr, "");
         fs::read(folder.path().join("out.png")).unwrap()
@@ -538,8 +538,16 @@ fn a_path_is_printed_as_it_is() {
 #[test]
 fn a_missing_model_folder_is_named_with_a_remedy() {
     let folder = folder();
-    draw(folder.path(), &["-p", "a cat", "-d", "none"])
-        .fails(1, &["no such model folder: `none`", "in: --dir", "scripts/download_model.sh 4b"]);
+    draw(folder.path(), &["-p", "a cat", "-d", "none"]).fails(
+        1,
+        &[
+            "no such model folder: `none`",
+            "in: --dir",
+            "scripts/download_model.sh 4b",
+            "flux's source folder",
+            "`black-forest-labs/FLUX.2-klein-4B`",
+        ],
+    );
     draw(folder.path(), &["-p", "a cat", "-d", "."]).fails(1, &["not a model folder", "model_index.json"]);
     draw(folder.path(), &["-p", "a cat", "-d", ""]).fails(2, &["--dir"]);
     assert!(names(folder.path()).is_empty());
@@ -704,7 +712,7 @@ fn bench_takes_the_shapes_of_klein_4b_without_a_model_and_refuses_what_it_cannot
 fn version_and_help_are_as_they_were() {
     let version = Run::of(flux().arg("-V")).succeeds();
     assert_eq!(version.stdout, concat!("flux ", env!("CARGO_PKG_VERSION"), "\n"));
-    let help = Run::of(flux().arg("--help")).succeeds().stdout;
+    let help = Run::of(flux().arg("--help").env_remove("COLUMNS")).succeeds().stdout;
     let snapshot = project("tests/snapshots/help.txt");
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         fs::write(&snapshot, &help).unwrap();
@@ -714,6 +722,32 @@ fn version_and_help_are_as_they_were() {
         fs::read_to_string(&snapshot).unwrap(),
         "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release --test cli"
     );
+}
+
+#[test]
+fn help_fits_the_terminal_and_groups_the_flags() {
+    let help = |flags: &[&str], columns: &str| Run::of(flux().args(flags).env("COLUMNS", columns)).succeeds().stdout;
+    let too_long = |text: &str, most: usize| text.lines().find(|line| line.chars().count() > most).map(String::from);
+    for flags in [&["-h"][..], &["--help"], &["bench", "-h"], &["bench", "--help"]] {
+        assert_eq!(too_long(&help(flags, "200"), 80), None, "{flags:?}");
+    }
+    assert_eq!(too_long(&help(&["bench", "--help"], "60"), 60), None, "a narrow terminal");
+    let text = help(&["-h"], "80");
+    let headings: Vec<_> = text.lines().filter(|line| line.ends_with(':') && !line.starts_with(' ')).collect();
+    let expected = [
+        "Commands:",
+        "What to draw:",
+        "Output:",
+        "Size and sampling:",
+        "Model:",
+        "Device:",
+        "Information:",
+        "Examples:",
+    ];
+    assert_eq!(headings, expected);
+    let bench = help(&["bench", "-h"], "80");
+    let own = bench.split("\nOptions:\n").nth(1).expect("its own flags").split("\n\n").next().unwrap_or_default();
+    assert!(own.contains("--batch") && own.contains("--json") && !own.contains("--device"), "{bench}");
 }
 
 #[test]

@@ -56,7 +56,7 @@ const ANY: &[&str] = &["*"];
 const CRATES: [(&str, &[&str]); 14] = [
     ("cudarc", &["backend/cuda/"]),
     ("gemm", &["backend/cpu/", "backend/cuda/"]),
-    ("clap", &["cli.rs", "main.rs"]),
+    ("clap", &["cli", "main.rs"]),
     ("indicatif", &["progress.rs"]),
     ("image", &["output.rs"]),
     ("png", &["output.rs"]),

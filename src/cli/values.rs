@@ -1,6 +1,70 @@
-//! Values of flags that are more than a number.
+//! Values of flags, from text.
 
 use std::str::FromStr;
+
+use clap::ValueEnum;
+
+/// `--device`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// A GPU when there is one.
+    Auto,
+    Cpu,
+    /// The GPU with this number.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => {
+                let ordinal = text.strip_prefix("cuda:").and_then(|n| n.parse().ok());
+                ordinal.map(Self::Cuda).ok_or_else(|| "expected auto, cpu, cuda or cuda:N".to_string())
+            }
+        }
+    }
+}
+
+/// `--precision`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionChoice {
+    Auto,
+    F32,
+    Bf16,
+    Fp8,
+}
+
+/// `--timings`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TimingsFormat {
+    Text,
+    Json,
+}
+
+/// A number from 0 to `max`.
+fn number(text: &str, max: f64) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if (0.0..=max).contains(&value) => Ok(value),
+        _ => Err(format!("expected a number from 0 to {max}")),
+    }
+}
+
+pub fn seconds(text: &str) -> Result<f64, String> {
+    number(text, 60.0)
+}
+
+pub fn gibibytes(text: &str) -> Result<f64, String> {
+    number(text, 4096.0).and_then(|value| if value > 0.0 { Ok(value) } else { Err("expected more than 0".to_string()) })
+}
+
+pub fn decibels(text: &str) -> Result<f64, String> {
+    number(text, 1000.0)
+}
 
 /// `--seed`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
