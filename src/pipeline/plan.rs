@@ -63,7 +63,7 @@ pub struct Plan {
     pub guidance: f32,
     /// Seed of the noise.
     pub seed: u64,
-    /// What the user should know: a size that was rounded, an option that has no effect.
+    /// What the user should know: a size that was rounded or does not suit the model, an option that has no effect.
     pub notes: Vec<String>,
 }
 
@@ -93,6 +93,7 @@ impl Plan {
         let [default_height, default_width] = info.default_image_size;
         let (height, width) =
             (side("height", request.height, default_height)?, side("width", request.width, default_width)?);
+        notes.extend(info.size_note(width, height));
 
         let steps = request.steps.unwrap_or(info.default_steps);
         if !(1..=MAX_STEPS).contains(&steps) {
