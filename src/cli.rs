@@ -1,13 +1,26 @@
 //! The command line: flags to values of the right type. `Model::plan` decides whether the model can do what they ask.
 
+mod prompt;
+mod values;
+
 use std::env;
+use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
-use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
-use flux::pipeline::{MAX_PROMPT_BYTES, Request};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
+use flux::pipeline::Request;
 use flux::{Error, Result};
+pub use values::{DeviceChoice, PrecisionChoice, TimingsFormat};
+use values::{Seed, Size, decibels, gibibytes, seconds};
+
+/// The headings of `--help`.
+const PROMPT: &str = "What to draw";
+const SAMPLING: &str = "Size and sampling";
+const MODEL: &str = "Model";
+const DEVICE: &str = "Device";
+const OUTPUT: &str = "Output";
+const INFORMATION: &str = "Information";
 
 /// The most images of one command.
 const MAX_COUNT: u64 = 10_000;
@@ -18,15 +31,17 @@ const MAX_THREADS: u64 = crate::threads::MAX as u64;
 ///
 /// Without --dir it uses a small model that is part of the program and draws emoji-like scenes of 256x256 pixels.
 #[derive(Parser)]
-#[command(name = "flux", version, arg_required_else_help = true, disable_help_subcommand = true)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(name = "flux", version, arg_required_else_help = true, disable_help_flag = true, disable_version_flag = true)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, max_term_width = 80)]
+#[command(override_usage = "flux [OPTIONS] PROMPT\n       flux [OPTIONS] --prompt TEXT\n       flux COMMAND")]
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM, 129 by \
                         SIGHUP, 70 a defect of the program.\n\
                         The seed of an image is printed, and stored in a PNG.\n\
                         Examples:\n  \
-                        flux -p \"a red circle on a blue background\" -o circle.png\n  \
-                        flux -d models/klein-4b -p \"a lighthouse in a storm\" -W 1024 -H 1024 -S 42 \
-                        -o lighthouse.png")]
+                        flux \"a red circle on a blue background\" -o circle.png\n  \
+                        flux -p \"a black cat\" -S 42 -n 3 -o cat.png\n  \
+                        echo \"a rocket on a beige background\" | flux -p - --size 256x192\n  \
+                        flux -d models/klein-4b \"a lighthouse in a storm\" --size 768x512")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -58,7 +73,7 @@ pub enum Command {
 #[derive(Args)]
 pub struct ModelArgs {
     /// Model folder in the diffusers layout [default: $FLUX_MODEL, else the built-in model]
-    #[arg(short, long, value_name = "FOLDER")]
+    #[arg(help_heading = MODEL, short, long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
 }
 
@@ -78,16 +93,16 @@ impl ModelArgs {
 #[derive(Args)]
 pub struct DeviceArgs {
     /// Where to compute: auto, cpu, cuda or cuda:N
-    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    #[arg(help_heading = DEVICE, long, value_name = "DEVICE", default_value = "auto")]
     pub device: DeviceChoice,
     /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU, fp8 is for Hopper GPUs
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto)]
+    #[arg(help_heading = DEVICE, long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto)]
     pub precision: PrecisionChoice,
     /// GPU memory for weights, activations, CUDA graphs and cuBLASLt's workspace, in GiB [default: 80% of what is free]
-    #[arg(long, value_name = "GIB", value_parser = gibibytes)]
+    #[arg(help_heading = DEVICE, long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     pub gpu_memory: Option<f64>,
     /// Threads on the CPU, 1 to 1024; an image is the same on any number [default: $RAYON_NUM_THREADS, else one per core]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=MAX_THREADS))]
+    #[arg(help_heading = DEVICE, long, value_name = "N", value_parser = value_parser!(u64).range(1..=MAX_THREADS))]
     pub threads: Option<u64>,
 }
 
@@ -143,123 +158,78 @@ pub struct Bench {
     pub json: bool,
 }
 
+/// `flux` without a subcommand. Every flag is under one of the headings.
 #[derive(Args)]
 pub struct Generate {
-    #[command(flatten)]
-    pub model: ModelArgs,
     /// What to draw, at most 64 KiB; `-` reads it from standard input
-    #[arg(short, long, value_name = "TEXT", required = true)]
-    prompt: Option<String>,
+    #[arg(short, long, value_name = "TEXT", required_unless_present = "words", allow_hyphen_values = true)]
+    #[arg(help_heading = PROMPT)]
+    prompt: Option<OsString>,
+    /// The same without a flag, in quotes; the name of a command alone is the command
+    #[arg(value_name = "PROMPT", help_heading = PROMPT)]
+    words: Vec<OsString>,
     /// File to write: .png, .jpg, .jpeg or .webp; a folder gets flux-SEED.png, and `-` writes a PNG to standard output
     /// [default: flux-SEED.png]
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(help_heading = OUTPUT, short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Fail before any work when a file to write is there already, instead of overwriting it
-    #[arg(long)]
+    #[arg(help_heading = OUTPUT, long)]
     pub no_clobber: bool,
     /// Width in pixels, rounded down to a multiple of 16 [default: the model's]
-    #[arg(short = 'W', long, value_name = "PIXELS")]
+    #[arg(help_heading = SAMPLING, short = 'W', long, value_name = "PIXELS", allow_negative_numbers = true)]
     width: Option<usize>,
     /// Height in pixels, rounded down to a multiple of 16 [default: the model's]
-    #[arg(short = 'H', long, value_name = "PIXELS")]
+    #[arg(help_heading = SAMPLING, short = 'H', long, value_name = "PIXELS", allow_negative_numbers = true)]
     height: Option<usize>,
+    /// Both of them, as in 768x512, or the side of a square
+    #[arg(help_heading = SAMPLING)]
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["width", "height"], allow_negative_numbers = true)]
+    size: Option<Size>,
     /// Denoising steps [default: the model's: 4 when distilled, else 50]
-    #[arg(short, long, value_name = "N")]
+    #[arg(help_heading = SAMPLING, short, long, value_name = "N", allow_negative_numbers = true)]
     steps: Option<usize>,
-    /// Seed of the noise: one seed, one image [default: random]
-    #[arg(short = 'S', long, value_name = "N")]
-    seed: Option<u64>,
+    /// Seed of the noise: one seed, one image; random or -1 draws one. Seeds repeat after 2^32, as in the reference
+    #[arg(help_heading = SAMPLING)]
+    #[arg(short = 'S', long, value_name = "N", default_value = "random", allow_negative_numbers = true)]
+    seed: Seed,
     /// Images of the prompt, with this and the following seeds; out.png becomes out-SEED.png
-    #[arg(short = 'n', long, value_name = "K", default_value_t = 1)]
+    #[arg(help_heading = SAMPLING)]
+    #[arg(short = 'n', long, value_name = "K", default_value_t = 1, allow_negative_numbers = true)]
     #[arg(value_parser = value_parser!(u64).range(1..=MAX_COUNT))]
     pub count: u64,
     /// How strongly to follow the prompt, 1 is without guidance; only undistilled models use it [default: the model's]
-    #[arg(short, long, value_name = "SCALE")]
+    #[arg(help_heading = SAMPLING, short, long, value_name = "SCALE", allow_negative_numbers = true)]
     guidance: Option<f32>,
+    #[command(flatten)]
+    pub model: ModelArgs,
     #[command(flatten)]
     pub on: DeviceArgs,
     /// With --precision fp8: cache the quantised weights in a file in the model's folder, and load them from it later
-    #[arg(long)]
+    #[arg(help_heading = DEVICE, long)]
     pub fp8_cache: bool,
     /// Print nothing but errors, and the seed when it was random
-    #[arg(short, long)]
+    #[arg(help_heading = INFORMATION, short, long)]
     pub quiet: bool,
     /// Print more, such as the device
-    #[arg(short, long, conflicts_with = "quiet")]
+    #[arg(help_heading = INFORMATION, short, long, conflicts_with = "quiet")]
     pub verbose: bool,
     /// Print how long each stage took, and the most memory used: text to stderr, json to stdout
-    #[arg(long, value_name = "FORMAT", value_enum)]
+    #[arg(help_heading = INFORMATION, long, value_name = "FORMAT", value_enum)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "text")]
     pub timings: Option<TimingsFormat>,
     /// Print the path of the image to stdout
-    #[arg(long)]
+    #[arg(help_heading = OUTPUT, long)]
     pub print_path: bool,
     /// Panic once the first image is computed
     #[cfg(debug_assertions)]
-    #[arg(long, hide = true)]
+    #[arg(help_heading = INFORMATION, long, hide = true)]
     pub panic_for_test: bool,
-}
-
-/// `--device`
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// A GPU when there is one.
-    Auto,
-    Cpu,
-    /// The GPU with this number.
-    Cuda(usize),
-}
-
-impl FromStr for DeviceChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "cpu" => Ok(Self::Cpu),
-            "cuda" => Ok(Self::Cuda(0)),
-            _ => {
-                let ordinal = text.strip_prefix("cuda:").and_then(|n| n.parse().ok());
-                ordinal.map(Self::Cuda).ok_or_else(|| "expected auto, cpu, cuda or cuda:N".to_string())
-            }
-        }
-    }
-}
-
-/// `--precision`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PrecisionChoice {
-    Auto,
-    F32,
-    Bf16,
-    Fp8,
-}
-
-/// `--timings`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum TimingsFormat {
-    Text,
-    Json,
-}
-
-/// A number from 0 to `max`.
-fn number(text: &str, max: f64) -> std::result::Result<f64, String> {
-    match text.parse() {
-        Ok(value) if (0.0..=max).contains(&value) => Ok(value),
-        _ => Err(format!("expected a number from 0 to {max}")),
-    }
-}
-
-fn seconds(text: &str) -> std::result::Result<f64, String> {
-    number(text, 60.0)
-}
-
-fn gibibytes(text: &str) -> std::result::Result<f64, String> {
-    number(text, 4096.0).and_then(|value| if value > 0.0 { Ok(value) } else { Err("expected more than 0".to_string()) })
-}
-
-fn decibels(text: &str) -> std::result::Result<f64, String> {
-    number(text, 1000.0)
+    /// Print this help; -h prints less of it
+    #[arg(help_heading = INFORMATION, short, long, action = ArgAction::Help, global = true)]
+    help: Option<bool>,
+    /// Print the version
+    #[arg(help_heading = INFORMATION, short = 'V', long, action = ArgAction::Version)]
+    version: Option<bool>,
 }
 
 /// Whether a path is a folder, or is written as one.
@@ -267,50 +237,65 @@ fn names_folder(path: &Path) -> bool {
     path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/")
 }
 
-/// Reads the prompt from standard input, and no more than the longest prompt.
-fn read_prompt(stdin: &mut dyn Read) -> Result<String> {
-    // One more byte for a line end, and one to see that the prompt is longer.
-    let most = MAX_PROMPT_BYTES as u64 + 2;
-    let failed = |e: &dyn std::fmt::Display| Error::usage(format!("cannot read the prompt: {e}"));
-    let mut bytes = Vec::new();
-    stdin.take(most).read_to_end(&mut bytes).map_err(|e| failed(&e))?;
-    if bytes.ends_with(b"\n") {
-        bytes.pop(); // the line end that `echo` adds; others belong to the prompt
-    }
-    if bytes.len() > MAX_PROMPT_BYTES {
-        let read = bytes.len();
-        return Err(Error::usage(format!(
-            "the prompt is {read} bytes long or more, expected at most {MAX_PROMPT_BYTES}"
-        )));
-    }
-    String::from_utf8(bytes).map_err(|e| failed(&e))
-}
-
 impl Generate {
     /// What to draw. Reads `stdin` for the prompt `-`; draws a seed when none is given.
     ///
-    /// Errors when the prompt is too long, or standard input cannot be read as UTF-8.
+    /// Errors when the prompt is too long, no text, or missing from standard input.
     pub fn request(&self, stdin: &mut dyn Read) -> Result<Request> {
-        let mut prompt = self.prompt.clone().unwrap_or_default();
-        if prompt == "-" {
-            prompt = read_prompt(stdin).map_err(|e| e.at("standard input"))?;
-        }
+        let place = if self.reads_stdin() { "standard input" } else { "--prompt" };
+        let prompt = match self.prompt() {
+            Some(_) if self.reads_stdin() => prompt::read(stdin),
+            Some(given) => prompt::text(given.as_encoded_bytes().to_vec()),
+            None => Ok(String::new()),
+        };
         let request = Request {
-            prompt,
-            width: self.width,
-            height: self.height,
+            prompt: prompt.map_err(|e| e.at(place))?,
+            width: self.size.map(|size| size.width).or(self.width),
+            height: self.size.map(|size| size.height).or(self.height),
             steps: self.steps,
-            // 32 bits: short enough to type again.
-            seed: self.seed.unwrap_or_else(|| u64::from(rand::random::<u32>())),
+            seed: match self.seed {
+                Seed::Given(seed) => seed,
+                // 32 bits: short enough to type again.
+                Seed::Random => u64::from(rand::random::<u32>()),
+            },
             guidance: self.guidance,
         };
-        request.check_prompt()?;
+        request.check_prompt().map_err(|e| e.at(place))?;
         Ok(request)
+    }
+
+    /// The prompt as it was given; clap sees to it that there is one.
+    fn prompt(&self) -> Option<&OsString> {
+        self.prompt.as_ref().or(self.words.first())
+    }
+
+    /// Errors when there are several prompts. A value that clap takes for one is told apart.
+    fn check_prompts(&self) -> Result<()> {
+        let words = self.words.iter().map(|word| word.to_string_lossy());
+        if let Some(format) = words.clone().find(|word| TimingsFormat::from_str(word, false).is_ok())
+            && self.timings.is_some()
+        {
+            return Err(Error::usage(format!("`{format}` is read as the prompt"))
+                .at("--timings")
+                .hint(format!("write `--timings={format}`; the prompt of this word is `--prompt={format}`")));
+        }
+        let given: Vec<_> = self.prompt.iter().map(|prompt| prompt.to_string_lossy()).chain(words).collect();
+        if let [first, second, ..] = given.as_slice() {
+            return Err(Error::usage(format!("there are several prompts: `{first}` and `{second}`"))
+                .at("--prompt")
+                .hint("put a prompt of several words in quotes, and give it once: flux \"a red circle\""));
+        }
+        Ok(())
+    }
+
+    /// Whether the prompt comes from standard input.
+    pub fn reads_stdin(&self) -> bool {
+        self.prompt().is_some_and(|prompt| prompt == "-")
     }
 
     /// Whether the seed was drawn at random.
     pub fn seed_is_random(&self) -> bool {
-        self.seed.is_none()
+        self.seed == Seed::Random
     }
 
     /// Whether the image goes to standard output.
@@ -345,6 +330,7 @@ impl Generate {
 
     /// Errors where flags contradict each other in a way that clap does not express.
     pub fn check(&self) -> Result<()> {
+        self.check_prompts()?;
         if self.print_path && self.timings == Some(TimingsFormat::Json) {
             return Err(Error::usage("`--print-path` and `--timings=json` both write to standard output")
                 .hint("leave out `--print-path`: the JSON names the file under `output`"));
@@ -388,9 +374,19 @@ mod tests {
     }
 
     #[test]
+    fn every_flag_is_under_a_heading_and_the_prompt_comes_first() {
+        let command = Cli::command();
+        let flags: Vec<_> = command.get_arguments().collect();
+        for flag in &flags {
+            assert!(flag.get_help_heading().is_some(), "{}", flag.get_id());
+        }
+        assert_eq!(flags[0].get_id(), "prompt");
+    }
+
+    #[test]
     fn numbers_are_strict() {
         for bad in
-            ["-W 12abc", "-H -64", "-s 1.5", "-S abc", "-S -1", "-S 18446744073709551616", "-W 1e3", "-g x", "-g 3,5"]
+            ["-W 12abc", "-H -64", "-s 1.5", "-S abc", "-S -2", "-S 18446744073709551616", "-W 1e3", "-g x", "-g 3,5"]
         {
             assert!(parse(&format!("-p x {bad}")).is_err(), "{bad}");
         }
@@ -421,7 +417,60 @@ mod tests {
     fn timings_take_their_format_after_an_equals_sign_only() {
         assert_eq!(parse("-p x --timings").unwrap().timings, Some(TimingsFormat::Text));
         assert_eq!(parse("-p x --timings=json").unwrap().timings, Some(TimingsFormat::Json));
-        assert!(parse("-p x --timings json").is_err());
+        for line in ["-p x --timings json", "--timings json", "--timings json x"] {
+            let refused = parse(line).unwrap().check().unwrap_err().to_string();
+            assert!(refused.contains("write `--timings=json`"), "{refused}");
+        }
+        assert!(parse("json").unwrap().check().is_ok());
+    }
+
+    #[test]
+    fn a_prompt_needs_no_flag() {
+        let request = |line: &str| parse(line).unwrap().request(&mut std::io::empty()).unwrap();
+        assert_eq!(request("cat -S 3"), request("-p cat -S 3"));
+        let from_stdin = parse("-").unwrap().request(&mut "a cat\n".as_bytes()).unwrap();
+        assert_eq!(from_stdin.prompt, "a cat");
+        for several in ["a cat", "-p a cat", "-p -S 42"] {
+            let refused = parse(several).unwrap().check().unwrap_err().to_string();
+            assert!(refused.contains("several prompts") && refused.contains("quotes"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_command_is_the_command_and_after_a_flag_a_prompt() {
+        let cli = |line: &str| Cli::try_parse_from(line.split_whitespace()).unwrap();
+        assert!(matches!(cli("flux bench").command, Some(Command::Bench(_))));
+        assert!(matches!(cli("flux compare a.png b.png").command, Some(Command::Compare { .. })));
+        let drawn = cli("flux -p bench");
+        assert!(drawn.command.is_none() && drawn.generate.prompt().is_some_and(|prompt| prompt == "bench"));
+    }
+
+    #[test]
+    fn values_may_begin_with_a_hyphen() {
+        let cold = Cli::try_parse_from(["flux", "-p", "-5 degrees"]).unwrap().generate;
+        assert_eq!(cold.request(&mut std::io::empty()).unwrap().prompt, "-5 degrees");
+        for flag in ["-W", "-H", "-s", "-n", "-g", "--size", "--gpu-memory"] {
+            let refused = parse(&format!("-p x {flag} -5")).map(|args| args.guidance);
+            // The model refuses such a guidance.
+            assert!(refused == Ok(Some(-5.0)) || refused.is_err_and(|e| e.contains("invalid value '-5'")), "{flag}");
+        }
+    }
+
+    #[test]
+    fn a_size_is_width_times_height_and_excludes_both() {
+        let request = |line: &str| parse(line).unwrap().request(&mut std::io::empty()).unwrap();
+        assert_eq!(request("-p x -S 1 --size 48x32"), request("-p x -S 1 -W 48 -H 32"));
+        for line in ["-p x --size 48x32 -W 48", "-p x --size 48 -H 48"] {
+            assert!(parse(line).is_err_and(|e| e.contains("--size") && e.contains("cannot be used with")), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_seed_may_be_asked_to_be_random() {
+        for line in ["-p x", "-p x -S random", "-p x -S -1", "-p x --seed=-1"] {
+            assert!(parse(line).unwrap().seed_is_random(), "{line}");
+        }
+        assert!(!parse("-p x -S 1").unwrap().seed_is_random());
     }
 
     #[test]

@@ -18,9 +18,7 @@ pub fn default_model() -> Result<ModelFiles> {
 pub fn default_model() -> Result<ModelFiles> {
     Err(crate::error::Error::usage("no model is named, and this program was built without the default model")
         .at("--dir")
-        .hint(
-            "name a model folder with `-d` or FLUX_MODEL; `scripts/download_model.sh 4b models/klein-4b` fetches one",
-        ))
+        .hint(format!("name a model folder with `-d` or FLUX_MODEL; {}", crate::files::FETCH_A_MODEL)))
 }
 
 #[cfg(feature = "default-model")]

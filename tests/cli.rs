@@ -50,6 +50,23 @@ fn same_seed_gives_the_same_png_and_another_seed_another() {
 }
 
 #[test]
+fn a_seed_that_repeats_a_smaller_one_is_told() {
+    let folder = folder();
+    let drawn = |seed: &str, flags: &[&str]| {
+        draw(folder.path(), &[&["-p", "a cat", "-o", "out.png", "-S", seed], flags].concat()).succeeds().stderr
+    };
+    let image = || read_png(&folder.path().join("out.png")).unwrap().bytes;
+    assert!(!drawn("1", &[]).contains("2^32"));
+    let small = image();
+    let said = drawn("4294967297", &[]);
+    assert!(said.contains("note: seed 4294967297 gives the image of seed 1: seeds repeat after 2^32"), "{said}");
+    assert!(image() == small, "the note is true");
+    assert!(!drawn("4294967295", &[]).contains("2^32"));
+    let said = drawn("4294967295", &["-n", "2"]);
+    assert!(said.contains("note: seed 4294967296 gives the image of seed 0"), "{said}");
+}
+
+#[test]
 fn a_png_says_how_it_was_made() {
     let folder = folder();
     draw(folder.path(), &["-p", "ein Käse 🧀", "-S", "5", "-o", "out.png"]).succeeds();
@@ -168,9 +185,72 @@ fn a_prompt_may_be_empty_or_come_from_standard_input() {
         child.stdin.take().expect("a pipe").write_all(bytes).expect("the program reads");
         child.wait_with_output().expect("the program ends")
     };
-    assert!(piped(b"two\nlines\n").status.success());
-    assert_eq!(texts(&folder.path().join("piped.png"))[0].1, "two\nlines");
-    assert_eq!(piped(b"\xff\xfe").status.code(), Some(2));
+    for bytes in [&b"two\nlines\n"[..], b"\xef\xbb\xbftwo\r\nlines\r\n\r\n"] {
+        assert!(piped(bytes).status.success());
+        assert_eq!(texts(&folder.path().join("piped.png"))[0].1, "two\nlines");
+    }
+    for (bytes, words) in [
+        (&b"\xff\xfe"[..], "not valid UTF-8 from byte 1 on"),
+        (b"", "the prompt is empty"),
+        (b"\r\n", "the prompt is empty"),
+        (b"a c\0t", "character 4 of the prompt is the control character U+0000"),
+        (b"a cat\rand a dog", "character 6 of the prompt is the control character U+000D"),
+    ] {
+        let output = piped(bytes);
+        let said = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(words) && said.contains("in: standard input"), "{said}");
+    }
+}
+
+#[test]
+fn a_prompt_that_is_no_text_is_refused() {
+    let folder = folder();
+    draw(folder.path(), &["-p", "line\n\ttab", "-o", "out.png"]).succeeds();
+    for (prompt, words) in [
+        ("a \u{1b}[31mcat", "character 3 of the prompt is the control character U+001B"),
+        ("\u{7f}", "character 1 of the prompt is the control character U+007F"),
+        ("Käse\u{85}", "character 5 of the prompt is the control character U+0085"),
+    ] {
+        draw(folder.path(), &["-p", prompt]).fails(2, &[words, "in: --prompt"]);
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::ffi::OsStrExt;
+        let latin = std::ffi::OsStr::from_bytes(b"a k\xe4se");
+        Run::of(flux().args(SMALL).arg("-p").arg(latin)).fails(2, &["UTF-8", "from byte 4 on", "in: --prompt"]);
+    }
+    assert_eq!(names(folder.path()), ["out.png"]);
+}
+
+#[test]
+fn a_prompt_that_is_cut_off_is_told_with_its_first_words() {
+    let folder = folder();
+    let prompt = "a cat ".repeat(400) + "and a dog";
+    let run = draw(folder.path(), &["-p", &prompt, "-S", "1", "-o", "out.png"]).succeeds();
+    let note = run.stderr.lines().find(|line| line.contains("cut off")).expect("a note");
+    assert!(note.starts_with("note: the prompt is ") && note.contains(" tokens longer than the model reads"), "{note}");
+    assert!(note.contains(", from `cat a cat") || note.contains(", from `a cat a"), "{note}");
+    assert!(note.ends_with("...` on") && note.len() < 180, "{note}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn someone_at_a_terminal_is_asked_for_the_prompt() {
+    let folder = folder();
+    let line = format!("{} -p - {} -S 1 -o out.png", env!("CARGO_BIN_EXE_flux"), SMALL.join(" "));
+    let mut command = Command::new("script"); // gives the program a terminal
+    command.args(["--quiet", "--return", "--command", &line, "/dev/null"]).current_dir(folder.path());
+    let Ok(mut child) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
+        eprintln!("skipped: no `script`");
+        return;
+    };
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    assert!(lines.any(|line| line.expect("UTF-8").contains("type the prompt; Ctrl-D")), "nothing is asked");
+    child.stdin.take().expect("a pipe").write_all(b"a cat\n\x04").expect("the terminal takes the prompt");
+    assert!(lines.any(|line| line.expect("UTF-8").contains("wrote out.png")));
+    assert!(child.wait().expect("the program ends").success());
+    assert_eq!(texts(&folder.path().join("out.png"))[0].1, "a cat");
 }
 
 #[test]
@@ -201,7 +281,7 @@ fn impossible_numbers_are_usage_errors_that_name_the_flag() {
         &["--steps", "1000000000"],
         &["--steps=-1"],
         &["--seed", "abc"],
-        &["--seed=-1"],
+        &["--seed=-2"],
         &["--guidance", "NaN"],
         &["--guidance=-inf"],
         &["--guidance=-1"],
@@ -219,6 +299,24 @@ fn impossible_numbers_are_usage_errors_that_name_the_flag() {
         Run::of(&mut command).fails(2, &[name]);
     }
     assert!(names(folder.path()).is_empty());
+}
+
+#[test]
+fn a_prompt_without_a_flag_and_a_size_draw_the_same_image() {
+    let folder = folder();
+    let drawn = |flags: &[&str]| {
+        let flags = [&["-S", "7", "-s", "1", "--device", "cpu", "--quiet", "-o", "out.png"], flags].concat();
+        let run = Run::of(flux().current_dir(folder.path()).args(flags)).succeeds();
+        assert_eq!(run.stderr, "");
+        fs::read(folder.path().join("out.png")).unwrap()
+    };
+    assert_eq!(drawn(&["five cats", "--size", "48x32"]), drawn(&["-p", "five cats", "-W", "48", "-H", "32"]));
+    assert_eq!(drawn(&["--size", "32", "--", "-5 degrees"]), drawn(&["-p", "-5 degrees", "--size", "32X32"]));
+    let run = |flags: &[&str]| Run::of(flux().current_dir(folder.path()).args(flags));
+    run(&["a", "red", "circle"]).fails(2, &["`a` and `red`", "in quotes"]);
+    run(&["a cat", "--timings", "json"]).fails(2, &["`--timings=json`"]);
+    let help = |flags: &[&str]| run(flags).succeeds().stdout;
+    assert_eq!(help(&["help"]), help(&["--help"]), "the word is no prompt");
 }
 
 #[test]
@@ -444,7 +542,7 @@ fn a_prompt_that_is_too_long_is_refused_at_once() {
     let said = String::from_utf8(output.stderr).expect("UTF-8");
     assert!(written.is_err() && output.status.code() == Some(2), "{said}");
     assert!(
-        said.contains("65538 bytes long or more") && said.contains("65536") && said.contains("standard input"),
+        said.contains("65537 bytes long or more") && said.contains("65536") && said.contains("standard input"),
         "{said}"
     );
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
@@ -485,8 +583,16 @@ fn a_path_is_printed_as_it_is() {
 #[test]
 fn a_missing_model_folder_is_named_with_a_remedy() {
     let folder = folder();
-    draw(folder.path(), &["-p", "a cat", "-d", "none"])
-        .fails(1, &["no such model folder: `none`", "in: --dir", "scripts/download_model.sh 4b"]);
+    draw(folder.path(), &["-p", "a cat", "-d", "none"]).fails(
+        1,
+        &[
+            "no such model folder: `none`",
+            "in: --dir",
+            "scripts/download_model.sh 4b",
+            "flux's source folder",
+            "`black-forest-labs/FLUX.2-klein-4B`",
+        ],
+    );
     draw(folder.path(), &["-p", "a cat", "-d", "."]).fails(1, &["not a model folder", "model_index.json"]);
     draw(folder.path(), &["-p", "a cat", "-d", ""]).fails(2, &["--dir"]);
     assert!(names(folder.path()).is_empty());
@@ -651,7 +757,7 @@ fn bench_takes_the_shapes_of_klein_4b_without_a_model_and_refuses_what_it_cannot
 fn version_and_help_are_as_they_were() {
     let version = Run::of(flux().arg("-V")).succeeds();
     assert_eq!(version.stdout, concat!("flux ", env!("CARGO_PKG_VERSION"), "\n"));
-    let help = Run::of(flux().arg("--help")).succeeds().stdout;
+    let help = Run::of(flux().arg("--help").env_remove("COLUMNS")).succeeds().stdout;
     let snapshot = project("tests/snapshots/help.txt");
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         fs::write(&snapshot, &help).unwrap();
@@ -661,6 +767,32 @@ fn version_and_help_are_as_they_were() {
         fs::read_to_string(&snapshot).unwrap(),
         "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release --test cli"
     );
+}
+
+#[test]
+fn help_fits_the_terminal_and_groups_the_flags() {
+    let help = |flags: &[&str], columns: &str| Run::of(flux().args(flags).env("COLUMNS", columns)).succeeds().stdout;
+    let too_long = |text: &str, most: usize| text.lines().find(|line| line.chars().count() > most).map(String::from);
+    for flags in [&["-h"][..], &["--help"], &["bench", "-h"], &["bench", "--help"]] {
+        assert_eq!(too_long(&help(flags, "200"), 80), None, "{flags:?}");
+    }
+    assert_eq!(too_long(&help(&["bench", "--help"], "60"), 60), None, "a narrow terminal");
+    let text = help(&["-h"], "80");
+    let headings: Vec<_> = text.lines().filter(|line| line.ends_with(':') && !line.starts_with(' ')).collect();
+    let expected = [
+        "Commands:",
+        "What to draw:",
+        "Output:",
+        "Size and sampling:",
+        "Model:",
+        "Device:",
+        "Information:",
+        "Examples:",
+    ];
+    assert_eq!(headings, expected);
+    let bench = help(&["bench", "-h"], "80");
+    let own = bench.split("\nOptions:\n").nth(1).expect("its own flags").split("\n\n").next().unwrap_or_default();
+    assert!(own.contains("--batch") && own.contains("--json") && !own.contains("--device"), "{bench}");
 }
 
 #[test]

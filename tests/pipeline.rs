@@ -220,6 +220,29 @@ fn a_prompt_that_is_too_long_is_refused_by_its_size() {
 }
 
 #[test]
+fn a_size_far_from_the_models_has_a_note() {
+    let noted = |dir: &ModelFiles, width, height| {
+        let model = Model::load(Cpu::new(Precision::F32), dir).unwrap();
+        let request = Request { width: Some(width), height: Some(height), ..Request::new("a cat", 1) };
+        let notes = model.plan(&request).unwrap().notes;
+        let note = notes.iter().find(|note| note.contains("made for")).cloned();
+        note.inspect(|note| assert!(note.contains(&format!("{width}x{height}")), "{note}")).is_some()
+    };
+    // The built-in model says how far it goes.
+    let tiny = &ModelFiles::open("models/tiny".as_ref()).unwrap();
+    for (width, height, expected) in
+        [(256, 256, false), (384, 256, false), (400, 256, true), (176, 256, false), (160, 256, true), (128, 512, false)]
+    {
+        assert_eq!(noted(tiny, width, height), expected, "{width}x{height}");
+    }
+    // A model that does not say was made for 64x64, and goes from half to twice the side.
+    let silent = &preset("tiny");
+    for (side, expected) in [(16, true), (32, false), (64, false), (128, false), (144, true)] {
+        assert_eq!(noted(silent, side, side), expected, "{side}");
+    }
+}
+
+#[test]
 fn the_quantised_cache_lies_beside_the_model_and_changes_nothing_on_the_cpu() {
     let dir = preset("sharded");
     let folder = dir.folder().unwrap();

@@ -176,6 +176,17 @@ fn the_commands_for_a_full_size_model_draw() {
 }
 
 #[test]
+fn the_examples_of_the_help_draw() {
+    let folder = checkout();
+    let help = Run::of(program::flux().arg("--help").env_remove("COLUMNS")).succeeds().stdout;
+    let examples: Vec<_> = help.lines().skip_while(|line| *line != "Examples:").skip(1).collect();
+    assert_eq!(examples.len(), 4, "{help}");
+    for line in examples {
+        run(&format!("{} -s 1 --device cpu", line.trim()), folder.path()).succeeds();
+    }
+}
+
+#[test]
 fn the_commands_for_many_images_and_two_devices_work() {
     let folder = checkout();
     let of = |script: &str| commands().into_iter().find(|line| line.starts_with(script)).expect("the README shows it");

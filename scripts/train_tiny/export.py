@@ -77,6 +77,7 @@ def export(settings: Settings) -> None:
     load_tokenizer(settings)  # as it was written
     write_json(unfinished / "model_index.json", {
         "_class_name": "Flux2KleinPipeline", "_diffusers_version": diffusers.__version__, "is_distilled": True,
+        "image_area_factor": 1.5,  # it sees no other size
         "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"], "text_encoder": ["transformers", "Qwen3ForCausalLM"],
         "tokenizer": ["transformers", "Qwen2TokenizerFast"], "transformer": ["diffusers", "Flux2Transformer2DModel"],
         "vae": ["diffusers", "AutoencoderKLFlux2"],

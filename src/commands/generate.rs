@@ -1,6 +1,6 @@
 //! `flux` without a subcommand: makes images and writes them to files.
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -25,6 +25,9 @@ use crate::report::{Report, peak_host_bytes};
 /// work as cancelled once the flags are checked, and the program at once before that.
 pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     args.check()?;
+    if args.reads_stdin() && !args.quiet && io::stdin().is_terminal() {
+        say("type the prompt; Ctrl-D on a line of its own ends it");
+    }
     let request = args.request(&mut io::stdin())?;
     let targets = Destination::all(args, request.seed)?;
     let dir = model_dir(&args.model).and_then(|dir| dir.map_or_else(default_model, Ok))?;
@@ -63,6 +66,15 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     let start = Instant::now();
     let done = work();
     (done, start.elapsed().as_secs_f64())
+}
+
+/// What someone should know about the seeds from `first` to `last`, if anything.
+fn seed_note(first: u64, last: u64) -> Option<String> {
+    let above = first.max(1 << 32);
+    (above <= last).then(|| {
+        let same = above as u32;
+        format!("seed {above} gives the image of seed {same}: seeds repeat after 2^32, as in the reference")
+    })
 }
 
 /// The folder in which the quantised weights are cached.
@@ -127,10 +139,11 @@ impl Job<'_> {
             console.note(note);
         }
         let &Plan { width, height, steps, seed, .. } = plan;
-        let seeds = match self.targets.len() as u64 {
-            1 => format!("seed {seed}"),
-            count => format!("seeds {seed} to {}", seed + count - 1),
-        };
+        let last = seed + (self.targets.len() as u64 - 1);
+        if let Some(note) = seed_note(seed, last) {
+            console.note(&note);
+        }
+        let seeds = if last == seed { format!("seed {seed}") } else { format!("seeds {seed} to {last}") };
         if self.args.quiet && self.args.seed_is_random() {
             say(&seeds); // without it nobody could make the image again
         }

@@ -22,7 +22,7 @@ mod tensor_view;
 pub use bytes::Bytes;
 pub use dequantise::dequantise_rows;
 pub use format::Format;
-pub use model_files::{EmbeddedFile, ModelFiles};
+pub use model_files::{EmbeddedFile, FETCH_A_MODEL, ModelFiles};
 pub use safetensors::{Safetensors, scales_name};
 pub use tensor_files::TensorFiles;
 pub use tensor_view::TensorView;

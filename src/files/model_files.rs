@@ -19,6 +19,10 @@ const CONFIG_BYTES: usize = 1 << 20;
 /// The longest list of shards.
 const INDEX_BYTES: usize = 16 << 20;
 
+/// How to get a model. An installed program has no scripts beside it.
+pub const FETCH_A_MODEL: &str = "fetch `black-forest-labs/FLUX.2-klein-4B` from Hugging Face, in flux's source folder with \
+                                 `scripts/download_model.sh 4b`";
+
 /// A file that the program carries: its name in the model folder, and its bytes.
 pub type EmbeddedFile = (&'static str, &'static [u8]);
 
@@ -36,14 +40,14 @@ impl ModelFiles {
     ///
     /// Errors when it is no folder, or has no `model_index.json`.
     pub fn open(path: &Path) -> Result<Self> {
-        const HINT: &str = "fetch a model with `scripts/download_model.sh 4b`, or leave out `-d` for the default model";
+        let hint = || format!("{FETCH_A_MODEL}, or leave out `-d` for the default model");
         match path.metadata() {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(regular::unreadable(&error, path)),
             Ok(found) if found.is_dir() => {}
-            _ => return Err(Error::new(format!("no such model folder: `{}`", path.display())).hint(HINT)),
+            _ => return Err(Error::new(format!("no such model folder: `{}`", path.display())).hint(hint())),
         }
         if !regular::exists(&path.join("model_index.json")) {
-            return Err(Error::new("not a model folder: `model_index.json` is missing").at_path(path).hint(HINT));
+            return Err(Error::new("not a model folder: `model_index.json` is missing").at_path(path).hint(hint()));
         }
         Ok(Self::Folder(path.to_path_buf()))
     }
@@ -160,7 +164,7 @@ impl ModelFiles {
                         "no weights: neither `{stem}.safetensors` nor `{stem}.safetensors.index.json`"
                     ))
                     .at(self.display(folder))
-                    .hint("is the download complete? `scripts/download_model.sh` resumes it"));
+                    .hint(regular::DOWNLOAD_AGAIN));
                 }
             }
         };

@@ -6,6 +6,10 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
+/// What to do about a missing file of a model. An installed program has no scripts beside it.
+pub(super) const DOWNLOAD_AGAIN: &str = "is the download complete? `scripts/download_model.sh` in flux's source folder resumes it, \
+                              other programs fetch the model's repository on Hugging Face as a whole";
+
 /// Opens a file to read. What it is, is checked on the opened file, so nobody can replace it in between.
 ///
 /// Errors when there is none, it cannot be opened, or it is no regular file.
@@ -36,7 +40,7 @@ pub(super) fn read(path: &Path, limit: usize) -> Result<Vec<u8>> {
     if bytes.len() > limit {
         return Err(Error::new(format!("the file is too long: more than the {} MiB that it may have", limit >> 20))
             .at_path(path)
-            .hint("this is not the file of a klein model: fetch it again with `scripts/download_model.sh`"));
+            .hint("this is not the file of a klein model: fetch it again"));
     }
     Ok(bytes)
 }
@@ -56,7 +60,7 @@ fn not_regular(path: &Path) -> Error {
 /// The error of a file or folder that cannot be opened or read.
 pub(super) fn unreadable(error: &io::Error, path: &Path) -> Error {
     Error::new(format!("cannot read it: {error}")).at_path(path).hint(match error.kind() {
-        io::ErrorKind::NotFound => "is the download complete? `scripts/download_model.sh` resumes it",
+        io::ErrorKind::NotFound => DOWNLOAD_AGAIN,
         io::ErrorKind::PermissionDenied => {
             "give this user the right to read it (`chmod u+r FILE`) and to enter its folders (`chmod u+x FOLDER`)"
         }

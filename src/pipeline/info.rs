@@ -3,12 +3,15 @@
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::files::ModelFiles;
+use crate::files::{FETCH_A_MODEL, ModelFiles};
 use crate::text_encoder::TextEncoderConfig;
 use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
 
 const INDEX: &str = "model_index.json";
+/// How far in area an image may be from the size that a model was made for, where `model_index.json` does not say: the
+/// full-size models saw half and twice the side.
+const DEFAULT_AREA_FACTOR: f64 = 4.0;
 /// Text tokens of a klein model, where `model_index.json` does not name another number.
 const DEFAULT_SEQUENCE_LENGTH: usize = 512;
 /// The hidden states of the text encoder with which klein models were trained.
@@ -27,6 +30,8 @@ pub struct ModelInfo {
     pub max_sequence_length: usize,
     /// [height, width] in pixels.
     pub default_image_size: [usize; 2],
+    /// How many times larger or smaller in area than [`Self::default_image_size`] an image may be before it is worse.
+    pub image_area_factor: f64,
     /// Steps where the request names none.
     pub default_steps: usize,
     /// Qwen3 sizes.
@@ -45,6 +50,7 @@ struct Index {
     text_encoder_out_layers: Option<Vec<usize>>,
     max_sequence_length: Option<usize>,
     default_image_size: Option<[usize; 2]>,
+    image_area_factor: Option<f64>,
     default_steps: Option<usize>,
 }
 
@@ -57,7 +63,7 @@ impl ModelInfo {
         if let Some(class) = index.class_name.as_deref().filter(|class| *class != "Flux2KleinPipeline") {
             return Err(Error::new(format!("this is a `{class}` model, expected `Flux2KleinPipeline`"))
                 .at(dir.display(INDEX))
-                .hint("fetch a klein model with `scripts/download_model.sh 4b`"));
+                .hint(FETCH_A_MODEL));
         }
         let text_encoder = TextEncoderConfig::read(dir)?;
         let transformer = TransformerConfig::read(dir)?;
@@ -77,6 +83,7 @@ impl ModelInfo {
             out_layers: index.text_encoder_out_layers.unwrap_or(default_layers),
             max_sequence_length: index.max_sequence_length.unwrap_or(DEFAULT_SEQUENCE_LENGTH),
             default_image_size: index.default_image_size.unwrap_or([side, side]),
+            image_area_factor: index.image_area_factor.unwrap_or(DEFAULT_AREA_FACTOR),
             default_steps: index.default_steps.unwrap_or(if is_distilled { 4 } else { 50 }),
             text_encoder,
             transformer,
@@ -123,6 +130,15 @@ impl ModelInfo {
     /// Guidance scale where the request names none.
     pub fn default_guidance(&self) -> f32 {
         if self.is_distilled { 1.0 } else { 4.0 }
+    }
+
+    /// What someone should know who asks for this size, if anything.
+    pub(super) fn size_note(&self, width: usize, height: usize) -> Option<String> {
+        let [made_height, made_width] = self.default_image_size;
+        // As floats, because the config may name sides whose product overflows.
+        let ratio = (width as f64 * height as f64) / (made_width as f64 * made_height as f64);
+        (ratio.max(ratio.recip()) > self.image_area_factor)
+            .then(|| format!("this model is made for {made_width}x{made_height}; images of {width}x{height} are worse"))
     }
 
     /// Adds a hint to the error of a tensor whose shape is wrong.

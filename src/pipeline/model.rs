@@ -88,9 +88,10 @@ impl<B: Backend> Model<B> {
     pub(super) fn read(&self, request: &Request, plan: &mut Plan) -> Result<PromptTokens> {
         let tokens = self.tokens(&request.prompt)?;
         if tokens.truncated > 0 {
+            let (truncated, lost) = (tokens.truncated, first_words(request.prompt.get(tokens.cut_at..)));
+            let lost = lost.map_or(String::new(), |words| format!(", from `{words}` on"));
             plan.notes.push(format!(
-                "the prompt is {} tokens longer than the model reads; its end is cut off",
-                tokens.truncated
+                "the prompt is {truncated} tokens longer than the model reads; its end is cut off{lost}"
             ));
         }
         Ok(tokens)
@@ -111,6 +112,18 @@ impl<B: Backend> Model<B> {
     }
 }
 
+/// The beginning of a text for a message, on one line; `None` where there are no words.
+fn first_words(text: Option<&str>) -> Option<String> {
+    const MOST: usize = 60;
+    let text = text?.trim();
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let mut words: String = text.chars().take(MOST).map(shown).collect();
+    if text.chars().nth(MOST).is_some() {
+        words.push_str("...");
+    }
+    (!words.is_empty()).then_some(words)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +135,15 @@ mod tests {
         fn shared<T: Send + Sync>() {}
         shared::<Model<Cpu>>();
         shared::<Model<Cuda>>();
+    }
+
+    #[test]
+    fn words_that_are_cut_off_are_quoted_on_one_line() {
+        assert_eq!(first_words(Some(" a\ncat\t")).as_deref(), Some("a\\ncat"));
+        assert_eq!(first_words(Some(&"ä".repeat(60))), Some("ä".repeat(60)));
+        assert_eq!(first_words(Some(&"ä".repeat(61))), Some("ä".repeat(60) + "..."));
+        assert_eq!(first_words(Some(" ")), None);
+        assert_eq!(first_words(None), None);
     }
 
     #[test]

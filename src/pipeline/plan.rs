@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// An image that a user asks for. Where a field is `None`, the model chooses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// What to draw, at most [`MAX_PROMPT_BYTES`] bytes of UTF-8.
+    /// What to draw, at most [`MAX_PROMPT_BYTES`] bytes; line feeds and tabs are its only control characters.
     pub prompt: String,
     /// Pixels; rounded down to what the model can make.
     pub width: Option<usize>,
@@ -31,14 +31,22 @@ impl Request {
         Self { prompt: prompt.into(), width: None, height: None, steps: None, seed, guidance: None }
     }
 
-    /// Errors when the prompt is longer than [`MAX_PROMPT_BYTES`].
+    /// Errors when the prompt is longer than [`MAX_PROMPT_BYTES`], or has control characters other than line feeds and
+    /// tabs: a prompt with those was damaged, or is no text.
     pub fn check_prompt(&self) -> Result<()> {
         let bytes = self.prompt.len();
-        if bytes <= MAX_PROMPT_BYTES {
-            return Ok(());
+        if bytes > MAX_PROMPT_BYTES {
+            return Err(Error::usage(format!("the prompt is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}")));
         }
-        Err(Error::usage(format!("the prompt is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}"))
-            .at("--prompt"))
+        let refused = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+        if let Some((before, c)) = self.prompt.chars().enumerate().find(|&(_, c)| refused(c)) {
+            return Err(Error::usage(format!(
+                "character {} of the prompt is the control character U+{:04X}, expected text, line feeds and tabs",
+                before + 1,
+                u32::from(c)
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -55,7 +63,7 @@ pub struct Plan {
     pub guidance: f32,
     /// Seed of the noise.
     pub seed: u64,
-    /// What the user should know: a size that was rounded, an option that has no effect.
+    /// What the user should know: a size that was rounded or does not suit the model, an option that has no effect.
     pub notes: Vec<String>,
 }
 
@@ -67,7 +75,7 @@ const MAX_STEPS: usize = 1000;
 impl Plan {
     /// Errors when the model cannot do what is asked for.
     pub(super) fn new(request: &Request, info: &ModelInfo) -> Result<Self> {
-        request.check_prompt()?;
+        request.check_prompt().map_err(|e| e.at("--prompt"))?;
         let mut notes = Vec::new();
         let mut side = |name: &str, asked: Option<usize>, default: usize| {
             let pixels = asked.unwrap_or(default);
@@ -85,6 +93,7 @@ impl Plan {
         let [default_height, default_width] = info.default_image_size;
         let (height, width) =
             (side("height", request.height, default_height)?, side("width", request.width, default_width)?);
+        notes.extend(info.size_note(width, height));
 
         let steps = request.steps.unwrap_or(info.default_steps);
         if !(1..=MAX_STEPS).contains(&steps) {

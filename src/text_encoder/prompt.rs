@@ -1,5 +1,7 @@
 //! A prompt to token ids: chat template, byte-level BPE, truncation and padding.
 
+use tokenizers::Encoding;
+
 use super::guard::guarded;
 use super::tokenizer_file::{self, Inner};
 use crate::error::{Error, Result};
@@ -10,6 +12,8 @@ const FILE: &str = "tokenizer/tokenizer.json";
 const MAX_BYTES: usize = 64 << 20;
 /// The token that pads a prompt at its end.
 const PAD: &str = "<|endoftext|>";
+/// What the template puts before a prompt.
+const BEGINNING: &str = "<|im_start|>user\n";
 
 /// Token ids of a prompt in its template.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,8 +22,10 @@ pub struct PromptTokens {
     pub ids: Vec<u32>,
     /// How many of them are no padding.
     pub real: usize,
-    /// Tokens that were cut off because the prompt is too long.
+    /// Tokens that were cut off because the prompt in its template is too long.
     pub truncated: usize,
+    /// Where the part of the prompt begins that was cut off, in bytes; the prompt's length where all of it was read.
+    pub cut_at: usize,
 }
 
 /// The model's own tokenizer.
@@ -59,21 +65,29 @@ impl Tokenizer {
     /// Errors when the tokenizer fails, which a valid one does not.
     /// Source: Qwen3's chat template for one user message with thinking disabled.
     pub fn encode(&self, prompt: &str) -> Result<PromptTokens> {
-        let text = format!("<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
-        let failed = |why: String| {
-            Error::new(format!("cannot tokenize the prompt: {why}"))
-                .at(self.file.as_str())
-                .hint("fetch the tokenizer again; if it is whole, word the prompt otherwise")
-        };
-        let encoding = guarded(|| self.inner.encode_fast(text, false).map_err(|e| e.to_string()))
-            .and_then(|encoded| encoded)
-            .map_err(failed)?;
-        let mut ids = encoding.get_ids().to_vec();
+        let text = format!("{BEGINNING}{prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
+        let mut ids = self.encoding(|inner| inner.encode_fast(text.as_str(), false))?.get_ids().to_vec();
         let truncated = ids.len().saturating_sub(self.length);
+        let mut cut_at = prompt.len();
+        if truncated > 0 {
+            // Places in the text cost time, so they are asked for only here.
+            let places = self.encoding(|inner| inner.encode(text.as_str(), false))?;
+            let place = places.get_offsets().get(self.length).map_or(text.len(), |&(start, _)| start);
+            cut_at = place.saturating_sub(BEGINNING.len()).min(prompt.len());
+        }
         ids.truncate(self.length);
         let real = ids.len();
         ids.resize(self.length, self.pad);
-        Ok(PromptTokens { ids, real, truncated })
+        Ok(PromptTokens { ids, real, truncated, cut_at })
+    }
+
+    /// What the crate makes of a prompt, with its errors and panics as errors.
+    fn encoding(&self, encode: impl FnOnce(&Inner) -> tokenizers::Result<Encoding>) -> Result<Encoding> {
+        guarded(|| encode(&self.inner).map_err(|e| e.to_string())).and_then(|encoded| encoded).map_err(|why| {
+            Error::new(format!("cannot tokenize the prompt: {why}"))
+                .at(self.file.as_str())
+                .hint("fetch the tokenizer again; if it is whole, word the prompt otherwise")
+        })
     }
 }
 

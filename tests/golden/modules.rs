@@ -68,7 +68,7 @@ impl Case {
     fn tokens(&self) -> PromptTokens {
         let ids = self.golden.get_ints("text.ids").1.iter().map(|&id| id as u32).collect();
         let real = self.golden.get_ints("text.mask").1.iter().filter(|&&m| m == 1).count();
-        PromptTokens { ids, real, truncated: 0 }
+        PromptTokens { ids, real, truncated: 0, cut_at: 0 }
     }
 }
 

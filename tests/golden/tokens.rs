@@ -47,3 +47,14 @@ fn a_long_prompt_is_cut_at_its_end_and_says_so() {
     assert!(tokens.truncated > 40);
     assert_eq!(tokens.ids[0], 151644, "the template's beginning stays");
 }
+
+#[test]
+fn the_place_of_the_cut_is_a_byte_of_the_prompt() {
+    let cut = |length: usize, prompt: &str| tokenizer(length).1.encode(prompt).unwrap().cut_at;
+    // The template's beginning takes three tokens, its end nine.
+    assert_eq!(cut(16, "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"), 71);
+    assert_eq!(cut(16, "a cat"), 5, "nothing is cut off");
+    assert_eq!(cut(14, "one two three four"), 18, "the template's end alone is cut off");
+    let cheese = "Käse 🧀 ".repeat(9);
+    assert!(cheese.is_char_boundary(cut(16, &cheese)));
+}

@@ -1,0 +1,133 @@
+//! Values of flags, from text.
+
+use std::str::FromStr;
+
+use clap::ValueEnum;
+
+/// `--device`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// A GPU when there is one.
+    Auto,
+    Cpu,
+    /// The GPU with this number.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => {
+                let ordinal = text.strip_prefix("cuda:").and_then(|n| n.parse().ok());
+                ordinal.map(Self::Cuda).ok_or_else(|| "expected auto, cpu, cuda or cuda:N".to_string())
+            }
+        }
+    }
+}
+
+/// `--precision`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionChoice {
+    Auto,
+    F32,
+    Bf16,
+    Fp8,
+}
+
+/// `--timings`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TimingsFormat {
+    Text,
+    Json,
+}
+
+/// A number from 0 to `max`.
+fn number(text: &str, max: f64) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if (0.0..=max).contains(&value) => Ok(value),
+        _ => Err(format!("expected a number from 0 to {max}")),
+    }
+}
+
+pub fn seconds(text: &str) -> Result<f64, String> {
+    number(text, 60.0)
+}
+
+pub fn gibibytes(text: &str) -> Result<f64, String> {
+    number(text, 4096.0).and_then(|value| if value > 0.0 { Ok(value) } else { Err("expected more than 0".to_string()) })
+}
+
+pub fn decibels(text: &str) -> Result<f64, String> {
+    number(text, 1000.0)
+}
+
+/// `--seed`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seed {
+    /// `random`, or -1 as in other programs.
+    Random,
+    Given(u64),
+}
+
+impl FromStr for Seed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "random" | "-1" => Ok(Self::Random),
+            _ => {
+                text.parse().map(Self::Given).map_err(|_| format!("expected a number from 0 to {} or random", u64::MAX))
+            }
+        }
+    }
+}
+
+/// `--size`, in pixels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    pub width: usize,
+    pub height: usize,
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (width, height) = text.split_once(['x', 'X']).unwrap_or((text, text));
+        match (width.parse(), height.parse()) {
+            (Ok(width), Ok(height)) => Ok(Self { width, height }),
+            _ => Err("expected WIDTHxHEIGHT or the side of a square, such as 768x512 or 512".to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_two_numbers_or_the_side_of_a_square() {
+        assert_eq!("768x512".parse(), Ok(Size { width: 768, height: 512 }));
+        assert_eq!("768X512".parse(), Ok(Size { width: 768, height: 512 }));
+        assert_eq!("512".parse(), Ok(Size { width: 512, height: 512 }));
+        for bad in ["", "x", "512x", "x512", "512x512x512", "512 x 512", "-512", "1e3", "512x99999999999999999999"] {
+            assert!(bad.parse::<Size>().is_err_and(|e| e.contains("WIDTHxHEIGHT")), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_seed_is_a_number_or_random() {
+        assert_eq!("7".parse(), Ok(Seed::Given(7)));
+        assert_eq!("18446744073709551615".parse(), Ok(Seed::Given(u64::MAX)));
+        assert_eq!("random".parse(), Ok(Seed::Random));
+        assert_eq!("-1".parse(), Ok(Seed::Random));
+        for bad in ["", "-2", "abc", "1.5", "18446744073709551616"] {
+            assert!(bad.parse::<Seed>().is_err_and(|e| e.contains("random")), "{bad}");
+        }
+    }
+}
