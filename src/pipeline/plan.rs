@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::ModelInfo;
+use super::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
 use crate::error::{Error, Result};
 
 /// An image that a user asks for. Where a field is `None`, the model chooses.
@@ -36,7 +36,9 @@ impl Request {
     pub fn check_prompt(&self) -> Result<()> {
         let bytes = self.prompt.len();
         if bytes > MAX_PROMPT_BYTES {
-            return Err(Error::usage(format!("the prompt is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}")));
+            return Err(Error::usage(format!("the prompt is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}"))
+                .at("--prompt")
+                .hint("shorten it: a model reads a few hundred words"));
         }
         let refused = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
         if let Some((before, c)) = self.prompt.chars().enumerate().find(|&(_, c)| refused(c)) {
@@ -44,7 +46,9 @@ impl Request {
                 "character {} of the prompt is the control character U+{:04X}, expected text, line feeds and tabs",
                 before + 1,
                 u32::from(c)
-            )));
+            ))
+            .at("--prompt")
+            .hint("remove it: a prompt is plain text"));
         }
         Ok(())
     }
@@ -67,11 +71,6 @@ pub struct Plan {
     pub notes: Vec<String>,
 }
 
-/// The most pixels on a side: more than any model was trained for, and so few that no size overflows.
-const MAX_SIDE: usize = 8192;
-/// The most steps: more than any schedule distinguishes.
-const MAX_STEPS: usize = 1000;
-
 impl Plan {
     /// Errors when the model cannot do what is asked for.
     pub(super) fn new(request: &Request, info: &ModelInfo) -> Result<Self> {
@@ -82,7 +81,8 @@ impl Plan {
             let patch = info.vae.patch_pixels();
             if pixels < patch || pixels > MAX_SIDE {
                 return Err(Error::usage(format!("{name} is {pixels} pixels, expected {patch} to {MAX_SIDE}"))
-                    .at(format!("--{name}")));
+                    .at(format!("--{name}"))
+                    .hint(format!("leave it out for the model's own {name}, {default}")));
             }
             let rounded = pixels / patch * patch;
             if rounded != pixels {
@@ -97,11 +97,15 @@ impl Plan {
 
         let steps = request.steps.unwrap_or(info.default_steps);
         if !(1..=MAX_STEPS).contains(&steps) {
-            return Err(Error::usage(format!("steps is {steps}, expected 1 to {MAX_STEPS}")).at("--steps"));
+            return Err(Error::usage(format!("steps is {steps}, expected 1 to {MAX_STEPS}"))
+                .at("--steps")
+                .hint(format!("leave it out for the model's own number, {}", info.default_steps)));
         }
         let asked = request.guidance.unwrap_or(info.default_guidance());
         if !(asked.is_finite() && (0.0..=1000.0).contains(&asked)) {
-            return Err(Error::usage(format!("guidance is {asked}, expected 0 to 1000")).at("--guidance"));
+            return Err(Error::usage(format!("guidance is {asked}, expected 0 to 1000"))
+                .at("--guidance")
+                .hint(format!("leave it out for the model's own scale, {}", info.default_guidance())));
         }
         if info.is_distilled && request.guidance.is_some_and(|g| g != 1.0) {
             notes.push("guidance has no effect: this model is distilled".to_string());
