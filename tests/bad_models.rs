@@ -35,11 +35,12 @@ fn run(model: &ModelCopy) -> (Run, Vec<String>) {
     (run, names(folder.path()))
 }
 
-/// The model is refused: exit code 1, every word in the message, nothing written.
+/// The model is refused: exit code 1, every word in the message, the place and what to do, nothing written.
 #[track_caller]
 fn refused(model: &ModelCopy, words: &[&str]) {
     let (run, left) = run(model);
-    run.fails(1, words);
+    let run = run.fails(1, words);
+    assert!(["\n  in: ", "\n  hint: "].iter().all(|part| run.stderr.contains(part)), "{}", run.stderr);
     assert!(left.is_empty(), "{left:?}");
 }
 
@@ -321,7 +322,16 @@ fn no_value_in_a_config_makes_loading_panic() {
                 let planned =
                     Model::load(Cpu::new(Precision::F32), &dir).and_then(|model| model.plan(&Request::new("a cat", 1)));
                 if let Err(error) = planned {
-                    assert!(error.to_string().contains("in: "), "{name}, {key} = {value}: {error}");
+                    let (error, end) = (error.to_string(), format!("{name}\n  hint: "));
+                    // Sizes that contradict the weights or another config are told of those.
+                    let fits =
+                        ["expected", "of dtype", "is missing", "features", "do not fit", "channels", "positions"];
+                    assert!(
+                        error.contains(&end)
+                            || fits.iter().any(|word| error.contains(word)) && error.contains("hint: "),
+                        "{name}, {key} = {value}: {error}"
+                    );
+                    assert!(!error.contains("in: --"), "nobody gave an option: {error}");
                 }
             }
         }
@@ -329,14 +339,22 @@ fn no_value_in_a_config_makes_loading_panic() {
 }
 
 #[test]
-fn weights_that_are_no_numbers_give_an_error_and_no_image() {
-    let model = ModelCopy::new();
-    // The last bytes of the file are weights; 0xffff is a NaN in bfloat16.
-    model.change(VAE, |bytes| {
-        let end = bytes.len();
-        bytes[end - 4096..].fill(0xff);
-    });
-    refused(&model, &["not numbers", "hint: "]);
+fn weights_that_are_no_numbers_are_named_and_give_no_image() {
+    for (name, tensor) in [
+        (TRANSFORMER, "x_embedder.weight"),
+        (VAE, "decoder.conv_in.weight"),
+        (ENCODER, "model.layers.0.mlp.up_proj.weight"),
+    ] {
+        let model = ModelCopy::new();
+        // 0xffff is a NaN in bfloat16, and 0xffffffff in float32.
+        model.change(name, |bytes| {
+            let start = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+            let header: Value = serde_json::from_slice(&bytes[8..start]).expect("a JSON header");
+            let offset = |i: usize| header[tensor]["data_offsets"][i].as_u64().expect("an offset") as usize;
+            bytes[start + offset(0)..start + offset(1)].fill(0xff);
+        });
+        refused(&model, &["not numbers", tensor, name, "hint: "]);
+    }
 }
 
 #[test]
@@ -346,6 +364,22 @@ fn numbers_without_sense_in_a_config_are_refused() {
         ("transformer/config.json", "eps", json!(-1)),
         ("text_encoder/config.json", "rms_norm_eps", json!(1e30)),
         ("vae/config.json", "batch_norm_eps", json!(-1)),
+        // An option that nobody gave is not to blame.
+        ("vae/config.json", "sample_size", json!(15)),
+        ("vae/config.json", "sample_size", json!(1 << 20)),
+        ("model_index.json", "default_image_size", json!([256, 8])),
+        ("model_index.json", "default_steps", json!(0)),
+        ("model_index.json", "max_sequence_length", json!(100_000)),
+        // The prompt has 512 tokens.
+        ("text_encoder/config.json", "max_position_embeddings", json!(511)),
+        // Products of these would overflow.
+        ("text_encoder/config.json", "head_dim", json!(1 << 24)),
+        ("text_encoder/config.json", "num_hidden_layers", json!(1 << 20)),
+        ("transformer/config.json", "num_attention_heads", json!(1 << 20)),
+        ("transformer/config.json", "mlp_ratio", json!(5000)),
+        ("transformer/config.json", "axes_dims_rope", json!([u64::MAX - 1, 2, 32, 0])),
+        ("vae/config.json", "layers_per_block", json!(1 << 16)),
+        ("vae/config.json", "block_out_channels", json!([32, 64, 128, 1 << 20])),
     ] {
         let model = ModelCopy::new();
         model.change_json(file, |config| drop(config.insert(key.into(), value)));

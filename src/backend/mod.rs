@@ -347,9 +347,12 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     }
 }
 
-/// The error for an image with a pixel that is NaN.
+/// What is wrong with an image that has a pixel that is NaN.
+pub const NOT_NUMBERS: &str = "the model computed pixels that are not numbers";
+
+/// The error for such an image.
 fn not_a_number() -> Error {
-    Error::new("the model computed pixels that are not numbers").hint("the weights are damaged: fetch the model again")
+    Error::new(NOT_NUMBERS).hint("the weights are damaged: fetch the model again")
 }
 
 /// The error for host values whose number does not fit their shape.

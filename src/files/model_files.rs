@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -139,6 +140,24 @@ impl ModelFiles {
     fn json_within<T: DeserializeOwned>(&self, name: &str, limit: usize) -> Result<T> {
         serde_json::from_slice(&self.read(name, limit)?)
             .map_err(|e| Error::new(format!("invalid JSON: {e}")).at(self.display(name)).hint(FETCH_AGAIN))
+    }
+
+    /// The error of a config that is wrong.
+    pub fn wrong_config(&self, name: &str, what: impl Into<String>) -> Error {
+        Error::new(what).at(self.display(name)).hint(
+            "this is not the config of a klein model: fetch the whole folder again with `scripts/download_model.sh`",
+        )
+    }
+
+    /// Errors with the name of the first size of a config that is not in its range.
+    pub fn check_sizes(&self, name: &str, sizes: &[(&str, usize, RangeInclusive<usize>)]) -> Result<()> {
+        match sizes.iter().find(|(_, size, range)| !range.contains(size)) {
+            Some((key, size, range)) => {
+                let what = format!("{key} is {size}, expected {} to {}", range.start(), range.end());
+                Err(self.wrong_config(name, what))
+            }
+            None => Ok(()),
+        }
     }
 
     /// The tensors of a component: those of `<folder>/<stem>.safetensors`, or of the shards that

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 
 use super::bytes::Bytes;
@@ -87,6 +88,27 @@ impl Safetensors {
             .hint("leave a model's files as they are while images are made; run again"))
     }
 
+    /// Errors with the name of a tensor of floats that holds infinities or values that are no numbers. Reads the whole
+    /// file, on all cores.
+    pub fn check_finite(&self) -> Result<()> {
+        let is_damaged = |(_, entry): &(&String, &Entry)| {
+            let bytes = &self.bytes.as_slice()[entry.range.clone()];
+            // Such a value has all bits of its exponent.
+            match entry.format() {
+                Some(Format::Bf16) => has_value(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7f80 == 0x7f80),
+                Some(Format::F16) => has_value(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7c00 == 0x7c00),
+                Some(Format::F32) => has_value(bytes, |bytes| !f32::from_le_bytes(bytes).is_finite()),
+                Some(Format::E4m3Rows) | None => false,
+            }
+        };
+        match self.entries.par_iter().filter(is_damaged).map(|(name, _)| name).min() {
+            Some(name) => Err(Error::new(format!("tensor `{name}` holds values that are not numbers, or infinite"))
+                .at_path(&self.path)
+                .hint("the file is damaged: fetch it again")),
+            None => Ok(()),
+        }
+    }
+
     /// The header's metadata.
     pub fn metadata(&self) -> &HashMap<String, String> {
         &self.metadata
@@ -146,6 +168,12 @@ impl Entry {
         let mut known = Format::FLOATS.into_iter().chain([Format::E4m3Rows]);
         known.find(|format| dtype(*format) == self.dtype)
     }
+}
+
+/// Whether a value of `N` bytes is one that `is_one` accepts.
+fn has_value<const N: usize>(bytes: &[u8], is_one: impl Fn([u8; N]) -> bool + Sync) -> bool {
+    let (values, _) = bytes.as_chunks::<N>();
+    values.par_iter().with_min_len(1 << 16).any(|bytes| is_one(*bytes))
 }
 
 /// The dtypes of `formats`, as in "BF16, F16 or F32".
@@ -208,6 +236,26 @@ pub(super) mod tests {
     pub fn refused<T>(result: Result<T>, words: &[&str]) {
         let error = result.err().expect("refused").to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
+
+    #[test]
+    fn a_value_that_is_no_number_is_found_in_every_format() {
+        for (dtype, damaged) in [
+            ("BF16", &[0x80, 0x7f][..]),
+            ("BF16", &[0xc0, 0xff]),
+            ("F16", &[0x00, 0x7c]),
+            ("F32", &[0x00, 0x00, 0x80, 0x7f]),
+            ("F32", &[0x01, 0x00, 0x80, 0xff]),
+        ] {
+            let shape = [3, 4 / damaged.len() as u64];
+            let mut file = container("model", &[("a", dtype, &shape, 12), ("b", dtype, &shape, 12)]).unwrap();
+            file.check_finite().unwrap();
+            let mut bytes = file.bytes.as_slice().to_vec();
+            let end = bytes.len();
+            bytes[end - damaged.len()..].copy_from_slice(damaged);
+            file.bytes = Arc::new(Bytes::Embedded(bytes.leak()));
+            refused(file.check_finite(), &["tensor `b` holds values that are not numbers", "in: model", "hint: "]);
+        }
     }
 
     #[test]

@@ -25,7 +25,9 @@ impl TensorFiles {
         for (index, file) in files.iter().enumerate() {
             for name in file.names() {
                 if places.insert(name.to_string(), index).is_some() {
-                    return Err(Error::new(format!("tensor `{name}` is in two files")).at_path(file.path()));
+                    return Err(Error::new(format!("tensor `{name}` is in two files"))
+                        .at_path(file.path())
+                        .hint("files of two downloads are mixed: fetch the folder again as a whole"));
                 }
             }
         }
@@ -40,6 +42,11 @@ impl TensorFiles {
     /// Errors when one of the files is not as long as when it was opened.
     pub fn check_lengths(&self) -> Result<()> {
         self.files.iter().chain(&self.quantised).try_for_each(Safetensors::check_length)
+    }
+
+    /// Errors with the name of a tensor that holds values that are not finite. Reads all files.
+    pub fn check_finite(&self) -> Result<()> {
+        self.files.iter().try_for_each(Safetensors::check_finite)
     }
 
     /// Name, rows and columns of all matrices of floats that have values, sorted by name.

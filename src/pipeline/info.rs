@@ -14,6 +14,11 @@ const DEFAULT_SEQUENCE_LENGTH: usize = 512;
 /// The hidden states of the text encoder with which klein models were trained.
 const KLEIN_OUT_LAYERS: [usize; 3] = [9, 18, 27];
 
+/// The most pixels on a side: more than any model was trained for, and so few that no size overflows.
+pub(super) const MAX_SIDE: usize = 8192;
+/// The most steps: more than any schedule distinguishes.
+pub(super) const MAX_STEPS: usize = 1000;
+
 /// The configs of a model, checked against each other.
 #[derive(Debug, Clone)]
 pub struct ModelInfo {
@@ -82,11 +87,11 @@ impl ModelInfo {
             transformer,
             vae,
         };
-        info.check(dir)?;
+        info.check(dir, index.default_image_size.is_some())?;
         Ok(info)
     }
 
-    fn check(&self, dir: &ModelFiles) -> Result<()> {
+    fn check(&self, dir: &ModelFiles, index_names_size: bool) -> Result<()> {
         let features = self.out_layers.len() * self.text_encoder.hidden_size;
         if features != self.transformer.joint_attention_dim {
             return Err(Error::new(format!(
@@ -107,16 +112,31 @@ impl ModelInfo {
                 "the transformer has {} channels, the VAE {} latent channels; expected four times as many",
                 self.transformer.in_channels, self.vae.latent_channels
             ))
-            .at(dir.display("vae/config.json")));
+            .at(dir.display("vae/config.json"))
+            .hint("the two folders are of different models: fetch the whole folder again"));
         }
         // A hostile folder must not exhaust memory by naming a long sequence.
-        if !(16..=1 << 16).contains(&self.max_sequence_length) {
-            return Err(Error::new(format!(
-                "max_sequence_length is {}, expected 16 to 65536",
-                self.max_sequence_length
-            ))
-            .at(dir.display(INDEX)));
+        let length = self.max_sequence_length;
+        let counts =
+            [("max_sequence_length", length, 16..=1 << 16), ("default_steps", self.default_steps, 1..=MAX_STEPS)];
+        dir.check_sizes(INDEX, &counts)?;
+        if let Some(positions) = self.text_encoder.max_position_embeddings.filter(|positions| *positions < length) {
+            let what = format!("max_position_embeddings is {positions}, less than the {length} tokens of a prompt");
+            return Err(dir.wrong_config("text_encoder/config.json", what));
         }
+        // What a request leaves open comes from these, and an error should not name an option that nobody gave.
+        let [height, width] = self.default_image_size;
+        let sides = self.vae.patch_pixels()..=MAX_SIDE;
+        match (index_names_size, self.vae.sample_size) {
+            (false, Some(side)) => dir.check_sizes("vae/config.json", &[("sample_size", side, sides)]),
+            _ => dir.check_sizes(
+                INDEX,
+                &[
+                    ("the height in default_image_size", height, sides.clone()),
+                    ("the width in default_image_size", width, sides),
+                ],
+            ),
+        }?;
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use std::thread::{self, ScopedJoinHandle, scope};
 
 use super::ModelInfo;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
+use crate::backend::NOT_NUMBERS;
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
 use crate::files::quantised_cache::{self, QuantisedCache};
@@ -49,6 +50,19 @@ pub(super) struct Files {
     pub(super) vae: TensorFiles,
 }
 
+impl Files {
+    /// The error that names the damaged weights where `error` says that pixels are not numbers; any other as it is.
+    /// This reads all weights, which takes too long to do it before.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        if error.what() != NOT_NUMBERS {
+            return error;
+        }
+        let checked =
+            [&self.text_encoder, &self.transformer, &self.vae].into_iter().try_for_each(TensorFiles::check_finite);
+        checked.err().unwrap_or(error)
+    }
+}
+
 impl OpenModel {
     /// Opens a model folder and checks all of it but the tokenizer: configs, and the name, shape and dtype of every
     /// tensor.
@@ -75,7 +89,7 @@ impl OpenModel {
             });
             let vae = scope.spawn(|| {
                 let files = vae::open(dir)?;
-                Decoder::load(&Weights::new(host, &files), &info.vae)?;
+                Decoder::load(&Weights::new(host, &files), &info.vae).map_err(|e| info.explain(e))?;
                 Ok(files)
             });
             (join(text_encoder), join(transformer), join(vae))

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::ModelInfo;
+use super::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
 use crate::error::{Error, Result};
 
 /// An image that a user asks for. Where a field is `None`, the model chooses.
@@ -38,7 +38,8 @@ impl Request {
             return Ok(());
         }
         Err(Error::usage(format!("the prompt is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}"))
-            .at("--prompt"))
+            .at("--prompt")
+            .hint("shorten it: a model reads a few hundred words"))
     }
 }
 
@@ -59,11 +60,6 @@ pub struct Plan {
     pub notes: Vec<String>,
 }
 
-/// The most pixels on a side: more than any model was trained for, and so few that no size overflows.
-const MAX_SIDE: usize = 8192;
-/// The most steps: more than any schedule distinguishes.
-const MAX_STEPS: usize = 1000;
-
 impl Plan {
     /// Errors when the model cannot do what is asked for.
     pub(super) fn new(request: &Request, info: &ModelInfo) -> Result<Self> {
@@ -74,7 +70,8 @@ impl Plan {
             let patch = info.vae.patch_pixels();
             if pixels < patch || pixels > MAX_SIDE {
                 return Err(Error::usage(format!("{name} is {pixels} pixels, expected {patch} to {MAX_SIDE}"))
-                    .at(format!("--{name}")));
+                    .at(format!("--{name}"))
+                    .hint(format!("leave it out for the model's own {name}, {default}")));
             }
             let rounded = pixels / patch * patch;
             if rounded != pixels {
@@ -88,11 +85,15 @@ impl Plan {
 
         let steps = request.steps.unwrap_or(info.default_steps);
         if !(1..=MAX_STEPS).contains(&steps) {
-            return Err(Error::usage(format!("steps is {steps}, expected 1 to {MAX_STEPS}")).at("--steps"));
+            return Err(Error::usage(format!("steps is {steps}, expected 1 to {MAX_STEPS}"))
+                .at("--steps")
+                .hint(format!("leave it out for the model's own number, {}", info.default_steps)));
         }
         let asked = request.guidance.unwrap_or(info.default_guidance());
         if !(asked.is_finite() && (0.0..=1000.0).contains(&asked)) {
-            return Err(Error::usage(format!("guidance is {asked}, expected 0 to 1000")).at("--guidance"));
+            return Err(Error::usage(format!("guidance is {asked}, expected 0 to 1000"))
+                .at("--guidance")
+                .hint(format!("leave it out for the model's own scale, {}", info.default_guidance())));
         }
         if info.is_distilled && request.guidance.is_some_and(|g| g != 1.0) {
             notes.push("guidance has no effect: this model is distilled".to_string());

@@ -32,7 +32,7 @@ const MAX_SHAPES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 pub(super) struct Residency<B: Backend> {
     pub(super) backend: B,
     pub(super) info: Arc<ModelInfo>,
-    files: Arc<Files>,
+    pub(super) files: Arc<Files>,
     components: Mutex<Components<B>>,
     /// What other threads load; `None` where there is no room for all of it. The lock is held while anything is loaded.
     prefetch: Mutex<Option<Prefetch<B>>>,

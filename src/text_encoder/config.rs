@@ -2,10 +2,12 @@
 
 use serde::Deserialize;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::files::ModelFiles;
 
 const FILE: &str = "text_encoder/config.json";
+/// The most features of a token; Qwen3-8B has 12288 in its MLP.
+const MAX_WIDTH: usize = 1 << 20;
 
 #[derive(Deserialize)]
 struct Raw {
@@ -20,6 +22,7 @@ struct Raw {
     rope_theta: Option<f64>,
     rope_parameters: Option<RopeParameters>,
     vocab_size: usize,
+    max_position_embeddings: Option<usize>,
     #[serde(default)]
     attention_bias: bool,
     #[serde(default)]
@@ -63,6 +66,8 @@ pub struct TextEncoderConfig {
     pub rope_theta: f64,
     /// Rows of the embedding table.
     pub vocab_size: usize,
+    /// The most tokens of a prompt, where the model names a number.
+    pub max_position_embeddings: Option<usize>,
 }
 
 impl TextEncoderConfig {
@@ -71,7 +76,7 @@ impl TextEncoderConfig {
     /// Errors when it is missing, no JSON, or describes a model of another kind.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
         let raw: Raw = dir.json(FILE)?;
-        let error = |what: String| Err(Error::new(what).at(dir.display(FILE)));
+        let error = |what: String| Err(dir.wrong_config(FILE, what));
         let (new_theta, rope_type) = raw.rope_parameters.map_or((None, None), |p| (p.rope_theta, p.rope_type));
         if let Some(kind) = rope_type.filter(|kind| kind != "default") {
             return error(format!("rope_type `{kind}` is not supported, expected `default`"));
@@ -93,19 +98,19 @@ impl TextEncoderConfig {
             rms_norm_eps: raw.rms_norm_eps,
             rope_theta: new_theta.or(raw.rope_theta).unwrap_or(1e6),
             vocab_size: raw.vocab_size,
+            max_position_embeddings: raw.max_position_embeddings,
         };
+        // Within these bounds no number of weights or bytes overflows.
         let sizes = [
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_hidden_layers,
-            heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.vocab_size,
+            ("hidden_size", config.hidden_size, 1..=MAX_WIDTH),
+            ("intermediate_size", config.intermediate_size, 1..=MAX_WIDTH),
+            ("num_hidden_layers", config.num_hidden_layers, 1..=1 << 12),
+            ("num_attention_heads", heads, 1..=MAX_WIDTH),
+            ("num_key_value_heads", config.num_key_value_heads, 1..=heads),
+            ("head_dim", config.head_dim, 1..=MAX_WIDTH / heads.clamp(1, MAX_WIDTH)),
+            ("vocab_size", config.vocab_size, 1..=1 << 24),
         ];
-        if sizes.iter().any(|&size| size == 0 || size > 1 << 24) {
-            return error(format!("a size is zero or absurd: {config:?}"));
-        }
+        dir.check_sizes(FILE, &sizes)?;
         if !(config.rope_theta > 0.0 && config.rope_theta.is_finite() && (0.0..1.0).contains(&config.rms_norm_eps)) {
             return error(format!(
                 "rope_theta {} must be above 0, rms_norm_eps {} in 0..1",

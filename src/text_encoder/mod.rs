@@ -64,7 +64,8 @@ impl<B: Backend> TextEncoder<B> {
                 "text_encoder_out_layers {out_layers:?} do not fit an encoder of {} layers",
                 config.num_hidden_layers
             ))
-            .at("model_index.json"));
+            .at("model_index.json")
+            .hint("this is not the index of a klein model: fetch the whole folder again"));
         }
         let embed_tokens = weights.view("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
         let layers = (0..last).map(|i| Layer::load(&weights.at("layers").at(i), &config)).collect::<Result<_>>()?;
@@ -138,7 +139,8 @@ impl<B: Backend> TextEncoder<B> {
         let vocab = self.config.vocab_size;
         if let Some(id) = ids.iter().find(|&&id| id >= vocab) {
             return Err(Error::new(format!("token id {id} is outside the encoder's vocabulary of {vocab}"))
-                .hint("tokenizer and text encoder are of different models"));
+                .at("tokenizer/tokenizer.json")
+                .hint("tokenizer and text encoder are of different models: fetch the whole folder again"));
         }
         self.backend.embedding(&self.embed_tokens, &ids)
     }

@@ -2,10 +2,13 @@
 
 use serde::Deserialize;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::files::ModelFiles;
 
 const FILE: &str = "transformer/config.json";
+/// The most features of a token; klein 9B has 4096, and three times as many in its MLP.
+const MAX_DIM: usize = 1 << 17;
+const MAX_MLP: usize = 1 << 20;
 
 /// Sizes of a FLUX.2 transformer, named as in the file.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -52,23 +55,23 @@ impl TransformerConfig {
     /// Errors when it is missing, no JSON, or describes a model of another kind.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
         let config: Self = dir.json(FILE)?;
-        let error = |what: String| Err(Error::new(what).at(dir.display(FILE)));
+        let error = |what: String| Err(dir.wrong_config(FILE, what));
         let head_dim = config.attention_head_dim;
+        let heads = config.num_attention_heads;
+        // Within these bounds no number of weights or bytes overflows.
         let sizes = [
-            config.in_channels,
-            config.out_channels(),
-            head_dim,
-            config.num_attention_heads,
-            config.joint_attention_dim,
-            config.timestep_guidance_channels,
+            ("in_channels", config.in_channels, 1..=MAX_MLP),
+            ("out_channels", config.out_channels(), 1..=MAX_MLP),
+            ("num_attention_heads", heads, 1..=MAX_DIM),
+            ("attention_head_dim", head_dim, 1..=MAX_DIM / heads.clamp(1, MAX_DIM)),
+            ("joint_attention_dim", config.joint_attention_dim, 1..=MAX_MLP),
+            ("timestep_guidance_channels", config.timestep_guidance_channels, 1..=MAX_MLP),
+            ("num_layers", config.num_layers, 0..=1 << 12),
+            ("num_single_layers", config.num_single_layers, 0..=1 << 12),
         ];
-        let blocks = config.num_layers.max(config.num_single_layers);
-        if sizes.iter().any(|&size| size == 0 || size > 1 << 20)
-            || blocks > 1 << 12
-            || !(0.0..1e3).contains(&config.mlp_ratio)
-            || config.mlp() == 0
-        {
-            return error(format!("a size is zero or absurd: {config:?}"));
+        dir.check_sizes(FILE, &sizes)?;
+        if !(0.0..1e3).contains(&config.mlp_ratio) || !(1..=MAX_MLP).contains(&config.mlp()) {
+            return error(format!("mlp_ratio {} gives an MLP of {} features", config.mlp_ratio, config.mlp()));
         }
         if !(config.rope_theta > 0.0 && config.rope_theta.is_finite() && (0.0..1.0).contains(&config.eps)) {
             return error(format!("rope_theta {} must be above 0, eps {} in 0..1", config.rope_theta, config.eps));
@@ -78,11 +81,10 @@ impl TransformerConfig {
         }
         if config.axes_dims_rope.len() != 4
             || config.axes_dims_rope.iter().any(|d| d % 2 == 1)
-            || config.axes_dims_rope.iter().sum::<usize>() != head_dim
+            || config.axes_dims_rope.iter().try_fold(0usize, |sum, d| sum.checked_add(*d)) != Some(head_dim)
         {
             return error(format!(
-                "axes_dims_rope {:?} must be four even numbers that add up to attention_head_dim {head_dim}",
-                config.axes_dims_rope
+                "axes_dims_rope must be four even numbers that add up to attention_head_dim {head_dim}"
             ));
         }
         if !config.in_channels.is_multiple_of(4) || config.out_channels() != config.in_channels {

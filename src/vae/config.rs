@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::files::ModelFiles;
 
 const FILE: &str = "vae/config.json";
@@ -54,11 +54,20 @@ impl VaeConfig {
     /// Errors when it is missing, no JSON, or describes a model of another kind.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
         let config: Self = dir.json(FILE)?;
-        let error = |what: String| Err(Error::new(what).at(dir.display(FILE)));
-        let sizes = [config.latent_channels, config.norm_num_groups, config.layers_per_block];
-        let channels = config.block_out_channels.iter().chain(config.decoder_channels());
-        if sizes.iter().chain(channels).any(|&size| size == 0 || size > 1 << 16) {
-            return error(format!("a size is zero or absurd: {config:?}"));
+        let error = |what: String| Err(dir.wrong_config(FILE, what));
+        let bounds = || 1..=1 << 16;
+        let sizes = [
+            ("latent_channels", config.latent_channels, bounds()),
+            ("norm_num_groups", config.norm_num_groups, bounds()),
+            ("layers_per_block", config.layers_per_block, 1..=1 << 8),
+        ];
+        dir.check_sizes(FILE, &sizes)?;
+        for (key, channels) in [
+            ("block_out_channels", config.block_out_channels.as_slice()),
+            ("decoder_block_out_channels", config.decoder_channels()),
+        ] {
+            let sizes: Vec<_> = channels.iter().map(|channels| (key, *channels, bounds())).collect();
+            dir.check_sizes(FILE, &sizes)?;
         }
         if !(0.0..1.0).contains(&config.batch_norm_eps) {
             return error(format!("batch_norm_eps {} must be in 0..1", config.batch_norm_eps));
