@@ -1,5 +1,6 @@
 //! The command line program: parse, run the command, print the error.
 
+mod allocator;
 mod bench;
 mod cli;
 mod commands;
@@ -15,6 +16,9 @@ use flux::error::Kind;
 use crate::cli::{Cli, Command};
 use crate::commands::signals::Signals;
 use crate::progress::say;
+
+#[global_allocator]
+static ALLOCATOR: allocator::OrExit = allocator::OrExit;
 
 fn main() -> ExitCode {
     let start = Instant::now();

@@ -18,8 +18,9 @@ use std::sync::LazyLock;
 use paths::{Names, Place, SourceFile, Sources, circles};
 
 /// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
-const LAYERS: [(&str, &[&str]); 22] = [
+const LAYERS: [(&str, &[&str]); 23] = [
     ("main.rs", ANY),
+    ("allocator.rs", &[]),
     ("commands/device.rs", &["cli", "progress", "backend", "backend::cpu", "backend::cuda"]),
     (
         "commands",
@@ -72,8 +73,14 @@ const CRATES: [(&str, &[&str]); 14] = [
 ];
 
 /// Names that may carry unsafe code.
-const UNSAFE: [&str; 5] =
-    ["backend/cuda/", "backend/cpu/gemm.rs", "backend/cpu/amx", "backend/cpu/math.rs", "files/bytes.rs"];
+const UNSAFE: [&str; 6] = [
+    "allocator.rs",
+    "backend/cuda/",
+    "backend/cpu/gemm.rs",
+    "backend/cpu/amx",
+    "backend/cpu/math.rs",
+    "files/bytes.rs",
+];
 
 /// Modules of one folder that use each other in a circle, all that are known: `(folder, modules)`. A circle that is
 /// gone, or has lost modules, leaves this list.

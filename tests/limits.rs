@@ -4,8 +4,10 @@
 mod program;
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
-use program::{Run, flux};
+use program::{Run, flux, names};
 
 #[test]
 fn an_image_is_the_same_on_any_number_of_threads() {
@@ -21,6 +23,36 @@ fn an_image_is_the_same_on_any_number_of_threads() {
         let one = image("1");
         for threads in ["2", "3", "8"] {
             assert!(image(threads) == one, "{side} x {side} on {threads} threads");
+        }
+    }
+}
+
+/// Runs the program with `flags` in a shell, after `limit`.
+fn limited(limit: &str, folder: &Path, flags: &[&str]) -> Run {
+    let mut command = Command::new("bash");
+    command.args(["-c", &format!("{limit} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_flux")]);
+    Run::of(command.env_remove("FLUX_MODEL").env_remove("RUST_BACKTRACE").current_dir(folder).args(flags))
+}
+
+#[test]
+fn too_little_memory_is_an_error_and_never_a_crash() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("x.png");
+    for side in ["256", "512"] {
+        let flags = ["-p", "x", "-S", "1", "-s", "1", "-W", side, "-H", side, "--device", "cpu", "-o", "x.png"];
+        limited("true", folder.path(), &flags).succeeds();
+        let expected = fs::read(&image).unwrap();
+        for kib in ["80000", "120000", "150000", "200000", "500000", "1000000"] {
+            fs::remove_file(&image).ok();
+            let run = limited(&format!("ulimit -v {kib}"), folder.path(), &flags);
+            if run.code == Some(0) {
+                assert!(fs::read(&image).unwrap() == expected, "{side} x {side} in {kib} KiB");
+            } else {
+                assert!(side != "256" || kib != "1000000", "this is enough: {}", run.stderr);
+                assert_eq!(run.stderr.matches("error: ").count(), 1, "{}", run.stderr);
+                run.fails(1, &["memory", "hint: "]);
+                assert_eq!(names(folder.path()), [""; 0], "{side} x {side} in {kib} KiB");
+            }
         }
     }
 }

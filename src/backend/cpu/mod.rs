@@ -13,7 +13,7 @@ mod conv_tiles;
 mod elementwise;
 mod gemm;
 pub mod math;
-mod memory;
+pub mod memory;
 mod norm;
 mod pool;
 

@@ -1,0 +1,71 @@
+//! The allocator of the program: an allocation that fails ends it with an error and exit code 1.
+//!
+//! Rust's own handler aborts, which looks like a crash and leaves a core file; one of our own is unstable
+//! (`set_alloc_error_hook`), and an allocator must not unwind. Large tensors are checked against the memory that is free
+//! before an image is begun, so this is for what that check cannot foresee.
+
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// The system's allocator.
+pub struct OrExit;
+
+// SAFETY: every call goes to `System` as it is; a result that is no memory is not returned.
+unsafe impl GlobalAlloc for OrExit {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        or_exit(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        or_exit(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        or_exit(unsafe { System.realloc(memory, layout, size) }, size)
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+fn or_exit(memory: *mut u8, bytes: usize) -> *mut u8 {
+    if memory.is_null() {
+        exit(bytes);
+    }
+    memory
+}
+
+/// Ends the program without allocating, and without waiting for a lock that this thread may hold.
+#[cold]
+fn exit(bytes: usize) -> ! {
+    static EXITING: AtomicBool = AtomicBool::new(false);
+    // Where several threads find no memory, the first one tells it.
+    while EXITING.swap(true, Ordering::Relaxed) {
+        thread::sleep(Duration::MAX);
+    }
+    let mut text = [0; 256];
+    let mut rest = text.as_mut_slice();
+    let _ = write!(
+        rest,
+        "error: out of memory: {} MiB more are needed\n  hint: ask for a smaller image with `-W` and `-H`, or allow the \
+         program more memory (`ulimit -v`, the limit of a container)\n",
+        bytes.div_ceil(1 << 20)
+    );
+    let left = rest.len();
+    let length = text.len() - left;
+    // SAFETY: the first `length` bytes of `text` were written; `_exit` runs no code of this program.
+    unsafe {
+        libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), length);
+        libc::_exit(1)
+    }
+}
