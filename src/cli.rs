@@ -18,7 +18,8 @@ const MAX_COUNT: u64 = 10_000;
 #[derive(Parser)]
 #[command(name = "flux", version, arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 ended by SIGTERM.\n\
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 ended by SIGTERM, \
+                        70 ended by a defect of the program.\n\
                         The seed of an image is printed, and stored in a PNG.\n\
                         Examples:\n  \
                         flux -p \"a red circle on a blue background\" -o circle.png\n  \
@@ -184,6 +185,10 @@ pub struct Generate {
     /// Print the path of the image to stdout
     #[arg(long)]
     pub print_path: bool,
+    /// Panic once the first image is computed
+    #[cfg(debug_assertions)]
+    #[arg(long, hide = true)]
+    pub panic_for_test: bool,
 }
 
 /// `--device`

@@ -4,6 +4,7 @@ mod allocator;
 mod bench;
 mod cli;
 mod commands;
+mod panics;
 mod progress;
 mod report;
 
@@ -11,6 +12,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use flux::Result;
 use flux::error::Kind;
 
 use crate::cli::{Cli, Command};
@@ -22,13 +24,9 @@ static ALLOCATOR: allocator::OrExit = allocator::OrExit;
 
 fn main() -> ExitCode {
     let start = Instant::now();
-    let cli = Cli::parse();
     let signals = Signals::default();
-    let done = match &cli.command {
-        Some(Command::Bench(args)) => commands::bench::run(args),
-        Some(Command::Compare { a, b, min_psnr }) => commands::compare::run(a, b, *min_psnr),
-        None => commands::generate::run(&cli.generate, start, &signals),
-    };
+    let done = panics::caught(|| run(&Cli::parse(), start, &signals));
+    let Some(done) = done else { return ExitCode::from(panics::EXIT_CODE) };
     let Err(error) = done else { return ExitCode::SUCCESS };
     if error.kind() != Kind::Cancelled {
         say(&format!("error: {error}"));
@@ -40,5 +38,13 @@ fn main() -> ExitCode {
             say(error.what());
             ExitCode::from(signals.exit_code())
         }
+    }
+}
+
+fn run(cli: &Cli, start: Instant, signals: &Signals) -> Result<()> {
+    match &cli.command {
+        Some(Command::Bench(args)) => commands::bench::run(args),
+        Some(Command::Compare { a, b, min_psnr }) => commands::compare::run(a, b, *min_psnr),
+        None => commands::generate::run(&cli.generate, start, signals),
     }
 }

@@ -18,9 +18,10 @@ use std::sync::LazyLock;
 use paths::{Names, Place, SourceFile, Sources, circles};
 
 /// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
-const LAYERS: [(&str, &[&str]); 23] = [
+const LAYERS: [(&str, &[&str]); 24] = [
     ("main.rs", ANY),
     ("allocator.rs", &[]),
+    ("panics.rs", &["progress"]),
     ("commands/device.rs", &["cli", "progress", "backend", "backend::cpu", "backend::cuda"]),
     (
         "commands",

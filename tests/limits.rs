@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use program::{Run, flux, names};
+use program::{Run, SMALL, flux, names};
 
 #[test]
 fn an_image_is_the_same_on_any_number_of_threads() {
@@ -55,4 +55,19 @@ fn too_little_memory_is_an_error_and_never_a_crash() {
             }
         }
     }
+}
+
+#[test]
+fn a_panic_of_a_worker_is_one_error_and_exit_code_70() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = flux();
+    let flags = ["-q", "-p", "x", "-S", "1", "-o", "x.png", "--panic-for-test"];
+    let run = Run::of(command.current_dir(&folder).args(SMALL).args(flags).env_remove("RUST_BACKTRACE"));
+    if run.code == Some(2) && run.stderr.contains("unexpected argument") {
+        println!("skipped: the program was built without debug assertions");
+        return;
+    }
+    let run = run.fails(70, &["error: internal: `--panic-for-test` was given at src/commands/generate.rs:", "hint: "]);
+    assert_eq!(run.stderr.lines().count(), 2, "{}", run.stderr);
+    assert_eq!(names(folder.path()), [""; 0]);
 }

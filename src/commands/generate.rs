@@ -184,6 +184,10 @@ impl Job<'_> {
 
     /// Writes an image and prints where.
     fn save(&self, Decoded { rgb, plan }: Decoded, target: &Target, console: &Console) -> Result<Saved> {
+        #[cfg(debug_assertions)]
+        if self.args.panic_for_test {
+            rayon::scope(|scope| scope.spawn(|_| panic!("`--panic-for-test`\nwas given")));
+        }
         let &Plan { width, height, steps, guidance, seed, .. } = &plan;
         let facts = [
             ("prompt", self.request.prompt.clone()),
