@@ -11,6 +11,8 @@ use flux::{Error, Result};
 
 /// The most images of one command.
 const MAX_COUNT: u64 = 10_000;
+/// The most threads.
+const MAX_THREADS: u64 = crate::threads::MAX as u64;
 
 /// Draws the image that a prompt describes.
 ///
@@ -84,6 +86,9 @@ pub struct DeviceArgs {
     /// GPU memory for weights, activations, CUDA graphs and cuBLASLt's workspace, in GiB [default: 80% of what is free]
     #[arg(long, value_name = "GIB", value_parser = gibibytes)]
     pub gpu_memory: Option<f64>,
+    /// Threads on the CPU, 1 to 1024; an image is the same on any number [default: $RAYON_NUM_THREADS, else one per core]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=MAX_THREADS))]
+    pub threads: Option<u64>,
 }
 
 impl DeviceArgs {

@@ -49,6 +49,12 @@ impl Error {
         error
     }
 
+    /// A thread that the system does not start.
+    pub fn no_thread(error: &std::io::Error) -> Self {
+        Self::new(format!("cannot start a thread: {error}"))
+            .hint("raise the limits on processes (`ulimit -u`) and on memory (`ulimit -v`)")
+    }
+
     /// Says where; the innermost place wins.
     pub fn at(mut self, place: impl Into<String>) -> Self {
         self.0.place.get_or_insert(place.into());

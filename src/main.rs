@@ -7,6 +7,7 @@ mod commands;
 mod panics;
 mod progress;
 mod report;
+mod threads;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -43,8 +44,24 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli, start: Instant, signals: &Signals) -> Result<()> {
     match &cli.command {
-        Some(Command::Bench(args)) => commands::bench::run(args),
+        Some(Command::Bench(args)) => {
+            start_threads(args.on.threads, false)?;
+            commands::bench::run(args)
+        }
         Some(Command::Compare { a, b, min_psnr }) => commands::compare::run(a, b, *min_psnr),
-        None => commands::generate::run(&cli.generate, start, signals),
+        None => {
+            start_threads(cli.generate.on.threads, cli.generate.quiet)?;
+            commands::generate::run(&cli.generate, start, signals)
+        }
     }
+}
+
+/// Starts the threads that compute, before anything uses them.
+fn start_threads(wanted: Option<u64>, quiet: bool) -> Result<()> {
+    if let Some(note) = threads::start(wanted)?
+        && !quiet
+    {
+        say(&format!("note: {note}"));
+    }
+    Ok(())
 }

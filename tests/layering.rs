@@ -18,16 +18,17 @@ use std::sync::LazyLock;
 use paths::{Names, Place, SourceFile, Sources, circles};
 
 /// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
-const LAYERS: [(&str, &[&str]); 24] = [
+const LAYERS: [(&str, &[&str]); 25] = [
     ("main.rs", ANY),
     ("allocator.rs", &[]),
     ("panics.rs", &["progress"]),
+    ("threads.rs", &["backend", "backend::cpu"]),
     ("commands/device.rs", &["cli", "progress", "backend", "backend::cpu", "backend::cuda"]),
     (
         "commands",
         &["cli", "progress", "report", "bench", "pipeline", "output", "compare", "default_model", "files", "backend"],
     ),
-    ("cli.rs", &["pipeline"]),
+    ("cli.rs", &["pipeline", "threads"]),
     ("progress.rs", &["pipeline"]),
     ("report.rs", &["pipeline"]),
     ("bench", &["pipeline", "output", "files", "nn", "tensor", "ops", "backend"]),

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use program::{Run, SMALL, flux, names};
+use program::{Run, SMALL, draw, flux, names};
 
 #[test]
 fn an_image_is_the_same_on_any_number_of_threads() {
@@ -17,7 +17,7 @@ fn an_image_is_the_same_on_any_number_of_threads() {
             let name = format!("{side}-{threads}.png");
             let size = ["-W", side, "-H", side, "-s", "2", "-S", "7", "--device", "cpu", "-p", "a red apple", "-o"];
             let mut command = flux();
-            Run::of(command.env("RAYON_NUM_THREADS", threads).current_dir(&folder).args(size).arg(&name)).succeeds();
+            Run::of(command.args(["--threads", threads]).current_dir(&folder).args(size).arg(&name)).succeeds();
             fs::read(folder.path().join(name)).unwrap()
         };
         let one = image("1");
@@ -55,6 +55,27 @@ fn too_little_memory_is_an_error_and_never_a_crash() {
             }
         }
     }
+}
+
+#[test]
+fn threads_that_cannot_be_made_are_left_out_with_a_note() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = [&SMALL[..], &["-p", "x", "-o", "x.png", "--threads", "600"]].concat();
+    let run = limited("ulimit -v 1000000", folder.path(), &flags).succeeds();
+    assert!(run.stderr.contains("of 600 threads"), "{}", run.stderr);
+}
+
+#[test]
+fn a_number_of_threads_that_is_none_is_a_usage_error() {
+    let folder = tempfile::tempdir().unwrap();
+    for bad in ["0", "1025", "abc"] {
+        draw(folder.path(), &["-p", "x", "--threads", bad]).fails(2, &["--threads"]);
+    }
+    for bad in ["100000", "abc", "-1"] {
+        let run = Run::of(flux().current_dir(&folder).args(SMALL).args(["-p", "x"]).env("RAYON_NUM_THREADS", bad));
+        run.fails(2, &["RAYON_NUM_THREADS", bad, "hint: "]);
+    }
+    assert_eq!(names(folder.path()), [""; 0]);
 }
 
 #[test]

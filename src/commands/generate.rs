@@ -35,7 +35,8 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     // Opening a GPU takes the driver long, so another thread opens the model meanwhile. The tokenizer is read on until
     // the prompt is encoded.
     let name = dir.name();
-    let opening = thread::spawn(move || timed(|| OpenModel::open(&dir)));
+    let opening = thread::Builder::new().spawn(move || timed(|| OpenModel::open(&dir)));
+    let opening = opening.map_err(|e| Error::no_thread(&e))?;
     let (device, device_s) = timed(|| choose_device(&args.on, &console));
     let device = device?;
     let (model, open_s) =

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::LazyLock;
-use std::thread::{self, ScopedJoinHandle, scope};
+use std::thread::{self, Scope, ScopedJoinHandle, scope};
 
 use super::ModelInfo;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
@@ -31,7 +31,10 @@ type Late<T> = LazyLock<Result<T>, Box<dyn FnOnce() -> Result<T> + Send>>;
 impl LateTokenizer {
     fn read(dir: &ModelFiles, length: usize) -> Self {
         let dir = dir.clone();
-        let thread = thread::spawn(move || Tokenizer::load(&dir, length));
+        let read = move || Tokenizer::load(&dir, length);
+        let Ok(thread) = thread::Builder::new().spawn(read.clone()) else {
+            return Self(LazyLock::new(Box::new(read)));
+        };
         let join =
             move || thread.join().unwrap_or_else(|_| Err(Error::new("the thread that reads the tokenizer panicked")));
         Self(LazyLock::new(Box::new(join)))
@@ -62,18 +65,18 @@ impl OpenModel {
         // On the CPU weights stay in the mapped files, so loading them there checks every tensor and costs nothing.
         let host = &Cpu::new(Precision::F32);
         let (text_encoder, transformer, vae) = scope(|scope| {
-            let text_encoder = scope.spawn(|| {
+            let text_encoder = spawn(scope, || {
                 let files = text_encoder::open(dir)?;
                 TextEncoder::load(&Weights::new(host, &files), info.text_encoder, &info.out_layers)
                     .map_err(|e| info.explain(e))?;
                 Ok(files)
             });
-            let transformer = scope.spawn(|| {
+            let transformer = spawn(scope, || {
                 let files = transformer::open(dir)?;
                 Transformer::load(&Weights::new(host, &files), &info.transformer).map_err(|e| info.explain(e))?;
                 Ok(files)
             });
-            let vae = scope.spawn(|| {
+            let vae = spawn(scope, || {
                 let files = vae::open(dir)?;
                 Decoder::load(&Weights::new(host, &files), &info.vae)?;
                 Ok(files)
@@ -105,6 +108,13 @@ impl OpenModel {
     }
 }
 
-fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
-    thread.join().unwrap_or_else(|_| Err(Error::new("a thread that reads the model panicked")))
+fn spawn<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() -> Result<T> + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, Result<T>>> {
+    thread::Builder::new().spawn_scoped(scope, work).map_err(|e| Error::no_thread(&e))
+}
+
+fn join<T>(thread: Result<ScopedJoinHandle<'_, Result<T>>>) -> Result<T> {
+    thread?.join().unwrap_or_else(|_| Err(Error::new("a thread that reads the model panicked")))
 }

@@ -47,7 +47,8 @@ pub(super) fn load_text_encoder<B: Backend>(
     report: &mut dyn FnMut(u64),
 ) -> Result<TextEncoder<B>> {
     thread::scope(|scope| {
-        let warming_up = scope.spawn(|| backend.warm_up());
+        let warming_up = thread::Builder::new().spawn_scoped(scope, || backend.warm_up());
+        let warming_up = warming_up.map_err(|e| Error::no_thread(&e))?;
         let load =
             || TextEncoder::load(&Weights::new(backend, &files.text_encoder), info.text_encoder, &info.out_layers);
         let encoder = backend.load(load, report);
@@ -134,16 +135,17 @@ impl<M> Prefetched<M> {
 }
 
 impl<M: Send + 'static> Prefetched<M> {
-    /// Starts `work` on another thread. It reports how many of about `total` elements it enqueued.
+    /// Starts `work` on another thread. It reports how many of about `total` elements it enqueued. Where the system
+    /// starts no thread, nothing is loaded before a session does so.
     fn start(total: u64, work: impl FnOnce(&mut dyn FnMut(u64)) -> Result<M> + Send + 'static) -> Self {
         let (sender, elements) = mpsc::channel();
-        let thread = thread::spawn(move || {
+        let thread = thread::Builder::new().spawn(move || {
             // Sending fails where the model was dropped, which is no error.
             work(&mut |elements| {
                 let _ = sender.send(elements);
             })
         });
-        Self { thread: Some(thread), elements, done: 0, total }
+        Self { thread: thread.ok(), elements, done: 0, total }
     }
 
     /// Waits until the weights are loaded, and takes them; `None` where loading was never started or they were taken

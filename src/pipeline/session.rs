@@ -65,7 +65,7 @@ impl<B: Backend> Session<B> {
         }
         let mut plan = model.plan_without_words(request)?;
         cancel.check()?;
-        let noise = draw(model, &plan, count);
+        let noise = draw(model, &plan, count)?;
         let tokens = model.read(request, &mut plan)?;
         Ok(Self {
             model: Arc::clone(model),
@@ -221,15 +221,18 @@ impl<B: Backend> Session<B> {
 
 /// Draws noise for as many of `count` images as may be one batch. It does so on another thread, because the noise is
 /// not needed before the first step.
-fn draw<B: Backend>(model: &Model<B>, plan: &Plan, count: usize) -> JoinHandle<Noise> {
+///
+/// Errors when the system starts no thread.
+fn draw<B: Backend>(model: &Model<B>, plan: &Plan, count: usize) -> Result<JoinHandle<Noise>> {
     let info = model.info();
     let samples = Needs::of(model.backend(), info, plan).wanted(plan, count);
     let (channels, (height, width), seed) = (info.transformer.in_channels, info.latent_size(plan), plan.seed);
     let mut noise = model.noise();
-    thread::spawn(move || {
+    let draw = move || {
         noise.draw(seed, samples, channels, height, width);
         noise
-    })
+    };
+    thread::Builder::new().spawn(draw).map_err(|e| Error::no_thread(&e))
 }
 
 impl<B: Backend> Model<B> {
