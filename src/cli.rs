@@ -178,7 +178,7 @@ pub struct Generate {
     /// Denoising steps [default: the model's: 4 when distilled, else 50]
     #[arg(help_heading = SAMPLING, short, long, value_name = "N", allow_negative_numbers = true)]
     steps: Option<usize>,
-    /// Seed of the noise: one seed, one image; random or -1 draws one
+    /// Seed of the noise: one seed, one image; random or -1 draws one. Seeds repeat after 2^32, as in the reference
     #[arg(help_heading = SAMPLING)]
     #[arg(short = 'S', long, value_name = "N", default_value = "random", allow_negative_numbers = true)]
     seed: Seed,

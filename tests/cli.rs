@@ -50,6 +50,23 @@ fn same_seed_gives_the_same_png_and_another_seed_another() {
 }
 
 #[test]
+fn a_seed_that_repeats_a_smaller_one_is_told() {
+    let folder = folder();
+    let drawn = |seed: &str, flags: &[&str]| {
+        draw(folder.path(), &[&["-p", "a cat", "-o", "out.png", "-S", seed], flags].concat()).succeeds().stderr
+    };
+    let image = || read_png(&folder.path().join("out.png")).unwrap().bytes;
+    assert!(!drawn("1", &[]).contains("2^32"));
+    let small = image();
+    let said = drawn("4294967297", &[]);
+    assert!(said.contains("note: seed 4294967297 gives the image of seed 1: seeds repeat after 2^32"), "{said}");
+    assert!(image() == small, "the note is true");
+    assert!(!drawn("4294967295", &[]).contains("2^32"));
+    let said = drawn("4294967295", &["-n", "2"]);
+    assert!(said.contains("note: seed 4294967296 gives the image of seed 0"), "{said}");
+}
+
+#[test]
 fn a_png_says_how_it_was_made() {
     let folder = folder();
     draw(folder.path(), &["-p", "ein Käse 🧀", "-S", "5", "-o", "out.png"]).succeeds();

@@ -66,6 +66,15 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     (done, start.elapsed().as_secs_f64())
 }
 
+/// What someone should know about the seeds from `first` to `last`, if anything.
+fn seed_note(first: u64, last: u64) -> Option<String> {
+    let above = first.max(1 << 32);
+    (above <= last).then(|| {
+        let same = above as u32;
+        format!("seed {above} gives the image of seed {same}: seeds repeat after 2^32, as in the reference")
+    })
+}
+
 /// The folder in which the quantised weights are cached.
 fn cache_folder(dir: &ModelFiles) -> Result<PathBuf> {
     let folder = dir.folder().map(Path::to_path_buf);
@@ -128,10 +137,11 @@ impl Job<'_> {
             console.note(note);
         }
         let &Plan { width, height, steps, seed, .. } = plan;
-        let seeds = match self.targets.len() as u64 {
-            1 => format!("seed {seed}"),
-            count => format!("seeds {seed} to {}", seed + count - 1),
-        };
+        let last = seed + (self.targets.len() as u64 - 1);
+        if let Some(note) = seed_note(seed, last) {
+            console.note(&note);
+        }
+        let seeds = if last == seed { format!("seed {seed}") } else { format!("seeds {seed} to {last}") };
         if self.args.quiet && self.args.seed_is_random() {
             say(&seeds); // without it nobody could make the image again
         }
