@@ -99,7 +99,7 @@ pub fn replace(path: &Path, rng: &mut Rng) -> &'static str {
         }
         _ => {
             fs::write(path, b"{}").expect("a temporary folder is writable");
-            fs::set_permissions(path, fs::Permissions::from_mode(0)).expect("a file of ours");
+            fs::set_permissions(path, fs::Permissions::from_mode(0o000)).expect("a file of ours");
             "an unreadable file"
         }
     }
