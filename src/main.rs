@@ -9,12 +9,13 @@ mod progress;
 mod report;
 mod threads;
 
+use std::borrow::Cow;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
 use flux::Result;
-use flux::error::Kind;
+use flux::error::{Kind, escaped};
 
 use crate::cli::{Cli, Command};
 use crate::commands::bus_error;
@@ -28,7 +29,7 @@ fn main() -> ExitCode {
     let start = Instant::now();
     bus_error::explain();
     let signals = Signals::default();
-    let done = panics::caught(|| run(&Cli::parse(), start, &signals));
+    let done = panics::caught(|| run(&parse(), start, &signals));
     let Some(done) = done else { return ExitCode::from(panics::EXIT_CODE) };
     let Err(error) = done else { return ExitCode::SUCCESS };
     if error.kind() != Kind::Cancelled {
@@ -42,6 +43,18 @@ fn main() -> ExitCode {
             ExitCode::from(signals.exit_code())
         }
     }
+}
+
+/// The command line; ends the program where it is wrong, or asks for help.
+fn parse() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| {
+        let text = error.render().to_string();
+        if text.lines().all(|line| matches!(escaped(line), Cow::Borrowed(_))) {
+            error.exit(); // in colour
+        }
+        say(&text.lines().map(escaped).collect::<Vec<_>>().join("\n"));
+        std::process::exit(error.exit_code())
+    })
 }
 
 fn run(cli: &Cli, start: Instant, signals: &Signals) -> Result<()> {

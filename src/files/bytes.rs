@@ -27,7 +27,7 @@ impl Bytes {
     /// Errors when it cannot be opened or mapped, or is no regular file.
     #[allow(unsafe_code)]
     pub fn map(path: &Path) -> Result<Self> {
-        let file = regular::open(path)?;
+        let file = regular::open(path, regular::DOWNLOAD_AGAIN)?;
         // SAFETY: the map is read-only and private to this value. If another process truncates the file while we run,
         // reading past its new end raises SIGBUS and ends the program, which names the reason where it handles the signal; if it writes, we compute with what it wrote.
         // Neither breaks memory safety: we hand out plain numbers, for which every bit pattern is valid.

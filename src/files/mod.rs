@@ -14,7 +14,7 @@ mod model_files;
 pub mod overwrite;
 pub mod partial;
 pub mod quantised_cache;
-mod regular;
+pub(crate) mod regular;
 mod safetensors;
 mod tensor_files;
 mod tensor_view;

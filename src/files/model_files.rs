@@ -43,7 +43,7 @@ impl ModelFiles {
     pub fn open(path: &Path) -> Result<Self> {
         let hint = || format!("{FETCH_A_MODEL}, or leave out `-d` for the default model");
         match path.metadata() {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(regular::unreadable(&error, path)),
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(regular::closed_folder(&error, path)),
             Ok(found) if found.is_dir() => {}
             _ => return Err(Error::new(format!("no such model folder: `{}`", path.display())).hint(hint())),
         }

@@ -12,8 +12,9 @@ pub(super) const DOWNLOAD_AGAIN: &str = "is the download complete? `scripts/down
 
 /// Opens a file to read. What it is, is checked on the opened file, so nobody can replace it in between.
 ///
-/// Errors when there is none, it cannot be opened, or it is no regular file.
-pub(super) fn open(path: &Path) -> Result<File> {
+/// Errors when there is none, it cannot be opened, or it is no regular file. `if_missing` is what to do in the first
+/// case.
+pub fn open(path: &Path, if_missing: &str) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
     // Opening a pipe without a writer waits for one otherwise. On a regular file the flag does nothing.
@@ -25,7 +26,8 @@ pub(super) fn open(path: &Path) -> Result<File> {
         Ok((false, _)) => Err(not_regular(path)),
         // A socket cannot be opened at all.
         Err(_) if path.metadata().is_ok_and(|found| !found.is_file()) => Err(not_regular(path)),
-        Err(error) => Err(unreadable(&error, path)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(unreadable(&error, path).hint(if_missing)),
+        Err(error) => Err(unreadable(&error, path).hint(remedy(&error))),
     }
 }
 
@@ -34,9 +36,11 @@ pub(super) fn open(path: &Path) -> Result<File> {
 ///
 /// Errors as [`open`], and when the file is longer or cannot be read.
 pub(super) fn read(path: &Path, limit: usize) -> Result<Vec<u8>> {
-    let file = open(path)?;
+    let file = open(path, DOWNLOAD_AGAIN)?;
     let mut bytes = Vec::new();
-    file.take(limit as u64 + 1).read_to_end(&mut bytes).map_err(|error| unreadable(&error, path))?;
+    file.take(limit as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| unreadable(&error, path).hint(remedy(&error)))?;
     if bytes.len() > limit {
         return Err(Error::new(format!("the file is too long: more than the {} MiB that it may have", limit >> 20))
             .at_path(path)
@@ -58,14 +62,22 @@ fn not_regular(path: &Path) -> Error {
 }
 
 /// The error of a file or folder that cannot be opened or read.
-pub(super) fn unreadable(error: &io::Error, path: &Path) -> Error {
-    Error::new(format!("cannot read it: {error}")).at_path(path).hint(match error.kind() {
-        io::ErrorKind::NotFound => DOWNLOAD_AGAIN,
+fn unreadable(error: &io::Error, path: &Path) -> Error {
+    Error::new(format!("cannot read it: {error}")).at_path(path)
+}
+
+/// The same for a folder that is there.
+pub(super) fn closed_folder(error: &io::Error, path: &Path) -> Error {
+    unreadable(error, path).hint(remedy(error))
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
         io::ErrorKind::PermissionDenied => {
             "give this user the right to read it (`chmod u+r FILE`) and to enter its folders (`chmod u+x FOLDER`)"
         }
         _ => "is the disk or network share that holds it in order? if so, fetch the file again",
-    })
+    }
 }
 
 #[cfg(all(test, unix))]
@@ -117,7 +129,7 @@ mod tests {
     #[test]
     fn a_missing_file_and_one_without_permission_have_hints_of_their_own() {
         let path = Path::new("none/file");
-        refused(open(path), &["in: none/file", "hint: is the download complete?"]);
+        refused(open(path, DOWNLOAD_AGAIN), &["in: none/file", "hint: is the download complete?"]);
         // The tests may run as root, who may read everything, so the system is not asked.
         let denied = unreadable(&io::ErrorKind::PermissionDenied.into(), path).to_string();
         assert!(denied.contains("chmod u+r") && !denied.contains("download"), "{denied}");

@@ -1,6 +1,5 @@
 //! Reads a PNG.
 
-use std::fs::File;
 use std::io::{BufReader, ErrorKind};
 use std::path::Path;
 
@@ -8,6 +7,7 @@ use png::{BitDepth, ColorType, Decoder, DecodingError};
 
 use super::Rgb;
 use crate::error::{Error, Result};
+use crate::files::regular;
 
 /// The longest side of an image that is read, in pixels; with three bytes a pixel an image stays below 1 GiB. A small
 /// file may claim to be far larger.
@@ -22,7 +22,7 @@ pub fn read_png(path: &Path) -> Result<Rgb> {
 }
 
 fn read(path: &Path) -> Result<Rgb> {
-    let file = File::open(path).map_err(|e| Error::new(format!("cannot open the image: {e}")))?;
+    let file = regular::open(path, "name an image that is there")?;
     let mut decoder = Decoder::new(BufReader::new(file));
     // Before anything is allocated for the pixels.
     let header = decoder.read_header_info().map_err(unreadable)?;
