@@ -19,9 +19,9 @@ pub struct Difference {
 /// Errors when their sizes differ.
 pub fn difference(a: &Rgb, b: &Rgb) -> Result<Difference> {
     if (a.width, a.height) != (b.width, b.height) {
-        return Err(
-            Error::new(format!("the images are {}x{} and {}x{}", a.width, a.height, b.width, b.height)).at("compare")
-        );
+        return Err(Error::new(format!("the images are {}x{} and {}x{}", a.width, a.height, b.width, b.height))
+            .at("compare")
+            .hint("name two images of one size"));
     }
     let (mut max, mut sum, mut squares) = (0, 0u64, 0u64);
     for (&x, &y) in a.bytes.iter().zip(&b.bytes) {

@@ -165,7 +165,7 @@ fn names_of_files_and_what_is_in_them_are_spelled_out() {
     let link = link.to_str().expect("UTF-8");
     let spelled = r"tiny\u{1b}[31m\r\u{202e}";
     let output = "a\x1b[2Jb.png";
-    let run = |model: &str| draw(folder.path(), &["-p", "a \x1b[2J cat", "-S", "1", "-v", "-o", output, "-d", model]);
+    let run = |model: &str| draw(folder.path(), &["-p", "a cat", "-S", "1", "-v", "-o", output, "-d", model]);
     let good = run(link).succeeds();
     assert!(good.stderr.contains(r"wrote a\u{1b}[2Jb.png") && !good.stderr.contains('\x1b'), "{}", good.stderr);
     model.change_json("model_index.json", |index| drop(index.insert("_class_name".into(), json!("\x1b[2J\n"))));

@@ -131,9 +131,9 @@ mod tests {
         let path = Path::new("none/file");
         refused(open(path, DOWNLOAD_AGAIN), &["in: none/file", "hint: is the download complete?"]);
         // The tests may run as root, who may read everything, so the system is not asked.
-        let denied = unreadable(&io::ErrorKind::PermissionDenied.into(), path).to_string();
+        let denied = closed_folder(&io::ErrorKind::PermissionDenied.into(), path).to_string();
         assert!(denied.contains("chmod u+r") && !denied.contains("download"), "{denied}");
-        let other = unreadable(&io::Error::other("input/output error"), path).to_string();
+        let other = closed_folder(&io::Error::other("input/output error"), path).to_string();
         assert!(other.contains("disk"), "{other}");
     }
 }

@@ -37,7 +37,6 @@ impl Request {
         let bytes = self.prompt.len();
         if bytes > MAX_PROMPT_BYTES {
             return Err(Error::usage(format!("the prompt is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}"))
-                .at("--prompt")
                 .hint("shorten it: a model reads a few hundred words"));
         }
         let refused = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
@@ -47,7 +46,6 @@ impl Request {
                 before + 1,
                 u32::from(c)
             ))
-            .at("--prompt")
             .hint("remove it: a prompt is plain text"));
         }
         Ok(())
