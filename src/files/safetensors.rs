@@ -136,7 +136,7 @@ impl Safetensors {
 
     /// The tensor `name`, which must have `shape` and be in one of `formats`.
     ///
-    /// Errors when it is missing, or has another shape or dtype.
+    /// Errors when it is missing, has another shape or dtype, or is a matrix of zeros.
     pub fn get(&self, name: &str, shape: &[usize], formats: &[Format]) -> Result<TensorView> {
         let entry = self
             .entries
@@ -157,6 +157,13 @@ impl Safetensors {
             Some(rows) if format.has_row_scales() => Some(self.get(&scales_name(name), &[*rows], &[Format::F32])?),
             _ => None,
         };
+        let bytes = &self.bytes.as_slice()[entry.range.clone()];
+        // No trained matrix is. This ends at the first other byte, which is nearly always among the first.
+        if shape.len() > 1 && !bytes.is_empty() && bytes.iter().all(|byte| *byte == 0) {
+            return Err(Error::new(format!("tensor `{name}` is all zeros"))
+                .at_path(&self.path)
+                .hint("its download was cut off, or its disk has lost it: fetch the file again"));
+        }
         TensorView::new(Arc::clone(&self.bytes), entry.range.clone(), format, shape.to_vec(), scales)
             .map_err(|why| Error::new(format!("tensor `{name}` {why}")).at_path(&self.path))
     }
@@ -228,7 +235,7 @@ pub(super) mod tests {
             })
             .collect();
         let header = header.to_string();
-        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; end]].concat();
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![1; end]].concat();
         Safetensors::new(Path::new(path).to_path_buf(), Bytes::Embedded(bytes.leak()), "fetch it again")
     }
 
@@ -256,6 +263,20 @@ pub(super) mod tests {
             file.bytes = Arc::new(Bytes::Embedded(bytes.leak()));
             refused(file.check_finite(), &["tensor `b` holds values that are not numbers", "in: model", "hint: "]);
         }
+    }
+
+    #[test]
+    fn a_matrix_of_zeros_is_refused_and_a_vector_of_zeros_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let zeros = |shape: &[usize]| {
+            let bytes = vec![0; 4 * shape.iter().product::<usize>()];
+            let tensor = safetensors::tensor::TensorView::new(Dtype::F32, shape.to_vec(), &bytes).unwrap();
+            safetensors::serialize_to_file([("w", tensor)], None, &path).unwrap();
+            Safetensors::open(&path, "").unwrap().get("w", shape, &[Format::F32])
+        };
+        refused(zeros(&[4, 4]), &["tensor `w` is all zeros", "in: ", "hint: "]);
+        assert!(zeros(&[4]).is_ok() && zeros(&[0, 4]).is_ok());
     }
 
     #[test]

@@ -62,7 +62,9 @@ impl Files {
         }
         let checked =
             [&self.text_encoder, &self.transformer, &self.vae].into_iter().try_for_each(TensorFiles::check_finite);
-        checked.err().unwrap_or(error)
+        // Finite weights may be so large that what is computed with them is not.
+        let folder = self.transformer.files().first().and_then(|file| file.path().parent()?.parent());
+        checked.err().unwrap_or_else(|| error.at_path(folder.unwrap_or(Path::new("<default model>"))))
     }
 }
 
