@@ -118,6 +118,7 @@ while [[ $# -gt 0 ]]; do
     esac
     shift
 done
+if [[ "$seed" == random || "$seed" == -1 ]]; then seed=; fi # as flux has it
 [[ "$seed" =~ ^[0-9]{0,18}$ ]] || usage_error "the seed is not a number of at most 18 digits: $(printable "$seed")"
 
 # shellcheck source=scripts/find_flux.sh

@@ -67,6 +67,9 @@ fn another_prompt_flag_or_seed_makes_another_image_and_the_same_none() {
     };
     assert_eq!(made("a red circle\n", &["-S", "1"]), "1 made, 0 already there, 0 failed");
     assert_eq!(made("a red circle\n", &["--seed=1"]), "0 made, 1 already there, 0 failed");
+    assert_eq!(made("a green square\n", &["-S", "random"]), "1 made, 0 already there, 0 failed");
+    assert_eq!(made("a green square\n", &["-S", "-1"]), "0 made, 1 already there, 0 failed");
+    assert_eq!(made("a green square\n", &[]), "0 made, 1 already there, 0 failed");
     assert_eq!(made("a red circle\n", &["-S", "1", "-q"]), "0 made, 1 already there, 0 failed");
     assert_eq!(made("A red, circle\n", &["-S", "1"]), "1 made, 0 already there, 0 failed", "words are no prompt");
     assert_eq!(made("a red circle\n", &["-S", "2"]), "1 made, 0 already there, 0 failed");
