@@ -75,7 +75,7 @@ fn another_prompt_flag_or_seed_makes_another_image_and_the_same_none() {
     assert_eq!(made("a red circle\n", &["-S", "2"]), "1 made, 0 already there, 0 failed");
     assert_eq!(made("a red circle\n", &["-S", "1", "--steps", "7"]), "1 made, 0 already there, 0 failed");
     assert_eq!(made("a red circle\n", &["-S", "1", "--steps", "8"]), "1 made, 0 already there, 0 failed");
-    assert_eq!(names(&folder.path().join("out")).len(), 5);
+    assert_eq!(names(&folder.path().join("out")).len(), 6);
 
     // With random seeds the place in the list counts for nothing, and a prompt that comes twice gives two images.
     assert_eq!(made("two\nsame\nsame\n", &[]), "3 made, 0 already there, 0 failed");
