@@ -29,8 +29,9 @@ impl Bytes {
     pub fn map(path: &Path) -> Result<Self> {
         let file = regular::open(path, regular::DOWNLOAD_AGAIN)?;
         // SAFETY: the map is read-only and private to this value. If another process truncates the file while we run,
-        // reading past its new end raises SIGBUS and ends the program, which names the reason where it handles the signal; if it writes, we compute with what it wrote.
-        // Neither breaks memory safety: we hand out plain numbers, for which every bit pattern is valid.
+        // reading past its new end raises SIGBUS and ends the program, which tells the reason where it handles the
+        // signal; if it writes, we compute with what it wrote. Neither breaks memory safety: we hand out plain numbers,
+        // for which every bit pattern is valid.
         let map = unsafe { memmap2::Mmap::map(&file) };
         map.map(|map| Bytes::Mapped(Mapped { map, file })).map_err(|e| {
             Error::new(format!("cannot map the weights into memory: {e}"))

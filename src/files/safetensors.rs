@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 
 use super::bytes::Bytes;
+use super::dequantise::dequantise_rows;
 use super::format::Format;
 use super::tensor_view::TensorView;
 use crate::error::{Error, Result};
@@ -92,14 +93,11 @@ impl Safetensors {
     /// file, on all cores.
     pub fn check_finite(&self) -> Result<()> {
         let is_damaged = |(_, entry): &(&String, &Entry)| {
-            let bytes = &self.bytes.as_slice()[entry.range.clone()];
-            // Such a value has all bits of its exponent.
-            match entry.format() {
-                Some(Format::Bf16) => has_value(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7f80 == 0x7f80),
-                Some(Format::F16) => has_value(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7c00 == 0x7c00),
-                Some(Format::F32) => has_value(bytes, |bytes| !f32::from_le_bytes(bytes).is_finite()),
-                Some(Format::E4m3Rows) | None => false,
-            }
+            let format = entry.format().filter(|format| Format::FLOATS.contains(format));
+            let view = format.and_then(|format| {
+                TensorView::new(Arc::clone(&self.bytes), entry.range.clone(), format, entry.shape.clone(), None).ok()
+            });
+            view.is_some_and(|view| !is_finite(&view))
         };
         match self.entries.par_iter().filter(is_damaged).map(|(name, _)| name).min() {
             Some(name) => Err(Error::new(format!("tensor `{name}` holds values that are not numbers, or infinite"))
@@ -177,10 +175,17 @@ impl Entry {
     }
 }
 
-/// Whether a value of `N` bytes is one that `is_one` accepts.
-fn has_value<const N: usize>(bytes: &[u8], is_one: impl Fn([u8; N]) -> bool + Sync) -> bool {
-    let (values, _) = bytes.as_chunks::<N>();
-    values.par_iter().with_min_len(1 << 16).any(|bytes| is_one(*bytes))
+/// Whether all values are finite.
+fn is_finite(view: &TensorView) -> bool {
+    let (rows, cols) = (view.rows(), view.cols());
+    let rows_at_once = (1 << 16) / cols.clamp(1, 1 << 16);
+    (0..rows.div_ceil(rows_at_once)).into_par_iter().all(|part| {
+        let first = part * rows_at_once;
+        let end = rows.min(first + rows_at_once);
+        let mut values = vec![0.0; (end - first) * cols];
+        dequantise_rows(view, first..end, &mut values);
+        values.iter().all(|value| value.is_finite())
+    })
 }
 
 /// The dtypes of `formats`, as in "BF16, F16 or F32".
