@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use flux::pipeline::MAX_PROMPT_BYTES;
+use flux::pipeline::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG};
 use flux::{Error, Result};
 
 /// The most bytes that standard input has beside the prompt: a byte order mark and a line end.
@@ -19,12 +19,13 @@ pub fn read(stdin: &mut dyn Read) -> Result<String> {
     stdin
         .take(most as u64)
         .read_to_end(&mut bytes)
-        .map_err(|e| Error::usage(format!("cannot read the prompt: {e}")))?;
+        .map_err(|e| Error::usage(format!("cannot read the prompt: {e}")).hint("give it with `-p` instead"))?;
     if bytes.len() == most {
         return Err(Error::usage(format!(
             "the prompt is {} bytes long or more, expected at most {MAX_PROMPT_BYTES}",
             MAX_PROMPT_BYTES + 1
-        )));
+        ))
+        .hint(PROMPT_TOO_LONG));
     }
     let text = text(bytes)?.replace("\r\n", "\n");
     let prompt = text.strip_prefix('\u{feff}').unwrap_or(&text).trim_end_matches(['\n', '\r']);

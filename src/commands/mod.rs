@@ -36,4 +36,5 @@ fn print_bytes(bytes: &[u8]) -> Result<()> {
         .write_all(bytes)
         .and_then(|()| stdout.flush())
         .map_err(|e| Error::new(format!("cannot write to standard output: {e}")))
+        .map_err(|e| e.hint("is what reads it still there, and its disk not full?"))
 }

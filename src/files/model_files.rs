@@ -21,8 +21,8 @@ const CONFIG_BYTES: usize = 1 << 20;
 const INDEX_BYTES: usize = 16 << 20;
 
 /// How to get a model. An installed program has no scripts beside it.
-pub const FETCH_A_MODEL: &str = "fetch `black-forest-labs/FLUX.2-klein-4B` from Hugging Face, in flux's source folder with \
-                                 `scripts/download_model.sh 4b`";
+pub const FETCH_A_MODEL: &str = "fetch `black-forest-labs/FLUX.2-klein-4B` from Hugging Face, in flux's source folder \
+                                 with `scripts/download_model.sh 4b`";
 
 /// A file that the program carries: its name in the model folder, and its bytes.
 pub type EmbeddedFile = (&'static str, &'static [u8]);
@@ -148,9 +148,8 @@ impl ModelFiles {
 
     /// The error of a config that is wrong.
     pub fn wrong_config(&self, name: &str, what: impl Into<String>) -> Error {
-        Error::new(what).at(self.display(name)).hint(
-            "this is not the config of a klein model: fetch the whole folder again with `scripts/download_model.sh`",
-        )
+        let hint = "this is not the config of a klein model: fetch the whole folder again";
+        Error::new(what).at(self.display(name)).hint(hint)
     }
 
     /// Errors with the name of the first size of a config that is not in its range.

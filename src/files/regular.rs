@@ -7,8 +7,9 @@ use std::path::Path;
 use crate::error::{Error, Result};
 
 /// What to do about a missing file of a model. An installed program has no scripts beside it.
-pub(super) const DOWNLOAD_AGAIN: &str = "is the download complete? `scripts/download_model.sh` in flux's source folder resumes it, \
-                              other programs fetch the model's repository on Hugging Face as a whole";
+pub(super) const DOWNLOAD_AGAIN: &str = "is the download complete? `scripts/download_model.sh` in flux's source folder \
+                                         resumes it, other programs fetch the model's repository on Hugging Face as a \
+                                         whole";
 
 /// Opens a file to read. What it is, is checked on the opened file, so nobody can replace it in between.
 ///

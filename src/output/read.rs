@@ -42,7 +42,8 @@ fn read(path: &Path) -> Result<Rgb> {
     let mut bytes = Vec::new();
     bytes
         .try_reserve_exact(size)
-        .map_err(|_| Error::new(format!("there is no memory for the {width}x{height} pixels of the PNG")))?;
+        .map_err(|_| Error::new(format!("there is no memory for the {width}x{height} pixels of the PNG")))
+        .map_err(|e| e.hint("scale it down, or give the program more memory"))?;
     bytes.resize(size, 0);
     reader.next_frame(&mut bytes).map_err(unreadable)?;
     Ok(Rgb { width, height, bytes })
@@ -53,7 +54,9 @@ fn unreadable(cause: DecodingError) -> Error {
         DecodingError::IoError(e) if e.kind() == ErrorKind::UnexpectedEof => {
             Error::new("cannot read the PNG: the file is cut off").hint("make the image again, or copy it again")
         }
-        DecodingError::IoError(e) => Error::new(format!("cannot read the PNG: {e}")),
+        DecodingError::IoError(e) => {
+            Error::new(format!("cannot read the PNG: {e}")).hint("is the disk or network share that holds it in order?")
+        }
         e => {
             Error::new(format!("cannot read the PNG: {e}")).hint("name a PNG that is whole; other formats are not read")
         }

@@ -142,7 +142,7 @@ fn cannot_write(path: &Path, cause: &io::Error) -> Error {
             error.hint("raise the limit on the size of files, as with `ulimit -f unlimited`, or make a smaller image")
         }
         io::ErrorKind::InvalidFilename => error.hint("choose a shorter name with `-o`"),
-        _ => error,
+        _ => error.hint("is the disk or network share in order? name another folder with `-o` otherwise"),
     }
 }
 

@@ -41,7 +41,7 @@ mod timings;
 pub use info::ModelInfo;
 pub use model::Model;
 pub use opened::OpenModel;
-pub use plan::{MAX_PROMPT_BYTES, Plan, Request};
+pub use plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};
 pub use progress::{CancelFlag, Progress, Stage};
 pub use session::{Decoded, Session};
 pub use timings::Timings;

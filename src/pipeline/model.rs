@@ -8,7 +8,7 @@ use super::opened::LateTokenizer;
 use super::residency::Residency;
 use super::{ModelInfo, OpenModel, Plan, Request};
 use crate::backend::Backend;
-use crate::error::Result;
+use crate::error::{Result, escaped};
 use crate::files::ModelFiles;
 use crate::sampler::Noise;
 use crate::text_encoder::PromptTokens;
@@ -116,8 +116,7 @@ impl<B: Backend> Model<B> {
 fn first_words(text: Option<&str>) -> Option<String> {
     const MOST: usize = 60;
     let text = text?.trim();
-    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
-    let mut words: String = text.chars().take(MOST).map(shown).collect();
+    let mut words = escaped(&text.chars().take(MOST).collect::<String>()).into_owned();
     if text.chars().nth(MOST).is_some() {
         words.push_str("...");
     }

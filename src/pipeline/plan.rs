@@ -24,6 +24,8 @@ pub struct Request {
 
 /// The longest prompt in bytes: more than any model reads, and short enough for the tokenizer to read without a delay.
 pub const MAX_PROMPT_BYTES: usize = 64 << 10;
+/// What to do about a longer one.
+pub const PROMPT_TOO_LONG: &str = "shorten it: a model reads a few hundred words";
 
 impl Request {
     /// A prompt and a seed; the model chooses everything else.
@@ -37,7 +39,7 @@ impl Request {
         let bytes = self.prompt.len();
         if bytes > MAX_PROMPT_BYTES {
             return Err(Error::usage(format!("the prompt is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}"))
-                .hint("shorten it: a model reads a few hundred words"));
+                .hint(PROMPT_TOO_LONG));
         }
         let refused = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
         if let Some((before, c)) = self.prompt.chars().enumerate().find(|&(_, c)| refused(c)) {

@@ -144,18 +144,9 @@ impl File {
         let Some(words) = &self.pre_tokenizer else {
             return Err("the tokenizer has no pre_tokenizer, expected `Split` and `ByteLevel`".to_string());
         };
-        let kinds: Vec<_> = words.pretokenizers.iter().take(4).map(|part| short(&part.kind)).collect();
-        let [split, bytes] = &words.pretokenizers[..] else {
-            return Err(format!(
-                "the tokenizer's pre_tokenizer is `{}` of {kinds:?}, expected `Sequence` of `Split` and `ByteLevel`",
-                short(&words.kind)
-            ));
-        };
+        let [split, bytes] = &words.pretokenizers[..] else { return Err(words.not_split_and_bytes()) };
         if [&*words.kind, &*split.kind, &*bytes.kind] != ["Sequence", "Split", "ByteLevel"] {
-            return Err(format!(
-                "the tokenizer's pre_tokenizer is `{}` of {kinds:?}, expected `Sequence` of `Split` and `ByteLevel`",
-                short(&words.kind)
-            ));
+            return Err(words.not_split_and_bytes());
         }
         let pattern = split.pattern.as_ref().and_then(|pattern| pattern.regex.as_deref()).unwrap_or_default();
         if pattern != SPLIT_REGEX || split.behavior.as_deref() != Some("Isolated") || split.invert == Some(true) {
@@ -196,6 +187,16 @@ impl File {
             ));
         }
         Ok(())
+    }
+}
+
+impl Part {
+    fn not_split_and_bytes(&self) -> String {
+        let kinds: Vec<_> = self.pretokenizers.iter().take(4).map(|part| short(&part.kind)).collect();
+        format!(
+            "the tokenizer's pre_tokenizer is `{}` of {kinds:?}, expected `Sequence` of `Split` and `ByteLevel`",
+            short(&self.kind)
+        )
     }
 }
 
