@@ -1,0 +1,157 @@
+//! The subcommands, `--help` and `--version`.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use crate::folder;
+use crate::program::{Run, draw, flux, project};
+
+#[test]
+fn compare_measures_and_holds_to_its_bound() {
+    let folder = folder();
+    for (seed, name) in [("1", "a.png"), ("2", "b.png")] {
+        draw(folder.path(), &["-p", "a cat", "-S", seed, "-o", name]).succeeds();
+    }
+    let compare = |args: &[&str]| Run::of(flux().current_dir(folder.path()).arg("compare").args(args));
+    assert_eq!(compare(&["a.png", "a.png", "--min-psnr", "60"]).succeeds().stdout, "max 0 mean 0.0000 psnr inf dB\n");
+    let apart = compare(&["a.png", "b.png", "--min-psnr", "60"]);
+    assert_eq!(apart.code, Some(1));
+    assert!(apart.stdout.starts_with("max ") && apart.stderr.contains("expected at least 60 dB"), "{}", apart.stderr);
+    compare(&["a.png", "none.png"]).fails(1, &["none.png"]);
+    fs::write(folder.path().join("text.png"), "no image").unwrap();
+    compare(&["a.png", "text.png"]).fails(1, &["cannot read the PNG", "text.png", "hint: name a PNG"]);
+}
+
+#[test]
+fn bench_measures_every_stage_and_op_beside_the_ceilings() {
+    let tiny = project("models/tiny");
+    let bench = |args: &[&str]| {
+        Run::of(flux().arg("bench").args(["--device", "cpu", "--runs", "1"]).args(args).arg("-d").arg(&tiny))
+    };
+    // Rounded down, and each once.
+    let run = bench(&["--json", "--size", "32,48,47,48", "--steps", "1", "--batch", "2"]).succeeds();
+    let rows: Vec<serde_json::Value> =
+        run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let named = |start: &str| {
+        rows.iter().filter(|row| row["name"].as_str().is_some_and(|name| name.starts_with(start))).collect::<Vec<_>>()
+    };
+    for (size, row) in [32, 48].into_iter().zip(named("stages/")) {
+        assert_eq!((row["size"].as_u64(), row["batch"].as_u64()), (Some(size), Some(2)));
+        for field in ["text_ms", "step_ms", "step_tflop_s", "decode_ms", "png_ms", "png_bytes"] {
+            assert!(row[field].as_f64().is_some_and(|value| value > 0.0), "{field}: {row}");
+        }
+        let parts: f64 =
+            ["text_ms", "prepare_ms", "step_ms", "decode_ms"].iter().map(|part| row[part].as_f64().unwrap()).sum();
+        assert!(row["total_ms"].as_f64().unwrap() > 0.9 * parts, "{row}");
+    }
+    assert_eq!((named("stages/").len(), named("ceiling/").len()), (2, 3));
+    let fused = [
+        "gated_add",
+        "swiglu",
+        "adaln",
+        "qk_norm_rope",
+        "group_norm_silu",
+        "conv2d_add",
+        "norm_conv2d",
+        "gated_add_adaln",
+        "upsample_conv2d",
+    ];
+    for op in ["add", "rms_norm", "linear", "attention", "conv2d"].iter().chain(&fused) {
+        let rows = named(&format!("ops/{op} "));
+        assert!(!rows.is_empty(), "{op}");
+        for row in rows {
+            assert!(row["ms"].as_f64().is_some_and(|ms| ms > 0.0) && row["of_ceiling"].as_f64().is_some(), "{row}");
+            assert_eq!(row["composed"].as_f64().is_some(), fused.contains(op), "{row}");
+        }
+    }
+    let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert!(names.iter().enumerate().all(|(i, name)| !names[..i].contains(name)), "each once: {names:?}");
+
+    let table = bench(&["--size", "32", "adaln", "rms_norm"]).succeeds().stdout;
+    let starts: Vec<_> = table.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(
+        starts,
+        ["CPU,", "ceiling/copy", "ceiling/add", "ceiling/linear", "ops/adaln", "ops/gated_add_adaln", "ops/rms_norm"],
+        "{table}"
+    );
+    assert!(table.contains("GB/s") && table.contains("of ceiling") && table.contains("composed"), "{table}");
+    assert!(!table.contains("in a row"), "{table}");
+
+    // Ops that write over what they read, and ops that do not.
+    let run =
+        bench(&["--json", "--size", "32", "--in-a-row", "0.01", "ops/add", "ops/attention", "ops/rms_norm"]).succeeds();
+    let rows: Vec<serde_json::Value> =
+        run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert!(
+        rows.len() >= 6 && rows.iter().all(|row| row["in_a_row_ms"].as_f64().is_some_and(|ms| ms > 0.0)),
+        "{}",
+        run.stdout
+    );
+    assert!(bench(&["--size", "32", "--in-a-row", "0.01", "adaln"]).succeeds().stdout.contains("in a row"));
+
+    // One image that is not counted, and one that is.
+    let start = Instant::now();
+    let run = bench(&["--json", "--size", "16", "--steps", "1", "--pause", "1", "stages/"]).succeeds();
+    let row: serde_json::Value = serde_json::from_str(run.stdout.trim()).expect("JSON");
+    assert!(
+        start.elapsed() >= Duration::from_secs(2) && row["total_ms"].as_f64().is_some_and(|ms| ms < 1000.0),
+        "{row}"
+    );
+}
+
+#[test]
+fn bench_takes_the_shapes_of_klein_4b_without_a_model_and_refuses_what_it_cannot_measure() {
+    let bench = |args: &[&str]| Run::of(flux().arg("bench").args(["--device", "cpu", "--runs", "1"]).args(args));
+    let table = bench(&["--size", "16", "rms_norm"]).succeeds().stdout;
+    assert!(table.contains("ops/rms_norm 512x2560 "), "{table}");
+    assert!(bench(&["--size", "16", "--steps", "1", "stages/"]).succeeds().stdout.contains("stages/16x16 PNG"));
+    assert!(bench(&["swigloo"]).stderr.contains("`swigloo`"));
+    assert_eq!(bench(&["swigloo"]).code, Some(2));
+    bench(&["--size", "8"]).fails(2, &["--size"]);
+    bench(&["--runs", "0"]).fails(2, &["--runs"]);
+    bench(&["--in-a-row", "61"]).fails(2, &["--in-a-row"]);
+    bench(&["--pause", "61"]).fails(2, &["--pause"]);
+    bench(&["-d", "none"]).fails(1, &["no such model folder: `none`", "--dir"]);
+}
+
+#[test]
+fn version_and_help_are_as_they_were() {
+    let version = Run::of(flux().arg("-V")).succeeds();
+    assert_eq!(version.stdout, concat!("flux ", env!("CARGO_PKG_VERSION"), "\n"));
+    let help = Run::of(flux().arg("--help").env_remove("COLUMNS")).succeeds().stdout;
+    let snapshot = project("tests/snapshots/help.txt");
+    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
+        fs::write(&snapshot, &help).unwrap();
+    }
+    assert_eq!(
+        help,
+        fs::read_to_string(&snapshot).unwrap(),
+        "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release --test cli"
+    );
+}
+
+#[test]
+fn help_fits_the_terminal_and_groups_the_flags() {
+    let help = |flags: &[&str], columns: &str| Run::of(flux().args(flags).env("COLUMNS", columns)).succeeds().stdout;
+    let too_long = |text: &str, most: usize| text.lines().find(|line| line.chars().count() > most).map(String::from);
+    for flags in [&["-h"][..], &["--help"], &["bench", "-h"], &["bench", "--help"]] {
+        assert_eq!(too_long(&help(flags, "200"), 80), None, "{flags:?}");
+    }
+    assert_eq!(too_long(&help(&["bench", "--help"], "60"), 60), None, "a narrow terminal");
+    let text = help(&["-h"], "80");
+    let headings: Vec<_> = text.lines().filter(|line| line.ends_with(':') && !line.starts_with(' ')).collect();
+    let expected = [
+        "Commands:",
+        "What to draw:",
+        "Output:",
+        "Size and sampling:",
+        "Model:",
+        "Device:",
+        "Information:",
+        "Examples:",
+    ];
+    assert_eq!(headings, expected);
+    let bench = help(&["bench", "-h"], "80");
+    let own = bench.split("\nOptions:\n").nth(1).expect("its own flags").split("\n\n").next().unwrap_or_default();
+    assert!(own.contains("--batch") && own.contains("--json") && !own.contains("--device"), "{bench}");
+}

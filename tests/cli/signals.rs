@@ -1,0 +1,164 @@
+//! Signals that end the program, and files that are cut off while it runs.
+
+use std::io::{BufRead, BufReader, Lines};
+use std::path::Path;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use flux::output::read_png;
+
+use crate::program::{flux, names};
+use crate::{folder, model_copy};
+
+/// The program while it runs, and the lines of its stderr that were not read yet.
+#[cfg(unix)]
+struct Begun {
+    child: Child,
+    lines: Lines<BufReader<ChildStderr>>,
+}
+
+#[cfg(unix)]
+impl Begun {
+    /// Starts the program, for images in `folder`.
+    fn new(folder: &Path, flags: &[&str]) -> Self {
+        let mut command = flux();
+        command.current_dir(folder).args(["-p", "a cat", "-S", "1", "--device", "cpu", "-o", "out.png"]).args(flags);
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("the program starts");
+        let lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        Self { child, lines }
+    }
+
+    /// Reads stderr up to a line that starts with `line`.
+    fn until(mut self, line: &str) -> Self {
+        assert!(self.lines.any(|said| said.expect("UTF-8").starts_with(line)), "`{line}` is never said");
+        self
+    }
+
+    /// Waits until it handles SIGINT and SIGTERM, which it does just before it opens the model. False where the system
+    /// does not tell.
+    fn listens(&self) -> bool {
+        const WANTED: u64 = 1 << (2 - 1) | 1 << (15 - 1);
+        let start = Instant::now();
+        loop {
+            let Ok(status) = fs::read_to_string(format!("/proc/{}/status", self.child.id())) else { return false };
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("Linux tells");
+            if u64::from_str_radix(caught.trim(), 16).expect("a mask") & WANTED == WANTED {
+                return true;
+            }
+            assert!(start.elapsed() < Duration::from_secs(10), "it never listens");
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
+        assert!(sent.expect("kill is there").success());
+    }
+
+    /// Its exit code, what else it said, and how long that took.
+    fn end(mut self) -> (Option<i32>, String, Duration) {
+        let start = Instant::now();
+        let said: Vec<_> = self.lines.map(|line| line.expect("UTF-8")).collect();
+        (self.child.wait().expect("the program ends").code(), said.join("\n"), start.elapsed())
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_ends_an_image_within_a_step_and_leaves_nothing() {
+    let folder = folder();
+    for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
+        // At once, while the prompt is encoded; and in one of the steps.
+        for wait in [0, 500] {
+            let begun = Begun::new(folder.path(), &["-s", "1000"]).until("seed 1");
+            thread::sleep(Duration::from_millis(wait));
+            begun.signal(signal);
+            let (ended, said, took) = begun.end();
+            assert_eq!((ended, said.as_str()), (Some(code), "cancelled"), "SIG{signal}");
+            assert!(took < Duration::from_secs(5), "SIG{signal}: {took:?}");
+            assert!(names(folder.path()).is_empty());
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_while_the_model_is_loaded_ends_the_program_and_leaves_nothing() {
+    let (folder, model) = (folder(), model_copy::ModelCopy::new());
+    // It takes long to read.
+    model.change("tokenizer/tokenizer.json", |bytes| bytes.extend([b' '; 60 << 20]));
+    for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
+        let begun = Begun::new(folder.path(), &["-s", "1000", "-d", model.path().to_str().unwrap()]);
+        if !begun.listens() {
+            eprintln!("skipped: the system does not tell which signals a program handles");
+            return;
+        }
+        begun.signal(signal);
+        let (ended, said, took) = begun.end();
+        assert_eq!((ended, said.lines().last()), (Some(code), Some("cancelled")), "SIG{signal}: {said}");
+        assert!(took < Duration::from_secs(5), "SIG{signal}: {took:?}");
+        assert!(names(folder.path()).is_empty());
+    }
+}
+
+/// The weights of the steps are read in place, so the system raises SIGBUS.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_weight_file_that_is_cut_off_while_it_is_read_ends_the_program_with_a_message() {
+    const WEIGHTS: &str = "transformer/diffusion_pytorch_model.safetensors";
+    let (folder, model) = (folder(), model_copy::ModelCopy::new());
+    model.change(WEIGHTS, |_| {});
+    let begun = Begun::new(folder.path(), &["-s", "1000", "-d", model.path().to_str().unwrap()]).until("seed 1");
+    // By then it is in one of the steps.
+    thread::sleep(Duration::from_secs(3));
+    fs::File::options().write(true).open(model.file(WEIGHTS)).unwrap().set_len(4096).unwrap();
+    let (ended, said, _) = begun.end();
+    assert_eq!(ended, Some(1), "{said}");
+    assert!(said.starts_with("error: a file of the model was cut off") && said.contains("\n  hint: "), "{said}");
+    assert_eq!(said.lines().count(), 2, "told once: {said}");
+    assert!(names(folder.path()).is_empty());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_at_any_time_leaves_nothing() {
+    use std::os::unix::process::ExitStatusExt;
+    let folder = folder();
+    for wait in (40..400).step_by(30) {
+        let mut begun = Begun::new(folder.path(), &["-s", "1000"]);
+        thread::sleep(Duration::from_millis(wait));
+        begun.signal("INT");
+        let status = begun.child.wait().expect("the program ends");
+        // A shell tells 130 of both. The program listens to signals once its flags are checked.
+        let ended = status.code().or(status.signal().map(|signal| 128 + signal));
+        assert_eq!(ended, Some(130), "after {wait} ms");
+        assert!(names(folder.path()).is_empty(), "after {wait} ms");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_between_two_images_keeps_the_first() {
+    let folder = folder();
+    let begun = Begun::new(folder.path(), &["-n", "2", "-s", "1", "-W", "512", "-H", "512"]).until("wrote out-1.png");
+    begun.signal("INT");
+    let (ended, said, _) = begun.end();
+    assert_eq!((ended, said.as_str()), (Some(130), "cancelled"));
+    assert_eq!(names(folder.path()), ["out-1.png"]);
+    assert_eq!(read_png(&folder.path().join("out-1.png")).unwrap().width, 512);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_signal_does_not_wait_for_the_step() {
+    let folder = folder();
+    // A step of this size takes seconds.
+    let begun = Begun::new(folder.path(), &["-W", "1536", "-H", "1536", "-s", "1000"]).until("seed 1");
+    thread::sleep(Duration::from_millis(1500));
+    begun.signal("TERM");
+    begun.signal("INT");
+    let (ended, said, took) = begun.end();
+    assert_eq!((ended, said.as_str()), (Some(130), ""));
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(names(folder.path()).is_empty());
+}
