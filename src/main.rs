@@ -2,6 +2,7 @@
 
 mod allocator;
 mod bench;
+mod bus_error;
 mod cli;
 mod commands;
 mod panics;
@@ -18,7 +19,6 @@ use flux::Result;
 use flux::error::{Kind, escaped};
 
 use crate::cli::{Cli, Command};
-use crate::commands::bus_error;
 use crate::commands::signals::Signals;
 use crate::progress::say;
 

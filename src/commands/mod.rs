@@ -1,7 +1,6 @@
 //! What the program does: one file for each subcommand, and one for none.
 
 pub mod bench;
-pub mod bus_error;
 pub mod compare;
 mod destination;
 mod device;
