@@ -10,6 +10,8 @@
 mod cases;
 #[path = "fuzz/folder.rs"]
 mod folder;
+#[path = "support/model_copy.rs"]
+mod model_copy;
 #[path = "fuzz/mutate.rs"]
 mod mutate;
 #[path = "fuzz/rng.rs"]

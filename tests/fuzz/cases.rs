@@ -8,7 +8,7 @@ use std::process::Command;
 
 use super::rng::Rng;
 use super::run::{Case, Prints, quiet};
-use super::{folder, mutate};
+use super::{folder, model_copy, mutate};
 
 /// What cases are made from.
 pub struct Sources {
@@ -67,7 +67,8 @@ impl Sources {
         let out = own.join("out");
         fs::create_dir(&out).expect("a temporary folder is writable");
         let (model, source) = (own.join("model"), rng.pick(&self.models));
-        folder::link_all(source, &model);
+        fs::create_dir(&model).expect("a temporary folder is writable");
+        model_copy::link_all(source, &model);
         let mut case = Case {
             what: String::new(),
             command: quiet(&self.program),

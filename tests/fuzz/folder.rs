@@ -9,20 +9,6 @@ use std::path::{Path, PathBuf};
 use super::mutate;
 use super::rng::Rng;
 
-/// Makes `to` a copy of the model folder `from`, of links to its files.
-pub fn link_all(from: &Path, to: &Path) {
-    fs::create_dir_all(to).expect("a temporary folder is writable");
-    for entry in fs::read_dir(from).expect("a folder of ours") {
-        let entry = entry.expect("a readable folder");
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            link_all(&entry.path(), &target);
-        } else {
-            symlink(entry.path(), target).expect("a temporary folder takes links");
-        }
-    }
-}
-
 /// The files below a folder, sorted.
 pub fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();

@@ -70,8 +70,9 @@ impl ModelCopy {
     }
 }
 
-fn link_all(from: &Path, to: &Path) {
-    for entry in fs::read_dir(from).expect("models/tiny is part of the project") {
+/// Makes links in `to` to all files below `from`.
+pub fn link_all(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).expect("a folder that is there") {
         let entry = entry.expect("a readable folder");
         let target = to.join(entry.file_name());
         if entry.path().is_dir() {
