@@ -86,7 +86,7 @@ fn a_signal_ends_an_image_within_a_step_and_leaves_nothing() {
 fn a_signal_while_the_model_is_loaded_ends_the_program_and_leaves_nothing() {
     let (folder, model) = (folder(), model_copy::ModelCopy::new());
     // It takes long to read.
-    model.change("tokenizer/tokenizer.json", |bytes| bytes.extend([b' '; 60 << 20]));
+    model.change("tokenizer/tokenizer.json", |bytes| bytes.resize(bytes.len() + (60 << 20), b' '));
     for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
         let begun = Begun::new(folder.path(), &["-s", "1000", "-d", model.path().to_str().unwrap()]);
         if !begun.listens() {
