@@ -16,7 +16,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, Operand};
-use crate::ops::{self, Adaln, Conv, Convolved, GroupNorm, Heads, Joint, Mask, Norm, Projection, QkNorm, Rope};
+use crate::ops::{self, Adaln, Conv, Convolved, GroupNorm, Heads, Mask, Norm, Projection, QkNorm, Rope, TokenLayout};
 use crate::tensor::{Dtype, Tensor};
 
 /// The memory that a backend holds, and counts of what it did. Backends on the host report zeros.
@@ -201,7 +201,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         k: &Tensor<Self>,
         v: &Tensor<Self>,
         head_dim: usize,
-        joint: Joint,
+        layout: TokenLayout,
         mask: Mask,
     ) -> Result<Tensor<Self>>;
     /// See [`Tensor::layer_norm`].
@@ -211,7 +211,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// See [`Tensor::group_norm`].
     fn group_norm(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::rope`].
-    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, joint: Joint) -> Result<Tensor<Self>>;
+    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, layout: TokenLayout) -> Result<Tensor<Self>>;
     /// See [`Tensor::silu`].
     fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::add`].
@@ -282,9 +282,9 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         k: Tensor<Self>,
         norm: [&QkNorm<Self>; 2],
         rope: &Rope<Self>,
-        joint: Joint,
+        layout: TokenLayout,
     ) -> Result<(Tensor<Self>, Tensor<Self>)> {
-        ops::qk_norm_rope::compose(self, q, k, norm, rope, joint)
+        ops::qk_norm_rope::compose(self, q, k, norm, rope, layout)
     }
     /// See [`Tensor::group_norm_silu`].
     fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use flux::Result;
 use flux::backend::{Backend, Storage};
 use flux::nn::Operand;
-use flux::ops::{self, Adaln, Conv, GroupNorm, Heads, Joint, Mask, Norm, Pairs, Projection, QkNorm, Rope};
+use flux::ops::{self, Adaln, Conv, GroupNorm, Heads, Mask, Norm, Pairs, Projection, QkNorm, Rope, TokenLayout};
 use flux::tensor::Tensor;
 
 use super::shapes::{Convolution, Linear};
@@ -18,16 +18,16 @@ const UPLOAD: [usize; 2] = [4 * 27648, 3072];
 
 /// Measures the ops of square images of `size` pixels a side, those that are wanted and not measured yet.
 pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Result<()> {
-    let joint = shapes.joint(bench.settings.batch, size);
-    elementwise(bench, shapes, joint)?;
-    norms(bench, shapes, joint)?;
+    let layout = shapes.layout(bench.settings.batch, size);
+    elementwise(bench, shapes, layout)?;
+    norms(bench, shapes, layout)?;
     let linears =
-        [shapes.step_linears(joint), shapes.prepare_linears(bench.settings.steps.unwrap_or(4)), shapes.text_linears()];
+        [shapes.step_linears(layout), shapes.prepare_linears(bench.settings.steps.unwrap_or(4)), shapes.text_linears()];
     for linear in linears.concat() {
         product(bench, linear)?;
     }
-    projections(bench, shapes, joint)?;
-    attention(bench, shapes, joint, size)?;
+    projections(bench, shapes, layout)?;
+    attention(bench, shapes, layout, size)?;
     vae(bench, shapes, size)?;
     upload(bench)
 }
@@ -36,9 +36,9 @@ fn copy<B: Backend>(x: &Tensor<B>) -> Result<Tensor<B>> {
     Tensor::concat_rows(&[x])
 }
 
-fn elementwise<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) -> Result<()> {
+fn elementwise<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLayout) -> Result<()> {
     let b = bench.backend.clone();
-    let (rows, dim, mlp) = (joint.rows(), shapes.dim, shapes.mlp);
+    let (rows, dim, mlp) = (layout.rows(), shapes.dim, shapes.mlp);
     let (add, gated_add) = (format!("ops/add {rows}x{dim}"), format!("ops/gated_add {rows}x{dim}"));
     let work = Work::Values(3 * rows * dim);
     if bench.is_new(&add) {
@@ -74,10 +74,10 @@ fn elementwise<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joi
     Ok(())
 }
 
-fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) -> Result<()> {
+fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLayout) -> Result<()> {
     const EPS: f32 = 1e-6;
     let b = bench.backend.clone();
-    let (rows, dim, head_dim) = (joint.rows(), shapes.dim, shapes.head_dim);
+    let (rows, dim, head_dim) = (layout.rows(), shapes.dim, shapes.head_dim);
     let adaln = format!("ops/adaln {rows}x{dim}");
     if bench.is_new(&adaln) {
         let (x, row) = (tensor(&b, rows, dim)?, tensor(&b, 1, dim)?);
@@ -95,7 +95,7 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) ->
         let (x, y, row) = (tensor(&b, rows, dim)?, tensor(&b, rows, dim)?, tensor(&b, 1, dim)?);
         let reader = weights::linear(&b, dim, dim)?;
         let (gates, norms) = ([&row; 2], [Norm { shift: &row, scale: &row, reader: &reader }; 2]);
-        let how = Adaln { txt_rows: joint.txt_rows(), eps: EPS };
+        let how = Adaln { txt_rows: layout.txt_rows(), eps: EPS };
         bench.fused(
             &gated_add_adaln,
             Work::Values(4 * rows * dim),
@@ -117,7 +117,7 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) ->
         let norm =
             || Ok::<_, flux::Error>(QkNorm { q: tensor(&b, 1, head_dim)?, k: tensor(&b, 1, head_dim)?, eps: EPS });
         let (txt, img) = (norm()?, norm()?);
-        let table = || b.upload_f32(&weights::values(joint.tokens() * head_dim / 2), joint.tokens(), head_dim / 2);
+        let table = || b.upload_f32(&weights::values(layout.tokens() * head_dim / 2), layout.tokens(), head_dim / 2);
         let rope = Rope { cos: table()?, sin: table()?, pairs: Pairs::Interleaved };
         let parts = || {
             let [k, _, q] = copy(&kvq)?.split_cols([dim; 3]);
@@ -127,8 +127,8 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) ->
             &qk_norm_rope,
             Work::Values(4 * rows * dim),
             parts,
-            |(q, k)| q.qk_norm_rope(k, [&txt, &img], &rope, joint),
-            |(q, k)| ops::qk_norm_rope::compose(&b, q, k, [&txt, &img], &rope, joint),
+            |(q, k)| q.qk_norm_rope(k, [&txt, &img], &rope, layout),
+            |(q, k)| ops::qk_norm_rope::compose(&b, q, k, [&txt, &img], &rope, layout),
         )?;
     }
     Ok(())
@@ -147,8 +147,8 @@ fn product<B: Backend>(bench: &mut Bench<'_, B>, linear: Linear) -> Result<()> {
 
 /// The projections of a single block and of the two streams of a double block, beside the product and the kernels that
 /// they replace.
-fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint) -> Result<()> {
-    let (rows, dim, mlp, head_dim) = (joint.rows(), shapes.dim, shapes.mlp, shapes.head_dim);
+fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLayout) -> Result<()> {
+    let (rows, dim, mlp, head_dim) = (layout.rows(), shapes.dim, shapes.mlp, shapes.head_dim);
     for (kind, dim_out, mlp, streams) in
         [("kvq and mlp", dim, mlp, false), ("kvq, two streams", dim, 0, true), ("mlp, two streams", 0, mlp, true)]
     {
@@ -160,14 +160,14 @@ fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joi
         let out = 3 * dim_out + 2 * mlp;
         let weight = || weights::block_linear(&b, out, dim);
         let x = Operand::from(tensor(&b, rows, dim)?);
-        let (txt, img) = x.split_rows(if streams { joint.txt_rows() } else { 0 });
+        let (txt, img) = x.split_rows(if streams { layout.txt_rows() } else { 0 });
         let (txt_weight, img_weight) = (weight()?, weight()?);
         let parts = [(&txt, &txt_weight), (&img, &img_weight)];
         let parts = if streams { &parts[..] } else { &parts[1..] };
         let norm = QkNorm { q: tensor(&b, 1, head_dim)?, k: tensor(&b, 1, head_dim)?, eps: 1e-6 };
-        let table = || b.upload_f32(&weights::values(joint.tokens() * head_dim / 2), joint.tokens(), head_dim / 2);
+        let table = || b.upload_f32(&weights::values(layout.tokens() * head_dim / 2), layout.tokens(), head_dim / 2);
         let rope = Rope { cos: table()?, sin: table()?, pairs: Pairs::Interleaved };
-        let heads = Heads { dim, norm: [&norm; 2], rope: &rope, joint, keys_only: 0 };
+        let heads = Heads { dim, norm: [&norm; 2], rope: &rope, layout };
         let heads = (dim_out > 0).then_some(&heads);
         let finish = |projection: Projection<B>| Ok((projection.kvq, projection.mlp));
         bench.fused(
@@ -181,15 +181,15 @@ fn projections<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joi
     Ok(())
 }
 
-fn attention<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint, size: usize) -> Result<()> {
+fn attention<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLayout, size: usize) -> Result<()> {
     let text = &shapes.text;
     let (side, channels, _) = shapes.up_blocks(size)[0];
     let heads = shapes.dim / shapes.head_dim;
-    let batch = if joint.batch == 1 { String::new() } else { format!("{} x ", joint.batch) };
+    let batch = if layout.batch == 1 { String::new() } else { format!("{} x ", layout.batch) };
     let kinds = [
         (
-            format!("{heads}x{}, {batch}{} tokens", shapes.head_dim, joint.tokens()),
-            joint,
+            format!("{heads}x{}, {batch}{} tokens", shapes.head_dim, layout.tokens()),
+            layout,
             heads,
             heads,
             shapes.head_dim,
@@ -197,28 +197,28 @@ fn attention<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, joint: Joint
         ),
         (
             format!("{}/{}x{}, {} tokens, causal", text.heads, text.kv_heads, text.head_dim, shapes.txt),
-            Joint::single(shapes.txt),
+            TokenLayout::single(shapes.txt),
             text.heads,
             text.kv_heads,
             text.head_dim,
             Mask::Causal { keys: PROMPT_TOKENS.min(shapes.txt) },
         ),
-        (format!("1x{channels}, {} pixels", side * side), Joint::single(side * side), 1, 1, channels, Mask::None),
+        (format!("1x{channels}, {} pixels", side * side), TokenLayout::single(side * side), 1, 1, channels, Mask::None),
     ];
-    for (kind, joint, heads, kv_heads, head_dim, mask) in kinds {
+    for (kind, layout, heads, kv_heads, head_dim, mask) in kinds {
         let name = format!("ops/attention {kind}");
         if !bench.is_new(&name) {
             continue;
         }
-        let whole = tensor(&bench.backend, joint.rows(), (heads + 2 * kv_heads) * head_dim)?;
+        let whole = tensor(&bench.backend, layout.rows(), (heads + 2 * kv_heads) * head_dim)?;
         let parts = || Ok(copy(&whole)?.split_cols([kv_heads * head_dim, kv_heads * head_dim, heads * head_dim]));
         let keys = match mask {
-            Mask::None => joint.tokens(),
+            Mask::None => layout.tokens(),
             Mask::Causal { keys } => keys,
         };
-        let flops = 4 * (joint.batch * joint.tokens() * keys * heads * head_dim) as u64;
+        let flops = 4 * (layout.batch * layout.tokens() * keys * heads * head_dim) as u64;
         bench.op(&name, Work::Flops(flops), parts, |[k, v, q]| {
-            Ok((q.attention(&k, &v, head_dim, joint, mask)?, k, v))
+            Ok((q.attention(&k, &v, head_dim, layout, mask)?, k, v))
         })?;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! The shapes of a model's ops, and how much work they are.
 
-use flux::ops::Joint;
+use flux::ops::TokenLayout;
 use flux::pipeline::ModelInfo;
 
 /// The sizes of a model that decide how long it takes.
@@ -126,20 +126,21 @@ impl Shapes {
     }
 
     /// Tokens of `batch` square images of `size` pixels a side.
-    pub fn joint(&self, batch: usize, size: usize) -> Joint {
-        Joint { batch, txt: self.txt, img: (size / self.patch()).pow(2) }
+    pub fn layout(&self, batch: usize, size: usize) -> TokenLayout {
+        TokenLayout::new(batch, self.txt, (size / self.patch()).pow(2))
     }
 
     /// The products of one evaluation of the transformer, with all rows in its last single block;
     /// [`Shapes::step_flops`] counts fewer.
-    pub fn step_linears(&self, joint: Joint) -> Vec<Linear> {
+    pub fn step_linears(&self, layout: TokenLayout) -> Vec<Linear> {
         let Self { dim, mlp, .. } = *self;
-        let (all, img) = (joint.rows(), joint.img_rows());
+        let (all, img) = (layout.rows(), layout.img_rows());
+        let image_stream = all - layout.txt_rows();
         let mut linears = vec![
             Linear::new(all, dim, 3 * dim + 2 * mlp, self.single_blocks),
             Linear::new(all, dim + mlp, dim, self.single_blocks),
         ];
-        for rows in [img, joint.txt_rows()] {
+        for rows in [image_stream, layout.txt_rows()] {
             linears.extend(
                 [(dim, 3 * dim), (dim, dim), (dim, 2 * mlp), (mlp, dim)]
                     .map(|(cols, out)| Linear::new(rows, cols, out, self.double_blocks)),
@@ -194,15 +195,16 @@ impl Shapes {
     }
 
     /// Floating-point operations of one evaluation: products with weights, and attention.
-    pub fn step_flops(&self, joint: Joint) -> u64 {
-        let attention = |queries: usize| 4 * (queries * joint.tokens() * self.dim) as u64;
+    pub fn step_flops(&self, layout: TokenLayout) -> u64 {
+        let attention = |queries: usize| 4 * (queries * layout.tokens() * self.dim) as u64;
         let blocks = (self.double_blocks + self.single_blocks) as u64;
-        let all = flops(&self.step_linears(joint)) + attention(joint.rows()) * blocks;
-        // For text tokens the last single block computes keys and values only.
+        let all = flops(&self.step_linears(layout)) + attention(layout.rows()) * blocks;
+        // Of text and references the last single block computes keys and values only.
         let (dim, mlp) = (self.dim, self.mlp);
-        let of_text = [(dim, dim + 2 * mlp), (dim + mlp, dim)]
-            .map(|(cols, out)| Linear::new(joint.txt_rows(), cols, out, self.single_blocks.min(1)));
-        all - flops(&of_text) - attention(joint.txt_rows()) * self.single_blocks.min(1) as u64
+        let unread = layout.context_rows();
+        let of_unread = [(dim, dim + 2 * mlp), (dim + mlp, dim)]
+            .map(|(cols, out)| Linear::new(unread, cols, out, self.single_blocks.min(1)));
+        all - flops(&of_unread) - attention(unread) * self.single_blocks.min(1) as u64
     }
 
     /// Floating-point operations of one prompt, without attention, which is a hundredth of them.
@@ -230,16 +232,16 @@ mod tests {
     #[test]
     fn a_step_of_klein_4b_is_two_flops_a_weight_and_token() {
         let shapes = Shapes::klein_4b();
-        let joint = shapes.joint(1, 1024);
-        assert_eq!((joint.tokens(), joint.rows()), (4608, 4608));
+        let layout = shapes.layout(1, 1024);
+        assert_eq!((layout.tokens(), layout.rows()), (4608, 4608));
         // 3.87 billion weights without those of the modulations. Each stream of a double block has its own weights, so
         // a token passes 25 blocks.
         let block = 4 * 3072_u64.pow(2) + 3 * 3072 * 9216;
         let attention = 4 * 4608_u64.pow(2) * 3072 * 25;
         // For 512 text tokens the last block computes keys and values only, and no attention.
         let unread = 2 * 512 * (block - 2 * 3072_u64.pow(2)) + 4 * 512 * 4608 * 3072;
-        assert_eq!(shapes.step_flops(joint), 2 * 4608 * block * 25 + 2 * 2 * 4096 * 128 * 3072 + attention - unread);
-        assert_eq!(shapes.step_flops(shapes.joint(3, 1024)), 3 * shapes.step_flops(joint));
+        assert_eq!(shapes.step_flops(layout), 2 * 4608 * block * 25 + 2 * 2 * 4096 * 128 * 3072 + attention - unread);
+        assert_eq!(shapes.step_flops(shapes.layout(3, 1024)), 3 * shapes.step_flops(layout));
     }
 
     #[test]

@@ -99,7 +99,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[
         let step_s = median(|t| t.steps_s.iter().sum::<f64>() / t.steps_s.len().max(1) as f64);
         let (text_s, decode_s, batch) = (median(|t| t.text_s), median(|t| t.decode_s), first.images);
         let evaluations = if plan.guided() { 2 } else { 1 };
-        let step_flops = evaluations * shapes.step_flops(shapes.joint(batch, plan.width));
+        let step_flops = evaluations * shapes.step_flops(shapes.layout(batch, plan.width));
         let tflop_s = |flops: u64, seconds: f64| round(flops as f64 / seconds / 1e12, 3);
         let ms = |seconds: f64| round(seconds * 1e3, 2);
         let row = Row {

@@ -52,17 +52,19 @@ pub mod rope;
 pub mod scale_shift;
 pub mod silu;
 pub mod swiglu;
+pub mod token_layout;
 pub mod unpatchify;
 pub mod upsample;
 pub mod upsample_conv2d;
 
-pub use attention::{Joint, Mask};
+pub use attention::Mask;
 pub use conv2d::{Conv, Convolved};
 pub use gated_add_adaln::{Adaln, Norm};
 pub use group_norm::GroupNorm;
 pub use project::{Heads, Projection};
 pub use qk_norm_rope::QkNorm;
 pub use rope::{Pairs, Rope};
+pub use token_layout::{Queries, TokenLayout};
 
 #[cfg(doc)]
 use crate::tensor::Tensor;

@@ -3,7 +3,7 @@
 use super::linear::{expect_operand, expect_weight};
 use super::qk_norm_rope::expect_norm;
 use super::rope::expect_rope;
-use super::{Joint, QkNorm, Rope};
+use super::{QkNorm, Rope, TokenLayout};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
@@ -17,15 +17,13 @@ pub struct Heads<'a, B: Backend> {
     pub norm: [&'a QkNorm<B>; 2],
     /// The rotation of k and q.
     pub rope: &'a Rope<B>,
-    /// Which rows are text and image, and their positions.
-    pub joint: Joint,
-    /// The number of first rows of which only k and v are computed, not q and mlp.
-    pub keys_only: usize,
+    /// Which rows are text and image, and which of them ask queries: of the others only k and v are computed.
+    pub layout: TokenLayout,
 }
 
 /// What [`Tensor::project`] makes.
 pub struct Projection<B: Backend> {
-    /// k normed and rotated, v, and q normed and rotated, each [rows, dim]; q lacks the rows that are keys only. They
+    /// k normed and rotated, v, and q normed and rotated, each [rows, dim]; q lacks the rows that ask no query. They
     /// have no columns where there are no heads.
     pub kvq: [Tensor<B>; 3],
     /// `swiglu(gate, up)` of the rows of q, [rows, mlp]. It has no columns where the weight has no MLP part.
@@ -38,7 +36,7 @@ impl<B: Backend> Tensor<B> {
     /// x [rows, in], weight [3 * heads.dim + 2 * mlp, in] with the rows k, v, q, gate, up in this order; without
     /// `heads` they are gate and up alone. q and mlp are columns side by side of one buffer.
     ///
-    /// Errors when the shapes do not fit, when `keys_only` is more than the rows of the first x, or as
+    /// Errors when the shapes do not fit, when the rows without a query are more than those of the first x, or as
     /// [`Tensor::qk_norm_rope`].
     pub fn project(parts: &[(&Operand<B>, &Linear<B>)], heads: Option<&Heads<'_, B>>) -> Result<Projection<B>> {
         const OP: &str = "project";
@@ -55,10 +53,11 @@ impl<B: Backend> Tensor<B> {
         })?;
         if let Some(heads) = heads {
             let first = parts[0].0.rows();
-            expect(heads.keys_only <= first, OP, || {
-                format!("{} rows of {first} cannot be keys only", heads.keys_only)
+            let without_query = heads.layout.rows_without_query();
+            expect(without_query <= first, OP, || {
+                format!("{without_query} rows of {first} cannot be without a query")
             })?;
-            expect_rope(OP, backend, parts.iter().map(|(x, _)| x.rows()).sum(), heads.dim, heads.rope, heads.joint)?;
+            expect_rope(OP, backend, parts.iter().map(|(x, _)| x.rows()).sum(), heads.dim, heads.rope, heads.layout)?;
             expect_norm(OP, backend, heads.norm, heads.rope)?;
         }
         backend.project(parts, heads)
@@ -74,14 +73,14 @@ pub fn compose<B: Backend>(
     let products: Vec<_> = parts.iter().map(|(x, weight)| (x.tensor(), *weight)).collect();
     let y = b.linear_rows(&products)?;
     let dim = heads.map_or(0, |heads| heads.dim);
-    let keys_only = heads.map_or(0, |heads| heads.keys_only);
+    let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
     let mlp = (y.cols() - 3 * dim) / 2;
     let [k, v, q, gate, up] = y.split_cols([dim, dim, dim, mlp, mlp]);
     let (q, k) = match heads {
-        Some(heads) => b.qk_norm_rope(q, k, heads.norm, heads.rope, heads.joint)?,
+        Some(heads) => b.qk_norm_rope(q, k, heads.norm, heads.rope, heads.layout)?,
         None => (q, k),
     };
-    let [q, gate, up] = [q, gate, up].map(|of_all| of_all.split_rows(keys_only).1);
+    let [q, gate, up] = [q, gate, up].map(|of_all| of_all.split_rows(without_query).1);
     let mlp = if mlp == 0 { gate } else { b.swiglu(gate, &up)? };
     Ok(Projection { kvq: [k, v, q], mlp })
 }

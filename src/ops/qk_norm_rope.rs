@@ -1,6 +1,6 @@
 //! The norm of queries and keys, and the rotary positions that follow it.
 
-use super::Joint;
+use super::TokenLayout;
 use super::rope::{Rope, expect_rope};
 use crate::backend::Backend;
 use crate::error::Result;
@@ -19,19 +19,25 @@ pub struct QkNorm<B: Backend> {
 impl<B: Backend> Tensor<B> {
     /// `rope(rms_norm(q))` and `rope(rms_norm(k))`, the norm per head; self is q.
     ///
-    /// q [joint.rows(), heads * head_dim], k [joint.rows(), kv_heads * head_dim] -> the same shapes. `norm[0]` is for
+    /// q [layout.rows(), heads * head_dim], k [layout.rows(), kv_heads * head_dim] -> the same shapes. `norm[0]` is for
     /// the text rows, `norm[1]` for the image rows. The results overwrite q and k where these are writable.
     ///
     /// Errors as [`Tensor::rope`], and when a norm weight is not [1, head_dim].
     /// Source: FLUX.2 reference `Flux2AttnProcessor` (`norm_q`, `norm_added_q`); Qwen3 `q_norm`.
-    pub fn qk_norm_rope(self, k: Self, norm: [&QkNorm<B>; 2], rope: &Rope<B>, joint: Joint) -> Result<(Self, Self)> {
+    pub fn qk_norm_rope(
+        self,
+        k: Self,
+        norm: [&QkNorm<B>; 2],
+        rope: &Rope<B>,
+        layout: TokenLayout,
+    ) -> Result<(Self, Self)> {
         expect_activations("qk_norm_rope", &[&self, &k])?;
         for x in [&self, &k] {
-            expect_rope("qk_norm_rope", x.backend(), x.rows(), x.cols(), rope, joint)?;
+            expect_rope("qk_norm_rope", x.backend(), x.rows(), x.cols(), rope, layout)?;
         }
         expect_norm("qk_norm_rope", self.backend(), norm, rope)?;
         let b = self.backend().clone();
-        b.qk_norm_rope(self, k, norm, rope, joint)
+        b.qk_norm_rope(self, k, norm, rope, layout)
     }
 }
 
@@ -53,14 +59,14 @@ pub fn compose<B: Backend>(
     k: Tensor<B>,
     norm: [&QkNorm<B>; 2],
     rope: &Rope<B>,
-    joint: Joint,
+    layout: TokenLayout,
 ) -> Result<(Tensor<B>, Tensor<B>)> {
     let normed = |x: Tensor<B>, weights: [&Tensor<B>; 2]| -> Result<Tensor<B>> {
-        let (txt, img) = x.split_rows(joint.txt_rows());
+        let (txt, img) = x.split_rows(layout.txt_rows());
         let txt = b.rms_norm(&txt, weights[0], norm[0].eps)?;
         let img = b.rms_norm(&img, weights[1], norm[1].eps)?;
         let x = b.concat_rows(&[&txt, &img])?;
-        b.rope(x, rope, joint)
+        b.rope(x, rope, layout)
     };
     let q = normed(q, [&norm[0].q, &norm[1].q])?;
     let k = normed(k, [&norm[0].k, &norm[1].k])?;

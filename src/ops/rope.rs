@@ -1,6 +1,6 @@
 //! Rotary positions.
 
-use super::Joint;
+use super::TokenLayout;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations, expect_f32};
@@ -27,15 +27,15 @@ pub struct Rope<B: Backend> {
 impl<B: Backend> Tensor<B> {
     /// Rotates the pairs of each head by the token's position in its sample.
     ///
-    /// self [joint.rows(), heads * head_dim] -> the same shape; `head_dim = 2 * rope.cos.cols()`. A pair (a, b) becomes
+    /// self [layout.rows(), heads * head_dim] -> the same shape; `head_dim = 2 * rope.cos.cols()`. A pair (a, b) becomes
     /// `(a cos - b sin, b cos + a sin)`, in float32, and is rounded once.
     ///
     /// Errors when the columns are no multiple of head_dim or the table has not one row per token of a sample.
-    pub fn rope(self, rope: &Rope<B>, joint: Joint) -> Result<Self> {
+    pub fn rope(self, rope: &Rope<B>, layout: TokenLayout) -> Result<Self> {
         expect_activations("rope", &[&self])?;
-        expect_rope("rope", self.backend(), self.rows(), self.cols(), rope, joint)?;
+        expect_rope("rope", self.backend(), self.rows(), self.cols(), rope, layout)?;
         let b = self.backend().clone();
-        b.rope(self, rope, joint)
+        b.rope(self, rope, layout)
     }
 }
 
@@ -45,15 +45,21 @@ pub(super) fn expect_rope<B: Backend>(
     rows: usize,
     cols: usize,
     rope: &Rope<B>,
-    joint: Joint,
+    layout: TokenLayout,
 ) -> Result<()> {
     let (cos, sin) = (&rope.cos, &rope.sin);
+    layout.check(op)?;
     expect_f32(op, on, &[cos, sin])?;
-    expect(rows == joint.rows(), op, || format!("x has {rows} rows, expected {} for {joint:?}", joint.rows()))?;
+    expect(rows == layout.rows(), op, || format!("x has {rows} rows, expected {} for {layout:?}", layout.rows()))?;
     expect(cols.is_multiple_of(2 * cos.cols()), op, || {
         format!("x has {cols} columns, which heads of {} do not divide", 2 * cos.cols())
     })?;
-    expect(cos.rows() == joint.tokens() && sin.rows() == cos.rows() && sin.cols() == cos.cols(), op, || {
-        format!("the table is [{}, {}], expected one row for each of {} tokens", cos.rows(), cos.cols(), joint.tokens())
+    expect(cos.rows() == layout.tokens() && sin.rows() == cos.rows() && sin.cols() == cos.cols(), op, || {
+        format!(
+            "the table is [{}, {}], expected one row for each of {} tokens",
+            cos.rows(),
+            cos.cols(),
+            layout.tokens()
+        )
     })
 }

@@ -8,7 +8,7 @@ pub use schedule::Schedule;
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{Joint, Rope};
+use crate::ops::{Rope, TokenLayout};
 use crate::tensor::Tensor;
 use crate::transformer::{StepModulation, Transformer};
 
@@ -56,7 +56,7 @@ fn velocity<B: Backend>(
     let samples = conditioning.samples();
     let img = latents.rows() / samples;
     let forward = |latents: &Tensor<B>, context: &Tensor<B>, batch| {
-        transformer.forward(latents, context, modulation, rope, Joint { batch, txt, img })
+        transformer.forward(latents, context, modulation, rope, TokenLayout::new(batch, txt, img))
     };
     let Some(guidance) = guidance else {
         return forward(latents, context, samples);

@@ -4,7 +4,7 @@ use super::TextEncoderConfig;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Weights};
-use crate::ops::{Joint, Mask, QkNorm, Rope};
+use crate::ops::{Mask, QkNorm, Rope, TokenLayout};
 use crate::tensor::Tensor;
 
 /// Grouped-query attention and a gated MLP, each after a norm and added to the stream.
@@ -52,12 +52,18 @@ impl<B: Backend> Layer<B> {
     }
 
     /// hidden_states [tokens, hidden] -> [tokens, hidden].
-    pub fn forward(&self, hidden_states: Tensor<B>, rope: &Rope<B>, joint: Joint, mask: Mask) -> Result<Tensor<B>> {
+    pub fn forward(
+        &self,
+        hidden_states: Tensor<B>,
+        rope: &Rope<B>,
+        layout: TokenLayout,
+        mask: Mask,
+    ) -> Result<Tensor<B>> {
         let h = hidden_states.rms_norm(&self.input_layernorm, self.eps)?;
         let [q, k, v] =
             h.linear(&self.qkv_proj, None)?.split_cols([self.heads_dim, self.kv_heads_dim, self.kv_heads_dim]);
-        let (q, k) = q.qk_norm_rope(k, [&self.qk_norm, &self.qk_norm], rope, joint)?;
-        let attn = q.attention(&k, &v, self.head_dim, joint, mask)?;
+        let (q, k) = q.qk_norm_rope(k, [&self.qk_norm, &self.qk_norm], rope, layout)?;
+        let attn = q.attention(&k, &v, self.head_dim, layout, mask)?;
         let hidden_states = attn.linear_add(&self.o_proj, hidden_states)?;
 
         let h = hidden_states.rms_norm(&self.post_attention_layernorm, self.eps)?;

@@ -21,7 +21,7 @@ use crate::backend::{Backend, GraphCache};
 use crate::error::{Error, Result};
 use crate::files::{ModelFiles, TensorFiles, TensorView};
 use crate::nn::Weights;
-use crate::ops::{Joint, Mask, Pairs, Rope};
+use crate::ops::{Mask, Pairs, Rope, TokenLayout};
 use crate::tensor::Tensor;
 
 /// Qwen3 up to the last layer that is needed.
@@ -176,7 +176,7 @@ impl<B: Backend> Layers<B> {
         let mut hidden_states = embedded.row_view(0..n);
         let mut read = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
-            hidden_states = layer.forward(hidden_states, rope, Joint::single(n), Mask::Causal { keys: real })?;
+            hidden_states = layer.forward(hidden_states, rope, TokenLayout::single(n), Mask::Causal { keys: real })?;
             if self.out_layers.contains(&(index + 1)) {
                 read.push((index + 1, Tensor::concat_rows(&[&hidden_states])?));
             }

@@ -4,7 +4,7 @@ use super::{Modulation, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand, Weights};
-use crate::ops::{Adaln, Heads, Joint, Mask, Norm, QkNorm, Rope};
+use crate::ops::{Adaln, Heads, Mask, Norm, QkNorm, Rope, TokenLayout};
 use crate::tensor::Tensor;
 
 /// Joint attention and an MLP for each stream.
@@ -72,7 +72,7 @@ impl<B: Backend> DoubleBlock<B> {
     }
 
     /// The stream x and its norm h -> the new stream and its norm by `next`, which the next block reads; each
-    /// [joint.rows(), dim], text rows first. The pairs are (text, image); the two modulations of a stream are those of
+    /// [layout.rows(), dim], text rows first. The pairs are (text, image); the two modulations of a stream are those of
     /// attention and MLP.
     ///
     /// Source: FLUX.2 reference `Flux2TransformerBlock.forward`; text goes first in the joint attention.
@@ -83,16 +83,16 @@ impl<B: Backend> DoubleBlock<B> {
         modulation: [&[Modulation<B>; 2]; 2],
         next: [Norm<'_, B>; 2],
         rope: &Rope<B>,
-        joint: Joint,
+        layout: TokenLayout,
     ) -> Result<(Tensor<B>, Operand<B>)> {
-        let (txt, img, txt_rows) = (&self.txt, &self.img, joint.txt_rows());
+        let (txt, img, txt_rows) = (&self.txt, &self.img, layout.txt_rows());
         let [[txt_msa, txt_mlp], [img_msa, img_mlp]] = modulation;
 
         let attn = {
             let (h_txt, h_img) = h.split_rows(txt_rows);
-            let heads = Heads { dim: self.dim, norm: [&txt.norm, &img.norm], rope, joint, keys_only: 0 };
+            let heads = Heads { dim: self.dim, norm: [&txt.norm, &img.norm], rope, layout };
             let [k, v, q] = Tensor::project(&[(&h_txt, &txt.to_kvq), (&h_img, &img.to_kvq)], Some(&heads))?.kvq;
-            let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
+            let attn = q.attention(&k, &v, self.head_dim, layout, Mask::None)?;
             linear(attn, [&txt.to_out, &img.to_out], txt_rows)?
         };
         let adaln = Adaln { txt_rows, eps: self.eps };

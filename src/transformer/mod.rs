@@ -26,7 +26,7 @@ use crate::error::Result;
 use crate::files::ModelFiles;
 use crate::files::TensorFiles;
 use crate::nn::{Linear, Operand, Weights};
-use crate::ops::{Joint, Norm, Pairs, Rope};
+use crate::ops::{Norm, Pairs, Rope, TokenLayout};
 use crate::tensor::Tensor;
 use modulation::ModulationWeights;
 
@@ -102,7 +102,7 @@ impl<B: Backend> Transformer<B> {
         context: &Tensor<B>,
         modulation: &StepModulation<B>,
         rope: &Rope<B>,
-        joint: Joint,
+        layout: TokenLayout,
     ) -> Result<Tensor<B>> {
         let StepModulation { double_txt, double_img, single, norm_out: (shift, scale) } = modulation;
         // The norm before each block and before the final layer, of text and of image.
@@ -122,13 +122,13 @@ impl<B: Backend> Transformer<B> {
         let mut x = Tensor::concat_rows(&[context, &img])?;
         drop(img);
         for block in &self.transformer_blocks {
-            (x, h) = block.forward(x, h, [double_txt, double_img], next(), rope, joint)?;
+            (x, h) = block.forward(x, h, [double_txt, double_img], next(), rope, layout)?;
         }
         for block in &self.single_transformer_blocks {
             let [_, next] = next();
-            (x, h) = block.forward(x, h, &single.gate, next, rope, joint)?;
+            (x, h) = block.forward(x, h, &single.gate, next, rope, layout)?;
         }
-        let img = if self.single_transformer_blocks.is_empty() { h.split_rows(joint.txt_rows()).1 } else { h };
+        let img = if self.single_transformer_blocks.is_empty() { h.split_rows(layout.txt_rows()).1 } else { h };
         self.final_layer.forward(&img)
     }
 }

@@ -4,7 +4,7 @@ use super::TransformerConfig;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand, Weights};
-use crate::ops::{Adaln, Heads, Joint, Mask, Norm, Projection, QkNorm, Rope};
+use crate::ops::{Adaln, Heads, Mask, Norm, Projection, QkNorm, Rope, TokenLayout};
 use crate::tensor::Tensor;
 
 /// One single-stream block; attention and MLP come from one projection.
@@ -48,7 +48,7 @@ impl<B: Backend> SingleBlock<B> {
     }
 
     /// The stream x and its norm h -> the new stream and its norm by `next`, which the next block reads; each
-    /// [joint.rows(), dim], text rows first. The results of the last block have image rows only. The gate is [1, dim].
+    /// [layout.rows(), dim], text rows first. The results of the last block have image rows only. The gate is [1, dim].
     ///
     /// Source: FLUX.2 reference `Flux2SingleTransformerBlock.forward` and `Flux2ParallelSelfAttention`.
     pub fn forward(
@@ -58,17 +58,17 @@ impl<B: Backend> SingleBlock<B> {
         gate: &Tensor<B>,
         next: Norm<'_, B>,
         rope: &Rope<B>,
-        joint: Joint,
+        layout: TokenLayout,
     ) -> Result<(Tensor<B>, Operand<B>)> {
-        let dropped = if self.last { joint.txt_rows() } else { 0 };
-        let heads = Heads { dim: self.dim, norm: [&self.qk_norm; 2], rope, joint, keys_only: dropped };
+        let layout = if self.last { layout.image_queries() } else { layout };
+        let heads = Heads { dim: self.dim, norm: [&self.qk_norm; 2], rope, layout };
         let Projection { kvq: [k, v, q], mlp } = Tensor::project(&[(&h, &self.to_kvq_mlp_proj)], Some(&heads))?;
         drop(h); // makes room for the next
 
-        let attn = q.attention(&k, &v, self.head_dim, joint, Mask::None)?;
+        let attn = q.attention(&k, &v, self.head_dim, layout, Mask::None)?;
         let out = Tensor::linear_concat(&[&attn, &mlp], &self.to_out)?;
         let adaln = Adaln { txt_rows: 0, eps: self.eps };
-        let (_, x) = x.split_rows(dropped);
+        let (_, x) = x.split_rows(layout.rows_without_query());
         x.gated_add_adaln([gate; 2], &out, [next; 2], adaln)
     }
 }

@@ -4,7 +4,7 @@ use super::{Grid, GroupNorm, ResnetBlock};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Weights};
-use crate::ops::{Joint, Mask};
+use crate::ops::{Mask, TokenLayout};
 use crate::tensor::Tensor;
 
 /// Residual block, attention, residual block.
@@ -56,7 +56,7 @@ impl<B: Backend> Attention<B> {
     fn forward(&self, x: Grid<B>) -> Result<Grid<B>> {
         let h = self.group_norm.forward(&x)?;
         let (q, k, v) = (self.to_q.forward(&h)?, self.to_k.forward(&h)?, self.to_v.forward(&h)?);
-        let attn = q.attention(&k, &v, self.channels, Joint::single(h.rows()), Mask::None)?;
+        let attn = q.attention(&k, &v, self.channels, TokenLayout::single(h.rows()), Mask::None)?;
         Ok(Grid::new(x.pixels.add(&self.to_out.forward(&attn)?)?, x.height, x.width))
     }
 }

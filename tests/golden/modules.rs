@@ -3,7 +3,7 @@
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::nn::{Operand, Weights};
-use flux::ops::{Conv, Joint, Mask, Norm, Rope};
+use flux::ops::{Conv, Mask, Norm, Rope, TokenLayout};
 use flux::pipeline::ModelInfo;
 use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
 use flux::transformer::{self, DoubleBlock, SingleBlock, StepModulation, Transformer, TransformerConfig};
@@ -84,7 +84,7 @@ fn text_encoder_layer_and_stacked_states() -> Result<()> {
         let out = layer.forward(
             case.input("text.layer_0.input"),
             &rope,
-            Joint::single(n),
+            TokenLayout::single(n),
             Mask::Causal { keys: tokens.real },
         )?;
         case.expect("text.layer_0.output", &out);
@@ -125,7 +125,7 @@ struct Step<'a> {
     config: &'a TransformerConfig,
     modulation: StepModulation<Cpu>,
     rope: Rope<Cpu>,
-    joint: Joint,
+    layout: TokenLayout,
 }
 
 impl Step<'_> {
@@ -135,7 +135,7 @@ impl Step<'_> {
 }
 
 fn expect_double_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>) -> Result<()> {
-    let Step { config, modulation, rope, joint } = step;
+    let Step { config, modulation, rope, layout } = step;
     let [txt_in, img_in] =
         ["txt_input", "img_input"].map(|name| case.input(&format!("transformer.double_block_0.{name}")));
     let double = DoubleBlock::load(&weights.at("transformer_blocks.0"), config)?;
@@ -146,30 +146,30 @@ fn expect_double_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>)
     let x = Tensor::concat_rows(&[&txt_in, &img_in])?;
     let next = [modulation.single.norm(single.reader()); 2];
     let streams = [&modulation.double_txt, &modulation.double_img];
-    let (out, next_h) = double.forward(x, h.into(), streams, next, rope, *joint)?;
+    let (out, next_h) = double.forward(x, h.into(), streams, next, rope, *layout)?;
     let backend = weights.backend();
     let expected = backend.download(&step.normed(&out, next[0])?)?;
     assert_eq!(backend.download(next_h.tensor())?, expected, "the norm that the next block reads");
-    let (txt_out, img_out) = out.split_rows(joint.txt);
+    let (txt_out, img_out) = out.split_rows(layout.txt);
     case.expect("transformer.double_block_0.txt_output", &txt_out);
     case.expect("transformer.double_block_0.img_output", &img_out);
     Ok(())
 }
 
 fn expect_single_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>) -> Result<()> {
-    let Step { config, modulation, rope, joint } = step;
+    let Step { config, modulation, rope, layout } = step;
     let run = |last| {
         let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config, last)?;
         let x = case.input("transformer.single_block_0.input");
         let norm = modulation.single.norm(single.reader());
         let h = step.normed(&x, norm)?;
-        single.forward(x, h.into(), &modulation.single.gate, norm, rope, *joint)
+        single.forward(x, h.into(), &modulation.single.gate, norm, rope, *layout)
     };
     let (out, next_h) = run(false)?;
     case.expect("transformer.single_block_0.output", &out);
     let (img_out, img_next_h) = run(true)?;
     for (img, whole) in [(Operand::from(img_out), Operand::from(out)), (img_next_h, next_h)] {
-        let [img, whole] = [img, whole.split_rows(joint.txt).1].map(|x| weights.backend().download(x.tensor()));
+        let [img, whole] = [img, whole.split_rows(layout.txt).1].map(|x| weights.backend().download(x.tensor()));
         let [img, whole] = [img?, whole?];
         let is_near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * (1.0 + b.abs());
         assert!(img.len() == whole.len() && img.iter().zip(&whole).all(is_near), "without text");
@@ -188,7 +188,7 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         let modulation = StepModulation::of_row(&model.modulations(&[timestep[0]])?.row(0))?;
         let (txt, height, width) = (case.info.max_sequence_length, 4, 6);
         let rope = model.rope(txt, height, width)?;
-        let step = Step { config, modulation, rope, joint: Joint { batch: 1, txt, img: height * width } };
+        let step = Step { config, modulation, rope, layout: TokenLayout::new(1, txt, height * width) };
         expect_double_block(&case, &weights, &step)?;
         expect_single_block(&case, &weights, &step)?;
 
@@ -198,7 +198,7 @@ fn transformer_blocks_and_velocity() -> Result<()> {
 
         let context = model.context(&case.input("text.prompt_embeds"))?;
         let img = case.input("transformer.img");
-        let velocity = model.forward(&img, &context, &step.modulation, &step.rope, step.joint)?;
+        let velocity = model.forward(&img, &context, &step.modulation, &step.rope, step.layout)?;
         case.expect("transformer.velocity", &velocity);
     }
     Ok(())

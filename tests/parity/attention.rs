@@ -1,11 +1,11 @@
-//! `attention` on the GPU against the CPU: all head sizes, joint layouts, masks, views, and all kernels.
+//! `attention` on the GPU against the CPU: all head sizes, token layouts, masks, views, and all kernels.
 
 use std::sync::Arc;
 
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
-use flux::ops::{Joint, Mask};
+use flux::ops::{Mask, TokenLayout};
 use flux::tensor::Tensor;
 
 use crate::compare::{ROUNDING, check_choices, values, with_variable};
@@ -17,10 +17,8 @@ struct Case {
     head_dim: usize,
     heads: usize,
     kv_heads: usize,
-    joint: Joint,
+    layout: TokenLayout,
     mask: Mask,
-    /// Whether the queries are those of the images alone.
-    images: bool,
     /// Standard deviation of q, a power of two; a large one makes softmax choose.
     gain: f32,
 }
@@ -67,23 +65,28 @@ impl Case {
         [self.heads * self.head_dim, self.kv_heads * self.head_dim]
     }
 
-    /// The first row that has a query.
-    fn first_query(&self) -> usize {
-        if self.images { self.joint.txt_rows() } else { 0 }
+    /// The same, with queries of the images alone.
+    fn image_queries(self) -> Self {
+        Self { layout: self.layout.image_queries(), ..self }
+    }
+
+    /// The same, with reference images of `references` tokens.
+    fn with_references(self, references: usize) -> Self {
+        Self { layout: TokenLayout { references, ..self.layout }, ..self }
     }
 
     fn inputs(&self) -> Inputs {
-        let (rows, [cols, kv_cols]) = (self.joint.rows(), self.cols());
+        let (rows, [cols, kv_cols]) = (self.layout.rows(), self.cols());
         let q = values(1, rows * cols).iter().map(|value| self.gain * value).collect();
         Inputs { q, k: values(2, rows * kv_cols), v: values(3, rows * kv_cols) }
     }
 
     fn run<B: Backend>(&self, b: &B, inputs: &Inputs) -> Vec<f32> {
-        let (rows, [cols, kv_cols]) = (self.joint.rows(), self.cols());
+        let (rows, [cols, kv_cols]) = (self.layout.rows(), self.cols());
         let [k, v] = [&inputs.k, &inputs.v].map(|values| b.upload(values, rows, kv_cols).unwrap());
-        let first = self.first_query();
+        let first = self.layout.rows_without_query();
         let q = b.upload(&inputs.q[first * cols..], rows - first, cols).unwrap();
-        b.download(&q.attention(&k, &v, self.head_dim, self.joint, self.mask).unwrap()).unwrap()
+        b.download(&q.attention(&k, &v, self.head_dim, self.layout, self.mask).unwrap()).unwrap()
     }
 
     /// The result on the GPU, after a check that no other cell was touched.
@@ -91,17 +94,17 @@ impl Case {
         if layout == Layout::Dense {
             return self.run(b, inputs);
         }
-        let (rows, [cols, kv_cols]) = (self.joint.rows(), self.cols());
+        let (rows, [cols, kv_cols]) = (self.layout.rows(), self.cols());
         let rest = if layout == Layout::Unaligned { 3 } else { 40 };
         let behind = values(4, rows * rest);
         let whole =
             side_by_side(&[(&inputs.k, kv_cols), (&inputs.v, kv_cols), (&inputs.q, cols), (&behind, rest)], rows);
         let [k, v, q, behind_view] =
             b.upload(&whole, rows, 2 * kv_cols + cols + rest).unwrap().split_cols([kv_cols, kv_cols, cols, rest]);
-        let (unasked, q) = q.split_rows(self.first_query());
+        let (unasked, q) = q.split_rows(self.layout.rows_without_query());
         let read_only = (layout == Layout::ReadOnly).then(|| q.row_view(0..q.rows()));
         let in_place = read_only.is_none();
-        let attend = |q: Tensor<Cuda>| q.attention(&k, &v, self.head_dim, self.joint, self.mask).unwrap();
+        let attend = |q: Tensor<Cuda>| q.attention(&k, &v, self.head_dim, self.layout, self.mask).unwrap();
         let before = b.stats();
         let (out, q) = match read_only {
             Some(view) => (attend(view), Some(q)),
@@ -122,7 +125,7 @@ impl Case {
         {
             assert!(b.download(view).unwrap() == *before, "{self:?}, {layout:?}: {name} changed");
         }
-        let (unasked_values, asked_values) = inputs.q.split_at(self.first_query() * cols);
+        let (unasked_values, asked_values) = inputs.q.split_at(self.layout.rows_without_query() * cols);
         assert!(b.download(&unasked).unwrap() == unasked_values, "{self:?}, {layout:?}: what is no query changed");
         if let Some(q) = q {
             assert!(b.download(&q).unwrap() == asked_values, "{self:?}: q changed");
@@ -143,7 +146,7 @@ impl Case {
         let rms = (expected.iter().map(|e| f64::from(*e).powi(2)).sum::<f64>() / expected.len() as f64).sqrt() as f32;
         let typical = (8.0 * rms).min(MAX_V);
         let mut bad = Vec::new();
-        let cols = got.len() / (self.joint.rows() - self.first_query());
+        let cols = got.len() / self.layout.query_rows();
         for (index, (&got, &expected)) in got.iter().zip(expected).enumerate() {
             let off = (got - expected).abs();
             if (off.is_nan() || off > 1.05 * ROUNDING * (expected.abs() + typical)) && bad.len() < 5 {
@@ -166,7 +169,7 @@ impl Case {
             self.head_dim,
             self.heads,
             self.kv_heads,
-            self.joint,
+            self.layout,
             self.mask,
             self.gain,
             sum / got.len() as f64,
@@ -200,7 +203,7 @@ fn case(
     keys: usize,
 ) -> Case {
     let mask = if keys == 0 { Mask::None } else { Mask::Causal { keys } };
-    Case { head_dim, heads, kv_heads, joint: Joint { batch, txt, img }, mask, images: false, gain: 1.0 }
+    Case { head_dim, heads, kv_heads, layout: TokenLayout::new(batch, txt, img), mask, gain: 1.0 }
 }
 
 const LAYOUTS: [Layout; 3] = [Layout::Dense, Layout::InPlace, Layout::ReadOnly];
@@ -248,7 +251,15 @@ fn every_head_size_matches_the_cpu() {
             ((2, 2), (2, 128, 129), 0),
         ] {
             if sampled() {
-                Case { images: true, ..case(head_dim, heads, samples, keys) }.check(&cuda, &LAYOUTS);
+                case(head_dim, heads, samples, keys).image_queries().check(&cuda, &LAYOUTS);
+            }
+        }
+        // With references between text and image, which end inside a tile and begin one.
+        for (samples, references) in [((1, 45, 64), 70), ((1, 128, 200), 128), ((1, 0, 33), 400)] {
+            if sampled() {
+                let case = case(head_dim, (2, 2), samples, 0).with_references(references);
+                case.check(&cuda, &LAYOUTS);
+                case.image_queries().check(&cuda, &LAYOUTS);
             }
         }
     }
@@ -269,7 +280,8 @@ fn what_no_kernel_takes_matches_the_cpu() {
     for head_dim in [128, 16] {
         case(head_dim, (2, 2), (2, 45, 64), 0).check(&cuda, &[Layout::Unaligned]);
     }
-    Case { images: true, ..case(24, (2, 1), (2, 9, 70), 0) }.check(&cuda, &LAYOUTS);
+    case(24, (2, 1), (2, 9, 70), 0).image_queries().check(&cuda, &LAYOUTS);
+    case(24, (2, 1), (1, 9, 70), 0).with_references(50).image_queries().check(&cuda, &LAYOUTS);
     // Rows of scores that fill the registers of their block just so, and longer ones.
     for tokens in if small() { [352, 353] } else { [4096, 4097] } {
         case(8, (1, 1), (1, 0, tokens), 0).check(&cuda, &[Layout::Dense]);

@@ -5,7 +5,7 @@ use flux::Result;
 use flux::backend::Backend;
 use flux::backend::cuda::Cuda;
 use flux::nn::{Linear, Operand as Input};
-use flux::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, Joint, Mask, Norm, Pairs, QkNorm, Rope};
+use flux::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, Mask, Norm, Pairs, QkNorm, Rope, TokenLayout};
 use flux::tensor::Tensor;
 
 use crate::compare::{Weight, values};
@@ -123,7 +123,7 @@ const DOORS: [Door; 33] = [
         operands: &[MATRIX, TABLE, TABLE],
         call: |_, x| {
             let [x, cos, sin] = array(x);
-            x.rope(&Rope { cos, sin, pairs: Pairs::Interleaved }, Joint::single(6))
+            x.rope(&Rope { cos, sin, pairs: Pairs::Interleaved }, TokenLayout::single(6))
         },
     },
     Door {
@@ -210,7 +210,7 @@ const DOORS: [Door; 33] = [
         operands: &[MATRIX, MATRIX, MATRIX],
         call: |_, x| {
             let [q, k, v] = array(x);
-            q.attention(&k, &v, 4, Joint::single(6), Mask::None)
+            q.attention(&k, &v, 4, TokenLayout::single(6), Mask::None)
         },
     },
     Door {
@@ -256,7 +256,7 @@ const DOORS: [Door; 33] = [
             let [q, k, norm_q, norm_k, cos, sin] = array(x);
             let norm = QkNorm { q: norm_q, k: norm_k, eps: 1e-6 };
             let rope = Rope { cos, sin, pairs: Pairs::Interleaved };
-            q.qk_norm_rope(k, [&norm, &norm], &rope, Joint::single(6)).map(|(q, _)| q)
+            q.qk_norm_rope(k, [&norm, &norm], &rope, TokenLayout::single(6)).map(|(q, _)| q)
         },
     },
     Door {
@@ -266,7 +266,7 @@ const DOORS: [Door; 33] = [
             let [x, norm_q, norm_k, cos, sin] = array(x);
             let norm = QkNorm { q: norm_q, k: norm_k, eps: 1e-6 };
             let rope = Rope { cos, sin, pairs: Pairs::Interleaved };
-            let heads = Heads { dim: 8, norm: [&norm, &norm], rope: &rope, joint: Joint::single(6), keys_only: 0 };
+            let heads = Heads { dim: 8, norm: [&norm, &norm], rope: &rope, layout: TokenLayout::single(6) };
             let weight = linear(cuda, 3 * 8 + 2 * 16);
             Tensor::project(&[(&Input::from(x), &weight)], Some(&heads)).map(|projection| projection.mlp)
         },

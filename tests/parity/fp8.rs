@@ -11,7 +11,7 @@ use flux::files::e4m3::{MULTIPLE, quantise_row, to_f32};
 use flux::files::quantised_cache::QuantisedCache;
 use flux::files::{ModelFiles, Safetensors, TensorFiles, TensorView, scales_name};
 use flux::nn::Linear;
-use flux::ops::{Adaln, Joint, Mask, Norm};
+use flux::ops::{Adaln, Mask, Norm, TokenLayout};
 use flux::pipeline::{CancelFlag, Model, OpenModel, Request};
 use flux::tensor::Tensor;
 use rayon::prelude::*;
@@ -393,8 +393,8 @@ fn e4m3_is_for_products_only() {
         x.row_view(0..64).add(&e4m3()),
         e4m3().linear(&weight, None),
         e4m3().linear(&Weight::seeded(1, 64, 64).fp8(&cuda), None),
-        e4m3().attention(&x, &x, 64, Joint::single(64), Mask::None),
-        x.row_view(0..64).attention(&e4m3(), &e4m3(), 64, Joint::single(64), Mask::None),
+        e4m3().attention(&x, &x, 64, TokenLayout::single(64), Mask::None),
+        x.row_view(0..64).attention(&e4m3(), &e4m3(), 64, TokenLayout::single(64), Mask::None),
         e4m3().adaln(&row, &row, 1e-6),
         Tensor::concat_rows(&[&x, &e4m3()]),
         e4m3().swiglu(&x),

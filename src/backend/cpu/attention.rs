@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 
 use super::{Rows, gemm, math, pool};
-use crate::ops::{Joint, Mask};
+use crate::ops::{Mask, TokenLayout};
 
 /// Queries of one task.
 const QUERIES: usize = 64;
@@ -23,27 +23,34 @@ struct Span {
 }
 
 /// Spans of at most `len` tokens, which together are all rows in order.
-fn spans(joint: Joint, len: usize) -> Vec<Span> {
+fn spans(layout: TokenLayout, len: usize) -> Vec<Span> {
     let mut spans = Vec::new();
-    for (first_token, tokens) in [(0, joint.txt), (joint.txt, joint.img)] {
-        for sample in 0..joint.batch {
+    for (first_token, tokens) in [(0, layout.txt), (layout.txt, layout.image_stream())] {
+        for sample in 0..layout.batch {
             for start in (0..tokens).step_by(len) {
                 let token = first_token + start;
-                spans.push(Span { sample, token, row: joint.row(sample, token), len: len.min(tokens - start) });
+                spans.push(Span { sample, token, row: layout.row(sample, token), len: len.min(tokens - start) });
             }
         }
     }
     spans
 }
 
-/// See [`crate::tensor::Tensor::attention`]; the result is dense. The queries are those of the last `q.rows` rows.
-pub(super) fn attention(q: Rows<'_>, k: Rows<'_>, v: Rows<'_>, head_dim: usize, joint: Joint, mask: Mask) -> Vec<f32> {
+/// See [`crate::tensor::Tensor::attention`]; the result is dense.
+pub(super) fn attention(
+    q: Rows<'_>,
+    k: Rows<'_>,
+    v: Rows<'_>,
+    head_dim: usize,
+    layout: TokenLayout,
+    mask: Mask,
+) -> Vec<f32> {
     let mut out = pool::values(q.rows * q.cols);
-    let keys = spans(joint, KEYS);
+    let keys = spans(layout, KEYS);
     let mut tasks = Vec::new();
     let mut rest = out.as_mut_slice();
-    let skipped = joint.rows() - q.rows;
-    for span in spans(joint, QUERIES).into_iter().filter(|span| span.row >= skipped) {
+    let skipped = layout.rows_without_query();
+    for span in spans(layout, QUERIES).into_iter().filter(|span| span.row >= skipped) {
         let (rows, below) = rest.split_at_mut(span.len * q.cols);
         tasks.push((span, rows));
         rest = below;

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::amx::{self, Bf16Rows, Output, Packed};
 use super::{Rows, math, pool};
-use crate::ops::Joint;
+use crate::ops::TokenLayout;
 
 /// Queries whose scores are held at once: memory grows with the tokens, not with their square.
 const QUERIES: usize = 1024;
@@ -20,12 +20,12 @@ struct Head {
 }
 
 impl Head {
-    fn of(k: Rows<'_>, v: Rows<'_>, head_dim: usize, head: usize, sample: usize, joint: Joint) -> Self {
-        let tokens = joint.tokens();
+    fn of(k: Rows<'_>, v: Rows<'_>, head_dim: usize, head: usize, sample: usize, layout: TokenLayout) -> Self {
+        let tokens = layout.tokens();
         let mut this = Self { keys: vec![0; tokens * head_dim], values: vec![0; tokens * head_dim] };
         let (mut row, mut rounded) = (vec![0.0; head_dim], vec![0; head_dim]);
         for token in 0..tokens {
-            let at = joint.row(sample, token);
+            let at = layout.row(sample, token);
             row.copy_from_slice(&k.row(at)[head * head_dim..][..head_dim]);
             math::take_bf16(&mut row, &mut this.keys[token * head_dim..][..head_dim]);
             row.copy_from_slice(&v.row(at)[head * head_dim..][..head_dim]);
@@ -36,34 +36,33 @@ impl Head {
     }
 }
 
-/// See [`crate::tensor::Tensor::attention`], without a mask; the result is dense. The queries are those of the last
-/// `q.rows` rows.
+/// See [`crate::tensor::Tensor::attention`], without a mask; the result is dense.
 pub(super) fn attention(
     multiply: Multiply,
     q: Rows<'_>,
     k: Rows<'_>,
     v: Rows<'_>,
     head_dim: usize,
-    joint: Joint,
+    layout: TokenLayout,
 ) -> Vec<f32> {
-    let skipped = joint.rows() - q.rows;
-    let (tokens, heads, kv_heads) = (joint.tokens(), q.cols / head_dim, k.cols / head_dim);
+    let skipped = layout.rows_without_query();
+    let (tokens, heads, kv_heads) = (layout.tokens(), q.cols / head_dim, k.cols / head_dim);
     let scale = 1.0 / (head_dim as f32).sqrt();
     let mut out = pool::values(q.rows * q.cols);
     let block = QUERIES.min(tokens);
     let (mut scores, mut weighted) = (pool::values(block * tokens), vec![0.0; block * head_dim]);
     let mut sums = vec![0.0; block];
-    for sample in 0..joint.batch {
+    for sample in 0..layout.batch {
         let of_sample: Vec<Head> =
-            (0..kv_heads).into_par_iter().map(|head| Head::of(k, v, head_dim, head, sample, joint)).collect();
+            (0..kv_heads).into_par_iter().map(|head| Head::of(k, v, head_dim, head, sample, layout)).collect();
         for head in 0..heads {
             let Head { keys, values } = &of_sample[head / (heads / kv_heads)];
-            for first in (joint.first_query(q.rows)..tokens).step_by(QUERIES) {
+            for first in (layout.first_query()..tokens).step_by(QUERIES) {
                 let queries = QUERIES.min(tokens - first);
                 let column = head * head_dim;
                 let packed = Packed::gather(queries, head_dim, 1, |row, col, cells| {
                     cells.copy_from_slice(
-                        &q.row(joint.row(sample, first + row) - skipped)[column + col..][..cells.len()],
+                        &q.row(layout.row(sample, first + row) - skipped)[column + col..][..cells.len()],
                     );
                 });
                 let keys = Bf16Rows { bytes: bytemuck::cast_slice(keys), rows: tokens, stride: 2 * head_dim };
@@ -81,7 +80,7 @@ pub(super) fn attention(
                 let values = Bf16Rows { bytes: bytemuck::cast_slice(values), rows: head_dim, stride: 2 * tokens };
                 multiply(&packed, values, Output { values: &mut weighted, stride: head_dim, add: false });
                 for (row, (values, sum)) in weighted.chunks_exact(head_dim).zip(&sums).enumerate().take(queries) {
-                    let to = &mut out[(joint.row(sample, first + row) - skipped) * q.cols + column..][..head_dim];
+                    let to = &mut out[(layout.row(sample, first + row) - skipped) * q.cols + column..][..head_dim];
                     to.iter_mut().zip(values).for_each(|(to, value)| *to = value / sum);
                 }
             }
@@ -101,50 +100,50 @@ mod tests {
     #[test]
     fn tiles_give_what_float32_gives_but_for_rounding() {
         let cases = [
-            (Joint::single(1), 1, 1, 16),
-            (Joint::single(70), 2, 2, 32),
-            (Joint { batch: 2, txt: 5, img: 33 }, 4, 2, 24),
-            (Joint { batch: 1, txt: 7, img: QUERIES }, 1, 1, 8),
+            (TokenLayout::single(1), 1, 1, 16),
+            (TokenLayout::single(70), 2, 2, 32),
+            (TokenLayout::new(2, 5, 33), 4, 2, 24),
+            (TokenLayout::new(1, 7, QUERIES), 1, 1, 8),
         ];
-        for (joint, heads, kv_heads, head_dim) in cases {
-            let (rows, q_cols, kv_cols) = (joint.rows(), heads * head_dim, kv_heads * head_dim);
+        for (layout, heads, kv_heads, head_dim) in cases {
+            let (rows, q_cols, kv_cols) = (layout.rows(), heads * head_dim, kv_heads * head_dim);
             let [q, k, v] =
                 [(1, q_cols), (2, kv_cols), (3, kv_cols)].map(|(seed, cols)| values(seed, rows * (cols + 3)));
             let of = |data, cols| Rows { data, rows, cols, stride: cols + 3 };
             let [q, k, v] = [of(&q, q_cols), of(&k, kv_cols), of(&v, kv_cols)];
-            let expected = attention::attention(q, k, v, head_dim, joint, Mask::None);
-            let got = attention(amx::multiply_emulated, q, k, v, head_dim, joint);
+            let expected = attention::attention(q, k, v, head_dim, layout, Mask::None);
+            let got = attention(amx::multiply_emulated, q, k, v, head_dim, layout);
             assert_eq!(got.len(), expected.len());
             let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
             let off = norm(&mut got.iter().zip(&expected).map(|(got, expected)| got - expected))
                 / norm(&mut expected.iter().copied());
-            assert!(off < 6e-3, "{joint:?}, {heads} heads of {head_dim}: off by {off}");
+            assert!(off < 6e-3, "{layout:?}, {heads} heads of {head_dim}: off by {off}");
             assert!(off > 0.0, "bfloat16 rounds");
         }
     }
 
     #[test]
     fn queries_of_the_image_alone_give_its_rows() {
-        let joint = Joint { batch: 2, txt: 70, img: 33 };
+        let layout = TokenLayout::new(2, 70, 33);
         let (heads, head_dim) = (2, 24);
         let cols = heads * head_dim;
-        let [q, k, v] = [1, 2, 3].map(|seed| values(seed, joint.rows() * cols));
+        let [q, k, v] = [1, 2, 3].map(|seed| values(seed, layout.rows() * cols));
         let of = |data, rows| Rows { data, rows, cols, stride: cols };
-        let images = of(&q[joint.txt_rows() * cols..], joint.img_rows());
-        let [q, k, v] = [&q, &k, &v].map(|data| of(data, joint.rows()));
-        let tiles = |q| attention(amx::multiply_emulated, q, k, v, head_dim, joint);
-        let portable = |q| attention::attention(q, k, v, head_dim, joint, Mask::None);
-        assert!(tiles(images) == tiles(q)[joint.txt_rows() * cols..]);
-        assert!(portable(images) == portable(q)[joint.txt_rows() * cols..]);
+        let images = of(&q[layout.txt_rows() * cols..], layout.img_rows());
+        let [q, k, v] = [&q, &k, &v].map(|data| of(data, layout.rows()));
+        let tiles = |q, layout| attention(amx::multiply_emulated, q, k, v, head_dim, layout);
+        let portable = |q, layout| attention::attention(q, k, v, head_dim, layout, Mask::None);
+        assert!(tiles(images, layout.image_queries()) == tiles(q, layout)[layout.txt_rows() * cols..]);
+        assert!(portable(images, layout.image_queries()) == portable(q, layout)[layout.txt_rows() * cols..]);
     }
 
     #[test]
     fn a_value_that_is_not_a_number_reaches_every_query() {
-        let joint = Joint::single(40);
+        let layout = TokenLayout::single(40);
         let (q, mut k, v) = (values(1, 40 * 16), values(2, 40 * 16), values(3, 40 * 16));
         k[17 * 16] = f32::NAN;
         let of = |data| Rows { data, rows: 40, cols: 16, stride: 16 };
-        let got = attention(amx::multiply_emulated, of(&q), of(&k), of(&v), 16, joint);
+        let got = attention(amx::multiply_emulated, of(&q), of(&k), of(&v), 16, layout);
         assert!(got.iter().all(|value| value.is_nan()));
     }
 }

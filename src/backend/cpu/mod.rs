@@ -28,7 +28,7 @@ use super::{Backend, Stats, Storage};
 use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear};
-use crate::ops::{self, Conv, Convolved, GroupNorm, Joint, Mask, Rope};
+use crate::ops::{self, Conv, Convolved, GroupNorm, Mask, Rope, TokenLayout};
 use crate::tensor::{Dtype, Tensor};
 
 /// How matrix products are computed.
@@ -354,14 +354,14 @@ impl Backend for Cpu {
         k: &Tensor<Self>,
         v: &Tensor<Self>,
         head_dim: usize,
-        joint: Joint,
+        layout: TokenLayout,
         mask: Mask,
     ) -> Result<Tensor<Self>> {
         let (q_rows, k_rows, v_rows) = (Rows::of(&q), Rows::of(k), Rows::of(v));
         let out = if self.precision == Precision::Bf16 && amx::available() && mask == Mask::None {
-            attention_tiles::attention(amx::multiply, q_rows, k_rows, v_rows, head_dim, joint)
+            attention_tiles::attention(amx::multiply, q_rows, k_rows, v_rows, head_dim, layout)
         } else {
-            attention::attention(q_rows, k_rows, v_rows, head_dim, joint, mask)
+            attention::attention(q_rows, k_rows, v_rows, head_dim, layout, mask)
         };
         Ok(self.tensor(out, q.rows(), q.cols()))
     }
@@ -386,10 +386,10 @@ impl Backend for Cpu {
         Ok(self.make_rows(x.rows, x.cols, |row, out| math::affine_silu(x.row(row), &scale, &shift, out)))
     }
 
-    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, joint: Joint) -> Result<Tensor<Self>> {
+    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, layout: TokenLayout) -> Result<Tensor<Self>> {
         let (cos, sin, pairs) = (Rows::of(&rope.cos), Rows::of(&rope.sin), rope.pairs);
         Ok(self.map_rows(x, |row, values| {
-            let token = joint.token(row);
+            let token = layout.token(row);
             elementwise::rope(values, cos.row(token), sin.row(token), pairs);
         }))
     }

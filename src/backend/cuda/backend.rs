@@ -12,7 +12,7 @@ use crate::backend::{Backend, Remark, Stats, Storage, wrong_length};
 use crate::error::Result;
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, Operand};
-use crate::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, Joint, Mask, Norm, Projection, QkNorm, Rope};
+use crate::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, Mask, Norm, Projection, QkNorm, Rope, TokenLayout};
 use crate::tensor::{Dtype, Tensor};
 
 impl Backend for Cuda {
@@ -217,10 +217,10 @@ impl Backend for Cuda {
         k: &Tensor<Self>,
         v: &Tensor<Self>,
         head_dim: usize,
-        joint: Joint,
+        layout: TokenLayout,
         mask: Mask,
     ) -> Result<Tensor<Self>> {
-        self.attention_op(q, k, v, head_dim, joint, mask)
+        self.attention_op(q, k, v, head_dim, layout, mask)
     }
 
     fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
@@ -235,8 +235,8 @@ impl Backend for Cuda {
         self.group_norm_op(x, norm, false)
     }
 
-    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, joint: Joint) -> Result<Tensor<Self>> {
-        self.rope_op(x, rope, joint)
+    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, layout: TokenLayout) -> Result<Tensor<Self>> {
+        self.rope_op(x, rope, layout)
     }
 
     fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
@@ -327,9 +327,9 @@ impl Backend for Cuda {
         k: Tensor<Self>,
         norm: [&QkNorm<Self>; 2],
         rope: &Rope<Self>,
-        joint: Joint,
+        layout: TokenLayout,
     ) -> Result<(Tensor<Self>, Tensor<Self>)> {
-        self.qk_norm_rope_op(q, k, norm, rope, joint)
+        self.qk_norm_rope_op(q, k, norm, rope, layout)
     }
 
     fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {

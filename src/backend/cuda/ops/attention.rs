@@ -11,7 +11,7 @@ use cudarc::driver::sys;
 use crate::backend::cuda::hopper::{Axis, Choice};
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
-use crate::ops::{Joint, Mask};
+use crate::ops::{Mask, TokenLayout};
 
 const CHOICE: Choice =
     Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a", forms: &[SINGLE] };
@@ -65,13 +65,14 @@ fn has_100_kib(capability: (i32, i32)) -> bool {
 }
 
 /// Whether the text and the image of a sample lie apart, so that tiles do not cross from one to the other.
-fn apart(joint: Joint) -> bool {
-    joint.batch > 1 && joint.txt > 0 && joint.img > 0
+fn apart(layout: TokenLayout) -> bool {
+    layout.batch > 1 && layout.txt > 0 && layout.image_stream() > 0
 }
 
-/// How many tiles of one head and sample the Hopper kernel has to do, if queries begin at token `first_query`.
-fn hopper_tiles(joint: Joint, first_query: usize) -> usize {
-    let runs = if apart(joint) { [joint.txt - first_query, joint.img] } else { [joint.tokens() - first_query, 0] };
+/// How many tiles of one head and sample the Hopper kernel has to do.
+fn hopper_tiles(layout: TokenLayout) -> usize {
+    let first = layout.first_query();
+    let runs = if apart(layout) { [layout.txt - first, layout.image_stream()] } else { [layout.tokens() - first, 0] };
     runs.iter().map(|tokens| tokens.div_ceil(HOPPER_QUERIES)).sum()
 }
 
@@ -124,7 +125,7 @@ struct Call<'a> {
     v: &'a Tensor<Cuda>,
     out: &'a Tensor<Cuda>,
     head_dim: usize,
-    joint: Joint,
+    layout: TokenLayout,
     mask: Mask,
 }
 
@@ -151,12 +152,8 @@ impl Call<'_> {
         (std::f64::consts::LOG2_E / (self.head_dim as f64).sqrt()) as f32
     }
 
-    fn first_query(&self) -> usize {
-        self.joint.first_query(self.q.rows())
-    }
-
     fn suits_hopper(&self) -> bool {
-        self.head_dim == 128 && (self.mask == Mask::None || !apart(self.joint))
+        self.head_dim == 128 && (self.mask == Mask::None || !apart(self.layout))
     }
 }
 
@@ -170,19 +167,19 @@ impl Cuda {
         k: &Tensor<Cuda>,
         v: &Tensor<Cuda>,
         head_dim: usize,
-        joint: Joint,
+        layout: TokenLayout,
         mask: Mask,
     ) -> Result<Tensor<Cuda>> {
         let hopper = self.hopper_form(CHOICE)?;
         let Some(base) = Base::find(head_dim, self.device().capability()) else {
-            return self.attention_softmax(q, k, v, head_dim, joint, mask);
+            return self.attention_softmax(q, k, v, head_dim, layout, mask);
         };
         if !all_aligned(&[&q, k, v]) {
             self.device().count_composed();
-            return self.attention_softmax(q, k, v, head_dim, joint, mask);
+            return self.attention_softmax(q, k, v, head_dim, layout, mask);
         }
         let fresh = self.unless_writable(&q)?;
-        let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, joint, mask };
+        let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, layout, mask };
         match hopper.filter(|_| call.suits_hopper()) {
             Some(form) => self.run_hopper(&call, form == SINGLE)?,
             None => self.run_base(base, &call)?,
@@ -191,9 +188,9 @@ impl Cuda {
     }
 
     fn run_base(&self, base: Base, call: &Call<'_>) -> Result<()> {
-        let Call { q, k, v, out, head_dim, joint, .. } = *call;
+        let Call { q, k, v, out, head_dim, layout, .. } = *call;
         let launch = self.launch("attention", base.name)?.shared(base.shared_bytes(head_dim) as u32)?;
-        let tiles = (joint.tokens() - call.first_query()).div_ceil(base.queries) * call.heads() * joint.batch;
+        let tiles = (layout.tokens() - layout.first_query()).div_ceil(base.queries) * call.heads() * layout.batch;
         let whole = base.whole_tiles(tiles, launch.blocks_at_once(THREADS)?);
         let launch = launch
             .vector(q)
@@ -204,19 +201,19 @@ impl Cuda {
             .int(k.stride())
             .int(v.stride())
             .int(out.stride());
-        let launch = launch.int(joint.batch).int(joint.txt).int(joint.img).int(call.first_query());
+        let launch = launch.int(layout.batch).int(layout.txt).int(layout.image_stream()).int(layout.first_query());
         let launch = launch.int(call.heads()).int(call.group()).int(call.keys()).int(whole).float(call.scale());
         // SAFETY: argument types and order match `ATTENTION` in cuda/attention.cu, and the shared memory its `Shape`.
-        // `Tensor::attention` checked k and v to have joint.rows() rows of whole heads, of which k's divide q's, q the
-        // same or those of images, and 1 <= keys <= tokens; rows are aligned to 16 bytes; `out` is q, or new and of its
+        // `Tensor::attention` checked k and v to have layout.rows() rows of whole heads, of which k's divide q's, q
+        // layout.query_rows(), and 1 <= keys <= tokens; rows are aligned to 16 bytes; `out` is q, or new and of its
         // shape. A block reads its queries before it writes them, and nothing else of q. Tiles behind `whole` have two
         // blocks each.
         unsafe { launch.run([2 * tiles - whole, 1, 1], [THREADS as usize, 1, 1]) }
     }
 
     fn run_hopper(&self, call: &Call<'_>, single: bool) -> Result<()> {
-        let Call { q, k, v, out, joint, mask, .. } = *call;
-        let (tiles, heads) = (hopper_tiles(joint, call.first_query()), call.heads() * joint.batch);
+        let Call { q, k, v, out, layout, mask, .. } = *call;
+        let (tiles, heads) = (hopper_tiles(layout), call.heads() * layout.batch);
         let multiprocessors = self.device().multiprocessors();
         let blocks = if single { Blocks::Single } else { Blocks::choose(tiles, heads, mask, multiprocessors) };
         let grid = blocks.grid(tiles, heads, multiprocessors);
@@ -230,10 +227,10 @@ impl Cuda {
         CHOICE.int(blocks.items(tiles, heads))?;
         let ints = [
             out.stride(),
-            joint.batch,
-            joint.txt,
-            joint.img,
-            call.first_query(),
+            layout.batch,
+            layout.txt,
+            layout.image_stream(),
+            layout.first_query(),
             call.heads(),
             call.group(),
             call.keys(),
@@ -291,15 +288,17 @@ mod tests {
 
     #[test]
     fn hopper_tiles_do_not_cross_between_samples() {
-        let tiles = |batch, txt, img| hopper_tiles(Joint { batch, txt, img }, 0) * batch;
+        let tiles = |batch, txt, img| hopper_tiles(TokenLayout::new(batch, txt, img)) * batch;
         assert_eq!(tiles(1, 512, 4096), 36);
         assert_eq!(tiles(1, 100, 100), 2);
         assert_eq!(tiles(2, 100, 100), 4);
         assert_eq!(tiles(3, 0, 129), 6);
         assert_eq!(tiles(1, 0, 0), 0);
-        // The queries of images alone.
-        let of_images = |batch, txt, img| hopper_tiles(Joint { batch, txt, img }, txt) * batch;
-        assert_eq!([of_images(1, 512, 4096), of_images(1, 100, 100), of_images(3, 100, 129)], [32, 1, 6]);
+        let of_images = |layout: TokenLayout| hopper_tiles(layout.image_queries()) * layout.batch;
+        let layouts = [TokenLayout::new(1, 512, 4096), TokenLayout::new(1, 100, 100), TokenLayout::new(3, 100, 129)];
+        assert_eq!(layouts.map(of_images), [32, 1, 6]);
+        let with_references = TokenLayout { references: 300, ..TokenLayout::new(1, 512, 4096) };
+        assert_eq!((hopper_tiles(with_references), of_images(with_references)), (39, 32));
     }
 
     #[test]
@@ -320,13 +319,13 @@ mod tests {
             ((1, 0, 512), 32, Mask::Causal { keys: 512 }, Blocks::Single, 128),
             ((1, 0, 0), 24, none, Blocks::Single, 0),
         ] {
-            let joint = Joint { batch, txt, img };
-            let (tiles, heads) = (hopper_tiles(joint, 0), batch * heads);
+            let layout = TokenLayout::new(batch, txt, img);
+            let (tiles, heads) = (hopper_tiles(layout), batch * heads);
             let blocks = Blocks::choose(tiles, heads, mask, 132);
             assert_eq!(
                 (blocks, blocks.grid(tiles, heads, 132)),
                 (expected, grid),
-                "{joint:?}, {heads} heads, {mask:?}"
+                "{layout:?}, {heads} heads, {mask:?}"
             );
         }
         assert_eq!(Blocks::choose(36, 24, none, 1), Blocks::Single);

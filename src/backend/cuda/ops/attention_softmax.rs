@@ -3,11 +3,13 @@
 //!
 //! It serves the VAE's single head of 512, and every head size without a kernel of its own.
 
+use std::ops::Range;
+
 use crate::backend::cuda::buffer::{Buffer, Kind};
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
-use crate::ops::{Joint, Mask};
+use crate::ops::{Mask, TokenLayout};
 
 /// The most memory that the scores of some queries may take, in float32 and bf16 together.
 const WORKSPACE_BYTES: usize = 256 << 20;
@@ -29,37 +31,37 @@ struct Head<'a> {
 }
 
 impl Cuda {
-    /// `softmax(q k^T / sqrt(head_dim) + mask) v` for the last rows, as many as q has; overwrites q if that is
-    /// writable.
+    /// `softmax(q k^T / sqrt(head_dim) + mask) v`; overwrites q if that is writable.
     pub(crate) fn attention_softmax(
         &self,
         q: Tensor<Cuda>,
         k: &Tensor<Cuda>,
         v: &Tensor<Cuda>,
         head_dim: usize,
-        joint: Joint,
+        layout: TokenLayout,
         mask: Mask,
     ) -> Result<Tensor<Cuda>> {
         let fresh = self.unless_writable(&q)?;
         let out = fresh.as_ref().unwrap_or(&q);
-        let tokens = joint.tokens();
-        let skipped = joint.rows() - q.rows();
+        let tokens = layout.tokens();
+        let skipped = layout.rows_without_query();
         let heads_per_kv = q.cols() / k.cols();
         let stride = tokens.next_multiple_of(8);
         let most_rows = (WORKSPACE_BYTES / (6 * stride)).max(1);
         let most_rows = if most_rows > 128 { most_rows / 128 * 128 } else { most_rows };
-        // q has all text queries or none.
-        let txt = joint.txt - joint.first_query(q.rows());
-        let chunk_rows = most_rows.min(txt.max(joint.img));
+        // The queries of the text, and of the image stream: each lie in one run of rows.
+        let first = layout.first_query();
+        let runs = [first.min(layout.txt)..layout.txt, first.max(layout.txt)..tokens];
+        let chunk_rows = most_rows.min(runs.iter().map(Range::len).max().unwrap_or(0));
         let scores = Buffer::new(self.device(), Kind::F32, chunk_rows * stride)?;
         let weights = Buffer::new(self.device(), Kind::Bf16, chunk_rows * stride)?;
         if stride > tokens {
             // The softmax loads whole 16 bytes, also behind a row's last score, which no product writes.
             self.clear(&scores, 0..scores.bytes())?;
         }
-        for sample in 0..joint.batch {
+        for sample in 0..layout.batch {
             // The sample's keys as one block of rows, its text first.
-            let (sample_k, sample_v) = (self.sample_rows(k, joint, sample)?, self.sample_rows(v, joint, sample)?);
+            let (sample_k, sample_v) = (self.sample_rows(k, layout, sample)?, self.sample_rows(v, layout, sample)?);
             for index in 0..q.cols() / head_dim {
                 let kv_column = index / heads_per_kv * head_dim;
                 let head = Head {
@@ -74,10 +76,10 @@ impl Cuda {
                     tokens,
                     mask,
                 };
-                for (first, count) in [(0, txt), (joint.txt, joint.img)] {
-                    for done in (0..count).step_by(chunk_rows.max(1)) {
-                        let rows = chunk_rows.min(count - done);
-                        self.attend(&head, first + done, joint.row(sample, first + done) - skipped, rows)?;
+                for run in runs.clone() {
+                    for token in run.clone().step_by(chunk_rows.max(1)) {
+                        let rows = chunk_rows.min(run.end - token);
+                        self.attend(&head, token, layout.row(sample, token) - skipped, rows)?;
                     }
                 }
             }
@@ -124,12 +126,12 @@ impl Cuda {
     }
 
     /// The rows of one sample, text first; a copy only where others lie between them.
-    fn sample_rows(&self, x: &Tensor<Cuda>, joint: Joint, sample: usize) -> Result<Tensor<Cuda>> {
-        let img = joint.row(sample, joint.txt)..joint.row(sample, joint.txt) + joint.img;
-        if joint.txt == 0 || joint.batch == 1 {
-            return Ok(x.row_view(img.start - joint.txt..img.end));
+    fn sample_rows(&self, x: &Tensor<Cuda>, layout: TokenLayout, sample: usize) -> Result<Tensor<Cuda>> {
+        let img = layout.row(sample, layout.txt)..layout.row(sample, layout.txt) + layout.image_stream();
+        if layout.txt == 0 || layout.batch == 1 {
+            return Ok(x.row_view(img.start - layout.txt..img.end));
         }
-        let txt = joint.row(sample, 0)..joint.row(sample, 0) + joint.txt;
+        let txt = layout.row(sample, 0)..layout.row(sample, 0) + layout.txt;
         self.concat_rows_op(&[&x.row_view(txt), &x.row_view(img)])
     }
 

@@ -10,7 +10,7 @@ use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
 use crate::ops::project::{Heads, Projection, compose};
-use crate::ops::{Joint, Pairs};
+use crate::ops::{Pairs, TokenLayout};
 
 /// `FLUX_PROJECT=base` turns this kernel off; `FLUX_PROJECT=sm90` makes it an error when this GPU or this program has
 /// none.
@@ -101,8 +101,8 @@ impl Cuda {
             parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
         self.run_project(&quantised, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
-        let keys_only = heads.map_or(0, |heads| heads.keys_only);
-        let ((_, q), (_, mlp)) = (q.split_rows(keys_only), mlp.split_rows(keys_only));
+        let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
+        let ((_, q), (_, mlp)) = (q.split_rows(without_query), mlp.split_rows(without_query));
         Ok(Projection { kvq: [k, v, q], mlp })
     }
 
@@ -117,8 +117,8 @@ impl Cuda {
         let kernel = if parts[0].1.is_e4m3() { "project_e4m3_sm90" } else { "project_bf16_sm90" };
         let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
         let tiles: usize = parts.iter().map(|(x, _)| x.rows().div_ceil(2 * ROWS)).sum();
-        // A tile whose rows are all keys only needs no other columns than those of k and v.
-        let key_tiles = heads.map_or(0, |heads| heads.keys_only / (2 * ROWS));
+        // A tile whose rows all ask no query needs no other columns than those of k and v.
+        let key_tiles = heads.map_or(0, |heads| heads.layout.rows_without_query() / (2 * ROWS));
         let wanted_tiles = tiles - key_tiles;
         let items = (wanted_tiles * (3 * dim + 2 * mlp) + key_tiles * 2 * dim) / COLS;
         CHOICE.int(out.rows())?;
@@ -152,7 +152,7 @@ fn arguments(
     let part = |part: usize| parts[if rows(part) > 0 { part } else { 1 - part }];
     let norms = heads
         .map_or([0; 4], |Heads { norm, .. }| [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k].map(Tensor::address));
-    let joint = heads.map_or(Joint::single(out.rows()), |heads| heads.joint);
+    let layout = heads.map_or(TokenLayout::single(out.rows()), |heads| heads.layout);
     Ok(Arguments {
         x: [x_map(part(0).0)?, x_map(part(1).0)?],
         weight: [weight_map(part(0).1)?, weight_map(part(1).1)?],
@@ -173,9 +173,9 @@ fn arguments(
         features: CHOICE.int(parts[0].0.cols())?,
         dim: CHOICE.int(dim)?,
         mlp: CHOICE.int(mlp)?,
-        txt_rows: CHOICE.int(joint.txt_rows())?,
-        txt: CHOICE.int(joint.txt)?,
-        img: CHOICE.int(joint.img)?,
+        txt_rows: CHOICE.int(layout.txt_rows())?,
+        txt: CHOICE.int(layout.txt)?,
+        img: CHOICE.int(layout.image_stream())?,
         rows_of_tiles: CHOICE.int(rows_of_tiles(wanted_tiles))?,
         key_tiles: CHOICE.int(key_tiles)?,
     })

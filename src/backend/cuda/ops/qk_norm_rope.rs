@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use crate::backend::cuda::launch;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
-use crate::ops::{Joint, Pairs, QkNorm, Rope};
+use crate::ops::{Pairs, QkNorm, Rope, TokenLayout};
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -72,7 +72,7 @@ impl Cuda {
         k: Tensor<Cuda>,
         norm: [&QkNorm<Cuda>; 2],
         rope: &Rope<Cuda>,
-        joint: Joint,
+        layout: TokenLayout,
     ) -> Result<(Tensor<Cuda>, Tensor<Cuda>)> {
         let head_dim = 2 * rope.cos.cols();
         let (cos, sin) = self.same_stride(rope)?;
@@ -97,10 +97,10 @@ impl Cuda {
             ld_table: cos.stride() as i64,
             txt_eps: norm[0].eps,
             img_eps: norm[1].eps,
-            rows: int(joint.rows())?,
-            txt_rows: int(joint.txt_rows())?,
-            txt: int(joint.txt)?,
-            img: int(joint.img)?,
+            rows: int(layout.rows())?,
+            txt_rows: int(layout.txt_rows())?,
+            txt: int(layout.txt)?,
+            img: int(layout.image_stream())?,
             heads: int(heads)?,
             kv_heads: int(kv_heads)?,
             head_dim: int(head_dim)?,
@@ -108,18 +108,18 @@ impl Cuda {
         let tensors = [&q, &k, out_q, out_k, &norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k, cos, sin];
         let wide = wide_kernel(head_dim, rope.pairs).filter(|_| all_aligned(&tensors));
         let (blocks, mut last) = match wide {
-            Some(_) => wide_grid(joint.rows(), heads + kv_heads, head_dim)?,
+            Some(_) => wide_grid(layout.rows(), heads + kv_heads, head_dim)?,
             // A warp for each head.
             None => {
                 let halves = rope.pairs == Pairs::Halves;
-                ((joint.rows() * (heads + kv_heads)).div_ceil(THREADS / 32), i32::from(halves))
+                ((layout.rows() * (heads + kv_heads)).div_ceil(THREADS / 32), i32::from(halves))
             }
         };
         let launch = self.launch("qk_norm_rope", wide.unwrap_or("qk_norm_rope_bf16_any"))?;
         let mut pointers: [*mut c_void; 2] =
             [std::ptr::from_mut(&mut arguments).cast(), std::ptr::from_mut(&mut last).cast()];
         // SAFETY: all kernels of cuda/qk_norm_rope.cu take `Heads`, which is laid out as there, and an int.
-        // `Tensor::qk_norm_rope` checked q and k to have joint.rows() rows of whole heads, the weights to be [1,
+        // `Tensor::qk_norm_rope` checked q and k to have layout.rows() rows of whole heads, the weights to be [1,
         // head_dim] and the tables to have a row for every token; outputs are q and k, or new and of their shapes. A
         // head is read before it is written.
         unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut pointers) }?;
