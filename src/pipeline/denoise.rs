@@ -11,6 +11,7 @@ use super::timings::Clock;
 use super::{Plan, Stage};
 use crate::backend::{Backend, RepeatedWork};
 use crate::error::{Error, Result};
+use crate::ops::TokenLayout;
 use crate::sampler::{Noise, Schedule};
 use crate::tensor::Tensor;
 use crate::transformer::Transformer;
@@ -49,7 +50,7 @@ impl<B: Backend> Denoising<B> {
         let work = batch(residency, &transformer, &needs, plan, count)?;
         let (height, width) = info.latent_size(plan);
         let schedule = schedule(residency, &transformer, height * width, plan.steps)?;
-        let samples = work.reads().samples;
+        let samples = work.reads().layout.batch;
         let context = repeat(transformer.context(txt)?, info.max_sequence_length, samples)?;
         let noise = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
         let (rows, channels) = (samples * height * width, info.transformer.in_channels);
@@ -61,7 +62,7 @@ impl<B: Backend> Denoising<B> {
 
     /// Images of the batch.
     pub(super) fn samples(&self) -> usize {
-        self.work.reads().samples
+        self.work.reads().layout.batch
     }
 
     /// Whether all steps were enqueued.
@@ -131,9 +132,8 @@ fn batch<B: Backend>(
     let txt = info.max_sequence_length;
     let steps = Steps {
         transformer: Arc::clone(transformer),
-        rope: transformer.rope(txt, height, width)?,
-        txt,
-        samples,
+        rope: transformer.rope(txt, &[], [height, width])?,
+        layout: TokenLayout::new(samples, txt, height * width),
         guidance: plan.guided().then_some(plan.guidance),
         batched: needs.batched(available, samples),
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Plan;
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::Rope;
+use crate::ops::{Rope, TokenLayout};
 use crate::sampler::{self, Conditioning};
 use crate::tensor::Tensor;
 use crate::transformer::{Modulations, StepModulation, Transformer};
@@ -40,9 +40,8 @@ impl BatchShape {
 pub(super) struct Steps<B: Backend> {
     pub(super) transformer: Arc<Transformer<B>>,
     pub(super) rope: Rope<B>,
-    /// Text tokens of one sample.
-    pub(super) txt: usize,
-    pub(super) samples: usize,
+    /// The tokens of one evaluation of all images of the batch.
+    pub(super) layout: TokenLayout,
     pub(super) guidance: Option<f32>,
     /// Whether both evaluations of guidance run as one batch.
     pub(super) batched: bool,
@@ -51,8 +50,8 @@ pub(super) struct Steps<B: Backend> {
 impl<B: Backend> Steps<B> {
     /// Latents, context, row of modulations, dt -> latents.
     pub(super) fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
-        let &Self { txt, guidance, batched, .. } = self;
-        let conditioning = Conditioning { context, rope: &self.rope, txt, guidance, batched };
+        let &Self { layout, guidance, batched, .. } = self;
+        let conditioning = Conditioning { context, rope: &self.rope, layout, guidance, batched };
         let latents = latents.row_view(0..latents.rows());
         sampler::step(&self.transformer, latents, &conditioning, &StepModulation::of_row(modulation)?, dt)
     }

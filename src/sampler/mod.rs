@@ -14,24 +14,17 @@ use crate::transformer::{StepModulation, Transformer};
 
 /// What the transformer reads beside the latents.
 pub struct Conditioning<'a, B: Backend> {
-    /// Projected text [samples * txt, dim] of the prompt, once for each sample; with guidance, that of the empty prompt
-    /// follows in as many rows.
+    /// What [`Transformer::forward`] takes: the projected text [samples * txt, dim] of the prompt, once for each sample,
+    /// and the references [references, dim]; with guidance, the same of the negative prompt follows in as many rows.
     pub context: &'a Tensor<B>,
     /// Positions of one sample.
     pub rope: &'a Rope<B>,
-    /// Text tokens of one sample.
-    pub txt: usize,
+    /// The tokens of one evaluation of all samples.
+    pub layout: TokenLayout,
     /// Guidance scale; `None` where one evaluation makes a step.
     pub guidance: Option<f32>,
-    /// Whether both evaluations of guidance run as one batch.
+    /// Whether both evaluations of guidance run as one batch; without references only.
     pub batched: bool,
-}
-
-impl<B: Backend> Conditioning<'_, B> {
-    /// Number of images that are made at once.
-    fn samples(&self) -> usize {
-        self.context.rows() / self.txt / if self.guidance.is_some() { 2 } else { 1 }
-    }
 }
 
 /// One step: latents [samples * tokens, channels] -> latents; dt is [1, 1]. Enqueues work only; waits for nothing.
@@ -52,21 +45,20 @@ fn velocity<B: Backend>(
     conditioning: &Conditioning<'_, B>,
     modulation: &StepModulation<B>,
 ) -> Result<Tensor<B>> {
-    let Conditioning { context, rope, txt, guidance, batched } = *conditioning;
-    let samples = conditioning.samples();
-    let img = latents.rows() / samples;
-    let forward = |latents: &Tensor<B>, context: &Tensor<B>, batch| {
-        transformer.forward(latents, context, modulation, rope, TokenLayout::new(batch, txt, img))
+    let Conditioning { context, rope, layout, guidance, batched } = *conditioning;
+    let forward = |latents: &Tensor<B>, context: &Tensor<B>, layout| {
+        transformer.forward(latents, context, modulation, rope, layout)
     };
     let Some(guidance) = guidance else {
-        return forward(latents, context, samples);
+        return forward(latents, context, layout);
     };
     let (positive, negative) = if batched {
-        let both = forward(&Tensor::concat_rows(&[latents, latents])?, context, 2 * samples)?;
-        both.split_rows(latents.rows())
+        let both = TokenLayout { batch: 2 * layout.batch, ..layout };
+        forward(&Tensor::concat_rows(&[latents, latents])?, context, both)?.split_rows(latents.rows())
     } else {
-        let (prompt, empty) = (context.row_view(0..samples * txt), context.row_view(samples * txt..context.rows()));
-        (forward(latents, &prompt, samples)?, forward(latents, &empty, samples)?)
+        let rows = layout.context_rows();
+        let (positive, negative) = (context.row_view(0..rows), context.row_view(rows..context.rows()));
+        (forward(latents, &positive, layout)?, forward(latents, &negative, layout)?)
     };
     positive.guide(&negative, guidance)
 }

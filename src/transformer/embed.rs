@@ -11,11 +11,18 @@ pub fn timestep_embedding(timestep: f32, channels: usize) -> Vec<f32> {
     (0..half).map(|i| angle(i).cos()).chain((0..half).map(|i| angle(i).sin())).collect()
 }
 
-/// Positions on the axes (t, h, w, l): `txt` text tokens (0, 0, 0, s), then an image's tokens (0, y, x, 0) row by row.
-pub fn position_ids(txt: usize, height: usize, width: usize) -> Vec<[usize; 4]> {
+/// How far on the axis t one reference image is from the next, and the first one from the image.
+const REFERENCE_STEP: usize = 10;
+
+/// Positions on the axes (t, h, w, l): `txt` text tokens (0, 0, 0, s), then the tokens of each reference image k (10 *
+/// (k + 1), y, x, 0) and the image's (0, y, x, 0), row by row. Sizes are [height, width] in tokens.
+///
+/// Source: FLUX.2 reference pipeline, `_prepare_text_ids`, `_prepare_image_ids` and `_prepare_latent_ids`.
+pub fn position_ids(txt: usize, references: &[[usize; 2]], image: [usize; 2]) -> Vec<[usize; 4]> {
     let text = (0..txt).map(|s| [0, 0, 0, s]);
-    let image = (0..height * width).map(|n| [0, n / width, n % width, 0]);
-    text.chain(image).collect()
+    let tokens = |t: usize, [height, width]: [usize; 2]| (0..height * width).map(move |n| [t, n / width, n % width, 0]);
+    let references = (1..).zip(references).flat_map(|(k, &size)| tokens(REFERENCE_STEP * k, size));
+    text.chain(references).chain(tokens(0, image)).collect()
 }
 
 /// Rotary (cos, sin) of each position, each [positions, head_dim / 2]: the pairs of axis t, then of h, w and l.

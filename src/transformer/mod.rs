@@ -20,6 +20,7 @@ pub use modulation::{Modulation, Modulations, StepModulation};
 pub use single_block::SingleBlock;
 
 use std::iter::once;
+use std::ops::Range;
 
 use crate::backend::Backend;
 use crate::error::Result;
@@ -82,10 +83,19 @@ impl<B: Backend> Transformer<B> {
         txt.linear(&self.context_embedder, None)
     }
 
-    /// Rotary tables for `txt` text tokens, then an image of `height` x `width` tokens.
-    pub fn rope(&self, txt: usize, height: usize, width: usize) -> Result<Rope<B>> {
-        let (cos, sin) = rope_tables(&self.config, &position_ids(txt, height, width));
-        let (rows, cols) = (txt + height * width, self.config.attention_head_dim / 2);
+    /// Packed latents of reference images as the blocks read them; the same at every step, for they are not noisy.
+    ///
+    /// latents [tokens, in_channels] -> [tokens, dim].
+    pub fn references(&self, latents: &Tensor<B>) -> Result<Tensor<B>> {
+        latents.linear(&self.x_embedder, None)
+    }
+
+    /// Rotary tables for `txt` text tokens, then reference images and an image, whose sizes are [height, width] in
+    /// tokens.
+    pub fn rope(&self, txt: usize, references: &[[usize; 2]], image: [usize; 2]) -> Result<Rope<B>> {
+        let ids = position_ids(txt, references, image);
+        let (cos, sin) = rope_tables(&self.config, &ids);
+        let (rows, cols) = (ids.len(), self.config.attention_head_dim / 2);
         Ok(Rope {
             cos: self.backend.upload_f32(&cos, rows, cols)?,
             sin: self.backend.upload_f32(&sin, rows, cols)?,
@@ -95,7 +105,8 @@ impl<B: Backend> Transformer<B> {
 
     /// One evaluation.
     ///
-    /// latents [batch * img, in_channels], context [batch * txt, dim] -> velocity [batch * img, out_channels].
+    /// latents [batch * img, in_channels], context [layout.context_rows(), dim], which is the text of every sample and
+    /// then the references -> velocity [batch * img, out_channels].
     pub fn forward(
         &self,
         latents: &Tensor<B>,
@@ -115,12 +126,10 @@ impl<B: Backend> Transformer<B> {
         let mut norms = before_double.chain(before_single).chain(once([before_final; 2]));
         let mut next = || norms.next().expect("one for each block and the final layer");
 
-        let img = latents.linear(&self.x_embedder, None)?;
+        let mut x = Tensor::concat_rows(&[context, &latents.linear(&self.x_embedder, None)?])?;
         let [txt_norm, img_norm] = next();
-        let normed = |x: &Tensor<B>, norm: Norm<'_, B>| x.adaln(norm.shift, norm.scale, self.config.eps);
-        let mut h: Operand<B> = Tensor::concat_rows(&[&normed(context, txt_norm)?, &normed(&img, img_norm)?])?.into();
-        let mut x = Tensor::concat_rows(&[context, &img])?;
-        drop(img);
+        let mut h =
+            self.normed(&x, [(0..layout.txt_rows(), txt_norm), (layout.txt_rows()..layout.rows(), img_norm)])?;
         for block in &self.transformer_blocks {
             (x, h) = block.forward(x, h, [double_txt, double_img], next(), rope, layout)?;
         }
@@ -128,8 +137,16 @@ impl<B: Backend> Transformer<B> {
             let [_, next] = next();
             (x, h) = block.forward(x, h, &single.gate, next, rope, layout)?;
         }
-        let img = if self.single_transformer_blocks.is_empty() { h.split_rows(layout.txt_rows()).1 } else { h };
+        let img = if self.single_transformer_blocks.is_empty() { h.split_rows(layout.context_rows()).1 } else { h };
         self.final_layer.forward(&img)
+    }
+
+    /// The norm in front of the first block, of ranges of rows that follow each other; some may be empty.
+    fn normed(&self, x: &Tensor<B>, norms: [(Range<usize>, Norm<'_, B>); 2]) -> Result<Operand<B>> {
+        let norms = norms.into_iter().filter(|(rows, _)| !rows.is_empty());
+        let parts = norms.map(|(rows, norm)| x.row_view(rows).adaln(norm.shift, norm.scale, self.config.eps));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        Ok(Tensor::concat_rows(&parts.iter().collect::<Vec<_>>())?.into())
     }
 }
 

@@ -93,7 +93,15 @@ fn rope_tables_are_those_of_the_reference() {
 #[test]
 fn text_positions_come_before_the_image_row_by_row() {
     assert_eq!(
-        position_ids(2, 2, 2),
+        position_ids(2, &[], [2, 2]),
         [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0], [0, 1, 1, 0]]
+    );
+}
+
+#[test]
+fn every_reference_has_its_own_place_in_time_and_its_own_rows() {
+    assert_eq!(
+        position_ids(1, &[[1, 2], [2, 1]], [1, 1]),
+        [[0, 0, 0, 0], [10, 0, 0, 0], [10, 0, 1, 0], [20, 0, 0, 0], [20, 1, 0, 0], [0, 0, 0, 0]]
     );
 }

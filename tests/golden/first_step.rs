@@ -4,6 +4,7 @@
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::nn::Weights;
+use flux::ops::TokenLayout;
 use flux::pipeline::ModelInfo;
 use flux::sampler::{self, Conditioning, Schedule};
 use flux::text_encoder::{self, TextEncoder, Tokenizer};
@@ -39,8 +40,8 @@ fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
         let schedule = Schedule::new(tokens, row.steps);
         let conditioning = Conditioning {
             context: &model.context(&Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?)?,
-            rope: &model.rope(txt, height, width)?,
-            txt,
+            rope: &model.rope(txt, &[], [height, width])?,
+            layout: TokenLayout::new(1, txt, tokens),
             guidance,
             batched: false,
         };

@@ -187,7 +187,7 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         let (_, timestep) = case.golden.get("transformer.timestep");
         let modulation = StepModulation::of_row(&model.modulations(&[timestep[0]])?.row(0))?;
         let (txt, height, width) = (case.info.max_sequence_length, 4, 6);
-        let rope = model.rope(txt, height, width)?;
+        let rope = model.rope(txt, &[], [height, width])?;
         let step = Step { config, modulation, rope, layout: TokenLayout::new(1, txt, height * width) };
         expect_double_block(&case, &weights, &step)?;
         expect_single_block(&case, &weights, &step)?;

@@ -10,6 +10,7 @@ use flux::compare::difference;
 use flux::error::Kind;
 use flux::files::ModelFiles;
 use flux::nn::Weights;
+use flux::ops::TokenLayout;
 use flux::output::Rgb;
 use flux::pipeline::{CancelFlag, Model, ModelInfo, Request, Stage};
 use flux::sampler::{self, Conditioning, Schedule};
@@ -356,10 +357,16 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
     let (img, config) = (height * width, model.config().clone());
     let schedule = Schedule::new(img, 4);
     let modulations = model.modulations(&schedule.timesteps).unwrap();
-    let rope = model.rope(txt, height, width).unwrap();
+    let rope = model.rope(txt, &[], [height, width]).unwrap();
     let features = vec![0.1; txt * config.joint_attention_dim];
     let context = model.context(&cuda.upload(&features, txt, config.joint_attention_dim).unwrap()).unwrap();
-    let conditioning = Conditioning { context: &context, rope: &rope, txt, guidance: None, batched: false };
+    let conditioning = Conditioning {
+        context: &context,
+        rope: &rope,
+        layout: TokenLayout::new(1, txt, height * width),
+        guidance: None,
+        batched: false,
+    };
     let dts = cuda.upload(&schedule.dts(), 4, 1).unwrap();
     let noise = sampler::noise(1, config.in_channels, height, width);
     let mut latents = cuda.upload(&noise, img, config.in_channels).unwrap();
