@@ -16,7 +16,9 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, Operand};
-use crate::ops::{self, Adaln, Conv, Convolved, GroupNorm, Heads, Mask, Norm, Projection, QkNorm, Rope, TokenLayout};
+use crate::ops::{
+    self, Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, TokenLayout,
+};
 use crate::tensor::{Dtype, Tensor};
 
 /// The memory that a backend holds, and counts of what it did. Backends on the host report zeros.
@@ -240,6 +242,18 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// See [`Tensor::guide`].
     fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>>;
 
+    /// See [`Tensor::attention_cached`].
+    fn attention_cached(
+        &self,
+        q: Tensor<Self>,
+        k: &Tensor<Self>,
+        v: &Tensor<Self>,
+        cached: &KeyValues<Self>,
+        head_dim: usize,
+        _layout: TokenLayout,
+    ) -> Result<Tensor<Self>> {
+        ops::attention::compose_cached(self, q, k, v, cached, head_dim)
+    }
     /// See [`Tensor::linear_add`].
     fn linear_add(&self, x: &Tensor<Self>, weight: &Linear<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
         ops::linear::compose_add(self, x, weight, residual)

@@ -17,6 +17,14 @@ pub enum Mask {
     },
 }
 
+/// Keys and values of tokens that are in no row of a sequence, because another pass made them.
+pub struct KeyValues<B: Backend> {
+    /// [tokens, kv_heads * head_dim]
+    pub k: Tensor<B>,
+    /// [tokens, kv_heads * head_dim]
+    pub v: Tensor<B>,
+}
+
 impl<B: Backend> Tensor<B> {
     /// `softmax(q k^T / sqrt(head_dim) + mask) v` of each head; self is q.
     ///
@@ -26,21 +34,7 @@ impl<B: Backend> Tensor<B> {
     ///
     /// Errors when shapes do not fit `layout` and `head_dim`, or kv_heads does not divide heads.
     pub fn attention(self, k: &Self, v: &Self, head_dim: usize, layout: TokenLayout, mask: Mask) -> Result<Self> {
-        expect_activations("attention", &[&self, k, v])?;
-        k.expect_same("attention", "v", v)?;
-        layout.check("attention")?;
-        for (x, rows) in [(&self, layout.query_rows()), (k, layout.rows())] {
-            expect(x.rows() == rows && x.cols().is_multiple_of(head_dim) && x.cols() > 0, "attention", || {
-                format!(
-                    "x is [{}, {}], expected {rows} rows for {layout:?} and heads of {head_dim}",
-                    x.rows(),
-                    x.cols()
-                )
-            })?;
-        }
-        expect(self.cols().is_multiple_of(k.cols()), "attention", || {
-            format!("{} key heads do not divide {} heads", k.cols() / head_dim, self.cols() / head_dim)
-        })?;
+        expect_operands("attention", &self, k, v, head_dim, layout)?;
         if let Mask::Causal { keys } = mask {
             expect((1..=layout.tokens()).contains(&keys), "attention", || {
                 format!("{keys} keys of {} tokens", layout.tokens())
@@ -49,4 +43,63 @@ impl<B: Backend> Tensor<B> {
         let b = self.backend().clone();
         b.attention(self, k, v, head_dim, layout, mask)
     }
+
+    /// [`Tensor::attention`] without a mask, of one sample, over the keys and values of `cached` and then those of k and
+    /// v.
+    ///
+    /// Errors as [`Tensor::attention`], and when there are several samples or `cached` has other columns than k.
+    pub fn attention_cached(
+        self,
+        k: &Self,
+        v: &Self,
+        cached: &KeyValues<B>,
+        head_dim: usize,
+        layout: TokenLayout,
+    ) -> Result<Self> {
+        const OP: &str = "attention_cached";
+        expect_operands(OP, &self, k, v, head_dim, layout)?;
+        expect_activations(OP, &[&self, &cached.k, &cached.v])?;
+        cached.k.expect_same(OP, "v", &cached.v)?;
+        expect(layout.batch == 1 && cached.k.cols() == k.cols(), OP, || {
+            format!("cached keys have {} columns for k of {}, {} samples", cached.k.cols(), k.cols(), layout.batch)
+        })?;
+        let b = self.backend().clone();
+        b.attention_cached(self, k, v, cached, head_dim, layout)
+    }
+}
+
+/// Errors unless q, k and v are activations whose shapes fit `layout` and `head_dim`.
+fn expect_operands<B: Backend>(
+    op: &str,
+    q: &Tensor<B>,
+    k: &Tensor<B>,
+    v: &Tensor<B>,
+    head_dim: usize,
+    layout: TokenLayout,
+) -> Result<()> {
+    expect_activations(op, &[q, k, v])?;
+    layout.check(op)?;
+    k.expect_same(op, "v", v)?;
+    for (x, rows) in [(q, layout.query_rows()), (k, layout.rows())] {
+        expect(x.rows() == rows && x.cols().is_multiple_of(head_dim) && x.cols() > 0, op, || {
+            format!("x is [{}, {}], expected {rows} rows for {layout:?} and heads of {head_dim}", x.rows(), x.cols())
+        })?;
+    }
+    expect(q.cols().is_multiple_of(k.cols()), op, || {
+        format!("{} key heads do not divide {} heads", k.cols() / head_dim, q.cols() / head_dim)
+    })
+}
+
+/// What `attention_cached` means: the cached tokens are tokens before all others that ask no query.
+pub fn compose_cached<B: Backend>(
+    b: &B,
+    q: Tensor<B>,
+    k: &Tensor<B>,
+    v: &Tensor<B>,
+    cached: &KeyValues<B>,
+    head_dim: usize,
+) -> Result<Tensor<B>> {
+    let (k, v) = (b.concat_rows(&[&cached.k, k])?, b.concat_rows(&[&cached.v, v])?);
+    let layout = TokenLayout { references: k.rows() - q.rows(), ..TokenLayout::single(q.rows()) };
+    b.attention(q, &k, &v, head_dim, layout.image_queries(), Mask::None)
 }

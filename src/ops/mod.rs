@@ -57,7 +57,7 @@ pub mod unpatchify;
 pub mod upsample;
 pub mod upsample_conv2d;
 
-pub use attention::Mask;
+pub use attention::{KeyValues, Mask};
 pub use conv2d::{Conv, Convolved};
 pub use gated_add_adaln::{Adaln, Norm};
 pub use group_norm::GroupNorm;

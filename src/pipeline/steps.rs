@@ -51,7 +51,7 @@ impl<B: Backend> Steps<B> {
     /// Latents, context, row of modulations, dt -> latents.
     pub(super) fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
         let &Self { layout, guidance, batched, .. } = self;
-        let conditioning = Conditioning { context, rope: &self.rope, layout, guidance, batched };
+        let conditioning = Conditioning { context, rope: &self.rope, layout, cached: None, guidance, batched };
         let latents = latents.row_view(0..latents.rows());
         sampler::step(&self.transformer, latents, &conditioning, &StepModulation::of_row(modulation)?, dt)
     }

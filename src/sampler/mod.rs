@@ -10,7 +10,7 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::ops::{Rope, TokenLayout};
 use crate::tensor::Tensor;
-use crate::transformer::{StepModulation, Transformer};
+use crate::transformer::{ReferenceCache, Sequence, StepModulation, Transformer};
 
 /// What the transformer reads beside the latents.
 pub struct Conditioning<'a, B: Backend> {
@@ -21,6 +21,8 @@ pub struct Conditioning<'a, B: Backend> {
     pub rope: &'a Rope<B>,
     /// The tokens of one evaluation of all samples.
     pub layout: TokenLayout,
+    /// Keys and values of references that are not in the context; see [`Transformer::forward`].
+    pub cached: Option<&'a ReferenceCache<B>>,
     /// Guidance scale; `None` where one evaluation makes a step.
     pub guidance: Option<f32>,
     /// Whether both evaluations of guidance run as one batch; without references only.
@@ -45,9 +47,9 @@ fn velocity<B: Backend>(
     conditioning: &Conditioning<'_, B>,
     modulation: &StepModulation<B>,
 ) -> Result<Tensor<B>> {
-    let Conditioning { context, rope, layout, guidance, batched } = *conditioning;
+    let Conditioning { context, rope, layout, cached, guidance, batched } = *conditioning;
     let forward = |latents: &Tensor<B>, context: &Tensor<B>, layout| {
-        transformer.forward(latents, context, modulation, rope, layout)
+        transformer.forward(latents, context, modulation, &Sequence { layout, rope }, cached)
     };
     let Some(guidance) = guidance else {
         return forward(latents, context, layout);

@@ -1,10 +1,11 @@
 //! A double block: text and image apart, except for one joint attention.
 
-use super::{Modulation, TransformerConfig};
+use super::references::attend;
+use super::{Keys, Modulation, Sequence, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand, Weights};
-use crate::ops::{Adaln, Heads, Mask, Norm, QkNorm, Rope, TokenLayout};
+use crate::ops::{Adaln, Heads, Norm, QkNorm};
 use crate::tensor::Tensor;
 
 /// Joint attention and an MLP for each stream.
@@ -82,8 +83,8 @@ impl<B: Backend> DoubleBlock<B> {
         h: Operand<B>,
         modulation: [&[Modulation<B>; 2]; 2],
         next: [Norm<'_, B>; 2],
-        rope: &Rope<B>,
-        layout: TokenLayout,
+        &Sequence { layout, rope }: &Sequence<'_, B>,
+        keys: Keys<'_, B>,
     ) -> Result<(Tensor<B>, Operand<B>)> {
         let (txt, img, txt_rows) = (&self.txt, &self.img, layout.txt_rows());
         let [[txt_msa, txt_mlp], [img_msa, img_mlp]] = modulation;
@@ -91,9 +92,8 @@ impl<B: Backend> DoubleBlock<B> {
         let attn = {
             let (h_txt, h_img) = h.split_rows(txt_rows);
             let heads = Heads { dim: self.dim, norm: [&txt.norm, &img.norm], rope, layout };
-            let [k, v, q] = Tensor::project(&[(&h_txt, &txt.to_kvq), (&h_img, &img.to_kvq)], Some(&heads))?.kvq;
-            let attn = q.attention(&k, &v, self.head_dim, layout, Mask::None)?;
-            linear(attn, [&txt.to_out, &img.to_out], txt_rows)?
+            let kvq = Tensor::project(&[(&h_txt, &txt.to_kvq), (&h_img, &img.to_kvq)], Some(&heads))?.kvq;
+            linear(attend(kvq, self.head_dim, layout, keys)?, [&txt.to_out, &img.to_out], txt_rows)?
         };
         let adaln = Adaln { txt_rows, eps: self.eps };
         let before_mlp = [txt_mlp.norm(&txt.linear_in), img_mlp.norm(&img.linear_in)];

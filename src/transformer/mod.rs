@@ -10,6 +10,7 @@ mod double_block;
 mod embed;
 mod final_layer;
 mod modulation;
+mod references;
 mod single_block;
 
 pub use config::TransformerConfig;
@@ -17,6 +18,7 @@ pub use double_block::DoubleBlock;
 pub use embed::{position_ids, rope_tables, timestep_embedding};
 pub use final_layer::FinalLayer;
 pub use modulation::{Modulation, Modulations, StepModulation};
+pub use references::{Keys, ReferenceCache, Sequence};
 pub use single_block::SingleBlock;
 
 use std::iter::once;
@@ -30,6 +32,7 @@ use crate::nn::{Linear, Operand, Weights};
 use crate::ops::{Norm, Pairs, Rope, TokenLayout};
 use crate::tensor::Tensor;
 use modulation::ModulationWeights;
+use references::AllKeys;
 
 /// The FLUX.2 transformer.
 pub struct Transformer<B: Backend> {
@@ -103,18 +106,55 @@ impl<B: Backend> Transformer<B> {
         })
     }
 
+    /// Keys and values of reference images for [`Transformer::forward`], with which a model must be trained.
+    ///
+    /// references [tokens, dim] as [`Transformer::references`] makes them, of images of `sizes` in tokens.
+    ///
+    /// Source: FLUX.2 reference `Flux2KVAttnProcessor` and the first step of `Flux2KleinKVPipeline`; one pass over the
+    /// references alone gives the same.
+    pub fn reference_cache(&self, references: &Tensor<B>, sizes: &[[usize; 2]]) -> Result<ReferenceCache<B>> {
+        let modulations = self.modulations(&[0.0])?;
+        let (modulation, rope) = (StepModulation::of_row(&modulations.row(0))?, self.rope(0, sizes, [0, 0])?);
+        let rows = references.row_view(0..references.rows());
+        let layout = TokenLayout::single(references.rows());
+        let mut keys = AllKeys::Recorded(Vec::new());
+        self.blocks(rows, &modulation, &Sequence { layout, rope: &rope }, &mut keys)?;
+        let AllKeys::Recorded(blocks) = keys else { unreachable!("made above") };
+        Ok(ReferenceCache { blocks })
+    }
+
     /// One evaluation.
     ///
     /// latents [batch * img, in_channels], context [layout.context_rows(), dim], which is the text of every sample and
     /// then the references -> velocity [batch * img, out_channels].
+    ///
+    /// With `cached`, the references are not in the context and the layout: attention reads their cached keys and
+    /// values. There is one sample then.
     pub fn forward(
         &self,
         latents: &Tensor<B>,
         context: &Tensor<B>,
         modulation: &StepModulation<B>,
-        rope: &Rope<B>,
-        layout: TokenLayout,
+        sequence: &Sequence<'_, B>,
+        cached: Option<&ReferenceCache<B>>,
     ) -> Result<Tensor<B>> {
+        let x = Tensor::concat_rows(&[context, &latents.linear(&self.x_embedder, None)?])?;
+        let mut keys = cached.map_or(AllKeys::Rows, AllKeys::Cached);
+        let h = self.blocks(x, modulation, sequence, &mut keys)?;
+        let img =
+            if self.single_transformer_blocks.is_empty() { h.split_rows(sequence.layout.context_rows()).1 } else { h };
+        self.final_layer.forward(&img)
+    }
+
+    /// All blocks. The stream x [layout.rows(), dim] -> what the final layer reads; of the last single block, image rows
+    /// only.
+    fn blocks(
+        &self,
+        mut x: Tensor<B>,
+        modulation: &StepModulation<B>,
+        sequence: &Sequence<'_, B>,
+        keys: &mut AllKeys<'_, B>,
+    ) -> Result<Operand<B>> {
         let StepModulation { double_txt, double_img, single, norm_out: (shift, scale) } = modulation;
         // The norm before each block and before the final layer, of text and of image.
         let before_double = self.transformer_blocks.iter().map(|block| {
@@ -126,19 +166,18 @@ impl<B: Backend> Transformer<B> {
         let mut norms = before_double.chain(before_single).chain(once([before_final; 2]));
         let mut next = || norms.next().expect("one for each block and the final layer");
 
-        let mut x = Tensor::concat_rows(&[context, &latents.linear(&self.x_embedder, None)?])?;
         let [txt_norm, img_norm] = next();
+        let layout = sequence.layout;
         let mut h =
             self.normed(&x, [(0..layout.txt_rows(), txt_norm), (layout.txt_rows()..layout.rows(), img_norm)])?;
-        for block in &self.transformer_blocks {
-            (x, h) = block.forward(x, h, [double_txt, double_img], next(), rope, layout)?;
+        for (i, block) in self.transformer_blocks.iter().enumerate() {
+            (x, h) = block.forward(x, h, [double_txt, double_img], next(), sequence, keys.of_block(i))?;
         }
-        for block in &self.single_transformer_blocks {
+        for (i, block) in (self.transformer_blocks.len()..).zip(&self.single_transformer_blocks) {
             let [_, next] = next();
-            (x, h) = block.forward(x, h, &single.gate, next, rope, layout)?;
+            (x, h) = block.forward(x, h, &single.gate, next, sequence, keys.of_block(i))?;
         }
-        let img = if self.single_transformer_blocks.is_empty() { h.split_rows(layout.context_rows()).1 } else { h };
-        self.final_layer.forward(&img)
+        Ok(h)
     }
 
     /// The norm in front of the first block, of ranges of rows that follow each other; some may be empty.

@@ -1,10 +1,11 @@
 //! A single block: attention and MLP side by side over text and image as one stream.
 
-use super::TransformerConfig;
+use super::references::attend;
+use super::{Keys, Sequence, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand, Weights};
-use crate::ops::{Adaln, Heads, Mask, Norm, Projection, QkNorm, Rope, TokenLayout};
+use crate::ops::{Adaln, Heads, Norm, Projection, QkNorm};
 use crate::tensor::Tensor;
 
 /// One single-stream block; attention and MLP come from one projection.
@@ -57,15 +58,15 @@ impl<B: Backend> SingleBlock<B> {
         h: Operand<B>,
         gate: &Tensor<B>,
         next: Norm<'_, B>,
-        rope: &Rope<B>,
-        layout: TokenLayout,
+        &Sequence { layout, rope }: &Sequence<'_, B>,
+        keys: Keys<'_, B>,
     ) -> Result<(Tensor<B>, Operand<B>)> {
         let layout = if self.last { layout.image_queries() } else { layout };
         let heads = Heads { dim: self.dim, norm: [&self.qk_norm; 2], rope, layout };
-        let Projection { kvq: [k, v, q], mlp } = Tensor::project(&[(&h, &self.to_kvq_mlp_proj)], Some(&heads))?;
+        let Projection { kvq, mlp } = Tensor::project(&[(&h, &self.to_kvq_mlp_proj)], Some(&heads))?;
         drop(h); // makes room for the next
 
-        let attn = q.attention(&k, &v, self.head_dim, layout, Mask::None)?;
+        let attn = attend(kvq, self.head_dim, layout, keys)?;
         let out = Tensor::linear_concat(&[&attn, &mlp], &self.to_out)?;
         let adaln = Adaln { txt_rows: 0, eps: self.eps };
         let (_, x) = x.split_rows(layout.rows_without_query());

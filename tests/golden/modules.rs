@@ -6,7 +6,9 @@ use flux::nn::{Operand, Weights};
 use flux::ops::{Conv, Mask, Norm, Rope, TokenLayout};
 use flux::pipeline::ModelInfo;
 use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
-use flux::transformer::{self, DoubleBlock, SingleBlock, StepModulation, Transformer, TransformerConfig};
+use flux::transformer::{
+    self, DoubleBlock, Keys, Sequence, SingleBlock, StepModulation, Transformer, TransformerConfig,
+};
 use flux::vae::{self, Decoder, Grid, MidBlock, ResnetBlock};
 use flux::{Result, Tensor};
 
@@ -132,10 +134,14 @@ impl Step<'_> {
     fn normed(&self, x: &Tensor<Cpu>, norm: Norm<'_, Cpu>) -> Result<Tensor<Cpu>> {
         x.adaln(norm.shift, norm.scale, self.config.eps)
     }
+
+    fn sequence(&self) -> Sequence<'_, Cpu> {
+        Sequence { layout: self.layout, rope: &self.rope }
+    }
 }
 
 fn expect_double_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>) -> Result<()> {
-    let Step { config, modulation, rope, layout } = step;
+    let Step { config, modulation, layout, .. } = step;
     let [txt_in, img_in] =
         ["txt_input", "img_input"].map(|name| case.input(&format!("transformer.double_block_0.{name}")));
     let double = DoubleBlock::load(&weights.at("transformer_blocks.0"), config)?;
@@ -146,7 +152,7 @@ fn expect_double_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>)
     let x = Tensor::concat_rows(&[&txt_in, &img_in])?;
     let next = [modulation.single.norm(single.reader()); 2];
     let streams = [&modulation.double_txt, &modulation.double_img];
-    let (out, next_h) = double.forward(x, h.into(), streams, next, rope, *layout)?;
+    let (out, next_h) = double.forward(x, h.into(), streams, next, &step.sequence(), Keys::Rows)?;
     let backend = weights.backend();
     let expected = backend.download(&step.normed(&out, next[0])?)?;
     assert_eq!(backend.download(next_h.tensor())?, expected, "the norm that the next block reads");
@@ -157,13 +163,13 @@ fn expect_double_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>)
 }
 
 fn expect_single_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>) -> Result<()> {
-    let Step { config, modulation, rope, layout } = step;
+    let Step { config, modulation, layout, .. } = step;
     let run = |last| {
         let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config, last)?;
         let x = case.input("transformer.single_block_0.input");
         let norm = modulation.single.norm(single.reader());
         let h = step.normed(&x, norm)?;
-        single.forward(x, h.into(), &modulation.single.gate, norm, rope, *layout)
+        single.forward(x, h.into(), &modulation.single.gate, norm, &step.sequence(), Keys::Rows)
     };
     let (out, next_h) = run(false)?;
     case.expect("transformer.single_block_0.output", &out);
@@ -198,7 +204,7 @@ fn transformer_blocks_and_velocity() -> Result<()> {
 
         let context = model.context(&case.input("text.prompt_embeds"))?;
         let img = case.input("transformer.img");
-        let velocity = model.forward(&img, &context, &step.modulation, &step.rope, step.layout)?;
+        let velocity = model.forward(&img, &context, &step.modulation, &step.sequence(), None)?;
         case.expect("transformer.velocity", &velocity);
     }
     Ok(())

@@ -364,6 +364,7 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
         context: &context,
         rope: &rope,
         layout: TokenLayout::new(1, txt, height * width),
+        cached: None,
         guidance: None,
         batched: false,
     };
