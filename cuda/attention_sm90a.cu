@@ -5,13 +5,15 @@
 //   out      [rows, heads * 128] bf16, row stride ld_out; may be q
 //   The other arguments are as in attention.cu. With keys > 0, the tokens of a sample must lie in one run of rows
 //   (batch 1, txt 0 or img 0).
+//   cached   attention_cached only: keys of the maps cached_k and cached_v, which every query sees as well; keys = 0 and
+//            batch 1
 //
 // Mapping   A block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warp 0 fetches: Q, and
 //           K and V tiles of 176 keys through two stages each. Warpgroups 1 and 2 own 64 query rows each, and multiply
 //           the next K tile while they take the softmax of the last; they issue their multiplies in turn, so that one
 //           computes exponentials while the other multiplies. Where the text and the image of a sample lie apart, no
 //           tile crosses from one to the other: without a mask the order of keys means nothing, so each run of rows
-//           has its own tiles.
+//           has its own tiles. Cached keys are a second run, of other maps and without queries.
 // Pairs     Two blocks, on two multiprocessors, take two query tiles of one head and sample, which see the same keys.
 //           Each fetches half of the columns of every K and V tile, for both: half as many of these bytes come from L2.
 //           That saves power, and power is what limits ops of this kind that run one after the other. Where a head has
@@ -63,12 +65,12 @@ struct Work {
     int row, token, tokens;       // the tile's first row of q and out, its place in its own run, and tokens of that run
 
     // Block `rank` of a cluster takes tile `rank` of item `index`. That tile may lie behind the last, and hold no
-    // tokens.
-    template <int BLOCKS>
+    // tokens. `cached` keys are those of a second run without queries.
+    template <int BLOCKS, bool CACHED>
     __device__ __forceinline__ static Work at(int index, int rank, int batch, int txt, int img, int first_query,
-                                              int heads, int keys) {
-        const bool apart = batch > 1 && txt > 0 && img > 0;
-        const int len0 = apart ? txt : txt + img, len1 = apart ? img : 0;
+                                              int heads, int keys, int cached) {
+        const bool apart = !CACHED && batch > 1 && txt > 0 && img > 0;
+        const int len0 = apart ? txt : txt + img, len1 = apart ? img : 0, keys1 = CACHED ? cached : len1;
         const int tiles0 = ceil_div(len0 - first_query, QUERIES),
                   items = ceil_div(tiles0 + ceil_div(len1, QUERIES), BLOCKS);
         // Later queries see more keys under a causal mask, so they come first.
@@ -76,15 +78,15 @@ struct Work {
         Work w;
         w.head = index / items % heads;
         w.run_row[0] = sample * len0;
-        w.run_row[1] = batch * len0 + sample * len1;
+        w.run_row[1] = CACHED ? 0 : batch * len0 + sample * len1;
         const bool second = tile >= tiles0;
         w.token = second ? (tile - tiles0) * QUERIES : first_query + tile * QUERIES;
         w.tokens = second ? len1 : len0;
         w.row = (second ? w.run_row[1] : w.run_row[0]) + w.token - batch * first_query;
         w.run_keys[0] = visible_keys(w.token + QUERIES - 1, len0, keys);
-        w.run_keys[1] = len1;
+        w.run_keys[1] = keys1;
         w.first_tiles = ceil_div(w.run_keys[0], KEYS);
-        w.key_tiles = w.first_tiles + ceil_div(len1, KEYS);
+        w.key_tiles = w.first_tiles + ceil_div(keys1, KEYS);
         return w;
     }
 };
@@ -183,10 +185,11 @@ __device__ __forceinline__ void store_output(
     }
 }
 
-template <int BLOCKS>
-__device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, const TensorMap& v, __nv_bfloat16* out,
+template <int BLOCKS, bool CACHED>
+__device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, const TensorMap& v,
+                                       const TensorMap& cached_k, const TensorMap& cached_v, __nv_bfloat16* out,
                                        int ld_out, int batch, int txt, int img, int first_query, int heads, int group,
-                                       int keys, float scale) {
+                                       int keys, float scale, int cached) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
     const uint32_t q_full = base + Shared::BARRIERS, q_free = q_full + 8, k_full = q_free + 8,
@@ -219,10 +222,11 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
         // needs more than 24 registers.
         if (__shfl_sync(~0u, threadIdx.x / 32, 0) == 0) {
             for (int index = cluster; index < items; index += clusters) {
-                const Work w = Work::at<BLOCKS>(index, rank, batch, txt, img, first_query, heads, keys);
+                const Work w = Work::at<BLOCKS, CACHED>(index, rank, batch, txt, img, first_query, heads, keys, cached);
                 const int q_col = w.head * HEAD_DIM, kv_col = w.head / group * HEAD_DIM;
-                const auto fetch = [&](const TensorMap& map, int tile, uint32_t to, uint32_t full, uint32_t free,
-                                       Ring<STAGES>& ring) {
+                const auto fetch = [&](const TensorMap& rows, const TensorMap& cached_rows, int tile, uint32_t to,
+                                       uint32_t full, uint32_t free, Ring<STAGES>& ring) {
+                    const TensorMap& map = CACHED && tile >= w.first_tiles ? cached_rows : rows;
                     const int row = tile < w.first_tiles ? w.run_row[0] + tile * KEYS
                                                          : w.run_row[1] + (tile - w.first_tiles) * KEYS;
                     to += ring.stage * Shared::KEY_TILE;
@@ -248,10 +252,10 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
                 }
                 // In the order of use: a V tile is needed after the next K tile.
                 for (int tile = 0; tile < w.key_tiles; tile++) {
-                    fetch(k, tile, base + Shared::K, k_full, k_free, k_ring);
-                    if (tile > 0) fetch(v, tile - 1, base + Shared::V, v_full, v_free, v_ring);
+                    fetch(k, cached_k, tile, base + Shared::K, k_full, k_free, k_ring);
+                    if (tile > 0) fetch(v, cached_v, tile - 1, base + Shared::V, v_full, v_free, v_ring);
                 }
-                fetch(v, w.key_tiles - 1, base + Shared::V, v_full, v_free, v_ring);
+                fetch(v, cached_v, w.key_tiles - 1, base + Shared::V, v_full, v_free, v_ring);
             }
         }
     } else {
@@ -272,7 +276,7 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
         // Barrier 1 + w is warpgroup w's turn; the first one begins.
         if (mine == 1) give_turn(1, 256);
         for (int index = cluster; index < items; index += clusters) {
-            const Work w = Work::at<BLOCKS>(index, rank, batch, txt, img, first_query, heads, keys);
+            const Work w = Work::at<BLOCKS, CACHED>(index, rank, batch, txt, img, first_query, heads, keys, cached);
             float output[64] = {}, score[KEYS / 2];
             float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f}, fade[2];
             uint32_t weights[KEYS / 16][4];
@@ -355,10 +359,24 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
         name(const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k,                 \
              const __grid_constant__ hopper::TensorMap v, __nv_bfloat16* out, int ld_out, int batch, int txt, int img, \
              int first_query, int heads, int group, int keys, float scale) {                                           \
-        attention::attend<blocks>(q, k, v, out, ld_out, batch, txt, img, first_query, heads, group, keys, scale);      \
+        attention::attend<blocks, false>(q, k, v, k, v, out, ld_out, batch, txt, img, first_query, heads, group, keys, \
+                                         scale, 0);                                                                    \
     }
 
 ATTENTION(attention_bf16_128_sm90, 1)
 ATTENTION(attention_bf16_128_pairs_sm90, 2, __cluster_dims__(2, 1, 1))
+
+#define ATTENTION_CACHED(name, blocks, ...)                                                                            \
+    extern "C" __global__ void __VA_ARGS__ __launch_bounds__(384, 1)                                                   \
+        name(const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k,                 \
+             const __grid_constant__ hopper::TensorMap v, const __grid_constant__ hopper::TensorMap cached_k,          \
+             const __grid_constant__ hopper::TensorMap cached_v, __nv_bfloat16* out, int ld_out, int tokens,           \
+             int first_query, int heads, int group, int cached, float scale) {                                         \
+        attention::attend<blocks, true>(q, k, v, cached_k, cached_v, out, ld_out, 1, 0, tokens, first_query, heads,    \
+                                        group, 0, scale, cached);                                                      \
+    }
+
+ATTENTION_CACHED(attention_cached_bf16_128_sm90, 1)
+ATTENTION_CACHED(attention_cached_bf16_128_pairs_sm90, 2, __cluster_dims__(2, 1, 1))
 
 #endif

@@ -250,9 +250,9 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         v: &Tensor<Self>,
         cached: &KeyValues<Self>,
         head_dim: usize,
-        _layout: TokenLayout,
+        layout: TokenLayout,
     ) -> Result<Tensor<Self>> {
-        ops::attention::compose_cached(self, q, k, v, cached, head_dim)
+        ops::attention::compose_cached(self, q, k, v, cached, head_dim, layout)
     }
     /// See [`Tensor::linear_add`].
     fn linear_add(&self, x: &Tensor<Self>, weight: &Linear<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {

@@ -98,8 +98,10 @@ pub fn compose_cached<B: Backend>(
     v: &Tensor<B>,
     cached: &KeyValues<B>,
     head_dim: usize,
+    layout: TokenLayout,
 ) -> Result<Tensor<B>> {
     let (k, v) = (b.concat_rows(&[&cached.k, k])?, b.concat_rows(&[&cached.v, v])?);
-    let layout = TokenLayout { references: k.rows() - q.rows(), ..TokenLayout::single(q.rows()) };
-    b.attention(q, &k, &v, head_dim, layout.image_queries(), Mask::None)
+    let references = cached.k.rows() + layout.rows_without_query();
+    let all = TokenLayout { references, ..TokenLayout::single(layout.query_rows()) };
+    b.attention(q, &k, &v, head_dim, all.image_queries(), Mask::None)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
-use flux::ops::{Mask, TokenLayout};
+use flux::ops::{KeyValues, Mask, TokenLayout};
 use flux::tensor::Tensor;
 
 use crate::compare::{ROUNDING, check_choices, values, with_variable};
@@ -87,6 +87,17 @@ impl Case {
         let first = self.layout.rows_without_query();
         let q = b.upload(&inputs.q[first * cols..], rows - first, cols).unwrap();
         b.download(&q.attention(&k, &v, self.head_dim, self.layout, self.mask).unwrap()).unwrap()
+    }
+
+    /// The result over `cached` more keys.
+    fn run_cached<B: Backend>(&self, b: &B, inputs: &Inputs, cached: usize) -> Vec<f32> {
+        let (rows, [cols, kv_cols]) = (self.layout.rows(), self.cols());
+        let [k, v] = [&inputs.k, &inputs.v].map(|values| b.upload(values, rows, kv_cols).unwrap());
+        let more = |seed| b.upload(&values(seed, cached * kv_cols), cached, kv_cols).unwrap();
+        let first = self.layout.rows_without_query();
+        let q = b.upload(&inputs.q[first * cols..], rows - first, cols).unwrap();
+        let cached = KeyValues { k: more(5), v: more(6) };
+        b.download(&q.attention_cached(&k, &v, &cached, self.head_dim, self.layout).unwrap()).unwrap()
     }
 
     /// The result on the GPU, after a check that no other cell was touched.
@@ -260,6 +271,31 @@ fn every_head_size_matches_the_cpu() {
                 let case = case(head_dim, (2, 2), samples, 0).with_references(references);
                 case.check(&cuda, &LAYOUTS);
                 case.image_queries().check(&cuda, &LAYOUTS);
+            }
+        }
+    }
+}
+
+/// Attention over cached keys as well: fewer and more of them than a tile, and queries of all tokens or of the image.
+#[test]
+fn attention_cached_matches_the_cpu() {
+    let Some(cuda) = cuda() else { return };
+    let mut sampled = sampled(3);
+    for (head_dim, heads) in [(128, (2, 2)), (128, (4, 2)), (64, (2, 2)), (24, (2, 1))] {
+        for (tokens, cached) in [((1, 0, 1), 1), ((1, 45, 64), 70), ((1, 130, 391), 176), ((1, 3, 352), 600)] {
+            if !sampled() {
+                continue;
+            }
+            let all = case(head_dim, heads, tokens, 0);
+            for case in [all, all.image_queries()] {
+                let inputs = case.inputs();
+                let expected = case.run_cached(&Cpu::new(Precision::F32), &inputs, cached);
+                let before = cuda.stats();
+                let got = case.run_cached(&cuda, &inputs, cached);
+                let composed = cuda.stats().composed - before.composed;
+                let has_kernel = head_dim == 128 && cuda.describe().contains("compute capability 9.0");
+                assert_eq!(composed == 0, has_kernel, "{case:?}");
+                case.expect_close(&format!("{cached} cached keys"), &got, &expected);
             }
         }
     }

@@ -12,7 +12,9 @@ use crate::backend::{Backend, Remark, Stats, Storage, wrong_length};
 use crate::error::Result;
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, Operand};
-use crate::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, Mask, Norm, Projection, QkNorm, Rope, TokenLayout};
+use crate::ops::{
+    Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, TokenLayout,
+};
 use crate::tensor::{Dtype, Tensor};
 
 impl Backend for Cuda {
@@ -221,6 +223,18 @@ impl Backend for Cuda {
         mask: Mask,
     ) -> Result<Tensor<Self>> {
         self.attention_op(q, k, v, head_dim, layout, mask)
+    }
+
+    fn attention_cached(
+        &self,
+        q: Tensor<Self>,
+        k: &Tensor<Self>,
+        v: &Tensor<Self>,
+        cached: &KeyValues<Self>,
+        head_dim: usize,
+        layout: TokenLayout,
+    ) -> Result<Tensor<Self>> {
+        self.attention_cached_op(q, k, v, cached, head_dim, layout)
     }
 
     fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {

@@ -1,4 +1,4 @@
-//! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention`.
+//! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention` and `attention_cached`.
 //!
 //! Hopper has a kernel of its own for heads of 128; heads without a kernel go to `attention_softmax`.
 //! `FLUX_ATTENTION=base` turns the Hopper kernel off; `FLUX_ATTENTION=sm90` makes it an error when this GPU or this
@@ -11,7 +11,7 @@ use cudarc::driver::sys;
 use crate::backend::cuda::hopper::{Axis, Choice};
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
-use crate::ops::{Mask, TokenLayout};
+use crate::ops::{self, KeyValues, Mask, TokenLayout};
 
 const CHOICE: Choice =
     Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a", forms: &[SINGLE] };
@@ -100,10 +100,12 @@ impl Blocks {
         }
     }
 
-    fn kernel(self) -> &'static str {
-        match self {
-            Self::Single => "attention_bf16_128_sm90",
-            Self::Pairs => "attention_bf16_128_pairs_sm90",
+    fn kernel(self, cached: bool) -> &'static str {
+        match (self, cached) {
+            (Self::Single, false) => "attention_bf16_128_sm90",
+            (Self::Pairs, false) => "attention_bf16_128_pairs_sm90",
+            (Self::Single, true) => "attention_cached_bf16_128_sm90",
+            (Self::Pairs, true) => "attention_cached_bf16_128_pairs_sm90",
         }
     }
 
@@ -127,6 +129,8 @@ struct Call<'a> {
     head_dim: usize,
     layout: TokenLayout,
     mask: Mask,
+    /// More keys, for the Hopper kernel without a mask.
+    cached: Option<&'a KeyValues<Cuda>>,
 }
 
 impl Call<'_> {
@@ -179,11 +183,34 @@ impl Cuda {
             return self.attention_softmax(q, k, v, head_dim, layout, mask);
         }
         let fresh = self.unless_writable(&q)?;
-        let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, layout, mask };
+        let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, layout, mask, cached: None };
         match hopper.filter(|_| call.suits_hopper()) {
             Some(form) => self.run_hopper(&call, form == SINGLE)?,
             None => self.run_base(base, &call)?,
         }
+        Ok(fresh.unwrap_or(q))
+    }
+
+    /// [`Cuda::attention_op`] without a mask, over cached keys as well. Where the Hopper kernel does not serve, the cached
+    /// keys are copied in front of the others.
+    pub(crate) fn attention_cached_op(
+        &self,
+        q: Tensor<Cuda>,
+        k: &Tensor<Cuda>,
+        v: &Tensor<Cuda>,
+        cached: &KeyValues<Cuda>,
+        head_dim: usize,
+        layout: TokenLayout,
+    ) -> Result<Tensor<Cuda>> {
+        let hopper = self.hopper_form(CHOICE)?;
+        let aligned = all_aligned(&[&q, k, v, &cached.k, &cached.v]);
+        let Some(form) = hopper.filter(|_| head_dim == 128 && aligned && cached.k.rows() > 0) else {
+            self.device().count_composed();
+            return ops::attention::compose_cached(self, q, k, v, cached, head_dim, layout);
+        };
+        let fresh = self.unless_writable(&q)?;
+        let (out, mask, cached) = (fresh.as_ref().unwrap_or(&q), Mask::None, Some(cached));
+        self.run_hopper(&Call { q: &q, k, v, out, head_dim, layout, mask, cached }, form == SINGLE)?;
         Ok(fresh.unwrap_or(q))
     }
 
@@ -212,7 +239,7 @@ impl Cuda {
     }
 
     fn run_hopper(&self, call: &Call<'_>, single: bool) -> Result<()> {
-        let Call { q, k, v, out, layout, mask, .. } = *call;
+        let Call { q, k, v, out, layout, mask, cached, .. } = *call;
         let (tiles, heads) = (hopper_tiles(layout), call.heads() * layout.batch);
         let multiprocessors = self.device().multiprocessors();
         let blocks = if single { Blocks::Single } else { Blocks::choose(tiles, heads, mask, multiprocessors) };
@@ -221,20 +248,28 @@ impl Cuda {
             return Ok(());
         }
         // First of all, because a driver that loads this kernel knows tensor maps too.
-        let launch = self.launch(CHOICE.file, blocks.kernel())?.shared(HOPPER_SHARED_BYTES as u32)?;
-        let mut maps = [tensor_map(q, HOPPER_QUERIES)?, tensor_map(k, HOPPER_KEYS)?, tensor_map(v, HOPPER_KEYS)?];
+        let launch = self.launch(CHOICE.file, blocks.kernel(cached.is_some()))?.shared(HOPPER_SHARED_BYTES as u32)?;
+        let keys = [k, v].into_iter().chain(cached.iter().flat_map(|cached| [&cached.k, &cached.v]));
+        let maps = [tensor_map(q, HOPPER_QUERIES)].into_iter().chain(keys.map(|x| tensor_map(x, HOPPER_KEYS)));
+        let mut maps = maps.collect::<Result<Vec<_>>>()?;
         let mut out_address = out.address();
         CHOICE.int(blocks.items(tiles, heads))?;
-        let ints = [
-            out.stride(),
-            layout.batch,
-            layout.txt,
-            layout.image_stream(),
-            layout.first_query(),
-            call.heads(),
-            call.group(),
-            call.keys(),
-        ];
+        let ints = match cached {
+            None => vec![
+                out.stride(),
+                layout.batch,
+                layout.txt,
+                layout.image_stream(),
+                layout.first_query(),
+                call.heads(),
+                call.group(),
+                call.keys(),
+            ],
+            Some(cached) => {
+                let tokens = layout.tokens();
+                vec![out.stride(), tokens, layout.first_query(), call.heads(), call.group(), cached.k.rows()]
+            }
+        };
         let mut ints = ints.into_iter().map(|value| CHOICE.int(value)).collect::<Result<Vec<i32>>>()?;
         let mut scale = call.scale();
         let mut arguments: Vec<*mut c_void> = maps.iter_mut().map(|map| std::ptr::from_mut(map).cast()).collect();
@@ -242,10 +277,12 @@ impl Cuda {
         arguments.extend(ints.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
         arguments.push(std::ptr::from_mut(&mut scale).cast());
         // SAFETY: `arguments` are, in the order of `ATTENTION` in cuda/attention_sm90a.cu, three tensor maps, a
-        // pointer, eight ints and a float, all alive until the call returns; the shared memory is its `Shared`. The
-        // maps cover exactly the cells of q, k and v. `Tensor::attention` checked their shapes and 1 <= keys <= tokens;
-        // `out` is q, or new and of its shape. A tile's queries are read before its output is written, which no other
-        // tile's output depends on. Pairs have an even number of blocks and no mask.
+        // pointer, eight ints and a float, or those of `ATTENTION_CACHED`, five maps, a pointer, six ints and a float,
+        // all alive until the call returns; the shared memory is its `Shared`. The maps cover exactly the cells of q, k
+        // and v, and of the cached ones. `Tensor::attention` checked their shapes and 1 <= keys <= tokens,
+        // `Tensor::attention_cached` those of the cached ones and that there is one sample; `out` is q, or new and of
+        // its shape. A tile's queries are read before its output is written, which no other tile's output depends on.
+        // Pairs have an even number of blocks and no mask.
         unsafe { launch.run_raw([grid, 1, 1], [384, 1, 1], &mut arguments) }
     }
 }
