@@ -24,6 +24,7 @@ pub mod pipeline;
 pub mod sampler;
 pub mod tensor;
 pub mod text_encoder;
+pub mod token_layout;
 pub mod transformer;
 pub mod vae;
 

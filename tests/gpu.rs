@@ -34,6 +34,8 @@ mod graph;
 mod group_norm;
 #[path = "parity/guide.rs"]
 mod guide;
+#[path = "parity/inpaint_blend.rs"]
+mod inpaint_blend;
 #[path = "parity/layer_norm.rs"]
 mod layer_norm;
 #[path = "parity/linear.rs"]

@@ -239,6 +239,15 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ) -> Result<Tensor<Self>>;
     /// See [`Tensor::euler_step`].
     fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>>;
+    /// See [`Tensor::inpaint_blend`].
+    fn inpaint_blend(
+        &self,
+        x: Tensor<Self>,
+        noise: &Tensor<Self>,
+        image: &Tensor<Self>,
+        mask: &Tensor<Self>,
+        sigma: &Tensor<Self>,
+    ) -> Result<Tensor<Self>>;
     /// See [`Tensor::guide`].
     fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>>;
 

@@ -14,6 +14,7 @@
 //! | [`conv2d_over`](Tensor::conv2d_over) | `conv2d`, for which the input may be overwritten | |
 //! | [`upsample_conv2d`](Tensor::upsample_conv2d) | convolution of the upsampled image | [h * w, in] -> [4 * h * w, out] |
 //! | [`attention`](Tensor::attention) | `softmax(q k^T / sqrt(head_dim)) v` per head | [tokens, dim] |
+//! | [`attention_cached`](Tensor::attention_cached) | `attention` over cached keys and values as well | [tokens, dim] |
 //! | [`adaln`](Tensor::adaln) | `(1 + scale) * layer_norm(x) + shift` | [tokens, dim] |
 //! | [`gated_add`](Tensor::gated_add) | `x + gate * y` | [tokens, dim] |
 //! | [`gated_add_adaln`](Tensor::gated_add_adaln) | `gated_add`, then `adaln` of its result | [tokens, dim] |
@@ -30,6 +31,7 @@
 //! | [`upsample`](Tensor::upsample) | nearest, twice as high and wide | [h * w, c] -> [4 * h * w, c] |
 //! | [`unpatchify`](Tensor::unpatchify) | packed latents -> VAE latents | [h * w, 4 * c] -> [4 * h * w, c] |
 //! | [`euler_step`](Tensor::euler_step), [`guide`](Tensor::guide) | sampler | [tokens, channels] |
+//! | [`inpaint_blend`](Tensor::inpaint_blend) | `mask * x + (1 - mask) * (sigma * noise + (1 - sigma) * image)` | [tokens, channels] |
 
 pub mod adaln;
 pub mod add;
@@ -41,6 +43,7 @@ pub mod gated_add;
 pub mod gated_add_adaln;
 pub mod group_norm;
 pub mod guide;
+pub mod inpaint_blend;
 pub mod layer_norm;
 pub mod linear;
 pub mod mul;
@@ -52,11 +55,11 @@ pub mod rope;
 pub mod scale_shift;
 pub mod silu;
 pub mod swiglu;
-pub mod token_layout;
 pub mod unpatchify;
 pub mod upsample;
 pub mod upsample_conv2d;
 
+pub use crate::token_layout::{Queries, TokenLayout};
 pub use attention::{KeyValues, Mask};
 pub use conv2d::{Conv, Convolved};
 pub use gated_add_adaln::{Adaln, Norm};
@@ -64,7 +67,6 @@ pub use group_norm::GroupNorm;
 pub use project::{Heads, Projection};
 pub use qk_norm_rope::QkNorm;
 pub use rope::{Pairs, Rope};
-pub use token_layout::{Queries, TokenLayout};
 
 #[cfg(doc)]
 use crate::tensor::Tensor;

@@ -5,7 +5,7 @@ use flux::Result;
 use flux::backend::Backend;
 use flux::backend::cuda::Cuda;
 use flux::nn::{Linear, Operand as Input};
-use flux::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, Mask, Norm, Pairs, QkNorm, Rope, TokenLayout};
+use flux::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Pairs, QkNorm, Rope, TokenLayout};
 use flux::tensor::Tensor;
 
 use crate::compare::{Weight, values};
@@ -61,6 +61,7 @@ fn array<const N: usize>(operands: Vec<Tensor<Cuda>>) -> [Tensor<Cuda>; N] {
 
 const MATRIX: Operand = ([6, 8], Kind::Activation);
 const VECTOR: Operand = ([1, 8], Kind::Activation);
+const COLUMN: Operand = ([6, 1], Kind::Activation);
 const VALUE: Operand = ([1, 1], Kind::Activation);
 const VECTOR_F32: Operand = ([1, 8], Kind::F32);
 /// For six tokens and heads of four.
@@ -69,7 +70,7 @@ const HEAD: Operand = ([1, 4], Kind::Activation);
 /// The six rows of a matrix as pixels.
 const CONV: Conv = Conv { height: 2, width: 3, kernel: 3, stride: 1, pad_before: 1, pad_after: 1 };
 
-const DOORS: [Door; 33] = [
+const DOORS: [Door; 35] = [
     Door {
         op: "silu",
         operands: &[MATRIX],
@@ -169,6 +170,14 @@ const DOORS: [Door; 33] = [
         },
     },
     Door {
+        op: "inpaint_blend",
+        operands: &[MATRIX, MATRIX, MATRIX, COLUMN, VALUE],
+        call: |_, x| {
+            let [x, noise, image, mask, sigma] = array(x);
+            x.inpaint_blend(&noise, &image, &mask, &sigma)
+        },
+    },
+    Door {
         op: "guide",
         operands: &[MATRIX, MATRIX],
         call: |_, x| {
@@ -211,6 +220,15 @@ const DOORS: [Door; 33] = [
         call: |_, x| {
             let [q, k, v] = array(x);
             q.attention(&k, &v, 4, TokenLayout::single(6), Mask::None)
+        },
+    },
+    Door {
+        op: "attention_cached",
+        operands: &[MATRIX, MATRIX, MATRIX, MATRIX, MATRIX],
+        call: |_, x| {
+            let [q, k, v, cached_k, cached_v] = array(x);
+            let cached = KeyValues { k: cached_k, v: cached_v };
+            q.attention_cached(&k, &v, &cached, 4, TokenLayout::single(6))
         },
     },
     Door {

@@ -476,6 +476,25 @@ impl Backend for Cpu {
         }))
     }
 
+    fn inpaint_blend(
+        &self,
+        x: Tensor<Self>,
+        noise: &Tensor<Self>,
+        image: &Tensor<Self>,
+        mask: &Tensor<Self>,
+        sigma: &Tensor<Self>,
+    ) -> Result<Tensor<Self>> {
+        let (noise, image, mask) = (Rows::of(noise), Rows::of(image), Rows::of(mask));
+        let sigma = Rows::of(sigma).row(0)[0];
+        Ok(self.map_rows(x, |row, out| {
+            let repainted = mask.row(row)[0];
+            for ((x, noise), image) in out.iter_mut().zip(noise.row(row)).zip(image.row(row)) {
+                let noisy = sigma * noise + (1.0 - sigma) * image;
+                *x = repainted * *x + (1.0 - repainted) * noisy;
+            }
+        }))
+    }
+
     fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>> {
         let (positive, negative) = (Rows::of(positive), Rows::of(negative));
         Ok(self.make_rows(positive.rows, positive.cols, |row, out| {

@@ -296,6 +296,17 @@ impl Backend for Cuda {
         self.euler_step_op(latents, velocity, dt)
     }
 
+    fn inpaint_blend(
+        &self,
+        x: Tensor<Self>,
+        noise: &Tensor<Self>,
+        image: &Tensor<Self>,
+        mask: &Tensor<Self>,
+        sigma: &Tensor<Self>,
+    ) -> Result<Tensor<Self>> {
+        self.inpaint_blend_op(x, [noise, image, mask, sigma])
+    }
+
     fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>> {
         self.guide_op(positive, negative, guidance)
     }

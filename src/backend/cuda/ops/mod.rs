@@ -15,6 +15,7 @@ mod gated_add;
 mod gated_add_adaln;
 mod group_norm;
 mod guide;
+mod inpaint_blend;
 mod layer_norm;
 mod linear;
 mod mul;

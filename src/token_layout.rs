@@ -1,7 +1,6 @@
 //! Which tokens a sequence has, and how they lie in the rows of a tensor.
 
-use crate::error::Result;
-use crate::tensor::expect;
+use crate::error::{Error, Result};
 
 /// Which tokens ask queries in attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -114,10 +113,11 @@ impl TokenLayout {
     }
 
     /// Errors where several samples have references.
-    pub(super) fn check(&self, op: &str) -> Result<()> {
-        expect(self.batch == 1 || self.references == 0, op, || {
-            format!("{} samples with references, expected one", self.batch)
-        })
+    pub(crate) fn check(&self, op: &str) -> Result<()> {
+        if self.batch == 1 || self.references == 0 {
+            return Ok(());
+        }
+        Err(Error::new(format!("{} samples with references, expected one", self.batch)).at(format!("op `{op}`")))
     }
 }
 
