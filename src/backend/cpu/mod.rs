@@ -15,6 +15,7 @@ mod gemm;
 pub mod math;
 pub mod memory;
 mod norm;
+mod pixels;
 mod pool;
 
 use std::convert::Infallible;
@@ -249,12 +250,7 @@ impl Backend for Cpu {
     }
 
     fn rgb8(&self, x: &Tensor<Self>) -> Result<Option<Vec<u8>>> {
-        let x = Rows::of(x);
-        if (0..x.rows).any(|row| x.row(row).iter().any(|v| v.is_nan())) {
-            return Ok(None);
-        }
-        let byte = |v: &f32| ((v * 0.5 + 0.5).clamp(0.0, 1.0) * 255.0).round_ties_even() as u8;
-        Ok(Some((0..x.rows).flat_map(|row| x.row(row).iter().map(byte)).collect()))
+        Ok(pixels::rgb8(Rows::of(x)))
     }
 
     fn take_rgb8(&self, rgb: Option<Vec<u8>>) -> Result<Vec<u8>> {
@@ -456,15 +452,7 @@ impl Backend for Cpu {
         width: usize,
     ) -> Result<Tensor<Self>> {
         let (x, mean, std) = (Rows::of(latents), Rows::of(mean).row(0), Rows::of(std).row(0));
-        Ok(self.make_rows(4 * x.rows, x.cols / 4, |row, out| {
-            let (py, px) = (row / (2 * width), row % (2 * width));
-            let token = x.row(py / 2 * width + px / 2);
-            let corner = py % 2 * 2 + px % 2;
-            for (c, value) in out.iter_mut().enumerate() {
-                let packed = 4 * c + corner;
-                *value = token[packed] * std[packed] + mean[packed];
-            }
-        }))
+        Ok(self.make_rows(4 * x.rows, x.cols / 4, |row, out| pixels::unpatchify(x, mean, std, width, row, out)))
     }
 
     fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>> {
