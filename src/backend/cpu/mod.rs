@@ -19,10 +19,9 @@ mod pixels;
 mod pool;
 
 use std::convert::Infallible;
-use std::mem;
-use std::ops::Deref;
 use std::time::{Duration, Instant};
 
+pub use pool::Values;
 use rayon::prelude::*;
 
 use super::{Backend, Stats, Storage};
@@ -50,29 +49,6 @@ pub struct Cpu {
 
 /// A weight matrix: the rows of these parts, one under the other, in the mapped file.
 pub struct Weight(Vec<TensorView>);
-
-/// The memory that a tensor of the CPU views. It returns to the pool on drop.
-pub struct Values(Vec<f32>);
-
-impl Values {
-    fn into_vec(mut self) -> Vec<f32> {
-        mem::take(&mut self.0)
-    }
-}
-
-impl Deref for Values {
-    type Target = [f32];
-
-    fn deref(&self) -> &[f32] {
-        &self.0
-    }
-}
-
-impl Drop for Values {
-    fn drop(&mut self) {
-        pool::give(mem::take(&mut self.0));
-    }
-}
 
 /// Rows of float32 in host memory, `stride` elements apart.
 #[derive(Clone, Copy)]
@@ -112,7 +88,7 @@ impl Cpu {
 
     fn tensor(&self, values: Vec<f32>, rows: usize, cols: usize) -> Tensor<Self> {
         debug_assert_eq!(values.len(), rows * cols);
-        Tensor::from_buffer(self, Values(values), rows, cols)
+        Tensor::from_buffer(self, values.into(), rows, cols)
     }
 
     /// The values of `x` in memory of their own: that of `x` when it may be overwritten, else a copy.
