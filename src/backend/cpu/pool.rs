@@ -97,7 +97,7 @@ pub(super) fn values(count: usize) -> Vec<f32> {
 }
 
 /// Gives the memory of `values` to the pool, which drops its oldest pieces where it would become too large.
-fn give(values: Vec<f32>) {
+pub(super) fn give(values: Vec<f32>) {
     POOL.give(values);
 }
 
