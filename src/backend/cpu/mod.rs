@@ -229,6 +229,11 @@ impl Backend for Cpu {
         Ok(pixels::rgb8(Rows::of(x)))
     }
 
+    fn upload_rgb8(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Self>> {
+        super::expect_rgb8(bytes, height, width)?;
+        Ok(self.make_rows(height * width, 3, |row, out| pixels::from_rgb8(&bytes[3 * row..3 * row + 3], out)))
+    }
+
     fn take_rgb8(&self, rgb: Option<Vec<u8>>) -> Result<Vec<u8>> {
         rgb.ok_or_else(super::not_a_number)
     }
@@ -417,6 +422,18 @@ impl Backend for Cpu {
             let (py, px) = (row / (2 * width), row % (2 * width));
             out.copy_from_slice(x.row(py / 2 * width + px / 2));
         }))
+    }
+
+    fn patchify(
+        &self,
+        x: &Tensor<Self>,
+        mean: &Tensor<Self>,
+        std: &Tensor<Self>,
+        _height: usize,
+        width: usize,
+    ) -> Result<Tensor<Self>> {
+        let (x, mean, std) = (Rows::of(x), Rows::of(mean).row(0), Rows::of(std).row(0));
+        Ok(self.make_rows(x.rows / 4, 4 * x.cols, |row, out| pixels::patchify(x, mean, std, width, row, out)))
     }
 
     fn unpatchify(
