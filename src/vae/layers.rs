@@ -30,7 +30,7 @@ impl<B: Backend> Grid<B> {
     }
 }
 
-/// A convolution whose output has the size of its input.
+/// A convolution, whose output has the size of its input unless a method says otherwise.
 pub(super) struct ConvLayer<B: Backend> {
     weight: ConvKernel<B>, // [out, in, k, k]
     bias: Tensor<B>,       // [1, out]
@@ -44,9 +44,28 @@ impl<B: Backend> ConvLayer<B> {
         })
     }
 
+    /// The first `cout` of the `all` outputs that the checkpoint has.
+    pub(super) fn load_first(
+        weights: &Weights<'_, B>,
+        name: &str,
+        cin: usize,
+        [cout, all]: [usize; 2],
+        kernel: usize,
+    ) -> Result<Self> {
+        let weight = weights.view(&format!("{name}.weight"), &[all, cin, kernel, kernel])?.row_range(0..cout);
+        let bias = weights.view(&format!("{name}.bias"), &[all])?.row_range(0..cout);
+        let backend = weights.backend();
+        Ok(Self { weight: ConvKernel::load(backend, &weight)?, bias: backend.upload(&bias.to_f32(), 1, cout)? })
+    }
+
     pub(super) fn forward(&self, x: &Grid<B>) -> Result<Grid<B>> {
-        let conv = Conv::same(x.height, x.width, self.weight.side());
-        Ok(Grid::new(x.pixels.conv2d(&self.weight, &self.bias, conv)?, x.height, x.width))
+        self.forward_by(x, Conv::same(x.height, x.width, self.weight.side()))
+    }
+
+    /// A convolution of another geometry, such as one that halves the image.
+    pub(super) fn forward_by(&self, x: &Grid<B>, conv: Conv) -> Result<Grid<B>> {
+        let made = x.pixels.conv2d(&self.weight, &self.bias, conv)?;
+        Ok(Grid::new(made, conv.out_height(), conv.out_width()))
     }
 
     /// `forward(x)`, which may overwrite x.

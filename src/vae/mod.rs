@@ -1,10 +1,12 @@
-//! The VAE: latents to pixels.
+//! The VAE: latents to pixels, and pixels to latents.
 //!
 //! A row is a pixel and a column a channel, so a 1 x 1 convolution is a `linear` and the attention of the middle block
 //! needs no transpose.
 
 mod config;
 mod decoder;
+mod down_block;
+mod encoder;
 mod latent_statistics;
 mod layers;
 mod mid_block;
@@ -12,6 +14,8 @@ mod resnet_block;
 
 pub use config::VaeConfig;
 pub use decoder::Decoder;
+pub use down_block::DownBlock;
+pub use encoder::Encoder;
 pub use layers::Grid;
 pub use mid_block::MidBlock;
 pub use resnet_block::ResnetBlock;
