@@ -154,6 +154,7 @@ golden: ## Make tests/golden anew from the reference; needs the packages of scri
 		$(CARGO) run --release --locked --example make_random_model -- $$preset "$(TARGET)/golden-models/$$preset" || exit 1; \
 	done
 	$(PYTHON) scripts/dump_reference.py "$(TARGET)/golden-models" $(TOKENIZER) tests/golden
+	$(PYTHON) scripts/dump_encoder.py "$(TARGET)/golden-models" tests/golden
 	$(PYTHON) scripts/draw_by_reference.py models/tiny tests/golden/default-model
 
 $(TARGET)/train-venv/bin/python: scripts/train_tiny/requirements.txt

@@ -1,9 +1,10 @@
 // 3 x 3 convolution for Hopper, stride 1 and zeros around the image, + bias + residual: an implicit GEMM with warpgroup
 // matrix multiplies. The same kernel with 2 x 2 taps (upsample_conv2d_sm90a.cu) convolves an upsampled image without
-// making that image.
+// making that image. With a stride of 2 it halves the image: zeros only behind the last row and column.
 //
 //   x         tensor map over [height, width, channels] bf16: boxes of 64 channels (128-byte swizzle), WIDTH pixels,
-//             HEIGHT + TAPS - 1 rows
+//             HEIGHT + TAPS - 1 rows. To halve, over [height, 2, width, 2, channels], where axes of 2 are the parities
+//             of rows and columns: boxes of 64 channels, WIDTH pixels and HEIGHT + 1 rows of one parity each
 //   weight    tensor map over [outs, TAPS * TAPS, channels] bf16, taps ordered (ky, kx): boxes of 64 channels, one tap,
 //             OUTS outputs
 //   residual  tensor map over [height, width, outs] bf16: boxes of 64 outputs (128-byte swizzle), WIDTH pixels, HEIGHT
@@ -36,6 +37,9 @@
 //           weights fall on each depends on whether the output's row and column are even. So there are four sets of
 //           2 x 2 weights, sums of the 3 x 3 ones; the sums round once more, to bf16. A tile belongs to one set, and
 //           its outputs are two pixels apart.
+// Halved    Tap (ky, kx) of output (y, x) sees pixel (2 y + ky, 2 x + kx), which is pixel (y + ky / 2, x + kx / 2) of the
+//           image of these parities. Two boxes, of even and of odd rows, are a stage, which again serves all ky. height
+//           and width are those of the output.
 // Stores    The warps that multiply only add bias and residual, and round into shared memory; warps 1 to 3 store from
 //           there while the next tile is multiplied. The rounded half of a tile has the layout of a TMA box: 64
 //           outputs of a pixel, swizzled. Where there is a residual, TMA loads it into this place as soon as the half
@@ -85,10 +89,12 @@ constexpr int ROW_BYTES = CHANNELS * 2;
 constexpr int CONSUMERS = 2, STORERS = 3;  // warpgroups that multiply, warps that store
 constexpr int OWN_OUTS = 64;               // of a consumer: 128 bytes
 
-template <int TAPS_, int WIDTH_, int HEIGHT_, int OUTS_, int PIXEL_STAGES_, int WEIGHT_STAGES_>
+template <int TAPS_, int WIDTH_, int HEIGHT_, int OUTS_, int PIXEL_STAGES_, int WEIGHT_STAGES_, int STRIDE_ = 1>
 struct Shape {
     static constexpr int TAPS = TAPS_, WIDTH = WIDTH_, HEIGHT = HEIGHT_, OUTS = OUTS_, PIXEL_STAGES = PIXEL_STAGES_,
-                         WEIGHT_STAGES = WEIGHT_STAGES_;
+                         WEIGHT_STAGES = WEIGHT_STAGES_, STRIDE = STRIDE_;
+    // Rows of a stage of pixels.
+    static constexpr int ROWS = STRIDE == 1 ? HEIGHT + TAPS - 1 : 2 * (HEIGHT + 1);
     // Sets of weights: one, or one for each place in the square that a pixel becomes.
     static constexpr int PLACES = TAPS == 2 ? 4 : 1, SCALE = TAPS == 2 ? 2 : 1;
     static constexpr int PIXELS = WIDTH * HEIGHT;
@@ -97,10 +103,13 @@ struct Shape {
     static constexpr bool ROUNDS = OUTS == CONSUMERS * OWN_OUTS;
     static constexpr int PARTS = ROUNDS ? 1 : PIXELS / CONSUMERS / 64;  // multiplies of 64 rows
     static constexpr int SUMS = (ROUNDS ? PIXELS : OUTS) / 2;           // per thread and part
-    static constexpr int PIXEL_BYTES = WIDTH * (HEIGHT + TAPS - 1) * ROW_BYTES, WEIGHT_BYTES = OUTS * ROW_BYTES;
+    static constexpr int PIXEL_BYTES = WIDTH * ROWS * ROW_BYTES, WEIGHT_BYTES = OUTS * ROW_BYTES;
     static constexpr int ROUNDED_BYTES = ROUNDS ? PIXELS * OWN_OUTS * 2 : 0;  // of a consumer
     static constexpr int WEIGHTS = PIXEL_STAGES * PIXEL_BYTES, ROUNDED = WEIGHTS + WEIGHT_STAGES * WEIGHT_BYTES;
     static constexpr int BARRIERS = ROUNDED + CONSUMERS * ROUNDED_BYTES;
+    // The row of a stage where the pixels for a ky begin.
+    __device__ static constexpr int row_of(int ky) { return STRIDE == 1 ? ky : ky % 2 * (HEIGHT + 1) + ky / 2; }
+    static_assert(STRIDE == 1 || (STRIDE == 2 && TAPS == 3), "no other stride");
     static_assert(ROUNDS || PARTS * 64 * CONSUMERS == PIXELS, "whole multiplies");
     static_assert(WIDTH % 8 == 0 && WEIGHT_BYTES % 1024 == 0, "boxes and taps begin where the swizzle does");
 };
@@ -332,7 +341,14 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
                 const uint32_t full = pixels_full + 8 * pixel_ring.stage;
                 wait(pixels_free + 8 * pixel_ring.stage, pixel_ring.phase ^ 1);
                 arrive_expecting(full, S::PIXEL_BYTES);
-                copy_box(base + pixel_ring.stage * S::PIXEL_BYTES, x, from_y - first_row, from_x + kx, channel, full);
+                const uint32_t to = base + pixel_ring.stage * S::PIXEL_BYTES;
+                if constexpr (S::STRIDE == 1) {
+                    copy_box(to, x, from_y - first_row, from_x + kx, channel, full);
+                } else {
+#pragma unroll
+                    for (int odd = 0; odd < 2; odd++)
+                        copy_box(to + odd * (S::PIXEL_BYTES / 2), x, w.y, odd, w.x + kx / 2, kx % 2, channel, full);
+                }
                 pixel_ring.advance();
 #pragma unroll
                 for (int ky = 0; ky < S::TAPS; ky++) {
@@ -405,7 +421,8 @@ __device__ __forceinline__ void convolve(const TensorMap& x, const TensorMap& we
 #pragma unroll
                 for (int ky = 0; ky < S::TAPS; ky++) {
                     const uint64_t pixels =
-                        describe(base + pixel_ring.stage * S::PIXEL_BYTES + own_pixels + ky * S::WIDTH * ROW_BYTES, 0);
+                        describe(base + pixel_ring.stage * S::PIXEL_BYTES + own_pixels + S::row_of(ky) * S::WIDTH * ROW_BYTES,
+                                 0);
                     const uint64_t weights =
                         describe(base + S::WEIGHTS + weight_ring.stage * S::WEIGHT_BYTES + own_weights, 0);
                     wait(weights_full + 8 * weight_ring.stage, weight_ring.phase);

@@ -59,6 +59,16 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int 
         : "memory");
 }
 
+// The same in five axes: the box's first cell is (group, plane, set, row, col).
+__device__ __forceinline__ void copy_box(uint32_t to, const TensorMap& map, int group, int plane, int set, int row,
+                                         int col, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+        "[%7];" ::"r"(to),
+        "l"(&map), "r"(col), "r"(row), "r"(set), "r"(plane), "r"(group), "r"(barrier)
+        : "memory");
+}
+
 // Walks over the stages of a pipeline in turn: `stage`, and the parity of how often all of them were used.
 template <int STAGES>
 struct Ring {

@@ -6,9 +6,10 @@
 //   to_rgb8                    x [rows, cols] bf16, row stride ld_x -> out [rows, cols] u8:
 //                              round_half_even(255 * clamp(x / 2 + 1 / 2)); the byte after the last becomes 1 when a
 //                              value is NaN, and stays as it is otherwise
+//   from_rgb8                  n bytes -> n bf16 values, 2 * (byte / 255) - 1 in f32, rounded to nearest even
 //
 // Mapping   grid-stride over values; the copy over the bus takes longer.
-// Bytes     f32_to_bf16: 6 a value;  to_rgb8: 3 a value
+// Bytes     f32_to_bf16: 6 a value;  to_rgb8, from_rgb8: 3 a value
 #include <cuda_fp16.h>
 
 #include "common.cuh"
@@ -33,6 +34,11 @@ extern "C" __global__ void __launch_bounds__(256)
         const long long tap = column / channels, channel = column % channels;
         to[i] = inside ? from[(row * channels + channel) * taps + tap] : __float2bfloat16_rn(0.0f);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(256) from_rgb8(const unsigned char* from, bf16* to, long long n) {
+    for (long long i = thread_index(); i < n; i += thread_count())
+        to[i] = __float2bfloat16_rn(__fsub_rn(__fmul_rn(2.0f, __fdiv_rn(float(from[i]), 255.0f)), 1.0f));
 }
 
 extern "C" __global__ void __launch_bounds__(256)

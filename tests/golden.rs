@@ -4,6 +4,8 @@ mod support;
 
 #[path = "golden/embeddings.rs"]
 mod embeddings;
+#[path = "golden/encoder.rs"]
+mod encoder;
 #[path = "golden/first_step.rs"]
 mod first_step;
 #[path = "golden/modules.rs"]

@@ -48,6 +48,8 @@ mod memory;
 mod mul;
 #[path = "parity/norm_conv2d.rs"]
 mod norm_conv2d;
+#[path = "parity/patchify.rs"]
+mod patchify;
 #[path = "parity/pipeline.rs"]
 mod pipeline;
 #[path = "parity/project.rs"]

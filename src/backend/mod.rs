@@ -177,6 +177,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>>;
     /// Pixels [height * width, 3] in -1..1 as RGB bytes: `round_half_even(255 * clamp(x / 2 + 1 / 2))`.
     fn rgb8(&self, x: &Tensor<Self>) -> Result<Self::Rgb8>;
+    /// RGB bytes of an image, three a pixel, as pixels [height * width, 3]: `2 * (byte / 255) - 1`, computed in float32.
+    ///
+    /// Errors when the bytes are not three for each pixel.
+    fn upload_rgb8(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Self>>;
     /// The bytes. Waits for them, but not for work that was enqueued after them.
     ///
     /// Errors when a pixel is not a number, which damaged weights lead to.
@@ -228,6 +232,15 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn concat_cols(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>>;
     /// See [`Tensor::upsample`].
     fn upsample(&self, x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>>;
+    /// See [`Tensor::patchify`].
+    fn patchify(
+        &self,
+        x: &Tensor<Self>,
+        mean: &Tensor<Self>,
+        std: &Tensor<Self>,
+        height: usize,
+        width: usize,
+    ) -> Result<Tensor<Self>>;
     /// See [`Tensor::unpatchify`].
     fn unpatchify(
         &self,
@@ -376,6 +389,15 @@ pub const NOT_NUMBERS: &str = "the model computed pixels that are not numbers";
 /// The error for such an image.
 fn not_a_number() -> Error {
     Error::new(NOT_NUMBERS).hint("the weights are damaged: fetch the model again")
+}
+
+/// Errors unless `bytes` are three for each pixel.
+fn expect_rgb8(bytes: &[u8], height: usize, width: usize) -> Result<()> {
+    if height.checked_mul(width).and_then(|pixels| pixels.checked_mul(3)) == Some(bytes.len()) {
+        return Ok(());
+    }
+    Err(Error::new(format!("{} bytes do not make {height} x {width} pixels of RGB", bytes.len()))
+        .at("op `upload_rgb8`"))
 }
 
 /// The error for host values whose number does not fit their shape.

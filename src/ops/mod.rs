@@ -29,6 +29,7 @@
 //! | [`silu`](Tensor::silu), [`add`](Tensor::add), [`mul`](Tensor::mul), [`scale_shift`](Tensor::scale_shift) | elementwise | |
 //! | [`concat_rows`](Tensor::concat_rows), [`join_rows`](Tensor::join_rows), [`concat_cols`](Tensor::concat_cols) | one under the other, side by side | |
 //! | [`upsample`](Tensor::upsample) | nearest, twice as high and wide | [h * w, c] -> [4 * h * w, c] |
+//! | [`patchify`](Tensor::patchify) | VAE latents -> packed latents | [4 * h * w, c] -> [h * w, 4 * c] |
 //! | [`unpatchify`](Tensor::unpatchify) | packed latents -> VAE latents | [h * w, 4 * c] -> [4 * h * w, c] |
 //! | [`euler_step`](Tensor::euler_step), [`guide`](Tensor::guide) | sampler | [tokens, channels] |
 //! | [`inpaint_blend`](Tensor::inpaint_blend) | `mask * x + (1 - mask) * (sigma * noise + (1 - sigma) * image)` | [tokens, channels] |
@@ -48,6 +49,7 @@ pub mod layer_norm;
 pub mod linear;
 pub mod mul;
 pub mod norm_conv2d;
+pub mod patchify;
 pub mod project;
 pub mod qk_norm_rope;
 pub mod rms_norm;

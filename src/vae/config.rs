@@ -23,6 +23,9 @@ pub struct VaeConfig {
     /// Added to the latent variance.
     #[serde(default = "default_eps")]
     pub batch_norm_eps: f32,
+    /// Whether a 1 x 1 convolution comes behind the encoder.
+    #[serde(default = "yes")]
+    pub use_quant_conv: bool,
     /// Whether a 1 x 1 convolution comes before the decoder.
     #[serde(default = "yes")]
     pub use_post_quant_conv: bool,
@@ -74,6 +77,10 @@ impl VaeConfig {
         }
         if config.decoder_channels().is_empty() || config.decoder_channels().len() > 8 || config.act_fn != "silu" {
             return error("not a VAE of this family: block_out_channels or act_fn differ".to_string());
+        }
+        let blocks = [config.block_out_channels.len(), config.decoder_channels().len()];
+        if blocks[0] != blocks[1] {
+            return error(format!("the encoder has {} blocks, the decoder {}", blocks[0], blocks[1]));
         }
         Ok(config)
     }

@@ -1,6 +1,7 @@
 //! The middle block of the VAE: attention over all pixels between two residual blocks.
 
-use super::{Grid, GroupNorm, ResnetBlock};
+use super::ResnetBlock;
+use super::layers::{Grid, GroupNorm};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Weights};

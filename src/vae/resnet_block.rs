@@ -1,6 +1,6 @@
 //! A residual block of the VAE.
 
-use super::{ConvLayer, Grid, GroupNorm};
+use super::layers::{ConvLayer, Grid, GroupNorm};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::Weights;

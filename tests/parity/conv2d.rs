@@ -2,11 +2,13 @@
 
 use flux::backend::Backend;
 use flux::backend::cuda::Cuda;
-use flux::ops::Conv;
+use flux::ops::{Conv, Convolved, GroupNorm};
 use flux::tensor::Tensor;
 use safetensors::Dtype;
 
-use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check_against, check_choices, values, vector, with_variable};
+use crate::compare::{
+    Case, Shape, WITH_EPILOGUE, Weight, check_against, check_choices, compare, values, vector, with_variable,
+};
 
 pub struct Conv2d<'a> {
     pub x: Shape,
@@ -100,6 +102,7 @@ fn conv2d_matches_at_the_decoders_sizes() {
     check_conv(&cuda, Conv::same(512, 512, 1), 256, 128, [0, 0], None);
     check_conv(&cuda, Conv::same(1024, 1024, 3), 128, 3, [0, 0], None);
     check_conv(&cuda, Conv::halve(512, 512), 128, 128, [0, 0], None);
+    check_conv(&cuda, Conv::halve(256, 256), 512, 512, [0, 0], None);
     check_conv(&cuda, Conv::same(512, 512, 3), 3, 128, [0, 0], None);
 }
 
@@ -142,10 +145,51 @@ fn convolutions_of_many_ragged_tiles_match_the_cpu() {
     }
 }
 
+/// Images of which no tile divides the half, one that is smaller than a tile, odd ones, for which im2col serves, and one
+/// with more tiles than an H200 has multiprocessors.
+#[test]
+fn halved_images_match_the_cpu() {
+    let Some(cuda) = crate::cuda() else { return };
+    let cases = [
+        ([2, 2], 8, 8),
+        ([2, 66], 64, 128),
+        ([66, 2], 16, 40),
+        ([32, 64], 64, 256),
+        ([34, 54], 40, 136),
+        ([18, 36], 192, 320),
+        ([33, 50], 64, 128),
+        ([32, 51], 64, 128),
+        ([226, 274], 72, 136),
+    ];
+    for ([height, width], cin, cout) in cases {
+        for (beside, residual) in [([0, 0], None), ([0, 0], Some([0, 0])), ([8, 16], Some([16, 8]))] {
+            check_conv(&cuda, Conv::halve(height, width), cin, cout, beside, residual);
+        }
+    }
+}
+
+/// The norm behind a halved image by the statistics that the convolution left, and by a pass over the image.
+#[test]
+fn a_halved_image_brings_its_own_statistics() {
+    let Some(cuda) = crate::cuda() else { return };
+    for ([height, width], cin, cout, groups) in [([34, 54], 40, 136, 17), ([226, 274], 72, 128, 32)] {
+        let (weight, bias) = (weight(cin, cout, 3).conv(&cuda), vector(&cuda, 3, cout));
+        let x = Shape::dense(height * width, cin).tensor(&cuda, 1);
+        let Convolved { pixels, statistics } = x.conv2d(&weight, &bias, Conv::halve(height, width)).unwrap();
+        let (norm_weight, norm_bias) = (vector(&cuda, 5, cout), vector(&cuda, 6, cout));
+        let normed = |statistics| {
+            let norm = GroupNorm { weight: &norm_weight, bias: &norm_bias, groups, eps: 1e-6, statistics };
+            cuda.download(&pixels.group_norm(&norm).unwrap()).unwrap()
+        };
+        compare(&format!("norm of {height}x{width} halved"), &normed(statistics.as_ref()), &normed(None), 1.0);
+    }
+}
+
 #[test]
 fn each_kernel_can_be_asked_for() {
     let Some(cuda) = crate::cuda() else { return };
     check_choices(&cuda, "conv2d::ragged_3x3_convolutions_match_the_cpu", "FLUX_CONV2D");
+    check_choices(&cuda, "conv2d::halved_images_match_the_cpu", "FLUX_CONV2D");
 }
 
 #[test]
@@ -189,5 +233,9 @@ fn hopper_launches_one_kernel_for_a_convolution() {
         let before = cuda.stats().launches;
         input.conv2d(&weight, &bias, Conv::same(9, 11, 3)).unwrap();
         assert_eq!(cuda.stats().launches - before, 1, "64 -> {cout}");
+        let input = Shape::dense(18 * 22, 64).tensor(&cuda, 1);
+        let before = cuda.stats().launches;
+        input.conv2d(&weight, &bias, Conv::halve(18, 22)).unwrap();
+        assert_eq!(cuda.stats().launches - before, 1, "64 -> {cout}, halved");
     }
 }

@@ -238,6 +238,28 @@ fn rgb_bytes_are_rounded_half_to_even_and_clamped() {
     assert_eq!(rgb8(&cuda, &shape.tensor(&cuda, 4)).unwrap(), rgb8(&cpu, &shape.tensor(&cpu, 4)).unwrap());
 }
 
+/// Below and above what goes through pinned memory, and rows that are longer than a staging buffer.
+#[test]
+fn rgb_bytes_become_pixels_of_every_level() {
+    let Some(cuda) = crate::cuda() else { return };
+    let cpu = Cpu::new(Precision::F32);
+    let sizes = [(1, 1), (16, 32), (7, 5), (300, 200), (1, 100), (3, 1_400_000)];
+    for (height, width) in if crate::small() { &sizes[..4] } else { &sizes[..] }.iter().copied() {
+        let bytes: Vec<u8> = (0..3 * height * width).map(|i| (i * 7 % 256) as u8).collect();
+        let [got, expected] = [
+            cuda.download(&cuda.upload_rgb8(&bytes, height, width).unwrap()).unwrap(),
+            cpu.download(&cpu.upload_rgb8(&bytes, height, width).unwrap()).unwrap(),
+        ];
+        let rounded: Vec<f32> = expected.iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
+        assert!(got == rounded, "{height} x {width}");
+    }
+    for error in
+        [cuda.upload_rgb8(&[0; 6], 1, 1).map(drop).unwrap_err(), cpu.upload_rgb8(&[0; 6], 1, 1).map(drop).unwrap_err()]
+    {
+        assert!(error.to_string().contains("6 bytes do not make 1 x 1 pixels"), "{error}");
+    }
+}
+
 #[test]
 fn a_view_downloads_its_own_cells() {
     let Some(cuda) = crate::cuda() else { return };

@@ -15,13 +15,13 @@ mod gemm;
 pub mod math;
 pub mod memory;
 mod norm;
+mod pixels;
 mod pool;
 
 use std::convert::Infallible;
-use std::mem;
-use std::ops::Deref;
 use std::time::{Duration, Instant};
 
+pub use pool::Values;
 use rayon::prelude::*;
 
 use super::{Backend, Stats, Storage};
@@ -49,29 +49,6 @@ pub struct Cpu {
 
 /// A weight matrix: the rows of these parts, one under the other, in the mapped file.
 pub struct Weight(Vec<TensorView>);
-
-/// The memory that a tensor of the CPU views. It returns to the pool on drop.
-pub struct Values(Vec<f32>);
-
-impl Values {
-    fn into_vec(mut self) -> Vec<f32> {
-        mem::take(&mut self.0)
-    }
-}
-
-impl Deref for Values {
-    type Target = [f32];
-
-    fn deref(&self) -> &[f32] {
-        &self.0
-    }
-}
-
-impl Drop for Values {
-    fn drop(&mut self) {
-        pool::give(mem::take(&mut self.0));
-    }
-}
 
 /// Rows of float32 in host memory, `stride` elements apart.
 #[derive(Clone, Copy)]
@@ -111,7 +88,7 @@ impl Cpu {
 
     fn tensor(&self, values: Vec<f32>, rows: usize, cols: usize) -> Tensor<Self> {
         debug_assert_eq!(values.len(), rows * cols);
-        Tensor::from_buffer(self, Values(values), rows, cols)
+        Tensor::from_buffer(self, values.into(), rows, cols)
     }
 
     /// The values of `x` in memory of their own: that of `x` when it may be overwritten, else a copy.
@@ -249,12 +226,12 @@ impl Backend for Cpu {
     }
 
     fn rgb8(&self, x: &Tensor<Self>) -> Result<Option<Vec<u8>>> {
-        let x = Rows::of(x);
-        if (0..x.rows).any(|row| x.row(row).iter().any(|v| v.is_nan())) {
-            return Ok(None);
-        }
-        let byte = |v: &f32| ((v * 0.5 + 0.5).clamp(0.0, 1.0) * 255.0).round_ties_even() as u8;
-        Ok(Some((0..x.rows).flat_map(|row| x.row(row).iter().map(byte)).collect()))
+        Ok(pixels::rgb8(Rows::of(x)))
+    }
+
+    fn upload_rgb8(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Self>> {
+        super::expect_rgb8(bytes, height, width)?;
+        Ok(self.make_rows(height * width, 3, |row, out| pixels::from_rgb8(&bytes[3 * row..3 * row + 3], out)))
     }
 
     fn take_rgb8(&self, rgb: Option<Vec<u8>>) -> Result<Vec<u8>> {
@@ -447,6 +424,18 @@ impl Backend for Cpu {
         }))
     }
 
+    fn patchify(
+        &self,
+        x: &Tensor<Self>,
+        mean: &Tensor<Self>,
+        std: &Tensor<Self>,
+        _height: usize,
+        width: usize,
+    ) -> Result<Tensor<Self>> {
+        let (x, mean, std) = (Rows::of(x), Rows::of(mean).row(0), Rows::of(std).row(0));
+        Ok(self.make_rows(x.rows / 4, 4 * x.cols, |row, out| pixels::patchify(x, mean, std, width, row, out)))
+    }
+
     fn unpatchify(
         &self,
         latents: &Tensor<Self>,
@@ -456,15 +445,7 @@ impl Backend for Cpu {
         width: usize,
     ) -> Result<Tensor<Self>> {
         let (x, mean, std) = (Rows::of(latents), Rows::of(mean).row(0), Rows::of(std).row(0));
-        Ok(self.make_rows(4 * x.rows, x.cols / 4, |row, out| {
-            let (py, px) = (row / (2 * width), row % (2 * width));
-            let token = x.row(py / 2 * width + px / 2);
-            let corner = py % 2 * 2 + px % 2;
-            for (c, value) in out.iter_mut().enumerate() {
-                let packed = 4 * c + corner;
-                *value = token[packed] * std[packed] + mean[packed];
-            }
-        }))
+        Ok(self.make_rows(4 * x.rows, x.cols / 4, |row, out| pixels::unpatchify(x, mean, std, width, row, out)))
     }
 
     fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>> {

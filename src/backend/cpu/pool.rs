@@ -1,6 +1,8 @@
 //! A pool of the memory of earlier results, for later ones: the system takes longer to map new pages than an op takes
 //! to fill them.
 
+use std::mem;
+use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The least size of a pooled piece of memory: the allocator reuses smaller ones by itself.
@@ -12,6 +14,35 @@ const MAX_BYTES: usize = 1 << 30;
 const UNWRITTEN: f32 = if cfg!(debug_assertions) { f32::NAN } else { 0.0 };
 
 static POOL: Pool = Pool(Mutex::new(Vec::new()));
+
+/// The memory that a tensor of the CPU views. It returns to the pool on drop.
+pub struct Values(Vec<f32>);
+
+impl Values {
+    pub(super) fn into_vec(mut self) -> Vec<f32> {
+        mem::take(&mut self.0)
+    }
+}
+
+impl From<Vec<f32>> for Values {
+    fn from(values: Vec<f32>) -> Self {
+        Self(values)
+    }
+}
+
+impl Deref for Values {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.0
+    }
+}
+
+impl Drop for Values {
+    fn drop(&mut self) {
+        give(mem::take(&mut self.0));
+    }
+}
 
 /// Memory that waits to be used again, the most recent last.
 struct Pool(Mutex<Vec<Vec<f32>>>);

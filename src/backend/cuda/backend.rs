@@ -8,7 +8,7 @@ use super::ops::conv2d_input::Input;
 use super::ops::quantise;
 use super::transfer::Rgb8;
 use super::{Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Weight, kernels};
-use crate::backend::{Backend, Remark, Stats, Storage, wrong_length};
+use crate::backend::{Backend, Remark, Stats, Storage, expect_rgb8, wrong_length};
 use crate::error::Result;
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, Operand};
@@ -187,6 +187,11 @@ impl Backend for Cuda {
         self.rgb8_op(x)
     }
 
+    fn upload_rgb8(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Self>> {
+        expect_rgb8(bytes, height, width)?;
+        self.upload_rgb8_op(bytes, height, width)
+    }
+
     fn take_rgb8(&self, rgb: Rgb8) -> Result<Vec<u8>> {
         self.take_rgb8_op(rgb)
     }
@@ -279,6 +284,17 @@ impl Backend for Cuda {
 
     fn upsample(&self, x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>> {
         self.upsample_op(x, height, width)
+    }
+
+    fn patchify(
+        &self,
+        x: &Tensor<Self>,
+        mean: &Tensor<Self>,
+        std: &Tensor<Self>,
+        height: usize,
+        width: usize,
+    ) -> Result<Tensor<Self>> {
+        self.patchify_op(x, mean, std, height, width)
     }
 
     fn unpatchify(

@@ -61,6 +61,20 @@ impl Cuda {
         Ok(Tensor::from_buffer(self, buffer, rows, cols))
     }
 
+    /// See [`crate::backend::Backend::upload_rgb8`].
+    pub(super) fn upload_rgb8_op(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Cuda>> {
+        let row_bytes = 3 * width;
+        let buffer = self.upload_rows(Kind::Byte, height, row_bytes, |some, out| {
+            out.copy_from_slice(&bytes[some.start * row_bytes..some.end * row_bytes])
+        })?;
+        let pixels = self.empty(height * width, 3)?;
+        let launch = self.launch("transfer", "from_rgb8")?.address(buffer.address()).vector(&pixels).long(bytes.len());
+        // SAFETY: argument types and order match `from_rgb8` in cuda/transfer.cu; the buffer has the bytes, and `pixels`
+        // was made dense with a value for each of them.
+        unsafe { launch.run([bytes.len().div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }?;
+        Ok(pixels)
+    }
+
     /// Rows `ids` of a table in the file, one under the other.
     pub(super) fn embedding_op(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Cuda>> {
         let cols = table.cols();

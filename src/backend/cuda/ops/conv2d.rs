@@ -1,6 +1,6 @@
 //! `conv2d`, `conv2d_over` and `conv2d_add`. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time,
-//! which serves every convolution on every GPU. For 3 x 3 convolutions whose channels are whole 16 bytes, Hopper has a
-//! kernel of its own, in `conv2d_sm90a`.
+//! which serves every convolution on every GPU. For 3 x 3 convolutions whose channels are whole 16 bytes, and that keep
+//! the image's size or halve it, Hopper has kernels of its own, in `conv2d_sm90a`.
 
 use std::ops::Range;
 
@@ -67,13 +67,18 @@ impl Cuda {
         let out =
             fresh.as_ref().or(residual.as_ref()).expect("`unless_writable` makes a tensor unless residual serves");
         let same = conv == Conv::same(conv.height, conv.width, 3) && !matches!(input, Input::Doubled(_));
+        // Of an odd number of rows or columns the kernel would take the first behind the last for an odd one.
+        let halves = conv == Conv::halve(conv.height, conv.width)
+            && (conv.height | conv.width).is_multiple_of(2)
+            && matches!(input, Input::Image(_));
         let out_aligned = all_aligned(&[out]) && residual.as_ref().is_none_or(Tensor::aligned);
         let mut statistics = None;
-        if hopper && same && takes(&input, weight, bias) && out_aligned {
+        if hopper && (same || halves) && takes(&input, weight, bias) && out_aligned {
             let weight = Taps { address: weight.address(), rows: weight.rows(), channels: input.source().cols() };
             let (input, residual) = (&mut input, residual.as_ref());
-            let call = Call { input, weight, bias, residual, out, height: conv.height, width: conv.width };
-            statistics = self.run_hopper_conv2d(call)?;
+            let (height, width) = (conv.out_height(), conv.out_width());
+            let call = Call { input, weight, bias, residual, out, height, width };
+            statistics = if halves { self.run_hopper_halve(call) } else { self.run_hopper_conv2d(call) }?;
         } else {
             let from_residual = residual.as_ref().map(Matrix::of);
             let product = self.product(input.source(), weight, Matrix::of(out), out.cols());

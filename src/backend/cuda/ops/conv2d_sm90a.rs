@@ -13,6 +13,8 @@ use crate::backend::cuda::hopper::{Axis, Choice};
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
+#[cfg(doc)]
+use crate::ops::Conv;
 
 /// `FLUX_CONV2D=base` turns this kernel off; `FLUX_CONV2D=sm90` makes it an error when this GPU or this program has
 /// none.
@@ -40,6 +42,7 @@ pub(super) struct Shape {
     width: usize,
     height: usize,
     outs: usize,
+    stride: usize,
     pixel_stages: usize,
     weight_stages: usize,
     /// Time of one tile, relative to others with as many taps.
@@ -53,6 +56,8 @@ const SAME: [Shape; 2] = [
 ];
 /// The same, for at most eight outputs and no residual, where most of the time goes into fetching pixels.
 const FEW: [Shape; 1] = [Shape::new("conv2d_bf16_32x8x8_sm90", 3, [32, 8, 8], [5, 15], 100)];
+/// The kernel that halves an image. A stage of pixels is so large that there is no room for larger tiles.
+const HALVED: [Shape; 1] = [Shape::new("conv2d_halve_bf16_16x8x128_sm90", 3, [16, 8, 128], [3, 5], 100).halving()];
 
 impl Shape {
     pub(super) const fn new(
@@ -62,10 +67,19 @@ impl Shape {
         [pixel_stages, weight_stages]: [usize; 2],
         cost: usize,
     ) -> Self {
-        Self { name, taps, width, height, outs, pixel_stages, weight_stages, cost }
+        Self { name, taps, width, height, outs, stride: 1, pixel_stages, weight_stages, cost }
     }
 
-    /// Tiles of an image of `height` x `width` pixels (before upsampling), and `outs` outputs.
+    const fn halving(self) -> Self {
+        Self { stride: 2, ..self }
+    }
+
+    /// Rows of a stage of pixels.
+    const fn rows(&self) -> usize {
+        if self.stride == 1 { self.height + self.taps - 1 } else { 2 * (self.height + 1) }
+    }
+
+    /// Tiles of an image of `height` x `width` pixels (before upsampling, after halving), and `outs` outputs.
     fn tiles(&self, height: usize, width: usize, outs: usize) -> usize {
         let places = if self.taps == 2 { 4 } else { 1 };
         places * height.div_ceil(self.height) * width.div_ceil(self.width) * outs.div_ceil(self.outs)
@@ -99,7 +113,7 @@ impl Shape {
     /// As `Shape` in cuda/conv2d_sm90a.cuh: stages of pixels and of weights, a tile's rounded outputs, and two barriers
     /// for each stage and each consumer.
     const fn shared_bytes(&self) -> usize {
-        let pixels = self.width * (self.height + self.taps - 1) * CHANNELS * 2 + 16;
+        let pixels = self.width * self.rows() * CHANNELS * 2 + 16;
         let weights = self.outs * CHANNELS * 2 + 16;
         let rounded = if self.rounds() { self.width * self.height * self.outs * 2 } else { 0 };
         self.pixel_stages * pixels + self.weight_stages * weights + rounded + CONSUMERS * 16
@@ -116,7 +130,7 @@ pub(crate) struct Taps {
 
 /// One call: tensors that [`takes`] allowed, and `residual` and `out` with rows of whole 16 bytes.
 pub(crate) struct Call<'a, 'x> {
-    /// [height * width, channels]
+    /// [height * width, channels], or four times as many rows if it is to be halved
     pub input: &'a mut Input<'x>,
     /// 9 taps; for an upsampled image 4, with 4 rows for each output.
     pub weight: Taps,
@@ -134,6 +148,12 @@ pub(crate) fn takes(input: &Input<'_>, weight: &Weight, bias: &Tensor<Cuda>) -> 
 }
 
 impl Cuda {
+    /// `conv2d(x) + residual` by [`Conv::halve`] to an image of `call.height` x `call.width`, from one of twice as many
+    /// rows and columns. Returns the channel statistics of `call.out`.
+    pub(crate) fn run_hopper_halve(&self, call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
+        self.run_hopper_shape(CHOICE, &HALVED, call)
+    }
+
     /// `conv2d(x) + residual`, with an output as high and wide as the input. Returns the channel statistics of
     /// `call.out` where the kernel computes them.
     pub(crate) fn run_hopper_conv2d(&self, call: Call<'_, '_>) -> Result<Option<ChannelStatistics>> {
@@ -168,7 +188,10 @@ impl Cuda {
         };
         for band in bands {
             let part = input.show(band.start.saturating_sub(HALO)..(band.end + HALO).min(height))?;
-            let x_map = image(&part.pixels, shape.height + shape.taps - 1)?;
+            let x_map = match shape.stride {
+                1 => image(&part.pixels, shape.rows())?,
+                _ => halved_map(choice, &part.pixels, height, width, &shape)?,
+            };
             let [first, end] = shape.items(&band, width, out.cols());
             let mut arguments = Arguments {
                 // Without a residual the kernel reads no third map.
@@ -242,6 +265,24 @@ fn image_map(
     choice.tensor_map(of.address(), [channels, columns, rows])
 }
 
+/// An image of twice `height` x `width` pixels, by the parities of rows and columns: in boxes of CHANNELS channels, a
+/// tile's columns and one row more than it has, each of one parity.
+fn halved_map(
+    choice: Choice,
+    of: &Tensor<Cuda>,
+    height: usize,
+    width: usize,
+    shape: &Shape,
+) -> Result<sys::CUtensorMap> {
+    let (pixel, row) = (of.stride(), 2 * width * of.stride());
+    let channels = Axis { cells: of.cols(), step: 1, in_box: CHANNELS };
+    let odd_columns = Axis { cells: 2, step: pixel, in_box: 1 };
+    let columns = Axis { cells: width, step: 2 * pixel, in_box: shape.width };
+    let odd_rows = Axis { cells: 2, step: row, in_box: 1 };
+    let rows = Axis { cells: height, step: 2 * row, in_box: shape.height + 1 };
+    choice.tensor_map(of.address(), [channels, odd_columns, columns, odd_rows, rows])
+}
+
 /// A weight in boxes of CHANNELS channels, one tap and the outputs of a tile.
 fn weight_map(choice: Choice, weight: Taps, shape: &Shape) -> Result<sys::CUtensorMap> {
     let taps = shape.taps * shape.taps;
@@ -258,10 +299,11 @@ mod tests {
 
     #[test]
     fn every_shape_fits_the_shared_memory_of_hopper() {
-        for shape in SAME.iter().chain(&FEW).chain(&UPSAMPLED) {
+        for shape in SAME.iter().chain(&FEW).chain(&HALVED).chain(&UPSAMPLED) {
             assert!(shape.shared_bytes() <= 227 << 10, "{shape:?}");
         }
         assert_eq!(SAME[0].shared_bytes(), 2 * 18 * 16 * 128 + 5 * 128 * 128 + 256 * 128 * 2 + 9 * 16);
+        assert_eq!(HALVED[0].shared_bytes(), 3 * 18 * 16 * 128 + 5 * 128 * 128 + 128 * 128 * 2 + 10 * 16);
         assert_eq!(FEW[0].shared_bytes(), 5 * 10 * 32 * 128 + 15 * 8 * 128 + 22 * 16);
     }
 
@@ -288,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_blocks_tiles_are_all_of_the_same_outputs() {
-        for shape in SAME.iter().chain(&UPSAMPLED) {
+        for shape in SAME.iter().chain(&HALVED).chain(&UPSAMPLED) {
             for outs in [8usize, 128, 136, 320, 512, 1000, 40_000] {
                 let out_tiles = outs.div_ceil(shape.outs);
                 for (height, width) in [(1, 1), (17, 33), (512, 512)] {

@@ -20,6 +20,7 @@ mod layer_norm;
 mod linear;
 mod mul;
 mod norm_conv2d;
+mod patchify;
 mod project;
 mod qk_norm_rope;
 pub(crate) mod quantise;

@@ -1,0 +1,26 @@
+//! Launches cuda/patchify.cu.
+
+use crate::backend::cuda::launch::row_tiles;
+use crate::backend::cuda::{Cuda, Tensor};
+use crate::error::Result;
+
+impl Cuda {
+    pub(crate) fn patchify_op(
+        &self,
+        x: &Tensor<Cuda>,
+        mean: &Tensor<Cuda>,
+        std: &Tensor<Cuda>,
+        height: usize,
+        width: usize,
+    ) -> Result<Tensor<Cuda>> {
+        let channels = x.cols();
+        let out = self.empty(height * width, 4 * channels)?;
+        let launch = self.launch("patchify", "patchify_bf16")?.matrix(x).vector(mean).vector(std).vector(&out);
+        let launch = launch.int(height).int(width).int(channels);
+        let (grid, block) = row_tiles(out.rows(), out.cols());
+        // SAFETY: argument types and order match cuda/patchify.cu; `Tensor::patchify` checked the shapes, and mean and
+        // std are float32; `out` was made dense above.
+        unsafe { launch.run(grid, block) }?;
+        Ok(out)
+    }
+}
