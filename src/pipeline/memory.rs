@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn as_many_images_as_fit_but_at_least_one_and_no_more_than_asked_for() {
         let needs = Needs { step: 100, decode: 0, largest: 100 };
-        let plan = |guidance| Plan { width: 16, height: 16, steps: 1, guidance, seed: 1, notes: Vec::new() };
+        let plan = |guidance| Plan { guidance, ..Plan::of_size(16, 16) };
         let samples = |available, guidance, count| samples_of(&needs, available, &plan(guidance), count);
         assert_eq!(
             [samples(0, 1.0, 4), samples(350, 1.0, 4), samples(500, 1.0, 4), samples(500, 1.0, 1)],
@@ -151,7 +151,7 @@ mod tests {
     fn a_size_beyond_the_largest_tensor_is_refused_and_the_largest_square_is_told() {
         let info = ModelInfo::read(&crate::files::ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
         let of = |side: usize| {
-            let plan = Plan { width: side, height: side, steps: 1, guidance: 1.0, seed: 1, notes: Vec::new() };
+            let plan = Plan::of_size(side, side);
             (Needs::of(&Cpu::new(Precision::F32), &info, &plan), plan)
         };
         let (largest, plan) = of(160);

@@ -114,6 +114,12 @@ impl Plan {
         Ok(Self { width, height, steps, guidance, seed: request.seed, notes })
     }
 
+    /// One step to an image of this size, for tests of what is made of a plan.
+    #[cfg(test)]
+    pub(super) fn of_size(width: usize, height: usize) -> Self {
+        Self { width, height, steps: 1, guidance: 1.0, seed: 1, notes: Vec::new() }
+    }
+
     /// Whether a step takes two evaluations.
     pub fn guided(&self) -> bool {
         self.guidance > 1.0

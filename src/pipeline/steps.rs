@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_shape_serves_every_count_that_begins_with_the_same_batch() {
-        let plan = Plan { width: 32, height: 16, steps: 1, guidance: 4.0, seed: 1, notes: Vec::new() };
+        let plan = Plan { guidance: 4.0, ..Plan::of_size(32, 16) };
         let serves = |made_for, samples, wanted| BatchShape::new(&plan, made_for, samples).serves(&plan, wanted);
         assert!(serves(8, 8, 8) && serves(3, 3, 3) && serves(1, 1, 1));
         assert!(!serves(8, 8, 7) && !serves(3, 3, 4) && !serves(1, 1, 8));
