@@ -4,7 +4,7 @@ pub mod noise;
 pub mod schedule;
 
 pub use noise::{Noise, noise};
-pub use schedule::Schedule;
+pub use schedule::{Schedule, ScheduleKind};
 
 use crate::backend::Backend;
 use crate::error::Result;
