@@ -17,7 +17,7 @@ use super::destination::Destination;
 use super::device::{Device, choose_device};
 use super::signals::Signals;
 use super::{model_dir, print};
-use crate::cli::{Generate, TimingsFormat};
+use crate::cli::{self, Generate, TimingsFormat};
 use crate::progress::{Console, say};
 use crate::report::{Report, peak_host_bytes};
 
@@ -204,7 +204,7 @@ impl Job<'_> {
             rayon::scope(|scope| scope.spawn(|_| panic!("`--panic-for-test`\nwas given")));
         }
         let &Plan { width, height, steps, guidance, seed, .. } = &plan;
-        let facts = [
+        let mut facts = vec![
             ("prompt", self.request.prompt.clone()),
             ("seed", seed.to_string()),
             ("steps", steps.to_string()),
@@ -213,6 +213,7 @@ impl Job<'_> {
             ("model", self.name.clone()),
             ("Software", concat!("flux ", env!("CARGO_PKG_VERSION")).to_string()),
         ];
+        facts.extend(cli::facts(&plan));
         let saving = Instant::now();
         target.write(&Rgb { width, height, bytes: rgb }, &facts)?;
         let save_s = saving.elapsed().as_secs_f64();

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
 use crate::error::{Error, Result};
+use crate::sampler::ScheduleKind;
 
 /// An image that a user asks for. Where a field is `None`, the model chooses.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,6 +21,8 @@ pub struct Request {
     pub seed: u64,
     /// How far the image leans towards the prompt; only undistilled models use it.
     pub guidance: Option<f32>,
+    /// How the noise levels fall.
+    pub schedule: ScheduleKind,
 }
 
 /// The longest prompt in bytes: more than any model reads, and short enough for the tokenizer to read without a delay.
@@ -30,7 +33,15 @@ pub const PROMPT_TOO_LONG: &str = "shorten it: a model reads a few hundred words
 impl Request {
     /// A prompt and a seed; the model chooses everything else.
     pub fn new(prompt: impl Into<String>, seed: u64) -> Self {
-        Self { prompt: prompt.into(), width: None, height: None, steps: None, seed, guidance: None }
+        Self {
+            prompt: prompt.into(),
+            width: None,
+            height: None,
+            steps: None,
+            seed,
+            guidance: None,
+            schedule: ScheduleKind::default(),
+        }
     }
 
     /// Errors when the prompt is longer than [`MAX_PROMPT_BYTES`], or has control characters other than line feeds and
@@ -67,6 +78,8 @@ pub struct Plan {
     pub guidance: f32,
     /// Seed of the noise.
     pub seed: u64,
+    /// How the noise levels fall.
+    pub schedule: ScheduleKind,
     /// What the user should know: a size that was rounded or does not suit the model, an option that has no effect.
     pub notes: Vec<String>,
 }
@@ -95,12 +108,7 @@ impl Plan {
             (side("height", request.height, default_height)?, side("width", request.width, default_width)?);
         notes.extend(info.size_note(width, height));
 
-        let steps = request.steps.unwrap_or(info.default_steps);
-        if !(1..=MAX_STEPS).contains(&steps) {
-            return Err(Error::usage(format!("steps is {steps}, expected 1 to {MAX_STEPS}"))
-                .at("--steps")
-                .hint(format!("leave it out for the model's own number, {}", info.default_steps)));
-        }
+        let steps = steps(request, info)?;
         let asked = request.guidance.unwrap_or(info.default_guidance());
         if !(asked.is_finite() && (0.0..=1000.0).contains(&asked)) {
             return Err(Error::usage(format!("guidance is {asked}, expected 0 to 1000"))
@@ -111,13 +119,15 @@ impl Plan {
             notes.push("guidance has no effect: this model is distilled".to_string());
         }
         let guidance = if info.is_distilled { 1.0 } else { asked.max(1.0) };
-        Ok(Self { width, height, steps, guidance, seed: request.seed, notes })
+        let schedule = request.schedule.clone();
+        Ok(Self { width, height, steps, guidance, seed: request.seed, schedule, notes })
     }
 
     /// One step to an image of this size, for tests of what is made of a plan.
     #[cfg(test)]
     pub(super) fn of_size(width: usize, height: usize) -> Self {
-        Self { width, height, steps: 1, guidance: 1.0, seed: 1, notes: Vec::new() }
+        let schedule = ScheduleKind::default();
+        Self { width, height, steps: 1, guidance: 1.0, seed: 1, schedule, notes: Vec::new() }
     }
 
     /// Whether a step takes two evaluations.
@@ -129,6 +139,30 @@ impl Plan {
     pub(super) fn evaluations(&self) -> u64 {
         if self.guided() { 2 } else { 1 }
     }
+}
+
+/// The number of steps.
+///
+/// Errors when it is out of bounds, or the schedule is wrong or has another number.
+fn steps(request: &Request, info: &ModelInfo) -> Result<usize> {
+    request.schedule.check().map_err(|e| e.at("--schedule"))?;
+    let of_schedule = request.schedule.steps();
+    if let (Some(levels), Some(steps)) = (of_schedule, request.steps)
+        && levels != steps
+    {
+        return Err(Error::usage(format!("the noise levels make {levels} steps, {steps} are asked for"))
+            .at("--schedule")
+            .hint("leave out the number of steps: each level but the 0 at the end is one"));
+    }
+    let steps = of_schedule.or(request.steps).unwrap_or(info.default_steps);
+    if (1..=MAX_STEPS).contains(&steps) {
+        return Ok(steps);
+    }
+    let error = Error::usage(format!("steps is {steps}, expected 1 to {MAX_STEPS}"));
+    Err(match of_schedule {
+        Some(_) => error.at("--schedule").hint("name fewer noise levels"),
+        None => error.at("--steps").hint(format!("leave it out for the model's own number, {}", info.default_steps)),
+    })
 }
 
 impl ModelInfo {
