@@ -4,7 +4,7 @@ use clap::Args;
 use flux::pipeline::{Plan, Request};
 use flux::sampler::ScheduleKind;
 
-use super::SAMPLING;
+use super::{PROMPT, SAMPLING};
 
 /// How the sampler goes from noise to an image.
 #[derive(Args)]
@@ -13,17 +13,34 @@ pub struct SamplerArgs {
     /// (i/N)^A; sigmas:1,0.8,.. are the levels themselves, one for each step
     #[arg(help_heading = SAMPLING, long, value_name = "KIND", default_value = "flow")]
     schedule: ScheduleKind,
+    /// What the image should lean away from, in place of nothing; only undistilled models use it
+    #[arg(help_heading = PROMPT, long, value_name = "TEXT", allow_hyphen_values = true)]
+    negative: Option<String>,
+    /// Tokens that the prompt is cut or padded to; the model reads the padding too, so another number gives another
+    /// image [default: the model's, 512]
+    #[arg(help_heading = PROMPT, long, value_name = "N", allow_negative_numbers = true)]
+    max_sequence_length: Option<usize>,
 }
 
 impl SamplerArgs {
     /// Adds what the flags ask for.
     pub fn apply(&self, request: Request) -> Request {
-        Request { schedule: self.schedule.clone(), ..request }
+        Request {
+            schedule: self.schedule.clone(),
+            negative: self.negative.clone(),
+            max_sequence_length: self.max_sequence_length,
+            ..request
+        }
     }
 }
 
-/// What a PNG says of the sampler, where it is not as usual.
-pub fn facts(plan: &Plan) -> Vec<(&'static str, String)> {
-    let schedule = (plan.schedule != ScheduleKind::default()).then(|| ("schedule", plan.schedule.to_string()));
-    schedule.into_iter().collect()
+/// What a PNG says of the sampler where it is not as usual.
+pub fn facts(request: &Request, plan: &Plan) -> Vec<(&'static str, String)> {
+    let schedule = (plan.schedule != ScheduleKind::default()).then(|| plan.schedule.to_string());
+    let facts = [
+        ("negative", plan.negative.clone()),
+        ("schedule", schedule),
+        ("max_sequence_length", request.max_sequence_length.map(|tokens| tokens.to_string())),
+    ];
+    facts.into_iter().filter_map(|(keyword, text)| Some((keyword, text?))).collect()
 }

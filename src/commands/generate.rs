@@ -213,7 +213,7 @@ impl Job<'_> {
             ("model", self.name.clone()),
             ("Software", concat!("flux ", env!("CARGO_PKG_VERSION")).to_string()),
         ];
-        facts.extend(cli::facts(&plan));
+        facts.extend(cli::facts(&self.request, &plan));
         let saving = Instant::now();
         target.write(&Rgb { width, height, bytes: rgb }, &facts)?;
         let save_s = saving.elapsed().as_secs_f64();

@@ -50,7 +50,7 @@ impl<B: Backend> Denoising<B> {
         let (height, width) = info.latent_size(plan);
         let schedule = schedule(residency, &transformer, &plan.schedule.schedule(height * width, plan.steps))?;
         let samples = work.reads().samples;
-        let context = repeat(transformer.context(txt)?, info.max_sequence_length, samples)?;
+        let context = repeat(transformer.context(txt)?, plan.text_tokens, samples)?;
         let noise = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
         let (rows, channels) = (samples * height * width, info.transformer.in_channels);
         let latents = backend.upload(&noise.values()[..rows * channels], rows, channels)?;
@@ -128,7 +128,7 @@ fn batch<B: Backend>(
     let available = backend.available_bytes();
     let samples = needs.samples(available, plan, wanted);
     let (height, width) = info.latent_size(plan);
-    let txt = info.max_sequence_length;
+    let txt = plan.text_tokens;
     let steps = Steps {
         transformer: Arc::clone(transformer),
         rope: transformer.rope(txt, height, width)?,

@@ -23,7 +23,7 @@ pub(super) struct Needs {
 impl Needs {
     pub(super) fn of<B: Backend>(backend: &B, info: &ModelInfo, plan: &Plan) -> Self {
         let (height, width) = info.latent_size(plan);
-        let tokens = (info.max_sequence_length + height * width) as u64;
+        let tokens = (plan.text_tokens + height * width) as u64;
         let (dim, mlp) = (info.transformer.dim() as u64, info.transformer.mlp() as u64);
         // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with quantised
         // weights also the input of the last product, [dim + mlp] of half the size.
@@ -70,7 +70,7 @@ impl Needs {
             "a {width} x {height} image needs a tensor of {} values, this device computes with {limit} at most",
             self.largest
         ));
-        let tokens = (limit / widest(info)).saturating_sub(info.max_sequence_length as u64);
+        let tokens = (limit / widest(info)).saturating_sub(plan.text_tokens as u64);
         match tokens.isqrt() * info.vae.patch_pixels() as u64 {
             0 => Err(error),
             side => Err(error.hint(format!("the largest square that it can compute is `-W {side} -H {side}`"))),

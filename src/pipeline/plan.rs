@@ -23,6 +23,12 @@ pub struct Request {
     pub guidance: Option<f32>,
     /// How the noise levels fall.
     pub schedule: ScheduleKind,
+    /// What the image leans away from, in place of the empty prompt; only guidance reads it. At most
+    /// [`MAX_PROMPT_BYTES`] bytes, as the prompt.
+    pub negative: Option<String>,
+    /// Tokens that a prompt is cut or padded to. The transformer reads the padding too, so another number gives another
+    /// image.
+    pub max_sequence_length: Option<usize>,
 }
 
 /// The longest prompt in bytes: more than any model reads, and short enough for the tokenizer to read without a delay.
@@ -41,28 +47,37 @@ impl Request {
             seed,
             guidance: None,
             schedule: ScheduleKind::default(),
+            negative: None,
+            max_sequence_length: None,
         }
     }
 
-    /// Errors when the prompt is longer than [`MAX_PROMPT_BYTES`], or has control characters other than line feeds and
-    /// tabs: a prompt with those was damaged, or is no text.
+    /// Errors when the prompt or the negative one is longer than [`MAX_PROMPT_BYTES`], or has control characters other
+    /// than line feeds and tabs: a prompt with those was damaged, or is no text.
     pub fn check_prompt(&self) -> Result<()> {
-        let bytes = self.prompt.len();
-        if bytes > MAX_PROMPT_BYTES {
-            return Err(Error::usage(format!("the prompt is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}"))
-                .hint(PROMPT_TOO_LONG));
-        }
-        let refused = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
-        if let Some((before, c)) = self.prompt.chars().enumerate().find(|&(_, c)| refused(c)) {
-            return Err(Error::usage(format!(
-                "character {} of the prompt is the control character U+{:04X}, expected text, line feeds and tabs",
-                before + 1,
-                u32::from(c)
-            ))
-            .hint("remove it: a prompt is plain text"));
-        }
-        Ok(())
+        let negative =
+            self.negative.as_deref().map_or(Ok(()), |negative| check_text(negative).map_err(|e| e.at("--negative")));
+        check_text(&self.prompt).and(negative)
     }
+}
+
+/// Errors when a prompt is too long or no text.
+fn check_text(prompt: &str) -> Result<()> {
+    let bytes = prompt.len();
+    if bytes > MAX_PROMPT_BYTES {
+        return Err(Error::usage(format!("the prompt is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}"))
+            .hint(PROMPT_TOO_LONG));
+    }
+    let refused = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if let Some((before, c)) = prompt.chars().enumerate().find(|&(_, c)| refused(c)) {
+        return Err(Error::usage(format!(
+            "character {} of the prompt is the control character U+{:04X}, expected text, line feeds and tabs",
+            before + 1,
+            u32::from(c)
+        ))
+        .hint("remove it: a prompt is plain text"));
+    }
+    Ok(())
 }
 
 /// A request in which every choice is made.
@@ -80,6 +95,10 @@ pub struct Plan {
     pub seed: u64,
     /// How the noise levels fall.
     pub schedule: ScheduleKind,
+    /// What the image leans away from, where that is not the empty prompt.
+    pub negative: Option<String>,
+    /// Tokens of a prompt, padding included.
+    pub text_tokens: usize,
     /// What the user should know: a size that was rounded or does not suit the model, an option that has no effect.
     pub notes: Vec<String>,
 }
@@ -119,15 +138,38 @@ impl Plan {
             notes.push("guidance has no effect: this model is distilled".to_string());
         }
         let guidance = if info.is_distilled { 1.0 } else { asked.max(1.0) };
-        let schedule = request.schedule.clone();
-        Ok(Self { width, height, steps, guidance, seed: request.seed, schedule, notes })
+        let negative = request.negative.clone().filter(|_| guidance > 1.0);
+        if request.negative.is_some() && negative.is_none() {
+            let why = if info.is_distilled { "this model is distilled" } else { "there is no guidance" };
+            notes.push(format!("the negative prompt has no effect: {why}"));
+        }
+        Ok(Self {
+            width,
+            height,
+            steps,
+            guidance,
+            seed: request.seed,
+            schedule: request.schedule.clone(),
+            negative,
+            text_tokens: text_tokens(request, info)?,
+            notes,
+        })
     }
 
     /// One step to an image of this size, for tests of what is made of a plan.
     #[cfg(test)]
     pub(super) fn of_size(width: usize, height: usize) -> Self {
-        let schedule = ScheduleKind::default();
-        Self { width, height, steps: 1, guidance: 1.0, seed: 1, schedule, notes: Vec::new() }
+        Self {
+            width,
+            height,
+            steps: 1,
+            guidance: 1.0,
+            seed: 1,
+            schedule: ScheduleKind::default(),
+            negative: None,
+            text_tokens: 512,
+            notes: Vec::new(),
+        }
     }
 
     /// Whether a step takes two evaluations.
@@ -163,6 +205,20 @@ fn steps(request: &Request, info: &ModelInfo) -> Result<usize> {
         Some(_) => error.at("--schedule").hint("name fewer noise levels"),
         None => error.at("--steps").hint(format!("leave it out for the model's own number, {}", info.default_steps)),
     })
+}
+
+/// Tokens of a prompt.
+///
+/// Errors when the model does not read so many.
+fn text_tokens(request: &Request, info: &ModelInfo) -> Result<usize> {
+    let tokens = request.max_sequence_length.unwrap_or(info.max_sequence_length);
+    let most = info.longest_sequence();
+    if (1..=most).contains(&tokens) {
+        return Ok(tokens);
+    }
+    Err(Error::usage(format!("a prompt of {tokens} tokens is asked for, expected 1 to {most}"))
+        .at("--max-sequence-length")
+        .hint(format!("leave it out for the model's own number, {}", info.max_sequence_length)))
 }
 
 impl ModelInfo {

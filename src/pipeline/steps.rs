@@ -15,6 +15,7 @@ use crate::transformer::{Modulations, StepModulation, Transformer};
 pub(super) struct BatchShape {
     height: usize,
     width: usize,
+    text_tokens: usize,
     guidance_bits: u32,
     /// How many images were wanted in one batch, and how many are in it: fewer where memory did not allow more.
     wanted: usize,
@@ -23,8 +24,8 @@ pub(super) struct BatchShape {
 
 impl BatchShape {
     pub(super) fn new(plan: &Plan, wanted: usize, samples: usize) -> Self {
-        let &Plan { height, width, guidance, .. } = plan;
-        Self { height, width, guidance_bits: guidance.to_bits(), wanted, samples }
+        let &Plan { height, width, text_tokens, guidance, .. } = plan;
+        Self { height, width, text_tokens, guidance_bits: guidance.to_bits(), wanted, samples }
     }
 
     /// Whether the first batch of `wanted` images like `plan` has this shape. The work depends on how many images are
@@ -82,5 +83,6 @@ mod tests {
         assert!(shape.serves(&Plan { steps: 4, seed: 2, ..plan.clone() }, 1));
         assert!(!shape.serves(&Plan { height: 32, ..plan.clone() }, 1));
         assert!(!shape.serves(&Plan { guidance: 3.0, ..plan.clone() }, 1));
+        assert!(!shape.serves(&Plan { text_tokens: 77, ..plan.clone() }, 1));
     }
 }
