@@ -2,7 +2,7 @@
 
 use clap::Args;
 use flux::pipeline::{Plan, Request};
-use flux::sampler::ScheduleKind;
+use flux::sampler::{Rng, ScheduleKind};
 
 use super::{PROMPT, SAMPLING};
 
@@ -13,6 +13,10 @@ pub struct SamplerArgs {
     /// (i/N)^A; sigmas:1,0.8,.. are the levels themselves, one for each step
     #[arg(help_heading = SAMPLING, long, value_name = "KIND", default_value = "flow")]
     schedule: ScheduleKind,
+    /// How the seed becomes noise: torch as the reference does, portable so that a seed gives a similar composition at
+    /// another size
+    #[arg(help_heading = SAMPLING, long, value_name = "KIND", default_value = "torch")]
+    rng: Rng,
     /// What the image should lean away from, in place of nothing; only undistilled models use it
     #[arg(help_heading = PROMPT, long, value_name = "TEXT", allow_hyphen_values = true)]
     negative: Option<String>,
@@ -26,6 +30,7 @@ impl SamplerArgs {
     /// Adds what the flags ask for.
     pub fn apply(&self, request: Request) -> Request {
         Request {
+            rng: self.rng,
             schedule: self.schedule.clone(),
             negative: self.negative.clone(),
             max_sequence_length: self.max_sequence_length,
@@ -38,6 +43,7 @@ impl SamplerArgs {
 pub fn facts(request: &Request, plan: &Plan) -> Vec<(&'static str, String)> {
     let schedule = (plan.schedule != ScheduleKind::default()).then(|| plan.schedule.to_string());
     let facts = [
+        ("rng", (plan.rng != Rng::default()).then(|| plan.rng.to_string())),
         ("negative", plan.negative.clone()),
         ("schedule", schedule),
         ("max_sequence_length", request.max_sequence_length.map(|tokens| tokens.to_string())),

@@ -11,6 +11,7 @@ use flux::default_model::default_model;
 use flux::files::ModelFiles;
 use flux::output::Rgb;
 use flux::pipeline::{CancelFlag, Decoded, Model, OpenModel, Plan, Request};
+use flux::sampler::Rng;
 use flux::{Error, Result};
 
 use super::destination::Destination;
@@ -140,7 +141,7 @@ impl Job<'_> {
         }
         let &Plan { width, height, steps, seed, .. } = plan;
         let last = seed + (self.targets.len() as u64 - 1);
-        if let Some(note) = seed_note(seed, last) {
+        if let Some(note) = seed_note(seed, last).filter(|_| plan.rng == Rng::Torch) {
             console.note(&note);
         }
         let seeds = if last == seed { format!("seed {seed}") } else { format!("seeds {seed} to {last}") };

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
 use crate::error::{Error, Result};
-use crate::sampler::ScheduleKind;
+use crate::sampler::{Rng, ScheduleKind};
 
 /// An image that a user asks for. Where a field is `None`, the model chooses.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,6 +21,8 @@ pub struct Request {
     pub seed: u64,
     /// How far the image leans towards the prompt; only undistilled models use it.
     pub guidance: Option<f32>,
+    /// How the seed becomes noise.
+    pub rng: Rng,
     /// How the noise levels fall.
     pub schedule: ScheduleKind,
     /// What the image leans away from, in place of the empty prompt; only guidance reads it. At most
@@ -46,6 +48,7 @@ impl Request {
             steps: None,
             seed,
             guidance: None,
+            rng: Rng::default(),
             schedule: ScheduleKind::default(),
             negative: None,
             max_sequence_length: None,
@@ -93,6 +96,8 @@ pub struct Plan {
     pub guidance: f32,
     /// Seed of the noise.
     pub seed: u64,
+    /// How the seed becomes noise.
+    pub rng: Rng,
     /// How the noise levels fall.
     pub schedule: ScheduleKind,
     /// What the image leans away from, where that is not the empty prompt.
@@ -149,6 +154,7 @@ impl Plan {
             steps,
             guidance,
             seed: request.seed,
+            rng: request.rng,
             schedule: request.schedule.clone(),
             negative,
             text_tokens: text_tokens(request, info)?,
@@ -165,6 +171,7 @@ impl Plan {
             steps: 1,
             guidance: 1.0,
             seed: 1,
+            rng: Rng::default(),
             schedule: ScheduleKind::default(),
             negative: None,
             text_tokens: 512,

@@ -193,10 +193,11 @@ impl<B: Backend> Session<B> {
 fn draw<B: Backend>(model: &Model<B>, plan: &Plan, count: usize) -> Result<JoinHandle<Noise>> {
     let info = model.info();
     let samples = Needs::of(model.backend(), info, plan).wanted(plan, count);
-    let (channels, (height, width), seed) = (info.transformer.in_channels, info.latent_size(plan), plan.seed);
+    let (channels, (height, width)) = (info.transformer.in_channels, info.latent_size(plan));
+    let (rng, seed) = (plan.rng, plan.seed);
     let mut noise = model.noise();
     let draw = move || {
-        noise.draw(seed, samples, channels, height, width);
+        noise.draw(rng, seed, samples, channels, height, width);
         noise
     };
     thread::Builder::new().spawn(draw).map_err(|e| Error::no_thread(&e))

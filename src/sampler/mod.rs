@@ -1,9 +1,10 @@
 //! The sampler: from noise to latents in Euler steps over a shifted schedule.
 
 pub mod noise;
+mod portable;
 pub mod schedule;
 
-pub use noise::{Noise, noise};
+pub use noise::{Noise, Rng, noise};
 pub use schedule::{Schedule, ScheduleKind};
 
 use crate::backend::Backend;
