@@ -1,6 +1,7 @@
 //! The command line: flags to values of the right type. `Model::plan` decides whether the model can do what they ask.
 
 mod prompt;
+mod sampler;
 mod values;
 
 use std::env;
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
 use flux::pipeline::Request;
 use flux::{Error, Result};
+pub use sampler::{SamplerArgs, facts};
 pub use values::{DeviceChoice, PrecisionChoice, TimingsFormat};
 use values::{Seed, Size, decibels, gibibytes, seconds};
 
@@ -201,6 +203,8 @@ pub struct Generate {
     #[arg(help_heading = SAMPLING, short, long, value_name = "SCALE", allow_negative_numbers = true)]
     guidance: Option<f32>,
     #[command(flatten)]
+    sampler: SamplerArgs,
+    #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
     pub on: DeviceArgs,
@@ -259,7 +263,9 @@ impl Generate {
                 Seed::Random => u64::from(rand::random::<u32>()),
             },
             guidance: self.guidance,
+            ..Request::new("", 0)
         };
+        let request = self.sampler.apply(request);
         request.check_prompt().map_err(|e| e.at(place))?;
         Ok(request)
     }

@@ -27,9 +27,21 @@ const LAYERS: [(&str, &[&str]); 27] = [
     ("commands/device.rs", &["cli", "progress", "backend", "backend::cpu", "backend::cuda"]),
     (
         "commands",
-        &["cli", "progress", "report", "bench", "pipeline", "output", "compare", "default_model", "files", "backend"],
+        &[
+            "cli",
+            "progress",
+            "report",
+            "bench",
+            "pipeline",
+            "sampler",
+            "output",
+            "compare",
+            "default_model",
+            "files",
+            "backend",
+        ],
     ),
-    ("cli", &["pipeline", "threads"]),
+    ("cli", &["pipeline", "sampler", "threads"]),
     ("progress.rs", &["pipeline"]),
     ("report.rs", &["pipeline"]),
     ("bench", &["pipeline", "output", "files", "nn", "tensor", "ops", "backend"]),
@@ -58,7 +70,7 @@ const COMMON: [&str; 3] = ["error", "Error", "Result"];
 const ANY: &[&str] = &["*"];
 
 /// A crate and the only places where it may be named. (The CUDA backend has a module `gemm` of its own.)
-const CRATES: [(&str, &[&str]); 14] = [
+const CRATES: [(&str, &[&str]); 15] = [
     ("cudarc", &["backend/cuda/"]),
     ("gemm", &["backend/cpu/", "backend/cuda/"]),
     ("clap", &["cli", "main.rs"]),
@@ -69,7 +81,8 @@ const CRATES: [(&str, &[&str]); 14] = [
     ("tempfile", &["files/atomic.rs", "files/partial.rs", "bench/weights.rs"]),
     ("tokenizers", &["text_encoder/tokenizer_file.rs", "text_encoder/prompt.rs"]),
     ("rand_mt", &["sampler/noise.rs"]),
-    ("rand", &["sampler/noise.rs", "cli.rs"]),
+    ("rand", &["sampler/portable.rs", "cli.rs"]),
+    ("rustdct", &["sampler/portable.rs"]),
     ("signal_hook", &["commands/signals.rs"]),
     ("libloading", &["backend/cuda/library.rs"]),
     ("parking_lot", &["backend/cuda/"]),

@@ -11,13 +11,14 @@ use flux::default_model::default_model;
 use flux::files::ModelFiles;
 use flux::output::Rgb;
 use flux::pipeline::{CancelFlag, Decoded, Model, OpenModel, Plan, Request};
+use flux::sampler::Rng;
 use flux::{Error, Result};
 
 use super::destination::Destination;
 use super::device::{Device, choose_device};
 use super::signals::Signals;
 use super::{model_dir, print};
-use crate::cli::{Generate, TimingsFormat};
+use crate::cli::{self, Generate, TimingsFormat};
 use crate::progress::{Console, say};
 use crate::report::{Report, peak_host_bytes};
 
@@ -140,7 +141,7 @@ impl Job<'_> {
         }
         let &Plan { width, height, steps, seed, .. } = plan;
         let last = seed + (self.targets.len() as u64 - 1);
-        if let Some(note) = seed_note(seed, last) {
+        if let Some(note) = seed_note(seed, last).filter(|_| plan.rng == Rng::Torch) {
             console.note(&note);
         }
         let seeds = if last == seed { format!("seed {seed}") } else { format!("seeds {seed} to {last}") };
@@ -204,7 +205,7 @@ impl Job<'_> {
             rayon::scope(|scope| scope.spawn(|_| panic!("`--panic-for-test`\nwas given")));
         }
         let &Plan { width, height, steps, guidance, seed, .. } = &plan;
-        let facts = [
+        let mut facts = vec![
             ("prompt", self.request.prompt.clone()),
             ("seed", seed.to_string()),
             ("steps", steps.to_string()),
@@ -213,6 +214,7 @@ impl Job<'_> {
             ("model", self.name.clone()),
             ("Software", concat!("flux ", env!("CARGO_PKG_VERSION")).to_string()),
         ];
+        facts.extend(cli::facts(&self.request, &plan));
         let saving = Instant::now();
         target.write(&Rgb { width, height, bytes: rgb }, &facts)?;
         let save_s = saving.elapsed().as_secs_f64();

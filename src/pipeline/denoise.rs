@@ -49,9 +49,9 @@ impl<B: Backend> Denoising<B> {
         let transformer = residency.transformer(&needs, caller, clock)?;
         let work = batch(residency, &transformer, &needs, plan, count)?;
         let (height, width) = info.latent_size(plan);
-        let schedule = schedule(residency, &transformer, height * width, plan.steps)?;
+        let schedule = schedule(residency, &transformer, &plan.schedule.schedule(height * width, plan.steps))?;
         let samples = work.reads().layout.batch;
-        let context = repeat(transformer.context(txt)?, info.max_sequence_length, samples)?;
+        let context = repeat(transformer.context(txt)?, plan.text_tokens, samples)?;
         let noise = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
         let (rows, channels) = (samples * height * width, info.transformer.in_channels);
         let latents = backend.upload(&noise.values()[..rows * channels], rows, channels)?;
@@ -129,7 +129,7 @@ fn batch<B: Backend>(
     let available = backend.available_bytes();
     let samples = needs.samples(available, plan, wanted);
     let (height, width) = info.latent_size(plan);
-    let txt = info.max_sequence_length;
+    let txt = plan.text_tokens;
     let steps = Steps {
         transformer: Arc::clone(transformer),
         rope: transformer.rope(txt, &[], [height, width])?,
@@ -140,21 +140,21 @@ fn batch<B: Backend>(
     Ok(residency.steps.insert(BatchShape::new(plan, wanted, samples), Arc::new(steps)))
 }
 
-/// The modulations and lengths of all `steps` steps of an image of `tokens` tokens.
+/// The modulations and lengths of all steps of a schedule.
 fn schedule<B: Backend>(
     residency: &Residency<B>,
     transformer: &Transformer<B>,
-    tokens: usize,
-    steps: usize,
+    schedule: &Schedule,
 ) -> Result<Arc<Schedules<B>>> {
+    let key: Vec<u32> = schedule.sigmas.iter().map(|sigma| sigma.to_bits()).collect();
     let schedules = || residency.schedules.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(found) = schedules().get(&[tokens, steps]) {
+    if let Some(found) = schedules().get(&key) {
         return Ok(Arc::clone(found));
     }
-    let schedule = Schedule::new(tokens, steps);
     let modulations = transformer.modulations(&schedule.timesteps)?;
-    let made = Arc::new(Schedules { modulations, dts: residency.backend.upload(&schedule.dts(), steps, 1)? });
-    schedules().put([tokens, steps], Arc::clone(&made));
+    let made =
+        Arc::new(Schedules { modulations, dts: residency.backend.upload(&schedule.dts(), schedule.steps(), 1)? });
+    schedules().put(key, Arc::clone(&made));
     Ok(made)
 }
 

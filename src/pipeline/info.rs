@@ -22,6 +22,9 @@ pub(super) const MAX_SIDE: usize = 8192;
 /// The most steps: more than any schedule distinguishes.
 pub(super) const MAX_STEPS: usize = 1000;
 
+/// The most text tokens: more than any prompt has, and so few that memory for them can be asked for.
+const MAX_TEXT_TOKENS: usize = 1 << 16;
+
 /// The configs of a model, checked against each other.
 #[derive(Debug, Clone)]
 pub struct ModelInfo {
@@ -124,8 +127,10 @@ impl ModelInfo {
         }
         // A hostile folder must not exhaust memory by naming a long sequence.
         let length = self.max_sequence_length;
-        let counts =
-            [("max_sequence_length", length, 16..=1 << 16), ("default_steps", self.default_steps, 1..=MAX_STEPS)];
+        let counts = [
+            ("max_sequence_length", length, 16..=MAX_TEXT_TOKENS),
+            ("default_steps", self.default_steps, 1..=MAX_STEPS),
+        ];
         dir.check_sizes(INDEX, &counts)?;
         if let Some(positions) = self.text_encoder.max_position_embeddings.filter(|positions| *positions < length) {
             let what = format!("max_position_embeddings is {positions}, less than the {length} tokens of a prompt");
@@ -150,6 +155,11 @@ impl ModelInfo {
     /// Guidance scale where the request names none.
     pub fn default_guidance(&self) -> f32 {
         if self.is_distilled { 1.0 } else { 4.0 }
+    }
+
+    /// The most text tokens that a prompt may be cut or padded to.
+    pub fn longest_sequence(&self) -> usize {
+        self.text_encoder.max_position_embeddings.unwrap_or(MAX_TEXT_TOKENS).min(MAX_TEXT_TOKENS)
     }
 
     /// What someone should know who asks for this size, if anything.

@@ -23,7 +23,7 @@ pub(super) struct Needs {
 impl Needs {
     pub(super) fn of<B: Backend>(backend: &B, info: &ModelInfo, plan: &Plan) -> Self {
         let (height, width) = info.latent_size(plan);
-        let tokens = (info.max_sequence_length + height * width) as u64;
+        let tokens = (plan.text_tokens + height * width) as u64;
         let (dim, mlp) = (info.transformer.dim() as u64, info.transformer.mlp() as u64);
         // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with quantised
         // weights also the input of the last product, [dim + mlp] of half the size.
@@ -70,7 +70,7 @@ impl Needs {
             "a {width} x {height} image needs a tensor of {} values, this device computes with {limit} at most",
             self.largest
         ));
-        let tokens = (limit / widest(info)).saturating_sub(info.max_sequence_length as u64);
+        let tokens = (limit / widest(info)).saturating_sub(plan.text_tokens as u64);
         match tokens.isqrt() * info.vae.patch_pixels() as u64 {
             0 => Err(error),
             side => Err(error.hint(format!("the largest square that it can compute is `-W {side} -H {side}`"))),
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn as_many_images_as_fit_but_at_least_one_and_no_more_than_asked_for() {
         let needs = Needs { step: 100, decode: 0, largest: 100 };
-        let plan = |guidance| Plan { width: 16, height: 16, steps: 1, guidance, seed: 1, notes: Vec::new() };
+        let plan = |guidance| Plan { guidance, ..Plan::of_size(16, 16) };
         let samples = |available, guidance, count| samples_of(&needs, available, &plan(guidance), count);
         assert_eq!(
             [samples(0, 1.0, 4), samples(350, 1.0, 4), samples(500, 1.0, 4), samples(500, 1.0, 1)],
@@ -151,7 +151,7 @@ mod tests {
     fn a_size_beyond_the_largest_tensor_is_refused_and_the_largest_square_is_told() {
         let info = ModelInfo::read(&crate::files::ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
         let of = |side: usize| {
-            let plan = Plan { width: side, height: side, steps: 1, guidance: 1.0, seed: 1, notes: Vec::new() };
+            let plan = Plan::of_size(side, side);
             (Needs::of(&Cpu::new(Precision::F32), &info, &plan), plan)
         };
         let (largest, plan) = of(160);

@@ -36,6 +36,7 @@ mod prompt_cache;
 mod residency;
 mod session;
 mod steps;
+mod text;
 mod timings;
 
 pub use info::ModelInfo;

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::memory::Needs;
 use super::opened::LateTokenizer;
 use super::residency::Residency;
+use super::text::Text;
 use super::{ModelInfo, OpenModel, Plan, Request};
 use crate::backend::Backend;
-use crate::error::{Result, escaped};
+use crate::error::Result;
 use crate::files::ModelFiles;
 use crate::sampler::Noise;
 use crate::text_encoder::PromptTokens;
@@ -65,7 +66,7 @@ impl<B: Backend> Model<B> {
     /// Errors when the model cannot do what is asked for, or its tokenizer cannot be read.
     pub fn plan(&self, request: &Request) -> Result<Plan> {
         let mut plan = self.plan_without_words(request)?;
-        self.read(request, &mut plan)?;
+        Text::read(self, request, &mut plan)?;
         Ok(plan)
     }
 
@@ -84,21 +85,9 @@ impl<B: Backend> Model<B> {
         Ok(needs)
     }
 
-    /// The prompt's tokens. The plan gets a note where the prompt is cut off. Waits for the tokenizer.
-    pub(super) fn read(&self, request: &Request, plan: &mut Plan) -> Result<PromptTokens> {
-        let tokens = self.tokens(&request.prompt)?;
-        if tokens.truncated > 0 {
-            let (truncated, lost) = (tokens.truncated, first_words(request.prompt.get(tokens.cut_at..)));
-            let lost = lost.map_or(String::new(), |words| format!(", from `{words}` on"));
-            plan.notes.push(format!(
-                "the prompt is {truncated} tokens longer than the model reads; its end is cut off{lost}"
-            ));
-        }
-        Ok(tokens)
-    }
-
-    pub(super) fn tokens(&self, prompt: &str) -> Result<PromptTokens> {
-        self.tokenizer.get()?.encode(prompt)
+    /// A prompt in `length` tokens. Waits for the tokenizer.
+    pub(super) fn tokens(&self, prompt: &str, length: usize) -> Result<PromptTokens> {
+        self.tokenizer.get()?.encode_to(prompt, length)
     }
 
     /// Noise of an earlier batch, for its memory.
@@ -112,17 +101,6 @@ impl<B: Backend> Model<B> {
     }
 }
 
-/// The beginning of a text for a message, on one line; `None` where there are no words.
-fn first_words(text: Option<&str>) -> Option<String> {
-    const MOST: usize = 60;
-    let text = text?.trim();
-    let mut words = escaped(&text.chars().take(MOST).collect::<String>()).into_owned();
-    if text.chars().nth(MOST).is_some() {
-        words.push_str("...");
-    }
-    (!words.is_empty()).then_some(words)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,15 +112,6 @@ mod tests {
         fn shared<T: Send + Sync>() {}
         shared::<Model<Cpu>>();
         shared::<Model<Cuda>>();
-    }
-
-    #[test]
-    fn words_that_are_cut_off_are_quoted_on_one_line() {
-        assert_eq!(first_words(Some(" a\ncat\t")).as_deref(), Some("a\\ncat"));
-        assert_eq!(first_words(Some(&"ä".repeat(60))), Some("ä".repeat(60)));
-        assert_eq!(first_words(Some(&"ä".repeat(61))), Some("ä".repeat(60) + "..."));
-        assert_eq!(first_words(Some(" ")), None);
-        assert_eq!(first_words(None), None);
     }
 
     #[test]

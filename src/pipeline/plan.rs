@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
 use crate::error::{Error, Result};
+use crate::sampler::{Rng, ScheduleKind};
 
 /// An image that a user asks for. Where a field is `None`, the model chooses.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,6 +21,16 @@ pub struct Request {
     pub seed: u64,
     /// How far the image leans towards the prompt; only undistilled models use it.
     pub guidance: Option<f32>,
+    /// How the seed becomes noise.
+    pub rng: Rng,
+    /// How the noise levels fall.
+    pub schedule: ScheduleKind,
+    /// What the image leans away from, in place of the empty prompt; only guidance reads it. At most
+    /// [`MAX_PROMPT_BYTES`] bytes, as the prompt.
+    pub negative: Option<String>,
+    /// Tokens that a prompt is cut or padded to. The transformer reads the padding too, so another number gives another
+    /// image.
+    pub max_sequence_length: Option<usize>,
 }
 
 /// The longest prompt in bytes: more than any model reads, and short enough for the tokenizer to read without a delay.
@@ -30,28 +41,46 @@ pub const PROMPT_TOO_LONG: &str = "shorten it: a model reads a few hundred words
 impl Request {
     /// A prompt and a seed; the model chooses everything else.
     pub fn new(prompt: impl Into<String>, seed: u64) -> Self {
-        Self { prompt: prompt.into(), width: None, height: None, steps: None, seed, guidance: None }
+        Self {
+            prompt: prompt.into(),
+            width: None,
+            height: None,
+            steps: None,
+            seed,
+            guidance: None,
+            rng: Rng::default(),
+            schedule: ScheduleKind::default(),
+            negative: None,
+            max_sequence_length: None,
+        }
     }
 
-    /// Errors when the prompt is longer than [`MAX_PROMPT_BYTES`], or has control characters other than line feeds and
-    /// tabs: a prompt with those was damaged, or is no text.
+    /// Errors when the prompt or the negative one is longer than [`MAX_PROMPT_BYTES`], or has control characters other
+    /// than line feeds and tabs: a prompt with those was damaged, or is no text.
     pub fn check_prompt(&self) -> Result<()> {
-        let bytes = self.prompt.len();
-        if bytes > MAX_PROMPT_BYTES {
-            return Err(Error::usage(format!("the prompt is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}"))
-                .hint(PROMPT_TOO_LONG));
-        }
-        let refused = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
-        if let Some((before, c)) = self.prompt.chars().enumerate().find(|&(_, c)| refused(c)) {
-            return Err(Error::usage(format!(
-                "character {} of the prompt is the control character U+{:04X}, expected text, line feeds and tabs",
-                before + 1,
-                u32::from(c)
-            ))
-            .hint("remove it: a prompt is plain text"));
-        }
-        Ok(())
+        let negative =
+            self.negative.as_deref().map_or(Ok(()), |negative| check_text(negative).map_err(|e| e.at("--negative")));
+        check_text(&self.prompt).and(negative)
     }
+}
+
+/// Errors when a prompt is too long or no text.
+fn check_text(prompt: &str) -> Result<()> {
+    let bytes = prompt.len();
+    if bytes > MAX_PROMPT_BYTES {
+        return Err(Error::usage(format!("the prompt is {bytes} bytes long, expected at most {MAX_PROMPT_BYTES}"))
+            .hint(PROMPT_TOO_LONG));
+    }
+    let refused = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if let Some((before, c)) = prompt.chars().enumerate().find(|&(_, c)| refused(c)) {
+        return Err(Error::usage(format!(
+            "character {} of the prompt is the control character U+{:04X}, expected text, line feeds and tabs",
+            before + 1,
+            u32::from(c)
+        ))
+        .hint("remove it: a prompt is plain text"));
+    }
+    Ok(())
 }
 
 /// A request in which every choice is made.
@@ -67,6 +96,14 @@ pub struct Plan {
     pub guidance: f32,
     /// Seed of the noise.
     pub seed: u64,
+    /// How the seed becomes noise.
+    pub rng: Rng,
+    /// How the noise levels fall.
+    pub schedule: ScheduleKind,
+    /// What the image leans away from, where that is not the empty prompt.
+    pub negative: Option<String>,
+    /// Tokens of a prompt, padding included.
+    pub text_tokens: usize,
     /// What the user should know: a size that was rounded or does not suit the model, an option that has no effect.
     pub notes: Vec<String>,
 }
@@ -95,12 +132,7 @@ impl Plan {
             (side("height", request.height, default_height)?, side("width", request.width, default_width)?);
         notes.extend(info.size_note(width, height));
 
-        let steps = request.steps.unwrap_or(info.default_steps);
-        if !(1..=MAX_STEPS).contains(&steps) {
-            return Err(Error::usage(format!("steps is {steps}, expected 1 to {MAX_STEPS}"))
-                .at("--steps")
-                .hint(format!("leave it out for the model's own number, {}", info.default_steps)));
-        }
+        let steps = steps(request, info)?;
         let asked = request.guidance.unwrap_or(info.default_guidance());
         if !(asked.is_finite() && (0.0..=1000.0).contains(&asked)) {
             return Err(Error::usage(format!("guidance is {asked}, expected 0 to 1000"))
@@ -111,7 +143,40 @@ impl Plan {
             notes.push("guidance has no effect: this model is distilled".to_string());
         }
         let guidance = if info.is_distilled { 1.0 } else { asked.max(1.0) };
-        Ok(Self { width, height, steps, guidance, seed: request.seed, notes })
+        let negative = request.negative.clone().filter(|_| guidance > 1.0);
+        if request.negative.is_some() && negative.is_none() {
+            let why = if info.is_distilled { "this model is distilled" } else { "there is no guidance" };
+            notes.push(format!("the negative prompt has no effect: {why}"));
+        }
+        Ok(Self {
+            width,
+            height,
+            steps,
+            guidance,
+            seed: request.seed,
+            rng: request.rng,
+            schedule: request.schedule.clone(),
+            negative,
+            text_tokens: text_tokens(request, info)?,
+            notes,
+        })
+    }
+
+    /// One step to an image of this size, for tests of what is made of a plan.
+    #[cfg(test)]
+    pub(super) fn of_size(width: usize, height: usize) -> Self {
+        Self {
+            width,
+            height,
+            steps: 1,
+            guidance: 1.0,
+            seed: 1,
+            rng: Rng::default(),
+            schedule: ScheduleKind::default(),
+            negative: None,
+            text_tokens: 512,
+            notes: Vec::new(),
+        }
     }
 
     /// Whether a step takes two evaluations.
@@ -123,6 +188,44 @@ impl Plan {
     pub(super) fn evaluations(&self) -> u64 {
         if self.guided() { 2 } else { 1 }
     }
+}
+
+/// The number of steps.
+///
+/// Errors when it is out of bounds, or the schedule is wrong or has another number.
+fn steps(request: &Request, info: &ModelInfo) -> Result<usize> {
+    request.schedule.check().map_err(|e| e.at("--schedule"))?;
+    let of_schedule = request.schedule.steps();
+    if let (Some(levels), Some(steps)) = (of_schedule, request.steps)
+        && levels != steps
+    {
+        return Err(Error::usage(format!("the noise levels make {levels} steps, {steps} are asked for"))
+            .at("--schedule")
+            .hint("leave out the number of steps: each level but the 0 at the end is one"));
+    }
+    let steps = of_schedule.or(request.steps).unwrap_or(info.default_steps);
+    if (1..=MAX_STEPS).contains(&steps) {
+        return Ok(steps);
+    }
+    let error = Error::usage(format!("steps is {steps}, expected 1 to {MAX_STEPS}"));
+    Err(match of_schedule {
+        Some(_) => error.at("--schedule").hint("name fewer noise levels"),
+        None => error.at("--steps").hint(format!("leave it out for the model's own number, {}", info.default_steps)),
+    })
+}
+
+/// Tokens of a prompt.
+///
+/// Errors when the model does not read so many.
+fn text_tokens(request: &Request, info: &ModelInfo) -> Result<usize> {
+    let tokens = request.max_sequence_length.unwrap_or(info.max_sequence_length);
+    let most = info.longest_sequence();
+    if (1..=most).contains(&tokens) {
+        return Ok(tokens);
+    }
+    Err(Error::usage(format!("a prompt of {tokens} tokens is asked for, expected 1 to {most}"))
+        .at("--max-sequence-length")
+        .hint(format!("leave it out for the model's own number, {}", info.max_sequence_length)))
 }
 
 impl ModelInfo {

@@ -37,7 +37,8 @@ pub(super) struct Residency<B: Backend> {
     /// What other threads load; `None` where there is no room for all of it. The lock is held while anything is loaded.
     prefetch: Mutex<Option<Prefetch<B>>>,
     pub(super) prompts: PromptCache<B>,
-    pub(super) schedules: Mutex<LruCache<[usize; 2], Arc<Schedules<B>>>>,
+    /// By the bits of the noise levels.
+    pub(super) schedules: Mutex<LruCache<Vec<u32>, Arc<Schedules<B>>>>,
     pub(super) steps: GraphCache<BatchShape, Steps<B>, B>,
     /// By height and width alone, because the decoder runs on one image at a time.
     pub(super) decodes: GraphCache<[usize; 2], Decoder<B>, B>,

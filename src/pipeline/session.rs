@@ -8,13 +8,13 @@ use super::decode::Decoding;
 use super::denoise::Denoising;
 use super::memory::Needs;
 use super::progress::{Caller, CancelFlag, Progress};
+use super::text::Text;
 use super::timings::{Clock, Timings};
-use super::{Image, Model, Plan, Request, Stage};
+use super::{Image, Model, Plan, Request};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::sampler::Noise;
 use crate::tensor::Tensor;
-use crate::text_encoder::PromptTokens;
 
 /// Makes the images of one batch, from the prompt to pixels.
 ///
@@ -25,8 +25,7 @@ use crate::text_encoder::PromptTokens;
 /// returns. After an error a session is of no more use.
 pub struct Session<B: Backend> {
     model: Arc<Model<B>>,
-    prompt: String,
-    tokens: PromptTokens,
+    text: Text,
     plan: Plan,
     count: usize,
     cancel: CancelFlag,
@@ -66,11 +65,10 @@ impl<B: Backend> Session<B> {
         let mut plan = model.plan_without_words(request)?;
         cancel.check()?;
         let noise = draw(model, &plan, count)?;
-        let tokens = model.read(request, &mut plan)?;
+        let text = Text::read(model, request, &mut plan)?;
         Ok(Self {
             model: Arc::clone(model),
-            prompt: request.prompt.clone(),
-            tokens,
+            text,
             plan,
             count,
             cancel: cancel.clone(),
@@ -90,7 +88,8 @@ impl<B: Backend> Session<B> {
     pub fn encode(&mut self, report: &mut dyn FnMut(Progress)) -> Result<()> {
         match mem::replace(&mut self.state, State::Failed) {
             State::New(noise) => {
-                let txt = self.encode_prompts(&Caller::new(report, &self.cancel))?;
+                let caller = Caller::new(report, &self.cancel);
+                let txt = self.text.encode(&self.model.residency, &self.plan, &caller, &mut self.clock)?;
                 self.state = State::Encoded(noise, txt);
             }
             State::Failed => return Err(Error::new("the session has ended with an error")),
@@ -185,39 +184,6 @@ impl<B: Backend> Session<B> {
         }
         result
     }
-
-    /// The text features [tokens, features] of the prompt; with guidance those of the empty prompt are the rows below.
-    /// The text encoder runs only for prompts that are not cached.
-    fn encode_prompts(&mut self, caller: &Caller<'_>) -> Result<Tensor<B>> {
-        caller.check()?;
-        let residency = &self.model.residency;
-        let prompts: &[&str] = if self.plan.guided() { &[&self.prompt, ""] } else { &[&self.prompt] };
-        // The session holds them, so that the cache may drop them for a new prompt or for memory.
-        let mut features: Vec<Option<Tensor<B>>> = prompts.iter().map(|prompt| residency.prompts.get(prompt)).collect();
-        let mut new: Vec<&str> =
-            prompts.iter().zip(&features).filter(|(_, known)| known.is_none()).map(|(prompt, _)| *prompt).collect();
-        new.dedup(); // the prompt itself may be empty
-        residency.prefetch(&self.plan, !new.is_empty());
-        if !new.is_empty() {
-            let encoder = residency.text_encoder(caller, &mut self.clock)?;
-            let (layers, total) = (encoder.layers(), (new.len() * encoder.layers()) as u64);
-            for (i, new) in new.iter().enumerate() {
-                let empty = if **new == self.prompt { None } else { Some(self.model.tokens(new)?) };
-                let encoded = encoder.forward(empty.as_ref().unwrap_or(&self.tokens), |done| {
-                    caller.report(Stage::Text, (i * layers + done) as u64, total);
-                    caller.check()
-                })?;
-                for (features, _) in features.iter_mut().zip(prompts).filter(|(_, prompt)| *prompt == new) {
-                    *features = Some(encoded.row_view(0..encoded.rows()));
-                }
-                residency.prompts.insert(new, encoded);
-            }
-        }
-        let features: Vec<&Tensor<B>> = features.iter().flatten().collect();
-        let txt = Tensor::concat_rows(&features)?;
-        self.clock.encoded(new.len())?;
-        Ok(txt)
-    }
 }
 
 /// Draws noise for as many of `count` images as may be one batch. It does so on another thread, because the noise is
@@ -227,10 +193,11 @@ impl<B: Backend> Session<B> {
 fn draw<B: Backend>(model: &Model<B>, plan: &Plan, count: usize) -> Result<JoinHandle<Noise>> {
     let info = model.info();
     let samples = Needs::of(model.backend(), info, plan).wanted(plan, count);
-    let (channels, (height, width), seed) = (info.transformer.in_channels, info.latent_size(plan), plan.seed);
+    let (channels, (height, width)) = (info.transformer.in_channels, info.latent_size(plan));
+    let (rng, seed) = (plan.rng, plan.seed);
     let mut noise = model.noise();
     let draw = move || {
-        noise.draw(seed, samples, channels, height, width);
+        noise.draw(rng, seed, samples, channels, height, width);
         noise
     };
     thread::Builder::new().spawn(draw).map_err(|e| Error::no_thread(&e))

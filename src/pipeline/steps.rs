@@ -15,6 +15,7 @@ use crate::transformer::{Modulations, StepModulation, Transformer};
 pub(super) struct BatchShape {
     height: usize,
     width: usize,
+    text_tokens: usize,
     guidance_bits: u32,
     /// How many images were wanted in one batch, and how many are in it: fewer where memory did not allow more.
     wanted: usize,
@@ -23,8 +24,8 @@ pub(super) struct BatchShape {
 
 impl BatchShape {
     pub(super) fn new(plan: &Plan, wanted: usize, samples: usize) -> Self {
-        let &Plan { height, width, guidance, .. } = plan;
-        Self { height, width, guidance_bits: guidance.to_bits(), wanted, samples }
+        let &Plan { height, width, text_tokens, guidance, .. } = plan;
+        Self { height, width, text_tokens, guidance_bits: guidance.to_bits(), wanted, samples }
     }
 
     /// Whether the first batch of `wanted` images like `plan` has this shape. The work depends on how many images are
@@ -69,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_shape_serves_every_count_that_begins_with_the_same_batch() {
-        let plan = Plan { width: 32, height: 16, steps: 1, guidance: 4.0, seed: 1, notes: Vec::new() };
+        let plan = Plan { guidance: 4.0, ..Plan::of_size(32, 16) };
         let serves = |made_for, samples, wanted| BatchShape::new(&plan, made_for, samples).serves(&plan, wanted);
         assert!(serves(8, 8, 8) && serves(3, 3, 3) && serves(1, 1, 1));
         assert!(!serves(8, 8, 7) && !serves(3, 3, 4) && !serves(1, 1, 8));
@@ -81,5 +82,6 @@ mod tests {
         assert!(shape.serves(&Plan { steps: 4, seed: 2, ..plan.clone() }, 1));
         assert!(!shape.serves(&Plan { height: 32, ..plan.clone() }, 1));
         assert!(!shape.serves(&Plan { guidance: 3.0, ..plan.clone() }, 1));
+        assert!(!shape.serves(&Plan { text_tokens: 77, ..plan.clone() }, 1));
     }
 }

@@ -1,10 +1,11 @@
 //! The sampler: from noise to latents in Euler steps over a shifted schedule.
 
 pub mod noise;
+mod portable;
 pub mod schedule;
 
-pub use noise::{Noise, noise};
-pub use schedule::Schedule;
+pub use noise::{Noise, Rng, noise};
+pub use schedule::{Schedule, ScheduleKind};
 
 use crate::backend::Backend;
 use crate::error::Result;

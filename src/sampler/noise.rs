@@ -1,13 +1,53 @@
 //! Noise from a seed, drawn on the host, so that every backend starts from the same numbers.
 
+use std::fmt;
+use std::str::FromStr;
+
 use rand_mt::Mt;
 use rayon::prelude::*;
+use serde::Serialize;
+
+use super::portable;
+use crate::error::{Error, Result};
 
 /// Number of tokens that are packed together: all their channels stay in the first-level cache.
 const TOKENS_AT_ONCE: usize = 64;
 
 /// Number of values that are transformed at once while the following ones are drawn; a multiple of 16.
 const VALUES_AT_ONCE: usize = 16 << 10;
+
+/// How a seed becomes noise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rng {
+    /// As the reference draws it on the CPU, value by value in the order [channels, height, width]: at another size it
+    /// is other noise. Seeds count by their low 32 bits.
+    #[default]
+    Torch,
+    /// By waves over the whole image, of which the coarse ones are the same at every size, so that a seed gives a
+    /// similar composition. All 64 bits of a seed count.
+    Portable,
+}
+
+impl fmt::Display for Rng {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Torch => "torch",
+            Self::Portable => "portable",
+        })
+    }
+}
+
+impl FromStr for Rng {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        [Self::Torch, Self::Portable]
+            .into_iter()
+            .find(|rng| rng.to_string() == text)
+            .ok_or_else(|| Error::usage(format!("`{text}` draws no noise")).hint("write torch or portable"))
+    }
+}
 
 /// Standard normal noise of an image: [height * width, channels], as the reference draws it with a CPU generator.
 ///
@@ -17,7 +57,7 @@ const VALUES_AT_ONCE: usize = 16 << 10;
 /// Source: the CPU generator of torch: MT19937, 24-bit uniforms, Box-Muller over blocks of 16.
 pub fn noise(seed: u64, channels: usize, height: usize, width: usize) -> Vec<f32> {
     let mut noise = Noise::default();
-    noise.draw(seed, 1, channels, height, width);
+    noise.draw(Rng::Torch, seed, 1, channels, height, width);
     noise.packed
 }
 
@@ -31,14 +71,16 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// Draws the [`noise`] of `samples` images, whose seeds are `seed` and those that follow it, up to the last of a
-    /// u64.
-    pub fn draw(&mut self, seed: u64, samples: usize, channels: usize, height: usize, width: usize) {
+    /// Draws the noise of `samples` images, whose seeds are `seed` and those that follow it, up to the last of a u64.
+    pub fn draw(&mut self, rng: Rng, seed: u64, samples: usize, channels: usize, height: usize, width: usize) {
         let tokens = height * width;
         self.planes.resize(channels * tokens, 0.0);
         self.packed.resize(samples * channels * tokens, 0.0);
         for (sample, packed) in (0..).zip(self.packed.chunks_exact_mut((channels * tokens).max(1))) {
-            normal(seed + sample, &mut self.planes);
+            match rng {
+                Rng::Torch => normal(seed + sample, &mut self.planes),
+                Rng::Portable => portable::normal(seed + sample, &mut self.planes, height, width),
+            }
             pack(&self.planes, packed, channels, tokens);
         }
     }
@@ -160,7 +202,7 @@ mod tests {
         for (seed, samples, height, width) in
             [(5, 1, 8, 8), (5, 3, 4, 6), (8, 2, 16, 16), (u64::MAX - 1, 2, 2, 2), (1, 1, 3, 5)]
         {
-            reused.draw(seed, samples, 32, height, width);
+            reused.draw(Rng::Torch, seed, samples, 32, height, width);
             let expected: Vec<f32> = (0..samples as u64).flat_map(|i| noise(seed + i, 32, height, width)).collect();
             assert!(reused.values() == expected, "{samples} of {height} x {width}");
         }

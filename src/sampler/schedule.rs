@@ -1,9 +1,16 @@
-//! The noise levels of each step, shifted by the size of the image.
+//! The noise levels of each step.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Serialize, Serializer};
+
+use crate::error::{Error, Result};
 
 /// The noise levels, and the timesteps that the model reads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
-    /// Noise levels, steps + 1 of them, from 1 falling to 0.
+    /// Noise levels, steps + 1 of them, falling to 0; the first is 1 unless the user asked for another.
     pub sigmas: Vec<f32>,
     /// What the transformer reads at each step, in 0..1000, in float32 on every backend.
     ///
@@ -14,18 +21,22 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule for `tokens` image tokens in `steps` steps.
+    /// The model's own schedule for `tokens` image tokens in `steps` steps, [`ScheduleKind::Flow`].
     ///
     /// Source: FLUX.2 reference pipeline (`compute_empirical_mu`) and diffusers `FlowMatchEulerDiscreteScheduler`
     /// with dynamic exponential shifting.
     pub fn new(tokens: usize, steps: usize) -> Self {
         let shift = mu(tokens, steps).exp() as f32;
-        let sigma = |i: usize| {
+        Self::of_levels((0..steps).map(|i| {
             let linear = linspace_down(i, steps) as f32;
             shift / (shift + (1.0 / linear - 1.0))
-        };
-        let sigmas: Vec<f32> = (0..steps).map(sigma).chain([0.0]).collect();
-        let timesteps = sigmas[..steps].iter().map(|sigma| sigma * 1000.0).collect();
+        }))
+    }
+
+    /// A schedule of these noise levels; the 0 at the end is not among them.
+    fn of_levels(levels: impl Iterator<Item = f32>) -> Self {
+        let sigmas: Vec<f32> = levels.chain([0.0]).collect();
+        let timesteps = sigmas[..sigmas.len() - 1].iter().map(|sigma| sigma * 1000.0).collect();
         Self { sigmas, timesteps }
     }
 
@@ -37,6 +48,136 @@ impl Schedule {
     /// The length of each step; negative.
     pub fn dts(&self) -> Vec<f32> {
         self.sigmas.windows(2).map(|pair| pair[1] - pair[0]).collect()
+    }
+}
+
+/// How the noise levels fall.
+///
+/// As text, and so in JSON: `flow`, `linear`, `power:A`, `sigmas:S0,S1,..`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub enum ScheduleKind {
+    /// Evenly spaced levels, shifted by the number of image tokens and of steps: `e / (e + (1 / s - 1))` with
+    /// `e = exp(mu)` and `s = 1 - i / steps`. Klein models were trained for it.
+    #[default]
+    Flow,
+    /// Level i is `1 - i / steps`; [`ScheduleKind::Power`] of 1.
+    Linear,
+    /// Level i is `1 - (i / steps)^exponent`: steps are short at first and long at the end where the exponent is above
+    /// 1, as in iris.c, whose own is 2.
+    Power(f32),
+    /// These levels, falling and above 0; a last one that is 0 is added. Each is used as it is. The reference shifts
+    /// the sigmas that it is given: its `s` becomes our `e / (e + (1 / s - 1))`, so a level here is `s = 1 / (1 + e *
+    /// (1 / level - 1))` there, with `e = exp(mu)` of the tokens and of its `num_inference_steps`.
+    Sigmas(Vec<f32>),
+}
+
+/// The exponent of `power` without a number, as in iris.c.
+const DEFAULT_EXPONENT: f32 = 2.0;
+/// The largest exponent, far beyond one that makes an image.
+const MAX_EXPONENT: f32 = 100.0;
+
+impl ScheduleKind {
+    /// The schedule of an image of `tokens` tokens in `steps` steps. [`ScheduleKind::Sigmas`] decides itself how many
+    /// steps there are.
+    pub fn schedule(&self, tokens: usize, steps: usize) -> Schedule {
+        let power = |exponent: f32| {
+            let level = move |i: usize| (1.0 - (i as f64 / steps as f64).powf(f64::from(exponent))) as f32;
+            Schedule::of_levels((0..steps).map(level))
+        };
+        match self {
+            Self::Flow => Schedule::new(tokens, steps),
+            Self::Linear => power(1.0),
+            Self::Power(exponent) => power(*exponent),
+            Self::Sigmas(levels) => Schedule::of_levels(without_end(levels).iter().copied()),
+        }
+    }
+
+    /// The number of steps where the levels decide it.
+    pub fn steps(&self) -> Option<usize> {
+        match self {
+            Self::Sigmas(levels) => Some(without_end(levels).len()),
+            _ => None,
+        }
+    }
+
+    /// Errors when an exponent or the levels make no schedule.
+    pub fn check(&self) -> Result<()> {
+        let refused = |what: String, hint: &str| Err(Error::usage(what).hint(hint));
+        match self {
+            Self::Flow | Self::Linear => Ok(()),
+            Self::Power(exponent) if *exponent > 0.0 && *exponent <= MAX_EXPONENT => Ok(()),
+            Self::Power(exponent) => refused(
+                format!("the exponent of the schedule is {exponent}, expected above 0 to {MAX_EXPONENT}"),
+                "1 is the linear schedule, 2 the usual one",
+            ),
+            Self::Sigmas(levels) => {
+                let levels = without_end(levels);
+                let fits = |level: f32| level > 0.0 && level <= 1.0;
+                let hint = "write them as in `sigmas:1,0.8,0.4`; the 0 at the end is added";
+                if let Some(level) = levels.iter().find(|level| !fits(**level)) {
+                    return refused(format!("a noise level is {level}, expected above 0 to 1"), hint);
+                }
+                if let Some(pair) = levels.windows(2).find(|pair| pair[0] <= pair[1]) {
+                    let (level, next) = (pair[0], pair[1]);
+                    return refused(format!("the noise level {next} follows {level}, expected a lower one"), hint);
+                }
+                if levels.is_empty() {
+                    return refused("the schedule has no noise level above 0".to_string(), hint);
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Levels without a 0 at the end.
+fn without_end(levels: &[f32]) -> &[f32] {
+    match levels {
+        [rest @ .., last] if *last == 0.0 => rest,
+        all => all,
+    }
+}
+
+impl fmt::Display for ScheduleKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flow => write!(f, "flow"),
+            Self::Linear => write!(f, "linear"),
+            Self::Power(exponent) => write!(f, "power:{exponent}"),
+            Self::Sigmas(levels) => {
+                let levels: Vec<String> = without_end(levels).iter().map(f32::to_string).collect();
+                write!(f, "sigmas:{}", levels.join(","))
+            }
+        }
+    }
+}
+
+impl FromStr for ScheduleKind {
+    type Err = Error;
+
+    /// Errors when the text names no schedule, and as [`ScheduleKind::check`].
+    fn from_str(text: &str) -> Result<Self> {
+        let number = |text: &str| {
+            text.trim().parse::<f32>().map_err(|_| Error::usage(format!("`{text}` is not a number")).hint(FORMS))
+        };
+        let kind = match text.split_once(':') {
+            None if text == "flow" => Self::Flow,
+            None if text == "linear" => Self::Linear,
+            None if text == "power" => Self::Power(DEFAULT_EXPONENT),
+            Some(("power", exponent)) => Self::Power(number(exponent)?),
+            Some(("sigmas", levels)) => Self::Sigmas(levels.split(',').map(number).collect::<Result<_>>()?),
+            _ => return Err(Error::usage(format!("`{text}` is not a schedule")).hint(FORMS)),
+        };
+        kind.check().map(|()| kind)
+    }
+}
+
+/// What names a schedule.
+const FORMS: &str = "write flow, linear, power:A or sigmas:1,0.8,..";
+
+impl Serialize for ScheduleKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 
@@ -59,4 +200,76 @@ fn mu(tokens: usize, steps: usize) -> f64 {
     let at_10 = 8.73809524e-05 * n + 1.89833333;
     let slope = (at_200 - at_10) / 190.0;
     slope * steps as f64 + (at_200 - 200.0 * slope)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn levels(text: &str, steps: usize) -> Vec<f32> {
+        text.parse::<ScheduleKind>().unwrap().schedule(256, steps).sigmas
+    }
+
+    #[test]
+    fn each_kind_has_the_levels_of_its_formula() {
+        assert_eq!(levels("flow", 4), Schedule::new(256, 4).sigmas);
+        assert_eq!(levels("linear", 4), [1.0, 0.75, 0.5, 0.25, 0.0]);
+        assert_eq!(levels("power:1", 4), levels("linear", 4));
+        assert_eq!(levels("power:2", 4), [1.0, 0.9375, 0.75, 0.4375, 0.0]);
+        assert_eq!(levels("power", 4), levels("power:2", 4));
+        assert_eq!(levels("sigmas:1,0.5,0.25", 3), [1.0, 0.5, 0.25, 0.0]);
+        let schedule = "sigmas:0.8,0.4".parse::<ScheduleKind>().unwrap().schedule(256, 2);
+        assert_eq!((schedule.timesteps.as_slice(), schedule.steps()), (&[800.0, 400.0][..], 2));
+    }
+
+    #[test]
+    fn a_zero_at_the_end_is_added_where_it_is_absent() {
+        assert_eq!(levels("sigmas:1,0.5,0", 2), levels("sigmas:1,0.5", 2));
+        let steps = |text: &str| text.parse::<ScheduleKind>().unwrap().steps();
+        assert_eq!([steps("sigmas:1,0.5,0"), steps("sigmas:1"), steps("linear")], [Some(2), Some(1), None]);
+    }
+
+    #[test]
+    fn a_level_as_the_reference_takes_it_comes_back_shifted() {
+        // The reference with sigmas 1, 0.75, 0.5, 0.25, 16 tokens and num_inference_steps 4.
+        let (shift, reference) = (mu(16, 4).exp(), [1.0, 0.9545, 0.8749, 0.6999]);
+        for (given, level) in [1.0, 0.75, 0.5, 0.25].into_iter().zip(reference) {
+            let unshifted = 1.0 / (1.0 + shift * (1.0 / level - 1.0));
+            assert!((unshifted - given).abs() < 2e-4, "{level}: {unshifted}");
+        }
+    }
+
+    #[test]
+    fn a_kind_is_written_as_it_is_read() {
+        for text in ["flow", "linear", "power:2", "power:0.5", "sigmas:1,0.8,0.35"] {
+            let kind = text.parse::<ScheduleKind>().unwrap();
+            assert_eq!(kind.to_string(), text);
+            assert_eq!(serde_json::to_string(&kind).unwrap(), format!("\"{text}\""));
+        }
+    }
+
+    #[test]
+    fn what_is_no_schedule_is_refused() {
+        for (text, words) in [
+            ("cosine", "not a schedule"),
+            ("flow:1", "not a schedule"),
+            ("power:x", "`x` is not a number"),
+            ("power:0", "expected above 0"),
+            ("power:nan", "expected above 0"),
+            ("power:101", "to 100"),
+            ("sigmas:", "`` is not a number"),
+            ("sigmas:0", "no noise level"),
+            ("sigmas:1.1,0.5", "1.1, expected above 0 to 1"),
+            ("sigmas:1,nan", "NaN"),
+            ("sigmas:1,0.5,0.5", "0.5 follows 0.5"),
+            ("sigmas:0.5,1", "1 follows 0.5"),
+            ("sigmas:1,0,0.5", "is 0, expected above 0"),
+            ("sigmas:1,-0.5", "-0.5"),
+        ] {
+            let error = text.parse::<ScheduleKind>().unwrap_err();
+            assert_eq!(error.kind(), crate::error::Kind::Usage);
+            let error = error.to_string();
+            assert!(error.contains(words) && error.contains("hint: "), "{text}: {error}");
+        }
+    }
 }

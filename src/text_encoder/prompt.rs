@@ -60,24 +60,31 @@ impl Tokenizer {
         Ok(Self { inner, pad, length, file: dir.display(FILE) })
     }
 
-    /// The prompt in the chat template, cut to the length on the right and padded to it.
+    /// [`Tokenizer::encode_to`] the length of the model.
+    ///
+    /// Errors as it does.
+    pub fn encode(&self, prompt: &str) -> Result<PromptTokens> {
+        self.encode_to(prompt, self.length)
+    }
+
+    /// The prompt in the chat template, cut to `length` tokens on the right and padded to them.
     ///
     /// Errors when the tokenizer fails, which a valid one does not.
     /// Source: Qwen3's chat template for one user message with thinking disabled.
-    pub fn encode(&self, prompt: &str) -> Result<PromptTokens> {
+    pub fn encode_to(&self, prompt: &str, length: usize) -> Result<PromptTokens> {
         let text = format!("{BEGINNING}{prompt}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
         let mut ids = self.encoding(|inner| inner.encode_fast(text.as_str(), false))?.get_ids().to_vec();
-        let truncated = ids.len().saturating_sub(self.length);
+        let truncated = ids.len().saturating_sub(length);
         let mut cut_at = prompt.len();
         if truncated > 0 {
             // Places in the text cost time, so they are asked for only here.
             let places = self.encoding(|inner| inner.encode(text.as_str(), false))?;
-            let place = places.get_offsets().get(self.length).map_or(text.len(), |&(start, _)| start);
+            let place = places.get_offsets().get(length).map_or(text.len(), |&(start, _)| start);
             cut_at = place.saturating_sub(BEGINNING.len()).min(prompt.len());
         }
-        ids.truncate(self.length);
+        ids.truncate(length);
         let real = ids.len();
-        ids.resize(self.length, self.pad);
+        ids.resize(length, self.pad);
         Ok(PromptTokens { ids, real, truncated, cut_at })
     }
 

@@ -1,0 +1,52 @@
+//! Flags that steer the sampler beyond steps, seed and guidance.
+
+use clap::Args;
+use flux::pipeline::{Plan, Request};
+use flux::sampler::{Rng, ScheduleKind};
+
+use super::{PROMPT, SAMPLING};
+
+/// How the sampler goes from noise to an image.
+#[derive(Args)]
+pub struct SamplerArgs {
+    /// How the noise levels fall: flow is the model's own, linear and power:A are not shifted by the size, as 1 -
+    /// (i/N)^A; sigmas:1,0.8,.. are the levels themselves, one for each step
+    #[arg(help_heading = SAMPLING, long, value_name = "KIND", default_value = "flow")]
+    schedule: ScheduleKind,
+    /// How the seed becomes noise: torch as the reference does, portable so that a seed gives a similar composition at
+    /// another size
+    #[arg(help_heading = SAMPLING, long, value_name = "KIND", default_value = "torch")]
+    rng: Rng,
+    /// What the image should lean away from, in place of nothing; only undistilled models use it
+    #[arg(help_heading = PROMPT, long, value_name = "TEXT", allow_hyphen_values = true)]
+    negative: Option<String>,
+    /// Tokens that the prompt is cut or padded to; the model reads the padding too, so another number gives another
+    /// image [default: the model's, 512]
+    #[arg(help_heading = PROMPT, long, value_name = "N", allow_negative_numbers = true)]
+    max_sequence_length: Option<usize>,
+}
+
+impl SamplerArgs {
+    /// Adds what the flags ask for.
+    pub fn apply(&self, request: Request) -> Request {
+        Request {
+            rng: self.rng,
+            schedule: self.schedule.clone(),
+            negative: self.negative.clone(),
+            max_sequence_length: self.max_sequence_length,
+            ..request
+        }
+    }
+}
+
+/// What a PNG says of the sampler where it is not as usual.
+pub fn facts(request: &Request, plan: &Plan) -> Vec<(&'static str, String)> {
+    let schedule = (plan.schedule != ScheduleKind::default()).then(|| plan.schedule.to_string());
+    let facts = [
+        ("rng", (plan.rng != Rng::default()).then(|| plan.rng.to_string())),
+        ("negative", plan.negative.clone()),
+        ("schedule", schedule),
+        ("max_sequence_length", request.max_sequence_length.map(|tokens| tokens.to_string())),
+    ];
+    facts.into_iter().filter_map(|(keyword, text)| Some((keyword, text?))).collect()
+}

@@ -1,0 +1,118 @@
+//! The text of a session: from prompts to the features that the transformer reads.
+
+use super::progress::Caller;
+use super::residency::Residency;
+use super::timings::Clock;
+use super::{Model, Plan, Request, Stage};
+use crate::backend::Backend;
+use crate::error::{Result, escaped};
+use crate::tensor::Tensor;
+use crate::text_encoder::PromptTokens;
+
+/// The prompts that a session reads.
+pub(super) struct Text {
+    /// The prompt, and with guidance the negative one.
+    prompts: Vec<Prompt>,
+}
+
+struct Prompt {
+    text: String,
+    tokens: PromptTokens,
+}
+
+impl Text {
+    /// Reads the prompts. The plan gets a note for each that is cut off. Waits for the tokenizer.
+    ///
+    /// Errors when the tokenizer cannot be read.
+    pub(super) fn read<B: Backend>(model: &Model<B>, request: &Request, plan: &mut Plan) -> Result<Self> {
+        let mut prompts = Vec::new();
+        let mut read = |name: &str, text: &str| {
+            let tokens = model.tokens(text, plan.text_tokens)?;
+            plan.notes.extend(cut_note(name, text, &tokens));
+            prompts.push(Prompt { text: text.to_string(), tokens });
+            Ok(())
+        };
+        read("the prompt", &request.prompt)?;
+        if plan.guidance > 1.0 {
+            read("the negative prompt", plan.negative.as_deref().unwrap_or_default())?;
+        }
+        Ok(Self { prompts })
+    }
+
+    /// The features [tokens, features] of the prompt; with guidance those of the negative prompt are the rows below.
+    /// The text encoder runs only for prompts that are not cached.
+    ///
+    /// Errors when memory runs out, or the caller cancels.
+    pub(super) fn encode<B: Backend>(
+        &self,
+        residency: &Residency<B>,
+        plan: &Plan,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<Tensor<B>> {
+        caller.check()?;
+        // The session holds them, so that the cache may drop them for a new prompt or for memory.
+        let cached = |prompt: &Prompt| residency.prompts.get(&prompt.text, prompt.tokens.ids.len());
+        let mut features: Vec<Option<Tensor<B>>> = self.prompts.iter().map(cached).collect();
+        let mut new: Vec<&Prompt> =
+            self.prompts.iter().zip(&features).filter(|(_, known)| known.is_none()).map(|(prompt, _)| prompt).collect();
+        new.dedup_by(|a, b| a.text == b.text); // the prompt may be the negative one
+        residency.prefetch(plan, !new.is_empty());
+        if !new.is_empty() {
+            let encoder = residency.text_encoder(caller, clock)?;
+            let (layers, total) = (encoder.layers(), (new.len() * encoder.layers()) as u64);
+            for (i, new) in new.iter().enumerate() {
+                let encoded = encoder.forward(&new.tokens, |done| {
+                    caller.report(Stage::Text, (i * layers + done) as u64, total);
+                    caller.check()
+                })?;
+                for (features, _) in
+                    features.iter_mut().zip(&self.prompts).filter(|(_, prompt)| prompt.text == new.text)
+                {
+                    *features = Some(encoded.row_view(0..encoded.rows()));
+                }
+                residency.prompts.insert(&new.text, encoded);
+            }
+        }
+        let features: Vec<&Tensor<B>> = features.iter().flatten().collect();
+        let txt = Tensor::concat_rows(&features)?;
+        clock.encoded(new.len())?;
+        Ok(txt)
+    }
+}
+
+/// What someone should know of a prompt that is cut off; `name` is what to call it.
+fn cut_note(name: &str, text: &str, tokens: &PromptTokens) -> Option<String> {
+    let truncated = tokens.truncated;
+    // Where there are no words, only the template is cut.
+    if truncated == 0 || text.is_empty() {
+        return None;
+    }
+    let lost = first_words(text.get(tokens.cut_at..)).map_or(String::new(), |words| format!(", from `{words}` on"));
+    Some(format!("{name} is {truncated} tokens longer than the model reads; its end is cut off{lost}"))
+}
+
+/// The beginning of a text for a message, on one line; `None` where there are no words.
+fn first_words(text: Option<&str>) -> Option<String> {
+    const MOST: usize = 60;
+    let text = text?.trim();
+    let mut words = escaped(&text.chars().take(MOST).collect::<String>()).into_owned();
+    if text.chars().nth(MOST).is_some() {
+        words.push_str("...");
+    }
+    (!words.is_empty()).then_some(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_that_are_cut_off_are_quoted_on_one_line() {
+        assert_eq!(first_words(Some(" a\ncat\t")).as_deref(), Some("a\\ncat"));
+        assert_eq!(first_words(Some(&"ä".repeat(60))), Some("ä".repeat(60)));
+        assert_eq!(first_words(Some(&"ä".repeat(61))), Some("ä".repeat(60) + "..."));
+        assert_eq!(first_words(Some(" ")), None);
+        assert_eq!(first_words(None), None);
+    }
+}
