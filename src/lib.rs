@@ -21,6 +21,7 @@ pub mod nn;
 pub mod ops;
 pub mod output;
 pub mod pipeline;
+pub mod rgb;
 pub mod sampler;
 pub mod tensor;
 pub mod text_encoder;
