@@ -17,6 +17,7 @@ pub mod compare;
 pub mod default_model;
 pub mod error;
 pub mod files;
+pub mod input;
 pub mod nn;
 pub mod ops;
 pub mod output;

@@ -5,7 +5,7 @@
 //! text_encoder, transformer, vae, sampler -> nn, tensor, ops -> backend
 //! backend <- cpu, cuda
 //! files: used by whoever opens or loads tensors, and uses nothing but error, which all use
-//! output, compare, default_model: used by commands only, output by bench
+//! input, output, compare, default_model: used by commands only, output by bench, input by pipeline
 //! ```
 
 #[path = "layering/paths.rs"]
@@ -18,7 +18,7 @@ use std::sync::LazyLock;
 use paths::{Names, Place, SourceFile, Sources, circles};
 
 /// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
-const LAYERS: [(&str, &[&str]); 27] = [
+const LAYERS: [(&str, &[&str]); 28] = [
     ("main.rs", ANY),
     ("allocator.rs", &[]),
     ("bus_error.rs", &[]),
@@ -27,7 +27,20 @@ const LAYERS: [(&str, &[&str]); 27] = [
     ("commands/device.rs", &["cli", "progress", "backend", "backend::cpu", "backend::cuda"]),
     (
         "commands",
-        &["cli", "progress", "report", "bench", "pipeline", "output", "compare", "default_model", "files", "backend"],
+        &[
+            "cli",
+            "progress",
+            "report",
+            "bench",
+            "pipeline",
+            "input",
+            "output",
+            "rgb",
+            "compare",
+            "default_model",
+            "files",
+            "backend",
+        ],
     ),
     ("cli", &["pipeline", "threads"]),
     ("progress.rs", &["pipeline"]),
@@ -37,7 +50,20 @@ const LAYERS: [(&str, &[&str]); 27] = [
     // Loading checks every tensor on the host, where that costs nothing.
     (
         "pipeline",
-        &["text_encoder", "transformer", "vae", "sampler", "nn", "files", "tensor", "ops", "backend", "backend::cpu"],
+        &[
+            "input",
+            "rgb",
+            "text_encoder",
+            "transformer",
+            "vae",
+            "sampler",
+            "nn",
+            "files",
+            "tensor",
+            "ops",
+            "backend",
+            "backend::cpu",
+        ],
     ),
     ("text_encoder", &["nn", "files", "tensor", "ops", "backend"]),
     ("transformer", &["nn", "files", "tensor", "ops", "backend"]),
@@ -45,6 +71,7 @@ const LAYERS: [(&str, &[&str]); 27] = [
     ("sampler", &["transformer", "tensor", "ops", "backend"]),
     ("output", &["files", "rgb"]),
     ("compare.rs", &["rgb"]),
+    ("input", &["files", "rgb"]),
     ("rgb.rs", &[]),
     ("default_model.rs", &["files"]),
     ("tensor.rs", &["ops", "backend"]),
@@ -58,13 +85,15 @@ const COMMON: [&str; 3] = ["error", "Error", "Result"];
 const ANY: &[&str] = &["*"];
 
 /// A crate and the only places where it may be named. (The CUDA backend has a module `gemm` of its own.)
-const CRATES: [(&str, &[&str]); 14] = [
+const CRATES: [(&str, &[&str]); 16] = [
     ("cudarc", &["backend/cuda/"]),
     ("gemm", &["backend/cpu/", "backend/cuda/"]),
     ("clap", &["cli", "main.rs"]),
     ("indicatif", &["progress.rs"]),
-    ("image", &["output/"]),
-    ("png", &["output/"]),
+    ("image", &["input/", "output/"]),
+    ("png", &["input/", "output/"]),
+    ("image_webp", &["input/"]),
+    ("zune_jpeg", &["input/"]),
     // The program replaces files in one way; measurements write weights to a folder of their own.
     ("tempfile", &["files/atomic.rs", "files/partial.rs", "bench/weights.rs"]),
     ("tokenizers", &["text_encoder/tokenizer_file.rs", "text_encoder/prompt.rs"]),
