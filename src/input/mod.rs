@@ -4,8 +4,12 @@
 //! ```text
 //! PNG, JPEG, WebP -> read -> Rgb, upright, 8 bits
 //! Rgb             -> reference -> at most a megapixel, sides multiples of 16
+//! Rgb, Mask       -> Edit -> image and cells for the model; result -> composite -> the original with what is new
 //! ```
 
+mod edit;
+mod extend;
+mod feather;
 mod jpeg_file;
 pub mod lanczos;
 mod mask;
@@ -15,6 +19,8 @@ mod region;
 mod size;
 mod webp_file;
 
+pub use edit::Edit;
+pub use extend::Sides;
 pub use mask::{Grey, Mask};
 pub use read::{MAX_FILE_BYTES, read, read_bytes, read_from};
 pub use region::Region;
