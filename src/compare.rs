@@ -1,7 +1,7 @@
 //! Measures how far two images are apart.
 
 use crate::error::{Error, Result};
-use crate::output::Rgb;
+use crate::rgb::Rgb;
 
 /// Differences of 8-bit values, over all pixels and colours.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -5,7 +5,7 @@
 //! text_encoder, transformer, vae, sampler -> nn, tensor, ops -> backend
 //! backend <- cpu, cuda
 //! files: used by whoever opens or loads tensors, and uses nothing but error, which all use
-//! output, compare, default_model: used by commands only, output by bench
+//! input, output, compare, default_model: used by commands only, output by bench, input by pipeline
 //! ```
 
 #[path = "layering/paths.rs"]
@@ -18,7 +18,11 @@ use std::sync::LazyLock;
 use paths::{Names, Place, SourceFile, Sources, circles};
 
 /// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
+<<<<<<< HEAD
 const LAYERS: [(&str, &[&str]); 27] = [
+=======
+const LAYERS: [(&str, &[&str]); 28] = [
+>>>>>>> h14-input
     ("main.rs", ANY),
     ("allocator.rs", &[]),
     ("bus_error.rs", &[]),
@@ -33,8 +37,14 @@ const LAYERS: [(&str, &[&str]); 27] = [
             "report",
             "bench",
             "pipeline",
+<<<<<<< HEAD
             "sampler",
             "output",
+=======
+            "input",
+            "output",
+            "rgb",
+>>>>>>> h14-input
             "compare",
             "default_model",
             "files",
@@ -49,14 +59,29 @@ const LAYERS: [(&str, &[&str]); 27] = [
     // Loading checks every tensor on the host, where that costs nothing.
     (
         "pipeline",
-        &["text_encoder", "transformer", "vae", "sampler", "nn", "files", "tensor", "ops", "backend", "backend::cpu"],
+        &[
+            "input",
+            "rgb",
+            "text_encoder",
+            "transformer",
+            "vae",
+            "sampler",
+            "nn",
+            "files",
+            "tensor",
+            "ops",
+            "backend",
+            "backend::cpu",
+        ],
     ),
     ("text_encoder", &["nn", "files", "tensor", "ops", "backend"]),
     ("transformer", &["nn", "files", "tensor", "ops", "backend"]),
     ("vae", &["nn", "files", "tensor", "ops", "backend"]),
     ("sampler", &["transformer", "tensor", "ops", "backend"]),
-    ("output", &["files"]),
-    ("compare.rs", &["output"]),
+    ("output", &["files", "rgb"]),
+    ("compare.rs", &["rgb"]),
+    ("input", &["files", "rgb"]),
+    ("rgb.rs", &[]),
     ("default_model.rs", &["files"]),
     ("tensor.rs", &["ops", "backend"]),
     ("ops", &["nn", "tensor", "token_layout", "backend"]),
@@ -70,13 +95,19 @@ const COMMON: [&str; 3] = ["error", "Error", "Result"];
 const ANY: &[&str] = &["*"];
 
 /// A crate and the only places where it may be named. (The CUDA backend has a module `gemm` of its own.)
+<<<<<<< HEAD
 const CRATES: [(&str, &[&str]); 15] = [
+=======
+const CRATES: [(&str, &[&str]); 16] = [
+>>>>>>> h14-input
     ("cudarc", &["backend/cuda/"]),
     ("gemm", &["backend/cpu/", "backend/cuda/"]),
     ("clap", &["cli", "main.rs"]),
     ("indicatif", &["progress.rs"]),
-    ("image", &["output/"]),
-    ("png", &["output/"]),
+    ("image", &["input/", "output/"]),
+    ("png", &["input/", "output/"]),
+    ("image_webp", &["input/"]),
+    ("zune_jpeg", &["input/"]),
     // The program replaces files in one way; measurements write weights to a folder of their own.
     ("tempfile", &["files/atomic.rs", "files/partial.rs", "bench/weights.rs"]),
     ("tokenizers", &["text_encoder/tokenizer_file.rs", "text_encoder/prompt.rs"]),

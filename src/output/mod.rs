@@ -12,20 +12,10 @@ use image::{ExtendedColorType, ImageEncoder};
 pub use self::read::read_png;
 pub use self::target::Target;
 use crate::error::{Error, Result};
+pub use crate::rgb::Rgb;
 
 /// JPEG quality, of 100: blocks are not visible, and the file has about a third of the PNG's bytes.
 const JPEG_QUALITY: u8 = 95;
-
-/// An 8-bit RGB image: `bytes` is [height, width, 3].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rgb {
-    /// Pixels of a row.
-    pub width: usize,
-    /// Rows.
-    pub height: usize,
-    /// Red, green, blue of every pixel, top row first.
-    pub bytes: Vec<u8>,
-}
 
 /// The file formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use png::{BitDepth, ColorType, Decoder, DecodingError};
 
-use super::Rgb;
 use crate::error::{Error, Result};
 use crate::files::regular;
+use crate::rgb::Rgb;
 
 /// The longest side of an image that is read, in pixels; with three bytes a pixel an image stays below 1 GiB. A small
 /// file may claim to be far larger.

@@ -1,0 +1,316 @@
+//! An image to change: what the model sees of it, and how the model's result comes back onto it.
+//!
+//! Users expect their own image back: in its size, and untouched wherever the mask is black. The model works on at most
+//! a megapixel, and its encoder and decoder change every pixel a little. So its result is scaled to the size of what it
+//! was made from, and only what the mask covers is taken from it.
+
+use super::extend::{Sides, bordered, extended};
+use super::feather::feathered;
+use super::mask::{Grey, Mask};
+use super::read::expect_size;
+use super::region::Region;
+use super::size::{cut, editing_size, resized, stretched};
+use crate::error::{Error, Result};
+use crate::rgb::Rgb;
+
+/// An image to change.
+#[derive(Debug, Clone)]
+pub struct Edit {
+    original: Rgb,
+    /// What of the original the model sees.
+    region: Region,
+    image: Rgb,
+    /// Where in `image` the region lies. What is around it only fills the size.
+    place: Region,
+    mask: Option<Painted>,
+    /// The size of what is returned of the original, from its upper left.
+    kept: [usize; 2],
+}
+
+/// A mask in the two forms that are needed.
+#[derive(Debug, Clone)]
+struct Painted {
+    /// In the size of the original.
+    grey: Grey,
+    cells: Vec<f32>,
+}
+
+impl Edit {
+    /// An image that is changed everywhere.
+    ///
+    /// Errors when it is too narrow.
+    pub fn whole(original: Rgb) -> Result<Self> {
+        let size = editing_size(original.width, original.height)?;
+        let (region, kept) = (Region::all(original.width, original.height), [original.width, original.height]);
+        let image = stretched(&original, size);
+        Ok(Self { original, region, image, place: Region::all(size[0], size[1]), mask: None, kept })
+    }
+
+    /// An image that is changed where `mask` is white. The mask may have any size, and is stretched over the image.
+    ///
+    /// Errors when the image is too narrow.
+    pub fn masked(original: Rgb, mask: &Mask) -> Result<Self> {
+        let mut edit = Self::whole(original)?;
+        let cells = mask.grey([edit.image.width, edit.image.height]).cells();
+        edit.mask = Some(Painted { grey: mask.grey(edit.kept), cells });
+        Ok(edit)
+    }
+
+    /// As [`Edit::masked`], but the model sees only what the mask covers and `padding` pixels around it, in the size
+    /// that it would see all of the image in, so that small things are drawn with all their detail. What it sees has
+    /// the image's proportions, where there is room.
+    ///
+    /// Errors when the image is too narrow, or the mask is black.
+    pub fn cropped(original: Rgb, mask: &Mask, padding: usize) -> Result<Self> {
+        let size = editing_size(original.width, original.height)?;
+        let kept = [original.width, original.height];
+        let mask = mask.resized(kept);
+        let grey = mask.grey(kept);
+        let region = Region::around(&grey.bytes, grey.width, padding, size).ok_or_else(|| {
+            Error::new("the mask is black, so there is nothing to crop to")
+                .hint("paint what is to change white, or leave the padding out")
+        })?;
+        let place = fitted(region.size(), size);
+        let image = bordered::<3>(&resized(&cut(&original, region), place.size()).bytes, place, size);
+        let image = Rgb { width: size[0], height: size[1], bytes: image };
+        let seen = mask.cut(region).grey(place.size());
+        let cells = Grey { width: size[0], height: size[1], bytes: bordered::<1>(&seen.bytes, place, size) }.cells();
+        Ok(Self { original, region, image, place, mask: Some(Painted { grey, cells }), kept })
+    }
+
+    /// An image that grows by some pixels at its sides, and is drawn anew there, and where `mask` is white. The new part
+    /// is filled with the colours of the image's edge first, since the model sees it. Along the sides that grow, the
+    /// last 16 pixels of the image are drawn anew too, so that no seam is left.
+    ///
+    /// Errors when no side grows, or the image becomes too large.
+    pub fn extended(original: &Rgb, sides: Sides, mask: Option<&Mask>) -> Result<Self> {
+        let kept = sides.grown([original.width, original.height]);
+        if kept == [original.width, original.height] {
+            return Err(Error::usage("the image is extended by nothing").hint("give at least one side some pixels"));
+        }
+        expect_size(kept[0], kept[1])?;
+        let (canvas, mask) = extended(original, sides, mask);
+        Ok(Self { kept, ..Self::masked(canvas, &mask)? })
+    }
+
+    /// What the model sees; its sides are multiples of 16. Results have this size.
+    pub fn image(&self) -> &Rgb {
+        &self.image
+    }
+
+    /// For each cell of 16 x 16 pixels of [`Edit::image`], row by row, how much of it is drawn anew, in quarters from 0
+    /// to 1. `None` where that is all of it.
+    pub fn cells(&self) -> Option<&[f32]> {
+        self.mask.as_ref().map(|mask| mask.cells.as_slice())
+    }
+
+    /// The original, and over it the model's `result` where the mask is white, in between where it is grey. Around the
+    /// white part the result fades out over `feather` pixels of the original. All other pixels are the original's,
+    /// byte for byte. Without a mask it is the result as it is.
+    ///
+    /// Errors when the result has another size than [`Edit::image`].
+    pub fn composite(&self, result: &Rgb, feather: usize) -> Result<Rgb> {
+        if (result.width, result.height) != (self.image.width, self.image.height) {
+            let [got, expected] = [result, &self.image].map(|image| format!("{}x{}", image.width, image.height));
+            return Err(Error::new(format!("the result is {got}, expected {expected}")).at("composite"));
+        }
+        let Some(mask) = &self.mask else { return Ok(result.clone()) };
+        let soft = feathered(&mask.grey, feather);
+        let piece = resized(&cut(result, self.place), self.region.size());
+        let mut image = self.original.clone();
+        let (left, row) = (self.region.left, self.region.width);
+        for (y, piece) in piece.bytes.chunks_exact(3 * row).enumerate() {
+            let at = (self.region.top + y) * image.width + left;
+            let pixels = image.bytes[3 * at..][..3 * row].chunks_exact_mut(3);
+            for ((pixel, new), weight) in pixels.zip(piece.chunks_exact(3)).zip(&soft.bytes[at..]) {
+                for (value, new) in pixel.iter_mut().zip(new) {
+                    *value = mixed(*value, *new, *weight);
+                }
+            }
+        }
+        if self.kept == [image.width, image.height] {
+            return Ok(image);
+        }
+        Ok(cut(&image, Region::all(self.kept[0], self.kept[1])))
+    }
+}
+
+/// `weight` of 255 parts `new`, the others `old`, to the nearest value.
+fn mixed(old: u8, new: u8, weight: u8) -> u8 {
+    let [old, new, weight] = [old, new, weight].map(u32::from);
+    ((new * weight + old * (255 - weight) + 127) / 255) as u8
+}
+
+/// Where something of the size `from` lies in the middle of `to`, as large as it can be. Source: the image processor of
+/// diffusers, in its mode `fill`.
+fn fitted(from: [usize; 2], to: [usize; 2]) -> Region {
+    let ratios = [to, from].map(|[width, height]| width as f64 / height as f64);
+    let width = if ratios[0] < ratios[1] { to[0] } else { (from[0] * to[1] / from[1]).max(1) };
+    let height = if ratios[0] >= ratios[1] { to[1] } else { (from[1] * to[0] / from[0]).max(1) };
+    Region { left: to[0] / 2 - width / 2, top: to[1] / 2 - height / 2, width, height }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Colours that change slowly, so that scaling there and back changes them little.
+    fn smooth(width: usize, height: usize) -> Rgb {
+        let level = |at: usize, size: usize| (20 + 200 * at / size) as u8;
+        let pixel = |x, y| [level(x, width), level(y, height), level(x + y, width + height)];
+        let bytes = (0..height).flat_map(|y| (0..width).flat_map(move |x| pixel(x, y))).collect();
+        Rgb { width, height, bytes }
+    }
+
+    /// White in a region.
+    fn mask(width: usize, height: usize, white: Region) -> Mask {
+        let inside = |at: usize, start: usize, length: usize| (start..start + length).contains(&at);
+        let of = |x, y| u8::from(inside(x, white.left, white.width) && inside(y, white.top, white.height)) * 255;
+        let bytes = (0..height).flat_map(|y| (0..width).map(move |x| of(x, y))).collect();
+        Mask::from_grey(&Grey { width, height, bytes })
+    }
+
+    fn even(like: &Rgb, level: u8) -> Rgb {
+        Rgb { bytes: vec![level; like.bytes.len()], ..*like }
+    }
+
+    fn pixel(image: &Rgb, x: usize, y: usize) -> &[u8] {
+        &image.bytes[3 * (y * image.width + x)..][..3]
+    }
+
+    /// The pixels that differ from those of the other image.
+    fn changed(a: &Rgb, b: &Rgb) -> Vec<(usize, usize)> {
+        assert_eq!((a.width, a.height), (b.width, b.height));
+        let pixels = a.bytes.chunks_exact(3).zip(b.bytes.chunks_exact(3)).enumerate();
+        pixels.filter(|(_, (a, b))| a != b).map(|(at, _)| (at % a.width, at / a.width)).collect()
+    }
+
+    #[test]
+    fn what_the_mask_leaves_black_comes_back_byte_for_byte_in_the_size_of_the_original() {
+        let white = Region { left: 21, top: 10, width: 30, height: 17 };
+        for (width, height) in [(64, 48), (70, 53), (1100, 1003)] {
+            let original = smooth(width, height);
+            let edit = Edit::masked(original.clone(), &mask(width, height, white)).unwrap();
+            assert_eq!([edit.image().width, edit.image().height], editing_size(width, height).unwrap());
+            let result = edit.composite(&even(edit.image(), 3), 0).unwrap();
+            let changed = changed(&result, &original);
+            assert_eq!(changed.len(), 30 * 17, "{width}x{height}");
+            assert!(changed.iter().all(|&(x, y)| (21..51).contains(&x) && (10..27).contains(&y)));
+            assert!(changed.iter().all(|&(x, y)| pixel(&result, x, y) == [3; 3]));
+        }
+    }
+
+    #[test]
+    fn a_mask_of_another_size_is_stretched_over_the_image_and_grey_mixes() {
+        let original = even(&smooth(64, 32), 100);
+        let grey = Grey { width: 2, height: 1, bytes: vec![51, 51] };
+        let edit = Edit::masked(original, &Mask::from_grey(&grey)).unwrap();
+        assert_eq!(edit.cells(), Some([0.0; 8].as_slice()), "51 is nearer to black");
+        let result = edit.composite(&even(edit.image(), 200), 0).unwrap();
+        assert!(result.bytes.iter().all(|value| *value == 120), "a fifth of the way");
+    }
+
+    #[test]
+    fn the_feather_is_around_the_mask_and_no_wider() {
+        let original = even(&smooth(64, 64), 0);
+        let white = Region { left: 30, top: 30, width: 4, height: 4 };
+        let edit = Edit::masked(original, &mask(64, 64, white)).unwrap();
+        let result = edit.composite(&even(edit.image(), 255), 4).unwrap();
+        let row: Vec<u8> = (24..32).map(|x| pixel(&result, x, 31)[0]).collect();
+        assert_eq!(row, [0, 0, 51, 102, 153, 204, 255, 255]);
+        assert!(pixel(&result, 28, 28)[0] > 0 && pixel(&result, 27, 27) == [0; 3], "round corners");
+    }
+
+    #[test]
+    fn a_crop_is_drawn_larger_and_comes_back_to_its_place() {
+        let original = smooth(300, 200);
+        let white = Region { left: 200, top: 20, width: 30, height: 20 };
+        for padding in [0, 8, 1000] {
+            let edit = Edit::cropped(original.clone(), &mask(300, 200, white), padding).unwrap();
+            assert_eq!((edit.image().width, edit.image().height), (288, 192));
+            // What the model saw, as its result: nothing moved.
+            let same = edit.composite(edit.image(), 0).unwrap();
+            let apart = same.bytes.iter().zip(&original.bytes).map(|(a, b)| a.abs_diff(*b)).max();
+            assert!(apart <= Some(2), "{padding}: {apart:?}");
+            let result = edit.composite(&even(edit.image(), 3), 0).unwrap();
+            assert_eq!(changed(&result, &original).len(), 30 * 20, "{padding}");
+        }
+        let near = Edit::cropped(original.clone(), &mask(300, 200, white), 8).unwrap();
+        let far = Edit::cropped(original, &mask(300, 200, white), 1000).unwrap();
+        let white = |edit: &Edit| edit.cells().unwrap().iter().filter(|cell| **cell > 0.0).count();
+        assert!(white(&near) > 10 * white(&far), "{} {}", white(&near), white(&far));
+        assert_eq!(near.region, Region { left: 188, top: 12, width: 54, height: 36 });
+    }
+
+    #[test]
+    fn a_crop_at_the_edge_of_a_narrow_image_is_filled_up_and_comes_back() {
+        let original = smooth(40, 300);
+        let white = Region { left: 0, top: 100, width: 40, height: 2 };
+        let edit = Edit::cropped(original.clone(), &mask(40, 300, white), 0).unwrap();
+        let same = edit.composite(edit.image(), 3).unwrap();
+        let apart = same.bytes.iter().zip(&original.bytes).map(|(a, b)| a.abs_diff(*b)).max();
+        assert!(apart <= Some(2), "{apart:?}");
+    }
+
+    #[test]
+    fn a_black_mask_crops_to_nothing_and_is_refused() {
+        let black = Region { left: 0, top: 0, width: 0, height: 0 };
+        let error = Edit::cropped(smooth(64, 64), &mask(64, 64, black), 8).unwrap_err().to_string();
+        assert!(error.contains("the mask is black") && error.contains("hint: "), "{error}");
+        let edit = Edit::masked(smooth(64, 64), &mask(64, 64, black)).unwrap();
+        assert_eq!(edit.composite(&even(edit.image(), 3), 9).unwrap(), smooth(64, 64));
+    }
+
+    #[test]
+    fn an_image_grows_by_what_was_asked_and_stays_where_it_was() {
+        let original = smooth(100, 70);
+        let sides = Sides { left: 30, top: 0, right: 0, bottom: 25 };
+        let edit = Edit::extended(&original, sides, None).unwrap();
+        let seen = edit.image();
+        assert_eq!((seen.width, seen.height), (144, 96), "130 x 95, in multiples of 16");
+        assert_eq!(pixel(seen, 30, 0), pixel(&original, 0, 0));
+        assert_eq!(pixel(seen, 3, 69), pixel(&original, 0, 69), "filled with the edge");
+        assert_eq!(pixel(seen, 143, 95), pixel(&original, 99, 69));
+        let result = edit.composite(&even(seen, 3), 0).unwrap();
+        assert_eq!((result.width, result.height), (130, 95));
+        for (x, y) in (0..130).flat_map(|x| (0..95).map(move |y| (x, y))) {
+            let is_kept = x >= 30 + 16 && y < 70 - 16;
+            let expected = if is_kept { pixel(&original, x - 30, y) } else { &[3; 3] };
+            assert_eq!(pixel(&result, x, y), expected, "{x} {y}");
+        }
+    }
+
+    #[test]
+    fn growing_and_a_mask_go_together() {
+        let original = smooth(64, 64);
+        let white = Region { left: 40, top: 40, width: 2, height: 3 };
+        let sides = Sides { right: 16, ..Sides::default() };
+        let edit = Edit::extended(&original, sides, Some(&mask(64, 64, white))).unwrap();
+        let result = edit.composite(&even(edit.image(), 3), 0).unwrap();
+        assert_eq!(pixel(&result, 41, 42), [3; 3]);
+        assert_eq!(pixel(&result, 42, 42), pixel(&original, 42, 42));
+        assert_eq!(pixel(&result, 47, 0), pixel(&original, 47, 0));
+        assert_eq!(pixel(&result, 48, 0), [3; 3]);
+    }
+
+    #[test]
+    fn an_image_that_does_not_grow_or_grows_too_large_is_refused() {
+        let refused = |sides| Edit::extended(&smooth(32, 32), sides, None).unwrap_err().to_string();
+        assert!(refused(Sides::default()).contains("extended by nothing"));
+        for left in [16384, usize::MAX] {
+            let error = refused(Sides { left, ..Sides::default() });
+            assert!(error.contains("x32, expected at most 16384x16384") && error.contains("hint: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn without_a_mask_all_of_the_result_is_returned_and_another_size_is_refused() {
+        let edit = Edit::whole(smooth(70, 53)).unwrap();
+        assert_eq!(edit.cells(), None);
+        let result = even(edit.image(), 9);
+        assert_eq!(edit.composite(&result, 5).unwrap(), result);
+        let error = edit.composite(&smooth(70, 53), 0).unwrap_err().to_string();
+        assert!(error.contains("the result is 70x53, expected 64x48"), "{error}");
+        assert!(Edit::whole(smooth(15, 64)).unwrap_err().to_string().contains("too narrow"));
+    }
+}

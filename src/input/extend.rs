@@ -1,0 +1,63 @@
+//! Lays an image on a larger canvas.
+
+use super::mask::{Grey, Mask};
+use super::region::Region;
+use super::size::CELL;
+use crate::rgb::Rgb;
+
+/// So many pixels of the image are drawn anew along a side that grows, of small images at most a quarter of it.
+const OVERLAP: usize = 16;
+
+/// By how many pixels an image grows at each side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sides {
+    /// Columns to its left.
+    pub left: usize,
+    /// Rows above it.
+    pub top: usize,
+    /// Columns to its right.
+    pub right: usize,
+    /// Rows below it.
+    pub bottom: usize,
+}
+
+impl Sides {
+    /// The size of an image that grew.
+    pub fn grown(&self, [width, height]: [usize; 2]) -> [usize; 2] {
+        let sum = |a: usize, b: usize, c: usize| a.saturating_add(b).saturating_add(c);
+        [sum(self.left, width, self.right), sum(self.top, height, self.bottom)]
+    }
+}
+
+/// The canvas, whose sides are multiples of 16 so that nothing is stretched, and the mask of what is new on it. Up to
+/// 15 columns and rows more than the image grows by are at the right and the bottom.
+pub(super) fn extended(image: &Rgb, sides: Sides, mask: Option<&Mask>) -> (Rgb, Mask) {
+    let size = [image.width, image.height];
+    let canvas = sides.grown(size).map(|side| side.next_multiple_of(CELL));
+    let place = Region { left: sides.left, top: sides.top, width: image.width, height: image.height };
+    let bytes = bordered::<3>(&image.bytes, place, canvas);
+    let mut white = vec![255; canvas[0] * canvas[1]];
+    let overlap = |grows: usize, side: usize| if grows > 0 { OVERLAP.min(side / 4) } else { 0 };
+    let kept_columns = overlap(sides.left, size[0])..size[0] - overlap(sides.right, size[0]);
+    let kept_rows = overlap(sides.top, size[1])..size[1] - overlap(sides.bottom, size[1]);
+    let painted = mask.map(|mask| mask.grey(size).bytes);
+    for y in kept_rows {
+        for x in kept_columns.clone() {
+            let value = painted.as_ref().map_or(0, |painted| painted[y * size[0] + x]);
+            white[(place.top + y) * canvas[0] + place.left + x] = value;
+        }
+    }
+    let mask = Mask::from_grey(&Grey { width: canvas[0], height: canvas[1], bytes: white });
+    (Rgb { width: canvas[0], height: canvas[1], bytes }, mask)
+}
+
+/// pixels [place.height, place.width, CHANNELS] at their place in `size = [width, height]`, around them the nearest of
+/// them.
+pub(super) fn bordered<const CHANNELS: usize>(pixels: &[u8], place: Region, size: [usize; 2]) -> Vec<u8> {
+    let nearest = |at: usize, start: usize, length: usize| at.saturating_sub(start).min(length - 1);
+    let rows = (0..size[1]).map(|y| nearest(y, place.top, place.height));
+    rows.flat_map(|y| (0..size[0]).map(move |x| y * place.width + nearest(x, place.left, place.width)))
+        .flat_map(|at| &pixels[CHANNELS * at..][..CHANNELS])
+        .copied()
+        .collect()
+}

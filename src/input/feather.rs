@@ -1,0 +1,106 @@
+//! Makes the edge of a mask soft.
+
+use rayon::prelude::*;
+
+use super::mask::Grey;
+
+/// From here on a pixel of a mask is white.
+const WHITE: u8 = 128;
+
+/// The mask, and around what is white in it a slope of `pixels` pixels, which falls evenly with the distance from the
+/// nearest white pixel. What is drawn anew stays so as a whole, since what is to vanish ends at the mask; pixels that
+/// are more than `pixels` pixels from the mask stay black.
+pub(super) fn feathered(mask: &Grey, pixels: usize) -> Grey {
+    if pixels == 0 || !mask.bytes.iter().any(|value| *value >= WHITE) {
+        return mask.clone();
+    }
+    let far = pixels.saturating_add(1);
+    let columns = column_distances(mask, far);
+    let mut bytes = mask.bytes.clone();
+    bytes.par_chunks_exact_mut(mask.width).zip(columns.par_chunks_exact(mask.width)).for_each(|(out, columns)| {
+        for (value, distance) in out.iter_mut().zip(row_distances(columns, far)) {
+            let slope = 255.0 * (1.0 - distance / far as f64);
+            if distance <= pixels as f64 {
+                *value = (*value).max(slope.round() as u8);
+            }
+        }
+    });
+    Grey { bytes, ..*mask }
+}
+
+/// For each pixel the distance to the nearest white one of its column, at most `far`.
+fn column_distances(mask: &Grey, far: usize) -> Vec<u32> {
+    let far = u32::try_from(far).unwrap_or(u32::MAX - 1);
+    let mut distances: Vec<u32> = mask.bytes.iter().map(|value| if *value >= WHITE { 0 } else { far }).collect();
+    for at in mask.width..distances.len() {
+        distances[at] = distances[at].min((distances[at - mask.width] + 1).min(far));
+    }
+    for at in (0..distances.len() - mask.width).rev() {
+        distances[at] = distances[at].min((distances[at + mask.width] + 1).min(far));
+    }
+    distances
+}
+
+/// The distance of each pixel of a row to the nearest white pixel, from the distances in the columns: the lowest of the
+/// parabolas `columns[x]^2 + (x - at)^2`. Source: Felzenszwalb and Huttenlocher, Distance Transforms of Sampled Functions.
+fn row_distances(columns: &[u32], far: usize) -> Vec<f64> {
+    if columns.iter().all(|distance| *distance as usize >= far) {
+        return vec![far as f64; columns.len()];
+    }
+    let square = |x: usize| f64::from(columns[x]).powi(2);
+    // From where on the parabola of b lies below that of a, which begins to the left of it.
+    let cut = |a: usize, b: usize| {
+        let (a, b, height) = (a as f64, b as f64, square(b) - square(a));
+        (height + b * b - a * a) / (2.0 * (b - a))
+    };
+    let mut lowest: Vec<(usize, f64)> = vec![(0, f64::NEG_INFINITY)];
+    for x in 1..columns.len() {
+        while lowest.len() > 1 && lowest.last().is_some_and(|&(last, from)| cut(last, x) <= from) {
+            lowest.pop();
+        }
+        let from = lowest.last().map_or(f64::NEG_INFINITY, |&(last, _)| cut(last, x));
+        lowest.push((x, from));
+    }
+    let mut at = 0;
+    let of = |x: usize| {
+        while lowest.get(at + 1).is_some_and(|&(_, from)| from <= x as f64) {
+            at += 1;
+        }
+        (square(lowest[at].0) + (x as f64 - lowest[at].0 as f64).powi(2)).sqrt()
+    };
+    (0..columns.len()).map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slope_follows_the_distance_from_the_nearest_white_pixel() {
+        let (width, height) = (37, 23);
+        let white = [(3, 4), (30, 4), (31, 20), (12, 11)];
+        let mut mask = Grey { width, height, bytes: vec![0; width * height] };
+        white.iter().for_each(|&(x, y)| mask.bytes[y * width + x] = 255);
+        mask.bytes[22 * width] = 100;
+        for pixels in [1, 5, 12, 1000] {
+            let soft = feathered(&mask, pixels);
+            for (x, y) in (0..width).flat_map(|x| (0..height).map(move |y| (x, y))) {
+                let apart = |&(to_x, to_y): &(usize, usize)| (x as f64 - to_x as f64).hypot(y as f64 - to_y as f64);
+                let distance = white.iter().map(apart).fold(f64::INFINITY, f64::min);
+                let slope = (255.0 * (1.0 - distance / (pixels + 1) as f64)).round() as u8;
+                let expected = if distance <= pixels as f64 { slope } else { 0 };
+                let expected = expected.max(mask.bytes[y * width + x]);
+                assert_eq!(soft.bytes[y * width + x], expected, "{pixels} {x} {y}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_mask_without_white_and_a_feather_of_nothing_change_nothing() {
+        let grey = Grey { width: 3, height: 1, bytes: vec![0, 127, 0] };
+        assert_eq!(feathered(&grey, 9), grey);
+        let white = Grey { width: 3, height: 1, bytes: vec![0, 255, 0] };
+        assert_eq!(feathered(&white, 0), white);
+        assert_eq!(feathered(&white, usize::MAX).bytes, [255; 3]);
+    }
+}

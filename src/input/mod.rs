@@ -1,0 +1,27 @@
+//! From image files to the pixels that models read, and back onto the originals: on the host and exact, so that every
+//! machine and device starts from the same values.
+//!
+//! ```text
+//! PNG, JPEG, WebP -> read -> Rgb, upright, 8 bits
+//! Rgb             -> reference -> at most a megapixel, sides multiples of 16
+//! Rgb, Mask       -> Edit -> image and cells for the model; result -> composite -> the original with what is new
+//! ```
+
+mod edit;
+mod extend;
+mod feather;
+mod jpeg_file;
+pub mod lanczos;
+mod mask;
+mod png_file;
+mod read;
+mod region;
+mod size;
+mod webp_file;
+
+pub use edit::Edit;
+pub use extend::Sides;
+pub use mask::{Grey, Mask};
+pub use read::{MAX_FILE_BYTES, read, read_bytes, read_from};
+pub use region::Region;
+pub use size::{editing_size, reference, resized};

@@ -1,0 +1,170 @@
+//! Reads an image file: PNG, JPEG or WebP, by its first bytes and not by its name.
+//!
+//! What a file claims is checked before memory is taken for it. The file, its decoded samples and the image together
+//! stay below 2.5 GiB for the largest image that is read, and below 16 bytes a pixel beside the file.
+//!
+//! To 8-bit RGB as the reference's own file reader converts: turned upright by EXIF; alpha dropped, not blended; the
+//! transparent colour of a PNG ignored; grey repeated; palettes looked up; of 16 bits the high byte. One difference:
+//! the reference clips 16-bit grey to 255, which makes nearly all of it white. Colour profiles and gamma are ignored.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use image::metadata::Orientation;
+use image::{DynamicImage, RgbImage};
+
+use super::{jpeg_file, png_file, webp_file};
+use crate::error::{Error, Result};
+use crate::files::regular;
+use crate::rgb::Rgb;
+
+/// The longest image file that is read, in bytes.
+pub const MAX_FILE_BYTES: usize = 512 << 20;
+
+/// The longest side of an image that is read, in pixels.
+pub(super) const MAX_SIDE: usize = 16384;
+
+/// The most pixels of an image that is read, as 16384 x 8192.
+pub(super) const MAX_PIXELS: usize = 1 << 27;
+
+/// The most bytes that one chunk beside the pixels may take, such as EXIF.
+pub(super) const MAX_CHUNK_BYTES: usize = 16 << 20;
+
+/// What to do about a file that is none of the formats, or is damaged.
+pub(super) const CONVERT: &str = "is the file whole? another program may still read it: \
+                                  `magick IN PNG24:OUT.png` converts it";
+
+/// What a decoder of one format makes of a file.
+pub(super) struct Decoded {
+    /// The pixels as they lie in the file.
+    pub rgb: Rgb,
+    /// How they are turned upright.
+    pub orientation: Orientation,
+    /// Whether the file has a palette, or one bit for each pixel.
+    pub indexed: bool,
+}
+
+/// Reads an image.
+///
+/// Errors when the file is no regular file, cannot be read, is longer than [`MAX_FILE_BYTES`], is no PNG, JPEG or WebP,
+/// is animated WebP, is cut off or damaged, or when a side is 0 or above 16384 pixels, or all of them are above 2^27.
+pub fn read(path: &Path) -> Result<Rgb> {
+    decode_file(path).map(|decoded| decoded.rgb)
+}
+
+/// Reads an image from the bytes of its file. Errors as [`read`].
+pub fn read_bytes(bytes: &[u8]) -> Result<Rgb> {
+    decode(bytes).map(|decoded| decoded.rgb)
+}
+
+/// Reads an image from a stream such as standard input, at most [`MAX_FILE_BYTES`] of it. Errors as [`read`].
+pub fn read_from(stream: impl Read) -> Result<Rgb> {
+    read_bytes(&read_stream(stream)?)
+}
+
+/// [`read`], with what else is to be known of the file; it is upright already.
+pub(super) fn decode_file(path: &Path) -> Result<Decoded> {
+    let decoded = || {
+        let file = regular::open(path, "name an image that is there")?;
+        expect_length(&file)?;
+        decode(&read_stream(file)?)
+    };
+    decoded().map_err(|e| e.at_path(path))
+}
+
+/// Errors when a file is too long to be read, before any of it is read.
+fn expect_length(file: &File) -> Result<()> {
+    let length = file.metadata().map_or(0, |found| found.len());
+    if length > MAX_FILE_BYTES as u64 { Err(too_long()) } else { Ok(()) }
+}
+
+/// The bytes of a file.
+pub(super) fn read_stream(stream: impl Read) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    stream.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|e| {
+        Error::new(format!("cannot read the image: {e}"))
+            .hint("is the disk, network share or pipe that it comes from in order?")
+    })?;
+    if bytes.len() > MAX_FILE_BYTES { Err(too_long()) } else { Ok(bytes) }
+}
+
+fn too_long() -> Error {
+    Error::new(format!("the file has more than the {} MiB that an image may have", MAX_FILE_BYTES >> 20))
+        .hint("scale the image down, or compress it")
+}
+
+/// [`read_bytes`], with what else is to be known of the file; it is upright already.
+pub(super) fn decode(bytes: &[u8]) -> Result<Decoded> {
+    let mut decoded = match bytes {
+        [0x89, b'P', b'N', b'G', ..] => png_file::decode(bytes),
+        [0xff, 0xd8, ..] => jpeg_file::decode(bytes),
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => webp_file::decode(bytes),
+        [] => Err(Error::new("the file is empty").hint("make the image again, or copy it again")),
+        _ => Err(Error::new("the file is no PNG, JPEG or WebP")
+            .hint("convert it to one of these, as with `magick IN PNG24:OUT.png`")),
+    }?;
+    decoded.rgb = upright(decoded.rgb, decoded.orientation)?;
+    Ok(decoded)
+}
+
+/// Errors when an image of this size is not read.
+pub(super) fn expect_size(width: usize, height: usize) -> Result<()> {
+    let what = match (width, height) {
+        (0, _) | (_, 0) => "at least one pixel",
+        _ if width.max(height) > MAX_SIDE => "at most 16384x16384",
+        _ if width * height > MAX_PIXELS => "at most 134217728 pixels, as 16384x8192",
+        _ => return Ok(()),
+    };
+    Err(Error::new(format!("the image is {width}x{height}, expected {what}"))
+        .hint("scale it to a size in between with another program"))
+}
+
+/// Zeros for the samples of an image.
+///
+/// Errors when there is no memory for them.
+pub(super) fn samples(count: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(count).map_err(|_| {
+        Error::new(format!("there is no memory for the {} MiB of the decoded image", count >> 20))
+            .hint("scale it down, or give the program more memory")
+    })?;
+    bytes.resize(count, 0);
+    Ok(bytes)
+}
+
+/// A file that ends before its image does.
+pub(super) fn cut_off(format: &str) -> Error {
+    Error::new(format!("cannot read the {format}: the file is cut off")).hint("make the image again, or copy it again")
+}
+
+/// Drops the alpha of [pixels, 4].
+pub(super) fn without_alpha(mut bytes: Vec<u8>) -> Vec<u8> {
+    let pixels = bytes.len() / 4;
+    for pixel in 1..pixels {
+        bytes.copy_within(4 * pixel..4 * pixel + 3, 3 * pixel);
+    }
+    bytes.truncate(3 * pixels);
+    bytes
+}
+
+/// How the image is turned upright, by its EXIF.
+pub(super) fn orientation(exif: &[u8]) -> Orientation {
+    // Some writers keep the name that the data has in a JPEG.
+    let exif = exif.strip_prefix(b"Exif\0\0").unwrap_or(exif);
+    Orientation::from_exif_chunk(exif).unwrap_or(Orientation::NoTransforms)
+}
+
+fn upright(rgb: Rgb, orientation: Orientation) -> Result<Rgb> {
+    if orientation == Orientation::NoTransforms {
+        return Ok(rgb);
+    }
+    let too_large = || Error::new(format!("an image of {}x{} cannot be turned", rgb.width, rgb.height)).hint(CONVERT);
+    let (Ok(width), Ok(height)) = (u32::try_from(rgb.width), u32::try_from(rgb.height)) else {
+        return Err(too_large());
+    };
+    let error = too_large();
+    let mut image = DynamicImage::ImageRgb8(RgbImage::from_raw(width, height, rgb.bytes).ok_or(error)?);
+    image.apply_orientation(orientation);
+    Ok(Rgb { width: image.width() as usize, height: image.height() as usize, bytes: image.into_bytes() })
+}

@@ -1,0 +1,152 @@
+//! The sizes in which models read images.
+
+use std::borrow::Cow;
+
+use super::lanczos;
+use super::region::Region;
+use crate::error::{Error, Result};
+use crate::rgb::Rgb;
+
+/// The sides of an image of the model are multiples of this many pixels.
+pub const CELL: usize = 16;
+
+/// Larger images are scaled down to about as many pixels.
+const MEGAPIXEL: usize = 1024 * 1024;
+
+const MIN_REFERENCE_SIDE: usize = 64;
+const MAX_REFERENCE_RATIO: usize = 8;
+
+/// A reference image as the model reads it: above 1024 x 1024 pixels scaled down to at most as many, then its middle,
+/// with sides that are multiples of 16.
+///
+/// Errors when a side is below 64 pixels, or more than eight times the other one.
+pub fn reference(image: &Rgb) -> Result<Rgb> {
+    let (width, height) = (image.width, image.height);
+    let (long, short) = (width.max(height), width.min(height));
+    let wrong = |expected: &str| Error::new(format!("the reference image is {width}x{height}, expected {expected}"));
+    if short < MIN_REFERENCE_SIDE {
+        return Err(wrong("sides of at least 64").hint("scale it up with another program"));
+    }
+    if long > MAX_REFERENCE_RATIO * short {
+        return Err(wrong("sides of which none is above 8 times the other").hint("cut it to what matters"));
+    }
+    let capped = capped(image);
+    Ok(cut(&capped, Region::middle([capped.width, capped.height], floored([capped.width, capped.height]))))
+}
+
+/// The size in which an image that is changed is made: its own, above 1024 x 1024 pixels scaled down to at most as
+/// many, and both sides rounded down to multiples of 16.
+///
+/// Errors when less than 16 pixels are left of a side.
+pub fn editing_size(width: usize, height: usize) -> Result<[usize; 2]> {
+    let size = floored(capped_size(width, height));
+    if size.contains(&0) {
+        return Err(Error::new(format!(
+            "the image to change is {width}x{height}, too narrow to have 16 pixels a side"
+        ))
+        .hint("cut it, or scale it up with another program"));
+    }
+    Ok(size)
+}
+
+/// The image to change as the model reads it: scaled to at most 1024 x 1024 pixels, then stretched to `size`.
+pub(super) fn stretched(image: &Rgb, size: [usize; 2]) -> Rgb {
+    resized(&capped(image), size)
+}
+
+/// The image in another size.
+pub fn resized(image: &Rgb, [width, height]: [usize; 2]) -> Rgb {
+    let bytes = lanczos::resize::<3>(&image.bytes, [image.width, image.height], [width, height]);
+    Rgb { width, height, bytes }
+}
+
+/// A region of the image.
+pub(super) fn cut(image: &Rgb, region: Region) -> Rgb {
+    Rgb { width: region.width, height: region.height, bytes: region.cut(&image.bytes, image.width, 3) }
+}
+
+fn capped(image: &Rgb) -> Cow<'_, Rgb> {
+    let size = capped_size(image.width, image.height);
+    if size == [image.width, image.height] { Cow::Borrowed(image) } else { Cow::Owned(resized(image, size)) }
+}
+
+fn capped_size(width: usize, height: usize) -> [usize; 2] {
+    if width * height <= MEGAPIXEL {
+        return [width, height];
+    }
+    let scale = (MEGAPIXEL as f64 / (width * height) as f64).sqrt();
+    // A line of pixels keeps one.
+    [width, height].map(|side| ((side as f64 * scale) as usize).max(1))
+}
+
+fn floored(size: [usize; 2]) -> [usize; 2] {
+    size.map(|side| side / CELL * CELL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn black(width: usize, height: usize) -> Rgb {
+        Rgb { width, height, bytes: vec![0; width * height * 3] }
+    }
+
+    #[test]
+    fn references_are_scaled_down_and_cut_as_in_the_reference() {
+        for (size, scaled, cut, at) in [
+            ([1025, 1025], [1024, 1024], [1024, 1024], (0, 0)),
+            ([1024, 1025], [1023, 1024], [1008, 1024], (7, 0)),
+            ([1536, 1024], [1254, 836], [1248, 832], (3, 2)),
+            ([8000, 1000], [2896, 362], [2896, 352], (0, 5)),
+            ([4000, 3000], [1182, 886], [1168, 880], (7, 3)),
+            ([1300, 1100], [1113, 941], [1104, 928], (4, 6)),
+            ([1100, 2300], [708, 1480], [704, 1472], (2, 4)),
+            ([203, 317], [203, 317], [192, 304], (5, 6)),
+            ([1024, 1024], [1024, 1024], [1024, 1024], (0, 0)),
+        ] {
+            assert_eq!(capped_size(size[0], size[1]), scaled, "{size:?}");
+            let region = Region::middle(scaled, floored(scaled));
+            assert_eq!((region.size(), (region.left, region.top)), (cut, at), "{size:?}");
+        }
+    }
+
+    #[test]
+    fn the_middle_of_a_reference_is_what_is_left() {
+        let mut image = black(67, 84);
+        image.bytes = (0..84).flat_map(|y| (0..67).flat_map(move |x| [x, y, 0])).collect();
+        let read = reference(&image).unwrap();
+        assert_eq!((read.width, read.height), (64, 80));
+        assert_eq!(
+            (&read.bytes[..3], &read.bytes[read.bytes.len() - 3..]),
+            ([1, 2, 0].as_slice(), [64, 81, 0].as_slice())
+        );
+        let large = reference(&black(1100, 1000)).unwrap();
+        assert_eq!((large.width, large.height), (1072, 976));
+    }
+
+    #[test]
+    fn references_that_are_too_small_or_too_narrow_are_refused() {
+        for (width, height, words) in [
+            (63, 200, "63x200, expected sides of at least 64"),
+            (200, 63, "sides of at least 64"),
+            (64, 513, "none is above 8 times the other"),
+            (513, 64, "none is above 8 times the other"),
+        ] {
+            let error = reference(&black(width, height)).unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains("hint: "), "{error}");
+        }
+        assert!(reference(&black(64, 512)).is_ok() && reference(&black(64, 64)).is_ok());
+    }
+
+    #[test]
+    fn an_image_to_change_is_stretched_to_cells_and_too_narrow_ones_are_refused() {
+        assert_eq!(editing_size(70, 53).unwrap(), [64, 48]);
+        assert_eq!(editing_size(4000, 3000).unwrap(), [1168, 880]);
+        assert_eq!(stretched(&black(70, 53), [64, 48]), black(64, 48));
+        for (width, height) in [(15, 64), (64, 15), (1, 16384), (16384, 15)] {
+            let error = editing_size(width, height).unwrap_err().to_string();
+            let said = format!("{width}x{height}, too narrow");
+            assert!(error.contains(&said) && error.contains("hint: "), "{error}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Image files, masks and sizes, against what the reference makes of them. `tests/input/README.md` says how it was asked.
+
+use std::path::Path;
+
+use flux::input::{Mask, Region, lanczos, read_bytes};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+fn rows<T: DeserializeOwned>(name: &str) -> Vec<T> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/input").join(name);
+    let rows: Vec<T> = serde_json::from_slice(&std::fs::read(path).expect("the file is there")).expect("rows");
+    assert!(!rows.is_empty());
+    rows
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal")).collect()
+}
+
+fn crc(bytes: &[u8]) -> u32 {
+    let mut sum = flate2::Crc::new();
+    sum.update(bytes);
+    sum.sum()
+}
+
+/// The noise of the script.
+fn noise(count: usize, seed: usize) -> Vec<u8> {
+    let of = |i: usize| {
+        let x = (i + seed * 7919) as u32;
+        let x = x.wrapping_mul(2_654_435_761);
+        ((x ^ (x >> 15)).wrapping_mul(2_246_822_519) >> 24) as u8
+    };
+    (0..count).map(of).collect()
+}
+
+#[derive(Deserialize)]
+struct Image {
+    name: String,
+    width: usize,
+    height: usize,
+    file: String,
+    crc: u32,
+    rgb: Option<String>,
+}
+
+#[test]
+fn every_kind_of_file_is_read_as_the_reference_reads_it() {
+    for row in rows::<Image>("images.json") {
+        let name = &row.name;
+        let image = read_bytes(&bytes(&row.file)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!((image.width, image.height), (row.width, row.height), "{name}");
+        if let Some(expected) = row.rgb {
+            // Decoders of JPEG round and scale colours in their own way: at most 3 levels here.
+            let apart = image.bytes.iter().zip(bytes(&expected)).map(|(a, b)| a.abs_diff(b)).max();
+            assert!(apart <= Some(3), "{name}: {apart:?}");
+        } else {
+            assert_eq!(crc(&image.bytes), row.crc, "{name}");
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Resize {
+    channels: usize,
+    from: [usize; 2],
+    to: [usize; 2],
+    crc: u32,
+}
+
+#[test]
+fn the_lanczos_filter_is_that_of_pillow_in_every_bit() {
+    for Resize { channels, from, to, crc: expected } in rows("resizes.json") {
+        let pixels = noise(from[0] * from[1] * channels, from[0]);
+        let resized = match channels {
+            1 => lanczos::resize::<1>(&pixels, from, to),
+            _ => lanczos::resize::<3>(&pixels, from, to),
+        };
+        assert_eq!(resized.len(), to[0] * to[1] * channels);
+        assert_eq!(crc(&resized), expected, "{from:?} -> {to:?}, {channels} channels");
+    }
+}
+
+#[derive(Deserialize)]
+struct MaskFile {
+    name: String,
+    file: String,
+    used: Vec<Used>,
+}
+
+#[derive(Deserialize)]
+struct Used {
+    to: [usize; 2],
+    grey: u32,
+    quarters: Vec<u8>,
+}
+
+#[test]
+fn masks_are_scaled_and_divided_into_cells_as_by_the_reference() {
+    for row in rows::<MaskFile>("masks.json") {
+        let mask = Mask::read_bytes(&bytes(&row.file)).unwrap();
+        for Used { to, grey: expected, quarters } in row.used {
+            let grey = mask.grey(to);
+            assert_eq!(crc(&grey.bytes), expected, "{} {to:?}", row.name);
+            let cells: Vec<f32> = quarters.iter().map(|quarter| f32::from(*quarter) / 4.0).collect();
+            assert_eq!(grey.cells(), cells, "{} {to:?}", row.name);
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Around {
+    size: [usize; 2],
+    boxes: Vec<[usize; 4]>,
+    padding: usize,
+    to: [usize; 2],
+    region: [usize; 4],
+}
+
+#[test]
+fn the_region_around_a_mask_is_that_of_the_reference() {
+    for row in rows::<Around>("regions.json") {
+        let [width, height] = row.size;
+        let mut mask = vec![0; width * height];
+        for [left, top, right, bottom] in &row.boxes {
+            (*top..*bottom).for_each(|y| mask[y * width + left..y * width + right].fill(1));
+        }
+        let Region { left, top, width, height } = Region::around(&mask, width, row.padding, row.to).unwrap();
+        assert_eq!([left, top, left + width, top + height], row.region, "{:?} {:?}", row.size, row.boxes);
+    }
+    assert_eq!(Region::around(&[0; 12], 4, 1, [16, 16]), None, "of a black mask");
+}
