@@ -18,11 +18,7 @@ use std::sync::LazyLock;
 use paths::{Names, Place, SourceFile, Sources, circles};
 
 /// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
-<<<<<<< HEAD
-const LAYERS: [(&str, &[&str]); 27] = [
-=======
-const LAYERS: [(&str, &[&str]); 28] = [
->>>>>>> h14-input
+const LAYERS: [(&str, &[&str]); 29] = [
     ("main.rs", ANY),
     ("allocator.rs", &[]),
     ("bus_error.rs", &[]),
@@ -37,14 +33,10 @@ const LAYERS: [(&str, &[&str]); 28] = [
             "report",
             "bench",
             "pipeline",
-<<<<<<< HEAD
             "sampler",
-            "output",
-=======
             "input",
             "output",
             "rgb",
->>>>>>> h14-input
             "compare",
             "default_model",
             "files",
@@ -95,11 +87,7 @@ const COMMON: [&str; 3] = ["error", "Error", "Result"];
 const ANY: &[&str] = &["*"];
 
 /// A crate and the only places where it may be named. (The CUDA backend has a module `gemm` of its own.)
-<<<<<<< HEAD
-const CRATES: [(&str, &[&str]); 15] = [
-=======
-const CRATES: [(&str, &[&str]); 16] = [
->>>>>>> h14-input
+const CRATES: [(&str, &[&str]); 17] = [
     ("cudarc", &["backend/cuda/"]),
     ("gemm", &["backend/cpu/", "backend/cuda/"]),
     ("clap", &["cli", "main.rs"]),
