@@ -25,7 +25,7 @@ fn encoder<B: Backend>(b: &B) -> Encoder<B> {
 /// An image with edges and slopes.
 fn rgb(height: usize, width: usize) -> Vec<u8> {
     let pixel = |y: usize, x: usize| {
-        let inside = (y / 20 + x / 30) % 2 == 0;
+        let inside = (y / 20 + x / 30).is_multiple_of(2);
         if inside { [200, (y % 256) as u8, 40] } else { [30, 90, (2 * x % 256) as u8] }
     };
     (0..height * width).flat_map(|i| pixel(i / width, i % width)).collect()
