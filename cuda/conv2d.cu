@@ -8,7 +8,8 @@
 //
 // Mapping   a block copies one tap of a tile of output pixels, a thread runs of 8 channels (16 bytes). Neighbouring
 //           blocks do the taps of one tile, so that only the first of them reads its input from HBM.
-// Needs     channels % 8 == 0 and rows 16-byte aligned. Otherwise `_any`: one value at a time.
+// Needs     channels % 8 == 0 and rows of x 16-byte aligned. Otherwise `_any`: a thread gathers a run of eight columns,
+//           of any taps and channels. Rows of out are 16-byte aligned.
 // Bytes     rows * taps * channels * 2 written + the input read.   1048576 x 9 x 128: 2.4 GB + 0.27 GB
 // Bound     HBM. 2.7 GB at 4.8 TB/s (H200) = 560 us, in pieces of 256 MiB
 // Measured  with its GEMM, 3 x 3, us (TFLOP/s): 256 x 256, 512 -> 512: 653 (474); 512 x 512, 512 -> 512: 2632 (470);
@@ -18,10 +19,10 @@
 //           16 MiB 56.8; not used
 #include "common.cuh"
 
-template <int N>
-__device__ __forceinline__ void im2col(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row,
-                                       int rows, int channels, int height, int width, int kernel, int stride,
-                                       int pad_before, int out_width, int first_y, int halvings) {
+extern "C" __global__ void __launch_bounds__(256)
+    im2col_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows, int channels,
+                int height, int width, int kernel, int stride, int pad_before, int out_width, int first_y,
+                int halvings) {
     const int taps = kernel * kernel;
     const int row = blockIdx.x / taps * blockDim.y + threadIdx.y, tap = blockIdx.x % taps;
     if (row >= rows) return;
@@ -33,27 +34,33 @@ __device__ __forceinline__ void im2col(const bf16* x, long long ld_x, bf16* out,
         x + ((long long)((y >> halvings) - first_y) * (width >> halvings) + (x_pixel >> halvings)) * ld_x;
     bf16* to = out + (long long)row * ld_out + (long long)tap * channels;
     const int end = tap == taps - 1 ? (int)(ld_out - (long long)tap * channels) : channels;
-    for (int column = threadIdx.x * N; column < end; column += blockDim.x * N) {
-        float values[N];
-#pragma unroll
-        for (int i = 0; i < N; i++) values[i] = 0.0f;
+    for (int column = threadIdx.x * 8; column < end; column += blockDim.x * 8) {
+        float values[8] = {};
         if (inside && column < channels) load(from + column, values);
         store(to + column, values);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    im2col_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows, int channels,
-                int height, int width, int kernel, int stride, int pad_before, int out_width, int first_y,
-                int halvings) {
-    im2col<8>(x, ld_x, out, ld_out, first_row, rows, channels, height, width, kernel, stride, pad_before, out_width,
-              first_y, halvings);
-}
-
-extern "C" __global__ void __launch_bounds__(256)
     im2col_bf16_any(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows, int channels,
                     int height, int width, int kernel, int stride, int pad_before, int out_width, int first_y,
                     int halvings) {
-    im2col<1>(x, ld_x, out, ld_out, first_row, rows, channels, height, width, kernel, stride, pad_before, out_width,
-              first_y, halvings);
+    for_each_run<8>(rows, (int)ld_out, [=](long long row, int column) {
+        const int out_pixel = first_row + (int)row;
+        const int y = out_pixel / out_width * stride - pad_before, x_pixel = out_pixel % out_width * stride - pad_before;
+        int channel = column % channels, ky = column / channels / kernel, kx = column / channels % kernel;
+        float values[8] = {};
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int at_y = y + ky, at_x = x_pixel + kx;
+            if (ky < kernel && at_y >= 0 && at_y < height && at_x >= 0 && at_x < width) {
+                const long long from = (long long)((at_y >> halvings) - first_y) * (width >> halvings);
+                values[i] = __bfloat162float(x[(from + (at_x >> halvings)) * ld_x + channel]);
+            }
+            if (++channel < channels) continue;
+            channel = 0;
+            if (++kx == kernel) kx = 0, ky++;
+        }
+        store(out + row * ld_out + column, values);
+    });
 }

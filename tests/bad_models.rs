@@ -380,6 +380,7 @@ fn numbers_without_sense_in_a_config_are_refused() {
         ("transformer/config.json", "axes_dims_rope", json!([u64::MAX - 1, 2, 32, 0])),
         ("vae/config.json", "layers_per_block", json!(1 << 16)),
         ("vae/config.json", "block_out_channels", json!([32, 64, 128, 1 << 20])),
+        ("vae/config.json", "decoder_block_out_channels", json!([32, 64, 128])),
     ] {
         let model = ModelCopy::new();
         model.change_json(file, |config| drop(config.insert(key.into(), value)));

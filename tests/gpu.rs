@@ -76,6 +76,8 @@ mod unpatchify;
 mod upsample;
 #[path = "parity/upsample_conv2d.rs"]
 mod upsample_conv2d;
+#[path = "parity/vae_encoder.rs"]
+mod vae_encoder;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

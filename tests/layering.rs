@@ -46,7 +46,7 @@ const LAYERS: [(&str, &[&str]); 29] = [
     ("cli", &["pipeline", "sampler", "threads"]),
     ("progress.rs", &["pipeline"]),
     ("report.rs", &["pipeline"]),
-    ("bench", &["pipeline", "output", "files", "nn", "tensor", "ops", "backend"]),
+    ("bench", &["pipeline", "vae", "output", "files", "nn", "tensor", "ops", "backend"]),
     ("lib.rs", ANY),
     // Loading checks every tensor on the host, where that costs nothing.
     (

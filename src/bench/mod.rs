@@ -85,12 +85,15 @@ pub fn run<B: Backend>(
     if !bench.settings.json {
         (bench.print)(&backend.describe())?;
     }
-    let stages: Vec<usize> =
-        bench.settings.sizes.iter().copied().filter(|&size| bench.wants(&stages::name(size))).collect();
-    if !stages.is_empty() {
+    let wanted = |name: fn(usize) -> String| -> Vec<usize> {
+        bench.settings.sizes.iter().copied().filter(|&size| bench.wants(&name(size))).collect()
+    };
+    let (stages, encodes) = (wanted(stages::name), wanted(stages::encode_name));
+    if !stages.is_empty() || !encodes.is_empty() {
         let built_in = if model.is_none() { Some(default_model()?) } else { None };
         if let Some(dir) = model.or(built_in.as_ref()) {
             stages::measure(&mut bench, dir, &stages)?;
+            stages::measure_encodes(&mut bench, dir, &encodes)?;
         }
     }
     for size in bench.settings.sizes.clone() {
@@ -101,7 +104,7 @@ pub fn run<B: Backend>(
             "nothing to measure has `{}` in its name",
             bench.settings.names.join("` or `")
         ))
-        .hint("names are such as `stages/1024x1024` and `ops/linear 4608x3072x27648`"));
+        .hint("names are such as `stages/1024x1024`, `vae_encode/1024x1024` and `ops/linear 4608x3072x27648`"));
     }
     Ok(())
 }

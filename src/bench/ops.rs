@@ -259,17 +259,15 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
             bench.fused(&name, work, || copy(&x), |x| x.upsample_conv2d(&weight, &bias, side, side), compose)?;
         }
     }
-    for convolution in shapes.convolutions(size) {
-        let Convolution { side, cin, cout, kernel, add } = convolution;
-        let name = format!(
-            "ops/{} {side}x{side} {cin} -> {cout}, {kernel}x{kernel}",
-            if add { "conv2d_add" } else { "conv2d" }
-        );
+    for convolution in [shapes.convolutions(size), shapes.encoder_convolutions(size)].concat() {
+        let Convolution { side, cin, cout, kernel, add, halves } = convolution;
+        let (op, more) = (if add { "conv2d_add" } else { "conv2d" }, if halves { ", halved" } else { "" });
+        let name = format!("ops/{op} {side}x{side} {cin} -> {cout}, {kernel}x{kernel}{more}");
         if !bench.is_new(&name) {
             continue;
         }
         let (x, bias) = (tensor(&b, side * side, cin)?, tensor(&b, 1, cout)?);
-        let (weight, conv) = (weights::convolution(&b, cin, cout, kernel)?, Conv::same(side, side, kernel));
+        let (weight, conv) = (weights::convolution(&b, cin, cout, kernel)?, convolution.conv());
         let work = Work::Flops(convolution.flops());
         if add {
             let residual = tensor(&b, side * side, cout)?;

@@ -1,6 +1,6 @@
 //! The shapes of a model's ops, and how much work they are.
 
-use flux::ops::TokenLayout;
+use flux::ops::{Conv, TokenLayout};
 use flux::pipeline::ModelInfo;
 
 /// The sizes of a model that decide how long it takes.
@@ -19,6 +19,8 @@ pub struct Shapes {
     pub text: TextShapes,
     /// Channels of the decoder's blocks, from the pixels inwards.
     pub vae_channels: Vec<usize>,
+    /// Those of the encoder's, which has one residual block less in each.
+    pub encoder_channels: Vec<usize>,
     pub latent_channels: usize,
     /// Residual blocks of an up block.
     pub vae_resnets: usize,
@@ -66,12 +68,30 @@ pub struct Convolution {
     pub kernel: usize,
     /// Whether its result is added to a residual.
     pub add: bool,
+    /// Whether its result has half as many rows and columns.
+    pub halves: bool,
 }
 
 impl Convolution {
-    pub fn flops(&self) -> u64 {
-        2 * (self.side * self.side * self.cin * self.cout * self.kernel * self.kernel) as u64
+    fn new(side: usize, cin: usize, cout: usize, kernel: usize) -> Self {
+        Self { side, cin, cout, kernel, add: false, halves: false }
     }
+
+    pub fn conv(&self) -> Conv {
+        if self.halves { Conv::halve(self.side, self.side) } else { Conv::same(self.side, self.side, self.kernel) }
+    }
+
+    pub fn flops(&self) -> u64 {
+        let pixels = self.conv().out_height() * self.conv().out_width();
+        2 * (pixels * self.cin * self.cout * self.kernel * self.kernel) as u64
+    }
+}
+
+/// The convolutions of a residual block.
+fn resnet(side: usize, cin: usize, cout: usize) -> impl Iterator<Item = Convolution> {
+    let shortcut = (cin != cout).then(|| Convolution::new(side, cin, cout, 1));
+    let sum = Convolution { add: true, ..Convolution::new(side, cout, cout, 3) };
+    [Some(Convolution::new(side, cin, cout, 3)), shortcut, Some(sum)].into_iter().flatten()
 }
 
 impl Shapes {
@@ -95,6 +115,7 @@ impl Shapes {
                 layers: info.out_layers.iter().copied().max().unwrap_or(0),
             },
             vae_channels: vae.decoder_channels().to_vec(),
+            encoder_channels: vae.block_out_channels.clone(),
             latent_channels: vae.latent_channels,
             vae_resnets: vae.layers_per_block + 1,
             vae_groups: vae.norm_num_groups,
@@ -114,6 +135,7 @@ impl Shapes {
             single_blocks: 20,
             text: TextShapes { hidden: 2560, mlp: 9728, heads: 32, kv_heads: 8, head_dim: 128, layers: 27 },
             vae_channels: vec![128, 256, 512, 512],
+            encoder_channels: vec![128, 256, 512, 512],
             latent_channels: 32,
             vae_resnets: 3,
             vae_groups: 32,
@@ -173,25 +195,42 @@ impl Shapes {
 
     /// Every convolution of the decoder, in its order.
     pub fn convolutions(&self, size: usize) -> Vec<Convolution> {
-        let conv = |side, cin, cout, kernel, add| Convolution { side, cin, cout, kernel, add };
         let blocks = self.up_blocks(size);
         let (inner, top, _) = blocks[0];
-        let resnet = |side, cin, cout| {
-            let shortcut = (cin != cout).then(|| conv(side, cin, cout, 1, false));
-            [Some(conv(side, cin, cout, 3, false)), shortcut, Some(conv(side, cout, cout, 3, true))]
-                .into_iter()
-                .flatten()
-        };
-        let mut all = vec![conv(inner, self.latent_channels, top, 3, false)];
+        let mut all = vec![Convolution::new(inner, self.latent_channels, top, 3)];
         all.extend((0..2).flat_map(|_| resnet(inner, top, top)));
         for (i, &(side, cin, cout)) in blocks.iter().enumerate() {
             all.extend((0..self.vae_resnets).flat_map(|j| resnet(side, if j == 0 { cin } else { cout }, cout)));
             if i + 1 < blocks.len() {
-                all.push(conv(2 * side, cout, cout, 3, false));
+                all.push(Convolution::new(2 * side, cout, cout, 3));
             }
         }
-        all.push(conv(size, self.vae_channels[0], 3, 3, false));
+        all.push(Convolution::new(size, self.vae_channels[0], 3, 3));
         all
+    }
+
+    /// Every convolution of the encoder, in its order.
+    pub fn encoder_convolutions(&self, size: usize) -> Vec<Convolution> {
+        let channels = &self.encoder_channels;
+        let (inner, top) = self.encoded(size);
+        let mut all = vec![Convolution::new(size, 3, channels[0], 3)];
+        for (i, &cout) in channels.iter().enumerate() {
+            let (side, cin) = (size >> i, channels[i.saturating_sub(1)]);
+            all.extend((1..self.vae_resnets).flat_map(|j| resnet(side, if j == 1 { cin } else { cout }, cout)));
+            if i + 1 < channels.len() {
+                all.push(Convolution { halves: true, ..Convolution::new(side, cout, cout, 3) });
+            }
+        }
+        all.extend((0..2).flat_map(|_| resnet(inner, top, top)));
+        all.push(Convolution::new(inner, top, 2 * self.latent_channels, 3));
+        all.push(Convolution::new(inner, 2 * self.latent_channels, self.latent_channels, 1));
+        all
+    }
+
+    /// Side and channels of what the encoder's middle block gets.
+    fn encoded(&self, size: usize) -> (usize, usize) {
+        let last = self.encoder_channels.len() - 1;
+        (size >> last, self.encoder_channels[last])
     }
 
     /// Floating-point operations of one evaluation: products with weights, and attention.
@@ -215,10 +254,20 @@ impl Shapes {
     /// Floating-point operations of decoding one image.
     pub fn decode_flops(&self, size: usize) -> u64 {
         let (side, channels, _) = self.up_blocks(size)[0];
-        let pixels = side * side;
-        let attention = 4 * pixels.pow(2) * channels + 4 * 2 * pixels * channels * channels;
-        self.convolutions(size).iter().map(Convolution::flops).sum::<u64>() + attention as u64
+        self.convolutions(size).iter().map(Convolution::flops).sum::<u64>() + middle_flops(side, channels)
     }
+
+    /// Floating-point operations of encoding one image.
+    pub fn encode_flops(&self, size: usize) -> u64 {
+        let (side, channels) = self.encoded(size);
+        self.encoder_convolutions(size).iter().map(Convolution::flops).sum::<u64>() + middle_flops(side, channels)
+    }
+}
+
+/// Floating-point operations of the attention in the middle of the VAE, with its four products.
+fn middle_flops(side: usize, channels: usize) -> u64 {
+    let pixels = side * side;
+    (4 * pixels.pow(2) * channels + 4 * 2 * pixels * channels * channels) as u64
 }
 
 fn flops(linears: &[Linear]) -> u64 {
@@ -251,11 +300,22 @@ mod tests {
         // upsamplers, the last.
         assert_eq!(convolutions.len(), 1 + 4 + 4 * 6 + 2 + 3 + 1);
         assert_eq!((convolutions[0].side, convolutions[0].cin, convolutions[0].cout), (128, 32, 512));
-        assert!(convolutions.contains(&Convolution { side: 1024, cin: 256, cout: 128, kernel: 1, add: false }));
-        assert!(
-            convolutions.contains(&Convolution { side: 1024, cin: 256, cout: 256, kernel: 3, add: false }),
-            "the last upsampler"
-        );
+        assert!(convolutions.contains(&Convolution::new(1024, 256, 128, 1)));
+        assert!(convolutions.contains(&Convolution::new(1024, 256, 256, 3)), "the last upsampler");
+    }
+
+    #[test]
+    fn the_encoder_of_klein_4b_has_its_convolutions() {
+        let shapes = Shapes::klein_4b();
+        let convolutions = shapes.encoder_convolutions(1024);
+        // The first, two residual blocks at each of four sides with two shortcuts, three downsamplers, those of the
+        // middle, the last and the 1 x 1 behind it.
+        assert_eq!(convolutions.len(), 1 + 4 * 4 + 2 + 3 + 4 + 2);
+        assert!(convolutions.contains(&Convolution::new(512, 128, 256, 1)));
+        let last = Convolution { halves: true, ..Convolution::new(256, 512, 512, 3) };
+        assert!(convolutions.contains(&last));
+        assert_eq!(last.flops(), 2 * 128 * 128 * 512 * 512 * 9);
+        assert_eq!(shapes.encode_flops(1024) / 100_000_000_000, 48, "tenths of a TFLOP");
     }
 
     #[test]

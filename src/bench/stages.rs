@@ -1,21 +1,28 @@
-//! The stages of an image once a model is loaded, and encoding it as PNG.
+//! The stages of an image once a model is loaded, encoding it as PNG, and encoding it by the VAE.
 
 use std::time::Instant;
 
 use flux::Result;
 use flux::backend::Backend;
 use flux::files::ModelFiles;
+use flux::nn::Weights;
 use flux::output::{ImageFormat, Rgb, encode};
-use flux::pipeline::{Model, Request, Timings};
+use flux::pipeline::{Model, ModelInfo, Request, Timings};
+use flux::vae::{self, Encoder, Grid};
 use serde::Serialize;
 
-use super::{Bench, Shapes, round};
+use super::{Bench, Shapes, Work, round};
 
 const PROMPT: &str = "A cat holding a sign that says hello world";
 
 /// The name of the row of a size.
 pub fn name(size: usize) -> String {
     format!("stages/{size}x{size}")
+}
+
+/// The name of the row that encodes an image of a size.
+pub fn encode_name(size: usize) -> String {
+    format!("vae_encode/{size}x{size}")
 }
 
 /// Medians of several images in ms, as `--json` prints them. With a batch they are of the whole batch.
@@ -64,6 +71,9 @@ impl Row {
 
 /// Measures images of `sizes` by the model in `dir`.
 pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[usize]) -> Result<()> {
+    if sizes.is_empty() {
+        return Ok(());
+    }
     let model = Model::load(bench.backend.clone(), dir)?;
     let shapes = Shapes::of(model.info());
     let (asked, steps, runs) = (bench.settings.batch, bench.settings.steps, bench.settings.effort.image_runs);
@@ -121,6 +131,27 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[
             peak_gib: round(first.device.peak_memory_bytes as f64 / f64::from(1 << 30), 2),
         };
         bench.line(|| row.text(), &row)?;
+    }
+    Ok(())
+}
+
+/// Measures the VAE encoder of the model in `dir` on images of `sizes`, from bytes on the device to packed latents.
+pub fn measure_encodes<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[usize]) -> Result<()> {
+    if sizes.is_empty() {
+        return Ok(());
+    }
+    let (info, files) = (ModelInfo::read(dir)?, vae::open(dir)?);
+    let (backend, shapes) = (bench.backend.clone(), Shapes::of(&info));
+    let encoder = backend.load(|| Encoder::load(&Weights::new(&backend, &files), &info.vae), &mut |_| {})?;
+    for &size in sizes {
+        let name = encode_name(size);
+        if !bench.is_new(&name) {
+            continue;
+        }
+        let rgb: Vec<u8> = (0..3 * size * size).map(|i| ((i * 0x9e37) >> 8) as u8).collect();
+        let image = || Ok(Grid::new(backend.upload_rgb8(&rgb, size, size)?, size, size));
+        let work = Work::Flops(shapes.encode_flops(size));
+        bench.op(&name, work, image, |image| encoder.forward(image, |_| Ok(())))?;
     }
     Ok(())
 }

@@ -112,6 +112,20 @@ fn decode_bytes<B: Backend>(backend: &B, channels: &[usize], pixels: u64) -> u64
     bytes(widest + beside) + backend.norm_conv2d_bytes(bytes(widest))
 }
 
+/// Bytes of the encoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
+#[cfg_attr(not(test), expect(dead_code, reason = "no session encodes an image yet"))]
+pub(super) fn encode_bytes<B: Backend>(backend: &B, channels: &[usize], pixels: u64) -> u64 {
+    // A residual block of c channels to d holds its input, what its first convolution makes of it, and beside them the
+    // norm that the convolution is reading, or the shortcut. Each block has a quarter of the pixels of the one before.
+    let block = |i: usize| {
+        let (cin, cout) = (channels[i.saturating_sub(1)], channels[i]);
+        let bytes = |channels: usize| (pixels >> (2 * i)) * channels as u64 * backend.element_bytes();
+        let norm = backend.norm_conv2d_bytes(bytes(cin.max(cout)));
+        bytes(cin.max(cout) + cout) + if cin == cout { norm } else { norm.max(bytes(cout)) }
+    };
+    (0..channels.len()).map(block).max().unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,6 +139,17 @@ mod tests {
         assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
         // The upsampler's input is more than what the last block makes.
         assert_eq!(need(&[16, 256, 1024], 512), (1 << 18) * (256 + 256 + 256) * 4);
+    }
+
+    #[test]
+    fn the_encoder_needs_what_its_largest_block_does() {
+        let need = |channels: &[usize], side: u64| encode_bytes(&Cpu::new(Precision::F32), channels, side * side);
+        // The image in 128 channels, what the first convolution makes of it, and a norm.
+        assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (128 + 128 + 128) * 4);
+        assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
+        // A quarter of the pixels, in 1024 channels.
+        assert_eq!(need(&[16, 1024], 512), (1 << 16) * (1024 + 1024 + 1024) * 4);
+        assert_eq!(need(&[], 512), 0);
     }
 
     fn samples_of(needs: &Needs, available: u64, plan: &Plan, count: usize) -> usize {

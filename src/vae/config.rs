@@ -80,7 +80,8 @@ impl VaeConfig {
         }
         let blocks = [config.block_out_channels.len(), config.decoder_channels().len()];
         if blocks[0] != blocks[1] {
-            return error(format!("the encoder has {} blocks, the decoder {}", blocks[0], blocks[1]));
+            let [down, up] = blocks;
+            return error(format!("block_out_channels are of {down} blocks, decoder_block_out_channels of {up}"));
         }
         Ok(config)
     }
@@ -95,14 +96,47 @@ impl VaeConfig {
         2 << (self.decoder_channels().len() - 1)
     }
 
+    /// Number of weights of the encoder, within a few percent.
+    pub fn encoder_elements(&self) -> u64 {
+        let channels = &self.block_out_channels;
+        let block = |i: usize| {
+            let (cin, cout) = (channels[i.saturating_sub(1)] as u64, channels[i] as u64);
+            let shortcut = if cin == cout { 0 } else { cin * cout };
+            let downsampler = if i + 1 < channels.len() { 9 * cout * cout } else { 0 };
+            9 * cin * cout + shortcut + (2 * self.layers_per_block as u64 - 1) * 9 * cout * cout + downsampler
+        };
+        let (first, top) = (channels[0] as u64, channels[channels.len() - 1] as u64);
+        let outside = 27 * first + 9 * top * 2 * self.latent_channels as u64;
+        (0..channels.len()).map(block).sum::<u64>() + middle_elements(top) + outside
+    }
+
     /// Number of weights of the decoder, within a few percent.
     pub fn decoder_elements(&self) -> u64 {
         let channels = self.decoder_channels();
-        let top = channels[channels.len() - 1] as u64;
-        let mid = 4 * 9 * top * top + 4 * top * top;
+        let mid = middle_elements(channels[channels.len() - 1] as u64);
         let ups =
             channels.iter().map(|&c| (2 * (self.layers_per_block as u64 + 1) + 1) * 9 * (c * c) as u64).sum::<u64>();
         // The first residual block of an up block reads the channels of the one before.
         mid + ups + channels.windows(2).map(|pair| 9 * (pair[0] * pair[1]) as u64).sum::<u64>()
+    }
+}
+
+/// Weights of the middle block: four convolutions, and the products of its attention.
+fn middle_elements(channels: u64) -> u64 {
+    4 * 9 * channels * channels + 4 * channels * channels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_are_those_of_the_files_within_a_few_percent() {
+        let config = VaeConfig::read(&ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
+        // Counted in the default model's file.
+        for (got, counted) in [(config.encoder_elements(), 1_473_200), (config.decoder_elements(), 2_424_835)] {
+            let apart = (got as f64 / counted as f64 - 1.0).abs();
+            assert!(apart < 0.1, "{got}, counted {counted}");
+        }
     }
 }

@@ -45,6 +45,13 @@ fn bench_measures_every_stage_and_op_beside_the_ceilings() {
         assert!(row["total_ms"].as_f64().unwrap() > 0.9 * parts, "{row}");
     }
     assert_eq!((named("stages/").len(), named("ceiling/").len()), (2, 3));
+    for (size, row) in [32, 48].into_iter().zip(named("vae_encode/")) {
+        assert_eq!(row["name"], format!("vae_encode/{size}x{size}"));
+        assert!(row["ms"].as_f64().is_some_and(|ms| ms > 0.0) && row["tflop_s"].as_f64().is_some(), "{row}");
+    }
+    assert_eq!(named("vae_encode/").len(), 2);
+    let halved = |row: &&serde_json::Value| row["name"].as_str().is_some_and(|name| name.ends_with(", halved"));
+    assert_eq!(rows.iter().filter(halved).count(), 6, "three downsamplers of each size");
     let fused = [
         "gated_add",
         "swiglu",
