@@ -168,6 +168,7 @@ fn name(stage: Stage) -> &'static str {
         Stage::Quantise => "quantise",
         Stage::Load => "load",
         Stage::Text => "text",
+        Stage::Encode => "encode",
         Stage::Denoise => "denoise",
         Stage::Decode => "decode",
     }
@@ -188,7 +189,8 @@ mod tests {
 
     use indicatif::InMemoryTerm;
 
-    const STAGES: [Stage; 5] = [Stage::Quantise, Stage::Load, Stage::Text, Stage::Denoise, Stage::Decode];
+    const STAGES: [Stage; 6] =
+        [Stage::Quantise, Stage::Load, Stage::Text, Stage::Encode, Stage::Denoise, Stage::Decode];
 
     /// What a terminal of so many columns shows of a bar.
     fn drawn(stage: Stage, columns: u16, [done, total]: [u64; 2], elapsed: Duration) -> String {

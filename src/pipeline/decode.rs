@@ -46,7 +46,7 @@ impl<B: Backend> Decoding<B> {
         let decodes = &residency.decodes;
         let found = decodes.find(|size, reads| *size == [height, width] && Arc::ptr_eq(reads, &decoder));
         let work = found.unwrap_or_else(|| decodes.insert([height, width], decoder));
-        let (samples, steps) = (latents.rows() / (height * width), plan.steps);
+        let (samples, steps) = (latents.rows() / (height * width), plan.steps_to_run());
         let waiting = VecDeque::new();
         Ok(Self { work, latents, height, width, steps, samples, enqueued: 0, taken: 0, waiting })
     }

@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 
 use super::memory::Needs;
 use super::progress::Caller;
+use super::references::{ImageLatents, Images, reference_cache};
 use super::residency::{Component, Residency};
 use super::steps::{BatchShape, Schedules, Steps};
 use super::timings::Clock;
@@ -14,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::ops::TokenLayout;
 use crate::sampler::{Noise, Schedule};
 use crate::tensor::Tensor;
-use crate::transformer::Transformer;
+use crate::transformer::{ReferenceCache, Transformer};
 
 /// The most steps that are enqueued and not done. With two of them the device has the next step while the host prepares
 /// another, and a session that is cancelled ends within about a step.
@@ -27,9 +28,27 @@ pub(super) struct Denoising<B: Backend> {
     capture: bool,
     schedule: Arc<Schedules<B>>,
     context: Tensor<B>,
+    /// What comes back after each step, where not all of an image is drawn anew.
+    kept: Option<Kept<B>>,
     latents: Tensor<B>,
     step: usize,
+    first_step: usize,
     steps: usize,
+}
+
+/// What [`Tensor::inpaint_blend`] reads: the first noise, the latents of the image to change, and the mask.
+struct Kept<B: Backend> {
+    noise: Tensor<B>,
+    image: Tensor<B>,
+    mask: Tensor<B>,
+}
+
+/// What an image is made from.
+pub(super) struct Conditions<'a, B: Backend> {
+    /// Text features [tokens, features].
+    pub txt: &'a Tensor<B>,
+    pub images: &'a Images,
+    pub latents: ImageLatents<B>,
 }
 
 impl<B: Backend> Denoising<B> {
@@ -38,7 +57,7 @@ impl<B: Backend> Denoising<B> {
     /// Errors when memory runs out, or the caller cancels.
     pub(super) fn prepare(
         residency: &Residency<B>,
-        txt: &Tensor<B>,
+        Conditions { txt, images, latents }: Conditions<'_, B>,
         noise: JoinHandle<Noise>,
         (plan, count): (&Plan, usize),
         caller: &Caller<'_>,
@@ -47,17 +66,26 @@ impl<B: Backend> Denoising<B> {
         let (info, backend) = (&residency.info, &residency.backend);
         let needs = Needs::of(backend, info, plan);
         let transformer = residency.transformer(&needs, caller, clock)?;
-        let work = batch(residency, &transformer, &needs, plan, count)?;
+        let mut references = latents.references.map(|latents| transformer.references(&latents)).transpose()?;
+        let embedded = references.take_if(|_| info.caches_references);
+        let cached =
+            embedded.map(|embedded| reference_cache(residency, &transformer, images, &embedded, (plan, &needs)));
+        let work = batch(residency, &transformer, cached.transpose()?, &needs, (plan, count))?;
         let (height, width) = info.latent_size(plan);
         let schedule = schedule(residency, &transformer, &plan.schedule.schedule(height * width, plan.steps))?;
         let samples = work.reads().layout.batch;
-        let context = repeat(transformer.context(txt)?, plan.text_tokens, samples)?;
-        let noise = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
+        let context = context(transformer.context(txt)?, plan.text_tokens, samples, references)?;
+        let drawn = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
         let (rows, channels) = (samples * height * width, info.transformer.in_channels);
-        let latents = backend.upload(&noise.values()[..rows * channels], rows, channels)?;
+        let noise = backend.upload(&drawn.values()[..rows * channels], rows, channels)?;
+        let sigma = schedule.sigmas.row_view(plan.first_step..plan.first_step + 1);
+        let (latents, kept) = begin(backend, noise, latents.changed, images.cells(), &sigma)?;
         clock.prepared()?;
         let capture = work.seen_before();
-        Ok((Self { work, capture, schedule, context, latents, step: 0, steps: plan.steps }, noise))
+        let first_step = plan.first_step;
+        let denoising =
+            Self { work, capture, schedule, context, kept, latents, step: first_step, first_step, steps: plan.steps };
+        Ok((denoising, drawn))
     }
 
     /// Images of the batch.
@@ -82,22 +110,46 @@ impl<B: Backend> Denoising<B> {
 
     /// Enqueues the next step, after waiting until fewer than [`STEPS_IN_FLIGHT`] are in flight.
     pub(super) fn step(&mut self, backend: &B, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<()> {
-        if self.step == 0 {
-            caller.report(Stage::Denoise, 0, self.steps as u64);
+        let (done, total) = (self.step - self.first_step, (self.steps - self.first_step) as u64);
+        if done == 0 {
+            caller.report(Stage::Denoise, 0, total);
         }
-        if let Some(before) = self.step.checked_sub(STEPS_IN_FLIGHT) {
+        if let Some(before) = done.checked_sub(STEPS_IN_FLIGHT) {
             clock.wait_step(before)?;
         }
         caller.check()?;
-        let Schedules { modulations, dts } = &*self.schedule;
-        let (modulation, dt) = (modulations.row(self.step), dts.row_view(self.step..self.step + 1));
+        let Schedules { modulations, dts, sigmas } = &*self.schedule;
+        let row = |table: &Tensor<B>, row: usize| table.row_view(row..row + 1);
+        let (modulation, dt) = (modulations.row(self.step), row(dts, self.step));
         let inputs = [&self.latents, &self.context, &modulation, &dt];
-        self.latents = self.work.run(backend, self.capture, inputs, Steps::step)?;
+        let stepped = self.work.run(backend, self.capture, inputs, Steps::step)?;
+        self.latents = match &self.kept {
+            Some(Kept { noise, image, mask }) => {
+                stepped.inpaint_blend(noise, image, mask, &row(sigmas, self.step + 1))?
+            }
+            None => stepped,
+        };
         self.step += 1;
         clock.stepped()?;
-        caller.report(Stage::Denoise, clock.steps_done()? as u64, self.steps as u64);
+        caller.report(Stage::Denoise, clock.steps_done()? as u64, total);
         Ok(())
     }
+}
+
+/// The latents with which the schedule begins at noise level `sigma`, and what is kept of the image to change.
+fn begin<B: Backend>(
+    backend: &B,
+    noise: Tensor<B>,
+    changed: Option<Tensor<B>>,
+    cells: Option<&[f32]>,
+    sigma: &Tensor<B>,
+) -> Result<(Tensor<B>, Option<Kept<B>>)> {
+    let Some(image) = changed else { return Ok((noise, None)) };
+    let rows = noise.rows();
+    let nothing = backend.upload(&vec![0.0; rows], rows, 1)?;
+    let latents = noise.row_view(0..rows).inpaint_blend(&noise, &image, &nothing, sigma)?;
+    let kept = |cells: &[f32]| Ok(Kept { noise, image, mask: backend.upload(cells, rows, 1)? });
+    Ok((latents, cells.map(kept).transpose()?))
 }
 
 /// What the steps of the first batch of `count` images like `plan` read. The batch has as many images as memory allows,
@@ -105,14 +157,15 @@ impl<B: Backend> Denoising<B> {
 fn batch<B: Backend>(
     residency: &Residency<B>,
     transformer: &Arc<Transformer<B>>,
+    cached: Option<Arc<ReferenceCache<B>>>,
     needs: &Needs,
-    plan: &Plan,
-    count: usize,
+    (plan, count): (&Plan, usize),
 ) -> Result<Arc<RepeatedWork<Steps<B>, B>>> {
     let (backend, info) = (&residency.backend, &residency.info);
     let wanted = needs.wanted(plan, count);
     let fits = |shape: &BatchShape, steps: &Arc<Steps<B>>| {
-        shape.serves(plan, wanted) && Arc::ptr_eq(&steps.transformer, transformer)
+        let same_cache = steps.cached.as_ref().map(Arc::as_ptr) == cached.as_ref().map(Arc::as_ptr);
+        shape.serves(plan, wanted) && Arc::ptr_eq(&steps.transformer, transformer) && same_cache
     };
     if let Some(found) = residency.steps.find(fits) {
         return Ok(found);
@@ -129,11 +182,13 @@ fn batch<B: Backend>(
     let available = backend.available_bytes();
     let samples = needs.samples(available, plan, wanted);
     let (height, width) = info.latent_size(plan);
-    let txt = plan.text_tokens;
+    let (txt, sizes) = (plan.text_tokens, info.reference_sizes(plan));
+    let references = if cached.is_some() { 0 } else { info.reference_tokens(plan) };
     let steps = Steps {
         transformer: Arc::clone(transformer),
-        rope: transformer.rope(txt, &[], [height, width])?,
-        layout: TokenLayout::new(samples, txt, height * width),
+        rope: transformer.rope(txt, if cached.is_some() { &[] } else { &sizes }, [height, width])?,
+        layout: TokenLayout { references, ..TokenLayout::new(samples, txt, height * width) },
+        cached,
         guidance: plan.guided().then_some(plan.guidance),
         batched: needs.batched(available, samples),
     };
@@ -152,18 +207,29 @@ fn schedule<B: Backend>(
         return Ok(Arc::clone(found));
     }
     let modulations = transformer.modulations(&schedule.timesteps)?;
-    let made =
-        Arc::new(Schedules { modulations, dts: residency.backend.upload(&schedule.dts(), schedule.steps(), 1)? });
+    let column = |values: &[f32]| residency.backend.upload(values, values.len(), 1);
+    let made = Arc::new(Schedules { modulations, dts: column(&schedule.dts())?, sigmas: column(&schedule.sigmas)? });
     schedules().put(key, Arc::clone(&made));
     Ok(made)
 }
 
-/// `context` with the `txt` rows of each prompt repeated `samples` times.
-fn repeat<B: Backend>(context: Tensor<B>, txt: usize, samples: usize) -> Result<Tensor<B>> {
-    if samples == 1 {
-        return Ok(context);
+/// What [`Transformer::forward`] reads of each evaluation, one under the other: the `rows` rows of each prompt `samples`
+/// times, and the embedded references.
+fn context<B: Backend>(
+    txt: Tensor<B>,
+    rows: usize,
+    samples: usize,
+    references: Option<Tensor<B>>,
+) -> Result<Tensor<B>> {
+    if samples == 1 && references.is_none() {
+        return Ok(txt);
     }
-    let prompts = (0..context.rows() / txt).map(|prompt| context.row_view(prompt * txt..(prompt + 1) * txt));
-    let parts: Vec<Tensor<B>> = prompts.flat_map(|rows| (0..samples).map(move |_| rows.row_view(0..txt))).collect();
+    let prompts = (0..txt.rows() / rows).map(|prompt| txt.row_view(prompt * rows..(prompt + 1) * rows));
+    let parts: Vec<Tensor<B>> = prompts
+        .flat_map(|prompt| {
+            let repeated = (0..samples).map(move |_| prompt.row_view(0..rows));
+            repeated.chain(references.iter().map(|references| references.row_view(0..references.rows())))
+        })
+        .collect();
     Tensor::concat_rows(&parts.iter().collect::<Vec<_>>())
 }

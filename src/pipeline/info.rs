@@ -9,6 +9,13 @@ use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
 
 const INDEX: &str = "model_index.json";
+/// Steps where `model_index.json` names no number.
+const DISTILLED_STEPS: usize = 4;
+const BASE_STEPS: usize = 50;
+/// The pipelines of the reference that these models are for.
+const CLASS: &str = "Flux2KleinPipeline";
+/// The one that caches keys and values of reference images.
+const CACHING_CLASS: &str = "Flux2KleinKVPipeline";
 /// How far in area an image may be from the size that a model was made for, where `model_index.json` does not say: the
 /// full-size models saw half and twice the side.
 const DEFAULT_AREA_FACTOR: f64 = 4.0;
@@ -32,6 +39,8 @@ pub struct ModelInfo {
     pub name: String,
     /// Whether it was distilled to few steps without guidance.
     pub is_distilled: bool,
+    /// Whether it was trained so that keys and values of reference images are made once, for all steps.
+    pub caches_references: bool,
     /// Hidden states of the text encoder that the transformer reads.
     pub out_layers: Vec<usize>,
     /// Text tokens, padding included.
@@ -68,8 +77,9 @@ impl ModelInfo {
     /// Errors when one is missing or wrong, or they do not fit together.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
         let index: Index = dir.json(INDEX)?;
-        if let Some(class) = index.class_name.as_deref().filter(|class| *class != "Flux2KleinPipeline") {
-            return Err(Error::new(format!("this is a `{class}` model, expected `Flux2KleinPipeline`"))
+        let caches_references = index.class_name.as_deref() == Some(CACHING_CLASS);
+        if let Some(class) = index.class_name.as_deref().filter(|class| ![CLASS, CACHING_CLASS].contains(class)) {
+            return Err(Error::new(format!("this is a `{class}` model, expected `{CLASS}` or `{CACHING_CLASS}`"))
                 .at(dir.display(INDEX))
                 .hint(FETCH_A_MODEL));
         }
@@ -82,17 +92,19 @@ impl ModelInfo {
         } else {
             vec![layers / 4, layers / 2, 3 * layers / 4]
         };
-        // A base model may leave this out; the distilled models say that they are.
-        let is_distilled = index.is_distilled.unwrap_or(false);
+        // A base model may leave this out; the distilled models say that they are, but for those of the caching class,
+        // which all are.
+        let is_distilled = index.is_distilled.unwrap_or(caches_references);
         let side = vae.sample_size.unwrap_or(1024);
         let info = Self {
             name: dir.name(),
             is_distilled,
+            caches_references,
             out_layers: index.text_encoder_out_layers.unwrap_or(default_layers),
             max_sequence_length: index.max_sequence_length.unwrap_or(DEFAULT_SEQUENCE_LENGTH),
             default_image_size: index.default_image_size.unwrap_or([side, side]),
             image_area_factor: index.image_area_factor.unwrap_or(DEFAULT_AREA_FACTOR),
-            default_steps: index.default_steps.unwrap_or(if is_distilled { 4 } else { 50 }),
+            default_steps: index.default_steps.unwrap_or(if is_distilled { DISTILLED_STEPS } else { BASE_STEPS }),
             text_encoder,
             transformer,
             vae,
@@ -150,6 +162,14 @@ impl ModelInfo {
             ),
         }?;
         Ok(())
+    }
+
+    /// Makes it a distilled model, with the defaults of one.
+    pub(super) fn mark_distilled(&mut self) {
+        if !self.is_distilled && self.default_steps == BASE_STEPS {
+            self.default_steps = DISTILLED_STEPS;
+        }
+        self.is_distilled = true;
     }
 
     /// Guidance scale where the request names none.

@@ -16,26 +16,43 @@ pub(super) struct Needs {
     pub step: u64,
     /// Bytes of the decoder.
     pub decode: u64,
+    /// Bytes of the VAE's encoder, for the largest of the images that it encodes.
+    pub encode: u64,
     /// Values of the largest tensor of one evaluation.
     pub largest: u64,
+    /// Whether the image is made alone: a sequence with references, or an image that is changed, is no part of a batch.
+    pub alone: bool,
 }
 
 impl Needs {
     pub(super) fn of<B: Backend>(backend: &B, info: &ModelInfo, plan: &Plan) -> Self {
         let (height, width) = info.latent_size(plan);
-        let tokens = (plan.text_tokens + height * width) as u64;
+        // Cached keys and values of references are made by a pass of their own.
+        let (image, references) = (height * width, info.reference_tokens(plan));
+        let tokens = plan.text_tokens + if info.caches_references { image.max(references) } else { image + references };
+        let tokens = tokens as u64;
         let (dim, mlp) = (info.transformer.dim() as u64, info.transformer.mlp() as u64);
         // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with quantised
         // weights also the input of the last product, [dim + mlp] of half the size.
         let step = tokens * (6 * dim + 5 * mlp / 2);
         let largest = tokens * widest(info);
         let decode = decode_bytes(backend, info.vae.decoder_channels(), (plan.width * plan.height) as u64);
-        Self { step: step * backend.element_bytes(), decode, largest }
+        let changed = plan.strength.map(|_| [plan.height, plan.width]);
+        let encoded = plan.references.iter().copied().chain(changed).map(|[height, width]| (height * width) as u64);
+        let encode = encoded.map(|pixels| encode_bytes(backend, &info.vae.block_out_channels, pixels)).max();
+        Self {
+            step: step * backend.element_bytes(),
+            decode,
+            encode: encode.unwrap_or(0),
+            largest,
+            alone: !plan.references.is_empty() || plan.strength.is_some(),
+        }
     }
 
     /// How many of `count` images are one batch, memory aside; at least one.
     pub(super) fn wanted(&self, plan: &Plan, count: usize) -> usize {
-        count.min((self.most_evaluations() / plan.evaluations()).clamp(1, MAX_SAMPLES) as usize)
+        let most = if self.alone { 1 } else { self.most_evaluations() / plan.evaluations() };
+        count.min(most.clamp(1, MAX_SAMPLES) as usize)
     }
 
     /// How many of the `wanted` images may be denoised as one batch where `available` bytes are free; at least one.
@@ -46,7 +63,7 @@ impl Needs {
     /// Whether both evaluations of guidance of `samples` images may be one batch where `available` bytes are free.
     pub(super) fn batched(&self, available: u64, samples: usize) -> bool {
         let evaluations = 2 * samples as u64;
-        available > evaluations * self.step && evaluations <= self.most_evaluations()
+        !self.alone && available > evaluations * self.step && evaluations <= self.most_evaluations()
     }
 
     /// Evaluations that may be one batch, whatever the memory.
@@ -70,7 +87,8 @@ impl Needs {
             "a {width} x {height} image needs a tensor of {} values, this device computes with {limit} at most",
             self.largest
         ));
-        let tokens = (limit / widest(info)).saturating_sub(plan.text_tokens as u64);
+        let beside = plan.text_tokens + info.reference_tokens(plan);
+        let tokens = (limit / widest(info)).saturating_sub(beside as u64);
         match tokens.isqrt() * info.vae.patch_pixels() as u64 {
             0 => Err(error),
             side => Err(error.hint(format!("the largest square that it can compute is `-W {side} -H {side}`"))),
@@ -80,7 +98,7 @@ impl Needs {
     /// Errors when the image does not fit however much is freed. Asked before minutes are spent on it.
     pub(super) fn check<B: Backend>(&self, backend: &B, plan: &Plan) -> Result<()> {
         let free = backend.available_bytes().saturating_add(backend.stats().memory_bytes);
-        let least = self.step.max(self.decode);
+        let least = self.step.max(self.decode).max(self.encode);
         if least <= free {
             return Ok(());
         }
@@ -113,8 +131,7 @@ fn decode_bytes<B: Backend>(backend: &B, channels: &[usize], pixels: u64) -> u64
 }
 
 /// Bytes of the encoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
-#[cfg_attr(not(test), expect(dead_code, reason = "no session encodes an image yet"))]
-pub(super) fn encode_bytes<B: Backend>(backend: &B, channels: &[usize], pixels: u64) -> u64 {
+fn encode_bytes<B: Backend>(backend: &B, channels: &[usize], pixels: u64) -> u64 {
     // A residual block of c channels to d holds its input, what its first convolution makes of it, and beside them the
     // norm that the convolution is reading, or the shortcut. Each block has a quarter of the pixels of the one before.
     let block = |i: usize| {
@@ -158,7 +175,7 @@ mod tests {
 
     #[test]
     fn as_many_images_as_fit_but_at_least_one_and_no_more_than_asked_for() {
-        let needs = Needs { step: 100, decode: 0, largest: 100 };
+        let needs = Needs { step: 100, decode: 0, encode: 0, largest: 100, alone: false };
         let plan = |guidance| Plan { guidance, ..Plan::of_size(16, 16) };
         let samples = |available, guidance, count| samples_of(&needs, available, &plan(guidance), count);
         assert_eq!(
@@ -194,7 +211,7 @@ mod tests {
 
     #[test]
     fn guidance_is_one_batch_where_memory_and_libraries_allow_it() {
-        let needs = Needs { step: 100, decode: 0, largest: 500 << 20 };
+        let needs = Needs { step: 100, decode: 0, encode: 0, largest: 500 << 20, alone: false };
         assert_eq!(
             [needs.batched(200, 1), needs.batched(201, 1), needs.batched(400, 2), needs.batched(401, 2)],
             [false, true, false, true]

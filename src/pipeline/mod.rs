@@ -25,6 +25,8 @@
 
 mod decode;
 mod denoise;
+mod image_cache;
+mod images;
 mod info;
 mod memory;
 mod model;
@@ -33,12 +35,14 @@ mod plan;
 mod prefetch;
 mod progress;
 mod prompt_cache;
+mod references;
 mod residency;
 mod session;
 mod steps;
 mod text;
 mod timings;
 
+pub use images::{Change, MAX_REFERENCES};
 pub use info::ModelInfo;
 pub use model::Model;
 pub use opened::OpenModel;

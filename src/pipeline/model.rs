@@ -73,6 +73,9 @@ impl<B: Backend> Model<B> {
     pub(super) fn plan_without_words(&self, request: &Request) -> Result<Plan> {
         let plan = Plan::new(request, self.info())?;
         self.needs(&plan)?.check(self.backend(), &plan)?;
+        if request.images().next().is_some() {
+            self.residency.files.check_encoder(self.info())?;
+        }
         Ok(plan)
     }
 

@@ -14,7 +14,7 @@ use crate::files::{ModelFiles, TensorFiles};
 use crate::nn::{WeightPolicy, Weights};
 use crate::text_encoder::{self, TextEncoder, Tokenizer};
 use crate::transformer::{self, Transformer};
-use crate::vae::{self, Decoder};
+use crate::vae::{self, Decoder, Encoder};
 
 /// What a [`Model`](super::Model) is made of: the checked configs and mapped weights, and the tokenizer, which another
 /// thread still reads.
@@ -54,6 +54,15 @@ pub(super) struct Files {
 }
 
 impl Files {
+    /// Errors when the VAE's encoder is not there, or not as the config says. Only images that are given need it, so it
+    /// is not checked when the model is opened.
+    pub(super) fn check_encoder(&self, info: &ModelInfo) -> Result<()> {
+        let encoder = Encoder::load(&Weights::new(&Cpu::new(Precision::F32), &self.vae), &info.vae);
+        encoder
+            .map(drop)
+            .map_err(|e| e.hint("without its encoder the model draws from words alone: fetch the VAE as a whole"))
+    }
+
     /// The error that names the damaged weights where `error` says that pixels are not numbers; any other as it is.
     /// This reads all weights, which takes too long to do it before.
     pub(super) fn explain(&self, error: Error) -> Error {
@@ -101,6 +110,13 @@ impl OpenModel {
         });
         let (text_encoder, transformer, vae) = (text_encoder?, transformer?, vae?);
         Ok(Self { info: info.clone(), tokenizer, files: Files { text_encoder, transformer, vae } })
+    }
+
+    /// Says that the transformer was trained so that keys and values of reference images are made once, for all steps;
+    /// such models are distilled. A folder of such a model says so itself.
+    pub fn cache_references(&mut self) {
+        self.info.caches_references = true;
+        self.info.mark_distilled();
     }
 
     /// Loads the transformer's quantised weights from the quantised cache: a file in `folder`, the model's, which holds

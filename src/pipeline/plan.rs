@@ -1,9 +1,13 @@
 //! What a user asks for, and what the model makes of it.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
+use super::images::{Change, ImagePlan};
 use super::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
 use crate::error::{Error, Result};
+use crate::rgb::Rgb;
 use crate::sampler::{Rng, ScheduleKind};
 
 /// An image that a user asks for. Where a field is `None`, the model chooses.
@@ -31,6 +35,11 @@ pub struct Request {
     /// Tokens that a prompt is cut or padded to. The transformer reads the padding too, so another number gives another
     /// image.
     pub max_sequence_length: Option<usize>,
+    /// Images that the transformer sees, as [`crate::input::reference`] makes them; at most
+    /// [`MAX_REFERENCES`](super::MAX_REFERENCES). The first one gives the size where none is asked for.
+    pub references: Vec<Arc<Rgb>>,
+    /// An image to change, which gives the size.
+    pub change: Option<Change>,
 }
 
 /// The longest prompt in bytes: more than any model reads, and short enough for the tokenizer to read without a delay.
@@ -52,7 +61,14 @@ impl Request {
             schedule: ScheduleKind::default(),
             negative: None,
             max_sequence_length: None,
+            references: Vec::new(),
+            change: None,
         }
+    }
+
+    /// All images that are encoded, in the order of the references: an image to change comes first.
+    pub(super) fn images(&self) -> impl Iterator<Item = &Arc<Rgb>> {
+        self.change.iter().map(|change| &change.image).chain(&self.references)
     }
 
     /// Errors when the prompt or the negative one is longer than [`MAX_PROMPT_BYTES`], or has control characters other
@@ -104,6 +120,12 @@ pub struct Plan {
     pub negative: Option<String>,
     /// Tokens of a prompt, padding included.
     pub text_tokens: usize,
+    /// The sizes of the reference images, [height, width] in pixels; an image to change that is one comes first.
+    pub references: Vec<[usize; 2]>,
+    /// How much of the schedule runs, where an image is changed.
+    pub strength: Option<f64>,
+    /// The step with which the schedule begins.
+    pub first_step: usize,
     /// What the user should know: a size that was rounded or does not suit the model, an option that has no effect.
     pub notes: Vec<String>,
 }
@@ -127,12 +149,19 @@ impl Plan {
             }
             Ok(rounded)
         };
-        let [default_height, default_width] = info.default_image_size;
+        let steps = steps(request, info)?;
+        let images = ImagePlan::new(&request.references, request.change.as_ref(), steps, info)?;
+        let [default_height, default_width] = images.default_size;
         let (height, width) =
             (side("height", request.height, default_height)?, side("width", request.width, default_width)?);
         notes.extend(info.size_note(width, height));
 
-        let steps = steps(request, info)?;
+        if request.change.is_some() && [height, width] != images.default_size {
+            let what =
+                format!("{width}x{height} is asked for, the image to change is {default_width}x{default_height}");
+            return Err(Error::usage(what).at("--width").hint("leave the size out: it is that of the image"));
+        }
+        notes.extend(images.notes);
         let asked = request.guidance.unwrap_or(info.default_guidance());
         if !(asked.is_finite() && (0.0..=1000.0).contains(&asked)) {
             return Err(Error::usage(format!("guidance is {asked}, expected 0 to 1000"))
@@ -158,6 +187,9 @@ impl Plan {
             schedule: request.schedule.clone(),
             negative,
             text_tokens: text_tokens(request, info)?,
+            references: images.references,
+            strength: request.change.as_ref().map(|change| change.strength),
+            first_step: images.first_step,
             notes,
         })
     }
@@ -175,8 +207,16 @@ impl Plan {
             schedule: ScheduleKind::default(),
             negative: None,
             text_tokens: 512,
+            references: Vec::new(),
+            strength: None,
+            first_step: 0,
             notes: Vec::new(),
         }
+    }
+
+    /// How many steps run.
+    pub fn steps_to_run(&self) -> usize {
+        self.steps - self.first_step
     }
 
     /// Whether a step takes two evaluations.
@@ -232,5 +272,15 @@ impl ModelInfo {
     /// Height and width in packed latents.
     pub fn latent_size(&self, plan: &Plan) -> (usize, usize) {
         (plan.height / self.vae.patch_pixels(), plan.width / self.vae.patch_pixels())
+    }
+
+    /// The sizes of the reference images, [height, width] in packed latents.
+    pub(super) fn reference_sizes(&self, plan: &Plan) -> Vec<[usize; 2]> {
+        plan.references.iter().map(|size| size.map(|side| side / self.vae.patch_pixels())).collect()
+    }
+
+    /// Tokens of all reference images.
+    pub(super) fn reference_tokens(&self, plan: &Plan) -> usize {
+        self.reference_sizes(plan).iter().map(|[height, width]| height * width).sum()
     }
 }

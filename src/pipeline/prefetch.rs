@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::nn::Weights;
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
-use crate::vae::Decoder;
+use crate::vae::{Decoder, Encoder};
 
 /// How often a session that waits for weights checks whether it is cancelled.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
@@ -76,6 +76,16 @@ pub(super) fn load_decoder<B: Backend>(
 ) -> Result<Decoder<B>> {
     files.vae.check_lengths()?;
     backend.load(|| Decoder::load(&Weights::new(backend, &files.vae), &info.vae), report)
+}
+
+pub(super) fn load_encoder<B: Backend>(
+    backend: &B,
+    files: &Files,
+    info: &ModelInfo,
+    report: &mut dyn FnMut(u64),
+) -> Result<Encoder<B>> {
+    files.vae.check_lengths()?;
+    backend.load(|| Encoder::load(&Weights::new(backend, &files.vae), &info.vae), report)
 }
 
 /// The components that other threads load, one after the other in the order of use.

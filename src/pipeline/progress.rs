@@ -15,6 +15,8 @@ pub enum Stage {
     Load,
     /// Runs the text encoder; its parts are layers.
     Text,
+    /// Runs the VAE's encoder over the images that are given; its parts are stages.
+    Encode,
     /// Runs the transformer; its parts are steps.
     Denoise,
     /// Runs the VAE; its parts are stages.

@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
+use super::image_cache::ImageCache;
 use super::memory::Needs;
 use super::opened::Files;
-use super::prefetch::{Prefetch, load, load_decoder, load_text_encoder, load_transformer};
+use super::prefetch::{Prefetch, load, load_decoder, load_encoder, load_text_encoder, load_transformer};
 use super::progress::Caller;
 use super::prompt_cache::PromptCache;
 use super::steps::{BatchShape, Schedules, Steps};
@@ -23,7 +24,7 @@ use crate::error::{Kind, Result};
 use crate::nn::WeightPolicy;
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
-use crate::vae::Decoder;
+use crate::vae::{Decoder, Encoder};
 
 /// How many image shapes, how many schedules and how many sizes to decode are cached.
 const MAX_SHAPES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
@@ -37,6 +38,7 @@ pub(super) struct Residency<B: Backend> {
     /// What other threads load; `None` where there is no room for all of it. The lock is held while anything is loaded.
     prefetch: Mutex<Option<Prefetch<B>>>,
     pub(super) prompts: PromptCache<B>,
+    pub(super) images: ImageCache<B>,
     /// By the bits of the noise levels.
     pub(super) schedules: Mutex<LruCache<Vec<u32>, Arc<Schedules<B>>>>,
     pub(super) steps: GraphCache<BatchShape, Steps<B>, B>,
@@ -48,6 +50,7 @@ struct Components<B: Backend> {
     text_encoder: Option<Arc<TextEncoder<B>>>,
     transformer: Option<Arc<Transformer<B>>>,
     decoder: Option<Arc<Decoder<B>>>,
+    encoder: Option<Arc<Encoder<B>>>,
 }
 
 /// A component that is needed now and must not be freed.
@@ -56,6 +59,7 @@ pub(super) enum Component {
     TextEncoder,
     Transformer,
     Decoder,
+    Encoder,
 }
 
 impl<B: Backend> Residency<B> {
@@ -64,9 +68,10 @@ impl<B: Backend> Residency<B> {
             backend,
             info: Arc::new(info),
             files: Arc::new(files),
-            components: Mutex::new(Components { text_encoder: None, transformer: None, decoder: None }),
+            components: Mutex::new(Components { text_encoder: None, transformer: None, decoder: None, encoder: None }),
             prefetch: Mutex::new(None),
             prompts: PromptCache::new(),
+            images: ImageCache::new(),
             schedules: Mutex::new(LruCache::new(MAX_SHAPES)),
             steps: GraphCache::new(MAX_SHAPES),
             decodes: GraphCache::new(MAX_SHAPES),
@@ -88,7 +93,7 @@ impl<B: Backend> Residency<B> {
         // A session that loads now does so because memory was short, or waits for what is prefetched already.
         let Ok(mut prefetch) = self.prefetch.try_lock() else { return };
         let (text_encoder, rest_is_absent) = {
-            let Components { text_encoder, transformer, decoder } = &*self.components();
+            let Components { text_encoder, transformer, decoder, .. } = &*self.components();
             (encodes && text_encoder.is_none(), transformer.is_none() && decoder.is_none())
         };
         if prefetch.is_some() || !rest_is_absent {
@@ -183,6 +188,32 @@ impl<B: Backend> Residency<B> {
         Ok(decoder)
     }
 
+    /// The VAE's encoder, loaded where it is absent. Makes room for its activations.
+    ///
+    /// Errors as [`Residency::text_encoder`].
+    pub(super) fn encoder(&self, needs: &Needs, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<Arc<Encoder<B>>> {
+        let resident = || {
+            let encoder = self.components().encoder.clone()?;
+            self.make_room(needs.encode, Component::Encoder);
+            Some(encoder)
+        };
+        if let Some(encoder) = resident() {
+            return Ok(encoder);
+        }
+        let mut prefetch = self.loading();
+        self.take_prefetched(&mut prefetch, caller, clock)?;
+        if let Some(encoder) = resident() {
+            return Ok(encoder);
+        }
+        let elements = self.info.vae.encoder_elements();
+        self.make_room(self.weight_bytes(elements) + needs.encode, Component::Encoder);
+        let load_it = |report: &mut dyn FnMut(u64)| load_encoder(&self.backend, &self.files, &self.info, report);
+        let encoder = Arc::new(load(elements, caller, load_it)?);
+        self.components().encoder = Some(Arc::clone(&encoder));
+        clock.loaded()?;
+        Ok(encoder)
+    }
+
     /// Waits for the transformer and the decoder if they are being prefetched.
     ///
     /// Errors when the caller cancels.
@@ -248,9 +279,14 @@ impl<B: Backend> Residency<B> {
             let freed = self.components().decoder.take();
             drop(freed);
         }
-        // The cached prompts go last: without them the text encoder must be loaded again.
+        if is_short() && needed != Component::Encoder {
+            let freed = self.components().encoder.take();
+            drop(freed);
+        }
+        // The cached prompts and images go last: without them the encoders must be loaded again.
         if is_short() {
             self.prompts.clear();
+            self.images.clear();
         }
     }
 
@@ -263,6 +299,7 @@ impl<B: Backend> Residency<B> {
     /// weights that it reads.
     pub(super) fn free_shapes(&self) {
         self.steps.clear();
+        self.images.clear_reference_caches();
         self.decodes.clear();
         self.schedules.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }

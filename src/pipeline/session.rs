@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use super::decode::Decoding;
-use super::denoise::Denoising;
+use super::denoise::{Conditions, Denoising};
 use super::memory::Needs;
 use super::progress::{Caller, CancelFlag, Progress};
+use super::references::{ImageLatents, Images};
 use super::text::Text;
 use super::timings::{Clock, Timings};
 use super::{Image, Model, Plan, Request};
@@ -26,6 +27,7 @@ use crate::tensor::Tensor;
 pub struct Session<B: Backend> {
     model: Arc<Model<B>>,
     text: Text,
+    images: Images,
     plan: Plan,
     count: usize,
     cancel: CancelFlag,
@@ -36,8 +38,8 @@ pub struct Session<B: Backend> {
 enum State<B: Backend> {
     /// Nothing is enqueued yet. Another thread draws the noise.
     New(JoinHandle<Noise>),
-    /// The text features [tokens, features] are enqueued.
-    Encoded(JoinHandle<Noise>, Tensor<B>),
+    /// The text features [tokens, features] and the latents of images are enqueued.
+    Encoded(JoinHandle<Noise>, Tensor<B>, ImageLatents<B>),
     Denoising(Denoising<B>),
     Decoding(Decoding<B>),
     /// An error ended the session.
@@ -69,6 +71,7 @@ impl<B: Backend> Session<B> {
         Ok(Self {
             model: Arc::clone(model),
             text,
+            images: Images::of(request),
             plan,
             count,
             cancel: cancel.clone(),
@@ -82,15 +85,17 @@ impl<B: Backend> Session<B> {
         &self.plan
     }
 
-    /// Enqueues the text features of the prompt.
+    /// Enqueues the text features of the prompt, and the latents of the images that are given.
     ///
     /// Errors when memory runs out, or the session is cancelled; so do all of the following.
     pub fn encode(&mut self, report: &mut dyn FnMut(Progress)) -> Result<()> {
         match mem::replace(&mut self.state, State::Failed) {
             State::New(noise) => {
                 let caller = Caller::new(report, &self.cancel);
-                let txt = self.text.encode(&self.model.residency, &self.plan, &caller, &mut self.clock)?;
-                self.state = State::Encoded(noise, txt);
+                let (residency, clock) = (&self.model.residency, &mut self.clock);
+                let txt = self.text.encode(residency, &self.plan, &caller, clock)?;
+                let latents = self.images.encode(residency, &self.plan, &caller, clock)?;
+                self.state = State::Encoded(noise, txt, latents);
             }
             State::Failed => return Err(Error::new("the session has ended with an error")),
             state => self.state = state,
@@ -103,10 +108,11 @@ impl<B: Backend> Session<B> {
     pub fn prepare(&mut self, report: &mut dyn FnMut(Progress)) -> Result<usize> {
         self.encode(report)?;
         match mem::replace(&mut self.state, State::Failed) {
-            State::Encoded(noise, txt) => {
+            State::Encoded(noise, txt, latents) => {
                 let caller = Caller::new(report, &self.cancel);
                 let (residency, batch) = (&self.model.residency, (&self.plan, self.count));
-                let (denoising, noise) = Denoising::prepare(residency, &txt, noise, batch, &caller, &mut self.clock)?;
+                let read = Conditions { txt: &txt, images: &self.images, latents };
+                let (denoising, noise) = Denoising::prepare(residency, read, noise, batch, &caller, &mut self.clock)?;
                 self.model.reuse(noise);
                 self.count = denoising.samples();
                 self.state = State::Denoising(denoising);

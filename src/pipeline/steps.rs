@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::ops::{Rope, TokenLayout};
 use crate::sampler::{self, Conditioning};
 use crate::tensor::Tensor;
-use crate::transformer::{Modulations, StepModulation, Transformer};
+use crate::transformer::{Modulations, ReferenceCache, StepModulation, Transformer};
 
 /// Everything that decides which work a step is. The number of steps does not.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -16,6 +16,7 @@ pub(super) struct BatchShape {
     height: usize,
     width: usize,
     text_tokens: usize,
+    references: Vec<[usize; 2]>,
     guidance_bits: u32,
     /// How many images were wanted in one batch, and how many are in it: fewer where memory did not allow more.
     wanted: usize,
@@ -25,7 +26,8 @@ pub(super) struct BatchShape {
 impl BatchShape {
     pub(super) fn new(plan: &Plan, wanted: usize, samples: usize) -> Self {
         let &Plan { height, width, text_tokens, guidance, .. } = plan;
-        Self { height, width, text_tokens, guidance_bits: guidance.to_bits(), wanted, samples }
+        let (references, guidance_bits) = (plan.references.clone(), guidance.to_bits());
+        Self { height, width, text_tokens, references, guidance_bits, wanted, samples }
     }
 
     /// Whether the first batch of `wanted` images like `plan` has this shape. The work depends on how many images are
@@ -43,6 +45,8 @@ pub(super) struct Steps<B: Backend> {
     pub(super) rope: Rope<B>,
     /// The tokens of one evaluation of all images of the batch.
     pub(super) layout: TokenLayout,
+    /// Keys and values of references that are not in the sequence.
+    pub(super) cached: Option<Arc<ReferenceCache<B>>>,
     pub(super) guidance: Option<f32>,
     /// Whether both evaluations of guidance run as one batch.
     pub(super) batched: bool,
@@ -52,7 +56,8 @@ impl<B: Backend> Steps<B> {
     /// Latents, context, row of modulations, dt -> latents.
     pub(super) fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
         let &Self { layout, guidance, batched, .. } = self;
-        let conditioning = Conditioning { context, rope: &self.rope, layout, cached: None, guidance, batched };
+        let cached = self.cached.as_deref();
+        let conditioning = Conditioning { context, rope: &self.rope, layout, cached, guidance, batched };
         let latents = latents.row_view(0..latents.rows());
         sampler::step(&self.transformer, latents, &conditioning, &StepModulation::of_row(modulation)?, dt)
     }
@@ -61,7 +66,8 @@ impl<B: Backend> Steps<B> {
 /// The modulation and the length of each step of a schedule.
 pub(super) struct Schedules<B: Backend> {
     pub(super) modulations: Modulations<B>,
-    pub(super) dts: Tensor<B>, // [steps, 1]
+    pub(super) dts: Tensor<B>,    // [steps, 1]
+    pub(super) sigmas: Tensor<B>, // [steps + 1, 1]
 }
 
 #[cfg(test)]

@@ -18,7 +18,9 @@ pub struct Timings {
     pub text_s: f64,
     /// How many prompts the text encoder read, the empty one of guidance included. Cached prompts are not read again.
     pub prompts_encoded: usize,
-    /// Modulations, positions, text projection and noise.
+    /// The VAE's encoder, for the images that are given. Those that are cached are not encoded again.
+    pub encode_s: f64,
+    /// Modulations, positions, text projection and noise, and what is made once of references.
     pub prepare_s: f64,
     /// Each step.
     pub steps_s: Vec<f64>,
@@ -55,6 +57,7 @@ pub(super) struct Clock<B: Backend> {
 enum Span {
     Load,
     Text,
+    Encode,
     Prepare,
     Step,
     Decode,
@@ -90,6 +93,11 @@ impl<B: Backend> Clock<B> {
     pub(super) fn encoded(&mut self, prompts: usize) -> Result<()> {
         self.prompts_encoded += prompts;
         self.end(Span::Text)
+    }
+
+    /// The latents of the images that are given are enqueued.
+    pub(super) fn images_encoded(&mut self) -> Result<()> {
+        self.end(Span::Encode)
     }
 
     pub(super) fn prepared(&mut self) -> Result<()> {
@@ -157,6 +165,7 @@ impl<B: Backend> Clock<B> {
             match span {
                 Span::Load => timings.load_s += seconds,
                 Span::Text => timings.text_s += seconds,
+                Span::Encode => timings.encode_s += seconds,
                 Span::Prepare => timings.prepare_s += seconds,
                 Span::Step => timings.steps_s.push(seconds),
                 Span::Decode => {

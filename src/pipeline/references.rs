@@ -1,0 +1,115 @@
+//! The images of a session: from pixels to latents, and to what the steps read.
+
+use std::sync::Arc;
+
+use super::memory::Needs;
+use super::progress::Caller;
+use super::residency::{Component, Residency};
+use super::timings::Clock;
+use super::{Change, Plan, Request, Stage};
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::rgb::Rgb;
+use crate::tensor::Tensor;
+use crate::transformer::{ReferenceCache, Transformer};
+use crate::vae::Grid;
+
+/// The images that a session encodes.
+pub(super) struct Images {
+    /// All references in their order, an image to change among them.
+    references: Vec<Arc<Rgb>>,
+    change: Option<Change>,
+}
+
+/// Their packed latents.
+pub(super) struct ImageLatents<B: Backend> {
+    /// [tokens of all references, channels]; `None` where there are no references.
+    pub references: Option<Tensor<B>>,
+    /// The image to change, [tokens, channels].
+    pub changed: Option<Tensor<B>>,
+}
+
+impl Images {
+    pub(super) fn of(request: &Request) -> Self {
+        let own = request.change.iter().filter(|change| change.is_reference).map(|change| &change.image);
+        Self { references: own.chain(&request.references).cloned().collect(), change: request.change.clone() }
+    }
+
+    /// How much of each packed latent is drawn anew, where that is not all of each.
+    pub(super) fn cells(&self) -> Option<&[f32]> {
+        self.change.as_ref()?.cells.as_deref()
+    }
+
+    pub(super) fn references(&self) -> &[Arc<Rgb>] {
+        &self.references
+    }
+
+    /// The latents of all images. The encoder runs only for those that are not cached.
+    ///
+    /// Errors when memory runs out, or the caller cancels.
+    pub(super) fn encode<B: Backend>(
+        &self,
+        residency: &Residency<B>,
+        plan: &Plan,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<ImageLatents<B>> {
+        let hidden = self.change.iter().filter(|change| !change.is_reference).map(|change| &change.image);
+        let images: Vec<&Arc<Rgb>> = hidden.chain(&self.references).collect();
+        if images.is_empty() {
+            return Ok(ImageLatents { references: None, changed: None });
+        }
+        let mut latents: Vec<Option<Tensor<B>>> = images.iter().map(|image| residency.images.latents(image)).collect();
+        if latents.iter().any(Option::is_none) {
+            let needs = Needs::of(&residency.backend, &residency.info, plan);
+            let encoder = residency.encoder(&needs, caller, clock)?;
+            let (stages, total) = (encoder.stages(), (images.len() * encoder.stages()) as u64);
+            for (i, (latents, image)) in latents.iter_mut().zip(&images).enumerate() {
+                if latents.is_some() {
+                    continue;
+                }
+                let pixels = residency.backend.upload_rgb8(&image.bytes, image.height, image.width)?;
+                let encoded = encoder.forward(Grid::new(pixels, image.height, image.width), |done| {
+                    caller.report(Stage::Encode, (i * stages + done) as u64, total);
+                    caller.check()
+                })?;
+                *latents = Some(encoded.row_view(0..encoded.rows()));
+                residency.images.insert_latents(image, encoded);
+            }
+        }
+        let latents: Vec<Tensor<B>> = latents.into_iter().flatten().collect();
+        let references: Vec<&Tensor<B>> = latents[images.len() - self.references.len()..].iter().collect();
+        let references = if references.is_empty() { None } else { Some(Tensor::concat_rows(&references)?) };
+        clock.images_encoded()?;
+        // The image to change is the first one, be it a reference or not.
+        let changed = self.change.as_ref().and_then(|_| latents.into_iter().next());
+        Ok(ImageLatents { references, changed })
+    }
+}
+
+/// Keys and values of all references, for models that make them once.
+///
+/// Errors when memory runs out.
+pub(super) fn reference_cache<B: Backend>(
+    residency: &Residency<B>,
+    transformer: &Arc<Transformer<B>>,
+    images: &Images,
+    embedded: &Tensor<B>,
+    (plan, needs): (&Plan, &Needs),
+) -> Result<Arc<ReferenceCache<B>>> {
+    if let Some(found) = residency.images.reference_cache(images.references(), transformer) {
+        return Ok(found);
+    }
+    let config = transformer.config();
+    let blocks = (config.num_layers + config.num_single_layers) as u64;
+    let bytes = 2 * blocks * (embedded.rows() * config.dim()) as u64 * residency.backend.element_bytes();
+    while residency.images.is_full() {
+        // Steps of its images hold it too.
+        residency.steps.clear();
+        residency.images.drop_oldest();
+    }
+    residency.make_room(bytes + needs.step, Component::Transformer);
+    let made = Arc::new(transformer.reference_cache(embedded, &residency.info.reference_sizes(plan))?);
+    residency.images.insert_reference_cache(images.references().to_vec(), transformer, &made);
+    Ok(made)
+}
