@@ -1,5 +1,6 @@
 //! The command line: flags to values of the right type. `Model::plan` decides whether the model can do what they ask.
 
+mod images;
 mod prompt;
 mod sampler;
 mod values;
@@ -12,12 +13,14 @@ use std::path::{Path, PathBuf};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
 use flux::pipeline::Request;
 use flux::{Error, Result};
+pub use images::{ImageArgs, is_stdin};
 pub use sampler::{SamplerArgs, facts};
 pub use values::{DeviceChoice, PrecisionChoice, TimingsFormat};
 use values::{Seed, Size, decibels, gibibytes, seconds};
 
 /// The headings of `--help`.
 const PROMPT: &str = "What to draw";
+const IMAGES: &str = "Images to draw from";
 const SAMPLING: &str = "Size and sampling";
 const MODEL: &str = "Model";
 const DEVICE: &str = "Device";
@@ -203,6 +206,8 @@ pub struct Generate {
     #[arg(help_heading = SAMPLING, short, long, value_name = "SCALE", allow_negative_numbers = true)]
     guidance: Option<f32>,
     #[command(flatten)]
+    pub images: ImageArgs,
+    #[command(flatten)]
     sampler: SamplerArgs,
     #[command(flatten)]
     pub model: ModelArgs,
@@ -337,6 +342,7 @@ impl Generate {
     /// Errors where flags contradict each other in a way that clap does not express.
     pub fn check(&self) -> Result<()> {
         self.check_prompts()?;
+        self.images.check(self.reads_stdin())?;
         if self.print_path && self.timings == Some(TimingsFormat::Json) {
             return Err(Error::usage("`--print-path` and `--timings=json` both write to standard output")
                 .hint("leave out `--print-path`: the JSON names the file under `output`"));

@@ -1,0 +1,107 @@
+//! The images that the command line names: read, prepared for the model, and the way back onto them.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use flux::input::{self, Edit, Mask};
+use flux::output::Rgb;
+use flux::pipeline::{Change, MAX_REFERENCES, Request};
+use flux::{Error, Result};
+
+use crate::cli::{ImageArgs, is_stdin};
+
+/// The strength with which a part of an image is drawn anew, as in the reference.
+const MASKED_STRENGTH: f64 = 0.8;
+
+/// What the files hold.
+pub struct Images {
+    references: Vec<Arc<Rgb>>,
+    change: Option<Change>,
+    /// The image to change, onto which results come back.
+    edit: Option<Edit>,
+    feather: usize,
+}
+
+impl Images {
+    /// Reads all files.
+    ///
+    /// Errors when one cannot be read, or does not suit the others.
+    pub fn read(args: &ImageArgs, stdin: &mut dyn Read) -> Result<Self> {
+        if args.inputs.len() > MAX_REFERENCES {
+            let given = args.inputs.len();
+            return Err(Error::usage(format!("{given} images are given, expected at most {MAX_REFERENCES}"))
+                .at("--input")
+                .hint("leave some out"));
+        }
+        let (first, others) = args.inputs.split_at(usize::from(args.changes()).min(args.inputs.len()));
+        let edit = first.first().map(|file| edit(args, file, stdin)).transpose()?;
+        let references = others.iter().map(|file| reference(file, stdin)).collect::<Result<_>>()?;
+        let change = edit.as_ref().map(|edit| Change {
+            image: Arc::new(edit.image().clone()),
+            cells: edit.cells().map(Arc::from),
+            strength: args.strength.unwrap_or(if args.mask.is_some() { MASKED_STRENGTH } else { 1.0 }),
+            is_reference: !args.no_self_reference,
+        });
+        let edit = edit.filter(|_| !args.no_composite);
+        Ok(Self { references, change, edit, feather: args.feather.unwrap_or(0) })
+    }
+
+    /// The request with these images.
+    pub fn apply(&self, request: Request) -> Request {
+        Request { references: self.references.clone(), change: self.change.clone(), ..request }
+    }
+
+    /// What is written of a result of the model.
+    ///
+    /// Errors when the result is not of the size of what was changed.
+    pub fn finish(&self, result: Rgb) -> Result<Rgb> {
+        match &self.edit {
+            Some(edit) => edit.composite(&result, self.feather),
+            None => Ok(result),
+        }
+    }
+}
+
+/// What a PNG says of the images: file names, and how they were used.
+pub fn facts(args: &ImageArgs) -> Vec<(&'static str, String)> {
+    let names = |files: &[PathBuf]| {
+        files.iter().filter_map(|file| Some(file.file_name()?.to_string_lossy().into_owned())).collect::<Vec<_>>()
+    };
+    let mut facts = Vec::new();
+    if !args.inputs.is_empty() {
+        facts.push(("inputs", names(&args.inputs).join(", ")));
+    }
+    facts.extend(args.mask.iter().map(|mask| ("mask", names(std::slice::from_ref(mask)).join(", "))));
+    facts.extend(args.strength.map(|strength| ("strength", strength.to_string())));
+    facts
+}
+
+/// Where an image comes from, for messages.
+fn place(file: &Path) -> String {
+    if is_stdin(file) { "standard input".to_string() } else { file.display().to_string() }
+}
+
+fn read(file: &Path, stdin: &mut dyn Read) -> Result<Rgb> {
+    if is_stdin(file) { input::read_from(stdin).map_err(|e| e.at(place(file))) } else { input::read(file) }
+}
+
+fn reference(file: &Path, stdin: &mut dyn Read) -> Result<Arc<Rgb>> {
+    let image = read(file, stdin)?;
+    input::reference(&image).map(Arc::new).map_err(|e| e.at(place(file)))
+}
+
+/// The image to change.
+fn edit(args: &ImageArgs, file: &Path, stdin: &mut dyn Read) -> Result<Edit> {
+    let image = read(file, stdin)?;
+    let mask = args.mask.as_deref().map(|mask| {
+        if is_stdin(mask) { Mask::read_from(&mut *stdin).map_err(|e| e.at(place(mask))) } else { Mask::read(mask) }
+    });
+    let edit = match (mask.transpose()?, args.extend, args.mask_padding) {
+        (mask, Some(sides), _) => Edit::extended(&image, sides.0, mask.as_ref()),
+        (Some(mask), None, Some(padding)) => Edit::cropped(image, &mask, padding),
+        (Some(mask), None, None) => Edit::masked(image, &mask),
+        (None, None, _) => Edit::whole(image),
+    };
+    edit.map_err(|e| e.at(place(file)))
+}
