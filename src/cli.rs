@@ -2,6 +2,7 @@
 
 mod prompt;
 mod sampler;
+mod tensors;
 mod values;
 
 use std::env;
@@ -13,6 +14,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
 use flux::pipeline::Request;
 use flux::{Error, Result};
 pub use sampler::{SamplerArgs, facts};
+pub use tensors::TensorArgs;
 pub use values::{DeviceChoice, PrecisionChoice, TimingsFormat};
 use values::{Seed, Size, decibels, gibibytes, seconds};
 
@@ -22,6 +24,7 @@ const SAMPLING: &str = "Size and sampling";
 const MODEL: &str = "Model";
 const DEVICE: &str = "Device";
 const OUTPUT: &str = "Output";
+const TENSORS: &str = "Tensors in and out";
 const INFORMATION: &str = "Information";
 
 /// The most images of one command.
@@ -164,7 +167,7 @@ pub struct Bench {
 #[derive(Args)]
 pub struct Generate {
     /// What to draw, at most 64 KiB; `-` reads it from standard input
-    #[arg(short, long, value_name = "TEXT", required_unless_present = "words", allow_hyphen_values = true)]
+    #[arg(short, long, value_name = "TEXT", required_unless_present_any = ["words", "embeddings"], allow_hyphen_values = true)]
     #[arg(help_heading = PROMPT)]
     prompt: Option<OsString>,
     /// The same without a flag, in quotes; the name of a command alone is the command
@@ -203,7 +206,9 @@ pub struct Generate {
     #[arg(help_heading = SAMPLING, short, long, value_name = "SCALE", allow_negative_numbers = true)]
     guidance: Option<f32>,
     #[command(flatten)]
-    sampler: SamplerArgs,
+    pub sampler: SamplerArgs,
+    #[command(flatten)]
+    pub tensors: TensorArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
@@ -265,7 +270,7 @@ impl Generate {
             guidance: self.guidance,
             ..Request::new("", 0)
         };
-        let request = self.sampler.apply(request);
+        let request = self.tensors.apply(self.sampler.apply(request))?;
         request.check_prompt().map_err(|e| e.at(place))?;
         Ok(request)
     }
@@ -309,6 +314,20 @@ impl Generate {
         self.output.as_deref() == Some(Path::new("-"))
     }
 
+    /// The file of one image of those whose file the user calls `path`: of several, each has its seed in the name.
+    pub fn of_seed(&self, path: &Path, seed: u64) -> PathBuf {
+        if self.count == 1 {
+            return path.to_path_buf();
+        }
+        let mut name = path.file_stem().unwrap_or_default().to_os_string();
+        name.push(format!("-{seed}"));
+        if let Some(extension) = path.extension() {
+            name.push(".");
+            name.push(extension);
+        }
+        path.with_file_name(name)
+    }
+
     /// The files to write, one for each image. The first image has the seed `seed`.
     ///
     /// Errors when the seeds would exceed the largest one.
@@ -320,16 +339,7 @@ impl Generate {
         let numbered = |seed: u64| match &self.output {
             None => PathBuf::from(format!("flux-{seed}.png")),
             Some(folder) if is_folder => folder.join(format!("flux-{seed}.png")),
-            Some(path) if self.count == 1 => path.clone(),
-            Some(path) => {
-                let mut name = path.file_stem().unwrap_or_default().to_os_string();
-                name.push(format!("-{seed}"));
-                if let Some(extension) = path.extension() {
-                    name.push(".");
-                    name.push(extension);
-                }
-                path.with_file_name(name)
-            }
+            Some(path) => self.of_seed(path, seed),
         };
         Ok((seed..=last).map(numbered).collect())
     }

@@ -6,6 +6,7 @@ mod destination;
 mod device;
 pub mod generate;
 pub mod signals;
+mod tensors;
 
 use std::io::{self, Write};
 use std::path::PathBuf;

@@ -50,7 +50,7 @@ impl<B: Backend> Denoising<B> {
         let (height, width) = info.latent_size(plan);
         let schedule = schedule(residency, &transformer, &plan.schedule.schedule(height * width, plan.steps))?;
         let samples = work.reads().samples;
-        let context = repeat(transformer.context(txt)?, plan.text_tokens, samples)?;
+        let context = repeat(transformer.context(txt)?, &plan.text(), samples)?;
         let noise = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
         let (rows, channels) = (samples * height * width, info.transformer.in_channels);
         let latents = backend.upload(&noise.values()[..rows * channels], rows, channels)?;
@@ -129,13 +129,16 @@ fn batch<B: Backend>(
     let samples = needs.samples(available, plan, wanted);
     let (height, width) = info.latent_size(plan);
     let txt = plan.text_tokens;
+    let own_negative = plan.guided() && plan.negative_tokens != txt;
+    let negative = own_negative.then_some(plan.negative_tokens);
     let steps = Steps {
         transformer: Arc::clone(transformer),
         rope: transformer.rope(txt, height, width)?,
         txt,
+        negative: negative.map(|txt| Ok((transformer.rope(txt, height, width)?, txt))).transpose()?,
         samples,
         guidance: plan.guided().then_some(plan.guidance),
-        batched: needs.batched(available, samples),
+        batched: negative.is_none() && needs.batched(available, samples),
     };
     Ok(residency.steps.insert(BatchShape::new(plan, wanted, samples), Arc::new(steps)))
 }
@@ -158,12 +161,17 @@ fn schedule<B: Backend>(
     Ok(made)
 }
 
-/// `context` with the `txt` rows of each prompt repeated `samples` times.
-fn repeat<B: Backend>(context: Tensor<B>, txt: usize, samples: usize) -> Result<Tensor<B>> {
+/// `context` with the rows of each prompt, whose numbers are in `txt`, repeated `samples` times.
+fn repeat<B: Backend>(context: Tensor<B>, txt: &[usize], samples: usize) -> Result<Tensor<B>> {
     if samples == 1 {
         return Ok(context);
     }
-    let prompts = (0..context.rows() / txt).map(|prompt| context.row_view(prompt * txt..(prompt + 1) * txt));
-    let parts: Vec<Tensor<B>> = prompts.flat_map(|rows| (0..samples).map(move |_| rows.row_view(0..txt))).collect();
+    let mut end = 0;
+    let prompts = txt.iter().map(|&txt| {
+        end += txt;
+        context.row_view(end - txt..end)
+    });
+    let repeated = |rows: Tensor<B>| (0..samples).map(move |_| rows.row_view(0..rows.rows()));
+    let parts: Vec<Tensor<B>> = prompts.flat_map(repeated).collect();
     Tensor::concat_rows(&parts.iter().collect::<Vec<_>>())
 }

@@ -23,7 +23,7 @@ pub(super) struct Needs {
 impl Needs {
     pub(super) fn of<B: Backend>(backend: &B, info: &ModelInfo, plan: &Plan) -> Self {
         let (height, width) = info.latent_size(plan);
-        let tokens = (plan.text_tokens + height * width) as u64;
+        let tokens = (plan.text().into_iter().max().unwrap_or(0) + height * width) as u64;
         let (dim, mlp) = (info.transformer.dim() as u64, info.transformer.mlp() as u64);
         // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with quantised
         // weights also the input of the last product, [dim + mlp] of half the size.

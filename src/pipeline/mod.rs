@@ -25,7 +25,9 @@
 
 mod decode;
 mod denoise;
+mod embeddings;
 mod info;
+mod latents;
 mod memory;
 mod model;
 mod opened;
@@ -39,7 +41,9 @@ mod steps;
 mod text;
 mod timings;
 
+pub use embeddings::Embeddings;
 pub use info::ModelInfo;
+pub use latents::Latents;
 pub use model::Model;
 pub use opened::OpenModel;
 pub use plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};

@@ -57,7 +57,7 @@ impl<B: Backend> Model<B> {
     pub fn prefetch(&self, request: &Request) -> Result<()> {
         let plan = Plan::new(request, self.info())?;
         self.needs(&plan)?;
-        self.residency.prefetch(&plan, true);
+        self.residency.prefetch(&plan, request.embeddings.is_none());
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use crate::transformer::{Modulations, StepModulation, Transformer};
 pub(super) struct BatchShape {
     height: usize,
     width: usize,
-    text_tokens: usize,
+    text: Vec<usize>,
     guidance_bits: u32,
     /// How many images were wanted in one batch, and how many are in it: fewer where memory did not allow more.
     wanted: usize,
@@ -24,8 +24,8 @@ pub(super) struct BatchShape {
 
 impl BatchShape {
     pub(super) fn new(plan: &Plan, wanted: usize, samples: usize) -> Self {
-        let &Plan { height, width, text_tokens, guidance, .. } = plan;
-        Self { height, width, text_tokens, guidance_bits: guidance.to_bits(), wanted, samples }
+        let &Plan { height, width, guidance, .. } = plan;
+        Self { height, width, text: plan.text(), guidance_bits: guidance.to_bits(), wanted, samples }
     }
 
     /// Whether the first batch of `wanted` images like `plan` has this shape. The work depends on how many images are
@@ -43,6 +43,8 @@ pub(super) struct Steps<B: Backend> {
     pub(super) rope: Rope<B>,
     /// Text tokens of one sample.
     pub(super) txt: usize,
+    /// Positions and text tokens of the negative prompt where they are others.
+    pub(super) negative: Option<(Rope<B>, usize)>,
     pub(super) samples: usize,
     pub(super) guidance: Option<f32>,
     /// Whether both evaluations of guidance run as one batch.
@@ -53,7 +55,8 @@ impl<B: Backend> Steps<B> {
     /// Latents, context, row of modulations, dt -> latents.
     pub(super) fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
         let &Self { txt, guidance, batched, .. } = self;
-        let conditioning = Conditioning { context, rope: &self.rope, txt, guidance, batched };
+        let negative = self.negative.as_ref().map(|(rope, txt)| (rope, *txt));
+        let conditioning = Conditioning { context, rope: &self.rope, txt, negative, guidance, batched };
         let latents = latents.row_view(0..latents.rows());
         sampler::step(&self.transformer, latents, &conditioning, &StepModulation::of_row(modulation)?, dt)
     }

@@ -15,13 +15,16 @@ use crate::transformer::{StepModulation, Transformer};
 
 /// What the transformer reads beside the latents.
 pub struct Conditioning<'a, B: Backend> {
-    /// Projected text [samples * txt, dim] of the prompt, once for each sample; with guidance, that of the empty prompt
-    /// follows in as many rows.
+    /// Projected text [samples * txt, dim] of the prompt, once for each sample; with guidance, that of the negative
+    /// prompt follows.
     pub context: &'a Tensor<B>,
     /// Positions of one sample.
     pub rope: &'a Rope<B>,
     /// Text tokens of one sample.
     pub txt: usize,
+    /// Positions and text tokens of the negative prompt where they are others; then the evaluations of guidance are no
+    /// batch.
+    pub negative: Option<(&'a Rope<B>, usize)>,
     /// Guidance scale; `None` where one evaluation makes a step.
     pub guidance: Option<f32>,
     /// Whether both evaluations of guidance run as one batch.
@@ -31,7 +34,8 @@ pub struct Conditioning<'a, B: Backend> {
 impl<B: Backend> Conditioning<'_, B> {
     /// Number of images that are made at once.
     fn samples(&self) -> usize {
-        self.context.rows() / self.txt / if self.guidance.is_some() { 2 } else { 1 }
+        let negative = self.negative.map_or(self.txt, |(_, txt)| txt);
+        self.context.rows() / (self.txt + if self.guidance.is_some() { negative } else { 0 })
     }
 }
 
@@ -53,21 +57,22 @@ fn velocity<B: Backend>(
     conditioning: &Conditioning<'_, B>,
     modulation: &StepModulation<B>,
 ) -> Result<Tensor<B>> {
-    let Conditioning { context, rope, txt, guidance, batched } = *conditioning;
+    let Conditioning { context, rope, txt, negative, guidance, batched } = *conditioning;
     let samples = conditioning.samples();
     let img = latents.rows() / samples;
-    let forward = |latents: &Tensor<B>, context: &Tensor<B>, batch| {
+    let forward = |latents: &Tensor<B>, context: &Tensor<B>, batch, (rope, txt): (&Rope<B>, usize)| {
         transformer.forward(latents, context, modulation, rope, Joint { batch, txt, img })
     };
     let Some(guidance) = guidance else {
-        return forward(latents, context, samples);
+        return forward(latents, context, samples, (rope, txt));
     };
-    let (positive, negative) = if batched {
-        let both = forward(&Tensor::concat_rows(&[latents, latents])?, context, 2 * samples)?;
+    let (positive, negative) = if batched && negative.is_none() {
+        let both = forward(&Tensor::concat_rows(&[latents, latents])?, context, 2 * samples, (rope, txt))?;
         both.split_rows(latents.rows())
     } else {
-        let (prompt, empty) = (context.row_view(0..samples * txt), context.row_view(samples * txt..context.rows()));
-        (forward(latents, &prompt, samples)?, forward(latents, &empty, samples)?)
+        let (prompt, other) = (context.row_view(0..samples * txt), context.row_view(samples * txt..context.rows()));
+        let positive = forward(latents, &prompt, samples, (rope, txt))?;
+        (positive, forward(latents, &other, samples, negative.unwrap_or((rope, txt)))?)
     };
     positive.guide(&negative, guidance)
 }

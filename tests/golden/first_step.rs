@@ -41,6 +41,7 @@ fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
             context: &model.context(&Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?)?,
             rope: &model.rope(txt, height, width)?,
             txt,
+            negative: None,
             guidance,
             batched: false,
         };

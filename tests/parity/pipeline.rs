@@ -359,7 +359,8 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
     let rope = model.rope(txt, height, width).unwrap();
     let features = vec![0.1; txt * config.joint_attention_dim];
     let context = model.context(&cuda.upload(&features, txt, config.joint_attention_dim).unwrap()).unwrap();
-    let conditioning = Conditioning { context: &context, rope: &rope, txt, guidance: None, batched: false };
+    let conditioning =
+        Conditioning { context: &context, rope: &rope, txt, negative: None, guidance: None, batched: false };
     let dts = cuda.upload(&schedule.dts(), 4, 1).unwrap();
     let noise = sampler::noise(1, config.in_channels, height, width);
     let mut latents = cuda.upload(&noise, img, config.in_channels).unwrap();
