@@ -61,7 +61,7 @@ impl<B: Backend> Session<B> {
         let mut plan = model.plan_without_words(request)?;
         cancel.check()?;
         let noise = draw(model, request, &plan, count)?;
-        let text = Text::read(model, request, &mut plan)?;
+        let text = model.read(request, &mut plan)?;
         Ok(Self {
             model: Arc::clone(model),
             text,

@@ -3,7 +3,7 @@
 use super::progress::Caller;
 use super::residency::Residency;
 use super::timings::Clock;
-use super::{Embeddings, Model, Plan, Request, Stage};
+use super::{Embeddings, Plan, Request, Stage};
 use crate::backend::Backend;
 use crate::error::{Result, escaped};
 use crate::files::Array;
@@ -24,16 +24,20 @@ pub(super) struct Prompt {
 }
 
 impl Text {
-    /// Reads the prompts. The plan gets a note for each that is cut off. Waits for the tokenizer.
+    /// Reads the prompts; `tokenize` makes a prompt a number of tokens. The plan gets a note for each that is cut off.
     ///
-    /// Errors when the tokenizer cannot be read.
-    pub(super) fn read<B: Backend>(model: &Model<B>, request: &Request, plan: &mut Plan) -> Result<Self> {
+    /// Errors as `tokenize` does.
+    pub(super) fn read(
+        request: &Request,
+        plan: &mut Plan,
+        tokenize: impl Fn(&str, usize) -> Result<PromptTokens>,
+    ) -> Result<Self> {
         if let Some(embeddings) = &request.embeddings {
             return Ok(Self::Given(embeddings.clone()));
         }
         let mut prompts = Vec::new();
         let mut read = |name: &str, text: &str| {
-            let tokens = model.tokens(text, plan.text_tokens)?;
+            let tokens = tokenize(text, plan.text_tokens)?;
             plan.notes.extend(cut_note(name, text, &tokens));
             prompts.push(Prompt { text: text.to_string(), tokens });
             Ok(())
