@@ -156,6 +156,7 @@ golden: ## Make tests/golden anew from the reference; needs the packages of scri
 	$(PYTHON) scripts/dump_reference.py "$(TARGET)/golden-models" $(TOKENIZER) tests/golden
 	$(PYTHON) scripts/dump_encoder.py "$(TARGET)/golden-models" tests/golden
 	$(PYTHON) scripts/draw_by_reference.py models/tiny tests/golden/default-model
+	$(PYTHON) scripts/dump_reference_sampling.py "$(TARGET)/golden-models" tests/golden
 
 $(TARGET)/train-venv/bin/python: scripts/train_tiny/requirements.txt
 	$(PYTHON) -m venv --clear $(TARGET)/train-venv

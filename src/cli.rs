@@ -3,6 +3,7 @@
 mod images;
 mod prompt;
 mod sampler;
+mod tensors;
 mod values;
 
 use std::env;
@@ -15,6 +16,7 @@ use flux::pipeline::Request;
 use flux::{Error, Result};
 pub use images::{ImageArgs, is_stdin};
 pub use sampler::{SamplerArgs, facts};
+pub use tensors::TensorArgs;
 pub use values::{DeviceChoice, PrecisionChoice, TimingsFormat};
 use values::{Seed, Size, decibels, gibibytes, seconds};
 
@@ -25,6 +27,7 @@ const SAMPLING: &str = "Size and sampling";
 const MODEL: &str = "Model";
 const DEVICE: &str = "Device";
 const OUTPUT: &str = "Output";
+const TENSORS: &str = "Tensors in and out";
 const INFORMATION: &str = "Information";
 
 /// The most images of one command.
@@ -167,7 +170,7 @@ pub struct Bench {
 #[derive(Args)]
 pub struct Generate {
     /// What to draw, at most 64 KiB; `-` reads it from standard input
-    #[arg(short, long, value_name = "TEXT", required_unless_present = "words", allow_hyphen_values = true)]
+    #[arg(short, long, value_name = "TEXT", required_unless_present_any = ["words", "embeddings"], allow_hyphen_values = true)]
     #[arg(help_heading = PROMPT)]
     prompt: Option<OsString>,
     /// The same without a flag, in quotes; the name of a command alone is the command
@@ -208,7 +211,9 @@ pub struct Generate {
     #[command(flatten)]
     pub images: ImageArgs,
     #[command(flatten)]
-    sampler: SamplerArgs,
+    pub sampler: SamplerArgs,
+    #[command(flatten)]
+    pub tensors: TensorArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
@@ -270,7 +275,7 @@ impl Generate {
             guidance: self.guidance,
             ..Request::new("", 0)
         };
-        let request = self.sampler.apply(request);
+        let request = self.tensors.apply(self.sampler.apply(request))?;
         request.check_prompt().map_err(|e| e.at(place))?;
         Ok(request)
     }
@@ -314,6 +319,20 @@ impl Generate {
         self.output.as_deref() == Some(Path::new("-"))
     }
 
+    /// The file of one image of those whose file the user calls `path`: of several, each has its seed in the name.
+    pub fn of_seed(&self, path: &Path, seed: u64) -> PathBuf {
+        if self.count == 1 {
+            return path.to_path_buf();
+        }
+        let mut name = path.file_stem().unwrap_or_default().to_os_string();
+        name.push(format!("-{seed}"));
+        if let Some(extension) = path.extension() {
+            name.push(".");
+            name.push(extension);
+        }
+        path.with_file_name(name)
+    }
+
     /// The files to write, one for each image. The first image has the seed `seed`.
     ///
     /// Errors when the seeds would exceed the largest one.
@@ -325,16 +344,7 @@ impl Generate {
         let numbered = |seed: u64| match &self.output {
             None => PathBuf::from(format!("flux-{seed}.png")),
             Some(folder) if is_folder => folder.join(format!("flux-{seed}.png")),
-            Some(path) if self.count == 1 => path.clone(),
-            Some(path) => {
-                let mut name = path.file_stem().unwrap_or_default().to_os_string();
-                name.push(format!("-{seed}"));
-                if let Some(extension) = path.extension() {
-                    name.push(".");
-                    name.push(extension);
-                }
-                path.with_file_name(name)
-            }
+            Some(path) => self.of_seed(path, seed),
         };
         Ok((seed..=last).map(numbered).collect())
     }

@@ -7,6 +7,8 @@ use std::fs;
 use flux::pipeline::{Plan, Timings};
 use serde::Serialize;
 
+use crate::cli::TensorArgs;
+
 /// Everything that `--timings` prints of one image.
 #[derive(Serialize)]
 pub struct Report<'a> {
@@ -15,6 +17,8 @@ pub struct Report<'a> {
     pub model: &'a str,
     pub device: &'a str,
     pub plan: &'a Plan,
+    /// The files of tensors that were read.
+    pub tensors: &'a TensorArgs,
     pub timings: &'a Timings,
     /// Finding and opening the device.
     pub device_s: f64,

@@ -12,6 +12,8 @@ mod first_step;
 mod modules;
 #[path = "golden/pipeline.rs"]
 mod pipeline;
+#[path = "golden/sampling.rs"]
+mod sampling;
 #[path = "golden/tokens.rs"]
 mod tokens;
 #[path = "golden/unread.rs"]

@@ -45,7 +45,7 @@ const LAYERS: [(&str, &[&str]); 29] = [
     ),
     ("cli", &["pipeline", "sampler", "threads"]),
     ("progress.rs", &["pipeline"]),
-    ("report.rs", &["pipeline"]),
+    ("report.rs", &["cli", "pipeline"]),
     ("bench", &["pipeline", "vae", "output", "files", "nn", "tensor", "ops", "backend"]),
     ("lib.rs", ANY),
     // Loading checks every tensor on the host, where that costs nothing.

@@ -58,6 +58,7 @@ fn checkout() -> tempfile::TempDir {
     };
     fs::create_dir(folder.path().join("models")).expect("a temporary folder is writable");
     link(&project("models/tiny"), "models/klein-4b");
+    link(&project("models/tiny"), "models/klein-base-4b");
     link(&project("scripts"), "scripts");
     link(Path::new(env!("CARGO_BIN_EXE_flux")), "flux");
     fs::write(folder.path().join("prompts.txt"), "a red circle\n").expect("a temporary folder is writable");
@@ -172,6 +173,24 @@ fn the_commands_for_a_full_size_model_draw() {
     for line in lines {
         run(&line, folder.path()).succeeds();
         assert!(folder.path().join("lighthouse.png").exists(), "{line}");
+    }
+}
+
+#[test]
+fn the_commands_of_sampling_and_conditioning_draw() {
+    let folder = checkout();
+    let text = text_of("README.md");
+    let section = text.split("\n## Sampling and conditioning\n").nth(1).expect("the section is there");
+    let block = section.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).expect("it has commands");
+    assert_eq!(block.lines().count(), 8, "{block}");
+    for line in block.lines() {
+        if line.contains("noise.safetensors") {
+            // Any latents serve as noise.
+            fs::copy(folder.path().join("heart.safetensors"), folder.path().join("noise.safetensors")).unwrap();
+        }
+        run(&format!("{line} --device cpu"), folder.path()).succeeds();
+        let image = line.rsplit(' ').next().expect("the image comes last");
+        assert!(folder.path().join(image).exists(), "{line}");
     }
 }
 

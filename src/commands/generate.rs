@@ -16,7 +16,9 @@ use flux::{Error, Result};
 
 use super::destination::Destination;
 use super::device::{Device, choose_device};
+use super::images::{self, Images};
 use super::signals::Signals;
+use super::tensors::Tensors;
 use super::{model_dir, print};
 use crate::cli::{self, Generate, TimingsFormat};
 use crate::progress::{Console, say};
@@ -30,7 +32,11 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
         say("type the prompt; Ctrl-D on a line of its own ends it");
     }
     let request = args.request(&mut io::stdin())?;
+    let images = Images::read(&args.images, &mut io::stdin())?;
+    let request = images.apply(request);
+    request.check_count(args.count as usize)?;
     let targets = Destination::all(args, request.seed)?;
+    let tensors = Tensors::new(args, request.seed)?;
     let dir = model_dir(&args.model).and_then(|dir| dir.map_or_else(default_model, Ok))?;
     let cache_folder = args.fp8_cache.then(|| cache_folder(&dir)).transpose()?;
     // Before this only standard input is waited for, and a signal ends the program there.
@@ -40,7 +46,11 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     // Opening a GPU takes the driver long, so another thread opens the model meanwhile. The tokenizer is read on until
     // the prompt is encoded.
     let name = dir.name();
-    let opening = thread::Builder::new().spawn(move || timed(|| OpenModel::open(&dir)));
+    let opening = thread::Builder::new().spawn({
+        let text = !args.tensors.has_embeddings();
+        let open = if text { OpenModel::open } else { OpenModel::open_without_text_encoder };
+        move || timed(|| open(&dir))
+    });
     let opening = opening.map_err(|e| Error::no_thread(&e))?;
     let (device, device_s) = timed(|| choose_device(&args.on, &console));
     let device = device?;
@@ -48,6 +58,9 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
         opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
     let mut model = model?;
     cancel.check()?;
+    if args.images.kv {
+        model.cache_references();
+    }
     if let Some(folder) = cache_folder {
         let cache = model.attach_quantised_cache(&folder, &cancel, &mut |progress| console.progress(progress))?;
         console.finish();
@@ -55,7 +68,7 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
             console.note(&note);
         }
     }
-    let job = Job { args, targets, name, request, cancel, start, device_s, open_s };
+    let job = Job { args, images, targets, tensors, name, request, cancel, start, device_s, open_s };
     match device {
         Device::Cpu(backend) => job.run(&Model::new(backend, model), &mut console),
         Device::Cuda(backend) => job.run(&Model::new(backend, model), &mut console),
@@ -91,9 +104,11 @@ fn cache_folder(dir: &ModelFiles) -> Result<PathBuf> {
 /// The images to make. Everything is checked except what only the model knows.
 struct Job<'a> {
     args: &'a Generate,
+    images: Images,
     request: Request,
     /// One for each image.
     targets: Vec<Destination>,
+    tensors: Tensors,
     /// The model's name.
     name: String,
     cancel: CancelFlag,
@@ -119,8 +134,8 @@ impl Job<'_> {
 
         let mut done = 0;
         while done < self.targets.len() {
-            let made = self.batch(model, &self.targets[done..], &device, console)?;
-            self.request.seed = self.request.seed.saturating_add(made as u64);
+            let made = self.batch(model, done, &device, console)?;
+            self.request = self.request.after(made);
             done += made;
         }
         for remark in model.backend().remarks() {
@@ -152,28 +167,40 @@ impl Job<'_> {
         console.info(&format!("{seeds}, {width}x{height}, {steps}, model {}", self.name));
     }
 
-    /// Makes one batch, which is the first images of `targets`, and writes them. Returns how many they are.
+    /// Makes one batch, which is the first images behind those that are `done`, and writes them. Returns how many they
+    /// are.
     fn batch<B: Backend>(
         &self,
         model: &Arc<Model<B>>,
-        targets: &[Destination],
+        done: usize,
         device: &str,
         console: &mut Console,
     ) -> Result<usize> {
+        let targets = &self.targets[done..];
         let mut session = model.session(&self.request, targets.len(), &self.cancel)?;
+        if done == 0 && self.tensors.wants_embeddings() {
+            self.tensors.write_embeddings(&session.embeddings()?, &self.request, &self.name)?;
+        }
         let count = session.prepare(&mut |progress| console.progress(progress))?;
         if self.targets.len() > 1 {
             console.finish();
             let one = "one image by itself".to_string();
             console.info(&if count == 1 { one } else { format!("{count} images as one batch") });
         }
+        let wanted = self.tensors.wants_latents();
+        let latents =
+            if wanted { session.final_latents(&mut |progress| console.progress(progress))? } else { Vec::new() };
         let mut saved = Vec::new();
         for target in targets {
             let Some(image) = session.decode(&mut |progress| console.progress(progress))? else { break };
             if saved.len() + 1 == count {
                 console.finish();
             }
+            let (index, seed) = (saved.len(), image.plan.seed);
             saved.push(self.save(image, target, console)?);
+            if let Some(latents) = latents.get(index) {
+                self.tensors.write_latents(done + index, latents, seed, &self.request.prompt, &self.name)?;
+            }
         }
         let timings = session.finish()?;
         for Saved { output, plan, save_s, total_s } in &saved {
@@ -182,6 +209,7 @@ impl Job<'_> {
                 model: &self.name,
                 device,
                 plan,
+                tensors: &self.args.tensors,
                 timings: &timings,
                 device_s: self.device_s,
                 open_s: self.open_s,
@@ -215,8 +243,10 @@ impl Job<'_> {
             ("Software", concat!("flux ", env!("CARGO_PKG_VERSION")).to_string()),
         ];
         facts.extend(cli::facts(&self.request, &plan));
+        facts.extend(self.args.tensors.facts());
+        facts.extend(images::facts(&self.args.images));
         let saving = Instant::now();
-        target.write(&Rgb { width, height, bytes: rgb }, &facts)?;
+        target.write(&self.images.finish(Rgb { width, height, bytes: rgb })?, &facts)?;
         let save_s = saving.elapsed().as_secs_f64();
 
         let output = target.name();

@@ -5,7 +5,9 @@ pub mod compare;
 mod destination;
 mod device;
 pub mod generate;
+mod images;
 pub mod signals;
+mod tensors;
 
 use std::io::{self, Write};
 use std::path::PathBuf;

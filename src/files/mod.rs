@@ -5,6 +5,7 @@
 //! out [`TensorView`]s. A [`Format`] says how values lie in the bytes of a view, and [`dequantise_rows`] converts them.
 //! The [`quantised_cache`] holds some matrices in fewer bits beside the model. Nothing here knows a backend or a model.
 
+mod arrays;
 pub mod atomic;
 mod bytes;
 mod dequantise;
@@ -19,6 +20,7 @@ mod safetensors;
 mod tensor_files;
 mod tensor_view;
 
+pub use arrays::{Array, ArrayFile, ArrayTarget};
 pub use bytes::Bytes;
 pub use dequantise::dequantise_rows;
 pub use format::Format;

@@ -74,7 +74,7 @@ impl<B: Backend> Denoising<B> {
         let (height, width) = info.latent_size(plan);
         let schedule = schedule(residency, &transformer, &plan.schedule.schedule(height * width, plan.steps))?;
         let samples = work.reads().layout.batch;
-        let context = context(transformer.context(txt)?, plan.text_tokens, samples, references)?;
+        let context = context(transformer.context(txt)?, &plan.text(), samples, references)?;
         let drawn = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
         let (rows, channels) = (samples * height * width, info.transformer.in_channels);
         let noise = backend.upload(&drawn.values()[..rows * channels], rows, channels)?;
@@ -182,15 +182,23 @@ fn batch<B: Backend>(
     let available = backend.available_bytes();
     let samples = needs.samples(available, plan, wanted);
     let (height, width) = info.latent_size(plan);
-    let (txt, sizes) = (plan.text_tokens, info.reference_sizes(plan));
-    let references = if cached.is_some() { 0 } else { info.reference_tokens(plan) };
+    let txt = plan.text_tokens;
+    let own_negative = plan.guided() && plan.negative_tokens != txt;
+    let references = if cached.is_some() { Vec::new() } else { info.reference_sizes(plan) };
+    let sequence = |txt: usize| {
+        let tokens = references.iter().map(|[height, width]| height * width).sum();
+        let layout = TokenLayout { references: tokens, ..TokenLayout::new(samples, txt, height * width) };
+        Ok::<_, Error>((transformer.rope(txt, &references, [height, width])?, layout))
+    };
+    let (rope, layout) = sequence(txt)?;
     let steps = Steps {
         transformer: Arc::clone(transformer),
-        rope: transformer.rope(txt, if cached.is_some() { &[] } else { &sizes }, [height, width])?,
-        layout: TokenLayout { references, ..TokenLayout::new(samples, txt, height * width) },
+        rope,
+        layout,
+        negative: own_negative.then(|| sequence(plan.negative_tokens)).transpose()?,
         cached,
         guidance: plan.guided().then_some(plan.guidance),
-        batched: needs.batched(available, samples),
+        batched: !own_negative && needs.batched(available, samples),
     };
     Ok(residency.steps.insert(BatchShape::new(plan, wanted, samples), Arc::new(steps)))
 }
@@ -213,23 +221,27 @@ fn schedule<B: Backend>(
     Ok(made)
 }
 
-/// What [`Transformer::forward`] reads of each evaluation, one under the other: the `rows` rows of each prompt `samples`
-/// times, and the embedded references.
+/// What [`Transformer::forward`] reads of each evaluation, one under the other: the rows of each prompt, whose numbers
+/// are in `txt`, `samples` times, and the embedded references.
 fn context<B: Backend>(
-    txt: Tensor<B>,
-    rows: usize,
+    text: Tensor<B>,
+    txt: &[usize],
     samples: usize,
     references: Option<Tensor<B>>,
 ) -> Result<Tensor<B>> {
     if samples == 1 && references.is_none() {
-        return Ok(txt);
+        return Ok(text);
     }
-    let prompts = (0..txt.rows() / rows).map(|prompt| txt.row_view(prompt * rows..(prompt + 1) * rows));
-    let parts: Vec<Tensor<B>> = prompts
-        .flat_map(|prompt| {
-            let repeated = (0..samples).map(move |_| prompt.row_view(0..rows));
-            repeated.chain(references.iter().map(|references| references.row_view(0..references.rows())))
-        })
-        .collect();
+    let mut end = 0;
+    let prompts = txt.iter().map(|&txt| {
+        end += txt;
+        text.row_view(end - txt..end)
+    });
+    let view = |rows: &Tensor<B>| rows.row_view(0..rows.rows());
+    let evaluation = |prompt: Tensor<B>| {
+        let repeated: Vec<_> = (0..samples).map(|_| view(&prompt)).collect();
+        repeated.into_iter().chain(references.as_ref().map(view))
+    };
+    let parts: Vec<Tensor<B>> = prompts.flat_map(evaluation).collect();
     Tensor::concat_rows(&parts.iter().collect::<Vec<_>>())
 }

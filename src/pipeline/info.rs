@@ -30,7 +30,7 @@ pub(super) const MAX_SIDE: usize = 8192;
 pub(super) const MAX_STEPS: usize = 1000;
 
 /// The most text tokens: more than any prompt has, and so few that memory for them can be asked for.
-const MAX_TEXT_TOKENS: usize = 1 << 16;
+pub(super) const MAX_TEXT_TOKENS: usize = 1 << 16;
 
 /// The configs of a model, checked against each other.
 #[derive(Debug, Clone)]

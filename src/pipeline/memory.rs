@@ -29,8 +29,8 @@ impl Needs {
         let (height, width) = info.latent_size(plan);
         // Cached keys and values of references are made by a pass of their own.
         let (image, references) = (height * width, info.reference_tokens(plan));
-        let tokens = plan.text_tokens + if info.caches_references { image.max(references) } else { image + references };
-        let tokens = tokens as u64;
+        let stream = if info.caches_references { image.max(references) } else { image + references };
+        let tokens = (plan.text().into_iter().max().unwrap_or(0) + stream) as u64;
         let (dim, mlp) = (info.transformer.dim() as u64, info.transformer.mlp() as u64);
         // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with quantised
         // weights also the input of the last product, [dim + mlp] of half the size.

@@ -25,9 +25,11 @@
 
 mod decode;
 mod denoise;
+mod embeddings;
 mod image_cache;
 mod images;
 mod info;
+mod latents;
 mod memory;
 mod model;
 mod opened;
@@ -42,8 +44,10 @@ mod steps;
 mod text;
 mod timings;
 
+pub use embeddings::Embeddings;
 pub use images::{Change, MAX_REFERENCES};
 pub use info::ModelInfo;
+pub use latents::Latents;
 pub use model::Model;
 pub use opened::OpenModel;
 pub use plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};

@@ -12,7 +12,6 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::files::ModelFiles;
 use crate::sampler::Noise;
-use crate::text_encoder::PromptTokens;
 
 /// A model on a backend, ready to make images; any number of [`Session`](super::Session)s share it, from any threads.
 ///
@@ -57,7 +56,7 @@ impl<B: Backend> Model<B> {
     pub fn prefetch(&self, request: &Request) -> Result<()> {
         let plan = Plan::new(request, self.info())?;
         self.needs(&plan)?;
-        self.residency.prefetch(&plan, true);
+        self.residency.prefetch(&plan, request.embeddings.is_none());
         Ok(())
     }
 
@@ -66,7 +65,7 @@ impl<B: Backend> Model<B> {
     /// Errors when the model cannot do what is asked for, or its tokenizer cannot be read.
     pub fn plan(&self, request: &Request) -> Result<Plan> {
         let mut plan = self.plan_without_words(request)?;
-        Text::read(self, request, &mut plan)?;
+        self.read(request, &mut plan)?;
         Ok(plan)
     }
 
@@ -88,9 +87,9 @@ impl<B: Backend> Model<B> {
         Ok(needs)
     }
 
-    /// A prompt in `length` tokens. Waits for the tokenizer.
-    pub(super) fn tokens(&self, prompt: &str, length: usize) -> Result<PromptTokens> {
-        self.tokenizer.get()?.encode_to(prompt, length)
+    /// What a session reads. Waits for the tokenizer where it reads prompts.
+    pub(super) fn read(&self, request: &Request, plan: &mut Plan) -> Result<Text> {
+        Text::read(request, plan, |prompt, length| self.tokenizer.get()?.encode_to(prompt, length))
     }
 
     /// Noise of an earlier batch, for its memory.

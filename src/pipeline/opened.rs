@@ -41,6 +41,11 @@ impl LateTokenizer {
         Self(LazyLock::new(Box::new(join)))
     }
 
+    /// None, in a model that is opened without its text encoder.
+    fn absent() -> Self {
+        Self(LazyLock::new(Box::new(|| Err(no_text_encoder()))))
+    }
+
     /// Errors as [`Tokenizer::load`].
     pub(super) fn get(&self) -> Result<&Tokenizer> {
         self.0.as_ref().map_err(Error::clone)
@@ -48,7 +53,8 @@ impl LateTokenizer {
 }
 
 pub(super) struct Files {
-    pub(super) text_encoder: TensorFiles,
+    /// None where the model was opened without it.
+    pub(super) text_encoder: Option<TensorFiles>,
     pub(super) transformer: TensorFiles,
     pub(super) vae: TensorFiles,
 }
@@ -69,8 +75,8 @@ impl Files {
         if error.what() != NOT_NUMBERS {
             return error;
         }
-        let checked =
-            [&self.text_encoder, &self.transformer, &self.vae].into_iter().try_for_each(TensorFiles::check_finite);
+        let all = self.text_encoder.iter().chain([&self.transformer, &self.vae]);
+        let checked = all.into_iter().try_for_each(TensorFiles::check_finite);
         // Finite weights may be so large that what is computed with them is not.
         let folder = self.transformer.files().first().and_then(|file| file.path().parent()?.parent());
         checked.err().unwrap_or_else(|| error.at_path(folder.unwrap_or(Path::new("<default model>"))))
@@ -85,16 +91,31 @@ impl OpenModel {
     /// it. A damaged tokenizer is an error of [`Model::plan`](super::Model::plan), and of everything that makes an
     /// image.
     pub fn open(dir: &ModelFiles) -> Result<Self> {
+        Self::open_parts(dir, true)
+    }
+
+    /// [`OpenModel::open`] for requests with [`Embeddings`](super::Embeddings) only: neither the tokenizer nor the
+    /// weights of the text encoder are opened, nor need they be there.
+    ///
+    /// Errors as it does.
+    pub fn open_without_text_encoder(dir: &ModelFiles) -> Result<Self> {
+        Self::open_parts(dir, false)
+    }
+
+    fn open_parts(dir: &ModelFiles, text: bool) -> Result<Self> {
         let info = &ModelInfo::read(dir)?;
-        let tokenizer = LateTokenizer::read(dir, info.max_sequence_length);
+        let tokenizer = if text { LateTokenizer::read(dir, info.max_sequence_length) } else { LateTokenizer::absent() };
         // On the CPU weights stay in the mapped files, so loading them there checks every tensor and costs nothing.
         let host = &Cpu::new(Precision::F32);
         let (text_encoder, transformer, vae) = scope(|scope| {
-            let text_encoder = spawn(scope, || {
+            let text_encoder = spawn(scope, move || {
+                if !text {
+                    return Ok(None);
+                }
                 let files = text_encoder::open(dir)?;
                 TextEncoder::load(&Weights::new(host, &files), info.text_encoder, &info.out_layers)
                     .map_err(|e| info.explain(e))?;
-                Ok(files)
+                Ok(Some(files))
             });
             let transformer = spawn(scope, || {
                 let files = transformer::open(dir)?;
@@ -138,6 +159,12 @@ impl OpenModel {
             caller.check()
         })
     }
+}
+
+/// The error of a prompt for a model that was opened without its text encoder.
+pub(super) fn no_text_encoder() -> Error {
+    Error::new("the model was opened without its text encoder, which a prompt needs")
+        .hint("open it with the text encoder, or give text features")
 }
 
 fn spawn<'scope, T: Send + 'scope>(

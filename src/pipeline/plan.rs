@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::images::{Change, ImagePlan};
 use super::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
+use super::{Embeddings, Latents};
 use crate::error::{Error, Result};
 use crate::rgb::Rgb;
 use crate::sampler::{Rng, ScheduleKind};
@@ -35,6 +36,14 @@ pub struct Request {
     /// Tokens that a prompt is cut or padded to. The transformer reads the padding too, so another number gives another
     /// image.
     pub max_sequence_length: Option<usize>,
+    /// Text features in place of the prompt, which then only says what they are of, and of the negative prompt. The
+    /// text encoder is not used.
+    pub embeddings: Option<Embeddings>,
+    /// Noise in place of the seed's, for as many images as are made.
+    pub noise: Option<Latents>,
+    /// What the first step begins with, as it is: the latents at the first noise level, for as many images as are made.
+    /// At level 1 that is noise. The image has their size.
+    pub latents: Option<Latents>,
     /// Images that the transformer sees, as [`crate::input::reference`] makes them; at most
     /// [`MAX_REFERENCES`](super::MAX_REFERENCES). The first one gives the size where none is asked for.
     pub references: Vec<Arc<Rgb>>,
@@ -61,6 +70,9 @@ impl Request {
             schedule: ScheduleKind::default(),
             negative: None,
             max_sequence_length: None,
+            embeddings: None,
+            noise: None,
+            latents: None,
             references: Vec::new(),
             change: None,
         }
@@ -69,6 +81,37 @@ impl Request {
     /// All images that are encoded, in the order of the references: an image to change comes first.
     pub(super) fn images(&self) -> impl Iterator<Item = &Arc<Rgb>> {
         self.change.iter().map(|change| &change.image).chain(&self.references)
+    }
+
+    /// What the first step begins with, where that does not come from the seed, and the flag that gives it.
+    pub(super) fn start(&self) -> Option<(&Latents, &'static str)> {
+        let noise = self.noise.as_ref().map(|noise| (noise, "--noise"));
+        self.latents.as_ref().map(|latents| (latents, "--latents")).or(noise)
+    }
+
+    /// The request for what is left once its first `images` images are made: their seeds, noise and latents are done.
+    pub fn after(self, images: usize) -> Self {
+        let skip = |latents: Option<Latents>| latents.map(|latents| latents.skip(images));
+        let seed = self.seed.saturating_add(images as u64);
+        Self { seed, noise: skip(self.noise), latents: skip(self.latents), ..self }
+    }
+
+    /// Errors when `count` images cannot be made: there are none, their seeds exceed the largest one, or noise or
+    /// latents are given for another number.
+    pub fn check_count(&self, count: usize) -> Result<()> {
+        if count == 0 {
+            return Err(Error::usage("0 images are asked for, expected at least 1").at("--count"));
+        }
+        if self.seed.checked_add(count as u64 - 1).is_none() {
+            return Err(Error::usage(format!("seed {} is too large for {count} images", self.seed)).at("--seed"));
+        }
+        match self.start() {
+            Some((start, flag)) if start.images() != count => {
+                let what = format!("it holds {} images, {count} are asked for", start.images());
+                Err(Error::usage(what).at(flag).hint(format!("ask for {} images with `--count`", start.images())))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Errors when the prompt or the negative one is longer than [`MAX_PROMPT_BYTES`], or has control characters other
@@ -118,8 +161,10 @@ pub struct Plan {
     pub schedule: ScheduleKind,
     /// What the image leans away from, where that is not the empty prompt.
     pub negative: Option<String>,
-    /// Tokens of a prompt, padding included.
+    /// Tokens of the prompt, padding included.
     pub text_tokens: usize,
+    /// Tokens of the negative prompt: as many, unless features of another length are given.
+    pub negative_tokens: usize,
     /// The sizes of the reference images, [height, width] in pixels; an image to change that is one comes first.
     pub references: Vec<[usize; 2]>,
     /// How much of the schedule runs, where an image is changed.
@@ -151,15 +196,23 @@ impl Plan {
         };
         let steps = steps(request, info)?;
         let images = ImagePlan::new(&request.references, request.change.as_ref(), steps, info)?;
-        let [default_height, default_width] = images.default_size;
+        let [default_height, default_width] = start_size(request, info)?.unwrap_or(images.default_size);
         let (height, width) =
             (side("height", request.height, default_height)?, side("width", request.width, default_width)?);
+        if let Some((start, flag)) = request.start() {
+            check_size(start, info, [height, width]).map_err(|e| e.at(flag))?;
+        }
         notes.extend(info.size_note(width, height));
 
         if request.change.is_some() && [height, width] != images.default_size {
             let what =
                 format!("{width}x{height} is asked for, the image to change is {default_width}x{default_height}");
             return Err(Error::usage(what).at("--width").hint("leave the size out: it is that of the image"));
+        }
+        if request.change.is_some() && request.latents.is_some() {
+            return Err(Error::usage("an image to change gives the first latents, so none can be given beside it")
+                .at("--latents")
+                .hint("leave one of them out"));
         }
         notes.extend(images.notes);
         let asked = request.guidance.unwrap_or(info.default_guidance());
@@ -172,6 +225,7 @@ impl Plan {
             notes.push("guidance has no effect: this model is distilled".to_string());
         }
         let guidance = if info.is_distilled { 1.0 } else { asked.max(1.0) };
+        let [text_tokens, negative_tokens] = text_tokens(request, info, guidance > 1.0)?;
         let negative = request.negative.clone().filter(|_| guidance > 1.0);
         if request.negative.is_some() && negative.is_none() {
             let why = if info.is_distilled { "this model is distilled" } else { "there is no guidance" };
@@ -186,7 +240,8 @@ impl Plan {
             rng: request.rng,
             schedule: request.schedule.clone(),
             negative,
-            text_tokens: text_tokens(request, info)?,
+            text_tokens,
+            negative_tokens,
             references: images.references,
             strength: request.change.as_ref().map(|change| change.strength),
             first_step: images.first_step,
@@ -207,6 +262,7 @@ impl Plan {
             schedule: ScheduleKind::default(),
             negative: None,
             text_tokens: 512,
+            negative_tokens: 512,
             references: Vec::new(),
             strength: None,
             first_step: 0,
@@ -222,6 +278,11 @@ impl Plan {
     /// Whether a step takes two evaluations.
     pub fn guided(&self) -> bool {
         self.guidance > 1.0
+    }
+
+    /// Text tokens of each evaluation of a step.
+    pub(super) fn text(&self) -> Vec<usize> {
+        if self.guided() { vec![self.text_tokens, self.negative_tokens] } else { vec![self.text_tokens] }
     }
 
     /// Evaluations of the transformer that make a step.
@@ -254,10 +315,74 @@ fn steps(request: &Request, info: &ModelInfo) -> Result<usize> {
     })
 }
 
-/// Tokens of a prompt.
+/// Height and width in pixels of an image that begins with given noise or latents.
+///
+/// Errors when both are given.
+fn start_size(request: &Request, info: &ModelInfo) -> Result<Option<[usize; 2]>> {
+    if request.noise.is_some() && request.latents.is_some() {
+        return Err(Error::usage("noise and latents are both given, and both are what the first step begins with")
+            .at("--latents")
+            .hint("leave one of them out"));
+    }
+    let patch = info.vae.patch_pixels();
+    Ok(request.start().map(|(start, _)| {
+        let [_, height, width] = start.shape();
+        [height, width].map(|places| places.saturating_mul(patch))
+    }))
+}
+
+/// Errors when `start` does not fit an image of this height and width in pixels.
+fn check_size(start: &Latents, info: &ModelInfo, [height, width]: [usize; 2]) -> Result<()> {
+    let patch = info.vae.patch_pixels();
+    let expected = [info.transformer.in_channels, height / patch, width / patch];
+    if start.shape() == expected {
+        return Ok(());
+    }
+    let [channels, height, width] = start.shape();
+    let [c, h, w] = expected;
+    let hint = match channels == c {
+        true => format!("leave out the size, which is then {} x {}", width * patch, height * patch),
+        false => "they are of another model: make them with this one".to_string(),
+    };
+    Err(Error::usage(format!("it is [{channels}, {height}, {width}], expected [{c}, {h}, {w}]")).hint(hint))
+}
+
+/// Tokens of the prompt and of the negative one.
+///
+/// Errors when the model does not read so many, or given features are not the model's.
+fn text_tokens(request: &Request, info: &ModelInfo, guided: bool) -> Result<[usize; 2]> {
+    let Some(embeddings) = &request.embeddings else {
+        return prompt_tokens(request, info).map(|tokens| [tokens; 2]);
+    };
+    let refused = |what: String, hint: &str| Err(Error::usage(what).at("--embeddings").hint(hint));
+    if request.max_sequence_length.is_some() || request.negative.is_some() {
+        return refused(
+            "text features are given, so no prompt is read".to_string(),
+            "leave out the negative prompt and the number of tokens",
+        );
+    }
+    let (got, expected) = (embeddings.prompt().shape[1], info.transformer.joint_attention_dim);
+    if got != expected {
+        return refused(
+            format!("text features are [{}, {got}], expected [tokens, {expected}]", embeddings.prompt().shape[0]),
+            "they are of another model: save them with this one",
+        );
+    }
+    let tokens = embeddings.prompt().shape[0];
+    match embeddings.negative() {
+        Some(negative) => Ok([tokens, negative.shape[0]]),
+        None if guided => refused(
+            "guidance needs the text features of a negative prompt".to_string(),
+            "save them with this model and guidance, or ask for none with `-g 1`",
+        ),
+        None => Ok([tokens, tokens]),
+    }
+}
+
+/// Tokens that the prompts are cut or padded to.
 ///
 /// Errors when the model does not read so many.
-fn text_tokens(request: &Request, info: &ModelInfo) -> Result<usize> {
+fn prompt_tokens(request: &Request, info: &ModelInfo) -> Result<usize> {
     let tokens = request.max_sequence_length.unwrap_or(info.max_sequence_length);
     let most = info.longest_sequence();
     if (1..=most).contains(&tokens) {

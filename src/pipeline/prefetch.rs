@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::opened::Files;
+use super::opened::{Files, no_text_encoder};
 use super::progress::{Caller, CancelFlag};
 use super::{ModelInfo, Stage};
 use crate::backend::Backend;
@@ -46,12 +46,12 @@ pub(super) fn load_text_encoder<B: Backend>(
     info: &ModelInfo,
     report: &mut dyn FnMut(u64),
 ) -> Result<TextEncoder<B>> {
-    files.text_encoder.check_lengths()?;
+    let files = files.text_encoder.as_ref().ok_or_else(no_text_encoder)?;
+    files.check_lengths()?;
     thread::scope(|scope| {
         let warming_up = thread::Builder::new().spawn_scoped(scope, || backend.warm_up());
         let warming_up = warming_up.map_err(|e| Error::no_thread(&e))?;
-        let load =
-            || TextEncoder::load(&Weights::new(backend, &files.text_encoder), info.text_encoder, &info.out_layers);
+        let load = || TextEncoder::load(&Weights::new(backend, files), info.text_encoder, &info.out_layers);
         let encoder = backend.load(load, report);
         warming_up.join().unwrap_or_else(|_| Err(Error::new("the thread that starts the backend panicked")))?;
         encoder

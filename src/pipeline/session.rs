@@ -11,9 +11,10 @@ use super::progress::{Caller, CancelFlag, Progress};
 use super::references::{ImageLatents, Images};
 use super::text::Text;
 use super::timings::{Clock, Timings};
-use super::{Image, Model, Plan, Request};
+use super::{Embeddings, Image, Latents, Model, Plan, Request};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::files::Array;
 use crate::sampler::Noise;
 use crate::tensor::Tensor;
 
@@ -58,16 +59,11 @@ pub struct Decoded {
 impl<B: Backend> Session<B> {
     /// See [`Model::session`].
     pub(super) fn new(model: &Arc<Model<B>>, request: &Request, count: usize, cancel: &CancelFlag) -> Result<Self> {
-        if count == 0 {
-            return Err(Error::usage("0 images are asked for, expected at least 1").at("--count"));
-        }
-        if request.seed.checked_add(count as u64 - 1).is_none() {
-            return Err(Error::usage(format!("seed {} is too large for {count} images", request.seed)).at("--seed"));
-        }
+        request.check_count(count)?;
         let mut plan = model.plan_without_words(request)?;
         cancel.check()?;
-        let noise = draw(model, &plan, count)?;
-        let text = Text::read(model, request, &mut plan)?;
+        let noise = draw(model, request, &plan, count)?;
+        let text = model.read(request, &mut plan)?;
         Ok(Self {
             model: Arc::clone(model),
             text,
@@ -172,6 +168,36 @@ impl<B: Backend> Session<B> {
         Ok(decoded.into_iter().map(image).collect())
     }
 
+    /// The text features of the prompt, and with guidance those of the negative one, in float32. Waits for them.
+    ///
+    /// Errors also when the steps have begun.
+    pub fn embeddings(&mut self) -> Result<Embeddings> {
+        self.encode(&mut |_| {})?;
+        let State::Encoded(_, txt, _) = &self.state else { return Err(Error::new("the text features were used up")) };
+        let (features, values) = (txt.cols(), self.model.backend().download(txt)?);
+        let mut rest = values.as_slice();
+        let mut next = |tokens: &usize| {
+            let (first, others) = rest.split_at(tokens * features);
+            rest = others;
+            Array { shape: vec![*tokens, features], values: first.to_vec() }
+        };
+        let text = self.plan.text();
+        let prompt = next(&text[0]);
+        Embeddings::new(prompt, text.get(1).map(next))
+    }
+
+    /// The final latents of each image, as a request takes them. Waits for them.
+    ///
+    /// Errors also when decoding has begun.
+    pub fn final_latents(&mut self, report: &mut dyn FnMut(Progress)) -> Result<Vec<Latents>> {
+        while self.step(report)? {}
+        let (height, width) = self.model.info().latent_size(&self.plan);
+        let channels = self.model.info().transformer.in_channels;
+        let tokens = self.latents()?;
+        let images = tokens.chunks_exact(height * width * channels);
+        Ok(images.map(|tokens| Latents::of_tokens(tokens, channels, [height, width])).collect())
+    }
+
     /// The final latents, in float32 [samples * height / patch * width / patch, channels]. Waits for them. This is for
     /// tests and tools.
     ///
@@ -192,18 +218,22 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// Draws noise for as many of `count` images as may be one batch. It does so on another thread, because the noise is
+/// Draws noise for as many of `count` images as may be one batch, or takes what the request gives. It does so on another thread, because the noise is
 /// not needed before the first step.
 ///
 /// Errors when the system starts no thread.
-fn draw<B: Backend>(model: &Model<B>, plan: &Plan, count: usize) -> Result<JoinHandle<Noise>> {
+fn draw<B: Backend>(model: &Model<B>, request: &Request, plan: &Plan, count: usize) -> Result<JoinHandle<Noise>> {
     let info = model.info();
     let samples = Needs::of(model.backend(), info, plan).wanted(plan, count);
     let (channels, (height, width)) = (info.transformer.in_channels, info.latent_size(plan));
     let (rng, seed) = (plan.rng, plan.seed);
     let mut noise = model.noise();
+    let given = request.start().map(|(start, _)| start.clone());
     let draw = move || {
-        noise.draw(rng, seed, samples, channels, height, width);
+        match given {
+            Some(start) => noise.take(&start.values()[..samples * channels * height * width], samples, channels),
+            None => noise.draw(rng, seed, samples, channels, height, width),
+        }
         noise
     };
     thread::Builder::new().spawn(draw).map_err(|e| Error::no_thread(&e))

@@ -8,14 +8,14 @@ use crate::error::Result;
 use crate::ops::{Rope, TokenLayout};
 use crate::sampler::{self, Conditioning};
 use crate::tensor::Tensor;
-use crate::transformer::{Modulations, ReferenceCache, StepModulation, Transformer};
+use crate::transformer::{Modulations, ReferenceCache, Sequence, StepModulation, Transformer};
 
 /// Everything that decides which work a step is. The number of steps does not.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct BatchShape {
     height: usize,
     width: usize,
-    text_tokens: usize,
+    text: Vec<usize>,
     references: Vec<[usize; 2]>,
     guidance_bits: u32,
     /// How many images were wanted in one batch, and how many are in it: fewer where memory did not allow more.
@@ -25,9 +25,9 @@ pub(super) struct BatchShape {
 
 impl BatchShape {
     pub(super) fn new(plan: &Plan, wanted: usize, samples: usize) -> Self {
-        let &Plan { height, width, text_tokens, guidance, .. } = plan;
-        let (references, guidance_bits) = (plan.references.clone(), guidance.to_bits());
-        Self { height, width, text_tokens, references, guidance_bits, wanted, samples }
+        let &Plan { height, width, guidance, .. } = plan;
+        let (text, references) = (plan.text(), plan.references.clone());
+        Self { height, width, text, references, guidance_bits: guidance.to_bits(), wanted, samples }
     }
 
     /// Whether the first batch of `wanted` images like `plan` has this shape. The work depends on how many images are
@@ -45,6 +45,8 @@ pub(super) struct Steps<B: Backend> {
     pub(super) rope: Rope<B>,
     /// The tokens of one evaluation of all images of the batch.
     pub(super) layout: TokenLayout,
+    /// The same of the negative prompt, where it has another number of tokens.
+    pub(super) negative: Option<(Rope<B>, TokenLayout)>,
     /// Keys and values of references that are not in the sequence.
     pub(super) cached: Option<Arc<ReferenceCache<B>>>,
     pub(super) guidance: Option<f32>,
@@ -56,8 +58,9 @@ impl<B: Backend> Steps<B> {
     /// Latents, context, row of modulations, dt -> latents.
     pub(super) fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
         let &Self { layout, guidance, batched, .. } = self;
-        let cached = self.cached.as_deref();
-        let conditioning = Conditioning { context, rope: &self.rope, layout, cached, guidance, batched };
+        let negative = self.negative.as_ref().map(|(rope, layout)| Sequence { layout: *layout, rope });
+        let (sequence, cached) = (Sequence { layout, rope: &self.rope }, self.cached.as_deref());
+        let conditioning = Conditioning { context, sequence, negative, cached, guidance, batched };
         let latents = latents.row_view(0..latents.rows());
         sampler::step(&self.transformer, latents, &conditioning, &StepModulation::of_row(modulation)?, dt)
     }

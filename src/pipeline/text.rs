@@ -3,31 +3,41 @@
 use super::progress::Caller;
 use super::residency::Residency;
 use super::timings::Clock;
-use super::{Model, Plan, Request, Stage};
+use super::{Embeddings, Plan, Request, Stage};
 use crate::backend::Backend;
 use crate::error::{Result, escaped};
+use crate::files::Array;
 use crate::tensor::Tensor;
 use crate::text_encoder::PromptTokens;
 
-/// The prompts that a session reads.
-pub(super) struct Text {
+/// What a session reads.
+pub(super) enum Text {
     /// The prompt, and with guidance the negative one.
-    prompts: Vec<Prompt>,
+    Prompts(Vec<Prompt>),
+    /// Their features.
+    Given(Embeddings),
 }
 
-struct Prompt {
+pub(super) struct Prompt {
     text: String,
     tokens: PromptTokens,
 }
 
 impl Text {
-    /// Reads the prompts. The plan gets a note for each that is cut off. Waits for the tokenizer.
+    /// Reads the prompts; `tokenize` makes a prompt a number of tokens. The plan gets a note for each that is cut off.
     ///
-    /// Errors when the tokenizer cannot be read.
-    pub(super) fn read<B: Backend>(model: &Model<B>, request: &Request, plan: &mut Plan) -> Result<Self> {
+    /// Errors as `tokenize` does.
+    pub(super) fn read(
+        request: &Request,
+        plan: &mut Plan,
+        tokenize: impl Fn(&str, usize) -> Result<PromptTokens>,
+    ) -> Result<Self> {
+        if let Some(embeddings) = &request.embeddings {
+            return Ok(Self::Given(embeddings.clone()));
+        }
         let mut prompts = Vec::new();
         let mut read = |name: &str, text: &str| {
-            let tokens = model.tokens(text, plan.text_tokens)?;
+            let tokens = tokenize(text, plan.text_tokens)?;
             plan.notes.extend(cut_note(name, text, &tokens));
             prompts.push(Prompt { text: text.to_string(), tokens });
             Ok(())
@@ -36,7 +46,7 @@ impl Text {
         if plan.guidance > 1.0 {
             read("the negative prompt", plan.negative.as_deref().unwrap_or_default())?;
         }
-        Ok(Self { prompts })
+        Ok(Self::Prompts(prompts))
     }
 
     /// The features [tokens, features] of the prompt; with guidance those of the negative prompt are the rows below.
@@ -51,34 +61,55 @@ impl Text {
         clock: &mut Clock<B>,
     ) -> Result<Tensor<B>> {
         caller.check()?;
-        // The session holds them, so that the cache may drop them for a new prompt or for memory.
-        let cached = |prompt: &Prompt| residency.prompts.get(&prompt.text, prompt.tokens.ids.len());
-        let mut features: Vec<Option<Tensor<B>>> = self.prompts.iter().map(cached).collect();
-        let mut new: Vec<&Prompt> =
-            self.prompts.iter().zip(&features).filter(|(_, known)| known.is_none()).map(|(prompt, _)| prompt).collect();
-        new.dedup_by(|a, b| a.text == b.text); // the prompt may be the negative one
-        residency.prefetch(plan, !new.is_empty());
-        if !new.is_empty() {
-            let encoder = residency.text_encoder(caller, clock)?;
-            let (layers, total) = (encoder.layers(), (new.len() * encoder.layers()) as u64);
-            for (i, new) in new.iter().enumerate() {
-                let encoded = encoder.forward(&new.tokens, |done| {
-                    caller.report(Stage::Text, (i * layers + done) as u64, total);
-                    caller.check()
-                })?;
-                for (features, _) in
-                    features.iter_mut().zip(&self.prompts).filter(|(_, prompt)| prompt.text == new.text)
-                {
-                    *features = Some(encoded.row_view(0..encoded.rows()));
-                }
-                residency.prompts.insert(&new.text, encoded);
+        match self {
+            Self::Prompts(prompts) => encode(prompts, residency, plan, caller, clock),
+            Self::Given(embeddings) => {
+                residency.prefetch(plan, false);
+                let negative = embeddings.negative().filter(|_| plan.guided());
+                let upload = |array: &Array| residency.backend.upload(&array.values, array.shape[0], array.shape[1]);
+                let features = [Some(embeddings.prompt()), negative].into_iter().flatten().map(upload);
+                let features = features.collect::<Result<Vec<_>>>()?;
+                let txt = Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?;
+                clock.encoded(0)?;
+                Ok(txt)
             }
         }
-        let features: Vec<&Tensor<B>> = features.iter().flatten().collect();
-        let txt = Tensor::concat_rows(&features)?;
-        clock.encoded(new.len())?;
-        Ok(txt)
     }
+}
+
+/// The features of prompts, one below the other.
+fn encode<B: Backend>(
+    prompts: &[Prompt],
+    residency: &Residency<B>,
+    plan: &Plan,
+    caller: &Caller<'_>,
+    clock: &mut Clock<B>,
+) -> Result<Tensor<B>> {
+    // The session holds them, so that the cache may drop them for a new prompt or for memory.
+    let cached = |prompt: &Prompt| residency.prompts.get(&prompt.text, prompt.tokens.ids.len());
+    let mut features: Vec<Option<Tensor<B>>> = prompts.iter().map(cached).collect();
+    let mut new: Vec<&Prompt> =
+        prompts.iter().zip(&features).filter(|(_, known)| known.is_none()).map(|(prompt, _)| prompt).collect();
+    new.dedup_by(|a, b| a.text == b.text); // the prompt may be the negative one
+    residency.prefetch(plan, !new.is_empty());
+    if !new.is_empty() {
+        let encoder = residency.text_encoder(caller, clock)?;
+        let (layers, total) = (encoder.layers(), (new.len() * encoder.layers()) as u64);
+        for (i, new) in new.iter().enumerate() {
+            let encoded = encoder.forward(&new.tokens, |done| {
+                caller.report(Stage::Text, (i * layers + done) as u64, total);
+                caller.check()
+            })?;
+            for (features, _) in features.iter_mut().zip(prompts).filter(|(_, prompt)| prompt.text == new.text) {
+                *features = Some(encoded.row_view(0..encoded.rows()));
+            }
+            residency.prompts.insert(&new.text, encoded);
+        }
+    }
+    let features: Vec<&Tensor<B>> = features.iter().flatten().collect();
+    let txt = Tensor::concat_rows(&features)?;
+    clock.encoded(new.len())?;
+    Ok(txt)
 }
 
 /// What someone should know of a prompt that is cut off; `name` is what to call it.

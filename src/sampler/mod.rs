@@ -9,19 +9,20 @@ pub use schedule::{Schedule, ScheduleKind};
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{Rope, TokenLayout};
+use crate::ops::TokenLayout;
 use crate::tensor::Tensor;
 use crate::transformer::{ReferenceCache, Sequence, StepModulation, Transformer};
 
 /// What the transformer reads beside the latents.
 pub struct Conditioning<'a, B: Backend> {
     /// What [`Transformer::forward`] takes: the projected text [samples * txt, dim] of the prompt, once for each sample,
-    /// and the references [references, dim]; with guidance, the same of the negative prompt follows in as many rows.
+    /// and the references [references, dim]; with guidance, the same of the negative prompt follows.
     pub context: &'a Tensor<B>,
-    /// Positions of one sample.
-    pub rope: &'a Rope<B>,
-    /// The tokens of one evaluation of all samples.
-    pub layout: TokenLayout,
+    /// The tokens of one evaluation of all samples, and the positions of one sample.
+    pub sequence: Sequence<'a, B>,
+    /// The same of the negative prompt, where it has another number of tokens; then the evaluations of guidance are no
+    /// batch.
+    pub negative: Option<Sequence<'a, B>>,
     /// Keys and values of references that are not in the context; see [`Transformer::forward`].
     pub cached: Option<&'a ReferenceCache<B>>,
     /// Guidance scale; `None` where one evaluation makes a step.
@@ -48,20 +49,22 @@ fn velocity<B: Backend>(
     conditioning: &Conditioning<'_, B>,
     modulation: &StepModulation<B>,
 ) -> Result<Tensor<B>> {
-    let Conditioning { context, rope, layout, cached, guidance, batched } = *conditioning;
-    let forward = |latents: &Tensor<B>, context: &Tensor<B>, layout| {
-        transformer.forward(latents, context, modulation, &Sequence { layout, rope }, cached)
+    let Conditioning { context, sequence, negative, cached, guidance, batched } = *conditioning;
+    let forward = |latents: &Tensor<B>, context: &Tensor<B>, sequence: Sequence<'_, B>| {
+        transformer.forward(latents, context, modulation, &sequence, cached)
     };
     let Some(guidance) = guidance else {
-        return forward(latents, context, layout);
+        return forward(latents, context, sequence);
     };
-    let (positive, negative) = if batched {
-        let both = TokenLayout { batch: 2 * layout.batch, ..layout };
-        forward(&Tensor::concat_rows(&[latents, latents])?, context, both)?.split_rows(latents.rows())
+    let (positive, negative) = if batched && negative.is_none() {
+        let layout = TokenLayout { batch: 2 * sequence.layout.batch, ..sequence.layout };
+        let both = forward(&Tensor::concat_rows(&[latents, latents])?, context, Sequence { layout, ..sequence })?;
+        both.split_rows(latents.rows())
     } else {
-        let rows = layout.context_rows();
-        let (positive, negative) = (context.row_view(0..rows), context.row_view(rows..context.rows()));
-        (forward(latents, &positive, layout)?, forward(latents, &negative, layout)?)
+        let rows = sequence.layout.context_rows();
+        let (prompt, other) = (context.row_view(0..rows), context.row_view(rows..context.rows()));
+        let positive = forward(latents, &prompt, sequence)?;
+        (positive, forward(latents, &other, negative.unwrap_or(sequence))?)
     };
     positive.guide(&negative, guidance)
 }

@@ -85,7 +85,16 @@ impl Noise {
         }
     }
 
-    /// What was drawn last: [samples * height * width, channels].
+    /// Takes values [samples, channels, height, width] as they are, in place of drawn ones.
+    pub fn take(&mut self, values: &[f32], samples: usize, channels: usize) {
+        let image = values.len() / samples.max(1);
+        self.packed.resize(values.len(), 0.0);
+        for (planes, packed) in values.chunks_exact(image.max(1)).zip(self.packed.chunks_exact_mut(image.max(1))) {
+            pack(planes, packed, channels, image / channels);
+        }
+    }
+
+    /// What was drawn or taken last: [samples * height * width, channels].
     pub fn values(&self) -> &[f32] {
         &self.packed
     }
@@ -99,6 +108,11 @@ fn pack(planes: &[f32], packed: &mut [f32], channels: usize, tokens: usize) {
             packed.iter_mut().skip(c).step_by(channels).zip(plane).for_each(|(to, value)| *to = *value);
         }
     });
+}
+
+/// Tokens [tokens, channels] to [channels, tokens].
+pub(crate) fn unpack(packed: &[f32], channels: usize) -> Vec<f32> {
+    (0..channels).flat_map(|c| packed.iter().skip(c).step_by(channels).copied()).collect()
 }
 
 /// Values of the reference's normal distribution; it draws fewer than 16 in another way, but no model has so small an

@@ -35,6 +35,15 @@ pub struct Sequence<'a, B: Backend> {
     pub rope: &'a Rope<B>,
 }
 
+// A derived implementation would demand a backend that is `Copy`.
+impl<B: Backend> Clone for Sequence<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Sequence<'_, B> {}
+
 /// What becomes of the keys and values of the rows of a block.
 pub enum Keys<'a, B: Backend> {
     /// Attention reads them alone.

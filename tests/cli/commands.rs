@@ -152,6 +152,7 @@ fn help_fits_the_terminal_and_groups_the_flags() {
         "What to draw:",
         "Output:",
         "Size and sampling:",
+        "Tensors in and out:",
         "Model:",
         "Device:",
         "Information:",

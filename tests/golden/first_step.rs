@@ -8,7 +8,7 @@ use flux::ops::TokenLayout;
 use flux::pipeline::ModelInfo;
 use flux::sampler::{self, Conditioning, Schedule};
 use flux::text_encoder::{self, TextEncoder, Tokenizer};
-use flux::transformer::{self, StepModulation, Transformer};
+use flux::transformer::{self, Sequence, StepModulation, Transformer};
 use flux::{Result, Tensor};
 
 use crate::support::{Golden, assert_close, images, preset};
@@ -40,8 +40,11 @@ fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
         let schedule = Schedule::new(tokens, row.steps);
         let conditioning = Conditioning {
             context: &model.context(&Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?)?,
-            rope: &model.rope(txt, &[], [height, width])?,
-            layout: TokenLayout::new(1, txt, tokens),
+            sequence: Sequence {
+                layout: TokenLayout::new(1, txt, tokens),
+                rope: &model.rope(txt, &[], [height, width])?,
+            },
+            negative: None,
             cached: None,
             guidance,
             batched: false,

@@ -14,7 +14,7 @@ use flux::ops::TokenLayout;
 use flux::output::Rgb;
 use flux::pipeline::{CancelFlag, Model, ModelInfo, Request, Stage};
 use flux::sampler::{self, Conditioning, Schedule};
-use flux::transformer::{self, StepModulation, Transformer, TransformerConfig};
+use flux::transformer::{self, Sequence, StepModulation, Transformer, TransformerConfig};
 use flux::vae::{self, Decoder};
 
 use crate::support::random_model::PRESETS;
@@ -362,8 +362,8 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
     let context = model.context(&cuda.upload(&features, txt, config.joint_attention_dim).unwrap()).unwrap();
     let conditioning = Conditioning {
         context: &context,
-        rope: &rope,
-        layout: TokenLayout::new(1, txt, height * width),
+        sequence: Sequence { layout: TokenLayout::new(1, txt, height * width), rope: &rope },
+        negative: None,
         cached: None,
         guidance: None,
         batched: false,

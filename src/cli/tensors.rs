@@ -1,0 +1,69 @@
+//! Flags for files of noise, latents and text features.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use flux::Result;
+use flux::pipeline::{Embeddings, Latents, Request};
+use serde::Serialize;
+
+use super::TENSORS;
+
+/// Tensors that come from files, or go to them: safetensors.
+#[derive(Args, Serialize)]
+pub struct TensorArgs {
+    /// Noise [1, 128, height/16, width/16] in place of the seed's; with --count K of K images. It decides the size
+    #[arg(help_heading = TENSORS, long, value_name = "FILE", conflicts_with = "latents")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    noise: Option<PathBuf>,
+    /// Latents of the same shape to start with, as they are at the first noise level: 1, or that of --schedule sigmas.
+    /// Those of --save-latents have level 0
+    #[arg(help_heading = TENSORS, long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    latents: Option<PathBuf>,
+    /// Text features [1, tokens, features] in place of a prompt; the text encoder is not opened
+    #[arg(help_heading = TENSORS, long, value_name = "FILE")]
+    #[arg(conflicts_with_all = ["prompt", "words", "negative", "max_sequence_length"])]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    embeddings: Option<PathBuf>,
+    /// Write the final latents, as --latents takes them; of several images each to FILE-SEED
+    #[arg(help_heading = TENSORS, long, value_name = "FILE")]
+    #[serde(skip)]
+    pub save_latents: Option<PathBuf>,
+    /// Write the text features of the prompt, and with guidance those of the negative one
+    #[arg(help_heading = TENSORS, long, value_name = "FILE", conflicts_with = "embeddings")]
+    #[serde(skip)]
+    pub save_embeddings: Option<PathBuf>,
+}
+
+impl TensorArgs {
+    /// Reads the files into a request.
+    ///
+    /// Errors when one cannot be read, or holds something else.
+    pub fn apply(&self, mut request: Request) -> Result<Request> {
+        let latents = |path: &Option<PathBuf>, flag: &str| {
+            path.as_deref().map(|path| Latents::read(path).map_err(|e| e.at(flag))).transpose()
+        };
+        request.noise = latents(&self.noise, "--noise")?;
+        request.latents = latents(&self.latents, "--latents")?;
+        if let Some(path) = &self.embeddings {
+            let (embeddings, prompt) = Embeddings::read(path).map_err(|e| e.at("--embeddings"))?;
+            request.embeddings = Some(embeddings);
+            request.prompt = prompt.unwrap_or_default();
+        }
+        Ok(request)
+    }
+
+    /// Whether text features take the place of a prompt.
+    pub fn has_embeddings(&self) -> bool {
+        self.embeddings.is_some()
+    }
+
+    /// What a PNG says of the files.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let name = |path: &Option<PathBuf>| path.as_deref().map(|path: &Path| path.display().to_string());
+        let facts =
+            [("noise", name(&self.noise)), ("latents", name(&self.latents)), ("embeddings", name(&self.embeddings))];
+        facts.into_iter().filter_map(|(keyword, text)| Some((keyword, text?))).collect()
+    }
+}

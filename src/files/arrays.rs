@@ -1,0 +1,276 @@
+//! Tensors that a user gives or gets: a safetensors file of a few tensors of floats, read and written whole.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+
+use super::{atomic, overwrite, regular};
+use crate::error::{Error, Result};
+
+/// The longest file: the latents of eight images of 8192 x 8192 pixels in float32, with as much to spare.
+const MAX_BYTES: u64 = 2 << 30;
+
+/// A tensor in float32.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Array {
+    /// The lengths of its axes, the last of which is dense.
+    pub shape: Vec<usize>,
+    /// Its values, row-major; all are finite.
+    pub values: Vec<f32>,
+}
+
+impl Array {
+    /// Errors when there are more or fewer values than the shape says, or one is not finite.
+    pub fn new(shape: Vec<usize>, values: Vec<f32>) -> Result<Self> {
+        let count = shape.iter().try_fold(1usize, |product, side| product.checked_mul(*side));
+        if count != Some(values.len()) {
+            return Err(Error::usage(format!("there are {} values for a tensor {shape:?}", values.len()))
+                .hint("give as many values as the product of the lengths of the axes"));
+        }
+        if let Some(place) = values.iter().position(|value| !value.is_finite()) {
+            return Err(Error::usage(format!("value {} of {} is {}", place + 1, values.len(), values[place]))
+                .hint("make the tensor anew, so that all of its values are finite"));
+        }
+        Ok(Self { shape, values })
+    }
+}
+
+/// A file whose header was checked, with all its bytes.
+pub struct ArrayFile {
+    path: PathBuf,
+    bytes: Vec<u8>,
+}
+
+impl ArrayFile {
+    /// Reads a file.
+    ///
+    /// Errors when it cannot be read, is no safetensors file, or is longer than 2 GiB.
+    pub fn read(path: &Path) -> Result<Self> {
+        let file = regular::open(path, "name a file that is there")?;
+        let unreadable = |e: io::Error| {
+            Error::new(format!("cannot read it: {e}")).at_path(path).hint("is the disk that holds it in order?")
+        };
+        let length = file.metadata().map_err(unreadable)?.len();
+        if length > MAX_BYTES {
+            return Err(Error::new(format!("the file has {length} bytes, expected at most {MAX_BYTES}"))
+                .at_path(path)
+                .hint("name a file of latents, noise or embeddings; weights of a model go to `-d`"));
+        }
+        let mut bytes = Vec::new();
+        file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(unreadable)?;
+        let read = Self { path: path.to_path_buf(), bytes };
+        read.tensors()?;
+        Ok(read)
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The header's metadata.
+    pub fn metadata(&self) -> HashMap<String, String> {
+        let header = SafeTensors::read_metadata(&self.bytes);
+        header.ok().and_then(|(_, header)| header.metadata().clone()).unwrap_or_default()
+    }
+
+    /// The tensor `name`, or the only one of the file, whatever its name. It is in float32, float16 or bfloat16.
+    ///
+    /// Errors when there is none, it is of another dtype, or a value is not finite.
+    pub fn get_or_only(&self, name: &str) -> Result<Array> {
+        let tensors = self.tensors()?;
+        let names = tensors.names();
+        let name = if let [only] = names[..] { only } else { name };
+        self.get(name)?.ok_or_else(|| {
+            let names: Vec<String> = names.iter().take(3).map(|name| format!("`{name}`")).collect();
+            Error::new(format!(
+                "there is no tensor `{name}`; the file has {} others: {}",
+                tensors.len(),
+                names.join(", ")
+            ))
+            .at_path(&self.path)
+            .hint("name a file of this kind")
+        })
+    }
+
+    /// The tensor `name`, if it is there.
+    ///
+    /// Errors as [`ArrayFile::get_or_only`].
+    pub fn get(&self, name: &str) -> Result<Option<Array>> {
+        let tensors = self.tensors()?;
+        let Ok(tensor) = tensors.tensor(name) else { return Ok(None) };
+        let values = floats(&tensor).ok_or_else(|| {
+            Error::new(format!("tensor `{name}` is of dtype {:?}, expected F32, F16 or BF16", tensor.dtype()))
+                .at_path(&self.path)
+                .hint("convert it to F32")
+        })?;
+        Array::new(tensor.shape().to_vec(), values)
+            .map(Some)
+            .map_err(|e| Error::new(format!("tensor `{name}`: {}", e.what())).at_path(&self.path))
+            .map_err(|e| e.hint("make the file anew, so that all of its values are finite"))
+    }
+
+    fn tensors(&self) -> Result<SafeTensors<'_>> {
+        SafeTensors::deserialize(&self.bytes).map_err(|e| {
+            Error::new(format!("not a whole safetensors file: {e}"))
+                .at_path(&self.path)
+                .hint("name a safetensors file that is whole")
+        })
+    }
+}
+
+/// The values in float32; none where they are no floats of 32 or 16 bits.
+fn floats(tensor: &TensorView<'_>) -> Option<Vec<f32>> {
+    let bytes = tensor.data();
+    let pairs = || bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
+    Some(match tensor.dtype() {
+        Dtype::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        Dtype::F16 => pairs().map(|pair| f16::from_le_bytes(pair).to_f32()).collect(),
+        Dtype::BF16 => pairs().map(|pair| bf16::from_le_bytes(pair).to_f32()).collect(),
+        _ => return None,
+    })
+}
+
+/// A place to write tensors to, found to be writable.
+#[derive(Debug, Clone)]
+pub struct ArrayTarget {
+    path: PathBuf,
+    /// Whether a file that is there stays as it is.
+    keeps: bool,
+}
+
+impl ArrayTarget {
+    /// Checks what can go wrong with `path` before any work is done for it. A file that is there is kept and an error
+    /// where `keeps` is set.
+    ///
+    /// Errors when the path is a folder, a device, a pipe or a socket, the file refuses to be written, or the folder
+    /// does not exist or takes no file.
+    pub fn new(path: &Path, keeps: bool) -> Result<Self> {
+        // Through links, as every program that writes to an open file; a link to nothing stays as it is.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        match fs::symlink_metadata(&path) {
+            Ok(_) if keeps => return Err(already_there(&path)),
+            Ok(found) if !found.is_file() => {
+                return Err(Error::usage(format!("`{}` is there, and not a file", path.display()))
+                    .hint("name a file that ends with .safetensors"));
+            }
+            _ => overwrite::check(&path).map_err(|e| cannot_write(&path, &e))?,
+        }
+        Ok(Self { path, keeps })
+    }
+
+    /// The file that [`ArrayTarget::write`] makes.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the file in float32. A reader sees the whole file or none.
+    ///
+    /// Errors when the file cannot be written.
+    pub fn write(&self, arrays: &[(&str, &Array)], metadata: HashMap<String, String>) -> Result<()> {
+        let bytes: Vec<Vec<u8>> = arrays
+            .iter()
+            .map(|(_, array)| array.values.iter().flat_map(|value| value.to_le_bytes()).collect())
+            .collect();
+        let views = arrays.iter().zip(&bytes).map(|((name, array), bytes)| {
+            TensorView::new(Dtype::F32, array.shape.clone(), bytes).map(|view| (name.to_string(), view))
+        });
+        let file = views.collect::<std::result::Result<Vec<_>, _>>();
+        let file = file.and_then(|views| safetensors::serialize(views, Some(metadata)));
+        let file = file.map_err(|e| Error::new(format!("cannot write the tensors: {e}")).at_path(&self.path))?;
+        let written =
+            if self.keeps { atomic::write_new(&self.path, &file) } else { overwrite::write(&self.path, &file) };
+        written.map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => already_there(&self.path),
+            _ => cannot_write(&self.path, &e),
+        })
+    }
+}
+
+fn already_there(path: &Path) -> Error {
+    Error::new(format!("`{}` is there already", path.display()))
+        .at("--no-clobber")
+        .hint("name another file, or leave out `--no-clobber` to overwrite it")
+}
+
+fn cannot_write(path: &Path, cause: &io::Error) -> Error {
+    let hint = match cause.kind() {
+        io::ErrorKind::NotFound => "create its folder first, as with `mkdir -p FOLDER`",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space, or name another folder",
+        _ => "name a file and folder that you may write to",
+    };
+    Error::new(format!("cannot write the tensors: {cause}")).at_path(path).hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: &Path, entries: &[(&str, Dtype, &[usize], &[u8])]) {
+        let views = entries
+            .iter()
+            .map(|(name, dtype, shape, bytes)| (*name, TensorView::new(*dtype, shape.to_vec(), bytes).unwrap()));
+        safetensors::serialize_to_file(views, None, path).unwrap();
+    }
+
+    #[track_caller]
+    fn refused<T>(result: Result<T>, words: &[&str]) {
+        let error = result.err().expect("refused").to_string();
+        assert!(words.iter().chain(&["hint: "]).all(|word| error.contains(word)), "{error}");
+    }
+
+    #[test]
+    fn what_is_written_is_read_with_its_metadata() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.safetensors");
+        let array = Array::new(vec![1, 2, 2], vec![1.0, -2.5, 0.0, 1e-20]).unwrap();
+        let metadata = HashMap::from([("prompt".to_string(), "Käse".to_string())]);
+        let target = ArrayTarget::new(&path, false).unwrap();
+        for _ in 0..2 {
+            target.write(&[("a", &array), ("b", &array)], metadata.clone()).unwrap();
+        }
+        let file = ArrayFile::read(&path).unwrap();
+        assert_eq!(file.get("a").unwrap().as_ref(), Some(&array));
+        assert_eq!(file.get("c").unwrap(), None);
+        assert_eq!(file.metadata(), metadata);
+        refused(file.get_or_only("c"), &["no tensor `c`", "`a`", "`b`", "a.safetensors"]);
+        refused(ArrayTarget::new(&path, true), &["is there already"]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn floats_of_16_bits_are_read_and_other_values_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.safetensors");
+        let get = |dtype, bytes: &[u8]| {
+            write(&path, &[("a", dtype, &[2], bytes)]);
+            ArrayFile::read(&path).unwrap().get_or_only("whatever its name")
+        };
+        assert_eq!(get(Dtype::F16, &[0, 0x3c, 0, 0xc0]).unwrap().values, [1.0, -2.0]);
+        assert_eq!(get(Dtype::BF16, &[0x80, 0x3f, 0, 0xc0]).unwrap().values, [1.0, -2.0]);
+        refused(get(Dtype::I16, &[0; 4]), &["dtype I16", "F32, F16 or BF16"]);
+        refused(get(Dtype::F16, &[0, 0, 0, 0x7c]), &["value 2 of 2 is inf", "a.safetensors"]);
+        refused(Array::new(vec![2, usize::MAX], vec![0.0]), &["1 values"]);
+    }
+
+    #[test]
+    fn files_that_are_damaged_or_too_long_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.safetensors");
+        refused(ArrayFile::read(&path), &["cannot read it"]);
+        fs::write(&path, "not one").unwrap();
+        refused(ArrayFile::read(&path), &["not a whole safetensors file"]);
+        fs::write(&path, [&u64::MAX.to_le_bytes()[..], b"{}"].concat()).unwrap();
+        refused(ArrayFile::read(&path), &["not a whole safetensors file"]);
+        fs::File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        refused(ArrayFile::read(&path), &["expected at most 2147483648"]);
+        refused(ArrayFile::read(folder.path()), &["not a regular file"]);
+        refused(ArrayTarget::new(folder.path(), false), &["not a file"]);
+        refused(ArrayTarget::new(&folder.path().join("none/a"), false), &["mkdir"]);
+    }
+}
