@@ -111,6 +111,9 @@ def png_files():
     yield "upright-6-big.png", png(rgb, 2, 8, before=[(b"eXIf", exif(6, True))])
     yield "upright-6-behind.png", png(rgb, 2, 8, after=[(b"eXIf", exif(6))])
     yield "upright-9.png", png(rgb, 2, 8, before=[(b"eXIf", exif(9))])
+    bomb = zlib.compress(bytes(1 << 26), 9)
+    beside = [(b"iCCP", b"x\0\0" + bomb), (b"zTXt", b"x\0\0" + bomb), (b"iTXt", b"x\0\1\0\0\0" + bomb)]
+    yield "bombs.png", png(rgb, 2, 8, before=[(kind, data[: 1 << 10]) for kind, data in beside])
     yield "one-pixel.png", png(rgb[:1, :1], 2, 8)
 
 
@@ -120,6 +123,7 @@ def jpeg_files():
         image = Image.fromarray(blocks(channels).squeeze(), mode)
         yield f"{name}.jpg", saved(image, **best)
         yield f"{name}-progressive.jpg", saved(image, **best, progressive=True)
+        yield f"{name}-restart.jpg", saved(image, **best, progressive=channels == 3, restart_marker_rows=1)
     for orientation in range(1, 9):
         image = Image.fromarray(blocks(3), "RGB")
         yield f"upright-{orientation}.jpg", saved(image, **best, exif=b"Exif\0\0" + exif(orientation))
@@ -128,6 +132,8 @@ def jpeg_files():
     for subsampling in (0, 1, 2):
         image = Image.fromarray(smooth)
         yield f"smooth-{subsampling}.jpg", saved(image, format="JPEG", quality=90, subsampling=subsampling)
+        options = dict(format="JPEG", subsampling=subsampling)
+        yield f"smooth-restart-{subsampling}.jpg", saved(image, **options, restart_marker_blocks=2)
     yield "smooth-progressive.jpg", saved(image, format="JPEG", quality=80, progressive=True)
 
 
@@ -156,11 +162,40 @@ def images():
     rows = []
     for name, file in [*png_files(), *jpeg_files(), *webp_files()]:
         image = rgb_of(file)
-        rows.append(dict(name=name, width=image.width, height=image.height, file=file.hex(), crc=crc(np.asarray(image))))
+        row = dict(name=name, width=image.width, height=image.height, file=file.hex(), crc=crc(np.asarray(image)))
         # Decoders of JPEG differ by a level or two.
         if name.startswith("smooth"):
-            rows[-1]["rgb"] = image.tobytes().hex()
+            row["rgb"] = image.tobytes().hex()
+        rows.append(row)
     return rows
+
+
+def refused():
+    """Files that are refused, and words that the refusal must have."""
+    frames = [Image.fromarray(pixels((HEIGHT, WIDTH, 3), seed)) for seed in range(2)]
+    animated = saved(frames[0], format="WEBP", save_all=True, append_images=frames[1:], lossless=True)
+    nothing = np.zeros((0, 0, 3))
+    claims = [(60000, 60000, "16384x16384"), (1, 30000, "16384x16384"), (16384, 8193, "134217728 pixels"), (0, 5, "")]
+    rows = [(f"png of {w}x{h}", claiming(w, h), words) for w, h, words in claims]
+    large = saved(Image.new("L", (8, 8)), format="JPEG")
+    at = large.index(b"\xff\xc0") + 5
+    for height, width, words in [(65535, 65535, "16384x16384"), (20000, 1, "16384x16384"), (0, 8, "JPEG")]:
+        file = large[:at] + struct.pack(">HH", height, width) + large[at + 4 :]
+        rows.append((f"jpeg of {width}x{height}", file, words))
+    rows += [
+        ("animated.webp", animated, "the WebP is animated"),
+        ("image.gif", saved(frames[0], format="GIF"), "no PNG, JPEG or WebP"),
+        ("text", b"no image", "no PNG, JPEG or WebP"),
+        ("nothing", b"", "the file is empty"),
+        ("empty.png", png(nothing, 2, 8), "PNG"),
+    ]
+    return [dict(name=name, file=file.hex(), words=words) for name, file, words in rows]
+
+
+def claiming(width, height):
+    """A PNG without the pixels that its header claims."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
 
 
 # Channels, width and height before and after. The last five are scaled vertically first, or just not.
@@ -168,7 +203,8 @@ RESIZES = [
     (3, 70, 50, 35, 25), (3, 35, 25, 70, 50), (3, 70, 50, 70, 25), (3, 70, 50, 35, 50), (1, 64, 64, 64, 64),
     (1, 70, 50, 33, 29), (1, 1, 1, 5, 7), (3, 5, 7, 1, 1), (3, 300, 200, 16, 16), (3, 17, 200, 16, 192),
     (3, 203, 317, 192, 304), (1, 40, 90, 80, 60), (3, 2, 2, 640, 3), (3, 640, 3, 2, 300), (3, 128, 1024, 100, 800),
-    (3, 100, 300, 100, 299), (3, 100, 300, 90, 280), (3, 100, 300, 90, 279), (1, 100, 300, 110, 299), (3, 30, 400, 33, 100),
+    (3, 100, 300, 100, 299), (3, 100, 300, 90, 280), (3, 100, 300, 90, 279), (1, 100, 300, 110, 299),
+    (3, 30, 400, 33, 100),
 ]  # fmt: skip
 
 
@@ -243,9 +279,9 @@ def regions():
 
 def main():
     out = Path(sys.argv[1])
-    for name, made in [("images", images), ("resizes", resizes), ("masks", masks), ("regions", regions)]:
+    for made in (images, refused, resizes, masks, regions):
         rows = ",\n".join(json.dumps(row) for row in made())
-        (out / f"{name}.json").write_text(f"[\n{rows}\n]\n")
+        (out / f"{made.__name__}.json").write_text(f"[\n{rows}\n]\n")
 
 
 main()

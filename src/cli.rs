@@ -66,7 +66,7 @@ pub enum Command {
     /// device does at best, which is a copy or a large product, and each fused op also with the simpler ops that define
     /// it.
     Bench(Bench),
-    /// Prints how far two PNG images of one size are apart: max and mean of the 8-bit differences, PSNR.
+    /// Prints how far two images (PNG, JPEG, WebP) of one size are apart: max and mean of the 8-bit differences, PSNR.
     #[command(hide = true)]
     Compare {
         a: PathBuf,

@@ -10,7 +10,7 @@
 //! In reading order: [`pipeline`] puts the models together; [`text_encoder`], [`transformer`], [`vae`] and [`sampler`]
 //! are the models, written once for every backend in terms of [`tensor::Tensor`] and its [`ops`]; [`backend`] is where
 //! ops run: [`backend::cpu`], the reference, and [`backend::cuda`]. [`files`] maps the files of a model
-//! and names its tensors, which models load through [`nn`].
+//! and names its tensors, which models load through [`nn`]. [`input`] reads image files and [`output`] writes them.
 
 pub mod backend;
 pub mod compare;

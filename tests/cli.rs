@@ -17,7 +17,7 @@ use std::path::Path;
 use std::process::Command;
 
 use flux::compare::difference;
-use flux::output::read_png;
+use flux::input::read;
 use program::{Run, SMALL, draw, flux, names, project};
 
 fn folder() -> tempfile::TempDir {
@@ -38,7 +38,7 @@ fn one_command_makes_an_image_and_says_its_seed() {
     assert!(run.stderr.contains("seed 42") && run.stderr.contains("out.png"), "{}", run.stderr);
     assert_eq!(run.stdout, "");
     assert_eq!(names(folder.path()), ["out.png"]);
-    let image = read_png(&folder.path().join("out.png")).unwrap();
+    let image = read(&folder.path().join("out.png")).unwrap();
     assert_eq!((image.width, image.height), (32, 32));
 }
 
@@ -59,7 +59,7 @@ fn a_seed_that_repeats_a_smaller_one_is_told() {
     let drawn = |seed: &str, flags: &[&str]| {
         draw(folder.path(), &[&["-p", "a cat", "-o", "out.png", "-S", seed], flags].concat()).succeeds().stderr
     };
-    let image = || read_png(&folder.path().join("out.png")).unwrap().bytes;
+    let image = || read(&folder.path().join("out.png")).unwrap().bytes;
     assert!(!drawn("1", &[]).contains("2^32"));
     let small = image();
     let said = drawn("4294967297", &[]);
@@ -111,11 +111,9 @@ fn one_command_makes_many_images_each_of_its_own_seed() {
         let run = draw(folder.path(), &["-p", "a cat", "-S", "8", "-o", "alone.png", "--print-path"]).succeeds();
         assert_eq!(run.stdout, "alone.png\n", "{written}");
     }
-    let apart = difference(
-        &read_png(&folder.path().join("out-8.png")).unwrap(),
-        &read_png(&folder.path().join("alone.png")).unwrap(),
-    )
-    .unwrap();
+    let apart =
+        difference(&read(&folder.path().join("out-8.png")).unwrap(), &read(&folder.path().join("alone.png")).unwrap())
+            .unwrap();
     assert!(apart.max <= 1, "{apart:?}");
 
     let run = draw(folder.path(), &["-p", "a cat", "-S", "1", "-n", "10", "-q", "-o", "many.jpg", "--timings=json"])
@@ -186,7 +184,7 @@ fn a_size_is_rounded_down_with_a_note() {
     let args = ["-p", "a cat", "-o", "out.png", "--device", "cpu", "-s", "1", "-W", "47", "-H", "32"];
     let run = Run::of(flux().current_dir(folder.path()).args(args)).succeeds();
     assert!(run.stderr.contains("note: width 47 is rounded down to 32"), "{}", run.stderr);
-    assert_eq!(read_png(&folder.path().join("out.png")).unwrap().width, 32);
+    assert_eq!(read(&folder.path().join("out.png")).unwrap().width, 32);
 }
 
 #[test]

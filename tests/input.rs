@@ -60,6 +60,55 @@ fn every_kind_of_file_is_read_as_the_reference_reads_it() {
 }
 
 #[derive(Deserialize)]
+struct Refused {
+    name: String,
+    file: String,
+    words: String,
+}
+
+#[test]
+fn hostile_files_are_refused_with_a_hint() {
+    for Refused { name, file, words } in rows("refused.json") {
+        let error = read_bytes(&bytes(&file)).expect_err(&name).to_string();
+        assert!(error.contains(&words) && error.contains("hint: "), "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_off_is_refused_unless_all_of_the_image_is_there() {
+    for Image { name, file, .. } in rows::<Image>("images.json") {
+        let file = bytes(&file);
+        let whole = read_bytes(&file).unwrap();
+        for keep in (0..file.len()).filter(|keep| keep % 5 == 0 || keep + 40 > file.len()) {
+            match read_bytes(&file[..keep]) {
+                // What stands behind the pixels of a PNG may be lost, and with it which side is up.
+                Ok(image) => assert!(image == whole || name == "upright-6-behind.png", "{name} cut at {keep}"),
+                Err(error) => assert!(error.to_string().contains("hint: "), "{name} cut at {keep}: {error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn damaged_files_are_refused_or_read_and_never_a_panic() {
+    for (number, Image { name, file, .. }) in rows::<Image>("images.json").into_iter().enumerate() {
+        let file = bytes(&file);
+        for round in 0..150 {
+            let mut damaged = file.clone();
+            for draw in noise(12, 1000 * number + round).chunks_exact(4).take(1 + round % 3) {
+                // The beginning has the headers.
+                let reach = if round % 2 == 0 { 64.min(file.len()) } else { file.len() };
+                let at = usize::from(u16::from_le_bytes([draw[0], draw[1]])) * 13 % reach;
+                damaged[at] ^= draw[2] | 1;
+            }
+            if let Err(error) = read_bytes(&damaged) {
+                assert!(error.to_string().contains("hint: "), "{name}: {error}");
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
 struct Resize {
     channels: usize,
     from: [usize; 2],

@@ -14,7 +14,8 @@ use std::process::Command;
 
 use contact_sheet::{COLUMNS, SIDE, contact_sheet};
 use flux::compare::difference;
-use flux::output::{Rgb, read_png};
+use flux::input::read;
+use flux::output::Rgb;
 use image::RgbImage;
 use image::imageops::crop_imm;
 use program::{Run, project};
@@ -143,7 +144,7 @@ fn the_gallery_at_the_top_is_what_its_prompts_draw() {
     let line = commands().into_iter().find(|line| line.starts_with("flux ")).expect("a command under the gallery");
     assert!(line.contains(prompts[0]) && line.ends_with("-o image.png"), "{line}");
     run(&format!("{line} --device cpu"), folder.path()).succeeds();
-    let drawn = contact_sheet(vec![read_png(&folder.path().join("image.png")).unwrap()]);
+    let drawn = contact_sheet(vec![read(&folder.path().join("image.png")).unwrap()]);
     let gallery = image::open(project("docs/gallery.png")).unwrap().to_rgb8();
     assert_eq!(gallery.dimensions(), (COLUMNS * SIDE, prompts.len() as u32 / COLUMNS * SIDE));
     let first = |sheet: &RgbImage| {

@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use flux::output::read_png;
+use flux::input::read;
 use program::{Run, SMALL, draw, flux, names};
 
 fn folder() -> tempfile::TempDir {
@@ -57,7 +57,7 @@ fn a_link_to_a_file_is_written_through_and_one_to_nothing_is_refused() {
     symlink("real/out.png", at("link.png")).unwrap();
     draw(folder.path(), &["-p", "a cat", "-o", "link.png"]).succeeds();
     assert!(at("link.png").is_symlink());
-    assert_eq!(read_png(&at("real/out.png")).unwrap().width, 32);
+    assert_eq!(read(&at("real/out.png")).unwrap().width, 32);
     symlink("nowhere/out.png", at("dangling.png")).unwrap();
     refused(folder.path(), &["-o", "dangling.png"], 1, &["is a link to `nowhere/out.png`", "hint: remove the link"]);
     assert!(at("dangling.png").is_symlink());
@@ -70,12 +70,12 @@ fn an_older_image_keeps_its_mode_and_its_other_names() {
     fs::write(at("alone.png"), "old").unwrap();
     fs::set_permissions(at("alone.png"), fs::Permissions::from_mode(0o604)).unwrap();
     draw(folder.path(), &["-p", "a cat", "-o", "alone.png"]).succeeds();
-    assert_eq!((mode(&at("alone.png")), read_png(&at("alone.png")).unwrap().width), (0o604, 32));
+    assert_eq!((mode(&at("alone.png")), read(&at("alone.png")).unwrap().width), (0o604, 32));
     fs::write(at("one.png"), "old").unwrap();
     fs::hard_link(at("one.png"), at("two.png")).unwrap();
     draw(folder.path(), &["-p", "a cat", "-o", "one.png"]).succeeds();
     assert_eq!(fs::metadata(at("one.png")).unwrap().ino(), fs::metadata(at("two.png")).unwrap().ino());
-    assert_eq!(read_png(&at("two.png")).unwrap().width, 32);
+    assert_eq!(read(&at("two.png")).unwrap().width, 32);
     assert_eq!(names(folder.path()), ["alone.png", "one.png", "two.png"]);
 }
 
@@ -115,7 +115,7 @@ fn a_folder_without_the_right_to_write_takes_an_image_in_place_of_a_file_that_ha
     let run = |flags: &[&str]| Some(Run::of(as_plain_user(folder.path())?.args(["-p", "a cat", "-o"]).args(flags)));
     let Some(open) = run(&["open.png"]) else { return };
     open.succeeds();
-    assert_eq!(read_png(&at("open.png")).unwrap().width, 32);
+    assert_eq!(read(&at("open.png")).unwrap().width, 32);
     for name in ["closed.png", "new.png"] {
         let run = run(&[name, "-d", "no-model"]).expect("as before");
         let run = run.fails(1, &["cannot write the image: Permission denied", name, "hint: "]);
@@ -152,7 +152,7 @@ fn a_file_that_is_mounted_by_itself_is_written_in_place() {
     );
     let Some(run) = with_mounts(&script) else { return };
     run.succeeds();
-    assert_eq!(read_png(&at("outside.png")).unwrap().width, 32);
+    assert_eq!(read(&at("outside.png")).unwrap().width, 32);
     assert_eq!(names(folder.path()), ["inside.png", "outside.png"]);
 }
 
@@ -265,7 +265,7 @@ fn a_program_begun_with_nohup_goes_on_when_its_terminal_is_closed() {
     );
     let run = Run::of(Command::new("sh").args(["-c", &line]).current_dir(folder.path()).env_remove("FLUX_MODEL"));
     run.succeeds();
-    assert_eq!(read_png(&folder.path().join("out.png")).unwrap().width, 256);
+    assert_eq!(read(&folder.path().join("out.png")).unwrap().width, 256);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use flux::compare::difference;
-use flux::output::read_png;
+use flux::input::read;
 use flux::{Error, Result};
 
 use super::print;
@@ -12,7 +12,7 @@ use super::print;
 ///
 /// Errors when an image cannot be read, their sizes differ, or they are further apart than `min_psnr`.
 pub fn run(a: &Path, b: &Path, min_psnr: Option<f64>) -> Result<()> {
-    let found = difference(&read_png(a)?, &read_png(b)?)?;
+    let found = difference(&read(a)?, &read(b)?)?;
     print(format!("max {} mean {:.4} psnr {:.2} dB", found.max, found.mean, found.psnr_db).as_bytes())?;
     match min_psnr {
         Some(bound) if found.psnr_db < bound => {

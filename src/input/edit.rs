@@ -4,10 +4,10 @@
 //! a megapixel, and its encoder and decoder change every pixel a little. So its result is scaled to the size of what it
 //! was made from, and only what the mask covers is taken from it.
 
+use super::decoded::expect_size;
 use super::extend::{Sides, bordered, extended};
 use super::feather::feathered;
 use super::mask::{Grey, Mask};
-use super::read::expect_size;
 use super::region::Region;
 use super::size::{cut, editing_size, resized, stretched};
 use crate::error::{Error, Result};

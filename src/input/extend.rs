@@ -54,10 +54,14 @@ pub(super) fn extended(image: &Rgb, sides: Sides, mask: Option<&Mask>) -> (Rgb, 
 /// pixels [place.height, place.width, CHANNELS] at their place in `size = [width, height]`, around them the nearest of
 /// them.
 pub(super) fn bordered<const CHANNELS: usize>(pixels: &[u8], place: Region, size: [usize; 2]) -> Vec<u8> {
-    let nearest = |at: usize, start: usize, length: usize| at.saturating_sub(start).min(length - 1);
-    let rows = (0..size[1]).map(|y| nearest(y, place.top, place.height));
-    rows.flat_map(|y| (0..size[0]).map(move |x| y * place.width + nearest(x, place.left, place.width)))
-        .flat_map(|at| &pixels[CHANNELS * at..][..CHANNELS])
-        .copied()
-        .collect()
+    let mut out = Vec::with_capacity(size[0] * size[1] * CHANNELS);
+    for y in 0..size[1] {
+        let row = y.saturating_sub(place.top).min(place.height - 1) * place.width * CHANNELS;
+        let row = &pixels[row..][..place.width * CHANNELS];
+        let (first, last) = (&row[..CHANNELS], &row[row.len() - CHANNELS..]);
+        (0..place.left).for_each(|_| out.extend_from_slice(first));
+        out.extend_from_slice(row);
+        (place.left + place.width..size[0]).for_each(|_| out.extend_from_slice(last));
+    }
+    out
 }

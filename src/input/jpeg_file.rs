@@ -7,7 +7,7 @@ use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 use zune_jpeg::{JpegDecoder, errors::DecodeErrors};
 
-use super::read::{CONVERT, Decoded, cut_off, expect_size, orientation, samples};
+use super::decoded::{CONVERT, Decoded, cut_off, expect_size, orientation, samples};
 use crate::error::{Error, Result};
 use crate::rgb::Rgb;
 

@@ -3,8 +3,9 @@
 use std::io::Read;
 use std::path::Path;
 
+use super::decoded::Decoded;
 use super::lanczos;
-use super::read::{Decoded, decode, decode_file, read_stream};
+use super::read::{decode, decode_file, read_stream};
 use super::region::Region;
 use super::size::CELL;
 use crate::error::Result;

@@ -7,6 +7,7 @@
 //! Rgb, Mask       -> Edit -> image and cells for the model; result -> composite -> the original with what is new
 //! ```
 
+mod decoded;
 mod edit;
 mod extend;
 mod feather;

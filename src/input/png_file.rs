@@ -4,7 +4,7 @@ use std::io::{Cursor, ErrorKind};
 
 use png::{BitDepth, ColorType, Decoder, DecodingError, Limits, Transformations};
 
-use super::read::{CONVERT, Decoded, MAX_CHUNK_BYTES, cut_off, expect_size, orientation, samples, without_alpha};
+use super::decoded::{CONVERT, Decoded, MAX_CHUNK_BYTES, cut_off, expect_size, orientation, samples, without_alpha};
 use crate::error::{Error, Result};
 use crate::rgb::Rgb;
 

@@ -32,8 +32,11 @@ impl Region {
 
     /// The region's pixels, of the pixels [height, width, channels] of an image.
     pub fn cut(&self, pixels: &[u8], width: usize, channels: usize) -> Vec<u8> {
-        let rows = pixels.chunks_exact(width * channels).skip(self.top).take(self.height);
-        rows.flat_map(|row| &row[self.left * channels..][..self.width * channels]).copied().collect()
+        let mut cut = Vec::with_capacity(self.width * self.height * channels);
+        for row in pixels.chunks_exact(width * channels).skip(self.top).take(self.height) {
+            cut.extend_from_slice(&row[self.left * channels..][..self.width * channels]);
+        }
+        cut
     }
 
     /// The region of fewest pixels that holds all of `mask` [height, width] that is not black, `padding` pixels

@@ -5,7 +5,7 @@ use std::io::{Cursor, ErrorKind};
 
 use image_webp::{DecodingError, WebPDecoder};
 
-use super::read::{CONVERT, Decoded, MAX_CHUNK_BYTES, cut_off, expect_size, orientation, samples, without_alpha};
+use super::decoded::{CONVERT, Decoded, MAX_CHUNK_BYTES, cut_off, expect_size, orientation, samples, without_alpha};
 use crate::error::{Error, Result};
 use crate::rgb::Rgb;
 

@@ -1,6 +1,5 @@
 //! Writes an image: RGB8 -> PNG, JPEG or WebP.
 
-mod read;
 mod target;
 
 use std::path::Path;
@@ -9,7 +8,6 @@ use image::codecs::jpeg::JpegEncoder;
 use image::codecs::webp::WebPEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 
-pub use self::read::read_png;
 pub use self::target::Target;
 use crate::error::{Error, Result};
 pub use crate::rgb::Rgb;
@@ -112,6 +110,7 @@ mod tests {
     use std::io::BufReader;
 
     use super::*;
+    use crate::input;
 
     fn gradient(width: usize, height: usize) -> Rgb {
         let bytes = (0..height).flat_map(|y| (0..width).flat_map(move |x| [x as u8, y as u8, (x * y) as u8])).collect();
@@ -127,7 +126,7 @@ mod tests {
             .unwrap()
             .write(&image, &[("prompt", "ein Käse 🧀".to_string()), ("seed", "7".to_string())])
             .unwrap();
-        assert_eq!(read_png(&path).unwrap(), image);
+        assert_eq!(input::read(&path).unwrap(), image);
         let reader = png::Decoder::new(BufReader::new(fs::File::open(&path).unwrap())).read_info().unwrap();
         let texts: Vec<_> =
             reader.info().utf8_text.iter().map(|t| (t.keyword.clone(), t.get_text().unwrap())).collect();

@@ -148,8 +148,8 @@ fn cannot_write(path: &Path, cause: &io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::read_png;
     use super::*;
+    use crate::input::read;
 
     fn gray() -> Rgb {
         Rgb { width: 16, height: 8, bytes: vec![128; 16 * 8 * 3] }
@@ -161,7 +161,7 @@ mod tests {
         let path = folder.path().join("out.png");
         fs::write(&path, "old").unwrap();
         Target::new(&path).unwrap().write(&gray(), &[]).unwrap();
-        assert_eq!(read_png(&path).unwrap().width, 16);
+        assert_eq!(read(&path).unwrap().width, 16);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
@@ -188,7 +188,7 @@ mod tests {
         std::os::unix::fs::symlink(&real, &link).unwrap();
         Target::new(&link).unwrap().write(&gray(), &[]).unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-        assert_eq!(read_png(&real).unwrap().width, 16);
+        assert_eq!(read(&real).unwrap().width, 16);
     }
 
     #[test]

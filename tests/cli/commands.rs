@@ -19,7 +19,13 @@ fn compare_measures_and_holds_to_its_bound() {
     assert!(apart.stdout.starts_with("max ") && apart.stderr.contains("expected at least 60 dB"), "{}", apart.stderr);
     compare(&["a.png", "none.png"]).fails(1, &["none.png"]);
     fs::write(folder.path().join("text.png"), "no image").unwrap();
-    compare(&["a.png", "text.png"]).fails(1, &["cannot read the PNG", "text.png", "hint: name a PNG"]);
+    compare(&["a.png", "text.png"]).fails(1, &["the file is no PNG, JPEG or WebP", "text.png", "hint: convert it"]);
+    draw(folder.path(), &["-p", "a cat", "-S", "1", "-o", "a.webp"]).succeeds();
+    draw(folder.path(), &["-p", "a cat", "-S", "1", "-o", "a.jpg"]).succeeds();
+    let lossless = compare(&["a.png", "a.webp"]).succeeds();
+    assert_eq!(lossless.stdout, "max 0 mean 0.0000 psnr inf dB\n");
+    compare(&["a.png", "a.jpg", "--min-psnr", "25"]).succeeds();
+    compare(&["a.webp", "a.jpg", "--min-psnr", "25"]).succeeds();
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use flux::output::read_png;
+use flux::input::read;
 
 use crate::program::{flux, names};
 use crate::{folder, model_copy};
@@ -145,7 +145,7 @@ fn a_signal_between_two_images_keeps_the_first() {
     let (ended, said, _) = begun.end();
     assert_eq!((ended, said.as_str()), (Some(130), "cancelled"));
     assert_eq!(names(folder.path()), ["out-1.png"]);
-    assert_eq!(read_png(&folder.path().join("out-1.png")).unwrap().width, 512);
+    assert_eq!(read(&folder.path().join("out-1.png")).unwrap().width, 512);
 }
 
 #[cfg(unix)]

@@ -138,10 +138,20 @@ fn is_cache(path: &Path) -> bool {
     path.ends_with("flux-fp8.safetensors")
 }
 
-/// A PNG whose header says another size or kind of pixels, with the right checksum.
+/// An image whose header says another size or kind of pixels; that of a PNG has the right checksum.
 fn with_another_header(bytes: &[u8], rng: &mut Rng) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
-    if bytes.len() < 33 || !bytes.starts_with(b"\x89PNG") {
+    // The frame of a JPEG, with the sizes and the sampling of its colours; the sizes of a lossless WebP.
+    let frame = bytes.windows(2).position(|marker| marker == [0xff, 0xc0]).map(|at| (at + 4, 15));
+    let header = if bytes.starts_with(b"RIFF") { Some((20, 5)) } else { frame };
+    if !bytes.starts_with(b"\x89PNG") {
+        let Some((at, length)) = header.filter(|(at, length)| at + length <= bytes.len()) else {
+            return mutate::damaged(&bytes, rng);
+        };
+        bytes[at + rng.below(length)] = rng.any() as u8;
+        return bytes;
+    }
+    if bytes.len() < 33 {
         return mutate::damaged(&bytes, rng);
     }
     let side = |rng: &mut Rng| (1u32 << rng.below(32)).wrapping_add(rng.below(3) as u32).wrapping_sub(1);

@@ -7,7 +7,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flux::output::read_png;
+use flux::input::read;
 
 /// The longest that a run may take.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -105,7 +105,7 @@ impl Case {
             if failed {
                 find(format!("a run that failed left {path:?}"));
             } else if path.extension().is_some_and(|extension| extension == "png")
-                && let Err(error) = read_png(&path)
+                && let Err(error) = read(&path)
             {
                 find(format!("{path:?} is no image: {error}"));
             } else if path.extension().is_some_and(|extension| extension == "part") {
