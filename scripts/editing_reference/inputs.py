@@ -103,8 +103,9 @@ def write_webp(random, path):
 
 def write_masks(random, folder):
     """White is to be repainted; of sizes other than the images' where the name says so."""
-    soft = np.clip(np.add.outer(2 * np.arange(83), 1.5 * np.arange(101)) - 40, 0, 255).astype(np.uint8)
-    Image.fromarray(soft).save(folder / "mask-soft.png", optimize=True)
+    # Waves narrower than a cell of 16 pixels, so that cells are repainted in part.
+    waves = np.sin(np.add.outer(0.33 * np.arange(83), 0.55 * np.arange(101)))
+    Image.fromarray(np.round(127.5 + 127.5 * waves).astype(np.uint8)).save(folder / "mask-soft.png", optimize=True)
     ellipse = Image.new("L", (61, 47))
     ImageDraw.Draw(ellipse).ellipse((9, 7, 44, 38), fill=255)
     ellipse.save(folder / "mask-small.png", optimize=True)
