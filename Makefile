@@ -150,11 +150,12 @@ compare: build ## Draw one image on the CPU and on the GPU and say how far they 
 .PHONY: golden
 golden: ## Make tests/golden anew from the reference; needs the packages of scripts/requirements-reference.txt and TOKENIZER
 	rm -rf "$(TARGET)/golden-models"
-	for preset in tiny sharded base uneven; do \
+	for preset in tiny sharded base uneven kv; do \
 		$(CARGO) run --release --locked --example make_random_model -- $$preset "$(TARGET)/golden-models/$$preset" || exit 1; \
 	done
 	$(PYTHON) scripts/dump_reference.py "$(TARGET)/golden-models" $(TOKENIZER) tests/golden
 	$(PYTHON) scripts/dump_encoder.py "$(TARGET)/golden-models" tests/golden
+	$(PYTHON) scripts/dump_reference_editing.py "$(TARGET)/golden-models" tests/golden/editing
 	$(PYTHON) scripts/draw_by_reference.py models/tiny tests/golden/default-model
 	$(PYTHON) scripts/dump_reference_sampling.py "$(TARGET)/golden-models" tests/golden
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Measures the reference, diffusers' Flux2KleinPipeline, on a GPU, for comparison with this program on the same machine.
 
-    python3 scripts/bench_reference.py MODEL [--size 512 1024] [--compile | --cold | --fidelity]
+    python3 scripts/bench_reference.py MODEL [--size 512 1024] [--compile] [--editing] | [--cold | --fidelity]
 
 Without a mode: how long the stages of an image take in bf16 once the model is loaded. Medians, timed by device events;
 `total_ms` is the sum of text, steps and decode, `image_ms` a whole call of the pipeline by the clock.
 
   --compile   the same through torch.compile, the strongest setting of the reference
+  --editing   in place of those stages what images from images add: the VAE's encoder at each size (`encode_ms`), and a step with one
+              reference of the image's size (`step_1_ms`), at 1024 with two as well (`step_2_ms`)
   --cold      one image as someone sees it who types one command: from the start of the process to the written PNG, `image_s` of it
               from the prompt to the image
   --fidelity  one image of each size in bf16 and in float32 from the same noise. Writes the final latents of both to
@@ -34,6 +36,8 @@ TEXT_TOKENS = 512
 # As many real tokens as the prompt has in its template, about; the rest is padding.
 PROMPT_TOKENS = 40
 WARM_UP, RUNS = 3, 8
+# How many reference images of the same size a step is measured with, by that size. Each is compiled anew.
+REFERENCES = {512: (1,), 1024: (1, 2)}
 
 
 def main():
@@ -60,10 +64,15 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--device", default="cuda", help="cuda or cpu [default: cuda]")
     parser.add_argument("--out", type=Path, default=Path("."), help="where files go [default: the current folder]")
+    for name in ("compile", "editing"):
+        parser.add_argument(f"--{name}", action="store_true")
     mode = parser.add_mutually_exclusive_group()
-    for name in ("compile", "cold", "fidelity"):
+    for name in ("cold", "fidelity"):
         mode.add_argument(f"--{name}", action="store_true")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if (args.compile or args.editing) and (args.cold or args.fidelity):
+        parser.error("--compile and --editing go with neither --cold nor --fidelity")
+    return args
 
 
 def process_age_s():
@@ -109,6 +118,9 @@ def measure_stages(args):
     embeds, text_ids = pipe.encode_prompt(PROMPT, text_encoder_out_layers=text_layers(args.model))
     if args.compile:
         compile_models(pipe)
+    if args.editing:
+        measure_editing(args, pipe, embeds, text_ids)
+        return
     text_ms = time_text(args, pipe)
     for size in args.size:
         step_ms = time_step(args, pipe, size, embeds, text_ids)
@@ -120,11 +132,20 @@ def measure_stages(args):
         print_row(dict(size=size, **times, peak_gib=peak_gib(args)))
 
 
+def measure_editing(args, pipe, embeds, text_ids):
+    for size in args.size:
+        times = dict(encode_ms=time_encode(args, pipe, size))
+        for count in REFERENCES.get(size, ()):
+            times[f"step_{count}_ms"] = time_step(args, pipe, size, embeds, text_ids, references=count)
+        print_row(dict(size=size, **times, peak_gib=peak_gib(args)))
+
+
 def compile_models(pipe):
     pipe.text_encoder.model = torch.compile(pipe.text_encoder.model, dynamic=False)
     pipe.transformer = torch.compile(pipe.transformer, dynamic=False)
     pipe.vae.to(memory_format=torch.channels_last)
     pipe.vae.decode = torch.compile(pipe.vae.decode, dynamic=False)
+    pipe.vae.encode = torch.compile(pipe.vae.encode, dynamic=False)
 
 
 def time_text(args, pipe):
@@ -134,9 +155,15 @@ def time_text(args, pipe):
     return median_ms(args, lambda: model(input_ids=ids, attention_mask=mask, output_hidden_states=True, use_cache=False))
 
 
-def time_step(args, pipe, size, embeds, text_ids):
+def time_step(args, pipe, size, embeds, text_ids, references=0):
+    """The time of a step with as many reference images, each of the image's own size."""
     channels = pipe.transformer.config.in_channels // 4
     latents, latent_ids = pipe.prepare_latents(1, channels, size, size, embeds.dtype, args.device, generator())
+    if references:
+        # Noise takes as long as an image.
+        grids = [torch.empty(1, 4 * channels, size // 16, size // 16)] * references
+        reference_ids = pipe._prepare_image_ids(grids).to(args.device)
+        latents, latent_ids = torch.cat([latents] * (1 + references), 1), torch.cat([latent_ids, reference_ids], 1)
     inputs = dict(
         hidden_states=latents,
         timestep=torch.tensor([0.7], device=args.device, dtype=embeds.dtype),
@@ -147,6 +174,13 @@ def time_step(args, pipe, size, embeds, text_ids):
         return_dict=False,
     )
     return median_ms(args, lambda: pipe.transformer(**inputs))
+
+
+def time_encode(args, pipe, size):
+    pixels = torch.rand(1, 3, size, size, device=args.device, dtype=torch.bfloat16) * 2 - 1
+    if args.compile:
+        pixels = pixels.to(memory_format=torch.channels_last)
+    return median_ms(args, lambda: pipe.vae.encode(pixels, return_dict=False))
 
 
 def time_decode(args, pipe, size):

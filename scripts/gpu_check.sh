@@ -29,6 +29,9 @@ Sections, in the order of `all`:
 And:
   sanitize   memcheck, racecheck, initcheck
   compile    speed of the reference through torch.compile at 512, 1024; takes minutes, so not part of `all`
+  editing    what images from images add to the reference: encoding at 512, 1024, 2048, steps with references at 512, 1024
+  compile_editing
+             the same through torch.compile; takes minutes
   compare    another program and this one in turn, three times each: stages at 512 and 1024, in fp8 at 1024, cold starts
 
 Environment:
@@ -57,11 +60,11 @@ limit_of() { # SECTION
         image) echo 30 ;;
         cold | memory) echo 60 ;;
         bench | model | stages | fp8 | memcheck) echo 90 ;;
-        parity | reference | fidelity) echo 120 ;;
+        parity | reference | editing | fidelity) echo 120 ;;
         racecheck | initcheck) echo 300 ;;
         cpu | nine) echo 180 ;;
         compare) echo 200 ;;
-        compile) echo 420 ;;
+        compile | compile_editing) echo 420 ;;
         *) return 1 ;;
     esac
 }
@@ -235,6 +238,18 @@ compile() {
     needs_reference
     bench_reference --size 512 1024 --compile | tee "$work/rows" || fail "the reference broke off"
     result "$(totals "$work/rows" 512 1024)"
+}
+
+editing() { # FLAGS...
+    needs_model
+    needs_reference
+    bench_reference --editing --size 512 1024 2048 "$@" | tee "$work/rows" || fail "the reference broke off"
+    row() { grep "\"size\": *$1\b" "$work/rows" | field "$2"; }
+    result "ms, encode at 1024: $(row 1024 encode_ms), 2048: $(row 2048 encode_ms); step with one reference at 512: $(row 512 step_1_ms), at 1024: $(row 1024 step_1_ms), with two: $(row 1024 step_2_ms)"
+}
+
+compile_editing() {
+    editing --compile
 }
 
 median() { # < NUMBERS, one a line

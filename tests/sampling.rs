@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use flux::files::ArrayFile;
-use flux::output::read_png;
+use flux::input::read as read_png;
 use program::{Run, draw, flux, names, project};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};

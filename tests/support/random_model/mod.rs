@@ -33,8 +33,7 @@ pub struct RandomModel {
     pub transformer: Transformer,
     pub text_encoder: TextEncoder,
     pub vae: Vae,
-    /// An undistilled model: `is_distilled` is left out of model_index.json, so the pipeline guides.
-    pub base: bool,
+    pub kind: Kind,
     /// `max_sequence_length` in model_index.json; the program takes 512 without it.
     pub max_sequence_length: Option<usize>,
     /// `text_encoder_out_layers` in model_index.json; without it 1/4, 2/4 and 3/4 of the layers, or 9, 18, 27 of more
@@ -44,6 +43,17 @@ pub struct RandomModel {
     pub default_image_size: Option<[usize; 2]>,
     /// Two models of the same sizes and different seeds share no weight.
     pub seed: u64,
+}
+
+/// What model_index.json says of a model; the weights are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Distilled,
+    /// Undistilled: `is_distilled` is left out, so the pipeline guides.
+    Base,
+    /// Distilled, with a class of its own and without `is_distilled`: the keys and values of reference images are
+    /// cached.
+    Kv,
 }
 
 /// How the weights of one component are stored.
@@ -108,8 +118,11 @@ pub struct Vae {
     pub storage: Storage,
 }
 
-/// The names that [`RandomModel::preset`] knows.
+/// The presets that images are made from text with; golden files exist for each.
 pub const PRESETS: [&str; 4] = ["tiny", "sharded", "base", "uneven"];
+
+/// The names that [`RandomModel::preset`] knows.
+pub const ALL_PRESETS: [&str; 5] = ["tiny", "sharded", "base", "uneven", "kv"];
 
 /// Number of token ids that the tokenizer can give.
 pub const TOKENS: usize = tokenizer::TOKENS;
@@ -151,8 +164,9 @@ impl RandomModel {
     }
 
     fn model_index(&self) -> Value {
+        let class = if self.kind == Kind::Kv { "Flux2KleinKVPipeline" } else { "Flux2KleinPipeline" };
         let mut index = json!({
-            "_class_name": "Flux2KleinPipeline",
+            "_class_name": class,
             "_diffusers_version": "0.37.0",
             "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
             "text_encoder": ["transformers", "Qwen3ForCausalLM"],
@@ -160,7 +174,7 @@ impl RandomModel {
             "transformer": ["diffusers", "Flux2Transformer2DModel"],
             "vae": ["diffusers", "AutoencoderKLFlux2"],
         });
-        if !self.base {
+        if self.kind == Kind::Distilled {
             index["is_distilled"] = json!(true);
         }
         if let Some(tokens) = self.max_sequence_length {

@@ -1,15 +1,16 @@
 //! Models that differ in every size, and in how they are stored.
 
-use super::{Float, RandomModel, Storage, TextEncoder, Transformer, Vae};
+use super::{Float, Kind, RandomModel, Storage, TextEncoder, Transformer, Vae};
 
 impl RandomModel {
-    /// One of [`PRESETS`].
+    /// One of [`ALL_PRESETS`](super::ALL_PRESETS).
     pub fn preset(name: &str) -> Option<Self> {
         match name {
             "tiny" => Some(Self::tiny()),
             "sharded" => Some(Self::sharded()),
             "base" => Some(Self::base()),
             "uneven" => Some(Self::uneven()),
+            "kv" => Some(Self::kv()),
             _ => None,
         }
     }
@@ -51,7 +52,7 @@ impl RandomModel {
                 sample_size: 64,
                 storage,
             },
-            base: false,
+            kind: Kind::Distilled,
             max_sequence_length: Some(64),
             text_encoder_out_layers: None,
             default_image_size: None,
@@ -96,7 +97,7 @@ impl RandomModel {
                 sample_size: 64,
                 storage: Storage { shards: 1, ..storage },
             },
-            base: false,
+            kind: Kind::Distilled,
             max_sequence_length: Some(64),
             text_encoder_out_layers: None,
             default_image_size: None,
@@ -141,7 +142,7 @@ impl RandomModel {
                 sample_size: 64,
                 storage,
             },
-            base: true,
+            kind: Kind::Base,
             max_sequence_length: Some(96),
             text_encoder_out_layers: Some([1, 3, 5]),
             default_image_size: Some([96, 64]),
@@ -185,11 +186,26 @@ impl RandomModel {
                 sample_size: 64,
                 storage: Storage { dtype: Float::F32, shards: 1 },
             },
-            base: false,
+            kind: Kind::Distilled,
             max_sequence_length: Some(64),
             text_encoder_out_layers: None,
             default_image_size: None,
             seed: 4,
+        }
+    }
+
+    /// Made for cached references, in f32; two double and two single blocks, so that a cache of a block depends on the
+    /// blocks before it.
+    pub fn kv() -> Self {
+        let storage = Storage { dtype: Float::F32, shards: 1 };
+        let sharded = Self::sharded();
+        Self {
+            transformer: Transformer { double_blocks: 2, single_blocks: 2, storage, ..sharded.transformer },
+            text_encoder: TextEncoder { storage, ..sharded.text_encoder },
+            vae: Vae { decoder_block_out_channels: None, ..sharded.vae },
+            kind: Kind::Kv,
+            seed: 5,
+            ..sharded
         }
     }
 }

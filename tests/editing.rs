@@ -1,0 +1,11 @@
+//! Images from images, through the program: against the reference, and what they mean.
+//!
+//! The cases and their images are in golden/editing; golden/README.md says how they were made.
+
+#[path = "editing/meaning.rs"]
+mod meaning;
+#[path = "support/program.rs"]
+mod program;
+#[path = "editing/reference.rs"]
+mod reference;
+mod support;
