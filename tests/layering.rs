@@ -49,7 +49,7 @@ const LAYERS: [(&str, &[&str]); 26] = [
     ("tensor.rs", &["ops", "backend"]),
     ("ops", &["nn", "tensor", "backend"]),
     ("backend", &["files", "nn", "tensor", "ops"]),
-    ("nn.rs", &["files", "tensor", "backend"]),
+    ("nn", &["files", "tensor", "backend"]),
     ("files", &[]),
     ("error.rs", &[]),
 ];
