@@ -259,6 +259,7 @@ impl Generate {
                 Seed::Random => u64::from(rand::random::<u32>()),
             },
             guidance: self.guidance,
+            adapters: Vec::new(), // they are opened once the model is
         };
         request.check_prompt().map_err(|e| e.at(place))?;
         Ok(request)

@@ -5,12 +5,14 @@
 //! only products and convolutions take. [`WeightPolicy`] decides in how many bits a weight is stored; no model knows of
 //! it. [`Layers`] are the layers of a component by their keys, from which another one is made that shares their weights.
 
+mod adapted;
 mod layers;
 
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use adapted::Placement;
 pub use layers::Layers;
 
 use crate::backend::{Backend, Storage};
@@ -25,13 +27,28 @@ pub struct Linear<B: Backend> {
     weight: Arc<B::Weight>,
     rows: usize,
     cols: usize,
+    low_rank: Option<Arc<LowRank<B>>>,
+}
+
+/// What is added to the product with a weight [out, in]: the product with `up down`.
+pub struct LowRank<B: Backend> {
+    /// [rank, in]
+    pub down: Linear<B>,
+    /// [out, rank]
+    pub up: Linear<B>,
 }
 
 // A derived implementation would demand a weight that is `Clone`.
 impl<B: Backend> Clone for Linear<B> {
     /// A handle to the same weight.
     fn clone(&self) -> Self {
-        Self { backend: self.backend.clone(), name: self.name.clone(), weight: Arc::clone(&self.weight), ..*self }
+        Self {
+            backend: self.backend.clone(),
+            name: self.name.clone(),
+            weight: Arc::clone(&self.weight),
+            low_rank: self.low_rank.clone(),
+            ..*self
+        }
     }
 }
 
@@ -46,7 +63,22 @@ impl<B: Backend> Linear<B> {
             return Err(Error::new(format!("the parts of `{name}` differ in columns")));
         }
         let weight = Arc::new(backend.load_weight(parts, storage)?);
-        Ok(Self { backend: backend.clone(), name, weight, rows, cols })
+        Ok(Self { backend: backend.clone(), name, weight, rows, cols, low_rank: None })
+    }
+
+    /// The layer with another weight of its shape.
+    fn with_weight(&self, weight: B::Weight) -> Self {
+        Self { weight: Arc::new(weight), low_rank: None, ..self.clone() }
+    }
+
+    /// The layer with `up down` added to its product.
+    pub fn with_low_rank(&self, low_rank: LowRank<B>) -> Self {
+        Self { low_rank: Some(Arc::new(low_rank)), ..self.clone() }
+    }
+
+    /// What is added to its product, if anything. Ops see to that; backends compute with the weight alone.
+    pub fn low_rank(&self) -> Option<&LowRank<B>> {
+        self.low_rank.as_deref()
     }
 
     /// The key in the checkpoint, without `.weight`.

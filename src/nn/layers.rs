@@ -10,8 +10,8 @@ use crate::tensor::Tensor;
 /// Linear layers and vectors of a component, by key. They are handles: the component and whatever is made of them share
 /// the weights.
 pub struct Layers<B: Backend> {
-    linears: BTreeMap<String, LinearLayer<B>>,
-    vectors: BTreeMap<String, VectorLayer<B>>,
+    pub(super) linears: BTreeMap<String, LinearLayer<B>>,
+    pub(super) vectors: BTreeMap<String, VectorLayer<B>>,
 }
 
 /// A linear layer.

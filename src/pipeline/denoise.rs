@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
+use super::adapters::{AdapterSet, SetKey};
 use super::memory::Needs;
 use super::progress::Caller;
 use super::residency::{Component, Residency};
@@ -29,6 +30,7 @@ pub(super) struct Denoising<B: Backend> {
     latents: Tensor<B>,
     step: usize,
     steps: usize,
+    remark: Option<String>,
 }
 
 impl<B: Backend> Denoising<B> {
@@ -39,16 +41,22 @@ impl<B: Backend> Denoising<B> {
         residency: &Residency<B>,
         txt: &Tensor<B>,
         noise: JoinHandle<Noise>,
-        (plan, count): (&Plan, usize),
+        (plan, count, set): (&Plan, usize, &AdapterSet),
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<(Self, Noise)> {
         let (info, backend) = (&residency.info, &residency.backend);
         let needs = Needs::of(backend, info, plan);
         let transformer = residency.transformer(&needs, caller, clock)?;
-        let work = batch(residency, &transformer, &needs, plan, count)?;
+        let adapted = match set.is_empty() {
+            true => None,
+            false => Some(residency.adapted(&transformer, set, &needs, caller, clock)?),
+        };
+        let remark = adapted.as_ref().map(|adapted| adapted.remark.clone());
+        let transformer = adapted.map_or(transformer, |adapted| Arc::clone(&adapted.transformer));
+        let work = batch(residency, &transformer, &needs, plan, (count, set.key()))?;
         let (height, width) = info.latent_size(plan);
-        let schedule = schedule(residency, &transformer, height * width, plan.steps)?;
+        let schedule = schedule(residency, &transformer, set.key(), [height * width, plan.steps])?;
         let samples = work.reads().samples;
         let context = repeat(transformer.context(txt)?, info.max_sequence_length, samples)?;
         let noise = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
@@ -56,7 +64,12 @@ impl<B: Backend> Denoising<B> {
         let latents = backend.upload(&noise.values()[..rows * channels], rows, channels)?;
         clock.prepared()?;
         let capture = work.seen_before();
-        Ok((Self { work, capture, schedule, context, latents, step: 0, steps: plan.steps }, noise))
+        Ok((Self { work, capture, schedule, context, latents, step: 0, steps: plan.steps, remark }, noise))
+    }
+
+    /// How the transformer has its adapters, if it has any.
+    pub(super) fn remark(&self) -> Option<&str> {
+        self.remark.as_deref()
     }
 
     /// Images of the batch.
@@ -106,12 +119,12 @@ fn batch<B: Backend>(
     transformer: &Arc<Transformer<B>>,
     needs: &Needs,
     plan: &Plan,
-    count: usize,
+    (count, set): (usize, &SetKey),
 ) -> Result<Arc<RepeatedWork<Steps<B>, B>>> {
     let (backend, info) = (&residency.backend, &residency.info);
     let wanted = needs.wanted(plan, count);
-    let fits = |shape: &BatchShape, steps: &Arc<Steps<B>>| {
-        shape.serves(plan, wanted) && Arc::ptr_eq(&steps.transformer, transformer)
+    let fits = |(of, shape): &(SetKey, BatchShape), steps: &Arc<Steps<B>>| {
+        of == set && shape.serves(plan, wanted) && Arc::ptr_eq(&steps.transformer, transformer)
     };
     if let Some(found) = residency.steps.find(fits) {
         return Ok(found);
@@ -137,24 +150,25 @@ fn batch<B: Backend>(
         guidance: plan.guided().then_some(plan.guidance),
         batched: needs.batched(available, samples),
     };
-    Ok(residency.steps.insert(BatchShape::new(plan, wanted, samples), Arc::new(steps)))
+    Ok(residency.steps.insert((set.clone(), BatchShape::new(plan, wanted, samples)), Arc::new(steps)))
 }
 
 /// The modulations and lengths of all `steps` steps of an image of `tokens` tokens.
 fn schedule<B: Backend>(
     residency: &Residency<B>,
     transformer: &Transformer<B>,
-    tokens: usize,
-    steps: usize,
+    set: &SetKey,
+    [tokens, steps]: [usize; 2],
 ) -> Result<Arc<Schedules<B>>> {
     let schedules = || residency.schedules.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(found) = schedules().get(&[tokens, steps]) {
+    let key = (set.clone(), [tokens, steps]);
+    if let Some(found) = schedules().get(&key) {
         return Ok(Arc::clone(found));
     }
     let schedule = Schedule::new(tokens, steps);
     let modulations = transformer.modulations(&schedule.timesteps)?;
     let made = Arc::new(Schedules { modulations, dts: residency.backend.upload(&schedule.dts(), steps, 1)? });
-    schedules().put([tokens, steps], Arc::clone(&made));
+    schedules().put(key, Arc::clone(&made));
     Ok(made)
 }
 

@@ -23,6 +23,7 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 
+mod adapters;
 mod decode;
 mod denoise;
 mod info;
@@ -38,6 +39,7 @@ mod session;
 mod steps;
 mod timings;
 
+pub use crate::files::adapter::{Adapter, AdapterUse};
 pub use info::ModelInfo;
 pub use model::Model;
 pub use opened::OpenModel;

@@ -2,8 +2,10 @@
 
 use serde::Serialize;
 
+use super::adapters;
 use super::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
 use crate::error::{Error, Result};
+use crate::files::adapter::AdapterUse;
 
 /// An image that a user asks for. Where a field is `None`, the model chooses.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,6 +22,8 @@ pub struct Request {
     pub seed: u64,
     /// How far the image leans towards the prompt; only undistilled models use it.
     pub guidance: Option<f32>,
+    /// What changes the transformer; the changes of all of them are added.
+    pub adapters: Vec<AdapterUse>,
 }
 
 /// The longest prompt in bytes: more than any model reads, and short enough for the tokenizer to read without a delay.
@@ -30,7 +34,15 @@ pub const PROMPT_TOO_LONG: &str = "shorten it: a model reads a few hundred words
 impl Request {
     /// A prompt and a seed; the model chooses everything else.
     pub fn new(prompt: impl Into<String>, seed: u64) -> Self {
-        Self { prompt: prompt.into(), width: None, height: None, steps: None, seed, guidance: None }
+        Self {
+            prompt: prompt.into(),
+            width: None,
+            height: None,
+            steps: None,
+            seed,
+            guidance: None,
+            adapters: Vec::new(),
+        }
     }
 
     /// Errors when the prompt is longer than [`MAX_PROMPT_BYTES`], or has control characters other than line feeds and
@@ -94,6 +106,7 @@ impl Plan {
         let (height, width) =
             (side("height", request.height, default_height)?, side("width", request.width, default_width)?);
         notes.extend(info.size_note(width, height));
+        notes.extend(adapters::notes(request, info)?);
 
         let steps = request.steps.unwrap_or(info.default_steps);
         if !(1..=MAX_STEPS).contains(&steps) {

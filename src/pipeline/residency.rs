@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
+use super::adapters::{AdaptedCache, SetKey};
 use super::memory::Needs;
 use super::opened::Files;
 use super::prefetch::{Prefetch, load, load_decoder, load_text_encoder, load_transformer};
@@ -34,11 +35,12 @@ pub(super) struct Residency<B: Backend> {
     pub(super) info: Arc<ModelInfo>,
     pub(super) files: Arc<Files>,
     components: Mutex<Components<B>>,
+    pub(super) adapted: AdaptedCache<B>,
     /// What other threads load; `None` where there is no room for all of it. The lock is held while anything is loaded.
     prefetch: Mutex<Option<Prefetch<B>>>,
     pub(super) prompts: PromptCache<B>,
-    pub(super) schedules: Mutex<LruCache<[usize; 2], Arc<Schedules<B>>>>,
-    pub(super) steps: GraphCache<BatchShape, Steps<B>, B>,
+    pub(super) schedules: Mutex<LruCache<(SetKey, [usize; 2]), Arc<Schedules<B>>>>,
+    pub(super) steps: GraphCache<(SetKey, BatchShape), Steps<B>, B>,
     /// By height and width alone, because the decoder runs on one image at a time.
     pub(super) decodes: GraphCache<[usize; 2], Decoder<B>, B>,
 }
@@ -64,6 +66,7 @@ impl<B: Backend> Residency<B> {
             info: Arc::new(info),
             files: Arc::new(files),
             components: Mutex::new(Components { text_encoder: None, transformer: None, decoder: None }),
+            adapted: AdaptedCache::new(),
             prefetch: Mutex::new(None),
             prompts: PromptCache::new(),
             schedules: Mutex::new(LruCache::new(MAX_SHAPES)),
@@ -77,7 +80,7 @@ impl<B: Backend> Residency<B> {
     }
 
     /// The lock that loading holds; waits for a session that loads.
-    fn loading(&self) -> MutexGuard<'_, Option<Prefetch<B>>> {
+    pub(super) fn loading(&self) -> MutexGuard<'_, Option<Prefetch<B>>> {
         self.prefetch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -227,7 +230,7 @@ impl<B: Backend> Residency<B> {
         TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers)
     }
 
-    /// Frees what images share, and the components other than `needed`, until `bytes` more fit or nothing is left to
+    /// Frees what images share, transformers with adapters, and the components other than `needed`, until `bytes` more fit or nothing is left to
     /// free.
     pub(super) fn make_room(&self, bytes: u64, needed: Component) {
         let is_short = || self.backend.available_bytes() < bytes;
@@ -235,6 +238,9 @@ impl<B: Backend> Residency<B> {
             return;
         }
         self.free_shapes();
+        if is_short() {
+            self.adapted.clear();
+        }
         if is_short() && needed != Component::TextEncoder {
             self.free_text_encoder();
         }

@@ -4,6 +4,7 @@ use std::mem;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use super::adapters::AdapterSet;
 use super::decode::Decoding;
 use super::denoise::Denoising;
 use super::memory::Needs;
@@ -28,6 +29,7 @@ pub struct Session<B: Backend> {
     prompt: String,
     tokens: PromptTokens,
     plan: Plan,
+    adapters: AdapterSet,
     count: usize,
     cancel: CancelFlag,
     clock: Clock<B>,
@@ -72,6 +74,7 @@ impl<B: Backend> Session<B> {
             prompt: request.prompt.clone(),
             tokens,
             plan,
+            adapters: AdapterSet::of(request),
             count,
             cancel: cancel.clone(),
             clock: Clock::new(model.backend().clone())?,
@@ -106,7 +109,7 @@ impl<B: Backend> Session<B> {
         match mem::replace(&mut self.state, State::Failed) {
             State::Encoded(noise, txt) => {
                 let caller = Caller::new(report, &self.cancel);
-                let (residency, batch) = (&self.model.residency, (&self.plan, self.count));
+                let (residency, batch) = (&self.model.residency, (&self.plan, self.count, &self.adapters));
                 let (denoising, noise) = Denoising::prepare(residency, &txt, noise, batch, &caller, &mut self.clock)?;
                 self.model.reuse(noise);
                 self.count = denoising.samples();
@@ -115,6 +118,14 @@ impl<B: Backend> Session<B> {
             state => self.state = state,
         }
         Ok(self.count)
+    }
+
+    /// How the transformer has the adapters of this session, while it is denoising; for the curious.
+    pub fn adapter_remark(&self) -> Option<&str> {
+        match &self.state {
+            State::Denoising(denoising) => denoising.remark(),
+            _ => None,
+        }
     }
 
     /// Enqueues one step. Returns whether there was one left.

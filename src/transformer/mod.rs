@@ -10,6 +10,7 @@ mod double_block;
 mod embed;
 mod final_layer;
 mod modulation;
+mod modules;
 mod single_block;
 
 pub use config::TransformerConfig;
