@@ -174,7 +174,6 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         &self,
         _base: &Linear<Self>,
         _parts: &[TensorView],
-        _storage: Storage,
         _low_rank: &LowRank<Self>,
     ) -> Result<Option<Self::Weight>> {
         Ok(None)

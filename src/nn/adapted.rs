@@ -142,7 +142,7 @@ fn with_branches<B: Backend>(
     let with_branch = |((key, Changed { layer, .. }), low_rank): ((String, Changed<'_, B>), LowRank<B>)| {
         let views: Vec<TensorView> = layer.parts.iter().map(|part| part.view.clone()).collect();
         let merged = match placement {
-            Placement::Merged => backend.merge_weight(&layer.linear, &views, layer.storage, &low_rank)?,
+            Placement::Merged => backend.merge_weight(&layer.linear, &views, &low_rank)?,
             Placement::Beside => None,
         };
         let linear = match merged {
