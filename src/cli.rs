@@ -1,5 +1,6 @@
 //! The command line: flags to values of the right type. `Model::plan` decides whether the model can do what they ask.
 
+mod adapters;
 mod prompt;
 mod values;
 
@@ -8,6 +9,7 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+pub use adapters::AdapterArgs;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
 use flux::pipeline::Request;
 use flux::{Error, Result};
@@ -202,6 +204,8 @@ pub struct Generate {
     guidance: Option<f32>,
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub adapters: AdapterArgs,
     #[command(flatten)]
     pub on: DeviceArgs,
     /// With --precision fp8: cache the quantised weights in a file in the model's folder, and load them from it later

@@ -10,7 +10,7 @@ use flux::backend::{Backend, Remark};
 use flux::default_model::default_model;
 use flux::files::ModelFiles;
 use flux::output::Rgb;
-use flux::pipeline::{CancelFlag, Decoded, Model, OpenModel, Plan, Request};
+use flux::pipeline::{AdapterUse, CancelFlag, Decoded, Model, OpenModel, Plan, Request};
 use flux::{Error, Result};
 
 use super::destination::Destination;
@@ -19,7 +19,7 @@ use super::signals::Signals;
 use super::{model_dir, print};
 use crate::cli::{Generate, TimingsFormat};
 use crate::progress::{Console, say};
-use crate::report::{Report, peak_host_bytes};
+use crate::report::{Report, ReportedAdapter, peak_host_bytes};
 
 /// Makes the images. Everything that can be checked without a model is checked before one is opened. A signal ends the
 /// work as cancelled once the flags are checked, and the program at once before that.
@@ -28,7 +28,7 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     if args.reads_stdin() && !args.quiet && io::stdin().is_terminal() {
         say("type the prompt; Ctrl-D on a line of its own ends it");
     }
-    let request = args.request(&mut io::stdin())?;
+    let mut request = args.request(&mut io::stdin())?;
     let targets = Destination::all(args, request.seed)?;
     let dir = model_dir(&args.model).and_then(|dir| dir.map_or_else(default_model, Ok))?;
     let cache_folder = args.fp8_cache.then(|| cache_folder(&dir)).transpose()?;
@@ -47,6 +47,7 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
         opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
     let mut model = model?;
     cancel.check()?;
+    request.adapters = args.adapters.open(|path| model.adapter(path))?;
     if let Some(folder) = cache_folder {
         let cache = model.attach_quantised_cache(&folder, &cancel, &mut |progress| console.progress(progress))?;
         console.finish();
@@ -161,6 +162,9 @@ impl Job<'_> {
     ) -> Result<usize> {
         let mut session = model.session(&self.request, targets.len(), &self.cancel)?;
         let count = session.prepare(&mut |progress| console.progress(progress))?;
+        if let Some(remark) = session.adapter_remark() {
+            console.detail(remark);
+        }
         if self.targets.len() > 1 {
             console.finish();
             let one = "one image by itself".to_string();
@@ -180,6 +184,7 @@ impl Job<'_> {
                 output,
                 model: &self.name,
                 device,
+                adapters: adapters(&self.request),
                 plan,
                 timings: &timings,
                 device_s: self.device_s,
@@ -204,7 +209,7 @@ impl Job<'_> {
             rayon::scope(|scope| scope.spawn(|_| panic!("`--panic-for-test`\nwas given")));
         }
         let &Plan { width, height, steps, guidance, seed, .. } = &plan;
-        let facts = [
+        let mut facts = vec![
             ("prompt", self.request.prompt.clone()),
             ("seed", seed.to_string()),
             ("steps", steps.to_string()),
@@ -213,6 +218,10 @@ impl Job<'_> {
             ("model", self.name.clone()),
             ("Software", concat!("flux ", env!("CARGO_PKG_VERSION")).to_string()),
         ];
+        let used: Vec<_> = adapters(&self.request).iter().map(ReportedAdapter::to_string).collect();
+        if !used.is_empty() {
+            facts.push(("lora", used.join(", ")));
+        }
         let saving = Instant::now();
         target.write(&Rgb { width, height, bytes: rgb }, &facts)?;
         let save_s = saving.elapsed().as_secs_f64();
@@ -225,6 +234,15 @@ impl Job<'_> {
         }
         Ok(Saved { output, plan, save_s, total_s })
     }
+}
+
+/// The adapters of a request, for reports.
+fn adapters(request: &Request) -> Vec<ReportedAdapter> {
+    let reported = |AdapterUse { adapter, strength }: &AdapterUse| ReportedAdapter {
+        file: adapter.path().file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        strength: *strength,
+    };
+    request.adapters.iter().map(reported).collect()
 }
 
 fn json(report: &Report<'_>) -> Result<String> {
