@@ -328,7 +328,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let views: Vec<_> = parts.iter().map(|part| part.view.clone()).collect();
         let linear = Linear::load(self.backend, key, &views, storage)?;
         if let Source::Recorded(layers) = self.source {
-            layers.borrow_mut().add_linear(&linear, parts, storage);
+            layers.borrow_mut().add_linear(&linear, parts, storage)?;
         }
         Ok(linear)
     }
@@ -347,7 +347,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
         let vector = self.backend.upload(&part.view.to_f32(), 1, n)?;
         if let Source::Recorded(layers) = self.source {
-            layers.borrow_mut().add_vector(&vector, &part);
+            layers.borrow_mut().add_vector(&vector, &part)?;
         }
         Ok(vector)
     }

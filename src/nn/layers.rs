@@ -35,14 +35,16 @@ impl<B: Backend> Default for Layers<B> {
 }
 
 impl<B: Backend> Layers<B> {
-    pub(super) fn add_linear(&mut self, linear: &Linear<B>, parts: &[Part], storage: Storage) {
+    /// Errors when there is a layer of this key: a component made of these layers would have one of them twice.
+    pub(super) fn add_linear(&mut self, linear: &Linear<B>, parts: &[Part], storage: Storage) -> Result<()> {
         let layer = LinearLayer { linear: linear.clone(), parts: parts.to_vec(), storage };
-        self.linears.insert(linear.name().to_string(), layer);
+        self.linears.insert(linear.name().to_string(), layer).map_or(Ok(()), |_| Err(twice(linear.name())))
     }
 
-    pub(super) fn add_vector(&mut self, vector: &Tensor<B>, part: &Part) {
+    /// Errors as [`Layers::add_linear`].
+    pub(super) fn add_vector(&mut self, vector: &Tensor<B>, part: &Part) -> Result<()> {
         let layer = VectorLayer { vector: vector.row_view(0..vector.rows()), part: part.clone() };
-        self.vectors.insert(part.key.clone(), layer);
+        self.vectors.insert(part.key.clone(), layer).map_or(Ok(()), |_| Err(twice(&part.key)))
     }
 
     /// The layer of this key.
@@ -58,6 +60,10 @@ impl<B: Backend> Layers<B> {
     pub(super) fn vector(&self, key: &str) -> Result<Tensor<B>> {
         self.vectors.get(key).map(|layer| layer.vector.row_view(0..1)).ok_or_else(|| missing(key))
     }
+}
+
+fn twice(key: &str) -> Error {
+    Error::new(format!("two layers are named `{key}`"))
 }
 
 fn missing(key: &str) -> Error {
