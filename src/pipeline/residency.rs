@@ -39,11 +39,14 @@ pub(super) struct Residency<B: Backend> {
     /// What other threads load; `None` where there is no room for all of it. The lock is held while anything is loaded.
     prefetch: Mutex<Option<Prefetch<B>>>,
     pub(super) prompts: PromptCache<B>,
-    pub(super) schedules: Mutex<LruCache<(SetKey, [usize; 2]), Arc<Schedules<B>>>>,
+    pub(super) schedules: Mutex<ScheduleCache<B>>,
     pub(super) steps: GraphCache<(SetKey, BatchShape), Steps<B>, B>,
     /// By height and width alone, because the decoder runs on one image at a time.
     pub(super) decodes: GraphCache<[usize; 2], Decoder<B>, B>,
 }
+
+/// By the set of adapters, the tokens of an image and the number of steps.
+type ScheduleCache<B> = LruCache<(SetKey, [usize; 2]), Arc<Schedules<B>>>;
 
 struct Components<B: Backend> {
     text_encoder: Option<Arc<TextEncoder<B>>>,
