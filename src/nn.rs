@@ -3,7 +3,8 @@
 //! [`Weights`] is a view of the files under a key prefix, as the checkpoint nests its names:
 //! `weights.at("transformer_blocks.0").at("attn")`. Models load [`Linear`] and [`ConvKernel`] layers through it, which
 //! only products and convolutions take. [`WeightPolicy`] decides in how many bits a weight is stored; no model knows of
-//! it. [`Layers`] are the layers of a component by their keys, from which another one is made that shares their weights.
+//! it. [`Layers`] are the layers of a component by their keys, from which another one is made that shares their
+//! weights.
 
 mod adapted;
 mod layers;

@@ -1,7 +1,7 @@
 //! Matrix products with weights.
 //!
-//! A layer may have factors of low rank ([`Linear::low_rank`]) beside its weight. Its product is that with the weight plus
-//! `x down^T up^T`, on every backend: backends compute with the weight alone.
+//! A layer may have factors of low rank ([`Linear::low_rank`]) beside its weight. Its product is that with the weight
+//! plus `x down^T up^T`, on every backend: backends compute with the weight alone.
 
 use crate::backend::Backend;
 use crate::error::Result;

@@ -233,8 +233,8 @@ impl<B: Backend> Residency<B> {
         TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers)
     }
 
-    /// Frees what images share, transformers with adapters, and the components other than `needed`, until `bytes` more fit or nothing is left to
-    /// free.
+    /// Frees what images share, transformers with adapters, and the components other than `needed`, until `bytes` more
+    /// fit or nothing is left to free.
     pub(super) fn make_room(&self, bytes: u64, needed: Component) {
         let is_short = || self.backend.available_bytes() < bytes;
         if !is_short() {

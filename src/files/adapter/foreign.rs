@@ -70,10 +70,12 @@ pub(super) fn check_shape(tensors: &Tensors, module: &Module, modules: &Modules)
     let dim = modules.dim();
     let what = if cols == dim && own_cols != dim {
         model_name(own_cols)
+    } else if rows == dim && own_rows != dim {
+        model_name(own_rows)
     } else if own_cols == dim && is_flux_1(&module.name, own_rows, dim) {
         "FLUX.1".to_string()
     } else {
-        format!("a model whose `{}` is [{own_rows}, {own_cols}], not [{rows}, {cols}],", module.name)
+        format!("a model whose `{}` is [{own_rows}, {own_cols}] instead of [{rows}, {cols}]", module.name)
     };
     Err(made_for(&what, modules))
 }

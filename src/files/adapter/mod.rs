@@ -1,16 +1,19 @@
 //! Adapters: files that change the weights of a transformer, such as LoRA.
 //!
-//! Writers name the layers in many ways. The names are looked up in a table of the model's [`Modules`], and what is left
-//! over is reported. An [`Adapter`] says for each tensor of the checkpoint which [`Change`]s its rows get. The numbers
-//! stay in the mapped file.
+//! Writers name the layers in many ways. The names are looked up in a table of the model's [`Modules`], and what is
+//! left over is reported. An [`Adapter`] says for each tensor of the checkpoint which [`Change`]s its rows get. The
+//! numbers stay in the mapped file.
 //!
 //! | kind | keys | the weight becomes |
 //! |---|---|---|
-//! | LoRA | `lora_A`, `lora_B`; `lora_down`, `lora_up` | `W + s B A`; s is `alpha / rank`, or by PEFT's metadata, else 1 |
-//! | LoKr | `lokr_w1`, `lokr_w2`, or `_a` and `_b` of them | `W + s kron(w1, w2)`; s is `alpha / rank` where a factor is a product, else 1 |
+//! | LoRA | `lora_A`, `lora_B`; `lora_down`, `lora_up` | `W + s B A` |
+//! | LoKr | `lokr_w1`, `lokr_w2`, or `_a` and `_b` of them | `W + s kron(w1, w2)` |
 //! | LoHa | `hada_w1_a` to `hada_w2_b` | `W + alpha / rank * (w1_a w1_b) * (w2_a w2_b)` |
 //! | DoRA | one of these with `dora_scale` | that sum, its rows or columns brought to these lengths |
 //! | difference | `diff`, `set_weight` | `W + diff`; `set_weight` |
+//!
+//! s is `alpha / rank`, or what PEFT's metadata says, and 1 where neither is there; of LoKr also where no factor is a
+//! product.
 
 mod change;
 mod foreign;
@@ -196,7 +199,8 @@ fn sort(file: &Safetensors, modules: &Modules) -> Result<Sorted> {
     let mut notes = Vec::new();
     if let Some(first) = unknown.first() {
         notes.push(format!(
-            "of the {all} layers that adapter `{name}` names, {found} are in the model; the first of the others is `{first}`"
+            "of the {all} layers that adapter `{name}` names, {found} are in the model; \
+             the first of the others is `{first}`"
         ));
     }
     if let Some(first) = of_text_encoder.first() {
