@@ -23,6 +23,8 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 
+mod adapt;
+mod adapted_cache;
 mod adapters;
 mod decode;
 mod denoise;

@@ -106,7 +106,7 @@ impl Plan {
         let (height, width) =
             (side("height", request.height, default_height)?, side("width", request.width, default_width)?);
         notes.extend(info.size_note(width, height));
-        notes.extend(adapters::notes(request, info)?);
+        notes.extend(adapters::notes(&request.adapters, info)?);
 
         let steps = request.steps.unwrap_or(info.default_steps);
         if !(1..=MAX_STEPS).contains(&steps) {

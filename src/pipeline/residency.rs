@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
-use super::adapters::{AdaptedCache, SetKey};
+use super::adapted_cache::AdaptedCache;
+use super::adapters::SetKey;
 use super::memory::Needs;
 use super::opened::Files;
 use super::prefetch::{Prefetch, load, load_decoder, load_text_encoder, load_transformer};

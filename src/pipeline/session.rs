@@ -74,7 +74,7 @@ impl<B: Backend> Session<B> {
             prompt: request.prompt.clone(),
             tokens,
             plan,
-            adapters: AdapterSet::of(request),
+            adapters: AdapterSet::of(&request.adapters),
             count,
             cancel: cancel.clone(),
             clock: Clock::new(model.backend().clone())?,

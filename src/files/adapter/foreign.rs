@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 
 const HINT: &str = "use it with the model that it is made for, or an adapter made for this one";
 /// Parts of names, with underscores, that layers of FLUX.1 have and no FLUX.2 model.
-const FLUX_1: [&str; 6] =
+const FIRST_FLUX: [&str; 6] =
     ["_img_mod_lin", "_txt_mod_lin", "_modulation_lin", "_norm1_linear", "_norm1_context_linear", "_proj_mlp"];
 
 /// The model of so many features, if it is a known one.
@@ -37,7 +37,7 @@ pub(super) fn check_names<'a>(
     let is_flux_1 = |name: &str| {
         let name = name.replace('.', "_");
         let stream = name.contains("_stream_modulation_");
-        !stream && FLUX_1.iter().any(|part| name.contains(part)) && name.contains("_blocks_")
+        !stream && FIRST_FLUX.iter().any(|part| name.contains(part)) && name.contains("_blocks_")
     };
     let mut flux_1 = false;
     let outside: BTreeSet<Block> = unknown.inspect(|name| flux_1 |= is_flux_1(name)).filter_map(Block::of).collect();
