@@ -8,6 +8,8 @@ mod support;
 
 #[path = "parity/adaln.rs"]
 mod adaln;
+#[path = "parity/adapters.rs"]
+mod adapters;
 #[path = "parity/add.rs"]
 mod add;
 #[path = "parity/attention.rs"]

@@ -26,6 +26,7 @@ const NO_OPS: [(&str, &str, &str); 14] = [
     (KERNELS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "quantise_weight", "weights are quantised while they are loaded"),
     (KERNELS, "transfer", "values between host and device"),
+    (PARITY, "adapters", "products with layers that have factors of low rank"),
     (PARITY, "compare", "what all parity tests share"),
     (PARITY, "doors", "what all ops refuse"),
     (PARITY, "fp8", "all products of quantised values"),
