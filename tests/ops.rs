@@ -20,7 +20,7 @@ const MISSING: [(&str, &str, &str); 2] = [
 ];
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 14] = [
+const NO_OPS: [(&str, &str, &str); 15] = [
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "quantise", "products quantise what they take: no op of the trait"),
