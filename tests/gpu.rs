@@ -22,6 +22,8 @@ mod concat;
 mod conv2d;
 #[path = "parity/doors.rs"]
 mod doors;
+#[path = "parity/editing.rs"]
+mod editing;
 #[path = "parity/euler_step.rs"]
 mod euler_step;
 #[path = "parity/fp8.rs"]
