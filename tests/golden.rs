@@ -2,6 +2,8 @@
 
 mod support;
 
+#[path = "golden/editing.rs"]
+mod editing;
 #[path = "golden/embeddings.rs"]
 mod embeddings;
 #[path = "golden/encoder.rs"]

@@ -118,8 +118,8 @@ impl Golden {
         let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
         let view = tensors.tensor(name).unwrap_or_else(|_| panic!("`{name}` is not in {}", self.path.display()));
         assert_eq!(view.dtype(), dtype);
-        let file = self.path.file_name().expect("a file").to_string_lossy();
-        log_golden(&format!("{file}:{name}"));
+        let file = self.path.strip_prefix(root().join("tests/golden")).unwrap_or(&self.path);
+        log_golden(&format!("{}:{name}", file.display()));
         (view.shape().to_vec(), view.data().chunks_exact(4).map(|b| value(b.try_into().unwrap())).collect())
     }
 
