@@ -67,10 +67,12 @@ impl<B: Backend> Denoising<B> {
         let needs = Needs::of(backend, info, plan);
         let transformer = residency.transformer(&needs, caller, clock)?;
         let mut references = latents.references.map(|latents| transformer.references(&latents)).transpose()?;
-        let embedded = references.take_if(|_| info.caches_references);
-        let cached =
-            embedded.map(|embedded| reference_cache(residency, &transformer, images, &embedded, (plan, &needs)));
-        let work = batch(residency, &transformer, cached.transpose()?, &needs, (plan, count))?;
+        let mut cached = None;
+        if let Some(embedded) = references.take_if(|_| info.caches_references) {
+            cached = Some(reference_cache(residency, &transformer, images, &embedded, (plan, &needs))?);
+            clock.references_cached()?;
+        }
+        let work = batch(residency, &transformer, cached, &needs, (plan, count))?;
         let (height, width) = info.latent_size(plan);
         let schedule = schedule(residency, &transformer, &plan.schedule.schedule(height * width, plan.steps))?;
         let samples = work.reads().layout.batch;
