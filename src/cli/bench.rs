@@ -1,6 +1,7 @@
 //! What to measure.
 
 use clap::{Args, value_parser};
+use flux::pipeline::MAX_REFERENCES;
 
 use super::values::seconds;
 use super::{DeviceArgs, ModelArgs};
@@ -18,7 +19,14 @@ pub struct Bench {
     #[arg(long = "size", value_name = "PIXELS", value_delimiter = ',')]
     #[arg(value_parser = value_parser!(u64).range(16..=8192))]
     pub sizes: Vec<u64>,
-    /// Images at once
+    /// Numbers of reference images, such as 1,2: also measure images that are made from so many of their own size
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    #[arg(value_parser = value_parser!(u64).range(1..=MAX_REFERENCES as u64))]
+    pub references: Vec<u64>,
+    /// Make keys and values of the references once for all steps, whatever the model's folder says
+    #[arg(long)]
+    pub kv: bool,
+    /// Images at once, where there are no references
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = value_parser!(u64).range(1..=8))]
     pub batch: u64,
     /// Denoising steps [default: the model's]
