@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::Path;
 use std::process::ExitCode;
 
-use flux::output::read_png;
+use flux::input::read as read_png;
 use flux::{Error, Result};
 use image::codecs::png::{CompressionType, FilterType, PngEncoder};
 

@@ -11,8 +11,9 @@ Without a mode: how long the stages of an image take in bf16 once the model is l
               reference of the image's size (`step_1_ms`), at 1024 with two as well (`step_2_ms`)
   --cold      one image as someone sees it who types one command: from the start of the process to the written PNG, `image_s` of it
               from the prompt to the image
-  --fidelity  one image of each size in bf16 and in float32 from the same noise. Writes the final latents of both to
-              OUT/diffusers_latents_SIZE.safetensors (tensors `bf16` and `f32`), and both images
+  --fidelity  one image of each size in bf16 and in float32 from the same noise, and of the first size one with the reference
+              image OUT/reference.png. Writes the final latents of both to OUT/diffusers_latents_SIZE.safetensors and
+              OUT/diffusers_latents_SIZE_edited.safetensors (tensors `bf16` and `f32`), and all images
 
 One JSON line for each row. Float32 is never computed as TF32. Needs torch, transformers and diffusers.
 """
@@ -28,6 +29,7 @@ import diffusers
 import torch
 import transformers
 from diffusers import Flux2KleinPipeline
+from PIL import Image
 from safetensors.torch import save_file
 
 PROMPT = "A cat holding a sign that says hello world"
@@ -94,21 +96,35 @@ def measure_cold(args, import_s):
 
 
 def measure_fidelity(args):
-    latents = {size: {} for size in args.size}
+    # Final latents by the size, and by whether there is a reference image.
+    cases = {str(size): (size, {}) for size in args.size}
+    cases[f"{args.size[0]}_edited"] = (args.size[0], dict(image=reference_image(args)))
+    latents = {name: {} for name in cases}
     for name, dtype in (("bf16", torch.bfloat16), ("f32", torch.float32)):
         pipe, _ = load(args, dtype)
-        for size in args.size:
+        for case, (size, more) in cases.items():
             noise = torch.randn(1, pipe.transformer.config.in_channels, size // 16, size // 16, generator=generator())
-            final = pipe(**request(args, size), latents=noise.to(dtype), output_type="latent").images
-            latents[size][name] = final.float().cpu().contiguous()
+            final = pipe(**request(args, size), **more, latents=noise.to(dtype), output_type="latent").images
+            latents[case][name] = final.float().cpu().contiguous()
             pixels = pipe.vae.decode(final, return_dict=False)[0]
-            pipe.image_processor.postprocess(pixels)[0].save(args.out / f"diffusers_{name}_{size}.png")
+            pipe.image_processor.postprocess(pixels)[0].save(args.out / f"diffusers_{name}_{case}.png")
         # Both models at once need not fit.
         del pipe
-    for size, of in latents.items():
-        save_file(of, args.out / f"diffusers_latents_{size}.safetensors")
+    for case, of in latents.items():
+        save_file(of, args.out / f"diffusers_latents_{case}.safetensors")
         error = ((of["bf16"] - of["f32"]).norm() / of["f32"].norm()).item()
-        print_row(dict(size=size, bf16_error=round(error, 5)))
+        print_row(dict(size=cases[case][0], edited=case.endswith("edited"), bf16_error=round(error, 5)))
+
+
+def reference_image(args):
+    """An image with edges and slopes, whose sides are no multiples of 16."""
+    height, width = 500, 440
+    rows, columns = torch.arange(height)[:, None], torch.arange(width)[None, :]
+    inside = (rows // 60 + columns // 90) % 2
+    channels = [40 + 160 * inside + 0 * columns, (rows + 0 * columns) % 256, (2 * columns + 0 * rows) % 256]
+    image = Image.fromarray(torch.stack(channels, -1).to(torch.uint8).numpy())
+    image.save(args.out / "reference.png")
+    return image
 
 
 def measure_stages(args):

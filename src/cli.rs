@@ -1,5 +1,6 @@
 //! The command line: flags to values of the right type. `Model::plan` decides whether the model can do what they ask.
 
+mod adapters;
 mod bench;
 mod images;
 mod prompt;
@@ -12,6 +13,7 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+pub use adapters::AdapterArgs;
 pub use bench::Bench;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
 use flux::pipeline::Request;
@@ -182,6 +184,8 @@ pub struct Generate {
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
+    pub adapters: AdapterArgs,
+    #[command(flatten)]
     pub on: DeviceArgs,
     /// With --precision fp8: cache the quantised weights in a file in the model's folder, and load them from it later
     #[arg(help_heading = DEVICE, long)]
@@ -238,6 +242,7 @@ impl Generate {
                 Seed::Random => u64::from(rand::random::<u32>()),
             },
             guidance: self.guidance,
+            adapters: Vec::new(), // they are opened once the model is
             ..Request::new("", 0)
         };
         let request = self.tensors.apply(self.sampler.apply(request))?;

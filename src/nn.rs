@@ -3,7 +3,18 @@
 //! [`Weights`] is a view of the files under a key prefix, as the checkpoint nests its names:
 //! `weights.at("transformer_blocks.0").at("attn")`. Models load [`Linear`] and [`ConvKernel`] layers through it, which
 //! only products and convolutions take. [`WeightPolicy`] decides in how many bits a weight is stored; no model knows of
-//! it.
+//! it. [`Layers`] are the layers of a component by their keys, from which another one is made that shares their
+//! weights.
+
+mod adapted;
+mod layers;
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+
+pub use adapted::Placement;
+pub use layers::Layers;
 
 use crate::backend::{Backend, Storage};
 use crate::error::{Error, Result};
@@ -14,9 +25,32 @@ use crate::tensor::Tensor;
 pub struct Linear<B: Backend> {
     backend: B,
     name: String,
-    weight: B::Weight,
+    weight: Arc<B::Weight>,
     rows: usize,
     cols: usize,
+    low_rank: Option<Arc<LowRank<B>>>,
+}
+
+/// What is added to the product with a weight [out, in]: the product with `up down`.
+pub struct LowRank<B: Backend> {
+    /// [rank, in]
+    pub down: Linear<B>,
+    /// [out, rank]
+    pub up: Linear<B>,
+}
+
+// A derived implementation would demand a weight that is `Clone`.
+impl<B: Backend> Clone for Linear<B> {
+    /// A handle to the same weight.
+    fn clone(&self) -> Self {
+        Self {
+            backend: self.backend.clone(),
+            name: self.name.clone(),
+            weight: Arc::clone(&self.weight),
+            low_rank: self.low_rank.clone(),
+            ..*self
+        }
+    }
 }
 
 impl<B: Backend> Linear<B> {
@@ -29,7 +63,23 @@ impl<B: Backend> Linear<B> {
         if parts.is_empty() || parts.iter().any(|part| part.cols() != cols) {
             return Err(Error::new(format!("the parts of `{name}` differ in columns")));
         }
-        Ok(Self { backend: backend.clone(), weight: backend.load_weight(parts, storage)?, name, rows, cols })
+        let weight = Arc::new(backend.load_weight(parts, storage)?);
+        Ok(Self { backend: backend.clone(), name, weight, rows, cols, low_rank: None })
+    }
+
+    /// The layer with another weight of its shape.
+    fn with_weight(&self, weight: B::Weight) -> Self {
+        Self { weight: Arc::new(weight), low_rank: None, ..self.clone() }
+    }
+
+    /// The layer with `up down` added to its product.
+    pub fn with_low_rank(&self, low_rank: LowRank<B>) -> Self {
+        Self { low_rank: Some(Arc::new(low_rank)), ..self.clone() }
+    }
+
+    /// What is added to its product, if anything. Ops see to that; backends compute with the weight alone.
+    pub fn low_rank(&self) -> Option<&LowRank<B>> {
+        self.low_rank.as_deref()
     }
 
     /// The key in the checkpoint, without `.weight`.
@@ -173,18 +223,71 @@ impl WeightPolicy {
     }
 }
 
+/// Rows of a tensor of the checkpoint.
+#[derive(Clone)]
+pub struct Part {
+    /// The tensor's key.
+    pub key: String,
+    /// The first of the rows, in the tensor.
+    pub first: usize,
+    /// The rows.
+    pub view: TensorView,
+}
+
+impl Part {
+    /// Some of the rows.
+    pub fn row_range(&self, rows: Range<usize>) -> Self {
+        Self { key: self.key.clone(), first: self.first + rows.start, view: self.view.row_range(rows) }
+    }
+}
+
+/// Where the layers of a component come from.
+enum Source<'a, B: Backend> {
+    /// The files.
+    Files,
+    /// The files; what is loaded is added here.
+    Recorded(&'a RefCell<Layers<B>>),
+    /// Layers that are there already.
+    Layers(&'a Layers<B>),
+}
+
+impl<B: Backend> Clone for Source<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Source<'_, B> {}
+
 /// The weights under a key prefix, for a backend.
 pub struct Weights<'a, B: Backend> {
     backend: &'a B,
     files: &'a TensorFiles,
     policy: WeightPolicy,
     prefix: String,
+    source: Source<'a, B>,
 }
 
 impl<'a, B: Backend> Weights<'a, B> {
     /// All weights of `files`.
     pub fn new(backend: &'a B, files: &'a TensorFiles) -> Self {
-        Self { backend, files, policy: WeightPolicy::of(backend), prefix: String::new() }
+        Self { backend, files, policy: WeightPolicy::of(backend), prefix: String::new(), source: Source::Files }
+    }
+
+    /// The same weights; every linear layer and vector that is loaded is added to `layers` too.
+    pub fn recorded<'b>(&self, layers: &'b RefCell<Layers<B>>) -> Weights<'b, B>
+    where
+        'a: 'b,
+    {
+        Weights { prefix: self.prefix.clone(), source: Source::Recorded(layers), ..*self }
+    }
+
+    /// The same weights, but linear layers and vectors are those of `layers`, which share their memory.
+    pub fn of_layers<'b>(&self, layers: &'b Layers<B>) -> Weights<'b, B>
+    where
+        'a: 'b,
+    {
+        Weights { prefix: self.prefix.clone(), source: Source::Layers(layers), ..*self }
     }
 
     /// The backend that weights are loaded to.
@@ -206,28 +309,48 @@ impl<'a, B: Backend> Weights<'a, B> {
         self.files.get(&self.key(name), shape)
     }
 
+    /// A tensor as it lies in the file, to be a part of a layer.
+    pub fn part(&self, name: &str, shape: &[usize]) -> Result<Part> {
+        Ok(Part { key: self.key(name), first: 0, view: self.view(name, shape)? })
+    }
+
     /// `<name>.weight` [rows, cols].
     pub fn linear(&self, name: &str, rows: usize, cols: usize) -> Result<Linear<B>> {
-        self.linear_of(name, &[self.view(&format!("{name}.weight"), &[rows, cols])?])
+        self.linear_of(name, &[self.part(&format!("{name}.weight"), &[rows, cols])?])
     }
 
     /// A layer `name` whose rows are the parts' rows, one part under the other.
-    pub fn linear_of(&self, name: &str, parts: &[TensorView]) -> Result<Linear<B>> {
+    pub fn linear_of(&self, name: &str, parts: &[Part]) -> Result<Linear<B>> {
         let key = self.key(name);
+        if let Source::Layers(layers) = self.source {
+            return layers.linear(&key);
+        }
         let storage = self.policy.storage(&key);
-        Linear::load(self.backend, key, parts, storage)
+        let views: Vec<_> = parts.iter().map(|part| part.view.clone()).collect();
+        let linear = Linear::load(self.backend, key, &views, storage)?;
+        if let Source::Recorded(layers) = self.source {
+            layers.borrow_mut().add_linear(&linear, parts, storage)?;
+        }
+        Ok(linear)
     }
 
     /// A layer `name` made of `<part>.weight` of each part, [rows, cols], one under the other.
     pub fn stacked_linear(&self, name: &str, parts: &[&str], rows: usize, cols: usize) -> Result<Linear<B>> {
-        let views = parts.iter().map(|part| self.view(&format!("{part}.weight"), &[rows, cols]));
-        self.linear_of(name, &views.collect::<Result<Vec<_>>>()?)
+        let parts = parts.iter().map(|part| self.part(&format!("{part}.weight"), &[rows, cols]));
+        self.linear_of(name, &parts.collect::<Result<Vec<_>>>()?)
     }
 
     /// A vector [n] as [1, n].
     pub fn vector(&self, name: &str, n: usize) -> Result<Tensor<B>> {
-        let view = self.view(name, &[n])?;
-        self.backend.upload(&view.to_f32(), 1, n)
+        let part = self.part(name, &[n])?;
+        if let Source::Layers(layers) = self.source {
+            return layers.vector(&part.key);
+        }
+        let vector = self.backend.upload(&part.view.to_f32(), 1, n)?;
+        if let Source::Recorded(layers) = self.source {
+            layers.borrow_mut().add_vector(&vector, &part)?;
+        }
+        Ok(vector)
     }
 
     /// `<name>.weight` [out, in, side, side].

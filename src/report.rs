@@ -1,7 +1,7 @@
 //! `--timings`: where the time and the memory of an image went, as text or as JSON. Images of one batch share the
 //! stages' times.
 
-use std::fmt::Write;
+use std::fmt::{self, Display, Formatter, Write};
 use std::fs;
 
 use flux::pipeline::{Plan, Timings};
@@ -16,6 +16,7 @@ pub struct Report<'a> {
     pub output: &'a str,
     pub model: &'a str,
     pub device: &'a str,
+    pub adapters: Vec<ReportedAdapter>,
     pub plan: &'a Plan,
     /// The files of tensors that were read.
     pub tensors: &'a TensorArgs,
@@ -30,6 +31,20 @@ pub struct Report<'a> {
     pub total_s: f64,
     /// The most memory of the host that the program held at once, mapped weights included.
     pub peak_host_bytes: Option<u64>,
+}
+
+/// An adapter that was used.
+#[derive(Serialize)]
+pub struct ReportedAdapter {
+    /// The file's name.
+    pub file: String,
+    pub strength: f32,
+}
+
+impl Display for ReportedAdapter {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.strength)
+    }
 }
 
 impl Report<'_> {

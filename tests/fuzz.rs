@@ -30,10 +30,11 @@ use std::thread;
 
 use flux::files::ModelFiles;
 use flux::output::{ImageFormat, Rgb, encode};
-use flux::pipeline::{CancelFlag, OpenModel};
+use flux::pipeline::{CancelFlag, ModelInfo, OpenModel};
+use safetensors::tensor::{Dtype, TensorView};
 use support::random_model::RandomModel;
 
-use cases::{ATTACH_TO, Kind, Sources};
+use cases::{ATTACH_TO, Kind, Sources, adapter_of};
 use rng::Rng;
 use run::{Case, Prints, quiet};
 
@@ -50,6 +51,7 @@ fn sources(folder: &Path) -> Sources {
         let preset = model.file_name().and_then(|name| name.to_str()).expect("named above");
         RandomModel::preset(preset).expect("a known preset").write(model).expect("a temporary folder is writable");
         attach(model).expect("a model without fault");
+        write_adapter(model);
     }
     let image = Rgb { width: 40, height: 24, bytes: (0..40 * 24 * 3).map(|i| (i * 7 % 251) as u8).collect() };
     let facts = [("prompt", "a red circle".to_string())];
@@ -60,6 +62,38 @@ fn sources(folder: &Path) -> Sources {
         path
     });
     Sources { program, models, images: images.into() }
+}
+
+/// An adapter with tensors of every kind.
+fn write_adapter(model: &Path) {
+    let dir = ModelFiles::open(model).expect("written above");
+    let dim = ModelInfo::read(&dir).expect("written above").transformer.dim();
+    let block = "transformer_blocks.0.attn";
+    let shapes: [(String, Vec<usize>); 13] = [
+        (format!("{block}.to_q.lora_A.weight"), vec![2, dim]),
+        (format!("{block}.to_q.lora_B.weight"), vec![dim, 2]),
+        (format!("{block}.to_q.alpha"), vec![]),
+        (format!("{block}.to_q.dora_scale"), vec![dim, 1]),
+        (format!("{block}.to_k.lokr_w1"), vec![2, 2]),
+        (format!("{block}.to_k.lokr_w2_a"), vec![dim / 2, 1]),
+        (format!("{block}.to_k.lokr_w2_b"), vec![1, dim / 2]),
+        (format!("{block}.to_v.hada_w1_a"), vec![dim, 1]),
+        (format!("{block}.to_v.hada_w1_b"), vec![1, dim]),
+        (format!("{block}.to_v.hada_w2_a"), vec![dim, 1]),
+        (format!("{block}.to_v.hada_w2_b"), vec![1, dim]),
+        (format!("{block}.to_out.0.set_weight"), vec![dim, dim]),
+        ("what.lora_A.weight".to_string(), vec![1, 1]),
+    ];
+    let bytes: Vec<u8> = (0..dim * dim).flat_map(|i| ((i % 251) as f32 / 2510.0).to_le_bytes()).collect();
+    let tensors = shapes.into_iter().map(|(name, shape)| {
+        let values = &bytes[..4 * shape.iter().product::<usize>()];
+        (name, TensorView::new(Dtype::F32, shape, values).expect("as many values as the shape has"))
+    });
+    let metadata = r#"{"transformer.r": 2, "transformer.lora_alpha": 1}"#.to_string();
+    let metadata = [("lora_adapter_metadata".to_string(), metadata)].into();
+    safetensors::serialize_to_file(tensors, Some(metadata), &adapter_of(model)).expect("a temporary folder");
+    let opened = ModelInfo::read(&dir).and_then(|info| info.adapter(&adapter_of(model)));
+    opened.expect("an adapter without fault");
 }
 
 fn attach(model: &Path) -> flux::Result<()> {

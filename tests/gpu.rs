@@ -8,6 +8,8 @@ mod support;
 
 #[path = "parity/adaln.rs"]
 mod adaln;
+#[path = "parity/adapters.rs"]
+mod adapters;
 #[path = "parity/add.rs"]
 mod add;
 #[path = "parity/attention.rs"]
@@ -20,6 +22,8 @@ mod concat;
 mod conv2d;
 #[path = "parity/doors.rs"]
 mod doors;
+#[path = "parity/editing.rs"]
+mod editing;
 #[path = "parity/euler_step.rs"]
 mod euler_step;
 #[path = "parity/fp8.rs"]

@@ -79,7 +79,7 @@ const LAYERS: [(&str, &[&str]); 29] = [
     ("ops", &["nn", "tensor", "token_layout", "backend"]),
     ("token_layout.rs", &[]),
     ("backend", &["files", "nn", "tensor", "ops"]),
-    ("nn.rs", &["files", "tensor", "backend"]),
+    ("nn", &["files", "tensor", "backend"]),
     ("files", &[]),
     ("error.rs", &[]),
 ];

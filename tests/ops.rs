@@ -20,14 +20,16 @@ const MISSING: [(&str, &str, &str); 2] = [
 ];
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 14] = [
+const NO_OPS: [(&str, &str, &str); 16] = [
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "quantise_weight", "weights are quantised while they are loaded"),
     (KERNELS, "transfer", "values between host and device"),
+    (PARITY, "adapters", "products with layers that have factors of low rank"),
     (PARITY, "compare", "what all parity tests share"),
     (PARITY, "doors", "what all ops refuse"),
+    (PARITY, "editing", "whole images from images"),
     (PARITY, "fp8", "all products of quantised values"),
     (PARITY, "graph", "captured work"),
     (PARITY, "meaning", "what images show"),

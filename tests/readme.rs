@@ -14,11 +14,14 @@ use std::process::Command;
 
 use contact_sheet::{COLUMNS, SIDE, contact_sheet};
 use flux::compare::difference;
+use flux::files::ModelFiles;
 use flux::input::read;
 use flux::output::Rgb;
+use flux::pipeline::ModelInfo;
 use image::RgbImage;
 use image::imageops::crop_imm;
 use program::{Run, project};
+use safetensors::tensor::{Dtype, TensorView};
 
 /// Files that tell someone what to run.
 const DOCUMENTS: [&str; 6] = [
@@ -62,8 +65,22 @@ fn checkout() -> tempfile::TempDir {
     link(&project("models/tiny"), "models/klein-base-4b");
     link(&project("scripts"), "scripts");
     link(Path::new(env!("CARGO_BIN_EXE_flux")), "flux");
+    write_adapter(&folder.path().join("style.safetensors"));
     fs::write(folder.path().join("prompts.txt"), "a red circle\n").expect("a temporary folder is writable");
     folder
+}
+
+/// An adapter of the built-in model.
+fn write_adapter(path: &Path) {
+    let dir = ModelFiles::open(&project("models/tiny")).expect("the built-in model");
+    let dim = ModelInfo::read(&dir).expect("the built-in model").transformer.dim();
+    let values: Vec<u8> = (0..dim).flat_map(|i| (i as f32 / dim as f32).to_le_bytes()).collect();
+    let half = |name: &str, shape| {
+        let tensor = TensorView::new(Dtype::F32, shape, &values).expect("as many values as the shape has");
+        (format!("transformer.transformer_blocks.0.attn.to_out.0.lora_{name}.weight"), tensor)
+    };
+    let pair = [half("A", vec![1, dim]), half("B", vec![dim, 1])];
+    safetensors::serialize_to_file(pair, None, path).expect("a temporary folder is writable");
 }
 
 fn run(line: &str, folder: &Path) -> Run {
@@ -193,6 +210,18 @@ fn the_commands_of_sampling_and_conditioning_draw() {
         let image = line.rsplit(' ').next().expect("the image comes last");
         assert!(folder.path().join(image).exists(), "{line}");
     }
+}
+
+#[test]
+fn the_command_with_an_adapter_draws_another_image_than_without() {
+    let folder = checkout();
+    let line = commands().into_iter().find(|line| line.contains("--lora")).expect("the README shows it");
+    let adapted = |line: &str| {
+        run(&format!("{line} -s 1 --device cpu"), folder.path()).succeeds();
+        read(&folder.path().join("styled.png")).unwrap().bytes
+    };
+    let with = adapted(&line);
+    assert!(with != adapted(&line.replace("--lora style.safetensors:0.8", "")));
 }
 
 #[test]

@@ -42,6 +42,15 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
         work
     }
 
+    /// Drops the entries whose shape `keeps` refuses.
+    pub fn retain(&self, keeps: impl Fn(&K) -> bool) {
+        let mut entries = self.entries();
+        let gone: Vec<K> = entries.iter().map(|(key, _)| key).filter(|key| !keeps(key)).cloned().collect();
+        let dropped: Vec<_> = gone.iter().filter_map(|key| entries.pop(key)).collect();
+        drop(entries);
+        drop(dropped);
+    }
+
     /// Drops all entries. Work that still runs is dropped when it ends.
     pub fn clear(&self) {
         let mut entries = self.entries();
@@ -119,6 +128,8 @@ mod tests {
         assert!(has(1));
         cache.insert(3, Arc::new(()));
         assert!(has(1) && has(3) && !has(2) && cache.len() == 2);
+        cache.retain(|key| *key != 1);
+        assert!(!has(1) && has(3));
         cache.clear();
         assert_eq!(cache.len(), 0);
     }

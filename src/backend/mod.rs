@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::files::TensorView;
-use crate::nn::{ConvKernel, Linear, Operand};
+use crate::nn::{ConvKernel, Linear, LowRank, Operand};
 use crate::ops::{
     self, Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, TokenLayout,
 };
@@ -168,6 +168,18 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ///
     /// Errors when this backend does not multiply weights of this storage, or memory runs out.
     fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Self::Weight>;
+    /// The weight of `base`, whose rows are `parts` in its file, with `up down` added: summed in float32 and rounded once
+    /// to how it is stored. None where this backend computes the low-rank product beside that of the weight.
+    ///
+    /// Errors when memory runs out.
+    fn merge_weight(
+        &self,
+        _base: &Linear<Self>,
+        _parts: &[TensorView],
+        _low_rank: &LowRank<Self>,
+    ) -> Result<Option<Self::Weight>> {
+        Ok(None)
+    }
     /// The weight [out, in, k, k] of a convolution.
     fn load_conv_weight(&self, view: &TensorView) -> Result<Self::ConvWeight>;
     /// Rows `ids` of a table [rows, cols] that stays on the host, as activations [ids, cols]. The ids are inside the

@@ -65,11 +65,6 @@ impl ImageArgs {
         self.mask.is_some() || self.strength.is_some() || self.extend.is_some()
     }
 
-    /// Whether an image comes from standard input.
-    pub fn reads_stdin(&self) -> bool {
-        self.files().any(is_stdin)
-    }
-
     fn files(&self) -> impl Iterator<Item = &Path> {
         self.inputs.iter().chain(&self.mask).map(PathBuf::as_path)
     }
@@ -119,7 +114,7 @@ mod tests {
     fn inputs_come_in_their_order_and_one_from_standard_input() {
         let images = parse("-i a.png -i - --input b.jpg").unwrap();
         assert_eq!(images.inputs, ["a.png", "-", "b.jpg"].map(PathBuf::from));
-        assert!(images.reads_stdin() && !images.changes());
+        assert!(!images.changes());
         assert!(parse("-i - -i -").is_err_and(|e| e.contains("more than once")));
         assert!(parse("-i - --mask -").is_err_and(|e| e.contains("more than once")));
     }

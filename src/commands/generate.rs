@@ -10,7 +10,7 @@ use flux::backend::{Backend, Remark};
 use flux::default_model::default_model;
 use flux::files::ModelFiles;
 use flux::output::Rgb;
-use flux::pipeline::{CancelFlag, Decoded, Model, OpenModel, Plan, Request};
+use flux::pipeline::{AdapterUse, CancelFlag, Decoded, Model, OpenModel, Plan, Request};
 use flux::sampler::Rng;
 use flux::{Error, Result};
 
@@ -22,7 +22,7 @@ use super::tensors::Tensors;
 use super::{model_dir, print};
 use crate::cli::{self, Generate, TimingsFormat};
 use crate::progress::{Console, say};
-use crate::report::{Report, peak_host_bytes};
+use crate::report::{Report, ReportedAdapter, peak_host_bytes};
 
 /// Makes the images. Everything that can be checked without a model is checked before one is opened. A signal ends the
 /// work as cancelled once the flags are checked, and the program at once before that.
@@ -33,7 +33,7 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     }
     let request = args.request(&mut io::stdin())?;
     let images = Images::read(&args.images, &mut io::stdin())?;
-    let request = images.apply(request);
+    let mut request = images.apply(request);
     request.check_count(args.count as usize)?;
     let targets = Destination::all(args, request.seed)?;
     let tensors = Tensors::new(args, request.seed)?;
@@ -61,6 +61,7 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     if args.images.kv {
         model.cache_references();
     }
+    request.adapters = args.adapters.open(|path| model.adapter(path))?;
     if let Some(folder) = cache_folder {
         let cache = model.attach_quantised_cache(&folder, &cancel, &mut |progress| console.progress(progress))?;
         console.finish();
@@ -182,6 +183,9 @@ impl Job<'_> {
             self.tensors.write_embeddings(&session.embeddings()?, &self.request, &self.name)?;
         }
         let count = session.prepare(&mut |progress| console.progress(progress))?;
+        if let Some(remark) = session.adapter_remark() {
+            console.detail(remark);
+        }
         if self.targets.len() > 1 {
             console.finish();
             let one = "one image by itself".to_string();
@@ -208,6 +212,7 @@ impl Job<'_> {
                 output,
                 model: &self.name,
                 device,
+                adapters: adapters(&self.request),
                 plan,
                 tensors: &self.args.tensors,
                 timings: &timings,
@@ -245,6 +250,10 @@ impl Job<'_> {
         facts.extend(cli::facts(&self.request, &plan));
         facts.extend(self.args.tensors.facts());
         facts.extend(images::facts(&self.args.images));
+        let used: Vec<_> = adapters(&self.request).iter().map(ReportedAdapter::to_string).collect();
+        if !used.is_empty() {
+            facts.push(("lora", used.join(", ")));
+        }
         let saving = Instant::now();
         target.write(&self.images.finish(Rgb { width, height, bytes: rgb })?, &facts)?;
         let save_s = saving.elapsed().as_secs_f64();
@@ -257,6 +266,15 @@ impl Job<'_> {
         }
         Ok(Saved { output, plan, save_s, total_s })
     }
+}
+
+/// The adapters of a request, for reports.
+fn adapters(request: &Request) -> Vec<ReportedAdapter> {
+    let reported = |AdapterUse { adapter, strength }: &AdapterUse| ReportedAdapter {
+        file: adapter.path().file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        strength: *strength,
+    };
+    request.adapters.iter().map(reported).collect()
 }
 
 fn json(report: &Report<'_>) -> Result<String> {

@@ -1,4 +1,4 @@
-//! The bytes of a file: mapped, or part of the program.
+//! The bytes of a file: mapped, or part of the program; or of values that were computed.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,6 +12,8 @@ pub enum Bytes {
     Mapped(Mapped),
     /// Bytes that the program carries.
     Embedded(&'static [u8]),
+    /// Float32 values that were computed, as a file on this machine would have them.
+    Computed(Vec<f32>),
 }
 
 /// A mapped file.
@@ -45,6 +47,7 @@ impl Bytes {
         match self {
             Bytes::Mapped(mapped) => &mapped.map,
             Bytes::Embedded(bytes) => bytes,
+            Bytes::Computed(values) => bytemuck::cast_slice(values),
         }
     }
 
@@ -54,7 +57,7 @@ impl Bytes {
     pub fn length_now(&self) -> std::io::Result<u64> {
         match self {
             Bytes::Mapped(mapped) => Ok(mapped.file.metadata()?.len()),
-            Bytes::Embedded(bytes) => Ok(bytes.len() as u64),
+            Bytes::Embedded(_) | Bytes::Computed(_) => Ok(self.as_slice().len() as u64),
         }
     }
 }

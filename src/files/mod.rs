@@ -3,8 +3,10 @@
 //! [`ModelFiles`] is a model as the user names it: a folder, or the model that the program carries. It opens the
 //! tensors of a component as [`TensorFiles`]: containers ([`Safetensors`]) whose headers were checked, and which give
 //! out [`TensorView`]s. A [`Format`] says how values lie in the bytes of a view, and [`dequantise_rows`] converts them.
-//! The [`quantised_cache`] holds some matrices in fewer bits beside the model. Nothing here knows a backend or a model.
+//! An [`adapter`] is a file that changes
+//! some of the tensors. The [`quantised_cache`] holds some matrices in fewer bits beside the model. Nothing here knows a backend or a model.
 
+pub mod adapter;
 mod arrays;
 pub mod atomic;
 mod bytes;

@@ -132,6 +132,17 @@ impl Safetensors {
         })
     }
 
+    /// The tensor `name` of floats, whatever its shape and values.
+    ///
+    /// Errors when it is missing, or its dtype is no float.
+    pub fn tensor(&self, name: &str) -> Result<TensorView> {
+        let missing = || Error::new(format!("tensor `{name}` is missing")).at_path(&self.path);
+        let entry = self.entries.get(name).ok_or_else(missing)?;
+        let format = entry.format_of(name, &Format::FLOATS).map_err(|e| e.at_path(&self.path))?;
+        TensorView::new(Arc::clone(&self.bytes), entry.range.clone(), format, entry.shape.clone(), None)
+            .map_err(|why| Error::new(format!("tensor `{name}` {why}")).at_path(&self.path))
+    }
+
     /// The tensor `name`, which must have `shape` and be in one of `formats`.
     ///
     /// Errors when it is missing, has another shape or dtype, or is a matrix of zeros.
@@ -140,11 +151,7 @@ impl Safetensors {
             .entries
             .get(name)
             .ok_or_else(|| Error::new(format!("tensor `{name}` is missing")).at_path(&self.path))?;
-        let Some(format) = entry.format().filter(|format| formats.contains(format)) else {
-            let expected = one_of(formats);
-            return Err(Error::new(format!("tensor `{name}` is of dtype {:?}, expected {expected}", entry.dtype))
-                .at_path(&self.path));
-        };
+        let format = entry.format_of(name, formats).map_err(|e| e.at_path(&self.path))?;
         let stored = stored_shape(format, shape);
         if entry.shape != stored {
             return Err(
@@ -172,6 +179,13 @@ impl Entry {
     fn format(&self) -> Option<Format> {
         let mut known = Format::FLOATS.into_iter().chain([Format::E4m3Rows]);
         known.find(|format| dtype(*format) == self.dtype)
+    }
+
+    /// The format of the dtype of tensor `name`, which must be one of `formats`.
+    fn format_of(&self, name: &str, formats: &[Format]) -> Result<Format> {
+        self.format().filter(|format| formats.contains(format)).ok_or_else(|| {
+            Error::new(format!("tensor `{name}` is of dtype {:?}, expected {}", self.dtype, one_of(formats)))
+        })
     }
 }
 

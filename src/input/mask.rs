@@ -30,6 +30,13 @@ pub struct Grey {
     pub bytes: Vec<u8>,
 }
 
+/// An image as a mask: what counts is how bright it is.
+impl From<Rgb> for Mask {
+    fn from(image: Rgb) -> Self {
+        Self { image, indexed: false }
+    }
+}
+
 impl Mask {
     /// Reads a mask. Any image will do; what counts is how bright it is, and alpha is ignored. Errors as
     /// [`read`](super::read).

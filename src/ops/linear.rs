@@ -1,8 +1,11 @@
 //! Matrix products with weights.
+//!
+//! A layer may have factors of low rank ([`Linear::low_rank`]) beside its weight. Its product is that with the weight
+//! plus `x down^T up^T`, on every backend: backends compute with the weight alone.
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::nn::{Linear, Operand};
+use crate::nn::{Linear, LowRank, Operand};
 use crate::tensor::{Dtype, Tensor, expect, expect_activation, expect_activations};
 
 impl<B: Backend> Tensor<B> {
@@ -19,7 +22,8 @@ impl<B: Backend> Tensor<B> {
                 format!("bias is [{}, {}], expected [1, {}]", bias.rows(), bias.cols(), weight.rows())
             })?;
         }
-        self.backend().linear(self, weight, bias)
+        let out = self.backend().linear(self, weight, bias)?;
+        add_low_rank(self.backend(), &[self], weight, out)
     }
 
     /// `linear(self) + residual`, rounded once. The result overwrites `residual` where that is writable.
@@ -39,7 +43,8 @@ impl<B: Backend> Tensor<B> {
                 weight.rows()
             )
         })?;
-        self.backend().linear_add(self, weight, residual)
+        let out = self.backend().linear_add(self, weight, residual)?;
+        add_low_rank(self.backend(), &[self], weight, out)
     }
 
     /// `linear` of each (x, weight), the results one under the other.
@@ -56,7 +61,7 @@ impl<B: Backend> Tensor<B> {
                 format!("weights have {} and {} rows", first_weight.rows(), weight.rows())
             })?;
         }
-        first.backend().linear_rows(parts)
+        rows(first.backend(), parts)
     }
 
     /// `linear` of the parts' columns side by side.
@@ -69,7 +74,8 @@ impl<B: Backend> Tensor<B> {
         expect_weight("linear_concat", parts[0].backend(), parts.iter().map(|x| x.cols()).sum(), weight)?;
         let rows = parts[0].rows();
         expect(parts.iter().all(|x| x.rows() == rows), "linear_concat", || "the parts differ in rows".to_string())?;
-        parts[0].backend().linear_concat(parts, weight)
+        let out = parts[0].backend().linear_concat(parts, weight)?;
+        add_low_rank(parts[0].backend(), parts, weight, out)
     }
 }
 
@@ -78,7 +84,8 @@ impl<B: Backend> Operand<B> {
     pub fn linear(&self, weight: &Linear<B>) -> Result<Tensor<B>> {
         expect_operand("linear", self.tensor().backend(), self)?;
         expect_weight("linear", self.tensor().backend(), self.cols(), weight)?;
-        self.tensor().backend().linear(self.tensor(), weight, None)
+        let (x, backend) = (self.tensor(), self.tensor().backend());
+        add_low_rank(backend, &[x], weight, backend.linear(x, weight, None)?)
     }
 }
 
@@ -99,6 +106,35 @@ pub(super) fn expect_weight<B: Backend>(op: &str, on: &B, cols: usize, weight: &
     expect(cols == weight.cols(), op, || {
         format!("x has {cols} columns but `{}` is [{}, {}]", weight.name(), weight.rows(), weight.cols())
     })
+}
+
+/// `out + x down^T up^T` by the factors of `weight`, or `out` where it has none. x are columns side by side.
+fn add_low_rank<B: Backend>(b: &B, x: &[&Tensor<B>], weight: &Linear<B>, out: Tensor<B>) -> Result<Tensor<B>> {
+    let Some(LowRank { down, up }) = weight.low_rank() else { return Ok(out) };
+    let low = match x {
+        [x] => b.linear(x, down, None)?,
+        parts => b.linear_concat(parts, down)?,
+    };
+    b.linear_add(&low, up, out)
+}
+
+/// `linear` of each pair, the results one under the other.
+pub(super) fn rows<B: Backend>(b: &B, parts: &[(&Tensor<B>, &Linear<B>)]) -> Result<Tensor<B>> {
+    let mut below = b.linear_rows(parts)?;
+    if parts.iter().all(|(_, weight)| weight.low_rank().is_none()) {
+        return Ok(below);
+    }
+    let mut above: Option<Tensor<B>> = None;
+    for (x, weight) in parts {
+        let (own, rest) = below.split_rows(x.rows());
+        let own = add_low_rank(b, &[x], weight, own)?;
+        above = Some(match above {
+            Some(above) => above.join_rows(own)?,
+            None => own,
+        });
+        below = rest;
+    }
+    Ok(above.unwrap_or(below))
 }
 
 /// What `linear_add` means.

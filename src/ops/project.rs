@@ -60,6 +60,10 @@ impl<B: Backend> Tensor<B> {
             expect_rope(OP, backend, parts.iter().map(|(x, _)| x.rows()).sum(), heads.dim, heads.rope, heads.layout)?;
             expect_norm(OP, backend, heads.norm, heads.rope)?;
         }
+        // A backend's kernel would leave out what is added to the product.
+        if parts.iter().any(|(_, weight)| weight.low_rank().is_some()) {
+            return compose(backend, parts, heads);
+        }
         backend.project(parts, heads)
     }
 }
@@ -71,7 +75,7 @@ pub fn compose<B: Backend>(
     heads: Option<&Heads<'_, B>>,
 ) -> Result<Projection<B>> {
     let products: Vec<_> = parts.iter().map(|(x, weight)| (x.tensor(), *weight)).collect();
-    let y = b.linear_rows(&products)?;
+    let y = super::linear::rows(b, &products)?;
     let dim = heads.map_or(0, |heads| heads.dim);
     let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
     let mlp = (y.cols() - 3 * dim) / 2;

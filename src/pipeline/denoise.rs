@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
+use super::adapters::{AdapterSet, SetKey};
 use super::memory::Needs;
 use super::progress::Caller;
 use super::references::{ImageLatents, Images, reference_cache};
@@ -34,6 +35,7 @@ pub(super) struct Denoising<B: Backend> {
     step: usize,
     first_step: usize,
     steps: usize,
+    remark: Option<String>,
 }
 
 /// What [`Tensor::inpaint_blend`] reads: the first noise, the latents of the image to change, and the mask.
@@ -49,6 +51,7 @@ pub(super) struct Conditions<'a, B: Backend> {
     pub txt: &'a Tensor<B>,
     pub images: &'a Images,
     pub latents: ImageLatents<B>,
+    pub adapters: &'a AdapterSet,
 }
 
 impl<B: Backend> Denoising<B> {
@@ -57,7 +60,7 @@ impl<B: Backend> Denoising<B> {
     /// Errors when memory runs out, or the caller cancels.
     pub(super) fn prepare(
         residency: &Residency<B>,
-        Conditions { txt, images, latents }: Conditions<'_, B>,
+        Conditions { txt, images, latents, adapters }: Conditions<'_, B>,
         noise: JoinHandle<Noise>,
         (plan, count): (&Plan, usize),
         caller: &Caller<'_>,
@@ -66,15 +69,17 @@ impl<B: Backend> Denoising<B> {
         let (info, backend) = (&residency.info, &residency.backend);
         let needs = Needs::of(backend, info, plan);
         let transformer = residency.transformer(&needs, caller, clock)?;
+        let (transformer, remark) = adapted(residency, transformer, adapters, &needs, caller, clock)?;
         let mut references = latents.references.map(|latents| transformer.references(&latents)).transpose()?;
         let mut cached = None;
         if let Some(embedded) = references.take_if(|_| info.caches_references) {
             cached = Some(reference_cache(residency, &transformer, images, &embedded, (plan, &needs))?);
             clock.references_cached()?;
         }
-        let work = batch(residency, &transformer, cached, &needs, (plan, count))?;
+        let work = batch(residency, (&transformer, adapters.key()), cached, &needs, (plan, count))?;
         let (height, width) = info.latent_size(plan);
-        let schedule = schedule(residency, &transformer, &plan.schedule.schedule(height * width, plan.steps))?;
+        let levels = plan.schedule.schedule(height * width, plan.steps);
+        let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;
         let samples = work.reads().layout.batch;
         let context = context(transformer.context(txt)?, &plan.text(), samples, references)?;
         let drawn = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
@@ -84,10 +89,13 @@ impl<B: Backend> Denoising<B> {
         let (latents, kept) = begin(backend, noise, latents.changed, images.cells(), &sigma)?;
         clock.prepared()?;
         let capture = work.seen_before();
-        let first_step = plan.first_step;
-        let denoising =
-            Self { work, capture, schedule, context, kept, latents, step: first_step, first_step, steps: plan.steps };
-        Ok((denoising, drawn))
+        let (step, first_step, steps) = (plan.first_step, plan.first_step, plan.steps);
+        Ok((Self { work, capture, schedule, context, kept, latents, step, first_step, steps, remark }, drawn))
+    }
+
+    /// How the transformer has its adapters, if it has any.
+    pub(super) fn remark(&self) -> Option<&str> {
+        self.remark.as_deref()
     }
 
     /// Images of the batch.
@@ -138,6 +146,22 @@ impl<B: Backend> Denoising<B> {
     }
 }
 
+/// The transformer with its adapters, and how it has them, if there are any.
+fn adapted<B: Backend>(
+    residency: &Residency<B>,
+    transformer: Arc<Transformer<B>>,
+    set: &AdapterSet,
+    needs: &Needs,
+    caller: &Caller<'_>,
+    clock: &mut Clock<B>,
+) -> Result<(Arc<Transformer<B>>, Option<String>)> {
+    if set.is_empty() {
+        return Ok((transformer, None));
+    }
+    let adapted = residency.adapted(&transformer, set, needs, caller, clock)?;
+    Ok((Arc::clone(&adapted.transformer), Some(adapted.remark.clone())))
+}
+
 /// The latents with which the schedule begins at noise level `sigma`, and what is kept of the image to change.
 fn begin<B: Backend>(
     backend: &B,
@@ -158,16 +182,16 @@ fn begin<B: Backend>(
 /// at least one.
 fn batch<B: Backend>(
     residency: &Residency<B>,
-    transformer: &Arc<Transformer<B>>,
+    (transformer, set): (&Arc<Transformer<B>>, &SetKey),
     cached: Option<Arc<ReferenceCache<B>>>,
     needs: &Needs,
     (plan, count): (&Plan, usize),
 ) -> Result<Arc<RepeatedWork<Steps<B>, B>>> {
     let (backend, info) = (&residency.backend, &residency.info);
     let wanted = needs.wanted(plan, count);
-    let fits = |shape: &BatchShape, steps: &Arc<Steps<B>>| {
+    let fits = |(of, shape): &(SetKey, BatchShape), steps: &Arc<Steps<B>>| {
         let same_cache = steps.cached.as_ref().map(Arc::as_ptr) == cached.as_ref().map(Arc::as_ptr);
-        shape.serves(plan, wanted) && Arc::ptr_eq(&steps.transformer, transformer) && same_cache
+        of == set && shape.serves(plan, wanted) && Arc::ptr_eq(&steps.transformer, transformer) && same_cache
     };
     if let Some(found) = residency.steps.find(fits) {
         return Ok(found);
@@ -202,16 +226,17 @@ fn batch<B: Backend>(
         guidance: plan.guided().then_some(plan.guidance),
         batched: !own_negative && needs.batched(available, samples),
     };
-    Ok(residency.steps.insert(BatchShape::new(plan, wanted, samples), Arc::new(steps)))
+    Ok(residency.steps.insert((set.clone(), BatchShape::new(plan, wanted, samples)), Arc::new(steps)))
 }
 
 /// The modulations and lengths of all steps of a schedule.
 fn schedule<B: Backend>(
     residency: &Residency<B>,
     transformer: &Transformer<B>,
+    set: &SetKey,
     schedule: &Schedule,
 ) -> Result<Arc<Schedules<B>>> {
-    let key: Vec<u32> = schedule.sigmas.iter().map(|sigma| sigma.to_bits()).collect();
+    let key = (set.clone(), schedule.sigmas.iter().map(|sigma| sigma.to_bits()).collect());
     let schedules = || residency.schedules.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(found) = schedules().get(&key) {
         return Ok(Arc::clone(found));

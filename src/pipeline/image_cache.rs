@@ -1,7 +1,7 @@
 //! Caches what was made of the images that others are made from, by their pixels.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use lru::LruCache;
 
@@ -23,9 +23,9 @@ pub(super) struct ImageCache<B: Backend> {
     reference_caches: Mutex<LruCache<Vec<Arc<Rgb>>, Cached<B>>>,
 }
 
-/// Keys and values, and the transformer that made them.
+/// Keys and values, and the transformer that made them, which they do not keep.
 struct Cached<B: Backend> {
-    transformer: Arc<Transformer<B>>,
+    transformer: Weak<Transformer<B>>,
     cache: Arc<ReferenceCache<B>>,
 }
 
@@ -53,7 +53,7 @@ impl<B: Backend> ImageCache<B> {
         transformer: &Arc<Transformer<B>>,
     ) -> Option<Arc<ReferenceCache<B>>> {
         let mut caches = lock(&self.reference_caches);
-        let found = caches.get(references).filter(|found| Arc::ptr_eq(&found.transformer, transformer))?;
+        let found = caches.get(references).filter(|found| found.transformer.as_ptr() == Arc::as_ptr(transformer))?;
         Some(Arc::clone(&found.cache))
     }
 
@@ -74,7 +74,7 @@ impl<B: Backend> ImageCache<B> {
         transformer: &Arc<Transformer<B>>,
         cache: &Arc<ReferenceCache<B>>,
     ) {
-        let cached = Cached { transformer: Arc::clone(transformer), cache: Arc::clone(cache) };
+        let cached = Cached { transformer: Arc::downgrade(transformer), cache: Arc::clone(cache) };
         lock(&self.reference_caches).put(references, cached);
     }
 

@@ -132,7 +132,7 @@ mod tests {
             assert_eq!(first(strength, 4).unwrap(), expected, "{strength}");
         }
         assert_eq!(first(0.3, 50).unwrap(), 35);
-        for bad in [0.0, 0.2, -0.1, 1.1, f64::NAN] {
+        for bad in [0.0, -0.1, 1.1, f64::NAN] {
             let text = first(bad, 4).unwrap_err().to_string();
             assert!(text.contains("--strength") && text.contains("hint"), "{text}");
         }

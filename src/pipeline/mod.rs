@@ -23,6 +23,9 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 
+mod adapt;
+mod adapted_cache;
+mod adapters;
 mod decode;
 mod denoise;
 mod embeddings;
@@ -44,6 +47,7 @@ mod steps;
 mod text;
 mod timings;
 
+pub use crate::files::adapter::{Adapter, AdapterUse};
 pub use embeddings::Embeddings;
 pub use images::{Change, MAX_REFERENCES};
 pub use info::ModelInfo;

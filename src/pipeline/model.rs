@@ -1,6 +1,7 @@
 //! A model on a backend: what all of its sessions share.
 
 use std::mem;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::memory::Needs;
@@ -11,6 +12,7 @@ use super::{ModelInfo, OpenModel, Plan, Request};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::files::ModelFiles;
+use crate::files::adapter::Adapter;
 use crate::sampler::Noise;
 
 /// A model on a backend, ready to make images; any number of [`Session`](super::Session)s share it, from any threads.
@@ -46,6 +48,13 @@ impl<B: Backend> Model<B> {
     /// The backend on which it runs.
     pub fn backend(&self) -> &B {
         &self.residency.backend
+    }
+
+    /// Opens an adapter for this model.
+    ///
+    /// Errors as [`Adapter::open`].
+    pub fn adapter(&self, path: &Path) -> Result<Arc<Adapter>> {
+        self.info().adapter(path)
     }
 
     /// Starts loading the weights of a first image on other threads, while the caller does something else, such as

@@ -1,7 +1,7 @@
 //! A model that is opened and checked before any device is needed.
 
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::thread::{self, Scope, ScopedJoinHandle, scope};
 
 use super::ModelInfo;
@@ -9,6 +9,7 @@ use super::progress::{Caller, CancelFlag, Progress, Stage};
 use crate::backend::NOT_NUMBERS;
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
+use crate::files::adapter::Adapter;
 use crate::files::quantised_cache::{self, QuantisedCache};
 use crate::files::{ModelFiles, TensorFiles};
 use crate::nn::{WeightPolicy, Weights};
@@ -138,6 +139,13 @@ impl OpenModel {
     pub fn cache_references(&mut self) {
         self.info.caches_references = true;
         self.info.mark_distilled();
+    }
+
+    /// Opens an adapter for this model.
+    ///
+    /// Errors as [`Adapter::open`].
+    pub fn adapter(&self, path: &Path) -> Result<Arc<Adapter>> {
+        self.info.adapter(path)
     }
 
     /// Loads the transformer's quantised weights from the quantised cache: a file in `folder`, the model's, which holds

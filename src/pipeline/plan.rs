@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::adapters;
 use super::images::{Change, ImagePlan};
 use super::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
 use super::{Embeddings, Latents};
 use crate::error::{Error, Result};
+use crate::files::adapter::AdapterUse;
 use crate::rgb::Rgb;
 use crate::sampler::{Rng, ScheduleKind};
 
@@ -49,6 +51,8 @@ pub struct Request {
     pub references: Vec<Arc<Rgb>>,
     /// An image to change, which gives the size.
     pub change: Option<Change>,
+    /// What changes the transformer; the changes of all of them are added.
+    pub adapters: Vec<AdapterUse>,
 }
 
 /// The longest prompt in bytes: more than any model reads, and short enough for the tokenizer to read without a delay.
@@ -75,6 +79,7 @@ impl Request {
             latents: None,
             references: Vec::new(),
             change: None,
+            adapters: Vec::new(),
         }
     }
 
@@ -203,6 +208,7 @@ impl Plan {
             check_size(start, info, [height, width]).map_err(|e| e.at(flag))?;
         }
         notes.extend(info.size_note(width, height));
+        notes.extend(adapters::notes(&request.adapters, info)?);
 
         if request.change.is_some() && [height, width] != images.default_size {
             let what =

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
+use super::adapted_cache::AdaptedCache;
+use super::adapters::SetKey;
 use super::image_cache::ImageCache;
 use super::memory::Needs;
 use super::opened::Files;
@@ -35,16 +37,19 @@ pub(super) struct Residency<B: Backend> {
     pub(super) info: Arc<ModelInfo>,
     pub(super) files: Arc<Files>,
     components: Mutex<Components<B>>,
+    pub(super) adapted: AdaptedCache<B>,
     /// What other threads load; `None` where there is no room for all of it. The lock is held while anything is loaded.
     prefetch: Mutex<Option<Prefetch<B>>>,
     pub(super) prompts: PromptCache<B>,
     pub(super) images: ImageCache<B>,
-    /// By the bits of the noise levels.
-    pub(super) schedules: Mutex<LruCache<Vec<u32>, Arc<Schedules<B>>>>,
-    pub(super) steps: GraphCache<BatchShape, Steps<B>, B>,
+    pub(super) schedules: Mutex<ScheduleCache<B>>,
+    pub(super) steps: GraphCache<(SetKey, BatchShape), Steps<B>, B>,
     /// By height and width alone, because the decoder runs on one image at a time.
     pub(super) decodes: GraphCache<[usize; 2], Decoder<B>, B>,
 }
+
+/// By the set of adapters and the bits of the noise levels.
+type ScheduleCache<B> = LruCache<(SetKey, Vec<u32>), Arc<Schedules<B>>>;
 
 struct Components<B: Backend> {
     text_encoder: Option<Arc<TextEncoder<B>>>,
@@ -69,6 +74,7 @@ impl<B: Backend> Residency<B> {
             info: Arc::new(info),
             files: Arc::new(files),
             components: Mutex::new(Components { text_encoder: None, transformer: None, decoder: None, encoder: None }),
+            adapted: AdaptedCache::new(),
             prefetch: Mutex::new(None),
             prompts: PromptCache::new(),
             images: ImageCache::new(),
@@ -83,7 +89,7 @@ impl<B: Backend> Residency<B> {
     }
 
     /// The lock that loading holds; waits for a session that loads.
-    fn loading(&self) -> MutexGuard<'_, Option<Prefetch<B>>> {
+    pub(super) fn loading(&self) -> MutexGuard<'_, Option<Prefetch<B>>> {
         self.prefetch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -259,14 +265,17 @@ impl<B: Backend> Residency<B> {
         TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers)
     }
 
-    /// Frees what images share, and the components other than `needed`, until `bytes` more fit or nothing is left to
-    /// free.
+    /// Frees what images share, transformers with adapters, and the components other than `needed`, until `bytes` more
+    /// fit or nothing is left to free.
     pub(super) fn make_room(&self, bytes: u64, needed: Component) {
         let is_short = || self.backend.available_bytes() < bytes;
         if !is_short() {
             return;
         }
         self.free_shapes();
+        if is_short() {
+            self.adapted.clear();
+        }
         if is_short() && needed != Component::TextEncoder {
             self.free_text_encoder();
         }

@@ -4,6 +4,7 @@ use std::mem;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use super::adapters::AdapterSet;
 use super::decode::Decoding;
 use super::denoise::{Conditions, Denoising};
 use super::memory::Needs;
@@ -30,6 +31,7 @@ pub struct Session<B: Backend> {
     text: Text,
     images: Images,
     plan: Plan,
+    adapters: AdapterSet,
     count: usize,
     cancel: CancelFlag,
     clock: Clock<B>,
@@ -69,6 +71,7 @@ impl<B: Backend> Session<B> {
             text,
             images: Images::of(request),
             plan,
+            adapters: AdapterSet::of(&request.adapters),
             count,
             cancel: cancel.clone(),
             clock: Clock::new(model.backend().clone())?,
@@ -107,7 +110,7 @@ impl<B: Backend> Session<B> {
             State::Encoded(noise, txt, latents) => {
                 let caller = Caller::new(report, &self.cancel);
                 let (residency, batch) = (&self.model.residency, (&self.plan, self.count));
-                let read = Conditions { txt: &txt, images: &self.images, latents };
+                let read = Conditions { txt: &txt, images: &self.images, latents, adapters: &self.adapters };
                 let (denoising, noise) = Denoising::prepare(residency, read, noise, batch, &caller, &mut self.clock)?;
                 self.model.reuse(noise);
                 self.count = denoising.samples();
@@ -116,6 +119,14 @@ impl<B: Backend> Session<B> {
             state => self.state = state,
         }
         Ok(self.count)
+    }
+
+    /// How the transformer has the adapters of this session, while it is denoising; for the curious.
+    pub fn adapter_remark(&self) -> Option<&str> {
+        match &self.state {
+            State::Denoising(denoising) => denoising.remark(),
+            _ => None,
+        }
     }
 
     /// Enqueues one step. Returns whether there was one left.

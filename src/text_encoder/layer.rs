@@ -29,7 +29,7 @@ impl<B: Backend> Layer<B> {
         let (hidden, head_dim, mlp) = (config.hidden_size, config.head_dim, config.intermediate_size);
         let (heads_dim, kv_heads_dim) = (config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim);
         let attn = weights.at("self_attn");
-        let rows = |name: &str, rows: usize| attn.view(&format!("{name}.weight"), &[rows, hidden]);
+        let rows = |name: &str, rows: usize| attn.part(&format!("{name}.weight"), &[rows, hidden]);
         let qkv = [rows("q_proj", heads_dim)?, rows("k_proj", kv_heads_dim)?, rows("v_proj", kv_heads_dim)?];
         Ok(Self {
             heads_dim,

@@ -30,7 +30,7 @@ impl<B: Backend> Stream<B> {
     fn load(
         weights: &Weights<'_, B>,
         config: &TransformerConfig,
-        kvq: [&str; 3],
+        (stacked, kvq): (&str, [&str; 3]),
         norms: [&str; 2],
         to_out: &str,
         ff: &str,
@@ -39,7 +39,7 @@ impl<B: Backend> Stream<B> {
         let (attn, ff) = (weights.at("attn"), weights.at(ff));
         let [norm_q, norm_k] = norms.map(|name| attn.vector(&format!("{name}.weight"), head_dim));
         Ok(Self {
-            to_kvq: attn.stacked_linear("to_kvq", &kvq, dim, dim)?,
+            to_kvq: attn.stacked_linear(stacked, &kvq, dim, dim)?,
             norm: QkNorm { q: norm_q?, k: norm_k?, eps: config.eps },
             to_out: attn.linear(to_out, dim, dim)?,
             linear_in: ff.linear("linear_in", 2 * mlp, dim)?,
@@ -58,12 +58,19 @@ impl<B: Backend> DoubleBlock<B> {
             txt: Stream::load(
                 weights,
                 config,
-                ["add_k_proj", "add_v_proj", "add_q_proj"],
+                ("add_kvq_proj", ["add_k_proj", "add_v_proj", "add_q_proj"]),
                 ["norm_added_q", "norm_added_k"],
                 "to_add_out",
                 "ff_context",
             )?,
-            img: Stream::load(weights, config, ["to_k", "to_v", "to_q"], ["norm_q", "norm_k"], "to_out.0", "ff")?,
+            img: Stream::load(
+                weights,
+                config,
+                ("to_kvq", ["to_k", "to_v", "to_q"]),
+                ["norm_q", "norm_k"],
+                "to_out.0",
+                "ff",
+            )?,
         })
     }
 

@@ -10,6 +10,7 @@ mod double_block;
 mod embed;
 mod final_layer;
 mod modulation;
+mod modules;
 mod references;
 mod single_block;
 
@@ -21,6 +22,7 @@ pub use modulation::{Modulation, Modulations, StepModulation};
 pub use references::{Keys, ReferenceCache, Sequence};
 pub use single_block::SingleBlock;
 
+use std::cell::RefCell;
 use std::iter::once;
 use std::ops::Range;
 
@@ -28,7 +30,7 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::files::ModelFiles;
 use crate::files::TensorFiles;
-use crate::nn::{Linear, Operand, Weights};
+use crate::nn::{Layers, Linear, Operand, Weights};
 use crate::ops::{Norm, Pairs, Rope, TokenLayout};
 use crate::tensor::Tensor;
 use modulation::ModulationWeights;
@@ -44,6 +46,7 @@ pub struct Transformer<B: Backend> {
     transformer_blocks: Vec<DoubleBlock<B>>,
     single_transformer_blocks: Vec<SingleBlock<B>>,
     final_layer: FinalLayer<B>,
+    layers: Layers<B>,
 }
 
 impl<B: Backend> Transformer<B> {
@@ -51,6 +54,24 @@ impl<B: Backend> Transformer<B> {
     ///
     /// Errors when a tensor is missing or has another shape than the config says.
     pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
+        let layers = RefCell::default();
+        let transformer = Self::build(&weights.recorded(&layers), config)?;
+        Ok(Self { layers: layers.into_inner(), ..transformer })
+    }
+
+    /// Its layers, of which a variant is made that shares their weights.
+    pub fn layers(&self) -> &Layers<B> {
+        &self.layers
+    }
+
+    /// A transformer of the same sizes, of `layers`, whose weights it shares. `files` are those of this one.
+    ///
+    /// Errors when a layer is missing.
+    pub fn with_layers(&self, files: &TensorFiles, layers: &Layers<B>) -> Result<Self> {
+        Self::build(&Weights::new(&self.backend, files).of_layers(layers), &self.config)
+    }
+
+    fn build(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
         let dim = config.dim();
         let double = |i| DoubleBlock::load(&weights.at("transformer_blocks").at(i), config);
         let single = |i| {
@@ -66,6 +87,7 @@ impl<B: Backend> Transformer<B> {
             transformer_blocks: (0..config.num_layers).map(double).collect::<Result<_>>()?,
             single_transformer_blocks: (0..config.num_single_layers).map(single).collect::<Result<_>>()?,
             final_layer: FinalLayer::load(weights, config)?,
+            layers: Layers::default(),
         })
     }
 

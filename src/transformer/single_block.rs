@@ -26,7 +26,7 @@ impl<B: Backend> SingleBlock<B> {
         let attn = weights.at("attn");
         // The file has q first. With k and v first, attention may write over q, and the activated MLP lies beside it
         // for `to_out`.
-        let proj = attn.view("to_qkv_mlp_proj.weight", &[3 * dim + 2 * mlp, dim])?;
+        let proj = attn.part("to_qkv_mlp_proj.weight", &[3 * dim + 2 * mlp, dim])?;
         let parts = [proj.row_range(dim..3 * dim), proj.row_range(0..dim), proj.row_range(3 * dim..3 * dim + 2 * mlp)];
         Ok(Self {
             dim,

@@ -28,6 +28,7 @@ pub enum Kind {
     Weights,
     NotAFile,
     Cache,
+    Adapter,
     Image,
     Prompt,
     Arguments,
@@ -35,12 +36,13 @@ pub enum Kind {
 }
 
 /// Of a hundred runs, how many are of each kind.
-const SHARES: [(Kind, usize); 9] = [
-    (Kind::Json, 25),
-    (Kind::Tokenizer, 15),
+const SHARES: [(Kind, usize); 10] = [
+    (Kind::Json, 20),
+    (Kind::Tokenizer, 10),
     (Kind::Weights, 20),
     (Kind::NotAFile, 10),
     (Kind::Cache, 5),
+    (Kind::Adapter, 10),
     (Kind::Image, 8),
     (Kind::Prompt, 8),
     (Kind::Arguments, 8),
@@ -107,6 +109,10 @@ impl Sources {
                 case.prints = Prints::Always;
                 case.of_a_file = damaged.is_some();
             }
+            Kind::Adapter => {
+                adapter(&mut case, source, own, rng);
+                draw(&mut case.command, &model, rng);
+            }
             Kind::Image => self.compare(&mut case, own, rng),
             Kind::Prompt => prompt(&mut case, &model, rng),
             Kind::Arguments => arguments(&mut case, &model, rng),
@@ -172,6 +178,27 @@ fn draw(command: &mut Command, model: &Path, rng: &mut Rng) {
     if !rng.one_of(4) {
         command.args(["-W", "32", "-H", "32"]);
     }
+}
+
+/// The adapter that belongs to the folder of a model.
+pub fn adapter_of(model: &Path) -> PathBuf {
+    model.with_extension("adapter.safetensors")
+}
+
+/// A damaged adapter of the model `source`.
+fn adapter(case: &mut Case, source: &Path, own: &Path, rng: &mut Rng) {
+    let path = own.join("adapter.safetensors");
+    std::os::unix::fs::symlink(adapter_of(source), &path).expect("a temporary folder takes links");
+    case.what = format!("the adapter of {source:?}");
+    if rng.one_of(5) {
+        case.what = format!("the adapter is {}", folder::replace(&path, rng));
+    } else {
+        folder::damage(&path, rng);
+    }
+    let strength = rng.pick(&["", ":0.5", ":-1", ":0", ":1e38", ":x"]);
+    let mut argument = path.into_os_string();
+    argument.push(strength);
+    case.command.arg("--lora").arg(argument);
 }
 
 /// The name of the test that [`attach`] runs.
@@ -253,7 +280,7 @@ const VALUES: [&str; 36] = [
     "\u{202e}gnp.png",
 ];
 /// Options, the more likely ones twice.
-const OPTIONS: [&str; 30] = [
+const OPTIONS: [&str; 31] = [
     "-p",
     "-p",
     "--prompt",
@@ -284,6 +311,7 @@ const OPTIONS: [&str; 30] = [
     "--size",
     "--threads",
     "--no-clobber",
+    "--lora",
 ];
 
 fn arguments(case: &mut Case, model: &Path, rng: &mut Rng) {

@@ -25,7 +25,9 @@ struct Span {
 /// Spans of at most `len` tokens, which together are all rows in order.
 fn spans(layout: TokenLayout, len: usize) -> Vec<Span> {
     let mut spans = Vec::new();
-    for (first_token, tokens) in [(0, layout.txt), (layout.txt, layout.image_stream())] {
+    // No span crosses from tokens that ask no query to such that do.
+    let image = layout.txt + layout.references;
+    for (first_token, tokens) in [(0, layout.txt), (layout.txt, layout.references), (image, layout.img)] {
         for sample in 0..layout.batch {
             for start in (0..tokens).step_by(len) {
                 let token = first_token + start;

@@ -124,17 +124,19 @@ mod tests {
 
     #[test]
     fn queries_of_the_image_alone_give_its_rows() {
-        let layout = TokenLayout::new(2, 70, 33);
-        let (heads, head_dim) = (2, 24);
-        let cols = heads * head_dim;
-        let [q, k, v] = [1, 2, 3].map(|seed| values(seed, layout.rows() * cols));
-        let of = |data, rows| Rows { data, rows, cols, stride: cols };
-        let images = of(&q[layout.txt_rows() * cols..], layout.img_rows());
-        let [q, k, v] = [&q, &k, &v].map(|data| of(data, layout.rows()));
-        let tiles = |q, layout| attention(amx::multiply_emulated, q, k, v, head_dim, layout);
-        let portable = |q, layout| attention::attention(q, k, v, head_dim, layout, Mask::None);
-        assert!(tiles(images, layout.image_queries()) == tiles(q, layout)[layout.txt_rows() * cols..]);
-        assert!(portable(images, layout.image_queries()) == portable(q, layout)[layout.txt_rows() * cols..]);
+        for layout in [TokenLayout::new(2, 70, 33), TokenLayout { references: 75, ..TokenLayout::new(1, 21, 33) }] {
+            let (heads, head_dim) = (2, 24);
+            let cols = heads * head_dim;
+            let [q, k, v] = [1, 2, 3].map(|seed| values(seed, layout.rows() * cols));
+            let of = |data, rows| Rows { data, rows, cols, stride: cols };
+            let first = layout.context_rows() * cols;
+            let images = of(&q[first..], layout.img_rows());
+            let [q, k, v] = [&q, &k, &v].map(|data| of(data, layout.rows()));
+            let tiles = |q, layout| attention(amx::multiply_emulated, q, k, v, head_dim, layout);
+            let portable = |q, layout| attention::attention(q, k, v, head_dim, layout, Mask::None);
+            assert!(tiles(images, layout.image_queries()) == tiles(q, layout)[first..], "{layout:?}");
+            assert!(portable(images, layout.image_queries()) == portable(q, layout)[first..], "{layout:?}");
+        }
     }
 
     #[test]

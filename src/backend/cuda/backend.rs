@@ -11,7 +11,7 @@ use super::{Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision
 use crate::backend::{Backend, Remark, Stats, Storage, expect_rgb8, wrong_length};
 use crate::error::Result;
 use crate::files::TensorView;
-use crate::nn::{ConvKernel, Linear, Operand};
+use crate::nn::{ConvKernel, Linear, LowRank, Operand};
 use crate::ops::{
     Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, TokenLayout,
 };
@@ -135,6 +135,15 @@ impl Backend for Cuda {
                 self.0.uploader.e4m3_weight(self.device(), parts)
             }
         }
+    }
+
+    fn merge_weight(
+        &self,
+        base: &Linear<Self>,
+        parts: &[TensorView],
+        low_rank: &LowRank<Self>,
+    ) -> Result<Option<Weight>> {
+        self.merge_weight_op(base, parts, low_rank).map(Some)
     }
 
     fn load_conv_weight(&self, view: &TensorView) -> Result<ConvWeight> {

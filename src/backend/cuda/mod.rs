@@ -28,6 +28,7 @@ mod kernels;
 mod launch;
 mod library;
 mod memory;
+mod merge;
 mod ops;
 mod staging;
 mod transfer;

@@ -4,7 +4,7 @@ use super::quantise::SPLIT_MULTIPLE;
 use crate::backend::cuda::launch::row_block;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
-use crate::nn::Operand;
+use crate::nn::{Linear, Operand};
 use crate::ops::{self, Adaln, Norm};
 
 /// The longest row that a block holds: 256 threads with 4 chunks of 8 values each.
@@ -28,8 +28,9 @@ impl Cuda {
         };
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
-        // Two products read text and image, each with scales of its own.
-        let readers_are_e4m3 = norms.iter().all(|norm| norm.reader.weight().is_e4m3());
+        // Two products read text and image, each with scales of its own. Factors beside a weight read bf16.
+        let reads_e4m3 = |reader: &Linear<Cuda>| reader.weight().is_e4m3() && reader.low_rank().is_none();
+        let readers_are_e4m3 = norms.iter().all(|norm| reads_e4m3(norm.reader));
         let e4m3 = readers_are_e4m3 && adaln.txt_rows.is_multiple_of(SPLIT_MULTIPLE);
         let h = if e4m3 { self.empty_e4m3(x.rows(), x.cols())? } else { self.empty(x.rows(), x.cols())? };
         let launch =

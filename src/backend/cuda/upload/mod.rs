@@ -15,7 +15,7 @@ use std::thread::{self, ThreadId};
 use cudarc::driver::result;
 
 use super::buffer::{Buffer, Kind};
-use super::device::Device;
+use super::device::{Device, Stream};
 use super::driver::failed;
 use super::ops::quantise::e4m3_block;
 use super::weight::{PADDING, Weight};
@@ -134,23 +134,26 @@ impl Uploader {
             return self.e4m3_weight_of_file(device, &e4m3, parts[0].cols());
         }
         let copy = self.rows(device, parts, When::AtOnce)?;
-        let (rows, cols) = (copy.rows(), copy.cols());
-        let (padded_rows, stride) = (rows.next_multiple_of(MULTIPLE), cols.next_multiple_of(MULTIPLE));
-        let upload_stream = device.upload_stream();
-        let buffer = Buffer::e4m3_on_stream(device, upload_stream, padded_rows, stride)?;
-        let block = e4m3_block(cols).filter(|_| cols.is_multiple_of(8));
-        let kernel = if block.is_some() { "quantise_weight_bf16" } else { "quantise_weight_bf16_any" };
-        let launched = device.launch("quantise_weight", kernel).and_then(|launch| {
-            let launch = launch.on(upload_stream).address(copy.address()).long(copy.stride());
-            let launch = launch.address(buffer.address()).long(stride).address(buffer.scales()).int(rows).int(cols);
-            // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu. `copy` has `rows` rows of
-            // `cols` values, aligned to 16 bytes; `buffer` has room for the row and the scale of every block. Both come
-            // before this on the upload stream, on which `copy` is freed too.
-            unsafe { launch.run([padded_rows, 1, 1], [block.unwrap_or(256), 1, 1]) }
-        });
+        let quantised = self.quantised(device, device.upload_stream(), &copy);
         // Also after an error, when what was made is dropped.
         device.join_uploads()?;
-        launched?;
+        quantised
+    }
+
+    /// A bf16 weight in e4m3 with a scale for each row, by work on `stream`, on which the weight was made.
+    pub fn quantised(&self, device: &Arc<Device>, stream: Stream, weight: &Weight) -> Result<Weight> {
+        let (rows, cols) = (weight.rows(), weight.cols());
+        let (padded_rows, stride) = (rows.next_multiple_of(MULTIPLE), cols.next_multiple_of(MULTIPLE));
+        let buffer = Buffer::e4m3_on_stream(device, stream, padded_rows, stride)?;
+        let block = e4m3_block(cols).filter(|_| cols.is_multiple_of(8));
+        let kernel = if block.is_some() { "quantise_weight_bf16" } else { "quantise_weight_bf16_any" };
+        let launch = device.launch("quantise_weight", kernel)?;
+        let launch = launch.on(stream).address(weight.address()).long(weight.stride());
+        let launch = launch.address(buffer.address()).long(stride).address(buffer.scales()).int(rows).int(cols);
+        // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu. `weight` has `rows` rows of
+        // `cols` values, aligned to 16 bytes; `buffer` has room for the row and the scale of every block. Both come
+        // before this on the stream, and `weight` is freed behind it.
+        unsafe { launch.run([padded_rows, 1, 1], [block.unwrap_or(256), 1, 1]) }?;
         Ok(Weight::new(buffer, rows, cols))
     }
 

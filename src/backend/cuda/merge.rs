@@ -1,0 +1,52 @@
+//! Weights with a change of low rank, made on the device from a weight that is there.
+
+use super::Cuda;
+use super::buffer::{Buffer, Kind};
+use super::gemm::{Matrix, Product};
+use super::weight::Weight;
+use crate::error::Result;
+use crate::files::TensorView;
+use crate::nn::{Linear, LowRank};
+
+impl Cuda {
+    /// `base + up down`. A bf16 weight is read on the device; of one in e4m3 the rows of its file, `parts`, go up again,
+    /// because sums with rounded values would round twice.
+    pub(crate) fn merge_weight_op(
+        &self,
+        base: &Linear<Cuda>,
+        parts: &[TensorView],
+        low_rank: &LowRank<Cuda>,
+    ) -> Result<Weight> {
+        if !base.weight().is_e4m3() {
+            return self.merged(base.weight(), low_rank);
+        }
+        let of_file = self.0.uploader.weight(self.device(), parts)?;
+        self.0.uploader.quantised(self.device(), self.device().stream(), &self.merged(&of_file, low_rank)?)
+    }
+
+    /// bf16, summed in float32 and rounded once.
+    fn merged(&self, base: &Weight, low_rank: &LowRank<Cuda>) -> Result<Weight> {
+        let (up, down) = (low_rank.up.weight(), low_rank.down.weight());
+        let (rows, stride) = (base.padded_rows(), base.stride());
+        let buffer = Buffer::new(self.device(), Kind::Bf16, rows * stride)?;
+        // The padding, which is zeros in all of them, takes part, so that it is zeros in the sum.
+        let product = Product {
+            m: rows,
+            n: stride,
+            k: up.stride(),
+            x: Matrix { address: up.address(), stride: up.stride() },
+            weight: Matrix { address: down.address(), stride: down.stride() },
+            scales: None,
+            weight_is_kn: true,
+            bias: None,
+            residual: Some(Matrix { address: base.address(), stride }),
+            out: Matrix { address: buffer.address(), stride },
+            out_f32: false,
+        };
+        // SAFETY: up [base.rows(), rank] and base are padded to the same number of rows, down [rank, base.cols()] to as
+        // many rows as up has columns, and to the columns of base: all are bf16 weights, padded by the same rule. The
+        // buffer was made for as many values as base has with its padding, and is no part of it.
+        unsafe { self.gemm()?.run(&product) }?;
+        Ok(Weight::new(buffer, base.rows(), base.cols()))
+    }
+}

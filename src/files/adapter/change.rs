@@ -1,0 +1,291 @@
+//! What an adapter does to one module: the numbers of its file, and their meaning.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::keys::{ALPHA, DIFFERENCE, DOWN, MAGNITUDE, REFUSED, REPLACEMENT, Role, UP};
+use super::modules::Module;
+use crate::error::{Error, Result};
+use crate::files::{TensorView, dequantise_rows};
+
+/// A change of a weight W [out, in], for strength 1.
+pub struct Change {
+    pub(super) delta: Delta,
+    pub(super) magnitude: Option<Magnitude>,
+    /// Its rows and columns.
+    pub(super) shape: [usize; 2],
+}
+
+/// What is added to the weight.
+pub enum Delta {
+    /// `scale * up down`
+    LowRank(LowRank),
+    /// `scale * kron(left, right)`, so that row `o1 * O2 + o2` and column `i1 * I2 + i2` have `left[o1][i1] *
+    /// right[o2][i2]`.
+    Kronecker { left: Factor, right: Factor, scale: f32 },
+    /// `scale * (first product) * (second product)`, value by value.
+    Hadamard { first: LowRank, second: LowRank, scale: f32 },
+    /// [out, in]
+    Difference(TensorView),
+    /// [out, in]: what the weight becomes.
+    Replacement(TensorView),
+}
+
+/// `scale * up down`
+pub struct LowRank {
+    /// [out, rank]
+    pub up: TensorView,
+    /// [rank, in]
+    pub down: TensorView,
+    /// Of the product.
+    pub scale: f32,
+}
+
+/// A matrix, in row-major float32.
+pub struct Factor {
+    values: Vec<f32>,
+    rows: usize,
+    cols: usize,
+}
+
+/// The lengths to which DoRA brings the rows or the columns of the sum W + delta.
+pub enum Magnitude {
+    /// [out]
+    OfRows(Vec<f32>),
+    /// [in]
+    OfCols(Vec<f32>),
+}
+
+/// The tensors of a module's change by role, each with its key.
+pub(super) type Tensors = BTreeMap<Role, (String, TensorView)>;
+
+impl Change {
+    /// All changes that `tensors` are for `module`. `scale` is that of low-rank factors by the file's metadata, from
+    /// their rank.
+    ///
+    /// Errors when a tensor is missing, too many, or of another shape.
+    pub(super) fn all(
+        mut tensors: Tensors,
+        module: &Module,
+        scale: impl Fn(usize) -> Option<f32>,
+    ) -> Result<Vec<Self>> {
+        if let Some((key, why)) = REFUSED.iter().find_map(|(role, why)| Some((&tensors.get(role)?.0, why))) {
+            return Err(Error::new(format!("tensor `{key}` {why}")).hint("use an adapter without such tensors"));
+        }
+        let alpha = tensors.remove(ALPHA).map(|tensor| scalar(&tensor)).transpose()?;
+        let had_alpha = alpha.is_some();
+        let magnitude = tensors.remove(MAGNITUDE);
+        let mut deltas = Vec::new();
+        deltas.extend(
+            low_rank(&mut tensors, [DOWN, UP], module, |rank| {
+                scale(rank).or_else(|| Some(alpha? / rank as f32)).unwrap_or(1.0)
+            })?
+            .map(Delta::LowRank),
+        );
+        deltas.extend(kronecker(&mut tensors, module, alpha)?);
+        deltas.extend(hadamard(&mut tensors, module, alpha)?);
+        let is_decomposable = deltas.len() == 1;
+        if had_alpha && deltas.is_empty() {
+            return Err(incomplete(&module.name, "`.alpha`", "the factors that it scales"));
+        }
+        for (role, delta) in [(DIFFERENCE, Delta::Difference as fn(_) -> _), (REPLACEMENT, Delta::Replacement)] {
+            if let Some((key, view)) = tensors.remove(role) {
+                expect_shape(&key, view.shape(), &module.shape)?;
+                deltas.push(delta(view));
+            }
+        }
+        let mut magnitude = magnitude.map(|(key, view)| Magnitude::new(&key, &view, module)).transpose()?;
+        if magnitude.is_some() && !is_decomposable {
+            return Err(incomplete(&module.name, "`.dora_scale`", "one pair of factors"));
+        }
+        debug_assert!(tensors.is_empty(), "every role is taken or refused");
+        let shape = [module.rows(), module.cols()];
+        Ok(deltas.into_iter().map(|delta| Self { delta, magnitude: magnitude.take(), shape }).collect())
+    }
+
+    /// Rows and columns of the change in any module that its tensors could be for; none where they do not say.
+    pub(super) fn implied_shape(tensors: &Tensors) -> Option<[usize; 2]> {
+        let axes = |role: Role| match tensors.get(role)?.1.shape() {
+            &[rows, cols] => Some([rows, cols]),
+            _ => None,
+        };
+        let product = |up: Role, down: Role| Some([axes(up)?[0], axes(down)?[1]]);
+        let factor = |whole: Role, up: Role, down: Role| axes(whole).or_else(|| product(up, down));
+        let kronecker = || {
+            let (left, right) =
+                (factor("lokr_w1", "lokr_w1_a", "lokr_w1_b")?, factor("lokr_w2", "lokr_w2_a", "lokr_w2_b")?);
+            Some([left[0].checked_mul(right[0])?, left[1].checked_mul(right[1])?])
+        };
+        product(UP, DOWN)
+            .or_else(kronecker)
+            .or_else(|| product("hada_w1_a", "hada_w1_b"))
+            .or_else(|| axes(DIFFERENCE))
+            .or_else(|| axes(REPLACEMENT))
+    }
+
+    /// The factors, where the change is their product and nothing else.
+    pub fn low_rank(&self) -> Option<&LowRank> {
+        match (&self.delta, &self.magnitude) {
+            (Delta::LowRank(low_rank), None) => Some(low_rank),
+            _ => None,
+        }
+    }
+}
+
+impl LowRank {
+    /// Columns of up and rows of down.
+    pub fn rank(&self) -> usize {
+        self.down.rows()
+    }
+}
+
+impl Factor {
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(super) fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.cols..][..self.cols]
+    }
+}
+
+impl Magnitude {
+    fn new(key: &str, view: &TensorView, module: &Module) -> Result<Self> {
+        let [rows, cols] = [module.rows(), module.cols()];
+        match view.shape() {
+            shape if shape == [rows, 1] || shape == [rows] => Ok(Self::OfRows(view.to_f32())),
+            shape if shape == [1, cols] => Ok(Self::OfCols(view.to_f32())),
+            shape => Err(Error::new(format!("tensor `{key}` is {shape:?}, expected [{rows}, 1] or [1, {cols}]"))
+                .hint(OTHER_MODEL)),
+        }
+    }
+}
+
+/// What to do about a shape that does not fit.
+const OTHER_MODEL: &str = "the adapter is made for another model: use it with that, or an adapter made for this one";
+
+fn incomplete(module: &str, has: &str, lacks: &str) -> Error {
+    Error::new(format!("the adapter has {has} of `{module}` and not {lacks}"))
+        .hint("the file is not whole: fetch it again, or export it again with the program that made it")
+}
+
+fn expect_shape(key: &str, shape: &[usize], expected: &[usize]) -> Result<()> {
+    if shape == expected {
+        return Ok(());
+    }
+    Err(Error::new(format!("tensor `{key}` is {shape:?}, expected {expected:?}")).hint(OTHER_MODEL))
+}
+
+/// The single value of a tensor.
+fn scalar((key, view): &(String, TensorView)) -> Result<f32> {
+    match view.elements() {
+        1 => Ok(view.to_f32()[0]),
+        many => Err(Error::new(format!("tensor `{key}` has {many} values, expected one"))
+            .hint("the file is not whole: fetch it again, or export it again with the program that made it")),
+    }
+}
+
+/// A product of two factors for `module`; none where both are absent. `scale` gives its scale from the rank.
+fn low_rank(
+    tensors: &mut Tensors,
+    [down, up]: [Role; 2],
+    module: &Module,
+    scale: impl Fn(usize) -> f32,
+) -> Result<Option<LowRank>> {
+    let ((down_key, down), (up_key, up)) = match (tensors.remove(down), tensors.remove(up)) {
+        (Some(down), Some(up)) => (down, up),
+        (None, None) => return Ok(None),
+        (Some((key, _)), None) => {
+            return Err(incomplete(&module.name, &format!("`{key}`"), "the factor that goes with it"));
+        }
+        (None, Some((key, _))) => {
+            return Err(incomplete(&module.name, &format!("`{key}`"), "the factor that goes with it"));
+        }
+    };
+    let rank = down.shape().first().copied().unwrap_or(0);
+    let is_matrix = module.shape.len() == 2 && rank > 0;
+    expect_shape(&down_key, down.shape(), &[if is_matrix { rank } else { 1 }, module.cols()])?;
+    expect_shape(&up_key, up.shape(), &[module.rows(), rank])?;
+    Ok(Some(LowRank { up, down, scale: scale(rank) }))
+}
+
+/// The factors of a Kronecker product.
+fn kronecker(tensors: &mut Tensors, module: &Module, alpha: Option<f32>) -> Result<Option<Delta>> {
+    if !tensors.keys().any(|role| role.starts_with("lokr_")) {
+        return Ok(None);
+    }
+    let implied = Change::implied_shape(tensors);
+    // Nothing larger than the layer is made of factors.
+    if module.shape.len() != 2 || implied.is_none_or(|implied| implied != *module.shape) {
+        return Err(Error::new(format!(
+            "the Kronecker product of `{}` is {implied:?}, expected {:?}",
+            module.name, module.shape
+        ))
+        .hint(OTHER_MODEL));
+    }
+    let mut rank = None;
+    let mut factor = |roles: [Role; 3]| -> Result<Factor> {
+        let [whole, a, b] = roles.map(|role| tensors.remove(role));
+        match (whole, a, b) {
+            (Some((key, view)), None, None) => matrix(&key, &view),
+            (None, Some(a), Some(b)) => {
+                let (left, right) = (matrix(&a.0, &a.1)?, matrix(&b.0, &b.1)?);
+                expect_shape(&a.0, a.1.shape(), &[left.rows, right.rows])?;
+                // That of the second factor counts, which is asked for last.
+                rank = Some(right.rows);
+                Ok(product(&left, &right))
+            }
+            _ => Err(incomplete(&module.name, "one part of a Kronecker product", "each of its two factors once")),
+        }
+    };
+    let left = factor(["lokr_w1", "lokr_w1_a", "lokr_w1_b"])?;
+    let right = factor(["lokr_w2", "lokr_w2_a", "lokr_w2_b"])?;
+    // Of two whole factors alpha says nothing, whatever it is.
+    let scale = rank.map_or(1.0, |rank| alpha.map_or(1.0, |alpha| alpha / rank as f32));
+    Ok(Some(Delta::Kronecker { left, right, scale }))
+}
+
+fn hadamard(tensors: &mut Tensors, module: &Module, alpha: Option<f32>) -> Result<Option<Delta>> {
+    if !tensors.keys().any(|role| role.starts_with("hada_")) {
+        return Ok(None);
+    }
+    let mut pair = |down, up| low_rank(tensors, [down, up], module, |_| 1.0);
+    match (pair("hada_w1_b", "hada_w1_a")?, pair("hada_w2_b", "hada_w2_a")?) {
+        (Some(first), Some(second)) => {
+            let scale = alpha.map_or(1.0, |alpha| alpha / first.rank() as f32);
+            Ok(Some(Delta::Hadamard { first, second, scale }))
+        }
+        _ => Err(incomplete(&module.name, "one product of two", "the other")),
+    }
+}
+
+/// A tensor that must be a matrix, in float32.
+fn matrix(key: &str, view: &TensorView) -> Result<Factor> {
+    match view.shape() {
+        &[rows, cols] if rows > 0 && cols > 0 => Ok(Factor { values: view.to_f32(), rows, cols }),
+        shape => Err(Error::new(format!("tensor `{key}` is {shape:?}, expected a matrix"))
+            .hint("the file is not whole: fetch it again, or export it again with the program that made it")),
+    }
+}
+
+fn product(left: &Factor, right: &Factor) -> Factor {
+    let mut values = vec![0.0; left.rows * right.cols];
+    for (row, out) in values.chunks_exact_mut(right.cols).enumerate() {
+        for (k, factor) in left.row(row).iter().enumerate() {
+            add_scaled(out, *factor, right.row(k));
+        }
+    }
+    Factor { values, rows: left.rows, cols: right.cols }
+}
+
+/// `out += factor * x`
+pub(super) fn add_scaled(out: &mut [f32], factor: f32, x: &[f32]) {
+    out.iter_mut().zip(x).for_each(|(out, x)| *out += factor * x);
+}
+
+/// Rows of a view in float32, dense.
+pub(super) fn rows_of(view: &TensorView, rows: Range<usize>) -> Vec<f32> {
+    let mut values = vec![0.0; rows.len() * view.cols()];
+    dequantise_rows(view, rows, &mut values);
+    values
+}

@@ -1,0 +1,308 @@
+//! The layers of a component with adapters: those that no adapter changes are shared, low-rank changes are computed
+//! beside the weight or merged on the device, all others are merged in float32.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::layers::{LinearLayer, VectorLayer};
+use super::{Layers, Linear, LowRank};
+use crate::backend::{Backend, Storage};
+use crate::error::{Error, Result};
+use crate::files::adapter::{AdapterUse, Change, ColumnLengths};
+use crate::files::{Bytes, Format, TensorView, dequantise_rows};
+use crate::tensor::Tensor;
+
+/// Rows of a weight that one task merges.
+const TASK_ROWS: usize = 32;
+
+/// What becomes of low-rank changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// They are added to a copy of the weight, where the backend does that. Products cost nothing more.
+    Merged,
+    /// They are products of their own beside that of the weight, and take little memory.
+    Beside,
+}
+
+/// The change of rows of a layer.
+struct Segment {
+    change: Arc<Change>,
+    /// Which of the adapters it is of.
+    of: usize,
+    strength: f32,
+    /// In the module that the change is of.
+    rows: Range<usize>,
+    /// The first row in the layer.
+    first: usize,
+}
+
+/// A layer and all changes of it.
+struct Changed<'a, B: Backend> {
+    layer: &'a LinearLayer<B>,
+    segments: Vec<Segment>,
+}
+
+impl<B: Backend> Layers<B> {
+    /// The same layers with `adapters`. Weights of these layers are shared and stay as they are.
+    ///
+    /// Errors when memory runs out.
+    pub fn adapted(&self, adapters: &[AdapterUse], placement: Placement) -> Result<Self> {
+        let mut layers = Self::default();
+        let mut branches = Vec::new();
+        for (key, layer) in &self.linears {
+            let segments =
+                segments(layer.parts.iter().map(|part| (&*part.key, part.first, part.view.rows())), adapters);
+            let changed = Changed { layer, segments };
+            let linear = if changed.segments.is_empty() {
+                layer.linear.clone()
+            } else if changed.is_low_rank() {
+                branches.push((key.clone(), changed));
+                continue;
+            } else {
+                changed.merged()?
+            };
+            layers.put(key, layer, linear);
+        }
+        for (key, linear) in with_branches(branches, placement)? {
+            layers.put(&key, &self.linears[&key], linear);
+        }
+        for (key, layer) in &self.vectors {
+            layers.vectors.insert(key.clone(), layer.adapted(adapters)?);
+        }
+        Ok(layers)
+    }
+
+    /// How many layers have factors beside their weight.
+    pub fn low_ranks(&self) -> usize {
+        self.linears.values().filter(|layer| layer.linear.low_rank().is_some()).count()
+    }
+
+    /// How many values the layers have that `adapters` change, by how they are stored.
+    pub fn changed_elements(&self, adapters: &[AdapterUse]) -> [(Storage, u64); 2] {
+        let mut elements = [(Storage::Native, 0), (Storage::Fp8, 0)];
+        for layer in self.linears.values() {
+            let is_changed =
+                |use_: &AdapterUse| layer.parts.iter().any(|part| !use_.adapter.changes(&part.key).is_empty());
+            if adapters.iter().any(is_changed) {
+                let values = (layer.linear.rows() * layer.linear.cols()) as u64;
+                elements
+                    .iter_mut()
+                    .filter(|(storage, _)| *storage == layer.storage)
+                    .for_each(|(_, sum)| *sum += values);
+            }
+        }
+        elements
+    }
+
+    fn put(&mut self, key: &str, layer: &LinearLayer<B>, linear: Linear<B>) {
+        let layer = LinearLayer { linear, parts: layer.parts.clone(), storage: layer.storage };
+        self.linears.insert(key.to_string(), layer);
+    }
+}
+
+/// The changes of a layer whose rows are `parts`: (key, first row in the tensor, rows), one under the other.
+fn segments<'a>(parts: impl Iterator<Item = (&'a str, usize, usize)>, adapters: &[AdapterUse]) -> Vec<Segment> {
+    let (mut segments, mut row) = (Vec::new(), 0);
+    for (key, first, rows) in parts {
+        for (of, AdapterUse { adapter, strength }) in
+            adapters.iter().enumerate().filter(|(_, used)| used.strength != 0.0)
+        {
+            for piece in adapter.changes(key) {
+                let place = &piece.place;
+                let (start, end) = (first.max(place.first), (first + rows).min(place.first + place.rows.len()));
+                if start < end {
+                    let in_module = |row: usize| place.rows.start + (row - place.first);
+                    segments.push(Segment {
+                        change: Arc::clone(&piece.change),
+                        of,
+                        strength: *strength,
+                        rows: in_module(start)..in_module(end),
+                        first: row + (start - first),
+                    });
+                }
+            }
+        }
+        row += rows;
+    }
+    segments
+}
+
+/// The layers with their low-rank changes. All factors go to the device together, and are merged after that.
+fn with_branches<B: Backend>(
+    changed: Vec<(String, Changed<'_, B>)>,
+    placement: Placement,
+) -> Result<Vec<(String, Linear<B>)>> {
+    let Some((_, Changed { layer, .. })) = changed.first() else { return Ok(Vec::new()) };
+    let backend = layer.linear.backend().clone();
+    let factors = || changed.iter().map(|(_, changed)| changed.low_rank()).collect::<Result<Vec<_>>>();
+    let factors = backend.load(factors, &mut |_| {})?;
+    let with_branch = |((key, Changed { layer, .. }), low_rank): ((String, Changed<'_, B>), LowRank<B>)| {
+        let views: Vec<TensorView> = layer.parts.iter().map(|part| part.view.clone()).collect();
+        let merged = match placement {
+            Placement::Merged => backend.merge_weight(&layer.linear, &views, &low_rank)?,
+            Placement::Beside => None,
+        };
+        let linear = match merged {
+            Some(weight) => layer.linear.with_weight(weight),
+            None => layer.linear.with_low_rank(low_rank),
+        };
+        Ok((key, linear))
+    };
+    changed.into_iter().zip(factors).map(with_branch).collect()
+}
+
+impl<B: Backend> Changed<'_, B> {
+    fn is_low_rank(&self) -> bool {
+        self.segments.iter().all(|segment| segment.change.low_rank().is_some())
+    }
+
+    /// All changes as one product of two factors: the downs one under the other, and for each its columns of up, zeros
+    /// in rows that it does not change. Scales and strengths are in up.
+    fn low_rank(&self) -> Result<LowRank<B>> {
+        let linear = &self.layer.linear;
+        // The parts of a fused module have one down.
+        let mut columns: BTreeMap<(usize, usize), Range<usize>> = BTreeMap::new();
+        let (mut downs, mut rank) = (Vec::new(), 0);
+        for segment in &self.segments {
+            let Some(low_rank) = segment.change.low_rank() else { continue };
+            columns.entry(segment.factors()).or_insert_with(|| {
+                downs.push(low_rank.down.clone());
+                rank += low_rank.rank();
+                rank - low_rank.rank()..rank
+            });
+        }
+        let mut up = vec![0.0; linear.rows() * rank];
+        up.par_chunks_mut(TASK_ROWS * rank).enumerate().for_each(|(task, out)| {
+            let rows = task * TASK_ROWS..task * TASK_ROWS + out.len() / rank;
+            for segment in &self.segments {
+                let (Some(low_rank), Some((in_layer, in_module))) = (segment.change.low_rank(), segment.overlap(&rows))
+                else {
+                    continue;
+                };
+                let columns = &columns[&segment.factors()];
+                let mut values = vec![0.0; in_module.len() * columns.len()];
+                dequantise_rows(&low_rank.up, in_module, &mut values);
+                let factor = low_rank.scale * segment.strength;
+                for (row, values) in in_layer.zip(values.chunks_exact(columns.len())) {
+                    let out = &mut out[(row - rows.start) * rank..][columns.clone()];
+                    out.iter_mut().zip(values).for_each(|(out, value)| *out = factor * value);
+                }
+            }
+        });
+        let up = owned(up, &[linear.rows(), rank])?;
+        let load = |half: &str, parts: &[TensorView]| {
+            Linear::load(linear.backend(), format!("{}.{half}", linear.name()), parts, Storage::Native)
+        };
+        Ok(LowRank { down: load("down", &downs)?, up: load("up", &[up])? })
+    }
+
+    /// The layer with its changes in the weight: summed in float32, then stored as the layer is.
+    fn merged(&self) -> Result<Linear<B>> {
+        let LinearLayer { linear, parts, storage } = self.layer;
+        let views: Vec<TensorView> = parts.iter().map(|part| part.view.clone()).collect();
+        let (rows, cols) = (linear.rows(), linear.cols());
+        let bytes = (rows * cols * size_of::<f32>()) as u64;
+        if linear.backend().available_bytes() < bytes {
+            return Err(Error::new(format!(
+                "`{}` with its adapter takes {} MiB more than is free",
+                linear.name(),
+                bytes >> 20
+            ))
+            .hint("use fewer adapters, a smaller image, or one whose changes are of low rank (LoRA)"));
+        }
+        let base = |rows: Range<usize>| rows_of(&views, rows, cols);
+        let lengths: Vec<Option<ColumnLengths>> =
+            self.segments.iter().map(|segment| self.lengths(segment, base)).collect();
+        let mut values = vec![0.0; rows * cols];
+        values.par_chunks_mut(TASK_ROWS * cols).enumerate().for_each(|(task, out)| {
+            let rows = task * TASK_ROWS..task * TASK_ROWS + out.len() / cols;
+            let base = base(rows.clone());
+            out.copy_from_slice(&base);
+            for (segment, lengths) in self.segments.iter().zip(&lengths) {
+                let Some((in_layer, in_module)) = segment.overlap(&rows) else { continue };
+                let cells = (in_layer.start - rows.start) * cols..(in_layer.end - rows.start) * cols;
+                let base = &base[cells.clone()];
+                segment.change.add_to(base, in_module, segment.strength, lengths.as_ref(), &mut out[cells]);
+            }
+        });
+        let weight = linear.backend().load_weight(&[owned(values, &[rows, cols])?], *storage)?;
+        Ok(linear.with_weight(weight))
+    }
+
+    /// Lengths of columns for the change of a segment. All rows of its module are in this layer.
+    fn lengths(&self, segment: &Segment, base: impl Fn(Range<usize>) -> Vec<f32>) -> Option<ColumnLengths> {
+        let same = |other: &&Segment| other.factors() == segment.factors();
+        segment.change.column_lengths(|rows| {
+            let mut values = vec![0.0; rows.len() * self.layer.linear.cols()];
+            for other in self.segments.iter().filter(same) {
+                let (start, end) = (rows.start.max(other.rows.start), rows.end.min(other.rows.end));
+                if start < end {
+                    let in_layer = |row: usize| other.first + (row - other.rows.start);
+                    let from = base(in_layer(start)..in_layer(end));
+                    values[(start - rows.start) * self.layer.linear.cols()..][..from.len()].copy_from_slice(&from);
+                }
+            }
+            values
+        })
+    }
+}
+
+impl Segment {
+    /// The same number for segments of the same change by the same adapter.
+    fn factors(&self) -> (usize, usize) {
+        (self.of, Arc::as_ptr(&self.change).addr())
+    }
+
+    /// The rows of the layer that are in `rows` and that this changes, in the layer and in the module.
+    fn overlap(&self, rows: &Range<usize>) -> Option<(Range<usize>, Range<usize>)> {
+        let (start, end) = (rows.start.max(self.first), rows.end.min(self.first + self.rows.len()));
+        let in_module = |row: usize| self.rows.start + (row - self.first);
+        (start < end).then(|| (start..end, in_module(start)..in_module(end)))
+    }
+}
+
+impl<B: Backend> VectorLayer<B> {
+    /// The vector with its changes, or itself.
+    fn adapted(&self, adapters: &[AdapterUse]) -> Result<Self> {
+        let (vector, part) = (&self.vector, self.part.clone());
+        let len = part.view.rows();
+        let segments = segments([(&*part.key, part.first, len)].into_iter(), adapters);
+        if segments.is_empty() {
+            return Ok(Self { vector: vector.row_view(0..1), part });
+        }
+        let base = part.view.to_f32();
+        let mut values = base.clone();
+        for segment in segments {
+            let cells = segment.first..segment.first + segment.rows.len();
+            segment.change.add_to(&base[cells.clone()], segment.rows, segment.strength, None, &mut values[cells]);
+        }
+        let vector: Tensor<B> = vector.backend().upload(&values, 1, len)?;
+        Ok(Self { vector, part })
+    }
+}
+
+/// Rows of parts that lie one under the other, in float32.
+fn rows_of(parts: &[TensorView], rows: Range<usize>, cols: usize) -> Vec<f32> {
+    let mut values = vec![0.0; rows.len() * cols];
+    let mut top = 0;
+    for part in parts {
+        let (start, end) = (rows.start.max(top), rows.end.min(top + part.rows()));
+        if start < end {
+            let out = &mut values[(start - rows.start) * cols..(end - rows.start) * cols];
+            dequantise_rows(part, start - top..end - top, out);
+        }
+        top += part.rows();
+    }
+    values
+}
+
+/// A tensor of values that were computed.
+fn owned(values: Vec<f32>, shape: &[usize]) -> Result<TensorView> {
+    let bytes = Bytes::Computed(values);
+    let range = 0..bytes.as_slice().len();
+    TensorView::new(Arc::new(bytes), range, Format::F32, shape.to_vec(), None)
+        .map_err(|why| Error::new(format!("the merged weight {why}")))
+}

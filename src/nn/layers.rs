@@ -1,0 +1,71 @@
+//! The layers of a component by their keys, with where their weights lie in the files.
+
+use std::collections::BTreeMap;
+
+use super::{Linear, Part};
+use crate::backend::{Backend, Storage};
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// Linear layers and vectors of a component, by key. They are handles: the component and whatever is made of them share
+/// the weights.
+pub struct Layers<B: Backend> {
+    pub(super) linears: BTreeMap<String, LinearLayer<B>>,
+    pub(super) vectors: BTreeMap<String, VectorLayer<B>>,
+}
+
+/// A linear layer.
+pub(super) struct LinearLayer<B: Backend> {
+    pub(super) linear: Linear<B>,
+    /// Its rows in the files, one part under the other.
+    pub(super) parts: Vec<Part>,
+    pub(super) storage: Storage,
+}
+
+/// A vector, such as the scales of a norm.
+pub(super) struct VectorLayer<B: Backend> {
+    pub(super) vector: Tensor<B>,
+    pub(super) part: Part,
+}
+
+impl<B: Backend> Default for Layers<B> {
+    fn default() -> Self {
+        Self { linears: BTreeMap::new(), vectors: BTreeMap::new() }
+    }
+}
+
+impl<B: Backend> Layers<B> {
+    /// Errors when there is a layer of this key: a component made of these layers would have one of them twice.
+    pub(super) fn add_linear(&mut self, linear: &Linear<B>, parts: &[Part], storage: Storage) -> Result<()> {
+        let layer = LinearLayer { linear: linear.clone(), parts: parts.to_vec(), storage };
+        self.linears.insert(linear.name().to_string(), layer).map_or(Ok(()), |_| Err(twice(linear.name())))
+    }
+
+    /// Errors as [`Layers::add_linear`].
+    pub(super) fn add_vector(&mut self, vector: &Tensor<B>, part: &Part) -> Result<()> {
+        let layer = VectorLayer { vector: vector.row_view(0..vector.rows()), part: part.clone() };
+        self.vectors.insert(part.key.clone(), layer).map_or(Ok(()), |_| Err(twice(&part.key)))
+    }
+
+    /// The layer of this key.
+    ///
+    /// Errors when there is none.
+    pub(super) fn linear(&self, key: &str) -> Result<Linear<B>> {
+        self.linears.get(key).map(|layer| layer.linear.clone()).ok_or_else(|| missing(key))
+    }
+
+    /// The vector of this key, for reading.
+    ///
+    /// Errors when there is none.
+    pub(super) fn vector(&self, key: &str) -> Result<Tensor<B>> {
+        self.vectors.get(key).map(|layer| layer.vector.row_view(0..1)).ok_or_else(|| missing(key))
+    }
+}
+
+fn twice(key: &str) -> Error {
+    Error::new(format!("two layers are named `{key}`"))
+}
+
+fn missing(key: &str) -> Error {
+    Error::new(format!("there is no layer `{key}` to share"))
+}

@@ -1,0 +1,130 @@
+//! Makes the transformer of a session's adapters.
+
+use std::sync::Arc;
+
+use super::adapted_cache::Adapted;
+use super::adapters::{AdapterSet, SetKey};
+use super::memory::Needs;
+use super::progress::Caller;
+use super::residency::Residency;
+use super::timings::Clock;
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::nn::Placement;
+use crate::transformer::Transformer;
+
+impl<B: Backend> Residency<B> {
+    /// `base` with a set of adapters, made where it is absent: without reading the weights that no adapter changes.
+    ///
+    /// Errors when memory runs out, a file was changed, or the caller cancels.
+    pub(super) fn adapted(
+        &self,
+        base: &Arc<Transformer<B>>,
+        set: &AdapterSet,
+        needs: &Needs,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<Arc<Adapted<B>>> {
+        if let Some(found) = self.adapted.get(set.key(), base) {
+            return Ok(found);
+        }
+        let _loading = self.loading();
+        if let Some(found) = self.adapted.get(set.key(), base) {
+            return Ok(found);
+        }
+        caller.check()?;
+        self.files.transformer.check_lengths()?;
+        set.uses().iter().try_for_each(|used| used.adapter.check_length())?;
+        let placement = self.placement(base, set, needs);
+        let layers = base.layers().adapted(set.uses(), placement)?;
+        let remark = match (layers.low_ranks(), placement) {
+            (0, _) => "adapters: merged into copies of the weights that they change".to_string(),
+            (layers, Placement::Beside) => {
+                format!("adapters: beside the weights of {layers} layers, for want of memory for merged copies")
+            }
+            (layers, Placement::Merged) => format!("adapters: beside the weights of {layers} layers"),
+        };
+        let transformer = Arc::new(base.with_layers(&self.files.transformer, &layers)?);
+        let adapted = Arc::new(Adapted { transformer, base: Arc::downgrade(base), remark });
+        let evicted = self.adapted.push(set.key(), &adapted);
+        self.forget(evicted.map(|(key, _)| key));
+        clock.loaded()?;
+        Ok(adapted)
+    }
+
+    /// Merged where there is memory for a second copy of all weights that change beside the activations of a step, for
+    /// which other sets leave first.
+    fn placement(&self, base: &Transformer<B>, set: &AdapterSet, needs: &Needs) -> Placement {
+        let changed = base.layers().changed_elements(set.uses());
+        let bytes: u64 = changed.iter().map(|(storage, count)| self.backend.weight_bytes(*count, *storage)).sum();
+        let is_short = || self.backend.available_bytes() < bytes.saturating_add(needs.step);
+        while bytes > 0 && is_short() {
+            match self.adapted.pop() {
+                Some((key, _)) => self.forget(Some(key)),
+                None => break,
+            }
+        }
+        if bytes > 0 && is_short() {
+            self.free_shapes();
+            self.free_text_encoder();
+        }
+        if bytes > 0 && is_short() { Placement::Beside } else { Placement::Merged }
+    }
+
+    /// Drops what was kept for a set that is no longer cached, and holds its weights.
+    fn forget(&self, key: Option<SetKey>) {
+        if let Some(gone) = key {
+            self.steps.retain(|(key, _)| *key != gone);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::residency::Component;
+    use super::super::{AdapterUse, Model, Request};
+    use super::*;
+    use crate::backend::cpu::{Cpu, Precision};
+    use crate::files::ModelFiles;
+    use safetensors::tensor::{Dtype, TensorView};
+
+    #[test]
+    fn the_last_sets_are_cached_and_their_steps_leave_with_them() {
+        let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
+        let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
+        let dim = model.info().transformer.dim();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("adapter.safetensors");
+        let bytes = 0.01f32.to_le_bytes().repeat(dim);
+        let tensor = |shape| TensorView::new(Dtype::F32, shape, &bytes).unwrap();
+        let name = |half: &str| format!("transformer_blocks.0.attn.to_q.lora_{half}.weight");
+        let pair = [(name("A"), tensor(vec![1, dim])), (name("B"), tensor(vec![dim, 1]))];
+        safetensors::serialize_to_file(pair, None, &path).unwrap();
+        let adapter = model.adapter(&path).unwrap();
+        let make = |strength| {
+            let adapters = vec![AdapterUse { adapter: Arc::clone(&adapter), strength }];
+            let request =
+                Request { width: Some(32), height: Some(32), steps: Some(1), adapters, ..Request::new("a cat", 1) };
+            model.generate(&request).unwrap().rgb
+        };
+        let counts = || (model.residency.adapted.len(), model.residency.steps.len());
+        let base = make(0.0);
+        assert_eq!(counts(), (0, 1), "strength 0 is the model itself");
+        let first = make(1.0);
+        assert_eq!(counts(), (1, 2));
+        make(2.0);
+        make(3.0);
+        assert_eq!(counts(), (3, 4));
+        make(4.0);
+        assert_eq!(counts().0, 3, "the least recently used leaves");
+        assert!(make(1.0) == first && make(0.0) == base, "neither is changed by others");
+        model.residency.make_room(u64::MAX, Component::Transformer);
+        assert_eq!(counts(), (0, 0));
+        assert!(make(1.0) == first);
+        assert!(
+            model
+                .plan(&Request { adapters: vec![AdapterUse { adapter, strength: f32::NAN }], ..Request::new("a", 1) })
+                .is_err()
+        );
+    }
+}
