@@ -25,8 +25,10 @@ Sections, in the order of `all`:
   cpu        images of the 4B model on 2 cores in f32 and bf16, the reference's in bf16, and the tests of the tile unit; needs AMX-BF16
   memcheck, racecheck, initcheck
              the parity tests at small sizes under compute-sanitizer
-  nine       writes the 9B model, draws one image, deletes the model
+  nine       writes the 9B model unless it is there, draws one image, deletes what it wrote
 And:
+  edits      images from one and two references by the 4B model at 512 and 1024, in fp8 too on a Hopper GPU, and encoding at 1024, 2048
+  kv         the same by the 9B model with keys and values of 1, 2 and 4 references made once, beside none; writes and deletes it as `nine`
   sanitize   memcheck, racecheck, initcheck
   compile    speed of the reference through torch.compile at 512, 1024; takes minutes, so not part of `all`
   editing    what images from images add to the reference: encoding at 512, 1024, 2048, steps with references at 512, 1024
@@ -35,7 +37,9 @@ And:
   compare    another program and this one in turn, three times each: stages at 512 and 1024, in fp8 at 1024, cold starts
 
 Environment:
-  MODEL_DIR  where models are written; 17 GB, for `nine` 35 GB more [default: /tmp/flux-models]
+  MODEL_DIR  where models are written; 17 GB, for `nine` and `kv` 35 GB more [default: /tmp/flux-models]
+  MEMORY_DIR where the 9B model is written when it does not fit there [default: /dev/shm]
+  KEEP       keeps the 9B model for a later section where it is set
   TOTAL_S    when the last section ends, in seconds after the start [default: 540]
   LIMIT_S    the limit of every section, in place of its own
   TESTS      which parity tests run: parts of their names
@@ -53,17 +57,19 @@ python=${PYTHON:-python3}
 models=${MODEL_DIR:-/tmp/flux-models}
 klein_4b=$models/klein-4b
 klein_9b=$models/klein-9b
+memory_dir=${MEMORY_DIR:-/dev/shm}
+klein_9b_in_memory=$memory_dir/flux-klein-9b
 here=$(cd "$(dirname "$0")/.." && pwd)
 
 limit_of() { # SECTION
     case "$1" in
         image) echo 30 ;;
         cold | memory) echo 60 ;;
-        bench | model | stages | fp8 | memcheck) echo 90 ;;
+        bench | model | stages | fp8 | edits | memcheck) echo 90 ;;
         parity | reference | editing | fidelity) echo 120 ;;
         racecheck | initcheck) echo 300 ;;
         cpu | nine) echo 180 ;;
-        compare) echo 200 ;;
+        kv | compare) echo 200 ;;
         compile | compile_editing) echo 420 ;;
         *) return 1 ;;
     esac
@@ -96,6 +102,10 @@ totals() { # FILE SIZE...: one line of what the rows of a stage bench say
         line+=", $size: $(grep "\"size\": *$size\b" "$file" | field total_ms)"
     done
     echo "$line; step at 1024: $(grep '"size": *1024\b' "$file" | field step_ms)"
+}
+
+named() { # NAME FIELD: a number of the row of that name in $work/rows
+    grep -F "\"name\":\"$1\"" "$work/rows" | field "$2"
 }
 
 needs_model() {
@@ -154,6 +164,27 @@ fp8() {
     needs_model
     "$bin/flux" bench stages/ -d "$klein_4b" --device cuda --precision fp8 --steps 4 --size 256,512,1024,2048 --json | tee "$work/rows" || fail "the bench broke off"
     result "$(totals "$work/rows" 256 512 1024 2048)"
+}
+
+# Benches images from references; adds the main figures to `figures`.
+edits_in() { # PRECISION NAME...
+    local name size
+    "$bin/flux" bench stages/edit-512x512+1 stages/edit-1024x1024 "${@:2}" -d "$klein_4b" --device cuda --precision "$1" --steps 4 \
+        --size 512,1024,2048 --references 1,2 --json | tee "$work/rows" || fail "the bench broke off"
+    figures+=("$1:")
+    for size in 512x512+1 1024x1024+1 1024x1024+2; do
+        name=stages/edit-$size
+        figures+=("$size step $(named "$name" step_ms), image $(named "$name" total_ms), read $(named "$name" read_ms);")
+    done
+    for name in "${@:2}"; do figures+=("$name $(named "$name" ms);"); done
+}
+
+edits() {
+    needs_model
+    local figures=()
+    edits_in bf16 vae_encode/1024x1024 vae_encode/2048x2048
+    if is_hopper; then edits_in fp8; fi
+    result "ms, ${figures[*]}"
 }
 
 cold() {
@@ -434,18 +465,44 @@ memcheck() { sanitized memcheck; }
 racecheck() { sanitized racecheck; }
 initcheck() { sanitized initcheck; }
 
-nine() {
-    rm -rf "$klein_9b"
+# Sets klein_9b, and how it came there; the model is written unless it is there, and deleted at the end unless KEEP is set.
+needs_nine() {
+    for klein_9b in "$klein_9b_in_memory" "$models/klein-9b"; do
+        if [[ -e "$klein_9b/model_index.json" ]]; then
+            came="$klein_9b was there"
+            return
+        fi
+    done
+    rm -rf "$klein_9b" "$klein_9b_in_memory"
     mkdir -p "$models"
     # 35 GB; a disk that already holds the 4B model may be too small, and memory large enough.
-    if [[ $(df --output=avail -k "$models" | tail -n 1) -lt 36000000 && $(df --output=avail -k /dev/shm | tail -n 1) -gt 36000000 ]]; then
-        klein_9b=$(mktemp -d /dev/shm/klein-9b-XXXX)
+    if [[ $(df --output=avail -k "$models" | tail -n 1) -lt 36000000 && $(df --output=avail -k "$memory_dir" | tail -n 1) -gt 36000000 ]]; then
+        klein_9b=$klein_9b_in_memory
     fi
-    trap 'rm -rf "$klein_9b"' EXIT
+    [[ -n ${KEEP:-} ]] || trap 'rm -rf "$klein_9b"' EXIT
     write_model 9b "$klein_9b" || fail "not written"
+    came="written in $written_s s"
+}
+
+nine() {
+    needs_nine
     program "$klein_9b"
     "${flux[@]}" --device cuda -W 1024 -H 1024 -o "$out/nine.png" | tee "$work/row" || fail "no image"
-    result "written in $written_s s; 1024 x 1024 in $(field total_s <"$work/row") s, peak $(gib "$(field peak_memory_bytes <"$work/row")")"
+    result "$came; 1024 x 1024 in $(field total_s <"$work/row") s, peak $(gib "$(field peak_memory_bytes <"$work/row")")"
+}
+
+kv() {
+    needs_nine
+    "$bin/flux" bench stages/1024x1024 stages/edit-1024x1024 -d "$klein_9b" --kv --device cuda --steps 4 --size 1024 \
+        --references 1,2,4 --runs 3 --json | tee "$work/rows" || fail "the bench broke off"
+    local alone step name references figures=()
+    alone=$(named stages/1024x1024 step_ms)
+    for references in 1 2 4; do
+        name=stages/edit-1024x1024+$references
+        step=$(named "$name" step_ms)
+        figures+=("with $references: step $step ($(awk -v a="$step" -v b="$alone" 'BEGIN { printf "%.3f", a / b }') x), made in $(named "$name" references_ms), prompts $(named "$name" total_ms), $(named "$name" second_ms);")
+    done
+    result "$came; ms, step without references $alone; ${figures[*]}"
 }
 
 # --- Around them.

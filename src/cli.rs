@@ -1,6 +1,7 @@
 //! The command line: flags to values of the right type. `Model::plan` decides whether the model can do what they ask.
 
 mod adapters;
+mod bench;
 mod images;
 mod prompt;
 mod sampler;
@@ -13,6 +14,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 pub use adapters::AdapterArgs;
+pub use bench::Bench;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
 use flux::pipeline::Request;
 use flux::{Error, Result};
@@ -20,7 +22,7 @@ pub use images::{ImageArgs, is_stdin};
 pub use sampler::{SamplerArgs, facts};
 pub use tensors::TensorArgs;
 pub use values::{DeviceChoice, PrecisionChoice, TimingsFormat};
-use values::{Seed, Size, decibels, gibibytes, seconds};
+use values::{Seed, Size, decibels, gibibytes};
 
 /// The headings of `--help`.
 const PROMPT: &str = "What to draw";
@@ -129,43 +131,6 @@ impl DeviceArgs {
     pub fn gpu_memory_bytes(&self) -> Option<u64> {
         self.gpu_memory.map(|gib| (gib * f64::from(1 << 30)) as u64)
     }
-}
-
-/// `flux bench`
-#[derive(Args)]
-pub struct Bench {
-    /// Parts of the names of what to measure, such as stages/, ops/, linear or 512x512 [default: all]
-    #[arg(value_name = "NAME")]
-    pub names: Vec<String>,
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// Sides of the square images, such as 512,1024, rounded down to multiples of 16 [default: 1024 on a GPU, 256 on
-    /// the CPU]
-    #[arg(long = "size", value_name = "PIXELS", value_delimiter = ',')]
-    #[arg(value_parser = value_parser!(u64).range(16..=8192))]
-    pub sizes: Vec<u64>,
-    /// Images at once
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = value_parser!(u64).range(1..=8))]
-    pub batch: u64,
-    /// Denoising steps [default: the model's]
-    #[arg(short, long, value_name = "N", value_parser = value_parser!(u64).range(1..=1000))]
-    pub steps: Option<u64>,
-    /// Runs of which the median is taken [default: 20 of ops and 5 of images on a GPU, 3 and 2 on the CPU]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1000))]
-    pub runs: Option<u64>,
-    /// Also run every op for so long without a pause, which shows how long it takes when the GPU's power limit lowers
-    /// the clock
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub in_a_row: Option<f64>,
-    /// Wait for so long before every image, as someone does who looks at each; the GPU is below its power limit for a
-    /// while then
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub pause: Option<f64>,
-    #[command(flatten)]
-    pub on: DeviceArgs,
-    /// Print one JSON object per line
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// `flux` without a subcommand. Every flag is under one of the headings.

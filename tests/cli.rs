@@ -177,6 +177,23 @@ fn timings_as_text_name_every_stage_on_stderr() {
 }
 
 #[test]
+fn timings_name_the_stages_of_images_from_images() {
+    let folder = folder();
+    let run = |flags: &[&str]| {
+        let same = ["-p", "a cat", "-q", "--size", "64", "-s", "1", "--device", "cpu", "-o", "out.png", "--timings"];
+        Run::of(flux().current_dir(folder.path()).args(same).args(flags)).succeeds()
+    };
+    let stages = |run: &Run| {
+        let stages = ["encode ", "references "].map(|stage| run.stderr.lines().any(|line| line.starts_with(stage)));
+        (stages[0], stages[1])
+    };
+    assert_eq!(stages(&run(&[])), (false, false));
+    fs::rename(folder.path().join("out.png"), folder.path().join("in.png")).unwrap();
+    assert_eq!(stages(&run(&["-i", "in.png"])), (true, false));
+    assert_eq!(stages(&run(&["-i", "in.png", "--kv"])), (true, true));
+}
+
+#[test]
 fn a_size_is_rounded_down_with_a_note() {
     let folder = folder();
     let run = draw(folder.path(), &["-p", "a cat", "-o", "out.png", "--steps=1"]);

@@ -5,7 +5,7 @@
 //! text_encoder, transformer, vae, sampler -> nn, tensor, ops -> backend
 //! backend <- cpu, cuda
 //! files: used by whoever opens or loads tensors, and uses nothing but error, which all use
-//! input, output, compare, default_model: used by commands only, output by bench, input by pipeline
+//! input, output, compare, default_model: used by commands only, input and output by bench, input by pipeline
 //! ```
 
 #[path = "layering/paths.rs"]
@@ -46,7 +46,7 @@ const LAYERS: [(&str, &[&str]); 29] = [
     ("cli", &["pipeline", "sampler", "threads"]),
     ("progress.rs", &["pipeline"]),
     ("report.rs", &["cli", "pipeline"]),
-    ("bench", &["pipeline", "vae", "output", "files", "nn", "tensor", "ops", "backend"]),
+    ("bench", &["pipeline", "vae", "input", "output", "files", "nn", "tensor", "ops", "backend"]),
     ("lib.rs", ANY),
     // Loading checks every tensor on the host, where that costs nothing.
     (

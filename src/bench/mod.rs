@@ -8,21 +8,24 @@
 //! floating-point operations a large square product. On a CPU an op on a small tensor may exceed the ceiling of bytes,
 //! where the last cache holds the tensor.
 
+mod edits;
 mod ops;
 mod shapes;
 mod stages;
 mod weights;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use flux::backend::Backend;
 use flux::files::ModelFiles;
-use flux::pipeline::ModelInfo;
+use flux::pipeline::{Model, ModelInfo, OpenModel};
 use flux::tensor::Tensor;
 use flux::{Error, Result};
 use serde::Serialize;
 
+use edits::Edit;
 use shapes::Shapes;
 
 /// What to measure, and how.
@@ -31,7 +34,11 @@ pub struct Settings {
     pub names: Vec<String>,
     /// Sides of square images, in pixels; rounded down to what the model can make, each once.
     pub sizes: Vec<usize>,
-    /// Images at once.
+    /// Numbers of reference images, of each size: an image is made from so many of its own size.
+    pub references: Vec<usize>,
+    /// Whether the model is taken for one that makes keys and values of references once for all steps.
+    pub kv: bool,
+    /// Images at once, where there are no references.
     pub batch: usize,
     /// Denoising steps; `None` is the model's choice.
     pub steps: Option<usize>,
@@ -80,6 +87,8 @@ pub fn run<B: Backend>(
     let (patch, mut seen) = (shapes.patch(), HashSet::new());
     settings.sizes =
         settings.sizes.iter().map(|size| (size / patch).max(1) * patch).filter(|&size| seen.insert(size)).collect();
+    let mut seen = HashSet::new();
+    settings.references.retain(|&references| seen.insert(references));
     let mut bench =
         Bench { backend: backend.clone(), fill: None, ceiling: None, measured: HashSet::new(), settings, print };
     if !bench.settings.json {
@@ -88,23 +97,31 @@ pub fn run<B: Backend>(
     let wanted = |name: fn(usize) -> String| -> Vec<usize> {
         bench.settings.sizes.iter().copied().filter(|&size| bench.wants(&name(size))).collect()
     };
-    let (stages, encodes) = (wanted(stages::name), wanted(stages::encode_name));
-    if !stages.is_empty() || !encodes.is_empty() {
+    let (stages, encodes, edits) = (wanted(stages::name), wanted(stages::encode_name), bench.edits()?);
+    let measures_images = !stages.is_empty() || !edits.is_empty();
+    if measures_images || !encodes.is_empty() {
         let built_in = if model.is_none() { Some(default_model()?) } else { None };
         if let Some(dir) = model.or(built_in.as_ref()) {
-            stages::measure(&mut bench, dir, &stages)?;
+            if measures_images {
+                let model = bench.load(dir)?;
+                stages::measure(&mut bench, &model, &stages)?;
+                edits::measure(&mut bench, &model, &edits)?;
+            }
             stages::measure_encodes(&mut bench, dir, &encodes)?;
         }
     }
     for size in bench.settings.sizes.clone() {
         ops::measure(&mut bench, &shapes, size)?;
     }
-    if stages.is_empty() && bench.measured.is_empty() {
+    if !measures_images && bench.measured.is_empty() {
         return Err(Error::usage(format!(
             "nothing to measure has `{}` in its name",
             bench.settings.names.join("` or `")
         ))
-        .hint("names are such as `stages/1024x1024`, `vae_encode/1024x1024` and `ops/linear 4608x3072x27648`"));
+        .hint(
+            "names are such as `stages/1024x1024`, `vae_encode/1024x1024`, `ops/linear 4608x3072x27648` and, with \
+               `--references 2`, `stages/edit-1024x1024+2`",
+        ));
     }
     Ok(())
 }
@@ -193,6 +210,26 @@ impl<B: Backend> Bench<'_, B> {
     /// Whether `name` was asked for.
     fn wants(&self, name: &str) -> bool {
         self.settings.names.is_empty() || self.settings.names.iter().any(|part| name.contains(part.as_str()))
+    }
+
+    /// What is to be made from references.
+    ///
+    /// Errors when an image is too small to be one.
+    fn edits(&self) -> Result<Vec<Edit>> {
+        let Settings { sizes, references, .. } = &self.settings;
+        let all = sizes.iter().flat_map(|&size| references.iter().map(move |&references| Edit { size, references }));
+        let edits: Vec<Edit> = all.filter(|edit| self.wants(&edit.name())).collect();
+        edits.iter().min_by_key(|edit| edit.size).map_or(Ok(()), |smallest| smallest.check())?;
+        Ok(edits)
+    }
+
+    /// Opens the model.
+    fn load(&self, dir: &ModelFiles) -> Result<Arc<Model<B>>> {
+        let mut model = OpenModel::open(dir)?;
+        if self.settings.kv {
+            model.cache_references();
+        }
+        Ok(Model::new(self.backend.clone(), model))
     }
 
     /// Whether the op was asked for and is not measured yet. Several sizes and blocks have the same shapes.
@@ -384,4 +421,21 @@ fn tensor<B: Backend>(backend: &B, rows: usize, cols: usize) -> Result<Tensor<B>
 fn round(value: f64, digits: i32) -> f64 {
     let scale = 10f64.powi(digits);
     (value * scale).round() / scale
+}
+
+/// The value in the middle. Panics when there are none.
+fn median(seconds: Vec<f64>) -> f64 {
+    Times::of(seconds).median
+}
+
+fn ms(seconds: f64) -> f64 {
+    round(seconds * 1e3, 2)
+}
+
+fn tflop_s(flops: u64, seconds: f64) -> f64 {
+    round(flops as f64 / seconds / 1e12, 3)
+}
+
+fn gib(bytes: u64) -> f64 {
+    round(bytes as f64 / f64::from(1 << 30), 2)
 }

@@ -152,6 +152,11 @@ impl Shapes {
         TokenLayout::new(batch, self.txt, (size / self.patch()).pow(2))
     }
 
+    /// Tokens of one square image of `size` pixels a side, and of the references in front of it.
+    pub fn edit_layout(&self, size: usize, references: usize) -> TokenLayout {
+        TokenLayout { references, ..self.layout(1, size) }
+    }
+
     /// The products of one evaluation of the transformer, with all rows in its last single block;
     /// [`Shapes::step_flops`] counts fewer.
     pub fn step_linears(&self, layout: TokenLayout) -> Vec<Linear> {
@@ -233,9 +238,10 @@ impl Shapes {
         (size >> last, self.encoder_channels[last])
     }
 
-    /// Floating-point operations of one evaluation: products with weights, and attention.
-    pub fn step_flops(&self, layout: TokenLayout) -> u64 {
-        let attention = |queries: usize| 4 * (queries * layout.tokens() * self.dim) as u64;
+    /// Floating-point operations of one evaluation: products with weights, and attention, which reads the keys of
+    /// `cached` tokens as well.
+    pub fn step_flops(&self, layout: TokenLayout, cached: usize) -> u64 {
+        let attention = |queries: usize| 4 * (queries * (layout.tokens() + cached) * self.dim) as u64;
         let blocks = (self.double_blocks + self.single_blocks) as u64;
         let all = flops(&self.step_linears(layout)) + attention(layout.rows()) * blocks;
         // Of text and references the last single block computes keys and values only.
@@ -244,6 +250,13 @@ impl Shapes {
         let of_unread = [(dim, dim + 2 * mlp), (dim + mlp, dim)]
             .map(|(cols, out)| Linear::new(unread, cols, out, self.single_blocks.min(1)));
         all - flops(&of_unread) - attention(unread) * self.single_blocks.min(1) as u64
+    }
+
+    /// Floating-point operations of the keys and values of `tokens` tokens of references: all blocks, and nothing in
+    /// front of them or behind.
+    pub fn reference_flops(&self, tokens: usize) -> u64 {
+        let ends = 2 * Linear::new(tokens, self.in_channels, self.dim, 1).flops();
+        self.step_flops(TokenLayout::single(tokens), 0) - ends
     }
 
     /// Floating-point operations of one prompt, without attention, which is a hundredth of them.
@@ -289,8 +302,25 @@ mod tests {
         let attention = 4 * 4608_u64.pow(2) * 3072 * 25;
         // For 512 text tokens the last block computes keys and values only, and no attention.
         let unread = 2 * 512 * (block - 2 * 3072_u64.pow(2)) + 4 * 512 * 4608 * 3072;
-        assert_eq!(shapes.step_flops(layout), 2 * 4608 * block * 25 + 2 * 2 * 4096 * 128 * 3072 + attention - unread);
-        assert_eq!(shapes.step_flops(shapes.layout(3, 1024)), 3 * shapes.step_flops(layout));
+        let of_weights = 2 * 4608 * block * 25 + 2 * 2 * 4096 * 128 * 3072;
+        assert_eq!(shapes.step_flops(layout, 0), of_weights + attention - unread);
+        assert_eq!(shapes.step_flops(shapes.layout(3, 1024), 0), 3 * shapes.step_flops(layout, 0));
+        // Cached keys are read by all queries, of the last block by those of the image.
+        let read = 4 * (4608 * 24 + 4096) * 1000 * 3072;
+        assert_eq!(shapes.step_flops(layout, 1000), shapes.step_flops(layout, 0) + read);
+    }
+
+    #[test]
+    fn references_are_tokens_that_ask_no_queries_in_the_last_block() {
+        let shapes = Shapes::klein_4b();
+        let layout = shapes.edit_layout(1024, 4096);
+        assert_eq!((layout.tokens(), layout.context_rows(), layout.img_rows()), (8704, 4608, 4096));
+        let block = 4 * 3072_u64.pow(2) + 3 * 3072 * 9216;
+        let of_weights = 2 * 8704 * block * 25 + 2 * 2 * 4096 * 128 * 3072;
+        let unread = 2 * 4608 * (block - 2 * 3072_u64.pow(2)) + 4 * 4608 * 8704 * 3072;
+        assert_eq!(shapes.step_flops(layout, 0), of_weights + 4 * 8704_u64.pow(2) * 3072 * 25 - unread);
+        // Alone they pass all of every block.
+        assert_eq!(shapes.reference_flops(4096), 2 * 4096 * block * 25 + 4 * 4096_u64.pow(2) * 3072 * 25);
     }
 
     #[test]

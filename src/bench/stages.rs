@@ -1,5 +1,6 @@
 //! The stages of an image once a model is loaded, encoding it as PNG, and encoding it by the VAE.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use flux::Result;
@@ -11,9 +12,9 @@ use flux::pipeline::{Model, ModelInfo, Request, Timings};
 use flux::vae::{self, Encoder, Grid};
 use serde::Serialize;
 
-use super::{Bench, Shapes, Work, round};
+use super::{Bench, Shapes, Work, gib, ms, tflop_s};
 
-const PROMPT: &str = "A cat holding a sign that says hello world";
+pub(super) const PROMPT: &str = "A cat holding a sign that says hello world";
 
 /// The name of the row of a size.
 pub fn name(size: usize) -> String {
@@ -69,12 +70,8 @@ impl Row {
     }
 }
 
-/// Measures images of `sizes` by the model in `dir`.
-pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[usize]) -> Result<()> {
-    if sizes.is_empty() {
-        return Ok(());
-    }
-    let model = Model::load(bench.backend.clone(), dir)?;
+/// Measures images of `sizes` by a model.
+pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, model: &Arc<Model<B>>, sizes: &[usize]) -> Result<()> {
     let shapes = Shapes::of(model.info());
     let (asked, steps, runs) = (bench.settings.batch, bench.settings.steps, bench.settings.effort.image_runs);
     for &size in sizes {
@@ -105,13 +102,11 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[
             last = Some((image.plan, png.len()));
         }
         let (Some((plan, png_bytes)), Some(first)) = (last, timings.first()) else { continue };
-        let median = |of: fn(&Timings) -> f64| median(timings.iter().map(of).collect());
+        let median = |of: fn(&Timings) -> f64| super::median(timings.iter().map(of).collect());
         let step_s = median(|t| t.steps_s.iter().sum::<f64>() / t.steps_s.len().max(1) as f64);
         let (text_s, decode_s, batch) = (median(|t| t.text_s), median(|t| t.decode_s), first.images);
         let evaluations = if plan.guided() { 2 } else { 1 };
-        let step_flops = evaluations * shapes.step_flops(shapes.layout(batch, plan.width));
-        let tflop_s = |flops: u64, seconds: f64| round(flops as f64 / seconds / 1e12, 3);
-        let ms = |seconds: f64| round(seconds * 1e3, 2);
+        let step_flops = evaluations * shapes.step_flops(shapes.layout(batch, plan.width), 0);
         let row = Row {
             name: name(size),
             size: plan.width,
@@ -125,10 +120,10 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[
             decode_ms: ms(decode_s),
             decode_tflop_s: tflop_s(batch as u64 * shapes.decode_flops(plan.width), decode_s),
             enqueue_ms: ms(median(|t| t.enqueue_s)),
-            total_ms: ms(self::median(totals)),
-            png_ms: ms(self::median(pngs)),
+            total_ms: ms(super::median(totals)),
+            png_ms: ms(super::median(pngs)),
             png_bytes,
-            peak_gib: round(first.device.peak_memory_bytes as f64 / f64::from(1 << 30), 2),
+            peak_gib: gib(first.device.peak_memory_bytes),
         };
         bench.line(|| row.text(), &row)?;
     }
@@ -154,8 +149,4 @@ pub fn measure_encodes<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, s
         bench.op(&name, work, image, |image| encoder.forward(image, |_| Ok(())))?;
     }
     Ok(())
-}
-
-fn median(seconds: Vec<f64>) -> f64 {
-    super::Times::of(seconds).median
 }

@@ -26,6 +26,8 @@ pub fn run(args: &Bench) -> Result<()> {
     let settings = Settings {
         names: args.names.clone(),
         sizes: if args.sizes.is_empty() { vec![size] } else { args.sizes.iter().map(|&size| size as usize).collect() },
+        references: args.references.iter().map(|&references| references as usize).collect(),
+        kv: args.kv,
         batch: args.batch as usize,
         steps: args.steps.map(|steps| steps as usize),
         in_a_row: args.in_a_row,

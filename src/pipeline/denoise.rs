@@ -71,10 +71,12 @@ impl<B: Backend> Denoising<B> {
         let transformer = residency.transformer(&needs, caller, clock)?;
         let (transformer, remark) = adapted(residency, transformer, adapters, &needs, caller, clock)?;
         let mut references = latents.references.map(|latents| transformer.references(&latents)).transpose()?;
-        let embedded = references.take_if(|_| info.caches_references);
-        let cached =
-            embedded.map(|embedded| reference_cache(residency, &transformer, images, &embedded, (plan, &needs)));
-        let work = batch(residency, (&transformer, adapters.key()), cached.transpose()?, &needs, (plan, count))?;
+        let mut cached = None;
+        if let Some(embedded) = references.take_if(|_| info.caches_references) {
+            cached = Some(reference_cache(residency, &transformer, images, &embedded, (plan, &needs))?);
+            clock.references_cached()?;
+        }
+        let work = batch(residency, (&transformer, adapters.key()), cached, &needs, (plan, count))?;
         let (height, width) = info.latent_size(plan);
         let levels = plan.schedule.schedule(height * width, plan.steps);
         let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;

@@ -20,7 +20,9 @@ pub struct Timings {
     pub prompts_encoded: usize,
     /// The VAE's encoder, for the images that are given. Those that are cached are not encoded again.
     pub encode_s: f64,
-    /// Modulations, positions, text projection and noise, and what is made once of references.
+    /// Keys and values of the references, for models that make them once. Those that are cached are not made again.
+    pub references_s: f64,
+    /// Modulations, positions, text projection and noise.
     pub prepare_s: f64,
     /// Each step.
     pub steps_s: Vec<f64>,
@@ -58,6 +60,7 @@ enum Span {
     Load,
     Text,
     Encode,
+    References,
     Prepare,
     Step,
     Decode,
@@ -98,6 +101,11 @@ impl<B: Backend> Clock<B> {
     /// The latents of the images that are given are enqueued.
     pub(super) fn images_encoded(&mut self) -> Result<()> {
         self.end(Span::Encode)
+    }
+
+    /// Keys and values of the references are enqueued.
+    pub(super) fn references_cached(&mut self) -> Result<()> {
+        self.end(Span::References)
     }
 
     pub(super) fn prepared(&mut self) -> Result<()> {
@@ -166,6 +174,7 @@ impl<B: Backend> Clock<B> {
                 Span::Load => timings.load_s += seconds,
                 Span::Text => timings.text_s += seconds,
                 Span::Encode => timings.encode_s += seconds,
+                Span::References => timings.references_s += seconds,
                 Span::Prepare => timings.prepare_s += seconds,
                 Span::Step => timings.steps_s.push(seconds),
                 Span::Decode => {

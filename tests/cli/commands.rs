@@ -113,6 +113,49 @@ fn bench_measures_every_stage_and_op_beside_the_ceilings() {
 }
 
 #[test]
+fn bench_measures_images_from_references() {
+    let bench = |args: &[&str]| {
+        Run::of(flux().arg("bench").args(["--device", "cpu", "--runs", "1", "--steps", "1"]).args(args))
+    };
+    let rows = |args: &[&str]| -> Vec<serde_json::Value> {
+        let run = bench(&[&["--json", "--size", "64"], args].concat()).succeeds();
+        run.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    let values = |row: &serde_json::Value, fields: &[&str]| -> f64 {
+        let value = |field: &&str| row[*field].as_f64().filter(|value| *value > 0.0);
+        fields.iter().map(|field| value(field).unwrap_or_else(|| panic!("{field}: {row}"))).sum()
+    };
+    // Each once, beside the image from words alone.
+    let plain = rows(&["--references", "1,2,1", "stages/"]);
+    let names: Vec<_> = plain.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["stages/64x64", "stages/edit-64x64+1", "stages/edit-64x64+2"]);
+    for row in &plain[1..] {
+        let parts = values(row, &["read_ms", "text_ms", "encode_ms", "prepare_ms", "step_ms", "decode_ms"]);
+        assert!(values(row, &["total_ms"]) > 0.8 * parts, "{row}");
+        values(row, &["second_ms", "encode_tflop_s", "step_tflop_s", "enqueue_ms"]);
+        assert!(row["kv"] == false && row["references_ms"].is_null() && row["third_ms"].is_null(), "{row}");
+    }
+    assert_eq!(values(&plain[2], &["references"]), 2.0);
+    assert!(values(&plain[2], &["file_bytes"]) > 1.5 * values(&plain[1], &["file_bytes"]));
+
+    let cached = rows(&["--references", "2", "--kv", "stages/edit-"]);
+    assert_eq!(cached.len(), 1, "{cached:?}");
+    values(&cached[0], &["references_ms", "references_tflop_s", "step_ms", "total_ms", "second_ms", "third_ms"]);
+    assert_eq!(cached[0]["kv"], true);
+    let table = bench(&["--size", "64", "--references", "2", "--kv", "stages/edit-"]).succeeds().stdout;
+    for part in
+        ["+2 read ", "2 files", "+2 keys and values of references ", "+2 step ", "second prompt", "third prompt"]
+    {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+
+    bench(&["--json", "--size", "48,64", "--references", "1"]).fails(2, &["48x48", "--size", "--references"]);
+    bench(&["--references", "17"]).fails(2, &["--references"]);
+    bench(&["--references", "0"]).fails(2, &["--references"]);
+    bench(&["--json", "stages/edit"]).fails(2, &["`stages/edit`", "--references"]);
+}
+
+#[test]
 fn bench_takes_the_shapes_of_klein_4b_without_a_model_and_refuses_what_it_cannot_measure() {
     let bench = |args: &[&str]| Run::of(flux().arg("bench").args(["--device", "cpu", "--runs", "1"]).args(args));
     let table = bench(&["--size", "16", "rms_norm"]).succeeds().stdout;

@@ -102,3 +102,110 @@ fn two_programs_are_compared_in_turn() {
     assert_eq!(run.code, Some(1));
     assert!(run.stdout.contains("make gpu-bundle BASE="), "{}", run.stdout);
 }
+
+/// A section with programs in place of flux, of Python, which writes a model folder, and of nvidia-smi. Each row that the
+/// bench is asked for has the size of its image, and of its references, in its times.
+struct Section {
+    folder: tempfile::TempDir,
+}
+
+impl Section {
+    fn new(capability: &str) -> Self {
+        let folder = folder();
+        for name in ["bin", "work", "tools", "models", "memory"] {
+            fs::create_dir_all(folder.path().join(name)).expect("a temporary folder is writable");
+        }
+        let section = Self { folder };
+        section.program("tools/nvidia-smi", &format!("echo {capability}"));
+        section.program("tools/python3", r#"mkdir -p "$3" && echo {} >"$3/model_index.json" && echo "wrote $2""#);
+        section.program(
+            "bin/flux",
+            r#"echo "$*" >>"$RAN"
+            for name in "stages/1024x1024 0" "stages/edit-512x512+1 1" "stages/edit-1024x1024+1 1" \
+                "stages/edit-1024x1024+2 2" "stages/edit-1024x1024+4 4" "vae_encode/1024x1024 0" "vae_encode/2048x2048 0"; do
+                n=${name#* }
+                times="\"ms\":8,\"step_ms\":1$n,\"total_ms\":2$n,\"second_ms\":3$n,\"references_ms\":4$n,\"read_ms\":5$n"
+                echo "{\"name\":\"${name% *}\",\"size\":1024,\"min_ms\":7,$times}"
+            done"#,
+        );
+        section
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn program(&self, name: &str, does: &str) {
+        fs::rename(program_that(self.folder.path(), does), self.path(name)).expect("a temporary folder is writable");
+    }
+
+    /// Runs it. Returns its line of the summary, and what the bench was called with.
+    fn run(&self, name: &str, keep: bool) -> (String, Vec<String>) {
+        let tools = format!("{}:{}", self.path("tools").display(), std::env::var("PATH").unwrap_or_default());
+        let mut command = script("gpu_check.sh");
+        command.args(["--section", name]).env("PATH", tools).env("RAN", self.path("ran")).env_remove("PYTHON");
+        for (name, value) in
+            [("bin", "bin"), ("root", "."), ("work", "work"), ("MEMORY_DIR", "memory"), ("MODEL_DIR", "models")]
+        {
+            command.env(name, self.path(value));
+        }
+        if keep {
+            command.env("KEEP", "1")
+        } else {
+            command.env_remove("KEEP")
+        };
+        let run = Run::of(&mut command).succeeds();
+        let result = run.stdout.lines().find_map(|line| line.strip_prefix("result: "));
+        let ran = fs::read_to_string(self.path("ran")).expect("the bench ran");
+        fs::remove_file(self.path("ran")).expect("our file");
+        (result.unwrap_or_else(|| panic!("{}", run.stdout)).to_string(), ran.lines().map(str::to_string).collect())
+    }
+}
+
+#[test]
+fn images_from_references_are_measured_in_fp8_where_the_gpu_has_it() {
+    let section = Section::new("9.0");
+    fs::create_dir(section.path("models/klein-4b")).unwrap();
+    write(section.path("models/klein-4b/model_index.json"), "{}");
+    let edits = "512x512+1 step 11, image 21, read 51; 1024x1024+1 step 11, image 21, read 51; \
+                 1024x1024+2 step 12, image 22, read 52;";
+    let encodes = "vae_encode/1024x1024 8; vae_encode/2048x2048 8;";
+    let (result, ran) = section.run("edits", false);
+    assert_eq!(result, format!("ms, bf16: {edits} {encodes} fp8: {edits}"));
+    assert!(ran.len() == 2 && ran[0].contains("--precision bf16") && ran[1].contains("--precision fp8"), "{ran:?}");
+    assert!(ran[0].contains("vae_encode/2048x2048") && !ran[1].contains("vae_encode"), "{ran:?}");
+
+    section.program("tools/nvidia-smi", "echo 8.9");
+    let (result, ran) = section.run("edits", false);
+    assert_eq!((result, ran.len()), (format!("ms, bf16: {edits} {encodes}"), 1));
+}
+
+#[test]
+fn the_model_of_9b_is_written_where_it_is_not_and_kept_where_that_is_asked_for() {
+    let section = Section::new("9.0");
+    let model = section.path("models/klein-9b");
+    let figures = "ms, step without references 10; with 1: step 11 (1.100 x), made in 41, prompts 21, 31; \
+                   with 2: step 12 (1.200 x), made in 42, prompts 22, 32; \
+                   with 4: step 14 (1.400 x), made in 44, prompts 24, 34;";
+    // Where the disk is too small it is in memory, and the bench is told.
+    let used = |ran: &[String]| ran[0].split(" -d ").nth(1).unwrap().split(' ').next().unwrap().to_string();
+    let (result, ran) = section.run("kv", false);
+    assert!(result.starts_with("written in ") && result.ends_with(&format!(" s; {figures}")), "{result}");
+    assert!(ran.len() == 1 && ran[0].contains("--kv") && ran[0].contains("--references 1,2,4"), "{ran:?}");
+    assert!(!Path::new(&used(&ran)).exists(), "it deletes what it wrote");
+
+    fs::create_dir_all(&model).unwrap();
+    write(model.join("model_index.json"), "{}");
+    let (result, ran) = section.run("kv", false);
+    assert_eq!(
+        (result, used(&ran)),
+        (format!("{} was there; {figures}", model.display()), model.display().to_string())
+    );
+    assert!(model.exists(), "it deletes nothing else");
+
+    fs::remove_dir_all(&model).unwrap();
+    let (_, ran) = section.run("kv", true);
+    let kept = used(&ran);
+    assert!(Path::new(&kept).join("model_index.json").exists());
+    fs::remove_dir_all(kept).unwrap();
+}
