@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::Path;
 use std::process::ExitCode;
 
-use flux::input::read as read_png;
+use flux::input::read;
 use flux::{Error, Result};
 use image::codecs::png::{CompressionType, FilterType, PngEncoder};
 
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 }
 
 fn write(out: &str, images: &[String]) -> Result<()> {
-    let images = images.iter().map(|path| read_png(Path::new(path))).collect::<Result<_>>()?;
+    let images = images.iter().map(|path| read(Path::new(path))).collect::<Result<_>>()?;
     let cannot =
         |e: &dyn std::fmt::Display| Error::new(format!("cannot write the contact sheet: {e}")).at_path(Path::new(out));
     let file = File::create(out).map_err(|e| cannot(&e))?;

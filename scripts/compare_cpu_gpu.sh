@@ -12,8 +12,8 @@ Prints the largest and the mean difference of the 8-bit values and the PSNR.
   --against DEVICE  what to compare the CPU with [default: cuda]
   --keep FOLDER     keep the images there, as cpu.png and DEVICE.png
 
-All further flags go to flux (see `flux --help`); prompt and seed have defaults, and the prompt `-` is read from standard
-input. Set FLUX_BIN to use another program.
+All further flags go to flux (see `flux --help`); prompt and seed have defaults. The prompt or an image may be `-`, and both
+devices get what standard input holds. Set FLUX_BIN to use another program.
 
 Exit codes: 0 within the bound, 1 not, or a device failed, 2 wrong usage.
 USAGE
@@ -79,13 +79,16 @@ has() {
 has -p --prompt || flags+=("--prompt=a rocket on a dark blue background")
 has -S --seed || flags+=("--seed=42")
 
-# Both devices read the prompt where it comes from standard input.
+# Both devices read the prompt or the image that comes from standard input. Of two flags that name it flux tells.
 input=/dev/null
 for flag in "${flags[@]}"; do
-    if [[ "$flag" == -p- || "$flag" == --prompt=- ]]; then
-        input=$work/prompt
-        cat >"$input"
-    fi
+    case "$flag" in
+        - | -p- | -i- | --prompt=- | --input=- | --mask=-)
+            input=$work/input
+            cat >"$input"
+            break
+            ;;
+    esac
 done
 
 other="$folder/${against//[^a-z0-9]/-}.png"

@@ -10,8 +10,9 @@ usage: scripts/generate_batch.sh PROMPTS FOLDER [FLAGS OF flux ...]
             lines that start with # are left out
   FOLDER    gets one file per prompt: its number, its first words, and a key, as in 0001-a-red-circle-1a2b3c4d.png
 
-The key stands for the prompt, the seed, the flags and FLUX_MODEL. An image is made unless one with its words and key is
-there: what changes in them makes another image. Flags that only change what is printed do not count.
+The key stands for the prompt, the seed, the flags, what is in the files that they read (images, masks, adapters, tensors)
+and FLUX_MODEL. An image is made unless one with its words and key is there: what changes in them makes another image.
+Flags that only change what is printed do not count.
 
 All further flags go to flux (see `flux --help`), except: -S N gives the first prompt the seed N, the second N+1,
 and so on. Without it every image has a random seed; PNG files say which. Set FLUX_BIN to use another program.
@@ -72,6 +73,15 @@ key_of() {
     printf '%08x' "${sum%% *}"
 }
 
+# Adds what a file that a flag names holds to the recipe, so that a file that has changed makes another image. What is
+# missing, or no file, flux refuses. An adapter may be named with its strength, as FILE:0.5.
+count_contents() { # FILE
+    local file=$1
+    [[ "$file" != - ]] || usage_error "standard input is no image here: name a file"
+    [[ -f "$file" ]] || file=${file%:*}
+    if [[ -f "$file" ]]; then recipe+=("$(cksum <"$file")"); fi
+}
+
 # Whether a folder has the image of these words and this key, under any number: a line more or less above it changes that.
 has_image() { # WORDS-KEY
     local file
@@ -109,6 +119,25 @@ while [[ $# -gt 0 ]]; do
         -S?*) seed=${1#-S} ;;
         -o* | --output | --output=* | -p* | --prompt | --prompt=* | -n* | --count | --count=*)
             usage_error "$(printable "$1") is set for each image"
+            ;;
+        --save-*) usage_error "$(printable "$1") names one file for all images" ;;
+        -i | --input | --mask | --lora | --noise | --latents | --embeddings)
+            [[ $# -ge 2 ]] || usage_error "$1 needs a file"
+            flags+=("$1" "$2")
+            recipe+=("$1" "$2")
+            count_contents "$2"
+            shift
+            ;;
+        --input=* | --mask=* | --lora=* | --noise=* | --latents=* | --embeddings=*)
+            flags+=("$1")
+            recipe+=("$1")
+            count_contents "${1#*=}"
+            ;;
+        -i*)
+            flags+=("$1")
+            recipe+=("$1")
+            file=${1#-i}
+            count_contents "${file#=}"
             ;;
         -q | --quiet | -v | --verbose | --timings | --timings=* | --print-path) flags+=("$1") ;;
         *)

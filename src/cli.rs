@@ -39,7 +39,7 @@ const MAX_COUNT: u64 = 10_000;
 /// The most threads.
 const MAX_THREADS: u64 = crate::threads::MAX as u64;
 
-/// Draws the image that a prompt describes.
+/// Draws the image that a prompt describes, also from images.
 ///
 /// Without --dir it uses a small model that is part of the program and draws emoji-like scenes of 256x256 pixels.
 #[derive(Parser)]
@@ -52,6 +52,7 @@ const MAX_THREADS: u64 = crate::threads::MAX as u64;
                         Examples:\n  \
                         flux \"a red circle on a blue background\" -o circle.png\n  \
                         flux -p \"a black cat\" -S 42 -n 3 -o cat.png\n  \
+                        flux \"a red circle at night\" -i circle.png -o night.png\n  \
                         echo \"a rocket on a beige background\" | flux -p - --size 256x192\n  \
                         flux -d models/klein-4b \"a lighthouse in a storm\" --size 768x512")]
 pub struct Cli {
@@ -150,10 +151,10 @@ pub struct Generate {
     /// Fail before any work when a file to write is there already, instead of overwriting it
     #[arg(help_heading = OUTPUT, long)]
     pub no_clobber: bool,
-    /// Width in pixels, rounded down to a multiple of 16 [default: the model's]
+    /// Width in pixels, rounded down to a multiple of 16 [default: the first input's, else the model's]
     #[arg(help_heading = SAMPLING, short = 'W', long, value_name = "PIXELS", allow_negative_numbers = true)]
     width: Option<usize>,
-    /// Height in pixels, rounded down to a multiple of 16 [default: the model's]
+    /// Height in pixels, rounded down to a multiple of 16 [default: the first input's, else the model's]
     #[arg(help_heading = SAMPLING, short = 'H', long, value_name = "PIXELS", allow_negative_numbers = true)]
     height: Option<usize>,
     /// Both of them, as in 768x512, or the side of a square

@@ -2,6 +2,8 @@
 
 #[path = "cli/commands.rs"]
 mod commands;
+#[path = "cli/images.rs"]
+mod images;
 #[path = "support/model_copy.rs"]
 mod model_copy;
 #[path = "support/program.rs"]

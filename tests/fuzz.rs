@@ -53,7 +53,8 @@ fn sources(folder: &Path) -> Sources {
         attach(model).expect("a model without fault");
         write_adapter(model);
     }
-    let image = Rgb { width: 40, height: 24, bytes: (0..40 * 24 * 3).map(|i| (i * 7 % 251) as u8).collect() };
+    // As small as a reference image may be.
+    let image = Rgb { width: 70, height: 64, bytes: (0..70 * 64 * 3).map(|i| (i * 7 % 251) as u8).collect() };
     let facts = [("prompt", "a red circle".to_string())];
     let images = [(ImageFormat::Png, "png"), (ImageFormat::Jpeg, "jpg"), (ImageFormat::Webp, "webp")];
     let images = images.map(|(format, extension)| {

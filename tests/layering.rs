@@ -5,7 +5,7 @@
 //! text_encoder, transformer, vae, sampler -> nn, tensor, ops -> backend
 //! backend <- cpu, cuda
 //! files: used by whoever opens or loads tensors, and uses nothing but error, which all use
-//! input, output, compare, default_model: used by commands only, input and output by bench, input by pipeline
+//! input, output, compare, default_model: used by commands only, input and output by bench, input by pipeline and cli
 //! ```
 
 #[path = "layering/paths.rs"]
@@ -43,7 +43,7 @@ const LAYERS: [(&str, &[&str]); 29] = [
             "backend",
         ],
     ),
-    ("cli", &["pipeline", "sampler", "threads"]),
+    ("cli", &["pipeline", "sampler", "input", "threads"]),
     ("progress.rs", &["pipeline"]),
     ("report.rs", &["cli", "pipeline"]),
     ("bench", &["pipeline", "vae", "input", "output", "files", "nn", "tensor", "ops", "backend"]),

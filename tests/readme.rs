@@ -229,7 +229,7 @@ fn the_examples_of_the_help_draw() {
     let folder = checkout();
     let help = Run::of(program::flux().arg("--help").env_remove("COLUMNS")).succeeds().stdout;
     let examples: Vec<_> = help.lines().skip_while(|line| *line != "Examples:").skip(1).collect();
-    assert_eq!(examples.len(), 4, "{help}");
+    assert_eq!(examples.len(), 5, "{help}");
     for line in examples {
         run(&format!("{} -s 1 --device cpu", line.trim()), folder.path()).succeeds();
     }

@@ -17,26 +17,26 @@ pub struct ImageArgs {
     #[arg(help_heading = IMAGES, short, long = "input", value_name = "FILE")]
     pub inputs: Vec<PathBuf>,
     /// Draw anew only where this image is white, and leave all other pixels of the input as they are
-    #[arg(help_heading = IMAGES, long, value_name = "FILE", requires = "inputs")]
+    #[arg(help_heading = IMAGES, long, value_name = "FILE")]
     pub mask: Option<PathBuf>,
     /// How far from the image to go, from 0 to 1: which part of the steps runs [default: 1, with --mask 0.8]
-    #[arg(help_heading = IMAGES, long, value_name = "X", requires = "inputs", allow_negative_numbers = true)]
+    #[arg(help_heading = IMAGES, long, value_name = "X", allow_negative_numbers = true)]
     pub strength: Option<f64>,
     /// Grow the image by LEFT,TOP,RIGHT,BOTTOM pixels, and draw what is new
-    #[arg(help_heading = IMAGES, long, value_name = "L,T,R,B", requires = "inputs", allow_negative_numbers = true)]
+    #[arg(help_heading = IMAGES, long, value_name = "L,T,R,B", allow_negative_numbers = true)]
     pub extend: Option<GrownSides>,
     /// With --mask: draw what the mask covers and this many pixels around it, in the size of the whole image
-    #[arg(help_heading = IMAGES, long, value_name = "PIXELS", requires = "mask", conflicts_with = "extend")]
+    #[arg(help_heading = IMAGES, long, value_name = "PIXELS", conflicts_with = "extend")]
     #[arg(allow_negative_numbers = true)]
     pub mask_padding: Option<usize>,
     /// Fade over this many pixels from what is drawn to the image around it [default: 0]
-    #[arg(help_heading = IMAGES, long, value_name = "PIXELS", requires = "inputs", allow_negative_numbers = true)]
+    #[arg(help_heading = IMAGES, long, value_name = "PIXELS", allow_negative_numbers = true)]
     pub feather: Option<usize>,
     /// Write what the model makes, in its size, and not the input with what is new
-    #[arg(help_heading = IMAGES, long, requires = "inputs", conflicts_with = "feather", action = ArgAction::SetTrue)]
+    #[arg(help_heading = IMAGES, long, conflicts_with = "feather", action = ArgAction::SetTrue)]
     pub no_composite: bool,
     /// Do not show the image to change to the model, which then knows it from the noisy latents alone
-    #[arg(help_heading = IMAGES, long, requires = "inputs", action = ArgAction::SetTrue)]
+    #[arg(help_heading = IMAGES, long, action = ArgAction::SetTrue)]
     pub no_self_reference: bool,
     /// Make keys and values of the references once for all steps: for models that were trained so. Their folders say
     /// so themselves
@@ -65,6 +65,11 @@ impl ImageArgs {
         self.mask.is_some() || self.strength.is_some() || self.extend.is_some()
     }
 
+    /// Whether an image comes from standard input.
+    pub fn reads_stdin(&self) -> bool {
+        self.files().any(is_stdin)
+    }
+
     fn files(&self) -> impl Iterator<Item = &Path> {
         self.inputs.iter().chain(&self.mask).map(PathBuf::as_path)
     }
@@ -77,18 +82,31 @@ impl ImageArgs {
                 .at("--input")
                 .hint("name files: one image, the mask or the prompt may come from standard input"));
         }
-        let needs_change = [(self.no_self_reference, "--no-self-reference")];
-        let needs_mask = [(self.feather.is_some(), "--feather"), (self.no_composite, "--no-composite")];
-        if let Some((_, flag)) = needs_change.iter().find(|(given, _)| *given && !self.changes()) {
-            return Err(Error::usage(format!("`{flag}` is for an image to change"))
-                .hint(format!("give `--strength` or `--mask` too, or leave out `{flag}`")));
+        self.check_needs()
+    }
+
+    /// Errors when a flag is given without one that gives it a meaning.
+    fn check_needs(&self) -> Result<()> {
+        let input = (!self.inputs.is_empty(), "`--input`");
+        let of_an_input = |others| if self.inputs.is_empty() { input } else { others };
+        let mask = of_an_input((self.mask.is_some(), "`--mask`"));
+        let part = of_an_input((self.mask.is_some() || self.extend.is_some(), "`--mask` or `--extend`"));
+        let change = of_an_input((self.changes(), "`--strength` or `--mask`"));
+        let needs = [
+            (self.mask.is_some(), "--mask", input),
+            (self.strength.is_some(), "--strength", input),
+            (self.extend.is_some(), "--extend", input),
+            (self.mask_padding.is_some(), "--mask-padding", mask),
+            (self.feather.is_some(), "--feather", part),
+            (self.no_composite, "--no-composite", part),
+            (self.no_self_reference, "--no-self-reference", change),
+        ];
+        match needs.iter().find(|(given, _, (met, _))| *given && !met) {
+            Some((_, flag, (_, others))) => Err(Error::usage(format!("`{flag}` has no meaning without {others}"))
+                .at(*flag)
+                .hint(format!("give {others} too, or leave out `{flag}`"))),
+            None => Ok(()),
         }
-        let masked = self.mask.is_some() || self.extend.is_some();
-        if let Some((_, flag)) = needs_mask.iter().find(|(given, _)| *given && !masked) {
-            return Err(Error::usage(format!("`{flag}` is for an image of which a part is drawn"))
-                .hint(format!("give `--mask` or `--extend` too, or leave out `{flag}`")));
-        }
-        Ok(())
     }
 }
 

@@ -31,6 +31,11 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     if args.reads_stdin() && !args.quiet && io::stdin().is_terminal() {
         say("type the prompt; Ctrl-D on a line of its own ends it");
     }
+    if args.images.reads_stdin() && io::stdin().is_terminal() {
+        return Err(Error::usage("standard input is a terminal, which holds no image")
+            .at("--input")
+            .hint("send it a file, as with `-i - < image.png`, or name the file"));
+    }
     let request = args.request(&mut io::stdin())?;
     let images = Images::read(&args.images, &mut io::stdin())?;
     let mut request = images.apply(request);

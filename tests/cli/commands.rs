@@ -201,6 +201,7 @@ fn help_fits_the_terminal_and_groups_the_flags() {
         "What to draw:",
         "Output:",
         "Size and sampling:",
+        "Images to draw from:",
         "Tensors in and out:",
         "Model:",
         "Device:",

@@ -30,20 +30,22 @@ pub enum Kind {
     Cache,
     Adapter,
     Image,
+    Input,
     Prompt,
     Arguments,
     Sound,
 }
 
 /// Of a hundred runs, how many are of each kind.
-const SHARES: [(Kind, usize); 10] = [
-    (Kind::Json, 20),
+const SHARES: [(Kind, usize); 11] = [
+    (Kind::Json, 18),
     (Kind::Tokenizer, 10),
-    (Kind::Weights, 20),
+    (Kind::Weights, 14),
     (Kind::NotAFile, 10),
     (Kind::Cache, 5),
     (Kind::Adapter, 10),
     (Kind::Image, 8),
+    (Kind::Input, 8),
     (Kind::Prompt, 8),
     (Kind::Arguments, 8),
     (Kind::Sound, 1),
@@ -114,8 +116,13 @@ impl Sources {
                 draw(&mut case.command, &model, rng);
             }
             Kind::Image => self.compare(&mut case, own, rng),
+            Kind::Input => self.edit(&mut case, own, &model, rng),
             Kind::Prompt => prompt(&mut case, &model, rng),
-            Kind::Arguments => arguments(&mut case, &model, rng),
+            Kind::Arguments => {
+                let image = rng.pick(&self.images);
+                link(image, &own.join("input.png"));
+                arguments(&mut case, &model, rng);
+            }
             Kind::Sound => {
                 case.what = format!("nothing is wrong with {source:?}");
                 draw(&mut case.command, &model, rng);
@@ -126,18 +133,49 @@ impl Sources {
 
     /// `flux compare` of an image and a damaged one.
     fn compare(&self, case: &mut Case, own: &Path, rng: &mut Rng) {
+        let (source, damaged) = self.damaged_image(case, own, rng);
+        case.prints = Prints::OnSuccess;
+        case.command.arg("compare").arg(damaged).arg(source);
+    }
+
+    /// An image from a damaged one, or one with a damaged mask.
+    fn edit(&self, case: &mut Case, own: &Path, model: &Path, rng: &mut Rng) {
+        let (source, damaged) = self.damaged_image(case, own, rng);
+        case.command.arg("-d").arg(model).args(["-p", "a red circle", "-S", "1", "-s", "1", "--device", "cpu"]);
+        case.command.args(["-o", "x.png", "-i"]);
+        let flags: &[&str] = match rng.below(6) {
+            0 => &["--strength", "1"],
+            1 => &["--extend", "16,0,5,0", "--feather", "3"],
+            2 => &["--mask"],
+            3 => &["--mask-padding", "3", "--mask"],
+            4 => &["-i"],
+            _ => &[],
+        };
+        // Behind a flag that takes a file comes the damaged one.
+        match flags.last() {
+            Some(&"--mask" | &"-i") => case.command.arg(source).args(flags).arg(damaged),
+            _ => case.command.arg(damaged).args(flags),
+        };
+        case.what += &format!(", with {flags:?}");
+    }
+
+    /// An image, and a damaged one like it in `own`.
+    fn damaged_image(&self, case: &mut Case, own: &Path, rng: &mut Rng) -> (&Path, PathBuf) {
         let source = rng.pick(&self.images);
         let damaged = own.join("image.png");
-        std::os::unix::fs::symlink(source, &damaged).expect("a temporary folder takes links");
+        link(source, &damaged);
         case.what = format!("an image like {source:?}");
         match rng.below(4) {
             0 => case.what = format!("an image is {}", folder::replace(&damaged, rng)),
             1 => folder::change(&damaged, |bytes| with_another_header(bytes, rng)),
             _ => folder::damage(&damaged, rng),
         }
-        case.prints = Prints::OnSuccess;
-        case.command.arg("compare").arg(&damaged).arg(source);
+        (source, damaged)
     }
+}
+
+fn link(file: &Path, name: &Path) {
+    std::os::unix::fs::symlink(file, name).expect("a temporary folder takes links");
 }
 
 fn is_cache(path: &Path) -> bool {
@@ -241,7 +279,7 @@ fn prompt(case: &mut Case, model: &Path, rng: &mut Rng) {
 }
 
 /// Values of options, none of which asks for much work.
-const VALUES: [&str; 36] = [
+const VALUES: [&str; 45] = [
     "",
     "0",
     "1",
@@ -278,9 +316,18 @@ const VALUES: [&str; 36] = [
     "-",
     "\u{1b}[31m.png",
     "\u{202e}gnp.png",
+    "../input.png",
+    "../input.png",
+    "../input.png",
+    "../input.png",
+    "0.5",
+    "0,16,3,0",
+    "0,0,99999,1",
+    "power:2",
+    "sigmas:1,0.5",
 ];
 /// Options, the more likely ones twice.
-const OPTIONS: [&str; 31] = [
+const OPTIONS: [&str; 53] = [
     "-p",
     "-p",
     "--prompt",
@@ -312,6 +359,28 @@ const OPTIONS: [&str; 31] = [
     "--threads",
     "--no-clobber",
     "--lora",
+    "-i",
+    "-i",
+    "-i",
+    "--input",
+    "--mask",
+    "--mask",
+    "--strength",
+    "--strength",
+    "--extend",
+    "--feather",
+    "--mask-padding",
+    "--no-composite",
+    "--no-self-reference",
+    "--kv",
+    "--negative",
+    "--max-sequence-length",
+    "--schedule",
+    "--rng",
+    "--noise",
+    "--latents",
+    "--embeddings",
+    "--save-latents",
 ];
 
 fn arguments(case: &mut Case, model: &Path, rng: &mut Rng) {

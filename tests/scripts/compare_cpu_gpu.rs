@@ -2,8 +2,13 @@
 
 use std::fs;
 
-use crate::program::{Run, names};
+use flux::input::read;
+
+use crate::program::{Run, flux, names};
 use crate::{folder, program_that, script, write};
+
+/// What is printed of two equal images.
+const SAME: &str = "max 0 mean 0.0000 psnr inf dB\n";
 
 #[test]
 fn the_comparison_of_devices_prints_numbers_and_holds_to_its_bound() {
@@ -15,7 +20,7 @@ fn the_comparison_of_devices_prints_numbers_and_holds_to_its_bound() {
             .args(["-W", "32", "-H", "32", "-s", "1"]),
     )
     .succeeds();
-    assert_eq!(same.stdout, "max 0 mean 0.0000 psnr inf dB\n");
+    assert_eq!(same.stdout, SAME);
     assert_eq!(names(folder.path()), ["cpu-again.png", "cpu.png"]);
 
     // In place of a GPU: another seed, so another image.
@@ -54,9 +59,30 @@ fn prompts_that_begin_with_a_hyphen_or_come_from_standard_input_are_compared() {
     }
     let input = write(folder.path().join("prompt.txt"), "a ghost\n");
     let read = Run::of(compare(&["-p", "-"]).stdin(fs::File::open(input).expect("our file"))).succeeds();
-    assert_eq!(read.stdout, "max 0 mean 0.0000 psnr inf dB\n", "both devices read it");
+    assert_eq!(read.stdout, SAME, "both devices read it");
     assert!(drawn().contains("a ghost"));
     Run::of(&mut compare(&["-p"])).fails(2, &["-p needs a value"]);
+}
+
+#[test]
+fn both_devices_read_images_also_from_standard_input() {
+    let folder = folder();
+    Run::of(
+        flux()
+            .args(["-p", "x", "-S", "1", "-s", "1", "--size", "64", "--device", "cpu", "-o", "input.png"])
+            .current_dir(folder.path()),
+    )
+    .succeeds();
+    let input = folder.path().join("input.png");
+    let compare = |file: &str, keep: &str| {
+        let mut command = script("compare_cpu_gpu.sh");
+        command.args(["--against", "cpu", "--keep"]).arg(folder.path().join(keep)).args(["-s", "1", "-i", file]);
+        Run::of(command.stdin(fs::File::open(&input).expect("drawn above"))).succeeds()
+    };
+    let named = compare(&input.display().to_string(), "named");
+    assert_eq!((named.stdout, compare("-", "piped").stdout), (SAME.to_string(), SAME.to_string()));
+    let pixels = |keep: &str| read(&folder.path().join(keep).join("cpu.png")).expect("an image");
+    assert_eq!(pixels("named"), pixels("piped"));
 }
 
 #[test]

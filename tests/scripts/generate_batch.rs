@@ -83,6 +83,51 @@ fn another_prompt_flag_or_seed_makes_another_image_and_the_same_none() {
 }
 
 #[test]
+fn a_file_that_a_flag_names_counts_by_what_it_holds() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (image, mask, adapter) = (path("a=b.png"), path("mask.png"), path("style.safetensors"));
+    let made = |flags: &[&str]| {
+        let run = batch(folder.path(), b"a red circle\n", &[&["-S", "1"], flags].concat()).succeeds();
+        let said = run.stderr.lines().last().unwrap_or_default().to_string();
+        (said.contains("1 made, 0 already there"), run.stderr)
+    };
+    for flags in [
+        vec!["-i".to_string(), image.clone()],
+        vec![format!("-i{image}")],
+        vec![format!("-i={image}")],
+        vec!["--input".to_string(), image.clone()],
+        vec![format!("--input={image}")],
+        vec!["--mask".to_string(), mask.clone()],
+        vec![format!("--mask={mask}")],
+        vec!["--lora".to_string(), format!("{adapter}:0.5")],
+        vec![format!("--lora={adapter}:-1")],
+        vec![format!("--lora={adapter}")],
+        vec![format!("--noise={mask}")],
+        vec!["--latents".to_string(), mask.clone()],
+        vec!["--embeddings".to_string(), mask.clone()],
+    ] {
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        for contents in ["one", "two"] {
+            for file in [&image, &mask, &adapter] {
+                fs::write(file, contents).expect("a temporary folder is writable");
+            }
+            let (is_new, said) = made(&flags);
+            assert!(is_new, "{flags:?}, {contents}: {said}");
+            assert!(said.contains(&flags.join(" ")), "the flags reach flux: {said}");
+            assert!(!made(&flags).0, "{flags:?}, {contents} again");
+        }
+    }
+    // What is not there flux refuses. Standard input is the prompt's.
+    assert!(made(&["-i", "none.png"]).0);
+    for flags in [&["-i", "-"][..], &["-i-"], &["--mask=-"]] {
+        batch(folder.path(), b"a red circle\n", flags).fails(2, &["standard input is no image"]);
+    }
+    batch(folder.path(), b"a red circle\n", &["-i"]).fails(2, &["-i needs a file"]);
+    batch(folder.path(), b"a red circle\n", &["--save-latents=x"]).fails(2, &["one file for all images"]);
+}
+
+#[test]
 fn prompts_come_from_standard_input_and_from_files_of_other_systems() {
     let folder = folder();
     let text = b"\xef\xbb\xbfone\r\n-\r\n# no prompt\r\nthree";
