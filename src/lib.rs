@@ -1,16 +1,19 @@
-//! FLUX.2-klein: words to images.
+//! FLUX.2-klein: words and images to images.
 //!
 //! ```text
-//! prompt -> TextEncoder -> txt [512, 3 * hidden]
-//! seed   -> noise       -> latents [tokens, channels]
+//! prompt -> TextEncoder    -> txt [512, 3 * hidden]
+//! images -> input, Encoder -> references [tokens, channels]
+//! seed   -> noise          -> latents [tokens, channels]
 //!           denoise: Transformer (double, then single blocks) -> velocity; latents += dt * velocity
-//!           Decoder     -> [height * width, 3] -> RGB
+//!           Decoder        -> [height * width, 3] -> RGB
 //! ```
 //!
-//! In reading order: [`pipeline`] puts the models together; [`text_encoder`], [`transformer`], [`vae`] and [`sampler`]
+//! In reading order: [`pipeline`] puts the models together, and shows how an image is made and how one is changed; [`text_encoder`], [`transformer`], [`vae`] and [`sampler`]
 //! are the models, written once for every backend in terms of [`tensor::Tensor`] and its [`ops`]; [`backend`] is where
-//! ops run: [`backend::cpu`], the reference, and [`backend::cuda`]. [`files`] maps the files of a model
-//! and names its tensors, which models load through [`nn`]. [`input`] reads image files and [`output`] writes them.
+//! ops run: [`backend::cpu`], the reference, and [`backend::cuda`]. [`token_layout`] says which tokens lie where in
+//! their tensors. [`files`] maps the files of a model and names its tensors, which models load through [`nn`]. [`input`]
+//! reads image files and masks and lays results over what was changed, [`output`] writes them; in between they are
+//! [`rgb::Rgb`].
 
 pub mod backend;
 pub mod compare;

@@ -4,6 +4,8 @@
 
 #[path = "editing/meaning.rs"]
 mod meaning;
+#[path = "editing/originals.rs"]
+mod originals;
 #[path = "support/program.rs"]
 mod program;
 #[path = "editing/reference.rs"]

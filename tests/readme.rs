@@ -64,6 +64,7 @@ fn checkout() -> tempfile::TempDir {
     link(&project("models/tiny"), "models/klein-4b");
     link(&project("models/tiny"), "models/klein-base-4b");
     link(&project("scripts"), "scripts");
+    link(&project("docs"), "docs");
     link(Path::new(env!("CARGO_BIN_EXE_flux")), "flux");
     write_adapter(&folder.path().join("style.safetensors"));
     fs::write(folder.path().join("prompts.txt"), "a red circle\n").expect("a temporary folder is writable");
@@ -194,21 +195,65 @@ fn the_commands_for_a_full_size_model_draw() {
     }
 }
 
+/// The commands of a section of the README.
+fn commands_of(section: &str) -> Vec<String> {
+    let text = text_of("README.md");
+    let section = text.split(&format!("\n## {section}\n")).nth(1).expect("the section is there");
+    let block = section.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).expect("it has commands");
+    block.lines().map(String::from).collect()
+}
+
+/// Runs a command on the CPU. Returns the image that it names last.
+fn image_of(line: &str, folder: &Path) -> Rgb {
+    // Flags stand in front of where the shell sends the image.
+    let (flags, pipes) = line.split_at(line.find(" < ").unwrap_or(line.len()));
+    run(&format!("{flags} --device cpu{pipes}"), folder).succeeds();
+    let name = line.rsplit(' ').next().expect("the image comes last");
+    read(&folder.join(name)).unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+/// What the commands show is what the text around them says.
+#[test]
+fn the_commands_of_images_from_images_draw() {
+    let folder = checkout();
+    let lines = commands_of("Images from images");
+    let names = ["square", "edited", "star", "small-star", "near", "wide", "both", "piped", "cached"];
+    assert_eq!(lines.len(), names.len());
+    let [square, edited, star, small_star, near, wide, both, piped, cached] = std::array::from_fn(|i| {
+        assert!(lines[i].ends_with(&format!(" {}.png", names[i])), "{}", lines[i]);
+        image_of(&lines[i], folder.path())
+    });
+    let apart = |image: &Rgb| difference(image, &square).unwrap().mean;
+    // Observed: 1.1 and 1.2.
+    assert!(apart(&edited) < 5.0 && apart(&both) < 5.0, "it copies the first: {} {}", apart(&edited), apart(&both));
+    // Observed: 11.5.
+    assert!(apart(&near) < 30.0, "{}", apart(&near));
+    assert_ne!(piped, cached, "the flag is for models that were trained so");
+    assert_eq!((wide.width, wide.height), (256 + 128, 256));
+    let mut rows = wide.bytes.chunks_exact(3 * wide.width).zip(square.bytes.chunks_exact(3 * 256));
+    let kept = 3 * (256 - 16);
+    assert!(rows.all(|(wide, square)| wide[..kept] == square[..kept]), "all but 16 columns is as it was");
+    for (image, feather) in [(&star, 0), (&small_star, 8)] {
+        let (pixels, _) = image.bytes.as_chunks::<3>();
+        let (before, _) = square.bytes.as_chunks::<3>();
+        let far = |at: usize| at % 256 + feather < 128 || at / 256 >= 128 + feather;
+        assert!((0..pixels.len()).filter(|at| far(*at)).all(|at| pixels[at] == before[at]), "byte for byte");
+        let red = pixels.iter().filter(|[r, g, b]| *r > 150 && *g < 90 && *b < 90).count();
+        assert!(red > 500, "a star is there: {red}");
+    }
+}
+
 #[test]
 fn the_commands_of_sampling_and_conditioning_draw() {
     let folder = checkout();
-    let text = text_of("README.md");
-    let section = text.split("\n## Sampling and conditioning\n").nth(1).expect("the section is there");
-    let block = section.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).expect("it has commands");
-    assert_eq!(block.lines().count(), 8, "{block}");
-    for line in block.lines() {
+    let lines = commands_of("Sampling and conditioning");
+    assert_eq!(lines.len(), 8, "{lines:?}");
+    for line in lines {
         if line.contains("noise.safetensors") {
             // Any latents serve as noise.
             fs::copy(folder.path().join("heart.safetensors"), folder.path().join("noise.safetensors")).unwrap();
         }
-        run(&format!("{line} --device cpu"), folder.path()).succeeds();
-        let image = line.rsplit(' ').next().expect("the image comes last");
-        assert!(folder.path().join(image).exists(), "{line}");
+        image_of(&line, folder.path());
     }
 }
 

@@ -1,4 +1,4 @@
-//! Prompt to image: the order in which the components of a model run, and how long each lives.
+//! Prompt and images to image: the order in which the components of a model run, and how long each lives.
 //!
 //! [`Model::load`] opens and checks the model while another thread reads the tokenizer. Weights are loaded to the
 //! device when they are first needed, or when [`Model::prefetch`] asks for them. The text encoder is freed before the
@@ -19,6 +19,46 @@
 //! let mut session = model.session(&Request::new("a red circle on a blue background", 42), 1, &CancelFlag::default())?;
 //! while let Some(image) = session.decode(&mut |progress| println!("{progress:?}"))? {
 //!     assert_eq!(image.rgb.len(), 3 * image.plan.width * image.plan.height);
+//! }
+//! # Ok::<(), flux::Error>(())
+//! ```
+//!
+//! Images are read and brought to sizes of the model by [`input`](crate::input): [`input::reference`] makes a reference
+//! for [`Request::references`], and an [`Edit`] what a [`Change`] needs. It also lays the result over the original:
+//!
+//! [`input::reference`]: crate::input::reference
+//! [`Edit`]: crate::input::Edit
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use flux::backend::cpu::{Cpu, Precision};
+//! use flux::files::ModelFiles;
+//! use flux::input::{Edit, Mask};
+//! use flux::pipeline::{CancelFlag, Change, Model, Request};
+//! use flux::rgb::Rgb;
+//!
+//! let original = Rgb { width: 70, height: 50, bytes: vec![200; 3 * 70 * 50] }; // or `flux::input::read(path)?`
+//! // White in its upper right quarter.
+//! let edit = Edit::masked(original.clone(), &Mask::read("docs/corner.png".as_ref())?)?;
+//! assert_eq!((edit.image().width, edit.image().height), (64, 48));
+//! let change = Change {
+//!     image: Arc::new(edit.image().clone()),
+//!     cells: edit.cells().map(Arc::from),
+//!     strength: 1.0,
+//!     is_reference: false,
+//! };
+//! let request = Request { change: Some(change), steps: Some(1), ..Request::new("a red star", 42) };
+//!
+//! let model = Model::load(Cpu::new(Precision::F32), &ModelFiles::open("models/tiny".as_ref())?)?;
+//! let mut session = model.session(&request, 1, &CancelFlag::default())?;
+//! while let Some(image) = session.decode(&mut |_| {})? {
+//!     let result = Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb };
+//!     let feather = 4;
+//!     let changed = edit.composite(&result, feather)?;
+//!     assert_eq!((changed.width, changed.height), (70, 50));
+//!     assert_eq!(changed.bytes[..3 * 30], original.bytes[..3 * 30], "the mask is black there");
+//!     assert_ne!(changed, original);
 //! }
 //! # Ok::<(), flux::Error>(())
 //! ```
