@@ -2,20 +2,21 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::tensor::{Tensor, expect, expect_activations};
+use crate::tensor::{Tensor, expect, expect_activations, expect_f32};
 
 impl<B: Backend> Tensor<B> {
     /// `mask * self + (1 - mask) * (sigma * noise + (1 - sigma) * image)`: what is not repainted becomes the image again,
     /// as noisy as the rest.
     ///
-    /// self, noise and image [tokens, channels], mask [tokens, 1] in 0..1, sigma [1, 1] in 0..1 -> as self. In float32,
-    /// rounded once. The result overwrites self where that is writable.
+    /// self, noise and image [tokens, channels], mask [tokens, 1] in 0..1, sigma [1, 1] in 0..1 and in float32 on every
+    /// backend -> as self. In float32, rounded once. The result overwrites self where that is writable.
     ///
     /// Errors when the shapes do not fit.
     /// Source: diffusers `Flux2KleinInpaintPipeline.__call__`.
     pub fn inpaint_blend(self, noise: &Self, image: &Self, mask: &Self, sigma: &Self) -> Result<Self> {
         const OP: &str = "inpaint_blend";
-        expect_activations(OP, &[&self, noise, image, mask, sigma])?;
+        expect_activations(OP, &[&self, noise, image, mask])?;
+        expect_f32(OP, self.backend(), &[sigma])?;
         self.expect_same(OP, "noise", noise)?;
         self.expect_same(OP, "image", image)?;
         for (name, x, rows) in [("mask", mask, self.rows()), ("sigma", sigma, 1)] {

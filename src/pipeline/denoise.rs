@@ -242,8 +242,12 @@ fn schedule<B: Backend>(
         return Ok(Arc::clone(found));
     }
     let modulations = transformer.modulations(&schedule.timesteps)?;
-    let column = |values: &[f32]| residency.backend.upload(values, values.len(), 1);
-    let made = Arc::new(Schedules { modulations, dts: column(&schedule.dts())?, sigmas: column(&schedule.sigmas)? });
+    let (backend, dts, sigmas) = (&residency.backend, schedule.dts(), &schedule.sigmas);
+    let made = Arc::new(Schedules {
+        modulations,
+        dts: backend.upload(&dts, dts.len(), 1)?,
+        sigmas: backend.upload_f32(sigmas, sigmas.len(), 1)?,
+    });
     schedules().put(key, Arc::clone(&made));
     Ok(made)
 }

@@ -70,7 +70,7 @@ impl<B: Backend> Steps<B> {
 pub(super) struct Schedules<B: Backend> {
     pub(super) modulations: Modulations<B>,
     pub(super) dts: Tensor<B>,    // [steps, 1]
-    pub(super) sigmas: Tensor<B>, // [steps + 1, 1]
+    pub(super) sigmas: Tensor<B>, // [steps + 1, 1] in float32
 }
 
 #[cfg(test)]

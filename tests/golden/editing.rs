@@ -186,17 +186,17 @@ fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<&Edit>, first
     let schedule = Schedule::new(tokens, 4);
     let modulations = transformer.modulations(&schedule.timesteps)?;
     let value = |value: f32| model.cpu.upload(&[value], 1, 1);
+    let sigma = |step: usize| model.cpu.upload_f32(&[schedule.sigmas[step]], 1, 1);
     let noise = model.cpu.upload(&sampler::noise(seed, channels, size[0], size[1]), tokens, channels)?;
     let mask = |cells: &[f32]| model.cpu.upload(cells, tokens, 1);
     let start = noise.row_view(0..tokens);
-    let mut x =
-        start.inpaint_blend(&noise, &latents, &mask(&vec![0.0; tokens])?, &value(schedule.sigmas[first_step])?)?;
+    let mut x = start.inpaint_blend(&noise, &latents, &mask(&vec![0.0; tokens])?, &sigma(first_step)?)?;
     for step in first_step..4 {
         let modulation = StepModulation::of_row(&modulations.row(step))?;
         x = sampler::step(transformer, x, &conditioning, &modulation, &value(schedule.dts()[step])?)?;
         if let Some(edit) = edit {
             let mask = mask(edit.cells().expect("it has a mask"))?;
-            x = x.inpaint_blend(&noise, &latents, &mask, &value(schedule.sigmas[step + 1])?)?;
+            x = x.inpaint_blend(&noise, &latents, &mask, &sigma(step + 1)?)?;
         }
         model.expect(&format!("{case}.latents_step_{}", step + 1 - first_step), &x, LATENTS_BOUND)?;
     }

@@ -63,6 +63,7 @@ const MATRIX: Operand = ([6, 8], Kind::Activation);
 const VECTOR: Operand = ([1, 8], Kind::Activation);
 const COLUMN: Operand = ([6, 1], Kind::Activation);
 const VALUE: Operand = ([1, 1], Kind::Activation);
+const VALUE_F32: Operand = ([1, 1], Kind::F32);
 const VECTOR_F32: Operand = ([1, 8], Kind::F32);
 /// For six tokens and heads of four.
 const TABLE: Operand = ([6, 2], Kind::F32);
@@ -171,7 +172,7 @@ const DOORS: [Door; 35] = [
     },
     Door {
         op: "inpaint_blend",
-        operands: &[MATRIX, MATRIX, MATRIX, COLUMN, VALUE],
+        operands: &[MATRIX, MATRIX, MATRIX, COLUMN, VALUE_F32],
         call: |_, x| {
             let [x, noise, image, mask, sigma] = array(x);
             x.inpaint_blend(&noise, &image, &mask, &sigma)
