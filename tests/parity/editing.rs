@@ -9,7 +9,14 @@ use flux::pipeline::{Change, Model, OpenModel, Request};
 use flux::rgb::Rgb;
 
 use crate::pipeline::{default_model, psnr};
+use crate::support::golden;
 use crate::{cuda, cuda_fp8, small};
+
+/// A part of an image that the default model drew.
+fn drawn(name: &str, width: u32, height: u32) -> Arc<Rgb> {
+    let image = image::open(golden("default-model").join(name)).unwrap().crop_imm(3, 5, width, height).to_rgb8();
+    Arc::new(Rgb { width: width as usize, height: height as usize, bytes: image.into_raw() })
+}
 
 /// An image with edges and slopes.
 fn image(width: usize, height: usize, shade: u8) -> Arc<Rgb> {
@@ -39,7 +46,7 @@ fn change(image: &Arc<Rgb>, masked: bool, strength: f64, is_reference: bool) -> 
 fn requests() -> Vec<(&'static str, Request)> {
     let prompt = || Request { height: Some(128), width: Some(160), ..Request::new("a red heart", 5) };
     let changed = |change| Request { change: Some(change), ..Request::new("a yellow star", 6) };
-    let (first, second) = (image(144, 112, 40), image(80, 176, 220));
+    let (first, second) = (drawn("0.png", 144, 112), drawn("5.png", 80, 176));
     vec![
         ("one reference", Request { references: vec![first.clone()], ..prompt() }),
         ("two references", Request { references: vec![first.clone(), second.clone()], ..prompt() }),
