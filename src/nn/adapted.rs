@@ -1,5 +1,5 @@
-//! The layers of a component with adapters: those that no adapter changes are shared, low-rank changes are computed
-//! beside the weight or merged on the device, all others are merged in float32.
+//! The layers of a component with adapters: those that no adapter changes are shared, low-rank changes are factors beside
+//! the weight, all others are merged in float32.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,15 +17,6 @@ use crate::tensor::Tensor;
 
 /// Rows of a weight that one task merges.
 const TASK_ROWS: usize = 32;
-
-/// What becomes of low-rank changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Placement {
-    /// They are added to a copy of the weight, where the backend does that. Products cost nothing more.
-    Merged,
-    /// They are products of their own beside that of the weight, and take little memory.
-    Beside,
-}
 
 /// The change of rows of a layer.
 struct Segment {
@@ -46,10 +37,11 @@ struct Changed<'a, B: Backend> {
 }
 
 impl<B: Backend> Layers<B> {
-    /// The same layers with `adapters`. Weights of these layers are shared and stay as they are.
+    /// The same layers with `adapters`: the factors of changes of low rank are beside the weights, where
+    /// [`Layers::merged`] finds them. Weights of these layers are shared and stay as they are.
     ///
     /// Errors when memory runs out.
-    pub fn adapted(&self, adapters: &[AdapterUse], placement: Placement) -> Result<Self> {
+    pub fn adapted(&self, adapters: &[AdapterUse]) -> Result<Self> {
         let mut layers = Self::default();
         let mut branches = Vec::new();
         for (key, layer) in &self.linears {
@@ -66,7 +58,7 @@ impl<B: Backend> Layers<B> {
             };
             layers.put(key, layer, linear);
         }
-        for (key, linear) in with_branches(branches, placement)? {
+        for (key, linear) in with_factors(branches)? {
             layers.put(&key, &self.linears[&key], linear);
         }
         for (key, layer) in &self.vectors {
@@ -130,28 +122,16 @@ fn segments<'a>(parts: impl Iterator<Item = (&'a str, usize, usize)>, adapters: 
     segments
 }
 
-/// The layers with their low-rank changes. All factors go to the device together, and are merged after that.
-fn with_branches<B: Backend>(
-    changed: Vec<(String, Changed<'_, B>)>,
-    placement: Placement,
-) -> Result<Vec<(String, Linear<B>)>> {
+/// The layers with their low-rank changes. All factors go to the device together.
+fn with_factors<B: Backend>(changed: Vec<(String, Changed<'_, B>)>) -> Result<Vec<(String, Linear<B>)>> {
     let Some((_, Changed { layer, .. })) = changed.first() else { return Ok(Vec::new()) };
     let backend = layer.linear.backend().clone();
     let factors = || changed.iter().map(|(_, changed)| changed.low_rank()).collect::<Result<Vec<_>>>();
     let factors = backend.load(factors, &mut |_| {})?;
-    let with_branch = |((key, Changed { layer, .. }), low_rank): ((String, Changed<'_, B>), LowRank<B>)| {
-        let views: Vec<TensorView> = layer.parts.iter().map(|part| part.view.clone()).collect();
-        let merged = match placement {
-            Placement::Merged => backend.merge_weight(&layer.linear, &views, &low_rank)?,
-            Placement::Beside => None,
-        };
-        let linear = match merged {
-            Some(weight) => layer.linear.with_weight(weight),
-            None => layer.linear.with_low_rank(low_rank),
-        };
-        Ok((key, linear))
+    let with_factors = |((key, Changed { layer, .. }), low_rank): ((String, Changed<'_, B>), LowRank<B>)| {
+        (key, layer.linear.with_low_rank(low_rank))
     };
-    changed.into_iter().zip(factors).map(with_branch).collect()
+    Ok(changed.into_iter().zip(factors).map(with_factors).collect())
 }
 
 impl<B: Backend> Changed<'_, B> {

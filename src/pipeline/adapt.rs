@@ -10,8 +10,16 @@ use super::residency::Residency;
 use super::timings::Clock;
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::nn::Placement;
 use crate::transformer::Transformer;
+
+/// Where a transformer has the changes of low rank that adapters make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// They are added to copies of the weights, where the backend does that. Steps cost nothing more.
+    Merged,
+    /// They are products of their own beside those of the weights, and take little memory.
+    Beside,
+}
 
 impl<B: Backend> Residency<B> {
     /// `base` with a set of adapters, made where it is absent: without reading the weights that no adapter changes.
@@ -36,7 +44,8 @@ impl<B: Backend> Residency<B> {
         self.files.transformer.check_lengths()?;
         set.uses().iter().try_for_each(|used| used.adapter.check_length())?;
         let placement = self.placement(base, set, needs);
-        let layers = base.layers().adapted(set.uses(), placement)?;
+        let beside = base.layers().adapted(set.uses())?;
+        let layers = if placement == Placement::Merged { beside.merged()? } else { beside };
         let remark = match (layers.low_ranks(), placement) {
             (0, _) => "adapters: merged into copies of the weights that they change".to_string(),
             (layers, Placement::Beside) => {
