@@ -51,16 +51,20 @@ impl Report<'_> {
     /// One line per stage, without a line end after the last.
     pub fn text(&self) -> String {
         let Timings { images, load_s, text_s, encode_s, prepare_s, steps_s, decode_s, device, .. } = self.timings;
+        let Timings { factors_s, merge_s, .. } = self.timings;
         let before = [
             ("device", self.device_s),
             ("open", self.open_s),
             ("load", *load_s),
             ("text", *text_s),
             ("encode", *encode_s),
+            ("factors", *factors_s),
+            ("merge", *merge_s),
             ("prepare", *prepare_s),
         ];
-        // Without images there is nothing to encode.
-        let before = before.into_iter().filter(|(name, seconds)| *name != "encode" || *seconds > 0.0);
+        // Without images there is nothing to encode, without adapters nothing to merge.
+        let rare = ["encode", "factors", "merge"];
+        let before = before.into_iter().filter(|(name, seconds)| !rare.contains(name) || *seconds > 0.0);
         let mut times: Vec<_> = before.map(|(name, seconds)| (name.to_string(), seconds)).collect();
         times.extend(steps_s.iter().enumerate().map(|(i, step)| (format!("step {}", i + 1), *step)));
         times.extend([

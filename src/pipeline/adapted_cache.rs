@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use lru::LruCache;
 
+use super::adapt::Placement;
 use super::adapters::SetKey;
 use crate::backend::Backend;
 use crate::transformer::Transformer;
@@ -17,7 +18,9 @@ pub(super) struct Adapted<B: Backend> {
     pub(super) transformer: Arc<Transformer<B>>,
     /// The transformer without them, with which it shares weights.
     pub(super) base: Weak<Transformer<B>>,
-    /// Where the changes of low rank are, for the curious.
+    /// Where the changes of low rank are.
+    pub(super) placement: Placement,
+    /// The same in words, with the reason.
     pub(super) remark: String,
 }
 
