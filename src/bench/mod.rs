@@ -8,6 +8,7 @@
 //! floating-point operations a large square product. On a CPU an op on a small tensor may exceed the ceiling of bytes,
 //! where the last cache holds the tensor.
 
+mod adapters;
 mod ops;
 mod shapes;
 mod stages;
@@ -89,22 +90,27 @@ pub fn run<B: Backend>(
         bench.settings.sizes.iter().copied().filter(|&size| bench.wants(&name(size))).collect()
     };
     let (stages, encodes) = (wanted(stages::name), wanted(stages::encode_name));
-    if !stages.is_empty() || !encodes.is_empty() {
+    let adapted = wanted(adapters::name);
+    if [&stages, &encodes, &adapted].iter().any(|sizes| !sizes.is_empty()) {
         let built_in = if model.is_none() { Some(default_model()?) } else { None };
         if let Some(dir) = model.or(built_in.as_ref()) {
             stages::measure(&mut bench, dir, &stages)?;
             stages::measure_encodes(&mut bench, dir, &encodes)?;
+            adapters::measure(&mut bench, dir, &adapted)?;
         }
     }
     for size in bench.settings.sizes.clone() {
         ops::measure(&mut bench, &shapes, size)?;
     }
-    if stages.is_empty() && bench.measured.is_empty() {
+    if stages.is_empty() && adapted.is_empty() && bench.measured.is_empty() {
         return Err(Error::usage(format!(
             "nothing to measure has `{}` in its name",
             bench.settings.names.join("` or `")
         ))
-        .hint("names are such as `stages/1024x1024`, `vae_encode/1024x1024` and `ops/linear 4608x3072x27648`"));
+        .hint(
+            "names are such as `stages/1024x1024`, `vae_encode/1024x1024`, `adapters/1024x1024` and \
+             `ops/linear 4608x3072x27648`",
+        ));
     }
     Ok(())
 }
