@@ -42,7 +42,7 @@ impl<B: Backend> Layers<B> {
     ///
     /// Errors when memory runs out.
     pub fn adapted(&self, adapters: &[AdapterUse]) -> Result<Self> {
-        let mut layers = Self::default();
+        let mut layers = Self { originals: Arc::clone(&self.originals), ..Self::default() };
         let mut branches = Vec::new();
         for (key, layer) in &self.linears {
             let segments =
@@ -75,16 +75,9 @@ impl<B: Backend> Layers<B> {
     /// How many values the layers have that `adapters` change, by how they are stored.
     pub fn changed_elements(&self, adapters: &[AdapterUse]) -> [(Storage, u64); 2] {
         let mut elements = [(Storage::Native, 0), (Storage::Fp8, 0)];
-        for layer in self.linears.values() {
-            let is_changed =
-                |use_: &AdapterUse| layer.parts.iter().any(|part| !use_.adapter.changes(&part.key).is_empty());
-            if adapters.iter().any(is_changed) {
-                let values = (layer.linear.rows() * layer.linear.cols()) as u64;
-                elements
-                    .iter_mut()
-                    .filter(|(storage, _)| *storage == layer.storage)
-                    .for_each(|(_, sum)| *sum += values);
-            }
+        for layer in self.linears.values().filter(|layer| layer.is_changed_by(adapters)) {
+            let of_storage = elements.iter_mut().filter(|(storage, _)| *storage == layer.storage);
+            of_storage.for_each(|(_, sum)| *sum += layer.elements());
         }
         elements
     }

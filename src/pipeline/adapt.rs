@@ -8,7 +8,7 @@ use super::memory::Needs;
 use super::progress::Caller;
 use super::residency::Residency;
 use super::timings::Clock;
-use crate::backend::Backend;
+use crate::backend::{Backend, Storage};
 use crate::error::Result;
 use crate::transformer::Transformer;
 
@@ -59,11 +59,12 @@ impl<B: Backend> Residency<B> {
         self.files.transformer.check_lengths()?;
         set.uses().iter().try_for_each(|used| used.adapter.check_length())?;
         let wish = *self.wished_placement();
-        let placement = wish.unwrap_or_else(|| self.placement(base, set, needs));
+        let (of_memory, keeps_originals) = self.placement(base, set, needs);
+        let placement = wish.unwrap_or(of_memory);
         let mut layers = base.layers().adapted(set.uses())?;
         clock.factors_loaded()?;
         if placement == Placement::Merged {
-            layers = layers.merged()?;
+            layers = layers.merged(keeps_originals)?;
             clock.merged()?;
         }
         let beside = layers.low_ranks();
@@ -77,22 +78,29 @@ impl<B: Backend> Residency<B> {
     }
 
     /// Merged where there is memory for a second copy of all weights that change beside the activations of a step, for
-    /// which other sets leave first.
-    fn placement(&self, base: &Transformer<B>, set: &AdapterSet, needs: &Needs) -> Placement {
+    /// which other sets leave first, and then the originals of quantised weights. The latter are kept for the next set
+    /// where there is memory for them too.
+    fn placement(&self, base: &Transformer<B>, set: &AdapterSet, needs: &Needs) -> (Placement, bool) {
         let changed = base.layers().changed_elements(set.uses());
         let bytes: u64 = changed.iter().map(|(storage, count)| self.backend.weight_bytes(*count, *storage)).sum();
-        let is_short = || self.backend.available_bytes() < bytes.saturating_add(needs.step);
-        while bytes > 0 && is_short() {
+        let is_short =
+            |more: u64| self.backend.available_bytes() < bytes.saturating_add(needs.step).saturating_add(more);
+        while bytes > 0 && is_short(0) {
             match self.adapted.pop() {
                 Some((key, _)) => self.forget(Some(key)),
                 None => break,
             }
         }
-        if bytes > 0 && is_short() {
+        if bytes > 0 && is_short(0) {
+            base.layers().free_originals();
+        }
+        if bytes > 0 && is_short(0) {
             self.free_shapes();
             self.free_text_encoder();
         }
-        if bytes > 0 && is_short() { Placement::Beside } else { Placement::Merged }
+        let originals = self.backend.weight_bytes(base.layers().absent_originals(set.uses()), Storage::Native);
+        let placement = if bytes > 0 && is_short(0) { Placement::Beside } else { Placement::Merged };
+        (placement, !is_short(originals))
     }
 
     fn wished_placement(&self) -> MutexGuard<'_, Option<Placement>> {

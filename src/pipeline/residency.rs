@@ -269,7 +269,7 @@ impl<B: Backend> Residency<B> {
         TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers)
     }
 
-    /// Frees what images share, transformers with adapters, and the components other than `needed`, until `bytes` more
+    /// Frees what images share, what adapters are merged from, transformers with adapters, and the components other than `needed`, until `bytes` more
     /// fit or nothing is left to free.
     pub(super) fn make_room(&self, bytes: u64, needed: Component) {
         let is_short = || self.backend.available_bytes() < bytes;
@@ -277,6 +277,10 @@ impl<B: Backend> Residency<B> {
             return;
         }
         self.free_shapes();
+        if is_short() {
+            let transformer = self.components().transformer.clone();
+            transformer.iter().for_each(|transformer| transformer.layers().free_originals());
+        }
         if is_short() {
             self.adapted.clear();
         }
