@@ -147,6 +147,12 @@ impl<B: Backend> Changed<'_, B> {
                 rank - low_rank.rank()..rank
             });
         }
+        let load = |half: &str, parts: &[TensorView]| {
+            Linear::load(linear.backend(), format!("{}.{half}", linear.name()), parts, Storage::Native)
+        };
+        if let Some(up) = self.up_of_file() {
+            return Ok(LowRank { down: load("down", &downs)?, up: load("up", &up)? });
+        }
         let mut up = vec![0.0; linear.rows() * rank];
         up.par_chunks_mut(TASK_ROWS * rank).enumerate().for_each(|(task, out)| {
             let rows = task * TASK_ROWS..task * TASK_ROWS + out.len() / rank;
@@ -166,10 +172,25 @@ impl<B: Backend> Changed<'_, B> {
             }
         });
         let up = owned(up, &[linear.rows(), rank])?;
-        let load = |half: &str, parts: &[TensorView]| {
-            Linear::load(linear.backend(), format!("{}.{half}", linear.name()), parts, Storage::Native)
-        };
         Ok(LowRank { down: load("down", &downs)?, up: load("up", &[up])? })
+    }
+
+    /// Up as it is in the file, where nothing scales it, and its rows are those of the layer: by the segments, since
+    /// layers may have them in another order.
+    fn up_of_file(&self) -> Option<Vec<TensorView>> {
+        let first = self.segments.first()?;
+        let mut row = 0;
+        let mut parts = Vec::new();
+        for segment in &self.segments {
+            let low_rank = segment.change.low_rank()?;
+            if segment.factors() != first.factors() || segment.first != row || low_rank.scale * segment.strength != 1.0
+            {
+                return None;
+            }
+            parts.push(low_rank.up.row_range(segment.rows.clone()));
+            row += segment.rows.len();
+        }
+        (row == self.layer.linear.rows()).then_some(parts)
     }
 
     /// The layer with its changes in the weight: summed in float32, then stored as the layer is.
@@ -278,4 +299,55 @@ fn owned(values: Vec<f32>, shape: &[usize]) -> Result<TensorView> {
     let range = 0..bytes.as_slice().len();
     TensorView::new(Arc::new(bytes), range, Format::F32, shape.to_vec(), None)
         .map_err(|why| Error::new(format!("the merged weight {why}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::tensor::{Dtype, TensorView as FileTensor};
+
+    use super::*;
+    use crate::backend::cpu::{Cpu, Precision};
+    use crate::files::ModelFiles;
+    use crate::files::adapter::Adapter;
+    use crate::nn::Weights;
+    use crate::transformer::{self, Transformer, TransformerConfig};
+
+    #[test]
+    fn up_is_taken_from_the_file_where_nothing_scales_or_adds_to_it() {
+        let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
+        let (config, files) = (TransformerConfig::read(&dir).unwrap(), transformer::open(&dir).unwrap());
+        let cpu = Cpu::new(Precision::F32);
+        let transformer = Transformer::load(&Weights::new(&cpu, &files), &config).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let dim = config.dim();
+        let adapter = |module: &str, rows: usize| {
+            let path = folder.path().join(module);
+            let bytes: Vec<u8> = (0..rows).flat_map(|row| (1.0 + row as f32).to_le_bytes()).collect();
+            let tensor = |bytes, shape| FileTensor::new(Dtype::F32, shape, bytes).unwrap();
+            let pair = [
+                (format!("{module}.lora_A.weight"), tensor(&bytes[..4 * dim], vec![1, dim])),
+                (format!("{module}.lora_B.weight"), tensor(&bytes[..], vec![rows, 1])),
+            ];
+            safetensors::serialize_to_file(pair, None, &path).unwrap();
+            Arc::new(Adapter::open(&path, &config.adapter_modules()).unwrap())
+        };
+        let up = |layer: &str, uses: &[(&Arc<Adapter>, f32)]| {
+            let uses: Vec<_> =
+                uses.iter().map(|&(adapter, strength)| AdapterUse { adapter: Arc::clone(adapter), strength }).collect();
+            let layer = &transformer.layers().linears[layer];
+            let parts = layer.parts.iter().map(|part| (&*part.key, part.first, part.view.rows()));
+            let changed = Changed { layer, segments: segments(parts, &uses) };
+            changed.up_of_file().map(|parts| parts.iter().flat_map(TensorView::to_f32).collect::<Vec<_>>())
+        };
+        // The file has q, k, v, and the layer k, v, q.
+        let qkv = adapter("double_blocks.0.img_attn.qkv", 3 * dim);
+        let expected: Vec<f32> = (dim..3 * dim).chain(0..dim).map(|row| 1.0 + row as f32).collect();
+        let layer = "transformer_blocks.0.attn.to_kvq";
+        assert_eq!(up(layer, &[(&qkv, 1.0)]), Some(expected));
+        assert_eq!(up(layer, &[(&qkv, 0.5)]), None, "scaled");
+        assert_eq!(up(layer, &[(&qkv, 1.0), (&qkv, 1.0)]), None, "two changes");
+        let k = adapter("transformer_blocks.0.attn.to_k", dim);
+        assert_eq!(up(layer, &[(&k, 1.0)]), None, "not all rows");
+        assert_eq!(up(layer, &[]), None, "no change");
+    }
 }
