@@ -1,5 +1,5 @@
-//! `flux bench`: how long the stages of an image and the ops of a model take on a device, and how near the ops are to
-//! what it can do.
+//! `flux bench`: how long the stages of an image and the ops of a model take on a device, how near the ops are to what
+//! it can do, and what adapters cost.
 //!
 //! A time is the median of several runs, measured by events in the device's work; the fastest and the slowest run are
 //! printed beside it. Before an op runs, the caches are filled with other values. Rates count each tensor once for each
