@@ -58,6 +58,8 @@ impl<B: Backend> Residency<B> {
         caller.check()?;
         self.files.transformer.check_lengths()?;
         set.uses().iter().try_for_each(|used| used.adapter.check_length())?;
+        // The new one may have its memory. Afterwards, its graphs would wait for all of the merging before they go.
+        self.forget(self.adapted.pop_if_full().map(|(key, _)| key));
         let wish = *self.wished_placement();
         let (of_memory, keeps_originals) = self.placement(base, set, needs);
         let placement = wish.unwrap_or(of_memory);
@@ -198,6 +200,11 @@ mod tests {
         make(2.0);
         make(3.0);
         assert_eq!(counts(), (3, 4));
+        let least = model.residency.adapted.pop_if_full().expect("one more would be too many").0;
+        assert!(model.residency.adapted.pop_if_full().is_none());
+        model.residency.forget(Some(least));
+        assert_eq!(counts(), (2, 3), "its steps leave with it");
+        make(1.0);
         make(4.0);
         assert_eq!(counts().0, 3, "the least recently used leaves");
         assert!(make(1.0) == first && make(0.0) == base, "neither is changed by others");

@@ -54,6 +54,12 @@ impl<B: Backend> AdaptedCache<B> {
         self.sets().pop_lru()
     }
 
+    /// The least recently used one, which is no longer cached, where one more would be too many.
+    pub(super) fn pop_if_full(&self) -> Option<(SetKey, Arc<Adapted<B>>)> {
+        let mut sets = self.sets();
+        if sets.len() < MAX_SETS.get() { None } else { sets.pop_lru() }
+    }
+
     /// Adds one. Returns the least recently used, or the one that this replaces.
     pub(super) fn push(&self, key: &SetKey, adapted: &Arc<Adapted<B>>) -> Option<(SetKey, Arc<Adapted<B>>)> {
         self.sets().push(key.clone(), Arc::clone(adapted))
