@@ -30,6 +30,12 @@ struct Segment {
     first: usize,
 }
 
+/// Factors of low rank, each as parts that lie one under the other.
+struct Factors {
+    downs: Vec<TensorView>,
+    ups: Vec<TensorView>,
+}
+
 /// A layer and all changes of it.
 struct Changed<'a, B: Backend> {
     layer: &'a LinearLayer<B>,
@@ -115,12 +121,14 @@ fn segments<'a>(parts: impl Iterator<Item = (&'a str, usize, usize)>, adapters: 
     segments
 }
 
-/// The layers with their low-rank changes. All factors go to the device together.
+/// The layers with their low-rank changes. All factors are put together by all cores, and then go to the device
+/// together.
 fn with_factors<B: Backend>(changed: Vec<(String, Changed<'_, B>)>) -> Result<Vec<(String, Linear<B>)>> {
     let Some((_, Changed { layer, .. })) = changed.first() else { return Ok(Vec::new()) };
     let backend = layer.linear.backend().clone();
-    let factors = || changed.iter().map(|(_, changed)| changed.low_rank()).collect::<Result<Vec<_>>>();
-    let factors = backend.load(factors, &mut |_| {})?;
+    let factors = changed.par_iter().map(|(_, changed)| changed.factors()).collect::<Result<Vec<_>>>()?;
+    let load = || changed.iter().zip(&factors).map(|((_, changed), factors)| changed.low_rank(factors)).collect();
+    let factors: Vec<LowRank<B>> = backend.load(load, &mut |_| {})?;
     let with_factors = |((key, Changed { layer, .. }), low_rank): ((String, Changed<'_, B>), LowRank<B>)| {
         (key, layer.linear.with_low_rank(low_rank))
     };
@@ -132,10 +140,18 @@ impl<B: Backend> Changed<'_, B> {
         self.segments.iter().all(|segment| segment.change.low_rank().is_some())
     }
 
+    /// Factors to go to the device.
+    fn low_rank(&self, Factors { downs, ups }: &Factors) -> Result<LowRank<B>> {
+        let linear = &self.layer.linear;
+        let load = |half: &str, parts: &[TensorView]| {
+            Linear::load(linear.backend(), format!("{}.{half}", linear.name()), parts, Storage::Native)
+        };
+        Ok(LowRank { down: load("down", downs)?, up: load("up", ups)? })
+    }
+
     /// All changes as one product of two factors: the downs one under the other, and for each its columns of up, zeros
     /// in rows that it does not change. Scales and strengths are in up.
-    fn low_rank(&self) -> Result<LowRank<B>> {
-        let linear = &self.layer.linear;
+    fn factors(&self) -> Result<Factors> {
         // The parts of a fused module have one down.
         let mut columns: BTreeMap<(usize, usize), Range<usize>> = BTreeMap::new();
         let (mut downs, mut rank) = (Vec::new(), 0);
@@ -147,13 +163,11 @@ impl<B: Backend> Changed<'_, B> {
                 rank - low_rank.rank()..rank
             });
         }
-        let load = |half: &str, parts: &[TensorView]| {
-            Linear::load(linear.backend(), format!("{}.{half}", linear.name()), parts, Storage::Native)
-        };
-        if let Some(up) = self.up_of_file() {
-            return Ok(LowRank { down: load("down", &downs)?, up: load("up", &up)? });
+        if let Some(ups) = self.ups_of_file() {
+            return Ok(Factors { downs, ups });
         }
-        let mut up = vec![0.0; linear.rows() * rank];
+        let all_rows = self.layer.linear.rows();
+        let mut up = vec![0.0; all_rows * rank];
         up.par_chunks_mut(TASK_ROWS * rank).enumerate().for_each(|(task, out)| {
             let rows = task * TASK_ROWS..task * TASK_ROWS + out.len() / rank;
             for segment in &self.segments {
@@ -171,13 +185,12 @@ impl<B: Backend> Changed<'_, B> {
                 }
             }
         });
-        let up = owned(up, &[linear.rows(), rank])?;
-        Ok(LowRank { down: load("down", &downs)?, up: load("up", &[up])? })
+        Ok(Factors { downs, ups: vec![owned(up, &[all_rows, rank])?] })
     }
 
     /// Up as it is in the file, where nothing scales it, and its rows are those of the layer: by the segments, since
     /// layers may have them in another order.
-    fn up_of_file(&self) -> Option<Vec<TensorView>> {
+    fn ups_of_file(&self) -> Option<Vec<TensorView>> {
         let first = self.segments.first()?;
         let mut row = 0;
         let mut parts = Vec::new();
@@ -337,7 +350,7 @@ mod tests {
             let layer = &transformer.layers().linears[layer];
             let parts = layer.parts.iter().map(|part| (&*part.key, part.first, part.view.rows()));
             let changed = Changed { layer, segments: segments(parts, &uses) };
-            changed.up_of_file().map(|parts| parts.iter().flat_map(TensorView::to_f32).collect::<Vec<_>>())
+            changed.ups_of_file().map(|parts| parts.iter().flat_map(TensorView::to_f32).collect::<Vec<_>>())
         };
         // The file has q, k, v, and the layer k, v, q.
         let qkv = adapter("double_blocks.0.img_attn.qkv", 3 * dim);
