@@ -18,6 +18,7 @@ Sections, in the order of `all`:
   bench      every op at the sizes of a 1024 x 1024 image of klein 4B
   stages     the stages of warm images of the 4B model: 256, 512, 1024, 2048
   fp8        the same in fp8; needs a Hopper GPU
+  adapters   a step with LoRA of rank 32, and changing from one to another, at 1024 with the 4B model, in bf16 and fp8
   cold       the command line from start to PNG at 1024 x 1024, three times
   memory     the same within 10.5 GiB of GPU memory, and within 4 GiB, which must be refused
   reference  speed of the reference (diffusers) at 512, 1024, 2048, and its cold start at 1024
@@ -51,7 +52,7 @@ Exit codes: 0 all passed, 1 a section failed or had no time left, 2 wrong usage.
 USAGE
 }
 
-ALL=(parity image model bench stages fp8 cold memory reference fidelity cpu memcheck racecheck initcheck nine)
+ALL=(parity image model bench stages fp8 adapters cold memory reference fidelity cpu memcheck racecheck initcheck nine)
 PROMPT="A cat holding a sign that says hello world"
 python=${PYTHON:-python3}
 models=${MODEL_DIR:-/tmp/flux-models}
@@ -64,7 +65,7 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 limit_of() { # SECTION
     case "$1" in
         image) echo 30 ;;
-        cold | memory) echo 60 ;;
+        adapters | cold | memory) echo 60 ;;
         bench | model | stages | fp8 | edits | memcheck) echo 90 ;;
         parity | reference | editing | fidelity) echo 120 ;;
         racecheck | initcheck) echo 300 ;;
@@ -185,6 +186,18 @@ edits() {
     edits_in bf16 vae_encode/1024x1024 vae_encode/2048x2048
     if is_hopper; then edits_in fp8; fi
     result "ms, ${figures[*]}"
+}
+
+adapters() {
+    needs_model
+    local precision precisions=(bf16) figures=()
+    is_hopper && precisions+=(fp8)
+    for precision in "${precisions[@]}"; do
+        "$bin/flux" bench adapters/ -d "$klein_4b" --device cuda --precision "$precision" --steps 4 --size 1024 --json | tee "$work/row" || fail "the bench broke off"
+        of() { field "$1" <"$work/row"; }
+        figures+=("$precision, ms: step $(of step_ms), merged $(of merged_step_ms), beside $(of beside_step_ms); open $(of open_ms), ready $(of first_ms) (factors $(of factors_ms), merge $(of merge_ms)), cached $(of again_ms), none $(of without_ms);")
+    done
+    result "${figures[*]}"
 }
 
 cold() {

@@ -8,12 +8,12 @@
 
 mod adapted;
 mod layers;
+mod merged;
 
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use adapted::Placement;
 pub use layers::Layers;
 
 use crate::backend::{Backend, Storage};

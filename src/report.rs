@@ -52,6 +52,7 @@ impl Report<'_> {
     pub fn text(&self) -> String {
         let Timings { images, load_s, text_s, encode_s, references_s, prepare_s, steps_s, decode_s, device, .. } =
             self.timings;
+        let Timings { factors_s, merge_s, .. } = self.timings;
         let before = [
             ("device", self.device_s),
             ("open", self.open_s),
@@ -59,11 +60,14 @@ impl Report<'_> {
             ("text", *text_s),
             ("encode", *encode_s),
             ("references", *references_s),
+            ("factors", *factors_s),
+            ("merge", *merge_s),
             ("prepare", *prepare_s),
         ];
-        // Without images there is nothing to encode, and most models cache nothing of references.
-        let of_images = ["encode", "references"];
-        let before = before.into_iter().filter(|(name, seconds)| !of_images.contains(name) || *seconds > 0.0);
+        // Without images there is nothing to encode, most models cache nothing of references, and without adapters there
+        // is nothing to merge.
+        let rare = ["encode", "references", "factors", "merge"];
+        let before = before.into_iter().filter(|(name, seconds)| !rare.contains(name) || *seconds > 0.0);
         let mut times: Vec<_> = before.map(|(name, seconds)| (name.to_string(), seconds)).collect();
         times.extend(steps_s.iter().enumerate().map(|(i, step)| (format!("step {}", i + 1), *step)));
         times.extend([

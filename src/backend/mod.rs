@@ -168,15 +168,15 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ///
     /// Errors when this backend does not multiply weights of this storage, or memory runs out.
     fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Self::Weight>;
-    /// The weight of `base`, whose rows are `parts` in its file, with `up down` added: summed in float32 and rounded once
-    /// to how it is stored. None where this backend computes the low-rank product beside that of the weight.
+    /// The weight of `base`, which is not quantised, with `up down` added: summed in float32, rounded once, and then
+    /// stored as `storage` says. None where this backend computes the low-rank product beside that of the weight.
     ///
     /// Errors when memory runs out.
     fn merge_weight(
         &self,
         _base: &Linear<Self>,
-        _parts: &[TensorView],
         _low_rank: &LowRank<Self>,
+        _storage: Storage,
     ) -> Result<Option<Self::Weight>> {
         Ok(None)
     }

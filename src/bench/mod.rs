@@ -1,5 +1,5 @@
-//! `flux bench`: how long the stages of an image and the ops of a model take on a device, and how near the ops are to
-//! what it can do.
+//! `flux bench`: how long the stages of an image and the ops of a model take on a device, how near the ops are to what
+//! it can do, and what adapters cost.
 //!
 //! A time is the median of several runs, measured by events in the device's work; the fastest and the slowest run are
 //! printed beside it. Before an op runs, the caches are filled with other values. Rates count each tensor once for each
@@ -8,6 +8,7 @@
 //! floating-point operations a large square product. On a CPU an op on a small tensor may exceed the ceiling of bytes,
 //! where the last cache holds the tensor.
 
+mod adapters;
 mod edits;
 mod ops;
 mod shapes;
@@ -98,8 +99,10 @@ pub fn run<B: Backend>(
         bench.settings.sizes.iter().copied().filter(|&size| bench.wants(&name(size))).collect()
     };
     let (stages, encodes, edits) = (wanted(stages::name), wanted(stages::encode_name), bench.edits()?);
+    let adapted = wanted(adapters::name);
     let measures_images = !stages.is_empty() || !edits.is_empty();
-    if measures_images || !encodes.is_empty() {
+    let measures_model = measures_images || !encodes.is_empty() || !adapted.is_empty();
+    if measures_model {
         let built_in = if model.is_none() { Some(default_model()?) } else { None };
         if let Some(dir) = model.or(built_in.as_ref()) {
             if measures_images {
@@ -108,19 +111,20 @@ pub fn run<B: Backend>(
                 edits::measure(&mut bench, &model, &edits)?;
             }
             stages::measure_encodes(&mut bench, dir, &encodes)?;
+            adapters::measure(&mut bench, dir, &adapted)?;
         }
     }
     for size in bench.settings.sizes.clone() {
         ops::measure(&mut bench, &shapes, size)?;
     }
-    if !measures_images && bench.measured.is_empty() {
+    if !measures_model && bench.measured.is_empty() {
         return Err(Error::usage(format!(
             "nothing to measure has `{}` in its name",
             bench.settings.names.join("` or `")
         ))
         .hint(
-            "names are such as `stages/1024x1024`, `vae_encode/1024x1024`, `ops/linear 4608x3072x27648` and, with \
-               `--references 2`, `stages/edit-1024x1024+2`",
+            "names are such as `stages/1024x1024`, `vae_encode/1024x1024`, `adapters/1024x1024`, \
+             `ops/linear 4608x3072x27648` and, with `--references 2`, `stages/edit-1024x1024+2`",
         ));
     }
     Ok(())

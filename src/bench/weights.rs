@@ -1,6 +1,9 @@
 //! Weights to measure with. A backend loads weights from files only, and stores them in its own format.
 
+use std::path::PathBuf;
+
 use flux::backend::{Backend, Storage};
+use flux::files::adapter::Modules;
 use flux::files::{ModelFiles, TensorView};
 use flux::nn::{ConvKernel, Linear, WeightPolicy};
 use flux::{Error, Result};
@@ -8,10 +11,16 @@ use half::bf16;
 use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView as FileTensor;
+use tempfile::TempDir;
 
 /// Values in -1..1 without a pattern.
 pub fn values(n: usize) -> Vec<f32> {
-    (0..n)
+    values_from(0, n)
+}
+
+/// Those behind the first `first`.
+fn values_from(first: usize, n: usize) -> Vec<f32> {
+    (first..first + n)
         .into_par_iter()
         .map(|i| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / (1 << 23) as f32 - 1.0)
         .collect()
@@ -38,17 +47,61 @@ pub fn convolution<B: Backend>(backend: &B, cin: usize, cout: usize, side: usize
 
 /// Calls `load` with a tensor in a mapped file, and then removes the file.
 pub fn with_view<T>(shape: &[usize], load: impl FnOnce(&TensorView) -> Result<T>) -> Result<T> {
-    let failed = |e: &dyn std::fmt::Display| {
-        Error::new(format!("cannot write weights to measure with: {e}")).at("the folder for temporary files")
-    };
     let folder = tempfile::tempdir().map_err(|e| failed(&e))?;
     std::fs::create_dir(folder.path().join("w")).map_err(|e| failed(&e))?;
-    // A small factor, so that products of thousands of terms stay in range.
-    let bytes: Vec<u8> =
-        values(shape.iter().product()).par_iter().flat_map_iter(|v| bf16::from_f32(v / 32.0).to_le_bytes()).collect();
+    let bytes = small(&values(shape.iter().product()));
     let tensor = FileTensor::new(Dtype::BF16, shape.to_vec(), &bytes).map_err(|e| failed(&e))?;
     safetensors::serialize_to_file([("w", tensor)], None, &folder.path().join("w/w.safetensors"))
         .map_err(|e| failed(&e))?;
     let files = ModelFiles::Folder(folder.path().to_path_buf()).tensors("w", "w")?;
     load(&files.get("w", shape)?)
+}
+
+/// The bf16 bytes of a thirty-second of the values, so that products of thousands of terms stay in range.
+fn small(values: &[f32]) -> Vec<u8> {
+    values.par_iter().flat_map_iter(|v| bf16::from_f32(v / 32.0).to_le_bytes()).collect()
+}
+
+fn failed(e: &dyn std::fmt::Display) -> Error {
+    Error::new(format!("cannot write weights to measure with: {e}"))
+        .at("the folder for temporary files")
+        .hint("name another one in `TMPDIR`")
+}
+
+/// Two adapters in a folder of their own, which goes with this.
+pub struct AdapterFiles {
+    pub paths: [PathBuf; 2],
+    /// Of one file.
+    pub bytes: u64,
+    _folder: TempDir,
+}
+
+/// Writes LoRA of `rank` for all modules of the transformer's blocks, in bf16, under the names of diffusers.
+pub fn adapter_files(modules: &Modules, rank: usize) -> Result<AdapterFiles> {
+    let folder = tempfile::tempdir().map_err(|e| failed(&e))?;
+    let paths = ["first", "second"].map(|name| folder.path().join(name).with_extension("safetensors"));
+    let mut next = 0;
+    for path in &paths {
+        let mut factors: Vec<(String, [usize; 2], Vec<u8>)> = Vec::new();
+        // Only the blocks' layers may be quantised, and only diffusers names them so.
+        for module in modules.iter().filter(|module| WeightPolicy::may_quantise(&module.name)) {
+            let &[rows, cols] = &module.shape[..] else { continue };
+            for (half, shape) in [("lora_A", [rank, cols]), ("lora_B", [rows, rank])] {
+                let len = shape[0] * shape[1];
+                factors.push((
+                    format!("transformer.{}.{half}.weight", module.name),
+                    shape,
+                    small(&values_from(next, len)),
+                ));
+                next += len;
+            }
+        }
+        let tensors = factors.iter().map(|(name, shape, bytes)| {
+            FileTensor::new(Dtype::BF16, shape.to_vec(), bytes).map(|tensor| (name, tensor))
+        });
+        let tensors = tensors.collect::<std::result::Result<Vec<_>, _>>().map_err(|e| failed(&e))?;
+        safetensors::serialize_to_file(tensors, None, path).map_err(|e| failed(&e))?;
+    }
+    let bytes = std::fs::metadata(&paths[0]).map_err(|e| failed(&e))?.len();
+    Ok(AdapterFiles { paths, bytes, _folder: folder })
 }

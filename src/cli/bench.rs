@@ -9,7 +9,7 @@ use super::{DeviceArgs, ModelArgs};
 /// `flux bench`
 #[derive(Args)]
 pub struct Bench {
-    /// Parts of the names of what to measure, such as stages/, ops/, linear or 512x512 [default: all]
+    /// Parts of the names of what to measure, such as stages/, adapters/, ops/, linear or 512x512 [default: all]
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
     #[command(flatten)]

@@ -10,7 +10,6 @@ use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 
 use super::bytes::Bytes;
-use super::dequantise::dequantise_rows;
 use super::format::Format;
 use super::tensor_view::TensorView;
 use crate::error::{Error, Result};
@@ -189,17 +188,23 @@ impl Entry {
     }
 }
 
-/// Whether all values are finite.
+/// Whether all values of a tensor of floats are finite: in the others all bits of the exponent are set.
 fn is_finite(view: &TensorView) -> bool {
-    let (rows, cols) = (view.rows(), view.cols());
-    let rows_at_once = (1 << 16) / cols.clamp(1, 1 << 16);
-    (0..rows.div_ceil(rows_at_once)).into_par_iter().all(|part| {
-        let first = part * rows_at_once;
-        let end = rows.min(first + rows_at_once);
-        let mut values = vec![0.0; (end - first) * cols];
-        dequantise_rows(view, first..end, &mut values);
-        values.iter().all(|value| value.is_finite())
-    })
+    const BYTES_AT_ONCE: usize = 1 << 18;
+    let all_finite = |bytes: &[u8]| match view.format() {
+        Format::Bf16 => none(bytes, |value| u16::from_le_bytes(value) & 0x7f80 == 0x7f80),
+        Format::F16 => none(bytes, |value| u16::from_le_bytes(value) & 0x7c00 == 0x7c00),
+        Format::F32 => none(bytes, |value| u32::from_le_bytes(value) & 0x7f80_0000 == 0x7f80_0000),
+        // It has no infinity, and two values that are no numbers.
+        Format::E4m3Rows => none(bytes, |[value]| value & 0x7f == 0x7f),
+    };
+    view.bytes().par_chunks(BYTES_AT_ONCE).all(all_finite)
+}
+
+/// Whether no value of `N` bytes is `bad`. All are looked at, because the compiler then takes many at once.
+fn none<const N: usize>(bytes: &[u8], bad: impl Fn([u8; N]) -> bool) -> bool {
+    let (values, _) = bytes.as_chunks::<N>();
+    !values.iter().fold(false, |found, value| found | bad(*value))
 }
 
 /// The dtypes of `formats`, as in "BF16, F16 or F32".
@@ -281,6 +286,23 @@ pub(super) mod tests {
             bytes[end - damaged.len()..].copy_from_slice(damaged);
             file.bytes = Arc::new(Bytes::Embedded(bytes.leak()));
             refused(file.check_finite(), &["tensor `b` holds values that are not numbers", "in: model", "hint: "]);
+        }
+    }
+
+    #[test]
+    fn the_largest_numbers_are_finite_and_all_of_a_large_tensor_is_looked_at() {
+        let largest = [("BF16", &[0x7f, 0x7f][..]), ("F16", &[0xff, 0xfb]), ("F32", &[0xff, 0xff, 0x7f, 0xff])];
+        for (dtype, value) in largest {
+            let count = (1 << 18) + 3;
+            let mut file = container("model", &[("a", dtype, &[count as u64], count * value.len())]).unwrap();
+            let mut bytes = file.bytes.as_slice().to_vec();
+            let end = bytes.len();
+            bytes[end - count * value.len()..].copy_from_slice(&value.repeat(count));
+            file.bytes = Arc::new(Bytes::Embedded(bytes.clone().leak()));
+            file.check_finite().unwrap();
+            bytes[end - value.len()..].fill(0xff);
+            file.bytes = Arc::new(Bytes::Embedded(bytes.leak()));
+            refused(file.check_finite(), &["tensor `a` holds values that are not numbers"]);
         }
     }
 

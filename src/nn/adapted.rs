@@ -1,5 +1,5 @@
-//! The layers of a component with adapters: those that no adapter changes are shared, low-rank changes are computed
-//! beside the weight or merged on the device, all others are merged in float32.
+//! The layers of a component with adapters: those that no adapter changes are shared, low-rank changes are factors beside
+//! the weight, all others are merged in float32.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,15 +18,6 @@ use crate::tensor::Tensor;
 /// Rows of a weight that one task merges.
 const TASK_ROWS: usize = 32;
 
-/// What becomes of low-rank changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Placement {
-    /// They are added to a copy of the weight, where the backend does that. Products cost nothing more.
-    Merged,
-    /// They are products of their own beside that of the weight, and take little memory.
-    Beside,
-}
-
 /// The change of rows of a layer.
 struct Segment {
     change: Arc<Change>,
@@ -39,6 +30,12 @@ struct Segment {
     first: usize,
 }
 
+/// Factors of low rank, each as parts that lie one under the other.
+struct Factors {
+    downs: Vec<TensorView>,
+    ups: Vec<TensorView>,
+}
+
 /// A layer and all changes of it.
 struct Changed<'a, B: Backend> {
     layer: &'a LinearLayer<B>,
@@ -46,11 +43,12 @@ struct Changed<'a, B: Backend> {
 }
 
 impl<B: Backend> Layers<B> {
-    /// The same layers with `adapters`. Weights of these layers are shared and stay as they are.
+    /// The same layers with `adapters`: the factors of changes of low rank are beside the weights, where
+    /// [`Layers::merged`] finds them. Weights of these layers are shared and stay as they are.
     ///
     /// Errors when memory runs out.
-    pub fn adapted(&self, adapters: &[AdapterUse], placement: Placement) -> Result<Self> {
-        let mut layers = Self::default();
+    pub fn adapted(&self, adapters: &[AdapterUse]) -> Result<Self> {
+        let mut layers = Self { originals: Arc::clone(&self.originals), ..Self::default() };
         let mut branches = Vec::new();
         for (key, layer) in &self.linears {
             let segments =
@@ -66,7 +64,7 @@ impl<B: Backend> Layers<B> {
             };
             layers.put(key, layer, linear);
         }
-        for (key, linear) in with_branches(branches, placement)? {
+        for (key, linear) in with_factors(branches)? {
             layers.put(&key, &self.linears[&key], linear);
         }
         for (key, layer) in &self.vectors {
@@ -83,16 +81,9 @@ impl<B: Backend> Layers<B> {
     /// How many values the layers have that `adapters` change, by how they are stored.
     pub fn changed_elements(&self, adapters: &[AdapterUse]) -> [(Storage, u64); 2] {
         let mut elements = [(Storage::Native, 0), (Storage::Fp8, 0)];
-        for layer in self.linears.values() {
-            let is_changed =
-                |use_: &AdapterUse| layer.parts.iter().any(|part| !use_.adapter.changes(&part.key).is_empty());
-            if adapters.iter().any(is_changed) {
-                let values = (layer.linear.rows() * layer.linear.cols()) as u64;
-                elements
-                    .iter_mut()
-                    .filter(|(storage, _)| *storage == layer.storage)
-                    .for_each(|(_, sum)| *sum += values);
-            }
+        for layer in self.linears.values().filter(|layer| layer.is_changed_by(adapters)) {
+            let of_storage = elements.iter_mut().filter(|(storage, _)| *storage == layer.storage);
+            of_storage.for_each(|(_, sum)| *sum += layer.elements());
         }
         elements
     }
@@ -130,28 +121,18 @@ fn segments<'a>(parts: impl Iterator<Item = (&'a str, usize, usize)>, adapters: 
     segments
 }
 
-/// The layers with their low-rank changes. All factors go to the device together, and are merged after that.
-fn with_branches<B: Backend>(
-    changed: Vec<(String, Changed<'_, B>)>,
-    placement: Placement,
-) -> Result<Vec<(String, Linear<B>)>> {
+/// The layers with their low-rank changes. All factors are put together by all cores, and then go to the device
+/// together.
+fn with_factors<B: Backend>(changed: Vec<(String, Changed<'_, B>)>) -> Result<Vec<(String, Linear<B>)>> {
     let Some((_, Changed { layer, .. })) = changed.first() else { return Ok(Vec::new()) };
     let backend = layer.linear.backend().clone();
-    let factors = || changed.iter().map(|(_, changed)| changed.low_rank()).collect::<Result<Vec<_>>>();
-    let factors = backend.load(factors, &mut |_| {})?;
-    let with_branch = |((key, Changed { layer, .. }), low_rank): ((String, Changed<'_, B>), LowRank<B>)| {
-        let views: Vec<TensorView> = layer.parts.iter().map(|part| part.view.clone()).collect();
-        let merged = match placement {
-            Placement::Merged => backend.merge_weight(&layer.linear, &views, &low_rank)?,
-            Placement::Beside => None,
-        };
-        let linear = match merged {
-            Some(weight) => layer.linear.with_weight(weight),
-            None => layer.linear.with_low_rank(low_rank),
-        };
-        Ok((key, linear))
+    let factors = changed.par_iter().map(|(_, changed)| changed.factors()).collect::<Result<Vec<_>>>()?;
+    let load = || changed.iter().zip(&factors).map(|((_, changed), factors)| changed.low_rank(factors)).collect();
+    let factors: Vec<LowRank<B>> = backend.load(load, &mut |_| {})?;
+    let with_factors = |((key, Changed { layer, .. }), low_rank): ((String, Changed<'_, B>), LowRank<B>)| {
+        (key, layer.linear.with_low_rank(low_rank))
     };
-    changed.into_iter().zip(factors).map(with_branch).collect()
+    Ok(changed.into_iter().zip(factors).map(with_factors).collect())
 }
 
 impl<B: Backend> Changed<'_, B> {
@@ -159,10 +140,18 @@ impl<B: Backend> Changed<'_, B> {
         self.segments.iter().all(|segment| segment.change.low_rank().is_some())
     }
 
+    /// Factors to go to the device.
+    fn low_rank(&self, Factors { downs, ups }: &Factors) -> Result<LowRank<B>> {
+        let linear = &self.layer.linear;
+        let load = |half: &str, parts: &[TensorView]| {
+            Linear::load(linear.backend(), format!("{}.{half}", linear.name()), parts, Storage::Native)
+        };
+        Ok(LowRank { down: load("down", downs)?, up: load("up", ups)? })
+    }
+
     /// All changes as one product of two factors: the downs one under the other, and for each its columns of up, zeros
     /// in rows that it does not change. Scales and strengths are in up.
-    fn low_rank(&self) -> Result<LowRank<B>> {
-        let linear = &self.layer.linear;
+    fn factors(&self) -> Result<Factors> {
         // The parts of a fused module have one down.
         let mut columns: BTreeMap<(usize, usize), Range<usize>> = BTreeMap::new();
         let (mut downs, mut rank) = (Vec::new(), 0);
@@ -174,7 +163,11 @@ impl<B: Backend> Changed<'_, B> {
                 rank - low_rank.rank()..rank
             });
         }
-        let mut up = vec![0.0; linear.rows() * rank];
+        if let Some(ups) = self.ups_of_file() {
+            return Ok(Factors { downs, ups });
+        }
+        let all_rows = self.layer.linear.rows();
+        let mut up = vec![0.0; all_rows * rank];
         up.par_chunks_mut(TASK_ROWS * rank).enumerate().for_each(|(task, out)| {
             let rows = task * TASK_ROWS..task * TASK_ROWS + out.len() / rank;
             for segment in &self.segments {
@@ -192,11 +185,25 @@ impl<B: Backend> Changed<'_, B> {
                 }
             }
         });
-        let up = owned(up, &[linear.rows(), rank])?;
-        let load = |half: &str, parts: &[TensorView]| {
-            Linear::load(linear.backend(), format!("{}.{half}", linear.name()), parts, Storage::Native)
-        };
-        Ok(LowRank { down: load("down", &downs)?, up: load("up", &[up])? })
+        Ok(Factors { downs, ups: vec![owned(up, &[all_rows, rank])?] })
+    }
+
+    /// Up as it is in the file, where nothing scales it, and its rows are those of the layer: by the segments, since
+    /// layers may have them in another order.
+    fn ups_of_file(&self) -> Option<Vec<TensorView>> {
+        let first = self.segments.first()?;
+        let mut row = 0;
+        let mut parts = Vec::new();
+        for segment in &self.segments {
+            let low_rank = segment.change.low_rank()?;
+            if segment.factors() != first.factors() || segment.first != row || low_rank.scale * segment.strength != 1.0
+            {
+                return None;
+            }
+            parts.push(low_rank.up.row_range(segment.rows.clone()));
+            row += segment.rows.len();
+        }
+        (row == self.layer.linear.rows()).then_some(parts)
     }
 
     /// The layer with its changes in the weight: summed in float32, then stored as the layer is.
@@ -305,4 +312,55 @@ fn owned(values: Vec<f32>, shape: &[usize]) -> Result<TensorView> {
     let range = 0..bytes.as_slice().len();
     TensorView::new(Arc::new(bytes), range, Format::F32, shape.to_vec(), None)
         .map_err(|why| Error::new(format!("the merged weight {why}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::tensor::{Dtype, TensorView as FileTensor};
+
+    use super::*;
+    use crate::backend::cpu::{Cpu, Precision};
+    use crate::files::ModelFiles;
+    use crate::files::adapter::Adapter;
+    use crate::nn::Weights;
+    use crate::transformer::{self, Transformer, TransformerConfig};
+
+    #[test]
+    fn up_is_taken_from_the_file_where_nothing_scales_or_adds_to_it() {
+        let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
+        let (config, files) = (TransformerConfig::read(&dir).unwrap(), transformer::open(&dir).unwrap());
+        let cpu = Cpu::new(Precision::F32);
+        let transformer = Transformer::load(&Weights::new(&cpu, &files), &config).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let dim = config.dim();
+        let adapter = |module: &str, rows: usize| {
+            let path = folder.path().join(module);
+            let bytes: Vec<u8> = (0..rows).flat_map(|row| (1.0 + row as f32).to_le_bytes()).collect();
+            let tensor = |bytes, shape| FileTensor::new(Dtype::F32, shape, bytes).unwrap();
+            let pair = [
+                (format!("{module}.lora_A.weight"), tensor(&bytes[..4 * dim], vec![1, dim])),
+                (format!("{module}.lora_B.weight"), tensor(&bytes[..], vec![rows, 1])),
+            ];
+            safetensors::serialize_to_file(pair, None, &path).unwrap();
+            Arc::new(Adapter::open(&path, &config.adapter_modules()).unwrap())
+        };
+        let up = |layer: &str, uses: &[(&Arc<Adapter>, f32)]| {
+            let uses: Vec<_> =
+                uses.iter().map(|&(adapter, strength)| AdapterUse { adapter: Arc::clone(adapter), strength }).collect();
+            let layer = &transformer.layers().linears[layer];
+            let parts = layer.parts.iter().map(|part| (&*part.key, part.first, part.view.rows()));
+            let changed = Changed { layer, segments: segments(parts, &uses) };
+            changed.ups_of_file().map(|parts| parts.iter().flat_map(TensorView::to_f32).collect::<Vec<_>>())
+        };
+        // The file has q, k, v, and the layer k, v, q.
+        let qkv = adapter("double_blocks.0.img_attn.qkv", 3 * dim);
+        let expected: Vec<f32> = (dim..3 * dim).chain(0..dim).map(|row| 1.0 + row as f32).collect();
+        let layer = "transformer_blocks.0.attn.to_kvq";
+        assert_eq!(up(layer, &[(&qkv, 1.0)]), Some(expected));
+        assert_eq!(up(layer, &[(&qkv, 0.5)]), None, "scaled");
+        assert_eq!(up(layer, &[(&qkv, 1.0), (&qkv, 1.0)]), None, "two changes");
+        let k = adapter("transformer_blocks.0.attn.to_k", dim);
+        assert_eq!(up(layer, &[(&k, 1.0)]), None, "not all rows");
+        assert_eq!(up(layer, &[]), None, "no change");
+    }
 }

@@ -1,10 +1,13 @@
 //! The layers of a component by their keys, with where their weights lie in the files.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use super::merged::Originals;
 use super::{Linear, Part};
 use crate::backend::{Backend, Storage};
 use crate::error::{Error, Result};
+use crate::files::adapter::AdapterUse;
 use crate::tensor::Tensor;
 
 /// Linear layers and vectors of a component, by key. They are handles: the component and whatever is made of them share
@@ -12,6 +15,7 @@ use crate::tensor::Tensor;
 pub struct Layers<B: Backend> {
     pub(super) linears: BTreeMap<String, LinearLayer<B>>,
     pub(super) vectors: BTreeMap<String, VectorLayer<B>>,
+    pub(super) originals: Arc<Originals<B>>,
 }
 
 /// A linear layer.
@@ -30,7 +34,19 @@ pub(super) struct VectorLayer<B: Backend> {
 
 impl<B: Backend> Default for Layers<B> {
     fn default() -> Self {
-        Self { linears: BTreeMap::new(), vectors: BTreeMap::new() }
+        Self { linears: BTreeMap::new(), vectors: BTreeMap::new(), originals: Arc::default() }
+    }
+}
+
+impl<B: Backend> LinearLayer<B> {
+    /// Values of its weight.
+    pub(super) fn elements(&self) -> u64 {
+        (self.linear.rows() * self.linear.cols()) as u64
+    }
+
+    pub(super) fn is_changed_by(&self, adapters: &[AdapterUse]) -> bool {
+        let changes = |used: &AdapterUse| self.parts.iter().any(|part| !used.adapter.changes(&part.key).is_empty());
+        adapters.iter().any(changes)
     }
 }
 

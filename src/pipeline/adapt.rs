@@ -1,6 +1,6 @@
 //! Makes the transformer of a session's adapters.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::adapted_cache::Adapted;
 use super::adapters::{AdapterSet, SetKey};
@@ -8,10 +8,33 @@ use super::memory::Needs;
 use super::progress::Caller;
 use super::residency::Residency;
 use super::timings::Clock;
-use crate::backend::Backend;
+use crate::backend::{Backend, Storage};
 use crate::error::Result;
-use crate::nn::Placement;
 use crate::transformer::Transformer;
+
+/// Where a transformer has the changes of low rank that adapters make. Changes of other kinds are always merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// They are added to copies of the weights, where the backend does that. Steps cost nothing more.
+    Merged,
+    /// They are products of their own beside those of the weights, and take little memory.
+    Beside,
+}
+
+impl Placement {
+    /// In words, where `layers` have factors beside their weight; `is_wish` says that memory was not asked.
+    fn remark(self, layers: usize, is_wish: bool) -> String {
+        if layers == 0 {
+            return "adapters: merged into copies of the weights that they change".to_string();
+        }
+        let why = match self {
+            Self::Merged => "",
+            Self::Beside if is_wish => ", as was asked for",
+            Self::Beside => ", for want of memory for merged copies",
+        };
+        format!("adapters: beside the weights of {layers} layers{why}")
+    }
+}
 
 impl<B: Backend> Residency<B> {
     /// `base` with a set of adapters, made where it is absent: without reading the weights that no adapter changes.
@@ -35,40 +58,65 @@ impl<B: Backend> Residency<B> {
         caller.check()?;
         self.files.transformer.check_lengths()?;
         set.uses().iter().try_for_each(|used| used.adapter.check_length())?;
-        let placement = self.placement(base, set, needs);
-        let layers = base.layers().adapted(set.uses(), placement)?;
-        let remark = match (layers.low_ranks(), placement) {
-            (0, _) => "adapters: merged into copies of the weights that they change".to_string(),
-            (layers, Placement::Beside) => {
-                format!("adapters: beside the weights of {layers} layers, for want of memory for merged copies")
-            }
-            (layers, Placement::Merged) => format!("adapters: beside the weights of {layers} layers"),
-        };
+        // The new one may have its memory. Afterwards, its graphs would wait for all of the merging before they go.
+        self.forget(self.adapted.pop_if_full().map(|(key, _)| key));
+        let wish = *self.wished_placement();
+        let (of_memory, keeps_originals) = self.placement(base, set, needs);
+        let placement = wish.unwrap_or(of_memory);
+        let mut layers = base.layers().adapted(set.uses())?;
+        clock.factors_loaded()?;
+        if placement == Placement::Merged {
+            layers = layers.merged(keeps_originals)?;
+            clock.merged()?;
+        }
+        let beside = layers.low_ranks();
+        let remark = placement.remark(beside, wish.is_some());
+        let placement = if beside == 0 { Placement::Merged } else { Placement::Beside };
         let transformer = Arc::new(base.with_layers(&self.files.transformer, &layers)?);
-        let adapted = Arc::new(Adapted { transformer, base: Arc::downgrade(base), remark });
+        let adapted = Arc::new(Adapted { transformer, base: Arc::downgrade(base), placement, remark });
         let evicted = self.adapted.push(set.key(), &adapted);
         self.forget(evicted.map(|(key, _)| key));
-        clock.loaded()?;
         Ok(adapted)
     }
 
     /// Merged where there is memory for a second copy of all weights that change beside the activations of a step, for
-    /// which other sets leave first.
-    fn placement(&self, base: &Transformer<B>, set: &AdapterSet, needs: &Needs) -> Placement {
+    /// which other sets leave first, and then the originals of quantised weights. The latter are kept for the next set
+    /// where there is memory for them too.
+    fn placement(&self, base: &Transformer<B>, set: &AdapterSet, needs: &Needs) -> (Placement, bool) {
         let changed = base.layers().changed_elements(set.uses());
         let bytes: u64 = changed.iter().map(|(storage, count)| self.backend.weight_bytes(*count, *storage)).sum();
-        let is_short = || self.backend.available_bytes() < bytes.saturating_add(needs.step);
-        while bytes > 0 && is_short() {
+        let is_short =
+            |more: u64| self.backend.available_bytes() < bytes.saturating_add(needs.step).saturating_add(more);
+        while bytes > 0 && is_short(0) {
             match self.adapted.pop() {
                 Some((key, _)) => self.forget(Some(key)),
                 None => break,
             }
         }
-        if bytes > 0 && is_short() {
+        if bytes > 0 && is_short(0) {
+            base.layers().free_originals();
+        }
+        if bytes > 0 && is_short(0) {
             self.free_shapes();
             self.free_text_encoder();
         }
-        if bytes > 0 && is_short() { Placement::Beside } else { Placement::Merged }
+        let originals = self.backend.weight_bytes(base.layers().absent_originals(set.uses()), Storage::Native);
+        let placement = if bytes > 0 && is_short(0) { Placement::Beside } else { Placement::Merged };
+        (placement, !is_short(originals))
+    }
+
+    fn wished_placement(&self) -> MutexGuard<'_, Option<Placement>> {
+        self.wished_placement.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// See [`Model::place_adapters`](super::Model::place_adapters).
+    pub(super) fn place_adapters(&self, wish: Option<Placement>) {
+        // No set is made meanwhile.
+        let _loading = self.loading();
+        *self.wished_placement() = wish;
+        while let Some((key, _)) = self.adapted.pop() {
+            self.forget(Some(key));
+        }
     }
 
     /// Drops what was kept for a set that is no longer cached, and holds its weights.
@@ -82,14 +130,14 @@ impl<B: Backend> Residency<B> {
 #[cfg(test)]
 mod tests {
     use super::super::residency::Component;
-    use super::super::{AdapterUse, Model, Request};
+    use super::super::{Adapter, AdapterUse, CancelFlag, Model, Request};
     use super::*;
     use crate::backend::cpu::{Cpu, Precision};
     use crate::files::ModelFiles;
     use safetensors::tensor::{Dtype, TensorView};
 
-    #[test]
-    fn the_last_sets_are_cached_and_their_steps_leave_with_them() {
+    /// A model, and an adapter that changes one of its layers.
+    fn adapted_model() -> (Arc<Model<Cpu>>, Arc<Adapter>) {
         let dir = ModelFiles::open("models/tiny".as_ref()).unwrap();
         let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
         let dim = model.info().transformer.dim();
@@ -101,12 +149,49 @@ mod tests {
         let pair = [(name("A"), tensor(vec![1, dim])), (name("B"), tensor(vec![dim, 1]))];
         safetensors::serialize_to_file(pair, None, &path).unwrap();
         let adapter = model.adapter(&path).unwrap();
-        let make = |strength| {
-            let adapters = vec![AdapterUse { adapter: Arc::clone(&adapter), strength }];
-            let request =
-                Request { width: Some(32), height: Some(32), steps: Some(1), adapters, ..Request::new("a cat", 1) };
-            model.generate(&request).unwrap().rgb
+        (model, adapter)
+    }
+
+    fn request(adapter: &Arc<Adapter>, strength: f32) -> Request {
+        let adapters = vec![AdapterUse { adapter: Arc::clone(adapter), strength }];
+        Request { width: Some(32), height: Some(32), steps: Some(1), adapters, ..Request::new("a cat", 1) }
+    }
+
+    #[test]
+    fn factors_are_where_memory_or_the_caller_wants_them_and_their_time_is_told() {
+        let (model, adapter) = adapted_model();
+        let prepared = |strength| {
+            let request = request(&adapter, strength);
+            let mut session = model.session(&request, 1, &CancelFlag::default()).unwrap();
+            session.prepare(&mut |_| {}).unwrap();
+            let (remark, placement) = (session.adapter_remark().map(String::from), session.adapter_placement());
+            (remark, placement, session.finish().unwrap())
         };
+        let (remark, placement, timings) = prepared(1.0);
+        assert_eq!(remark.unwrap(), "adapters: beside the weights of 1 layers", "the CPU merges no factors");
+        assert_eq!(placement, Some(Placement::Beside));
+        assert!(timings.factors_s > 0.0, "{timings:?}");
+        let (_, _, timings) = prepared(1.0);
+        assert_eq!((timings.factors_s, timings.merge_s), (0.0, 0.0), "the set is cached");
+        model.place_adapters(Some(Placement::Beside));
+        let (remark, _, timings) = prepared(1.0);
+        assert!(remark.unwrap().ends_with(", as was asked for"));
+        assert!(timings.factors_s > 0.0 && timings.merge_s == 0.0, "{timings:?}");
+        assert_eq!(prepared(0.0).1, None);
+    }
+
+    #[test]
+    fn what_is_said_of_a_placement() {
+        let remark = |placement: Placement, layers, is_wish| placement.remark(layers, is_wish);
+        assert!(remark(Placement::Merged, 0, false).contains("merged into copies"));
+        assert!(remark(Placement::Beside, 3, false).ends_with("3 layers, for want of memory for merged copies"));
+        assert!(remark(Placement::Beside, 3, true).ends_with("3 layers, as was asked for"));
+    }
+
+    #[test]
+    fn the_last_sets_are_cached_and_their_steps_leave_with_them() {
+        let (model, adapter) = adapted_model();
+        let make = |strength| model.generate(&request(&adapter, strength)).unwrap().rgb;
         let counts = || (model.residency.adapted.len(), model.residency.steps.len());
         let base = make(0.0);
         assert_eq!(counts(), (0, 1), "strength 0 is the model itself");
@@ -115,6 +200,11 @@ mod tests {
         make(2.0);
         make(3.0);
         assert_eq!(counts(), (3, 4));
+        let least = model.residency.adapted.pop_if_full().expect("one more would be too many").0;
+        assert!(model.residency.adapted.pop_if_full().is_none());
+        model.residency.forget(Some(least));
+        assert_eq!(counts(), (2, 3), "its steps leave with it");
+        make(1.0);
         make(4.0);
         assert_eq!(counts().0, 3, "the least recently used leaves");
         assert!(make(1.0) == first && make(0.0) == base, "neither is changed by others");

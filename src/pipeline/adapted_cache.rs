@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use lru::LruCache;
 
+use super::adapt::Placement;
 use super::adapters::SetKey;
 use crate::backend::Backend;
 use crate::transformer::Transformer;
@@ -17,7 +18,9 @@ pub(super) struct Adapted<B: Backend> {
     pub(super) transformer: Arc<Transformer<B>>,
     /// The transformer without them, with which it shares weights.
     pub(super) base: Weak<Transformer<B>>,
-    /// Where the changes of low rank are, for the curious.
+    /// Where the changes of low rank are.
+    pub(super) placement: Placement,
+    /// The same in words, with the reason.
     pub(super) remark: String,
 }
 
@@ -49,6 +52,12 @@ impl<B: Backend> AdaptedCache<B> {
     /// The least recently used one, which is no longer cached. The lock is released, because dropping it may wait.
     pub(super) fn pop(&self) -> Option<(SetKey, Arc<Adapted<B>>)> {
         self.sets().pop_lru()
+    }
+
+    /// The least recently used one, which is no longer cached, where one more would be too many.
+    pub(super) fn pop_if_full(&self) -> Option<(SetKey, Arc<Adapted<B>>)> {
+        let mut sets = self.sets();
+        if sets.len() < MAX_SETS.get() { None } else { sets.pop_lru() }
     }
 
     /// Adds one. Returns the least recently used, or the one that this replaces.

@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
+use super::adapted_cache::Adapted;
 use super::adapters::{AdapterSet, SetKey};
 use super::memory::Needs;
 use super::progress::Caller;
@@ -35,7 +36,8 @@ pub(super) struct Denoising<B: Backend> {
     step: usize,
     first_step: usize,
     steps: usize,
-    remark: Option<String>,
+    /// Its transformer, if it has adapters.
+    adapted: Option<Arc<Adapted<B>>>,
 }
 
 /// What [`Tensor::inpaint_blend`] reads: the first noise, the latents of the image to change, and the mask.
@@ -69,7 +71,10 @@ impl<B: Backend> Denoising<B> {
         let (info, backend) = (&residency.info, &residency.backend);
         let needs = Needs::of(backend, info, plan);
         let transformer = residency.transformer(&needs, caller, clock)?;
-        let (transformer, remark) = adapted(residency, transformer, adapters, &needs, caller, clock)?;
+        let adapted = (!adapters.is_empty())
+            .then(|| residency.adapted(&transformer, adapters, &needs, caller, clock))
+            .transpose()?;
+        let transformer = adapted.as_ref().map_or(transformer, |adapted| Arc::clone(&adapted.transformer));
         let mut references = latents.references.map(|latents| transformer.references(&latents)).transpose()?;
         let mut cached = None;
         if let Some(embedded) = references.take_if(|_| info.caches_references) {
@@ -90,12 +95,12 @@ impl<B: Backend> Denoising<B> {
         clock.prepared()?;
         let capture = work.seen_before();
         let (step, first_step, steps) = (plan.first_step, plan.first_step, plan.steps);
-        Ok((Self { work, capture, schedule, context, kept, latents, step, first_step, steps, remark }, drawn))
+        Ok((Self { work, capture, schedule, context, kept, latents, step, first_step, steps, adapted }, drawn))
     }
 
-    /// How the transformer has its adapters, if it has any.
-    pub(super) fn remark(&self) -> Option<&str> {
-        self.remark.as_deref()
+    /// The transformer with its adapters, if it has any.
+    pub(super) fn adapted(&self) -> Option<&Adapted<B>> {
+        self.adapted.as_deref()
     }
 
     /// Images of the batch.
@@ -144,22 +149,6 @@ impl<B: Backend> Denoising<B> {
         caller.report(Stage::Denoise, clock.steps_done()? as u64, total);
         Ok(())
     }
-}
-
-/// The transformer with its adapters, and how it has them, if there are any.
-fn adapted<B: Backend>(
-    residency: &Residency<B>,
-    transformer: Arc<Transformer<B>>,
-    set: &AdapterSet,
-    needs: &Needs,
-    caller: &Caller<'_>,
-    clock: &mut Clock<B>,
-) -> Result<(Arc<Transformer<B>>, Option<String>)> {
-    if set.is_empty() {
-        return Ok((transformer, None));
-    }
-    let adapted = residency.adapted(&transformer, set, needs, caller, clock)?;
-    Ok((Arc::clone(&adapted.transformer), Some(adapted.remark.clone())))
 }
 
 /// The latents with which the schedule begins at noise level `sigma`, and what is kept of the image to change.

@@ -88,6 +88,7 @@ mod text;
 mod timings;
 
 pub use crate::files::adapter::{Adapter, AdapterUse};
+pub use adapt::Placement;
 pub use embeddings::Embeddings;
 pub use images::{Change, MAX_REFERENCES};
 pub use info::ModelInfo;

@@ -8,7 +8,7 @@ use super::memory::Needs;
 use super::opened::LateTokenizer;
 use super::residency::Residency;
 use super::text::Text;
-use super::{ModelInfo, OpenModel, Plan, Request};
+use super::{ModelInfo, OpenModel, Placement, Plan, Request};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::files::ModelFiles;
@@ -55,6 +55,12 @@ impl<B: Backend> Model<B> {
     /// Errors as [`Adapter::open`].
     pub fn adapter(&self, path: &Path) -> Result<Arc<Adapter>> {
         self.info().adapter(path)
+    }
+
+    /// Has the changes of low rank that adapters make `placement`, whatever memory there is; with `None`, the default,
+    /// memory decides. Sets of adapters that are cached leave. This is for tests and tools.
+    pub fn place_adapters(&self, placement: Option<Placement>) {
+        self.residency.place_adapters(placement);
     }
 
     /// Starts loading the weights of a first image on other threads, while the caller does something else, such as

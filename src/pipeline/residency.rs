@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
+use super::adapt::Placement;
 use super::adapted_cache::AdaptedCache;
 use super::adapters::SetKey;
 use super::image_cache::ImageCache;
@@ -38,6 +39,8 @@ pub(super) struct Residency<B: Backend> {
     pub(super) files: Arc<Files>,
     components: Mutex<Components<B>>,
     pub(super) adapted: AdaptedCache<B>,
+    /// Where changes of low rank go, where memory does not decide.
+    pub(super) wished_placement: Mutex<Option<Placement>>,
     /// What other threads load; `None` where there is no room for all of it. The lock is held while anything is loaded.
     prefetch: Mutex<Option<Prefetch<B>>>,
     pub(super) prompts: PromptCache<B>,
@@ -75,6 +78,7 @@ impl<B: Backend> Residency<B> {
             files: Arc::new(files),
             components: Mutex::new(Components { text_encoder: None, transformer: None, decoder: None, encoder: None }),
             adapted: AdaptedCache::new(),
+            wished_placement: Mutex::default(),
             prefetch: Mutex::new(None),
             prompts: PromptCache::new(),
             images: ImageCache::new(),
@@ -265,7 +269,7 @@ impl<B: Backend> Residency<B> {
         TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers)
     }
 
-    /// Frees what images share, transformers with adapters, and the components other than `needed`, until `bytes` more
+    /// Frees what images share, what adapters are merged from, transformers with adapters, and the components other than `needed`, until `bytes` more
     /// fit or nothing is left to free.
     pub(super) fn make_room(&self, bytes: u64, needed: Component) {
         let is_short = || self.backend.available_bytes() < bytes;
@@ -273,6 +277,10 @@ impl<B: Backend> Residency<B> {
             return;
         }
         self.free_shapes();
+        if is_short() {
+            let transformer = self.components().transformer.clone();
+            transformer.iter().for_each(|transformer| transformer.layers().free_originals());
+        }
         if is_short() {
             self.adapted.clear();
         }

@@ -4,6 +4,8 @@ use std::mem;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use super::adapt::Placement;
+use super::adapted_cache::Adapted;
 use super::adapters::AdapterSet;
 use super::decode::Decoding;
 use super::denoise::{Conditions, Denoising};
@@ -121,10 +123,19 @@ impl<B: Backend> Session<B> {
         Ok(self.count)
     }
 
-    /// How the transformer has the adapters of this session, while it is denoising; for the curious.
+    /// Where the transformer has the adapters of this session, in words, while it is denoising; for the curious.
     pub fn adapter_remark(&self) -> Option<&str> {
+        self.adapted().map(|adapted| adapted.remark.as_str())
+    }
+
+    /// Where the transformer has the adapters of this session, while it is denoising; none where there are none.
+    pub fn adapter_placement(&self) -> Option<Placement> {
+        self.adapted().map(|adapted| adapted.placement)
+    }
+
+    fn adapted(&self) -> Option<&Adapted<B>> {
         match &self.state {
-            State::Denoising(denoising) => denoising.remark(),
+            State::Denoising(denoising) => denoising.adapted(),
             _ => None,
         }
     }

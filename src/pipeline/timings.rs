@@ -14,6 +14,10 @@ pub struct Timings {
     pub images: usize,
     /// Loading weights to the device, as far as the device had nothing else to do meanwhile.
     pub load_s: f64,
+    /// Bringing the factors of adapters to the device, in a session whose set of adapters is not cached.
+    pub factors_s: f64,
+    /// Merging them into copies of the weights that they change.
+    pub merge_s: f64,
     /// Text encoder.
     pub text_s: f64,
     /// How many prompts the text encoder read, the empty one of guidance included. Cached prompts are not read again.
@@ -58,6 +62,8 @@ pub(super) struct Clock<B: Backend> {
 #[derive(Clone, Copy)]
 enum Span {
     Load,
+    Factors,
+    Merge,
     Text,
     Encode,
     References,
@@ -90,6 +96,16 @@ impl<B: Backend> Clock<B> {
 
     pub(super) fn loaded(&mut self) -> Result<()> {
         self.end(Span::Load)
+    }
+
+    /// The factors of adapters are beside the weights.
+    pub(super) fn factors_loaded(&mut self) -> Result<()> {
+        self.end(Span::Factors)
+    }
+
+    /// They are merged.
+    pub(super) fn merged(&mut self) -> Result<()> {
+        self.end(Span::Merge)
     }
 
     /// The text features are enqueued. The text encoder read `prompts` prompts for them.
@@ -172,6 +188,8 @@ impl<B: Backend> Clock<B> {
             let seconds = self.backend.elapsed(from, event)?.as_secs_f64();
             match span {
                 Span::Load => timings.load_s += seconds,
+                Span::Factors => timings.factors_s += seconds,
+                Span::Merge => timings.merge_s += seconds,
                 Span::Text => timings.text_s += seconds,
                 Span::Encode => timings.encode_s += seconds,
                 Span::References => timings.references_s += seconds,

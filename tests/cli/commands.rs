@@ -156,6 +156,35 @@ fn bench_measures_images_from_references() {
 }
 
 #[test]
+fn bench_measures_what_adapters_cost() {
+    let (folder, tiny) = (folder(), project("models/tiny"));
+    let bench = |flags: &[&str]| {
+        let mut command = flux();
+        command.args(["bench", "--device", "cpu", "--runs", "1", "--size", "32", "--steps", "1", "adapters/"]);
+        Run::of(command.env("TMPDIR", folder.path()).args(flags).arg("-d").arg(&tiny)).succeeds().stdout
+    };
+    let printed = bench(&["--json"]);
+    let row: serde_json::Value = serde_json::from_str(printed.trim()).expect("one row");
+    assert_eq!((row["name"].as_str(), row["rank"].as_u64()), (Some("adapters/32x32"), Some(32)));
+    for field in ["step_ms", "beside_step_ms", "open_ms", "first_ms", "again_ms", "without_ms", "factors_ms"] {
+        assert!(row[field].as_f64().is_some_and(|ms| ms > 0.0), "{field}: {row}");
+    }
+    // All modules of the blocks are changed, so the factors are a good part of the model's weights.
+    assert!(row["file_bytes"].as_u64().is_some_and(|bytes| bytes > 1_000_000), "{row}");
+    assert!(row["factors_ms"].as_f64() < row["first_ms"].as_f64(), "{row}");
+    assert!(row["again_ms"].as_f64() < row["first_ms"].as_f64(), "a cached set is not made again: {row}");
+    // The CPU merges no factors.
+    assert_eq!((row["placement"].as_str(), row["merge_ms"].as_f64()), (Some("beside"), Some(0.0)));
+    assert!(row.get("merged_step_ms").is_none(), "{row}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "the adapters are removed");
+
+    let table = bench(&[]);
+    for line in ["adapters/32x32 step, beside the weights", "ready for a step, first use", "ms for factors"] {
+        assert!(table.contains(line), "{table}");
+    }
+}
+
+#[test]
 fn bench_takes_the_shapes_of_klein_4b_without_a_model_and_refuses_what_it_cannot_measure() {
     let bench = |args: &[&str]| Run::of(flux().arg("bench").args(["--device", "cpu", "--runs", "1"]).args(args));
     let table = bench(&["--size", "16", "rms_norm"]).succeeds().stdout;

@@ -1,11 +1,16 @@
 //! Layers with factors of low rank: merged on the device and beside their weight, against the CPU in float32.
 
-use flux::backend::Backend;
+use std::sync::Arc;
+
 use flux::backend::cuda::Cuda;
+use flux::backend::{Backend, Storage};
 use flux::nn::{Linear, LowRank};
+use flux::pipeline::{Adapter, AdapterUse, Model, Placement, Request};
 use flux::tensor::Tensor;
+use safetensors::tensor::{Dtype, TensorView};
 
 use crate::compare::{Case, Shape, Weight, check_against, compare};
+use crate::pipeline::{default_model, psnr};
 
 /// Rows, columns and rank: those of tiles, and none that anything divides.
 const SIZES: [[usize; 3]; 7] =
@@ -33,8 +38,8 @@ impl Adapted {
         self.base.linear(b).with_low_rank(self.low_rank(b))
     }
 
-    fn merged(&self, cuda: &Cuda, base: &Linear<Cuda>) -> Vec<f32> {
-        let merged = cuda.merge_weight(base, &[self.base.view()], &self.low_rank(cuda)).unwrap();
+    fn merged(&self, cuda: &Cuda, base: &Linear<Cuda>, storage: Storage) -> Vec<f32> {
+        let merged = cuda.merge_weight(base, &self.low_rank(cuda), storage).unwrap();
         cuda.matrix_values(&merged.expect("the GPU merges")).unwrap()
     }
 
@@ -56,21 +61,22 @@ fn a_merged_weight_is_the_sum_rounded_once_and_its_base_stays() {
     for sizes in SIZES {
         let adapted = Adapted::seeded(sizes);
         let base = adapted.base.linear(&cuda);
-        compare(&format!("merged {sizes:?}"), &adapted.merged(&cuda, &base), &adapted.sum(), 1.0);
+        compare(&format!("merged {sizes:?}"), &adapted.merged(&cuda, &base, Storage::Native), &adapted.sum(), 1.0);
         assert!(cuda.weight_values(&base).unwrap() == adapted.base.view().to_f32(), "{sizes:?}: the base stays");
     }
 }
 
 /// The sum is rounded to bf16 and then to e4m3, whose roundings are sixteen of bf16.
 #[test]
-fn a_quantised_weight_is_merged_from_its_file_before_it_is_quantised() {
+fn a_weight_is_merged_before_it_is_quantised() {
     let Some(cuda) = crate::cuda_fp8() else { return };
     for sizes in SIZES {
         let adapted = Adapted::seeded(sizes);
-        let base = adapted.base.fp8(&cuda);
-        let before = cuda.weight_values(&base).unwrap();
-        compare(&format!("merged e4m3 {sizes:?}"), &adapted.merged(&cuda, &base), &adapted.sum(), 17.0);
-        assert!(cuda.weight_values(&base).unwrap() == before, "{sizes:?}: the base stays");
+        let base = adapted.base.linear(&cuda);
+        compare(&format!("merged e4m3 {sizes:?}"), &adapted.merged(&cuda, &base, Storage::Fp8), &adapted.sum(), 17.0);
+        assert!(cuda.weight_values(&base).unwrap() == adapted.base.view().to_f32(), "{sizes:?}: the base stays");
+        let (quantised, low_rank) = (adapted.base.fp8(&cuda), adapted.low_rank(&cuda));
+        assert!(cuda.merge_weight(&quantised, &low_rank, Storage::Fp8).is_err(), "{sizes:?}: it would round twice");
     }
 }
 
@@ -103,4 +109,57 @@ fn factors_beside_a_weight_match_the_cpu() {
             check_against(&cuda, &format!("beside {sizes:?} of {rows} rows"), &Beside(&adapted, rows), 4.0, 0.0);
         }
     }
+}
+
+/// A LoRA of rank 1 of one layer of a model. On the CPU its image is 36 dB from that of the model itself.
+fn adapter(model: &Arc<Model<Cuda>>) -> Arc<Adapter> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("adapter.safetensors");
+    let dim = model.info().transformer.dim();
+    let bytes = 0.35f32.to_le_bytes().repeat(dim);
+    let tensor = |shape| TensorView::new(Dtype::F32, shape, &bytes).unwrap();
+    let name = |half: &str| format!("transformer_blocks.0.attn.to_out.0.lora_{half}.weight");
+    let pair = [(name("A"), tensor(vec![1, dim])), (name("B"), tensor(vec![dim, 1]))];
+    safetensors::serialize_to_file(pair, None, &path).unwrap();
+    model.adapter(&path).unwrap()
+}
+
+/// An image by a model with an adapter, and how many copies there were between host and device.
+fn image(model: &Arc<Model<Cuda>>, adapter: &Arc<Adapter>, strength: f32) -> (Vec<u8>, u64) {
+    let adapters = vec![AdapterUse { adapter: Arc::clone(adapter), strength }];
+    let size = Some(64);
+    let request = Request { width: size, height: size, steps: Some(1), adapters, ..Request::new("a cat", 1) };
+    let before = model.backend().stats().copies;
+    let rgb = model.generate(&request).unwrap().rgb;
+    (rgb, model.backend().stats().copies - before)
+}
+
+#[test]
+fn what_quantised_weights_are_merged_from_stays_for_the_next_set() {
+    let Some(cuda) = crate::cuda_fp8() else { return };
+    let model = Model::load(cuda, &default_model()).unwrap();
+    let adapter = adapter(&model);
+    let (base, _) = image(&model, &adapter, 0.0);
+    let (first, copies) = image(&model, &adapter, 1.0);
+    let (second, fewer) = image(&model, &adapter, 2.0);
+    assert!(fewer < copies, "{fewer} copies for the second set, {copies} for the first");
+    assert!(first != base && second != first);
+    // All sets leave, and the originals stay.
+    model.place_adapters(None);
+    assert_eq!(image(&model, &adapter, 1.0), (first, fewer), "the same image, without its weights going up again");
+}
+
+#[test]
+fn merged_and_beside_are_near_each_other() {
+    let Some(cuda) = crate::cuda() else { return };
+    let model = Model::load(cuda, &default_model()).unwrap();
+    let adapter = adapter(&model);
+    let of = |placement, strength| {
+        model.place_adapters(Some(placement));
+        image(&model, &adapter, strength).0
+    };
+    let [base, merged, beside] = [of(Placement::Merged, 0.0), of(Placement::Merged, 1.0), of(Placement::Beside, 1.0)];
+    let (near, far) = (psnr(&merged, &beside), psnr(&merged, &base));
+    println!("merged and beside are {near:.1} dB from each other, and {far:.1} from the model itself");
+    assert!(near >= 40.0 && near > far, "{near:.1} dB, {far:.1} dB");
 }

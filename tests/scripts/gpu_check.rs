@@ -27,6 +27,39 @@ fn every_test_that_the_gpu_check_names_is_there() {
     assert!(named > 5, "{named}");
 }
 
+#[test]
+fn adapters_are_measured_in_fp8_where_the_gpu_has_it() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name);
+    for name in ["models/klein-4b", "work", "tools", "bin"] {
+        fs::create_dir_all(path(name)).expect("a temporary folder is writable");
+    }
+    write(path("models/klein-4b/model_index.json"), "{}");
+    let row = r#"echo "{\"name\":\"adapters/1024x1024\",\"step_ms\":50.0,\"merged_step_ms\":50.1,\"beside_step_ms\":58.5,\"open_ms\":5.0,\"first_ms\":30.0,\"factors_ms\":12.0,\"merge_ms\":9.0,\"again_ms\":0.4,\"without_ms\":0.3}"; echo "$*" >>"$RAN""#;
+    fs::rename(program_that(&path("bin"), row), path("bin/flux")).expect("a temporary folder is writable");
+    let section = |capability: &str| {
+        fs::rename(program_that(&path("tools"), &format!("echo {capability}")), path("tools/nvidia-smi")).unwrap();
+        let tools = format!("{}:{}", path("tools").display(), std::env::var("PATH").unwrap_or_default());
+        let _ = fs::remove_file(path("work/ran"));
+        let mut command = script("gpu_check.sh");
+        command.args(["--section", "adapters"]).env("PATH", tools).env("RAN", path("work/ran"));
+        for (name, value) in [("bin", "bin"), ("work", "work"), ("MODEL_DIR", "models")] {
+            command.env(name, path(value));
+        }
+        let run = Run::of(&mut command).succeeds();
+        (run.stdout, fs::read_to_string(path("work/ran")).unwrap())
+    };
+    let (printed, ran) = section("9.0");
+    let figures =
+        "step 50.0, merged 50.1, beside 58.5; open 5.0, ready 30.0 (factors 12.0, merge 9.0), cached 0.4, none 0.3;";
+    assert!(printed.ends_with(&format!("result: bf16, ms: {figures} fp8, ms: {figures}\n")), "{printed}");
+    let precisions: Vec<_> = ran.lines().map(|line| line.contains("--precision fp8")).collect();
+    assert_eq!(precisions, [false, true], "{ran}");
+    let (printed, ran) = section("8.0");
+    assert!(printed.ends_with(&format!("result: bf16, ms: {figures}\n")), "{printed}");
+    assert!(ran.lines().all(|line| line.contains("bench adapters/")), "{ran}");
+}
+
 /// A program in place of flux in a folder of its own: draws nothing, and benches with these times of a step.
 fn program_with_steps_of(folder: &Path, bf16_ms: f32, fp8_ms: f32) -> PathBuf {
     fs::create_dir_all(folder).expect("a temporary folder is writable");

@@ -137,13 +137,8 @@ impl Backend for Cuda {
         }
     }
 
-    fn merge_weight(
-        &self,
-        base: &Linear<Self>,
-        parts: &[TensorView],
-        low_rank: &LowRank<Self>,
-    ) -> Result<Option<Weight>> {
-        self.merge_weight_op(base, parts, low_rank).map(Some)
+    fn merge_weight(&self, base: &Linear<Self>, low_rank: &LowRank<Self>, storage: Storage) -> Result<Option<Weight>> {
+        self.merge_weight_op(base.weight(), low_rank, storage).map(Some)
     }
 
     fn load_conv_weight(&self, view: &TensorView) -> Result<ConvWeight> {

@@ -4,24 +4,21 @@ use super::Cuda;
 use super::buffer::{Buffer, Kind};
 use super::gemm::{Matrix, Product};
 use super::weight::Weight;
-use crate::error::Result;
-use crate::files::TensorView;
-use crate::nn::{Linear, LowRank};
+use crate::backend::Storage;
+use crate::error::{Error, Result};
+use crate::nn::LowRank;
 
 impl Cuda {
-    /// `base + up down`. A bf16 weight is read on the device; of one in e4m3 the rows of its file, `parts`, go up again,
-    /// because sums with rounded values would round twice.
-    pub(crate) fn merge_weight_op(
-        &self,
-        base: &Linear<Cuda>,
-        parts: &[TensorView],
-        low_rank: &LowRank<Cuda>,
-    ) -> Result<Weight> {
-        if !base.weight().is_e4m3() {
-            return self.merged(base.weight(), low_rank);
+    /// `base + up down` in bf16, quantised after that where `storage` says so.
+    pub(crate) fn merge_weight_op(&self, base: &Weight, low_rank: &LowRank<Cuda>, storage: Storage) -> Result<Weight> {
+        if base.is_e4m3() {
+            return Err(Error::new("a weight in e4m3 is not merged: its sums would be rounded twice"));
         }
-        let of_file = self.0.uploader.weight(self.device(), parts)?;
-        self.0.uploader.quantised(self.device(), self.device().stream(), &self.merged(&of_file, low_rank)?)
+        let merged = self.merged(base, low_rank)?;
+        match storage {
+            Storage::Native => Ok(merged),
+            Storage::Fp8 => self.0.uploader.quantised(self.device(), self.device().stream(), &merged),
+        }
     }
 
     /// bf16, summed in float32 and rounded once.

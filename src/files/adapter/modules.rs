@@ -93,6 +93,11 @@ impl Modules {
         &self.list[index]
     }
 
+    /// All of them; a layer is there once under each of its names.
+    pub fn iter(&self) -> impl Iterator<Item = &Module> {
+        self.list.iter()
+    }
+
     /// The index of the module that `text` names: dotted or with underscores, with or without a prefix.
     pub fn find(&self, text: &str) -> Option<usize> {
         self.find_within(text, MOST_PREFIXES)
