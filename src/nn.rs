@@ -9,6 +9,7 @@
 mod adapted;
 mod layers;
 mod merged;
+mod originals;
 
 use std::cell::RefCell;
 use std::ops::Range;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::merged::Originals;
+use super::originals::Originals;
 use super::{Linear, Part};
 use crate::backend::{Backend, Storage};
 use crate::error::{Error, Result};

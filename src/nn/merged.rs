@@ -4,30 +4,12 @@
 //! That has to go to the device for it, which takes far longer than merging, so it may stay there for the next set of
 //! adapters.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use super::layers::LinearLayer;
 use super::{Layers, Linear};
 use crate::backend::{Backend, Storage};
 use crate::error::Result;
 use crate::files::TensorView;
 use crate::files::adapter::AdapterUse;
-
-/// The weights of quantised layers as their files have them, by key. Layers with adapters share those of their base.
-pub(super) struct Originals<B: Backend>(Mutex<BTreeMap<String, Linear<B>>>);
-
-impl<B: Backend> Default for Originals<B> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<B: Backend> Originals<B> {
-    fn weights(&self) -> MutexGuard<'_, BTreeMap<String, Linear<B>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 impl<B: Backend> LinearLayer<B> {
     fn is_quantised(&self) -> bool {

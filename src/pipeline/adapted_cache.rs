@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use lru::LruCache;
 
-use super::adapt::Placement;
 use super::adapters::SetKey;
+use super::placement::Placement;
 use crate::backend::Backend;
 use crate::transformer::Transformer;
 

@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
-use super::adapt::Placement;
 use super::adapted_cache::AdaptedCache;
 use super::adapters::SetKey;
 use super::image_cache::ImageCache;
 use super::memory::Needs;
 use super::opened::Files;
+use super::placement::Placement;
 use super::prefetch::{Prefetch, load, load_decoder, load_encoder, load_text_encoder, load_transformer};
 use super::progress::Caller;
 use super::prompt_cache::PromptCache;

@@ -4,12 +4,12 @@ use std::mem;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use super::adapt::Placement;
 use super::adapted_cache::Adapted;
 use super::adapters::AdapterSet;
 use super::decode::Decoding;
 use super::denoise::{Conditions, Denoising};
 use super::memory::Needs;
+use super::placement::Placement;
 use super::progress::{Caller, CancelFlag, Progress};
 use super::references::{ImageLatents, Images};
 use super::text::Text;
