@@ -6,16 +6,11 @@
 
 use std::ffi::c_void;
 
-use cudarc::driver::sys;
-
-use crate::backend::cuda::hopper::{Axis, Choice};
+use super::attention_hopper::{CHOICE, SINGLE, apart, tensor_map};
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::{self, KeyValues, Mask, TokenLayout};
 
-const CHOICE: Choice =
-    Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a", forms: &[SINGLE] };
-const SINGLE: &str = "sm90-single";
 /// `QUERIES`, `KEYS` and the shared memory of cuda/attention_sm90a.cu: Q, two stages of K and of V, barriers.
 const HOPPER_QUERIES: usize = 128;
 const HOPPER_KEYS: usize = 176;
@@ -62,11 +57,6 @@ impl Base {
 /// Source: CUDA C++ Programming Guide, technical specifications per compute capability.
 fn has_100_kib(capability: (i32, i32)) -> bool {
     matches!(capability, (8, 6 | 9) | (12, _))
-}
-
-/// Whether the text and the image of a sample lie apart, so that tiles do not cross from one to the other.
-fn apart(layout: TokenLayout) -> bool {
-    layout.batch > 1 && layout.txt > 0 && layout.image_stream() > 0
 }
 
 /// How many tiles of one head and sample the Hopper kernel has to do.
@@ -285,14 +275,6 @@ impl Cuda {
         // Pairs have an even number of blocks and no mask.
         unsafe { launch.run_raw([grid, 1, 1], [384, 1, 1], &mut arguments) }
     }
-}
-
-/// `x`, which is not empty and has whole heads of 128 columns, in boxes of 64 columns and `box_rows` rows.
-fn tensor_map(x: &Tensor<Cuda>, box_rows: usize) -> Result<sys::CUtensorMap> {
-    // A lone row's stride means nothing, and need not be aligned.
-    let step = if x.rows() > 1 { x.stride() } else { x.cols() };
-    let columns = Axis { cells: x.cols(), step: 1, in_box: 64 };
-    CHOICE.tensor_map(x.address(), [columns, Axis { cells: x.rows(), step, in_box: box_rows }])
 }
 
 #[cfg(test)]
