@@ -1,11 +1,12 @@
 //! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention` and `attention_cached`.
 //!
-//! Hopper has a kernel of its own for heads of 128; heads without a kernel go to `attention_softmax`.
-//! `FLUX_ATTENTION=base` turns the Hopper kernel off; `FLUX_ATTENTION=sm90` makes it an error when this GPU or this
-//! program has none, and so does `FLUX_ATTENTION=sm90-single`, which turns its pairs of blocks off.
+//! Hopper has kernels of its own for heads of 128 and, in `attention_512`, of 512; heads without a kernel go to
+//! `attention_softmax`. `FLUX_ATTENTION=base` turns the Hopper kernels off; `FLUX_ATTENTION=sm90` makes it an error when
+//! this GPU or this program has none, and so does `FLUX_ATTENTION=sm90-single`, which turns their pairs of blocks off.
 
 use std::ffi::c_void;
 
+use super::attention_512::suits_512;
 use super::attention_hopper::{CHOICE, SINGLE, apart, tensor_map};
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
@@ -165,13 +166,16 @@ impl Cuda {
         mask: Mask,
     ) -> Result<Tensor<Cuda>> {
         let hopper = self.hopper_form(CHOICE)?;
-        let Some(base) = Base::find(head_dim, self.device().capability()) else {
+        let aligned = all_aligned(&[&q, k, v]);
+        if let Some(form) = hopper.filter(|_| aligned && suits_512(head_dim, layout, mask)) {
+            return self.attention_512(q, k, v, layout, form == SINGLE);
+        }
+        let Some(base) = Base::find(head_dim, self.device().capability()).filter(|_| aligned) else {
+            if !aligned {
+                self.device().count_composed();
+            }
             return self.attention_softmax(q, k, v, head_dim, layout, mask);
         };
-        if !all_aligned(&[&q, k, v]) {
-            self.device().count_composed();
-            return self.attention_softmax(q, k, v, head_dim, layout, mask);
-        }
         let fresh = self.unless_writable(&q)?;
         let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, layout, mask, cached: None };
         match hopper.filter(|_| call.suits_hopper()) {
