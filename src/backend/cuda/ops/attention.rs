@@ -1,21 +1,17 @@
 //! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention` and `attention_cached`.
 //!
-//! Hopper has a kernel of its own for heads of 128; heads without a kernel go to `attention_softmax`.
-//! `FLUX_ATTENTION=base` turns the Hopper kernel off; `FLUX_ATTENTION=sm90` makes it an error when this GPU or this
-//! program has none, and so does `FLUX_ATTENTION=sm90-single`, which turns its pairs of blocks off.
+//! Hopper has kernels of its own for heads of 128 and, in `attention_512`, of 512; heads without a kernel go to
+//! `attention_softmax`. `FLUX_ATTENTION=base` turns the Hopper kernels off; `FLUX_ATTENTION=sm90` makes it an error when
+//! this GPU or this program has none, and so does `FLUX_ATTENTION=sm90-single`, which turns their pairs of blocks off.
 
 use std::ffi::c_void;
 
-use cudarc::driver::sys;
-
-use crate::backend::cuda::hopper::{Axis, Choice};
+use super::attention_512::suits_512;
+use super::attention_hopper::{CHOICE, SINGLE, apart, tensor_map};
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::{self, KeyValues, Mask, TokenLayout};
 
-const CHOICE: Choice =
-    Choice { op: "attention", variable: "FLUX_ATTENTION", file: "attention_sm90a", forms: &[SINGLE] };
-const SINGLE: &str = "sm90-single";
 /// `QUERIES`, `KEYS` and the shared memory of cuda/attention_sm90a.cu: Q, two stages of K and of V, barriers.
 const HOPPER_QUERIES: usize = 128;
 const HOPPER_KEYS: usize = 176;
@@ -62,11 +58,6 @@ impl Base {
 /// Source: CUDA C++ Programming Guide, technical specifications per compute capability.
 fn has_100_kib(capability: (i32, i32)) -> bool {
     matches!(capability, (8, 6 | 9) | (12, _))
-}
-
-/// Whether the text and the image of a sample lie apart, so that tiles do not cross from one to the other.
-fn apart(layout: TokenLayout) -> bool {
-    layout.batch > 1 && layout.txt > 0 && layout.image_stream() > 0
 }
 
 /// How many tiles of one head and sample the Hopper kernel has to do.
@@ -175,13 +166,16 @@ impl Cuda {
         mask: Mask,
     ) -> Result<Tensor<Cuda>> {
         let hopper = self.hopper_form(CHOICE)?;
-        let Some(base) = Base::find(head_dim, self.device().capability()) else {
+        let aligned = all_aligned(&[&q, k, v]);
+        if let Some(form) = hopper.filter(|_| aligned && suits_512(head_dim, layout, mask)) {
+            return self.attention_512(q, k, v, layout, form == SINGLE);
+        }
+        let Some(base) = Base::find(head_dim, self.device().capability()).filter(|_| aligned) else {
+            if !aligned {
+                self.device().count_composed();
+            }
             return self.attention_softmax(q, k, v, head_dim, layout, mask);
         };
-        if !all_aligned(&[&q, k, v]) {
-            self.device().count_composed();
-            return self.attention_softmax(q, k, v, head_dim, layout, mask);
-        }
         let fresh = self.unless_writable(&q)?;
         let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, layout, mask, cached: None };
         match hopper.filter(|_| call.suits_hopper()) {
@@ -285,14 +279,6 @@ impl Cuda {
         // Pairs have an even number of blocks and no mask.
         unsafe { launch.run_raw([grid, 1, 1], [384, 1, 1], &mut arguments) }
     }
-}
-
-/// `x`, which is not empty and has whole heads of 128 columns, in boxes of 64 columns and `box_rows` rows.
-fn tensor_map(x: &Tensor<Cuda>, box_rows: usize) -> Result<sys::CUtensorMap> {
-    // A lone row's stride means nothing, and need not be aligned.
-    let step = if x.rows() > 1 { x.stride() } else { x.cols() };
-    let columns = Axis { cells: x.cols(), step: 1, in_box: 64 };
-    CHOICE.tensor_map(x.address(), [columns, Axis { cells: x.rows(), step, in_box: box_rows }])
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Launches cuda/attention_softmax.cu between two products: attention by its definition, some query rows at a time,
 //! with scores and the sums of values by cuBLASLt.
 //!
-//! It serves the VAE's single head of 512, and every head size without a kernel of its own.
+//! It serves every head size without a kernel of its own: on GPUs other than Hopper the VAE's single head of 512, too.
 
 use std::ops::Range;
 

@@ -4,6 +4,8 @@
 mod adaln;
 mod add;
 mod attention;
+mod attention_512;
+mod attention_hopper;
 mod attention_softmax;
 mod concat;
 mod conv2d;
