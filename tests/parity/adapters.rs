@@ -146,7 +146,9 @@ fn what_quantised_weights_are_merged_from_stays_for_the_next_set() {
     assert!(first != base && second != first);
     // All sets leave, and the originals stay.
     model.place_adapters(None);
-    assert_eq!(image(&model, &adapter, 1.0), (first, fewer), "the same image, without its weights going up again");
+    let (again, copies) = image(&model, &adapter, 1.0);
+    assert!(again == first, "another image");
+    assert!(copies <= fewer, "its weights went up again: {copies} copies, {fewer} for the second set");
 }
 
 #[test]

@@ -48,6 +48,9 @@ pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Linear<Cpu>
     let parts = &weight.weight().0;
     assert_eq!(out.len(), xs[0].rows * weight.rows());
     assert_eq!(xs.iter().map(|x| x.cols).sum::<usize>(), weight.cols());
+    if out.is_empty() {
+        return; // tiles have no place for no rows
+    }
     if let Some(terms) = terms(precision, parts) {
         tiles(terms, xs, parts, weight.rows(), out);
     } else {
