@@ -2,7 +2,7 @@
 // rotated and gated before they are stored
 //
 // y = x weight^T, rounded to bf16; the weight's rows are k, v and q (dim rows each), then gate and up (mlp rows each);
-// dim or mlp may be 0.
+// dim or mlp may be 0. Of a layer with factors of low rank, y = x weight^T + low up^T, where low is x down^T.
 // out = [rope(rms_norm(k)) | v | rope(rms_norm(q)) | silu(gate) * up]; norm and rotation are per head of 128, of pairs
 // (2 i, 2 i + 1).
 //
@@ -10,6 +10,7 @@
 //           (swizzled), 128 rows
 //   weight  [3 * dim + 2 * mlp, features] bf16; the same boxes
 //   x and weight may both be e4m3, with float32 scales [rows] of x and [3 * dim + 2 * mlp] of the weight
+//   low     [rows, rank] bf16, up [3 * dim + 2 * mlp, rank] bf16, in each part; the same boxes
 //   norms   [128] bf16: for q and k, of text rows (row < txt_rows) and of image rows
 //   cos, sin  [txt + img, 64] f32, row stride ld_table; a row's token as in qk_norm_rope.cu
 //   out     [rows, 3 * dim + mlp] bf16, row stride ld_out; the first rows may be keys only, and keep what lies behind v
@@ -21,7 +22,7 @@
 //           bytes of [64, features] by those of [256, features]^T and round the sums into shared memory. Warp 0
 //           fetches; warps 1 to 3 take the rounded rows from there, norm, rotate or gate them, and store them, while
 //           the next tile is multiplied. Clusters take tiles in turn: some rows of tiles at a time, whose x stays in L2
-//           while weights pass.
+//           while weights pass. Factors of low rank are more features: their boxes come behind those of x.
 // Needs     sm_90a; heads of 128, dim % 256 == 0, mlp % 128 == 0, features % 8 == 0, rows and vectors 16-byte aligned.
 // Rounding  as the composition: y once (in e4m3 before the scales instead of after), then the result once. y is summed
 //           in another order than by cuBLASLt.
@@ -66,6 +67,8 @@ constexpr int AT_ONCE = 4;  // rows that a warp loads before it uses the first
 struct Arguments {
     TensorMap x[2];
     TensorMap weight[2];
+    TensorMap low[2];
+    TensorMap up[2];
     const float* x_scales[2];
     const float* weight_scales[2];
     bf16* out;
@@ -80,6 +83,7 @@ struct Arguments {
     float txt_eps;
     float img_eps;
     int part_rows[2];
+    int ranks[2];  // 0 of a part without factors
     int features;
     int dim;
     int mlp;
@@ -339,7 +343,10 @@ struct Half {
     }
 };
 
-template <bool E4M3>
+// The values of bf16 that one multiply reads of a row, and those of a box.
+constexpr int SLICE = 16, BOX = STEP_BYTES / 2;
+
+template <bool E4M3, bool LOW_RANK>
 __device__ __forceinline__ void project(const Arguments& args) {
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = uint32_t(__cvta_generic_to_shared(shared));
@@ -370,15 +377,18 @@ __device__ __forceinline__ void project(const Arguments& args) {
         if (threadIdx.x == 0) {
             for (int index = cluster; index < items; index += clusters) {
                 const Work w = Work::at(args, index, rank);
-                for (int step = 0; step < steps; step++) {
+                const auto fetch = [&](const TensorMap& x, const TensorMap& weight, int feature) {
                     const uint32_t barrier = full + 8 * ring.stage;
                     wait(free + 8 * ring.stage, ring.phase ^ 1);
                     arrive_expecting(barrier, X_BYTES + WEIGHT_BYTES);
-                    copy_box(base + ring.stage * X_BYTES, args.x[w.part], w.row, step * FEATURES, barrier);
-                    copy_box_to_both(base + WEIGHTS + ring.stage * WEIGHT_BYTES + rank * (WEIGHT_BYTES / 2),
-                                     args.weight[w.part], w.weight + rank * w.second, step * FEATURES, barrier);
+                    copy_box(base + ring.stage * X_BYTES, x, w.row, feature, barrier);
+                    copy_box_to_both(base + WEIGHTS + ring.stage * WEIGHT_BYTES + rank * (WEIGHT_BYTES / 2), weight,
+                                     w.weight + rank * w.second, feature, barrier);
                     ring.advance();
-                }
+                };
+                for (int step = 0; step < steps; step++) fetch(args.x[w.part], args.weight[w.part], step * FEATURES);
+                if constexpr (LOW_RANK)
+                    for (int k = 0; k < args.ranks[w.part]; k += BOX) fetch(args.low[w.part], args.up[w.part], k);
             }
         }
     } else if (warpgroup == 0) {
@@ -418,6 +428,24 @@ __device__ __forceinline__ void project(const Arguments& args) {
                 last = ring.stage;
                 ring.advance();
             }
+            if constexpr (LOW_RANK) {
+                const int part_rank = args.ranks[Work::at(args, index, rank).part];
+                for (int k = 0; k < part_rank; k += BOX) {
+                    wait(full + 8 * ring.stage, ring.phase);
+                    const uint64_t low = describe(base + ring.stage * X_BYTES + consumer * ROUNDED_ROWS * STEP_BYTES, 0);
+                    const uint64_t up = describe(base + WEIGHTS + ring.stage * WEIGHT_BYTES, 0);
+                    // What lies behind the rank is zeros, and left out.
+                    for (int slice = 0; slice < min(BOX, part_rank - k); slice += SLICE) {
+                        begin_multiply();
+                        multiply<false>(sums, low + (slice >> 3), up + (slice >> 3), 1);
+                    }
+                    commit_multiply();
+                    wait_multiply<1>();
+                    release(last);
+                    last = ring.stage;
+                    ring.advance();
+                }
+            }
             wait_multiply<0>();
             pin(sums);
             release(last);
@@ -444,13 +472,14 @@ __device__ __forceinline__ void project(const Arguments& args) {
 
 // Shared memory, which the launcher passes, is `BARRIERS` and 8 bytes for each barrier. The number of blocks must be
 // even.
-#define PROJECT(name, e4m3)                                                                            \
-    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(project::THREADS, 1)        \
-        name(const __grid_constant__ project::Arguments args) {                                        \
-        project::project<e4m3>(args);                                                                  \
+#define PROJECT(name, e4m3, low_rank)                                                           \
+    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(project::THREADS, 1) \
+        name(const __grid_constant__ project::Arguments args) {                                 \
+        project::project<e4m3, low_rank>(args);                                                 \
     }
 
-PROJECT(project_bf16_sm90, false)
-PROJECT(project_e4m3_sm90, true)
+PROJECT(project_bf16_sm90, false, false)
+PROJECT(project_low_rank_sm90, false, true)
+PROJECT(project_e4m3_sm90, true, false)
 
 #endif

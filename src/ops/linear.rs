@@ -1,7 +1,8 @@
 //! Matrix products with weights.
 //!
 //! A layer may have factors of low rank ([`Linear::low_rank`]) beside its weight. Its product is that with the weight
-//! plus `x down^T up^T`, on every backend: backends compute with the weight alone.
+//! plus `x down^T up^T`, on every backend: in these ops backends compute with the weight alone. A backend's kernel for
+//! [`Tensor::project`] may take the factors too.
 
 use crate::backend::Backend;
 use crate::error::Result;

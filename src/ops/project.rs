@@ -31,7 +31,8 @@ pub struct Projection<B: Backend> {
 }
 
 impl<B: Backend> Tensor<B> {
-    /// The product of each (x, weight), one under the other, whose columns are then normed, rotated and activated.
+    /// The product of each (x, weight), one under the other, whose columns are then normed, rotated and activated. Factors
+    /// of low rank beside a weight belong to its product.
     ///
     /// x [rows, in], weight [3 * heads.dim + 2 * mlp, in] with the rows k, v, q, gate, up in this order; without
     /// `heads` they are gate and up alone. q and mlp are columns side by side of one buffer.
@@ -59,10 +60,6 @@ impl<B: Backend> Tensor<B> {
             })?;
             expect_rope(OP, backend, parts.iter().map(|(x, _)| x.rows()).sum(), heads.dim, heads.rope, heads.layout)?;
             expect_norm(OP, backend, heads.norm, heads.rope)?;
-        }
-        // A backend's kernel would leave out what is added to the product.
-        if parts.iter().any(|(_, weight)| weight.low_rank().is_some()) {
-            return compose(backend, parts, heads);
         }
         backend.project(parts, heads)
     }

@@ -65,6 +65,30 @@ fn captured_work_computes_the_same_from_one_launch() {
     assert_eq!(cuda.stats().memory_bytes, start.memory_bytes + workspace);
 }
 
+/// Closing a handle waits for all work of the context, which would break what another one captures.
+#[test]
+fn handles_come_and_go_while_another_captures() {
+    let Some(cuda) = crate::cuda() else { return };
+    let weight = Weight::seeded(4, 128, 128).linear(&cuda);
+    let x = Shape::dense(96, 128).tensor(&cuda, 1);
+    let work =
+        |_: &(), [x]: [&Tensor<Cuda>; 1]| (0..20).try_fold(x.linear(&weight, None)?, |x, _| x.linear(&weight, None));
+    let (expected, done) = (cuda.download(&work(&(), [&x]).unwrap()).unwrap(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            let opened = || crate::cuda().unwrap().warm_up().unwrap();
+            (0..).take_while(|_| !done.load(Ordering::Relaxed)).map(|_| opened()).count()
+        });
+        for _ in 0..200 {
+            let got = cuda.run_graph(&mut Graph::default(), &Arc::new(()), [&x], work).unwrap();
+            assert!(cuda.download(&got).unwrap() == expected);
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(others.join().unwrap() > 3, "handles that came and went");
+    });
+    assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
+}
+
 #[test]
 fn results_of_captured_work_are_tensors_of_their_own() {
     let Some(cuda) = crate::cuda() else { return };

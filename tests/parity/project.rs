@@ -1,7 +1,7 @@
 //! cuda/project_sm90a.cu against its composition.
 
 use flux::backend::Backend;
-use flux::nn::{Linear, Operand};
+use flux::nn::{Linear, LowRank, Operand};
 use flux::ops::{self, Heads, Pairs, Projection, QkNorm, Rope, TokenLayout};
 use flux::tensor::Tensor;
 use safetensors::Dtype;
@@ -21,11 +21,13 @@ struct Project {
     mlp: usize,
     streams: bool,
     pairs: Pairs,
+    /// Of the factors beside each weight; 0 is none.
+    ranks: [usize; 2],
 }
 
 impl Project {
     fn new(layout: TokenLayout, features: usize, [dim, mlp]: [usize; 2], streams: bool) -> Self {
-        Self { layout, features, beside: [0, 0], dim, mlp, streams, pairs: Pairs::Interleaved }
+        Self { layout, features, beside: [0, 0], dim, mlp, streams, pairs: Pairs::Interleaved, ranks: [0, 0] }
     }
 
     fn weight(&self, seed: u64) -> Weight {
@@ -36,6 +38,21 @@ impl Project {
         Weight::new(&values, &[rows, self.features], Dtype::BF16)
     }
 
+    /// The layer with the factors of this rank beside its weight. Their product is a quarter of that of the weight.
+    fn with_factors<B: Backend>(&self, b: &B, linear: Linear<B>, rank: usize) -> Linear<B> {
+        if rank == 0 {
+            return linear;
+        }
+        let factor = |seed, [rows, cols]: [usize; 2], scale: f32| {
+            let scale = ((cols as f32).sqrt() * scale).log2().round().exp2();
+            let values: Vec<f32> = values(seed, rows * cols).iter().map(|value| value / scale).collect();
+            Weight::new(&values, &[rows, cols], Dtype::BF16).linear(b)
+        };
+        let down = factor(11, [rank, self.features], 1.0);
+        let up = factor(12, [linear.rows(), rank], 4.0);
+        linear.with_low_rank(LowRank { down, up })
+    }
+
     fn with<B: Backend>(
         &self,
         b: &B,
@@ -44,7 +61,8 @@ impl Project {
     ) -> Vec<Tensor<B>> {
         let x = Shape::view(self.layout.rows(), self.features, self.beside[0], self.beside[1]).tensor(b, 1);
         let x = Operand::from(x);
-        let weights = [load(&self.weight(2)), load(&self.weight(3))];
+        let layer = |seed, rank| self.with_factors(b, load(&self.weight(seed)), rank);
+        let weights = [layer(2, self.ranks[0]), layer(3, self.ranks[1])];
         let norm = |seed| QkNorm { q: vector(b, seed, HEAD_DIM), k: vector(b, seed + 1, HEAD_DIM), eps: 1e-6 };
         let norms = [norm(4), norm(6)];
         let (tokens, half) = (self.layout.tokens(), HEAD_DIM / 2);
@@ -126,6 +144,44 @@ fn project_of_image_queries_matches_its_composition() {
     // Where no kernel takes it.
     let case = Project::new(TokenLayout::new(1, 300, 50).image_queries(), 64, [128, 128], false);
     check_against(&cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
+}
+
+/// Ranks within a multiply, a box and more of them, of both parts and of one alone. The product with down rounds too, and
+/// the composition rounds the sum of both products once more.
+#[test]
+fn project_with_factors_of_low_rank_matches_its_composition() {
+    let Some(cuda) = crate::cuda() else { return };
+    let layouts = [
+        TokenLayout::new(1, 5, 8),
+        TokenLayout::new(1, 130, 391),
+        TokenLayout::new(1, 0, 33),
+        TokenLayout::new(1, 300, 130).image_queries(),
+        TokenLayout { references: 60, ..TokenLayout::new(1, 130, 391) },
+    ];
+    for layout in layouts {
+        for ranks in [[1, 4], [32, 32], [0, 96], [72, 0], [5, 200]] {
+            for (sizes, streams) in [([256, 128], false), ([512, 0], true), ([0, 384], true)] {
+                let case = Project { ranks, ..Project::new(layout, 200, sizes, streams) };
+                check_against(&cuda, &format!("{case:?}"), &case, FUSED + 1.0, COMPOSED + 2.0);
+            }
+        }
+    }
+    let real = Project { ranks: [32, 96], ..Project::new(TokenLayout::new(1, 300, 500), 3072, [3072, 0], true) };
+    if !crate::small() {
+        check_against(&cuda, &format!("{real:?}"), &real, FUSED + 1.0, COMPOSED + 2.0);
+    }
+    // In e4m3 no kernel takes them.
+    if let Some(cuda) = crate::cuda_fp8() {
+        let case = Project { ranks: [32, 5], ..Project::new(layouts[1], 144, [256, 128], true) };
+        let fp8 = |weight: &Weight| weight.fp8(&cuda);
+        let without = Project { ranks: [0, 0], ..case }.with(&cuda, fp8, Tensor::project);
+        let got = case.with(&cuda, fp8, Tensor::project);
+        let composed = case.with(&cuda, fp8, |parts, heads| ops::project::compose(&cuda, parts, heads));
+        for ((got, composed), without) in got.iter().zip(&composed).zip(&without) {
+            let [got, composed, without] = [got, composed, without].map(|x| cuda.download(x).unwrap());
+            assert!(got == composed && got != without, "{case:?}");
+        }
+    }
 }
 
 /// Sums of e4m3 keep 14 bits in the tensor cores, which the composition may do or not: over 3072 terms one of millions

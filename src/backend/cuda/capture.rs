@@ -7,11 +7,22 @@
 use std::sync::atomic::Ordering;
 
 use cudarc::driver::{result, sys};
-use parking_lot::ReentrantMutexGuard;
+use parking_lot::{ReentrantMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::device::{Device, Stream};
 use super::driver::failed;
 use crate::error::{Error, Result};
+
+/// Read while work is captured, on any device of this process.
+static CAPTURES: RwLock<()> = RwLock::new(());
+
+/// While the result lives, nothing is captured in this process. Waits for captures that are under way.
+///
+/// It is for calls that wait for all work of the context: such a wait breaks captures of other threads on other streams
+/// too, and all devices of one GPU share the context.
+pub fn outside_captures() -> RwLockWriteGuard<'static, ()> {
+    CAPTURES.write()
+}
 
 /// While it lives, no other thread enqueues work on the compute stream. A thread may have several.
 #[must_use]
@@ -34,12 +45,13 @@ impl Device {
     /// From here on the compute stream captures the work of this thread instead of doing it.
     pub fn begin_capture(&self) -> Result<Capture<'_>> {
         let submission = self.submit(self.stream())?;
+        let alone = CAPTURES.read();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the device. Nobody else enqueues on it while `submission` lives.
         unsafe { result::stream::begin_capture(self.stream().raw(), mode) }
             .map_err(|e| failed("cannot capture GPU work", e))?;
         self.capturing.store(true, Ordering::Relaxed);
-        Ok(Capture { device: Some(self), _submission: submission })
+        Ok(Capture { device: Some(self), _submission: submission, _alone: alone })
     }
 
     /// Whether the compute stream captures work instead of doing it: of a thread that has a submission, its own.
@@ -52,6 +64,7 @@ impl Device {
 pub struct Capture<'a> {
     device: Option<&'a Device>,
     _submission: Submission<'a>,
+    _alone: RwLockReadGuard<'static, ()>,
 }
 
 impl Capture<'_> {

@@ -12,6 +12,7 @@ use cudarc::cublaslt::{result, sys};
 use super::WORKSPACE_BYTES;
 use super::choices::Algorithm;
 use super::key::{Key, Product};
+use crate::backend::cuda::capture::outside_captures;
 use crate::backend::cuda::device::{Device, Stream};
 use crate::error::{Error, Result};
 
@@ -39,6 +40,7 @@ unsafe impl Sync for CublasLt {}
 impl CublasLt {
     pub fn open(device: &Arc<Device>) -> Result<Self> {
         device.make_current()?;
+        let _outside = outside_captures();
         let handle = result::create_handle().map_err(failed)?;
         Ok(Self { handle, device: Arc::clone(device) })
     }
@@ -149,6 +151,8 @@ impl CublasLt {
 impl Drop for CublasLt {
     fn drop(&mut self) {
         if self.device.make_current().is_ok() {
+            // cuBLASLt waits for all work of the context first.
+            let _outside = outside_captures();
             // SAFETY: the handle is destroyed once.
             let _ = unsafe { result::destroy_handle(self.handle) };
         }

@@ -33,6 +33,8 @@ const ROWS_OF_TILES: usize = 14;
 struct Arguments {
     x: [sys::CUtensorMap; 2],
     weight: [sys::CUtensorMap; 2],
+    low: [sys::CUtensorMap; 2],
+    up: [sys::CUtensorMap; 2],
     x_scales: [u64; 2],
     weight_scales: [u64; 2],
     out: u64,
@@ -47,6 +49,7 @@ struct Arguments {
     txt_eps: f32,
     img_eps: f32,
     part_rows: [i32; 2],
+    ranks: [i32; 2],
     features: i32,
     dim: i32,
     mlp: i32,
@@ -60,6 +63,15 @@ struct Arguments {
 /// How many rows of tiles are done together, so that no group of them is much smaller than the others.
 fn rows_of_tiles(all: usize) -> usize {
     all.div_ceil(all.div_ceil(ROWS_OF_TILES).max(1)).max(1)
+}
+
+/// A product with factors of low rank beside its weight: x down^T [rows, rank], and up.
+type LowRank<'a> = (Tensor<Cuda>, &'a Weight);
+
+/// What the kernel multiplies: x and the weight of each part, and what is beside the weight.
+struct Operands<'a> {
+    parts: Vec<(&'a Tensor<Cuda>, &'a Weight)>,
+    low_rank: Vec<Option<LowRank<'a>>>,
 }
 
 /// Whether the kernel can take these operands: its tiles divide the weight's rows, and all tensors are aligned for TMA
@@ -90,7 +102,10 @@ impl Cuda {
         let parts: Vec<_> = operands.iter().map(|(x, weight)| (x.tensor(), weight.weight())).collect();
         // In e4m3 the kernel leaves its sums in the tensor cores.
         let sums = |weight: &Weight| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
-        if !self.hopper_wanted(CHOICE)? || !takes(&parts, heads) || !sums(parts[0].1)? {
+        let has_factors = operands.iter().any(|(_, weight)| weight.low_rank().is_some());
+        // Sums of e4m3 have no scales yet, which those of bf16 factors would need.
+        let taken = takes(&parts, heads) && !(has_factors && parts[0].1.is_e4m3());
+        if !self.hopper_wanted(CHOICE)? || !taken || !sums(parts[0].1)? {
             return compose(self, operands, heads);
         }
         let dim = heads.map_or(0, |heads| heads.dim);
@@ -99,22 +114,34 @@ impl Cuda {
         let fresh = self.operands(&parts)?;
         let quantised: Vec<_> =
             parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
-        self.run_project(&quantised, heads, [dim, mlp], &out)?;
+        let low_rank = operands.iter().map(|(x, weight)| self.low_rank(x, weight)).collect::<Result<_>>()?;
+        self.run_project(&Operands { parts: quantised, low_rank }, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
         let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
         let ((_, q), (_, mlp)) = (q.split_rows(without_query), mlp.split_rows(without_query));
         Ok(Projection { kvq: [k, v, q], mlp })
     }
 
+    /// x down^T and up, where a layer has factors and x has rows.
+    fn low_rank<'a>(&self, x: &Operand<Cuda>, weight: &'a Linear<Cuda>) -> Result<Option<LowRank<'a>>> {
+        let low_rank = weight.low_rank().filter(|_| x.rows() > 0);
+        low_rank.map(|factors| Ok((self.linear_op(x.tensor(), &factors.down, None)?, factors.up.weight()))).transpose()
+    }
+
     fn run_project(
         &self,
-        parts: &[(&Tensor<Cuda>, &Weight)],
+        operands: &Operands<'_>,
         heads: Option<&Heads<'_, Cuda>>,
         [dim, mlp]: [usize; 2],
         out: &Tensor<Cuda>,
     ) -> Result<()> {
+        let Operands { parts, low_rank } = operands;
         // First of all, because a driver that loads this kernel knows tensor maps too.
-        let kernel = if parts[0].1.is_e4m3() { "project_e4m3_sm90" } else { "project_bf16_sm90" };
+        let kernel = match low_rank.iter().any(Option::is_some) {
+            true => "project_low_rank_sm90",
+            false if parts[0].1.is_e4m3() => "project_e4m3_sm90",
+            false => "project_bf16_sm90",
+        };
         let launch = self.launch(CHOICE.file, kernel)?.shared(SHARED_BYTES as u32)?;
         let tiles: usize = parts.iter().map(|(x, _)| x.rows().div_ceil(2 * ROWS)).sum();
         // A tile whose rows all ask no query needs no other columns than those of k and v.
@@ -123,12 +150,12 @@ impl Cuda {
         let items = (wanted_tiles * (3 * dim + 2 * mlp) + key_tiles * 2 * dim) / COLS;
         CHOICE.int(out.rows())?;
         CHOICE.int(items)?;
-        let mut arguments = arguments(parts, heads, [dim, mlp], out, [wanted_tiles, key_tiles])?;
+        let mut arguments = arguments(operands, heads, [dim, mlp], out, [wanted_tiles, key_tiles])?;
         let clusters = items.min(self.device().multiprocessors() / 2).max(1);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
         // SHARED_BYTES of shared memory. The maps cover exactly the cells of x and of the weights, which in e4m3 have a
-        // scale for each row; `out` was made for all rows and columns. `Tensor::project` checked the weights' rows, the
+        // scale for each row, and of the factors beside them; `out` was made for all rows and columns. `Tensor::project` checked the weights' rows, the
         // norms [1, head_dim], and the tables to have a row for every token; `takes` found the tiles to divide the
         // columns, and all rows and vectors aligned.
         unsafe { launch.run_raw([2 * clusters, 1, 1], [THREADS, 1, 1], &mut pointers) }
@@ -137,7 +164,7 @@ impl Cuda {
 
 /// The kernel's arguments. `wanted_tiles` rows of tiles need all columns, `key_tiles` only those of k and v.
 fn arguments(
-    parts: &[(&Tensor<Cuda>, &Weight)],
+    Operands { parts, low_rank }: &Operands<'_>,
     heads: Option<&Heads<'_, Cuda>>,
     [dim, mlp]: [usize; 2],
     out: &Tensor<Cuda>,
@@ -150,12 +177,19 @@ fn arguments(
     // No driver makes a map of a part without rows. Such a part has no tiles, so the map of the other stands in for it.
     let rows = |part: usize| parts.get(part).map_or(0, |(x, _)| x.rows());
     let part = |part: usize| parts[if rows(part) > 0 { part } else { 1 - part }];
+    let low_rank = |index: usize| low_rank.get(index).and_then(Option::as_ref);
+    // The kernel reads no factors of a part without them, so the maps of x and its weight stand in for theirs.
+    let low_map = |index: usize| low_rank(index).map_or_else(|| x_map(part(index).0), |(low, _)| x_map(low));
+    let rank = |index: usize| CHOICE.int(low_rank(index).map_or(0, |(low, _)| low.cols()));
+    let up_map = |index: usize| low_rank(index).map_or_else(|| weight_map(part(index).1), |(_, up)| weight_map(up));
     let norms = heads
         .map_or([0; 4], |Heads { norm, .. }| [&norm[0].q, &norm[0].k, &norm[1].q, &norm[1].k].map(Tensor::address));
     let layout = heads.map_or(TokenLayout::single(out.rows()), |heads| heads.layout);
     Ok(Arguments {
         x: [x_map(part(0).0)?, x_map(part(1).0)?],
         weight: [weight_map(part(0).1)?, weight_map(part(1).1)?],
+        low: [low_map(0)?, low_map(1)?],
+        up: [up_map(0)?, up_map(1)?],
         x_scales: [0, 1].map(|index| if e4m3 { part(index).0.scales() } else { 0 }),
         weight_scales: [0, 1].map(|index| if e4m3 { part(index).1.scales() } else { 0 }),
         out: out.address(),
@@ -170,6 +204,7 @@ fn arguments(
         txt_eps: heads.map_or(0.0, |heads| heads.norm[0].eps),
         img_eps: heads.map_or(0.0, |heads| heads.norm[1].eps),
         part_rows: [CHOICE.int(rows(0))?, CHOICE.int(rows(1))?],
+        ranks: [rank(0)?, rank(1)?],
         features: CHOICE.int(parts[0].0.cols())?,
         dim: CHOICE.int(dim)?,
         mlp: CHOICE.int(mlp)?,
