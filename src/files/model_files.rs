@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 
 use super::bytes::Bytes;
+use super::container::Container;
 use super::regular;
-use super::safetensors::Safetensors;
 use super::tensor_files::TensorFiles;
 use crate::error::{Error, Result};
 
@@ -186,7 +186,7 @@ impl ModelFiles {
                 }
             }
         };
-        let open = |name: &String| Safetensors::new(self.path(name), self.bytes(name)?, FETCH_AGAIN);
+        let open = |name: &String| Container::new(self.path(name), self.bytes(name)?, FETCH_AGAIN);
         TensorFiles::new(names.iter().map(open).collect::<Result<_>>()?)
     }
 
