@@ -7,6 +7,7 @@
 //! weights.
 
 mod adapted;
+mod blocks;
 mod layers;
 mod merged;
 mod originals;
@@ -15,6 +16,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use blocks::{Blocks, Pass};
 pub use layers::Layers;
 
 use crate::backend::{Backend, Storage};
@@ -59,12 +61,20 @@ impl<B: Backend> Linear<B> {
     ///
     /// Errors when the parts differ in columns, or the backend cannot store them.
     pub fn load(backend: &B, name: impl Into<String>, parts: &[TensorView], storage: Storage) -> Result<Self> {
-        let (name, rows) = (name.into(), parts.iter().map(TensorView::rows).sum());
-        let cols = parts.first().map_or(0, TensorView::cols);
+        Self::load_by(backend, name.into(), parts, || backend.load_weight(parts, storage))
+    }
+
+    fn load_by(
+        backend: &B,
+        name: String,
+        parts: &[TensorView],
+        load: impl FnOnce() -> Result<B::Weight>,
+    ) -> Result<Self> {
+        let (rows, cols) = (parts.iter().map(TensorView::rows).sum(), parts.first().map_or(0, TensorView::cols));
         if parts.is_empty() || parts.iter().any(|part| part.cols() != cols) {
             return Err(Error::new(format!("the parts of `{name}` differ in columns")));
         }
-        let weight = Arc::new(backend.load_weight(parts, storage)?);
+        let weight = Arc::new(load()?);
         Ok(Self { backend: backend.clone(), name, weight, rows, cols, low_rank: None })
     }
 
@@ -268,12 +278,31 @@ pub struct Weights<'a, B: Backend> {
     policy: WeightPolicy,
     prefix: String,
     source: Source<'a, B>,
+    blocks: Arc<Blocks<B>>,
+    /// The block that the weights belong to, if any.
+    block: Option<usize>,
 }
 
 impl<'a, B: Backend> Weights<'a, B> {
     /// All weights of `files`.
     pub fn new(backend: &'a B, files: &'a TensorFiles) -> Self {
-        Self { backend, files, policy: WeightPolicy::of(backend), prefix: String::new(), source: Source::Files }
+        let (policy, blocks) = (WeightPolicy::of(backend), Arc::default());
+        Self { backend, files, policy, prefix: String::new(), source: Source::Files, blocks, block: None }
+    }
+
+    /// The same weights, where `blocks` says; by default all are resident.
+    pub fn with_blocks(self, blocks: Arc<Blocks<B>>) -> Self {
+        Self { blocks, ..self }
+    }
+
+    /// Where blocks are.
+    pub fn blocks(&self) -> &Arc<Blocks<B>> {
+        &self.blocks
+    }
+
+    /// The same weights, which belong to block `block` in the order of use.
+    pub fn of_block(self, block: usize) -> Self {
+        Self { block: Some(block), ..self }
     }
 
     /// The same weights; every linear layer and vector that is loaded is added to `layers` too.
@@ -281,7 +310,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     where
         'a: 'b,
     {
-        Weights { prefix: self.prefix.clone(), source: Source::Recorded(layers), ..*self }
+        Weights { source: Source::Recorded(layers), ..self.at_key(self.prefix.clone()) }
     }
 
     /// The same weights, but linear layers and vectors are those of `layers`, which share their memory.
@@ -289,7 +318,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     where
         'a: 'b,
     {
-        Weights { prefix: self.prefix.clone(), source: Source::Layers(layers), ..*self }
+        Weights { source: Source::Layers(layers), ..self.at_key(self.prefix.clone()) }
     }
 
     /// The backend that weights are loaded to.
@@ -299,7 +328,11 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     /// The weights whose keys continue with `name`.
     pub fn at(&self, name: impl std::fmt::Display) -> Self {
-        Self { prefix: self.key(name), ..*self }
+        self.at_key(self.key(name))
+    }
+
+    fn at_key(&self, prefix: String) -> Self {
+        Self { prefix, blocks: Arc::clone(&self.blocks), ..*self }
     }
 
     fn key(&self, name: impl std::fmt::Display) -> String {
@@ -329,7 +362,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
         let storage = self.policy.storage(&key);
         let views: Vec<_> = parts.iter().map(|part| part.view.clone()).collect();
-        let linear = Linear::load(self.backend, key, &views, storage)?;
+        let linear = match self.block {
+            Some(block) => {
+                Linear::load_by(self.backend, key, &views, || self.blocks.load(self.backend, block, &views, storage))?
+            }
+            None => Linear::load(self.backend, key, &views, storage)?,
+        };
         if let Source::Recorded(layers) = self.source {
             layers.borrow_mut().add_linear(&linear, parts, storage)?;
         }

@@ -70,6 +70,8 @@ mod scale_shift;
 mod score;
 #[path = "parity/silu.rs"]
 mod silu;
+#[path = "parity/streaming.rs"]
+mod streaming;
 #[path = "parity/swiglu.rs"]
 mod swiglu;
 #[path = "parity/transfer.rs"]

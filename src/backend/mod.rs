@@ -6,9 +6,14 @@
 
 pub mod cpu;
 pub mod cuda;
+mod gpu_costs;
 mod graph_cache;
+mod turns;
 
+pub use gpu_costs::{BAND_BYTES, GEMM_WORKSPACE_BYTES, GpuCosts, IM2COL_BYTES};
 pub use graph_cache::{GraphCache, RepeatedWork};
+
+pub use turns::{SLABS, Turns, slab_bytes, slab_of};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,6 +76,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     type Buffer: Send + Sync;
     /// The weight of a linear layer, in the form in which products read it.
     type Weight: Send + Sync;
+    /// Memory in which weights of blocks take turns, and where they come from.
+    type BlockStream: Default + Send + Sync;
     /// The weight of a convolution, in the form in which convolutions read it.
     type ConvWeight: Send + Sync;
     /// Means and variances of a tensor's channels, where the op that made the tensor computed them as well.
@@ -109,6 +116,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Bytes that a weight of `elements` elements takes in memory of this backend: zero where it is used in the mapped
     /// file.
     fn weight_bytes(&self, elements: u64, storage: Storage) -> u64;
+    /// Bytes that ops take beside their operands and results, and that memory in pieces does not serve.
+    fn workspace_bytes(&self) -> u64 {
+        0
+    }
     /// The most bytes that [`Tensor::norm_conv2d`] allocates beside its input and output, when the whole normed image
     /// is `whole` bytes.
     fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
@@ -168,8 +179,38 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ///
     /// Errors when this backend does not multiply weights of this storage, or memory runs out.
     fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Self::Weight>;
+    /// As [`Backend::load_weight`], of a block that is streamed: its values are there between [`Backend::enter_block`] of
+    /// its turn and [`Backend::leave_block`]. All weights come before [`Backend::allocate_stream`].
+    ///
+    /// Errors as [`Backend::load_weight`].
+    fn stream_weight(
+        &self,
+        _stream: &Self::BlockStream,
+        _turn: usize,
+        parts: &[TensorView],
+        storage: Storage,
+    ) -> Result<Self::Weight> {
+        self.load_weight(parts, storage)
+    }
+    /// Makes the memory in which the blocks of `stream` take turns.
+    ///
+    /// Errors when memory runs out.
+    fn allocate_stream(&self, _stream: &Self::BlockStream) -> Result<()> {
+        Ok(())
+    }
+    /// Work that is enqueued from here on finds the weights of block `turn` in their place.
+    ///
+    /// Errors when they cannot be copied there. Only one thread at a time is between this and [`Backend::leave_block`].
+    fn enter_block(&self, _stream: &Self::BlockStream, _turn: usize) -> Result<()> {
+        Ok(())
+    }
+    /// No work that is enqueued from here on reads the weights of block `turn`.
+    fn leave_block(&self, _stream: &Self::BlockStream, _turn: usize) -> Result<()> {
+        Ok(())
+    }
     /// The weight of `base`, which is not quantised, with `up down` added: summed in float32, rounded once, and then
-    /// stored as `storage` says. None where this backend computes the low-rank product beside that of the weight.
+    /// stored as `storage` says. None where this backend computes the low-rank product beside that of the weight, and for
+    /// a weight that is streamed.
     ///
     /// Errors when memory runs out.
     fn merge_weight(

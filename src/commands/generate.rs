@@ -136,7 +136,11 @@ impl Job<'_> {
         let device = model.backend().describe();
         console.detail(&format!("device: {device}"));
         model.prefetch(&self.request)?;
-        self.announce(&model.plan(&self.request)?, console);
+        let plan = model.plan(&self.request)?;
+        self.announce(&plan, console);
+        let memory = model.memory_plan(&plan)?;
+        memory.lines().iter().for_each(|line| console.detail(line));
+        memory.notes().iter().for_each(|note| console.note(note));
 
         let mut done = 0;
         while done < self.targets.len() {

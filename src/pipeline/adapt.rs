@@ -39,7 +39,8 @@ impl<B: Backend> Residency<B> {
         self.forget(self.adapted.pop_if_full().map(|(key, _)| key));
         let wish = *self.wished_placement();
         let (of_memory, keeps_originals) = self.placement(base, set, needs);
-        let placement = wish.unwrap_or(of_memory);
+        // A copy of a weight that is streamed would take the memory that there is not.
+        let placement = if base.block_weights().are_streamed() { Placement::Beside } else { wish.unwrap_or(of_memory) };
         let mut layers = base.layers().adapted(set.uses())?;
         clock.factors_loaded()?;
         if placement == Placement::Merged {
@@ -60,6 +61,9 @@ impl<B: Backend> Residency<B> {
     /// which other sets leave first, and then the originals of quantised weights. The latter are kept for the next set
     /// where there is memory for them too.
     fn placement(&self, base: &Transformer<B>, set: &AdapterSet, needs: &Needs) -> (Placement, bool) {
+        if base.block_weights().are_streamed() {
+            return (Placement::Beside, false);
+        }
         let changed = base.layers().changed_elements(set.uses());
         let bytes: u64 = changed.iter().map(|(storage, count)| self.backend.weight_bytes(*count, *storage)).sum();
         let is_short =

@@ -25,6 +25,8 @@ pub(super) struct Decoding<B: Backend> {
     samples: usize,
     enqueued: usize,
     taken: usize,
+    /// Whether there is memory for a CUDA graph.
+    may_capture: bool,
     /// Pixels that were enqueued and not taken yet.
     waiting: VecDeque<B::Rgb8>,
 }
@@ -47,8 +49,8 @@ impl<B: Backend> Decoding<B> {
         let found = decodes.find(|size, reads| *size == [height, width] && Arc::ptr_eq(reads, &decoder));
         let work = found.unwrap_or_else(|| decodes.insert([height, width], decoder));
         let (samples, steps) = (latents.rows() / (height * width), plan.steps_to_run());
-        let waiting = VecDeque::new();
-        Ok(Self { work, latents, height, width, steps, samples, enqueued: 0, taken: 0, waiting })
+        let (waiting, may_capture) = (VecDeque::new(), residency.memory_plan(plan)?.graphs);
+        Ok(Self { work, latents, height, width, steps, samples, enqueued: 0, taken: 0, may_capture, waiting })
     }
 
     /// RGB bytes of the next image; `None` after the last.
@@ -135,7 +137,7 @@ impl<B: Backend> Decoding<B> {
                 pixels.width, pixels.height, plan.width, plan.height
             )))
         };
-        let pixels = self.work.run(backend, self.work.seen_before(), [&latents], work)?;
+        let pixels = self.work.run(backend, self.work.seen_before() && self.may_capture, [&latents], work)?;
         if self.enqueued == 0 {
             clock.enqueued();
             // This takes the host some time, which it has while the device computes.

@@ -70,7 +70,7 @@ impl<B: Backend> Denoising<B> {
     ) -> Result<(Self, Noise)> {
         let (info, backend) = (&residency.info, &residency.backend);
         let needs = Needs::of(backend, info, plan);
-        let transformer = residency.transformer(&needs, caller, clock)?;
+        let transformer = residency.transformer((plan, &needs), caller, clock)?;
         let adapted = (!adapters.is_empty())
             .then(|| residency.adapted(&transformer, adapters, &needs, caller, clock))
             .transpose()?;
@@ -93,7 +93,9 @@ impl<B: Backend> Denoising<B> {
         let sigma = schedule.sigmas.row_view(plan.first_step..plan.first_step + 1);
         let (latents, kept) = begin(backend, noise, latents.changed, images.cells(), &sigma)?;
         clock.prepared()?;
-        let capture = work.seen_before();
+        // No graph holds copies of weights that are streamed.
+        let may_capture = residency.memory_plan(plan)?.graphs && !transformer.block_weights().are_streamed();
+        let capture = work.seen_before() && may_capture;
         let (step, first_step, steps) = (plan.first_step, plan.first_step, plan.steps);
         Ok((Self { work, capture, schedule, context, kept, latents, step, first_step, steps, adapted }, drawn))
     }

@@ -1,14 +1,75 @@
-//! How much device memory an image needs beside the weights, and how large its largest tensor is.
+//! How much device memory an image needs, and how large its largest tensor is.
 
-use super::{ModelInfo, Plan};
-use crate::backend::Backend;
+use super::block_sizes::BlockSizes;
+use super::memory_plan::{MemoryPlan, MemorySizes};
+use super::{ModelInfo, Plan, Request};
+use crate::backend::{Backend, GpuCosts, Storage};
 use crate::error::{Error, Result};
+use crate::nn::WeightPolicy;
 
 /// The most images in a batch. It bounds the memory, and the time until the first of many images is done.
 const MAX_SAMPLES: u64 = 8;
 /// Images and evaluations form one batch as long as no tensor has more values than this, on every backend: batches with
 /// larger tensors are no faster where they are correct.
 const MAX_BATCH_VALUES: u64 = i32::MAX as u64;
+
+/// What values take in the memory of a device.
+pub trait MemoryCosts {
+    /// Bytes of one value of an activation.
+    fn element_bytes(&self) -> u64;
+    /// Bytes of the weights of `elements` elements.
+    fn weight_bytes(&self, elements: u64, storage: Storage) -> u64;
+    /// How the transformer's blocks are stored.
+    fn block_storage(&self) -> Storage;
+    /// Bytes of a norm that a convolution reads, when the whole normed image is `whole` bytes.
+    fn norm_conv2d_bytes(&self, whole: u64) -> u64;
+    /// Bytes that are in no other account.
+    fn workspace_bytes(&self) -> u64;
+}
+
+impl<B: Backend> MemoryCosts for B {
+    fn element_bytes(&self) -> u64 {
+        Backend::element_bytes(self)
+    }
+
+    fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
+        Backend::weight_bytes(self, elements, storage)
+    }
+
+    fn block_storage(&self) -> Storage {
+        WeightPolicy::of(self).blocks()
+    }
+
+    fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
+        Backend::norm_conv2d_bytes(self, whole)
+    }
+
+    fn workspace_bytes(&self) -> u64 {
+        Backend::workspace_bytes(self)
+    }
+}
+
+impl MemoryCosts for GpuCosts {
+    fn element_bytes(&self) -> u64 {
+        GpuCosts::element_bytes(self)
+    }
+
+    fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
+        GpuCosts::weight_bytes(self, elements, storage)
+    }
+
+    fn block_storage(&self) -> Storage {
+        self.products
+    }
+
+    fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
+        GpuCosts::norm_conv2d_bytes(self, whole)
+    }
+
+    fn workspace_bytes(&self) -> u64 {
+        GpuCosts::workspace_bytes(self)
+    }
+}
 
 /// What the activations of an image need: bytes at their peak, and values of the largest.
 pub(super) struct Needs {
@@ -25,7 +86,7 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    pub(super) fn of<B: Backend>(backend: &B, info: &ModelInfo, plan: &Plan) -> Self {
+    pub(super) fn of(costs: &impl MemoryCosts, info: &ModelInfo, plan: &Plan) -> Self {
         let (height, width) = info.latent_size(plan);
         // Cached keys and values of references are made by a pass of their own.
         let (image, references) = (height * width, info.reference_tokens(plan));
@@ -36,12 +97,12 @@ impl Needs {
         // weights also the input of the last product, [dim + mlp] of half the size.
         let step = tokens * (6 * dim + 5 * mlp / 2);
         let largest = tokens * widest(info);
-        let decode = decode_bytes(backend, info.vae.decoder_channels(), (plan.width * plan.height) as u64);
+        let decode = decode_bytes(costs, info.vae.decoder_channels(), (plan.width * plan.height) as u64);
         let changed = plan.strength.map(|_| [plan.height, plan.width]);
         let encoded = plan.references.iter().copied().chain(changed).map(|[height, width]| (height * width) as u64);
-        let encode = encoded.map(|pixels| encode_bytes(backend, &info.vae.block_out_channels, pixels)).max();
+        let encode = encoded.map(|pixels| encode_bytes(costs, &info.vae.block_out_channels, pixels)).max();
         Self {
-            step: step * backend.element_bytes(),
+            step: step * costs.element_bytes(),
             decode,
             encode: encode.unwrap_or(0),
             largest,
@@ -94,23 +155,67 @@ impl Needs {
             side => Err(error.hint(format!("the largest square that it can compute is `-W {side} -H {side}`"))),
         }
     }
+}
 
-    /// Errors when the image does not fit however much is freed. Asked before minutes are spent on it.
-    pub(super) fn check<B: Backend>(&self, backend: &B, plan: &Plan) -> Result<()> {
-        let free = backend.available_bytes().saturating_add(backend.stats().memory_bytes);
-        let least = self.step.max(self.decode).max(self.encode);
-        if least <= free {
-            return Ok(());
+impl ModelInfo {
+    /// What an image of a prompt needs, of this size, [height, width] in pixels, or the model's own.
+    ///
+    /// Errors when the model makes no images of that size.
+    pub fn memory_sizes(&self, costs: &impl MemoryCosts, size: Option<[usize; 2]>) -> Result<MemorySizes> {
+        let [height, width] = [0, 1].map(|side| size.map(|size| size[side]));
+        let plan = Plan::new(&Request { height, width, ..Request::new("", 0) }, self)?;
+        Ok(MemorySizes::of(costs, self, &plan, true))
+    }
+}
+
+impl MemorySizes {
+    /// What an image needs; `text` says whether there may be a prompt to encode.
+    pub(super) fn of(costs: &impl MemoryCosts, info: &ModelInfo, plan: &Plan, text: bool) -> Self {
+        let needs = Needs::of(costs, info, plan);
+        let native = |elements: u64| costs.weight_bytes(elements, Storage::Native);
+        let (layers, encoder) = (info.out_layers.iter().copied().max().unwrap_or(0), &info.text_encoder);
+        let tokens = plan.text().into_iter().max().unwrap_or(0) as u64;
+        let encodes = !plan.references.is_empty() || plan.strength.is_some();
+        Self {
+            text_encoder: BlockSizes {
+                blocks: vec![native(encoder.layer_elements()); if text { layers } else { 0 }],
+                rest: 0,
+            },
+            encode_text: if text { tokens * encoder.activations() * costs.element_bytes() } else { 0 },
+            transformer: Self::transformer(costs, info),
+            step: needs.step,
+            decoder: native(info.vae.decoder_elements()),
+            decode: needs.decode,
+            encoder: if encodes { native(info.vae.encoder_elements()) } else { 0 },
+            encode: needs.encode,
+            workspace: costs.workspace_bytes(),
         }
-        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        let what = format!(
-            "a {} x {} image needs {} MiB of memory, {} MiB are free",
-            plan.width,
-            plan.height,
-            mib(least),
-            mib(free)
-        );
-        Err(Error::new(what).hint("ask for a smaller image with `-W` and `-H`"))
+    }
+
+    /// What the transformer's weights take.
+    pub(super) fn transformer(costs: &impl MemoryCosts, info: &ModelInfo) -> BlockSizes {
+        let of_block = |elements: u64| costs.weight_bytes(elements, costs.block_storage());
+        BlockSizes {
+            blocks: info.transformer.elements_of_blocks().into_iter().map(of_block).collect(),
+            rest: costs.weight_bytes(info.transformer.other_elements(), Storage::Native),
+        }
+    }
+
+    /// The plan within `budget` bytes.
+    ///
+    /// Errors when the image does not fit however much is given up. Asked before minutes are spent on it.
+    pub(super) fn plan(&self, budget: u64, plan: &Plan) -> Result<MemoryPlan> {
+        MemoryPlan::new(self, budget).ok_or_else(|| {
+            let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+            let what = format!(
+                "a {} x {} image needs {} MiB of memory, {} MiB are free",
+                plan.width,
+                plan.height,
+                mib(self.least()),
+                mib(budget)
+            );
+            Error::new(what).hint("ask for a smaller image with `-W` and `-H`, or give it more memory")
+        })
     }
 }
 
@@ -120,24 +225,24 @@ fn widest(info: &ModelInfo) -> u64 {
 }
 
 /// Bytes of the decoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
-fn decode_bytes<B: Backend>(backend: &B, channels: &[usize], pixels: u64) -> u64 {
+fn decode_bytes(costs: &impl MemoryCosts, channels: &[usize], pixels: u64) -> u64 {
     let most = |first: usize, count: usize| channels.iter().skip(first).take(count).max().copied().unwrap_or(0);
     // The last up block holds at full size: its input, which has the channels of the block before, the norm of that
     // input, and its output. Before that, the upsampler's input has a quarter of the pixels, in memory that may have
     // held the channels of one more block.
     let (widest, beside) = (most(0, 2), most(0, 1).max(most(1, 2) / 4));
-    let bytes = |channels: usize| pixels * channels as u64 * backend.element_bytes();
-    bytes(widest + beside) + backend.norm_conv2d_bytes(bytes(widest))
+    let bytes = |channels: usize| pixels * channels as u64 * costs.element_bytes();
+    bytes(widest + beside) + costs.norm_conv2d_bytes(bytes(widest))
 }
 
 /// Bytes of the encoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
-fn encode_bytes<B: Backend>(backend: &B, channels: &[usize], pixels: u64) -> u64 {
+fn encode_bytes(costs: &impl MemoryCosts, channels: &[usize], pixels: u64) -> u64 {
     // A residual block of c channels to d holds its input, what its first convolution makes of it, and beside them the
     // norm that the convolution is reading, or the shortcut. Each block has a quarter of the pixels of the one before.
     let block = |i: usize| {
         let (cin, cout) = (channels[i.saturating_sub(1)], channels[i]);
-        let bytes = |channels: usize| (pixels >> (2 * i)) * channels as u64 * backend.element_bytes();
-        let norm = backend.norm_conv2d_bytes(bytes(cin.max(cout)));
+        let bytes = |channels: usize| (pixels >> (2 * i)) * channels as u64 * costs.element_bytes();
+        let norm = costs.norm_conv2d_bytes(bytes(cin.max(cout)));
         bytes(cin.max(cout) + cout) + if cin == cout { norm } else { norm.max(bytes(cout)) }
     };
     (0..channels.len()).map(block).max().unwrap_or(0)

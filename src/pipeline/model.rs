@@ -8,7 +8,7 @@ use super::memory::Needs;
 use super::opened::LateTokenizer;
 use super::residency::Residency;
 use super::text::Text;
-use super::{ModelInfo, OpenModel, Placement, Plan, Request};
+use super::{MemoryPlan, ModelInfo, OpenModel, Placement, Plan, Request};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::files::ModelFiles;
@@ -71,8 +71,7 @@ impl<B: Backend> Model<B> {
     pub fn prefetch(&self, request: &Request) -> Result<()> {
         let plan = Plan::new(request, self.info())?;
         self.needs(&plan)?;
-        self.residency.prefetch(&plan, request.embeddings.is_none());
-        Ok(())
+        self.residency.prefetch(&plan, request.embeddings.is_none())
     }
 
     /// What a session would make of the request. Waits for the tokenizer.
@@ -84,9 +83,17 @@ impl<B: Backend> Model<B> {
         Ok(plan)
     }
 
+    /// Which parts of the model are in memory while it makes images like `plan`.
+    ///
+    /// Errors when there is too little memory for one.
+    pub fn memory_plan(&self, plan: &Plan) -> Result<MemoryPlan> {
+        self.residency.checked_memory_plan(plan)
+    }
+
     pub(super) fn plan_without_words(&self, request: &Request) -> Result<Plan> {
         let plan = Plan::new(request, self.info())?;
-        self.needs(&plan)?.check(self.backend(), &plan)?;
+        self.needs(&plan)?;
+        self.memory_plan(&plan)?;
         if request.images().next().is_some() {
             self.residency.files.check_encoder(self.info())?;
         }

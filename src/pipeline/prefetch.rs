@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use super::opened::{Files, no_text_encoder};
 use super::progress::{Caller, CancelFlag};
-use super::{ModelInfo, Stage};
+use super::{MemoryPlan, ModelInfo, Stage};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::nn::Weights;
+use crate::nn::{Blocks, Weights};
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::{Decoder, Encoder};
@@ -39,11 +39,12 @@ pub(super) fn load<M>(
     Ok(model)
 }
 
-/// Loads the text encoder, while another thread warms the backend up.
+/// Loads the text encoder, of which some blocks are streamed, while another thread warms the backend up.
 pub(super) fn load_text_encoder<B: Backend>(
     backend: &B,
     files: &Files,
     info: &ModelInfo,
+    streamed: &[bool],
     report: &mut dyn FnMut(u64),
 ) -> Result<TextEncoder<B>> {
     let files = files.text_encoder.as_ref().ok_or_else(no_text_encoder)?;
@@ -51,21 +52,25 @@ pub(super) fn load_text_encoder<B: Backend>(
     thread::scope(|scope| {
         let warming_up = thread::Builder::new().spawn_scoped(scope, || backend.warm_up());
         let warming_up = warming_up.map_err(|e| Error::no_thread(&e))?;
-        let load = || TextEncoder::load(&Weights::new(backend, files), info.text_encoder, &info.out_layers);
+        let weights = Weights::new(backend, files).with_blocks(Arc::new(Blocks::new(streamed)));
+        let load = || TextEncoder::load(&weights, info.text_encoder, &info.out_layers);
         let encoder = backend.load(load, report);
         warming_up.join().unwrap_or_else(|_| Err(Error::new("the thread that starts the backend panicked")))?;
         encoder
     })
 }
 
+/// Loads the transformer, of which some blocks are streamed.
 pub(super) fn load_transformer<B: Backend>(
     backend: &B,
     files: &Files,
     info: &ModelInfo,
+    streamed: &[bool],
     report: &mut dyn FnMut(u64),
 ) -> Result<Transformer<B>> {
     files.transformer.check_lengths()?;
-    backend.load(|| Transformer::load(&Weights::new(backend, &files.transformer), &info.transformer), report)
+    let weights = Weights::new(backend, &files.transformer).with_blocks(Arc::new(Blocks::new(streamed)));
+    backend.load(|| Transformer::load(&weights, &info.transformer), report)
 }
 
 pub(super) fn load_decoder<B: Backend>(
@@ -98,7 +103,13 @@ pub(super) struct Prefetch<B: Backend> {
 
 impl<B: Backend> Prefetch<B> {
     /// Starts loading the transformer and the decoder, and before them the text encoder if it is wanted.
-    pub(super) fn start(backend: &B, files: &Arc<Files>, info: &Arc<ModelInfo>, text_encoder: bool) -> Self {
+    pub(super) fn start(
+        backend: &B,
+        files: &Arc<Files>,
+        info: &Arc<ModelInfo>,
+        MemoryPlan { text_encoder: text_plan, transformer: plan, .. }: MemoryPlan,
+        text_encoder: bool,
+    ) -> Self {
         let shared = || (backend.clone(), Arc::clone(files), Arc::clone(info));
         let unwanted = CancelFlag::default();
         // The sender is dropped when loading the text encoder has ended, which ends the wait of the receiver.
@@ -107,7 +118,7 @@ impl<B: Backend> Prefetch<B> {
             let (backend, files, info) = shared();
             Prefetched::start(TextEncoder::<B>::elements(&info.text_encoder, &info.out_layers), move |report| {
                 let _dropped_at_the_end = text_encoder_loads;
-                load_text_encoder(&backend, &files, &info, report)
+                load_text_encoder(&backend, &files, &info, &text_plan.streamed, report)
             })
         } else {
             drop(text_encoder_loads);
@@ -118,7 +129,7 @@ impl<B: Backend> Prefetch<B> {
         let rest = Prefetched::start(total, move |report| {
             let _ = text_encoder_done.recv();
             flag.check()?;
-            let transformer = load_transformer(&backend, &files, &info, report)?;
+            let transformer = load_transformer(&backend, &files, &info, &plan.streamed, report)?;
             flag.check()?;
             Ok((transformer, load_decoder(&backend, &files, &info, report)?))
         });

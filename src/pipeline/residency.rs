@@ -21,10 +21,9 @@ use super::progress::Caller;
 use super::prompt_cache::PromptCache;
 use super::steps::{BatchShape, Schedules, Steps};
 use super::timings::Clock;
-use super::{ModelInfo, Plan};
+use super::{BlockPlan, MemoryPlan, MemorySizes, ModelInfo, Plan};
 use crate::backend::{Backend, GraphCache, Storage};
 use crate::error::{Kind, Result};
-use crate::nn::WeightPolicy;
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::{Decoder, Encoder};
@@ -97,32 +96,59 @@ impl<B: Backend> Residency<B> {
         self.prefetch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Which parts of the model are in memory while images like `plan` are made.
+    ///
+    /// Errors when there is too little memory for one.
+    pub(super) fn checked_memory_plan(&self, plan: &Plan) -> Result<MemoryPlan> {
+        self.memory_sizes(plan).plan(self.budget(), plan)
+    }
+
+    /// The same while an image is made: what was available on the host may be in use by then.
+    pub(super) fn memory_plan(&self, plan: &Plan) -> Result<MemoryPlan> {
+        let sizes = self.memory_sizes(plan);
+        sizes.plan(self.budget().max(sizes.least()), plan)
+    }
+
+    fn memory_sizes(&self, plan: &Plan) -> MemorySizes {
+        MemorySizes::of(&self.backend, &self.info, plan, self.files.text_encoder.is_some())
+    }
+
+    /// Bytes that are in use or available.
+    fn budget(&self) -> u64 {
+        self.backend.available_bytes().saturating_add(self.backend.stats().memory_bytes)
+    }
+
     /// Starts loading the transformer and the decoder if both are absent, and before them the text encoder if `encodes`
     /// and it is absent; but only where all of that fits beside the activations of an image.
-    pub(super) fn prefetch(&self, plan: &Plan, encodes: bool) {
+    pub(super) fn prefetch(&self, plan: &Plan, encodes: bool) -> Result<()> {
         // A session that loads now does so because memory was short, or waits for what is prefetched already.
-        let Ok(mut prefetch) = self.prefetch.try_lock() else { return };
+        let Ok(mut prefetch) = self.prefetch.try_lock() else { return Ok(()) };
         let (text_encoder, rest_is_absent) = {
             let Components { text_encoder, transformer, decoder, .. } = &*self.components();
             (encodes && text_encoder.is_none(), transformer.is_none() && decoder.is_none())
         };
-        if prefetch.is_some() || !rest_is_absent {
-            return;
-        }
-        let text_encoder_bytes = if text_encoder { self.weight_bytes(self.text_encoder_elements()) } else { 0 };
-        // Convolution weights exist twice while they are reordered.
-        let bytes = self.transformer_bytes() + self.weight_bytes(2 * self.info.vae.decoder_elements());
-        let needs = Needs::of(&self.backend, &self.info, plan);
+        let memory = self.memory_plan(plan)?;
         // Weights that take no memory, on the CPU, take no time to load.
-        if bytes > 0 && self.backend.available_bytes() >= text_encoder_bytes + bytes + needs.step + needs.decode {
-            *prefetch = Some(Prefetch::start(&self.backend, &self.files, &self.info, text_encoder));
+        if prefetch.is_some() || !rest_is_absent || !memory.together || memory.transformer.all == 0 {
+            return Ok(());
         }
+        // What ops need may be there already, and so may the text encoder.
+        let there = self.backend.workspace_bytes() + if text_encoder { 0 } else { memory.text_encoder.bytes };
+        if self.backend.available_bytes() >= memory.peak.saturating_sub(there) {
+            *prefetch = Some(Prefetch::start(&self.backend, &self.files, &self.info, memory, text_encoder));
+        }
+        Ok(())
     }
 
     /// The text encoder, loaded where it is absent.
     ///
     /// Errors when it cannot be loaded, or the caller cancels.
-    pub(super) fn text_encoder(&self, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<Arc<TextEncoder<B>>> {
+    pub(super) fn text_encoder(
+        &self,
+        plan: &Plan,
+        caller: &Caller<'_>,
+        clock: &mut Clock<B>,
+    ) -> Result<Arc<TextEncoder<B>>> {
         let resident = || self.components().text_encoder.clone();
         if let Some(text_encoder) = resident() {
             return Ok(text_encoder);
@@ -134,9 +160,12 @@ impl<B: Backend> Residency<B> {
         let text_encoder = match prefetch.as_mut().and_then(|prefetch| prefetch.text_encoder.take(caller)) {
             Some(prefetched) => prefetched?,
             None => {
-                let elements = self.text_encoder_elements();
-                self.make_room(self.weight_bytes(elements), Component::TextEncoder);
-                load(elements, caller, |report| load_text_encoder(&self.backend, &self.files, &self.info, report))?
+                let BlockPlan { streamed, bytes, .. } = self.memory_plan(plan)?.text_encoder;
+                self.make_room(bytes, Component::TextEncoder);
+                let elements = TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers);
+                load(elements, caller, |report| {
+                    load_text_encoder(&self.backend, &self.files, &self.info, &streamed, report)
+                })?
             }
         };
         let text_encoder = Arc::new(text_encoder);
@@ -145,16 +174,18 @@ impl<B: Backend> Residency<B> {
         Ok(text_encoder)
     }
 
-    /// The transformer, loaded where it is absent.
+    /// The transformer, loaded where it is absent, or where more of it is in memory than leaves room for images like
+    /// `plan`.
     ///
     /// Errors as [`Residency::text_encoder`].
     pub(super) fn transformer(
         &self,
-        needs: &Needs,
+        (plan, needs): (&Plan, &Needs),
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<Arc<Transformer<B>>> {
-        let resident = || self.components().transformer.clone();
+        let memory = self.memory_plan(plan)?;
+        let resident = || self.components().transformer.clone().filter(|found| self.leaves_room(found, &memory));
         if let Some(transformer) = resident() {
             return Ok(transformer);
         }
@@ -163,9 +194,12 @@ impl<B: Backend> Residency<B> {
         if let Some(transformer) = resident() {
             return Ok(transformer);
         }
-        self.make_room(self.transformer_bytes() + needs.step, Component::Transformer);
+        self.free_transformer();
+        let BlockPlan { streamed, bytes, .. } = memory.transformer;
+        self.make_room(bytes + needs.step, Component::Transformer);
         let elements = self.info.transformer.elements();
-        let load_it = |report: &mut dyn FnMut(u64)| load_transformer(&self.backend, &self.files, &self.info, report);
+        let load_it =
+            |report: &mut dyn FnMut(u64)| load_transformer(&self.backend, &self.files, &self.info, &streamed, report);
         let transformer = Arc::new(load(elements, caller, load_it)?);
         self.components().transformer = Some(Arc::clone(&transformer));
         clock.loaded()?;
@@ -252,21 +286,30 @@ impl<B: Backend> Residency<B> {
         }
     }
 
-    /// Bytes that the transformer's weights take on the device.
-    fn transformer_bytes(&self) -> u64 {
-        let config = &self.info.transformer;
-        self.backend.weight_bytes(config.block_elements(), WeightPolicy::of(&self.backend).blocks())
-            + self.weight_bytes(config.other_elements())
+    /// Whether a transformer that is loaded leaves room for what `memory` was planned for.
+    fn leaves_room(&self, transformer: &Transformer<B>, memory: &MemoryPlan) -> bool {
+        let blocks = transformer.block_weights();
+        if !blocks.are_streamed() && memory.transformer.streamed() == 0 {
+            return true;
+        }
+        let sizes = MemorySizes::transformer(&self.backend, &self.info);
+        let mut streamed = blocks.streamed();
+        streamed.resize(sizes.blocks.len(), false);
+        memory.admits(sizes.in_memory(&streamed))
+    }
+
+    /// Frees the transformer if it is there, and what holds its weights.
+    fn free_transformer(&self) {
+        let freed = self.components().transformer.take();
+        if freed.is_some() {
+            self.free_shapes();
+            self.adapted.clear();
+        }
     }
 
     /// Bytes that weights that are not quantised take on the device.
     fn weight_bytes(&self, elements: u64) -> u64 {
         self.backend.weight_bytes(elements, Storage::Native)
-    }
-
-    /// Elements of the text encoder that are loaded to the device.
-    fn text_encoder_elements(&self) -> u64 {
-        TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers)
     }
 
     /// Frees what images share, what adapters are merged from, transformers with adapters, and the components other than `needed`, until `bytes` more

@@ -64,7 +64,7 @@ impl Text {
         match self {
             Self::Prompts(prompts) => encode(prompts, residency, plan, caller, clock),
             Self::Given(embeddings) => {
-                residency.prefetch(plan, false);
+                residency.prefetch(plan, false)?;
                 let negative = embeddings.negative().filter(|_| plan.guided());
                 let upload = |array: &Array| residency.backend.upload(&array.values, array.shape[0], array.shape[1]);
                 let features = [Some(embeddings.prompt()), negative].into_iter().flatten().map(upload);
@@ -91,9 +91,9 @@ fn encode<B: Backend>(
     let mut new: Vec<&Prompt> =
         prompts.iter().zip(&features).filter(|(_, known)| known.is_none()).map(|(prompt, _)| prompt).collect();
     new.dedup_by(|a, b| a.text == b.text); // the prompt may be the negative one
-    residency.prefetch(plan, !new.is_empty());
+    residency.prefetch(plan, !new.is_empty())?;
     if !new.is_empty() {
-        let encoder = residency.text_encoder(caller, clock)?;
+        let encoder = residency.text_encoder(plan, caller, clock)?;
         let (layers, total) = (encoder.layers(), (new.len() * encoder.layers()) as u64);
         for (i, new) in new.iter().enumerate() {
             let encoded = encoder.forward(&new.tokens, |done| {

@@ -126,6 +126,13 @@ impl TextEncoderConfig {
         Ok(config)
     }
 
+    /// Values for each token at the peak: hidden states that are read and those laid side by side, the stream and its
+    /// norm, and inside a layer the widest projection beside what comes of it.
+    pub fn activations(&self) -> u64 {
+        let attention = self.head_dim * (2 * self.num_attention_heads + 2 * self.num_key_value_heads);
+        (8 * self.hidden_size + attention.max(3 * self.intermediate_size)) as u64
+    }
+
     /// Weights of one layer.
     pub fn layer_elements(&self) -> u64 {
         let attention = 2 * self.head_dim * (self.num_attention_heads + self.num_key_value_heads);

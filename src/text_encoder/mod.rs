@@ -20,7 +20,7 @@ use std::sync::{Arc, OnceLock};
 use crate::backend::{Backend, GraphCache};
 use crate::error::{Error, Result};
 use crate::files::{ModelFiles, TensorFiles, TensorView};
-use crate::nn::Weights;
+use crate::nn::{Blocks, Weights};
 use crate::ops::{Mask, Pairs, Rope, TokenLayout};
 use crate::tensor::Tensor;
 
@@ -38,8 +38,10 @@ pub struct TextEncoder<B: Backend> {
 
 /// The layers that run.
 struct Layers<B: Backend> {
+    backend: B,
     layers: Vec<Layer<B>>,
     out_layers: Vec<usize>,
+    blocks: Arc<Blocks<B>>,
 }
 
 /// What the graph of a prompt reads.
@@ -68,12 +70,15 @@ impl<B: Backend> TextEncoder<B> {
             .hint("this is not the index of a klein model: fetch the whole folder again"));
         }
         let embed_tokens = weights.view("embed_tokens.weight", &[config.vocab_size, config.hidden_size])?;
-        let layers = (0..last).map(|i| Layer::load(&weights.at("layers").at(i), &config)).collect::<Result<_>>()?;
+        let layer = |i| Layer::load(&weights.at("layers").at(i).of_block(i), &config);
+        let layers = (0..last).map(layer).collect::<Result<_>>()?;
+        let (backend, blocks) = (weights.backend().clone(), Arc::clone(weights.blocks()));
+        blocks.allocate(&backend)?;
         Ok(Self {
             backend: weights.backend().clone(),
             config,
             embed_tokens,
-            layers: Arc::new(Layers { layers, out_layers: out_layers.to_vec() }),
+            layers: Arc::new(Layers { backend, layers, out_layers: out_layers.to_vec(), blocks }),
             rope: OnceLock::new(),
             graphs: GraphCache::new(MAX_GRAPHS),
         })
@@ -104,7 +109,9 @@ impl<B: Backend> TextEncoder<B> {
             done(layers)
         };
         let rope = self.cached_rope(n)?;
-        if self.rope.get().is_none_or(|(length, _)| *length != n) {
+        let is_cached = self.rope.get().is_some_and(|(length, _)| *length == n);
+        // No graph holds copies of weights that are streamed.
+        if !is_cached || self.layers.blocks.are_streamed() {
             return self.layers.forward(&embedded, &rope, tokens.real, tell);
         }
         let new = || self.graphs.insert(tokens.real, Arc::new(Reads { layers: Arc::clone(&self.layers), rope }));
@@ -175,7 +182,9 @@ impl<B: Backend> Layers<B> {
         let n = embedded.rows();
         let mut hidden_states = embedded.row_view(0..n);
         let mut read = Vec::new();
+        let mut pass = self.blocks.begin(&self.backend);
         for (index, layer) in self.layers.iter().enumerate() {
+            pass.enter(index)?;
             hidden_states = layer.forward(hidden_states, rope, TokenLayout::single(n), Mask::Causal { keys: real })?;
             if self.out_layers.contains(&(index + 1)) {
                 read.push((index + 1, Tensor::concat_rows(&[&hidden_states])?));

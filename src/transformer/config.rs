@@ -115,11 +115,18 @@ impl TransformerConfig {
         self.out_channels.unwrap_or(self.in_channels)
     }
 
+    /// Number of weights of each block: double blocks, which have those of two streams, then single blocks.
+    pub fn elements_of_blocks(&self) -> Vec<u64> {
+        let (dim, mlp) = (self.dim() as u64, self.mlp() as u64);
+        let single = 4 * dim * dim + 3 * dim * mlp;
+        let mut blocks = vec![2 * single; self.num_layers];
+        blocks.resize(self.num_layers + self.num_single_layers, single);
+        blocks
+    }
+
     /// Number of weights in the blocks.
     pub fn block_elements(&self) -> u64 {
-        let (dim, mlp) = (self.dim() as u64, self.mlp() as u64);
-        let per_token = 4 * dim * dim + 3 * dim * mlp;
-        (2 * self.num_layers + self.num_single_layers) as u64 * per_token
+        self.elements_of_blocks().iter().sum()
     }
 
     /// Number of weights.

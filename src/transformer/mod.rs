@@ -25,12 +25,13 @@ pub use single_block::SingleBlock;
 use std::cell::RefCell;
 use std::iter::once;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::files::ModelFiles;
 use crate::files::TensorFiles;
-use crate::nn::{Layers, Linear, Operand, Weights};
+use crate::nn::{Blocks, Layers, Linear, Operand, Weights};
 use crate::ops::{Norm, Pairs, Rope, TokenLayout};
 use crate::tensor::Tensor;
 use modulation::ModulationWeights;
@@ -47,6 +48,8 @@ pub struct Transformer<B: Backend> {
     single_transformer_blocks: Vec<SingleBlock<B>>,
     final_layer: FinalLayer<B>,
     layers: Layers<B>,
+    /// Double blocks, then single blocks.
+    blocks: Arc<Blocks<B>>,
 }
 
 impl<B: Backend> Transformer<B> {
@@ -56,6 +59,7 @@ impl<B: Backend> Transformer<B> {
     pub fn load(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
         let layers = RefCell::default();
         let transformer = Self::build(&weights.recorded(&layers), config)?;
+        transformer.blocks.allocate(&transformer.backend)?;
         Ok(Self { layers: layers.into_inner(), ..transformer })
     }
 
@@ -68,14 +72,15 @@ impl<B: Backend> Transformer<B> {
     ///
     /// Errors when a layer is missing.
     pub fn with_layers(&self, files: &TensorFiles, layers: &Layers<B>) -> Result<Self> {
-        Self::build(&Weights::new(&self.backend, files).of_layers(layers), &self.config)
+        let weights = Weights::new(&self.backend, files).with_blocks(Arc::clone(&self.blocks));
+        Self::build(&weights.of_layers(layers), &self.config)
     }
 
     fn build(weights: &Weights<'_, B>, config: &TransformerConfig) -> Result<Self> {
         let dim = config.dim();
-        let double = |i| DoubleBlock::load(&weights.at("transformer_blocks").at(i), config);
+        let double = |i| DoubleBlock::load(&weights.at("transformer_blocks").at(i).of_block(i), config);
         let single = |i| {
-            let block = weights.at("single_transformer_blocks").at(i);
+            let block = weights.at("single_transformer_blocks").at(i).of_block(config.num_layers + i);
             SingleBlock::load(&block, config, i + 1 == config.num_single_layers)
         };
         Ok(Self {
@@ -88,7 +93,13 @@ impl<B: Backend> Transformer<B> {
             single_transformer_blocks: (0..config.num_single_layers).map(single).collect::<Result<_>>()?,
             final_layer: FinalLayer::load(weights, config)?,
             layers: Layers::default(),
+            blocks: Arc::clone(weights.blocks()),
         })
+    }
+
+    /// Where the weights of its blocks are: double blocks, then single blocks.
+    pub fn block_weights(&self) -> &Blocks<B> {
+        &self.blocks
     }
 
     /// Sizes.
@@ -192,11 +203,14 @@ impl<B: Backend> Transformer<B> {
         let layout = sequence.layout;
         let mut h =
             self.normed(&x, [(0..layout.txt_rows(), txt_norm), (layout.txt_rows()..layout.rows(), img_norm)])?;
+        let mut pass = self.blocks.begin(&self.backend);
         for (i, block) in self.transformer_blocks.iter().enumerate() {
+            pass.enter(i)?;
             (x, h) = block.forward(x, h, [double_txt, double_img], next(), sequence, keys.of_block(i))?;
         }
         for (i, block) in (self.transformer_blocks.len()..).zip(&self.single_transformer_blocks) {
             let [_, next] = next();
+            pass.enter(i)?;
             (x, h) = block.forward(x, h, &single.gate, next, sequence, keys.of_block(i))?;
         }
         Ok(h)

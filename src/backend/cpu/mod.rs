@@ -137,6 +137,8 @@ fn for_rows(values: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Syn
 impl Backend for Cpu {
     type Buffer = Values;
     type Weight = Weight;
+    /// Weights stay in the mapped files.
+    type BlockStream = ();
     type ConvWeight = conv::Weight;
     /// The norms compute their statistics themselves.
     type ChannelStatistics = Infallible;

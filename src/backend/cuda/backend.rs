@@ -7,7 +7,7 @@ use super::buffer::Kind;
 use super::ops::conv2d_input::Input;
 use super::ops::quantise;
 use super::transfer::Rgb8;
-use super::{Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Weight, kernels};
+use super::{BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Weight, kernels};
 use crate::backend::{Backend, Remark, Stats, Storage, expect_rgb8, wrong_length};
 use crate::error::Result;
 use crate::files::TensorView;
@@ -20,6 +20,7 @@ use crate::tensor::{Dtype, Tensor};
 impl Backend for Cuda {
     type Buffer = Buffer;
     type Weight = Weight;
+    type BlockStream = BlockStream;
     type ConvWeight = ConvWeight;
     type ChannelStatistics = ChannelStatistics;
     type Event = Event;
@@ -68,7 +69,7 @@ impl Backend for Cuda {
     }
 
     fn element_bytes(&self) -> u64 {
-        2
+        self.costs().element_bytes()
     }
 
     fn available_bytes(&self) -> u64 {
@@ -89,15 +90,15 @@ impl Backend for Cuda {
     }
 
     fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
-        match storage {
-            Storage::Native => 2 * elements,
-            // A sixteenth for the scales, and for the bf16 copy of the weight that is on its way.
-            Storage::Fp8 => elements + elements / 16,
-        }
+        self.costs().weight_bytes(elements, storage)
+    }
+
+    fn workspace_bytes(&self) -> u64 {
+        self.costs().workspace_bytes()
     }
 
     fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
-        self.norm_conv2d_need(whole)
+        self.costs().norm_conv2d_bytes(whole)
     }
 
     fn event(&self) -> Result<Event> {
@@ -128,16 +129,40 @@ impl Backend for Cuda {
     }
 
     fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Weight> {
+        self.check_storage(storage)?;
         match storage {
             Storage::Native => self.0.uploader.weight(self.device(), parts),
-            Storage::Fp8 => {
-                quantise::check(Precision::Fp8, self.device().capability(), self.device().name())?;
-                self.0.uploader.e4m3_weight(self.device(), parts)
-            }
+            Storage::Fp8 => self.0.uploader.e4m3_weight(self.device(), parts),
         }
     }
 
+    fn stream_weight(
+        &self,
+        stream: &BlockStream,
+        turn: usize,
+        parts: &[TensorView],
+        storage: Storage,
+    ) -> Result<Weight> {
+        self.check_storage(storage)?;
+        self.stream_weight_op(stream, turn, parts, storage)
+    }
+
+    fn allocate_stream(&self, stream: &BlockStream) -> Result<()> {
+        self.allocate_stream_op(stream)
+    }
+
+    fn enter_block(&self, stream: &BlockStream, turn: usize) -> Result<()> {
+        self.enter_block_op(stream, turn)
+    }
+
+    fn leave_block(&self, stream: &BlockStream, turn: usize) -> Result<()> {
+        self.leave_block_op(stream, turn)
+    }
+
     fn merge_weight(&self, base: &Linear<Self>, low_rank: &LowRank<Self>, storage: Storage) -> Result<Option<Weight>> {
+        if base.weight().is_streamed() {
+            return Ok(None);
+        }
         self.merge_weight_op(base.weight(), low_rank, storage).map(Some)
     }
 
@@ -170,7 +195,8 @@ impl Backend for Cuda {
     fn remarks(&self) -> Vec<Remark> {
         let slow_uploads = self.0.uploader.registered().remark().map(Remark::Detail);
         let uncaptured = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
-        slow_uploads.into_iter().chain(self.note().map(Remark::Detail)).chain(uncaptured).collect()
+        let slow_host = self.0.uploader.slow_host().map(Remark::Warning);
+        slow_uploads.into_iter().chain(slow_host).chain(self.note().map(Remark::Detail)).chain(uncaptured).collect()
     }
 
     fn run_graph<R: Send + Sync + 'static, const N: usize>(
@@ -434,6 +460,16 @@ impl Backend for Cuda {
         width: usize,
     ) -> Result<Convolved<Self>> {
         self.upsample_conv2d_op(x, weight, bias, height, width)
+    }
+}
+
+impl Cuda {
+    /// Errors when this GPU does not multiply weights of this storage.
+    fn check_storage(&self, storage: Storage) -> Result<()> {
+        match storage {
+            Storage::Native => Ok(()),
+            Storage::Fp8 => quantise::check(Precision::Fp8, self.device().capability(), self.device().name()),
+        }
     }
 }
 

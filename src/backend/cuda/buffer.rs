@@ -15,6 +15,11 @@ use crate::error::Result;
 /// As far as the driver aligns an allocation.
 const SCALES_ALIGNMENT: usize = 256;
 
+/// Bytes from the first of so many e4m3 values to the first scale.
+pub fn scales_offset(values: usize) -> usize {
+    values.next_multiple_of(SCALES_ALIGNMENT)
+}
+
 /// What the values of a buffer are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -89,13 +94,13 @@ impl Buffer {
 
     /// Memory for `rows` rows of `stride` e4m3 values, and behind them the rows' scales; as [`Buffer::new`].
     pub fn e4m3(device: &Arc<Device>, rows: usize, stride: usize) -> Result<Self> {
-        let values = (rows * stride).next_multiple_of(SCALES_ALIGNMENT);
+        let values = scales_offset(rows * stride);
         Self::new(device, Kind::E4m3, values + rows * Kind::F32.size()).map(|buffer| buffer.with_scales(values))
     }
 
     /// As [`Buffer::e4m3`] and [`Buffer::on_stream`].
     pub fn e4m3_on_stream(device: &Arc<Device>, stream: Stream, rows: usize, stride: usize) -> Result<Self> {
-        let values = (rows * stride).next_multiple_of(SCALES_ALIGNMENT);
+        let values = scales_offset(rows * stride);
         Self::on_stream(device, stream, Kind::E4m3, values + rows * Kind::F32.size())
             .map(|buffer| buffer.with_scales(values))
     }
@@ -241,7 +246,7 @@ impl Device {
     /// Waits for all work, and gives back to the system what the pool holds and nobody uses.
     fn trim(&self, pool: sys::CUmemoryPool) -> Result<()> {
         if !self.is_capturing() {
-            for stream in [self.stream(), self.upload_stream()] {
+            for stream in [self.stream(), self.upload_stream(), self.block_stream()] {
                 // SAFETY: the streams live as long as the device.
                 unsafe { result::stream::synchronize(stream.raw()) }.map_err(|e| failed("GPU work failed", e))?;
             }

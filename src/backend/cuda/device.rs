@@ -1,7 +1,7 @@
 //! One GPU: its context, its streams, modules, memory budget and counters.
 //!
 //! All work runs on the compute stream in program order. Weights go up on a second stream, so that loading one model
-//! overlaps computing with another.
+//! overlaps computing with another, and blocks that take turns in memory on a third.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -52,6 +52,7 @@ pub struct Device {
     device: sys::CUdevice,
     stream: Stream,
     upload_stream: Stream,
+    block_stream: Stream,
     download_stream: Stream,
     modules: Mutex<HashMap<&'static str, sys::CUmodule>>,
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
@@ -95,6 +96,7 @@ impl Device {
             device,
             stream: new_stream()?,
             upload_stream: new_stream()?,
+            block_stream: new_stream()?,
             download_stream: new_stream()?,
             modules: Mutex::default(),
             functions: Mutex::default(),
@@ -128,6 +130,11 @@ impl Device {
     /// Where weights go up.
     pub fn upload_stream(&self) -> Stream {
         self.upload_stream
+    }
+
+    /// Where blocks go up that take turns in memory.
+    pub fn block_stream(&self) -> Stream {
+        self.block_stream
     }
 
     /// Where pixels go to the host, beside what is computed then.
@@ -259,12 +266,14 @@ impl Drop for Device {
         unsafe {
             let _ = result::stream::synchronize(self.stream.0);
             let _ = result::stream::synchronize(self.upload_stream.0);
+            let _ = result::stream::synchronize(self.block_stream.0);
             let _ = result::stream::synchronize(self.download_stream.0);
             for module in modules.values() {
                 let _ = result::module::unload(*module);
             }
             let _ = result::stream::destroy(self.stream.0);
             let _ = result::stream::destroy(self.upload_stream.0);
+            let _ = result::stream::destroy(self.block_stream.0);
             let _ = result::stream::destroy(self.download_stream.0);
             if let Some(pool) = self.pool {
                 let _ = result::mem_pool::destroy(pool);

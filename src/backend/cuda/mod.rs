@@ -6,7 +6,8 @@
 //! [`library`] finds the driver, [`driver`] asks it, [`device`] opens a GPU, [`buffer`] hands out its memory
 //! under the budget of [`memory`], [`launch`] starts the kernels
 //! of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves values and images
-//! through [`staging`] buffers, [`upload`] weights out of files, [`graph`] launches captured work as a whole. What an op
+//! through [`staging`] buffers, [`upload`] weights out of files, [`block_stream`] those of blocks that take turns in
+//! memory, [`graph`] launches captured work as a whole. What an op
 //! learns of its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file of
 //! its name in [`ops`]; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order, in
 //! which [`capture`] lets one thread at a time enqueue; only downloads, [`Backend::wait`], the timing of algorithms and
@@ -14,6 +15,7 @@
 #![allow(unsafe_code)]
 
 mod backend;
+mod block_stream;
 mod buffer;
 mod capture;
 mod channel_statistics;
@@ -30,6 +32,7 @@ mod library;
 mod memory;
 mod merge;
 mod ops;
+mod slabs;
 mod staging;
 mod transfer;
 mod upload;
@@ -39,6 +42,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 
+pub use block_stream::BlockStream;
 pub use buffer::Buffer;
 pub use channel_statistics::ChannelStatistics;
 pub use event::Event;
@@ -46,13 +50,13 @@ pub use gemm::GemmCache;
 pub use graph::Graph;
 pub use weight::{ConvWeight, Weight};
 
+use crate::backend::BAND_BYTES;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use buffer::Kind;
 use device::Device;
 use gemm::Gemm;
 use launch::Launch;
-use ops::conv2d_input::BAND_BYTES;
 use ops::quantise;
 use staging::StagingBuffers;
 use transfer::{RESULT_BUFFERS, VALUE_BUFFERS};

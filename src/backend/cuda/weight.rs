@@ -1,6 +1,9 @@
 //! Weights on the GPU, which only products and convolutions take.
 
+use std::sync::Arc;
+
 use super::buffer::Buffer;
+use super::slabs::Slabs;
 use crate::files::e4m3::MULTIPLE;
 
 /// Rows and columns of bf16 weights are padded with zeros to multiples of this, so that cuBLASLt's fast kernels fit
@@ -10,15 +13,42 @@ pub const PADDING: usize = 8;
 /// The weight [rows, cols] of a linear layer, row-major: bf16, padded with zeros to multiples of [`PADDING`], or e4m3
 /// with a float32 scale for each row, padded to multiples of [`MULTIPLE`].
 pub struct Weight {
-    buffer: Buffer,
+    place: Place,
     rows: usize,
     cols: usize,
+}
+
+/// Where the values of a weight are.
+enum Place {
+    Own(Buffer),
+    /// In a slab, where they are while the block of the weight has its turn.
+    Slab {
+        slabs: Arc<Slabs>,
+        slab: usize,
+        values: u64,
+        scales: Option<u64>,
+    },
 }
 
 impl Weight {
     /// A matrix that was padded as above.
     pub fn new(buffer: Buffer, rows: usize, cols: usize) -> Self {
-        Self { buffer, rows, cols }
+        Self { place: Place::Own(buffer), rows, cols }
+    }
+
+    /// A matrix padded as above, so many bytes behind the start of a slab, with its scales if it is e4m3.
+    pub fn in_slab(
+        (slabs, slab): (Arc<Slabs>, usize),
+        [rows, cols]: [usize; 2],
+        values: u64,
+        scales: Option<u64>,
+    ) -> Self {
+        Self { place: Place::Slab { slabs, slab, values, scales }, rows, cols }
+    }
+
+    /// Whether it is in memory only while its block has its turn.
+    pub fn is_streamed(&self) -> bool {
+        matches!(self.place, Place::Slab { .. })
     }
 
     /// Output features.
@@ -47,17 +77,26 @@ impl Weight {
 
     /// Device address of the first value, a multiple of 256.
     pub fn address(&self) -> u64 {
-        self.buffer.address()
+        match &self.place {
+            Place::Own(buffer) => buffer.address(),
+            Place::Slab { slabs, slab, values, .. } => slabs.address(*slab) + values,
+        }
     }
 
     /// Whether the values are e4m3 with a scale for each row.
     pub fn is_e4m3(&self) -> bool {
-        self.buffer.scales() != 0
+        match &self.place {
+            Place::Own(buffer) => buffer.scales() != 0,
+            Place::Slab { scales, .. } => scales.is_some(),
+        }
     }
 
     /// Device address of the scale of the first row, of e4m3.
     pub fn scales(&self) -> u64 {
-        self.buffer.scales()
+        match &self.place {
+            Place::Own(buffer) => buffer.scales(),
+            Place::Slab { slabs, slab, scales, .. } => scales.map_or(0, |scales| slabs.address(*slab) + scales),
+        }
     }
 }
 

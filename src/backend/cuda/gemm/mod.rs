@@ -20,6 +20,7 @@ use super::buffer::{Buffer, Kind};
 use super::device::Device;
 use super::driver::failed;
 use super::event::Event;
+use crate::backend::GEMM_WORKSPACE_BYTES as WORKSPACE_BYTES;
 use crate::error::{Error, Result};
 use choices::{Algorithm, Choices, Machine, fastest};
 use cublaslt::{CublasLt, Plan};
@@ -27,8 +28,6 @@ use cublaslt::{CublasLt, Plan};
 pub use choices::GemmCache;
 pub use key::{Key, Matrix, Product};
 
-/// What algorithms may use for split sums. NVIDIA asks for at least 32 MiB on Hopper.
-const WORKSPACE_BYTES: usize = 64 << 20;
 /// Plans that are kept, a few kilobytes each; an image needs about fifty.
 const PLANS: NonZero<usize> = NonZero::new(512).expect("not zero");
 /// Whether sums of fp8 products stay in the tensor cores, where Hopper keeps about 14 bits: cut off at every step, they

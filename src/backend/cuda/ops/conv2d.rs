@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::conv2d_input::Input;
 use super::conv2d_sm90a::{CHOICE, Call, Taps, takes};
+use crate::backend::IM2COL_BYTES;
 use crate::backend::cuda::buffer::{Buffer, Kind};
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::launch::row_tiles;
@@ -15,18 +16,15 @@ use crate::error::Result;
 use crate::nn::ConvKernel;
 use crate::ops::{Conv, Convolved};
 
-/// The most memory that im2col rows may take at once, or that a product without them may write.
-pub(crate) const WORKSPACE_BYTES: usize = 256 << 20;
-
-/// Rows 0 .. `rows` of `row_bytes` bytes, in pieces of at most WORKSPACE_BYTES. All but the last have one size, so that
+/// Rows 0 .. `rows` of `row_bytes` bytes, in pieces of at most IM2COL_BYTES. All but the last have one size, so that
 /// one plan serves them, and are whole tiles of the GEMM.
 fn pieces(rows: usize, row_bytes: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
-    let most = (WORKSPACE_BYTES / row_bytes.max(1)).max(1);
+    let most = (IM2COL_BYTES / row_bytes.max(1)).max(1);
     let piece = rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(128).min(most).max(1);
     (0..rows).step_by(piece).map(move |first| first..(first + piece).min(rows))
 }
 
-/// The same for 1 x 1 convolutions from `k` channels to `n`: no piece writes more than WORKSPACE_BYTES, or reads more
+/// The same for 1 x 1 convolutions from `k` channels to `n`: no piece writes more than IM2COL_BYTES, or reads more
 /// than twice as much. Pieces are needed because cuBLASLt fails for some matrices of 2^31 values.
 fn pieces_of_one_tap(rows: usize, k: usize, n: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
     pieces(rows, k.max(2 * n))
@@ -202,7 +200,7 @@ mod tests {
         for (rows, row_bytes) in [(0, 8), (1, 8), (1 << 20, 2304), (254_500, 4608), (1 << 24, 4608), (5, 1 << 30)] {
             let pieces: Vec<_> = pieces(rows, row_bytes).collect();
             assert!(
-                pieces.iter().all(|piece| piece.len() * row_bytes <= WORKSPACE_BYTES || piece.len() == 1),
+                pieces.iter().all(|piece| piece.len() * row_bytes <= IM2COL_BYTES || piece.len() == 1),
                 "{rows} x {row_bytes}"
             );
             assert_eq!(pieces.iter().map(ExactSizeIterator::len).sum::<usize>(), rows);

@@ -7,8 +7,6 @@ use super::group_norm::Coefficients;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::{Error, Result};
 
-/// The bytes of a band by default. An image of at most two bands is done as one, because two would save little.
-pub const BAND_BYTES: usize = 256 << 20;
 /// Bands begin at multiples of so many rows, where tiles of convolutions begin.
 pub const BAND_MULTIPLE: usize = 16;
 

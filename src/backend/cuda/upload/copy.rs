@@ -14,7 +14,7 @@ use half::bf16;
 use super::job::{Conversion, Job, bytes_on_device};
 use super::registered::{CHUNK_BYTES, Chunk, MappedFile, RegisteredFiles};
 use crate::backend::cuda::buffer::{Buffer, Kind};
-use crate::backend::cuda::device::Device;
+use crate::backend::cuda::device::{Device, Stream};
 use crate::backend::cuda::driver::failed;
 use crate::backend::cuda::staging::{STAGING_BYTES, StagingBuffer};
 use crate::error::{Error, Result};
@@ -59,10 +59,25 @@ impl Copier {
         &self.registered
     }
 
-    /// The values of all jobs, by several threads that take pieces in the order of use.
-    pub fn copy(&self, device: &Arc<Device>, jobs: &[Job], report: &mut dyn FnMut(u64)) -> Result<()> {
+    /// The values of all jobs by work on `stream`: by several threads, which take pieces in the order of use, or by this
+    /// one where the driver knows all of their pages. Returns how many bytes the host had to touch.
+    pub fn copy(
+        &self,
+        device: &Arc<Device>,
+        stream: Stream,
+        jobs: &[Job],
+        report: &mut dyn FnMut(u64),
+    ) -> Result<usize> {
         let files = self.registered.of_files(jobs.iter().map(|job| &job.view));
         let pieces: Vec<Piece<'_>> = jobs.iter().flat_map(|job| pieces(job, &files)).collect();
+        if pieces.iter().all(|piece| piece.chunk.is_some_and(Chunk::is_registered)) {
+            let mut none = Vec::new();
+            for piece in &pieces {
+                piece.send(device, stream, &self.registered, &mut none)?;
+                report(piece.elements());
+            }
+            return Ok(0);
+        }
         let bytes = pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = (bytes / THREADED_BYTES).clamp(1, cores.min(MOST_THREADS));
@@ -81,7 +96,7 @@ impl Copier {
                     let (sender, next, pieces, registered) = (sender.clone(), &next, &pieces, &self.registered);
                     scope.spawn(move || {
                         while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                            if let Err(error) = piece.send(device, registered, staging) {
+                            if let Err(error) = piece.send(device, stream, registered, staging) {
                                 next.store(pieces.len(), Ordering::Relaxed); // the others need not go on
                                 return Err(error);
                             }
@@ -101,7 +116,7 @@ impl Copier {
         });
         kept.extend(own.into_iter().flatten());
         kept.iter_mut().for_each(|staging| staging.device = None);
-        copied
+        copied.map(|()| bytes)
     }
 }
 
@@ -135,32 +150,39 @@ impl Piece<'_> {
         (self.bytes.len() * block.values / block.bytes) as u64
     }
 
-    /// By work on the upload stream: from the registered file, or where it cannot be registered through staging buffers.
-    fn send(&self, device: &Arc<Device>, registered: &RegisteredFiles, staging: &mut Vec<WeightStaging>) -> Result<()> {
+    /// By work on `stream`: from the registered file, or where it cannot be registered through staging buffers.
+    fn send(
+        &self,
+        device: &Arc<Device>,
+        stream: Stream,
+        registered: &RegisteredFiles,
+        staging: &mut Vec<WeightStaging>,
+    ) -> Result<()> {
         let bytes = &self.job.view.bytes()[self.bytes.clone()];
         if let Some(chunk) = self.chunk
             && registered.register(chunk)?
         {
-            let _submission = device.submit(device.upload_stream())?;
+            let _submission = device.submit(stream)?;
             let to = self.job.to + self.bytes.start as u64;
             // SAFETY: the chunk stays mapped and registered until the copy is done: `RegisteredFiles` sees to it. The
             // job's memory has room for its values, which in a chunk go as they are.
-            unsafe { result::memcpy_htod_async(to, bytes, device.upload_stream().raw()) }
+            unsafe { result::memcpy_htod_async(to, bytes, stream.raw()) }
                 .map_err(|e| failed("cannot copy weights to the GPU", e))?;
             device.counters().copies.add(1);
             return Ok(());
         }
         let conversion = self.job.conversion;
         if conversion == Some(Conversion::Dequantise) {
-            return dequantise(device, self.job, staging);
+            return dequantise(device, stream, self.job, staging);
         }
-        copy_slices(device, conversion, bytes, self.job.to + bytes_on_device(conversion, self.bytes.start), staging)
+        let to = self.job.to + bytes_on_device(conversion, self.bytes.start);
+        copy_slices(device, stream, conversion, bytes, to, staging)
     }
 }
 
 /// The values of a job in bf16, through a staging buffer.
-fn dequantise(device: &Arc<Device>, job: &Job, staging: &mut Vec<WeightStaging>) -> Result<()> {
-    fill(device, staging)?;
+fn dequantise(device: &Arc<Device>, stream: Stream, job: &Job, staging: &mut Vec<WeightStaging>) -> Result<()> {
+    fill(device, stream, staging)?;
     // The other buffer goes up meanwhile.
     staging.rotate_left(1);
     let (view, host) = (&job.view, &mut staging[0].host);
@@ -171,27 +193,27 @@ fn dequantise(device: &Arc<Device>, job: &Job, staging: &mut Vec<WeightStaging>)
         out.iter_mut().zip(&values).for_each(|(to, value)| *to = bf16::from_f32(*value));
     }
     // SAFETY: the job's memory has room for its values.
-    unsafe { host.copy_to(device, view.elements() * size_of::<bf16>(), job.to, device.upload_stream()) }
+    unsafe { host.copy_to(device, view.elements() * size_of::<bf16>(), job.to, stream) }
 }
 
 /// Makes the staging buffers of a thread.
-fn fill(device: &Arc<Device>, staging: &mut Vec<WeightStaging>) -> Result<()> {
+fn fill(device: &Arc<Device>, stream: Stream, staging: &mut Vec<WeightStaging>) -> Result<()> {
     while staging.len() < BUFFERS_PER_THREAD {
-        staging.push(WeightStaging { host: StagingBuffer::new(device, device.upload_stream())?, device: None });
+        staging.push(WeightStaging { host: StagingBuffer::new(device, stream)?, device: None });
     }
     Ok(())
 }
 
-/// `bytes` in slices, through staging buffers in turn.
+/// `bytes` in slices by work on `stream`, through staging buffers in turn.
 fn copy_slices(
     device: &Arc<Device>,
+    stream: Stream,
     conversion: Option<Conversion>,
     bytes: &[u8],
     to: u64,
     staging: &mut Vec<WeightStaging>,
 ) -> Result<()> {
-    let stream = device.upload_stream();
-    fill(device, staging)?;
+    fill(device, stream, staging)?;
     for (index, slice) in bytes.chunks(STAGING_BYTES).enumerate() {
         let WeightStaging { host, device: on_device } = &mut staging[index % BUFFERS_PER_THREAD];
         host.bytes()?[..slice.len()].copy_from_slice(slice);

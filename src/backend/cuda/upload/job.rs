@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use crate::backend::cuda::buffer::{Buffer, Kind};
-use crate::backend::cuda::device::Device;
+use crate::backend::cuda::device::{Device, Stream};
 use crate::backend::cuda::staging::STAGING_BYTES;
 use crate::error::{Error, Result};
 use crate::files::{Format, TensorView};
 
-/// Weights whose memory is there and whose values are not.
-#[derive(Default)]
+/// Weights whose memory is there and whose values are not, which come by work on one stream.
 pub struct Queue {
+    pub stream: Stream,
     pub jobs: Vec<Job>,
     /// Memory that jobs need until they are done.
     pub temporaries: Vec<Buffer>,
@@ -77,6 +77,10 @@ impl Conversion {
 }
 
 impl Queue {
+    pub fn new(stream: Stream) -> Self {
+        Self { stream, jobs: Vec::new(), temporaries: Vec::new() }
+    }
+
     /// The values of a tensor, which are bf16 at `to`, and then go to their place, if they have another one.
     ///
     /// Errors when a row of a quantised tensor does not fit a staging buffer.
@@ -102,7 +106,7 @@ impl Queue {
 
     /// A job that goes through dense memory of its own.
     pub fn push_dense(&mut self, device: &Arc<Device>, view: &TensorView, place: Place) -> Result<()> {
-        let dense = Buffer::on_stream(device, device.upload_stream(), Kind::Bf16, view.elements())?;
+        let dense = Buffer::on_stream(device, self.stream, Kind::Bf16, view.elements())?;
         self.push(view, dense.address(), Some(place))?;
         self.temporaries.push(dense);
         Ok(())
@@ -110,11 +114,10 @@ impl Queue {
 }
 
 impl Place {
-    /// By work on the upload stream.
-    pub fn launch(&self, device: &Device, from: u64) -> Result<()> {
+    /// By work on `stream`.
+    pub fn launch(&self, device: &Device, stream: Stream, from: u64) -> Result<()> {
         let [rows, channels, taps] = self.from;
-        let launch =
-            device.launch("transfer", "place_weight")?.on(device.upload_stream()).address(from).address(self.to);
+        let launch = device.launch("transfer", "place_weight")?.on(stream).address(from).address(self.to);
         let launch = launch.int(rows).int(channels).int(taps).int(self.to_rows).long(self.stride);
         // SAFETY: types and order match `place_weight` in cuda/transfer.cu; `from` holds rows * channels * taps values,
         // and `to` has room for to_rows * stride.

@@ -5,26 +5,34 @@
 //! bf16 and are converted on the device, they go through staging buffers.
 
 mod copy;
+mod form;
+mod host_rate;
 mod job;
 mod registered;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, ThreadId};
+use std::time::Instant;
 
 use cudarc::driver::result;
 
 use super::buffer::{Buffer, Kind};
 use super::device::{Device, Stream};
 use super::driver::failed;
+use super::gemm::Matrix;
 use super::ops::quantise::e4m3_block;
-use super::weight::{PADDING, Weight};
+use super::weight::Weight;
+use crate::backend::Storage;
 use crate::error::{Error, Result};
-use crate::files::e4m3::MULTIPLE;
-use crate::files::{Format, TensorView};
+use crate::files::TensorView;
 use copy::Copier;
+use host_rate::HostRate;
 use job::{Job, Place, Queue};
 use registered::RegisteredFiles;
+
+pub use form::{Form, Source};
+pub use registered::MappedFile;
 
 /// When the values of a weight go up.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,6 +48,8 @@ pub struct Uploader {
     copier: Copier,
     /// Of the threads that are inside [`Uploader::together`]: what a thread loads there waits in its own.
     queues: Mutex<HashMap<ThreadId, Queue>>,
+    /// Of blocks that are streamed, what did not come from registered pages.
+    host_rate: Mutex<HostRate>,
 }
 
 /// This thread's queue, which goes with it, also by a panic.
@@ -47,19 +57,19 @@ struct OpenQueue<'a>(&'a Mutex<HashMap<ThreadId, Queue>>);
 
 impl<'a> OpenQueue<'a> {
     /// Errors when this thread has one already.
-    fn open(queues: &'a Mutex<HashMap<ThreadId, Queue>>) -> Result<Self> {
+    fn open(queues: &'a Mutex<HashMap<ThreadId, Queue>>, stream: Stream) -> Result<Self> {
         let mut open = queues.lock().unwrap_or_else(PoisonError::into_inner);
         let thread = thread::current().id();
         if open.contains_key(&thread) {
             return Err(Error::new("weights are loaded together with others that this thread loads"));
         }
-        open.insert(thread, Queue::default());
+        open.insert(thread, Queue::new(stream));
         Ok(Self(queues))
     }
 
-    fn close(&self) -> Queue {
+    fn close(&self) -> Option<Queue> {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        open.remove(&thread::current().id()).unwrap_or_default()
+        open.remove(&thread::current().id())
     }
 }
 
@@ -71,7 +81,7 @@ impl Drop for OpenQueue<'_> {
 
 impl Uploader {
     pub fn new(device: &Arc<Device>) -> Self {
-        Self { copier: Copier::new(device), queues: Mutex::default() }
+        Self { copier: Copier::new(device), queues: Mutex::default(), host_rate: Mutex::default() }
     }
 
     /// Runs `work`; the weights that it makes on this thread go up together when it ends, and `report` hears of their
@@ -82,9 +92,9 @@ impl Uploader {
         work: impl FnOnce() -> Result<T>,
         report: &mut dyn FnMut(u64),
     ) -> Result<T> {
-        let queue = OpenQueue::open(&self.queues)?;
+        let open = OpenQueue::open(&self.queues, device.upload_stream())?;
         let done = work()?;
-        self.send(device, queue.close(), report)?;
+        open.close().map_or(Ok(()), |queue| self.send_and_join(device, &queue, report))?;
         Ok(done)
     }
 
@@ -94,47 +104,38 @@ impl Uploader {
     }
 
     /// A weight matrix of the parts' rows, one part under the other; rows and columns padded with zeros to multiples of
-    /// [`PADDING`].
+    /// [`PADDING`](super::weight::PADDING).
     pub fn weight(&self, device: &Arc<Device>, parts: &[TensorView]) -> Result<Weight> {
         self.rows(device, parts, When::Together)
     }
 
     fn rows(&self, device: &Arc<Device>, parts: &[TensorView], when: When) -> Result<Weight> {
-        // Their bytes are not those of as many bf16 values, which the memory is made for.
-        if parts.iter().any(|part| part.format() == Format::E4m3Rows) {
-            return Err(Error::new("e4m3 is taken as the quantised form of a weight only"));
-        }
-        let cols = parts[0].cols();
-        let rows = parts.iter().map(TensorView::rows).sum::<usize>();
-        let stride = cols.next_multiple_of(PADDING);
-        self.matrix(device, rows, cols, stride, when, |buffer, queue| {
-            let mut row = 0;
-            for part in parts {
-                let to = buffer.address() + (row * stride * 2) as u64;
-                if stride == cols {
-                    queue.push(part, to, None)?;
-                } else {
-                    queue.push_dense(
-                        device,
-                        part,
-                        Place { to, from: [part.rows(), cols, 1], to_rows: part.rows(), stride },
-                    )?;
-                }
-                row += part.rows();
-            }
-            Ok(())
-        })
+        let (form, stream) = (Form::of(parts, Storage::Native)?, device.upload_stream());
+        let buffer = Buffer::on_stream(device, stream, Kind::Bf16, form.padded_rows() * form.stride())?;
+        let mut queue = Queue::new(stream);
+        // SAFETY: the buffer was made for a weight of this form.
+        unsafe { push_rows(device, &mut queue, parts, form, buffer.address()) }?;
+        self.enqueue(device, queue, when)?;
+        Ok(Weight::new(buffer, form.rows, form.cols))
     }
 
     /// As [`Uploader::weight`], in e4m3 with a scale for each row; padded to multiples of [`MULTIPLE`]. Where no file
     /// holds e4m3, a bf16 copy goes up at once, and is freed behind the kernel that reads it, so that never more than
     /// one is there.
+    ///
+    /// [`MULTIPLE`]: crate::files::e4m3::MULTIPLE
     pub fn e4m3_weight(&self, device: &Arc<Device>, parts: &[TensorView]) -> Result<Weight> {
-        if let Some(e4m3) = parts.iter().map(TensorView::quantised).collect::<Option<Vec<_>>>() {
-            return self.e4m3_weight_of_file(device, &e4m3, parts[0].cols());
+        let (form, stream) = (Form::of(parts, Storage::Fp8)?, device.upload_stream());
+        if let Some(e4m3) = quantised_parts(parts) {
+            let buffer = Buffer::e4m3_on_stream(device, stream, form.padded_rows(), form.stride())?;
+            let mut queue = Queue::new(stream);
+            // SAFETY: the buffer was made for a weight of this form.
+            unsafe { push_e4m3(device, &mut queue, &e4m3, form, buffer.address()) }?;
+            self.enqueue(device, queue, When::Together)?;
+            return Ok(Weight::new(buffer, form.rows, form.cols));
         }
         let copy = self.rows(device, parts, When::AtOnce)?;
-        let quantised = self.quantised(device, device.upload_stream(), &copy);
+        let quantised = self.quantised(device, stream, &copy);
         // Also after an error, when what was made is dropped.
         device.join_uploads()?;
         quantised
@@ -142,43 +143,67 @@ impl Uploader {
 
     /// A bf16 weight in e4m3 with a scale for each row, by work on `stream`, on which the weight was made.
     pub fn quantised(&self, device: &Arc<Device>, stream: Stream, weight: &Weight) -> Result<Weight> {
-        let (rows, cols) = (weight.rows(), weight.cols());
-        let (padded_rows, stride) = (rows.next_multiple_of(MULTIPLE), cols.next_multiple_of(MULTIPLE));
-        let buffer = Buffer::e4m3_on_stream(device, stream, padded_rows, stride)?;
-        let block = e4m3_block(cols).filter(|_| cols.is_multiple_of(8));
-        let kernel = if block.is_some() { "quantise_weight_bf16" } else { "quantise_weight_bf16_any" };
-        let launch = device.launch("quantise_weight", kernel)?;
-        let launch = launch.on(stream).address(weight.address()).long(weight.stride());
-        let launch = launch.address(buffer.address()).long(stride).address(buffer.scales()).int(rows).int(cols);
-        // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu. `weight` has `rows` rows of
-        // `cols` values, aligned to 16 bytes; `buffer` has room for the row and the scale of every block. Both come
-        // before this on the stream, and `weight` is freed behind it.
-        unsafe { launch.run([padded_rows, 1, 1], [block.unwrap_or(256), 1, 1]) }?;
-        Ok(Weight::new(buffer, rows, cols))
+        let form = Form { rows: weight.rows(), cols: weight.cols(), storage: Storage::Fp8 };
+        let buffer = Buffer::e4m3_on_stream(device, stream, form.padded_rows(), form.stride())?;
+        let from = Matrix { address: weight.address(), stride: weight.stride() };
+        // SAFETY: the weight has the rows and columns of the form, for which the buffer was made. It comes before this on
+        // the stream, and is freed behind it.
+        unsafe { quantise(device, stream, from, form, buffer.address()) }?;
+        Ok(Weight::new(buffer, form.rows, form.cols))
     }
 
-    /// Values and scales of a weight of `cols` columns, as a file holds them.
-    fn e4m3_weight_of_file(&self, device: &Arc<Device>, parts: &[&TensorView], cols: usize) -> Result<Weight> {
-        let rows = parts.iter().map(|part| part.rows()).sum::<usize>();
-        let (padded_rows, stride) = (rows.next_multiple_of(MULTIPLE), cols.next_multiple_of(MULTIPLE));
-        let buffer = Buffer::e4m3_on_stream(device, device.upload_stream(), padded_rows, stride)?;
-        let values_of = |row: usize| buffer.address() + (row * stride) as u64;
-        let scales_of = |row: usize| buffer.scales() + (row * size_of::<f32>()) as u64;
-        let mut queue = Queue::default();
-        let mut row = 0;
-        for part in parts {
-            let scales = part.row_scales().expect("e4m3 rows have scales");
-            queue.jobs.push(Job::new(part, values_of(row), None));
-            queue.jobs.push(Job { conversion: None, ..Job::new(scales, scales_of(row), None) });
-            row += part.rows();
+    /// The files of `views` that are mapped; what is registered of them stays so as long as the result is there.
+    pub fn files_of<'a>(&self, views: impl Iterator<Item = &'a TensorView>) -> Vec<Arc<MappedFile>> {
+        self.registered().of_files(views)
+    }
+
+    /// Brings weights to their places behind `address`, by work on `stream`. The host waits for nothing but its own
+    /// staging buffers.
+    ///
+    /// # Safety
+    /// Behind `address` is a live buffer with room for all of the weights, which work on `stream` may write.
+    pub unsafe fn write(&self, device: &Arc<Device>, stream: Stream, weights: &[Source], address: u64) -> Result<()> {
+        let mut queue = Queue::new(stream);
+        let mut to_quantise = Vec::new();
+        for Source { parts, form, offset } in weights {
+            let to = address + offset;
+            match (form.storage, quantised_parts(parts)) {
+                // SAFETY: what the caller promises.
+                (Storage::Native, _) => unsafe { push_rows(device, &mut queue, parts, *form, to) }?,
+                // SAFETY: as above.
+                (Storage::Fp8, Some(e4m3)) => unsafe { push_e4m3(device, &mut queue, &e4m3, *form, to) }?,
+                (Storage::Fp8, None) => to_quantise.push((parts, *form, to)),
+            }
         }
-        // SAFETY: the buffer has room for the values and the scales of `padded_rows` rows.
-        unsafe {
-            clear(device, values_of(rows), (padded_rows - rows) * stride)?;
-            clear(device, scales_of(rows), (padded_rows - rows) * size_of::<f32>())?;
+        self.send_and_time(device, &queue)?;
+        for (parts, form, to) in to_quantise {
+            let native = Form { storage: Storage::Native, ..form };
+            let copy = Buffer::on_stream(device, stream, Kind::Bf16, native.padded_rows() * native.stride())?;
+            let mut queue = Queue::new(stream);
+            // SAFETY: `copy` was made for a weight of this form, and is freed behind the kernel that reads it.
+            unsafe { push_rows(device, &mut queue, parts, native, copy.address()) }?;
+            self.send_and_time(device, &queue)?;
+            let from = Matrix { address: copy.address(), stride: native.stride() };
+            // SAFETY: as above; of the destination the caller is sure.
+            unsafe { quantise(device, stream, from, form, to) }?;
         }
-        self.enqueue(device, queue, When::Together)?;
-        Ok(Weight::new(buffer, rows, cols))
+        Ok(())
+    }
+
+    /// Does the jobs of `queue`, and measures it where the host takes part.
+    fn send_and_time(&self, device: &Arc<Device>, queue: &Queue) -> Result<()> {
+        let start = Instant::now();
+        let bytes = self.send(device, queue, &mut |_| {})?;
+        if bytes > 0 {
+            let mut rate = self.host_rate.lock().unwrap_or_else(PoisonError::into_inner);
+            *rate = HostRate { bytes: rate.bytes + bytes as u64, time: rate.time + start.elapsed() };
+        }
+        Ok(())
+    }
+
+    /// What bounds the streaming of blocks, where that is not the bus.
+    pub fn slow_host(&self) -> Option<String> {
+        self.host_rate.lock().unwrap_or_else(PoisonError::into_inner).remark()
     }
 
     /// A convolution weight [out, in, k, k] as [out, k * k * in], columns ordered (ky, kx, in), padded as in
@@ -188,33 +213,17 @@ impl Uploader {
             return Err(Error::new(format!("a convolution weight has 4 axes, not {:?}", view.shape())));
         };
         let (cols, taps) = (channels * height * width, height * width);
-        let stride = cols.next_multiple_of(PADDING);
-        self.matrix(device, rows, cols, stride, When::Together, |buffer, queue| {
-            queue.push_dense(
-                device,
-                view,
-                Place { to: buffer.address(), from: [rows, channels, taps], to_rows: rows, stride },
-            )
-        })
-    }
-
-    /// A padded matrix that the jobs of `fill` write.
-    fn matrix(
-        &self,
-        device: &Arc<Device>,
-        rows: usize,
-        cols: usize,
-        stride: usize,
-        when: When,
-        fill: impl FnOnce(&Buffer, &mut Queue) -> Result<()>,
-    ) -> Result<Weight> {
-        let padded_rows = rows.next_multiple_of(PADDING);
-        let buffer = Buffer::on_stream(device, device.upload_stream(), Kind::Bf16, padded_rows * stride)?;
-        let mut queue = Queue::default();
-        fill(&buffer, &mut queue)?;
-        // SAFETY: the buffer ends `padded_rows - rows` rows behind the address.
-        unsafe { clear(device, buffer.address() + (rows * stride * 2) as u64, (padded_rows - rows) * stride * 2) }?;
-        self.enqueue(device, queue, when)?;
+        let (form, stream) = (Form { rows, cols, storage: Storage::Native }, device.upload_stream());
+        let buffer = Buffer::on_stream(device, stream, Kind::Bf16, form.padded_rows() * form.stride())?;
+        let (to, mut queue) = (buffer.address(), Queue::new(stream));
+        queue.push_dense(
+            device,
+            view,
+            Place { to, from: [rows, channels, taps], to_rows: rows, stride: form.stride() },
+        )?;
+        // SAFETY: the buffer was made for the rows and their padding.
+        unsafe { clear_padding(device, stream, form, to) }?;
+        self.enqueue(device, queue, When::Together)?;
         Ok(Weight::new(buffer, rows, cols))
     }
 
@@ -228,33 +237,112 @@ impl Uploader {
             later.temporaries.append(&mut queue.temporaries);
         } else {
             drop(queues);
-            self.send(device, queue, &mut |_| {})?;
+            self.send_and_join(device, &queue, &mut |_| {})?;
         }
         Ok(())
     }
 
-    /// Does the jobs by work on the upload stream, and lets the compute stream wait for it.
-    fn send(&self, device: &Arc<Device>, queue: Queue, report: &mut dyn FnMut(u64)) -> Result<()> {
-        let sent = self.copier.copy(device, &queue.jobs, report).and_then(|()| {
-            let mut places = queue.jobs.iter().filter_map(|job| job.place.as_ref().map(|place| (job.to, place)));
-            places.try_for_each(|(from, place)| place.launch(device, from))
-        });
+    /// Does the jobs, and lets the compute stream wait for all uploads.
+    fn send_and_join(&self, device: &Arc<Device>, queue: &Queue, report: &mut dyn FnMut(u64)) -> Result<()> {
+        let sent = self.send(device, queue, report);
         // Also after an error, when what was sent is dropped.
         device.join_uploads()?;
-        sent
+        sent.map(drop)
+    }
+
+    /// Does the jobs by work on the queue's stream. Returns how many bytes the host had to touch.
+    fn send(&self, device: &Arc<Device>, queue: &Queue, report: &mut dyn FnMut(u64)) -> Result<usize> {
+        let bytes = self.copier.copy(device, queue.stream, &queue.jobs, report)?;
+        let mut places = queue.jobs.iter().filter_map(|job| job.place.as_ref().map(|place| (job.to, place)));
+        places.try_for_each(|(from, place)| place.launch(device, queue.stream, from))?;
+        Ok(bytes)
     }
 }
 
-/// Zeros, by work on the upload stream.
+/// The parts as e4m3, where files hold all of them so.
+fn quantised_parts(parts: &[TensorView]) -> Option<Vec<&TensorView>> {
+    parts.iter().map(TensorView::quantised).collect()
+}
+
+/// Jobs for a bf16 weight at device address `to`.
 ///
 /// # Safety
-/// The `len` bytes at `address` are in a live buffer, whose first use is on the upload stream.
-unsafe fn clear(device: &Device, address: u64, len: usize) -> Result<()> {
+/// Behind `to` is a live buffer with room for a weight of this form, which work on the queue's stream may write.
+unsafe fn push_rows(device: &Arc<Device>, queue: &mut Queue, parts: &[TensorView], form: Form, to: u64) -> Result<()> {
+    let (cols, stride, mut row) = (form.cols, form.stride(), 0);
+    for part in parts {
+        let to = to + (row * stride * form.value_bytes()) as u64;
+        if stride == cols {
+            queue.push(part, to, None)?;
+        } else {
+            let from = [part.rows(), cols, 1];
+            queue.push_dense(device, part, Place { to, from, to_rows: part.rows(), stride })?;
+        }
+        row += part.rows();
+    }
+    // SAFETY: what the caller promises.
+    unsafe { clear_padding(device, queue.stream, form, to) }
+}
+
+/// Jobs for values and scales of an e4m3 weight at device address `to`, as files hold them.
+///
+/// # Safety
+/// As [`push_rows`].
+unsafe fn push_e4m3(device: &Arc<Device>, queue: &mut Queue, parts: &[&TensorView], form: Form, to: u64) -> Result<()> {
+    let values_of = |row: usize| to + (row * form.stride()) as u64;
+    let scales_of = |row: usize| to + (form.scales().unwrap_or(0) + row * size_of::<f32>()) as u64;
+    let mut row = 0;
+    for part in parts {
+        let scales = part.row_scales().expect("e4m3 rows have scales");
+        queue.jobs.push(Job::new(part, values_of(row), None));
+        queue.jobs.push(Job { conversion: None, ..Job::new(scales, scales_of(row), None) });
+        row += part.rows();
+    }
+    // SAFETY: what the caller promises.
+    unsafe {
+        clear_padding(device, queue.stream, form, to)?;
+        clear(device, queue.stream, scales_of(row), (form.padded_rows() - row) * size_of::<f32>())
+    }
+}
+
+/// A bf16 matrix of the form's rows and columns in e4m3 with a scale for each row, at device address `to`, by work on
+/// `stream`.
+///
+/// # Safety
+/// The matrix lies in a live buffer, with rows of whole 16 bytes; behind `to` is one with room for the form. Work on
+/// `stream` may read the one and write the other.
+unsafe fn quantise(device: &Device, stream: Stream, from: Matrix, form: Form, to: u64) -> Result<()> {
+    let (rows, cols) = (form.rows, form.cols);
+    let block = e4m3_block(cols).filter(|_| cols.is_multiple_of(8));
+    let kernel = if block.is_some() { "quantise_weight_bf16" } else { "quantise_weight_bf16_any" };
+    let launch = device.launch("quantise_weight", kernel)?.on(stream).address(from.address).long(from.stride);
+    let launch = launch.address(to).long(form.stride()).address(to + form.scales().unwrap_or(0) as u64);
+    let launch = launch.int(rows).int(cols);
+    // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu. The matrix has `rows` rows of `cols`
+    // values; behind `to` is room for the row and the scale of every block.
+    unsafe { launch.run([form.padded_rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }
+}
+
+/// Zeros in the rows behind the last, by work on `stream`.
+///
+/// # Safety
+/// As [`push_rows`].
+unsafe fn clear_padding(device: &Device, stream: Stream, form: Form, to: u64) -> Result<()> {
+    let row_bytes = form.stride() * form.value_bytes();
+    let behind = to + (form.rows * row_bytes) as u64;
+    // SAFETY: what the caller promises.
+    unsafe { clear(device, stream, behind, (form.padded_rows() - form.rows) * row_bytes) }
+}
+
+/// Zeros, by work on `stream`.
+///
+/// # Safety
+/// The `len` bytes at `address` are in a live buffer, which work on `stream` may write.
+unsafe fn clear(device: &Device, stream: Stream, address: u64, len: usize) -> Result<()> {
     if len == 0 {
         return Ok(());
     }
-    let _submission = device.submit(device.upload_stream())?;
+    let _submission = device.submit(stream)?;
     // SAFETY: what the caller promises.
-    unsafe { result::memset_d8_async(address, 0, len, device.upload_stream().raw()) }
-        .map_err(|e| failed("cannot clear GPU memory", e))
+    unsafe { result::memset_d8_async(address, 0, len, stream.raw()) }.map_err(|e| failed("cannot clear GPU memory", e))
 }

@@ -155,23 +155,26 @@ impl RegisteredFiles {
         Some(format!("{what} go up through staging buffers, which is slower than from the mapped files: {why}"))
     }
 
-    /// Gives back what is registered, unless some of it may still be read.
+    /// Gives back what is registered of files that nobody holds, unless some of it may still be read.
     pub fn settle(&self) -> Result<()> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        // A thread that enqueues copies holds its files.
-        if files.is_empty()
-            || files.iter().any(|file| Arc::strong_count(file) > 1)
+        // A thread that enqueues copies holds its files, and so do blocks that are streamed.
+        let is_held = |file: &Arc<MappedFile>| Arc::strong_count(file) > 1;
+        if files.iter().all(is_held)
             || !self.device.is_idle(self.device.upload_stream())?
+            || !self.device.is_idle(self.device.block_stream())?
         {
             return Ok(());
         }
-        self.clear(&mut files);
+        let (held, mut free) = files.drain(..).partition(is_held);
+        *files = held;
+        self.clear(&mut free);
         Ok(())
     }
 
     fn clear(&self, files: &mut Vec<Arc<MappedFile>>) {
         for chunk in files.iter().flat_map(|file| &file.chunks) {
-            if chunk.registered.get() == Some(&true) {
+            if chunk.is_registered() {
                 // SAFETY: registered above from this address, once; no copy reads it any more. A failure repeats an
                 // earlier one of the same context, which its caller has reported.
                 let _ = unsafe { sys::cuMemHostUnregister(chunk.address().cast()) };
@@ -183,6 +186,11 @@ impl RegisteredFiles {
 }
 
 impl Chunk {
+    /// Whether the driver knows its pages.
+    pub fn is_registered(&self) -> bool {
+        self.registered.get() == Some(&true)
+    }
+
     fn address(&self) -> *mut u8 {
         self.file.as_slice()[self.range.start..].as_ptr().cast_mut()
     }
@@ -194,6 +202,8 @@ impl Drop for RegisteredFiles {
             // SAFETY: the stream lives as long as the device. An error here is one that callers have seen; nothing runs
             // any more then.
             let _ = unsafe { result::stream::synchronize(self.device.upload_stream().raw()) };
+            // SAFETY: as above.
+            let _ = unsafe { result::stream::synchronize(self.device.block_stream().raw()) };
             let mut files = std::mem::take(self.files.get_mut().unwrap_or_else(PoisonError::into_inner));
             self.clear(&mut files);
         }

@@ -1,0 +1,145 @@
+//! Blocks whose weights take turns in a few slabs of memory.
+//!
+//! Each block has a slab of its own for good, so that a weight has one address, and kernels and launches know nothing of
+//! this. The copy engine reads the weights from the registered pages of the mapped file, on a stream of its own: a copy
+//! waits for the last work that reads the slab, and work for the copy of what it reads. The host does not wait, so the
+//! copy of a block runs while the device computes with the block before. Where pages cannot be registered, this thread
+//! puts them through staging buffers, after it has enqueued the work with the block before.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Cuda;
+use super::buffer::{Buffer, Kind};
+use super::device::{Device, Stream};
+use super::event::Event;
+use super::slabs::Slabs;
+use super::upload::{Form, MappedFile, Source};
+use super::weight::Weight;
+use crate::backend::{SLABS, Storage, Turns, slab_bytes, slab_of};
+use crate::error::{Error, Result};
+use crate::files::TensorView;
+
+/// Weights in a slab begin at multiples of this, as the driver aligns an allocation.
+const ALIGNMENT: u64 = 256;
+
+/// The blocks of a component that take turns, and where their weights come from.
+#[derive(Default)]
+pub struct BlockStream {
+    slabs: Arc<Slabs>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    turns: Turns,
+    /// By turn.
+    blocks: Vec<Block>,
+    /// They stay registered.
+    files: Vec<Arc<MappedFile>>,
+    /// Behind the last work that reads each slab.
+    read: [Option<Event>; SLABS],
+    /// Behind the last copy to each slab.
+    written: [Option<Event>; SLABS],
+}
+
+#[derive(Default)]
+struct Block {
+    weights: Vec<Source>,
+    bytes: u64,
+}
+
+impl BlockStream {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Block {
+    /// Takes up a weight behind the others. Returns where it is in the slab.
+    fn push(&mut self, parts: &[TensorView], form: Form) -> u64 {
+        let offset = self.bytes.next_multiple_of(ALIGNMENT);
+        self.bytes = offset + form.bytes() as u64;
+        self.weights.push(Source { parts: parts.to_vec(), form, offset });
+        offset
+    }
+}
+
+impl Cuda {
+    /// See [`crate::backend::Backend::stream_weight`].
+    pub(super) fn stream_weight_op(
+        &self,
+        stream: &BlockStream,
+        turn: usize,
+        parts: &[TensorView],
+        storage: Storage,
+    ) -> Result<Weight> {
+        if stream.slabs.are_made() {
+            return Err(Error::new("a weight is streamed with blocks whose memory was made before"));
+        }
+        let form = Form::of(parts, storage)?;
+        let mut state = stream.state();
+        if state.blocks.len() <= turn {
+            state.blocks.resize_with(turn + 1, Block::default);
+        }
+        let offset = state.blocks[turn].push(parts, form);
+        let scales = form.scales().map(|scales| offset + scales as u64);
+        Ok(Weight::in_slab((Arc::clone(&stream.slabs), slab_of(turn)), [form.rows, form.cols], offset, scales))
+    }
+
+    /// See [`crate::backend::Backend::allocate_stream`].
+    pub(super) fn allocate_stream_op(&self, stream: &BlockStream) -> Result<()> {
+        let mut state = stream.state();
+        let bytes = slab_bytes(state.blocks.iter().map(|block| block.bytes));
+        let device = self.device();
+        let slab = |bytes: u64| match usize::try_from(bytes) {
+            Ok(0) => Ok(None),
+            Ok(bytes) => Buffer::on_stream(device, device.block_stream(), Kind::Byte, bytes).map(Some),
+            Err(_) => Err(device.budget().full(bytes)),
+        };
+        let slabs = bytes.into_iter().map(slab).collect::<Result<Vec<_>>>()?;
+        let slabs = slabs.try_into().unwrap_or_else(|_| unreachable!("a buffer for each slab"));
+        stream.slabs.set(slabs)?;
+        let views = state.blocks.iter().flat_map(|block| &block.weights).flat_map(|weight| &weight.parts);
+        state.files = self.0.uploader.files_of(views);
+        Ok(())
+    }
+
+    /// See [`crate::backend::Backend::enter_block`].
+    pub(super) fn enter_block_op(&self, stream: &BlockStream, turn: usize) -> Result<()> {
+        let (device, copies) = (self.device(), self.device().block_stream());
+        let (mut state, slab) = (stream.state(), slab_of(turn));
+        let State { turns, blocks, read, written, .. } = &mut *state;
+        if turns.needs_filling(turn) {
+            let address = stream.slabs.address(slab);
+            let block = blocks.get(turn).filter(|_| address != 0);
+            let block = block.ok_or_else(|| Error::new(format!("there is no streamed block {turn}")))?;
+            turns.begin_filling(turn);
+            if let Some(read) = &read[slab] {
+                read.make_wait(copies)?;
+            }
+            // SAFETY: the slab is as large as its largest block, which was measured when its weights were taken up, and
+            // lives with `stream`. Copies are ordered behind all work that reads it.
+            unsafe { self.0.uploader.write(device, copies, &block.weights, address) }?;
+            mark(device, &mut written[slab], copies)?;
+            turns.filled(turn);
+        }
+        written[slab].as_ref().map_or(Ok(()), |written| written.make_wait(device.stream()))
+    }
+
+    /// See [`crate::backend::Backend::leave_block`].
+    pub(super) fn leave_block_op(&self, stream: &BlockStream, turn: usize) -> Result<()> {
+        let device = self.device();
+        mark(device, &mut stream.state().read[slab_of(turn)], device.stream())
+    }
+}
+
+/// Moves an event behind all work on `stream` so far; the first time it is made.
+fn mark(device: &Arc<Device>, event: &mut Option<Event>, stream: Stream) -> Result<()> {
+    match event {
+        Some(event) => event.record(stream),
+        None => {
+            *event = Some(Event::new(device, stream)?);
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! How much memory the blocks of a component take when some of them are streamed.
+
+use crate::backend::slab_bytes;
+
+/// Bytes of a component that is made of blocks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BlockSizes {
+    /// Of the weights of each block, in the order of use.
+    pub blocks: Vec<u64>,
+    /// Of the weights around the blocks, which are never streamed.
+    pub rest: u64,
+}
+
+impl BlockSizes {
+    /// Bytes of all weights.
+    pub fn all(&self) -> u64 {
+        self.rest + self.blocks.iter().sum::<u64>()
+    }
+
+    /// Bytes in memory where the blocks that are marked are streamed.
+    pub fn in_memory(&self, streamed: &[bool]) -> u64 {
+        let of = |wanted: bool| {
+            self.blocks.iter().zip(streamed).filter(move |(_, streamed)| **streamed == wanted).map(|(bytes, _)| *bytes)
+        };
+        self.rest + of(false).sum::<u64>() + slab_bytes(of(true)).iter().sum::<u64>()
+    }
+
+    /// Bytes that a pass over all blocks copies.
+    pub fn streamed_bytes(&self, streamed: &[bool]) -> u64 {
+        self.blocks.iter().zip(streamed).filter(|(_, streamed)| **streamed).map(|(bytes, _)| bytes).sum()
+    }
+
+    /// No block streamed.
+    pub fn none(&self) -> Vec<bool> {
+        vec![false; self.blocks.len()]
+    }
+
+    /// The fewest streamed blocks with which the weights take at most `bytes`; none where they take more even if all
+    /// are streamed.
+    pub fn fitting(&self, bytes: u64) -> Option<Vec<bool>> {
+        (0..=self.blocks.len()).map(|count| self.streamed(count)).find(|streamed| self.in_memory(streamed) <= bytes)
+    }
+
+    /// The fewest bytes in memory.
+    pub fn least(&self) -> u64 {
+        (0..=self.blocks.len()).map(|count| self.in_memory(&self.streamed(count))).min().unwrap_or(self.rest)
+    }
+
+    /// Which blocks are streamed where `count` are: the smallest, whose slabs take least, and of blocks of one size some
+    /// that are spread evenly, so that the copy of one has the time of those between.
+    fn streamed(&self, count: usize) -> Vec<bool> {
+        let mut sizes = self.blocks.clone();
+        sizes.sort_unstable();
+        let mut streamed = self.none();
+        let Some(largest) = count.checked_sub(1).and_then(|last| sizes.get(last)) else { return streamed };
+        let below = sizes.iter().filter(|bytes| *bytes < largest).count();
+        let (of_largest, wanted) = (sizes.iter().filter(|bytes| *bytes == largest).count(), count - below);
+        let mut seen = 0;
+        for (streamed, bytes) in streamed.iter_mut().zip(&self.blocks) {
+            *streamed = bytes < largest;
+            if bytes == largest {
+                *streamed = (seen + 1) * wanted / of_largest > seen * wanted / of_largest;
+                seen += 1;
+            }
+        }
+        streamed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(blocks: &[u64]) -> BlockSizes {
+        BlockSizes { blocks: blocks.to_vec(), rest: 10 }
+    }
+
+    #[test]
+    fn as_few_blocks_are_streamed_as_memory_asks_for() {
+        let sizes = sizes(&[5; 6]);
+        let count = |bytes| sizes.fitting(bytes).map(|streamed| streamed.iter().filter(|&&streamed| streamed).count());
+        // All of them; two slabs in place of three, of four and so on; the slabs alone.
+        assert_eq!([40, 39, 35, 34, 30, 25, 20].map(count), [0, 3, 3, 4, 4, 5, 6].map(Some));
+        assert_eq!((count(19), sizes.least(), sizes.all()), (None, 20, 40));
+    }
+
+    #[test]
+    fn streamed_blocks_are_the_smallest_and_lie_apart() {
+        let sizes = sizes(&[9, 9, 5, 5, 5, 5, 5, 5]);
+        let which = |count| sizes.streamed(count).iter().map(|&streamed| u8::from(streamed)).collect::<Vec<_>>();
+        assert_eq!(which(0), [0; 8]);
+        assert_eq!(which(3), [0, 0, 0, 1, 0, 1, 0, 1]);
+        assert_eq!(which(6), [0, 0, 1, 1, 1, 1, 1, 1]);
+        assert_eq!(which(7), [0, 1, 1, 1, 1, 1, 1, 1]);
+        assert_eq!(which(8), [1; 8]);
+        let in_memory: Vec<u64> = (0..=8).map(|count| sizes.in_memory(&sizes.streamed(count))).collect();
+        assert_eq!(in_memory, [58, 58, 58, 53, 48, 43, 38, 33, 28]);
+        assert_eq!(sizes.streamed_bytes(&sizes.streamed(7)), 39);
+    }
+
+    #[test]
+    fn a_component_without_blocks_is_what_lies_around_them() {
+        let none = BlockSizes::default();
+        assert_eq!((none.all(), none.least(), none.fitting(0)), (0, 0, Some(Vec::new())));
+    }
+}

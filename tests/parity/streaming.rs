@@ -1,0 +1,130 @@
+//! Images by models of which parts are streamed, or take turns in memory: the bytes of those whose parts are resident,
+//! and no more memory than was allowed.
+
+use std::thread;
+
+use flux::backend::Backend;
+use flux::backend::cuda::{Cuda, GemmCache, Precision};
+use flux::files::ModelFiles;
+use flux::pipeline::{CancelFlag, MemoryPlan, Model, ModelInfo, Request, Stage};
+
+use crate::pipeline::default_model;
+use crate::support::preset;
+use crate::{cuda, cuda_fp8};
+
+/// A handle that may use `bytes`, and computes as those of other tests.
+fn capped(bytes: u64, precision: Precision) -> Cuda {
+    Cuda::with(0, Some(bytes), precision, &GemmCache::Off).unwrap()
+}
+
+/// The memory in which the model's parts are resident, streamed, and take turns, for images like `request`.
+fn levels(cuda: &Cuda, dir: &ModelFiles, request: &Request) -> [(&'static str, u64); 4] {
+    let size = request.height.zip(request.width).map(|(height, width)| [height, width]);
+    ModelInfo::read(dir).unwrap().memory_sizes(cuda, size).unwrap().levels()
+}
+
+/// Makes images at each level, and compares them to those of a model that has all memory.
+fn check(cuda: &Cuda, precision: Precision, dir: &ModelFiles, request: &Request) {
+    let other = Request { prompt: "a robot on a lavender background".to_string(), ..request.clone() };
+    let resident = Model::load(cuda.clone(), dir).unwrap();
+    let expected = [request, &other].map(|request| resident.generate(request).unwrap().rgb);
+    for (index, (level, bytes)) in levels(cuda, dir, request).into_iter().enumerate() {
+        let capped = capped(bytes, precision);
+        let model = Model::load(capped.clone(), dir).unwrap();
+        let MemoryPlan { text_encoder, transformer, together, .. } =
+            model.memory_plan(&model.plan(request).unwrap()).unwrap();
+        let streamed = [text_encoder.streamed(), transformer.streamed()];
+        println!("{level}: {bytes} bytes, {streamed:?} blocks streamed");
+        assert_eq!([streamed[0] > 0, streamed[1] > 0, !together], [index > 0, index > 1, index > 2], "{level}");
+        model.prefetch(request).unwrap();
+        for round in 0..3 {
+            for (request, expected) in [request, &other].into_iter().zip(&expected) {
+                let got = model.generate(request).unwrap().rgb;
+                assert!(got == *expected, "{level}, round {round}: {request:?}");
+                let reserved = capped.reserved_bytes().unwrap();
+                assert!(reserved <= bytes, "{level}, round {round}: the driver holds {reserved} bytes of {bytes}");
+            }
+        }
+        assert_eq!(capped.stats().uncaptured, 0, "{level}: {:?}", capped.remarks());
+    }
+}
+
+#[test]
+fn images_of_streamed_blocks_are_those_of_resident_ones() {
+    let Some(cuda) = cuda() else { return };
+    check(&cuda, Precision::Bf16, &default_model(), &Request::new("a black cat on an orange background", 5));
+}
+
+#[test]
+fn images_of_streamed_blocks_in_fp8_are_those_of_resident_ones() {
+    let Some(cuda) = cuda_fp8() else { return };
+    check(&cuda, Precision::Fp8, &default_model(), &Request::new("a black cat on an orange background", 5));
+}
+
+/// Weights that are padded, files in several parts, and weights in float32.
+#[test]
+fn blocks_of_any_size_and_format_are_streamed() {
+    let Some(cuda) = cuda() else { return };
+    for name in ["tiny", "uneven", "sharded"] {
+        let request = Request { width: Some(64), height: Some(96), ..Request::new("a cat", 1) };
+        check(&cuda, Precision::Bf16, &preset(name), &request);
+    }
+}
+
+#[test]
+fn sessions_that_stream_at_the_same_time_do_not_disturb_each_other() {
+    let Some(cuda) = cuda() else { return };
+    let dir = default_model();
+    let request = |side: usize, seed| Request {
+        width: Some(side),
+        height: Some(side),
+        steps: Some(3),
+        ..Request::new(format!("a cat number {seed}"), seed)
+    };
+    let requests = [request(128, 1), request(64, 2), request(96, 3)];
+    let resident = Model::load(cuda.clone(), &dir).unwrap();
+    let expected: Vec<_> = requests.iter().map(|request| resident.generate(request).unwrap().rgb).collect();
+    // Planned for a large image, the same memory has room for the activations of several small ones.
+    let large = request(512, 4);
+    let (_, bytes) = levels(&cuda, &dir, &large)[2];
+    let model = Model::load(capped(bytes, Precision::Bf16), &dir).unwrap();
+    assert!(model.memory_plan(&model.plan(&large).unwrap()).unwrap().transformer.streamed() > 0);
+    model.generate(&large).unwrap();
+    thread::scope(|scope| {
+        for (request, expected) in requests.iter().zip(&expected) {
+            let model = &model;
+            scope.spawn(move || {
+                for round in 0..4 {
+                    assert!(model.generate(request).unwrap().rgb == *expected, "round {round}: {request:?}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_larger_image_streams_more_and_a_cancelled_one_leaves_the_model_usable() {
+    let Some(cuda) = cuda() else { return };
+    let dir = default_model();
+    let request = |side| Request { width: Some(side), height: Some(side), ..Request::new("a cat", 7) };
+    let resident = Model::load(cuda.clone(), &dir).unwrap();
+    let sides = [64, 384, 64];
+    let expected = sides.map(|side| resident.generate(&request(side)).unwrap().rgb);
+    // Just enough for the larger image with its blocks streamed, and for all blocks beside the smaller.
+    let (_, bytes) = levels(&cuda, &dir, &request(384))[2];
+    let model = Model::load(capped(bytes, Precision::Bf16), &dir).unwrap();
+    for (side, expected) in sides.into_iter().zip(&expected) {
+        assert!(model.generate(&request(side)).unwrap().rgb == *expected, "{side}");
+    }
+    for stage in [Stage::Text, Stage::Denoise] {
+        let cancel = CancelFlag::default();
+        let request = Request { prompt: format!("a dog, {stage:?}"), ..request(384) };
+        let ended = model.session(&request, 1, &cancel).unwrap().run(&mut |progress| {
+            if progress.stage == stage && progress.done > 0 {
+                cancel.cancel();
+            }
+        });
+        assert!(ended.is_err(), "{stage:?}");
+        assert!(model.generate(&Request { prompt: "a cat".to_string(), ..request }).unwrap().rgb == expected[1]);
+    }
+}
