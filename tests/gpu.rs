@@ -20,6 +20,8 @@ mod compare;
 mod concat;
 #[path = "parity/conv2d.rs"]
 mod conv2d;
+#[path = "parity/dequantise.rs"]
+mod dequantise;
 #[path = "parity/doors.rs"]
 mod doors;
 #[path = "parity/editing.rs"]

@@ -127,6 +127,25 @@ impl BlockScales {
         self.tensor
     }
 
+    /// The bytes for the first `rows` rows of the view, of whole tiles where they lie in tiles, and the row of them that
+    /// is row 0 of the view.
+    ///
+    /// Errors with the reason when there are not so many.
+    pub fn of_rows(&self, rows: usize) -> std::result::Result<(TensorView, usize), String> {
+        let (first, height, row_bytes) = match self.layout {
+            ScaleLayout::Linear => (self.first_row, 1, self.blocks),
+            ScaleLayout::Swizzled => {
+                (self.first_row / TILE[0] * TILE[0], TILE[0], self.blocks.next_multiple_of(TILE[1]))
+            }
+        };
+        let end = (self.first_row + rows).next_multiple_of(height);
+        let start = self.scales.range.start;
+        let range = start + first * row_bytes..start + end * row_bytes;
+        let shape = vec![range.len()];
+        let view = TensorView::new(Arc::clone(&self.scales.file), range, Format::E4m3, shape, Scales::None)?;
+        Ok((view, self.first_row - first))
+    }
+
     /// The byte of a block of a row of the view.
     pub fn get(&self, row: usize, block: usize) -> u8 {
         let row = self.first_row + row;
@@ -278,7 +297,7 @@ impl Scales {
     }
 
     /// What the codes of a row are multiplied by, where it is the same for all of them.
-    pub(super) fn of_row(&self, row: usize) -> f32 {
+    pub fn of_row(&self, row: usize) -> f32 {
         match self {
             Self::Tensor(scale) => *scale,
             Self::Rows(scales) | Self::RowMaxima(scales) => f32_at(scales.bytes(), row),

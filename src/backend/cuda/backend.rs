@@ -7,6 +7,7 @@ use super::buffer::Kind;
 use super::ops::conv2d_input::Input;
 use super::ops::quantise;
 use super::transfer::Rgb8;
+use super::upload::Source;
 use super::{BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Weight, kernels};
 use crate::backend::{Backend, Remark, Stats, Storage, expect_rgb8, wrong_length};
 use crate::error::Result;
@@ -130,10 +131,7 @@ impl Backend for Cuda {
 
     fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Weight> {
         self.check_storage(storage)?;
-        match storage {
-            Storage::Native => self.0.uploader.weight(self.device(), parts),
-            Storage::Fp8 => self.0.uploader.e4m3_weight(self.device(), parts),
-        }
+        self.0.uploader.weight(self.device(), &Source::of(parts, storage, self.has_fp8())?)
     }
 
     fn stream_weight(
@@ -160,7 +158,8 @@ impl Backend for Cuda {
     }
 
     fn merge_weight(&self, base: &Linear<Self>, low_rank: &LowRank<Self>, storage: Storage) -> Result<Option<Weight>> {
-        if base.weight().is_streamed() {
+        // What is in few bits would take the memory of bf16, and what is streamed has none.
+        if base.weight().is_streamed() || base.weight().stored().is_some() {
             return Ok(None);
         }
         self.merge_weight_op(base.weight(), low_rank, storage).map(Some)

@@ -13,7 +13,7 @@ use super::buffer::{Buffer, Kind};
 use super::device::{Device, Stream};
 use super::event::Event;
 use super::slabs::Slabs;
-use super::upload::{Form, MappedFile, Source};
+use super::upload::{MappedFile, Source};
 use super::weight::Weight;
 use crate::backend::{SLABS, Storage, Turns, slab_bytes, slab_of};
 use crate::error::{Error, Result};
@@ -44,7 +44,8 @@ struct State {
 
 #[derive(Default)]
 struct Block {
-    weights: Vec<Source>,
+    /// With the bytes from the start of the slab.
+    weights: Vec<(Source, u64)>,
     bytes: u64,
 }
 
@@ -56,10 +57,10 @@ impl BlockStream {
 
 impl Block {
     /// Takes up a weight behind the others. Returns where it is in the slab.
-    fn push(&mut self, parts: &[TensorView], form: Form) -> u64 {
+    fn push(&mut self, source: Source) -> u64 {
         let offset = self.bytes.next_multiple_of(ALIGNMENT);
-        self.bytes = offset + form.bytes() as u64;
-        self.weights.push(Source { parts: parts.to_vec(), form, offset });
+        self.bytes = offset + source.bytes() as u64;
+        self.weights.push((source, offset));
         offset
     }
 }
@@ -76,14 +77,17 @@ impl Cuda {
         if stream.slabs.are_made() {
             return Err(Error::new("a weight is streamed with blocks whose memory was made before"));
         }
-        let form = Form::of(parts, storage)?;
+        let source = Source::of(parts, storage, self.has_fp8())?;
+        let (form, stored) = (source.form, source.stored.clone());
         let mut state = stream.state();
         if state.blocks.len() <= turn {
             state.blocks.resize_with(turn + 1, Block::default);
         }
-        let offset = state.blocks[turn].push(parts, form);
+        let offset = state.blocks[turn].push(source);
         let scales = form.scales().map(|scales| offset + scales as u64);
-        Ok(Weight::in_slab((Arc::clone(&stream.slabs), slab_of(turn)), [form.rows, form.cols], offset, scales))
+        let weight =
+            Weight::in_slab((Arc::clone(&stream.slabs), slab_of(turn)), [form.rows, form.cols], offset, scales);
+        Ok(weight.with_stored(stored))
     }
 
     /// See [`crate::backend::Backend::allocate_stream`].
@@ -99,7 +103,7 @@ impl Cuda {
         let slabs = bytes.into_iter().map(slab).collect::<Result<Vec<_>>>()?;
         let slabs = slabs.try_into().unwrap_or_else(|_| unreachable!("a buffer for each slab"));
         stream.slabs.set(slabs)?;
-        let views = state.blocks.iter().flat_map(|block| &block.weights).flat_map(|weight| &weight.parts);
+        let views = state.blocks.iter().flat_map(|block| &block.weights).flat_map(|(source, _)| &source.parts);
         state.files = self.0.uploader.files_of(views);
         Ok(())
     }

@@ -11,6 +11,7 @@ use crate::nn::LowRank;
 impl Cuda {
     /// `base + up down` in bf16, quantised after that where `storage` says so.
     pub(crate) fn merge_weight_op(&self, base: &Weight, low_rank: &LowRank<Cuda>, storage: Storage) -> Result<Weight> {
+        let base = &*self.ready(base)?;
         if base.is_e4m3() {
             return Err(Error::new("a weight in e4m3 is not merged: its sums would be rounded twice"));
         }

@@ -34,6 +34,7 @@ mod merge;
 mod ops;
 mod slabs;
 mod staging;
+mod stored;
 mod transfer;
 mod upload;
 mod weight;

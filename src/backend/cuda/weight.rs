@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::buffer::Buffer;
 use super::slabs::Slabs;
+use super::stored::Stored;
 use crate::files::e4m3::MULTIPLE;
 
 /// Rows and columns of bf16 weights are padded with zeros to multiples of this, so that cuBLASLt's fast kernels fit
@@ -11,11 +12,13 @@ use crate::files::e4m3::MULTIPLE;
 pub const PADDING: usize = 8;
 
 /// The weight [rows, cols] of a linear layer, row-major: bf16, padded with zeros to multiples of [`PADDING`], or e4m3
-/// with a float32 scale for each row, padded to multiples of [`MULTIPLE`].
+/// with a float32 scale for each row, padded to multiples of [`MULTIPLE`]; or as a file has it, from which
+/// [`Cuda::ready`](super::Cuda::ready) makes bf16.
 pub struct Weight {
     place: Place,
     rows: usize,
     cols: usize,
+    stored: Option<Arc<Stored>>,
 }
 
 /// Where the values of a weight are.
@@ -33,7 +36,17 @@ enum Place {
 impl Weight {
     /// A matrix that was padded as above.
     pub fn new(buffer: Buffer, rows: usize, cols: usize) -> Self {
-        Self { place: Place::Own(buffer), rows, cols }
+        Self { place: Place::Own(buffer), rows, cols, stored: None }
+    }
+
+    /// The same place, which holds the weight in the format of its file, if there is one.
+    pub fn with_stored(self, stored: Option<Arc<Stored>>) -> Self {
+        Self { stored, ..self }
+    }
+
+    /// How it lies in its place, where that is not as products read it: then it has no stride, padding or scales.
+    pub fn stored(&self) -> Option<&Stored> {
+        self.stored.as_deref()
     }
 
     /// A matrix padded as above, so many bytes behind the start of a slab, with its scales if it is e4m3.
@@ -43,7 +56,7 @@ impl Weight {
         values: u64,
         scales: Option<u64>,
     ) -> Self {
-        Self { place: Place::Slab { slabs, slab, values, scales }, rows, cols }
+        Self { place: Place::Slab { slabs, slab, values, scales }, rows, cols, stored: None }
     }
 
     /// Whether it is in memory only while its block has its turn.

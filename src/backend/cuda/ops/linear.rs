@@ -16,7 +16,7 @@ impl Cuda {
         weight: &Linear<Cuda>,
         bias: Option<&Tensor<Cuda>>,
     ) -> Result<Tensor<Cuda>> {
-        let weight = weight.weight();
+        let weight = &*self.ready(weight.weight())?;
         if weight.is_e4m3() && bias.is_some() {
             return Err(Error::new("no layer with e4m3 weights has a bias").at("op `linear`"));
         }
@@ -43,7 +43,8 @@ impl Cuda {
         }
         let fresh = self.unless_writable(&residual)?;
         let out = fresh.as_ref().unwrap_or(&residual);
-        let product = self.product(x, weight.weight(), Matrix::of(out), out.cols());
+        let weight = self.ready(weight.weight())?;
+        let product = self.product(x, &weight, Matrix::of(out), out.cols());
         // SAFETY: `Tensor::linear_add` checked the shapes; out is the residual or a tensor of its shape.
         unsafe { self.gemm()?.run(&Product { residual: Some(Matrix::of(&residual)), ..product }) }?;
         Ok(fresh.unwrap_or(residual))
@@ -81,7 +82,8 @@ impl Cuda {
 
     /// `linear` of each pair, the results one under the other.
     pub(crate) fn linear_rows_op(&self, parts: &[(&Tensor<Cuda>, &Linear<Cuda>)]) -> Result<Tensor<Cuda>> {
-        let parts: Vec<_> = parts.iter().map(|(x, weight)| (*x, weight.weight())).collect();
+        let ready = parts.iter().map(|(_, weight)| self.ready(weight.weight())).collect::<Result<Vec<_>>>()?;
+        let parts: Vec<_> = parts.iter().zip(&ready).map(|((x, _), weight)| (*x, &**weight)).collect();
         let cols = parts[0].1.rows();
         let e4m3 = parts.iter().any(|(_, weight)| weight.is_e4m3());
         let padded =

@@ -11,6 +11,7 @@ mod concat;
 mod conv2d;
 pub(crate) mod conv2d_input;
 mod conv2d_sm90a;
+pub(crate) mod dequantise;
 mod elementwise;
 mod euler_step;
 mod gated_add;

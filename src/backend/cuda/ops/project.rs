@@ -99,7 +99,8 @@ impl Cuda {
         operands: &[(&Operand<Cuda>, &Linear<Cuda>)],
         heads: Option<&Heads<'_, Cuda>>,
     ) -> Result<Projection<Cuda>> {
-        let parts: Vec<_> = operands.iter().map(|(x, weight)| (x.tensor(), weight.weight())).collect();
+        let ready = operands.iter().map(|(_, weight)| self.ready(weight.weight())).collect::<Result<Vec<_>>>()?;
+        let parts: Vec<_> = operands.iter().zip(&ready).map(|((x, _), weight)| (x.tensor(), &**weight)).collect();
         // In e4m3 the kernel leaves its sums in the tensor cores.
         let sums = |weight: &Weight| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
         let has_factors = operands.iter().any(|(_, weight)| weight.low_rank().is_some());

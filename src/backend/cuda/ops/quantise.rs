@@ -78,7 +78,7 @@ impl Cuda {
 
     /// The values of a weight in float32, row by row without padding: for tests and tools. Waits.
     pub fn weight_values(&self, weight: &Linear<Cuda>) -> Result<Vec<f32>> {
-        self.matrix_values(weight.weight())
+        self.matrix_values(&*self.ready(weight.weight())?)
     }
 
     /// As [`Cuda::weight_values`], of a matrix.

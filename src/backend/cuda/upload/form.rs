@@ -1,7 +1,10 @@
 //! The form in which a weight is in memory.
 
+use std::sync::Arc;
+
 use crate::backend::Storage;
 use crate::backend::cuda::buffer::{Kind, scales_offset};
+use crate::backend::cuda::stored::{Stored, e4m3_rows};
 use crate::backend::cuda::weight::PADDING;
 use crate::error::{Error, Result};
 use crate::files::e4m3::MULTIPLE;
@@ -15,12 +18,39 @@ pub struct Form {
     pub storage: Storage,
 }
 
-/// Where a weight comes from, and its place among others.
+/// Where a weight comes from, and how it is held in memory.
 pub struct Source {
+    /// Its rows, one part under the other.
     pub parts: Vec<TensorView>,
+    /// The form in which products read it.
     pub form: Form,
-    /// Bytes from the start of the memory of all.
-    pub offset: u64,
+    /// Where it stays in the format of its file: how it lies, instead of in that form.
+    pub stored: Option<Arc<Stored>>,
+}
+
+impl Source {
+    /// A weight in `storage`. What a file has in fewer bits stays so: e4m3 is read by products of fp8 where there are
+    /// any (`has_fp8`), all else is dequantised for each product.
+    ///
+    /// Errors when a file has parts in a form that they cannot be brought to.
+    pub fn of(parts: &[TensorView], storage: Storage, has_fp8: bool) -> Result<Self> {
+        let quantised = match storage == Storage::Fp8 || has_fp8 {
+            true => parts.iter().map(e4m3_rows).collect::<Result<Option<Vec<_>>>>()?,
+            false => None,
+        };
+        if let Some(quantised) = quantised {
+            let beside = |(part, rows): (&TensorView, TensorView)| part.clone().with_quantised(Some(rows));
+            let parts: Vec<_> = parts.iter().zip(quantised).map(beside).collect();
+            return Ok(Self { form: Form::of(&parts, Storage::Fp8)?, parts, stored: None });
+        }
+        let stored = if storage == Storage::Native { Stored::of(parts)?.map(Arc::new) } else { None };
+        Ok(Self { parts: parts.to_vec(), form: Form::of(parts, storage)?, stored })
+    }
+
+    /// Bytes of all of it.
+    pub fn bytes(&self) -> usize {
+        self.stored.as_ref().map_or_else(|| self.form.bytes(), |stored| stored.bytes())
+    }
 }
 
 impl Form {

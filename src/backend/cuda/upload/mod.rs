@@ -22,6 +22,7 @@ use super::device::{Device, Stream};
 use super::driver::failed;
 use super::gemm::Matrix;
 use super::ops::quantise::e4m3_block;
+use super::stored::Stored;
 use super::weight::Weight;
 use crate::backend::Storage;
 use crate::error::{Error, Result};
@@ -103,12 +104,27 @@ impl Uploader {
         self.copier.registered()
     }
 
-    /// A weight matrix of the parts' rows, one part under the other; rows and columns padded with zeros to multiples of
-    /// [`PADDING`](super::weight::PADDING).
-    pub fn weight(&self, device: &Arc<Device>, parts: &[TensorView]) -> Result<Weight> {
-        self.rows(device, parts, When::Together)
+    /// A weight in memory of its own.
+    pub fn weight(&self, device: &Arc<Device>, source: &Source) -> Result<Weight> {
+        match (&source.stored, source.form.storage) {
+            (Some(stored), _) => self.stored(device, stored, source.form),
+            (None, Storage::Native) => self.rows(device, &source.parts, When::Together),
+            (None, Storage::Fp8) => self.e4m3_weight(device, &source.parts),
+        }
     }
 
+    /// A weight in the format of its file.
+    fn stored(&self, device: &Arc<Device>, stored: &Arc<Stored>, form: Form) -> Result<Weight> {
+        let stream = device.upload_stream();
+        let buffer = Buffer::on_stream(device, stream, Kind::Byte, stored.bytes())?;
+        let mut queue = Queue::new(stream);
+        push_stored(&mut queue, stored, buffer.address());
+        self.enqueue(device, queue, When::Together)?;
+        Ok(Weight::new(buffer, form.rows, form.cols).with_stored(Some(Arc::clone(stored))))
+    }
+
+    /// A bf16 matrix of the parts' rows, one part under the other; rows and columns padded with zeros to multiples of
+    /// [`PADDING`](super::weight::PADDING).
     fn rows(&self, device: &Arc<Device>, parts: &[TensorView], when: When) -> Result<Weight> {
         let (form, stream) = (Form::of(parts, Storage::Native)?, device.upload_stream());
         let buffer = Buffer::on_stream(device, stream, Kind::Bf16, form.padded_rows() * form.stride())?;
@@ -119,12 +135,12 @@ impl Uploader {
         Ok(Weight::new(buffer, form.rows, form.cols))
     }
 
-    /// As [`Uploader::weight`], in e4m3 with a scale for each row; padded to multiples of [`MULTIPLE`]. Where no file
+    /// A weight in e4m3 with a scale for each row; padded to multiples of [`MULTIPLE`]. Where no file
     /// holds e4m3, a bf16 copy goes up at once, and is freed behind the kernel that reads it, so that never more than
     /// one is there.
     ///
     /// [`MULTIPLE`]: crate::files::e4m3::MULTIPLE
-    pub fn e4m3_weight(&self, device: &Arc<Device>, parts: &[TensorView]) -> Result<Weight> {
+    fn e4m3_weight(&self, device: &Arc<Device>, parts: &[TensorView]) -> Result<Weight> {
         let (form, stream) = (Form::of(parts, Storage::Fp8)?, device.upload_stream());
         if let Some(e4m3) = quantised_parts(parts) {
             let buffer = Buffer::e4m3_on_stream(device, stream, form.padded_rows(), form.stride())?;
@@ -162,11 +178,21 @@ impl Uploader {
     ///
     /// # Safety
     /// Behind `address` is a live buffer with room for all of the weights, which work on `stream` may write.
-    pub unsafe fn write(&self, device: &Arc<Device>, stream: Stream, weights: &[Source], address: u64) -> Result<()> {
+    pub unsafe fn write(
+        &self,
+        device: &Arc<Device>,
+        stream: Stream,
+        weights: &[(Source, u64)],
+        address: u64,
+    ) -> Result<()> {
         let mut queue = Queue::new(stream);
         let mut to_quantise = Vec::new();
-        for Source { parts, form, offset } in weights {
+        for (Source { parts, form, stored }, offset) in weights {
             let to = address + offset;
+            if let Some(stored) = stored {
+                push_stored(&mut queue, stored, to);
+                continue;
+            }
             match (form.storage, quantised_parts(parts)) {
                 // SAFETY: what the caller promises.
                 (Storage::Native, _) => unsafe { push_rows(device, &mut queue, parts, *form, to) }?,
@@ -282,6 +308,20 @@ unsafe fn push_rows(device: &Arc<Device>, queue: &mut Queue, parts: &[TensorView
     }
     // SAFETY: what the caller promises.
     unsafe { clear_padding(device, queue.stream, form, to) }
+}
+
+/// Jobs for a weight in the format of its file at device address `to`, where there is room for it.
+fn push_stored(queue: &mut Queue, stored: &Stored, to: u64) {
+    for part in stored.parts() {
+        let raw = |view: &TensorView, at: usize| Job {
+            view: view.clone(),
+            conversion: None,
+            to: to + at as u64,
+            place: None,
+        };
+        queue.jobs.push(raw(&part.values, part.values_at));
+        queue.jobs.extend(part.scales.iter().map(|scales| raw(scales, part.scales_at)));
+    }
 }
 
 /// Jobs for values and scales of an e4m3 weight at device address `to`, as files hold them.

@@ -1,0 +1,226 @@
+//! Weights that stay in the format of their file: where their bytes and scales lie on the device, and how a kernel makes
+//! bf16 of them.
+
+use std::sync::Arc;
+
+use super::device::Device;
+use crate::error::{Error, Result};
+use crate::files::e4m3::MULTIPLE;
+use crate::files::{Bytes, Format, ScaleLayout, Scales, TensorView};
+
+/// Values and scales begin at multiples of this, as the driver aligns an allocation.
+const ALIGNMENT: usize = 256;
+/// Values that a kernel stores at once.
+const CHUNK: usize = 8;
+/// Values of a block of threads: `TILE` in cuda/dequantise.cu.
+const TILE: usize = 8192;
+/// `THREADS` there.
+const THREADS: usize = 256;
+/// What bitsandbytes multiplies with instead of dividing by 127.
+const PER_STEP: f32 = 1.0 / 127.0;
+
+/// A weight in the format of its file, or in those of its parts, which lie one behind the other.
+pub struct Stored {
+    parts: Vec<Part>,
+    cols: usize,
+    bytes: usize,
+}
+
+/// Rows of a weight that are of one format.
+pub struct Part {
+    /// As they are in the file.
+    pub values: TensorView,
+    /// What the kernel reads beside the values, brought to the form in which it does.
+    pub scales: Option<TensorView>,
+    /// Bytes from the start of the weight's memory.
+    pub values_at: usize,
+    /// The same of the scales.
+    pub scales_at: usize,
+    decode: Decode,
+}
+
+/// A kernel of cuda/dequantise.cu, and its own arguments.
+enum Decode {
+    /// Blocks that hold their scales.
+    Blocks(&'static str),
+    /// A scale for each row, and a factor behind it.
+    Rows(&'static str, f32),
+    /// Groups of columns that were multiplied by a matrix.
+    Rotated {
+        group: usize,
+    },
+    Nvfp4 {
+        first_row: usize,
+        is_swizzled: bool,
+        tensor: f32,
+        high_first: bool,
+    },
+    Mxfp8 {
+        first_row: usize,
+        is_swizzled: bool,
+    },
+    /// 16 values of codes, and behind them largest magnitudes.
+    Codebook {
+        block: usize,
+        first_value: usize,
+    },
+}
+
+impl Stored {
+    /// The weight whose rows are the parts' rows; none where the device does not dequantise one of them, or all are
+    /// plain floats.
+    pub fn of(parts: &[TensorView]) -> Result<Option<Self>> {
+        let cols = parts.first().map_or(0, TensorView::cols);
+        if !cols.is_multiple_of(CHUNK) || parts.iter().any(|part| part.elements() == 0) {
+            return Ok(None);
+        }
+        let (mut stored, mut bytes) = (Vec::with_capacity(parts.len()), 0);
+        for part in parts {
+            let Some((scales, decode)) = of_part(part)? else { return Ok(None) };
+            let values_at = bytes;
+            bytes = (bytes + part.bytes().len()).next_multiple_of(ALIGNMENT);
+            let scales_at = bytes;
+            bytes += scales.as_ref().map_or(0, |scales| scales.bytes().len()).next_multiple_of(ALIGNMENT);
+            stored.push(Part { values: part.clone(), scales, values_at, scales_at, decode });
+        }
+        Ok(Some(Self { parts: stored, cols, bytes }))
+    }
+
+    /// Bytes of all of it.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The parts, in the order of their rows.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Makes bf16 of it, rows without padding, by work on the compute stream.
+    ///
+    /// # Safety
+    /// The weight lies at `from`, and behind `to` is room for all of its values.
+    pub unsafe fn dequantise(&self, device: &Arc<Device>, from: u64, to: u64) -> Result<()> {
+        let mut row = 0;
+        for part in &self.parts {
+            let out = to + (row * self.cols * size_of::<half::bf16>()) as u64;
+            // SAFETY: what the caller promises.
+            unsafe { part.dequantise(device, from, out, self.cols) }?;
+            row += part.values.rows();
+        }
+        Ok(())
+    }
+}
+
+impl Part {
+    /// # Safety
+    /// As [`Stored::dequantise`].
+    unsafe fn dequantise(&self, device: &Arc<Device>, from: u64, to: u64, cols: usize) -> Result<()> {
+        let (elements, scales) = (self.values.elements(), from + self.scales_at as u64);
+        let kernel = match &self.decode {
+            Decode::Blocks(kernel) | Decode::Rows(kernel, _) => kernel,
+            Decode::Rotated { .. } => "dequantise_int8_rotated",
+            Decode::Nvfp4 { .. } => "dequantise_nvfp4",
+            Decode::Mxfp8 { .. } => "dequantise_mxfp8",
+            Decode::Codebook { .. } => "dequantise_codebook4",
+        };
+        let launch = device.launch("dequantise", kernel)?;
+        let launch = launch.address(from + self.values_at as u64).address(to).long(elements);
+        let launch = match self.decode {
+            Decode::Blocks(_) => launch,
+            Decode::Rows(_, after) => launch.int(cols).address(scales).float(after),
+            Decode::Rotated { group } => launch.int(cols).address(scales).int(group).float(1.0 / (group as f32).sqrt()),
+            Decode::Nvfp4 { first_row, is_swizzled, tensor, high_first } => {
+                let launch = launch.int(cols).address(scales).int(first_row).int(usize::from(is_swizzled));
+                launch.float(tensor).int(usize::from(high_first))
+            }
+            Decode::Mxfp8 { first_row, is_swizzled } => {
+                launch.int(cols).address(scales).int(first_row).int(usize::from(is_swizzled))
+            }
+            Decode::Codebook { block, first_value } => {
+                let maxima = scales + 16 * size_of::<f32>() as u64;
+                launch.address(scales).address(maxima).int(block).long(first_value)
+            }
+        };
+        // SAFETY: types and order match the kernel in cuda/dequantise.cu. The values are of whole blocks, and as many
+        // as `to` has room for; scales are those of the format, as `of_part` brought them together.
+        unsafe { launch.run([elements.div_ceil(TILE), 1, 1], [THREADS, 1, 1]) }
+    }
+}
+
+/// What goes to the device beside the values of a part, and how they are decoded; none for plain floats, and where no
+/// kernel takes the part.
+fn of_part(part: &TensorView) -> Result<Option<(Option<TensorView>, Decode)>> {
+    let is_swizzled = |layout| layout == ScaleLayout::Swizzled;
+    let blocks = |kernel| Ok(Some((None, Decode::Blocks(kernel))));
+    let rows = |kernel, after| Ok(Some((Some(row_scales(part)?), Decode::Rows(kernel, after))));
+    match (part.format(), part.scales()) {
+        (Format::Q8_0, _) => blocks("dequantise_q8_0"),
+        (Format::Q4_0, _) => blocks("dequantise_q4_0"),
+        (Format::Q4_1, _) => blocks("dequantise_q4_1"),
+        (Format::Q5_0, _) => blocks("dequantise_q5_0"),
+        (Format::Q5_1, _) => blocks("dequantise_q5_1"),
+        (Format::Q2K, _) => blocks("dequantise_q2_k"),
+        (Format::Q3K, _) => blocks("dequantise_q3_k"),
+        (Format::Q4K, _) => blocks("dequantise_q4_k"),
+        (Format::Q5K, _) => blocks("dequantise_q5_k"),
+        (Format::Q6K, _) => blocks("dequantise_q6_k"),
+        (Format::Iq4Nl, _) => blocks("dequantise_iq4_nl"),
+        (Format::Iq4Xs, _) => blocks("dequantise_iq4_xs"),
+        (Format::E4m3, _) => rows("dequantise_e4m3", 1.0),
+        (Format::E5m2, _) => rows("dequantise_e5m2", 1.0),
+        (Format::Int8, Scales::RowMaxima(_)) => rows("dequantise_int8", PER_STEP),
+        (Format::Int8, _) => rows("dequantise_int8", 1.0),
+        (Format::Int8Rotated { group }, _) if TILE.is_multiple_of(usize::from(group)) => {
+            Ok(Some((Some(row_scales(part)?), Decode::Rotated { group: usize::from(group) })))
+        }
+        (Format::Nvfp4 | Format::Nvfp4LowFirst, Scales::Blocks(scales)) => {
+            let (view, first_row) = scales.of_rows(part.rows()).map_err(wrong)?;
+            let (is_swizzled, tensor) = (is_swizzled(scales.layout()), scales.tensor());
+            let high_first = part.format() == Format::Nvfp4;
+            Ok(Some((Some(view), Decode::Nvfp4 { first_row, is_swizzled, tensor, high_first })))
+        }
+        (Format::Mxfp8, Scales::Blocks(scales)) => {
+            let (view, first_row) = scales.of_rows(part.rows()).map_err(wrong)?;
+            Ok(Some((Some(view), Decode::Mxfp8 { first_row, is_swizzled: is_swizzled(scales.layout()) })))
+        }
+        (Format::Codebook4, Scales::Codebook(book)) => {
+            let (block, values) = (book.block(), part.elements());
+            // Blocks run along the whole tensor: the first one may begin before the part.
+            let first_value = book.first_value() % block;
+            let blocks = (first_value + values).div_ceil(block);
+            let maxima = (0..blocks).map(|index| book.maximum_of((index * block).saturating_sub(first_value)));
+            let scales = computed(book.table().iter().copied().chain(maxima).collect())?;
+            Ok(Some((Some(scales), Decode::Codebook { block, first_value })))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// A scale for each row, also where the file has one for all.
+fn row_scales(part: &TensorView) -> Result<TensorView> {
+    computed((0..part.rows()).map(|row| part.scales().of_row(row)).collect())
+}
+
+/// A part that is e4m3 in the file as products of fp8 read it, with a scale for each row; none where it is something
+/// else, or rows are not as long as those products need.
+pub fn e4m3_rows(part: &TensorView) -> Result<Option<TensorView>> {
+    if part.format() != Format::E4m3 || part.shape().len() != 2 || !part.cols().is_multiple_of(MULTIPLE) {
+        return Ok(None);
+    }
+    let (start, scales) = (part.start(), Scales::Rows(Box::new(row_scales(part)?)));
+    let range = start..start + part.bytes().len();
+    let rows = TensorView::new(Arc::clone(part.file()), range, Format::E4m3Rows, part.shape().to_vec(), scales);
+    rows.map(Some).map_err(wrong)
+}
+
+/// Float32 values of ours.
+fn computed(values: Vec<f32>) -> Result<TensorView> {
+    let count = values.len();
+    let bytes = Arc::new(Bytes::Computed(values));
+    TensorView::new(bytes, 0..count * size_of::<f32>(), Format::F32, vec![count], Scales::None).map_err(wrong)
+}
+
+fn wrong(why: String) -> Error {
+    Error::new(format!("a weight {why}"))
+}
