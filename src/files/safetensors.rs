@@ -116,6 +116,11 @@ impl Safetensors {
         self.entries.contains_key(name)
     }
 
+    /// The shape of the tensor `name`, if there is one.
+    pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.entries.get(name).map(|entry| entry.shape.clone())
+    }
+
     /// The names of all tensors, in no order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)

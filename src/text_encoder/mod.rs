@@ -7,6 +7,7 @@ mod config;
 mod guard;
 mod layer;
 mod prompt;
+mod qwen3;
 mod tokenizer_file;
 
 pub use config::TextEncoderConfig;
@@ -19,7 +20,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::backend::{Backend, GraphCache};
 use crate::error::{Error, Result};
-use crate::files::{ModelFiles, TensorFiles, TensorView};
+use crate::files::{ModelFiles, Role, TensorFiles, TensorView};
 use crate::nn::Weights;
 use crate::ops::{Mask, Pairs, Rope, TokenLayout};
 use crate::tensor::Tensor;
@@ -191,7 +192,7 @@ impl<B: Backend> Layers<B> {
     }
 }
 
-/// Opens the encoder's files in a model folder.
+/// Opens the encoder's files.
 pub fn open(dir: &ModelFiles) -> Result<TensorFiles> {
-    dir.tensors("text_encoder", "model")
+    dir.component(Role::TextEncoder).tensors()
 }

@@ -117,15 +117,26 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Inner, String> {
     file.check_sizes()?;
     let File { added_tokens, normalizer, model, .. } = file;
     let merges = model.merges.into_iter().map(|Merge(left, right)| (left, right)).collect();
-    let bpe =
-        BPE::builder().vocab_and_merges(model.vocab, merges).build().map_err(|e| format!("not a tokenizer: {e}"))?;
+    build(model.vocab, merges, normalizer.map(|_| NFC), &added_tokens)
+}
+
+/// The tokenizer of a vocabulary, its merges, and tokens that are no words of it.
+///
+/// Errors with the reason when a merge names a token that is not in the vocabulary.
+pub(super) fn build(
+    vocab: Vocab,
+    merges: Vec<(String, String)>,
+    normalizer: Option<NFC>,
+    added_tokens: &[AddedToken],
+) -> Result<Inner, String> {
+    let bpe = BPE::builder().vocab_and_merges(vocab, merges).build().map_err(|e| format!("not a tokenizer: {e}"))?;
     let split = Split::new(SplitPattern::Regex(SPLIT_REGEX.into()), SplitDelimiterBehavior::Isolated, false)
         .map_err(|e| format!("the program's own pattern is refused: {e}"))?;
     let mut inner = Inner::new(bpe);
-    inner.with_normalizer(normalizer.map(|_| NFC));
+    inner.with_normalizer(normalizer);
     // Decoder and post-processor change no ids, so they are left out.
     inner.with_pre_tokenizer(Some(Sequence::new(vec![split.into(), ByteLevel::new(false, false, false).into()])));
-    inner.add_tokens(&added_tokens);
+    inner.add_tokens(added_tokens);
     Ok(inner)
 }
 

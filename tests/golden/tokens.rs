@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use flux::files::ModelFiles;
+use flux::files::{Folder, TokenizerFile};
 use flux::text_encoder::Tokenizer;
 
 use crate::support::golden;
@@ -15,12 +15,12 @@ struct Row {
 
 fn tokenizer(length: usize) -> (tempfile::TempDir, Tokenizer) {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::create_dir(dir.path().join("tokenizer")).unwrap();
     let mut json = Vec::new();
     let file = std::fs::File::open(golden("qwen3-tokenizer.json.gz")).unwrap();
     flate2::read::GzDecoder::new(file).read_to_end(&mut json).unwrap();
-    std::fs::write(dir.path().join("tokenizer/tokenizer.json"), json).unwrap();
-    let tokenizer = Tokenizer::load(&ModelFiles::Folder(dir.path().to_path_buf()), length).unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();
+    let file = TokenizerFile::Json(Folder::Disk(dir.path().to_path_buf()), "tokenizer.json".to_string());
+    let tokenizer = Tokenizer::load(&file, length).unwrap();
     (dir, tokenizer)
 }
 
