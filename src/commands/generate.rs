@@ -101,7 +101,7 @@ fn seed_note(first: u64, last: u64) -> Option<String> {
 fn cache_folder(dir: &ModelFiles) -> Result<PathBuf> {
     let folder = dir.folder().map(Path::to_path_buf);
     folder.ok_or_else(|| {
-        Error::usage("the model has no folder of its own in which weights could be cached")
+        Error::usage("the built-in model and single files have no folder in which weights could be cached")
             .at("--fp8-cache")
             .hint("name a model in the diffusers layout with `-d`")
     })

@@ -6,10 +6,9 @@ use serde::de::DeserializeOwned;
 
 use super::component::{Component, ConfigPlace};
 use super::folder::{EmbeddedFile, Folder};
-use super::model_paths::ModelPaths;
 use super::recognise::Role;
 use super::variant::Variant;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 pub(super) const INDEX: &str = "model_index.json";
 const TOKENIZER_FOLDER: &str = "tokenizer";
@@ -43,15 +42,6 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// The model at `path`: a folder in the diffusers layout, the transformer's folder of one, a folder in ComfyUI's
-    /// layout, or a file of a transformer with the other parts around it.
-    ///
-    /// Errors when it is none of these, or a part is missing or stands there more than once.
-    pub fn open(path: &Path) -> Result<Self> {
-        let paths = ModelPaths { model: Some(path.to_path_buf()), ..ModelPaths::default() };
-        paths.open(|| Err(Error::new("a model was named")))
-    }
-
     /// The model that the program carries.
     pub fn embedded(files: &'static [EmbeddedFile]) -> Self {
         Self::of_folder(Folder::Embedded(files, String::new()), "tiny".to_string())

@@ -29,6 +29,17 @@ pub struct ModelPaths {
     pub variant: Option<Variant>,
 }
 
+impl ModelFiles {
+    /// The model at `path`: a folder in the diffusers layout, the transformer's folder of one, a folder in ComfyUI's
+    /// layout, or a file of a transformer with the other parts around it.
+    ///
+    /// Errors when it is none of these, or a part is missing or stands there more than once.
+    pub fn open(path: &Path) -> Result<Self> {
+        let paths = ModelPaths { model: Some(path.to_path_buf()), ..ModelPaths::default() };
+        paths.open(|| Err(Error::new("a model was named")))
+    }
+}
+
 impl ModelPaths {
     /// The files of the model; `default` where none is named.
     ///
@@ -174,13 +185,15 @@ fn is_transformer_folder(path: &Path) -> bool {
 fn of_transformer_folder(path: &Path) -> ModelFiles {
     let component = Component::folder(Role::Transformer, Folder::Disk(path.to_path_buf()));
     let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    let mut model = match full.parent().filter(|parent| regular::exists(&parent.join(INDEX))) {
-        Some(parent) => ModelFiles::of_folder(Folder::Disk(parent.to_path_buf()), String::new()),
-        None => without_parts(&component, &around(path)),
+    let whole = full.parent().filter(|parent| regular::exists(&parent.join(INDEX)));
+    let (model, name) = match whole {
+        Some(parent) => {
+            let name = format!("{}/{}", folder_name(parent), folder_name(path));
+            (ModelFiles::of_folder(Folder::Disk(parent.to_path_buf()), String::new()), name)
+        }
+        None => (without_parts(&component, &around(path)), folder_name(path)),
     };
-    model.name = folder_name(path);
-    model.transformer = component;
-    model
+    ModelFiles { name, transformer: component, ..model }
 }
 
 /// The model whose transformer is a file.
@@ -240,6 +253,7 @@ fn find_fitting(transformer: &Component, roots: &[PathBuf], role: Role) -> Resul
     };
     let (fitting, others): (Vec<_>, Vec<_>) = candidates(roots, role).into_iter().partition(|found| fits(found.width));
     only(&fitting, role, || missing(transformer, role, [features, channels], &others))
+        .map_err(|e| e.at(transformer.path().display().to_string()))
 }
 
 fn missing(transformer: &Component, role: Role, [features, channels]: [usize; 2], others: &[Candidate]) -> Error {

@@ -105,18 +105,17 @@ impl TensorFiles {
     ///
     /// Errors when there is no such tensor, or it has fewer axes.
     pub fn axis(&self, name: &str, axis: usize) -> Result<usize> {
-        let shape = self.shape(name).ok_or_else(|| self.missing(name))?;
-        shape.get(axis).copied().ok_or_else(|| {
-            let few = Error::new(format!("tensor `{name}` is {shape:?}, expected more axes"));
-            self.files.first().map_or(few.clone(), |file| few.at_path(file.path()))
-        })
+        let shape = self.shape(name).ok_or_else(|| self.wrong(format!("tensor `{name}` is missing")))?;
+        let length = shape.get(axis).copied();
+        length.ok_or_else(|| self.wrong(format!("tensor `{name}` is {shape:?}, expected more axes")))
     }
 
-    fn missing(&self, name: &str) -> Error {
-        let missing = Error::new(format!("tensor `{name}` is missing"));
+    /// An error of the first file.
+    fn wrong(&self, what: String) -> Error {
+        let error = Error::new(what).hint("the file is no whole part of a klein model: fetch it again, or another one");
         match self.files.first() {
-            Some(file) => missing.at_path(file.path()),
-            None => missing,
+            Some(file) => error.at_path(file.path()),
+            None => error,
         }
     }
 
@@ -159,7 +158,11 @@ impl TensorFiles {
     ///
     /// Errors as [`TensorFiles::get`].
     pub fn parts(&self, name: &str, shape: &[usize]) -> Result<Vec<TensorView>> {
-        let places = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
+        let missing = || {
+            let error = Error::new(format!("tensor `{name}` is missing"));
+            self.files.first().map_or(error.clone(), |file| error.at_path(file.path()))
+        };
+        let places = self.tensors.get(name).ok_or_else(missing)?;
         let mut parts = places.iter().map(|place| self.part(place, places.len(), shape)).collect::<Result<Vec<_>>>()?;
         if let (Some(file), [_, _], [view]) = (&self.quantised, shape, &mut parts[..])
             && file.contains(name)

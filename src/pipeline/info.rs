@@ -3,8 +3,8 @@
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::files::{FETCH_A_MODEL, ModelFiles, Role, Variant};
-use crate::text_encoder::TextEncoderConfig;
+use crate::files::{FETCH_A_MODEL, ModelFiles, Role, TokenizerFile, Variant};
+use crate::text_encoder::{QWEN3_TOKENS, TextEncoderConfig};
 use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
 
@@ -123,6 +123,14 @@ impl ModelInfo {
     }
 
     fn check(&self, dir: &ModelFiles, index_names_size: bool) -> Result<()> {
+        let vocabulary = self.text_encoder.vocab_size;
+        if matches!(dir.tokenizer(), TokenizerFile::Qwen3) && vocabulary < QWEN3_TOKENS {
+            return Err(Error::new(format!(
+                "the text encoder has a vocabulary of {vocabulary}, and Qwen3's tokenizer {QWEN3_TOKENS} tokens"
+            ))
+            .at(dir.component(Role::TextEncoder).path().display().to_string())
+            .hint("name the tokenizer of this text encoder with `--tokenizer`"));
+        }
         let features = self.out_layers.len() * self.text_encoder.hidden_size;
         if features != self.transformer.joint_attention_dim {
             return Err(Error::new(format!(

@@ -13,6 +13,7 @@ mod tokenizer_file;
 pub use config::TextEncoderConfig;
 pub use layer::Layer;
 pub use prompt::{PromptTokens, Tokenizer};
+pub use qwen3::TOKENS as QWEN3_TOKENS;
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;

@@ -18,6 +18,9 @@ use super::tokenizer_file::{Inner, build};
 const MERGES: &[u8] = include_bytes!("../../models/qwen3-tokenizer/merges.txt.gz");
 const CONFIG: &[u8] = include_bytes!("../../models/qwen3-tokenizer/tokenizer_config.json");
 
+/// Its tokens, those that are added included.
+pub const TOKENS: usize = 151_669;
+
 #[derive(Deserialize)]
 struct Config {
     added_tokens_decoder: BTreeMap<u32, AddedToken>,

@@ -114,6 +114,11 @@ impl VaeConfig {
             let sizes: Vec<_> = channels.iter().map(|channels| (key, *channels, bounds())).collect();
             place.check_sizes(&sizes)?;
         }
+        let groups = self.norm_num_groups;
+        let all = self.block_out_channels.iter().chain(self.decoder_channels());
+        if let Some(channels) = all.into_iter().find(|channels| !channels.is_multiple_of(groups)) {
+            return error(format!("norm_num_groups {groups} does not divide {channels} channels"));
+        }
         if !(0.0..1.0).contains(&self.batch_norm_eps) {
             return error(format!("batch_norm_eps {} must be in 0..1", self.batch_norm_eps));
         }

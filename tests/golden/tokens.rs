@@ -24,6 +24,59 @@ fn tokenizer(length: usize) -> (tempfile::TempDir, Tokenizer) {
     (dir, tokenizer)
 }
 
+/// The words, numbers, symbols and letters of many scripts that tell two tokenizers apart, in an order of no language.
+fn strange_texts() -> impl Iterator<Item = String> {
+    let pieces = [
+        "a",
+        "Äpfel",
+        " the",
+        "it's",
+        "WE'LL",
+        "\n\n",
+        "\r\n ",
+        "123456",
+        "日本語",
+        "שלום",
+        "🧀🏽",
+        "e\u{301}",
+        "<|im_end|>",
+    ]
+    .into_iter()
+    .chain([
+        "<think>",
+        "</tool_call>",
+        "<|endoftext",
+        "\t",
+        "  ",
+        "-->",
+        "::",
+        "\u{a0}",
+        "ﬁ",
+        "\u{1100}\u{1161}",
+        "\0",
+        "_x",
+        "Σ",
+    ]);
+    let pieces: Vec<&str> = pieces.collect();
+    (0..2000usize).map(move |seed| {
+        let mut state = seed as u64;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            pieces[(state >> 33) as usize % pieces.len()]
+        };
+        (0..1 + seed % 12).map(|_| next()).collect()
+    })
+}
+
+#[test]
+fn the_tokenizer_that_the_program_carries_gives_the_ids_of_the_file() {
+    let (_dir, of_file) = tokenizer(512);
+    let carried = Tokenizer::load(&TokenizerFile::Qwen3, 512).unwrap();
+    for text in strange_texts() {
+        assert_eq!(carried.encode(&text).unwrap(), of_file.encode(&text).unwrap(), "{text:?}");
+    }
+}
+
 #[test]
 fn prompts_become_the_ids_of_the_reference() {
     const PAD: u32 = 151643;
