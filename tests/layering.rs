@@ -98,7 +98,15 @@ const CRATES: [(&str, &[&str]); 18] = [
     ("zune_jpeg", &["input/"]),
     // The program replaces files in one way; measurements write weights to a folder of their own.
     ("tempfile", &["files/atomic.rs", "files/partial.rs", "bench/weights.rs"]),
-    ("tokenizers", &["text_encoder/tokenizer_file.rs", "text_encoder/prompt.rs", "text_encoder/qwen3.rs"]),
+    (
+        "tokenizers",
+        &[
+            "text_encoder/tokenizer_file.rs",
+            "text_encoder/prompt.rs",
+            "text_encoder/qwen3.rs",
+            "text_encoder/gguf_tokenizer.rs",
+        ],
+    ),
     ("flate2", &["text_encoder/qwen3.rs"]),
     ("rand_mt", &["sampler/noise.rs"]),
     ("rand", &["sampler/portable.rs", "cli.rs"]),

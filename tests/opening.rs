@@ -54,6 +54,7 @@ pub static FILES: LazyLock<Files> = LazyLock::new(|| {
 });
 
 impl Files {
+    /// A path in the folder.
     pub fn at(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -70,6 +71,7 @@ fn paths(names: [&str; 4]) -> ModelPaths {
     ModelPaths { model, text_encoder, vae, tokenizer, variant: None }
 }
 
+/// The model of these paths.
 pub fn open(names: [&str; 4]) -> flux::Result<ModelFiles> {
     paths(names).open(|| ModelFiles::open("models/tiny".as_ref()))
 }

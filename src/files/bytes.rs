@@ -60,4 +60,15 @@ impl Bytes {
             Bytes::Embedded(_) | Bytes::Computed(_) => Ok(self.as_slice().len() as u64),
         }
     }
+
+    /// Errors when the file is not as long as when it was opened. Reading what was cut off would end the program.
+    pub fn check_length(&self) -> Result<()> {
+        let then = self.as_slice().len() as u64;
+        let what = match self.length_now() {
+            Ok(now) if now == then => return Ok(()),
+            Ok(now) => format!("the file had {then} bytes when it was opened, and has {now} now"),
+            Err(error) => format!("the file cannot be read any more: {error}"),
+        };
+        Err(Error::new(what).hint("leave a model's files as they are while images are made; run again"))
+    }
 }

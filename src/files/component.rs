@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::container::Container;
 use super::folder::{FETCH_AGAIN, Folder};
 use super::names::Names;
 use super::recognise::{Kind, Role};
-use super::safetensors::Safetensors;
 use super::tensor_files::TensorFiles;
 use crate::error::{Error, Result};
 
@@ -147,7 +147,7 @@ impl Component {
             Source::File(path) => vec![open_weights(path)?],
             Source::Missing(error) => return Err(error.clone()),
         };
-        let names = match Kind::of(files.iter().flat_map(Safetensors::names)) {
+        let names = match Kind::of(files.iter().flat_map(Container::names)) {
             Kind::Component(role, names) if role == self.role => names,
             _ => Names::OWN,
         };
@@ -158,8 +158,8 @@ impl Component {
 /// Opens a file of weights.
 ///
 /// Errors when it is none of a kind that is read, is cut off, or its header is wrong.
-pub fn open_weights(path: &Path) -> Result<Safetensors> {
-    Safetensors::open(path, FETCH_AGAIN)
+pub fn open_weights(path: &Path) -> Result<Container> {
+    Container::open(path, FETCH_AGAIN)
 }
 
 /// What a config says of weights that are quantised.

@@ -2,44 +2,54 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
-
-use super::e4m3;
+use super::blocks::micro::FirstNibble;
+use super::blocks::{codebook, floats, int8, iq4, k_quants, micro, small};
 use super::format::Format;
+use super::scales::Scales;
 use super::tensor_view::TensorView;
 
-/// Writes some rows of a tensor to `out` [rows, cols] in float32, exactly. This is the definition of each [`Format`].
+/// Writes some rows of a tensor to `out` [rows, cols] in float32. This is the definition of each [`Format`].
+///
+/// Panics when there are no such rows, or `out` has another length.
 pub fn dequantise_rows(view: &TensorView, rows: Range<usize>, out: &mut [f32]) {
     let some = view.row_range(rows);
     assert_eq!(out.len(), some.elements(), "values of rows");
-    let bytes = some.bytes();
-    match some.format() {
-        Format::Bf16 => each(bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-        Format::F16 => each(bytes, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
-        Format::F32 => each(bytes, out, f32::from_le_bytes),
-        Format::E4m3Rows => dequantise_e4m3(&some, out),
-    }
-}
-
-/// Converts values of `N` bytes each, one by one.
-fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
-    let (values, _) = bytes.as_chunks::<N>();
-    out.iter_mut().zip(values).for_each(|(out, bytes)| *out = value(*bytes));
-}
-
-fn dequantise_e4m3(view: &TensorView, out: &mut [f32]) {
     if out.is_empty() {
         return;
     }
-    let scales = view.scales().expect("a view of this format has scales").to_f32();
-    let rows = out.chunks_exact_mut(view.cols()).zip(view.bytes().chunks_exact(view.row_bytes()));
-    for ((out, row), scale) in rows.zip(scales) {
-        out.iter_mut().zip(row).for_each(|(out, bits)| *out = e4m3::to_f32(*bits) * scale);
+    let (bytes, cols, scales) = (some.bytes(), some.cols(), some.scales());
+    match (some.format(), scales) {
+        (Format::Bf16, _) => floats::bf16(bytes, out),
+        (Format::F16, _) => floats::f16(bytes, out),
+        (Format::F32, _) => floats::f32(bytes, out),
+        (Format::E4m3Rows | Format::E4m3, _) => floats::e4m3(bytes, bytes.len() / some.rows(), scales, cols, out),
+        (Format::E5m2, _) => floats::e5m2(bytes, scales, cols, out),
+        (Format::Int8, _) => int8::int8(bytes, scales, cols, out),
+        (Format::Int8Rotated { group }, _) => int8::int8_rotated(bytes, scales, cols, usize::from(group), out),
+        (Format::Mxfp8, Scales::Blocks(scales)) => micro::mxfp8(bytes, scales, out),
+        (Format::Nvfp4, Scales::Blocks(scales)) => micro::nvfp4(bytes, scales, FirstNibble::High, out),
+        (Format::Nvfp4LowFirst, Scales::Blocks(scales)) => micro::nvfp4(bytes, scales, FirstNibble::Low, out),
+        (Format::Codebook4, Scales::Codebook(book)) => codebook::codebook4(bytes, book, out),
+        (Format::Q8_0, _) => small::q8_0(bytes, out),
+        (Format::Q4_0, _) => small::q4_0(bytes, out),
+        (Format::Q4_1, _) => small::q4_1(bytes, out),
+        (Format::Q5_0, _) => small::q5_0(bytes, out),
+        (Format::Q5_1, _) => small::q5_1(bytes, out),
+        (Format::Q2K, _) => k_quants::q2_k(bytes, out),
+        (Format::Q3K, _) => k_quants::q3_k(bytes, out),
+        (Format::Q4K, _) => k_quants::q4_k(bytes, out),
+        (Format::Q5K, _) => k_quants::q5_k(bytes, out),
+        (Format::Q6K, _) => k_quants::q6_k(bytes, out),
+        (Format::Iq4Nl, _) => iq4::iq4_nl(bytes, out),
+        (Format::Iq4Xs, _) => iq4::iq4_xs(bytes, out),
+        (Format::Mxfp8 | Format::Nvfp4 | Format::Nvfp4LowFirst | Format::Codebook4, _) => {
+            unreachable!("a view of such a format has these scales")
+        }
     }
 }
 
 impl TensorView {
-    /// All values in float32, exactly.
+    /// All values in float32.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.elements()];
         dequantise_rows(self, 0..self.rows(), &mut values);
@@ -52,17 +62,17 @@ mod tests {
     use std::sync::Arc;
 
     use super::super::bytes::Bytes;
-    use super::super::e4m3::MULTIPLE;
+    use super::super::e4m3::{self, MULTIPLE};
     use super::*;
 
-    fn view(bytes: Vec<u8>, format: Format, shape: &[usize], scales: Option<TensorView>) -> TensorView {
+    fn view(bytes: Vec<u8>, format: Format, shape: &[usize], scales: Scales) -> TensorView {
         let range = 0..bytes.len();
         TensorView::new(Arc::new(Bytes::Embedded(bytes.leak())), range, format, shape.to_vec(), scales).unwrap()
     }
 
     fn f32s(values: &[f32]) -> TensorView {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        view(bytes, Format::F32, &[values.len()], None)
+        view(bytes, Format::F32, &[values.len()], Scales::None)
     }
 
     #[test]
@@ -70,9 +80,9 @@ mod tests {
         // 1, -1.5, the least positive value, infinity.
         let bf16 = [0x3f80u16, 0xbfc0, 0x0001, 0x7f80].iter().flat_map(|bits| bits.to_le_bytes()).collect();
         let expected = [1.0, -1.5, f32::from_bits(1 << 16), f32::INFINITY];
-        assert_eq!(view(bf16, Format::Bf16, &[2, 2], None).to_f32(), expected);
+        assert_eq!(view(bf16, Format::Bf16, &[2, 2], Scales::None).to_f32(), expected);
         let f16 = [0x3c00u16, 0xbe00, 0x0001, 0x7c00].iter().flat_map(|bits| bits.to_le_bytes()).collect();
-        assert_eq!(view(f16, Format::F16, &[4], None).to_f32(), [1.0, -1.5, 2f32.powi(-24), f32::INFINITY]);
+        assert_eq!(view(f16, Format::F16, &[4], Scales::None).to_f32(), [1.0, -1.5, 2f32.powi(-24), f32::INFINITY]);
         assert_eq!(f32s(&[1.0, f32::MIN_POSITIVE / 2.0]).to_f32(), [1.0, f32::MIN_POSITIVE / 2.0]);
     }
 
@@ -83,7 +93,7 @@ mod tests {
         let row = e4m3::tests::VALUES.iter().flat_map(|(bits, _)| [*bits, bits | 0x80]);
         // Each row ends with padding, which is none of its values.
         let row: Vec<u8> = row.chain([0x38; 16]).take(cols.next_multiple_of(MULTIPLE)).collect();
-        let view = view(row.repeat(3), Format::E4m3Rows, &[3, cols], Some(f32s(&scales)));
+        let view = view(row.repeat(3), Format::E4m3Rows, &[3, cols], Scales::Rows(Box::new(f32s(&scales))));
         let of_row = |scale: &f32| {
             let scale = *scale;
             e4m3::tests::VALUES.into_iter().flat_map(move |(_, value)| [value * scale, -value * scale])

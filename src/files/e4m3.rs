@@ -23,13 +23,12 @@ const LANES: usize = 16;
 
 /// The value of the bits.
 pub fn to_f32(bits: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
-    let magnitude = match (exponent, bits & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa / 8.0 * 2f32.powi(-6),
-        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
-    };
-    if bits & 0x80 == 0 { magnitude } else { -magnitude }
+    // The bits of exponent and mantissa are those of a float32 whose exponent is too small by the difference of the
+    // biases, 127 - 7; a product with a power of two is exact.
+    const BIAS: f32 = f32::from_bits((127 + 120) << 23);
+    let (sign, magnitude) = (u32::from(bits & 0x80) << 24, bits & 0x7f);
+    let value = if magnitude == NAN { f32::NAN } else { f32::from_bits(u32::from(magnitude) << 20) * BIAS };
+    f32::from_bits(value.to_bits() | sign)
 }
 
 /// The bits of the nearest value: ties go to the value whose last bit is 0, and magnitudes beyond the largest value
@@ -126,6 +125,11 @@ pub(super) mod tests {
     fn e4m3_has_the_values_of_its_definition() {
         for (bits, value) in VALUES {
             assert_eq!((to_f32(bits), to_f32(bits | 0x80)), (value, -value), "{bits:#x}");
+        }
+        for bits in 0..NAN {
+            let (exponent, mantissa) = (i32::from(bits >> 3), f32::from(bits & 7) / 8.0);
+            let significand = if exponent == 0 { mantissa } else { 1.0 + mantissa };
+            assert_eq!(to_f32(bits), significand * 2f32.powi(exponent.max(1) - 7), "{bits:#x}");
         }
         assert!(to_f32(0x7f).is_nan() && to_f32(0xff).is_nan());
     }

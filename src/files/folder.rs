@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 
 use super::bytes::Bytes;
+use super::container::Container;
 use super::regular;
-use super::safetensors::Safetensors;
 use super::tensor_files::TensorFiles;
 use crate::error::{Error, Result};
 
@@ -126,7 +126,7 @@ impl Folder {
     /// only safetensors file of the folder.
     ///
     /// Errors when a file is missing, no safetensors file, cut off, or its header is wrong.
-    pub fn weights(&self, stem: &str) -> Result<Vec<Safetensors>> {
+    pub fn weights(&self, stem: &str) -> Result<Vec<Container>> {
         let index_name = format!("{stem}.safetensors.index.json");
         let single_name = format!("{stem}.safetensors");
         let names = if self.exists(&single_name) {
@@ -145,7 +145,7 @@ impl Folder {
                 }
             }
         };
-        let open = |name: &String| Safetensors::new(self.path(name), self.bytes(name)?, FETCH_AGAIN);
+        let open = |name: &String| Container::new(self.path(name), self.bytes(name)?, FETCH_AGAIN);
         names.iter().map(open).collect()
     }
 

@@ -23,6 +23,8 @@ pub const FETCH_A_MODEL: &str = "fetch `black-forest-labs/FLUX.2-klein-4B` from 
 pub enum TokenizerFile {
     /// A `tokenizer.json` of this name in a folder.
     Json(Folder, String),
+    /// In a GGUF file of a text encoder.
+    Gguf(PathBuf),
     /// Qwen3's, which the program carries.
     Qwen3,
 }
@@ -124,7 +126,8 @@ impl TokenizerFile {
     pub fn display(&self) -> String {
         match self {
             Self::Json(folder, name) => folder.display(name),
-            Self::Qwen3 => PathBuf::from("<Qwen3's tokenizer>").display().to_string(),
+            Self::Gguf(path) => path.display().to_string(),
+            Self::Qwen3 => "<Qwen3's tokenizer>".to_string(),
         }
     }
 }

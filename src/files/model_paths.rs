@@ -3,7 +3,8 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::component::Component;
+use super::component::{Component, open_weights};
+use super::container::Container;
 use super::folder::Folder;
 use super::model_files::{FETCH_A_MODEL, INDEX, ModelFiles, TOKENIZER, TokenizerFile};
 use super::recognise::Role;
@@ -13,6 +14,8 @@ use super::variant::Variant;
 use crate::error::{Error, Result};
 
 const CONFIG: &str = "config.json";
+/// The key of the tokens in a GGUF file.
+const GGUF_TOKENS: &str = "tokenizer.ggml.tokens";
 
 /// What a user names; what is left out is looked for.
 #[derive(Debug, Clone, Default)]
@@ -68,13 +71,11 @@ impl ModelPaths {
     /// A text encoder, and the tokenizer that belongs to it.
     fn text_encoder(&self, path: &Path, model: &ModelFiles) -> Result<(Component, TokenizerFile)> {
         let component = part(path, Role::TextEncoder, model)?;
-        let beside = if component.single_file().is_some() {
-            None
-        } else {
-            let whole = component.path();
-            whole.parent().and_then(ModelFiles::tokenizer_in)
+        let own = match component.single_file() {
+            Some(file) => tokenizer_inside(file),
+            None => component.path().parent().and_then(ModelFiles::tokenizer_in),
         };
-        let tokenizer = beside.unwrap_or_else(|| match &model.tokenizer {
+        let tokenizer = own.unwrap_or_else(|| match &model.tokenizer {
             // The tokenizer of the model's own folder, unless it has none.
             TokenizerFile::Json(folder, name) if folder.exists(name) => model.tokenizer.clone(),
             _ => TokenizerFile::Qwen3,
@@ -231,13 +232,15 @@ fn without_parts(transformer: &Component, roots: &[PathBuf]) -> ModelFiles {
         Ok(path) => Component::file(role, path),
         Err(error) => Component::missing(role, error),
     };
+    let text_encoder = find(Role::TextEncoder);
+    let tokenizer = text_encoder.single_file().and_then(tokenizer_inside).unwrap_or(TokenizerFile::Qwen3);
     ModelFiles {
         name: String::new(),
         index: None,
-        text_encoder: find(Role::TextEncoder),
+        text_encoder,
         transformer: transformer.clone(),
         vae: find(Role::Vae),
-        tokenizer: TokenizerFile::Qwen3,
+        tokenizer,
         variant: None,
         notes: Vec::new(),
     }
@@ -303,8 +306,19 @@ fn part(path: &Path, role: Role, model: &ModelFiles) -> Result<Component> {
     find_fitting(&model.transformer, &[path.to_path_buf()], role).map(|found| Component::file(role, found))
 }
 
+/// The tokenizer in a file of a text encoder, where it is a GGUF file that has one.
+fn tokenizer_inside(path: &Path) -> Option<TokenizerFile> {
+    match open_weights(path).ok()? {
+        Container::Gguf(file) if file.has(GGUF_TOKENS) => Some(TokenizerFile::Gguf(path.to_path_buf())),
+        Container::Gguf(_) | Container::Safetensors(_) => None,
+    }
+}
+
 /// The tokenizer at a path that was named for it.
 fn tokenizer(path: &Path) -> Result<TokenizerFile> {
+    if let Some(inside) = path.is_file().then(|| tokenizer_inside(path)).flatten() {
+        return Ok(inside);
+    }
     if path.is_dir() {
         let folder = Folder::Disk(path.to_path_buf());
         if folder.exists(TOKENIZER) {

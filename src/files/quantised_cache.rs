@@ -101,7 +101,7 @@ pub fn attach(
         }
     };
     for Matrix { name, view } in &matrices {
-        opened.get(name, view.shape(), &[Format::E4m3Rows]).map_err(|e| e.hint(REMEDY))?;
+        opened.e4m3_rows(name, &[view.rows(), view.cols()]).map_err(|e| e.hint(REMEDY))?;
     }
     files.set_quantised(opened);
     Ok(outcome)

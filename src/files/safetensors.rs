@@ -1,4 +1,11 @@
 //! The safetensors container: a JSON header that names the tensors, then their bytes.
+//!
+//! A tensor in few bits lies in several: [`quantised`] and [`bitsandbytes`] find what belongs together.
+
+mod bitsandbytes;
+mod declared;
+mod foreign;
+mod quantised;
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -6,11 +13,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 
+use self::declared::Declarations;
 use super::bytes::Bytes;
+use super::finite;
 use super::format::Format;
+use super::scales::{FileSlice, Scales};
 use super::tensor_view::TensorView;
 use crate::error::{Error, Result};
 
@@ -20,6 +29,7 @@ pub struct Safetensors {
     bytes: Arc<Bytes>,
     entries: HashMap<String, Entry>,
     metadata: HashMap<String, String>,
+    declarations: Declarations,
 }
 
 struct Entry {
@@ -28,7 +38,7 @@ struct Entry {
     shape: Vec<usize>,
 }
 
-/// The tensor that holds the scales of an e4m3 matrix.
+/// The tensor that holds the scales of an e4m3 matrix of the cache.
 pub fn scales_name(matrix: &str) -> String {
     format!("{matrix}.scales")
 }
@@ -62,7 +72,8 @@ impl Safetensors {
         });
         let entries = entries.collect();
         let metadata = header.metadata().clone().unwrap_or_default();
-        Ok(Self { path, bytes: Arc::new(bytes), entries, metadata })
+        let declarations = Declarations::of_header(&metadata).map_err(|why| broken(&why))?;
+        Ok(Self { path, bytes: Arc::new(bytes), entries, metadata, declarations })
     }
 
     /// Where the file is.
@@ -77,33 +88,13 @@ impl Safetensors {
 
     /// Errors when the file is not as long as when it was opened. Reading what was cut off would end the program.
     pub fn check_length(&self) -> Result<()> {
-        let then = self.bytes.as_slice().len() as u64;
-        let what = match self.bytes.length_now() {
-            Ok(now) if now == then => return Ok(()),
-            Ok(now) => format!("the file had {then} bytes when it was opened, and has {now} now"),
-            Err(error) => format!("the file cannot be read any more: {error}"),
-        };
-        Err(Error::new(what)
-            .at_path(&self.path)
-            .hint("leave a model's files as they are while images are made; run again"))
+        self.bytes.check_length().map_err(|e| e.at_path(&self.path))
     }
 
-    /// Errors with the name of a tensor of floats that holds infinities or values that are no numbers. Reads the whole
-    /// file, on all cores.
+    /// Errors with the name of a tensor that holds infinities or values that are no numbers. Reads the whole file, on
+    /// all cores.
     pub fn check_finite(&self) -> Result<()> {
-        let is_damaged = |(_, entry): &(&String, &Entry)| {
-            let format = entry.format().filter(|format| Format::FLOATS.contains(format));
-            let view = format.and_then(|format| {
-                TensorView::new(Arc::clone(&self.bytes), entry.range.clone(), format, entry.shape.clone(), None).ok()
-            });
-            view.is_some_and(|view| !is_finite(&view))
-        };
-        match self.entries.par_iter().filter(is_damaged).map(|(name, _)| name).min() {
-            Some(name) => Err(Error::new(format!("tensor `{name}` holds values that are not numbers, or infinite"))
-                .at_path(&self.path)
-                .hint("the file is damaged: fetch it again")),
-            None => Ok(()),
-        }
+        finite::check(self.names(), |name| self.tensor(name)).map_err(|e| e.at_path(&self.path))
     }
 
     /// The header's metadata.
@@ -116,128 +107,77 @@ impl Safetensors {
         self.entries.contains_key(name)
     }
 
-    /// The shape of the tensor `name`, if there is one.
-    pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        self.entries.get(name).map(|entry| entry.shape.clone())
-    }
-
-    /// The names of all tensors, in no order.
+    /// The names of all tensors, in no order; what belongs to another tensor, such as its scales, has none.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.entries.keys().map(String::as_str)
+        self.entries.keys().map(String::as_str).filter(|name| !self.is_companion(name))
     }
 
-    /// Name, rows and columns of all matrices of floats that have values, in no order.
-    pub fn matrices(&self) -> impl Iterator<Item = (&str, [usize; 2])> {
-        self.entries.iter().filter_map(|(name, entry)| match (entry.format(), &*entry.shape) {
-            (Some(format), &[rows, cols]) if Format::FLOATS.contains(&format) && rows > 0 && cols > 0 => {
-                Some((name.as_str(), [rows, cols]))
-            }
-            _ => None,
-        })
+    /// The shape of the values of a tensor, if there is one of this name.
+    pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        let entry = self.entries.get(name)?;
+        Some(self.tensor(name).map_or_else(|_| entry.shape.clone(), |view| view.shape().to_vec()))
     }
 
-    /// The tensor `name` of floats, whatever its shape and values.
+    /// The tensor `name`, whatever its shape and values, in the format in which the file has it.
     ///
-    /// Errors when it is missing, or its dtype is no float.
+    /// Errors when it is missing, or in a form that this program does not read.
     pub fn tensor(&self, name: &str) -> Result<TensorView> {
-        let missing = || Error::new(format!("tensor `{name}` is missing")).at_path(&self.path);
-        let entry = self.entries.get(name).ok_or_else(missing)?;
-        let format = entry.format_of(name, &Format::FLOATS).map_err(|e| e.at_path(&self.path))?;
-        TensorView::new(Arc::clone(&self.bytes), entry.range.clone(), format, entry.shape.clone(), None)
-            .map_err(|why| Error::new(format!("tensor `{name}` {why}")).at_path(&self.path))
+        let view = match self.entries.get(name) {
+            None => Err(self.missing(name)),
+            Some(entry) if self.is_bitsandbytes(name) => self.bitsandbytes_tensor(name, entry),
+            Some(entry) => self.declared_tensor(name, entry),
+        };
+        view.map_err(|e| e.at_path(&self.path))
     }
 
-    /// The tensor `name`, which must have `shape` and be in one of `formats`.
+    /// The e4m3 matrix `name`, which must have `shape`, in the form of the cache: with padded rows and scales of rows.
     ///
-    /// Errors when it is missing, has another shape or dtype, or is a matrix of zeros.
-    pub fn get(&self, name: &str, shape: &[usize], formats: &[Format]) -> Result<TensorView> {
-        let entry = self
-            .entries
-            .get(name)
-            .ok_or_else(|| Error::new(format!("tensor `{name}` is missing")).at_path(&self.path))?;
-        let format = entry.format_of(name, formats).map_err(|e| e.at_path(&self.path))?;
-        let stored = stored_shape(format, shape);
-        if entry.shape != stored {
-            return Err(
-                Error::new(format!("tensor `{name}` is {:?}, expected {stored:?}", entry.shape)).at_path(&self.path)
-            );
+    /// Errors when it or its scales are missing, or have another shape or dtype.
+    pub fn e4m3_rows(&self, name: &str, shape: &[usize; 2]) -> Result<TensorView> {
+        let stored = [shape[0], shape[1].next_multiple_of(Format::E4m3Rows.block().values)];
+        let values = self.expect(name, Dtype::F8_E4M3, &stored).map_err(|e| e.at_path(&self.path))?;
+        let name_of_scales = scales_name(name);
+        let scales = self.expect(&name_of_scales, Dtype::F32, &shape[..1]).map_err(|e| e.at_path(&self.path))?;
+        let scales = self.view(&name_of_scales, scales, Format::F32, &shape[..1], Scales::None)?;
+        self.view(name, values, Format::E4m3Rows, shape, Scales::Rows(Box::new(scales)))
+    }
+
+    /// The entry `name`, which must have this dtype and shape.
+    fn expect(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<&Entry> {
+        let entry = self.entries.get(name).ok_or_else(|| missing(name))?;
+        if entry.dtype != dtype {
+            return Err(Error::new(format!("tensor `{name}` is of dtype {:?}, expected {dtype:?}", entry.dtype)));
         }
-        let scales = match shape.first() {
-            Some(rows) if format.has_row_scales() => Some(self.get(&scales_name(name), &[*rows], &[Format::F32])?),
-            _ => None,
-        };
-        let bytes = &self.bytes.as_slice()[entry.range.clone()];
-        // No trained matrix is. This ends at the first other byte, which is nearly always among the first.
-        if shape.len() > 1 && !bytes.is_empty() && bytes.iter().all(|byte| *byte == 0) {
-            return Err(Error::new(format!("tensor `{name}` is all zeros"))
-                .at_path(&self.path)
-                .hint("its download was cut off, or its disk has lost it: fetch the file again"));
+        if entry.shape != shape {
+            return Err(Error::new(format!("tensor `{name}` is {:?}, expected {shape:?}", entry.shape)));
         }
+        Ok(entry)
+    }
+
+    /// The bytes of an entry as a tensor.
+    fn view(&self, name: &str, entry: &Entry, format: Format, shape: &[usize], scales: Scales) -> Result<TensorView> {
         TensorView::new(Arc::clone(&self.bytes), entry.range.clone(), format, shape.to_vec(), scales)
             .map_err(|why| Error::new(format!("tensor `{name}` {why}")).at_path(&self.path))
     }
-}
 
-impl Entry {
-    /// The format of a dtype; none where no format has it.
-    fn format(&self) -> Option<Format> {
-        let mut known = Format::FLOATS.into_iter().chain([Format::E4m3Rows]);
-        known.find(|format| dtype(*format) == self.dtype)
-    }
-
-    /// The format of the dtype of tensor `name`, which must be one of `formats`.
-    fn format_of(&self, name: &str, formats: &[Format]) -> Result<Format> {
-        self.format().filter(|format| formats.contains(format)).ok_or_else(|| {
-            Error::new(format!("tensor `{name}` is of dtype {:?}, expected {}", self.dtype, one_of(formats)))
-        })
+    /// The bytes of an entry.
+    fn slice(&self, entry: &Entry) -> FileSlice {
+        FileSlice::new(Arc::clone(&self.bytes), entry.range.clone()).expect("the header was checked")
     }
 }
 
-/// Whether all values of a tensor of floats are finite: in the others all bits of the exponent are set.
-fn is_finite(view: &TensorView) -> bool {
-    const BYTES_AT_ONCE: usize = 1 << 18;
-    let all_finite = |bytes: &[u8]| match view.format() {
-        Format::Bf16 => none(bytes, |value| u16::from_le_bytes(value) & 0x7f80 == 0x7f80),
-        Format::F16 => none(bytes, |value| u16::from_le_bytes(value) & 0x7c00 == 0x7c00),
-        Format::F32 => none(bytes, |value| u32::from_le_bytes(value) & 0x7f80_0000 == 0x7f80_0000),
-        // It has no infinity, and two values that are no numbers.
-        Format::E4m3Rows => none(bytes, |[value]| value & 0x7f == 0x7f),
-    };
-    view.bytes().par_chunks(BYTES_AT_ONCE).all(all_finite)
+fn missing(name: &str) -> Error {
+    Error::new(format!("tensor `{name}` is missing"))
 }
 
-/// Whether no value of `N` bytes is `bad`. All are looked at, because the compiler then takes many at once.
-fn none<const N: usize>(bytes: &[u8], bad: impl Fn([u8; N]) -> bool) -> bool {
-    let (values, _) = bytes.as_chunks::<N>();
-    !values.iter().fold(false, |found, value| found | bad(*value))
-}
-
-/// The dtypes of `formats`, as in "BF16, F16 or F32".
-fn one_of(formats: &[Format]) -> String {
-    let names: Vec<String> = formats.iter().map(|format| format!("{:?}", dtype(*format))).collect();
-    match names.split_last() {
-        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
-        _ => names.concat(),
+/// The format of plain floats of a dtype.
+fn float_format(dtype: Dtype) -> Option<Format> {
+    match dtype {
+        Dtype::BF16 => Some(Format::Bf16),
+        Dtype::F16 => Some(Format::F16),
+        Dtype::F32 => Some(Format::F32),
+        _ => None,
     }
-}
-
-/// What the header calls a format.
-fn dtype(format: Format) -> Dtype {
-    match format {
-        Format::Bf16 => Dtype::BF16,
-        Format::F16 => Dtype::F16,
-        Format::F32 => Dtype::F32,
-        Format::E4m3Rows => Dtype::F8_E4M3,
-    }
-}
-
-/// The shape of a tensor in the header, which includes its padding.
-fn stored_shape(format: Format, shape: &[usize]) -> Vec<usize> {
-    let mut shape = shape.to_vec();
-    if let [_, cols] = &mut shape[..] {
-        *cols = cols.next_multiple_of(format.block().values);
-    }
-    shape
 }
 
 #[cfg(test)]
@@ -245,6 +185,7 @@ pub(super) mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::files::Container;
 
     /// Name, dtype, shape and number of bytes.
     pub type Entry<'a> = (&'a str, &'a str, &'a [u64], usize);
@@ -319,7 +260,7 @@ pub(super) mod tests {
             let bytes = vec![0; 4 * shape.iter().product::<usize>()];
             let tensor = safetensors::tensor::TensorView::new(Dtype::F32, shape.to_vec(), &bytes).unwrap();
             safetensors::serialize_to_file([("w", tensor)], None, &path).unwrap();
-            Safetensors::open(&path, "").unwrap().get("w", shape, &[Format::F32])
+            Container::open(&path, "").unwrap().get("w", shape)
         };
         refused(zeros(&[4, 4]), &["tensor `w` is all zeros", "in: ", "hint: "]);
         assert!(zeros(&[4]).is_ok() && zeros(&[0, 4]).is_ok());

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::component::{Component, open_weights};
+use super::container::Container;
 use super::recognise::{Kind, Role};
-use super::safetensors::Safetensors;
 use super::tensor_files::TensorFiles;
 use crate::error::{Error, Result};
 
@@ -137,7 +137,7 @@ pub fn only(candidates: &[Candidate], role: Role, missing: impl FnOnce() -> Erro
 /// Errors with what it is instead.
 pub fn expect_role(path: &Path, role: Role) -> Result<()> {
     let file = open_weights(path)?;
-    match Kind::of(Safetensors::names(&file)) {
+    match Kind::of(Container::names(&file)) {
         Kind::Component(found, _) if found == role => Ok(()),
         kind => Err(Error::new(format!("the file is {}, expected a {}", kind.title(), role.title()))
             .at_path(path)

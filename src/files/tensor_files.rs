@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::format::Format;
+use super::container::Container;
 use super::names::{Names, Piece};
 use super::safetensors::Safetensors;
 use super::tensor_view::TensorView;
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// The opened files of one component. Every access names the shape that the config asks for; another shape in the file
 /// is an error that names tensor, file and both shapes.
 pub struct TensorFiles {
-    files: Vec<Safetensors>,
+    files: Vec<Container>,
     /// Where the tensor of each name lies: in one place, or in several, one under the other.
     tensors: HashMap<String, Vec<Place>>,
     quantised: Option<Safetensors>,
@@ -31,14 +31,14 @@ impl TensorFiles {
     /// The tensors of all `files`, which have the names that models ask for.
     ///
     /// Errors when two of them have a tensor of one name.
-    pub fn new(files: Vec<Safetensors>) -> Result<Self> {
+    pub fn new(files: Vec<Container>) -> Result<Self> {
         Self::named(files, Names::OWN)
     }
 
     /// The tensors of all `files`, by the names that models ask for.
     ///
     /// Errors when two of them have a tensor of one name, or one of them has it twice.
-    pub fn named(files: Vec<Safetensors>, names: Names) -> Result<Self> {
+    pub fn named(files: Vec<Container>, names: Names) -> Result<Self> {
         let mut tensors: HashMap<String, Vec<Place>> = HashMap::new();
         for (file, container) in files.iter().enumerate() {
             for key in container.names() {
@@ -63,18 +63,19 @@ impl TensorFiles {
     }
 
     /// The files.
-    pub fn files(&self) -> &[Safetensors] {
+    pub fn files(&self) -> &[Container] {
         &self.files
     }
 
     /// Errors when one of the files is not as long as when it was opened.
     pub fn check_lengths(&self) -> Result<()> {
-        self.files.iter().chain(&self.quantised).try_for_each(Safetensors::check_length)
+        self.files.iter().try_for_each(Container::check_length)?;
+        self.quantised.as_ref().map_or(Ok(()), Safetensors::check_length)
     }
 
     /// Errors with the name of a tensor that holds values that are not finite. Reads all files.
     pub fn check_finite(&self) -> Result<()> {
-        self.files.iter().try_for_each(Safetensors::check_finite)
+        self.files.iter().try_for_each(Container::check_finite)
     }
 
     /// All names, in no order.
@@ -127,7 +128,8 @@ impl TensorFiles {
 
     /// Name, rows and columns of all matrices of floats that have values, sorted by name.
     pub fn matrices(&self) -> Vec<(String, [usize; 2])> {
-        let stored: Vec<HashMap<&str, [usize; 2]>> = self.files.iter().map(|file| file.matrices().collect()).collect();
+        let stored: Vec<HashMap<&str, [usize; 2]>> =
+            self.files.iter().map(|file| file.matrices().into_iter().collect()).collect();
         let matrix = |(name, places): (&String, &Vec<Place>)| {
             let is_matrix = |place: &Place| stored[place.file].contains_key(place.key.as_str());
             let shape = self.shape(name).filter(|_| places.iter().all(is_matrix))?;
@@ -145,7 +147,7 @@ impl TensorFiles {
 
     /// The tensor `name`, which must have `shape` and lie in one place.
     ///
-    /// Errors when it is missing, or has another shape or a dtype that is no float.
+    /// Errors when it is missing, in a form that this program does not read, has another shape, or is a matrix of zeros.
     pub fn get(&self, name: &str, shape: &[usize]) -> Result<TensorView> {
         let mut parts = self.parts(name, shape)?;
         match (parts.pop(), parts.is_empty()) {
@@ -164,10 +166,10 @@ impl TensorFiles {
         };
         let places = self.tensors.get(name).ok_or_else(missing)?;
         let mut parts = places.iter().map(|place| self.part(place, places.len(), shape)).collect::<Result<Vec<_>>>()?;
-        if let (Some(file), [_, _], [view]) = (&self.quantised, shape, &mut parts[..])
+        if let (Some(file), &[rows, cols], [view]) = (&self.quantised, shape, &mut parts[..])
             && file.contains(name)
         {
-            *view = view.clone().with_quantised(Some(file.get(name, shape, &[Format::E4m3Rows])?));
+            *view = view.clone().with_quantised(Some(file.e4m3_rows(name, &[rows, cols])?));
         }
         Ok(parts)
     }
@@ -185,7 +187,7 @@ impl TensorFiles {
         if axes.len() > stored.len() && axes[stored.len()..].iter().all(|axis| *axis == 1) {
             stored.resize(axes.len(), 1);
         }
-        let view = file.get(key, &stored, &Format::FLOATS)?;
+        let view = file.get(key, &stored)?;
         let rows = view.rows() / of;
         let view = if *of > 1 { view.row_range(part * rows..(part + 1) * rows) } else { view };
         Ok(view.with_shape(&own))
@@ -194,14 +196,19 @@ impl TensorFiles {
 
 #[cfg(test)]
 mod tests {
+    use super::super::format::Format;
     use super::super::safetensors::tests::{Entry, container, refused};
     use super::*;
+
+    fn files(files: Vec<Safetensors>) -> Result<TensorFiles> {
+        TensorFiles::new(files.into_iter().map(Container::Safetensors).collect())
+    }
 
     #[test]
     fn tensors_are_found_in_all_files_and_errors_name_the_file() {
         let one = container("one", &[("a", "BF16", &[4, 4], 32), ("count", "I64", &[], 8)]).unwrap();
         let other = container("other", &[("b", "F32", &[3], 12), ("c", "F16", &[2, 0], 0)]).unwrap();
-        let files = TensorFiles::new(vec![one, other]).unwrap();
+        let files = files(vec![one, other]).unwrap();
         assert_eq!(files.get("a", &[4, 4]).unwrap().format(), Format::Bf16);
         assert_eq!(files.get("b", &[3]).unwrap().to_f32(), [f32::from_le_bytes([1; 4]); 3]);
         refused(files.get("b", &[4]), &["tensor `b` is [3], expected [4]", "in: other"]);
@@ -213,23 +220,14 @@ mod tests {
     #[test]
     fn a_name_in_two_files_is_refused() {
         let [one, other] = ["one", "other"].map(|path| container(path, &[("a", "BF16", &[4], 8)]).unwrap());
-        refused(TensorFiles::new(vec![one, other]), &["tensor `a` is in two files", "in: other"]);
-    }
-
-    /// Backends need the floats of a matrix; a quantised form may only come beside them.
-    #[test]
-    fn e4m3_in_place_of_floats_is_refused() {
-        let file = container("model", &[("w", "F8_E4M3", &[2, 16], 32), ("w.scales", "F32", &[2], 8)]).unwrap();
-        let files = TensorFiles::new(vec![file]).unwrap();
-        refused(files.get("w", &[2, 16]), &["tensor `w` is of dtype F8_E4M3, expected BF16, F16 or F32"]);
-        assert!(files.matrices().is_empty());
+        refused(files(vec![one, other]), &["tensor `a` is in two files", "in: other"]);
     }
 
     #[test]
     fn a_quantised_matrix_comes_with_its_scales_beside_the_floats() {
         let floats = || container("model", &[("w", "BF16", &[2, 5], 20), ("v", "BF16", &[2], 4)]).unwrap();
         let with = |entries: &[Entry<'_>]| {
-            let mut files = TensorFiles::new(vec![floats()]).unwrap();
+            let mut files = files(vec![floats()]).unwrap();
             files.set_quantised(container("cache", entries).unwrap());
             files
         };
@@ -238,7 +236,7 @@ mod tests {
         let view = files.get("w", &[2, 5]).unwrap();
         let quantised = view.quantised().unwrap();
         assert_eq!((quantised.format(), quantised.shape()), (Format::E4m3Rows, &[2, 5][..]));
-        assert_eq!((quantised.bytes().len(), quantised.scales().unwrap().shape()), (32, &[2][..]));
+        assert_eq!((quantised.bytes().len(), quantised.row_scales().unwrap().shape()), (32, &[2][..]));
         assert!(files.get("v", &[2]).unwrap().quantised().is_none(), "no matrix");
 
         let bad: [(&[Entry<'_>], &str); 5] = [

@@ -5,22 +5,24 @@ use std::sync::Arc;
 
 use super::bytes::Bytes;
 use super::format::Format;
+use super::scales::Scales;
 
-/// A tensor of a file, or some of its rows: where its bytes are, and its format and shape.
+/// A tensor of a file, or some of its rows: where its bytes are, its format and shape, and what belongs to it.
 #[derive(Clone)]
 pub struct TensorView {
     bytes: Arc<Bytes>,
     range: Range<usize>,
     format: Format,
     shape: Vec<usize>,
-    /// Float32 [rows], where the format has a scale for each row.
-    scales: Option<Box<TensorView>>,
+    scales: Scales,
+    /// What activations are divided by before they are rounded to the format of this weight.
+    input_scale: Option<f32>,
     /// The same values in fewer bits.
     quantised: Option<Box<TensorView>>,
 }
 
 impl TensorView {
-    /// The tensor in `range` of a file, with `scales` [rows] where the format has a scale for each row.
+    /// The tensor in `range` of a file, with the scales that its format needs.
     ///
     /// Errors with the reason when range, format, shape and scales do not fit each other.
     pub fn new(
@@ -28,21 +30,19 @@ impl TensorView {
         range: Range<usize>,
         format: Format,
         shape: Vec<usize>,
-        scales: Option<TensorView>,
+        scales: Scales,
     ) -> std::result::Result<Self, String> {
         if bytes.as_slice().get(range.clone()).is_none() {
             return Err(format!("is at bytes {range:?} of {}", bytes.as_slice().len()));
         }
-        let needed = format.bytes(&shape).ok_or_else(|| format!("cannot be {shape:?} in {format:?}"))?;
+        let needed = format.bytes(&shape).ok_or_else(|| format!("cannot be {shape:?} in {format}"))?;
         if range.len() != needed {
-            return Err(format!("has {} bytes, expected {needed} for {shape:?} in {format:?}", range.len()));
+            return Err(format!("has {} bytes, expected {needed} for {shape:?} in {format}", range.len()));
         }
-        match (&scales, format.has_row_scales()) {
-            (None, false) => {}
-            (Some(scales), true) if scales.format == Format::F32 && *scales.shape == shape[..1] => {}
-            _ => return Err(format!("in {format:?} does not have the scales that it needs")),
+        if !scales.fit(format, &shape) {
+            return Err(format!("in {format} does not have the scales that it needs"));
         }
-        Ok(Self { bytes, range, format, shape, scales: scales.map(Box::new), quantised: None })
+        Ok(Self { bytes, range, format, shape, scales, input_scale: None, quantised: None })
     }
 
     /// The same tensor, with its values in fewer bits beside it.
@@ -56,6 +56,11 @@ impl TensorView {
         let cols = |shape: &[usize]| shape.iter().skip(1).product::<usize>();
         assert!(shape.first() == self.shape.first() && cols(shape) == self.cols(), "rows stay what they are");
         Self { shape: shape.to_vec(), ..self }
+    }
+
+    /// The same tensor, for activations that are divided by `scale` before they are rounded to its format.
+    pub fn with_input_scale(self, scale: Option<f32>) -> Self {
+        Self { input_scale: scale, ..self }
     }
 
     /// How its values lie in the file.
@@ -83,11 +88,6 @@ impl TensorView {
         self.shape.iter().product()
     }
 
-    /// Bytes of one row, in [`TensorView::bytes`].
-    pub fn row_bytes(&self) -> usize {
-        self.format.row_bytes(self.cols()).expect("checked when the view was made")
-    }
-
     /// The bytes as they lie in the file, little-endian and at any alignment.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes.as_slice()[self.range.clone()]
@@ -103,9 +103,19 @@ impl TensorView {
         self.range.start
     }
 
-    /// Float32 [rows], where the format has a scale for each row.
-    pub fn scales(&self) -> Option<&TensorView> {
-        self.scales.as_deref()
+    /// What its codes are multiplied by.
+    pub fn scales(&self) -> &Scales {
+        &self.scales
+    }
+
+    /// Float32 [rows], where there is a scale for each row.
+    pub fn row_scales(&self) -> Option<&TensorView> {
+        if let Scales::Rows(scales) = &self.scales { Some(scales) } else { None }
+    }
+
+    /// What activations are divided by before they are rounded to the format of this weight, where the file says it.
+    pub fn input_scale(&self) -> Option<f32> {
+        self.input_scale
     }
 
     /// The same values in fewer bits, where a file holds them.
@@ -113,24 +123,35 @@ impl TensorView {
         self.quantised.as_deref()
     }
 
-    /// Some of the rows.
+    /// Some of the rows. Those of a vector in blocks, whose rows are single values, begin and end between blocks.
+    ///
+    /// Panics when there are no such rows.
     pub fn row_range(&self, rows: Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows(), "rows {rows:?} of {}", self.rows());
-        let row_bytes = self.row_bytes();
+        let cols = self.cols();
         let mut shape = self.shape.clone();
         if let Some(first) = shape.first_mut() {
             *first = rows.len();
         }
-        let start = self.range.start;
-        let of_rows = |view: &Option<Box<TensorView>>| view.as_ref().map(|view| Box::new(view.row_range(rows.clone())));
+        let place = |row: usize| self.range.start + self.offset(row);
         Self {
             bytes: Arc::clone(&self.bytes),
-            range: start + rows.start * row_bytes..start + rows.end * row_bytes,
+            range: place(rows.start)..place(rows.end),
             format: self.format,
             shape,
-            scales: of_rows(&self.scales),
-            quantised: of_rows(&self.quantised),
+            scales: self.scales.row_range(rows.clone(), cols),
+            input_scale: self.input_scale,
+            quantised: self.quantised.as_ref().map(|view| Box::new(view.row_range(rows))),
         }
+    }
+
+    /// Bytes before a row.
+    fn offset(&self, row: usize) -> usize {
+        let bytes = match self.shape.len() {
+            0 | 1 => self.format.row_bytes(row * self.cols()),
+            _ => self.format.row_bytes(self.cols()).map(|bytes| row * bytes),
+        };
+        bytes.expect("rows begin between blocks")
     }
 }
 
@@ -142,7 +163,7 @@ mod tests {
         range: Range<usize>,
         format: Format,
         shape: &[usize],
-        scales: Option<TensorView>,
+        scales: Scales,
     ) -> std::result::Result<TensorView, String> {
         static BYTES: [u8; 64] = [0; 64];
         TensorView::new(Arc::new(Bytes::Embedded(&BYTES)), range, format, shape.to_vec(), scales)
@@ -155,29 +176,29 @@ mod tests {
 
     #[test]
     fn a_view_lies_in_its_file_and_has_the_bytes_of_its_shape() {
-        assert_eq!(view(8..20, Format::Bf16, &[2, 3], None).unwrap().bytes().len(), 12);
-        assert_eq!(view(60..64, Format::F32, &[], None).unwrap().rows(), 1);
-        refused(view(56..68, Format::Bf16, &[2, 3], None), "is at bytes 56..68 of 64");
-        refused(view(usize::MAX - 1..usize::MAX, Format::Bf16, &[1], None), "of 64");
+        assert_eq!(view(8..20, Format::Bf16, &[2, 3], Scales::None).unwrap().bytes().len(), 12);
+        assert_eq!(view(60..64, Format::F32, &[], Scales::None).unwrap().rows(), 1);
+        refused(view(56..68, Format::Bf16, &[2, 3], Scales::None), "is at bytes 56..68 of 64");
+        refused(view(usize::MAX - 1..usize::MAX, Format::Bf16, &[1], Scales::None), "of 64");
         #[expect(clippy::reversed_empty_ranges)]
         let reversed = 12..0;
-        refused(view(reversed, Format::Bf16, &[2, 3], None), "of 64");
-        refused(view(0..10, Format::Bf16, &[2, 3], None), "has 10 bytes, expected 12");
-        refused(view(0..12, Format::F32, &[2, 3], None), "expected 24");
-        refused(view(0..0, Format::Bf16, &[usize::MAX, usize::MAX], None), "cannot be");
-        refused(view(0..0, Format::Bf16, &[0, usize::MAX, 2], None), "cannot be");
+        refused(view(reversed, Format::Bf16, &[2, 3], Scales::None), "of 64");
+        refused(view(0..10, Format::Bf16, &[2, 3], Scales::None), "has 10 bytes, expected 12");
+        refused(view(0..12, Format::F32, &[2, 3], Scales::None), "expected 24");
+        refused(view(0..0, Format::Bf16, &[usize::MAX, usize::MAX], Scales::None), "cannot be");
+        refused(view(0..0, Format::Bf16, &[0, usize::MAX, 2], Scales::None), "cannot be");
     }
 
     #[test]
     fn scales_are_there_where_the_format_has_them_and_nowhere_else() {
         let scales = |format, shape: &[usize]| {
             let bytes = shape.iter().product::<usize>() * if format == Format::F32 { 4 } else { 2 };
-            Some(view(0..bytes, format, shape, None).unwrap())
+            Scales::Rows(Box::new(view(0..bytes, format, shape, Scales::None).unwrap()))
         };
         let rows = |scales| view(0..48, Format::E4m3Rows, &[3, 5], scales);
         let view_of_rows = rows(scales(Format::F32, &[3])).unwrap();
-        assert_eq!((view_of_rows.row_bytes(), view_of_rows.elements()), (16, 15));
-        refused(rows(None), "does not have the scales that it needs");
+        assert_eq!((view_of_rows.bytes().len(), view_of_rows.elements()), (48, 15));
+        refused(rows(Scales::None), "does not have the scales that it needs");
         refused(rows(scales(Format::F32, &[4])), "scales");
         refused(rows(scales(Format::F32, &[3, 1])), "scales");
         refused(rows(scales(Format::Bf16, &[3])), "scales");
@@ -187,14 +208,14 @@ mod tests {
 
     #[test]
     fn rows_of_a_view_are_rows_of_all_that_belongs_to_it() {
-        let scales = view(48..60, Format::F32, &[3], None).unwrap();
-        let quantised = view(0..48, Format::E4m3Rows, &[3, 5], Some(scales)).unwrap();
-        let all = view(10..40, Format::Bf16, &[3, 5], None).unwrap().with_quantised(Some(quantised));
+        let scales = view(48..60, Format::F32, &[3], Scales::None).unwrap();
+        let quantised = view(0..48, Format::E4m3Rows, &[3, 5], Scales::Rows(Box::new(scales))).unwrap();
+        let all = view(10..40, Format::Bf16, &[3, 5], Scales::None).unwrap().with_quantised(Some(quantised));
         let some = all.row_range(1..3);
         assert_eq!((some.shape(), some.start(), some.bytes().len()), (&[2, 5][..], 20, 20));
         let quantised = some.quantised().unwrap();
         assert_eq!((quantised.shape(), quantised.start(), quantised.bytes().len()), (&[2, 5][..], 16, 32));
-        let scales = quantised.scales().unwrap();
+        let scales = quantised.row_scales().unwrap();
         assert_eq!((scales.shape(), scales.start(), scales.bytes().len()), (&[2][..], 52, 8));
         assert!(all.row_range(3..3).to_f32().is_empty());
     }

@@ -12,7 +12,7 @@ use super::{Layers, Linear, LowRank};
 use crate::backend::{Backend, Storage};
 use crate::error::{Error, Result};
 use crate::files::adapter::{AdapterUse, Change, ColumnLengths};
-use crate::files::{Bytes, Format, TensorView, dequantise_rows};
+use crate::files::{Bytes, Format, Scales, TensorView, dequantise_rows};
 use crate::tensor::Tensor;
 
 /// Rows of a weight that one task merges.
@@ -310,7 +310,7 @@ fn rows_of(parts: &[TensorView], rows: Range<usize>, cols: usize) -> Vec<f32> {
 fn owned(values: Vec<f32>, shape: &[usize]) -> Result<TensorView> {
     let bytes = Bytes::Computed(values);
     let range = 0..bytes.as_slice().len();
-    TensorView::new(Arc::new(bytes), range, Format::F32, shape.to_vec(), None)
+    TensorView::new(Arc::new(bytes), range, Format::F32, shape.to_vec(), Scales::None)
         .map_err(|why| Error::new(format!("the merged weight {why}")))
 }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::files::{Component, ConfigPlace, ModelFiles, Role};
+use crate::files::{Component, ConfigPlace, Container, ModelFiles, Role};
 
 /// What no shape tells, the same in all Qwen3 encoders.
 const ROPE_THETA: f64 = 1e6;
@@ -125,6 +125,11 @@ impl TextEncoderConfig {
             let heads = rows.checked_div(head_dim).filter(|heads| heads * head_dim == rows);
             heads.ok_or_else(|| component.place().wrong(format!("`{name}` has {rows} rows, no heads of {head_dim}")))
         };
+        let gguf = files.files().iter().find_map(|file| match file {
+            Container::Gguf(file) => Some(file),
+            Container::Safetensors(_) => None,
+        });
+        let float = |key: &str| gguf.filter(|file| file.has(key)).map(|file| file.f32(key)).transpose();
         Ok(Self {
             hidden_size: embedding(1)?,
             intermediate_size: layer("mlp.gate_proj")?,
@@ -132,8 +137,8 @@ impl TextEncoderConfig {
             num_attention_heads: heads("self_attn.q_proj")?,
             num_key_value_heads: heads("self_attn.k_proj")?,
             head_dim,
-            rms_norm_eps: default_eps(),
-            rope_theta: ROPE_THETA,
+            rms_norm_eps: float("qwen3.attention.layer_norm_rms_epsilon")?.unwrap_or_else(default_eps),
+            rope_theta: float("qwen3.rope.freq_base")?.map_or(ROPE_THETA, f64::from),
             vocab_size: embedding(0)?,
             max_position_embeddings: Some(MAX_POSITIONS),
         })

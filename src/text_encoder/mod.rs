@@ -4,6 +4,7 @@
 //! head are never loaded. Padding tokens have states too, and the transformer was trained with them.
 
 mod config;
+mod gguf_tokenizer;
 mod guard;
 mod layer;
 mod prompt;

@@ -3,10 +3,10 @@
 use tokenizers::Encoding;
 
 use super::guard::guarded;
-use super::qwen3;
 use super::tokenizer_file::{self, Inner};
+use super::{gguf_tokenizer, qwen3};
 use crate::error::{Error, Result};
-use crate::files::TokenizerFile;
+use crate::files::{Gguf, TokenizerFile};
 
 /// The longest tokenizer; Qwen3's has 11 MB.
 const MAX_BYTES: usize = 64 << 20;
@@ -47,12 +47,19 @@ impl Tokenizer {
                 .at(file.display())
                 .hint("this is not the tokenizer of a klein model, or its download was cut off: fetch it again")
         };
-        let bytes = match file {
-            TokenizerFile::Json(folder, name) => Some(folder.read(name, MAX_BYTES)?),
-            TokenizerFile::Qwen3 => None,
+        let inner = match file {
+            TokenizerFile::Json(folder, name) => {
+                let bytes = folder.read(name, MAX_BYTES)?;
+                guarded(|| tokenizer_file::parse(&bytes))
+            }
+            TokenizerFile::Gguf(path) => {
+                let gguf = Gguf::open(path, "the file is damaged: fetch it again")?;
+                let parts = gguf_tokenizer::Parts::of(&gguf)?;
+                guarded(|| parts.tokenizer())
+            }
+            TokenizerFile::Qwen3 => guarded(qwen3::tokenizer),
         };
-        let parse = || bytes.as_deref().map_or_else(qwen3::tokenizer, tokenizer_file::parse);
-        let inner = guarded(parse).unwrap_or_else(|panic| Err(format!("not a tokenizer: {panic}"))).map_err(refused)?;
+        let inner = inner.unwrap_or_else(|panic| Err(format!("not a tokenizer: {panic}"))).map_err(refused)?;
         for token in ["<|im_start|>", "<|im_end|>", PAD] {
             if inner.token_to_id(token).is_none() {
                 return Err(refused(format!("the tokenizer has no token `{token}`")));

@@ -23,11 +23,11 @@ pub(super) type Inner = TokenizerImpl<BPE, NFC, PreTokenizerWrapper, PostProcess
 const SPLIT_REGEX: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Qwen3 has 151643 tokens and 151387 merges; its longest token has 256 bytes.
-const MAX_TOKENS: usize = 400_000;
-const MAX_TOKEN_BYTES: usize = 1024;
+pub(super) const MAX_TOKENS: usize = 400_000;
+pub(super) const MAX_TOKEN_BYTES: usize = 1024;
 /// Qwen3 adds 26 tokens of up to 20 bytes. One of 50 kB takes more than a minute to add.
-const MAX_ADDED: usize = 4096;
-const MAX_ADDED_BYTES: usize = 256;
+pub(super) const MAX_ADDED: usize = 4096;
+pub(super) const MAX_ADDED_BYTES: usize = 256;
 
 #[derive(Deserialize)]
 struct File {
@@ -234,7 +234,7 @@ impl Model {
 }
 
 /// The start of a text from the file, for a message.
-fn short(text: &str) -> String {
+pub(super) fn short(text: &str) -> String {
     const MOST: usize = 40;
     match text.char_indices().nth(MOST) {
         Some((end, _)) => format!("{}...", &text[..end]),

@@ -210,7 +210,7 @@ mod tests {
     use super::super::{Cpu, Precision, amx, conv};
     use super::*;
     use crate::backend::Backend;
-    use crate::files::{Format, Safetensors};
+    use crate::files::Safetensors;
 
     const EMULATED: Unit = Unit { multiply: amx::multiply_windows_emulated, ..TILES };
 
@@ -234,7 +234,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let tensor = FileTensor::new(Dtype::BF16, shape.to_vec(), &bytes).unwrap();
         safetensors::serialize_to_file([("w", tensor)], None, file.path()).unwrap();
-        Weight::new(Safetensors::open(file.path(), "").unwrap().get("w", &shape, &[Format::Bf16]).unwrap())
+        Weight::new(Safetensors::open(file.path(), "").unwrap().tensor("w").unwrap())
     }
 
     fn rounded(values: &[f32]) -> Vec<f32> {

@@ -176,7 +176,7 @@ fn widened(view: &TensorView, f: impl FnOnce(&[f32])) {
             Format::Bf16 => math::widen_bf16(view.bytes(), panel),
             Format::F16 => math::widen_f16(view.bytes(), panel),
             // Float32 is copied too where the file's header leaves its tensors unaligned.
-            Format::F32 | Format::E4m3Rows => dequantise_rows(view, 0..view.rows(), panel),
+            _ => dequantise_rows(view, 0..view.rows(), panel),
         }
         f(panel);
     });

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::Matrix;
 use crate::error::{Error, Result};
-use crate::files::{Safetensors, TensorFiles};
+use crate::files::{Container, Safetensors, TensorFiles};
 
 /// The version of the cache's format: it changes when the same weights would make another file.
 pub(super) const FORMAT: u32 = 2;
@@ -43,7 +43,7 @@ struct Source {
 
 impl Origin {
     pub(super) fn of(folder: &Path, files: &TensorFiles, matrices: &[Matrix]) -> Result<Self> {
-        let source = |file: &Safetensors| {
+        let source = |file: &Container| {
             let path = file.path();
             let modified = fs::metadata(path)
                 .and_then(|found| found.modified())

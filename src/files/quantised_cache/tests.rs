@@ -133,7 +133,7 @@ fn every_matrix_that_it_holds_is_there_as_e4m3() {
                 let part = view.row_range(row..row + 1);
                 let part = part.quantised().expect("rows of it have it too");
                 assert_eq!(
-                    (part.bytes(), part.scales().unwrap().bytes()),
+                    (part.bytes(), part.row_scales().unwrap().bytes()),
                     (&expected[..], &scale.to_le_bytes()[..]),
                     "row {row} of {name}"
                 );

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 
 use cudarc::driver::result;
+use half::bf16;
 
 use super::job::{Conversion, Job, bytes_on_device};
 use super::registered::{CHUNK_BYTES, Chunk, MappedFile, RegisteredFiles};
@@ -17,6 +18,7 @@ use crate::backend::cuda::device::Device;
 use crate::backend::cuda::driver::failed;
 use crate::backend::cuda::staging::{STAGING_BYTES, StagingBuffer};
 use crate::error::{Error, Result};
+use crate::files::dequantise_rows;
 
 /// A thread fills one staging buffer while the other goes up.
 const BUFFERS_PER_THREAD: usize = 2;
@@ -105,6 +107,9 @@ impl Copier {
 
 /// A job in pieces that end where chunks end.
 fn pieces<'a>(job: &'a Job, files: &'a [Arc<MappedFile>]) -> Vec<Piece<'a>> {
+    if job.conversion == Some(Conversion::Dequantise) {
+        return vec![Piece { job, chunk: None, bytes: 0..job.view.bytes().len() }];
+    }
     let (size, all) = (job.conversion.map_or(1, Conversion::size), job.view.bytes().len());
     let file = files.iter().find(|file| job.conversion.is_none() && file.is_of(&job.view));
     let start = job.view.start();
@@ -146,8 +151,35 @@ impl Piece<'_> {
             return Ok(());
         }
         let conversion = self.job.conversion;
+        if conversion == Some(Conversion::Dequantise) {
+            return dequantise(device, self.job, staging);
+        }
         copy_slices(device, conversion, bytes, self.job.to + bytes_on_device(conversion, self.bytes.start), staging)
     }
+}
+
+/// The values of a job in bf16, through a staging buffer.
+fn dequantise(device: &Arc<Device>, job: &Job, staging: &mut Vec<WeightStaging>) -> Result<()> {
+    fill(device, staging)?;
+    // The other buffer goes up meanwhile.
+    staging.rotate_left(1);
+    let (view, host) = (&job.view, &mut staging[0].host);
+    let mut values = vec![0.0; view.cols()];
+    let rows = bytemuck::cast_slice_mut::<u8, bf16>(&mut host.bytes()?[..view.elements() * size_of::<bf16>()]);
+    for (row, out) in rows.chunks_exact_mut(view.cols()).enumerate() {
+        dequantise_rows(view, row..row + 1, &mut values);
+        out.iter_mut().zip(&values).for_each(|(to, value)| *to = bf16::from_f32(*value));
+    }
+    // SAFETY: the job's memory has room for its values.
+    unsafe { host.copy_to(device, view.elements() * size_of::<bf16>(), job.to, device.upload_stream()) }
+}
+
+/// Makes the staging buffers of a thread.
+fn fill(device: &Arc<Device>, staging: &mut Vec<WeightStaging>) -> Result<()> {
+    while staging.len() < BUFFERS_PER_THREAD {
+        staging.push(WeightStaging { host: StagingBuffer::new(device, device.upload_stream())?, device: None });
+    }
+    Ok(())
 }
 
 /// `bytes` in slices, through staging buffers in turn.
@@ -159,14 +191,13 @@ fn copy_slices(
     staging: &mut Vec<WeightStaging>,
 ) -> Result<()> {
     let stream = device.upload_stream();
-    while staging.len() < BUFFERS_PER_THREAD {
-        staging.push(WeightStaging { host: StagingBuffer::new(device, stream)?, device: None });
-    }
+    fill(device, staging)?;
     for (index, slice) in bytes.chunks(STAGING_BYTES).enumerate() {
         let WeightStaging { host, device: on_device } = &mut staging[index % BUFFERS_PER_THREAD];
         host.bytes()?[..slice.len()].copy_from_slice(slice);
         let to = to + bytes_on_device(conversion, index * STAGING_BYTES);
-        let Some(conversion) = conversion else {
+        let Some((conversion, kernel)) = conversion.and_then(|conversion| Some((conversion, conversion.kernel()?)))
+        else {
             // SAFETY: the job's memory has room for its values.
             unsafe { host.copy_to(device, slice.len(), to, stream) }?;
             continue;
@@ -178,8 +209,7 @@ fn copy_slices(
         // SAFETY: the buffer on the device is as large as that of the host.
         unsafe { host.copy_to(device, slice.len(), source, stream) }?;
         let values = slice.len() / conversion.size();
-        let launch =
-            device.launch("transfer", conversion.kernel())?.on(stream).address(source).address(to).long(values);
+        let launch = device.launch("transfer", kernel)?.on(stream).address(source).address(to).long(values);
         // SAFETY: types and order match cuda/transfer.cu; at `source` are `values` values, and the weight's memory has
         // room for as many at `to`, because slices follow each other as in the file.
         unsafe { launch.run([values.div_ceil(256).min(4096), 1, 1], [256, 1, 1]) }?;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::backend::cuda::buffer::{Buffer, Kind};
 use crate::backend::cuda::device::Device;
-use crate::error::Result;
+use crate::backend::cuda::staging::STAGING_BYTES;
+use crate::error::{Error, Result};
 use crate::files::{Format, TensorView};
 
 /// Weights whose memory is there and whose values are not.
@@ -25,11 +26,15 @@ pub struct Job {
     pub place: Option<Place>,
 }
 
-/// Which values a kernel rounds to bf16 on the device.
-#[derive(Clone, Copy)]
+/// Which values are rounded to bf16, and where.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Conversion {
+    /// By a kernel on the device.
     F16,
+    /// By a kernel on the device.
     F32,
+    /// By the thread that copies them. A job has no more rows than a staging buffer holds.
+    Dequantise,
 }
 
 /// `to` [to_rows, stride] takes [rows, channels, taps], columns ordered (tap, channel), zeros elsewhere.
@@ -46,33 +51,59 @@ impl Job {
             Format::Bf16 | Format::E4m3Rows => None,
             Format::F16 => Some(Conversion::F16),
             Format::F32 => Some(Conversion::F32),
+            _ => Some(Conversion::Dequantise),
         };
         Self { view: view.clone(), conversion, to, place }
     }
 }
 
 impl Conversion {
-    /// Bytes of a value in the file.
+    /// Bytes of a value that a staging buffer takes.
     pub fn size(self) -> usize {
         match self {
-            Self::F16 => 2,
+            Self::F16 | Self::Dequantise => 2,
             Self::F32 => 4,
         }
     }
 
-    pub fn kernel(self) -> &'static str {
+    /// What rounds the values on the device, if they are not bf16 when they come there.
+    pub fn kernel(self) -> Option<&'static str> {
         match self {
-            Self::F16 => "f16_to_bf16",
-            Self::F32 => "f32_to_bf16",
+            Self::F16 => Some("f16_to_bf16"),
+            Self::F32 => Some("f32_to_bf16"),
+            Self::Dequantise => None,
         }
     }
 }
 
 impl Queue {
+    /// The values of a tensor, which are bf16 at `to`, and then go to their place, if they have another one.
+    ///
+    /// Errors when a row of a quantised tensor does not fit a staging buffer.
+    pub fn push(&mut self, view: &TensorView, to: u64, mut place: Option<Place>) -> Result<()> {
+        if Job::new(view, to, None).conversion != Some(Conversion::Dequantise) {
+            self.jobs.push(Job::new(view, to, place));
+            return Ok(());
+        }
+        let row_bytes = view.cols() * Kind::Bf16.size();
+        let rows_at_once = STAGING_BYTES / row_bytes.max(1);
+        if rows_at_once == 0 {
+            return Err(Error::new(format!(
+                "a weight of rows of {} values is too wide to be dequantised",
+                view.cols()
+            )));
+        }
+        for first in (0..view.rows()).step_by(rows_at_once) {
+            let rows = first..(first + rows_at_once).min(view.rows());
+            self.jobs.push(Job::new(&view.row_range(rows), to + (first * row_bytes) as u64, place.take()));
+        }
+        Ok(())
+    }
+
     /// A job that goes through dense memory of its own.
     pub fn push_dense(&mut self, device: &Arc<Device>, view: &TensorView, place: Place) -> Result<()> {
         let dense = Buffer::on_stream(device, device.upload_stream(), Kind::Bf16, view.elements())?;
-        self.jobs.push(Job::new(view, dense.address(), Some(place)));
+        self.push(view, dense.address(), Some(place))?;
         self.temporaries.push(dense);
         Ok(())
     }

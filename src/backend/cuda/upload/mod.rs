@@ -112,7 +112,7 @@ impl Uploader {
             for part in parts {
                 let to = buffer.address() + (row * stride * 2) as u64;
                 if stride == cols {
-                    queue.jobs.push(Job::new(part, to, None));
+                    queue.push(part, to, None)?;
                 } else {
                     queue.push_dense(
                         device,
@@ -167,7 +167,7 @@ impl Uploader {
         let mut queue = Queue::default();
         let mut row = 0;
         for part in parts {
-            let scales = part.scales().expect("e4m3 rows have scales");
+            let scales = part.row_scales().expect("e4m3 rows have scales");
             queue.jobs.push(Job::new(part, values_of(row), None));
             queue.jobs.push(Job { conversion: None, ..Job::new(scales, scales_of(row), None) });
             row += part.rows();

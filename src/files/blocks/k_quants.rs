@@ -1,0 +1,108 @@
+//! GGUF's K-quants: blocks of 256 values with a float16 scale d, and often one of least values, which multiply the small
+//! integers that are the scales s and least values m of parts of the block.
+
+use super::{each, half_at};
+
+/// s and m of 16 parts as nibbles, 2 bits a value, d, dmin: `(d s) q - dmin m`.
+pub fn q2_k(bytes: &[u8], out: &mut [f32]) {
+    each::<84, 256>(bytes, out, |block, out| {
+        let (scales, codes) = (&block[..16], &block[16..80]);
+        let (d, dmin) = (half_at(block, 80), half_at(block, 82));
+        for (part, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+            let (scale, least) = (d * f32::from(scales[part] & 15), dmin * f32::from(scales[part] >> 4));
+            let (from, shift) = two_bits(part);
+            for (out, code) in out.iter_mut().zip(&codes[from..]) {
+                *out = scale * f32::from(code >> shift & 3) - least;
+            }
+        }
+    });
+}
+
+/// Third bits, 2 bits a value, s of 16 parts in 6 bits, d: `(d (s - 32)) (q - 4 (1 - h))`.
+pub fn q3_k(bytes: &[u8], out: &mut [f32]) {
+    each::<110, 256>(bytes, out, |block, out| {
+        let (high_bits, codes, packed, d) = (&block[..32], &block[32..96], &block[96..108], half_at(block, 108));
+        for (part, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+            let low = if part < 8 { packed[part] & 15 } else { packed[part - 8] >> 4 };
+            let high = packed[8 + part % 4] >> (2 * (part / 4)) & 3;
+            let scale = d * (f32::from(low | high << 4) - 32.0);
+            let (from, shift) = two_bits(part);
+            let codes = codes[from..].iter().zip(&high_bits[from % 32..]);
+            for (out, (code, high)) in out.iter_mut().zip(codes) {
+                let code = (code >> shift & 3) | (high >> (part / 2) & 1) << 2;
+                *out = scale * (f32::from(code) - 4.0);
+            }
+        }
+    });
+}
+
+/// d, dmin, s and m of 8 parts in 6 bits, 4 bits a value: `(d s) q - dmin m`.
+pub fn q4_k(bytes: &[u8], out: &mut [f32]) {
+    each::<144, 256>(bytes, out, |block, out| {
+        let codes = block[16..].as_chunks::<32>().0;
+        for (j, (out, (scale, least))) in out.as_chunks_mut::<64>().0.iter_mut().zip(scale_pairs(block)).enumerate() {
+            let (low, high) = out.split_at_mut(32);
+            for ((low, high), code) in low.iter_mut().zip(high).zip(&codes[j]) {
+                *low = scale[0] * f32::from(code & 15) - least[0];
+                *high = scale[1] * f32::from(code >> 4) - least[1];
+            }
+        }
+    });
+}
+
+/// As [`q4_k`], with the fifth bits of the values before the others.
+pub fn q5_k(bytes: &[u8], out: &mut [f32]) {
+    each::<176, 256>(bytes, out, |block, out| {
+        let (high_bits, codes) = (&block[16..48], block[48..].as_chunks::<32>().0);
+        for (j, (out, (scale, least))) in out.as_chunks_mut::<64>().0.iter_mut().zip(scale_pairs(block)).enumerate() {
+            let (low, high) = out.split_at_mut(32);
+            for ((low, high), (code, bits)) in low.iter_mut().zip(high).zip(codes[j].iter().zip(high_bits)) {
+                let fifth = |part: usize| (bits >> part & 1) << 4;
+                *low = scale[0] * f32::from(code & 15 | fifth(2 * j)) - least[0];
+                *high = scale[1] * f32::from(code >> 4 | fifth(2 * j + 1)) - least[1];
+            }
+        }
+    });
+}
+
+/// Low nibbles, high 2 bits, i8 s of 16 parts, d: `(d s) (q - 32)`.
+pub fn q6_k(bytes: &[u8], out: &mut [f32]) {
+    each::<210, 256>(bytes, out, |block, out| {
+        let (low, high, scales, d) = (&block[..128], &block[128..192], &block[192..208], half_at(block, 208));
+        for (part, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+            let scale = d * f32::from(scales[part] as i8);
+            // Of the half of the block: which 32 values, and the place in them.
+            let (half, quarter, place) = (part / 8, part / 2 % 4, part % 2 * 16);
+            let (low_shift, high_shift) = (quarter / 2 * 4, quarter * 2);
+            let low = &low[64 * half + quarter % 2 * 32 + place..];
+            let high = &high[32 * half + place..];
+            for (out, (low, high)) in out.iter_mut().zip(low.iter().zip(high)) {
+                let code = (low >> low_shift & 15) | (high >> high_shift & 3) << 4;
+                *out = scale * (f32::from(code) - 32.0);
+            }
+        }
+    });
+}
+
+/// The first byte of the codes of a part of 16 values, and how far they are shifted: a byte holds values that are 32
+/// apart.
+fn two_bits(part: usize) -> (usize, usize) {
+    (part / 8 * 32 + part % 2 * 16, part / 2 % 4 * 2)
+}
+
+/// `d s` and `dmin m` of parts 0 and 1, 2 and 3, and so on, of a block of [`q4_k`] or [`q5_k`].
+fn scale_pairs(block: &[u8]) -> [([f32; 2], [f32; 2]); 4] {
+    let (d, dmin, packed) = (half_at(block, 0), half_at(block, 2), &block[4..16]);
+    let part = |j: usize| {
+        let (s, m) = if j < 4 {
+            (packed[j] & 63, packed[j + 4] & 63)
+        } else {
+            (packed[j + 4] & 15 | packed[j - 4] >> 6 << 4, packed[j + 4] >> 4 | packed[j] >> 6 << 4)
+        };
+        (d * f32::from(s), dmin * f32::from(m))
+    };
+    std::array::from_fn(|pair| {
+        let (first, second) = (part(2 * pair), part(2 * pair + 1));
+        ([first.0, second.0], [first.1, second.1])
+    })
+}

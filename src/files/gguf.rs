@@ -1,0 +1,292 @@
+//! The GGUF container: typed values by key, the names of the tensors, then their bytes.
+
+mod cursor;
+#[cfg(test)]
+mod tests;
+mod values;
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use self::cursor::Cursor;
+use self::values::Value;
+use super::bytes::Bytes;
+use super::format::Format;
+use super::scales::Scales;
+use super::tensor_view::TensorView;
+use crate::error::{Error, Result};
+
+/// The first bytes of a file.
+pub const MAGIC: &[u8] = b"GGUF";
+/// The key of the alignment of tensors.
+const ALIGNMENT: &str = "general.alignment";
+const DEFAULT_ALIGNMENT: u32 = 32;
+/// Axes of a tensor.
+const MOST_AXES: u32 = 4;
+const USE_INSTEAD: &str =
+    "use a file in Q8_0, Q6_K, Q5_K, Q4_K, Q3_K or Q2_K, which are smaller or as good, or in bf16";
+
+/// A file whose keys and tensors were checked against its size.
+pub struct Gguf {
+    path: PathBuf,
+    bytes: Arc<Bytes>,
+    values: HashMap<String, Value>,
+    tensors: HashMap<String, Entry>,
+}
+
+enum Entry {
+    Tensor(TensorView),
+    /// Of a type that this program does not read.
+    Unknown(u32, Vec<usize>),
+}
+
+impl Gguf {
+    /// Opens a file; `remedy` is what to do about a damaged one.
+    ///
+    /// Errors when it is no GGUF file of version 2 or 3, cut off, or contradicts itself.
+    pub fn open(path: &Path, remedy: &str) -> Result<Self> {
+        Self::new(path.to_path_buf(), Bytes::map(path).map_err(|e| e.hint(remedy))?, remedy)
+    }
+
+    /// As [`Gguf::open`], for bytes that are already mapped or embedded.
+    pub fn new(path: PathBuf, bytes: Bytes, remedy: &str) -> Result<Self> {
+        let bytes = Arc::new(bytes);
+        let broken = |e: &dyn Display| Error::new(format!("not a whole GGUF file: {e}")).at_path(&path).hint(remedy);
+        let (values, tensors) = parse(&bytes).map_err(|e| broken(&e))?;
+        Ok(Self { path, bytes, values, tensors })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &Arc<Bytes> {
+        &self.bytes
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// The names of all tensors, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The shape of a tensor, outermost axis first, also where its type is not read.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        Some(match self.tensors.get(name)? {
+            Entry::Tensor(view) => view.shape(),
+            Entry::Unknown(_, shape) => shape,
+        })
+    }
+
+    /// The tensor `name`.
+    ///
+    /// Errors when it is missing, or of a type that this program does not read.
+    pub fn tensor(&self, name: &str) -> Result<TensorView> {
+        match self.tensors.get(name) {
+            Some(Entry::Tensor(view)) => Ok(view.clone()),
+            Some(Entry::Unknown(id, _)) => {
+                let what = format!("tensor `{name}` is of type {}, which this program does not read", type_name(*id));
+                Err(Error::new(what).at_path(&self.path).hint(USE_INSTEAD))
+            }
+            None => Err(Error::new(format!("tensor `{name}` is missing")).at_path(&self.path)),
+        }
+    }
+
+    /// Whether there is a value for this key.
+    pub fn has(&self, key: &str) -> bool {
+        self.values.contains_key(key)
+    }
+
+    /// An unsigned integer, as which any integer that fits is taken.
+    ///
+    /// Errors when the key is missing, or its value of another type.
+    pub fn u32(&self, key: &str) -> Result<u32> {
+        self.get(key, "an unsigned integer of 32 bits", |value, bytes| value.u32(bytes))
+    }
+
+    /// A float.
+    ///
+    /// Errors when the key is missing, or its value of another type.
+    pub fn f32(&self, key: &str) -> Result<f32> {
+        self.get(key, "a float", |value, bytes| value.f32(bytes))
+    }
+
+    /// A string.
+    ///
+    /// Errors when the key is missing, or its value of another type.
+    pub fn string(&self, key: &str) -> Result<&str> {
+        self.get(key, "a string", |value, bytes| value.string(bytes))
+    }
+
+    /// An array of strings.
+    ///
+    /// Errors when the key is missing, or its value of another type.
+    pub fn strings(&self, key: &str) -> Result<Vec<&str>> {
+        self.get(key, "an array of strings", |value, bytes| value.strings(bytes))
+    }
+
+    /// An array of integers of 32 bits.
+    ///
+    /// Errors when the key is missing, or its value of another type.
+    pub fn i32s(&self, key: &str) -> Result<Vec<i32>> {
+        self.get(key, "an array of integers of 32 bits", |value, bytes| value.i32s(bytes))
+    }
+
+    fn get<'a, T>(&'a self, key: &str, kind: &str, get: impl FnOnce(&'a Value, &'a [u8]) -> Option<T>) -> Result<T> {
+        let hint = "the file was written for another kind of model, or by a program that leaves this out";
+        let value = self.values.get(key).ok_or_else(|| format!("the file says no `{key}`"));
+        let got = value.and_then(|value| {
+            get(value, self.bytes.as_slice()).ok_or_else(|| format!("`{key}` is {}, expected {kind}", value.kind()))
+        });
+        got.map_err(|what| Error::new(what).at_path(&self.path).hint(hint))
+    }
+}
+
+type Parsed = (HashMap<String, Value>, HashMap<String, Entry>);
+
+/// What a tensor's entry says.
+struct Info {
+    name: String,
+    /// Outermost first.
+    shape: Vec<usize>,
+    type_id: u32,
+    offset: u64,
+}
+
+/// The keys and tensors of a file, or the reason why it is no whole GGUF file.
+fn parse(bytes: &Arc<Bytes>) -> std::result::Result<Parsed, String> {
+    let mut cursor = Cursor::new(bytes.as_slice());
+    if cursor.take(MAGIC.len())? != MAGIC {
+        return Err("it does not begin with `GGUF`".to_string());
+    }
+    match cursor.u32()? {
+        2 | 3 => {}
+        version if matches!(version.swap_bytes(), 1..=3) => return Err("it is for big-endian machines".to_string()),
+        version => return Err(format!("it is of version {version}, expected 2 or 3")),
+    }
+    // The counts reserve no memory: entries are read until the bytes end.
+    let (tensor_count, value_count) = (cursor.u64()?, cursor.u64()?);
+    let mut values = HashMap::new();
+    for _ in 0..value_count {
+        let key = cursor.string()?.to_string();
+        let value = Value::read(&mut cursor).map_err(|why| format!("key `{key}`: {why}"))?;
+        if values.insert(key.clone(), value).is_some() {
+            return Err(format!("key `{key}` is there twice"));
+        }
+    }
+    let mut infos = Vec::new();
+    for _ in 0..tensor_count {
+        infos.push(Info::read(&mut cursor)?);
+    }
+    let alignment = alignment(&values, bytes.as_slice())?;
+    let start = cursor.place().checked_next_multiple_of(alignment).ok_or("its header is too long")?;
+    let mut tensors = HashMap::new();
+    for info in infos {
+        let name = info.name.clone();
+        let entry = info.entry(bytes, start, alignment).map_err(|why| format!("tensor `{name}` {why}"))?;
+        if tensors.insert(name.clone(), entry).is_some() {
+            return Err(format!("tensor `{name}` is there twice"));
+        }
+    }
+    Ok((values, tensors))
+}
+
+fn alignment(values: &HashMap<String, Value>, bytes: &[u8]) -> std::result::Result<usize, String> {
+    let alignment = match values.get(ALIGNMENT) {
+        None => DEFAULT_ALIGNMENT,
+        Some(value) => value.u32(bytes).ok_or_else(|| format!("`{ALIGNMENT}` is {}", value.kind()))?,
+    };
+    if !alignment.is_power_of_two() {
+        return Err(format!("`{ALIGNMENT}` is {alignment}, expected a power of two"));
+    }
+    usize::try_from(alignment).map_err(|e| e.to_string())
+}
+
+impl Info {
+    fn read(cursor: &mut Cursor<'_>) -> std::result::Result<Self, String> {
+        let name = cursor.string()?.to_string();
+        let axes = cursor.u32()?;
+        if !(1..=MOST_AXES).contains(&axes) {
+            return Err(format!("tensor `{name}` has {axes} axes, expected 1 to {MOST_AXES}"));
+        }
+        let mut shape = Vec::new();
+        for _ in 0..axes {
+            let axis = cursor.u64()?;
+            shape.push(usize::try_from(axis).map_err(|_| format!("tensor `{name}` has an axis of {axis}"))?);
+        }
+        // The file has the innermost axis first.
+        shape.reverse();
+        Ok(Self { name, shape, type_id: cursor.u32()?, offset: cursor.u64()? })
+    }
+
+    /// The tensor, whose offset counts from `start`.
+    fn entry(self, bytes: &Arc<Bytes>, start: usize, alignment: usize) -> std::result::Result<Entry, String> {
+        let Self { shape, type_id, offset, .. } = self;
+        let Some(format) = format_of(type_id) else { return Ok(Entry::Unknown(type_id, shape)) };
+        if shape.last().is_some_and(|len| !len.is_multiple_of(format.block().values)) {
+            return Err(format!("has rows that are no whole blocks of {} values: {shape:?}", format.block().values));
+        }
+        let len = format.bytes(&shape).ok_or_else(|| format!("is {shape:?}, which no file holds"))?;
+        let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(alignment));
+        let offset = offset.ok_or_else(|| format!("begins at no multiple of {alignment}"))?;
+        let end = start.checked_add(offset).and_then(|first| Some((first, first.checked_add(len)?)));
+        let (first, end) = end.ok_or("ends past the end of the file")?;
+        TensorView::new(Arc::clone(bytes), first..end, format, shape, Scales::None).map(Entry::Tensor)
+    }
+}
+
+/// The format of a type of the file; none where this program does not read it.
+fn format_of(type_id: u32) -> Option<Format> {
+    Some(match type_id {
+        0 => Format::F32,
+        1 => Format::F16,
+        2 => Format::Q4_0,
+        3 => Format::Q4_1,
+        6 => Format::Q5_0,
+        7 => Format::Q5_1,
+        8 => Format::Q8_0,
+        10 => Format::Q2K,
+        11 => Format::Q3K,
+        12 => Format::Q4K,
+        13 => Format::Q5K,
+        14 => Format::Q6K,
+        20 => Format::Iq4Nl,
+        23 => Format::Iq4Xs,
+        30 => Format::Bf16,
+        _ => return None,
+    })
+}
+
+/// What a type that is not read is called.
+fn type_name(type_id: u32) -> String {
+    let name = match type_id {
+        9 => "Q8_1",
+        15 => "Q8_K",
+        16 => "IQ2_XXS",
+        17 => "IQ2_XS",
+        18 => "IQ3_XXS",
+        19 => "IQ1_S",
+        21 => "IQ3_S",
+        22 => "IQ2_S",
+        24 => "I8",
+        25 => "I16",
+        26 => "I32",
+        27 => "I64",
+        28 => "F64",
+        29 => "IQ1_M",
+        34 => "TQ1_0",
+        35 => "TQ2_0",
+        39 => "MXFP4",
+        40 => "NVFP4",
+        _ => return format!("number {type_id}"),
+    };
+    name.to_string()
+}

@@ -1,0 +1,48 @@
+//! A place in the bytes of a GGUF file.
+
+/// Reads little-endian values one after the other.
+pub struct Cursor<'a> {
+    bytes: &'a [u8],
+    place: usize,
+}
+
+impl<'a> Cursor<'a> {
+    /// At the beginning of `bytes`.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, place: 0 }
+    }
+
+    /// How many bytes were read.
+    pub fn place(&self) -> usize {
+        self.place
+    }
+
+    /// The next bytes.
+    pub fn take(&mut self, len: usize) -> Result<&'a [u8], String> {
+        let bytes = self.bytes[self.place..].get(..len).ok_or("it ends before its tensors do")?;
+        self.place += len;
+        Ok(bytes)
+    }
+
+    /// Passes over `count` values of `size` bytes.
+    pub fn skip(&mut self, count: u64, size: usize) -> Result<(), String> {
+        let len = usize::try_from(count).ok().and_then(|count| count.checked_mul(size));
+        self.take(len.ok_or("it ends before its tensors do")?).map(drop)
+    }
+
+    pub fn u32(&mut self) -> Result<u32, String> {
+        let (bytes, _) = self.take(4)?.as_chunks();
+        Ok(u32::from_le_bytes(bytes[0]))
+    }
+
+    pub fn u64(&mut self) -> Result<u64, String> {
+        let (bytes, _) = self.take(8)?.as_chunks();
+        Ok(u64::from_le_bytes(bytes[0]))
+    }
+
+    /// A length and as many bytes of UTF-8.
+    pub fn string(&mut self) -> Result<&'a str, String> {
+        let len = usize::try_from(self.u64()?).map_err(|_| "it ends before its tensors do")?;
+        std::str::from_utf8(self.take(len)?).map_err(|_| "it has a string that is no UTF-8".to_string())
+    }
+}

@@ -1,0 +1,136 @@
+//! The values of a GGUF file's keys, which stay in the file until they are asked for.
+
+use std::ops::Range;
+
+use super::cursor::Cursor;
+
+/// How deep arrays may be in arrays.
+const MOST_DEPTH: usize = 4;
+/// Types by their numbers; arrays are number 9.
+const KINDS: [Kind; 13] = [
+    Kind { name: "an integer", size: Some(1) },
+    Kind { name: "an integer", size: Some(1) },
+    Kind { name: "an integer", size: Some(2) },
+    Kind { name: "an integer", size: Some(2) },
+    Kind { name: "an integer", size: Some(4) },
+    Kind { name: "an integer", size: Some(4) },
+    Kind { name: "a float", size: Some(4) },
+    Kind { name: "true or false", size: Some(1) },
+    Kind { name: "a string", size: None },
+    Kind { name: "an array", size: None },
+    Kind { name: "an integer", size: Some(8) },
+    Kind { name: "an integer", size: Some(8) },
+    Kind { name: "a float", size: Some(8) },
+];
+const I32: u32 = 5;
+const F32: u32 = 6;
+const STRING: u32 = 8;
+const ARRAY: u32 = 9;
+const F64: u32 = 12;
+
+struct Kind {
+    name: &'static str,
+    /// Bytes of a value; none where they differ.
+    size: Option<usize>,
+}
+
+/// The value of a key.
+pub struct Value {
+    /// Its type, or that of the elements of an array.
+    type_id: u32,
+    /// Of an array.
+    count: Option<u64>,
+    /// Where the value is, or an array's elements.
+    place: Range<usize>,
+}
+
+impl Value {
+    /// Reads type and value.
+    ///
+    /// Errors with the reason when the type is unknown, or the value does not end in the file.
+    pub fn read(cursor: &mut Cursor<'_>) -> Result<Self, String> {
+        let mut type_id = cursor.u32()?;
+        let mut count = None;
+        if type_id == ARRAY {
+            type_id = cursor.u32()?;
+            count = Some(cursor.u64()?);
+        }
+        let start = cursor.place();
+        skip(cursor, type_id, count.unwrap_or(1), 1)?;
+        Ok(Self { type_id, count, place: start..cursor.place() })
+    }
+
+    /// What it is, for messages.
+    pub fn kind(&self) -> String {
+        let name = KINDS[self.type_id as usize].name;
+        self.count.map_or_else(|| name.to_string(), |count| format!("an array of {count} elements, each {name}"))
+    }
+
+    /// An integer that fits.
+    pub fn u32(&self, file: &[u8]) -> Option<u32> {
+        let bytes = self.single(file)?;
+        let is_signed = match self.type_id {
+            0 | 2 | 4 | 10 => false,
+            1 | 3 | 5 | 11 => true,
+            _ => return None,
+        };
+        let is_negative = is_signed && bytes.last().is_some_and(|byte| byte & 0x80 != 0);
+        let value = bytes.iter().rev().fold(0u64, |value, byte| value << 8 | u64::from(*byte));
+        u32::try_from(value).ok().filter(|_| !is_negative)
+    }
+
+    /// A float, of 64 bits rounded.
+    pub fn f32(&self, file: &[u8]) -> Option<f32> {
+        let bytes = self.single(file)?;
+        match self.type_id {
+            F32 => Some(f32::from_le_bytes(bytes.try_into().ok()?)),
+            F64 => Some(f64::from_le_bytes(bytes.try_into().ok()?) as f32),
+            _ => None,
+        }
+    }
+
+    /// A string.
+    pub fn string<'a>(&self, file: &'a [u8]) -> Option<&'a str> {
+        let bytes = self.single(file).filter(|_| self.type_id == STRING)?;
+        Cursor::new(bytes).string().ok()
+    }
+
+    /// An array of strings.
+    pub fn strings<'a>(&self, file: &'a [u8]) -> Option<Vec<&'a str>> {
+        let count = self.count.filter(|_| self.type_id == STRING)?;
+        let mut cursor = Cursor::new(&file[self.place.clone()]);
+        (0..count).map(|_| cursor.string().ok()).collect()
+    }
+
+    /// An array of integers of 32 bits.
+    pub fn i32s(&self, file: &[u8]) -> Option<Vec<i32>> {
+        self.count.filter(|_| self.type_id == I32)?;
+        let (values, _) = file[self.place.clone()].as_chunks();
+        Some(values.iter().map(|value| i32::from_le_bytes(*value)).collect())
+    }
+
+    /// The bytes of a value that is no array.
+    fn single<'a>(&self, file: &'a [u8]) -> Option<&'a [u8]> {
+        if self.count.is_some() { None } else { Some(&file[self.place.clone()]) }
+    }
+}
+
+/// Passes over `count` values of a type.
+fn skip(cursor: &mut Cursor<'_>, type_id: u32, count: u64, depth: usize) -> Result<(), String> {
+    let kind = KINDS.get(type_id as usize).ok_or_else(|| format!("a value is of the unknown type {type_id}"))?;
+    if let Some(size) = kind.size {
+        return cursor.skip(count, size);
+    }
+    // Each has bytes of its own, so that this ends where the file does.
+    for _ in 0..count {
+        if type_id == STRING {
+            cursor.string()?;
+        } else if depth < MOST_DEPTH {
+            let (inner, count) = (cursor.u32()?, cursor.u64()?);
+            skip(cursor, inner, count, depth + 1)?;
+        } else {
+            return Err(format!("arrays are in arrays, more than {MOST_DEPTH} deep"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! Weights of bitsandbytes: nf4 and fp4, also with quantised scales, and int8.
+//!
+//! | beside a weight W of a layer X | what it is |
+//! |---|---|
+//! | `W.quant_state.bitsandbytes__nf4` or `__fp4` | shape and sizes of blocks, as JSON |
+//! | `W.quant_map` | the 16 values that codes stand for |
+//! | `W.absmax` | the largest magnitude of each block, in float32 or as codes |
+//! | `W.nested_quant_map`, `W.nested_absmax` | the 256 values of these codes, and the scales of their blocks |
+//! | `X.SCB` or `W.SCB` | of int8: the largest magnitude of each row |
+
+use safetensors::Dtype;
+use serde::Deserialize;
+
+use super::{Entry, Safetensors};
+use crate::error::{Error, Result};
+use crate::files::{Codebook, FileSlice, Format, Maxima, NestedMaxima, Scales, TensorView};
+
+/// What is beside a weight, by the end of its name.
+const OF_WEIGHT: [&str; 8] = [
+    ".absmax",
+    ".quant_map",
+    ".nested_absmax",
+    ".nested_quant_map",
+    ".quant_state.bitsandbytes__nf4",
+    ".quant_state.bitsandbytes__fp4",
+    ".SCB",
+    ".weight_format",
+];
+/// The same of its layer.
+const OF_LAYER: [&str; 2] = [".SCB", ".weight_format"];
+const STATES: [&str; 2] = ["nf4", "fp4"];
+
+/// What a weight in 4 bits says of itself.
+#[derive(Deserialize)]
+struct State {
+    blocksize: usize,
+    shape: Vec<usize>,
+    #[serde(default)]
+    nested_blocksize: Option<usize>,
+    #[serde(default)]
+    nested_offset: Option<f32>,
+}
+
+impl Safetensors {
+    /// Whether a tensor is a part of a weight of bitsandbytes.
+    pub(super) fn is_of_bitsandbytes(&self, name: &str) -> bool {
+        let weight = OF_WEIGHT.iter().find_map(|end| name.strip_suffix(end));
+        let layer = OF_LAYER.iter().find_map(|end| name.strip_suffix(end));
+        weight.is_some_and(|weight| self.contains(weight))
+            || layer.is_some_and(|layer| self.contains(&format!("{layer}.weight")))
+    }
+
+    /// Whether a tensor is a weight of bitsandbytes.
+    pub(super) fn is_bitsandbytes(&self, name: &str) -> bool {
+        self.state_name(name).is_some() || self.maxima_name(name).is_some()
+    }
+
+    fn state_name(&self, weight: &str) -> Option<String> {
+        let names = STATES.iter().map(|kind| format!("{weight}.quant_state.bitsandbytes__{kind}"));
+        names.into_iter().find(|name| self.contains(name))
+    }
+
+    fn maxima_name(&self, weight: &str) -> Option<String> {
+        let layer = weight.strip_suffix(".weight").unwrap_or(weight);
+        [format!("{weight}.SCB"), format!("{layer}.SCB")].into_iter().find(|name| self.contains(name))
+    }
+
+    /// A weight in one of these formats.
+    pub(super) fn bitsandbytes_tensor(&self, name: &str, entry: &Entry) -> Result<TensorView> {
+        match (self.state_name(name), self.maxima_name(name)) {
+            (Some(state), _) => self.four_bits(name, entry, &state),
+            (None, Some(maxima)) => {
+                if entry.dtype != Dtype::I8 {
+                    return Err(Error::new(format!("tensor `{name}` is of dtype {:?}, expected I8", entry.dtype)));
+                }
+                let view = self.floats(&maxima)?;
+                let values = view.to_f32();
+                let maxima = Scales::RowMaxima(Box::new(self.row_scales(&maxima, view, values)?));
+                self.view(name, entry, Format::Int8, &entry.shape, maxima)
+            }
+            (None, None) => Err(self.missing(name)),
+        }
+    }
+
+    fn four_bits(&self, name: &str, entry: &Entry, state_name: &str) -> Result<TensorView> {
+        let wrong = |why: String| Error::new(format!("tensor `{state_name}`: {why}")).hint("fetch the file again");
+        let state_entry = self.entries.get(state_name).ok_or_else(|| self.missing(state_name))?;
+        let state: State = serde_json::from_slice(self.slice(state_entry).bytes()).map_err(|e| wrong(e.to_string()))?;
+        let values = state.shape.iter().try_fold(1usize, |product, axis| product.checked_mul(*axis));
+        let values = values.ok_or_else(|| wrong(format!("the shape is {:?}", state.shape)))?;
+        let table = self.table::<16>(&format!("{name}.quant_map"))?;
+        let book = Codebook::new(table, state.blocksize, self.maxima(name, &state)?, values)
+            .map_err(|why| Error::new(format!("tensor `{name}` {why}")))?;
+        self.view(name, entry, Format::Codebook4, &state.shape, Scales::Codebook(Box::new(book)))
+    }
+
+    fn maxima(&self, name: &str, state: &State) -> Result<Maxima> {
+        let absmax_name = format!("{name}.absmax");
+        let absmax = self.entries.get(&absmax_name).ok_or_else(|| self.missing(&absmax_name))?;
+        if absmax.dtype != Dtype::U8 {
+            return self.f32_slice(&absmax_name).map(Maxima::F32);
+        }
+        Ok(Maxima::Nested(NestedMaxima {
+            codes: self.slice(absmax),
+            table: self.table::<256>(&format!("{name}.nested_quant_map"))?.into(),
+            block: state.nested_blocksize.unwrap_or(256),
+            maxima: self.f32_slice(&format!("{name}.nested_absmax"))?,
+            offset: state.nested_offset.unwrap_or(0.0),
+        }))
+    }
+
+    /// The bytes of a tensor of float32.
+    fn f32_slice(&self, name: &str) -> Result<FileSlice> {
+        let entry = self.entries.get(name).ok_or_else(|| self.missing(name))?;
+        if entry.dtype != Dtype::F32 {
+            return Err(Error::new(format!("tensor `{name}` is of dtype {:?}, expected F32", entry.dtype)));
+        }
+        Ok(self.slice(entry))
+    }
+
+    /// The values that codes stand for.
+    fn table<const N: usize>(&self, name: &str) -> Result<[f32; N]> {
+        let view = self.floats(name)?;
+        <[f32; N]>::try_from(view.to_f32())
+            .map_err(|_| Error::new(format!("tensor `{name}` is {:?}, expected {N} values", view.shape())))
+    }
+}

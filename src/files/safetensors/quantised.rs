@@ -1,0 +1,268 @@
+//! Tensors in fp8, nvfp4, mxfp8 and int8, as ComfyUI, Black Forest Labs and diffusers' scripts write them.
+//!
+//! A layer X has its values in `X.weight`. Each layer is looked at by itself, because most files keep some in bf16.
+//!
+//! | beside it | what it is |
+//! |---|---|
+//! | `X.weight_scale`, `X.scale_weight` | a scale, one a row, or one for each block of columns |
+//! | `X.weight_scale_2` | what the scales of blocks are multiplied by |
+//! | `X.input_scale`, `X.scale_input` | what activations are divided by |
+//! | `X.comfy_quant` | the format, as JSON; else the header says it, or the dtype alone |
+
+use std::sync::Arc;
+
+use safetensors::Dtype;
+
+use super::declared::Declaration;
+use super::foreign::{USE_INSTEAD, unread};
+use super::{Entry, Safetensors, float_format};
+use crate::error::{Error, Result};
+use crate::files::{BlockScales, Bytes, Format, ScaleLayout, Scales, TensorView};
+
+/// What belongs to a layer, by the end of its name.
+const COMPANIONS: [&str; 6] =
+    [".weight_scale", ".weight_scale_2", ".input_scale", ".comfy_quant", ".scale_weight", ".scale_input"];
+/// The tensor of older files whose dtype is the format of all layers with a scale.
+const MARKER: &str = "scaled_fp8";
+/// Columns of a group that was multiplied by a Hadamard matrix, where the file does not say it.
+const DEFAULT_GROUP: u64 = 256;
+/// The largest such group.
+const MOST_GROUP: u64 = 1 << 14;
+/// The scale of mxfp8 that is not a number.
+const NO_SCALE: u8 = 0xff;
+
+/// A tensor by its name and that of its layer.
+struct Named<'a> {
+    name: &'a str,
+    layer: &'a str,
+    entry: &'a Entry,
+}
+
+impl Safetensors {
+    /// Whether a tensor is a part of another one.
+    pub(super) fn is_companion(&self, name: &str) -> bool {
+        let layer = COMPANIONS.iter().find_map(|end| name.strip_suffix(end));
+        layer.is_some_and(|layer| self.contains(&format!("{layer}.weight")))
+            || name.rsplit('.').next() == Some(MARKER)
+            || self.is_of_bitsandbytes(name)
+    }
+
+    /// A tensor in the format that the file says, or that its dtype is.
+    pub(super) fn declared_tensor(&self, name: &str, entry: &Entry) -> Result<TensorView> {
+        let layer = name.strip_suffix(".weight").unwrap_or(name);
+        let tensor = Named { name, layer, entry };
+        if let Some(declaration) = self.declaration(layer)? {
+            return self.of_declaration(&tensor, &declaration);
+        }
+        if let Some(format) = float_format(entry.dtype) {
+            return self.view(name, entry, format, &entry.shape, Scales::None);
+        }
+        match (entry.dtype, self.declarations.whole()) {
+            (Dtype::F8_E4M3, _) => self.scaled(&tensor, Format::E4m3, false),
+            (Dtype::F8_E5M2, _) => self.scaled(&tensor, Format::E5m2, false),
+            (Dtype::U8, Some("nvfp4")) if self.contains(&format!("{layer}.weight_scale_2")) => {
+                self.nvfp4(&tensor, Format::Nvfp4LowFirst, ScaleLayout::Linear)
+            }
+            (Dtype::U8, _) if self.contains(&format!("{layer}.weight_scale_2")) => Err(Error::new(format!(
+                "tensor `{name}` looks like nvfp4, but the file does not say in which order its values lie"
+            ))
+            .hint("the header's metadata was lost when the file was rewritten: fetch the original file")),
+            _ => Err(self.meaningless(name, layer)),
+        }
+    }
+
+    /// What the file says of a layer: the tensor beside it before the header.
+    fn declaration(&self, layer: &str) -> Result<Option<Declaration>> {
+        let name = format!("{layer}.comfy_quant");
+        let Some(entry) = self.entries.get(&name) else { return Ok(self.declarations.of_layer(layer).cloned()) };
+        serde_json::from_slice(self.slice(entry).bytes())
+            .map(Some)
+            .map_err(|e| Error::new(format!("tensor `{name}` does not say a format: {e}")).hint("fetch the file again"))
+    }
+
+    fn of_declaration(&self, tensor: &Named<'_>, declaration: &Declaration) -> Result<TensorView> {
+        let expect = |dtypes: &[Dtype]| {
+            if dtypes.contains(&tensor.entry.dtype) {
+                return Ok(());
+            }
+            let (name, format) = (tensor.name, &declaration.format);
+            Err(Error::new(format!(
+                "tensor `{name}` is of dtype {:?}, but the file says `{format}`",
+                tensor.entry.dtype
+            ))
+            .hint("the file was put together wrongly: fetch it again"))
+        };
+        let view =
+            match declaration.format.as_str() {
+                "float8_e4m3fn" => {
+                    expect(&[Dtype::F8_E4M3])?;
+                    self.scaled(tensor, Format::E4m3, true)
+                }
+                "float8_e5m2" => {
+                    expect(&[Dtype::F8_E5M2])?;
+                    self.scaled(tensor, Format::E5m2, true)
+                }
+                "nvfp4" => {
+                    expect(&[Dtype::U8])?;
+                    self.nvfp4(tensor, Format::Nvfp4, ScaleLayout::Swizzled)
+                }
+                "mxfp8" => {
+                    expect(&[Dtype::F8_E4M3])?;
+                    self.mxfp8(tensor)
+                }
+                "int8_tensorwise" => {
+                    expect(&[Dtype::I8])?;
+                    self.scaled(tensor, int8_format(tensor.layer, declaration)?, true)
+                }
+                known if known.starts_with("tint4_") => Err(unread(tensor.name, known)),
+                known @ ("convrot_w4a4" | "asym_w4a8_int8" | "awq_w4a16") => Err(unread(tensor.name, known)),
+                unknown => Err(Error::new(format!("layer `{}` is in the unknown format `{unknown}`", tensor.layer))
+                    .hint(USE_INSTEAD)),
+            }?;
+        Ok(if declaration.is_weight_only { view.with_input_scale(None) } else { view })
+    }
+
+    /// Values of 8 bits with a scale, or one a row; or without, where none `is_needed`.
+    fn scaled(&self, tensor: &Named<'_>, format: Format, is_needed: bool) -> Result<TensorView> {
+        let Named { name, layer, entry } = tensor;
+        let names = ["weight_scale", "scale_weight"].map(|end| format!("{layer}.{end}"));
+        let scales = match names.iter().find(|name| self.contains(name)) {
+            Some(found) => self.scales(found, entry.shape.first().copied().unwrap_or(1))?,
+            None if is_needed => return Err(self.missing(&names[0])),
+            None => Scales::None,
+        };
+        let view = self.view(name, entry, format, &entry.shape, scales)?;
+        Ok(view.with_input_scale(self.input_scale(layer)?))
+    }
+
+    fn nvfp4(&self, tensor: &Named<'_>, format: Format, layout: ScaleLayout) -> Result<TensorView> {
+        let Named { name, layer, entry } = tensor;
+        let [rows, cols] = matrix(name, entry)?;
+        let cols = cols.checked_mul(2).ok_or_else(|| Error::new(format!("tensor `{name}` is {:?}", entry.shape)))?;
+        let all = self.number(&format!("{layer}.weight_scale_2"))?;
+        let blocks = [rows, cols / format.block().values];
+        let scales = self.block_scales(layer, &[Dtype::F8_E4M3, Dtype::U8], layout, blocks, all)?;
+        let view = self.view(name, entry, format, &[rows, cols], scales)?;
+        Ok(view.with_input_scale(self.input_scale(layer)?))
+    }
+
+    fn mxfp8(&self, tensor: &Named<'_>) -> Result<TensorView> {
+        let Named { name, layer, entry } = tensor;
+        let [rows, cols] = matrix(name, entry)?;
+        let blocks = [rows, cols / Format::Mxfp8.block().values];
+        let dtypes = [Dtype::U8, Dtype::F8_E8M0];
+        let scales = self.block_scales(layer, &dtypes, ScaleLayout::Swizzled, blocks, 1.0)?;
+        if let Scales::Blocks(scales) = &scales
+            && scales.bytes().contains(&NO_SCALE)
+        {
+            return Err(Error::new(format!("the scales of tensor `{name}` hold values that are not numbers"))
+                .hint("the file is damaged: fetch it again"));
+        }
+        self.view(name, entry, Format::Mxfp8, &[rows, cols], scales)
+    }
+
+    /// `weight_scale` of a layer, a byte for each block.
+    fn block_scales(
+        &self,
+        layer: &str,
+        dtypes: &[Dtype],
+        layout: ScaleLayout,
+        blocks: [usize; 2],
+        all: f32,
+    ) -> Result<Scales> {
+        let name = format!("{layer}.weight_scale");
+        let entry = self.entries.get(&name).ok_or_else(|| self.missing(&name))?;
+        if !dtypes.contains(&entry.dtype) {
+            let what = format!("tensor `{name}` is of dtype {:?}, expected {:?}", entry.dtype, dtypes[0]);
+            return Err(Error::new(what));
+        }
+        BlockScales::new(self.slice(entry), layout, blocks, all)
+            .map(|scales| Scales::Blocks(Box::new(scales)))
+            .map_err(|why| Error::new(format!("layer `{layer}` {why}")))
+    }
+
+    /// The scale of a tensor, or those of its rows.
+    fn scales(&self, name: &str, rows: usize) -> Result<Scales> {
+        let view = self.floats(name)?;
+        let values = view.to_f32();
+        if values.iter().any(|value| !value.is_finite()) {
+            return Err(Error::new(format!("tensor `{name}` holds values that are not numbers, or infinite"))
+                .hint("the file is damaged: fetch it again"));
+        }
+        match values[..] {
+            [scale] => Ok(Scales::Tensor(scale)),
+            _ if values.len() == rows => {
+                self.row_scales(name, view, values).map(|scales| Scales::Rows(Box::new(scales)))
+            }
+            _ => Err(Error::new(format!("tensor `{name}` is {:?}, expected one value or {rows}", view.shape()))),
+        }
+    }
+
+    /// The float32 `values` of a tensor as a vector: where they lie, if they are float32 there.
+    pub(super) fn row_scales(&self, name: &str, view: TensorView, values: Vec<f32>) -> Result<TensorView> {
+        let (len, start) = (values.len(), view.start());
+        let (bytes, range) = if view.format() == Format::F32 {
+            (Arc::clone(&self.bytes), start..start + 4 * len)
+        } else {
+            (Arc::new(Bytes::Computed(values)), 0..4 * len)
+        };
+        TensorView::new(bytes, range, Format::F32, vec![len], Scales::None)
+            .map_err(|why| Error::new(format!("tensor `{name}` {why}")))
+    }
+
+    /// The input scale of a layer, if there is one. Older files write 1 where there is none, and a marker of two values
+    /// where activations are to stay as they are.
+    fn input_scale(&self, layer: &str) -> Result<Option<f32>> {
+        let (name, older) = (format!("{layer}.input_scale"), format!("{layer}.scale_input"));
+        if self.contains(&name) {
+            return self.number(&name).map(Some);
+        }
+        let is_marker = |name: &&String| name.rsplit('.').next() == Some(MARKER);
+        let marker = self.entries.keys().find(is_marker).and_then(|name| self.entries.get(name));
+        if !self.contains(&older) || marker.is_some_and(|marker| marker.shape == [2]) {
+            return Ok(None);
+        }
+        self.number(&older).map(|scale| Some(scale).filter(|scale| *scale != 1.0))
+    }
+
+    /// The only value of a tensor, a positive number.
+    fn number(&self, name: &str) -> Result<f32> {
+        let view = self.floats(name)?;
+        match view.to_f32()[..] {
+            [value] if value.is_finite() && value >= 0.0 => Ok(value),
+            [value] => Err(Error::new(format!("tensor `{name}` is {value}, expected a positive number"))
+                .hint("the file is damaged: fetch it again")),
+            _ => Err(Error::new(format!("tensor `{name}` is {:?}, expected one value", view.shape()))),
+        }
+    }
+
+    /// A tensor of plain floats.
+    pub(super) fn floats(&self, name: &str) -> Result<TensorView> {
+        let entry = self.entries.get(name).ok_or_else(|| self.missing(name))?;
+        let format = float_format(entry.dtype)
+            .ok_or_else(|| Error::new(format!("tensor `{name}` is of dtype {:?}, expected F32", entry.dtype)))?;
+        self.view(name, entry, format, &entry.shape, Scales::None)
+    }
+}
+
+/// Rows and columns of a tensor's entry.
+fn matrix(name: &str, entry: &Entry) -> Result<[usize; 2]> {
+    <[usize; 2]>::try_from(&entry.shape[..])
+        .map_err(|_| Error::new(format!("tensor `{name}` is {:?}, expected a matrix", entry.shape)))
+}
+
+fn int8_format(layer: &str, declaration: &Declaration) -> Result<Format> {
+    if !declaration.convrot {
+        return Ok(Format::Int8);
+    }
+    let group = declaration.convrot_groupsize.unwrap_or(DEFAULT_GROUP);
+    let is_power_of_four = group.is_power_of_two() && group.trailing_zeros().is_multiple_of(2);
+    let group = u16::try_from(group).ok().filter(|_| is_power_of_four && (4..=MOST_GROUP).contains(&group));
+    group.map(|group| Format::Int8Rotated { group }).ok_or_else(|| {
+        let given = declaration.convrot_groupsize.unwrap_or(DEFAULT_GROUP);
+        Error::new(format!(
+            "layer `{layer}` says groups of {given} columns (`convrot_groupsize`), expected a power of 4 up to {MOST_GROUP}"
+        ))
+        .hint("fetch the file again")
+    })
+}

@@ -1,0 +1,288 @@
+//! What a tensor in few bits has beside its own bytes: scales, and the tables that its codes are looked up in.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::bytes::Bytes;
+use super::format::Format;
+use super::tensor_view::TensorView;
+
+/// A range of a file's bytes.
+#[derive(Clone)]
+pub struct FileSlice {
+    file: Arc<Bytes>,
+    range: Range<usize>,
+}
+
+impl FileSlice {
+    /// None when the file does not have the range.
+    pub fn new(file: Arc<Bytes>, range: Range<usize>) -> Option<Self> {
+        file.as_slice().get(range.clone())?;
+        Some(Self { file, range })
+    }
+
+    /// The bytes, at any alignment.
+    pub fn bytes(&self) -> &[u8] {
+        &self.file.as_slice()[self.range.clone()]
+    }
+
+    fn f32(&self, index: usize) -> f32 {
+        f32_at(self.bytes(), index)
+    }
+}
+
+/// Float32 number `index` of some bytes.
+fn f32_at(bytes: &[u8], index: usize) -> f32 {
+    f32::from_le_bytes(bytes.as_chunks::<4>().0[index])
+}
+
+/// What the codes of a tensor are multiplied by.
+#[derive(Clone)]
+pub enum Scales {
+    /// The values are as they are, or their blocks hold their scales.
+    None,
+    /// One for all values.
+    Tensor(f32),
+    /// Float32 [rows].
+    Rows(Box<TensorView>),
+    /// Float32 [rows]: what 127 stands for.
+    RowMaxima(Box<TensorView>),
+    /// One for each block of columns.
+    Blocks(Box<BlockScales>),
+    /// One for each block of the flattened tensor, and the values that codes stand for.
+    Codebook(Box<Codebook>),
+}
+
+/// In which order the scales of a matrix's blocks lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScaleLayout {
+    /// [rows, blocks]
+    Linear,
+    /// Tiles of 128 rows and 4 blocks, 512 bytes each, in which rows that are 32 apart follow each other, as tensor
+    /// cores read them. Rows and blocks are padded to whole tiles.
+    Swizzled,
+}
+
+/// Rows and blocks of a tile of [`ScaleLayout::Swizzled`].
+const TILE: [usize; 2] = [128, 4];
+
+/// A scale of one byte for each block of columns, and a float32 for all of them.
+#[derive(Clone)]
+pub struct BlockScales {
+    /// Of the whole tensor, also where the view has some of its rows: tiles have rows of several views.
+    scales: FileSlice,
+    layout: ScaleLayout,
+    rows: usize,
+    first_row: usize,
+    blocks: usize,
+    tensor: f32,
+}
+
+impl BlockScales {
+    /// Scales of `rows` rows of `blocks` blocks; all are multiplied by `tensor`.
+    ///
+    /// Errors with the reason when there are more or fewer bytes.
+    pub fn new(
+        scales: FileSlice,
+        layout: ScaleLayout,
+        [rows, blocks]: [usize; 2],
+        tensor: f32,
+    ) -> std::result::Result<Self, String> {
+        let padded = match layout {
+            ScaleLayout::Linear => Some([rows, blocks]),
+            ScaleLayout::Swizzled => rows
+                .checked_next_multiple_of(TILE[0])
+                .and_then(|rows| Some([rows, blocks.checked_next_multiple_of(TILE[1])?])),
+        };
+        let needed = padded.and_then(|[rows, blocks]| rows.checked_mul(blocks));
+        if needed != Some(scales.bytes().len()) {
+            let there = scales.bytes().len();
+            return Err(format!("has {there} scales of blocks, which do not fit {rows} rows of {blocks} blocks"));
+        }
+        Ok(Self { scales, layout, rows, first_row: 0, blocks, tensor })
+    }
+
+    /// All of the tensor's, whose rows the view has from [`BlockScales::first_row`] on.
+    pub fn bytes(&self) -> &[u8] {
+        self.scales.bytes()
+    }
+
+    /// The row of the tensor that is row 0 of the view.
+    pub fn first_row(&self) -> usize {
+        self.first_row
+    }
+
+    /// Blocks of a row.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// In which order they lie.
+    pub fn layout(&self) -> ScaleLayout {
+        self.layout
+    }
+
+    /// What all scales are multiplied by.
+    pub fn tensor(&self) -> f32 {
+        self.tensor
+    }
+
+    /// The byte of a block of a row of the view.
+    pub fn get(&self, row: usize, block: usize) -> u8 {
+        let row = self.first_row + row;
+        let place = match self.layout {
+            ScaleLayout::Linear => row * self.blocks + block,
+            ScaleLayout::Swizzled => {
+                let tile = row / TILE[0] * self.blocks.div_ceil(TILE[1]) + block / TILE[1];
+                tile * TILE[0] * TILE[1] + row % 32 * 16 + row % TILE[0] / 32 * 4 + block % TILE[1]
+            }
+        };
+        self.scales.bytes()[place]
+    }
+}
+
+/// The values that codes of 4 bits stand for, and largest magnitudes of blocks of the flattened tensor.
+#[derive(Clone)]
+pub struct Codebook {
+    table: [f32; 16],
+    /// Values of a block.
+    block: usize,
+    maxima: Maxima,
+    /// Values of the whole tensor.
+    values: usize,
+    /// The place in the flattened tensor of the view's first value.
+    first_value: usize,
+}
+
+/// Largest magnitudes of blocks.
+#[derive(Clone)]
+pub enum Maxima {
+    /// Float32 [blocks].
+    F32(FileSlice),
+    /// Quantised themselves.
+    Nested(NestedMaxima),
+}
+
+/// Largest magnitudes as `table[code] * maximum of the block of codes + offset`.
+#[derive(Clone)]
+pub struct NestedMaxima {
+    /// A byte for each block of the tensor.
+    pub codes: FileSlice,
+    /// 256 values.
+    pub table: Arc<[f32]>,
+    /// Codes of a block.
+    pub block: usize,
+    /// Float32, one for each block of codes.
+    pub maxima: FileSlice,
+    /// Is added to each.
+    pub offset: f32,
+}
+
+impl Codebook {
+    /// The values of codes, and the maxima of blocks of `block` values of a tensor of `values` values.
+    ///
+    /// Errors with the reason when there are not as many maxima as blocks.
+    pub fn new(table: [f32; 16], block: usize, maxima: Maxima, values: usize) -> std::result::Result<Self, String> {
+        if block == 0 {
+            return Err("has blocks of no values".to_string());
+        }
+        let blocks = values.div_ceil(block);
+        let there = match &maxima {
+            Maxima::F32(maxima) => Some(maxima.bytes().len()) == blocks.checked_mul(4),
+            Maxima::Nested(nested) => {
+                nested.codes.bytes().len() == blocks
+                    && nested.table.len() == 256
+                    && nested.block > 0
+                    && Some(nested.maxima.bytes().len()) == blocks.div_ceil(nested.block).checked_mul(4)
+            }
+        };
+        if !there {
+            return Err(format!("does not have the largest magnitudes of {blocks} blocks of {block} values"));
+        }
+        Ok(Self { table, block, maxima, values, first_value: 0 })
+    }
+
+    /// The values that codes stand for.
+    pub fn table(&self) -> &[f32; 16] {
+        &self.table
+    }
+
+    /// Values of a block.
+    pub fn block(&self) -> usize {
+        self.block
+    }
+
+    /// The place in the flattened tensor of the view's first value.
+    pub fn first_value(&self) -> usize {
+        self.first_value
+    }
+
+    /// The largest magnitude of the block of the tensor that holds value `index` of the view.
+    pub fn maximum_of(&self, index: usize) -> f32 {
+        let block = (self.first_value + index) / self.block;
+        match &self.maxima {
+            Maxima::F32(maxima) => maxima.f32(block),
+            Maxima::Nested(nested) => {
+                let code = usize::from(nested.codes.bytes()[block]);
+                nested.table[code] * nested.maxima.f32(block / nested.block) + nested.offset
+            }
+        }
+    }
+}
+
+impl Scales {
+    /// Those of some rows of a matrix of `cols` columns.
+    pub(super) fn row_range(&self, rows: Range<usize>, cols: usize) -> Self {
+        match self {
+            Self::None => Self::None,
+            Self::Tensor(scale) => Self::Tensor(*scale),
+            Self::Rows(scales) => Self::Rows(Box::new(scales.row_range(rows))),
+            Self::RowMaxima(maxima) => Self::RowMaxima(Box::new(maxima.row_range(rows))),
+            Self::Blocks(scales) => {
+                Self::Blocks(Box::new(BlockScales { first_row: scales.first_row + rows.start, ..(**scales).clone() }))
+            }
+            Self::Codebook(book) => Self::Codebook(Box::new(Codebook {
+                first_value: book.first_value + rows.start * cols,
+                ..(**book).clone()
+            })),
+        }
+    }
+
+    /// Whether a tensor of this format and shape has such scales.
+    pub(super) fn fit(&self, format: Format, shape: &[usize]) -> bool {
+        let of_rows = |scales: &TensorView| scales.format() == Format::F32 && Some(scales.shape()) == shape.get(..1);
+        match (format, self) {
+            (Format::E4m3Rows, Self::Rows(scales)) => of_rows(scales),
+            (Format::E4m3 | Format::E5m2, Self::None | Self::Tensor(_)) => true,
+            (Format::Int8 | Format::Int8Rotated { .. }, Self::Tensor(_)) => true,
+            (Format::E4m3 | Format::E5m2 | Format::Int8 | Format::Int8Rotated { .. }, Self::Rows(scales)) => {
+                of_rows(scales)
+            }
+            (Format::Int8, Self::RowMaxima(maxima)) => of_rows(maxima),
+            (Format::Mxfp8 | Format::Nvfp4 | Format::Nvfp4LowFirst, Self::Blocks(scales)) => {
+                *shape == [scales.rows, scales.blocks * format.block().values]
+            }
+            (Format::Codebook4, Self::Codebook(book)) => shape.iter().product::<usize>() == book.values,
+            (
+                Format::E4m3Rows
+                | Format::Int8
+                | Format::Int8Rotated { .. }
+                | Format::Mxfp8
+                | Format::Nvfp4
+                | Format::Nvfp4LowFirst
+                | Format::Codebook4,
+                _,
+            ) => false,
+            (_, scales) => matches!(scales, Self::None),
+        }
+    }
+
+    /// What the codes of a row are multiplied by, where it is the same for all of them.
+    pub(super) fn of_row(&self, row: usize) -> f32 {
+        match self {
+            Self::Tensor(scale) => *scale,
+            Self::Rows(scales) | Self::RowMaxima(scales) => f32_at(scales.bytes(), row),
+            Self::None | Self::Blocks(_) | Self::Codebook(_) => 1.0,
+        }
+    }
+}
