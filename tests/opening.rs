@@ -17,7 +17,7 @@ use flux::pipeline::{AdapterUse, Model, Request};
 use safetensors::tensor::{Dtype, TensorView};
 use support::random_model::RandomModel;
 
-use renamed::{Tensors, bfl, ldm, read, write};
+use renamed::{Tensors, bfl, ldm, llama, read, write, write_gguf};
 
 /// A model of the sizes that no shape tells: 32 groups in norms, equal axes, the default text layers.
 fn sizes() -> RandomModel {
@@ -42,6 +42,9 @@ pub static FILES: LazyLock<Files> = LazyLock::new(|| {
     write(&files.at("prefix/klein.safetensors"), &bfl(&transformer, "model.diffusion_model.", ".weight"));
     write(&files.at("own/klein.safetensors"), &renamed::prefixed(&transformer, "diffusion_model."));
     write(&files.at("files/vae.safetensors"), &ldm(&vae));
+    let qwen = read(&files.at("folder/text_encoder/model.safetensors"));
+    write_gguf(&files.at("gguf/klein-Q8_0.gguf"), &bfl(&transformer, "", ".weight"));
+    write_gguf(&files.at("gguf/qwen.gguf"), &llama(&qwen));
     fs::copy(files.at("folder/text_encoder/model.safetensors"), files.at("files/qwen.safetensors")).unwrap();
     for (from, to) in [
         ("klein", "models/diffusion_models/flux2/a-klein"),
@@ -104,6 +107,8 @@ fn every_way_to_name_the_same_files_draws_the_same_image() {
         ["prefix/klein.safetensors", "folder", "folder", ""],
         ["own/klein.safetensors", "folder/text_encoder", "folder/vae", "folder/tokenizer/tokenizer.json"],
         ["folder/transformer", "", "", ""],
+        ["gguf/klein-Q8_0.gguf", "", "folder", "folder"],
+        ["files/klein.safetensors", "gguf/qwen.gguf", "", "folder"],
         ["folder", "files/qwen.safetensors", "files/vae.safetensors", ""],
         ["files", "", "", "folder"],
         ["models", "", "", "folder"],

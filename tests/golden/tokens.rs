@@ -1,9 +1,13 @@
 //! Prompts to token ids with the real tokenizer.
 
+#[path = "../support/gguf.rs"]
+mod gguf;
+
 use std::io::Read;
 
 use flux::files::{Folder, TokenizerFile};
 use flux::text_encoder::Tokenizer;
+use gguf::Value;
 
 use crate::support::golden;
 
@@ -66,6 +70,55 @@ fn strange_texts() -> impl Iterator<Item = String> {
         };
         (0..1 + seed % 12).map(|_| next()).collect()
     })
+}
+
+#[test]
+fn a_gguf_file_gives_the_ids_of_the_file_that_it_was_made_from() {
+    let (dir, of_file) = tokenizer(512);
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("tokenizer.json")).unwrap()).unwrap();
+    let vocab = json["model"]["vocab"].as_object().unwrap();
+    // Rows of the embedding that no token has are there too, as llama.cpp writes them.
+    let mut tokens: Vec<String> = (0..151_936).map(|id| format!("[PAD{id}]")).collect();
+    let mut kinds = vec![5; tokens.len()];
+    for (token, id) in vocab {
+        let id = id.as_u64().unwrap() as usize;
+        (tokens[id], kinds[id]) = (token.clone(), 1);
+    }
+    for added in json["added_tokens"].as_array().unwrap() {
+        let id = added["id"].as_u64().unwrap() as usize;
+        tokens[id] = added["content"].as_str().unwrap().to_string();
+        kinds[id] = if added["special"].as_bool().unwrap() { 3 } else { 4 };
+    }
+    let merge = |pair: &serde_json::Value| match pair.as_array() {
+        Some(pair) => format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+        None => pair.as_str().unwrap().to_string(),
+    };
+    let merges = json["model"]["merges"].as_array().unwrap().iter().map(merge).collect();
+    let path = dir.path().join("qwen.gguf");
+    let written = |pre: &str, kinds: Vec<i32>| {
+        let values = [
+            ("tokenizer.ggml.model", Value::Text("gpt2")),
+            ("tokenizer.ggml.pre", Value::Text(pre)),
+            ("tokenizer.ggml.tokens", Value::Texts(tokens.clone())),
+            ("tokenizer.ggml.token_type", Value::Ints(kinds)),
+            ("tokenizer.ggml.merges", Value::Texts(Vec::clone(&merges))),
+        ];
+        gguf::write(&path, &values, &[]);
+        Tokenizer::load(&TokenizerFile::Gguf(path.clone()), 512)
+    };
+    let carried = written("qwen2", kinds.clone()).unwrap();
+    for text in strange_texts() {
+        assert_eq!(carried.encode(&text).unwrap(), of_file.encode(&text).unwrap(), "{text:?}");
+    }
+    let refused = |made: flux::Result<Tokenizer>, word: &str| {
+        let error = made.map(drop).unwrap_err().to_string();
+        assert!(error.contains(word) && error.contains("qwen.gguf") && error.contains("hint: "), "{error}");
+    };
+    refused(written("llama-bpe", kinds.clone()), "`tokenizer.ggml.pre` is `llama-bpe`, expected `qwen2`");
+    refused(written("qwen2", vec![1; 3]), "151936 tokens and 3 types");
+    kinds[151_643] = 5;
+    refused(written("qwen2", kinds), "does not follow");
 }
 
 #[test]

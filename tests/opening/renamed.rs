@@ -1,6 +1,12 @@
 //! The same tensors by the names of other programs, fused as these fuse them. This is written apart from the maps that
 //! the program reads them by.
 
+// Each test crate uses its own part of this module.
+#![allow(dead_code)]
+
+#[path = "../support/gguf.rs"]
+mod gguf;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -90,6 +96,38 @@ pub fn bfl(tensors: &Tensors, prefix: &str, norm_suffix: &str) -> Tensors {
         }
     }
     renamed
+}
+
+/// A text encoder as llama.cpp names it.
+pub fn llama(tensors: &Tensors) -> Tensors {
+    const NAMES: [(&str, &str); 14] = [
+        ("model.embed_tokens.", "token_embd."),
+        ("model.layers.", "blk."),
+        ("model.norm.", "output_norm."),
+        ("input_layernorm.", "attn_norm."),
+        ("post_attention_layernorm.", "ffn_norm."),
+        ("self_attn.q_proj.", "attn_q."),
+        ("self_attn.k_proj.", "attn_k."),
+        ("self_attn.v_proj.", "attn_v."),
+        ("self_attn.o_proj.", "attn_output."),
+        ("self_attn.q_norm.", "attn_q_norm."),
+        ("self_attn.k_norm.", "attn_k_norm."),
+        ("mlp.gate_proj.", "ffn_gate."),
+        ("mlp.up_proj.", "ffn_up."),
+        ("mlp.down_proj.", "ffn_down."),
+    ];
+    let rename = |name: &String| NAMES.iter().fold(name.clone(), |name, (from, to)| name.replace(from, to));
+    tensors.iter().map(|(name, tensor)| (rename(name), tensor.clone())).collect()
+}
+
+/// Writes them to a GGUF file without values.
+pub fn write_gguf(path: &Path, tensors: &Tensors) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let tensors: Vec<gguf::Tensor<'_>> = tensors
+        .iter()
+        .map(|(name, (dtype, shape, bytes))| (name.clone(), *dtype, shape.as_slice(), bytes.as_slice()))
+        .collect();
+    gguf::write(path, &[], &tensors);
 }
 
 /// A VAE as latent diffusion names it.
