@@ -1,11 +1,11 @@
 //! The files of a model: containers and formats, from bytes to named tensors.
 //!
 //! [`ModelFiles`] is a model as the user names it: a folder, some files, or the model that the program carries. Each
-//! [`Component`] of it opens its tensors as [`TensorFiles`]: containers ([`Safetensors`]) whose headers were checked, and
-//! which give out [`TensorView`]s, under the [`names`] that models ask for, whoever wrote the files. A [`Format`] says how
-//! values lie in the bytes of a view, and [`dequantise_rows`] converts them.
-//! An [`adapter`] is a file that changes
-//! some of the tensors. The [`quantised_cache`] holds some matrices in fewer bits beside the model. Nothing here knows a backend or a model.
+//! [`Component`] of it opens its tensors as [`TensorFiles`]: containers ([`Safetensors`], [`Gguf`]) whose headers were
+//! checked, and which give out [`TensorView`]s, under the [`names`] that models ask for, whoever wrote the files. A
+//! [`Format`] says how values lie in the bytes of a view, [`Scales`] are what belongs to it beside them, and
+//! [`dequantise_rows`] converts them. An [`adapter`] is a file that changes some of the tensors. The
+//! [`quantised_cache`] holds some matrices in fewer bits beside the model. Nothing here knows a backend or a model.
 
 pub mod adapter;
 mod arrays;
@@ -39,7 +39,7 @@ pub use arrays::{Array, ArrayFile, ArrayTarget};
 pub use bytes::Bytes;
 pub use component::{Component, ConfigPlace};
 pub use container::Container;
-pub use dequantise::dequantise_rows;
+pub use dequantise::{dequantise_inlined, dequantise_rows};
 pub use folder::{EmbeddedFile, Folder};
 pub use format::{Block, Format};
 pub use gguf::Gguf;
