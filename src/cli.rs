@@ -3,6 +3,7 @@
 mod adapters;
 mod bench;
 mod images;
+mod info;
 mod prompt;
 mod sampler;
 mod tensors;
@@ -19,9 +20,10 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
 use flux::pipeline::Request;
 use flux::{Error, Result};
 pub use images::{ImageArgs, is_stdin};
+pub use info::Info;
 pub use sampler::{SamplerArgs, facts};
 pub use tensors::TensorArgs;
-pub use values::{DeviceChoice, PrecisionChoice, TimingsFormat};
+pub use values::{DeviceChoice, PrecisionChoice, TimingsFormat, VariantChoice};
 use values::{Seed, Size, decibels, gibibytes};
 
 /// The headings of `--help`.
@@ -71,6 +73,10 @@ pub enum Command {
     /// device does at best, which is a copy or a large product, and each fused op also with the simpler ops that define
     /// it.
     Bench(Bench),
+    /// Prints what a model is: its files, formats and sizes.
+    ///
+    /// Only configs and headers are read, so this takes no time and no memory.
+    Info(Info),
     /// Prints how far two images (PNG, JPEG, WebP) of one size are apart: max and mean of the 8-bit differences, PSNR.
     #[command(hide = true)]
     Compare {
@@ -85,20 +91,41 @@ pub enum Command {
 /// The model.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// Model folder in the diffusers layout [default: $FLUX_MODEL, else the built-in model]
-    #[arg(help_heading = MODEL, short, long, value_name = "FOLDER")]
+    /// Model: a folder in the layout of diffusers or ComfyUI, or the file of a transformer [default: $FLUX_MODEL, else
+    /// the built-in model]
+    #[arg(help_heading = MODEL, short, long, value_name = "PATH")]
     dir: Option<PathBuf>,
+    /// Text encoder: a file, its folder, or that of a whole model [default: the model's, else what fits beside it]
+    #[arg(help_heading = MODEL, long, value_name = "PATH")]
+    pub text_encoder: Option<PathBuf>,
+    /// VAE: a file, its folder, or that of a whole model [default: the model's, else what fits beside it]
+    #[arg(help_heading = MODEL, long, value_name = "PATH")]
+    pub vae: Option<PathBuf>,
+    /// tokenizer.json, or a folder that has it [default: the model's, else Qwen3's]
+    #[arg(help_heading = MODEL, long, value_name = "PATH")]
+    pub tokenizer: Option<PathBuf>,
+    /// How the transformer was trained [default: what its folder says, else its name, else distilled]
+    #[arg(help_heading = MODEL, long, value_name = "KIND", value_enum)]
+    pub variant: Option<VariantChoice>,
 }
 
 impl ModelArgs {
-    /// The model folder that the flag names, else FLUX_MODEL unless it is empty.
+    /// What the flag names, else FLUX_MODEL unless it is empty.
     pub fn dir(&self) -> Option<PathBuf> {
         self.dir.clone().or_else(|| env::var_os("FLUX_MODEL").filter(|value| !value.is_empty()).map(PathBuf::from))
     }
 
-    /// Whether the flag names a folder.
+    /// Whether the flag names a model.
     pub fn names_dir(&self) -> bool {
         self.dir.is_some()
+    }
+
+    /// Errors when `--kv` is given and the variant is another one.
+    pub fn check_kv(&self, kv: bool) -> Result<()> {
+        if kv && self.variant.is_some_and(|variant| variant != VariantChoice::Kv) {
+            return Err(Error::usage("`--kv` is for `--variant kv` alone").hint("leave one of them out"));
+        }
+        Ok(())
     }
 }
 
@@ -324,6 +351,7 @@ impl Generate {
     pub fn check(&self) -> Result<()> {
         self.check_prompts()?;
         self.images.check(self.reads_stdin())?;
+        self.model.check_kv(self.images.kv)?;
         if self.print_path && self.timings == Some(TimingsFormat::Json) {
             return Err(Error::usage("`--print-path` and `--timings=json` both write to standard output")
                 .hint("leave out `--print-path`: the JSON names the file under `output`"));

@@ -8,7 +8,7 @@ use crate::files::ModelFiles;
 /// Errors when the program was built without the feature `default-model`.
 #[cfg(feature = "default-model")]
 pub fn default_model() -> Result<ModelFiles> {
-    Ok(ModelFiles::Embedded(files::FILES))
+    Ok(ModelFiles::embedded(files::FILES))
 }
 
 /// The model that is used when none is named.

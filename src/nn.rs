@@ -349,9 +349,20 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(Part { key: self.key(name), first: 0, view: self.view(name, shape)? })
     }
 
+    /// A tensor as it lies in the file, or the pieces of it, one under the other, to be parts of a layer.
+    pub fn parts(&self, name: &str, shape: &[usize]) -> Result<Vec<Part>> {
+        let (key, mut first) = (self.key(name), 0);
+        let part = |view: TensorView| {
+            let part = Part { key: key.clone(), first, view };
+            first += part.view.rows();
+            part
+        };
+        Ok(self.files.parts(&key, shape)?.into_iter().map(part).collect())
+    }
+
     /// `<name>.weight` [rows, cols].
     pub fn linear(&self, name: &str, rows: usize, cols: usize) -> Result<Linear<B>> {
-        self.linear_of(name, &[self.part(&format!("{name}.weight"), &[rows, cols])?])
+        self.linear_of(name, &self.parts(&format!("{name}.weight"), &[rows, cols])?)
     }
 
     /// A layer `name` whose rows are the parts' rows, one part under the other.
@@ -376,8 +387,8 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     /// A layer `name` made of `<part>.weight` of each part, [rows, cols], one under the other.
     pub fn stacked_linear(&self, name: &str, parts: &[&str], rows: usize, cols: usize) -> Result<Linear<B>> {
-        let parts = parts.iter().map(|part| self.part(&format!("{part}.weight"), &[rows, cols]));
-        self.linear_of(name, &parts.collect::<Result<Vec<_>>>()?)
+        let parts = parts.iter().map(|part| self.parts(&format!("{part}.weight"), &[rows, cols]));
+        self.linear_of(name, &parts.collect::<Result<Vec<_>>>()?.concat())
     }
 
     /// A vector [n] as [1, n].

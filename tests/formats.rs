@@ -7,3 +7,13 @@
 mod folder;
 #[path = "formats/golden.rs"]
 mod golden;
+#[path = "formats/hostile.rs"]
+mod hostile;
+#[path = "formats/images.rs"]
+mod images;
+#[path = "support/model_copy.rs"]
+mod model_copy;
+#[path = "support/program.rs"]
+mod program;
+#[path = "formats/refused.rs"]
+mod refused;

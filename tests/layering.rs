@@ -87,7 +87,7 @@ const COMMON: [&str; 3] = ["error", "Error", "Result"];
 const ANY: &[&str] = &["*"];
 
 /// A crate and the only places where it may be named. (The CUDA backend has a module `gemm` of its own.)
-const CRATES: [(&str, &[&str]); 17] = [
+const CRATES: [(&str, &[&str]); 18] = [
     ("cudarc", &["backend/cuda/"]),
     ("gemm", &["backend/cpu/", "backend/cuda/"]),
     ("clap", &["cli", "main.rs"]),
@@ -98,7 +98,16 @@ const CRATES: [(&str, &[&str]); 17] = [
     ("zune_jpeg", &["input/"]),
     // The program replaces files in one way; measurements write weights to a folder of their own.
     ("tempfile", &["files/atomic.rs", "files/partial.rs", "bench/weights.rs"]),
-    ("tokenizers", &["text_encoder/tokenizer_file.rs", "text_encoder/prompt.rs"]),
+    (
+        "tokenizers",
+        &[
+            "text_encoder/tokenizer_file.rs",
+            "text_encoder/prompt.rs",
+            "text_encoder/qwen3.rs",
+            "text_encoder/gguf_tokenizer.rs",
+        ],
+    ),
+    ("flate2", &["text_encoder/qwen3.rs"]),
     ("rand_mt", &["sampler/noise.rs"]),
     ("rand", &["sampler/portable.rs", "cli.rs"]),
     ("rustdct", &["sampler/portable.rs"]),

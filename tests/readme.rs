@@ -6,6 +6,10 @@
 mod contact_sheet;
 #[path = "support/program.rs"]
 mod program;
+#[path = "support/random_model/mod.rs"]
+mod random_model;
+#[path = "opening/renamed.rs"]
+mod renamed;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,6 +25,7 @@ use flux::pipeline::ModelInfo;
 use image::RgbImage;
 use image::imageops::crop_imm;
 use program::{Run, project};
+use random_model::RandomModel;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Files that tell someone what to run.
@@ -254,6 +259,60 @@ fn the_commands_of_sampling_and_conditioning_draw() {
             fs::copy(folder.path().join("heart.safetensors"), folder.path().join("noise.safetensors")).unwrap();
         }
         image_of(&line, folder.path());
+    }
+}
+
+/// The files that the table of models names, made from one random model with the vocabulary of Qwen3.
+fn write_files(folder: &Path) {
+    let mut model = RandomModel::tiny();
+    model.text_encoder.vocab = 151_936;
+    model.vae.norm_num_groups = 32;
+    model.vae.block_out_channels = [32, 64, 64, 64];
+    let whole = folder.join("whole");
+    model.write(&whole).expect("a temporary folder is writable");
+    let transformer = renamed::read(&whole.join("transformer/diffusion_pytorch_model.safetensors"));
+    let vae = renamed::ldm(&renamed::read(&whole.join("vae/diffusion_pytorch_model.safetensors")));
+    let qwen = renamed::read(&whole.join("text_encoder/model.safetensors"));
+    let klein = renamed::bfl(&transformer, "", ".scale");
+    let comfy = folder.join("ComfyUI/models");
+    for name in ["flux-2-klein-4b", "finetune", "ComfyUI/models/diffusion_models/flux-2-klein-4b"] {
+        renamed::write(&folder.join(format!("{name}.safetensors")), &klein);
+    }
+    for root in [folder, &comfy.join("text_encoders")] {
+        renamed::write(&root.join("qwen_3_4b.safetensors"), &qwen);
+    }
+    for path in ["flux2-vae", "full_encoder_small_decoder", "ComfyUI/models/vae/flux2-vae"] {
+        renamed::write(&folder.join(format!("{path}.safetensors")), &vae);
+    }
+    renamed::write_gguf(&folder.join("flux-2-klein-4b-Q4_K_M.gguf"), &klein);
+    renamed::write_gguf(&folder.join("Qwen3-4B-Q4_K_M.gguf"), &renamed::llama(&qwen));
+    fs::remove_file(folder.join("models/klein-4b")).expect("a link of ours");
+    fs::rename(whole, folder.join("models/klein-4b")).expect("a temporary folder is writable");
+}
+
+#[test]
+fn the_commands_for_models_that_one_has_work() {
+    let folder = checkout();
+    write_files(folder.path());
+    let text = text_of("README.md");
+    let section = text.split("\n## Models that you have\n").nth(1).expect("the section is there");
+    let cells = section.lines().skip_while(|line| !line.starts_with("|")).take_while(|line| line.starts_with("|"));
+    let lines: Vec<_> = cells.filter_map(|line| line.split("| `").nth(1)?.split('`').next()).collect();
+    assert_eq!(lines.len(), 8, "{lines:?}");
+    for line in lines {
+        let found = if line.starts_with("flux info") {
+            run(&format!("{line} && {line} --json"), folder.path()).succeeds()
+        } else {
+            run(&format!("{line} --size 32 -s 1 --max-sequence-length 32 --device cpu"), folder.path()).succeeds()
+        };
+        if line.starts_with("flux info") {
+            for word in ["distilled model", "in bf16", "2 double and 4 single blocks", "\"joint_attention_dim\":192"] {
+                assert!(found.stdout.contains(word), "{word}: {}", found.stdout);
+            }
+        } else {
+            let image = line.rsplit(' ').next().expect("the command names an image last");
+            assert!(folder.path().join(image).exists(), "{line}");
+        }
     }
 }
 

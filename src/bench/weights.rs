@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use flux::backend::{Backend, Storage};
 use flux::files::adapter::Modules;
-use flux::files::{ModelFiles, TensorView};
+use flux::files::{Folder, TensorView};
 use flux::nn::{ConvKernel, Linear, WeightPolicy};
 use flux::{Error, Result};
 use half::bf16;
@@ -48,12 +48,11 @@ pub fn convolution<B: Backend>(backend: &B, cin: usize, cout: usize, side: usize
 /// Calls `load` with a tensor in a mapped file, and then removes the file.
 pub fn with_view<T>(shape: &[usize], load: impl FnOnce(&TensorView) -> Result<T>) -> Result<T> {
     let folder = tempfile::tempdir().map_err(|e| failed(&e))?;
-    std::fs::create_dir(folder.path().join("w")).map_err(|e| failed(&e))?;
     let bytes = small(&values(shape.iter().product()));
     let tensor = FileTensor::new(Dtype::BF16, shape.to_vec(), &bytes).map_err(|e| failed(&e))?;
-    safetensors::serialize_to_file([("w", tensor)], None, &folder.path().join("w/w.safetensors"))
+    safetensors::serialize_to_file([("w", tensor)], None, &folder.path().join("w.safetensors"))
         .map_err(|e| failed(&e))?;
-    let files = ModelFiles::Folder(folder.path().to_path_buf()).tensors("w", "w")?;
+    let files = Folder::Disk(folder.path().to_path_buf()).tensors("w")?;
     load(&files.get("w", shape)?)
 }
 

@@ -39,6 +39,14 @@ pub enum PrecisionChoice {
     Fp8,
 }
 
+/// `--variant`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum VariantChoice {
+    Distilled,
+    Base,
+    Kv,
+}
+
 /// `--timings`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TimingsFormat {

@@ -6,7 +6,7 @@ use flux::Result;
 use flux::default_model::default_model;
 
 use super::device::{Device, choose_device};
-use super::{model_dir, print};
+use super::{named_model, print};
 use crate::bench::{self, Effort, Settings};
 use crate::cli::Bench;
 use crate::progress::Console;
@@ -14,8 +14,11 @@ use crate::progress::Console;
 /// Measures, and prints each line as soon as it is measured.
 pub fn run(args: &Bench) -> Result<()> {
     args.on.check()?;
-    let dir = model_dir(&args.model)?;
-    let device = choose_device(&args.on, &Console::new(args.json, false))?;
+    args.model.check_kv(args.kv)?;
+    let dir = named_model(&args.model)?;
+    let console = Console::new(args.json, false);
+    dir.iter().flat_map(|dir| dir.notes()).for_each(|note| console.note(note));
+    let device = choose_device(&args.on, &console)?;
     let (mut effort, size) = match device {
         Device::Cpu(_) => (Effort::CPU, 256),
         Device::Cuda(_) => (Effort::GPU, 1024),

@@ -7,7 +7,6 @@ use std::thread;
 use std::time::Instant;
 
 use flux::backend::{Backend, Remark};
-use flux::default_model::default_model;
 use flux::files::ModelFiles;
 use flux::output::Rgb;
 use flux::pipeline::{AdapterUse, CancelFlag, Decoded, Model, OpenModel, Plan, Request};
@@ -19,7 +18,7 @@ use super::device::{Device, choose_device};
 use super::images::{self, Images};
 use super::signals::Signals;
 use super::tensors::Tensors;
-use super::{model_dir, print};
+use super::{model, print};
 use crate::cli::{self, Generate, TimingsFormat};
 use crate::progress::{Console, say};
 use crate::report::{Report, ReportedAdapter, peak_host_bytes};
@@ -42,15 +41,16 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     request.check_count(args.count as usize)?;
     let targets = Destination::all(args, request.seed)?;
     let tensors = Tensors::new(args, request.seed)?;
-    let dir = model_dir(&args.model).and_then(|dir| dir.map_or_else(default_model, Ok))?;
+    let dir = model(&args.model)?;
     let cache_folder = args.fp8_cache.then(|| cache_folder(&dir)).transpose()?;
     // Before this only standard input is waited for, and a signal ends the program there.
     signals.listen()?;
     let cancel = signals.cancel_flag();
     let mut console = Console::new(args.quiet, args.verbose);
+    dir.notes().iter().for_each(|note| console.note(note));
     // Opening a GPU takes the driver long, so another thread opens the model meanwhile. The tokenizer is read on until
     // the prompt is encoded.
-    let name = dir.name();
+    let name = dir.name().to_string();
     let opening = thread::Builder::new().spawn({
         let text = !args.tensors.has_embeddings();
         let open = if text { OpenModel::open } else { OpenModel::open_without_text_encoder };
@@ -101,9 +101,9 @@ fn seed_note(first: u64, last: u64) -> Option<String> {
 fn cache_folder(dir: &ModelFiles) -> Result<PathBuf> {
     let folder = dir.folder().map(Path::to_path_buf);
     folder.ok_or_else(|| {
-        Error::usage("the built-in model has no folder in which weights could be cached")
+        Error::usage("the built-in model and single files have no folder in which weights could be cached")
             .at("--fp8-cache")
-            .hint("name a model with `-d`")
+            .hint("name a model in the diffusers layout with `-d`")
     })
 }
 

@@ -6,23 +6,45 @@ mod destination;
 mod device;
 pub mod generate;
 mod images;
+pub mod info;
 pub mod signals;
 mod tensors;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use flux::files::ModelFiles;
+use flux::default_model::default_model;
+use flux::files::{ModelFiles, ModelPaths, Variant};
 use flux::{Error, Result};
 
-use crate::cli::ModelArgs;
+use crate::cli::{ModelArgs, VariantChoice};
 
 /// The model that the flags or the environment name, if they do.
-fn model_dir(args: &ModelArgs) -> Result<Option<ModelFiles>> {
-    let open = |folder: PathBuf| {
-        ModelFiles::open(&folder).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" }))
+fn named_model(args: &ModelArgs) -> Result<Option<ModelFiles>> {
+    let names_part = args.text_encoder.is_some() || args.vae.is_some() || args.tokenizer.is_some();
+    let names = args.dir().is_some() || names_part || args.variant.is_some();
+    names.then(|| model_at(args, args.dir())).transpose()
+}
+
+/// The model that the flags or the environment name, else the default model.
+fn model(args: &ModelArgs) -> Result<ModelFiles> {
+    named_model(args)?.map_or_else(default_model, Ok)
+}
+
+/// The model at `path`, else the default model, with the parts that the flags name.
+fn model_at(args: &ModelArgs, path: Option<PathBuf>) -> Result<ModelFiles> {
+    let paths = ModelPaths {
+        model: path,
+        text_encoder: args.text_encoder.clone(),
+        vae: args.vae.clone(),
+        tokenizer: args.tokenizer.clone(),
+        variant: args.variant.map(|variant| match variant {
+            VariantChoice::Distilled => Variant::Distilled,
+            VariantChoice::Base => Variant::Base,
+            VariantChoice::Kv => Variant::Kv,
+        }),
     };
-    args.dir().map(open).transpose()
+    paths.open(default_model).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" }))
 }
 
 /// Writes a line to stdout.

@@ -12,17 +12,22 @@ use super::tensor_view::TensorView;
 ///
 /// Panics when there are no such rows, or `out` has another length.
 pub fn dequantise_rows(view: &TensorView, rows: Range<usize>, out: &mut [f32]) {
-    let some = view.row_range(rows);
-    assert_eq!(out.len(), some.elements(), "values of rows");
+    dequantise_inlined(&view.row_range(rows), out);
+}
+
+/// [`dequantise_rows`] of all rows, for a caller that is compiled for the vector unit of its processor.
+#[inline(always)]
+pub fn dequantise_inlined(view: &TensorView, out: &mut [f32]) {
+    assert_eq!(out.len(), view.elements(), "values of rows");
     if out.is_empty() {
         return;
     }
-    let (bytes, cols, scales) = (some.bytes(), some.cols(), some.scales());
-    match (some.format(), scales) {
+    let (bytes, cols, scales) = (view.bytes(), view.cols(), view.scales());
+    match (view.format(), scales) {
         (Format::Bf16, _) => floats::bf16(bytes, out),
         (Format::F16, _) => floats::f16(bytes, out),
         (Format::F32, _) => floats::f32(bytes, out),
-        (Format::E4m3Rows | Format::E4m3, _) => floats::e4m3(bytes, bytes.len() / some.rows(), scales, cols, out),
+        (Format::E4m3Rows | Format::E4m3, _) => floats::e4m3(bytes, bytes.len() / view.rows(), scales, cols, out),
         (Format::E5m2, _) => floats::e5m2(bytes, scales, cols, out),
         (Format::Int8, _) => int8::int8(bytes, scales, cols, out),
         (Format::Int8Rotated { group }, _) => int8::int8_rotated(bytes, scales, cols, usize::from(group), out),

@@ -22,6 +22,7 @@ const STEPS: f32 = 32.0;
 const LANES: usize = 16;
 
 /// The value of the bits.
+#[inline(always)]
 pub fn to_f32(bits: u8) -> f32 {
     // The bits of exponent and mantissa are those of a float32 whose exponent is too small by the difference of the
     // biases, 127 - 7; a product with a power of two is exact.

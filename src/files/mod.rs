@@ -1,40 +1,53 @@
 //! The files of a model: containers and formats, from bytes to named tensors.
 //!
-//! [`ModelFiles`] is a model as the user names it: a folder, or the model that the program carries. It opens the
-//! tensors of a component as [`TensorFiles`]: containers ([`Safetensors`]) whose headers were checked, and which give
-//! out [`TensorView`]s. A [`Format`] says how values lie in the bytes of a view, and [`dequantise_rows`] converts them.
-//! An [`adapter`] is a file that changes
-//! some of the tensors. The [`quantised_cache`] holds some matrices in fewer bits beside the model. Nothing here knows a backend or a model.
+//! [`ModelFiles`] is a model as the user names it: a folder, some files, or the model that the program carries. Each
+//! [`Component`] of it opens its tensors as [`TensorFiles`]: containers ([`Safetensors`], [`Gguf`]) whose headers were
+//! checked, and which give out [`TensorView`]s, under the [`names`] that models ask for, whoever wrote the files. A
+//! [`Format`] says how values lie in the bytes of a view, [`Scales`] are what belongs to it beside them, and
+//! [`dequantise_rows`] converts them. An [`adapter`] is a file that changes some of the tensors. The
+//! [`quantised_cache`] holds some matrices in fewer bits beside the model. Nothing here knows a backend or a model.
 
 pub mod adapter;
 mod arrays;
 pub mod atomic;
 mod blocks;
 mod bytes;
+mod component;
 mod container;
 mod dequantise;
 pub mod e4m3;
 mod finite;
+mod folder;
 mod format;
 mod gguf;
 mod model_files;
+mod model_paths;
+pub mod names;
 pub mod overwrite;
 pub mod partial;
 pub mod quantised_cache;
+mod recognise;
 pub(crate) mod regular;
 mod safetensors;
 mod scales;
+mod search;
 mod tensor_files;
 mod tensor_view;
+mod variant;
 
 pub use arrays::{Array, ArrayFile, ArrayTarget};
 pub use bytes::Bytes;
+pub use component::{Component, ConfigPlace};
 pub use container::Container;
-pub use dequantise::dequantise_rows;
+pub use dequantise::{dequantise_inlined, dequantise_rows};
+pub use folder::{EmbeddedFile, Folder};
 pub use format::{Block, Format};
 pub use gguf::Gguf;
-pub use model_files::{EmbeddedFile, FETCH_A_MODEL, ModelFiles};
+pub use model_files::{FETCH_A_MODEL, ModelFiles, TokenizerFile};
+pub use model_paths::ModelPaths;
+pub use recognise::Role;
 pub use safetensors::{Safetensors, scales_name};
 pub use scales::{BlockScales, Codebook, FileSlice, Maxima, NestedMaxima, ScaleLayout, Scales};
 pub use tensor_files::TensorFiles;
 pub use tensor_view::TensorView;
+pub use variant::Variant;

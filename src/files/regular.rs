@@ -86,7 +86,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::process::Command;
 
-    use super::super::{ModelFiles, Safetensors};
+    use super::super::{Folder, Safetensors};
     use super::*;
 
     #[track_caller]
@@ -104,7 +104,7 @@ mod tests {
         let _socket = UnixListener::bind(path("socket")).unwrap();
         std::fs::create_dir(path("folder")).unwrap();
         std::os::unix::fs::symlink("/dev/zero", path("device")).unwrap();
-        let dir = ModelFiles::Folder(folder.path().to_path_buf());
+        let dir = Folder::Disk(folder.path().to_path_buf());
         for name in ["pipe", "socket", "folder", "device"] {
             let words = ["not a regular file", name, "hint: put the file itself there"];
             refused(dir.read(name, 1 << 20), &words);

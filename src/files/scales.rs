@@ -147,6 +147,7 @@ impl BlockScales {
     }
 
     /// The byte of a block of a row of the view.
+    #[inline]
     pub fn get(&self, row: usize, block: usize) -> u8 {
         let row = self.first_row + row;
         let place = match self.layout {

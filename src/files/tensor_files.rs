@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::container::Container;
+use super::names::{Names, Piece};
 use super::safetensors::Safetensors;
 use super::tensor_view::TensorView;
 use crate::error::{Error, Result};
@@ -11,27 +12,54 @@ use crate::error::{Error, Result};
 /// is an error that names tensor, file and both shapes.
 pub struct TensorFiles {
     files: Vec<Container>,
-    /// The file of each tensor.
-    places: HashMap<String, usize>,
+    /// Where the tensor of each name lies: in one place, or in several, one under the other.
+    tensors: HashMap<String, Vec<Place>>,
     quantised: Option<Safetensors>,
 }
 
+/// Rows of a tensor in a file: one of equal parts.
+struct Place {
+    file: usize,
+    key: String,
+    /// Which of the places of its name it is, from the top.
+    index: usize,
+    part: usize,
+    of: usize,
+}
+
 impl TensorFiles {
-    /// The tensors of all `files`.
+    /// The tensors of all `files`, which have the names that models ask for.
     ///
     /// Errors when two of them have a tensor of one name.
     pub fn new(files: Vec<Container>) -> Result<Self> {
-        let mut places = HashMap::new();
-        for (index, file) in files.iter().enumerate() {
-            for name in file.names() {
-                if places.insert(name.to_string(), index).is_some() {
-                    return Err(Error::new(format!("tensor `{name}` is in two files"))
-                        .at_path(file.path())
-                        .hint("files of two downloads are mixed: fetch the folder again as a whole"));
+        Self::named(files, Names::OWN)
+    }
+
+    /// The tensors of all `files`, by the names that models ask for.
+    ///
+    /// Errors when two of them have a tensor of one name, or one of them has it twice.
+    pub fn named(files: Vec<Container>, names: Names) -> Result<Self> {
+        let mut tensors: HashMap<String, Vec<Place>> = HashMap::new();
+        for (file, container) in files.iter().enumerate() {
+            for key in container.names() {
+                for Piece { name, index, part, of } in names.pieces(key) {
+                    let places = tensors.entry(name).or_default();
+                    if let Some(other) = places.iter().find(|place| place.index == index) {
+                        let twice = if other.file == file {
+                            Error::new(format!("`{}` and `{key}` are the same tensor", other.key))
+                                .hint("the file is damaged or was put together wrongly: fetch it again")
+                        } else {
+                            Error::new(format!("tensor `{key}` is in two files"))
+                                .hint("files of two downloads are mixed: fetch the folder again as a whole")
+                        };
+                        return Err(twice.at_path(container.path()));
+                    }
+                    places.push(Place { file, key: key.to_string(), index, part, of });
                 }
             }
         }
-        Ok(Self { files, places, quantised: None })
+        tensors.values_mut().for_each(|places| places.sort_by_key(|place| place.index));
+        Ok(Self { files, tensors, quantised: None })
     }
 
     /// The files.
@@ -50,10 +78,64 @@ impl TensorFiles {
         self.files.iter().try_for_each(Container::check_finite)
     }
 
+    /// All names, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The shape of the tensor `name`, if there is one.
+    pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        let places = self.tensors.get(name)?;
+        let first = places.first()?;
+        let mut shape = self.files[first.file].shape(&first.key)?;
+        if let Some(rows) = shape.first_mut() {
+            *rows = (*rows / first.of).checked_mul(places.len())?;
+        }
+        Some(shape)
+    }
+
+    /// The format of the tensor `name` and how many values it has; none where it is missing or in no format that is read.
+    pub fn format(&self, name: &str) -> Option<(String, u64)> {
+        let first = self.tensors.get(name)?.first()?;
+        let view = self.files[first.file].tensor(&first.key).ok()?;
+        let values = self.shape(name)?.iter().try_fold(1u64, |product, axis| product.checked_mul(*axis as u64))?;
+        Some((format!("{:?}", view.format()).to_lowercase(), values))
+    }
+
+    /// The length of an axis of the tensor `name`.
+    ///
+    /// Errors when there is no such tensor, or it has fewer axes.
+    pub fn axis(&self, name: &str, axis: usize) -> Result<usize> {
+        let shape = self.shape(name).ok_or_else(|| self.wrong(format!("tensor `{name}` is missing")))?;
+        let length = shape.get(axis).copied();
+        length.ok_or_else(|| self.wrong(format!("tensor `{name}` is {shape:?}, expected more axes")))
+    }
+
+    /// An error of the first file.
+    fn wrong(&self, what: String) -> Error {
+        let error = Error::new(what).hint("the file is no whole part of a klein model: fetch it again, or another one");
+        match self.files.first() {
+            Some(file) => error.at_path(file.path()),
+            None => error,
+        }
+    }
+
+    /// How many blocks there are whose names begin with `prefix` and a number: the highest number and one.
+    pub fn blocks(&self, prefix: &str) -> usize {
+        let number = |name: &str| name.strip_prefix(prefix)?.split('.').next()?.parse::<usize>().ok();
+        self.names().filter_map(number).max().map_or(0, |highest| highest.saturating_add(1))
+    }
+
     /// Name, rows and columns of all matrices of floats that have values, sorted by name.
     pub fn matrices(&self) -> Vec<(String, [usize; 2])> {
-        let matrices = self.files.iter().flat_map(Container::matrices);
-        let mut matrices: Vec<_> = matrices.map(|(name, shape)| (name.to_string(), shape)).collect();
+        let stored: Vec<HashMap<&str, [usize; 2]>> =
+            self.files.iter().map(|file| file.matrices().into_iter().collect()).collect();
+        let matrix = |(name, places): (&String, &Vec<Place>)| {
+            let is_matrix = |place: &Place| stored[place.file].contains_key(place.key.as_str());
+            let shape = self.shape(name).filter(|_| places.iter().all(is_matrix))?;
+            shape.try_into().ok().map(|shape: [usize; 2]| (name.clone(), shape))
+        };
+        let mut matrices: Vec<_> = self.tensors.iter().filter_map(matrix).collect();
         matrices.sort_unstable();
         matrices
     }
@@ -63,19 +145,52 @@ impl TensorFiles {
         self.quantised = Some(quantised);
     }
 
-    /// The tensor `name`, which must have `shape`.
+    /// The tensor `name`, which must have `shape` and lie in one place.
     ///
     /// Errors when it is missing, in a form that this program does not read, has another shape, or is a matrix of zeros.
     pub fn get(&self, name: &str, shape: &[usize]) -> Result<TensorView> {
-        // A name that is in no file is looked up in the first one, whose error names that file.
-        let place = self.places.get(name).copied().unwrap_or(0);
-        let file = self.files.get(place).ok_or_else(|| Error::new(format!("tensor `{name}` is missing")))?;
-        let view = file.get(name, shape)?;
-        let quantised = match (&self.quantised, shape) {
-            (Some(file), &[rows, cols]) if file.contains(name) => Some(file.e4m3_rows(name, &[rows, cols])?),
-            _ => None,
+        let mut parts = self.parts(name, shape)?;
+        match (parts.pop(), parts.is_empty()) {
+            (Some(only), true) => Ok(only),
+            _ => Err(Error::new(format!("tensor `{name}` is in several pieces, expected one"))),
+        }
+    }
+
+    /// The tensor `name`, which must have `shape`, as the pieces in which it lies in the files, from the top.
+    ///
+    /// Errors as [`TensorFiles::get`].
+    pub fn parts(&self, name: &str, shape: &[usize]) -> Result<Vec<TensorView>> {
+        let missing = || {
+            let error = Error::new(format!("tensor `{name}` is missing"));
+            self.files.first().map_or(error.clone(), |file| error.at_path(file.path()))
         };
-        Ok(view.with_quantised(quantised))
+        let places = self.tensors.get(name).ok_or_else(missing)?;
+        let mut parts = places.iter().map(|place| self.part(place, places.len(), shape)).collect::<Result<Vec<_>>>()?;
+        if let (Some(file), &[rows, cols], [view]) = (&self.quantised, shape, &mut parts[..])
+            && file.contains(name)
+        {
+            *view = view.clone().with_quantised(Some(file.e4m3_rows(name, &[rows, cols])?));
+        }
+        Ok(parts)
+    }
+
+    /// One of the `places` of a tensor of `shape`.
+    fn part(&self, place: &Place, places: usize, shape: &[usize]) -> Result<TensorView> {
+        let Place { file, key, part, of, .. } = place;
+        let file = &self.files[*file];
+        let mut own = shape.to_vec();
+        own.iter_mut().take(1).for_each(|rows| *rows /= places);
+        let mut stored = own.clone();
+        stored.iter_mut().take(1).for_each(|rows| *rows = rows.saturating_mul(*of));
+        // A convolution with a kernel of one pixel is a product.
+        let axes = file.shape(key).unwrap_or_default();
+        if axes.len() > stored.len() && axes[stored.len()..].iter().all(|axis| *axis == 1) {
+            stored.resize(axes.len(), 1);
+        }
+        let view = file.get(key, &stored)?;
+        let rows = view.rows() / of;
+        let view = if *of > 1 { view.row_range(part * rows..(part + 1) * rows) } else { view };
+        Ok(view.with_shape(&own))
     }
 }
 

@@ -51,6 +51,13 @@ impl TensorView {
         Self { quantised: quantised.map(Box::new), ..self }
     }
 
+    /// The same values with other axes, of which the first is as long and the others have as many values.
+    pub fn with_shape(self, shape: &[usize]) -> Self {
+        let cols = |shape: &[usize]| shape.iter().skip(1).product::<usize>();
+        assert!(shape.first() == self.shape.first() && cols(shape) == self.cols(), "rows stay what they are");
+        Self { shape: shape.to_vec(), ..self }
+    }
+
     /// The same tensor, for activations that are divided by `scale` before they are rounded to its format.
     pub fn with_input_scale(self, scale: Option<f32>) -> Self {
         Self { input_scale: scale, ..self }

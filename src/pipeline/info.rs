@@ -3,12 +3,11 @@
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
-use crate::files::{FETCH_A_MODEL, ModelFiles};
-use crate::text_encoder::TextEncoderConfig;
+use crate::files::{FETCH_A_MODEL, ModelFiles, Role, TokenizerFile, Variant};
+use crate::text_encoder::{QWEN3_TOKENS, TextEncoderConfig};
 use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
 
-const INDEX: &str = "model_index.json";
 /// Steps where `model_index.json` names no number.
 const DISTILLED_STEPS: usize = 4;
 const BASE_STEPS: usize = 50;
@@ -59,7 +58,7 @@ pub struct ModelInfo {
     pub vae: VaeConfig,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Index {
     #[serde(rename = "_class_name")]
     class_name: Option<String>,
@@ -71,16 +70,27 @@ struct Index {
     default_steps: Option<usize>,
 }
 
+impl Index {
+    fn variant(&self) -> Variant {
+        // A base model may leave this out; the distilled models say that they are, but for those of the caching class,
+        // which all are.
+        match (self.class_name.as_deref() == Some(CACHING_CLASS), self.is_distilled) {
+            (true, _) => Variant::Kv,
+            (false, Some(true)) => Variant::Distilled,
+            (false, _) => Variant::Base,
+        }
+    }
+}
+
 impl ModelInfo {
-    /// Reads `model_index.json` and the three configs.
+    /// Reads `model_index.json` and the three configs; where one is missing, the shapes of the weights tell the sizes.
     ///
     /// Errors when one is missing or wrong, or they do not fit together.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
-        let index: Index = dir.json(INDEX)?;
-        let caches_references = index.class_name.as_deref() == Some(CACHING_CLASS);
+        let index: Index = dir.index()?.unwrap_or_default();
         if let Some(class) = index.class_name.as_deref().filter(|class| ![CLASS, CACHING_CLASS].contains(class)) {
             return Err(Error::new(format!("this is a `{class}` model, expected `{CLASS}` or `{CACHING_CLASS}`"))
-                .at(dir.display(INDEX))
+                .at(dir.index_place().path())
                 .hint(FETCH_A_MODEL));
         }
         let text_encoder = TextEncoderConfig::read(dir)?;
@@ -92,12 +102,11 @@ impl ModelInfo {
         } else {
             vec![layers / 4, layers / 2, 3 * layers / 4]
         };
-        // A base model may leave this out; the distilled models say that they are, but for those of the caching class,
-        // which all are.
-        let is_distilled = index.is_distilled.unwrap_or(caches_references);
+        let variant = dir.variant().unwrap_or_else(|| index.variant());
+        let (is_distilled, caches_references) = (variant != Variant::Base, variant == Variant::Kv);
         let side = vae.sample_size.unwrap_or(1024);
         let info = Self {
-            name: dir.name(),
+            name: dir.name().to_string(),
             is_distilled,
             caches_references,
             out_layers: index.text_encoder_out_layers.unwrap_or(default_layers),
@@ -114,28 +123,39 @@ impl ModelInfo {
     }
 
     fn check(&self, dir: &ModelFiles, index_names_size: bool) -> Result<()> {
+        let vocabulary = self.text_encoder.vocab_size;
+        if matches!(dir.tokenizer(), TokenizerFile::Qwen3) && vocabulary < QWEN3_TOKENS {
+            return Err(Error::new(format!(
+                "the text encoder has a vocabulary of {vocabulary}, and Qwen3's tokenizer {QWEN3_TOKENS} tokens"
+            ))
+            .at(dir.component(Role::TextEncoder).path().display().to_string())
+            .hint("name the tokenizer of this text encoder with `--tokenizer`"));
+        }
         let features = self.out_layers.len() * self.text_encoder.hidden_size;
         if features != self.transformer.joint_attention_dim {
             return Err(Error::new(format!(
-                "the encoder in `text_encoder` gives {} x {} = {features} features, \
-                 the model in `transformer` reads {}",
+                "the encoder in `{}` gives {} x {} = {features} features, the model in `{}` reads {}",
+                dir.component(Role::TextEncoder).path().display(),
                 self.out_layers.len(),
                 self.text_encoder.hidden_size,
+                dir.component(Role::Transformer).path().display(),
                 self.transformer.joint_attention_dim
             ))
-            .at(dir.display(INDEX))
+            .at(dir.index_place().path())
             .hint(
-                "the two folders are of different models: the 4B transformer needs the Qwen3-4B encoder (7680), \
+                "the two are of different models: the 4B transformer needs the Qwen3-4B encoder (7680), \
                  the 9B transformer Qwen3-8B (12288)",
             ));
         }
         if self.transformer.in_channels != 4 * self.vae.latent_channels {
             return Err(Error::new(format!(
-                "the transformer has {} channels, the VAE {} latent channels; expected four times as many",
-                self.transformer.in_channels, self.vae.latent_channels
+                "the transformer in `{}` has {} channels, the VAE {} latent channels; expected four times as many",
+                dir.component(Role::Transformer).path().display(),
+                self.transformer.in_channels,
+                self.vae.latent_channels
             ))
-            .at(dir.display("vae/config.json"))
-            .hint("the two folders are of different models: fetch the whole folder again"));
+            .at(dir.component(Role::Vae).place().path())
+            .hint("the two are of different models: fetch the whole folder again"));
         }
         // A hostile folder must not exhaust memory by naming a long sequence.
         let length = self.max_sequence_length;
@@ -143,25 +163,31 @@ impl ModelInfo {
             ("max_sequence_length", length, 16..=MAX_TEXT_TOKENS),
             ("default_steps", self.default_steps, 1..=MAX_STEPS),
         ];
-        dir.check_sizes(INDEX, &counts)?;
+        dir.index_place().check_sizes(&counts)?;
         if let Some(positions) = self.text_encoder.max_position_embeddings.filter(|positions| *positions < length) {
             let what = format!("max_position_embeddings is {positions}, less than the {length} tokens of a prompt");
-            return Err(dir.wrong_config("text_encoder/config.json", what));
+            return Err(dir.component(Role::TextEncoder).place().wrong(what));
         }
         // What a request leaves open comes from these, and an error should not name an option that nobody gave.
         let [height, width] = self.default_image_size;
         let sides = self.vae.patch_pixels()..=MAX_SIDE;
         match (index_names_size, self.vae.sample_size) {
-            (false, Some(side)) => dir.check_sizes("vae/config.json", &[("sample_size", side, sides)]),
-            _ => dir.check_sizes(
-                INDEX,
-                &[
-                    ("the height in default_image_size", height, sides.clone()),
-                    ("the width in default_image_size", width, sides),
-                ],
-            ),
+            (false, Some(side)) => dir.component(Role::Vae).place().check_sizes(&[("sample_size", side, sides)]),
+            _ => dir.index_place().check_sizes(&[
+                ("the height in default_image_size", height, sides.clone()),
+                ("the width in default_image_size", width, sides),
+            ]),
         }?;
         Ok(())
+    }
+
+    /// How it was trained.
+    pub fn variant(&self) -> Variant {
+        match (self.caches_references, self.is_distilled) {
+            (true, _) => Variant::Kv,
+            (false, true) => Variant::Distilled,
+            (false, false) => Variant::Base,
+        }
     }
 
     /// Makes it a distilled model, with the defaults of one.

@@ -87,6 +87,7 @@ mod references;
 mod residency;
 mod session;
 mod steps;
+mod summary;
 mod text;
 mod timings;
 
@@ -104,6 +105,7 @@ pub use placement::Placement;
 pub use plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};
 pub use progress::{CancelFlag, Progress, Stage};
 pub use session::{Decoded, Session};
+pub use summary::{ComponentSummary, Sizes, Summary};
 pub use timings::Timings;
 
 /// An image and how it was made.

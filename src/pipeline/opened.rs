@@ -32,8 +32,8 @@ type Late<T> = LazyLock<Result<T>, Box<dyn FnOnce() -> Result<T> + Send>>;
 
 impl LateTokenizer {
     fn read(dir: &ModelFiles, length: usize) -> Self {
-        let dir = dir.clone();
-        let read = move || Tokenizer::load(&dir, length);
+        let file = dir.tokenizer().clone();
+        let read = move || Tokenizer::load(&file, length);
         let Ok(thread) = thread::Builder::new().spawn(read.clone()) else {
             return Self(LazyLock::new(Box::new(read)));
         };

@@ -1,11 +1,14 @@
-//! `text_encoder/config.json`, in its old and new key forms.
+//! `text_encoder/config.json`, in its old and new key forms, or the shapes of a single file.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::files::ModelFiles;
+use crate::files::{Component, ConfigPlace, Container, ModelFiles, Role};
 
-const FILE: &str = "text_encoder/config.json";
+/// What no shape tells, the same in all Qwen3 encoders.
+const ROPE_THETA: f64 = 1e6;
+/// The prompt that Qwen3 reads at most.
+const MAX_POSITIONS: usize = 40960;
 /// The most features of a token; Qwen3-8B has 12288 in its MLP.
 const MAX_WIDTH: usize = 1 << 20;
 
@@ -46,7 +49,7 @@ fn default_act() -> String {
 }
 
 /// Sizes of a Qwen3 encoder.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct TextEncoderConfig {
     /// Features of a token.
     pub hidden_size: usize,
@@ -71,24 +74,31 @@ pub struct TextEncoderConfig {
 }
 
 impl TextEncoderConfig {
-    /// Reads and checks the config.
+    /// Reads and checks the config; without one, the shapes of the file tell the sizes.
     ///
     /// Errors when it is missing, no JSON, or describes a model of another kind.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
-        let raw: Raw = dir.json(FILE)?;
-        let error = |what: String| Err(dir.wrong_config(FILE, what));
+        let component = dir.component(Role::TextEncoder);
+        let place = component.place();
+        let config = match component.config()? {
+            Some(raw) => Self::of_raw(raw, &place)?,
+            None => Self::of_shapes(component)?,
+        };
+        config.check(&place)?;
+        Ok(config)
+    }
+
+    fn of_raw(raw: Raw, place: &ConfigPlace) -> Result<Self> {
         let (new_theta, rope_type) = raw.rope_parameters.map_or((None, None), |p| (p.rope_theta, p.rope_type));
         if let Some(kind) = rope_type.filter(|kind| kind != "default") {
-            return error(format!("rope_type `{kind}` is not supported, expected `default`"));
+            return Err(place.wrong(format!("rope_type `{kind}` is not supported, expected `default`")));
         }
         if raw.attention_bias || raw.use_sliding_window || raw.hidden_act != "silu" {
-            return error(
-                "not a Qwen3 encoder of this family: attention_bias, use_sliding_window or hidden_act differ"
-                    .to_string(),
-            );
+            return Err(place
+                .wrong("not a Qwen3 encoder of this family: attention_bias, use_sliding_window or hidden_act differ"));
         }
         let heads = raw.num_attention_heads;
-        let config = Self {
+        Ok(Self {
             hidden_size: raw.hidden_size,
             intermediate_size: raw.intermediate_size,
             num_hidden_layers: raw.num_hidden_layers,
@@ -96,34 +106,70 @@ impl TextEncoderConfig {
             num_key_value_heads: raw.num_key_value_heads.unwrap_or(heads),
             head_dim: raw.head_dim.or(raw.hidden_size.checked_div(heads)).unwrap_or(0),
             rms_norm_eps: raw.rms_norm_eps,
-            rope_theta: new_theta.or(raw.rope_theta).unwrap_or(1e6),
+            rope_theta: new_theta.or(raw.rope_theta).unwrap_or(ROPE_THETA),
             vocab_size: raw.vocab_size,
             max_position_embeddings: raw.max_position_embeddings,
+        })
+    }
+
+    /// The sizes of a single file.
+    ///
+    /// Errors when it cannot be opened, or lacks one of the layers that tell them.
+    fn of_shapes(component: &Component) -> Result<Self> {
+        let files = component.tensors()?;
+        let layer = |name: &str| files.axis(&format!("model.layers.0.{name}.weight"), 0);
+        let embedding = |axis| files.axis("model.embed_tokens.weight", axis);
+        let head_dim = layer("self_attn.q_norm")?;
+        let heads = |name: &str| -> Result<usize> {
+            let rows = layer(name)?;
+            let heads = rows.checked_div(head_dim).filter(|heads| heads * head_dim == rows);
+            heads.ok_or_else(|| component.place().wrong(format!("`{name}` has {rows} rows, no heads of {head_dim}")))
         };
+        let gguf = files.files().iter().find_map(|file| match file {
+            Container::Gguf(file) => Some(file),
+            Container::Safetensors(_) => None,
+        });
+        let float = |key: &str| gguf.filter(|file| file.has(key)).map(|file| file.f32(key)).transpose();
+        Ok(Self {
+            hidden_size: embedding(1)?,
+            intermediate_size: layer("mlp.gate_proj")?,
+            num_hidden_layers: files.blocks("model.layers."),
+            num_attention_heads: heads("self_attn.q_proj")?,
+            num_key_value_heads: heads("self_attn.k_proj")?,
+            head_dim,
+            rms_norm_eps: float("qwen3.attention.layer_norm_rms_epsilon")?.unwrap_or_else(default_eps),
+            rope_theta: float("qwen3.rope.freq_base")?.map_or(ROPE_THETA, f64::from),
+            vocab_size: embedding(0)?,
+            max_position_embeddings: Some(MAX_POSITIONS),
+        })
+    }
+
+    fn check(&self, place: &ConfigPlace) -> Result<()> {
+        let heads = self.num_attention_heads;
         // Within these bounds no number of weights or bytes overflows.
         let sizes = [
-            ("hidden_size", config.hidden_size, 1..=MAX_WIDTH),
-            ("intermediate_size", config.intermediate_size, 1..=MAX_WIDTH),
-            ("num_hidden_layers", config.num_hidden_layers, 1..=1 << 12),
+            ("hidden_size", self.hidden_size, 1..=MAX_WIDTH),
+            ("intermediate_size", self.intermediate_size, 1..=MAX_WIDTH),
+            ("num_hidden_layers", self.num_hidden_layers, 1..=1 << 12),
             ("num_attention_heads", heads, 1..=MAX_WIDTH),
-            ("num_key_value_heads", config.num_key_value_heads, 1..=heads),
-            ("head_dim", config.head_dim, 1..=MAX_WIDTH / heads.clamp(1, MAX_WIDTH)),
-            ("vocab_size", config.vocab_size, 1..=1 << 24),
+            ("num_key_value_heads", self.num_key_value_heads, 1..=heads),
+            ("head_dim", self.head_dim, 1..=MAX_WIDTH / heads.clamp(1, MAX_WIDTH)),
+            ("vocab_size", self.vocab_size, 1..=1 << 24),
         ];
-        dir.check_sizes(FILE, &sizes)?;
-        if !(config.rope_theta > 0.0 && config.rope_theta.is_finite() && (0.0..1.0).contains(&config.rms_norm_eps)) {
-            return error(format!(
+        place.check_sizes(&sizes)?;
+        if !(self.rope_theta > 0.0 && self.rope_theta.is_finite() && (0.0..1.0).contains(&self.rms_norm_eps)) {
+            return Err(place.wrong(format!(
                 "rope_theta {} must be above 0, rms_norm_eps {} in 0..1",
-                config.rope_theta, config.rms_norm_eps
-            ));
+                self.rope_theta, self.rms_norm_eps
+            )));
         }
-        if !heads.is_multiple_of(config.num_key_value_heads) || !config.head_dim.is_multiple_of(2) {
-            return error(format!(
+        if !heads.is_multiple_of(self.num_key_value_heads) || !self.head_dim.is_multiple_of(2) {
+            return Err(place.wrong(format!(
                 "{} key heads of {} do not fit {heads} heads",
-                config.num_key_value_heads, config.head_dim
-            ));
+                self.num_key_value_heads, self.head_dim
+            )));
         }
-        Ok(config)
+        Ok(())
     }
 
     /// Values for each token at the peak: hidden states that are read and those laid side by side, the stream and its

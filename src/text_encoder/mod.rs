@@ -4,14 +4,17 @@
 //! head are never loaded. Padding tokens have states too, and the transformer was trained with them.
 
 mod config;
+mod gguf_tokenizer;
 mod guard;
 mod layer;
 mod prompt;
+mod qwen3;
 mod tokenizer_file;
 
 pub use config::TextEncoderConfig;
 pub use layer::Layer;
 pub use prompt::{PromptTokens, Tokenizer};
+pub use qwen3::TOKENS as QWEN3_TOKENS;
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
@@ -19,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::backend::{Backend, GraphCache};
 use crate::error::{Error, Result};
-use crate::files::{ModelFiles, TensorFiles, TensorView};
+use crate::files::{ModelFiles, Role, TensorFiles, TensorView};
 use crate::nn::{Blocks, Weights};
 use crate::ops::{Mask, Pairs, Rope, TokenLayout};
 use crate::tensor::Tensor;
@@ -200,7 +203,7 @@ impl<B: Backend> Layers<B> {
     }
 }
 
-/// Opens the encoder's files in a model folder.
+/// Opens the encoder's files.
 pub fn open(dir: &ModelFiles) -> Result<TensorFiles> {
-    dir.tensors("text_encoder", "model")
+    dir.component(Role::TextEncoder).tensors()
 }

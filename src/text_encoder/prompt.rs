@@ -4,10 +4,10 @@ use tokenizers::Encoding;
 
 use super::guard::guarded;
 use super::tokenizer_file::{self, Inner};
+use super::{gguf_tokenizer, qwen3};
 use crate::error::{Error, Result};
-use crate::files::ModelFiles;
+use crate::files::{Gguf, TokenizerFile};
 
-const FILE: &str = "tokenizer/tokenizer.json";
 /// The longest tokenizer; Qwen3's has 11 MB.
 const MAX_BYTES: usize = 64 << 20;
 /// The token that pads a prompt at its end.
@@ -38,26 +38,35 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer/tokenizer.json`; prompts become `length` tokens.
+    /// Reads a tokenizer; prompts become `length` tokens.
     ///
     /// Errors when the file is missing, no tokenizer of Qwen's kind, or lacks a token of the template.
-    pub fn load(dir: &ModelFiles, length: usize) -> Result<Self> {
+    pub fn load(file: &TokenizerFile, length: usize) -> Result<Self> {
         let refused = |what: String| {
             Error::new(what)
-                .at(dir.display(FILE))
+                .at(file.display())
                 .hint("this is not the tokenizer of a klein model, or its download was cut off: fetch it again")
         };
-        let bytes = dir.read(FILE, MAX_BYTES)?;
-        let inner = guarded(|| tokenizer_file::parse(&bytes))
-            .unwrap_or_else(|panic| Err(format!("not a tokenizer: {panic}")))
-            .map_err(refused)?;
+        let inner = match file {
+            TokenizerFile::Json(folder, name) => {
+                let bytes = folder.read(name, MAX_BYTES)?;
+                guarded(|| tokenizer_file::parse(&bytes))
+            }
+            TokenizerFile::Gguf(path) => {
+                let gguf = Gguf::open(path, "the file is damaged: fetch it again")?;
+                let parts = gguf_tokenizer::Parts::of(&gguf)?;
+                guarded(|| parts.tokenizer())
+            }
+            TokenizerFile::Qwen3 => guarded(qwen3::tokenizer),
+        };
+        let inner = inner.unwrap_or_else(|panic| Err(format!("not a tokenizer: {panic}"))).map_err(refused)?;
         for token in ["<|im_start|>", "<|im_end|>", PAD] {
             if inner.token_to_id(token).is_none() {
                 return Err(refused(format!("the tokenizer has no token `{token}`")));
             }
         }
         let pad = inner.token_to_id(PAD).expect("checked above");
-        Ok(Self { inner, pad, length, file: dir.display(FILE) })
+        Ok(Self { inner, pad, length, file: file.display() })
     }
 
     /// [`Tokenizer::encode_to`] the length of the model.
@@ -105,6 +114,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::files::Folder;
+
+    const FILE: &str = "tokenizer.json";
 
     /// What loading the built-in model's tokenizer gives after `change`.
     fn changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer> {
@@ -112,10 +124,10 @@ mod tests {
             serde_json::from_slice(include_bytes!("../../models/tiny/tokenizer/tokenizer.json")).unwrap();
         change(&mut tokenizer);
         let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("tokenizer")).unwrap();
         std::fs::write(folder.path().join(FILE), tokenizer.to_string()).unwrap();
         let start = Instant::now();
-        let loaded = Tokenizer::load(&ModelFiles::Folder(folder.path().to_path_buf()), 64);
+        let loaded =
+            Tokenizer::load(&TokenizerFile::Json(Folder::Disk(folder.path().to_path_buf()), FILE.to_string()), 64);
         // Each takes less than half a second; other tests run at the same time.
         assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
         loaded

@@ -23,11 +23,11 @@ pub(super) type Inner = TokenizerImpl<BPE, NFC, PreTokenizerWrapper, PostProcess
 const SPLIT_REGEX: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Qwen3 has 151643 tokens and 151387 merges; its longest token has 256 bytes.
-const MAX_TOKENS: usize = 400_000;
-const MAX_TOKEN_BYTES: usize = 1024;
+pub(super) const MAX_TOKENS: usize = 400_000;
+pub(super) const MAX_TOKEN_BYTES: usize = 1024;
 /// Qwen3 adds 26 tokens of up to 20 bytes. One of 50 kB takes more than a minute to add.
-const MAX_ADDED: usize = 4096;
-const MAX_ADDED_BYTES: usize = 256;
+pub(super) const MAX_ADDED: usize = 4096;
+pub(super) const MAX_ADDED_BYTES: usize = 256;
 
 #[derive(Deserialize)]
 struct File {
@@ -117,15 +117,26 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Inner, String> {
     file.check_sizes()?;
     let File { added_tokens, normalizer, model, .. } = file;
     let merges = model.merges.into_iter().map(|Merge(left, right)| (left, right)).collect();
-    let bpe =
-        BPE::builder().vocab_and_merges(model.vocab, merges).build().map_err(|e| format!("not a tokenizer: {e}"))?;
+    build(model.vocab, merges, normalizer.map(|_| NFC), &added_tokens)
+}
+
+/// The tokenizer of a vocabulary, its merges, and tokens that are no words of it.
+///
+/// Errors with the reason when a merge names a token that is not in the vocabulary.
+pub(super) fn build(
+    vocab: Vocab,
+    merges: Vec<(String, String)>,
+    normalizer: Option<NFC>,
+    added_tokens: &[AddedToken],
+) -> Result<Inner, String> {
+    let bpe = BPE::builder().vocab_and_merges(vocab, merges).build().map_err(|e| format!("not a tokenizer: {e}"))?;
     let split = Split::new(SplitPattern::Regex(SPLIT_REGEX.into()), SplitDelimiterBehavior::Isolated, false)
         .map_err(|e| format!("the program's own pattern is refused: {e}"))?;
     let mut inner = Inner::new(bpe);
-    inner.with_normalizer(normalizer.map(|_| NFC));
+    inner.with_normalizer(normalizer);
     // Decoder and post-processor change no ids, so they are left out.
     inner.with_pre_tokenizer(Some(Sequence::new(vec![split.into(), ByteLevel::new(false, false, false).into()])));
-    inner.add_tokens(&added_tokens);
+    inner.add_tokens(added_tokens);
     Ok(inner)
 }
 
@@ -223,7 +234,7 @@ impl Model {
 }
 
 /// The start of a text from the file, for a message.
-fn short(text: &str) -> String {
+pub(super) fn short(text: &str) -> String {
     const MOST: usize = 40;
     match text.char_indices().nth(MOST) {
         Some((end, _)) => format!("{}...", &text[..end]),

@@ -1,17 +1,19 @@
-//! `transformer/config.json`.
+//! `transformer/config.json`, or the shapes of a single file.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::files::ModelFiles;
+use crate::files::{Component, ConfigPlace, ModelFiles, Role};
 
-const FILE: &str = "transformer/config.json";
+/// What no shape tells, the same in all klein models.
+const ROPE_THETA: f64 = 2000.0;
+const EPS: f32 = 1e-6;
 /// The most features of a token; klein 9B has 4096, and three times as many in its MLP.
 const MAX_DIM: usize = 1 << 17;
 const MAX_MLP: usize = 1 << 20;
 
 /// Sizes of a FLUX.2 transformer, named as in the file.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TransformerConfig {
     /// Channels of a packed latent.
     pub in_channels: usize,
@@ -50,54 +52,99 @@ fn one() -> usize {
 }
 
 impl TransformerConfig {
-    /// Reads and checks the config.
+    /// Reads and checks the config; without one, the shapes of the file tell the sizes.
     ///
     /// Errors when it is missing, no JSON, or describes a model of another kind.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
-        let config: Self = dir.json(FILE)?;
-        let error = |what: String| Err(dir.wrong_config(FILE, what));
-        let head_dim = config.attention_head_dim;
-        let heads = config.num_attention_heads;
+        let component = dir.component(Role::Transformer);
+        let config = match component.config()? {
+            Some(config) => config,
+            None => Self::of_shapes(component)?,
+        };
+        config.check(&component.place())?;
+        Ok(config)
+    }
+
+    /// The sizes of a single file.
+    ///
+    /// Errors when it cannot be opened, or lacks one of the layers that tell them.
+    fn of_shapes(component: &Component) -> Result<Self> {
+        let (files, place) = (component.tensors()?, component.place());
+        let axis = |name: &str, axis: usize| files.axis(name, axis);
+        let blocks = [files.blocks("transformer_blocks."), files.blocks("single_transformer_blocks.")];
+        let dim = axis("x_embedder.weight", 0)?;
+        let (norm, mlp) = if blocks[0] > 0 {
+            ("transformer_blocks.0.attn.norm_q.weight", axis("transformer_blocks.0.ff.linear_in.weight", 0)? / 2)
+        } else {
+            let qkv_mlp = axis("single_transformer_blocks.0.attn.to_qkv_mlp_proj.weight", 0)?;
+            ("single_transformer_blocks.0.attn.norm_q.weight", qkv_mlp.saturating_sub(dim.saturating_mul(3)) / 2)
+        };
+        let head_dim = axis(norm, 0)?;
+        if head_dim == 0 || dim == 0 || !dim.is_multiple_of(head_dim) {
+            return Err(place.wrong(format!("{dim} features are not made of heads of {head_dim}")));
+        }
+        Ok(Self {
+            in_channels: axis("x_embedder.weight", 1)?,
+            out_channels: Some(axis("proj_out.weight", 0)?),
+            num_layers: blocks[0],
+            num_single_layers: blocks[1],
+            attention_head_dim: head_dim,
+            num_attention_heads: dim / head_dim,
+            joint_attention_dim: axis("context_embedder.weight", 1)?,
+            timestep_guidance_channels: axis("time_guidance_embed.timestep_embedder.linear_1.weight", 1)?,
+            mlp_ratio: ratio(mlp, dim),
+            axes_dims_rope: vec![head_dim / 4; 4],
+            rope_theta: ROPE_THETA,
+            eps: EPS,
+            guidance_embeds: files.shape("time_guidance_embed.guidance_embedder.linear_1.weight").is_some(),
+            patch_size: 1,
+        })
+    }
+
+    fn check(&self, place: &ConfigPlace) -> Result<()> {
+        let error = |what: String| Err(place.wrong(what));
+        let head_dim = self.attention_head_dim;
+        let heads = self.num_attention_heads;
         // Within these bounds no number of weights or bytes overflows.
         let sizes = [
-            ("in_channels", config.in_channels, 1..=MAX_MLP),
-            ("out_channels", config.out_channels(), 1..=MAX_MLP),
+            ("in_channels", self.in_channels, 1..=MAX_MLP),
+            ("out_channels", self.out_channels(), 1..=MAX_MLP),
             ("num_attention_heads", heads, 1..=MAX_DIM),
             ("attention_head_dim", head_dim, 1..=MAX_DIM / heads.clamp(1, MAX_DIM)),
-            ("joint_attention_dim", config.joint_attention_dim, 1..=MAX_MLP),
-            ("timestep_guidance_channels", config.timestep_guidance_channels, 1..=MAX_MLP),
-            ("num_layers", config.num_layers, 0..=1 << 12),
-            ("num_single_layers", config.num_single_layers, 0..=1 << 12),
+            ("joint_attention_dim", self.joint_attention_dim, 1..=MAX_MLP),
+            ("timestep_guidance_channels", self.timestep_guidance_channels, 1..=MAX_MLP),
+            ("num_layers", self.num_layers, 0..=1 << 12),
+            ("num_single_layers", self.num_single_layers, 0..=1 << 12),
         ];
-        dir.check_sizes(FILE, &sizes)?;
-        if !(0.0..1e3).contains(&config.mlp_ratio) || !(1..=MAX_MLP).contains(&config.mlp()) {
-            return error(format!("mlp_ratio {} gives an MLP of {} features", config.mlp_ratio, config.mlp()));
+        place.check_sizes(&sizes)?;
+        if !(0.0..1e3).contains(&self.mlp_ratio) || !(1..=MAX_MLP).contains(&self.mlp()) {
+            return error(format!("mlp_ratio {} gives an MLP of {} features", self.mlp_ratio, self.mlp()));
         }
-        if !(config.rope_theta > 0.0 && config.rope_theta.is_finite() && (0.0..1.0).contains(&config.eps)) {
-            return error(format!("rope_theta {} must be above 0, eps {} in 0..1", config.rope_theta, config.eps));
+        if !(self.rope_theta > 0.0 && self.rope_theta.is_finite() && (0.0..1.0).contains(&self.eps)) {
+            return error(format!("rope_theta {} must be above 0, eps {} in 0..1", self.rope_theta, self.eps));
         }
-        if config.guidance_embeds || config.patch_size != 1 {
+        if self.guidance_embeds || self.patch_size != 1 {
             return error("a model with guidance_embeds or patch_size other than 1 is no klein model".to_string());
         }
-        if config.axes_dims_rope.len() != 4
-            || config.axes_dims_rope.iter().any(|d| d % 2 == 1)
-            || config.axes_dims_rope.iter().try_fold(0usize, |sum, d| sum.checked_add(*d)) != Some(head_dim)
+        if self.axes_dims_rope.len() != 4
+            || self.axes_dims_rope.iter().any(|d| d % 2 == 1)
+            || self.axes_dims_rope.iter().try_fold(0usize, |sum, d| sum.checked_add(*d)) != Some(head_dim)
         {
             return error(format!(
                 "axes_dims_rope must be four even numbers that add up to attention_head_dim {head_dim}"
             ));
         }
-        if !config.in_channels.is_multiple_of(4) || config.out_channels() != config.in_channels {
+        if !self.in_channels.is_multiple_of(4) || self.out_channels() != self.in_channels {
             return error(format!(
                 "in_channels {} and out_channels {} must be equal and a multiple of 4",
-                config.in_channels,
-                config.out_channels()
+                self.in_channels,
+                self.out_channels()
             ));
         }
-        if !config.timestep_guidance_channels.is_multiple_of(2) {
-            return error(format!("timestep_guidance_channels {} must be even", config.timestep_guidance_channels));
+        if !self.timestep_guidance_channels.is_multiple_of(2) {
+            return error(format!("timestep_guidance_channels {} must be even", self.timestep_guidance_channels));
         }
-        Ok(config)
+        Ok(())
     }
 
     /// Features of a token.
@@ -142,4 +189,10 @@ impl TransformerConfig {
                 as u64;
         channels * dim + 18 * dim * dim
     }
+}
+
+/// The least ratio at or above `mlp / dim` whose product with `dim` is not below `mlp`.
+fn ratio(mlp: usize, dim: usize) -> f64 {
+    let ratio = mlp as f64 / dim as f64;
+    if ((dim as f64 * ratio) as usize) < mlp { ratio.next_up() } else { ratio }
 }

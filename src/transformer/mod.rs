@@ -29,8 +29,7 @@ use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::files::ModelFiles;
-use crate::files::TensorFiles;
+use crate::files::{ModelFiles, Role, TensorFiles};
 use crate::nn::{Blocks, Layers, Linear, Operand, Weights};
 use crate::ops::{Norm, Pairs, Rope, TokenLayout};
 use crate::tensor::Tensor;
@@ -225,7 +224,7 @@ impl<B: Backend> Transformer<B> {
     }
 }
 
-/// Opens the transformer's files in a model folder.
+/// Opens the transformer's files.
 pub fn open(dir: &ModelFiles) -> Result<TensorFiles> {
-    dir.tensors("transformer", "diffusion_pytorch_model")
+    dir.component(Role::Transformer).tensors()
 }

@@ -2,6 +2,7 @@
 
 use super::TransformerConfig;
 use crate::files::adapter::{Module, Modules, Place};
+use crate::files::names::{Rows, transformer_layers};
 
 impl TransformerConfig {
     /// All layers and norms, by the names of diffusers and by those of the single files that Black Forest Labs publish.
@@ -9,95 +10,66 @@ impl TransformerConfig {
     /// The latter have q, k and v as one matrix, and the two halves of the final modulation the other way round.
     /// Source: diffusers `Flux2Transformer2DModel`, and its conversion from the single file.
     pub fn adapter_modules(&self) -> Modules {
-        let mut list = self.around_blocks();
-        (0..self.num_layers).for_each(|block| self.double_block(block, &mut list));
-        (0..self.num_single_layers).for_each(|block| self.single_block(block, &mut list));
+        let mut list: Vec<Module> = Vec::new();
+        for (bfl, own, rows) in transformer_layers([self.num_layers, self.num_single_layers]) {
+            let Some(shape) = self.layer_shape(&own) else { continue };
+            let key = format!("{own}.weight");
+            list.push(Module::whole(&own, &key, &shape));
+            let count = shape[0];
+            let place = |first, rows| Place { key: key.clone(), first, rows };
+            match rows {
+                Rows::Same => {
+                    list.push(Module::whole(&bfl, &key, &shape));
+                    // Some writers name norms with their last part.
+                    if shape.len() == 1 {
+                        list.push(Module::whole(format!("{bfl}.scale"), &key, &shape));
+                    }
+                }
+                Rows::Third(part) => {
+                    let place = place(0, part * count..(part + 1) * count);
+                    match list.iter_mut().find(|module| module.name == bfl) {
+                        Some(fused) => fused.places.push(place),
+                        None => list.push(Module { name: bfl, shape: vec![3 * count, shape[1]], places: vec![place] }),
+                    }
+                }
+                Rows::SwappedHalves => {
+                    let places = vec![place(count / 2, 0..count / 2), place(0, count / 2..count)];
+                    list.push(Module { name: bfl, shape, places });
+                }
+            }
+        }
         Modules::new(list, self.dim(), [self.num_layers, self.num_single_layers])
     }
 
-    fn around_blocks(&self) -> Vec<Module> {
-        let dim = self.dim();
-        let embedder = "time_guidance_embed.timestep_embedder";
-        let (linear_1, linear_2) = (format!("{embedder}.linear_1"), format!("{embedder}.linear_2"));
-        let mut list = Vec::new();
-        for (bfl, name, shape) in [
-            ("img_in", "x_embedder", [dim, self.in_channels]),
-            ("txt_in", "context_embedder", [dim, self.joint_attention_dim]),
-            ("time_in.in_layer", &linear_1, [dim, self.timestep_guidance_channels]),
-            ("time_in.out_layer", &linear_2, [dim, dim]),
-            ("double_stream_modulation_img.lin", "double_stream_modulation_img.linear", [6 * dim, dim]),
-            ("double_stream_modulation_txt.lin", "double_stream_modulation_txt.linear", [6 * dim, dim]),
-            ("single_stream_modulation.lin", "single_stream_modulation.linear", [3 * dim, dim]),
-            ("final_layer.linear", "proj_out", [self.out_channels(), dim]),
-        ] {
-            both(&mut list, bfl, name, &shape);
-        }
-        let key = "norm_out.linear.weight";
-        list.push(Module::whole("norm_out.linear", key, &[2 * dim, dim]));
-        let half = |first: usize, rows| Place { key: key.to_string(), first, rows };
-        list.push(Module {
-            name: "final_layer.adaLN_modulation.1".to_string(),
-            shape: vec![2 * dim, dim],
-            places: vec![half(dim, 0..dim), half(0, dim..2 * dim)],
-        });
-        list
-    }
-
-    fn double_block(&self, block: usize, list: &mut Vec<Module>) {
-        let (dim, mlp, head_dim) = (self.dim(), self.mlp(), self.attention_head_dim);
-        let (bfl, own) = (format!("double_blocks.{block}"), format!("transformer_blocks.{block}"));
-        for (stream, qkv, out, ff, norms) in [
-            ("img", ["to_q", "to_k", "to_v"], "to_out.0", "ff", ["norm_q", "norm_k"]),
-            (
-                "txt",
-                ["add_q_proj", "add_k_proj", "add_v_proj"],
-                "to_add_out",
-                "ff_context",
-                ["norm_added_q", "norm_added_k"],
-            ),
-        ] {
-            let part = |index: usize, name: &str| Place {
-                key: format!("{own}.attn.{name}.weight"),
-                first: 0,
-                rows: index * dim..(index + 1) * dim,
-            };
-            list.push(Module {
-                name: format!("{bfl}.{stream}_attn.qkv"),
-                shape: vec![3 * dim, dim],
-                places: qkv.iter().enumerate().map(|(index, name)| part(index, name)).collect(),
-            });
-            for name in qkv {
-                let name = format!("{own}.attn.{name}");
-                list.push(Module::whole(&name, format!("{name}.weight"), &[dim, dim]));
+    /// The shape of the weight of a layer; none of those that this model has not.
+    fn layer_shape(&self, name: &str) -> Option<Vec<usize>> {
+        let (dim, mlp) = (self.dim(), self.mlp());
+        let matrix = match name {
+            "x_embedder" => [dim, self.in_channels],
+            "context_embedder" => [dim, self.joint_attention_dim],
+            "time_guidance_embed.timestep_embedder.linear_1" => [dim, self.timestep_guidance_channels],
+            "time_guidance_embed.timestep_embedder.linear_2" => [dim, dim],
+            "double_stream_modulation_img.linear" | "double_stream_modulation_txt.linear" => [6 * dim, dim],
+            "single_stream_modulation.linear" => [3 * dim, dim],
+            "norm_out.linear" => [2 * dim, dim],
+            "proj_out" => [self.out_channels(), dim],
+            _ => {
+                let mut parts = name.splitn(3, '.');
+                let (block, layer) = (parts.next()?, parts.nth(1)?);
+                match (block, layer) {
+                    (_, "attn.norm_q" | "attn.norm_k" | "attn.norm_added_q" | "attn.norm_added_k") => {
+                        return Some(vec![self.attention_head_dim]);
+                    }
+                    ("single_transformer_blocks", "attn.to_qkv_mlp_proj") => [3 * dim + 2 * mlp, dim],
+                    ("single_transformer_blocks", "attn.to_out") => [dim, dim + mlp],
+                    ("transformer_blocks", "ff.linear_in" | "ff_context.linear_in") => [2 * mlp, dim],
+                    ("transformer_blocks", "ff.linear_out" | "ff_context.linear_out") => [dim, mlp],
+                    ("transformer_blocks", _) => [dim, dim],
+                    _ => return None,
+                }
             }
-            both(list, &format!("{bfl}.{stream}_attn.proj"), &format!("{own}.attn.{out}"), &[dim, dim]);
-            both(list, &format!("{bfl}.{stream}_mlp.0"), &format!("{own}.{ff}.linear_in"), &[2 * mlp, dim]);
-            both(list, &format!("{bfl}.{stream}_mlp.2"), &format!("{own}.{ff}.linear_out"), &[dim, mlp]);
-            norm(list, &format!("{bfl}.{stream}_attn.norm"), &format!("{own}.attn"), norms, head_dim);
-        }
-    }
-
-    fn single_block(&self, block: usize, list: &mut Vec<Module>) {
-        let (dim, mlp, head_dim) = (self.dim(), self.mlp(), self.attention_head_dim);
-        let (bfl, own) = (format!("single_blocks.{block}"), format!("single_transformer_blocks.{block}.attn"));
-        both(list, &format!("{bfl}.linear1"), &format!("{own}.to_qkv_mlp_proj"), &[3 * dim + 2 * mlp, dim]);
-        both(list, &format!("{bfl}.linear2"), &format!("{own}.to_out"), &[dim, dim + mlp]);
-        norm(list, &format!("{bfl}.norm"), &own, ["norm_q", "norm_k"], head_dim);
-    }
-}
-
-/// A layer that has the same rows under both names.
-fn both(list: &mut Vec<Module>, bfl: &str, name: &str, shape: &[usize]) {
-    let key = format!("{name}.weight");
-    list.extend([bfl, name].map(|name| Module::whole(name, &key, shape)));
-}
-
-/// The norms of q and k, which some writers name with their last part, `.scale`.
-fn norm(list: &mut Vec<Module>, bfl: &str, own: &str, names: [&str; 2], head_dim: usize) {
-    for (bfl, name) in [format!("{bfl}.query_norm"), format!("{bfl}.key_norm")].iter().zip(names) {
-        let name = format!("{own}.{name}");
-        both(list, bfl, &name, &[head_dim]);
-        list.push(Module::whole(format!("{bfl}.scale"), format!("{name}.weight"), &[head_dim]));
+        };
+        Some(matrix.to_vec())
     }
 }
 

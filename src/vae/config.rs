@@ -1,14 +1,17 @@
-//! `vae/config.json`.
+//! `vae/config.json`, or the shapes of a single file.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::files::ModelFiles;
+use crate::files::{Component, ConfigPlace, ModelFiles, Role};
 
-const FILE: &str = "vae/config.json";
+/// What no shape tells, the same in all VAEs of FLUX.2.
+const NORM_GROUPS: usize = 32;
+/// The most blocks of a side; klein models have 4.
+const MAX_BLOCKS: usize = 8;
 
 /// Sizes of the VAE, named as in the file.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VaeConfig {
     /// Channels of a latent pixel; four pixels form a packed latent.
     pub latent_channels: usize,
@@ -52,38 +55,82 @@ fn silu() -> String {
 }
 
 impl VaeConfig {
-    /// Reads and checks the config.
+    /// Reads and checks the config; without one, the shapes of the file tell the sizes.
     ///
     /// Errors when it is missing, no JSON, or describes a model of another kind.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
-        let config: Self = dir.json(FILE)?;
-        let error = |what: String| Err(dir.wrong_config(FILE, what));
+        let component = dir.component(Role::Vae);
+        let config = match component.config()? {
+            Some(config) => config,
+            None => Self::of_shapes(component)?,
+        };
+        config.check(&component.place())?;
+        Ok(config)
+    }
+
+    /// The sizes of a single file.
+    ///
+    /// Errors when it cannot be opened, or lacks one of the layers that tell them.
+    fn of_shapes(component: &Component) -> Result<Self> {
+        let files = component.tensors()?;
+        // A block's first convolution has the channels that the block gives.
+        let channels = |side: &str| -> Result<Vec<usize>> {
+            let blocks = files.blocks(side).min(MAX_BLOCKS + 1);
+            (0..blocks).map(|block| files.axis(&format!("{side}{block}.resnets.0.conv1.weight"), 0)).collect()
+        };
+        let mut up = channels("decoder.up_blocks.")?;
+        up.reverse();
+        let down = channels("encoder.down_blocks.")?;
+        // Without an encoder the file still makes images from words.
+        let down = if down.is_empty() { up.clone() } else { down };
+        Ok(Self {
+            latent_channels: files.axis("decoder.conv_in.weight", 1)?,
+            decoder_block_out_channels: (up != down).then_some(up),
+            block_out_channels: down,
+            layers_per_block: files.blocks("decoder.up_blocks.0.resnets.").saturating_sub(1),
+            norm_num_groups: NORM_GROUPS,
+            batch_norm_eps: default_eps(),
+            use_quant_conv: files.shape("quant_conv.weight").is_some(),
+            use_post_quant_conv: files.shape("post_quant_conv.weight").is_some(),
+            mid_block_add_attention: files.shape("decoder.mid_block.attentions.0.to_q.weight").is_some(),
+            sample_size: None,
+            act_fn: silu(),
+        })
+    }
+
+    fn check(&self, place: &ConfigPlace) -> Result<()> {
+        let error = |what: String| Err(place.wrong(what));
         let bounds = || 1..=1 << 16;
         let sizes = [
-            ("latent_channels", config.latent_channels, bounds()),
-            ("norm_num_groups", config.norm_num_groups, bounds()),
-            ("layers_per_block", config.layers_per_block, 1..=1 << 8),
+            ("latent_channels", self.latent_channels, bounds()),
+            ("norm_num_groups", self.norm_num_groups, bounds()),
+            ("layers_per_block", self.layers_per_block, 1..=1 << 8),
         ];
-        dir.check_sizes(FILE, &sizes)?;
+        place.check_sizes(&sizes)?;
         for (key, channels) in [
-            ("block_out_channels", config.block_out_channels.as_slice()),
-            ("decoder_block_out_channels", config.decoder_channels()),
+            ("block_out_channels", self.block_out_channels.as_slice()),
+            ("decoder_block_out_channels", self.decoder_channels()),
         ] {
             let sizes: Vec<_> = channels.iter().map(|channels| (key, *channels, bounds())).collect();
-            dir.check_sizes(FILE, &sizes)?;
+            place.check_sizes(&sizes)?;
         }
-        if !(0.0..1.0).contains(&config.batch_norm_eps) {
-            return error(format!("batch_norm_eps {} must be in 0..1", config.batch_norm_eps));
+        let groups = self.norm_num_groups;
+        let all = self.block_out_channels.iter().chain(self.decoder_channels());
+        if let Some(channels) = all.into_iter().find(|channels| !channels.is_multiple_of(groups)) {
+            return error(format!("norm_num_groups {groups} does not divide {channels} channels"));
         }
-        if config.decoder_channels().is_empty() || config.decoder_channels().len() > 8 || config.act_fn != "silu" {
+        if !(0.0..1.0).contains(&self.batch_norm_eps) {
+            return error(format!("batch_norm_eps {} must be in 0..1", self.batch_norm_eps));
+        }
+        if self.decoder_channels().is_empty() || self.decoder_channels().len() > MAX_BLOCKS || self.act_fn != "silu" {
             return error("not a VAE of this family: block_out_channels or act_fn differ".to_string());
         }
-        let blocks = [config.block_out_channels.len(), config.decoder_channels().len()];
+        let blocks = [self.block_out_channels.len(), self.decoder_channels().len()];
         if blocks[0] != blocks[1] {
             let [down, up] = blocks;
             return error(format!("block_out_channels are of {down} blocks, decoder_block_out_channels of {up}"));
         }
-        Ok(config)
+        Ok(())
     }
 
     /// Channels of the decoder's blocks, from the pixels inwards.

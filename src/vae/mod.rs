@@ -21,10 +21,10 @@ pub use mid_block::MidBlock;
 pub use resnet_block::ResnetBlock;
 
 use crate::error::Result;
-use crate::files::{ModelFiles, TensorFiles};
+use crate::files::{ModelFiles, Role, TensorFiles};
 use latent_statistics::LatentStatistics;
 
-/// Opens the VAE's files in a model folder.
+/// Opens the VAE's files.
 pub fn open(dir: &ModelFiles) -> Result<TensorFiles> {
-    dir.tensors("vae", "diffusion_pytorch_model")
+    dir.component(Role::Vae).tensors()
 }

@@ -78,7 +78,7 @@ impl Model {
         let weights = text_encoder::open(&dir)?;
         let encoder =
             TextEncoder::load(&Weights::new(&self.cpu, &weights), self.info.text_encoder, &self.info.out_layers)?;
-        encoder.forward(&Tokenizer::load(&dir, self.info.max_sequence_length)?.encode(prompt)?, |_| Ok(()))
+        encoder.forward(&Tokenizer::load(dir.tokenizer(), self.info.max_sequence_length)?.encode(prompt)?, |_| Ok(()))
     }
 
     /// The sequence of one sample at `image` tokens, with `references` in it.

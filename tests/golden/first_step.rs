@@ -29,7 +29,7 @@ fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
 
         let files = text_encoder::open(&dir)?;
         let encoder = TextEncoder::load(&Weights::new(&cpu, &files), info.text_encoder, &info.out_layers)?;
-        let tokenizer = Tokenizer::load(&dir, txt)?;
+        let tokenizer = Tokenizer::load(dir.tokenizer(), txt)?;
         let guidance = row.guidance.filter(|scale| *scale > 1.0);
         let prompts: &[&str] = if guidance.is_some() { &[&row.prompt, ""] } else { &[&row.prompt] };
         let features = |prompt: &&str| encoder.forward(&tokenizer.encode(prompt)?, |_| Ok(()));

@@ -1,9 +1,13 @@
 //! Prompts to token ids with the real tokenizer.
 
+#[path = "../support/gguf.rs"]
+mod gguf;
+
 use std::io::Read;
 
-use flux::files::ModelFiles;
+use flux::files::{Folder, TokenizerFile};
 use flux::text_encoder::Tokenizer;
+use gguf::Value;
 
 use crate::support::golden;
 
@@ -15,13 +19,115 @@ struct Row {
 
 fn tokenizer(length: usize) -> (tempfile::TempDir, Tokenizer) {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::create_dir(dir.path().join("tokenizer")).unwrap();
     let mut json = Vec::new();
     let file = std::fs::File::open(golden("qwen3-tokenizer.json.gz")).unwrap();
     flate2::read::GzDecoder::new(file).read_to_end(&mut json).unwrap();
-    std::fs::write(dir.path().join("tokenizer/tokenizer.json"), json).unwrap();
-    let tokenizer = Tokenizer::load(&ModelFiles::Folder(dir.path().to_path_buf()), length).unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();
+    let file = TokenizerFile::Json(Folder::Disk(dir.path().to_path_buf()), "tokenizer.json".to_string());
+    let tokenizer = Tokenizer::load(&file, length).unwrap();
     (dir, tokenizer)
+}
+
+/// The words, numbers, symbols and letters of many scripts that tell two tokenizers apart, in an order of no language.
+fn strange_texts() -> impl Iterator<Item = String> {
+    let pieces = [
+        "a",
+        "Äpfel",
+        " the",
+        "it's",
+        "WE'LL",
+        "\n\n",
+        "\r\n ",
+        "123456",
+        "日本語",
+        "שלום",
+        "🧀🏽",
+        "e\u{301}",
+        "<|im_end|>",
+    ]
+    .into_iter()
+    .chain([
+        "<think>",
+        "</tool_call>",
+        "<|endoftext",
+        "\t",
+        "  ",
+        "-->",
+        "::",
+        "\u{a0}",
+        "ﬁ",
+        "\u{1100}\u{1161}",
+        "\0",
+        "_x",
+        "Σ",
+    ]);
+    let pieces: Vec<&str> = pieces.collect();
+    (0..2000usize).map(move |seed| {
+        let mut state = seed as u64;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            pieces[(state >> 33) as usize % pieces.len()]
+        };
+        (0..1 + seed % 12).map(|_| next()).collect()
+    })
+}
+
+#[test]
+fn a_gguf_file_gives_the_ids_of_the_file_that_it_was_made_from() {
+    let (dir, of_file) = tokenizer(512);
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("tokenizer.json")).unwrap()).unwrap();
+    let vocab = json["model"]["vocab"].as_object().unwrap();
+    // Rows of the embedding that no token has are there too, as llama.cpp writes them.
+    let mut tokens: Vec<String> = (0..151_936).map(|id| format!("[PAD{id}]")).collect();
+    let mut kinds = vec![5; tokens.len()];
+    for (token, id) in vocab {
+        let id = id.as_u64().unwrap() as usize;
+        (tokens[id], kinds[id]) = (token.clone(), 1);
+    }
+    for added in json["added_tokens"].as_array().unwrap() {
+        let id = added["id"].as_u64().unwrap() as usize;
+        tokens[id] = added["content"].as_str().unwrap().to_string();
+        kinds[id] = if added["special"].as_bool().unwrap() { 3 } else { 4 };
+    }
+    let merge = |pair: &serde_json::Value| match pair.as_array() {
+        Some(pair) => format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+        None => pair.as_str().unwrap().to_string(),
+    };
+    let merges = json["model"]["merges"].as_array().unwrap().iter().map(merge).collect();
+    let path = dir.path().join("qwen.gguf");
+    let written = |pre: &str, kinds: Vec<i32>| {
+        let values = [
+            ("tokenizer.ggml.model", Value::Text("gpt2")),
+            ("tokenizer.ggml.pre", Value::Text(pre)),
+            ("tokenizer.ggml.tokens", Value::Texts(tokens.clone())),
+            ("tokenizer.ggml.token_type", Value::Ints(kinds)),
+            ("tokenizer.ggml.merges", Value::Texts(Vec::clone(&merges))),
+        ];
+        gguf::write(&path, &values, &[]);
+        Tokenizer::load(&TokenizerFile::Gguf(path.clone()), 512)
+    };
+    let carried = written("qwen2", kinds.clone()).unwrap();
+    for text in strange_texts() {
+        assert_eq!(carried.encode(&text).unwrap(), of_file.encode(&text).unwrap(), "{text:?}");
+    }
+    let refused = |made: flux::Result<Tokenizer>, word: &str| {
+        let error = made.map(drop).unwrap_err().to_string();
+        assert!(error.contains(word) && error.contains("qwen.gguf") && error.contains("hint: "), "{error}");
+    };
+    refused(written("llama-bpe", kinds.clone()), "`tokenizer.ggml.pre` is `llama-bpe`, expected `qwen2`");
+    refused(written("qwen2", vec![1; 3]), "151936 tokens and 3 types");
+    kinds[151_643] = 5;
+    refused(written("qwen2", kinds), "does not follow");
+}
+
+#[test]
+fn the_tokenizer_that_the_program_carries_gives_the_ids_of_the_file() {
+    let (_dir, of_file) = tokenizer(512);
+    let carried = Tokenizer::load(&TokenizerFile::Qwen3, 512).unwrap();
+    for text in strange_texts() {
+        assert_eq!(carried.encode(&text).unwrap(), of_file.encode(&text).unwrap(), "{text:?}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::process::Command;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Storage};
-use flux::files::{ModelFiles, TensorView};
+use flux::files::{Folder, TensorView};
 use flux::nn::{ConvKernel, Linear};
 use flux::tensor::Tensor;
 use half::{bf16, f16};
@@ -198,9 +198,8 @@ impl Weight {
         };
         let folder = tempfile::tempdir().unwrap();
         let tensor = FileTensor::new(dtype, shape.to_vec(), &bytes).unwrap();
-        std::fs::create_dir(folder.path().join("w")).unwrap();
-        safetensors::serialize_to_file([("weight", tensor)], None, &folder.path().join("w/w.safetensors")).unwrap();
-        let files = ModelFiles::Folder(folder.path().to_path_buf()).tensors("w", "w").unwrap();
+        safetensors::serialize_to_file([("weight", tensor)], None, &folder.path().join("w.safetensors")).unwrap();
+        let files = Folder::Disk(folder.path().to_path_buf()).tensors("w").unwrap();
         let view = files.get("weight", shape).unwrap();
         Self { _folder: folder, view }
     }

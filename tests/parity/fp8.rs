@@ -9,7 +9,7 @@ use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Storage};
 use flux::files::e4m3::{MULTIPLE, quantise_row, to_f32};
 use flux::files::quantised_cache::QuantisedCache;
-use flux::files::{ModelFiles, Safetensors, TensorFiles, TensorView, scales_name};
+use flux::files::{Folder, ModelFiles, Safetensors, TensorFiles, TensorView, scales_name};
 use flux::nn::Linear;
 use flux::ops::{Adaln, Mask, Norm, TokenLayout};
 use flux::pipeline::{CancelFlag, Model, OpenModel, Request};
@@ -236,7 +236,7 @@ fn with_e4m3(values: &[f32], others: &[f32], rows: usize, cols: usize) -> (tempf
     ];
     let path = folder.path().join("e4m3.safetensors");
     safetensors::serialize_to_file(e4m3, None, &path).unwrap();
-    let mut files = ModelFiles::Folder(folder.path().to_path_buf()).tensors("w", "w").unwrap();
+    let mut files = Folder::Disk(folder.path().join("w")).tensors("w").unwrap();
     files.set_quantised(Safetensors::open(&path, "").unwrap());
     (folder, files)
 }

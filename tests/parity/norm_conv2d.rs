@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use flux::backend::Backend;
 use flux::backend::cuda::{Cuda, Graph};
-use flux::files::ModelFiles;
+use flux::files::Folder;
 use flux::files::TensorFiles;
 use flux::nn::{ConvKernel, Weights};
 use flux::ops::{Conv, Convolved, GroupNorm, norm_conv2d};
@@ -392,9 +392,8 @@ fn resnet_files(folder: &tempfile::TempDir, cin: usize, cout: usize) -> TensorFi
         .iter()
         .zip(&bytes)
         .map(|((name, shape), bytes)| (*name, FileTensor::new(Dtype::F32, shape.clone(), bytes).unwrap()));
-    std::fs::create_dir(folder.path().join("vae")).unwrap();
-    safetensors::serialize_to_file(views, None, &folder.path().join("vae/w.safetensors")).unwrap();
-    ModelFiles::Folder(folder.path().to_path_buf()).tensors("vae", "w").unwrap()
+    safetensors::serialize_to_file(views, None, &folder.path().join("w.safetensors")).unwrap();
+    Folder::Disk(folder.path().to_path_buf()).tensors("w").unwrap()
 }
 
 /// The block that needs the most memory of klein's decoder, for 2048 x 2048 pixels.

@@ -1,11 +1,13 @@
 //! Weights on their way to the GPU: every dtype, every padding, several slices; and results on their way back.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Storage};
-use flux::files::TensorView;
+use flux::files::{Bytes, Container, Format, Scales, TensorView};
 use flux::nn::Linear;
 use flux::tensor::Tensor;
 use half::bf16;
@@ -52,6 +54,30 @@ fn some_rows_of_a_weight_arrive() {
     let weight = Weight::new(&host, &[40, 24], Dtype::BF16);
     let part = native(&cuda, &[weight.view().row_range(7..20)]).unwrap();
     assert_eq!(cuda.weight_values(&part).unwrap(), host[7 * 24..20 * 24]);
+}
+
+/// They are dequantised on the host, in panels of rows.
+#[test]
+fn weights_in_fewer_bits_arrive_rounded_to_bf16() {
+    let Some(cuda) = crate::cuda() else { return };
+    let check = |parts: &[TensorView], what: &str| {
+        let expected: Vec<f32> = parts.iter().flat_map(TensorView::to_f32).collect();
+        let expected: Vec<f32> = expected.iter().map(|value| bf16::from_f32(*value).to_f32()).collect();
+        assert!(cuda.weight_values(&native(&cuda, parts).unwrap()).unwrap() == expected, "{what}");
+    };
+    for name in ["blocks.gguf", "comfy.safetensors", "bitsandbytes.safetensors"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/formats").join(name);
+        let file = Container::open(&path, "").unwrap();
+        for tensor in file.names() {
+            let view = file.tensor(tensor).unwrap();
+            check(&[view.row_range(1..view.rows()), view.clone()], tensor);
+        }
+    }
+    let (rows, cols) = if crate::small() { (800, 3072) } else { (5000, 3072) };
+    let bytes: Vec<u8> = (0..rows * cols).map(|i| (i * i / 7 % 120) as u8).collect();
+    let bytes = Arc::new(Bytes::Embedded(bytes.leak()));
+    let large = TensorView::new(bytes, 0..rows * cols, Format::E4m3, vec![rows, cols], Scales::Tensor(0.3)).unwrap();
+    check(&[large], "several panels");
 }
 
 #[test]

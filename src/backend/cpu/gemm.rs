@@ -2,16 +2,17 @@
 //!
 //! The portable path widens a panel of weight rows to float32 and multiplies with the crate `gemm`; it runs on every
 //! CPU and is what other paths are tested against. Where the processor has AMX-BF16 tiles, they multiply bfloat16
-//! weights, those of convolutions too ([`super::conv_tiles`]).
+//! weights, those of convolutions too ([`super::conv_tiles`]), and weights in fewer bits ([`super::split_weights`]).
 
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 
 use rayon::prelude::*;
 
+use super::split_weights::SplitPacked;
 use super::{Cpu, Precision, Rows, amx, math};
-use crate::files::{Format, TensorView, dequantise_rows};
+use crate::files::{Format, TensorView};
 use crate::nn::Linear;
 
 /// Weight rows that are widened at once: 256 rows of 3072 in float32 are 3 MiB, which stays in the cache of a core
@@ -36,11 +37,20 @@ pub(super) fn describe(precision: Precision) -> &'static str {
     }
 }
 
-/// How many bfloat16 terms AMX tiles use for an activation with this weight; none where the portable path computes the
-/// product.
-pub(super) fn terms(precision: Precision, parts: &[TensorView]) -> Option<usize> {
-    let on_tiles = amx::available() && parts.iter().all(|part| part.format() == Format::Bf16);
-    on_tiles.then_some(if precision == Precision::Bf16 { 1 } else { EXACT_TERMS })
+/// How many bfloat16 terms AMX tiles use for an activation with this bfloat16 weight; none where the portable path
+/// computes the product.
+pub(super) fn terms(precision: Precision, weight: &TensorView) -> Option<usize> {
+    let on_tiles = amx::available() && weight.format() == Format::Bf16;
+    on_tiles.then(|| exact_terms(precision))
+}
+
+fn exact_terms(precision: Precision) -> usize {
+    if precision == Precision::Bf16 { 1 } else { EXACT_TERMS }
+}
+
+/// Whether products with this weight are for tiles: wider floats would lose what they are wider by.
+fn is_for_tiles(weight: &TensorView) -> bool {
+    weight.format() == Format::Bf16 || !weight.format().is_float()
 }
 
 /// `out = [x_0 | x_1 | ..] weight^T`, the x side by side; out dense [rows, weight.rows()].
@@ -51,8 +61,8 @@ pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Linear<Cpu>
     if out.is_empty() {
         return; // tiles have no place for no rows
     }
-    if let Some(terms) = terms(precision, parts) {
-        tiles(terms, xs, parts, weight.rows(), out);
+    if amx::available() && parts.iter().all(is_for_tiles) {
+        tiles(precision, xs, parts, weight.rows(), out);
     } else {
         let mut col = 0;
         for x in xs {
@@ -63,14 +73,20 @@ pub(super) fn linear(precision: Precision, xs: &[Rows<'_>], weight: &Linear<Cpu>
 }
 
 /// [`linear`] on AMX tiles: the activations are packed once for all parts.
-fn tiles(terms: usize, xs: &[Rows<'_>], parts: &[TensorView], n: usize, out: &mut [f32]) {
+fn tiles(precision: Precision, xs: &[Rows<'_>], parts: &[TensorView], n: usize, out: &mut [f32]) {
     let xs: Vec<_> =
         xs.iter().map(|x| amx::Rows { values: x.data, rows: x.rows, cols: x.cols, stride: x.stride }).collect();
-    let packed = amx::Packed::new(&xs, terms);
+    let (packed, split) = (OnceCell::new(), OnceCell::new());
     let mut first = 0;
     for part in parts {
-        let weight = amx::Bf16Rows { bytes: part.bytes(), rows: part.rows(), stride: 2 * part.cols() };
-        amx::multiply(&packed, weight, amx::Output { values: &mut out[first..], stride: n, add: false });
+        let out = amx::Output { values: &mut out[first..], stride: n, add: false };
+        if part.format() == Format::Bf16 {
+            let packed = packed.get_or_init(|| amx::Packed::new(&xs, exact_terms(precision)));
+            let weight = amx::Bf16Rows { bytes: part.bytes(), rows: part.rows(), stride: 2 * part.cols() };
+            amx::multiply(packed, weight, out);
+        } else {
+            split.get_or_init(|| SplitPacked::new(&xs, precision)).multiply(part, out, amx::multiply);
+        }
         first += part.rows();
     }
 }
@@ -176,7 +192,7 @@ fn widened(view: &TensorView, f: impl FnOnce(&[f32])) {
             Format::Bf16 => math::widen_bf16(view.bytes(), panel),
             Format::F16 => math::widen_f16(view.bytes(), panel),
             // Float32 is copied too where the file's header leaves its tensors unaligned.
-            _ => dequantise_rows(view, 0..view.rows(), panel),
+            _ => math::dequantise(view, panel),
         }
         f(panel);
     });

@@ -1,10 +1,12 @@
-//! Float32 arithmetic over slices: exponentials, reductions and the widening of 16-bit weights.
+//! Float32 arithmetic over slices: exponentials, reductions and the widening of weights.
 //!
 //! Each function is written once, as a plain loop without branches that the compiler turns into vector code, and
 //! compiled twice: for any CPU of the target, and on x86-64 for CPUs with AVX2 and FMA, which are asked for at run
 //! time.
 
 #![allow(unsafe_code)]
+
+use crate::files::{TensorView, dequantise_inlined};
 
 /// Sums and maxima run in this many independent lanes, so that no addition waits for the one before it.
 const LANES: usize = 32;
@@ -87,6 +89,12 @@ pub fn widen_bf16(bytes: &[u8], out: &mut [f32]) {
 pub fn widen_f16(bytes: &[u8], out: &mut [f32]) {
     assert_eq!(bytes.len(), 2 * out.len());
     dispatch!(widen_f16_body(bytes: &[u8], out: &mut [f32]))
+}
+
+/// The values of a tensor of any format, as [`dequantise_rows`](crate::files::dequantise_rows) gives them. Panics unless
+/// `out` has as many cells.
+pub fn dequantise(view: &TensorView, out: &mut [f32]) {
+    dispatch!(dequantise_body(view: &TensorView, out: &mut [f32]))
 }
 
 /// The bits of each value rounded to bfloat16 (to nearest, ties to even), and in `values` what the rounding left over.
@@ -248,6 +256,11 @@ fn widen_f16_body<const FMA: bool>(bytes: &[u8], out: &mut [f32]) {
         let finite = if magnitude >= 0x7c00 << 13 { magnitude | 0x7f80_0000 } else { scaled };
         *value = f32::from_bits(finite | (bits & 0x8000) << 16);
     }
+}
+
+#[inline(always)]
+fn dequantise_body<const FMA: bool>(view: &TensorView, out: &mut [f32]) {
+    dequantise_inlined(view, out);
 }
 
 #[inline(always)]

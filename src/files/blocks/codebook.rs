@@ -3,6 +3,7 @@
 use super::super::scales::Codebook;
 
 /// `table[code] * largest magnitude of the block`. The first value of a byte is in its upper half.
+#[inline(always)]
 pub fn codebook4(bytes: &[u8], book: &Codebook, out: &mut [f32]) {
     let code = |index: usize| {
         let byte = bytes[index / 2];

@@ -6,41 +6,72 @@ use super::super::e4m3;
 use super::super::scales::Scales;
 
 /// bfloat16
+#[inline(always)]
 pub fn bf16(bytes: &[u8], out: &mut [f32]) {
     values(bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32());
 }
 
 /// IEEE half precision
+#[inline(always)]
 pub fn f16(bytes: &[u8], out: &mut [f32]) {
     values(bytes, out, |bytes| f16::from_le_bytes(bytes).to_f32());
 }
 
 /// IEEE single precision
+#[inline(always)]
 pub fn f32(bytes: &[u8], out: &mut [f32]) {
     values(bytes, out, f32::from_le_bytes);
 }
 
 /// e4m3 times the scale of the row; rows are `row_bytes` apart.
+#[inline(always)]
 pub fn e4m3(bytes: &[u8], row_bytes: usize, scales: &Scales, cols: usize, out: &mut [f32]) {
     scaled(bytes, row_bytes, scales, cols, out, e4m3::to_f32);
 }
 
 /// e5m2 times the scale of the row.
+#[inline(always)]
 pub fn e5m2(bytes: &[u8], scales: &Scales, cols: usize, out: &mut [f32]) {
     // It is the upper half of a float16.
-    scaled(bytes, cols, scales, cols, out, |bits| f16::from_bits(u16::from(bits) << 8).to_f32());
+    scaled(bytes, cols, scales, cols, out, e5m2_value);
 }
 
+/// The value of the bits of e5m2, which are the upper half of a float16.
+#[inline(always)]
+fn e5m2_value(bits: u8) -> f32 {
+    // As float32 bits, the exponent is too small by the difference of the biases, 127 - 15; a product with a power of
+    // two is exact. The largest exponent stands for infinity and what is not a number.
+    const BIAS: f32 = f32::from_bits((127 + 112) << 23);
+    let (sign, magnitude) = (u32::from(bits & 0x80) << 24, u32::from(bits & 0x7f) << 21);
+    let finite = (f32::from_bits(magnitude) * BIAS).to_bits();
+    f32::from_bits(sign | if bits & 0x7c == 0x7c { magnitude | 0x7f80_0000 } else { finite })
+}
+
+#[inline(always)]
 fn scaled(bytes: &[u8], row_bytes: usize, scales: &Scales, cols: usize, out: &mut [f32], value: impl Fn(u8) -> f32) {
-    let table: [f32; 256] = std::array::from_fn(|bits| value(bits as u8));
     for (row, (out, bytes)) in out.chunks_exact_mut(cols).zip(bytes.chunks_exact(row_bytes)).enumerate() {
         let scale = scales.of_row(row);
-        out.iter_mut().zip(bytes).for_each(|(out, bits)| *out = table[usize::from(*bits)] * scale);
+        out.iter_mut().zip(bytes).for_each(|(out, bits)| *out = value(*bits) * scale);
     }
 }
 
 /// Converts values of `N` bytes each, one by one.
+#[inline(always)]
 fn values<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
     let (values, _) = bytes.as_chunks::<N>();
     out.iter_mut().zip(values).for_each(|(out, bytes)| *out = value(*bytes));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e5m2_is_the_upper_half_of_a_float16() {
+        for bits in 0..=u8::MAX {
+            let expected = f16::from_bits(u16::from(bits) << 8).to_f32();
+            let value = e5m2_value(bits);
+            assert!(value.to_bits() == expected.to_bits() || value.is_nan() && expected.is_nan(), "{bits:#x}: {value}");
+        }
+    }
 }

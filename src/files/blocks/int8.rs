@@ -6,6 +6,7 @@ use super::super::scales::Scales;
 const PER_STEP: f32 = 1.0 / 127.0;
 
 /// `q s`; where rows have maxima, `(q s) / 127`.
+#[inline(always)]
 pub fn int8(bytes: &[u8], scales: &Scales, cols: usize, out: &mut [f32]) {
     let is_maximum = matches!(scales, Scales::RowMaxima(_));
     for (row, (out, bytes)) in out.chunks_exact_mut(cols).zip(bytes.chunks_exact(cols)).enumerate() {
@@ -18,6 +19,7 @@ pub fn int8(bytes: &[u8], scales: &Scales, cols: usize, out: &mut [f32]) {
 }
 
 /// `(q s) R` for each `group` columns, where R is its own inverse.
+#[inline(always)]
 pub fn int8_rotated(bytes: &[u8], scales: &Scales, cols: usize, group: usize, out: &mut [f32]) {
     int8(bytes, scales, cols, out);
     out.chunks_exact_mut(group).for_each(rotate);
@@ -25,6 +27,7 @@ pub fn int8_rotated(bytes: &[u8], scales: &Scales, cols: usize, group: usize, ou
 
 /// Multiplies a group by R, the Kronecker power of \[\[1, 1, 1, -1\], \[1, 1, -1, 1\], \[1, -1, 1, 1\],
 /// \[-1, 1, 1, 1\]\] over the root of its size: by the matrix along each digit to base 4 of the columns' numbers.
+#[inline(always)]
 fn rotate(group: &mut [f32]) {
     let size = group.len();
     let mut stride = 1;

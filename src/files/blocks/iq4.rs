@@ -7,6 +7,7 @@ const TABLE: [f32; 16] =
     [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0];
 
 /// d, nibbles of 32 values: `d C[n]`.
+#[inline(always)]
 pub fn iq4_nl(bytes: &[u8], out: &mut [f32]) {
     each::<18, 32>(bytes, out, |block, out| {
         let d = half_at(block, 0);
@@ -15,6 +16,7 @@ pub fn iq4_nl(bytes: &[u8], out: &mut [f32]) {
 }
 
 /// d, u16 of the high bits of eight scales, nibbles of their low bits, and 32 values a scale: `(d s) C[n]`.
+#[inline(always)]
 pub fn iq4_xs(bytes: &[u8], out: &mut [f32]) {
     each::<136, 256>(bytes, out, |block, out| {
         let (d, high) = (half_at(block, 0), u16::from_le_bytes([block[2], block[3]]));

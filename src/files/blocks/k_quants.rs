@@ -4,6 +4,7 @@
 use super::{each, half_at};
 
 /// s and m of 16 parts as nibbles, 2 bits a value, d, dmin: `(d s) q - dmin m`.
+#[inline(always)]
 pub fn q2_k(bytes: &[u8], out: &mut [f32]) {
     each::<84, 256>(bytes, out, |block, out| {
         let (scales, codes) = (&block[..16], &block[16..80]);
@@ -19,6 +20,7 @@ pub fn q2_k(bytes: &[u8], out: &mut [f32]) {
 }
 
 /// Third bits, 2 bits a value, s of 16 parts in 6 bits, d: `(d (s - 32)) (q - 4 (1 - h))`.
+#[inline(always)]
 pub fn q3_k(bytes: &[u8], out: &mut [f32]) {
     each::<110, 256>(bytes, out, |block, out| {
         let (high_bits, codes, packed, d) = (&block[..32], &block[32..96], &block[96..108], half_at(block, 108));
@@ -37,6 +39,7 @@ pub fn q3_k(bytes: &[u8], out: &mut [f32]) {
 }
 
 /// d, dmin, s and m of 8 parts in 6 bits, 4 bits a value: `(d s) q - dmin m`.
+#[inline(always)]
 pub fn q4_k(bytes: &[u8], out: &mut [f32]) {
     each::<144, 256>(bytes, out, |block, out| {
         let codes = block[16..].as_chunks::<32>().0;
@@ -51,6 +54,7 @@ pub fn q4_k(bytes: &[u8], out: &mut [f32]) {
 }
 
 /// As [`q4_k`], with the fifth bits of the values before the others.
+#[inline(always)]
 pub fn q5_k(bytes: &[u8], out: &mut [f32]) {
     each::<176, 256>(bytes, out, |block, out| {
         let (high_bits, codes) = (&block[16..48], block[48..].as_chunks::<32>().0);
@@ -66,6 +70,7 @@ pub fn q5_k(bytes: &[u8], out: &mut [f32]) {
 }
 
 /// Low nibbles, high 2 bits, i8 s of 16 parts, d: `(d s) (q - 32)`.
+#[inline(always)]
 pub fn q6_k(bytes: &[u8], out: &mut [f32]) {
     each::<210, 256>(bytes, out, |block, out| {
         let (low, high, scales, d) = (&block[..128], &block[128..192], &block[192..208], half_at(block, 208));
@@ -86,11 +91,13 @@ pub fn q6_k(bytes: &[u8], out: &mut [f32]) {
 
 /// The first byte of the codes of a part of 16 values, and how far they are shifted: a byte holds values that are 32
 /// apart.
+#[inline(always)]
 fn two_bits(part: usize) -> (usize, usize) {
     (part / 8 * 32 + part % 2 * 16, part / 2 % 4 * 2)
 }
 
 /// `d s` and `dmin m` of parts 0 and 1, 2 and 3, and so on, of a block of [`q4_k`] or [`q5_k`].
+#[inline(always)]
 fn scale_pairs(block: &[u8]) -> [([f32; 2], [f32; 2]); 4] {
     let (d, dmin, packed) = (half_at(block, 0), half_at(block, 2), &block[4..16]);
     let part = |j: usize| {

@@ -16,6 +16,7 @@ pub enum FirstNibble {
 }
 
 /// e4m3 times a power of two for each 32 values.
+#[inline(always)]
 pub fn mxfp8(bytes: &[u8], scales: &BlockScales, out: &mut [f32]) {
     let blocks = out.as_chunks_mut::<32>().0.iter_mut().zip(bytes.as_chunks::<32>().0);
     for (index, (out, block)) in blocks.enumerate() {
@@ -25,6 +26,7 @@ pub fn mxfp8(bytes: &[u8], scales: &BlockScales, out: &mut [f32]) {
 }
 
 /// e2m1 times `e4m3 scale * scale of the tensor` for each 16 values.
+#[inline(always)]
 pub fn nvfp4(bytes: &[u8], scales: &BlockScales, first: FirstNibble, out: &mut [f32]) {
     let blocks = out.as_chunks_mut::<16>().0.iter_mut().zip(bytes.as_chunks::<8>().0);
     for (index, (out, block)) in blocks.enumerate() {
@@ -37,6 +39,7 @@ pub fn nvfp4(bytes: &[u8], scales: &BlockScales, first: FirstNibble, out: &mut [
 }
 
 /// 2^(bits - 127), and 0 for 0.
+#[inline(always)]
 fn power_of_two(bits: u8) -> f32 {
     f32::from_bits(u32::from(bits) << 23)
 }

@@ -3,6 +3,7 @@
 use super::{each, half_at};
 
 /// d, i8 q\[32\]: `d q`.
+#[inline(always)]
 pub fn q8_0(bytes: &[u8], out: &mut [f32]) {
     each::<34, 32>(bytes, out, |block, out| {
         let d = half_at(block, 0);
@@ -11,6 +12,7 @@ pub fn q8_0(bytes: &[u8], out: &mut [f32]) {
 }
 
 /// d, nibbles: `d (n - 8)`.
+#[inline(always)]
 pub fn q4_0(bytes: &[u8], out: &mut [f32]) {
     each::<18, 32>(bytes, out, |block, out| {
         let d = half_at(block, 0);
@@ -19,6 +21,7 @@ pub fn q4_0(bytes: &[u8], out: &mut [f32]) {
 }
 
 /// d, m, nibbles: `d n + m`.
+#[inline(always)]
 pub fn q4_1(bytes: &[u8], out: &mut [f32]) {
     each::<20, 32>(bytes, out, |block, out| {
         let (d, m) = (half_at(block, 0), half_at(block, 2));
@@ -27,6 +30,7 @@ pub fn q4_1(bytes: &[u8], out: &mut [f32]) {
 }
 
 /// d, fifth bits, nibbles: `d (n + 16 h - 16)`.
+#[inline(always)]
 pub fn q5_0(bytes: &[u8], out: &mut [f32]) {
     each::<22, 32>(bytes, out, |block, out| {
         let d = half_at(block, 0);
@@ -35,6 +39,7 @@ pub fn q5_0(bytes: &[u8], out: &mut [f32]) {
 }
 
 /// d, m, fifth bits, nibbles: `d (n + 16 h) + m`.
+#[inline(always)]
 pub fn q5_1(bytes: &[u8], out: &mut [f32]) {
     each::<24, 32>(bytes, out, |block, out| {
         let (d, m) = (half_at(block, 0), half_at(block, 2));
@@ -43,6 +48,7 @@ pub fn q5_1(bytes: &[u8], out: &mut [f32]) {
 }
 
 /// Sixteen bytes: the low halves are values 0 to 15, the high halves 16 to 31.
+#[inline(always)]
 pub fn nibbles(bytes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     let (low, high) = out.split_at_mut(16);
     for ((low, high), byte) in low.iter_mut().zip(high).zip(bytes) {
@@ -51,6 +57,7 @@ pub fn nibbles(bytes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
 }
 
 /// Four bytes of which bit e is the fifth bit of value e, then sixteen bytes as [`nibbles`].
+#[inline(always)]
 fn five_bits(bytes: &[u8], out: &mut [f32], value: impl Fn(u8) -> f32) {
     let (high_bits, nibbles) = bytes.split_at(4);
     let high_bits = u32::from_le_bytes([high_bits[0], high_bits[1], high_bits[2], high_bits[3]]);

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::origin::{FNV_BASIS, FORMAT, fnv1a};
 use super::*;
-use crate::files::ModelFiles;
+use crate::files::Folder;
 
 const DOUBLE: &str = "transformer_blocks.0.attn.to_q.weight";
 const SINGLE: &str = "single_transformer_blocks.11.attn.to_out.weight";
@@ -62,8 +62,8 @@ impl Model {
     }
 
     fn open(&self) -> TensorFiles {
-        let files = ModelFiles::Folder(self.path().to_path_buf());
-        files.tensors("transformer", "diffusion_pytorch_model").unwrap()
+        let folder = Folder::Disk(self.path().join("transformer"));
+        folder.tensors("diffusion_pytorch_model").unwrap()
     }
 
     fn attach(&self) -> (TensorFiles, Result<QuantisedCache>) {

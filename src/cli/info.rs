@@ -1,0 +1,20 @@
+//! Of which model to print what it is.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::ModelArgs;
+
+/// `flux info`
+#[derive(Args)]
+pub struct Info {
+    /// The model, as with --dir
+    #[arg(value_name = "MODEL", conflicts_with = "dir")]
+    pub path: Option<PathBuf>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}

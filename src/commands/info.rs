@@ -1,0 +1,91 @@
+//! `flux info`: what a model is.
+
+use flux::Result;
+use flux::error::Error;
+use flux::pipeline::{ComponentSummary, Sizes, Summary};
+
+use super::{model, model_at, print};
+use crate::cli::Info;
+
+/// Prints what the model is.
+pub fn run(args: &Info) -> Result<()> {
+    let dir = match &args.path {
+        Some(path) => model_at(&args.model, Some(path.clone()))?,
+        None => model(&args.model)?,
+    };
+    let summary = Summary::read(&dir)?;
+    let text = if args.json {
+        serde_json::to_string(&summary).map_err(|e| Error::new(format!("cannot write the summary as JSON: {e}")))?
+    } else {
+        text(&summary)
+    };
+    print(text.as_bytes())
+}
+
+fn text(summary: &Summary) -> String {
+    let [height, width] = summary.default_image_size;
+    let mut lines = vec![
+        format!("{}: {} model", summary.name, summary.variant),
+        format!(
+            "  images of {width}x{height} in {} steps with guidance {}, where nothing else is asked for; prompts of {} tokens",
+            summary.default_steps, summary.default_guidance, summary.text_tokens
+        ),
+    ];
+    summary.components.iter().for_each(|component| lines.extend(component_lines(component)));
+    lines.push(format!("tokenizer: {}", summary.tokenizer));
+    lines.extend(summary.notes.iter().map(|note| format!("note: {note}")));
+    lines.join("\n")
+}
+
+fn component_lines(component: &ComponentSummary) -> Vec<String> {
+    let ComponentSummary { role, files, tensors, bytes, formats, sizes } = component;
+    let values: u64 = formats.values().sum();
+    let formats: Vec<_> = formats.iter().map(|(format, values)| format!("{} in {format}", millions(*values))).collect();
+    let mut lines = vec![format!(
+        "{}: {} weights ({}), {tensors} tensors, {:.1} MB",
+        role.title(),
+        millions(values),
+        formats.join(", "),
+        *bytes as f64 / 1e6
+    )];
+    lines.push(format!("  {}", sizes_line(sizes)));
+    lines.extend(files.iter().map(|file| format!("  {file}")));
+    lines
+}
+
+fn millions(values: u64) -> String {
+    if values < 100_000 { values.to_string() } else { format!("{:.1} M", values as f64 / 1e6) }
+}
+
+fn sizes_line(sizes: &Sizes) -> String {
+    match sizes {
+        Sizes::TextEncoder(config) => format!(
+            "{} layers of {} features, {} heads and {} of keys, each of {}, MLP of {}, {} tokens",
+            config.num_hidden_layers,
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            config.intermediate_size,
+            config.vocab_size
+        ),
+        Sizes::Transformer(config) => format!(
+            "{} double and {} single blocks of {} features, {} heads of {}, MLP of {}, reads {} features of text and {} \
+             channels",
+            config.num_layers,
+            config.num_single_layers,
+            config.dim(),
+            config.num_attention_heads,
+            config.attention_head_dim,
+            config.mlp(),
+            config.joint_attention_dim,
+            config.in_channels
+        ),
+        Sizes::Vae(config) => format!(
+            "{} latent channels, encoder of {:?} channels, decoder of {:?}",
+            config.latent_channels,
+            config.block_out_channels,
+            config.decoder_channels()
+        ),
+    }
+}

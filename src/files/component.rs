@@ -1,0 +1,188 @@
+//! A part of a model: a folder with a config, or one file whose shapes tell its sizes.
+
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::container::Container;
+use super::folder::{FETCH_AGAIN, Folder};
+use super::names::Names;
+use super::recognise::{Kind, Role};
+use super::tensor_files::TensorFiles;
+use crate::error::{Error, Result};
+
+const CONFIG: &str = "config.json";
+
+/// A part of a model: a folder with a config, or one file whose shapes tell its sizes.
+#[derive(Debug, Clone)]
+pub struct Component {
+    role: Role,
+    source: Source,
+}
+
+#[derive(Debug, Clone)]
+enum Source {
+    /// `config.json` and weights.
+    Folder(Folder),
+    File(PathBuf),
+    /// Nobody named it, and it was not found.
+    Missing(Error),
+}
+
+/// Where the sizes of a model are told: a config, or a file of weights by its shapes.
+#[derive(Debug, Clone)]
+pub struct ConfigPlace {
+    path: String,
+    hint: &'static str,
+}
+
+impl ConfigPlace {
+    /// A config at `path`.
+    pub fn config(path: String) -> Self {
+        Self { path, hint: "this is not the config of a klein model: fetch the whole folder again" }
+    }
+
+    /// The path, for messages.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The error of sizes that are wrong.
+    pub fn wrong(&self, what: impl Into<String>) -> Error {
+        Error::new(what).at(self.path.as_str()).hint(self.hint)
+    }
+
+    /// Errors with the name of the first size that is not in its range.
+    pub fn check_sizes(&self, sizes: &[(&str, usize, RangeInclusive<usize>)]) -> Result<()> {
+        match sizes.iter().find(|(_, size, range)| !range.contains(size)) {
+            Some((key, size, range)) => {
+                Err(self.wrong(format!("{key} is {size}, expected {} to {}", range.start(), range.end())))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Component {
+    /// A folder in the layout of diffusers or transformers.
+    pub fn folder(role: Role, folder: Folder) -> Self {
+        Self { role, source: Source::Folder(folder) }
+    }
+
+    /// A single file.
+    pub fn file(role: Role, path: PathBuf) -> Self {
+        Self { role, source: Source::File(path) }
+    }
+
+    /// One that is not there, with the error that says so.
+    pub fn missing(role: Role, error: Error) -> Self {
+        Self { role, source: Source::Missing(error) }
+    }
+
+    /// What it is.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Errors when it is not there.
+    pub fn check_present(&self) -> Result<()> {
+        match &self.source {
+            Source::Missing(error) => Err(error.clone()),
+            Source::Folder(_) | Source::File(_) => Ok(()),
+        }
+    }
+
+    /// Its folder or file, for messages.
+    pub fn path(&self) -> PathBuf {
+        match &self.source {
+            Source::Folder(folder) => folder.path("").components().as_path().to_path_buf(),
+            Source::File(path) => path.clone(),
+            Source::Missing(_) => PathBuf::from(format!("<no {}>", self.role.title())),
+        }
+    }
+
+    /// Its file, if it is a single one.
+    pub fn single_file(&self) -> Option<&Path> {
+        match &self.source {
+            Source::File(path) => Some(path),
+            Source::Folder(_) | Source::Missing(_) => None,
+        }
+    }
+
+    /// Where its sizes are told.
+    pub fn place(&self) -> ConfigPlace {
+        match &self.source {
+            Source::Folder(folder) => ConfigPlace::config(folder.display(CONFIG)),
+            Source::File(_) | Source::Missing(_) => ConfigPlace {
+                path: self.path().display().to_string(),
+                hint: "the shapes in this file are not those of a klein model: fetch another file",
+            },
+        }
+    }
+
+    /// Its config; none of a single file.
+    ///
+    /// Errors when it cannot be read, is no JSON, lacks a key, or says that the weights are quantised in a way that is
+    /// not read; and when the component is missing.
+    pub fn config<T: DeserializeOwned>(&self) -> Result<Option<T>> {
+        match &self.source {
+            Source::Folder(folder) => {
+                let quantised: Quantised = folder.json(CONFIG)?;
+                quantised.check().map_err(|e| e.at(folder.display(CONFIG)))?;
+                folder.json(CONFIG).map(Some)
+            }
+            Source::File(_) => Ok(None),
+            Source::Missing(error) => Err(error.clone()),
+        }
+    }
+
+    /// Its weights, by the names that models ask for.
+    ///
+    /// Errors when a file is missing, no file of weights, cut off, or its header is wrong.
+    pub fn tensors(&self) -> Result<TensorFiles> {
+        let files = match &self.source {
+            Source::Folder(folder) => folder.weights(self.role.stem())?,
+            Source::File(path) => vec![open_weights(path)?],
+            Source::Missing(error) => return Err(error.clone()),
+        };
+        let names = match Kind::of(files.iter().flat_map(Container::names)) {
+            Kind::Component(role, names) if role == self.role => names,
+            _ => Names::OWN,
+        };
+        TensorFiles::named(files, names)
+    }
+}
+
+/// Opens a file of weights.
+///
+/// Errors when it is none of a kind that is read, is cut off, or its header is wrong.
+pub fn open_weights(path: &Path) -> Result<Container> {
+    Container::open(path, FETCH_AGAIN)
+}
+
+/// What a config says of weights that are quantised.
+#[derive(Deserialize)]
+struct Quantised {
+    quantization_config: Option<Method>,
+}
+
+#[derive(Deserialize)]
+struct Method {
+    quant_method: Option<String>,
+}
+
+impl Quantised {
+    /// Errors with the method's name when no weights of it are read.
+    fn check(&self) -> Result<()> {
+        let Some(config) = &self.quantization_config else { return Ok(()) };
+        let method = config.quant_method.as_deref().unwrap_or("an unnamed method");
+        if method == "bitsandbytes" {
+            return Ok(());
+        }
+        let method: String = method.chars().take(40).collect();
+        Err(Error::new(format!("the weights are quantised by `{method}`, which is not read"))
+            .hint("use the same model as GGUF or fp8 in one file, by bitsandbytes, or in bf16: all of these are read"))
+    }
+}

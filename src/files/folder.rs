@@ -1,0 +1,180 @@
+//! A folder of files: on disk, or carried in the program.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+use super::bytes::Bytes;
+use super::container::Container;
+use super::regular;
+use super::tensor_files::TensorFiles;
+use crate::error::{Error, Result};
+
+pub(super) const FETCH_AGAIN: &str = "the file is damaged or its download was cut off: fetch it again";
+const NAME_ANOTHER: &str = "this is a fault of the program: name a model folder with `-d` instead";
+/// The longest config; those of the published models have 2 kB.
+const CONFIG_BYTES: usize = 1 << 20;
+/// The longest list of shards.
+const INDEX_BYTES: usize = 16 << 20;
+
+/// A file that the program carries: its name in the model folder, and its bytes.
+pub type EmbeddedFile = (&'static str, &'static [u8]);
+
+/// A folder of files.
+#[derive(Debug, Clone)]
+pub enum Folder {
+    /// A folder on disk.
+    Disk(PathBuf),
+    /// Files that the program carries, those below a path.
+    Embedded(&'static [EmbeddedFile], String),
+}
+
+impl Folder {
+    /// The folder `name` in this one.
+    pub fn sub(&self, name: &str) -> Self {
+        match self {
+            Self::Disk(root) => Self::Disk(root.join(name)),
+            Self::Embedded(files, below) => Self::Embedded(files, format!("{below}{name}/")),
+        }
+    }
+
+    /// Where it is on disk, if it is.
+    pub fn on_disk(&self) -> Option<&Path> {
+        match self {
+            Self::Disk(root) => Some(root),
+            Self::Embedded(..) => None,
+        }
+    }
+
+    /// The path of a file, for reading or for messages.
+    pub fn path(&self, name: &str) -> PathBuf {
+        match self {
+            Self::Disk(root) => root.join(name),
+            Self::Embedded(_, below) => Path::new("<default model>").join(below).join(name),
+        }
+    }
+
+    /// The path of a file as text.
+    pub fn display(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    /// Whether there is a file of this name, or something else in its place.
+    pub fn exists(&self, name: &str) -> bool {
+        match self {
+            Self::Disk(root) => regular::exists(&root.join(name)),
+            Self::Embedded(..) => self.embedded(name).is_some(),
+        }
+    }
+
+    /// The bytes of a file that the program carries.
+    fn embedded(&self, name: &str) -> Option<&'static [u8]> {
+        let Self::Embedded(files, below) = self else { return None };
+        files.iter().find(|(file, _)| file.strip_prefix(below.as_str()) == Some(name)).map(|(_, bytes)| *bytes)
+    }
+
+    /// Names of its files that end with `suffix`, sorted.
+    pub fn list(&self, suffix: &str) -> Vec<String> {
+        let mut names: Vec<String> = match self {
+            Self::Disk(root) => {
+                let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
+                entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+            }
+            Self::Embedded(files, below) => {
+                files.iter().filter_map(|(file, _)| file.strip_prefix(below.as_str())).map(String::from).collect()
+            }
+        };
+        names.retain(|name| name.ends_with(suffix));
+        names.sort();
+        names
+    }
+
+    /// The bytes of a file, mapped.
+    pub fn bytes(&self, name: &str) -> Result<Bytes> {
+        match self {
+            Self::Disk(root) => Bytes::map(&root.join(name)),
+            Self::Embedded(..) => self.embedded(name).map(Bytes::Embedded).ok_or_else(|| {
+                Error::new("the built-in model lacks this file").at(self.display(name)).hint(NAME_ANOTHER)
+            }),
+        }
+    }
+
+    /// The bytes of a file that is at most `limit` bytes long.
+    ///
+    /// Errors when it is longer, cannot be read, or is no regular file.
+    pub fn read(&self, name: &str, limit: usize) -> Result<Vec<u8>> {
+        match self {
+            Self::Disk(root) => regular::read(&root.join(name), limit),
+            Self::Embedded(..) => Ok(self.bytes(name)?.as_slice().to_vec()),
+        }
+    }
+
+    /// A config, in JSON.
+    ///
+    /// Errors when it cannot be read, is longer than any config, is no JSON, or lacks a key.
+    pub fn json<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
+        self.json_within(name, CONFIG_BYTES)
+    }
+
+    fn json_within<T: DeserializeOwned>(&self, name: &str, limit: usize) -> Result<T> {
+        serde_json::from_slice(&self.read(name, limit)?)
+            .map_err(|e| Error::new(format!("invalid JSON: {e}")).at(self.display(name)).hint(FETCH_AGAIN))
+    }
+
+    /// The weights in the folder: `<stem>.safetensors`, or the shards that `<stem>.safetensors.index.json` names, or the
+    /// only safetensors file of the folder.
+    ///
+    /// Errors when a file is missing, no safetensors file, cut off, or its header is wrong.
+    pub fn weights(&self, stem: &str) -> Result<Vec<Container>> {
+        let index_name = format!("{stem}.safetensors.index.json");
+        let single_name = format!("{stem}.safetensors");
+        let names = if self.exists(&single_name) {
+            vec![single_name]
+        } else if self.exists(&index_name) {
+            self.shard_names(&index_name)?
+        } else {
+            match self.list(".safetensors").as_slice() {
+                [only] => vec![only.clone()],
+                _ => {
+                    return Err(Error::new(format!(
+                        "no weights: neither `{stem}.safetensors` nor `{stem}.safetensors.index.json`"
+                    ))
+                    .at(self.path("").components().as_path().display().to_string())
+                    .hint(regular::DOWNLOAD_AGAIN));
+                }
+            }
+        };
+        let open = |name: &String| Container::new(self.path(name), self.bytes(name)?, FETCH_AGAIN);
+        names.iter().map(open).collect()
+    }
+
+    /// [`Folder::weights`], which have the names that models ask for.
+    ///
+    /// Errors as it does, and when two files have a tensor of one name.
+    pub fn tensors(&self, stem: &str) -> Result<TensorFiles> {
+        TensorFiles::new(self.weights(stem)?)
+    }
+
+    /// The shards that an index names, each once.
+    fn shard_names(&self, index_name: &str) -> Result<Vec<String>> {
+        #[derive(serde::Deserialize)]
+        struct Index {
+            weight_map: HashMap<String, String>,
+        }
+        let index: Index = self.json_within(index_name, INDEX_BYTES)?;
+        let mut shards: Vec<String> = index.weight_map.into_values().collect();
+        shards.sort();
+        shards.dedup();
+        // A name with a separator could point anywhere on this machine.
+        if let Some(bad) = shards.iter().find(|name| name.contains(['/', '\\']) || name.starts_with('.')) {
+            return Err(Error::new(format!("the index names `{bad}`, which is no file beside it"))
+                .at(self.display(index_name))
+                .hint(FETCH_AGAIN));
+        }
+        if shards.is_empty() {
+            return Err(Error::new("the index names no file").at(self.display(index_name)).hint(FETCH_AGAIN));
+        }
+        Ok(shards)
+    }
+}

@@ -1,0 +1,339 @@
+//! From the paths that a user names to the files of a model.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::component::{Component, open_weights};
+use super::container::Container;
+use super::folder::Folder;
+use super::model_files::{FETCH_A_MODEL, INDEX, ModelFiles, TOKENIZER, TokenizerFile};
+use super::recognise::Role;
+use super::regular;
+use super::search::{Candidate, around, candidates, expect_role, is_comfy, needs, only};
+use super::variant::Variant;
+use crate::error::{Error, Result};
+
+const CONFIG: &str = "config.json";
+/// The key of the tokens in a GGUF file.
+const GGUF_TOKENS: &str = "tokenizer.ggml.tokens";
+
+/// What a user names; what is left out is looked for.
+#[derive(Debug, Clone, Default)]
+pub struct ModelPaths {
+    /// The model: a folder, or the file of a transformer.
+    pub model: Option<PathBuf>,
+    /// A file, or the folder of a text encoder or of a whole model.
+    pub text_encoder: Option<PathBuf>,
+    /// A file, or the folder of a VAE or of a whole model.
+    pub vae: Option<PathBuf>,
+    /// A file, or the folder of a tokenizer or of a whole model.
+    pub tokenizer: Option<PathBuf>,
+    /// Which of the models of one architecture it is.
+    pub variant: Option<Variant>,
+}
+
+impl ModelFiles {
+    /// The model at `path`: a folder in the diffusers layout, the transformer's folder of one, a folder in ComfyUI's
+    /// layout, or a file of a transformer with the other parts around it.
+    ///
+    /// Errors when it is none of these, or a part is missing or stands there more than once.
+    pub fn open(path: &Path) -> Result<Self> {
+        let paths = ModelPaths { model: Some(path.to_path_buf()), ..ModelPaths::default() };
+        paths.open(|| Err(Error::new("a model was named")))
+    }
+}
+
+impl ModelPaths {
+    /// The files of the model; `default` where none is named.
+    ///
+    /// Errors when a path is not what it is named as, or a part is missing or is there more than once.
+    pub fn open(&self, default: impl FnOnce() -> Result<ModelFiles>) -> Result<ModelFiles> {
+        let mut model = match &self.model {
+            Some(path) => model_at(path)?,
+            None => default()?,
+        };
+        if let Some(path) = &self.text_encoder {
+            let found = self.text_encoder(path, &model).map_err(|e| e.at(Role::TextEncoder.option()))?;
+            (model.text_encoder, model.tokenizer) = found;
+        }
+        if let Some(path) = &self.vae {
+            model.vae = part(path, Role::Vae, &model).map_err(|e| e.at(Role::Vae.option()))?;
+        }
+        if let Some(path) = &self.tokenizer {
+            model.tokenizer = tokenizer(path).map_err(|e| e.at("--tokenizer"))?;
+        }
+        [&model.transformer, &model.text_encoder, &model.vae].into_iter().try_for_each(Component::check_present)?;
+        self.tell_choices(&mut model);
+        self.choose_variant(&mut model);
+        Ok(model)
+    }
+
+    /// A text encoder, and the tokenizer that belongs to it.
+    fn text_encoder(&self, path: &Path, model: &ModelFiles) -> Result<(Component, TokenizerFile)> {
+        let component = part(path, Role::TextEncoder, model)?;
+        let own = match component.single_file() {
+            Some(file) => tokenizer_inside(file),
+            None => component.path().parent().and_then(ModelFiles::tokenizer_in),
+        };
+        let tokenizer = own.unwrap_or_else(|| match &model.tokenizer {
+            // The tokenizer of the model's own folder, unless it has none.
+            TokenizerFile::Json(folder, name) if folder.exists(name) => model.tokenizer.clone(),
+            _ => TokenizerFile::Qwen3,
+        });
+        Ok((component, tokenizer))
+    }
+
+    /// Notes which files were found rather than named, and what is strange about them.
+    fn tell_choices(&self, model: &mut ModelFiles) {
+        let parts = [
+            (&model.transformer, self.model.as_deref()),
+            (&model.text_encoder, self.text_encoder.as_deref()),
+            (&model.vae, self.vae.as_deref()),
+        ];
+        let found = parts.iter().filter_map(|(component, named)| {
+            let file = component.single_file().filter(|file| Some(*file) != *named)?;
+            Some(format!("{} `{}`", component.role().title(), file.display()))
+        });
+        let found: Vec<_> = found.collect();
+        if !found.is_empty() {
+            model.notes.push(format!("found the {}", found.join(", the ")));
+        }
+        let name = model.text_encoder.single_file().and_then(|file| file.file_name()).unwrap_or_default();
+        let name = name.to_string_lossy().to_lowercase();
+        if ["instruct", "thinking", "2507"].iter().any(|word| name.contains(word)) {
+            model.notes.push(format!(
+                "the text encoder `{name}` is not the Qwen3 that klein models were trained with, by its name: images \
+                 will differ"
+            ));
+        }
+    }
+
+    /// Decides which of the models of its architecture it is where no index says so, and notes that.
+    fn choose_variant(&self, model: &mut ModelFiles) {
+        if let Some(variant) = self.variant {
+            model.variant = Some(variant);
+            return;
+        }
+        if self.model.is_none() || model.folder().is_some() {
+            return;
+        }
+        let path = model.transformer.path();
+        let by_name = Variant::of_name(&path);
+        if by_name.is_none() && model.index.is_some() {
+            return;
+        }
+        let variant = by_name.unwrap_or(Variant::Distilled);
+        model.variant = Some(variant);
+        let why = if by_name.is_some() { "says so" } else { "says nothing else" };
+        model
+            .notes
+            .push(format!("runs as a {variant} model, because the file's name {why}; `--variant` decides otherwise"));
+    }
+}
+
+/// The model at a path, in which parts may be missing.
+fn model_at(path: &Path) -> Result<ModelFiles> {
+    let hint = || format!("{FETCH_A_MODEL}, or leave out `-d` for the default model");
+    match path.metadata() {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(regular::closed_folder(&error, path)),
+        Err(_) => Err(Error::new(format!("no such model folder: `{}`, nor is it a file", path.display())).hint(hint())),
+        Ok(found) if !found.is_dir() => of_transformer(path),
+        Ok(_) if regular::exists(&path.join(INDEX)) => {
+            Ok(ModelFiles::of_folder(Folder::Disk(path.to_path_buf()), folder_name(path)))
+        }
+        Ok(_) if is_transformer_folder(path) => Ok(of_transformer_folder(path)),
+        Ok(_) => {
+            let nested = path.join("models");
+            let root = if !is_comfy(path) && is_comfy(&nested) { nested } else { path.to_path_buf() };
+            let found = candidates(std::slice::from_ref(&root), Role::Transformer);
+            if found.is_empty() && !is_comfy(&root) {
+                return Err(Error::new(format!(
+                    "not a model folder: `{INDEX}` is missing, and there is no file of a transformer"
+                ))
+                .at_path(path)
+                .hint(hint()));
+            }
+            let missing = || {
+                Error::new(
+                    "there is no file of a FLUX.2-klein transformer in `diffusion_models`, `unet` or beside them",
+                )
+                .at_path(path)
+                .hint(hint())
+            };
+            Ok(around_transformer(&only(&found, Role::Transformer, missing).map_err(|e| e.at_path(path))?, vec![root]))
+        }
+    }
+}
+
+/// A short name of a folder.
+fn folder_name(path: &Path) -> String {
+    let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// Whether a folder holds the transformer of a model in the diffusers layout, and no whole model.
+fn is_transformer_folder(path: &Path) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Class {
+        #[serde(rename = "_class_name")]
+        class_name: Option<String>,
+    }
+    let class = Folder::Disk(path.to_path_buf()).json::<Class>(CONFIG);
+    class.is_ok_and(|class| class.class_name.as_deref() == Some("Flux2Transformer2DModel"))
+}
+
+/// The model whose transformer is in a folder of its own; the other parts are beside it.
+fn of_transformer_folder(path: &Path) -> ModelFiles {
+    let component = Component::folder(Role::Transformer, Folder::Disk(path.to_path_buf()));
+    let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let whole = full.parent().filter(|parent| regular::exists(&parent.join(INDEX)));
+    let (model, name) = match whole {
+        Some(parent) => {
+            let name = format!("{}/{}", folder_name(parent), folder_name(path));
+            (ModelFiles::of_folder(Folder::Disk(parent.to_path_buf()), String::new()), name)
+        }
+        None => (without_parts(&component, &around(path)), folder_name(path)),
+    };
+    ModelFiles { name, transformer: component, ..model }
+}
+
+/// The model whose transformer is a file.
+///
+/// Errors when the file is something else.
+fn of_transformer(path: &Path) -> Result<ModelFiles> {
+    expect_role(path, Role::Transformer)?;
+    let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    // The single file is published in the same repository as the folders.
+    let Some(parent) = full.parent().filter(|parent| regular::exists(&parent.join(INDEX))) else {
+        return Ok(around_transformer(path, around(path)));
+    };
+    let mut model = ModelFiles::of_folder(Folder::Disk(parent.to_path_buf()), file_name(path));
+    model.transformer = Component::file(Role::Transformer, path.to_path_buf());
+    Ok(model)
+}
+
+/// The name of a file without its ending.
+fn file_name(path: &Path) -> String {
+    path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// The model whose transformer is the file `path`; the other parts are looked for in `roots`.
+fn around_transformer(path: &Path, roots: Vec<PathBuf>) -> ModelFiles {
+    let component = Component::file(Role::Transformer, path.to_path_buf());
+    let mut model = without_parts(&component, &roots);
+    model.name = file_name(path);
+    model.transformer = component;
+    model
+}
+
+/// The parts that fit a transformer in `roots`; what is missing has the error that says so.
+fn without_parts(transformer: &Component, roots: &[PathBuf]) -> ModelFiles {
+    let find = |role: Role| match find_fitting(transformer, roots, role) {
+        Ok(path) => Component::file(role, path),
+        Err(error) => Component::missing(role, error),
+    };
+    let text_encoder = find(Role::TextEncoder);
+    let tokenizer = text_encoder.single_file().and_then(tokenizer_inside).unwrap_or(TokenizerFile::Qwen3);
+    ModelFiles {
+        name: String::new(),
+        index: None,
+        text_encoder,
+        transformer: transformer.clone(),
+        vae: find(Role::Vae),
+        tokenizer,
+        variant: None,
+        notes: Vec::new(),
+    }
+}
+
+/// The only file in `roots` that is the component `role` and fits the transformer.
+fn find_fitting(transformer: &Component, roots: &[PathBuf], role: Role) -> Result<PathBuf> {
+    let [features, channels] = needs(transformer)?;
+    let fits = |width: usize| match role {
+        Role::TextEncoder => width.checked_mul(3) == Some(features),
+        Role::Transformer => true,
+        Role::Vae => width == channels,
+    };
+    let (fitting, others): (Vec<_>, Vec<_>) = candidates(roots, role).into_iter().partition(|found| fits(found.width));
+    only(&fitting, role, || missing(transformer, role, [features, channels], &others))
+        .map_err(|e| e.at(transformer.path().display().to_string()))
+}
+
+fn missing(transformer: &Component, role: Role, [features, channels]: [usize; 2], others: &[Candidate]) -> Error {
+    let wanted = match (role, features) {
+        (Role::Vae, _) => format!("the FLUX.2 VAE (`flux2-vae.safetensors`), of {channels} packed channels"),
+        (_, 7680) => "Qwen3-4B (`qwen_3_4b.safetensors`)".to_string(),
+        (_, 12288) => "Qwen3-8B (`qwen_3_8b.safetensors`)".to_string(),
+        _ => format!("a Qwen3 of {} features", features / 3),
+    };
+    let title = role.title();
+    let there = match others {
+        [] => String::new(),
+        [other, ..] => format!("; `{}`, of {}, does not fit", other.path.display(), other.width),
+    };
+    let folder = if role == Role::Vae { "vae" } else { "text_encoders" };
+    Error::new(format!("this transformer comes without a {title}, and none that fits is beside it{there}"))
+        .at(transformer.path().display().to_string())
+        .hint(format!(
+            "it needs {wanted}: name the file, or the folder of a whole model, with `{}`, or put it into `{folder}` beside \
+             the folder of the transformer",
+            role.option()
+        ))
+}
+
+/// The component `role` at a path that was named for it: a file, its folder, or a whole model.
+fn part(path: &Path, role: Role, model: &ModelFiles) -> Result<Component> {
+    match path.metadata() {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(regular::closed_folder(&error, path)),
+        Err(_) => {
+            return Err(Error::new(format!("no such file or folder: `{}`", path.display()))
+                .hint(format!("name the file of a {}, or the folder of a model", role.title())));
+        }
+        Ok(found) if !found.is_dir() => {
+            expect_role(path, role)?;
+            return Ok(Component::file(role, path.to_path_buf()));
+        }
+        Ok(_) => {}
+    }
+    let folder = Folder::Disk(path.to_path_buf());
+    let inner = folder.sub(role.folder());
+    if inner.exists(CONFIG) {
+        return Ok(Component::folder(role, inner));
+    }
+    if folder.exists(CONFIG) {
+        return Ok(Component::folder(role, folder));
+    }
+    find_fitting(&model.transformer, &[path.to_path_buf()], role).map(|found| Component::file(role, found))
+}
+
+/// The tokenizer in a file of a text encoder, where it is a GGUF file that has one.
+fn tokenizer_inside(path: &Path) -> Option<TokenizerFile> {
+    match open_weights(path).ok()? {
+        Container::Gguf(file) if file.has(GGUF_TOKENS) => Some(TokenizerFile::Gguf(path.to_path_buf())),
+        Container::Gguf(_) | Container::Safetensors(_) => None,
+    }
+}
+
+/// The tokenizer at a path that was named for it.
+fn tokenizer(path: &Path) -> Result<TokenizerFile> {
+    if let Some(inside) = path.is_file().then(|| tokenizer_inside(path)).flatten() {
+        return Ok(inside);
+    }
+    if path.is_dir() {
+        let folder = Folder::Disk(path.to_path_buf());
+        if folder.exists(TOKENIZER) {
+            return Ok(TokenizerFile::Json(folder, TOKENIZER.to_string()));
+        }
+        return ModelFiles::tokenizer_in(path).ok_or_else(|| {
+            Error::new(format!("there is no `{TOKENIZER}` in `{}`", path.display()))
+                .hint("name a `tokenizer.json`, or the folder that holds it")
+        });
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let folder = Folder::Disk(path.parent().map(Path::to_path_buf).unwrap_or_default());
+    if !folder.exists(&name) {
+        return Err(Error::new(format!("no such file or folder: `{}`", path.display()))
+            .hint("name a `tokenizer.json`, or the folder that holds it"));
+    }
+    Ok(TokenizerFile::Json(folder, name))
+}

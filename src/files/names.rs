@@ -1,0 +1,304 @@
+//! Names of tensors: from those that files have to the one set that models ask for, which is that of diffusers and
+//! Hugging Face.
+//!
+//! Files of Black Forest Labs and ComfyUI fuse some matrices, so what has one name here may be rows of a tensor there, or
+//! rows of several places, one under the other. Adapters use the same map.
+
+/// How the rows of a layer in a single file are those of layers here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// All of them, in the same order.
+    Same,
+    /// This third of the rows: the layer is q, k and v, one under the other.
+    Third(usize),
+    /// All of them, the second half first.
+    SwappedHalves,
+}
+
+/// A layer: its name in a single file, its name here, and which rows it has.
+pub type LayerNames = (&'static str, &'static str, Rows);
+
+use Rows::{Same, SwappedHalves, Third};
+
+/// Layers around the blocks.
+const AROUND_BLOCKS: [LayerNames; 11] = [
+    ("img_in", "x_embedder", Same),
+    ("txt_in", "context_embedder", Same),
+    ("time_in.in_layer", "time_guidance_embed.timestep_embedder.linear_1", Same),
+    ("time_in.out_layer", "time_guidance_embed.timestep_embedder.linear_2", Same),
+    ("guidance_in.in_layer", "time_guidance_embed.guidance_embedder.linear_1", Same),
+    ("guidance_in.out_layer", "time_guidance_embed.guidance_embedder.linear_2", Same),
+    ("double_stream_modulation_img.lin", "double_stream_modulation_img.linear", Same),
+    ("double_stream_modulation_txt.lin", "double_stream_modulation_txt.linear", Same),
+    ("single_stream_modulation.lin", "single_stream_modulation.linear", Same),
+    // (shift, scale) there and (scale, shift) here.
+    ("final_layer.adaLN_modulation.1", "norm_out.linear", SwappedHalves),
+    ("final_layer.linear", "proj_out", Same),
+];
+/// Layers of `double_blocks.N`, here `transformer_blocks.N`.
+const DOUBLE_BLOCK: [LayerNames; 16] = [
+    ("img_attn.qkv", "attn.to_q", Third(0)),
+    ("img_attn.qkv", "attn.to_k", Third(1)),
+    ("img_attn.qkv", "attn.to_v", Third(2)),
+    ("img_attn.norm.query_norm", "attn.norm_q", Same),
+    ("img_attn.norm.key_norm", "attn.norm_k", Same),
+    ("img_attn.proj", "attn.to_out.0", Same),
+    ("img_mlp.0", "ff.linear_in", Same),
+    ("img_mlp.2", "ff.linear_out", Same),
+    ("txt_attn.qkv", "attn.add_q_proj", Third(0)),
+    ("txt_attn.qkv", "attn.add_k_proj", Third(1)),
+    ("txt_attn.qkv", "attn.add_v_proj", Third(2)),
+    ("txt_attn.norm.query_norm", "attn.norm_added_q", Same),
+    ("txt_attn.norm.key_norm", "attn.norm_added_k", Same),
+    ("txt_attn.proj", "attn.to_add_out", Same),
+    ("txt_mlp.0", "ff_context.linear_in", Same),
+    ("txt_mlp.2", "ff_context.linear_out", Same),
+];
+/// Layers of `single_blocks.N`, here `single_transformer_blocks.N`.
+const SINGLE_BLOCK: [LayerNames; 4] = [
+    ("linear1", "attn.to_qkv_mlp_proj", Same),
+    ("linear2", "attn.to_out", Same),
+    ("norm.query_norm", "attn.norm_q", Same),
+    ("norm.key_norm", "attn.norm_k", Same),
+];
+const BLOCKS: [(&str, &str, &[LayerNames]); 2] = [
+    ("double_blocks", "transformer_blocks", &DOUBLE_BLOCK),
+    ("single_blocks", "single_transformer_blocks", &SINGLE_BLOCK),
+];
+
+/// Tensors of `blk.N` of llama.cpp, here `model.layers.N`.
+const LLAMA_BLOCK: [(&str, &str); 11] = [
+    ("attn_norm", "input_layernorm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+const LLAMA_AROUND: [(&str, &str); 3] =
+    [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
+
+/// What the writers of single files put in front of all names.
+pub const PREFIXES: [&str; 3] = ["model.diffusion_model.", "diffusion_model.", ""];
+
+/// Whose names a file has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// Those that models ask for.
+    Diffusers,
+    /// Those of the single files that Black Forest Labs publish.
+    Bfl,
+    /// Those of a text encoder that llama.cpp reads.
+    LlamaCpp,
+    /// Those of a VAE of latent diffusion, whose decoder has so many levels.
+    Ldm {
+        /// Number of `decoder.up`.
+        levels: usize,
+    },
+}
+
+/// The names of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Names {
+    /// What is in front of all of them.
+    pub prefix: &'static str,
+    /// Whose they are.
+    pub style: Style,
+}
+
+/// Rows of a tensor in a file that are rows of a tensor that models ask for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The name that models ask for.
+    pub name: String,
+    /// Which of the pieces under that name it is, from the top.
+    pub index: usize,
+    /// Which of the equal parts of the tensor in the file it is.
+    pub part: usize,
+    /// How many parts there are.
+    pub of: usize,
+}
+
+impl Piece {
+    fn whole(name: impl Into<String>) -> Self {
+        Self { name: name.into(), index: 0, part: 0, of: 1 }
+    }
+}
+
+impl Names {
+    /// The names that models ask for.
+    pub const OWN: Self = Self { prefix: "", style: Style::Diffusers };
+
+    /// What the tensor `key` of a file is. A key that is in no map is its own name.
+    pub fn pieces(&self, key: &str) -> Vec<Piece> {
+        let key = key.strip_prefix(self.prefix).unwrap_or(key);
+        match self.style {
+            Style::Diffusers => vec![Piece::whole(key)],
+            Style::Bfl => of_bfl(key).unwrap_or_else(|| vec![Piece::whole(key)]),
+            Style::LlamaCpp => vec![Piece::whole(of_llama_cpp(key).unwrap_or_else(|| key.to_string()))],
+            Style::Ldm { levels } => vec![Piece::whole(of_ldm(key, levels))],
+        }
+    }
+}
+
+/// All layers of a transformer of so many double and single blocks, by their names in a single file and here.
+pub fn transformer_layers(blocks: [usize; 2]) -> Vec<(String, String, Rows)> {
+    let around = AROUND_BLOCKS.iter().map(|(bfl, own, rows)| (bfl.to_string(), own.to_string(), *rows));
+    let of_blocks = BLOCKS.iter().zip(blocks).flat_map(|((bfl_block, own_block, layers), count)| {
+        let of_block = move |block: usize| {
+            let name = move |(bfl, own, rows): &LayerNames| {
+                (format!("{bfl_block}.{block}.{bfl}"), format!("{own_block}.{block}.{own}"), *rows)
+            };
+            layers.iter().map(name)
+        };
+        (0..count).flat_map(of_block)
+    });
+    around.chain(of_blocks).collect()
+}
+
+fn of_bfl(key: &str) -> Option<Vec<Piece>> {
+    // Norms are `.scale` in the original files, and `.weight` in some that others converted.
+    let layer =
+        key.strip_suffix(".weight").or_else(|| key.strip_suffix("_norm.scale").map(|_| &key[..key.len() - 6]))?;
+    let block = BLOCKS.iter().find_map(|(bfl, own, layers)| {
+        let (index, rest) = layer.strip_prefix(bfl)?.strip_prefix('.')?.split_once('.')?;
+        Some((format!("{own}.{index}."), *layers, rest))
+    });
+    let (front, layers, rest) = block.unwrap_or((String::new(), &AROUND_BLOCKS, layer));
+    let pieces = layers.iter().filter(|(bfl, ..)| *bfl == rest).flat_map(|(_, own, rows)| {
+        let name = format!("{front}{own}.weight");
+        match *rows {
+            Same => vec![Piece::whole(name)],
+            Third(part) => vec![Piece { name, index: 0, part, of: 3 }],
+            SwappedHalves => [0, 1].map(|index| Piece { name: name.clone(), index, part: 1 - index, of: 2 }).to_vec(),
+        }
+    });
+    let pieces: Vec<Piece> = pieces.collect();
+    (!pieces.is_empty()).then_some(pieces)
+}
+
+fn of_llama_cpp(key: &str) -> Option<String> {
+    let (layer, suffix) = key.rsplit_once('.')?;
+    fn find(list: &'static [(&str, &str)], name: &str) -> Option<&'static str> {
+        list.iter().find(|(from, _)| *from == name).map(|(_, to)| *to)
+    }
+    if let Some(rest) = layer.strip_prefix("blk.") {
+        let (index, name) = rest.split_once('.')?;
+        return Some(format!("model.layers.{index}.{}.{suffix}", find(&LLAMA_BLOCK, name)?));
+    }
+    Some(format!("{}.{suffix}", find(&LLAMA_AROUND, layer)?))
+}
+
+fn of_ldm(key: &str, levels: usize) -> String {
+    let parts: Vec<&str> = key.split('.').collect();
+    let reversed = |level: &str| {
+        let level = level.parse::<usize>().ok().and_then(|level| (levels.checked_sub(1)?).checked_sub(level));
+        level.map_or("x".to_string(), |level| level.to_string())
+    };
+    let (front, rest): (String, &[&str]) = match &parts[..] {
+        ["encoder", "quant_conv", rest @ ..] => ("quant_conv".to_string(), rest),
+        ["decoder", "post_quant_conv", rest @ ..] => ("post_quant_conv".to_string(), rest),
+        [side @ ("encoder" | "decoder"), "norm_out", rest @ ..] => (format!("{side}.conv_norm_out"), rest),
+        [side, "mid", "block_1", rest @ ..] => (format!("{side}.mid_block.resnets.0"), rest),
+        [side, "mid", "block_2", rest @ ..] => (format!("{side}.mid_block.resnets.1"), rest),
+        [side, "mid", "attn_1", layer, rest @ ..] => {
+            let layer = match *layer {
+                "norm" => "group_norm",
+                "q" => "to_q",
+                "k" => "to_k",
+                "v" => "to_v",
+                "proj_out" => "to_out.0",
+                other => other,
+            };
+            (format!("{side}.mid_block.attentions.0.{layer}"), rest)
+        }
+        ["encoder", "down", level, "block", resnet, rest @ ..] => {
+            (format!("encoder.down_blocks.{level}.resnets.{resnet}"), rest)
+        }
+        ["encoder", "down", level, "downsample", rest @ ..] => {
+            (format!("encoder.down_blocks.{level}.downsamplers.0"), rest)
+        }
+        ["decoder", "up", level, "block", resnet, rest @ ..] => {
+            (format!("decoder.up_blocks.{}.resnets.{resnet}", reversed(level)), rest)
+        }
+        ["decoder", "up", level, "upsample", rest @ ..] => {
+            (format!("decoder.up_blocks.{}.upsamplers.0", reversed(level)), rest)
+        }
+        _ => return key.to_string(),
+    };
+    let rest = rest.iter().map(|part| if *part == "nin_shortcut" { "conv_shortcut" } else { part });
+    std::iter::once(front.as_str()).chain(rest).collect::<Vec<_>>().join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(style: Style, key: &str) -> Vec<(String, usize, usize, usize)> {
+        let pieces = Names { prefix: "", style }.pieces(key);
+        pieces.into_iter().map(|Piece { name, index, part, of }| (name, index, part, of)).collect()
+    }
+
+    #[test]
+    fn fused_matrices_are_rows_of_one_tensor_and_the_final_modulation_is_swapped() {
+        let third = |name: &str, part| (format!("transformer_blocks.3.attn.{name}.weight"), 0, part, 3);
+        assert_eq!(
+            names(Style::Bfl, "double_blocks.3.txt_attn.qkv.weight"),
+            [third("add_q_proj", 0), third("add_k_proj", 1), third("add_v_proj", 2)]
+        );
+        let half = |index| ("norm_out.linear.weight".to_string(), index, 1 - index, 2);
+        assert_eq!(names(Style::Bfl, "final_layer.adaLN_modulation.1.weight"), [half(0), half(1)]);
+    }
+
+    #[test]
+    fn every_style_becomes_the_names_that_models_ask_for() {
+        for (style, key, name) in [
+            (Style::Bfl, "img_in.weight", "x_embedder.weight"),
+            (Style::Bfl, "single_blocks.12.norm.key_norm.scale", "single_transformer_blocks.12.attn.norm_k.weight"),
+            (Style::Bfl, "single_blocks.12.norm.key_norm.weight", "single_transformer_blocks.12.attn.norm_k.weight"),
+            (Style::Bfl, "double_blocks.0.img_mlp.2.weight", "transformer_blocks.0.ff.linear_out.weight"),
+            (Style::Bfl, "double_blocks.0.img_mlp.2.scale", "double_blocks.0.img_mlp.2.scale"),
+            (Style::Bfl, "double_blocks.weight", "double_blocks.weight"),
+            (Style::LlamaCpp, "blk.7.attn_output.weight", "model.layers.7.self_attn.o_proj.weight"),
+            (Style::LlamaCpp, "token_embd.weight", "model.embed_tokens.weight"),
+            (Style::LlamaCpp, "blk.7.what.weight", "blk.7.what.weight"),
+            (
+                Style::Ldm { levels: 4 },
+                "decoder.up.3.block.1.nin_shortcut.bias",
+                "decoder.up_blocks.0.resnets.1.conv_shortcut.bias",
+            ),
+            (
+                Style::Ldm { levels: 4 },
+                "decoder.up.0.upsample.conv.weight",
+                "decoder.up_blocks.3.upsamplers.0.conv.weight",
+            ),
+            (Style::Ldm { levels: 4 }, "decoder.up.9.block.1.conv1.bias", "decoder.up_blocks.x.resnets.1.conv1.bias"),
+            (
+                Style::Ldm { levels: 4 },
+                "encoder.mid.attn_1.proj_out.weight",
+                "encoder.mid_block.attentions.0.to_out.0.weight",
+            ),
+            (Style::Ldm { levels: 4 }, "encoder.quant_conv.bias", "quant_conv.bias"),
+            (Style::Ldm { levels: 4 }, "bn.running_mean", "bn.running_mean"),
+        ] {
+            assert_eq!(names(style, key), [(name.to_string(), 0, 0, 1)], "{key}");
+        }
+        let prefixed = Names { prefix: "model.diffusion_model.", style: Style::Bfl };
+        assert_eq!(prefixed.pieces("model.diffusion_model.img_in.weight"), [Piece::whole("x_embedder.weight")]);
+    }
+
+    #[test]
+    fn layers_for_adapters_are_those_of_files() {
+        for (bfl, own, rows) in transformer_layers([2, 3]) {
+            let pieces = names(Style::Bfl, &format!("{bfl}.weight"));
+            let found = pieces.iter().filter(|piece| piece.0 == format!("{own}.weight")).count();
+            assert_eq!(found, if rows == SwappedHalves { 2 } else { 1 }, "{bfl}");
+        }
+        assert_eq!(transformer_layers([2, 3]).len(), 11 + 2 * 16 + 3 * 4);
+    }
+}

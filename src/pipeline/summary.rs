@@ -1,0 +1,108 @@
+//! What a model is: its files, formats and sizes, by headers and configs alone.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::ModelInfo;
+use crate::error::Result;
+use crate::files::{ModelFiles, Role, TensorFiles, Variant};
+use crate::text_encoder::TextEncoderConfig;
+use crate::transformer::TransformerConfig;
+use crate::vae::VaeConfig;
+
+/// What a model is.
+#[derive(Debug, Clone, Serialize)]
+pub struct Summary {
+    /// Its name.
+    pub name: String,
+    /// How it was trained.
+    pub variant: Variant,
+    /// Steps where a request names none.
+    pub default_steps: usize,
+    /// Guidance scale where a request names none.
+    pub default_guidance: f32,
+    /// [height, width] in pixels where a request names none.
+    pub default_image_size: [usize; 2],
+    /// Text tokens of a prompt, padding included.
+    pub text_tokens: usize,
+    /// The text encoder, the transformer and the VAE.
+    pub components: Vec<ComponentSummary>,
+    /// Where the tokenizer is.
+    pub tokenizer: String,
+    /// What someone should know about the choice of the files.
+    pub notes: Vec<String>,
+}
+
+/// What a part of a model is.
+#[derive(Debug, Clone, Serialize)]
+pub struct ComponentSummary {
+    /// Which part it is.
+    pub role: Role,
+    /// Its files of weights.
+    pub files: Vec<String>,
+    /// Number of tensors that models ask for by name.
+    pub tensors: usize,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Values of the tensors in each format, by its name.
+    pub formats: BTreeMap<String, u64>,
+    /// Its sizes.
+    pub sizes: Sizes,
+}
+
+/// The sizes of a part, named as in its config.
+#[derive(Debug, Clone, Serialize)]
+#[serde(untagged)]
+pub enum Sizes {
+    /// Of a text encoder.
+    TextEncoder(TextEncoderConfig),
+    /// Of a transformer.
+    Transformer(TransformerConfig),
+    /// Of a VAE.
+    Vae(VaeConfig),
+}
+
+impl Summary {
+    /// Reads the configs and the headers of all weights.
+    ///
+    /// Errors when one of them is missing or wrong, or they do not fit together.
+    pub fn read(dir: &ModelFiles) -> Result<Self> {
+        let info = ModelInfo::read(dir)?;
+        let component = |role: Role, sizes: Sizes| ComponentSummary::of(role, &dir.component(role).tensors()?, sizes);
+        Ok(Self {
+            variant: info.variant(),
+            default_steps: info.default_steps,
+            default_guidance: info.default_guidance(),
+            default_image_size: info.default_image_size,
+            text_tokens: info.max_sequence_length,
+            components: vec![
+                component(Role::TextEncoder, Sizes::TextEncoder(info.text_encoder))?,
+                component(Role::Transformer, Sizes::Transformer(info.transformer))?,
+                component(Role::Vae, Sizes::Vae(info.vae))?,
+            ],
+            name: info.name,
+            tokenizer: dir.tokenizer().display(),
+            notes: dir.notes().to_vec(),
+        })
+    }
+}
+
+impl ComponentSummary {
+    fn of(role: Role, files: &TensorFiles, sizes: Sizes) -> Result<Self> {
+        let mut formats = BTreeMap::new();
+        for name in files.names() {
+            // A counter that no model reads is of no format.
+            let Some((format, values)) = files.format(name) else { continue };
+            *formats.entry(format).or_default() += values;
+        }
+        Ok(Self {
+            role,
+            files: files.files().iter().map(|file| file.path().display().to_string()).collect(),
+            tensors: files.names().count(),
+            bytes: files.files().iter().map(|file| file.bytes().as_slice().len() as u64).sum(),
+            formats,
+            sizes,
+        })
+    }
+}
