@@ -3,7 +3,7 @@
 use super::block_sizes::BlockSizes;
 use super::memory_plan::{InBands, MemoryPlan, MemorySizes};
 use super::{ModelInfo, Plan, Request};
-use crate::backend::{Backend, Bands, GpuCosts, Storage};
+use crate::backend::{Backend, Bands, GpuCosts, IM2COL_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::nn::WeightPolicy;
 
@@ -228,7 +228,9 @@ fn decode_bytes(costs: &impl MemoryCosts, channels: &[usize], pixels: u64, bands
     // held the channels of one more block.
     let (widest, beside) = (most(0, 2), most(0, 1).max(most(1, 2) / 4));
     let bytes = |channels: usize| pixels * channels as u64 * costs.element_bytes();
-    bytes(widest + beside) + costs.norm_conv2d_bytes(bytes(widest), bands)
+    // Beside these is the norm, and later the shortcut, which goes over its input where it is larger than this.
+    let shortcut = bytes(most(0, 1)).min(IM2COL_BYTES as u64);
+    bytes(widest + beside) + costs.norm_conv2d_bytes(bytes(widest), bands).max(shortcut)
 }
 
 /// Bytes of the encoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
@@ -348,7 +350,7 @@ mod tests {
         let sizes = small.memory_sizes(&GpuCosts::default(), Some([1024, 1024])).unwrap();
         let gb = |bytes: u64| (bytes as f64 / 1e8).round() / 10.0;
         assert_eq!(gb(sizes.transformer.all() - sizes.transformer.rest), 7.4);
-        assert_eq!([gb(sizes.transformer.rest), gb(sizes.text_encoder.all())], [0.4, 5.4]);
+        assert_eq!([gb(sizes.transformer.rest), gb(sizes.text_encoder.all())], [0.4, 5.5]);
         for (info, side, gib) in [(&small, 512, 2.5), (&small, 1024, 3.5), (&large, 1024, 5.0)] {
             let sizes = info.memory_sizes(&GpuCosts::default(), Some([side, side])).unwrap();
             let plan = MemoryPlan::new(&sizes, (gib * GIB) as u64);
