@@ -158,7 +158,8 @@ impl MemoryPlan {
             let peak = text_encoder.bytes + transformer.bytes + beside;
             Self { budget, peak, text_encoder, transformer, together: true, graphs: false, bands }
         };
-        let bands = if sizes.decode.narrow < sizes.decode.wide { Bands::Narrow } else { Bands::Wide };
+        let differ = [sizes.decode, sizes.encode].iter().any(|bytes| bytes.narrow < bytes.wide);
+        let bands = if differ { Bands::Narrow } else { Bands::Wide };
         let fits = |plan: &Self| plan.peak <= budget;
         let fitting = |beside: u64| budget.checked_sub(beside).and_then(|bytes| sizes.transformer.fitting(bytes));
         let graphed = |text: &[bool]| {
