@@ -4,21 +4,36 @@ use super::Storage;
 
 /// What algorithms of cuBLASLt may use for split sums. NVIDIA asks for at least 32 MiB on Hopper.
 pub const GEMM_WORKSPACE_BYTES: usize = 64 << 20;
-/// The bytes of a band by default, where an image is normed in bands. An image of at most two bands is done as one,
-/// because two would save little.
-pub const BAND_BYTES: usize = 256 << 20;
 /// The most memory that im2col rows may take at once, or that a product without them may write.
 pub const IM2COL_BYTES: usize = 256 << 20;
 /// For what is in no other account: statistics, tables, staging, and fragments of the driver's pool.
 const MARGIN_BYTES: u64 = 96 << 20;
+
+/// How an image is normed that a convolution reads: in bands of rows, which changes how much memory that takes and not
+/// the result. An image of at most two bands is done as one, because two would save little.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bands {
+    /// They cost no time.
+    Wide,
+    /// They leave the memory to other things.
+    Narrow,
+}
+
+impl Bands {
+    /// The most bytes of a band.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Wide => 256 << 20,
+            Self::Narrow => 64 << 20,
+        }
+    }
+}
 
 /// How a GPU computes, as far as memory goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuCosts {
     /// How the weights of large products are stored.
     pub products: Storage,
-    /// Bytes of a band.
-    pub band_bytes: u64,
     /// Whether convolutions copy their input to im2col rows.
     pub im2col: bool,
 }
@@ -26,7 +41,7 @@ pub struct GpuCosts {
 impl Default for GpuCosts {
     /// In bf16, on Hopper.
     fn default() -> Self {
-        Self { products: Storage::Native, band_bytes: BAND_BYTES as u64, im2col: false }
+        Self { products: Storage::Native, im2col: false }
     }
 }
 
@@ -47,11 +62,12 @@ impl GpuCosts {
 
     /// The most memory that a norm of an image of `whole` bytes takes while it is convolved. It is an estimate, which
     /// leaves out the few im2col rows of a small image.
-    pub fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
-        if whole <= self.band_bytes.saturating_mul(2) {
+    pub fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64 {
+        let band = bands.bytes() as u64;
+        if whole <= 2 * band {
             return whole;
         }
-        self.band_bytes + if self.im2col { IM2COL_BYTES as u64 } else { 0 }
+        band + if self.im2col { IM2COL_BYTES as u64 } else { 0 }
     }
 
     /// Bytes that are in no other account.
@@ -66,12 +82,11 @@ mod tests {
 
     #[test]
     fn a_norm_takes_the_whole_image_or_a_band() {
-        let need =
-            |whole, band_bytes, im2col| GpuCosts { band_bytes, im2col, ..GpuCosts::default() }.norm_conv2d_bytes(whole);
-        assert_eq!(need(500, 256, false), 500);
-        assert_eq!(need(513, 256, false), 256);
-        assert_eq!(need(1 << 40, u64::MAX, false), 1 << 40);
-        assert_eq!(need(512, 256, true), 512);
-        assert_eq!(need(1 << 33, 256 << 20, true), 512 << 20);
+        let need = |mib: u64, bands, im2col| {
+            GpuCosts { im2col, ..GpuCosts::default() }.norm_conv2d_bytes(mib << 20, bands) >> 20
+        };
+        assert_eq!([500, 512, 513].map(|mib| need(mib, Bands::Wide, false)), [500, 512, 256]);
+        assert_eq!([128, 129, 1 << 20].map(|mib| need(mib, Bands::Narrow, false)), [128, 64, 64]);
+        assert_eq!([512, 8192].map(|mib| need(mib, Bands::Wide, true)), [512, 512]);
     }
 }

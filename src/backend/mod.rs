@@ -10,7 +10,7 @@ mod gpu_costs;
 mod graph_cache;
 mod turns;
 
-pub use gpu_costs::{BAND_BYTES, GEMM_WORKSPACE_BYTES, GpuCosts, IM2COL_BYTES};
+pub use gpu_costs::{Bands, GEMM_WORKSPACE_BYTES, GpuCosts, IM2COL_BYTES};
 pub use graph_cache::{GraphCache, RepeatedWork};
 
 pub use turns::{SLABS, Turns, slab_bytes, slab_of};
@@ -121,10 +121,12 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         0
     }
     /// The most bytes that [`Tensor::norm_conv2d`] allocates beside its input and output, when the whole normed image
-    /// is `whole` bytes.
-    fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
+    /// is `whole` bytes and it is made in `bands`.
+    fn norm_conv2d_bytes(&self, whole: u64, _bands: Bands) -> u64 {
         whole
     }
+    /// Has images normed in such bands from here on, where the backend makes them in bands.
+    fn use_bands(&self, _bands: Bands) {}
     /// Runs `work`, which loads weights and computes nothing with them: their upload may still be under way until this
     /// returns. `report` is called with the number of elements that were uploaded.
     fn load<T>(&self, work: impl FnOnce() -> Result<T>, _report: &mut dyn FnMut(u64)) -> Result<T> {

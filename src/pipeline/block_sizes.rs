@@ -25,11 +25,6 @@ impl BlockSizes {
         self.rest + of(false).sum::<u64>() + slab_bytes(of(true)).iter().sum::<u64>()
     }
 
-    /// Bytes that a pass over all blocks copies.
-    pub fn streamed_bytes(&self, streamed: &[bool]) -> u64 {
-        self.blocks.iter().zip(streamed).filter(|(_, streamed)| **streamed).map(|(bytes, _)| bytes).sum()
-    }
-
     /// No block streamed.
     pub fn none(&self) -> Vec<bool> {
         vec![false; self.blocks.len()]
@@ -38,12 +33,15 @@ impl BlockSizes {
     /// The fewest streamed blocks with which the weights take at most `bytes`; none where they take more even if all
     /// are streamed.
     pub fn fitting(&self, bytes: u64) -> Option<Vec<bool>> {
-        (0..=self.blocks.len()).map(|count| self.streamed(count)).find(|streamed| self.in_memory(streamed) <= bytes)
+        // Another streamed block never takes more memory: it is as large as the largest before, or larger.
+        let counts: Vec<usize> = (0..=self.blocks.len()).collect();
+        let first = counts.partition_point(|count| self.in_memory(&self.streamed(*count)) > bytes);
+        counts.get(first).map(|count| self.streamed(*count))
     }
 
     /// The fewest bytes in memory.
     pub fn least(&self) -> u64 {
-        (0..=self.blocks.len()).map(|count| self.in_memory(&self.streamed(count))).min().unwrap_or(self.rest)
+        self.in_memory(&vec![true; self.blocks.len()])
     }
 
     /// Which blocks are streamed where `count` are: the smallest, whose slabs take least, and of blocks of one size some
@@ -95,7 +93,10 @@ mod tests {
         assert_eq!(which(8), [1; 8]);
         let in_memory: Vec<u64> = (0..=8).map(|count| sizes.in_memory(&sizes.streamed(count))).collect();
         assert_eq!(in_memory, [58, 58, 58, 53, 48, 43, 38, 33, 28]);
-        assert_eq!(sizes.streamed_bytes(&sizes.streamed(7)), 39);
+        let mixed = BlockSizes { blocks: vec![3, 8, 1, 8, 2, 3, 5, 8, 1], rest: 0 };
+        let in_memory: Vec<u64> = (0..=9).map(|count| mixed.in_memory(&mixed.streamed(count))).collect();
+        assert!(in_memory.is_sorted_by(|more, less| more >= less), "{in_memory:?}");
+        assert_eq!(in_memory[9], mixed.least());
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::denoise::STEPS_IN_FLIGHT;
-use super::memory::Needs;
 use super::progress::Caller;
 use super::residency::Residency;
 use super::timings::Clock;
@@ -42,8 +41,7 @@ impl<B: Backend> Decoding<B> {
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<Self> {
-        let needs = Needs::of(&residency.backend, &residency.info, plan);
-        let decoder = residency.decoder(&needs, caller, clock)?;
+        let decoder = residency.decoder(plan, caller, clock)?;
         let (height, width) = residency.info.latent_size(plan);
         let decodes = &residency.decodes;
         let found = decodes.find(|size, reads| *size == [height, width] && Arc::ptr_eq(reads, &decoder));

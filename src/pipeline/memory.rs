@@ -1,9 +1,9 @@
 //! How much device memory an image needs, and how large its largest tensor is.
 
 use super::block_sizes::BlockSizes;
-use super::memory_plan::{MemoryPlan, MemorySizes};
+use super::memory_plan::{InBands, MemoryPlan, MemorySizes};
 use super::{ModelInfo, Plan, Request};
-use crate::backend::{Backend, GpuCosts, Storage};
+use crate::backend::{Backend, Bands, GpuCosts, IM2COL_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::nn::WeightPolicy;
 
@@ -22,7 +22,7 @@ pub trait MemoryCosts {
     /// How the transformer's blocks are stored.
     fn block_storage(&self) -> Storage;
     /// Bytes of a norm that a convolution reads, when the whole normed image is `whole` bytes.
-    fn norm_conv2d_bytes(&self, whole: u64) -> u64;
+    fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64;
     /// Bytes that are in no other account.
     fn workspace_bytes(&self) -> u64;
 }
@@ -40,8 +40,8 @@ impl<B: Backend> MemoryCosts for B {
         WeightPolicy::of(self).blocks()
     }
 
-    fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
-        Backend::norm_conv2d_bytes(self, whole)
+    fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64 {
+        Backend::norm_conv2d_bytes(self, whole, bands)
     }
 
     fn workspace_bytes(&self) -> u64 {
@@ -62,8 +62,8 @@ impl MemoryCosts for GpuCosts {
         self.products
     }
 
-    fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
-        GpuCosts::norm_conv2d_bytes(self, whole)
+    fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64 {
+        GpuCosts::norm_conv2d_bytes(self, whole, bands)
     }
 
     fn workspace_bytes(&self) -> u64 {
@@ -75,10 +75,6 @@ impl MemoryCosts for GpuCosts {
 pub(super) struct Needs {
     /// Bytes of one evaluation of the transformer for one image.
     pub step: u64,
-    /// Bytes of the decoder.
-    pub decode: u64,
-    /// Bytes of the VAE's encoder, for the largest of the images that it encodes.
-    pub encode: u64,
     /// Values of the largest tensor of one evaluation.
     pub largest: u64,
     /// Whether the image is made alone: a sequence with references, or an image that is changed, is no part of a batch.
@@ -97,14 +93,8 @@ impl Needs {
         // weights also the input of the last product, [dim + mlp] of half the size.
         let step = tokens * (6 * dim + 5 * mlp / 2);
         let largest = tokens * widest(info);
-        let decode = decode_bytes(costs, info.vae.decoder_channels(), (plan.width * plan.height) as u64);
-        let changed = plan.strength.map(|_| [plan.height, plan.width]);
-        let encoded = plan.references.iter().copied().chain(changed).map(|[height, width]| (height * width) as u64);
-        let encode = encoded.map(|pixels| encode_bytes(costs, &info.vae.block_out_channels, pixels)).max();
         Self {
             step: step * costs.element_bytes(),
-            decode,
-            encode: encode.unwrap_or(0),
             largest,
             alone: !plan.references.is_empty() || plan.strength.is_some(),
         }
@@ -175,7 +165,13 @@ impl MemorySizes {
         let native = |elements: u64| costs.weight_bytes(elements, Storage::Native);
         let (layers, encoder) = (info.out_layers.iter().copied().max().unwrap_or(0), &info.text_encoder);
         let tokens = plan.text().into_iter().max().unwrap_or(0) as u64;
-        let encodes = !plan.references.is_empty() || plan.strength.is_some();
+        let changed = plan.strength.map(|_| [plan.height, plan.width]);
+        // The largest of the images that are encoded.
+        let encoded = plan.references.iter().copied().chain(changed).map(|[height, width]| height * width).max();
+        let (channels, pixels) = (info.vae.decoder_channels(), plan.width * plan.height);
+        let decode = |bands| decode_bytes(costs, channels, pixels as u64, bands);
+        let channels = &info.vae.block_out_channels;
+        let encode = |bands| encoded.map_or(0, |pixels| encode_bytes(costs, channels, pixels as u64, bands));
         Self {
             text_encoder: BlockSizes {
                 blocks: vec![native(encoder.layer_elements()); if text { layers } else { 0 }],
@@ -185,9 +181,9 @@ impl MemorySizes {
             transformer: Self::transformer(costs, info),
             step: needs.step,
             decoder: native(info.vae.decoder_elements()),
-            decode: needs.decode,
-            encoder: if encodes { native(info.vae.encoder_elements()) } else { 0 },
-            encode: needs.encode,
+            decode: InBands::of(decode),
+            encoder: if encoded.is_some() { native(info.vae.encoder_elements()) } else { 0 },
+            encode: InBands::of(encode),
             workspace: costs.workspace_bytes(),
         }
     }
@@ -225,24 +221,26 @@ fn widest(info: &ModelInfo) -> u64 {
 }
 
 /// Bytes of the decoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
-fn decode_bytes(costs: &impl MemoryCosts, channels: &[usize], pixels: u64) -> u64 {
+fn decode_bytes(costs: &impl MemoryCosts, channels: &[usize], pixels: u64, bands: Bands) -> u64 {
     let most = |first: usize, count: usize| channels.iter().skip(first).take(count).max().copied().unwrap_or(0);
     // The last up block holds at full size: its input, which has the channels of the block before, the norm of that
     // input, and its output. Before that, the upsampler's input has a quarter of the pixels, in memory that may have
     // held the channels of one more block.
     let (widest, beside) = (most(0, 2), most(0, 1).max(most(1, 2) / 4));
     let bytes = |channels: usize| pixels * channels as u64 * costs.element_bytes();
-    bytes(widest + beside) + costs.norm_conv2d_bytes(bytes(widest))
+    // Beside these is the norm, and later the shortcut, which goes over its input where it is larger than this.
+    let shortcut = bytes(most(0, 1)).min(IM2COL_BYTES as u64);
+    bytes(widest + beside) + costs.norm_conv2d_bytes(bytes(widest), bands).max(shortcut)
 }
 
 /// Bytes of the encoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
-fn encode_bytes(costs: &impl MemoryCosts, channels: &[usize], pixels: u64) -> u64 {
+fn encode_bytes(costs: &impl MemoryCosts, channels: &[usize], pixels: u64, bands: Bands) -> u64 {
     // A residual block of c channels to d holds its input, what its first convolution makes of it, and beside them the
     // norm that the convolution is reading, or the shortcut. Each block has a quarter of the pixels of the one before.
     let block = |i: usize| {
         let (cin, cout) = (channels[i.saturating_sub(1)], channels[i]);
         let bytes = |channels: usize| (pixels >> (2 * i)) * channels as u64 * costs.element_bytes();
-        let norm = costs.norm_conv2d_bytes(bytes(cin.max(cout)));
+        let norm = costs.norm_conv2d_bytes(bytes(cin.max(cout)), bands);
         bytes(cin.max(cout) + cout) + if cin == cout { norm } else { norm.max(bytes(cout)) }
     };
     (0..channels.len()).map(block).max().unwrap_or(0)
@@ -255,7 +253,8 @@ mod tests {
 
     #[test]
     fn the_decoder_needs_what_its_last_up_block_does() {
-        let need = |channels: &[usize], side: u64| decode_bytes(&Cpu::new(Precision::F32), channels, side * side);
+        let need =
+            |channels: &[usize], side: u64| decode_bytes(&Cpu::new(Precision::F32), channels, side * side, Bands::Wide);
         // The image in 256 channels, its norm, and 128 channels behind.
         assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (256 + 256 + 128) * 4);
         assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
@@ -265,7 +264,8 @@ mod tests {
 
     #[test]
     fn the_encoder_needs_what_its_largest_block_does() {
-        let need = |channels: &[usize], side: u64| encode_bytes(&Cpu::new(Precision::F32), channels, side * side);
+        let need =
+            |channels: &[usize], side: u64| encode_bytes(&Cpu::new(Precision::F32), channels, side * side, Bands::Wide);
         // The image in 128 channels, what the first convolution makes of it, and a norm.
         assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (128 + 128 + 128) * 4);
         assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn as_many_images_as_fit_but_at_least_one_and_no_more_than_asked_for() {
-        let needs = Needs { step: 100, decode: 0, encode: 0, largest: 100, alone: false };
+        let needs = Needs { step: 100, largest: 100, alone: false };
         let plan = |guidance| Plan { guidance, ..Plan::of_size(16, 16) };
         let samples = |available, guidance, count| samples_of(&needs, available, &plan(guidance), count);
         assert_eq!(
@@ -316,12 +316,48 @@ mod tests {
 
     #[test]
     fn guidance_is_one_batch_where_memory_and_libraries_allow_it() {
-        let needs = Needs { step: 100, decode: 0, encode: 0, largest: 500 << 20, alone: false };
+        let needs = Needs { step: 100, largest: 500 << 20, alone: false };
         assert_eq!(
             [needs.batched(200, 1), needs.batched(201, 1), needs.batched(400, 2), needs.batched(401, 2)],
             [false, true, false, true]
         );
         assert!(!needs.batched(u64::MAX, 3), "of 2^31 values and more no tensor is made");
         assert!(!Needs { largest: 1500 << 20, ..needs }.batched(u64::MAX, 1), "neither of one image");
+    }
+
+    /// The sizes of klein 4B and 9B, with `heads` heads and `blocks` double and single blocks.
+    fn klein(heads: usize, blocks: [usize; 2], [hidden, mlp]: [usize; 2]) -> ModelInfo {
+        let mut info = ModelInfo::read(&crate::files::ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
+        let transformer = &mut info.transformer;
+        (transformer.num_attention_heads, transformer.attention_head_dim) = (heads, 128);
+        [transformer.num_layers, transformer.num_single_layers] = blocks;
+        (transformer.in_channels, transformer.mlp_ratio) = (128, 3.0);
+        transformer.joint_attention_dim = 3 * hidden;
+        let text_encoder = &mut info.text_encoder;
+        [text_encoder.hidden_size, text_encoder.intermediate_size] = [hidden, mlp];
+        (text_encoder.num_attention_heads, text_encoder.num_key_value_heads, text_encoder.head_dim) = (32, 8, 128);
+        info.out_layers = vec![9, 18, 27];
+        info.vae.latent_channels = 32;
+        (info.vae.block_out_channels, info.vae.layers_per_block) = (vec![128, 256, 512, 512], 2);
+        info.max_sequence_length = 512;
+        info
+    }
+
+    #[test]
+    fn klein_fits_in_small_memories() {
+        const GIB: f64 = (1 << 30) as f64;
+        let (small, large) = (klein(24, [5, 20], [2560, 9728]), klein(32, [8, 24], [4096, 12288]));
+        let sizes = small.memory_sizes(&GpuCosts::default(), Some([1024, 1024])).unwrap();
+        let gb = |bytes: u64| (bytes as f64 / 1e8).round() / 10.0;
+        assert_eq!(gb(sizes.transformer.all() - sizes.transformer.rest), 7.4);
+        assert_eq!([gb(sizes.transformer.rest), gb(sizes.text_encoder.all())], [0.4, 5.5]);
+        for (info, side, gib) in [(&small, 512, 2.5), (&small, 1024, 3.5), (&large, 1024, 5.0)] {
+            let sizes = info.memory_sizes(&GpuCosts::default(), Some([side, side])).unwrap();
+            let plan = MemoryPlan::new(&sizes, (gib * GIB) as u64);
+            assert!(plan.is_some_and(|plan| plan.together), "{side} x {side} in {gib} GiB: {:?}", sizes.levels());
+        }
+        let all = small.memory_sizes(&GpuCosts::default(), Some([1024, 1024])).unwrap().levels()[0].1 as f64 / GIB;
+        assert!((13.0..16.0).contains(&all), "{all} GiB hold everything");
+        assert!(small.memory_sizes(&GpuCosts::default(), Some([9000, 64])).is_err());
     }
 }

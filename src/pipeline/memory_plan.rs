@@ -8,6 +8,7 @@
 use std::cmp::max;
 
 use super::block_sizes::BlockSizes;
+use crate::backend::Bands;
 
 /// Bytes that an image needs, by what they are for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,13 +24,36 @@ pub struct MemorySizes {
     /// Weights of the VAE's decoder.
     pub decoder: u64,
     /// Activations of the decoder.
-    pub decode: u64,
+    pub decode: InBands,
     /// Weights of the VAE's encoder, where images are given.
     pub encoder: u64,
     /// Activations of the encoder.
-    pub encode: u64,
+    pub encode: InBands,
     /// What ops need beside their operands.
     pub workspace: u64,
+}
+
+/// Bytes of activations of which some are made in bands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct InBands {
+    /// In wide bands.
+    pub wide: u64,
+    /// In narrow bands.
+    pub narrow: u64,
+}
+
+impl InBands {
+    pub(super) fn of(bytes: impl Fn(Bands) -> u64) -> Self {
+        Self { wide: bytes(Bands::Wide), narrow: bytes(Bands::Narrow) }
+    }
+
+    /// In such bands.
+    pub fn bytes(self, bands: Bands) -> u64 {
+        match bands {
+            Bands::Wide => self.wide,
+            Bands::Narrow => self.narrow,
+        }
+    }
 }
 
 /// Where the weights of a component are.
@@ -58,6 +82,8 @@ pub struct MemoryPlan {
     pub together: bool,
     /// Whether there is room for what CUDA graphs compute in.
     pub graphs: bool,
+    /// How the VAE makes large images.
+    pub bands: Bands,
 }
 
 impl BlockPlan {
@@ -88,9 +114,9 @@ impl MemorySizes {
     pub fn least(&self) -> u64 {
         let stages = [
             self.text_encoder.least() + self.encode_text,
-            self.encoder + self.encode,
+            self.encoder + self.encode.narrow,
             self.transformer.least() + self.step,
-            self.decoder + self.decode,
+            self.decoder + self.decode.narrow,
         ];
         self.workspace + stages.into_iter().max().unwrap_or(0)
     }
@@ -98,12 +124,13 @@ impl MemorySizes {
     /// Beside the text encoder and the transformer, with CUDA graphs, whose memory stays while other work runs.
     fn beside_with_graphs(&self) -> u64 {
         // Convolution weights exist twice while they are reordered.
-        self.workspace + 2 * self.decoder + self.encoder + self.step + max(self.decode, self.encode)
+        self.workspace + 2 * self.decoder + self.encoder + self.step + max(self.decode.wide, self.encode.wide)
     }
 
     /// The same without graphs: the activations of the stages are there one after the other.
-    fn beside(&self) -> u64 {
-        let activations = [self.encode_text, self.encode, self.step, self.decode].into_iter().max().unwrap_or(0);
+    fn beside(&self, bands: Bands) -> u64 {
+        let activations = [self.encode_text, self.encode.bytes(bands), self.step, self.decode.bytes(bands)];
+        let activations = activations.into_iter().max().unwrap_or(0);
         self.workspace + 2 * self.decoder + self.encoder + activations
     }
 
@@ -114,7 +141,7 @@ impl MemorySizes {
         [
             ("everything resident", self.text_encoder.all() + with_graphs),
             ("text encoder streamed", self.text_encoder.least() + with_graphs),
-            ("transformer streamed", self.text_encoder.least() + self.transformer.least() + self.beside()),
+            ("transformer streamed", self.text_encoder.least() + self.transformer.least() + self.beside(Bands::Narrow)),
             ("parts take turns", self.least()),
         ]
     }
@@ -125,33 +152,38 @@ impl MemoryPlan {
     pub fn new(sizes: &MemorySizes, budget: u64) -> Option<Self> {
         let (all_text, all_blocks) = (sizes.text_encoder.none(), sizes.transformer.none());
         let text = sizes.text_encoder.fitting(sizes.text_encoder.least())?;
-        let (graphed, eager) = (sizes.beside_with_graphs(), sizes.beside());
-        let plan = |text: Vec<bool>, blocks: Vec<bool>, beside: u64, graphs: bool| {
-            let text_encoder = BlockPlan::of(&sizes.text_encoder, text);
+        let plan = |text: &[bool], blocks: Vec<bool>, beside: u64, bands: Bands| {
+            let text_encoder = BlockPlan::of(&sizes.text_encoder, text.to_vec());
             let transformer = BlockPlan::of(&sizes.transformer, blocks);
             let peak = text_encoder.bytes + transformer.bytes + beside;
-            Self { budget, peak, text_encoder, transformer, together: true, graphs }
+            Self { budget, peak, text_encoder, transformer, together: true, graphs: false, bands }
         };
+        let differ = [sizes.decode, sizes.encode].iter().any(|bytes| bytes.narrow < bytes.wide);
+        let bands = if differ { Bands::Narrow } else { Bands::Wide };
+        let fits = |plan: &Self| plan.peak <= budget;
         let fitting = |beside: u64| budget.checked_sub(beside).and_then(|bytes| sizes.transformer.fitting(bytes));
-        [plan(all_text, all_blocks.clone(), graphed, true), plan(text.clone(), all_blocks, graphed, true)]
-            .into_iter()
-            .find(|plan| plan.peak <= budget)
-            .or_else(|| {
-                let blocks = fitting(sizes.text_encoder.in_memory(&text) + eager)?;
-                Some(plan(text.clone(), blocks, eager, false))
-            })
-            .or_else(|| {
-                let blocks = fitting(sizes.workspace + sizes.step).filter(|_| sizes.least() <= budget)?;
-                let apart = plan(text.clone(), blocks, 0, false);
-                let step = apart.transformer.bytes + sizes.step;
-                let others = [
-                    apart.text_encoder.bytes + sizes.encode_text,
-                    sizes.encoder + sizes.encode,
-                    sizes.decoder + sizes.decode,
-                ];
-                let peak = sizes.workspace + others.into_iter().fold(step, max);
-                Some(Self { peak, together: false, ..apart })
-            })
+        let graphed = |text: &[bool]| {
+            let plan = plan(text, all_blocks.clone(), sizes.beside_with_graphs(), Bands::Wide);
+            Some(Self { graphs: true, ..plan }).filter(fits)
+        };
+        let narrow = || {
+            let blocks = fitting(sizes.text_encoder.in_memory(&text) + sizes.beside(Bands::Narrow))?;
+            Some(plan(&text, blocks, sizes.beside(Bands::Narrow), bands))
+        };
+        let apart = || {
+            let blocks = fitting(sizes.workspace + sizes.step).filter(|_| sizes.least() <= budget)?;
+            let apart = plan(&text, blocks, 0, bands);
+            let stages = [
+                apart.transformer.bytes + sizes.step,
+                apart.text_encoder.bytes + sizes.encode_text,
+                sizes.encoder + sizes.encode.narrow,
+                sizes.decoder + sizes.decode.narrow,
+            ];
+            let peak = sizes.workspace + stages.into_iter().max().unwrap_or(0);
+            Some(Self { peak, together: false, ..apart })
+        };
+        let wide = || Some(plan(&text, all_blocks.clone(), sizes.beside(Bands::Wide), Bands::Wide)).filter(fits);
+        graphed(&all_text).or_else(|| graphed(&text)).or_else(wide).or_else(narrow).or_else(apart)
     }
 
     /// Whether a transformer that takes `bytes` in memory leaves room for all that is planned.
@@ -195,6 +227,9 @@ impl MemoryPlan {
                 gib(self.transformer.all)
             ));
         }
+        if self.bands == Bands::Narrow {
+            notes.push(format!("images are decoded in narrow bands: there is no room for wide ones in {budget}"));
+        }
         if !self.together && self.transformer.all > 0 {
             notes.push(format!(
                 "the transformer is freed before the image is decoded: there is no room for both in {budget}"
@@ -225,7 +260,7 @@ mod tests {
             transformer: BlockSizes { blocks: [vec![double; 5], vec![single; 20]].concat(), rest: 390 * MB },
             step: 380 * MB,
             decoder: 100 * MB,
-            decode: 1340 * MB,
+            decode: InBands { wide: 1340 * MB, narrow: 870 * MB },
             workspace: 64 * MB,
             ..MemorySizes::default()
         }
@@ -271,6 +306,7 @@ mod tests {
         let least = sizes.least();
         assert_eq!(MemoryPlan::new(&sizes, least).unwrap().peak, least);
         assert_eq!(MemoryPlan::new(&sizes, least - 1), None);
+        assert!(sizes.decoder + sizes.decode.narrow < least, "the step needs most");
         assert_eq!(least, 64 * MB + (390 + 2 * 490 + 380) * MB);
     }
 
@@ -290,9 +326,10 @@ mod tests {
         assert_eq!(plan(16 * GIB).notes(), [""; 0]);
         assert_eq!(plan(12 * GIB).notes().len(), 1);
         let notes = plan(4 * GIB).notes();
-        assert!(notes.len() == 2 && notes[0].contains("text encoder (5.08 GiB)"), "{notes:?}");
+        assert!(notes.len() == 3 && notes[0].contains("text encoder (5.08 GiB)"), "{notes:?}");
         assert!(notes[1].contains("of 25 blocks") && notes[1].contains("4.00 GiB"), "{notes:?}");
-        assert_eq!(plan(2 * GIB).notes().len(), 3);
+        assert!(notes[2].contains("narrow bands"), "{notes:?}");
+        assert_eq!(plan(2 * GIB).notes().len(), 4);
         let lines = plan(16 * GIB).lines().join("\n");
         assert!(lines.contains("transformer: 7.21 GiB, resident") && lines.contains("together"), "{lines}");
         assert!(plan(4 * GIB).lines().iter().any(|line| line.contains("no CUDA graphs")));
@@ -302,6 +339,6 @@ mod tests {
     fn without_a_prompt_there_is_no_text_encoder() {
         let sizes = MemorySizes { text_encoder: BlockSizes::default(), encode_text: 0, ..klein_4b() };
         let plan = MemoryPlan::new(&sizes, 4 * GIB).unwrap();
-        assert!(plan.notes().len() == 1 && !plan.lines().iter().any(|line| line.starts_with("text encoder:")));
+        assert!(plan.notes().len() == 2 && !plan.lines().iter().any(|line| line.starts_with("text encoder:")));
     }
 }

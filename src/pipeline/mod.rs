@@ -98,7 +98,7 @@ pub use images::{Change, MAX_REFERENCES};
 pub use info::ModelInfo;
 pub use latents::Latents;
 pub use memory::MemoryCosts;
-pub use memory_plan::{BlockPlan, MemoryPlan, MemorySizes};
+pub use memory_plan::{BlockPlan, InBands, MemoryPlan, MemorySizes};
 pub use model::Model;
 pub use opened::OpenModel;
 pub use placement::Placement;

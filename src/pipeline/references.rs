@@ -61,8 +61,7 @@ impl Images {
         }
         let mut latents: Vec<Option<Tensor<B>>> = images.iter().map(|image| residency.images.latents(image)).collect();
         if latents.iter().any(Option::is_none) {
-            let needs = Needs::of(&residency.backend, &residency.info, plan);
-            let encoder = residency.encoder(&needs, caller, clock)?;
+            let encoder = residency.encoder(plan, caller, clock)?;
             let (stages, total) = (encoder.stages(), (images.len() * encoder.stages()) as u64);
             for (i, (latents, image)) in latents.iter_mut().zip(&images).enumerate() {
                 if latents.is_some() {

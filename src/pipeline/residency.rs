@@ -22,7 +22,7 @@ use super::prompt_cache::PromptCache;
 use super::steps::{BatchShape, Schedules, Steps};
 use super::timings::Clock;
 use super::{BlockPlan, MemoryPlan, MemorySizes, ModelInfo, Plan};
-use crate::backend::{Backend, GraphCache, Storage};
+use crate::backend::{Backend, Bands, GraphCache, Storage};
 use crate::error::{Kind, Result};
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
@@ -161,7 +161,7 @@ impl<B: Backend> Residency<B> {
             Some(prefetched) => prefetched?,
             None => {
                 let BlockPlan { streamed, bytes, .. } = self.memory_plan(plan)?.text_encoder;
-                self.make_room(bytes, Component::TextEncoder);
+                self.make_room(bytes + self.memory_sizes(plan).encode_text, Component::TextEncoder);
                 let elements = TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers);
                 load(elements, caller, |report| {
                     load_text_encoder(&self.backend, &self.files, &self.info, &streamed, report)
@@ -209,10 +209,11 @@ impl<B: Backend> Residency<B> {
     /// The decoder, loaded where it is absent. Makes room for its activations.
     ///
     /// Errors as [`Residency::text_encoder`].
-    pub(super) fn decoder(&self, needs: &Needs, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<Arc<Decoder<B>>> {
+    pub(super) fn decoder(&self, plan: &Plan, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<Arc<Decoder<B>>> {
+        let activations = self.memory_sizes(plan).decode.bytes(self.choose_bands(plan)?);
         let resident = || {
             let decoder = self.components().decoder.clone()?;
-            self.make_room(needs.decode, Component::Decoder);
+            self.make_room(activations, Component::Decoder);
             Some(decoder)
         };
         if let Some(decoder) = resident() {
@@ -224,7 +225,7 @@ impl<B: Backend> Residency<B> {
             return Ok(decoder);
         }
         let elements = self.info.vae.decoder_elements();
-        self.make_room(self.weight_bytes(elements) + needs.decode, Component::Decoder);
+        self.make_room(self.weight_bytes(elements) + activations, Component::Decoder);
         let load_it = |report: &mut dyn FnMut(u64)| load_decoder(&self.backend, &self.files, &self.info, report);
         let decoder = Arc::new(load(elements, caller, load_it)?);
         self.components().decoder = Some(Arc::clone(&decoder));
@@ -235,10 +236,11 @@ impl<B: Backend> Residency<B> {
     /// The VAE's encoder, loaded where it is absent. Makes room for its activations.
     ///
     /// Errors as [`Residency::text_encoder`].
-    pub(super) fn encoder(&self, needs: &Needs, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<Arc<Encoder<B>>> {
+    pub(super) fn encoder(&self, plan: &Plan, caller: &Caller<'_>, clock: &mut Clock<B>) -> Result<Arc<Encoder<B>>> {
+        let activations = self.memory_sizes(plan).encode.bytes(self.choose_bands(plan)?);
         let resident = || {
             let encoder = self.components().encoder.clone()?;
-            self.make_room(needs.encode, Component::Encoder);
+            self.make_room(activations, Component::Encoder);
             Some(encoder)
         };
         if let Some(encoder) = resident() {
@@ -250,7 +252,7 @@ impl<B: Backend> Residency<B> {
             return Ok(encoder);
         }
         let elements = self.info.vae.encoder_elements();
-        self.make_room(self.weight_bytes(elements) + needs.encode, Component::Encoder);
+        self.make_room(self.weight_bytes(elements) + activations, Component::Encoder);
         let load_it = |report: &mut dyn FnMut(u64)| load_encoder(&self.backend, &self.files, &self.info, report);
         let encoder = Arc::new(load(elements, caller, load_it)?);
         self.components().encoder = Some(Arc::clone(&encoder));
@@ -284,6 +286,16 @@ impl<B: Backend> Residency<B> {
                 Ok(())
             }
         }
+    }
+
+    /// Has the VAE make images like `plan` in the bands that are planned. Bands that were narrow stay so, because other
+    /// sessions may count on it.
+    fn choose_bands(&self, plan: &Plan) -> Result<Bands> {
+        let bands = self.memory_plan(plan)?.bands;
+        if bands == Bands::Narrow {
+            self.backend.use_bands(bands);
+        }
+        Ok(bands)
     }
 
     /// Whether a transformer that is loaded leaves room for what `memory` was planned for.

@@ -206,8 +206,9 @@ fn e4m3_of_a_file_is_multiplied_as_it_is() {
         let dense = crate::compare::Weight::new(&weight.to_f32(), &[96, 256], safetensors::Dtype::F32);
         let expected = cuda.download(&x.linear(&dense.linear(&cuda), None).unwrap()).unwrap();
         let got = cuda.download(&x.linear(&linear, None).unwrap()).unwrap();
-        // Activations are rounded to e4m3 row by row, whose roundings are sixteen of bf16, and add up at random.
-        compare("e4m3 of a file", &got, &expected, 17.0);
+        // Activations are rounded to e4m3 row by row, whose roundings are sixteen of bf16, and add up at random: 45 are
+        // about four of their typical sums.
+        compare("e4m3 of a file", &got, &expected, 45.0);
     }
 }
 

@@ -9,7 +9,7 @@ use super::ops::quantise;
 use super::transfer::Rgb8;
 use super::upload::Source;
 use super::{BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Weight, kernels};
-use crate::backend::{Backend, Remark, Stats, Storage, expect_rgb8, wrong_length};
+use crate::backend::{Backend, Bands, Remark, Stats, Storage, expect_rgb8, wrong_length};
 use crate::error::Result;
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, LowRank, Operand};
@@ -98,8 +98,12 @@ impl Backend for Cuda {
         self.costs().workspace_bytes()
     }
 
-    fn norm_conv2d_bytes(&self, whole: u64) -> u64 {
-        self.costs().norm_conv2d_bytes(whole)
+    fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64 {
+        self.costs().norm_conv2d_bytes(whole, bands)
+    }
+
+    fn use_bands(&self, bands: Bands) {
+        self.limit_bands(bands.bytes());
     }
 
     fn event(&self) -> Result<Event> {

@@ -36,6 +36,8 @@ struct State {
     blocks: Vec<Block>,
     /// They stay registered.
     files: Vec<Arc<MappedFile>>,
+    /// For weights that are quantised on the device.
+    scratch: Option<Buffer>,
     /// Behind the last work that reads each slab.
     read: [Option<Event>; SLABS],
     /// Behind the last copy to each slab.
@@ -103,7 +105,7 @@ impl Cuda {
         let slabs = bytes.into_iter().map(slab).collect::<Result<Vec<_>>>()?;
         let slabs = slabs.try_into().unwrap_or_else(|_| unreachable!("a buffer for each slab"));
         stream.slabs.set(slabs)?;
-        let views = state.blocks.iter().flat_map(|block| &block.weights).flat_map(|(source, _)| &source.parts);
+        let views = state.blocks.iter().flat_map(|block| &block.weights).flat_map(|(source, _)| source.views());
         state.files = self.0.uploader.files_of(views);
         Ok(())
     }
@@ -112,7 +114,7 @@ impl Cuda {
     pub(super) fn enter_block_op(&self, stream: &BlockStream, turn: usize) -> Result<()> {
         let (device, copies) = (self.device(), self.device().block_stream());
         let (mut state, slab) = (stream.state(), slab_of(turn));
-        let State { turns, blocks, read, written, .. } = &mut *state;
+        let State { turns, blocks, scratch, read, written, .. } = &mut *state;
         if turns.needs_filling(turn) {
             let address = stream.slabs.address(slab);
             let block = blocks.get(turn).filter(|_| address != 0);
@@ -123,7 +125,7 @@ impl Cuda {
             }
             // SAFETY: the slab is as large as its largest block, which was measured when its weights were taken up, and
             // lives with `stream`. Copies are ordered behind all work that reads it.
-            unsafe { self.0.uploader.write(device, copies, &block.weights, address) }?;
+            unsafe { self.0.uploader.write(device, copies, &block.weights, address, scratch) }?;
             mark(device, &mut written[slab], copies)?;
             turns.filled(turn);
         }

@@ -245,6 +245,8 @@ impl Device {
 
     /// Waits for all work, and gives back to the system what the pool holds and nobody uses.
     fn trim(&self, pool: sys::CUmemoryPool) -> Result<()> {
+        // Waiting for a stream on which another thread captures would break its capture.
+        let _submission = self.submit(self.stream())?;
         if !self.is_capturing() {
             for stream in [self.stream(), self.upload_stream(), self.block_stream()] {
                 // SAFETY: the streams live as long as the device.

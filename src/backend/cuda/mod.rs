@@ -51,7 +51,7 @@ pub use gemm::GemmCache;
 pub use graph::Graph;
 pub use weight::{ConvWeight, Weight};
 
-use crate::backend::BAND_BYTES;
+use crate::backend::Bands;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use buffer::Kind;
@@ -129,7 +129,7 @@ impl Cuda {
             graph_order: Mutex::default(),
             uncaptured: Mutex::default(),
             precision,
-            band_bytes: AtomicUsize::new(BAND_BYTES),
+            band_bytes: AtomicUsize::new(Bands::Wide.bytes()),
             device,
         })))
     }

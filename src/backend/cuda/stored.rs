@@ -125,7 +125,7 @@ impl Part {
             Decode::Codebook { .. } => "dequantise_codebook4",
         };
         let launch = device.launch("dequantise", kernel)?;
-        let launch = launch.address(from + self.values_at as u64).address(to).long(elements);
+        let launch = launch.address(from + self.values_at as u64).address(to).int(elements);
         let launch = match self.decode {
             Decode::Blocks(_) => launch,
             Decode::Rows(_, after) => launch.int(cols).address(scales).float(after),
@@ -139,7 +139,7 @@ impl Part {
             }
             Decode::Codebook { block, first_value } => {
                 let maxima = scales + 16 * size_of::<f32>() as u64;
-                launch.address(scales).address(maxima).int(block).long(first_value)
+                launch.address(scales).address(maxima).int(block).int(first_value)
             }
         };
         // SAFETY: types and order match the kernel in cuda/dequantise.cu. The values are of whole blocks, and as many

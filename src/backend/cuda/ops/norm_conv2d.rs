@@ -27,7 +27,6 @@ impl Cuda {
     pub(crate) fn costs(&self) -> GpuCosts {
         GpuCosts {
             products: self.product_storage(),
-            band_bytes: self.band_bytes() as u64,
             // The first convolution reports an error of the variable.
             im2col: !self.hopper_wanted(CHOICE).unwrap_or(false),
         }

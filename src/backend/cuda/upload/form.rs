@@ -53,6 +53,14 @@ impl Source {
     }
 }
 
+impl Source {
+    /// What is read of the files.
+    pub fn views(&self) -> impl Iterator<Item = &TensorView> {
+        let fp8 = self.form.storage == Storage::Fp8;
+        self.parts.iter().map(move |part| part.quantised().filter(|_| fp8).unwrap_or(part))
+    }
+}
+
 impl Form {
     /// The form of a weight whose rows are the parts' rows, one part under the other.
     ///

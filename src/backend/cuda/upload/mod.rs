@@ -174,7 +174,8 @@ impl Uploader {
     }
 
     /// Brings weights to their places behind `address`, by work on `stream`. The host waits for nothing but its own
-    /// staging buffers.
+    /// staging buffers. `scratch` is memory that no work on another stream uses; it is made where it is missing, and kept,
+    /// because freeing it would wait for the work on the compute stream.
     ///
     /// # Safety
     /// Behind `address` is a live buffer with room for all of the weights, which work on `stream` may write.
@@ -184,6 +185,7 @@ impl Uploader {
         stream: Stream,
         weights: &[(Source, u64)],
         address: u64,
+        scratch: &mut Option<Buffer>,
     ) -> Result<()> {
         let mut queue = Queue::new(stream);
         let mut to_quantise = Vec::new();
@@ -204,9 +206,13 @@ impl Uploader {
         self.send_and_time(device, &queue)?;
         for (parts, form, to) in to_quantise {
             let native = Form { storage: Storage::Native, ..form };
-            let copy = Buffer::on_stream(device, stream, Kind::Bf16, native.padded_rows() * native.stride())?;
+            let copy = match scratch.take().filter(|scratch| scratch.bytes() >= native.bytes()) {
+                Some(large_enough) => large_enough,
+                None => Buffer::on_stream(device, stream, Kind::Byte, native.bytes())?,
+            };
+            let copy = scratch.insert(copy);
             let mut queue = Queue::new(stream);
-            // SAFETY: `copy` was made for a weight of this form, and is freed behind the kernel that reads it.
+            // SAFETY: `copy` has room for a weight of this form, and work on `stream` alone uses it.
             unsafe { push_rows(device, &mut queue, parts, native, copy.address()) }?;
             self.send_and_time(device, &queue)?;
             let from = Matrix { address: copy.address(), stride: native.stride() };
