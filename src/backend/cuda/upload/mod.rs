@@ -169,7 +169,7 @@ impl Uploader {
         for part in parts {
             let scales = part.row_scales().expect("e4m3 rows have scales");
             queue.jobs.push(Job::new(part, values_of(row), None));
-            queue.jobs.push(Job { conversion: None, ..Job::new(scales, scales_of(row), None) });
+            queue.jobs.push(Job { conversion: None, ..Job::new(&scales, scales_of(row), None) });
             row += part.rows();
         }
         // SAFETY: the buffer has room for the values and the scales of `padded_rows` rows.
