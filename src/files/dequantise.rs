@@ -68,6 +68,7 @@ mod tests {
 
     use super::super::bytes::Bytes;
     use super::super::e4m3::{self, MULTIPLE};
+    use super::super::scales::FileSlice;
     use super::*;
 
     fn view(bytes: Vec<u8>, format: Format, shape: &[usize], scales: Scales) -> TensorView {
@@ -98,7 +99,9 @@ mod tests {
         let row = e4m3::tests::VALUES.iter().flat_map(|(bits, _)| [*bits, bits | 0x80]);
         // Each row ends with padding, which is none of its values.
         let row: Vec<u8> = row.chain([0x38; 16]).take(cols.next_multiple_of(MULTIPLE)).collect();
-        let view = view(row.repeat(3), Format::E4m3Rows, &[3, cols], Scales::Rows(Box::new(f32s(&scales))));
+        let rows: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        let rows = FileSlice::new(Arc::new(Bytes::Embedded(rows.leak())), 0..4 * scales.len()).unwrap();
+        let view = view(row.repeat(3), Format::E4m3Rows, &[3, cols], Scales::Rows(Box::new(rows)));
         let of_row = |scale: &f32| {
             let scale = *scale;
             e4m3::tests::VALUES.into_iter().flat_map(move |(_, value)| [value * scale, -value * scale])

@@ -138,8 +138,7 @@ impl Safetensors {
         let values = self.expect(name, Dtype::F8_E4M3, &stored).map_err(|e| e.at_path(&self.path))?;
         let name_of_scales = scales_name(name);
         let scales = self.expect(&name_of_scales, Dtype::F32, &shape[..1]).map_err(|e| e.at_path(&self.path))?;
-        let scales = self.view(&name_of_scales, scales, Format::F32, &shape[..1], Scales::None)?;
-        self.view(name, values, Format::E4m3Rows, shape, Scales::Rows(Box::new(scales)))
+        self.view(name, values, Format::E4m3Rows, shape, Scales::Rows(Box::new(self.slice(scales))))
     }
 
     /// The entry `name`, which must have this dtype and shape.

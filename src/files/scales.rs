@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::bytes::Bytes;
 use super::format::Format;
-use super::tensor_view::TensorView;
 
 /// A range of a file's bytes.
 #[derive(Clone)]
@@ -21,19 +20,30 @@ impl FileSlice {
         Some(Self { file, range })
     }
 
+    /// The file that holds it.
+    pub fn file(&self) -> &Arc<Bytes> {
+        &self.file
+    }
+
+    /// Where in the file it is.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
     /// The bytes, at any alignment.
     pub fn bytes(&self) -> &[u8] {
         &self.file.as_slice()[self.range.clone()]
     }
 
     fn f32(&self, index: usize) -> f32 {
-        f32_at(self.bytes(), index)
+        f32::from_le_bytes(self.bytes().as_chunks::<4>().0[index])
     }
-}
 
-/// Float32 number `index` of some bytes.
-fn f32_at(bytes: &[u8], index: usize) -> f32 {
-    f32::from_le_bytes(bytes.as_chunks::<4>().0[index])
+    /// Some of the float32 numbers.
+    fn f32_range(&self, numbers: Range<usize>) -> Self {
+        let place = |number: usize| self.range.start + 4 * number;
+        Self { file: Arc::clone(&self.file), range: place(numbers.start)..place(numbers.end) }
+    }
 }
 
 /// What the codes of a tensor are multiplied by.
@@ -44,9 +54,9 @@ pub enum Scales {
     /// One for all values.
     Tensor(f32),
     /// Float32 [rows].
-    Rows(Box<TensorView>),
+    Rows(Box<FileSlice>),
     /// Float32 [rows]: what 127 stands for.
-    RowMaxima(Box<TensorView>),
+    RowMaxima(Box<FileSlice>),
     /// One for each block of columns.
     Blocks(Box<BlockScales>),
     /// One for each block of the flattened tensor, and the values that codes stand for.
@@ -256,8 +266,8 @@ impl Scales {
         match self {
             Self::None => Self::None,
             Self::Tensor(scale) => Self::Tensor(*scale),
-            Self::Rows(scales) => Self::Rows(Box::new(scales.row_range(rows))),
-            Self::RowMaxima(maxima) => Self::RowMaxima(Box::new(maxima.row_range(rows))),
+            Self::Rows(scales) => Self::Rows(Box::new(scales.f32_range(rows))),
+            Self::RowMaxima(maxima) => Self::RowMaxima(Box::new(maxima.f32_range(rows))),
             Self::Blocks(scales) => {
                 Self::Blocks(Box::new(BlockScales { first_row: scales.first_row + rows.start, ..(**scales).clone() }))
             }
@@ -270,7 +280,8 @@ impl Scales {
 
     /// Whether a tensor of this format and shape has such scales.
     pub(super) fn fit(&self, format: Format, shape: &[usize]) -> bool {
-        let of_rows = |scales: &TensorView| scales.format() == Format::F32 && Some(scales.shape()) == shape.get(..1);
+        let of_rows =
+            |scales: &FileSlice| shape.first().and_then(|rows| rows.checked_mul(4)) == Some(scales.range.len());
         match (format, self) {
             (Format::E4m3Rows, Self::Rows(scales)) => of_rows(scales),
             (Format::E4m3 | Format::E5m2, Self::None | Self::Tensor(_)) => true,
@@ -301,7 +312,7 @@ impl Scales {
     pub fn of_row(&self, row: usize) -> f32 {
         match self {
             Self::Tensor(scale) => *scale,
-            Self::Rows(scales) | Self::RowMaxima(scales) => f32_at(scales.bytes(), row),
+            Self::Rows(scales) | Self::RowMaxima(scales) => scales.f32(row),
             Self::None | Self::Blocks(_) | Self::Codebook(_) => 1.0,
         }
     }

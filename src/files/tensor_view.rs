@@ -109,8 +109,9 @@ impl TensorView {
     }
 
     /// Float32 [rows], where there is a scale for each row.
-    pub fn row_scales(&self) -> Option<&TensorView> {
-        if let Scales::Rows(scales) = &self.scales { Some(scales) } else { None }
+    pub fn row_scales(&self) -> Option<TensorView> {
+        let Scales::Rows(scales) = &self.scales else { return None };
+        Self::new(Arc::clone(scales.file()), scales.range(), Format::F32, vec![self.rows()], Scales::None).ok()
     }
 
     /// What activations are divided by before they are rounded to the format of this weight, where the file says it.
@@ -157,6 +158,7 @@ impl TensorView {
 
 #[cfg(test)]
 mod tests {
+    use super::super::scales::FileSlice;
     use super::*;
 
     fn view(
@@ -165,8 +167,16 @@ mod tests {
         shape: &[usize],
         scales: Scales,
     ) -> std::result::Result<TensorView, String> {
+        TensorView::new(bytes(), range, format, shape.to_vec(), scales)
+    }
+
+    fn bytes() -> Arc<Bytes> {
         static BYTES: [u8; 64] = [0; 64];
-        TensorView::new(Arc::new(Bytes::Embedded(&BYTES)), range, format, shape.to_vec(), scales)
+        Arc::new(Bytes::Embedded(&BYTES))
+    }
+
+    fn slice(range: Range<usize>) -> FileSlice {
+        FileSlice::new(bytes(), range).unwrap()
     }
 
     fn refused(made: std::result::Result<TensorView, String>, reason: &str) {
@@ -191,25 +201,22 @@ mod tests {
 
     #[test]
     fn scales_are_there_where_the_format_has_them_and_nowhere_else() {
-        let scales = |format, shape: &[usize]| {
-            let bytes = shape.iter().product::<usize>() * if format == Format::F32 { 4 } else { 2 };
-            Scales::Rows(Box::new(view(0..bytes, format, shape, Scales::None).unwrap()))
-        };
+        let scales = |rows: usize| Scales::Rows(Box::new(slice(0..4 * rows)));
         let rows = |scales| view(0..48, Format::E4m3Rows, &[3, 5], scales);
-        let view_of_rows = rows(scales(Format::F32, &[3])).unwrap();
+        let view_of_rows = rows(scales(3)).unwrap();
         assert_eq!((view_of_rows.bytes().len(), view_of_rows.elements()), (48, 15));
         refused(rows(Scales::None), "does not have the scales that it needs");
-        refused(rows(scales(Format::F32, &[4])), "scales");
-        refused(rows(scales(Format::F32, &[3, 1])), "scales");
-        refused(rows(scales(Format::Bf16, &[3])), "scales");
-        refused(view(0..30, Format::Bf16, &[3, 5], scales(Format::F32, &[3])), "scales");
-        refused(view(0..48, Format::E4m3Rows, &[48], scales(Format::F32, &[48 / 4])), "cannot be");
+        refused(rows(scales(4)), "scales");
+        refused(rows(Scales::Tensor(1.0)), "scales");
+        refused(view(0..30, Format::Bf16, &[3, 5], scales(3)), "scales");
+        refused(view(0..48, Format::E4m3Rows, &[48], scales(12)), "cannot be");
+        refused(view(0..15, Format::Int8, &[3, 5], Scales::None), "scales");
+        refused(view(0..15, Format::E4m3, &[3, 5], Scales::RowMaxima(Box::new(slice(0..12)))), "scales");
     }
 
     #[test]
     fn rows_of_a_view_are_rows_of_all_that_belongs_to_it() {
-        let scales = view(48..60, Format::F32, &[3], Scales::None).unwrap();
-        let quantised = view(0..48, Format::E4m3Rows, &[3, 5], Scales::Rows(Box::new(scales))).unwrap();
+        let quantised = view(0..48, Format::E4m3Rows, &[3, 5], Scales::Rows(Box::new(slice(48..60)))).unwrap();
         let all = view(10..40, Format::Bf16, &[3, 5], Scales::None).unwrap().with_quantised(Some(quantised));
         let some = all.row_range(1..3);
         assert_eq!((some.shape(), some.start(), some.bytes().len()), (&[2, 5][..], 20, 20));

@@ -11,9 +11,10 @@
 use safetensors::Dtype;
 use serde::Deserialize;
 
+use super::quantised::f32_slice;
 use super::{Entry, Safetensors};
 use crate::error::{Error, Result};
-use crate::files::{Codebook, FileSlice, Format, Maxima, NestedMaxima, Scales, TensorView};
+use crate::files::{Codebook, Format, Maxima, NestedMaxima, Scales, TensorView};
 
 /// What is beside a weight, by the end of its name.
 const OF_WEIGHT: [&str; 8] = [
@@ -73,9 +74,7 @@ impl Safetensors {
                 if entry.dtype != Dtype::I8 {
                     return Err(Error::new(format!("tensor `{name}` is of dtype {:?}, expected I8", entry.dtype)));
                 }
-                let view = self.floats(&maxima)?;
-                let values = view.to_f32();
-                let maxima = Scales::RowMaxima(Box::new(self.row_scales(&maxima, view, values)?));
+                let maxima = Scales::RowMaxima(Box::new(f32_slice(&self.floats(&maxima)?)));
                 self.view(name, entry, Format::Int8, &entry.shape, maxima)
             }
             (None, None) => Err(self.missing(name)),
@@ -98,24 +97,15 @@ impl Safetensors {
         let absmax_name = format!("{name}.absmax");
         let absmax = self.entries.get(&absmax_name).ok_or_else(|| self.missing(&absmax_name))?;
         if absmax.dtype != Dtype::U8 {
-            return self.f32_slice(&absmax_name).map(Maxima::F32);
+            return self.floats(&absmax_name).map(|view| Maxima::F32(f32_slice(&view)));
         }
         Ok(Maxima::Nested(NestedMaxima {
             codes: self.slice(absmax),
             table: self.table::<256>(&format!("{name}.nested_quant_map"))?.into(),
             block: state.nested_blocksize.unwrap_or(256),
-            maxima: self.f32_slice(&format!("{name}.nested_absmax"))?,
+            maxima: f32_slice(&self.floats(&format!("{name}.nested_absmax"))?),
             offset: state.nested_offset.unwrap_or(0.0),
         }))
-    }
-
-    /// The bytes of a tensor of float32.
-    fn f32_slice(&self, name: &str) -> Result<FileSlice> {
-        let entry = self.entries.get(name).ok_or_else(|| self.missing(name))?;
-        if entry.dtype != Dtype::F32 {
-            return Err(Error::new(format!("tensor `{name}` is of dtype {:?}, expected F32", entry.dtype)));
-        }
-        Ok(self.slice(entry))
     }
 
     /// The values that codes stand for.

@@ -17,7 +17,7 @@ use super::declared::Declaration;
 use super::foreign::{USE_INSTEAD, unread};
 use super::{Entry, Safetensors, float_format};
 use crate::error::{Error, Result};
-use crate::files::{BlockScales, Bytes, Format, ScaleLayout, Scales, TensorView};
+use crate::files::{BlockScales, Bytes, FileSlice, Format, ScaleLayout, Scales, TensorView};
 
 /// What belongs to a layer, by the end of its name.
 const COMPANIONS: [&str; 6] =
@@ -191,23 +191,9 @@ impl Safetensors {
         }
         match values[..] {
             [scale] => Ok(Scales::Tensor(scale)),
-            _ if values.len() == rows => {
-                self.row_scales(name, view, values).map(|scales| Scales::Rows(Box::new(scales)))
-            }
+            _ if values.len() == rows => Ok(Scales::Rows(Box::new(f32_slice(&view)))),
             _ => Err(Error::new(format!("tensor `{name}` is {:?}, expected one value or {rows}", view.shape()))),
         }
-    }
-
-    /// The float32 `values` of a tensor as a vector: where they lie, if they are float32 there.
-    pub(super) fn row_scales(&self, name: &str, view: TensorView, values: Vec<f32>) -> Result<TensorView> {
-        let (len, start) = (values.len(), view.start());
-        let (bytes, range) = if view.format() == Format::F32 {
-            (Arc::clone(&self.bytes), start..start + 4 * len)
-        } else {
-            (Arc::new(Bytes::Computed(values)), 0..4 * len)
-        };
-        TensorView::new(bytes, range, Format::F32, vec![len], Scales::None)
-            .map_err(|why| Error::new(format!("tensor `{name}` {why}")))
     }
 
     /// The input scale of a layer, if there is one. Older files write 1 where there is none, and a marker of two values
@@ -243,6 +229,15 @@ impl Safetensors {
             .ok_or_else(|| Error::new(format!("tensor `{name}` is of dtype {:?}, expected F32", entry.dtype)))?;
         self.view(name, entry, format, &entry.shape, Scales::None)
     }
+}
+
+/// The values of a tensor of floats in float32: where they lie, if they are float32 there.
+pub(super) fn f32_slice(view: &TensorView) -> FileSlice {
+    let (file, start) = match view.format() {
+        Format::F32 => (Arc::clone(view.file()), view.start()),
+        _ => (Arc::new(Bytes::Computed(view.to_f32())), 0),
+    };
+    FileSlice::new(file, start..start + 4 * view.elements()).expect("a view lies in its file")
 }
 
 /// Rows and columns of a tensor's entry.

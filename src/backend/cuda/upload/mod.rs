@@ -341,7 +341,7 @@ unsafe fn push_e4m3(device: &Arc<Device>, queue: &mut Queue, parts: &[&TensorVie
     for part in parts {
         let scales = part.row_scales().expect("e4m3 rows have scales");
         queue.jobs.push(Job::new(part, values_of(row), None));
-        queue.jobs.push(Job { conversion: None, ..Job::new(scales, scales_of(row), None) });
+        queue.jobs.push(Job { conversion: None, ..Job::new(&scales, scales_of(row), None) });
         row += part.rows();
     }
     // SAFETY: what the caller promises.
