@@ -141,7 +141,7 @@ impl BlockScales {
     /// is row 0 of the view.
     ///
     /// Errors with the reason when there are not so many.
-    pub fn of_rows(&self, rows: usize) -> std::result::Result<(TensorView, usize), String> {
+    pub fn of_rows(&self, rows: usize) -> std::result::Result<(FileSlice, usize), String> {
         let (first, height, row_bytes) = match self.layout {
             ScaleLayout::Linear => (self.first_row, 1, self.blocks),
             ScaleLayout::Swizzled => {
@@ -151,9 +151,8 @@ impl BlockScales {
         let end = (self.first_row + rows).next_multiple_of(height);
         let start = self.scales.range.start;
         let range = start + first * row_bytes..start + end * row_bytes;
-        let shape = vec![range.len()];
-        let view = TensorView::new(Arc::clone(&self.scales.file), range, Format::E4m3, shape, Scales::None)?;
-        Ok((view, self.first_row - first))
+        let slice = FileSlice::new(Arc::clone(&self.scales.file), range);
+        Ok((slice.ok_or("has fewer scales than rows")?, self.first_row - first))
     }
 
     /// The byte of a block of a row of the view.

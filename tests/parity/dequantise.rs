@@ -54,8 +54,8 @@ fn view(format: Format, [rows, cols]: [usize; 2], scales: Scales) -> TensorView 
     TensorView::new(bytes(rows as u64 + 7, count), 0..count, format, vec![rows, cols], scales).unwrap()
 }
 
-fn of_rows(rows: usize) -> Box<TensorView> {
-    Box::new(TensorView::new(floats(3, rows), 0..4 * rows, Format::F32, vec![rows], Scales::None).unwrap())
+fn of_rows(rows: usize) -> Box<FileSlice> {
+    Box::new(slice(floats(3, rows)))
 }
 
 fn block_scales([rows, cols]: [usize; 2], block: usize, layout: ScaleLayout, seed: u64) -> Scales {

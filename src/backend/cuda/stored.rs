@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::device::Device;
 use crate::error::{Error, Result};
 use crate::files::e4m3::MULTIPLE;
-use crate::files::{Bytes, Format, ScaleLayout, Scales, TensorView};
+use crate::files::{Bytes, FileSlice, Format, ScaleLayout, Scales, TensorView};
 
 /// Values and scales begin at multiples of this, as the driver aligns an allocation.
 const ALIGNMENT: usize = 256;
@@ -178,11 +178,11 @@ fn of_part(part: &TensorView) -> Result<Option<(Option<TensorView>, Decode)>> {
             let (view, first_row) = scales.of_rows(part.rows()).map_err(wrong)?;
             let (is_swizzled, tensor) = (is_swizzled(scales.layout()), scales.tensor());
             let high_first = part.format() == Format::Nvfp4;
-            Ok(Some((Some(view), Decode::Nvfp4 { first_row, is_swizzled, tensor, high_first })))
+            Ok(Some((Some(raw(&view)?), Decode::Nvfp4 { first_row, is_swizzled, tensor, high_first })))
         }
         (Format::Mxfp8, Scales::Blocks(scales)) => {
             let (view, first_row) = scales.of_rows(part.rows()).map_err(wrong)?;
-            Ok(Some((Some(view), Decode::Mxfp8 { first_row, is_swizzled: is_swizzled(scales.layout()) })))
+            Ok(Some((Some(raw(&view)?), Decode::Mxfp8 { first_row, is_swizzled: is_swizzled(scales.layout()) })))
         }
         (Format::Codebook4, Scales::Codebook(book)) => {
             let (block, values) = (book.block(), part.elements());
@@ -208,10 +208,18 @@ pub fn e4m3_rows(part: &TensorView) -> Result<Option<TensorView>> {
     if part.format() != Format::E4m3 || part.shape().len() != 2 || !part.cols().is_multiple_of(MULTIPLE) {
         return Ok(None);
     }
-    let (start, scales) = (part.start(), Scales::Rows(Box::new(row_scales(part)?)));
+    let scales = row_scales(part)?;
+    let of_rows = FileSlice::new(Arc::clone(scales.file()), 0..scales.bytes().len());
+    let (start, scales) = (part.start(), of_rows.map_or(Scales::None, |scales| Scales::Rows(Box::new(scales))));
     let range = start..start + part.bytes().len();
     let rows = TensorView::new(Arc::clone(part.file()), range, Format::E4m3Rows, part.shape().to_vec(), scales);
     rows.map(Some).map_err(wrong)
+}
+
+/// Bytes of a file.
+fn raw(slice: &FileSlice) -> Result<TensorView> {
+    let (range, count) = (slice.range(), slice.bytes().len());
+    TensorView::new(Arc::clone(slice.file()), range, Format::E4m3, vec![count], Scales::None).map_err(wrong)
 }
 
 /// Float32 values of ours.
