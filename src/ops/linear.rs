@@ -1,8 +1,8 @@
 //! Matrix products with weights.
 //!
 //! A layer may have factors of low rank ([`Linear::low_rank`]) beside its weight. Its product is that with the weight
-//! plus `x down^T up^T`, on every backend: that is [`Tensor::low_rank`], to which these ops turn. For themselves backends
-//! compute with the weight alone.
+//! plus `x down^T up^T`, on every backend: that is [`Tensor::low_rank`], to which these ops turn. In the ops themselves
+//! backends compute with the weight alone.
 
 use super::low_rank;
 use crate::backend::Backend;
@@ -18,16 +18,12 @@ impl<B: Backend> Tensor<B> {
     /// Errors when the shapes do not fit.
     pub fn linear(&self, weight: &Linear<B>, bias: Option<&Self>) -> Result<Self> {
         expect_linear("linear", self, weight)?;
-        if let Some(bias) = bias {
-            expect_activations("linear", &[self, bias])?;
-            expect(bias.rows() == 1 && bias.cols() == weight.rows(), "linear", || {
-                format!("bias is [{}, {}], expected [1, {}]", bias.rows(), bias.cols(), weight.rows())
-            })?;
-        }
-        if bias.is_none() {
-            return product(self, weight);
-        }
-        let out = self.backend().linear(self, weight, bias)?;
+        let Some(bias) = bias else { return product(self, weight) };
+        expect_activations("linear", &[self, bias])?;
+        expect(bias.rows() == 1 && bias.cols() == weight.rows(), "linear", || {
+            format!("bias is [{}, {}], expected [1, {}]", bias.rows(), bias.cols(), weight.rows())
+        })?;
+        let out = self.backend().linear(self, weight, Some(bias))?;
         low_rank::add(self.backend(), &[self], weight, out)
     }
 
