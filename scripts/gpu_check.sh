@@ -463,7 +463,7 @@ sanitized() { # TOOL
             skip+=(--skip "$name")
         done
         export FLUX_GEMM=own
-        ! is_hopper || export FLUX_ATTENTION=sm90-single FLUX_PROJECT=base
+        ! is_hopper || export FLUX_ATTENTION=sm90-single FLUX_PROJECT=base FLUX_LOW_RANK=base
     fi
     export FLUX_PARITY_SIZES=small
     [[ $1 != racecheck ]] || FLUX_PARITY_SIZES=few # it is the slowest

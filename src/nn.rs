@@ -88,8 +88,8 @@ impl<B: Backend> Linear<B> {
         Self { low_rank: Some(Arc::new(low_rank)), ..self.clone() }
     }
 
-    /// What is added to its product, if anything. Ops see to that; backends compute with the weight alone, but for their
-    /// own [`Backend::project`].
+    /// What is added to its product, if anything. Ops see to that; backends compute with the weight alone, but for
+    /// [`Backend::low_rank`] and [`Backend::project`].
     pub fn low_rank(&self) -> Option<&LowRank<B>> {
         self.low_rank.as_deref()
     }

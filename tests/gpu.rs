@@ -46,6 +46,8 @@ mod inpaint_blend;
 mod layer_norm;
 #[path = "parity/linear.rs"]
 mod linear;
+#[path = "parity/low_rank.rs"]
+mod low_rank;
 #[path = "parity/meaning.rs"]
 mod meaning;
 #[path = "parity/memory.rs"]

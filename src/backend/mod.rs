@@ -335,6 +335,14 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn linear_add(&self, x: &Tensor<Self>, weight: &Linear<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
         ops::linear::compose_add(self, x, weight, residual)
     }
+    /// See [`Tensor::low_rank`].
+    fn low_rank(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
+        ops::low_rank::compose(self, parts)
+    }
+    /// See [`Tensor::low_rank_concat`].
+    fn low_rank_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
+        ops::low_rank::compose_concat(self, parts, weight)
+    }
     /// See [`Tensor::adaln`].
     fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
         ops::adaln::compose(self, x, shift, scale, eps)

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use flux::Result;
 use flux::backend::{Backend, Storage};
-use flux::nn::Operand;
+use flux::nn::{LowRank, Operand};
 use flux::ops::{self, Adaln, Conv, GroupNorm, Heads, Mask, Norm, Pairs, Projection, QkNorm, Rope, TokenLayout};
 use flux::tensor::Tensor;
 
@@ -13,6 +13,8 @@ use super::{Bench, Shapes, Times, Work, tensor, weights};
 
 /// Tokens of a short prompt in its template; the others are padding.
 const PROMPT_TOKENS: usize = 32;
+/// Of the factors that are measured.
+const RANK: usize = 32;
 /// The shape of an uploaded weight of 680 MB; a large model has many of them.
 const UPLOAD: [usize; 2] = [4 * 27648, 3072];
 
@@ -26,6 +28,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usiz
     for linear in linears.concat() {
         product(bench, linear)?;
     }
+    low_rank(bench, shapes, layout)?;
     projections(bench, shapes, layout)?;
     attention(bench, shapes, layout, size)?;
     vae(bench, shapes, size)?;
@@ -143,6 +146,35 @@ fn product<B: Backend>(bench: &mut Bench<'_, B>, linear: Linear) -> Result<()> {
     let b = bench.backend.clone();
     let (x, weight) = (tensor(&b, rows, cols)?, weights::linear(&b, out, cols)?);
     bench.op(&name, Work::Flops(linear.flops()), || Ok(()), |()| x.linear(&weight, None))
+}
+
+/// The products behind attention and the MLP with a LoRA beside their weights: of a single block, and of the two streams
+/// of a double block.
+fn low_rank<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLayout) -> Result<()> {
+    let (rows, dim, mlp) = (layout.rows(), shapes.dim, shapes.mlp);
+    for (cols, streams) in [(dim + mlp, false), (dim, true), (mlp, true)] {
+        let kind = if streams { ", two streams" } else { "" };
+        let name = format!("ops/low_rank {rows}x{cols}x{dim}, rank {RANK}{kind}");
+        if !bench.is_new(&name) {
+            continue;
+        }
+        let b = bench.backend.clone();
+        let layer = || {
+            let (down, up) = (weights::linear(&b, RANK, cols)?, weights::linear(&b, dim, RANK)?);
+            Ok::<_, flux::Error>(weights::linear(&b, dim, cols)?.with_low_rank(LowRank { down, up }))
+        };
+        let (txt, img) = tensor(&b, rows, cols)?.split_rows(if streams { layout.txt_rows() } else { 0 });
+        let layers = [layer()?, layer()?];
+        let parts = [(&txt, &layers[0]), (&img, &layers[1])];
+        bench.fused(
+            &name,
+            Work::Flops(2 * (rows * (cols * (dim + RANK) + dim * RANK)) as u64),
+            || Ok(()),
+            |()| Tensor::low_rank(&parts),
+            |()| ops::low_rank::compose(&b, &parts),
+        )?;
+    }
+    Ok(())
 }
 
 /// The projections of a single block and of the two streams of a double block, beside the product and the kernels that

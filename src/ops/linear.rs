@@ -1,12 +1,13 @@
 //! Matrix products with weights.
 //!
 //! A layer may have factors of low rank ([`Linear::low_rank`]) beside its weight. Its product is that with the weight
-//! plus `x down^T up^T`, on every backend: in these ops backends compute with the weight alone. A backend's kernel for
-//! [`Tensor::project`] may take the factors too.
+//! plus `x down^T up^T`, on every backend: that is [`Tensor::low_rank`], to which these ops turn. In the ops themselves
+//! backends compute with the weight alone.
 
+use super::low_rank;
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::nn::{Linear, LowRank, Operand};
+use crate::nn::{Linear, Operand};
 use crate::tensor::{Dtype, Tensor, expect, expect_activation, expect_activations};
 
 impl<B: Backend> Tensor<B> {
@@ -17,14 +18,13 @@ impl<B: Backend> Tensor<B> {
     /// Errors when the shapes do not fit.
     pub fn linear(&self, weight: &Linear<B>, bias: Option<&Self>) -> Result<Self> {
         expect_linear("linear", self, weight)?;
-        if let Some(bias) = bias {
-            expect_activations("linear", &[self, bias])?;
-            expect(bias.rows() == 1 && bias.cols() == weight.rows(), "linear", || {
-                format!("bias is [{}, {}], expected [1, {}]", bias.rows(), bias.cols(), weight.rows())
-            })?;
-        }
-        let out = self.backend().linear(self, weight, bias)?;
-        add_low_rank(self.backend(), &[self], weight, out)
+        let Some(bias) = bias else { return product(self, weight) };
+        expect_activations("linear", &[self, bias])?;
+        expect(bias.rows() == 1 && bias.cols() == weight.rows(), "linear", || {
+            format!("bias is [{}, {}], expected [1, {}]", bias.rows(), bias.cols(), weight.rows())
+        })?;
+        let out = self.backend().linear(self, weight, Some(bias))?;
+        low_rank::add(self.backend(), &[self], weight, out)
     }
 
     /// `linear(self) + residual`, rounded once. The result overwrites `residual` where that is writable.
@@ -45,7 +45,7 @@ impl<B: Backend> Tensor<B> {
             )
         })?;
         let out = self.backend().linear_add(self, weight, residual)?;
-        add_low_rank(self.backend(), &[self], weight, out)
+        low_rank::add(self.backend(), &[self], weight, out)
     }
 
     /// `linear` of each (x, weight), the results one under the other.
@@ -54,15 +54,12 @@ impl<B: Backend> Tensor<B> {
     ///
     /// Errors when the shapes do not fit. Panics when `parts` is empty.
     pub fn linear_rows(parts: &[(&Self, &Linear<B>)]) -> Result<Self> {
-        let (first, first_weight) = parts[0];
-        for (x, weight) in parts {
-            expect_linear("linear_rows", x, weight)?;
-            expect_activations("linear_rows", &[first, x])?;
-            expect(weight.rows() == first_weight.rows(), "linear_rows", || {
-                format!("weights have {} and {} rows", first_weight.rows(), weight.rows())
-            })?;
+        expect_rows("linear_rows", parts)?;
+        let backend = parts[0].0.backend();
+        match parts.iter().any(|(_, weight)| weight.low_rank().is_some()) {
+            true => backend.low_rank(parts),
+            false => backend.linear_rows(parts),
         }
-        rows(first.backend(), parts)
     }
 
     /// `linear` of the parts' columns side by side.
@@ -71,12 +68,12 @@ impl<B: Backend> Tensor<B> {
     ///
     /// Errors when the shapes do not fit. Panics when `parts` is empty.
     pub fn linear_concat(parts: &[&Self], weight: &Linear<B>) -> Result<Self> {
-        expect_activations("linear_concat", parts)?;
-        expect_weight("linear_concat", parts[0].backend(), parts.iter().map(|x| x.cols()).sum(), weight)?;
-        let rows = parts[0].rows();
-        expect(parts.iter().all(|x| x.rows() == rows), "linear_concat", || "the parts differ in rows".to_string())?;
-        let out = parts[0].backend().linear_concat(parts, weight)?;
-        add_low_rank(parts[0].backend(), parts, weight, out)
+        expect_concat("linear_concat", parts, weight)?;
+        let backend = parts[0].backend();
+        match weight.low_rank() {
+            Some(_) => backend.low_rank_concat(parts, weight),
+            None => backend.linear_concat(parts, weight),
+        }
     }
 }
 
@@ -85,14 +82,42 @@ impl<B: Backend> Operand<B> {
     pub fn linear(&self, weight: &Linear<B>) -> Result<Tensor<B>> {
         expect_operand("linear", self.tensor().backend(), self)?;
         expect_weight("linear", self.tensor().backend(), self.cols(), weight)?;
-        let (x, backend) = (self.tensor(), self.tensor().backend());
-        add_low_rank(backend, &[x], weight, backend.linear(x, weight, None)?)
+        product(self.tensor(), weight)
+    }
+}
+
+/// `x weight^T`, with the factors beside the weight.
+fn product<B: Backend>(x: &Tensor<B>, weight: &Linear<B>) -> Result<Tensor<B>> {
+    match weight.low_rank() {
+        Some(_) => x.backend().low_rank(&[(x, weight)]),
+        None => x.backend().linear(x, weight, None),
     }
 }
 
 fn expect_linear<B: Backend>(op: &str, x: &Tensor<B>, weight: &Linear<B>) -> Result<()> {
     expect_activations(op, &[x])?;
     expect_weight(op, x.backend(), x.cols(), weight)
+}
+
+/// Errors unless the results of the products of each (x, weight) fit one under the other.
+pub(super) fn expect_rows<B: Backend>(op: &str, parts: &[(&Tensor<B>, &Linear<B>)]) -> Result<()> {
+    let (first, first_weight) = parts[0];
+    for (x, weight) in parts {
+        expect_linear(op, x, weight)?;
+        expect_activations(op, &[first, x])?;
+        expect(weight.rows() == first_weight.rows(), op, || {
+            format!("weights have {} and {} rows", first_weight.rows(), weight.rows())
+        })?;
+    }
+    Ok(())
+}
+
+/// Errors unless `weight` takes the columns of the parts side by side.
+pub(super) fn expect_concat<B: Backend>(op: &str, parts: &[&Tensor<B>], weight: &Linear<B>) -> Result<()> {
+    expect_activations(op, parts)?;
+    expect_weight(op, parts[0].backend(), parts.iter().map(|x| x.cols()).sum(), weight)?;
+    let rows = parts[0].rows();
+    expect(parts.iter().all(|x| x.rows() == rows), op, || "the parts differ in rows".to_string())
 }
 
 /// Errors unless `x` is on the device of `on`, and is what products read: an activation, or one that was quantised.
@@ -107,35 +132,6 @@ pub(super) fn expect_weight<B: Backend>(op: &str, on: &B, cols: usize, weight: &
     expect(cols == weight.cols(), op, || {
         format!("x has {cols} columns but `{}` is [{}, {}]", weight.name(), weight.rows(), weight.cols())
     })
-}
-
-/// `out + x down^T up^T` by the factors of `weight`, or `out` where it has none. x are columns side by side.
-fn add_low_rank<B: Backend>(b: &B, x: &[&Tensor<B>], weight: &Linear<B>, out: Tensor<B>) -> Result<Tensor<B>> {
-    let Some(LowRank { down, up }) = weight.low_rank() else { return Ok(out) };
-    let low = match x {
-        [x] => b.linear(x, down, None)?,
-        parts => b.linear_concat(parts, down)?,
-    };
-    b.linear_add(&low, up, out)
-}
-
-/// `linear` of each pair, the results one under the other.
-pub(super) fn rows<B: Backend>(b: &B, parts: &[(&Tensor<B>, &Linear<B>)]) -> Result<Tensor<B>> {
-    let mut below = b.linear_rows(parts)?;
-    if parts.iter().all(|(_, weight)| weight.low_rank().is_none()) {
-        return Ok(below);
-    }
-    let mut above: Option<Tensor<B>> = None;
-    for (x, weight) in parts {
-        let (own, rest) = below.split_rows(x.rows());
-        let own = add_low_rank(b, &[x], weight, own)?;
-        above = Some(match above {
-            Some(above) => above.join_rows(own)?,
-            None => own,
-        });
-        below = rest;
-    }
-    Ok(above.unwrap_or(below))
 }
 
 /// What `linear_add` means.

@@ -10,6 +10,8 @@
 //! | [`linear`](Tensor::linear), [`linear_add`](Tensor::linear_add) | `x W^T + b` (+ residual) | [rows, in], [out, in] -> [rows, out] |
 //! | [`linear_rows`](Tensor::linear_rows) | several linears, one under the other | |
 //! | [`linear_concat`](Tensor::linear_concat) | linear over columns side by side | |
+//! | [`low_rank`](Tensor::low_rank) | `x W^T + (x down^T) up^T` of several x and W, one under the other | [rows, in], [out, in] -> [rows, out] |
+//! | [`low_rank_concat`](Tensor::low_rank_concat) | the same over columns side by side | |
 //! | [`conv2d`](Tensor::conv2d), [`conv2d_add`](Tensor::conv2d_add) | convolution (+ residual) | [h * w, in] -> [h' * w', out] |
 //! | [`conv2d_over`](Tensor::conv2d_over) | `conv2d`, for which the input may be overwritten | |
 //! | [`upsample_conv2d`](Tensor::upsample_conv2d) | convolution of the upsampled image | [h * w, in] -> [4 * h * w, out] |
@@ -47,6 +49,7 @@ pub mod guide;
 pub mod inpaint_blend;
 pub mod layer_norm;
 pub mod linear;
+pub mod low_rank;
 pub mod mul;
 pub mod norm_conv2d;
 pub mod patchify;

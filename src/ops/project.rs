@@ -72,7 +72,7 @@ pub fn compose<B: Backend>(
     heads: Option<&Heads<'_, B>>,
 ) -> Result<Projection<B>> {
     let products: Vec<_> = parts.iter().map(|(x, weight)| (x.tensor(), *weight)).collect();
-    let y = super::linear::rows(b, &products)?;
+    let y = super::low_rank::compose(b, &products)?;
     let dim = heads.map_or(0, |heads| heads.dim);
     let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
     let mlp = (y.cols() - 3 * dim) / 2;

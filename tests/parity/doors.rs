@@ -4,7 +4,7 @@
 use flux::Result;
 use flux::backend::Backend;
 use flux::backend::cuda::Cuda;
-use flux::nn::{Linear, Operand as Input};
+use flux::nn::{Linear, LowRank, Operand as Input};
 use flux::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Pairs, QkNorm, Rope, TokenLayout};
 use flux::tensor::Tensor;
 
@@ -47,6 +47,12 @@ fn linear(cuda: &Cuda, rows: usize) -> Linear<Cuda> {
     Weight::seeded(1, rows, 8).linear(cuda)
 }
 
+/// The same from 8 columns to 8, with factors of rank 2.
+fn low_rank(cuda: &Cuda) -> Linear<Cuda> {
+    let up = Weight::seeded(2, 8, 2).linear(cuda);
+    linear(cuda, 8).with_low_rank(LowRank { down: linear(cuda, 2), up })
+}
+
 fn norm<'a>(weight: &'a Tensor<Cuda>, bias: &'a Tensor<Cuda>) -> GroupNorm<'a, Cuda> {
     GroupNorm { weight, bias, groups: 2, eps: 1e-6, statistics: None }
 }
@@ -71,7 +77,7 @@ const HEAD: Operand = ([1, 4], Kind::Activation);
 /// The six rows of a matrix as pixels.
 const CONV: Conv = Conv { height: 2, width: 3, kernel: 3, stride: 1, pad_before: 1, pad_after: 1 };
 
-const DOORS: [Door; 35] = [
+const DOORS: [Door; 37] = [
     Door {
         op: "silu",
         operands: &[MATRIX],
@@ -214,6 +220,19 @@ const DOORS: [Door; 35] = [
         op: "linear_concat",
         operands: &[([6, 4], Kind::Activation), ([6, 4], Kind::Activation)],
         call: |cuda, x| Tensor::linear_concat(&[&x[0], &x[1]], &linear(cuda, 8)),
+    },
+    Door {
+        op: "low_rank",
+        operands: &[MATRIX, VECTOR],
+        call: |cuda, x| {
+            let layer = low_rank(cuda);
+            Tensor::low_rank(&[(&x[0], &layer), (&x[1], &layer)])
+        },
+    },
+    Door {
+        op: "low_rank_concat",
+        operands: &[([6, 4], Kind::Activation), ([6, 4], Kind::Activation)],
+        call: |cuda, x| Tensor::low_rank_concat(&[&x[0], &x[1]], &low_rank(cuda)),
     },
     Door {
         op: "attention",

@@ -364,6 +364,14 @@ impl Backend for Cuda {
         self.linear_add_op(x, weight, residual)
     }
 
+    fn low_rank(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
+        self.low_rank_op(parts)
+    }
+
+    fn low_rank_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
+        self.low_rank_concat_op(parts, weight)
+    }
+
     fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
         self.adaln_op(x, shift, scale, eps)
     }

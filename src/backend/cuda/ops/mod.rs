@@ -21,6 +21,7 @@ mod guide;
 mod inpaint_blend;
 mod layer_norm;
 mod linear;
+mod low_rank;
 mod mul;
 mod norm_conv2d;
 mod patchify;

@@ -61,7 +61,7 @@ struct Arguments {
 }
 
 /// How many rows of tiles are done together, so that no group of them is much smaller than the others.
-fn rows_of_tiles(all: usize) -> usize {
+pub(super) fn rows_of_tiles(all: usize) -> usize {
     all.div_ceil(all.div_ceil(ROWS_OF_TILES).max(1)).max(1)
 }
 
@@ -115,7 +115,7 @@ impl Cuda {
         let fresh = self.operands(&parts)?;
         let quantised: Vec<_> =
             parts.iter().zip(&fresh).map(|((x, weight), fresh)| (fresh.as_ref().unwrap_or(x), *weight)).collect();
-        let low_rank = operands.iter().map(|(x, weight)| self.low_rank(x, weight)).collect::<Result<_>>()?;
+        let low_rank = operands.iter().map(|(x, weight)| self.factors(x, weight)).collect::<Result<_>>()?;
         self.run_project(&Operands { parts: quantised, low_rank }, heads, [dim, mlp], &out)?;
         let [k, v, q, mlp] = out.split_cols([dim, dim, dim, mlp]);
         let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
@@ -124,7 +124,7 @@ impl Cuda {
     }
 
     /// x down^T and up, where a layer has factors and x has rows.
-    fn low_rank<'a>(&self, x: &Operand<Cuda>, weight: &'a Linear<Cuda>) -> Result<Option<LowRank<'a>>> {
+    fn factors<'a>(&self, x: &Operand<Cuda>, weight: &'a Linear<Cuda>) -> Result<Option<LowRank<'a>>> {
         let low_rank = weight.low_rank().filter(|_| x.rows() > 0);
         low_rank.map(|factors| Ok((self.linear_op(x.tensor(), &factors.down, None)?, factors.up.weight()))).transpose()
     }

@@ -1,0 +1,271 @@
+//! Launches cuda/low_rank_sm90a.cu: `low_rank` on Hopper, in one kernel. Elsewhere it is its composition.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys;
+
+use super::project::rows_of_tiles;
+use crate::backend::cuda::hopper::{Axis, Choice};
+use crate::backend::cuda::weight::Weight;
+use crate::backend::cuda::{Cuda, Tensor};
+use crate::error::Result;
+use crate::nn::Linear;
+use crate::ops::low_rank::{compose, compose_concat};
+
+/// `FLUX_LOW_RANK=base` turns this kernel off; `FLUX_LOW_RANK=sm90` makes it an error when this GPU or this program has
+/// none, and `sm90-always` also runs it where its clusters would idle.
+const CHOICE: Choice = Choice { op: "low_rank", variable: "FLUX_LOW_RANK", file: "low_rank_sm90a", forms: &[ALWAYS] };
+const ALWAYS: &str = "sm90-always";
+/// `ROWS`, `COLS`, `STEP`, `STAGES`, `BOX`, `MAX_RANK`, `MAX_TILE_ROWS` and `THREADS` of cuda/low_rank_sm90a.cu.
+const ROWS: usize = 128;
+const COLS: usize = 256;
+const STEP: usize = 64;
+const STAGES: usize = 4;
+const BOX: usize = 16;
+const MAX_RANK: usize = 128;
+const MAX_TILE_ROWS: usize = 1024;
+const THREADS: usize = 3 * 128;
+/// `BARRIERS` there, and two barriers for each stage.
+const SHARED_BYTES: usize = STAGES * ((ROWS + COLS) * STEP * 2 + 16);
+/// Columns of narrow tiles, and the time of one in hundredths of that of a whole tile.
+const NARROW: [(usize, usize); 2] = [(96, 45), (128, 56)];
+const WHOLE_TIME: usize = 100;
+/// The kernel saves a tenth to a quarter of the composition's time, so where its clusters idle longer it saves nothing.
+const LEAST_BUSY_PERCENT: usize = 85;
+
+/// `Arguments` in cuda/low_rank_sm90a.cu, field by field.
+#[repr(C)]
+struct Arguments {
+    x: [sys::CUtensorMap; 2],
+    weight: [sys::CUtensorMap; 2],
+    weight_boxes: [sys::CUtensorMap; 2],
+    down_boxes: [sys::CUtensorMap; 2],
+    up: [sys::CUtensorMap; 2],
+    up_boxes: [sys::CUtensorMap; 2],
+    low: [sys::CUtensorMap; 2],
+    low_rows: u64,
+    out: u64,
+    ld_out: i64,
+    part_rows: [i32; 2],
+    features: i32,
+    cols: i32,
+    rank: i32,
+    whole_cols: i32,
+    narrow_cols: i32,
+    narrow_width: i32,
+    rows_of_tiles: i32,
+}
+
+/// One part: x with rows, its weight, and the factors beside that.
+struct Part<'a> {
+    x: &'a Tensor<Cuda>,
+    weight: &'a Weight,
+    down: &'a Weight,
+    up: &'a Weight,
+}
+
+/// How the columns of `down` and of the weight are divided into tiles: whole ones of COLS, and narrow ones behind them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tiling {
+    whole_cols: usize,
+    narrow_cols: usize,
+    narrow_width: usize,
+    /// When the last of the clusters is done, in hundredths of a whole tile's time.
+    time: usize,
+}
+
+impl Tiling {
+    /// `rows` rows of tiles, of which `clusters` take all that are whole in turn, and then the narrow ones.
+    fn new([whole_cols, narrow_cols, narrow_width]: [usize; 3], cost: usize, rows: usize, clusters: usize) -> Self {
+        let (whole, all) = (rows * whole_cols, rows * (whole_cols + narrow_cols));
+        // How many of the first `items` items a cluster takes.
+        let taken = |items: usize, cluster: usize| (items + clusters - 1 - cluster) / clusters;
+        let time = |cluster| {
+            let of_whole = taken(whole, cluster);
+            of_whole * WHOLE_TIME + (taken(all, cluster) - of_whole) * cost
+        };
+        Self { whole_cols, narrow_cols, narrow_width, time: (0..clusters).map(time).max().unwrap_or(0) }
+    }
+
+    /// The tiling of `cols` columns that is done first. At least the first column of tiles is of whole ones.
+    fn find(rows: usize, cols: usize, clusters: usize) -> Self {
+        let most = cols.div_ceil(COLS);
+        let all_whole = Self::new([most, 0, NARROW[0].0], NARROW[0].1, rows, clusters);
+        let fewer = (most.saturating_sub(3).max(1)..most).flat_map(|whole| {
+            let narrow = move |(width, cost)| {
+                Self::new([whole, (cols - whole * COLS).div_ceil(width), width], cost, rows, clusters)
+            };
+            NARROW.into_iter().map(narrow)
+        });
+        std::iter::once(all_whole).chain(fewer).min_by_key(|tiling| tiling.time).unwrap_or(all_whole)
+    }
+
+    /// How much of the clusters' time goes into `rows` rows of tiles of `cols` columns.
+    fn busy_percent(&self, rows: usize, cols: usize, clusters: usize) -> usize {
+        rows * cols * WHOLE_TIME * 100 / (COLS * clusters * self.time).max(1)
+    }
+}
+
+/// The parts that have rows, if the kernel can take them: at most two, with factors of low rank, all of bf16 and
+/// aligned for TMA and 16-byte stores.
+fn parts<'a>(operands: &[(&'a Tensor<Cuda>, &'a Linear<Cuda>)]) -> Option<Vec<Part<'a>>> {
+    let with_rows = operands.iter().filter(|(x, _)| x.rows() > 0);
+    let part = |&(x, weight): &(&'a Tensor<Cuda>, &'a Linear<Cuda>)| {
+        let factors = weight.low_rank()?;
+        let part = Part { x, weight: weight.weight(), down: factors.down.weight(), up: factors.up.weight() };
+        let bf16 = [part.weight, part.down, part.up].iter().all(|weight| !weight.is_e4m3());
+        let aligned = x.aligned() && part.weight.rows().is_multiple_of(8);
+        (bf16 && aligned && (1..=MAX_RANK).contains(&part.down.rows())).then_some(part)
+    };
+    let parts: Vec<_> = with_rows.map(part).collect::<Option<_>>()?;
+    let features = parts.first()?.x.cols();
+    let tile_rows: usize = parts.iter().map(|part| part.x.rows().div_ceil(2 * ROWS)).sum();
+    let fits = parts.len() <= 2 && tile_rows <= MAX_TILE_ROWS && features > 0;
+    (fits && parts.iter().all(|part| part.x.cols() == features)).then_some(parts)
+}
+
+impl Cuda {
+    pub(crate) fn low_rank_op(&self, operands: &[(&Tensor<Cuda>, &Linear<Cuda>)]) -> Result<Tensor<Cuda>> {
+        let Some(form) = self.hopper_form(CHOICE)? else { return compose(self, operands) };
+        let Some(parts) = parts(operands) else { return compose(self, operands) };
+        let clusters = (self.device().multiprocessors() / 2).max(1);
+        let tile_rows = parts.iter().map(|part| part.x.rows().div_ceil(2 * ROWS)).sum();
+        let rank = parts.iter().map(|part| part.down.rows()).max().unwrap_or(0).next_multiple_of(BOX);
+        let cols = rank + parts[0].weight.rows();
+        let tiling = Tiling::find(tile_rows, cols, clusters);
+        if form != ALWAYS && tiling.busy_percent(tile_rows, cols, clusters) < LEAST_BUSY_PERCENT {
+            return compose(self, operands);
+        }
+        self.run_low_rank(&parts, rank, tiling, tile_rows)
+    }
+
+    /// `low_rank` of columns side by side: of the tensors as they are if they lie so in memory, otherwise of a copy.
+    pub(crate) fn low_rank_concat_op(&self, x: &[&Tensor<Cuda>], weight: &Linear<Cuda>) -> Result<Tensor<Cuda>> {
+        if !self.hopper_wanted(CHOICE)? {
+            return compose_concat(self, x, weight);
+        }
+        match Tensor::adjacent_cols(x) {
+            Some(joined) => self.low_rank_op(&[(&joined, weight)]),
+            None => self.low_rank_op(&[(&self.concat_cols_op(x)?, weight)]),
+        }
+    }
+
+    fn run_low_rank(&self, parts: &[Part<'_>], rank: usize, tiling: Tiling, tile_rows: usize) -> Result<Tensor<Cuda>> {
+        // First of all, because a driver that loads this kernel knows tensor maps too.
+        let launch = self.launch(CHOICE.file, "low_rank_sm90")?.shared(SHARED_BYTES as u32)?;
+        let rows = parts.iter().map(|part| part.x.rows()).sum();
+        let (out, low) = (self.empty(rows, parts[0].weight.rows())?, self.empty(rows, rank)?);
+        CHOICE.int(rows)?;
+        let items = tile_rows * (tiling.whole_cols + tiling.narrow_cols);
+        let mut arguments = arguments(parts, tiling, tile_rows, &low, &out)?;
+        let clusters = items.min(self.device().multiprocessors() / 2).max(1);
+        let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
+        // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
+        // SHARED_BYTES of shared memory. The maps cover exactly the cells of x, of the weights and of the factors; `low`
+        // and `out` were made for all rows and columns. `Tensor::low_rank` checked the shapes; `parts` found all rows
+        // aligned, a rank of at most MAX_RANK and at most MAX_TILE_ROWS rows of tiles.
+        unsafe { launch.run_raw([2 * clusters, 1, 1], [THREADS, 1, 1], &mut pointers) }?;
+        Ok(out)
+    }
+}
+
+fn arguments(
+    parts: &[Part<'_>],
+    tiling: Tiling,
+    tile_rows: usize,
+    low: &Tensor<Cuda>,
+    out: &Tensor<Cuda>,
+) -> Result<Arguments> {
+    // A second part that is not there has no tiles, so the maps of the first stand in for its own.
+    let part = |index: usize| parts.get(index).unwrap_or(&parts[0]);
+    let both = |of: &dyn Fn(usize) -> Result<sys::CUtensorMap>| Ok::<_, crate::error::Error>([of(0)?, of(1)?]);
+    let of_weights = |weight: for<'a> fn(&Part<'a>) -> &'a Weight, in_box: usize| {
+        both(&|index| {
+            let weight = weight(part(index));
+            tensor_map(weight.address(), [weight.rows(), weight.cols()], weight.stride(), in_box)
+        })
+    };
+    let x = both(&|index| {
+        let x = part(index).x;
+        tensor_map(x.address(), [x.rows(), x.cols()], x.stride(), ROWS)
+    })?;
+    let low_map = both(&|index| {
+        let first = if index < parts.len() { index * parts[0].x.rows() } else { 0 };
+        let address = low.address() + (first * low.stride() * 2) as u64;
+        tensor_map(address, [part(index).x.rows(), low.cols()], low.stride(), ROWS)
+    })?;
+    let rows = |index: usize| CHOICE.int(parts.get(index).map_or(0, |part| part.x.rows()));
+    Ok(Arguments {
+        x,
+        weight: of_weights(|part| part.weight, COLS / 2)?,
+        weight_boxes: of_weights(|part| part.weight, BOX)?,
+        down_boxes: of_weights(|part| part.down, BOX)?,
+        up: of_weights(|part| part.up, COLS / 2)?,
+        up_boxes: of_weights(|part| part.up, BOX)?,
+        low: low_map,
+        low_rows: low.address(),
+        out: out.address(),
+        ld_out: out.stride() as i64,
+        part_rows: [rows(0)?, rows(1)?],
+        features: CHOICE.int(parts[0].x.cols())?,
+        cols: CHOICE.int(out.cols())?,
+        rank: CHOICE.int(low.cols())?,
+        whole_cols: CHOICE.int(tiling.whole_cols)?,
+        narrow_cols: CHOICE.int(tiling.narrow_cols)?,
+        narrow_width: CHOICE.int(tiling.narrow_width)?,
+        rows_of_tiles: CHOICE.int(rows_of_tiles(tile_rows))?,
+    })
+}
+
+/// A map of rows of bf16 values, in boxes of `in_box` rows and STEP values of each.
+fn tensor_map(address: u64, [rows, cols]: [usize; 2], stride: usize, in_box: usize) -> Result<sys::CUtensorMap> {
+    // A lone row's stride means nothing, and need not be aligned.
+    let step = if rows > 1 { stride } else { cols.next_multiple_of(8) };
+    CHOICE.tensor_map(address, [Axis { cells: cols, step: 1, in_box: STEP }, Axis { cells: rows, step, in_box }])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_fits_the_shared_memory_of_hopper() {
+        const { assert!(SHARED_BYTES <= 227 << 10) }
+        assert_eq!(SHARED_BYTES, 4 * 48 * 1024 + 64);
+    }
+
+    #[test]
+    fn the_last_clusters_get_narrow_tiles() {
+        // 1024 x 1024 by klein 4B and 9B, and 2048 x 2048, on the 132 multiprocessors of an H200.
+        let tiling = |rows, cols| {
+            let Tiling { whole_cols, narrow_cols, narrow_width, time } = Tiling::find(rows, cols, 66);
+            [whole_cols, narrow_cols, narrow_width, time]
+        };
+        assert_eq!(tiling(18, 32 + 3072), [11, 3, 96, 345]);
+        assert_eq!(tiling(18, 32 + 4096), [14, 6, 96, 490]);
+        assert_eq!(tiling(66, 32 + 3072), [11, 3, 96, 1235]);
+        assert_eq!(tiling(1, 16 + 8), [1, 0, 96, 100]);
+    }
+
+    #[test]
+    fn tilings_cover_all_columns_and_no_tile_is_empty() {
+        for rows in [1, 6, 18, 66] {
+            for cols in [24, 256, 257, 600, 3104, 4224] {
+                for clusters in [1, 57, 66] {
+                    let tiling = Tiling::find(rows, cols, clusters);
+                    let Tiling { whole_cols, narrow_cols, narrow_width, .. } = tiling;
+                    let reach = whole_cols * COLS + narrow_cols * narrow_width;
+                    let last = if narrow_cols > 0 { narrow_width } else { COLS };
+                    assert!(whole_cols > 0 && reach >= cols && reach - cols < last, "{cols}: {tiling:?}");
+                    assert!(tiling.busy_percent(rows, cols, clusters) <= 100, "{rows} x {cols}: {tiling:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_share_of_the_clusters_time_says_whether_they_idle() {
+        let percent = |rows, cols| Tiling::find(rows, cols, 66).busy_percent(rows, cols, 66);
+        assert_eq!([percent(18, 3104), percent(18, 4128), percent(6, 3104)], [95, 89, 76]);
+    }
+}

@@ -1,0 +1,64 @@
+//! Products with layers that have factors of low rank beside their weight.
+
+use super::linear::{expect_concat, expect_rows};
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::nn::{Linear, LowRank};
+use crate::tensor::Tensor;
+
+impl<B: Backend> Tensor<B> {
+    /// `x weight^T + (x down^T) up^T` of each (x, weight), the results one under the other. A weight without factors
+    /// gives `x weight^T`.
+    ///
+    /// x_i [rows_i, in_i], weight_i [out, in_i], down_i [rank_i, in_i], up_i [out, rank_i] -> [sum rows_i, out].
+    ///
+    /// Errors when the shapes do not fit. Panics when `parts` is empty.
+    pub fn low_rank(parts: &[(&Self, &Linear<B>)]) -> Result<Self> {
+        expect_rows("low_rank", parts)?;
+        parts[0].0.backend().low_rank(parts)
+    }
+
+    /// `low_rank` of the parts' columns side by side.
+    ///
+    /// x_i [rows, in_i], weight [out, sum in_i] -> [rows, out].
+    ///
+    /// Errors when the shapes do not fit. Panics when `parts` is empty.
+    pub fn low_rank_concat(parts: &[&Self], weight: &Linear<B>) -> Result<Self> {
+        expect_concat("low_rank_concat", parts, weight)?;
+        parts[0].backend().low_rank_concat(parts, weight)
+    }
+}
+
+/// What `low_rank` means.
+pub fn compose<B: Backend>(b: &B, parts: &[(&Tensor<B>, &Linear<B>)]) -> Result<Tensor<B>> {
+    let mut below = b.linear_rows(parts)?;
+    if parts.iter().all(|(_, weight)| weight.low_rank().is_none()) {
+        return Ok(below);
+    }
+    let mut above: Option<Tensor<B>> = None;
+    for (x, weight) in parts {
+        let (own, rest) = below.split_rows(x.rows());
+        let own = add(b, &[x], weight, own)?;
+        above = Some(match above {
+            Some(above) => above.join_rows(own)?,
+            None => own,
+        });
+        below = rest;
+    }
+    Ok(above.unwrap_or(below))
+}
+
+/// What `low_rank_concat` means.
+pub fn compose_concat<B: Backend>(b: &B, parts: &[&Tensor<B>], weight: &Linear<B>) -> Result<Tensor<B>> {
+    add(b, parts, weight, b.linear_concat(parts, weight)?)
+}
+
+/// `out + x down^T up^T` by the factors of `weight`, or `out` where it has none. x are columns side by side.
+pub(super) fn add<B: Backend>(b: &B, x: &[&Tensor<B>], weight: &Linear<B>, out: Tensor<B>) -> Result<Tensor<B>> {
+    let Some(LowRank { down, up }) = weight.low_rank() else { return Ok(out) };
+    let low = match x {
+        [x] => b.linear(x, down, None)?,
+        parts => b.linear_concat(parts, down)?,
+    };
+    b.linear_add(&low, up, out)
+}

@@ -1,0 +1,182 @@
+//! cuda/low_rank_sm90a.cu against its composition.
+
+use flux::backend::Backend;
+use flux::backend::cuda::Cuda;
+use flux::nn::{Linear, LowRank};
+use flux::ops;
+use flux::tensor::Tensor;
+use safetensors::Dtype;
+
+use crate::compare::{Case, Shape, Weight, check_against, check_choices, values, with_variable};
+
+/// Products of one part or two, one under the other.
+#[derive(Debug, Clone, Copy)]
+struct Product {
+    /// Rows of each part; 0 of the first is one part alone, without the first.
+    rows: [usize; 2],
+    features: usize,
+    /// Columns of x, before and behind what is read.
+    beside: [usize; 2],
+    out: usize,
+    /// Of the factors; 0 is none.
+    ranks: [usize; 2],
+}
+
+/// A matrix whose products with values of variance 1 are about `size`; powers of two keep it on the bf16 grid.
+fn weight(seed: u64, [rows, cols]: [usize; 2], size: f32) -> Weight {
+    let scale = ((cols as f32).sqrt() / size).log2().round().exp2();
+    let values: Vec<f32> = values(seed, rows * cols).iter().map(|value| value / scale).collect();
+    Weight::new(&values, &[rows, cols], Dtype::BF16)
+}
+
+impl Product {
+    fn new(rows: [usize; 2], [features, out]: [usize; 2], ranks: [usize; 2]) -> Self {
+        Self { rows, features, beside: [0, 0], out, ranks }
+    }
+
+    /// x and a layer of each part. The product with the factors is half of that with the weight.
+    fn parts<B: Backend>(&self, b: &B) -> [(Tensor<B>, Linear<B>); 2] {
+        [0, 1].map(|part| {
+            let seed = 10 * part as u64;
+            let shape = Shape::view(self.rows[part], self.features, self.beside[0], self.beside[1]);
+            let layer = weight(seed + 2, [self.out, self.features], 1.0).linear(b);
+            let layer = match self.ranks[part] {
+                0 => layer,
+                rank => layer.with_low_rank(LowRank {
+                    down: weight(seed + 3, [rank, self.features], 1.0).linear(b),
+                    up: weight(seed + 4, [self.out, rank], 0.5).linear(b),
+                }),
+            };
+            (shape.tensor(b, seed + 1), layer)
+        })
+    }
+
+    fn with<B: Backend>(
+        &self,
+        b: &B,
+        product: impl Fn(&[(&Tensor<B>, &Linear<B>)]) -> flux::Result<Tensor<B>>,
+    ) -> Vec<Tensor<B>> {
+        let [first, second] = self.parts(b);
+        let parts = [(&first.0, &first.1), (&second.0, &second.1)];
+        vec![product(&parts).unwrap()]
+    }
+}
+
+impl Case for Product {
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        self.with(b, |parts| Tensor::low_rank(parts))
+    }
+
+    fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        self.with(b, |parts| ops::low_rank::compose(b, parts))
+    }
+}
+
+/// Of the composition, which runs where the kernel would be slower: the product with down, that with the weight, and the
+/// sum, in cuBLASLt's epilogue. The first is an error of each of the terms of the last product, which add up at random.
+const FUSED: f32 = 4.0;
+/// The kernel leaves out the second.
+const COMPOSED: f32 = 2.0;
+
+fn check(cuda: &Cuda, case: Product) {
+    check_against(cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
+}
+
+/// Ranks within a multiply, a box, and two of them; columns within a tile, narrow tiles of both widths, and several
+/// whole ones; what the kernel declines.
+#[test]
+fn low_rank_matches_its_composition() {
+    let Some(cuda) = crate::cuda() else { return };
+    for rows in [[37, 130], [0, 300], [512, 1], [129, 0]] {
+        for sizes in [[72, 64], [200, 776], [1032, 608]] {
+            for ranks in [[1, 24], [32, 32], [96, 104], [128, 5]] {
+                check(&cuda, Product::new(rows, sizes, ranks));
+            }
+        }
+    }
+    let taken = Product::new([300, 212], [136, 264], [16, 48]);
+    check(&cuda, Product { beside: [8, 16], ..taken });
+    check(&cuda, Product { beside: [3, 2], ..taken });
+    check(&cuda, Product { features: 44, ..taken });
+    check(&cuda, Product { out: 33, ..taken });
+    check(&cuda, Product { ranks: [0, 32], ..taken });
+    check(&cuda, Product { ranks: [129, 32], ..taken });
+    check(&cuda, Product { ranks: [0, 0], ..taken });
+}
+
+/// As many tiles as clusters and more, so that the kernel runs without being asked for, some of them narrow, and clusters
+/// take several in turn.
+#[test]
+fn low_rank_of_many_tiles_matches_its_composition() {
+    let Some(cuda) = crate::cuda() else { return };
+    if crate::small() {
+        return;
+    }
+    check(&cuda, Product::new([700, 1600], [72, 2048], [32, 32]));
+    check(&cuda, Product::new([300, 2000], [136, 3072], [32, 24]));
+    check(&cuda, Product::new([0, 800], [3072, 3072], [32, 96]));
+}
+
+/// Columns of one buffer, and of two, which are copied.
+struct SideBySide(bool);
+
+impl SideBySide {
+    fn with<B: Backend>(
+        &self,
+        b: &B,
+        product: impl Fn(&[&Tensor<B>], &Linear<B>) -> flux::Result<Tensor<B>>,
+    ) -> Vec<Tensor<B>> {
+        let [_, (x, layer)] = Product::new([0, 300], [200, 264], [0, 32]).parts(b);
+        let [left, right] = x.split_cols([72, 128]);
+        let right = if self.0 { right } else { Tensor::concat_rows(&[&right]).unwrap() };
+        vec![product(&[&left, &right], &layer).unwrap()]
+    }
+}
+
+impl Case for SideBySide {
+    fn run<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        self.with(b, |x, layer| Tensor::low_rank_concat(x, layer))
+    }
+
+    fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
+        self.with(b, |x, layer| ops::low_rank::compose_concat(b, x, layer))
+    }
+}
+
+#[test]
+fn low_rank_concat_matches_its_composition() {
+    let Some(cuda) = crate::cuda() else { return };
+    for adjacent in [true, false] {
+        check_against(&cuda, &format!("adjacent {adjacent}"), &SideBySide(adjacent), FUSED, COMPOSED);
+    }
+}
+
+/// Clusters read what others wrote in the same launch, and leave their counters to the next: a race would show as other
+/// bytes.
+#[test]
+fn low_rank_gives_the_same_bytes_every_time() {
+    let Some(cuda) = crate::cuda() else { return };
+    let case = match crate::small() {
+        true => Product::new([300, 212], [136, 264], [16, 48]),
+        false => Product::new([512, 4096], [3072, 3072], [32, 32]),
+    };
+    let [first, second] = case.parts(&cuda);
+    let parts = [(&first.0, &first.1), (&second.0, &second.1)];
+    let bytes = || cuda.download(&Tensor::low_rank(&parts).unwrap()).unwrap();
+    let first = bytes();
+    for run in 1..8 {
+        assert!(bytes() == first, "run {run}");
+    }
+}
+
+#[test]
+fn each_kernel_can_be_asked_for() {
+    let Some(cuda) = crate::cuda() else { return };
+    for name in ["matches_its_composition", "concat_matches_its_composition", "gives_the_same_bytes_every_time"] {
+        let test = format!("low_rank::low_rank_{name}");
+        check_choices(&cuda, &test, "FLUX_LOW_RANK");
+        let (passed, text) = with_variable(&test, "FLUX_LOW_RANK", "sm90-always");
+        let is_hopper = cuda.describe().contains("compute capability 9.0");
+        assert!(passed == is_hopper, "FLUX_LOW_RANK=sm90-always: {text}");
+    }
+}
