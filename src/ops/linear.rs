@@ -4,10 +4,9 @@
 //! plus `x down^T up^T`, on every backend: that is [`Tensor::low_rank`], to which these ops turn. In the ops themselves
 //! backends compute with the weight alone.
 
-use super::low_rank;
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::nn::{Linear, Operand};
+use crate::nn::{Linear, LowRank, Operand};
 use crate::tensor::{Dtype, Tensor, expect, expect_activation, expect_activations};
 
 impl<B: Backend> Tensor<B> {
@@ -24,7 +23,7 @@ impl<B: Backend> Tensor<B> {
             format!("bias is [{}, {}], expected [1, {}]", bias.rows(), bias.cols(), weight.rows())
         })?;
         let out = self.backend().linear(self, weight, Some(bias))?;
-        low_rank::add(self.backend(), &[self], weight, out)
+        add_low_rank(self.backend(), &[self], weight, out)
     }
 
     /// `linear(self) + residual`, rounded once. The result overwrites `residual` where that is writable.
@@ -45,7 +44,7 @@ impl<B: Backend> Tensor<B> {
             )
         })?;
         let out = self.backend().linear_add(self, weight, residual)?;
-        low_rank::add(self.backend(), &[self], weight, out)
+        add_low_rank(self.backend(), &[self], weight, out)
     }
 
     /// `linear` of each (x, weight), the results one under the other.
@@ -132,6 +131,21 @@ pub(super) fn expect_weight<B: Backend>(op: &str, on: &B, cols: usize, weight: &
     expect(cols == weight.cols(), op, || {
         format!("x has {cols} columns but `{}` is [{}, {}]", weight.name(), weight.rows(), weight.cols())
     })
+}
+
+/// `out + x down^T up^T` by the factors of `weight`, or `out` where it has none. x are columns side by side.
+pub(super) fn add_low_rank<B: Backend>(
+    b: &B,
+    x: &[&Tensor<B>],
+    weight: &Linear<B>,
+    out: Tensor<B>,
+) -> Result<Tensor<B>> {
+    let Some(LowRank { down, up }) = weight.low_rank() else { return Ok(out) };
+    let low = match x {
+        [x] => b.linear(x, down, None)?,
+        parts => b.linear_concat(parts, down)?,
+    };
+    b.linear_add(&low, up, out)
 }
 
 /// What `linear_add` means.

@@ -1,9 +1,9 @@
 //! Products with layers that have factors of low rank beside their weight.
 
-use super::linear::{expect_concat, expect_rows};
+use super::linear::{add_low_rank, expect_concat, expect_rows};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::nn::{Linear, LowRank};
+use crate::nn::Linear;
 use crate::tensor::Tensor;
 
 impl<B: Backend> Tensor<B> {
@@ -38,7 +38,7 @@ pub fn compose<B: Backend>(b: &B, parts: &[(&Tensor<B>, &Linear<B>)]) -> Result<
     let mut above: Option<Tensor<B>> = None;
     for (x, weight) in parts {
         let (own, rest) = below.split_rows(x.rows());
-        let own = add(b, &[x], weight, own)?;
+        let own = add_low_rank(b, &[x], weight, own)?;
         above = Some(match above {
             Some(above) => above.join_rows(own)?,
             None => own,
@@ -50,15 +50,5 @@ pub fn compose<B: Backend>(b: &B, parts: &[(&Tensor<B>, &Linear<B>)]) -> Result<
 
 /// What `low_rank_concat` means.
 pub fn compose_concat<B: Backend>(b: &B, parts: &[&Tensor<B>], weight: &Linear<B>) -> Result<Tensor<B>> {
-    add(b, parts, weight, b.linear_concat(parts, weight)?)
-}
-
-/// `out + x down^T up^T` by the factors of `weight`, or `out` where it has none. x are columns side by side.
-pub(super) fn add<B: Backend>(b: &B, x: &[&Tensor<B>], weight: &Linear<B>, out: Tensor<B>) -> Result<Tensor<B>> {
-    let Some(LowRank { down, up }) = weight.low_rank() else { return Ok(out) };
-    let low = match x {
-        [x] => b.linear(x, down, None)?,
-        parts => b.linear_concat(parts, down)?,
-    };
-    b.linear_add(&low, up, out)
+    add_low_rank(b, parts, weight, b.linear_concat(parts, weight)?)
 }
