@@ -243,16 +243,14 @@ impl Device {
         Ok(free as u64 + self.pools().map_or(Ok(0), Pools::bytes)?)
     }
 
-    /// Waits for all work, and gives back to the system what the pool holds and nobody uses.
+    /// Waits for all work, and gives back to the system what the pools hold and nobody uses.
     fn trim(&self, pools: &Pools) -> Result<()> {
-        // Waiting for a stream on which another thread captures would break its capture.
-        let _submission = self.submit(self.stream())?;
-        if !self.is_capturing() {
+        self.between_captures(|| {
             for stream in [self.stream(), self.upload_stream(), self.block_stream()] {
                 // SAFETY: the streams live as long as the device.
                 unsafe { result::stream::synchronize(stream.raw()) }.map_err(|e| failed("GPU work failed", e))?;
             }
-        }
-        pools.trim()
+            pools.trim()
+        })
     }
 }

@@ -7,11 +7,15 @@
 use std::sync::atomic::Ordering;
 
 use cudarc::driver::{result, sys};
-use parking_lot::ReentrantMutexGuard;
+use parking_lot::{ReentrantMutexGuard, RwLock, RwLockReadGuard};
 
 use super::device::{Device, Stream};
 use super::driver::failed;
 use crate::error::{Error, Result};
+
+/// Held for reading while anybody captures, for writing while memory is given back to the system, which breaks captures
+/// of all handles of this process: they share the context.
+static CAPTURES: RwLock<()> = RwLock::new(());
 
 /// While it lives, no other thread enqueues work on the compute stream. A thread may have several.
 #[must_use]
@@ -34,12 +38,24 @@ impl Device {
     /// From here on the compute stream captures the work of this thread instead of doing it.
     pub fn begin_capture(&self) -> Result<Capture<'_>> {
         let submission = self.submit(self.stream())?;
+        let captures = CAPTURES.read();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the device. Nobody else enqueues on it while `submission` lives.
         unsafe { result::stream::begin_capture(self.stream().raw(), mode) }
             .map_err(|e| failed("cannot capture GPU work", e))?;
         self.capturing.store(true, Ordering::Relaxed);
-        Ok(Capture { device: Some(self), _submission: submission })
+        Ok(Capture { device: Some(self), _captures: captures, _submission: submission })
+    }
+
+    /// Runs `work`, which no capture of this process would survive, while nobody captures; does nothing where this thread
+    /// does.
+    pub fn between_captures(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _submission = self.submit(self.stream())?;
+        if self.is_capturing() {
+            return Ok(());
+        }
+        let _none = CAPTURES.write();
+        work()
     }
 
     /// Whether the compute stream captures work instead of doing it: of a thread that has a submission, its own.
@@ -51,6 +67,7 @@ impl Device {
 /// The compute stream captures. It stops when this is dropped, also by a panic.
 pub struct Capture<'a> {
     device: Option<&'a Device>,
+    _captures: RwLockReadGuard<'static, ()>,
     _submission: Submission<'a>,
 }
 
