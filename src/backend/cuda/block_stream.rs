@@ -99,7 +99,7 @@ impl Cuda {
         let device = self.device();
         let slab = |bytes: u64| match usize::try_from(bytes) {
             Ok(0) => Ok(None),
-            Ok(bytes) => Buffer::on_stream(device, device.block_stream(), Kind::Byte, bytes).map(Some),
+            Ok(bytes) => Buffer::of_weights(device, device.block_stream(), Kind::Byte, bytes).map(Some),
             Err(_) => Err(device.budget().full(bytes)),
         };
         let slabs = bytes.into_iter().map(slab).collect::<Result<Vec<_>>>()?;

@@ -10,6 +10,7 @@ use super::device::{Device, Stream};
 use super::driver::failed;
 use super::event::Event;
 use super::memory::Place;
+use super::pools::{Pools, Use};
 use crate::error::Result;
 
 /// As far as the driver aligns an allocation.
@@ -64,10 +65,10 @@ impl Buffer {
         // Not inside the match, which would hold the lock.
         let place = device.arena().request(bytes)?;
         let (address, block) = match place {
-            Place::Elsewhere => (allocate(device, device.stream(), bytes)?, None),
+            Place::Elsewhere => (allocate(device, device.stream(), Use::Work, bytes)?, None),
             Place::Block(block, address) => (address, Some(block)),
             Place::New(whole) => {
-                let address = allocate(device, device.stream(), whole)?;
+                let address = allocate(device, device.stream(), Use::Work, whole)?;
                 (address, Some(device.arena().add(address, whole)))
             }
         };
@@ -76,8 +77,17 @@ impl Buffer {
 
     /// Memory whose first use is on `stream`. The compute stream has to wait for that use.
     pub fn on_stream(device: &Arc<Device>, stream: Stream, kind: Kind, len: usize) -> Result<Self> {
+        Self::with_use(device, stream, Use::Work, kind, len)
+    }
+
+    /// As [`Buffer::on_stream`], for weights, which stay.
+    pub fn of_weights(device: &Arc<Device>, stream: Stream, kind: Kind, len: usize) -> Result<Self> {
+        Self::with_use(device, stream, Use::Weights, kind, len)
+    }
+
+    fn with_use(device: &Arc<Device>, stream: Stream, purpose: Use, kind: Kind, len: usize) -> Result<Self> {
         let bytes = bytes_of(device, kind, len)?;
-        let address = allocate(device, stream, bytes)?;
+        let address = allocate(device, stream, purpose, bytes)?;
         Ok(Self::at(device, stream, address, bytes, kind, None))
     }
 
@@ -98,10 +108,10 @@ impl Buffer {
         Self::new(device, Kind::E4m3, values + rows * Kind::F32.size()).map(|buffer| buffer.with_scales(values))
     }
 
-    /// As [`Buffer::e4m3`] and [`Buffer::on_stream`].
+    /// As [`Buffer::e4m3`] and [`Buffer::of_weights`].
     pub fn e4m3_on_stream(device: &Arc<Device>, stream: Stream, rows: usize, stride: usize) -> Result<Self> {
         let values = scales_offset(rows * stride);
-        Self::on_stream(device, stream, Kind::E4m3, values + rows * Kind::F32.size())
+        Self::of_weights(device, stream, Kind::E4m3, values + rows * Kind::F32.size())
             .map(|buffer| buffer.with_scales(values))
     }
 
@@ -157,11 +167,11 @@ fn bytes_of(device: &Device, kind: Kind, len: usize) -> Result<usize> {
 }
 
 /// Memory whose first use is on `stream`, counted.
-fn allocate(device: &Device, stream: Stream, bytes: usize) -> Result<sys::CUdeviceptr> {
+fn allocate(device: &Device, stream: Stream, purpose: Use, bytes: usize) -> Result<sys::CUdeviceptr> {
     if !device.budget().reserve(bytes as u64) {
         return Err(device.budget().full(bytes as u64));
     }
-    let address = device.allocate(stream, bytes).inspect_err(|_| device.budget().release(bytes as u64))?;
+    let address = device.allocate(stream, purpose, bytes).inspect_err(|_| device.budget().release(bytes as u64))?;
     device.counters().allocations.add(1);
     Ok(address)
 }
@@ -178,7 +188,7 @@ fn free(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: 
     // SAFETY: `address` came from `allocate` and is freed once. Tensors that view it hold the buffer, so no work that
     // uses it is enqueued later; work enqueued before is ordered before the free (`free_sync` waits for it).
     let freed = unsafe {
-        if device.pool().is_some() { result::free_async(address, stream.raw()) } else { result::free_sync(address) }
+        if device.pools().is_some() { result::free_async(address, stream.raw()) } else { result::free_sync(address) }
     };
     // A failure here repeats an earlier one of the same context, which its caller has reported.
     let _ = freed;
@@ -186,21 +196,22 @@ fn free(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: 
 
 impl Device {
     /// Memory from the driver, usable on `stream`. What the driver holds for it stays under the cap.
-    fn allocate(&self, stream: Stream, bytes: usize) -> Result<sys::CUdeviceptr> {
+    fn allocate(&self, stream: Stream, purpose: Use, bytes: usize) -> Result<sys::CUdeviceptr> {
         let _submission = self.submit(stream)?;
         let full = |e: DriverError| match e.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => self.budget().full(bytes as u64),
             _ => failed("cannot allocate GPU memory", e),
         };
-        let Some(pool) = self.pool() else {
+        let Some(pools) = self.pools() else {
             // SAFETY: `submit` made the context current.
             return unsafe { result::malloc_sync(bytes) }.map_err(full);
         };
+        let pool = pools.of(purpose, bytes);
         // SAFETY: `stream` belongs to the context that `submit` made current, the pool to its device. The memory is
         // used by work on that stream, or behind an event on it.
         let allocate = || unsafe { result::mem_pool::alloc_async(pool, bytes, stream.raw()) };
         match allocate() {
-            Ok(address) if self.pool_bytes(pool)? <= self.budget().cap_of_pool() => return Ok(address),
+            Ok(address) if pools.bytes()? <= self.budget().cap_of_pool() => return Ok(address),
             Ok(address) => {
                 // SAFETY: allocated above on this stream, and used by nobody.
                 unsafe { result::free_async(address, stream.raw()) }.map_err(full)?;
@@ -209,12 +220,12 @@ impl Device {
             Err(e) => return Err(full(e)),
         }
         // What was freed is fragments, or waits for work that is still enqueued: the pool gives back what it can, once.
-        self.trim(pool)?;
+        self.trim(pools)?;
         let address = allocate().map_err(full)?;
-        if self.pool_bytes(pool)? > self.budget().cap_of_pool() {
+        if pools.bytes()? > self.budget().cap_of_pool() {
             // SAFETY: as above.
             unsafe { result::free_async(address, stream.raw()) }.map_err(full)?;
-            self.trim(pool)?;
+            self.trim(pools)?;
             return Err(self.budget().full(bytes as u64));
         }
         Ok(address)
@@ -222,38 +233,24 @@ impl Device {
 
     /// What the driver holds for tensors and graphs, in use or not.
     pub fn reserved_bytes(&self) -> Result<u64> {
-        let of_pool =
-            self.pool().map_or(Ok(self.budget().used() - self.budget().outside()), |pool| self.pool_bytes(pool))?;
+        let of_pool = self.pools().map_or(Ok(self.budget().used() - self.budget().outside()), Pools::bytes)?;
         Ok(of_pool + self.budget().outside())
     }
 
     /// What of the GPU's memory is free, or the pool's: what is taken beside the pool lessens it.
     pub fn free_or_pooled_bytes(&self) -> Result<u64> {
         let (free, _) = result::mem_get_info().map_err(|e| failed("cannot ask for GPU memory", e))?;
-        Ok(free as u64 + self.pool().map_or(Ok(0), |pool| self.pool_bytes(pool))?)
+        Ok(free as u64 + self.pools().map_or(Ok(0), Pools::bytes)?)
     }
 
-    /// What the driver holds for the pool, in use or not.
-    fn pool_bytes(&self, pool: sys::CUmemoryPool) -> Result<u64> {
-        let mut bytes = 0u64;
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
-        // SAFETY: the pool lives as long as the device; the attribute's value is a u64.
-        unsafe { result::mem_pool::get_attribute(pool, attribute, std::ptr::from_mut(&mut bytes).cast()) }
-            .map_err(|e| failed("cannot ask for GPU memory", e))?;
-        Ok(bytes)
-    }
-
-    /// Waits for all work, and gives back to the system what the pool holds and nobody uses.
-    fn trim(&self, pool: sys::CUmemoryPool) -> Result<()> {
-        // Waiting for a stream on which another thread captures would break its capture.
-        let _submission = self.submit(self.stream())?;
-        if !self.is_capturing() {
+    /// Waits for all work, and gives back to the system what the pools hold and nobody uses.
+    fn trim(&self, pools: &Pools) -> Result<()> {
+        self.between_captures(|| {
             for stream in [self.stream(), self.upload_stream(), self.block_stream()] {
                 // SAFETY: the streams live as long as the device.
                 unsafe { result::stream::synchronize(stream.raw()) }.map_err(|e| failed("GPU work failed", e))?;
             }
-        }
-        // SAFETY: the pool lives as long as the device.
-        unsafe { result::mem_pool::trim_to(pool, 0) }.map_err(|e| failed("cannot give GPU memory back", e))
+            pools.trim()
+        })
     }
 }

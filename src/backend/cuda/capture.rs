@@ -13,13 +13,12 @@ use super::device::{Device, Stream};
 use super::driver::failed;
 use crate::error::{Error, Result};
 
-/// Read while work is captured, on any device of this process.
+/// Held for reading while work is captured, on any device of this process, and for writing by calls that wait for all work
+/// of the context, or give memory back to the system: those break the captures of other threads on other streams too, and
+/// all devices of one GPU share the context.
 static CAPTURES: RwLock<()> = RwLock::new(());
 
 /// While the result lives, nothing is captured in this process. Waits for captures that are under way.
-///
-/// It is for calls that wait for all work of the context: such a wait breaks captures of other threads on other streams
-/// too, and all devices of one GPU share the context.
 pub fn outside_captures() -> RwLockWriteGuard<'static, ()> {
     CAPTURES.write()
 }
@@ -45,13 +44,24 @@ impl Device {
     /// From here on the compute stream captures the work of this thread instead of doing it.
     pub fn begin_capture(&self) -> Result<Capture<'_>> {
         let submission = self.submit(self.stream())?;
-        let alone = CAPTURES.read();
+        let captures = CAPTURES.read();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the device. Nobody else enqueues on it while `submission` lives.
         unsafe { result::stream::begin_capture(self.stream().raw(), mode) }
             .map_err(|e| failed("cannot capture GPU work", e))?;
         self.capturing.store(true, Ordering::Relaxed);
-        Ok(Capture { device: Some(self), _submission: submission, _alone: alone })
+        Ok(Capture { device: Some(self), _captures: captures, _submission: submission })
+    }
+
+    /// Runs `work`, which no capture of this process would survive, while nobody captures; does nothing where this thread
+    /// does.
+    pub fn between_captures(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _submission = self.submit(self.stream())?;
+        if self.is_capturing() {
+            return Ok(());
+        }
+        let _none = outside_captures();
+        work()
     }
 
     /// Whether the compute stream captures work instead of doing it: of a thread that has a submission, its own.
@@ -63,8 +73,8 @@ impl Device {
 /// The compute stream captures. It stops when this is dropped, also by a panic.
 pub struct Capture<'a> {
     device: Option<&'a Device>,
+    _captures: RwLockReadGuard<'static, ()>,
     _submission: Submission<'a>,
-    _alone: RwLockReadGuard<'static, ()>,
 }
 
 impl Capture<'_> {

@@ -17,6 +17,7 @@ use super::counters::Counters;
 use super::driver::{Properties, failed, start_driver};
 use super::kernels;
 use super::memory::{Arena, Budget};
+use super::pools::Pools;
 use crate::error::{Error, Result};
 
 /// A queue of work on the device; lives as long as its [`Device`].
@@ -60,7 +61,7 @@ pub struct Device {
     arena: Mutex<Arena>,
     /// Where memory comes from; none where the device has no memory pools. All since Pascal have, some virtual GPUs do
     /// not.
-    pool: Option<sys::CUmemoryPool>,
+    pools: Option<Pools>,
     /// Held by a thread that enqueues on the compute stream; see [`capture`](super::capture).
     pub(super) submission: ReentrantMutex<()>,
     pub(super) capturing: AtomicBool,
@@ -88,7 +89,7 @@ impl Device {
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(cannot)?;
         // SAFETY: `context` was just retained.
         unsafe { result::ctx::set_current(context) }.map_err(cannot)?;
-        let pool = if properties.has_memory_pools { Some(new_pool(device)?) } else { None };
+        let pools = if properties.has_memory_pools { Some(Pools::new(device)?) } else { None };
         let (free, _) = result::mem_get_info().map_err(|e| failed("cannot ask for free GPU memory", e))?;
         let new_stream = || result::stream::create(StreamKind::NonBlocking).map(Stream).map_err(cannot);
         Ok(Arc::new(Self {
@@ -102,7 +103,7 @@ impl Device {
             functions: Mutex::default(),
             budget: Budget::new(memory_cap.unwrap_or(free as u64 / 10 * 8)),
             arena: Mutex::default(),
-            pool,
+            pools,
             submission: ReentrantMutex::new(()),
             capturing: AtomicBool::new(false),
             counters: Counters::default(),
@@ -152,9 +153,9 @@ impl Device {
         self.arena.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The driver's pool of this device's memory.
-    pub fn pool(&self) -> Option<sys::CUmemoryPool> {
-        self.pool
+    /// The driver's pools of this device's memory.
+    pub fn pools(&self) -> Option<&Pools> {
+        self.pools.as_ref()
     }
 
     pub fn counters(&self) -> &Counters {
@@ -275,33 +276,10 @@ impl Drop for Device {
             let _ = result::stream::destroy(self.upload_stream.0);
             let _ = result::stream::destroy(self.block_stream.0);
             let _ = result::stream::destroy(self.download_stream.0);
-            if let Some(pool) = self.pool {
-                let _ = result::mem_pool::destroy(pool);
+            if let Some(pools) = &self.pools {
+                pools.destroy();
             }
             let _ = result::primary_ctx::release(self.device);
         }
     }
-}
-
-/// A pool of a GPU's memory that keeps what is freed for the next allocation; by default every wait gives it back to
-/// the system. It is not the driver's default pool, so that others in this process do not count.
-fn new_pool(device: sys::CUdevice) -> Result<sys::CUmemoryPool> {
-    let failed = |e| failed("cannot set up GPU memory", e);
-    let props = sys::CUmemPoolProps {
-        allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        handleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location: sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device },
-        win32SecurityAttributes: std::ptr::null_mut(),
-        maxSize: 0,
-        usage: 0,
-        reserved: [0; 54],
-    };
-    // SAFETY: the properties are whole, and of a device that the driver named.
-    let pool = unsafe { result::mem_pool::create(&props) }.map_err(failed)?;
-    let mut threshold = u64::MAX;
-    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    // SAFETY: the pool was made above, and the attribute's value is a u64.
-    unsafe { result::mem_pool::set_attribute(pool, attribute, std::ptr::from_mut(&mut threshold).cast()) }
-        .map_err(failed)?;
-    Ok(pool)
 }

@@ -32,6 +32,7 @@ mod library;
 mod memory;
 mod merge;
 mod ops;
+mod pools;
 mod slabs;
 mod staging;
 mod stored;

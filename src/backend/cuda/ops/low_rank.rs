@@ -127,7 +127,7 @@ fn parts<'a>(operands: &[(&'a Tensor<Cuda>, &'a Linear<Cuda>)]) -> Option<Vec<Pa
 impl Cuda {
     pub(crate) fn low_rank_op(&self, operands: &[(&Tensor<Cuda>, &Linear<Cuda>)]) -> Result<Tensor<Cuda>> {
         let Some(form) = self.hopper_form(CHOICE)? else { return compose(self, operands) };
-        let Some(parts) = parts(operands) else { return compose(self, operands) };
+        let Some(mut parts) = parts(operands) else { return compose(self, operands) };
         let clusters = (self.device().multiprocessors() / 2).max(1);
         let tile_rows = parts.iter().map(|part| part.x.rows().div_ceil(2 * ROWS)).sum();
         let rank = parts.iter().map(|part| part.down.rows()).max().unwrap_or(0).next_multiple_of(BOX);
@@ -136,6 +136,8 @@ impl Cuda {
         if form != ALWAYS && tiling.busy_percent(tile_rows, cols, clusters) < LEAST_BUSY_PERCENT {
             return compose(self, operands);
         }
+        let ready = parts.iter().map(|part| self.ready(part.weight)).collect::<Result<Vec<_>>>()?;
+        parts.iter_mut().zip(&ready).for_each(|(part, ready)| part.weight = ready);
         self.run_low_rank(&parts, rank, tiling, tile_rows)
     }
 

@@ -99,8 +99,7 @@ impl Cuda {
         operands: &[(&Operand<Cuda>, &Linear<Cuda>)],
         heads: Option<&Heads<'_, Cuda>>,
     ) -> Result<Projection<Cuda>> {
-        let ready = operands.iter().map(|(_, weight)| self.ready(weight.weight())).collect::<Result<Vec<_>>>()?;
-        let parts: Vec<_> = operands.iter().zip(&ready).map(|((x, _), weight)| (x.tensor(), &**weight)).collect();
+        let parts: Vec<_> = operands.iter().map(|(x, weight)| (x.tensor(), weight.weight())).collect();
         // In e4m3 the kernel leaves its sums in the tensor cores.
         let sums = |weight: &Weight| Ok(!weight.is_e4m3() || self.gemm()?.fast_accumulation());
         let has_factors = operands.iter().any(|(_, weight)| weight.low_rank().is_some());
@@ -109,6 +108,8 @@ impl Cuda {
         if !self.hopper_wanted(CHOICE)? || !taken || !sums(parts[0].1)? {
             return compose(self, operands, heads);
         }
+        let ready = parts.iter().map(|(_, weight)| self.ready(weight)).collect::<Result<Vec<_>>>()?;
+        let parts: Vec<_> = parts.iter().zip(&ready).map(|((x, _), weight)| (*x, &**weight)).collect();
         let dim = heads.map_or(0, |heads| heads.dim);
         let mlp = (parts[0].1.rows() - 3 * dim) / 2;
         let out = self.empty(parts.iter().map(|(x, _)| x.rows()).sum(), 3 * dim + mlp)?;

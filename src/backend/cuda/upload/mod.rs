@@ -127,7 +127,11 @@ impl Uploader {
     /// [`PADDING`](super::weight::PADDING).
     fn rows(&self, device: &Arc<Device>, parts: &[TensorView], when: When) -> Result<Weight> {
         let (form, stream) = (Form::of(parts, Storage::Native)?, device.upload_stream());
-        let buffer = Buffer::on_stream(device, stream, Kind::Bf16, form.padded_rows() * form.stride())?;
+        let buffer = match when {
+            When::Together => Buffer::of_weights,
+            When::AtOnce => Buffer::on_stream,
+        };
+        let buffer = buffer(device, stream, Kind::Bf16, form.padded_rows() * form.stride())?;
         let mut queue = Queue::new(stream);
         // SAFETY: the buffer was made for a weight of this form.
         unsafe { push_rows(device, &mut queue, parts, form, buffer.address()) }?;
@@ -246,7 +250,7 @@ impl Uploader {
         };
         let (cols, taps) = (channels * height * width, height * width);
         let (form, stream) = (Form { rows, cols, storage: Storage::Native }, device.upload_stream());
-        let buffer = Buffer::on_stream(device, stream, Kind::Bf16, form.padded_rows() * form.stride())?;
+        let buffer = Buffer::of_weights(device, stream, Kind::Bf16, form.padded_rows() * form.stride())?;
         let (to, mut queue) = (buffer.address(), Queue::new(stream));
         queue.push_dense(
             device,
