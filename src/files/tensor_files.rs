@@ -1,6 +1,7 @@
 //! The tensors of one component, by name.
 
 use std::collections::HashMap;
+use std::iter::Sum;
 
 use super::container::Container;
 use super::names::{Names, Piece};
@@ -25,6 +26,18 @@ struct Place {
     index: usize,
     part: usize,
     of: usize,
+}
+
+/// Values and bytes of pieces, which add up.
+struct Sizes([u64; 2]);
+
+impl Sum<[u64; 2]> for Sizes {
+    fn sum<I: Iterator<Item = [u64; 2]>>(pieces: I) -> Self {
+        Self(
+            pieces
+                .fold([0; 2], |[values, bytes], [more_values, more_bytes]| [values + more_values, bytes + more_bytes]),
+        )
+    }
 }
 
 impl TensorFiles {
@@ -100,6 +113,23 @@ impl TensorFiles {
         let view = self.files[first.file].tensor(&first.key).ok()?;
         let values = self.shape(name)?.iter().try_fold(1u64, |product, axis| product.checked_mul(*axis as u64))?;
         Some((format!("{:?}", view.format()).to_lowercase(), values))
+    }
+
+    /// The matrices whose names begin with `prefix` and that are no plain floats: how many values each has, and its bytes
+    /// with its scales.
+    pub fn quantised_matrices(&self, prefix: &str) -> Vec<[u64; 2]> {
+        let matrix = |(_, places): (&String, &Vec<Place>)| {
+            let views = places.iter().map(|place| {
+                let view = self.files[place.file].tensor(&place.key).ok()?;
+                (view.shape().len() == 2 && !view.format().is_float()).then_some((view, place.of))
+            });
+            let sizes = views.map(|view| {
+                let (view, of) = view?;
+                Some([view.elements() as u64, view.bytes_with_scales() as u64].map(|all| all / of.max(1) as u64))
+            });
+            sizes.sum::<Option<Sizes>>().map(|Sizes(sizes)| sizes)
+        };
+        self.tensors.iter().filter(|(name, _)| name.starts_with(prefix)).filter_map(matrix).collect()
     }
 
     /// The length of an axis of the tensor `name`.

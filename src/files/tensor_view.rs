@@ -114,6 +114,17 @@ impl TensorView {
         Self::new(Arc::clone(scales.file()), scales.range(), Format::F32, vec![self.rows()], Scales::None).ok()
     }
 
+    /// Bytes of the values and of all that they are multiplied by, with a scale for each row where there is one for all.
+    pub fn bytes_with_scales(&self) -> usize {
+        let scales = match &self.scales {
+            Scales::None => 0,
+            Scales::Tensor(_) | Scales::Rows(_) | Scales::RowMaxima(_) => size_of::<f32>() * self.rows(),
+            Scales::Blocks(scales) => scales.of_rows(self.rows()).map_or(0, |(slice, _)| slice.bytes().len()),
+            Scales::Codebook(book) => size_of::<f32>() * (16 + self.elements().div_ceil(book.block())),
+        };
+        self.bytes().len() + scales
+    }
+
     /// What activations are divided by before they are rounded to the format of this weight, where the file says it.
     pub fn input_scale(&self) -> Option<f32> {
         self.input_scale

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::file_sizes::FileSizes;
 use crate::error::{Error, Result};
 use crate::files::{FETCH_A_MODEL, ModelFiles, Role, TokenizerFile, Variant};
 use crate::text_encoder::{QWEN3_TOKENS, TextEncoderConfig};
@@ -56,6 +57,9 @@ pub struct ModelInfo {
     pub transformer: TransformerConfig,
     /// VAE sizes.
     pub vae: VaeConfig,
+    /// Of the text encoder's and of the transformer's weights, what stays in the formats of the files. Known once these
+    /// are opened.
+    pub file_sizes: [FileSizes; 2],
 }
 
 #[derive(Default, Deserialize)]
@@ -117,6 +121,7 @@ impl ModelInfo {
             text_encoder,
             transformer,
             vae,
+            file_sizes: Default::default(),
         };
         info.check(dir, index.default_image_size.is_some())?;
         Ok(info)

@@ -1,6 +1,7 @@
 //! How much device memory an image needs, and how large its largest tensor is.
 
 use super::block_sizes::BlockSizes;
+use super::file_sizes::FileSizes;
 use super::memory_plan::{InBands, MemoryPlan, MemorySizes};
 use super::{ModelInfo, Plan, Request};
 use crate::backend::{Backend, Bands, GpuCosts, IM2COL_BYTES, Storage};
@@ -168,13 +169,16 @@ impl MemorySizes {
         let changed = plan.strength.map(|_| [plan.height, plan.width]);
         // The largest of the images that are encoded.
         let encoded = plan.references.iter().copied().chain(changed).map(|[height, width]| height * width).max();
+        let dequantised = info.file_sizes.iter().map(FileSizes::largest).max().unwrap_or(0);
         let (channels, pixels) = (info.vae.decoder_channels(), plan.width * plan.height);
         let decode = |bands| decode_bytes(costs, channels, pixels as u64, bands);
         let channels = &info.vae.block_out_channels;
         let encode = |bands| encoded.map_or(0, |pixels| encode_bytes(costs, channels, pixels as u64, bands));
         Self {
             text_encoder: BlockSizes {
-                blocks: vec![native(encoder.layer_elements()); if text { layers } else { 0 }],
+                blocks: (0..if text { layers } else { 0 })
+                    .map(|layer| info.file_sizes[0].block(layer, encoder.layer_elements(), native))
+                    .collect(),
                 rest: 0,
             },
             encode_text: if text { tokens * encoder.activations() * costs.element_bytes() } else { 0 },
@@ -184,15 +188,19 @@ impl MemorySizes {
             decode: InBands::of(decode),
             encoder: if encoded.is_some() { native(info.vae.encoder_elements()) } else { 0 },
             encode: InBands::of(encode),
-            workspace: costs.workspace_bytes(),
+            workspace: costs.workspace_bytes() + native(dequantised),
         }
     }
 
     /// What the transformer's weights take.
     pub(super) fn transformer(costs: &impl MemoryCosts, info: &ModelInfo) -> BlockSizes {
-        let of_block = |elements: u64| costs.weight_bytes(elements, costs.block_storage());
+        let of_floats = |elements: u64| costs.weight_bytes(elements, costs.block_storage());
+        let of_block = |(index, elements): (usize, u64)| match costs.block_storage() {
+            Storage::Native => info.file_sizes[1].block(index, elements, of_floats),
+            Storage::Fp8 => of_floats(elements),
+        };
         BlockSizes {
-            blocks: info.transformer.elements_of_blocks().into_iter().map(of_block).collect(),
+            blocks: info.transformer.elements_of_blocks().into_iter().enumerate().map(of_block).collect(),
             rest: costs.weight_bytes(info.transformer.other_elements(), Storage::Native),
         }
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, LazyLock};
 use std::thread::{self, Scope, ScopedJoinHandle, scope};
 
 use super::ModelInfo;
+use super::file_sizes::FileSizes;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
 use crate::backend::NOT_NUMBERS;
 use crate::backend::cpu::{Cpu, Precision};
@@ -131,7 +132,10 @@ impl OpenModel {
             (join(text_encoder), join(transformer), join(vae))
         });
         let (text_encoder, transformer, vae) = (text_encoder?, transformer?, vae?);
-        Ok(Self { info: info.clone(), tokenizer, files: Files { text_encoder, transformer, vae } })
+        let of_text = text_encoder.as_ref().map(|files| FileSizes::of_text_encoder(files, info));
+        let file_sizes = [of_text.unwrap_or_default(), FileSizes::of_transformer(&transformer, info)];
+        let info = ModelInfo { file_sizes, ..info.clone() };
+        Ok(Self { info, tokenizer, files: Files { text_encoder, transformer, vae } })
     }
 
     /// Says that the transformer was trained so that keys and values of reference images are made once, for all steps;
