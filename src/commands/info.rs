@@ -2,7 +2,7 @@
 
 use flux::Result;
 use flux::error::Error;
-use flux::pipeline::{ComponentSummary, Sizes, Summary};
+use flux::pipeline::{ComponentSummary, MemoryLevel, Sizes, Summary};
 
 use super::{model, model_at, print};
 use crate::cli::Info;
@@ -32,6 +32,9 @@ fn text(summary: &Summary) -> String {
         ),
     ];
     summary.components.iter().for_each(|component| lines.extend(component_lines(component)));
+    lines.push("GPU memory for an image of that size, beside what the driver takes:".to_string());
+    let level = |level: &MemoryLevel| format!("  {:.2} GiB, {}", level.bytes as f64 / f64::from(1 << 30), level.plan);
+    lines.extend(summary.memory.iter().map(level));
     lines.push(format!("tokenizer: {}", summary.tokenizer));
     lines.extend(summary.notes.iter().map(|note| format!("note: {note}")));
     lines.join("\n")

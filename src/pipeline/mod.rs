@@ -107,7 +107,7 @@ pub use placement::Placement;
 pub use plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};
 pub use progress::{CancelFlag, Progress, Stage};
 pub use session::{Decoded, Session};
-pub use summary::{ComponentSummary, Sizes, Summary};
+pub use summary::{ComponentSummary, MemoryLevel, Sizes, Summary};
 pub use timings::Timings;
 
 /// An image and how it was made.

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::ModelInfo;
+use super::file_sizes::FileSizes;
+use crate::backend::GpuCosts;
 use crate::error::Result;
 use crate::files::{ModelFiles, Role, TensorFiles, Variant};
 use crate::text_encoder::TextEncoderConfig;
@@ -28,10 +30,21 @@ pub struct Summary {
     pub text_tokens: usize,
     /// The text encoder, the transformer and the VAE.
     pub components: Vec<ComponentSummary>,
+    /// What an image of the default size needs of a GPU's memory, from most to least.
+    pub memory: Vec<MemoryLevel>,
     /// Where the tokenizer is.
     pub tokenizer: String,
     /// What someone should know about the choice of the files.
     pub notes: Vec<String>,
+}
+
+/// How much memory a way to make images needs.
+#[derive(Debug, Clone, Serialize)]
+pub struct MemoryLevel {
+    /// What of the model is in memory.
+    pub plan: &'static str,
+    /// The least memory, beside that of the driver's context.
+    pub bytes: u64,
 }
 
 /// What a part of a model is.
@@ -68,8 +81,12 @@ impl Summary {
     ///
     /// Errors when one of them is missing or wrong, or they do not fit together.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
-        let info = ModelInfo::read(dir)?;
-        let component = |role: Role, sizes: Sizes| ComponentSummary::of(role, &dir.component(role).tensors()?, sizes);
+        let mut info = ModelInfo::read(dir)?;
+        let tensors = |role: Role| dir.component(role).tensors();
+        let (text, transformer, vae) = (tensors(Role::TextEncoder)?, tensors(Role::Transformer)?, tensors(Role::Vae)?);
+        info.file_sizes = [FileSizes::of_text_encoder(&text, &info), FileSizes::of_transformer(&transformer, &info)];
+        let levels = info.memory_sizes(&GpuCosts::default(), None)?.levels();
+        let component = |role: Role, files: &TensorFiles, sizes: Sizes| ComponentSummary::of(role, files, sizes);
         Ok(Self {
             variant: info.variant(),
             default_steps: info.default_steps,
@@ -77,10 +94,11 @@ impl Summary {
             default_image_size: info.default_image_size,
             text_tokens: info.max_sequence_length,
             components: vec![
-                component(Role::TextEncoder, Sizes::TextEncoder(info.text_encoder))?,
-                component(Role::Transformer, Sizes::Transformer(info.transformer))?,
-                component(Role::Vae, Sizes::Vae(info.vae))?,
+                component(Role::TextEncoder, &text, Sizes::TextEncoder(info.text_encoder))?,
+                component(Role::Transformer, &transformer, Sizes::Transformer(info.transformer))?,
+                component(Role::Vae, &vae, Sizes::Vae(info.vae))?,
             ],
+            memory: levels.map(|(plan, bytes)| MemoryLevel { plan, bytes }).into(),
             name: info.name,
             tokenizer: dir.tokenizer().display(),
             notes: dir.notes().to_vec(),

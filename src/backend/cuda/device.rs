@@ -13,6 +13,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use parking_lot::ReentrantMutex;
 
+use super::capture::outside_captures;
 use super::counters::Counters;
 use super::driver::{Properties, failed, start_driver};
 use super::kernels;
@@ -261,6 +262,8 @@ impl Drop for Device {
         if self.make_current().is_err() {
             return;
         }
+        // Unloading and giving memory back wait for all work of the context.
+        let _outside = outside_captures();
         let modules = self.modules.get_mut().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: nothing else holds the device any more, so all handles are used here for the last time; the driver
         // finishes the work on a destroyed stream by itself. Errors are those that callers have seen.
