@@ -140,7 +140,7 @@ fn every_format_is_dequantised_to_the_bit() {
     for &size in sizes {
         for weight in weights(size) {
             let what = format!("{} {:?}", weight.format(), weight.shape());
-            let got = cuda.download(&cuda.dequantise(&load(&cuda, &[weight.clone()])).unwrap()).unwrap();
+            let got = cuda.download(&cuda.dequantise(&load(&cuda, std::slice::from_ref(&weight))).unwrap()).unwrap();
             expect_equal(&what, &got, &rounded(&[weight]));
         }
     }
@@ -199,7 +199,7 @@ fn e4m3_of_a_file_is_multiplied_as_it_is() {
         let codes: Vec<u8> = bytes(1, 96 * 256).as_slice().iter().map(|byte| byte & 0xbf).collect();
         let file = Arc::new(Bytes::Embedded(codes.leak()));
         let weight = TensorView::new(file, 0..96 * 256, Format::E4m3, vec![96, 256], scales).unwrap();
-        let linear = load(&cuda, &[weight.clone()]);
+        let linear = load(&cuda, std::slice::from_ref(&weight));
         assert!(cuda.dequantise(&linear).is_err(), "it stays e4m3");
         expect_equal("values", &cuda.weight_values(&linear).unwrap(), &weight.to_f32());
         let x = Shape::dense(40, 256).tensor(&cuda, 1);
@@ -234,7 +234,7 @@ fn dequantising_reaches_the_bandwidth_of_a_copy() {
     let copied = 4.0 * (size[0] * size[1]) as f64 / time(&|| drop(flux::Tensor::concat_rows(&[&x]).unwrap()));
     println!("copy: {:.0} GB/s", copied / 1e9);
     for weight in weights(size) {
-        let linear = load(&cuda, &[weight.clone()]);
+        let linear = load(&cuda, std::slice::from_ref(&weight));
         let bytes = weight.bytes().len() + 2 * weight.elements();
         let rate = bytes as f64 / time(&|| drop(cuda.dequantise(&linear).unwrap()));
         println!(
