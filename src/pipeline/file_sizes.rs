@@ -1,7 +1,7 @@
 //! What the weights of blocks take that stay in the formats of their files.
 
-use super::ModelInfo;
 use crate::files::TensorFiles;
+use crate::transformer::TransformerConfig;
 
 /// Weights of the blocks of a component that are no plain floats: a GPU holds them as they are in the files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,15 +33,14 @@ impl FileSizes {
         sizes
     }
 
-    /// Of a text encoder's layers that run.
-    pub(super) fn of_text_encoder(files: &TensorFiles, info: &ModelInfo) -> Self {
-        let layers = info.out_layers.iter().copied().max().unwrap_or(0);
+    /// Of the first `layers` layers of a text encoder.
+    pub(super) fn of_text_encoder(files: &TensorFiles, layers: usize) -> Self {
         Self::of(files, (0..layers).map(|layer| format!("model.layers.{layer}.")))
     }
 
     /// Of a transformer's double and single blocks.
-    pub(super) fn of_transformer(files: &TensorFiles, info: &ModelInfo) -> Self {
-        let (double, single) = (info.transformer.num_layers, info.transformer.num_single_layers);
+    pub(super) fn of_transformer(files: &TensorFiles, config: &TransformerConfig) -> Self {
+        let (double, single) = (config.num_layers, config.num_single_layers);
         let double = (0..double).map(|block| format!("transformer_blocks.{block}."));
         Self::of(files, double.chain((0..single).map(|block| format!("single_transformer_blocks.{block}."))))
     }

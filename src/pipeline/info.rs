@@ -87,6 +87,11 @@ impl Index {
 }
 
 impl ModelInfo {
+    /// How many layers of the text encoder run.
+    pub fn layers_to_run(&self) -> usize {
+        self.out_layers.iter().copied().max().unwrap_or(0)
+    }
+
     /// Reads `model_index.json` and the three configs; where one is missing, the shapes of the weights tell the sizes.
     ///
     /// Errors when one is missing or wrong, or they do not fit together.

@@ -164,7 +164,7 @@ impl MemorySizes {
     pub(super) fn of(costs: &impl MemoryCosts, info: &ModelInfo, plan: &Plan, text: bool) -> Self {
         let needs = Needs::of(costs, info, plan);
         let native = |elements: u64| costs.weight_bytes(elements, Storage::Native);
-        let (layers, encoder) = (info.out_layers.iter().copied().max().unwrap_or(0), &info.text_encoder);
+        let (layers, encoder) = (info.layers_to_run(), &info.text_encoder);
         let tokens = plan.text().into_iter().max().unwrap_or(0) as u64;
         let changed = plan.strength.map(|_| [plan.height, plan.width]);
         // The largest of the images that are encoded.

@@ -132,8 +132,8 @@ impl OpenModel {
             (join(text_encoder), join(transformer), join(vae))
         });
         let (text_encoder, transformer, vae) = (text_encoder?, transformer?, vae?);
-        let of_text = text_encoder.as_ref().map(|files| FileSizes::of_text_encoder(files, info));
-        let file_sizes = [of_text.unwrap_or_default(), FileSizes::of_transformer(&transformer, info)];
+        let of_text = text_encoder.as_ref().map(|files| FileSizes::of_text_encoder(files, info.layers_to_run()));
+        let file_sizes = [of_text.unwrap_or_default(), FileSizes::of_transformer(&transformer, &info.transformer)];
         let info = ModelInfo { file_sizes, ..info.clone() };
         Ok(Self { info, tokenizer, files: Files { text_encoder, transformer, vae } })
     }

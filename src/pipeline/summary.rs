@@ -84,7 +84,10 @@ impl Summary {
         let mut info = ModelInfo::read(dir)?;
         let tensors = |role: Role| dir.component(role).tensors();
         let (text, transformer, vae) = (tensors(Role::TextEncoder)?, tensors(Role::Transformer)?, tensors(Role::Vae)?);
-        info.file_sizes = [FileSizes::of_text_encoder(&text, &info), FileSizes::of_transformer(&transformer, &info)];
+        info.file_sizes = [
+            FileSizes::of_text_encoder(&text, info.layers_to_run()),
+            FileSizes::of_transformer(&transformer, &info.transformer),
+        ];
         let levels = info.memory_sizes(&GpuCosts::default(), None)?.levels();
         let component = |role: Role, files: &TensorFiles, sizes: Sizes| ComponentSummary::of(role, files, sizes);
         Ok(Self {

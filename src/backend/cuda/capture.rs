@@ -7,21 +7,12 @@
 use std::sync::atomic::Ordering;
 
 use cudarc::driver::{result, sys};
-use parking_lot::{ReentrantMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{ReentrantMutexGuard, RwLockReadGuard};
 
+use super::captures::{outside_captures, while_capturing};
 use super::device::{Device, Stream};
 use super::driver::failed;
 use crate::error::{Error, Result};
-
-/// Held for reading while work is captured, on any device of this process, and for writing by calls that wait for all work
-/// of the context, or give memory back to the system: those break the captures of other threads on other streams too, and
-/// all devices of one GPU share the context.
-static CAPTURES: RwLock<()> = RwLock::new(());
-
-/// While the result lives, nothing is captured in this process. Waits for captures that are under way.
-pub fn outside_captures() -> RwLockWriteGuard<'static, ()> {
-    CAPTURES.write()
-}
 
 /// While it lives, no other thread enqueues work on the compute stream. A thread may have several.
 #[must_use]
@@ -44,7 +35,7 @@ impl Device {
     /// From here on the compute stream captures the work of this thread instead of doing it.
     pub fn begin_capture(&self) -> Result<Capture<'_>> {
         let submission = self.submit(self.stream())?;
-        let captures = CAPTURES.read();
+        let captures = while_capturing();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the device. Nobody else enqueues on it while `submission` lives.
         unsafe { result::stream::begin_capture(self.stream().raw(), mode) }

@@ -13,7 +13,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use parking_lot::ReentrantMutex;
 
-use super::capture::outside_captures;
+use super::captures::outside_captures;
 use super::counters::Counters;
 use super::driver::{Properties, failed, start_driver};
 use super::kernels;

@@ -18,6 +18,7 @@ mod backend;
 mod block_stream;
 mod buffer;
 mod capture;
+mod captures;
 mod channel_statistics;
 mod counters;
 mod device;

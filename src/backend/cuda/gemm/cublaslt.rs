@@ -12,7 +12,7 @@ use cudarc::cublaslt::{result, sys};
 use super::choices::Algorithm;
 use super::key::{Key, Product};
 use crate::backend::GEMM_WORKSPACE_BYTES as WORKSPACE_BYTES;
-use crate::backend::cuda::capture::outside_captures;
+use crate::backend::cuda::captures::outside_captures;
 use crate::backend::cuda::device::{Device, Stream};
 use crate::error::{Error, Result};
 
