@@ -25,6 +25,7 @@ mod model_paths;
 pub mod names;
 pub mod overwrite;
 pub mod partial;
+pub mod quantise;
 pub mod quantised_cache;
 mod recognise;
 pub(crate) mod regular;
