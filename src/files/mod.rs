@@ -13,6 +13,7 @@ pub mod atomic;
 mod blocks;
 mod bytes;
 mod component;
+mod component_at;
 mod container;
 mod dequantise;
 pub mod e4m3;
@@ -35,6 +36,7 @@ mod search;
 mod tensor_files;
 mod tensor_view;
 mod variant;
+pub mod writer;
 
 pub use arrays::{Array, ArrayFile, ArrayTarget};
 pub use bytes::Bytes;
