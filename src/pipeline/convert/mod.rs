@@ -6,13 +6,15 @@
 mod gguf;
 mod safetensors;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::progress::{Caller, CancelFlag, Progress, Stage};
 use super::quantise::plan::{Planned, check_narrower, plan};
 use crate::error::{Error, Result};
+use crate::files::names::llama_cpp_name;
 use crate::files::quantise::name_of_format;
-use crate::files::writer::{TensorTarget, TensorWriter};
+use crate::files::writer::TensorTarget;
 use crate::files::{Component, Format, Role, TensorFiles, TensorView, TokenizerFile};
 
 /// What a file is, by its ending.
@@ -95,7 +97,7 @@ impl Conversion {
         if self.format != Format::Bf16 {
             check_narrower(&planned, role, self.format).map_err(|e| e.at("--format"))?;
         }
-        let tensors = self.kind.formats(planned)?;
+        let tensors = self.kind.formats(planned);
         let mut writer = match self.kind {
             Kind::Gguf => gguf::begin(self, &tensors)?,
             Kind::Safetensors => safetensors::begin(self, &tensors)?,
@@ -123,7 +125,7 @@ impl Conversion {
         if self.component.role() == Role::Transformer {
             return Ok(tensor.name.clone());
         }
-        crate::files::names::llama_cpp_name(&tensor.name).ok_or_else(|| {
+        llama_cpp_name(&tensor.name).ok_or_else(|| {
             Error::new(format!("tensor `{}` has no name in GGUF", tensor.name))
                 .at(tensor.path.as_str())
                 .hint("this is no Qwen3 text encoder: write a safetensors file, or name another text encoder")
@@ -140,16 +142,10 @@ impl Conversion {
                 others.count()
             ));
         }
-        let known: usize = tensors.iter().map(|(tensor, _)| tensor.parts.len()).sum();
-        let unknown = self.files.names().count().saturating_sub(known);
-        if unknown > 0 && self.component.role() == Role::Transformer {
-            let names: std::collections::BTreeSet<_> =
-                tensors.iter().flat_map(|(tensor, _)| &tensor.parts).map(|part| part.name.as_str()).collect();
-            let first = self.files.names().filter(|name| !names.contains(name)).min();
-            notes.extend(
-                first.map(|first| format!("left out tensors that no klein transformer has, such as `{first}`")),
-            );
-        }
+        let known: BTreeSet<&str> =
+            tensors.iter().flat_map(|(tensor, _)| &tensor.parts).map(|part| part.name.as_str()).collect();
+        let unknown = self.files.names().filter(|name| !known.contains(name)).min();
+        notes.extend(unknown.map(|name| format!("left out tensors that no klein transformer has, such as `{name}`")));
         notes
     }
 }
@@ -186,7 +182,7 @@ impl Kind {
 
     /// The format of each tensor in the file: what is not quantised stays a float of 16 bits, and in GGUF files vectors
     /// are float32, as llama.cpp's tools write them.
-    fn formats(self, planned: Vec<Planned>) -> Result<Vec<(Planned, Format)>> {
+    fn formats(self, planned: Vec<Planned>) -> Vec<(Planned, Format)> {
         let format = |tensor: &Planned| match tensor.quantised {
             Some(format) => format,
             None if self == Self::Gguf && tensor.axes() < 2 => Format::F32,
@@ -197,7 +193,7 @@ impl Kind {
             let format = format(&tensor);
             (tensor, format)
         };
-        Ok(planned.into_iter().map(pair).collect())
+        planned.into_iter().map(pair).collect()
     }
 }
 
