@@ -221,19 +221,19 @@ fn what_makes_no_sense_is_refused_and_leaves_nothing() {
     draw(&["-d", model, "--quantize", "fp8", "--fp8-cache", "--precision", "fp8"]).fails(2, &["--fp8-cache"]);
 }
 
-/// A copy of the transformer whose matrix `name` is changed.
-fn changed(folder: &Path, name: &str, change: impl Fn(&mut [u8])) -> PathBuf {
+/// A copy of the transformer whose tensor `name` is changed.
+fn changed(folder: &Path, name: &str, change: impl Fn(&mut Vec<usize>, &mut Vec<u8>)) -> PathBuf {
     let bytes = fs::read(model().join(TRANSFORMER)).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let copy: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
         .tensors()
         .into_iter()
         .map(|(key, view)| {
-            let mut data = view.data().to_vec();
+            let (mut shape, mut data) = (view.shape().to_vec(), view.data().to_vec());
             if key == name {
-                change(&mut data);
+                change(&mut shape, &mut data);
             }
-            (key, view.shape().to_vec(), data)
+            (key, shape, data)
         })
         .collect();
     let views = copy.iter().map(|(key, shape, data)| (key, TensorView::new(Dtype::BF16, shape.clone(), data).unwrap()));
@@ -247,12 +247,34 @@ fn values_that_a_format_does_not_hold_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let name = "single_transformer_blocks.0.attn.to_out.weight";
     let out = folder.path().join("out.gguf");
-    let nan = changed(folder.path(), name, |bytes| bytes[10..12].copy_from_slice(&[0xc0, 0x7f]));
+    let nan = changed(folder.path(), name, |_, bytes| bytes[10..12].copy_from_slice(&[0xc0, 0x7f]));
     convert(&[text(&nan), text(&out), "-f", "q4_k"]).fails(1, &[name, "not numbers", "in: "]);
-    let large = changed(folder.path(), name, |bytes| bytes[10..12].copy_from_slice(&[0x00, 0x60]));
+    let large = changed(folder.path(), name, |_, bytes| bytes[10..12].copy_from_slice(&[0x00, 0x60]));
     convert(&[text(&large), text(&out), "-f", "q4_k"]).fails(1, &[name, "holds magnitudes up to 6.5504e4"]);
     convert(&[text(&large), text(&out.with_extension("safetensors")), "-f", "int8"]).succeeds();
     assert_eq!(names(folder.path()), ["changed.safetensors", "out.safetensors"]);
+}
+
+#[test]
+fn shapes_that_no_model_has_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.gguf");
+    let refused = |name: &str, shape: fn(&[usize]) -> Vec<usize>, words: &[&str]| {
+        let file = changed(folder.path(), name, |old, bytes| {
+            *old = shape(old);
+            bytes.truncate(2 * old.iter().product::<usize>());
+        });
+        for format in ["bf16", "q4_k"] {
+            convert(&[text(&file), text(&out), "-f", format]).fails(1, &[words, &["in: ", "changed", "hint"]].concat());
+        }
+    };
+    let to_k = "transformer_blocks.0.attn.to_k.weight";
+    refused(to_k, |old| vec![2 * old[0], old[1] / 2], &["differ in columns", to_k]);
+    refused("norm_out.linear.weight", |old| vec![old[0] * old[1]], &["expected 2 axes"]);
+    refused("proj_out.weight", |old| vec![0, old[1]], &["`proj_out.weight` is [0, ", "holds no values"]);
+    let norm = "transformer_blocks.0.attn.norm_q.weight";
+    refused(norm, |old| vec![1, old[0]], &[norm, "expected 1 axes"]);
+    assert_eq!(names(folder.path()), ["changed.safetensors"]);
 }
 
 #[test]

@@ -74,9 +74,16 @@ pub fn nvfp4(values: &[f32], all: f32, out: &mut [u8], scales: &mut [u8]) {
         // In units of `all`, so that squares of large values are finite.
         let error = |bits: &u8| {
             let scale = e4m3::to_f32(*bits);
-            let unit = scale * all;
-            let off = |value: &f32| (value / unit - value_of(e2m1(value / unit))) * scale;
-            values.iter().map(|value| off(value).powi(2)).sum::<f32>()
+            let inverse = 1.0 / (scale * all).max(f32::MIN_POSITIVE);
+            let mut squares = [0.0; 8];
+            for values in values.as_chunks::<8>().0 {
+                for (square, value) in squares.iter_mut().zip(values) {
+                    let value = (value * inverse).abs();
+                    let off = (value - nearest_e2m1(value)) * scale;
+                    *square += off * off;
+                }
+            }
+            squares.iter().sum::<f32>()
         };
         let best = candidates.map(|bits| (error(&bits), bits)).min_by(|a, b| a.0.total_cmp(&b.0));
         *scale = if amax == 0.0 { 0 } else { best.map_or(0, |best| best.1) };
@@ -104,6 +111,18 @@ fn e2m1(value: f32) -> u8 {
     code | u8::from(value.is_sign_negative()) << 3
 }
 
+/// The nearest value of e2m1 to a magnitude, without its bits.
+#[inline(always)]
+fn nearest_e2m1(magnitude: f32) -> f32 {
+    // Sums with these have no bits for less than a half, than one and than two, which are the steps of e2m1.
+    const MAGIC: f32 = (3 << 22) as f32;
+    let magic = if magnitude < 4.0 { MAGIC } else { 2.0 * MAGIC };
+    let magic = if magnitude < 2.0 { 0.5 * MAGIC } else { magic };
+    let rounded = (magnitude + magic) - magic;
+    if rounded < E2M1_MOST { rounded } else { E2M1_MOST }
+}
+
+#[cfg(test)]
 fn value_of(bits: u8) -> f32 {
     let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(bits & 7)];
     if bits & 8 == 0 { magnitude } else { -magnitude }
@@ -135,6 +154,9 @@ mod tests {
             }
         }
         assert_eq!(e2m1(1e30), 7);
+        for value in (0..7000).map(|i| i as f32 / 1000.0).chain([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 1e9]) {
+            assert_eq!(nearest_e2m1(value), value_of(e2m1(value)), "{value}");
+        }
     }
 
     #[test]

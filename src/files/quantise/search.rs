@@ -3,6 +3,7 @@
 
 /// Values are summed in so many lanes, in an order that does not depend on the processor.
 const LANES: usize = 8;
+type Lanes = [f32; LANES];
 /// Ways to round that are tried on either side of the one that uses the whole range of integers, and how far apart the
 /// largest integers are of two of them.
 const STEPS: i8 = 10;
@@ -13,7 +14,10 @@ const STEP: f32 = 0.1;
 pub fn code(value: f32, [low, high]: [f32; 2]) -> f32 {
     // The sum has no bits for a fraction.
     const MAGIC: f32 = (3 << 22) as f32;
-    (value.clamp(low, high) + MAGIC) - MAGIC
+    // Each is one instruction, unlike `clamp`, which checks its range, and `max`, which looks for what is no number.
+    let value = if value > low { value } else { low };
+    let value = if value < high { value } else { high };
+    (value + MAGIC) - MAGIC
 }
 
 /// How much an error of each value counts: more for large values, which matter more to a product.
@@ -22,40 +26,49 @@ fn weights<const N: usize>(values: &[f32; N]) -> [f32; N] {
     values.map(|value| rms + value.abs())
 }
 
-/// Sums in lanes.
+/// A sum in lanes.
 #[inline(always)]
 fn sum<const N: usize>(values: &[f32; N], term: impl Fn(f32) -> f32) -> f32 {
+    let add = |lanes: Lanes, values: &Lanes| each(|lane| lanes[lane] + term(values[lane]));
+    total(values.as_chunks::<LANES>().0.iter().fold([0.0; LANES], add))
+}
+
+/// A value for each lane.
+#[inline(always)]
+fn each(value: impl Fn(usize) -> f32) -> Lanes {
     let mut lanes = [0.0; LANES];
-    for values in values.as_chunks::<LANES>().0 {
-        for (lane, value) in lanes.iter_mut().zip(values) {
-            *lane += term(*value);
-        }
+    for (lane, out) in lanes.iter_mut().enumerate() {
+        *out = value(lane);
     }
-    lanes.iter().sum()
+    lanes
+}
+
+/// The sum of the lanes, by halves.
+#[inline(always)]
+fn total(lanes: Lanes) -> f32 {
+    let [a, b, c, d, e, f, g, h] = lanes;
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
 
 /// Sums over the weighted integers q that stand for values x.
 struct Sums {
-    q: f64,
-    qq: f64,
-    qx: f64,
+    q: f32,
+    qq: f32,
+    qx: f32,
 }
 
 impl Sums {
     #[inline(always)]
     fn of<const N: usize>(values: &[f32; N], weights: &[f32; N], code: impl Fn(f32) -> f32) -> Self {
-        let mut lanes = [[0f32; LANES]; 3];
-        for (values, weights) in values.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
-            for lane in 0..LANES {
-                let q = code(values[lane]);
-                let weighted = weights[lane] * q;
-                lanes[0][lane] += weighted;
-                lanes[1][lane] += weighted * q;
-                lanes[2][lane] += weighted * values[lane];
-            }
+        let [mut sum_q, mut sum_qq, mut sum_qx] = [[0.0; LANES]; 3];
+        for (x, weight) in values.as_chunks::<LANES>().0.iter().zip(weights.as_chunks::<LANES>().0) {
+            let q = each(|lane| code(x[lane]));
+            let weighted = each(|lane| weight[lane] * q[lane]);
+            sum_q = each(|lane| sum_q[lane] + weighted[lane]);
+            sum_qq = each(|lane| sum_qq[lane] + weighted[lane] * q[lane]);
+            sum_qx = each(|lane| sum_qx[lane] + weighted[lane] * x[lane]);
         }
-        let [q, qq, qx] = lanes.map(|lanes| f64::from(lanes.iter().sum::<f32>()));
-        Self { q, qq, qx }
+        Self { q: total(sum_q), qq: total(sum_qq), qx: total(sum_qx) }
     }
 }
 
@@ -75,7 +88,7 @@ pub fn scale<const N: usize>(values: &[f32; N], half: f32) -> f32 {
         // The error is the sum of the weighted squares of the values less this.
         let gain = if sums.qq > 0.0 { sums.qx * sums.qx / sums.qq } else { 0.0 };
         if gain > largest_gain {
-            (best, largest_gain) = ((sums.qx / sums.qq) as f32, gain);
+            (best, largest_gain) = (sums.qx / sums.qq, gain);
         }
     }
     best
@@ -94,21 +107,23 @@ pub fn scale_and_least<const N: usize>(values: &[f32; N], levels: f32, below_zer
     let above = values.map(|value| value - low);
     let total = f64::from(sum(&weights, |weight| weight));
     let whole = Sums::of(&above, &weights, |value| value);
+    let (whole_x, whole_xx) = (f64::from(whole.q), f64::from(whole.qq));
     let (mut best, mut least_error) = ([0.0, low], f64::INFINITY);
     for step in -STEPS..=STEPS {
         let inverse = (levels + STEP * f32::from(step)) / (high - low);
-        let Sums { q, qq, qx } = Sums::of(&above, &weights, |value| code(value * inverse, [0.0, levels]));
+        let sums = Sums::of(&above, &weights, |value| code(value * inverse, [0.0, levels]));
+        let [q, qq, qx] = [sums.q, sums.qq, sums.qx].map(f64::from);
         let determinant = total * qq - q * q;
         if determinant <= 0.0 {
             continue;
         }
-        let mut scale = (total * qx - whole.q * q) / determinant;
-        let mut offset = (qq * whole.q - q * qx) / determinant;
+        let mut scale = (total * qx - whole_x * q) / determinant;
+        let mut offset = (qq * whole_x - q * qx) / determinant;
         if below_zero && offset > f64::from(-low) {
             offset = f64::from(-low);
             scale = (qx - offset * q) / qq;
         }
-        let error = whole.qq + scale * scale * qq + offset * offset * total - 2.0 * scale * qx - 2.0 * offset * whole.q
+        let error = whole_xx + scale * scale * qq + offset * offset * total - 2.0 * scale * qx - 2.0 * offset * whole_x
             + 2.0 * scale * offset * q;
         if scale > 0.0 && error < least_error {
             (best, least_error) = ([scale as f32, (f64::from(low) + offset) as f32], error);

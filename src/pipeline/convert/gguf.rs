@@ -17,6 +17,8 @@ const CONTEXT_LENGTH: usize = 40960;
 /// What ends and pads a text.
 const END: &str = "<|im_end|>";
 const PADDING: &str = "<|endoftext|>";
+/// Axes of a tensor.
+const MOST_AXES: usize = 4;
 /// Any: prompts are not cut while a vocabulary is read.
 const PROMPT_TOKENS: usize = 512;
 
@@ -30,7 +32,15 @@ pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<T
     if !is_transformer {
         text_encoder(conversion, &mut values)?;
     }
-    let entry = |(tensor, format): &(Planned, Format)| Ok((conversion.name_in_gguf(tensor)?, *format, shape(tensor)));
+    let entry = |(tensor, format): &(Planned, Format)| {
+        let shape = shape(tensor);
+        if !(1..=MOST_AXES).contains(&shape.len()) {
+            return Err(Error::new(format!("tensor `{}` is {shape:?}, which GGUF does not hold", tensor.name))
+                .at(tensor.path.as_str())
+                .hint("this is no Qwen3 text encoder: name another one"));
+        }
+        Ok((conversion.name_in_gguf(tensor)?, *format, shape))
+    };
     let entries = tensors.iter().map(entry).collect::<Result<Vec<_>>>()?;
     writer::gguf(&conversion.target, &values.0, &entries)
 }

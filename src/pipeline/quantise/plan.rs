@@ -61,6 +61,7 @@ impl Planned {
 pub fn plan(files: &TensorFiles, role: Role, format: Format, wanted: impl Fn(&str) -> bool) -> Result<Vec<Planned>> {
     let path = files.files().first().map(|file| file.path().display().to_string()).unwrap_or_default();
     let planned = |Fused { name, parts }: Fused| {
+        check_shapes(files, role, &parts).map_err(|e| e.at(path.as_str()))?;
         let views =
             parts.iter().map(|part| files.part_of(&part.name, part.part, part.of)).collect::<Result<Vec<_>>>()?;
         let first = views.iter().flatten().next();
@@ -71,6 +72,26 @@ pub fn plan(files: &TensorFiles, role: Role, format: Format, wanted: impl Fn(&st
     };
     let wanted = |tensor: &Fused| wanted(&tensor.parts[0].name);
     tensors(files, role)?.into_iter().filter(wanted).map(planned).collect()
+}
+
+/// Errors when the parts of a tensor cannot lie one under the other, or one has other axes than a klein model's.
+fn check_shapes(files: &TensorFiles, role: Role, parts: &[FusedPart]) -> Result<()> {
+    let shapes: Vec<_> = parts.iter().map(|part| (&part.name, files.shape(&part.name).unwrap_or_default())).collect();
+    let hint = "the file is damaged or was put together wrongly: fetch it again";
+    if let Some((name, shape)) = shapes.iter().find(|(_, shape)| shape.contains(&0)) {
+        return Err(Error::new(format!("tensor `{name}` is {shape:?}, which holds no values")).hint(hint));
+    }
+    // A missing one is an error of its own.
+    let axes = |name: &str| if name.contains(".norm_") { 1 } else { 2 };
+    let is_wrong = |(name, shape): &&(&String, Vec<usize>)| !shape.is_empty() && shape.len() != axes(name);
+    if let Some((name, shape)) = shapes.iter().find(is_wrong).filter(|_| role == Role::Transformer) {
+        return Err(Error::new(format!("tensor `{name}` is {shape:?}, expected {} axes", axes(name))).hint(hint));
+    }
+    let (first, shape) = &shapes[0];
+    match shapes.iter().find(|(_, other)| !other.is_empty() && other.get(1) != shape.get(1)) {
+        Some((other, _)) => Err(Error::new(format!("tensors `{first}` and `{other}` differ in columns")).hint(hint)),
+        None => Ok(()),
+    }
 }
 
 /// All tensors of a component.
