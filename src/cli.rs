@@ -2,9 +2,11 @@
 
 mod adapters;
 mod bench;
+mod convert;
 mod images;
 mod info;
 mod prompt;
+mod quantize;
 mod sampler;
 mod tensors;
 mod values;
@@ -17,10 +19,12 @@ use std::path::{Path, PathBuf};
 pub use adapters::AdapterArgs;
 pub use bench::Bench;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
+pub use convert::{ComponentChoice, Convert};
 use flux::pipeline::Request;
 use flux::{Error, Result};
 pub use images::{ImageArgs, is_stdin};
 pub use info::Info;
+pub use quantize::QuantizeArgs;
 pub use sampler::{SamplerArgs, facts};
 pub use tensors::TensorArgs;
 pub use values::{DeviceChoice, PrecisionChoice, TimingsFormat, VariantChoice};
@@ -73,6 +77,11 @@ pub enum Command {
     /// device does at best, which is a copy or a large product, and each fused op also with the simpler ops that define
     /// it.
     Bench(Bench),
+    /// Writes a transformer or a text encoder as one file in another format.
+    ///
+    /// stable-diffusion.cpp, ComfyUI and diffusers read these files. Norms, embeddings and the layers around the
+    /// transformer's blocks stay in 16 bits or more.
+    Convert(Convert),
     /// Prints what a model is: its files, formats and sizes.
     ///
     /// Only configs and headers are read, so this takes no time and no memory.
@@ -213,6 +222,8 @@ pub struct Generate {
     pub model: ModelArgs,
     #[command(flatten)]
     pub adapters: AdapterArgs,
+    #[command(flatten)]
+    pub quantize: QuantizeArgs,
     #[command(flatten)]
     pub on: DeviceArgs,
     /// With --precision fp8: cache the quantised weights in a file in the model's folder, and load them from it later
@@ -372,6 +383,12 @@ impl Generate {
             return Err(
                 Error::usage("`--fp8-cache` is for `--precision fp8`").hint("give both, or leave out `--fp8-cache`")
             );
+        }
+        if self.fp8_cache && self.quantize.quantize.is_some_and(|quantize| quantize.transformer.is_some()) {
+            return Err(Error::usage(
+                "`--fp8-cache` holds the weights of the model's files, and `--quantize` other ones",
+            )
+            .hint("leave one of them out"));
         }
         self.on.check()
     }

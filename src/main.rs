@@ -63,6 +63,10 @@ fn run(cli: &Cli, start: Instant, signals: &Signals) -> Result<()> {
             start_threads(args.on.threads, false)?;
             commands::bench::run(args)
         }
+        Some(Command::Convert(args)) => {
+            start_threads(args.threads, args.quiet)?;
+            commands::convert::run(args, signals)
+        }
         Some(Command::Info(args)) => commands::info::run(args),
         Some(Command::Compare { a, b, min_psnr }) => commands::compare::run(a, b, *min_psnr),
         None => {

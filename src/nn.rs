@@ -228,6 +228,12 @@ impl WeightPolicy {
         self.blocks
     }
 
+    /// Whether files of models in few bits have the matrix `name` in them: those of the transformer's blocks and of the
+    /// text encoder's layers. What is around these stays in 16 bits, and so do norms and embeddings.
+    pub fn is_quantised_in_files(name: &str) -> bool {
+        Self::may_quantise(name) || name.starts_with("model.layers.")
+    }
+
     /// Whether some policy stores the weight `name` in fewer bits.
     pub fn may_quantise(name: &str) -> bool {
         const BLOCKS: [&str; 2] = ["transformer_blocks.", "single_transformer_blocks."];
@@ -424,6 +430,11 @@ mod tests {
             ["x_embedder.weight", "proj_out", "model.layers.0.mlp.up_proj", "transformer_blocksx", "decoder.conv_in"]
         {
             assert!(!WeightPolicy::may_quantise(name), "{name}");
+        }
+        assert!(WeightPolicy::is_quantised_in_files("model.layers.0.mlp.up_proj.weight"));
+        assert!(WeightPolicy::is_quantised_in_files("transformer_blocks.0.attn.to_q.weight"));
+        for name in ["model.embed_tokens.weight", "lm_head.weight", "proj_out.weight", "model.norm.weight"] {
+            assert!(!WeightPolicy::is_quantised_in_files(name), "{name}");
         }
         let policy = WeightPolicy { blocks: Storage::Fp8 };
         assert_eq!(policy.storage("transformer_blocks.3.ff.linear_in"), Storage::Fp8);

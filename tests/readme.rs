@@ -296,10 +296,17 @@ fn the_commands_for_models_that_one_has_work() {
     write_files(folder.path());
     let text = text_of("README.md");
     let section = text.split("\n## Models that you have\n").nth(1).expect("the section is there");
+    // The first table.
     let cells = section.lines().skip_while(|line| !line.starts_with("|")).take_while(|line| line.starts_with("|"));
     let lines: Vec<_> = cells.filter_map(|line| line.split("| `").nth(1)?.split('`').next()).collect();
-    assert_eq!(lines.len(), 8, "{lines:?}");
+    assert_eq!(lines.len(), 11, "{lines:?}");
     for line in lines {
+        if line.starts_with("flux convert") {
+            run(line, folder.path()).succeeds();
+            let file = line.split(' ').nth(3).expect("the command names the file behind the model");
+            assert!(folder.path().join(file).exists(), "{line}");
+            continue;
+        }
         let found = if line.starts_with("flux info") {
             run(&format!("{line} && {line} --json"), folder.path()).succeeds()
         } else {

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use flux::backend::Backend;
 use flux::files::ModelFiles;
-use flux::pipeline::{Model, ModelInfo, OpenModel};
+use flux::pipeline::{CancelFlag, Model, ModelInfo, OpenModel, Quantisation};
 use flux::tensor::Tensor;
 use flux::{Error, Result};
 use serde::Serialize;
@@ -39,6 +39,8 @@ pub struct Settings {
     pub references: Vec<usize>,
     /// Whether the model is taken for one that makes keys and values of references once for all steps.
     pub kv: bool,
+    /// The formats that the model's weights are brought to.
+    pub quantisation: Quantisation,
     /// Images at once, where there are no references.
     pub batch: usize,
     /// Denoising steps; `None` is the model's choice.
@@ -233,6 +235,7 @@ impl<B: Backend> Bench<'_, B> {
         if self.settings.kv {
             model.cache_references();
         }
+        model.quantise(&self.settings.quantisation, &CancelFlag::default(), &mut |_| {})?;
         Ok(Model::new(self.backend.clone(), model))
     }
 

@@ -4,7 +4,7 @@ use clap::{Args, value_parser};
 use flux::pipeline::MAX_REFERENCES;
 
 use super::values::seconds;
-use super::{DeviceArgs, ModelArgs};
+use super::{DeviceArgs, ModelArgs, QuantizeArgs};
 
 /// `flux bench`
 #[derive(Args)]
@@ -14,6 +14,8 @@ pub struct Bench {
     pub names: Vec<String>,
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub quantize: QuantizeArgs,
     /// Sides of the square images, such as 512,1024, rounded down to multiples of 16 [default: 1024 on a GPU, 256 on
     /// the CPU]
     #[arg(long = "size", value_name = "PIXELS", value_delimiter = ',')]

@@ -31,6 +31,7 @@ pub fn run(args: &Bench) -> Result<()> {
         sizes: if args.sizes.is_empty() { vec![size] } else { args.sizes.iter().map(|&size| size as usize).collect() },
         references: args.references.iter().map(|&references| references as usize).collect(),
         kv: args.kv,
+        quantisation: args.quantize.quantize.unwrap_or_default(),
         batch: args.batch as usize,
         steps: args.steps.map(|steps| steps as usize),
         in_a_row: args.in_a_row,

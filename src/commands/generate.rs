@@ -74,6 +74,11 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
             console.note(&note);
         }
     }
+    if let Some(wanted) = args.quantize.quantize {
+        let done = model.quantise(&wanted, &cancel, &mut |progress| console.progress(progress))?;
+        console.finish();
+        done.iter().for_each(|quantised| console.detail(&quantised.to_string()));
+    }
     let job = Job { args, images, targets, tensors, name, request, cancel, start, device_s, open_s };
     match device {
         Device::Cpu(backend) => job.run(&Model::new(backend, model), &mut console),
@@ -260,6 +265,7 @@ impl Job<'_> {
         facts.extend(self.args.tensors.facts());
         facts.extend(images::facts(&self.args.images));
         let used: Vec<_> = adapters(&self.request).iter().map(ReportedAdapter::to_string).collect();
+        facts.extend(self.args.quantize.quantize.map(|quantize| ("quantize", quantize.to_string())));
         if !used.is_empty() {
             facts.push(("lora", used.join(", ")));
         }

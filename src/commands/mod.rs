@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod compare;
+pub mod convert;
 mod destination;
 mod device;
 pub mod generate;

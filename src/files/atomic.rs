@@ -1,7 +1,7 @@
 //! Files that are replaced whole: a reader sees the old file or the new one.
 
 use std::fs::{Metadata, Permissions};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
@@ -28,6 +28,11 @@ impl AtomicFile {
     /// Its size, mode and owner.
     pub fn metadata(&self) -> io::Result<Metadata> {
         self.file.as_file().metadata()
+    }
+
+    /// Makes it so many bytes long; those that were not written are zeros.
+    pub fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.file.as_file().set_len(bytes)
     }
 
     /// Gives it this mode.
@@ -61,6 +66,12 @@ impl Write for AtomicFile {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.as_file_mut().flush()
+    }
+}
+
+impl Seek for AtomicFile {
+    fn seek(&mut self, place: SeekFrom) -> io::Result<u64> {
+        self.file.as_file_mut().seek(place)
     }
 }
 

@@ -14,6 +14,8 @@ pub enum Bytes {
     Embedded(&'static [u8]),
     /// Float32 values that were computed, as a file on this machine would have them.
     Computed(Vec<f32>),
+    /// Bytes that were computed, as a file would have them.
+    Owned(Vec<u8>),
 }
 
 /// A mapped file.
@@ -48,6 +50,7 @@ impl Bytes {
             Bytes::Mapped(mapped) => &mapped.map,
             Bytes::Embedded(bytes) => bytes,
             Bytes::Computed(values) => bytemuck::cast_slice(values),
+            Bytes::Owned(bytes) => bytes,
         }
     }
 
@@ -57,7 +60,7 @@ impl Bytes {
     pub fn length_now(&self) -> std::io::Result<u64> {
         match self {
             Bytes::Mapped(mapped) => Ok(mapped.file.metadata()?.len()),
-            Bytes::Embedded(_) | Bytes::Computed(_) => Ok(self.as_slice().len() as u64),
+            Bytes::Embedded(_) | Bytes::Computed(_) | Bytes::Owned(_) => Ok(self.as_slice().len() as u64),
         }
     }
 

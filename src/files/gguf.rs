@@ -265,6 +265,11 @@ fn format_of(type_id: u32) -> Option<Format> {
     })
 }
 
+/// The type of a format; none of those that GGUF has not.
+pub(super) fn type_of(format: Format) -> Option<u32> {
+    (0..=30).find(|type_id| format_of(*type_id) == Some(format))
+}
+
 /// What a type that is not read is called.
 fn type_name(type_id: u32) -> String {
     let name = match type_id {

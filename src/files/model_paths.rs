@@ -13,7 +13,7 @@ use super::search::{Candidate, around, candidates, expect_role, is_comfy, needs,
 use super::variant::Variant;
 use crate::error::{Error, Result};
 
-const CONFIG: &str = "config.json";
+pub(super) const CONFIG: &str = "config.json";
 /// The key of the tokens in a GGUF file.
 const GGUF_TOKENS: &str = "tokenizer.ggml.tokens";
 
@@ -172,7 +172,7 @@ fn folder_name(path: &Path) -> String {
 }
 
 /// Whether a folder holds the transformer of a model in the diffusers layout, and no whole model.
-fn is_transformer_folder(path: &Path) -> bool {
+pub(super) fn is_transformer_folder(path: &Path) -> bool {
     #[derive(serde::Deserialize)]
     struct Class {
         #[serde(rename = "_class_name")]
@@ -307,7 +307,7 @@ fn part(path: &Path, role: Role, model: &ModelFiles) -> Result<Component> {
 }
 
 /// The tokenizer in a file of a text encoder, where it is a GGUF file that has one.
-fn tokenizer_inside(path: &Path) -> Option<TokenizerFile> {
+pub(super) fn tokenizer_inside(path: &Path) -> Option<TokenizerFile> {
     match open_weights(path).ok()? {
         Container::Gguf(file) if file.has(GGUF_TOKENS) => Some(TokenizerFile::Gguf(path.to_path_buf())),
         Container::Gguf(_) | Container::Safetensors(_) => None,
@@ -315,7 +315,7 @@ fn tokenizer_inside(path: &Path) -> Option<TokenizerFile> {
 }
 
 /// The tokenizer at a path that was named for it.
-fn tokenizer(path: &Path) -> Result<TokenizerFile> {
+pub(super) fn tokenizer(path: &Path) -> Result<TokenizerFile> {
     if let Some(inside) = path.is_file().then(|| tokenizer_inside(path)).flatten() {
         return Ok(inside);
     }

@@ -161,6 +161,61 @@ pub fn transformer_layers(blocks: [usize; 2]) -> Vec<(String, String, Rows)> {
     around.chain(of_blocks).collect()
 }
 
+/// A tensor of a single file, made of tensors that models ask for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fused {
+    /// Its name in the file.
+    pub name: String,
+    /// Whose rows are its rows, from the top.
+    pub parts: Vec<FusedPart>,
+}
+
+/// Rows of a tensor that models ask for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FusedPart {
+    /// The name that models ask for.
+    pub name: String,
+    /// Which of its equal parts.
+    pub part: usize,
+    /// How many parts there are.
+    pub of: usize,
+}
+
+impl Fused {
+    /// A tensor that is the same here and there, but for its name.
+    pub fn whole(name: String, own: String) -> Self {
+        Self { name, parts: vec![FusedPart { name: own, part: 0, of: 1 }] }
+    }
+}
+
+/// All tensors of a transformer of so many double and single blocks, as single files of Black Forest Labs have them.
+pub fn fused_transformer(blocks: [usize; 2]) -> Vec<Fused> {
+    let mut tensors: Vec<Fused> = Vec::new();
+    for (bfl, own, rows) in transformer_layers(blocks) {
+        let name = format!("{bfl}.{}", if bfl.ends_with("_norm") { "scale" } else { "weight" });
+        let part = |part, of| FusedPart { name: format!("{own}.weight"), part, of };
+        match rows {
+            // The thirds follow each other in the list.
+            Third(1..) => tensors.last_mut().expect("the first third came before").parts.push(part(0, 1)),
+            Same | Third(_) => tensors.push(Fused { name, parts: vec![part(0, 1)] }),
+            SwappedHalves => tensors.push(Fused { name, parts: vec![part(1, 2), part(0, 2)] }),
+        }
+    }
+    tensors
+}
+
+/// What llama.cpp calls a tensor of a text encoder, if it has one of that kind.
+pub fn llama_cpp_name(own: &str) -> Option<String> {
+    let (layer, suffix) = own.rsplit_once('.')?;
+    let find = |list: &[(&str, &str)], name: &str| {
+        list.iter().find(|(_, own)| *own == name).map(|(llama, _)| llama.to_string())
+    };
+    if let Some((index, name)) = layer.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {
+        return Some(format!("blk.{index}.{}.{suffix}", find(&LLAMA_BLOCK, name)?));
+    }
+    Some(format!("{}.{suffix}", find(&LLAMA_AROUND, layer)?))
+}
+
 fn of_bfl(key: &str) -> Option<Vec<Piece>> {
     // Norms are `.scale` in the original files, and `.weight` in some that others converted.
     let layer =
@@ -300,5 +355,32 @@ mod tests {
             assert_eq!(found, if rows == SwappedHalves { 2 } else { 1 }, "{bfl}");
         }
         assert_eq!(transformer_layers([2, 3]).len(), 11 + 2 * 16 + 3 * 4);
+    }
+    #[test]
+    fn fused_tensors_are_what_their_names_are_read_as() {
+        for Fused { name, parts } in fused_transformer([2, 3]) {
+            let pieces = Names { prefix: "", style: Style::Bfl }.pieces(&name);
+            assert_eq!(pieces.len(), parts.len(), "{name}");
+            for (place, part) in parts.iter().enumerate() {
+                let same = |piece: &&Piece| {
+                    // Which of the rows here, and which of those there.
+                    let here = if part.of > 1 { piece.index == part.part } else { piece.index == 0 };
+                    piece.name == part.name && here && piece.part == place && piece.of == parts.len()
+                };
+                assert_eq!(pieces.iter().filter(same).count(), 1, "{name}: {part:?} of {pieces:?}");
+            }
+        }
+        assert_eq!(fused_transformer([5, 20]).len(), 11 + 5 * 12 + 20 * 4);
+    }
+
+    #[test]
+    fn names_of_llama_cpp_are_found_again() {
+        for key in ["blk.7.attn_output.weight", "blk.0.ffn_norm.weight", "token_embd.weight", "output_norm.weight"] {
+            let own = names(Style::LlamaCpp, key).remove(0).0;
+            assert_eq!(llama_cpp_name(&own).as_deref(), Some(key));
+        }
+        for unknown in ["model.layers.3.self_attn.q_proj.bias.what", "visual.weight", "x", "model.layers.weight"] {
+            assert_eq!(llama_cpp_name(unknown), None, "{unknown}");
+        }
     }
 }

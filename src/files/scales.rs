@@ -20,6 +20,12 @@ impl FileSlice {
         Some(Self { file, range })
     }
 
+    /// All of some bytes in memory.
+    pub(super) fn owned(bytes: Vec<u8>) -> Self {
+        let range = 0..bytes.len();
+        Self { file: Arc::new(Bytes::Owned(bytes)), range }
+    }
+
     /// The file that holds it.
     pub fn file(&self) -> &Arc<Bytes> {
         &self.file
@@ -76,6 +82,30 @@ pub enum ScaleLayout {
 /// Rows and blocks of a tile of [`ScaleLayout::Swizzled`].
 const TILE: [usize; 2] = [128, 4];
 
+impl ScaleLayout {
+    /// Rows and blocks that have a place; none on overflow.
+    pub fn padded(self, [rows, blocks]: [usize; 2]) -> Option<[usize; 2]> {
+        match self {
+            Self::Linear => Some([rows, blocks]),
+            Self::Swizzled => {
+                Some([rows.checked_next_multiple_of(TILE[0])?, blocks.checked_next_multiple_of(TILE[1])?])
+            }
+        }
+    }
+
+    /// Where the scale of a block lies, in a matrix of `blocks` blocks a row.
+    #[inline(always)]
+    pub fn place(self, row: usize, block: usize, blocks: usize) -> usize {
+        match self {
+            Self::Linear => row * blocks + block,
+            Self::Swizzled => {
+                let tile = row / TILE[0] * blocks.div_ceil(TILE[1]) + block / TILE[1];
+                tile * TILE[0] * TILE[1] + row % 32 * 16 + row % TILE[0] / 32 * 4 + block % TILE[1]
+            }
+        }
+    }
+}
+
 /// A scale of one byte for each block of columns, and a float32 for all of them.
 #[derive(Clone)]
 pub struct BlockScales {
@@ -98,13 +128,7 @@ impl BlockScales {
         [rows, blocks]: [usize; 2],
         tensor: f32,
     ) -> std::result::Result<Self, String> {
-        let padded = match layout {
-            ScaleLayout::Linear => Some([rows, blocks]),
-            ScaleLayout::Swizzled => rows
-                .checked_next_multiple_of(TILE[0])
-                .and_then(|rows| Some([rows, blocks.checked_next_multiple_of(TILE[1])?])),
-        };
-        let needed = padded.and_then(|[rows, blocks]| rows.checked_mul(blocks));
+        let needed = layout.padded([rows, blocks]).and_then(|[rows, blocks]| rows.checked_mul(blocks));
         if needed != Some(scales.bytes().len()) {
             let there = scales.bytes().len();
             return Err(format!("has {there} scales of blocks, which do not fit {rows} rows of {blocks} blocks"));
@@ -158,15 +182,7 @@ impl BlockScales {
     /// The byte of a block of a row of the view.
     #[inline]
     pub fn get(&self, row: usize, block: usize) -> u8 {
-        let row = self.first_row + row;
-        let place = match self.layout {
-            ScaleLayout::Linear => row * self.blocks + block,
-            ScaleLayout::Swizzled => {
-                let tile = row / TILE[0] * self.blocks.div_ceil(TILE[1]) + block / TILE[1];
-                tile * TILE[0] * TILE[1] + row % 32 * 16 + row % TILE[0] / 32 * 4 + block % TILE[1]
-            }
-        };
-        self.scales.bytes()[place]
+        self.scales.bytes()[self.layout.place(self.first_row + row, block, self.blocks)]
     }
 }
 

@@ -16,6 +16,8 @@ pub struct TensorFiles {
     /// Where the tensor of each name lies: in one place, or in several, one under the other.
     tensors: HashMap<String, Vec<Place>>,
     quantised: Option<Safetensors>,
+    /// What [`TensorFiles::get`] gives in place of what the files hold.
+    replaced: HashMap<String, TensorView>,
 }
 
 /// Rows of a tensor in a file: one of equal parts.
@@ -72,7 +74,7 @@ impl TensorFiles {
             }
         }
         tensors.values_mut().for_each(|places| places.sort_by_key(|place| place.index));
-        Ok(Self { files, tensors, quantised: None })
+        Ok(Self { files, tensors, quantised: None, replaced: HashMap::new() })
     }
 
     /// The files.
@@ -175,6 +177,32 @@ impl TensorFiles {
         self.quantised = Some(quantised);
     }
 
+    /// Makes [`TensorFiles::get`] give `view` for the tensor `name`, of its shape.
+    pub fn replace(&mut self, name: String, view: TensorView) {
+        assert_eq!(self.shape(&name).as_deref(), Some(view.shape()), "`{name}` is another one");
+        self.replaced.insert(name, view);
+    }
+
+    /// One of the equal parts of the rows of the tensor `name`, whatever its shape, as the pieces in which it lies in the
+    /// files, from the top.
+    ///
+    /// Errors when it is missing, in a form that this program does not read, or a matrix of zeros.
+    pub fn part_of(&self, name: &str, part: usize, of: usize) -> Result<Vec<TensorView>> {
+        let shape = self.shape(name).ok_or_else(|| self.wrong(format!("tensor `{name}` is missing")))?;
+        let rows = shape.first().copied().unwrap_or(1) / of;
+        let mut wanted = part * rows..(part + 1) * rows;
+        let mut found = Vec::new();
+        for view in self.parts(name, &shape)? {
+            let count = view.rows();
+            let own = wanted.start.min(count)..wanted.end.min(count);
+            if own.start < own.end {
+                found.push(view.row_range(own));
+            }
+            wanted = wanted.start.saturating_sub(count)..wanted.end.saturating_sub(count);
+        }
+        Ok(found)
+    }
+
     /// The tensor `name`, which must have `shape` and lie in one place.
     ///
     /// Errors when it is missing, in a form that this program does not read, has another shape, or is a matrix of zeros.
@@ -195,6 +223,13 @@ impl TensorFiles {
             self.files.first().map_or(error.clone(), |file| error.at_path(file.path()))
         };
         let places = self.tensors.get(name).ok_or_else(missing)?;
+        if let Some(view) = self.replaced.get(name) {
+            return if view.shape() == shape {
+                Ok(vec![view.clone()])
+            } else {
+                Err(self.wrong(format!("tensor `{name}` is {:?}, expected {shape:?}", view.shape())))
+            };
+        }
         let mut parts = places.iter().map(|place| self.part(place, places.len(), shape)).collect::<Result<Vec<_>>>()?;
         if let (Some(file), &[rows, cols], [view]) = (&self.quantised, shape, &mut parts[..])
             && file.contains(name)

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// What a session does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// Quantises weights and writes them to the quantised cache; its parts are elements.
+    /// Quantises weights, for the quantised cache, a file or this run; its parts are elements.
     Quantise,
     /// Loads weights to the device, where they are absent; its parts are elements.
     Load,
@@ -41,8 +41,7 @@ pub struct CancelFlag(Arc<AtomicBool>);
 impl CancelFlag {
     /// Ends every session with this flag when it next checks the flag: before each step and each image, before it loads
     /// a component and while it waits for one that another thread loads, and between the layers of the text encoder and
-    /// the stages of the decoder where the host runs them one by one. Writing the quantised cache ends between two
-    /// matrices.
+    /// the stages of the decoder where the host runs them one by one. Quantising ends between two matrices.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

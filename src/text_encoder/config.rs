@@ -78,7 +78,13 @@ impl TextEncoderConfig {
     ///
     /// Errors when it is missing, no JSON, or describes a model of another kind.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
-        let component = dir.component(Role::TextEncoder);
+        Self::of(dir.component(Role::TextEncoder))
+    }
+
+    /// [`TextEncoderConfig::read`] of a component.
+    ///
+    /// Errors as it does.
+    pub fn of(component: &Component) -> Result<Self> {
         let place = component.place();
         let config = match component.config()? {
             Some(raw) => Self::of_raw(raw, &place)?,

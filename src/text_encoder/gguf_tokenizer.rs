@@ -1,5 +1,6 @@
 //! The tokenizer in a GGUF file of a text encoder, as llama.cpp writes it.
 
+use serde::Deserialize;
 use tokenizers::AddedToken;
 use tokenizers::models::bpe::Vocab;
 use tokenizers::normalizers::NFC;
@@ -12,6 +13,57 @@ use crate::files::Gguf;
 const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
+/// Rows of the embedding that are of no token.
+const UNUSED: i32 = 5;
+
+/// A tokenizer as such files have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vocabulary {
+    /// The text of each id, in the letters that stand for bytes.
+    pub tokens: Vec<String>,
+    /// What kind of token each is, by llama.cpp's numbers.
+    pub kinds: Vec<i32>,
+    /// Pairs with a space in between, those that are joined first before others.
+    pub merges: Vec<String>,
+}
+
+impl Vocabulary {
+    /// The vocabulary of a tokenizer, filled up to `size` tokens.
+    ///
+    /// Errors with the reason when it has more.
+    pub(super) fn of(inner: &Inner, size: usize) -> std::result::Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Model {
+            merges: Vec<(String, String)>,
+        }
+        let mut tokens: Vec<String> = (0..size).map(|id| format!("[PAD{id}]")).collect();
+        let mut kinds = vec![UNUSED; size];
+        let mut put = |id: u32, token: String, kind: i32| {
+            let place = tokens.get_mut(id as usize).zip(kinds.get_mut(id as usize));
+            let place = place.ok_or_else(|| {
+                format!("the tokenizer has a token of id {id}, and the text encoder embeddings of {size}")
+            })?;
+            (*place.0, *place.1) = (token, kind);
+            Ok::<(), String>(())
+        };
+        for (token, id) in inner.get_vocab(false) {
+            put(id, token, NORMAL)?;
+        }
+        for (id, token) in inner.get_added_tokens_decoder() {
+            put(id, token.content, if token.special { CONTROL } else { USER_DEFINED })?;
+        }
+        // The crate shows the merges in no other way.
+        let model = serde_json::to_value(inner.get_model()).and_then(serde_json::from_value::<Model>);
+        let merges = model.map_err(|e| format!("the merges of the tokenizer: {e}"))?.merges;
+        let merges = merges.into_iter().map(|(left, right)| format!("{left} {right}")).collect();
+        Ok(Self { tokens, kinds, merges })
+    }
+
+    /// The id of a token.
+    pub fn id(&self, token: &str) -> Option<usize> {
+        self.tokens.iter().position(|known| known == token)
+    }
+}
 
 /// What the file has of a tokenizer.
 pub(super) struct Parts<'a> {

@@ -12,6 +12,7 @@ mod qwen3;
 mod tokenizer_file;
 
 pub use config::TextEncoderConfig;
+pub use gguf_tokenizer::Vocabulary;
 pub use layer::Layer;
 pub use prompt::{PromptTokens, Tokenizer};
 pub use qwen3::TOKENS as QWEN3_TOKENS;

@@ -2,6 +2,7 @@
 
 use tokenizers::Encoding;
 
+use super::gguf_tokenizer::Vocabulary;
 use super::guard::guarded;
 use super::tokenizer_file::{self, Inner};
 use super::{gguf_tokenizer, qwen3};
@@ -67,6 +68,15 @@ impl Tokenizer {
         }
         let pad = inner.token_to_id(PAD).expect("checked above");
         Ok(Self { inner, pad, length, file: file.display() })
+    }
+
+    /// The vocabulary, filled up to the `size` embeddings of a text encoder.
+    ///
+    /// Errors when it has more tokens.
+    pub fn vocabulary(&self, size: usize) -> Result<Vocabulary> {
+        Vocabulary::of(&self.inner, size).map_err(|why| {
+            Error::new(why).at(self.file.as_str()).hint("name the tokenizer of this text encoder with `--tokenizer`")
+        })
     }
 
     /// [`Tokenizer::encode_to`] the length of the model.

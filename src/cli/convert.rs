@@ -1,0 +1,43 @@
+//! What to convert, and to what.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use flux::pipeline::{WeightFormat, weight_format};
+
+/// `flux convert`
+#[derive(Args)]
+pub struct Convert {
+    /// A model's folder, or the folder or file of a transformer or text encoder
+    #[arg(value_name = "IN")]
+    pub from: PathBuf,
+    /// The file to write: .gguf or .safetensors
+    #[arg(value_name = "OUT")]
+    pub to: PathBuf,
+    /// Format of the weights of layers; GGUF: bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0; safetensors: bf16, fp8,
+    /// int8, mxfp8, nvfp4
+    #[arg(short, long, value_name = "FORMAT", value_parser = weight_format)]
+    pub format: WeightFormat,
+    /// Which part of a whole model [default: what the file or folder is, else the transformer]
+    #[arg(long, value_name = "NAME", value_enum)]
+    pub component: Option<ComponentChoice>,
+    /// tokenizer.json, or a folder that has it, for the GGUF file of a text encoder [default: the model's, else Qwen3's]
+    #[arg(long, value_name = "PATH")]
+    pub tokenizer: Option<PathBuf>,
+    /// Fail before any work when OUT is there already, instead of overwriting it
+    #[arg(long)]
+    pub no_clobber: bool,
+    /// Threads on the CPU, 1 to 1024 [default: $RAYON_NUM_THREADS, else one per core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=super::MAX_THREADS))]
+    pub threads: Option<u64>,
+    /// Print nothing but errors
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// `--component`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ComponentChoice {
+    Transformer,
+    Text,
+}

@@ -1,0 +1,112 @@
+//! A part of a model by itself, with nothing around it.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::component::{Component, open_weights};
+use super::container::Container;
+use super::folder::Folder;
+use super::model_files::{FETCH_A_MODEL, INDEX, ModelFiles, TokenizerFile};
+use super::model_paths::{CONFIG, is_transformer_folder, tokenizer, tokenizer_inside};
+use super::recognise::{Kind, Role};
+use super::regular;
+use super::search::{candidates, expect_role, is_comfy, only};
+use crate::error::{Error, Result};
+
+impl Component {
+    /// The component at `path`: a file, its folder, or the `role` of a whole model, which is the transformer where none is
+    /// asked for.
+    ///
+    /// Errors when there is none, or it is another one than was asked for.
+    pub fn at(path: &Path, role: Option<Role>) -> Result<Self> {
+        match path.metadata() {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(regular::closed_folder(&error, path)),
+            Err(_) => {
+                return Err(Error::new(format!("no such file or folder: `{}`", path.display())).hint(FETCH_A_MODEL));
+            }
+            Ok(found) if !found.is_dir() => return of_file(path, role),
+            Ok(_) => {}
+        }
+        let folder = Folder::Disk(path.to_path_buf());
+        if regular::exists(&path.join(INDEX)) {
+            let role = role.unwrap_or(Role::Transformer);
+            return Ok(Self::folder(role, folder.sub(role.folder())));
+        }
+        if folder.exists(CONFIG) {
+            let is = if is_transformer_folder(path) { Role::Transformer } else { Role::TextEncoder };
+            return match role {
+                Some(role) if role != is => {
+                    let what = format!("the folder is that of a {}, not of a {}", is.title(), role.title());
+                    Err(Error::new(what).at_path(path).hint("name another folder, or another component"))
+                }
+                _ => Ok(Self::folder(is, folder)),
+            };
+        }
+        let nested = path.join("models");
+        let root = if !is_comfy(path) && is_comfy(&nested) { nested } else { path.to_path_buf() };
+        let role = role.unwrap_or(Role::Transformer);
+        let missing =
+            || Error::new(format!("there is no file of a {} in the folder", role.title())).hint(FETCH_A_MODEL);
+        let found = only(&candidates(&[root], role), role, missing).map_err(|e| e.at_path(path))?;
+        Ok(Self::file(role, found))
+    }
+
+    /// The tokenizer that belongs to this text encoder: the one that `named` is, else one in its file or beside its
+    /// folder, else Qwen3's.
+    ///
+    /// Errors when the named one is not there.
+    pub fn own_tokenizer(&self, named: Option<&Path>) -> Result<TokenizerFile> {
+        if let Some(path) = named {
+            return tokenizer(path).map_err(|e| e.at("--tokenizer"));
+        }
+        let own = match self.single_file() {
+            Some(file) => tokenizer_inside(file),
+            None => {
+                let folder: PathBuf = self.path();
+                let full = folder.canonicalize().unwrap_or(folder);
+                full.parent().and_then(ModelFiles::tokenizer_in)
+            }
+        };
+        Ok(own.unwrap_or(TokenizerFile::Qwen3))
+    }
+}
+
+fn of_file(path: &Path, role: Option<Role>) -> Result<Component> {
+    if let Some(role) = role {
+        expect_role(path, role)?;
+        return Ok(Component::file(role, path.to_path_buf()));
+    }
+    match Kind::of(Container::names(&open_weights(path)?)) {
+        Kind::Component(role, _) => Ok(Component::file(role, path.to_path_buf())),
+        kind => Err(Error::new(format!("the file is {}", kind.title()))
+            .at_path(path)
+            .hint("name the file of a transformer or of a text encoder")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn components_are_found_in_folders_and_files() {
+        let model = Path::new("models/tiny");
+        let role = |path: &Path, role| Component::at(path, role).map(|found| found.role()).map_err(|e| e.to_string());
+        assert_eq!(role(model, None), Ok(Role::Transformer));
+        assert_eq!(role(model, Some(Role::TextEncoder)), Ok(Role::TextEncoder));
+        assert_eq!(role(&model.join("text_encoder"), None), Ok(Role::TextEncoder));
+        assert_eq!(role(&model.join("transformer/diffusion_pytorch_model.safetensors"), None), Ok(Role::Transformer));
+        assert_eq!(role(&model.join("vae/diffusion_pytorch_model.safetensors"), None), Ok(Role::Vae));
+        let refused = [
+            (model.join("transformer"), Some(Role::TextEncoder), "is that of a transformer"),
+            (model.join("text_encoder/model.safetensors"), Some(Role::Transformer), "expected a transformer"),
+            (model.join("none"), None, "no such file or folder"),
+            (Path::new("src").to_path_buf(), None, "no file of a transformer"),
+        ];
+        for (path, asked, words) in refused {
+            assert!(role(&path, asked).is_err_and(|error| error.contains(words)), "{}", path.display());
+        }
+        let text = Component::at(&model.join("text_encoder"), None).unwrap();
+        assert!(matches!(text.own_tokenizer(None).unwrap(), TokenizerFile::Json(..)));
+    }
+}

@@ -1,0 +1,268 @@
+//! Weights to formats of fewer bits: the other way round than [`dequantise_rows`].
+//!
+//! What is made is an ordinary [`TensorView`] of memory of its own, so nothing that reads weights knows the difference
+//! from a file in that format. Rows are read a panel at a time, on all cores, so that no more than one tensor is in
+//! memory beside what is made. The bytes are the same on every processor and on any number of cores.
+
+mod gguf_blocks;
+mod scaled;
+mod search;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use half::bf16;
+use rayon::prelude::*;
+
+use super::bytes::Bytes;
+use super::dequantise::dequantise_rows;
+use super::format::Format;
+use super::scales::{BlockScales, FileSlice, ScaleLayout, Scales};
+use super::tensor_view::TensorView;
+
+/// The formats that weights are brought to, by the names that users give them.
+pub const FORMATS: [(&str, Format); 13] = [
+    ("bf16", Format::Bf16),
+    ("fp8", Format::E4m3),
+    ("int8", Format::Int8),
+    ("mxfp8", Format::Mxfp8),
+    ("nvfp4", Format::Nvfp4),
+    ("q8_0", Format::Q8_0),
+    ("q6_k", Format::Q6K),
+    ("q5_k", Format::Q5K),
+    ("q5_1", Format::Q5_1),
+    ("q5_0", Format::Q5_0),
+    ("q4_k", Format::Q4K),
+    ("q4_1", Format::Q4_1),
+    ("q4_0", Format::Q4_0),
+];
+
+/// Values that one task reads: one MiB.
+const PANEL_VALUES: usize = 1 << 18;
+
+/// The format of a name, in any case.
+pub fn format_of_name(name: &str) -> Option<Format> {
+    FORMATS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, format)| *format)
+}
+
+/// The name of a format that weights are brought to.
+pub fn name_of_format(format: Format) -> Option<&'static str> {
+    FORMATS.iter().find(|(_, known)| *known == format).map(|(name, _)| *name)
+}
+
+/// The format in which rows of `cols` values are stored where `wanted` is asked for: the one of the next larger size whose
+/// blocks fit, as llama.cpp chooses it; none where no such blocks fit.
+pub fn fitting(wanted: Format, cols: usize) -> Option<Format> {
+    let fits = |format: &Format| cols > 0 && cols.is_multiple_of(format.block().values);
+    let smaller_blocks = match wanted {
+        Format::Q4K => Format::Q5_0,
+        Format::Q5K => Format::Q5_1,
+        Format::Q6K => Format::Q8_0,
+        other => other,
+    };
+    Some(wanted).filter(fits).or(Some(smaller_blocks).filter(fits))
+}
+
+/// The bits that a value takes, scales included; those of a whole tensor or of rows are not counted.
+pub fn bits_per_value(format: Format) -> f64 {
+    let block = format.block();
+    let scales = match format {
+        Format::Mxfp8 | Format::Nvfp4 | Format::Nvfp4LowFirst => 1,
+        _ => 0,
+    };
+    8.0 * (block.bytes + scales) as f64 / block.values as f64
+}
+
+/// The rows of `parts`, one part under the other, as one tensor in `format`: a plain float, or one of [`FORMATS`]. With
+/// a scale of the whole tensor, all parts have the same. What is in the format already is copied where its blocks hold
+/// their scales.
+///
+/// Errors with the reason when values are infinite, no numbers, or too large for the format, or rows are no whole blocks.
+///
+/// Panics when parts differ in columns or there are none.
+pub fn quantise(parts: &[TensorView], format: Format) -> Result<TensorView, String> {
+    let matrix = Matrix::new(parts, format);
+    let shape = matrix.shape();
+    let len = format.bytes(&shape).ok_or_else(|| format!("cannot be {shape:?} in {format}"))?;
+    let mut bytes = vec![0; len];
+    let scales = matrix.encode(&mut bytes)?;
+    let range = 0..bytes.len();
+    TensorView::new(Arc::new(Bytes::Owned(bytes)), range, format, shape, scales)
+}
+
+/// Rows of several views, one under the other, and what becomes of them.
+struct Matrix<'a> {
+    parts: &'a [TensorView],
+    format: Format,
+    rows: usize,
+    cols: usize,
+}
+
+impl<'a> Matrix<'a> {
+    fn new(parts: &'a [TensorView], format: Format) -> Self {
+        let cols = parts.first().expect("a tensor has parts").cols();
+        assert!(parts.iter().all(|part| part.cols() == cols), "parts of equal rows");
+        Self { parts, format, rows: parts.iter().map(TensorView::rows).sum(), cols }
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        let mut shape = self.parts[0].shape().to_vec();
+        shape.iter_mut().take(1).for_each(|rows| *rows = self.rows);
+        shape
+    }
+
+    /// Writes the values to `out`, and returns the scales that lie beside them.
+    fn encode(&self, out: &mut [u8]) -> Result<Scales, String> {
+        match self.format {
+            same if self.parts.iter().all(|part| part.format() == same && matches!(part.scales(), Scales::None)) => {
+                self.copy(out);
+                Ok(Scales::None)
+            }
+            Format::Bf16 => {
+                self.blocks(out, |values, out| floats(values, out, |value| bf16::from_f32(value).to_le_bytes()))
+            }
+            Format::F32 => self.blocks(out, |values, out| floats(values, out, f32::to_le_bytes)),
+            Format::Q8_0 => self.blocks(out, gguf_blocks::q8_0),
+            Format::Q4_0 => self.blocks(out, gguf_blocks::q4_0),
+            Format::Q4_1 => self.blocks(out, gguf_blocks::q4_1),
+            Format::Q5_0 => self.blocks(out, gguf_blocks::q5_0),
+            Format::Q5_1 => self.blocks(out, gguf_blocks::q5_1),
+            Format::Q4K => self.blocks(out, gguf_blocks::q4_k),
+            Format::Q5K => self.blocks(out, gguf_blocks::q5_k),
+            Format::Q6K => self.blocks(out, gguf_blocks::q6_k),
+            Format::E4m3 => {
+                let scale = scaled::fp8_scale(self.largest()?);
+                self.blocks(out, |values, out| scaled::fp8(values, scale, out))?;
+                Ok(Scales::Tensor(scale))
+            }
+            Format::Int8 => {
+                let mut scales = vec![0; 4 * self.rows];
+                self.panels(out, &mut scales, |values, out, scales| {
+                    let rows = values.chunks_exact(self.cols).zip(out.chunks_exact_mut(self.cols));
+                    for ((values, out), scale) in rows.zip(scales.as_chunks_mut::<4>().0) {
+                        *scale = scaled::int8_row(values, out).to_le_bytes();
+                    }
+                })?;
+                Ok(Scales::Rows(Box::new(FileSlice::owned(scales))))
+            }
+            Format::Mxfp8 => self.block_scales(out, 1.0, scaled::mxfp8),
+            Format::Nvfp4 => {
+                let all = scaled::nvfp4_scale(self.largest()?);
+                self.block_scales(out, all, |values, out, scales| scaled::nvfp4(values, all, out, scales))
+            }
+            other => Err(format!("cannot be made in {other}")),
+        }
+    }
+
+    fn copy(&self, out: &mut [u8]) {
+        let mut place = 0;
+        for part in self.parts {
+            let bytes = part.bytes();
+            out[place..place + bytes.len()].copy_from_slice(bytes);
+            place += bytes.len();
+        }
+    }
+
+    /// Blocks that hold their scales, or need none.
+    fn blocks(&self, out: &mut [u8], encode: impl Fn(&[f32], &mut [u8]) + Sync) -> Result<Scales, String> {
+        self.panels(out, &mut [], |values, out, _| encode(values, out))?;
+        Ok(Scales::None)
+    }
+
+    /// Blocks whose scales of one byte lie beside them.
+    fn block_scales(
+        &self,
+        out: &mut [u8],
+        all: f32,
+        encode: impl Fn(&[f32], &mut [u8], &mut [u8]) + Sync,
+    ) -> Result<Scales, String> {
+        let blocks = self.cols / self.format.block().values;
+        let mut linear = vec![0; self.rows * blocks];
+        self.panels(out, &mut linear, encode)?;
+        let layout = ScaleLayout::Swizzled;
+        let [rows, cols] = layout.padded([self.rows, blocks]).ok_or("is too large")?;
+        let mut scales = vec![0; rows * cols];
+        for (row, of_row) in linear.chunks_exact(blocks).enumerate() {
+            for (block, scale) in of_row.iter().enumerate() {
+                scales[layout.place(row, block, blocks)] = *scale;
+            }
+        }
+        BlockScales::new(FileSlice::owned(scales), layout, [self.rows, blocks], all)
+            .map(|scales| Scales::Blocks(Box::new(scales)))
+    }
+
+    /// The largest magnitude.
+    fn largest(&self) -> Result<f32, String> {
+        let panels = (0..self.rows).into_par_iter().step_by(self.panel_rows());
+        let of_panel =
+            |first| self.read(first..(first + self.panel_rows()).min(self.rows)).map(|v| scaled::largest(&v));
+        panels.map(of_panel).try_reduce(|| 0.0, |a, b| Ok(a.max(b)))
+    }
+
+    /// Calls `encode` for the values of some rows, their part of `out` and their part of `scales`, on all cores.
+    fn panels(
+        &self,
+        out: &mut [u8],
+        scales: &mut [u8],
+        encode: impl Fn(&[f32], &mut [u8], &mut [u8]) + Sync,
+    ) -> Result<(), String> {
+        let rows = self.panel_rows();
+        if out.is_empty() {
+            return Ok(());
+        }
+        let [of_out, of_scales] = [out.len(), scales.len()].map(|bytes| bytes / self.rows * rows);
+        let count = self.rows.div_ceil(rows);
+        let mut scales: Vec<&mut [u8]> = scales.chunks_mut(of_scales.max(1)).collect();
+        scales.resize_with(count, Default::default);
+        out.par_chunks_mut(of_out).zip(scales).enumerate().try_for_each(|(panel, (out, scales))| {
+            let first = panel * rows;
+            encode(&self.read(first..(first + rows).min(self.rows))?, out, scales);
+            Ok(())
+        })
+    }
+
+    /// Rows that one task reads. A vector, whose rows are single values, is read at once.
+    fn panel_rows(&self) -> usize {
+        if self.parts[0].shape().len() < 2 { self.rows.max(1) } else { (PANEL_VALUES / self.cols.max(1)).max(1) }
+    }
+
+    /// The values of some rows.
+    fn read(&self, rows: Range<usize>) -> Result<Vec<f32>, String> {
+        let mut values = vec![0.0; rows.len() * self.cols];
+        let (mut first, mut place) = (0, 0);
+        for part in self.parts {
+            let own = rows.start.max(first)..rows.end.min(first + part.rows());
+            if own.start < own.end {
+                let count = own.len() * self.cols;
+                dequantise_rows(part, own.start - first..own.end - first, &mut values[place..place + count]);
+                place += count;
+            }
+            first += part.rows();
+        }
+        self.check(&values)?;
+        Ok(values)
+    }
+
+    fn check(&self, values: &[f32]) -> Result<(), String> {
+        // A sum would do for what is not finite, but not for the largest.
+        let most = match self.format {
+            Format::Bf16 => bf16::MAX.to_f32(),
+            Format::F32 | Format::E4m3 | Format::Int8 | Format::Mxfp8 | Format::Nvfp4 => f32::MAX,
+            _ => gguf_blocks::MOST,
+        };
+        match values.iter().find(|value| value.is_nan() || value.abs() > most) {
+            None => Ok(()),
+            Some(value) if value.is_finite() => {
+                Err(format!("holds {value:e}, and {} holds magnitudes up to {most:e}", self.format))
+            }
+            Some(_) => Err("holds values that are not numbers, or infinite".to_string()),
+        }
+    }
+}
+
+/// Floats, one by one.
+fn floats<const N: usize>(values: &[f32], out: &mut [u8], bytes: impl Fn(f32) -> [u8; N]) {
+    out.as_chunks_mut::<N>().0.iter_mut().zip(values).for_each(|(out, value)| *out = bytes(*value));
+}

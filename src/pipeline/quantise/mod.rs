@@ -1,0 +1,171 @@
+//! Weights that are brought to fewer bits when a model is opened.
+
+pub(super) mod plan;
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Instant;
+
+use self::plan::{Planned, plan};
+use super::opened::OpenModel;
+use super::progress::{Caller, CancelFlag, Progress, Stage};
+use crate::error::Result;
+use crate::files::quantise::{FORMATS, format_of_name, name_of_format};
+use crate::files::{Format, Role, TensorFiles};
+use crate::nn::WeightPolicy;
+
+/// What users call the components whose weights are quantised.
+pub(super) const COMPONENTS: [(&str, Role); 2] = [("transformer", Role::Transformer), ("text", Role::TextEncoder)];
+
+/// The formats that weights are brought to; none leaves those of a component as they are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Quantisation {
+    /// Of the matrices of the transformer's blocks.
+    pub transformer: Option<Format>,
+    /// Of the matrices of the text encoder's layers.
+    pub text_encoder: Option<Format>,
+}
+
+/// What happened to the weights of a component.
+#[derive(Debug, Clone)]
+pub struct Quantised {
+    role: Role,
+    format: Format,
+    bytes: [u64; 2],
+    seconds: f64,
+}
+
+/// The format of a name, as users give it.
+///
+/// Errors with the names that are known.
+pub fn weight_format(name: &str) -> std::result::Result<Format, String> {
+    let known = || FORMATS.map(|(name, _)| name).join(", ");
+    format_of_name(name).ok_or_else(|| format!("`{name}` is no format of weights, expected one of {}", known()))
+}
+
+impl FromStr for Quantisation {
+    type Err = String;
+
+    /// `FORMAT` for all components, or `transformer=FORMAT`, `text=FORMAT` or both with a comma in between.
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        if !text.contains('=') {
+            let format = weight_format(text)?;
+            return Ok(Self { transformer: Some(format), text_encoder: Some(format) });
+        }
+        let mut wanted = Self::default();
+        for item in text.split(',') {
+            let (component, format) = item.split_once('=').ok_or_else(|| format!("`{item}` names no component"))?;
+            let place = match COMPONENTS.iter().find(|(name, _)| *name == component) {
+                Some((_, Role::TextEncoder)) => &mut wanted.text_encoder,
+                Some(_) => &mut wanted.transformer,
+                None => return Err(format!("`{component}` is no component, expected transformer or text")),
+            };
+            if place.replace(weight_format(format)?).is_some() {
+                return Err(format!("`{component}` is there twice"));
+            }
+        }
+        Ok(wanted)
+    }
+}
+
+impl fmt::Display for Quantisation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of = |role| if role == Role::TextEncoder { self.text_encoder } else { self.transformer };
+        let item = |(name, role): &(&str, Role)| Some(format!("{name}={}", name_of_format(of(*role)?)?));
+        f.write_str(&COMPONENTS.iter().filter_map(item).collect::<Vec<_>>().join(","))
+    }
+}
+
+impl fmt::Display for Quantised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [before, after] = self.bytes.map(|bytes| bytes as f64 / 1e6);
+        let (title, format) = (self.role.title(), name_of_format(self.format).unwrap_or_default());
+        write!(f, "quantised the {title} to {format}: {before:.1} MB became {after:.1} MB in {:.1} s", self.seconds)
+    }
+}
+
+impl OpenModel {
+    /// Brings weights to fewer bits, in memory that this model holds. Whoever loads them sees a model whose files have
+    /// them in that format. A text encoder that was not opened is passed over.
+    ///
+    /// Errors when the weights of a component would become no smaller, hold values that the format does not, or `cancel`
+    /// is set meanwhile.
+    pub fn quantise(
+        &mut self,
+        wanted: &Quantisation,
+        cancel: &CancelFlag,
+        report: &mut dyn FnMut(Progress),
+    ) -> Result<Vec<Quantised>> {
+        let caller = Caller::new(report, cancel);
+        let last = self.info.out_layers.iter().copied().max().unwrap_or(0);
+        let mut done = Vec::new();
+        if let Some(format) = wanted.transformer {
+            done.push(quantise(&mut self.files.transformer, Role::Transformer, format, |_| true, &caller)?);
+        }
+        if let (Some(format), Some(files)) = (wanted.text_encoder, &mut self.files.text_encoder) {
+            let runs = |name: &str| {
+                let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
+                layer.is_none_or(|layer: usize| layer < last)
+            };
+            done.push(quantise(files, Role::TextEncoder, format, runs, &caller)?);
+        }
+        Ok(done)
+    }
+}
+
+/// Brings the matrices whose names `wanted` accepts to a format.
+fn quantise(
+    files: &mut TensorFiles,
+    role: Role,
+    format: Format,
+    wanted: impl Fn(&str) -> bool,
+    caller: &Caller<'_>,
+) -> Result<Quantised> {
+    let start = Instant::now();
+    let mut planned = plan(files, role, format, |name| WeightPolicy::is_quantised_in_files(name) && wanted(name))?;
+    planned.retain(|tensor| tensor.quantised.is_some());
+    plan::check_narrower(&planned, role, format).map_err(|e| e.at("--quantize"))?;
+    let total: u64 = planned.iter().map(Planned::elements).sum();
+    let (mut elements, mut bytes) = (0, [0; 2]);
+    caller.report(Stage::Quantise, 0, total);
+    for tensor in planned {
+        caller.check()?;
+        let made = tensor.make(tensor.quantised.unwrap_or(format))?;
+        bytes[0] += tensor.bytes();
+        bytes[1] += plan::bytes_of(&made);
+        let mut first = 0;
+        for (part, views) in tensor.parts.iter().zip(&tensor.views) {
+            let rows: usize = views.iter().map(|view| view.rows()).sum();
+            files.replace(part.name.clone(), made.row_range(first..first + rows));
+            first += rows;
+        }
+        elements += tensor.elements();
+        caller.report(Stage::Quantise, elements, total);
+    }
+    Ok(Quantised { role, format, bytes, seconds: start.elapsed().as_secs_f64() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_are_of_all_components_or_of_those_that_are_named() {
+        let parse = |text: &str| text.parse::<Quantisation>();
+        let both = Quantisation { transformer: Some(Format::Q4K), text_encoder: Some(Format::Q4K) };
+        assert_eq!(parse("q4_k"), Ok(both));
+        assert_eq!(parse("transformer=Q4_K,text=q4_k"), Ok(both));
+        let text = Quantisation { transformer: None, text_encoder: Some(Format::Q8_0) };
+        assert_eq!((parse("text=q8_0"), text.to_string()), (Ok(text), "text=q8_0".to_string()));
+        assert_eq!(both.to_string().parse(), Ok(both));
+        for (bad, words) in [
+            ("q4", "`q4` is no format of weights, expected one of bf16, fp8, int8, "),
+            ("vae=q8_0", "`vae` is no component, expected transformer or text"),
+            ("text=q8_0,text=q4_0", "`text` is there twice"),
+            ("text=q8_0,q4_0", "`q4_0` names no component"),
+            ("text=", "`` is no format"),
+        ] {
+            assert!(parse(bad).is_err_and(|why| why.contains(words)), "{bad}");
+        }
+    }
+}

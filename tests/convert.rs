@@ -1,0 +1,298 @@
+//! `--quantize` and `flux convert`: weights in few bits, in memory and in files, are the same weights.
+#![cfg(unix)]
+
+#[path = "support/program.rs"]
+mod program;
+#[path = "support/random_model/mod.rs"]
+mod random_model;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use flux::error::Kind;
+use flux::files::{Container, Format, Role};
+use flux::input::read;
+use flux::pipeline::{CancelFlag, Conversion};
+use program::{Run, flux, names};
+use random_model::RandomModel;
+use safetensors::tensor::{Dtype, TensorView};
+
+/// Formats by their names, and the ending of files that have them.
+const FORMATS: [(&str, &str, Format); 13] = [
+    ("fp8", "safetensors", Format::E4m3),
+    ("int8", "safetensors", Format::Int8),
+    ("mxfp8", "safetensors", Format::Mxfp8),
+    ("nvfp4", "safetensors", Format::Nvfp4),
+    ("bf16", "safetensors", Format::Bf16),
+    ("q8_0", "gguf", Format::Q8_0),
+    ("q6_k", "gguf", Format::Q6K),
+    ("q5_k", "gguf", Format::Q5K),
+    ("q5_1", "gguf", Format::Q5_1),
+    ("q5_0", "gguf", Format::Q5_0),
+    ("q4_k", "gguf", Format::Q4K),
+    ("q4_1", "gguf", Format::Q4_1),
+    ("q4_0", "gguf", Format::Q4_0),
+];
+const TRANSFORMER: &str = "transformer/diffusion_pytorch_model.safetensors";
+
+/// A model whose rows are whole blocks of 256 in the transformer, and of 32 in the text encoder; single files tell all of
+/// its sizes.
+fn model() -> &'static Path {
+    static MODEL: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let folder = MODEL.get_or_init(|| {
+        let mut model = RandomModel::tiny();
+        (model.transformer.heads, model.transformer.double_blocks, model.transformer.single_blocks) = (8, 1, 1);
+        let folder = tempfile::tempdir().unwrap();
+        model.write(folder.path()).unwrap();
+        folder
+    });
+    folder.path()
+}
+
+/// Pixels of the smallest image.
+fn drawn(folder: &Path, flags: &[&str]) -> Vec<u8> {
+    let output = folder.join("image.png");
+    let mut command = flux();
+    command.args([
+        "-p",
+        "a cat",
+        "-S",
+        "3",
+        "--size",
+        "32",
+        "-s",
+        "1",
+        "--max-sequence-length",
+        "32",
+        "--device",
+        "cpu",
+    ]);
+    Run::of(command.args(flags).arg("-o").arg(&output)).succeeds();
+    read(&output).unwrap().bytes
+}
+
+fn convert(args: &[&str]) -> Run {
+    Run::of(flux().arg("convert").args(args))
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// The formats of matrices in a file, each once.
+fn formats(path: &Path, is_layer: impl Fn(&str) -> bool) -> Vec<String> {
+    let file = Container::open(path, "").unwrap();
+    let mut found: Vec<String> = file
+        .names()
+        .filter(|name| is_layer(name))
+        .map(|name| file.tensor(name).unwrap())
+        .filter(|view| view.shape().len() == 2)
+        .map(|view| view.format().to_string())
+        .collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+#[test]
+fn a_transformer_draws_the_same_from_a_file_and_from_memory_in_every_format() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = text(model());
+    let original = drawn(folder.path(), &["-d", model]);
+    for (name, ending, format) in FORMATS {
+        let file = folder.path().join(format!("{name}.{ending}"));
+        let run = convert(&[model, text(&file), "--format", name]).succeeds();
+        assert!(run.stderr.contains("wrote ") && run.stdout.is_empty(), "{}", run.stderr);
+        let from_file = drawn(folder.path(), &["-d", text(&file), "--text-encoder", model, "--vae", model]);
+        let block = |name: &str| name.starts_with("double_blocks.") || name.starts_with("single_blocks.");
+        assert_eq!(formats(&file, block), [format.to_string()]);
+        assert_eq!(formats(&file, |name| !block(name)), ["bf16"]);
+        if format == Format::Bf16 {
+            assert!(from_file == original, "{name}");
+            continue;
+        }
+        let wanted = format!("transformer={name}");
+        assert!(from_file == drawn(folder.path(), &["-d", model, "--quantize", &wanted]), "{name}");
+        assert!(from_file != original, "{name} are other weights");
+        let size = fs::metadata(&file).unwrap().len();
+        let before = fs::metadata(Path::new(model).join(TRANSFORMER)).unwrap().len();
+        assert!(size < before, "{name}: {size} of {before}");
+    }
+}
+
+#[test]
+fn a_text_encoder_draws_the_same_from_a_file_and_from_memory_in_every_format() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = text(model());
+    let original = drawn(folder.path(), &["-d", model]);
+    for (name, ending, format) in FORMATS {
+        let file = folder.path().join(format!("{name}.{ending}"));
+        let run = convert(&[model, text(&file), "--format", name, "--component", "text"]).succeeds();
+        let from_file = drawn(folder.path(), &["-d", model, "--text-encoder", text(&file)]);
+        if format == Format::Bf16 {
+            assert!(from_file == original, "{name}");
+            continue;
+        }
+        // 64 and 160 columns are no whole blocks of 256.
+        let has_small_rows = format.block().values == 256;
+        assert_eq!(run.stderr.contains("no whole blocks of"), has_small_rows, "{}", run.stderr);
+        let wanted = format!("text={name}");
+        assert!(from_file == drawn(folder.path(), &["-d", model, "--quantize", &wanted]), "{name}");
+    }
+    // The tokenizer in the GGUF file makes the same tokens.
+    let file = folder.path().join("bf16.gguf");
+    convert(&[&format!("{model}/text_encoder"), text(&file), "--format", "bf16"]).succeeds();
+    let vae_and_text = ["--text-encoder", text(&file), "--vae", model];
+    let single = folder.path().join("transformer.gguf");
+    convert(&[model, text(&single), "--format", "bf16"]).succeeds();
+    let all_files = [&["-d", text(&single)], &vae_and_text[..]].concat();
+    assert!(drawn(folder.path(), &all_files) == original);
+}
+
+#[test]
+fn fused_and_single_matrices_are_quantised_alike_and_both_components_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = text(model());
+    let fused = folder.path().join("fused.safetensors");
+    convert(&[model, text(&fused), "--format", "bf16"]).succeeds();
+    for format in ["fp8", "nvfp4"] {
+        let single = drawn(folder.path(), &["-d", model, "--quantize", format]);
+        let parts = ["-d", text(&fused), "--text-encoder", model, "--vae", model, "--quantize", format];
+        assert!(drawn(folder.path(), &parts) == single, "{format}");
+        let one = drawn(folder.path(), &["-d", model, "--quantize", &format!("transformer={format}")]);
+        assert!(one != single, "the text encoder too");
+    }
+    let run = Run::of(flux().current_dir(folder.path()).args([
+        "-d",
+        model,
+        "-p",
+        "a cat",
+        "--size",
+        "32",
+        "-s",
+        "1",
+        "--device",
+        "cpu",
+        "-v",
+        "--quantize",
+        "text=q8_0",
+    ]))
+    .succeeds();
+    assert!(run.stderr.contains("quantised the text encoder to q8_0: "), "{}", run.stderr);
+    let narrower = folder.path().join("q4_0.gguf");
+    let wide = folder.path().join("q8_0.gguf");
+    convert(&[model, text(&wide), "--format", "q8_0"]).succeeds();
+    convert(&[text(&wide), text(&narrower), "--format", "q4_0"]).succeeds();
+    let from_file = drawn(folder.path(), &["-d", text(&narrower), "--text-encoder", model, "--vae", model]);
+    let parts = ["-d", text(&wide), "--text-encoder", model, "--vae", model, "--quantize", "transformer=q4_0"];
+    assert!(from_file == drawn(folder.path(), &parts));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, at) = (text(model()), |name: &str| folder.path().join(name));
+    let file = at("q4_0.gguf");
+    convert(&[model, text(&file), "--format", "q4_0"]).succeeds();
+    let out = |name: &str| text(&at(name)).to_string();
+    for (args, words) in [
+        (vec![text(&file), &out("a.gguf"), "-f", "q8_0"], ["is in Q4_0 already", "q8_0 is not narrower"]),
+        (vec![model, &out("a.gguf"), "-f", "fp8"], ["GGUF files have no weights in fp8", ".safetensors"]),
+        (vec![model, &out("a.safetensors"), "-f", "q4_k"], ["safetensors files have no weights in q4_k", ".gguf"]),
+        (vec![model, &out("a.bin"), "-f", "q4_k"], ["cannot tell what to write", ".gguf or .safetensors"]),
+        (vec![model, &out("a.gguf"), "-f", "q3"], ["`q3` is no format of weights", "q4_k"]),
+        (vec![text(&file), text(&file), "-f", "q4_0"], ["is what is read", "name another file"]),
+        (vec![text(&file), &out("a.gguf"), "-f", "q4_0", "--component", "text"], ["expected a text encoder", "hint"]),
+        (vec![model, &out("a.gguf"), "-f", "q8_0", "--tokenizer", model], ["a text encoder alone", "--tokenizer"]),
+    ] {
+        let code = if words[0].contains("expected a text") { 1 } else { 2 };
+        convert(&args).fails(code, &words);
+    }
+    convert(&[model, text(&file), "-f", "q8_0", "--no-clobber"]).fails(1, &["is there already", "--no-clobber"]);
+    let vae = format!("{model}/vae/diffusion_pytorch_model.safetensors");
+    convert(&[&vae, &out("a.gguf"), "-f", "q8_0"]).fails(2, &["is a VAE"]);
+    assert_eq!(names(folder.path()), ["q4_0.gguf"]);
+    let draw = |flags: &[&str]| Run::of(flux().args(["-p", "a cat", "--device", "cpu"]).args(flags));
+    draw(&["-d", model, "--quantize", "q4"]).fails(2, &["`q4` is no format of weights, expected one of bf16, fp8"]);
+    draw(&["-d", text(&file), "--text-encoder", model, "--vae", model, "--quantize", "q8_0"])
+        .fails(2, &["the transformer is in Q4_0 already, and q8_0 is not narrower", "--quantize"]);
+    draw(&["-d", model, "--quantize", "bf16"]).fails(2, &["the transformer is in bf16 already"]);
+    draw(&["-d", model, "--quantize", "fp8", "--fp8-cache", "--precision", "fp8"]).fails(2, &["--fp8-cache"]);
+}
+
+/// A copy of the transformer whose tensor `name` is changed.
+fn changed(folder: &Path, name: &str, change: impl Fn(&mut Vec<usize>, &mut Vec<u8>)) -> PathBuf {
+    let bytes = fs::read(model().join(TRANSFORMER)).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let copy: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
+        .tensors()
+        .into_iter()
+        .map(|(key, view)| {
+            let (mut shape, mut data) = (view.shape().to_vec(), view.data().to_vec());
+            if key == name {
+                change(&mut shape, &mut data);
+            }
+            (key, shape, data)
+        })
+        .collect();
+    let views = copy.iter().map(|(key, shape, data)| (key, TensorView::new(Dtype::BF16, shape.clone(), data).unwrap()));
+    let path = folder.join("changed.safetensors");
+    safetensors::serialize_to_file(views, None, &path).unwrap();
+    path
+}
+
+#[test]
+fn values_that_a_format_does_not_hold_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = "single_transformer_blocks.0.attn.to_out.weight";
+    let out = folder.path().join("out.gguf");
+    let nan = changed(folder.path(), name, |_, bytes| bytes[10..12].copy_from_slice(&[0xc0, 0x7f]));
+    convert(&[text(&nan), text(&out), "-f", "q4_k"]).fails(1, &[name, "not numbers", "in: "]);
+    let large = changed(folder.path(), name, |_, bytes| bytes[10..12].copy_from_slice(&[0x00, 0x60]));
+    convert(&[text(&large), text(&out), "-f", "q4_k"]).fails(1, &[name, "holds magnitudes up to 6.5504e4"]);
+    convert(&[text(&large), text(&out.with_extension("safetensors")), "-f", "int8"]).succeeds();
+    assert_eq!(names(folder.path()), ["changed.safetensors", "out.safetensors"]);
+}
+
+#[test]
+fn shapes_that_no_model_has_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.gguf");
+    let refused = |name: &str, shape: fn(&[usize]) -> Vec<usize>, words: &[&str]| {
+        let file = changed(folder.path(), name, |old, bytes| {
+            *old = shape(old);
+            bytes.truncate(2 * old.iter().product::<usize>());
+        });
+        for format in ["bf16", "q4_k"] {
+            convert(&[text(&file), text(&out), "-f", format]).fails(1, &[words, &["in: ", "changed", "hint"]].concat());
+        }
+    };
+    let to_k = "transformer_blocks.0.attn.to_k.weight";
+    refused(to_k, |old| vec![2 * old[0], old[1] / 2], &["differ in columns", to_k]);
+    refused("norm_out.linear.weight", |old| vec![old[0] * old[1]], &["expected 2 axes"]);
+    refused("proj_out.weight", |old| vec![0, old[1]], &["`proj_out.weight` is [0, ", "holds no values"]);
+    let norm = "transformer_blocks.0.attn.norm_q.weight";
+    refused(norm, |old| vec![1, old[0]], &[norm, "expected 1 axes"]);
+    assert_eq!(names(folder.path()), ["changed.safetensors"]);
+}
+
+#[test]
+fn a_conversion_that_is_cancelled_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.gguf");
+    let conversion = Conversion::new(model(), Some(Role::TextEncoder), None, Format::Q8_0, &out, false).unwrap();
+    let cancel = CancelFlag::default();
+    let mut reports = 0;
+    let ended = conversion.write(&cancel, &mut |_| {
+        reports += 1;
+        if reports == 3 {
+            assert_eq!(names(folder.path()).len(), 1, "a part of the file is there");
+            cancel.cancel();
+        }
+    });
+    assert_eq!(ended.err().map(|error| error.kind()), Some(Kind::Cancelled));
+    assert!(names(folder.path()).is_empty());
+    let done = conversion.write(&CancelFlag::default(), &mut |_| {}).unwrap();
+    assert_eq!((names(folder.path()), fs::metadata(&out).unwrap().len()), (vec!["out.gguf".to_string()], done.bytes));
+}
