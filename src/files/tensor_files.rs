@@ -120,14 +120,18 @@ impl TensorFiles {
     /// The matrices whose names begin with `prefix` and that are no plain floats: how many values each has, and its bytes
     /// with its scales.
     pub fn quantised_matrices(&self, prefix: &str) -> Vec<[u64; 2]> {
-        let matrix = |(_, places): (&String, &Vec<Place>)| {
+        let sizes_of = |view: &TensorView| [view.elements() as u64, view.bytes_with_scales() as u64];
+        let matrix = |(name, places): (&String, &Vec<Place>)| {
+            if let Some(view) = self.replaced.get(name) {
+                return (!view.format().is_float()).then(|| sizes_of(view));
+            }
             let views = places.iter().map(|place| {
                 let view = self.files[place.file].tensor(&place.key).ok()?;
                 (view.shape().len() == 2 && !view.format().is_float()).then_some((view, place.of))
             });
             let sizes = views.map(|view| {
                 let (view, of) = view?;
-                Some([view.elements() as u64, view.bytes_with_scales() as u64].map(|all| all / of.max(1) as u64))
+                Some(sizes_of(&view).map(|all| all / of.max(1) as u64))
             });
             sizes.sum::<Option<Sizes>>().map(|Sizes(sizes)| sizes)
         };

@@ -62,6 +62,12 @@ pub(super) struct Files {
 }
 
 impl Files {
+    /// What weights take that stay in the formats of these files.
+    pub(super) fn sizes(&self, info: &ModelInfo) -> [FileSizes; 2] {
+        let of_text = self.text_encoder.as_ref().map(|files| FileSizes::of_text_encoder(files, info.layers_to_run()));
+        [of_text.unwrap_or_default(), FileSizes::of_transformer(&self.transformer, &info.transformer)]
+    }
+
     /// Errors when the VAE's encoder is not there, or not as the config says. Only images that are given need it, so it
     /// is not checked when the model is opened.
     pub(super) fn check_encoder(&self, info: &ModelInfo) -> Result<()> {
@@ -132,10 +138,9 @@ impl OpenModel {
             (join(text_encoder), join(transformer), join(vae))
         });
         let (text_encoder, transformer, vae) = (text_encoder?, transformer?, vae?);
-        let of_text = text_encoder.as_ref().map(|files| FileSizes::of_text_encoder(files, info.layers_to_run()));
-        let file_sizes = [of_text.unwrap_or_default(), FileSizes::of_transformer(&transformer, &info.transformer)];
-        let info = ModelInfo { file_sizes, ..info.clone() };
-        Ok(Self { info, tokenizer, files: Files { text_encoder, transformer, vae } })
+        let files = Files { text_encoder, transformer, vae };
+        let info = ModelInfo { file_sizes: files.sizes(info), ..info.clone() };
+        Ok(Self { info, tokenizer, files })
     }
 
     /// Says that the transformer was trained so that keys and values of reference images are made once, for all steps;

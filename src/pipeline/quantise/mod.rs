@@ -97,7 +97,7 @@ impl OpenModel {
         report: &mut dyn FnMut(Progress),
     ) -> Result<Vec<Quantised>> {
         let caller = Caller::new(report, cancel);
-        let last = self.info.out_layers.iter().copied().max().unwrap_or(0);
+        let last = self.info.layers_to_run();
         let mut done = Vec::new();
         if let Some(format) = wanted.transformer {
             done.push(quantise(&mut self.files.transformer, Role::Transformer, format, |_| true, &caller)?);
@@ -109,6 +109,7 @@ impl OpenModel {
             };
             done.push(quantise(files, Role::TextEncoder, format, runs, &caller)?);
         }
+        self.info.file_sizes = self.files.sizes(&self.info);
         Ok(done)
     }
 }
@@ -148,6 +149,21 @@ fn quantise(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_memory_plan_counts_the_bytes_of_the_format() {
+        let dir = crate::files::ModelFiles::open("models/tiny".as_ref()).unwrap();
+        let mut model = OpenModel::open(&dir).unwrap();
+        let costs = crate::backend::GpuCosts::default();
+        let all = |model: &OpenModel| model.info.memory_sizes(&costs, None).unwrap().transformer.all();
+        let before = all(&model);
+        let wanted = Quantisation { transformer: Some(Format::Q8_0), text_encoder: None };
+        let [done] = &model.quantise(&wanted, &CancelFlag::default(), &mut |_| {}).unwrap()[..] else {
+            panic!("one component")
+        };
+        assert!(done.bytes[1] < done.bytes[0]);
+        assert_eq!(before - all(&model), done.bytes[0] - done.bytes[1], "what the blocks take less");
+    }
 
     #[test]
     fn formats_are_of_all_components_or_of_those_that_are_named() {
