@@ -6,8 +6,8 @@ const LANES: usize = 8;
 type Lanes = [f32; LANES];
 /// Ways to round that are tried on either side of the one that uses the whole range of integers, and how far apart the
 /// largest integers are of two of them.
-const STEPS: i8 = 10;
-const STEP: f32 = 0.1;
+const STEPS: i8 = 6;
+const STEP: f32 = 0.3;
 
 /// `value`, not beyond the range, as the nearest integer; ties go to even ones. The range is within 2^22.
 #[inline(always)]

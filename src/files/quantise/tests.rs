@@ -224,7 +224,7 @@ fn rows_that_are_no_whole_blocks_take_smaller_ones_or_none() {
 
 #[test]
 fn vectors_become_floats() {
-    let values = [1.0, -2.5, 3.14159];
+    let values = [1.0, -2.5, 3.333333];
     let rounded = values.map(|value| bf16::from_f32(value).to_f32());
     assert_eq!(encoded(&values, &[3], Format::Bf16).to_f32(), rounded);
     assert_eq!(quantise(&[encoded(&values, &[3], Format::Bf16)], Format::F32).unwrap().to_f32(), rounded);
