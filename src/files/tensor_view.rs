@@ -17,6 +17,7 @@ pub struct TensorView {
     scales: Scales,
     /// What activations are divided by before they are rounded to the format of this weight.
     input_scale: Option<f32>,
+    is_weight_only: bool,
     /// The same values in fewer bits.
     quantised: Option<Box<TensorView>>,
 }
@@ -42,7 +43,7 @@ impl TensorView {
         if !scales.fit(format, &shape) {
             return Err(format!("in {format} does not have the scales that it needs"));
         }
-        Ok(Self { bytes, range, format, shape, scales, input_scale: None, quantised: None })
+        Ok(Self { bytes, range, format, shape, scales, input_scale: None, is_weight_only: false, quantised: None })
     }
 
     /// The same tensor, with its values in fewer bits beside it.
@@ -61,6 +62,11 @@ impl TensorView {
     /// The same tensor, for activations that are divided by `scale` before they are rounded to its format.
     pub fn with_input_scale(self, scale: Option<f32>) -> Self {
         Self { input_scale: scale, ..self }
+    }
+
+    /// The same tensor, for activations that are not rounded to its format if `is_weight_only`.
+    pub fn with_weight_only(self, is_weight_only: bool) -> Self {
+        Self { is_weight_only, ..self }
     }
 
     /// How its values lie in the file.
@@ -130,6 +136,11 @@ impl TensorView {
         self.input_scale
     }
 
+    /// Whether the file says that activations stay as they are in products with it.
+    pub fn is_weight_only(&self) -> bool {
+        self.is_weight_only
+    }
+
     /// The same values in fewer bits, where a file holds them.
     pub fn quantised(&self) -> Option<&TensorView> {
         self.quantised.as_deref()
@@ -153,6 +164,7 @@ impl TensorView {
             shape,
             scales: self.scales.row_range(rows.clone(), cols),
             input_scale: self.input_scale,
+            is_weight_only: self.is_weight_only,
             quantised: self.quantised.as_ref().map(|view| Box::new(view.row_range(rows))),
         }
     }

@@ -87,6 +87,8 @@ fn layers_are_in_the_format_of_the_tensor_beside_them() {
     let rotated = Format::Int8Rotated { group: 64 };
     let expected = [rotated, Format::E4m3, Format::E5m2, Format::Int8, Format::Int8, Format::Bf16, Format::Mxfp8];
     assert_eq!(check("comfy.safetensors"), [&expected[..], &[Format::Nvfp4; 2]].concat());
+    let is_weight_only = |name: &str| open("comfy.safetensors").tensor(name).unwrap().is_weight_only();
+    assert_eq!(["e4m3.weight", "e5m2.weight"].map(is_weight_only), [false, true]);
 }
 
 #[test]

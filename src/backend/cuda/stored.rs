@@ -203,9 +203,13 @@ fn row_scales(part: &TensorView) -> Result<TensorView> {
 }
 
 /// A part that is e4m3 in the file as products of fp8 read it, with a scale for each row; none where it is something
-/// else, or rows are not as long as those products need.
+/// else, the file wants activations to stay as they are, or rows are not as long as those products need.
 pub fn e4m3_rows(part: &TensorView) -> Result<Option<TensorView>> {
-    if part.format() != Format::E4m3 || part.shape().len() != 2 || !part.cols().is_multiple_of(MULTIPLE) {
+    if part.format() != Format::E4m3
+        || part.is_weight_only()
+        || part.shape().len() != 2
+        || !part.cols().is_multiple_of(MULTIPLE)
+    {
         return Ok(None);
     }
     let scales = row_scales(part)?;
@@ -231,4 +235,31 @@ fn computed(values: Vec<f32>) -> Result<TensorView> {
 
 fn wrong(why: String) -> Error {
     Error::new(format!("a weight {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn e4m3(cols: usize) -> TensorView {
+        let bytes = Arc::new(Bytes::Embedded(vec![0x38; 4 * cols].leak()));
+        TensorView::new(bytes, 0..4 * cols, Format::E4m3, vec![4, cols], Scales::Tensor(0.5)).unwrap()
+    }
+
+    #[test]
+    fn products_of_fp8_read_e4m3_of_a_file_but_where_it_forbids_that() {
+        let rows = e4m3_rows(&e4m3(32)).unwrap().unwrap();
+        assert_eq!((rows.format(), rows.to_f32()), (Format::E4m3Rows, vec![0.5; 128]));
+        assert!(e4m3_rows(&e4m3(32).with_weight_only(true)).unwrap().is_none());
+        assert!(e4m3_rows(&e4m3(24)).unwrap().is_none(), "rows of another length");
+        assert!(Stored::of(&[e4m3(32).with_weight_only(true)]).unwrap().is_some(), "it is dequantised");
+    }
+
+    #[test]
+    fn parts_lie_one_behind_the_other() {
+        let stored = Stored::of(&[e4m3(32), e4m3(32)]).unwrap().unwrap();
+        let places: Vec<_> = stored.parts().iter().map(|part| [part.values_at, part.scales_at]).collect();
+        assert_eq!((places, stored.bytes()), (vec![[0, 256], [512, 768]], 1024));
+        assert!(Stored::of(&[]).unwrap().is_none_or(|stored| stored.bytes() == 0));
+    }
 }

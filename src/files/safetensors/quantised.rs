@@ -119,7 +119,7 @@ impl Safetensors {
                 unknown => Err(Error::new(format!("layer `{}` is in the unknown format `{unknown}`", tensor.layer))
                     .hint(USE_INSTEAD)),
             }?;
-        Ok(if declaration.is_weight_only { view.with_input_scale(None) } else { view })
+        Ok(if declaration.is_weight_only { view.with_input_scale(None).with_weight_only(true) } else { view })
     }
 
     /// Values of 8 bits with a scale, or one a row; or without, where none `is_needed`.
@@ -132,7 +132,7 @@ impl Safetensors {
             None => Scales::None,
         };
         let view = self.view(name, entry, format, &entry.shape, scales)?;
-        Ok(view.with_input_scale(self.input_scale(layer)?))
+        Ok(view.with_input_scale(self.input_scale(layer)?).with_weight_only(self.is_marked_weight_only()))
     }
 
     fn nvfp4(&self, tensor: &Named<'_>, format: Format, layout: ScaleLayout) -> Result<TensorView> {
@@ -196,16 +196,20 @@ impl Safetensors {
         }
     }
 
-    /// The input scale of a layer, if there is one. Older files write 1 where there is none, and a marker of two values
-    /// where activations are to stay as they are.
+    /// Whether the file has the marker of older files in two values, which says that activations are to stay as they are.
+    fn is_marked_weight_only(&self) -> bool {
+        let is_marker = |name: &&String| name.rsplit('.').next() == Some(MARKER);
+        let marker = self.entries.keys().find(is_marker).and_then(|name| self.entries.get(name));
+        marker.is_some_and(|marker| marker.shape == [2])
+    }
+
+    /// The input scale of a layer, if there is one. Older files write 1 where there is none.
     fn input_scale(&self, layer: &str) -> Result<Option<f32>> {
         let (name, older) = (format!("{layer}.input_scale"), format!("{layer}.scale_input"));
         if self.contains(&name) {
             return self.number(&name).map(Some);
         }
-        let is_marker = |name: &&String| name.rsplit('.').next() == Some(MARKER);
-        let marker = self.entries.keys().find(is_marker).and_then(|name| self.entries.get(name));
-        if !self.contains(&older) || marker.is_some_and(|marker| marker.shape == [2]) {
+        if !self.contains(&older) || self.is_marked_weight_only() {
             return Ok(None);
         }
         self.number(&older).map(|scale| Some(scale).filter(|scale| *scale != 1.0))

@@ -51,9 +51,7 @@ impl Source {
     pub fn bytes(&self) -> usize {
         self.stored.as_ref().map_or_else(|| self.form.bytes(), |stored| stored.bytes())
     }
-}
 
-impl Source {
     /// What is read of the files.
     pub fn views(&self) -> impl Iterator<Item = &TensorView> {
         let fp8 = self.form.storage == Storage::Fp8;
