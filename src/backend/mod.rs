@@ -212,7 +212,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     }
     /// The weight of `base`, which is not quantised, with `up down` added: summed in float32, rounded once, and then
     /// stored as `storage` says. None where this backend computes the low-rank product beside that of the weight, and for
-    /// a weight that is streamed.
+    /// a weight that is streamed, or in few bits in its file.
     ///
     /// Errors when memory runs out.
     fn merge_weight(

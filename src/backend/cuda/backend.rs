@@ -162,11 +162,12 @@ impl Backend for Cuda {
     }
 
     fn merge_weight(&self, base: &Linear<Self>, low_rank: &LowRank<Self>, storage: Storage) -> Result<Option<Weight>> {
-        // What is in few bits would take the memory of bf16, and what is streamed has none.
-        if base.weight().is_streamed() || base.weight().stored().is_some() {
+        // What is in few bits would take the memory of bf16, and be rounded twice in e4m3; what is streamed has no memory.
+        let weight = base.weight();
+        if weight.is_streamed() || weight.stored().is_some() || weight.is_e4m3() {
             return Ok(None);
         }
-        self.merge_weight_op(base.weight(), low_rank, storage).map(Some)
+        self.merge_weight_op(weight, low_rank, storage).map(Some)
     }
 
     fn load_conv_weight(&self, view: &TensorView) -> Result<ConvWeight> {

@@ -5,16 +5,12 @@ use super::buffer::{Buffer, Kind};
 use super::gemm::{Matrix, Product};
 use super::weight::Weight;
 use crate::backend::Storage;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::nn::LowRank;
 
 impl Cuda {
-    /// `base + up down` in bf16, quantised after that where `storage` says so.
+    /// `base + up down` in bf16, quantised after that where `storage` says so. `base` is bf16.
     pub(crate) fn merge_weight_op(&self, base: &Weight, low_rank: &LowRank<Cuda>, storage: Storage) -> Result<Weight> {
-        let base = &*self.ready(base)?;
-        if base.is_e4m3() {
-            return Err(Error::new("a weight in e4m3 is not merged: its sums would be rounded twice"));
-        }
         let merged = self.merged(base, low_rank)?;
         match storage {
             Storage::Native => Ok(merged),
