@@ -20,14 +20,17 @@ const MISSING: [(&str, &str, &str); 2] = [
 ];
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 16] = [
+const NO_OPS: [(&str, &str, &str); 20] = [
+    (LAUNCHERS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
+    (KERNELS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (KERNELS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "quantise_weight", "weights are quantised while they are loaded"),
     (KERNELS, "transfer", "values between host and device"),
     (PARITY, "adapters", "products with layers that have factors of low rank"),
     (PARITY, "compare", "what all parity tests share"),
+    (PARITY, "dequantise", "weights in the formats of files"),
     (PARITY, "doors", "what all ops refuse"),
     (PARITY, "editing", "whole images from images"),
     (PARITY, "fp8", "all products of quantised values"),
@@ -35,6 +38,7 @@ const NO_OPS: [(&str, &str, &str); 16] = [
     (PARITY, "meaning", "what images show"),
     (PARITY, "memory", "allocations, waits and events"),
     (PARITY, "pipeline", "whole images"),
+    (PARITY, "streaming", "whole images with blocks that take turns in memory"),
     (PARITY, "transfer", "values between host and device"),
     (PARITY, "vae_encoder", "an image on its way through all of the encoder"),
 ];
