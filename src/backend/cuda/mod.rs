@@ -6,11 +6,11 @@
 //! [`library`] finds the driver, [`driver`] asks it, [`device`] opens a GPU, [`buffer`] hands out its memory
 //! under the budget of [`memory`], [`launch`] starts the kernels
 //! of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves values and images
-//! through [`staging`] buffers, [`upload`] weights out of files, [`block_stream`] those of blocks that take turns in
+//! through [`staging`] buffers, [`upload`] weights out of files, [`stored`] says how those lie that stay in a file's format, [`block_stream`] those of blocks that take turns in
 //! memory, [`graph`] launches captured work as a whole. What an op
 //! learns of its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file of
 //! its name in [`ops`]; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order, in
-//! which [`capture`] lets one thread at a time enqueue; only downloads, [`Backend::wait`], the timing of algorithms and
+//! which [`capture`] lets one thread at a time enqueue, and [`captures`] keeps away what would break a capture; only downloads, [`Backend::wait`], the timing of algorithms and
 //! allocations that have to gather freed memory wait.
 #![allow(unsafe_code)]
 
