@@ -5,19 +5,65 @@
 mod score;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
+use flux::compare::difference;
 use flux::files::ModelFiles;
+use flux::files::quantise::FORMATS;
 use flux::output::Rgb;
-use flux::pipeline::Model;
+use flux::pipeline::{CancelFlag, Model, OpenModel};
 use score::{BOUNDS, Meaning, expect_meaning};
+
+fn open() -> OpenModel {
+    let dir = ModelFiles::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny")).unwrap();
+    OpenModel::open(&dir).unwrap()
+}
+
+fn default_model() -> Arc<Model<Cpu>> {
+    Model::new(Cpu::new(Precision::F32), open())
+}
+
+/// The default model with its weights in a format of fewer bits.
+fn in_format(name: &str) -> Arc<Model<Cpu>> {
+    let mut model = open();
+    model.quantise(&name.parse().unwrap(), &CancelFlag::default(), &mut |_| {}).unwrap();
+    Model::new(Cpu::new(Precision::F32), model)
+}
 
 #[test]
 fn images_show_what_was_asked_for() {
-    let dir = ModelFiles::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny")).unwrap();
-    let model = Model::load(Cpu::new(Precision::F32), &dir).unwrap();
     let meaning = Meaning::load();
-    expect_meaning(&meaning, &meaning.generate(&model));
+    expect_meaning(&meaning, &meaning.generate(&default_model()));
+}
+
+#[test]
+fn images_of_weights_in_few_bits_show_it_too() {
+    let meaning = Meaning::load();
+    for name in ["q8_0", "q4_k"] {
+        println!("{name}");
+        expect_meaning(&meaning, &meaning.generate(&in_format(name)));
+    }
+}
+
+/// Prints, for each format that weights are brought to, how near images stand to those of the weights as they are, and how much
+/// of what was asked for they show: the numbers of the README's table.
+#[test]
+#[ignore = "takes minutes"]
+fn images_in_every_format() {
+    let meaning = Meaning::load();
+    let originals = meaning.generate(&default_model());
+    println!("original: {:.3} right", meaning.scores(&originals).total());
+    for (name, _) in FORMATS.iter().filter(|(name, _)| *name != "bf16") {
+        let images = meaning.generate(&in_format(name));
+        let mut psnr: Vec<f64> = images
+            .iter()
+            .zip(&originals)
+            .map(|(image, original)| difference(image, original).unwrap().psnr_db)
+            .collect();
+        psnr.sort_by(f64::total_cmp);
+        println!("{name}: {:.1} dB in median, {:.3} right", psnr[psnr.len() / 2], meaning.scores(&images).total());
+    }
 }
 
 /// So what is read wrongly in an image of the model is wrong in the image.

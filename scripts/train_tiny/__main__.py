@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import base
+import check
 import data
 import distill
 import export
@@ -17,8 +18,8 @@ from report import UserError
 from settings import Settings, toy
 
 PHASES = {
-    "data": data.data, "scenes": data.scenes, "vae": vae.vae, "latents": vae.latents, "base": base.base, "distill": distill.distill,
-    "score": score.score, "export": export.export,
+    "data": data.data, "check": check.check, "scenes": data.scenes, "vae": vae.vae, "latents": vae.latents, "base": base.base, "tune": base.tune,
+    "distill": distill.distill, "score": score.score, "export": export.export,
 }  # fmt: skip
 
 
@@ -35,8 +36,8 @@ def main() -> None:
     )
     parser.add_argument("phases", nargs="+", choices=["all", *PHASES], metavar="PHASE", help=f"all, or some of: {', '.join(PHASES)}")
     parser.add_argument("--work", type=Path, required=True, help="folder for everything that the phases leave")
-    parser.add_argument("--seconds", type=seconds, help="how long vae, base or distill trains, in place of its own time")
-    parser.add_argument("--toy", action="store_true", help="a few steps of a smaller model at 64 x 64, to see that everything runs")
+    parser.add_argument("--seconds", type=seconds, help="how long vae, base, tune or distill trains, in place of its own time")
+    parser.add_argument("--toy", action="store_true", help="a few steps of a smaller model at 64 x 64 to 128 x 128, to see that everything runs")
     arguments = parser.parse_args()
     try:
         arguments.work.mkdir(parents=True, exist_ok=True)
@@ -46,7 +47,8 @@ def main() -> None:
     if arguments.toy:
         settings = toy(settings)
     if arguments.seconds:
-        settings = replace(settings, vae_seconds=arguments.seconds, base_seconds=arguments.seconds, distill_seconds=arguments.seconds)
+        names = ("vae_seconds", "base_seconds", "tune_seconds", "distill_seconds")
+        settings = replace(settings, **dict.fromkeys(names, arguments.seconds))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
     for name in PHASES if "all" in arguments.phases else arguments.phases:
         torch.manual_seed(list(PHASES).index(name))

@@ -1,18 +1,23 @@
-"""Phase `base`: text encoder and transformer together, from random weights, by flow matching on latents."""
+"""Phase `base`: text encoder and transformer together, from random weights, by flow matching on latents. Phase `tune` goes on from there."""
 
+from itertools import product
 from random import Random
 
 import torch
-import torch.nn.functional as F
+from diffusers import Flux2Transformer2DModel
+from transformers import Qwen3ForCausalLM
 
-from batches import Examples
-from models import Velocity, compute_dtype, encode_text, make_text_encoder, make_transformer, save, transformer_blocks
+from batches import Bucket, Buckets
+from models import (
+    Velocity, compute_dtype, encode_text, load_text_encoder_and_transformer, make_text_encoder, make_transformer, save, transformer_blocks,
+)  # fmt: skip
 from optimizer import Trainer
 from report import log, phase
 from settings import Settings
 from steps import GraphedStep, compile_blocks, train, trapezoid
 
 RATES = (0.02, 1e-3)
+TUNE_RATES = (0.01, 5e-4)
 
 
 def draw_times(count: int, device: str) -> torch.Tensor:
@@ -23,34 +28,63 @@ def draw_times(count: int, device: str) -> torch.Tensor:
 
 @phase
 def base(settings: Settings) -> None:
+    models = make_text_encoder(settings).to(settings.device), make_transformer(settings).to(settings.device)
+    learn(settings, *models, RATES, settings.base_seconds, "base", Random(0))
+
+
+@phase
+def tune(settings: Settings) -> None:
+    models = load_text_encoder_and_transformer(settings, "base")
+    learn(settings, *models, TUNE_RATES, settings.tune_seconds, "tune", Random(1))
+
+
+def learn(
+    settings: Settings, text_encoder: Qwen3ForCausalLM, transformer: Flux2Transformer2DModel, rates: tuple[float, float], seconds: float,
+    name: str, rng: Random,
+) -> None:  # fmt: skip
+    """Trains and leaves both under this name."""
     device = settings.device
-    examples = Examples(settings)
-    text_encoder, transformer = make_text_encoder(settings).to(device), make_transformer(settings).to(device)
     millions = [sum(p.numel() for p in model.parameters()) / 1e6 for model in (transformer, text_encoder)]
     log("transformer {:.2f} M, text encoder {:.2f} M parameters".format(*millions))
     models = {"transformer": transformer, "text_encoder": text_encoder}
-    trainer = Trainer(models, compute_dtype(settings), device, RATES, settings.ema)
+    trainer = Trainer(models, compute_dtype(settings), device, rates, settings.ema)
     compile_blocks(settings, [*transformer_blocks(transformer), *text_encoder.model.layers[: settings.taps[-1]]])
-    velocity = Velocity(settings, transformer)
-    average = torch.zeros((), device=device)
+    velocity, buckets = Velocity(transformer), Buckets(settings)
+    averages = {part: torch.zeros((), device=device) for part in settings.parts}
+    loss = torch.zeros((), device=device)
 
-    def step(batch: int, length: int) -> None:
-        rows = examples.choose(batch)
-        text = encode_text(settings, text_encoder, *examples.captions(rows, length, settings.empty_share))
-        image = examples.latents[rows].float()
+    def add_gradients(bucket: Bucket, length: int) -> None:
+        batch = buckets.batch(bucket, length)
+        rows = bucket.choose(batch)
+        text = encode_text(settings, text_encoder, *bucket.text(rows, length, settings.empty_share))
+        image = bucket.latents[rows].float()
         noise, time = torch.randn_like(image), draw_times(batch, device)
-        mixed = image + (noise - image) * time[:, None, None]
-        loss = F.mse_loss(velocity(mixed, text, time), noise - image)
-        loss.backward()
-        trainer.step()
-        average.lerp_(loss.detach(), 0.02)
+        stream = image + (noise - image) * (time[:, None, None] * bucket.drawn)  # references have no noise
+        error = bucket.mean((velocity(stream, bucket.ids, text, time) - (noise - image)).square()).mean()
+        (error / len(settings.parts)).backward()
+        loss.copy_(error.detach())
 
-    short = GraphedStep(lambda: step(settings.batch, settings.caption_tokens), device).replay
-    long = GraphedStep(lambda: step(settings.batch // 2, settings.prompt_tokens), device).replay
-    rng = Random(0)
+    lengths = (settings.caption_tokens, settings.prompt_tokens)
+    graphs = {
+        (bucket.stream, length): GraphedStep(lambda bucket=bucket, length=length: add_gradients(bucket, length), device).replay
+        for bucket, length in product(buckets.all, lengths)
+    }
+    trainer.forget()
+    step_trainer = GraphedStep(trainer.step, device).replay
+
+    def run(_: float) -> int:
+        images = 0
+        for part in settings.parts:
+            bucket, length = buckets.draw(rng, part), lengths[rng.random() < settings.long_share]
+            graphs[bucket.stream, length]()
+            averages[part].lerp_(loss, 0.02)
+            images += buckets.batch(bucket, length)
+        step_trainer()
+        return images
+
     train(
-        settings.base_seconds, settings.max_steps, lambda _: long() if rng.random() < settings.base_long_share else short(),
-        trainer.optimizer.rate, trapezoid, lambda: (f"loss {average:.4f}", average), settings.batch,
+        seconds, settings.max_steps, run, trainer.optimizer.rate, trapezoid,
+        lambda: ("loss of " + ", ".join(f"{part} {average:.4f}" for part, average in averages.items()), sum(averages.values())),
     )  # fmt: skip
     trainer.use_mean()
-    save(settings.work / "base.safetensors", models)
+    save(settings.work / name, models)

@@ -1,4 +1,4 @@
-"""Phase `data`: sprites, concepts and tokenizer in one archive. Phase `scenes`: scenes and their captions' tokens."""
+"""Phase `data`: sprites, concepts and tokenizer in one archive. Phase `scenes`: what training draws, and the tokens of what is asked for."""
 
 import dataclasses
 import json
@@ -10,13 +10,15 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from concepts import Concept, Name, read_concepts
+from edits import Edits
+from layouts import MOST_IMAGES, Layout, draw_layout
 from report import left, log, phase
 from scenes import Scene, Scenes, as_arrays
 from settings import Settings
 from sprites import Emoji, install_packages, premultiplied, shape_sprites
 from tokens import encode, train_tokenizer
 
-CHUNK = 2000  # scenes from one seed
+CHUNK = 2000  # examples from one seed
 
 
 def archive(settings: Settings) -> zipfile.ZipFile:
@@ -46,7 +48,7 @@ def load_sprites(settings: Settings) -> np.ndarray:
 def data(settings: Settings) -> None:
     concepts = read_concepts(settings.concepts)
     emoji = Emoji(install_packages(settings.work / "npm"))
-    tokenizer = train_tokenizer(concepts, settings.vocabulary, min(60_000, settings.scenes))
+    tokenizer = train_tokenizer(concepts, settings.vocabulary, min(60_000, 4 * settings.scenes))
     unfinished = settings.work / "data.zip.part"
     with zipfile.ZipFile(unfinished, "w") as packed:
         for i, concept in enumerate(concepts):
@@ -59,23 +61,66 @@ def data(settings: Settings) -> None:
     log(f"{len(concepts)} concepts, {tokenizer.get_vocab_size()} tokens, {(settings.work / 'data.zip').stat().st_size / 2**20:.1f} MiB")
 
 
-def draw_chunk(job: tuple[list[Concept], int, int]) -> tuple[dict, list[str]]:
-    concepts, seed, count = job
-    rng, scenes = Random(seed), Scenes(concepts)
-    drawn: list[Scene] = [scenes.draw(rng) for _ in range(count)]
-    return as_arrays(drawn), [scene.caption for scene in drawn]
+@dataclasses.dataclass
+class Example:
+    """Scenes of an image stream, the one to draw first, and the caption or instruction that asks for it."""
+
+    layout: Layout
+    scenes: list[Scene]
+    text: str
+
+
+def draw_text(settings: Settings, rng: Random, scenes: Scenes) -> Example:
+    scene = scenes.draw(rng)
+    return Example(draw_layout(settings, 0, rng), [scene], scene.caption)
+
+
+def draw_edit(settings: Settings, rng: Random, edits: Edits) -> Example:
+    edit = edits.draw(rng)
+    return Example(draw_layout(settings, len(edit.references), rng), [edit.expected, *edit.references], edit.instruction)
+
+
+def stream_arrays(examples: list[Example]) -> dict[str, np.ndarray]:
+    """`as_arrays` of all scenes with an axis for the image in the stream, [examples, 3, ..]: empty scenes where there are fewer; and
+    sizes [examples, 3, 2] u8, 0 where there are fewer."""
+    nothing = Scene("nothing", "white", [], "")
+    flat = as_arrays([scene for e in examples for scene in e.scenes + [nothing] * (MOST_IMAGES - len(e.scenes))])
+    sizes = np.zeros((len(examples), MOST_IMAGES, 2), np.uint8)
+    for i, example in enumerate(examples):
+        sizes[i, : len(example.scenes)] = example.layout.sizes
+    return {"sizes": sizes} | {key: value.reshape(-1, MOST_IMAGES, *value.shape[1:]) for key, value in flat.items()}
+
+
+def draw_chunk(job: tuple[Settings, list[Concept], int, int, int]) -> tuple[dict, list[str]]:
+    settings, concepts, seed, texts, edits = job
+    rng, scenes, changes = Random(seed), Scenes(concepts), Edits(concepts)
+    drawn = [draw_text(settings, rng, scenes) for _ in range(texts)] + [draw_edit(settings, rng, changes) for _ in range(edits)]
+    return stream_arrays(drawn), [example.text for example in drawn]
+
+
+def by_stream(sizes: np.ndarray) -> np.ndarray:
+    """The order of examples in which those of one length of the stream, and in them those of one layout, follow each other."""
+    keys = [sizes[:, i, axis] for i in reversed(range(MOST_IMAGES)) for axis in (1, 0)]
+    return np.lexsort((*keys, stream_lengths(sizes)))
+
+
+def stream_lengths(sizes: np.ndarray) -> np.ndarray:
+    return sizes.astype(int).prod(2).sum(1)
 
 
 @phase
 def scenes(settings: Settings) -> None:
     concepts, tokenizer = load_concepts(settings), load_tokenizer(settings)
-    chunk = min(CHUNK, settings.scenes)
-    jobs = [(concepts, 1000 + i, chunk) for i in range(-(-settings.scenes // chunk))]
+    chunks = -(-(settings.scenes + settings.edits) // CHUNK)
+    jobs = [(settings, concepts, 1000 + i, -(-settings.scenes // chunks), -(-settings.edits // chunks)) for i in range(chunks)]
     with multiprocessing.get_context("spawn").Pool(settings.workers) as pool:
-        chunks = pool.map(draw_chunk, jobs, chunksize=1)
-    arrays = {key: np.concatenate([arrays[key] for arrays, _ in chunks]) for key in chunks[0][0]}
-    ids, lengths = encode(tokenizer, [text for _, texts in chunks for text in texts], settings.caption_tokens)
+        drawn = pool.map(draw_chunk, jobs, chunksize=1)
+    arrays = {key: np.concatenate([arrays[key] for arrays, _ in drawn]) for key in drawn[0][0]}
+    ids, lengths = encode(tokenizer, [text for _, texts in drawn for text in texts], settings.caption_tokens)
+    arrays |= {"ids": ids.astype(np.int16), "lengths": lengths.astype(np.int16)}
+    order = by_stream(arrays["sizes"])
     unfinished = settings.work / "scenes.part.npz"
-    np.savez(unfinished, ids=ids.astype(np.int16), lengths=lengths.astype(np.int16), **arrays)
+    np.savez(unfinished, **{key: value[order] for key, value in arrays.items()})
     unfinished.rename(settings.work / "scenes.npz")
-    log(f"{len(ids)} scenes, captions of {lengths.mean():.1f} tokens, at most {lengths.max()}")
+    tokens = stream_lengths(arrays["sizes"]).sum()
+    log(f"{len(ids)} examples, texts of {lengths.mean():.1f} tokens, at most {lengths.max()}; images of {tokens / 1e6:.1f} M tokens")

@@ -6,14 +6,14 @@ own previous output, as at inference, instead of from a noised image. Source: pi
 """
 
 import copy
-from itertools import pairwise
+from itertools import product
 from random import Random
 
 import torch
 from transformers import Qwen3ForCausalLM
 
-from batches import Examples
-from models import Velocity, compute_dtype, encode_text, guided, load_text_encoder_and_transformer, save, timesteps, transformer_blocks
+from batches import Bucket, Buckets
+from models import Velocity, compute_dtype, encode_text, guided, load_text_encoder_and_transformer, save, transformer_blocks
 from optimizer import Trainer
 from report import log, phase
 from settings import Settings
@@ -28,85 +28,98 @@ class Lessons:
 
     def __init__(self, settings: Settings, text_encoder: Qwen3ForCausalLM, teacher: Velocity, student: Velocity):
         self.settings, self.text_encoder, self.teacher, self.student = settings, text_encoder, teacher, student
-        self.examples = Examples(settings)
-        self.times = timesteps(self.examples.latents.shape[1], settings.steps)
-        empty_length = torch.tensor([self.examples.empty_length], device=settings.device)
+        self.buckets = Buckets(settings)
+        texts = self.buckets.texts
+        empty_length = torch.tensor([texts.empty_length], device=settings.device)
         with torch.no_grad():
             self.empty = {
-                length: encode_text(settings, text_encoder, self.examples.pad(self.examples.empty_ids, length), empty_length)
+                length: encode_text(settings, text_encoder, texts.pad(texts.empty_ids, length), empty_length)
                 for length in (settings.caption_tokens, settings.prompt_tokens)
             }
 
+    def share(self, bucket: Bucket, length: int) -> int:
+        """How many examples of each interval fill a part of a step."""
+        return max(1, self.buckets.batch(bucket, length) // self.settings.steps)
+
     @torch.no_grad()
-    def draw(self, share: int, length: int, on_policy: bool) -> tuple[torch.Tensor, ...]:
-        """Inputs, texts, times and targets, `share` of each interval."""
-        device, intervals = self.settings.device, self.settings.steps
-        rows = self.examples.choose(share if on_policy else share * intervals)
-        texts = encode_text(self.settings, self.text_encoder, *self.examples.captions(rows, length))
-        own = torch.randn(share, *self.examples.latents.shape[1:], device=device)
+    def draw(self, bucket: Bucket, length: int, on_policy: bool) -> tuple[torch.Tensor, ...]:
+        """Streams, texts, times and targets, `share` of each interval. The times are those of the bucket's layout."""
+        intervals, share = self.settings.steps, self.share(bucket, length)
+        rows = bucket.choose(share if on_policy else share * intervals)
+        texts = encode_text(self.settings, self.text_encoder, *bucket.text(rows, length))
+        images = bucket.latents[rows].float()
+        if on_policy:
+            own = images + (torch.randn_like(images) - images) * bucket.drawn
         parts = []
-        for i, ((high, low), steps) in enumerate(zip(pairwise(self.times), self.settings.teacher_steps)):
+        for i, steps in enumerate(self.settings.teacher_steps):
+            high, low = bucket.times[i], bucket.times[i + 1]
             if on_policy:
-                text, x, time = texts, own, torch.full((share,), high, device=device)
+                text, x, time = texts, own, high.expand(share)
             else:
                 part = slice(i * share, (i + 1) * share)
                 text = texts[part]
-                x, time = self.noised(rows[part], high, low)
-            parts.append((x, text, time, self.teach(x, text, time, low, steps)))
+                x, time = self.noised(bucket, images[part], high, low)
+            parts.append((x, text, time, self.teach(bucket, x, text, time, low, steps)))
             if on_policy and i + 1 < intervals:
-                own = own + (low - high) * self.student(own, text, time)
+                own = own + (low - high) * bucket.drawn * self.student(own, bucket.ids, text, time)
         return tuple(map(torch.cat, zip(*parts)))
 
-    def noised(self, rows: torch.Tensor, high: float, low: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Noised images and their times, half of them at the interval's start, half inside it."""
-        image = self.examples.latents[rows].float()
-        inside = low + (high - low) * (0.05 + 0.95 * torch.rand(len(rows), device=rows.device))
-        time = torch.where(torch.rand(len(rows), device=rows.device) < 0.5, torch.full_like(inside, high), inside)
-        return image + (torch.randn_like(image) - image) * time[:, None, None], time
+    def noised(self, bucket: Bucket, images: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Noised images and their times, half of them at the interval's start, half inside it. References have no noise."""
+        count, device = len(images), images.device
+        inside = low + (high - low) * (0.05 + 0.95 * torch.rand(count, device=device))
+        time = torch.where(torch.rand(count, device=device) < 0.5, high, inside)
+        return images + (torch.randn_like(images) - images) * (time[:, None, None] * bucket.drawn), time
 
-    def teach(self, x: torch.Tensor, text: torch.Tensor, start: torch.Tensor, end: float, steps: int) -> torch.Tensor:
+    def teach(self, bucket: Bucket, x: torch.Tensor, text: torch.Tensor, start: torch.Tensor, end: torch.Tensor, steps: int) -> torch.Tensor:
         """Mean velocity of the guided teacher from `start` [batch] to `end`."""
         duration, first, empty = (end - start) / steps, x, self.empty[text.shape[1]]
         for i in range(steps):
-            x = x + duration[:, None, None] * guided(self.teacher, x, text, start + duration * i, self.settings.guidance, empty)
+            velocity = guided(self.teacher, x, bucket.ids, text, start + duration * i, self.settings.guidance, empty)
+            x = x + duration[:, None, None] * bucket.drawn * velocity
         return (x - first) / (end - start)[:, None, None]
 
 
 @phase
 def distill(settings: Settings) -> None:
     device, dtype, intervals = settings.device, compute_dtype(settings), settings.steps
-    text_encoder, transformer = load_text_encoder_and_transformer(settings, "base")
+    text_encoder, transformer = load_text_encoder_and_transformer(settings, "tune")
     frozen_encoder, frozen = (copy.deepcopy(model).to(dtype).requires_grad_(False) for model in (text_encoder, transformer))
     trainer = Trainer({"transformer": transformer}, dtype, device, RATES, settings.ema)
-    student = Velocity(settings, transformer)
-    lessons = Lessons(settings, frozen_encoder, Velocity(settings, frozen), student)
-    log("times " + ", ".join(f"{time:.4f}" for time in lessons.times))
+    compile_blocks(settings, [*transformer_blocks(transformer), *transformer_blocks(frozen)])
+    student = Velocity(transformer)
+    lessons = Lessons(settings, frozen_encoder, Velocity(frozen), student)
     weights = torch.tensor(settings.interval_weights, device=device)
     average = torch.zeros(intervals, device=device)
 
-    def step(batch: int, length: int, on_policy: bool) -> None:
-        x, text, time, target = lessons.draw(batch // intervals, length, on_policy)
-        errors = (student(x, text, time) - target).square().mean((1, 2)).view(intervals, -1).mean(1)
-        (errors * weights).mean().backward()
-        trainer.step()
+    def add_gradients(bucket: Bucket, length: int, on_policy: bool) -> None:
+        x, text, time, target = lessons.draw(bucket, length, on_policy)
+        errors = bucket.mean((student(x, bucket.ids, text, time) - target).square()).view(intervals, -1).mean(1)
+        ((errors * weights).mean() / len(settings.parts)).backward()
         average.lerp_(errors.detach(), 0.02)
 
-    compile_blocks(settings, [*transformer_blocks(transformer), *transformer_blocks(frozen)])
-    lengths = (settings.caption_tokens, settings.prompt_tokens)
+    lengths, buckets = (settings.caption_tokens, settings.prompt_tokens), lessons.buckets
     graphs = {
-        (length, own): GraphedStep(lambda length=length, own=own, batch=batch: step(batch, length, own), device).replay
-        for length, batch in zip(lengths, (settings.batch, settings.batch // 2))
-        for own in (False, True)
+        (bucket.stream, length, own): GraphedStep(lambda case=(bucket, length, own): add_gradients(*case), device).replay
+        for bucket, length, own in product(buckets.all, lengths, (False, True))
     }
-    rng = Random(1)
+    trainer.forget()
+    step_trainer = GraphedStep(trainer.step, device).replay
+    rng = Random(2)
 
-    def run(part: float) -> None:
-        length = lengths[rng.random() < settings.distill_long_share]
-        graphs[length, part > OWN_OUTPUTS_FROM and rng.random() < settings.on_policy_share]()
+    def run(part_of_time: float) -> int:
+        images = 0
+        for part in settings.parts:
+            bucket, length = buckets.draw(rng, part), lengths[rng.random() < settings.distill_long_share]
+            own = part_of_time > OWN_OUTPUTS_FROM and rng.random() < settings.on_policy_share
+            graphs[bucket.stream, length, own]()
+            images += intervals * lessons.share(bucket, length)
+        step_trainer()
+        return images
 
     train(
         settings.distill_seconds, settings.max_steps, run, trainer.optimizer.rate, lambda part: trapezoid(part, hold=0.4),
-        lambda: ("loss by interval " + ", ".join(f"{error:.4f}" for error in average.tolist()), average), settings.batch,
+        lambda: ("loss by interval " + ", ".join(f"{error:.4f}" for error in average.tolist()), average),
     )  # fmt: skip
     trainer.use_mean()
-    save(settings.work / "final.safetensors", {"transformer": transformer, "text_encoder": text_encoder})
+    save(settings.work / "final", {"transformer": transformer, "text_encoder": text_encoder})

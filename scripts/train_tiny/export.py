@@ -12,9 +12,11 @@ from safetensors.torch import save_file
 from batches import load_vae
 from data import archive, load_concepts, load_tokenizer
 from models import load_text_encoder_and_transformer
-from report import log, phase
+from report import UserError, log, phase
 from settings import Settings
 from tokens import CHAT_TEMPLATE, END, PADDING, SPECIAL
+
+MOST_BYTES_OF_FILE, MOST_BYTES = 16 * 2**20, 32 * 2**20
 
 
 def write_weights(path: Path, model: torch.nn.Module, leave_out: tuple = ()) -> None:
@@ -54,6 +56,19 @@ def without_origin(path: Path) -> None:
     write_json(path, config)
 
 
+def check_sizes(folder: Path) -> None:
+    """The program embeds the weights: says how large they are. Errors when that is too large."""
+    total = 0
+    for path in sorted(folder.rglob("*.safetensors")):
+        size = path.stat().st_size
+        total += size
+        log(f"{path.relative_to(folder)}: {size / 2**20:.2f} MiB")
+        if size > MOST_BYTES_OF_FILE:
+            raise UserError(f"`{path}` has {size / 2**20:.2f} MiB, at most 16 MiB are shipped in a file", "make the model smaller in settings.py")
+    if total > MOST_BYTES:
+        raise UserError(f"`{folder}` has {total / 2**20:.2f} MiB of weights, at most 32 MiB are shipped", "make the model smaller in settings.py")
+
+
 @phase
 def export(settings: Settings) -> None:
     (text_encoder, transformer), vae = load_text_encoder_and_transformer(settings, "final"), load_vae(settings)
@@ -77,7 +92,7 @@ def export(settings: Settings) -> None:
     load_tokenizer(settings)  # as it was written
     write_json(unfinished / "model_index.json", {
         "_class_name": "Flux2KleinPipeline", "_diffusers_version": diffusers.__version__, "is_distilled": True,
-        "image_area_factor": 1.5,  # it sees no other size
+        "image_area_factor": (settings.most_side / settings.latent_side) ** 2,  # it was trained on no larger image, nor one as much smaller
         "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"], "text_encoder": ["transformers", "Qwen3ForCausalLM"],
         "tokenizer": ["transformers", "Qwen2TokenizerFast"], "transformer": ["diffusers", "Flux2Transformer2DModel"],
         "vae": ["diffusers", "AutoencoderKLFlux2"],
@@ -89,5 +104,4 @@ def export(settings: Settings) -> None:
     ])  # fmt: skip
     shutil.rmtree(folder, ignore_errors=True)
     unfinished.rename(folder)
-    for path in sorted(folder.rglob("*.safetensors")):
-        log(f"{path.relative_to(folder)}: {path.stat().st_size / 2**20:.2f} MiB")
+    check_sizes(folder)

@@ -1,6 +1,7 @@
 """The three models with their first weights, and the parts of Flux2KleinPipeline that training needs."""
 
 import math
+import shutil
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from diffusers import AutoencoderKLFlux2, Flux2Transformer2DModel
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from layouts import Size
 from report import UserError, left
 from settings import Settings
 
@@ -48,7 +50,7 @@ def make_transformer(settings: Settings) -> Flux2Transformer2DModel:
     model = Flux2Transformer2DModel(
         in_channels=4 * settings.latent_channels, num_layers=settings.double_blocks, num_single_layers=settings.single_blocks,
         attention_head_dim=settings.head_dim, num_attention_heads=settings.hidden // settings.head_dim,
-        joint_attention_dim=len(settings.taps) * settings.text_hidden, timestep_guidance_channels=256, mlp_ratio=2.0,
+        joint_attention_dim=len(settings.taps) * settings.text_hidden, timestep_guidance_channels=256, mlp_ratio=settings.mlp_ratio,
         axes_dims_rope=settings.rope_axes, rope_theta=2000, guidance_embeds=False,
     )  # fmt: skip
     with torch.no_grad():
@@ -67,18 +69,22 @@ def transformer_blocks(transformer: Flux2Transformer2DModel) -> list[torch.nn.Mo
 
 
 def save(path: Path, models: dict[str, torch.nn.Module]) -> None:
-    """All weights of several models in one file, keys behind the model's name. Tied weights once."""
-    tensors = {f"{name}.{key}": value.contiguous() for name, model in models.items() for key, value in model.state_dict().items()}
-    tensors = {key: value for key, value in tensors.items() if not key.endswith("lm_head.weight")}
+    """A folder with one file of bf16 for each model, as they are shipped: so no file, and no folder, is too large to be carried between
+    machines. Tied weights once."""
     unfinished = path.with_suffix(".part")
-    save_file(tensors, unfinished)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    for name, model in models.items():
+        tensors = {key: value for key, value in model.state_dict().items() if key != "lm_head.weight"}
+        tensors = {key: (value.to(torch.bfloat16) if value.is_floating_point() else value).contiguous() for key, value in tensors.items()}
+        save_file(tensors, unfinished / f"{name}.safetensors")
+    shutil.rmtree(path, ignore_errors=True)
     unfinished.rename(path)
 
 
 def load(path: Path, models: dict[str, torch.nn.Module], device: str) -> None:
-    tensors = load_file(path)
     for name, model in models.items():
-        own = {key.removeprefix(name + "."): value for key, value in tensors.items() if key.startswith(name + ".")}
+        own = load_file(path / f"{name}.safetensors")
         expected = {key: value.shape for key, value in model.state_dict().items() if key != "lm_head.weight"}
         if expected != {key: value.shape for key, value in own.items()}:
             raise UserError(f"`{path}` has other weights than this {name}", "use one `--work` with `--toy`, and another without")
@@ -87,9 +93,9 @@ def load(path: Path, models: dict[str, torch.nn.Module], device: str) -> None:
 
 
 def load_text_encoder_and_transformer(settings: Settings, name: str) -> tuple[Qwen3ForCausalLM, Flux2Transformer2DModel]:
-    """Those that the phase `base` left, or `distill` under the name `final`, on the device in f32."""
+    """Those that the phase `base` or `tune` left, or `distill` under the name `final`, on the device in f32."""
     text_encoder, transformer = make_text_encoder(settings), make_transformer(settings)
-    load(left(settings, f"{name}.safetensors"), {"transformer": transformer, "text_encoder": text_encoder}, settings.device)
+    load(left(settings, name), {"transformer": transformer, "text_encoder": text_encoder}, settings.device)
     return text_encoder, transformer
 
 
@@ -109,20 +115,17 @@ def encode_text(settings: Settings, model: Qwen3ForCausalLM, ids: torch.Tensor, 
 
 
 class Velocity:
-    """The transformer as a function of latents, text and time."""
+    """The transformer as a function of an image stream, its position ids, text and time."""
 
-    def __init__(self, settings: Settings, transformer: Flux2Transformer2DModel):
+    def __init__(self, transformer: Flux2Transformer2DModel):
         self.transformer = transformer
-        side = torch.arange(settings.latent_side)
-        zero = torch.arange(1)
-        self.image_ids = torch.cartesian_prod(zero, side, side, zero).to(settings.device)
 
-    def __call__(self, latents: torch.Tensor, text: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
-        """latents [batch, tokens, channels], text [batch, tokens, dim], time [batch] -> [batch, tokens, channels] f32."""
+    def __call__(self, stream: torch.Tensor, ids: torch.Tensor, text: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        """stream [batch, tokens, channels], ids [tokens, 4], text [batch, tokens, dim], time [batch] -> [batch, tokens, channels] f32."""
         dtype = next(self.transformer.parameters()).dtype
         text_ids = F.pad(torch.arange(text.shape[1], device=text.device)[:, None], (3, 0))
         return self.transformer(
-            hidden_states=latents.to(dtype), encoder_hidden_states=text.to(dtype), timestep=time, img_ids=self.image_ids, txt_ids=text_ids,
+            hidden_states=stream.to(dtype), encoder_hidden_states=text.to(dtype), timestep=time, img_ids=ids, txt_ids=text_ids,
             return_dict=False,
         )[0].float()  # fmt: skip
 
@@ -134,15 +137,15 @@ def patchify(latents: torch.Tensor) -> torch.Tensor:
     return latents.reshape(batch, height // 2 * (width // 2), 4 * channels)
 
 
-def unpatchify(tokens: torch.Tensor, side: int) -> torch.Tensor:
-    """[batch, side * side, 4 * channels] -> [batch, channels, 2 * side, 2 * side]."""
-    batch, _, channels = tokens.shape
-    tokens = tokens.view(batch, side, side, channels // 4, 2, 2).permute(0, 3, 1, 4, 2, 5)
-    return tokens.reshape(batch, channels // 4, 2 * side, 2 * side)
+def unpatchify(tokens: torch.Tensor, size: Size) -> torch.Tensor:
+    """[batch, height * width, 4 * channels] -> [batch, channels, 2 * height, 2 * width]."""
+    (batch, _, channels), (height, width) = tokens.shape, size
+    tokens = tokens.view(batch, height, width, channels // 4, 2, 2).permute(0, 3, 1, 4, 2, 5)
+    return tokens.reshape(batch, channels // 4, 2 * height, 2 * width)
 
 
 def encode_image(vae: AutoencoderKLFlux2, images: torch.Tensor) -> torch.Tensor:
-    """[batch, 3, size, size] in -1..1 -> mean of the latents [batch, channels, size / 8, size / 8] f32."""
+    """[batch, 3, height, width] in -1..1 -> mean of the latents [batch, channels, height / 8, width / 8] f32."""
     return moments(vae, images)[0]
 
 
@@ -159,9 +162,9 @@ def latent_scale(vae: AutoencoderKLFlux2) -> torch.Tensor:
 
 
 @torch.no_grad()
-def decode(settings: Settings, vae: AutoencoderKLFlux2, latents: torch.Tensor) -> torch.Tensor:
-    """Normalised latents [batch, tokens, channels] -> images [batch, 3, size, size] in -1..1."""
-    latents = unpatchify(latents * latent_scale(vae) + vae.bn.running_mean, settings.latent_side)
+def decode(vae: AutoencoderKLFlux2, latents: torch.Tensor, size: Size) -> torch.Tensor:
+    """Normalised latents [batch, tokens, channels] -> images [batch, 3, height, width] in -1..1."""
+    latents = unpatchify(latents * latent_scale(vae) + vae.bn.running_mean, size)
     dtype = next(vae.parameters()).dtype
     return torch.cat([vae.decode(part.to(dtype)).sample.float() for part in latents.split(32)]).clamp(-1, 1)
 
@@ -176,20 +179,25 @@ def timesteps(tokens: int, steps: int) -> list[float]:
 
 @torch.no_grad()
 def sample(
-    velocity: Velocity, text: torch.Tensor, noise: torch.Tensor, steps: int, guidance: float = 1.0, empty: torch.Tensor | None = None
-) -> torch.Tensor:
-    """noise [batch, tokens, channels] -> latents, by Euler steps; with guidance against the `empty` prompt's text where it is above 1."""
-    latents, times = noise.clone(), timesteps(noise.shape[1], steps)
+    velocity: Velocity, text: torch.Tensor, noise: torch.Tensor, references: torch.Tensor, ids: torch.Tensor, steps: int,
+    guidance: float = 1.0, empty: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """noise [batch, tokens, channels], references [batch, their tokens, channels] -> latents, by Euler steps; with guidance against the
+    `empty` prompt's text where it is above 1. References stay as they are."""
+    count = noise.shape[1]
+    latents, times = noise.clone(), timesteps(count, steps)
     for time, after in zip(times, times[1:]):
-        latents = latents + (after - time) * guided(velocity, latents, text, torch.full_like(latents[:, 0, 0], time), guidance, empty)
+        stream, now = torch.cat([latents, references], 1), torch.full_like(latents[:, 0, 0], time)
+        latents = latents + (after - time) * guided(velocity, stream, ids, text, now, guidance, empty)[:, :count]
     return latents
 
 
 def guided(
-    velocity: Velocity, latents: torch.Tensor, text: torch.Tensor, time: torch.Tensor, guidance: float, empty: torch.Tensor | None
+    velocity: Velocity, stream: torch.Tensor, ids: torch.Tensor, text: torch.Tensor, time: torch.Tensor, guidance: float, empty: torch.Tensor | None
 ) -> torch.Tensor:
+    """Both runs have the references: only the text differs."""
     if guidance <= 1:
-        return velocity(latents, text, time)
-    both = velocity(torch.cat([latents, latents]), torch.cat([text, empty.expand_as(text)]), torch.cat([time, time]))
+        return velocity(stream, ids, text, time)
+    both = velocity(torch.cat([stream, stream]), ids, torch.cat([text, empty.expand_as(text)]), torch.cat([time, time]))
     with_text, without = both.chunk(2)
     return without + guidance * (with_text - without)

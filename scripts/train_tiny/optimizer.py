@@ -91,25 +91,31 @@ class Trainer:
         for model in models.values():
             model.to(dtype)
         self.working = [parameter for model in models.values() for parameter in model.parameters()]
+        for parameter in self.working:
+            parameter.grad = torch.zeros_like(parameter)
         self.ema = [master.detach().clone() for master in self.masters]
         self.ema_decay = ema
         self.optimizer = Optimizer([(name, master) for (name, _), master in zip(named, self.masters)], *rates, decay, device)
 
     @torch.no_grad()
     def step(self) -> None:
-        pairs = [(master.grad, parameter.grad) for master, parameter in zip(self.masters, self.working) if parameter.grad is not None]
-        gradients = [gradient for gradient, _ in pairs]
-        torch._foreach_copy_(gradients, [gradient for _, gradient in pairs])
+        """One step by the gradients that were added up since the last one."""
+        gradients = [master.grad for master in self.masters]
+        torch._foreach_copy_(gradients, [parameter.grad for parameter in self.working])
         norm = torch.stack(torch._foreach_norm(gradients)).norm()
         torch._foreach_mul_(gradients, (CLIP / (norm + 1e-6)).clamp(max=1.0))
         self.optimizer.step()
         torch._foreach_copy_(self.working, [master.data for master in self.masters])
-        for parameter in self.working:
-            parameter.grad = None
+        self.forget()
         torch._foreach_lerp_(self.ema, [master.data for master in self.masters], 1 - self.ema_decay)
+
+    def forget(self) -> None:
+        """The gradients that were added up are none."""
+        torch._foreach_zero_([parameter.grad for parameter in self.working])
 
     @torch.no_grad()
     def use_mean(self) -> None:
         """The running mean becomes the models' weights, in f32."""
         for parameter, mean in zip(self.working, self.ema):
+            parameter.grad = None  # of the dtype that was
             parameter.data = mean.clone()

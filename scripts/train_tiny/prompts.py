@@ -151,7 +151,7 @@ def main() -> None:
     asked += placed(held, rng) + odd(held, rng) + emojis(concepts, rng) + nonsense(concepts)
 
     arrays = {key: torch.from_numpy(value) for key, value in as_arrays([row.scene for row in asked]).items()}
-    drawn = to_bytes(F.avg_pool2d(render(sprites, **arrays, size=256), 256 // CELLS))
+    drawn = to_bytes(F.avg_pool2d(render(sprites, **arrays, size=(256, 256)), 256 // CELLS))
     for row, image in zip(asked, drawn.permute(0, 2, 3, 1).numpy()):
         if row.scene.meaning and not all(grade(row.scene.kind, row.scene.background, row.scene.meaning, image).values()):
             raise ValueError(f"the scorer misreads the drawn image of `{row.scene.caption}`")

@@ -40,24 +40,28 @@ class Sprites:
         return torch.cat([torch.where(mode == OWN, rgb, torch.where(mode == FILLED, color * alpha, tinted)), alpha], 1)
 
 
-def render(sprites: Sprites, background: torch.Tensor, things: torch.Tensor, count: torch.Tensor, size: int) -> torch.Tensor:
-    """background [n, 3] u8, things [n, 6, 8], count [n] -> images [n, 3, size, size] in -1..1. The first thing lies lowest."""
-    n = len(background)
-    out = (background.float() / 255).view(n, 3, 1, 1).expand(n, 3, size, size).clone()
+def render(sprites: Sprites, background: torch.Tensor, things: torch.Tensor, count: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """background [n, 3] u8, things [n, 6, 8], count [n], size (height, width) -> images [n, 3, height, width] in -1..1.
+
+    The first thing lies lowest. Centers scale with height and width, the sides of things with the shorter of the two.
+    """
+    n, (height, width) = len(background), size
+    shorter = min(size)
+    out = (background.float() / 255).view(n, 3, 1, 1).expand(n, 3, height, width).clone()
     for layer in range(int(count.max())):
         thing = things[:, layer]
-        pixels = thing[:, 3] * size
+        pixels = thing[:, 3] * shorter
         level = 32 * 2 ** torch.bucketize(pixels, torch.tensor([35.0, 70.0, 140.0], device=pixels.device))
         for side in LEVELS:
             rows = ((count > layer) & (level == side)).nonzero()[:, 0]
             if len(rows) == 0:
                 continue
             part = thing[rows]
-            scale = 1 / part[:, 3]
+            scale = torch.tensor([width, height], device=part.device) / (part[:, 3:4] * shorter)  # of the image, in sides of the thing
             place = torch.zeros(len(rows), 2, 3, device=part.device)
-            place[:, 0, 0] = place[:, 1, 1] = scale
-            place[:, :, 2] = (1 - 2 * part[:, 1:3]) * scale[:, None]
-            grid = F.affine_grid(place, [len(rows), 4, size, size], align_corners=False)
+            place[:, 0, 0], place[:, 1, 1] = scale.unbind(1)
+            place[:, :, 2] = (1 - 2 * part[:, 1:3]) * scale
+            grid = F.affine_grid(place, [len(rows), 4, height, width], align_corners=False)
             drawn = F.grid_sample(sprites.colored(part, side), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
             out[rows] = out[rows] * (1 - drawn[:, 3:]) + drawn[:, :3]
     return out.clamp(0, 1) * 2 - 1

@@ -10,8 +10,8 @@ from settings import Settings
 started = time.monotonic()
 
 # Files that phases leave for others, by name: which phase.
-LEFT_BY = {"data.zip": "data", "scenes.npz": "scenes", "vae.safetensors": "vae", "latents.pt": "latents", "base.safetensors": "base",
-           "final.safetensors": "distill"}  # fmt: skip
+LEFT_BY = {"data.zip": "data", "scenes.npz": "scenes", "vae": "vae", "latents": "latents", "base": "base", "tune": "tune",
+           "final": "distill"}  # fmt: skip
 
 
 class UserError(Exception):
@@ -22,7 +22,7 @@ class UserError(Exception):
 
 
 def left(settings: Settings, name: str) -> Path:
-    """A file that an earlier phase left. Errors when it is not there."""
+    """A file or folder that an earlier phase left. Errors when it is not there."""
     path = settings.work / name
     if not path.exists():
         raise UserError(f"`{path}` is missing", f"run the phase `{LEFT_BY[name]}` before, or pass the `--work` in which it ran")

@@ -1,12 +1,14 @@
 """Scenes: which things are where, in which color, on which background, and a caption that says so.
 
-A scene is a background color and up to six things. A thing is a sprite with a center and a side (in parts of the image), drawn in its own
-colors, filled with one color (shapes) or tinted (emoji). Sprites are numbered: the shapes, then every concept in 3D and flat.
+A scene is a background color and up to six things. A thing is a sprite with a center (in parts of the image's width and height) and a side
+(in parts of the shorter of them), drawn in its own colors, filled with one color (shapes) or tinted (emoji). Sprites are numbered: the
+shapes, then every concept in 3D and flat.
 
 One in ten combinations of shape, color and background, and of emoji and tint, is held out: never trained on, used to score.
 """
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -109,15 +111,6 @@ class Scenes:
         sprite = len(SHAPES) + 2 * concept + int(flat)
         return Thing(sprite, x, y, side, TINTED, COLORS[tint]) if tint else Thing(sprite, x, y, side)
 
-    def _colors(self, rng: Random, count: int, background: str) -> list[str]:
-        """Colors that a viewer can tell from the background and from each other."""
-        colors: list[str] = []
-        while len(colors) < count:
-            color = rng.choice(SHAPE_COLORS)
-            if color_distance(color, background) > 95 and all(color_distance(color, other) > 75 for other in colors):
-                colors.append(color)
-        return colors
-
     def _tint(self, rng: Random, concept: int, background: str) -> str | None:
         if not self.concepts[concept].tintable or rng.random() >= 0.22:
             return None
@@ -171,7 +164,7 @@ class Scenes:
 
     def _shapes(self, rng: Random, scene: Scene, flat: bool) -> str:
         centers, side, count = self._layout(rng)
-        shape, color = rng.choice(SHAPES), self._colors(rng, 1, scene.background)[0]
+        shape, color = rng.choice(SHAPES), distinct_colors(rng, 1, scene.background)[0]
         scene.things = [self._filled(shape, color, x, y, side) for x, y in centers]
         scene.meaning = {"shape": shape, "color": color, "count": count}
         return captions.shape(rng, shape, color, None, count)
@@ -189,7 +182,7 @@ class Scenes:
         return [(x + jitter(rng), y + jitter(rng)) for x, y in centers], side * rng.uniform(0.94, 1.06), count
 
     def _three_shapes(self, rng: Random, scene: Scene, flat: bool) -> str:
-        colors = self._colors(rng, 3, scene.background)
+        colors = distinct_colors(rng, 3, scene.background)
         shapes = [rng.choice(SHAPES) for _ in colors]
         scene.things = [
             self._filled(shape, color, x + jitter(rng), 0.5 + jitter(rng), 0.25) for shape, color, x in zip(shapes, colors, (0.19, 0.5, 0.81))
@@ -210,7 +203,7 @@ class Scenes:
         forms, *centers, relation = rng.choice(RELATIONS)
         side = 0.37 * rng.uniform(0.95, 1.05)
         words, entities = [], []
-        for kind, color, (x, y) in zip(which, self._colors(rng, 2, scene.background), centers):
+        for kind, color, (x, y) in zip(which, distinct_colors(rng, 2, scene.background), centers):
             x, y = x + jitter(rng), y + jitter(rng)
             if kind == "s":
                 shape = rng.choice(SHAPES)
@@ -239,7 +232,7 @@ class Scenes:
 
     def _outer(self, rng: Random, scene: Scene, among: list[str]):
         """Puts a large shape; returns a color for what goes in, its center and side, and the words for the large shape."""
-        color, inner_color = self._colors(rng, 2, scene.background)
+        color, inner_color = distinct_colors(rng, 2, scene.background)
         outer = rng.choice(among)
         inner, lower = OUTER[outer]
         side = 0.84 * rng.uniform(0.97, 1.03)
@@ -248,15 +241,30 @@ class Scenes:
         return inner_color, (x, y + lower * side), side * inner, captions.shape(rng, outer, color)
 
 
+def distinct_colors(rng: Random, count: int, background: str) -> list[str]:
+    """Colors that a viewer can tell from the background and from each other."""
+    colors: list[str] = []
+    while len(colors) < count:
+        color = rng.choice(SHAPE_COLORS)
+        if stands_out(color, background, colors):
+            colors.append(color)
+    return colors
+
+
+def stands_out(color: str, background: str, others: list[str]) -> bool:
+    return color_distance(color, background) > 95 and all(color_distance(color, other) > 75 for other in others)
+
+
 def jitter(rng: Random) -> float:
     return rng.uniform(-0.015, 0.015)
 
 
-def as_arrays(scenes: list[Scene]) -> dict[str, np.ndarray]:
+def as_arrays(scenes: Sequence[Scene]) -> dict[str, np.ndarray]:
     """background [n, 3] u8, things [n, 6, 8] f32 (sprite, x, y, side, mode, r, g, b), count [n] u8."""
     things = np.zeros((len(scenes), MOST_THINGS, 8), np.float32)
     for i, scene in enumerate(scenes):
-        things[i, : len(scene.things)] = [thing.row() for thing in scene.things]
+        for j, thing in enumerate(scene.things):
+            things[i, j] = thing.row()
     return {
         "background": np.array([COLORS[scene.background] for scene in scenes], np.uint8),
         "things": things,

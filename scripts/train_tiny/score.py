@@ -1,4 +1,4 @@
-"""Phase `score`: draws images of prompts as the pipeline does and checks what is in them."""
+"""Phase `score`: draws images of prompts, and edits images, as the pipeline does and checks what is in them."""
 
 import json
 from collections import defaultdict
@@ -10,20 +10,22 @@ import torch
 import torch.nn.functional as F
 
 import vae as vae_phase
-from batches import SceneSet, load_vae
+from batches import SceneSet
 from captions import emoji
-from data import load_concepts, load_tokenizer
-from models import Velocity, compute_dtype, decode, encode_text, load_text_encoder_and_transformer, sample
-from render import render, to_bytes
+from data import load_concepts
+from edit_scorer import EditScorer
+from layouts import size_name
+from painter import Painter
+from render import to_bytes
 from report import log, phase
 from scenes import Scene, Scenes, as_arrays
+from score_edits import DRAWN, edit_table, score_edits, scored_edits
 from scorer import grade
 from settings import Settings
 from sheets import sheet
-from tokens import encode
 from vocabulary import BACKGROUNDS, COLORS, with_article
 
-AT_ONCE = 64
+SEED = 123
 EMOJI_SIDE = 32  # of what is compared to tell an emoji
 SHOWN = [
     "a red circle on a blue background", "a slice of pizza on a light blue background", "a cat", "a purple cat on a yellow background",
@@ -40,7 +42,8 @@ SHOWN = [
 
 
 def contents(arrays: dict[str, np.ndarray]) -> list[bytes]:
-    """What is in each scene, wherever it is: the background, and the sprites with their colors."""
+    """What is in each scene, wherever it is: the background, and the sprites with their colors. Images of a stream count one by one."""
+    arrays = {"background": arrays["background"].reshape(-1, 3), "things": arrays["things"].reshape(-1, 6, 8), "count": arrays["count"].reshape(-1)}
     sprites = np.concatenate([arrays["things"][..., :1], arrays["things"][..., 4:]], -1)
     return [
         background.tobytes() + b"".join(sorted(sprite.tobytes() for sprite in sprites[:count]))
@@ -59,37 +62,6 @@ def held_out_scenes(settings: Settings, count: int, seed: int, trained: Set[byte
         return scene
 
     return [draw(kind) for kind in ["shape"] * (count // 2) + ["shapes"] * (count // 4) + ["two_shapes"] * (count // 4)]
-
-
-class Painter:
-    """Prompts to images, with weights in bf16 on a GPU."""
-
-    def __init__(self, settings: Settings, weights: str):
-        self.settings = settings
-        dtype = compute_dtype(settings)
-        self.tokenizer = load_tokenizer(settings)
-        self.text_encoder, transformer = load_text_encoder_and_transformer(settings, weights)
-        self.text_encoder.to(dtype)
-        self.velocity = Velocity(settings, transformer.to(dtype))
-        self.vae = load_vae(settings).to(dtype)
-
-    @torch.no_grad()
-    def text(self, prompts: list[str]) -> torch.Tensor:
-        tokens = encode(self.tokenizer, prompts, self.settings.prompt_tokens)
-        ids, lengths = (torch.from_numpy(array).to(self.settings.device) for array in tokens)
-        return encode_text(self.settings, self.text_encoder, ids, lengths)
-
-    def paint(self, prompts: list[str], steps: int, guidance: float) -> torch.Tensor:
-        """[prompts, 3, size, size] in -1..1, on the CPU."""
-        settings = self.settings
-        noise = torch.randn(len(prompts), settings.latent_side**2, 4 * settings.latent_channels, generator=torch.Generator().manual_seed(1))
-        empty = self.text([""])
-        images = []
-        for first in range(0, len(prompts), AT_ONCE):
-            part = slice(first, first + AT_ONCE)
-            latents = sample(self.velocity, self.text(prompts[part]), noise[part].to(settings.device), steps, guidance, empty)
-            images.append(decode(settings, self.vae, latents).cpu())
-        return torch.cat(images)
 
 
 def grades(scenes: list[Scene], images: torch.Tensor) -> dict[str, float]:
@@ -136,23 +108,40 @@ def print_table(rows: dict[str, dict[str, float]]) -> None:
         print(name.ljust(width) + "  " + "  ".join(cells))
 
 
-def score_weights(settings: Settings, judge: EmojiJudge, scenes: list[Scene], weights: str, steps: int, guidance: float) -> dict[str, float]:
-    painter = Painter(settings, weights)
-    sheet(painter.paint(SHOWN, steps, guidance), SHOWN, settings.work / f"sheets/{weights}.png")
+def score_weights(settings: Settings, judge: EmojiJudge, scenes: list[Scene], painter: Painter, weights: str, how: tuple) -> dict[str, float]:
+    sheet(painter.paint(SHOWN, *how), SHOWN, settings.work / f"sheets/{weights}.png")
     prompts = [scene.caption for scene in scenes]
-    return grades(scenes, painter.paint(prompts, steps, guidance)) | judge.grades(painter.paint(judge.prompts, steps, guidance))
+    return grades(scenes, painter.paint(prompts, *how)) | judge.grades(painter.paint(judge.prompts, *how))
+
+
+def score_sizes(settings: Settings, scenes: list[Scene], painter: Painter, how: tuple) -> dict[str, dict[str, float]]:
+    """The prompts of shapes at other sizes, with the emoji among those of the contact sheet to look at."""
+    rows = {}
+    for size in settings.scored_sizes:
+        sheet(painter.paint(SHOWN, *how, size), SHOWN, settings.work / f"sheets/final-{size_name(size)}.png")
+        rows[size_name(size)] = grades(scenes, painter.paint([scene.caption for scene in scenes], *how, size))
+    return rows
 
 
 @phase
 def score(settings: Settings) -> None:
     drawn = SceneSet(settings)
-    trained = set(contents({"background": drawn.background.cpu().numpy(), "things": drawn.things.cpu().numpy(), "count": drawn.count.cpu().numpy()}))
-    asked, judge = held_out_scenes(settings, settings.scored, 123, trained), EmojiJudge(settings, drawn, settings.scored // 2)
-    arrays = {key: torch.from_numpy(value).to(settings.device) for key, value in as_arrays(asked).items()}
-    rows = {"drawn": grades(asked, render(drawn.sprites, **arrays, size=256))}
-    rows["teacher, 20 steps"] = score_weights(settings, judge, asked, "base", 20, settings.guidance)
-    rows[f"{settings.steps} steps"] = score_weights(settings, judge, asked, "final", settings.steps, 1.0)
+    trained = set(contents({key: getattr(drawn, key).cpu().numpy() for key in ("background", "things", "count")}))
+    asked, judge = held_out_scenes(settings, settings.scored, SEED, trained), EmojiJudge(settings, drawn, settings.scored // 2)
+    scorer = EditScorer(drawn.sprites)
+    rows = {"drawn": grades(asked, scorer.drawn(asked, DRAWN))}
+    asked_edits = scored_edits(settings, scorer)
+    edits = {"drawn": edit_table(scorer, asked_edits, scorer.drawn([edit.expected for edit in asked_edits], DRAWN), DRAWN)}
+    four_steps = (settings.steps, 1.0)
+    for name, weights, how in (("teacher, 20 steps", "tune", (20, settings.guidance)), (f"{settings.steps} steps", "final", four_steps)):
+        painter = Painter(settings, weights)
+        rows[name] = score_weights(settings, judge, asked, painter, weights, how)
+        edits |= score_edits(settings, scorer, asked_edits, painter, weights, how)
+    rows |= score_sizes(settings, asked, painter, four_steps)
     reconstruction = vae_phase.check(settings, drawn)
     print_table(rows)
-    log(f"reconstruction {reconstruction['mean_db']:.2f} dB mean; {len(asked)} prompts of shapes, {len(judge.prompts)} of emoji")
-    (settings.work / "scores.json").write_text(json.dumps({"scores": rows, "reconstruction": reconstruction}, indent=1))
+    for name, table in edits.items():
+        print(f"\nedits: {name}")
+        print_table(table)
+    log(f"{len(asked)} prompts of shapes, {len(judge.prompts)} of emoji, {len(asked_edits)} edits")
+    (settings.work / "scores.json").write_text(json.dumps({"scores": rows, "edits": edits, "reconstruction": reconstruction}, indent=1))

@@ -1,6 +1,6 @@
 """Reads an image of shapes back: background, and the color, shape and place of every object. Reads drawn images without an error.
 
-tests/meaning/reader.rs takes the same steps: a change here is made there, too.
+tests/meaning/reader.rs takes the same steps: a change here is made there, too. It has no need of an object's side.
 """
 
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ class Object:
     shape: str
     x: float
     y: float
+    side: float  # the longer of its outline, in parts of the image's shorter side
 
 
 def nearest_color(rgb: np.ndarray) -> str:
@@ -93,7 +94,8 @@ def read(image: np.ndarray) -> tuple[str, list[Object]]:
         outline = near & (((image - color) ** 2).sum(-1) < ((image - background) ** 2).sum(-1))
         if not outline.any():  # an object of many colors, whose medians are no pixel's color
             outline = near
-        objects.append(Object(nearest_color(color), nearest_shape(outline), float(x), float(y)))
+        side = max(np.ptp(places) + 1 for places in np.nonzero(outline)) / min(height, width)
+        objects.append(Object(nearest_color(color), nearest_shape(outline), float(x), float(y), float(side)))
     return nearest_color(background), objects
 
 

@@ -42,12 +42,13 @@ class GraphedStep:
 
 
 def compile_blocks(settings: Settings, blocks: Iterable[torch.nn.Module]) -> None:
+    """For any number of tokens and examples: a compilation for each of the many lengths of streams would take longer than the training."""
     if not settings.compile:
         return
     torch._dynamo.config.recompile_limit = 128
     torch._dynamo.config.accumulated_recompile_limit = 1024
     for block in blocks:
-        block.compile(dynamic=False)
+        block.compile(dynamic=True)
 
 
 def trapezoid(part: float, hold: float = 0.5) -> float:
@@ -60,14 +61,14 @@ def trapezoid(part: float, hold: float = 0.5) -> float:
 def train(
     seconds: float,
     max_steps: int,
-    step: Callable[[float], None],
+    step: Callable[[float], int],
     rate: torch.Tensor,
     schedule: Callable[[float], float],
     describe: Callable[[], tuple[str, torch.Tensor]],
-    images_a_step: int,
 ) -> None:
-    """Calls `step(part)` with the part (0..1) of the time that has passed until `seconds`, or `max_steps` where that is not 0, are over."""
-    from_s, done = time.monotonic(), 0
+    """Calls `step(part)` with the part (0..1) of the time that has passed until `seconds`, or `max_steps` where that is not 0, are over. It returns
+    how many images it learned from."""
+    from_s, done, images = time.monotonic(), 0, 0
     while True:
         part = (time.monotonic() - from_s) / seconds
         if max_steps:
@@ -75,11 +76,11 @@ def train(
         if part >= 1:
             break
         rate.fill_(schedule(part))
-        step(part)
+        images += step(part)
         done += 1
         if done % 100 == 0 or done == max_steps:
             text, loss = describe()  # waits for the device, so that the clock counts work that is done
-            log(f"step {done} {text}, rate {schedule(part):.3f}, {done * images_a_step / (time.monotonic() - from_s):.0f} images/s")
+            log(f"step {done} {text}, rate {schedule(part):.3f}, {images / (time.monotonic() - from_s):.0f} images/s")
             if not torch.isfinite(loss).all():
                 raise RuntimeError("the loss is not finite")
     log(f"{done} steps in {time.monotonic() - from_s:.0f} s")

@@ -6,6 +6,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from concepts import Concept
+from edits import Edits
 from scenes import Scenes
 from vocabulary import COLOR_WORDS, COLORS
 
@@ -34,9 +35,9 @@ def chat(prompt: str) -> str:
 
 
 def train_tokenizer(concepts: list[Concept], vocabulary: int, captions: int) -> Tokenizer:
-    """Byte-level BPE over captions, with names and colors repeated so that they become whole tokens."""
-    rng, scenes = Random(1), Scenes(concepts)
-    texts = [scenes.draw(rng).caption for _ in range(captions)]
+    """Byte-level BPE over captions and instructions, with names and colors repeated so that they become whole tokens."""
+    rng, scenes, edits = Random(1), Scenes(concepts), Edits(concepts)
+    texts = [scenes.draw(rng).caption for _ in range(captions)] + [edits.draw(rng).instruction for _ in range(captions // 2)]
     for concept in concepts:
         name = concept.name.words
         texts += [f"a {name}", f"A {name}", name, concept.plural or name, " ".join(other.words for other in concept.others)] * 12

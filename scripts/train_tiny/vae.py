@@ -1,16 +1,18 @@
-"""Phase `vae`: trains the autoencoder on drawn scenes. Phase `latents`: encodes all scenes once."""
+"""Phase `vae`: trains the autoencoder on drawn scenes of several sizes. Phase `latents`: encodes all scenes once."""
 
 import math
+from math import prod
 from random import Random
 
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLFlux2
 
-from batches import SceneSet, channels_last, encode_scenes, load_vae
+from batches import SceneSet, channels_last, encode_rows, in_parts, layout_rows, load_vae
+from layouts import Size, size_name
 from models import compute_dtype, encode_image, make_vae, moments, patchify, save
 from optimizer import Trainer
-from report import log, phase
+from report import left, log, phase
 from scorer import psnr
 from settings import Settings
 from sheets import sheet
@@ -19,7 +21,6 @@ from steps import RATE_WARM_UP, GraphedStep, train
 RATES = (0.04, 2e-3)
 HALF_SIZE_WEIGHT = 0.25
 STATISTICS_IMAGES = 8192
-CHECKED = 256  # images
 
 
 def differences(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -51,39 +52,49 @@ def losses(vae: AutoencoderKLFlux2, images: torch.Tensor, kl_weight: float) -> t
 @phase
 def vae(settings: Settings) -> None:
     scenes = SceneSet(settings)
-    images = scenes.draw_bytes(min(len(scenes), settings.vae_images))
-    log(f"{len(images)} images drawn")
+    native, *others = settings.vae_sizes
+    budgets = {native: settings.vae_images} | {size: settings.vae_images * prod(native) // prod(size) // 4 for size in others}
+    images = {size: scenes.draw_bytes(scenes.some(count, seed), size) for seed, (size, count) in enumerate(budgets.items())}
+    log(f"{sum(map(len, images.values()))} images drawn, {sum(part.nbytes for part in images.values()) / 2**30:.1f} GiB")
     model = make_vae(settings).to(settings.device)
     trainer = Trainer({"vae": model}, torch.float32, settings.device, RATES, settings.ema, decay=0.0)
     average = torch.zeros(3, device=settings.device)
     loss_of = torch.compile(losses, dynamic=False) if settings.compile else losses
+    batches = {size: max(1, settings.vae_batch * prod(native) // prod(size)) for size in images}
 
-    def step() -> None:
-        chosen = torch.randint(len(images), (settings.vae_batch,), device=settings.device)
-        loss, parts = loss_of(model, channels_last(images[chosen].float() / 127.5 - 1), settings.kl_weight)
+    def step(size: Size) -> None:
+        chosen = torch.randint(len(images[size]), (batches[size],), device=settings.device)
+        loss, parts = loss_of(model, channels_last(images[size][chosen].float() / 127.5 - 1), settings.kl_weight)
         loss.backward()
         trainer.step()
         average.lerp_(parts, 0.05)
 
-    replay = GraphedStep(step, settings.device).replay
+    graphs = {size: GraphedStep(lambda size=size: step(size), settings.device).replay for size in images}
+    rng = Random(0)
+
+    def run(_: float) -> int:
+        size = native if rng.random() < settings.vae_native_share else rng.choice(others)
+        graphs[size]()
+        return batches[size]
+
     train(
-        settings.vae_seconds, settings.max_steps, lambda _: replay(), trainer.optimizer.rate,
+        settings.vae_seconds, settings.max_steps, run, trainer.optimizer.rate,
         lambda part: min(1.0, part / RATE_WARM_UP) * (0.5 + 0.5 * math.cos(math.pi * part)),
-        lambda: ("reconstruction {:.4f}, half size {:.4f}, kl {:.3f}".format(*average.tolist()), average), settings.vae_batch,
+        lambda: ("reconstruction {:.4f}, half size {:.4f}, kl {:.3f}".format(*average.tolist()), average),
     )  # fmt: skip
     trainer.use_mean()
     model.eval()
-    measure_latents(model, scenes)
-    save(settings.work / "vae.safetensors", {"vae": model})
+    measure_latents(settings, model, scenes)
+    save(settings.work / "vae", {"vae": model})
     check(settings, scenes)
 
 
 @torch.no_grad()
-def measure_latents(model: AutoencoderKLFlux2, scenes: SceneSet) -> None:
-    """Exact mean and variance of the patched latents, which the pipeline normalises with."""
+def measure_latents(settings: Settings, model: AutoencoderKLFlux2, scenes: SceneSet) -> None:
+    """Exact mean and variance of the patched latents, which the pipeline normalises with: of the native size, as large images are more even."""
     count, total, squares = 0, 0.0, 0.0
-    for first in range(0, min(len(scenes), STATISTICS_IMAGES), 64):
-        latents = patchify(encode_image(model, channels_last(scenes.draw(first, min(len(scenes), first + 64))))).double().flatten(0, 1)
+    for rows in in_parts(scenes.some(STATISTICS_IMAGES, 1), scenes.native):
+        latents = patchify(encode_image(model, channels_last(scenes.draw(rows, scenes.native)))).double().flatten(0, 1)
         count, total, squares = count + len(latents), total + latents.sum(0), squares + latents.square().sum(0)
     mean = total / count
     model.bn.running_mean.copy_(mean)
@@ -92,29 +103,43 @@ def measure_latents(model: AutoencoderKLFlux2, scenes: SceneSet) -> None:
 
 
 @torch.no_grad()
-def check(settings: Settings, scenes: SceneSet) -> dict[str, float]:
-    """Reconstruction as it is shipped: weights in bf16, decoded in bf16 on a GPU. Scenes that were not trained on where there are such."""
+def check(settings: Settings, scenes: SceneSet) -> dict[str, dict[str, float]]:
+    """Reconstruction by size, as it is shipped: weights in bf16, decoded in bf16 on a GPU."""
     dtype = compute_dtype(settings)
-    model = load_vae(settings).to(torch.bfloat16).to(dtype)
-    last = len(scenes)
-    images = torch.cat([scenes.draw(first, min(last, first + 64)) for first in range(max(0, last - CHECKED), last, 64)])
-    decoded = []
-    for part in images.split(64):
-        latents = model.quant_conv(model.encoder(part.to(dtype))).chunk(2, 1)[0]
-        decoded.append(model.decode(latents).sample.float().clamp(-1, 1))
-    decoded = torch.cat(decoded)
-    decibels = psnr(images, decoded)
-    log(f"reconstruction: mean {decibels.mean():.2f} dB, worst {decibels.min():.2f} dB")
-    rng = Random(0)
-    shown = rng.sample(range(len(images)), min(12, len(images)))
-    sheet(torch.cat([images[shown], decoded[shown]], 3), [""] * len(shown), settings.work / "sheets/vae.png", 4)
-    return {"mean_db": decibels.mean().item(), "worst_db": decibels.min().item()}
+    model, results = load_vae(settings).to(torch.bfloat16).to(dtype), {}
+    for size in settings.vae_sizes:
+        rows, decibels, shown = scenes.some(settings.checked, 2), [], []
+        for part in in_parts(rows, (4 * size[0], size[1])):
+            images = scenes.draw(part, size)
+            latents = model.quant_conv(model.encoder(images.to(dtype))).chunk(2, 1)[0]
+            decoded = model.decode(latents).sample.float().clamp(-1, 1)
+            decibels.append(psnr(images, decoded))
+            shown.append(torch.cat([images, decoded], 3).cpu())
+        decibels, name = torch.cat(decibels), size_name(size)
+        results[name] = {"mean_db": decibels.mean().item(), "worst_db": decibels.min().item()}
+        log("reconstruction at {}: mean {mean_db:.2f} dB, worst {worst_db:.2f} dB".format(name, **results[name]))
+        sheet(torch.cat(shown)[:12], [""] * min(12, len(rows)), settings.work / f"sheets/vae-{name}.png", 4)
+    return results
 
 
 @phase
 def latents(settings: Settings) -> None:
-    encoded = encode_scenes(settings, load_vae(settings), SceneSet(settings))
-    unfinished = settings.work / "latents.part"
-    torch.save(encoded, unfinished)
-    unfinished.rename(settings.work / "latents.pt")
-    log(f"{len(encoded)} latents, {encoded.nbytes / 2**30:.2f} GiB")
+    """A file for each length of the stream; those that are there already stay, so that a run that broke off goes on."""
+    model, scenes = load_vae(settings), SceneSet(settings)
+    folder, unfinished = settings.work / "latents", settings.work / "latents.part"
+    folder.mkdir(exist_ok=True)
+    newest = max(left(settings, name).stat().st_mtime for name in ("vae", "scenes.npz"))
+    bounds: dict[int, tuple[int, int]] = {}
+    for layout, first, last in layout_rows(scenes.sizes):
+        bounds[layout.stream] = (bounds.get(layout.stream, (first, last))[0], last)
+    total = 0
+    for stream, (first, last) in bounds.items():
+        path = folder / f"{stream:04}.pt"
+        if not path.exists() or path.stat().st_mtime < newest:
+            # Without trying algorithms for each of the many shapes, which takes longer than encoding them.
+            with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=True):
+                torch.save(encode_rows(model, scenes, first, last), unfinished)
+            unfinished.rename(path)
+        total += path.stat().st_size
+        log(f"streams of {stream} tokens: {last - first}")
+    log(f"{total / 2**30:.2f} GiB")

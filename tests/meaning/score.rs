@@ -251,7 +251,7 @@ impl Scores {
     }
 
     /// Over everything that depends on the prompt.
-    fn total(&self) -> f64 {
+    pub fn total(&self) -> f64 {
         let (right, all) = self
             .0
             .iter()

@@ -1,0 +1,85 @@
+"""What tests ask the default model to edit: instructions, the images that they change, and what must be seen afterwards. The edits are of
+shapes, which `tests/meaning/reader.rs` reads.
+
+    python3 scripts/train_tiny/edit_prompts.py --work target/train --out target/train/edits
+
+reads `data.zip` of the phase `data` in WORK and writes to OUT. The edits do not depend on the weights.
+
+- edits.json: `edits`, a list of {prompt, seed, kind, references, background, objects, changed, touched}. `kind` is the operation,
+  `references` how many of the tiles of references.png, from left to right and down, are its own. `objects` have color, shape, x and y (the
+  center, in parts of the image); `changed` are the indices of those that the prompt names; `touched` are boxes [left, top, right, bottom], in parts
+  of the image, outside of which it must stay as it is, or null where its background changes or there are two references.
+- references.png: drawn images of 256 x 256, in rows of 8.
+- expected.png: drawn images of what is asked for, 64 x 64, in rows of 8. These are read without an error.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from random import Random
+
+import torch
+import torch.nn.functional as F
+
+from data import load_concepts, load_sprites
+from edit_scorer import EditScorer
+from edits import NAMES, OPERATIONS, Edit, Edits
+from prompts import tiled
+from render import Sprites, to_bytes
+from report import UserError
+from scenes import Thing
+from scorer import CELLS
+from settings import Settings
+from vocabulary import SHAPES
+
+SEED, EACH = 2027, 4  # of each operation
+SIZE = (16, 16)
+MARGIN = 0.02  # around what an edit touches, in parts of the image
+
+
+def touched(edit: Edit) -> list[list[float]] | None:
+    first, expected = edit.references[0], edit.expected
+    if len(edit.references) > 1 or expected.background != first.background:
+        return None
+    box = lambda thing: [thing.x - thing.side / 2, thing.y - thing.side / 2, thing.x + thing.side / 2, thing.y + thing.side / 2]  # noqa: E731
+    grown = lambda box: [round(min(1.0, max(0.0, at + by)), 4) for at, by in zip(box, (-MARGIN, -MARGIN, MARGIN, MARGIN))]  # noqa: E731
+    differ = [thing for thing in first.things if thing not in expected.things] + [thing for thing in expected.things if thing not in first.things]
+    return [grown(box(thing)) for thing in differ]
+
+
+def seen(thing: Thing) -> dict:
+    return {"color": NAMES[thing.color], "shape": SHAPES[thing.sprite], "x": round(thing.x, 4), "y": round(thing.y, 4)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes edits for tests: instructions, their references, and what must be seen afterwards.")
+    parser.add_argument("--work", type=Path, required=True, help="folder in which the phase `data` left data.zip")
+    parser.add_argument("--out", type=Path, required=True, help="folder for edits.json, references.png and expected.png")
+    arguments = parser.parse_args()
+    settings = Settings(arguments.work, "cpu")
+    scorer = EditScorer(Sprites(torch.from_numpy(load_sprites(settings))))
+    drawer, rng = Edits(load_concepts(settings), held=True, emoji_share=0.0), Random(SEED)
+    edits = [scorer.readable(drawer, rng, operation, SIZE) for operation in OPERATIONS for _ in range(EACH)]
+    rows = [
+        {
+            "prompt": edit.instruction, "seed": 2000 + i, "kind": edit.operation, "references": len(edit.references),
+            "background": edit.expected.background, "objects": [seen(thing) for thing in edit.expected.things], "changed": edit.changed,
+            "touched": touched(edit),
+        }
+        for i, edit in enumerate(edits)
+    ]  # fmt: skip
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    references = scorer.drawn([scene for edit in edits for scene in edit.references], SIZE)
+    tiled(to_bytes(references)).save(arguments.out / "references.png", optimize=True)
+    expected = scorer.drawn([edit.expected for edit in edits], SIZE)
+    tiled(to_bytes(F.avg_pool2d(expected, expected.shape[2] // CELLS))).save(arguments.out / "expected.png", optimize=True)
+    (arguments.out / "edits.json").write_text('{"edits": [\n' + ",\n".join(json.dumps(row) for row in rows) + "\n]}\n")
+    print(f"{len(edits)} edits, {len(references)} references in {arguments.out}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))
