@@ -6,6 +6,9 @@ use std::path::Path;
 use super::regular;
 use crate::error::{Error, Result};
 
+/// What to do about a file that is another one than when it was opened.
+pub(super) const CHANGED: &str = "leave a model's files as they are while images are made; run again";
+
 /// The bytes of a file: mapped, or part of the program.
 pub enum Bytes {
     /// A mapped file.
@@ -16,6 +19,8 @@ pub enum Bytes {
     Computed(Vec<f32>),
     /// Bytes that were computed, as a file would have them.
     Owned(Vec<u8>),
+    /// The same, in pages of their own, which a device may read in place.
+    Pages(memmap2::Mmap),
 }
 
 /// A mapped file.
@@ -29,19 +34,52 @@ impl Bytes {
     /// Maps a file.
     ///
     /// Errors when it cannot be opened or mapped, or is no regular file.
-    #[allow(unsafe_code)]
     pub fn map(path: &Path) -> Result<Self> {
         let file = regular::open(path, regular::DOWNLOAD_AGAIN)?;
+        Self::of_file(file).map_err(|e| e.at_path(path))
+    }
+
+    #[allow(unsafe_code)]
+    fn of_file(file: File) -> Result<Self> {
         // SAFETY: the map is read-only and private to this value. If another process truncates the file while we run,
         // reading past its new end raises SIGBUS and ends the program, which tells the reason where it handles the
         // signal; if it writes, we compute with what it wrote. Neither breaks memory safety: we hand out plain numbers,
         // for which every bit pattern is valid.
         let map = unsafe { memmap2::Mmap::map(&file) };
-        map.map(|map| Bytes::Mapped(Mapped { map, file })).map_err(|e| {
-            Error::new(format!("cannot map the weights into memory: {e}"))
-                .at_path(path)
-                .hint("is address space limited (`ulimit -v`)? otherwise copy the model to a local disk")
-        })
+        map.map(|map| Bytes::Mapped(Mapped { map, file })).map_err(Self::cannot_map)
+    }
+
+    fn cannot_map(error: std::io::Error) -> Error {
+        Error::new(format!("cannot map the weights into memory: {error}"))
+            .hint("is address space limited (`ulimit -v`)? otherwise copy the model to a local disk")
+    }
+
+    /// The same bytes at other addresses: a file is mapped once more and shares its pages, what the program carries is
+    /// itself, and all else is copied.
+    ///
+    /// Errors when the file is not as long as when it was opened, or cannot be mapped.
+    pub fn map_again(&self) -> Result<Self> {
+        match self {
+            Bytes::Mapped(mapped) => {
+                self.check_length()?;
+                mapped.file.try_clone().map_err(Self::cannot_map).and_then(Self::of_file)
+            }
+            Bytes::Embedded(bytes) => Ok(Bytes::Embedded(bytes)),
+            Bytes::Computed(_) | Bytes::Owned(_) | Bytes::Pages(_) => Ok(Bytes::Owned(self.as_slice().to_vec())),
+        }
+    }
+
+    /// `len` bytes that `fill` writes, in pages of their own. `fill` finds zeros.
+    ///
+    /// Errors when there is no memory, and as `fill` does.
+    pub fn filled<T>(
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> std::result::Result<T, String>,
+    ) -> std::result::Result<(Self, T), String> {
+        let no_memory = |e: std::io::Error| format!("takes {len} bytes, which this machine has no memory for: {e}");
+        let mut pages = memmap2::MmapMut::map_anon(len).map_err(no_memory)?;
+        let made = fill(&mut pages)?;
+        Ok((Self::Pages(pages.make_read_only().map_err(no_memory)?), made))
     }
 
     /// The bytes.
@@ -51,6 +89,7 @@ impl Bytes {
             Bytes::Embedded(bytes) => bytes,
             Bytes::Computed(values) => bytemuck::cast_slice(values),
             Bytes::Owned(bytes) => bytes,
+            Bytes::Pages(pages) => pages,
         }
     }
 
@@ -60,7 +99,9 @@ impl Bytes {
     pub fn length_now(&self) -> std::io::Result<u64> {
         match self {
             Bytes::Mapped(mapped) => Ok(mapped.file.metadata()?.len()),
-            Bytes::Embedded(_) | Bytes::Computed(_) | Bytes::Owned(_) => Ok(self.as_slice().len() as u64),
+            Bytes::Embedded(_) | Bytes::Computed(_) | Bytes::Owned(_) | Bytes::Pages(_) => {
+                Ok(self.as_slice().len() as u64)
+            }
         }
     }
 
@@ -72,6 +113,35 @@ impl Bytes {
             Ok(now) => format!("the file had {then} bytes when it was opened, and has {now} now"),
             Err(error) => format!("the file cannot be read any more: {error}"),
         };
-        Err(Error::new(what).hint("leave a model's files as they are while images are made; run again"))
+        Err(Error::new(what).hint(CHANGED))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_mapped_again_at_another_address_and_only_while_it_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights");
+        std::fs::write(&path, [7; 5000]).unwrap();
+        let mapped = Bytes::map(&path).unwrap();
+        std::fs::rename(&path, folder.path().join("renamed")).unwrap();
+        let again = mapped.map_again().unwrap();
+        assert!(matches!(again, Bytes::Mapped(_)) && again.as_slice() == [7; 5000]);
+        assert_ne!(again.as_slice().as_ptr(), mapped.as_slice().as_ptr());
+        drop(mapped);
+        assert_eq!(again.as_slice(), [7; 5000], "each is by itself");
+        File::options().write(true).open(folder.path().join("renamed")).unwrap().set_len(6000).unwrap();
+        assert!(again.map_again().err().unwrap().to_string().contains("had 5000 bytes"));
+    }
+
+    #[test]
+    fn what_is_no_file_is_shared_or_copied() {
+        static CARRIED: [u8; 3] = [1, 2, 3];
+        let again = Bytes::Embedded(&CARRIED).map_again().unwrap();
+        assert_eq!(again.as_slice().as_ptr(), CARRIED.as_ptr());
+        assert_eq!(Bytes::Computed(vec![1.0]).map_again().unwrap().as_slice(), 1f32.to_ne_bytes());
     }
 }

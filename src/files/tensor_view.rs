@@ -16,7 +16,6 @@ pub struct TensorView {
     shape: Vec<usize>,
     scales: Scales,
     /// What activations are divided by before they are rounded to the format of this weight.
-    input_scale: Option<f32>,
     is_weight_only: bool,
     /// The same values in fewer bits.
     quantised: Option<Box<TensorView>>,
@@ -43,7 +42,7 @@ impl TensorView {
         if !scales.fit(format, &shape) {
             return Err(format!("in {format} does not have the scales that it needs"));
         }
-        Ok(Self { bytes, range, format, shape, scales, input_scale: None, is_weight_only: false, quantised: None })
+        Ok(Self { bytes, range, format, shape, scales, is_weight_only: false, quantised: None })
     }
 
     /// The same tensor, with its values in fewer bits beside it.
@@ -57,11 +56,6 @@ impl TensorView {
         let cols = |shape: &[usize]| shape.iter().skip(1).product::<usize>();
         assert!(shape.first() == self.shape.first() && cols(shape) == self.cols(), "rows stay what they are");
         Self { shape: shape.to_vec(), ..self }
-    }
-
-    /// The same tensor, for activations that are divided by `scale` before they are rounded to its format.
-    pub fn with_input_scale(self, scale: Option<f32>) -> Self {
-        Self { input_scale: scale, ..self }
     }
 
     /// The same tensor, for activations that are not rounded to its format if `is_weight_only`.
@@ -131,11 +125,6 @@ impl TensorView {
         self.bytes().len() + scales
     }
 
-    /// What activations are divided by before they are rounded to the format of this weight, where the file says it.
-    pub fn input_scale(&self) -> Option<f32> {
-        self.input_scale
-    }
-
     /// Whether the file says that activations stay as they are in products with it.
     pub fn is_weight_only(&self) -> bool {
         self.is_weight_only
@@ -163,7 +152,6 @@ impl TensorView {
             format: self.format,
             shape,
             scales: self.scales.row_range(rows.clone(), cols),
-            input_scale: self.input_scale,
             is_weight_only: self.is_weight_only,
             quantised: self.quantised.as_ref().map(|view| Box::new(view.row_range(rows))),
         }

@@ -18,31 +18,58 @@ pub fn int8(bytes: &[u8], scales: &Scales, cols: usize, out: &mut [f32]) {
     }
 }
 
-/// `(q s) R` for each `group` columns, where R is its own inverse.
+/// `((q R) s) / root` for each `group` columns, where root is that of its size, and R over it its own inverse.
 #[inline(always)]
 pub fn int8_rotated(bytes: &[u8], scales: &Scales, cols: usize, group: usize, out: &mut [f32]) {
-    int8(bytes, scales, cols, out);
-    out.chunks_exact_mut(group).for_each(rotate);
+    let per_root = 1.0 / (group as f32).sqrt();
+    for (row, (out, bytes)) in out.chunks_exact_mut(cols).zip(bytes.chunks_exact(cols)).enumerate() {
+        out.iter_mut().zip(bytes).for_each(|(out, q)| *out = f32::from(*q as i8));
+        out.chunks_exact_mut(group).for_each(rotate);
+        let scale = scales.of_row(row);
+        out.iter_mut().for_each(|out| *out = *out * scale * per_root);
+    }
 }
 
 /// Multiplies a group by R, the Kronecker power of \[\[1, 1, 1, -1\], \[1, 1, -1, 1\], \[1, -1, 1, 1\],
-/// \[-1, 1, 1, 1\]\] over the root of its size: by the matrix along each digit to base 4 of the columns' numbers.
+/// \[-1, 1, 1, 1\]\]: by the matrix along each digit to base 4 of the columns' numbers. Sums of so few integers of 8
+/// bits are exact in any order.
 #[inline(always)]
 fn rotate(group: &mut [f32]) {
-    let size = group.len();
     let mut stride = 1;
-    while stride < size {
+    while stride < group.len() {
         for quadruple in group.chunks_exact_mut(4 * stride) {
             for i in 0..stride {
                 let [a, b, c, d] = [0, 1, 2, 3].map(|digit| quadruple[digit * stride + i]);
-                quadruple[i] = a + b + c - d;
-                quadruple[stride + i] = a + b - c + d;
-                quadruple[2 * stride + i] = a - b + c + d;
-                quadruple[3 * stride + i] = b + c + d - a;
+                quadruple[i] = (a + b) + (c - d);
+                quadruple[stride + i] = (a + b) - (c - d);
+                quadruple[2 * stride + i] = (c + d) + (a - b);
+                quadruple[3 * stride + i] = (c + d) - (a - b);
             }
         }
         stride *= 4;
     }
-    let root = 1.0 / (size as f32).sqrt();
-    group.iter_mut().for_each(|value| *value *= root);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rotation_is_its_own_inverse_but_for_the_size() {
+        for size in [4, 16, 64, 256] {
+            let values: Vec<f32> = (0..size).map(|i| (i * 37 % 256) as f32 - 128.0).collect();
+            let mut group = values.clone();
+            rotate(&mut group);
+            // Of each row of the matrix of a digit, one entry of four is negative.
+            assert_eq!(group[0], (0..size).map(|i| sign(i) * values[i]).sum::<f32>());
+            rotate(&mut group);
+            assert_eq!(group, values.iter().map(|value| value * size as f32).collect::<Vec<_>>());
+        }
+    }
+
+    /// Of the first row: negative where an odd number of digits are 3.
+    fn sign(column: usize) -> f32 {
+        let threes = (0..8).filter(|digit| column >> (2 * digit) & 3 == 3).count();
+        if threes.is_multiple_of(2) { 1.0 } else { -1.0 }
+    }
 }

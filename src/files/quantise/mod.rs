@@ -86,10 +86,8 @@ pub fn quantise(parts: &[TensorView], format: Format) -> Result<TensorView, Stri
     let matrix = Matrix::new(parts, format);
     let shape = matrix.shape();
     let len = format.bytes(&shape).ok_or_else(|| format!("cannot be {shape:?} in {format}"))?;
-    let mut bytes = vec![0; len];
-    let scales = matrix.encode(&mut bytes)?;
-    let range = 0..bytes.len();
-    TensorView::new(Arc::new(Bytes::Owned(bytes)), range, format, shape, scales)
+    let (bytes, scales) = Bytes::filled(len, |out| matrix.encode(out))?;
+    TensorView::new(Arc::new(bytes), 0..len, format, shape, scales)
 }
 
 /// Rows of several views, one under the other, and what becomes of them.

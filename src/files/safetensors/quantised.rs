@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `X.weight_scale`, `X.scale_weight` | a scale, one a row, or one for each block of columns |
 //! | `X.weight_scale_2` | what the scales of blocks are multiplied by |
-//! | `X.input_scale`, `X.scale_input` | what activations are divided by |
+//! | `X.input_scale`, `X.scale_input` | what activations are divided by; not read, for each row of them gets a scale of its own |
 //! | `X.comfy_quant` | the format, as JSON; else the header says it, or the dtype alone |
 
 use std::sync::Arc;
@@ -119,7 +119,7 @@ impl Safetensors {
                 unknown => Err(Error::new(format!("layer `{}` is in the unknown format `{unknown}`", tensor.layer))
                     .hint(USE_INSTEAD)),
             }?;
-        Ok(if declaration.is_weight_only { view.with_input_scale(None).with_weight_only(true) } else { view })
+        Ok(if declaration.is_weight_only { view.with_weight_only(true) } else { view })
     }
 
     /// Values of 8 bits with a scale, or one a row; or without, where none `is_needed`.
@@ -132,7 +132,7 @@ impl Safetensors {
             None => Scales::None,
         };
         let view = self.view(name, entry, format, &entry.shape, scales)?;
-        Ok(view.with_input_scale(self.input_scale(layer)?).with_weight_only(self.is_marked_weight_only()))
+        Ok(view.with_weight_only(self.is_marked_weight_only()))
     }
 
     fn nvfp4(&self, tensor: &Named<'_>, format: Format, layout: ScaleLayout) -> Result<TensorView> {
@@ -142,8 +142,7 @@ impl Safetensors {
         let all = self.number(&format!("{layer}.weight_scale_2"))?;
         let blocks = [rows, cols / format.block().values];
         let scales = self.block_scales(layer, &[Dtype::F8_E4M3, Dtype::U8], layout, blocks, all)?;
-        let view = self.view(name, entry, format, &[rows, cols], scales)?;
-        Ok(view.with_input_scale(self.input_scale(layer)?))
+        self.view(name, entry, format, &[rows, cols], scales)
     }
 
     fn mxfp8(&self, tensor: &Named<'_>) -> Result<TensorView> {
@@ -201,18 +200,6 @@ impl Safetensors {
         let is_marker = |name: &&String| name.rsplit('.').next() == Some(MARKER);
         let marker = self.entries.keys().find(is_marker).and_then(|name| self.entries.get(name));
         marker.is_some_and(|marker| marker.shape == [2])
-    }
-
-    /// The input scale of a layer, if there is one. Older files write 1 where there is none.
-    fn input_scale(&self, layer: &str) -> Result<Option<f32>> {
-        let (name, older) = (format!("{layer}.input_scale"), format!("{layer}.scale_input"));
-        if self.contains(&name) {
-            return self.number(&name).map(Some);
-        }
-        if !self.contains(&older) || self.is_marked_weight_only() {
-            return Ok(None);
-        }
-        self.number(&older).map(|scale| Some(scale).filter(|scale| *scale != 1.0))
     }
 
     /// The only value of a tensor, a positive number.
