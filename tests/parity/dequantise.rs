@@ -100,8 +100,9 @@ fn weights([rows, cols]: [usize; 2]) -> Vec<TensorView> {
     weights.push(view(Format::Int8, bytewise, Scales::Tensor(0.01)));
     weights.push(view(Format::Int8, bytewise, Scales::Rows(of_rows(rows))));
     weights.push(view(Format::Int8, bytewise, Scales::RowMaxima(of_rows(rows))));
-    for group in [16, 256] {
-        weights.push(view(Format::Int8Rotated { group }, shape(256), Scales::Rows(of_rows(rows))));
+    for group in [4, 16, 64, 256, 1024] {
+        let shape = shape(usize::from(group).max(8));
+        weights.push(view(Format::Int8Rotated { group }, shape, Scales::Rows(of_rows(rows))));
     }
     for (format, block) in [(Format::Nvfp4, 16), (Format::Nvfp4LowFirst, 16), (Format::Mxfp8, 32)] {
         for layout in [ScaleLayout::Linear, ScaleLayout::Swizzled] {

@@ -5,8 +5,9 @@ use std::ops::Deref;
 use cudarc::driver::result;
 
 use super::quantise;
-use crate::backend::cuda::buffer::{Buffer, Kind};
+use crate::backend::cuda::buffer::Buffer;
 use crate::backend::cuda::driver::failed;
+use crate::backend::cuda::element::Element;
 use crate::backend::cuda::stored::Stored;
 use crate::backend::cuda::weight::{PADDING, Weight};
 use crate::backend::cuda::{Cuda, Precision, Tensor};
@@ -48,9 +49,9 @@ impl Cuda {
 
     /// Rows of bf16, padded with zeros to a multiple of [`PADDING`]. Columns are of whole blocks, which need none.
     fn dequantised(&self, weight: &Weight, stored: &Stored) -> Result<Buffer> {
-        let (device, rows, row_bytes) = (self.device(), weight.rows(), weight.cols() * Kind::Bf16.size());
+        let (device, rows, row_bytes) = (self.device(), weight.rows(), weight.cols() * Element::BYTES);
         let padding = (rows.next_multiple_of(PADDING) - rows) * row_bytes;
-        let buffer = Buffer::new(device, Kind::Bf16, rows.next_multiple_of(PADDING) * weight.cols())?;
+        let buffer = Buffer::new(device, self.element().kind(), rows.next_multiple_of(PADDING) * weight.cols())?;
         if padding > 0 {
             let (stream, behind) = (device.stream(), buffer.address() + (rows * row_bytes) as u64);
             let _submission = device.submit(stream)?;
@@ -68,6 +69,9 @@ impl Cuda {
     /// Products do this themselves: this is for tests and tools. Errors when the weight is in another form.
     pub fn dequantise(&self, weight: &Linear<Cuda>) -> Result<Tensor<Cuda>> {
         let (held, name) = (weight.weight(), weight.name());
+        if self.element() != Element::Bf16 {
+            return Err(Error::new("a weight in fp16 is no tensor, because activations are in other units"));
+        }
         let stored = held.stored().ok_or_else(|| Error::new(format!("`{name}` is not in the format of a file")))?;
         let (rows, cols) = (held.rows(), held.cols());
         let buffer = self.dequantised(held, stored)?;
@@ -77,6 +81,6 @@ impl Cuda {
 
     /// Whether this GPU multiplies e4m3.
     pub(crate) fn has_fp8(&self) -> bool {
-        quantise::check(Precision::Fp8, self.device().capability(), self.device().name()).is_ok()
+        quantise::check(Precision::Fp8, self.device()).is_ok()
     }
 }
