@@ -21,6 +21,8 @@ pub enum Dtype {
     F32,
     /// bfloat16.
     Bf16,
+    /// IEEE half precision.
+    F16,
     /// Four exponent and three mantissa bits, with a float32 scale for each row.
     E4m3,
     /// Bytes.
@@ -110,6 +112,17 @@ impl<B: Backend> Tensor<B> {
     pub fn row_view(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         self.view(self.offset + range.start * self.stride, range.len(), self.cols, false)
+    }
+
+    /// Columns `range`, for reading, as [`Tensor::row_view`].
+    pub fn col_view(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.cols, "columns {range:?} of {}", self.cols);
+        self.view(self.offset + range.start, self.rows, range.len(), false)
+    }
+
+    /// The same cells for reading, as a tensor of `backend`. For backends that can read each other's memory.
+    pub(crate) fn view_on(&self, backend: &B) -> Self {
+        Self { backend: backend.clone(), ..self.view(self.offset, self.rows, self.cols, false) }
     }
 
     /// The first `rows` rows and the rest, each as writable as the whole was.

@@ -7,19 +7,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 
-use super::Backend;
+use super::{Backend, Doers};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// The most recently used shapes of one kind of work, each with its graph and with what the work reads (`R`).
 pub struct GraphCache<K, R, B: Backend> {
+    doers: Doers,
     entries: Mutex<LruCache<K, Arc<RepeatedWork<R, B>>>>,
 }
 
 impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R, B> {
-    /// A cache of `capacity` shapes.
-    pub fn new(capacity: NonZeroUsize) -> Self {
-        Self { entries: Mutex::new(LruCache::new(capacity)) }
+    /// A cache of `capacity` shapes of work that `doers` do.
+    pub fn new(capacity: NonZeroUsize, doers: Doers) -> Self {
+        Self { doers, entries: Mutex::new(LruCache::new(capacity)) }
     }
 
     /// The cached work whose shape and reads `fits` accepts; it becomes the most recently used.
@@ -33,6 +34,7 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
     pub fn insert(&self, key: K, reads: Arc<R>) -> Arc<RepeatedWork<R, B>> {
         let work = Arc::new(RepeatedWork {
             reads,
+            doers: self.doers,
             seen: AtomicBool::new(false),
             graph: Mutex::new(Some(B::Graph::default())),
         });
@@ -73,6 +75,7 @@ impl<K: Clone + Eq + Hash, R: Send + Sync + 'static, B: Backend> GraphCache<K, R
 /// Work of one shape.
 pub struct RepeatedWork<R, B: Backend> {
     reads: Arc<R>,
+    doers: Doers,
     seen: AtomicBool,
     /// None while a thread runs it.
     graph: Mutex<Option<B::Graph>>,
@@ -91,9 +94,9 @@ impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
     }
 
     /// Runs `work(reads, inputs)`: as a graph where `graphed` is set and no other thread runs the graph at the same
-    /// time.
+    /// time. Of work that all ranks of a group do, where that is so on all of them: their memory, and what they have cached, may differ.
     ///
-    /// Errors as [`Backend::run_graph`].
+    /// Errors as [`Backend::run_graph`] and [`Backend::gather_soon`].
     pub fn run<const N: usize>(
         &self,
         backend: &B,
@@ -101,10 +104,15 @@ impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
         inputs: [&Tensor<B>; N],
         work: impl Fn(&R, [&Tensor<B>; N]) -> Result<Tensor<B>>,
     ) -> Result<Tensor<B>> {
+        let graphed = graphed && self.graph().is_some();
+        let graphed = match self.doers {
+            Doers::All => backend.gather_soon("work", u64::from(graphed))?.iter().all(|graphed| *graphed == 1),
+            Doers::One => graphed,
+        };
         // The graph is taken out, so that no thread waits for the lock while another one computes.
         let taken = if graphed { self.graph().take() } else { None };
         let Some(mut graph) = taken else { return work(&self.reads, inputs) };
-        let result = backend.run_graph(&mut graph, &self.reads, inputs, work);
+        let result = backend.run_graph(&mut graph, self.doers, &self.reads, inputs, work);
         *self.graph() = Some(graph);
         result
     }
@@ -121,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_shape_is_dropped() {
-        let cache: GraphCache<u32, (), Cpu> = GraphCache::new(NonZeroUsize::new(2).unwrap());
+        let cache: GraphCache<u32, (), Cpu> = GraphCache::new(NonZeroUsize::new(2).unwrap(), Doers::All);
         let has = |key| cache.find(|found, _| *found == key).is_some();
         cache.insert(1, Arc::new(()));
         cache.insert(2, Arc::new(()));
@@ -137,7 +145,7 @@ mod tests {
     #[test]
     fn work_that_runs_may_run_again_at_the_same_time() {
         let cpu = Cpu::new(Precision::F32);
-        let cache: GraphCache<(), f32, Cpu> = GraphCache::new(NonZeroUsize::MIN);
+        let cache: GraphCache<(), f32, Cpu> = GraphCache::new(NonZeroUsize::MIN, Doers::All);
         let work = cache.insert((), Arc::new(2.0));
         assert_eq!([work.seen_before(), work.seen_before()], [false, true]);
         let twice = |factor: &f32, [x]: [&Tensor<Cpu>; 1]| cpu.upload(&[factor * cpu.download(x)?[0]], 1, 1);

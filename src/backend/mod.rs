@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod cuda;
 mod gpu_costs;
 mod graph_cache;
+mod group;
 mod turns;
 
 pub use gpu_costs::{Bands, GEMM_WORKSPACE_BYTES, GpuCosts, IM2COL_BYTES};
@@ -22,7 +23,8 @@ use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, LowRank, Operand};
 use crate::ops::{
-    self, Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, TokenLayout,
+    self, Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, RowSplit,
+    TokenLayout, TokenSplit,
 };
 use crate::tensor::{Dtype, Tensor};
 
@@ -47,6 +49,15 @@ pub struct Stats {
     pub graph_launches: u64,
     /// Pieces of work that could not be captured; [`Backend::remarks`] says why.
     pub uncaptured: u64,
+}
+
+/// Which ranks of a group do a piece of work. A backend that is in no group is all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doers {
+    /// All, at the same time: it may have collectives.
+    All,
+    /// One alone.
+    One,
 }
 
 /// How a backend stores the weight of a linear layer.
@@ -97,6 +108,52 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// Whether `other` is a handle to the same device, so that tensors of both may be operands of one op.
     fn is_same_device(&self, other: &Self) -> bool;
 
+    /// Which device of its group this is, from 0.
+    fn rank(&self) -> usize {
+        0
+    }
+    /// Devices of its group, which make one image together: each has a part of the tokens or pixels, and the whole
+    /// weights. All of them call the same collectives in the same order.
+    fn world(&self) -> usize {
+        1
+    }
+    /// Gives each rank its parcel of `sent`, and returns what each rank gave this one, in the order of ranks: what all
+    /// collectives are made of. What a rank gives itself comes back. `op` names the collective.
+    ///
+    /// What is given may be views, and parcels may be empty or of tensors without rows. It may be dropped at once; what
+    /// comes is for reading, as long as it is held.
+    ///
+    /// Errors when another rank fails, is gone, does not come in time, or is in another collective.
+    fn exchange(&self, op: &'static str, sent: Vec<Vec<Tensor<Self>>>) -> Result<Vec<Vec<Tensor<Self>>>> {
+        if self.world() == 1 {
+            return Ok(sent);
+        }
+        Err(Error::new(format!("{} passes nothing to other devices", self.describe())).at(format!("op `{op}`")))
+    }
+    /// A number of the host of each rank, in the order of ranks. It waits longer than collectives do, because ranks may
+    /// be loading weights before it; `what` says what for. It does not wait for the device.
+    ///
+    /// Errors as [`Backend::exchange`].
+    fn gather_host(&self, _what: &'static str, value: u64) -> Result<Vec<u64>> {
+        Ok(vec![value])
+    }
+    /// As [`Backend::gather_host`], between ranks of which none loads anything: it waits no longer than collectives do.
+    ///
+    /// Errors as [`Backend::exchange`].
+    fn gather_soon(&self, _what: &'static str, value: u64) -> Result<Vec<u64>> {
+        Ok(vec![value])
+    }
+    /// Ends the collectives of all ranks, those that wait and those to come, with `cause`, which ended the work of this
+    /// rank.
+    fn abort_collectives(&self, _cause: &Error) {}
+    /// Undoes [`Backend::abort_collectives`], and forgets what was given and not taken. No rank is in a collective
+    /// meanwhile.
+    ///
+    /// Errors when the group is of no more use.
+    fn restore_collectives(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// One line for the user: device name and how it computes.
     fn describe(&self) -> String;
     /// Counters since the backend was made.
@@ -140,7 +197,8 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ///
     /// `graph` belongs to this piece of work, which does the same each time, with inputs of the same shapes. Everything
     /// else that the work reads is in `reads`: the graph holds it as long as it lives, and nothing writes to it
-    /// meanwhile. The work computes on the device only: no upload, download or event. The result owns its memory.
+    /// meanwhile. The work computes on the device only: no upload, download or event. The result owns its memory. `doers`
+    /// says which ranks of a group do the work.
     ///
     /// Errors as the work does, and when a captured graph gets inputs of other shapes, or other `reads`. Work that ends
     /// as [`Kind::Cancelled`](crate::error::Kind::Cancelled) says nothing about whether it can be captured: the next
@@ -148,6 +206,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn run_graph<R: Send + Sync + 'static, const N: usize>(
         &self,
         _graph: &mut Self::Graph,
+        _doers: Doers,
         reads: &Arc<R>,
         inputs: [&Tensor<Self>; N],
         work: impl Fn(&R, [&Tensor<Self>; N]) -> Result<Tensor<Self>>,
@@ -443,6 +502,34 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         width: usize,
     ) -> Result<Convolved<Self>> {
         ops::upsample_conv2d::compose(self, x, weight, bias, height, width)
+    }
+    /// See [`Tensor::all_to_all_heads`].
+    fn all_to_all_heads(&self, kvq: [Tensor<Self>; 3], split: &TokenSplit) -> Result<[Tensor<Self>; 3]> {
+        ops::all_to_all::compose_heads(self, kvq, split)
+    }
+    /// See [`Tensor::all_to_all_rows`].
+    fn all_to_all_rows(&self, x: Tensor<Self>, split: &TokenSplit) -> Result<Tensor<Self>> {
+        ops::all_to_all::compose_rows(self, x, split)
+    }
+    /// See [`Tensor::all_gather_rows`].
+    fn all_gather_rows(&self, x: Tensor<Self>, rows: &RowSplit) -> Result<Tensor<Self>> {
+        ops::all_gather::compose(self, x, rows)
+    }
+    /// See [`Tensor::halo_rows`].
+    fn halo_rows(&self, x: &Tensor<Self>, halo: [usize; 2]) -> Result<Tensor<Self>> {
+        ops::halo::compose(self, x, halo)
+    }
+    /// See [`Tensor::all_reduce_statistics`].
+    fn all_reduce_statistics(
+        &self,
+        _x: &Tensor<Self>,
+        _own: Option<&Self::ChannelStatistics>,
+    ) -> Result<Option<Self::ChannelStatistics>> {
+        ops::all_reduce::compose(self)
+    }
+    /// See [`Tensor::broadcast`].
+    fn broadcast(&self, x: Option<Tensor<Self>>, shape: [usize; 2]) -> Result<Tensor<Self>> {
+        ops::broadcast::compose(self, x, shape)
     }
 }
 

@@ -3,6 +3,9 @@
 //!
 //! The methods also check that their operands are of the right dtype and on one device. Backends rely on these checks.
 //!
+//! The last of them are collectives: all devices of a group call them in the same order, and on one device they return
+//! what they got.
+//!
 //! An op has one name in four places: here, in `cuda/`, in `src/backend/cuda/ops/` and in `tests/parity/`.
 //!
 //! | op | formula | shapes |
@@ -35,10 +38,20 @@
 //! | [`unpatchify`](Tensor::unpatchify) | packed latents -> VAE latents | [h * w, 4 * c] -> [4 * h * w, c] |
 //! | [`euler_step`](Tensor::euler_step), [`guide`](Tensor::guide) | sampler | [tokens, channels] |
 //! | [`inpaint_blend`](Tensor::inpaint_blend) | `mask * x + (1 - mask) * (sigma * noise + (1 - sigma) * image)` | [tokens, channels] |
+//! | [`all_to_all_heads`](Tensor::all_to_all_heads) | k, v, q of own tokens -> own heads of k, v, q of all tokens | [own rows, dim] -> [rows, dim / world] |
+//! | [`all_to_all_rows`](Tensor::all_to_all_rows) | own heads of all queries -> own queries | [rows, dim / world] -> [own rows, dim] |
+//! | [`all_gather_rows`](Tensor::all_gather_rows) | rows of all ranks at their places | [own rows, cols] -> [rows, cols] |
+//! | [`halo_rows`](Tensor::halo_rows) | own rows between some of the neighbours' | [own rows, cols] -> [above + own rows + below, cols] |
+//! | [`all_reduce_statistics`](Tensor::all_reduce_statistics) | channel statistics of all ranks' pixels | [own pixels, channels] |
+//! | [`broadcast`](Tensor::broadcast) | x of rank 0 | [rows, cols] |
 
 pub mod adaln;
 pub mod add;
+pub mod all_gather;
+pub mod all_reduce;
+pub mod all_to_all;
 pub mod attention;
+pub mod broadcast;
 pub mod concat;
 pub mod conv2d;
 pub mod euler_step;
@@ -46,6 +59,7 @@ pub mod gated_add;
 pub mod gated_add_adaln;
 pub mod group_norm;
 pub mod guide;
+pub mod halo;
 pub mod inpaint_blend;
 pub mod layer_norm;
 pub mod linear;
@@ -65,6 +79,7 @@ pub mod upsample;
 pub mod upsample_conv2d;
 
 pub use crate::token_layout::{Queries, TokenLayout};
+pub use crate::token_split::{RowSplit, TokenSplit};
 pub use attention::{KeyValues, Mask};
 pub use conv2d::{Conv, Convolved};
 pub use gated_add_adaln::{Adaln, Norm};

@@ -18,7 +18,7 @@ pub struct Conditioning<'a, B: Backend> {
     /// What [`Transformer::forward`] takes: the projected text [samples * txt, dim] of the prompt, once for each sample,
     /// and the references [references, dim]; with guidance, the same of the negative prompt follows.
     pub context: &'a Tensor<B>,
-    /// The tokens of one evaluation of all samples, and the positions of one sample.
+    /// The tokens of one evaluation of all samples, of all devices, and the positions of one sample.
     pub sequence: Sequence<'a, B>,
     /// The same of the negative prompt, where it has another number of tokens; then the evaluations of guidance are no
     /// batch.
@@ -31,7 +31,7 @@ pub struct Conditioning<'a, B: Backend> {
     pub batched: bool,
 }
 
-/// One step: latents [samples * tokens, channels] -> latents; dt is [1, 1]. Enqueues work only; waits for nothing.
+/// One step: latents [samples * tokens of this device, channels] -> latents; dt is [1, 1]. Enqueues work only; waits for nothing.
 pub fn step<B: Backend>(
     transformer: &Transformer<B>,
     latents: Tensor<B>,
@@ -61,7 +61,7 @@ fn velocity<B: Backend>(
         let both = forward(&Tensor::concat_rows(&[latents, latents])?, context, Sequence { layout, ..sequence })?;
         both.split_rows(latents.rows())
     } else {
-        let rows = sequence.layout.context_rows();
+        let rows = sequence.split(latents.backend()).own().context_rows();
         let (prompt, other) = (context.row_view(0..rows), context.row_view(rows..context.rows()));
         let positive = forward(latents, &prompt, sequence)?;
         (positive, forward(latents, &other, negative.unwrap_or(sequence))?)

@@ -80,8 +80,8 @@ impl<B: Backend> DoubleBlock<B> {
     }
 
     /// The stream x and its norm h -> the new stream and its norm by `next`, which the next block reads; each
-    /// [layout.rows(), dim], text rows first. The pairs are (text, image); the two modulations of a stream are those of
-    /// attention and MLP.
+    /// [rows of this device, dim], text rows first. The pairs are (text, image); the two modulations of a stream are
+    /// those of attention and MLP.
     ///
     /// Source: FLUX.2 reference `Flux2TransformerBlock.forward`; text goes first in the joint attention.
     pub fn forward(
@@ -90,17 +90,19 @@ impl<B: Backend> DoubleBlock<B> {
         h: Operand<B>,
         modulation: [&[Modulation<B>; 2]; 2],
         next: [Norm<'_, B>; 2],
-        &Sequence { layout, rope }: &Sequence<'_, B>,
+        sequence: &Sequence<'_, B>,
         keys: Keys<'_, B>,
     ) -> Result<(Tensor<B>, Operand<B>)> {
-        let (txt, img, txt_rows) = (&self.txt, &self.img, layout.txt_rows());
+        let split = sequence.split(x.backend());
+        let (txt, img, layout) = (&self.txt, &self.img, split.own());
+        let txt_rows = layout.txt_rows();
         let [[txt_msa, txt_mlp], [img_msa, img_mlp]] = modulation;
 
         let attn = {
             let (h_txt, h_img) = h.split_rows(txt_rows);
-            let heads = Heads { dim: self.dim, norm: [&txt.norm, &img.norm], rope, layout };
+            let heads = Heads { dim: self.dim, norm: [&txt.norm, &img.norm], rope: sequence.rope, layout };
             let kvq = Tensor::project(&[(&h_txt, &txt.to_kvq), (&h_img, &img.to_kvq)], Some(&heads))?.kvq;
-            linear(attend(kvq, self.head_dim, layout, keys)?, [&txt.to_out, &img.to_out], txt_rows)?
+            linear(attend(kvq, self.head_dim, &split, keys)?, [&txt.to_out, &img.to_out], txt_rows)?
         };
         let adaln = Adaln { txt_rows, eps: self.eps };
         let before_mlp = [txt_mlp.norm(&txt.linear_in), img_mlp.norm(&img.linear_in)];

@@ -4,6 +4,9 @@
 //! stream, text first. All double blocks share one modulation and all single blocks another, so both are computed once
 //! for each timestep, outside the blocks. A block ends with the norm that the next block reads, so that the stream is
 //! read and written once between two blocks.
+//!
+//! Of several devices that make one image, each has all weights and its share of the tokens, see
+//! [`TokenSplit`]: every tensor of tokens here has the rows of one device. Only attention needs those of the others.
 
 mod config;
 mod double_block;
@@ -31,7 +34,7 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::files::{ModelFiles, Role, TensorFiles};
 use crate::nn::{Blocks, Layers, Linear, Operand, Weights};
-use crate::ops::{Norm, Pairs, Rope, TokenLayout};
+use crate::ops::{Norm, Pairs, Rope, TokenLayout, TokenSplit};
 use crate::tensor::Tensor;
 use modulation::ModulationWeights;
 use references::AllKeys;
@@ -126,9 +129,13 @@ impl<B: Backend> Transformer<B> {
     }
 
     /// Rotary tables for `txt` text tokens, then reference images and an image, whose sizes are [height, width] in
-    /// tokens.
+    /// tokens. They have a row for each token of this device.
     pub fn rope(&self, txt: usize, references: &[[usize; 2]], image: [usize; 2]) -> Result<Rope<B>> {
-        let ids = position_ids(txt, references, image);
+        let all = position_ids(txt, references, image);
+        let [references, img] = [tokens(references), tokens(&[image])];
+        let layout = TokenLayout { references, ..TokenLayout::new(1, txt, img) };
+        let split = TokenSplit::new(layout, self.backend.rank(), self.backend.world());
+        let ids: Vec<_> = split.rows().runs_of(split.rank()).flat_map(|run| all[run.whole].to_vec()).collect();
         let (cos, sin) = rope_tables(&self.config, &ids);
         let (rows, cols) = (ids.len(), self.config.attention_head_dim / 2);
         Ok(Rope {
@@ -140,7 +147,8 @@ impl<B: Backend> Transformer<B> {
 
     /// Keys and values of reference images for [`Transformer::forward`], with which a model must be trained.
     ///
-    /// references [tokens, dim] as [`Transformer::references`] makes them, of images of `sizes` in tokens.
+    /// references [tokens, dim] as [`Transformer::references`] makes them, of images of `sizes` in tokens. All devices
+    /// have the keys and values of all tokens, each of its own heads.
     ///
     /// Source: FLUX.2 reference `Flux2KVAttnProcessor` and the first step of `Flux2KleinKVPipeline`; one pass over the
     /// references alone gives the same.
@@ -148,7 +156,7 @@ impl<B: Backend> Transformer<B> {
         let modulations = self.modulations(&[0.0])?;
         let (modulation, rope) = (StepModulation::of_row(&modulations.row(0))?, self.rope(0, sizes, [0, 0])?);
         let rows = references.row_view(0..references.rows());
-        let layout = TokenLayout::single(references.rows());
+        let layout = TokenLayout::single(tokens(sizes));
         let mut keys = AllKeys::Recorded(Vec::new());
         self.blocks(rows, &modulation, &Sequence { layout, rope: &rope }, &mut keys)?;
         let AllKeys::Recorded(blocks) = keys else { unreachable!("made above") };
@@ -157,7 +165,7 @@ impl<B: Backend> Transformer<B> {
 
     /// One evaluation.
     ///
-    /// latents [batch * img, in_channels], context [layout.context_rows(), dim], which is the text of every sample and
+    /// latents [batch * img, in_channels], context [context rows, dim], which is the text of every sample and
     /// then the references -> velocity [batch * img, out_channels].
     ///
     /// With `cached`, the references are not in the context and the layout: attention reads their cached keys and
@@ -173,13 +181,12 @@ impl<B: Backend> Transformer<B> {
         let x = Tensor::concat_rows(&[context, &latents.linear(&self.x_embedder, None)?])?;
         let mut keys = cached.map_or(AllKeys::Rows, AllKeys::Cached);
         let h = self.blocks(x, modulation, sequence, &mut keys)?;
-        let img =
-            if self.single_transformer_blocks.is_empty() { h.split_rows(sequence.layout.context_rows()).1 } else { h };
+        let own = sequence.split(&self.backend).own();
+        let img = if self.single_transformer_blocks.is_empty() { h.split_rows(own.context_rows()).1 } else { h };
         self.final_layer.forward(&img)
     }
 
-    /// All blocks. The stream x [layout.rows(), dim] -> what the final layer reads; of the last single block, image rows
-    /// only.
+    /// All blocks. The stream x [rows, dim] -> what the final layer reads; of the last single block, image rows only.
     fn blocks(
         &self,
         mut x: Tensor<B>,
@@ -199,9 +206,8 @@ impl<B: Backend> Transformer<B> {
         let mut next = || norms.next().expect("one for each block and the final layer");
 
         let [txt_norm, img_norm] = next();
-        let layout = sequence.layout;
-        let mut h =
-            self.normed(&x, [(0..layout.txt_rows(), txt_norm), (layout.txt_rows()..layout.rows(), img_norm)])?;
+        let layout = sequence.split(&self.backend).own();
+        let mut h = self.normed(&x, layout.txt_rows(), [txt_norm, img_norm])?;
         let mut pass = self.blocks.begin(&self.backend);
         for (i, block) in self.transformer_blocks.iter().enumerate() {
             pass.enter(i)?;
@@ -215,13 +221,24 @@ impl<B: Backend> Transformer<B> {
         Ok(h)
     }
 
-    /// The norm in front of the first block, of ranges of rows that follow each other; some may be empty.
-    fn normed(&self, x: &Tensor<B>, norms: [(Range<usize>, Norm<'_, B>); 2]) -> Result<Operand<B>> {
-        let norms = norms.into_iter().filter(|(rows, _)| !rows.is_empty());
-        let parts = norms.map(|(rows, norm)| x.row_view(rows).adaln(norm.shift, norm.scale, self.config.eps));
-        let parts = parts.collect::<Result<Vec<_>>>()?;
-        Ok(Tensor::concat_rows(&parts.iter().collect::<Vec<_>>())?.into())
+    /// The norm in front of the first block; there may be no text rows, or no others.
+    fn normed(&self, x: &Tensor<B>, txt_rows: usize, norms: [Norm<'_, B>; 2]) -> Result<Operand<B>> {
+        let normed =
+            |rows: Range<usize>, norm: Norm<'_, B>| x.row_view(rows).adaln(norm.shift, norm.scale, self.config.eps);
+        let [txt, img] = norms;
+        Ok(if txt_rows == 0 || txt_rows == x.rows() {
+            normed(0..x.rows(), if txt_rows == 0 { img } else { txt })?
+        } else {
+            let (txt, img) = (normed(0..txt_rows, txt)?, normed(txt_rows..x.rows(), img)?);
+            Tensor::concat_rows(&[&txt, &img])?
+        }
+        .into())
     }
+}
+
+/// Tokens of images of `sizes`.
+fn tokens(sizes: &[[usize; 2]]) -> usize {
+    sizes.iter().map(|[height, width]| height * width).sum()
 }
 
 /// Opens the transformer's files.

@@ -6,10 +6,11 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{KeyValues, Mask, Rope, TokenLayout};
+use crate::ops::{KeyValues, Mask, Rope, TokenLayout, TokenSplit};
 use crate::tensor::Tensor;
 
-/// Keys and values of the reference tokens in every block, after the norm and the rotation.
+/// Keys and values of the reference tokens in every block, after the norm and the rotation. Of several devices, each has
+/// those of its own heads.
 pub struct ReferenceCache<B: Backend> {
     /// Double blocks, then single blocks.
     pub(super) blocks: Vec<KeyValues<B>>,
@@ -21,7 +22,7 @@ impl<B: Backend> ReferenceCache<B> {
         self.blocks.first().map_or(0, |block| block.k.rows())
     }
 
-    /// Keys and values of block `block`, [tokens, dim] each; double blocks come first.
+    /// Keys and values of block `block`, [tokens, dim / world] each; double blocks come first.
     pub fn block(&self, block: usize) -> Option<&KeyValues<B>> {
         self.blocks.get(block)
     }
@@ -29,10 +30,17 @@ impl<B: Backend> ReferenceCache<B> {
 
 /// The tokens of a sequence and their positions.
 pub struct Sequence<'a, B: Backend> {
-    /// Which rows are which tokens.
+    /// The tokens of all devices.
     pub layout: TokenLayout,
-    /// A row for each token of a sample.
+    /// A row for each token of a sample that this device has.
     pub rope: &'a Rope<B>,
+}
+
+impl<B: Backend> Sequence<'_, B> {
+    /// Which of the tokens the device `on` has.
+    pub fn split(&self, on: &B) -> TokenSplit {
+        TokenSplit::new(self.layout, on.rank(), on.world())
+    }
 }
 
 // A derived implementation would demand a backend that is `Copy`.
@@ -71,14 +79,16 @@ impl<B: Backend> AllKeys<'_, B> {
     }
 }
 
-/// Attention of a block: k, v [layout.rows(), dim], q [layout.query_rows(), dim] -> as q.
+/// Attention of a block: k, v [split.own().rows(), dim], q [split.own().query_rows(), dim] -> as q. In between, each
+/// device has its share of the heads of all tokens.
 pub(super) fn attend<B: Backend>(
-    [k, v, q]: [Tensor<B>; 3],
+    kvq: [Tensor<B>; 3],
     head_dim: usize,
-    layout: TokenLayout,
+    split: &TokenSplit,
     keys: Keys<'_, B>,
 ) -> Result<Tensor<B>> {
-    match keys {
+    let ([k, v, q], layout) = (Tensor::all_to_all_heads(kvq, head_dim, split)?, split.whole());
+    let attn = match keys {
         Keys::Rows => q.attention(&k, &v, head_dim, layout, Mask::None),
         Keys::Recorded(blocks) => {
             // Copies, because k and v are columns of a tensor that holds far more.
@@ -86,5 +96,6 @@ pub(super) fn attend<B: Backend>(
             q.attention(&k, &v, head_dim, layout, Mask::None)
         }
         Keys::Cached(cached) => q.attention_cached(&k, &v, cached, head_dim, layout),
-    }
+    };
+    attn?.all_to_all_rows(split)
 }

@@ -49,7 +49,8 @@ impl<B: Backend> SingleBlock<B> {
     }
 
     /// The stream x and its norm h -> the new stream and its norm by `next`, which the next block reads; each
-    /// [layout.rows(), dim], text rows first. The results of the last block have image rows only. The gate is [1, dim].
+    /// [rows of this device, dim], text rows first. The results of the last block have image rows only. The gate is
+    /// [1, dim].
     ///
     /// Source: FLUX.2 reference `Flux2SingleTransformerBlock.forward` and `Flux2ParallelSelfAttention`.
     pub fn forward(
@@ -58,15 +59,17 @@ impl<B: Backend> SingleBlock<B> {
         h: Operand<B>,
         gate: &Tensor<B>,
         next: Norm<'_, B>,
-        &Sequence { layout, rope }: &Sequence<'_, B>,
+        sequence: &Sequence<'_, B>,
         keys: Keys<'_, B>,
     ) -> Result<(Tensor<B>, Operand<B>)> {
-        let layout = if self.last { layout.image_queries() } else { layout };
-        let heads = Heads { dim: self.dim, norm: [&self.qk_norm; 2], rope, layout };
+        let split = sequence.split(x.backend());
+        let split = if self.last { split.image_queries() } else { split };
+        let layout = split.own();
+        let heads = Heads { dim: self.dim, norm: [&self.qk_norm; 2], rope: sequence.rope, layout };
         let Projection { kvq, mlp } = Tensor::project(&[(&h, &self.to_kvq_mlp_proj)], Some(&heads))?;
         drop(h); // makes room for the next
 
-        let attn = attend(kvq, self.head_dim, layout, keys)?;
+        let attn = attend(kvq, self.head_dim, &split, keys)?;
         let out = Tensor::linear_concat(&[&attn, &mlp], &self.to_out)?;
         let adaln = Adaln { txt_rows: 0, eps: self.eps };
         let (_, x) = x.split_rows(layout.rows_without_query());

@@ -1,6 +1,7 @@
 //! Latents to pixels.
 
-use super::layers::{ConvLayer, Grid, GroupNorm};
+use super::grid::{Band, Grid};
+use super::layers::{ConvLayer, GroupNorm};
 use super::{LatentStatistics, MidBlock, ResnetBlock, VaeConfig};
 use crate::backend::Backend;
 use crate::error::Result;
@@ -75,14 +76,20 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Packed latents [height * width, 4 * latent_channels] of the sampler -> VAE latents [2 * height * 2 * width,
-    /// latent_channels].
+    /// latent_channels], or the band of this device of them.
     pub fn unpack(&self, latents: &Tensor<B>, height: usize, width: usize) -> Result<Grid<B>> {
         let LatentStatistics { mean, std } = &self.statistics;
-        Ok(Grid::new(latents.unpatchify(mean, std, height, width)?, 2 * height, 2 * width))
+        let Some(band) = Band::of(latents.backend(), height) else {
+            return Ok(Grid::new(latents.unpatchify(mean, std, height, width)?, 2 * height, 2 * width));
+        };
+        let own = band.own();
+        let rows = latents.row_view(own.start * width..own.end * width);
+        let unpacked = rows.unpatchify(mean, std, own.len(), width)?;
+        Ok(Grid::of_band(unpacked, 2 * own.len(), 2 * width, Some(band)))
     }
 
-    /// VAE latents -> pixels [.., 3] in about -1..1; reports each stage to `done(stages so far)`, which may end the
-    /// work with an error.
+    /// VAE latents, or the band of this device of them -> pixels [.., 3] of the whole in about -1..1; reports each stage
+    /// to `done(stages so far)`, which may end the work with an error.
     ///
     /// Source: diffusers `AutoencoderKLFlux2.decode` and `Decoder.forward`.
     pub fn forward(&self, latents: Grid<B>, mut done: impl FnMut(usize) -> Result<()>) -> Result<Grid<B>> {
@@ -102,6 +109,7 @@ impl<B: Backend> Decoder<B> {
             done(2 + i)?;
         }
         let pixels = self.conv_out.forward_normed(&x, &self.conv_norm_out)?;
+        let pixels = pixels.into_whole()?;
         done(self.stages())?;
         Ok(pixels)
     }

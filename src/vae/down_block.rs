@@ -1,7 +1,8 @@
 //! A block of the encoder.
 
 use super::ResnetBlock;
-use super::layers::{ConvLayer, Grid};
+use super::grid::Grid;
+use super::layers::ConvLayer;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::Weights;

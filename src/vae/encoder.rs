@@ -1,6 +1,7 @@
 //! Pixels to latents.
 
-use super::layers::{ConvLayer, Grid, GroupNorm};
+use super::grid::Grid;
+use super::layers::{ConvLayer, GroupNorm};
 use super::{DownBlock, LatentStatistics, MidBlock, VaeConfig};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -66,6 +67,7 @@ impl<B: Backend> Encoder<B> {
             return Err(Error::new(format!("an image of {width} x {height} pixels is not made of {patch} x {patch}"))
                 .hint(format!("cut its sides to multiples of {patch}")));
         }
+        let pixels = pixels.into_band(height / patch);
         let mut x = self.conv_in.forward(&pixels)?;
         drop(pixels);
         for (i, block) in self.down_blocks.iter().enumerate() {
@@ -79,7 +81,11 @@ impl<B: Backend> Encoder<B> {
             latents = conv.forward(&latents)?;
         }
         let LatentStatistics { mean, std } = &self.statistics;
-        let packed = latents.pixels.patchify(mean, std, height / patch, width / patch)?;
+        let packed = latents.pixels.patchify(mean, std, latents.height / 2, width / patch)?;
+        let packed = match latents.band() {
+            Some(band) => packed.all_gather_rows(&band.rows(width / patch))?,
+            None => packed,
+        };
         done(self.stages())?;
         Ok(packed)
     }

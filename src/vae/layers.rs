@@ -1,5 +1,6 @@
-//! What the VAE's blocks are made of: images, convolutions and group norms.
+//! What the VAE's blocks are made of: convolutions and group norms.
 
+use super::grid::Grid;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::nn::{ConvKernel, Weights};
@@ -9,26 +10,6 @@ use crate::tensor::Tensor;
 /// The epsilon of every group norm.
 /// Source: diffusers `Decoder(resnet_eps=1e-6)`; it is in no config.
 const GROUP_NORM_EPS: f32 = 1e-6;
-
-/// An image whose rows are pixels.
-pub struct Grid<B: Backend> {
-    /// [height * width, channels]
-    pub pixels: Tensor<B>,
-    /// Rows of pixels.
-    pub height: usize,
-    /// Columns of pixels.
-    pub width: usize,
-    /// Channel statistics of these pixels, where the op that made them computed them as well.
-    statistics: Option<B::ChannelStatistics>,
-}
-
-impl<B: Backend> Grid<B> {
-    /// `pixels` [height * width, channels], a tensor or what a convolution returns.
-    pub fn new(pixels: impl Into<Convolved<B>>, height: usize, width: usize) -> Self {
-        let Convolved { pixels, statistics } = pixels.into();
-        Self { pixels, height, width, statistics }
-    }
-}
 
 /// A convolution, whose output has the size of its input unless a method says otherwise.
 pub(super) struct ConvLayer<B: Backend> {
@@ -59,32 +40,37 @@ impl<B: Backend> ConvLayer<B> {
     }
 
     pub(super) fn forward(&self, x: &Grid<B>) -> Result<Grid<B>> {
-        self.forward_by(x, Conv::same(x.height, x.width, self.weight.side()))
+        self.forward_by(x, self.same(x))
     }
 
     /// A convolution of another geometry, such as one that halves the image.
     pub(super) fn forward_by(&self, x: &Grid<B>, conv: Conv) -> Result<Grid<B>> {
-        let made = x.pixels.conv2d(&self.weight, &self.bias, conv)?;
-        Ok(Grid::new(made, conv.out_height(), conv.out_width()))
+        x.convolve(conv, 1, |pixels, conv| pixels.conv2d(&self.weight, &self.bias, conv))
     }
 
-    /// `forward(x)`, which may overwrite x.
+    /// `forward(x)` of a 1 x 1 convolution, which may overwrite x.
     pub(super) fn forward_over(&self, x: Grid<B>) -> Result<Grid<B>> {
-        let conv = Conv::same(x.height, x.width, self.weight.side());
-        Ok(Grid::new(x.pixels.conv2d_over(&self.weight, &self.bias, conv)?, x.height, x.width))
+        let (conv, band) = (self.same(&x), x.band());
+        Ok(Grid::of_band(x.pixels.conv2d_over(&self.weight, &self.bias, conv)?, x.height, x.width, band))
     }
 
     /// `forward(silu(norm(x)))`
     pub(super) fn forward_normed(&self, x: &Grid<B>, norm: &GroupNorm<B>) -> Result<Grid<B>> {
-        let conv = Conv::same(x.height, x.width, self.weight.side());
-        let norm = norm.op(x.statistics.as_ref());
-        Ok(Grid::new(x.pixels.norm_conv2d(&norm, &self.weight, &self.bias, conv)?, x.height, x.width))
+        let reduced = x.reduced_statistics()?;
+        let norm = norm.op(reduced.as_ref().or(x.statistics()));
+        x.convolve(self.same(x), 1, |pixels, conv| pixels.norm_conv2d(&norm, &self.weight, &self.bias, conv))
     }
 
     /// `forward(silu(norm(x))) + residual`, which may overwrite the residual.
     pub(super) fn forward_normed_add(&self, x: Grid<B>, norm: &GroupNorm<B>, residual: Grid<B>) -> Result<Grid<B>> {
-        let Grid { pixels, height, width, statistics } = x;
-        let conv = Conv::same(height, width, self.weight.side());
+        let (height, width, band) = (x.height, x.width, x.band());
+        if band.is_some() {
+            // The neighbours' rows have no residual here.
+            let made = self.forward_normed(&x, norm)?;
+            return Ok(Grid::of_band(residual.pixels.add(&made.pixels)?, height, width, band));
+        }
+        let conv = self.same(&x);
+        let Convolved { pixels, statistics } = x.into_convolved();
         let norm = norm.op(statistics.as_ref());
         let sum = pixels.norm_conv2d_add(&norm, &self.weight, &self.bias, conv, residual.pixels)?;
         Ok(Grid::new(sum, height, width))
@@ -92,8 +78,19 @@ impl<B: Backend> ConvLayer<B> {
 
     /// `forward` of the image twice as high and wide; for 3 x 3 only.
     pub(super) fn forward_upsampled(&self, x: Grid<B>) -> Result<Grid<B>> {
-        let (height, width) = (x.height, x.width);
-        Ok(Grid::new(x.pixels.upsample_conv2d(&self.weight, &self.bias, height, width)?, 2 * height, 2 * width))
+        let (conv, (height, width)) = (self.same(&x), (x.height, x.width));
+        if x.band().is_none() {
+            // By value, so that the small image is gone before the large one is made.
+            let made = x.pixels.upsample_conv2d(&self.weight, &self.bias, height, width)?;
+            return Ok(Grid::new(made, 2 * height, 2 * width));
+        }
+        x.convolve(conv, 2, |pixels, Conv { height, width, .. }| {
+            pixels.row_view(0..pixels.rows()).upsample_conv2d(&self.weight, &self.bias, height, width)
+        })
+    }
+
+    fn same(&self, x: &Grid<B>) -> Conv {
+        Conv::same(x.height, x.width, self.weight.side())
     }
 }
 
@@ -115,7 +112,8 @@ impl<B: Backend> GroupNorm<B> {
     }
 
     pub(super) fn forward(&self, x: &Grid<B>) -> Result<Tensor<B>> {
-        x.pixels.group_norm(&self.op(x.statistics.as_ref()))
+        let reduced = x.reduced_statistics()?;
+        x.pixels.group_norm(&self.op(reduced.as_ref().or(x.statistics())))
     }
 
     fn op<'a>(&'a self, statistics: Option<&'a B::ChannelStatistics>) -> ops::GroupNorm<'a, B> {

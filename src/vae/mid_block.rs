@@ -1,7 +1,8 @@
 //! The middle block of the VAE: attention over all pixels between two residual blocks.
 
 use super::ResnetBlock;
-use super::layers::{Grid, GroupNorm};
+use super::grid::Grid;
+use super::layers::GroupNorm;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Weights};
@@ -56,9 +57,18 @@ impl<B: Backend> Attention<B> {
 
     fn forward(&self, x: Grid<B>) -> Result<Grid<B>> {
         let h = self.group_norm.forward(&x)?;
-        let (q, k, v) = (self.to_q.forward(&h)?, self.to_k.forward(&h)?, self.to_v.forward(&h)?);
-        let attn = q.attention(&k, &v, self.channels, TokenLayout::single(h.rows()), Mask::None)?;
-        Ok(Grid::new(x.pixels.add(&self.to_out.forward(&attn)?)?, x.height, x.width))
+        let (own, band, q) = (h.rows(), x.band(), self.to_q.forward(&h)?);
+        // Keys and values of a band are those of the whole image. Rows cross once, and are projected on all devices.
+        let h = match x.rows() {
+            Some(rows) => h.all_gather_rows(&rows)?,
+            None => h,
+        };
+        let (k, v) = (self.to_k.forward(&h)?, self.to_v.forward(&h)?);
+        // A query sees all keys, so it is of no matter which of them the layout calls its own.
+        let layout = TokenLayout { references: h.rows() - own, ..TokenLayout::single(own) }.image_queries();
+        let layout = if own == h.rows() { TokenLayout::single(own) } else { layout };
+        let attn = q.attention(&k, &v, self.channels, layout, Mask::None)?;
+        Ok(Grid::of_band(x.pixels.add(&self.to_out.forward(&attn)?)?, x.height, x.width, band))
     }
 }
 

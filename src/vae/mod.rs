@@ -2,11 +2,15 @@
 //!
 //! A row is a pixel and a column a channel, so a 1 x 1 convolution is a `linear` and the attention of the middle block
 //! needs no transpose.
+//!
+//! Of several devices that make one image, each has a band of rows of pixels. Convolutions take the rows beyond it from
+//! the neighbours, group norms add up their statistics over all devices, and attention reads all rows.
 
 mod config;
 mod decoder;
 mod down_block;
 mod encoder;
+mod grid;
 mod latent_statistics;
 mod layers;
 mod mid_block;
@@ -16,7 +20,7 @@ pub use config::VaeConfig;
 pub use decoder::Decoder;
 pub use down_block::DownBlock;
 pub use encoder::Encoder;
-pub use layers::Grid;
+pub use grid::Grid;
 pub use mid_block::MidBlock;
 pub use resnet_block::ResnetBlock;
 

@@ -1,6 +1,7 @@
 //! A residual block of the VAE.
 
-use super::layers::{ConvLayer, Grid, GroupNorm};
+use super::grid::Grid;
+use super::layers::{ConvLayer, GroupNorm};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::Weights;

@@ -12,6 +12,7 @@ mod conv;
 mod conv_tiles;
 mod elementwise;
 mod gemm;
+mod group;
 pub mod math;
 pub mod memory;
 mod norm;
@@ -19,12 +20,14 @@ mod pixels;
 mod pool;
 mod split_weights;
 
-use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use norm::ChannelStatistics;
 pub use pool::Values;
 use rayon::prelude::*;
 
+use super::group::Member;
 use super::{Backend, Stats, Storage};
 use crate::error::{Error, Result};
 use crate::files::TensorView;
@@ -44,9 +47,11 @@ pub enum Precision {
 }
 
 /// The host's cores. A cheap handle.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Cpu {
     precision: Precision,
+    /// None where it is alone.
+    member: Option<Arc<Member>>,
 }
 
 /// A weight matrix: the rows of these parts, one under the other, in the mapped file.
@@ -79,7 +84,7 @@ const TASK_ELEMENTS: usize = 1 << 16;
 impl Cpu {
     /// All cores, at the given precision.
     pub fn new(precision: Precision) -> Self {
-        Self { precision }
+        Self { precision, member: None }
     }
 
     /// A note for the user where the requested precision is not the one that runs.
@@ -142,8 +147,8 @@ impl Backend for Cpu {
     /// Weights stay in the mapped files.
     type BlockStream = ();
     type ConvWeight = conv::Weight;
-    /// The norms compute their statistics themselves.
-    type ChannelStatistics = Infallible;
+    /// In groups only; alone the norms compute their statistics themselves.
+    type ChannelStatistics = ChannelStatistics;
     type Event = Instant;
     /// None where a pixel is not a number.
     type Rgb8 = Option<Vec<u8>>;
@@ -157,12 +162,62 @@ impl Backend for Cpu {
         Dtype::F32
     }
 
-    fn is_same_device(&self, _other: &Self) -> bool {
-        true
+    fn is_same_device(&self, other: &Self) -> bool {
+        match (&self.member, &other.member) {
+            (None, None) => true,
+            (Some(own), Some(other)) => own.is(other),
+            _ => false,
+        }
+    }
+
+    fn rank(&self) -> usize {
+        self.member.as_ref().map_or(0, |member| member.rank())
+    }
+
+    fn world(&self) -> usize {
+        self.member.as_ref().map_or(1, |member| member.world())
+    }
+
+    fn exchange(&self, op: &'static str, sent: Vec<Vec<Tensor<Self>>>) -> Result<Vec<Vec<Tensor<Self>>>> {
+        self.exchange_views(op, sent)
+    }
+
+    fn gather_host(&self, what: &'static str, value: u64) -> Result<Vec<u64>> {
+        match &self.member {
+            Some(member) => member.exchange_patiently(what, vec![value; member.world()]),
+            None => Ok(vec![value]),
+        }
+    }
+
+    fn gather_soon(&self, what: &'static str, value: u64) -> Result<Vec<u64>> {
+        match &self.member {
+            Some(member) => member.exchange(what, vec![value; member.world()]),
+            None => Ok(vec![value]),
+        }
+    }
+
+    fn abort_collectives(&self, cause: &Error) {
+        self.member.iter().for_each(|member| member.abort(cause));
+    }
+
+    fn restore_collectives(&self) -> Result<()> {
+        self.member.as_ref().map_or(Ok(()), |member| member.restore())
+    }
+
+    fn all_reduce_statistics(
+        &self,
+        x: &Tensor<Self>,
+        own: Option<&ChannelStatistics>,
+    ) -> Result<Option<ChannelStatistics>> {
+        let Some(member) = &self.member else { return Ok(None) };
+        let own = own.cloned().unwrap_or_else(|| ChannelStatistics::of(Rows::of(x)));
+        let all = member.exchange("all_reduce_statistics", vec![own; member.world()])?;
+        ChannelStatistics::combine(&all).map(Some)
     }
 
     fn describe(&self) -> String {
-        format!("CPU, {} threads, {}", rayon::current_num_threads(), gemm::describe(self.precision))
+        let rank = self.member.as_ref().map_or(String::new(), |member| format!(" {member:?}"));
+        format!("CPU{rank}, {} threads, {}", rayon::current_num_threads(), gemm::describe(self.precision))
     }
 
     fn stats(&self) -> Stats {
@@ -174,8 +229,8 @@ impl Backend for Cpu {
     }
 
     fn available_bytes(&self) -> u64 {
-        // Memory that one image leaves in the pool is available to the next.
-        memory::available_bytes().saturating_add(pool::pooled_bytes())
+        // Memory that one image leaves in the pool is available to the next. The ranks of a group share it.
+        memory::available_bytes().saturating_add(pool::pooled_bytes()) / self.world() as u64
     }
 
     fn weight_bytes(&self, _elements: u64, _storage: Storage) -> u64 {

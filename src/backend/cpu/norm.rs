@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 
 use super::{Cpu, Rows, math};
+use crate::error::{Error, Result};
 use crate::ops::GroupNorm;
 
 pub(super) fn layer_norm(x: &[f32], eps: f32, out: &mut [f32]) {
@@ -25,7 +26,10 @@ pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
 /// Group norm as one multiplication and one addition for each channel: (scale, shift).
 pub(super) fn group_norm_affine(x: Rows<'_>, norm: &GroupNorm<'_, Cpu>) -> (Vec<f32>, Vec<f32>) {
     let (weight, bias) = (Rows::of(norm.weight).row(0), Rows::of(norm.bias).row(0));
-    affine(x, weight, bias, norm.groups, norm.eps)
+    match norm.statistics {
+        Some(statistics) => statistics.affine(weight, bias, norm.groups, norm.eps),
+        None => affine(x, weight, bias, norm.groups, norm.eps),
+    }
 }
 
 fn affine(x: Rows<'_>, weight: &[f32], bias: &[f32], groups: usize, eps: f32) -> (Vec<f32>, Vec<f32>) {
@@ -43,12 +47,73 @@ fn affine(x: Rows<'_>, weight: &[f32], bias: &[f32], groups: usize, eps: f32) ->
         let rstd = 1.0 / (square - mean * mean + eps as f64).sqrt();
         let mean = mean + center[first] as f64;
         for channel in channels {
-            let factor = weight[channel] as f64 * rstd;
-            scale[channel] = factor as f32;
-            shift[channel] = (bias[channel] as f64 - mean * factor) as f32;
+            (scale[channel], shift[channel]) = affine_of(mean, rstd, weight[channel], bias[channel]);
         }
     }
     (scale, shift)
+}
+
+/// (scale, shift) of a channel.
+fn affine_of(mean: f64, rstd: f64, weight: f32, bias: f32) -> (f32, f32) {
+    let factor = weight as f64 * rstd;
+    (factor as f32, (bias as f64 - mean * factor) as f32)
+}
+
+/// Means of the channels of an image, and sums of squares about them.
+#[derive(Clone)]
+pub struct ChannelStatistics {
+    pixels: usize,
+    means: Vec<f64>,
+    squares: Vec<f64>,
+}
+
+impl ChannelStatistics {
+    pub(super) fn of(x: Rows<'_>) -> Self {
+        let center = if x.rows == 0 { vec![0.0; x.cols] } else { x.row(0).to_vec() };
+        let (sums, mut squares) = channel_sums(x, &center);
+        let pixels = x.rows.max(1) as f64;
+        squares.iter_mut().zip(&sums).for_each(|(square, sum)| *square -= sum * sum / pixels);
+        let means = sums.iter().zip(center).map(|(sum, center)| f64::from(center) + sum / pixels).collect();
+        Self { pixels: x.rows, means, squares }
+    }
+
+    /// Those of an image of parts, of which these are the statistics.
+    ///
+    /// Errors when the parts differ in channels.
+    pub(super) fn combine(parts: &[Self]) -> Result<Self> {
+        let channels = parts[0].means.len();
+        if let Some(other) = parts.iter().find(|part| part.means.len() != channels) {
+            let other = other.means.len();
+            return Err(
+                Error::new(format!("ranks have {channels} and {other} channels")).at("op `all_reduce_statistics`")
+            );
+        }
+        let pixels: usize = parts.iter().map(|part| part.pixels).sum();
+        let merged = |channel: usize| {
+            let weighted = |part: &Self| part.pixels as f64 * part.means[channel];
+            let mean = parts.iter().map(weighted).sum::<f64>() / pixels.max(1) as f64;
+            let about = |part: &Self| part.squares[channel] + part.pixels as f64 * (part.means[channel] - mean).powi(2);
+            (mean, parts.iter().map(about).sum::<f64>())
+        };
+        let (means, squares) = (0..channels).map(merged).unzip();
+        Ok(Self { pixels, means, squares })
+    }
+
+    fn affine(&self, weight: &[f32], bias: &[f32], groups: usize, eps: f32) -> (Vec<f32>, Vec<f32>) {
+        let channels = self.means.len() / groups;
+        let of_group = |(means, squares): (&[f64], &[f64])| {
+            let mean = means.iter().sum::<f64>() / channels as f64;
+            let about = |(own, squares): (&f64, &f64)| squares + self.pixels as f64 * (own - mean).powi(2);
+            let variance = means.iter().zip(squares).map(about).sum::<f64>() / (self.pixels * channels) as f64;
+            (mean, 1.0 / (variance + eps as f64).sqrt())
+        };
+        let groups: Vec<_> = self.means.chunks(channels).zip(self.squares.chunks(channels)).map(of_group).collect();
+        let of_channel = |channel: usize| {
+            let (mean, rstd) = groups[channel / channels];
+            affine_of(mean, rstd, weight[channel], bias[channel])
+        };
+        (0..self.means.len()).map(of_channel).unzip()
+    }
 }
 
 /// For each channel, the sums over all rows of the deviations from `center` and of their squares. Blocks are summed in
@@ -88,6 +153,22 @@ mod tests {
         let got = x.group_norm_silu(&norm).unwrap();
         let expected = group_norm::compose_silu(&cpu, &x, &norm).unwrap();
         assert_eq!(cpu.download(&got).unwrap(), cpu.download(&expected).unwrap());
+    }
+
+    #[test]
+    fn statistics_of_parts_are_those_of_the_whole() {
+        let (rows, cols) = (700, 12);
+        let values: Vec<f32> = (0..rows * cols).map(|i| 300.0 + ((i * 7919) % 1009) as f32 / 504.5).collect();
+        let of = |first: usize, rows: usize| Rows { data: &values[first * cols..], rows, cols, stride: cols };
+        let parts = [of(0, 1), of(1, 0), of(1, 498), of(499, 201)].map(ChannelStatistics::of);
+        let whole = ChannelStatistics::combine(&parts).unwrap();
+        let (weight, bias) = (vec![1.5; cols], vec![0.25; cols]);
+        let (got, expected) = (whole.affine(&weight, &bias, 3, 1e-6), affine(of(0, rows), &weight, &bias, 3, 1e-6));
+        for (got, expected) in got.0.iter().chain(&got.1).zip(expected.0.iter().chain(&expected.1)) {
+            assert!((got - expected).abs() <= 1e-6 * expected.abs(), "{got} for {expected}");
+        }
+        let other = ChannelStatistics::of(Rows { data: &values, rows: 2, cols: 5, stride: 5 });
+        assert!(ChannelStatistics::combine(&[other, whole]).is_err());
     }
 
     #[test]

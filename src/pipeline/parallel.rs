@@ -1,0 +1,208 @@
+//! One image by several devices: the same session on each of them at once.
+
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::{CancelFlag, Image, Model, OpenModel, Progress, Request, Session};
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::files::ModelFiles;
+use crate::token_split::own_heads;
+
+/// How often the caller's flag is looked at.
+const POLL: Duration = Duration::from_millis(10);
+/// How long the other devices have to end after an error, which takes them the rest of what they compute.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// A model on each of several devices that make one image together: tokens and rows of pixels are shared, weights are
+/// whole on each.
+///
+/// It makes one image at a time, because devices meet in the order of what they compute. Not to be called from a thread
+/// of rayon's pool, whose work the devices wait for.
+pub struct Parallel<B: Backend> {
+    /// In the order of ranks.
+    models: Vec<Arc<Model<B>>>,
+    grace: Duration,
+    /// Held while an image is made. Threads of an earlier one that have not ended.
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What the threads of an image say.
+enum Said<T> {
+    Progress(Progress),
+    Ended(usize, Result<T>),
+}
+
+impl<B: Backend> Parallel<B> {
+    /// [`OpenModel::open`] and [`Model::new`] on each device, and [`Parallel::new`].
+    ///
+    /// Errors as these do. Nothing is copied to the devices yet.
+    pub fn load(backends: Vec<B>, dir: &ModelFiles) -> Result<Self> {
+        let model = |backend| OpenModel::open(dir).map(|model| Model::new(backend, model));
+        Self::new(backends.into_iter().map(model).collect::<Result<_>>()?)
+    }
+
+    /// One model on all devices of a group, in the order of ranks.
+    ///
+    /// Errors when these are not all devices of a group, have different models, or cannot share the heads of attention
+    /// evenly.
+    pub fn new(models: Vec<Arc<Model<B>>>) -> Result<Self> {
+        let world = models.len();
+        let Some(first) = models.first() else { return Err(Error::usage("no devices make no image")) };
+        for (rank, model) in models.iter().enumerate() {
+            let (backend, info) = (model.backend(), model.info());
+            if (backend.rank(), backend.world()) != (rank, world) {
+                let what = format!("device {rank} of {world} is rank {} of {}", backend.rank(), backend.world());
+                return Err(Error::new(what).hint("give all devices of one group in their order"));
+            }
+            if (&info.transformer, &info.vae) != (&first.info().transformer, &first.info().vae) {
+                return Err(Error::new(format!("device {rank} has another model than device 0")));
+            }
+        }
+        own_heads(first.info().transformer.num_attention_heads, world)?;
+        Ok(Self { models, grace: GRACE, threads: Mutex::default() })
+    }
+
+    /// After an error, the other devices have `grace` to end, instead of 10 s.
+    pub fn with_grace(self, grace: Duration) -> Self {
+        Self { grace, ..self }
+    }
+
+    /// The model of each device, in the order of ranks.
+    pub fn models(&self) -> &[Arc<Model<B>>] {
+        &self.models
+    }
+
+    /// Makes the images of one [`Model::session`]. `report` gets the progress of the first device.
+    ///
+    /// Errors as [`Parallel::run`].
+    pub fn generate_batch(
+        &self,
+        request: &Request,
+        count: usize,
+        cancel: &CancelFlag,
+        report: &mut dyn FnMut(Progress),
+    ) -> Result<Vec<Image>> {
+        self.run(request, count, cancel, report, |_, session, report| session.run(report))
+    }
+
+    /// Runs `work(rank, session, report)` on all devices at once, each on a thread of its own with a
+    /// [`Model::session`] of the same request, and returns what it returns on the first device. `work` does the same on
+    /// all devices, as far as its session is concerned. `report` gets the progress of the first one. `cancel` also ends
+    /// devices within a step, where they wait for each other.
+    ///
+    /// Errors as sessions do: an error on any device ends the work of all, and the first one is returned. A device that
+    /// does not end then is left behind; until it does, no other image is made.
+    pub fn run<T: Send + 'static>(
+        &self,
+        request: &Request,
+        count: usize,
+        cancel: &CancelFlag,
+        report: &mut dyn FnMut(Progress),
+        work: impl Fn(usize, Session<B>, &mut dyn FnMut(Progress)) -> Result<T> + Send + Sync + 'static,
+    ) -> Result<T> {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|thread| !thread.is_finished());
+        if let Some(late) = threads.first() {
+            let name = late.thread().name().unwrap_or("a device").to_string();
+            return Err(Error::new(format!("{name} is still busy with an image that has ended with an error"))
+                .hint("try again once it has ended, or load the model anew"));
+        }
+        self.models.iter().try_for_each(|model| model.backend().restore_collectives())?;
+        let (request, work, (sender, said)) = (Arc::new(request.clone()), Arc::new(work), mpsc::channel());
+        for (rank, model) in self.models.iter().enumerate() {
+            let (model, request, work) = (Arc::clone(model), Arc::clone(&request), Arc::clone(&work));
+            let (cancel, sender) = (cancel.clone(), sender.clone());
+            let on_device = move || {
+                one(&model, &sender, |report| work(rank, model.session(&request, count, &cancel)?, report));
+            };
+            let thread = thread::Builder::new().name(format!("rank {rank}")).spawn(on_device);
+            let failed = |error| {
+                let error = Error::no_thread(&error);
+                self.abort(&error);
+                error
+            };
+            threads.push(thread.map_err(failed)?);
+        }
+        drop(sender);
+        let Outcome { result, ended } = self.wait(&said, cancel, report);
+        // Those that have said their last end now; the others are left behind.
+        for (thread, ended) in threads.drain(..).collect::<Vec<_>>().into_iter().zip(ended) {
+            if !ended {
+                threads.push(thread);
+            } else if let Err(panic) = thread.join() {
+                panic::resume_unwind(panic);
+            }
+        }
+        result
+    }
+
+    /// Passes on progress until all devices have ended, or one has ended with an error and the others had time to end.
+    fn wait<T>(&self, said: &Receiver<Said<T>>, cancel: &CancelFlag, report: &mut dyn FnMut(Progress)) -> Outcome<T> {
+        let mut ended = vec![false; self.models.len()];
+        let (mut first, mut error, mut deadline) = (None, None, None);
+        let mut cancelled = false;
+        while ended.contains(&false) && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            match said.recv_timeout(POLL) {
+                Ok(Said::Progress(progress)) => report(progress),
+                Ok(Said::Ended(rank, result)) => {
+                    ended[rank] = true;
+                    match result {
+                        Ok(made) if rank == 0 => first = Some(made),
+                        Ok(_) => {}
+                        Err(e) => {
+                            error.get_or_insert(e);
+                            deadline.get_or_insert_with(|| Instant::now() + self.grace);
+                        }
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if !cancelled && let Err(e) = cancel.check() {
+                self.abort(&e);
+                cancelled = true;
+            }
+        }
+        let missing = || Error::new("a device ended without a result");
+        Outcome { result: error.map_or_else(|| first.ok_or_else(missing), Err), ended }
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.models[0].backend().abort_collectives(cause);
+    }
+}
+
+/// What came of an image, and which devices have ended.
+struct Outcome<T> {
+    result: Result<T>,
+    ended: Vec<bool>,
+}
+
+/// What one device does: `work`, whose error ends the others.
+fn one<B: Backend, T>(
+    model: &Model<B>,
+    said: &Sender<Said<T>>,
+    work: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<T>,
+) {
+    let rank = model.backend().rank();
+    // Where nobody listens, the caller is gone.
+    let say = |what: Said<T>| drop(said.send(what));
+    let mut report = |progress: Progress| {
+        if rank == 0 {
+            say(Said::Progress(progress));
+        }
+    };
+    // A session that panicked is not used again, and a model guards what its sessions share.
+    let done = panic::catch_unwind(AssertUnwindSafe(|| work(&mut report)));
+    let result = done.unwrap_or_else(|_| Err(Error::new(format!("the thread of device {rank} panicked"))));
+    let cause = result.as_ref().err().cloned();
+    // It comes before what the others say because of it.
+    say(Said::Ended(rank, result));
+    if let Some(cause) = cause {
+        model.backend().abort_collectives(&cause);
+    }
+}

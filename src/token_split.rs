@@ -1,0 +1,233 @@
+//! Which rows of a whole each device of a group has, where several devices make one image.
+//!
+//! Everything that several devices share is shared evenly and in the order of their ranks, the first ranks with one
+//! more where it does not divide; a rank may have none. So a rank and the size of the whole tell which rows it has.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::token_layout::{Queries, TokenLayout};
+
+/// The share of `count` things that rank `rank` of `world` has.
+pub fn share(count: usize, rank: usize, world: usize) -> Range<usize> {
+    let (each, more) = (count / world, count % world);
+    let first = |rank: usize| rank * each + rank.min(more);
+    first(rank)..first(rank + 1)
+}
+
+/// How many of `heads` each of `world` devices has.
+///
+/// Errors when they cannot have as many each.
+pub fn own_heads(heads: usize, world: usize) -> Result<usize> {
+    if world > 0 && heads.is_multiple_of(world) {
+        return Ok(heads / world);
+    }
+    let fitting: Vec<_> = (1..=heads).filter(|world| heads.is_multiple_of(*world)).map(|n| n.to_string()).collect();
+    Err(Error::new(format!("{world} devices cannot share {heads} heads of attention evenly"))
+        .hint(format!("use as many devices as divide the heads: {}", fitting.join(", "))))
+}
+
+/// Rows of one kind: `times` blocks, one under the other, of which each is `units` pieces of `unit` rows. Of each block,
+/// each rank has its share of the pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Kind {
+    times: usize,
+    units: usize,
+    unit: usize,
+}
+
+const NONE: Kind = Kind { times: 0, units: 0, unit: 0 };
+
+/// Which rows of a whole tensor each rank has, in a tensor of its own, in the order of the whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RowSplit {
+    world: usize,
+    kinds: [Kind; 3],
+}
+
+/// Rows of one rank that follow each other in the whole too; there may be none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// Whose they are.
+    pub rank: usize,
+    /// Where they are in the whole.
+    pub whole: Range<usize>,
+    /// Where they are among the rows of the rank.
+    pub own: Range<usize>,
+}
+
+impl RowSplit {
+    /// Bands of an image: its rows are `units` pieces of `unit` rows.
+    pub fn bands(units: usize, unit: usize, world: usize) -> Self {
+        Self { world, kinds: [Kind { times: 1, units, unit }, NONE, NONE] }
+    }
+
+    /// Devices.
+    pub fn world(&self) -> usize {
+        self.world
+    }
+
+    /// Rows of the whole.
+    pub fn rows(&self) -> usize {
+        self.kinds.iter().map(|kind| kind.times * kind.units * kind.unit).sum()
+    }
+
+    /// Rows of rank `rank`.
+    pub fn rows_of(&self, rank: usize) -> usize {
+        self.kinds.iter().map(|kind| kind.times * share(kind.units, rank, self.world).len() * kind.unit).sum()
+    }
+
+    /// All rows of the whole, in its order.
+    pub fn runs(&self) -> Vec<Run> {
+        let (mut runs, mut whole, mut own) = (Vec::new(), 0, vec![0; self.world]);
+        for kind in self.kinds {
+            for _ in 0..kind.times {
+                for (rank, own) in own.iter_mut().enumerate() {
+                    let rows = share(kind.units, rank, self.world).len() * kind.unit;
+                    runs.push(Run { rank, whole: whole..whole + rows, own: *own..*own + rows });
+                    (whole, *own) = (whole + rows, *own + rows);
+                }
+            }
+        }
+        runs
+    }
+
+    /// The rows of rank `rank`, in their order.
+    pub fn runs_of(&self, rank: usize) -> impl Iterator<Item = Run> {
+        self.runs().into_iter().filter(move |run| run.rank == rank)
+    }
+}
+
+/// How the tokens of a sequence are shared: each rank has its share of each sample's text, of the references, and of
+/// each sample's image. So what a rank has is a sequence as well, of as many samples, and a token of it is at the same
+/// place in every sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TokenSplit {
+    whole: TokenLayout,
+    rank: usize,
+    world: usize,
+}
+
+impl TokenSplit {
+    /// What rank `rank` of `world` has of the tokens of `whole`.
+    pub fn new(whole: TokenLayout, rank: usize, world: usize) -> Self {
+        assert!(rank < world, "rank {rank} of {world}");
+        Self { whole, rank, world }
+    }
+
+    /// The same tokens, of which only those of the image ask queries.
+    pub fn image_queries(self) -> Self {
+        Self { whole: self.whole.image_queries(), ..self }
+    }
+
+    /// The tokens of all ranks.
+    pub fn whole(&self) -> TokenLayout {
+        self.whole
+    }
+
+    /// The tokens of this rank.
+    pub fn own(&self) -> TokenLayout {
+        let [txt, references, img] = self.tokens().map(|tokens| tokens.len());
+        TokenLayout { txt, references, img, ..self.whole }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Devices.
+    pub fn world(&self) -> usize {
+        self.world
+    }
+
+    /// The tokens of this rank in each sample: of its text, of the references and of its image, each counted from the
+    /// first of its kind.
+    pub fn tokens(&self) -> [Range<usize>; 3] {
+        [self.whole.txt, self.whole.references, self.whole.img].map(|count| share(count, self.rank, self.world))
+    }
+
+    /// The rows of all tokens.
+    pub fn rows(&self) -> RowSplit {
+        let TokenLayout { batch, txt, references, img, .. } = self.whole;
+        let kind = |units| Kind { times: batch, units, unit: 1 };
+        RowSplit { world: self.world, kinds: [kind(txt), kind(references), kind(img)] }
+    }
+
+    /// The rows of images alone.
+    pub fn image_rows(&self) -> RowSplit {
+        let Self { world, .. } = *self;
+        let [_, _, images] = self.rows().kinds;
+        RowSplit { world, kinds: [images, NONE, NONE] }
+    }
+
+    /// The rows of tokens that ask queries.
+    pub fn query_rows(&self) -> RowSplit {
+        match self.whole.queries {
+            Queries::All => self.rows(),
+            Queries::Image => self.image_rows(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_follow_each_other_and_differ_by_one_at_most() {
+        assert_eq!([0, 1, 2, 3].map(|rank| share(10, rank, 4)), [0..3, 3..6, 6..8, 8..10]);
+        assert_eq!([0, 1, 2].map(|rank| share(1, rank, 3)), [0..1, 1..1, 1..1]);
+        assert_eq!(share(7, 0, 1), 0..7);
+    }
+
+    #[test]
+    fn every_row_belongs_to_one_rank_and_is_the_token_that_it_was() {
+        let with_references = TokenLayout { references: 7, ..TokenLayout::new(1, 5, 9) };
+        for whole in [TokenLayout::new(3, 5, 6), TokenLayout::single(3), with_references, TokenLayout::new(2, 0, 1)] {
+            for world in [1, 2, 4] {
+                let split = TokenSplit::new(whole, 0, world);
+                let runs = split.rows().runs();
+                let rows: Vec<usize> = runs.iter().flat_map(|run| run.whole.clone()).collect();
+                assert_eq!(rows, (0..whole.rows()).collect::<Vec<_>>(), "{whole:?}, {world}");
+                assert_eq!(split.rows().rows(), whole.rows());
+                for rank in 0..world {
+                    let split = TokenSplit::new(whole, rank, world);
+                    let own = split.own();
+                    let [txt, references, img] = split.tokens();
+                    let tokens = txt
+                        .chain(references.map(|token| whole.txt + token))
+                        .chain(img.map(|token| whole.txt + whole.references + token));
+                    let tokens: Vec<usize> = tokens.collect();
+                    let mut next = 0;
+                    for run in split.rows().runs_of(rank) {
+                        assert_eq!((run.own.start, run.own.len()), (next, run.whole.len()));
+                        for (own_row, row) in run.own.clone().zip(run.whole) {
+                            assert_eq!(tokens[own.token(own_row)], whole.token(row), "{whole:?}, {rank} of {world}");
+                        }
+                        next = run.own.end;
+                    }
+                    assert_eq!((next, split.rows().rows_of(rank)), (own.rows(), own.rows()));
+                    assert_eq!(split.image_rows().rows_of(rank), own.img_rows());
+                    let queries = split.image_queries();
+                    assert_eq!(queries.query_rows().rows_of(rank), queries.own().query_rows());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bands_are_whole_pieces() {
+        let bands = RowSplit::bands(5, 6, 2);
+        assert_eq!((bands.rows(), bands.rows_of(0), bands.rows_of(1)), (30, 18, 12));
+        assert_eq!(bands.runs_of(1).next().map(|run| (run.whole, run.own)), Some((18..30, 0..12)));
+    }
+
+    #[test]
+    fn heads_that_cannot_be_shared_name_the_numbers_that_can() {
+        assert_eq!(own_heads(24, 8).unwrap(), 3);
+        let text = own_heads(24, 5).unwrap_err().to_string();
+        assert!(text.contains("5 devices") && text.contains("24 heads"), "{text}");
+        assert!(text.contains("1, 2, 3, 4, 6, 8, 12, 24"), "{text}");
+    }
+}

@@ -1,0 +1,129 @@
+//! Images whose rows are pixels, and the bands of them that several devices have.
+
+use std::ops::Range;
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::ops::{Conv, Convolved, RowSplit};
+use crate::tensor::Tensor;
+use crate::token_split::share;
+
+/// An image whose rows are pixels, or a band of one: all columns of some rows.
+pub struct Grid<B: Backend> {
+    /// [height * width, channels]
+    pub pixels: Tensor<B>,
+    /// Rows of pixels, of the band if it is one.
+    pub height: usize,
+    /// Columns of pixels.
+    pub width: usize,
+    /// Channel statistics of these pixels, where the op that made them computed them as well.
+    statistics: Option<B::ChannelStatistics>,
+    /// None where it is a whole image.
+    band: Option<Band>,
+}
+
+/// How an image is shared: it has `units` pieces of rows, as many as packed latents have rows, and each device has its
+/// share of them. So a band has rows of its own at every size that the image has on its way through the VAE.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Band {
+    units: usize,
+    rank: usize,
+    world: usize,
+}
+
+impl Band {
+    /// The band of this device. None where there is one device, or there are too few pieces for all of them: then each
+    /// device has the whole image, because bands of such an image would gain nothing.
+    pub(super) fn of<B: Backend>(backend: &B, units: usize) -> Option<Self> {
+        let (rank, world) = (backend.rank(), backend.world());
+        (world > 1 && units >= world).then_some(Self { units, rank, world })
+    }
+
+    /// The pieces of this device.
+    pub(super) fn own(&self) -> Range<usize> {
+        share(self.units, self.rank, self.world)
+    }
+
+    /// The rows of pixels of all devices, where a piece has `unit` of them.
+    pub(super) fn rows(&self, unit: usize) -> RowSplit {
+        RowSplit::bands(self.units, unit, self.world)
+    }
+}
+
+impl<B: Backend> Grid<B> {
+    /// The whole image `pixels` [height * width, channels], a tensor or what a convolution returns.
+    pub fn new(pixels: impl Into<Convolved<B>>, height: usize, width: usize) -> Self {
+        Self::of_band(pixels, height, width, None)
+    }
+
+    pub(super) fn of_band(pixels: impl Into<Convolved<B>>, height: usize, width: usize, band: Option<Band>) -> Self {
+        let Convolved { pixels, statistics } = pixels.into();
+        Self { pixels, height, width, statistics, band }
+    }
+
+    /// The band of this device of a whole image that has `units` pieces of rows.
+    pub(super) fn into_band(self, units: usize) -> Self {
+        let Some(band) = Band::of(self.pixels.backend(), units) else { return self };
+        let (own, unit) = (band.own(), self.height / units);
+        let pixels = self.pixels.row_view(own.start * unit * self.width..own.end * unit * self.width);
+        Self::of_band(pixels, own.len() * unit, self.width, Some(band))
+    }
+
+    /// The whole image, on all devices.
+    pub(super) fn into_whole(self) -> Result<Self> {
+        let Some(rows) = self.rows() else { return Ok(self) };
+        let pixels = self.pixels.all_gather_rows(&rows)?;
+        let height = pixels.rows() / self.width;
+        Ok(Self::new(pixels, height, self.width))
+    }
+
+    /// The pixels and their statistics.
+    pub(super) fn into_convolved(self) -> Convolved<B> {
+        Convolved { pixels: self.pixels, statistics: self.statistics }
+    }
+
+    pub(super) fn band(&self) -> Option<Band> {
+        self.band
+    }
+
+    /// Which pixels of the whole each device has; `None` where this is the whole.
+    pub(super) fn rows(&self) -> Option<RowSplit> {
+        self.band.map(|band| band.rows(self.height / band.own().len() * self.width))
+    }
+
+    /// Channel statistics of these pixels, where they are known.
+    pub(super) fn statistics(&self) -> Option<&B::ChannelStatistics> {
+        self.statistics.as_ref()
+    }
+
+    /// Channel statistics of the whole image of which this is a band; `None` where it is the whole.
+    pub(super) fn reduced_statistics(&self) -> Result<Option<B::ChannelStatistics>> {
+        match self.band {
+            Some(_) => self.pixels.all_reduce_statistics(self.statistics()),
+            None => Ok(None),
+        }
+    }
+
+    /// What `convolve` makes of this image, which is `scale / conv.stride` times as large. Of a band, it gets the rows of
+    /// the neighbours as well that it reads, in place of the zeros that `conv` has there, and what it makes of them is
+    /// dropped. At the edges of the whole image there are no neighbours, so there are zeros as ever.
+    pub(super) fn convolve(
+        &self,
+        conv: Conv,
+        scale: usize,
+        convolve: impl FnOnce(&Tensor<B>, Conv) -> Result<Convolved<B>>,
+    ) -> Result<Self> {
+        let out = |size: usize| size * scale / conv.stride;
+        let halo = [conv.pad_before, conv.pad_after];
+        let Some(band) = self.band.filter(|_| halo != [0, 0]) else {
+            let made = convolve(&self.pixels, conv)?;
+            return Ok(Self::of_band(made, scale * conv.out_height(), scale * conv.out_width(), self.band));
+        };
+        let above = if band.rank == 0 { 0 } else { conv.pad_before };
+        let pixels = self.pixels.halo_rows(halo.map(|rows| rows * self.width))?;
+        let made = convolve(&pixels, Conv { height: pixels.rows() / self.width, ..conv })?;
+        let (width, first, height) = (scale * conv.out_width(), out(above), out(self.height));
+        let own = made.pixels.row_view(first * width..(first + height) * width);
+        Ok(Self::of_band(own, height, width, Some(band)))
+    }
+}
