@@ -27,7 +27,7 @@ pub use info::Info;
 pub use quantize::QuantizeArgs;
 pub use sampler::{SamplerArgs, facts};
 pub use tensors::TensorArgs;
-pub use values::{DeviceChoice, PrecisionChoice, TimingsFormat, VariantChoice};
+pub use values::{DeviceChoice, Gpus, PrecisionChoice, TimingsFormat, VariantChoice};
 use values::{Seed, Size, decibels, gibibytes};
 
 /// The headings of `--help`.
@@ -141,13 +141,14 @@ impl ModelArgs {
 /// Where and how to compute.
 #[derive(Args)]
 pub struct DeviceArgs {
-    /// Where to compute: auto, cpu, cuda or cuda:N
+    /// Where to compute: auto, cpu, cuda or cuda:N; several GPUs, as in cuda:0,1 or cuda:all, share the images
     #[arg(help_heading = DEVICE, long, value_name = "DEVICE", default_value = "auto")]
     pub device: DeviceChoice,
-    /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU, fp8 is for Hopper GPUs
+    /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU (fp16 where it has none), fp8 is for Hopper GPUs
     #[arg(help_heading = DEVICE, long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto)]
     pub precision: PrecisionChoice,
-    /// GPU memory for weights, activations, CUDA graphs and cuBLASLt's workspace, in GiB [default: 80% of what is free]
+    /// Memory of each GPU for weights, activations, CUDA graphs and cuBLASLt's workspace, in GiB [default: 80% of what
+    /// is free]
     #[arg(help_heading = DEVICE, long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     pub gpu_memory: Option<f64>,
     /// Threads on the CPU, 1 to 1024; an image is the same on any number [default: $RAYON_NUM_THREADS, else one per core]
@@ -444,11 +445,15 @@ mod tests {
     #[test]
     fn devices_are_parsed() {
         let device = |text: &str| parse(&format!("-p x --device {text}")).map(|g| g.on.device);
-        assert_eq!(device("cuda"), Ok(DeviceChoice::Cuda(0)));
-        assert_eq!(device("cuda:3"), Ok(DeviceChoice::Cuda(3)));
-        for bad in ["gpu", "cuda:", "cuda:-1", "CUDA"] {
+        let gpus = |numbers: &[usize]| Ok(DeviceChoice::Cuda(Gpus::Numbers(numbers.to_vec())));
+        assert_eq!(device("cuda"), gpus(&[0]));
+        assert_eq!(device("cuda:3"), gpus(&[3]));
+        assert_eq!(device("cuda:1,0"), gpus(&[1, 0]), "in the order that is given");
+        assert_eq!(device("cuda:all"), Ok(DeviceChoice::Cuda(Gpus::All)));
+        for bad in ["gpu", "cuda:", "cuda:-1", "CUDA", "cuda:0,", "cuda:,", "cuda:0,all", "cpu,cuda:0"] {
             assert!(device(bad).unwrap_err().contains("cuda:N"), "{bad}");
         }
+        assert!(device("cuda:0,1,0").unwrap_err().contains("GPU 0 is there twice"));
     }
 
     #[test]

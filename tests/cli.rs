@@ -384,6 +384,12 @@ fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
         )
     };
     run(&["--device", "cuda:99"]).fails(1, &["--device cuda:99", "hint: "]);
+    run(&["--device", "cuda:0,1,0"]).fails(2, &["--device", "GPU 0 is there twice"]);
+    run(&["--device", "cuda:"]).fails(2, &["--device", "cuda:all"]);
+    let missing = run(&["--device", "cuda:0,99", "-n", "2"]);
+    // Without a driver nobody knows how many there are.
+    let code = if missing.stderr.contains("no GPU 99: this machine shows") { 2 } else { 1 };
+    missing.fails(code, &["--device cuda:0,99", "hint: "]);
     run(&["--device", "cuda", "--precision", "f32"]).fails(2, &["--precision", "--device cpu"]);
     run(&["--device", "cpu", "--precision", "fp8"]).fails(2, &["--precision", "not in fp8", "--device cuda"]);
     let auto = run(&[]).succeeds();
@@ -391,6 +397,7 @@ fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
         eprintln!("skipped: this machine has a GPU");
     } else {
         assert!(auto.stderr.contains("note: using the CPU: "), "{}", auto.stderr);
+        run(&["--device", "cuda:all"]).fails(1, &["--device cuda:all", "hint: "]);
         let fp8 = run(&["--precision", "fp8"]).fails(1, &["--precision fp8", "hint: "]);
         assert!(!fp8.stderr.contains("--device cpu"), "the CPU has no fp8: {}", fp8.stderr);
     }

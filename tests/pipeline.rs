@@ -1,6 +1,8 @@
 //! One model and many images, one after the other and at the same time: what is computed only once, that this changes
 //! no image, and how sessions are cancelled.
 
+#[path = "pipeline/replicas.rs"]
+mod replicas;
 mod support;
 
 use std::sync::{Arc, Barrier};

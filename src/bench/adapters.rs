@@ -82,7 +82,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[
     if sizes.is_empty() {
         return Ok(());
     }
-    let model = bench.load(dir)?;
+    let model = bench.load(&bench.backend, dir)?;
     let files = adapter_files(&model.info().transformer.adapter_modules(), RANK)?;
     for &size in sizes {
         let (steps, runs) = (bench.settings.steps, bench.settings.effort.image_runs);

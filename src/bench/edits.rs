@@ -6,11 +6,12 @@ use std::time::Instant;
 use flux::backend::Backend;
 use flux::input;
 use flux::output::{ImageFormat, Rgb, encode};
-use flux::pipeline::{Image, MAX_REFERENCES, Model, Request, Timings};
+use flux::pipeline::{Image, MAX_REFERENCES, Request, Timings};
 use flux::{Error, Result};
 use rayon::prelude::*;
 use serde::Serialize;
 
+use super::maker::Maker;
 use super::stages::PROMPT;
 use super::{Bench, Shapes, gib, median, ms, tflop_s};
 
@@ -121,7 +122,7 @@ struct Run {
 }
 
 /// Measures `edits` by a model.
-pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, model: &Arc<Model<B>>, edits: &[Edit]) -> Result<()> {
+pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, maker: &Maker<B>, edits: &[Edit]) -> Result<()> {
     let (runs, steps) = (bench.settings.effort.image_runs, bench.settings.steps);
     // A run makes two images at least, and the third is the first one that only launches CUDA graphs.
     let warm_up = runs.div_ceil(2);
@@ -131,12 +132,12 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, model: &Arc<Model<B>>, edit
             if let Some(pause) = bench.settings.pause {
                 std::thread::sleep(pause);
             }
-            let run = run(model, edit, steps, round)?;
+            let run = run(maker, edit, steps, round)?;
             if round >= warm_up {
                 counted.push(run);
             }
         }
-        if let Some(row) = row(model, edit, &counted) {
+        if let Some(row) = row(maker, edit, &counted) {
             bench.line(|| row.text(), &row)?;
         }
     }
@@ -144,7 +145,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, model: &Arc<Model<B>>, edit
 }
 
 /// Reads references that no other run has, and makes images from them.
-fn run<B: Backend>(model: &Arc<Model<B>>, edit: Edit, steps: Option<usize>, round: usize) -> Result<Run> {
+fn run<B: Backend>(maker: &Maker<B>, edit: Edit, steps: Option<usize>, round: usize) -> Result<Run> {
     const SETS: usize = MAX_REFERENCES + 1;
     let Edit { size, references: count } = edit;
     let file = |i: usize| encode(&photograph(size, (round * SETS + count) * SETS + i), ImageFormat::Png, &[]);
@@ -157,26 +158,26 @@ fn run<B: Backend>(model: &Arc<Model<B>>, edit: Edit, steps: Option<usize>, roun
         // A cached prompt would not be encoded.
         let prompt = format!("{PROMPT} {} {round} {which}", edit.name());
         let (width, height, references) = (Some(size), Some(size), references.clone());
-        let image = model.generate(&Request { width, height, steps, references, ..Request::new(prompt, 42) })?;
+        let image = maker.generate(&Request { width, height, steps, references, ..Request::new(prompt, 42) })?;
         Ok(Made { total_s: start.elapsed().as_secs_f64(), image })
     };
     let first = make(start, "first")?;
     let second = make(Instant::now(), "second")?;
-    let third = model.info().caches_references.then(|| make(Instant::now(), "third")).transpose()?;
+    let third = maker.info().caches_references.then(|| make(Instant::now(), "third")).transpose()?;
     Ok(Run { read_s, file_bytes: files.iter().map(Vec::len).sum(), first, second, third })
 }
 
 /// `None` where there are no runs.
-fn row<B: Backend>(model: &Model<B>, edit: Edit, runs: &[Run]) -> Option<Row> {
+fn row<B: Backend>(maker: &Maker<B>, edit: Edit, runs: &[Run]) -> Option<Row> {
     let Run { file_bytes, first: Made { image: Image { plan, timings, .. }, .. }, .. } = runs.first()?;
-    let kv = model.info().caches_references;
+    let kv = maker.info().caches_references;
     let of_runs = |of: &dyn Fn(&Run) -> f64| median(runs.iter().map(of).collect());
     let of_first = |of: fn(&Timings) -> f64| of_runs(&|run| of(&run.first.image.timings));
     let step_s = of_runs(&|run| {
         let steps_s = &run.third.as_ref().unwrap_or(&run.second).image.timings.steps_s;
         steps_s.iter().sum::<f64>() / steps_s.len().max(1) as f64
     });
-    let shapes = Shapes::of(model.info());
+    let shapes = Shapes::of(maker.info());
     let tokens = |side: usize| (side / shapes.patch()).pow(2);
     // Files above a megapixel are scaled down when they are read.
     let sides = plan.references.iter().map(|&[side, _]| side);
@@ -187,7 +188,7 @@ fn row<B: Backend>(model: &Model<B>, edit: Edit, runs: &[Run]) -> Option<Row> {
     let evaluations = if plan.guided() { 2 } else { 1 };
     let (encode_s, references_s) = (of_first(|t| t.encode_s), of_first(|t| t.references_s));
     Some(Row {
-        name: edit.name(),
+        name: maker.name(edit.name()),
         size: plan.width,
         references: edit.references,
         kv,

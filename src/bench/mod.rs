@@ -1,5 +1,5 @@
 //! `flux bench`: how long the stages of an image and the ops of a model take on a device, how near the ops are to what
-//! it can do, and what adapters cost.
+//! it can do, what adapters cost, and how many images several devices make.
 //!
 //! A time is the median of several runs, measured by events in the device's work; the fastest and the slowest run are
 //! printed beside it. Before an op runs, the caches are filled with other values. Rates count each tensor once for each
@@ -10,7 +10,9 @@
 
 mod adapters;
 mod edits;
+mod maker;
 mod ops;
+mod replicas;
 mod shapes;
 mod stages;
 mod weights;
@@ -21,15 +23,17 @@ use std::time::Duration;
 
 use flux::backend::Backend;
 use flux::files::ModelFiles;
-use flux::pipeline::{CancelFlag, Model, ModelInfo, OpenModel, Quantisation};
+use flux::pipeline::{CancelFlag, Model, ModelInfo, OpenModel, Parallel, Quantisation};
 use flux::tensor::Tensor;
 use flux::{Error, Result};
 use serde::Serialize;
 
 use edits::Edit;
+use maker::Maker;
 use shapes::Shapes;
 
 /// What to measure, and how.
+#[derive(Clone)]
 pub struct Settings {
     /// Parts of names: everything is measured whose name contains one of them. Without any, everything is.
     pub names: Vec<String>,
@@ -73,45 +77,38 @@ impl Effort {
     pub const CPU: Self = Self { op_runs: 3, image_runs: 2, fill: 8 << 20, copy: 16 << 20, product: 1024 };
 }
 
-/// Measures on `backend`. Ops have the shapes of `model`, else those of klein 4B; stages are those of `model`, else of
-/// the default model. `print` gets every line.
+/// Measures on the first of `devices`, which are named, and how many images all of them make together. Ops have the
+/// shapes of `model`, else those of klein 4B; stages are those of `model`, else of the default model. `print` gets
+/// every line.
 ///
 /// Errors when nothing has one of the names, the model cannot be loaded, or memory runs out.
 pub fn run<B: Backend>(
-    backend: &B,
+    devices: &[(String, B)],
     model: Option<&ModelFiles>,
-    mut settings: Settings,
+    settings: Settings,
     default_model: impl FnOnce() -> Result<ModelFiles>,
     print: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<()> {
+    let Some((_, backend)) = devices.first() else { return Err(Error::usage("there is no device to measure")) };
     let shapes = model.map(ModelInfo::read).transpose()?.map_or_else(Shapes::klein_4b, |info| Shapes::of(&info));
-    // Sizes are rounded to those that images have. Each is measured once: for a size that came before, the prompt would
-    // not be encoded again.
-    let (patch, mut seen) = (shapes.patch(), HashSet::new());
-    settings.sizes =
-        settings.sizes.iter().map(|size| (size / patch).max(1) * patch).filter(|&size| seen.insert(size)).collect();
-    let mut seen = HashSet::new();
-    settings.references.retain(|&references| seen.insert(references));
-    let mut bench =
-        Bench { backend: backend.clone(), fill: None, ceiling: None, measured: HashSet::new(), settings, print };
-    if !bench.settings.json {
-        (bench.print)(&backend.describe())?;
-    }
+    let mut bench = Bench::new(backend, devices, settings.rounded(&shapes), print)?;
     let wanted = |name: fn(usize) -> String| -> Vec<usize> {
         bench.settings.sizes.iter().copied().filter(|&size| bench.wants(&name(size))).collect()
     };
     let (stages, encodes, edits) = (wanted(stages::name), wanted(stages::encode_name), bench.edits()?);
     let adapted = wanted(adapters::name);
     let measures_images = !stages.is_empty() || !edits.is_empty();
-    let measures_model = measures_images || !encodes.is_empty() || !adapted.is_empty();
+    let shared = bench.shared();
+    let measures_model = measures_images || !shared.is_empty() || !encodes.is_empty() || !adapted.is_empty();
     if measures_model {
         let built_in = if model.is_none() { Some(default_model()?) } else { None };
         if let Some(dir) = model.or(built_in.as_ref()) {
             if measures_images {
-                let model = bench.load(dir)?;
-                stages::measure(&mut bench, &model, &stages)?;
-                edits::measure(&mut bench, &model, &edits)?;
+                let maker = Maker::One(bench.load(backend, dir)?);
+                stages::measure(&mut bench, &maker, &stages)?;
+                edits::measure(&mut bench, &maker, &edits)?;
             }
+            replicas::measure(&mut bench, dir, &shared)?;
             stages::measure_encodes(&mut bench, dir, &encodes)?;
             adapters::measure(&mut bench, dir, &adapted)?;
         }
@@ -126,10 +123,56 @@ pub fn run<B: Backend>(
         ))
         .hint(
             "names are such as `stages/1024x1024`, `vae_encode/1024x1024`, `adapters/1024x1024`, \
-             `ops/linear 4608x3072x27648` and, with `--references 2`, `stages/edit-1024x1024+2`",
+             `ops/linear 4608x3072x27648` and, with `--references 2`, `stages/edit-1024x1024+2`, on two GPUs \
+             `replicas/1024x1024 x 2`",
         ));
     }
     Ok(())
+}
+
+/// Measures the stages of images that all of `ranks`, which are a group or one device, make together.
+///
+/// Errors as [`run`].
+pub fn run_over<B: Backend>(
+    ranks: &[B],
+    dir: &ModelFiles,
+    settings: Settings,
+    print: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<()> {
+    let Some(first) = ranks.first() else { return Err(Error::usage("no devices make no image")) };
+    let mut bench = Bench::new(first, &[], settings.rounded(&Shapes::of(&ModelInfo::read(dir)?)), print)?;
+    let sizes = bench.settings.sizes.clone();
+    let stages: Vec<usize> = sizes.into_iter().filter(|&size| bench.wants(&stages::name(size))).collect();
+    let edits = bench.edits()?;
+    let mut models = ranks.iter().map(|rank| bench.load(rank, dir)).collect::<Result<Vec<_>>>()?;
+    let maker = if models.len() == 1 { Maker::One(models.remove(0)) } else { Maker::Several(Parallel::new(models)?) };
+    stages::measure(&mut bench, &maker, &stages)?;
+    edits::measure(&mut bench, &maker, &edits)
+}
+
+impl Settings {
+    /// Whether `name` was asked for.
+    fn wants(&self, name: &str) -> bool {
+        self.names.is_empty() || self.names.iter().any(|part| name.contains(part.as_str()))
+    }
+
+    /// Whether stages of images are measured.
+    pub fn wants_stages(&self) -> bool {
+        let edit =
+            |&size: &usize| self.references.iter().any(|&references| self.wants(&Edit { size, references }.name()));
+        self.sizes.iter().any(|&size| self.wants(&stages::name(size))) || self.sizes.iter().any(edit)
+    }
+
+    /// Sizes are rounded to those that images have. Each is measured once: for a size that came before, the prompt would
+    /// not be encoded again.
+    fn rounded(mut self, shapes: &Shapes) -> Self {
+        let (patch, mut seen) = (shapes.patch(), HashSet::new());
+        self.sizes =
+            self.sizes.iter().map(|size| (size / patch).max(1) * patch).filter(|&size| seen.insert(size)).collect();
+        let mut seen = HashSet::new();
+        self.references.retain(|&references| seen.insert(references));
+        self
+    }
 }
 
 /// The work that an op cannot do without.
@@ -202,7 +245,9 @@ impl Row<'_> {
 }
 
 struct Bench<'a, B: Backend> {
+    /// The first of the devices.
     backend: B,
+    devices: &'a [(String, B)],
     /// Written over before each run of an op.
     fill: Option<Tensor<B>>,
     ceiling: Option<Ceiling>,
@@ -212,10 +257,31 @@ struct Bench<'a, B: Backend> {
     print: &'a mut dyn FnMut(&str) -> Result<()>,
 }
 
-impl<B: Backend> Bench<'_, B> {
+impl<'a, B: Backend> Bench<'a, B> {
+    /// Prints what the device is, unless lines are JSON.
+    fn new(
+        backend: &B,
+        devices: &'a [(String, B)],
+        settings: Settings,
+        print: &'a mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<Self> {
+        if !settings.json {
+            print(&backend.describe())?;
+        }
+        Ok(Self {
+            backend: backend.clone(),
+            devices,
+            fill: None,
+            ceiling: None,
+            measured: HashSet::new(),
+            settings,
+            print,
+        })
+    }
+
     /// Whether `name` was asked for.
     fn wants(&self, name: &str) -> bool {
-        self.settings.names.is_empty() || self.settings.names.iter().any(|part| name.contains(part.as_str()))
+        self.settings.wants(name)
     }
 
     /// What is to be made from references.
@@ -229,14 +295,26 @@ impl<B: Backend> Bench<'_, B> {
         Ok(edits)
     }
 
+    /// Sizes of images that all devices make together, where there are several.
+    fn shared(&self) -> Vec<usize> {
+        let several = self.devices.len() > 1;
+        let wanted = |size: &usize| several && self.wants(&replicas::name(*size, self.devices.len()));
+        self.settings.sizes.iter().copied().filter(wanted).collect()
+    }
+
     /// Opens the model.
-    fn load(&self, dir: &ModelFiles) -> Result<Arc<Model<B>>> {
+    fn open(&self, dir: &ModelFiles) -> Result<OpenModel> {
         let mut model = OpenModel::open(dir)?;
         if self.settings.kv {
             model.cache_references();
         }
         model.quantise(&self.settings.quantisation, &CancelFlag::default(), &mut |_| {})?;
-        Ok(Model::new(self.backend.clone(), model))
+        Ok(model)
+    }
+
+    /// Opens the model for a device.
+    fn load(&self, backend: &B, dir: &ModelFiles) -> Result<Arc<Model<B>>> {
+        Ok(Model::new(backend.clone(), self.open(dir)?))
     }
 
     /// Whether the op was asked for and is not measured yet. Several sizes and blocks have the same shapes.

@@ -1,6 +1,5 @@
 //! The stages of an image once a model is loaded, encoding it as PNG, and encoding it by the VAE.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use flux::Result;
@@ -8,10 +7,11 @@ use flux::backend::Backend;
 use flux::files::ModelFiles;
 use flux::nn::Weights;
 use flux::output::{ImageFormat, Rgb, encode};
-use flux::pipeline::{Model, ModelInfo, Request, Timings};
+use flux::pipeline::{ModelInfo, Request, Timings};
 use flux::vae::{self, Encoder, Grid};
 use serde::Serialize;
 
+use super::maker::Maker;
 use super::{Bench, Shapes, Work, gib, ms, tflop_s};
 
 pub(super) const PROMPT: &str = "A cat holding a sign that says hello world";
@@ -71,8 +71,8 @@ impl Row {
 }
 
 /// Measures images of `sizes` by a model.
-pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, model: &Arc<Model<B>>, sizes: &[usize]) -> Result<()> {
-    let shapes = Shapes::of(model.info());
+pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, maker: &Maker<B>, sizes: &[usize]) -> Result<()> {
+    let shapes = Shapes::of(maker.info());
     let (asked, steps, runs) = (bench.settings.batch, bench.settings.steps, bench.settings.effort.image_runs);
     for &size in sizes {
         let (mut timings, mut totals, mut pngs) = (Vec::new(), Vec::new(), Vec::new());
@@ -87,7 +87,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, model: &Arc<Model<B>>, size
                 std::thread::sleep(pause);
             }
             let start = Instant::now();
-            let mut images = model.generate_batch(&request, asked)?;
+            let mut images = maker.generate_batch(&request, asked)?;
             let total_s = start.elapsed().as_secs_f64();
             let Some(image) = images.pop() else { continue };
             let rgb = Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb };
@@ -108,7 +108,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, model: &Arc<Model<B>>, size
         let evaluations = if plan.guided() { 2 } else { 1 };
         let step_flops = evaluations * shapes.step_flops(shapes.layout(batch, plan.width), 0);
         let row = Row {
-            name: name(size),
+            name: maker.name(name(size)),
             size: plan.width,
             batch,
             text_ms: ms(text_s),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::ModelArgs;
+use super::{ModelArgs, QuantizeArgs};
 
 /// `flux info`
 #[derive(Args)]
@@ -14,6 +14,8 @@ pub struct Info {
     pub path: Option<PathBuf>,
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub quantize: QuantizeArgs,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -1,17 +1,27 @@
 //! Values of flags, from text.
 
+use std::fmt;
 use std::str::FromStr;
 
 use clap::ValueEnum;
 
 /// `--device`
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// A GPU when there is one.
     Auto,
     Cpu,
-    /// The GPU with this number.
-    Cuda(usize),
+    /// GPUs.
+    Cuda(Gpus),
+}
+
+/// Which GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Gpus {
+    /// All of this machine.
+    All,
+    /// Those with these numbers: at least one, each once.
+    Numbers(Vec<usize>),
 }
 
 impl FromStr for DeviceChoice {
@@ -21,10 +31,34 @@ impl FromStr for DeviceChoice {
         match text {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
-            "cuda" => Ok(Self::Cuda(0)),
-            _ => {
-                let ordinal = text.strip_prefix("cuda:").and_then(|n| n.parse().ok());
-                ordinal.map(Self::Cuda).ok_or_else(|| "expected auto, cpu, cuda or cuda:N".to_string())
+            "cuda" => Ok(Self::Cuda(Gpus::Numbers(vec![0]))),
+            "cuda:all" => Ok(Self::Cuda(Gpus::All)),
+            _ => text.strip_prefix("cuda:").map_or_else(|| Err(NO_DEVICE.to_string()), numbers).map(Self::Cuda),
+        }
+    }
+}
+
+const NO_DEVICE: &str = "expected auto, cpu, cuda, cuda:N, several GPUs as in cuda:0,1, or cuda:all";
+
+fn numbers(list: &str) -> Result<Gpus, String> {
+    let mut numbers = Vec::new();
+    for number in list.split(',') {
+        let number = number.parse().map_err(|_| NO_DEVICE.to_string())?;
+        if numbers.contains(&number) {
+            return Err(format!("GPU {number} is there twice"));
+        }
+        numbers.push(number);
+    }
+    Ok(Gpus::Numbers(numbers))
+}
+
+impl fmt::Display for Gpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("cuda:all"),
+            Self::Numbers(numbers) => {
+                let numbers: Vec<_> = numbers.iter().map(usize::to_string).collect();
+                write!(f, "cuda:{}", numbers.join(","))
             }
         }
     }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use flux::Result;
 use flux::default_model::default_model;
 
-use super::device::{Device, choose_device};
+use super::device::{Devices, choose_devices, open_group};
 use super::{named_model, print};
 use crate::bench::{self, Effort, Settings};
-use crate::cli::Bench;
+use crate::cli::{Bench, DeviceChoice};
 use crate::progress::Console;
 
 /// Measures, and prints each line as soon as it is measured.
@@ -18,10 +18,10 @@ pub fn run(args: &Bench) -> Result<()> {
     let dir = named_model(&args.model)?;
     let console = Console::new(args.json, false);
     dir.iter().flat_map(|dir| dir.notes()).for_each(|note| console.note(note));
-    let device = choose_device(&args.on, &console)?;
-    let (mut effort, size) = match device {
-        Device::Cpu(_) => (Effort::CPU, 256),
-        Device::Cuda(_) => (Effort::GPU, 1024),
+    let devices = choose_devices(&args.on, usize::MAX, &console)?;
+    let (mut effort, size) = match devices {
+        Devices::Cpu(_) => (Effort::CPU, 256),
+        Devices::Cuda(_) => (Effort::GPU, 1024),
     };
     if let Some(runs) = args.runs {
         (effort.op_runs, effort.image_runs) = (runs as usize, runs as usize);
@@ -40,8 +40,17 @@ pub fn run(args: &Bench) -> Result<()> {
         effort,
     };
     let print = &mut |line: &str| print(line.as_bytes());
-    match device {
-        Device::Cpu(backend) => bench::run(&backend, dir.as_ref(), settings, default_model, print),
-        Device::Cuda(backend) => bench::run(&backend, dir.as_ref(), settings, default_model, print),
+    match devices {
+        Devices::Cpu(cpus) => bench::run(&cpus, dir.as_ref(), settings, default_model, print),
+        Devices::Cuda(gpus) => {
+            bench::run(&gpus, dir.as_ref(), settings.clone(), default_model, print)?;
+            let DeviceChoice::Cuda(list) = &args.on.device else { return Ok(()) };
+            if gpus.len() == 1 || !settings.wants_stages() {
+                return Ok(());
+            }
+            drop(gpus); // makes room for the group
+            let dir = dir.map_or_else(default_model, Ok)?;
+            bench::run_over(&open_group(&args.on, list)?, &dir, settings, print)
+        }
     }
 }

@@ -13,7 +13,7 @@ pub fn run(args: &Info) -> Result<()> {
         Some(path) => model_at(&args.model, Some(path.clone()))?,
         None => model(&args.model)?,
     };
-    let summary = Summary::read(&dir)?;
+    let summary = Summary::read(&dir, &args.quantize.quantize.unwrap_or_default())?;
     let text = if args.json {
         serde_json::to_string(&summary).map_err(|e| Error::new(format!("cannot write the summary as JSON: {e}")))?
     } else {

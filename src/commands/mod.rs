@@ -8,6 +8,7 @@ mod device;
 pub mod generate;
 mod images;
 pub mod info;
+mod job;
 pub mod signals;
 mod tensors;
 

@@ -1,0 +1,330 @@
+//! The images of one command: made by the devices, and written in files.
+
+use std::mem;
+use std::sync::Arc;
+use std::time::Instant;
+
+use flux::backend::{Backend, Remark};
+use flux::output::Rgb;
+use flux::pipeline::{AdapterUse, CancelFlag, Decoded, Made, Outlet, Plan, Replica, Replicas, Request, Share};
+use flux::sampler::Rng;
+use flux::{Error, Result};
+
+use super::destination::Destination;
+use super::images::{self, Images};
+use super::print;
+use super::tensors::Tensors;
+use crate::cli::{self, Generate, TimingsFormat};
+use crate::progress::{Console, say};
+use crate::report::{Report, ReportedAdapter, peak_host_bytes};
+
+/// The images to make. Everything is checked except what only the model knows.
+pub struct Job<'a> {
+    pub args: &'a Generate,
+    pub images: Images,
+    pub request: Request,
+    /// One for each image.
+    pub targets: Vec<Destination>,
+    pub tensors: Tensors,
+    /// The model's name.
+    pub name: String,
+    pub cancel: CancelFlag,
+    /// When the program started.
+    pub start: Instant,
+    pub device_s: f64,
+    pub open_s: f64,
+}
+
+/// An image that was written, for `--timings`.
+struct Saved {
+    output: String,
+    plan: Plan,
+    save_s: f64,
+    total_s: f64,
+}
+
+/// What a device has to tell of an image. It is told when that image is next, because several devices are at work.
+type Told<'a> = Box<dyn FnOnce(&mut Console) -> Result<()> + Send + 'a>;
+
+impl Job<'_> {
+    /// Makes the images and writes them. Files are written as soon as each is made, and told in the order of the seeds.
+    pub fn run<'a, B: Backend>(&'a self, replicas: &Replicas<B>, console: &mut Console) -> Result<()> {
+        let used = replicas.used(self.targets.len());
+        // Of several devices each is named.
+        let on = |replica: &Replica<B>, text: &str| match used {
+            [_] => text.to_string(),
+            _ => format!("{}: {text}", replica.name()),
+        };
+        used.iter().try_for_each(|replica| {
+            console.detail(&format!("device: {}", on(replica, &replica.model().backend().describe())));
+            replica.model().prefetch(&self.request)
+        })?;
+        let plan = used[0].model().plan(&self.request)?;
+        self.announce(&plan, console);
+        for replica in used {
+            let memory = replica.model().memory_plan(&plan).map_err(|e| named(e, replica, used))?;
+            memory.lines().iter().for_each(|line| console.detail(&on(replica, line)));
+            memory.notes().iter().for_each(|note| console.note(&on(replica, note)));
+        }
+        let work = |replica: &Replica<B>, share: Share<'_, B>, outlet: &Outlet<Told<'a>>| {
+            let device = on(replica, &replica.model().backend().describe());
+            self.batch(share, device, outlet)
+        };
+        replicas.run(&self.request, self.targets.len(), &self.cancel, work, &mut |made| match made {
+            Made::Progress(progress) => {
+                console.progress(progress);
+                Ok(())
+            }
+            Made::Item(tell) => tell(console),
+        })?;
+        for replica in used {
+            for remark in replica.model().backend().remarks() {
+                match remark {
+                    Remark::Detail(text) => console.detail(&on(replica, &text)),
+                    Remark::Warning(text) => console.note(&on(replica, &text)),
+                }
+            }
+            // The program ends here, and the system takes back all memory at once, faster than it would be freed.
+            mem::forget(Arc::clone(replica.model()));
+        }
+        Ok(())
+    }
+
+    /// Prints what is going to be made.
+    fn announce(&self, plan: &Plan, console: &Console) {
+        for note in &plan.notes {
+            console.note(note);
+        }
+        let &Plan { width, height, steps, seed, .. } = plan;
+        let last = seed + (self.targets.len() as u64 - 1);
+        if let Some(note) = seed_note(seed, last).filter(|_| plan.rng == Rng::Torch) {
+            console.note(&note);
+        }
+        let seeds = if last == seed { format!("seed {seed}") } else { format!("seeds {seed} to {last}") };
+        if self.args.quiet && self.args.seed_is_random() {
+            say(&seeds); // without it nobody could make the image again
+        }
+        let steps = format!("{steps} {}", if steps == 1 { "step" } else { "steps" });
+        console.info(&format!("{seeds}, {width}x{height}, {steps}, model {}", self.name));
+    }
+
+    /// Makes one batch and writes its images.
+    fn batch<'a, B: Backend>(
+        &'a self,
+        mut share: Share<'_, B>,
+        device: String,
+        outlet: &Outlet<Told<'a>>,
+    ) -> Result<()> {
+        let report = &mut |progress| outlet.progress(progress);
+        let first = share.first();
+        if first == 0 && self.tensors.wants_embeddings() {
+            self.tensors.write_embeddings(&share.embeddings()?, &self.request, &self.name)?;
+        }
+        let (mut session, count) = share.prepare(report)?;
+        let remark = session.adapter_remark().map(str::to_string);
+        outlet.give(Box::new(move |console| {
+            remark.iter().for_each(|remark| console.detail(remark));
+            if self.targets.len() > 1 {
+                console.finish();
+                let one = "one image by itself".to_string();
+                console.info(&if count == 1 { one } else { format!("{count} images as one batch") });
+            }
+            Ok(())
+        }));
+        let wanted = self.tensors.wants_latents();
+        let latents = if wanted { session.final_latents(report)? } else { Vec::new() };
+        let mut saved = Vec::new();
+        for (index, target) in self.targets[first..].iter().enumerate() {
+            let Some(image) = session.decode(report)? else { break };
+            let seed = image.plan.seed;
+            let image = self.save(image, target)?;
+            let (line, is_last) = (format!("wrote {} in {:.1} s", image.output, image.total_s), index + 1 == count);
+            outlet.give(Box::new(move |console| {
+                if is_last {
+                    console.finish();
+                }
+                self.tell_saved(&line, target, console)
+            }));
+            saved.push(image);
+            if let Some(latents) = latents.get(index) {
+                self.tensors.write_latents(first + index, latents, seed, &self.request.prompt, &self.name)?;
+            }
+        }
+        let timings = session.finish()?;
+        for Saved { output, plan, save_s, total_s } in &saved {
+            let report = Report {
+                output,
+                model: &self.name,
+                device: &device,
+                adapters: adapters(&self.request),
+                plan,
+                tensors: &self.args.tensors,
+                timings: &timings,
+                device_s: self.device_s,
+                open_s: self.open_s,
+                save_s: *save_s,
+                total_s: *total_s,
+                peak_host_bytes: peak_host_bytes(),
+            };
+            match self.args.timings {
+                Some(TimingsFormat::Text) => {
+                    let text = report.text();
+                    outlet.give(Box::new(move |_| {
+                        say(&text);
+                        Ok(())
+                    }));
+                }
+                Some(TimingsFormat::Json) => {
+                    let line = json(&report)?;
+                    outlet.give(Box::new(move |_| print(line.as_bytes())));
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes an image.
+    fn save(&self, Decoded { rgb, plan }: Decoded, target: &Destination) -> Result<Saved> {
+        #[cfg(debug_assertions)]
+        if self.args.panic_for_test {
+            rayon::scope(|scope| scope.spawn(|_| panic!("`--panic-for-test`\nwas given")));
+        }
+        let &Plan { width, height, steps, guidance, seed, .. } = &plan;
+        let mut facts = vec![
+            ("prompt", self.request.prompt.clone()),
+            ("seed", seed.to_string()),
+            ("steps", steps.to_string()),
+            ("guidance", guidance.to_string()),
+            ("size", format!("{width}x{height}")),
+            ("model", self.name.clone()),
+            ("Software", concat!("flux ", env!("CARGO_PKG_VERSION")).to_string()),
+        ];
+        facts.extend(cli::facts(&self.request, &plan));
+        facts.extend(self.args.tensors.facts());
+        facts.extend(images::facts(&self.args.images));
+        let used: Vec<_> = adapters(&self.request).iter().map(ReportedAdapter::to_string).collect();
+        facts.extend(self.args.quantize.quantize.map(|quantize| ("quantize", quantize.to_string())));
+        if !used.is_empty() {
+            facts.push(("lora", used.join(", ")));
+        }
+        let saving = Instant::now();
+        target.write(&self.images.finish(Rgb { width, height, bytes: rgb })?, &facts)?;
+        let save_s = saving.elapsed().as_secs_f64();
+
+        let output = target.name();
+        let total_s = self.start.elapsed().as_secs_f64();
+        Ok(Saved { output, plan, save_s, total_s })
+    }
+
+    /// Prints where an image is.
+    fn tell_saved(&self, line: &str, target: &Destination, console: &Console) -> Result<()> {
+        console.info(line);
+        match target.path().filter(|_| self.args.print_path) {
+            Some(path) => print(path.as_os_str().as_encoded_bytes()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The adapters of a request, for reports.
+fn adapters(request: &Request) -> Vec<ReportedAdapter> {
+    let reported = |AdapterUse { adapter, strength }: &AdapterUse| ReportedAdapter {
+        file: adapter.path().file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        strength: *strength,
+    };
+    request.adapters.iter().map(reported).collect()
+}
+
+fn json(report: &Report<'_>) -> Result<String> {
+    serde_json::to_string(report).map_err(|e| Error::new(format!("cannot write the timings as JSON: {e}")))
+}
+
+/// What someone should know about the seeds from `first` to `last`, if anything.
+fn seed_note(first: u64, last: u64) -> Option<String> {
+    let above = first.max(1 << 32);
+    (above <= last).then(|| {
+        let same = above as u32;
+        format!("seed {above} gives the image of seed {same}: seeds repeat after 2^32, as in the reference")
+    })
+}
+
+/// Of several devices, the error is of the one that it names.
+fn named<B: Backend>(error: Error, replica: &Replica<B>, used: &[Replica<B>]) -> Error {
+    if used.len() > 1 { error.on(replica.name()) } else { error }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io;
+    use std::path::Path;
+
+    use clap::Parser;
+    use flux::backend::cpu::{Cpu, Precision};
+    use flux::files::ModelFiles;
+    use flux::pipeline::OpenModel;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    /// Runs a command in `folder`, which is `DIR`, on so many devices, which are all this CPU.
+    fn draw(folder: &Path, devices: usize, flags: &str) -> Result<()> {
+        fs::create_dir_all(folder).unwrap();
+        let line = format!("flux -p cat -W 32 -H 32 -s 1 -q {flags}");
+        let in_folder = line.replace("DIR", &folder.display().to_string());
+        let args = Cli::try_parse_from(in_folder.split_whitespace()).unwrap_or_else(|e| panic!("{e}")).generate;
+        args.check()?;
+        let request = args.request(&mut io::empty())?;
+        let job = Job {
+            images: Images::read(&args.images, &mut io::empty())?,
+            targets: Destination::all(&args, request.seed)?,
+            tensors: Tensors::new(&args, request.seed)?,
+            args: &args,
+            request,
+            name: "tiny".to_string(),
+            cancel: CancelFlag::default(),
+            start: Instant::now(),
+            device_s: 0.0,
+            open_s: 0.0,
+        };
+        let cpus = (0..devices).map(|n| (format!("cpu:{n}"), Cpu::new(Precision::F32))).collect();
+        let model = OpenModel::open(&ModelFiles::open("models/tiny".as_ref())?)?;
+        job.run(&Replicas::new(cpus, model)?, &mut Console::new(true, false))
+    }
+
+    /// Names and bytes of the files in a folder, without safetensors' headers, whose entries have no order.
+    fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
+        let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let mut files: Vec<_> = entries
+            .map(|path| {
+                let (name, mut bytes) =
+                    (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&path).unwrap());
+                if name.ends_with(".safetensors") {
+                    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+                    bytes.drain(..8 + header);
+                }
+                (name, bytes)
+            })
+            .collect();
+        files.sort();
+        files
+    }
+
+    #[test]
+    fn two_devices_write_the_files_of_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let words = "--save-embeddings DIR/words.safetensors";
+        let two = "-S 7 -n 2 -o DIR/cat.png --save-latents DIR/cat.safetensors";
+        draw(&path("two"), 2, &format!("{two} {words}")).unwrap();
+        for (seed, words) in [(7, words), (8, "")] {
+            let one = format!("-S {seed} -o DIR/cat-{seed}.png --save-latents DIR/cat-{seed}.safetensors");
+            draw(&path("one"), 1, &format!("{one} {words}")).unwrap();
+        }
+        let (one, two) = (files(&path("one")), files(&path("two")));
+        let names: Vec<_> = two.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["cat-7.png", "cat-7.safetensors", "cat-8.png", "cat-8.safetensors", "words.safetensors"]);
+        assert!(one == two);
+    }
+}

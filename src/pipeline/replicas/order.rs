@@ -1,0 +1,74 @@
+//! What devices say of their batches, in the order of the images.
+
+use std::collections::BTreeMap;
+
+/// What a device says of the batch whose first image is `first`.
+pub(super) struct Letter<T> {
+    pub(super) first: usize,
+    pub(super) says: Says<T>,
+}
+
+pub(super) enum Says<T> {
+    /// Something that comes in the order of the images.
+    Item(T),
+    /// All was said of a batch of so many images.
+    End(usize),
+}
+
+/// Holds back what is said of later batches until all was said of those before.
+pub(super) struct Order<T> {
+    /// The first image of the batch that is heard now.
+    next: usize,
+    later: BTreeMap<usize, Vec<Says<T>>>,
+}
+
+impl<T> Order<T> {
+    pub(super) fn new() -> Self {
+        Self { next: 0, later: BTreeMap::new() }
+    }
+
+    /// Whether the batch whose first image is `first` is heard now.
+    pub(super) fn hears(&self, first: usize) -> bool {
+        first == self.next
+    }
+
+    /// What may be handed on now, and how many batches ended by that.
+    pub(super) fn sort(&mut self, letter: Letter<T>) -> (Vec<T>, usize) {
+        self.later.entry(letter.first).or_default().push(letter.says);
+        let (mut items, mut ended) = (Vec::new(), 0);
+        while let Some(said) = self.later.remove(&self.next) {
+            let mut end = None;
+            for says in said {
+                match says {
+                    Says::Item(item) => items.push(item),
+                    Says::End(images) => end = Some(images),
+                }
+            }
+            let Some(images) = end else { break };
+            self.next += images;
+            ended += 1;
+        }
+        (items, ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_batches_wait_for_all_of_the_first() {
+        let mut order = Order::new();
+        let mut sort = |first, says| order.sort(Letter { first, says });
+        assert_eq!(sort(2, Says::Item("c")), (vec![], 0));
+        assert_eq!(sort(0, Says::Item("a")), (vec!["a"], 0));
+        assert_eq!(sort(2, Says::Item("d")), (vec![], 0));
+        assert_eq!(sort(4, Says::Item("e")), (vec![], 0));
+        assert_eq!(sort(2, Says::End(2)), (vec![], 0));
+        assert_eq!(sort(0, Says::Item("b")), (vec!["b"], 0));
+        assert_eq!(sort(0, Says::End(2)), (vec!["c", "d", "e"], 2));
+        assert_eq!(sort(4, Says::Item("f")), (vec!["f"], 0));
+        assert_eq!(sort(4, Says::End(1)), (vec![], 1));
+        assert!(order.hears(5) && !order.hears(4));
+    }
+}

@@ -1,0 +1,200 @@
+//! Several devices that share the images of a request: two CPUs, which are this one.
+
+use std::fs::OpenOptions;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use flux::Error;
+use flux::files::Array;
+use flux::pipeline::{Latents, Made, Outlet, Replica, Replicas, Share};
+use flux::rgb::Rgb;
+
+use super::*;
+
+fn cpus(names: &[&str]) -> Vec<(String, Cpu)> {
+    names.iter().map(|name| (name.to_string(), Cpu::new(Precision::F32))).collect()
+}
+
+fn replicas(names: &[&str]) -> Replicas<Cpu> {
+    Replicas::new(cpus(names), OpenModel::open(&preset("tiny")).unwrap()).unwrap()
+}
+
+fn tiny(prompt: &str, seed: u64) -> Request {
+    Request { width: Some(32), height: Some(32), steps: Some(1), ..Request::new(prompt, seed) }
+}
+
+fn make(replicas: &Replicas<Cpu>, request: &Request, count: usize) -> Vec<Image> {
+    replicas.generate(request, count, &CancelFlag::default(), &mut |_| {}).unwrap()
+}
+
+#[test]
+fn several_devices_give_the_bytes_of_one_that_makes_the_same_batches() {
+    let (replicas, one) = (replicas(&["a", "b"]), model("tiny"));
+    let noise = Array { shape: vec![5, 128, 2, 2], values: (0..2560).map(|i| (i as f32 * 0.7).sin()).collect() };
+    let reference = Arc::new(Rgb { width: 32, height: 32, bytes: (0..3072).map(|i| (i * 7) as u8).collect() });
+    let requests = [
+        (tiny("a cat", 7), 1, &[1][..]),
+        (tiny("a cat", 7), 2, &[1, 1]),
+        (tiny("a cat", 7), 5, &[3, 2]),
+        (tiny("a dog", 7), 18, &[5, 5, 4, 4]),
+        (Request { noise: Some(Latents::new(noise).unwrap()), ..tiny("a cat", 7) }, 5, &[3, 2]),
+        (Request { references: vec![reference], ..tiny("a cat", 7) }, 3, &[1, 1, 1]),
+    ];
+    for (request, count, batches) in requests {
+        let images = make(&replicas, &request, count);
+        let seeds: Vec<u64> = images.iter().map(|image| image.plan.seed).collect();
+        assert_eq!(seeds, Vec::from_iter(7..7 + count as u64), "in the order of the seeds");
+        let mut rest = images.as_slice();
+        for &size in batches {
+            let (batch, others) = rest.split_at(size);
+            let first = (batch[0].plan.seed - 7) as usize;
+            for (image, same) in batch.iter().zip(one.generate_batch(&request.part(first..first + size), size).unwrap())
+            {
+                assert_eq!(image.timings.images, size);
+                assert!(image.rgb == same.rgb, "seed {} of {count}", image.plan.seed);
+            }
+            rest = others;
+        }
+        assert!(rest.is_empty());
+    }
+}
+
+#[test]
+fn weights_in_fewer_bits_are_on_every_device() {
+    let open = |format: Option<&str>| {
+        let mut model = OpenModel::open(&ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
+        let wanted = format.map(|format| format.parse().unwrap()).unwrap_or_default();
+        model.quantise(&wanted, &CancelFlag::default(), &mut |_| {}).unwrap();
+        model
+    };
+    let request = tiny("a cat", 1);
+    let images = make(&Replicas::new(cpus(&["a", "b"]), open(Some("fp8"))).unwrap(), &request, 2);
+    let one = Model::new(Cpu::new(Precision::F32), open(Some("fp8")));
+    for (image, seed) in images.iter().zip(1..) {
+        assert!(image.rgb == one.generate(&Request { seed, ..request.clone() }).unwrap().rgb, "seed {seed}");
+    }
+    let whole = Model::new(Cpu::new(Precision::F32), open(None)).generate(&request).unwrap();
+    assert!(images[0].rgb != whole.rgb, "the weights are other ones");
+}
+
+#[test]
+fn one_device_makes_as_many_as_it_can_each_time() {
+    let images = make(&replicas(&["a"]), &tiny("a cat", 1), 20);
+    let batches: Vec<usize> = images.iter().map(|image| image.timings.images).collect();
+    assert_eq!(batches, [[8; 16].as_slice(), &[4; 4]].concat());
+    assert_eq!(images[19].plan.seed, 20);
+}
+
+/// Makes images one at a time, and gives their seeds.
+fn seeds(share: Share<'_, Cpu>, outlet: &Outlet<u64>) -> flux::Result<()> {
+    let (mut session, _) = share.prepare(&mut |progress| outlet.progress(progress))?;
+    while let Some(image) = session.decode(&mut |progress| outlet.progress(progress))? {
+        outlet.give(image.plan.seed);
+    }
+    Ok(())
+}
+
+#[test]
+fn results_come_in_the_order_of_seeds_and_progress_of_what_is_next() {
+    let replicas = replicas(&["slow", "fast"]);
+    let (mut taken, mut denoised) = (Vec::new(), 0);
+    let work = |replica: &Replica<Cpu>, share: Share<'_, Cpu>, outlet: &Outlet<u64>| {
+        thread::sleep(Duration::from_millis(if replica.name() == "slow" { 30 } else { 0 }));
+        seeds(share, outlet)
+    };
+    let take = &mut |made| {
+        match made {
+            Made::Progress(Progress { stage: Stage::Denoise, done: 0, .. }) => denoised += 1,
+            Made::Progress(_) => {}
+            Made::Item(seed) => taken.push(seed),
+        }
+        Ok(())
+    };
+    replicas.run(&tiny("a cat", 1), 24, &CancelFlag::default(), work, take).unwrap();
+    assert_eq!(taken, Vec::from_iter(1..25));
+    assert!((1..=4).contains(&denoised), "{denoised} of the 4 batches");
+}
+
+#[test]
+fn a_device_that_fails_ends_the_others_and_is_named() {
+    let (replicas, cancel) = (replicas(&["a", "b"]), CancelFlag::default());
+    let mut taken = Vec::new();
+    let work = |replica: &Replica<Cpu>, share: Share<'_, Cpu>, outlet: &Outlet<u64>| {
+        if replica.name() == "b" {
+            return Err(Error::new("out of memory").hint("use less"));
+        }
+        seeds(share, outlet)
+    };
+    let take = &mut |made| {
+        if let Made::Item(seed) = made {
+            taken.push(seed);
+        }
+        Ok(())
+    };
+    let error = replicas.run(&tiny("a cat", 1), 1000, &cancel, work, take).unwrap_err();
+    assert_eq!((error.what(), error.kind()), ("b: out of memory", Kind::Failure));
+    assert!(error.to_string().contains("use less"));
+    assert!(taken.len() < 100 && taken.iter().zip(1..).all(|(seed, expected)| *seed == expected), "{taken:?}");
+    cancel.check().expect("the caller's flag is as it was");
+    assert_eq!(make(&replicas, &tiny("a cat", 1), 3).len(), 3, "the devices are of use afterwards");
+}
+
+#[test]
+fn a_caller_cancels_all_devices_by_its_flag_or_an_error() {
+    let (replicas, cancel) = (replicas(&["a", "b"]), CancelFlag::default());
+    let flag = cancel.clone();
+    let error = replicas.generate(&tiny("a cat", 1), 1000, &cancel, &mut |_| flag.cancel()).unwrap_err();
+    assert_eq!(error.kind(), Kind::Cancelled);
+
+    let begun = AtomicUsize::new(0);
+    let work = |_: &Replica<Cpu>, share: Share<'_, Cpu>, outlet: &Outlet<u64>| {
+        begun.fetch_add(1, Ordering::Relaxed);
+        seeds(share, outlet)
+    };
+    let take = &mut |made| match made {
+        Made::Item(_) => Err(Error::new("cannot write")),
+        Made::Progress(_) => Ok(()),
+    };
+    let error = replicas.run(&tiny("a cat", 1), 1000, &CancelFlag::default(), work, take).unwrap_err();
+    assert_eq!(error.what(), "cannot write", "an error of the caller's own");
+    assert!(begun.into_inner() <= 5, "no more batches than may wait for their turn, and one");
+}
+
+#[test]
+fn a_panic_of_a_device_ends_the_others() {
+    let replicas = replicas(&["a", "b"]);
+    let begun = AtomicUsize::new(0);
+    let work = |replica: &Replica<Cpu>, share: Share<'_, Cpu>, outlet: &Outlet<u64>| {
+        assert!(replica.name() == "a", "a defect of a test");
+        begun.fetch_add(1, Ordering::Relaxed);
+        seeds(share, outlet)
+    };
+    let run = || replicas.run(&tiny("a cat", 1), 1000, &CancelFlag::default(), work, &mut |_| Ok(()));
+    assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+    assert!(begun.into_inner() < 20);
+}
+
+#[test]
+fn devices_and_counts_that_cannot_be_are_refused() {
+    let refused = |names: &[&str]| {
+        let refused = Replicas::new(cpus(names), OpenModel::open(&preset("tiny")).unwrap()).err().unwrap();
+        assert_eq!(refused.kind(), Kind::Usage);
+        refused.to_string()
+    };
+    assert!(refused(&[]).contains("no device"));
+    assert!(refused(&["a", "b", "a"]).contains("a is there twice"));
+    let none = replicas(&["a", "b"]).generate(&tiny("a cat", 1), 0, &CancelFlag::default(), &mut |_| {});
+    assert!(none.unwrap_err().to_string().contains("--count"));
+}
+
+#[test]
+fn a_file_that_was_cut_off_since_it_was_opened_is_not_mapped_for_another_device() {
+    let folder = tempfile::tempdir().unwrap();
+    support::random_model::RandomModel::preset("tiny").unwrap().write(folder.path()).unwrap();
+    let model = OpenModel::open(&ModelFiles::open(folder.path()).unwrap()).unwrap();
+    let file = folder.path().join("vae/diffusion_pytorch_model.safetensors");
+    OpenOptions::new().write(true).open(file).unwrap().set_len(100).unwrap();
+    let error = Replicas::new(cpus(&["a", "b"]), model).err().unwrap().to_string();
+    assert!(error.contains("and has 100 now") && error.contains("diffusion_pytorch_model.safetensors"), "{error}");
+}
