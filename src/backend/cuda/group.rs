@@ -1,0 +1,240 @@
+//! Groups of GPUs that make one image together, each used by a thread of its own.
+//!
+//! Before an exchange is enqueued, the hosts of all ranks meet and say where what they give lies; from then on the GPUs
+//! wait for each other by themselves, see cuda/exchange.cu. Whatever ends one side ends the other: a host that fails sets
+//! the first word of the mailbox, which GPUs that wait look at; a GPU that waited too long says so there, which hosts
+//! look at while they wait and once they have waited for their GPU.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{result, sys};
+
+use super::buffer::{Buffer, Kind};
+use super::device::Device;
+use super::driver::failed;
+use super::event::Event;
+use crate::backend::group::{Alarm, Member};
+use crate::error::{Error, Result};
+
+/// The most ranks of a group, as in cuda/exchange.cu.
+pub const RANKS: usize = 16;
+/// Words of a rank's flags, as in cuda/exchange.cu.
+const FLAG_WORDS: usize = 128;
+/// Words of the mailbox: one that ends all, and two of each rank.
+const MAILBOX_WORDS: usize = 1 + 2 * RANKS;
+
+/// The place of a GPU in its group.
+pub struct Rank {
+    member: Member,
+    shared: Arc<Shared>,
+    /// How often work was captured together; see [`Rank::next_capture`].
+    captures: AtomicU64,
+}
+
+struct Shared {
+    mailbox: Mailbox,
+    /// Of each rank, in its own memory.
+    flags: Vec<Buffer>,
+    devices: Vec<Arc<Device>>,
+    limit: Duration,
+}
+
+impl Rank {
+    /// The ranks of a new group of these GPUs, in their order.
+    ///
+    /// Errors when a GPU cannot reach the memory of another one, or memory runs out.
+    pub fn group(devices: &[&Arc<Device>], limit: Duration) -> Result<Vec<Self>> {
+        let world = devices.len();
+        if world > RANKS {
+            return Err(Error::usage(format!("{world} GPUs make no image together, {RANKS} are the most")));
+        }
+        if let Some(other) = devices.iter().find(|device| device.element() != devices[0].element()) {
+            let names = format!("{} and {}", devices[0].name(), other.name());
+            return Err(Error::usage(format!(
+                "{names} make no image together: one computes in bf16, the other in fp16"
+            ))
+            .hint("use GPUs of one kind"));
+        }
+        for (device, peer) in devices.iter().flat_map(|device| devices.iter().map(move |peer| (device, peer))) {
+            device.reach(peer)?;
+        }
+        let flags = devices.iter().map(|device| Buffer::new(device, Kind::F32, FLAG_WORDS));
+        let mailbox = Mailbox::new(devices[0])?;
+        let devices: Vec<_> = devices.iter().map(|device| Arc::clone(device)).collect();
+        let shared = Arc::new(Shared { devices, flags: flags.collect::<Result<_>>()?, mailbox, limit });
+        shared.clear()?;
+        // The driver may wait for a GPU when it loads a kernel, which must not be while that one waits for another.
+        shared.devices.iter().try_for_each(|device| device.load_kernels("exchange"))?;
+        let members = Member::group(world, limit, Some(Arc::clone(&shared) as _));
+        Ok(members.map(|member| Self { member, shared: Arc::clone(&shared), captures: AtomicU64::new(0) }).collect())
+    }
+
+    /// How hosts meet.
+    pub fn member(&self) -> &Member {
+        &self.member
+    }
+
+    /// Device addresses of the flags of all ranks.
+    pub fn flags(&self) -> impl Iterator<Item = u64> {
+        self.shared.flags.iter().map(Buffer::address)
+    }
+
+    /// The address of the mailbox, the same on all devices.
+    pub fn mailbox(&self) -> u64 {
+        self.shared.mailbox.0 as u64
+    }
+
+    /// How long a GPU waits for another one.
+    pub fn limit(&self) -> Duration {
+        self.shared.limit
+    }
+
+    /// Whether several ranks share a GPU. One that waits there leaves most of it to the others.
+    pub fn shares_gpus(&self) -> bool {
+        let devices = &self.shared.devices;
+        devices.iter().enumerate().any(|(i, device)| devices[..i].iter().any(|other| other.is_same_gpu(device)))
+    }
+
+    /// A number that all ranks have for what they capture now, and never had before. From here on until they have
+    /// captured it, no rank is at anything that would have to wait for captures to end.
+    ///
+    /// Errors as [`Member::exchange`].
+    pub fn next_capture(&self) -> Result<u64> {
+        let own = self.captures.load(Ordering::Relaxed);
+        let all = self.member.exchange("a capture", vec![own; self.member.world()])?;
+        let next = 1 + all.into_iter().max().unwrap_or(own);
+        self.captures.store(next, Ordering::Relaxed);
+        Ok(next)
+    }
+
+    /// See [`crate::backend::Backend::restore_collectives`].
+    pub fn restore(&self) -> Result<()> {
+        if self.member.has_ended() || self.shared.mailbox.word(0).load(Ordering::Acquire) != 0 {
+            self.shared.wait_until_idle()?;
+            self.shared.clear()?;
+        }
+        self.member.restore()
+    }
+}
+
+impl Shared {
+    /// Errors when a GPU still computes after the limit.
+    fn wait_until_idle(&self) -> Result<()> {
+        self.mailbox.word(0).store(1, Ordering::Release);
+        let start = Instant::now();
+        for (rank, device) in self.devices.iter().enumerate() {
+            while !device.is_idle(device.stream())? {
+                if start.elapsed() > self.limit {
+                    let what =
+                        format!("the GPU of rank {rank} is still busy with an image that has ended with an error");
+                    return Err(Error::new(what).hint("begin anew, or leave this GPU out"));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+
+    /// As before the first exchange. Nothing of a group is enqueued on any GPU.
+    fn clear(&self) -> Result<()> {
+        for (device, flags) in self.devices.iter().zip(&self.flags) {
+            {
+                let _submission = device.submit(device.stream())?;
+                // SAFETY: the buffer has the bytes.
+                unsafe { result::memset_d8_async(flags.address(), 0, flags.bytes(), device.stream().raw()) }
+                    .map_err(|e| failed("cannot clear GPU memory", e))?;
+            }
+            // Others write there as soon as they are told that it is clear.
+            Event::new(device, device.stream())?.wait()?;
+        }
+        (0..MAILBOX_WORDS).for_each(|word| self.mailbox.word(word).store(0, Ordering::Release));
+        Ok(())
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Others write to the flags of a rank, and read the mailbox. Where a GPU hangs, nobody uses either any more.
+        let _ = self.wait_until_idle();
+        let _ = self.devices[0].make_current();
+    }
+}
+
+impl Alarm for Shared {
+    fn heard(&self) -> Option<(usize, Error)> {
+        if self.mailbox.word(0).load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let (blamed, waiting, meeting) = blamed(|word| self.mailbox.word(word).load(Ordering::Acquire))?;
+        let what = format!(
+            "the GPU of rank {blamed} did not come within {:?} to exchange {meeting}, where that of rank {waiting} waits",
+            self.limit
+        );
+        Some((blamed, Error::new(what).hint("does `nvidia-smi` show the GPU? another program may keep it busy")))
+    }
+
+    fn sound(&self) {
+        self.mailbox.word(0).store(1, Ordering::Release);
+    }
+}
+
+/// Whom the words of the mailbox blame, who waited for it, and in which exchange. Of ranks that wait for each other in
+/// turn it is the one that waits for nobody.
+fn blamed(word: impl Fn(usize) -> u32) -> Option<(usize, usize, u32)> {
+    let waited_for = |rank: usize| (word(1 + 2 * rank) as usize).checked_sub(1);
+    let late = |rank: usize| Some((waited_for(rank)?, rank, word(2 + 2 * rank)));
+    let all: Vec<_> = (0..RANKS).filter_map(late).collect();
+    all.iter().find(|(blamed, ..)| waited_for(*blamed).is_none()).or(all.first()).copied()
+}
+
+/// Words in memory of the host that all GPUs read and write.
+struct Mailbox(*mut c_void);
+
+// SAFETY: all access is to atomic words, which live as long as this.
+unsafe impl Send for Mailbox {}
+// SAFETY: as above.
+unsafe impl Sync for Mailbox {}
+
+impl Mailbox {
+    fn new(device: &Device) -> Result<Self> {
+        device.make_current()?;
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the size is not zero; the memory is freed in `drop`.
+        let host = unsafe { result::malloc_host(MAILBOX_WORDS * size_of::<AtomicU32>(), flags) };
+        // Host and devices have one address space wherever there are 64-bit programs, so its address is the same on all.
+        host.map(Self).map_err(|e| failed("cannot pin host memory", e))
+    }
+
+    fn word(&self, index: usize) -> &AtomicU32 {
+        assert!(index < MAILBOX_WORDS, "word {index} of {MAILBOX_WORDS}");
+        // SAFETY: the words live as long as this, and the driver zeroes new pages.
+        unsafe { &*self.0.cast::<AtomicU32>().add(index) }
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        // SAFETY: freed once, when no GPU uses it any more. The owner sees to a current context.
+        let _ = unsafe { result::free_host(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rank_that_waits_for_nobody_is_to_blame() {
+        let told = |words: &[(usize, u32)]| {
+            blamed(|word| words.iter().find(|(at, _)| *at == word).map_or(0, |(_, value)| *value))
+        };
+        assert_eq!(told(&[]), None);
+        assert_eq!(told(&[(1, 2), (2, 17)]), Some((1, 0, 17)));
+        // Rank 0 waits for rank 1 in exchange 5, and that for rank 2 in 4.
+        assert_eq!(told(&[(1, 2), (2, 5), (3, 3), (4, 4)]), Some((2, 1, 4)));
+        assert_eq!(told(&[(1, 2), (2, 5), (3, 1), (4, 5)]), Some((1, 0, 5)));
+    }
+}

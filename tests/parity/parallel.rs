@@ -1,0 +1,422 @@
+//! Ranks of a group: collectives at sizes that do not divide, images against those of one GPU, and what becomes of an
+//! image that a rank cannot make. Ranks share the first GPU; where there is a second one, they also have one each.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flux::backend::Backend;
+use flux::backend::cuda::{ChannelStatistics, Cuda, GemmCache, Precision};
+use flux::error::Kind;
+use flux::files::ModelFiles;
+use flux::ops::{GroupNorm, RowSplit, TokenLayout, TokenSplit};
+use flux::pipeline::{CancelFlag, Image, Model, Parallel, Request};
+use flux::{Error, Result, Tensor};
+
+use crate::compare::values;
+use crate::pipeline::{default_model, psnr};
+use crate::support::preset;
+use crate::{cuda, few};
+
+/// Of each rank on a GPU that ranks share.
+const MEMORY_BYTES: u64 = 4 << 30;
+
+/// Which GPUs the ranks of a group have.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    /// So many ranks share the first one.
+    OneGpu(usize),
+    /// The first and the second.
+    TwoGpus,
+}
+
+impl Place {
+    fn group_within(self, limit: Duration) -> Result<Vec<Cuda>> {
+        let ranks = match self {
+            Self::OneGpu(world) => Cuda::group_on_one(0, world, MEMORY_BYTES, Precision::Bf16, limit),
+            Self::TwoGpus => Cuda::group(&[0, 1], None, Precision::Bf16, &GemmCache::Off, limit),
+        }?;
+        // Where ranks share a GPU, the driver must not wait for it to load a kernel while one of them waits for another.
+        ranks.iter().try_for_each(Cuda::warm_up)?;
+        Ok(ranks)
+    }
+
+    fn group(self) -> Vec<Cuda> {
+        self.group_within(Cuda::GROUP_LIMIT).unwrap()
+    }
+}
+
+/// The places that there are; none without a GPU.
+fn places() -> Vec<Place> {
+    if cuda().is_none() {
+        return Vec::new();
+    }
+    let mut places = vec![Place::OneGpu(2)];
+    if !few() {
+        places.push(Place::OneGpu(4));
+    }
+    match Place::TwoGpus.group_within(Cuda::GROUP_LIMIT) {
+        Ok(_) => places.push(Place::TwoGpus),
+        Err(error) if error.to_string().contains("no GPU 1") => println!("skipped: there is one GPU"),
+        Err(error) => panic!("{error}"),
+    }
+    places
+}
+
+/// What `work` returns on each rank. A rank that fails ends the others, as it does where an image is made.
+fn on_each<T: Send>(ranks: &[Cuda], work: impl Fn(&Cuda) -> Result<T> + Sync) -> Vec<Result<T>> {
+    let (work, one) = (&work, |cuda: &Cuda, result: Result<T>| result.inspect_err(|e| cuda.abort_collectives(e)));
+    thread::scope(|scope| {
+        let threads: Vec<_> = ranks.iter().map(|cuda| scope.spawn(move || one(cuda, work(cuda)))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn all<T: Send>(ranks: &[Cuda], work: impl Fn(&Cuda) -> Result<T> + Sync) -> Vec<T> {
+    on_each(ranks, work).into_iter().map(|result| result.unwrap()).collect()
+}
+
+/// A whole of which ranks have parts, as bf16 keeps it.
+struct Whole {
+    cols: usize,
+    values: Vec<f32>,
+}
+
+impl Whole {
+    fn new(rows: usize, cols: usize) -> Self {
+        Self { cols, values: values(7, rows * cols) }
+    }
+
+    fn cells(&self, rows: &[usize], cols: std::ops::Range<usize>) -> Vec<f32> {
+        rows.iter().flat_map(|row| &self.values[row * self.cols..][cols.clone()]).copied().collect()
+    }
+
+    /// Some rows and columns, in a tensor with `beside` columns more.
+    fn upload(&self, cuda: &Cuda, rows: &[usize], cols: std::ops::Range<usize>, beside: usize) -> Result<Tensor<Cuda>> {
+        let mut wide = Vec::new();
+        for row in rows {
+            wide.extend_from_slice(&self.values[row * self.cols..][cols.clone()]);
+            wide.resize(wide.len() + beside, -1.0);
+        }
+        let [x, _] = cuda.upload(&wide, rows.len(), cols.len() + beside)?.split_cols([cols.len(), beside]);
+        Ok(x)
+    }
+}
+
+fn rows_of(rows: RowSplit, rank: usize) -> Vec<usize> {
+    rows.runs_of(rank).flat_map(|run| run.whole).collect()
+}
+
+fn layouts() -> Vec<TokenLayout> {
+    let layouts = [
+        TokenLayout { references: 6, ..TokenLayout::new(1, 5, 15) },
+        // More copies than one launch has.
+        TokenLayout::new(40, 3, 7),
+        TokenLayout::new(2, 9, 1),
+        TokenLayout::single(2),
+        TokenLayout { references: 700, ..TokenLayout::new(1, 512, 1201) },
+    ];
+    layouts.into_iter().flat_map(|layout| [layout, layout.image_queries()]).collect()
+}
+
+#[test]
+fn heads_cross_to_all_tokens_and_back() {
+    for place in places() {
+        let ranks = place.group();
+        let world = ranks.len();
+        // Rows that are a multiple of 16 bytes, and rows that are not.
+        for (layout, head_dim) in layouts().into_iter().flat_map(|layout| [(layout, 32), (layout, 3)]) {
+            let dim = 4 * head_dim;
+            let whole = Whole::new(layout.rows(), 3 * dim);
+            all(&ranks, |cuda| {
+                let split = TokenSplit::new(layout, cuda.rank(), world);
+                let skipped = layout.rows_without_query();
+                let rows = rows_of(split.rows(), cuda.rank());
+                let queries: Vec<usize> =
+                    rows_of(split.query_rows(), cuda.rank()).into_iter().map(|row| skipped + row).collect();
+                let kvq = [
+                    whole.upload(cuda, &rows, 0..dim, 8)?,
+                    whole.upload(cuda, &rows, dim..2 * dim, 1)?,
+                    whole.upload(cuda, &queries, 2 * dim..3 * dim, 0)?,
+                ];
+                let crossed = Tensor::all_to_all_heads(kvq, head_dim, &split)?;
+                let own = dim / world;
+                for (i, (x, first)) in crossed.iter().zip([0, 0, skipped]).enumerate() {
+                    let cols = i * dim + cuda.rank() * own..i * dim + (cuda.rank() + 1) * own;
+                    let expected = whole.cells(&(first..layout.rows()).collect::<Vec<_>>(), cols);
+                    assert!(cuda.download(x)? == expected, "{place:?} {layout:?} {head_dim}: tensor {i}");
+                }
+                let [_, _, q] = crossed;
+                let back = cuda.download(&q.all_to_all_rows(&split)?)?;
+                assert!(back == whole.cells(&queries, 2 * dim..3 * dim), "{place:?} {layout:?} {head_dim}");
+                Ok(())
+            });
+        }
+    }
+}
+
+#[test]
+fn gathered_rows_halos_and_what_rank_0_has_are_what_they_mean() {
+    for place in places() {
+        let ranks = place.group();
+        let world = ranks.len();
+        let tokens = layouts().into_iter().map(|layout| TokenSplit::new(layout, 0, world).rows());
+        let bands = [RowSplit::bands(5, 3, world), RowSplit::bands(1, 4, world), RowSplit::bands(130, 1040, world)];
+        for (split, cols) in tokens.chain(bands).flat_map(|split| [(split, 3), (split, 24)]) {
+            let whole = Whole::new(split.rows(), cols);
+            for beside in [0, 5] {
+                all(&ranks, |cuda| {
+                    let own = whole.upload(cuda, &rows_of(split, cuda.rank()), 0..cols, beside)?;
+                    assert!(
+                        cuda.download(&own.all_gather_rows(&split)?)? == whole.values,
+                        "{place:?} {split:?} {cols}"
+                    );
+                    Ok(())
+                });
+            }
+        }
+        for (halo @ [above, below], cols) in [([2, 2], 3), ([0, 2], 8), ([1, 0], 128), ([0, 0], 1), ([2, 1], 40)] {
+            let split = RowSplit::bands(9, 2, world);
+            let whole = Whole::new(18, cols);
+            all(&ranks, |cuda| {
+                let own = rows_of(split, cuda.rank());
+                let got = whole.upload(cuda, &own, 0..cols, 0)?.halo_rows(halo)?;
+                let range = own[0].saturating_sub(above)..(own[own.len() - 1] + 1 + below).min(18);
+                let expected = whole.cells(&range.collect::<Vec<_>>(), 0..cols);
+                assert!(cuda.download(&got)? == expected, "{place:?} {halo:?}, rank {}", cuda.rank());
+                Ok(())
+            });
+        }
+        for got in all(&ranks, |cuda| {
+            let x = (cuda.rank() == 0).then(|| cuda.upload(&values(3, 77), 7, 11)).transpose()?;
+            assert_eq!(
+                cuda.gather_host("sizes", 10 + cuda.rank() as u64)?,
+                (0..world as u64).map(|r| 10 + r).collect::<Vec<_>>()
+            );
+            cuda.download(&Tensor::broadcast(cuda, x, [7, 11])?)
+        }) {
+            assert_eq!(got, values(3, 77));
+        }
+    }
+}
+
+#[test]
+fn a_norm_with_reduced_statistics_is_that_of_the_whole_and_the_same_on_all_ranks() {
+    let Some(alone) = cuda() else { return };
+    for (rows, channels) in [(23, 8), (5000, 64), (40_000, 128)] {
+        let values: Vec<f32> = values(5, rows * channels).into_iter().map(|value| 2.0 + value).collect();
+        let normed = |x: &Tensor<Cuda>, statistics: Option<&ChannelStatistics>| {
+            let cuda = x.backend();
+            let (weight, bias) =
+                (cuda.upload(&vec![1.5; channels], 1, channels)?, cuda.upload(&vec![0.25; channels], 1, channels)?);
+            let norm = GroupNorm { weight: &weight, bias: &bias, groups: 4, eps: 1e-6, statistics };
+            cuda.download(&x.group_norm(&norm)?)
+        };
+        let expected = normed(&alone.upload(&values, rows, channels).unwrap(), None).unwrap();
+        for place in places() {
+            let ranks = place.group();
+            let split = RowSplit::bands(rows, 1, ranks.len());
+            let parts = all(&ranks, |cuda| {
+                let own = rows_of(split, cuda.rank());
+                let x = cuda.upload(&values[own[0] * channels..][..own.len() * channels], own.len(), channels)?;
+                let reduced = x.all_reduce_statistics(None)?;
+                // The same rows on each rank show that all have the same statistics.
+                let same = cuda.upload(&values[..channels], 1, channels)?;
+                Ok((normed(&x, reduced.as_ref())?, normed(&same, reduced.as_ref())?))
+            });
+            let got = parts.iter().flat_map(|(own, _)| own.clone());
+            for (got, expected) in got.zip(&expected) {
+                assert!((got - expected).abs() <= expected.abs() / 128.0 + 1e-4, "{got} for {expected}, {place:?}");
+            }
+            assert!(parts.iter().all(|(_, same)| *same == parts[0].1), "{place:?}");
+        }
+    }
+}
+
+fn parallel(place: Place, files: &ModelFiles) -> Parallel<Cuda> {
+    Parallel::load(place.group(), files).unwrap()
+}
+
+fn generate(parallel: &Parallel<Cuda>, request: &Request, count: usize) -> Result<Vec<Image>> {
+    parallel.generate_batch(request, count, &CancelFlag::default(), &mut |_| {})
+}
+
+fn sized(prompt: &str, [width, height]: [usize; 2]) -> Request {
+    Request { width: Some(width), height: Some(height), steps: Some(3), ..Request::new(prompt, 5) }
+}
+
+fn picture(width: usize, height: usize) -> Arc<flux::rgb::Rgb> {
+    let byte = |i: usize| (128.0 + 100.0 * (i as f32 / 97.0).sin()) as u8;
+    Arc::new(flux::rgb::Rgb { width, height, bytes: (0..3 * width * height).map(byte).collect() })
+}
+
+/// The first image runs op by op, the second is captured, and the third is the first that only launches graphs.
+fn assert_near(place: Place, files: &ModelFiles, request: &Request, count: usize, what: &str) {
+    let alone = Model::load(cuda().unwrap(), files).unwrap();
+    let expected = alone.generate_batch(request, count).unwrap();
+    let parallel = parallel(place, files);
+    let mut first = Vec::new();
+    for run in 0..3 {
+        let images =
+            generate(&parallel, request, count).unwrap_or_else(|e| panic!("{what}, {place:?}, run {run}: {e}"));
+        let bytes: Vec<Vec<u8>> = images.into_iter().map(|image| image.rgb).collect();
+        if run == 0 {
+            for (image, expected) in bytes.iter().zip(&expected) {
+                let psnr = psnr(image, &expected.rgb);
+                println!("{what}, {place:?}: {psnr:.1} dB");
+                assert!(psnr >= 45.0, "{what}, {place:?}: {psnr:.1} dB");
+            }
+            assert_eq!(bytes.len(), expected.len());
+            first = bytes;
+        } else {
+            assert!(bytes == first, "{what}, {place:?}: run {run} gave other bytes");
+        }
+    }
+    for model in parallel.models() {
+        let stats = model.backend().stats();
+        assert!(stats.graph_launches > 0 && stats.uncaptured == 0, "{what}, {place:?}: {stats:?}");
+    }
+}
+
+#[test]
+fn ranks_make_the_image_of_one_gpu() {
+    for place in places() {
+        assert_near(place, &default_model(), &sized("a black cat on an orange background", [256, 256]), 1, "256 x 256");
+        assert_near(place, &default_model(), &sized("a boat", [208, 176]), 1, "208 x 176");
+        if few() {
+            continue;
+        }
+        assert_near(place, &default_model(), &sized("a blue star", [112, 80]), 3, "a batch");
+        assert_near(place, &preset("tiny"), &sized("a cat", [112, 80]), 1, "a random model");
+    }
+}
+
+#[test]
+fn ranks_share_references_and_guidance() {
+    for place in places().into_iter().filter(|_| !few()) {
+        let references = vec![picture(96, 80), picture(32, 16)];
+        let request = Request { references, ..sized("a cat", [96, 80]) };
+        assert_near(place, &default_model(), &request, 1, "references");
+        if !matches!(place, Place::OneGpu(2) | Place::TwoGpus) {
+            continue;
+        }
+        let guided = Request { guidance: Some(3.0), negative: Some("rain".to_string()), ..sized("a cat", [80, 48]) };
+        assert_near(place, &preset("base"), &guided, 1, "guidance");
+        // This model has three heads.
+        let request = Request { references: vec![picture(96, 80)], ..sized("a cat", [96, 80]) };
+        assert_near(Place::OneGpu(3), &preset("kv"), &request, 1, "cached references");
+    }
+}
+
+#[test]
+fn a_rank_that_fails_ends_the_others_and_the_next_image_is_made() {
+    for place in places() {
+        let (parallel, request) = (parallel(place, &default_model()), sized("a cat", [96, 80]));
+        let (never, start) = (CancelFlag::default(), Instant::now());
+        for steps in 0..=2 {
+            let failed = parallel.run(&request, 1, &never, &mut |_| {}, move |rank, mut session, report| {
+                for _ in 0..steps {
+                    session.step(report)?;
+                }
+                if rank == 1 { Err(Error::new("out of memory")) } else { session.run(report) }
+            });
+            assert_eq!(failed.unwrap_err().to_string(), "out of memory", "{place:?} after {steps} steps");
+        }
+        assert!(start.elapsed() < Cuda::GROUP_LIMIT, "{:?}", start.elapsed());
+        let cancel = CancelFlag::default();
+        let long = Request { steps: Some(50), ..request.clone() };
+        let cancelled = parallel.generate_batch(&long, 1, &cancel, &mut |_| cancel.cancel());
+        assert_eq!(cancelled.unwrap_err().kind(), Kind::Cancelled);
+        let alone = Model::load(cuda().unwrap(), &default_model()).unwrap().generate(&request).unwrap();
+        for _ in 0..3 {
+            let image = &generate(&parallel, &request, 1).unwrap()[0];
+            assert!(psnr(&image.rgb, &alone.rgb) >= 45.0, "{place:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_whose_memory_is_full_is_named_by_all() {
+    for place in places() {
+        let ranks = place.group();
+        let start = Instant::now();
+        let results = on_each(&ranks, |cuda| {
+            if cuda.rank() == 1 {
+                let part = gibibyte(cuda)?;
+                return Tensor::concat_rows(&[&part; 256]).map(|_| ());
+            }
+            let x = cuda.upload(&[1.0; 8], 1, 8)?;
+            x.all_gather_rows(&RowSplit::bands(cuda.world(), 1, cuda.world())).map(|_| ())
+        });
+        assert!(start.elapsed() < Cuda::GROUP_LIMIT);
+        for (rank, result) in results.into_iter().enumerate() {
+            let text = result.unwrap_err().to_string();
+            let named = rank == 1 || text.contains("because of rank 1");
+            assert!(text.contains("out of GPU memory") && named, "{place:?} rank {rank}: {text}");
+        }
+    }
+}
+
+/// [rows, 1024] of this many bytes in all.
+fn gibibyte(cuda: &Cuda) -> Result<Tensor<Cuda>> {
+    let part = cuda.upload(&vec![0.5; 1 << 20], 1 << 10, 1 << 10)?;
+    Tensor::concat_rows(&[&part; 512])
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_and_what_waits_for_it_ends() {
+    let limit = Duration::from_millis(300);
+    for place in places() {
+        let ranks = place.group_within(limit).unwrap();
+        let rows = RowSplit::bands(ranks.len(), 1, ranks.len());
+        let gathered = |cuda: &Cuda| cuda.upload(&[1.0; 8], 1, 8)?.all_gather_rows(&rows);
+        all(&ranks, |cuda| gathered(cuda).and_then(|x| cuda.download(&x)).map(|_| ()));
+
+        let start = Instant::now();
+        let late = on_each(&ranks, |cuda| if cuda.rank() == 1 { Ok(vec![]) } else { cuda.download(&gathered(cuda)?) });
+        let text = late[0].as_ref().unwrap_err().to_string();
+        assert!(text.contains("rank 1 did not come within 300ms"), "{place:?}: {text}");
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+        restore(&ranks);
+
+        // The host of rank 1 comes, but its GPU has more to do before than there is time.
+        let mut busy: Vec<_> = ranks.iter().map(|cuda| (cuda.rank() == 1).then(|| gibibyte(cuda).unwrap())).collect();
+        busy[1] = busy[1].take().map(|x| Tensor::concat_rows(&[&x, &x]).unwrap());
+        let busy = std::sync::Mutex::new(busy);
+        let hung = on_each(&ranks, |cuda| {
+            let mut x = busy.lock().unwrap()[cuda.rank()].take();
+            for _ in 0..900 {
+                x = x.map(Tensor::silu).transpose()?;
+            }
+            cuda.download(&gathered(cuda)?)
+        });
+        let text = hung[0].as_ref().unwrap_err().to_string();
+        assert!(text.contains("the GPU of rank 1 did not come within 300ms to exchange 1"), "{place:?}: {text}");
+        restore(&ranks);
+        for got in all(&ranks, |cuda| gathered(cuda).and_then(|x| cuda.download(&x))) {
+            assert_eq!(got, vec![1.0; 8 * ranks.len()], "{place:?}");
+        }
+    }
+}
+
+fn restore(ranks: &[Cuda]) {
+    let start = Instant::now();
+    for cuda in ranks {
+        while let Err(error) = cuda.restore_collectives() {
+            assert!(start.elapsed() < Duration::from_secs(20), "{error}");
+        }
+    }
+}
+
+#[test]
+fn groups_that_cannot_be_are_refused() {
+    let group = |ordinals: &[usize]| {
+        let made = Cuda::group(ordinals, None, Precision::Bf16, &GemmCache::Off, Cuda::GROUP_LIMIT);
+        made.err().expect("no such group").to_string()
+    };
+    assert!(group(&[]).contains("a group of 0 GPUs"));
+    assert!(group(&[0, 1, 0]).contains("GPU 0 is named twice"));
+    if cuda().is_some() {
+        assert!(group(&[0, 99]).contains("no GPU 99"));
+    }
+}
