@@ -4,7 +4,7 @@
 //! nvcc is looked for in `NVCC`, `CUDA_HOME`, `CUDA_PATH`, `PATH`, the project's `.cuda` and `.venv` (see `make
 //! cuda-toolkit`), `/usr/local/cuda` and `/opt/cuda`. Without it the table is empty: the crate still builds, and says
 //! so when CUDA is asked for. `FLUX_REQUIRE_NVCC=1` makes that an error. `FLUX_CUDA_ARCHS=90a` (a comma-separated list)
-//! cuts the build to the architectures of one's own machine.
+//! cuts the build to the architectures of one's own machine; 75 is one of them where it is named.
 //!
 //! Fatbins are cached in `kernels/` of the target folder under a hash of all that they are made from, so that every
 //! profile, and `cargo check` too, compiles a kernel once. The program needs no other crate: `make kernels` compiles it
@@ -20,11 +20,17 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Ampere, Ada, Hopper, Blackwell; `a` unlocks wgmma on Hopper. All other GPUs compile the PTX when a module is loaded.
-const ARCHS: [&str; 6] = ["80", "86", "89", "90a", "100", "120"];
+/// Turing, Ampere, Ada, Hopper, Blackwell; `a` unlocks wgmma on Hopper. All other GPUs compile the PTX when a module is
+/// loaded.
+const ARCHS: [&str; 7] = [HALF_ARCH, "80", "86", "89", "90a", "100", "120"];
 const PTX_ARCH: &str = "80";
+/// GPUs without bf16 tensor cores: for them kernels are compiled with `ELEMENT_F16`, into a table of their own. Its PTX
+/// lets other GPUs try them.
+const HALF_ARCH: &str = "75";
 /// A file of this suffix is for one architecture only.
 const HOPPER_SUFFIX: &str = "_sm90a";
+/// Files that serve products of fp8, which are beside bf16 only.
+const BF16_ONLY: [&str; 2] = ["quantise", "quantise_weight"];
 /// Where nvcc is looked for, and what is asked of this build.
 const ENVIRONMENT: [&str; 6] = ["NVCC", "CUDA_HOME", "CUDA_PATH", "PATH", "FLUX_CUDA_ARCHS", "FLUX_REQUIRE_NVCC"];
 /// What nvcc adds to its command line by itself.
@@ -62,7 +68,7 @@ fn main() {
         println!("cargo::error={message}");
         std::process::exit(1);
     });
-    fs::write(out.join("kernels.rs"), table(&fatbins)).expect("OUT_DIR is writable");
+    fs::write(out.join("kernels.rs"), tables(&fatbins)).expect("OUT_DIR is writable");
 }
 
 /// nvcc by its real path: it finds its headers from its own place, which a link would hide.
@@ -84,6 +90,14 @@ fn find_nvcc(root: &Path) -> Option<PathBuf> {
     candidates.into_iter().filter_map(|path| path.canonicalize().ok()).find(|path| path.is_file())
 }
 
+/// The kernels of a file for one type of values; in the order of the tables and of names.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Fatbin {
+    half: bool,
+    stem: String,
+    path: PathBuf,
+}
+
 /// What all kernel files are compiled with.
 struct Compiler {
     nvcc: PathBuf,
@@ -91,6 +105,8 @@ struct Compiler {
     archs: Vec<String>,
     /// Whether GPUs of later architectures are served as well.
     ptx: bool,
+    /// Whether GPUs without bf16 are.
+    half: bool,
     /// Hash of nvcc's version, of its flags from the environment, and of the headers.
     common: u64,
     cache: PathBuf,
@@ -104,6 +120,7 @@ impl Compiler {
             Some(list) => list.split(',').map(str::trim).filter(|arch| !arch.is_empty()).map(String::from).collect(),
             None => ARCHS.map(String::from).to_vec(),
         };
+        let (half, archs): (Vec<_>, Vec<_>) = archs.into_iter().partition(|arch| arch == HALF_ARCH);
         let folder = root.join("cuda");
         let mut hasher = DefaultHasher::new();
         run(Command::new(&nvcc).arg("--version"), "nvcc does not tell its version")?.hash(&mut hasher);
@@ -114,21 +131,24 @@ impl Compiler {
         // OUT_DIR is TARGET/PROFILE/build/flux-HASH/out.
         let cache = out.ancestors().nth(4).unwrap_or(out).join("kernels");
         fs::create_dir_all(&cache).map_err(|e| format!("cannot create {}: {e}", cache.display()))?;
-        Ok(Self { nvcc, folder, archs, ptx: asked.is_none(), common: hasher.finish(), cache, out: out.to_path_buf() })
+        let (ptx, half, common, out) = (asked.is_none(), !half.is_empty(), hasher.finish(), out.to_path_buf());
+        Ok(Self { nvcc, folder, archs, ptx, half, common, cache, out })
     }
 
-    /// The names of the kernel files and their fatbins, in the order of their names.
-    fn compile_all(&self) -> Result<Vec<(String, PathBuf)>, String> {
+    /// All fatbins, in the order of their names.
+    fn compile_all(&self) -> Result<Vec<Fatbin>, String> {
         let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(2).clamp(1, 16);
-        let queue = Mutex::new(files(&self.folder, "cu").into_iter());
+        let sources =
+            files(&self.folder, "cu").into_iter().flat_map(|source| [(source.clone(), false), (source, true)]);
+        let queue = Mutex::new(sources);
         let done = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for _ in 0..jobs {
                 scope.spawn(|| {
                     loop {
                         let next = queue.lock().expect("no thread panics while it holds the queue").next();
-                        let Some(source) = next else { break };
-                        let result = self.compile(&source);
+                        let Some((source, half)) = next else { break };
+                        let result = self.compile(&source, half);
                         done.lock().expect("no thread panics while it holds the results").push(result);
                     }
                 });
@@ -141,30 +161,49 @@ impl Compiler {
         Ok(fatbins)
     }
 
-    /// One fatbin; none when no wanted architecture can run the file. It is included from OUT_DIR, so that a cache that
-    /// is removed later does no harm.
-    fn compile(&self, source: &Path) -> Result<Option<(String, PathBuf)>, String> {
+    /// One fatbin, of kernels for fp16 where `half`; none when no wanted architecture can run the file. It is included
+    /// from OUT_DIR, so that a cache that is removed later does no harm.
+    fn compile(&self, source: &Path, half: bool) -> Result<Option<Fatbin>, String> {
         let stem = source.file_stem().expect("a .cu file has a name").to_string_lossy().into_owned();
-        let hopper_only = stem.ends_with(HOPPER_SUFFIX);
-        let archs: Vec<_> = self.archs.iter().filter(|arch| !hopper_only || *arch == "90a").collect();
-        if archs.is_empty() {
+        let targets = if half { self.half_targets(&stem) } else { self.targets(&stem) };
+        if targets.is_empty() {
             return Ok(None);
         }
         let mut arguments: Vec<String> =
             ["-std=c++17", "-O3", "-fatbin", "-Xfatbin", "-compress-all"].map(String::from).to_vec();
-        arguments.extend(archs.iter().map(|arch| format!("-gencode=arch=compute_{arch},code=sm_{arch}")));
-        if self.ptx && !hopper_only {
-            arguments.push(format!("-gencode=arch=compute_{PTX_ARCH},code=compute_{PTX_ARCH}"));
+        arguments.extend(targets);
+        if half {
+            arguments.push("-DELEMENT_F16".to_string());
         }
+        let name = if half { format!("{stem}_half") } else { stem.clone() };
         let mut hasher = DefaultHasher::new();
         (self.common, &arguments, read(source)?).hash(&mut hasher);
-        let cached = self.cache.join(format!("{stem}-{:016x}.fatbin", hasher.finish()));
+        let cached = self.cache.join(format!("{name}-{:016x}.fatbin", hasher.finish()));
         if !cached.is_file() {
             self.make(source, &arguments, &cached)?;
         }
-        let fatbin = self.out.join(format!("{stem}.fatbin"));
-        fs::copy(&cached, &fatbin).map_err(|e| format!("cannot write {}: {e}", fatbin.display()))?;
-        Ok(Some((stem, fatbin)))
+        let path = self.out.join(format!("{name}.fatbin"));
+        fs::copy(&cached, &path).map_err(|e| format!("cannot write {}: {e}", path.display()))?;
+        Ok(Some(Fatbin { half, stem, path }))
+    }
+
+    /// What the kernels of a file are compiled to, for bf16.
+    fn targets(&self, stem: &str) -> Vec<String> {
+        let hopper_only = stem.ends_with(HOPPER_SUFFIX);
+        let archs = self.archs.iter().filter(|arch| !hopper_only || *arch == "90a");
+        let mut targets: Vec<_> = archs.map(|arch| code(arch, "sm")).collect();
+        if self.ptx && !hopper_only {
+            targets.push(code(PTX_ARCH, "compute"));
+        }
+        targets
+    }
+
+    /// The same for fp16.
+    fn half_targets(&self, stem: &str) -> Vec<String> {
+        if !self.half || stem.ends_with(HOPPER_SUFFIX) || BF16_ONLY.contains(&stem) {
+            return Vec::new();
+        }
+        ["sm", "compute"].map(|kind| code(HALF_ARCH, kind)).to_vec()
     }
 
     /// Compiles under a name that no other build has; a fatbin gets its own name when it is whole.
@@ -179,6 +218,11 @@ impl Compiler {
         }
         made
     }
+}
+
+/// nvcc's argument for machine code (`sm`) or PTX (`compute`) of an architecture.
+fn code(arch: &str, kind: &str) -> String {
+    format!("-gencode=arch=compute_{arch},code={kind}_{arch}")
 }
 
 /// The files of a folder with an extension, in the order of their names.
@@ -206,20 +250,22 @@ fn run(command: &mut Command, what: &str) -> Result<Vec<u8>, String> {
 }
 
 /// The text of `kernels.rs`. A fatbin must be aligned, which `include_bytes!` alone does not promise.
-fn table(fatbins: &[(String, PathBuf)]) -> String {
+fn tables(fatbins: &[Fatbin]) -> String {
     let mut text = String::new();
     if !fatbins.is_empty() {
         text.push_str("#[repr(C, align(64))]\nstruct Aligned<T: ?Sized>(T);\n");
     }
-    text.push_str("pub static KERNELS: &[(&str, &[u8])] = &[\n");
-    for (stem, path) in fatbins {
-        let path = path.display().to_string();
-        writeln!(
-            text,
-            "    ({stem:?}, {{ static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!({path:?})); &FATBIN.0 }}),"
-        )
-        .expect("a String takes all text");
+    for (name, half) in [("KERNELS", false), ("HALF_KERNELS", true)] {
+        writeln!(text, "pub static {name}: &[(&str, &[u8])] = &[").expect("a String takes all text");
+        for Fatbin { stem, path, .. } in fatbins.iter().filter(|fatbin| fatbin.half == half) {
+            let path = path.display().to_string();
+            writeln!(
+                text,
+                "    ({stem:?}, {{ static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!({path:?})); &FATBIN.0 }}),"
+            )
+            .expect("a String takes all text");
+        }
+        text.push_str("];\n");
     }
-    text.push_str("];\n");
     text
 }

@@ -1,9 +1,9 @@
 // adaln: out = (1 + scale) * layer_norm(x) + shift
 //
-//   x      [tokens, dim]  bf16, row stride ld_x
-//   shift  [dim]          bf16
-//   scale  [dim]          bf16
-//   out    [tokens, dim]  bf16, row stride ld_out
+//   x      [tokens, dim]  element, row stride ld_x
+//   shift  [dim]          element
+//   scale  [dim]          element
+//   out    [tokens, dim]  element, row stride ld_out
 //
 // Mapping   one block per token; a thread holds up to 4 chunks of 8 values (16-byte loads), chunk i at thread + i *
 //           threads, so x is read once and both passes (mean, variance) run from registers in f32. 3072: 128 threads, 3
@@ -18,13 +18,13 @@
 #include "layer_norm.cuh"
 
 extern "C" __global__ void __launch_bounds__(1024)
-    adaln_bf16(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out, long long ld_out,
-               int dim, float eps) {
+    adaln(const element* x, long long ld_x, const element* shift, const element* scale, element* out, long long ld_out,
+          int dim, float eps) {
     layer_norm_vector<true>(x, ld_x, shift, scale, out, ld_out, dim, eps);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    adaln_bf16_any(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale, bf16* out, long long ld_out,
-                   int dim, float eps) {
+    adaln_any(const element* x, long long ld_x, const element* shift, const element* scale, element* out,
+              long long ld_out, int dim, float eps) {
     layer_norm_any<true>(x, ld_x, shift, scale, out, ld_out, dim, eps);
 }

@@ -1,11 +1,11 @@
 // attention: out = softmax(q k^T / sqrt(head_dim) + mask) v, each head for itself
 //
-//   q      [rows, heads * head_dim]     bf16, row stride ld_q; rows = batch * (txt + img), text of all samples first
-//   k, v   [rows, kv_heads * head_dim]  bf16, row strides ld_k, ld_v; head h reads key head h / group
-//   out    [rows, heads * head_dim]     bf16, row stride ld_out; may be q
+//   q      [rows, heads * head_dim]     element, row stride ld_q; rows = batch * (txt + img), text of all samples first
+//   k, v   [rows, kv_heads * head_dim]  element, row strides ld_k, ld_v; head h reads key head h / group
+//   out    [rows, heads * head_dim]     element, row stride ld_out; may be q
 //   first_query  0: as above; txt: q and out have no rows of text, because no text query is wanted
 //   keys   0: a query sees all keys of its sample; else: keys up to its own position, of these the first `keys`
-//   scale  log2(e) / sqrt(head_dim)
+//   scale  log2(e) / sqrt(head_dim), and what two units make of a score
 //   whole  how many tiles, from the first, one block takes each; two blocks take each of the others. All tiles are
 //          whole where a warp has one band
 //
@@ -17,7 +17,8 @@
 //           whichever block takes a row.
 // In place  A block reads all of its queries (its rows, its head's columns) before it writes there; no other block
 //           reads them.
-// Needs     sm_80; rows 16-byte aligned (strides and column starts multiples of 8); head_dim 128, 64, 32 or 16.
+// Needs     sm_80, or in fp16 sm_75, which copies without cp.async and has mma.m16n8k8; rows 16-byte aligned (strides
+//           and column starts multiples of 8); head_dim 128, 64, 32 or 16.
 // Flops     4 * heads * head_dim * tokens^2 a sample (causal: half).   24 x 128, 4608 tokens: 261 GFLOP
 // Bound     mma.sync on Hopper has about 60% of the wgmma rate; see attention_sm90a.cu for that chip.
 // Measured  24 x 128, text and image, us (TFLOP/s), in a row: 1536 tokens 125 (232); 4608: 771 (339); 16896: 9356
@@ -35,6 +36,8 @@ namespace attention {
 
 constexpr int KEY_TILE = 64;
 
+#if __CUDA_ARCH__ >= 800
+
 __device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool inside) {
     // With a source size of 0 nothing is read and zeros are written.
     int bytes = inside ? 16 : 0;
@@ -47,6 +50,23 @@ template <int PENDING>
 __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
+
+#else
+
+// Without cp.async a copy is done when the thread goes on; others see it behind the next __syncthreads.
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool inside) {
+    const uint4 chunk = inside ? *static_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z),
+                 "r"(chunk.w)
+                 : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() {}
+
+template <int PENDING>
+__device__ __forceinline__ void wait_copies() {}
+
+#endif
 
 __device__ __forceinline__ void load_matrices(uint32_t (&m)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -64,13 +84,29 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], uint3
 
 // c [16, 8] += a [16, 16] b [16, 8]
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifndef ELEMENT_F16
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#elif __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    // Half the depth at a time: a[0], a[1] and b0 are of the first eight columns.
+    const auto eight = [&](uint32_t top, uint32_t bottom, uint32_t b) {
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(top), "r"(bottom), "r"(b));
+    };
+    eight(a[0], a[1], b0);
+    eight(a[2], a[3], b1);
+#endif
 }
 
-// A tile in shared memory: rows of HEAD_DIM bf16 in 16-byte chunks. Eight consecutive rows hold the same chunk
+// A tile in shared memory: rows of HEAD_DIM elements in 16-byte chunks. Eight consecutive rows hold the same chunk
 // in eight different places of a 128-byte line.
 template <int HEAD_DIM>
 struct Tile {
@@ -84,8 +120,8 @@ struct Tile {
 
     // Tokens `first..first + ROWS` of a sample; zeros from token `end` on.
     template <int ROWS, int THREADS>
-    __device__ static __forceinline__ void load(uint32_t tile, const __nv_bfloat16* from, int ld,
-                                                const SampleRows& rows, int first, int end) {
+    __device__ static __forceinline__ void load(uint32_t tile, const element* from, int ld, const SampleRows& rows,
+                                                int first, int end) {
         constexpr int STEP = THREADS / CHUNKS;
         static_assert(ROWS % STEP == 0 && STEP % 8 == 0, "each thread copies as many chunks, all with the same turn");
         const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
@@ -112,10 +148,9 @@ struct Shape {
 // Attention of the queries of one head and sample that a block takes, from token `first` on. BANDS: bands of 16 query
 // rows per warp; two bands halve the shared-memory reads per flop. STAGES: tiles of K or V in shared memory.
 template <int HEAD_DIM, int BANDS, int STAGES>
-__device__ __forceinline__ void attend(const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v,
-                                       __nv_bfloat16* out, int ld_q, int ld_k, int ld_v, int ld_out, int batch, int txt,
-                                       int img, int first_query, int group, int keys, float scale, int first, int head,
-                                       int sample) {
+__device__ __forceinline__ void attend(const element* q, const element* k, const element* v, element* out, int ld_q,
+                                       int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int first_query,
+                                       int group, int keys, float scale, int first, int head, int sample) {
     using S = Shape<HEAD_DIM, BANDS, STAGES>;
     using T = Tile<HEAD_DIM>;
     constexpr int KEY_COLS = KEY_TILE / 8, DIM_COLS = HEAD_DIM / 8;
@@ -249,7 +284,7 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q, const __nv_bfloat
             for (int b = 0; b < BANDS; b++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    a[b][i] = pack_bf16(score[b][n + i / 2][i % 2 * 2], score[b][n + i / 2][i % 2 * 2 + 1]);
+                    a[b][i] = pack_pair(score[b][n + i / 2][i % 2 * 2], score[b][n + i / 2][i % 2 * 2 + 1]);
 #pragma unroll
             for (int d = 0; d < DIM_COLS; d += 2) {
                 uint32_t values_16[4];
@@ -275,7 +310,7 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q, const __nv_bfloat
             const int row = band + b * 16 + half * 8 + lane / 4;
 #pragma unroll
             for (int n = 0; n < DIM_COLS; n++) {
-                uint32_t pair = pack_bf16(output[b][n][half * 2] * share, output[b][n][half * 2 + 1] * share);
+                uint32_t pair = pack_pair(output[b][n][half * 2] * share, output[b][n][half * 2 + 1] * share);
                 *reinterpret_cast<uint32_t*>(shared + T::at(row, n) + (lane & 3) * 4) = pair;
             }
         }
@@ -293,10 +328,9 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* q, const __nv_bfloat
 // Gives a block its query tile or its half of one. Halves are for the kernel's last round, which may have few blocks:
 // it ends the sooner the less each of them does.
 template <int HEAD_DIM, int BANDS, int STAGES>
-__device__ __forceinline__ void attend_block(const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v,
-                                             __nv_bfloat16* out, int ld_q, int ld_k, int ld_v, int ld_out, int batch,
-                                             int txt, int img, int first_query, int heads, int group, int keys,
-                                             int whole, float scale) {
+__device__ __forceinline__ void attend_block(const element* q, const element* k, const element* v, element* out,
+                                             int ld_q, int ld_k, int ld_v, int ld_out, int batch, int txt, int img,
+                                             int first_query, int heads, int group, int keys, int whole, float scale) {
     constexpr int TILE = Shape<HEAD_DIM, BANDS, STAGES>::TILE;
     const int behind = int(blockIdx.x) - whole, index = behind < 0 ? blockIdx.x : whole + behind / 2;
     const int tiles = ceil_div(txt + img - first_query, TILE);
@@ -318,17 +352,19 @@ __device__ __forceinline__ void attend_block(const __nv_bfloat16* q, const __nv_
 
 // The name ends in head_dim and, where there are two, the rows of a query tile. Shared memory is
 // (rows + stages * 64) * head_dim * 2 bytes, which the launcher passes; it must agree with the numbers here.
-#define ATTENTION(NAME, HEAD_DIM, BANDS, STAGES, BLOCKS)                                                            \
-    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                      \
-        NAME(const __nv_bfloat16* q, const __nv_bfloat16* k, const __nv_bfloat16* v, __nv_bfloat16* out, int ld_q, \
-             int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int first_query, int heads, int group,   \
-             int keys, int whole, float scale) {                                                                   \
-        attention::attend_block<HEAD_DIM, BANDS, STAGES>(q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img,   \
-                                                        first_query, heads, group, keys, whole, scale);            \
+#define ATTENTION(NAME, HEAD_DIM, BANDS, STAGES, BLOCKS)                                                          \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                                     \
+        NAME(const element* q, const element* k, const element* v, element* out, int ld_q,                        \
+             int ld_k, int ld_v, int ld_out, int batch, int txt, int img, int first_query, int heads, int group,  \
+             int keys, int whole, float scale) {                                                                  \
+        attention::attend_block<HEAD_DIM, BANDS, STAGES>(q, k, v, out, ld_q, ld_k, ld_v, ld_out, batch, txt, img, \
+                                                        first_query, heads, group, keys, whole, scale);           \
     }
 
-ATTENTION(attention_bf16_128x128, 128, 2, 3, 2)  // where a multiprocessor has 164 KiB of shared memory
-ATTENTION(attention_bf16_128x64, 128, 1, 2, 2)   // where it has 100 KiB
-ATTENTION(attention_bf16_64, 64, 2, 3, 2)
-ATTENTION(attention_bf16_32, 32, 2, 3, 2)
-ATTENTION(attention_bf16_16, 16, 2, 3, 2)
+#ifndef ELEMENT_F16
+ATTENTION(attention_128x128, 128, 2, 3, 2)  // where a multiprocessor has 164 KiB of shared memory
+#endif
+ATTENTION(attention_128x64, 128, 1, 2, 2)  // where it has 100 KiB, or 64
+ATTENTION(attention_64, 64, 2, 3, 2)
+ATTENTION(attention_32, 32, 2, 3, 2)
+ATTENTION(attention_16, 16, 2, 3, 2)

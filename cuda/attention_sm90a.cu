@@ -158,7 +158,7 @@ __device__ __forceinline__ void round_weights(uint32_t (&weights)[KEYS / 16][4],
 #pragma unroll
     for (int n = 0; n < KEYS / 16; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) weights[n][i] = pack_bf16(score[n * 8 + i * 2], score[n * 8 + i * 2 + 1]);
+        for (int i = 0; i < 4; i++) weights[n][i] = pack_pair(score[n * 8 + i * 2], score[n * 8 + i * 2 + 1]);
 }
 
 // Stores rows of 128 columns. The four lanes of a row exchange pairs, so that each stores 16 bytes, and all four 64.
@@ -177,7 +177,7 @@ __device__ __forceinline__ void store_output(
             uint32_t pair[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                pair[i] = pack_bf16(output[(n + i) * 4 + half * 2] * share, output[(n + i) * 4 + half * 2 + 1] * share);
+                pair[i] = pack_pair(output[(n + i) * 4 + half * 2] * share, output[(n + i) * 4 + half * 2 + 1] * share);
             exchange_pairs(pair);
             if (token + half * 8 < tokens)
                 *reinterpret_cast<uint4*>(to + n * 8) = make_uint4(pair[0], pair[1], pair[2], pair[3]);

@@ -1,7 +1,7 @@
 // attention_softmax: p = softmax(scale * s) over the first `visible` columns, zeros behind them
 //
 //   s      [rows, cols]  f32, row stride ld_s: the scores of some queries of one head
-//   p      [rows, cols]  bf16, row stride ld_p; columns up to the next multiple of 8 are written too
+//   p      [rows, cols]  element, plain values, row stride ld_p; columns up to the next multiple of 8 are written too
 //   visible = cols, or min(first_token + row + 1, keys) where causal
 //
 // Mapping   one block per row. A thread holds up to HELD runs of 8 columns in registers, run i at thread + i * threads,
@@ -36,10 +36,10 @@ __device__ __forceinline__ float greatest(const float (&values)[8], float other)
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
-    attention_softmax_f32_bf16(const float* s, long long ld_s, bf16* p, long long ld_p, int cols, float scale,
-                               int causal, int first_token, int keys) {
+    attention_softmax(const float* s, long long ld_s, element* p, long long ld_p, int cols, float scale, int causal,
+                      int first_token, int keys) {
     const float* scores = s + blockIdx.x * ld_s;
-    bf16* to = p + blockIdx.x * ld_p;
+    element* to = p + blockIdx.x * ld_p;
     const int visible = causal ? min(first_token + (int)blockIdx.x + 1, keys) : cols;
     const float log2_scale = scale * 1.4426950408889634f;
     const int first = threadIdx.x * 8, step = blockDim.x * 8;
@@ -83,13 +83,13 @@ extern "C" __global__ void __launch_bounds__(1024)
         if (column >= cols) break;
 #pragma unroll
         for (int j = 0; j < 8; j++) held[i][j] *= inverse;
-        store(to + column, held[i]);
+        store_plain(to + column, held[i]);
     }
     for (int column = first + HELD * step; column < cols; column += step) {
         float values[8];
         load_scores(scores, column, visible, log2_scale, values);
 #pragma unroll
         for (int j = 0; j < 8; j++) values[j] = exp2f(values[j] - joint) * inverse;
-        store(to + column, values);
+        store_plain(to + column, values);
     }
 }

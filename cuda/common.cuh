@@ -1,51 +1,137 @@
-// Shared by all kernels: bf16 loads and stores of 16 bytes or one value, reductions, ceil_div.
+// Shared by all kernels: what values in memory are, loads and stores of 16 bytes or one value, reductions, ceil_div.
+//
+// Every kernel but those for Hopper is compiled for two types of `element`: bf16, and with ELEMENT_F16 fp16, for GPUs
+// whose tensor cores have no bf16. fp16 ends at 65504, which residual streams may pass. So an activation is there in
+// units of UNIT, a power of two: nothing is rounded but what is below 2^-14 units, and what is beyond 65504 units
+// becomes that and sets `saturated`, which the host reads. Plain values are those of weights, and of what is multiplied
+// with activations and added up. Sums are linear, so products, convolutions and the sums of attention take plain values
+// with activations, and give activations, as they lie in memory.
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <stdint.h>
 
 typedef __nv_bfloat16 bf16;
+#ifdef ELEMENT_F16
+typedef __half element;
+#else
+typedef bf16 element;
+#endif
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Two values as a bf16 pair, `low` in the low half.
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+#ifdef ELEMENT_F16
+
+// `F16_UNIT` in backend/cuda/element.rs.
+static constexpr float UNIT = 32.0f, LARGEST = 65504.0f;
+
+// Whether an activation of this file's kernels was cut off.
+extern "C" {
+__device__ unsigned saturated;
+}
+
+// A NaN stays one.
+__device__ __forceinline__ float within_range(float value) {
+    if (fabsf(value) > LARGEST) {
+        saturated = 1;
+        return copysignf(LARGEST, value);
+    }
+    return value;
+}
+
+// A product that was too large is infinite.
+__device__ __forceinline__ float of_units(float value) { return within_range(value) * UNIT; }
+__device__ __forceinline__ float in_units(float value) { return within_range(value * (1.0f / UNIT)); }
+
+// One plain value, rounded to nearest even, and back.
+__device__ __forceinline__ element to_plain(float value) { return __float2half_rn(value); }
+__device__ __forceinline__ float from_plain(element value) { return __half2float(value); }
+
+// Two plain values, `low` in the low half, and back.
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+__device__ __forceinline__ void unpack_pair(uint32_t pair, float& low, float& high) {
+    const float2 values = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+    low = values.x, high = values.y;
+}
+
+#else
+
+static constexpr float UNIT = 1.0f;
+
+__device__ __forceinline__ float of_units(float value) { return value; }
+__device__ __forceinline__ float in_units(float value) { return value; }
+
+// One plain value, rounded to nearest even, and back.
+__device__ __forceinline__ element to_plain(float value) { return __float2bfloat16_rn(value); }
+__device__ __forceinline__ float from_plain(element value) { return __bfloat162float(value); }
+
+// Two plain values, `low` in the low half, and back.
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
 
-// Eight bf16 values as f32, and back, rounded to nearest even.
+__device__ __forceinline__ void unpack_pair(uint32_t pair, float& low, float& high) {
+    // A bf16 is the upper half of an f32.
+    low = __uint_as_float(pair << 16);
+    high = __uint_as_float(pair & 0xffff0000u);
+}
+
+#endif
+
+// One activation as f32, and back, rounded to nearest even.
+__device__ __forceinline__ float to_float(element value) { return of_units(from_plain(value)); }
+__device__ __forceinline__ element to_element(float value) { return to_plain(in_units(value)); }
+
+// Eight activations as f32, and back, rounded to nearest even.
 __device__ __forceinline__ void unpack(uint4 raw, float (&values)[8]) {
     const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        // A bf16 is the upper half of an f32.
-        values[2 * i] = __uint_as_float(words[i] << 16);
-        values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+        float low, high;
+        unpack_pair(words[i], low, high);
+        values[2 * i] = of_units(low);
+        values[2 * i + 1] = of_units(high);
     }
 }
 
-__device__ __forceinline__ uint4 pack(const float (&values)[8]) {
-    return make_uint4(pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]), pack_bf16(values[4], values[5]),
-                      pack_bf16(values[6], values[7]));
+__device__ __forceinline__ uint4 pack_plain(const float (&values)[8]) {
+    return make_uint4(pack_pair(values[0], values[1]), pack_pair(values[2], values[3]), pack_pair(values[4], values[5]),
+                      pack_pair(values[6], values[7]));
 }
 
-// N bf16 values as f32: N = 8 is one 16-byte load, whose address must be a multiple of 16; N = 1 takes any address.
+__device__ __forceinline__ uint4 pack(const float (&values)[8]) {
+    if constexpr (UNIT == 1.0f) {
+        return pack_plain(values);
+    } else {
+        float scaled[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) scaled[i] = in_units(values[i]);
+        return pack_plain(scaled);
+    }
+}
+
+// N activations as f32: N = 8 is one 16-byte load, whose address must be a multiple of 16; N = 1 takes any address.
 template <int N>
-__device__ __forceinline__ void load(const bf16* from, float (&values)[N]) {
+__device__ __forceinline__ void load(const element* from, float (&values)[N]) {
     static_assert(N == 1 || N == 8, "one value or 16 bytes");
     if constexpr (N == 8) {
         unpack(*reinterpret_cast<const uint4*>(from), values);
     } else {
-        values[0] = __bfloat162float(*from);
+        values[0] = to_float(*from);
     }
 }
 
 // A row of `chunks` chunks of 8 values, spread over the block: chunk threadIdx.x + i * blockDim.x goes to values[i],
 // zeros where the row has ended.
 template <int N>
-__device__ __forceinline__ void load_row(const bf16* row, int chunks, float (&values)[N][8]) {
+__device__ __forceinline__ void load_row(const element* row, int chunks, float (&values)[N][8]) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int chunk = threadIdx.x + i * blockDim.x;
@@ -58,18 +144,24 @@ __device__ __forceinline__ void load_row(const bf16* row, int chunks, float (&va
     }
 }
 
-// Rounds to nearest even and stores; addresses as for load.
+// Rounds activations to nearest even and stores them; addresses as for load.
 template <int N>
-__device__ __forceinline__ void store(bf16* to, const float (&values)[N]) {
+__device__ __forceinline__ void store(element* to, const float (&values)[N]) {
     static_assert(N == 1 || N == 8, "one value or 16 bytes");
     if constexpr (N == 8) {
         *reinterpret_cast<uint4*>(to) = pack(values);
     } else {
-        *to = __float2bfloat16_rn(values[0]);
+        *to = to_element(values[0]);
     }
 }
 
-__device__ __forceinline__ float round_to_bf16(float value) { return __bfloat162float(__float2bfloat16_rn(value)); }
+// As store, of eight plain values.
+__device__ __forceinline__ void store_plain(element* to, const float (&values)[8]) {
+    *reinterpret_cast<uint4*>(to) = pack_plain(values);
+}
+
+// An activation as it is after a store.
+__device__ __forceinline__ float round_to_element(float value) { return to_float(to_element(value)); }
 
 // The fast division is right to two units in the last place of an f32; an exact one costs a dozen instructions a value.
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }

@@ -1,9 +1,9 @@
 // im2col: the pixels under the kernel, side by side; the convolution is then a GEMM with the weight
 //
-//   x      [rows * width, channels]     bf16, row stride ld_x: rows of pixels from `first_y` on, as many as the output
-//          pixels see. With `halvings` 1 the image is twice as high and wide as x: each pixel of x is a square of two
-//          by two
-//   out    [rows, taps * channels]      bf16, row stride ld_out, for output pixels first_row .. first_row + rows;
+//   x      [rows * width, channels]     element, row stride ld_x: rows of pixels from `first_y` on, as many as the
+//          output pixels see. With `halvings` 1 the image is twice as high and wide as x: each pixel of x is a square
+//          of two by two
+//   out    [rows, taps * channels]      element, row stride ld_out, for output pixels first_row .. first_row + rows;
 //          columns ordered (ky, kx, channel), zeros outside the image and in columns taps * channels .. ld_out
 //
 // Mapping   a block copies one tap of a tile of output pixels, a thread runs of 8 channels (16 bytes). Neighbouring
@@ -20,9 +20,8 @@
 #include "common.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
-    im2col_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows, int channels,
-                int height, int width, int kernel, int stride, int pad_before, int out_width, int first_y,
-                int halvings) {
+    im2col(const element* x, long long ld_x, element* out, long long ld_out, int first_row, int rows, int channels,
+           int height, int width, int kernel, int stride, int pad_before, int out_width, int first_y, int halvings) {
     const int taps = kernel * kernel;
     const int row = blockIdx.x / taps * blockDim.y + threadIdx.y, tap = blockIdx.x % taps;
     if (row >= rows) return;
@@ -30,9 +29,9 @@ extern "C" __global__ void __launch_bounds__(256)
     const int y = out_pixel / out_width * stride + tap / kernel - pad_before;
     const int x_pixel = out_pixel % out_width * stride + tap % kernel - pad_before;
     const bool inside = y >= 0 && y < height && x_pixel >= 0 && x_pixel < width;
-    const bf16* from =
+    const element* from =
         x + ((long long)((y >> halvings) - first_y) * (width >> halvings) + (x_pixel >> halvings)) * ld_x;
-    bf16* to = out + (long long)row * ld_out + (long long)tap * channels;
+    element* to = out + (long long)row * ld_out + (long long)tap * channels;
     const int end = tap == taps - 1 ? (int)(ld_out - (long long)tap * channels) : channels;
     for (int column = threadIdx.x * 8; column < end; column += blockDim.x * 8) {
         float values[8] = {};
@@ -42,12 +41,13 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    im2col_bf16_any(const bf16* x, long long ld_x, bf16* out, long long ld_out, int first_row, int rows, int channels,
-                    int height, int width, int kernel, int stride, int pad_before, int out_width, int first_y,
-                    int halvings) {
+    im2col_any(const element* x, long long ld_x, element* out, long long ld_out, int first_row, int rows, int channels,
+               int height, int width, int kernel, int stride, int pad_before, int out_width, int first_y,
+               int halvings) {
     for_each_run<8>(rows, (int)ld_out, [=](long long row, int column) {
         const int out_pixel = first_row + (int)row;
-        const int y = out_pixel / out_width * stride - pad_before, x_pixel = out_pixel % out_width * stride - pad_before;
+        const int y = out_pixel / out_width * stride - pad_before;
+        const int x_pixel = out_pixel % out_width * stride - pad_before;
         int channel = column % channels, ky = column / channels / kernel, kx = column / channels % kernel;
         float values[8] = {};
 #pragma unroll
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(256)
             const int at_y = y + ky, at_x = x_pixel + kx;
             if (ky < kernel && at_y >= 0 && at_y < height && at_x >= 0 && at_x < width) {
                 const long long from = (long long)((at_y >> halvings) - first_y) * (width >> halvings);
-                values[i] = __bfloat162float(x[(from + (at_x >> halvings)) * ld_x + channel]);
+                values[i] = to_float(x[(from + (at_x >> halvings)) * ld_x + channel]);
             }
             if (++channel < channels) continue;
             channel = 0;

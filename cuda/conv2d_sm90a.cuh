@@ -176,7 +176,7 @@ __device__ __forceinline__ void round_tile(const float (&sums)[S::SUMS], const f
             const float* pair = &sums[(step * 4 + i) * 2];
             float values[2] = {pair[0] + biases[i % 2], pair[1] + biases[i % 2]};
             if (ADDS) values[0] += low(added[step % 2][i]), values[1] += high(added[step % 2][i]);
-            pairs[i] = pack_bf16(values[0], values[1]);
+            pairs[i] = pack_pair(values[0], values[1]);
         }
         store_transposed_matrices(place, pairs);
     }
@@ -196,7 +196,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[S::PARTS][S::SUMS
         const int row = w.row<S>(consumer * (S::PIXELS / CONSUMERS) + pixel, height, width);
         if (row < 0 || at >= outs) continue;
         const float* pair = &sums[i / 2][i % 2 * 2];
-        *reinterpret_cast<uint32_t*>(out + row * ld_out + at) = pack_bf16(pair[0] + biases[0], pair[1] + biases[1]);
+        *reinterpret_cast<uint32_t*>(out + row * ld_out + at) = pack_pair(pair[0] + biases[0], pair[1] + biases[1]);
     }
 }
 

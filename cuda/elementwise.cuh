@@ -5,8 +5,8 @@
 
 // out = x * y where PRODUCT, x + y otherwise.
 template <int N, bool PRODUCT>
-__device__ __forceinline__ void combine(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out,
-                                        long long ld_out, int rows, int cols) {
+__device__ __forceinline__ void combine(const element* x, long long ld_x, const element* y, long long ld_y,
+                                        element* out, long long ld_out, int rows, int cols) {
     for_each_run<N>(rows, cols, [=](long long row, int column) {
         float a[N], b[N];
         load(x + row * ld_x + column, a);

@@ -1,9 +1,9 @@
 // gated_add: out = x + gate * y
 //
-//   x      [tokens, dim]  bf16, row stride ld_x
-//   gate   [dim]          bf16
-//   y      [tokens, dim]  bf16, row stride ld_y
-//   out    [tokens, dim]  bf16, row stride ld_out; may be x
+//   x      [tokens, dim]  element, row stride ld_x
+//   gate   [dim]          element
+//   y      [tokens, dim]  element, row stride ld_y
+//   out    [tokens, dim]  element, row stride ld_out; may be x
 //
 // Mapping   a thread takes runs of 8 columns (16-byte loads) of one row; a run is read before it is written.
 // Needs     dim % 8 == 0 and rows 16-byte aligned. Otherwise `_any`: one value at a time.
@@ -15,8 +15,8 @@
 #include "common.cuh"
 
 template <int N>
-__device__ __forceinline__ void gated_add(const bf16* x, long long ld_x, const bf16* gate, const bf16* y,
-                                          long long ld_y, bf16* out, long long ld_out, int rows, int cols) {
+__device__ __forceinline__ void gated_add(const element* x, long long ld_x, const element* gate, const element* y,
+                                          long long ld_y, element* out, long long ld_out, int rows, int cols) {
     for_each_run<N>(rows, cols, [=](long long row, int column) {
         float a[N], g[N], b[N];
         load(x + row * ld_x + column, a);
@@ -29,13 +29,13 @@ __device__ __forceinline__ void gated_add(const bf16* x, long long ld_x, const b
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    gated_add_bf16(const bf16* x, long long ld_x, const bf16* gate, const bf16* y, long long ld_y, bf16* out,
-                   long long ld_out, int rows, int cols) {
+    gated_add(const element* x, long long ld_x, const element* gate, const element* y, long long ld_y, element* out,
+              long long ld_out, int rows, int cols) {
     gated_add<8>(x, ld_x, gate, y, ld_y, out, ld_out, rows, cols);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    gated_add_bf16_any(const bf16* x, long long ld_x, const bf16* gate, const bf16* y, long long ld_y, bf16* out,
-                       long long ld_out, int rows, int cols) {
+    gated_add_any(const element* x, long long ld_x, const element* gate, const element* y, long long ld_y, element* out,
+                  long long ld_out, int rows, int cols) {
     gated_add<1>(x, ld_x, gate, y, ld_y, out, ld_out, rows, cols);
 }

@@ -1,12 +1,12 @@
 // gated_add_adaln: out = x + gate * y;  h = (1 + scale) * layer_norm(out) + shift
 // gated_add_adaln_e4m3: the same with h quantised for fp8 products (see e4m3.cuh), without writing bf16 first
 //
-//   x      [rows, dim]  bf16, row stride ld_x
-//   y      [rows, dim]  bf16, row stride ld_y
-//   out    [rows, dim]  bf16, row stride ld_out; may be x
-//   h      [rows, dim]  bf16, row stride ld_h; for gated_add_adaln_e4m3 e4m3 [rows, ld_h], zeros behind dim
+//   x      [rows, dim]  element, row stride ld_x
+//   y      [rows, dim]  element, row stride ld_y
+//   out    [rows, dim]  element, row stride ld_out; may be x
+//   h      [rows, dim]  element, row stride ld_h; for gated_add_adaln_e4m3 e4m3 [rows, ld_h], zeros behind dim
 //   h_scales [rows]     f32, gated_add_adaln_e4m3 only
-//   gate, shift, scale  [dim] bf16: of text rows (row < txt_rows) and of image rows
+//   gate, shift, scale  [dim]: of text rows (row < txt_rows) and of image rows
 //
 // Mapping   one block per row; a thread holds up to 4 chunks of 8 values, chunk i at thread + i * threads. All 16-byte
 //           loads of x, y and gate are begun before the first value is used. The sum stays in registers in f32; both
@@ -19,25 +19,30 @@
 // Bound     HBM. 113 MB at 4.8 TB/s (H200) = 23.6 us
 // Measured  32.6 us at 4608 x 3072, 3.47 TB/s, 72% of bound; gated_add and adaln apart 45.2 us, all composed 66.8 us;
 //           gated_add_adaln_e4m3 not by itself; H200, driver 580.159, CUDA 13.0; `flux bench ops/`
+#include "common.cuh"
+#ifndef ELEMENT_F16
 #include "e4m3.cuh"
+#endif
 
 static constexpr int MAX_CHUNKS = 4;
 
-__device__ __forceinline__ uint4 load_once(const bf16* from) { return __ldcs(reinterpret_cast<const uint4*>(from)); }
+__device__ __forceinline__ uint4 load_once(const element* from) { return __ldcs(reinterpret_cast<const uint4*>(from)); }
 
 // Hands chunk `chunk` of h, the thread's i-th, to write(i, chunk, values).
 template <class Write>
-__device__ __forceinline__ void gated_add_adaln(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out,
-                                                long long ld_out, const bf16* txt_gate, const bf16* txt_shift,
-                                                const bf16* txt_scale, const bf16* img_gate, const bf16* img_shift,
-                                                const bf16* img_scale, int txt_rows, int dim, float eps, Write write) {
+__device__ __forceinline__ void gated_add_adaln(const element* x, long long ld_x, const element* y, long long ld_y,
+                                                element* out, long long ld_out, const element* txt_gate,
+                                                const element* txt_shift, const element* txt_scale,
+                                                const element* img_gate, const element* img_shift,
+                                                const element* img_scale, int txt_rows, int dim, float eps,
+                                                Write write) {
     const long long row = blockIdx.x;
     const bool is_txt = row < txt_rows;
-    const bf16* gate = is_txt ? txt_gate : img_gate;
-    const bf16* shift = is_txt ? txt_shift : img_shift;
-    const bf16* scale = is_txt ? txt_scale : img_scale;
-    const bf16 *x_row = x + row * ld_x, *y_row = y + row * ld_y;
-    bf16* out_row = out + row * ld_out;
+    const element* gate = is_txt ? txt_gate : img_gate;
+    const element* shift = is_txt ? txt_shift : img_shift;
+    const element* scale = is_txt ? txt_scale : img_scale;
+    const element *x_row = x + row * ld_x, *y_row = y + row * ld_y;
+    element* out_row = out + row * ld_out;
     const int chunks = dim / 8;
 
     uint4 raw_x[MAX_CHUNKS], raw_y[MAX_CHUNKS], raw_gate[MAX_CHUNKS];
@@ -92,23 +97,25 @@ __device__ __forceinline__ void gated_add_adaln(const bf16* x, long long ld_x, c
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    gated_add_adaln_bf16(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out,
-                         bf16* h, long long ld_h, const bf16* txt_gate, const bf16* txt_shift, const bf16* txt_scale,
-                         const bf16* img_gate, const bf16* img_shift, const bf16* img_scale, int txt_rows, int dim,
-                         float eps) {
-    bf16* h_row = h + blockIdx.x * ld_h;
+    gated_add_adaln(const element* x, long long ld_x, const element* y, long long ld_y, element* out, long long ld_out,
+                    element* h, long long ld_h, const element* txt_gate, const element* txt_shift,
+                    const element* txt_scale, const element* img_gate, const element* img_shift,
+                    const element* img_scale, int txt_rows, int dim, float eps) {
+    element* h_row = h + blockIdx.x * ld_h;
     gated_add_adaln(x, ld_x, y, ld_y, out, ld_out, txt_gate, txt_shift, txt_scale, img_gate, img_shift, img_scale,
                     txt_rows, dim, eps,
                     [=](int, int chunk, const float (&values)[8]) { store(h_row + chunk * 8, values); });
 }
 
+#ifndef ELEMENT_F16
 extern "C" __global__ void __launch_bounds__(256)
-    gated_add_adaln_e4m3(const bf16* x, long long ld_x, const bf16* y, long long ld_y, bf16* out, long long ld_out,
-                         e4m3* h, long long ld_h, float* h_scales, const bf16* txt_gate, const bf16* txt_shift,
-                         const bf16* txt_scale, const bf16* img_gate, const bf16* img_shift, const bf16* img_scale,
-                         int txt_rows, int dim, float eps) {
+    gated_add_adaln_e4m3(const element* x, long long ld_x, const element* y, long long ld_y, element* out,
+                         long long ld_out, e4m3* h, long long ld_h, float* h_scales, const element* txt_gate,
+                         const element* txt_shift, const element* txt_scale, const element* img_gate,
+                         const element* img_shift, const element* img_scale, int txt_rows, int dim, float eps) {
     uint4 chunks[MAX_CHUNKS] = {};
     gated_add_adaln(x, ld_x, y, ld_y, out, ld_out, txt_gate, txt_shift, txt_scale, img_gate, img_shift, img_scale,
                     txt_rows, dim, eps, [&](int i, int, const float (&values)[8]) { chunks[i] = pack(values); });
     quantise_row(chunks, ld_h / 8, h + blockIdx.x * ld_h, h_scales + blockIdx.x);
 }
+#endif

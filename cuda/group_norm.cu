@@ -1,9 +1,9 @@
 // group_norm: out = (x - mean) / sqrt(variance + eps) * weight + bias per group of channels, over all pixels;
 // group_norm_silu: silu of it
 //
-//   x      [pixels, channels]  bf16, row stride ld_x
-//   weight, bias [channels]    bf16
-//   out    [pixels, channels]  bf16, row stride ld_out
+//   x      [pixels, channels]  element, row stride ld_x
+//   weight, bias [channels]    element
+//   out    [pixels, channels]  element, row stride ld_out
 //
 // Three kernels, all sums in a fixed order:
 // 1. stats   a block sums a split of the pixels per channel, relative to the channel's first value in the split, so
@@ -36,7 +36,7 @@ __device__ __forceinline__ int split_pixels(int split, int splits, int height, i
 }
 
 template <int N>
-__device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, float2* partial, float* counts,
+__device__ __forceinline__ void group_norm_stats(const element* x, long long ld_x, float2* partial, float* counts,
                                                  int pixels, int channels) {
     __shared__ float2 sums[THREADS * N];
     const int channel = (blockIdx.y * blockDim.x + threadIdx.x) * N;
@@ -73,14 +73,14 @@ __device__ __forceinline__ void group_norm_stats(const bf16* x, long long ld_x, 
             total += sums[y * width + c].x;
             total_squares += sums[y * width + c].y;
         }
-        const float origin = __bfloat162float(x[first * ld_x + this_channel]);
+        const float origin = to_float(x[first * ld_x + this_channel]);
         partial[(long long)blockIdx.x * channels + this_channel] =
             make_float2(origin + total / count, fmaxf(total_squares - total * total / count, 0.0f));
     }
 }
 
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
-    group_norm_merge(const float2* partial, const float* counts, const bf16* weight, const bf16* bias,
+    group_norm_merge(const float2* partial, const float* counts, const element* weight, const element* bias,
                      float2* coefficients, int splits, int channels, int group_channels, float eps) {
     __shared__ ChannelStatistics shared[MERGE_THREADS];
     const int first_channel = blockIdx.x * group_channels;
@@ -100,16 +100,17 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS)
     const float mean = shared[0].mean, scale = rsqrtf(shared[0].squares / shared[0].count + eps);
     for (int channel = first_channel + threadIdx.x; channel < first_channel + group_channels;
          channel += MERGE_THREADS) {
-        const float slope = scale * __bfloat162float(weight[channel]);
+        const float slope = scale * to_float(weight[channel]);
         // This loses no digits that x has: where the mean is so many deviations from 0 that it would, the values of x,
-        // which are bf16, have lost them already.
-        coefficients[channel] = make_float2(slope, __bfloat162float(bias[channel]) - mean * slope);
+        // which are rounded, have lost them already.
+        coefficients[channel] = make_float2(slope, to_float(bias[channel]) - mean * slope);
     }
 }
 
 template <int N, bool SILU>
-__device__ __forceinline__ void group_norm_apply(const bf16* x, long long ld_x, const float2* coefficients, bf16* out,
-                                                 long long ld_out, int pixels, int channels, int pixels_per_block) {
+__device__ __forceinline__ void group_norm_apply(const element* x, long long ld_x, const float2* coefficients,
+                                                 element* out, long long ld_out, int pixels, int channels,
+                                                 int pixels_per_block) {
     const int channel = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (channel >= channels) return;
     float2 line[N];
@@ -131,23 +132,23 @@ __device__ __forceinline__ void group_norm_apply(const bf16* x, long long ld_x, 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    group_norm_stats_bf16(const bf16* x, long long ld_x, float2* partial, float* counts, int pixels, int channels) {
+    group_norm_stats(const element* x, long long ld_x, float2* partial, float* counts, int pixels, int channels) {
     group_norm_stats<8>(x, ld_x, partial, counts, pixels, channels);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    group_norm_stats_bf16_any(const bf16* x, long long ld_x, float2* partial, float* counts, int pixels, int channels) {
+    group_norm_stats_any(const element* x, long long ld_x, float2* partial, float* counts, int pixels, int channels) {
     group_norm_stats<1>(x, ld_x, partial, counts, pixels, channels);
 }
 
-#define GROUP_NORM_APPLY(NAME, N, SILU)                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                        \
-        NAME(const bf16* x, long long ld_x, const float2* coefficients, bf16* out, long long ld_out, int pixels, \
-             int channels, int pixels_per_block) {                                                               \
-        group_norm_apply<N, SILU>(x, ld_x, coefficients, out, ld_out, pixels, channels, pixels_per_block);       \
+#define GROUP_NORM_APPLY(NAME, N, SILU)                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        NAME(const element* x, long long ld_x, const float2* coefficients, element* out, long long ld_out, int pixels, \
+             int channels, int pixels_per_block) {                                                                     \
+        group_norm_apply<N, SILU>(x, ld_x, coefficients, out, ld_out, pixels, channels, pixels_per_block);             \
     }
 
-GROUP_NORM_APPLY(group_norm_bf16, 8, false)
-GROUP_NORM_APPLY(group_norm_bf16_any, 1, false)
-GROUP_NORM_APPLY(group_norm_silu_bf16, 8, true)
-GROUP_NORM_APPLY(group_norm_silu_bf16_any, 1, true)
+GROUP_NORM_APPLY(group_norm, 8, false)
+GROUP_NORM_APPLY(group_norm_any, 1, false)
+GROUP_NORM_APPLY(group_norm_silu, 8, true)
+GROUP_NORM_APPLY(group_norm_silu_any, 1, true)

@@ -1,6 +1,6 @@
 // guide: out = negative + guidance * (positive - negative)
 //
-//   all tensors [tokens, channels] bf16, row strides ld_*
+//   all tensors [tokens, channels] element, row strides ld_*
 //
 // Mapping   a thread takes one value: 4096 x 128 values once a step take next to no time.
 // Rounding  as the reference does: difference, product and sum are rounded each.
@@ -10,12 +10,12 @@
 #include "common.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
-    guide_bf16(const bf16* positive, long long ld_positive, const bf16* negative, long long ld_negative, bf16* out,
-               long long ld_out, int rows, int cols, float guidance) {
+    guide(const element* positive, long long ld_positive, const element* negative, long long ld_negative, element* out,
+          long long ld_out, int rows, int cols, float guidance) {
     for_each_run<1>(rows, cols, [=](long long row, int column) {
-        const float from = __bfloat162float(negative[row * ld_negative + column]);
-        const float difference = round_to_bf16(__fsub_rn(__bfloat162float(positive[row * ld_positive + column]), from));
-        const float product = round_to_bf16(__fmul_rn(guidance, difference));
-        out[row * ld_out + column] = __float2bfloat16_rn(__fadd_rn(from, product));
+        const float from = to_float(negative[row * ld_negative + column]);
+        const float difference = round_to_element(__fsub_rn(to_float(positive[row * ld_positive + column]), from));
+        const float product = round_to_element(__fmul_rn(guidance, difference));
+        out[row * ld_out + column] = to_element(__fadd_rn(from, product));
     });
 }

@@ -1,7 +1,7 @@
 // layer_norm: out = (x - mean) / sqrt(variance + eps)
 //
-//   x      [tokens, dim]  bf16, row stride ld_x
-//   out    [tokens, dim]  bf16, row stride ld_out
+//   x      [tokens, dim]  element, row stride ld_x
+//   out    [tokens, dim]  element, row stride ld_out
 //
 // Mapping   one block per token; a thread holds up to 4 chunks of 8 values (16-byte loads), chunk i at thread + i *
 //           threads, so x is read once and both passes (mean, variance) run from registers in f32. 3072: 128 threads, 3
@@ -14,11 +14,11 @@
 #include "layer_norm.cuh"
 
 extern "C" __global__ void __launch_bounds__(1024)
-    layer_norm_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, int dim, float eps) {
+    layer_norm(const element* x, long long ld_x, element* out, long long ld_out, int dim, float eps) {
     layer_norm_vector<false>(x, ld_x, nullptr, nullptr, out, ld_out, dim, eps);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    layer_norm_bf16_any(const bf16* x, long long ld_x, bf16* out, long long ld_out, int dim, float eps) {
+    layer_norm_any(const element* x, long long ld_x, element* out, long long ld_out, int dim, float eps) {
     layer_norm_any<false>(x, ld_x, nullptr, nullptr, out, ld_out, dim, eps);
 }

@@ -7,9 +7,10 @@ static constexpr int MAX_CHUNKS = 4;
 
 // MODULATED: adaln, otherwise layer_norm, which ignores shift and scale.
 template <bool MODULATED>
-__device__ __forceinline__ void layer_norm_vector(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale,
-                                                  bf16* out, long long ld_out, int dim, float eps) {
-    const bf16* row = x + blockIdx.x * ld_x;
+__device__ __forceinline__ void layer_norm_vector(const element* x, long long ld_x, const element* shift,
+                                                  const element* scale, element* out, long long ld_out, int dim,
+                                                  float eps) {
+    const element* row = x + blockIdx.x * ld_x;
     const int chunks = dim / 8;
     float values[MAX_CHUNKS][8];
     float sum = 0.0f;
@@ -29,7 +30,7 @@ __device__ __forceinline__ void layer_norm_vector(const bf16* x, long long ld_x,
         }
     }
     const float rstd = rsqrtf(block_sum(squares) / dim + eps);
-    bf16* out_row = out + blockIdx.x * ld_out;
+    element* out_row = out + blockIdx.x * ld_out;
 #pragma unroll
     for (int i = 0; i < MAX_CHUNKS; i++) {
         const int chunk = threadIdx.x + i * blockDim.x;
@@ -49,22 +50,23 @@ __device__ __forceinline__ void layer_norm_vector(const bf16* x, long long ld_x,
 }
 
 template <bool MODULATED>
-__device__ __forceinline__ void layer_norm_any(const bf16* x, long long ld_x, const bf16* shift, const bf16* scale,
-                                               bf16* out, long long ld_out, int dim, float eps) {
-    const bf16* row = x + blockIdx.x * ld_x;
+__device__ __forceinline__ void layer_norm_any(const element* x, long long ld_x, const element* shift,
+                                               const element* scale, element* out, long long ld_out, int dim,
+                                               float eps) {
+    const element* row = x + blockIdx.x * ld_x;
     float sum = 0.0f;
-    for (int i = threadIdx.x; i < dim; i += blockDim.x) sum += __bfloat162float(row[i]);
+    for (int i = threadIdx.x; i < dim; i += blockDim.x) sum += to_float(row[i]);
     const float mean = block_sum(sum) / dim;
     float squares = 0.0f;
     for (int i = threadIdx.x; i < dim; i += blockDim.x) {
-        const float centred = __bfloat162float(row[i]) - mean;
+        const float centred = to_float(row[i]) - mean;
         squares += centred * centred;
     }
     const float rstd = rsqrtf(block_sum(squares) / dim + eps);
-    bf16* out_row = out + blockIdx.x * ld_out;
+    element* out_row = out + blockIdx.x * ld_out;
     for (int i = threadIdx.x; i < dim; i += blockDim.x) {
-        float result = (__bfloat162float(row[i]) - mean) * rstd;
-        if constexpr (MODULATED) result = (1.0f + __bfloat162float(scale[i])) * result + __bfloat162float(shift[i]);
-        out_row[i] = __float2bfloat16_rn(result);
+        float result = (to_float(row[i]) - mean) * rstd;
+        if constexpr (MODULATED) result = (1.0f + to_float(scale[i])) * result + to_float(shift[i]);
+        out_row[i] = to_element(result);
     }
 }

@@ -1,12 +1,12 @@
 // linear: out = x weight^T + bias + residual, for the shapes that cuBLASLt declines
 //
-//   x        [m, k]  bf16, row stride ld_x; or e4m3, over x_scales
+//   x        [m, k]  element, row stride ld_x; or e4m3, over x_scales
 //   x_scales [m]     f32, for e4m3
 //   weight   [n, k]  as x, row stride ld_weight, over weight_scales; or [k, n] where `weight_is_kn`, without scales
 //   weight_scales [n]  f32, for e4m3
-//   bias     [n]     bf16 or null
-//   residual [m, n]  bf16, row stride ld_residual, or null; may be out
-//   out      [m, n]  bf16 or, where `out_f32`, f32; row stride ld_out
+//   bias     [n]     element or null
+//   residual [m, n]  element, row stride ld_residual, or null; may be out
+//   out      [m, n]  element or, where `out_f32`, f32; row stride ld_out
 //
 // Mapping   a block of 256 threads makes a tile of 64 x 64, 4 x 4 values a thread, through tiles of 16 columns in
 //           shared memory.
@@ -14,17 +14,21 @@
 // Rounding  once, at the store; sums and scales are float32.
 // Flops     2 m n k, without tensor cores: correct, not fast. cuBLASLt takes every shape of the real models.
 #include "common.cuh"
+#ifndef ELEMENT_F16
 #include "e4m3.cuh"
+#endif
 
 static constexpr int TILE = 64, DEPTH = 16;
 
-static __device__ __forceinline__ float value_of(bf16 x) { return __bfloat162float(x); }
+static __device__ __forceinline__ float value_of(element x) { return from_plain(x); }
+#ifndef ELEMENT_F16
 static __device__ __forceinline__ float value_of(e4m3 x) { return __half2float(__nv_cvt_fp8_to_halfraw(x, __NV_E4M3)); }
+#endif
 
 template <typename T>
 static __device__ void linear_tile(const T* x, long long ld_x, const float* x_scales, const T* weight,
-                                   long long ld_weight, const float* weight_scales, const bf16* bias,
-                                   const bf16* residual, long long ld_residual, void* out, long long ld_out, int m,
+                                   long long ld_weight, const float* weight_scales, const element* bias,
+                                   const element* residual, long long ld_residual, void* out, long long ld_out, int m,
                                    int n, int k, int weight_is_kn, int out_f32) {
     __shared__ float tile_x[DEPTH][TILE + 1], tile_w[DEPTH][TILE + 1];
     const long long row0 = (long long)blockIdx.x * TILE, col0 = (long long)blockIdx.y * TILE;
@@ -57,12 +61,12 @@ static __device__ void linear_tile(const T* x, long long ld_x, const float* x_sc
             if (row >= m || col >= n) continue;
             float value = sums[i][j];
             if (x_scales != nullptr) value *= x_scales[row] * weight_scales[col];
-            if (bias != nullptr) value += __bfloat162float(bias[col]);
-            if (residual != nullptr) value += __bfloat162float(residual[row * ld_residual + col]);
+            if (bias != nullptr) value += from_plain(bias[col]);
+            if (residual != nullptr) value += from_plain(residual[row * ld_residual + col]);
             if (out_f32) {
                 static_cast<float*>(out)[row * ld_out + col] = value;
             } else {
-                static_cast<bf16*>(out)[row * ld_out + col] = __float2bfloat16_rn(value);
+                static_cast<element*>(out)[row * ld_out + col] = to_plain(value);
             }
         }
     }
@@ -71,11 +75,13 @@ static __device__ void linear_tile(const T* x, long long ld_x, const float* x_sc
 #define LINEAR_KERNEL(NAME, T)                                                                                        \
     extern "C" __global__ void __launch_bounds__(256)                                                                 \
         NAME(const T* x, long long ld_x, const float* x_scales, const T* weight, long long ld_weight,                 \
-             const float* weight_scales, const bf16* bias, const bf16* residual, long long ld_residual, void* out,    \
-             long long ld_out, int m, int n, int k, int weight_is_kn, int out_f32) {                                  \
+             const float* weight_scales, const element* bias, const element* residual, long long ld_residual,         \
+             void* out, long long ld_out, int m, int n, int k, int weight_is_kn, int out_f32) {                       \
         linear_tile<T>(x, ld_x, x_scales, weight, ld_weight, weight_scales, bias, residual, ld_residual, out, ld_out, \
                        m, n, k, weight_is_kn, out_f32);                                                               \
     }
 
-LINEAR_KERNEL(linear_any, bf16)
+LINEAR_KERNEL(linear_any, element)
+#ifndef ELEMENT_F16
 LINEAR_KERNEL(linear_e4m3_any, e4m3)
+#endif

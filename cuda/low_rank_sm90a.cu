@@ -193,7 +193,7 @@ __device__ __forceinline__ void store(const float (&sums)[N / 2], bf16* to, long
             uint32_t pair[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                pair[i] = pack_bf16(sums[(block + i) * 4 + half * 2], sums[(block + i) * 4 + half * 2 + 1]);
+                pair[i] = pack_pair(sums[(block + i) * 4 + half * 2], sums[(block + i) * 4 + half * 2 + 1]);
             const int at = block * 8 + first;
             exchange_pairs(pair);
             if (row + half * 8 < rows && at >= begin && at < end)

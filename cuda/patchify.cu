@@ -1,8 +1,8 @@
 // patchify: VAE latents to packed latents, (x - mean) / std on the way
 //
-//   x          [2 height * 2 width, channels]  bf16, row stride ld_x
+//   x          [2 height * 2 width, channels]  element, row stride ld_x
 //   mean, std  [4 * channels]                  f32
-//   out        [height * width, 4 * channels]  bf16, dense: column 4 c + 2 dy + dx of token (y, x) is channel c of
+//   out        [height * width, 4 * channels]  element, dense: column 4 c + 2 dy + dx of token (y, x) is channel c of
 //              pixel (2 y + dy, 2 x + dx)
 //
 // Mapping   a thread per written value: there are 32 channels of a latent, and one call per image.
@@ -12,11 +12,11 @@
 #include "common.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
-    patchify_bf16(const bf16* x, long long ld_x, const float* mean, const float* std, bf16* out, int height, int width,
-                  int channels) {
+    patchify(const element* x, long long ld_x, const float* mean, const float* std, element* out, int height, int width,
+             int channels) {
     for_each_run<1>(height * width, 4 * channels, [=](long long row, int column) {
         const long long y = 2 * (row / width) + (column >> 1 & 1), pixel_x = 2 * (row % width) + (column & 1);
-        const float value = __bfloat162float(x[(y * 2 * width + pixel_x) * ld_x + (column >> 2)]);
-        out[row * 4 * channels + column] = __float2bfloat16_rn((value - mean[column]) / std[column]);
+        const float value = to_float(x[(y * 2 * width + pixel_x) * ld_x + (column >> 2)]);
+        out[row * 4 * channels + column] = to_element((value - mean[column]) / std[column]);
     });
 }

@@ -249,7 +249,7 @@ struct Half {
             });
             at_once(first, rows, [&](int row, int i) {
                 store_raw(out + row * args.ld_out,
-                          make_uint2(pack_bf16(g[i][0], g[i][1]), pack_bf16(g[i][2], g[i][3])));
+                          make_uint2(pack_pair(g[i][0], g[i][1]), pack_pair(g[i][2], g[i][3])));
             });
         }
     }
@@ -454,7 +454,7 @@ __device__ __forceinline__ void project(const Arguments& args) {
 #pragma unroll
             for (int n = 0; n < COLS / 8; n += 2) {
                 const auto pair = [&](int block, int half) {
-                    return pack_bf16(sums[block * 4 + half * 2], sums[block * 4 + half * 2 + 1]);
+                    return pack_pair(sums[block * 4 + half * 2], sums[block * 4 + half * 2 + 1]);
                 };
                 // n is even, so chunks n and n + 1 of a row are where chunks 0 and 1 are, with the bits of n flipped.
                 store_matrices(to ^ (n << 4), pair(n, 0), pair(n, 1), pair(n + 1, 0), pair(n + 1, 1));

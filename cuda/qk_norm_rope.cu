@@ -1,8 +1,8 @@
 // qk_norm_rope: out = rope(x / sqrt(mean(x^2) + eps) * weight) for every head of q and of k
 //
-//   q, k      [rows, heads * head_dim], [rows, kv_heads * head_dim]  bf16, row strides ld_q, ld_k
+//   q, k      [rows, heads * head_dim], [rows, kv_heads * head_dim]  element, row strides ld_q, ld_k
 //   out_q, out_k  the same shapes, row strides ld_out_q, ld_out_k; may be q and k
-//   weights   [head_dim] bf16: for q and k, of text rows (row < txt_rows) and of image rows
+//   weights   [head_dim] element: for q and k, of text rows (row < txt_rows) and of image rows
 //   cos, sin  [txt + img, head_dim / 2] f32, row stride ld_table; the table row of a token is its place in its sample:
 //             row % txt for text, txt + (row - txt_rows) % img for images
 //
@@ -27,18 +27,18 @@
 static constexpr int HEADS_AT_ONCE = 3;
 
 struct Heads {
-    const bf16* q;
+    const element* q;
     long long ld_q;
-    bf16* out_q;
+    element* out_q;
     long long ld_out_q;
-    const bf16* k;
+    const element* k;
     long long ld_k;
-    bf16* out_k;
+    element* out_k;
     long long ld_out_k;
-    const bf16* txt_weight_q;
-    const bf16* txt_weight_k;
-    const bf16* img_weight_q;
-    const bf16* img_weight_k;
+    const element* txt_weight_q;
+    const element* txt_weight_k;
+    const element* img_weight_q;
+    const element* img_weight_k;
     const float* cos;
     const float* sin;
     long long ld_table;
@@ -85,8 +85,8 @@ __device__ __forceinline__ void qk_norm_rope(const Heads& args, int groups_per_r
 
     const uint4 weight_q = *reinterpret_cast<const uint4*>((is_txt ? args.txt_weight_q : args.img_weight_q) + column);
     const uint4 weight_k = *reinterpret_cast<const uint4*>((is_txt ? args.txt_weight_k : args.img_weight_k) + column);
-    const bf16 *q = args.q + row * args.ld_q + column, *k = args.k + row * args.ld_k + column;
-    bf16 *out_q = args.out_q + row * args.ld_out_q + column, *out_k = args.out_k + row * args.ld_out_k + column;
+    const element *q = args.q + row * args.ld_q + column, *k = args.k + row * args.ld_k + column;
+    element *out_q = args.out_q + row * args.ld_out_q + column, *out_k = args.out_k + row * args.ld_out_k + column;
 
     // All lanes of a group take the same heads, so that they take part in the same shuffles.
     const int all_heads = args.heads + args.kv_heads;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void qk_norm_rope(const Heads& args, int groups_per_r
 #pragma unroll
         for (int n = 0; n < HEADS_AT_ONCE; n++) {
             const int head = first + n * groups_per_row;
-            const bf16* from = head < args.heads ? q + head * HEAD_DIM : k + (head - args.heads) * HEAD_DIM;
+            const element* from = head < args.heads ? q + head * HEAD_DIM : k + (head - args.heads) * HEAD_DIM;
             if (head < all_heads) raw[n] = *reinterpret_cast<const uint4*>(from);
         }
 #pragma unroll
@@ -103,7 +103,7 @@ __device__ __forceinline__ void qk_norm_rope(const Heads& args, int groups_per_r
             const int head = first + n * groups_per_row;
             if (head >= all_heads) break;
             const bool is_q = head < args.heads;
-            bf16* to = is_q ? out_q + head * HEAD_DIM : out_k + (head - args.heads) * HEAD_DIM;
+            element* to = is_q ? out_q + head * HEAD_DIM : out_k + (head - args.heads) * HEAD_DIM;
 
             float x[8], w[8];
             unpack(raw[n], x);
@@ -139,14 +139,14 @@ __device__ __forceinline__ void qk_norm_rope(const Heads& args, int groups_per_r
     }
 }
 
-#define QK_NORM_ROPE(HEAD_DIM)                                                                               \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
-        qk_norm_rope_interleaved_##HEAD_DIM##_bf16(const __grid_constant__ Heads args, int groups_per_row) { \
-        qk_norm_rope<HEAD_DIM, false>(args, groups_per_row);                                                 \
-    }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
-        qk_norm_rope_halves_##HEAD_DIM##_bf16(const __grid_constant__ Heads args, int groups_per_row) {      \
-        qk_norm_rope<HEAD_DIM, true>(args, groups_per_row);                                                  \
+#define QK_NORM_ROPE(HEAD_DIM)                                                                        \
+    extern "C" __global__ void __launch_bounds__(256)                                                 \
+        qk_norm_rope_interleaved_##HEAD_DIM(const __grid_constant__ Heads args, int groups_per_row) { \
+        qk_norm_rope<HEAD_DIM, false>(args, groups_per_row);                                          \
+    }                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(256)                                                 \
+        qk_norm_rope_halves_##HEAD_DIM(const __grid_constant__ Heads args, int groups_per_row) {      \
+        qk_norm_rope<HEAD_DIM, true>(args, groups_per_row);                                           \
     }
 
 QK_NORM_ROPE(128)
@@ -155,7 +155,7 @@ QK_NORM_ROPE(32)
 QK_NORM_ROPE(16)
 
 extern "C" __global__ void __launch_bounds__(256)
-    qk_norm_rope_bf16_any(const __grid_constant__ Heads args, int halves) {
+    qk_norm_rope_any(const __grid_constant__ Heads args, int halves) {
     const int all_heads = args.heads + args.kv_heads, half = args.head_dim / 2, lane = threadIdx.x & 31;
     const long long item = (long long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     const long long row = item / all_heads;
@@ -164,24 +164,24 @@ extern "C" __global__ void __launch_bounds__(256)
     const bool is_txt = row < args.txt_rows, is_q = head < args.heads;
     const int token = token_of((int)row, args.txt_rows, args.txt, args.img);
     const int head_column = (is_q ? head : head - args.heads) * args.head_dim;
-    const bf16* from = (is_q ? args.q + row * args.ld_q : args.k + row * args.ld_k) + head_column;
-    bf16* to = (is_q ? args.out_q + row * args.ld_out_q : args.out_k + row * args.ld_out_k) + head_column;
-    const bf16* weight =
+    const element* from = (is_q ? args.q + row * args.ld_q : args.k + row * args.ld_k) + head_column;
+    element* to = (is_q ? args.out_q + row * args.ld_out_q : args.out_k + row * args.ld_out_k) + head_column;
+    const element* weight =
         is_q ? (is_txt ? args.txt_weight_q : args.img_weight_q) : (is_txt ? args.txt_weight_k : args.img_weight_k);
 
     float squares = 0.0f;
     for (int i = lane; i < args.head_dim; i += 32) {
-        const float value = __bfloat162float(from[i]);
+        const float value = to_float(from[i]);
         squares += value * value;
     }
     const float rstd = rsqrtf(warp_sum(squares) / args.head_dim + (is_txt ? args.txt_eps : args.img_eps));
     // A lane reads and writes its own pairs only, so the result may overwrite x.
     for (int pair = lane; pair < half; pair += 32) {
         const int first = halves ? pair : 2 * pair, second = halves ? pair + half : 2 * pair + 1;
-        const float a = __bfloat162float(from[first]) * rstd * __bfloat162float(weight[first]);
-        const float b = __bfloat162float(from[second]) * rstd * __bfloat162float(weight[second]);
+        const float a = to_float(from[first]) * rstd * to_float(weight[first]);
+        const float b = to_float(from[second]) * rstd * to_float(weight[second]);
         const float c = args.cos[token * args.ld_table + pair], s = args.sin[token * args.ld_table + pair];
-        to[first] = __float2bfloat16_rn(a * c - b * s);
-        to[second] = __float2bfloat16_rn(b * c + a * s);
+        to[first] = to_element(a * c - b * s);
+        to[second] = to_element(b * c + a * s);
     }
 }

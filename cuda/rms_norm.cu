@@ -1,8 +1,8 @@
 // rms_norm: out = x / sqrt(mean(x^2) + eps) * weight over each run of n columns
 //
-//   x      [rows, runs * n]  bf16, row stride ld_x
-//   weight [n]               bf16
-//   out    [rows, runs * n]  bf16, row stride ld_out
+//   x      [rows, runs * n]  element, row stride ld_x
+//   weight [n]               element
+//   out    [rows, runs * n]  element, row stride ld_out
 //
 // Mapping   one block per run of a row; a thread holds up to 4 chunks of 8 values (16-byte loads), so x is read once.
 // Needs     n % 8 == 0, n <= 4 * 8 * 1024, rows and weight 16-byte aligned. Otherwise `_any`: one value at a time,
@@ -17,11 +17,11 @@
 static constexpr int MAX_CHUNKS = 4;
 
 extern "C" __global__ void __launch_bounds__(1024)
-    rms_norm_bf16(const bf16* x, long long ld_x, const bf16* weight, bf16* out, long long ld_out, int runs, int n,
-                  float eps) {
+    rms_norm(const element* x, long long ld_x, const element* weight, element* out, long long ld_out, int runs, int n,
+             float eps) {
     const long long row = blockIdx.x / runs, run = blockIdx.x % runs;
-    const bf16* from = x + row * ld_x + run * n;
-    bf16* to = out + row * ld_out + run * n;
+    const element* from = x + row * ld_x + run * n;
+    element* to = out + row * ld_out + run * n;
     const int chunks = n / 8;
     float values[MAX_CHUNKS][8];
     float squares = 0.0f;
@@ -45,18 +45,18 @@ extern "C" __global__ void __launch_bounds__(1024)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    rms_norm_bf16_any(const bf16* x, long long ld_x, const bf16* weight, bf16* out, long long ld_out, int runs, int n,
-                      float eps) {
+    rms_norm_any(const element* x, long long ld_x, const element* weight, element* out, long long ld_out, int runs,
+                 int n, float eps) {
     const long long row = blockIdx.x / runs, run = blockIdx.x % runs;
-    const bf16* from = x + row * ld_x + run * n;
-    bf16* to = out + row * ld_out + run * n;
+    const element* from = x + row * ld_x + run * n;
+    element* to = out + row * ld_out + run * n;
     float squares = 0.0f;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const float value = __bfloat162float(from[i]);
+        const float value = to_float(from[i]);
         squares += value * value;
     }
     const float rstd = rsqrtf(block_sum(squares) / n + eps);
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        to[i] = __float2bfloat16_rn(__bfloat162float(from[i]) * rstd * __bfloat162float(weight[i]));
+        to[i] = to_element(to_float(from[i]) * rstd * to_float(weight[i]));
     }
 }

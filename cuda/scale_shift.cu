@@ -1,8 +1,8 @@
 // scale_shift: out = (1 + scale) * x + shift
 //
-//   x      [rows, cols]  bf16, row stride ld_x
-//   scale, shift [cols]  bf16
-//   out    [rows, cols]  bf16, row stride ld_out; may be x
+//   x      [rows, cols]  element, row stride ld_x
+//   scale, shift [cols]  element
+//   out    [rows, cols]  element, row stride ld_out; may be x
 //
 // Mapping   a thread takes runs of 8 columns (16-byte loads) of one row; a run is read before it is written.
 // Needs     cols % 8 == 0 and rows 16-byte aligned. Otherwise `_any`: one value at a time.
@@ -12,8 +12,8 @@
 #include "common.cuh"
 
 template <int N>
-__device__ __forceinline__ void scale_shift(const bf16* x, long long ld_x, const bf16* scale, const bf16* shift,
-                                            bf16* out, long long ld_out, int rows, int cols) {
+__device__ __forceinline__ void scale_shift(const element* x, long long ld_x, const element* scale,
+                                            const element* shift, element* out, long long ld_out, int rows, int cols) {
     for_each_run<N>(rows, cols, [=](long long row, int column) {
         float a[N], s[N], b[N];
         load(x + row * ld_x + column, a);
@@ -26,13 +26,13 @@ __device__ __forceinline__ void scale_shift(const bf16* x, long long ld_x, const
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    scale_shift_bf16(const bf16* x, long long ld_x, const bf16* scale, const bf16* shift, bf16* out, long long ld_out,
-                     int rows, int cols) {
+    scale_shift(const element* x, long long ld_x, const element* scale, const element* shift, element* out,
+                long long ld_out, int rows, int cols) {
     scale_shift<8>(x, ld_x, scale, shift, out, ld_out, rows, cols);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    scale_shift_bf16_any(const bf16* x, long long ld_x, const bf16* scale, const bf16* shift, bf16* out,
-                         long long ld_out, int rows, int cols) {
+    scale_shift_any(const element* x, long long ld_x, const element* scale, const element* shift, element* out,
+                    long long ld_out, int rows, int cols) {
     scale_shift<1>(x, ld_x, scale, shift, out, ld_out, rows, cols);
 }

@@ -1,7 +1,7 @@
 // silu: out = x / (1 + exp(-x))
 //
-//   x      [rows, cols]  bf16, row stride ld_x
-//   out    [rows, cols]  bf16, row stride ld_out; may be x
+//   x      [rows, cols]  element, row stride ld_x
+//   out    [rows, cols]  element, row stride ld_out; may be x
 //
 // Mapping   a thread takes runs of 8 columns (16-byte loads) of one row; a run is read before it is written.
 // Needs     cols % 8 == 0 and rows 16-byte aligned. Otherwise `_any`: one value at a time.
@@ -11,7 +11,7 @@
 #include "common.cuh"
 
 template <int N>
-__device__ __forceinline__ void silu_rows(const bf16* x, long long ld_x, bf16* out, long long ld_out, int rows,
+__device__ __forceinline__ void silu_rows(const element* x, long long ld_x, element* out, long long ld_out, int rows,
                                           int cols) {
     for_each_run<N>(rows, cols, [=](long long row, int column) {
         float a[N];
@@ -23,11 +23,11 @@ __device__ __forceinline__ void silu_rows(const bf16* x, long long ld_x, bf16* o
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    silu_bf16(const bf16* x, long long ld_x, bf16* out, long long ld_out, int rows, int cols) {
+    silu(const element* x, long long ld_x, element* out, long long ld_out, int rows, int cols) {
     silu_rows<8>(x, ld_x, out, ld_out, rows, cols);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    silu_bf16_any(const bf16* x, long long ld_x, bf16* out, long long ld_out, int rows, int cols) {
+    silu_any(const element* x, long long ld_x, element* out, long long ld_out, int rows, int cols) {
     silu_rows<1>(x, ld_x, out, ld_out, rows, cols);
 }

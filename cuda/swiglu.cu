@@ -1,8 +1,8 @@
 // swiglu: out = silu(gate) * up
 //
-//   gate   [tokens, mlp]  bf16, row stride ld_gate
-//   up     [tokens, mlp]  bf16, row stride ld_up
-//   out    [tokens, mlp]  bf16, row stride ld_out; may be gate
+//   gate   [tokens, mlp]  element, row stride ld_gate
+//   up     [tokens, mlp]  element, row stride ld_up
+//   out    [tokens, mlp]  element, row stride ld_out; may be gate
 //
 // Mapping   a thread takes runs of 8 columns (16-byte loads) of one row; a run is read before it is written.
 // Needs     mlp % 8 == 0 and rows 16-byte aligned. Otherwise `_any`: one value at a time.
@@ -14,8 +14,8 @@
 #include "common.cuh"
 
 template <int N>
-__device__ __forceinline__ void swiglu(const bf16* gate, long long ld_gate, const bf16* up, long long ld_up, bf16* out,
-                                       long long ld_out, int rows, int cols) {
+__device__ __forceinline__ void swiglu(const element* gate, long long ld_gate, const element* up, long long ld_up,
+                                       element* out, long long ld_out, int rows, int cols) {
     for_each_run<N>(rows, cols, [=](long long row, int column) {
         float g[N], u[N];
         load(gate + row * ld_gate + column, g);
@@ -27,13 +27,13 @@ __device__ __forceinline__ void swiglu(const bf16* gate, long long ld_gate, cons
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    swiglu_bf16(const bf16* gate, long long ld_gate, const bf16* up, long long ld_up, bf16* out, long long ld_out,
-                int rows, int cols) {
+    swiglu(const element* gate, long long ld_gate, const element* up, long long ld_up, element* out, long long ld_out,
+           int rows, int cols) {
     swiglu<8>(gate, ld_gate, up, ld_up, out, ld_out, rows, cols);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    swiglu_bf16_any(const bf16* gate, long long ld_gate, const bf16* up, long long ld_up, bf16* out, long long ld_out,
-                    int rows, int cols) {
+    swiglu_any(const element* gate, long long ld_gate, const element* up, long long ld_up, element* out,
+               long long ld_out, int rows, int cols) {
     swiglu<1>(gate, ld_gate, up, ld_up, out, ld_out, rows, cols);
 }

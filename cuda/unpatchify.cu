@@ -1,8 +1,8 @@
 // unpatchify: packed latents to VAE latents, x * std + mean on the way
 //
-//   x          [height * width, 4 * channels]  bf16, row stride ld_x
+//   x          [height * width, 4 * channels]  element, row stride ld_x
 //   mean, std  [4 * channels]                  f32
-//   out        [2 height * 2 width, channels]  bf16, dense: column 4 c + 2 dy + dx of token (y, x) is channel c of
+//   out        [2 height * 2 width, channels]  element, dense: column 4 c + 2 dy + dx of token (y, x) is channel c of
 //              pixel (2 y + dy, 2 x + dx)
 //
 // Mapping   a thread per written value: there are 32 channels of a latent, and one call per image.
@@ -12,12 +12,12 @@
 #include "common.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
-    unpatchify_bf16(const bf16* x, long long ld_x, const float* mean, const float* std, bf16* out, int height,
-                    int width, int channels) {
+    unpatchify(const element* x, long long ld_x, const float* mean, const float* std, element* out, int height,
+               int width, int channels) {
     for_each_run<1>(4 * height * width, channels, [=](long long row, int column) {
         const long long out_y = row / (2 * width), out_x = row % (2 * width);
         const int from = 4 * column + 2 * (int)(out_y & 1) + (int)(out_x & 1);
-        const float value = __bfloat162float(x[((out_y >> 1) * width + (out_x >> 1)) * ld_x + from]);
-        out[row * channels + column] = __float2bfloat16_rn(value * std[from] + mean[from]);
+        const float value = to_float(x[((out_y >> 1) * width + (out_x >> 1)) * ld_x + from]);
+        out[row * channels + column] = to_element(value * std[from] + mean[from]);
     });
 }

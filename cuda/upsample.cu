@@ -1,7 +1,7 @@
 // upsample: every pixel becomes a square of four
 //
-//   x      [height * width, channels]      bf16, row stride ld_x
-//   out    [2 height * 2 width, channels]  bf16, dense
+//   x      [height * width, channels]      element, row stride ld_x
+//   out    [2 height * 2 width, channels]  element, dense
 //
 // Mapping   a thread reads 8 channels of a pixel (16 bytes) and writes them four times.
 // Needs     channels % 8 == 0 and rows 16-byte aligned. Otherwise `_any`: one value at a time.
@@ -12,13 +12,13 @@
 #include "common.cuh"
 
 template <int N>
-__device__ __forceinline__ void upsample(const bf16* x, long long ld_x, bf16* out, int height, int width,
+__device__ __forceinline__ void upsample(const element* x, long long ld_x, element* out, int height, int width,
                                          int channels) {
     for_each_run<N>(height * width, channels, [=](long long row, int column) {
         float values[N];
         load(x + row * ld_x + column, values);
         const long long pixel_y = row / width, pixel_x = row % width;
-        bf16* corner = out + (2 * pixel_y * 2 * width + 2 * pixel_x) * channels + column;
+        element* corner = out + (2 * pixel_y * 2 * width + 2 * pixel_x) * channels + column;
         store(corner, values);
         store(corner + channels, values);
         store(corner + 2ll * width * channels, values);
@@ -27,11 +27,11 @@ __device__ __forceinline__ void upsample(const bf16* x, long long ld_x, bf16* ou
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    upsample_bf16(const bf16* x, long long ld_x, bf16* out, int height, int width, int channels) {
+    upsample(const element* x, long long ld_x, element* out, int height, int width, int channels) {
     upsample<8>(x, ld_x, out, height, width, channels);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    upsample_bf16_any(const bf16* x, long long ld_x, bf16* out, int height, int width, int channels) {
+    upsample_any(const element* x, long long ld_x, element* out, int height, int width, int channels) {
     upsample<1>(x, ld_x, out, height, width, channels);
 }

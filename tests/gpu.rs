@@ -30,6 +30,8 @@ mod editing;
 mod euler_step;
 #[path = "parity/fp8.rs"]
 mod fp8;
+#[path = "parity/full_size.rs"]
+mod full_size;
 #[path = "parity/gated_add.rs"]
 mod gated_add;
 #[path = "parity/gated_add_adaln.rs"]
@@ -40,6 +42,8 @@ mod graph;
 mod group_norm;
 #[path = "parity/guide.rs"]
 mod guide;
+#[path = "parity/half.rs"]
+mod half;
 #[path = "parity/inpaint_blend.rs"]
 mod inpaint_blend;
 #[path = "parity/layer_norm.rs"]
@@ -56,6 +60,8 @@ mod memory;
 mod mul;
 #[path = "parity/norm_conv2d.rs"]
 mod norm_conv2d;
+#[path = "parity/parallel.rs"]
+mod parallel;
 #[path = "parity/patchify.rs"]
 mod patchify;
 #[path = "parity/pipeline.rs"]
@@ -114,15 +120,20 @@ fn cuda() -> Option<Cuda> {
 
 /// The same in fp8; none where there is no GPU, or one that fp8 is not made for. A Hopper GPU must have it.
 fn cuda_fp8() -> Option<Cuda> {
-    let device = cuda()?.describe();
+    let device = cuda()?;
     match Cuda::with(0, None, Precision::Fp8, &GemmCache::Off) {
         Ok(cuda) => Some(cuda),
-        Err(error) if device.contains("compute capability 9.0") => panic!("{device} has no fp8: {error}"),
+        Err(error) if is_hopper(&device) => panic!("{} has no fp8: {error}", device.describe()),
         Err(error) => {
             println!("skipped: {}", error.what());
             None
         }
     }
+}
+
+/// Whether the kernels for Hopper serve where no variable says otherwise: they are of bf16.
+fn is_hopper(cuda: &Cuda) -> bool {
+    cuda.describe().contains("compute capability 9.0") && !compare::half()
 }
 
 /// The project's folder.

@@ -61,14 +61,12 @@ impl GpuCosts {
         }
     }
 
-    /// The most memory that a norm of an image of `whole` bytes takes while it is convolved. It is an estimate, which
-    /// leaves out the few im2col rows of a small image.
+    /// The most memory that a norm of an image of `whole` bytes takes while a convolution of 3 x 3 pixels reads it.
     pub fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64 {
         let band = bands.bytes() as u64;
-        if whole <= 2 * band {
-            return whole;
-        }
-        band + if self.im2col { IM2COL_BYTES as u64 } else { 0 }
+        let normed = if whole <= 2 * band { whole } else { band };
+        let rows = if self.im2col { whole.saturating_mul(9).min(IM2COL_BYTES as u64) } else { 0 };
+        normed + rows
     }
 
     /// Bytes that are in no other account.
@@ -88,6 +86,6 @@ mod tests {
         };
         assert_eq!([500, 512, 513].map(|mib| need(mib, Bands::Wide, false)), [500, 512, 256]);
         assert_eq!([128, 129, 1 << 20].map(|mib| need(mib, Bands::Narrow, false)), [128, 64, 64]);
-        assert_eq!([512, 8192].map(|mib| need(mib, Bands::Wide, true)), [512, 512]);
+        assert_eq!([1, 512, 8192].map(|mib| need(mib, Bands::Wide, true)), [10, 768, 512]);
     }
 }

@@ -8,8 +8,8 @@ use flux::backend::cuda::Cuda;
 use flux::ops::{KeyValues, Mask, TokenLayout};
 use flux::tensor::Tensor;
 
-use crate::compare::{ROUNDING, check_choices, values, with_variable};
-use crate::{cuda, few, sampled, small};
+use crate::compare::{check_choices, rounding, values, with_variable};
+use crate::{cuda, few, is_hopper, sampled, small};
 
 /// What attention is asked for.
 #[derive(Debug, Clone, Copy)]
@@ -25,10 +25,6 @@ struct Case {
 
 /// Head sizes that have kernels everywhere.
 const KERNELS: [usize; 4] = [128, 64, 32, 16];
-
-fn on_hopper(cuda: &Cuda) -> bool {
-    cuda.describe().contains("compute capability 9.0")
-}
 
 /// No input is greater; see [`values`].
 const MAX_V: f32 = 1.74;
@@ -74,7 +70,7 @@ impl Case {
         let in_runs = self.layout.batch == 1 || self.layout.txt == 0;
         let suits = in_runs && self.mask == Mask::None && self.layout.rows_without_query() == 0;
         let wanted = std::env::var_os("FLUX_ATTENTION").is_none_or(|kernel| kernel != "base");
-        self.head_dim == 512 && suits && wanted && on_hopper(b)
+        self.head_dim == 512 && suits && wanted && is_hopper(b)
     }
 
     /// The same, with queries of the images alone.
@@ -172,7 +168,7 @@ impl Case {
         let cols = got.len() / self.layout.query_rows();
         for (index, (&got, &expected)) in got.iter().zip(expected).enumerate() {
             let off = (got - expected).abs();
-            if (off.is_nan() || off > 1.05 * ROUNDING * (expected.abs() + typical)) && bad.len() < 5 {
+            if (off.is_nan() || off > 1.05 * rounding() * (expected.abs() + typical)) && bad.len() < 5 {
                 bad.push(format!("[{}, {}] is {got}, expected {expected}", index / cols, index % cols));
             }
             worst = worst.max(off);
@@ -199,7 +195,7 @@ impl Case {
             1.0 - product / (norm * got_norm).sqrt(),
         );
         assert!(bad.is_empty(), "{self:?}, {what}: {}", bad.join("; "));
-        assert!(relative <= f64::from(2.0 * ROUNDING), "{self:?}, {what}: {relative:.1e} apart in the norm");
+        assert!(relative <= f64::from(2.0 * rounding()), "{self:?}, {what}: {relative:.1e} apart in the norm");
     }
 
     /// Every layout against the CPU, and twice for the same bytes.
@@ -305,7 +301,7 @@ fn attention_cached_matches_the_cpu() {
                 let before = cuda.stats();
                 let got = case.run_cached(&cuda, &inputs, cached);
                 let composed = cuda.stats().composed - before.composed;
-                let has_kernel = head_dim == 128 && on_hopper(&cuda);
+                let has_kernel = head_dim == 128 && is_hopper(&cuda);
                 assert_eq!(composed == 0, has_kernel, "{case:?}");
                 case.expect_close(&format!("{cached} cached keys"), &got, &expected);
             }
@@ -471,7 +467,7 @@ fn an_unknown_kernel_is_an_error_that_names_the_known_ones() {
 #[test]
 fn single_blocks_and_pairs_give_the_same_bits() {
     let Some(cuda) = cuda() else { return };
-    let hopper = on_hopper(&cuda);
+    let hopper = is_hopper(&cuda);
     let tests = [
         "attention::every_head_size_matches_the_cpu",
         "attention::heads_of_512_match_the_cpu",

@@ -1,6 +1,7 @@
 //! Inputs from a seed, and the comparison of what two backends made of them.
 
 use std::process::Command;
+use std::sync::LazyLock;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
@@ -12,17 +13,36 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView as FileTensor;
 
-/// The largest relative error of one rounding to bf16: of its 8 binary digits the first is implied, so half of the
-/// spacing 2^-7.
-pub const ROUNDING: f32 = 1.0 / 256.0;
+/// Whether the GPU computes in fp16: by itself, or because `FLUX_COMPUTE` asks for it.
+pub fn half() -> bool {
+    static HALF: LazyLock<bool> =
+        LazyLock::new(|| crate::cuda().is_some_and(|cuda| cuda.activation_dtype() == flux::tensor::Dtype::F16));
+    *HALF
+}
+
+/// The largest relative error of one rounding to bf16, of whose 8 binary digits the first is implied, so that it is half
+/// of the spacing 2^-7; or to fp16, which has 3 digits more.
+pub fn rounding() -> f32 {
+    if half() { 1.0 / 2048.0 } else { 1.0 / 256.0 }
+}
+
+/// A weight as the GPU holds it.
+pub fn rounded_weight(value: f32) -> f32 {
+    if half() { f16::from_f32(value).to_f32() } else { bf16::from_f32(value).to_f32() }
+}
+
+/// An activation as the GPU holds it, in fp16 in units of 32.
+pub fn rounded(value: f32) -> f32 {
+    if half() { f16::from_f32(value / 32.0).to_f32() * 32.0 } else { bf16::from_f32(value).to_f32() }
+}
 
 /// Roundings of a product by cuBLASLt with bias or residual. One is not enough for some shapes (-144 came out where
 /// -144.88 was exact, and bf16 is 1 apart there), as if the product were rounded before the epilogue adds to it; that
 /// this is the cause was not established.
 pub const WITH_EPILOGUE: f32 = 2.0;
 
-/// `n` values of variance 1 between -1.73 and 1.73, all on the bf16 grid, so that every backend starts from the same
-/// numbers.
+/// `n` values of variance 1 between -1.73 and 1.73, all on the grid of bf16, and of fp16 where the GPU computes in that,
+/// so that every backend starts from the same numbers.
 pub fn values(seed: u64, n: usize) -> Vec<f32> {
     let value = |i: usize| {
         // splitmix64: any index at once.
@@ -31,7 +51,7 @@ pub fn values(seed: u64, n: usize) -> Vec<f32> {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         let unit = ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32;
-        bf16::from_f32((unit - 0.5) * 3.464).to_f32()
+        rounded(bf16::from_f32((unit - 0.5) * 3.464).to_f32())
     };
     (0..n).map(value).collect()
 }
@@ -107,7 +127,7 @@ pub fn compare(what: &str, got: &[f32], expected: &[f32], roundings: f32) {
     for (i, (&g, &e)) in got.iter().zip(expected).enumerate() {
         let difference = (g - e).abs();
         // False for a NaN as well.
-        let near = difference <= roundings * ROUNDING * (e.abs() + rms) + 1e-30;
+        let near = difference <= roundings * rounding() * (e.abs() + rms) + 1e-30;
         if !near {
             bad.push((i, e, g));
         }
@@ -133,8 +153,8 @@ pub fn compare(what: &str, got: &[f32], expected: &[f32], roundings: f32) {
         bad.len(),
         expected.len()
     );
-    assert!(mean <= f64::from(roundings * ROUNDING * rms), "{what}: mean difference {mean:e}");
-    assert!(1.0 - cosine <= f64::from(roundings * ROUNDING).powi(2) + 1e-7, "{what}: 1 - cos {:e}", 1.0 - cosine);
+    assert!(mean <= f64::from(roundings * rounding() * rms), "{what}: mean difference {mean:e}");
+    assert!(1.0 - cosine <= f64::from(roundings * rounding()).powi(2) + 1e-7, "{what}: 1 - cos {:e}", 1.0 - cosine);
 }
 
 /// The kernel against the definition on the CPU in float32, and against the definition on the GPU; `composed` is how
@@ -175,7 +195,7 @@ pub fn check_choices(cuda: &Cuda, test: &str, variable: &str) {
     let (passed, text) = with_variable(test, variable, "base");
     assert!(passed, "{variable}=base: {text}");
     let (passed, text) = with_variable(test, variable, "sm90");
-    if cuda.describe().contains("compute capability 9.0") {
+    if crate::is_hopper(cuda) {
         assert!(passed, "{variable}=sm90: {text}");
     } else {
         assert!(!passed && text.contains("`sm90` needs a GPU of compute capability 9.0"), "{text}");

@@ -216,14 +216,20 @@ fn a_residual_that_may_not_be_written_stays() {
     let elsewhere = x.conv2d_add(&weight, &bias, conv, shared.row_view(0..20 * 19)).unwrap().pixels;
     let over = x.conv2d_add(&weight, &bias, conv, residual()).unwrap().pixels;
     assert!(cuda.download(&shared).unwrap() == before);
-    assert!(cuda.download(&elsewhere).unwrap() == cuda.download(&over).unwrap());
+    let [elsewhere, over] = [&elsewhere, &over].map(|x| cuda.download(x).unwrap());
+    if crate::is_hopper(&cuda) {
+        assert!(elsewhere == over);
+    } else {
+        // cuBLASLt may add a residual that it writes over in another way.
+        compare("over the residual", &over, &elsewhere, WITH_EPILOGUE);
+    }
 }
 
 /// No im2col rows are made where there is a kernel that needs none.
 #[test]
 fn hopper_launches_one_kernel_for_a_convolution() {
     let Some(cuda) = crate::cuda() else { return };
-    if !cuda.describe().contains("compute capability 9.0") {
+    if !crate::is_hopper(&cuda) {
         println!("skipped: not a Hopper GPU");
         return;
     }

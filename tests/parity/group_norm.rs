@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::{Cuda, Graph};
+use flux::backend::{Backend, Doers};
 use flux::nn::ConvKernel;
 use flux::ops::{self, Conv, Convolved};
 use flux::tensor::Tensor;
@@ -165,8 +165,7 @@ fn check_norm_of(cuda: &Cuda, what: &str, convolved: &Convolved<Cuda>, groups: u
 
 /// Whether convolutions give statistics here.
 fn gives_statistics(cuda: &Cuda) -> bool {
-    cuda.describe().contains("compute capability 9.0")
-        && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
+    crate::is_hopper(cuda) && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
 }
 
 #[test]
@@ -252,7 +251,7 @@ fn a_norm_of_a_convolution_gives_the_same_bytes_every_time_also_captured() {
         let x = Shape::dense(65 * 70, 128).tensor(&cuda, seed);
         let expected = cuda.download(&work(&x).unwrap()).unwrap();
         assert!(cuda.download(&work(&x).unwrap()).unwrap() == expected);
-        let got = cuda.run_graph(&mut graph, &reads, [&x], |_, [x]| work(x)).unwrap();
+        let got = cuda.run_graph(&mut graph, Doers::One, &reads, [&x], |_, [x]| work(x)).unwrap();
         assert!(cuda.download(&got).unwrap() == expected, "captured, seed {seed}");
     }
     assert_eq!(cuda.stats().uncaptured, 0, "{:?}", cuda.remarks());

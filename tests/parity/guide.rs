@@ -1,13 +1,8 @@
 //! cuda/guide.cu against the reference's arithmetic, value by value.
 
 use flux::backend::Backend;
-use half::bf16;
 
-use crate::compare::values;
-
-fn round(value: f32) -> f32 {
-    bf16::from_f32(value).to_f32()
-}
+use crate::compare::{rounded as round, values};
 
 #[test]
 fn guide_rounds_each_of_its_three_ops() {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use flux::backend::cuda::{Cuda, Graph};
-use flux::backend::{Backend, Bands};
+use flux::backend::{Backend, Bands, Doers};
 use flux::files::Folder;
 use flux::files::TensorFiles;
 use flux::nn::{ConvKernel, Weights};
@@ -15,7 +15,9 @@ use flux::vae::{Grid, ResnetBlock};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView as FileTensor;
 
-use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check_against, check_choices, values, vector, with_variable};
+use crate::compare::{
+    Case, Shape, WITH_EPILOGUE, Weight, check_against, check_choices, compare, values, vector, with_variable,
+};
 use crate::conv2d::Conv2d;
 use crate::pipeline::default_model;
 
@@ -88,8 +90,7 @@ fn norm_conv2d_and_norm_conv2d_add_match_the_cpu() {
 
 /// Whether the kernel for Hopper takes what is aligned.
 fn on_hopper(cuda: &Cuda) -> bool {
-    cuda.describe().contains("compute capability 9.0")
-        && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
+    crate::is_hopper(cuda) && std::env::var_os("FLUX_CONV2D").is_none_or(|kernel| kernel != "base")
 }
 
 /// A residual block: its halves, and a norm of its result by the statistics that they compute.
@@ -273,7 +274,7 @@ fn bands_give_the_same_bytes_every_time_also_captured() {
         let x = Shape::dense(size[0] * size[1], 128).tensor(&cuda, seed);
         let expected = cuda.download(&work(&x).unwrap()).unwrap();
         let waits = cuda.stats().waits;
-        let got = cuda.run_graph(&mut graph, &reads, [&x], |_, [x]| work(x)).unwrap();
+        let got = cuda.run_graph(&mut graph, Doers::One, &reads, [&x], |_, [x]| work(x)).unwrap();
         assert_eq!(cuda.stats().waits, waits);
         assert!(cuda.download(&got).unwrap() == expected, "captured, seed {seed}");
     }
@@ -303,9 +304,16 @@ fn a_sum_goes_over_its_residual() {
         now + image <= held + STATISTICS_BYTES && now + 2 * image > held,
         "h should be freed, and the sum take no memory: {held} before, {now} after"
     );
-    assert!(cuda.download(&over.pixels).unwrap() == cuda.download(&elsewhere.pixels).unwrap());
+    let [over_pixels, elsewhere_pixels] = [&over, &elsewhere].map(|y| cuda.download(&y.pixels).unwrap());
     let norms = [&over, &elsewhere].map(|y| cuda.download(&block.norm_of(y).unwrap()).unwrap());
-    assert!(norms[0] == norms[1], "the statistics are of the old values");
+    if on_hopper(&cuda) {
+        assert!(over_pixels == elsewhere_pixels);
+        assert!(norms[0] == norms[1], "the statistics are of the old values");
+    } else {
+        // cuBLASLt may add a residual that it writes over in another way.
+        compare("over the residual", &over_pixels, &elsewhere_pixels, WITH_EPILOGUE);
+        compare("its norm", &norms[0], &norms[1], 2.0 * WITH_EPILOGUE);
+    }
 }
 
 /// More than the statistics of a small image take.

@@ -10,25 +10,24 @@ use flux::backend::{Backend, Storage};
 use flux::files::{Bytes, Container, Format, Scales, TensorView, e4m3};
 use flux::nn::Linear;
 use flux::tensor::Tensor;
-use half::bf16;
 use safetensors::Dtype;
 
-use crate::compare::{Shape, Weight, compare, values};
+use crate::compare::{Shape, Weight, compare, rounded, rounded_weight, values};
 
-/// A weight of these parts in bf16.
+/// A weight of these parts in the type in which the GPU computes.
 fn native(cuda: &Cuda, parts: &[TensorView]) -> flux::Result<Linear<Cuda>> {
     Linear::load(cuda, "weight", parts, Storage::Native)
 }
 
 #[test]
-fn weights_of_every_dtype_arrive_rounded_to_bf16() {
+fn weights_of_every_dtype_arrive_rounded() {
     let Some(cuda) = crate::cuda() else { return };
     for dtype in [Dtype::BF16, Dtype::F16, Dtype::F32] {
         for (rows, cols) in [(16, 64), (5, 64), (16, 27), (1, 1), (3, 7)] {
             // No dtype holds thirds exactly, so converting has to round.
             let thirds: Vec<f32> = values(1, rows * cols).iter().map(|v| v / 3.0).collect();
             let weight = Weight::new(&thirds, &[rows, cols], dtype);
-            let expected: Vec<f32> = weight.view().to_f32().iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
+            let expected: Vec<f32> = weight.view().to_f32().iter().map(|v| rounded_weight(*v)).collect();
             assert_eq!(cuda.weight_values(&weight.linear(&cuda)).unwrap(), expected, "{dtype:?} [{rows}, {cols}]");
         }
     }
@@ -62,7 +61,7 @@ fn weights_in_fewer_bits_arrive_as_products_read_them() {
     let Some(cuda) = crate::cuda() else { return };
     let check = |parts: &[TensorView], what: &str| {
         let expected: Vec<f32> = parts.iter().flat_map(TensorView::to_f32).collect();
-        let rounded: Vec<f32> = expected.iter().map(|value| bf16::from_f32(*value).to_f32()).collect();
+        let rounded: Vec<f32> = expected.iter().map(|value| rounded_weight(*value)).collect();
         let is_e4m3 = crate::cuda_fp8().is_some()
             && parts.iter().all(|part| part.format() == Format::E4m3 && part.cols().is_multiple_of(e4m3::MULTIPLE));
         let got = cuda.weight_values(&native(&cuda, parts).unwrap()).unwrap();
@@ -279,7 +278,7 @@ fn rgb_bytes_become_pixels_of_every_level() {
             cuda.download(&cuda.upload_rgb8(&bytes, height, width).unwrap()).unwrap(),
             cpu.download(&cpu.upload_rgb8(&bytes, height, width).unwrap()).unwrap(),
         ];
-        let rounded: Vec<f32> = expected.iter().map(|v| bf16::from_f32(*v).to_f32()).collect();
+        let rounded: Vec<f32> = expected.iter().map(|v| rounded(*v)).collect();
         assert!(got == rounded, "{height} x {width}");
     }
     for error in

@@ -78,7 +78,7 @@ fn each_kernel_can_be_asked_for() {
 #[test]
 fn hopper_launches_two_kernels_for_an_upsampled_image() {
     let Some(cuda) = crate::cuda() else { return };
-    if !cuda.describe().contains("compute capability 9.0") {
+    if !crate::is_hopper(&cuda) {
         println!("skipped: not a Hopper GPU");
         return;
     }

@@ -4,17 +4,19 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::buffer::Kind;
+use super::element::Element;
 use super::ops::conv2d_input::Input;
 use super::ops::quantise;
 use super::transfer::Rgb8;
 use super::upload::Source;
 use super::{BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Weight, kernels};
-use crate::backend::{Backend, Bands, Remark, Stats, Storage, expect_rgb8, wrong_length};
-use crate::error::Result;
+use crate::backend::{Backend, Bands, Doers, Remark, Stats, Storage, expect_rgb8, wrong_length};
+use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, LowRank, Operand};
 use crate::ops::{
-    Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, TokenLayout,
+    self, Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, RowSplit,
+    TokenLayout, TokenSplit,
 };
 use crate::tensor::{Dtype, Tensor};
 
@@ -31,6 +33,7 @@ impl Backend for Cuda {
     fn dtype(buffer: &Buffer) -> Dtype {
         match buffer.kind() {
             Kind::Bf16 => Dtype::Bf16,
+            Kind::F16 => Dtype::F16,
             Kind::F32 => Dtype::F32,
             Kind::E4m3 => Dtype::E4m3,
             Kind::Byte => Dtype::U8,
@@ -38,20 +41,58 @@ impl Backend for Cuda {
     }
 
     fn activation_dtype(&self) -> Dtype {
-        Dtype::Bf16
+        match self.element() {
+            Element::Bf16 => Dtype::Bf16,
+            Element::F16 => Dtype::F16,
+        }
     }
 
     fn is_same_device(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    fn rank(&self) -> usize {
+        self.group_rank().map_or(0, |rank| rank.member().rank())
+    }
+
+    fn world(&self) -> usize {
+        self.group_rank().map_or(1, |rank| rank.member().world())
+    }
+
+    fn exchange(&self, op: &'static str, sent: Vec<Vec<Tensor<Self>>>) -> Result<Vec<Vec<Tensor<Self>>>> {
+        if self.world() == 1 { Ok(sent) } else { self.exchange_op(op, &sent) }
+    }
+
+    fn gather_host(&self, what: &'static str, value: u64) -> Result<Vec<u64>> {
+        match self.group_rank() {
+            Some(rank) => rank.member().exchange_patiently(what, vec![value; self.world()]),
+            None => Ok(vec![value]),
+        }
+    }
+
+    fn gather_soon(&self, what: &'static str, value: u64) -> Result<Vec<u64>> {
+        match self.group_rank() {
+            Some(rank) => rank.member().exchange(what, vec![value; self.world()]),
+            None => Ok(vec![value]),
+        }
+    }
+
+    fn abort_collectives(&self, cause: &Error) {
+        self.group_rank().iter().for_each(|rank| rank.member().abort(cause));
+    }
+
+    fn restore_collectives(&self) -> Result<()> {
+        self.group_rank().map_or(Ok(()), |rank| rank.restore())
+    }
+
     fn describe(&self) -> String {
         let (major, minor) = self.device().capability();
         let precision = match self.0.precision {
-            Precision::Bf16 => "bf16",
+            Precision::Bf16 => self.element().name(),
             Precision::Fp8 => "fp8 and bf16",
         };
-        format!("{} (CUDA, compute capability {major}.{minor}, {precision})", self.device().name())
+        let rank = self.group_rank().map_or(String::new(), |rank| format!(" {:?}", rank.member()));
+        format!("{}{rank} (CUDA, compute capability {major}.{minor}, {precision})", self.device().name())
     }
 
     fn stats(&self) -> Stats {
@@ -116,7 +157,8 @@ impl Backend for Cuda {
 
     fn wait(&self, event: &Event) -> Result<()> {
         self.device().counters().waits.add(1);
-        event.wait()
+        event.wait()?;
+        self.check_group("wait")
     }
 
     fn elapsed(&self, from: &Event, to: &Event) -> Result<Duration> {
@@ -125,7 +167,7 @@ impl Backend for Cuda {
 
     fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
         expect_values(values, rows, cols)?;
-        self.upload_bf16(values, rows, cols)
+        self.upload_op(values, rows, cols)
     }
 
     fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
@@ -188,7 +230,7 @@ impl Backend for Cuda {
             drop(buffers.made(self.device())?);
         }
         // Kernels for another GPU are no error until they are asked for.
-        kernels::files().for_each(|file| drop(self.device().load_kernels(file)));
+        kernels::files(self.element()).for_each(|file| drop(self.device().load_kernels(file)));
         Ok(())
     }
 
@@ -200,21 +242,26 @@ impl Backend for Cuda {
         let slow_uploads = self.0.uploader.registered().remark().map(Remark::Detail);
         let uncaptured = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
         let slow_host = self.0.uploader.slow_host().map(Remark::Warning);
-        slow_uploads.into_iter().chain(slow_host).chain(self.note().map(Remark::Detail)).chain(uncaptured).collect()
+        let saturation = self.saturation().unwrap_or_else(|error| Some(error.what().to_string())).map(Remark::Warning);
+        let note = self.note().map(Remark::Detail);
+        [slow_uploads, slow_host, saturation, note, uncaptured].into_iter().flatten().collect()
     }
 
     fn run_graph<R: Send + Sync + 'static, const N: usize>(
         &self,
         graph: &mut Graph,
+        doers: Doers,
         reads: &Arc<R>,
         inputs: [&Tensor<Self>; N],
         work: impl Fn(&R, [&Tensor<Self>; N]) -> Result<Tensor<Self>>,
     ) -> Result<Tensor<Self>> {
-        self.run_graph_op(graph, reads, inputs, work)
+        self.run_graph_op(graph, doers, reads, inputs, work)
     }
 
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
-        self.download_op(x)
+        let values = self.download_op(x)?;
+        self.check_group("download")?;
+        Ok(values)
     }
 
     fn rgb8(&self, x: &Tensor<Self>) -> Result<Rgb8> {
@@ -227,7 +274,10 @@ impl Backend for Cuda {
     }
 
     fn take_rgb8(&self, rgb: Rgb8) -> Result<Vec<u8>> {
-        self.take_rgb8_op(rgb)
+        let bytes = self.take_rgb8_op(rgb);
+        // What came of ended collectives may not even be numbers.
+        self.check_group("take_rgb8")?;
+        bytes
     }
 
     fn linear(&self, x: &Tensor<Self>, weight: &Linear<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
@@ -473,6 +523,34 @@ impl Backend for Cuda {
     ) -> Result<Convolved<Self>> {
         self.upsample_conv2d_op(x, weight, bias, height, width)
     }
+
+    fn all_to_all_heads(&self, kvq: [Tensor<Self>; 3], split: &TokenSplit) -> Result<[Tensor<Self>; 3]> {
+        if self.world() == 1 { Ok(kvq) } else { self.all_to_all_heads_op(kvq, split) }
+    }
+
+    fn all_to_all_rows(&self, x: Tensor<Self>, split: &TokenSplit) -> Result<Tensor<Self>> {
+        if self.world() == 1 { Ok(x) } else { self.all_to_all_rows_op(&x, split) }
+    }
+
+    fn all_gather_rows(&self, x: Tensor<Self>, rows: &RowSplit) -> Result<Tensor<Self>> {
+        if self.world() == 1 { Ok(x) } else { self.all_gather_rows_op(&x, rows) }
+    }
+
+    fn halo_rows(&self, x: &Tensor<Self>, halo: [usize; 2]) -> Result<Tensor<Self>> {
+        if self.world() == 1 { ops::halo::compose(self, x, halo) } else { self.halo_rows_op(x, halo) }
+    }
+
+    fn all_reduce_statistics(
+        &self,
+        x: &Tensor<Self>,
+        own: Option<&ChannelStatistics>,
+    ) -> Result<Option<ChannelStatistics>> {
+        if self.world() == 1 { Ok(None) } else { self.all_reduce_statistics_op(x, own).map(Some) }
+    }
+
+    fn broadcast(&self, x: Option<Tensor<Self>>, shape: [usize; 2]) -> Result<Tensor<Self>> {
+        if self.world() == 1 { ops::broadcast::compose(self, x, shape) } else { self.broadcast_op(x, shape) }
+    }
 }
 
 impl Cuda {
@@ -480,7 +558,7 @@ impl Cuda {
     fn check_storage(&self, storage: Storage) -> Result<()> {
         match storage {
             Storage::Native => Ok(()),
-            Storage::Fp8 => quantise::check(Precision::Fp8, self.device().capability(), self.device().name()),
+            Storage::Fp8 => quantise::check(Precision::Fp8, self.device()),
         }
     }
 }

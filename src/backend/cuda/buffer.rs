@@ -8,6 +8,7 @@ use cudarc::driver::sys;
 
 use super::device::{Device, Stream};
 use super::driver::failed;
+use super::element::Element;
 use super::event::Event;
 use super::memory::Place;
 use super::pools::{Pools, Use};
@@ -26,6 +27,8 @@ pub fn scales_offset(values: usize) -> usize {
 pub enum Kind {
     /// Activations and weights.
     Bf16,
+    /// The same in fp16; see [`Element`](super::element::Element).
+    F16,
     /// Rope tables, statistics, scores.
     F32,
     /// Weights and activations of fp8 products, with a float32 scale for each row; see [`Buffer::e4m3`].
@@ -38,9 +41,19 @@ impl Kind {
     /// Bytes of one value.
     pub fn size(self) -> usize {
         match self {
-            Kind::Bf16 => 2,
+            Kind::Bf16 | Kind::F16 => 2,
             Kind::F32 => 4,
             Kind::E4m3 | Kind::Byte => 1,
+        }
+    }
+}
+
+impl Element {
+    /// What buffers of it hold.
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::Bf16 => Kind::Bf16,
+            Self::F16 => Kind::F16,
         }
     }
 }

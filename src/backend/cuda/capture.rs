@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use cudarc::driver::{result, sys};
 use parking_lot::{ReentrantMutexGuard, RwLockReadGuard};
 
-use super::captures::{outside_captures, while_capturing};
+use super::captures::{outside_captures, unless_capturing, while_capturing};
 use super::device::{Device, Stream};
 use super::driver::failed;
 use crate::error::{Error, Result};
@@ -47,12 +47,19 @@ impl Device {
     /// Runs `work`, which no capture of this process would survive, while nobody captures; does nothing where this thread
     /// does.
     pub fn between_captures(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        let _submission = self.submit(self.stream())?;
-        if self.is_capturing() {
-            return Ok(());
+        loop {
+            {
+                let _submission = self.submit(self.stream())?;
+                if self.is_capturing() {
+                    return Ok(());
+                }
+                if let Some(_none) = unless_capturing() {
+                    return work();
+                }
+            }
+            // Not with the submission: a rank that captures may wait for what this device is to capture.
+            drop(outside_captures());
         }
-        let _none = outside_captures();
-        work()
     }
 
     /// Whether the compute stream captures work instead of doing it: of a thread that has a submission, its own.

@@ -7,9 +7,15 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 static CAPTURES: RwLock<()> = RwLock::new(());
 
-/// Held while work is captured. Waits while a call is under way that would break it.
+/// Held while work is captured. Waits while a call is under way that would break it, but not for one that waits itself:
+/// ranks of a group wait for each other while they capture.
 pub fn while_capturing() -> RwLockReadGuard<'static, ()> {
-    CAPTURES.read()
+    CAPTURES.read_recursive()
+}
+
+/// [`outside_captures`], if nothing is captured now.
+pub fn unless_capturing() -> Option<RwLockWriteGuard<'static, ()>> {
+    CAPTURES.try_write()
 }
 
 /// While the result lives, nothing is captured in this process. Waits for captures that are under way.

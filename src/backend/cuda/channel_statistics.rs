@@ -2,6 +2,7 @@
 
 use super::Cuda;
 use super::buffer::{Buffer, Kind};
+use super::exchange::Piece;
 use crate::error::Result;
 
 /// Of each channel and each of some splits of the rows: mean, and sum of squares about it; and the number of rows of
@@ -37,5 +38,11 @@ impl ChannelStatistics {
     /// Device address of `float [splits]`: rows of each split, which may be none.
     pub fn counts(&self) -> u64 {
         self.buffer.address() + (2 * self.channels * self.splits * Kind::F32.size()) as u64
+    }
+
+    /// Both, for peers to read: [splits, 2 * channels] and [splits, 1].
+    pub fn pieces(&self) -> [Piece; 2] {
+        let dense = |address, cols| Piece::dense(address, [self.splits, cols], Kind::F32.size());
+        [dense(self.partial(), 2 * self.channels), dense(self.counts(), 1)]
     }
 }

@@ -16,6 +16,7 @@ use parking_lot::ReentrantMutex;
 use super::captures::outside_captures;
 use super::counters::Counters;
 use super::driver::{Properties, failed, start_driver};
+use super::element::Element;
 use super::kernels;
 use super::memory::{Arena, Budget};
 use super::pools::Pools;
@@ -68,6 +69,7 @@ pub struct Device {
     pub(super) capturing: AtomicBool,
     counters: Counters,
     properties: Properties,
+    element: Element,
     driver: i32,
 }
 
@@ -81,10 +83,12 @@ unsafe impl Sync for Device {}
 impl Device {
     /// Opens GPU `ordinal`. Without `memory_cap`, 80% of the memory that is free now may be used.
     ///
-    /// Errors when the program has no kernels, the machine no driver, or the GPU is missing or too old.
+    /// Errors when the program has no kernels for the GPU, the machine no driver, or the GPU is missing or too old.
     pub fn open(ordinal: usize, memory_cap: Option<u64>) -> Result<Arc<Self>> {
         let driver = start_driver()?;
         let (device, properties) = Properties::of(ordinal)?;
+        let element = Element::of_gpu(properties.capability)?;
+        kernels::require(element)?;
         let cannot = |e| failed("cannot open the GPU", e);
         // SAFETY: `device` is one that the driver named; the context is released in `drop`.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(cannot)?;
@@ -109,6 +113,7 @@ impl Device {
             capturing: AtomicBool::new(false),
             counters: Counters::default(),
             properties,
+            element,
             driver,
         }))
     }
@@ -122,6 +127,16 @@ impl Device {
             unsafe { result::ctx::set_current(self.context) }.map_err(|e| failed("the GPU does not answer", e))?;
         }
         Ok(())
+    }
+
+    /// The driver's handle of the context.
+    pub fn context(&self) -> sys::CUcontext {
+        self.context
+    }
+
+    /// The driver's handle of the GPU, which is its number.
+    pub fn handle(&self) -> sys::CUdevice {
+        self.device
     }
 
     /// Where all computing goes.
@@ -170,6 +185,11 @@ impl Device {
     /// Compute capability, (9, 0) for Hopper.
     pub fn capability(&self) -> (i32, i32) {
         self.properties.capability
+    }
+
+    /// What activations and weights are in.
+    pub fn element(&self) -> Element {
+        self.element
     }
 
     /// Streaming multiprocessors.
@@ -226,7 +246,7 @@ impl Device {
         if let Some(module) = modules.get(file) {
             return Ok(*module);
         }
-        let fatbin = kernels::fatbin(file)
+        let fatbin = kernels::fatbin(file, self.element)
             .ok_or_else(|| Error::new(format!("this program has no kernels of `cuda/{file}.cu`")))?;
         // SAFETY: `fatbin` is whole made by nvcc, aligned to 64 bytes, and static.
         let module = unsafe { result::module::load_data(fatbin.as_ptr().cast()) };
@@ -234,6 +254,14 @@ impl Device {
             .map_err(|e| failed(&format!("cannot load the kernels of `cuda/{file}.cu` on {}", self.name()), e))?;
         modules.insert(file, module);
         Ok(module)
+    }
+
+    /// The files of kernels that were loaded, in the order of their names.
+    pub fn loaded_modules(&self) -> Vec<(&'static str, sys::CUmodule)> {
+        let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded: Vec<_> = modules.iter().map(|(file, module)| (*file, *module)).collect();
+        loaded.sort_unstable_by_key(|(file, _)| *file);
+        loaded
     }
 
     /// Loads all kernels of `cuda/<file>.cu`. The driver leaves a kernel until its first launch, and may wait for the

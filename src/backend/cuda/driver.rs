@@ -9,8 +9,8 @@ use crate::error::{Error, Result};
 /// The driver that came with CUDA 13.0, as it counts: older ones lack functions that the bindings call, and code of our
 /// nvcc.
 const OLDEST_DRIVER: i32 = 13000;
-/// The oldest GPUs with bf16 tensor cores.
-const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
+/// The oldest GPUs that CUDA 13 serves.
+const OLDEST_CAPABILITY: (i32, i32) = (7, 5);
 
 /// An error of the driver, in words.
 pub fn failed(what: &str, error: DriverError) -> Error {
@@ -44,6 +44,15 @@ pub fn start_driver() -> Result<i32> {
             .hint("install driver 580 or later"));
     }
     Ok(version)
+}
+
+/// How many GPUs the driver shows to this program.
+///
+/// Errors as [`start_driver`].
+pub fn count_gpus() -> Result<usize> {
+    start_driver()?;
+    let count = result::device::get_count().map_err(|e| failed("cannot count GPUs", e))?;
+    Ok(usize::try_from(count).unwrap_or(0))
 }
 
 /// What the driver says of a GPU.
@@ -82,7 +91,7 @@ impl Properties {
         );
         if capability < OLDEST_CAPABILITY {
             let (major, minor) = capability;
-            let what = format!("GPU {ordinal} ({name}) has compute capability {major}.{minor}, 8.0 is the least");
+            let what = format!("GPU {ordinal} ({name}) has compute capability {major}.{minor}, 7.5 is the least");
             return Err(Error::new(what).hint("leave out `--device` and `--precision` to use the CPU"));
         }
         let properties = Self {

@@ -4,6 +4,9 @@
 //! captured right behind, in the same places of memory, while the device computes. From then on one launch does all of
 //! it: inputs are copied to where the graph reads them, its output to a tensor of its own. All graphs share the arena,
 //! because one stream runs them one after the other. `FLUX_GRAPH=0` turns this off.
+//!
+//! Ranks of a group capture the same work together, because what they captured reads each other's memory, and launch only
+//! graphs that were captured together.
 
 use std::any::Any;
 use std::env;
@@ -12,12 +15,14 @@ use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-use super::buffer::{Buffer, Kind};
+use super::buffer::Buffer;
 use super::capture::Captured;
 use super::device::Device;
 use super::driver::failed;
 use super::event::Event;
+use super::group::Rank;
 use super::{Cuda, Tensor};
+use crate::backend::Doers;
 use crate::error::{self, Error, Result};
 
 const VARIABLE: &str = "FLUX_GRAPH";
@@ -42,6 +47,8 @@ pub struct Executable {
     reads: Arc<dyn Any + Send + Sync>,
     /// What the driver took of the device's memory for it.
     bytes: u64,
+    /// The same for all ranks of a group that captured it together; 0 where one did.
+    together: u64,
     /// Address, rows and columns, each dense.
     inputs: Vec<(u64, usize, usize)>,
     out: Cells,
@@ -87,11 +94,29 @@ fn wanted(value: Option<&OsStr>) -> Result<bool> {
     }
 }
 
+/// Brings all ranks to do the same: they launch graphs that were captured together, or capture the work, or do neither.
+fn agree(rank: &Rank, graph: &mut Graph) -> Result<()> {
+    const REFUSED: u64 = u64::MAX;
+    let own = match graph {
+        Graph::New => 0,
+        Graph::Captured(executable) => executable.together,
+        Graph::Refused => REFUSED,
+    };
+    let all = rank.member().exchange("a graph", vec![own; rank.member().world()])?;
+    if all.contains(&REFUSED) {
+        *graph = Graph::Refused;
+    } else if all.iter().any(|other| *other != own) {
+        *graph = Graph::New;
+    }
+    Ok(())
+}
+
 impl Cuda {
     /// See [`crate::backend::Backend::run_graph`].
     pub(super) fn run_graph_op<R: Send + Sync + 'static, const N: usize>(
         &self,
         graph: &mut Graph,
+        doers: Doers,
         reads: &Arc<R>,
         inputs: [&Tensor<Cuda>; N],
         work: impl Fn(&R, [&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
@@ -101,8 +126,12 @@ impl Cuda {
         }
         // Graphs share the arena, so the copies around one must not come between those around another.
         let _one_at_a_time = self.0.graph_order.lock().unwrap_or_else(PoisonError::into_inner);
+        let group = self.group_rank().filter(|_| doers == Doers::All);
+        if let Some(rank) = group {
+            agree(rank, graph)?;
+        }
         match graph {
-            Graph::New => match self.run_and_capture(reads, inputs, &|inputs| work(reads, inputs)) {
+            Graph::New => match self.run_and_capture(group, reads, inputs, &|inputs| work(reads, inputs)) {
                 Ok((out, captured)) => {
                     *graph = captured;
                     Ok(out)
@@ -111,7 +140,8 @@ impl Cuda {
                 // What has failed for another reason fails again.
                 Err(error) => {
                     *graph = self.refused(&error);
-                    work(reads, inputs)
+                    // The other ranks wait for the rest of the failed work, not for its beginning.
+                    if group.is_some() { Err(error) } else { work(reads, inputs) }
                 }
             },
             Graph::Captured(graph) => {
@@ -137,6 +167,7 @@ impl Cuda {
     /// The result of `work`, and a graph of it, or why there is none.
     fn run_and_capture<const N: usize>(
         &self,
+        group: Option<&Rank>,
         reads: &Arc<impl Send + Sync + 'static>,
         inputs: [&Tensor<Cuda>; N],
         work: &impl Fn([&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
@@ -145,16 +176,20 @@ impl Cuda {
         let out = {
             let fixed = self.fixed(inputs)?;
             let result = work(fixed.each_ref())?;
-            if result.buffer().kind() != Kind::Bf16 {
-                return Err(Error::new("results of captured work are bf16"));
+            if !result.is_activation() {
+                return Err(Error::new("results of captured work are activations"));
             }
             arena.suspend();
             self.copy_out(Cells::of(&result))?
         };
-        let graph = match self.capture(arena, reads, inputs, work) {
+        let graph = match self.capture(arena, group, reads, inputs, work) {
             Ok(graph) => Graph::Captured(graph),
             Err(error) if error.kind() == error::Kind::Cancelled => Graph::New,
-            Err(error) => self.refused(&error),
+            Err(error) => {
+                // Other ranks may wait for the rest of what was to be captured.
+                group.iter().for_each(|rank| rank.member().abort(&error));
+                self.refused(&error)
+            }
         };
         Ok((out, graph))
     }
@@ -163,6 +198,7 @@ impl Cuda {
     fn capture<const N: usize>(
         &self,
         arena: ArenaGuard<'_>,
+        group: Option<&Rank>,
         reads: &Arc<impl Send + Sync + 'static>,
         inputs: [&Tensor<Cuda>; N],
         work: &impl Fn([&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
@@ -171,6 +207,7 @@ impl Cuda {
         arena.repeat();
         let fixed = self.fixed_places(inputs)?;
         let (launches, composed) = (&device.counters().launches, &device.counters().composed);
+        let together = group.map_or(Ok(0), Rank::next_capture)?;
         let capture = device.begin_capture()?;
         let before = (launches.get(), composed.get());
         let out = work(fixed.each_ref()).map(|out| Cells::of(&out));
@@ -183,7 +220,7 @@ impl Cuda {
         let (exec, bytes) = self.instantiate(&captured)?;
         let inputs = fixed.iter().map(|x| (x.address(), x.rows(), x.cols())).collect();
         // From here on the graph owns `exec`, the bytes that were counted, and a share of the arena.
-        Ok(Executable { exec, reads: Arc::clone(reads) as _, bytes, inputs, out, device: arena.share() })
+        Ok(Executable { exec, reads: Arc::clone(reads) as _, bytes, together, inputs, out, device: arena.share() })
     }
 
     /// An executable graph on the device, so that its first launch need not send it up, and what it takes of the memory.
@@ -230,8 +267,8 @@ impl Cuda {
 
     /// Dense tensors of the shapes of `inputs`, in the arena.
     fn fixed_places<const N: usize>(&self, inputs: [&Tensor<Cuda>; N]) -> Result<[Tensor<Cuda>; N]> {
-        if inputs.iter().any(|x| x.buffer().kind() != Kind::Bf16) {
-            return Err(Error::new("inputs of captured work are bf16"));
+        if inputs.iter().any(|x| !x.is_activation()) {
+            return Err(Error::new("inputs of captured work are activations"));
         }
         let fixed = inputs.iter().map(|x| self.empty(x.rows(), x.cols())).collect::<Result<Vec<_>>>()?;
         Ok(fixed.try_into().unwrap_or_else(|_| unreachable!("as many as there are inputs")))
@@ -248,7 +285,7 @@ impl Cuda {
 
     /// A tensor of its own with these cells, and with what lies between its rows, so that one plain copy does it.
     fn copy_out(&self, Cells { address, rows, cols, stride }: Cells) -> Result<Tensor<Cuda>> {
-        let buffer = Buffer::new(self.device(), Kind::Bf16, rows * stride)?;
+        let buffer = Buffer::new(self.device(), self.element().kind(), rows * stride)?;
         if rows > 0 {
             let dense = (rows - 1) * stride + cols;
             // SAFETY: the cells are those of a tensor that work just wrote, which the arena holds; `buffer` has room.

@@ -7,6 +7,7 @@ use std::ffi::{OsStr, c_void};
 use cudarc::driver::sys;
 
 use super::driver::failed;
+use super::element::Element;
 use super::{Cuda, kernels, launch};
 use crate::error::{Error, Result};
 
@@ -127,12 +128,16 @@ impl Cuda {
     ///
     /// Errors as [`Cuda::hopper_wanted`].
     pub(super) fn hopper_form(&self, choice: Choice) -> Result<Option<&'static str>> {
-        let here = self.device().capability() == HOPPER && kernels::fatbin(choice.file).is_some();
+        let bf16 = self.element() == Element::Bf16;
+        let built = kernels::fatbin(choice.file, self.element()).is_some();
+        let here = bf16 && built && self.device().capability() == HOPPER;
         match choice.wish(env::var_os(choice.variable).as_deref())? {
             Some(BASE) => Ok(None),
             Some(form) if !here => {
-                Err(Error::usage(format!("`{form}` needs a GPU of compute capability 9.0, and a program built for it"))
-                    .at(choice.variable))
+                let what = format!(
+                    "`{form}` needs a GPU of compute capability 9.0 that computes in bf16, and a program built for it"
+                );
+                Err(Error::usage(what).at(choice.variable))
             }
             form => Ok(here.then(|| form.unwrap_or(FASTEST))),
         }

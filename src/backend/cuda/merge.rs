@@ -1,7 +1,7 @@
 //! Weights with a change of low rank, made on the device from a weight that is there.
 
 use super::Cuda;
-use super::buffer::{Buffer, Kind};
+use super::buffer::Buffer;
 use super::gemm::{Matrix, Product};
 use super::weight::Weight;
 use crate::backend::Storage;
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::nn::LowRank;
 
 impl Cuda {
-    /// `base + up down` in bf16, quantised after that where `storage` says so. `base` is bf16.
+    /// `base + up down` in 16 bits, quantised after that where `storage` says so. `base` is so, too.
     pub(crate) fn merge_weight_op(&self, base: &Weight, low_rank: &LowRank<Cuda>, storage: Storage) -> Result<Weight> {
         let merged = self.merged(base, low_rank)?;
         match storage {
@@ -18,11 +18,11 @@ impl Cuda {
         }
     }
 
-    /// bf16, summed in float32 and rounded once.
+    /// 16 bits, summed in float32 and rounded once.
     fn merged(&self, base: &Weight, low_rank: &LowRank<Cuda>) -> Result<Weight> {
         let (up, down) = (low_rank.up.weight(), low_rank.down.weight());
         let (rows, stride) = (base.padded_rows(), base.stride());
-        let buffer = Buffer::new(self.device(), Kind::Bf16, rows * stride)?;
+        let buffer = Buffer::new(self.device(), self.element().kind(), rows * stride)?;
         // The padding, which is zeros in all of them, takes part, so that it is zeros in the sum.
         let product = Product {
             m: rows,
@@ -38,7 +38,7 @@ impl Cuda {
             out_f32: false,
         };
         // SAFETY: up [base.rows(), rank] and base are padded to the same number of rows, down [rank, base.cols()] to as
-        // many rows as up has columns, and to the columns of base: all are bf16 weights, padded by the same rule. The
+        // many rows as up has columns, and to the columns of base: all are 16-bit weights, padded by the same rule. The
         // buffer was made for as many values as base has with its padding, and is no part of it.
         unsafe { self.gemm()?.run(&product) }?;
         Ok(Weight::new(buffer, base.rows(), base.cols()))

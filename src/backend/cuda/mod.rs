@@ -1,4 +1,5 @@
-//! The CUDA backend: bf16 tensors in device memory, float32 inside every op, one rounding at its end.
+//! The CUDA backend: tensors of bf16, or of fp16 where a GPU has no bf16 ([`element`]), in device memory, float32 inside
+//! every op, one rounding at its end.
 //!
 //! With [`Precision::Fp8`] products with weights in [`Storage::Fp8`](crate::backend::Storage::Fp8) take e4m3 on both sides, with a scale for each
 //! row of either, sum in what the tensor cores keep of a float32, and give bf16; see [`quantise`] and [`gemm`].
@@ -7,7 +8,8 @@
 //! under the budget of [`memory`], [`launch`] starts the kernels
 //! of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves values and images
 //! through [`staging`] buffers, [`upload`] weights out of files, [`stored`] says how those lie that stay in a file's format, [`block_stream`] those of blocks that take turns in
-//! memory, [`graph`] launches captured work as a whole. What an op
+//! memory, [`graph`] launches captured work as a whole. GPUs that make one image together are ranks of a [`group`], which
+//! read each other's memory ([`peers`]) in an [`exchange`]. What an op
 //! learns of its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file of
 //! its name in [`ops`]; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order, in
 //! which [`capture`] lets one thread at a time enqueue, and [`captures`] keeps away what would break a capture; only downloads, [`Backend::wait`], the timing of algorithms and
@@ -23,9 +25,12 @@ mod channel_statistics;
 mod counters;
 mod device;
 mod driver;
+mod element;
 mod event;
+mod exchange;
 mod gemm;
 mod graph;
+mod group;
 mod hopper;
 mod kernels;
 mod launch;
@@ -33,7 +38,9 @@ mod library;
 mod memory;
 mod merge;
 mod ops;
+mod peers;
 mod pools;
+mod saturation;
 mod slabs;
 mod staging;
 mod stored;
@@ -44,10 +51,12 @@ mod weight;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 pub use block_stream::BlockStream;
 pub use buffer::Buffer;
 pub use channel_statistics::ChannelStatistics;
+pub use driver::count_gpus;
 pub use event::Event;
 pub use gemm::GemmCache;
 pub use graph::Graph;
@@ -56,9 +65,10 @@ pub use weight::{ConvWeight, Weight};
 use crate::backend::Bands;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
-use buffer::Kind;
 use device::Device;
+use element::Element;
 use gemm::Gemm;
+use group::Rank;
 use launch::Launch;
 use ops::quantise;
 use staging::StagingBuffers;
@@ -68,7 +78,7 @@ use upload::Uploader;
 /// In what the large products are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
-    /// As everything else.
+    /// As everything else: in fp16 where the GPU has no bf16.
     Bf16,
     /// e4m3 with a scale for each row of either side: weights take half the memory, and the tensor cores do twice as
     /// much. Hopper only.
@@ -94,6 +104,8 @@ struct Inner {
     precision: Precision,
     /// See [`Cuda::limit_bands`].
     band_bytes: AtomicUsize,
+    /// None where it is alone.
+    rank: Option<Rank>,
     device: Arc<Device>,
 }
 
@@ -103,7 +115,7 @@ impl Cuda {
     /// [`GemmCache::from_environment`].
     ///
     /// Errors when this program holds no kernels, the machine no driver or cuBLASLt, or the GPU is missing or older
-    /// than Ampere.
+    /// than Turing.
     pub fn new(ordinal: usize, memory_cap: Option<u64>) -> Result<Self> {
         Self::with(ordinal, memory_cap, Precision::Bf16, &GemmCache::from_environment())
     }
@@ -112,16 +124,67 @@ impl Cuda {
     ///
     /// Errors as [`Cuda::new`], and when the GPU does not compute in `precision`.
     pub fn with(ordinal: usize, memory_cap: Option<u64>, precision: Precision, gemm_cache: &GemmCache) -> Result<Self> {
-        // cuBLASLt is half a gigabyte: it is loaded while the driver makes the context.
-        let (device, library) = thread::scope(|scope| {
-            let library = scope.spawn(library::require_cublaslt);
-            (Device::open(ordinal, memory_cap), library.join())
-        });
-        let device = device?;
-        quantise::check(precision, device.capability(), device.name())?;
-        library.unwrap_or_else(|_| Err(Error::new("the thread that loads cuBLASLt panicked")))?;
+        let device = open_all(&[ordinal], memory_cap, precision)?.remove(0);
+        Ok(Self::of_device(device, precision, gemm_cache, None))
+    }
+
+    /// How long a rank of a group waits for another one, unless someone has a reason for another limit.
+    pub const GROUP_LIMIT: Duration = crate::backend::group::LIMIT;
+
+    /// The ranks of a group of GPUs that make one image together, in this order; otherwise as [`Cuda::with`]. Each is to
+    /// be used by a thread of its own: hosts and GPUs wait for each other, at most `limit` in a collective, and hosts `60
+    /// * limit` where one of them may be loading weights.
+    ///
+    /// Errors as [`Cuda::with`], and when a GPU is named twice or cannot reach the memory of another one.
+    pub fn group(
+        ordinals: &[usize],
+        memory_cap: Option<u64>,
+        precision: Precision,
+        gemm_cache: &GemmCache,
+        limit: Duration,
+    ) -> Result<Vec<Self>> {
+        if let Some((_, twice)) = ordinals.iter().enumerate().find(|(i, ordinal)| ordinals[..*i].contains(ordinal)) {
+            return Err(Error::usage(format!("GPU {twice} is named twice")).hint("name each GPU once"));
+        }
+        Self::ranks(ordinals, memory_cap, precision, gemm_cache, limit)
+    }
+
+    /// As [`Cuda::group`], of `world` ranks that share GPU `ordinal`, each with `memory_cap` bytes. It shows what a group
+    /// computes where there is one GPU; it gains nothing.
+    ///
+    /// Errors as [`Cuda::group`].
+    pub fn group_on_one(
+        ordinal: usize,
+        world: usize,
+        memory_cap: u64,
+        precision: Precision,
+        limit: Duration,
+    ) -> Result<Vec<Self>> {
+        Self::ranks(&vec![ordinal; world], Some(memory_cap), precision, &GemmCache::Off, limit)
+    }
+
+    fn ranks(
+        ordinals: &[usize],
+        memory_cap: Option<u64>,
+        precision: Precision,
+        gemm_cache: &GemmCache,
+        limit: Duration,
+    ) -> Result<Vec<Self>> {
+        match ordinals {
+            [] => Err(Error::usage("a group of 0 GPUs makes no image")),
+            [alone] => Ok(vec![Self::with(*alone, memory_cap, precision, gemm_cache)?]),
+            _ => {
+                let devices = open_all(ordinals, memory_cap, precision)?;
+                let ranks = Rank::group(&devices.iter().collect::<Vec<_>>(), limit)?;
+                let made = devices.into_iter().zip(ranks);
+                Ok(made.map(|(device, rank)| Self::of_device(device, precision, gemm_cache, Some(rank))).collect())
+            }
+        }
+    }
+
+    fn of_device(device: Arc<Device>, precision: Precision, gemm_cache: &GemmCache, rank: Option<Rank>) -> Self {
         let uploader = Uploader::new(&device);
-        Ok(Self(Arc::new(Inner {
+        Self(Arc::new(Inner {
             gemm: OnceLock::new(),
             opening_gemm: Mutex::new(()),
             gemm_cache: gemm_cache.clone(),
@@ -132,8 +195,9 @@ impl Cuda {
             uncaptured: Mutex::default(),
             precision,
             band_bytes: AtomicUsize::new(Bands::Wide.bytes()),
+            rank,
             device,
-        })))
+        }))
     }
 
     /// What the user may want to know of the work so far: that the kept choices of algorithms were of no use, or cannot
@@ -142,14 +206,36 @@ impl Cuda {
         self.0.gemm.get().and_then(Gemm::note)
     }
 
+    /// Whether activations and weights are bf16; otherwise they are fp16.
+    pub fn computes_in_bf16(&self) -> bool {
+        self.element() == Element::Bf16
+    }
+
     /// Device memory that the driver holds for this handle, in use or not, in bytes; its context and the code of kernels
     /// are not in it.
     pub fn reserved_bytes(&self) -> Result<u64> {
         self.device().reserved_bytes()
     }
 
+    /// Its place in its group; none where it is alone.
+    fn group_rank(&self) -> Option<&Rank> {
+        self.0.rank.as_ref()
+    }
+
+    /// To be asked after every wait for the device: what is computed after the collectives were ended is of no use.
+    ///
+    /// Errors when they were.
+    fn check_group(&self, what: &str) -> Result<()> {
+        self.group_rank().map_or(Ok(()), |rank| rank.member().check(what))
+    }
+
     fn device(&self) -> &Arc<Device> {
         &self.0.device
+    }
+
+    /// What activations and weights are in.
+    fn element(&self) -> Element {
+        self.device().element()
     }
 
     /// cuBLASLt, opened by the first product.
@@ -171,7 +257,7 @@ impl Cuda {
 
     /// A dense tensor, not initialised.
     fn empty(&self, rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
-        let buffer = Buffer::new(self.device(), Kind::Bf16, rows * cols)?;
+        let buffer = Buffer::new(self.device(), self.element().kind(), rows * cols)?;
         Ok(Tensor::from_buffer(self, buffer, rows, cols))
     }
 
@@ -182,13 +268,38 @@ impl Cuda {
     }
 }
 
+/// These GPUs, all opened at the same time, and cuBLASLt.
+fn open_all(ordinals: &[usize], memory_cap: Option<u64>, precision: Precision) -> Result<Vec<Arc<Device>>> {
+    // cuBLASLt is half a gigabyte: it is loaded while the driver makes contexts.
+    let (devices, library) = thread::scope(|scope| {
+        let library = scope.spawn(library::require_cublaslt);
+        let open = |ordinal: &usize| {
+            let ordinal = *ordinal;
+            scope.spawn(move || Device::open(ordinal, memory_cap))
+        };
+        let devices: Vec<_> = ordinals.iter().map(open).collect();
+        (devices.into_iter().map(|device| device.join()).collect::<Vec<_>>(), library.join())
+    });
+    let panicked = || Error::new("a thread that opens a GPU panicked");
+    let devices: Vec<_> =
+        devices.into_iter().map(|device| device.unwrap_or_else(|_| Err(panicked()))).collect::<Result<_>>()?;
+    devices.iter().try_for_each(|device| quantise::check(precision, device))?;
+    library.unwrap_or_else(|_| Err(panicked()))?;
+    Ok(devices)
+}
+
 impl Tensor<Cuda> {
     /// Device address of the first cell.
     fn address(&self) -> u64 {
         self.buffer().address() + (self.offset() * self.buffer().kind().size()) as u64
     }
 
-    /// Whether every row starts at a multiple of 16 bytes and, of bf16, is a whole number of them.
+    /// Whether its values are what ops compute with, not tables or rows of e4m3.
+    fn is_activation(&self) -> bool {
+        self.buffer().kind() == self.backend().element().kind()
+    }
+
+    /// Whether every row starts at a multiple of 16 bytes and, of activations, is a whole number of them.
     fn aligned(&self) -> bool {
         let size = self.buffer().kind().size();
         let whole = |elements: usize| (elements * size).is_multiple_of(16);

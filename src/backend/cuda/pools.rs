@@ -61,6 +61,20 @@ impl Pools {
         Ok(sum)
     }
 
+    /// Lets kernels of the GPU `peer` read and write their memory.
+    pub fn share_with(&self, peer: sys::CUdevice) -> Result<()> {
+        let access = sys::CUmemAccessDesc {
+            location: sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: peer },
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        self.all().into_iter().try_for_each(|pool| {
+            // SAFETY: the pool lives as long as the device; the driver reads one description.
+            unsafe { sys::cuMemPoolSetAccess(pool, &access, 1) }
+                .result()
+                .map_err(|e| failed(&format!("cannot share GPU memory with GPU {peer}"), e))
+        })
+    }
+
     /// Gives back to the system what they hold and nobody uses.
     pub fn trim(&self) -> Result<()> {
         self.all().into_iter().try_for_each(|pool| {

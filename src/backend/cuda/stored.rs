@@ -1,9 +1,10 @@
 //! Weights that stay in the format of their file: where their bytes and scales lie on the device, and how a kernel makes
-//! bf16 of them.
+//! weights of 16 bits of them.
 
 use std::sync::Arc;
 
 use super::device::Device;
+use super::element::Element;
 use crate::error::{Error, Result};
 use crate::files::e4m3::MULTIPLE;
 use crate::files::{Bytes, FileSlice, Format, ScaleLayout, Scales, TensorView};
@@ -12,10 +13,12 @@ use crate::files::{Bytes, FileSlice, Format, ScaleLayout, Scales, TensorView};
 const ALIGNMENT: usize = 256;
 /// Values that a kernel stores at once.
 const CHUNK: usize = 8;
-/// Values of a block of threads: `TILE` in cuda/dequantise.cu.
+/// Values of a block of threads: `TILE` in cuda/dequantise.cuh.
 const TILE: usize = 8192;
 /// `THREADS` there.
 const THREADS: usize = 256;
+/// Columns that a warp rotates: see cuda/dequantise_rotated.cuh.
+const OF_WARP: usize = 256;
 /// What bitsandbytes multiplies with instead of dividing by 127.
 const PER_STEP: f32 = 1.0 / 127.0;
 
@@ -96,14 +99,14 @@ impl Stored {
         &self.parts
     }
 
-    /// Makes bf16 of it, rows without padding, by work on the compute stream.
+    /// Makes 16-bit weights of it, rows without padding, by work on the compute stream.
     ///
     /// # Safety
     /// The weight lies at `from`, and behind `to` is room for all of its values.
     pub unsafe fn dequantise(&self, device: &Arc<Device>, from: u64, to: u64) -> Result<()> {
         let mut row = 0;
         for part in &self.parts {
-            let out = to + (row * self.cols * size_of::<half::bf16>()) as u64;
+            let out = to + (row * self.cols * Element::BYTES) as u64;
             // SAFETY: what the caller promises.
             unsafe { part.dequantise(device, from, out, self.cols) }?;
             row += part.values.rows();
@@ -119,6 +122,7 @@ impl Part {
         let (elements, scales) = (self.values.elements(), from + self.scales_at as u64);
         let kernel = match &self.decode {
             Decode::Blocks(kernel) | Decode::Rows(kernel, _) => kernel,
+            Decode::Rotated { group } if *group > OF_WARP => "dequantise_int8_rotated_wide",
             Decode::Rotated { .. } => "dequantise_int8_rotated",
             Decode::Nvfp4 { .. } => "dequantise_nvfp4",
             Decode::Mxfp8 { .. } => "dequantise_mxfp8",

@@ -5,11 +5,11 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use cudarc::driver::{result, sys};
-use half::bf16;
 
 use super::buffer::{Buffer, Kind};
 use super::device::Stream;
 use super::driver::failed;
+use super::element::Element;
 use super::event::Event;
 use super::staging::{STAGING_BYTES, StagingBuffer};
 use super::{Cuda, Tensor};
@@ -42,13 +42,14 @@ impl Cuda {
         if self.device().is_capturing() { Err(Error::new(format!("{what} cannot be captured"))) } else { Ok(()) }
     }
 
-    /// Host values as bf16; a vector is padded with zeros to a multiple of 8, as weights are.
-    pub(super) fn upload_bf16(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
+    /// Host values as activations; a vector is padded with zeros to a multiple of 8, as weights are.
+    pub(super) fn upload_op(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Cuda>> {
         let padded_cols = if rows == 1 { cols.next_multiple_of(8) } else { cols };
-        let buffer = self.upload_rows(Kind::Bf16, rows, padded_cols, |some, out| {
+        let element = self.element();
+        let buffer = self.upload_rows(element.kind(), rows, padded_cols, |some, out| {
             let values = &values[some.start * cols..some.end * cols];
-            out.iter_mut().zip(values).for_each(|(to, value)| *to = bf16::from_f32(*value));
-            out[values.len()..].fill(bf16::ZERO);
+            out.iter_mut().zip(values).for_each(|(to, value)| *to = element.activation(*value));
+            out[values.len()..].fill(0);
         })?;
         Ok(Tensor::from_buffer(self, buffer, rows, cols))
     }
@@ -78,7 +79,8 @@ impl Cuda {
     /// Rows `ids` of a table in the file, one under the other.
     pub(super) fn embedding_op(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Cuda>> {
         let cols = table.cols();
-        let buffer = self.upload_rows(Kind::Bf16, ids.len(), cols, |some, out| {
+        let element = self.element();
+        let buffer = self.upload_rows(element.kind(), ids.len(), cols, |some, out: &mut [u16]| {
             let ids = &ids[some];
             for (i, &id) in ids.iter().enumerate() {
                 if i > 0 && ids[i - 1] == id {
@@ -87,9 +89,9 @@ impl Cuda {
                     continue;
                 }
                 let (row, out) = (table.row_range(id..id + 1), &mut out[i * cols..(i + 1) * cols]);
-                match row.format() {
-                    Format::Bf16 => bytemuck::cast_slice_mut(out).copy_from_slice(row.bytes()),
-                    _ => out.iter_mut().zip(row.to_f32()).for_each(|(to, value)| *to = bf16::from_f32(value)),
+                match (row.format(), element) {
+                    (Format::Bf16, Element::Bf16) => bytemuck::cast_slice_mut(out).copy_from_slice(row.bytes()),
+                    _ => out.iter_mut().zip(row.to_f32()).for_each(|(to, value)| *to = element.activation(value)),
                 }
             }
         })?;
@@ -144,9 +146,9 @@ impl Cuda {
         unsafe {
             match x.buffer().kind() {
                 Kind::F32 => self.download_values::<f32>(address, rows, cols, stride),
-                Kind::Bf16 => {
-                    let values = self.download_values::<bf16>(address, rows, cols, stride)?;
-                    Ok(values.into_iter().map(bf16::to_f32).collect())
+                Kind::Bf16 | Kind::F16 => {
+                    let values = self.download_values::<u16>(address, rows, cols, stride)?;
+                    Ok(values.into_iter().map(|bits| self.element().activation_value(bits)).collect())
                 }
                 Kind::E4m3 => x.download_e4m3(),
                 Kind::Byte => Err(Error::new("bytes are no activations")),
@@ -301,17 +303,17 @@ impl Cuda {
         unsafe { self.copy_2d(&copy) }
     }
 
-    /// A copy of `from` to the cells of `to`, of the same shape, both bf16.
+    /// A copy of `from` to the cells of `to`, of the same shape, both activations.
     pub(super) fn copy_cells(&self, from: &Tensor<Cuda>, to: &Tensor<Cuda>) -> Result<()> {
         let shapes = [from, to].map(|x| (x.rows(), x.cols(), x.buffer().kind()));
-        if shapes[0] != shapes[1] || shapes[0].2 != Kind::Bf16 {
+        if shapes[0] != shapes[1] || !from.is_activation() {
             return Err(Error::new(format!("cannot copy {:?} to {:?}", shapes[0], shapes[1])));
         }
         // SAFETY: both are live tensors of one shape. Callers copy to tensors that they made.
         unsafe { self.copy_rows(from.address(), from.stride(), to.address(), to.stride(), from.rows(), from.cols()) }
     }
 
-    /// A copy of bf16 rows on the device.
+    /// A copy of rows of 16-bit values on the device.
     ///
     /// # Safety
     /// Both matrices lie in live buffers and do not overlap.

@@ -7,13 +7,13 @@ use super::slabs::Slabs;
 use super::stored::Stored;
 use crate::files::e4m3::MULTIPLE;
 
-/// Rows and columns of bf16 weights are padded with zeros to multiples of this, so that cuBLASLt's fast kernels fit
+/// Rows and columns of 16-bit weights are padded with zeros to multiples of this, so that cuBLASLt's fast kernels fit
 /// every size.
 pub const PADDING: usize = 8;
 
-/// The weight [rows, cols] of a linear layer, row-major: bf16, padded with zeros to multiples of [`PADDING`], or e4m3
+/// The weight [rows, cols] of a linear layer, row-major: bf16 or fp16, padded with zeros to multiples of [`PADDING`], or e4m3
 /// with a float32 scale for each row, padded to multiples of [`MULTIPLE`]; or as a file has it, from which
-/// [`Cuda::ready`](super::Cuda::ready) makes bf16.
+/// [`Cuda::ready`](super::Cuda::ready) makes that.
 pub struct Weight {
     place: Place,
     rows: usize,
@@ -113,5 +113,5 @@ impl Weight {
     }
 }
 
-/// The weight of a convolution as a matrix [out, k * k * in], columns ordered (ky, kx, in), bf16, padded as [`Weight`].
+/// The weight of a convolution as a matrix [out, k * k * in], columns ordered (ky, kx, in), bf16 or fp16, padded as [`Weight`].
 pub struct ConvWeight(pub Weight);

@@ -17,10 +17,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::key::Key;
+use crate::backend::cuda::element::Element;
 use crate::files::atomic::{self, AtomicFile};
 
 /// Changes when the file does.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// Where the file goes, in place of the user's caches.
 const VARIABLE: &str = "FLUX_GEMM_CACHE";
 
@@ -60,13 +61,16 @@ pub struct Machine {
     /// As the driver counts: 13000 is CUDA 13.0.
     pub driver: i32,
     pub cublaslt: usize,
+    /// What products are of, but for those of e4m3.
+    pub element: Element,
 }
 
 impl Machine {
     fn file_name(&self) -> String {
         let gpu: String =
             self.gpu.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
-        format!("gemm-{gpu}-{}-{}.json", self.driver, self.cublaslt)
+        let element = if self.element == Element::F16 { "-fp16" } else { "" };
+        format!("gemm-{gpu}-{}-{}{element}.json", self.driver, self.cublaslt)
     }
 }
 
@@ -227,7 +231,13 @@ mod tests {
     use super::*;
 
     fn machine() -> Machine {
-        Machine { gpu: "NVIDIA H200".to_string(), multiprocessors: 132, driver: 13000, cublaslt: 130100 }
+        Machine {
+            gpu: "NVIDIA H200".to_string(),
+            multiprocessors: 132,
+            driver: 13000,
+            cublaslt: 130100,
+            element: Element::Bf16,
+        }
     }
 
     fn key(rows: usize) -> Key {
@@ -279,7 +289,8 @@ mod tests {
             "no JSON".to_string(),
             "{}".to_string(),
             good[..good.len() / 2].to_string(),
-            good.replace("\"format\":2", "\"format\":1"),
+            good.replace("\"format\":3", "\"format\":2"),
+            good.replace("Bf16", "F16"),
             good.replace("NVIDIA H200", "NVIDIA H100"),
             good.replace("\"cublaslt\":130100", "\"cublaslt\":130200"),
             good.replace("\"out_f32\"", "\"out_f64\""),

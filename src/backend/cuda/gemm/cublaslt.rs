@@ -14,6 +14,7 @@ use super::key::{Key, Product};
 use crate::backend::GEMM_WORKSPACE_BYTES as WORKSPACE_BYTES;
 use crate::backend::cuda::captures::outside_captures;
 use crate::backend::cuda::device::{Device, Stream};
+use crate::backend::cuda::element::Element;
 use crate::error::{Error, Result};
 
 /// `cublasOperation_t`, which cudarc's cuBLASLt bindings leave out.
@@ -186,14 +187,18 @@ unsafe impl Send for Plan {}
 unsafe impl Sync for Plan {}
 
 impl Plan {
-    /// The descriptors of products with this key, `product` among them.
-    pub fn new(key: &Key, product: &Product) -> Result<Self> {
+    /// The descriptors of products of `element` with this key, `product` among them.
+    pub fn new(element: Element, key: &Key, product: &Product) -> Result<Self> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let [m, n, k] = key.sizes;
-        let out_type = if key.out_f32 { sys::cudaDataType::CUDA_R_32F } else { sys::cudaDataType::CUDA_R_16BF };
+        let element_type = match element {
+            Element::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+            Element::F16 => sys::cudaDataType::CUDA_R_16F,
+        };
+        let out_type = if key.out_f32 { sys::cudaDataType::CUDA_R_32F } else { element_type };
         let (weight_rows, weight_cols) = if key.weight_is_kn { (n, k) } else { (k, n) };
         let shapes = [(weight_rows, weight_cols), (k, m), (n, m), (n, m)];
-        let operand_type = if key.fp8 { sys::cudaDataType::CUDA_R_8F_E4M3 } else { sys::cudaDataType::CUDA_R_16BF };
+        let operand_type = if key.fp8 { sys::cudaDataType::CUDA_R_8F_E4M3 } else { element_type };
         let types = [operand_type, operand_type, out_type, out_type];
         let operation =
             result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F)
@@ -210,7 +215,7 @@ impl Plan {
         if product.bias.is_some() {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
             plan.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            let bias_type = sys::cudaDataType::CUDA_R_16BF as i32;
+            let bias_type = element_type as i32;
             plan.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type)?;
         }
         if product.scales.is_some() {

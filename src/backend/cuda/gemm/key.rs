@@ -40,21 +40,21 @@ pub struct Product {
     pub k: usize,
     pub x: Matrix,
     pub weight: Matrix,
-    /// Addresses of the float32 scales of the weight's rows and of those of x, which both are e4m3 then; they are bf16
-    /// otherwise.
+    /// Addresses of the float32 scales of the weight's rows and of those of x, which both are e4m3 then; they are of
+    /// 16 bits otherwise.
     pub scales: Option<[u64; 2]>,
     pub weight_is_kn: bool,
-    /// Address of bf16 values.
+    /// Address of values of 16 bits.
     pub bias: Option<u64>,
-    /// bf16; may be `out`.
+    /// Of 16 bits; may be `out`.
     pub residual: Option<Matrix>,
     pub out: Matrix,
-    /// Whether out is float32 instead of bf16.
+    /// Whether out is float32 instead of 16 bits.
     pub out_f32: bool,
 }
 
 impl Product {
-    /// `out = x x^T` of a bf16 matrix of `side` rows and columns.
+    /// `out = x x^T` of a matrix of 16-bit values, of `side` rows and columns.
     pub fn square(x: Matrix, out: Matrix, side: usize) -> Self {
         Self {
             m: side,
@@ -71,7 +71,7 @@ impl Product {
         }
     }
 
-    /// The same product for some rows of x, residual and out, which are bf16.
+    /// The same product for some rows of x, residual and out, which are of 16 bits.
     pub fn rows(&self, rows: Range<usize>) -> Self {
         let from = |matrix: Matrix| matrix.row(rows.start, 2);
         Self { m: rows.len(), x: from(self.x), residual: self.residual.map(from), out: from(self.out), ..*self }

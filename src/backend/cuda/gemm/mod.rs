@@ -1,4 +1,5 @@
-//! Matrix products: bf16 in and float32 sums, or e4m3 in and sums of the tensor cores; bf16 or float32 out.
+//! Matrix products: bf16 or fp16 in and float32 sums, or e4m3 in and sums of the tensor cores; bf16, fp16 or float32
+//! out.
 //!
 //! cuBLASLt computes them; our own kernel serves for shapes that it declines, and for all where `FLUX_GEMM=own` asks
 //! for it. A plan is made once per shape. Of cuBLASLt's suggestions the first serves, or the fastest of them by timing,
@@ -84,7 +85,8 @@ impl Gemm {
         let workspace = Buffer::new(device, Kind::Byte, WORKSPACE_BYTES)?;
         let cublaslt = CublasLt::open(device)?;
         let (gpu, multiprocessors) = (device.name().to_string(), device.multiprocessors());
-        let machine = Machine { gpu, multiprocessors, driver: device.driver(), cublaslt: cublaslt.version() };
+        let (driver, element) = (device.driver(), device.element());
+        let machine = Machine { gpu, multiprocessors, driver, cublaslt: cublaslt.version(), element };
         Ok(Self {
             cublaslt,
             plans: Mutex::new(LruCache::new(PLANS)),
@@ -162,9 +164,9 @@ impl Gemm {
         if self.own {
             return Ok(());
         }
-        let stream = self.device.download_stream();
+        let (element, stream) = (self.device.element(), self.device.download_stream());
         let buffer = |kind, len| Buffer::on_stream(&self.device, stream, kind, len);
-        let (x, out) = (buffer(Kind::Bf16, SIDE * SIDE)?, buffer(Kind::Bf16, SIDE * SIDE)?);
+        let (x, out) = (buffer(element.kind(), SIDE * SIDE)?, buffer(element.kind(), SIDE * SIDE)?);
         // Without room for another workspace the first product of an image does this.
         let Ok(workspace) = buffer(Kind::Byte, WORKSPACE_BYTES) else { return Ok(()) };
         // SAFETY: the buffer holds that many bytes.
@@ -173,7 +175,7 @@ impl Gemm {
         let matrix = |buffer: &Buffer| Matrix { address: buffer.address(), stride: SIDE };
         let product = Product::square(matrix(&x), matrix(&out), SIDE);
         let key = Key::of(&product, self.fast_accumulation);
-        let plan = Plan::new(&key, &product)?;
+        let plan = Plan::new(element, &key, &product)?;
         if let Some(first) = self.cublaslt.candidates(&plan, &key)?.first() {
             // SAFETY: the buffers were made on this stream, for this product and this plan alone; they are freed behind
             // it.
@@ -187,7 +189,7 @@ impl Gemm {
     /// # Safety
     /// As for [`Gemm::run`].
     unsafe fn prepare(&self, key: &Key, product: &Product) -> Result<Option<Arc<Prepared>>> {
-        let plan = Plan::new(key, product)?;
+        let plan = Plan::new(self.device.element(), key, product)?;
         // SAFETY: what the caller promises.
         let algorithm = unsafe { self.choose(&plan, key, product) }?;
         let prepared = algorithm.map(|algorithm| Arc::new(Prepared { plan, algorithm }));
@@ -229,7 +231,7 @@ impl Gemm {
     /// # Safety
     /// As for [`Gemm::run`].
     unsafe fn time(&self, plan: &Plan, product: &Product, candidates: &[Algorithm]) -> usize {
-        let kind = if product.out_f32 { Kind::F32 } else { Kind::Bf16 };
+        let kind = if product.out_f32 { Kind::F32 } else { self.device.element().kind() };
         let cells = (product.m - 1) * product.out.stride + product.n;
         let Ok(out) = Buffer::on_stream(&self.device, self.device.stream(), kind, cells) else { return 0 };
         let trial = Product { out: Matrix { address: out.address(), ..product.out }, ..*product };

@@ -5,6 +5,6 @@ use crate::error::Result;
 
 impl Cuda {
     pub(crate) fn add_op(&self, x: Tensor<Cuda>, y: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
-        self.combine("add", x, y, ["add_bf16", "add_bf16_any"])
+        self.combine("add", x, y, ["add", "add_any"])
     }
 }

@@ -8,6 +8,7 @@ use std::ffi::c_void;
 
 use super::attention_512::suits_512;
 use super::attention_hopper::{CHOICE, SINGLE, apart, tensor_map};
+use crate::backend::cuda::element::Element;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::ops::{self, KeyValues, Mask, TokenLayout};
@@ -29,14 +30,15 @@ struct Base {
 }
 
 impl Base {
-    fn find(head_dim: usize, capability: (i32, i32)) -> Option<Self> {
+    fn find(head_dim: usize, element: Element, capability: (i32, i32)) -> Option<Self> {
         let (name, queries, stages) = match head_dim {
-            // 80 KiB of shared memory for each of the two blocks of a multiprocessor.
-            128 if !has_100_kib(capability) => ("attention_bf16_128x128", 128, 3),
-            128 => ("attention_bf16_128x64", 64, 2),
-            64 => ("attention_bf16_64", 128, 3),
-            32 => ("attention_bf16_32", 128, 3),
-            16 => ("attention_bf16_16", 128, 3),
+            // 80 KiB of shared memory for each of the two blocks of a multiprocessor. Kernels for fp16 are those of 7.5,
+            // whichever GPU runs them.
+            128 if element == Element::Bf16 && !has_100_kib(capability) => ("attention_128x128", 128, 3),
+            128 => ("attention_128x64", 64, 2),
+            64 => ("attention_64", 128, 3),
+            32 => ("attention_32", 128, 3),
+            16 => ("attention_16", 128, 3),
             _ => return None,
         };
         Some(Self { name, queries, stages })
@@ -54,7 +56,7 @@ impl Base {
     }
 }
 
-/// Whether a multiprocessor has 100 KiB of shared memory; the others have 164 or more.
+/// Whether a multiprocessor of a GPU that computes in bf16 has 100 KiB of shared memory; the others have 164 or more.
 /// Source: CUDA C++ Programming Guide, technical specifications per compute capability.
 fn has_100_kib(capability: (i32, i32)) -> bool {
     matches!(capability, (8, 6 | 9) | (12, _))
@@ -142,9 +144,10 @@ impl Call<'_> {
         }
     }
 
-    /// The factor of scores before they become powers of two.
+    /// The factor of scores, which are products of two activations, before they become powers of two.
     fn scale(&self) -> f32 {
-        (std::f64::consts::LOG2_E / (self.head_dim as f64).sqrt()) as f32
+        let unit = f64::from(self.q.backend().element().unit());
+        (std::f64::consts::LOG2_E * unit * unit / (self.head_dim as f64).sqrt()) as f32
     }
 
     fn suits_hopper(&self) -> bool {
@@ -170,7 +173,7 @@ impl Cuda {
         if let Some(form) = hopper.filter(|_| aligned && suits_512(head_dim, layout, mask)) {
             return self.attention_512(q, k, v, layout, form == SINGLE);
         }
-        let Some(base) = Base::find(head_dim, self.device().capability()).filter(|_| aligned) else {
+        let Some(base) = Base::find(head_dim, self.element(), self.device().capability()).filter(|_| aligned) else {
             if !aligned {
                 self.device().count_composed();
             }
@@ -287,21 +290,29 @@ mod tests {
 
     #[test]
     fn every_kernel_fits_the_shared_memory_of_its_gpus() {
-        for (capability, block_bytes) in
-            [((8, 0), 163 << 10), ((8, 6), 99 << 10), ((8, 9), 99 << 10), ((9, 0), 227 << 10), ((12, 0), 99 << 10)]
-        {
+        for (capability, block_bytes) in [
+            ((7, 5), 64 << 10),
+            ((8, 0), 163 << 10),
+            ((8, 6), 99 << 10),
+            ((8, 9), 99 << 10),
+            ((9, 0), 227 << 10),
+            ((12, 0), 99 << 10),
+        ] {
+            let element = if capability == (7, 5) { Element::F16 } else { Element::Bf16 };
             for head_dim in [16, 32, 64, 128] {
-                let base = Base::find(head_dim, capability).unwrap();
+                let base = Base::find(head_dim, element, capability).unwrap();
                 assert!(base.shared_bytes(head_dim) <= block_bytes, "{base:?} on {capability:?}");
             }
         }
         const { assert!(HOPPER_SHARED_BYTES <= 227 << 10) };
-        assert_eq!(Base::find(512, (9, 0)), None);
+        assert_eq!(Base::find(512, Element::Bf16, (9, 0)), None);
     }
 
     #[test]
     fn tiles_of_a_short_last_round_are_halved() {
-        let whole = |capability, tiles, at_once| Base::find(128, capability).unwrap().whole_tiles(tiles, at_once);
+        let whole = |capability, tiles, at_once| {
+            Base::find(128, Element::Bf16, capability).unwrap().whole_tiles(tiles, at_once)
+        };
         // 24 heads of 4608, 1536 and 8704 tokens on 132 multiprocessors.
         assert_eq!([864, 288, 1632].map(|tiles| whole((8, 0), tiles, 264)), [792, 264, 1584]);
         // Of 133 halves would make two rounds.

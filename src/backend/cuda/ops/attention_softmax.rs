@@ -11,7 +11,7 @@ use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::{Mask, TokenLayout};
 
-/// The most memory that the scores of some queries may take, in float32 and bf16 together.
+/// The most memory that the scores of some queries may take, in float32 and 16 bits together.
 const WORKSPACE_BYTES: usize = 256 << 20;
 
 /// What one head of one sample attends to, and where its scores and weights go.
@@ -22,7 +22,7 @@ struct Head<'a> {
     column: usize,
     keys: Matrix,
     values: Matrix,
-    /// float32; `weights` is their softmax in bf16.
+    /// float32; `weights` is their softmax in 16 bits.
     scores: Matrix,
     weights: Matrix,
     head_dim: usize,
@@ -54,7 +54,7 @@ impl Cuda {
         let runs = [first.min(layout.txt)..layout.txt, first.max(layout.txt)..tokens];
         let chunk_rows = most_rows.min(runs.iter().map(Range::len).max().unwrap_or(0));
         let scores = Buffer::new(self.device(), Kind::F32, chunk_rows * stride)?;
-        let weights = Buffer::new(self.device(), Kind::Bf16, chunk_rows * stride)?;
+        let weights = Buffer::new(self.device(), self.element().kind(), chunk_rows * stride)?;
         if stride > tokens {
             // The softmax loads whole 16 bytes, also behind a row's last score, which no product writes.
             self.clear(&scores, 0..scores.bytes())?;
@@ -142,13 +142,14 @@ impl Cuda {
             Mask::Causal { keys } => (1, keys),
         };
         let launch = self
-            .launch("attention_softmax", "attention_softmax_f32_bf16")?
+            .launch("attention_softmax", "attention_softmax")?
             .address(scores.address)
             .long(scores.stride)
             .address(weights.address)
             .long(weights.stride);
-        let launch =
-            launch.int(tokens).float(1.0 / (head.head_dim as f32).sqrt()).int(causal).int(first_token).int(keys);
+        // Scores are products of two activations.
+        let scale = self.element().unit().powi(2) / (head.head_dim as f32).sqrt();
+        let launch = launch.int(tokens).float(scale).int(causal).int(first_token).int(keys);
         // SAFETY: argument types and order match cuda/attention_softmax.cu; both workspaces have `rows` rows of their
         // stride, which is `tokens` or more, multiples of 8 and at aligned addresses; `Tensor::attention` checked 1 <=
         // keys <= tokens, so every row sees a key.

@@ -19,7 +19,7 @@ impl Cuda {
         let mut column = 0;
         for part in parts {
             let (from, to) = (part.address(), out.address() + 2 * column as u64);
-            // SAFETY: `Tensor::concat_cols` checked that all parts have the same rows, and bf16 values; out has a
+            // SAFETY: `Tensor::concat_cols` checked that all parts have the same rows, and activations; out has a
             // column for each of theirs.
             unsafe { self.copy_rows(from, part.stride(), to, out.stride(), part.rows(), part.cols()) }?;
             column += part.cols();

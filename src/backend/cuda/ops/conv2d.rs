@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::conv2d_input::Input;
 use super::conv2d_sm90a::{CHOICE, Call, Taps, takes};
 use crate::backend::IM2COL_BYTES;
-use crate::backend::cuda::buffer::{Buffer, Kind};
+use crate::backend::cuda::buffer::Buffer;
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::launch::row_tiles;
 use crate::backend::cuda::weight::Weight;
@@ -129,7 +129,7 @@ impl Cuda {
             let aside = match &aside {
                 Some(aside) => aside,
                 // The first piece is the longest.
-                None => aside.insert(Buffer::new(self.device(), Kind::Bf16, rows.len() * n)?),
+                None => aside.insert(Buffer::new(self.device(), self.element().kind(), rows.len() * n)?),
             };
             let from = aside.address();
             // SAFETY: as above, but the product writes to `aside`, which has room for the piece; the copy from there to
@@ -153,11 +153,11 @@ impl Cuda {
             let columns = match &columns {
                 Some(columns) => columns,
                 // The first piece is the longest.
-                None => columns.insert(Buffer::new(self.device(), Kind::Bf16, rows.len() * stride)?),
+                None => columns.insert(Buffer::new(self.device(), self.element().kind(), rows.len() * stride)?),
             };
             let part = input.show(rows_seen(conv, &rows))?;
             let (x, wide) = (&part.pixels, all_aligned(&[&part.pixels]));
-            let launch = self.launch("conv2d", if wide { "im2col_bf16" } else { "im2col_bf16_any" })?;
+            let launch = self.launch("conv2d", if wide { "im2col" } else { "im2col_any" })?;
             let launch =
                 launch.matrix(x).address(columns.address()).long(stride).int(rows.start).int(rows.len()).int(x.cols());
             let launch = launch

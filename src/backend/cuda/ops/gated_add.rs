@@ -8,9 +8,9 @@ impl Cuda {
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
         let wide = all_aligned(&[&x, gate, y, out]);
-        let launch = self.launch("gated_add", if wide { "gated_add_bf16" } else { "gated_add_bf16_any" })?;
+        let launch = self.launch("gated_add", if wide { "gated_add" } else { "gated_add_any" })?;
         let launch = launch.matrix(&x).vector(gate).matrix(y).matrix(out).int(x.rows()).int(x.cols());
-        // SAFETY: argument types and order match `gated_add_bf16` and `gated_add_bf16_any` in cuda/gated_add.cu.
+        // SAFETY: argument types and order match `gated_add` and `gated_add_any` in cuda/gated_add.cu.
         // `Tensor::gated_add` checked x and y [rows, cols] and gate [1, cols]; `out` is x, or new and of its shape. A
         // thread reads a run before it writes it.
         unsafe { launch.run_rows(x.rows(), x.cols(), wide) }?;

@@ -33,13 +33,12 @@ impl Cuda {
         let readers_are_e4m3 = norms.iter().all(|norm| reads_e4m3(norm.reader));
         let e4m3 = readers_are_e4m3 && adaln.txt_rows.is_multiple_of(SPLIT_MULTIPLE);
         let h = if e4m3 { self.empty_e4m3(x.rows(), x.cols())? } else { self.empty(x.rows(), x.cols())? };
-        let launch =
-            self.launch("gated_add_adaln", if e4m3 { "gated_add_adaln_e4m3" } else { "gated_add_adaln_bf16" })?;
+        let launch = self.launch("gated_add_adaln", if e4m3 { "gated_add_adaln_e4m3" } else { "gated_add_adaln" })?;
         let launch = launch.matrix(&x).matrix(y).matrix(out);
         let launch = if e4m3 { launch.e4m3(&h) } else { launch.matrix(&h) };
         let launch = txt.into_iter().chain(img).fold(launch, |launch, vector| launch.vector(vector));
         let launch = launch.int(adaln.txt_rows).int(x.cols()).float(adaln.eps);
-        // SAFETY: argument types and order match `gated_add_adaln_bf16` and `gated_add_adaln_e4m3` in
+        // SAFETY: argument types and order match `gated_add_adaln` and `gated_add_adaln_e4m3` in
         // cuda/gated_add_adaln.cu. `Tensor::gated_add_adaln` checked x and y [rows, cols] and all vectors [1, cols];
         // `out` is x, or new and of its shape, as `h` is, of which e4m3 rows are padded. A block reads one row before
         // it writes it, and has threads for up to 8192 columns.

@@ -90,10 +90,10 @@ impl Cuda {
         let (pixels, channels) = (x.rows(), x.cols());
         let Blocks { wide, width, height, columns } = Blocks::of(channels, all_aligned(&[x, out]));
         let kernel = match (wide, silu) {
-            (true, false) => "group_norm_bf16",
-            (false, false) => "group_norm_bf16_any",
-            (true, true) => "group_norm_silu_bf16",
-            (false, true) => "group_norm_silu_bf16_any",
+            (true, false) => "group_norm",
+            (false, false) => "group_norm_any",
+            (true, true) => "group_norm_silu",
+            (false, true) => "group_norm_silu_any",
         };
         let pixels_per_block = height * PIXELS_PER_THREAD;
         let launch = self.launch("group_norm", kernel)?.matrix(x).address(coefficients.0.address()).matrix(out);
@@ -104,13 +104,13 @@ impl Cuda {
     }
 
     /// The channel statistics of x by a pass over it. x must have rows.
-    fn channel_statistics_of(&self, x: &Tensor<Cuda>) -> Result<ChannelStatistics> {
+    pub(crate) fn channel_statistics_of(&self, x: &Tensor<Cuda>) -> Result<ChannelStatistics> {
         let Blocks { wide, width, height, columns } = Blocks::of(x.cols(), x.aligned());
         let blocks = (self.device().multiprocessors() * BLOCKS_PER_MULTIPROCESSOR).div_ceil(columns);
         // No split is empty: each has pixels in the first round of `splits * height`.
         let splits = x.rows().div_ceil(height * PIXELS_PER_SPLIT_THREAD).min(blocks);
         let statistics = ChannelStatistics::new(self, splits, x.cols())?;
-        let kernel = if wide { "group_norm_stats_bf16" } else { "group_norm_stats_bf16_any" };
+        let kernel = if wide { "group_norm_stats" } else { "group_norm_stats_any" };
         let launch =
             self.launch("group_norm", kernel)?.matrix(x).address(statistics.partial()).address(statistics.counts());
         let launch = launch.int(x.rows()).int(x.cols());

@@ -11,7 +11,7 @@ impl Cuda {
         guidance: f32,
     ) -> Result<Tensor<Cuda>> {
         let out = self.empty(positive.rows(), positive.cols())?;
-        let launch = self.launch("guide", "guide_bf16")?.matrix(positive).matrix(negative).matrix(&out);
+        let launch = self.launch("guide", "guide")?.matrix(positive).matrix(negative).matrix(&out);
         let launch = launch.int(positive.rows()).int(positive.cols()).float(guidance);
         // SAFETY: argument types and order match cuda/guide.cu; `Tensor::guide` checked both shapes to be the same;
         // `out` was made of that shape above.

@@ -3,10 +3,14 @@
 
 mod adaln;
 mod add;
+mod all_gather;
+mod all_reduce;
+mod all_to_all;
 mod attention;
 mod attention_512;
 mod attention_hopper;
 mod attention_softmax;
+mod broadcast;
 mod concat;
 mod conv2d;
 pub(crate) mod conv2d_input;
@@ -18,6 +22,7 @@ mod gated_add;
 mod gated_add_adaln;
 mod group_norm;
 mod guide;
+mod halo;
 mod inpaint_blend;
 mod layer_norm;
 mod linear;

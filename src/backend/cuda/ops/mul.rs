@@ -5,6 +5,6 @@ use crate::error::Result;
 
 impl Cuda {
     pub(crate) fn mul_op(&self, x: Tensor<Cuda>, y: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
-        self.combine("mul", x, y, ["mul_bf16", "mul_bf16_any"])
+        self.combine("mul", x, y, ["mul", "mul_any"])
     }
 }

@@ -15,7 +15,7 @@ impl Cuda {
     ) -> Result<Tensor<Cuda>> {
         let channels = x.cols();
         let out = self.empty(height * width, 4 * channels)?;
-        let launch = self.launch("patchify", "patchify_bf16")?.matrix(x).vector(mean).vector(std).vector(&out);
+        let launch = self.launch("patchify", "patchify")?.matrix(x).vector(mean).vector(std).vector(&out);
         let launch = launch.int(height).int(width).int(channels);
         let (grid, block) = row_tiles(out.rows(), out.cols());
         // SAFETY: argument types and order match cuda/patchify.cu; `Tensor::patchify` checked the shapes, and mean and

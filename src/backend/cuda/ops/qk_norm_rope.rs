@@ -42,14 +42,14 @@ struct Heads {
 /// The kernel of 16-byte loads for heads of `head_dim`, where there is one.
 fn wide_kernel(head_dim: usize, pairs: Pairs) -> Option<&'static str> {
     Some(match (head_dim, pairs) {
-        (128, Pairs::Interleaved) => "qk_norm_rope_interleaved_128_bf16",
-        (128, Pairs::Halves) => "qk_norm_rope_halves_128_bf16",
-        (64, Pairs::Interleaved) => "qk_norm_rope_interleaved_64_bf16",
-        (64, Pairs::Halves) => "qk_norm_rope_halves_64_bf16",
-        (32, Pairs::Interleaved) => "qk_norm_rope_interleaved_32_bf16",
-        (32, Pairs::Halves) => "qk_norm_rope_halves_32_bf16",
-        (16, Pairs::Interleaved) => "qk_norm_rope_interleaved_16_bf16",
-        (16, Pairs::Halves) => "qk_norm_rope_halves_16_bf16",
+        (128, Pairs::Interleaved) => "qk_norm_rope_interleaved_128",
+        (128, Pairs::Halves) => "qk_norm_rope_halves_128",
+        (64, Pairs::Interleaved) => "qk_norm_rope_interleaved_64",
+        (64, Pairs::Halves) => "qk_norm_rope_halves_64",
+        (32, Pairs::Interleaved) => "qk_norm_rope_interleaved_32",
+        (32, Pairs::Halves) => "qk_norm_rope_halves_32",
+        (16, Pairs::Interleaved) => "qk_norm_rope_interleaved_16",
+        (16, Pairs::Halves) => "qk_norm_rope_halves_16",
         _ => return None,
     })
 }
@@ -115,7 +115,7 @@ impl Cuda {
                 ((layout.rows() * (heads + kv_heads)).div_ceil(THREADS / 32), i32::from(halves))
             }
         };
-        let launch = self.launch("qk_norm_rope", wide.unwrap_or("qk_norm_rope_bf16_any"))?;
+        let launch = self.launch("qk_norm_rope", wide.unwrap_or("qk_norm_rope_any"))?;
         let mut pointers: [*mut c_void; 2] =
             [std::ptr::from_mut(&mut arguments).cast(), std::ptr::from_mut(&mut last).cast()];
         // SAFETY: all kernels of cuda/qk_norm_rope.cu take `Heads`, which is laid out as there, and an int.

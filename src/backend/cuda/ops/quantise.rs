@@ -8,6 +8,8 @@
 use std::ops::Range;
 
 use crate::backend::cuda::buffer::Buffer;
+use crate::backend::cuda::device::Device;
+use crate::backend::cuda::element::Element;
 use crate::backend::cuda::launch::row_block;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned};
@@ -23,15 +25,22 @@ const CAPABILITY: (i32, i32) = (9, 0);
 /// The most threads of a block that the vector kernels are compiled for.
 const MAX_THREADS: usize = 512;
 
-/// Errors when a GPU of this capability cannot compute in `precision`.
-pub fn check(precision: Precision, capability: (i32, i32), name: &str) -> Result<()> {
+/// Errors when a GPU cannot compute in `precision`.
+pub fn check(precision: Precision, device: &Device) -> Result<()> {
+    if precision == Precision::Fp8 && device.element() != Element::Bf16 {
+        return Err(Error::new("what is not in fp8 has to be in bf16, not in fp16").at("--precision fp8"));
+    }
+    check_capability(precision, device.capability(), device.name())
+}
+
+fn check_capability(precision: Precision, capability: (i32, i32), name: &str) -> Result<()> {
     if precision == Precision::Bf16 || capability == CAPABILITY {
         return Ok(());
     }
     let (major, minor) = capability;
     Err(Error::new(format!("fp8 needs a GPU of compute capability 9.0 (Hopper), {name} has {major}.{minor}"))
         .at("--precision fp8")
-        .hint("leave out `--precision`: bf16 works on this GPU"))
+        .hint("leave out `--precision`: 16 bits work on this GPU"))
 }
 
 /// Threads of a block whose registers hold one row of `cols` e4m3 values; none if it does not fit.
@@ -87,8 +96,8 @@ impl Cuda {
         // SAFETY: the weight has `rows` rows of its stride, of e4m3 also as many scales, and lives.
         unsafe {
             if !weight.is_e4m3() {
-                let values = self.download_values::<half::bf16>(weight.address(), rows, cols, stride)?;
-                return Ok(values.into_iter().map(half::bf16::to_f32).collect());
+                let values = self.download_values::<u16>(weight.address(), rows, cols, stride)?;
+                return Ok(values.into_iter().map(|bits| self.element().weight_value(bits)).collect());
             }
             let values = self.download_values::<u8>(weight.address(), rows, cols, stride)?;
             Ok(scaled(&values, &self.download_values::<f32>(weight.scales(), 1, rows, rows)?, cols))
@@ -155,14 +164,14 @@ mod tests {
     #[test]
     fn fp8_is_refused_where_it_does_not_run() {
         for capability in [(8, 0), (8, 9), (10, 0), (12, 0)] {
-            assert!(check(Precision::Bf16, capability, "GPU").is_ok());
-            let message = check(Precision::Fp8, capability, "GPU").unwrap_err().to_string();
+            assert!(check_capability(Precision::Bf16, capability, "GPU").is_ok());
+            let message = check_capability(Precision::Fp8, capability, "GPU").unwrap_err().to_string();
             assert!(
                 message.contains(&format!("has {}.{}", capability.0, capability.1)) && message.contains("hint"),
                 "{message}"
             );
         }
-        assert!(check(Precision::Fp8, (9, 0), "GPU").is_ok());
+        assert!(check_capability(Precision::Fp8, (9, 0), "GPU").is_ok());
     }
 
     #[test]

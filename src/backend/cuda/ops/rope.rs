@@ -10,8 +10,7 @@ impl Cuda {
         let (cos, sin) = self.same_stride(rope)?;
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
-        let launch =
-            self.launch("rope", "rope_bf16")?.matrix(&x).matrix(out).vector(cos).vector(sin).long(cos.stride());
+        let launch = self.launch("rope", "rope")?.matrix(&x).matrix(out).vector(cos).vector(sin).long(cos.stride());
         let launch =
             launch.int(x.rows()).int(x.cols()).int(layout.txt_rows()).int(layout.txt).int(layout.image_stream());
         let launch = launch.int(rope.cos.cols()).int(usize::from(rope.pairs == Pairs::Halves));

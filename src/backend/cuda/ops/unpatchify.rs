@@ -15,8 +15,7 @@ impl Cuda {
     ) -> Result<Tensor<Cuda>> {
         let channels = latents.cols() / 4;
         let out = self.empty(4 * latents.rows(), channels)?;
-        let launch =
-            self.launch("unpatchify", "unpatchify_bf16")?.matrix(latents).vector(mean).vector(std).vector(&out);
+        let launch = self.launch("unpatchify", "unpatchify")?.matrix(latents).vector(mean).vector(std).vector(&out);
         let launch = launch.int(height).int(width).int(channels);
         let (grid, block) = row_tiles(out.rows(), channels);
         // SAFETY: argument types and order match cuda/unpatchify.cu; `Tensor::unpatchify` checked the shapes, and mean

@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 
 use cudarc::driver::result;
-use half::bf16;
 
 use super::job::{Conversion, Job, bytes_on_device};
 use super::registered::{CHUNK_BYTES, Chunk, MappedFile, RegisteredFiles};
 use crate::backend::cuda::buffer::{Buffer, Kind};
 use crate::backend::cuda::device::{Device, Stream};
 use crate::backend::cuda::driver::failed;
+use crate::backend::cuda::element::Element;
 use crate::backend::cuda::staging::{STAGING_BYTES, StagingBuffer};
 use crate::error::{Error, Result};
 use crate::files::dequantise_rows;
@@ -78,7 +78,8 @@ impl Copier {
             }
             return Ok(0);
         }
-        let bytes = pieces.iter().map(|piece| piece.bytes.len()).sum::<usize>();
+        let unknown = pieces.iter().filter(|piece| !piece.chunk.is_some_and(Chunk::is_registered));
+        let bytes = unknown.map(|piece| piece.bytes.len()).sum::<usize>();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = (bytes / THREADED_BYTES).clamp(1, cores.min(MOST_THREADS));
 
@@ -180,20 +181,21 @@ impl Piece<'_> {
     }
 }
 
-/// The values of a job in bf16, through a staging buffer.
+/// The values of a job in what products read, through a staging buffer.
 fn dequantise(device: &Arc<Device>, stream: Stream, job: &Job, staging: &mut Vec<WeightStaging>) -> Result<()> {
     fill(device, stream, staging)?;
     // The other buffer goes up meanwhile.
     staging.rotate_left(1);
     let (view, host) = (&job.view, &mut staging[0].host);
     let mut values = vec![0.0; view.cols()];
-    let rows = bytemuck::cast_slice_mut::<u8, bf16>(&mut host.bytes()?[..view.elements() * size_of::<bf16>()]);
+    let (element, bytes) = (device.element(), view.elements() * Element::BYTES);
+    let rows = bytemuck::cast_slice_mut::<u8, u16>(&mut host.bytes()?[..bytes]);
     for (row, out) in rows.chunks_exact_mut(view.cols()).enumerate() {
         dequantise_rows(view, row..row + 1, &mut values);
-        out.iter_mut().zip(&values).for_each(|(to, value)| *to = bf16::from_f32(*value));
+        out.iter_mut().zip(&values).for_each(|(to, value)| *to = element.weight(*value));
     }
     // SAFETY: the job's memory has room for its values.
-    unsafe { host.copy_to(device, view.elements() * size_of::<bf16>(), job.to, stream) }
+    unsafe { host.copy_to(device, bytes, job.to, stream) }
 }
 
 /// Makes the staging buffers of a thread.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::backend::Storage;
 use crate::backend::cuda::buffer::{Kind, scales_offset};
+use crate::backend::cuda::element::Element;
 use crate::backend::cuda::stored::{Stored, e4m3_rows};
 use crate::backend::cuda::weight::PADDING;
 use crate::error::{Error, Result};
@@ -64,7 +65,7 @@ impl Form {
     ///
     /// Errors when a file has parts in a form that they cannot be brought to.
     pub fn of(parts: &[TensorView], storage: Storage) -> Result<Self> {
-        // Their bytes are not those of as many bf16 values, which the memory is made for.
+        // Their bytes are not those of as many 16-bit values, which the memory is made for.
         if storage == Storage::Native && parts.iter().any(|part| part.format() == Format::E4m3Rows) {
             return Err(Error::new("e4m3 is taken as the quantised form of a weight only"));
         }
@@ -88,7 +89,7 @@ impl Form {
 
     /// Bytes of one value.
     pub fn value_bytes(&self) -> usize {
-        if self.storage == Storage::Fp8 { Kind::E4m3.size() } else { Kind::Bf16.size() }
+        if self.storage == Storage::Fp8 { Kind::E4m3.size() } else { Element::BYTES }
     }
 
     /// Bytes from the first value to the first scale, where rows have scales.

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::backend::cuda::buffer::{Buffer, Kind};
+use crate::backend::cuda::buffer::Buffer;
 use crate::backend::cuda::device::{Device, Stream};
+use crate::backend::cuda::element::Element;
 use crate::backend::cuda::staging::STAGING_BYTES;
 use crate::error::{Error, Result};
 use crate::files::{Format, TensorView};
@@ -11,22 +12,26 @@ use crate::files::{Format, TensorView};
 /// Weights whose memory is there and whose values are not, which come by work on one stream.
 pub struct Queue {
     pub stream: Stream,
+    /// What weights are in.
+    element: Element,
     pub jobs: Vec<Job>,
     /// Memory that jobs need until they are done.
     pub temporaries: Vec<Buffer>,
 }
 
-/// The values of a tensor, as bf16 or as they are in the file, dense, to a device address; then, of some, to their
-/// places in a padded or reordered weight.
+/// The values of a tensor, as products read them or as they are in the file, dense, to a device address; then, of some,
+/// to their places in a padded or reordered weight.
 pub struct Job {
     pub view: TensorView,
     /// None where the device takes the values as they are in the file.
     pub conversion: Option<Conversion>,
+    /// Whether bf16 becomes fp16 when it is there.
+    pub narrows: bool,
     pub to: u64,
     pub place: Option<Place>,
 }
 
-/// Which values are rounded to bf16, and where.
+/// Which values are rounded to what products read, and where.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Conversion {
     /// By a kernel on the device.
@@ -46,14 +51,32 @@ pub struct Place {
 }
 
 impl Job {
-    pub fn new(view: &TensorView, to: u64, place: Option<Place>) -> Self {
-        let conversion = match view.format() {
-            Format::Bf16 | Format::E4m3Rows => None,
-            Format::F16 => Some(Conversion::F16),
-            Format::F32 => Some(Conversion::F32),
-            _ => Some(Conversion::Dequantise),
+    pub fn new(element: Element, view: &TensorView, to: u64, place: Option<Place>) -> Self {
+        let (conversion, narrows) = match (view.format(), element) {
+            (Format::E4m3Rows, _) | (Format::Bf16, Element::Bf16) | (Format::F16, Element::F16) => (None, false),
+            (Format::Bf16, Element::F16) => (None, true),
+            (Format::F16, Element::Bf16) => (Some(Conversion::F16), false),
+            (Format::F32, _) => (Some(Conversion::F32), false),
+            _ => (Some(Conversion::Dequantise), false),
         };
-        Self { view: view.clone(), conversion, to, place }
+        Self { view: view.clone(), conversion, narrows, to, place }
+    }
+
+    /// Bytes as they are in the file, whatever they mean.
+    pub fn raw(view: &TensorView, to: u64) -> Self {
+        Self { view: view.clone(), conversion: None, narrows: false, to, place: None }
+    }
+
+    /// What is to be done when the values are there, by work on `stream`.
+    pub fn finish(&self, device: &Device, stream: Stream) -> Result<()> {
+        if self.narrows {
+            let values = self.view.elements();
+            let launch = device.launch("transfer", "from_bf16")?.on(stream).address(self.to).address(self.to);
+            // SAFETY: types and order match `from_bf16` in cuda/transfer.cu, which reads each value before it writes it;
+            // the job's memory has as many values of 16 bits.
+            unsafe { launch.long(values).run([values.div_ceil(256).min(4096), 1, 1], [256, 1, 1]) }?;
+        }
+        self.place.as_ref().map_or(Ok(()), |place| place.launch(device, stream, self.to))
     }
 }
 
@@ -66,30 +89,30 @@ impl Conversion {
         }
     }
 
-    /// What rounds the values on the device, if they are not bf16 when they come there.
+    /// What rounds the values on the device, if they are not yet when they come there.
     pub fn kernel(self) -> Option<&'static str> {
         match self {
-            Self::F16 => Some("f16_to_bf16"),
-            Self::F32 => Some("f32_to_bf16"),
+            Self::F16 => Some("from_f16"),
+            Self::F32 => Some("from_f32"),
             Self::Dequantise => None,
         }
     }
 }
 
 impl Queue {
-    pub fn new(stream: Stream) -> Self {
-        Self { stream, jobs: Vec::new(), temporaries: Vec::new() }
+    pub fn new(device: &Device, stream: Stream) -> Self {
+        Self { stream, element: device.element(), jobs: Vec::new(), temporaries: Vec::new() }
     }
 
-    /// The values of a tensor, which are bf16 at `to`, and then go to their place, if they have another one.
+    /// The values of a tensor, which are as products read them at `to`, and then go to their place, if they have another one.
     ///
     /// Errors when a row of a quantised tensor does not fit a staging buffer.
     pub fn push(&mut self, view: &TensorView, to: u64, mut place: Option<Place>) -> Result<()> {
-        if Job::new(view, to, None).conversion != Some(Conversion::Dequantise) {
-            self.jobs.push(Job::new(view, to, place));
+        if Job::new(self.element, view, to, None).conversion != Some(Conversion::Dequantise) {
+            self.jobs.push(Job::new(self.element, view, to, place));
             return Ok(());
         }
-        let row_bytes = view.cols() * Kind::Bf16.size();
+        let row_bytes = view.cols() * Element::BYTES;
         let rows_at_once = STAGING_BYTES / row_bytes.max(1);
         if rows_at_once == 0 {
             return Err(Error::new(format!(
@@ -99,14 +122,19 @@ impl Queue {
         }
         for first in (0..view.rows()).step_by(rows_at_once) {
             let rows = first..(first + rows_at_once).min(view.rows());
-            self.jobs.push(Job::new(&view.row_range(rows), to + (first * row_bytes) as u64, place.take()));
+            self.jobs.push(Job::new(
+                self.element,
+                &view.row_range(rows),
+                to + (first * row_bytes) as u64,
+                place.take(),
+            ));
         }
         Ok(())
     }
 
     /// A job that goes through dense memory of its own.
     pub fn push_dense(&mut self, device: &Arc<Device>, view: &TensorView, place: Place) -> Result<()> {
-        let dense = Buffer::on_stream(device, self.stream, Kind::Bf16, view.elements())?;
+        let dense = Buffer::on_stream(device, self.stream, self.element.kind(), view.elements())?;
         self.push(view, dense.address(), Some(place))?;
         self.temporaries.push(dense);
         Ok(())
@@ -127,5 +155,5 @@ impl Place {
 
 /// What `bytes` of a file take on the device.
 pub fn bytes_on_device(conversion: Option<Conversion>, bytes: usize) -> u64 {
-    conversion.map_or(bytes, |conversion| bytes / conversion.size() * Kind::Bf16.size()) as u64
+    conversion.map_or(bytes, |conversion| bytes / conversion.size() * Element::BYTES) as u64
 }

@@ -1,8 +1,8 @@
 //! Weights out of files to the device.
 //!
 //! A few threads ([`copy`]) take the weights piece by piece, in the order of use, and the copy engine reads them from
-//! the mapped file, which [`registered`] makes known to the driver. Where that cannot be, and for weights that are not
-//! bf16 and are converted on the device, they go through staging buffers.
+//! the mapped file, which [`registered`] makes known to the driver. Where that cannot be, and for weights that are
+//! converted on the device, they go through staging buffers.
 
 mod copy;
 mod form;
@@ -58,13 +58,13 @@ struct OpenQueue<'a>(&'a Mutex<HashMap<ThreadId, Queue>>);
 
 impl<'a> OpenQueue<'a> {
     /// Errors when this thread has one already.
-    fn open(queues: &'a Mutex<HashMap<ThreadId, Queue>>, stream: Stream) -> Result<Self> {
+    fn open(queues: &'a Mutex<HashMap<ThreadId, Queue>>, queue: Queue) -> Result<Self> {
         let mut open = queues.lock().unwrap_or_else(PoisonError::into_inner);
         let thread = thread::current().id();
         if open.contains_key(&thread) {
             return Err(Error::new("weights are loaded together with others that this thread loads"));
         }
-        open.insert(thread, Queue::new(stream));
+        open.insert(thread, queue);
         Ok(Self(queues))
     }
 
@@ -93,7 +93,7 @@ impl Uploader {
         work: impl FnOnce() -> Result<T>,
         report: &mut dyn FnMut(u64),
     ) -> Result<T> {
-        let open = OpenQueue::open(&self.queues, device.upload_stream())?;
+        let open = OpenQueue::open(&self.queues, Queue::new(device, device.upload_stream()))?;
         let done = work()?;
         open.close().map_or(Ok(()), |queue| self.send_and_join(device, &queue, report))?;
         Ok(done)
@@ -117,13 +117,13 @@ impl Uploader {
     fn stored(&self, device: &Arc<Device>, stored: &Arc<Stored>, form: Form) -> Result<Weight> {
         let stream = device.upload_stream();
         let buffer = Buffer::on_stream(device, stream, Kind::Byte, stored.bytes())?;
-        let mut queue = Queue::new(stream);
+        let mut queue = Queue::new(device, stream);
         push_stored(&mut queue, stored, buffer.address());
         self.enqueue(device, queue, When::Together)?;
         Ok(Weight::new(buffer, form.rows, form.cols).with_stored(Some(Arc::clone(stored))))
     }
 
-    /// A bf16 matrix of the parts' rows, one part under the other; rows and columns padded with zeros to multiples of
+    /// A 16-bit matrix of the parts' rows, one part under the other; rows and columns padded with zeros to multiples of
     /// [`PADDING`](super::weight::PADDING).
     fn rows(&self, device: &Arc<Device>, parts: &[TensorView], when: When) -> Result<Weight> {
         let (form, stream) = (Form::of(parts, Storage::Native)?, device.upload_stream());
@@ -131,8 +131,8 @@ impl Uploader {
             When::Together => Buffer::of_weights,
             When::AtOnce => Buffer::on_stream,
         };
-        let buffer = buffer(device, stream, Kind::Bf16, form.padded_rows() * form.stride())?;
-        let mut queue = Queue::new(stream);
+        let buffer = buffer(device, stream, device.element().kind(), form.padded_rows() * form.stride())?;
+        let mut queue = Queue::new(device, stream);
         // SAFETY: the buffer was made for a weight of this form.
         unsafe { push_rows(device, &mut queue, parts, form, buffer.address()) }?;
         self.enqueue(device, queue, when)?;
@@ -148,7 +148,7 @@ impl Uploader {
         let (form, stream) = (Form::of(parts, Storage::Fp8)?, device.upload_stream());
         if let Some(e4m3) = quantised_parts(parts) {
             let buffer = Buffer::e4m3_on_stream(device, stream, form.padded_rows(), form.stride())?;
-            let mut queue = Queue::new(stream);
+            let mut queue = Queue::new(device, stream);
             // SAFETY: the buffer was made for a weight of this form.
             unsafe { push_e4m3(device, &mut queue, &e4m3, form, buffer.address()) }?;
             self.enqueue(device, queue, When::Together)?;
@@ -191,7 +191,7 @@ impl Uploader {
         address: u64,
         scratch: &mut Option<Buffer>,
     ) -> Result<()> {
-        let mut queue = Queue::new(stream);
+        let mut queue = Queue::new(device, stream);
         let mut to_quantise = Vec::new();
         for (Source { parts, form, stored }, offset) in weights {
             let to = address + offset;
@@ -215,7 +215,7 @@ impl Uploader {
                 None => Buffer::on_stream(device, stream, Kind::Byte, native.bytes())?,
             };
             let copy = scratch.insert(copy);
-            let mut queue = Queue::new(stream);
+            let mut queue = Queue::new(device, stream);
             // SAFETY: `copy` has room for a weight of this form, and work on `stream` alone uses it.
             unsafe { push_rows(device, &mut queue, parts, native, copy.address()) }?;
             self.send_and_time(device, &queue)?;
@@ -250,8 +250,8 @@ impl Uploader {
         };
         let (cols, taps) = (channels * height * width, height * width);
         let (form, stream) = (Form { rows, cols, storage: Storage::Native }, device.upload_stream());
-        let buffer = Buffer::of_weights(device, stream, Kind::Bf16, form.padded_rows() * form.stride())?;
-        let (to, mut queue) = (buffer.address(), Queue::new(stream));
+        let buffer = Buffer::of_weights(device, stream, device.element().kind(), form.padded_rows() * form.stride())?;
+        let (to, mut queue) = (buffer.address(), Queue::new(device, stream));
         queue.push_dense(
             device,
             view,
@@ -289,8 +289,7 @@ impl Uploader {
     /// Does the jobs by work on the queue's stream. Returns how many bytes the host had to touch.
     fn send(&self, device: &Arc<Device>, queue: &Queue, report: &mut dyn FnMut(u64)) -> Result<usize> {
         let bytes = self.copier.copy(device, queue.stream, &queue.jobs, report)?;
-        let mut places = queue.jobs.iter().filter_map(|job| job.place.as_ref().map(|place| (job.to, place)));
-        places.try_for_each(|(from, place)| place.launch(device, queue.stream, from))?;
+        queue.jobs.iter().try_for_each(|job| job.finish(device, queue.stream))?;
         Ok(bytes)
     }
 }
@@ -300,7 +299,7 @@ fn quantised_parts(parts: &[TensorView]) -> Option<Vec<&TensorView>> {
     parts.iter().map(TensorView::quantised).collect()
 }
 
-/// Jobs for a bf16 weight at device address `to`.
+/// Jobs for a 16-bit weight at device address `to`.
 ///
 /// # Safety
 /// Behind `to` is a live buffer with room for a weight of this form, which work on the queue's stream may write.
@@ -323,12 +322,7 @@ unsafe fn push_rows(device: &Arc<Device>, queue: &mut Queue, parts: &[TensorView
 /// Jobs for a weight in the format of its file at device address `to`, where there is room for it.
 fn push_stored(queue: &mut Queue, stored: &Stored, to: u64) {
     for part in stored.parts() {
-        let raw = |view: &TensorView, at: usize| Job {
-            view: view.clone(),
-            conversion: None,
-            to: to + at as u64,
-            place: None,
-        };
+        let raw = |view: &TensorView, at: usize| Job::raw(view, to + at as u64);
         queue.jobs.push(raw(&part.values, part.values_at));
         queue.jobs.extend(part.scales.iter().map(|scales| raw(scales, part.scales_at)));
     }
@@ -344,8 +338,7 @@ unsafe fn push_e4m3(device: &Arc<Device>, queue: &mut Queue, parts: &[&TensorVie
     let mut row = 0;
     for part in parts {
         let scales = part.row_scales().expect("e4m3 rows have scales");
-        queue.jobs.push(Job::new(part, values_of(row), None));
-        queue.jobs.push(Job { conversion: None, ..Job::new(&scales, scales_of(row), None) });
+        queue.jobs.extend([Job::raw(part, values_of(row)), Job::raw(&scales, scales_of(row))]);
         row += part.rows();
     }
     // SAFETY: what the caller promises.

@@ -1,4 +1,4 @@
-//! Mapped files that the copy engine reads in place.
+//! Mapped files, and pages of computed weights, that the copy engine reads in place.
 //!
 //! Pages that the driver knows go up at the speed of the bus, without a copy through pinned memory. Making them known
 //! takes about as long as the copy, so a file is registered in chunks, by the threads that enqueue the copies, while the
@@ -22,6 +22,8 @@ pub const CHUNK_BYTES: usize = 64 << 20;
 const PAGE_BYTES: usize = 4096;
 /// Small files go up faster than they are registered.
 const LEAST_BYTES: usize = 16 << 20;
+/// Computed weights have pages for each tensor.
+const LEAST_BYTES_OF_PAGES: usize = 1 << 20;
 
 /// A part of a mapped file, and whether the driver knows it.
 pub struct Chunk {
@@ -106,8 +108,12 @@ impl RegisteredFiles {
         let mut known = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let mut used: Vec<Arc<MappedFile>> = Vec::new();
         for view in views {
-            let worth = matches!(**view.file(), Bytes::Mapped(_)) && view.file().as_slice().len() >= LEAST_BYTES;
-            if !worth || used.iter().any(|file| file.is_of(view)) {
+            let least = match **view.file() {
+                Bytes::Mapped(_) => LEAST_BYTES,
+                Bytes::Pages(_) => LEAST_BYTES_OF_PAGES,
+                Bytes::Embedded(_) | Bytes::Computed(_) | Bytes::Owned(_) => usize::MAX,
+            };
+            if view.file().as_slice().len() < least || used.iter().any(|file| file.is_of(view)) {
                 continue;
             }
             let file = known.iter().find(|file| file.is_of(view)).map(Arc::clone);
@@ -132,7 +138,7 @@ impl RegisteredFiles {
             return false;
         }
         let (first, bytes_of_pages) = (chunk.address(), bytes.next_multiple_of(PAGE_BYTES));
-        // SAFETY: the pages are mapped as long as `chunk` holds the file, which is longer than they are registered:
+        // SAFETY: the pages are mapped as long as `chunk` holds them, which is longer than they are registered:
         // `clear` comes before a chunk is dropped. A map is made of whole pages, so the last may be registered whole.
         // The device only reads.
         let done =
