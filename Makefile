@@ -110,7 +110,7 @@ executable = $$(sed -n 's/.*"kind":\["$(1)"\].*"name":"$(2)".*"executable":"\([^
 
 # The programs are built without the default model, which the project's root has, and in a target folder of their own, so
 # that target/release/flux stays as it is; compiled kernels are shared. The reference's wheels are added where pip can fetch them.
-# FLUX_CUDA_ARCHS=90a builds the kernels for one GPU only, which is quicker.
+# FLUX_CUDA_ARCHS=75,90a builds the kernels for one GPU and for fp16 only, which is quicker.
 .PHONY: gpu-bundle
 gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust (STANDALONE=1: and without this folder; BASE=PROGRAM: with a program to compare)
 	mkdir -p $(TARGET)/kernels $(BUNDLE_TARGET)
@@ -165,10 +165,11 @@ $(TARGET)/train-venv/bin/python: scripts/train_tiny/requirements.txt
 	touch $@
 
 .PHONY: test-training
-test-training: build $(TRAIN_PYTHON) ## Train a toy model on the CPU, all phases, and draw with it; needs npm and Python 3.11 or newer
+test-training: build $(TRAIN_PYTHON) ## Train a toy model on the CPU, all phases, then draw and edit with it; needs npm and Python 3.11 or newer
 	rm -rf "$(TARGET)/train-toy"
 	$(TRAIN_PYTHON) scripts/train_tiny all --toy --work "$(TARGET)/train-toy"
 	$(FLUX) -d "$(TARGET)/train-toy/model" -p "$$PROMPT" -S "$$SEED" --device cpu -o "$(TARGET)/train-toy/image.png"
+	$(FLUX) -d "$(TARGET)/train-toy/model" -i "$(TARGET)/train-toy/image.png" -p "make it blue" -S "$$SEED" --device cpu -o "$(TARGET)/train-toy/edited.png"
 
 .PHONY: install
 install: ## Install flux into ~/.cargo/bin

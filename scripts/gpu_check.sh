@@ -18,24 +18,30 @@ Sections, in the order of `all`:
   bench      every op at the sizes of a 1024 x 1024 image of klein 4B
   stages     the stages of warm images of the 4B model: 256, 512, 1024, 2048
   fp8        the same in fp8; needs a Hopper GPU
+  half       the parity tests and images in fp16, as GPUs without bf16 compute: of the default model against the reference, of the 4B
+             model at 512 and 1024, in which nothing may be cut off or no number
   adapters   a step with LoRA of rank 32, and changing from one to another, at 1024 with the 4B model, in bf16 and fp8
   cold       the command line from start to PNG at 1024 x 1024, three times
   memory     the same within 12, 8, 6, 4 and 3 GiB of GPU memory, and within 1 GiB, which must be refused
   streaming  the stages of warm images at 1024 x 1024 within 4, 6, 8 and 10.5 GiB
+  formats    weights in fewer bits: distance of the final latents from float32, steps, resident and streamed, and the memory where all are in Q4_K
   reference  speed of the reference (diffusers) at 512, 1024, 2048, and its cold start at 1024
   fidelity   final latents at 512 and 1024 against the reference in float32: ours, and the reference's in bf16
   cpu        images of the 4B model on 2 cores in f32 and bf16, the reference's in bf16, and the tests of the tile unit; needs AMX-BF16
   memcheck, racecheck, initcheck
              the parity tests at small sizes under compute-sanitizer
-  nine       writes the 9B model unless it is there, draws one image, deletes what it wrote
+  nine       writes the 9B model unless it is there, draws one image with all memory and within 5 GiB, deletes what it wrote
 And:
   edits      images from one and two references by the 4B model at 512 and 1024, in fp8 too on a Hopper GPU, and encoding at 1024, 2048
   kv         the same by the 9B model with keys and values of 1, 2 and 4 references made once, beside none; writes and deletes it as `nine`
+  gpus       several ranks on one GPU and on two: collectives and images; then the stages of warm images by two GPUs beside one
+             of them, also from a reference and in fp8; needs two GPUs
   sanitize   memcheck, racecheck, initcheck
   compile    speed of the reference through torch.compile at 512, 1024; takes minutes, so not part of `all`
   editing    what images from images add to the reference: encoding at 512, 1024, 2048, steps with references at 512, 1024
   compile_editing
              the same through torch.compile; takes minutes
+  replicas   images of the 4B model by two GPUs, and by one of them: 512 and 1024, cold starts, bytes; needs two GPUs
   compare    another program and this one in turn, three times each: stages at 512 and 1024, in fp8 at 1024, cold starts
 
 Environment:
@@ -53,7 +59,7 @@ Exit codes: 0 all passed, 1 a section failed or had no time left, 2 wrong usage.
 USAGE
 }
 
-ALL=(parity image model bench stages fp8 adapters cold memory streaming reference fidelity cpu memcheck racecheck initcheck nine)
+ALL=(parity image model bench stages fp8 half adapters cold memory streaming formats reference fidelity cpu memcheck racecheck initcheck nine)
 PROMPT="A cat holding a sign that says hello world"
 python=${PYTHON:-python3}
 models=${MODEL_DIR:-/tmp/flux-models}
@@ -67,10 +73,12 @@ limit_of() { # SECTION
     case "$1" in
         image) echo 30 ;;
         adapters | cold) echo 60 ;;
+        gpus) echo 240 ;;
         memory | streaming | bench | model | stages | fp8 | edits | memcheck) echo 90 ;;
-        parity | reference | editing | fidelity) echo 120 ;;
+        parity | half | reference | editing | fidelity) echo 120 ;;
+        formats) echo 300 ;;
         racecheck | initcheck) echo 300 ;;
-        cpu | nine) echo 180 ;;
+        cpu | nine | replicas) echo 180 ;;
         kv | compare) echo 200 ;;
         compile | compile_editing) echo 420 ;;
         *) return 1 ;;
@@ -115,15 +123,15 @@ needs_model() {
 }
 
 # Sets `flux`: the command for one image of a model, the same in all sections.
-program() { # FOLDER
-    flux=("$bin/flux" -d "$1" --prompt "$PROMPT" --seed 42 --steps 4 --quiet --timings=json)
+program() { # FOLDER [SEED]
+    flux=("$bin/flux" -d "$1" --prompt "$PROMPT" --seed "${2:-42}" --steps 4 --quiet --timings=json)
 }
 
 # --- The sections. Each runs in a process of its own; what it prints is its log, `result` the line for the summary.
 
 parity() {
     # shellcheck disable=SC2086 # TESTS may be several words
-    "$bin/gpu" --test-threads 4 --nocapture --skip full_size ${TESTS:-} | tee "$work/tests"
+    "$bin/gpu" --test-threads 4 --nocapture --skip full_size --skip parallel:: ${TESTS:-} | tee "$work/tests"
     local status=$?
     result "$(grep '^test result' "$work/tests" | cut -d ';' -f 1,2)"
     return "$status"
@@ -168,6 +176,31 @@ fp8() {
     result "$(totals "$work/rows" 256 512 1024 2048)"
 }
 
+half() {
+    export FLUX_COMPUTE=fp16
+    needs_model
+    program "$klein_4b"
+    local size psnr figures=() status=0 name skip=(--skip full_size)
+    # Left out is what is the same in any type, and what takes a weight for a tensor, which one in fp16 is not.
+    for name in dequantise fp8 memory graph streaming adapters meaning; do skip+=(--skip "$name::"); done
+    for size in 512 1024; do
+        "$bin/flux" -d "$klein_4b" --prompt "$PROMPT" --seed 42 --steps 4 --timings=json --device cuda -W "$size" -H "$size" \
+            -o "$out/half-$size.png" >"$work/row" 2>"$work/words" || fail "no image of $size x $size: $(cat "$work/words")"
+        cat "$work/row" "$work/words"
+        grep -q fp16 "$work/row" || fail "it did not compute in fp16"
+        ! grep -q 'cut off' "$work/words" || fail "at $size x $size values were too large"
+        FLUX_COMPUTE='' "${flux[@]}" --device cuda -W "$size" -H "$size" -o "$work/bf16-$size.png" >"$work/bf16" || fail "no image in bf16"
+        psnr=$("$bin/flux" compare "$work/bf16-$size.png" "$out/half-$size.png") || fail "the images cannot be compared"
+        figures+=("$size: $(field total_s <"$work/row") s, in bf16 $(field total_s <"$work/bf16") s, apart $psnr;")
+    done
+    # shellcheck disable=SC2086 # TESTS may be several words
+    FLUX_PARITY_SIZES=small "$bin/gpu" --test-threads 8 --nocapture "${skip[@]}" ${TESTS:-} >"$work/tests" 2>&1 || status=$?
+    cat "$work/tests"
+    result "$(grep '^test result' "$work/tests" | cut -d ';' -f 1,2); default model $(
+        sed -n 's/^[0-9]*\.png .*: \([0-9.]* dB\)$/\1/p' "$work/tests" | sort -n | head -n 1) from float32; ${figures[*]}"
+    return "$status"
+}
+
 # Benches images from references; adds the main figures to `figures`.
 edits_in() { # PRECISION NAME...
     local name size
@@ -187,6 +220,39 @@ edits() {
     edits_in bf16 vae_encode/1024x1024 vae_encode/2048x2048
     if is_hopper; then edits_in fp8; fi
     result "ms, ${figures[*]}"
+}
+
+# Adds what two GPUs take beside one of them to `figures`.
+gpus_in() { # PRECISION SIZES NAME...
+    local name field one both
+    "$bin/flux" bench "${@:3}" -d "$klein_4b" --device cuda:0,1 --precision "$1" --steps 4 --size "$2" --references 1 --runs 3 --json \
+        | tee "$work/rows" || fail "the bench broke off"
+    printf '\n%-40s %10s %10s %10s\n' "$1, ms" 'one GPU' 'two GPUs' 'two / one'
+    while read -r name; do
+        for field in text_ms encode_ms prepare_ms step_ms decode_ms total_ms second_ms; do
+            one=$(named "$name" "$field") both=$(named "$name over 2" "$field")
+            [[ -n $one && -n $both ]] || continue
+            printf '%-40s %10.2f %10.2f %10.3f\n' "$name $field" "$one" "$both" "$(ratio "$both" "$one")"
+        done
+        figures+=("$1 ${name#stages/} step $(ratio "$(named "$name over 2" step_ms)" "$(named "$name" step_ms)")")
+        figures+=("decode $(ratio "$(named "$name over 2" decode_ms)" "$(named "$name" decode_ms)")")
+        figures+=("image $(ratio "$(named "$name over 2" total_ms)" "$(named "$name" total_ms)");")
+    done < <(sed -n 's/.*"name":"\([^"]*\) over 2".*/\1/p' "$work/rows")
+}
+
+ratio() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.3f", a / b }'; }
+
+gpus() {
+    local status=0 figures=()
+    # Streams beyond the connections share one, where a GPU that waits would hold up what it waits for.
+    CUDA_DEVICE_MAX_CONNECTIONS=32 "$bin/gpu" --test-threads 1 --nocapture parallel:: | tee "$work/tests" || status=1
+    result "$(grep '^test result' "$work/tests" | cut -d ';' -f 1,2)"
+    [[ $(nvidia-smi -L | grep -c GPU) -ge 2 ]] || fail "this machine has one GPU"
+    needs_model
+    gpus_in bf16 512,1024,2048 stages/512x512 stages/1024x1024 stages/2048x2048 stages/edit-1024x1024
+    if is_hopper; then gpus_in fp8 1024 stages/1024x1024; fi
+    result "two GPUs / one: ${figures[*]}"
+    return "$status"
 }
 
 adapters() {
@@ -275,6 +341,26 @@ streaming() {
     result "ms at 1024 x 1024 within ${figures[*]}"
 }
 
+# What weights in fewer bits give and cost: how far the final latents are from float32, steps where all of them are resident and where
+# they are streamed, and the memory where all are in Q4_K.
+formats() {
+    needs_model
+    local format driver_mib figures=()
+    needs_float32_latents
+    FLUX_FULL_MODEL=$klein_4b FLUX_REFERENCE=$work/reference "$bin/gpu" --nocapture full_size_latents_of_weights_in_few_bits | tee "$work/tests" \
+        || fail "the latents are too far from float32, or the test broke off"
+    figures+=("$(grep 'latents .* from float32' "$work/tests" | paste -s -d ';' | sed 's/;/; /g');")
+    for format in q8_0 fp8 q4_k; do
+        "$bin/flux" bench stages/ -d "$klein_4b" --device cuda --quantize "transformer=$format" --steps 4 --size 1024 --gpu-memory 2.8 --json \
+            | tee "$work/rows" || fail "the bench broke off"
+        figures+=("$format within 2.8 GiB: step $(field step_ms <"$work/rows"), peak $(field peak_gib <"$work/rows") GiB;")
+    done
+    program "$klein_4b"
+    gpu_sampled "${flux[@]}" --device cuda -W 1024 -H 1024 --quantize q4_k -o "$work/q4_k.png" >"$work/row" || fail "no image in Q4_K"
+    cat "$work/row"
+    result "ms, ${figures[*]} 1024 x 1024 all in Q4_K: $driver_mib MiB by the driver, tensors $(gib "$(field peak_memory_bytes <"$work/row")")"
+}
+
 # Makes diffusers importable: as it is installed, or from the wheels of the bundle.
 needs_reference() {
     "$python" -c 'import torch, transformers' || fail "$python has no torch or no transformers"
@@ -295,6 +381,12 @@ reference() {
     local from=${EPOCHREALTIME/./}
     bench_reference --size 1024 --cold || fail "the reference broke off"
     result "$(totals "$work/rows" 512 1024 2048); cold at 1024: $(seconds_since "$from") s"
+}
+
+# The reference's final latents in float32, unless they are there.
+needs_float32_latents() {
+    needs_reference
+    [[ -e "$work/reference/diffusers_latents_512.safetensors" ]] || bench_reference --size 512 1024 --fidelity || fail "the reference broke off"
 }
 
 compile() {
@@ -375,11 +467,74 @@ FIGURES
     result "new / base: ${figures[*]} the images: $pixels"
 }
 
+# Draws images on some GPUs; sets cold_s: seconds from start to the last PNG.
+drawn_on() { # DEVICE COUNT FOLDER
+    local from=${EPOCHREALTIME/./}
+    mkdir -p "$work/$3"
+    "${flux[@]}" --device "$1" -n "$2" -W 1024 -H 1024 -o "$work/$3/image.png" || fail "no images by $1"
+    cold_s=$(seconds_since "$from")
+    echo "$1: $2 images in $cold_s s by the clock"
+}
+
+# Fails unless VALUE is at least LEAST, or at most MOST.
+at_least() { # WHAT VALUE LEAST
+    awk -v a="$2" -v b="$3" 'BEGIN { exit !(a >= b) }' || fail "$1: $2, expected at least $3"
+}
+at_most() { # WHAT VALUE MOST
+    awk -v a="$2" -v b="$3" 'BEGIN { exit !(a <= b) }' || fail "$1: $2, expected at most $3"
+}
+
+same_image() { # BY_ONE BY_TWO
+    cmp "$work/$1.png" "$work/$2.png" || fail "$2: two GPUs gave another image than one"
+}
+
+replicas() {
+    local gpus batch size factor factors=() seed run one=() two=() one_s two_s more
+    gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
+    [[ $gpus -ge 2 ]] || fail "replicas need two GPUs, this machine shows $gpus"
+    needs_model
+    program "$klein_4b"
+    # One image each, so that the bytes are those of images that are made alone.
+    drawn_on cuda:0 1 warm
+    for run in 1 2 3; do
+        drawn_on cuda:0 1 "one-$run"
+        one+=("$cold_s")
+        drawn_on cuda:0,1 2 "two-$run"
+        two+=("$cold_s")
+    done
+    # Eight are made as 4 and 4, the same as by one GPU that makes 4 of the last seeds.
+    drawn_on cuda:0,1 8 shared
+    program "$klein_4b" 43
+    drawn_on cuda:1 1 second
+    program "$klein_4b" 46
+    drawn_on cuda:1 4 half
+    for run in 1 2 3; do
+        same_image one-"$run"/image two-"$run"/image-42
+        same_image second/image two-"$run"/image-43
+    done
+    for seed in 46 47 48 49; do same_image "half/image-$seed" "shared/image-$seed"; done
+    for batch in 1 4; do
+        "$bin/flux" bench replicas -d "$klein_4b" --device cuda:0,1 --steps 4 --size 512,1024 --batch "$batch" --json | tee "$work/rows" \
+            || fail "the bench broke off"
+        for size in 512 1024; do
+            factor=$(named "replicas/${size}x$size x 2" factor)
+            factors+=("$size by $batch: $factor,")
+        done
+    done
+    one_s=$(printf '%s\n' "${one[@]}" | median) two_s=$(printf '%s\n' "${two[@]}" | median)
+    more=$(awk -v a="$two_s" -v b="$one_s" 'BEGIN { printf "%.3f", a / b }')
+    result "two GPUs make ${factors[*]} times the images of one; from start to PNG two images $two_s s by two, one $one_s s by one ($more); the same bytes"
+    for factor in "${factors[@]}"; do
+        factor=${factor%,}
+        at_least "the factor of ${factor%: *}" "${factor##*: }" 1.95
+    done
+    at_most "start to PNG of two GPUs, beside one" "$more" 1.15
+}
+
 fidelity() {
     needs_model
-    needs_reference
-    bench_reference --size 512 1024 --fidelity || fail "the reference broke off"
-    FLUX_FULL_MODEL=$klein_4b FLUX_REFERENCE=$work/reference "$bin/gpu" --nocapture full_size | tee "$work/tests"
+    needs_float32_latents
+    FLUX_FULL_MODEL=$klein_4b FLUX_REFERENCE=$work/reference "$bin/gpu" --nocapture --skip few_bits full_size | tee "$work/tests"
     local status=$?
     grep -q '1024 x 1024: ' "$work/tests" || fail "ours did not get to 1024 x 1024"
     result "$(grep -oE '[0-9]+ x [0-9]+( edited)?: .* bf16 [0-9.]+' "$work/tests" | paste -s -d ';' | sed 's/;/; /g')"
@@ -521,7 +676,10 @@ nine() {
     needs_nine
     program "$klein_9b"
     "${flux[@]}" --device cuda -W 1024 -H 1024 -o "$out/nine.png" | tee "$work/row" || fail "no image"
-    result "$came; 1024 x 1024 in $(field total_s <"$work/row") s, peak $(gib "$(field peak_memory_bytes <"$work/row")")"
+    gpu_sampled "${flux[@]}" --device cuda -W 1024 -H 1024 --gpu-memory 5 -o "$work/capped.png" >"$work/capped" || fail "no image within 5 GiB"
+    cat "$work/capped"
+    cmp "$out/nine.png" "$work/capped.png" || fail "within 5 GiB the same seed gave another image"
+    result "$came; 1024 x 1024 in $(field total_s <"$work/row") s, peak $(gib "$(field peak_memory_bytes <"$work/row")"); within 5 GiB in $(field total_s <"$work/capped") s, $driver_mib MiB by the driver, the same bytes"
 }
 
 kv() {

@@ -62,6 +62,12 @@ impl Error {
         self
     }
 
+    /// Says which of several devices it happened on, in front of the fact.
+    pub fn on(mut self, device: &str) -> Self {
+        self.0.what.insert_str(0, &format!("{device}: "));
+        self
+    }
+
     /// [`Error::at`] a file or folder.
     pub fn at_path(self, path: &Path) -> Self {
         self.at(path.display().to_string())

@@ -90,39 +90,42 @@ impl Project {
 #[test]
 fn every_profile_finds_what_another_compiled() {
     let project = Project::new();
-    for (profile, compiled) in [("release", &["a.cu", "b_sm90a.cu"][..]), ("debug", &[]), ("release", &[])] {
+    for (profile, compiled) in [("release", &["a.cu", "a.cu", "b_sm90a.cu"][..]), ("debug", &[]), ("release", &[])] {
         Run::of(&mut project.command(profile)).succeeds();
         assert_eq!(project.compiled(), compiled, "{profile}");
-        assert_eq!(project.included(profile), ["a", "b"], "{profile}");
+        assert_eq!(project.included(profile), ["a", "b", "a"], "{profile}");
     }
     // Without its cache a build is the same, and the cache is written again.
     fs::remove_dir_all(project.path("target/kernels")).unwrap();
-    assert_eq!(project.included("debug"), ["a", "b"]);
+    assert_eq!(project.included("debug"), ["a", "b", "a"]);
     Run::of(&mut project.command("debug")).succeeds();
-    assert_eq!(project.compiled(), ["a.cu", "b_sm90a.cu"]);
+    assert_eq!(project.compiled(), ["a.cu", "a.cu", "b_sm90a.cu"]);
 }
 
 #[test]
 fn whatever_a_kernel_is_made_from_is_part_of_its_key() {
     let project = Project::new();
-    let both = ["a.cu", "b_sm90a.cu"];
+    // The first for bf16 and for fp16.
+    let both = ["a.cu", "a.cu", "b_sm90a.cu"];
     let compiled = |environment: &[(&str, &str)]| {
         Run::of(project.command("release").envs(environment.iter().copied())).succeeds();
         project.compiled()
     };
     assert_eq!(compiled(&[]), both);
     project.write("cuda/a.cu", "A");
-    assert_eq!(compiled(&[]), ["a.cu"]);
-    assert_eq!(project.included("release"), ["A", "b"]);
+    assert_eq!(compiled(&[]), ["a.cu", "a.cu"]);
+    assert_eq!(project.included("release"), ["A", "b", "A"]);
     project.write("cuda/common.cuh", "C");
     assert_eq!(compiled(&[]), both);
     project.write("bin/version", "13.1");
     assert_eq!(compiled(&[]), both);
     assert_eq!(compiled(&[("NVCC_APPEND_FLAGS", "-lineinfo")]), both);
-    assert_eq!(compiled(&[("FLUX_CUDA_ARCHS", "80")]), ["a.cu"], "none for Hopper");
+    assert_eq!(compiled(&[("FLUX_CUDA_ARCHS", "80")]), ["a.cu"], "none for Hopper, none for fp16");
     assert_eq!(project.included("release"), ["A"]);
+    assert_eq!(compiled(&[("FLUX_CUDA_ARCHS", "75")]), [""; 0], "as it was made before");
+    assert_eq!(project.included("release"), ["A"], "for fp16 alone");
     assert_eq!(compiled(&[]), [""; 0], "all of it was made before");
-    assert_eq!(project.included("release"), ["A", "b"]);
+    assert_eq!(project.included("release"), ["A", "b", "A"]);
 }
 
 #[test]
@@ -137,10 +140,10 @@ fn builds_side_by_side_and_builds_that_were_killed_do_no_harm() {
         assert!(child.wait().unwrap().success());
     }
     for profile in ["debug", "release", "checked"] {
-        assert_eq!(project.included(profile), ["a", "b"], "{profile}");
+        assert_eq!(project.included(profile), ["a", "b", "a"], "{profile}");
     }
     let made = fatbins(&project);
-    assert!(made.len() == 2 && made.iter().all(|name| name.ends_with(".fatbin")), "{made:?}");
+    assert!(made.len() == 3 && made.iter().all(|name| name.ends_with(".fatbin")), "{made:?}");
 
     // A build that was killed leaves half a file under a temporary name, which no other build uses.
     project.compiled();
@@ -148,7 +151,7 @@ fn builds_side_by_side_and_builds_that_were_killed_do_no_harm() {
     project.write(&format!("target/kernels/{}", made[0].replace("fatbin", "1-1.part")), "half");
     Run::of(&mut project.command("release")).succeeds();
     assert_eq!(project.compiled(), ["a.cu"]);
-    assert_eq!(project.included("release"), ["a", "b"]);
+    assert_eq!(project.included("release"), ["a", "b", "a"]);
 }
 
 #[test]

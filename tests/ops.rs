@@ -14,17 +14,30 @@ const PARITY: &str = "tests/parity";
 const HOPPER_SUFFIX: &str = "_sm90a";
 
 /// The ops that have no file of their own in a place, and why.
-const MISSING: [(&str, &str, &str); 2] = [
+const MISSING: [(&str, &str, &str); 12] = [
     (KERNELS, "concat", "the driver copies rows"),
     (KERNELS, "norm_conv2d", "it is made of the kernels of group_norm and conv2d"),
+    (KERNELS, "all_gather", EXCHANGE),
+    (PARITY, "all_gather", COLLECTIVES),
+    (KERNELS, "all_reduce", EXCHANGE),
+    (PARITY, "all_reduce", COLLECTIVES),
+    (KERNELS, "all_to_all", EXCHANGE),
+    (PARITY, "all_to_all", COLLECTIVES),
+    (KERNELS, "broadcast", EXCHANGE),
+    (PARITY, "broadcast", COLLECTIVES),
+    (KERNELS, "halo", EXCHANGE),
+    (PARITY, "halo", COLLECTIVES),
 ];
+const EXCHANGE: &str = "all collectives are one exchange";
+const COLLECTIVES: &str = "parallel has all collectives";
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 20] = [
+const NO_OPS: [(&str, &str, &str); 24] = [
     (LAUNCHERS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
+    (KERNELS, "exchange", "what all collectives are made of"),
     (KERNELS, "quantise", "products quantise what they take: no op of the trait"),
     (KERNELS, "quantise_weight", "weights are quantised while they are loaded"),
     (KERNELS, "transfer", "values between host and device"),
@@ -34,9 +47,12 @@ const NO_OPS: [(&str, &str, &str); 20] = [
     (PARITY, "doors", "what all ops refuse"),
     (PARITY, "editing", "whole images from images"),
     (PARITY, "fp8", "all products of quantised values"),
+    (PARITY, "full_size", "whole images of full-size models"),
     (PARITY, "graph", "captured work"),
+    (PARITY, "half", "what is special to fp16"),
     (PARITY, "meaning", "what images show"),
     (PARITY, "memory", "allocations, waits and events"),
+    (PARITY, "parallel", "collectives, and whole images by several ranks"),
     (PARITY, "pipeline", "whole images"),
     (PARITY, "streaming", "whole images with blocks that take turns in memory"),
     (PARITY, "transfer", "values between host and device"),

@@ -42,6 +42,7 @@ impl<B: Backend> Decoding<B> {
         clock: &mut Clock<B>,
     ) -> Result<Self> {
         let decoder = residency.decoder(plan, caller, clock)?;
+        residency.backend.gather_host("the decoder", 0)?;
         let (height, width) = residency.info.latent_size(plan);
         let decodes = &residency.decodes;
         let found = decodes.find(|size, reads| *size == [height, width] && Arc::ptr_eq(reads, &decoder));

@@ -1,5 +1,7 @@
 //! Noise to latents: the steps of one batch, one call each.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
@@ -14,9 +16,10 @@ use super::timings::Clock;
 use super::{Plan, Stage};
 use crate::backend::{Backend, RepeatedWork};
 use crate::error::{Error, Result};
-use crate::ops::TokenLayout;
+use crate::ops::{TokenLayout, TokenSplit};
 use crate::sampler::{Noise, Schedule};
 use crate::tensor::Tensor;
+use crate::token_split::share;
 use crate::transformer::{ReferenceCache, Transformer};
 
 /// The most steps that are enqueued and not done. With two of them the device has the next step while the host prepares
@@ -32,6 +35,7 @@ pub(super) struct Denoising<B: Backend> {
     context: Tensor<B>,
     /// What comes back after each step, where not all of an image is drawn anew.
     kept: Option<Kept<B>>,
+    /// Those of this device; once all steps are enqueued, those of all.
     latents: Tensor<B>,
     step: usize,
     first_step: usize,
@@ -75,7 +79,9 @@ impl<B: Backend> Denoising<B> {
             .then(|| residency.adapted(&transformer, adapters, &needs, caller, clock))
             .transpose()?;
         let transformer = adapted.as_ref().map_or(transformer, |adapted| Arc::clone(&adapted.transformer));
-        let mut references = latents.references.map(|latents| transformer.references(&latents)).transpose()?;
+        let own = |count: usize| share(count, backend.rank(), backend.world());
+        let embed = |latents: Tensor<B>| transformer.references(&latents.row_view(own(latents.rows())));
+        let mut references = latents.references.map(embed).transpose()?;
         let mut cached = None;
         if let Some(embedded) = references.take_if(|_| info.caches_references) {
             cached = Some(reference_cache(residency, &transformer, images, &embedded, (plan, &needs))?);
@@ -85,13 +91,20 @@ impl<B: Backend> Denoising<B> {
         let (height, width) = info.latent_size(plan);
         let levels = plan.schedule.schedule(height * width, plan.steps);
         let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;
-        let samples = work.reads().layout.batch;
-        let context = context(transformer.context(txt)?, &plan.text(), samples, references)?;
+        let split = TokenSplit::new(work.reads().layout, backend.rank(), backend.world());
+        let (samples, [_, _, tokens]) = (split.whole().batch, split.tokens());
+        let text = plan.text().into_iter().map(own).collect::<Vec<_>>();
+        let txt = transformer.context(&own_text(txt, &plan.text(), &text)?)?;
+        let lengths: Vec<usize> = text.iter().map(Range::len).collect();
+        let context = context(txt, &lengths, samples, references)?;
         let drawn = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
-        let (rows, channels) = (samples * height * width, info.transformer.in_channels);
-        let noise = backend.upload(&drawn.values()[..rows * channels], rows, channels)?;
+        let (rows, channels) = (samples * tokens.len(), info.transformer.in_channels);
+        let noise = &drawn.values()[..samples * height * width * channels];
+        let noise = backend.upload(&own_values(noise, height * width, tokens.clone(), channels), rows, channels)?;
+        let changed = latents.changed.map(|image| image.row_view(tokens.clone()));
+        let cells = images.cells().map(|cells| &cells[tokens]);
         let sigma = schedule.sigmas.row_view(plan.first_step..plan.first_step + 1);
-        let (latents, kept) = begin(backend, noise, latents.changed, images.cells(), &sigma)?;
+        let (latents, kept) = begin(backend, noise, changed, cells, &sigma)?;
         clock.prepared()?;
         // No graph holds copies of weights that are streamed.
         let may_capture = residency.memory_plan(plan)?.graphs && !transformer.block_weights().are_streamed();
@@ -115,7 +128,7 @@ impl<B: Backend> Denoising<B> {
         self.step == self.steps
     }
 
-    /// Latents [samples * height / patch * width / patch, channels].
+    /// Once all steps were enqueued, latents [samples * height / patch * width / patch, channels].
     pub(super) fn latents(&self) -> &Tensor<B> {
         &self.latents
     }
@@ -147,6 +160,11 @@ impl<B: Backend> Denoising<B> {
             None => stepped,
         };
         self.step += 1;
+        if self.is_done() {
+            let split = TokenSplit::new(self.work.reads().layout, backend.rank(), backend.world());
+            let own = self.latents.row_view(0..self.latents.rows());
+            self.latents = own.all_gather_rows(&split.image_rows())?;
+        }
         clock.stepped()?;
         caller.report(Stage::Denoise, clock.steps_done()? as u64, total);
         Ok(())
@@ -184,7 +202,12 @@ fn batch<B: Backend>(
         let same_cache = steps.cached.as_ref().map(Arc::as_ptr) == cached.as_ref().map(Arc::as_ptr);
         of == set && shape.serves(plan, wanted) && Arc::ptr_eq(&steps.transformer, transformer) && same_cache
     };
-    if let Some(found) = residency.steps.find(fits) {
+    // Devices may have cached other shapes, and have other memory, but they make the same batch.
+    let found = residency.steps.find(fits);
+    let kind = |steps: &Steps<B>| (2 * steps.layout.batch + usize::from(steps.batched)) as u64;
+    let own = found.as_ref().map_or(0, |found| kind(found.reads()));
+    let same = backend.gather_host("the batch", own)?.iter().all(|other| *other == own);
+    if let Some(found) = found.filter(|_| same) {
         return Ok(found);
     }
     if backend.available_bytes() < needs.batch(plan, wanted) {
@@ -196,7 +219,8 @@ fn batch<B: Backend>(
         // Earlier images may have been smaller.
         residency.make_room(needs.step, Component::Transformer);
     }
-    let available = backend.available_bytes();
+    let available = backend.gather_host("the memory of a batch", backend.available_bytes())?;
+    let available = available.into_iter().min().unwrap_or_default();
     let samples = needs.samples(available, plan, wanted);
     let (height, width) = info.latent_size(plan);
     let txt = plan.text_tokens;
@@ -241,6 +265,28 @@ fn schedule<B: Backend>(
     });
     schedules().put(key, Arc::clone(&made));
     Ok(made)
+}
+
+/// The rows of the text features of prompts, which have `lengths`, that this device has: `own` of each prompt.
+fn own_text<B: Backend>(txt: &Tensor<B>, lengths: &[usize], own: &[Range<usize>]) -> Result<Tensor<B>> {
+    if txt.backend().world() == 1 {
+        return Ok(txt.row_view(0..txt.rows()));
+    }
+    let mut end = 0;
+    let views = lengths.iter().zip(own).map(|(length, own)| {
+        end += length;
+        txt.row_view(end - length + own.start..end - length + own.end)
+    });
+    Tensor::concat_rows(&views.collect::<Vec<_>>().iter().collect::<Vec<_>>())
+}
+
+/// Tokens `own` of each image of `tokens` tokens.
+fn own_values(values: &[f32], tokens: usize, own: Range<usize>, channels: usize) -> Cow<'_, [f32]> {
+    if own.len() == tokens {
+        return Cow::Borrowed(values);
+    }
+    let images = values.chunks_exact(tokens * channels);
+    Cow::Owned(images.flat_map(|image| &image[own.start * channels..own.end * channels]).copied().collect())
 }
 
 /// What [`Transformer::forward`] reads of each evaluation, one under the other: the rows of each prompt, whose numbers

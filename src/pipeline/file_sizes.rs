@@ -19,12 +19,13 @@ struct Held {
 }
 
 impl FileSizes {
-    /// Of the blocks whose names begin with these prefixes, in the order of use.
-    pub(super) fn of(files: &TensorFiles, prefixes: impl Iterator<Item = String>) -> Self {
+    /// Of the blocks whose names begin with these prefixes, in the order of use. `matrices` are the values and bytes of
+    /// those of a block.
+    fn of(prefixes: impl Iterator<Item = String>, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
         let mut sizes = Self::default();
         for prefix in prefixes {
             let mut block = Held::default();
-            for [values, bytes] in files.quantised_matrices(&prefix) {
+            for [values, bytes] in matrices(&prefix) {
                 block = Held { values: block.values + values, bytes: block.bytes + bytes };
                 sizes.largest = sizes.largest.max(values);
             }
@@ -33,16 +34,26 @@ impl FileSizes {
         sizes
     }
 
-    /// Of the first `layers` layers of a text encoder.
+    /// Of the first `layers` layers of a text encoder, as its files have them.
     pub(super) fn of_text_encoder(files: &TensorFiles, layers: usize) -> Self {
-        Self::of(files, (0..layers).map(|layer| format!("model.layers.{layer}.")))
+        Self::of_layers(layers, |prefix| files.quantised_matrices(prefix))
     }
 
-    /// Of a transformer's double and single blocks.
+    /// Of a transformer's double and single blocks, as its files have them.
     pub(super) fn of_transformer(files: &TensorFiles, config: &TransformerConfig) -> Self {
-        let (double, single) = (config.num_layers, config.num_single_layers);
-        let double = (0..double).map(|block| format!("transformer_blocks.{block}."));
-        Self::of(files, double.chain((0..single).map(|block| format!("single_transformer_blocks.{block}."))))
+        Self::of_blocks(config, |prefix| files.quantised_matrices(prefix))
+    }
+
+    /// Of the first `layers` layers of a text encoder, whose matrices take so much.
+    pub(super) fn of_layers(layers: usize, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
+        Self::of((0..layers).map(|layer| format!("model.layers.{layer}.")), matrices)
+    }
+
+    /// Of a transformer's double and single blocks, whose matrices take so much.
+    pub(super) fn of_blocks(config: &TransformerConfig, matrices: impl Fn(&str) -> Vec<[u64; 2]>) -> Self {
+        let double = (0..config.num_layers).map(|block| format!("transformer_blocks.{block}."));
+        let single = (0..config.num_single_layers).map(|block| format!("single_transformer_blocks.{block}."));
+        Self::of(double.chain(single), matrices)
     }
 
     /// Bytes of block `index` of `elements` elements, those that are plain floats being `floats(number)` bytes.

@@ -73,10 +73,10 @@ impl Latents {
         Array { shape: vec![self.images(), channels, height, width], values: self.values().to_vec() }
     }
 
-    /// Those behind the first `images`.
-    pub(super) fn skip(&self, images: usize) -> Self {
-        let first = (self.images.start + images).min(self.images.end);
-        Self { array: Arc::clone(&self.array), images: first..self.images.end }
+    /// Those of some of the images, as far as there are so many.
+    pub(super) fn part(&self, images: Range<usize>) -> Self {
+        let place = |image: usize| self.images.start.saturating_add(image).min(self.images.end);
+        Self { array: Arc::clone(&self.array), images: place(images.start)..place(images.end) }
     }
 }
 
@@ -91,7 +91,8 @@ mod tests {
         assert_eq!(of(&[4, 2, 3]).unwrap(), of(&[1, 4, 2, 3]).unwrap());
         let two = of(&[2, 4, 2, 3]).unwrap();
         assert_eq!((two.images(), two.shape(), two.values().len()), (2, [4, 2, 3], 48));
-        assert_eq!((two.skip(1).images(), two.skip(3).images()), (1, 0));
+        assert_eq!([0..2, 1..2, 1..9, 3..4].map(|images| two.part(images).images()), [2, 1, 1, 0]);
+        assert_eq!(two.part(0..2).part(1..2).values(), two.part(1..2).values());
         for shape in [&[][..], &[6], &[2, 3], &[1, 1, 4, 2, 3], &[0, 4, 2, 3], &[4, 0, 3]] {
             let error = of(shape).unwrap_err().to_string();
             assert!(error.contains("expected [images, channels, height, width]"), "{error}");

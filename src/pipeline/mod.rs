@@ -7,7 +7,8 @@
 //!
 //! A [`Session`] makes one batch of images. While it computes, it waits for the device in two places: before a step,
 //! until the step two before it is done, and for the pixels of an image. So at most two steps are in flight: enough to
-//! give the device work at all times, and so few that a [`CancelFlag`] ends the session within about a step.
+//! give the device work at all times, and so few that a [`CancelFlag`] ends the session within about a step. On several
+//! devices, sessions of [`Replicas`] share the images of a request.
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
@@ -22,6 +23,9 @@
 //! }
 //! # Ok::<(), flux::Error>(())
 //! ```
+//!
+//! Several devices make one image together where a [`Parallel`] runs the same session on each of them: its backends are a
+//! group, in which each has some of the tokens and some rows of pixels.
 //!
 //! Images are read and brought to sizes of the model by [`input`](crate::input): [`input::reference`] makes a reference
 //! for [`Request::references`], and an [`Edit`] what a [`Change`] needs. It also lays the result over the original:
@@ -80,6 +84,7 @@ mod memory;
 mod memory_plan;
 mod model;
 mod opened;
+mod parallel;
 mod placement;
 mod plan;
 mod prefetch;
@@ -87,6 +92,7 @@ mod progress;
 mod prompt_cache;
 mod quantise;
 mod references;
+mod replicas;
 mod residency;
 mod session;
 mod steps;
@@ -107,10 +113,12 @@ pub use memory::MemoryCosts;
 pub use memory_plan::{BlockPlan, InBands, MemoryPlan, MemorySizes};
 pub use model::Model;
 pub use opened::OpenModel;
+pub use parallel::Parallel;
 pub use placement::Placement;
 pub use plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};
 pub use progress::{CancelFlag, Progress, Stage};
 pub use quantise::{Quantisation, Quantised, weight_format};
+pub use replicas::{Made, Outlet, Replica, Replicas, Share};
 pub use session::{Decoded, Session};
 pub use summary::{ComponentSummary, MemoryLevel, Sizes, Summary};
 pub use timings::Timings;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::memory::Needs;
-use super::opened::LateTokenizer;
+use super::opened::{Files, LateTokenizer};
 use super::residency::Residency;
 use super::text::Text;
 use super::{MemoryPlan, ModelInfo, OpenModel, Placement, Plan, Request};
@@ -21,7 +21,7 @@ use crate::sampler::Noise;
 /// share.
 pub struct Model<B: Backend> {
     pub(super) residency: Residency<B>,
-    tokenizer: LateTokenizer,
+    tokenizer: Arc<LateTokenizer>,
     /// The noise of the last batch, whose memory the next one reuses.
     noise: Mutex<Noise>,
 }
@@ -35,8 +35,24 @@ impl<B: Backend> Model<B> {
     }
 
     /// A model on a backend. Nothing is copied to the device yet.
-    pub fn new(backend: B, model: OpenModel) -> Arc<Self> {
-        let OpenModel { info, tokenizer, files } = model;
+    pub fn new(backend: B, OpenModel { info, tokenizer, files }: OpenModel) -> Arc<Self> {
+        Self::of(backend, Arc::new(info), Arc::new(tokenizer), files)
+    }
+
+    /// The same for several backends, each with its own maps of the files: a device registers the pages of its own.
+    ///
+    /// Errors when the files were changed since the model was opened, or cannot be mapped once more.
+    pub(super) fn on_each(backends: Vec<B>, OpenModel { info, tokenizer, files }: OpenModel) -> Result<Vec<Arc<Self>>> {
+        let (info, tokenizer) = (Arc::new(info), Arc::new(tokenizer));
+        let mut own_files = vec![files];
+        for _ in 1..backends.len() {
+            own_files.push(own_files[0].map_again()?);
+        }
+        let model = |(backend, files)| Self::of(backend, Arc::clone(&info), Arc::clone(&tokenizer), files);
+        Ok(backends.into_iter().zip(own_files).map(model).collect())
+    }
+
+    fn of(backend: B, info: Arc<ModelInfo>, tokenizer: Arc<LateTokenizer>, files: Files) -> Arc<Self> {
         Arc::new(Self { residency: Residency::new(backend, info, files), tokenizer, noise: Mutex::default() })
     }
 
@@ -98,6 +114,14 @@ impl<B: Backend> Model<B> {
             self.residency.files.check_encoder(self.info())?;
         }
         Ok(plan)
+    }
+
+    /// How many images like those of `request` are one batch at most, where memory does not decide.
+    ///
+    /// Errors when the model cannot do what is asked for.
+    pub(super) fn most_at_once(&self, request: &Request) -> Result<usize> {
+        let plan = Plan::new(request, self.info())?;
+        Ok(Needs::of(self.backend(), self.info(), &plan).wanted(&plan, usize::MAX))
     }
 
     /// What an image needs.

@@ -1,5 +1,6 @@
 //! What a user asks for, and what the model makes of it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -94,11 +95,11 @@ impl Request {
         self.latents.as_ref().map(|latents| (latents, "--latents")).or(noise)
     }
 
-    /// The request for what is left once its first `images` images are made: their seeds, noise and latents are done.
-    pub fn after(self, images: usize) -> Self {
-        let skip = |latents: Option<Latents>| latents.map(|latents| latents.skip(images));
-        let seed = self.seed.saturating_add(images as u64);
-        Self { seed, noise: skip(self.noise), latents: skip(self.latents), ..self }
+    /// The request for some of its images alone: with the first one's seed, and the noise and latents of all of them.
+    pub fn part(&self, images: Range<usize>) -> Self {
+        let part = |latents: &Option<Latents>| latents.as_ref().map(|latents| latents.part(images.clone()));
+        let seed = self.seed.saturating_add(images.start as u64);
+        Self { seed, noise: part(&self.noise), latents: part(&self.latents), ..self.clone() }
     }
 
     /// Errors when `count` images cannot be made: there are none, their seeds exceed the largest one, or noise or

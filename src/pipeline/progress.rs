@@ -36,26 +36,39 @@ pub struct Progress {
 
 /// Ends the sessions that were given this flag. Clones are the same flag.
 #[derive(Debug, Clone, Default)]
-pub struct CancelFlag(Arc<AtomicBool>);
+pub struct CancelFlag {
+    flag: Arc<AtomicBool>,
+    /// Once it is set, this one is too.
+    parent: Option<Arc<CancelFlag>>,
+}
 
 impl CancelFlag {
     /// Ends every session with this flag when it next checks the flag: before each step and each image, before it loads
     /// a component and while it waits for one that another thread loads, and between the layers of the text encoder and
     /// the stages of the decoder where the host runs them one by one. Quantising ends between two matrices.
     pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.flag.store(true, Ordering::Relaxed);
+    }
+
+    /// A flag that is set by itself, or with this one.
+    pub fn child(&self) -> Self {
+        Self { flag: Arc::default(), parent: Some(Arc::new(self.clone())) }
+    }
+
+    fn is_set(&self) -> bool {
+        self.flag.load(Ordering::Relaxed) || self.parent.as_deref().is_some_and(Self::is_set)
     }
 
     /// Errors as [`Kind::Cancelled`](crate::error::Kind::Cancelled) once it is set.
     pub fn check(&self) -> Result<()> {
-        if self.0.load(Ordering::Relaxed) { Err(Error::cancelled()) } else { Ok(()) }
+        if self.is_set() { Err(Error::cancelled()) } else { Ok(()) }
     }
 }
 
 /// A flag that the caller sets in its own way, such as by a signal handler.
 impl From<Arc<AtomicBool>> for CancelFlag {
     fn from(flag: Arc<AtomicBool>) -> Self {
-        Self(flag)
+        Self { flag, parent: None }
     }
 }
 

@@ -60,11 +60,15 @@ impl Images {
             return Ok(ImageLatents { references: None, changed: None });
         }
         let mut latents: Vec<Option<Tensor<B>>> = images.iter().map(|image| residency.images.latents(image)).collect();
-        if latents.iter().any(Option::is_none) {
+        // Devices encode together what any of them has not cached.
+        let missing = latents.iter().enumerate().filter(|(_, latents)| latents.is_none()).map(|(i, _)| 1 << i).sum();
+        let missing = residency.backend.gather_host("the images", missing)?.into_iter().fold(0, |all, own| all | own);
+        if missing != 0 {
             let encoder = residency.encoder(plan, caller, clock)?;
+            residency.backend.gather_host("the encoder", 0)?;
             let (stages, total) = (encoder.stages(), (images.len() * encoder.stages()) as u64);
             for (i, (latents, image)) in latents.iter_mut().zip(&images).enumerate() {
-                if latents.is_some() {
+                if missing & (1 << i) == 0 {
                     continue;
                 }
                 let pixels = residency.backend.upload_rgb8(&image.bytes, image.height, image.width)?;
@@ -86,7 +90,7 @@ impl Images {
     }
 }
 
-/// Keys and values of all references, for models that make them once.
+/// Keys and values of all references, for models that make them once. `embedded` are the tokens of this device.
 ///
 /// Errors when memory runs out.
 pub(super) fn reference_cache<B: Backend>(
@@ -96,7 +100,11 @@ pub(super) fn reference_cache<B: Backend>(
     embedded: &Tensor<B>,
     (plan, needs): (&Plan, &Needs),
 ) -> Result<Arc<ReferenceCache<B>>> {
-    if let Some(found) = residency.images.reference_cache(images.references(), transformer) {
+    let found = residency.images.reference_cache(images.references(), transformer);
+    // Devices make together what any of them has not cached.
+    let all_have =
+        residency.backend.gather_host("the references", u64::from(found.is_some()))?.iter().all(|own| *own == 1);
+    if let Some(found) = found.filter(|_| all_have) {
         return Ok(found);
     }
     let config = transformer.config();

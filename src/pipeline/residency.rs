@@ -22,7 +22,7 @@ use super::prompt_cache::PromptCache;
 use super::steps::{BatchShape, Schedules, Steps};
 use super::timings::Clock;
 use super::{BlockPlan, MemoryPlan, MemorySizes, ModelInfo, Plan};
-use crate::backend::{Backend, Bands, GraphCache, Storage};
+use crate::backend::{Backend, Bands, Doers, GraphCache, Storage};
 use crate::error::{Kind, Result};
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
@@ -70,10 +70,10 @@ pub(super) enum Component {
 }
 
 impl<B: Backend> Residency<B> {
-    pub(super) fn new(backend: B, info: ModelInfo, files: Files) -> Self {
+    pub(super) fn new(backend: B, info: Arc<ModelInfo>, files: Files) -> Self {
         Self {
             backend,
-            info: Arc::new(info),
+            info,
             files: Arc::new(files),
             components: Mutex::new(Components { text_encoder: None, transformer: None, decoder: None, encoder: None }),
             adapted: AdaptedCache::new(),
@@ -82,8 +82,8 @@ impl<B: Backend> Residency<B> {
             prompts: PromptCache::new(),
             images: ImageCache::new(),
             schedules: Mutex::new(LruCache::new(MAX_SHAPES)),
-            steps: GraphCache::new(MAX_SHAPES),
-            decodes: GraphCache::new(MAX_SHAPES),
+            steps: GraphCache::new(MAX_SHAPES, Doers::All),
+            decodes: GraphCache::new(MAX_SHAPES, Doers::All),
         }
     }
 

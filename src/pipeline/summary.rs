@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::ModelInfo;
-use super::file_sizes::FileSizes;
+use super::{ModelInfo, Quantisation};
 use crate::backend::GpuCosts;
 use crate::error::Result;
 use crate::files::{ModelFiles, Role, TensorFiles, Variant};
@@ -77,17 +76,14 @@ pub enum Sizes {
 }
 
 impl Summary {
-    /// Reads the configs and the headers of all weights.
+    /// Reads the configs and the headers of all weights. The memory is that of weights that are brought to formats.
     ///
-    /// Errors when one of them is missing or wrong, or they do not fit together.
-    pub fn read(dir: &ModelFiles) -> Result<Self> {
+    /// Errors when one of them is missing or wrong, or they do not fit together, or weights would become no smaller.
+    pub fn read(dir: &ModelFiles, quantisation: &Quantisation) -> Result<Self> {
         let mut info = ModelInfo::read(dir)?;
         let tensors = |role: Role| dir.component(role).tensors();
         let (text, transformer, vae) = (tensors(Role::TextEncoder)?, tensors(Role::Transformer)?, tensors(Role::Vae)?);
-        info.file_sizes = [
-            FileSizes::of_text_encoder(&text, info.layers_to_run()),
-            FileSizes::of_transformer(&transformer, &info.transformer),
-        ];
+        info.file_sizes = quantisation.sizes(&info, &text, &transformer)?;
         let levels = info.memory_sizes(&GpuCosts::default(), None)?.levels();
         let component = |role: Role, files: &TensorFiles, sizes: Sizes| ComponentSummary::of(role, files, sizes);
         Ok(Self {

@@ -50,7 +50,7 @@ impl Text {
     }
 
     /// The features [tokens, features] of the prompt; with guidance those of the negative prompt are the rows below.
-    /// The text encoder runs only for prompts that are not cached.
+    /// The text encoder runs only for prompts that are not cached, and on the first device only.
     ///
     /// Errors when memory runs out, or the caller cancels.
     pub(super) fn encode<B: Backend>(
@@ -62,7 +62,19 @@ impl Text {
     ) -> Result<Tensor<B>> {
         caller.check()?;
         match self {
-            Self::Prompts(prompts) => encode(prompts, residency, plan, caller, clock),
+            Self::Prompts(prompts) => {
+                let backend = &residency.backend;
+                let encoded = if backend.rank() == 0 {
+                    Some(encode(prompts, residency, plan, caller, clock)?)
+                } else {
+                    residency.prefetch(plan, false)?;
+                    clock.encoded(0)?;
+                    None
+                };
+                backend.gather_host("the text", 0)?;
+                let shape = [plan.text().iter().sum(), residency.info.transformer.joint_attention_dim];
+                Tensor::broadcast(backend, encoded, shape)
+            }
             Self::Given(embeddings) => {
                 residency.prefetch(plan, false)?;
                 let negative = embeddings.negative().filter(|_| plan.guided());

@@ -242,3 +242,66 @@ fn the_model_of_9b_is_written_where_it_is_not_and_kept_where_that_is_asked_for()
     assert!(Path::new(&kept).join("model_index.json").exists());
     fs::remove_dir_all(kept).unwrap();
 }
+
+#[test]
+fn replicas_need_two_gpus_of_nearly_twice_the_speed_that_give_the_same_bytes() {
+    let section = Section::new("9.0");
+    fs::create_dir(section.path("models/klein-4b")).unwrap();
+    write(section.path("models/klein-4b/model_index.json"), "{}");
+    // An image is its seed, and for the second GPU what SECOND says; the bench has the factor FACTOR.
+    section.program(
+        "bin/flux",
+        r#"echo "$*" >>"$RAN"
+        if [ "$1" = bench ]; then
+            for size in 512 1024; do
+                echo "{\"name\":\"replicas/${size}x$size x 2\",\"size\":$size,\"factor\":$FACTOR}"
+            done
+            exit
+        fi
+        while [ $# -gt 0 ]; do
+            case "$1" in
+                --seed) seed=$2 ;;
+                --device) device=$2 ;;
+                -n) count=$2 ;;
+                -o) out=$2 ;;
+            esac
+            shift
+        done
+        end=$((seed + count))
+        while [ "$seed" -lt "$end" ]; do
+            [ "$count" = 1 ] || name=-$seed
+            case "$device" in *,*) other=$SECOND ;; esac
+            echo "$seed$other" >"${out%.png}$name.png"
+            seed=$((seed + 1))
+        done"#,
+    );
+    let run = |gpus: &str, factor: &str, second: &str| {
+        section.program("tools/nvidia-smi", &format!("printf '{gpus}'"));
+        for entry in names(&section.path("work")) {
+            let _ = fs::remove_dir_all(section.path("work").join(&entry));
+        }
+        let mut command = script("gpu_check.sh");
+        let tools = format!("{}:{}", section.path("tools").display(), std::env::var("PATH").unwrap_or_default());
+        command.args(["--section", "replicas"]).env("PATH", tools).env("RAN", section.path("ran"));
+        command.env("FACTOR", factor).env("SECOND", second);
+        for (name, value) in [("bin", "bin"), ("root", "."), ("work", "work"), ("MODEL_DIR", "models")] {
+            command.env(name, section.path(value));
+        }
+        Run::of(&mut command)
+    };
+    let whole = run("H200\\nH200\\n", "1.97", "");
+    assert!(
+        whole.stdout.contains("512 by 1: 1.97, 1024 by 1: 1.97, 512 by 4: 1.97, 1024 by 4: 1.97,"),
+        "{}",
+        whole.stdout
+    );
+    assert!(!whole.stdout.contains("another image"), "{}", whole.stdout);
+    for (gpus, factor, second, why) in [
+        ("H200\\n", "1.97", "", "need two GPUs, this machine shows 1"),
+        ("H200\\nH200\\n", "1.94", "", "the factor of 512 by 1: 1.94, expected at least 1.95"),
+        ("H200\\nH200\\n", "1.97", "x", "another image than one"),
+    ] {
+        let run = run(gpus, factor, second);
+        assert!(run.code == Some(1) && run.stdout.contains(why), "{}", run.stdout);
+    }
+}

@@ -7,10 +7,12 @@ use std::str::FromStr;
 use std::time::Instant;
 
 use self::plan::{Planned, plan};
+use super::file_sizes::FileSizes;
+use super::info::ModelInfo;
 use super::opened::OpenModel;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
 use crate::error::Result;
-use crate::files::quantise::{FORMATS, format_of_name, name_of_format};
+use crate::files::quantise::{FORMATS, bits_per_value, format_of_name, name_of_format};
 use crate::files::{Format, Role, TensorFiles};
 use crate::nn::WeightPolicy;
 
@@ -103,14 +105,65 @@ impl OpenModel {
             done.push(quantise(&mut self.files.transformer, Role::Transformer, format, |_| true, &caller)?);
         }
         if let (Some(format), Some(files)) = (wanted.text_encoder, &mut self.files.text_encoder) {
-            let runs = |name: &str| {
-                let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
-                layer.is_none_or(|layer: usize| layer < last)
-            };
-            done.push(quantise(files, Role::TextEncoder, format, runs, &caller)?);
+            done.push(quantise(files, Role::TextEncoder, format, |name| runs(name, last), &caller)?);
         }
         self.info.file_sizes = self.files.sizes(&self.info);
         Ok(done)
+    }
+}
+
+/// Whether a tensor of a text encoder is part of what runs, which is `layers` layers.
+fn runs(name: &str, layers: usize) -> bool {
+    let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
+    layer.is_none_or(|layer: usize| layer < layers)
+}
+
+/// The matrices whose names `wanted` accepts, and the formats to which they are brought.
+///
+/// Errors when they would become no smaller.
+fn planned(files: &TensorFiles, role: Role, format: Format, wanted: impl Fn(&str) -> bool) -> Result<Vec<Planned>> {
+    let mut planned = plan(files, role, format, |name| WeightPolicy::is_quantised_in_files(name) && wanted(name))?;
+    planned.retain(|tensor| tensor.quantised.is_some());
+    plan::check_narrower(&planned, role, format).map_err(|e| e.at("--quantize"))?;
+    Ok(planned)
+}
+
+/// Values of each matrix whose name begins with `prefix`, and its bytes in its new format.
+fn matrices(planned: &[Planned], prefix: &str) -> Vec<[u64; 2]> {
+    let sizes = |tensor: &Planned| {
+        let (format, values) = (tensor.quantised?, tensor.elements());
+        (!format.is_float()).then(|| [values, (values as f64 * bits_per_value(format) / 8.0) as u64])
+    };
+    planned.iter().filter(|tensor| tensor.parts[0].name.starts_with(prefix)).filter_map(sizes).collect()
+}
+
+impl Quantisation {
+    /// What blocks take of which weights are in few bits: of the text encoder and the transformer, in these files or as
+    /// they would be brought to formats.
+    ///
+    /// Errors when the weights of a component would become no smaller.
+    pub(super) fn sizes(
+        &self,
+        info: &ModelInfo,
+        text_encoder: &TensorFiles,
+        transformer: &TensorFiles,
+    ) -> Result<[FileSizes; 2]> {
+        let layers = info.layers_to_run();
+        let text = match self.text_encoder {
+            None => FileSizes::of_text_encoder(text_encoder, layers),
+            Some(format) => {
+                let planned = planned(text_encoder, Role::TextEncoder, format, |name| runs(name, layers))?;
+                FileSizes::of_layers(layers, |prefix| matrices(&planned, prefix))
+            }
+        };
+        let transformer = match self.transformer {
+            None => FileSizes::of_transformer(transformer, &info.transformer),
+            Some(format) => {
+                let planned = planned(transformer, Role::Transformer, format, |_| true)?;
+                FileSizes::of_blocks(&info.transformer, |prefix| matrices(&planned, prefix))
+            }
+        };
+        Ok([text, transformer])
     }
 }
 
@@ -123,9 +176,7 @@ fn quantise(
     caller: &Caller<'_>,
 ) -> Result<Quantised> {
     let start = Instant::now();
-    let mut planned = plan(files, role, format, |name| WeightPolicy::is_quantised_in_files(name) && wanted(name))?;
-    planned.retain(|tensor| tensor.quantised.is_some());
-    plan::check_narrower(&planned, role, format).map_err(|e| e.at("--quantize"))?;
+    let planned = planned(files, role, format, wanted)?;
     let total: u64 = planned.iter().map(Planned::elements).sum();
     let (mut elements, mut bytes) = (0, [0; 2]);
     caller.report(Stage::Quantise, 0, total);
@@ -158,10 +209,13 @@ mod tests {
         let all = |model: &OpenModel| model.info.memory_sizes(&costs, None).unwrap().transformer.all();
         let before = all(&model);
         let wanted = Quantisation { transformer: Some(Format::Q8_0), text_encoder: None };
+        let text = model.files.text_encoder.as_ref().unwrap();
+        let foreseen = wanted.sizes(&model.info, text, &model.files.transformer).unwrap();
         let [done] = &model.quantise(&wanted, &CancelFlag::default(), &mut |_| {}).unwrap()[..] else {
             panic!("one component")
         };
         assert!(done.bytes[1] < done.bytes[0]);
+        assert_eq!(model.info.file_sizes, foreseen);
         assert_eq!(before - all(&model), done.bytes[0] - done.bytes[1], "what the blocks take less");
     }
 
