@@ -27,7 +27,7 @@ pub use info::Info;
 pub use quantize::QuantizeArgs;
 pub use sampler::{SamplerArgs, facts};
 pub use tensors::TensorArgs;
-pub use values::{DeviceChoice, Gpus, PrecisionChoice, TimingsFormat, VariantChoice};
+pub use values::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice, TimingsFormat, VariantChoice};
 use values::{Seed, Size, decibels, gibibytes};
 
 /// The headings of `--help`.
@@ -227,6 +227,9 @@ pub struct Generate {
     pub quantize: QuantizeArgs,
     #[command(flatten)]
     pub on: DeviceArgs,
+    /// How many of several GPUs make each image together: a number, auto or off
+    #[arg(help_heading = DEVICE, long, value_name = "N", default_value = "auto")]
+    pub parallel: ParallelChoice,
     /// With --precision fp8: cache the quantised weights in a file in the model's folder, and load them from it later
     #[arg(help_heading = DEVICE, long)]
     pub fp8_cache: bool,
@@ -391,7 +394,12 @@ impl Generate {
             )
             .hint("leave one of them out"));
         }
-        self.on.check()
+        self.on.check()?;
+        match &self.on.device {
+            DeviceChoice::Cuda(gpus @ Gpus::Numbers(numbers)) => self.parallel.check_enough(numbers.len(), gpus),
+            DeviceChoice::Cuda(Gpus::All) => Ok(()),
+            DeviceChoice::Auto | DeviceChoice::Cpu => self.parallel.check_alone(),
+        }
     }
 }
 
@@ -454,6 +462,20 @@ mod tests {
             assert!(device(bad).unwrap_err().contains("cuda:N"), "{bad}");
         }
         assert!(device("cuda:0,1,0").unwrap_err().contains("GPU 0 is there twice"));
+    }
+
+    #[test]
+    fn gpus_that_make_an_image_together_are_among_those_that_are_named() {
+        let check = |flags: &str| parse(&format!("-p x {flags}")).unwrap().check().map_err(|e| e.to_string());
+        for good in ["--parallel 1", "--device cuda:0,1 --parallel 2", "--device cuda:all --parallel 8", "--parallel auto"] {
+            assert_eq!(check(good), Ok(()), "{good}");
+        }
+        let few = check("--device cuda:2 --parallel 2").unwrap_err();
+        assert!(few.contains("`--parallel 2` needs 2 GPUs, and `--device cuda:2` is 1"), "{few}");
+        for none in ["--parallel 2", "--device cpu --parallel 4"] {
+            let text = check(none).unwrap_err();
+            assert!(text.contains("`--device` names none") && text.contains("cuda:0,1"), "{text}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod threads;
 
 use std::borrow::Cow;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Parser;
@@ -29,7 +30,7 @@ fn main() -> ExitCode {
     let start = Instant::now();
     bus_error::explain();
     let signals = Signals::default();
-    let done = panics::caught(|| run(&parse(), start, &signals));
+    let done = panics::caught(|| run(parse(), start, &signals));
     let Some(done) = done else { return ExitCode::from(panics::EXIT_CODE) };
     let Err(error) = done else { return ExitCode::SUCCESS };
     if error.kind() != Kind::Cancelled {
@@ -57,21 +58,21 @@ fn parse() -> Cli {
     })
 }
 
-fn run(cli: &Cli, start: Instant, signals: &Signals) -> Result<()> {
-    match &cli.command {
+fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<()> {
+    match cli.command {
         Some(Command::Bench(args)) => {
             start_threads(args.on.threads, false)?;
-            commands::bench::run(args)
+            commands::bench::run(&args)
         }
         Some(Command::Convert(args)) => {
             start_threads(args.threads, args.quiet)?;
-            commands::convert::run(args, signals)
+            commands::convert::run(&args, signals)
         }
-        Some(Command::Info(args)) => commands::info::run(args),
-        Some(Command::Compare { a, b, min_psnr }) => commands::compare::run(a, b, *min_psnr),
+        Some(Command::Info(args)) => commands::info::run(&args),
+        Some(Command::Compare { a, b, min_psnr }) => commands::compare::run(&a, &b, min_psnr),
         None => {
             start_threads(cli.generate.on.threads, cli.generate.quiet)?;
-            commands::generate::run(&cli.generate, start, signals)
+            commands::generate::run(Arc::new(cli.generate), start, signals)
         }
     }
 }

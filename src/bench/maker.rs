@@ -16,7 +16,7 @@ impl<B: Backend> Maker<B> {
     pub fn info(&self) -> &ModelInfo {
         match self {
             Self::One(model) => model.info(),
-            Self::Several(parallel) => parallel.models()[0].info(),
+            Self::Several(parallel) => parallel.first().info(),
         }
     }
 

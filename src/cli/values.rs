@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::ValueEnum;
+use flux::Error;
 
 /// `--device`
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +62,63 @@ impl fmt::Display for Gpus {
                 write!(f, "cuda:{}", numbers.join(","))
             }
         }
+    }
+}
+
+/// `--parallel`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParallelChoice {
+    /// As many GPUs as make an image soonest.
+    Auto,
+    /// Each GPU makes images of its own.
+    Off,
+    /// So many, at least one.
+    Gpus(usize),
+}
+
+impl FromStr for ParallelChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            _ => match text.parse() {
+                Ok(gpus) if gpus > 0 => Ok(Self::Gpus(gpus)),
+                _ => Err("expected a number of GPUs, auto or off".to_string()),
+            },
+        }
+    }
+}
+
+impl ParallelChoice {
+    /// How many GPUs make each image together. With `auto` it is one: what several gain by opening, loading and meeting
+    /// is not measured yet for whole commands.
+    pub fn world(self) -> usize {
+        match self {
+            Self::Auto | Self::Off => 1,
+            Self::Gpus(gpus) => gpus,
+        }
+    }
+
+    /// Errors when `gpus` are `there`, fewer than this.
+    pub fn check_enough(self, there: usize, gpus: &Gpus) -> flux::Result<()> {
+        let world = self.world();
+        if world <= there {
+            return Ok(());
+        }
+        let what = format!("`--parallel {world}` needs {world} GPUs, and `--device {gpus}` is {there}");
+        Err(Error::usage(what).hint("name as many, as in `--device cuda:0,1`, or use `--device cuda:all`"))
+    }
+
+    /// Errors where no GPUs are named, and this needs several.
+    pub fn check_alone(self) -> flux::Result<()> {
+        let world = self.world();
+        if world == 1 {
+            return Ok(());
+        }
+        Err(Error::usage(format!("`--parallel {world}` needs {world} GPUs, and `--device` names none"))
+            .hint("name them, as in `--device cuda:0,1`, or use `--device cuda:all`"))
     }
 }
 
@@ -159,6 +217,15 @@ mod tests {
         assert_eq!("512".parse(), Ok(Size { width: 512, height: 512 }));
         for bad in ["", "x", "512x", "x512", "512x512x512", "512 x 512", "-512", "1e3", "512x99999999999999999999"] {
             assert!(bad.parse::<Size>().is_err_and(|e| e.contains("WIDTHxHEIGHT")), "{bad}");
+        }
+    }
+
+    #[test]
+    fn gpus_that_make_an_image_together_are_a_number_auto_or_off() {
+        let world = |text: &str| text.parse().map(ParallelChoice::world);
+        assert_eq!(["auto", "off", "1", "4"].map(world), [Ok(1), Ok(1), Ok(1), Ok(4)]);
+        for bad in ["", "0", "-2", "two", "1.5"] {
+            assert!(world(bad).is_err_and(|e| e.contains("auto or off")), "{bad}");
         }
     }
 

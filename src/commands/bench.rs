@@ -8,7 +8,7 @@ use flux::default_model::default_model;
 use super::device::{Devices, choose_devices, open_group};
 use super::{named_model, print};
 use crate::bench::{self, Effort, Settings};
-use crate::cli::{Bench, DeviceChoice};
+use crate::cli::{Bench, DeviceChoice, ParallelChoice};
 use crate::progress::Console;
 
 /// Measures, and prints each line as soon as it is measured.
@@ -18,7 +18,7 @@ pub fn run(args: &Bench) -> Result<()> {
     let dir = named_model(&args.model)?;
     let console = Console::new(args.json, false);
     dir.iter().flat_map(|dir| dir.notes()).for_each(|note| console.note(note));
-    let devices = choose_devices(&args.on, usize::MAX, &console)?;
+    let devices = choose_devices(&args.on, ParallelChoice::Off, usize::MAX, &console)?;
     let (mut effort, size) = match devices {
         Devices::Cpu(_) => (Effort::CPU, 256),
         Devices::Cuda(_) => (Effort::GPU, 1024),
@@ -41,8 +41,9 @@ pub fn run(args: &Bench) -> Result<()> {
     };
     let print = &mut |line: &str| print(line.as_bytes());
     match devices {
-        Devices::Cpu(cpus) => bench::run(&cpus, dir.as_ref(), settings, default_model, print),
+        Devices::Cpu(cpus) => bench::run(&cpus.concat(), dir.as_ref(), settings, default_model, print),
         Devices::Cuda(gpus) => {
+            let gpus = gpus.concat();
             bench::run(&gpus, dir.as_ref(), settings.clone(), default_model, print)?;
             let DeviceChoice::Cuda(list) = &args.on.device else { return Ok(()) };
             if gpus.len() == 1 || !settings.wants_stages() {

@@ -7,18 +7,27 @@ use flux::backend::cpu::{self, Cpu};
 use flux::backend::cuda::{self, Cuda, GemmCache};
 use flux::{Error, Result};
 
-use crate::cli::{DeviceArgs, DeviceChoice, Gpus, PrecisionChoice};
+use crate::cli::{DeviceArgs, DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
 use crate::progress::Console;
 
-/// Devices that were opened, each with its name; at least one.
+/// Devices that were opened, each with its name. Each group makes its images together; there is at least one, and it may
+/// be one device.
 pub enum Devices {
-    Cpu(Vec<(String, Cpu)>),
-    Cuda(Vec<(String, Cuda)>),
+    Cpu(Vec<Group<Cpu>>),
+    Cuda(Vec<Group<Cuda>>),
 }
 
-/// Opens the devices that the flags name, as many as there are `images` to make. With `auto` that is a GPU where one
-/// can be used; else it is the CPU, and a note says why.
-pub fn choose_devices(args: &DeviceArgs, images: usize, console: &Console) -> Result<Devices> {
+/// In the order of ranks.
+pub type Group<B> = Vec<(String, B)>;
+
+/// Opens the devices that the flags name, no more groups of them than there are `images` to make. With `auto` that is a
+/// GPU where one can be used; else it is the CPU, and a note says why.
+pub fn choose_devices(
+    args: &DeviceArgs,
+    parallel: ParallelChoice,
+    images: usize,
+    console: &Console,
+) -> Result<Devices> {
     if args.precision == PrecisionChoice::F32 && matches!(args.device, DeviceChoice::Cuda(_)) {
         return Err(Error::usage("a GPU computes in 16 bits, not in f32")
             .at("--precision")
@@ -38,20 +47,20 @@ pub fn choose_devices(args: &DeviceArgs, images: usize, console: &Console) -> Re
         if let Some(note) = cpu.note() {
             console.note(note);
         }
-        Devices::Cpu(vec![("cpu".to_string(), cpu)])
+        Devices::Cpu(vec![vec![("cpu".to_string(), cpu)]])
     };
     match &args.device {
         DeviceChoice::Cpu => Ok(cpu()),
         DeviceChoice::Cuda(gpus) => {
             let numbers = numbers(gpus)?;
-            let used = &numbers[..images.clamp(1, numbers.len())];
+            let world = parallel.world();
+            parallel.check_enough(numbers.len(), gpus)?;
+            let groups = numbers.len() / world;
+            let used = &numbers[..images.clamp(1, groups) * world];
             if used.len() < numbers.len() {
-                let (used, all) = (Gpus::Numbers(used.to_vec()), numbers.len());
-                let made =
-                    if images == 1 { "one image is made".to_string() } else { format!("{images} images are made") };
-                console.note(&format!("{made} by {used} alone, not by all {all} GPUs"));
+                console.note(&unused(used, &numbers, images, world));
             }
-            open_gpus(args, used)
+            open_gpus(args, &used.chunks(world).collect::<Vec<_>>())
         }
         DeviceChoice::Auto if args.precision == PrecisionChoice::F32 => {
             console.note("using the CPU: a GPU computes in 16 bits, not in f32");
@@ -90,17 +99,32 @@ fn numbers(gpus: &Gpus) -> Result<Vec<usize>> {
     }
 }
 
-/// Opens GPUs at the same time.
-fn open_gpus(args: &DeviceArgs, numbers: &[usize]) -> Result<Devices> {
-    let open = |number: usize| {
-        open_gpu(args, number).map_err(|e| explained(e, &Gpus::Numbers(vec![number]))).map(|gpu| named(number, gpu))
+/// What to say where not `all` GPUs are `used`.
+fn unused(used: &[usize], all: &[usize], images: usize, world: usize) -> String {
+    let made = match images {
+        1 => "one image is made".to_string(),
+        _ => format!("{images} images are made"),
     };
-    if let [number] = numbers {
-        return Ok(Devices::Cuda(vec![open(*number)?]));
+    let note = format!("{made} by {} alone, not by all {} GPUs", Gpus::Numbers(used.to_vec()), all.len());
+    if world > 1 { note } else { format!("{note}; `--parallel N` has N of them make each image together") }
+}
+
+/// Opens groups of GPUs at the same time.
+fn open_gpus(args: &DeviceArgs, groups: &[&[usize]]) -> Result<Devices> {
+    let open = |numbers: &[usize]| {
+        let list = Gpus::Numbers(numbers.to_vec());
+        let gpus = match numbers {
+            [number] => open_gpu(args, *number).map(|gpu| vec![gpu]).map_err(|e| explained(e, &list)),
+            _ => open_group(args, &list),
+        };
+        gpus.map(|gpus| numbers.iter().copied().zip(gpus).map(|(number, gpu)| named(number, gpu)).collect())
+    };
+    if let [numbers] = groups {
+        return Ok(Devices::Cuda(vec![open(numbers)?]));
     }
     thread::scope(|scope| {
-        let opening = |&number| thread::Builder::new().spawn_scoped(scope, move || open(number));
-        let opening = numbers.iter().map(opening).collect::<io::Result<Vec<_>>>().map_err(|e| Error::no_thread(&e))?;
+        let opening = |&numbers| thread::Builder::new().spawn_scoped(scope, move || open(numbers));
+        let opening = groups.iter().map(opening).collect::<io::Result<Vec<_>>>().map_err(|e| Error::no_thread(&e))?;
         let opened = opening
             .into_iter()
             .map(|thread| thread.join().unwrap_or_else(|_| Err(Error::new("a thread that opens a GPU panicked"))));
@@ -114,7 +138,7 @@ fn named(number: usize, gpu: Cuda) -> (String, Cuda) {
 
 /// The first GPU alone.
 fn only(gpu: Cuda) -> Devices {
-    Devices::Cuda(vec![named(0, gpu)])
+    Devices::Cuda(vec![vec![named(0, gpu)]])
 }
 
 fn explained(error: Error, gpus: &Gpus) -> Error {

@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
@@ -21,7 +22,7 @@ use crate::progress::{Console, say};
 
 /// Makes the images. Everything that can be checked without a model is checked before one is opened. A signal ends the
 /// work as cancelled once the flags are checked, and the program at once before that.
-pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
+pub fn run(args: Arc<Generate>, start: Instant, signals: &Signals) -> Result<()> {
     args.check()?;
     if args.reads_stdin() && !args.quiet && io::stdin().is_terminal() {
         say("type the prompt; Ctrl-D on a line of its own ends it");
@@ -35,8 +36,8 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
     let images = Images::read(&args.images, &mut io::stdin())?;
     let mut request = images.apply(request);
     request.check_count(args.count as usize)?;
-    let targets = Destination::all(args, request.seed)?;
-    let tensors = Tensors::new(args, request.seed)?;
+    let targets = Destination::all(&args, request.seed)?;
+    let tensors = Tensors::new(&args, request.seed)?;
     let dir = model(&args.model)?;
     let cache_folder = args.fp8_cache.then(|| cache_folder(&dir)).transpose()?;
     // Before this only standard input is waited for, and a signal ends the program there.
@@ -53,7 +54,7 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
         move || timed(|| open(&dir))
     });
     let opening = opening.map_err(|e| Error::no_thread(&e))?;
-    let (devices, device_s) = timed(|| choose_devices(&args.on, args.count as usize, &console));
+    let (devices, device_s) = timed(|| choose_devices(&args.on, args.parallel, args.count as usize, &console));
     let devices = devices?;
     let (model, open_s) =
         opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
@@ -75,10 +76,10 @@ pub fn run(args: &Generate, start: Instant, signals: &Signals) -> Result<()> {
         console.finish();
         done.iter().for_each(|quantised| console.detail(&quantised.to_string()));
     }
-    let job = Job { args, images, targets, tensors, name, request, cancel, start, device_s, open_s };
+    let job = Arc::new(Job { args, images, targets, tensors, name, request, cancel, start, device_s, open_s });
     match devices {
-        Devices::Cpu(cpu) => job.run(&Replicas::new(cpu, model)?, &mut console),
-        Devices::Cuda(gpus) => job.run(&Replicas::new(gpus, model)?, &mut console),
+        Devices::Cpu(cpus) => job.run(&Replicas::of_groups(cpus, model)?, &mut console),
+        Devices::Cuda(gpus) => job.run(&Replicas::of_groups(gpus, model)?, &mut console),
     }
 }
 

@@ -1,12 +1,13 @@
 //! The images of one command: made by the devices, and written in files.
 
+use std::collections::HashMap;
 use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
 use flux::backend::{Backend, Remark};
 use flux::output::Rgb;
-use flux::pipeline::{AdapterUse, CancelFlag, Decoded, Made, Outlet, Plan, Replica, Replicas, Request, Share};
+use flux::pipeline::{AdapterUse, CancelFlag, Decoded, Made, Model, Outlet, Plan, Replica, Replicas, Request, Share};
 use flux::sampler::Rng;
 use flux::{Error, Result};
 
@@ -19,8 +20,8 @@ use crate::progress::{Console, say};
 use crate::report::{Report, ReportedAdapter, peak_host_bytes};
 
 /// The images to make. Everything is checked except what only the model knows.
-pub struct Job<'a> {
-    pub args: &'a Generate,
+pub struct Job {
+    pub args: Arc<Generate>,
     pub images: Images,
     pub request: Request,
     /// One for each image.
@@ -44,31 +45,40 @@ struct Saved {
 }
 
 /// What a device has to tell of an image. It is told when that image is next, because several devices are at work.
-type Told<'a> = Box<dyn FnOnce(&mut Console) -> Result<()> + Send + 'a>;
+type Told = Box<dyn FnOnce(&mut Console) -> Result<()> + Send>;
 
-impl Job<'_> {
+impl Job {
     /// Makes the images and writes them. Files are written as soon as each is made, and told in the order of the seeds.
-    pub fn run<'a, B: Backend>(&'a self, replicas: &Replicas<B>, console: &mut Console) -> Result<()> {
+    pub fn run<B: Backend>(self: &Arc<Self>, replicas: &Replicas<B>, console: &mut Console) -> Result<()> {
         let used = replicas.used(self.targets.len());
+        let devices: Vec<(&str, &Arc<Model<B>>)> =
+            used.iter().flat_map(|replica| replica.ranks().names().zip(replica.ranks().models())).collect();
         // Of several devices each is named.
-        let on = |replica: &Replica<B>, text: &str| match used {
-            [_] => text.to_string(),
-            _ => format!("{}: {text}", replica.name()),
+        let on = |name: &str, text: &str| {
+            if devices.len() == 1 { text.to_string() } else { format!("{name}: {text}") }
         };
-        used.iter().try_for_each(|replica| {
-            console.detail(&format!("device: {}", on(replica, &replica.model().backend().describe())));
-            replica.model().prefetch(&self.request)
-        })?;
+        for (name, model) in &devices {
+            console.detail(&format!("device: {}", on(name, &model.backend().describe())));
+            model.prefetch(&self.request)?;
+        }
         let plan = used[0].model().plan(&self.request)?;
         self.announce(&plan, console);
-        for replica in used {
-            let memory = replica.model().memory_plan(&plan).map_err(|e| named(e, replica, used))?;
-            memory.lines().iter().for_each(|line| console.detail(&on(replica, line)));
-            memory.notes().iter().for_each(|note| console.note(&on(replica, note)));
+        for (name, model) in &devices {
+            let memory = model.memory_plan(&plan);
+            let memory = memory.map_err(|e| if devices.len() > 1 { e.on(name) } else { e })?;
+            memory.lines().iter().for_each(|line| console.detail(&on(name, line)));
+            memory.notes().iter().for_each(|note| console.note(&on(name, note)));
         }
-        let work = |replica: &Replica<B>, share: Share<'_, B>, outlet: &Outlet<Told<'a>>| {
-            let device = on(replica, &replica.model().backend().describe());
-            self.batch(share, device, outlet)
+        let described = |replica: &Replica<B>| {
+            let ranks = replica.ranks().names().zip(replica.ranks().models());
+            ranks.map(|(name, model)| on(name, &model.backend().describe())).collect::<Vec<_>>().join("; ")
+        };
+        let descriptions: HashMap<String, String> =
+            used.iter().map(|replica| (replica.name().to_string(), described(replica))).collect();
+        let job = Arc::clone(self);
+        let work = move |share: Share<B>, outlet: &Outlet<Told>| {
+            let device = descriptions.get(share.device()).map_or("", String::as_str);
+            if share.is_taken() { job.batch(share, device, outlet) } else { share.make() }
         };
         replicas.run(&self.request, self.targets.len(), &self.cancel, work, &mut |made| match made {
             Made::Progress(progress) => {
@@ -77,15 +87,15 @@ impl Job<'_> {
             }
             Made::Item(tell) => tell(console),
         })?;
-        for replica in used {
-            for remark in replica.model().backend().remarks() {
+        for (name, model) in &devices {
+            for remark in model.backend().remarks() {
                 match remark {
-                    Remark::Detail(text) => console.detail(&on(replica, &text)),
-                    Remark::Warning(text) => console.note(&on(replica, &text)),
+                    Remark::Detail(text) => console.detail(&on(name, &text)),
+                    Remark::Warning(text) => console.note(&on(name, &text)),
                 }
             }
             // The program ends here, and the system takes back all memory at once, faster than it would be freed.
-            mem::forget(Arc::clone(replica.model()));
+            mem::forget(Arc::clone(model));
         }
         Ok(())
     }
@@ -109,11 +119,11 @@ impl Job<'_> {
     }
 
     /// Makes one batch and writes its images.
-    fn batch<'a, B: Backend>(
-        &'a self,
-        mut share: Share<'_, B>,
-        device: String,
-        outlet: &Outlet<Told<'a>>,
+    fn batch<B: Backend>(
+        self: &Arc<Self>,
+        mut share: Share<B>,
+        device: &str,
+        outlet: &Outlet<Told>,
     ) -> Result<()> {
         let report = &mut |progress| outlet.progress(progress);
         let first = share.first();
@@ -122,9 +132,10 @@ impl Job<'_> {
         }
         let (mut session, count) = share.prepare(report)?;
         let remark = session.adapter_remark().map(str::to_string);
+        let job = Arc::clone(self);
         outlet.give(Box::new(move |console| {
             remark.iter().for_each(|remark| console.detail(remark));
-            if self.targets.len() > 1 {
+            if job.targets.len() > 1 {
                 console.finish();
                 let one = "one image by itself".to_string();
                 console.info(&if count == 1 { one } else { format!("{count} images as one batch") });
@@ -134,20 +145,21 @@ impl Job<'_> {
         let wanted = self.tensors.wants_latents();
         let latents = if wanted { session.final_latents(report)? } else { Vec::new() };
         let mut saved = Vec::new();
-        for (index, target) in self.targets[first..].iter().enumerate() {
+        for (place, target) in self.targets.iter().enumerate().skip(first) {
             let Some(image) = session.decode(report)? else { break };
-            let seed = image.plan.seed;
+            let (index, seed) = (place - first, image.plan.seed);
             let image = self.save(image, target)?;
             let (line, is_last) = (format!("wrote {} in {:.1} s", image.output, image.total_s), index + 1 == count);
+            let job = Arc::clone(self);
             outlet.give(Box::new(move |console| {
                 if is_last {
                     console.finish();
                 }
-                self.tell_saved(&line, target, console)
+                job.tell_saved(&line, &job.targets[place], console)
             }));
             saved.push(image);
             if let Some(latents) = latents.get(index) {
-                self.tensors.write_latents(first + index, latents, seed, &self.request.prompt, &self.name)?;
+                self.tensors.write_latents(place, latents, seed, &self.request.prompt, &self.name)?;
             }
         }
         let timings = session.finish()?;
@@ -155,7 +167,7 @@ impl Job<'_> {
             let report = Report {
                 output,
                 model: &self.name,
-                device: &device,
+                device,
                 adapters: adapters(&self.request),
                 plan,
                 tensors: &self.args.tensors,
@@ -249,11 +261,6 @@ fn seed_note(first: u64, last: u64) -> Option<String> {
     })
 }
 
-/// Of several devices, the error is of the one that it names.
-fn named<B: Backend>(error: Error, replica: &Replica<B>, used: &[Replica<B>]) -> Error {
-    if used.len() > 1 { error.on(replica.name()) } else { error }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -268,8 +275,8 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    /// Runs a command in `folder`, which is `DIR`, on so many devices, which are all this CPU.
-    fn draw(folder: &Path, devices: usize, flags: &str) -> Result<()> {
+    /// Runs a command in `folder`, which is `DIR`, on so many groups of so many devices, which are all this CPU.
+    fn draw(folder: &Path, [devices, world]: [usize; 2], flags: &str) -> Result<()> {
         fs::create_dir_all(folder).unwrap();
         let line = format!("flux -p cat -W 32 -H 32 -s 1 -q {flags}");
         let in_folder = line.replace("DIR", &folder.display().to_string());
@@ -280,7 +287,7 @@ mod tests {
             images: Images::read(&args.images, &mut io::empty())?,
             targets: Destination::all(&args, request.seed)?,
             tensors: Tensors::new(&args, request.seed)?,
-            args: &args,
+            args: Arc::new(args),
             request,
             name: "tiny".to_string(),
             cancel: CancelFlag::default(),
@@ -288,9 +295,13 @@ mod tests {
             device_s: 0.0,
             open_s: 0.0,
         };
-        let cpus = (0..devices).map(|n| (format!("cpu:{n}"), Cpu::new(Precision::F32))).collect();
+        let groups = (0..devices).map(|group| {
+            let ranks = Cpu::group(Precision::F32, world, Cpu::GROUP_LIMIT)?.into_iter().enumerate();
+            Ok(ranks.map(|(rank, cpu)| (format!("cpu:{}", group * world + rank), cpu)).collect())
+        });
+        let groups = groups.collect::<Result<_>>()?;
         let model = OpenModel::open(&ModelFiles::open("models/tiny".as_ref())?)?;
-        job.run(&Replicas::new(cpus, model)?, &mut Console::new(true, false))
+        Arc::new(job).run(&Replicas::of_groups(groups, model)?, &mut Console::new(true, false))
     }
 
     /// Names and bytes of the files in a folder, without safetensors' headers, whose entries have no order.
@@ -317,11 +328,12 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         let words = "--save-embeddings DIR/words.safetensors";
         let two = "-S 7 -n 2 -o DIR/cat.png --save-latents DIR/cat.safetensors";
-        draw(&path("two"), 2, &format!("{two} {words}")).unwrap();
+        draw(&path("two"), [2, 1], &format!("{two} {words}")).unwrap();
         for (seed, words) in [(7, words), (8, "")] {
             let one = format!("-S {seed} -o DIR/cat-{seed}.png --save-latents DIR/cat-{seed}.safetensors");
-            draw(&path("one"), 1, &format!("{one} {words}")).unwrap();
+            draw(&path("one"), [1, 1], &format!("{one} {words}")).unwrap();
         }
+        draw(&path("group"), [1, 2], &format!("{two} {words}")).unwrap();
         let (one, two) = (files(&path("one")), files(&path("two")));
         let names: Vec<_> = two.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["cat-7.png", "cat-7.safetensors", "cat-8.png", "cat-8.safetensors", "words.safetensors"]);

@@ -1,5 +1,6 @@
 //! One image by several devices: the same session on each of them at once.
 
+use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::{CancelFlag, Image, Model, OpenModel, Progress, Request, Session};
 use crate::backend::Backend;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::files::ModelFiles;
 use crate::token_split::own_heads;
 
@@ -24,16 +25,22 @@ const GRACE: Duration = Duration::from_secs(10);
 /// of rayon's pool, whose work the devices wait for.
 pub struct Parallel<B: Backend> {
     /// In the order of ranks.
-    models: Vec<Arc<Model<B>>>,
+    devices: Vec<Device<B>>,
     grace: Duration,
     /// Held while an image is made. Threads of an earlier one that have not ended.
     threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+struct Device<B: Backend> {
+    name: String,
+    model: Arc<Model<B>>,
 }
 
 /// What the threads of an image say.
 enum Said<T> {
     Progress(Progress),
     Ended(usize, Result<T>),
+    Panicked(usize, Box<dyn Any + Send>),
 }
 
 impl<B: Backend> Parallel<B> {
@@ -45,25 +52,33 @@ impl<B: Backend> Parallel<B> {
         Self::new(backends.into_iter().map(model).collect::<Result<_>>()?)
     }
 
-    /// One model on all devices of a group, in the order of ranks.
+    /// [`Parallel::named`], of devices that have no names but their ranks.
+    ///
+    /// Errors as that.
+    pub fn new(models: Vec<Arc<Model<B>>>) -> Result<Self> {
+        Self::named(models.into_iter().enumerate().map(|(rank, model)| (format!("device {rank}"), model)).collect())
+    }
+
+    /// One model on all devices of a group, in the order of ranks, each with its name; or on one device.
     ///
     /// Errors when these are not all devices of a group, have different models, or cannot share the heads of attention
     /// evenly.
-    pub fn new(models: Vec<Arc<Model<B>>>) -> Result<Self> {
+    pub fn named(models: Vec<(String, Arc<Model<B>>)>) -> Result<Self> {
         let world = models.len();
-        let Some(first) = models.first() else { return Err(Error::usage("no devices make no image")) };
-        for (rank, model) in models.iter().enumerate() {
+        let Some((_, first)) = models.first() else { return Err(Error::usage("no devices make no image")) };
+        for (rank, (name, model)) in models.iter().enumerate() {
             let (backend, info) = (model.backend(), model.info());
             if (backend.rank(), backend.world()) != (rank, world) {
-                let what = format!("device {rank} of {world} is rank {} of {}", backend.rank(), backend.world());
+                let what = format!("{name}, of {world}, is rank {} of {}", backend.rank(), backend.world());
                 return Err(Error::new(what).hint("give all devices of one group in their order"));
             }
             if (&info.transformer, &info.vae) != (&first.info().transformer, &first.info().vae) {
-                return Err(Error::new(format!("device {rank} has another model than device 0")));
+                return Err(Error::new(format!("{name} has another model than the first device")));
             }
         }
         own_heads(first.info().transformer.num_attention_heads, world)?;
-        Ok(Self { models, grace: GRACE, threads: Mutex::default() })
+        let devices = models.into_iter().map(|(name, model)| Device { name, model }).collect();
+        Ok(Self { devices, grace: GRACE, threads: Mutex::default() })
     }
 
     /// After an error, the other devices have `grace` to end, instead of 10 s.
@@ -72,8 +87,18 @@ impl<B: Backend> Parallel<B> {
     }
 
     /// The model of each device, in the order of ranks.
-    pub fn models(&self) -> &[Arc<Model<B>>] {
-        &self.models
+    pub fn models(&self) -> impl ExactSizeIterator<Item = &Arc<Model<B>>> {
+        self.devices.iter().map(|device| &device.model)
+    }
+
+    /// The name of each device, in the order of ranks.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.devices.iter().map(|device| device.name.as_str())
+    }
+
+    /// The model of the first device.
+    pub fn first(&self) -> &Arc<Model<B>> {
+        &self.devices[0].model
     }
 
     /// Makes the images of one [`Model::session`]. `report` gets the progress of the first device.
@@ -94,7 +119,8 @@ impl<B: Backend> Parallel<B> {
     /// all devices, as far as its session is concerned. `report` gets the progress of the first one. `cancel` also ends
     /// devices within a step, where they wait for each other.
     ///
-    /// Errors as sessions do: an error on any device ends the work of all, and the first one is returned. A device that
+    /// Errors as sessions do: an error on any device ends the work of all, and the first one is returned, with the name of
+    /// its device where there are several. A panic of a device does the same, and is the caller's then. A device that
     /// does not end then is left behind; until it does, no other image is made.
     pub fn run<T: Send + 'static>(
         &self,
@@ -111,15 +137,15 @@ impl<B: Backend> Parallel<B> {
             return Err(Error::new(format!("{name} is still busy with an image that has ended with an error"))
                 .hint("try again once it has ended, or load the model anew"));
         }
-        self.models.iter().try_for_each(|model| model.backend().restore_collectives())?;
+        self.models().try_for_each(|model| model.backend().restore_collectives())?;
         let (request, work, (sender, said)) = (Arc::new(request.clone()), Arc::new(work), mpsc::channel());
-        for (rank, model) in self.models.iter().enumerate() {
+        for (rank, Device { name, model }) in self.devices.iter().enumerate() {
             let (model, request, work) = (Arc::clone(model), Arc::clone(&request), Arc::clone(&work));
             let (cancel, sender) = (cancel.clone(), sender.clone());
             let on_device = move || {
                 one(&model, &sender, |report| work(rank, model.session(&request, count, &cancel)?, report));
             };
-            let thread = thread::Builder::new().name(format!("rank {rank}")).spawn(on_device);
+            let thread = thread::Builder::new().name(name.clone()).spawn(on_device);
             let failed = |error| {
                 let error = Error::no_thread(&error);
                 self.abort(&error);
@@ -128,23 +154,30 @@ impl<B: Backend> Parallel<B> {
             threads.push(thread.map_err(failed)?);
         }
         drop(sender);
-        let Outcome { result, ended } = self.wait(&said, cancel, report);
+        let Outcome { result, ended, mut panic } = self.wait(&said, cancel, report);
         // Those that have said their last end now; the others are left behind.
         for (thread, ended) in threads.drain(..).collect::<Vec<_>>().into_iter().zip(ended) {
             if !ended {
                 threads.push(thread);
-            } else if let Err(panic) = thread.join() {
-                panic::resume_unwind(panic);
+            } else if let Err(payload) = thread.join() {
+                panic.get_or_insert(payload);
             }
         }
-        result
+        match panic {
+            Some(payload) => panic::resume_unwind(payload),
+            None => result,
+        }
     }
 
     /// Passes on progress until all devices have ended, or one has ended with an error and the others had time to end.
     fn wait<T>(&self, said: &Receiver<Said<T>>, cancel: &CancelFlag, report: &mut dyn FnMut(Progress)) -> Outcome<T> {
-        let mut ended = vec![false; self.models.len()];
-        let (mut first, mut error, mut deadline) = (None, None, None);
+        let mut ended = vec![false; self.devices.len()];
+        let (mut first, mut error, mut panic, mut deadline) = (None, None, None, None);
         let mut cancelled = false;
+        let named = |rank: usize, error: Error| {
+            let several = self.devices.len() > 1 && error.kind() != Kind::Cancelled;
+            if several { error.on(&self.devices[rank].name) } else { error }
+        };
         while ended.contains(&false) && deadline.is_none_or(|deadline| Instant::now() < deadline) {
             match said.recv_timeout(POLL) {
                 Ok(Said::Progress(progress)) => report(progress),
@@ -154,10 +187,15 @@ impl<B: Backend> Parallel<B> {
                         Ok(made) if rank == 0 => first = Some(made),
                         Ok(_) => {}
                         Err(e) => {
-                            error.get_or_insert(e);
+                            error.get_or_insert_with(|| named(rank, e));
                             deadline.get_or_insert_with(|| Instant::now() + self.grace);
                         }
                     }
+                }
+                Ok(Said::Panicked(rank, payload)) => {
+                    ended[rank] = true;
+                    panic.get_or_insert(payload);
+                    deadline.get_or_insert_with(|| Instant::now() + self.grace);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -168,11 +206,11 @@ impl<B: Backend> Parallel<B> {
             }
         }
         let missing = || Error::new("a device ended without a result");
-        Outcome { result: error.map_or_else(|| first.ok_or_else(missing), Err), ended }
+        Outcome { result: error.map_or_else(|| first.ok_or_else(missing), Err), ended, panic }
     }
 
     fn abort(&self, cause: &Error) {
-        self.models[0].backend().abort_collectives(cause);
+        self.first().backend().abort_collectives(cause);
     }
 }
 
@@ -180,9 +218,10 @@ impl<B: Backend> Parallel<B> {
 struct Outcome<T> {
     result: Result<T>,
     ended: Vec<bool>,
+    panic: Option<Box<dyn Any + Send>>,
 }
 
-/// What one device does: `work`, whose error ends the others.
+/// What one device does: `work`, whose error or panic ends the others.
 fn one<B: Backend, T>(
     model: &Model<B>,
     said: &Sender<Said<T>>,
@@ -198,10 +237,12 @@ fn one<B: Backend, T>(
     };
     // A session that panicked is not used again, and a model guards what its sessions share.
     let done = panic::catch_unwind(AssertUnwindSafe(|| work(&mut report)));
-    let result = done.unwrap_or_else(|_| Err(Error::new(format!("the thread of device {rank} panicked"))));
-    let cause = result.as_ref().err().cloned();
+    let (cause, end) = match done {
+        Ok(result) => (result.as_ref().err().cloned(), Said::Ended(rank, result)),
+        Err(payload) => (Some(Error::new("a panic")), Said::Panicked(rank, payload)),
+    };
     // It comes before what the others say because of it.
-    say(Said::Ended(rank, result));
+    say(end);
     if let Some(cause) = cause {
         model.backend().abort_collectives(&cause);
     }

@@ -1,6 +1,7 @@
 //! Images that several devices make together against those that one makes, and what becomes of an image that one of them
 //! cannot make.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -156,15 +157,18 @@ fn the_first_cause_on_any_device_ends_the_image_and_the_next_image_is_made() {
                 if rank == bad { Err(Error::new("out of memory")) } else { session.run(report) }
             });
             assert!(start.elapsed() < Cpu::GROUP_LIMIT);
-            assert_eq!(failed.unwrap_err().to_string(), "out of memory", "device {bad} after {steps} steps");
+            assert_eq!(failed.unwrap_err().to_string(), format!("device {bad}: out of memory"), "after {steps} steps");
         }
     }
-    let panicked = parallel.run(&request, 1, &never, &mut |_| {}, |rank, mut session, report| {
-        session.step(report)?;
-        assert!(rank != 1, "a defect");
-        session.run(report)
-    });
-    assert_eq!(panicked.unwrap_err().to_string(), "the thread of device 1 panicked");
+    let panicking = || {
+        parallel.run(&request, 1, &never, &mut |_| {}, |rank, mut session, report| {
+            session.step(report)?;
+            assert!(rank != 1, "a defect");
+            session.run(report)
+        })
+    };
+    let payload = catch_unwind(AssertUnwindSafe(panicking)).err().expect("a panic");
+    assert_eq!(payload.downcast_ref::<&str>(), Some(&"a defect"));
     assert_eq!(generate(&parallel, &request, 1).unwrap().len(), 1);
 }
 
@@ -184,7 +188,7 @@ fn a_device_that_hangs_is_named_and_left_behind() {
     let text = hung.unwrap_err().to_string();
     assert!(text.contains("rank 0 ends because of rank 1: rank 1 did not come within 1.5s"), "{text}");
     let busy = generate(&parallel, &request, 1).unwrap_err().to_string();
-    assert!(busy.contains("rank 1 is still busy"), "{busy}");
+    assert!(busy.contains("device 1 is still busy"), "{busy}");
     drop(release);
     let start = Instant::now();
     while generate(&parallel, &request, 1).is_err() {
@@ -216,9 +220,9 @@ fn devices_that_are_no_group_are_refused() {
     let load = |backends| Parallel::load(backends, &files).err().expect("no group").to_string();
     let mut ranks = Cpu::group(Precision::F32, 2, Cpu::GROUP_LIMIT).unwrap();
     assert!(load(Vec::new()).contains("no devices"));
-    assert!(load(vec![ranks[0].clone()]).contains("device 0 of 1 is rank 0 of 2"));
+    assert!(load(vec![ranks[0].clone()]).contains("device 0, of 1, is rank 0 of 2"));
     ranks.reverse();
-    assert!(load(ranks).contains("device 0 of 2 is rank 1 of 2"));
+    assert!(load(ranks).contains("device 0, of 2, is rank 1 of 2"));
     let ranks = Cpu::group(Precision::F32, 2, Cpu::GROUP_LIMIT).unwrap();
     let of = |(rank, cpu): (usize, Cpu)| Model::load(cpu, &if rank == 0 { default_model() } else { preset("tiny") });
     let models = ranks.into_iter().enumerate().map(|rank| of(rank).unwrap()).collect();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flux::Error;
 use flux::files::Array;
-use flux::pipeline::{Latents, Made, Outlet, Replica, Replicas, Share};
+use flux::pipeline::{Latents, Made, Outlet, Replicas, Share};
 use flux::rgb::Rgb;
 
 use super::*;
@@ -87,7 +87,7 @@ fn one_device_makes_as_many_as_it_can_each_time() {
 }
 
 /// Makes images one at a time, and gives their seeds.
-fn seeds(share: Share<'_, Cpu>, outlet: &Outlet<u64>) -> flux::Result<()> {
+fn seeds(share: Share<Cpu>, outlet: &Outlet<u64>) -> flux::Result<()> {
     let (mut session, _) = share.prepare(&mut |progress| outlet.progress(progress))?;
     while let Some(image) = session.decode(&mut |progress| outlet.progress(progress))? {
         outlet.give(image.plan.seed);
@@ -99,8 +99,8 @@ fn seeds(share: Share<'_, Cpu>, outlet: &Outlet<u64>) -> flux::Result<()> {
 fn results_come_in_the_order_of_seeds_and_progress_of_what_is_next() {
     let replicas = replicas(&["slow", "fast"]);
     let (mut taken, mut denoised) = (Vec::new(), 0);
-    let work = |replica: &Replica<Cpu>, share: Share<'_, Cpu>, outlet: &Outlet<u64>| {
-        thread::sleep(Duration::from_millis(if replica.name() == "slow" { 30 } else { 0 }));
+    let work = |share: Share<Cpu>, outlet: &Outlet<u64>| {
+        thread::sleep(Duration::from_millis(if share.device() == "slow" { 30 } else { 0 }));
         seeds(share, outlet)
     };
     let take = &mut |made| {
@@ -120,8 +120,8 @@ fn results_come_in_the_order_of_seeds_and_progress_of_what_is_next() {
 fn a_device_that_fails_ends_the_others_and_is_named() {
     let (replicas, cancel) = (replicas(&["a", "b"]), CancelFlag::default());
     let mut taken = Vec::new();
-    let work = |replica: &Replica<Cpu>, share: Share<'_, Cpu>, outlet: &Outlet<u64>| {
-        if replica.name() == "b" {
+    let work = |share: Share<Cpu>, outlet: &Outlet<u64>| {
+        if share.device() == "b" {
             return Err(Error::new("out of memory").hint("use less"));
         }
         seeds(share, outlet)
@@ -147,9 +147,10 @@ fn a_caller_cancels_all_devices_by_its_flag_or_an_error() {
     let error = replicas.generate(&tiny("a cat", 1), 1000, &cancel, &mut |_| flag.cancel()).unwrap_err();
     assert_eq!(error.kind(), Kind::Cancelled);
 
-    let begun = AtomicUsize::new(0);
-    let work = |_: &Replica<Cpu>, share: Share<'_, Cpu>, outlet: &Outlet<u64>| {
-        begun.fetch_add(1, Ordering::Relaxed);
+    let begun = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&begun);
+    let work = move |share: Share<Cpu>, outlet: &Outlet<u64>| {
+        counted.fetch_add(1, Ordering::Relaxed);
         seeds(share, outlet)
     };
     let take = &mut |made| match made {
@@ -158,21 +159,22 @@ fn a_caller_cancels_all_devices_by_its_flag_or_an_error() {
     };
     let error = replicas.run(&tiny("a cat", 1), 1000, &CancelFlag::default(), work, take).unwrap_err();
     assert_eq!(error.what(), "cannot write", "an error of the caller's own");
-    assert!(begun.into_inner() <= 5, "no more batches than may wait for their turn, and one");
+    assert!(begun.load(Ordering::Relaxed) <= 5, "no more batches than may wait for their turn, and one");
 }
 
 #[test]
 fn a_panic_of_a_device_ends_the_others() {
     let replicas = replicas(&["a", "b"]);
-    let begun = AtomicUsize::new(0);
-    let work = |replica: &Replica<Cpu>, share: Share<'_, Cpu>, outlet: &Outlet<u64>| {
-        assert!(replica.name() == "a", "a defect of a test");
-        begun.fetch_add(1, Ordering::Relaxed);
+    let begun = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&begun);
+    let work = move |share: Share<Cpu>, outlet: &Outlet<u64>| {
+        assert!(share.device() == "a", "a defect of a test");
+        counted.fetch_add(1, Ordering::Relaxed);
         seeds(share, outlet)
     };
     let run = || replicas.run(&tiny("a cat", 1), 1000, &CancelFlag::default(), work, &mut |_| Ok(()));
     assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
-    assert!(begun.into_inner() < 20);
+    assert!(begun.load(Ordering::Relaxed) < 20);
 }
 
 #[test]

@@ -1,21 +1,22 @@
-//! Several devices with the same model, which share the images of a request.
+//! Several devices with the same model, or groups of them, which share the images of a request.
 
 mod order;
 mod queue;
 
-use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
 use self::order::{Letter, Order, Says};
 use self::queue::Queue;
-use super::{CancelFlag, Embeddings, Image, Model, OpenModel, Progress, Request, Session};
+use super::{CancelFlag, Embeddings, Image, Model, OpenModel, Parallel, Progress, Request, Session};
 use crate::backend::Backend;
 use crate::error::{Error, Kind, Result};
 
-/// A model on each of several devices. They share the images of a request; each makes whole images.
+/// A model on each of several devices. They share the images of a request; each makes whole images. Where a group of
+/// devices makes each image together, see [`Parallel`], the group is one device here.
 ///
 /// Each device plans its own memory, and loads the weights from the same pages of the files. Batches are divided by the
 /// number of images and of devices: as few on each device as their largest size allows, of nearly one size, so that
@@ -40,10 +41,10 @@ pub struct Replicas<B: Backend> {
     replicas: Vec<Replica<B>>,
 }
 
-/// One of several devices with the same model.
+/// One of several devices with the same model, or a group that makes each image together.
 pub struct Replica<B: Backend> {
-    name: String,
-    model: Arc<Model<B>>,
+    name: Arc<str>,
+    ranks: Parallel<B>,
 }
 
 /// What [`Replicas::run`] hands on.
@@ -54,23 +55,27 @@ pub enum Made<T> {
     Item(T),
 }
 
-/// Images that one device makes together, as far as it has memory for all.
-pub struct Share<'a, B: Backend> {
+/// Images that one device makes at once, as far as it has memory for all.
+pub struct Share<B: Backend> {
+    device: Arc<str>,
     session: Session<B>,
-    kept: Kept<'a>,
+    first: usize,
+    /// None where another rank of the group says it.
+    kept: Option<Kept>,
 }
 
 /// How many images of a batch a device makes; all of them unless it says otherwise.
-struct Kept<'a> {
-    queue: &'a Queue,
+struct Kept {
+    queue: Arc<Queue>,
     batch: Range<usize>,
-    count: &'a Cell<usize>,
+    count: Arc<AtomicUsize>,
     is_told: bool,
 }
 
 /// Where the work on a batch says how far it is, and what it made.
 pub struct Outlet<T> {
-    sender: Sender<Message<T>>,
+    /// None where another rank of the group says it.
+    sender: Option<Sender<Message<T>>>,
     first: usize,
 }
 
@@ -79,20 +84,37 @@ enum Message<T> {
     Progress(usize, Progress),
     Letter(Letter<T>),
     Failed(Error),
+    /// The device takes no more batches.
+    Over,
 }
 
-/// Stops the other devices when a device panics.
-struct StopOnPanic<'a>(&'a Queue, &'a CancelFlag);
+/// Messages until all devices are over. One that was left behind may hold a sender for longer.
+struct Messages<T> {
+    receiver: Receiver<Message<T>>,
+    at_work: usize,
+}
+
+/// Says that a device is over, and stops the others when it panics.
+struct Ending<'a, T> {
+    sender: &'a Sender<Message<T>>,
+    queue: &'a Queue,
+    cancel: &'a CancelFlag,
+}
 
 impl<B: Backend> Replica<B> {
-    /// The device's name.
+    /// The device's name; of a group, the names of all.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its model.
+    /// Its model, of a group that of the first device.
     pub fn model(&self) -> &Arc<Model<B>> {
-        &self.model
+        self.ranks.first()
+    }
+
+    /// The devices of a group in the order of ranks, or the one device.
+    pub fn ranks(&self) -> &Parallel<B> {
+        &self.ranks
     }
 }
 
@@ -102,16 +124,28 @@ impl<B: Backend> Replicas<B> {
     /// Errors when there are none or two have one name, and when the files were changed since the model was opened or
     /// cannot be mapped for each device.
     pub fn new(devices: Vec<(String, B)>, model: OpenModel) -> Result<Self> {
-        let (names, backends): (Vec<String>, Vec<B>) = devices.into_iter().unzip();
+        Self::of_groups(devices.into_iter().map(|device| vec![device]).collect(), model)
+    }
+
+    /// The same where each of `groups` makes its images together; a group may be one device.
+    ///
+    /// Errors as [`Replicas::new`] and [`Parallel::named`].
+    pub fn of_groups(groups: Vec<Vec<(String, B)>>, model: OpenModel) -> Result<Self> {
+        let worlds: Vec<usize> = groups.iter().map(Vec::len).collect();
+        let (names, backends): (Vec<String>, Vec<B>) = groups.into_iter().flatten().unzip();
         if names.is_empty() {
             return Err(Error::usage("there is no device, expected at least one"));
         }
         if let Some((_, name)) = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name)) {
             return Err(Error::usage(format!("the device {name} is there twice")));
         }
-        let models = Model::on_each(backends, model)?;
-        let replicas = names.into_iter().zip(models).map(|(name, model)| Replica { name, model }).collect();
-        Ok(Self { replicas })
+        let mut named = names.into_iter().zip(Model::on_each(backends, model)?);
+        let replica = |world| {
+            let ranks = Parallel::named(named.by_ref().take(world).collect())?;
+            let name = ranks.names().collect::<Vec<_>>().join("+").into();
+            Ok(Replica { name, ranks })
+        };
+        Ok(Self { replicas: worlds.into_iter().map(replica).collect::<Result<_>>()? })
     }
 
     /// The devices that make `count` images: no more than there are images.
@@ -129,7 +163,7 @@ impl<B: Backend> Replicas<B> {
         cancel: &CancelFlag,
         report: &mut dyn FnMut(Progress),
     ) -> Result<Vec<Image>> {
-        let work = |_: &Replica<B>, share: Share<'_, B>, outlet: &Outlet<Image>| {
+        let work = |share: Share<B>, outlet: &Outlet<Image>| {
             let report = &mut |progress| outlet.progress(progress);
             let (session, _) = share.prepare(report)?;
             session.run(report)?.into_iter().for_each(|image| outlet.give(image));
@@ -148,57 +182,60 @@ impl<B: Backend> Replicas<B> {
 
     /// Has devices make `count` images, whose seeds are the request's and those that follow it. `work` is what a device
     /// does for a batch, on a thread of its own: it calls [`Share::prepare`], makes the images, and gives what it likes
-    /// to the outlet. `take` gets that on this thread in the order of the seeds, whichever device is faster.
+    /// to the outlet. `take` gets that on this thread in the order of the seeds, whichever device is faster. Of a group,
+    /// each device does so, and only what the first one gives is taken.
     ///
     /// An error of a device or of `take` cancels the other devices, and is returned with the name of the device where
-    /// there are several.
+    /// there are several. A device that does not end then is left behind, see [`Parallel::run`].
     ///
     /// Errors as [`Model::session`] does and as `work` and `take` do, and once `cancel` is set.
-    pub fn run<T: Send>(
+    pub fn run<T: Send + 'static>(
         &self,
         request: &Request,
         count: usize,
         cancel: &CancelFlag,
-        work: impl Fn(&Replica<B>, Share<'_, B>, &Outlet<T>) -> Result<()> + Sync,
+        work: impl Fn(Share<B>, &Outlet<T>) -> Result<()> + Send + Sync + 'static,
         take: &mut dyn FnMut(Made<T>) -> Result<()>,
     ) -> Result<()> {
         request.check_count(count)?;
         let devices = self.used(count);
-        let queue = &Queue::new(count, devices.len(), devices[0].model.most_at_once(request)?);
-        let cancel = &cancel.child();
+        let queue = &Arc::new(Queue::new(count, devices.len(), devices[0].model().most_at_once(request)?));
+        let (cancel, work) = (&cancel.child(), &Arc::new(work));
         thread::scope(|scope| {
-            let (sender, messages) = mpsc::channel();
+            let (sender, receiver) = mpsc::channel();
             for replica in devices {
-                let (sender, work) = (sender.clone(), &work);
+                let sender = sender.clone();
                 let serve = move || {
-                    let _stop = StopOnPanic(queue, cancel);
+                    let _ending = Ending { sender: &sender, queue, cancel };
                     while let Some(batch) = queue.take() {
                         if let Err(error) = replica.serve(request, batch, (queue, cancel), &sender, work) {
                             queue.stop();
                             cancel.cancel();
-                            let several = devices.len() > 1 && error.kind() != Kind::Cancelled;
-                            let error = if several { error.on(&replica.name) } else { error };
+                            // A group has named the device itself.
+                            let alone = devices.len() > 1 && replica.ranks.models().len() == 1;
+                            let error =
+                                if alone && error.kind() != Kind::Cancelled { error.on(&replica.name) } else { error };
                             // Without a receiver this device was told to end.
                             let _ = sender.send(Message::Failed(error));
                         }
                     }
                 };
-                if let Err(error) = thread::Builder::new().name(replica.name.clone()).spawn_scoped(scope, serve) {
+                if let Err(error) = thread::Builder::new().name(replica.name.to_string()).spawn_scoped(scope, serve) {
                     queue.stop();
                     cancel.cancel();
                     return Err(Error::no_thread(&error));
                 }
             }
-            drop(sender);
-            let handed_on = hand_on(&messages, queue, take);
+            let mut messages = Messages { receiver, at_work: devices.len() };
+            let handed_on = hand_on(&mut messages, queue, take);
             if handed_on.is_err() {
                 queue.stop();
                 cancel.cancel();
             }
             // What still comes may be the reason of what has ended.
-            messages.iter().fold(handed_on, |done, message| match message {
+            messages.fold(handed_on, |done, message| match message {
                 Message::Failed(error) => Err(reason(done, error)),
-                Message::Progress(..) | Message::Letter(_) => done,
+                _ => done,
             })
         })
     }
@@ -206,21 +243,31 @@ impl<B: Backend> Replicas<B> {
 
 impl<B: Backend> Replica<B> {
     /// Makes a batch.
-    fn serve<T>(
+    fn serve<T: Send + 'static>(
         &self,
         request: &Request,
         batch: Range<usize>,
-        (queue, cancel): (&Queue, &CancelFlag),
+        (queue, cancel): (&Arc<Queue>, &CancelFlag),
         sender: &Sender<Message<T>>,
-        work: impl Fn(&Self, Share<'_, B>, &Outlet<T>) -> Result<()>,
+        work: &Arc<impl Fn(Share<B>, &Outlet<T>) -> Result<()> + Send + Sync + 'static>,
     ) -> Result<()> {
-        let count = &Cell::new(batch.len());
-        let outlet = Outlet { sender: sender.clone(), first: batch.start };
-        let (part, images) = (request.part(batch.clone()), batch.len());
-        let kept = Kept { queue, batch, count, is_told: false };
-        let session = self.model.session(&part, images, cancel)?;
-        work(self, Share { session, kept }, &outlet)?;
-        outlet.say(Says::End(count.get()));
+        let (part, images, first) = (request.part(batch.clone()), batch.len(), batch.start);
+        let kept = Arc::new(AtomicUsize::new(images));
+        let on_rank = {
+            let (device, queue, count) = (Arc::clone(&self.name), Arc::clone(queue), Arc::clone(&kept));
+            let (sender, work) = (sender.clone(), Arc::clone(work));
+            move |rank: usize, session: Session<B>, _: &mut dyn FnMut(Progress)| {
+                let kept = || {
+                    let (queue, count) = (Arc::clone(&queue), Arc::clone(&count));
+                    Kept { queue, batch: batch.clone(), count, is_told: false }
+                };
+                let (device, kept) = (Arc::clone(&device), (rank == 0).then(kept));
+                let outlet = Outlet { sender: (rank == 0).then(|| sender.clone()), first };
+                work(Share { device, session, first, kept }, &outlet)
+            }
+        };
+        self.ranks.run(&part, images, cancel, &mut |_| {}, on_rank)?;
+        Outlet { sender: Some(sender.clone()), first }.say(Says::End(kept.load(Ordering::Relaxed)));
         Ok(())
     }
 }
@@ -229,7 +276,7 @@ impl<B: Backend> Replica<B> {
 ///
 /// Errors when a device failed, and as `take` does.
 fn hand_on<T>(
-    messages: &Receiver<Message<T>>,
+    messages: &mut Messages<T>,
     queue: &Queue,
     take: &mut dyn FnMut(Made<T>) -> Result<()>,
 ) -> Result<()> {
@@ -244,6 +291,7 @@ fn hand_on<T>(
                 (0..ended).for_each(|_| queue.handed_on());
             }
             Message::Failed(error) => return Err(error),
+            Message::Over => {}
         }
     }
     Ok(())
@@ -258,10 +306,27 @@ fn reason(done: Result<()>, other: Error) -> Error {
     }
 }
 
-impl<B: Backend> Share<'_, B> {
+impl<B: Backend> Share<B> {
+    /// The name of the device, see [`Replica::name`].
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
     /// Which of all images that were asked for is the first of this batch.
     pub fn first(&self) -> usize {
-        self.kept.batch.start
+        self.first
+    }
+
+    /// Whether what this device gives is taken: of a group, that of the first device is.
+    pub fn is_taken(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// Makes the images, of which nothing is taken.
+    ///
+    /// Errors as [`Session::run`].
+    pub fn make(self) -> Result<()> {
+        self.session.run(&mut |_| {}).map(drop)
     }
 
     /// See [`Session::embeddings`].
@@ -277,25 +342,40 @@ impl<B: Backend> Share<'_, B> {
     /// Errors as [`Session::prepare`].
     pub fn prepare(mut self, report: &mut dyn FnMut(Progress)) -> Result<(Session<B>, usize)> {
         let count = self.session.prepare(report)?;
-        self.kept.count.set(count);
-        self.kept.tell();
+        if let Some(kept) = &mut self.kept {
+            kept.count.store(count, Ordering::Relaxed);
+            kept.tell();
+        }
         Ok((self.session, count))
     }
 }
 
-impl Kept<'_> {
+impl Kept {
     fn tell(&mut self) {
         if !self.is_told {
-            self.queue.keep(&self.batch, self.count.get());
+            self.queue.keep(&self.batch, self.count.load(Ordering::Relaxed));
             self.is_told = true;
         }
     }
 }
 
-impl Drop for Kept<'_> {
+impl Drop for Kept {
     /// Nothing comes back of a batch that ended without saying.
     fn drop(&mut self) {
         self.tell();
+    }
+}
+
+impl<T> Iterator for Messages<T> {
+    type Item = Message<T>;
+
+    fn next(&mut self) -> Option<Message<T>> {
+        if self.at_work == 0 {
+            return None;
+        }
+        let message = self.receiver.recv().ok()?;
+        self.at_work -= usize::from(matches!(message, Message::Over));
+        Some(message)
     }
 }
 
@@ -316,15 +396,17 @@ impl<T> Outlet<T> {
 
     fn send(&self, message: Message<T>) {
         // Without a receiver the work was cancelled, which the session finds out.
-        let _ = self.sender.send(message);
+        let _ = self.sender.as_ref().map(|sender| sender.send(message));
     }
 }
 
-impl Drop for StopOnPanic<'_> {
+impl<T> Drop for Ending<'_, T> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.stop();
-            self.1.cancel();
+            self.queue.stop();
+            self.cancel.cancel();
         }
+        // The receiver is there as long as this device.
+        let _ = self.sender.send(Message::Over);
     }
 }
