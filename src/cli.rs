@@ -467,7 +467,9 @@ mod tests {
     #[test]
     fn gpus_that_make_an_image_together_are_among_those_that_are_named() {
         let check = |flags: &str| parse(&format!("-p x {flags}")).unwrap().check().map_err(|e| e.to_string());
-        for good in ["--parallel 1", "--device cuda:0,1 --parallel 2", "--device cuda:all --parallel 8", "--parallel auto"] {
+        for good in
+            ["--parallel 1", "--device cuda:0,1 --parallel 2", "--device cuda:all --parallel 8", "--parallel auto"]
+        {
             assert_eq!(check(good), Ok(()), "{good}");
         }
         let few = check("--device cuda:2 --parallel 2").unwrap_err();

@@ -27,6 +27,32 @@ pub fn own_heads(heads: usize, world: usize) -> Result<usize> {
         .hint(format!("use as many devices as divide the heads: {}", fitting.join(", "))))
 }
 
+/// Which devices of a group share the tokens of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Sharing {
+    /// All of them: they make one evaluation of a step together.
+    #[default]
+    Group,
+    /// Each half of them has a sequence of its own: both evaluations of guidance are made at the same time.
+    Half,
+}
+
+impl Sharing {
+    /// The ranks that share a sequence with rank `rank` of `world`.
+    ///
+    /// Panics when a group of an odd number is to be halved.
+    pub fn ranks(self, rank: usize, world: usize) -> Range<usize> {
+        match self {
+            Self::Group => 0..world,
+            Self::Half => {
+                assert!(world.is_multiple_of(2), "{world} ranks have no halves");
+                let half = world / 2;
+                rank / half * half..(rank / half + 1) * half
+            }
+        }
+    }
+}
+
 /// Rows of one kind: `times` blocks, one under the other, of which each is `units` pieces of `unit` rows. Of each block,
 /// each rank has its share of the pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -41,6 +67,8 @@ const NONE: Kind = Kind { times: 0, units: 0, unit: 0 };
 /// Which rows of a whole tensor each rank has, in a tensor of its own, in the order of the whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RowSplit {
+    /// The first of the ranks of the group that share the rows. They are counted from it here.
+    first: usize,
     world: usize,
     kinds: [Kind; 3],
 }
@@ -59,12 +87,17 @@ pub struct Run {
 impl RowSplit {
     /// Bands of an image: its rows are `units` pieces of `unit` rows.
     pub fn bands(units: usize, unit: usize, world: usize) -> Self {
-        Self { world, kinds: [Kind { times: 1, units, unit }, NONE, NONE] }
+        Self { first: 0, world, kinds: [Kind { times: 1, units, unit }, NONE, NONE] }
     }
 
-    /// Devices.
+    /// Devices that share the rows.
     pub fn world(&self) -> usize {
         self.world
+    }
+
+    /// Which ranks of the group these are.
+    pub fn ranks(&self) -> Range<usize> {
+        self.first..self.first + self.world
     }
 
     /// Rows of the whole.
@@ -104,6 +137,8 @@ impl RowSplit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TokenSplit {
     whole: TokenLayout,
+    /// The first of the ranks of the group that share the tokens. They are counted from it here.
+    first: usize,
     rank: usize,
     world: usize,
 }
@@ -111,8 +146,14 @@ pub struct TokenSplit {
 impl TokenSplit {
     /// What rank `rank` of `world` has of the tokens of `whole`.
     pub fn new(whole: TokenLayout, rank: usize, world: usize) -> Self {
+        Self::shared(whole, Sharing::Group, rank, world)
+    }
+
+    /// The same where not all ranks of the group share the tokens.
+    pub fn shared(whole: TokenLayout, sharing: Sharing, rank: usize, world: usize) -> Self {
         assert!(rank < world, "rank {rank} of {world}");
-        Self { whole, rank, world }
+        let ranks = sharing.ranks(rank, world);
+        Self { whole, first: ranks.start, rank: rank - ranks.start, world: ranks.len() }
     }
 
     /// The same tokens, of which only those of the image ask queries.
@@ -131,14 +172,19 @@ impl TokenSplit {
         TokenLayout { txt, references, img, ..self.whole }
     }
 
-    /// This rank.
+    /// This rank, among those that share the tokens.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Devices.
+    /// Devices that share the tokens.
     pub fn world(&self) -> usize {
         self.world
+    }
+
+    /// Which ranks of the group these are.
+    pub fn ranks(&self) -> Range<usize> {
+        self.first..self.first + self.world
     }
 
     /// The tokens of this rank in each sample: of its text, of the references and of its image, each counted from the
@@ -151,14 +197,13 @@ impl TokenSplit {
     pub fn rows(&self) -> RowSplit {
         let TokenLayout { batch, txt, references, img, .. } = self.whole;
         let kind = |units| Kind { times: batch, units, unit: 1 };
-        RowSplit { world: self.world, kinds: [kind(txt), kind(references), kind(img)] }
+        RowSplit { first: self.first, world: self.world, kinds: [kind(txt), kind(references), kind(img)] }
     }
 
     /// The rows of images alone.
     pub fn image_rows(&self) -> RowSplit {
-        let Self { world, .. } = *self;
         let [_, _, images] = self.rows().kinds;
-        RowSplit { world, kinds: [images, NONE, NONE] }
+        RowSplit { kinds: [images, NONE, NONE], ..self.rows() }
     }
 
     /// The rows of tokens that ask queries.
@@ -214,6 +259,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn halves_have_sequences_of_their_own() {
+        let layout = TokenLayout::new(1, 5, 9);
+        for (rank, ranks) in [(0, 0..2), (1, 0..2), (2, 2..4), (3, 2..4)] {
+            let (half, alone) =
+                (TokenSplit::shared(layout, Sharing::Half, rank, 4), TokenSplit::new(layout, rank % 2, 2));
+            assert_eq!(
+                (half.ranks(), half.rows().ranks(), half.image_rows().ranks()),
+                (ranks.clone(), ranks.clone(), ranks)
+            );
+            assert_eq!((half.own(), half.tokens(), half.rank()), (alone.own(), alone.tokens(), rank % 2));
+        }
+        let one = TokenSplit::shared(layout, Sharing::Half, 1, 2);
+        assert_eq!((one.own(), one.world(), one.ranks()), (layout, 1, 1..2));
     }
 
     #[test]

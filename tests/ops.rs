@@ -14,7 +14,7 @@ const PARITY: &str = "tests/parity";
 const HOPPER_SUFFIX: &str = "_sm90a";
 
 /// The ops that have no file of their own in a place, and why.
-const MISSING: [(&str, &str, &str); 12] = [
+const MISSING: [(&str, &str, &str); 15] = [
     (KERNELS, "concat", "the driver copies rows"),
     (KERNELS, "norm_conv2d", "it is made of the kernels of group_norm and conv2d"),
     (KERNELS, "all_gather", EXCHANGE),
@@ -27,6 +27,9 @@ const MISSING: [(&str, &str, &str); 12] = [
     (PARITY, "broadcast", COLLECTIVES),
     (KERNELS, "halo", EXCHANGE),
     (PARITY, "halo", COLLECTIVES),
+    (LAUNCHERS, "swap", "it is called once a step, and is an exchange already"),
+    (KERNELS, "swap", EXCHANGE),
+    (PARITY, "swap", COLLECTIVES),
 ];
 const EXCHANGE: &str = "all collectives are one exchange";
 const COLLECTIVES: &str = "parallel has all collectives";

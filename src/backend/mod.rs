@@ -515,6 +515,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     fn all_gather_rows(&self, x: Tensor<Self>, rows: &RowSplit) -> Result<Tensor<Self>> {
         ops::all_gather::compose(self, x, rows)
     }
+    /// See [`Tensor::swap_halves`].
+    fn swap_halves(&self, x: &Tensor<Self>) -> Result<Tensor<Self>> {
+        ops::swap::compose(self, x)
+    }
     /// See [`Tensor::halo_rows`].
     fn halo_rows(&self, x: &Tensor<Self>, halo: [usize; 2]) -> Result<Tensor<Self>> {
         ops::halo::compose(self, x, halo)

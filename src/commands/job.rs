@@ -119,12 +119,7 @@ impl Job {
     }
 
     /// Makes one batch and writes its images.
-    fn batch<B: Backend>(
-        self: &Arc<Self>,
-        mut share: Share<B>,
-        device: &str,
-        outlet: &Outlet<Told>,
-    ) -> Result<()> {
+    fn batch<B: Backend>(self: &Arc<Self>, mut share: Share<B>, device: &str, outlet: &Outlet<Told>) -> Result<()> {
         let report = &mut |progress| outlet.progress(progress);
         let first = share.first();
         if first == 0 && self.tensors.wants_embeddings() {

@@ -1,25 +1,28 @@
 //! The rows of all devices, on each of them.
 
 use super::RowSplit;
-use super::all_to_all::assemble;
+use super::all_to_all::{assemble, exchange_among};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations};
 
 impl<B: Backend> Tensor<B> {
-    /// The rows of all ranks at their places in the whole.
+    /// The rows of all ranks that share them, at their places in the whole.
     ///
-    /// self [rows.rows_of(rank), cols] -> [rows.rows(), cols]. On one device it is returned as it is.
+    /// self [rows.rows_of(rank), cols] -> [rows.rows(), cols]. Where one device has all of them, they are returned as
+    /// they are.
     ///
     /// Errors when the rows do not fit, or another rank fails or does not come.
     pub fn all_gather_rows(self, rows: &RowSplit) -> Result<Self> {
         const OP: &str = "all_gather_rows";
         expect_activations(OP, &[&self])?;
         let b = self.backend().clone();
-        let own = rows.rows_of(b.rank());
-        expect(rows.world() == b.world() && self.rows() == own, OP, || {
-            format!("x has {} rows, expected {own}; shared by {} devices of {}", self.rows(), rows.world(), b.world())
+        let (rank, ranks) = (b.rank(), rows.ranks());
+        expect(ranks.contains(&rank) && ranks.end <= b.world(), OP, || {
+            format!("rows that ranks {ranks:?} share, on rank {rank} of {}", b.world())
         })?;
+        let own = rows.rows_of(rank - ranks.start);
+        expect(self.rows() == own, OP, || format!("x has {} rows, expected {own}", self.rows()))?;
         b.all_gather_rows(self, rows)
     }
 }
@@ -27,9 +30,9 @@ impl<B: Backend> Tensor<B> {
 /// What `all_gather_rows` means.
 pub fn compose<B: Backend>(b: &B, x: Tensor<B>, rows: &RowSplit) -> Result<Tensor<B>> {
     const OP: &str = "all_gather_rows";
-    if b.world() == 1 {
+    if rows.world() == 1 {
         return Ok(x);
     }
-    let received = b.exchange(OP, (0..b.world()).map(|_| vec![x.row_view(0..x.rows())]).collect())?;
+    let received = exchange_among(b, OP, rows.ranks(), |_| vec![x.row_view(0..x.rows())])?;
     assemble(b, OP, *rows, &received.iter().flatten().collect::<Vec<_>>())
 }

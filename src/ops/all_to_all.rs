@@ -1,5 +1,7 @@
 //! What crosses between devices around attention: each has some tokens before and after it, and some heads in between.
 
+use std::ops::Range;
+
 use super::{RowSplit, TokenSplit};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -48,15 +50,30 @@ impl<B: Backend> Tensor<B> {
 }
 
 fn expect_rank<B: Backend>(op: &str, on: &B, split: &TokenSplit) -> Result<()> {
-    expect((split.rank(), split.world()) == (on.rank(), on.world()), op, || {
-        format!("tokens of rank {} of {} on rank {} of {}", split.rank(), split.world(), on.rank(), on.world())
+    let ranks = split.ranks();
+    expect(ranks.start + split.rank() == on.rank() && ranks.end <= on.world(), op, || {
+        let (rank, world) = (ranks.start + split.rank(), ranks.end);
+        format!("tokens of rank {rank} of {world} on rank {} of {}", on.rank(), on.world())
     })
+}
+
+/// Exchanges among some ranks of the group, counted from the first of them; the others have exchanges of their own.
+pub(super) fn exchange_among<B: Backend>(
+    b: &B,
+    op: &'static str,
+    ranks: Range<usize>,
+    parcel: impl Fn(usize) -> Vec<Tensor<B>>,
+) -> Result<Vec<Vec<Tensor<B>>>> {
+    let sent = (0..b.world()).map(|rank| if ranks.contains(&rank) { parcel(rank - ranks.start) } else { Vec::new() });
+    let mut received = b.exchange(op, sent.collect())?;
+    received.truncate(ranks.end);
+    Ok(received.split_off(ranks.start))
 }
 
 /// What `all_to_all_heads` means.
 pub fn compose_heads<B: Backend>(b: &B, kvq: [Tensor<B>; 3], split: &TokenSplit) -> Result<[Tensor<B>; 3]> {
     const OP: &str = "all_to_all_heads";
-    let world = b.world();
+    let world = split.world();
     if world == 1 {
         return Ok(kvq);
     }
@@ -64,7 +81,7 @@ pub fn compose_heads<B: Backend>(b: &B, kvq: [Tensor<B>; 3], split: &TokenSplit)
         let heads = |x: &Tensor<B>| x.col_view(rank * x.cols() / world..(rank + 1) * x.cols() / world);
         kvq.iter().map(heads).collect()
     };
-    let received = b.exchange(OP, (0..world).map(heads_of).collect())?;
+    let received = exchange_among(b, OP, split.ranks(), heads_of)?;
     let whole = |i: usize, rows: RowSplit| {
         let parts: Vec<&Tensor<B>> = received.iter().filter_map(|parcel| parcel.get(i)).collect();
         assemble(b, OP, rows, &parts)
@@ -75,15 +92,15 @@ pub fn compose_heads<B: Backend>(b: &B, kvq: [Tensor<B>; 3], split: &TokenSplit)
 /// What `all_to_all_rows` means.
 pub fn compose_rows<B: Backend>(b: &B, x: Tensor<B>, split: &TokenSplit) -> Result<Tensor<B>> {
     const OP: &str = "all_to_all_rows";
-    if b.world() == 1 {
+    if split.world() == 1 {
         return Ok(x);
     }
     let rows = split.query_rows();
     let rows_of = |rank: usize| rows.runs_of(rank).map(|run| x.row_view(run.whole)).collect();
-    let received = b.exchange(OP, (0..b.world()).map(rows_of).collect())?;
+    let received = exchange_among(b, OP, split.ranks(), rows_of)?;
     let heads = received.iter().enumerate().map(|(rank, parts)| {
         let own = concat_rows(b, parts.iter().collect())?;
-        expect_parcel(OP, rank, shape_of(&own), [rows.rows_of(b.rank()), x.cols()])?;
+        expect_parcel(OP, rank, shape_of(&own), [rows.rows_of(split.rank()), x.cols()])?;
         Ok(own)
     });
     let heads = heads.collect::<Result<Vec<_>>>()?;

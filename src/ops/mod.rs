@@ -41,6 +41,7 @@
 //! | [`all_to_all_heads`](Tensor::all_to_all_heads) | k, v, q of own tokens -> own heads of k, v, q of all tokens | [own rows, dim] -> [rows, dim / world] |
 //! | [`all_to_all_rows`](Tensor::all_to_all_rows) | own heads of all queries -> own queries | [rows, dim / world] -> [own rows, dim] |
 //! | [`all_gather_rows`](Tensor::all_gather_rows) | rows of all ranks at their places | [own rows, cols] -> [rows, cols] |
+//! | [`swap_halves`](Tensor::swap_halves) | x of the rank at the same place in the other half | [rows, cols] |
 //! | [`halo_rows`](Tensor::halo_rows) | own rows between some of the neighbours' | [own rows, cols] -> [above + own rows + below, cols] |
 //! | [`all_reduce_statistics`](Tensor::all_reduce_statistics) | channel statistics of all ranks' pixels | [own pixels, channels] |
 //! | [`broadcast`](Tensor::broadcast) | x of rank 0 | [rows, cols] |
@@ -73,13 +74,14 @@ pub mod rms_norm;
 pub mod rope;
 pub mod scale_shift;
 pub mod silu;
+pub mod swap;
 pub mod swiglu;
 pub mod unpatchify;
 pub mod upsample;
 pub mod upsample_conv2d;
 
 pub use crate::token_layout::{Queries, TokenLayout};
-pub use crate::token_split::{RowSplit, TokenSplit};
+pub use crate::token_split::{RowSplit, Sharing, TokenSplit};
 pub use attention::{KeyValues, Mask};
 pub use conv2d::{Conv, Convolved};
 pub use gated_add_adaln::{Adaln, Norm};

@@ -16,7 +16,7 @@ use super::timings::Clock;
 use super::{Plan, Stage};
 use crate::backend::{Backend, RepeatedWork};
 use crate::error::{Error, Result};
-use crate::ops::{TokenLayout, TokenSplit};
+use crate::ops::{Sharing, TokenLayout};
 use crate::sampler::{Noise, Schedule};
 use crate::tensor::Tensor;
 use crate::token_split::share;
@@ -73,29 +73,31 @@ impl<B: Backend> Denoising<B> {
         clock: &mut Clock<B>,
     ) -> Result<(Self, Noise)> {
         let (info, backend) = (&residency.info, &residency.backend);
-        let needs = Needs::of(backend, info, plan);
+        let (needs, cached_references) = (Needs::of(backend, info, plan), info.caches_references);
         let transformer = residency.transformer((plan, &needs), caller, clock)?;
         let adapted = (!adapters.is_empty())
             .then(|| residency.adapted(&transformer, adapters, &needs, caller, clock))
             .transpose()?;
         let transformer = adapted.as_ref().map_or(transformer, |adapted| Arc::clone(&adapted.transformer));
-        let own = |count: usize| share(count, backend.rank(), backend.world());
+        let sharing = sharing(backend, plan, cached_references);
+        let ranks = sharing.ranks(backend.rank(), backend.world());
+        let own = |count: usize| share(count, backend.rank() - ranks.start, ranks.len());
         let embed = |latents: Tensor<B>| transformer.references(&latents.row_view(own(latents.rows())));
         let mut references = latents.references.map(embed).transpose()?;
         let mut cached = None;
-        if let Some(embedded) = references.take_if(|_| info.caches_references) {
+        if let Some(embedded) = references.take_if(|_| cached_references) {
             cached = Some(reference_cache(residency, &transformer, images, &embedded, (plan, &needs))?);
             clock.references_cached()?;
         }
-        let work = batch(residency, (&transformer, adapters.key()), cached, &needs, (plan, count))?;
+        let work = batch(residency, (&transformer, adapters.key()), cached, sharing, &needs, (plan, count))?;
         let (height, width) = info.latent_size(plan);
         let levels = plan.schedule.schedule(height * width, plan.steps);
         let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;
-        let split = TokenSplit::new(work.reads().layout, backend.rank(), backend.world());
+        let split = work.reads().split(backend);
         let (samples, [_, _, tokens]) = (split.whole().batch, split.tokens());
-        let text = plan.text().into_iter().map(own).collect::<Vec<_>>();
-        let txt = transformer.context(&own_text(txt, &plan.text(), &text)?)?;
-        let lengths: Vec<usize> = text.iter().map(Range::len).collect();
+        let rows: Vec<Range<usize>> = prompts(&plan.text(), evaluated(backend, sharing, plan), own);
+        let txt = transformer.context(&own_text(txt, &rows)?)?;
+        let lengths: Vec<usize> = rows.iter().map(Range::len).collect();
         let context = context(txt, &lengths, samples, references)?;
         let drawn = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
         let (rows, channels) = (samples * tokens.len(), info.transformer.in_channels);
@@ -161,7 +163,7 @@ impl<B: Backend> Denoising<B> {
         };
         self.step += 1;
         if self.is_done() {
-            let split = TokenSplit::new(self.work.reads().layout, backend.rank(), backend.world());
+            let split = self.work.reads().split(backend);
             let own = self.latents.row_view(0..self.latents.rows());
             self.latents = own.all_gather_rows(&split.image_rows())?;
         }
@@ -193,6 +195,7 @@ fn batch<B: Backend>(
     residency: &Residency<B>,
     (transformer, set): (&Arc<Transformer<B>>, &SetKey),
     cached: Option<Arc<ReferenceCache<B>>>,
+    sharing: Sharing,
     needs: &Needs,
     (plan, count): (&Plan, usize),
 ) -> Result<Arc<RepeatedWork<Steps<B>, B>>> {
@@ -223,23 +226,26 @@ fn batch<B: Backend>(
     let available = available.into_iter().min().unwrap_or_default();
     let samples = needs.samples(available, plan, wanted);
     let (height, width) = info.latent_size(plan);
-    let txt = plan.text_tokens;
-    let own_negative = plan.guided() && plan.negative_tokens != txt;
+    // A half of the devices makes one of the two evaluations, which are those of no batch then.
+    let halved = sharing == Sharing::Half;
+    let txt = plan.text()[evaluated(backend, sharing, plan).start];
+    let own_negative = plan.guided() && !halved && plan.negative_tokens != txt;
     let references = if cached.is_some() { Vec::new() } else { info.reference_sizes(plan) };
     let sequence = |txt: usize| {
         let tokens = references.iter().map(|[height, width]| height * width).sum();
         let layout = TokenLayout { references: tokens, ..TokenLayout::new(samples, txt, height * width) };
-        Ok::<_, Error>((transformer.rope(txt, &references, [height, width])?, layout))
+        Ok::<_, Error>((transformer.rope(txt, &references, [height, width], sharing)?, layout))
     };
     let (rope, layout) = sequence(txt)?;
     let steps = Steps {
         transformer: Arc::clone(transformer),
         rope,
         layout,
+        sharing,
         negative: own_negative.then(|| sequence(plan.negative_tokens)).transpose()?,
         cached,
         guidance: plan.guided().then_some(plan.guidance),
-        batched: !own_negative && needs.batched(available, samples),
+        batched: !own_negative && !halved && needs.batched(available, samples),
     };
     Ok(residency.steps.insert((set.clone(), BatchShape::new(plan, wanted, samples)), Arc::new(steps)))
 }
@@ -267,17 +273,43 @@ fn schedule<B: Backend>(
     Ok(made)
 }
 
-/// The rows of the text features of prompts, which have `lengths`, that this device has: `own` of each prompt.
-fn own_text<B: Backend>(txt: &Tensor<B>, lengths: &[usize], own: &[Range<usize>]) -> Result<Tensor<B>> {
-    if txt.backend().world() == 1 {
-        return Ok(txt.row_view(0..txt.rows()));
+/// How devices share a step: both evaluations of guidance are made at the same time, because only the velocities of two
+/// evaluations cross between devices, and far more between those that share one.
+fn sharing<B: Backend>(backend: &B, plan: &Plan, caches_references: bool) -> Sharing {
+    // Cached keys are those of the heads that devices have where all share one evaluation.
+    let halves = plan.guided() && backend.world().is_multiple_of(2) && !caches_references;
+    if halves { Sharing::Half } else { Sharing::Group }
+}
+
+/// Which of the evaluations of a step this device takes part in.
+fn evaluated<B: Backend>(backend: &B, sharing: Sharing, plan: &Plan) -> Range<usize> {
+    match sharing {
+        Sharing::Group => 0..plan.text().len(),
+        Sharing::Half => {
+            let half = 2 * backend.rank() / backend.world();
+            half..half + 1
+        }
     }
-    let mut end = 0;
-    let views = lengths.iter().zip(own).map(|(length, own)| {
-        end += length;
-        txt.row_view(end - length + own.start..end - length + own.end)
-    });
-    Tensor::concat_rows(&views.collect::<Vec<_>>().iter().collect::<Vec<_>>())
+}
+
+/// The rows that this device has of the text features of prompts, which have `lengths`: `own` of each that is
+/// `evaluated`.
+fn prompts(lengths: &[usize], evaluated: Range<usize>, own: impl Fn(usize) -> Range<usize>) -> Vec<Range<usize>> {
+    let first = |prompt: usize| lengths[..prompt].iter().sum::<usize>();
+    let rows = |prompt: usize| {
+        let (first, own) = (first(prompt), own(lengths[prompt]));
+        first + own.start..first + own.end
+    };
+    evaluated.map(rows).collect()
+}
+
+/// These rows of the text features.
+fn own_text<B: Backend>(txt: &Tensor<B>, rows: &[Range<usize>]) -> Result<Tensor<B>> {
+    let views: Vec<_> = rows.iter().map(|rows| txt.row_view(rows.clone())).collect();
+    match rows.iter().map(Range::len).sum::<usize>() {
+        all if all == txt.rows() => Ok(txt.row_view(0..all)),
+        _ => Tensor::concat_rows(&views.iter().collect::<Vec<_>>()),
+    }
 }
 
 /// Tokens `own` of each image of `tokens` tokens.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Plan;
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{Rope, TokenLayout};
+use crate::ops::{Rope, Sharing, TokenLayout, TokenSplit};
 use crate::sampler::{self, Conditioning};
 use crate::tensor::Tensor;
 use crate::transformer::{Modulations, ReferenceCache, Sequence, StepModulation, Transformer};
@@ -45,6 +45,8 @@ pub(super) struct Steps<B: Backend> {
     pub(super) rope: Rope<B>,
     /// The tokens of one evaluation of all images of the batch.
     pub(super) layout: TokenLayout,
+    /// Which devices share them.
+    pub(super) sharing: Sharing,
     /// The same of the negative prompt, where it has another number of tokens.
     pub(super) negative: Option<(Rope<B>, TokenLayout)>,
     /// Keys and values of references that are not in the sequence.
@@ -55,11 +57,16 @@ pub(super) struct Steps<B: Backend> {
 }
 
 impl<B: Backend> Steps<B> {
+    /// Which of the tokens of an evaluation this device has.
+    pub(super) fn split(&self, backend: &B) -> TokenSplit {
+        TokenSplit::shared(self.layout, self.sharing, backend.rank(), backend.world())
+    }
+
     /// Latents, context, row of modulations, dt -> latents.
     pub(super) fn step(&self, [latents, context, modulation, dt]: [&Tensor<B>; 4]) -> Result<Tensor<B>> {
-        let &Self { layout, guidance, batched, .. } = self;
-        let negative = self.negative.as_ref().map(|(rope, layout)| Sequence { layout: *layout, rope });
-        let (sequence, cached) = (Sequence { layout, rope: &self.rope }, self.cached.as_deref());
+        let &Self { layout, sharing, guidance, batched, .. } = self;
+        let negative = self.negative.as_ref().map(|(rope, layout)| Sequence { layout: *layout, sharing, rope });
+        let (sequence, cached) = (Sequence { layout, sharing, rope: &self.rope }, self.cached.as_deref());
         let conditioning = Conditioning { context, sequence, negative, cached, guidance, batched };
         let latents = latents.row_view(0..latents.rows());
         sampler::step(&self.transformer, latents, &conditioning, &StepModulation::of_row(modulation)?, dt)

@@ -9,14 +9,16 @@ pub use schedule::{Schedule, ScheduleKind};
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::TokenLayout;
+use crate::ops::{Sharing, TokenLayout};
 use crate::tensor::Tensor;
 use crate::transformer::{ReferenceCache, Sequence, StepModulation, Transformer};
 
 /// What the transformer reads beside the latents.
 pub struct Conditioning<'a, B: Backend> {
     /// What [`Transformer::forward`] takes: the projected text [samples * txt, dim] of the prompt, once for each sample,
-    /// and the references [references, dim]; with guidance, the same of the negative prompt follows.
+    /// and the references [references, dim]; with guidance, the same of the negative prompt follows. Where halves of the
+    /// devices have sequences of their own, the second half has those of the negative prompt alone, and the first half
+    /// the others alone.
     pub context: &'a Tensor<B>,
     /// The tokens of one evaluation of all samples, of all devices, and the positions of one sample.
     pub sequence: Sequence<'a, B>,
@@ -56,6 +58,12 @@ fn velocity<B: Backend>(
     let Some(guidance) = guidance else {
         return forward(latents, context, sequence);
     };
+    if sequence.sharing == Sharing::Half {
+        let (rank, world) = (latents.backend().rank(), latents.backend().world());
+        let own = forward(latents, context, sequence)?;
+        let other = own.swap_halves()?;
+        return if rank < world / 2 { own.guide(&other, guidance) } else { other.guide(&own, guidance) };
+    }
     let (positive, negative) = if batched && negative.is_none() {
         let layout = TokenLayout { batch: 2 * sequence.layout.batch, ..sequence.layout };
         let both = forward(&Tensor::concat_rows(&[latents, latents])?, context, Sequence { layout, ..sequence })?;

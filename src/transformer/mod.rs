@@ -34,7 +34,7 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::files::{ModelFiles, Role, TensorFiles};
 use crate::nn::{Blocks, Layers, Linear, Operand, Weights};
-use crate::ops::{Norm, Pairs, Rope, TokenLayout, TokenSplit};
+use crate::ops::{Norm, Pairs, Rope, Sharing, TokenLayout, TokenSplit};
 use crate::tensor::Tensor;
 use modulation::ModulationWeights;
 use references::AllKeys;
@@ -129,12 +129,12 @@ impl<B: Backend> Transformer<B> {
     }
 
     /// Rotary tables for `txt` text tokens, then reference images and an image, whose sizes are [height, width] in
-    /// tokens. They have a row for each token of this device.
-    pub fn rope(&self, txt: usize, references: &[[usize; 2]], image: [usize; 2]) -> Result<Rope<B>> {
+    /// tokens. They have a row for each token of this device, where `sharing` tells which devices share them.
+    pub fn rope(&self, txt: usize, references: &[[usize; 2]], image: [usize; 2], sharing: Sharing) -> Result<Rope<B>> {
         let all = position_ids(txt, references, image);
         let [references, img] = [tokens(references), tokens(&[image])];
         let layout = TokenLayout { references, ..TokenLayout::new(1, txt, img) };
-        let split = TokenSplit::new(layout, self.backend.rank(), self.backend.world());
+        let split = TokenSplit::shared(layout, sharing, self.backend.rank(), self.backend.world());
         let ids: Vec<_> = split.rows().runs_of(split.rank()).flat_map(|run| all[run.whole].to_vec()).collect();
         let (cos, sin) = rope_tables(&self.config, &ids);
         let (rows, cols) = (ids.len(), self.config.attention_head_dim / 2);
@@ -154,11 +154,12 @@ impl<B: Backend> Transformer<B> {
     /// references alone gives the same.
     pub fn reference_cache(&self, references: &Tensor<B>, sizes: &[[usize; 2]]) -> Result<ReferenceCache<B>> {
         let modulations = self.modulations(&[0.0])?;
-        let (modulation, rope) = (StepModulation::of_row(&modulations.row(0))?, self.rope(0, sizes, [0, 0])?);
+        let sharing = Sharing::Group;
+        let (modulation, rope) = (StepModulation::of_row(&modulations.row(0))?, self.rope(0, sizes, [0, 0], sharing)?);
         let rows = references.row_view(0..references.rows());
         let layout = TokenLayout::single(tokens(sizes));
         let mut keys = AllKeys::Recorded(Vec::new());
-        self.blocks(rows, &modulation, &Sequence { layout, rope: &rope }, &mut keys)?;
+        self.blocks(rows, &modulation, &Sequence { layout, sharing, rope: &rope }, &mut keys)?;
         let AllKeys::Recorded(blocks) = keys else { unreachable!("made above") };
         Ok(ReferenceCache { blocks })
     }

@@ -6,7 +6,7 @@
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{KeyValues, Mask, Rope, TokenLayout, TokenSplit};
+use crate::ops::{KeyValues, Mask, Rope, Sharing, TokenLayout, TokenSplit};
 use crate::tensor::Tensor;
 
 /// Keys and values of the reference tokens in every block, after the norm and the rotation. Of several devices, each has
@@ -30,8 +30,10 @@ impl<B: Backend> ReferenceCache<B> {
 
 /// The tokens of a sequence and their positions.
 pub struct Sequence<'a, B: Backend> {
-    /// The tokens of all devices.
+    /// The tokens of all devices that share them.
     pub layout: TokenLayout,
+    /// Which devices these are.
+    pub sharing: Sharing,
     /// A row for each token of a sample that this device has.
     pub rope: &'a Rope<B>,
 }
@@ -39,7 +41,7 @@ pub struct Sequence<'a, B: Backend> {
 impl<B: Backend> Sequence<'_, B> {
     /// Which of the tokens the device `on` has.
     pub fn split(&self, on: &B) -> TokenSplit {
-        TokenSplit::new(self.layout, on.rank(), on.world())
+        TokenSplit::shared(self.layout, self.sharing, on.rank(), on.world())
     }
 }
 

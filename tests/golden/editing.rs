@@ -7,7 +7,7 @@ use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::input::{self, Edit, Mask};
 use flux::nn::Weights;
-use flux::ops::TokenLayout;
+use flux::ops::{Sharing, TokenLayout};
 use flux::pipeline::ModelInfo;
 use flux::rgb::Rgb;
 use flux::sampler::{self, Conditioning, Schedule};
@@ -112,7 +112,8 @@ fn one_evaluation_with_references() -> Result<()> {
         let modulations = transformer.modulations(&tensors(name).get("transformer.timestep").1)?;
         let modulation = StepModulation::of_row(&modulations.row(0))?;
         let layout = model.layout(txt.rows(), &REFERENCES, [4, 6]);
-        let sequence = Sequence { layout, rope: &transformer.rope(txt.rows(), &REFERENCES, [4, 6])? };
+        let rope = transformer.rope(txt.rows(), &REFERENCES, [4, 6], Sharing::Group)?;
+        let sequence = Sequence { layout, sharing: Sharing::Group, rope: &rope };
         let img = model.upload("transformer.img")?;
         let velocity = transformer.forward(&img, &context, &modulation, &sequence, None)?;
         model.expect("transformer.velocity", &velocity, BOUND)?;
@@ -134,8 +135,11 @@ fn keys_and_values_of_references_and_a_step_that_reads_them() -> Result<()> {
     }
     let txt = model.upload("transformer.txt")?;
     let modulations = transformer.modulations(&tensors("kv").get("transformer.timestep").1)?;
-    let sequence =
-        Sequence { layout: model.layout(txt.rows(), &[], [4, 6]), rope: &transformer.rope(txt.rows(), &[], [4, 6])? };
+    let sequence = Sequence {
+        layout: model.layout(txt.rows(), &[], [4, 6]),
+        sharing: Sharing::Group,
+        rope: &transformer.rope(txt.rows(), &[], [4, 6], Sharing::Group)?,
+    };
     let velocity = transformer.forward(
         &model.upload("transformer.img")?,
         &transformer.context(&txt)?,
@@ -176,7 +180,8 @@ fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<&Edit>, first
         context: &context,
         sequence: Sequence {
             layout: model.layout(txt.rows(), in_sequence, size),
-            rope: &transformer.rope(txt.rows(), in_sequence, size)?,
+            sharing: Sharing::Group,
+            rope: &transformer.rope(txt.rows(), in_sequence, size, Sharing::Group)?,
         },
         negative: None,
         cached: cache.as_ref(),

@@ -4,7 +4,7 @@
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::nn::Weights;
-use flux::ops::TokenLayout;
+use flux::ops::{Sharing, TokenLayout};
 use flux::pipeline::ModelInfo;
 use flux::sampler::{self, Conditioning, Schedule};
 use flux::text_encoder::{self, TextEncoder, Tokenizer};
@@ -42,7 +42,8 @@ fn noise_and_the_first_step_are_those_of_the_reference() -> Result<()> {
             context: &model.context(&Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?)?,
             sequence: Sequence {
                 layout: TokenLayout::new(1, txt, tokens),
-                rope: &model.rope(txt, &[], [height, width])?,
+                sharing: Sharing::Group,
+                rope: &model.rope(txt, &[], [height, width], Sharing::Group)?,
             },
             negative: None,
             cached: None,

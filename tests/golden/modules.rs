@@ -3,7 +3,7 @@
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::nn::{Operand, Weights};
-use flux::ops::{Conv, Mask, Norm, Rope, TokenLayout};
+use flux::ops::{Conv, Mask, Norm, Rope, Sharing, TokenLayout};
 use flux::pipeline::ModelInfo;
 use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
 use flux::transformer::{
@@ -137,7 +137,7 @@ impl Step<'_> {
     }
 
     fn sequence(&self) -> Sequence<'_, Cpu> {
-        Sequence { layout: self.layout, rope: &self.rope }
+        Sequence { layout: self.layout, sharing: Sharing::Group, rope: &self.rope }
     }
 }
 
@@ -194,7 +194,7 @@ fn transformer_blocks_and_velocity() -> Result<()> {
         let (_, timestep) = case.golden.get("transformer.timestep");
         let modulation = StepModulation::of_row(&model.modulations(&[timestep[0]])?.row(0))?;
         let (txt, height, width) = (case.info.max_sequence_length, 4, 6);
-        let rope = model.rope(txt, &[], [height, width])?;
+        let rope = model.rope(txt, &[], [height, width], Sharing::Group)?;
         let step = Step { config, modulation, rope, layout: TokenLayout::new(1, txt, height * width) };
         expect_double_block(&case, &weights, &step)?;
         expect_single_block(&case, &weights, &step)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
-use flux::ops::{GroupNorm, RowSplit, TokenLayout, TokenSplit};
+use flux::ops::{GroupNorm, RowSplit, Sharing, TokenLayout, TokenSplit};
 use flux::{Result, Tensor};
 
 const WORLDS: [usize; 3] = [1, 2, 4];
@@ -102,6 +102,63 @@ fn heads_cross_to_all_tokens_and_back() {
                 Ok(())
             });
         }
+    }
+}
+
+/// What each half of a group has when it crosses among itself is what a group of half as many has.
+#[test]
+fn halves_cross_and_gather_among_themselves_and_swap_with_each_other() {
+    const HEAD_DIM: usize = 3;
+    for (world, layout) in
+        WORLDS.into_iter().filter(|world| world % 2 == 0).flat_map(|w| layouts().into_iter().map(move |l| (w, l)))
+    {
+        let (dim, half) = (4 * HEAD_DIM, world / 2);
+        let all_rows = layout.rows();
+        // Each half has other values.
+        let whole = Whole::new(2 * all_rows, 3 * dim);
+        all(world, |cpu| {
+            let split = TokenSplit::shared(layout, Sharing::Half, cpu.rank(), world);
+            let first = cpu.rank() / half * all_rows;
+            let own = |split: RowSplit, skipped: usize| -> Vec<usize> {
+                rows_of(split, cpu.rank() % half).into_iter().map(|row| first + skipped + row).collect()
+            };
+            let (rows, queries) = (own(split.rows(), 0), own(split.query_rows(), layout.rows_without_query()));
+            let kvq = [
+                whole.upload(&cpu, rows.clone(), 0..dim),
+                whole.upload(&cpu, rows, dim..2 * dim),
+                whole.upload(&cpu, queries.clone(), 2 * dim..3 * dim),
+            ];
+            let [k, _, q] = Tensor::all_to_all_heads(kvq, HEAD_DIM, &split)?;
+            let own_heads = split.rank() * dim / half..(split.rank() + 1) * dim / half;
+            let cells = |rows: &mut dyn Iterator<Item = usize>, cols: std::ops::Range<usize>| -> Vec<f32> {
+                rows.flat_map(|row| whole.cells(row, cols.clone())).copied().collect()
+            };
+            assert_eq!(cpu.download(&k)?, cells(&mut (first..first + all_rows), own_heads), "{layout:?}, {world}");
+            let back = q.all_to_all_rows(&split)?;
+            let expected = cells(&mut queries.into_iter(), 2 * dim..3 * dim);
+            assert_eq!(cpu.download(&back)?, expected, "{layout:?}, {world}");
+            let images = split.image_rows();
+            let image = layout.rows() - layout.img_rows();
+            let gathered = whole.upload(&cpu, own(images, image), 0..3).all_gather_rows(&images)?;
+            let expected = cells(&mut (first + image..first + all_rows), 0..3);
+            assert_eq!(cpu.download(&gathered)?, expected, "{layout:?}, {world}");
+            let swapped = gathered.swap_halves()?;
+            let other = all_rows - first;
+            let expected = cells(&mut (other + image..other + all_rows), 0..3);
+            assert_eq!(cpu.download(&swapped)?, expected, "{layout:?}, {world}");
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_group_without_halves_swaps_nothing_nor_do_halves_of_different_shapes() {
+    let one = Cpu::new(Precision::F32).upload(&[0.0], 1, 1).unwrap().swap_halves().map(|_| ()).unwrap_err();
+    assert!(one.to_string().contains("1 ranks have no halves"), "{one}");
+    let shapes = on_each(2, |cpu| cpu.upload(&vec![0.0; 1 + cpu.rank()], 1 + cpu.rank(), 1)?.swap_halves().map(|_| ()));
+    for result in shapes {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("the same image"), "{text}");
     }
 }
 

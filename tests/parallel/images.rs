@@ -14,6 +14,7 @@ use flux::pipeline::{CancelFlag, Change, Image, Model, Parallel, Request, Stage}
 use flux::rgb::Rgb;
 
 use crate::support::preset;
+use crate::support::random_model::{self, RandomModel};
 
 const WORLDS: [usize; 2] = [2, 4];
 
@@ -99,6 +100,18 @@ fn guidance_is_shared_with_prompts_of_one_length_and_of_two() {
     let guided = Request { guidance: Some(3.0), negative: Some("rain".to_string()), ..sized("a cat", 3, [80, 48]) };
     assert_same(&files, &[2], &guided, 1, "guidance");
     assert_same(&files, &[2], &guided, 2, "guidance of a batch");
+    let same_length = Request { negative: None, ..guided.clone() };
+    assert_same(&files, &[2], &same_length, 1, "guidance with the empty prompt");
+    let references = vec![picture(48, 80, 0)];
+    assert_same(&files, &[2], &Request { references: references.clone(), ..guided.clone() }, 1, "with a reference");
+    // Four heads, of which each half of four devices has all.
+    let folder = tempfile::tempdir().unwrap();
+    let model = RandomModel { kind: random_model::Kind::Base, ..RandomModel::preset("tiny").unwrap() };
+    model.write(folder.path()).unwrap();
+    let files = ModelFiles::open(folder.path()).unwrap();
+    assert_same(&files, &WORLDS, &guided, 1, "guidance of halves");
+    assert_same(&files, &[4], &guided, 2, "guidance of halves and a batch");
+    assert_same(&files, &[4], &Request { references, ..guided }, 1, "guidance of halves with a reference");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use flux::backend::Backend;
 use flux::backend::cuda::{ChannelStatistics, Cuda, GemmCache, Precision};
 use flux::error::Kind;
 use flux::files::ModelFiles;
-use flux::ops::{GroupNorm, RowSplit, TokenLayout, TokenSplit};
+use flux::ops::{GroupNorm, RowSplit, Sharing, TokenLayout, TokenSplit};
 use flux::pipeline::{CancelFlag, Image, Model, Parallel, Request};
 use flux::{Error, Result, Tensor};
 
@@ -125,30 +125,39 @@ fn heads_cross_to_all_tokens_and_back() {
         let ranks = place.group();
         let world = ranks.len();
         // Rows that are a multiple of 16 bytes, and rows that are not.
-        for (layout, head_dim) in layouts().into_iter().flat_map(|layout| [(layout, 32), (layout, 3)]) {
+        let cases = layouts().into_iter().flat_map(|layout| [(layout, 32), (layout, 3)]);
+        for ((layout, head_dim), sharing) in cases.flat_map(|case| [(case, Sharing::Group), (case, Sharing::Half)]) {
             let dim = 4 * head_dim;
-            let whole = Whole::new(layout.rows(), 3 * dim);
+            // Halves that have sequences of their own have other values.
+            let whole = Whole::new(2 * layout.rows(), 3 * dim);
             all(&ranks, |cuda| {
-                let split = TokenSplit::new(layout, cuda.rank(), world);
-                let skipped = layout.rows_without_query();
-                let rows = rows_of(split.rows(), cuda.rank());
+                let split = TokenSplit::shared(layout, sharing, cuda.rank(), world);
+                let start = split.ranks().start / split.world() * layout.rows();
+                let skipped = start + layout.rows_without_query();
+                let rows: Vec<usize> = rows_of(split.rows(), split.rank()).into_iter().map(|row| start + row).collect();
                 let queries: Vec<usize> =
-                    rows_of(split.query_rows(), cuda.rank()).into_iter().map(|row| skipped + row).collect();
+                    rows_of(split.query_rows(), split.rank()).into_iter().map(|row| skipped + row).collect();
                 let kvq = [
                     whole.upload(cuda, &rows, 0..dim, 8)?,
                     whole.upload(cuda, &rows, dim..2 * dim, 1)?,
                     whole.upload(cuda, &queries, 2 * dim..3 * dim, 0)?,
                 ];
                 let crossed = Tensor::all_to_all_heads(kvq, head_dim, &split)?;
-                let own = dim / world;
-                for (i, (x, first)) in crossed.iter().zip([0, 0, skipped]).enumerate() {
-                    let cols = i * dim + cuda.rank() * own..i * dim + (cuda.rank() + 1) * own;
-                    let expected = whole.cells(&(first..layout.rows()).collect::<Vec<_>>(), cols);
-                    assert!(cuda.download(x)? == expected, "{place:?} {layout:?} {head_dim}: tensor {i}");
+                let own = dim / split.world();
+                for (i, (x, first)) in crossed.iter().zip([start, start, skipped]).enumerate() {
+                    let cols = i * dim + split.rank() * own..i * dim + (split.rank() + 1) * own;
+                    let expected = whole.cells(&(first..start + layout.rows()).collect::<Vec<_>>(), cols);
+                    assert!(cuda.download(x)? == expected, "{place:?} {layout:?} {sharing:?} {head_dim}: tensor {i}");
                 }
-                let [_, _, q] = crossed;
+                let [k, _, q] = crossed;
                 let back = cuda.download(&q.all_to_all_rows(&split)?)?;
-                assert!(back == whole.cells(&queries, 2 * dim..3 * dim), "{place:?} {layout:?} {head_dim}");
+                assert!(back == whole.cells(&queries, 2 * dim..3 * dim), "{place:?} {layout:?} {sharing:?} {head_dim}");
+                if sharing == Sharing::Half {
+                    let other = layout.rows() - start..2 * layout.rows() - start;
+                    let expected =
+                        whole.cells(&other.collect::<Vec<_>>(), split.rank() * own..(split.rank() + 1) * own);
+                    assert!(cuda.download(&k.swap_halves()?)? == expected, "{place:?} {layout:?} {head_dim}");
+                }
                 Ok(())
             });
         }

@@ -8,7 +8,7 @@ use flux::compare::difference;
 use flux::error::Kind;
 use flux::files::ModelFiles;
 use flux::nn::Weights;
-use flux::ops::TokenLayout;
+use flux::ops::{Sharing, TokenLayout};
 use flux::output::Rgb;
 use flux::pipeline::{CancelFlag, Model, ModelInfo, Request, Stage};
 use flux::sampler::{self, Conditioning, Schedule};
@@ -354,12 +354,12 @@ fn step_launches(cuda: &Cuda) -> (TransformerConfig, u64) {
     let (img, config) = (height * width, model.config().clone());
     let schedule = Schedule::new(img, 4);
     let modulations = model.modulations(&schedule.timesteps).unwrap();
-    let rope = model.rope(txt, &[], [height, width]).unwrap();
+    let rope = model.rope(txt, &[], [height, width], Sharing::Group).unwrap();
     let features = vec![0.1; txt * config.joint_attention_dim];
     let context = model.context(&cuda.upload(&features, txt, config.joint_attention_dim).unwrap()).unwrap();
     let conditioning = Conditioning {
         context: &context,
-        sequence: Sequence { layout: TokenLayout::new(1, txt, height * width), rope: &rope },
+        sequence: Sequence { layout: TokenLayout::new(1, txt, height * width), sharing: Sharing::Group, rope: &rope },
         negative: None,
         cached: None,
         guidance: None,

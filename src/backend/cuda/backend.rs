@@ -525,15 +525,15 @@ impl Backend for Cuda {
     }
 
     fn all_to_all_heads(&self, kvq: [Tensor<Self>; 3], split: &TokenSplit) -> Result<[Tensor<Self>; 3]> {
-        if self.world() == 1 { Ok(kvq) } else { self.all_to_all_heads_op(kvq, split) }
+        if split.world() == 1 { Ok(kvq) } else { self.all_to_all_heads_op(kvq, split) }
     }
 
     fn all_to_all_rows(&self, x: Tensor<Self>, split: &TokenSplit) -> Result<Tensor<Self>> {
-        if self.world() == 1 { Ok(x) } else { self.all_to_all_rows_op(&x, split) }
+        if split.world() == 1 { Ok(x) } else { self.all_to_all_rows_op(&x, split) }
     }
 
     fn all_gather_rows(&self, x: Tensor<Self>, rows: &RowSplit) -> Result<Tensor<Self>> {
-        if self.world() == 1 { Ok(x) } else { self.all_gather_rows_op(&x, rows) }
+        if rows.world() == 1 { Ok(x) } else { self.all_gather_rows_op(&x, rows) }
     }
 
     fn halo_rows(&self, x: &Tensor<Self>, halo: [usize; 2]) -> Result<Tensor<Self>> {

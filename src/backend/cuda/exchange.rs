@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::group::{RANKS, Rank};
 use super::{Cuda, Tensor};
+use crate::backend::Backend;
 use crate::error::{Error, Result};
 
 /// As in cuda/exchange.cu.
@@ -137,6 +138,22 @@ impl Cuda {
         let made = place(&given).and_then(|(made, copies)| self.launch_exchange(rank, &copies).map(|()| made));
         // The others are on their way to this exchange.
         made.inspect_err(|cause| rank.member().abort(cause))
+    }
+
+    /// [`Cuda::exchange_pieces`] among some ranks of the group, counted from the first of them; the others have pieces of
+    /// their own meanwhile.
+    ///
+    /// Errors as that.
+    pub(super) fn exchange_among<T>(
+        &self,
+        op: &'static str,
+        ranks: Range<usize>,
+        sent: Vec<Vec<Piece>>,
+        place: impl FnOnce(&[Vec<Piece>]) -> Result<(T, Vec<RowCopy>)>,
+    ) -> Result<T> {
+        let others = |count: usize| std::iter::repeat_n(Vec::new(), count);
+        let all = others(ranks.start).chain(sent).chain(others(self.world() - ranks.end)).collect();
+        self.exchange_pieces(op, all, |given| place(&given[ranks]))
     }
 
     fn rank_of_group(&self, op: &str) -> Result<&Rank> {

@@ -275,11 +275,7 @@ impl<B: Backend> Replica<B> {
 /// Hands on what devices say, until all have said all.
 ///
 /// Errors when a device failed, and as `take` does.
-fn hand_on<T>(
-    messages: &mut Messages<T>,
-    queue: &Queue,
-    take: &mut dyn FnMut(Made<T>) -> Result<()>,
-) -> Result<()> {
+fn hand_on<T>(messages: &mut Messages<T>, queue: &Queue, take: &mut dyn FnMut(Made<T>) -> Result<()>) -> Result<()> {
     let mut order = Order::new();
     for message in messages {
         match message {

@@ -1,7 +1,6 @@
 //! `all_gather_rows`: the rows of all ranks are read into one tensor.
 
 use super::all_to_all::gathered;
-use crate::backend::Backend;
 use crate::backend::cuda::exchange::Piece;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
@@ -11,7 +10,7 @@ impl Cuda {
     pub(crate) fn all_gather_rows_op(&self, x: &Tensor<Cuda>, rows: &RowSplit) -> Result<Tensor<Cuda>> {
         const OP: &str = "all_gather_rows";
         let whole = self.empty(rows.rows(), x.cols())?;
-        self.exchange_pieces(OP, vec![vec![Piece::of(x)]; self.world()], |given| {
+        self.exchange_among(OP, rows.ranks(), vec![vec![Piece::of(x)]; rows.world()], |given| {
             let copies = gathered(OP, *rows, |rank| given[rank].first().copied(), Piece::of(&whole))?;
             Ok((whole, copies))
         })

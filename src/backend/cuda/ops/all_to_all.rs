@@ -1,6 +1,5 @@
 //! `all_to_all_heads` and `all_to_all_rows`: parts of rows go to their places in the results.
 
-use crate::backend::Backend;
 use crate::backend::cuda::exchange::{Piece, RowCopy};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
@@ -12,11 +11,12 @@ const ROWS: &str = "all_to_all_rows";
 
 impl Cuda {
     pub(crate) fn all_to_all_heads_op(&self, kvq: [Tensor<Cuda>; 3], split: &TokenSplit) -> Result<[Tensor<Cuda>; 3]> {
-        let world = self.world();
+        let world = split.world();
         let rows = [split.rows(), split.rows(), split.query_rows()];
         let empty = |i: usize| self.empty(rows[i].rows(), kvq[i].cols() / world);
         let wholes = [empty(0)?, empty(1)?, empty(2)?];
-        self.exchange_pieces(HEADS, heads_of(kvq.each_ref().map(Piece::of), world), |given| {
+        let sent = heads_of(kvq.each_ref().map(Piece::of), world);
+        self.exchange_among(HEADS, split.ranks(), sent, |given| {
             let copies = place_heads(given, rows, wholes.each_ref().map(Piece::of))?;
             Ok((wholes, copies))
         })
@@ -24,8 +24,8 @@ impl Cuda {
 
     pub(crate) fn all_to_all_rows_op(&self, x: &Tensor<Cuda>, split: &TokenSplit) -> Result<Tensor<Cuda>> {
         let rows = split.query_rows();
-        let out = self.empty(rows.rows_of(self.rank()), self.world() * x.cols())?;
-        self.exchange_pieces(ROWS, rows_of(Piece::of(x), rows), |given| {
+        let out = self.empty(rows.rows_of(split.rank()), split.world() * x.cols())?;
+        self.exchange_among(ROWS, split.ranks(), rows_of(Piece::of(x), rows), |given| {
             let copies = place_rows(given, Piece::of(&out))?;
             Ok((out, copies))
         })
