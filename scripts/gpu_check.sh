@@ -182,7 +182,7 @@ half() {
     program "$klein_4b"
     local size psnr figures=() status=0 name skip=(--skip full_size)
     # Left out is what is the same in any type, and what takes a weight for a tensor, which one in fp16 is not.
-    for name in dequantise fp8 memory graph streaming adapters meaning; do skip+=(--skip "$name::"); done
+    for name in dequantise fp8 memory graph streaming adapters meaning parallel; do skip+=(--skip "$name::"); done
     for size in 512 1024; do
         "$bin/flux" -d "$klein_4b" --prompt "$PROMPT" --seed 42 --steps 4 --timings=json --device cuda -W "$size" -H "$size" \
             -o "$out/half-$size.png" >"$work/row" 2>"$work/words" || fail "no image of $size x $size: $(cat "$work/words")"
@@ -223,18 +223,19 @@ edits() {
 }
 
 # Adds what two GPUs take beside one of them to `figures`.
-gpus_in() { # PRECISION SIZES NAME...
-    local name field one both
+gpus_in() { # PRECISION SIZES NAME... [FLAGS...]
+    local name field one both label=$1
+    [[ "$*" != *--variant\ base* ]] || label+=" with guidance"
     "$bin/flux" bench "${@:3}" -d "$klein_4b" --device cuda:0,1 --precision "$1" --steps 4 --size "$2" --references 1 --runs 3 --json \
         | tee "$work/rows" || fail "the bench broke off"
-    printf '\n%-40s %10s %10s %10s\n' "$1, ms" 'one GPU' 'two GPUs' 'two / one'
+    printf '\n%-40s %10s %10s %10s\n' "$label, ms" 'one GPU' 'two GPUs' 'two / one'
     while read -r name; do
         for field in text_ms encode_ms prepare_ms step_ms decode_ms total_ms second_ms; do
             one=$(named "$name" "$field") both=$(named "$name over 2" "$field")
             [[ -n $one && -n $both ]] || continue
             printf '%-40s %10.2f %10.2f %10.3f\n' "$name $field" "$one" "$both" "$(ratio "$both" "$one")"
         done
-        figures+=("$1 ${name#stages/} step $(ratio "$(named "$name over 2" step_ms)" "$(named "$name" step_ms)")")
+        figures+=("$label ${name#stages/} step $(ratio "$(named "$name over 2" step_ms)" "$(named "$name" step_ms)")")
         figures+=("decode $(ratio "$(named "$name over 2" decode_ms)" "$(named "$name" decode_ms)")")
         figures+=("image $(ratio "$(named "$name over 2" total_ms)" "$(named "$name" total_ms)");")
     done < <(sed -n 's/.*"name":"\([^"]*\) over 2".*/\1/p' "$work/rows")
@@ -243,7 +244,7 @@ gpus_in() { # PRECISION SIZES NAME...
 ratio() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.3f", a / b }'; }
 
 gpus() {
-    local status=0 figures=()
+    local status=0 figures=() one_s
     # Streams beyond the connections share one, where a GPU that waits would hold up what it waits for.
     CUDA_DEVICE_MAX_CONNECTIONS=32 "$bin/gpu" --test-threads 1 --nocapture parallel:: | tee "$work/tests" || status=1
     result "$(grep '^test result' "$work/tests" | cut -d ';' -f 1,2)"
@@ -251,7 +252,14 @@ gpus() {
     needs_model
     gpus_in bf16 512,1024,2048 stages/512x512 stages/1024x1024 stages/2048x2048 stages/edit-1024x1024
     if is_hopper; then gpus_in fp8 1024 stages/1024x1024; fi
-    result "two GPUs / one: ${figures[*]}"
+    gpus_in bf16 1024 stages/1024x1024 --variant base
+    program "$klein_4b"
+    drawn_on cuda:0 1 one
+    drawn_on cuda:0 1 one
+    one_s=$cold_s
+    drawn_on cuda:0,1 1 both --parallel 2
+    "$bin/flux" compare --min-psnr 45 "$work/one/image.png" "$work/both/image.png" || fail "two GPUs gave another image than one"
+    result "two GPUs / one: ${figures[*]} from start to PNG $cold_s s by two, $one_s s by one"
     return "$status"
 }
 
@@ -468,10 +476,10 @@ FIGURES
 }
 
 # Draws images on some GPUs; sets cold_s: seconds from start to the last PNG.
-drawn_on() { # DEVICE COUNT FOLDER
+drawn_on() { # DEVICE COUNT FOLDER [FLAGS...]
     local from=${EPOCHREALTIME/./}
     mkdir -p "$work/$3"
-    "${flux[@]}" --device "$1" -n "$2" -W 1024 -H 1024 -o "$work/$3/image.png" || fail "no images by $1"
+    "${flux[@]}" --device "$1" -n "$2" -W 1024 -H 1024 -o "$work/$3/image.png" "${@:4}" || fail "no images by $1"
     cold_s=$(seconds_since "$from")
     echo "$1: $2 images in $cold_s s by the clock"
 }
@@ -605,6 +613,7 @@ sanitized() { # TOOL
     local tool name names failed count
     local skip=(--skip full_size --skip asked_for --skip single_blocks_and_pairs --skip an_unknown_kernel --skip work_that_cannot_be_captured
         --skip the_definition_rounds)
+    [[ ${TESTS:-} == *parallel* ]] || skip+=(--skip parallel::) # their limits are short, and ranks share the GPU
     tool=("$(sanitizer)" --tool "$1" --target-processes application-only --error-exitcode 9 --print-limit 200)
     [[ -n "${tool[0]}" ]] || fail "compute-sanitizer is not on this machine"
     # Two of the tools fail with products by cuBLASLt on Hopper: racecheck breaks some of them (with an illegal address, also when no

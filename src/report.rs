@@ -3,6 +3,7 @@
 
 use std::fmt::{self, Display, Formatter, Write};
 use std::fs;
+use std::iter::once;
 
 use flux::pipeline::{Plan, Timings};
 use serde::Serialize;
@@ -48,50 +49,66 @@ impl Display for ReportedAdapter {
 }
 
 impl Report<'_> {
-    /// One line per stage, without a line end after the last.
+    /// One line per stage, without a line end after the last. Of several devices that made the images together, each has
+    /// a column, in the order of ranks.
     pub fn text(&self) -> String {
-        let Timings { images, load_s, text_s, encode_s, references_s, prepare_s, steps_s, decode_s, device, .. } =
-            self.timings;
-        let Timings { factors_s, merge_s, .. } = self.timings;
-        let before = [
-            ("device", self.device_s),
-            ("open", self.open_s),
-            ("load", *load_s),
-            ("text", *text_s),
-            ("encode", *encode_s),
-            ("references", *references_s),
-            ("factors", *factors_s),
-            ("merge", *merge_s),
-            ("prepare", *prepare_s),
+        let devices: Vec<&Timings> = once(self.timings).chain(&self.timings.other_devices).collect();
+        let of_each = |seconds: fn(&Timings) -> f64| devices.iter().map(|timings| seconds(timings)).collect();
+        let before: [(&str, Vec<f64>); 9] = [
+            ("device", vec![self.device_s]),
+            ("open", vec![self.open_s]),
+            ("load", of_each(|timings| timings.load_s)),
+            ("text", of_each(|timings| timings.text_s)),
+            ("encode", of_each(|timings| timings.encode_s)),
+            ("references", of_each(|timings| timings.references_s)),
+            ("factors", of_each(|timings| timings.factors_s)),
+            ("merge", of_each(|timings| timings.merge_s)),
+            ("prepare", of_each(|timings| timings.prepare_s)),
         ];
         // Without images there is nothing to encode, most models cache nothing of references, and without adapters there
         // is nothing to merge.
         let rare = ["encode", "references", "factors", "merge"];
-        let before = before.into_iter().filter(|(name, seconds)| !rare.contains(name) || *seconds > 0.0);
-        let mut times: Vec<_> = before.map(|(name, seconds)| (name.to_string(), seconds)).collect();
-        times.extend(steps_s.iter().enumerate().map(|(i, step)| (format!("step {}", i + 1), *step)));
+        let before =
+            before.into_iter().filter(|(name, times)| !rare.contains(name) || times.iter().any(|time| *time > 0.0));
+        let step = |step: usize| {
+            let times = devices.iter().filter_map(|timings| timings.steps_s.get(step).copied());
+            (format!("step {}", step + 1), times.collect())
+        };
+        let mut times: Vec<(String, Vec<f64>)> = before.map(|(name, times)| (name.to_string(), times)).collect();
+        times.extend((0..self.timings.steps_s.len()).map(step));
         times.extend([
-            ("decode".to_string(), *decode_s),
-            ("save".to_string(), self.save_s),
-            ("total".to_string(), self.total_s),
+            ("decode".to_string(), of_each(|timings| timings.decode_s)),
+            ("save".to_string(), vec![self.save_s]),
+            ("total".to_string(), vec![self.total_s]),
         ]);
 
         let mut text = String::new(); // writing to it does not fail
-        if *images > 1 {
-            let _ = writeln!(text, "{:12} {images:>10} images share the times from load to decode", "batch");
+        let mut line = |name: &str, values: &[f64], digits: usize, unit: &str| {
+            let _ = write!(text, "{name:12}");
+            values.iter().for_each(|value| drop(write!(text, " {value:>10.digits$} {unit}")));
+            let _ = writeln!(text);
+        };
+        if devices.len() > 1 {
+            line("rank", &(0..devices.len()).map(|rank| rank as f64).collect::<Vec<_>>(), 0, "  ");
         }
         for (name, seconds) in times {
-            let _ = writeln!(text, "{name:12} {:>10.1} ms", seconds * 1e3);
+            line(&name, &seconds.iter().map(|seconds| seconds * 1e3).collect::<Vec<_>>(), 1, "ms");
         }
-        for (name, bytes) in [("host peak", self.peak_host_bytes), ("device peak", Some(device.peak_memory_bytes))] {
-            if let Some(bytes) = bytes {
-                let _ = writeln!(text, "{name:12} {:>10.3} GiB", bytes as f64 / f64::from(1 << 30));
-            }
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        if let Some(bytes) = self.peak_host_bytes {
+            line("host peak", &[gib(bytes)], 3, "GiB");
         }
-        if device.composed > 0 {
-            let _ = writeln!(text, "{:12} {:>10} ops ran without their kernel", "composed", device.composed);
+        let peaks: Vec<f64> = devices.iter().map(|timings| gib(timings.device.peak_memory_bytes)).collect();
+        line("device peak", &peaks, 3, "GiB");
+        let images = self.timings.images;
+        if images > 1 {
+            text = format!("{:12} {images:>10} images share the times from load to decode\n{text}", "batch");
         }
-        text.trim_end().to_string()
+        let composed: usize = devices.iter().map(|timings| timings.device.composed as usize).sum();
+        if composed > 0 {
+            let _ = writeln!(text, "{:12} {composed:>10} ops ran without their kernel", "composed");
+        }
+        text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
     }
 }
 

@@ -386,6 +386,9 @@ fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
     run(&["--device", "cuda:99"]).fails(1, &["--device cuda:99", "hint: "]);
     run(&["--device", "cuda:0,1,0"]).fails(2, &["--device", "GPU 0 is there twice"]);
     run(&["--device", "cuda:"]).fails(2, &["--device", "cuda:all"]);
+    run(&["--device", "cuda:0,1", "--parallel", "3"]).fails(2, &["`--parallel 3` needs 3 GPUs", "cuda:0,1", "hint: "]);
+    run(&["--parallel", "2"]).fails(2, &["`--device` names none", "cuda:all"]);
+    run(&["--parallel", "none"]).fails(2, &["a number of GPUs, auto or off"]);
     let missing = run(&["--device", "cuda:0,99", "-n", "2"]);
     // Without a driver nobody knows how many there are.
     let code = if missing.stderr.contains("no GPU 99: this machine shows") { 2 } else { 1 };

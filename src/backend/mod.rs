@@ -130,11 +130,11 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         }
         Err(Error::new(format!("{} passes nothing to other devices", self.describe())).at(format!("op `{op}`")))
     }
-    /// A number of the host of each rank, in the order of ranks. It waits longer than collectives do, because ranks may
+    /// What the host of each rank gives, in the order of ranks. It waits longer than collectives do, because ranks may
     /// be loading weights before it; `what` says what for. It does not wait for the device.
     ///
     /// Errors as [`Backend::exchange`].
-    fn gather_host(&self, _what: &'static str, value: u64) -> Result<Vec<u64>> {
+    fn gather_host<T: Clone + Send + 'static>(&self, _what: &'static str, value: T) -> Result<Vec<T>> {
         Ok(vec![value])
     }
     /// As [`Backend::gather_host`], between ranks of which none loads anything: it waits no longer than collectives do.

@@ -15,7 +15,6 @@ pub struct TensorView {
     format: Format,
     shape: Vec<usize>,
     scales: Scales,
-    /// What activations are divided by before they are rounded to the format of this weight.
     is_weight_only: bool,
     /// The same values in fewer bits.
     quantised: Option<Box<TensorView>>,

@@ -42,7 +42,6 @@ impl<B: Backend> Decoding<B> {
         clock: &mut Clock<B>,
     ) -> Result<Self> {
         let decoder = residency.decoder(plan, caller, clock)?;
-        residency.backend.gather_host("the decoder", 0)?;
         let (height, width) = residency.info.latent_size(plan);
         let decodes = &residency.decodes;
         let found = decodes.find(|size, reads| *size == [height, width] && Arc::ptr_eq(reads, &decoder));
@@ -124,6 +123,8 @@ impl<B: Backend> Decoding<B> {
             caller.check()
         };
         report(0)?;
+        // Devices load the decoder, and are told to make an image when its caller has done with the one before it.
+        backend.gather_host("an image to decode", 0)?;
         let tokens = self.height * self.width;
         let latents = self.latents.row_view(self.enqueued * tokens..(self.enqueued + 1) * tokens);
         let work = |decoder: &Decoder<B>, [latents]: [&Tensor<B>; 1]| {

@@ -39,7 +39,8 @@ impl<B: Backend> Model<B> {
         Self::of(backend, Arc::new(info), Arc::new(tokenizer), files)
     }
 
-    /// The same for several backends, each with its own maps of the files: a device registers the pages of its own.
+    /// The same for several backends, each with its own maps of the files: a device registers the pages
+    /// of its own. Weights that were quantised since are in pages that all share, and the first device registers.
     ///
     /// Errors when the files were changed since the model was opened, or cannot be mapped once more.
     pub(super) fn on_each(backends: Vec<B>, OpenModel { info, tokenizer, files }: OpenModel) -> Result<Vec<Arc<Self>>> {
@@ -87,7 +88,8 @@ impl<B: Backend> Model<B> {
     pub fn prefetch(&self, request: &Request) -> Result<()> {
         let plan = Plan::new(request, self.info())?;
         self.needs(&plan)?;
-        self.residency.prefetch(&plan, request.embeddings.is_none())
+        // One device of a group reads the prompt for all.
+        self.residency.prefetch(&plan, request.embeddings.is_none() && self.backend().rank() == 0)
     }
 
     /// What a session would make of the request. Waits for the tokenizer.

@@ -61,8 +61,8 @@ impl<B: Backend> Parallel<B> {
 
     /// One model on all devices of a group, in the order of ranks, each with its name; or on one device.
     ///
-    /// Errors when these are not all devices of a group, have different models, or cannot share the heads of attention
-    /// evenly.
+    /// Errors when these are not all devices of a group, have models of different sizes, or cannot share the heads of
+    /// attention evenly. That the weights are the same is the caller's concern.
     pub fn named(models: Vec<(String, Arc<Model<B>>)>) -> Result<Self> {
         let world = models.len();
         let Some((_, first)) = models.first() else { return Err(Error::usage("no devices make no image")) };
@@ -139,6 +139,9 @@ impl<B: Backend> Parallel<B> {
         }
         self.models().try_for_each(|model| model.backend().restore_collectives())?;
         let (request, work, (sender, said)) = (Arc::new(request.clone()), Arc::new(work), mpsc::channel());
+        // Set as well when a device fails, so that others stop loading.
+        let cancel = &cancel.child();
+        let _stop = StopOnPanic(self.first().backend(), cancel);
         for (rank, Device { name, model }) in self.devices.iter().enumerate() {
             let (model, request, work) = (Arc::clone(model), Arc::clone(&request), Arc::clone(&work));
             let (cancel, sender) = (cancel.clone(), sender.clone());
@@ -188,6 +191,7 @@ impl<B: Backend> Parallel<B> {
                         Ok(_) => {}
                         Err(e) => {
                             error.get_or_insert_with(|| named(rank, e));
+                            cancel.cancel();
                             deadline.get_or_insert_with(|| Instant::now() + self.grace);
                         }
                     }
@@ -195,12 +199,16 @@ impl<B: Backend> Parallel<B> {
                 Ok(Said::Panicked(rank, payload)) => {
                     ended[rank] = true;
                     panic.get_or_insert(payload);
+                    cancel.cancel();
                     deadline.get_or_insert_with(|| Instant::now() + self.grace);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            if !cancelled && let Err(e) = cancel.check() {
+            if !cancelled
+                && deadline.is_none()
+                && let Err(e) = cancel.check()
+            {
                 self.abort(&e);
                 cancelled = true;
             }
@@ -219,6 +227,18 @@ struct Outcome<T> {
     result: Result<T>,
     ended: Vec<bool>,
     panic: Option<Box<dyn Any + Send>>,
+}
+
+/// Ends all devices when the caller panics, who is told of progress.
+struct StopOnPanic<'a, B: Backend>(&'a B, &'a CancelFlag);
+
+impl<B: Backend> Drop for StopOnPanic<'_, B> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.1.cancel();
+            self.0.abort_collectives(&Error::new("a panic"));
+        }
+    }
 }
 
 /// What one device does: `work`, whose error or panic ends the others.

@@ -61,7 +61,8 @@ impl Images {
         }
         let mut latents: Vec<Option<Tensor<B>>> = images.iter().map(|image| residency.images.latents(image)).collect();
         // Devices encode together what any of them has not cached.
-        let missing = latents.iter().enumerate().filter(|(_, latents)| latents.is_none()).map(|(i, _)| 1 << i).sum();
+        let missing: u64 =
+            latents.iter().enumerate().filter(|(_, latents)| latents.is_none()).map(|(i, _)| 1 << i).sum();
         let missing = residency.backend.gather_host("the images", missing)?.into_iter().fold(0, |all, own| all | own);
         if missing != 0 {
             let encoder = residency.encoder(plan, caller, clock)?;

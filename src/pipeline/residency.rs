@@ -110,7 +110,9 @@ impl<B: Backend> Residency<B> {
     }
 
     fn memory_sizes(&self, plan: &Plan) -> MemorySizes {
-        MemorySizes::of(&self.backend, &self.info, plan, self.files.text_encoder.is_some())
+        // One device of a group reads the prompt for all.
+        let text = self.files.text_encoder.is_some() && self.backend.rank() == 0;
+        MemorySizes::of(&self.backend, &self.info, plan, text)
     }
 
     /// Bytes that are in use or available.

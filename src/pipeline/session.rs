@@ -174,9 +174,21 @@ impl<B: Backend> Session<B> {
         Ok(rgb.map(|rgb| Decoded { rgb, plan: Plan { seed: self.plan.seed + image, ..self.plan.clone() } }))
     }
 
-    /// Where the time of the session went. Waits for all work that was enqueued.
+    /// Where the time of the session went. Waits for all work that was enqueued. Of devices that make an image together,
+    /// all do so.
     pub fn finish(self) -> Result<Timings> {
-        self.clock.finish()
+        let backend = self.model.backend();
+        let own = self.clock.finish()?;
+        if backend.world() == 1 {
+            return Ok(own);
+        }
+        let mut all = backend.gather_host("the timings", own)?;
+        let others = all.split_off(1);
+        let first = all.swap_remove(0);
+        Ok(match backend.rank() {
+            0 => Timings { other_devices: others, ..first },
+            rank => others.into_iter().nth(rank - 1).unwrap_or(first),
+        })
     }
 
     /// Makes all images that are left.

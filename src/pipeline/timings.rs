@@ -39,6 +39,10 @@ pub struct Timings {
     pub total_s: f64,
     /// The backend's counters at the end.
     pub device: Stats,
+    /// The same of the other devices that made the images together, in the order of ranks from the second on. Only the
+    /// first device has them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub other_devices: Vec<Timings>,
 }
 
 /// Makes [`Timings`] from events in the device's work. An event costs no wait.

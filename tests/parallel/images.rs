@@ -228,6 +228,20 @@ fn a_flag_that_is_set_within_a_step_ends_all_devices() {
 }
 
 #[test]
+fn a_panic_of_the_caller_ends_all_devices() {
+    let (parallel, start) = (parallel(&default_model(), 2), Instant::now());
+    let request = Request { steps: Some(50), ..sized("a cat", 1, [256, 256]) };
+    let run = || parallel.generate_batch(&request, 1, &CancelFlag::default(), &mut |_| panic!("a defect of a caller"));
+    assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+    let small = Request { steps: Some(1), ..sized("a cat", 1, [32, 48]) };
+    // Devices end with the step at which they are.
+    while let Err(error) = generate(&parallel, &small, 1) {
+        assert!(error.to_string().contains("is still busy") && start.elapsed() < Duration::from_secs(60), "{error}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
 fn devices_that_are_no_group_are_refused() {
     let files = default_model();
     let load = |backends| Parallel::load(backends, &files).err().expect("no group").to_string();

@@ -61,6 +61,41 @@ fn several_devices_give_the_bytes_of_one_that_makes_the_same_batches() {
 }
 
 #[test]
+fn groups_share_images_and_each_makes_its_own_together() {
+    let group = |name: &str| {
+        let ranks = Cpu::group(Precision::F32, 2, Cpu::GROUP_LIMIT).unwrap().into_iter().enumerate();
+        ranks.map(|(rank, cpu)| (format!("{name}{rank}"), cpu)).collect::<Vec<_>>()
+    };
+    let model = || OpenModel::open(&preset("tiny")).unwrap();
+    let replicas = Replicas::of_groups(vec![group("a"), group("b"), cpus(&["c"])], model()).unwrap();
+    let names: Vec<&str> = replicas.used(3).iter().map(|replica| replica.name()).collect();
+    assert_eq!(names, ["a0+a1", "b0+b1", "c"]);
+    let images = make(&replicas, &tiny("a cat", 7), 7);
+    let one = make(&self::replicas(&["a", "b", "c"]), &tiny("a cat", 7), 7);
+    for (image, same) in images.iter().zip(&one) {
+        assert_eq!(image.plan.seed, same.plan.seed);
+        let worst = image.rgb.iter().zip(&same.rgb).map(|(a, b)| a.abs_diff(*b)).max();
+        assert!(worst <= Some(1), "{worst:?} levels"); // Observed: none, in most runs
+        let others = image.timings.other_devices.iter().map(|timings| timings.steps_s.len());
+        assert!([[1].as_slice(), &[]].contains(&others.collect::<Vec<_>>().as_slice()), "of ranks, or none");
+    }
+    assert!(images.iter().any(|image| image.timings.other_devices.len() == 1));
+
+    let taken = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&taken);
+    let work = move |share: Share<Cpu>, outlet: &Outlet<u64>| {
+        counted.fetch_add(usize::from(share.is_taken()), Ordering::Relaxed);
+        if share.device() == "b0+b1" && !share.is_taken() {
+            return Err(Error::new("out of memory"));
+        }
+        seeds(share, outlet)
+    };
+    let failed = replicas.run(&tiny("a cat", 1), 9, &CancelFlag::default(), work, &mut |_| Ok(()));
+    assert_eq!(failed.unwrap_err().what(), "b1: out of memory", "the device of the group is named");
+    assert!(taken.load(Ordering::Relaxed) <= 3);
+}
+
+#[test]
 fn weights_in_fewer_bits_are_on_every_device() {
     let open = |format: Option<&str>| {
         let mut model = OpenModel::open(&ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
@@ -175,6 +210,48 @@ fn a_panic_of_a_device_ends_the_others() {
     let run = || replicas.run(&tiny("a cat", 1), 1000, &CancelFlag::default(), work, &mut |_| Ok(()));
     assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
     assert!(begun.load(Ordering::Relaxed) < 20);
+}
+
+#[test]
+fn a_panic_of_the_caller_ends_the_devices() {
+    for names in [&["a"][..], &["a", "b"]] {
+        let (replicas, mut heard) = (replicas(names), 0);
+        let mut report = |_| {
+            heard += 1;
+            panic!("a defect of a caller");
+        };
+        let run = || replicas.generate(&tiny("a cat", 1), 1000, &CancelFlag::default(), &mut report);
+        assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+        assert_eq!(heard, 1);
+    }
+}
+
+#[test]
+fn what_was_made_before_a_device_failed_is_handed_on() {
+    let replicas = replicas(&["slow", "fast"]);
+    let (begun, made) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (counted, all) = (Arc::clone(&begun), Arc::clone(&made));
+    // The first batch fails when the second one is made.
+    let work = move |share: Share<Cpu>, outlet: &Outlet<u64>| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        if share.first() == 0 {
+            while all.load(Ordering::Relaxed) == 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
+            return Err(Error::new("out of memory"));
+        }
+        seeds(share, outlet).inspect(|()| drop(all.fetch_add(1, Ordering::Relaxed)))
+    };
+    let mut taken = Vec::new();
+    let take = &mut |made| {
+        if let Made::Item(seed) = made {
+            taken.push(seed);
+        }
+        Ok(())
+    };
+    let failed = replicas.run(&tiny("a cat", 1), 4, &CancelFlag::default(), work, take);
+    assert!(failed.unwrap_err().what().ends_with(": out of memory"));
+    assert_eq!(taken, [3, 4], "images that are written are told");
 }
 
 #[test]

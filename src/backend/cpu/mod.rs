@@ -182,7 +182,7 @@ impl Backend for Cpu {
         self.exchange_views(op, sent)
     }
 
-    fn gather_host(&self, what: &'static str, value: u64) -> Result<Vec<u64>> {
+    fn gather_host<T: Clone + Send + 'static>(&self, what: &'static str, value: T) -> Result<Vec<T>> {
         match &self.member {
             Some(member) => member.exchange_patiently(what, vec![value; member.world()]),
             None => Ok(vec![value]),

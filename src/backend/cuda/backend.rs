@@ -63,7 +63,7 @@ impl Backend for Cuda {
         if self.world() == 1 { Ok(sent) } else { self.exchange_op(op, &sent) }
     }
 
-    fn gather_host(&self, what: &'static str, value: u64) -> Result<Vec<u64>> {
+    fn gather_host<T: Clone + Send + 'static>(&self, what: &'static str, value: T) -> Result<Vec<T>> {
         match self.group_rank() {
             Some(rank) => rank.member().exchange_patiently(what, vec![value; self.world()]),
             None => Ok(vec![value]),

@@ -55,6 +55,14 @@ pub struct Executable {
     device: Arc<Device>,
 }
 
+/// Captured work; its fields are as those of [`Executable`].
+struct Recorded {
+    captured: Captured,
+    together: u64,
+    inputs: Vec<(u64, usize, usize)>,
+    out: Cells,
+}
+
 /// Where the cells of a tensor are, without the tensor.
 #[derive(Clone, Copy)]
 struct Cells {
@@ -185,11 +193,7 @@ impl Cuda {
         let graph = match self.capture(arena, group, reads, inputs, work) {
             Ok(graph) => Graph::Captured(graph),
             Err(error) if error.kind() == error::Kind::Cancelled => Graph::New,
-            Err(error) => {
-                // Other ranks may wait for the rest of what was to be captured.
-                group.iter().for_each(|rank| rank.member().abort(&error));
-                self.refused(&error)
-            }
+            Err(error) => self.refused(&error),
         };
         Ok((out, graph))
     }
@@ -203,8 +207,27 @@ impl Cuda {
         inputs: [&Tensor<Cuda>; N],
         work: &impl Fn([&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
     ) -> Result<Executable> {
-        let device = self.device();
         arena.repeat();
+        let recorded = self.record(group, inputs, work).inspect_err(|error| {
+            // Other ranks may wait for the rest of what was to be captured, but for nothing that follows.
+            if error.kind() != error::Kind::Cancelled {
+                group.iter().for_each(|rank| rank.member().abort(error));
+            }
+        });
+        let Recorded { captured, together, inputs, out } = recorded?;
+        let (exec, bytes) = self.instantiate(&captured)?;
+        // From here on the graph owns `exec`, the bytes that were counted, and a share of the arena.
+        Ok(Executable { exec, reads: Arc::clone(reads) as _, bytes, together, inputs, out, device: arena.share() })
+    }
+
+    /// `work` on inputs at fixed places, not done but captured.
+    fn record<const N: usize>(
+        &self,
+        group: Option<&Rank>,
+        inputs: [&Tensor<Cuda>; N],
+        work: &impl Fn([&Tensor<Cuda>; N]) -> Result<Tensor<Cuda>>,
+    ) -> Result<Recorded> {
+        let device = self.device();
         let fixed = self.fixed_places(inputs)?;
         let (launches, composed) = (&device.counters().launches, &device.counters().composed);
         let together = group.map_or(Ok(0), Rank::next_capture)?;
@@ -217,10 +240,8 @@ impl Cuda {
         let captured = capture.end();
         // The error of the work says more than that of a capture that it broke.
         let (out, captured) = (out?, captured?);
-        let (exec, bytes) = self.instantiate(&captured)?;
         let inputs = fixed.iter().map(|x| (x.address(), x.rows(), x.cols())).collect();
-        // From here on the graph owns `exec`, the bytes that were counted, and a share of the arena.
-        Ok(Executable { exec, reads: Arc::clone(reads) as _, bytes, together, inputs, out, device: arena.share() })
+        Ok(Recorded { captured, together, inputs, out })
     }
 
     /// An executable graph on the device, so that its first launch need not send it up, and what it takes of the memory.

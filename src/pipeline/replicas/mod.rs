@@ -94,12 +94,11 @@ struct Messages<T> {
     at_work: usize,
 }
 
-/// Says that a device is over, and stops the others when it panics.
-struct Ending<'a, T> {
-    sender: &'a Sender<Message<T>>,
-    queue: &'a Queue,
-    cancel: &'a CancelFlag,
-}
+/// Says that a device is over.
+struct Ending<'a, T>(&'a Sender<Message<T>>);
+
+/// Ends all devices when one of them, or the caller, panics.
+struct StopOnPanic<'a>(&'a Queue, &'a CancelFlag);
 
 impl<B: Backend> Replica<B> {
     /// The device's name; of a group, the names of all.
@@ -202,11 +201,12 @@ impl<B: Backend> Replicas<B> {
         let queue = &Arc::new(Queue::new(count, devices.len(), devices[0].model().most_at_once(request)?));
         let (cancel, work) = (&cancel.child(), &Arc::new(work));
         thread::scope(|scope| {
+            let _stop = StopOnPanic(queue, cancel);
             let (sender, receiver) = mpsc::channel();
             for replica in devices {
                 let sender = sender.clone();
                 let serve = move || {
-                    let _ending = Ending { sender: &sender, queue, cancel };
+                    let (_stop, _ending) = (StopOnPanic(queue, cancel), Ending(&sender));
                     while let Some(batch) = queue.take() {
                         if let Err(error) = replica.serve(request, batch, (queue, cancel), &sender, work) {
                             queue.stop();
@@ -226,17 +226,7 @@ impl<B: Backend> Replicas<B> {
                     return Err(Error::no_thread(&error));
                 }
             }
-            let mut messages = Messages { receiver, at_work: devices.len() };
-            let handed_on = hand_on(&mut messages, queue, take);
-            if handed_on.is_err() {
-                queue.stop();
-                cancel.cancel();
-            }
-            // What still comes may be the reason of what has ended.
-            messages.fold(handed_on, |done, message| match message {
-                Message::Failed(error) => Err(reason(done, error)),
-                _ => done,
-            })
+            hand_on(Messages { receiver, at_work: devices.len() }, (queue, cancel), take)
         })
     }
 }
@@ -272,34 +262,52 @@ impl<B: Backend> Replica<B> {
     }
 }
 
-/// Hands on what devices say, until all have said all.
+/// Hands on what devices say, until all are over. What they gave before one of them failed is handed on as well, in the
+/// order of the images.
 ///
-/// Errors when a device failed, and as `take` does.
-fn hand_on<T>(messages: &mut Messages<T>, queue: &Queue, take: &mut dyn FnMut(Made<T>) -> Result<()>) -> Result<()> {
-    let mut order = Order::new();
+/// Errors when a device failed, and as `take` does, which ends all devices and is not called again.
+fn hand_on<T>(
+    messages: Messages<T>,
+    (queue, cancel): (&Queue, &CancelFlag),
+    take: &mut dyn FnMut(Made<T>) -> Result<()>,
+) -> Result<()> {
+    let (mut order, mut failed, mut taken) = (Order::new(), None, Ok(()));
+    let mut hand = |made: Made<T>| {
+        if taken.is_ok() {
+            taken = take(made).inspect_err(|_| {
+                queue.stop();
+                cancel.cancel();
+            });
+        }
+    };
     for message in messages {
         match message {
-            Message::Progress(first, progress) if order.hears(first) => take(Made::Progress(progress))?,
-            Message::Progress(..) => {}
+            Message::Progress(first, progress) if failed.is_none() && order.hears(first) => {
+                hand(Made::Progress(progress));
+            }
+            Message::Progress(..) | Message::Over => {}
             Message::Letter(letter) => {
                 let (items, ended) = order.sort(letter);
-                items.into_iter().try_for_each(|item| take(Made::Item(item)))?;
+                items.into_iter().for_each(|item| hand(Made::Item(item)));
                 (0..ended).for_each(|_| queue.handed_on());
             }
-            Message::Failed(error) => return Err(error),
-            Message::Over => {}
+            Message::Failed(error) => {
+                failed = Some(match failed {
+                    Some(first) => reason(first, error),
+                    None => error,
+                });
+            }
         }
     }
-    Ok(())
+    order.rest().into_iter().for_each(|item| hand(Made::Item(item)));
+    // Devices that were cancelled because of the caller's error do not say why.
+    taken.and(failed.map_or(Ok(()), Err))
 }
 
 /// The error to return of what came first and of another: devices that were cancelled because one failed do not say
 /// why.
-fn reason(done: Result<()>, other: Error) -> Error {
-    match done {
-        Err(first) if first.kind() != Kind::Cancelled => first,
-        _ => other,
-    }
+fn reason(first: Error, other: Error) -> Error {
+    if first.kind() == Kind::Cancelled { other } else { first }
 }
 
 impl<B: Backend> Share<B> {
@@ -398,11 +406,16 @@ impl<T> Outlet<T> {
 
 impl<T> Drop for Ending<'_, T> {
     fn drop(&mut self) {
+        // Without a receiver the caller panics.
+        let _ = self.0.send(Message::Over);
+    }
+}
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
         if thread::panicking() {
-            self.queue.stop();
-            self.cancel.cancel();
+            self.0.stop();
+            self.1.cancel();
         }
-        // The receiver is there as long as this device.
-        let _ = self.sender.send(Message::Over);
     }
 }

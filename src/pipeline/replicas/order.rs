@@ -50,6 +50,15 @@ impl<T> Order<T> {
         }
         (items, ended)
     }
+
+    /// What was held back of batches that come to no end, in the order of the images.
+    pub(super) fn rest(self) -> Vec<T> {
+        let item = |says| match says {
+            Says::Item(item) => Some(item),
+            Says::End(_) => None,
+        };
+        self.later.into_values().flatten().filter_map(item).collect()
+    }
 }
 
 #[cfg(test)]
@@ -70,5 +79,9 @@ mod tests {
         assert_eq!(sort(4, Says::Item("f")), (vec!["f"], 0));
         assert_eq!(sort(4, Says::End(1)), (vec![], 1));
         assert!(order.hears(5) && !order.hears(4));
+        for (first, item) in [(7, "h"), (6, "g"), (7, "i")] {
+            assert_eq!(order.sort(Letter { first, says: Says::Item(item) }), (vec![], 0));
+        }
+        assert_eq!(order.rest(), ["g", "h", "i"]);
     }
 }
