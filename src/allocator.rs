@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -45,14 +46,29 @@ fn or_exit(memory: *mut u8, bytes: usize) -> *mut u8 {
     memory
 }
 
+/// Whether a thread tells why the program ends.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Whether this thread does.
+    static ENDS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns to the first thread that is to tell why the program ends, each time that it asks; all others wait for the end.
+/// Where memory runs out, several threads find it out at the same time, each in its own way.
+pub fn begin_the_end() {
+    if !ENDS.get() {
+        while ENDING.swap(true, Ordering::Relaxed) {
+            thread::sleep(Duration::MAX);
+        }
+        ENDS.set(true);
+    }
+}
+
 /// Ends the program without allocating, and without waiting for a lock that this thread may hold.
 #[cold]
 fn exit(bytes: usize) -> ! {
-    static EXITING: AtomicBool = AtomicBool::new(false);
-    // Where several threads find no memory, the first one tells it.
-    while EXITING.swap(true, Ordering::Relaxed) {
-        thread::sleep(Duration::MAX);
-    }
+    begin_the_end();
     let mut text = [0; 256];
     let mut rest = text.as_mut_slice();
     let _ = write!(
