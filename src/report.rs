@@ -85,7 +85,9 @@ impl Report<'_> {
         let mut text = String::new(); // writing to it does not fail
         let mut line = |name: &str, values: &[f64], digits: usize, unit: &str| {
             let _ = write!(text, "{name:12}");
-            values.iter().for_each(|value| drop(write!(text, " {value:>10.digits$} {unit}")));
+            for value in values {
+                let _ = write!(text, " {value:>10.digits$} {unit}");
+            }
             let _ = writeln!(text);
         };
         if devices.len() > 1 {

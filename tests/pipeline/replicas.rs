@@ -240,7 +240,9 @@ fn what_was_made_before_a_device_failed_is_handed_on() {
             }
             return Err(Error::new("out of memory"));
         }
-        seeds(share, outlet).inspect(|()| drop(all.fetch_add(1, Ordering::Relaxed)))
+        seeds(share, outlet)?;
+        all.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     };
     let mut taken = Vec::new();
     let take = &mut |made| {
