@@ -180,7 +180,7 @@ fn the_first_cause_on_any_device_ends_the_image_and_the_next_image_is_made() {
             session.run(report)
         })
     };
-    let payload = catch_unwind(AssertUnwindSafe(panicking)).err().expect("a panic");
+    let payload = catch_unwind(AssertUnwindSafe(panicking)).expect_err("a panic");
     assert_eq!(payload.downcast_ref::<&str>(), Some(&"a defect"));
     assert_eq!(generate(&parallel, &request, 1).unwrap().len(), 1);
 }
