@@ -4,28 +4,30 @@ import time
 from collections.abc import Callable, Iterable
 
 import torch
+import torch.fx.experimental._config
 
 from report import log
 from settings import Settings
 
-WARM_UP = 3  # runs before a graph is captured: compilation, lazy allocations
+WARM_UP = 2  # runs before a graph is captured: compilation, lazy allocations
 RATE_WARM_UP = 0.02  # of the time
 
 
 class GraphedStep:
     """A function without arguments as one CUDA graph; without CUDA it is called as it is.
 
-    A step of these small models is thousands of short kernels: launching them costs more than running them.
+    A step of these small models is thousands of short kernels: launching them costs more than running them. All graphs are captured on one
+    stream and share a pool: memory that one graph was done with serves the next, which it would not on another stream. So one replays at a time.
     """
 
-    pool = None
+    pool = stream = None
 
     def __init__(self, run: Callable[[], None], device: str):
         self.replay = run
         if not device.startswith("cuda"):
             return
         from_s = time.monotonic()
-        stream = torch.cuda.Stream()
+        stream = GraphedStep.stream = GraphedStep.stream or torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
@@ -38,7 +40,7 @@ class GraphedStep:
         GraphedStep.pool = graph.pool()
         self.graph, self.replay = graph, graph.replay
         torch.cuda.synchronize()
-        log(f"captured in {time.monotonic() - from_s:.0f} s")
+        log(f"captured in {time.monotonic() - from_s:.1f} s, {torch.cuda.memory_reserved() / 2**30:.1f} GiB in use")
 
 
 def compile_blocks(settings: Settings, blocks: Iterable[torch.nn.Module]) -> None:
@@ -46,6 +48,7 @@ def compile_blocks(settings: Settings, blocks: Iterable[torch.nn.Module]) -> Non
     if not settings.compile:
         return
     torch._dynamo.config.recompile_limit = 128
+    torch.fx.experimental._config.use_duck_shape = False  # sizes that are equal once are not always
     torch._dynamo.config.accumulated_recompile_limit = 1024
     for block in blocks:
         block.compile(dynamic=True)
@@ -78,6 +81,8 @@ def train(
         rate.fill_(schedule(part))
         images += step(part)
         done += 1
+        if rate.is_cuda and done % 10 == 0:
+            torch.cuda.synchronize()  # replays are queued faster than they run: the clock would end hundreds of them too late
         if done % 100 == 0 or done == max_steps:
             text, loss = describe()  # waits for the device, so that the clock counts work that is done
             log(f"step {done} {text}, rate {schedule(part):.3f}, {images / (time.monotonic() - from_s):.0f} images/s")
