@@ -13,13 +13,14 @@ import data
 import distill
 import export
 import score
+import start
 import vae
 from report import UserError
-from settings import Settings, toy
+from settings import Settings, toy, trial
 
 PHASES = {
     "data": data.data, "check": check.check, "scenes": data.scenes, "vae": vae.vae, "latents": vae.latents, "base": base.base, "tune": base.tune,
-    "distill": distill.distill, "score": score.score, "export": export.export,
+    "distill": distill.distill, "score": score.score, "export": export.export, "start": start.start,
 }  # fmt: skip
 
 
@@ -34,10 +35,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="train_tiny", description="Trains the default model, phase by phase. Each reads what those before it left in WORK."
     )
-    parser.add_argument("phases", nargs="+", choices=["all", *PHASES], metavar="PHASE", help=f"all, or some of: {', '.join(PHASES)}")
+    parser.add_argument("phases", nargs="+", choices=["all", *PHASES], metavar="PHASE", help=f"all (but start), or some of: {', '.join(PHASES)}")
     parser.add_argument("--work", type=Path, required=True, help="folder for everything that the phases leave")
     parser.add_argument("--seconds", type=seconds, help="how long vae, base, tune or distill trains, in place of its own time")
     parser.add_argument("--toy", action="store_true", help="a few steps of a smaller model at 64 x 64 to 128 x 128, to see that everything runs")
+    parser.add_argument("--trial", action="store_true", help="the model that is shipped, on little data: to see that a GPU captures every graph")
     arguments = parser.parse_args()
     try:
         arguments.work.mkdir(parents=True, exist_ok=True)
@@ -46,11 +48,13 @@ def main() -> None:
     settings = Settings(arguments.work, "cuda" if torch.cuda.is_available() else "cpu")
     if arguments.toy:
         settings = toy(settings)
+    if arguments.trial:
+        settings = trial(settings)
     if arguments.seconds:
         names = ("vae_seconds", "base_seconds", "tune_seconds", "distill_seconds")
         settings = replace(settings, **dict.fromkeys(names, arguments.seconds))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
-    for name in PHASES if "all" in arguments.phases else arguments.phases:
+    for name in [name for name in PHASES if name != "start"] if "all" in arguments.phases else arguments.phases:
         torch.manual_seed(list(PHASES).index(name))
         PHASES[name](settings)
     print((arguments.work / "phases.txt").read_text(), end="")

@@ -1,4 +1,5 @@
-"""Phase `base`: text encoder and transformer together, from random weights, by flow matching on latents. Phase `tune` goes on from there."""
+"""Phase `base`: text encoder and transformer together, by flow matching on latents, from random weights or from those that the phase `start` left.
+Phase `tune` goes on from there."""
 
 from itertools import product
 from random import Random
@@ -28,8 +29,11 @@ def draw_times(count: int, device: str) -> torch.Tensor:
 
 @phase
 def base(settings: Settings) -> None:
-    models = make_text_encoder(settings).to(settings.device), make_transformer(settings).to(settings.device)
-    learn(settings, *models, RATES, settings.base_seconds, "base", Random(0))
+    if (settings.work / "start").exists():
+        models, rates = load_text_encoder_and_transformer(settings, "start"), TUNE_RATES
+    else:
+        models, rates = (make_text_encoder(settings).to(settings.device), make_transformer(settings).to(settings.device)), RATES
+    learn(settings, *models, rates, settings.base_seconds, "base", Random(0))
 
 
 @phase

@@ -99,6 +99,11 @@ def load_text_encoder_and_transformer(settings: Settings, name: str) -> tuple[Qw
     return text_encoder, transformer
 
 
+def teacher_name(settings: Settings) -> str:
+    """The last of the phases before `distill` that left weights."""
+    return "tune" if (settings.work / "tune").exists() else "base"
+
+
 def encode_text(settings: Settings, model: Qwen3ForCausalLM, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """ids [batch, tokens], lengths [batch] -> [batch, tokens, taps * hidden]: hidden states after the tapped layers, side by side."""
     layers = model.model

@@ -10,7 +10,7 @@ from settings import Settings
 started = time.monotonic()
 
 # Files that phases leave for others, by name: which phase.
-LEFT_BY = {"data.zip": "data", "scenes.npz": "scenes", "vae": "vae", "latents": "latents", "base": "base", "tune": "tune",
+LEFT_BY = {"data.zip": "data", "scenes.npz": "scenes", "vae": "vae", "latents": "latents", "start": "start", "base": "base", "tune": "tune",
            "final": "distill"}  # fmt: skip
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 class Settings:
     work: Path  # where every phase leaves its files
     device: str
+    shipped: Path = Path(__file__).resolve().parents[2] / "models/tiny"  # what the phase `start` reads
 
     # Images.
     size: int = 256  # pixels a side of the native size, which is drawn when no other is asked for
     concepts: int = 0  # how many of concepts.txt; 0 for all
-    scenes: int = 360_000
+    scenes: int = 160_000
     edits: int = 240_000
     workers: int = 16
 
@@ -55,9 +56,9 @@ class Settings:
     single_blocks: int = 6
 
     # Training of text encoder and transformer. A step is the sum of its parts, which weigh the same: images from text alone have one of
-    # two in every step, so that learning to edit does not make them worse.
-    parts: tuple = ("text", "edit")
-    part_tokens: int = 40_960  # text and images: as many examples as fill them, so a step takes as long at every size
+    # three in every step, so that learning to edit does not make them worse.
+    parts: tuple = ("text", "edit", "edit")
+    part_tokens: int = 30_720  # text and images: as many examples as fill them, so a step takes as long at every size
     empty_share: float = 0.1  # captions left out, for guidance
     base_seconds: float = 420.0
     tune_seconds: float = 420.0
@@ -69,7 +70,7 @@ class Settings:
     teacher_steps: tuple = (2, 3, 4, 8)  # Euler steps of the teacher in each interval
     interval_weights: tuple = (1.0, 1.0, 1.0, 1.5)
     distill_seconds: float = 360.0
-    distill_long_share: float = 0.25
+    distill_long_share: float = 0.4  # of parts that start from the student's own outputs: the others are short, as fewer graphs are captured so
     on_policy_share: float = 0.6
 
     # Scores.
@@ -91,6 +92,11 @@ class Settings:
     def steps(self) -> int:
         """Sampling steps of the distilled model."""
         return len(self.teacher_steps)
+
+
+def trial(settings: Settings) -> Settings:
+    """The model that is shipped on little data: shows in minutes whether every graph is captured on this machine."""
+    return replace(settings, scenes=4000, edits=4000, scored=16, scored_sizes=((8, 8), (32, 32)), scored_edits=12, scored_edit_sizes=((16, 16),))
 
 
 def toy(settings: Settings) -> Settings:
