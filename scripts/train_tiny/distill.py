@@ -6,14 +6,15 @@ own previous output, as at inference, instead of from a noised image. Source: pi
 """
 
 import copy
-from itertools import product
 from random import Random
 
 import torch
 from transformers import Qwen3ForCausalLM
 
 from batches import Bucket, Buckets
-from models import Velocity, compute_dtype, encode_text, guided, load_text_encoder_and_transformer, save, transformer_blocks
+from models import (
+    Velocity, compute_dtype, encode_text, guided, load_text_encoder_and_transformer, save, teacher_name, transformer_blocks,
+)  # fmt: skip
 from optimizer import Trainer
 from report import log, phase
 from settings import Settings
@@ -83,7 +84,7 @@ class Lessons:
 @phase
 def distill(settings: Settings) -> None:
     device, dtype, intervals = settings.device, compute_dtype(settings), settings.steps
-    text_encoder, transformer = load_text_encoder_and_transformer(settings, "tune")
+    text_encoder, transformer = load_text_encoder_and_transformer(settings, teacher_name(settings))
     frozen_encoder, frozen = (copy.deepcopy(model).to(dtype).requires_grad_(False) for model in (text_encoder, transformer))
     trainer = Trainer({"transformer": transformer}, dtype, device, RATES, settings.ema)
     compile_blocks(settings, [*transformer_blocks(transformer), *transformer_blocks(frozen)])
@@ -101,7 +102,8 @@ def distill(settings: Settings) -> None:
     lengths, buckets = (settings.caption_tokens, settings.prompt_tokens), lessons.buckets
     graphs = {
         (bucket.stream, length, own): GraphedStep(lambda case=(bucket, length, own): add_gradients(*case), device).replay
-        for bucket, length, own in product(buckets.all, lengths, (False, True))
+        for bucket in buckets.all
+        for length, own in ((lengths[0], False), (lengths[0], True), (lengths[1], True))
     }
     trainer.forget()
     step_trainer = GraphedStep(trainer.step, device).replay
@@ -110,8 +112,9 @@ def distill(settings: Settings) -> None:
     def run(part_of_time: float) -> int:
         images = 0
         for part in settings.parts:
-            bucket, length = buckets.draw(rng, part), lengths[rng.random() < settings.distill_long_share]
+            bucket = buckets.draw(rng, part)
             own = part_of_time > OWN_OUTPUTS_FROM and rng.random() < settings.on_policy_share
+            length = lengths[own and rng.random() < settings.distill_long_share]
             graphs[bucket.stream, length, own]()
             images += intervals * lessons.share(bucket, length)
         step_trainer()
