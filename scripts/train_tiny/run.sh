@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains the second edition on a machine with one GPU, from the shipped weights in models/tiny and the data.zip in WORK, by the clock:
-#   scripts/train_tiny/sitting.sh WORK SECONDS
+#   scripts/train_tiny/run.sh WORK SECONDS
 # Leaves base/, final/, vae/, sheets/, scores.json and model/ in WORK. While scenes are encoded, a trial with little data captures every
 # graph of `base` and `distill`; the first error ends everything. What was left stays, so phases may be run again one by one.
 set -euo pipefail
