@@ -47,28 +47,28 @@ fn or_exit(memory: *mut u8, bytes: usize) -> *mut u8 {
 }
 
 /// Whether a thread tells why the program ends.
-static ENDING: AtomicBool = AtomicBool::new(false);
+static EXITING: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// Whether this thread does.
-    static ENDS: Cell<bool> = const { Cell::new(false) };
+    static EXITS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns to the first thread that is to tell why the program ends, each time that it asks; all others wait for the end.
-/// Where memory runs out, several threads find it out at the same time, each in its own way.
-pub fn begin_the_end() {
-    if !ENDS.get() {
-        while ENDING.swap(true, Ordering::Relaxed) {
+/// Returns to the first thread that asks, which may tell why the program ends, each time that it asks; all others sleep
+/// until it has ended. Where memory runs out, several threads find it out at the same time, each in its own way.
+pub fn claim_exit() {
+    if !EXITS.get() {
+        while EXITING.swap(true, Ordering::Relaxed) {
             thread::sleep(Duration::MAX);
         }
-        ENDS.set(true);
+        EXITS.set(true);
     }
 }
 
 /// Ends the program without allocating, and without waiting for a lock that this thread may hold.
 #[cold]
 fn exit(bytes: usize) -> ! {
-    begin_the_end();
+    claim_exit();
     let mut text = [0; 256];
     let mut rest = text.as_mut_slice();
     let _ = write!(

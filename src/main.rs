@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     let done = panics::caught(|| run(parse(), start, &signals));
     let Some(done) = done else { return ExitCode::from(panics::EXIT_CODE) };
     let Err(error) = done else { return ExitCode::SUCCESS };
-    allocator::begin_the_end();
+    allocator::claim_exit();
     if error.kind() != Kind::Cancelled {
         say(&format!("error: {error}"));
     }

@@ -144,13 +144,14 @@ impl<B: Backend> Parallel<B> {
         let _stop = StopOnPanic(self.first().backend(), cancel);
         for (rank, Device { name, model }) in self.devices.iter().enumerate() {
             let (model, request, work) = (Arc::clone(model), Arc::clone(&request), Arc::clone(&work));
-            let (cancel, sender) = (cancel.clone(), sender.clone());
+            let (flag, sender) = (cancel.clone(), sender.clone());
             let on_device = move || {
-                one(&model, &sender, |report| work(rank, model.session(&request, count, &cancel)?, report));
+                one(&model, &sender, |report| work(rank, model.session(&request, count, &flag)?, report));
             };
             let thread = thread::Builder::new().name(name.clone()).spawn(on_device);
             let failed = |error| {
                 let error = Error::no_thread(&error);
+                cancel.cancel();
                 self.abort(&error);
                 error
             };
