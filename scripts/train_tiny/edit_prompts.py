@@ -6,11 +6,10 @@ shapes, which `tests/meaning/reader.rs` reads.
 reads `data.zip` of the phase `data` in WORK and writes to OUT. The edits do not depend on the weights.
 
 - edits.json: `edits`, a list of {prompt, seed, kind, references, background, objects, changed, touched}. `kind` is the operation,
-  `references` how many of the tiles of references.png, from left to right and down, are its own. `objects` have color, shape, x and y (the
-  center, in parts of the image); `changed` are the indices of those that the prompt names; `touched` are boxes [left, top, right, bottom], in parts
-  of the image, outside of which it must stay as it is, or null where its background changes or there are two references.
-- references.png: drawn images of 256 x 256, in rows of 8.
-- expected.png: drawn images of what is asked for, 64 x 64, in rows of 8. These are read without an error.
+  `references` how many of the tiles of references.png, from left to right and down, are its own. `objects` are as they are read in the drawn image:
+  color, shape, x and y (the center, in parts of the image) and side (in parts of its shorter side); `touched` are boxes [left, top, right, bottom],
+  in parts of the image, outside of which it must stay as it is, or null where its background changes or there are two references.
+- references.png and expected.png: drawn images of 256 x 256, in rows of 8. The expected ones are read without an error.
 """
 
 import argparse
@@ -20,18 +19,15 @@ from pathlib import Path
 from random import Random
 
 import torch
-import torch.nn.functional as F
 
 from data import load_concepts, load_sprites
 from edit_scorer import EditScorer
-from edits import NAMES, OPERATIONS, Edit, Edits
+from edits import OPERATIONS, Edit, Edits
 from prompts import tiled
 from render import Sprites, to_bytes
 from report import UserError
-from scenes import Thing
-from scorer import CELLS
+from scorer import Object, read
 from settings import Settings
-from vocabulary import SHAPES
 
 SEED, EACH = 2027, 4  # of each operation
 SIZE = (16, 16)
@@ -48,8 +44,8 @@ def touched(edit: Edit) -> list[list[float]] | None:
     return [grown(box(thing)) for thing in differ]
 
 
-def seen(thing: Thing) -> dict:
-    return {"color": NAMES[thing.color], "shape": SHAPES[thing.sprite], "x": round(thing.x, 4), "y": round(thing.y, 4)}
+def seen(thing: Object) -> dict:
+    return {"color": thing.color, "shape": thing.shape, "x": round(thing.x, 4), "y": round(thing.y, 4), "side": round(thing.side, 4)}
 
 
 def main() -> None:
@@ -61,19 +57,18 @@ def main() -> None:
     scorer = EditScorer(Sprites(torch.from_numpy(load_sprites(settings))))
     drawer, rng = Edits(load_concepts(settings), held=True, emoji_share=0.0), Random(SEED)
     edits = [scorer.readable(drawer, rng, operation, SIZE) for operation in OPERATIONS for _ in range(EACH)]
+    references = to_bytes(scorer.drawn([scene for edit in edits for scene in edit.references], SIZE))
+    expected = to_bytes(scorer.drawn([edit.expected for edit in edits], SIZE))
     rows = [
         {
             "prompt": edit.instruction, "seed": 2000 + i, "kind": edit.operation, "references": len(edit.references),
-            "background": edit.expected.background, "objects": [seen(thing) for thing in edit.expected.things], "changed": edit.changed,
-            "touched": touched(edit),
+            "background": edit.expected.background, "objects": [*map(seen, read(image.permute(1, 2, 0).numpy())[1])], "touched": touched(edit),
         }
-        for i, edit in enumerate(edits)
+        for i, (edit, image) in enumerate(zip(edits, expected))
     ]  # fmt: skip
     arguments.out.mkdir(parents=True, exist_ok=True)
-    references = scorer.drawn([scene for edit in edits for scene in edit.references], SIZE)
-    tiled(to_bytes(references)).save(arguments.out / "references.png", optimize=True)
-    expected = scorer.drawn([edit.expected for edit in edits], SIZE)
-    tiled(to_bytes(F.avg_pool2d(expected, expected.shape[2] // CELLS))).save(arguments.out / "expected.png", optimize=True)
+    tiled(references).save(arguments.out / "references.png", optimize=True)
+    tiled(expected).save(arguments.out / "expected.png", optimize=True)
     (arguments.out / "edits.json").write_text('{"edits": [\n' + ",\n".join(json.dumps(row) for row in rows) + "\n]}\n")
     print(f"{len(edits)} edits, {len(references)} references in {arguments.out}")
 
