@@ -232,9 +232,16 @@ fn a_size_far_from_the_models_has_a_note() {
     };
     // The built-in model says how far it goes.
     let tiny = &ModelFiles::open("models/tiny".as_ref()).unwrap();
-    for (width, height, expected) in
-        [(256, 256, false), (384, 256, false), (400, 256, true), (176, 256, false), (160, 256, true), (128, 512, false)]
-    {
+    for (width, height, expected) in [
+        (256, 256, false),
+        (512, 512, false),
+        (128, 128, false),
+        (128, 256, false),
+        (512, 256, false),
+        (128, 512, true), // sides of those lengths, but not in that ratio
+        (112, 128, true),
+        (528, 512, true),
+    ] {
         assert_eq!(noted(tiny, width, height), expected, "{width}x{height}");
     }
     // A model that does not say was made for 64x64, and goes from half to twice the side.

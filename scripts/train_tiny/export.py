@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from batches import load_vae
 from data import archive, load_concepts, load_tokenizer
+from layouts import PIXELS
 from models import load_text_encoder_and_transformer
 from report import UserError, log, phase
 from settings import Settings
@@ -92,7 +93,7 @@ def export(settings: Settings) -> None:
     load_tokenizer(settings)  # as it was written
     write_json(unfinished / "model_index.json", {
         "_class_name": "Flux2KleinPipeline", "_diffusers_version": diffusers.__version__, "is_distilled": True,
-        "image_area_factor": (settings.most_side / settings.latent_side) ** 2,  # it was trained on no larger image, nor one as much smaller
+        "image_sides": [PIXELS * settings.least_side, PIXELS * settings.most_side], "image_aspect_ratio": 2.0,  # as layouts.py draws them
         "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"], "text_encoder": ["transformers", "Qwen3ForCausalLM"],
         "tokenizer": ["transformers", "Qwen2TokenizerFast"], "transformer": ["diffusers", "Flux2Transformer2DModel"],
         "vae": ["diffusers", "AutoencoderKLFlux2"],

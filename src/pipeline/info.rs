@@ -16,9 +16,11 @@ const BASE_STEPS: usize = 50;
 const CLASS: &str = "Flux2KleinPipeline";
 /// The one that caches keys and values of reference images.
 const CACHING_CLASS: &str = "Flux2KleinKVPipeline";
-/// How far in area an image may be from the size that a model was made for, where `model_index.json` does not say: the
+/// How far in area an image may be from the size that a model was made for, where `model_index.json` names no sides: the
 /// full-size models saw half and twice the side.
-const DEFAULT_AREA_FACTOR: f64 = 4.0;
+const AREA_FACTOR: f64 = 4.0;
+/// How many times longer than the other a side may be, where `model_index.json` names sides but no ratio.
+const DEFAULT_ASPECT_RATIO: f64 = 2.0;
 /// Text tokens of a klein model, where `model_index.json` does not name another number.
 const DEFAULT_SEQUENCE_LENGTH: usize = 512;
 /// The hidden states of the text encoder with which klein models were trained.
@@ -47,8 +49,8 @@ pub struct ModelInfo {
     pub max_sequence_length: usize,
     /// [height, width] in pixels.
     pub default_image_size: [usize; 2],
-    /// How many times larger or smaller in area than [`Self::default_image_size`] an image may be before it is worse.
-    pub image_area_factor: f64,
+    /// The images that it was trained on, where the model says so.
+    pub trained_sizes: Option<TrainedSizes>,
     /// Steps where the request names none.
     pub default_steps: usize,
     /// Qwen3 sizes.
@@ -62,6 +64,15 @@ pub struct ModelInfo {
     pub file_sizes: [FileSizes; 2],
 }
 
+/// The images that a model was trained on: others are worse.
+#[derive(Debug, Clone, Copy)]
+pub struct TrainedSizes {
+    /// Pixels of the shortest and of the longest side.
+    pub sides: [usize; 2],
+    /// How many times longer one side may be than the other.
+    pub aspect_ratio: f64,
+}
+
 #[derive(Default, Deserialize)]
 struct Index {
     #[serde(rename = "_class_name")]
@@ -70,7 +81,8 @@ struct Index {
     text_encoder_out_layers: Option<Vec<usize>>,
     max_sequence_length: Option<usize>,
     default_image_size: Option<[usize; 2]>,
-    image_area_factor: Option<f64>,
+    image_sides: Option<[usize; 2]>,
+    image_aspect_ratio: Option<f64>,
     default_steps: Option<usize>,
 }
 
@@ -121,7 +133,10 @@ impl ModelInfo {
             out_layers: index.text_encoder_out_layers.unwrap_or(default_layers),
             max_sequence_length: index.max_sequence_length.unwrap_or(DEFAULT_SEQUENCE_LENGTH),
             default_image_size: index.default_image_size.unwrap_or([side, side]),
-            image_area_factor: index.image_area_factor.unwrap_or(DEFAULT_AREA_FACTOR),
+            trained_sizes: index.image_sides.map(|sides| TrainedSizes {
+                sides,
+                aspect_ratio: index.image_aspect_ratio.unwrap_or(DEFAULT_ASPECT_RATIO),
+            }),
             default_steps: index.default_steps.unwrap_or(if is_distilled { DISTILLED_STEPS } else { BASE_STEPS }),
             text_encoder,
             transformer,
@@ -221,10 +236,19 @@ impl ModelInfo {
     /// What someone should know who asks for this size, if anything.
     pub(super) fn size_note(&self, width: usize, height: usize) -> Option<String> {
         let [made_height, made_width] = self.default_image_size;
-        // As floats, because the config may name sides whose product overflows.
-        let ratio = (width as f64 * height as f64) / (made_width as f64 * made_height as f64);
-        (ratio.max(ratio.recip()) > self.image_area_factor)
-            .then(|| format!("this model is made for {made_width}x{made_height}; images of {width}x{height} are worse"))
+        let (is_worse, made_for) = match self.trained_sizes {
+            Some(TrainedSizes { sides: [least, most], aspect_ratio }) => {
+                let (short, long) = (width.min(height), width.max(height));
+                let is_worse = short < least || long > most || long as f64 > aspect_ratio * short as f64;
+                (is_worse, format!("sides of {least} to {most} pixels and ratios up to {aspect_ratio}:1"))
+            }
+            None => {
+                // As floats, because the config may name sides whose product overflows.
+                let ratio = (width as f64 * height as f64) / (made_width as f64 * made_height as f64);
+                (ratio.max(ratio.recip()) > AREA_FACTOR, format!("{made_width}x{made_height}"))
+            }
+        };
+        is_worse.then(|| format!("this model is made for {made_for}; images of {width}x{height} are worse"))
     }
 
     /// Adds a hint to the error of a tensor whose shape is wrong.
