@@ -71,10 +71,12 @@ gpu-setup:
 	fi
 
 .PHONY: gallery
-gallery: build ## Draw docs/gallery.png anew: the prompts of docs/gallery.txt on the CPU, the first with SEED
-	rm -rf "$(TARGET)/gallery"
+gallery: build ## Draw docs/gallery.png and docs/edits.png anew, on the CPU: the lists beside them, the first prompt with SEED
+	rm -rf "$(TARGET)/gallery" "$(TARGET)/edits"
 	FLUX_BIN=$(FLUX) scripts/generate_batch.sh docs/gallery.txt "$(TARGET)/gallery" -S "$$SEED" --device cpu -q
 	$(CARGO) run --quiet --release --locked --example contact_sheet -- docs/gallery.png "$(TARGET)"/gallery/*.png
+	FLUX_BIN=$(FLUX) scripts/draw_edits.sh docs/edits.txt "$(TARGET)/edits" --device cpu -q
+	$(CARGO) run --quiet --release --locked --example contact_sheet -- docs/edits.png "$(TARGET)"/edits/before-*.png "$(TARGET)"/edits/after-*.png
 
 .PHONY: test
 test: ## Run all Rust tests; those that need a GPU, AMX or a full-size model pass without running where there is none

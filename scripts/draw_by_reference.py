@@ -4,7 +4,8 @@
     python3 scripts/draw_by_reference.py MODEL FOLDER
 
 MODEL   model folder
-FOLDER  has index.json, with file, prompt, seed, width, height and steps of every image; the files are written beside it
+FOLDER  has index.json, with file, prompt, seed, width, height and steps of every image, and with `references`, files of images before it, where
+        it is an edit; the files are written beside it
 
 The versions that it was run with are in requirements-reference.txt. Two runs on one machine give the same bytes.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 from diffusers import Flux2KleinPipeline
+from PIL import Image
 
 
 def main() -> None:
@@ -25,7 +27,9 @@ def main() -> None:
     pipeline = Flux2KleinPipeline.from_pretrained(arguments.model, torch_dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     for image in json.loads((arguments.folder / "index.json").read_text())["images"]:
+        references = [Image.open(arguments.folder / name).convert("RGB") for name in image.get("references", [])]
         result = pipeline(
+            image=references or None,
             prompt=image["prompt"],
             width=image["width"],
             height=image["height"],

@@ -47,7 +47,8 @@ const MAX_THREADS: u64 = crate::threads::MAX as u64;
 
 /// Draws the image that a prompt describes, also from images.
 ///
-/// Without --dir it uses a small model that is part of the program and draws emoji-like scenes of 256x256 pixels.
+/// Without --dir it uses a small model that is part of the program and draws and edits emoji-like scenes of 128 to 512
+/// pixels a side.
 #[derive(Parser)]
 #[command(name = "flux", version, arg_required_else_help = true, disable_help_flag = true, disable_version_flag = true)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, max_term_width = 80)]

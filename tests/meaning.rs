@@ -1,5 +1,5 @@
-//! The default model draws what the prompt says: images of prompts that it was not trained on are read back and
-//! compared with it.
+//! The default model draws what the prompt says, and changes what the instruction names: images of prompts and of
+//! instructions that it was not trained on are read back and compared with them.
 
 #[path = "meaning/score.rs"]
 mod score;
@@ -13,7 +13,8 @@ use flux::files::ModelFiles;
 use flux::files::quantise::FORMATS;
 use flux::output::Rgb;
 use flux::pipeline::{CancelFlag, Model, OpenModel};
-use score::{BOUNDS, Meaning, expect_meaning};
+use score::edits::{Edits, expect_edits, expect_nothing};
+use score::{BOUNDS, Meaning, expect_meaning, expect_meaning_at_sizes};
 
 fn open() -> OpenModel {
     let dir = ModelFiles::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny")).unwrap();
@@ -35,6 +36,33 @@ fn in_format(name: &str) -> Arc<Model<Cpu>> {
 fn images_show_what_was_asked_for() {
     let meaning = Meaning::load();
     expect_meaning(&meaning, &meaning.generate(&default_model()));
+}
+
+#[test]
+fn images_of_other_sizes_show_it_too() {
+    expect_meaning_at_sizes(&default_model());
+}
+
+#[test]
+fn edits_change_what_was_named_and_nothing_else() {
+    let edits = Edits::load().few(2);
+    expect_edits(&edits, &edits.generate(&default_model(), true));
+}
+
+#[test]
+fn edits_with_weights_in_few_bits_do_so_too() {
+    let edits = Edits::load().few(1);
+    for name in ["q8_0", "q4_k"] {
+        println!("{name}");
+        expect_edits(&edits, &edits.generate(&in_format(name), true));
+    }
+}
+
+/// What the instruction of another edit makes of a reference is wrong.
+#[test]
+fn edits_by_shuffled_instructions_are_wrong() {
+    let edits = Edits::load().few(1).shuffled();
+    expect_nothing(&edits, &edits.generate(&default_model(), true));
 }
 
 #[test]
@@ -75,6 +103,11 @@ fn drawn_images_are_read_without_an_error() {
     for (name, _) in BOUNDS {
         assert_eq!(scores.share(name), 1.0, "{name}");
     }
+    let edits = Edits::load();
+    let drawn = edits.drawn();
+    assert_eq!(edits.scores(&drawn).total(), 1.0);
+    // To the byte, but for where shapes reach beyond the boxes that say what is touched.
+    assert!(edits.kept_db(&drawn)[0] > 60.0, "{:?}", edits.kept_db(&drawn));
 }
 
 /// Left half redder than the background, right half less red: the median is the background's color, which no pixel is

@@ -159,7 +159,7 @@ fn the_gallery_at_the_top_is_what_its_prompts_draw() {
     let prompts: Vec<&str> = list.lines().collect();
     let text = fs::read_to_string(project("README.md")).expect("the README is there");
     let rows = text.lines().filter(|line| line.starts_with("| ")).take(prompts.len().div_ceil(COLUMNS as usize));
-    let cells: Vec<&str> = rows.flat_map(|row| row.trim_matches('|').split('|').map(str::trim)).collect();
+    let cells: Vec<&str> = rows.flat_map(cells_of).collect();
     assert_eq!(cells, prompts, "the table under the gallery says what is in docs/gallery.txt");
 
     // The command under the gallery draws its first image.
@@ -167,16 +167,9 @@ fn the_gallery_at_the_top_is_what_its_prompts_draw() {
     let line = commands().into_iter().find(|line| line.starts_with("flux ")).expect("a command under the gallery");
     assert!(line.contains(prompts[0]) && line.ends_with("-o image.png"), "{line}");
     run(&format!("{line} --device cpu"), folder.path()).succeeds();
-    let drawn = contact_sheet(vec![read(&folder.path().join("image.png")).unwrap()]);
     let gallery = image::open(project("docs/gallery.png")).unwrap().to_rgb8();
     assert_eq!(gallery.dimensions(), (COLUMNS * SIDE, prompts.len() as u32 / COLUMNS * SIDE));
-    let first = |sheet: &RgbImage| {
-        let tile = crop_imm(sheet, 0, 0, SIDE, SIDE).to_image();
-        Rgb { width: SIDE as usize, height: SIDE as usize, bytes: tile.into_raw() }
-    };
-    let apart = difference(&first(&gallery), &first(&drawn)).unwrap();
-    // Observed: equal, on the machine that drew it. Processors round in other places: below a level in the mean.
-    assert!(apart.psnr_db > 50.0, "{apart:?}: draw it anew with `make gallery`");
+    expect_tile(&gallery, 0, &folder.path().join("image.png"));
 
     // `make image` draws the same.
     let makefile = fs::read_to_string(project("Makefile")).unwrap();
@@ -186,6 +179,46 @@ fn the_gallery_at_the_top_is_what_its_prompts_draw() {
             line.contains(&format!("{flag} {value}")) || line.contains(&format!("{flag} \"{value}\"")),
             "{variable}"
         );
+    }
+}
+
+/// The cells of a row of a table.
+fn cells_of(row: &str) -> impl Iterator<Item = &str> {
+    row.trim_matches('|').split('|').map(str::trim)
+}
+
+/// Fails when the first tile in a row of a contact sheet is not the image of a file.
+fn expect_tile(sheet: &RgbImage, row: u32, path: &Path) {
+    let drawn = contact_sheet(vec![read(path).unwrap()]);
+    let tile = |sheet: &RgbImage, row: u32| {
+        let tile = crop_imm(sheet, 0, row * SIDE, SIDE, SIDE).to_image();
+        Rgb { width: SIDE as usize, height: SIDE as usize, bytes: tile.into_raw() }
+    };
+    let apart = difference(&tile(sheet, row), &tile(&drawn, 0)).unwrap();
+    // Observed: equal, on the machine that drew it. Processors round in other places: below a level in the mean.
+    assert!(apart.psnr_db > 50.0, "{}: {apart:?}: draw it anew with `make gallery`", path.display());
+}
+
+#[test]
+fn the_edits_at_the_top_are_what_their_instructions_make() {
+    let list = fs::read_to_string(project("docs/edits.txt")).expect("the edits of the gallery are there");
+    let edits: Vec<(&str, &str)> = list.lines().map(|line| line.split_once(" | ").expect("two parts")).collect();
+    let text = text_of("README.md");
+    let row = text.split("(docs/edits.png)").nth(1).and_then(|rest| rest.lines().find(|line| line.starts_with("| ")));
+    let cells: Vec<&str> = row.into_iter().flat_map(cells_of).collect();
+    assert_eq!(cells, edits.iter().map(|edit| edit.0).collect::<Vec<_>>(), "the table says what is in docs/edits.txt");
+
+    // The second and the third command draw the first of them.
+    let (instruction, prompt) = edits[0];
+    let lines: Vec<_> = commands().into_iter().filter(|line| line.starts_with("flux ")).skip(1).take(2).collect();
+    assert_eq!(lines[0], format!("flux -p \"{prompt}\" -S 1 -o star.png"));
+    assert_eq!(lines[1], format!("flux -p \"{instruction}\" -i star.png -S 1 -o blue.png"));
+    let folder = checkout();
+    let sheet = image::open(project("docs/edits.png")).unwrap().to_rgb8();
+    assert_eq!(sheet.dimensions(), (COLUMNS * SIDE, 2 * SIDE));
+    for (row, (line, image)) in (0..).zip(lines.iter().zip(["star.png", "blue.png"])) {
+        run(&format!("{line} --device cpu"), folder.path()).succeeds();
+        expect_tile(&sheet, row, &folder.path().join(image));
     }
 }
 
@@ -222,18 +255,28 @@ fn image_of(line: &str, folder: &Path) -> Rgb {
 fn the_commands_of_images_from_images_draw() {
     let folder = checkout();
     let lines = commands_of("Images from images");
-    let names = ["square", "edited", "star", "small-star", "near", "wide", "both", "piped", "cached"];
+    let names = ["square", "edited", "star", "small-star", "near", "wide", "heart", "both", "piped", "cached"];
     assert_eq!(lines.len(), names.len());
-    let [square, edited, star, small_star, near, wide, both, piped, cached] = std::array::from_fn(|i| {
+    let [square, edited, star, small_star, near, wide, heart, both, piped, cached] = std::array::from_fn(|i| {
         assert!(lines[i].ends_with(&format!(" {}.png", names[i])), "{}", lines[i]);
         image_of(&lines[i], folder.path())
     });
     let apart = |image: &Rgb| difference(image, &square).unwrap().mean;
-    // Observed: 1.1 and 1.2.
-    assert!(apart(&edited) < 5.0 && apart(&both) < 5.0, "it copies the first: {} {}", apart(&edited), apart(&both));
+    let share = |image: &Rgb, is: fn(&[u8; 3]) -> bool| {
+        let (pixels, _) = image.bytes.as_chunks::<3>();
+        pixels.iter().filter(|pixel| is(pixel)).count() as f64 / pixels.len() as f64
+    };
+    let red = |image: &Rgb| share(image, |[r, g, b]| *r > 150 && *g < 90 && *b < 90);
+    let blue = |image: &Rgb| share(image, |[r, _, b]| *b > 150 && *r < 90);
+    let yellow = |image: &Rgb| share(image, |[r, g, b]| *r > 200 && *g > 170 && *b < 90);
+    assert!(blue(&square) > 0.08 && red(&square) == 0.0, "{} {}", blue(&square), red(&square));
+    assert!((red(&edited) - blue(&square)).abs() < 0.01 && blue(&edited) < 0.005, "{}", red(&edited));
+    assert!((yellow(&edited) - yellow(&square)).abs() < 0.01, "all else is as it was: {}", yellow(&edited));
+    assert!((red(&both) - red(&heart)).abs() < 0.02 && yellow(&both) > 0.6, "{} {}", red(&both), yellow(&both));
+    assert!(blue(&piped) < 0.005 && yellow(&piped) > 0.6, "{} {}", blue(&piped), yellow(&piped));
     // Observed: 11.5.
     assert!(apart(&near) < 30.0, "{}", apart(&near));
-    assert_ne!(piped, cached, "the flag is for models that were trained so");
+    assert_ne!(edited, cached, "the flag is for models that were trained so");
     assert_eq!((wide.width, wide.height), (256 + 128, 256));
     let mut rows = wide.bytes.chunks_exact(3 * wide.width).zip(square.bytes.chunks_exact(3 * 256));
     let kept = 3 * (256 - 16);
@@ -243,8 +286,7 @@ fn the_commands_of_images_from_images_draw() {
         let (before, _) = square.bytes.as_chunks::<3>();
         let far = |at: usize| at % 256 + feather < 128 || at / 256 >= 128 + feather;
         assert!((0..pixels.len()).filter(|at| far(*at)).all(|at| pixels[at] == before[at]), "byte for byte");
-        let red = pixels.iter().filter(|[r, g, b]| *r > 150 && *g < 90 && *b < 90).count();
-        assert!(red > 500, "a star is there: {red}");
+        assert!(red(image) > 0.008, "a star is there: {}", red(image));
     }
 }
 

@@ -1,6 +1,6 @@
 """Reads an image of shapes back: background, and the color, shape and place of every object. Reads drawn images without an error.
 
-tests/meaning/reader.rs takes the same steps: a change here is made there, too. It has no need of an object's side.
+tests/meaning/reader.rs takes the same steps: a change here is made there, too.
 """
 
 from dataclasses import dataclass

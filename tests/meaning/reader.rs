@@ -55,6 +55,8 @@ pub struct Object {
     /// Center, in parts of the image.
     pub x: f64,
     pub y: f64,
+    /// The longer side of its outline, in parts of the image's shorter side.
+    pub side: f64,
 }
 
 impl Seen {
@@ -80,9 +82,13 @@ impl Reader {
             let color = median(part.iter().map(|&i| cells[i]));
             let mut near = grown(part);
             large().filter(|other| *other != part).flatten().for_each(|&cell| near[cell] = false);
+            let outline = outline(image, &near, color, background);
+            let (_, width) = extent(outline.iter().map(|place| place.0));
+            let (_, height) = extent(outline.iter().map(|place| place.1));
             Object {
                 color: self.nearest_color(color),
-                shape: self.nearest_shape(&outline(image, &near, color, background)),
+                shape: self.nearest_shape(&outline),
+                side: width.max(height) as f64 / image.width.min(image.height) as f64,
                 x: (mean(part.iter().map(|i| i % CELLS)) + 0.5) / CELLS as f64,
                 y: (mean(part.iter().map(|i| i / CELLS)) + 0.5) / CELLS as f64,
             }

@@ -3,6 +3,7 @@
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
 
+pub mod edits;
 mod reader;
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,6 +23,9 @@ const THUMBNAIL: usize = 16;
 /// What surrounds an emoji that is drawn at its normal size, in parts of the image.
 const EMOJI_MARGIN: f64 = 0.14;
 
+/// Text tokens that hold the prompts of tests which have no time for 512.
+const SHORT: usize = 64;
+
 /// The smallest share of right answers that passes, for each thing that prompts ask for.
 pub const BOUNDS: [(&str, f64); 10] = [
     ("background", 0.95),
@@ -35,6 +39,11 @@ pub const BOUNDS: [(&str, f64); 10] = [
     ("relation_shapes", 0.85),
     ("shape", 0.92),
 ];
+/// The bound at sizes other than the native one, for each thing that prompts ask for.
+const SIZES_BOUND: f64 = 0.8;
+/// Sides of images for which [`expect_meaning_at_sizes`] asks, and of how many prompts of one shape.
+pub const SIZES: [([usize; 2], usize); 5] =
+    [([128, 128], 6), ([192, 192], 6), ([320, 320], 3), ([384, 256], 3), ([512, 512], 3)];
 /// The bound for images of other prompts: their share over everything that depends on the prompt stays below it.
 const MOST_BY_CHANCE: f64 = 0.2;
 
@@ -98,23 +107,37 @@ impl Meaning {
 
     /// The image that the training's renderer draws for every prompt.
     pub fn drawn(&self) -> Vec<Rgb> {
-        let sheet = image::load_from_memory(include_bytes!("drawn.png")).expect("a PNG").to_rgb8();
-        let side = TILE as u32;
-        let across = sheet.width() / side;
-        let tile = |i: u32| {
-            image::imageops::crop_imm(&sheet, i % across * side, i / across * side, side, side).to_image().into_raw()
-        };
-        (0..self.prompts.len() as u32).map(|i| Rgb { width: TILE, height: TILE, bytes: tile(i) }).collect()
+        tiles(include_bytes!("drawn.png"), TILE, self.prompts.len())
     }
 
     /// One image for each prompt.
     pub fn generate<B: Backend>(&self, model: &Arc<Model<B>>) -> Vec<Rgb> {
-        let generate = |prompt: &Prompt| {
-            let image =
-                model.generate(&Request { steps: Some(4), ..Request::new(&prompt.prompt, prompt.seed) }).unwrap();
-            Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb }
+        self.prompts.iter().map(|prompt| draw(model, Request::new(&prompt.prompt, prompt.seed))).collect()
+    }
+
+    /// The first prompts of each kind that asks for shapes: so many of one shape, a third as many of several and of two.
+    pub fn few(mut self, of_one: usize) -> Self {
+        let mut left =
+            HashMap::from([(Kind::Shape, of_one), (Kind::Shapes, of_one / 3), (Kind::TwoShapes, of_one / 3)]);
+        self.prompts.retain(|prompt| match left.get_mut(&prompt.kind) {
+            Some(left) if *left > 0 => {
+                *left -= 1;
+                true
+            }
+            _ => false,
+        });
+        self
+    }
+
+    /// One image of so many pixels for each prompt, of text that is no longer than it must be.
+    pub fn generate_at<B: Backend>(&self, model: &Arc<Model<B>>, [width, height]: [usize; 2]) -> Vec<Rgb> {
+        let request = |prompt: &Prompt| Request {
+            width: Some(width),
+            height: Some(height),
+            max_sequence_length: Some(SHORT),
+            ..Request::new(&prompt.prompt, prompt.seed)
         };
-        self.prompts.iter().map(generate).collect()
+        self.prompts.iter().map(|prompt| draw(model, request(prompt))).collect()
     }
 
     /// Whether an image is clean, whatever it shows.
@@ -232,6 +255,24 @@ impl Meaning {
     }
 }
 
+/// The image of a request in the four steps that the default model takes.
+fn draw<B: Backend>(model: &Arc<Model<B>>, request: Request) -> Rgb {
+    let image = model.generate(&Request { steps: Some(4), ..request }).unwrap();
+    Rgb { width: image.plan.width, height: image.plan.height, bytes: image.rgb }
+}
+
+/// The first tiles of a PNG that has them in rows.
+fn tiles(png: &[u8], side: usize, count: usize) -> Vec<Rgb> {
+    let sheet = image::load_from_memory(png).expect("a PNG").to_rgb8();
+    let (pixels, across) = (side as u32, sheet.width() / side as u32);
+    let tile = |i: u32| {
+        image::imageops::crop_imm(&sheet, i % across * pixels, i / across * pixels, pixels, pixels)
+            .to_image()
+            .into_raw()
+    };
+    (0..count as u32).map(|i| Rgb { width: side, height: side, bytes: tile(i) }).collect()
+}
+
 /// Right answers and all answers, by what was asked for.
 #[derive(Default)]
 pub struct Scores(BTreeMap<&'static str, (usize, usize)>);
@@ -248,6 +289,11 @@ impl Scores {
     pub fn share(&self, name: &str) -> f64 {
         let (right, all) = self.0.get(name).unwrap_or_else(|| panic!("no prompt asks for `{name}`"));
         *right as f64 / *all as f64
+    }
+
+    /// What is asked for, and how often.
+    pub fn names(&self) -> impl Iterator<Item = (&'static str, usize)> {
+        self.0.iter().map(|(name, (_, all))| (*name, *all))
     }
 
     /// Over everything that depends on the prompt.
@@ -282,4 +328,16 @@ pub fn expect_meaning(meaning: &Meaning, images: &[Rgb]) {
         );
     }
     assert!(by_chance.total() < MOST_BY_CHANCE, "{:.2} right by chance", by_chance.total());
+}
+
+/// Fails when images at one of [`SIZES`] show too little of what their prompts ask for.
+pub fn expect_meaning_at_sizes<B: Backend>(model: &Arc<Model<B>>) {
+    for (size, of_one) in SIZES {
+        let meaning = Meaning::load().few(of_one);
+        let scores = meaning.scores(&meaning.generate_at(model, size));
+        println!("{size:?}: {scores}");
+        for (name, _) in scores.names() {
+            assert!(scores.share(name) >= SIZES_BOUND, "{name} at {size:?}: {:.2} right", scores.share(name));
+        }
+    }
 }

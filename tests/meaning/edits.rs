@@ -1,0 +1,224 @@
+//! Edits: whether an image shows what an instruction asks for, and all else as it was in the reference.
+
+use std::sync::Arc;
+
+use flux::backend::Backend;
+use flux::output::Rgb;
+use flux::pipeline::{Model, Request};
+
+use super::reader::{Object, Reader};
+use super::{Meaning, SHORT, Scores, draw, tiles};
+
+/// Side of the tiles of references.png and expected.png.
+const SIDE: usize = 256;
+/// Edits of each operation in edits.json, one after the other, and how many operations there are.
+const EACH: usize = 4;
+const OPERATIONS: usize = 12;
+/// How far from its place an object may be, in parts of the image, and by which factor its side may be off.
+const PLACE_TOLERANCE: f64 = 0.08;
+const SIDE_TOLERANCE: f64 = 1.25;
+
+/// The smallest share of right answers that passes: over all edits, and of each group of operations with several.
+const LEAST_RIGHT: f64 = 0.85;
+const LEAST_OF_A_GROUP: f64 = 0.5;
+/// The least median of the PSNR where an instruction changes nothing, dB.
+const LEAST_KEPT_DB: f64 = 30.0;
+/// The bound for images of other instructions.
+const MOST_BY_CHANCE: f64 = 0.2;
+
+/// edits.json, which scripts/train_tiny/edit_prompts.py writes, with its images.
+pub struct Edits {
+    reader: Reader,
+    edits: Vec<Edit>,
+}
+
+#[derive(serde::Deserialize)]
+struct File {
+    edits: Vec<Asked>,
+}
+
+/// An instruction, and what an image that follows it must show.
+#[derive(serde::Deserialize)]
+struct Asked {
+    prompt: String,
+    seed: u64,
+    kind: Operation,
+    references: usize,
+    background: String,
+    objects: Vec<Thing>,
+    /// Boxes [left, top, right, bottom] in parts of the image, outside of which it stays as it is. Nothing where the
+    /// background changes, or there are two references.
+    touched: Option<Vec<[f64; 4]>>,
+}
+
+struct Edit {
+    asked: Asked,
+    references: Vec<Arc<Rgb>>,
+    expected: Rgb,
+}
+
+#[derive(serde::Deserialize, Clone, Copy)]
+#[serde(rename_all = "snake_case")]
+enum Operation {
+    Color,
+    Background,
+    Replace,
+    Add,
+    Remove,
+    Move,
+    Larger,
+    Smaller,
+    Arrange,
+    Swap,
+    Transfer,
+    Both,
+}
+
+impl Operation {
+    /// What it is scored with.
+    fn group(self) -> &'static str {
+        match self {
+            Self::Color => "color",
+            Self::Background => "background",
+            Self::Replace => "replace",
+            Self::Add => "add",
+            Self::Remove => "remove",
+            Self::Move => "move",
+            Self::Larger | Self::Smaller => "resize",
+            Self::Arrange | Self::Swap => "arrange",
+            Self::Transfer | Self::Both => "two references",
+        }
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Thing {
+    color: String,
+    shape: String,
+    x: f64,
+    y: f64,
+    side: f64,
+}
+
+impl Edits {
+    pub fn load() -> Self {
+        let file: File =
+            serde_json::from_str(include_str!("edits.json")).expect("the exporter writes what is read here");
+        let references = file.edits.iter().map(|asked| asked.references).sum();
+        let mut references = tiles(include_bytes!("references.png"), SIDE, references).into_iter().map(Arc::new);
+        let expected = tiles(include_bytes!("expected.png"), SIDE, file.edits.len());
+        let edits = file.edits.into_iter().zip(expected).map(|(asked, expected)| {
+            let references = references.by_ref().take(asked.references).collect();
+            Edit { asked, references, expected }
+        });
+        let edits: Vec<Edit> = edits.collect();
+        assert_eq!(edits.len(), EACH * OPERATIONS);
+        Self { edits, reader: Meaning::load().reader }
+    }
+
+    /// So many edits of each operation, of the four that there are.
+    pub fn few(mut self, each: usize) -> Self {
+        let mut i = 0;
+        self.edits.retain(|_| {
+            i += 1;
+            (i - 1) % EACH < each
+        });
+        self
+    }
+
+    /// The same references, each with the instruction of another operation.
+    pub fn shuffled(mut self) -> Self {
+        let mut prompts: Vec<String> = self.edits.iter().map(|edit| edit.asked.prompt.clone()).collect();
+        prompts.rotate_left(self.edits.len() / OPERATIONS);
+        self.edits.iter_mut().zip(prompts).for_each(|(edit, prompt)| edit.asked.prompt = prompt);
+        self
+    }
+
+    /// The images that are asked for, as the training's renderer draws them.
+    pub fn drawn(&self) -> Vec<Rgb> {
+        let copy = |image: &Rgb| Rgb { width: image.width, height: image.height, bytes: image.bytes.clone() };
+        self.edits.iter().map(|edit| copy(&edit.expected)).collect()
+    }
+
+    /// What a model makes of each. With `short`, of text that is no longer than it must be.
+    pub fn generate<B: Backend>(&self, model: &Arc<Model<B>>, short: bool) -> Vec<Rgb> {
+        let request = |edit: &Edit| Request {
+            references: edit.references.clone(),
+            max_sequence_length: short.then_some(SHORT),
+            ..Request::new(&edit.asked.prompt, edit.asked.seed)
+        };
+        self.edits.iter().map(|edit| draw(model, request(edit))).collect()
+    }
+
+    /// How many images are right, by group of operations; what is wrong is printed.
+    pub fn scores(&self, images: &[Rgb]) -> Scores {
+        assert_eq!(images.len(), self.edits.len());
+        let mut scores = Scores::default();
+        for (Edit { asked, .. }, image) in self.edits.iter().zip(images) {
+            let right = self.is_right(asked, image);
+            if !right {
+                println!("{}: wrong", asked.prompt);
+            }
+            scores.add(&[(asked.kind.group(), right)]);
+        }
+        scores
+    }
+
+    fn is_right(&self, asked: &Asked, image: &Rgb) -> bool {
+        let seen = self.reader.read(image);
+        seen.background == asked.background
+            && seen.objects.len() == asked.objects.len()
+            && asked.objects.iter().all(|thing| thing.is_among(&seen.objects))
+    }
+
+    /// PSNR of each image and its reference where the instruction changes nothing, ascending, dB.
+    pub fn kept_db(&self, images: &[Rgb]) -> Vec<f64> {
+        let kept = |(edit, image): (&Edit, &Rgb)| {
+            let boxes = edit.asked.touched.as_ref()?;
+            let inside = |at: f64, [from, to]: [f64; 2]| (from..to).contains(&at);
+            let (mut squares, mut values) = (0.0, 0);
+            for (i, (a, b)) in image.bytes.chunks(3).zip(edit.references[0].bytes.chunks(3)).enumerate() {
+                let x = (i % image.width) as f64 / image.width as f64;
+                let y = (i / image.width) as f64 / image.height as f64;
+                if !boxes.iter().any(|&[left, top, right, bottom]| inside(x, [left, right]) && inside(y, [top, bottom]))
+                {
+                    squares += a.iter().zip(b).map(|(a, b)| f64::from(a.abs_diff(*b)).powi(2)).sum::<f64>();
+                    values += 3;
+                }
+            }
+            Some(10.0 * (255f64.powi(2) * f64::from(values) / f64::max(squares, 1.0)).log10())
+        };
+        let mut kept: Vec<f64> = self.edits.iter().zip(images).filter_map(kept).collect();
+        kept.sort_by(f64::total_cmp);
+        kept
+    }
+}
+
+impl Thing {
+    fn is_among(&self, objects: &[Object]) -> bool {
+        objects.iter().any(|seen| {
+            (seen.x - self.x).abs().max((seen.y - self.y).abs()) < PLACE_TOLERANCE
+                && (SIDE_TOLERANCE.recip()..SIDE_TOLERANCE).contains(&(seen.side / self.side))
+                && (&seen.shape, &seen.color) == (&self.shape, &self.color)
+        })
+    }
+}
+
+/// Fails when images of a model follow too few instructions, or change what these do not name.
+pub fn expect_edits(edits: &Edits, images: &[Rgb]) {
+    let (scores, kept) = (edits.scores(images), edits.kept_db(images));
+    let median = kept[kept.len() / 2];
+    println!("{:.3} right: {scores}; kept at {median:.1} dB in median", scores.total());
+    assert!(scores.total() >= LEAST_RIGHT, "{:.3} right, the bound is {LEAST_RIGHT}", scores.total());
+    for (group, _) in scores.names().filter(|(_, count)| *count > 1) {
+        assert!(scores.share(group) >= LEAST_OF_A_GROUP, "{group}: {:.2} right", scores.share(group));
+    }
+    assert!(median >= LEAST_KEPT_DB, "kept at {median:.1} dB, the bound is {LEAST_KEPT_DB}");
+}
+
+/// Fails when images of other instructions pass, too.
+pub fn expect_nothing(edits: &Edits, images: &[Rgb]) {
+    let scores = edits.scores(images);
+    println!("of other instructions: {:.3} right: {scores}", scores.total());
+    assert!(scores.total() < MOST_BY_CHANCE, "{:.3} right of other instructions", scores.total());
+}
