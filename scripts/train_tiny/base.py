@@ -1,5 +1,5 @@
 """Phase `base`: text encoder and transformer together, by flow matching on latents, from random weights or from those that the phase `start` left.
-Phase `tune` goes on from there."""
+Phase `tune` goes on from there, with lower rates that fall for longer."""
 
 from itertools import product
 from random import Random
@@ -17,8 +17,11 @@ from report import log, phase
 from settings import Settings
 from steps import GraphedStep, compile_blocks, train, trapezoid
 
+# Of Muon and of AdamW: of random weights, of those that the phase `start` left, and of those of `base`.
 RATES = (0.02, 1e-3)
-TUNE_RATES = (0.01, 5e-4)
+START_RATES = (0.01, 5e-4)
+TUNE_RATES = (0.005, 2.5e-4)
+TUNE_HOLD = 0.25  # of the time, before the rate falls: what `base` learned last it learned while its rate fell
 
 
 def draw_times(count: int, device: str) -> torch.Tensor:
@@ -30,7 +33,7 @@ def draw_times(count: int, device: str) -> torch.Tensor:
 @phase
 def base(settings: Settings) -> None:
     if (settings.work / "start").exists():
-        models, rates = load_text_encoder_and_transformer(settings, "start"), TUNE_RATES
+        models, rates = load_text_encoder_and_transformer(settings, "start"), START_RATES
     else:
         models, rates = (make_text_encoder(settings).to(settings.device), make_transformer(settings).to(settings.device)), RATES
     learn(settings, *models, rates, settings.base_seconds, "base", Random(0))
@@ -39,12 +42,12 @@ def base(settings: Settings) -> None:
 @phase
 def tune(settings: Settings) -> None:
     models = load_text_encoder_and_transformer(settings, "base")
-    learn(settings, *models, TUNE_RATES, settings.tune_seconds, "tune", Random(1))
+    learn(settings, *models, TUNE_RATES, settings.tune_seconds, "tune", Random(1), TUNE_HOLD)
 
 
 def learn(
     settings: Settings, text_encoder: Qwen3ForCausalLM, transformer: Flux2Transformer2DModel, rates: tuple[float, float], seconds: float,
-    name: str, rng: Random,
+    name: str, rng: Random, hold: float = 0.5,
 ) -> None:  # fmt: skip
     """Trains and leaves both under this name."""
     device = settings.device
@@ -87,7 +90,7 @@ def learn(
         return images
 
     train(
-        seconds, settings.max_steps, run, trainer.optimizer.rate, trapezoid,
+        seconds, settings.max_steps, run, trainer.optimizer.rate, lambda part: trapezoid(part, hold),
         lambda: ("loss of " + ", ".join(f"{part} {average:.4f}" for part, average in averages.items()), sum(averages.values())),
     )  # fmt: skip
     trainer.use_mean()

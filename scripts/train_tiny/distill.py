@@ -13,7 +13,7 @@ from transformers import Qwen3ForCausalLM
 
 from batches import Bucket, Buckets
 from models import (
-    Velocity, compute_dtype, encode_text, guided, load_text_encoder_and_transformer, save, teacher_name, transformer_blocks,
+    Velocity, compute_dtype, encode_text, guided, load_text_encoder_and_transformer, save, student_name, teacher_name, transformer_blocks,
 )  # fmt: skip
 from optimizer import Trainer
 from report import log, phase
@@ -21,7 +21,8 @@ from settings import Settings
 from steps import GraphedStep, compile_blocks, train, trapezoid
 
 RATES = (0.005, 2.5e-4)
-OWN_OUTPUTS_FROM = 0.15  # of the time
+HOLD = 0.3  # of the time, before the rate falls
+OWN_OUTPUTS_FROM = 0.1  # of the time
 
 
 class Lessons:
@@ -84,8 +85,9 @@ class Lessons:
 @phase
 def distill(settings: Settings) -> None:
     device, dtype, intervals = settings.device, compute_dtype(settings), settings.steps
-    text_encoder, transformer = load_text_encoder_and_transformer(settings, teacher_name(settings))
-    frozen_encoder, frozen = (copy.deepcopy(model).to(dtype).requires_grad_(False) for model in (text_encoder, transformer))
+    text_encoder, teacher = load_text_encoder_and_transformer(settings, teacher_name(settings))
+    _, transformer = load_text_encoder_and_transformer(settings, student_name(settings))
+    frozen_encoder, frozen = (copy.deepcopy(model).to(dtype).requires_grad_(False) for model in (text_encoder, teacher))
     trainer = Trainer({"transformer": transformer}, dtype, device, RATES, settings.ema)
     compile_blocks(settings, [*transformer_blocks(transformer), *transformer_blocks(frozen)])
     student = Velocity(transformer)
@@ -121,7 +123,7 @@ def distill(settings: Settings) -> None:
         return images
 
     train(
-        settings.distill_seconds, settings.max_steps, run, trainer.optimizer.rate, lambda part: trapezoid(part, hold=0.4),
+        settings.distill_seconds, settings.max_steps, run, trainer.optimizer.rate, lambda part: trapezoid(part, HOLD),
         lambda: ("loss by interval " + ", ".join(f"{error:.4f}" for error in average.tolist()), average),
     )  # fmt: skip
     trainer.use_mean()

@@ -104,6 +104,11 @@ def teacher_name(settings: Settings) -> str:
     return "tune" if (settings.work / "tune").exists() else "base"
 
 
+def student_name(settings: Settings) -> str:
+    """Weights that `distill` begins with: an earlier student where one was put into the folder, else its teacher's."""
+    return "student" if (settings.work / "student").exists() else teacher_name(settings)
+
+
 def encode_text(settings: Settings, model: Qwen3ForCausalLM, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """ids [batch, tokens], lengths [batch] -> [batch, tokens, taps * hidden]: hidden states after the tapped layers, side by side."""
     layers = model.model

@@ -13,8 +13,8 @@ class Settings:
     # Images.
     size: int = 256  # pixels a side of the native size, which is drawn when no other is asked for
     concepts: int = 0  # how many of concepts.txt; 0 for all
-    scenes: int = 160_000
-    edits: int = 240_000
+    scenes: int = 150_000
+    edits: int = 170_000
     workers: int = 16
 
     # Sizes, in tokens of 16 x 16 pixels: 128 to 512 pixels a side, up to 2 : 1.
@@ -23,7 +23,7 @@ class Settings:
     # Lengths of the image stream, references included: 144 is 12 x 12, 512 is 16 x 32 or two images of 16 x 16. Each is one CUDA graph.
     streams: tuple = (64, 144, 256, 320, 384, 400, 512, 576, 768, 1024, 1152, 2048)
     # Shares of the native size, which most images are asked for in, and of references of another size than the image.
-    native_share: float = 0.35
+    native_share: float = 0.45
     mixed_share: float = 0.2
     mixed_layouts: int = 40
 
@@ -56,9 +56,9 @@ class Settings:
     single_blocks: int = 6
 
     # Training of text encoder and transformer. A step is the sum of its parts, which weigh the same: images from text alone have one of
-    # three in every step, so that learning to edit does not make them worse.
-    parts: tuple = ("text", "edit", "edit")
-    part_tokens: int = 30_720  # text and images: as many examples as fill them, so a step takes as long at every size
+    # two in every step, so that learning to edit does not make them worse.
+    parts: tuple = ("text", "edit")
+    part_tokens: int = 46_080  # text and images: as many examples as fill them, so a step takes as long at every size
     empty_share: float = 0.1  # captions left out, for guidance
     base_seconds: float = 420.0
     tune_seconds: float = 420.0

@@ -54,7 +54,7 @@ def compile_blocks(settings: Settings, blocks: Iterable[torch.nn.Module]) -> Non
         block.compile(dynamic=True)
 
 
-def trapezoid(part: float, hold: float = 0.5) -> float:
+def trapezoid(part: float, hold: float) -> float:
     """Rate at a part (0..1) of the time: up, level, down to zero."""
     if part < RATE_WARM_UP:
         return part / RATE_WARM_UP
