@@ -79,8 +79,7 @@ impl<B: Backend> Denoising<B> {
             .then(|| residency.adapted(&transformer, adapters, &needs, caller, clock))
             .transpose()?;
         let transformer = adapted.as_ref().map_or(transformer, |adapted| Arc::clone(&adapted.transformer));
-        let sharing = sharing(backend, plan, cached_references);
-        let ranks = sharing.ranks(backend.rank(), backend.world());
+        let ranks = needs.sharing.ranks(backend.rank(), backend.world());
         let own = |count: usize| share(count, backend.rank() - ranks.start, ranks.len());
         let embed = |latents: Tensor<B>| transformer.references(&latents.row_view(own(latents.rows())));
         let mut references = latents.references.map(embed).transpose()?;
@@ -89,13 +88,13 @@ impl<B: Backend> Denoising<B> {
             cached = Some(reference_cache(residency, &transformer, images, &embedded, (plan, &needs))?);
             clock.references_cached()?;
         }
-        let work = batch(residency, (&transformer, adapters.key()), cached, sharing, &needs, (plan, count))?;
+        let work = batch(residency, (&transformer, adapters.key()), cached, &needs, (plan, count))?;
         let (height, width) = info.latent_size(plan);
         let levels = plan.schedule.schedule(height * width, plan.steps);
         let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;
         let split = work.reads().split(backend);
         let (samples, [_, _, tokens]) = (split.whole().batch, split.tokens());
-        let rows: Vec<Range<usize>> = prompts(&plan.text(), evaluated(backend, sharing, plan), own);
+        let rows: Vec<Range<usize>> = prompts(&plan.text(), evaluated(backend, needs.sharing, plan), own);
         let txt = transformer.context(&own_text(txt, &rows)?)?;
         let lengths: Vec<usize> = rows.iter().map(Range::len).collect();
         let context = context(txt, &lengths, samples, references)?;
@@ -195,12 +194,11 @@ fn batch<B: Backend>(
     residency: &Residency<B>,
     (transformer, set): (&Arc<Transformer<B>>, &SetKey),
     cached: Option<Arc<ReferenceCache<B>>>,
-    sharing: Sharing,
     needs: &Needs,
     (plan, count): (&Plan, usize),
 ) -> Result<Arc<RepeatedWork<Steps<B>, B>>> {
     let (backend, info) = (&residency.backend, &residency.info);
-    let wanted = needs.wanted(plan, count);
+    let (wanted, sharing) = (needs.wanted(count), needs.sharing);
     let fits = |(of, shape): &(SetKey, BatchShape), steps: &Arc<Steps<B>>| {
         let same_cache = steps.cached.as_ref().map(Arc::as_ptr) == cached.as_ref().map(Arc::as_ptr);
         of == set && shape.serves(plan, wanted) && Arc::ptr_eq(&steps.transformer, transformer) && same_cache
@@ -213,7 +211,7 @@ fn batch<B: Backend>(
     if let Some(found) = found.filter(|_| same) {
         return Ok(found);
     }
-    if backend.available_bytes() < needs.batch(plan, wanted) {
+    if backend.available_bytes() < needs.batch(wanted) {
         residency.free_shapes();
         // The text encoder has done its work for all of them.
         if count > 1 {
@@ -224,7 +222,7 @@ fn batch<B: Backend>(
     }
     let available = backend.gather_host("the memory of a batch", backend.available_bytes())?;
     let available = available.into_iter().min().unwrap_or_default();
-    let samples = needs.samples(available, plan, wanted);
+    let samples = needs.samples(available, wanted);
     let (height, width) = info.latent_size(plan);
     // A half of the devices makes one of the two evaluations, which are those of no batch then.
     let halved = sharing == Sharing::Half;
@@ -245,7 +243,7 @@ fn batch<B: Backend>(
         negative: own_negative.then(|| sequence(plan.negative_tokens)).transpose()?,
         cached,
         guidance: plan.guided().then_some(plan.guidance),
-        batched: !own_negative && !halved && needs.batched(available, samples),
+        batched: !own_negative && needs.batched(available, samples),
     };
     Ok(residency.steps.insert((set.clone(), BatchShape::new(plan, wanted, samples)), Arc::new(steps)))
 }
@@ -271,14 +269,6 @@ fn schedule<B: Backend>(
     });
     schedules().put(key, Arc::clone(&made));
     Ok(made)
-}
-
-/// How devices share a step: both evaluations of guidance are made at the same time, because only the velocities of two
-/// evaluations cross between devices, and far more between those that share one.
-fn sharing<B: Backend>(backend: &B, plan: &Plan, caches_references: bool) -> Sharing {
-    // Cached keys are those of the heads that devices have where all share one evaluation.
-    let halves = plan.guided() && backend.world().is_multiple_of(2) && !caches_references;
-    if halves { Sharing::Half } else { Sharing::Group }
 }
 
 /// Which of the evaluations of a step this device takes part in.

@@ -7,6 +7,7 @@ use super::{ModelInfo, Plan, Request};
 use crate::backend::{Backend, Bands, GpuCosts, IM2COL_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::nn::WeightPolicy;
+use crate::token_split::{Sharing, share};
 
 /// The most images in a batch. It bounds the memory, and the time until the first of many images is done.
 const MAX_SAMPLES: u64 = 8;
@@ -26,6 +27,8 @@ pub trait MemoryCosts {
     fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64;
     /// Bytes that are in no other account.
     fn workspace_bytes(&self) -> u64;
+    /// Devices that make an image together, each in memory of its own.
+    fn world(&self) -> usize;
 }
 
 impl<B: Backend> MemoryCosts for B {
@@ -47,6 +50,10 @@ impl<B: Backend> MemoryCosts for B {
 
     fn workspace_bytes(&self) -> u64 {
         Backend::workspace_bytes(self)
+    }
+
+    fn world(&self) -> usize {
+        Backend::world(self)
     }
 }
 
@@ -70,14 +77,25 @@ impl MemoryCosts for GpuCosts {
     fn workspace_bytes(&self) -> u64 {
         GpuCosts::workspace_bytes(self)
     }
+
+    fn world(&self) -> usize {
+        1
+    }
 }
 
-/// What the activations of an image need: bytes at their peak, and values of the largest.
+/// What the activations of an image need on the device that needs most: bytes at their peak, and values of the largest.
+/// The same on all devices of a group.
 pub(super) struct Needs {
     /// Bytes of one evaluation of the transformer for one image.
     pub step: u64,
     /// Values of the largest tensor of one evaluation.
     pub largest: u64,
+    /// How devices share a step.
+    pub sharing: Sharing,
+    /// Devices that share the tokens of an evaluation.
+    sharers: usize,
+    /// Evaluations of a step that a device takes part in.
+    evaluations: u64,
     /// Whether the image is made alone: a sequence with references, or an image that is changed, is no part of a batch.
     pub alone: bool,
 }
@@ -85,37 +103,45 @@ pub(super) struct Needs {
 impl Needs {
     pub(super) fn of(costs: &impl MemoryCosts, info: &ModelInfo, plan: &Plan) -> Self {
         let (height, width) = info.latent_size(plan);
+        let sharing = sharing(costs.world(), plan, info.caches_references);
+        let sharers = sharing.ranks(0, costs.world()).len();
         // Cached keys and values of references are made by a pass of their own.
-        let (image, references) = (height * width, info.reference_tokens(plan));
+        let (image, references) = (own(height * width, sharers), own(info.reference_tokens(plan), sharers));
         let stream = if info.caches_references { image.max(references) } else { image + references };
-        let tokens = (plan.text().into_iter().max().unwrap_or(0) + stream) as u64;
+        let tokens = (own(plan.text().into_iter().max().unwrap_or(0), sharers) + stream) as u64;
         let (dim, mlp) = (info.transformer.dim() as u64, info.transformer.mlp() as u64);
         // A single block holds the stream, its norm, the projection [3 * dim + 2 * mlp] and the output; with quantised
-        // weights also the input of the last product, [dim + mlp] of half the size.
-        let step = tokens * (6 * dim + 5 * mlp / 2);
-        let largest = tokens * widest(info);
+        // weights also the input of the last product, [dim + mlp] of half the size. Where tokens are shared, queries,
+        // keys, values and the result of attention exist once more for the own heads of all tokens, and the result
+        // for the own tokens.
+        let exchanged = if sharers > 1 { 5 * dim } else { 0 };
+        let step = tokens * (6 * dim + 5 * mlp / 2 + exchanged);
         Self {
             step: step * costs.element_bytes(),
-            largest,
+            largest: tokens * widest(info),
+            sharing,
+            sharers,
+            evaluations: if plan.guided() && sharing == Sharing::Group { 2 } else { 1 },
             alone: !plan.references.is_empty() || plan.strength.is_some(),
         }
     }
 
     /// How many of `count` images are one batch, memory aside; at least one.
-    pub(super) fn wanted(&self, plan: &Plan, count: usize) -> usize {
-        let most = if self.alone { 1 } else { self.most_evaluations() / plan.evaluations() };
+    pub(super) fn wanted(&self, count: usize) -> usize {
+        let most = if self.alone { 1 } else { self.most_evaluations() / self.evaluations };
         count.min(most.clamp(1, MAX_SAMPLES) as usize)
     }
 
     /// How many of the `wanted` images may be denoised as one batch where `available` bytes are free; at least one.
-    pub(super) fn samples(&self, available: u64, plan: &Plan, wanted: usize) -> usize {
-        wanted.min((available / self.batch(plan, 1).max(1)).clamp(1, MAX_SAMPLES) as usize)
+    pub(super) fn samples(&self, available: u64, wanted: usize) -> usize {
+        wanted.min((available / self.batch(1).max(1)).clamp(1, MAX_SAMPLES) as usize)
     }
 
     /// Whether both evaluations of guidance of `samples` images may be one batch where `available` bytes are free.
     pub(super) fn batched(&self, available: u64, samples: usize) -> bool {
         let evaluations = 2 * samples as u64;
-        !self.alone && available > evaluations * self.step && evaluations <= self.most_evaluations()
+        let may = !self.alone && self.sharing == Sharing::Group;
+        may && available > evaluations * self.step && evaluations <= self.most_evaluations()
     }
 
     /// Evaluations that may be one batch, whatever the memory.
@@ -124,8 +150,8 @@ impl Needs {
     }
 
     /// Bytes of all evaluations of a step of `samples` images at once.
-    pub(super) fn batch(&self, plan: &Plan, samples: usize) -> u64 {
-        self.step * plan.evaluations() * samples as u64
+    pub(super) fn batch(&self, samples: usize) -> u64 {
+        self.step * self.evaluations * samples as u64
     }
 
     /// Errors when the image needs a tensor of more than `limit` values, however much memory there is. Asked before
@@ -139,8 +165,8 @@ impl Needs {
             "a {width} x {height} image needs a tensor of {} values, this device computes with {limit} at most",
             self.largest
         ));
-        let beside = plan.text_tokens + info.reference_tokens(plan);
-        let tokens = (limit / widest(info)).saturating_sub(beside as u64);
+        let beside = own(plan.text_tokens, self.sharers) + own(info.reference_tokens(plan), self.sharers);
+        let tokens = (limit / widest(info)).saturating_sub(beside as u64) * self.sharers as u64;
         match tokens.isqrt() * info.vae.patch_pixels() as u64 {
             0 => Err(error),
             side => Err(error.hint(format!("the largest square that it can compute is `-W {side} -H {side}`"))),
@@ -223,6 +249,19 @@ impl MemorySizes {
     }
 }
 
+/// How devices share a step: both evaluations of guidance are made at the same time, because only the velocities of two
+/// evaluations cross between devices, and far more between those that share one.
+fn sharing(world: usize, plan: &Plan, caches_references: bool) -> Sharing {
+    // Cached keys are those of the heads that devices have where all share one evaluation.
+    let halves = plan.guided() && world.is_multiple_of(2) && !caches_references;
+    if halves { Sharing::Half } else { Sharing::Group }
+}
+
+/// The most of `count` tokens that one of `sharers` devices has.
+fn own(count: usize, sharers: usize) -> usize {
+    share(count, 0, sharers).len()
+}
+
 /// Columns of the widest tensor of the transformer: the projection in front of a single block.
 fn widest(info: &ModelInfo) -> u64 {
     (3 * info.transformer.dim() + 2 * info.transformer.mlp()) as u64
@@ -282,24 +321,57 @@ mod tests {
         assert_eq!(need(&[], 512), 0);
     }
 
-    fn samples_of(needs: &Needs, available: u64, plan: &Plan, count: usize) -> usize {
-        needs.samples(available, plan, needs.wanted(plan, count))
+    const ONE: Needs =
+        Needs { step: 100, largest: 100, alone: false, sharing: Sharing::Group, sharers: 1, evaluations: 1 };
+
+    fn samples_of(needs: &Needs, available: u64, count: usize) -> usize {
+        needs.samples(available, needs.wanted(count))
     }
 
     #[test]
     fn as_many_images_as_fit_but_at_least_one_and_no_more_than_asked_for() {
-        let needs = Needs { step: 100, largest: 100, alone: false };
-        let plan = |guidance| Plan { guidance, ..Plan::of_size(16, 16) };
-        let samples = |available, guidance, count| samples_of(&needs, available, &plan(guidance), count);
-        assert_eq!(
-            [samples(0, 1.0, 4), samples(350, 1.0, 4), samples(500, 1.0, 4), samples(500, 1.0, 1)],
-            [1, 3, 4, 1]
+        let samples = |available, count| samples_of(&ONE, available, count);
+        assert_eq!([samples(0, 4), samples(350, 4), samples(500, 4), samples(500, 1)], [1, 3, 4, 1]);
+        let guided = Needs { evaluations: 2, ..ONE };
+        assert_eq!(samples_of(&guided, 500, 4), 2, "guidance evaluates twice");
+        assert_eq!(samples(u64::MAX, 1000), MAX_SAMPLES as usize);
+        let large = Needs { largest: 500 << 20, ..ONE };
+        assert_eq!(samples_of(&large, u64::MAX, 1000), 4, "of 2^31 values and more no tensor is made");
+        assert_eq!(samples_of(&Needs { evaluations: 2, ..large }, u64::MAX, 1000), 2, "nor with guidance");
+    }
+
+    #[test]
+    fn devices_that_make_an_image_together_need_less_each() {
+        let info = klein(24, [5, 20], [2560, 9728]);
+        let (plan, guided) = (Plan::of_size(1024, 1024), Plan { guidance: 4.0, ..Plan::of_size(1024, 1024) });
+        let of = |world: usize, plan: &Plan| {
+            let devices = Cpu::group(Precision::F32, world, Cpu::GROUP_LIMIT).unwrap();
+            let all: Vec<_> = devices.iter().map(|device| Needs::of(device, &info, plan)).collect();
+            assert!(all.iter().all(|needs| (needs.step, needs.largest) == (all[0].step, all[0].largest)), "all agree");
+            all.into_iter().next().unwrap()
+        };
+        let alone = of(1, &plan);
+        for world in [2, 3, 4, 8] {
+            let needs = of(world, &plan);
+            let parts = |all: u64, own: u64| all as f64 / own as f64 / world as f64;
+            assert!((0.99..=1.0).contains(&parts(alone.largest, needs.largest)), "{world}");
+            assert!((0.5..0.9).contains(&parts(alone.step, needs.step)), "{world}: what crosses is there once more");
+        }
+        // Both evaluations at the same time: on two devices none is shared, on four each by two.
+        let (two, four) = (of(2, &guided), of(4, &guided));
+        assert_eq!((two.sharing, two.step, two.wanted(8)), (Sharing::Half, alone.step, alone.wanted(8)));
+        assert_eq!((four.step, four.largest), (of(2, &plan).step, of(2, &plan).largest));
+        assert!(
+            !two.batched(u64::MAX, 1) && of(1, &guided).batched(u64::MAX, 1) && of(3, &guided).batched(u64::MAX, 1)
         );
-        assert_eq!(samples(500, 4.0, 4), 2, "guidance evaluates twice");
-        assert_eq!(samples(u64::MAX, 1.0, 1000), MAX_SAMPLES as usize);
-        let large = Needs { largest: 500 << 20, ..needs };
-        assert_eq!(samples_of(&large, u64::MAX, &plan(1.0), 1000), 4, "of 2^31 values and more no tensor is made");
-        assert_eq!(samples_of(&large, u64::MAX, &plan(4.0), 1000), 2, "nor with guidance");
+        // A size that one of them refuses, and the largest that two do not.
+        let limit = alone.largest - 1;
+        assert!(alone.check_largest(limit, &info, &plan).is_err());
+        let (beyond, large) = (Plan::of_size(2048, 2048), of(2, &Plan::of_size(2048, 2048)));
+        let text = large.check_largest(limit, &info, &beyond).unwrap_err().to_string();
+        let side: usize = text.rsplit(' ').next().and_then(|side| side.trim_end_matches('`').parse().ok()).unwrap();
+        let told = Plan::of_size(side, side);
+        assert!(side > 1024 && of(2, &told).check_largest(limit, &info, &told).is_ok(), "{text}");
     }
 
     #[test]
@@ -324,7 +396,7 @@ mod tests {
 
     #[test]
     fn guidance_is_one_batch_where_memory_and_libraries_allow_it() {
-        let needs = Needs { step: 100, largest: 500 << 20, alone: false };
+        let needs = Needs { largest: 500 << 20, ..ONE };
         assert_eq!(
             [needs.batched(200, 1), needs.batched(201, 1), needs.batched(400, 2), needs.batched(401, 2)],
             [false, true, false, true]

@@ -123,7 +123,7 @@ impl<B: Backend> Model<B> {
     /// Errors when the model cannot do what is asked for.
     pub(super) fn most_at_once(&self, request: &Request) -> Result<usize> {
         let plan = Plan::new(request, self.info())?;
-        Ok(Needs::of(self.backend(), self.info(), &plan).wanted(&plan, usize::MAX))
+        Ok(Needs::of(self.backend(), self.info(), &plan).wanted(usize::MAX))
     }
 
     /// What an image needs.

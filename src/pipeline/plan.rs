@@ -291,11 +291,6 @@ impl Plan {
     pub(super) fn text(&self) -> Vec<usize> {
         if self.guided() { vec![self.text_tokens, self.negative_tokens] } else { vec![self.text_tokens] }
     }
-
-    /// Evaluations of the transformer that make a step.
-    pub(super) fn evaluations(&self) -> u64 {
-        if self.guided() { 2 } else { 1 }
-    }
 }
 
 /// The number of steps.

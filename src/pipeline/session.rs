@@ -258,7 +258,7 @@ impl<B: Backend> Session<B> {
 /// Errors when the system starts no thread.
 fn draw<B: Backend>(model: &Model<B>, request: &Request, plan: &Plan, count: usize) -> Result<JoinHandle<Noise>> {
     let info = model.info();
-    let samples = Needs::of(model.backend(), info, plan).wanted(plan, count);
+    let samples = Needs::of(model.backend(), info, plan).wanted(count);
     let (channels, (height, width)) = (info.transformer.in_channels, info.latent_size(plan));
     let (rng, seed) = (plan.rng, plan.seed);
     let mut noise = model.noise();
