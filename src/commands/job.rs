@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use flux::backend::{Backend, Remark};
 use flux::output::Rgb;
-use flux::pipeline::{AdapterUse, CancelFlag, Decoded, Made, Model, Outlet, Plan, Replica, Replicas, Request, Share};
+use flux::pipeline::{AdapterUse, CancelFlag, Decoded, Made, Model, Plan, Replica, Replicas, Request, Share, Sink};
 use flux::sampler::Rng;
 use flux::{Error, Result};
 
@@ -45,7 +45,7 @@ struct Saved {
 }
 
 /// What a device has to tell of an image. It is told when that image is next, because several devices are at work.
-type Told = Box<dyn FnOnce(&mut Console) -> Result<()> + Send>;
+type ConsoleAction = Box<dyn FnOnce(&mut Console) -> Result<()> + Send>;
 
 impl Job {
     /// Makes the images and writes them. Files are written as soon as each is made, and told in the order of the seeds.
@@ -76,9 +76,9 @@ impl Job {
         let descriptions: HashMap<String, String> =
             used.iter().map(|replica| (replica.name().to_string(), described(replica))).collect();
         let job = Arc::clone(self);
-        let work = move |share: Share<B>, outlet: &Outlet<Told>| {
+        let work = move |share: Share<B>, sink: &Sink<ConsoleAction>| {
             let device = descriptions.get(share.device()).map_or("", String::as_str);
-            if share.is_taken() { job.batch(share, device, outlet) } else { share.make() }
+            if share.is_taken() { job.batch(share, device, sink) } else { share.make() }
         };
         replicas.run(&self.request, self.targets.len(), &self.cancel, work, &mut |made| match made {
             Made::Progress(progress) => {
@@ -119,8 +119,13 @@ impl Job {
     }
 
     /// Makes one batch and writes its images.
-    fn batch<B: Backend>(self: &Arc<Self>, mut share: Share<B>, device: &str, outlet: &Outlet<Told>) -> Result<()> {
-        let report = &mut |progress| outlet.progress(progress);
+    fn batch<B: Backend>(
+        self: &Arc<Self>,
+        mut share: Share<B>,
+        device: &str,
+        sink: &Sink<ConsoleAction>,
+    ) -> Result<()> {
+        let report = &mut |progress| sink.progress(progress);
         let first = share.first();
         if first == 0 && self.tensors.wants_embeddings() {
             self.tensors.write_embeddings(&share.embeddings()?, &self.request, &self.name)?;
@@ -128,7 +133,7 @@ impl Job {
         let (mut session, count) = share.prepare(report)?;
         let remark = session.adapter_remark().map(str::to_string);
         let job = Arc::clone(self);
-        outlet.give(Box::new(move |console| {
+        sink.give(Box::new(move |console| {
             remark.iter().for_each(|remark| console.detail(remark));
             if job.targets.len() > 1 {
                 console.finish();
@@ -146,7 +151,7 @@ impl Job {
             let image = self.save(image, target)?;
             let (line, is_last) = (format!("wrote {} in {:.1} s", image.output, image.total_s), index + 1 == count);
             let job = Arc::clone(self);
-            outlet.give(Box::new(move |console| {
+            sink.give(Box::new(move |console| {
                 if is_last {
                     console.finish();
                 }
@@ -176,14 +181,14 @@ impl Job {
             match self.args.timings {
                 Some(TimingsFormat::Text) => {
                     let text = report.text();
-                    outlet.give(Box::new(move |_| {
+                    sink.give(Box::new(move |_| {
                         say(&text);
                         Ok(())
                     }));
                 }
                 Some(TimingsFormat::Json) => {
                     let line = json(&report)?;
-                    outlet.give(Box::new(move |_| print(line.as_bytes())));
+                    sink.give(Box::new(move |_| print(line.as_bytes())));
                 }
                 None => {}
             }

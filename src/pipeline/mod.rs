@@ -118,7 +118,7 @@ pub use placement::Placement;
 pub use plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};
 pub use progress::{CancelFlag, Progress, Stage};
 pub use quantise::{Quantisation, Quantised, weight_format};
-pub use replicas::{Made, Outlet, Replica, Replicas, Share};
+pub use replicas::{Made, Replica, Replicas, Share, Sink};
 pub use session::{Decoded, Session};
 pub use summary::{ComponentSummary, MemoryLevel, Sizes, Summary};
 pub use timings::Timings;

@@ -37,7 +37,7 @@ struct Device<B: Backend> {
 }
 
 /// What the threads of an image say.
-enum Said<T> {
+enum Message<T> {
     Progress(Progress),
     Ended(usize, Result<T>),
     Panicked(usize, Box<dyn Any + Send>),
@@ -138,7 +138,7 @@ impl<B: Backend> Parallel<B> {
                 .hint("try again once it has ended, or load the model anew"));
         }
         self.models().try_for_each(|model| model.backend().restore_collectives())?;
-        let (request, work, (sender, said)) = (Arc::new(request.clone()), Arc::new(work), mpsc::channel());
+        let (request, work, (sender, receiver)) = (Arc::new(request.clone()), Arc::new(work), mpsc::channel());
         // Set as well when a device fails, so that others stop loading.
         let cancel = &cancel.child();
         let _stop = StopOnPanic(self.first().backend(), cancel);
@@ -158,8 +158,8 @@ impl<B: Backend> Parallel<B> {
             threads.push(thread.map_err(failed)?);
         }
         drop(sender);
-        let Outcome { result, ended, mut panic } = self.wait(&said, cancel, report);
-        // Those that have said their last end now; the others are left behind.
+        let Outcome { result, ended, mut panic } = self.wait(&receiver, cancel, report);
+        // Those that have sent their last message end now; the others are left behind.
         for (thread, ended) in threads.drain(..).collect::<Vec<_>>().into_iter().zip(ended) {
             if !ended {
                 threads.push(thread);
@@ -174,7 +174,12 @@ impl<B: Backend> Parallel<B> {
     }
 
     /// Passes on progress until all devices have ended, or one has ended with an error and the others had time to end.
-    fn wait<T>(&self, said: &Receiver<Said<T>>, cancel: &CancelFlag, report: &mut dyn FnMut(Progress)) -> Outcome<T> {
+    fn wait<T>(
+        &self,
+        receiver: &Receiver<Message<T>>,
+        cancel: &CancelFlag,
+        report: &mut dyn FnMut(Progress),
+    ) -> Outcome<T> {
         let mut ended = vec![false; self.devices.len()];
         let (mut first, mut error, mut panic, mut deadline) = (None, None, None, None);
         let mut cancelled = false;
@@ -183,9 +188,9 @@ impl<B: Backend> Parallel<B> {
             if several { error.on(&self.devices[rank].name) } else { error }
         };
         while ended.contains(&false) && deadline.is_none_or(|deadline| Instant::now() < deadline) {
-            match said.recv_timeout(POLL) {
-                Ok(Said::Progress(progress)) => report(progress),
-                Ok(Said::Ended(rank, result)) => {
+            match receiver.recv_timeout(POLL) {
+                Ok(Message::Progress(progress)) => report(progress),
+                Ok(Message::Ended(rank, result)) => {
                     ended[rank] = true;
                     match result {
                         Ok(made) if rank == 0 => first = Some(made),
@@ -197,7 +202,7 @@ impl<B: Backend> Parallel<B> {
                         }
                     }
                 }
-                Ok(Said::Panicked(rank, payload)) => {
+                Ok(Message::Panicked(rank, payload)) => {
                     ended[rank] = true;
                     panic.get_or_insert(payload);
                     cancel.cancel();
@@ -245,25 +250,25 @@ impl<B: Backend> Drop for StopOnPanic<'_, B> {
 /// What one device does: `work`, whose error or panic ends the others.
 fn one<B: Backend, T>(
     model: &Model<B>,
-    said: &Sender<Said<T>>,
+    sender: &Sender<Message<T>>,
     work: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<T>,
 ) {
     let rank = model.backend().rank();
     // Where nobody listens, the caller is gone.
-    let say = |what: Said<T>| drop(said.send(what));
+    let send = |message: Message<T>| drop(sender.send(message));
     let mut report = |progress: Progress| {
         if rank == 0 {
-            say(Said::Progress(progress));
+            send(Message::Progress(progress));
         }
     };
     // A session that panicked is not used again, and a model guards what its sessions share.
     let done = panic::catch_unwind(AssertUnwindSafe(|| work(&mut report)));
     let (cause, end) = match done {
-        Ok(result) => (result.as_ref().err().cloned(), Said::Ended(rank, result)),
-        Err(payload) => (Some(Error::new("a panic")), Said::Panicked(rank, payload)),
+        Ok(result) => (result.as_ref().err().cloned(), Message::Ended(rank, result)),
+        Err(payload) => (Some(Error::new("a panic")), Message::Panicked(rank, payload)),
     };
     // It comes before what the others say because of it.
-    say(end);
+    send(end);
     if let Some(cause) = cause {
         model.backend().abort_collectives(&cause);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flux::Error;
 use flux::files::Array;
-use flux::pipeline::{Latents, Made, Outlet, Replicas, Share};
+use flux::pipeline::{Latents, Made, Replicas, Share, Sink};
 use flux::rgb::Rgb;
 
 use super::*;
@@ -83,12 +83,12 @@ fn groups_share_images_and_each_makes_its_own_together() {
 
     let taken = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&taken);
-    let work = move |share: Share<Cpu>, outlet: &Outlet<u64>| {
+    let work = move |share: Share<Cpu>, sink: &Sink<u64>| {
         counted.fetch_add(usize::from(share.is_taken()), Ordering::Relaxed);
         if share.device() == "b0+b1" && !share.is_taken() {
             return Err(Error::new("out of memory"));
         }
-        seeds(share, outlet)
+        seeds(share, sink)
     };
     let failed = replicas.run(&tiny("a cat", 1), 9, &CancelFlag::default(), work, &mut |_| Ok(()));
     assert_eq!(failed.unwrap_err().what(), "b1: out of memory", "the device of the group is named");
@@ -122,10 +122,10 @@ fn one_device_makes_as_many_as_it_can_each_time() {
 }
 
 /// Makes images one at a time, and gives their seeds.
-fn seeds(share: Share<Cpu>, outlet: &Outlet<u64>) -> flux::Result<()> {
-    let (mut session, _) = share.prepare(&mut |progress| outlet.progress(progress))?;
-    while let Some(image) = session.decode(&mut |progress| outlet.progress(progress))? {
-        outlet.give(image.plan.seed);
+fn seeds(share: Share<Cpu>, sink: &Sink<u64>) -> flux::Result<()> {
+    let (mut session, _) = share.prepare(&mut |progress| sink.progress(progress))?;
+    while let Some(image) = session.decode(&mut |progress| sink.progress(progress))? {
+        sink.give(image.plan.seed);
     }
     Ok(())
 }
@@ -134,9 +134,9 @@ fn seeds(share: Share<Cpu>, outlet: &Outlet<u64>) -> flux::Result<()> {
 fn results_come_in_the_order_of_seeds_and_progress_of_what_is_next() {
     let replicas = replicas(&["slow", "fast"]);
     let (mut taken, mut denoised) = (Vec::new(), 0);
-    let work = |share: Share<Cpu>, outlet: &Outlet<u64>| {
+    let work = |share: Share<Cpu>, sink: &Sink<u64>| {
         thread::sleep(Duration::from_millis(if share.device() == "slow" { 30 } else { 0 }));
-        seeds(share, outlet)
+        seeds(share, sink)
     };
     let take = &mut |made| {
         match made {
@@ -155,11 +155,11 @@ fn results_come_in_the_order_of_seeds_and_progress_of_what_is_next() {
 fn a_device_that_fails_ends_the_others_and_is_named() {
     let (replicas, cancel) = (replicas(&["a", "b"]), CancelFlag::default());
     let mut taken = Vec::new();
-    let work = |share: Share<Cpu>, outlet: &Outlet<u64>| {
+    let work = |share: Share<Cpu>, sink: &Sink<u64>| {
         if share.device() == "b" {
             return Err(Error::new("out of memory").hint("use less"));
         }
-        seeds(share, outlet)
+        seeds(share, sink)
     };
     let take = &mut |made| {
         if let Made::Item(seed) = made {
@@ -184,9 +184,9 @@ fn a_caller_cancels_all_devices_by_its_flag_or_an_error() {
 
     let begun = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&begun);
-    let work = move |share: Share<Cpu>, outlet: &Outlet<u64>| {
+    let work = move |share: Share<Cpu>, sink: &Sink<u64>| {
         counted.fetch_add(1, Ordering::Relaxed);
-        seeds(share, outlet)
+        seeds(share, sink)
     };
     let take = &mut |made| match made {
         Made::Item(_) => Err(Error::new("cannot write")),
@@ -202,10 +202,10 @@ fn a_panic_of_a_device_ends_the_others() {
     let replicas = replicas(&["a", "b"]);
     let begun = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&begun);
-    let work = move |share: Share<Cpu>, outlet: &Outlet<u64>| {
+    let work = move |share: Share<Cpu>, sink: &Sink<u64>| {
         assert!(share.device() == "a", "a defect of a test");
         counted.fetch_add(1, Ordering::Relaxed);
-        seeds(share, outlet)
+        seeds(share, sink)
     };
     let run = || replicas.run(&tiny("a cat", 1), 1000, &CancelFlag::default(), work, &mut |_| Ok(()));
     assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
@@ -232,7 +232,7 @@ fn what_was_made_before_a_device_failed_is_handed_on() {
     let (begun, made) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (counted, all) = (Arc::clone(&begun), Arc::clone(&made));
     // The first batch fails when the second one is made.
-    let work = move |share: Share<Cpu>, outlet: &Outlet<u64>| {
+    let work = move |share: Share<Cpu>, sink: &Sink<u64>| {
         counted.fetch_add(1, Ordering::Relaxed);
         if share.first() == 0 {
             while all.load(Ordering::Relaxed) == 0 {
@@ -240,7 +240,7 @@ fn what_was_made_before_a_device_failed_is_handed_on() {
             }
             return Err(Error::new("out of memory"));
         }
-        seeds(share, outlet)?;
+        seeds(share, sink)?;
         all.fetch_add(1, Ordering::Relaxed);
         Ok(())
     };

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
-use self::order::{Letter, Order, Says};
+use self::order::{BatchOutput, Order, Output};
 use self::queue::Queue;
 use super::{CancelFlag, Embeddings, Image, Model, OpenModel, Parallel, Progress, Request, Session};
 use crate::backend::Backend;
@@ -73,7 +73,7 @@ struct Kept {
 }
 
 /// Where the work on a batch says how far it is, and what it made.
-pub struct Outlet<T> {
+pub struct Sink<T> {
     /// None where another rank of the group says it.
     sender: Option<Sender<Message<T>>>,
     first: usize,
@@ -82,7 +82,7 @@ pub struct Outlet<T> {
 /// What a device sends.
 enum Message<T> {
     Progress(usize, Progress),
-    Letter(Letter<T>),
+    Output(BatchOutput<T>),
     Failed(Error),
     /// The device takes no more batches.
     Over,
@@ -162,10 +162,10 @@ impl<B: Backend> Replicas<B> {
         cancel: &CancelFlag,
         report: &mut dyn FnMut(Progress),
     ) -> Result<Vec<Image>> {
-        let work = |share: Share<B>, outlet: &Outlet<Image>| {
-            let report = &mut |progress| outlet.progress(progress);
+        let work = |share: Share<B>, sink: &Sink<Image>| {
+            let report = &mut |progress| sink.progress(progress);
             let (session, _) = share.prepare(report)?;
-            session.run(report)?.into_iter().for_each(|image| outlet.give(image));
+            session.run(report)?.into_iter().for_each(|image| sink.give(image));
             Ok(())
         };
         let mut images = Vec::new();
@@ -181,7 +181,7 @@ impl<B: Backend> Replicas<B> {
 
     /// Has devices make `count` images, whose seeds are the request's and those that follow it. `work` is what a device
     /// does for a batch, on a thread of its own: it calls [`Share::prepare`], makes the images, and gives what it likes
-    /// to the outlet. `take` gets that on this thread in the order of the seeds, whichever device is faster. Of a group,
+    /// to the sink. `take` gets that on this thread in the order of the seeds, whichever device is faster. Of a group,
     /// each device does so, and only what the first one gives is taken.
     ///
     /// An error of a device or of `take` cancels the other devices, and is returned with the name of the device where
@@ -193,7 +193,7 @@ impl<B: Backend> Replicas<B> {
         request: &Request,
         count: usize,
         cancel: &CancelFlag,
-        work: impl Fn(Share<B>, &Outlet<T>) -> Result<()> + Send + Sync + 'static,
+        work: impl Fn(Share<B>, &Sink<T>) -> Result<()> + Send + Sync + 'static,
         take: &mut dyn FnMut(Made<T>) -> Result<()>,
     ) -> Result<()> {
         request.check_count(count)?;
@@ -239,7 +239,7 @@ impl<B: Backend> Replica<B> {
         batch: Range<usize>,
         (queue, cancel): (&Arc<Queue>, &CancelFlag),
         sender: &Sender<Message<T>>,
-        work: &Arc<impl Fn(Share<B>, &Outlet<T>) -> Result<()> + Send + Sync + 'static>,
+        work: &Arc<impl Fn(Share<B>, &Sink<T>) -> Result<()> + Send + Sync + 'static>,
     ) -> Result<()> {
         let (part, images, first) = (request.part(batch.clone()), batch.len(), batch.start);
         let kept = Arc::new(AtomicUsize::new(images));
@@ -252,12 +252,12 @@ impl<B: Backend> Replica<B> {
                     Kept { queue, batch: batch.clone(), count, is_told: false }
                 };
                 let (device, kept) = (Arc::clone(&device), (rank == 0).then(kept));
-                let outlet = Outlet { sender: (rank == 0).then(|| sender.clone()), first };
-                work(Share { device, session, first, kept }, &outlet)
+                let sink = Sink { sender: (rank == 0).then(|| sender.clone()), first };
+                work(Share { device, session, first, kept }, &sink)
             }
         };
         self.ranks.run(&part, images, cancel, &mut |_| {}, on_rank)?;
-        Outlet { sender: Some(sender.clone()), first }.say(Says::End(kept.load(Ordering::Relaxed)));
+        Sink { sender: Some(sender.clone()), first }.output(Output::End(kept.load(Ordering::Relaxed)));
         Ok(())
     }
 }
@@ -286,8 +286,8 @@ fn hand_on<T>(
                 hand(Made::Progress(progress));
             }
             Message::Progress(..) | Message::Over => {}
-            Message::Letter(letter) => {
-                let (items, ended) = order.sort(letter);
+            Message::Output(output) => {
+                let (items, ended) = order.sort(output);
                 items.into_iter().for_each(|item| hand(Made::Item(item)));
                 (0..ended).for_each(|_| queue.handed_on());
             }
@@ -383,7 +383,7 @@ impl<T> Iterator for Messages<T> {
     }
 }
 
-impl<T> Outlet<T> {
+impl<T> Sink<T> {
     /// Says how far the batch is.
     pub fn progress(&self, progress: Progress) {
         self.send(Message::Progress(self.first, progress));
@@ -391,11 +391,11 @@ impl<T> Outlet<T> {
 
     /// Hands on what was made.
     pub fn give(&self, item: T) {
-        self.say(Says::Item(item));
+        self.output(Output::Item(item));
     }
 
-    fn say(&self, says: Says<T>) {
-        self.send(Message::Letter(Letter { first: self.first, says }));
+    fn output(&self, output: Output<T>) {
+        self.send(Message::Output(BatchOutput { first: self.first, output }));
     }
 
     fn send(&self, message: Message<T>) {
