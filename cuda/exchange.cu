@@ -2,7 +2,8 @@
 //
 //   copies   rows of `units` units of `unit` bytes (16, or 2), each with an address and a stride in bytes, from memory
 //            of any rank to memory of this one
-//   flags    of each rank, in its own memory: see below. Other ranks write some of them.
+//   counters of this rank, in memory of its own: see below
+//   flags    of each rank, which other ranks write: in memory of its own, or of the host
 //   mailbox  in memory of the host, of the whole group: the first word ends all that wait, and each rank has two words
 //            for what it waited for in vain
 //
@@ -16,6 +17,9 @@
 // A wait ends when the group was ended, or after `limit_ns`: then nothing is copied any more in this rank, and all later
 // meetings return at once, until the host clears the flags.
 //
+// Where GPUs cannot reach each other's memory, what ranks give lies in memory of the host: a launch with a world of one rank,
+// which is no meeting, has copied it there. The flags are there too.
+//
 // Order     stores of release and loads of acquire at the scope of the system; what a rank gave was written by earlier
 //           kernels of its stream, before its flag.
 // Bytes     half of what two ranks exchange crosses NVLink, all of it is written to HBM.
@@ -23,8 +27,10 @@
 #include "common.cuh"
 
 static constexpr int THREADS = 512, COPIES = 64, RANKS = 16, UNROLL = 4;
-// Words of a rank's flags. READY and DONE have one for each rank, which that rank writes: the number of its last meeting.
-static constexpr int MEETINGS = 0, ENDED = 1, FINISHED_BLOCKS = 2, READY = 32, DONE = 64;
+// Words of a rank's counters.
+static constexpr int MEETINGS = 0, ENDED = 1, FINISHED_BLOCKS = 2;
+// Words of a rank's flags: one for each rank, which that rank writes: the number of its last meeting.
+static constexpr int READY = 32, DONE = 64;
 // How many loads of a flag come between two looks at memory of the host.
 static constexpr int SPINS = 512;
 
@@ -38,6 +44,7 @@ struct Copy {
 
 struct Exchange {
     unsigned* flags[RANKS];
+    unsigned* counters;
     unsigned* mailbox;
     unsigned long long limit_ns;
     int rank, world, count, last;
@@ -70,8 +77,8 @@ __device__ __forceinline__ bool reached(unsigned now, unsigned meeting) { return
 
 // Waits until rank `peer` has written `meeting` to its word at `phase`. False when the group was ended.
 static __device__ bool wait(const Exchange& x, int phase, int peer, unsigned meeting) {
-    unsigned* own = x.flags[x.rank];
-    const unsigned* flag = own + phase + peer;
+    unsigned* own = x.counters;
+    const unsigned* flag = x.flags[x.rank] + phase + peer;
     const unsigned ended = load_relaxed(own + ENDED);
     if (reached(load_acquire(flag), meeting)) return ended == 0;
     if (ended != 0) return false;
@@ -125,7 +132,7 @@ __device__ __forceinline__ void copy(const Copy& rows) {
 
 extern "C" __global__ void __launch_bounds__(THREADS) exchange(const __grid_constant__ Exchange x) {
     __shared__ bool met;
-    unsigned* own = x.flags[x.rank];
+    unsigned* own = x.counters;
     if (threadIdx.x == 0) {
         const unsigned meeting = load_relaxed(own + MEETINGS) + 1;
         if (blockIdx.x == 0) tell_all(x, READY, meeting);

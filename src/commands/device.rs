@@ -4,7 +4,7 @@ use std::{io, thread};
 
 use flux::backend::Backend;
 use flux::backend::cpu::{self, Cpu};
-use flux::backend::cuda::{self, Cuda, GemmCache};
+use flux::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
 use flux::{Error, Result};
 
 use crate::cli::{DeviceArgs, DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
@@ -154,7 +154,7 @@ fn open_gpu(args: &DeviceArgs, number: usize) -> Result<Cuda> {
 /// The GPUs of a list as ranks that make each image together.
 pub fn open_group(args: &DeviceArgs, gpus: &Gpus) -> Result<Vec<Cuda>> {
     let cache = GemmCache::from_environment();
-    let ranks = Cuda::group(&numbers(gpus)?, args.gpu_memory_bytes(), precision(args), &cache, Cuda::GROUP_LIMIT)
+    let ranks = Cuda::group(&numbers(gpus)?, args.gpu_memory_bytes(), precision(args), &cache, GroupOptions::default())
         .map_err(|e| explained(e, gpus))?;
     ranks.iter().try_for_each(|cuda| check_type(args, cuda))?;
     Ok(ranks)

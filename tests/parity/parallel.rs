@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flux::backend::Backend;
-use flux::backend::cuda::{ChannelStatistics, Cuda, GemmCache, Precision};
+use flux::backend::cuda::{ChannelStatistics, Cuda, GemmCache, GroupOptions, Link, Precision};
 use flux::error::Kind;
 use flux::files::ModelFiles;
 use flux::ops::{GroupNorm, RowSplit, Sharing, TokenLayout, TokenSplit};
@@ -21,20 +21,21 @@ use crate::{cuda, few};
 /// Of each rank on a GPU that ranks share.
 const MEMORY_BYTES: u64 = 4 << 30;
 
-/// Which GPUs the ranks of a group have.
+/// Which GPUs the ranks of a group have, and how these get at what they give each other.
 #[derive(Debug, Clone, Copy)]
 enum Place {
     /// So many ranks share the first one.
-    OneGpu(usize),
+    OneGpu(usize, Link),
     /// The first and the second.
-    TwoGpus,
+    TwoGpus(Link),
 }
 
 impl Place {
     fn group_within(self, limit: Duration) -> Result<Vec<Cuda>> {
+        let options = |link| GroupOptions { limit, link: Some(link) };
         let ranks = match self {
-            Self::OneGpu(world) => Cuda::group_on_one(0, world, MEMORY_BYTES, Precision::Bf16, limit),
-            Self::TwoGpus => Cuda::group(&[0, 1], None, Precision::Bf16, &GemmCache::Off, limit),
+            Self::OneGpu(world, link) => Cuda::group_on_one(0, world, MEMORY_BYTES, Precision::Bf16, options(link)),
+            Self::TwoGpus(link) => Cuda::group(&[0, 1], None, Precision::Bf16, &GemmCache::Off, options(link)),
         }?;
         // Where ranks share a GPU, the driver must not wait for it to load a kernel while one of them waits for another.
         ranks.iter().try_for_each(Cuda::warm_up)?;
@@ -42,8 +43,13 @@ impl Place {
     }
 
     fn group(self) -> Vec<Cuda> {
-        self.group_within(Cuda::GROUP_LIMIT).unwrap()
+        self.group_within(limit()).unwrap()
     }
+}
+
+/// How long ranks wait for each other.
+fn limit() -> Duration {
+    GroupOptions::default().limit
 }
 
 /// The places that there are; none without a GPU.
@@ -51,12 +57,12 @@ fn places() -> Vec<Place> {
     if cuda().is_none() {
         return Vec::new();
     }
-    let mut places = vec![Place::OneGpu(2)];
+    let mut places = vec![Place::OneGpu(2, Link::Peers), Place::OneGpu(2, Link::Host)];
     if !few() {
-        places.push(Place::OneGpu(4));
+        places.extend([Place::OneGpu(4, Link::Peers), Place::OneGpu(4, Link::Host)]);
     }
-    match Place::TwoGpus.group_within(Cuda::GROUP_LIMIT) {
-        Ok(_) => places.push(Place::TwoGpus),
+    match Place::TwoGpus(Link::Peers).group_within(limit()) {
+        Ok(_) => places.extend([Place::TwoGpus(Link::Peers), Place::TwoGpus(Link::Host)]),
         Err(error) if error.to_string().contains("no GPU 1") => println!("skipped: there is one GPU"),
         Err(error) => panic!("{error}"),
     }
@@ -306,14 +312,14 @@ fn ranks_share_references_and_guidance() {
         let references = vec![picture(96, 80), picture(32, 16)];
         let request = Request { references, ..sized("a cat", [96, 80]) };
         assert_near(place, &default_model(), &request, 1, "references");
-        if !matches!(place, Place::OneGpu(2) | Place::TwoGpus) {
+        if !matches!(place, Place::OneGpu(2, _) | Place::TwoGpus(_)) {
             continue;
         }
         let guided = Request { guidance: Some(3.0), negative: Some("rain".to_string()), ..sized("a cat", [80, 48]) };
         assert_near(place, &preset("base"), &guided, 1, "guidance");
         // This model has three heads.
         let request = Request { references: vec![picture(96, 80)], ..sized("a cat", [96, 80]) };
-        assert_near(Place::OneGpu(3), &preset("kv"), &request, 1, "cached references");
+        assert_near(Place::OneGpu(3, Link::Peers), &preset("kv"), &request, 1, "cached references");
     }
 }
 
@@ -331,7 +337,7 @@ fn a_rank_that_fails_ends_the_others_and_the_next_image_is_made() {
             });
             assert_eq!(failed.unwrap_err().to_string(), "out of memory", "{place:?} after {steps} steps");
         }
-        assert!(start.elapsed() < Cuda::GROUP_LIMIT, "{:?}", start.elapsed());
+        assert!(start.elapsed() < limit(), "{:?}", start.elapsed());
         let cancel = CancelFlag::default();
         let long = Request { steps: Some(50), ..request.clone() };
         let cancelled = parallel.generate_batch(&long, 1, &cancel, &mut |_| cancel.cancel());
@@ -357,7 +363,7 @@ fn a_rank_whose_memory_is_full_is_named_by_all() {
             let x = cuda.upload(&[1.0; 8], 1, 8)?;
             x.all_gather_rows(&RowSplit::bands(cuda.world(), 1, cuda.world())).map(|_| ())
         });
-        assert!(start.elapsed() < Cuda::GROUP_LIMIT);
+        assert!(start.elapsed() < limit());
         for (rank, result) in results.into_iter().enumerate() {
             let text = result.unwrap_err().to_string();
             let named = rank == 1 || text.contains("because of rank 1");
@@ -420,7 +426,7 @@ fn restore(ranks: &[Cuda]) {
 #[test]
 fn groups_that_cannot_be_are_refused() {
     let group = |ordinals: &[usize]| {
-        let made = Cuda::group(ordinals, None, Precision::Bf16, &GemmCache::Off, Cuda::GROUP_LIMIT);
+        let made = Cuda::group(ordinals, None, Precision::Bf16, &GemmCache::Off, GroupOptions::default());
         made.err().expect("no such group").to_string()
     };
     assert!(group(&[]).contains("a group of 0 GPUs"));

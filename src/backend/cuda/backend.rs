@@ -244,7 +244,9 @@ impl Backend for Cuda {
         let slow_host = self.0.uploader.slow_host().map(Remark::Warning);
         let saturation = self.saturation().unwrap_or_else(|error| Some(error.what().to_string())).map(Remark::Warning);
         let note = self.note().map(Remark::Detail);
-        [slow_uploads, slow_host, saturation, note, uncaptured].into_iter().flatten().collect()
+        let first = self.group_rank().filter(|rank| rank.member().rank() == 0);
+        let slow_link = first.and_then(|rank| rank.note()).map(Remark::Warning);
+        [slow_uploads, slow_host, slow_link, saturation, note, uncaptured].into_iter().flatten().collect()
     }
 
     fn run_graph<R: Send + Sync + 'static, const N: usize>(

@@ -2,7 +2,7 @@
 
 use super::Cuda;
 use super::buffer::{Buffer, Kind};
-use super::exchange::Piece;
+use super::pieces::Piece;
 use crate::error::Result;
 
 /// Of each channel and each of some splits of the rows: mean, and sum of squares about it; and the number of rows of

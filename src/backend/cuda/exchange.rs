@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 
 use super::group::{RANKS, Rank};
+use super::pieces::{Piece, RowCopy};
 use super::{Cuda, Tensor};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -12,106 +13,14 @@ use crate::error::{Error, Result};
 const THREADS: usize = 512;
 const COPIES: usize = 64;
 const UNROLL: usize = 4;
-/// What a thread copies at once, in bytes, where all is aligned to it; otherwise it is NARROW.
-const WIDE: usize = 16;
-const NARROW: usize = 2;
 /// Blocks where ranks share a GPU: so few that others run beside them while they wait.
 const SHARED_GPU_BLOCKS: usize = 4;
-
-/// Rows in the memory of a rank.
-#[derive(Debug, Clone, Copy)]
-pub struct Piece {
-    address: u64,
-    rows: usize,
-    cols: usize,
-    stride: usize,
-    /// Bytes of a value.
-    size: usize,
-}
-
-impl Piece {
-    pub fn of(x: &Tensor<Cuda>) -> Self {
-        let size = x.buffer().kind().size();
-        Self { address: x.address(), rows: x.rows(), cols: x.cols(), stride: x.stride(), size }
-    }
-
-    /// Dense rows of values of `size` bytes.
-    pub fn dense(address: u64, [rows, cols]: [usize; 2], size: usize) -> Self {
-        Self { address, rows, cols, stride: cols, size }
-    }
-
-    pub fn shape(&self) -> [usize; 2] {
-        [self.rows, self.cols]
-    }
-
-    /// Some of the rows.
-    pub fn rows(self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
-        let address = self.address + (range.start * self.stride * self.size) as u64;
-        Self { address, rows: range.len(), ..self }
-    }
-
-    /// Some of the columns.
-    pub fn cols(self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.cols, "columns {range:?} of {}", self.cols);
-        Self { address: self.address + (range.start * self.size) as u64, cols: range.len(), ..self }
-    }
-
-    /// These rows to those of `to`, of the same shape, which belong to this rank.
-    pub fn copy_to(self, to: Self) -> RowCopy {
-        assert_eq!((self.shape(), self.size), (to.shape(), to.size), "copies keep their shape");
-        RowCopy::new(self, to)
-    }
-}
-
-/// As `Copy` in cuda/exchange.cu.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RowCopy {
-    from: u64,
-    to: u64,
-    from_stride: u64,
-    to_stride: u64,
-    rows: u32,
-    units: u32,
-    unit: u32,
-    padding: u32,
-}
-
-impl RowCopy {
-    fn new(from: Piece, to: Piece) -> Self {
-        let row_bytes = from.cols * from.size;
-        let strides = [from.stride * from.size, to.stride * to.size];
-        let dense = strides == [row_bytes; 2];
-        // Rows without gaps are one long row.
-        let (rows, row_bytes) = if dense { (from.rows.min(1), from.rows * row_bytes) } else { (from.rows, row_bytes) };
-        let aligned = |bytes: usize| bytes.is_multiple_of(WIDE);
-        let wide = [from.address, to.address].iter().all(|address| aligned(*address as usize))
-            && aligned(row_bytes)
-            && (rows <= 1 || strides.into_iter().all(aligned));
-        let unit = if wide { WIDE } else { NARROW };
-        Self {
-            from: from.address,
-            to: to.address,
-            from_stride: strides[0] as u64,
-            to_stride: strides[1] as u64,
-            // A tensor has fewer than 2^31 values, of at least two bytes.
-            rows: rows as u32,
-            units: (row_bytes / unit) as u32,
-            unit: unit as u32,
-            padding: 0,
-        }
-    }
-
-    fn units(&self) -> usize {
-        self.rows as usize * self.units as usize
-    }
-}
 
 /// As `Exchange` in cuda/exchange.cu.
 #[repr(C)]
 struct Parameters {
     flags: [u64; RANKS],
+    counters: u64,
     mailbox: u64,
     limit_ns: u64,
     rank: i32,
@@ -119,6 +28,14 @@ struct Parameters {
     count: i32,
     last: i32,
     copies: [RowCopy; COPIES],
+}
+
+/// Who meets in a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ranks {
+    All,
+    /// Nobody: it copies and counts as no meeting.
+    This,
 }
 
 impl Cuda {
@@ -134,10 +51,20 @@ impl Cuda {
         place: impl FnOnce(&[Vec<Piece>]) -> Result<(T, Vec<RowCopy>)>,
     ) -> Result<T> {
         let rank = self.rank_of_group(op)?;
-        let given = rank.member().exchange(op, sent)?;
+        let given = rank.member().exchange(op, self.readable(rank, sent)?)?;
         let made = place(&given).and_then(|(made, copies)| self.launch_exchange(rank, &copies).map(|()| made));
         // The others are on their way to this exchange.
         made.inspect_err(|cause| rank.member().abort(cause))
+    }
+
+    /// What is sent, where the others can read it: copied to memory of the host where that of this GPU is out of reach.
+    fn readable(&self, rank: &Rank, sent: Vec<Vec<Piece>>) -> Result<Vec<Vec<Piece>>> {
+        let Some(outbox) = rank.outbox() else { return Ok(sent) };
+        let packed = outbox.pack(self.device(), sent, rank.member().rank())?;
+        for some in packed.copies.chunks(COPIES) {
+            self.launch_copies(rank, Ranks::This, some, false)?;
+        }
+        Ok(packed.sent)
     }
 
     /// [`Cuda::exchange_pieces`] among some ranks of the group, counted from the first of them; the others have pieces of
@@ -162,32 +89,41 @@ impl Cuda {
 
     fn launch_exchange(&self, rank: &Rank, copies: &[RowCopy]) -> Result<()> {
         let copies: Vec<_> = copies.iter().filter(|copy| copy.units() > 0).copied().collect();
-        let most_blocks = if rank.shares_gpus() { SHARED_GPU_BLOCKS } else { self.device().multiprocessors() };
-        let mut flags = [0; RANKS];
-        flags.iter_mut().zip(rank.flags()).for_each(|(to, address)| *to = address);
         let launches = copies.len().div_ceil(COPIES).max(1);
         for launch in 0..launches {
             let some = &copies[launch * COPIES..((launch + 1) * COPIES).min(copies.len())];
-            let mut parameters = Parameters {
-                flags,
-                mailbox: rank.mailbox(),
-                limit_ns: u64::try_from(rank.limit().as_nanos()).unwrap_or(u64::MAX),
-                rank: rank.member().rank() as i32,
-                world: rank.member().world() as i32,
-                count: some.len() as i32,
-                last: i32::from(launch + 1 == launches),
-                copies: [RowCopy::default(); COPIES],
-            };
-            parameters.copies[..some.len()].copy_from_slice(some);
-            let units: usize = some.iter().map(RowCopy::units).sum();
-            let blocks = units.div_ceil(THREADS * UNROLL).clamp(1, most_blocks);
-            let mut arguments = [std::ptr::from_mut(&mut parameters).cast::<c_void>()];
-            // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of ranks, which free
-            // them behind their own exchange, which ends after this one has read them; they are to tensors of this
-            // rank. Flags and mailbox live as long as the group.
-            unsafe { self.launch("exchange", "exchange")?.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }?;
+            self.launch_copies(rank, Ranks::All, some, launch + 1 == launches)?;
         }
         Ok(())
+    }
+
+    /// At most COPIES copies, once these ranks have met. They are done with each other behind the `last` ones.
+    fn launch_copies(&self, rank: &Rank, ranks: Ranks, copies: &[RowCopy], last: bool) -> Result<()> {
+        let mut parameters = Parameters {
+            flags: [0; RANKS],
+            counters: rank.counters(),
+            mailbox: rank.mailbox(),
+            limit_ns: u64::try_from(rank.limit().as_nanos()).unwrap_or(u64::MAX),
+            rank: rank.member().rank() as i32,
+            world: match ranks {
+                Ranks::All => rank.member().world() as i32,
+                Ranks::This => 1,
+            },
+            count: copies.len() as i32,
+            last: i32::from(last),
+            copies: [RowCopy::default(); COPIES],
+        };
+        parameters.flags.iter_mut().zip(rank.flags()).for_each(|(to, address)| *to = address);
+        parameters.copies[..copies.len()].copy_from_slice(copies);
+        let most_blocks = if rank.shares_gpus() { SHARED_GPU_BLOCKS } else { self.device().multiprocessors() };
+        let units: usize = copies.iter().map(RowCopy::units).sum();
+        let blocks = units.div_ceil(THREADS * UNROLL).clamp(1, most_blocks);
+        let mut arguments = [std::ptr::from_mut(&mut parameters).cast::<c_void>()];
+        // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of ranks, which free them
+        // behind their own exchange, which ends after this one has read them, or from outboxes, which are written again
+        // behind it; they are to tensors of this rank or to its own outbox. Counters, flags, mailbox and outboxes live as
+        // long as the group.
+        unsafe { self.launch("exchange", "exchange")?.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }
     }
 
     /// See [`crate::backend::Backend::exchange`].
@@ -208,95 +144,9 @@ impl Cuda {
     }
 }
 
-/// What launchers place, on memory of the host.
-#[cfg(test)]
-pub mod on_host {
-    use std::ops::Range;
-
-    use super::{Piece, RowCopy};
-
-    /// [rows, cols] values, with others beside them.
-    pub struct Matrix {
-        /// Behind a pointer through which copies write.
-        cells: Box<[std::cell::UnsafeCell<u16>]>,
-        cols: usize,
-        stride: usize,
-    }
-
-    impl Matrix {
-        fn new(values: impl Iterator<Item = u16>, cols: usize, stride: usize) -> Self {
-            Self { cells: values.map(std::cell::UnsafeCell::new).collect(), cols, stride }
-        }
-
-        pub fn zeros(rows: usize, cols: usize) -> Self {
-            Self::new((0..rows * cols).map(|_| 0), cols, cols)
-        }
-
-        /// Every value is another, as far as there are so many.
-        pub fn counting(rows: usize, cols: usize, from: usize) -> Self {
-            Self::new((0..rows * cols).map(|i| (from + i + 1) as u16), cols, cols)
-        }
-
-        fn rows(&self) -> usize {
-            self.cells.len() / self.stride
-        }
-
-        fn row(&self, row: usize, cols: Range<usize>) -> impl Iterator<Item = u16> {
-            // SAFETY: nothing writes while values are read.
-            self.cells[row * self.stride..][cols].iter().map(|cell| unsafe { *cell.get() })
-        }
-
-        pub fn columns(&self, cols: Range<usize>) -> Vec<u16> {
-            (0..self.rows()).flat_map(|row| self.row(row, cols.clone())).collect()
-        }
-
-        pub fn values(&self) -> Vec<u16> {
-            self.columns(0..self.cols)
-        }
-
-        /// A copy of some rows, with `beside` more values behind each.
-        pub fn select(&self, rows: impl IntoIterator<Item = usize>, beside: usize) -> Self {
-            let row = |row: usize| self.row(row, 0..self.cols).chain((0..beside).map(|_| u16::MAX)).collect::<Vec<_>>();
-            Self::new(rows.into_iter().flat_map(row), self.cols, self.cols + beside)
-        }
-
-        pub fn piece(&self) -> Piece {
-            let address = self.cells.as_ptr() as u64;
-            Piece { address, rows: self.rows(), cols: self.cols, stride: self.stride, size: 2 }
-        }
-    }
-
-    impl RowCopy {
-        /// As the kernel does it.
-        pub fn run_on_host(&self) {
-            for at in 0..u64::from(self.rows) * u64::from(self.units) {
-                let (row, unit) = (at / u64::from(self.units), at % u64::from(self.units));
-                let from = (self.from + row * self.from_stride + unit * u64::from(self.unit)) as *const u8;
-                let to = (self.to + row * self.to_stride + unit * u64::from(self.unit)) as *mut u8;
-                // SAFETY: the copy is between pieces of two live matrices, whose cells may be written.
-                unsafe { std::ptr::copy_nonoverlapping(from, to, self.unit as usize) };
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rows_without_gaps_are_one_and_what_is_not_aligned_goes_in_small_units() {
-        let dense = |address: u64, shape: [usize; 2]| Piece::dense(address, shape, 2);
-        let copy = dense(256, [5, 24]).copy_to(dense(512, [5, 24]));
-        assert_eq!((copy.rows, copy.units, copy.unit), (1, 15, 16));
-        let wide = dense(256, [5, 48]).cols(8..32);
-        let copy = wide.copy_to(dense(512, [5, 24]));
-        assert_eq!((copy.from, copy.rows, copy.units, copy.unit, copy.from_stride), (272, 5, 3, 16, 96));
-        let odd = dense(256, [5, 48]).cols(3..27).rows(1..4);
-        let copy = odd.copy_to(dense(512, [3, 24]));
-        assert_eq!((copy.from, copy.rows, copy.units, copy.unit), (256 + 96 + 6, 3, 24, 2));
-        assert_eq!(dense(256, [0, 24]).copy_to(dense(512, [0, 24])).units(), 0);
-    }
 
     #[test]
     fn parameters_fit_what_every_gpu_takes() {

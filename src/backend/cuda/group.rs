@@ -1,30 +1,67 @@
 //! Groups of GPUs that make one image together, each used by a thread of its own.
 //!
 //! Before an exchange is enqueued, the hosts of all ranks meet and say where what they give lies; from then on the GPUs
-//! wait for each other by themselves, see cuda/exchange.cu. Whatever ends one side ends the other: a host that fails sets
+//! wait for each other by themselves, see cuda/exchange.cu. They read it out of each other's memory, or where that is out
+//! of reach, out of [`outbox`](super::outbox)es in memory of the host. Whatever ends one side ends the other: a host that fails sets
 //! the first word of the mailbox, which GPUs that wait look at; a GPU that waited too long says so there, which hosts
 //! look at while they wait and once they have waited for their GPU.
 
-use std::ffi::c_void;
+use std::env;
+use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::result;
 
 use super::buffer::{Buffer, Kind};
 use super::device::Device;
 use super::driver::failed;
 use super::event::Event;
-use crate::backend::group::{Alarm, Member};
+use super::one_of;
+use super::outbox::{Outbox, Pinned};
+use crate::backend::group::{Alarm, LIMIT, Member};
 use crate::error::{Error, Result};
 
 /// The most ranks of a group, as in cuda/exchange.cu.
 pub const RANKS: usize = 16;
-/// Words of a rank's flags, as in cuda/exchange.cu.
+/// Words of a rank's counters and flags, as in cuda/exchange.cu.
 const FLAG_WORDS: usize = 128;
 /// Words of the mailbox: one that ends all, and two of each rank.
 const MAILBOX_WORDS: usize = 1 + 2 * RANKS;
+
+const VARIABLE: &str = "FLUX_PEER_ACCESS";
+
+/// How GPUs of a group get at what they give each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    /// Out of each other's memory.
+    Peers,
+    /// Through memory of the host.
+    Host,
+}
+
+impl Link {
+    /// What [`VARIABLE`] says; nothing where it is not set or `1`.
+    fn from_value(value: Option<&OsStr>) -> Result<Option<Self>> {
+        Ok(if one_of(VARIABLE, value, ["0", "1"], true)? { None } else { Some(Self::Host) })
+    }
+}
+
+/// How a group works.
+#[derive(Debug, Clone, Copy)]
+pub struct GroupOptions {
+    /// How long a rank waits for another one.
+    pub limit: Duration,
+    /// None for the faster one that there is.
+    pub link: Option<Link>,
+}
+
+impl Default for GroupOptions {
+    fn default() -> Self {
+        Self { limit: LIMIT, link: None }
+    }
+}
 
 /// The place of a GPU in its group.
 pub struct Rank {
@@ -35,18 +72,30 @@ pub struct Rank {
 }
 
 struct Shared {
-    mailbox: Mailbox,
-    /// Of each rank, in its own memory.
-    flags: Vec<Buffer>,
+    mailbox: Words,
+    /// Of each rank, in its own memory. The flags that other ranks write are beside them where these reach them.
+    counters: Vec<Buffer>,
+    /// None where ranks reach each other's memory.
+    host: Option<HostLink>,
     devices: Vec<Arc<Device>>,
     limit: Duration,
+}
+
+/// What ranks need in memory of the host where they cannot reach each other's.
+struct HostLink {
+    /// Of all ranks.
+    flags: Words,
+    /// Of each rank.
+    outboxes: Vec<Outbox>,
+    /// Why.
+    reason: String,
 }
 
 impl Rank {
     /// The ranks of a new group of these GPUs, in their order.
     ///
-    /// Errors when a GPU cannot reach the memory of another one, or memory runs out.
-    pub fn group(devices: &[&Arc<Device>], limit: Duration) -> Result<Vec<Self>> {
+    /// Errors when memory runs out.
+    pub fn group(devices: &[&Arc<Device>], options: GroupOptions) -> Result<Vec<Self>> {
         let world = devices.len();
         if world > RANKS {
             return Err(Error::usage(format!("{world} GPUs make no image together, {RANKS} are the most")));
@@ -58,13 +107,23 @@ impl Rank {
             ))
             .hint("use GPUs of one kind"));
         }
-        for (device, peer) in devices.iter().flat_map(|device| devices.iter().map(move |peer| (device, peer))) {
-            device.reach(peer)?;
-        }
-        let flags = devices.iter().map(|device| Buffer::new(device, Kind::F32, FLAG_WORDS));
-        let mailbox = Mailbox::new(devices[0])?;
+        let wish =
+            options.link.map_or_else(|| Link::from_value(env::var_os(VARIABLE).as_deref()), |link| Ok(Some(link)))?;
+        let out_of_reach = match wish {
+            Some(Link::Host) => Some(format!("GPUs do not use each other's memory ({VARIABLE}=0)")),
+            _ => out_of_reach(devices)?,
+        };
+        let link = |reason| {
+            let flags = Words::new(devices[0], world * FLAG_WORDS)?;
+            Ok(HostLink { flags, outboxes: devices.iter().map(|_| Outbox::default()).collect(), reason })
+        };
+        let host = out_of_reach.map(link).transpose()?;
+        let counters = devices.iter().map(|device| Buffer::new(device, Kind::F32, FLAG_WORDS));
+        let counters = counters.collect::<Result<_>>()?;
+        let mailbox = Words::new(devices[0], MAILBOX_WORDS)?;
         let devices: Vec<_> = devices.iter().map(|device| Arc::clone(device)).collect();
-        let shared = Arc::new(Shared { devices, flags: flags.collect::<Result<_>>()?, mailbox, limit });
+        let limit = options.limit;
+        let shared = Arc::new(Shared { devices, counters, host, mailbox, limit });
         shared.clear()?;
         // The driver may wait for a GPU when it loads a kernel, which must not be while that one waits for another.
         shared.devices.iter().try_for_each(|device| device.load_kernels("exchange"))?;
@@ -77,14 +136,34 @@ impl Rank {
         &self.member
     }
 
-    /// Device addresses of the flags of all ranks.
+    /// Addresses of the flags of all ranks.
     pub fn flags(&self) -> impl Iterator<Item = u64> {
-        self.shared.flags.iter().map(Buffer::address)
+        let flags = |(rank, counters): (usize, &Buffer)| match &self.shared.host {
+            Some(host) => host.flags.address(rank * FLAG_WORDS),
+            None => counters.address(),
+        };
+        self.shared.counters.iter().enumerate().map(flags)
+    }
+
+    /// The address of this rank's counters.
+    pub fn counters(&self) -> u64 {
+        self.shared.counters[self.member.rank()].address()
     }
 
     /// The address of the mailbox, the same on all devices.
     pub fn mailbox(&self) -> u64 {
-        self.shared.mailbox.0 as u64
+        self.shared.mailbox.address(0)
+    }
+
+    /// Where this rank puts what it gives others; none where they reach its memory.
+    pub fn outbox(&self) -> Option<&Outbox> {
+        self.shared.host.as_ref().map(|host| &host.outboxes[self.member.rank()])
+    }
+
+    /// What the user may want to know of how GPUs reach each other.
+    pub fn note(&self) -> Option<String> {
+        let reason = &self.shared.host.as_ref()?.reason;
+        Some(format!("{reason}: what they give each other crosses memory of the host, which is slower"))
     }
 
     /// How long a GPU waits for another one.
@@ -140,24 +219,25 @@ impl Shared {
 
     /// As before the first exchange. Nothing of a group is enqueued on any GPU.
     fn clear(&self) -> Result<()> {
-        for (device, flags) in self.devices.iter().zip(&self.flags) {
+        for (device, counters) in self.devices.iter().zip(&self.counters) {
             {
                 let _submission = device.submit(device.stream())?;
                 // SAFETY: the buffer has the bytes.
-                unsafe { result::memset_d8_async(flags.address(), 0, flags.bytes(), device.stream().raw()) }
+                unsafe { result::memset_d8_async(counters.address(), 0, counters.bytes(), device.stream().raw()) }
                     .map_err(|e| failed("cannot clear GPU memory", e))?;
             }
             // Others write there as soon as they are told that it is clear.
             Event::new(device, device.stream())?.wait()?;
         }
-        (0..MAILBOX_WORDS).for_each(|word| self.mailbox.word(word).store(0, Ordering::Release));
+        self.host.iter().for_each(|host| host.flags.clear());
+        self.mailbox.clear();
         Ok(())
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Others write to the flags of a rank, and read the mailbox. Where a GPU hangs, nobody uses either any more.
+        // Others write to the flags of a rank, and read the mailbox and outboxes. Where a GPU hangs, nobody uses them any more.
         let _ = self.wait_until_idle();
         let _ = self.devices[0].make_current();
     }
@@ -190,41 +270,56 @@ fn blamed(word: impl Fn(usize) -> u32) -> Option<(usize, usize, u32)> {
     all.iter().find(|(blamed, ..)| waited_for(*blamed).is_none()).or(all.first()).copied()
 }
 
+/// Why these GPUs cannot read each other's memory; none where they can, which they are let do.
+fn out_of_reach(devices: &[&Arc<Device>]) -> Result<Option<String>> {
+    for (device, peer) in devices.iter().flat_map(|device| devices.iter().map(move |peer| (device, peer))) {
+        if !device.reach(peer)? {
+            let reason = format!("{} cannot reach the memory of {}", device.numbered_name(), peer.numbered_name());
+            return Ok(Some(reason));
+        }
+    }
+    Ok(None)
+}
+
 /// Words in memory of the host that all GPUs read and write.
-struct Mailbox(*mut c_void);
+struct Words(Pinned);
 
-// SAFETY: all access is to atomic words, which live as long as this.
-unsafe impl Send for Mailbox {}
-// SAFETY: as above.
-unsafe impl Sync for Mailbox {}
+impl Words {
+    fn new(device: &Device, count: usize) -> Result<Self> {
+        Pinned::new(device, count * size_of::<AtomicU32>()).map(Self)
+    }
 
-impl Mailbox {
-    fn new(device: &Device) -> Result<Self> {
-        device.make_current()?;
-        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: the size is not zero; the memory is freed in `drop`.
-        let host = unsafe { result::malloc_host(MAILBOX_WORDS * size_of::<AtomicU32>(), flags) };
-        // Host and devices have one address space wherever there are 64-bit programs, so its address is the same on all.
-        host.map(Self).map_err(|e| failed("cannot pin host memory", e))
+    fn count(&self) -> usize {
+        self.0.bytes() / size_of::<AtomicU32>()
     }
 
     fn word(&self, index: usize) -> &AtomicU32 {
-        assert!(index < MAILBOX_WORDS, "word {index} of {MAILBOX_WORDS}");
+        assert!(index < self.count(), "word {index} of {}", self.count());
         // SAFETY: the words live as long as this, and the driver zeroes new pages.
-        unsafe { &*self.0.cast::<AtomicU32>().add(index) }
+        unsafe { &*self.0.host().cast::<AtomicU32>().add(index) }
     }
-}
 
-impl Drop for Mailbox {
-    fn drop(&mut self) {
-        // SAFETY: freed once, when no GPU uses it any more. The owner sees to a current context.
-        let _ = unsafe { result::free_host(self.0) };
+    /// The same on the host and on all GPUs.
+    fn address(&self, index: usize) -> u64 {
+        self.0.address() + (index * size_of::<AtomicU32>()) as u64
+    }
+
+    fn clear(&self) {
+        (0..self.count()).for_each(|word| self.word(word).store(0, Ordering::Release));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_variable_keeps_gpus_out_of_each_others_memory() {
+        let link = |value: Option<&str>| Link::from_value(value.map(OsStr::new));
+        assert_eq!([None, Some(""), Some("1")].map(|value| link(value).unwrap()), [None; 3]);
+        assert_eq!(link(Some("0")).unwrap(), Some(Link::Host));
+        assert!(link(Some("no")).unwrap_err().to_string().contains("FLUX_PEER_ACCESS"));
+    }
 
     #[test]
     fn the_rank_that_waits_for_nobody_is_to_blame() {

@@ -9,7 +9,7 @@
 //! of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves values and images
 //! through [`staging`] buffers, [`upload`] weights out of files, [`stored`] says how those lie that stay in a file's format, [`block_stream`] those of blocks that take turns in
 //! memory, [`graph`] launches captured work as a whole. GPUs that make one image together are ranks of a [`group`], which
-//! read each other's memory ([`peers`]) in an [`exchange`]. What an op
+//! read each other's memory ([`peers`]), or an [`outbox`] in that of the host, in an [`exchange`] of [`pieces`]. What an op
 //! learns of its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file of
 //! its name in [`ops`]; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order, in
 //! which [`capture`] lets one thread at a time enqueue, and [`captures`] keeps away what would break a capture; only downloads, [`Backend::wait`], the timing of algorithms and
@@ -38,7 +38,9 @@ mod library;
 mod memory;
 mod merge;
 mod ops;
+mod outbox;
 mod peers;
+mod pieces;
 mod pools;
 mod saturation;
 mod slabs;
@@ -48,10 +50,10 @@ mod transfer;
 mod upload;
 mod weight;
 
+use std::ffi::OsStr;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 pub use block_stream::BlockStream;
 pub use buffer::Buffer;
@@ -60,6 +62,7 @@ pub use driver::count_gpus;
 pub use event::Event;
 pub use gemm::GemmCache;
 pub use graph::Graph;
+pub use group::{GroupOptions, Link};
 pub use weight::{ConvWeight, Weight};
 
 use crate::backend::Bands;
@@ -128,25 +131,22 @@ impl Cuda {
         Ok(Self::of_device(device, precision, gemm_cache, None))
     }
 
-    /// How long a rank of a group waits for another one, unless someone has a reason for another limit.
-    pub const GROUP_LIMIT: Duration = crate::backend::group::LIMIT;
-
     /// The ranks of a group of GPUs that make one image together, in this order; otherwise as [`Cuda::with`]. Each is to
-    /// be used by a thread of its own: hosts and GPUs wait for each other, at most `limit` in a collective, and hosts `60
-    /// * limit` where one of them may be loading weights.
+    /// be used by a thread of its own: hosts and GPUs wait for each other, at most the limit of the options in a
+    /// collective, and hosts 60 times as long where one of them may be loading weights.
     ///
-    /// Errors as [`Cuda::with`], and when a GPU is named twice or cannot reach the memory of another one.
+    /// Errors as [`Cuda::with`], and when a GPU is named twice.
     pub fn group(
         ordinals: &[usize],
         memory_cap: Option<u64>,
         precision: Precision,
         gemm_cache: &GemmCache,
-        limit: Duration,
+        options: GroupOptions,
     ) -> Result<Vec<Self>> {
         if let Some((_, twice)) = ordinals.iter().enumerate().find(|(i, ordinal)| ordinals[..*i].contains(ordinal)) {
             return Err(Error::usage(format!("GPU {twice} is named twice")).hint("name each GPU once"));
         }
-        Self::ranks(ordinals, memory_cap, precision, gemm_cache, limit)
+        Self::ranks(ordinals, memory_cap, precision, gemm_cache, options)
     }
 
     /// As [`Cuda::group`], of `world` ranks that share GPU `ordinal`, each with `memory_cap` bytes. It shows what a group
@@ -158,9 +158,9 @@ impl Cuda {
         world: usize,
         memory_cap: u64,
         precision: Precision,
-        limit: Duration,
+        options: GroupOptions,
     ) -> Result<Vec<Self>> {
-        Self::ranks(&vec![ordinal; world], Some(memory_cap), precision, &GemmCache::Off, limit)
+        Self::ranks(&vec![ordinal; world], Some(memory_cap), precision, &GemmCache::Off, options)
     }
 
     fn ranks(
@@ -168,14 +168,14 @@ impl Cuda {
         memory_cap: Option<u64>,
         precision: Precision,
         gemm_cache: &GemmCache,
-        limit: Duration,
+        options: GroupOptions,
     ) -> Result<Vec<Self>> {
         match ordinals {
             [] => Err(Error::usage("a group of 0 GPUs makes no image")),
             [alone] => Ok(vec![Self::with(*alone, memory_cap, precision, gemm_cache)?]),
             _ => {
                 let devices = open_all(ordinals, memory_cap, precision)?;
-                let ranks = Rank::group(&devices.iter().collect::<Vec<_>>(), limit)?;
+                let ranks = Rank::group(&devices.iter().collect::<Vec<_>>(), options)?;
                 let made = devices.into_iter().zip(ranks);
                 Ok(made.map(|(device, rank)| Self::of_device(device, precision, gemm_cache, Some(rank))).collect())
             }
@@ -265,6 +265,16 @@ impl Cuda {
     /// `x`.
     fn unless_writable(&self, x: &Tensor<Cuda>) -> Result<Option<Tensor<Cuda>>> {
         if x.writable() { Ok(None) } else { self.empty(x.rows(), x.cols()).map(Some) }
+    }
+}
+
+/// One of two values that a variable may have, `value` being what it has.
+fn one_of(variable: &str, value: Option<&OsStr>, [no, yes]: [&str; 2], rule: bool) -> Result<bool> {
+    match value.map(OsStr::to_string_lossy).as_deref() {
+        None | Some("") => Ok(rule),
+        Some(value) if value == no => Ok(false),
+        Some(value) if value == yes => Ok(true),
+        Some(other) => Err(Error::usage(format!("`{other}` is neither {no} nor {yes}")).at(variable)),
     }
 }
 

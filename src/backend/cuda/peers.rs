@@ -4,15 +4,14 @@ use cudarc::driver::sys;
 
 use super::device::Device;
 use super::driver::failed;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 impl Device {
-    /// Lets kernels of this GPU read and write all memory of `peer`; nothing to do where both are one GPU.
-    ///
-    /// Errors when nothing links them.
-    pub fn reach(&self, peer: &Self) -> Result<()> {
+    /// Lets kernels of this GPU read and write all memory of `peer`; nothing to do where both are one GPU. False where
+    /// nothing links them.
+    pub fn reach(&self, peer: &Self) -> Result<bool> {
         if self.is_same_gpu(peer) {
-            return Ok(());
+            return Ok(true);
         }
         let (own, other) = (self.handle(), peer.handle());
         let mut can = 0;
@@ -21,10 +20,7 @@ impl Device {
             .result()
             .map_err(|e| failed("cannot ask how GPUs are linked", e))?;
         if can == 0 {
-            let what = format!("GPU {own} ({}) cannot reach the memory of GPU {other} ({})", self.name(), peer.name());
-            return Err(
-                Error::new(what).hint("use GPUs that `nvidia-smi topo -p2p r` shows as OK, or one of them alone")
-            );
+            return Ok(false);
         }
         self.make_current()?;
         // SAFETY: this device's context is current, and the other one is retained until its device is dropped.
@@ -36,7 +32,13 @@ impl Device {
             }
         }
         // Memory of pools is not part of what the context shares.
-        peer.pools().map_or(Ok(()), |pools| pools.share_with(own))
+        peer.pools().map_or(Ok(()), |pools| pools.share_with(own))?;
+        Ok(true)
+    }
+
+    /// The GPU as messages name it where there are several.
+    pub fn numbered_name(&self) -> String {
+        format!("GPU {} ({})", self.handle(), self.name())
     }
 
     /// Whether `other` is another handle to the same GPU.

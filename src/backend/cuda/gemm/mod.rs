@@ -21,6 +21,7 @@ use super::buffer::{Buffer, Kind};
 use super::device::Device;
 use super::driver::failed;
 use super::event::Event;
+use super::one_of;
 use crate::backend::GEMM_WORKSPACE_BYTES as WORKSPACE_BYTES;
 use crate::error::{Error, Result};
 use choices::{Algorithm, Choices, Machine, fastest};
@@ -58,16 +59,6 @@ pub struct Gemm {
     fast_accumulation: bool,
     own: bool,
     device: Arc<Device>,
-}
-
-/// One of two values that a variable may have, `value` being what it has.
-fn one_of(variable: &str, value: Option<&OsStr>, [no, yes]: [&str; 2], rule: bool) -> Result<bool> {
-    match value.map(OsStr::to_string_lossy).as_deref() {
-        None | Some("") => Ok(rule),
-        Some(value) if value == no => Ok(false),
-        Some(value) if value == yes => Ok(true),
-        Some(other) => Err(Error::usage(format!("`{other}` is neither {no} nor {yes}")).at(variable)),
-    }
 }
 
 fn fast_accumulation(value: Option<&OsStr>) -> Result<bool> {

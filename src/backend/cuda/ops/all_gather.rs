@@ -1,7 +1,7 @@
 //! `all_gather_rows`: the rows of all ranks are read into one tensor.
 
 use super::all_to_all::gathered;
-use crate::backend::cuda::exchange::Piece;
+use crate::backend::cuda::pieces::Piece;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::RowSplit;

@@ -1,6 +1,6 @@
 //! `all_to_all_heads` and `all_to_all_rows`: parts of rows go to their places in the results.
 
-use crate::backend::cuda::exchange::{Piece, RowCopy};
+use crate::backend::cuda::pieces::{Piece, RowCopy};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::all_to_all::expect_parcel;
@@ -93,7 +93,7 @@ pub(super) fn gathered(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cuda::exchange::on_host::Matrix;
+    use crate::backend::cuda::pieces::on_host::Matrix;
     use crate::ops::TokenLayout;
 
     fn layouts() -> Vec<TokenLayout> {

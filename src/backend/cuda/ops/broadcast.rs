@@ -1,7 +1,7 @@
 //! `broadcast`: all ranks but the first read what that one has.
 
 use crate::backend::Backend;
-use crate::backend::cuda::exchange::Piece;
+use crate::backend::cuda::pieces::Piece;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::all_to_all::expect_parcel;

@@ -1,7 +1,7 @@
 //! `halo_rows`: the rows of the neighbours are read beside a copy of the own ones.
 
 use crate::backend::Backend;
-use crate::backend::cuda::exchange::{Piece, RowCopy};
+use crate::backend::cuda::pieces::{Piece, RowCopy};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::ops::all_to_all::expect_parcel;
@@ -57,7 +57,7 @@ fn place(given: &[Vec<Piece>], x: Piece, out: Piece, [rank, above]: [usize; 2]) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cuda::exchange::on_host::Matrix;
+    use crate::backend::cuda::pieces::on_host::Matrix;
     use crate::ops::RowSplit;
 
     #[test]

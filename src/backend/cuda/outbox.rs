@@ -1,0 +1,155 @@
+//! Where GPUs that cannot reach each other's memory put what they give each other: pinned memory of the host, which all of
+//! them read.
+
+use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::driver::{result, sys};
+
+use super::device::Device;
+use super::driver::failed;
+use super::pieces::{Piece, RowCopy};
+use crate::error::Result;
+
+/// To what the addresses of pieces are aligned.
+const ALIGNMENT: usize = 256;
+/// The smallest block of memory.
+const LEAST_BYTES: usize = 1 << 20;
+
+/// Pinned memory of the host at one address on the host and all GPUs, zeroed. It is freed in `drop`, once no GPU uses it:
+/// the owner sees to that, and to a current context.
+pub struct Pinned {
+    host: *mut c_void,
+    bytes: usize,
+}
+
+// SAFETY: it only holds the memory. Who reads and writes there says why that is right.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// At least one byte.
+    pub fn new(device: &Device, bytes: usize) -> Result<Self> {
+        device.make_current()?;
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the size is not zero; the memory is freed in `drop`.
+        let host = unsafe { result::malloc_host(bytes.max(1), flags) };
+        Ok(Self { host: host.map_err(|e| failed("cannot pin host memory", e))?, bytes })
+    }
+
+    /// Host and devices have one address space wherever there are 64-bit programs.
+    pub fn address(&self) -> u64 {
+        self.host as u64
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn host(&self) -> *mut c_void {
+        self.host
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: freed once, when no GPU uses it any more.
+        let _ = unsafe { result::free_host(self.host) };
+    }
+}
+
+/// The outbox of a rank. What was put there is overwritten by the next exchange, behind which all have read it.
+#[derive(Default)]
+pub struct Outbox {
+    /// Each larger than those before, which captured work may still use.
+    blocks: Mutex<Vec<Pinned>>,
+}
+
+/// What a rank gives each other one.
+pub struct Packed {
+    /// Where others read it. What the rank gives itself is where it was.
+    pub sent: Vec<Vec<Piece>>,
+    /// What brings it there, as work of the rank.
+    pub copies: Vec<RowCopy>,
+}
+
+impl Outbox {
+    /// What rank `own` gives each rank in an exchange, put into the outbox: once, however many ranks get it.
+    ///
+    /// Errors when no more host memory can be pinned.
+    pub fn pack(&self, device: &Device, sent: Vec<Vec<Piece>>, own: usize) -> Result<Packed> {
+        let bytes = place(&sent, own).1;
+        Ok(pack(sent, own, self.room(device, bytes)?))
+    }
+
+    /// The address of memory for `bytes` bytes.
+    fn room(&self, device: &Device, bytes: usize) -> Result<u64> {
+        // A thread that panicked here left whole blocks.
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(block) = blocks.last().filter(|block| block.bytes() >= bytes) {
+            return Ok(block.address());
+        }
+        let block = Pinned::new(device, bytes.next_power_of_two().max(LEAST_BYTES))?;
+        let address = block.address();
+        blocks.push(block);
+        Ok(address)
+    }
+}
+
+/// Each piece that others get, once, with its place in bytes; and the bytes of all.
+fn place(sent: &[Vec<Piece>], own: usize) -> (Vec<(Piece, usize)>, usize) {
+    let (mut places, mut end) = (Vec::<(Piece, usize)>::new(), 0);
+    let of_others = sent.iter().enumerate().filter(|(to, _)| *to != own).flat_map(|(_, parcel)| parcel);
+    for piece in of_others {
+        if !places.iter().any(|(placed, _)| placed == piece) {
+            places.push((*piece, end));
+            end += piece.bytes().next_multiple_of(ALIGNMENT);
+        }
+    }
+    (places, end)
+}
+
+fn pack(sent: Vec<Vec<Piece>>, own: usize, address: u64) -> Packed {
+    let (places, _) = place(&sent, own);
+    let placed = |piece: &Piece| {
+        let found = places.iter().find(|(placed, _)| placed == piece);
+        found.map_or(*piece, |(_, at)| piece.at(address + *at as u64))
+    };
+    let to = |(to, parcel): (usize, Vec<Piece>)| {
+        if to == own { parcel } else { parcel.iter().map(placed).collect() }
+    };
+    let filled = places.iter().filter(|(piece, _)| piece.bytes() > 0);
+    let copies = filled.map(|(piece, at)| piece.copy_to(piece.at(address + *at as u64))).collect();
+    Packed { sent: sent.into_iter().enumerate().map(to).collect(), copies }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pieces::on_host::Matrix;
+    use super::*;
+
+    #[test]
+    fn what_others_get_is_packed_once_and_what_a_rank_keeps_stays() {
+        // Rows with a gap, of which ranks get columns; one matrix for all; nothing; and one for itself.
+        let (wide, shared) = (Matrix::counting(5, 48, 0), Matrix::counting(3, 7, 1000));
+        let (part, all) = (wide.piece().cols(3..27).rows(1..4), shared.piece());
+        let nothing = shared.piece().rows(0..0);
+        let sent = vec![vec![part, all], vec![all, part], vec![all, nothing], vec![]];
+        let (places, bytes) = place(&sent, 1);
+        assert_eq!((places.len(), bytes), (3, 2 * ALIGNMENT));
+        let outbox = Matrix::zeros(2, ALIGNMENT / 2);
+        let packed = pack(sent.clone(), 1, outbox.address());
+        assert_eq!((packed.copies.len(), &packed.sent[1]), (2, &sent[1]), "its own is not copied");
+        packed.copies.iter().for_each(RowCopy::run_on_host);
+        for (to, parcel) in sent.iter().enumerate().filter(|(to, _)| *to != 1) {
+            for (from, piece) in parcel.iter().zip(&packed.sent[to]) {
+                let [rows, cols] = piece.shape();
+                let (was, is) = (Matrix::zeros(rows, cols), Matrix::zeros(rows, cols));
+                from.copy_to(was.piece()).run_on_host();
+                piece.copy_to(is.piece()).run_on_host();
+                assert_eq!(is.values(), was.values(), "to {to}");
+            }
+        }
+    }
+}
