@@ -226,6 +226,7 @@ edits() {
 gpus_in() { # PRECISION SIZES NAME... [FLAGS...]
     local name field one both label=$1
     [[ "$*" != *--variant\ base* ]] || label+=" with guidance"
+    [[ ${FLUX_PEER_ACCESS:-1} == 1 ]] || label+=" through the host"
     "$bin/flux" bench "${@:3}" -d "$klein_4b" --device cuda:0,1 --precision "$1" --steps 4 --size "$2" --references 1 --runs 3 --json \
         | tee "$work/rows" || fail "the bench broke off"
     printf '\n%-40s %10s %10s %10s\n' "$label, ms" 'one GPU' 'two GPUs' 'two / one'
@@ -253,6 +254,7 @@ gpus() {
     gpus_in bf16 512,1024,2048 stages/512x512 stages/1024x1024 stages/2048x2048 stages/edit-1024x1024
     if is_hopper; then gpus_in fp8 1024 stages/1024x1024; fi
     gpus_in bf16 1024 stages/1024x1024 --variant base
+    FLUX_PEER_ACCESS=0 gpus_in bf16 1024 stages/1024x1024
     program "$klein_4b"
     drawn_on cuda:0 1 one
     drawn_on cuda:0 1 one
