@@ -1,7 +1,8 @@
 // im2col: the pixels under the kernel, side by side; the convolution is then a GEMM with the weight
 //
 //   x      [rows * width, channels]     element, row stride ld_x: rows of pixels from `first_y` on, as many as the
-//          output pixels see. With `halvings` 1 the image is twice as high and wide as x: each pixel of x is a square
+//          output pixels see, of an image of `height` rows, of which the first `above` and some of the last are its halo:
+//          output pixels have their places in it, but there are none for it. With `halvings` 1 the image is twice as high and wide as x: each pixel of x is a square
 //          of two by two
 //   out    [rows, taps * channels]      element, row stride ld_out, for output pixels first_row .. first_row + rows;
 //          columns ordered (ky, kx, channel), zeros outside the image and in columns taps * channels .. ld_out
@@ -21,12 +22,13 @@
 
 extern "C" __global__ void __launch_bounds__(256)
     im2col(const element* x, long long ld_x, element* out, long long ld_out, int first_row, int rows, int channels,
-           int height, int width, int kernel, int stride, int pad_before, int out_width, int first_y, int halvings) {
+           int height, int width, int kernel, int stride, int pad_before, int out_width, int above, int first_y,
+           int halvings) {
     const int taps = kernel * kernel;
     const int row = blockIdx.x / taps * blockDim.y + threadIdx.y, tap = blockIdx.x % taps;
     if (row >= rows) return;
     const int out_pixel = first_row + row;
-    const int y = out_pixel / out_width * stride + tap / kernel - pad_before;
+    const int y = above + out_pixel / out_width * stride + tap / kernel - pad_before;
     const int x_pixel = out_pixel % out_width * stride + tap % kernel - pad_before;
     const bool inside = y >= 0 && y < height && x_pixel >= 0 && x_pixel < width;
     const element* from =
@@ -42,11 +44,11 @@ extern "C" __global__ void __launch_bounds__(256)
 
 extern "C" __global__ void __launch_bounds__(256)
     im2col_any(const element* x, long long ld_x, element* out, long long ld_out, int first_row, int rows, int channels,
-               int height, int width, int kernel, int stride, int pad_before, int out_width, int first_y,
+               int height, int width, int kernel, int stride, int pad_before, int out_width, int above, int first_y,
                int halvings) {
     for_each_run<8>(rows, (int)ld_out, [=](long long row, int column) {
         const int out_pixel = first_row + (int)row;
-        const int y = out_pixel / out_width * stride - pad_before;
+        const int y = above + out_pixel / out_width * stride - pad_before;
         const int x_pixel = out_pixel % out_width * stride - pad_before;
         int channel = column % channels, ky = column / channels / kernel, kx = column / channels % kernel;
         float values[8] = {};

@@ -4,6 +4,8 @@
 //! `FLUX_PARITY_SIZES=small` leaves out the real sizes, and `few` most of many cases, too, for compute-sanitizer.
 //! `FLUX_TEST_ROOT` names the project's folder where that is not where the tests were built.
 
+#[path = "support/bands.rs"]
+mod bands;
 mod support;
 
 #[path = "parity/adaln.rs"]

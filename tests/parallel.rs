@@ -1,6 +1,8 @@
 //! Several devices that make one image: collectives against what they mean, and images against those of one device. The
 //! devices are ranks of the CPU backend, each on a thread of its own.
 
+#[path = "support/bands.rs"]
+mod bands;
 mod support;
 
 #[path = "parallel/collectives.rs"]

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, LowRank, Operand};
 use crate::ops::{
-    self, Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, RowSplit,
+    self, Adaln, Conv, Convolved, GroupNorm, Halo, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, RowSplit,
     TokenLayout, TokenSplit,
 };
 use crate::tensor::{Dtype, Tensor};
@@ -313,6 +313,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
+        halo: &Halo<Self>,
     ) -> Result<Convolved<Self>>;
     /// See [`Tensor::attention`].
     fn attention(
@@ -477,8 +478,9 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
+        halo: &Halo<Self>,
     ) -> Result<Convolved<Self>> {
-        ops::norm_conv2d::compose(self, x, norm, weight, bias, conv)
+        ops::norm_conv2d::compose(self, x, norm, weight, bias, conv, halo)
     }
     /// See [`Tensor::norm_conv2d_add`].
     fn norm_conv2d_add(
@@ -487,7 +489,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         norm: &GroupNorm<'_, Self>,
         weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
-        conv: Conv,
+        conv: (Conv, &Halo<Self>),
         residual: Tensor<Self>,
     ) -> Result<Convolved<Self>> {
         ops::norm_conv2d::compose_add(self, x, norm, weight, bias, conv, residual)
@@ -498,10 +500,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         x: Tensor<Self>,
         weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
-        height: usize,
-        width: usize,
+        size: [usize; 2],
+        halo: &Halo<Self>,
     ) -> Result<Convolved<Self>> {
-        ops::upsample_conv2d::compose(self, x, weight, bias, height, width)
+        ops::upsample_conv2d::compose(self, x, weight, bias, size, halo)
     }
     /// See [`Tensor::all_to_all_heads`].
     fn all_to_all_heads(&self, kvq: [Tensor<Self>; 3], split: &TokenSplit) -> Result<[Tensor<Self>; 3]> {
@@ -520,7 +522,7 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         ops::swap::compose(self, x)
     }
     /// See [`Tensor::halo_rows`].
-    fn halo_rows(&self, x: &Tensor<Self>, halo: [usize; 2]) -> Result<Tensor<Self>> {
+    fn halo_rows(&self, x: &Tensor<Self>, halo: [usize; 2]) -> Result<Halo<Self>> {
         ops::halo::compose(self, x, halo)
     }
     /// See [`Tensor::all_reduce_statistics`].

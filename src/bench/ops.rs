@@ -5,7 +5,7 @@ use std::time::Instant;
 use flux::Result;
 use flux::backend::{Backend, Storage};
 use flux::nn::{LowRank, Operand};
-use flux::ops::{self, Adaln, Conv, GroupNorm, Heads, Mask, Norm, Pairs, Projection, QkNorm, Rope, TokenLayout};
+use flux::ops::{self, Adaln, Conv, GroupNorm, Halo, Heads, Mask, Norm, Pairs, Projection, QkNorm, Rope, TokenLayout};
 use flux::tensor::Tensor;
 
 use super::shapes::{Convolution, Linear};
@@ -278,7 +278,7 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
             let (weight, conv) = (weights::convolution(&b, cin, cout, 3)?, Conv::same(side, side, 3));
             let norm = GroupNorm { weight: &row, bias: &row, groups, eps: EPS, statistics: None };
             let work = Work::Flops((2 * side * side * cin * cout * 9) as u64);
-            let compose = |()| ops::norm_conv2d::compose(&b, &x, &norm, &weight, &bias, conv);
+            let compose = |()| ops::norm_conv2d::compose(&b, &x, &norm, &weight, &bias, conv, &Halo::default());
             bench.fused(&name, work, || Ok(()), |()| x.norm_conv2d(&norm, &weight, &bias, conv), compose)?;
         }
         let name = format!("ops/upsample_conv2d {side}x{side} {cout} -> {cout}");
@@ -287,7 +287,7 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
                 (tensor(&b, side * side, cout)?, tensor(&b, 1, cout)?, weights::convolution(&b, cout, cout, 3)?);
             // Both are counted as a 3 x 3 convolution of the large image.
             let work = Work::Flops((2 * 4 * side * side * cout * cout * 9) as u64);
-            let compose = |x| ops::upsample_conv2d::compose(&b, x, &weight, &bias, side, side);
+            let compose = |x| ops::upsample_conv2d::compose(&b, x, &weight, &bias, [side; 2], &Halo::default());
             bench.fused(&name, work, || copy(&x), |x| x.upsample_conv2d(&weight, &bias, side, side), compose)?;
         }
     }

@@ -1,5 +1,6 @@
 //! Convolution over pixels in rows.
 
+use super::halo::Halo;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::ConvKernel;
@@ -68,8 +69,16 @@ impl<B: Backend> Tensor<B> {
     /// Errors when the shapes do not fit `conv`, or `conv` has a stride or a kernel of 0, or a kernel larger than the
     /// padded image.
     pub fn conv2d(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv) -> Result<Convolved<B>> {
+        self.conv2d_band(weight, bias, conv, &Halo::default())
+    }
+
+    /// `conv2d` of a band of an image, with a halo in place of zeros.
+    ///
+    /// Errors as [`Tensor::conv2d`], and when the halo has not as many rows as `conv` has zeros.
+    pub fn conv2d_band(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv, halo: &Halo<B>) -> Result<Convolved<B>> {
         expect_conv("conv2d", self, weight, bias, conv)?;
-        self.backend().conv2d(self, weight, bias, conv)
+        expect_halo("conv2d", self, conv, halo)?;
+        self.backend().conv2d(self, weight, bias, conv, halo)
     }
 
     /// `conv2d(self)`, which may overwrite `self`.
@@ -121,6 +130,18 @@ pub(super) fn expect_conv<B: Backend>(
     })
 }
 
+/// Errors unless there are zeros in place of the halo, or as many rows as `conv` has zeros.
+pub(super) fn expect_halo<B: Backend>(op: &str, x: &Tensor<B>, conv: Conv, halo: &Halo<B>) -> Result<()> {
+    for (rows, zeros) in [(&halo.above, conv.pad_before), (&halo.below, conv.pad_after)] {
+        let Some(rows) = rows else { continue };
+        expect_activations(op, &[x, rows])?;
+        expect((rows.rows(), rows.cols()) == (zeros * conv.width, x.cols()), op, || {
+            format!("a halo of [{}, {}] does not fit {conv:?} of {} channels", rows.rows(), rows.cols(), x.cols())
+        })?;
+    }
+    Ok(())
+}
+
 pub(super) fn expect_residual<B: Backend>(
     op: &str,
     x: &Tensor<B>,
@@ -135,6 +156,32 @@ pub(super) fn expect_residual<B: Backend>(
     })
 }
 
+/// What `conv2d` of a band with a halo means.
+pub fn compose_band<B: Backend>(
+    b: &B,
+    x: &Tensor<B>,
+    weight: &ConvKernel<B>,
+    bias: &Tensor<B>,
+    conv: Conv,
+    halo: &Halo<B>,
+) -> Result<Convolved<B>> {
+    compose_any_band(x, (conv, halo), 1, |x, conv| b.conv2d(&x, weight, bias, conv, &Halo::default()))
+}
+
+/// What a convolution of a band means: that of the band between its halo, without the outputs of the halo. The output of
+/// `convolve` is `scale / conv.stride` times as large as its input.
+pub(super) fn compose_any_band<B: Backend>(
+    x: &Tensor<B>,
+    (conv, halo): (Conv, &Halo<B>),
+    scale: usize,
+    convolve: impl FnOnce(Tensor<B>, Conv) -> Result<Convolved<B>>,
+) -> Result<Convolved<B>> {
+    let [above, below] = halo.rows().map(|rows| rows / conv.width);
+    let made = convolve(halo.around(x)?, Conv { height: above + conv.height + below, ..conv })?;
+    let (width, first) = (scale * conv.out_width(), scale * above / conv.stride);
+    Ok(made.pixels.row_view(first * width..(first + scale * conv.out_height()) * width).into())
+}
+
 /// What `conv2d_over` means.
 pub fn compose_over<B: Backend>(
     b: &B,
@@ -143,7 +190,7 @@ pub fn compose_over<B: Backend>(
     bias: &Tensor<B>,
     conv: Conv,
 ) -> Result<Convolved<B>> {
-    b.conv2d(&x, weight, bias, conv)
+    b.conv2d(&x, weight, bias, conv, &Halo::default())
 }
 
 /// What `conv2d_add` means.
@@ -155,6 +202,6 @@ pub fn compose_add<B: Backend>(
     conv: Conv,
     residual: Tensor<B>,
 ) -> Result<Convolved<B>> {
-    let out = b.conv2d(x, weight, bias, conv)?;
+    let out = b.conv2d(x, weight, bias, conv, &Halo::default())?;
     b.add(residual, &out.pixels).map(Convolved::from)
 }

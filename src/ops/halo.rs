@@ -5,15 +5,46 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations};
 
+/// Rows of pixels above and below a band of an image, in place of which convolutions have zeros where there are none.
+pub struct Halo<B: Backend> {
+    /// None at the top of the image.
+    pub above: Option<Tensor<B>>,
+    /// None at its bottom.
+    pub below: Option<Tensor<B>>,
+}
+
+impl<B: Backend> Default for Halo<B> {
+    fn default() -> Self {
+        Self { above: None, below: None }
+    }
+}
+
+impl<B: Backend> Halo<B> {
+    /// Whether there are zeros on both sides.
+    pub fn is_empty(&self) -> bool {
+        self.above.is_none() && self.below.is_none()
+    }
+
+    /// Tensor rows above and below.
+    pub fn rows(&self) -> [usize; 2] {
+        [&self.above, &self.below].map(|rows| rows.as_ref().map_or(0, Tensor::rows))
+    }
+
+    /// x between the rows of the halo.
+    pub fn around(&self, x: &Tensor<B>) -> Result<Tensor<B>> {
+        concat_rows(x.backend(), [self.above.as_ref(), Some(x), self.below.as_ref()].into_iter().flatten().collect())
+    }
+}
+
 impl<B: Backend> Tensor<B> {
-    /// self with the last `above` rows of the rank before this one over it, and the first `below` rows of the rank after
-    /// it under it. The first rank has nothing over it, and the last one nothing under it.
+    /// The last `above` rows of the rank before this one, and the first `below` rows of the rank after it. The first rank
+    /// has nothing above it, and the last one nothing below it; on one device there is no halo.
     ///
-    /// self [rows, cols], rows at least `above` and `below` -> [rows + above or 0 + below or 0, cols]. The bands of ranks
-    /// may differ in rows. On one device it is self, to read.
+    /// self [rows, cols], rows at least `above` and `below` -> [above, cols] and [below, cols]; none for 0 rows. The bands
+    /// of ranks may differ in rows.
     ///
     /// Errors when self has too few rows, or another rank fails or does not come.
-    pub fn halo_rows(&self, [above, below]: [usize; 2]) -> Result<Self> {
+    pub fn halo_rows(&self, [above, below]: [usize; 2]) -> Result<Halo<B>> {
         const OP: &str = "halo_rows";
         expect_activations(OP, &[self])?;
         expect(self.rows() >= above.max(below), OP, || {
@@ -24,11 +55,11 @@ impl<B: Backend> Tensor<B> {
 }
 
 /// What `halo_rows` means.
-pub fn compose<B: Backend>(b: &B, x: &Tensor<B>, [above, below]: [usize; 2]) -> Result<Tensor<B>> {
+pub fn compose<B: Backend>(b: &B, x: &Tensor<B>, [above, below]: [usize; 2]) -> Result<Halo<B>> {
     const OP: &str = "halo_rows";
     let (rank, rows) = (b.rank(), x.rows());
     if b.world() == 1 {
-        return Ok(x.row_view(0..rows));
+        return Ok(Halo::default());
     }
     let parcel = |to: usize| {
         if to + 1 == rank {
@@ -39,13 +70,12 @@ pub fn compose<B: Backend>(b: &B, x: &Tensor<B>, [above, below]: [usize; 2]) -> 
             Vec::new()
         }
     };
-    let received = b.exchange(OP, (0..b.world()).map(parcel).collect())?;
-    let from = |neighbour: Option<usize>, rows: usize| -> Result<Option<&Tensor<B>>> {
-        let Some(neighbour) = neighbour.filter(|neighbour| *neighbour < b.world()) else { return Ok(None) };
-        let Some(halo) = received[neighbour].first() else { return Ok(None) };
-        expect_parcel(OP, neighbour, shape_of(halo), [rows, x.cols()])?;
+    let mut received = b.exchange(OP, (0..b.world()).map(parcel).collect())?;
+    let mut from = |neighbour: Option<usize>, rows: usize| -> Result<Option<Tensor<B>>> {
+        let Some(neighbour) = neighbour.filter(|neighbour| *neighbour < b.world() && rows > 0) else { return Ok(None) };
+        let Some(halo) = received[neighbour].pop() else { return Ok(None) };
+        expect_parcel(OP, neighbour, shape_of(&halo), [rows, x.cols()])?;
         Ok(Some(halo))
     };
-    let parts = [from(rank.checked_sub(1), above)?, Some(x), from(Some(rank + 1), below)?];
-    concat_rows(b, parts.into_iter().flatten().collect())
+    Ok(Halo { above: from(rank.checked_sub(1), above)?, below: from(Some(rank + 1), below)? })
 }

@@ -16,6 +16,7 @@
 //! | [`low_rank`](Tensor::low_rank) | `x W^T + (x down^T) up^T` of several x and W, one under the other | [rows, in], [out, in] -> [rows, out] |
 //! | [`low_rank_concat`](Tensor::low_rank_concat) | the same over columns side by side | |
 //! | [`conv2d`](Tensor::conv2d), [`conv2d_add`](Tensor::conv2d_add) | convolution (+ residual) | [h * w, in] -> [h' * w', out] |
+//! | [`conv2d_band`](Tensor::conv2d_band), [`norm_conv2d_band`](Tensor::norm_conv2d_band), [`norm_conv2d_add_band`](Tensor::norm_conv2d_add_band), [`upsample_conv2d_band`](Tensor::upsample_conv2d_band) | the same of a band of an image, with a halo in place of zeros | |
 //! | [`conv2d_over`](Tensor::conv2d_over) | `conv2d`, for which the input may be overwritten | |
 //! | [`upsample_conv2d`](Tensor::upsample_conv2d) | convolution of the upsampled image | [h * w, in] -> [4 * h * w, out] |
 //! | [`attention`](Tensor::attention) | `softmax(q k^T / sqrt(head_dim)) v` per head | [tokens, dim] |
@@ -42,7 +43,7 @@
 //! | [`all_to_all_rows`](Tensor::all_to_all_rows) | own heads of all queries -> own queries | [rows, dim / world] -> [own rows, dim] |
 //! | [`all_gather_rows`](Tensor::all_gather_rows) | rows of all ranks at their places | [own rows, cols] -> [rows, cols] |
 //! | [`swap_halves`](Tensor::swap_halves) | x of the rank at the same place in the other half | [rows, cols] |
-//! | [`halo_rows`](Tensor::halo_rows) | own rows between some of the neighbours' | [own rows, cols] -> [above + own rows + below, cols] |
+//! | [`halo_rows`](Tensor::halo_rows) | the last and the first rows of the neighbours | [own rows, cols] -> [above, cols] and [below, cols] |
 //! | [`all_reduce_statistics`](Tensor::all_reduce_statistics) | channel statistics of all ranks' pixels | [own pixels, channels] |
 //! | [`broadcast`](Tensor::broadcast) | x of rank 0 | [rows, cols] |
 
@@ -86,6 +87,7 @@ pub use attention::{KeyValues, Mask};
 pub use conv2d::{Conv, Convolved};
 pub use gated_add_adaln::{Adaln, Norm};
 pub use group_norm::GroupNorm;
+pub use halo::Halo;
 pub use project::{Heads, Projection};
 pub use qk_norm_rope::QkNorm;
 pub use rope::{Pairs, Rope};

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ops::{Conv, Convolved, RowSplit};
+use crate::ops::{Conv, Convolved, Halo, RowSplit};
 use crate::tensor::Tensor;
 use crate::token_split::share;
 
@@ -104,26 +104,11 @@ impl<B: Backend> Grid<B> {
         }
     }
 
-    /// What `convolve` makes of this image, which is `scale / conv.stride` times as large. Of a band, it gets the rows of
-    /// the neighbours as well that it reads, in place of the zeros that `conv` has there, and what it makes of them is
-    /// dropped. At the edges of the whole image there are no neighbours, so there are zeros as ever.
-    pub(super) fn convolve(
-        &self,
-        conv: Conv,
-        scale: usize,
-        convolve: impl FnOnce(&Tensor<B>, Conv) -> Result<Convolved<B>>,
-    ) -> Result<Self> {
-        let out = |size: usize| size * scale / conv.stride;
-        let halo = [conv.pad_before, conv.pad_after];
-        let Some(band) = self.band.filter(|_| halo != [0, 0]) else {
-            let made = convolve(&self.pixels, conv)?;
-            return Ok(Self::of_band(made, scale * conv.out_height(), scale * conv.out_width(), self.band));
-        };
-        let above = if band.rank == 0 { 0 } else { conv.pad_before };
-        let pixels = self.pixels.halo_rows(halo.map(|rows| rows * self.width))?;
-        let made = convolve(&pixels, Conv { height: pixels.rows() / self.width, ..conv })?;
-        let (width, first, height) = (scale * conv.out_width(), out(above), out(self.height));
-        let own = made.pixels.row_view(first * width..(first + height) * width);
-        Ok(Self::of_band(own, height, width, Some(band)))
+    /// The rows of the neighbours that `conv` reads, in place of the zeros that it has around the whole image.
+    pub(super) fn halo(&self, conv: Conv) -> Result<Halo<B>> {
+        match [conv.pad_before, conv.pad_after] {
+            rows if self.band.is_some() && rows != [0, 0] => self.pixels.halo_rows(rows.map(|rows| rows * self.width)),
+            _ => Ok(Halo::default()),
+        }
     }
 }

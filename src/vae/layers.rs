@@ -45,7 +45,8 @@ impl<B: Backend> ConvLayer<B> {
 
     /// A convolution of another geometry, such as one that halves the image.
     pub(super) fn forward_by(&self, x: &Grid<B>, conv: Conv) -> Result<Grid<B>> {
-        x.convolve(conv, 1, |pixels, conv| pixels.conv2d(&self.weight, &self.bias, conv))
+        let made = x.pixels.conv2d_band(&self.weight, &self.bias, conv, &x.halo(conv)?)?;
+        Ok(Grid::of_band(made, conv.out_height(), conv.out_width(), x.band()))
     }
 
     /// `forward(x)` of a 1 x 1 convolution, which may overwrite x.
@@ -56,37 +57,28 @@ impl<B: Backend> ConvLayer<B> {
 
     /// `forward(silu(norm(x)))`
     pub(super) fn forward_normed(&self, x: &Grid<B>, norm: &GroupNorm<B>) -> Result<Grid<B>> {
-        let reduced = x.reduced_statistics()?;
+        let (reduced, conv) = (x.reduced_statistics()?, self.same(x));
         let norm = norm.op(reduced.as_ref().or(x.statistics()));
-        x.convolve(self.same(x), 1, |pixels, conv| pixels.norm_conv2d(&norm, &self.weight, &self.bias, conv))
+        let made = x.pixels.norm_conv2d_band(&norm, &self.weight, &self.bias, conv, &x.halo(conv)?)?;
+        Ok(Grid::of_band(made, x.height, x.width, x.band()))
     }
 
     /// `forward(silu(norm(x))) + residual`, which may overwrite the residual.
     pub(super) fn forward_normed_add(&self, x: Grid<B>, norm: &GroupNorm<B>, residual: Grid<B>) -> Result<Grid<B>> {
-        let (height, width, band) = (x.height, x.width, x.band());
-        if band.is_some() {
-            // The neighbours' rows have no residual here.
-            let made = self.forward_normed(&x, norm)?;
-            return Ok(Grid::of_band(residual.pixels.add(&made.pixels)?, height, width, band));
-        }
-        let conv = self.same(&x);
+        let (height, width, band, conv) = (x.height, x.width, x.band(), self.same(&x));
+        let (reduced, halo) = (x.reduced_statistics()?, x.halo(conv)?);
         let Convolved { pixels, statistics } = x.into_convolved();
-        let norm = norm.op(statistics.as_ref());
-        let sum = pixels.norm_conv2d_add(&norm, &self.weight, &self.bias, conv, residual.pixels)?;
-        Ok(Grid::new(sum, height, width))
+        let norm = norm.op(reduced.as_ref().or(statistics.as_ref()));
+        let sum = pixels.norm_conv2d_add_band(&norm, &self.weight, &self.bias, (conv, &halo), residual.pixels)?;
+        Ok(Grid::of_band(sum, height, width, band))
     }
 
     /// `forward` of the image twice as high and wide; for 3 x 3 only.
     pub(super) fn forward_upsampled(&self, x: Grid<B>) -> Result<Grid<B>> {
-        let (conv, (height, width)) = (self.same(&x), (x.height, x.width));
-        if x.band().is_none() {
-            // By value, so that the small image is gone before the large one is made.
-            let made = x.pixels.upsample_conv2d(&self.weight, &self.bias, height, width)?;
-            return Ok(Grid::new(made, 2 * height, 2 * width));
-        }
-        x.convolve(conv, 2, |pixels, Conv { height, width, .. }| {
-            pixels.row_view(0..pixels.rows()).upsample_conv2d(&self.weight, &self.bias, height, width)
-        })
+        let (halo, band, [height, width]) = (x.halo(self.same(&x))?, x.band(), [x.height, x.width]);
+        // By value, so that the small image is gone before the large one is made.
+        let made = x.pixels.upsample_conv2d_band(&self.weight, &self.bias, [height, width], &halo)?;
+        Ok(Grid::of_band(made, 2 * height, 2 * width, band))
     }
 
     fn same(&self, x: &Grid<B>) -> Conv {

@@ -13,7 +13,8 @@ use flux::ops::{GroupNorm, RowSplit, Sharing, TokenLayout, TokenSplit};
 use flux::pipeline::{CancelFlag, Image, Model, Parallel, Request};
 use flux::{Error, Result, Tensor};
 
-use crate::compare::values;
+use crate::bands::{BandCase, CASES};
+use crate::compare::{check_choices, values};
 use crate::pipeline::{default_model, psnr};
 use crate::support::preset;
 use crate::{cuda, few};
@@ -196,9 +197,14 @@ fn gathered_rows_halos_and_what_rank_0_has_are_what_they_mean() {
             all(&ranks, |cuda| {
                 let own = rows_of(split, cuda.rank());
                 let got = whole.upload(cuda, &own, 0..cols, 0)?.halo_rows(halo)?;
-                let range = own[0].saturating_sub(above)..(own[own.len() - 1] + 1 + below).min(18);
-                let expected = whole.cells(&range.collect::<Vec<_>>(), 0..cols);
-                assert!(cuda.download(&got)? == expected, "{place:?} {halo:?}, rank {}", cuda.rank());
+                let (first, end) = (own[0], own[own.len() - 1] + 1);
+                for (got, rows) in
+                    [(got.above, first.saturating_sub(above)..first), (got.below, end..(end + below).min(18))]
+                {
+                    let expected = whole.cells(&rows.collect::<Vec<_>>(), 0..cols);
+                    let got = got.map_or(Ok(Vec::new()), |got| cuda.download(&got))?;
+                    assert!(got == expected, "{place:?} {halo:?}, rank {}", cuda.rank());
+                }
                 Ok(())
             });
         }
@@ -213,6 +219,30 @@ fn gathered_rows_halos_and_what_rank_0_has_are_what_they_mean() {
             assert_eq!(got, values(3, 77));
         }
     }
+}
+
+#[test]
+fn convolutions_of_bands_are_those_of_the_whole() {
+    let Some(alone) = cuda() else { return };
+    for (size, channels) in CASES {
+        let image = BandCase::new(size, channels);
+        let whole = image.convolve(&alone).unwrap();
+        for place in places() {
+            let ranks = place.group();
+            for limit in [usize::MAX, 0] {
+                ranks.iter().for_each(|cuda| cuda.limit_bands(limit));
+                let bands = all(&ranks, |cuda| image.convolve(cuda));
+                // The statistics round otherwise, and then what is normed by them.
+                image.assert_same(&bands, &whole, 1.0 / 64.0, &format!("{place:?}, bands of {limit} bytes"));
+            }
+        }
+    }
+}
+
+#[test]
+fn each_convolution_takes_a_halo() {
+    let Some(cuda) = cuda() else { return };
+    check_choices(&cuda, "parallel::convolutions_of_bands_are_those_of_the_whole", "FLUX_CONV2D");
 }
 
 #[test]

@@ -24,7 +24,11 @@ impl Case for UpsampleConv2d<'_> {
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        vec![ops::upsample_conv2d::compose(b, x, &weight, &bias, self.height, self.width).unwrap().pixels]
+        vec![
+            ops::upsample_conv2d::compose(b, x, &weight, &bias, [self.height, self.width], &ops::Halo::default())
+                .unwrap()
+                .pixels,
+        ]
     }
 }
 

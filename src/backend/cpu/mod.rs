@@ -32,7 +32,7 @@ use super::{Backend, Stats, Storage};
 use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear};
-use crate::ops::{self, Conv, Convolved, GroupNorm, Mask, Rope, TokenLayout};
+use crate::ops::{self, Conv, Convolved, GroupNorm, Halo, Mask, Rope, TokenLayout};
 use crate::tensor::{Dtype, Tensor};
 
 /// How matrix products are computed.
@@ -334,7 +334,11 @@ impl Backend for Cpu {
         weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
+        halo: &Halo<Self>,
     ) -> Result<Convolved<Self>> {
+        if !halo.is_empty() {
+            return ops::conv2d::compose_band(self, x, weight, bias, conv, halo);
+        }
         let rows = conv.out_height() * conv.out_width();
         let mut out = pool::values(rows * weight.rows());
         let (x, kernel, bias) = (Rows::of(x), weight.weight(), Rows::of(bias).row(0));
@@ -369,13 +373,13 @@ impl Backend for Cpu {
         x: Tensor<Self>,
         weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
-        height: usize,
-        width: usize,
+        [height, width]: [usize; 2],
+        halo: &Halo<Self>,
     ) -> Result<Convolved<Self>> {
         let kernel = weight.weight();
         // Sums of weights are rounded to bfloat16, so this is only for activations that are rounded too.
-        if gemm::terms(self.precision, &kernel.view) != Some(1) {
-            return ops::upsample_conv2d::compose(self, x, weight, bias, height, width);
+        if !halo.is_empty() || gemm::terms(self.precision, &kernel.view) != Some(1) {
+            return ops::upsample_conv2d::compose(self, x, weight, bias, [height, width], halo);
         }
         let rows = 4 * x.rows();
         let mut out = pool::values(rows * weight.rows());

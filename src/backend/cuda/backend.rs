@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::buffer::Kind;
 use super::element::Element;
-use super::ops::conv2d_input::Input;
+use super::ops::conv2d_input::{Between, Input};
 use super::ops::quantise;
 use super::transfer::Rgb8;
 use super::upload::Source;
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, LowRank, Operand};
 use crate::ops::{
-    self, Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, RowSplit,
+    self, Adaln, Conv, Convolved, GroupNorm, Halo, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, RowSplit,
     TokenLayout, TokenSplit,
 };
 use crate::tensor::{Dtype, Tensor};
@@ -300,8 +300,10 @@ impl Backend for Cuda {
         weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
+        halo: &Halo<Self>,
     ) -> Result<Convolved<Self>> {
-        self.conv2d_op(Input::Image(x), weight, bias, conv, None)
+        let between = Between::new(x, halo, conv.width)?;
+        self.conv2d_op(Input::Image(between), weight, bias, conv, None)
     }
 
     fn attention(
@@ -479,7 +481,8 @@ impl Backend for Cuda {
         conv: Conv,
         residual: Tensor<Self>,
     ) -> Result<Convolved<Self>> {
-        self.conv2d_op(Input::Image(x), weight, bias, conv, Some(residual))
+        let between = Between::new(x, &Halo::default(), conv.width)?;
+        self.conv2d_op(Input::Image(between), weight, bias, conv, Some(residual))
     }
 
     fn conv2d_over(
@@ -499,8 +502,9 @@ impl Backend for Cuda {
         weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
         conv: Conv,
+        halo: &Halo<Self>,
     ) -> Result<Convolved<Self>> {
-        self.norm_conv2d_op(x, norm, weight, bias, conv, None)
+        self.norm_conv2d_op(x, norm, weight, bias, (conv, halo), None)
     }
 
     fn norm_conv2d_add(
@@ -509,7 +513,7 @@ impl Backend for Cuda {
         norm: &GroupNorm<'_, Self>,
         weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
-        conv: Conv,
+        conv: (Conv, &Halo<Self>),
         residual: Tensor<Self>,
     ) -> Result<Convolved<Self>> {
         self.norm_conv2d_op(&x, norm, weight, bias, conv, Some(residual))
@@ -520,10 +524,10 @@ impl Backend for Cuda {
         x: Tensor<Self>,
         weight: &ConvKernel<Self>,
         bias: &Tensor<Self>,
-        height: usize,
-        width: usize,
+        size: [usize; 2],
+        halo: &Halo<Self>,
     ) -> Result<Convolved<Self>> {
-        self.upsample_conv2d_op(x, weight, bias, height, width)
+        self.upsample_conv2d_op(x, weight, bias, size, halo)
     }
 
     fn all_to_all_heads(&self, kvq: [Tensor<Self>; 3], split: &TokenSplit) -> Result<[Tensor<Self>; 3]> {
@@ -538,7 +542,7 @@ impl Backend for Cuda {
         if rows.world() == 1 { Ok(x) } else { self.all_gather_rows_op(&x, rows) }
     }
 
-    fn halo_rows(&self, x: &Tensor<Self>, halo: [usize; 2]) -> Result<Tensor<Self>> {
+    fn halo_rows(&self, x: &Tensor<Self>, halo: [usize; 2]) -> Result<Halo<Self>> {
         if self.world() == 1 { ops::halo::compose(self, x, halo) } else { self.halo_rows_op(x, halo) }
     }
 

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::conv2d_input::Input;
+use super::conv2d_input::{Between, Input};
 use super::conv2d_sm90a::{CHOICE, Call, Taps, takes};
 use crate::backend::IM2COL_BYTES;
 use crate::backend::cuda::buffer::Buffer;
@@ -14,7 +14,7 @@ use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::nn::ConvKernel;
-use crate::ops::{Conv, Convolved};
+use crate::ops::{Conv, Convolved, Halo};
 
 /// Rows 0 .. `rows` of `row_bytes` bytes, in pieces of at most IM2COL_BYTES. All but the last have one size, so that
 /// one plan serves them, and are whole tiles of the GEMM.
@@ -35,12 +35,14 @@ fn has_one_tap(conv: Conv) -> bool {
     conv == Conv::same(conv.height, conv.width, 1)
 }
 
-/// Rows of pixels that the outputs `pixels` see, at least one and all in the image.
-fn rows_seen(conv: Conv, pixels: &Range<usize>) -> Range<usize> {
-    let [first, last] =
-        [pixels.start, pixels.end.max(pixels.start + 1) - 1].map(|pixel| pixel / conv.out_width() * conv.stride);
-    let start = first.saturating_sub(conv.pad_before).min(conv.height - 1);
-    start..(last + conv.kernel).saturating_sub(conv.pad_before).clamp(start + 1, conv.height)
+/// Rows of pixels that the outputs `pixels` see, at least one and all in the image between the rows of its halo, counted
+/// from the first of these.
+fn rows_seen(conv: Conv, [above, below]: [usize; 2], pixels: &Range<usize>) -> Range<usize> {
+    let [first, last] = [pixels.start, pixels.end.max(pixels.start + 1) - 1]
+        .map(|pixel| above + pixel / conv.out_width() * conv.stride);
+    let height = above + conv.height + below;
+    let start = first.saturating_sub(conv.pad_before).min(height - 1);
+    start..(last + conv.kernel).saturating_sub(conv.pad_before).clamp(start + 1, height)
 }
 
 impl Cuda {
@@ -68,6 +70,7 @@ impl Cuda {
         // Of an odd number of rows or columns the kernel would take the first behind the last for an odd one.
         let halves = conv == Conv::halve(conv.height, conv.width)
             && (conv.height | conv.width).is_multiple_of(2)
+            && input.halo() == [0, 0]
             && matches!(input, Input::Image(_));
         let out_aligned = all_aligned(&[out]) && residual.as_ref().is_none_or(Tensor::aligned);
         let mut statistics = None;
@@ -109,13 +112,17 @@ impl Cuda {
         let (rows, k, n) = (x.rows(), x.cols(), weight.rows());
         let pieces = pieces_of_one_tap(rows, k, n);
         if !has_one_tap(conv) || n > k || !n.is_multiple_of(8) || pieces.len() < 2 {
-            return self.conv2d_op(Input::Image(&x), weight, bias, conv, None);
+            let image = Between::new(&x, &Halo::default(), conv.width)?;
+            return self.conv2d_op(Input::Image(image), weight, bias, conv, None);
         }
         let to = Matrix { address: x.address(), stride: n };
         let product = Product { bias: Some(bias.address()), ..self.product(&x, &weight.weight().0, to, n) };
         let buffer = match x.into_buffer() {
             Ok(buffer) => buffer,
-            Err(x) => return self.conv2d_op(Input::Image(&x), weight, bias, conv, None),
+            Err(x) => {
+                let image = Between::new(&x, &Halo::default(), conv.width)?;
+                return self.conv2d_op(Input::Image(image), weight, bias, conv, None);
+            }
         };
         let mut aside = None;
         for rows in pieces {
@@ -149,30 +156,31 @@ impl Cuda {
         let mut columns = None;
         let taps = conv.kernel * conv.kernel;
         let halvings = usize::from(matches!(input, Input::Doubled(_)));
+        let halo @ [above, below] = input.halo().map(|rows| rows << halvings);
         for rows in pieces(product.m, 2 * stride) {
             let columns = match &columns {
                 Some(columns) => columns,
                 // The first piece is the longest.
                 None => columns.insert(Buffer::new(self.device(), self.element().kind(), rows.len() * stride)?),
             };
-            let part = input.show(rows_seen(conv, &rows))?;
+            let part = input.show(rows_seen(conv, halo, &rows))?;
             let (x, wide) = (&part.pixels, all_aligned(&[&part.pixels]));
             let launch = self.launch("conv2d", if wide { "im2col" } else { "im2col_any" })?;
             let launch =
                 launch.matrix(x).address(columns.address()).long(stride).int(rows.start).int(rows.len()).int(x.cols());
             let launch = launch
-                .int(conv.height)
+                .int(above + conv.height + below)
                 .int(conv.width)
                 .int(conv.kernel)
                 .int(conv.stride)
                 .int(conv.pad_before)
                 .int(conv.out_width());
-            let launch = launch.int(part.first).int(halvings);
+            let launch = launch.int(above).int(part.first).int(halvings);
             // The wide kernel has a block for each tap, the other goes over the columns of all.
             let (runs, blocks) = if wide { (x.cols() / 8, taps) } else { (stride / 8, 1) };
             let (grid, block) = row_tiles(rows.len(), runs);
-            // SAFETY: argument types and order match cuda/conv2d.cu. The ops checked x to have height * width rows, or
-            // as many before it is doubled; the kernel reads inside the image only, and of it the rows that `rows_seen`
+            // SAFETY: argument types and order match cuda/conv2d.cu. The ops checked x to have height * width rows
+            // and those of its halo, or as many before it is doubled; the kernel reads inside the image only, and of it the rows that `rows_seen`
             // said, which `part` has; it writes as many rows of `stride` values as the piece has, for which `columns`
             // has room; a weight's stride is a multiple of eight. The previous GEMM, which read `columns`, comes before
             // it on the same stream.
@@ -216,12 +224,12 @@ mod tests {
     #[test]
     fn the_rows_seen_are_those_under_the_outputs() {
         // The rows that im2col of cuda/conv2d.cu reads.
-        let read = |conv: Conv, pixels: &Range<usize>| {
+        let read = |conv: Conv, [above, below]: [usize; 2], pixels: &Range<usize>| {
             let rows = pixels.clone().flat_map(|pixel| {
-                let first = pixel / conv.out_width() * conv.stride;
+                let first = above + pixel / conv.out_width() * conv.stride;
                 (0..conv.kernel)
                     .filter_map(move |ky| (first + ky).checked_sub(conv.pad_before))
-                    .filter(move |&y| y < conv.height)
+                    .filter(move |&y| y < above + conv.height + below)
             });
             (rows.clone().min(), rows.max())
         };
@@ -236,12 +244,14 @@ mod tests {
             let all = conv.out_height() * conv.out_width();
             for start in 0..all {
                 for end in start + 1..=all {
-                    let seen = rows_seen(conv, &(start..end));
-                    assert_eq!(
-                        read(conv, &(start..end)),
-                        (Some(seen.start), Some(seen.end - 1)),
-                        "{conv:?} {start}..{end}"
-                    );
+                    for halo in [[0, 0], [conv.pad_before, 0], [0, conv.pad_after], [conv.pad_before, conv.pad_after]] {
+                        let seen = rows_seen(conv, halo, &(start..end));
+                        assert_eq!(
+                            read(conv, halo, &(start..end)),
+                            (Some(seen.start), Some(seen.end - 1)),
+                            "{conv:?} {halo:?} {start}..{end}"
+                        );
+                    }
                 }
             }
         }

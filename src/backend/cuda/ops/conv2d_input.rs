@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::group_norm::Coefficients;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::{Error, Result};
+use crate::ops::{Conv, Halo};
 
 /// Bands begin at multiples of so many rows, where tiles of convolutions begin.
 pub const BAND_MULTIPLE: usize = 16;
@@ -14,34 +15,57 @@ pub const BAND_MULTIPLE: usize = 16;
 /// statistics are of the whole image, and convolutions divide their work as if they saw all of it.
 pub enum Input<'a> {
     /// [height * width, channels]
-    Image(&'a Tensor<Cuda>),
+    Image(Between),
     /// The same, doubled in height and width: every pixel is a square of two by two.
-    Doubled(&'a Tensor<Cuda>),
+    Doubled(Between),
     /// `silu(group_norm(..))` of an image.
     Normed(Window<'a>),
+}
+
+/// An image between the rows of its halo.
+pub struct Between {
+    /// [rows * width, channels]
+    pixels: Tensor<Cuda>,
+    /// Rows of pixels of the halo.
+    halo: [usize; 2],
+}
+
+impl Between {
+    pub fn new(x: &Tensor<Cuda>, halo: &Halo<Cuda>, width: usize) -> Result<Self> {
+        let pixels = if halo.is_empty() { x.row_view(0..x.rows()) } else { halo.around(x)? };
+        Ok(Self { pixels, halo: halo.rows().map(|rows| rows / width) })
+    }
 }
 
 /// Some rows of pixels of an input.
 pub struct Part {
     /// [rows * width, channels]
     pub pixels: Tensor<Cuda>,
-    /// Which row of the image is the first of these.
+    /// Which row is the first of these, counted from the first of the halo.
     pub first: usize,
 }
 
-impl<'a> Input<'a> {
+impl Input<'_> {
     /// The tensor that the input is made of.
-    pub fn source(&self) -> &'a Tensor<Cuda> {
+    pub fn source(&self) -> &Tensor<Cuda> {
         match self {
-            Input::Image(x) | Input::Doubled(x) => x,
+            Input::Image(x) | Input::Doubled(x) => &x.pixels,
             Input::Normed(window) => window.x,
+        }
+    }
+
+    /// Rows of pixels of the source above and below the image, in place of zeros.
+    pub fn halo(&self) -> [usize; 2] {
+        match self {
+            Input::Image(x) | Input::Doubled(x) => x.halo,
+            Input::Normed(window) => window.halo,
         }
     }
 
     /// Whether rows of pixels are of whole 16 bytes.
     pub fn aligned(&self) -> bool {
         match self {
-            Input::Image(x) | Input::Doubled(x) => x.aligned(),
+            Input::Image(x) | Input::Doubled(x) => x.pixels.aligned(),
             Input::Normed(window) => window.x.cols().is_multiple_of(8),
         }
     }
@@ -55,10 +79,11 @@ impl<'a> Input<'a> {
         (0..height).step_by(band).map(|first| first..(first + band).min(height)).collect()
     }
 
-    /// At least `rows` of the source, before doubling. They are valid until the next call.
+    /// At least `rows` of the source, before doubling, counted from the first of the halo. They are valid until the next
+    /// call.
     pub fn show(&mut self, rows: Range<usize>) -> Result<Part> {
         match self {
-            Input::Image(x) | Input::Doubled(x) => Ok(Part { pixels: x.row_view(0..x.rows()), first: 0 }),
+            Input::Image(x) | Input::Doubled(x) => Ok(Part { pixels: x.pixels.row_view(0..x.pixels.rows()), first: 0 }),
             Input::Normed(window) => window.show(rows),
         }
     }
@@ -67,29 +92,37 @@ impl<'a> Input<'a> {
 /// An image whose rows are normed some at a time.
 pub struct Window<'a> {
     x: &'a Tensor<Cuda>,
+    /// The image and its halo, in the order of rows.
+    parts: Vec<&'a Tensor<Cuda>>,
+    /// Rows of pixels of the halo.
+    halo: [usize; 2],
     coefficients: Coefficients,
+    /// Rows of pixels, with those of the halo.
     height: usize,
     width: usize,
     /// Rows of a band, and rows before and behind it that a convolution sees with it.
     band: usize,
-    halo: usize,
+    seen: usize,
     /// Memory for some rows, and which rows it holds.
     pixels: Option<Tensor<Cuda>>,
     held: Range<usize>,
 }
 
 impl<'a> Window<'a> {
-    /// `silu(group_norm(x))` of an image of `height` x `width` pixels for a convolution with a kernel of `kernel`
-    /// pixels a side, in bands of at most `band_bytes`.
+    /// `silu(group_norm(x))` of an image and its halo for a convolution of it, in bands of at most `band_bytes`.
     pub fn new(
         x: &'a Tensor<Cuda>,
+        halo: &'a Halo<Cuda>,
         coefficients: Coefficients,
-        [height, width]: [usize; 2],
-        kernel: usize,
+        conv: Conv,
         band_bytes: usize,
     ) -> Self {
-        let band = band_rows(height, 2 * width * x.cols(), band_bytes);
-        Self { x, coefficients, height, width, band, halo: kernel - 1, pixels: None, held: 0..0 }
+        let (width, parts) = (conv.width, [halo.above.as_ref(), Some(x), halo.below.as_ref()]);
+        let band = band_rows(conv.height, 2 * width * x.cols(), band_bytes);
+        let halo = halo.rows().map(|rows| rows / width);
+        let (parts, height) = (parts.into_iter().flatten().collect(), conv.height + halo.iter().sum::<usize>());
+        let seen = conv.kernel - 1;
+        Self { x, parts, halo, coefficients, height, width, band, seen, pixels: None, held: 0..0 }
     }
 
     fn show(&mut self, rows: Range<usize>) -> Result<Part> {
@@ -98,13 +131,20 @@ impl<'a> Window<'a> {
             let room = |pixels: &Option<Tensor<Cuda>>| pixels.as_ref().map_or(0, |pixels| pixels.rows() / width);
             if room(&self.pixels) < rows.len() {
                 self.pixels = None;
-                let room = rows.len().max(self.band.saturating_add(self.halo)).min(self.height);
+                let room = rows.len().max(self.band.saturating_add(self.seen)).min(self.height);
                 self.pixels = Some(cuda.empty(room * width, self.x.cols())?);
             }
             let held = rows.start..(rows.start + room(&self.pixels)).min(self.height);
-            if let Some(pixels) = &self.pixels {
-                let from = self.x.row_view(held.start * width..held.end * width);
-                cuda.apply_group_norm(&from, &self.coefficients, &pixels.row_view(0..from.rows()), true)?;
+            let mut first = 0;
+            for part in &self.parts {
+                let end = first + part.rows() / width;
+                let rows = first.max(held.start)..end.min(held.end);
+                if let Some(pixels) = self.pixels.as_ref().filter(|_| !rows.is_empty()) {
+                    let pixels_of = |from: usize| (rows.start - from) * width..(rows.end - from) * width;
+                    let (from, to) = (part.row_view(pixels_of(first)), pixels.row_view(pixels_of(held.start)));
+                    cuda.apply_group_norm(&from, &self.coefficients, &to, true)?;
+                }
+                first = end;
             }
             self.held = held;
         }

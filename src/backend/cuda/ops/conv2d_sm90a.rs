@@ -130,7 +130,7 @@ pub(crate) struct Taps {
 
 /// One call: tensors that [`takes`] allowed, and `residual` and `out` with rows of whole 16 bytes.
 pub(crate) struct Call<'a, 'x> {
-    /// [height * width, channels], or four times as many rows if it is to be halved
+    /// [height * width, channels] and its halo, or four times as many rows if it is to be halved, without a halo
     pub input: &'a mut Input<'x>,
     /// 9 taps; for an upsampled image 4, with 4 rows for each output.
     pub weight: Taps,
@@ -180,14 +180,15 @@ impl Cuda {
         choice.int(shape.tiles(height, width, out.cols()))?;
         choice.int(out.rows())?;
         let sizes = [choice.int(height)?, choice.int(width)?, choice.int(weight.channels)?, choice.int(out.cols())?];
-        let bands = input.bands(height);
+        let (bands, [above, below]) = (input.bands(height), input.halo());
         let carried = if bands.len() > 1 && shape.rounds() {
             Some(Buffer::new(self.device(), Kind::Byte, blocks * CARRY_BYTES)?)
         } else {
             None
         };
         for band in bands {
-            let part = input.show(band.start.saturating_sub(HALO)..(band.end + HALO).min(height))?;
+            let seen = (above + band.start).saturating_sub(HALO)..(band.end + HALO).min(height + below) + above;
+            let part = input.show(seen)?;
             let x_map = match shape.stride {
                 1 => image(&part.pixels, shape.rows())?,
                 _ => halved_map(choice, &part.pixels, height, width, &shape)?,
@@ -200,7 +201,8 @@ impl Cuda {
                 bias_and_out: [bias.address(), out.address(), out.stride() as u64],
                 sizes,
                 statistics: statistics.as_ref().map_or([0, 0], |of_all| [of_all.partial(), of_all.counts()]),
-                band: [choice.int(first)?, choice.int(end)?, choice.int(part.first)?],
+                // Rows are counted from the first of the image, over which the halo is.
+                band: [choice.int(first)?, choice.int(end)?, choice.int(part.first)? - choice.int(above)?],
                 carry: carried.as_ref().map_or(0, Buffer::address),
             };
             // SAFETY: the pointers are to `arguments`, which lives until the call returns; the shared memory is that of

@@ -1,21 +1,23 @@
-//! `halo_rows`: the rows of the neighbours are read beside a copy of the own ones.
+//! `halo_rows`: the rows of the neighbours.
 
 use crate::backend::Backend;
 use crate::backend::cuda::pieces::{Piece, RowCopy};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
+use crate::ops::Halo;
 use crate::ops::all_to_all::expect_parcel;
 
 const OP: &str = "halo_rows";
 
 impl Cuda {
-    pub(crate) fn halo_rows_op(&self, x: &Tensor<Cuda>, halo: [usize; 2]) -> Result<Tensor<Cuda>> {
+    pub(crate) fn halo_rows_op(&self, x: &Tensor<Cuda>, halo: [usize; 2]) -> Result<Halo<Cuda>> {
         let (rank, world) = (self.rank(), self.world());
-        let [above, below] = own_halo(halo, rank, world);
-        let out = self.empty(above + x.rows() + below, x.cols())?;
+        let made = |rows: usize| (rows > 0).then(|| self.empty(rows, x.cols())).transpose();
+        let [above, below] = own_halo(halo, rank, world).map(made);
+        let halo_of_own = Halo { above: above?, below: below? };
         self.exchange_pieces(OP, edges_of(Piece::of(x), halo, rank, world), |given| {
-            let copies = place(given, Piece::of(x), Piece::of(&out), [rank, above])?;
-            Ok((out, copies))
+            let to = [&halo_of_own.above, &halo_of_own.below].map(|rows| rows.as_ref().map(Piece::of));
+            Ok((halo_of_own, place(given, to, rank)?))
         })
     }
 }
@@ -40,16 +42,14 @@ fn edges_of(x: Piece, [above, below]: [usize; 2], rank: usize, world: usize) -> 
     (0..world).map(edge).collect()
 }
 
-/// The own rows behind the first `above` rows of `out`, and those of the neighbours around them.
-fn place(given: &[Vec<Piece>], x: Piece, out: Piece, [rank, above]: [usize; 2]) -> Result<Vec<RowCopy>> {
-    let ([rows, cols], [all, _]) = (x.shape(), out.shape());
-    let mut copies = vec![x.copy_to(out.rows(above..above + rows))];
-    let neighbours = [(rank.checked_sub(1), 0..above), (Some(rank + 1), above + rows..all)];
-    for (neighbour, to) in neighbours {
-        let Some(neighbour) = neighbour.filter(|neighbour| *neighbour < given.len()) else { continue };
-        let Some(edge) = given[neighbour].first() else { continue };
-        expect_parcel(OP, neighbour, edge.shape(), [to.len(), cols])?;
-        copies.push(edge.copy_to(out.rows(to)));
+/// The edges of the neighbours above and below to where they belong.
+fn place(given: &[Vec<Piece>], to: [Option<Piece>; 2], rank: usize) -> Result<Vec<RowCopy>> {
+    let mut copies = Vec::new();
+    for (neighbour, to) in [rank.checked_sub(1), Some(rank + 1)].into_iter().zip(to) {
+        let (Some(neighbour), Some(to)) = (neighbour, to) else { continue };
+        let Some(edge) = given.get(neighbour).and_then(|edges| edges.first()) else { continue };
+        expect_parcel(OP, neighbour, edge.shape(), to.shape())?;
+        copies.push(edge.copy_to(to));
     }
     Ok(copies)
 }
@@ -69,19 +69,17 @@ mod tests {
                 let bands: Vec<_> = (0..world).map(|rank| whole.select(own(rank), rank)).collect();
                 let sent: Vec<_> =
                     bands.iter().enumerate().map(|(rank, x)| edges_of(x.piece(), halo, rank, world)).collect();
-                for (rank, x) in bands.iter().enumerate() {
+                for rank in 0..world {
                     let given: Vec<_> = sent.iter().map(|edges| edges[rank].clone()).collect();
-                    let [over, under] = own_halo(halo, rank, world);
-                    let out = Matrix::zeros(over + own(rank).len() + under, cols);
-                    let copies = place(&given, x.piece(), out.piece(), [rank, over]).unwrap();
+                    let made = own_halo(halo, rank, world).map(|rows| Matrix::zeros(rows, cols));
+                    let to = [&made[0], &made[1]].map(|rows| Some(rows.piece()).filter(|piece| piece.bytes() > 0));
+                    let copies = place(&given, to, rank).unwrap();
                     copies.iter().for_each(RowCopy::run_on_host);
-                    let first = own(rank)[0].saturating_sub(above);
-                    let last = (own(rank)[own(rank).len() - 1] + below).min(17);
-                    assert_eq!(
-                        out.values(),
-                        whole.select(first..=last, 0).values(),
-                        "{halo:?}, rank {rank} of {world}"
-                    );
+                    let (first, end) = (own(rank)[0], own(rank)[own(rank).len() - 1] + 1);
+                    let around = [first.saturating_sub(above)..first, end..(end + below).min(18)];
+                    for (made, rows) in made.iter().zip(around) {
+                        assert_eq!(made.values(), whole.select(rows, 0).values(), "{halo:?}, rank {rank} of {world}");
+                    }
                 }
             }
         }

@@ -10,7 +10,7 @@ use crate::backend::cuda::{Cuda, Tensor};
 use crate::backend::{Backend, GpuCosts};
 use crate::error::Result;
 use crate::nn::ConvKernel;
-use crate::ops::{Conv, Convolved, GroupNorm};
+use crate::ops::{Conv, Convolved, GroupNorm, Halo};
 
 impl Cuda {
     /// Limits bands to `bytes` bytes, in ops that make an image in bands. This changes how much memory they need, and
@@ -39,11 +39,11 @@ impl Cuda {
         norm: &GroupNorm<'_, Cuda>,
         weight: &ConvKernel<Cuda>,
         bias: &Tensor<Cuda>,
-        conv: Conv,
+        (conv, halo): (Conv, &Halo<Cuda>),
         residual: Option<Tensor<Cuda>>,
     ) -> Result<Convolved<Cuda>> {
         let coefficients = self.group_norm_coefficients(x, norm)?;
-        let window = Window::new(x, coefficients, [conv.height, conv.width], conv.kernel, self.band_bytes());
+        let window = Window::new(x, halo, coefficients, conv, self.band_bytes());
         self.conv2d_op(Input::Normed(window), weight, bias, conv, residual)
     }
 }

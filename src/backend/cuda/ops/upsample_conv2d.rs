@@ -1,14 +1,14 @@
 //! Launches cuda/upsample_conv2d_sm90a.cu, the convolution of an upsampled image on Hopper. On other GPUs im2col reads
 //! the image as if it were upsampled.
 
-use super::conv2d_input::Input;
+use super::conv2d_input::{Between, Input};
 use super::conv2d_sm90a::{Call, Shape, Taps, takes};
 use crate::backend::cuda::hopper::Choice;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::nn::ConvKernel;
-use crate::ops::{Conv, Convolved};
+use crate::ops::{Conv, Convolved, Halo};
 
 /// One variable chooses the kernels of all convolutions.
 const CHOICE: Choice =
@@ -26,12 +26,13 @@ impl Cuda {
         x: Tensor<Cuda>,
         kernel: &ConvKernel<Cuda>,
         bias: &Tensor<Cuda>,
-        height: usize,
-        width: usize,
+        [height, width]: [usize; 2],
+        halo: &Halo<Cuda>,
     ) -> Result<Convolved<Cuda>> {
-        let (mut input, weight) = (Input::Image(&x), &kernel.weight().0);
+        let image = || Between::new(&x, halo, width);
+        let (mut input, weight) = (Input::Image(image()?), &kernel.weight().0);
         if !self.hopper_wanted(CHOICE)? || !takes(&input, weight, bias) || !weight.rows().is_multiple_of(8) {
-            return self.conv2d_op(Input::Doubled(&x), kernel, bias, Conv::same(2 * height, 2 * width, 3), None);
+            return self.conv2d_op(Input::Doubled(image()?), kernel, bias, Conv::same(2 * height, 2 * width, 3), None);
         }
         let collapsed = self.collapse_taps(weight, x.cols())?;
         let out = self.empty(4 * x.rows(), weight.rows())?;
