@@ -1,9 +1,9 @@
 // im2col: the pixels under the kernel, side by side; the convolution is then a GEMM with the weight
 //
 //   x      [rows * width, channels]     element, row stride ld_x: rows of pixels from `first_y` on, as many as the
-//          output pixels see, of an image of `height` rows, of which the first `above` and some of the last are its halo:
-//          output pixels have their places in it, but there are none for it. With `halvings` 1 the image is twice as high and wide as x: each pixel of x is a square
-//          of two by two
+//          output pixels see, of an image of `height` rows, of which the first `above`, and some of the last, are its
+//          halo: there are no output pixels for these. With `halvings` 1 the image is twice as high and wide as x: each
+//          pixel of x is a square of two by two
 //   out    [rows, taps * channels]      element, row stride ld_out, for output pixels first_row .. first_row + rows;
 //          columns ordered (ky, kx, channel), zeros outside the image and in columns taps * channels .. ld_out
 //

@@ -33,8 +33,13 @@ pub struct Between {
 impl Between {
     pub fn new(x: &Tensor<Cuda>, halo: &Halo<Cuda>, width: usize) -> Result<Self> {
         let pixels = if halo.is_empty() { x.row_view(0..x.rows()) } else { halo.around(x)? };
-        Ok(Self { pixels, halo: halo.rows().map(|rows| rows / width) })
+        Ok(Self { pixels, halo: halo_height(halo, width) })
     }
+}
+
+/// Rows of pixels above and below an image of `width` columns.
+fn halo_height(halo: &Halo<Cuda>, width: usize) -> [usize; 2] {
+    halo.rows().map(|rows| rows / width.max(1))
 }
 
 /// Some rows of pixels of an input.
@@ -119,7 +124,7 @@ impl<'a> Window<'a> {
     ) -> Self {
         let (width, parts) = (conv.width, [halo.above.as_ref(), Some(x), halo.below.as_ref()]);
         let band = band_rows(conv.height, 2 * width * x.cols(), band_bytes);
-        let halo = halo.rows().map(|rows| rows / width);
+        let halo = halo_height(halo, width);
         let (parts, height) = (parts.into_iter().flatten().collect(), conv.height + halo.iter().sum::<usize>());
         let seen = conv.kernel - 1;
         Self { x, parts, halo, coefficients, height, width, band, seen, pixels: None, held: 0..0 }

@@ -29,10 +29,9 @@ impl Cuda {
         [height, width]: [usize; 2],
         halo: &Halo<Cuda>,
     ) -> Result<Convolved<Cuda>> {
-        let image = || Between::new(&x, halo, width);
-        let (mut input, weight) = (Input::Image(image()?), &kernel.weight().0);
+        let (mut input, weight) = (Input::Doubled(Between::new(&x, halo, width)?), &kernel.weight().0);
         if !self.hopper_wanted(CHOICE)? || !takes(&input, weight, bias) || !weight.rows().is_multiple_of(8) {
-            return self.conv2d_op(Input::Doubled(image()?), kernel, bias, Conv::same(2 * height, 2 * width, 3), None);
+            return self.conv2d_op(input, kernel, bias, Conv::same(2 * height, 2 * width, 3), None);
         }
         let collapsed = self.collapse_taps(weight, x.cols())?;
         let out = self.empty(4 * x.rows(), weight.rows())?;
