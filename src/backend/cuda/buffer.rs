@@ -210,7 +210,7 @@ fn free(device: &Arc<Device>, stream: Stream, address: sys::CUdeviceptr, bytes: 
 impl Device {
     /// Memory from the driver, usable on `stream`. What the driver holds for it stays under the cap.
     fn allocate(&self, stream: Stream, purpose: Use, bytes: usize) -> Result<sys::CUdeviceptr> {
-        let _submission = self.submit(stream)?;
+        let submission = self.submit(stream)?;
         let full = |e: DriverError| match e.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => self.budget().full(bytes as u64),
             _ => failed("cannot allocate GPU memory", e),
@@ -233,11 +233,14 @@ impl Device {
             Err(e) => return Err(full(e)),
         }
         // What was freed is fragments, or waits for work that is still enqueued: the pool gives back what it can, once.
+        drop(submission);
         self.trim(pools)?;
+        let submission = self.submit(stream)?;
         let address = allocate().map_err(full)?;
         if pools.bytes()? > self.budget().cap_of_pool() {
             // SAFETY: as above.
             unsafe { result::free_async(address, stream.raw()) }.map_err(full)?;
+            drop(submission);
             self.trim(pools)?;
             return Err(self.budget().full(bytes as u64));
         }

@@ -7,9 +7,9 @@
 use std::sync::atomic::Ordering;
 
 use cudarc::driver::{result, sys};
-use parking_lot::{ReentrantMutexGuard, RwLockReadGuard};
+use parking_lot::ReentrantMutexGuard;
 
-use super::captures::{outside_captures, unless_capturing, while_capturing};
+use super::captures::{Capturing, outside_captures, unless_capturing, while_capturing};
 use super::device::{Device, Stream};
 use super::driver::failed;
 use crate::error::{Error, Result};
@@ -45,7 +45,7 @@ impl Device {
     }
 
     /// Runs `work`, which no capture of this process would survive, while nobody captures; does nothing where this thread
-    /// does.
+    /// does. The caller has no submission: others may need one before they are done with what they capture.
     pub fn between_captures(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         loop {
             {
@@ -71,7 +71,7 @@ impl Device {
 /// The compute stream captures. It stops when this is dropped, also by a panic.
 pub struct Capture<'a> {
     device: Option<&'a Device>,
-    _captures: RwLockReadGuard<'static, ()>,
+    _captures: Capturing<'static>,
     _submission: Submission<'a>,
 }
 
