@@ -99,16 +99,18 @@ impl Cuda {
 
     /// At most COPIES copies, once these ranks have met. They are done with each other behind the `last` ones.
     fn launch_copies(&self, rank: &Rank, ranks: Ranks, copies: &[RowCopy], last: bool) -> Result<()> {
+        let (own, world) = match ranks {
+            Ranks::All => (rank.member().rank(), rank.member().world()),
+            // The first and only one: it tells nobody, and waits for nobody.
+            Ranks::This => (0, 1),
+        };
         let mut parameters = Parameters {
             flags: [0; RANKS],
             counters: rank.counters(),
             mailbox: rank.mailbox(),
             limit_ns: u64::try_from(rank.limit().as_nanos()).unwrap_or(u64::MAX),
-            rank: rank.member().rank() as i32,
-            world: match ranks {
-                Ranks::All => rank.member().world() as i32,
-                Ranks::This => 1,
-            },
+            rank: own as i32,
+            world: world as i32,
             count: copies.len() as i32,
             last: i32::from(last),
             copies: [RowCopy::default(); COPIES],
