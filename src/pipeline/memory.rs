@@ -8,6 +8,7 @@ use crate::backend::{Backend, Bands, GpuCosts, IM2COL_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::nn::WeightPolicy;
 use crate::token_split::{Sharing, share};
+use crate::vae::{Band, VaeConfig};
 
 /// The most images in a batch. It bounds the memory, and the time until the first of many images is done.
 const MAX_SAMPLES: u64 = 8;
@@ -193,13 +194,15 @@ impl MemorySizes {
         let (layers, encoder) = (info.layers_to_run(), &info.text_encoder);
         let tokens = plan.text().into_iter().max().unwrap_or(0) as u64;
         let changed = plan.strength.map(|_| [plan.height, plan.width]);
-        // The largest of the images that are encoded.
-        let encoded = plan.references.iter().copied().chain(changed).map(|[height, width]| height * width).max();
+        let pixels = |size| VaePixels::of(&info.vae, costs.world(), size);
+        let encoded = plan.references.iter().copied().chain(changed).map(pixels).max_by_key(|pixels| pixels.own);
         let dequantised = info.file_sizes.iter().map(FileSizes::largest).max().unwrap_or(0);
-        let (channels, pixels) = (info.vae.decoder_channels(), plan.width * plan.height);
-        let decode = |bands| decode_bytes(costs, channels, pixels as u64, bands);
+        let (channels, decoded) = (info.vae.decoder_channels(), pixels([plan.height, plan.width]));
+        let decode = |bands| decode_bytes(costs, channels, decoded.own, bands) + decoded.whole_bytes(costs);
         let channels = &info.vae.block_out_channels;
-        let encode = |bands| encoded.map_or(0, |pixels| encode_bytes(costs, channels, pixels as u64, bands));
+        let encode = |bands| {
+            encoded.map_or(0, |pixels| encode_bytes(costs, channels, pixels.own, bands) + pixels.whole_bytes(costs))
+        };
         Self {
             text_encoder: BlockSizes {
                 blocks: (0..if text { layers } else { 0 })
@@ -260,6 +263,30 @@ fn sharing(world: usize, plan: &Plan, caches_references: bool) -> Sharing {
 /// The most of `count` tokens that one of `sharers` devices has.
 fn own(count: usize, sharers: usize) -> usize {
     share(count, 0, sharers).len()
+}
+
+/// What a device has of an image in the VAE.
+#[derive(Clone, Copy)]
+struct VaePixels {
+    /// The most pixels that it computes with: all, or those of its band and the rows around it.
+    own: u64,
+    /// Pixels of the image that devices have beside their band.
+    whole: u64,
+}
+
+impl VaePixels {
+    fn of(config: &VaeConfig, world: usize, [height, width]: [usize; 2]) -> Self {
+        let patch = config.patch_pixels();
+        match Band::new(height / patch, 0, world) {
+            Some(band) => Self { own: ((band.own().len() * patch + 2) * width) as u64, whole: (height * width) as u64 },
+            None => Self { own: (height * width) as u64, whole: 0 },
+        }
+    }
+
+    /// Bytes of the image that is whole on all devices, of three channels.
+    fn whole_bytes(&self, costs: &impl MemoryCosts) -> u64 {
+        3 * self.whole * costs.element_bytes()
+    }
 }
 
 /// Columns of the widest tensor of the transformer: the projection in front of a single block.
@@ -372,6 +399,25 @@ mod tests {
         let side: usize = text.rsplit(' ').next().and_then(|side| side.trim_end_matches('`').parse().ok()).unwrap();
         let told = Plan::of_size(side, side);
         assert!(side > 1024 && of(2, &told).check_largest(limit, &info, &told).is_ok(), "{text}");
+    }
+
+    #[test]
+    fn devices_that_share_an_image_have_bands_of_it_in_the_vae() {
+        let info = klein(24, [5, 20], [2560, 9728]);
+        let sizes = |world: usize, side: usize| {
+            let devices = Cpu::group(Precision::F32, world, Cpu::GROUP_LIMIT).unwrap();
+            let plan = Plan { references: vec![[side, side], [16, 16]], ..Plan::of_size(side, side) };
+            let sizes = MemorySizes::of(&devices[0], &info, &plan, false);
+            [sizes.decode.wide, sizes.encode.wide]
+        };
+        for side in [1024, 2048] {
+            let alone = sizes(1, side);
+            for world in [2, 3, 4, 8] {
+                let parts = [0, 1].map(|i| alone[i] as f64 / sizes(world, side)[i] as f64 / world as f64);
+                assert!(parts.iter().all(|parts| (0.85..1.0).contains(parts)), "{world} of {side}: {parts:?}");
+            }
+        }
+        assert_eq!(sizes(4, 48), sizes(1, 48), "an image of fewer pieces than devices is whole on each");
     }
 
     #[test]

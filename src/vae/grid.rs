@@ -25,22 +25,26 @@ pub struct Grid<B: Backend> {
 /// How an image is shared: it has `units` pieces of rows, as many as packed latents have rows, and each device has its
 /// share of them. So a band has rows of its own at every size that the image has on its way through the VAE.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Band {
+pub(crate) struct Band {
     units: usize,
     rank: usize,
     world: usize,
 }
 
 impl Band {
-    /// The band of this device. None where there is one device, or there are too few pieces for all of them: then each
-    /// device has the whole image, because bands of such an image would gain nothing.
-    pub(super) fn of<B: Backend>(backend: &B, units: usize) -> Option<Self> {
-        let (rank, world) = (backend.rank(), backend.world());
+    /// The band of the device `rank` of `world`. None where there is one device, or there are too few pieces for all of
+    /// them: then each device has the whole image, because bands of such an image would gain nothing.
+    pub(crate) fn new(units: usize, rank: usize, world: usize) -> Option<Self> {
         (world > 1 && units >= world).then_some(Self { units, rank, world })
     }
 
+    /// The band of this device.
+    pub(super) fn of<B: Backend>(backend: &B, units: usize) -> Option<Self> {
+        Self::new(units, backend.rank(), backend.world())
+    }
+
     /// The pieces of this device.
-    pub(super) fn own(&self) -> Range<usize> {
+    pub(crate) fn own(&self) -> Range<usize> {
         share(self.units, self.rank, self.world)
     }
 
