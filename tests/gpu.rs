@@ -6,6 +6,8 @@
 
 #[path = "support/bands.rs"]
 mod bands;
+#[path = "support/ranks.rs"]
+mod ranks;
 mod support;
 
 #[path = "parity/adaln.rs"]

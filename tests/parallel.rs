@@ -3,6 +3,8 @@
 
 #[path = "support/bands.rs"]
 mod bands;
+#[path = "support/ranks.rs"]
+mod ranks;
 mod support;
 
 #[path = "parallel/collectives.rs"]

@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
-use flux::ops::{Conv, GroupNorm, Halo, RowSplit, Sharing, TokenLayout, TokenSplit};
+use flux::ops::{Conv, GroupNorm, Halo, Sharing, TokenLayout, TokenSplit};
 use flux::{Result, Tensor};
 
 use crate::bands::{BandCase, CASES};
+use crate::ranks::{
+    assert_normed, check_broadcast, check_gathered, check_halo, check_heads, layouts, normed_band, row_splits,
+};
 
 const WORLDS: [usize; 3] = [1, 2, 4];
 
@@ -29,127 +32,13 @@ fn all<T: Send>(world: usize, work: impl Fn(Cpu) -> Result<T> + Sync) -> Vec<T> 
     on_each(world, work).into_iter().map(|result| result.unwrap()).collect()
 }
 
-/// A whole of `cols` columns in which every value is another.
-struct Whole {
-    cols: usize,
-    values: Vec<f32>,
-}
-
-impl Whole {
-    fn new(rows: usize, cols: usize) -> Self {
-        Self { cols, values: (0..rows * cols).map(|i| i as f32).collect() }
-    }
-
-    fn cells(&self, row: usize, cols: std::ops::Range<usize>) -> &[f32] {
-        &self.values[row * self.cols..][cols]
-    }
-
-    /// Some rows and columns, in a tensor that is wider than they are.
-    fn upload(&self, cpu: &Cpu, rows: impl IntoIterator<Item = usize>, cols: std::ops::Range<usize>) -> Tensor<Cpu> {
-        let rows: Vec<usize> = rows.into_iter().collect();
-        let row = |row: &usize| [self.cells(*row, cols.clone()), &[-1.0]].concat();
-        let values: Vec<f32> = rows.iter().flat_map(row).collect();
-        let wide = cpu.upload(&values, rows.len(), cols.len() + 1).unwrap();
-        let [x, _] = wide.split_cols([cols.len(), 1]);
-        x
-    }
-}
-
-fn rows_of(rows: RowSplit, rank: usize) -> Vec<usize> {
-    rows.runs_of(rank).flat_map(|run| run.whole).collect()
-}
-
-fn layouts() -> Vec<TokenLayout> {
-    let layouts = [
-        TokenLayout { references: 6, ..TokenLayout::new(1, 5, 15) },
-        TokenLayout::new(3, 3, 7),
-        TokenLayout::new(2, 9, 1),
-        TokenLayout::single(2),
-    ];
-    layouts.into_iter().flat_map(|layout| [layout, layout.image_queries()]).collect()
-}
-
 #[test]
 fn heads_cross_to_all_tokens_and_back() {
-    const HEAD_DIM: usize = 3;
-    for world in WORLDS {
-        for layout in layouts() {
-            let dim = 4 * HEAD_DIM;
-            let whole = Whole::new(layout.rows(), 3 * dim);
-            all(world, |cpu| {
-                let split = TokenSplit::new(layout, cpu.rank(), world);
-                let (rows, queries) = (rows_of(split.rows(), cpu.rank()), rows_of(split.query_rows(), cpu.rank()));
-                // The rows of queries begin behind those that ask none.
-                let skipped = layout.rows_without_query();
-                let queries: Vec<usize> = queries.into_iter().map(|row| skipped + row).collect();
-                let kvq = [
-                    whole.upload(&cpu, rows.clone(), 0..dim),
-                    whole.upload(&cpu, rows, dim..2 * dim),
-                    whole.upload(&cpu, queries.clone(), 2 * dim..3 * dim),
-                ];
-                let crossed = Tensor::all_to_all_heads(kvq, HEAD_DIM, &split)?;
-                let own = dim / world;
-                let firsts = [0, 0, skipped];
-                for (i, (x, first)) in crossed.iter().zip(firsts).enumerate() {
-                    let cols = i * dim + cpu.rank() * own..i * dim + (cpu.rank() + 1) * own;
-                    let expected: Vec<f32> =
-                        (first..layout.rows()).flat_map(|row| whole.cells(row, cols.clone())).copied().collect();
-                    assert_eq!(cpu.download(x)?, expected, "{layout:?}, {world}");
-                }
-                let [_, _, q] = crossed;
-                let back = q.all_to_all_rows(&split)?;
-                let expected: Vec<f32> =
-                    queries.iter().flat_map(|row| whole.cells(*row, 2 * dim..3 * dim)).copied().collect();
-                assert_eq!((cpu.download(&back)?, back.cols()), (expected, dim), "{layout:?}, {world}");
-                Ok(())
-            });
+    for (world, layout) in WORLDS.into_iter().flat_map(|world| layouts(&[]).into_iter().map(move |l| (world, l))) {
+        all(world, |cpu| check_heads(&cpu, layout, Sharing::Group, 3));
+        if world % 2 == 0 {
+            all(world, |cpu| check_heads(&cpu, layout, Sharing::Half, 3));
         }
-    }
-}
-
-/// What each half of a group has when it crosses among itself is what a group of half as many has.
-#[test]
-fn halves_cross_and_gather_among_themselves_and_swap_with_each_other() {
-    const HEAD_DIM: usize = 3;
-    for (world, layout) in
-        WORLDS.into_iter().filter(|world| world % 2 == 0).flat_map(|w| layouts().into_iter().map(move |l| (w, l)))
-    {
-        let (dim, half) = (4 * HEAD_DIM, world / 2);
-        let all_rows = layout.rows();
-        // Each half has other values.
-        let whole = Whole::new(2 * all_rows, 3 * dim);
-        all(world, |cpu| {
-            let split = TokenSplit::shared(layout, Sharing::Half, cpu.rank(), world);
-            let first = cpu.rank() / half * all_rows;
-            let own = |split: RowSplit, skipped: usize| -> Vec<usize> {
-                rows_of(split, cpu.rank() % half).into_iter().map(|row| first + skipped + row).collect()
-            };
-            let (rows, queries) = (own(split.rows(), 0), own(split.query_rows(), layout.rows_without_query()));
-            let kvq = [
-                whole.upload(&cpu, rows.clone(), 0..dim),
-                whole.upload(&cpu, rows, dim..2 * dim),
-                whole.upload(&cpu, queries.clone(), 2 * dim..3 * dim),
-            ];
-            let [k, _, q] = Tensor::all_to_all_heads(kvq, HEAD_DIM, &split)?;
-            let own_heads = split.rank() * dim / half..(split.rank() + 1) * dim / half;
-            let cells = |rows: &mut dyn Iterator<Item = usize>, cols: std::ops::Range<usize>| -> Vec<f32> {
-                rows.flat_map(|row| whole.cells(row, cols.clone())).copied().collect()
-            };
-            assert_eq!(cpu.download(&k)?, cells(&mut (first..first + all_rows), own_heads), "{layout:?}, {world}");
-            let back = q.all_to_all_rows(&split)?;
-            let expected = cells(&mut queries.into_iter(), 2 * dim..3 * dim);
-            assert_eq!(cpu.download(&back)?, expected, "{layout:?}, {world}");
-            let images = split.image_rows();
-            let image = layout.rows() - layout.img_rows();
-            let gathered = whole.upload(&cpu, own(images, image), 0..3).all_gather_rows(&images)?;
-            let expected = cells(&mut (first + image..first + all_rows), 0..3);
-            assert_eq!(cpu.download(&gathered)?, expected, "{layout:?}, {world}");
-            let swapped = gathered.swap_halves()?;
-            let other = all_rows - first;
-            let expected = cells(&mut (other + image..other + all_rows), 0..3);
-            assert_eq!(cpu.download(&swapped)?, expected, "{layout:?}, {world}");
-            Ok(())
-        });
     }
 }
 
@@ -167,16 +56,8 @@ fn a_group_without_halves_swaps_nothing_nor_do_halves_of_different_shapes() {
 #[test]
 fn gathered_rows_are_at_their_places() {
     for world in WORLDS {
-        let tokens = layouts().into_iter().map(|layout| TokenSplit::new(layout, 0, world).rows());
-        let bands = [RowSplit::bands(5, 3, world), RowSplit::bands(1, 4, world)];
-        for split in tokens.chain(bands) {
-            let whole = Whole::new(split.rows(), 3);
-            for gathered in all(world, |cpu| {
-                let own = whole.upload(&cpu, rows_of(split, cpu.rank()), 0..3);
-                cpu.download(&own.all_gather_rows(&split)?)
-            }) {
-                assert_eq!(gathered, whole.values, "{split:?}");
-            }
+        for split in row_splits(&layouts(&[]), &[[5, 3], [1, 4]], world) {
+            all(world, |cpu| check_gathered(&cpu, split, 3, 1));
         }
     }
 }
@@ -184,22 +65,8 @@ fn gathered_rows_are_at_their_places() {
 #[test]
 fn a_halo_has_the_rows_of_the_neighbours_and_none_beyond_the_edges() {
     for world in WORLDS {
-        for halo @ [above, below] in [[2, 2], [0, 2], [1, 0], [0, 0]] {
-            let split = RowSplit::bands(9, 2, world);
-            let whole = Whole::new(18, 3);
-            all(world, |cpu| {
-                let own = rows_of(split, cpu.rank());
-                let got = whole.upload(&cpu, own.clone(), 0..3).halo_rows(halo)?;
-                let (first, end) = (own[0], own[own.len() - 1] + 1);
-                for (got, rows) in
-                    [(got.above, first.saturating_sub(above)..first), (got.below, end..(end + below).min(18))]
-                {
-                    let expected: Vec<f32> = rows.flat_map(|row| whole.cells(row, 0..3)).copied().collect();
-                    let got = got.map_or(Ok(Vec::new()), |got| cpu.download(&got))?;
-                    assert_eq!(got, expected, "{halo:?}, rank {} of {world}", cpu.rank());
-                }
-                Ok(())
-            });
+        for halo in [[2, 2], [0, 2], [1, 0], [0, 0]] {
+            all(world, |cpu| check_halo(&cpu, halo, 3, 1));
         }
     }
     let too_few = on_each(2, |cpu| cpu.upload(&[0.0], 1, 1)?.halo_rows([2, 0]).map(|_| ()));
@@ -239,45 +106,18 @@ fn a_halo_that_does_not_fit_is_refused() {
 
 #[test]
 fn a_norm_with_reduced_statistics_is_that_of_the_whole_and_the_same_on_all_ranks() {
-    let (rows, channels) = (23, 8);
-    let values: Vec<f32> = (0..rows * channels).map(|i| 50.0 + ((i * 7919) % 101) as f32 / 10.0).collect();
-    let normed = |x: &Tensor<Cpu>, channel: Option<&flux::backend::cpu::ChannelStatistics>| {
-        let cpu = x.backend();
-        let (weight, bias) = (cpu.upload(&[1.5; 8], 1, 8)?, cpu.upload(&[0.25; 8], 1, 8)?);
-        let norm = GroupNorm { weight: &weight, bias: &bias, groups: 2, eps: 1e-6, statistics: channel };
-        cpu.download(&x.group_norm(&norm)?)
-    };
+    // Far from 0, where statistics round most.
+    let whole: Vec<f32> = (0..23 * 8).map(|i| 50.0 + ((i * 7919) % 101) as f32 / 10.0).collect();
     let alone = Cpu::new(Precision::F32);
-    let expected = normed(&alone.upload(&values, rows, channels).unwrap(), None).unwrap();
     for world in WORLDS {
-        let split = RowSplit::bands(rows, 1, world);
-        let parts = all(world, |cpu| {
-            let own = rows_of(split, cpu.rank());
-            let x = cpu.upload(&values[own[0] * channels..][..own.len() * channels], own.len(), channels)?;
-            let reduced = x.all_reduce_statistics(None)?;
-            assert_eq!(reduced.is_none(), world == 1);
-            // The same rows on each rank show that all have the same statistics.
-            let same = cpu.upload(&values[..channels], 1, channels)?;
-            Ok((normed(&x, reduced.as_ref())?, normed(&same, reduced.as_ref())?))
-        });
-        let got = parts.iter().flat_map(|(own, _)| own.clone());
-        for (got, expected) in got.zip(&expected) {
-            assert!((got - expected).abs() < 2e-5, "{got} for {expected}, {world}");
-        }
-        assert!(parts.iter().all(|(_, same)| *same == parts[0].1), "{world}");
+        assert_normed(&alone, &whole, 8, &all(world, |cpu| normed_band(&cpu, &whole, 8)), |_| 2e-5);
     }
 }
 
 #[test]
 fn rank_0_gives_and_all_have() {
     for world in WORLDS {
-        for got in all(world, |cpu| {
-            let x = (cpu.rank() == 0).then(|| cpu.upload(&[1.0, 2.0, 3.0], 1, 3)).transpose()?;
-            assert_eq!(cpu.gather_host("sizes", 10 + cpu.rank() as u64)?.len(), world);
-            cpu.download(&Tensor::broadcast(&cpu, x, [1, 3])?)
-        }) {
-            assert_eq!(got, [1.0, 2.0, 3.0]);
-        }
+        all(world, |cpu| check_broadcast(&cpu));
     }
     let wrong = on_each(2, |cpu| {
         let x = cpu.upload(&[1.0], 1, 1)?;

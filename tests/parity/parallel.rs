@@ -6,16 +6,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flux::backend::Backend;
-use flux::backend::cuda::{ChannelStatistics, Cuda, GemmCache, GroupOptions, Link, Precision};
+use flux::backend::cuda::{Cuda, GemmCache, GroupOptions, Link, Precision};
 use flux::error::Kind;
 use flux::files::ModelFiles;
-use flux::ops::{GroupNorm, RowSplit, Sharing, TokenLayout, TokenSplit};
+use flux::ops::{RowSplit, Sharing, TokenLayout};
 use flux::pipeline::{CancelFlag, Image, Model, Parallel, Request};
 use flux::{Error, Result, Tensor};
 
 use crate::bands::{BandCase, CASES};
 use crate::compare::{check_choices, values};
 use crate::pipeline::{default_model, psnr};
+use crate::ranks::{
+    assert_normed, check_broadcast, check_gathered, check_halo, check_heads, layouts, normed_band, row_splits,
+};
 use crate::support::preset;
 use crate::{cuda, few};
 
@@ -83,90 +86,19 @@ fn all<T: Send>(ranks: &[Cuda], work: impl Fn(&Cuda) -> Result<T> + Sync) -> Vec
     on_each(ranks, work).into_iter().map(|result| result.unwrap()).collect()
 }
 
-/// A whole of which ranks have parts, as bf16 keeps it.
-struct Whole {
-    cols: usize,
-    values: Vec<f32>,
-}
-
-impl Whole {
-    fn new(rows: usize, cols: usize) -> Self {
-        Self { cols, values: values(7, rows * cols) }
-    }
-
-    fn cells(&self, rows: &[usize], cols: std::ops::Range<usize>) -> Vec<f32> {
-        rows.iter().flat_map(|row| &self.values[row * self.cols..][cols.clone()]).copied().collect()
-    }
-
-    /// Some rows and columns, in a tensor with `beside` columns more.
-    fn upload(&self, cuda: &Cuda, rows: &[usize], cols: std::ops::Range<usize>, beside: usize) -> Result<Tensor<Cuda>> {
-        let mut wide = Vec::new();
-        for row in rows {
-            wide.extend_from_slice(&self.values[row * self.cols..][cols.clone()]);
-            wide.resize(wide.len() + beside, -1.0);
-        }
-        let [x, _] = cuda.upload(&wide, rows.len(), cols.len() + beside)?.split_cols([cols.len(), beside]);
-        Ok(x)
-    }
-}
-
-fn rows_of(rows: RowSplit, rank: usize) -> Vec<usize> {
-    rows.runs_of(rank).flat_map(|run| run.whole).collect()
-}
-
-fn layouts() -> Vec<TokenLayout> {
-    let layouts = [
-        TokenLayout { references: 6, ..TokenLayout::new(1, 5, 15) },
-        // More copies than one launch has.
-        TokenLayout::new(40, 3, 7),
-        TokenLayout::new(2, 9, 1),
-        TokenLayout::single(2),
-        TokenLayout { references: 700, ..TokenLayout::new(1, 512, 1201) },
-    ];
-    layouts.into_iter().flat_map(|layout| [layout, layout.image_queries()]).collect()
+/// Among them more copies than one launch has, and tokens of a large image.
+fn more_layouts() -> Vec<TokenLayout> {
+    layouts(&[TokenLayout::new(40, 3, 7), TokenLayout { references: 700, ..TokenLayout::new(1, 512, 1201) }])
 }
 
 #[test]
 fn heads_cross_to_all_tokens_and_back() {
     for place in places() {
         let ranks = place.group();
-        let world = ranks.len();
         // Rows that are a multiple of 16 bytes, and rows that are not.
-        let cases = layouts().into_iter().flat_map(|layout| [(layout, 32), (layout, 3)]);
+        let cases = more_layouts().into_iter().flat_map(|layout| [(layout, 32), (layout, 3)]);
         for ((layout, head_dim), sharing) in cases.flat_map(|case| [(case, Sharing::Group), (case, Sharing::Half)]) {
-            let dim = 4 * head_dim;
-            // Halves that have sequences of their own have other values.
-            let whole = Whole::new(2 * layout.rows(), 3 * dim);
-            all(&ranks, |cuda| {
-                let split = TokenSplit::shared(layout, sharing, cuda.rank(), world);
-                let start = split.ranks().start / split.world() * layout.rows();
-                let skipped = start + layout.rows_without_query();
-                let rows: Vec<usize> = rows_of(split.rows(), split.rank()).into_iter().map(|row| start + row).collect();
-                let queries: Vec<usize> =
-                    rows_of(split.query_rows(), split.rank()).into_iter().map(|row| skipped + row).collect();
-                let kvq = [
-                    whole.upload(cuda, &rows, 0..dim, 8)?,
-                    whole.upload(cuda, &rows, dim..2 * dim, 1)?,
-                    whole.upload(cuda, &queries, 2 * dim..3 * dim, 0)?,
-                ];
-                let crossed = Tensor::all_to_all_heads(kvq, head_dim, &split)?;
-                let own = dim / split.world();
-                for (i, (x, first)) in crossed.iter().zip([start, start, skipped]).enumerate() {
-                    let cols = i * dim + split.rank() * own..i * dim + (split.rank() + 1) * own;
-                    let expected = whole.cells(&(first..start + layout.rows()).collect::<Vec<_>>(), cols);
-                    assert!(cuda.download(x)? == expected, "{place:?} {layout:?} {sharing:?} {head_dim}: tensor {i}");
-                }
-                let [k, _, q] = crossed;
-                let back = cuda.download(&q.all_to_all_rows(&split)?)?;
-                assert!(back == whole.cells(&queries, 2 * dim..3 * dim), "{place:?} {layout:?} {sharing:?} {head_dim}");
-                if sharing == Sharing::Half {
-                    let other = layout.rows() - start..2 * layout.rows() - start;
-                    let expected =
-                        whole.cells(&other.collect::<Vec<_>>(), split.rank() * own..(split.rank() + 1) * own);
-                    assert!(cuda.download(&k.swap_halves()?)? == expected, "{place:?} {layout:?} {head_dim}");
-                }
-                Ok(())
-            });
+            all(&ranks, |cuda| check_heads(cuda, layout, sharing, head_dim));
         }
     }
 }
@@ -175,49 +107,16 @@ fn heads_cross_to_all_tokens_and_back() {
 fn gathered_rows_halos_and_what_rank_0_has_are_what_they_mean() {
     for place in places() {
         let ranks = place.group();
-        let world = ranks.len();
-        let tokens = layouts().into_iter().map(|layout| TokenSplit::new(layout, 0, world).rows());
-        let bands = [RowSplit::bands(5, 3, world), RowSplit::bands(1, 4, world), RowSplit::bands(130, 1040, world)];
-        for (split, cols) in tokens.chain(bands).flat_map(|split| [(split, 3), (split, 24)]) {
-            let whole = Whole::new(split.rows(), cols);
+        let splits = row_splits(&more_layouts(), &[[5, 3], [1, 4], [130, 1040]], ranks.len());
+        for (split, cols) in splits.into_iter().flat_map(|split| [(split, 3), (split, 24)]) {
             for beside in [0, 5] {
-                all(&ranks, |cuda| {
-                    let own = whole.upload(cuda, &rows_of(split, cuda.rank()), 0..cols, beside)?;
-                    assert!(
-                        cuda.download(&own.all_gather_rows(&split)?)? == whole.values,
-                        "{place:?} {split:?} {cols}"
-                    );
-                    Ok(())
-                });
+                all(&ranks, |cuda| check_gathered(cuda, split, cols, beside));
             }
         }
-        for (halo @ [above, below], cols) in [([2, 2], 3), ([0, 2], 8), ([1, 0], 128), ([0, 0], 1), ([2, 1], 40)] {
-            let split = RowSplit::bands(9, 2, world);
-            let whole = Whole::new(18, cols);
-            all(&ranks, |cuda| {
-                let own = rows_of(split, cuda.rank());
-                let got = whole.upload(cuda, &own, 0..cols, 0)?.halo_rows(halo)?;
-                let (first, end) = (own[0], own[own.len() - 1] + 1);
-                for (got, rows) in
-                    [(got.above, first.saturating_sub(above)..first), (got.below, end..(end + below).min(18))]
-                {
-                    let expected = whole.cells(&rows.collect::<Vec<_>>(), 0..cols);
-                    let got = got.map_or(Ok(Vec::new()), |got| cuda.download(&got))?;
-                    assert!(got == expected, "{place:?} {halo:?}, rank {}", cuda.rank());
-                }
-                Ok(())
-            });
+        for (halo, cols) in [([2, 2], 3), ([0, 2], 8), ([1, 0], 128), ([0, 0], 1), ([2, 1], 40)] {
+            all(&ranks, |cuda| check_halo(cuda, halo, cols, 0));
         }
-        for got in all(&ranks, |cuda| {
-            let x = (cuda.rank() == 0).then(|| cuda.upload(&values(3, 77), 7, 11)).transpose()?;
-            assert_eq!(
-                cuda.gather_host("sizes", 10 + cuda.rank() as u64)?,
-                (0..world as u64).map(|r| 10 + r).collect::<Vec<_>>()
-            );
-            cuda.download(&Tensor::broadcast(cuda, x, [7, 11])?)
-        }) {
-            assert_eq!(got, values(3, 77));
-        }
+        all(&ranks, check_broadcast);
     }
 }
 
@@ -250,30 +149,9 @@ fn a_norm_with_reduced_statistics_is_that_of_the_whole_and_the_same_on_all_ranks
     let Some(alone) = cuda() else { return };
     for (rows, channels) in [(23, 8), (5000, 64), (40_000, 128)] {
         let values: Vec<f32> = values(5, rows * channels).into_iter().map(|value| 2.0 + value).collect();
-        let normed = |x: &Tensor<Cuda>, statistics: Option<&ChannelStatistics>| {
-            let cuda = x.backend();
-            let (weight, bias) =
-                (cuda.upload(&vec![1.5; channels], 1, channels)?, cuda.upload(&vec![0.25; channels], 1, channels)?);
-            let norm = GroupNorm { weight: &weight, bias: &bias, groups: 4, eps: 1e-6, statistics };
-            cuda.download(&x.group_norm(&norm)?)
-        };
-        let expected = normed(&alone.upload(&values, rows, channels).unwrap(), None).unwrap();
         for place in places() {
-            let ranks = place.group();
-            let split = RowSplit::bands(rows, 1, ranks.len());
-            let parts = all(&ranks, |cuda| {
-                let own = rows_of(split, cuda.rank());
-                let x = cuda.upload(&values[own[0] * channels..][..own.len() * channels], own.len(), channels)?;
-                let reduced = x.all_reduce_statistics(None)?;
-                // The same rows on each rank show that all have the same statistics.
-                let same = cuda.upload(&values[..channels], 1, channels)?;
-                Ok((normed(&x, reduced.as_ref())?, normed(&same, reduced.as_ref())?))
-            });
-            let got = parts.iter().flat_map(|(own, _)| own.clone());
-            for (got, expected) in got.zip(&expected) {
-                assert!((got - expected).abs() <= expected.abs() / 128.0 + 1e-4, "{got} for {expected}, {place:?}");
-            }
-            assert!(parts.iter().all(|(_, same)| *same == parts[0].1), "{place:?}");
+            let bands = all(&place.group(), |cuda| normed_band(cuda, &values, channels));
+            assert_normed(&alone, &values, channels, &bands, |value| value.abs() / 128.0 + 1e-4);
         }
     }
 }
