@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import base
+import carry
 import check
 import data
 import distill
@@ -20,7 +21,7 @@ from settings import Settings, toy, trial
 
 PHASES = {
     "data": data.data, "check": check.check, "scenes": data.scenes, "vae": vae.vae, "latents": vae.latents, "base": base.base, "tune": base.tune,
-    "distill": distill.distill, "score": score.score, "export": export.export, "start": start.start,
+    "distill": distill.distill, "score": score.score, "export": export.export, "start": start.start, "carry": carry.carry,
 }  # fmt: skip
 
 
@@ -35,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="train_tiny", description="Trains the default model, phase by phase. Each reads what those before it left in WORK."
     )
-    parser.add_argument("phases", nargs="+", choices=["all", *PHASES], metavar="PHASE", help=f"all (but start), or some of: {', '.join(PHASES)}")
+    parser.add_argument("phases", nargs="+", choices=["all", *PHASES], metavar="PHASE", help=f"all (but start and carry), or some of: {', '.join(PHASES)}")
     parser.add_argument("--work", type=Path, required=True, help="folder for everything that the phases leave")
     parser.add_argument("--seconds", type=seconds, help="how long vae, base, tune or distill trains, in place of its own time")
     parser.add_argument("--toy", action="store_true", help="a few steps of a smaller model at 64 x 64 to 128 x 128, to see that everything runs")
@@ -54,7 +55,7 @@ def main() -> None:
         names = ("vae_seconds", "base_seconds", "tune_seconds", "distill_seconds")
         settings = replace(settings, **dict.fromkeys(names, arguments.seconds))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
-    for name in [name for name in PHASES if name != "start"] if "all" in arguments.phases else arguments.phases:
+    for name in [name for name in PHASES if name not in ("start", "carry")] if "all" in arguments.phases else arguments.phases:
         torch.manual_seed(list(PHASES).index(name))
         PHASES[name](settings)
     print((arguments.work / "phases.txt").read_text(), end="")

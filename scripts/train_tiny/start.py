@@ -33,7 +33,7 @@ def start(settings: Settings) -> None:
         model.load_state_dict(weights, strict=False)
     save(settings.work / "vae", {"vae": models.pop("vae")})
     save(settings.work / "start", models)
-    for name in ("base", "tune", "final"):  # of other weights
+    for name in ("base", "tune", "carried", "final"):  # of other weights
         shutil.rmtree(settings.work / name, ignore_errors=True)
 
 
