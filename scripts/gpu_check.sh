@@ -615,7 +615,8 @@ sanitized() { # TOOL
     local tool name names failed count
     local skip=(--skip full_size --skip asked_for --skip single_blocks_and_pairs --skip an_unknown_kernel --skip work_that_cannot_be_captured
         --skip the_definition_rounds)
-    [[ ${TESTS:-} == *parallel* ]] || skip+=(--skip parallel::) # their limits are short, and ranks share the GPU
+    [[ ${TESTS:-} == *parallel* ]] || skip+=(--skip parallel::) # ranks share the GPU, and under a tool have little time to spare
+    export CUDA_DEVICE_MAX_CONNECTIONS=32 # where they share it, each stream has a queue of its own
     tool=("$(sanitizer)" --tool "$1" --target-processes application-only --error-exitcode 9 --print-limit 200)
     [[ -n "${tool[0]}" ]] || fail "compute-sanitizer is not on this machine"
     # Two of the tools fail with products by cuBLASLt on Hopper: racecheck breaks some of them (with an illegal address, also when no

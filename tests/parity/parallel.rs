@@ -20,7 +20,7 @@ use crate::ranks::{
     assert_normed, check_broadcast, check_gathered, check_halo, check_heads, layouts, normed_band, row_splits,
 };
 use crate::support::preset;
-use crate::{cuda, few};
+use crate::{cuda, few, small};
 
 /// Of each rank on a GPU that ranks share.
 const MEMORY_BYTES: u64 = 4 << 30;
@@ -36,7 +36,8 @@ enum Place {
 
 impl Place {
     fn group_within(self, limit: Duration) -> Result<Vec<Cuda>> {
-        let options = |link| GroupOptions { limit, link: Some(link) };
+        // Tools run the tests at small sizes.
+        let options = |link| GroupOptions { limit, link: Some(link), meet_behind: small() };
         let ranks = match self {
             Self::OneGpu(world, link) => Cuda::group_on_one(0, world, MEMORY_BYTES, Precision::Bf16, options(link)),
             Self::TwoGpus(link) => Cuda::group(&[0, 1], None, Precision::Bf16, &GemmCache::Off, options(link)),
@@ -243,7 +244,7 @@ fn a_rank_that_fails_ends_the_others_and_the_next_image_is_made() {
                 }
                 if rank == 1 { Err(Error::new("out of memory")) } else { session.run(report) }
             });
-            assert_eq!(failed.unwrap_err().to_string(), "out of memory", "{place:?} after {steps} steps");
+            assert_eq!(failed.unwrap_err().to_string(), "device 1: out of memory", "{place:?} after {steps} steps");
         }
         assert!(start.elapsed() < limit(), "{:?}", start.elapsed());
         let cancel = CancelFlag::default();
@@ -288,6 +289,10 @@ fn gibibyte(cuda: &Cuda) -> Result<Tensor<Cuda>> {
 
 #[test]
 fn a_rank_that_does_not_come_is_named_and_what_waits_for_it_ends() {
+    if small() {
+        println!("skipped: under a tool, ranks that come are slower than this limit");
+        return;
+    }
     let limit = Duration::from_millis(300);
     for place in places() {
         let ranks = place.group_within(limit).unwrap();

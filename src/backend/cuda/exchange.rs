@@ -52,7 +52,11 @@ impl Cuda {
     ) -> Result<T> {
         let rank = self.rank_of_group(op)?;
         let given = rank.member().exchange(op, self.readable(rank, sent)?)?;
-        let made = place(&given).and_then(|(made, copies)| self.launch_exchange(rank, &copies).map(|()| made));
+        let made = place(&given).and_then(|(made, copies)| {
+            self.launch_exchange(rank, &copies)?;
+            rank.meet_behind(op)?;
+            Ok(made)
+        });
         // The others are on their way to this exchange.
         made.inspect_err(|cause| rank.member().abort(cause))
     }

@@ -55,11 +55,14 @@ pub struct GroupOptions {
     pub limit: Duration,
     /// None for the faster one that there is.
     pub link: Option<Link>,
+    /// Hosts meet behind each launch too, so that no call that frees what a rank gave comes before the launches that read
+    /// it. GPUs order that by themselves; compute-sanitizer takes the order of calls for that of the work.
+    pub meet_behind: bool,
 }
 
 impl Default for GroupOptions {
     fn default() -> Self {
-        Self { limit: LIMIT, link: None }
+        Self { limit: LIMIT, link: None, meet_behind: false }
     }
 }
 
@@ -79,6 +82,7 @@ struct Shared {
     host: Option<HostLink>,
     devices: Vec<Arc<Device>>,
     limit: Duration,
+    meet_behind: bool,
 }
 
 /// What ranks need in memory of the host where they cannot reach each other's.
@@ -122,8 +126,8 @@ impl Rank {
         let counters = counters.collect::<Result<_>>()?;
         let mailbox = Words::new(devices[0], MAILBOX_WORDS)?;
         let devices: Vec<_> = devices.iter().map(|device| Arc::clone(device)).collect();
-        let limit = options.limit;
-        let shared = Arc::new(Shared { devices, counters, host, mailbox, limit });
+        let GroupOptions { limit, meet_behind, .. } = options;
+        let shared = Arc::new(Shared { devices, counters, host, mailbox, limit, meet_behind });
         shared.clear()?;
         // The driver may wait for a GPU when it loads a kernel, which must not be while that one waits for another.
         shared.devices.iter().try_for_each(|device| device.load_kernels("exchange"))?;
@@ -169,6 +173,16 @@ impl Rank {
     /// How long a GPU waits for another one.
     pub fn limit(&self) -> Duration {
         self.shared.limit
+    }
+
+    /// Where [`GroupOptions`] asks for it: waits until all ranks have launched what they were at.
+    ///
+    /// Errors as [`Member::exchange`].
+    pub fn meet_behind(&self, op: &'static str) -> Result<()> {
+        if self.shared.meet_behind {
+            self.member.exchange(op, vec![(); self.member.world()])?;
+        }
+        Ok(())
     }
 
     /// Whether several ranks share a GPU. One that waits there leaves most of it to the others.
