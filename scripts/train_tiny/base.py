@@ -67,7 +67,7 @@ def learn(
         image = bucket.latents[rows].float()
         noise, time = torch.randn_like(image), draw_times(batch, device)
         stream = image + (noise - image) * (time[:, None, None] * bucket.drawn)  # references have no noise
-        error = bucket.mean((velocity(stream, bucket.ids, text, time) - (noise - image)).square()).mean()
+        error = bucket.mean((velocity(stream, bucket.ids, text, time) - (noise - image)).square(), image).mean()
         (error / len(settings.parts)).backward()
         loss.copy_(error.detach())
 

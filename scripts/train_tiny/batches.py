@@ -115,17 +115,18 @@ class Bucket:
 
     def __init__(self, settings: Settings, stream: int, first: int, layouts: list[tuple[Layout, int, int]], texts: Texts):
         device = settings.device
-        self.stream, self.first, self.texts = stream, first, texts
+        self.stream, self.first, self.texts, self.changed_weight = stream, first, texts, settings.changed_weight
         self.layouts = [(layout, begin - first, end - first) for layout, begin, end in layouts]
         # On the device, so that nothing is waited for between two replays.
         self.contents = {
-            layout: [part.to(device) for part in (layout.ids(), layout.drawn(), torch.tensor(timesteps(layout.tokens, settings.steps)))]
+            layout: [part.to(device) for part in (layout.ids(), layout.drawn(), layout.opposite(), torch.tensor(timesteps(layout.tokens, settings.steps)))]
             for layout, _, _ in layouts
         }
         self.latents = torch.load(left(settings, "latents") / f"{stream:04}.pt", map_location=device)
         self.begin, self.count = torch.zeros((), dtype=torch.int64, device=device), torch.ones((), device=device)
         self.ids = torch.zeros(stream, 4, dtype=torch.int64, device=device)
         self.drawn = torch.ones(stream, 1, device=device)  # 1 for tokens of the image that is drawn
+        self.opposite = torch.zeros(stream, dtype=torch.int64, device=device)  # `Layout.opposite`
         self.times = torch.zeros(settings.steps + 1, device=device)  # of the distilled model's steps at its size
         self.use(Random(0), edit=self.weight(edit=False) == 0)
 
@@ -139,7 +140,7 @@ class Bucket:
         layout, begin, end = rng.choices(among, [end - begin for _, begin, end in among])[0]
         self.begin.fill_(begin)
         self.count.fill_(end - begin)
-        for tensor, content in zip((self.ids, self.drawn, self.times), self.contents[layout]):
+        for tensor, content in zip((self.ids, self.drawn, self.opposite, self.times), self.contents[layout]):
             tensor.copy_(content)
 
     def choose(self, batch: int) -> torch.Tensor:
@@ -149,9 +150,12 @@ class Bucket:
     def text(self, rows: torch.Tensor, length: int, empty_share: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
         return self.texts.of(self.first + rows, length, empty_share)
 
-    def mean(self, errors: torch.Tensor) -> torch.Tensor:
-        """[batch, stream, channels] -> [batch]: over the image that is drawn."""
-        return (errors.mean(2) * self.drawn[:, 0]).sum(1) / self.drawn.sum()
+    def mean(self, errors: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
+        """[batch, stream, channels] -> [batch]: over the image that is drawn. `clean`, the latents without noise, tells what an edit changes: those
+        tokens count for more."""
+        changed = (clean - clean[:, self.opposite]).square().mean(2)
+        weights = self.drawn[:, 0] * (1 + self.changed_weight * changed / (changed + 1))
+        return (errors.mean(2) * weights).sum(1) / weights.sum(1)
 
 
 class Buckets:

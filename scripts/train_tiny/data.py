@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from concepts import Concept, Name, read_concepts
-from edits import TRAINED_EMOJI_SHARE, Edits
+from edits import TRAINED, Edits
 from layouts import MOST_IMAGES, Layout, draw_layout
 from report import left, log, phase
 from scenes import Scene, Scenes, as_arrays
@@ -93,7 +93,7 @@ def stream_arrays(examples: list[Example]) -> dict[str, np.ndarray]:
 
 def draw_chunk(job: tuple[Settings, list[Concept], int, int, int]) -> tuple[dict, list[str]]:
     settings, concepts, seed, texts, edits = job
-    rng, scenes, changes = Random(seed), Scenes(concepts), Edits(concepts, emoji_share=TRAINED_EMOJI_SHARE)
+    rng, scenes, changes = Random(seed), Scenes(concepts), Edits(concepts, shares=TRAINED)
     drawn = [draw_text(settings, rng, scenes) for _ in range(texts)] + [draw_edit(settings, rng, changes) for _ in range(edits)]
     return stream_arrays(drawn), [example.text for example in drawn]
 

@@ -45,7 +45,7 @@ class Lessons:
 
     @torch.no_grad()
     def draw(self, bucket: Bucket, length: int, on_policy: bool) -> tuple[torch.Tensor, ...]:
-        """Streams, texts, times and targets, `share` of each interval. The times are those of the bucket's layout."""
+        """Streams, texts, times, targets and latents without noise, `share` of each interval. The times are those of the bucket's layout."""
         intervals, share = self.settings.steps, self.share(bucket, length)
         rows = bucket.choose(share if on_policy else share * intervals)
         texts = encode_text(self.settings, self.text_encoder, *bucket.text(rows, length))
@@ -56,12 +56,12 @@ class Lessons:
         for i, steps in enumerate(self.settings.teacher_steps):
             high, low = bucket.times[i], bucket.times[i + 1]
             if on_policy:
-                text, x, time = texts, own, high.expand(share)
+                clean, text, x, time = images, texts, own, high.expand(share)
             else:
                 part = slice(i * share, (i + 1) * share)
-                text = texts[part]
-                x, time = self.noised(bucket, images[part], high, low)
-            parts.append((x, text, time, self.teach(bucket, x, text, time, low, steps)))
+                clean, text = images[part], texts[part]
+                x, time = self.noised(bucket, clean, high, low)
+            parts.append((x, text, time, self.teach(bucket, x, text, time, low, steps), clean))
             if on_policy and i + 1 < intervals:
                 own = own + (low - high) * bucket.drawn * self.student(own, bucket.ids, text, time)
         return tuple(map(torch.cat, zip(*parts)))
@@ -96,8 +96,8 @@ def distill(settings: Settings) -> None:
     average = torch.zeros(intervals, device=device)
 
     def add_gradients(bucket: Bucket, length: int, on_policy: bool) -> None:
-        x, text, time, target = lessons.draw(bucket, length, on_policy)
-        errors = bucket.mean((student(x, bucket.ids, text, time) - target).square()).view(intervals, -1).mean(1)
+        x, text, time, target, clean = lessons.draw(bucket, length, on_policy)
+        errors = bucket.mean((student(x, bucket.ids, text, time) - target).square(), clean).view(intervals, -1).mean(1)
         ((errors * weights).mean() / len(settings.parts)).backward()
         average.lerp_(errors.detach(), 0.02)
 

@@ -18,16 +18,25 @@ from vocabulary import BACKGROUNDS, BASIC_COLORS, COLORS, PLACES, SHAPE_COLORS, 
 
 # Operation: share. What draws a thing that no reference shows is learned last, so `replace` has most. The last two take two references. What is
 # scored together stands in `GROUPS`.
-OPERATIONS = {"color": 0.14, "background": 0.08, "replace": 0.23, "add": 0.12, "remove": 0.08, "move": 0.08, "larger": 0.05, "smaller": 0.05,
+OPERATIONS = {"color": 0.13, "background": 0.05, "replace": 0.33, "add": 0.12, "remove": 0.06, "move": 0.06, "larger": 0.04, "smaller": 0.04,
               "arrange": 0.05, "swap": 0.03, "transfer": 0.04, "both": 0.05}  # fmt: skip
 GROUPS = {"larger": "resize", "smaller": "resize", "swap": "arrange", "transfer": "two references", "both": "two references"}
 LARGER, SMALLER = 1.5, 0.62
 RELATIONS = {"left": (LEFT, RIGHT), "right": (RIGHT, LEFT), "above": (TOP, BOTTOM), "below": (BOTTOM, TOP)}
 NAMES = {rgb: name for name, rgb in COLORS.items()}
 GAP, MARGIN = 0.05, 0.01  # between things, and to the border, in parts of the image
-EMOJI_SHARE, TRAINED_EMOJI_SHARE = 0.4, 0.5  # of things; training has more, as they have the finest parts
-TINT_SHARE, FLAT_SHARE = 0.25, 0.27
+TINT_SHARE = 0.25
 ATTEMPTS = 1000
+
+
+@dataclass(frozen=True)
+class Shares:
+    emoji: float  # of things
+    flat: float  # of scenes: emoji in them are in flat style
+
+
+SCORED = Shares(emoji=0.4, flat=0.27)
+TRAINED = Shares(emoji=0.55, flat=0.4)  # more of what is learned last: emoji have the finest parts, and their style is that of the reference
 
 
 @dataclass
@@ -71,8 +80,8 @@ def checked(things: list[Thing]) -> list[Thing]:
 class Edits:
     """Draws edits: those of the training (`held=False`) or of the scores (`held=True`)."""
 
-    def __init__(self, concepts: list[Concept], held: bool = False, emoji_share: float = EMOJI_SHARE):
-        self.concepts, self.held, self.emoji_share = concepts, held, emoji_share
+    def __init__(self, concepts: list[Concept], held: bool = False, shares: Shares = SCORED):
+        self.concepts, self.held, self.shares = concepts, held, shares
 
     def draw(self, rng: Random, operation: str | None = None) -> Edit:
         operation = operation or rng.choices([*OPERATIONS], OPERATIONS.values())[0]
@@ -111,7 +120,7 @@ class Edits:
 
     def _thing(self, rng: Random, center: tuple[float, float], side: float, color: str, flat: bool) -> Thing:
         x, y = center
-        if rng.random() >= self.emoji_share:
+        if rng.random() >= self.shares.emoji:
             return Thing(rng.randrange(len(SHAPES)), x, y, side, FILLED, COLORS[color])
         concept = rng.randrange(len(self.concepts))
         sprite = len(SHAPES) + 2 * concept + int(flat)
@@ -121,7 +130,7 @@ class Edits:
 
     def _scene(self, rng: Random, count: int, room: bool = False) -> Scene:
         """`count` things apart from each other, no two of one name and color; with `room`, each small enough to lie at any place."""
-        background, flat = rng.choice(BACKGROUNDS), rng.random() < FLAT_SHARE
+        background, flat = rng.choice(BACKGROUNDS), rng.random() < self.shares.flat
         colors = distinct_colors(rng, count, background)
         if count == 1 and not room and rng.random() < 0.5:
             centers, least, most = [(0.5, 0.5)], 0.4, 0.74

@@ -48,6 +48,16 @@ class Layout:
         """[stream, 1] f32: 1 for tokens of the image that is drawn, 0 for those of references, which stay as they are."""
         return (torch.arange(self.stream) < self.tokens).float()[:, None]
 
+    def opposite(self) -> torch.Tensor:
+        """[stream] i64: for a token of the image that is drawn, the one at its place in the first reference; any other token, and any where there is
+        no reference, is its own."""
+        opposite = torch.arange(self.stream)
+        if len(self.sizes) > 1:
+            (height, width), (rows, columns) = self.sizes[:2]
+            row, column = torch.arange(height) * rows // height, torch.arange(width) * columns // width
+            opposite[: self.tokens] = self.tokens + (row[:, None] * columns + column).flatten()
+        return opposite
+
 
 def pixels(size: Size) -> tuple[int, int]:
     return size[0] * PIXELS, size[1] * PIXELS

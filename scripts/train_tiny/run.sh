@@ -14,10 +14,10 @@ for_teacher=60  # the same for `base` or `tune`
 
 say() { echo "=== $SECONDS s: $*"; }
 
-begin=(start) teacher=base carry=()
+begin=(start) teacher=base carry=() share=40
 if [[ -e "$work/base" ]]; then
     begin=() teacher=tune
-    [[ ! -e "$work/student" ]] || carry=(carry)
+    [[ ! -e "$work/student" ]] || carry=(carry) share=65
 fi
 mkdir -p "$work/trial"
 for given in data.zip base vae student; do
@@ -36,7 +36,7 @@ cat "$work/latents.log"
 
 left=$((total - SECONDS - for_teacher - for_distill))
 say "$teacher"
-"${train[@]}" "$teacher" --seconds $((left * 2 / 5)) --work "$work"
+"${train[@]}" "$teacher" --seconds $((left * share / 100)) --work "$work"
 say "distill"
 "${train[@]}" ${carry[@]+"${carry[@]}"} distill --seconds $((total - SECONDS - for_distill)) --work "$work"
 say "export and score"

@@ -60,6 +60,7 @@ class Settings:
     parts: tuple = ("text", "edit")
     part_tokens: int = 46_080  # text and images: as many examples as fill them, so a step takes as long at every size
     empty_share: float = 0.1  # captions left out, for guidance
+    changed_weight: float = 3.0  # what a token that an edit changes counts more than another in the loss: most of an image is to be copied
     base_seconds: float = 420.0
     tune_seconds: float = 420.0
     long_share: float = 0.1  # of parts, with `prompt_tokens`
