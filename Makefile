@@ -170,8 +170,8 @@ $(TARGET)/train-venv/bin/python: scripts/train_tiny/requirements.txt
 test-training: build $(TRAIN_PYTHON) ## Train a toy model on the CPU, all phases, then draw and edit with it; needs npm and Python 3.11 or newer
 	rm -rf "$(TARGET)/train-toy"
 	$(TRAIN_PYTHON) scripts/train_tiny all --toy --work "$(TARGET)/train-toy"
-	mv "$(TARGET)/train-toy/final" "$(TARGET)/train-toy/student"
-	$(TRAIN_PYTHON) scripts/train_tiny carry distill export --toy --work "$(TARGET)/train-toy"
+	cp -r "$(TARGET)/train-toy/model" "$(TARGET)/train-toy/shipped"
+	$(TRAIN_PYTHON) scripts/train_tiny start refine export --toy --shipped "$(TARGET)/train-toy/shipped" --work "$(TARGET)/train-toy"
 	$(FLUX) -d "$(TARGET)/train-toy/model" -p "$$PROMPT" -S "$$SEED" --device cpu -o "$(TARGET)/train-toy/image.png"
 	$(FLUX) -d "$(TARGET)/train-toy/model" -i "$(TARGET)/train-toy/image.png" -p "make it blue" -S "$$SEED" --device cpu -o "$(TARGET)/train-toy/edited.png"
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 import base
-import carry
 import check
 import data
 import distill
@@ -21,8 +20,9 @@ from settings import Settings, toy, trial
 
 PHASES = {
     "data": data.data, "check": check.check, "scenes": data.scenes, "vae": vae.vae, "latents": vae.latents, "base": base.base, "tune": base.tune,
-    "distill": distill.distill, "score": score.score, "export": export.export, "start": start.start, "carry": carry.carry,
+    "distill": distill.distill, "score": score.score, "export": export.export, "start": start.start, "refine": distill.refine,
 }  # fmt: skip
+APART = ("start", "refine")  # phases of which `all` has none
 
 
 def seconds(text: str) -> float:
@@ -36,9 +36,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="train_tiny", description="Trains the default model, phase by phase. Each reads what those before it left in WORK."
     )
-    parser.add_argument("phases", nargs="+", choices=["all", *PHASES], metavar="PHASE", help=f"all (but start and carry), or some of: {', '.join(PHASES)}")
+    parser.add_argument(
+        "phases", nargs="+", choices=["all", *PHASES], metavar="PHASE", help=f"all (but {', '.join(APART)}), or some of: {', '.join(PHASES)}"
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder for everything that the phases leave")
-    parser.add_argument("--seconds", type=seconds, help="how long vae, base, tune or distill trains, in place of its own time")
+    parser.add_argument("--seconds", type=seconds, help="how long vae, base, tune, distill or refine trains, in place of its own time")
+    parser.add_argument("--scenes", type=int, help="how many images from text alone are drawn to train on")
+    parser.add_argument("--edits", type=int, help="how many edits are drawn to train on")
+    parser.add_argument("--shipped", type=Path, help="model folder that start reads, in place of models/tiny")
     parser.add_argument("--toy", action="store_true", help="a few steps of a smaller model at 64 x 64 to 128 x 128, to see that everything runs")
     parser.add_argument("--trial", action="store_true", help="the model that is shipped, on little data: to see that a GPU captures every graph")
     arguments = parser.parse_args()
@@ -51,11 +56,13 @@ def main() -> None:
         settings = toy(settings)
     if arguments.trial:
         settings = trial(settings)
+    given = {name: value for name in ("scenes", "edits", "shipped") if (value := getattr(arguments, name))}
+    settings = replace(settings, **given)
     if arguments.seconds:
-        names = ("vae_seconds", "base_seconds", "tune_seconds", "distill_seconds")
+        names = ("vae_seconds", "base_seconds", "tune_seconds", "distill_seconds", "refine_seconds")
         settings = replace(settings, **dict.fromkeys(names, arguments.seconds))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
-    for name in [name for name in PHASES if name not in ("start", "carry")] if "all" in arguments.phases else arguments.phases:
+    for name in [name for name in PHASES if name not in APART] if "all" in arguments.phases else arguments.phases:
         torch.manual_seed(list(PHASES).index(name))
         PHASES[name](settings)
     print((arguments.work / "phases.txt").read_text(), end="")

@@ -61,6 +61,15 @@ def data(settings: Settings) -> None:
     log(f"{len(concepts)} concepts, {tokenizer.get_vocab_size()} tokens, {(settings.work / 'data.zip').stat().st_size / 2**20:.1f} MiB")
 
 
+def replace_tokenizer(settings: Settings, text: str) -> None:
+    """Puts another tokenizer.json into the archive: that of weights which were trained with it."""
+    unfinished = settings.work / "data.zip.part"
+    with archive(settings) as old, zipfile.ZipFile(unfinished, "w") as new:
+        for entry in old.infolist():
+            new.writestr(entry, text if entry.filename == "tokenizer.json" else old.read(entry), entry.compress_type)
+    unfinished.rename(settings.work / "data.zip")
+
+
 @dataclasses.dataclass
 class Example:
     """Scenes of an image stream, the one to draw first, and the caption or instruction that asks for it."""

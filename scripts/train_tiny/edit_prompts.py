@@ -15,6 +15,7 @@ reads `data.zip` of the phase `data` in WORK and writes to OUT. The edits do not
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -22,7 +23,7 @@ import torch
 
 from data import load_concepts, load_sprites
 from edit_scorer import EditScorer
-from edits import OPERATIONS, Edit, Edits
+from edits import OPERATIONS, SCORED, Edit, Edits
 from prompts import tiled
 from render import Sprites, to_bytes
 from report import UserError
@@ -55,7 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = Settings(arguments.work, "cpu")
     scorer = EditScorer(Sprites(torch.from_numpy(load_sprites(settings))))
-    drawer, rng = Edits(load_concepts(settings), held=True, emoji_share=0.0), Random(SEED)
+    drawer, rng = Edits(load_concepts(settings), held=True, shares=replace(SCORED, emoji=0.0)), Random(SEED)
     edits = [scorer.readable(drawer, rng, operation, SIZE) for operation in OPERATIONS for _ in range(EACH)]
     references = to_bytes(scorer.drawn([scene for edit in edits for scene in edit.references], SIZE))
     expected = to_bytes(scorer.drawn([edit.expected for edit in edits], SIZE))

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from batches import load_vae
 from data import archive, load_concepts, load_tokenizer
 from layouts import PIXELS
-from models import final_name, load_text_encoder_and_transformer
+from models import load_text_encoder_and_transformer
 from report import UserError, log, phase
 from settings import Settings
 from tokens import CHAT_TEMPLATE, END, PADDING, SPECIAL
@@ -72,7 +72,7 @@ def check_sizes(folder: Path) -> None:
 
 @phase
 def export(settings: Settings) -> None:
-    (text_encoder, transformer), vae = load_text_encoder_and_transformer(settings, final_name(settings)), load_vae(settings)
+    (text_encoder, transformer), vae = load_text_encoder_and_transformer(settings, "final"), load_vae(settings)
     folder, unfinished = settings.work / "model", settings.work / "model.part"
     shutil.rmtree(unfinished, ignore_errors=True)
     for name in ("transformer", "text_encoder", "vae", "tokenizer", "scheduler"):

@@ -93,7 +93,7 @@ def load(path: Path, models: dict[str, torch.nn.Module], device: str) -> None:
 
 
 def load_text_encoder_and_transformer(settings: Settings, name: str) -> tuple[Qwen3ForCausalLM, Flux2Transformer2DModel]:
-    """Those of this name that a phase left (`distill` under `final`), on the device in f32."""
+    """Those of this name that a phase left (`distill` and `refine` under `final`), on the device in f32."""
     text_encoder, transformer = make_text_encoder(settings), make_transformer(settings)
     load(left(settings, name), {"transformer": transformer, "text_encoder": text_encoder}, settings.device)
     return text_encoder, transformer
@@ -102,17 +102,6 @@ def load_text_encoder_and_transformer(settings: Settings, name: str) -> tuple[Qw
 def teacher_name(settings: Settings) -> str:
     """The last of the phases before `distill` that left weights."""
     return "tune" if (settings.work / "tune").exists() else "base"
-
-
-def student_name(settings: Settings) -> str:
-    """Weights that `distill` begins with: an earlier student, carried to a tuned teacher where the phase `carry` ran, else its teacher's."""
-    return next((name for name in ("carried", "student") if (settings.work / name).exists()), teacher_name(settings))
-
-
-def final_name(settings: Settings) -> str:
-    """The last weights of a student: those that `distill` left, else those of `carry`."""
-    names = ("final", "carried")
-    return next((name for name in names if (settings.work / name).exists()), names[0])
 
 
 def encode_text(settings: Settings, model: Qwen3ForCausalLM, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

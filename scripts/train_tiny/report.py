@@ -11,7 +11,7 @@ started = time.monotonic()
 
 # Files that phases leave for others, by name: which phase.
 LEFT_BY = {"data.zip": "data", "scenes.npz": "scenes", "vae": "vae", "latents": "latents", "start": "start", "base": "base", "tune": "tune",
-           "carried": "carry", "final": "distill"}  # fmt: skip
+           "final": "distill` or `refine"}  # fmt: skip
 
 
 class UserError(Exception):

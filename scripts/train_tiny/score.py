@@ -15,7 +15,7 @@ from captions import emoji
 from data import load_concepts
 from edit_scorer import EditScorer
 from layouts import size_name
-from models import final_name, teacher_name
+from models import teacher_name
 from painter import Painter
 from render import to_bytes
 from report import log, phase
@@ -133,8 +133,9 @@ def score(settings: Settings) -> None:
     rows = {"drawn": grades(asked, scorer.drawn(asked, DRAWN))}
     asked_edits = scored_edits(settings, scorer)
     edits = {"drawn": edit_table(scorer, asked_edits, scorer.drawn([edit.expected for edit in asked_edits], DRAWN), DRAWN)}
-    four_steps, student = (settings.steps, 1.0), final_name(settings)
-    for name, weights, how in (("teacher, 20 steps", teacher_name(settings), (20, settings.guidance)), (f"{settings.steps} steps", student, four_steps)):
+    four_steps, teacher = (settings.steps, 1.0), teacher_name(settings)
+    models = [("teacher, 20 steps", teacher, (20, settings.guidance))] if (settings.work / teacher).exists() else []  # `refine` has none
+    for name, weights, how in [*models, (f"{settings.steps} steps", "final", four_steps)]:
         painter = Painter(settings, weights)
         rows[name] = score_weights(settings, judge, asked, painter, weights, how)
         edits |= score_edits(settings, scorer, asked_edits, painter, weights, how)
