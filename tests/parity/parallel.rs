@@ -289,11 +289,8 @@ fn gibibyte(cuda: &Cuda) -> Result<Tensor<Cuda>> {
 
 #[test]
 fn a_rank_that_does_not_come_is_named_and_what_waits_for_it_ends() {
-    if small() {
-        println!("skipped: under a tool, ranks that come are slower than this limit");
-        return;
-    }
-    let limit = Duration::from_millis(300);
+    // Under a tool, ranks that come are slower than the first of these.
+    let limit = if small() { Duration::from_secs(10) } else { Duration::from_millis(300) };
     for place in places() {
         let ranks = place.group_within(limit).unwrap();
         let rows = RowSplit::bands(ranks.len(), 1, ranks.len());
@@ -303,9 +300,13 @@ fn a_rank_that_does_not_come_is_named_and_what_waits_for_it_ends() {
         let start = Instant::now();
         let late = on_each(&ranks, |cuda| if cuda.rank() == 1 { Ok(vec![]) } else { cuda.download(&gathered(cuda)?) });
         let text = late[0].as_ref().unwrap_err().to_string();
-        assert!(text.contains("rank 1 did not come within 300ms"), "{place:?}: {text}");
-        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+        assert!(text.contains(&format!("rank 1 did not come within {limit:?}")), "{place:?}: {text}");
+        assert!(start.elapsed() < limit + Duration::from_millis(2700), "{:?}", start.elapsed());
         restore(&ranks);
+        if small() {
+            println!("a GPU with more to do than there is time: skipped, a tool makes all of them late");
+            continue;
+        }
 
         // The host of rank 1 comes, but its GPU has more to do before than there is time.
         let mut busy: Vec<_> = ranks.iter().map(|cuda| (cuda.rank() == 1).then(|| gibibyte(cuda).unwrap())).collect();
@@ -319,7 +320,10 @@ fn a_rank_that_does_not_come_is_named_and_what_waits_for_it_ends() {
             cuda.download(&gathered(cuda)?)
         });
         let text = hung[0].as_ref().unwrap_err().to_string();
-        assert!(text.contains("the GPU of rank 1 did not come within 300ms to exchange 1"), "{place:?}: {text}");
+        assert!(
+            text.contains(&format!("the GPU of rank 1 did not come within {limit:?} to exchange 1")),
+            "{place:?}: {text}"
+        );
         restore(&ranks);
         for got in all(&ranks, |cuda| gathered(cuda).and_then(|x| cuda.download(&x))) {
             assert_eq!(got, vec![1.0; 8 * ranks.len()], "{place:?}");
