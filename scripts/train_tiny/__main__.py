@@ -16,7 +16,7 @@ import score
 import start
 import vae
 from report import UserError
-from settings import Settings, toy, trial
+from settings import Settings, toy
 
 PHASES = {
     "data": data.data, "check": check.check, "scenes": data.scenes, "vae": vae.vae, "latents": vae.latents, "base": base.base, "tune": base.tune,
@@ -45,7 +45,6 @@ def main() -> None:
     parser.add_argument("--edits", type=int, help="how many edits are drawn to train on")
     parser.add_argument("--shipped", type=Path, help="model folder that start reads, in place of models/tiny")
     parser.add_argument("--toy", action="store_true", help="a few steps of a smaller model at 64 x 64 to 128 x 128, to see that everything runs")
-    parser.add_argument("--trial", action="store_true", help="the model that is shipped, on little data: to see that a GPU captures every graph")
     arguments = parser.parse_args()
     try:
         arguments.work.mkdir(parents=True, exist_ok=True)
@@ -54,8 +53,6 @@ def main() -> None:
     settings = Settings(arguments.work, "cuda" if torch.cuda.is_available() else "cpu")
     if arguments.toy:
         settings = toy(settings)
-    if arguments.trial:
-        settings = trial(settings)
     given = {name: value for name in ("scenes", "edits", "shipped") if (value := getattr(arguments, name))}
     settings = replace(settings, **given)
     if arguments.seconds:

@@ -97,11 +97,6 @@ class Settings:
         return len(self.teacher_steps)
 
 
-def trial(settings: Settings) -> Settings:
-    """The model that is shipped on little data: shows in minutes whether every graph is captured on this machine."""
-    return replace(settings, scenes=4000, edits=4000, scored=16, scored_sizes=((8, 8), (32, 32)), scored_edits=12, scored_edit_sizes=((16, 16),))
-
-
 def toy(settings: Settings) -> Settings:
     """Every phase in seconds on a CPU: shows that the code runs, not that anything is learned."""
     return replace(
