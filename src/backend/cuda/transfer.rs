@@ -177,6 +177,11 @@ impl Cuda {
         if host.is_empty() {
             return Ok(host);
         }
+        if self.group_rank().is_some() {
+            // A copy to memory that is not pinned waits in the driver, which other ranks of this GPU's context need
+            // meanwhile to enqueue what this one may be waiting for. An event waits outside of it.
+            Event::new(device, device.stream())?.wait()?;
+        }
         {
             let _submission = device.submit(device.stream())?;
             if stride == cols {
