@@ -5,7 +5,9 @@ the teacher to the interval's end: plain regression on what the pipeline will as
 own previous output, as at inference, instead of from a noised image. Source: piecewise rectified flow (Yan et al., 2024).
 
 Phase `refine`: a student goes on without a teacher. An edit has one right answer, so the image itself is what each of the four steps points at,
-and nothing of a teacher's errors is learned. A caption has many: there the student is held to what it did before.
+and nothing of a teacher's errors is learned. A caption has many: there the student is held to what it did before. So it is where an image is
+to be changed as far as a strength says to what a caption tells (part `strength`): the caption contradicts the image, and nothing else in the
+training says how long the image holds against it.
 """
 
 import copy
@@ -17,7 +19,7 @@ from diffusers import Flux2Transformer2DModel
 from transformers import Qwen3ForCausalLM
 
 from batches import Bucket
-from lessons import Answer, Before, Lessons, Teacher, truth
+from lessons import Before, Lesson, Lessons, Teacher, truth
 from models import Velocity, compute_dtype, load_text_encoder_and_transformer, save, teacher_name, transformer_blocks
 from optimizer import Trainer
 from report import phase
@@ -34,17 +36,18 @@ def distill(settings: Settings) -> None:
     text_encoder, student = load_text_encoder_and_transformer(settings, teacher_name(settings))
     teacher = freeze(settings, student)
 
-    def answers(lessons: Lessons) -> dict[str, Answer]:
-        return dict.fromkeys(settings.parts, Teacher(settings, teacher, lessons.empty()))
+    def course(lessons: Lessons) -> dict[str, Lesson]:
+        return dict.fromkeys(settings.parts, Lesson(Teacher(settings, teacher, lessons.empty())))
 
-    learn(settings, text_encoder, student, answers, settings.parts, settings.distill_seconds)
+    learn(settings, text_encoder, student, course, settings.parts, settings.distill_seconds)
 
 
 @phase
 def refine(settings: Settings) -> None:
     text_encoder, student = load_text_encoder_and_transformer(settings, "start")
-    before = freeze(settings, student)
-    learn(settings, text_encoder, student, lambda _: {"text": Before(before), "edit": truth}, settings.refined_parts, settings.refine_seconds)
+    before = Before(freeze(settings, student))
+    course = {"text": Lesson(before), "strength": Lesson(before, contradicted=True), "edit": Lesson(truth)}
+    learn(settings, text_encoder, student, lambda _: course, settings.refined_parts, settings.refine_seconds)
 
 
 def freeze(settings: Settings, transformer: Flux2Transformer2DModel) -> Velocity:
@@ -55,22 +58,22 @@ def freeze(settings: Settings, transformer: Flux2Transformer2DModel) -> Velocity
 
 
 def learn(
-    settings: Settings, text_encoder: Qwen3ForCausalLM, transformer: Flux2Transformer2DModel, answers: Callable[[Lessons], dict[str, Answer]],
+    settings: Settings, text_encoder: Qwen3ForCausalLM, transformer: Flux2Transformer2DModel, course: Callable[[Lessons], dict[str, Lesson]],
     parts: tuple[str, ...], seconds: float,
 ) -> None:  # fmt: skip
-    """Trains the transformer on these parts of a step, each with its answer, and leaves both under `final`."""
+    """Trains the transformer on these parts of a step, each with its lesson, and leaves both under `final`."""
     device, dtype, intervals = settings.device, compute_dtype(settings), settings.steps
     trainer = Trainer({"transformer": transformer}, dtype, device, RATES, settings.ema)
     compile_blocks(settings, transformer_blocks(transformer))
     student = Velocity(transformer)
     lessons = Lessons(settings, copy.deepcopy(text_encoder).to(dtype).requires_grad_(False), student)
-    answer_to = answers(lessons)
+    lesson_of = course(lessons)
     weights = torch.tensor(settings.interval_weights, device=device)
-    averages = {part: torch.zeros(intervals, device=device) for part in answer_to}
+    averages = {part: torch.zeros(intervals, device=device) for part in lesson_of}
     loss = torch.zeros(intervals, device=device)
 
-    def add_gradients(bucket: Bucket, length: int, on_policy: bool, answer: Answer) -> None:
-        x, text, time, target, clean = lessons.draw(bucket, length, on_policy, answer)
+    def add_gradients(bucket: Bucket, length: int, on_policy: bool, lesson: Lesson) -> None:
+        x, text, time, target, clean = lessons.draw(bucket, length, on_policy, lesson)
         errors = bucket.mean((student(x, bucket.ids, text, time) - target).square(), clean).view(intervals, -1).mean(1)
         ((errors * weights).mean() / len(parts)).backward()
         loss.copy_(errors.detach())
@@ -80,7 +83,7 @@ def learn(
         case: GraphedStep(lambda bucket=bucket, case=case: add_gradients(bucket, *case[1:]), device).replay
         for bucket in buckets.all
         for length, own in ((lengths[0], False), (lengths[0], True), (lengths[1], True))
-        for case in {(bucket.stream, length, own, answer) for part, answer in answer_to.items() if bucket.weight(part == "edit")}
+        for case in {(bucket.stream, length, own, lesson) for part, lesson in lesson_of.items() if bucket.weight(part == "edit")}
     }
     trainer.forget()
     step_trainer = GraphedStep(trainer.step, device).replay
@@ -92,7 +95,7 @@ def learn(
             bucket = buckets.draw(rng, part)
             own = part_of_time > OWN_OUTPUTS_FROM and rng.random() < settings.on_policy_share
             length = lengths[own and rng.random() < settings.distill_long_share]
-            graphs[bucket.stream, length, own, answer_to[part]]()
+            graphs[bucket.stream, length, own, lesson_of[part]]()
             averages[part].lerp_(loss, 0.02)
             images += intervals * lessons.share(bucket, length)
         step_trainer()

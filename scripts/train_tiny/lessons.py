@@ -59,8 +59,16 @@ def truth(question: Question, _: torch.Tensor) -> torch.Tensor:
     return (question.stream - question.clean) / question.time[:, None, None]
 
 
+@dataclass(frozen=True)
+class Lesson:
+    answer: Answer
+    # Whether texts are those of other examples, and the student's own outputs begin at any interval, from the image noised as far: what the
+    # pipeline does with an image and a strength below 1.
+    contradicted: bool = False
+
+
 class Lessons:
-    """What the student is to answer."""
+    """What the student is asked in a step."""
 
     def __init__(self, settings: Settings, text_encoder: Qwen3ForCausalLM, student: Velocity):
         self.settings, self.text_encoder, self.student = settings, text_encoder, student
@@ -79,24 +87,28 @@ class Lessons:
         return max(1, self.buckets.batch(bucket, length) // self.settings.steps)
 
     @torch.no_grad()
-    def draw(self, bucket: Bucket, length: int, on_policy: bool, answer: Answer) -> tuple[torch.Tensor, ...]:
+    def draw(self, bucket: Bucket, length: int, on_policy: bool, lesson: Lesson) -> tuple[torch.Tensor, ...]:
         """Streams, texts, times, answers and latents without noise, `share` of each interval. The times are those of the bucket's layout."""
         intervals, share = self.settings.steps, self.share(bucket, length)
         rows = bucket.choose(share if on_policy else share * intervals)
-        texts = encode_text(self.settings, self.text_encoder, *bucket.text(rows, length))
+        described = bucket.choose(len(rows)) if lesson.contradicted else rows
+        texts = encode_text(self.settings, self.text_encoder, *bucket.text(described, length))
         images = bucket.latents[rows].float()
         if on_policy:
-            own = images + (torch.randn_like(images) - images) * bucket.drawn
+            noise = torch.randn_like(images)
+            first = torch.randint(intervals if lesson.contradicted else 1, (share, 1, 1), device=images.device)
+            own = images + (noise - images) * bucket.drawn
         parts = []
         for i in range(intervals):
             high, low = bucket.times[i], bucket.times[i + 1]
             if on_policy:
+                own = torch.where(first == i, images + (noise - images) * (high * bucket.drawn), own)
                 clean, text, x, time = images, texts, own, high.expand(share)
             else:
                 part = slice(i * share, (i + 1) * share)
                 clean, text = images[part], texts[part]
                 x, time = self.noised(bucket, clean, high, low)
-            target = answer(Question(x, bucket.ids, text, time, low, i, clean), bucket.drawn)
+            target = lesson.answer(Question(x, bucket.ids, text, time, low, i, clean), bucket.drawn)
             parts.append((x, text, time, target, clean))
             if on_policy and i + 1 < intervals:
                 own = own + (low - high) * bucket.drawn * self.student(own, bucket.ids, text, time)
