@@ -7,7 +7,7 @@ own previous output, as at inference, instead of from a noised image. Source: pi
 Phase `refine`: a student goes on without a teacher. An edit has one right answer, so the image itself is what each of the four steps points at,
 and nothing of a teacher's errors is learned. A caption has many: there the student is held to what it did before. So it is where an image is
 to be changed as far as a strength says to what a caption tells (part `strength`): the caption contradicts the image, and nothing else in the
-training says how long the image holds against it.
+training says how long the image holds against it. What it did before is what it begins with, or an earlier student that was refined to it.
 """
 
 import copy
@@ -45,7 +45,8 @@ def distill(settings: Settings) -> None:
 @phase
 def refine(settings: Settings) -> None:
     text_encoder, student = load_text_encoder_and_transformer(settings, "start")
-    before = Before(freeze(settings, student))
+    held = "before" if (settings.work / "before").exists() else "start"
+    before = Before(freeze(settings, load_text_encoder_and_transformer(settings, held)[1]))
     course = {"text": Lesson(before), "strength": Lesson(before, contradicted=True), "edit": Lesson(truth)}
     learn(settings, text_encoder, student, lambda _: course, settings.refined_parts, settings.refine_seconds)
 

@@ -9,6 +9,7 @@ class Settings:
     work: Path  # where every phase leaves its files
     device: str
     shipped: Path = Path(__file__).resolve().parents[2] / "models/tiny"  # what the phase `start` reads
+    before: Path | None = None  # model folder whose answers `refine` holds to, in place of those that it begins with
 
     # Images.
     size: int = 256  # pixels a side of the native size, which is drawn when no other is asked for
