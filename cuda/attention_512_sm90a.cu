@@ -3,7 +3,8 @@
 //   q, k, v  tensor maps over [rows, heads * 512] bf16: boxes of 64 columns (128-byte swizzle) and 64 rows for q, 128
 //            (in pairs 64) for k, 32 for v
 //   out      [rows, heads * 512] bf16, row stride ld_out; may be q
-//   tokens   of each sample, in one run of rows; every token asks a query
+//   tokens   keys of each sample, in one run of rows
+//   queries  of each sample, in one run of rows: of all its tokens, or of some of them
 //   group    query heads for each key head
 //   scale    log2(e) / sqrt(512), because weights are powers of two
 //
@@ -17,7 +18,7 @@
 //           would soon have no weights left, and the tensor cores nothing to do during each softmax.
 // Pairs     Two blocks, on two multiprocessors, take the queries of two neighbouring tiles, and each fetches half of
 //           every chunk for both: a block by itself would read 64 bytes a clock from L2. Where the tiles are odd in
-//           number, the last one's partner holds no tokens: it fetches and multiplies all the same, and stores nothing.
+//           number, the last one's partner holds no queries: it fetches and multiplies all the same, and stores nothing.
 //           The result is that of single blocks to the bit.
 // In place  A tile's queries are in shared memory before its output is written, and no other block's output depends on
 //           them or lies in its rows. Boxes may reach past the end of a sample; those rows are not stored, those keys
@@ -76,14 +77,14 @@ __device__ __forceinline__ float* shares() { return reinterpret_cast<float*>(sha
 template <int BLOCKS>
 struct Block {
     uint32_t base, q_full, k_full, k_free, v_full, v_free, p_full, p_free, shares_full;
-    int rank, tiles, row, kv_col;  // tiles of keys; the first row of the sample
+    int rank, tiles, key_row, query_row, kv_col;  // tiles of keys; the first rows of the sample and of its queries
 
-    __device__ __forceinline__ Block(int tokens, int group)
+    __device__ __forceinline__ Block(int tokens, int queries, int group)
         : base(uint32_t(__cvta_generic_to_shared(shared))), q_full(base + Shared::BARRIERS), k_full(q_full + 8),
           k_free(k_full + 8 * STAGES), v_full(k_free + 8 * STAGES), v_free(v_full + 8 * STAGES),
           p_full(v_free + 8 * STAGES), p_free(p_full + 8 * 2), shares_full(p_free + 8 * 2),
-          rank(BLOCKS > 1 ? rank_in_cluster() : 0), tiles(ceil_div(tokens, KEYS)), row(blockIdx.z * tokens),
-          kv_col(blockIdx.y / group * HEAD_DIM) {}
+          rank(BLOCKS > 1 ? rank_in_cluster() : 0), tiles(ceil_div(tokens, KEYS)), key_row(blockIdx.z * tokens),
+          query_row(blockIdx.z * queries), kv_col(blockIdx.y / group * HEAD_DIM) {}
 
     __device__ __forceinline__ void init_barriers() const {
         init_barrier(q_full, 1);
@@ -135,7 +136,7 @@ __device__ __forceinline__ void fetch_queries_and_keys(const Block<BLOCKS>& bloc
     if (leader) {
         arrive_expecting(block.q_full, HEAD_DIM / 64 * Shared::QUERY_PANEL);
         for (int panel = 0; panel < HEAD_DIM / 64; panel++)
-            copy_box(block.base + panel * Shared::QUERY_PANEL, q, block.row + blockIdx.x * QUERIES,
+            copy_box(block.base + panel * Shared::QUERY_PANEL, q, block.query_row + blockIdx.x * QUERIES,
                      blockIdx.y * HEAD_DIM + panel * 64, block.q_full);
     }
     Ring<STAGES> ring;
@@ -146,7 +147,7 @@ __device__ __forceinline__ void fetch_queries_and_keys(const Block<BLOCKS>& bloc
             if (leader) {
                 arrive_expecting(full, Shared::CHUNK);
                 block.fetch(block.base + Shared::K + ring.stage * Shared::CHUNK + block.rank * ROWS * 128, k,
-                            block.row + tile * KEYS + block.rank * ROWS, block.kv_col + panel * 64, full);
+                            block.key_row + tile * KEYS + block.rank * ROWS, block.kv_col + panel * 64, full);
             }
             ring.advance();
         }
@@ -166,7 +167,7 @@ __device__ __forceinline__ void fetch_values(const Block<BLOCKS>& block, const T
                 for (int panel = block.rank * PANELS; panel < (block.rank + 1) * PANELS; panel++)
                     block.fetch(
                         block.base + Shared::V + ring.stage * Shared::CHUNK + panel * Shared::VALUE_PANEL, v,
-                        block.row + from, block.kv_col + half * COLS + panel * 64, full);
+                        block.key_row + from, block.kv_col + half * COLS + panel * 64, full);
             }
             ring.advance();
         }
@@ -310,7 +311,7 @@ __device__ __forceinline__ void multiply_values(const Block<BLOCKS>& block, floa
 
 // Stores rows of COLS columns. The four lanes of a row exchange pairs, so that each stores 16 bytes, and all four 64.
 __device__ __forceinline__ void store_output(const float (&output)[2][COLS / 4], const float (&share)[2],
-                                             __nv_bfloat16* out, int64_t ld_out, int token, int tokens) {
+                                             __nv_bfloat16* out, int64_t ld_out, int query, int queries) {
     const int lane = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -325,7 +326,7 @@ __device__ __forceinline__ void store_output(const float (&output)[2][COLS / 4],
                 pair[i] = pack_pair(sums[at] * share[half], sums[at + 1] * share[half]);
             }
             exchange_pairs(pair);
-            if (token + half * 8 < tokens)
+            if (query + half * 8 < queries)
                 *reinterpret_cast<uint4*>(to + n * 8) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
         }
     }
@@ -334,7 +335,7 @@ __device__ __forceinline__ void store_output(const float (&output)[2][COLS / 4],
 // A warpgroup that makes output: half 0 or 1 of the columns.
 template <int BLOCKS>
 __device__ __forceinline__ void gather(const Block<BLOCKS>& block, int half, __nv_bfloat16* out, int64_t ld_out,
-                                       int tokens) {
+                                       int queries) {
     const int lane = threadIdx.x % 32, my_row = threadIdx.x / 32 % WARPS * 16 + lane / 4;  // and this one + 8
     float output[2][COLS / 4] = {};
     Ring<STAGES> ring;
@@ -353,15 +354,15 @@ __device__ __forceinline__ void gather(const Block<BLOCKS>& block, int half, __n
     }
     wait(block.shares_full, 0);
     const float share[2] = {shares()[my_row], shares()[my_row + 8]};
-    const int token = blockIdx.x * QUERIES + my_row;
-    store_output(output, share, out + (block.row + token) * ld_out + blockIdx.y * HEAD_DIM + half * COLS, ld_out, token,
-                 tokens);
+    const int query = blockIdx.x * QUERIES + my_row;
+    store_output(output, share, out + (block.query_row + query) * ld_out + blockIdx.y * HEAD_DIM + half * COLS, ld_out,
+                 query, queries);
 }
 
 template <int BLOCKS>
 __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, const TensorMap& v, __nv_bfloat16* out,
-                                       int ld_out, int tokens, int group, float scale) {
-    const Block<BLOCKS> block(tokens, group);
+                                       int ld_out, int tokens, int queries, int group, float scale) {
+    const Block<BLOCKS> block(tokens, queries, group);
     if (threadIdx.x == 0) block.init_barriers();
     block.sync();
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -374,7 +375,7 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
         weigh(block, tokens, scale);
     } else {
         take_registers<168>();
-        gather(block, warpgroup - 2, out, ld_out, tokens);
+        gather(block, warpgroup - 2, out, ld_out, queries);
     }
     if constexpr (BLOCKS > 1) {
         __syncwarp();
@@ -390,9 +391,9 @@ __device__ __forceinline__ void attend(const TensorMap& q, const TensorMap& k, c
 #define ATTENTION_512(name, blocks, ...)                                                                         \
     extern "C" __global__ void __VA_ARGS__ __launch_bounds__(512, 1)                                             \
         name(const __grid_constant__ hopper::TensorMap q, const __grid_constant__ hopper::TensorMap k,           \
-             const __grid_constant__ hopper::TensorMap v, __nv_bfloat16* out, int ld_out, int tokens, int group, \
-             float scale) {                                                                                      \
-        attention::attend<blocks>(q, k, v, out, ld_out, tokens, group, scale);                                   \
+             const __grid_constant__ hopper::TensorMap v, __nv_bfloat16* out, int ld_out, int tokens,            \
+             int queries, int group, float scale) {                                                              \
+        attention::attend<blocks>(q, k, v, out, ld_out, tokens, queries, group, scale);                          \
     }
 
 ATTENTION_512(attention_bf16_512_sm90, 1)

@@ -17,11 +17,11 @@ const STAGES: usize = 4;
 const SHARED_BYTES: usize = (QUERIES * HEAD_DIM + 2 * STAGES * KEYS * 64 + 2 * QUERIES * KEYS) * 2 + 1024;
 const THREADS: usize = 512;
 
-/// Whether the kernel can take one call with aligned rows: no mask, and all tokens of a sample ask queries and lie in
-/// one run of rows.
+/// Whether the kernel can take one call with aligned rows: no mask, and the tokens of a sample lie in one run of rows, and
+/// so do those that ask queries.
 pub(super) fn suits_512(head_dim: usize, layout: TokenLayout, mask: Mask) -> bool {
-    let whole = !apart(layout) && layout.first_query() == 0 && layout.rows() > 0;
-    head_dim == HEAD_DIM && mask == Mask::None && whole
+    let in_runs = !apart(layout) && (layout.batch == 1 || layout.first_query() == 0);
+    head_dim == HEAD_DIM && mask == Mask::None && in_runs && layout.query_rows() > 0
 }
 
 impl Cuda {
@@ -45,18 +45,19 @@ impl Cuda {
         let mut out_address = out.address();
         // The kernel counts rows in ints.
         CHOICE.int(layout.rows().next_multiple_of(KEYS))?;
-        let ints = [out.stride(), layout.tokens(), q.cols() / k.cols()];
+        let queries = layout.tokens() - layout.first_query();
+        let ints = [out.stride(), layout.tokens(), queries, q.cols() / k.cols()];
         let mut ints = ints.into_iter().map(|value| CHOICE.int(value)).collect::<Result<Vec<i32>>>()?;
         let mut scale = (std::f64::consts::LOG2_E / (HEAD_DIM as f64).sqrt()) as f32;
         let mut arguments: Vec<*mut c_void> = maps.iter_mut().map(|map| std::ptr::from_mut(map).cast()).collect();
         arguments.push(std::ptr::from_mut(&mut out_address).cast());
         arguments.extend(ints.iter_mut().map(|int| std::ptr::from_mut(int).cast::<c_void>()));
         arguments.push(std::ptr::from_mut(&mut scale).cast());
-        let tiles = layout.tokens().div_ceil(QUERIES).next_multiple_of(blocks);
+        let tiles = queries.div_ceil(QUERIES).next_multiple_of(blocks);
         // SAFETY: `arguments` are, in the order of `ATTENTION_512` in cuda/attention_512_sm90a.cu, three tensor maps, a
-        // pointer, three ints and a float, all alive until the call returns; the shared memory is its `Shared`. The
+        // pointer, four ints and a float, all alive until the call returns; the shared memory is its `Shared`. The
         // maps cover exactly the cells of q, k and v. `Tensor::attention` checked their shapes, and the caller that
-        // each token has a query and that a sample's tokens are one run of rows; `out` is q, or new and of its shape. A
+        // that a sample's tokens are one run of rows, and its queries too; `out` is q, or new and of its shape. A
         // block reads its queries before it writes them, and no output depends on what else it reads of q. Pairs have
         // an even number of blocks in each row of the grid.
         unsafe { launch.run_raw([tiles, q.cols() / HEAD_DIM, layout.batch], [THREADS, 1, 1], &mut arguments) }?;
@@ -74,11 +75,12 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_samples_without_a_mask_suit() {
+    fn samples_and_queries_in_one_run_without_a_mask_suit() {
         let none = |layout| suits_512(512, layout, Mask::None);
         assert!(none(TokenLayout::single(1)) && none(TokenLayout::new(2, 0, 300)) && none(TokenLayout::new(1, 5, 60)));
-        assert!(!none(TokenLayout::new(2, 5, 60)) && !none(TokenLayout::new(1, 5, 60).image_queries()));
-        assert!(!none(TokenLayout::single(0)));
+        assert!(none(TokenLayout::new(1, 5, 60).image_queries()) && none(TokenLayout::new(2, 0, 60).image_queries()));
+        assert!(!none(TokenLayout::new(2, 5, 60)) && !none(TokenLayout::new(2, 5, 60).image_queries()));
+        assert!(!none(TokenLayout::single(0)) && !none(TokenLayout::new(1, 5, 0).image_queries()));
         assert!(!suits_512(512, TokenLayout::single(9), Mask::Causal { keys: 9 }));
         assert!(!suits_512(256, TokenLayout::single(9), Mask::None));
     }
