@@ -54,21 +54,6 @@ impl Bytes {
             .hint("is address space limited (`ulimit -v`)? otherwise copy the model to a local disk")
     }
 
-    /// The same bytes at other addresses: a file is mapped once more and shares its pages, what the program carries is
-    /// itself, and all else is copied.
-    ///
-    /// Errors when the file is not as long as when it was opened, or cannot be mapped.
-    pub fn map_again(&self) -> Result<Self> {
-        match self {
-            Bytes::Mapped(mapped) => {
-                self.check_length()?;
-                mapped.file.try_clone().map_err(Self::cannot_map).and_then(Self::of_file)
-            }
-            Bytes::Embedded(bytes) => Ok(Bytes::Embedded(bytes)),
-            Bytes::Computed(_) | Bytes::Owned(_) | Bytes::Pages(_) => Ok(Bytes::Owned(self.as_slice().to_vec())),
-        }
-    }
-
     /// `len` bytes that `fill` writes, in pages of their own. `fill` finds zeros.
     ///
     /// Errors when there is no memory, and as `fill` does.
@@ -114,34 +99,5 @@ impl Bytes {
             Err(error) => format!("the file cannot be read any more: {error}"),
         };
         Err(Error::new(what).hint(CHANGED))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_is_mapped_again_at_another_address_and_only_while_it_is_whole() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("weights");
-        std::fs::write(&path, [7; 5000]).unwrap();
-        let mapped = Bytes::map(&path).unwrap();
-        std::fs::rename(&path, folder.path().join("renamed")).unwrap();
-        let again = mapped.map_again().unwrap();
-        assert!(matches!(again, Bytes::Mapped(_)) && again.as_slice() == [7; 5000]);
-        assert_ne!(again.as_slice().as_ptr(), mapped.as_slice().as_ptr());
-        drop(mapped);
-        assert_eq!(again.as_slice(), [7; 5000], "each is by itself");
-        File::options().write(true).open(folder.path().join("renamed")).unwrap().set_len(6000).unwrap();
-        assert!(again.map_again().err().unwrap().to_string().contains("had 5000 bytes"));
-    }
-
-    #[test]
-    fn what_is_no_file_is_shared_or_copied() {
-        static CARRIED: [u8; 3] = [1, 2, 3];
-        let again = Bytes::Embedded(&CARRIED).map_again().unwrap();
-        assert_eq!(again.as_slice().as_ptr(), CARRIED.as_ptr());
-        assert_eq!(Bytes::Computed(vec![1.0]).map_again().unwrap().as_slice(), 1f32.to_ne_bytes());
     }
 }

@@ -45,16 +45,6 @@ impl Container {
         Safetensors::new(path, bytes, remedy).map(Self::Safetensors)
     }
 
-    /// The same file at other addresses, see [`Bytes::map_again`].
-    ///
-    /// Errors as that does.
-    pub fn map_again(&self) -> Result<Self> {
-        match self {
-            Self::Safetensors(file) => file.map_again().map(Self::Safetensors),
-            Self::Gguf(file) => file.map_again().map(Self::Gguf),
-        }
-    }
-
     /// Where the file is.
     pub fn path(&self) -> &Path {
         match self {

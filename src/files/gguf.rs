@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use self::cursor::Cursor;
 use self::values::Value;
-use super::bytes::{Bytes, CHANGED};
+use super::bytes::Bytes;
 use super::format::Format;
 use super::scales::Scales;
 use super::tensor_view::TensorView;
@@ -56,14 +56,6 @@ impl Gguf {
         let broken = |e: &dyn Display| Error::new(format!("not a whole GGUF file: {e}")).at_path(&path).hint(remedy);
         let (values, tensors) = parse(&bytes).map_err(|e| broken(&e))?;
         Ok(Self { path, bytes, values, tensors })
-    }
-
-    /// The same file at other addresses, see [`Bytes::map_again`].
-    ///
-    /// Errors as that does.
-    pub fn map_again(&self) -> Result<Self> {
-        let bytes = self.bytes.map_again().map_err(|e| e.at_path(&self.path))?;
-        Self::new(self.path.clone(), bytes, CHANGED)
     }
 
     /// Where the file is.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use safetensors::{Dtype, SafeTensors};
 
 use self::declared::Declarations;
-use super::bytes::{Bytes, CHANGED};
+use super::bytes::Bytes;
 use super::finite;
 use super::format::Format;
 use super::scales::{FileSlice, Scales};
@@ -74,14 +74,6 @@ impl Safetensors {
         let metadata = header.metadata().clone().unwrap_or_default();
         let declarations = Declarations::of_header(&metadata).map_err(|why| broken(&why))?;
         Ok(Self { path, bytes: Arc::new(bytes), entries, metadata, declarations })
-    }
-
-    /// The same file at other addresses, see [`Bytes::map_again`].
-    ///
-    /// Errors as that does.
-    pub fn map_again(&self) -> Result<Self> {
-        let bytes = self.bytes.map_again().map_err(|e| e.at_path(&self.path))?;
-        Self::new(self.path.clone(), bytes, CHANGED)
     }
 
     /// Where the file is.

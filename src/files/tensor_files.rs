@@ -78,16 +78,6 @@ impl TensorFiles {
         Ok(Self { files, tensors, quantised: None, replaced: HashMap::new() })
     }
 
-    /// The same tensors at other addresses: files are mapped once more and share their pages. Another device can
-    /// register them as its own then. Tensors that [`TensorFiles::replace`] put in place stay where they are.
-    ///
-    /// Errors when a file is not as long as when it was opened, or cannot be mapped.
-    pub fn map_again(&self) -> Result<Self> {
-        let quantised = self.quantised.as_ref().map(Safetensors::map_again).transpose()?;
-        let files = self.files.iter().map(Container::map_again).collect::<Result<_>>()?;
-        Ok(Self { files, tensors: self.tensors.clone(), quantised, replaced: self.replaced.clone() })
-    }
-
     /// The files.
     pub fn files(&self) -> &[Container] {
         &self.files

@@ -36,25 +36,18 @@ impl<B: Backend> Model<B> {
 
     /// A model on a backend. Nothing is copied to the device yet.
     pub fn new(backend: B, OpenModel { info, tokenizer, files }: OpenModel) -> Arc<Self> {
-        Self::of(backend, Arc::new(info), Arc::new(tokenizer), files)
+        Self::of(backend, &Arc::new(info), &Arc::new(tokenizer), &Arc::new(files))
     }
 
-    /// The same for several backends, each with its own maps of the files: a device registers the pages
-    /// of its own. Weights that were quantised since are in pages that all share, and the first device registers.
-    ///
-    /// Errors when the files were changed since the model was opened, or cannot be mapped once more.
-    pub(super) fn on_each(backends: Vec<B>, OpenModel { info, tokenizer, files }: OpenModel) -> Result<Vec<Arc<Self>>> {
-        let (info, tokenizer) = (Arc::new(info), Arc::new(tokenizer));
-        let mut own_files = vec![files];
-        for _ in 1..backends.len() {
-            own_files.push(own_files[0].map_again()?);
-        }
-        let model = |(backend, files)| Self::of(backend, Arc::clone(&info), Arc::clone(&tokenizer), files);
-        Ok(backends.into_iter().zip(own_files).map(model).collect())
+    /// The same for several backends, which share the files.
+    pub(super) fn on_each(backends: Vec<B>, OpenModel { info, tokenizer, files }: OpenModel) -> Vec<Arc<Self>> {
+        let (info, tokenizer, files) = (Arc::new(info), Arc::new(tokenizer), Arc::new(files));
+        backends.into_iter().map(|backend| Self::of(backend, &info, &tokenizer, &files)).collect()
     }
 
-    fn of(backend: B, info: Arc<ModelInfo>, tokenizer: Arc<LateTokenizer>, files: Files) -> Arc<Self> {
-        Arc::new(Self { residency: Residency::new(backend, info, files), tokenizer, noise: Mutex::default() })
+    fn of(backend: B, info: &Arc<ModelInfo>, tokenizer: &Arc<LateTokenizer>, files: &Arc<Files>) -> Arc<Self> {
+        let residency = Residency::new(backend, Arc::clone(info), Arc::clone(files));
+        Arc::new(Self { residency, tokenizer: Arc::clone(tokenizer), noise: Mutex::default() })
     }
 
     /// The model's configs.

@@ -68,17 +68,6 @@ impl Files {
         [of_text.unwrap_or_default(), FileSizes::of_transformer(&self.transformer, &info.transformer)]
     }
 
-    /// The same files at other addresses, see [`TensorFiles::map_again`].
-    ///
-    /// Errors as that does.
-    pub(super) fn map_again(&self) -> Result<Self> {
-        Ok(Self {
-            text_encoder: self.text_encoder.as_ref().map(TensorFiles::map_again).transpose()?,
-            transformer: self.transformer.map_again()?,
-            vae: self.vae.map_again()?,
-        })
-    }
-
     /// Errors when the VAE's encoder is not there, or not as the config says. Only images that are given need it, so it
     /// is not checked when the model is opened.
     pub(super) fn check_encoder(&self, info: &ModelInfo) -> Result<()> {

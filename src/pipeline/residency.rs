@@ -70,11 +70,11 @@ pub(super) enum Component {
 }
 
 impl<B: Backend> Residency<B> {
-    pub(super) fn new(backend: B, info: Arc<ModelInfo>, files: Files) -> Self {
+    pub(super) fn new(backend: B, info: Arc<ModelInfo>, files: Arc<Files>) -> Self {
         Self {
             backend,
             info,
-            files: Arc::new(files),
+            files,
             components: Mutex::new(Components { text_encoder: None, transformer: None, decoder: None, encoder: None }),
             adapted: AdaptedCache::new(),
             wished_placement: Mutex::default(),

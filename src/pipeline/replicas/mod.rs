@@ -120,8 +120,7 @@ impl<B: Backend> Replica<B> {
 impl<B: Backend> Replicas<B> {
     /// A model on devices, each with its name. Nothing is copied to them yet.
     ///
-    /// Errors when there are none or two have one name, and when the files were changed since the model was opened or
-    /// cannot be mapped for each device.
+    /// Errors when there are none or two have one name.
     pub fn new(devices: Vec<(String, B)>, model: OpenModel) -> Result<Self> {
         Self::of_groups(devices.into_iter().map(|device| vec![device]).collect(), model)
     }
@@ -138,7 +137,7 @@ impl<B: Backend> Replicas<B> {
         if let Some((_, name)) = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name)) {
             return Err(Error::usage(format!("the device {name} is there twice")));
         }
-        let mut named = names.into_iter().zip(Model::on_each(backends, model)?);
+        let mut named = names.into_iter().zip(Model::on_each(backends, model));
         let replica = |world| {
             let ranks = Parallel::named(named.by_ref().take(world).collect())?;
             let name = ranks.names().collect::<Vec<_>>().join("+").into();

@@ -2,12 +2,13 @@
 //!
 //! Pages that the driver knows go up at the speed of the bus, without a copy through pinned memory. Making them known
 //! takes about as long as the copy, so a file is registered in chunks, by the threads that enqueue the copies, while the
-//! engine copies chunks before. A chunk that the driver declines, or with which too much of this machine's memory would
+//! engine copies chunks before. GPUs that load the same file share what is registered of it: a chunk is pinned once, by
+//! the first that needs it. A chunk that the driver declines, or with which too much of this machine's memory would
 //! be pinned, goes through staging buffers, and those behind it are tried again.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use cudarc::driver::{result, sys};
 
@@ -24,21 +25,33 @@ const PAGE_BYTES: usize = 4096;
 const LEAST_BYTES: usize = 16 << 20;
 /// Computed weights have pages for each tensor.
 const LEAST_BYTES_OF_PAGES: usize = 1 << 20;
+/// For all GPUs, which read the pages and do not write them.
+const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_READ_ONLY | sys::CU_MEMHOSTREGISTER_PORTABLE;
+
+/// Files of which a device holds chunks. Held while one is added, or given back and unregistered, so that nobody registers
+/// pages that are still registered.
+static SHARED: Mutex<Vec<Weak<SharedFile>>> = Mutex::new(Vec::new());
+/// Pages of all files.
+static PINNED: LazyLock<Pinned> = LazyLock::new(|| Pinned { bytes: AtomicUsize::new(0), most: memory_bytes() / 2 });
 
 /// A part of a mapped file, and whether the driver knows it.
 pub struct Chunk {
     range: Range<usize>,
     file: Arc<Bytes>,
-    registered: OnceLock<bool>,
+    /// The device that registered it, which lives on until it is unregistered, or why it was declined.
+    registered: OnceLock<std::result::Result<Arc<Device>, String>>,
 }
 
-/// A mapped file in chunks of [`CHUNK_BYTES`].
-pub struct MappedFile {
+/// A mapped file in chunks of [`CHUNK_BYTES`], the same for all devices.
+struct SharedFile {
     file: Arc<Bytes>,
     chunks: Vec<Chunk>,
 }
 
-impl MappedFile {
+/// A mapped file as one device holds it.
+pub struct MappedFile(Arc<SharedFile>);
+
+impl SharedFile {
     fn new(file: &Arc<Bytes>) -> Self {
         let len = file.as_slice().len();
         let chunk = |first| Chunk {
@@ -48,16 +61,34 @@ impl MappedFile {
         };
         Self { file: Arc::clone(file), chunks: (0..len).step_by(CHUNK_BYTES).map(chunk).collect() }
     }
+}
+
+impl MappedFile {
+    /// What all devices hold of the file.
+    fn of(file: &Arc<Bytes>) -> Self {
+        let mut shared = shared();
+        shared.retain(|other| other.strong_count() > 0);
+        let known = shared.iter().filter_map(Weak::upgrade).find(|other| Arc::ptr_eq(&other.file, file));
+        Self(known.unwrap_or_else(|| {
+            let made = Arc::new(SharedFile::new(file));
+            shared.push(Arc::downgrade(&made));
+            made
+        }))
+    }
 
     /// Whether `view` lies in this file.
     pub fn is_of(&self, view: &TensorView) -> bool {
-        Arc::ptr_eq(&self.file, view.file())
+        Arc::ptr_eq(&self.0.file, view.file())
     }
 
     /// The chunk of byte `at` of the file.
     pub fn chunk(&self, at: usize) -> &Chunk {
-        &self.chunks[at / CHUNK_BYTES]
+        &self.0.chunks[at / CHUNK_BYTES]
     }
+}
+
+fn shared() -> MutexGuard<'static, Vec<Weak<SharedFile>>> {
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How much of the host's memory is pinned, and how much may be.
@@ -77,10 +108,9 @@ impl Pinned {
     }
 }
 
-/// All that is registered.
+/// The files of which a device holds chunks.
 pub struct RegisteredFiles {
     files: Mutex<Vec<Arc<MappedFile>>>,
-    pinned: Pinned,
     /// Why nothing can be registered.
     unsupported: OnceLock<String>,
     /// Why the first chunk that was declined was.
@@ -94,13 +124,7 @@ impl RegisteredFiles {
         if !device.registers_read_only() {
             let _ = unsupported.set("this GPU reads no read-only memory of the host".to_string());
         }
-        Self {
-            files: Mutex::default(),
-            pinned: Pinned { bytes: AtomicUsize::new(0), most: memory_bytes() / 2 },
-            unsupported,
-            declined: OnceLock::new(),
-            device: Arc::clone(device),
-        }
+        Self { files: Mutex::default(), unsupported, declined: OnceLock::new(), device: Arc::clone(device) }
     }
 
     /// The mapped files among those of `views`, each once.
@@ -118,7 +142,7 @@ impl RegisteredFiles {
             }
             let file = known.iter().find(|file| file.is_of(view)).map(Arc::clone);
             used.push(file.unwrap_or_else(|| {
-                known.push(Arc::new(MappedFile::new(view.file())));
+                known.push(Arc::new(MappedFile::of(view.file())));
                 Arc::clone(&known[known.len() - 1])
             }));
         }
@@ -128,27 +152,29 @@ impl RegisteredFiles {
     /// Makes the chunk known to the driver, unless it is. False where it cannot be.
     pub fn register(&self, chunk: &Chunk) -> Result<bool> {
         self.device.make_current()?;
-        Ok(*chunk.registered.get_or_init(|| self.unsupported.get().is_none() && self.try_to_register(chunk)))
+        if self.unsupported.get().is_some() {
+            return Ok(false);
+        }
+        let registered = chunk.registered.get_or_init(|| self.try_to_register(chunk));
+        Ok(registered.as_ref().inspect_err(|why| drop(self.declined.set((*why).clone()))).is_ok())
     }
 
-    fn try_to_register(&self, chunk: &Chunk) -> bool {
+    fn try_to_register(&self, chunk: &Chunk) -> std::result::Result<Arc<Device>, String> {
         let bytes = chunk.range.len();
-        if !self.pinned.reserve(bytes) {
-            let _ = self.declined.set("it would pin more than half of this machine's memory".to_string());
-            return false;
+        if !PINNED.reserve(bytes) {
+            return Err("it would pin more than half of this machine's memory".to_string());
         }
         let (first, bytes_of_pages) = (chunk.address(), bytes.next_multiple_of(PAGE_BYTES));
-        // SAFETY: the pages are mapped as long as `chunk` holds them, which is longer than they are registered:
-        // `clear` comes before a chunk is dropped. A map is made of whole pages, so the last may be registered whole.
-        // The device only reads.
-        let done =
-            unsafe { sys::cuMemHostRegister_v2(first.cast(), bytes_of_pages, sys::CU_MEMHOSTREGISTER_READ_ONLY) };
-        let Err(error) = done.result() else { return true };
-        self.pinned.release(bytes);
-        let unsupported = error.0 == sys::CUresult::CUDA_ERROR_NOT_SUPPORTED;
-        let why = if unsupported { &self.unsupported } else { &self.declined };
-        let _ = why.set(failed("the driver declined", error).what().to_string());
-        false
+        // SAFETY: the pages are mapped as long as `chunk` holds them, which is longer than they are registered: that ends
+        // when it is dropped. A map is made of whole pages, so the last may be registered whole. Devices only read.
+        let done = unsafe { sys::cuMemHostRegister_v2(first.cast(), bytes_of_pages, FLAGS) };
+        let Err(error) = done.result() else { return Ok(Arc::clone(&self.device)) };
+        PINNED.release(bytes);
+        let why = failed("the driver declined", error).what().to_string();
+        if error.0 == sys::CUresult::CUDA_ERROR_NOT_SUPPORTED {
+            let _ = self.unsupported.set(why.clone());
+        }
+        Err(why)
     }
 
     /// How weights go up, in words, where it is not the fastest way.
@@ -161,7 +187,8 @@ impl RegisteredFiles {
         Some(format!("{what} go up through staging buffers, which is slower than from the mapped files: {why}"))
     }
 
-    /// Gives back what is registered of files that nobody holds, unless some of it may still be read.
+    /// Gives back the files that nothing on this device holds, unless some of them may still be read. What is registered
+    /// of a file ends when all devices have given it back.
     pub fn settle(&self) -> Result<()> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         // A thread that enqueues copies holds its files, and so do blocks that are streamed.
@@ -172,33 +199,40 @@ impl RegisteredFiles {
         {
             return Ok(());
         }
-        let (held, mut free) = files.drain(..).partition(is_held);
+        let (held, free) = files.drain(..).partition(is_held);
         *files = held;
-        self.clear(&mut free);
+        give_back(free);
         Ok(())
     }
+}
 
-    fn clear(&self, files: &mut Vec<Arc<MappedFile>>) {
-        for chunk in files.iter().flat_map(|file| &file.chunks) {
-            if chunk.is_registered() {
-                // SAFETY: registered above from this address, once; no copy reads it any more. A failure repeats an
-                // earlier one of the same context, which its caller has reported.
-                let _ = unsafe { sys::cuMemHostUnregister(chunk.address().cast()) };
-                self.pinned.release(chunk.range.len());
-            }
-        }
-        files.clear();
-    }
+/// Drops files that no work on their device reads any more.
+fn give_back(files: Vec<Arc<MappedFile>>) {
+    let _shared = shared();
+    drop(files);
 }
 
 impl Chunk {
     /// Whether the driver knows its pages.
     pub fn is_registered(&self) -> bool {
-        self.registered.get() == Some(&true)
+        self.registered.get().is_some_and(std::result::Result::is_ok)
     }
 
     fn address(&self) -> *mut u8 {
         self.file.as_slice()[self.range.start..].as_ptr().cast_mut()
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        if let Some(Ok(device)) = self.registered.get() {
+            // A failure repeats an earlier one of the same context, which its caller has reported.
+            let _ = device.make_current();
+            // SAFETY: registered from this address by this device, once. All devices have given the file back, so no copy
+            // reads it any more.
+            let _ = unsafe { sys::cuMemHostUnregister(self.address().cast()) };
+            PINNED.release(self.range.len());
+        }
     }
 }
 
@@ -210,8 +244,7 @@ impl Drop for RegisteredFiles {
             let _ = unsafe { result::stream::synchronize(self.device.upload_stream().raw()) };
             // SAFETY: as above.
             let _ = unsafe { result::stream::synchronize(self.device.block_stream().raw()) };
-            let mut files = std::mem::take(self.files.get_mut().unwrap_or_else(PoisonError::into_inner));
-            self.clear(&mut files);
+            give_back(std::mem::take(self.files.get_mut().unwrap_or_else(PoisonError::into_inner)));
         }
     }
 }
@@ -231,12 +264,24 @@ mod tests {
     fn every_byte_of_a_file_is_in_one_chunk() {
         let len = 2 * CHUNK_BYTES + 5;
         let file = Arc::new(Bytes::Embedded(vec![0; len].leak()));
-        let mapped = MappedFile::new(&file);
-        assert_eq!(mapped.chunks.len(), 3);
+        let mapped = MappedFile::of(&file);
+        assert_eq!(mapped.0.chunks.len(), 3);
         for at in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES, len - 1] {
             assert!(mapped.chunk(at).range.contains(&at), "{at}");
         }
-        assert_eq!(mapped.chunks[2].range, 2 * CHUNK_BYTES..len);
+        assert_eq!(mapped.0.chunks[2].range, 2 * CHUNK_BYTES..len);
+    }
+
+    #[test]
+    fn devices_share_the_chunks_of_a_file() {
+        let [file, other] = [5, 6].map(|len| Arc::new(Bytes::Embedded(vec![0; len].leak())));
+        let chunk = |file: &MappedFile| std::ptr::from_ref(file.chunk(0));
+        let first = MappedFile::of(&file);
+        assert_eq!(chunk(&MappedFile::of(&file)), chunk(&first));
+        assert_ne!(chunk(&MappedFile::of(&other)), chunk(&first));
+        let gone = Arc::downgrade(&first.0);
+        give_back(vec![Arc::new(first)]);
+        assert!(gone.upgrade().is_none());
     }
 
     #[test]
