@@ -92,9 +92,8 @@ impl FromStr for ParallelChoice {
 }
 
 impl ParallelChoice {
-    /// How many GPUs make each image together. With `auto` it is one: what several gain by opening, loading and meeting
-    /// is not measured yet for whole commands.
-    pub fn world(self) -> usize {
+    /// How many GPUs make each image together, at least.
+    pub fn least(self) -> usize {
         match self {
             Self::Auto | Self::Off => 1,
             Self::Gpus(gpus) => gpus,
@@ -103,7 +102,7 @@ impl ParallelChoice {
 
     /// Errors when `gpus` are `there`, fewer than this.
     pub fn check_enough(self, there: usize, gpus: &Gpus) -> flux::Result<()> {
-        let world = self.world();
+        let world = self.least();
         if world <= there {
             return Ok(());
         }
@@ -113,7 +112,7 @@ impl ParallelChoice {
 
     /// Errors where no GPUs are named, and this needs several.
     pub fn check_alone(self) -> flux::Result<()> {
-        let world = self.world();
+        let world = self.least();
         if world == 1 {
             return Ok(());
         }
@@ -222,10 +221,10 @@ mod tests {
 
     #[test]
     fn gpus_that_make_an_image_together_are_a_number_auto_or_off() {
-        let world = |text: &str| text.parse().map(ParallelChoice::world);
-        assert_eq!(["auto", "off", "1", "4"].map(world), [Ok(1), Ok(1), Ok(1), Ok(4)]);
+        let least = |text: &str| text.parse().map(ParallelChoice::least);
+        assert_eq!(["auto", "off", "1", "4"].map(least), [Ok(1), Ok(1), Ok(1), Ok(4)]);
         for bad in ["", "0", "-2", "two", "1.5"] {
-            assert!(world(bad).is_err_and(|e| e.contains("auto or off")), "{bad}");
+            assert!(least(bad).is_err_and(|e| e.contains("auto or off")), "{bad}");
         }
     }
 

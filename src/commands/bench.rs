@@ -5,7 +5,7 @@ use std::time::Duration;
 use flux::Result;
 use flux::default_model::default_model;
 
-use super::device::{Devices, choose_devices, open_group};
+use super::device::{Devices, Wanted, choose_devices, open_group};
 use super::{named_model, print};
 use crate::bench::{self, Effort, Settings};
 use crate::cli::{Bench, DeviceChoice, ParallelChoice};
@@ -18,7 +18,8 @@ pub fn run(args: &Bench) -> Result<()> {
     let dir = named_model(&args.model)?;
     let console = Console::new(args.json, false);
     dir.iter().flat_map(|dir| dir.notes()).for_each(|note| console.note(note));
-    let devices = choose_devices(&args.on, ParallelChoice::Off, usize::MAX, &console)?;
+    let wanted = Wanted { images: usize::MAX, parallel: ParallelChoice::Off, gains_by_sharing: &|| false };
+    let devices = choose_devices(&args.on, &wanted, &console)?;
     let (mut effort, size) = match devices {
         Devices::Cpu(_) => (Effort::CPU, 256),
         Devices::Cuda(_) => (Effort::GPU, 1024),

@@ -20,14 +20,17 @@ pub enum Devices {
 /// In the order of ranks.
 pub type Group<B> = Vec<(String, B)>;
 
-/// Opens the devices that the flags name, no more groups of them than there are `images` to make. With `auto` that is a
-/// GPU where one can be used; else it is the CPU, and a note says why.
-pub fn choose_devices(
-    args: &DeviceArgs,
-    parallel: ParallelChoice,
-    images: usize,
-    console: &Console,
-) -> Result<Devices> {
+/// Images that devices are to make.
+pub struct Wanted<'a> {
+    pub images: usize,
+    pub parallel: ParallelChoice,
+    /// Whether two GPUs make one of them sooner than one does; asked where that is to be decided.
+    pub gains_by_sharing: &'a dyn Fn() -> bool,
+}
+
+/// Opens the devices that the flags name, no more groups of them than there are images to make. With `--device auto` that is
+/// a GPU where one can be used; else it is the CPU, and a note says why.
+pub fn choose_devices(args: &DeviceArgs, wanted: &Wanted<'_>, console: &Console) -> Result<Devices> {
     if args.precision == PrecisionChoice::F32 && matches!(args.device, DeviceChoice::Cuda(_)) {
         return Err(Error::usage("a GPU computes in 16 bits, not in f32")
             .at("--precision")
@@ -53,12 +56,16 @@ pub fn choose_devices(
         DeviceChoice::Cpu => Ok(cpu()),
         DeviceChoice::Cuda(gpus) => {
             let numbers = numbers(gpus)?;
-            let world = parallel.world();
-            parallel.check_enough(numbers.len(), gpus)?;
+            wanted.parallel.check_enough(numbers.len(), gpus)?;
+            let world = match wanted.parallel {
+                ParallelChoice::Auto => soonest(&numbers, wanted, console)?,
+                ParallelChoice::Off => 1,
+                ParallelChoice::Gpus(gpus) => gpus,
+            };
             let groups = numbers.len() / world;
-            let used = &numbers[..images.clamp(1, groups) * world];
+            let used = &numbers[..wanted.images.clamp(1, groups) * world];
             if used.len() < numbers.len() {
-                console.note(&unused(used, &numbers, images, world));
+                console.note(&unused(used, &numbers, wanted.images, world));
             }
             open_gpus(args, &used.chunks(world).collect::<Vec<_>>())
         }
@@ -97,6 +104,27 @@ fn numbers(gpus: &Gpus) -> Result<Vec<usize>> {
             }
         }
     }
+}
+
+/// How many GPUs make each image together with `--parallel auto`: two where there are two for each, which gain by it; one
+/// else, because GPUs that each make images of their own make the most. More than two were not measured.
+fn soonest(numbers: &[usize], wanted: &Wanted<'_>, console: &Console) -> Result<usize> {
+    const PAIR: usize = 2;
+    let enough = wanted.images.checked_mul(PAIR).filter(|gpus| *gpus <= numbers.len());
+    let Some(pairs) = enough.map(|gpus| numbers[..gpus].chunks(PAIR)).filter(|_| (wanted.gains_by_sharing)()) else {
+        return Ok(1);
+    };
+    for pair in pairs {
+        if !cuda::are_linked(pair)? {
+            let pair = Gpus::Numbers(pair.to_vec());
+            console.detail(&format!(
+                "{pair} are not of one kind or out of each other's reach, so one GPU makes each image"
+            ));
+            return Ok(1);
+        }
+    }
+    console.detail("two GPUs make each image together, which takes less time than one; `--parallel off` has one do it");
+    Ok(PAIR)
 }
 
 /// What to say where not `all` GPUs are `used`.
@@ -172,4 +200,22 @@ fn check_type(args: &DeviceArgs, cuda: &Cuda) -> Result<()> {
     Err(Error::usage(format!("{} computes in fp16, not in bf16", cuda.describe()))
         .at("--precision")
         .hint("leave out `--precision`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_gpu_makes_an_image_where_there_is_none_to_spare_or_two_gain_nothing() {
+        let console = Console::new(true, false);
+        let by_itself = |numbers: &[usize], images: usize, gains_by_sharing: &dyn Fn() -> bool| {
+            let wanted = Wanted { images, parallel: ParallelChoice::Auto, gains_by_sharing };
+            soonest(numbers, &wanted, &console).unwrap() == 1
+        };
+        let unasked = || -> bool { panic!("there are not two GPUs for each image") };
+        assert!(by_itself(&[0], 1, &unasked) && by_itself(&[0, 1], 2, &unasked) && by_itself(&[2, 5, 7], 2, &unasked));
+        assert!(by_itself(&[0, 1], usize::MAX, &unasked));
+        assert!(by_itself(&[0, 1], 1, &|| false) && by_itself(&[0, 1, 2, 3], 2, &|| false));
+    }
 }

@@ -7,11 +7,11 @@ use std::thread;
 use std::time::Instant;
 
 use flux::files::ModelFiles;
-use flux::pipeline::{OpenModel, Replicas};
+use flux::pipeline::{ModelInfo, OpenModel, Replicas};
 use flux::{Error, Result};
 
 use super::destination::Destination;
-use super::device::{Devices, choose_devices};
+use super::device::{Devices, Wanted, choose_devices};
 use super::images::Images;
 use super::job::Job;
 use super::model;
@@ -47,14 +47,18 @@ pub fn run(args: Arc<Generate>, start: Instant, signals: &Signals) -> Result<()>
     dir.notes().iter().for_each(|note| console.note(note));
     // Opening a GPU takes the driver long, so another thread opens the model meanwhile. The tokenizer is read on until
     // the prompt is encoded.
-    let name = dir.name().to_string();
+    let (name, dir) = (dir.name().to_string(), Arc::new(dir));
     let opening = thread::Builder::new().spawn({
         let text = !args.tensors.has_embeddings();
         let open = if text { OpenModel::open } else { OpenModel::open_without_text_encoder };
+        let dir = Arc::clone(&dir);
         move || timed(|| open(&dir))
     });
     let opening = opening.map_err(|e| Error::no_thread(&e))?;
-    let (devices, device_s) = timed(|| choose_devices(&args.on, args.parallel, args.count as usize, &console));
+    // What is wrong with the model or the request, opening it says.
+    let gains_by_sharing = || ModelInfo::read(&dir).and_then(|info| info.gains_by_sharing(&request)).unwrap_or(false);
+    let wanted = Wanted { images: args.count as usize, parallel: args.parallel, gains_by_sharing: &gains_by_sharing };
+    let (devices, device_s) = timed(|| choose_devices(&args.on, &wanted, &console));
     let devices = devices?;
     let (model, open_s) =
         opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));

@@ -95,6 +95,7 @@ mod references;
 mod replicas;
 mod residency;
 mod session;
+mod sharing;
 mod steps;
 mod summary;
 mod text;

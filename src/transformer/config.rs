@@ -164,11 +164,22 @@ impl TransformerConfig {
 
     /// Number of weights of each block: double blocks, which have those of two streams, then single blocks.
     pub fn elements_of_blocks(&self) -> Vec<u64> {
-        let (dim, mlp) = (self.dim() as u64, self.mlp() as u64);
-        let single = 4 * dim * dim + 3 * dim * mlp;
+        let single = self.single_block_elements();
         let mut blocks = vec![2 * single; self.num_layers];
         blocks.resize(self.num_layers + self.num_single_layers, single);
         blocks
+    }
+
+    /// Number of weights of a single block. As many multiply each token in a double block, which has others for text.
+    fn single_block_elements(&self) -> u64 {
+        let (dim, mlp) = (self.dim() as u64, self.mlp() as u64);
+        4 * dim * dim + 3 * dim * mlp
+    }
+
+    /// Floating-point operations of the blocks in an evaluation of so many tokens.
+    pub fn evaluation_flops(&self, tokens: u64) -> u64 {
+        let attention = 4 * tokens * tokens * self.dim() as u64;
+        (self.num_layers + self.num_single_layers) as u64 * (2 * tokens * self.single_block_elements() + attention)
     }
 
     /// Number of weights in the blocks.

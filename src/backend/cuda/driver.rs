@@ -55,6 +55,16 @@ pub fn count_gpus() -> Result<usize> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
+/// Whether the link between two GPUs lets the first read the memory of the second.
+pub fn can_reach(from: sys::CUdevice, to: sys::CUdevice) -> Result<bool> {
+    let mut can = 0;
+    // SAFETY: both were returned by the driver, which writes one int.
+    unsafe { sys::cuDeviceCanAccessPeer(&mut can, from, to) }
+        .result()
+        .map_err(|e| failed("cannot ask how GPUs are linked", e))?;
+    Ok(can != 0)
+}
+
 /// What the driver says of a GPU.
 pub struct Properties {
     pub name: String,

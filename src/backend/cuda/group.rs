@@ -16,7 +16,7 @@ use cudarc::driver::result;
 
 use super::buffer::{Buffer, Kind};
 use super::device::Device;
-use super::driver::failed;
+use super::driver::{Properties, can_reach, failed, start_driver};
 use super::event::Event;
 use super::one_of;
 use super::outbox::{Outbox, Pinned};
@@ -282,6 +282,25 @@ fn blamed(word: impl Fn(usize) -> u32) -> Option<(usize, usize, u32)> {
     let late = |rank: usize| Some((waited_for(rank)?, rank, word(2 + 2 * rank)));
     let all: Vec<_> = (0..RANKS).filter_map(late).collect();
     all.iter().find(|(blamed, ..)| waited_for(*blamed).is_none()).or(all.first()).copied()
+}
+
+/// Whether these GPUs are of one kind, and a group of them exchanges through their own memory.
+///
+/// Errors when one of them is missing, and when the driver does not tell.
+pub fn are_linked(ordinals: &[usize]) -> Result<bool> {
+    if Link::from_value(env::var_os(VARIABLE).as_deref())?.is_some() {
+        return Ok(false);
+    }
+    start_driver()?;
+    let gpus = ordinals.iter().map(|ordinal| Properties::of(*ordinal)).collect::<Result<Vec<_>>>()?;
+    for (from, of_from) in &gpus {
+        for (to, of_to) in gpus.iter().filter(|(to, _)| to != from) {
+            if of_from.name != of_to.name || !can_reach(*from, *to)? {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// Why these GPUs cannot read each other's memory; none where they can, which they are let do.

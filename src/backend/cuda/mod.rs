@@ -62,7 +62,7 @@ pub use driver::count_gpus;
 pub use event::Event;
 pub use gemm::GemmCache;
 pub use graph::Graph;
-pub use group::{GroupOptions, Link};
+pub use group::{GroupOptions, Link, are_linked};
 pub use weight::{ConvWeight, Weight};
 
 use crate::backend::Bands;

@@ -3,7 +3,7 @@
 use cudarc::driver::sys;
 
 use super::device::Device;
-use super::driver::failed;
+use super::driver::{can_reach, failed};
 use crate::error::Result;
 
 impl Device {
@@ -14,12 +14,7 @@ impl Device {
             return Ok(true);
         }
         let (own, other) = (self.handle(), peer.handle());
-        let mut can = 0;
-        // SAFETY: both devices are open; the driver writes one int.
-        unsafe { sys::cuDeviceCanAccessPeer(&mut can, own, other) }
-            .result()
-            .map_err(|e| failed("cannot ask how GPUs are linked", e))?;
-        if can == 0 {
+        if !can_reach(own, other)? {
             return Ok(false);
         }
         self.make_current()?;
