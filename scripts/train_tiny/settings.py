@@ -74,7 +74,7 @@ class Settings:
     distill_seconds: float = 360.0
     distill_long_share: float = 0.4  # of parts that start from the student's own outputs: the others are short, as fewer graphs are captured so
     on_policy_share: float = 0.6
-    refined_parts: tuple = ("text", "strength", "edit", "edit")
+    refined_parts: tuple = ("text", "strength", "edit")
     refine_seconds: float = 600.0
 
     # Scores.

@@ -270,12 +270,14 @@ fn devices_and_counts_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_file_that_was_cut_off_since_it_was_opened_is_not_mapped_for_another_device() {
+fn a_file_that_was_cut_off_since_it_was_opened_is_an_error_of_several_devices_too() {
     let folder = tempfile::tempdir().unwrap();
     support::random_model::RandomModel::preset("tiny").unwrap().write(folder.path()).unwrap();
     let model = OpenModel::open(&ModelFiles::open(folder.path()).unwrap()).unwrap();
     let file = folder.path().join("vae/diffusion_pytorch_model.safetensors");
     OpenOptions::new().write(true).open(file).unwrap().set_len(100).unwrap();
-    let error = Replicas::new(cpus(&["a", "b"]), model).err().unwrap().to_string();
+    let replicas = Replicas::new(cpus(&["a", "b"]), model).unwrap();
+    let request = Request { width: Some(32), height: Some(32), steps: Some(1), ..Request::new("a cat", 1) };
+    let error = replicas.generate(&request, 2, &CancelFlag::default(), &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("and has 100 now") && error.contains("diffusion_pytorch_model.safetensors"), "{error}");
 }
