@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--edits", type=int, help="how many edits are drawn to train on")
     parser.add_argument("--shipped", type=Path, help="model folder that start reads, in place of models/tiny")
     parser.add_argument("--before", type=Path, help="model folder of an earlier student, whose answers refine holds to, in place of the first weights'")
+    parser.add_argument("--beyond", type=float, help="the part of what refine changed that export adds once more")
     parser.add_argument("--toy", action="store_true", help="a few steps of a smaller model at 64 x 64 to 128 x 128, to see that everything runs")
     arguments = parser.parse_args()
     try:
@@ -54,7 +55,7 @@ def main() -> None:
     settings = Settings(arguments.work, "cuda" if torch.cuda.is_available() else "cpu")
     if arguments.toy:
         settings = toy(settings)
-    given = {name: value for name in ("scenes", "edits", "shipped", "before") if (value := getattr(arguments, name))}
+    given = {name: value for name in ("scenes", "edits", "shipped", "before", "beyond") if (value := getattr(arguments, name))}
     settings = replace(settings, **given)
     if arguments.seconds:
         names = ("vae_seconds", "base_seconds", "tune_seconds", "distill_seconds", "refine_seconds")

@@ -70,9 +70,19 @@ def check_sizes(folder: Path) -> None:
         raise UserError(f"`{folder}` has {total / 2**20:.2f} MiB of weights, at most 32 MiB are shipped", "make the model smaller in settings.py")
 
 
+@torch.no_grad()
+def extrapolate(settings: Settings, transformer: torch.nn.Module) -> None:
+    """Adds a part of what `refine` changed once more, as longer training in the same direction would."""
+    _, first = load_text_encoder_and_transformer(settings, "start")
+    for weight, before in zip(transformer.parameters(), first.parameters(), strict=True):
+        weight.add_(weight - before, alpha=settings.beyond)
+
+
 @phase
 def export(settings: Settings) -> None:
     (text_encoder, transformer), vae = load_text_encoder_and_transformer(settings, "final"), load_vae(settings)
+    if settings.beyond:
+        extrapolate(settings, transformer)
     folder, unfinished = settings.work / "model", settings.work / "model.part"
     shutil.rmtree(unfinished, ignore_errors=True)
     for name in ("transformer", "text_encoder", "vae", "tokenizer", "scheduler"):

@@ -76,6 +76,7 @@ class Settings:
     on_policy_share: float = 0.6
     refined_parts: tuple = ("text", "strength", "edit")
     refine_seconds: float = 600.0
+    beyond: float = 0.0  # the part of what `refine` changed that `export` adds once more
 
     # Scores.
     scored: int = 512  # prompts of shapes; half as many of emoji
