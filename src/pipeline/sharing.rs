@@ -25,7 +25,8 @@ impl ModelInfo {
         let tokens = |[height, width]: [usize; 2]| ((height / patch) * (width / patch)) as u64;
         let images = tokens([plan.height, plan.width]) + plan.references.iter().copied().map(tokens).sum::<u64>();
         let evaluation = |text: &usize| self.transformer.evaluation_flops(*text as u64 + images);
-        plan.steps_to_run() as u64 * plan.text().iter().map(evaluation).sum::<u64>()
+        let step = plan.text().iter().map(evaluation).fold(0, u64::saturating_add);
+        step.saturating_mul(plan.steps_to_run() as u64)
     }
 }
 
@@ -65,6 +66,7 @@ mod tests {
         let mut odd = info.clone();
         odd.transformer.num_attention_heads = 23;
         assert!(!odd.gains_by_sharing(&steps(1024, 50)).unwrap(), "heads do not divide");
+        assert!(gains(steps(8192, 1000)), "more operations than are counted");
         assert!(info.gains_by_sharing(&sized(1 << 20)).is_err());
     }
 }

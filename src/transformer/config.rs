@@ -176,10 +176,11 @@ impl TransformerConfig {
         4 * dim * dim + 3 * dim * mlp
     }
 
-    /// Floating-point operations of the blocks in an evaluation of so many tokens.
+    /// Floating-point operations of the blocks in an evaluation of so many tokens; `u64::MAX` where there are more.
     pub fn evaluation_flops(&self, tokens: u64) -> u64 {
-        let attention = 4 * tokens * tokens * self.dim() as u64;
-        (self.num_layers + self.num_single_layers) as u64 * (2 * tokens * self.single_block_elements() + attention)
+        let attention = (4 * self.dim() as u64).saturating_mul(tokens).saturating_mul(tokens);
+        let products = 2u64.saturating_mul(self.single_block_elements()).saturating_mul(tokens);
+        products.saturating_add(attention).saturating_mul((self.num_layers + self.num_single_layers) as u64)
     }
 
     /// Number of weights in the blocks.
