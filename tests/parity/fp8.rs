@@ -249,7 +249,7 @@ fn fp8_weights_of_a_file_are_those_that_the_gpu_makes() {
         sizes.retain(|(_, cols)| *cols < 3072);
     }
     if !crate::small() {
-        sizes.push((9000, 3072)); // in pieces of registered host memory
+        sizes.push((9000, 3072)); // in several pieces
     }
     let mut sampled = crate::sampled(7);
     for (rows, cols) in sizes {

@@ -1,7 +1,8 @@
 //! Copying weights to the device, by a few threads.
 //!
 //! A piece that lies in a registered range of a mapped file goes up from there. Others go through staging buffers: what
-//! cannot be registered, and values that are converted on the device.
+//! is read for the first time on a machine with enough cores, what cannot be registered, and values that are converted on
+//! the device.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,9 +23,11 @@ use crate::files::dequantise_rows;
 
 /// A thread fills one staging buffer while the other goes up.
 const BUFFERS_PER_THREAD: usize = 2;
-/// One thread reads a warm page cache at 10 GB/s at most, and registers it at 50 GB/s; eight come near to the bus
-/// either way.
+/// One thread reads a warm page cache at 7 to 10 GB/s, and registers it at 50 GB/s; eight come near to the bus either way.
 const MOST_THREADS: usize = 8;
+/// With so many cores, what is read once goes up sooner through staging buffers than it is registered: the driver registers
+/// for one thread at a time, and does little else meanwhile. With four both take as long.
+const STAGING_CORES: usize = 6;
 /// For less, starting another thread costs more than it gains.
 const THREADED_BYTES: usize = 4 * STAGING_BYTES;
 
@@ -32,7 +35,7 @@ const THREADED_BYTES: usize = 4 * STAGING_BYTES;
 struct Piece<'a> {
     job: &'a Job,
     bytes: Range<usize>,
-    /// The chunk of the mapped file that holds it; none where it goes through staging buffers.
+    /// The chunk of the mapped file that holds it, which is registered for it; none where it goes through staging buffers.
     chunk: Option<&'a Chunk>,
 }
 
@@ -69,7 +72,9 @@ impl Copier {
         report: &mut dyn FnMut(u64),
     ) -> Result<usize> {
         let files = self.registered.of_files(jobs.iter().map(|job| &job.view));
-        let pieces: Vec<Piece<'_>> = jobs.iter().flat_map(|job| pieces(job, &files)).collect();
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let stages = cores >= STAGING_CORES;
+        let pieces: Vec<Piece<'_>> = jobs.iter().flat_map(|job| pieces(job, &files, stages)).collect();
         if pieces.iter().all(|piece| piece.chunk.is_some_and(Chunk::is_registered)) {
             let mut none = Vec::new();
             for piece in &pieces {
@@ -80,7 +85,6 @@ impl Copier {
         }
         let unknown = pieces.iter().filter(|piece| !piece.chunk.is_some_and(Chunk::is_registered));
         let bytes = unknown.map(|piece| piece.bytes.len()).sum::<usize>();
-        let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = (bytes / THREADED_BYTES).clamp(1, cores.min(MOST_THREADS));
 
         let mut kept = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,8 +125,9 @@ impl Copier {
     }
 }
 
-/// A job in pieces that end where chunks end.
-fn pieces<'a>(job: &'a Job, files: &'a [Arc<MappedFile>]) -> Vec<Piece<'a>> {
+/// A job in pieces that end where chunks end. What was not read before goes through staging buffers where the host
+/// `stages` it.
+fn pieces<'a>(job: &'a Job, files: &'a [Arc<MappedFile>], stages: bool) -> Vec<Piece<'a>> {
     if job.conversion == Some(Conversion::Dequantise) {
         return vec![Piece { job, chunk: None, bytes: 0..job.view.bytes().len() }];
     }
@@ -133,13 +138,20 @@ fn pieces<'a>(job: &'a Job, files: &'a [Arc<MappedFile>]) -> Vec<Piece<'a>> {
     let mut done = 0;
     while done < all {
         // A value may lie across the end of a chunk: what goes as it is goes as bytes.
-        let end = if file.is_some() {
-            ((start + done) / CHUNK_BYTES + 1) * CHUNK_BYTES - start
-        } else {
-            done + CHUNK_BYTES / size * size
+        let (end, chunk) = match file {
+            Some(file) => {
+                let at = start + done;
+                let chunk = Some(file.chunk(at)).filter(|chunk| !stages || chunk.is_registered() || file.was_read(at));
+                let size = if chunk.is_some() { CHUNK_BYTES } else { STAGING_BYTES };
+                ((at / size + 1) * size - start, chunk)
+            }
+            None => (done + CHUNK_BYTES / size * size, None),
         };
-        pieces.push(Piece { job, chunk: file.map(|file| file.chunk(start + done)), bytes: done..end.min(all) });
+        pieces.push(Piece { job, chunk, bytes: done..end.min(all) });
         done = end;
+    }
+    if let Some(file) = file {
+        file.mark_read(start..start + all);
     }
     pieces
 }
@@ -217,7 +229,9 @@ fn copy_slices(
 ) -> Result<()> {
     fill(device, stream, staging)?;
     for (index, slice) in bytes.chunks(STAGING_BYTES).enumerate() {
-        let WeightStaging { host, device: on_device } = &mut staging[index % BUFFERS_PER_THREAD];
+        // The other buffer goes up meanwhile.
+        staging.rotate_left(1);
+        let WeightStaging { host, device: on_device } = &mut staging[0];
         host.bytes()?[..slice.len()].copy_from_slice(slice);
         let to = to + bytes_on_device(conversion, index * STAGING_BYTES);
         let Some((conversion, kernel)) = conversion.and_then(|conversion| Some((conversion, conversion.kernel()?)))

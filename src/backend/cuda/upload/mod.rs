@@ -1,8 +1,8 @@
 //! Weights out of files to the device.
 //!
-//! A few threads ([`copy`]) take the weights piece by piece, in the order of use, and the copy engine reads them from
-//! the mapped file, which [`registered`] makes known to the driver. Where that cannot be, and for weights that are
-//! converted on the device, they go through staging buffers.
+//! A few threads ([`copy`]) take the weights piece by piece, in the order of use, and put them through staging buffers.
+//! What is read again, or by a host with few cores, the copy engine reads from the mapped file, which [`registered`] makes
+//! known to the driver.
 
 mod copy;
 mod form;

@@ -2,7 +2,8 @@
 //!
 //! Pages that the driver knows go up at the speed of the bus, without a copy through pinned memory. Making them known
 //! takes about as long as the copy, so a file is registered in chunks, by the threads that enqueue the copies, while the
-//! engine copies chunks before. GPUs that load the same file share what is registered of it: a chunk is pinned once, by
+//! engine copies chunks before; and where the host has the cores to fill staging buffers instead, a chunk is registered
+//! when it is read for the second time, as of blocks that are streamed. GPUs that load the same file share what is registered of it: a chunk is pinned once, by
 //! the first that needs it. A chunk that the driver declines, or with which too much of this machine's memory would
 //! be pinned, goes through staging buffers, and those behind it are tried again.
 
@@ -49,7 +50,11 @@ struct SharedFile {
 }
 
 /// A mapped file as one device holds it.
-pub struct MappedFile(Arc<SharedFile>);
+pub struct MappedFile {
+    shared: Arc<SharedFile>,
+    /// Bytes of each chunk that this device has read, those that it has read again too.
+    read: Vec<AtomicUsize>,
+}
 
 impl SharedFile {
     fn new(file: &Arc<Bytes>) -> Self {
@@ -69,21 +74,38 @@ impl MappedFile {
         let mut shared = shared();
         shared.retain(|other| other.strong_count() > 0);
         let known = shared.iter().filter_map(Weak::upgrade).find(|other| Arc::ptr_eq(&other.file, file));
-        Self(known.unwrap_or_else(|| {
+        let shared = known.unwrap_or_else(|| {
             let made = Arc::new(SharedFile::new(file));
             shared.push(Arc::downgrade(&made));
             made
-        }))
+        });
+        let read = shared.chunks.iter().map(|_| AtomicUsize::new(0)).collect();
+        Self { shared, read }
     }
 
     /// Whether `view` lies in this file.
     pub fn is_of(&self, view: &TensorView) -> bool {
-        Arc::ptr_eq(&self.0.file, view.file())
+        Arc::ptr_eq(&self.shared.file, view.file())
     }
 
     /// The chunk of byte `at` of the file.
     pub fn chunk(&self, at: usize) -> &Chunk {
-        &self.0.chunks[at / CHUNK_BYTES]
+        &self.shared.chunks[at / CHUNK_BYTES]
+    }
+
+    /// Whether this device has read as many bytes of the chunk of byte `at` as it has.
+    pub fn was_read(&self, at: usize) -> bool {
+        self.read[at / CHUNK_BYTES].load(Ordering::Relaxed) >= self.chunk(at).range.len()
+    }
+
+    /// Counts a range of bytes as read.
+    pub fn mark_read(&self, range: Range<usize>) {
+        let chunks = range.start / CHUNK_BYTES..range.end.div_ceil(CHUNK_BYTES);
+        for (chunk, read) in chunks.clone().zip(&self.read[chunks]) {
+            let of_chunk = &self.shared.chunks[chunk].range;
+            let bytes = range.end.min(of_chunk.end).saturating_sub(range.start.max(of_chunk.start));
+            read.fetch_add(bytes, Ordering::Relaxed);
+        }
     }
 }
 
@@ -265,11 +287,26 @@ mod tests {
         let len = 2 * CHUNK_BYTES + 5;
         let file = Arc::new(Bytes::Embedded(vec![0; len].leak()));
         let mapped = MappedFile::of(&file);
-        assert_eq!(mapped.0.chunks.len(), 3);
+        assert_eq!(mapped.shared.chunks.len(), 3);
         for at in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES, len - 1] {
             assert!(mapped.chunk(at).range.contains(&at), "{at}");
         }
-        assert_eq!(mapped.0.chunks[2].range, 2 * CHUNK_BYTES..len);
+        assert_eq!(mapped.shared.chunks[2].range, 2 * CHUNK_BYTES..len);
+    }
+
+    #[test]
+    fn a_chunk_was_read_once_all_of_it_was() {
+        let len = CHUNK_BYTES + 10;
+        let mapped = MappedFile::of(&Arc::new(Bytes::Embedded(vec![0; len].leak())));
+        let read = || [0, CHUNK_BYTES].map(|at| mapped.was_read(at));
+        mapped.mark_read(0..CHUNK_BYTES - 1);
+        assert_eq!(read(), [false, false]);
+        mapped.mark_read(CHUNK_BYTES - 1..CHUNK_BYTES + 5);
+        assert_eq!(read(), [true, false], "a range may go on in the next chunk");
+        mapped.mark_read(CHUNK_BYTES..CHUNK_BYTES);
+        assert_eq!(read(), [true, false], "nothing was read");
+        mapped.mark_read(CHUNK_BYTES + 5..len);
+        assert_eq!(read(), [true, true]);
     }
 
     #[test]
@@ -279,7 +316,7 @@ mod tests {
         let first = MappedFile::of(&file);
         assert_eq!(chunk(&MappedFile::of(&file)), chunk(&first));
         assert_ne!(chunk(&MappedFile::of(&other)), chunk(&first));
-        let gone = Arc::downgrade(&first.0);
+        let gone = Arc::downgrade(&first.shared);
         give_back(vec![Arc::new(first)]);
         assert!(gone.upgrade().is_none());
     }
