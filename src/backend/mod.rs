@@ -61,7 +61,7 @@ pub enum Doers {
 }
 
 /// How a backend stores the weight of a linear layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Storage {
     /// As the file has it, or in the type in which the backend computes.
     Native,
@@ -188,6 +188,13 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// returns. `report` is called with the number of elements that were uploaded.
     fn load<T>(&self, work: impl FnOnce() -> Result<T>, _report: &mut dyn FnMut(u64)) -> Result<T> {
         work()
+    }
+    /// Has this device copy the weights that it loads from here on out of the memory of `other`, where that one has them
+    /// by then, instead of reading them from files. Returns whether it does: where both compute alike and are linked.
+    ///
+    /// Errors when the devices do not tell, or the link cannot be used.
+    fn copy_weights_from(&self, _other: &Self) -> Result<bool> {
+        Ok(false)
     }
     /// Does the preparations that the first op would otherwise make; may run while weights are loaded.
     fn warm_up(&self) -> Result<()> {

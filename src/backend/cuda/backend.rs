@@ -224,6 +224,10 @@ impl Backend for Cuda {
         self.0.uploader.together(self.device(), work, report)
     }
 
+    fn copy_weights_from(&self, other: &Self) -> Result<bool> {
+        self.copy_weights_from_op(other)
+    }
+
     fn warm_up(&self) -> Result<()> {
         self.gemm()?.warm_up()?;
         for buffers in [&self.0.value_buffers, &self.0.result_buffers] {
@@ -239,6 +243,7 @@ impl Backend for Cuda {
     }
 
     fn remarks(&self) -> Vec<Remark> {
+        let copied = self.0.uploader.copied().map(Remark::Detail);
         let slow_uploads = self.0.uploader.registered().remark().map(Remark::Detail);
         let uncaptured = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
         let slow_host = self.0.uploader.slow_host().map(Remark::Warning);
@@ -246,7 +251,7 @@ impl Backend for Cuda {
         let note = self.note().map(Remark::Detail);
         let first = self.group_rank().filter(|rank| rank.member().rank() == 0);
         let slow_link = first.and_then(|rank| rank.note()).map(Remark::Warning);
-        [slow_uploads, slow_host, slow_link, saturation, note, uncaptured].into_iter().flatten().collect()
+        [copied, slow_uploads, slow_host, slow_link, saturation, note, uncaptured].into_iter().flatten().collect()
     }
 
     fn run_graph<R: Send + Sync + 'static, const N: usize>(

@@ -128,6 +128,16 @@ impl Buffer {
             .map(|buffer| buffer.with_scales(values))
     }
 
+    /// Memory for a copy of the weight in `other`, which may be of another GPU; as [`Buffer::of_weights`].
+    pub fn for_copy(device: &Arc<Device>, stream: Stream, other: &Self) -> Result<Self> {
+        let buffer = Self::of_weights(device, stream, other.kind, other.bytes / other.kind.size())?;
+        let scales = other.scales.checked_sub(other.address);
+        Ok(match scales {
+            Some(scales) => buffer.with_scales(scales as usize),
+            None => buffer,
+        })
+    }
+
     fn with_scales(mut self, values: usize) -> Self {
         self.scales = self.address + values as u64;
         self
@@ -136,6 +146,11 @@ impl Buffer {
     /// Device address of the first value; a multiple of 256.
     pub fn address(&self) -> sys::CUdeviceptr {
         self.address
+    }
+
+    /// The GPU that has it.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     /// Size in bytes.

@@ -42,6 +42,11 @@ pub enum Link {
 }
 
 impl Link {
+    /// How GPUs are to get at what others have, where the user says so.
+    pub fn wished() -> Result<Option<Self>> {
+        Self::from_value(env::var_os(VARIABLE).as_deref())
+    }
+
     /// What [`VARIABLE`] says; nothing where it is not set or `1`.
     fn from_value(value: Option<&OsStr>) -> Result<Option<Self>> {
         Ok(if one_of(VARIABLE, value, ["0", "1"], true)? { None } else { Some(Self::Host) })
@@ -111,8 +116,7 @@ impl Rank {
             ))
             .hint("use GPUs of one kind"));
         }
-        let wish =
-            options.link.map_or_else(|| Link::from_value(env::var_os(VARIABLE).as_deref()), |link| Ok(Some(link)))?;
+        let wish = options.link.map_or_else(Link::wished, |link| Ok(Some(link)))?;
         let out_of_reach = match wish {
             Some(Link::Host) => Some(format!("GPUs do not use each other's memory ({VARIABLE}=0)")),
             _ => out_of_reach(devices)?,
@@ -288,7 +292,7 @@ fn blamed(word: impl Fn(usize) -> u32) -> Option<(usize, usize, u32)> {
 ///
 /// Errors when one of them is missing, and when the driver does not tell.
 pub fn are_linked(ordinals: &[usize]) -> Result<bool> {
-    if Link::from_value(env::var_os(VARIABLE).as_deref())?.is_some() {
+    if Link::wished()?.is_some() {
         return Ok(false);
     }
     start_driver()?;

@@ -4,6 +4,8 @@ use cudarc::driver::sys;
 
 use super::device::Device;
 use super::driver::{can_reach, failed};
+use super::{Cuda, Link};
+use crate::backend::Backend;
 use crate::error::Result;
 
 impl Device {
@@ -39,5 +41,18 @@ impl Device {
     /// Whether `other` is another handle to the same GPU.
     pub fn is_same_gpu(&self, other: &Self) -> bool {
         self.handle() == other.handle()
+    }
+}
+
+impl Cuda {
+    /// See [`crate::backend::Backend::copy_weights_from`].
+    pub(super) fn copy_weights_from_op(&self, other: &Self) -> Result<bool> {
+        let alike = |cuda: &Self| (cuda.element(), cuda.device().capability(), cuda.0.precision);
+        let may = !self.is_same_device(other) && alike(self) == alike(other) && Link::wished()?.is_none();
+        if !may || !self.device().reach(other.device())? {
+            return Ok(false);
+        }
+        self.0.uploader.copy_from(&other.0.uploader, other.device().numbered_name());
+        Ok(true)
     }
 }

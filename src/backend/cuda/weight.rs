@@ -23,7 +23,8 @@ pub struct Weight {
 
 /// Where the values of a weight are.
 enum Place {
-    Own(Buffer),
+    /// Other GPUs may be copying it.
+    Own(Arc<Buffer>),
     /// In a slab, where they are while the block of the weight has its turn.
     Slab {
         slabs: Arc<Slabs>,
@@ -35,8 +36,16 @@ enum Place {
 
 impl Weight {
     /// A matrix that was padded as above.
-    pub fn new(buffer: Buffer, rows: usize, cols: usize) -> Self {
-        Self { place: Place::Own(buffer), rows, cols, stored: None }
+    pub fn new(buffer: impl Into<Arc<Buffer>>, rows: usize, cols: usize) -> Self {
+        Self { place: Place::Own(buffer.into()), rows, cols, stored: None }
+    }
+
+    /// Its memory; none where it is streamed.
+    pub fn buffer(&self) -> Option<&Arc<Buffer>> {
+        match &self.place {
+            Place::Own(buffer) => Some(buffer),
+            Place::Slab { .. } => None,
+        }
     }
 
     /// The same place, which holds the weight in the format of its file, if there is one.

@@ -12,7 +12,7 @@ use crate::files::e4m3::MULTIPLE;
 use crate::files::{Format, TensorView};
 
 /// Sizes of a weight [rows, cols] in memory, with its padding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Form {
     pub rows: usize,
     pub cols: usize,

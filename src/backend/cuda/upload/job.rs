@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::loaded::{CopyOfWeight, Made};
 use crate::backend::cuda::buffer::Buffer;
 use crate::backend::cuda::device::{Device, Stream};
 use crate::backend::cuda::element::Element;
@@ -17,6 +18,10 @@ pub struct Queue {
     pub jobs: Vec<Job>,
     /// Memory that jobs need until they are done.
     pub temporaries: Vec<Buffer>,
+    /// Weights that come from another GPU.
+    pub copies: Vec<CopyOfWeight>,
+    /// Weights that other GPUs may copy once all of this is there.
+    pub made: Vec<Made>,
 }
 
 /// The values of a tensor, as products read them or as they are in the file, dense, to a device address; then, of some,
@@ -101,7 +106,15 @@ impl Conversion {
 
 impl Queue {
     pub fn new(device: &Device, stream: Stream) -> Self {
-        Self { stream, element: device.element(), jobs: Vec::new(), temporaries: Vec::new() }
+        Self { stream, element: device.element(), jobs: Vec::new(), temporaries: Vec::new(), copies: Vec::new(), made: Vec::new() }
+    }
+
+    /// Takes up all of another queue.
+    pub fn append(&mut self, mut other: Self) {
+        self.jobs.append(&mut other.jobs);
+        self.temporaries.append(&mut other.temporaries);
+        self.copies.append(&mut other.copies);
+        self.made.append(&mut other.made);
     }
 
     /// The values of a tensor, which are as products read them at `to`, and then go to their place, if they have another one.

@@ -2,16 +2,19 @@
 //!
 //! A few threads ([`copy`]) take the weights piece by piece, in the order of use, and put them through staging buffers.
 //! What is read again, or by a host with few cores, the copy engine reads from the mapped file, which [`registered`] makes
-//! known to the driver.
+//! known to the driver. A weight that a linked GPU has is copied from there ([`loaded`]).
 
 mod copy;
 mod form;
 mod host_rate;
 mod job;
+mod loaded;
 mod registered;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
@@ -20,6 +23,7 @@ use cudarc::driver::result;
 use super::buffer::{Buffer, Kind};
 use super::device::{Device, Stream};
 use super::driver::failed;
+use super::event::Event;
 use super::gemm::Matrix;
 use super::ops::quantise::e4m3_block;
 use super::stored::Stored;
@@ -30,6 +34,7 @@ use crate::files::TensorView;
 use copy::Copier;
 use host_rate::HostRate;
 use job::{Job, Place, Queue};
+use loaded::{CopyOfWeight, Found, LoadedWeights, Made, Origin, copy_weights};
 use registered::RegisteredFiles;
 
 pub use form::{Form, Source};
@@ -51,6 +56,17 @@ pub struct Uploader {
     queues: Mutex<HashMap<ThreadId, Queue>>,
     /// Of blocks that are streamed, what did not come from registered pages.
     host_rate: Mutex<HostRate>,
+    /// For GPUs that copy weights from this one.
+    loaded: Arc<LoadedWeights>,
+    source: OnceLock<Other>,
+}
+
+/// A GPU whose weights this one copies.
+struct Other {
+    name: String,
+    loaded: Weak<LoadedWeights>,
+    /// What was copied.
+    bytes: AtomicU64,
 }
 
 /// This thread's queue, which goes with it, also by a panic.
@@ -82,7 +98,13 @@ impl Drop for OpenQueue<'_> {
 
 impl Uploader {
     pub fn new(device: &Arc<Device>) -> Self {
-        Self { copier: Copier::new(device), queues: Mutex::default(), host_rate: Mutex::default() }
+        Self {
+            copier: Copier::new(device),
+            queues: Mutex::default(),
+            host_rate: Mutex::default(),
+            loaded: Arc::default(),
+            source: OnceLock::new(),
+        }
     }
 
     /// Runs `work`; the weights that it makes on this thread go up together when it ends, and `report` hears of their
@@ -95,8 +117,22 @@ impl Uploader {
     ) -> Result<T> {
         let open = OpenQueue::open(&self.queues, Queue::new(device, device.upload_stream()))?;
         let done = work()?;
-        open.close().map_or(Ok(()), |queue| self.send_and_join(device, &queue, report))?;
+        open.close().map_or(Ok(()), |queue| self.send_and_join(device, queue, report))?;
         Ok(done)
+    }
+
+    /// From here on, weights that the GPU of `other`, called `name`, has by then are copied from there. This GPU reaches
+    /// its memory, and computes as it does. The first one counts.
+    pub fn copy_from(&self, other: &Self, name: String) {
+        let loaded = Arc::downgrade(&other.loaded);
+        let _ = self.source.set(Other { name, loaded, bytes: AtomicU64::new(0) });
+    }
+
+    /// Which weights were copied, in words.
+    pub fn copied(&self) -> Option<String> {
+        let Other { name, bytes, .. } = self.source.get()?;
+        let bytes = bytes.load(Ordering::Relaxed);
+        (bytes > 0).then(|| format!("{:.2} GB of weights were copied from {name}", bytes as f64 / 1e9))
     }
 
     /// What is mapped and registered.
@@ -106,11 +142,48 @@ impl Uploader {
 
     /// A weight in memory of its own.
     pub fn weight(&self, device: &Arc<Device>, source: &Source) -> Result<Weight> {
-        match (&source.stored, source.form.storage) {
-            (Some(stored), _) => self.stored(device, stored, source.form),
-            (None, Storage::Native) => self.rows(device, &source.parts, When::Together),
-            (None, Storage::Fp8) => self.e4m3_weight(device, &source.parts),
+        let origin = Origin::of(source);
+        let weight = match (self.find(&origin), &source.stored, source.form.storage) {
+            (Some(found), stored, _) => self.copy_of(device, found, source.form)?.with_stored(stored.clone()),
+            (None, Some(stored), _) => self.stored(device, stored, source.form)?,
+            (None, None, Storage::Native) => self.rows(device, &source.parts, When::Together)?,
+            (None, None, Storage::Fp8) => self.e4m3_weight(device, &source.parts)?,
+        };
+        self.offer(device, origin, source.views(), &weight)?;
+        Ok(weight)
+    }
+
+    /// The weight on another GPU.
+    fn find(&self, origin: &Origin) -> Option<Found> {
+        self.source.get()?.loaded.upgrade()?.find(origin)
+    }
+
+    /// A copy of a weight of another GPU.
+    fn copy_of(&self, device: &Arc<Device>, from: Found, form: Form) -> Result<Weight> {
+        let stream = device.upload_stream();
+        let to = Arc::new(Buffer::for_copy(device, stream, &from.buffer)?);
+        if let Some(source) = self.source.get() {
+            source.bytes.fetch_add(to.bytes() as u64, Ordering::Relaxed);
         }
+        let mut queue = Queue::new(device, stream);
+        queue.copies.push(CopyOfWeight { from, to: Arc::clone(&to), elements: (form.rows * form.cols) as u64 });
+        self.enqueue(device, queue, When::Together)?;
+        Ok(Weight::new(to, form.rows, form.cols))
+    }
+
+    /// Lets other GPUs copy the weight, once what this thread loads is there.
+    fn offer<'a>(
+        &self,
+        device: &Arc<Device>,
+        origin: Origin,
+        views: impl Iterator<Item = &'a TensorView>,
+        weight: &Weight,
+    ) -> Result<()> {
+        let Some(buffer) = weight.buffer() else { return Ok(()) };
+        let files = views.map(|view| Arc::downgrade(view.file())).collect();
+        let mut queue = Queue::new(device, device.upload_stream());
+        queue.made.push(Made { origin, files, buffer: Arc::clone(buffer) });
+        self.enqueue(device, queue, When::Together)
     }
 
     /// A weight in the format of its file.
@@ -249,41 +322,54 @@ impl Uploader {
             return Err(Error::new(format!("a convolution weight has 4 axes, not {:?}", view.shape())));
         };
         let (cols, taps) = (channels * height * width, height * width);
-        let (form, stream) = (Form { rows, cols, storage: Storage::Native }, device.upload_stream());
+        let form = Form { rows, cols, storage: Storage::Native };
+        let origin = Origin::of_convolution(view, form);
+        let weight = match self.find(&origin) {
+            Some(found) => self.copy_of(device, found, form)?,
+            None => self.reordered(device, view, form, [rows, channels, taps])?,
+        };
+        self.offer(device, origin, [view].into_iter(), &weight)?;
+        Ok(weight)
+    }
+
+    /// A tensor of `from`, rows, channels and taps, in the order in which convolutions read it.
+    fn reordered(&self, device: &Arc<Device>, view: &TensorView, form: Form, from: [usize; 3]) -> Result<Weight> {
+        let stream = device.upload_stream();
         let buffer = Buffer::of_weights(device, stream, device.element().kind(), form.padded_rows() * form.stride())?;
         let (to, mut queue) = (buffer.address(), Queue::new(device, stream));
-        queue.push_dense(
-            device,
-            view,
-            Place { to, from: [rows, channels, taps], to_rows: rows, stride: form.stride() },
-        )?;
+        queue.push_dense(device, view, Place { to, from, to_rows: form.rows, stride: form.stride() })?;
         // SAFETY: the buffer was made for the rows and their padding.
         unsafe { clear_padding(device, stream, form, to) }?;
         self.enqueue(device, queue, When::Together)?;
-        Ok(Weight::new(buffer, rows, cols))
+        Ok(Weight::new(buffer, form.rows, form.cols))
     }
 
     /// Does the jobs of `queue`, or leaves them to [`Uploader::together`].
-    fn enqueue(&self, device: &Arc<Device>, mut queue: Queue, when: When) -> Result<()> {
+    fn enqueue(&self, device: &Arc<Device>, queue: Queue, when: When) -> Result<()> {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         if when == When::Together
             && let Some(later) = queues.get_mut(&thread::current().id())
         {
-            later.jobs.append(&mut queue.jobs);
-            later.temporaries.append(&mut queue.temporaries);
+            later.append(queue);
         } else {
             drop(queues);
-            self.send_and_join(device, &queue, &mut |_| {})?;
+            self.send_and_join(device, queue, &mut |_| {})?;
         }
         Ok(())
     }
 
     /// Does the jobs, and lets the compute stream wait for all uploads.
-    fn send_and_join(&self, device: &Arc<Device>, queue: &Queue, report: &mut dyn FnMut(u64)) -> Result<()> {
-        let sent = self.send(device, queue, report);
+    fn send_and_join(&self, device: &Arc<Device>, mut queue: Queue, report: &mut dyn FnMut(u64)) -> Result<()> {
+        let sent = self.send(device, &queue, report);
+        let copied = sent.and_then(|_| copy_weights(device, queue.stream, &queue.copies, report));
         // Also after an error, when what was sent is dropped.
         device.join_uploads()?;
-        sent.map(drop)
+        copied?;
+        if !queue.made.is_empty() {
+            let made = Arc::new(Event::new(device, queue.stream)?);
+            self.loaded.add(mem::take(&mut queue.made), &made);
+        }
+        Ok(())
     }
 
     /// Does the jobs by work on the queue's stream. Returns how many bytes the host had to touch.

@@ -1,0 +1,177 @@
+//! Weights that a GPU has in memory, which linked ones copy from there instead of loading them from files.
+//!
+//! NVLink brings 395 GB/s, a host 55, and what the one has converted, padded or quantised the other need not.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use cudarc::driver::sys;
+
+use super::form::{Form, Source};
+use crate::backend::cuda::buffer::Buffer;
+use crate::backend::cuda::device::{Device, Stream};
+use crate::backend::cuda::driver::failed;
+use crate::backend::cuda::event::Event;
+use crate::error::Result;
+use crate::files::{Bytes, Format, TensorView};
+
+/// What a weight is made from, and how it lies in memory: on GPUs that compute alike equal ones have equal bytes.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub struct Origin {
+    parts: Vec<Part>,
+    form: Form,
+    layout: Layout,
+}
+
+/// Where a tensor is: its file, as an address, and the bytes there.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Part {
+    file: usize,
+    start: usize,
+    len: usize,
+    format: Format,
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Layout {
+    /// As products read it.
+    Rows,
+    /// In the format of its file.
+    Stored,
+    /// The columns of a convolution's weight are in another order than in the file.
+    Convolution,
+}
+
+impl Origin {
+    pub fn of(source: &Source) -> Self {
+        let layout = if source.stored.is_some() { Layout::Stored } else { Layout::Rows };
+        Self { parts: source.views().map(Part::of).collect(), form: source.form, layout }
+    }
+
+    pub fn of_convolution(view: &TensorView, form: Form) -> Self {
+        Self { parts: vec![Part::of(view)], form, layout: Layout::Convolution }
+    }
+}
+
+impl Part {
+    fn of(view: &TensorView) -> Self {
+        let file = Arc::as_ptr(view.file()) as usize;
+        Self { file, start: view.start(), len: view.bytes().len(), format: view.format() }
+    }
+}
+
+/// A weight whose values are in memory behind `made`.
+#[derive(Clone)]
+pub struct Found {
+    pub buffer: Arc<Buffer>,
+    pub made: Arc<Event>,
+}
+
+struct Entry {
+    buffer: Weak<Buffer>,
+    made: Arc<Event>,
+    /// As long as these are here, no other file has the address of one of them.
+    _files: Vec<Weak<Bytes>>,
+}
+
+/// The weights of a GPU that others may copy.
+#[derive(Default)]
+pub struct LoadedWeights(Mutex<HashMap<Origin, Entry>>);
+
+impl LoadedWeights {
+    fn entries(&self) -> MutexGuard<'_, HashMap<Origin, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Weights whose values are there behind `made`.
+    pub fn add(&self, weights: Vec<Made>, made: &Arc<Event>) {
+        let mut entries = self.entries();
+        entries.retain(|_, entry| entry.buffer.strong_count() > 0);
+        for Made { origin, files, buffer } in weights {
+            entries.insert(origin, Entry { buffer: Arc::downgrade(&buffer), made: Arc::clone(made), _files: files });
+        }
+    }
+
+    /// The weight, if it is still there.
+    pub fn find(&self, origin: &Origin) -> Option<Found> {
+        let entries = self.entries();
+        let Entry { buffer, made, .. } = entries.get(origin)?;
+        Some(Found { buffer: buffer.upgrade()?, made: Arc::clone(made) })
+    }
+}
+
+/// A weight whose values are on their way.
+pub struct Made {
+    pub origin: Origin,
+    pub files: Vec<Weak<Bytes>>,
+    pub buffer: Arc<Buffer>,
+}
+
+/// A copy of a weight in the memory of another GPU.
+pub struct CopyOfWeight {
+    pub from: Found,
+    pub to: Arc<Buffer>,
+    /// What it counts for.
+    pub elements: u64,
+}
+
+/// Makes copies by work on `stream` of `device`, and waits for them: what they read may be freed afterwards.
+pub fn copy_weights(
+    device: &Arc<Device>,
+    stream: Stream,
+    copies: &[CopyOfWeight],
+    report: &mut dyn FnMut(u64),
+) -> Result<()> {
+    if copies.is_empty() {
+        return Ok(());
+    }
+    let enqueued = copies.iter().try_for_each(|copy| copy.enqueue(device, stream));
+    // Also after an error, because some copies may be under way.
+    Event::new(device, stream)?.wait()?;
+    enqueued?;
+    copies.iter().for_each(|copy| report(copy.elements));
+    Ok(())
+}
+
+impl CopyOfWeight {
+    fn enqueue(&self, device: &Arc<Device>, stream: Stream) -> Result<()> {
+        let Found { buffer, made } = &self.from;
+        made.make_wait(stream)?;
+        let _submission = device.submit(stream)?;
+        let (to, own) = (self.to.address(), device.context());
+        // SAFETY: both buffers live until the copy is done, which `copy_weights` waits for, and `to` was made as long as
+        // `buffer`. Their contexts live as long as their devices.
+        unsafe {
+            sys::cuMemcpyPeerAsync(to, own, buffer.address(), buffer.device().context(), buffer.bytes(), stream.raw())
+        }
+        .result()
+        .map_err(|e| failed("cannot copy weights from another GPU", e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Storage;
+    use crate::files::Scales;
+
+    fn view(file: &Arc<Bytes>, rows: std::ops::Range<usize>) -> TensorView {
+        let (range, shape) = (rows.start * 16..rows.end * 16, vec![rows.len(), 8]);
+        TensorView::new(Arc::clone(file), range, Format::Bf16, shape, Scales::None).unwrap()
+    }
+
+    #[test]
+    fn the_same_rows_in_the_same_form_are_one_weight() {
+        let [file, other] = [0, 1].map(|byte| Arc::new(Bytes::Embedded(vec![byte; 256].leak())));
+        let of = |parts: &[TensorView], storage| Origin::of(&Source::of(parts, storage, false).unwrap());
+        let origin = of(&[view(&file, 0..4)], Storage::Native);
+        assert_eq!(of(&[view(&file, 0..4)], Storage::Native), origin);
+        assert_ne!(of(&[view(&file, 0..5)], Storage::Native), origin);
+        assert_ne!(of(&[view(&file, 4..8)], Storage::Native), origin);
+        assert_ne!(of(&[view(&file, 0..4), view(&file, 4..8)], Storage::Native), origin);
+        assert_ne!(of(&[view(&other, 0..4)], Storage::Native), origin);
+        assert_ne!(of(&[view(&file, 0..4)], Storage::Fp8), origin);
+        let form = Form { rows: 4, cols: 8, storage: Storage::Native };
+        assert_ne!(Origin::of_convolution(&view(&file, 0..4), form), origin);
+    }
+}
