@@ -33,7 +33,7 @@ impl<B: Backend> Residency<B> {
             return Ok(found);
         }
         caller.check()?;
-        self.files.transformer.check_lengths()?;
+        self.files().transformer.check_lengths()?;
         set.uses().iter().try_for_each(|used| used.adapter.check_length())?;
         // The new one may have its memory. Afterwards, its graphs would wait for all of the merging before they go.
         self.forget(self.adapted.pop_if_full().map(|(key, _)| key));
@@ -50,7 +50,7 @@ impl<B: Backend> Residency<B> {
         let beside = layers.low_ranks();
         let remark = placement.remark(beside, wish.is_some());
         let placement = if beside == 0 { Placement::Merged } else { Placement::Beside };
-        let transformer = Arc::new(base.with_layers(&self.files.transformer, &layers)?);
+        let transformer = Arc::new(base.with_layers(&self.files().transformer, &layers)?);
         let adapted = Arc::new(Adapted { transformer, base: Arc::downgrade(base), placement, remark });
         let evicted = self.adapted.push(set.key(), &adapted);
         self.forget(evicted.map(|(key, _)| key));
@@ -65,9 +65,9 @@ impl<B: Backend> Residency<B> {
             return (Placement::Beside, false);
         }
         let changed = base.layers().changed_elements(set.uses());
-        let bytes: u64 = changed.iter().map(|(storage, count)| self.backend.weight_bytes(*count, *storage)).sum();
+        let bytes: u64 = changed.iter().map(|(storage, count)| self.backend().weight_bytes(*count, *storage)).sum();
         let is_short =
-            |more: u64| self.backend.available_bytes() < bytes.saturating_add(needs.step).saturating_add(more);
+            |more: u64| self.backend().available_bytes() < bytes.saturating_add(needs.step).saturating_add(more);
         while bytes > 0 && is_short(0) {
             match self.adapted.pop() {
                 Some((key, _)) => self.forget(Some(key)),
@@ -81,7 +81,7 @@ impl<B: Backend> Residency<B> {
             self.free_shapes();
             self.free_text_encoder();
         }
-        let originals = self.backend.weight_bytes(base.layers().absent_originals(set.uses()), Storage::Native);
+        let originals = self.backend().weight_bytes(base.layers().absent_originals(set.uses()), Storage::Native);
         let placement = if bytes > 0 && is_short(0) { Placement::Beside } else { Placement::Merged };
         (placement, !is_short(originals))
     }

@@ -42,7 +42,7 @@ impl<B: Backend> Decoding<B> {
         clock: &mut Clock<B>,
     ) -> Result<Self> {
         let decoder = residency.decoder(plan, caller, clock)?;
-        let (height, width) = residency.info.latent_size(plan);
+        let (height, width) = residency.info().latent_size(plan);
         let decodes = &residency.decodes;
         let found = decodes.find(|size, reads| *size == [height, width] && Arc::ptr_eq(reads, &decoder));
         let work = found.unwrap_or_else(|| decodes.insert([height, width], decoder));

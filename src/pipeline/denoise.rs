@@ -72,7 +72,7 @@ impl<B: Backend> Denoising<B> {
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<(Self, Noise)> {
-        let (info, backend) = (&residency.info, &residency.backend);
+        let (info, backend) = (residency.info(), residency.backend());
         let (needs, cached_references) = (Needs::of(backend, info, plan), info.caches_references);
         let transformer = residency.transformer((plan, &needs), caller, clock)?;
         let adapted = (!adapters.is_empty())
@@ -197,7 +197,7 @@ fn batch<B: Backend>(
     needs: &Needs,
     (plan, count): (&Plan, usize),
 ) -> Result<Arc<RepeatedWork<Steps<B>, B>>> {
-    let (backend, info) = (&residency.backend, &residency.info);
+    let (backend, info) = (residency.backend(), residency.info());
     let (wanted, sharing) = (needs.wanted(count), needs.sharing);
     let fits = |(of, shape): &(SetKey, BatchShape), steps: &Arc<Steps<B>>| {
         let same_cache = steps.cached.as_ref().map(Arc::as_ptr) == cached.as_ref().map(Arc::as_ptr);
@@ -261,7 +261,7 @@ fn schedule<B: Backend>(
         return Ok(Arc::clone(found));
     }
     let modulations = transformer.modulations(&schedule.timesteps)?;
-    let (backend, dts, sigmas) = (&residency.backend, schedule.dts(), &schedule.sigmas);
+    let (backend, dts, sigmas) = (residency.backend(), schedule.dts(), &schedule.sigmas);
     let made = Arc::new(Schedules {
         modulations,
         dts: backend.upload(&dts, dts.len(), 1)?,

@@ -80,6 +80,7 @@ mod image_cache;
 mod images;
 mod info;
 mod latents;
+mod loader;
 mod memory;
 mod memory_plan;
 mod model;

@@ -52,12 +52,12 @@ impl<B: Backend> Model<B> {
 
     /// The model's configs.
     pub fn info(&self) -> &ModelInfo {
-        &self.residency.info
+        self.residency.info()
     }
 
     /// The backend on which it runs.
     pub fn backend(&self) -> &B {
-        &self.residency.backend
+        self.residency.backend()
     }
 
     /// Opens an adapter for this model.
@@ -106,7 +106,7 @@ impl<B: Backend> Model<B> {
         self.needs(&plan)?;
         self.memory_plan(&plan)?;
         if request.images().next().is_some() {
-            self.residency.files.check_encoder(self.info())?;
+            self.residency.files().check_encoder(self.info())?;
         }
         Ok(plan)
     }

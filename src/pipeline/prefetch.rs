@@ -1,21 +1,18 @@
-//! Loads weights to the device: when they are needed, or by another thread while the tokenizer is read and the text
-//! encoder runs.
+//! Has other threads load weights to the device, while the tokenizer is read and the text encoder runs.
 
 use std::cmp::min;
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::opened::{Files, no_text_encoder};
+use super::loader::Loader;
 use super::progress::{Caller, CancelFlag};
-use super::{MemoryPlan, ModelInfo, Stage};
+use super::{MemoryPlan, Stage};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::nn::{Blocks, Weights};
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
-use crate::vae::{Decoder, Encoder};
+use crate::vae::Decoder;
 
 /// How often a session that waits for weights checks whether it is cancelled.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
@@ -39,60 +36,6 @@ pub(super) fn load<M>(
     Ok(model)
 }
 
-/// Loads the text encoder, of which some blocks are streamed, while another thread warms the backend up.
-pub(super) fn load_text_encoder<B: Backend>(
-    backend: &B,
-    files: &Files,
-    info: &ModelInfo,
-    streamed: &[bool],
-    report: &mut dyn FnMut(u64),
-) -> Result<TextEncoder<B>> {
-    let files = files.text_encoder.as_ref().ok_or_else(no_text_encoder)?;
-    files.check_lengths()?;
-    thread::scope(|scope| {
-        let warming_up = thread::Builder::new().spawn_scoped(scope, || backend.warm_up());
-        let warming_up = warming_up.map_err(|e| Error::no_thread(&e))?;
-        let weights = Weights::new(backend, files).with_blocks(Arc::new(Blocks::new(streamed)));
-        let load = || TextEncoder::load(&weights, info.text_encoder, &info.out_layers);
-        let encoder = backend.load(load, report);
-        warming_up.join().unwrap_or_else(|_| Err(Error::new("the thread that starts the backend panicked")))?;
-        encoder
-    })
-}
-
-/// Loads the transformer, of which some blocks are streamed.
-pub(super) fn load_transformer<B: Backend>(
-    backend: &B,
-    files: &Files,
-    info: &ModelInfo,
-    streamed: &[bool],
-    report: &mut dyn FnMut(u64),
-) -> Result<Transformer<B>> {
-    files.transformer.check_lengths()?;
-    let weights = Weights::new(backend, &files.transformer).with_blocks(Arc::new(Blocks::new(streamed)));
-    backend.load(|| Transformer::load(&weights, &info.transformer), report)
-}
-
-pub(super) fn load_decoder<B: Backend>(
-    backend: &B,
-    files: &Files,
-    info: &ModelInfo,
-    report: &mut dyn FnMut(u64),
-) -> Result<Decoder<B>> {
-    files.vae.check_lengths()?;
-    backend.load(|| Decoder::load(&Weights::new(backend, &files.vae), &info.vae), report)
-}
-
-pub(super) fn load_encoder<B: Backend>(
-    backend: &B,
-    files: &Files,
-    info: &ModelInfo,
-    report: &mut dyn FnMut(u64),
-) -> Result<Encoder<B>> {
-    files.vae.check_lengths()?;
-    backend.load(|| Encoder::load(&Weights::new(backend, &files.vae), &info.vae), report)
-}
-
 /// The components that other threads load, one after the other in the order of use.
 pub(super) struct Prefetch<B: Backend> {
     pub(super) text_encoder: Prefetched<TextEncoder<B>>,
@@ -103,35 +46,29 @@ pub(super) struct Prefetch<B: Backend> {
 
 impl<B: Backend> Prefetch<B> {
     /// Starts loading the transformer and the decoder, and before them the text encoder if it is wanted.
-    pub(super) fn start(
-        backend: &B,
-        files: &Arc<Files>,
-        info: &Arc<ModelInfo>,
-        MemoryPlan { text_encoder: text_plan, transformer: plan, .. }: MemoryPlan,
-        text_encoder: bool,
-    ) -> Self {
-        let shared = || (backend.clone(), Arc::clone(files), Arc::clone(info));
-        let unwanted = CancelFlag::default();
+    pub(super) fn start(loader: &Loader<B>, plan: MemoryPlan, text_encoder: bool) -> Self {
+        let MemoryPlan { text_encoder: text_plan, transformer: plan, .. } = plan;
+        let (info, unwanted) = (&loader.info, CancelFlag::default());
         // The sender is dropped when loading the text encoder has ended, which ends the wait of the receiver.
         let (text_encoder_loads, text_encoder_done) = mpsc::channel::<()>();
         let text_encoder = if text_encoder {
-            let (backend, files, info) = shared();
+            let loader = loader.clone();
             Prefetched::start(TextEncoder::<B>::elements(&info.text_encoder, &info.out_layers), move |report| {
                 let _dropped_at_the_end = text_encoder_loads;
-                load_text_encoder(&backend, &files, &info, &text_plan.streamed, report)
+                loader.text_encoder(&text_plan.streamed, report)
             })
         } else {
             drop(text_encoder_loads);
             Prefetched::nothing()
         };
-        let (backend, files, info) = shared();
-        let (total, flag) = (info.transformer.elements() + info.vae.decoder_elements(), unwanted.clone());
+        let total = info.transformer.elements() + info.vae.decoder_elements();
+        let (loader, flag) = (loader.clone(), unwanted.clone());
         let rest = Prefetched::start(total, move |report| {
             let _ = text_encoder_done.recv();
             flag.check()?;
-            let transformer = load_transformer(&backend, &files, &info, &plan.streamed, report)?;
+            let transformer = loader.transformer(&plan.streamed, report)?;
             flag.check()?;
-            Ok((transformer, load_decoder(&backend, &files, &info, report)?))
+            Ok((transformer, loader.decoder(report)?))
         });
         Self { text_encoder, rest, unwanted }
     }

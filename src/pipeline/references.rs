@@ -63,16 +63,16 @@ impl Images {
         // Devices encode together what any of them has not cached.
         let missing: u64 =
             latents.iter().enumerate().filter(|(_, latents)| latents.is_none()).map(|(i, _)| 1 << i).sum();
-        let missing = residency.backend.gather_host("the images", missing)?.into_iter().fold(0, |all, own| all | own);
+        let missing = residency.backend().gather_host("the images", missing)?.into_iter().fold(0, |all, own| all | own);
         if missing != 0 {
             let encoder = residency.encoder(plan, caller, clock)?;
-            residency.backend.gather_host("the encoder", 0)?;
+            residency.backend().gather_host("the encoder", 0)?;
             let (stages, total) = (encoder.stages(), (images.len() * encoder.stages()) as u64);
             for (i, (latents, image)) in latents.iter_mut().zip(&images).enumerate() {
                 if missing & (1 << i) == 0 {
                     continue;
                 }
-                let pixels = residency.backend.upload_rgb8(&image.bytes, image.height, image.width)?;
+                let pixels = residency.backend().upload_rgb8(&image.bytes, image.height, image.width)?;
                 let encoded = encoder.forward(Grid::new(pixels, image.height, image.width), |done| {
                     caller.report(Stage::Encode, (i * stages + done) as u64, total);
                     caller.check()
@@ -104,20 +104,20 @@ pub(super) fn reference_cache<B: Backend>(
     let found = residency.images.reference_cache(images.references(), transformer);
     // Devices make together what any of them has not cached.
     let all_have =
-        residency.backend.gather_host("the references", u64::from(found.is_some()))?.iter().all(|own| *own == 1);
+        residency.backend().gather_host("the references", u64::from(found.is_some()))?.iter().all(|own| *own == 1);
     if let Some(found) = found.filter(|_| all_have) {
         return Ok(found);
     }
     let config = transformer.config();
     let blocks = (config.num_layers + config.num_single_layers) as u64;
-    let bytes = 2 * blocks * (embedded.rows() * config.dim()) as u64 * residency.backend.element_bytes();
+    let bytes = 2 * blocks * (embedded.rows() * config.dim()) as u64 * residency.backend().element_bytes();
     while residency.images.is_full() {
         // Steps of its images hold it too.
         residency.steps.clear();
         residency.images.drop_oldest();
     }
     residency.make_room(bytes + needs.step, Component::Transformer);
-    let made = Arc::new(transformer.reference_cache(embedded, &residency.info.reference_sizes(plan))?);
+    let made = Arc::new(transformer.reference_cache(embedded, &residency.info().reference_sizes(plan))?);
     residency.images.insert_reference_cache(images.references().to_vec(), transformer, &made);
     Ok(made)
 }

@@ -13,10 +13,11 @@ use lru::LruCache;
 use super::adapted_cache::AdaptedCache;
 use super::adapters::SetKey;
 use super::image_cache::ImageCache;
+use super::loader::Loader;
 use super::memory::Needs;
 use super::opened::Files;
 use super::placement::Placement;
-use super::prefetch::{Prefetch, load, load_decoder, load_encoder, load_text_encoder, load_transformer};
+use super::prefetch::{Prefetch, load};
 use super::progress::Caller;
 use super::prompt_cache::PromptCache;
 use super::steps::{BatchShape, Schedules, Steps};
@@ -33,9 +34,7 @@ const MAX_SHAPES: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 
 /// Everything of a model that takes device memory.
 pub(super) struct Residency<B: Backend> {
-    pub(super) backend: B,
-    pub(super) info: Arc<ModelInfo>,
-    pub(super) files: Arc<Files>,
+    loader: Loader<B>,
     components: Mutex<Components<B>>,
     pub(super) adapted: AdaptedCache<B>,
     /// Where changes of low rank go, where memory does not decide.
@@ -72,9 +71,7 @@ pub(super) enum Component {
 impl<B: Backend> Residency<B> {
     pub(super) fn new(backend: B, info: Arc<ModelInfo>, files: Arc<Files>) -> Self {
         Self {
-            backend,
-            info,
-            files,
+            loader: Loader { backend, info, files },
             components: Mutex::new(Components { text_encoder: None, transformer: None, decoder: None, encoder: None }),
             adapted: AdaptedCache::new(),
             wished_placement: Mutex::default(),
@@ -85,6 +82,18 @@ impl<B: Backend> Residency<B> {
             steps: GraphCache::new(MAX_SHAPES, Doers::All),
             decodes: GraphCache::new(MAX_SHAPES, Doers::All),
         }
+    }
+
+    pub(super) fn backend(&self) -> &B {
+        &self.loader.backend
+    }
+
+    pub(super) fn info(&self) -> &Arc<ModelInfo> {
+        &self.loader.info
+    }
+
+    pub(super) fn files(&self) -> &Files {
+        &self.loader.files
     }
 
     fn components(&self) -> MutexGuard<'_, Components<B>> {
@@ -111,13 +120,13 @@ impl<B: Backend> Residency<B> {
 
     fn memory_sizes(&self, plan: &Plan) -> MemorySizes {
         // One device of a group reads the prompt for all.
-        let text = self.files.text_encoder.is_some() && self.backend.rank() == 0;
-        MemorySizes::of(&self.backend, &self.info, plan, text)
+        let text = self.loader.files.text_encoder.is_some() && self.loader.backend.rank() == 0;
+        MemorySizes::of(&self.loader.backend, &self.loader.info, plan, text)
     }
 
     /// Bytes that are in use or available.
     fn budget(&self) -> u64 {
-        self.backend.available_bytes().saturating_add(self.backend.stats().memory_bytes)
+        self.loader.backend.available_bytes().saturating_add(self.loader.backend.stats().memory_bytes)
     }
 
     /// Starts loading the transformer and the decoder if both are absent, and before them the text encoder if `encodes`
@@ -135,9 +144,9 @@ impl<B: Backend> Residency<B> {
             return Ok(());
         }
         // What ops need may be there already, and so may the text encoder.
-        let there = self.backend.workspace_bytes() + if text_encoder { 0 } else { memory.text_encoder.bytes };
-        if self.backend.available_bytes() >= memory.peak.saturating_sub(there) {
-            *prefetch = Some(Prefetch::start(&self.backend, &self.files, &self.info, memory, text_encoder));
+        let there = self.loader.backend.workspace_bytes() + if text_encoder { 0 } else { memory.text_encoder.bytes };
+        if self.loader.backend.available_bytes() >= memory.peak.saturating_sub(there) {
+            *prefetch = Some(Prefetch::start(&self.loader, memory, text_encoder));
         }
         Ok(())
     }
@@ -164,10 +173,8 @@ impl<B: Backend> Residency<B> {
             None => {
                 let BlockPlan { streamed, bytes, .. } = self.memory_plan(plan)?.text_encoder;
                 self.make_room(bytes + self.memory_sizes(plan).encode_text, Component::TextEncoder);
-                let elements = TextEncoder::<B>::elements(&self.info.text_encoder, &self.info.out_layers);
-                load(elements, caller, |report| {
-                    load_text_encoder(&self.backend, &self.files, &self.info, &streamed, report)
-                })?
+                let elements = TextEncoder::<B>::elements(&self.loader.info.text_encoder, &self.loader.info.out_layers);
+                load(elements, caller, |report| self.loader.text_encoder(&streamed, report))?
             }
         };
         let text_encoder = Arc::new(text_encoder);
@@ -199,10 +206,9 @@ impl<B: Backend> Residency<B> {
         self.free_transformer();
         let BlockPlan { streamed, bytes, .. } = memory.transformer;
         self.make_room(bytes + needs.step, Component::Transformer);
-        let elements = self.info.transformer.elements();
-        let load_it =
-            |report: &mut dyn FnMut(u64)| load_transformer(&self.backend, &self.files, &self.info, &streamed, report);
-        let transformer = Arc::new(load(elements, caller, load_it)?);
+        let elements = self.loader.info.transformer.elements();
+        let transformer = load(elements, caller, |report| self.loader.transformer(&streamed, report))?;
+        let transformer = Arc::new(transformer);
         self.components().transformer = Some(Arc::clone(&transformer));
         clock.loaded()?;
         Ok(transformer)
@@ -226,10 +232,9 @@ impl<B: Backend> Residency<B> {
         if let Some(decoder) = resident() {
             return Ok(decoder);
         }
-        let elements = self.info.vae.decoder_elements();
+        let elements = self.loader.info.vae.decoder_elements();
         self.make_room(self.weight_bytes(elements) + activations, Component::Decoder);
-        let load_it = |report: &mut dyn FnMut(u64)| load_decoder(&self.backend, &self.files, &self.info, report);
-        let decoder = Arc::new(load(elements, caller, load_it)?);
+        let decoder = Arc::new(load(elements, caller, |report| self.loader.decoder(report))?);
         self.components().decoder = Some(Arc::clone(&decoder));
         clock.loaded()?;
         Ok(decoder)
@@ -253,10 +258,9 @@ impl<B: Backend> Residency<B> {
         if let Some(encoder) = resident() {
             return Ok(encoder);
         }
-        let elements = self.info.vae.encoder_elements();
+        let elements = self.loader.info.vae.encoder_elements();
         self.make_room(self.weight_bytes(elements) + activations, Component::Encoder);
-        let load_it = |report: &mut dyn FnMut(u64)| load_encoder(&self.backend, &self.files, &self.info, report);
-        let encoder = Arc::new(load(elements, caller, load_it)?);
+        let encoder = Arc::new(load(elements, caller, |report| self.loader.encoder(report))?);
         self.components().encoder = Some(Arc::clone(&encoder));
         clock.loaded()?;
         Ok(encoder)
@@ -295,7 +299,7 @@ impl<B: Backend> Residency<B> {
     fn choose_bands(&self, plan: &Plan) -> Result<Bands> {
         let bands = self.memory_plan(plan)?.bands;
         if bands == Bands::Narrow {
-            self.backend.use_bands(bands);
+            self.loader.backend.use_bands(bands);
         }
         Ok(bands)
     }
@@ -306,7 +310,7 @@ impl<B: Backend> Residency<B> {
         if !blocks.are_streamed() && memory.transformer.streamed() == 0 {
             return true;
         }
-        let sizes = MemorySizes::transformer(&self.backend, &self.info);
+        let sizes = MemorySizes::transformer(&self.loader.backend, &self.loader.info);
         let mut streamed = blocks.streamed();
         streamed.resize(sizes.blocks.len(), false);
         memory.admits(sizes.in_memory(&streamed))
@@ -323,13 +327,13 @@ impl<B: Backend> Residency<B> {
 
     /// Bytes that weights that are not quantised take on the device.
     fn weight_bytes(&self, elements: u64) -> u64 {
-        self.backend.weight_bytes(elements, Storage::Native)
+        self.loader.backend.weight_bytes(elements, Storage::Native)
     }
 
     /// Frees what images share, what adapters are merged from, transformers with adapters, and the components other than `needed`, until `bytes` more
     /// fit or nothing is left to free.
     pub(super) fn make_room(&self, bytes: u64, needed: Component) {
-        let is_short = || self.backend.available_bytes() < bytes;
+        let is_short = || self.loader.backend.available_bytes() < bytes;
         if !is_short() {
             return;
         }

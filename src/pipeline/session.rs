@@ -169,7 +169,7 @@ impl<B: Backend> Session<B> {
         let State::Decoding(decoding) = &mut self.state else { unreachable!("prepared above") };
         let image = decoding.taken() as u64;
         let decoded = decoding.next(model.backend(), plan, &caller, clock);
-        let decoded = decoded.map_err(|error| model.residency.files.explain(error));
+        let decoded = decoded.map_err(|error| model.residency.files().explain(error));
         let rgb = self.end_on_error(decoded)?;
         Ok(rgb.map(|rgb| Decoded { rgb, plan: Plan { seed: self.plan.seed + image, ..self.plan.clone() } }))
     }

@@ -63,7 +63,7 @@ impl Text {
         caller.check()?;
         match self {
             Self::Prompts(prompts) => {
-                let backend = &residency.backend;
+                let backend = residency.backend();
                 let encoded = if backend.rank() == 0 {
                     Some(encode(prompts, residency, plan, caller, clock)?)
                 } else {
@@ -72,13 +72,13 @@ impl Text {
                     None
                 };
                 backend.gather_host("the text", 0)?;
-                let shape = [plan.text().iter().sum(), residency.info.transformer.joint_attention_dim];
+                let shape = [plan.text().iter().sum(), residency.info().transformer.joint_attention_dim];
                 Tensor::broadcast(backend, encoded, shape)
             }
             Self::Given(embeddings) => {
                 residency.prefetch(plan, false)?;
                 let negative = embeddings.negative().filter(|_| plan.guided());
-                let upload = |array: &Array| residency.backend.upload(&array.values, array.shape[0], array.shape[1]);
+                let upload = |array: &Array| residency.backend().upload(&array.values, array.shape[0], array.shape[1]);
                 let features = [Some(embeddings.prompt()), negative].into_iter().flatten().map(upload);
                 let features = features.collect::<Result<Vec<_>>>()?;
                 let txt = Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?;

@@ -26,12 +26,7 @@ enum Place {
     /// Other GPUs may be copying it.
     Own(Arc<Buffer>),
     /// In a slab, where they are while the block of the weight has its turn.
-    Slab {
-        slabs: Arc<Slabs>,
-        slab: usize,
-        values: u64,
-        scales: Option<u64>,
-    },
+    Slab { slabs: Arc<Slabs>, slab: usize, values: u64, scales: Option<u64> },
 }
 
 impl Weight {

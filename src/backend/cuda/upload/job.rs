@@ -106,7 +106,14 @@ impl Conversion {
 
 impl Queue {
     pub fn new(device: &Device, stream: Stream) -> Self {
-        Self { stream, element: device.element(), jobs: Vec::new(), temporaries: Vec::new(), copies: Vec::new(), made: Vec::new() }
+        Self {
+            stream,
+            element: device.element(),
+            jobs: Vec::new(),
+            temporaries: Vec::new(),
+            copies: Vec::new(),
+            made: Vec::new(),
+        }
     }
 
     /// Takes up all of another queue.
