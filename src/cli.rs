@@ -140,7 +140,7 @@ impl ModelArgs {
 }
 
 /// Where and how to compute.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct DeviceArgs {
     /// Where to compute: auto, cpu, cuda or cuda:N; several GPUs, as in cuda:0,1 or cuda:all, share the images
     #[arg(help_heading = DEVICE, long, value_name = "DEVICE", default_value = "auto")]

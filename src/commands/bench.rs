@@ -1,5 +1,6 @@
 //! `flux bench`: what to measure, and on which device.
 
+use std::mem;
 use std::time::Duration;
 
 use flux::Result;
@@ -42,9 +43,13 @@ pub fn run(args: &Bench) -> Result<()> {
     };
     let print = &mut |line: &str| print(line.as_bytes());
     match devices {
-        Devices::Cpu(cpus) => bench::run(&cpus.concat(), dir.as_ref(), settings, default_model, print),
-        Devices::Cuda(gpus) => {
-            let gpus = gpus.concat();
+        Devices::Cpu(cpu) => bench::run(&cpu, dir.as_ref(), settings, default_model, print),
+        Devices::Cuda(mut open) => {
+            let mut gpus = mem::take(&mut open.first);
+            open.take_others(|group| {
+                gpus.extend(group);
+                Ok(())
+            })?;
             bench::run(&gpus, dir.as_ref(), settings.clone(), default_model, print)?;
             let DeviceChoice::Cuda(list) = &args.on.device else { return Ok(()) };
             if gpus.len() == 1 || !settings.wants_stages() {

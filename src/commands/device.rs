@@ -1,6 +1,6 @@
 //! Which device computes; the only file that names `Cpu` and `Cuda` together.
 
-use std::{io, thread};
+use std::thread::{self, JoinHandle};
 
 use flux::backend::Backend;
 use flux::backend::cpu::{self, Cpu};
@@ -10,15 +10,32 @@ use flux::{Error, Result};
 use crate::cli::{DeviceArgs, DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
 use crate::progress::Console;
 
-/// Devices that were opened, each with its name. Each group makes its images together; there is at least one, and it may
-/// be one device.
+/// Devices, each with its name. Each group makes its images together, and may be one device.
 pub enum Devices {
-    Cpu(Vec<Group<Cpu>>),
-    Cuda(Vec<Group<Cuda>>),
+    Cpu(Group<Cpu>),
+    Cuda(OpenGpus),
 }
 
 /// In the order of ranks.
 pub type Group<B> = Vec<(String, B)>;
+
+/// GPUs of which the first group is open; the others are being opened, while that loads weights.
+pub struct OpenGpus {
+    pub first: Group<Cuda>,
+    others: Vec<JoinHandle<Result<Group<Cuda>>>>,
+}
+
+impl OpenGpus {
+    /// Calls `take` with each of the other groups.
+    ///
+    /// Errors as `take`, and when a GPU cannot be opened.
+    pub fn take_others(self, mut take: impl FnMut(Group<Cuda>) -> Result<()>) -> Result<()> {
+        self.others.into_iter().try_for_each(|group| {
+            let group = group.join();
+            take(group.unwrap_or_else(|_| Err(Error::new("a thread that opens a GPU panicked")))?)
+        })
+    }
+}
 
 /// Images that devices are to make.
 pub struct Wanted<'a> {
@@ -50,7 +67,7 @@ pub fn choose_devices(args: &DeviceArgs, wanted: &Wanted<'_>, console: &Console)
         if let Some(note) = cpu.note() {
             console.note(note);
         }
-        Devices::Cpu(vec![vec![("cpu".to_string(), cpu)]])
+        Devices::Cpu(vec![("cpu".to_string(), cpu)])
     };
     match &args.device {
         DeviceChoice::Cpu => Ok(cpu()),
@@ -67,7 +84,7 @@ pub fn choose_devices(args: &DeviceArgs, wanted: &Wanted<'_>, console: &Console)
             if used.len() < numbers.len() {
                 console.note(&unused(used, &numbers, wanted.images, world));
             }
-            open_gpus(args, &used.chunks(world).collect::<Vec<_>>())
+            open_gpus(args, used.chunks(world)).map(Devices::Cuda)
         }
         DeviceChoice::Auto if args.precision == PrecisionChoice::F32 => {
             console.note("using the CPU: a GPU computes in 16 bits, not in f32");
@@ -137,9 +154,10 @@ fn unused(used: &[usize], all: &[usize], images: usize, world: usize) -> String 
     if world > 1 { note } else { format!("{note}; `--parallel N` has N of them make each image together") }
 }
 
-/// Opens groups of GPUs at the same time.
-fn open_gpus(args: &DeviceArgs, groups: &[&[usize]]) -> Result<Devices> {
-    let open = |numbers: &[usize]| {
+/// Opens groups of GPUs: the first at once, and all others at the same time by threads of their own. The driver opens GPUs
+/// one after the other, so the first one is not to wait.
+fn open_gpus<'a>(args: &DeviceArgs, mut groups: impl Iterator<Item = &'a [usize]>) -> Result<OpenGpus> {
+    let open = |args: &DeviceArgs, numbers: &[usize]| {
         let list = Gpus::Numbers(numbers.to_vec());
         let gpus = match numbers {
             [number] => open_gpu(args, *number).map(|gpu| vec![gpu]).map_err(|e| explained(e, &list)),
@@ -147,17 +165,12 @@ fn open_gpus(args: &DeviceArgs, groups: &[&[usize]]) -> Result<Devices> {
         };
         gpus.map(|gpus| numbers.iter().copied().zip(gpus).map(|(number, gpu)| named(number, gpu)).collect())
     };
-    if let [numbers] = groups {
-        return Ok(Devices::Cuda(vec![open(numbers)?]));
-    }
-    thread::scope(|scope| {
-        let opening = |&numbers| thread::Builder::new().spawn_scoped(scope, move || open(numbers));
-        let opening = groups.iter().map(opening).collect::<io::Result<Vec<_>>>().map_err(|e| Error::no_thread(&e))?;
-        let opened = opening
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| Err(Error::new("a thread that opens a GPU panicked"))));
-        opened.collect::<Result<_>>().map(Devices::Cuda)
-    })
+    let first = open(args, groups.next().unwrap_or_default())?;
+    let spawn = |numbers: &[usize]| {
+        let (args, numbers) = (args.clone(), numbers.to_vec());
+        thread::Builder::new().spawn(move || open(&args, &numbers)).map_err(|e| Error::no_thread(&e))
+    };
+    Ok(OpenGpus { first, others: groups.map(spawn).collect::<Result<_>>()? })
 }
 
 fn named(number: usize, gpu: Cuda) -> (String, Cuda) {
@@ -166,7 +179,7 @@ fn named(number: usize, gpu: Cuda) -> (String, Cuda) {
 
 /// The first GPU alone.
 fn only(gpu: Cuda) -> Devices {
-    Devices::Cuda(vec![vec![named(0, gpu)]])
+    Devices::Cuda(OpenGpus { first: vec![named(0, gpu)], others: Vec::new() })
 }
 
 fn explained(error: Error, gpus: &Gpus) -> Error {

@@ -3,8 +3,8 @@
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 use std::time::Instant;
+use std::{mem, thread};
 
 use flux::files::ModelFiles;
 use flux::pipeline::{ModelInfo, OpenModel, Replicas};
@@ -82,8 +82,13 @@ pub fn run(args: Arc<Generate>, start: Instant, signals: &Signals) -> Result<()>
     }
     let job = Arc::new(Job { args, images, targets, tensors, name, request, cancel, start, device_s, open_s });
     match devices {
-        Devices::Cpu(cpus) => job.run(&Replicas::of_groups(cpus, model)?, &mut console),
-        Devices::Cuda(gpus) => job.run(&Replicas::of_groups(gpus, model)?, &mut console),
+        Devices::Cpu(cpu) => job.run(&Replicas::of_groups(vec![cpu], model)?, &mut console),
+        Devices::Cuda(mut gpus) => {
+            let mut replicas = Replicas::of_groups(vec![mem::take(&mut gpus.first)], model)?;
+            replicas.prefetch(&job.request, 1)?;
+            gpus.take_others(|group| replicas.add(group))?;
+            job.run(&replicas, &mut console)
+        }
     }
 }
 

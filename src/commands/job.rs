@@ -59,12 +59,11 @@ impl Job {
         };
         for (name, model) in &devices {
             console.detail(&format!("device: {}", on(name, &model.backend().describe())));
-            model.prefetch(&self.request)?;
         }
+        replicas.prefetch(&self.request, self.targets.len())?;
         let plan = used[0].model().plan(&self.request)?;
         self.announce(&plan, console);
-        for (name, model) in &devices {
-            let memory = model.memory_plan(&plan);
+        for (name, memory) in replicas.memory_plans(&plan, self.targets.len()) {
             let memory = memory.map_err(|e| if devices.len() > 1 { e.on(name) } else { e })?;
             memory.lines().iter().for_each(|line| console.detail(&on(name, line)));
             memory.notes().iter().for_each(|note| console.note(&on(name, note)));

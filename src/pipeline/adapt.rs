@@ -110,7 +110,7 @@ impl<B: Backend> Residency<B> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::residency::Component;
+    use super::super::loads::Component;
     use super::super::{Adapter, AdapterUse, CancelFlag, Model, Request};
     use super::*;
     use crate::backend::cpu::{Cpu, Precision};

@@ -7,10 +7,11 @@ use std::thread::JoinHandle;
 
 use super::adapted_cache::Adapted;
 use super::adapters::{AdapterSet, SetKey};
+use super::loads::Component;
 use super::memory::Needs;
 use super::progress::Caller;
 use super::references::{ImageLatents, Images, reference_cache};
-use super::residency::{Component, Residency};
+use super::residency::Residency;
 use super::steps::{BatchShape, Schedules, Steps};
 use super::timings::Clock;
 use super::{Plan, Stage};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use super::ModelInfo;
+use super::loads::{Component, Loading, Loads};
 use super::opened::{Files, no_text_encoder};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -13,44 +14,84 @@ use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::{Decoder, Encoder};
 
-/// Loads the components of a model to a device. Clones load the same.
+/// Loads the components of a model to a device, or copies them from one that has them. Clones load the same.
 #[derive(Clone)]
 pub(super) struct Loader<B: Backend> {
     pub(super) backend: B,
     pub(super) files: Arc<Files>,
     pub(super) info: Arc<ModelInfo>,
+    loads: Arc<Loads>,
+    /// Those of the device whose weights are copied, if there is one.
+    source: Option<Arc<Loads>>,
 }
 
 impl<B: Backend> Loader<B> {
-    /// The text encoder, of which some blocks are streamed, while another thread warms the backend up.
+    pub(super) fn new(backend: B, info: Arc<ModelInfo>, files: Arc<Files>) -> Self {
+        Self { backend, files, info, loads: Arc::default(), source: None }
+    }
+
+    /// The same for another device, which copies the weights of this one, once they are there, where it can.
+    ///
+    /// Errors as [`Backend::copy_weights_from`].
+    pub(super) fn on(&self, backend: B) -> Result<Self> {
+        let source = backend.copy_weights_from(&self.backend)?.then(|| Arc::clone(&self.loads));
+        Ok(Self { source, ..Self::new(backend, Arc::clone(&self.info), Arc::clone(&self.files)) })
+    }
+
+    /// Devices that copy the component wait from here on.
+    pub(super) fn begin(&self, component: Component) -> Loading {
+        self.loads.begin(component)
+    }
+
+    /// The same; waits until the device whose weights are copied has the component, if it is loading it.
+    fn begin_behind_source(&self, component: Component) -> Loading {
+        let loading = self.begin(component);
+        if let Some(source) = &self.source {
+            source.wait(component);
+        }
+        loading
+    }
+
+    /// The text encoder, of which some blocks are streamed.
     pub(super) fn text_encoder(&self, streamed: &[bool], report: &mut dyn FnMut(u64)) -> Result<TextEncoder<B>> {
         let files = self.files.text_encoder.as_ref().ok_or_else(no_text_encoder)?;
         files.check_lengths()?;
+        let _loading = self.begin_behind_source(Component::TextEncoder);
+        let weights = self.weights(files).with_blocks(Arc::new(Blocks::new(streamed)));
+        let load = || TextEncoder::load(&weights, self.info.text_encoder, &self.info.out_layers);
+        self.while_warming_up(|| self.backend.load(load, report))
+    }
+
+    /// Runs `work` while another thread warms the backend up.
+    ///
+    /// Errors as `work` and as that does.
+    pub(super) fn while_warming_up<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         thread::scope(|scope| {
             let warming_up = thread::Builder::new().spawn_scoped(scope, || self.backend.warm_up());
             let warming_up = warming_up.map_err(|e| Error::no_thread(&e))?;
-            let weights = self.weights(files).with_blocks(Arc::new(Blocks::new(streamed)));
-            let load = || TextEncoder::load(&weights, self.info.text_encoder, &self.info.out_layers);
-            let encoder = self.backend.load(load, report);
+            let done = work();
             warming_up.join().unwrap_or_else(|_| Err(Error::new("the thread that starts the backend panicked")))?;
-            encoder
+            done
         })
     }
 
     /// The transformer, of which some blocks are streamed.
     pub(super) fn transformer(&self, streamed: &[bool], report: &mut dyn FnMut(u64)) -> Result<Transformer<B>> {
         self.files.transformer.check_lengths()?;
+        let _loading = self.begin_behind_source(Component::Transformer);
         let weights = self.weights(&self.files.transformer).with_blocks(Arc::new(Blocks::new(streamed)));
         self.backend.load(|| Transformer::load(&weights, &self.info.transformer), report)
     }
 
     pub(super) fn decoder(&self, report: &mut dyn FnMut(u64)) -> Result<Decoder<B>> {
         self.files.vae.check_lengths()?;
+        let _loading = self.begin_behind_source(Component::Decoder);
         self.backend.load(|| Decoder::load(&self.weights(&self.files.vae), &self.info.vae), report)
     }
 
     pub(super) fn encoder(&self, report: &mut dyn FnMut(u64)) -> Result<Encoder<B>> {
         self.files.vae.check_lengths()?;
+        let _loading = self.begin_behind_source(Component::Encoder);
         self.backend.load(|| Encoder::load(&self.weights(&self.files.vae), &self.info.vae), report)
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::memory::Needs;
-use super::opened::{Files, LateTokenizer};
+use super::opened::LateTokenizer;
 use super::residency::Residency;
 use super::text::Text;
 use super::{MemoryPlan, ModelInfo, OpenModel, Placement, Plan, Request};
@@ -36,18 +36,17 @@ impl<B: Backend> Model<B> {
 
     /// A model on a backend. Nothing is copied to the device yet.
     pub fn new(backend: B, OpenModel { info, tokenizer, files }: OpenModel) -> Arc<Self> {
-        Self::of(backend, &Arc::new(info), &Arc::new(tokenizer), &Arc::new(files))
+        let residency = Residency::new(backend, Arc::new(info), Arc::new(files));
+        Arc::new(Self { residency, tokenizer: Arc::new(tokenizer), noise: Mutex::default() })
     }
 
-    /// The same for several backends, which share the files.
-    pub(super) fn on_each(backends: Vec<B>, OpenModel { info, tokenizer, files }: OpenModel) -> Vec<Arc<Self>> {
-        let (info, tokenizer, files) = (Arc::new(info), Arc::new(tokenizer), Arc::new(files));
-        backends.into_iter().map(|backend| Self::of(backend, &info, &tokenizer, &files)).collect()
-    }
-
-    fn of(backend: B, info: &Arc<ModelInfo>, tokenizer: &Arc<LateTokenizer>, files: &Arc<Files>) -> Arc<Self> {
-        let residency = Residency::new(backend, Arc::clone(info), Arc::clone(files));
-        Arc::new(Self { residency, tokenizer: Arc::clone(tokenizer), noise: Mutex::default() })
+    /// The same model on another backend. It shares the files; its weights are copied from this one's device where that
+    /// has them and both are linked.
+    ///
+    /// Errors as [`Backend::copy_weights_from`].
+    pub fn on(&self, backend: B) -> Result<Arc<Self>> {
+        let residency = self.residency.on(backend)?;
+        Ok(Arc::new(Self { residency, tokenizer: Arc::clone(&self.tokenizer), noise: Mutex::default() }))
     }
 
     /// The model's configs.
@@ -79,17 +78,25 @@ impl<B: Backend> Model<B> {
     ///
     /// Errors when the model cannot do what is asked for.
     pub fn prefetch(&self, request: &Request) -> Result<()> {
-        let plan = Plan::new(request, self.info())?;
+        self.prefetch_as(request, false)
+    }
+
+    /// The same where another device may read the prompt.
+    ///
+    /// Errors as [`Model::prefetch`].
+    pub(super) fn prefetch_as(&self, request: &Request, is_read_elsewhere: bool) -> Result<()> {
+        let plan = Plan { is_read_elsewhere, ..Plan::new(request, self.info())? };
         self.needs(&plan)?;
         // One device of a group reads the prompt for all.
-        self.residency.prefetch(&plan, request.embeddings.is_none() && self.backend().rank() == 0)
+        let reads = request.embeddings.is_none() && self.backend().rank() == 0 && !is_read_elsewhere;
+        self.residency.prefetch(&plan, reads)
     }
 
     /// What a session would make of the request. Waits for the tokenizer.
     ///
     /// Errors when the model cannot do what is asked for, or its tokenizer cannot be read.
     pub fn plan(&self, request: &Request) -> Result<Plan> {
-        let mut plan = self.plan_without_words(request)?;
+        let mut plan = self.plan_without_words(request, false)?;
         self.read(request, &mut plan)?;
         Ok(plan)
     }
@@ -101,8 +108,11 @@ impl<B: Backend> Model<B> {
         self.residency.checked_memory_plan(plan)
     }
 
-    pub(super) fn plan_without_words(&self, request: &Request) -> Result<Plan> {
-        let plan = Plan::new(request, self.info())?;
+    /// The plan but for notes on the prompt, which another device may read.
+    ///
+    /// Errors as [`Model::plan`].
+    pub(super) fn plan_without_words(&self, request: &Request, is_read_elsewhere: bool) -> Result<Plan> {
+        let plan = Plan { is_read_elsewhere, ..Plan::new(request, self.info())? };
         self.needs(&plan)?;
         self.memory_plan(&plan)?;
         if request.images().next().is_some() {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::shared_text::Reader;
 use super::{CancelFlag, Image, Model, OpenModel, Progress, Request, Session};
 use crate::backend::Backend;
 use crate::error::{Error, Kind, Result};
@@ -44,12 +45,18 @@ enum Message<T> {
 }
 
 impl<B: Backend> Parallel<B> {
-    /// [`OpenModel::open`] and [`Model::new`] on each device, and [`Parallel::new`].
+    /// [`OpenModel::open`], [`Model::new`] on the first device and [`Model::on`] on each other, and [`Parallel::new`].
     ///
     /// Errors as these do. Nothing is copied to the devices yet.
     pub fn load(backends: Vec<B>, dir: &ModelFiles) -> Result<Self> {
-        let model = |backend| OpenModel::open(dir).map(|model| Model::new(backend, model));
-        Self::new(backends.into_iter().map(model).collect::<Result<_>>()?)
+        let mut backends = backends.into_iter();
+        let Some(first) = backends.next() else { return Self::new(Vec::new()) };
+        let first = Model::new(first, OpenModel::open(dir)?);
+        let mut models = vec![Arc::clone(&first)];
+        for backend in backends {
+            models.push(first.on(backend)?);
+        }
+        Self::new(models)
     }
 
     /// [`Parallel::named`], of devices that have no names but their ranks.
@@ -130,6 +137,21 @@ impl<B: Backend> Parallel<B> {
         report: &mut dyn FnMut(Progress),
         work: impl Fn(usize, Session<B>, &mut dyn FnMut(Progress)) -> Result<T> + Send + Sync + 'static,
     ) -> Result<T> {
+        self.run_with(request, count, &Reader::Own, cancel, report, work)
+    }
+
+    /// The same where another group may read the prompt.
+    ///
+    /// Errors as [`Parallel::run`].
+    pub(super) fn run_with<T: Send + 'static>(
+        &self,
+        request: &Request,
+        count: usize,
+        reader: &Reader,
+        cancel: &CancelFlag,
+        report: &mut dyn FnMut(Progress),
+        work: impl Fn(usize, Session<B>, &mut dyn FnMut(Progress)) -> Result<T> + Send + Sync + 'static,
+    ) -> Result<T> {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         threads.retain(|thread| !thread.is_finished());
         if let Some(late) = threads.first() {
@@ -144,9 +166,10 @@ impl<B: Backend> Parallel<B> {
         let _stop = StopOnPanic(self.first().backend(), cancel);
         for (rank, Device { name, model }) in self.devices.iter().enumerate() {
             let (model, request, work) = (Arc::clone(model), Arc::clone(&request), Arc::clone(&work));
-            let (flag, sender) = (cancel.clone(), sender.clone());
+            let (flag, sender, reader) = (cancel.clone(), sender.clone(), reader.clone());
             let on_device = move || {
-                one(&model, &sender, |report| work(rank, model.session(&request, count, &flag)?, report));
+                let session = || Session::new(&model, &request, count, &reader, &flag);
+                one(&model, &sender, |report| work(rank, session()?, report));
             };
             let thread = thread::Builder::new().name(name.clone()).spawn(on_device);
             let failed = |error| {

@@ -179,6 +179,9 @@ pub struct Plan {
     pub first_step: usize,
     /// What the user should know: a size that was rounded or does not suit the model, an option that has no effect.
     pub notes: Vec<String>,
+    /// Whether another device runs the text encoder.
+    #[serde(skip)]
+    pub(super) is_read_elsewhere: bool,
 }
 
 impl Plan {
@@ -253,6 +256,7 @@ impl Plan {
             strength: request.change.as_ref().map(|change| change.strength),
             first_step: images.first_step,
             notes,
+            is_read_elsewhere: false,
         })
     }
 
@@ -274,6 +278,7 @@ impl Plan {
             strength: None,
             first_step: 0,
             notes: Vec::new(),
+            is_read_elsewhere: false,
         }
     }
 

@@ -6,6 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::loader::Loader;
+use super::loads::Component;
 use super::progress::{Caller, CancelFlag};
 use super::{MemoryPlan, Stage};
 use crate::backend::Backend;
@@ -51,7 +52,7 @@ impl<B: Backend> Prefetch<B> {
         let (info, unwanted) = (&loader.info, CancelFlag::default());
         // The sender is dropped when loading the text encoder has ended, which ends the wait of the receiver.
         let (text_encoder_loads, text_encoder_done) = mpsc::channel::<()>();
-        let text_encoder = if text_encoder {
+        let encoder = if text_encoder {
             let loader = loader.clone();
             Prefetched::start(TextEncoder::<B>::elements(&info.text_encoder, &info.out_layers), move |report| {
                 let _dropped_at_the_end = text_encoder_loads;
@@ -63,14 +64,20 @@ impl<B: Backend> Prefetch<B> {
         };
         let total = info.transformer.elements() + info.vae.decoder_elements();
         let (loader, flag) = (loader.clone(), unwanted.clone());
+        // Before the thread starts: who copies these weights must not come first.
+        let loading = [Component::Transformer, Component::Decoder].map(|component| loader.begin(component));
         let rest = Prefetched::start(total, move |report| {
+            let [transformer_loads, _decoder_loads] = loading;
             let _ = text_encoder_done.recv();
             flag.check()?;
-            let transformer = loader.transformer(&plan.streamed, report)?;
+            let mut load = || loader.transformer(&plan.streamed, report);
+            // Loading the text encoder has warmed the backend up.
+            let transformer = if text_encoder { load() } else { loader.while_warming_up(load) }?;
+            drop(transformer_loads);
             flag.check()?;
             Ok((transformer, loader.decoder(report)?))
         });
-        Self { text_encoder, rest, unwanted }
+        Self { text_encoder: encoder, rest, unwanted }
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use super::loads::Component;
 use super::memory::Needs;
 use super::progress::Caller;
-use super::residency::{Component, Residency};
+use super::residency::Residency;
 use super::timings::Clock;
 use super::{Change, Plan, Request, Stage};
 use crate::backend::Backend;

@@ -14,6 +14,7 @@ use super::adapted_cache::AdaptedCache;
 use super::adapters::SetKey;
 use super::image_cache::ImageCache;
 use super::loader::Loader;
+use super::loads::Component;
 use super::memory::Needs;
 use super::opened::Files;
 use super::placement::Placement;
@@ -59,19 +60,14 @@ struct Components<B: Backend> {
     encoder: Option<Arc<Encoder<B>>>,
 }
 
-/// A component that is needed now and must not be freed.
-#[derive(PartialEq, Eq)]
-pub(super) enum Component {
-    TextEncoder,
-    Transformer,
-    Decoder,
-    Encoder,
-}
-
 impl<B: Backend> Residency<B> {
     pub(super) fn new(backend: B, info: Arc<ModelInfo>, files: Arc<Files>) -> Self {
+        Self::of(Loader::new(backend, info, files))
+    }
+
+    fn of(loader: Loader<B>) -> Self {
         Self {
-            loader: Loader { backend, info, files },
+            loader,
             components: Mutex::new(Components { text_encoder: None, transformer: None, decoder: None, encoder: None }),
             adapted: AdaptedCache::new(),
             wished_placement: Mutex::default(),
@@ -82,6 +78,13 @@ impl<B: Backend> Residency<B> {
             steps: GraphCache::new(MAX_SHAPES, Doers::All),
             decodes: GraphCache::new(MAX_SHAPES, Doers::All),
         }
+    }
+
+    /// The same model on another backend, which copies the weights of this one where it can.
+    ///
+    /// Errors as [`Backend::copy_weights_from`].
+    pub(super) fn on(&self, backend: B) -> Result<Self> {
+        self.loader.on(backend).map(Self::of)
     }
 
     pub(super) fn backend(&self) -> &B {
@@ -120,7 +123,8 @@ impl<B: Backend> Residency<B> {
 
     fn memory_sizes(&self, plan: &Plan) -> MemorySizes {
         // One device of a group reads the prompt for all.
-        let text = self.loader.files.text_encoder.is_some() && self.loader.backend.rank() == 0;
+        let reads = self.loader.backend.rank() == 0 && !plan.is_read_elsewhere;
+        let text = self.loader.files.text_encoder.is_some() && reads;
         MemorySizes::of(&self.loader.backend, &self.loader.info, plan, text)
     }
 
@@ -330,8 +334,8 @@ impl<B: Backend> Residency<B> {
         self.loader.backend.weight_bytes(elements, Storage::Native)
     }
 
-    /// Frees what images share, what adapters are merged from, transformers with adapters, and the components other than `needed`, until `bytes` more
-    /// fit or nothing is left to free.
+    /// Frees what images share, what adapters are merged from, transformers with adapters, and the components other than
+    /// `needed`, which is needed now, until `bytes` more fit or nothing is left to free.
     pub(super) fn make_room(&self, bytes: u64, needed: Component) {
         let is_short = || self.loader.backend.available_bytes() < bytes;
         if !is_short() {

@@ -12,6 +12,7 @@ use super::memory::Needs;
 use super::placement::Placement;
 use super::progress::{Caller, CancelFlag, Progress};
 use super::references::{ImageLatents, Images};
+use super::shared_text::Reader;
 use super::text::Text;
 use super::timings::{Clock, Timings};
 use super::{Embeddings, Image, Latents, Model, Plan, Request};
@@ -31,6 +32,7 @@ use crate::tensor::Tensor;
 pub struct Session<B: Backend> {
     model: Arc<Model<B>>,
     text: Text,
+    reader: Reader,
     images: Images,
     plan: Plan,
     adapters: AdapterSet,
@@ -62,15 +64,22 @@ pub struct Decoded {
 
 impl<B: Backend> Session<B> {
     /// See [`Model::session`].
-    pub(super) fn new(model: &Arc<Model<B>>, request: &Request, count: usize, cancel: &CancelFlag) -> Result<Self> {
+    pub(super) fn new(
+        model: &Arc<Model<B>>,
+        request: &Request,
+        count: usize,
+        reader: &Reader,
+        cancel: &CancelFlag,
+    ) -> Result<Self> {
         request.check_count(count)?;
-        let mut plan = model.plan_without_words(request)?;
+        let mut plan = model.plan_without_words(request, reader.is_other())?;
         cancel.check()?;
         let noise = draw(model, request, &plan, count)?;
         let text = model.read(request, &mut plan)?;
         Ok(Self {
             model: Arc::clone(model),
             text,
+            reader: reader.clone(),
             images: Images::of(request),
             plan,
             adapters: AdapterSet::of(&request.adapters),
@@ -94,7 +103,7 @@ impl<B: Backend> Session<B> {
             State::New(noise) => {
                 let caller = Caller::new(report, &self.cancel);
                 let (residency, clock) = (&self.model.residency, &mut self.clock);
-                let txt = self.text.encode(residency, &self.plan, &caller, clock)?;
+                let txt = self.text.encode(residency, &self.plan, &self.reader, &caller, clock)?;
                 let latents = self.images.encode(residency, &self.plan, &caller, clock)?;
                 self.state = State::Encoded(noise, txt, latents);
             }
@@ -171,7 +180,8 @@ impl<B: Backend> Session<B> {
         let decoded = decoding.next(model.backend(), plan, &caller, clock);
         let decoded = decoded.map_err(|error| model.residency.files().explain(error));
         let rgb = self.end_on_error(decoded)?;
-        Ok(rgb.map(|rgb| Decoded { rgb, plan: Plan { seed: self.plan.seed + image, ..self.plan.clone() } }))
+        let plan = |seed| Plan { seed, is_read_elsewhere: false, ..self.plan.clone() };
+        Ok(rgb.map(|rgb| Decoded { rgb, plan: plan(self.plan.seed + image) }))
     }
 
     /// Where the time of the session went. Waits for all work that was enqueued. Of devices that make an image together,
@@ -281,7 +291,7 @@ impl<B: Backend> Model<B> {
     ///
     /// Errors as [`Model::plan`] does, and when `count` is 0 or the seeds would exceed the largest one.
     pub fn session(self: &Arc<Self>, request: &Request, count: usize, cancel: &CancelFlag) -> Result<Session<B>> {
-        Session::new(self, request, count, cancel)
+        Session::new(self, request, count, &Reader::Own, cancel)
     }
 
     /// Makes an image.

@@ -1,7 +1,10 @@
 //! The text of a session: from prompts to the features that the transformer reads.
 
+use std::sync::Arc;
+
 use super::progress::Caller;
 use super::residency::Residency;
+use super::shared_text::Reader;
 use super::timings::Clock;
 use super::{Embeddings, Plan, Request, Stage};
 use crate::backend::Backend;
@@ -50,13 +53,15 @@ impl Text {
     }
 
     /// The features [tokens, features] of the prompt; with guidance those of the negative prompt are the rows below.
-    /// The text encoder runs only for prompts that are not cached, and on the first device only.
+    /// The text encoder runs only for prompts that are not cached, and on the first device of a group only, unless the
+    /// `reader` says that another group does it.
     ///
     /// Errors when memory runs out, or the caller cancels.
     pub(super) fn encode<B: Backend>(
         &self,
         residency: &Residency<B>,
         plan: &Plan,
+        reader: &Reader,
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
     ) -> Result<Tensor<B>> {
@@ -65,12 +70,13 @@ impl Text {
             Self::Prompts(prompts) => {
                 let backend = residency.backend();
                 let encoded = if backend.rank() == 0 {
-                    Some(encode(prompts, residency, plan, caller, clock)?)
+                    let features = read(prompts, residency, plan, reader, caller, clock)?;
+                    Some(Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?)
                 } else {
                     residency.prefetch(plan, false)?;
-                    clock.encoded(0)?;
                     None
                 };
+                clock.encoded()?;
                 backend.gather_host("the text", 0)?;
                 let shape = [plan.text().iter().sum(), residency.info().transformer.joint_attention_dim];
                 Tensor::broadcast(backend, encoded, shape)
@@ -82,24 +88,69 @@ impl Text {
                 let features = [Some(embeddings.prompt()), negative].into_iter().flatten().map(upload);
                 let features = features.collect::<Result<Vec<_>>>()?;
                 let txt = Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?;
-                clock.encoded(0)?;
+                clock.encoded()?;
                 Ok(txt)
             }
         }
     }
 }
 
-/// The features of prompts, one below the other.
+/// The features of each prompt, made here or by another device.
+fn read<B: Backend>(
+    prompts: &[Prompt],
+    residency: &Residency<B>,
+    plan: &Plan,
+    reader: &Reader,
+    caller: &Caller<'_>,
+    clock: &mut Clock<B>,
+) -> Result<Vec<Tensor<B>>> {
+    let backend = residency.backend();
+    match reader {
+        Reader::Own => encode(prompts, residency, plan, caller, clock),
+        Reader::First(shared) => {
+            let features = encode(prompts, residency, plan, caller, clock)?;
+            let named = prompts.iter().map(|prompt| (prompt.text.as_str(), prompt.tokens.ids.len()));
+            shared.give(named, |place| {
+                let features = &features[place];
+                Ok(Array { shape: vec![features.rows(), features.cols()], values: backend.download(features)? })
+            })?;
+            Ok(features)
+        }
+        Reader::Other(shared) => {
+            residency.prefetch(plan, false)?;
+            let cached: Vec<_> = prompts.iter().filter_map(|prompt| cached(prompt, residency)).collect();
+            if cached.len() == prompts.len() {
+                return Ok(cached);
+            }
+            let Some(made) = shared.wait(caller)? else {
+                let here = Plan { is_read_elsewhere: false, ..plan.clone() };
+                return encode(prompts, residency, &here, caller, clock);
+            };
+            let upload = |(prompt, made): (&Prompt, &Arc<Array>)| {
+                let features = backend.upload(&made.values, made.shape[0], made.shape[1])?;
+                let held = features.row_view(0..features.rows());
+                residency.prompts.insert(&prompt.text, features);
+                Ok(held)
+            };
+            prompts.iter().zip(&made).map(upload).collect()
+        }
+    }
+}
+
+/// The session holds what is cached, so that the cache may drop it for a new prompt or for memory.
+fn cached<B: Backend>(prompt: &Prompt, residency: &Residency<B>) -> Option<Tensor<B>> {
+    residency.prompts.get(&prompt.text, prompt.tokens.ids.len())
+}
+
+/// The features of each prompt, which the text encoder makes where they are not cached.
 fn encode<B: Backend>(
     prompts: &[Prompt],
     residency: &Residency<B>,
     plan: &Plan,
     caller: &Caller<'_>,
     clock: &mut Clock<B>,
-) -> Result<Tensor<B>> {
-    // The session holds them, so that the cache may drop them for a new prompt or for memory.
-    let cached = |prompt: &Prompt| residency.prompts.get(&prompt.text, prompt.tokens.ids.len());
-    let mut features: Vec<Option<Tensor<B>>> = prompts.iter().map(cached).collect();
+) -> Result<Vec<Tensor<B>>> {
+    let mut features: Vec<Option<Tensor<B>>> = prompts.iter().map(|prompt| cached(prompt, residency)).collect();
     let mut new: Vec<&Prompt> =
         prompts.iter().zip(&features).filter(|(_, known)| known.is_none()).map(|(prompt, _)| prompt).collect();
     new.dedup_by(|a, b| a.text == b.text); // the prompt may be the negative one
@@ -118,10 +169,8 @@ fn encode<B: Backend>(
             residency.prompts.insert(&new.text, encoded);
         }
     }
-    let features: Vec<&Tensor<B>> = features.iter().flatten().collect();
-    let txt = Tensor::concat_rows(&features)?;
-    clock.encoded(new.len())?;
-    Ok(txt)
+    clock.ran_text_encoder(new.len());
+    Ok(features.into_iter().flatten().collect())
 }
 
 /// What someone should know of a prompt that is cut off; `name` is what to call it.

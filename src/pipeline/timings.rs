@@ -112,9 +112,13 @@ impl<B: Backend> Clock<B> {
         self.end(Span::Merge)
     }
 
-    /// The text features are enqueued. The text encoder read `prompts` prompts for them.
-    pub(super) fn encoded(&mut self, prompts: usize) -> Result<()> {
+    /// The text encoder read so many prompts.
+    pub(super) fn ran_text_encoder(&mut self, prompts: usize) {
         self.prompts_encoded += prompts;
+    }
+
+    /// The text features are enqueued.
+    pub(super) fn encoded(&mut self) -> Result<()> {
         self.end(Span::Text)
     }
 

@@ -60,6 +60,54 @@ fn several_devices_give_the_bytes_of_one_that_makes_the_same_batches() {
     }
 }
 
+/// The prompts that each device has read for a batch, in the order of batches.
+fn prompts_read(images: &[Image]) -> Vec<usize> {
+    images.iter().map(|image| image.timings.prompts_encoded).collect()
+}
+
+#[test]
+fn the_first_device_reads_the_prompt_for_all() {
+    for (preset, prompts) in [("tiny", 1), ("base", 2)] {
+        let model = || OpenModel::open(&self::preset(preset)).unwrap();
+        let replicas = Replicas::new(cpus(&["a", "b", "c"]), model()).unwrap();
+        let request = |prompt: &str| Request { negative: Some("a dog".to_string()), ..tiny(prompt, 7) };
+        let one = Model::new(Cpu::new(Precision::F32), model());
+        let same = |images: &[Image], prompt: &str| {
+            for image in images {
+                let alone = one.generate(&Request { seed: image.plan.seed, ..request(prompt) }).unwrap();
+                assert!(image.rgb == alone.rgb && image.plan == alone.plan, "{preset}: {}", image.plan.seed);
+            }
+        };
+        let images = make(&replicas, &request("a cat"), 3);
+        assert_eq!(prompts_read(&images), [prompts, 0, 0], "{preset}");
+        same(&images, "a cat");
+        assert_eq!(prompts_read(&make(&replicas, &request("a cat"), 3)), [0; 3], "{preset}: they are cached");
+        // One that the first device has read for itself.
+        make(&replicas, &request("a bird"), 1);
+        let images = make(&replicas, &request("a bird"), 2);
+        assert_eq!(prompts_read(&images), [0; 2], "{preset}");
+        same(&images, "a bird");
+        // The same words in another number of tokens are other features.
+        let short = Request { max_sequence_length: Some(16), ..request("a cat") };
+        assert_eq!(prompts_read(&make(&replicas, &short, 2)), [prompts, 0], "{preset}");
+    }
+}
+
+#[test]
+fn devices_read_the_prompt_themselves_where_the_first_one_does_not() {
+    let replicas = replicas(&["a", "b"]);
+    let work = |share: Share<Cpu>, sink: &Sink<u64>| if share.device() == "a" { Ok(()) } else { seeds(share, sink) };
+    let mut taken = Vec::new();
+    let take = &mut |made| {
+        if let Made::Item(seed) = made {
+            taken.push(seed);
+        }
+        Ok(())
+    };
+    replicas.run(&tiny("a cat", 1), 2, &CancelFlag::default(), work, take).unwrap();
+    assert_eq!(taken, [2]);
+}
+
 #[test]
 fn groups_share_images_and_each_makes_its_own_together() {
     let group = |name: &str| {
@@ -235,6 +283,8 @@ fn what_was_made_before_a_device_failed_is_handed_on() {
     let work = move |share: Share<Cpu>, sink: &Sink<u64>| {
         counted.fetch_add(1, Ordering::Relaxed);
         if share.first() == 0 {
+            // The others wait for the prompt, which it reads for them.
+            share.prepare(&mut |_| {})?;
             while all.load(Ordering::Relaxed) == 0 {
                 thread::sleep(Duration::from_millis(1));
             }
@@ -265,6 +315,13 @@ fn devices_and_counts_that_cannot_be_are_refused() {
     };
     assert!(refused(&[]).contains("no device"));
     assert!(refused(&["a", "b", "a"]).contains("a is there twice"));
+    let twice = || cpus(&["a"]).into_iter().chain(cpus(&["a"])).collect();
+    let group = Replicas::of_groups(vec![twice()], OpenModel::open(&preset("tiny")).unwrap());
+    assert!(group.err().unwrap().to_string().contains("a is there twice"));
+    let mut more = replicas(&["b"]);
+    more.add(cpus(&["a"])).unwrap();
+    assert!(more.add(cpus(&["b"])).unwrap_err().to_string().contains("b is there twice"));
+    assert_eq!(more.used(5).len(), 2);
     let none = replicas(&["a", "b"]).generate(&tiny("a cat", 1), 0, &CancelFlag::default(), &mut |_| {});
     assert!(none.unwrap_err().to_string().contains("--count"));
 }

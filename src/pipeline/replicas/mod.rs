@@ -11,14 +11,16 @@ use std::thread;
 
 use self::order::{BatchOutput, Order, Output};
 use self::queue::Queue;
-use super::{CancelFlag, Embeddings, Image, Model, OpenModel, Parallel, Progress, Request, Session};
+use super::shared_text::{HostPrompts, Reader, SharedText};
+use super::{CancelFlag, Embeddings, Image, MemoryPlan, Model, OpenModel, Parallel, Plan, Progress, Request, Session};
 use crate::backend::Backend;
 use crate::error::{Error, Kind, Result};
 
 /// A model on each of several devices. They share the images of a request; each makes whole images. Where a group of
 /// devices makes each image together, see [`Parallel`], the group is one device here.
 ///
-/// Each device plans its own memory, and loads the weights from the same pages of the files. Batches are divided by the
+/// The first device reads the prompt for all, and loads the weights from the files; the others copy them from it where
+/// they are linked to it and compute alike, and load them from the same pages where not. Each plans its own memory. Batches are divided by the
 /// number of images and of devices: as few on each device as their largest size allows, of nearly one size, so that
 /// two devices make 2 images one by one and 8 as 4 and 4. Devices of one kind give the same bytes as one of them that
 /// makes the same batches; an image that is alone in its batch is the one that [`Model::generate`] makes. Where a
@@ -38,7 +40,10 @@ use crate::error::{Error, Kind, Result};
 /// # Ok::<(), flux::Error>(())
 /// ```
 pub struct Replicas<B: Backend> {
+    /// At least one.
     replicas: Vec<Replica<B>>,
+    /// The text features that the first one made for the others.
+    prompts: Arc<HostPrompts>,
 }
 
 /// One of several devices with the same model, or a group that makes each image together.
@@ -97,6 +102,9 @@ struct Messages<T> {
 /// Says that a device is over.
 struct Ending<'a, T>(&'a Sender<Message<T>>);
 
+/// Has devices that wait for text features make their own, where this one ends without.
+struct Abandon<'a>(&'a Reader);
+
 /// Ends all devices when one of them, or the caller, panics.
 struct StopOnPanic<'a>(&'a Queue, &'a CancelFlag);
 
@@ -129,26 +137,57 @@ impl<B: Backend> Replicas<B> {
     ///
     /// Errors as [`Replicas::new`] and [`Parallel::named`].
     pub fn of_groups(groups: Vec<Vec<(String, B)>>, model: OpenModel) -> Result<Self> {
-        let worlds: Vec<usize> = groups.iter().map(Vec::len).collect();
-        let (names, backends): (Vec<String>, Vec<B>) = groups.into_iter().flatten().unzip();
-        if names.is_empty() {
+        let mut groups = groups.into_iter();
+        let mut first = groups.next().unwrap_or_default().into_iter();
+        let Some((name, backend)) = first.next() else {
             return Err(Error::usage("there is no device, expected at least one"));
-        }
-        if let Some((_, name)) = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name)) {
+        };
+        let source = Model::new(backend, model);
+        let first = Replica::new((name, Arc::clone(&source)), first, &source)?;
+        let mut replicas = Self { replicas: vec![first], prompts: Arc::default() };
+        groups.try_for_each(|group| replicas.add(group))?;
+        Ok(replicas)
+    }
+
+    /// Adds a device, or a group that makes its images together.
+    ///
+    /// Errors as [`Replicas::of_groups`].
+    pub fn add(&mut self, group: Vec<(String, B)>) -> Result<()> {
+        let is_there =
+            |name: &str| self.replicas.iter().any(|replica| replica.ranks.names().any(|known| known == name));
+        if let Some((name, _)) = group.iter().find(|(name, _)| is_there(name)) {
             return Err(Error::usage(format!("the device {name} is there twice")));
         }
-        let mut named = names.into_iter().zip(Model::on_each(backends, model));
-        let replica = |world| {
-            let ranks = Parallel::named(named.by_ref().take(world).collect())?;
-            let name = ranks.names().collect::<Vec<_>>().join("+").into();
-            Ok(Replica { name, ranks })
-        };
-        Ok(Self { replicas: worlds.into_iter().map(replica).collect::<Result<_>>()? })
+        let mut group = group.into_iter();
+        let Some((name, backend)) = group.next() else { return Ok(()) };
+        let source = Arc::clone(self.replicas[0].model());
+        let first = (name, source.on(backend)?);
+        self.replicas.push(Replica::new(first, group, &source)?);
+        Ok(())
     }
 
     /// The devices that make `count` images: no more than there are images.
     pub fn used(&self, count: usize) -> &[Replica<B>] {
         &self.replicas[..count.clamp(1, self.replicas.len())]
+    }
+
+    /// Starts loading the weights of first images to the devices that make `count` of them, as [`Model::prefetch`].
+    ///
+    /// Errors as that.
+    pub fn prefetch(&self, request: &Request, count: usize) -> Result<()> {
+        // The first one comes first: others copy what it loads.
+        let mut devices = self.used(count).iter().enumerate();
+        devices.try_for_each(|(index, replica)| {
+            replica.ranks.models().try_for_each(|model| model.prefetch_as(request, index > 0))
+        })
+    }
+
+    /// Which parts of the model are in memory while devices make `count` images like `plan`, of each device with its name.
+    pub fn memory_plans(&self, plan: &Plan, count: usize) -> impl Iterator<Item = (&str, Result<MemoryPlan>)> {
+        self.used(count).iter().enumerate().flat_map(move |(index, replica)| {
+            let plan = Plan { is_read_elsewhere: index > 0, ..plan.clone() };
+            replica.ranks.names().zip(replica.ranks.models()).map(move |(name, model)| (name, model.memory_plan(&plan)))
+        })
     }
 
     /// Makes `count` images, whose seeds are the request's and those that follow it.
@@ -181,7 +220,8 @@ impl<B: Backend> Replicas<B> {
     /// Has devices make `count` images, whose seeds are the request's and those that follow it. `work` is what a device
     /// does for a batch, on a thread of its own: it calls [`Share::prepare`], makes the images, and gives what it likes
     /// to the sink. `take` gets that on this thread in the order of the seeds, whichever device is faster. Of a group,
-    /// each device does so, and only what the first one gives is taken.
+    /// each device does so, and only what the first one gives is taken. The first device reads the prompt for all: others
+    /// wait in [`Share::prepare`] until that one has called it, or has ended.
     ///
     /// An error of a device or of `take` cancels the other devices, and is returned with the name of the device where
     /// there are several. A device that does not end then is left behind, see [`Parallel::run`].
@@ -198,16 +238,27 @@ impl<B: Backend> Replicas<B> {
         request.check_count(count)?;
         let devices = self.used(count);
         let queue = &Arc::new(Queue::new(count, devices.len(), devices[0].model().most_at_once(request)?));
+        self.prefetch(request, count)?;
         let (cancel, work) = (&cancel.child(), &Arc::new(work));
+        let shares = devices.len() > 1 && request.embeddings.is_none();
+        let text = &shares.then(|| Arc::new(SharedText::new(&self.prompts)));
         thread::scope(|scope| {
             let _stop = StopOnPanic(queue, cancel);
             let (sender, receiver) = mpsc::channel();
-            for replica in devices {
+            for (index, replica) in devices.iter().enumerate() {
                 let sender = sender.clone();
+                let reader = match text {
+                    None => Reader::Own,
+                    Some(text) if index == 0 => Reader::First(Arc::clone(text)),
+                    Some(text) => Reader::Other(Arc::clone(text)),
+                };
+                // The device that reads the prompt for all makes some of the images, however fast the others are.
+                let mut first = if index == 0 { queue.take() } else { None };
                 let serve = move || {
-                    let (_stop, _ending) = (StopOnPanic(queue, cancel), Ending(&sender));
-                    while let Some(batch) = queue.take() {
-                        if let Err(error) = replica.serve(request, batch, (queue, cancel), &sender, work) {
+                    let (_text, _stop, _ending) = (Abandon(&reader), StopOnPanic(queue, cancel), Ending(&sender));
+                    while let Some(batch) = first.take().or_else(|| queue.take()) {
+                        let served = replica.serve(request, batch, &reader, (queue, cancel), &sender, work);
+                        if let Err(error) = served {
                             queue.stop();
                             cancel.cancel();
                             // A group has named the device itself.
@@ -217,6 +268,7 @@ impl<B: Backend> Replicas<B> {
                             // Without a receiver this device was told to end.
                             let _ = sender.send(Message::Failed(error));
                         }
+                        reader.abandon();
                     }
                 };
                 if let Err(error) = thread::Builder::new().name(replica.name.to_string()).spawn_scoped(scope, serve) {
@@ -231,11 +283,32 @@ impl<B: Backend> Replicas<B> {
 }
 
 impl<B: Backend> Replica<B> {
+    /// The first device of a group, and the others, which take the model of `source` over.
+    ///
+    /// Errors as [`Parallel::named`] and [`Model::on`], and when two devices have one name.
+    fn new(
+        first: (String, Arc<Model<B>>),
+        others: impl Iterator<Item = (String, B)>,
+        source: &Model<B>,
+    ) -> Result<Self> {
+        let mut ranks = vec![first];
+        for (name, backend) in others {
+            if ranks.iter().any(|(known, _)| *known == name) {
+                return Err(Error::usage(format!("the device {name} is there twice")));
+            }
+            ranks.push((name, source.on(backend)?));
+        }
+        let ranks = Parallel::named(ranks)?;
+        let name = ranks.names().collect::<Vec<_>>().join("+").into();
+        Ok(Self { name, ranks })
+    }
+
     /// Makes a batch.
     fn serve<T: Send + 'static>(
         &self,
         request: &Request,
         batch: Range<usize>,
+        reader: &Reader,
         (queue, cancel): (&Arc<Queue>, &CancelFlag),
         sender: &Sender<Message<T>>,
         work: &Arc<impl Fn(Share<B>, &Sink<T>) -> Result<()> + Send + Sync + 'static>,
@@ -255,7 +328,7 @@ impl<B: Backend> Replica<B> {
                 work(Share { device, session, first, kept }, &sink)
             }
         };
-        self.ranks.run(&part, images, cancel, &mut |_| {}, on_rank)?;
+        self.ranks.run_with(&part, images, reader, cancel, &mut |_| {}, on_rank)?;
         Sink { sender: Some(sender.clone()), first }.output(Output::End(kept.load(Ordering::Relaxed)));
         Ok(())
     }
@@ -407,6 +480,12 @@ impl<T> Drop for Ending<'_, T> {
     fn drop(&mut self) {
         // Without a receiver the caller panics.
         let _ = self.0.send(Message::Over);
+    }
+}
+
+impl Drop for Abandon<'_> {
+    fn drop(&mut self) {
+        self.0.abandon();
     }
 }
 
