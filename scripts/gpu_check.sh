@@ -544,7 +544,9 @@ replicas() {
 fidelity() {
     needs_model
     needs_float32_latents
-    FLUX_FULL_MODEL=$klein_4b FLUX_REFERENCE=$work/reference "$bin/gpu" --nocapture --skip few_bits full_size | tee "$work/tests"
+    # Each stream has a queue of its own, because ranks may share the GPU.
+    CUDA_DEVICE_MAX_CONNECTIONS=32 FLUX_FULL_MODEL=$klein_4b FLUX_REFERENCE=$work/reference \
+        "$bin/gpu" --nocapture --test-threads 1 --skip few_bits full_size | tee "$work/tests"
     local status=$?
     grep -q '1024 x 1024: ' "$work/tests" || fail "ours did not get to 1024 x 1024"
     result "$(grep -oE '[0-9]+ x [0-9]+( edited)?: .* bf16 [0-9.]+' "$work/tests" | paste -s -d ';' | sed 's/;/; /g')"

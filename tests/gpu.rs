@@ -24,6 +24,8 @@ mod compare;
 mod concat;
 #[path = "parity/conv2d.rs"]
 mod conv2d;
+#[path = "parity/copies.rs"]
+mod copies;
 #[path = "parity/dequantise.rs"]
 mod dequantise;
 #[path = "parity/doors.rs"]
