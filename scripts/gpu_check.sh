@@ -499,13 +499,17 @@ same_image() { # BY_ONE BY_TWO
 }
 
 replicas() {
-    local gpus batch size factor factors=() seed run one=() two=() one_s two_s more
+    local gpus batch size factor factors=() seed run one=() two=() one_s two_s more copied
     gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
     [[ $gpus -ge 2 ]] || fail "replicas need two GPUs, this machine shows $gpus"
     needs_model
     program "$klein_4b"
-    # One image each, so that the bytes are those of images that are made alone.
     drawn_on cuda:0 1 warm
+    "$bin/flux" -d "$klein_4b" --prompt "$PROMPT" --seed 42 --steps 4 -v --device cuda:0,1 -n 2 -W 1024 -H 1024 -o "$work/copied.png" \
+        >"$work/words" 2>&1 || fail "no images: $(cat "$work/words")"
+    cat "$work/words"
+    copied=$(sed -n 's/^cuda:1: \(.* GB of weights were copied\) .*/\1/p' "$work/words")
+    # One image each, so that the bytes are those of images that are made alone.
     for run in 1 2 3; do
         drawn_on cuda:0 1 "one-$run"
         one+=("$cold_s")
@@ -533,7 +537,7 @@ replicas() {
     done
     one_s=$(printf '%s\n' "${one[@]}" | median) two_s=$(printf '%s\n' "${two[@]}" | median)
     more=$(awk -v a="$two_s" -v b="$one_s" 'BEGIN { printf "%.3f", a / b }')
-    result "two GPUs make ${factors[*]} times the images of one; from start to PNG two images $two_s s by two, one $one_s s by one ($more); the same bytes"
+    result "two GPUs make ${factors[*]} times the images of one; from start to PNG two images $two_s s by two, one $one_s s by one ($more); the same bytes; ${copied:-no weights were copied}"
     for factor in "${factors[@]}"; do
         factor=${factor%,}
         at_least "the factor of ${factor%: *}" "${factor##*: }" 1.95

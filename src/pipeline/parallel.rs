@@ -160,6 +160,9 @@ impl<B: Backend> Parallel<B> {
                 .hint("try again once it has ended, or load the model anew"));
         }
         self.models().try_for_each(|model| model.backend().restore_collectives())?;
+        // In the order of ranks, because others copy what the first one loads. What is wrong with the request, its session
+        // says.
+        self.models().for_each(|model| drop(model.prefetch_as(request, reader.is_other())));
         let (request, work, (sender, receiver)) = (Arc::new(request.clone()), Arc::new(work), mpsc::channel());
         // Set as well when a device fails, so that others stop loading.
         let cancel = &cancel.child();
