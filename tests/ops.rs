@@ -35,7 +35,7 @@ const EXCHANGE: &str = "all collectives are one exchange";
 const COLLECTIVES: &str = "parallel has all collectives";
 
 /// Files that belong to no op, and why.
-const NO_OPS: [(&str, &str, &str); 24] = [
+const NO_OPS: [(&str, &str, &str); 25] = [
     (LAUNCHERS, "dequantise", "products dequantise weights in the formats of files: no op of the trait"),
     (LAUNCHERS, "elementwise", "what the launchers of add and mul share"),
     (LAUNCHERS, "quantise", "products quantise what they take: no op of the trait"),
@@ -55,6 +55,7 @@ const NO_OPS: [(&str, &str, &str); 24] = [
     (PARITY, "half", "what is special to fp16"),
     (PARITY, "meaning", "what images show"),
     (PARITY, "memory", "allocations, waits and events"),
+    (PARITY, "copies", "weights that come from another GPU"),
     (PARITY, "parallel", "collectives, and whole images by several ranks"),
     (PARITY, "pipeline", "whole images"),
     (PARITY, "streaming", "whole images with blocks that take turns in memory"),

@@ -60,6 +60,15 @@ pub enum Doers {
     One,
 }
 
+/// How often the blocks of a component are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passes {
+    /// For a new prompt.
+    Seldom,
+    /// At every step of an image.
+    Often,
+}
+
 /// How a backend stores the weight of a linear layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Storage {
@@ -260,10 +269,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     ) -> Result<Self::Weight> {
         self.load_weight(parts, storage)
     }
-    /// Makes the memory in which the blocks of `stream` take turns.
+    /// Makes the memory in which the blocks of `stream` take turns, which are copied there so often.
     ///
     /// Errors when memory runs out.
-    fn allocate_stream(&self, _stream: &Self::BlockStream) -> Result<()> {
+    fn allocate_stream(&self, _stream: &Self::BlockStream, _passes: Passes) -> Result<()> {
         Ok(())
     }
     /// Work that is enqueued from here on finds the weights of block `turn` in their place.

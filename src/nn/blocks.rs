@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::backend::{Backend, Storage};
+use crate::backend::{Backend, Passes, Storage};
 use crate::error::Result;
 use crate::files::TensorView;
 
@@ -11,6 +11,7 @@ pub struct Blocks<B: Backend> {
     /// Of each block, which turn it has if it is streamed. Blocks behind the last are resident.
     turns: Vec<Option<usize>>,
     stream: B::BlockStream,
+    passes: Passes,
     /// Held by a thread that enqueues work with blocks: two that take turns would wait for each other's copies, and read
     /// each other's weights.
     order: Mutex<()>,
@@ -27,13 +28,13 @@ pub struct Pass<'a, B: Backend> {
 impl<B: Backend> Default for Blocks<B> {
     /// All resident.
     fn default() -> Self {
-        Self::new(&[])
+        Self::new(&[], Passes::Seldom)
     }
 }
 
 impl<B: Backend> Blocks<B> {
-    /// Blocks of which some are streamed; those that are not listed are resident.
-    pub fn new(streamed: &[bool]) -> Self {
+    /// Blocks of which some are streamed, for so many passes; those that are not listed are resident.
+    pub fn new(streamed: &[bool], passes: Passes) -> Self {
         let mut next = 0;
         let turns = streamed.iter().map(|streamed| {
             streamed.then(|| {
@@ -41,7 +42,7 @@ impl<B: Backend> Blocks<B> {
                 next - 1
             })
         });
-        Self { turns: turns.collect(), stream: B::BlockStream::default(), order: Mutex::default() }
+        Self { turns: turns.collect(), stream: B::BlockStream::default(), passes, order: Mutex::default() }
     }
 
     /// Whether some blocks are streamed.
@@ -72,7 +73,7 @@ impl<B: Backend> Blocks<B> {
     ///
     /// Errors when memory runs out.
     pub fn allocate(&self, backend: &B) -> Result<()> {
-        if self.are_streamed() { backend.allocate_stream(&self.stream) } else { Ok(()) }
+        if self.are_streamed() { backend.allocate_stream(&self.stream, self.passes) } else { Ok(()) }
     }
 
     /// Begins work that goes over the blocks. Where some are streamed, it waits while another thread enqueues such work.
@@ -112,7 +113,7 @@ mod tests {
 
     #[test]
     fn streamed_blocks_have_turns_in_the_order_of_use() {
-        let blocks: Blocks<Cpu> = Blocks::new(&[false, true, true, false, true]);
+        let blocks: Blocks<Cpu> = Blocks::new(&[false, true, true, false, true], Passes::Often);
         assert_eq!([0, 1, 2, 3, 4, 5].map(|block| blocks.turn(block)), [None, Some(0), Some(1), None, Some(2), None]);
         assert_eq!(blocks.streamed(), [false, true, true, false, true]);
         assert!(blocks.are_streamed() && !Blocks::<Cpu>::default().are_streamed());

@@ -6,7 +6,7 @@ use std::thread;
 use super::ModelInfo;
 use super::loads::{Component, Loading, Loads};
 use super::opened::{Files, no_text_encoder};
-use crate::backend::Backend;
+use crate::backend::{Backend, Passes};
 use crate::error::{Error, Result};
 use crate::files::TensorFiles;
 use crate::nn::{Blocks, Weights};
@@ -57,7 +57,7 @@ impl<B: Backend> Loader<B> {
         let files = self.files.text_encoder.as_ref().ok_or_else(no_text_encoder)?;
         files.check_lengths()?;
         let _loading = self.begin_behind_source(Component::TextEncoder);
-        let weights = self.weights(files).with_blocks(Arc::new(Blocks::new(streamed)));
+        let weights = self.weights(files).with_blocks(Arc::new(Blocks::new(streamed, Passes::Seldom)));
         let load = || TextEncoder::load(&weights, self.info.text_encoder, &self.info.out_layers);
         self.while_warming_up(|| self.backend.load(load, report))
     }
@@ -75,12 +75,25 @@ impl<B: Backend> Loader<B> {
         })
     }
 
-    /// The transformer, of which some blocks are streamed.
-    pub(super) fn transformer(&self, streamed: &[bool], report: &mut dyn FnMut(u64)) -> Result<Transformer<B>> {
+    /// The transformer, of which some blocks are streamed. It has its memory when `before_upload` is called.
+    ///
+    /// Errors also as `before_upload`.
+    pub(super) fn transformer(
+        &self,
+        streamed: &[bool],
+        before_upload: &mut dyn FnMut() -> Result<()>,
+        report: &mut dyn FnMut(u64),
+    ) -> Result<Transformer<B>> {
         self.files.transformer.check_lengths()?;
         let _loading = self.begin_behind_source(Component::Transformer);
-        let weights = self.weights(&self.files.transformer).with_blocks(Arc::new(Blocks::new(streamed)));
-        self.backend.load(|| Transformer::load(&weights, &self.info.transformer), report)
+        let blocks = Arc::new(Blocks::new(streamed, Passes::Often));
+        let weights = self.weights(&self.files.transformer).with_blocks(blocks);
+        let load = || {
+            let transformer = Transformer::load(&weights, &self.info.transformer)?;
+            before_upload()?;
+            Ok(transformer)
+        };
+        self.backend.load(load, report)
     }
 
     pub(super) fn decoder(&self, report: &mut dyn FnMut(u64)) -> Result<Decoder<B>> {

@@ -68,9 +68,12 @@ impl<B: Backend> Prefetch<B> {
         let loading = [Component::Transformer, Component::Decoder].map(|component| loader.begin(component));
         let rest = Prefetched::start(total, move |report| {
             let [transformer_loads, _decoder_loads] = loading;
-            let _ = text_encoder_done.recv();
-            flag.check()?;
-            let mut load = || loader.transformer(&plan.streamed, report);
+            // The text encoder's weights go up first. Until then memory is allocated.
+            let mut wait = || {
+                let _ = text_encoder_done.recv();
+                flag.check()
+            };
+            let mut load = || loader.transformer(&plan.streamed, &mut wait, report);
             // Loading the text encoder has warmed the backend up.
             let transformer = if text_encoder { load() } else { loader.while_warming_up(load) }?;
             drop(transformer_loads);

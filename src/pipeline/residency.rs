@@ -211,7 +211,7 @@ impl<B: Backend> Residency<B> {
         let BlockPlan { streamed, bytes, .. } = memory.transformer;
         self.make_room(bytes + needs.step, Component::Transformer);
         let elements = self.loader.info.transformer.elements();
-        let transformer = load(elements, caller, |report| self.loader.transformer(&streamed, report))?;
+        let transformer = load(elements, caller, |report| self.loader.transformer(&streamed, &mut || Ok(()), report))?;
         let transformer = Arc::new(transformer);
         self.components().transformer = Some(Arc::clone(&transformer));
         clock.loaded()?;

@@ -10,7 +10,7 @@ use super::ops::quantise;
 use super::transfer::Rgb8;
 use super::upload::Source;
 use super::{BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Weight, kernels};
-use crate::backend::{Backend, Bands, Doers, Remark, Stats, Storage, expect_rgb8, wrong_length};
+use crate::backend::{Backend, Bands, Doers, Passes, Remark, Stats, Storage, expect_rgb8, wrong_length};
 use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, LowRank, Operand};
@@ -191,8 +191,8 @@ impl Backend for Cuda {
         self.stream_weight_op(stream, turn, parts, storage)
     }
 
-    fn allocate_stream(&self, stream: &BlockStream) -> Result<()> {
-        self.allocate_stream_op(stream)
+    fn allocate_stream(&self, stream: &BlockStream, passes: Passes) -> Result<()> {
+        self.allocate_stream_op(stream, passes)
     }
 
     fn enter_block(&self, stream: &BlockStream, turn: usize) -> Result<()> {

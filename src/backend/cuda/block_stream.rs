@@ -1,11 +1,11 @@
 //! Blocks whose weights take turns in a few slabs of memory.
 //!
 //! Each block has a slab of its own for good, so that a weight has one address, and kernels and launches know nothing of
-//! this. From the second time on, the copy engine reads the weights from the registered pages of the mapped file, on a
-//! stream of its own: a copy waits for the last work that reads the slab, and work for the copy of what it reads. The host
-//! does not wait, so the copy of a block runs while the device computes with the block before. The first time, and where
-//! pages cannot be registered, they go through staging buffers, after this thread has enqueued the work with the block
-//! before.
+//! this. The copy engine reads the weights from the registered pages of the mapped file, on a stream of its own: a copy
+//! waits for the last work that reads the slab, and work for the copy of what it reads. The host does not wait, so the
+//! copy of a block runs while the device computes with the block before. Where pages cannot be registered, or are not yet
+//! because blocks are seldom read, this thread puts them through staging buffers, after it has enqueued the work with the
+//! block before.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,7 +16,7 @@ use super::event::Event;
 use super::slabs::Slabs;
 use super::upload::{MappedFile, Source};
 use super::weight::Weight;
-use crate::backend::{SLABS, Storage, Turns, slab_bytes, slab_of};
+use crate::backend::{Passes, SLABS, Storage, Turns, slab_bytes, slab_of};
 use crate::error::{Error, Result};
 use crate::files::TensorView;
 
@@ -94,7 +94,7 @@ impl Cuda {
     }
 
     /// See [`crate::backend::Backend::allocate_stream`].
-    pub(super) fn allocate_stream_op(&self, stream: &BlockStream) -> Result<()> {
+    pub(super) fn allocate_stream_op(&self, stream: &BlockStream, passes: Passes) -> Result<()> {
         let mut state = stream.state();
         let bytes = slab_bytes(state.blocks.iter().map(|block| block.bytes));
         let device = self.device();
@@ -106,8 +106,13 @@ impl Cuda {
         let slabs = bytes.into_iter().map(slab).collect::<Result<Vec<_>>>()?;
         let slabs = slabs.try_into().unwrap_or_else(|_| unreachable!("a buffer for each slab"));
         stream.slabs.set(slabs)?;
-        let views = state.blocks.iter().flat_map(|block| &block.weights).flat_map(|(source, _)| source.views());
-        state.files = self.0.uploader.files_of(views);
+        let views = || state.blocks.iter().flat_map(|block| &block.weights).flat_map(|(source, _)| source.views());
+        let files = self.0.uploader.files_of(views());
+        if passes == Passes::Often {
+            // What will be read again is registered when it is read for the first time.
+            views().for_each(|view| files.iter().filter(|file| file.is_of(view)).for_each(|file| file.mark_read(view)));
+        }
+        state.files = files;
         Ok(())
     }
 

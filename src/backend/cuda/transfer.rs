@@ -18,9 +18,9 @@ use crate::files::{Format, TensorView};
 
 /// Staging buffers for values that the host computed: as many as an image uploads, so that none waits for another
 /// of the same image.
-pub const VALUE_BUFFERS: usize = 4;
-/// Staging buffers for results: the host takes them out of one while the other is filled.
-pub const RESULT_BUFFERS: usize = 2;
+pub const VALUE_BUFFERS: usize = 8;
+/// Staging buffers for results: the host takes them out of one while the others are filled.
+pub const RESULT_BUFFERS: usize = 4;
 /// The driver takes fewer bytes from any memory at once; for more it waits for the stream.
 const SHORT_BYTES: usize = 64 << 10;
 /// The smallest page of the host's memory.

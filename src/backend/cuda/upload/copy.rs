@@ -151,7 +151,7 @@ fn pieces<'a>(job: &'a Job, files: &'a [Arc<MappedFile>], stages: bool) -> Vec<P
         done = end;
     }
     if let Some(file) = file {
-        file.mark_read(start..start + all);
+        file.mark_read(&job.view);
     }
     pieces
 }

@@ -3,7 +3,7 @@
 //! Pages that the driver knows go up at the speed of the bus, without a copy through pinned memory. Making them known
 //! takes about as long as the copy, so a file is registered in chunks, by the threads that enqueue the copies, while the
 //! engine copies chunks before; and where the host has the cores to fill staging buffers instead, a chunk is registered
-//! when it is read for the second time, as of blocks that are streamed. GPUs that load the same file share what is registered of it: a chunk is pinned once, by
+//! when it is read for the second time. GPUs that load the same file share what is registered of it: a chunk is pinned once, by
 //! the first that needs it. A chunk that the driver declines, or with which too much of this machine's memory would
 //! be pinned, goes through staging buffers, and those behind it are tried again.
 
@@ -98,8 +98,12 @@ impl MappedFile {
         self.read[at / CHUNK_BYTES].load(Ordering::Relaxed) >= self.chunk(at).range.len()
     }
 
-    /// Counts a range of bytes as read.
-    pub fn mark_read(&self, range: Range<usize>) {
+    /// Counts the bytes of `view` as read, which lies in this file.
+    pub fn mark_read(&self, view: &TensorView) {
+        self.mark_range(view.start()..view.start() + view.bytes().len());
+    }
+
+    fn mark_range(&self, range: Range<usize>) {
         let chunks = range.start / CHUNK_BYTES..range.end.div_ceil(CHUNK_BYTES);
         for (chunk, read) in chunks.clone().zip(&self.read[chunks]) {
             let of_chunk = &self.shared.chunks[chunk].range;
@@ -299,13 +303,13 @@ mod tests {
         let len = CHUNK_BYTES + 10;
         let mapped = MappedFile::of(&Arc::new(Bytes::Embedded(vec![0; len].leak())));
         let read = || [0, CHUNK_BYTES].map(|at| mapped.was_read(at));
-        mapped.mark_read(0..CHUNK_BYTES - 1);
+        mapped.mark_range(0..CHUNK_BYTES - 1);
         assert_eq!(read(), [false, false]);
-        mapped.mark_read(CHUNK_BYTES - 1..CHUNK_BYTES + 5);
+        mapped.mark_range(CHUNK_BYTES - 1..CHUNK_BYTES + 5);
         assert_eq!(read(), [true, false], "a range may go on in the next chunk");
-        mapped.mark_read(CHUNK_BYTES..CHUNK_BYTES);
+        mapped.mark_range(CHUNK_BYTES..CHUNK_BYTES);
         assert_eq!(read(), [true, false], "nothing was read");
-        mapped.mark_read(CHUNK_BYTES + 5..len);
+        mapped.mark_range(CHUNK_BYTES + 5..len);
         assert_eq!(read(), [true, true]);
     }
 
