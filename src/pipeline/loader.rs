@@ -1,6 +1,7 @@
 //! Loads the components of a model to a device.
 
 use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
 use std::thread;
 
 use super::ModelInfo;
@@ -59,17 +60,29 @@ impl<B: Backend> Loader<B> {
         let _loading = self.begin_behind_source(Component::TextEncoder);
         let weights = self.weights(files).with_blocks(Arc::new(Blocks::new(streamed, Passes::Seldom)));
         let load = || TextEncoder::load(&weights, self.info.text_encoder, &self.info.out_layers);
-        self.while_warming_up(|| self.backend.load(load, report))
+        self.while_warming_up(|start| {
+            let load = || {
+                let text_encoder = load()?;
+                // It has its memory, for which it would wait while libraries are loaded.
+                drop(start);
+                Ok(text_encoder)
+            };
+            self.backend.load(load, report)
+        })
     }
 
-    /// Runs `work` while another thread warms the backend up.
+    /// Runs `work` while another thread warms the backend up, once `work` has dropped what it is given.
     ///
-    /// Errors as `work` and as that does.
-    pub(super) fn while_warming_up<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Errors as `work` and as warming up does.
+    pub(super) fn while_warming_up<T>(&self, work: impl FnOnce(Sender<()>) -> Result<T>) -> Result<T> {
         thread::scope(|scope| {
-            let warming_up = thread::Builder::new().spawn_scoped(scope, || self.backend.warm_up());
-            let warming_up = warming_up.map_err(|e| Error::no_thread(&e))?;
-            let done = work();
+            let (start, started) = mpsc::channel();
+            let warm_up = move || {
+                let _ = started.recv();
+                self.backend.warm_up()
+            };
+            let warming_up = thread::Builder::new().spawn_scoped(scope, warm_up).map_err(|e| Error::no_thread(&e))?;
+            let done = work(start);
             warming_up.join().unwrap_or_else(|_| Err(Error::new("the thread that starts the backend panicked")))?;
             done
         })

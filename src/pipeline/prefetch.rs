@@ -48,7 +48,7 @@ pub(super) struct Prefetch<B: Backend> {
 impl<B: Backend> Prefetch<B> {
     /// Starts loading the transformer and the decoder, and before them the text encoder if it is wanted.
     pub(super) fn start(loader: &Loader<B>, plan: MemoryPlan, text_encoder: bool) -> Self {
-        let MemoryPlan { text_encoder: text_plan, transformer: plan, .. } = plan;
+        let MemoryPlan { text_encoder: text_plan, transformer: plan, graphs: has_room, .. } = plan;
         let (info, unwanted) = (&loader.info, CancelFlag::default());
         // The sender is dropped when loading the text encoder has ended, which ends the wait of the receiver.
         let (text_encoder_loads, text_encoder_done) = mpsc::channel::<()>();
@@ -68,14 +68,24 @@ impl<B: Backend> Prefetch<B> {
         let loading = [Component::Transformer, Component::Decoder].map(|component| loader.begin(component));
         let rest = Prefetched::start(total, move |report| {
             let [transformer_loads, _decoder_loads] = loading;
-            // The text encoder's weights go up first. Until then memory is allocated.
+            // The text encoder's weights go up first. Until then memory is allocated, where there is enough.
             let mut wait = || {
                 let _ = text_encoder_done.recv();
                 flag.check()
             };
+            if !has_room {
+                wait()?;
+            }
             let mut load = || loader.transformer(&plan.streamed, &mut wait, report);
             // Loading the text encoder has warmed the backend up.
-            let transformer = if text_encoder { load() } else { loader.while_warming_up(load) }?;
+            let transformer = if text_encoder {
+                load()
+            } else {
+                loader.while_warming_up(|start| {
+                    drop(start);
+                    load()
+                })
+            }?;
             drop(transformer_loads);
             flag.check()?;
             Ok((transformer, loader.decoder(report)?))

@@ -10,6 +10,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use crate::error::{Error, Result};
 
+const CUBLASLT: &str = "libcublasLt.so.13";
 /// Where a driver's library lies when the linker's cache does not know it: Debian, WSL 2, containers.
 const DRIVER_FOLDERS: [&str; 5] = [
     "/usr/lib/x86_64-linux-gnu",
@@ -44,17 +45,30 @@ pub fn require_driver() -> Result<()> {
     Ok(())
 }
 
-/// Makes sure that cuBLASLt can be loaded.
+/// Makes sure that cuBLASLt is there. It is half a gigabyte, and while the system loads it, it loads nothing for the
+/// driver: so that is left to [`load_cublaslt`].
 ///
 /// Errors with how to get it.
-pub fn require_cublaslt() -> Result<()> {
-    let present = toolkit_folders().iter().any(|folder| open(&folder.join("libcublasLt.so.13")));
+pub fn find_cublaslt() -> Result<()> {
+    if toolkit_folders().iter().any(|folder| folder.join(CUBLASLT).is_file()) { Ok(()) } else { load_cublaslt() }
+}
+
+/// Loads cuBLASLt.
+///
+/// Errors with how to get it.
+pub fn load_cublaslt() -> Result<()> {
+    let files: Vec<_> = toolkit_folders().iter().map(|folder| folder.join(CUBLASLT)).collect();
     // SAFETY: as above.
-    if !present && !unsafe { cublaslt::sys::is_culib_present() } {
-        return Err(Error::new("`libcublasLt.so.13` is not on this machine")
-            .hint("install the CUDA 13 toolkit, or run `python3 -m venv .cuda && .cuda/bin/pip install 'nvidia-cublas==13.*'` here"));
+    if files.iter().any(|file| open(file)) || unsafe { cublaslt::sys::is_culib_present() } {
+        return Ok(());
     }
-    Ok(())
+    let what = match files.iter().find(|file| file.is_file()) {
+        Some(file) => format!("`{}` cannot be loaded", file.display()),
+        None => format!("`{CUBLASLT}` is not on this machine"),
+    };
+    Err(Error::new(what).hint(
+        "install the CUDA 13 toolkit, or run `python3 -m venv .cuda && .cuda/bin/pip install 'nvidia-cublas==13.*'` here",
+    ))
 }
 
 /// Folders that may hold cuBLASLt, the most deliberate choice first.

@@ -280,11 +280,8 @@ fn one_of(variable: &str, value: Option<&OsStr>, [no, yes]: [&str; 2], rule: boo
 
 /// These GPUs, all opened at the same time, and cuBLASLt.
 fn open_all(ordinals: &[usize], memory_cap: Option<u64>, precision: Precision) -> Result<Vec<Arc<Device>>> {
-    // cuBLASLt is half a gigabyte: it is loaded while the driver makes contexts. Starting the driver loads libraries too,
-    // and the system loads one at a time.
-    driver::start_driver()?;
     let (devices, library) = thread::scope(|scope| {
-        let library = scope.spawn(library::require_cublaslt);
+        let library = scope.spawn(library::find_cublaslt);
         let open = |ordinal: &usize| {
             let ordinal = *ordinal;
             scope.spawn(move || Device::open(ordinal, memory_cap))

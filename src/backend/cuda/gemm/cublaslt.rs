@@ -15,6 +15,7 @@ use crate::backend::GEMM_WORKSPACE_BYTES as WORKSPACE_BYTES;
 use crate::backend::cuda::captures::outside_captures;
 use crate::backend::cuda::device::{Device, Stream};
 use crate::backend::cuda::element::Element;
+use crate::backend::cuda::library::load_cublaslt;
 use crate::error::{Error, Result};
 
 /// `cublasOperation_t`, which cudarc's cuBLASLt bindings leave out.
@@ -39,7 +40,9 @@ unsafe impl Send for CublasLt {}
 unsafe impl Sync for CublasLt {}
 
 impl CublasLt {
+    /// Errors when cuBLASLt cannot be loaded.
     pub fn open(device: &Arc<Device>) -> Result<Self> {
+        load_cublaslt()?;
         device.make_current()?;
         let _outside = outside_captures();
         let handle = result::create_handle().map_err(failed)?;
