@@ -75,10 +75,10 @@ limit_of() { # SECTION
         adapters | cold) echo 60 ;;
         gpus) echo 240 ;;
         memory | streaming | bench | model | stages | fp8 | edits | memcheck) echo 90 ;;
-        parity | half | reference | editing | fidelity) echo 120 ;;
+        half | reference | editing | fidelity) echo 120 ;;
         formats) echo 300 ;;
         racecheck | initcheck) echo 300 ;;
-        cpu | nine | replicas) echo 180 ;;
+        parity | cpu | nine | replicas) echo 180 ;;
         kv | compare) echo 200 ;;
         compile | compile_editing) echo 420 ;;
         *) return 1 ;;

@@ -56,6 +56,19 @@ impl Begun {
         assert!(sent.expect("kill is there").success());
     }
 
+    /// Waits until it has heard the signals that were sent: of two that wait, the system delivers the lower number first.
+    fn until_heard(&self) {
+        let waiting = |line: &str| {
+            line.strip_prefix("ShdPnd:").is_some_and(|mask| mask.trim().bytes().any(|digit| digit != b'0'))
+        };
+        let status = || fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
+        while status().lines().any(waiting) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        // Its handler may run now, and where the system does not tell, the signal may be on its way.
+        thread::sleep(Duration::from_millis(50));
+    }
+
     /// Its exit code, what else it said, and how long that took.
     fn end(mut self) -> (Option<i32>, String, Duration) {
         let start = Instant::now();
@@ -170,6 +183,7 @@ fn a_second_signal_does_not_wait_for_the_step() {
     let begun = Begun::new(folder.path(), &["-W", "1536", "-H", "1536", "-s", "1000"]).until("seed 1");
     thread::sleep(Duration::from_millis(1500));
     begun.signal("TERM");
+    begun.until_heard();
     begun.signal("INT");
     let (ended, said, took) = begun.end();
     assert_eq!((ended, said.as_str()), (Some(130), ""));
