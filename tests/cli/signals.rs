@@ -8,7 +8,7 @@ use std::{fs, thread};
 
 use flux::input::read;
 
-use crate::program::{flux, names};
+use crate::program::{flux, hear_signals, names};
 use crate::{folder, model_copy};
 
 /// The program while it runs, and the lines of its stderr that were not read yet.
@@ -24,7 +24,7 @@ impl Begun {
     fn new(folder: &Path, flags: &[&str]) -> Self {
         let mut command = flux();
         command.current_dir(folder).args(["-p", "a cat", "-S", "1", "--device", "cpu", "-o", "out.png"]).args(flags);
-        hear_hangups(&mut command);
+        hear_signals(&mut command);
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the program starts");
         let lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
         Self { child, lines }
@@ -75,19 +75,6 @@ impl Begun {
         let said: Vec<_> = self.lines.map(|line| line.expect("UTF-8")).collect();
         (self.child.wait().expect("the program ends").code(), said.join("\n"), start.elapsed())
     }
-}
-
-/// Has the program hear SIGHUP, which it inherits as ignored where the tests run under `nohup`.
-#[cfg(unix)]
-#[allow(unsafe_code)]
-fn hear_hangups(command: &mut Command) {
-    let hear = || {
-        // SAFETY: `signal` may be called between fork and exec.
-        let before = unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
-        if before == libc::SIG_ERR { Err(std::io::Error::last_os_error()) } else { Ok(()) }
-    };
-    // SAFETY: `hear` makes one call, which may be made between fork and exec.
-    unsafe { std::os::unix::process::CommandExt::pre_exec(command, hear) };
 }
 
 #[cfg(unix)]

@@ -26,6 +26,8 @@ pub struct Run {
 
 impl Run {
     pub fn of(command: &mut Command) -> Self {
+        #[cfg(unix)]
+        hear_signals(command);
         let Output { status, stdout, stderr } = command.output().expect("the program starts");
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
         Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
@@ -49,6 +51,24 @@ impl Run {
         assert_eq!(self.stdout, "");
         self
     }
+}
+
+/// Has a program hear SIGINT and SIGHUP, which it inherits as ignored where the tests run in the background of a script or
+/// under `nohup`.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+pub fn hear_signals(command: &mut Command) {
+    let hear = || {
+        for signal in [libc::SIGINT, libc::SIGHUP] {
+            // SAFETY: `signal` may be called between fork and exec.
+            if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: `hear` calls nothing that may not be called between fork and exec.
+    unsafe { std::os::unix::process::CommandExt::pre_exec(command, hear) };
 }
 
 /// Runs for the smallest image in `folder`, with further flags.
