@@ -199,9 +199,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
         work()
     }
     /// Has this device copy the weights that it loads from here on out of the memory of `other`, where that one has them
-    /// by then, instead of reading them from files. Returns whether it does: where both compute alike and are linked.
+    /// by then, instead of reading them from files. Returns whether it does: where both compute alike and are linked. A link
+    /// that cannot be used is told by [`Backend::remarks`].
     ///
-    /// Errors when the devices do not tell, or the link cannot be used.
+    /// Errors when the user's wish about links is none.
     fn copy_weights_from(&self, _other: &Self) -> Result<bool> {
         Ok(false)
     }

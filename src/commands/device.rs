@@ -29,11 +29,19 @@ impl OpenGpus {
     /// Calls `take` with each of the other groups.
     ///
     /// Errors as `take`, and when a GPU cannot be opened.
-    pub fn take_others(self, mut take: impl FnMut(Group<Cuda>) -> Result<()>) -> Result<()> {
-        self.others.into_iter().try_for_each(|group| {
-            let group = group.join();
-            take(group.unwrap_or_else(|_| Err(Error::new("a thread that opens a GPU panicked")))?)
-        })
+    pub fn take_others(mut self, mut take: impl FnMut(Group<Cuda>) -> Result<()>) -> Result<()> {
+        while !self.others.is_empty() {
+            let group = self.others.remove(0).join();
+            take(group.unwrap_or_else(|_| Err(Error::new("a thread that opens a GPU panicked")))?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for OpenGpus {
+    /// Waits for the threads: a program must not end while one of them is in the driver.
+    fn drop(&mut self) {
+        self.others.drain(..).for_each(|thread| drop(thread.join()));
     }
 }
 
@@ -166,11 +174,13 @@ fn open_gpus<'a>(args: &DeviceArgs, mut groups: impl Iterator<Item = &'a [usize]
         gpus.map(|gpus| numbers.iter().copied().zip(gpus).map(|(number, gpu)| named(number, gpu)).collect())
     };
     let first = open(args, groups.next().unwrap_or_default())?;
-    let spawn = |numbers: &[usize]| {
+    let mut gpus = OpenGpus { first, others: Vec::new() };
+    for numbers in groups {
         let (args, numbers) = (args.clone(), numbers.to_vec());
-        thread::Builder::new().spawn(move || open(&args, &numbers)).map_err(|e| Error::no_thread(&e))
-    };
-    Ok(OpenGpus { first, others: groups.map(spawn).collect::<Result<_>>()? })
+        let opening = thread::Builder::new().spawn(move || open(&args, &numbers));
+        gpus.others.push(opening.map_err(|e| Error::no_thread(&e))?);
+    }
+    Ok(gpus)
 }
 
 fn named(number: usize, gpu: Cuda) -> (String, Cuda) {

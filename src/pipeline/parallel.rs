@@ -160,6 +160,7 @@ impl<B: Backend> Parallel<B> {
                 .hint("try again once it has ended, or load the model anew"));
         }
         self.models().try_for_each(|model| model.backend().restore_collectives())?;
+        cancel.check()?;
         // In the order of ranks, because others copy what the first one loads. What is wrong with the request, its session
         // says.
         self.models().for_each(|model| drop(model.prefetch_as(request, reader.is_other())));

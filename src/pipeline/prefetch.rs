@@ -9,7 +9,7 @@ use super::loader::Loader;
 use super::loads::Component;
 use super::progress::{Caller, CancelFlag};
 use super::{MemoryPlan, Stage};
-use crate::backend::Backend;
+use crate::backend::{Backend, Storage};
 use crate::error::{Error, Result};
 use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
@@ -68,17 +68,19 @@ impl<B: Backend> Prefetch<B> {
         let loading = [Component::Transformer, Component::Decoder].map(|component| loader.begin(component));
         let rest = Prefetched::start(total, move |report| {
             let [transformer_loads, _decoder_loads] = loading;
-            // The text encoder's weights go up first. Until then memory is allocated, where there is enough.
+            // The text encoder's weights go up first. Until then memory is allocated, where there is enough and weights
+            // go up together: those that are quantised go up one by one.
             let mut wait = || {
                 let _ = text_encoder_done.recv();
                 flag.check()
             };
-            if !has_room {
+            if !has_room || loader.backend.product_storage() != Storage::Native {
                 wait()?;
             }
             let mut load = || loader.transformer(&plan.streamed, &mut wait, report);
-            // Loading the text encoder has warmed the backend up.
-            let transformer = if text_encoder {
+            // Loading the text encoder has warmed the backend up. Ranks of a group may wait for each other by now, when
+            // no kernels may be loaded.
+            let transformer = if text_encoder || loader.backend.world() > 1 {
                 load()
             } else {
                 loader.while_warming_up(|start| {

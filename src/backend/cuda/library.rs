@@ -58,7 +58,7 @@ pub fn find_cublaslt() -> Result<()> {
 /// Errors with how to get it.
 pub fn load_cublaslt() -> Result<()> {
     let files: Vec<_> = toolkit_folders().iter().map(|folder| folder.join(CUBLASLT)).collect();
-    // SAFETY: as above.
+    // SAFETY: the question opens and closes a library by name, which any thread may do.
     if files.iter().any(|file| open(file)) || unsafe { cublaslt::sys::is_culib_present() } {
         return Ok(());
     }

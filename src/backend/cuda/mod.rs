@@ -118,7 +118,7 @@ impl Cuda {
     /// [`GemmCache::from_environment`].
     ///
     /// Errors when this program holds no kernels, the machine no driver or cuBLASLt, or the GPU is missing or older
-    /// than Turing.
+    /// than Turing. A cuBLASLt that is there and cannot be loaded is an error of the first product.
     pub fn new(ordinal: usize, memory_cap: Option<u64>) -> Result<Self> {
         Self::with(ordinal, memory_cap, Precision::Bf16, &GemmCache::from_environment())
     }
@@ -278,7 +278,7 @@ fn one_of(variable: &str, value: Option<&OsStr>, [no, yes]: [&str; 2], rule: boo
     }
 }
 
-/// These GPUs, all opened at the same time, and cuBLASLt.
+/// These GPUs, all opened at the same time, where there is a cuBLASLt.
 fn open_all(ordinals: &[usize], memory_cap: Option<u64>, precision: Precision) -> Result<Vec<Arc<Device>>> {
     let (devices, library) = thread::scope(|scope| {
         let library = scope.spawn(library::find_cublaslt);

@@ -49,10 +49,20 @@ impl Cuda {
     pub(super) fn copy_weights_from_op(&self, other: &Self) -> Result<bool> {
         let alike = |cuda: &Self| (cuda.element(), cuda.device().capability(), cuda.0.precision);
         let may = !self.is_same_device(other) && alike(self) == alike(other) && Link::wished()?.is_none();
-        if !may || !self.device().reach(other.device())? {
+        if !may {
             return Ok(false);
         }
-        self.0.uploader.copy_from(&other.0.uploader, other.device().numbered_name());
-        Ok(true)
+        match self.device().reach(other.device()) {
+            Ok(true) => {
+                self.0.uploader.copy_from(&other.0.uploader, other.device().numbered_name());
+                Ok(true)
+            }
+            Ok(false) => Ok(false),
+            // Some machines link each GPU to a few others only.
+            Err(error) => {
+                self.0.uploader.cannot_copy(error.what());
+                Ok(false)
+            }
+        }
     }
 }

@@ -128,7 +128,7 @@ impl<B: Backend> Replica<B> {
 impl<B: Backend> Replicas<B> {
     /// A model on devices, each with its name. Nothing is copied to them yet.
     ///
-    /// Errors when there are none or two have one name.
+    /// Errors when there are none or two have one name, and as [`Model::on`].
     pub fn new(devices: Vec<(String, B)>, model: OpenModel) -> Result<Self> {
         Self::of_groups(devices.into_iter().map(|device| vec![device]).collect(), model)
     }
@@ -159,7 +159,7 @@ impl<B: Backend> Replicas<B> {
             return Err(Error::usage(format!("the device {name} is there twice")));
         }
         let mut group = group.into_iter();
-        let Some((name, backend)) = group.next() else { return Ok(()) };
+        let Some((name, backend)) = group.next() else { return Err(Error::usage("a group has no device")) };
         let source = Arc::clone(self.replicas[0].model());
         let first = (name, source.on(backend)?);
         self.replicas.push(Replica::new(first, group, &source)?);
@@ -178,7 +178,8 @@ impl<B: Backend> Replicas<B> {
         // The first one comes first: others copy what it loads.
         let mut devices = self.used(count).iter().enumerate();
         devices.try_for_each(|(index, replica)| {
-            replica.ranks.models().try_for_each(|model| model.prefetch_as(request, index > 0))
+            let is_read_elsewhere = index > 0 && request.embeddings.is_none();
+            replica.ranks.models().try_for_each(|model| model.prefetch_as(request, is_read_elsewhere))
         })
     }
 
@@ -221,7 +222,8 @@ impl<B: Backend> Replicas<B> {
     /// does for a batch, on a thread of its own: it calls [`Share::prepare`], makes the images, and gives what it likes
     /// to the sink. `take` gets that on this thread in the order of the seeds, whichever device is faster. Of a group,
     /// each device does so, and only what the first one gives is taken. The first device reads the prompt for all: others
-    /// wait in [`Share::prepare`] until that one has called it, or has ended.
+    /// wait in [`Share::prepare`], [`Share::embeddings`] and [`Share::make`] until that one has called one of them, or has
+    /// ended.
     ///
     /// An error of a device or of `take` cancels the other devices, and is returned with the name of the device where
     /// there are several. A device that does not end then is left behind, see [`Parallel::run`].
@@ -238,6 +240,7 @@ impl<B: Backend> Replicas<B> {
         request.check_count(count)?;
         let devices = self.used(count);
         let queue = &Arc::new(Queue::new(count, devices.len(), devices[0].model().most_at_once(request)?));
+        cancel.check()?;
         self.prefetch(request, count)?;
         let (cancel, work) = (&cancel.child(), &Arc::new(work));
         let shares = devices.len() > 1 && request.embeddings.is_none();

@@ -127,8 +127,12 @@ pub fn copy_weights(
     }
     let enqueued = copies.iter().try_for_each(|copy| copy.enqueue(device, stream));
     // Also after an error, because some copies may be under way.
-    Event::new(device, stream)?.wait()?;
-    enqueued?;
+    let waited = Event::new(device, stream).and_then(|event| event.wait());
+    if waited.is_err() {
+        // On a device that failed a copy may still read what must not be freed then.
+        copies.iter().for_each(|copy| std::mem::forget(Arc::clone(&copy.from.buffer)));
+    }
+    enqueued.and(waited)?;
     copies.iter().for_each(|copy| report(copy.elements));
     Ok(())
 }
@@ -145,7 +149,7 @@ impl CopyOfWeight {
             sys::cuMemcpyPeerAsync(to, own, buffer.address(), buffer.device().context(), buffer.bytes(), stream.raw())
         }
         .result()
-        .map_err(|e| failed("cannot copy weights from another GPU", e))
+        .map_err(|e| failed(&format!("cannot copy weights from {}", buffer.device().numbered_name()), e))
     }
 }
 

@@ -59,6 +59,8 @@ pub struct Uploader {
     /// For GPUs that copy weights from this one.
     loaded: Arc<LoadedWeights>,
     source: OnceLock<Other>,
+    /// Why there is none.
+    no_source: OnceLock<String>,
 }
 
 /// A GPU whose weights this one copies.
@@ -104,6 +106,7 @@ impl Uploader {
             host_rate: Mutex::default(),
             loaded: Arc::default(),
             source: OnceLock::new(),
+            no_source: OnceLock::new(),
         }
     }
 
@@ -128,8 +131,16 @@ impl Uploader {
         let _ = self.source.set(Other { name, loaded, bytes: AtomicU64::new(0) });
     }
 
-    /// Which weights were copied, in words.
+    /// Weights come from the files, although another GPU that computes alike has them.
+    pub fn cannot_copy(&self, why: &str) {
+        let _ = self.no_source.set(why.to_string());
+    }
+
+    /// Which weights were copied from another GPU, or why none could be, in words.
     pub fn copied(&self) -> Option<String> {
+        if let Some(why) = self.no_source.get() {
+            return Some(format!("weights were loaded from the files and not copied from another GPU: {why}"));
+        }
         let Other { name, bytes, .. } = self.source.get()?;
         let bytes = bytes.load(Ordering::Relaxed);
         (bytes > 0).then(|| format!("{:.2} GB of weights were copied from {name}", bytes as f64 / 1e9))
