@@ -130,9 +130,11 @@ fn bench_measures_images_from_references() {
     let names: Vec<_> = plain.iter().map(|row| row["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["stages/64x64", "stages/edit-64x64+1", "stages/edit-64x64+2"]);
     for row in &plain[1..] {
-        let parts = values(row, &["read_ms", "text_ms", "encode_ms", "prepare_ms", "step_ms", "decode_ms"]);
+        // The step is that of the second image, on a machine that may have been busier then.
+        let parts = values(row, &["read_ms", "text_ms", "encode_ms", "prepare_ms", "decode_ms"]);
         assert!(values(row, &["total_ms"]) > 0.8 * parts, "{row}");
-        values(row, &["second_ms", "encode_tflop_s", "step_tflop_s", "enqueue_ms"]);
+        assert!(values(row, &["second_ms"]) > 0.8 * values(row, &["step_ms"]), "{row}");
+        values(row, &["encode_tflop_s", "step_tflop_s", "enqueue_ms"]);
         assert!(row["kv"] == false && row["references_ms"].is_null() && row["third_ms"].is_null(), "{row}");
     }
     assert_eq!(values(&plain[2], &["references"]), 2.0);
