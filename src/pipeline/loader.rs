@@ -59,10 +59,9 @@ impl<B: Backend> Loader<B> {
         files.check_lengths()?;
         let _loading = self.begin_behind_source(Component::TextEncoder);
         let weights = self.weights(files).with_blocks(Arc::new(Blocks::new(streamed, Passes::Seldom)));
-        let load = || TextEncoder::load(&weights, self.info.text_encoder, &self.info.out_layers);
         self.while_warming_up(|start| {
             let load = || {
-                let text_encoder = load()?;
+                let text_encoder = TextEncoder::load(&weights, self.info.text_encoder, &self.info.out_layers)?;
                 // It has its memory, for which it would wait while libraries are loaded.
                 drop(start);
                 Ok(text_encoder)

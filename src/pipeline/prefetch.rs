@@ -15,8 +15,8 @@ use crate::text_encoder::TextEncoder;
 use crate::transformer::Transformer;
 use crate::vae::Decoder;
 
-/// How often a session that waits for weights checks whether it is cancelled.
-const CHECK_EVERY: Duration = Duration::from_millis(20);
+/// How often a session that waits for what others load or make checks whether it is cancelled.
+pub(super) const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// Loads a component of about `total` elements by calling `load`, which reports how many elements were enqueued.
 ///

@@ -2,18 +2,16 @@
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use lru::LruCache;
 
+use super::prefetch::CHECK_EVERY;
 use super::progress::Caller;
 use crate::error::Result;
 use crate::files::Array;
 
 /// How many prompts are cached on the host, as on a device. The features of one take 16 MB in the 4B model.
 const CAPACITY: NonZeroUsize = NonZeroUsize::new(8).unwrap();
-/// How often a session that waits checks whether it is cancelled.
-const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// Who makes the text features of a session.
 #[derive(Clone)]

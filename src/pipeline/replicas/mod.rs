@@ -20,11 +20,11 @@ use crate::error::{Error, Kind, Result};
 /// devices makes each image together, see [`Parallel`], the group is one device here.
 ///
 /// The first device reads the prompt for all, and loads the weights from the files; the others copy them from it where
-/// they are linked to it and compute alike, and load them from the same pages where not. Each plans its own memory. Batches are divided by the
-/// number of images and of devices: as few on each device as their largest size allows, of nearly one size, so that
-/// two devices make 2 images one by one and 8 as 4 and 4. Devices of one kind give the same bytes as one of them that
-/// makes the same batches; an image that is alone in its batch is the one that [`Model::generate`] makes. Where a
-/// device has no room for all of a batch, any device makes the rest.
+/// they are linked to it and compute alike, and load them from the same pages where not. Each plans its own memory.
+/// Batches are divided by the number of images and of devices: as few on each device as their largest size allows, of
+/// nearly one size, so that two devices make 2 images one by one and 8 as 4 and 4. Devices of one kind give the same
+/// bytes as one of them that makes the same batches; an image that is alone in its batch is the one that
+/// [`Model::generate`] makes. Where a device has no room for all of a batch, any device makes the rest.
 ///
 /// ```no_run
 /// use flux::backend::cuda::Cuda;
@@ -156,7 +156,7 @@ impl<B: Backend> Replicas<B> {
         let is_there =
             |name: &str| self.replicas.iter().any(|replica| replica.ranks.names().any(|known| known == name));
         if let Some((name, _)) = group.iter().find(|(name, _)| is_there(name)) {
-            return Err(Error::usage(format!("the device {name} is there twice")));
+            return Err(there_twice(name));
         }
         let mut group = group.into_iter();
         let Some((name, backend)) = group.next() else { return Err(Error::usage("a group has no device")) };
@@ -297,7 +297,7 @@ impl<B: Backend> Replica<B> {
         let mut ranks = vec![first];
         for (name, backend) in others {
             if ranks.iter().any(|(known, _)| *known == name) {
-                return Err(Error::usage(format!("the device {name} is there twice")));
+                return Err(there_twice(&name));
             }
             ranks.push((name, source.on(backend)?));
         }
@@ -335,6 +335,10 @@ impl<B: Backend> Replica<B> {
         Sink { sender: Some(sender.clone()), first }.output(Output::End(kept.load(Ordering::Relaxed)));
         Ok(())
     }
+}
+
+fn there_twice(name: &str) -> Error {
+    Error::usage(format!("the device {name} is there twice"))
 }
 
 /// Hands on what devices say, until all are over. What they gave before one of them failed is handed on as well, in the

@@ -3,9 +3,9 @@
 //! Pages that the driver knows go up at the speed of the bus, without a copy through pinned memory. Making them known
 //! takes about as long as the copy, so a file is registered in chunks, by the threads that enqueue the copies, while the
 //! engine copies chunks before; and where the host has the cores to fill staging buffers instead, a chunk is registered
-//! when it is read for the second time. GPUs that load the same file share what is registered of it: a chunk is pinned once, by
-//! the first that needs it. A chunk that the driver declines, or with which too much of this machine's memory would
-//! be pinned, goes through staging buffers, and those behind it are tried again.
+//! when it is read for the second time. GPUs that load the same file share what is registered of it: a chunk is pinned
+//! once, by the first that needs it. A chunk that the driver declines, or with which too much of this machine's memory
+//! would be pinned, goes through staging buffers, and those behind it are tried again.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
