@@ -129,7 +129,7 @@ gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust 
 	@if [ -n "$(BASE)" ]; then strip -o $(BUNDLE_TARGET)/bin/base "$(BASE)"; fi
 	XZ_OPT=-9 tar -C $(BUNDLE_TARGET)/bin -cJf $(GPU_BUNDLE)/bin.tar.xz .
 	git describe --always --dirty > $(GPU_BUNDLE)/COMMIT
-	cp scripts/gpu_check.sh scripts/make_full_size_model.py scripts/bench_reference.py $(GPU_BUNDLE)/scripts/
+	cp scripts/gpu_check.sh scripts/make_full_size_model.py scripts/bench_reference.py scripts/bench_nccl.py $(GPU_BUNDLE)/scripts/
 	@$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest $(GPU_BUNDLE)/wheels importlib_metadata zipp \
 		"$$(grep '^diffusers==' scripts/requirements-reference.txt)" || echo "note: no wheels of the reference, so it is not measured" >&2
 	@if [ -n "$(STANDALONE)" ]; then mkdir $(GPU_BUNDLE)/tests $(GPU_BUNDLE)/models && cp -r tests/golden $(GPU_BUNDLE)/tests/ \

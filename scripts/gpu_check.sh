@@ -36,6 +36,8 @@ And:
   kv         the same by the 9B model with keys and values of 1, 2 and 4 references made once, beside none; writes and deletes it as `nine`
   gpus       several ranks on one GPU and on two: collectives and images; then the stages of warm images by two GPUs beside one
              of them, also from a reference and in fp8; needs two GPUs
+  exchange   what two GPUs give each other in a block of klein 4B at 512, 1024, 2048, beside NCCL, with access to each other's
+             memory and without; needs two GPUs
   sanitize   memcheck, racecheck, initcheck
   compile    speed of the reference through torch.compile at 512, 1024; takes minutes, so not part of `all`
   editing    what images from images add to the reference: encoding at 512, 1024, 2048, steps with references at 512, 1024
@@ -74,7 +76,7 @@ limit_of() { # SECTION
         image) echo 30 ;;
         adapters | cold) echo 60 ;;
         gpus) echo 240 ;;
-        memory | streaming | bench | model | stages | fp8 | edits | memcheck) echo 90 ;;
+        memory | streaming | bench | model | stages | fp8 | edits | exchange | memcheck) echo 90 ;;
         half | reference | editing | fidelity) echo 120 ;;
         formats) echo 300 ;;
         racecheck | initcheck) echo 300 ;;
@@ -263,6 +265,25 @@ gpus() {
     "$bin/flux" compare --min-psnr 45 "$work/one/image.png" "$work/both/image.png" || fail "two GPUs gave another image than one"
     result "two GPUs / one: ${figures[*]} from start to PNG $cold_s s by two, $one_s s by one"
     return "$status"
+}
+
+exchange() {
+    local reached size own nccl figures=() slower=() flags=()
+    [[ $(nvidia-smi -L | grep -c GPU) -ge 2 ]] || fail "this machine has one GPU"
+    for reached in 1 0; do
+        [[ $reached == 1 ]] || flags=(--no-peer-access)
+        FLUX_PEER_ACCESS=$reached "$bin/flux" bench exchange/ --device cuda:0,1 --size 512,1024,2048 --json | tee "$work/rows" \
+            || fail "the bench broke off"
+        "$python" "$here/scripts/bench_nccl.py" "${flags[@]}" --size 512,1024,2048 | tee -a "$work/rows" || fail "NCCL was not measured"
+        for size in 512 1024 2048; do
+            own=$(named "exchange/${size}x$size over 2" block_us) nccl=$(named "nccl/${size}x$size over 2" block_us)
+            figures+=("$size: $own / $nccl;")
+            awk -v a="$own" -v b="$nccl" 'BEGIN { exit !(a < b) }' || slower+=("$size")
+        done
+        [[ $reached == 0 ]] || figures+=("through memory of the host")
+    done
+    result "us of a block, ours / NCCL: ${figures[*]}"
+    [[ ${#slower[@]} -eq 0 ]] || fail "slower than NCCL at ${slower[*]}: ${figures[*]}"
 }
 
 adapters() {

@@ -10,6 +10,7 @@
 
 mod adapters;
 mod edits;
+mod exchanges;
 mod maker;
 mod ops;
 mod replicas;
@@ -90,7 +91,7 @@ pub fn run<B: Backend>(
     print: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<()> {
     let Some((_, backend)) = devices.first() else { return Err(Error::usage("there is no device to measure")) };
-    let shapes = model.map(ModelInfo::read).transpose()?.map_or_else(Shapes::klein_4b, |info| Shapes::of(&info));
+    let shapes = shapes_of(model)?;
     let mut bench = Bench::new(backend, devices, settings.rounded(&shapes), print)?;
     let wanted = |name: fn(usize) -> String| -> Vec<usize> {
         bench.settings.sizes.iter().copied().filter(|&size| bench.wants(&name(size))).collect()
@@ -116,7 +117,8 @@ pub fn run<B: Backend>(
     for size in bench.settings.sizes.clone() {
         ops::measure(&mut bench, &shapes, size)?;
     }
-    if !measures_model && bench.measured.is_empty() {
+    let exchanges = bench.devices.len() > 1 && bench.settings.wants_exchanges(bench.devices.len());
+    if !measures_model && bench.measured.is_empty() && !exchanges {
         return Err(Error::usage(format!(
             "nothing to measure has `{}` in its name",
             bench.settings.names.join("` or `")
@@ -124,26 +126,44 @@ pub fn run<B: Backend>(
         .hint(
             "names are such as `stages/1024x1024`, `vae_encode/1024x1024`, `adapters/1024x1024`, \
              `ops/linear 4608x3072x27648` and, with `--references 2`, `stages/edit-1024x1024+2`, on two GPUs \
-             `replicas/1024x1024 x 2`",
+             `replicas/1024x1024 x 2` and `exchange/1024x1024 over 2`",
         ));
     }
     Ok(())
 }
 
-/// Measures the stages of images that all of `ranks`, which are a group or one device, make together.
+/// The shapes of a model, or of klein 4B.
+fn shapes_of(model: Option<&ModelFiles>) -> Result<Shapes> {
+    Ok(model.map(ModelInfo::read).transpose()?.map_or_else(Shapes::klein_4b, |info| Shapes::of(&info)))
+}
+
+/// Measures the stages of images that all of `ranks`, which are a group or one device, make together, and what a group
+/// exchanges.
 ///
 /// Errors as [`run`].
 pub fn run_over<B: Backend>(
     ranks: &[B],
-    dir: &ModelFiles,
+    model: Option<&ModelFiles>,
     settings: Settings,
+    default_model: impl FnOnce() -> Result<ModelFiles>,
     print: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<()> {
     let Some(first) = ranks.first() else { return Err(Error::usage("no devices make no image")) };
-    let mut bench = Bench::new(first, &[], settings.rounded(&Shapes::of(&ModelInfo::read(dir)?)), print)?;
+    let shapes = shapes_of(model)?;
+    let mut bench = Bench::new(first, &[], settings.rounded(&shapes), print)?;
     let sizes = bench.settings.sizes.clone();
-    let stages: Vec<usize> = sizes.into_iter().filter(|&size| bench.wants(&stages::name(size))).collect();
+    let stages: Vec<usize> = sizes.iter().copied().filter(|&size| bench.wants(&stages::name(size))).collect();
     let edits = bench.edits()?;
+    if ranks.len() > 1 {
+        let exchanges: Vec<usize> =
+            sizes.into_iter().filter(|&size| bench.wants(&exchanges::name(size, ranks.len()))).collect();
+        exchanges::measure(&mut bench, ranks, &shapes, &exchanges)?;
+    }
+    if stages.is_empty() && edits.is_empty() {
+        return Ok(());
+    }
+    let built_in = if model.is_none() { Some(default_model()?) } else { None };
+    let Some(dir) = model.or(built_in.as_ref()) else { return Ok(()) };
     let mut models = ranks.iter().map(|rank| bench.load(rank, dir)).collect::<Result<Vec<_>>>()?;
     let maker = if models.len() == 1 { Maker::One(models.remove(0)) } else { Maker::Several(Parallel::new(models)?) };
     stages::measure(&mut bench, &maker, &stages)?;
@@ -157,10 +177,19 @@ impl Settings {
     }
 
     /// Whether stages of images are measured.
-    pub fn wants_stages(&self) -> bool {
+    fn wants_stages(&self) -> bool {
         let edit =
             |&size: &usize| self.references.iter().any(|&references| self.wants(&Edit { size, references }.name()));
         self.sizes.iter().any(|&size| self.wants(&stages::name(size))) || self.sizes.iter().any(edit)
+    }
+
+    /// Whether anything is measured of a group of so many devices.
+    pub fn wants_group(&self, devices: usize) -> bool {
+        self.wants_stages() || self.wants_exchanges(devices)
+    }
+
+    fn wants_exchanges(&self, devices: usize) -> bool {
+        self.sizes.iter().any(|&size| self.wants(&exchanges::name(size, devices)))
     }
 
     /// Sizes are rounded to those that images have. Each is measured once: for a size that came before, the prompt would

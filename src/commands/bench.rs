@@ -52,12 +52,11 @@ pub fn run(args: &Bench) -> Result<()> {
             })?;
             bench::run(&gpus, dir.as_ref(), settings.clone(), default_model, print)?;
             let DeviceChoice::Cuda(list) = &args.on.device else { return Ok(()) };
-            if gpus.len() == 1 || !settings.wants_stages() {
+            if gpus.len() == 1 || !settings.wants_group(gpus.len()) {
                 return Ok(());
             }
             drop(gpus); // makes room for the group
-            let dir = dir.map_or_else(default_model, Ok)?;
-            bench::run_over(&open_group(&args.on, list)?, &dir, settings, print)
+            bench::run_over(&open_group(&args.on, list)?, dir.as_ref(), settings, default_model, print)
         }
     }
 }

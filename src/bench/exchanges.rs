@@ -1,0 +1,167 @@
+//! What the devices of a group give each other in a block of the transformer: heads of keys, values and queries in front
+//! of attention, and queries behind it.
+
+use std::sync::Arc;
+use std::thread;
+
+use flux::backend::{Backend, Doers};
+use flux::ops::TokenSplit;
+use flux::tensor::Tensor;
+use flux::{Error, Result};
+use serde::Serialize;
+
+use super::{Bench, Shapes, Times, round, tensor};
+
+/// The name of the row of a size on so many devices.
+pub fn name(size: usize, devices: usize) -> String {
+    format!("exchange/{size}x{size} over {devices}")
+}
+
+/// Of one block, as `--json` prints it: on the device that took longest in each run.
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    size: usize,
+    devices: usize,
+    block_us: f64,
+    min_us: f64,
+    max_us: f64,
+    /// What a device gets from the others, by this time.
+    gb_s: f64,
+}
+
+impl Row {
+    fn text(&self) -> String {
+        let Self { name, block_us, min_us, max_us, gb_s, .. } = self;
+        let head = format!("{name}, of one block");
+        format!("{head:<52} {block_us:10.1} us  [{min_us:.1} .. {max_us:.1}]  {gb_s:9.2} GB/s from others")
+    }
+}
+
+/// What a device exchanges.
+struct Own<B: Backend> {
+    kvq: [Tensor<B>; 3],
+    head_dim: usize,
+    blocks: usize,
+    split: TokenSplit,
+}
+
+impl<B: Backend> Own<B> {
+    fn new(rank: &B, shapes: &Shapes, split: TokenSplit) -> Result<Self> {
+        let rows = split.own().rows();
+        let kvq = [tensor(rank, rows, shapes.dim)?, tensor(rank, rows, shapes.dim)?, tensor(rank, rows, shapes.dim)?];
+        Ok(Self { kvq, head_dim: shapes.head_dim, blocks: shapes.double_blocks + shapes.single_blocks, split })
+    }
+
+    /// What all blocks of a step exchange. Gives the first row of what came back.
+    fn exchange(&self) -> Result<Tensor<B>> {
+        let once = || {
+            let kvq = self.kvq.each_ref().map(|x| x.row_view(0..x.rows()));
+            let [_, _, q] = Tensor::all_to_all_heads(kvq, self.head_dim, &self.split)?;
+            q.all_to_all_rows(&self.split)
+        };
+        let mut back = once()?;
+        for _ in 1..self.blocks {
+            back = once()?;
+        }
+        Ok(back.row_view(0..1))
+    }
+
+    /// Bytes that come from other devices in a block.
+    fn bytes(&self) -> u64 {
+        let (split, [k, ..]) = (&self.split, &self.kvq);
+        let heads = 3 * (split.whole().rows() - split.own().rows()) * k.cols() / split.world();
+        let rows = split.own().rows() * (k.cols() - k.cols() / split.world());
+        (heads + rows) as u64 * k.backend().element_bytes()
+    }
+}
+
+/// Measures what the devices of a group exchange for square images of `sizes`, captured as it is in an image.
+pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, ranks: &[B], shapes: &Shapes, sizes: &[usize]) -> Result<()> {
+    for &size in sizes {
+        let layout = shapes.layout(bench.settings.batch, size);
+        let runs = bench.settings.effort.op_runs;
+        let timed = |rank: &B| {
+            let own = Own::new(rank, shapes, TokenSplit::new(layout, rank.rank(), ranks.len()));
+            own.and_then(|own| timed(rank, &Arc::new(own), runs)).inspect_err(|error| rank.abort_collectives(error))
+        };
+        let results: Vec<Result<(u64, Vec<f64>)>> = thread::scope(|scope| {
+            let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || timed(rank))).collect();
+            let panicked = || Err(Error::new("a thread that exchanges panicked"));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
+        });
+        let times = results.into_iter().collect::<Result<Vec<_>>>()?;
+        let slowest = |run: usize| times.iter().map(|(_, seconds)| seconds[run]).fold(0.0, f64::max);
+        let blocks = (shapes.double_blocks + shapes.single_blocks) as f64;
+        let Times { median, min, max, .. } = Times::of((0..runs).map(|run| slowest(run) / blocks).collect());
+        let [block_us, min_us, max_us] = [median, min, max].map(|seconds| round(seconds * 1e6, 1));
+        let most = times.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0);
+        let gb_s = round(most as f64 / median / 1e9, 2);
+        let (name, devices) = (name(size, ranks.len()), ranks.len());
+        let row = Row { name, size, devices, block_us, min_us, max_us, gb_s };
+        bench.line(|| row.text(), &row)?;
+    }
+    Ok(())
+}
+
+/// Bytes that come from others in a block, and the seconds of `runs` steps, after some that are not counted.
+fn timed<B: Backend>(rank: &B, own: &Arc<Own<B>>, runs: usize) -> Result<(u64, Vec<f64>)> {
+    let (mut graph, mut seconds) = (B::Graph::default(), Vec::with_capacity(runs));
+    // The first run of a graph is enqueued op by op, and captured behind that.
+    let warm_up = 1 + runs.div_ceil(4);
+    for run in 0..warm_up + runs {
+        // Nobody begins before all are done with the run before.
+        rank.gather_soon("a run of the bench", run as u64)?;
+        let from = rank.event()?;
+        drop(rank.run_graph(&mut graph, Doers::All, own, [], |own, []| own.exchange())?);
+        let to = rank.event()?;
+        rank.wait(&to)?;
+        if run >= warm_up {
+            seconds.push(rank.elapsed(&from, &to)?.as_secs_f64());
+        }
+    }
+    Ok((own.bytes(), seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use flux::backend::cpu::{Cpu, Precision};
+    use flux::files::ModelFiles;
+    use flux::pipeline::Quantisation;
+
+    use crate::bench::{Effort, Settings, run_over};
+
+    #[test]
+    fn each_size_has_a_row() {
+        let settings = Settings {
+            names: vec!["exchange".to_string()],
+            sizes: vec![32, 64],
+            references: Vec::new(),
+            kv: false,
+            quantisation: Quantisation::default(),
+            batch: 1,
+            steps: None,
+            in_a_row: None,
+            pause: None,
+            json: true,
+            effort: Effort::CPU,
+        };
+        let ranks = Cpu::group(Precision::F32, 2, Duration::from_secs(60)).unwrap();
+        let (model, mut rows) = (ModelFiles::open("models/tiny".as_ref()).unwrap(), Vec::new());
+        let built_in = || panic!("no image is made");
+        run_over(&ranks, Some(&model), settings, built_in, &mut |line| {
+            rows.push(serde_json::from_str::<serde_json::Value>(line).expect("a row is JSON"));
+            Ok(())
+        })
+        .unwrap();
+        let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().expect("a name")).collect();
+        assert_eq!(names, ["exchange/32x32 over 2", "exchange/64x64 over 2"]);
+        for row in &rows {
+            let field = |name: &str| row[name].as_f64().expect("a number");
+            assert!(field("min_us") > 0.0 && field("min_us") <= field("block_us"), "{row}");
+            assert!(field("gb_s") > 0.0, "{row}");
+        }
+    }
+}
