@@ -1,4 +1,5 @@
-//! Launches cuda/exchange.cu: what the ranks of a group give each other.
+//! Launches cuda/exchange.cu: what the ranks of a group give each other. Where GPUs are out of each other's reach, see
+//! [`host_exchange`](super::host_exchange).
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -10,33 +11,50 @@ use crate::backend::Backend;
 use crate::error::{Error, Result};
 
 /// As in cuda/exchange.cu.
-const THREADS: usize = 512;
+pub(super) const THREADS: usize = 512;
+pub(super) const UNROLL: usize = 4;
 const COPIES: usize = 64;
-const UNROLL: usize = 4;
-/// Blocks where ranks share a GPU: so few that others run beside them while they wait.
-const SHARED_GPU_BLOCKS: usize = 4;
 
-/// As `Exchange` in cuda/exchange.cu.
+/// As in cuda/exchange.cu.
 #[repr(C)]
-struct Parameters {
+pub(super) struct Meeting {
     flags: [u64; RANKS],
     counters: u64,
     mailbox: u64,
     limit_ns: u64,
     rank: i32,
     world: i32,
-    count: i32,
     last: i32,
+    count: i32,
+}
+
+impl Meeting {
+    /// A launch with `count` copies; behind the `last` one the ranks are done with each other.
+    pub(super) fn new(rank: &Rank, count: usize, last: bool) -> Self {
+        let mut flags = [0; RANKS];
+        flags.iter_mut().zip(rank.flags()).for_each(|(to, address)| *to = address);
+        Self {
+            flags,
+            counters: rank.counters(),
+            mailbox: rank.mailbox(),
+            limit_ns: u64::try_from(rank.limit().as_nanos()).unwrap_or(u64::MAX),
+            rank: rank.member().rank() as i32,
+            world: rank.member().world() as i32,
+            last: i32::from(last),
+            count: count as i32,
+        }
+    }
+}
+
+/// As `Exchange` in cuda/exchange.cu.
+#[repr(C)]
+struct Parameters {
+    meeting: Meeting,
     copies: [RowCopy; COPIES],
 }
 
-/// Who meets in a launch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ranks {
-    All,
-    /// Nobody: it copies and counts as no meeting.
-    This,
-}
+/// What is copied where of the pieces that each rank gave, and the result.
+pub(super) type Placed<T> = (T, Vec<RowCopy>);
 
 impl Cuda {
     /// Gives each rank the pieces that `sent` has for it, all of them in the order of ranks. `place` says, of the pieces
@@ -48,27 +66,40 @@ impl Cuda {
         &self,
         op: &'static str,
         sent: Vec<Vec<Piece>>,
-        place: impl FnOnce(&[Vec<Piece>]) -> Result<(T, Vec<RowCopy>)>,
+        place: impl FnOnce(&[Vec<Piece>]) -> Result<Placed<T>>,
     ) -> Result<T> {
         let rank = self.rank_of_group(op)?;
-        let given = rank.member().exchange(op, self.readable(rank, sent)?)?;
-        let made = place(&given).and_then(|(made, copies)| {
-            self.launch_exchange(rank, &copies)?;
-            rank.meet_behind(op)?;
-            Ok(made)
-        });
+        let own = |piece: Piece| piece.of_rank(rank.member().rank());
+        let sent = sent.into_iter().map(|parcel| parcel.into_iter().map(own).collect()).collect();
+        let made = match rank.host_link() {
+            None => self.exchange_between_gpus(op, rank, sent, place),
+            Some(link) => self.exchange_through_host(op, rank, link, sent, place),
+        };
+        let met = made.and_then(|made| rank.meet_behind(op).map(|()| made));
         // The others are on their way to this exchange.
-        made.inspect_err(|cause| rank.member().abort(cause))
+        met.inspect_err(|cause| rank.member().abort(cause))
     }
 
-    /// What is sent, where the others can read it: copied to memory of the host where that of this GPU is out of reach.
-    fn readable(&self, rank: &Rank, sent: Vec<Vec<Piece>>) -> Result<Vec<Vec<Piece>>> {
-        let Some(outbox) = rank.outbox() else { return Ok(sent) };
-        let packed = outbox.pack(self.device(), sent, rank.member().rank())?;
-        for some in packed.copies.chunks(COPIES) {
-            self.launch_copies(rank, Ranks::This, some, false)?;
+    /// Ranks say what they give, then where they want what others give, and each GPU writes to there what is its own:
+    /// writing crosses NVLink faster than reading.
+    fn exchange_between_gpus<T>(
+        &self,
+        op: &'static str,
+        rank: &Rank,
+        sent: Vec<Vec<Piece>>,
+        place: impl FnOnce(&[Vec<Piece>]) -> Result<Placed<T>>,
+    ) -> Result<T> {
+        let given = rank.member().exchange(op, sent)?;
+        let (made, copies) = place(&given)?;
+        let mut wanted = vec![Vec::new(); rank.member().world()];
+        copies.into_iter().for_each(|copy| wanted[copy.rank()].push(copy));
+        let copies = not_empty(rank.member().exchange(op, wanted)?.concat());
+        let launches = copies.len().div_ceil(COPIES).max(1);
+        for launch in 0..launches {
+            let some = &copies[launch * COPIES..((launch + 1) * COPIES).min(copies.len())];
+            self.launch_copies(rank, some, launch + 1 == launches)?;
         }
-        Ok(packed.sent)
+        Ok(made)
     }
 
     /// [`Cuda::exchange_pieces`] among some ranks of the group, counted from the first of them; the others have pieces of
@@ -80,7 +111,7 @@ impl Cuda {
         op: &'static str,
         ranks: Range<usize>,
         sent: Vec<Vec<Piece>>,
-        place: impl FnOnce(&[Vec<Piece>]) -> Result<(T, Vec<RowCopy>)>,
+        place: impl FnOnce(&[Vec<Piece>]) -> Result<Placed<T>>,
     ) -> Result<T> {
         let others = |count: usize| std::iter::repeat_n(Vec::new(), count);
         let all = others(ranks.start).chain(sent).chain(others(self.world() - ranks.end)).collect();
@@ -91,44 +122,17 @@ impl Cuda {
         self.group_rank().ok_or_else(|| Error::new("a GPU that is in no group has no peers").at(format!("op `{op}`")))
     }
 
-    fn launch_exchange(&self, rank: &Rank, copies: &[RowCopy]) -> Result<()> {
-        let copies: Vec<_> = copies.iter().filter(|copy| copy.units() > 0).copied().collect();
-        let launches = copies.len().div_ceil(COPIES).max(1);
-        for launch in 0..launches {
-            let some = &copies[launch * COPIES..((launch + 1) * COPIES).min(copies.len())];
-            self.launch_copies(rank, Ranks::All, some, launch + 1 == launches)?;
-        }
-        Ok(())
-    }
-
-    /// At most COPIES copies, once these ranks have met. They are done with each other behind the `last` ones.
-    fn launch_copies(&self, rank: &Rank, ranks: Ranks, copies: &[RowCopy], last: bool) -> Result<()> {
-        let (own, world) = match ranks {
-            Ranks::All => (rank.member().rank(), rank.member().world()),
-            // The first and only one: it tells nobody, and waits for nobody.
-            Ranks::This => (0, 1),
-        };
-        let mut parameters = Parameters {
-            flags: [0; RANKS],
-            counters: rank.counters(),
-            mailbox: rank.mailbox(),
-            limit_ns: u64::try_from(rank.limit().as_nanos()).unwrap_or(u64::MAX),
-            rank: own as i32,
-            world: world as i32,
-            count: copies.len() as i32,
-            last: i32::from(last),
-            copies: [RowCopy::default(); COPIES],
-        };
-        parameters.flags.iter_mut().zip(rank.flags()).for_each(|(to, address)| *to = address);
+    /// At most COPIES copies, once all ranks have met.
+    fn launch_copies(&self, rank: &Rank, copies: &[RowCopy], last: bool) -> Result<()> {
+        let mut parameters =
+            Parameters { meeting: Meeting::new(rank, copies.len(), last), copies: [RowCopy::default(); COPIES] };
         parameters.copies[..copies.len()].copy_from_slice(copies);
-        let most_blocks = if rank.shares_gpus() { SHARED_GPU_BLOCKS } else { self.device().multiprocessors() };
         let units: usize = copies.iter().map(RowCopy::units).sum();
-        let blocks = units.div_ceil(THREADS * UNROLL).clamp(1, most_blocks);
+        let blocks = units.div_ceil(THREADS * UNROLL).clamp(1, rank.blocks_at_once());
         let mut arguments = [std::ptr::from_mut(&mut parameters).cast::<c_void>()];
-        // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of ranks, which free them
-        // behind their own exchange, which ends after this one has read them, or from outboxes, which are written again
-        // behind it; they are to tensors of this rank or to its own outbox. Counters, flags, mailbox and outboxes live as
-        // long as the group.
+        // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of this rank, which frees
+        // them behind this, to tensors that ranks made for this exchange: they free them behind their own part of it,
+        // which ends after this one. Counters, flags and mailbox live as long as the group.
         unsafe { self.launch("exchange", "exchange")?.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }
     }
 
@@ -150,6 +154,12 @@ impl Cuda {
     }
 }
 
+/// Without those that copy nothing.
+pub(super) fn not_empty(mut copies: Vec<RowCopy>) -> Vec<RowCopy> {
+    copies.retain(|copy| copy.units() > 0);
+    copies
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,6 +167,6 @@ mod tests {
     #[test]
     fn parameters_fit_what_every_gpu_takes() {
         assert!(size_of::<Parameters>() <= 4096);
-        assert_eq!(size_of::<RowCopy>(), 48);
+        assert_eq!((size_of::<RowCopy>(), size_of::<Meeting>()), (48, 168));
     }
 }

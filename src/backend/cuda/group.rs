@@ -1,8 +1,8 @@
 //! Groups of GPUs that make one image together, each used by a thread of its own.
 //!
 //! Before an exchange is enqueued, the hosts of all ranks meet and say where what they give lies; from then on the GPUs
-//! wait for each other by themselves, see cuda/exchange.cu. They read it out of each other's memory, or where that is out
-//! of reach, out of [`outbox`](super::outbox)es in memory of the host. Whatever ends one side ends the other: a host that fails sets
+//! wait for each other by themselves, see cuda/exchange.cu. They write it into each other's memory, or where that is out
+//! of reach, into [`outbox`](super::outbox)es in memory of the host. Whatever ends one side ends the other: a host that fails sets
 //! the first word of the mailbox, which GPUs that wait look at; a GPU that waited too long says so there, which hosts
 //! look at while they wait and once they have waited for their GPU.
 
@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 /// The most ranks of a group, as in cuda/exchange.cu.
 pub const RANKS: usize = 16;
 /// Words of a rank's counters and flags, as in cuda/exchange.cu.
-const FLAG_WORDS: usize = 128;
+const FLAG_WORDS: usize = 1024;
 /// Words of the mailbox: one that ends all, and two of each rank.
 const MAILBOX_WORDS: usize = 1 + 2 * RANKS;
 
@@ -91,7 +91,7 @@ struct Shared {
 }
 
 /// What ranks need in memory of the host where they cannot reach each other's.
-struct HostLink {
+pub struct HostLink {
     /// Of all ranks.
     flags: Words,
     /// Of each rank.
@@ -163,9 +163,9 @@ impl Rank {
         self.shared.mailbox.address(0)
     }
 
-    /// Where this rank puts what it gives others; none where they reach its memory.
-    pub fn outbox(&self) -> Option<&Outbox> {
-        self.shared.host.as_ref().map(|host| &host.outboxes[self.member.rank()])
+    /// What ranks exchange through; none where they reach each other's memory.
+    pub fn host_link(&self) -> Option<&HostLink> {
+        self.shared.host.as_ref()
     }
 
     /// What the user may want to know of how GPUs reach each other.
@@ -189,10 +189,18 @@ impl Rank {
         Ok(())
     }
 
-    /// Whether several ranks share a GPU. One that waits there leaves most of it to the others.
-    pub fn shares_gpus(&self) -> bool {
+    /// Whether several ranks share a GPU.
+    fn shares_gpus(&self) -> bool {
         let devices = &self.shared.devices;
         devices.iter().enumerate().any(|(i, device)| devices[..i].iter().any(|other| other.is_same_gpu(device)))
+    }
+
+    /// Blocks of an exchange that run at the same time on every GPU; the same for all ranks. Where they share a GPU it is so
+    /// few that others run beside them while they wait.
+    pub fn blocks_at_once(&self) -> usize {
+        const ON_A_SHARED_GPU: usize = 4;
+        let least = self.shared.devices.iter().map(|device| device.multiprocessors()).min();
+        if self.shares_gpus() { ON_A_SHARED_GPU } else { least.unwrap_or(1) }
     }
 
     /// A number that all ranks have for what they capture now, and never had before. From here on until they have
@@ -214,6 +222,13 @@ impl Rank {
             self.shared.clear()?;
         }
         self.member.restore()
+    }
+}
+
+impl HostLink {
+    /// Where this rank puts what it gives others.
+    pub fn outbox(&self, rank: usize) -> &Outbox {
+        &self.outboxes[rank]
     }
 }
 

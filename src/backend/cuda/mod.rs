@@ -9,7 +9,8 @@
 //! of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`] asks cuBLASLt, [`transfer`] moves values and images
 //! through [`staging`] buffers, [`upload`] weights out of files, [`stored`] says how those lie that stay in a file's format, [`block_stream`] those of blocks that take turns in
 //! memory, [`graph`] launches captured work as a whole. GPUs that make one image together are ranks of a [`group`], which
-//! read each other's memory ([`peers`]), or an [`outbox`] in that of the host, in an [`exchange`] of [`pieces`]. What an op
+//! write to each other's memory ([`peers`]) in an [`exchange`] of [`pieces`], or to an [`outbox`] in that of the host in a
+//! [`host_exchange`]. What an op
 //! learns of its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file of
 //! its name in [`ops`]; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order, in
 //! which [`capture`] lets one thread at a time enqueue, and [`captures`] keeps away what would break a capture; only downloads, [`Backend::wait`], the timing of algorithms and
@@ -32,6 +33,7 @@ mod gemm;
 mod graph;
 mod group;
 mod hopper;
+mod host_exchange;
 mod kernels;
 mod launch;
 mod library;

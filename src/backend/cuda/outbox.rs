@@ -72,6 +72,9 @@ pub struct Packed {
     pub sent: Vec<Vec<Piece>>,
     /// What brings it there, as work of the rank.
     pub copies: Vec<RowCopy>,
+    /// Where the outbox begins, and the bytes that are used of it.
+    pub address: u64,
+    pub bytes: usize,
 }
 
 impl Outbox {
@@ -111,7 +114,7 @@ fn place(sent: &[Vec<Piece>], own: usize) -> (Vec<(Piece, usize)>, usize) {
 }
 
 fn pack(sent: Vec<Vec<Piece>>, own: usize, address: u64) -> Packed {
-    let (places, _) = place(&sent, own);
+    let (places, bytes) = place(&sent, own);
     let placed = |piece: &Piece| {
         let found = places.iter().find(|(placed, _)| placed == piece);
         found.map_or(*piece, |(_, at)| piece.at(address + *at as u64))
@@ -121,7 +124,7 @@ fn pack(sent: Vec<Vec<Piece>>, own: usize, address: u64) -> Packed {
     };
     let filled = places.iter().filter(|(piece, _)| piece.bytes() > 0);
     let copies = filled.map(|(piece, at)| piece.copy_to(piece.at(address + *at as u64))).collect();
-    Packed { sent: sent.into_iter().enumerate().map(to).collect(), copies }
+    Packed { sent: sent.into_iter().enumerate().map(to).collect(), copies, address, bytes }
 }
 
 #[cfg(test)]

@@ -17,17 +17,19 @@ pub struct Piece {
     stride: usize,
     /// Bytes of a value.
     size: usize,
+    /// Whose it is, or who put it into an outbox. A piece is that of rank 0 until it is given.
+    rank: usize,
 }
 
 impl Piece {
     pub fn of(x: &Tensor<Cuda>) -> Self {
         let size = x.buffer().kind().size();
-        Self { address: x.address(), rows: x.rows(), cols: x.cols(), stride: x.stride(), size }
+        Self { address: x.address(), rows: x.rows(), cols: x.cols(), stride: x.stride(), size, rank: 0 }
     }
 
     /// Dense rows of values of `size` bytes.
     pub fn dense(address: u64, [rows, cols]: [usize; 2], size: usize) -> Self {
-        Self { address, rows, cols, stride: cols, size }
+        Self { address, rows, cols, stride: cols, size, rank: 0 }
     }
 
     pub fn shape(&self) -> [usize; 2] {
@@ -41,7 +43,12 @@ impl Piece {
 
     /// The same values in dense rows elsewhere.
     pub fn at(&self, address: u64) -> Self {
-        Self::dense(address, self.shape(), self.size)
+        Self { rank: self.rank, ..Self::dense(address, self.shape(), self.size) }
+    }
+
+    /// The same, as what rank `rank` gives.
+    pub fn of_rank(self, rank: usize) -> Self {
+        Self { rank, ..self }
     }
 
     /// Some of the rows.
@@ -75,7 +82,8 @@ pub struct RowCopy {
     rows: u32,
     units: u32,
     unit: u32,
-    padding: u32,
+    /// Of what is copied.
+    rank: u32,
 }
 
 impl RowCopy {
@@ -99,8 +107,14 @@ impl RowCopy {
             rows: rows as u32,
             units: (row_bytes / unit) as u32,
             unit: unit as u32,
-            padding: 0,
+            // A group has few ranks.
+            rank: from.rank as u32,
         }
+    }
+
+    /// Whose values are copied.
+    pub fn rank(&self) -> usize {
+        self.rank as usize
     }
 
     pub fn units(&self) -> usize {
@@ -165,7 +179,7 @@ pub mod on_host {
         }
 
         pub fn piece(&self) -> Piece {
-            Piece { address: self.address(), rows: self.rows(), cols: self.cols, stride: self.stride, size: 2 }
+            Piece { address: self.address(), rows: self.rows(), cols: self.cols, stride: self.stride, size: 2, rank: 0 }
         }
     }
 

@@ -1,0 +1,159 @@
+//! Launches `exchange_through_host` of cuda/exchange.cu: what ranks give each other where their GPUs cannot reach each
+//! other's memory. Each has an [`Outbox`] in memory of the host; some blocks fill it while others read those of the other
+//! ranks, so that both directions of the bus are busy.
+
+use std::ffi::c_void;
+
+use super::Cuda;
+use super::exchange::{Meeting, Placed, THREADS, UNROLL, not_empty};
+use super::group::{HostLink, RANKS, Rank};
+use super::outbox::Packed;
+use super::pieces::{Piece, RowCopy};
+use crate::error::{Error, Result};
+
+/// As in cuda/exchange.cu.
+const COPIES: usize = 32;
+const WINDOW_BYTES: usize = THREADS * UNROLL * 16;
+/// How many windows a writer can count.
+const MOST_WINDOWS: usize = u16::MAX as usize;
+/// Writers, and as many readers: few blocks are enough for the bus.
+const MOST_LANES: usize = 32;
+/// Of the blocks that run at the same time, one in so many is a writer.
+const BLOCKS_OF_A_LANE: usize = 4;
+
+/// As `HostExchange` in cuda/exchange.cu.
+#[repr(C)]
+struct Parameters {
+    meeting: Meeting,
+    outboxes: [u64; RANKS],
+    windows: [u32; RANKS],
+    lanes: i32,
+    told: i32,
+    sent_count: i32,
+    padding: i32,
+    sent: [RowCopy; COPIES],
+    read: [RowCopy; COPIES],
+}
+
+/// The outboxes of all ranks.
+#[derive(Default)]
+struct Outboxes {
+    addresses: [u64; RANKS],
+    /// How many of them are used.
+    windows: [u32; RANKS],
+}
+
+/// What a launch copies.
+#[derive(Debug, PartialEq, Eq)]
+struct Part {
+    sent: Vec<RowCopy>,
+    /// Whether what is sent is in the outbox behind this.
+    told: bool,
+    read: Vec<RowCopy>,
+    last: bool,
+}
+
+/// An exchange as launches. What is sent comes before what is read, because ranks that read wait for others that send.
+fn parts(sent: &[RowCopy], read: &[RowCopy]) -> Vec<Part> {
+    let chunks = |copies: &[RowCopy]| -> Vec<Vec<RowCopy>> {
+        let chunks: Vec<_> = copies.chunks(COPIES).map(<[RowCopy]>::to_vec).collect();
+        if chunks.is_empty() { vec![Vec::new()] } else { chunks }
+    };
+    let (sent, read) = (chunks(sent), chunks(read));
+    // The last that sends is the first that reads.
+    let (senders, launches) = (sent.len(), sent.len() + read.len() - 1);
+    let reads = std::iter::repeat_n(Vec::new(), senders - 1).chain(read);
+    let sends = sent.into_iter().chain(std::iter::repeat_with(Vec::new));
+    let both = sends.zip(reads).enumerate();
+    both.map(|(i, (sent, read))| Part { sent, told: i + 1 == senders, read, last: i + 1 == launches }).collect()
+}
+
+impl Cuda {
+    pub(super) fn exchange_through_host<T>(
+        &self,
+        op: &'static str,
+        rank: &Rank,
+        link: &HostLink,
+        sent: Vec<Vec<Piece>>,
+        place: impl FnOnce(&[Vec<Piece>]) -> Result<Placed<T>>,
+    ) -> Result<T> {
+        let own = rank.member().rank();
+        let Packed { sent, copies, address, bytes } = link.outbox(own).pack(self.device(), sent, own)?;
+        let lanes = (rank.blocks_at_once() / BLOCKS_OF_A_LANE).clamp(1, MOST_LANES);
+        let windows = bytes.div_ceil(WINDOW_BYTES);
+        if windows.div_ceil(lanes) > MOST_WINDOWS {
+            let what = format!("{bytes} bytes are more than GPUs exchange at once through memory of the host");
+            return Err(Error::new(what).at(format!("op `{op}`")).hint("ask for a smaller image"));
+        }
+        let sent = sent.into_iter().map(|parcel| (address, windows as u32, parcel)).collect();
+        let (mut outboxes, mut given) = (Outboxes::default(), Vec::new());
+        for (rank, (address, windows, parcel)) in rank.member().exchange(op, sent)?.into_iter().enumerate() {
+            (outboxes.addresses[rank], outboxes.windows[rank]) = (address, windows);
+            given.push(parcel);
+        }
+        let (made, read) = place(&given)?;
+        for part in parts(&not_empty(copies), &not_empty(read)) {
+            self.launch_part(rank, &part, &outboxes, lanes)?;
+        }
+        Ok(made)
+    }
+
+    fn launch_part(&self, rank: &Rank, part: &Part, outboxes: &Outboxes, lanes: usize) -> Result<()> {
+        let Part { sent, told, read, last } = part;
+        let mut parameters = Parameters {
+            meeting: Meeting::new(rank, read.len(), *last),
+            outboxes: outboxes.addresses,
+            windows: outboxes.windows,
+            lanes: lanes as i32,
+            told: i32::from(*told),
+            sent_count: sent.len() as i32,
+            padding: 0,
+            sent: [RowCopy::default(); COPIES],
+            read: [RowCopy::default(); COPIES],
+        };
+        parameters.sent[..sent.len()].copy_from_slice(sent);
+        parameters.read[..read.len()].copy_from_slice(read);
+        let own: usize = read.iter().filter(|copy| copy.rank() == rank.member().rank()).map(RowCopy::units).sum();
+        let rest = rank.blocks_at_once().saturating_sub(2 * lanes).max(1);
+        let blocks = 2 * lanes + own.div_ceil(THREADS * UNROLL).clamp(1, rest);
+        let mut arguments = [std::ptr::from_mut(&mut parameters).cast::<c_void>()];
+        let launch = self.launch("exchange", "exchange_through_host")?;
+        // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of this rank, which frees
+        // them behind this, to its own outbox, which is as large and not read any more, because the exchange before has
+        // ended on all ranks; and from outboxes, which are written again behind this one, to tensors of this rank.
+        // Counters, flags, mailbox and outboxes live as long as the group.
+        unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_fit_what_every_gpu_takes() {
+        assert!(size_of::<Parameters>() <= 4096);
+        assert_eq!(std::mem::offset_of!(Parameters, sent), 376);
+    }
+
+    #[test]
+    fn nothing_is_read_in_front_of_the_last_that_is_sent() {
+        let copies = |count: u64| -> Vec<RowCopy> {
+            let piece = |i: u64| Piece::dense(4096 * (i + 1), [1, 8], 2);
+            (0..count).map(|i| piece(i).copy_to(piece(i + 1000))).collect()
+        };
+        for (sent, read, launches) in
+            [(0, 0, 1), (1, 0, 1), (0, 5, 1), (32, 32, 1), (33, 32, 2), (32, 65, 3), (70, 40, 4)]
+        {
+            let (sent, read) = (copies(sent), copies(read));
+            let parts = parts(&sent, &read);
+            assert_eq!(parts.len(), launches);
+            assert_eq!(parts.iter().flat_map(|part| part.sent.clone()).collect::<Vec<_>>(), sent);
+            assert_eq!(parts.iter().flat_map(|part| part.read.clone()).collect::<Vec<_>>(), read);
+            let told = parts.iter().position(|part| part.told).unwrap();
+            assert!(parts[..told].iter().all(|part| part.read.is_empty()));
+            assert!(parts[told + 1..].iter().all(|part| part.sent.is_empty() && !part.told));
+            assert!(parts.iter().enumerate().all(|(i, part)| part.last == (i + 1 == launches)));
+        }
+    }
+}
