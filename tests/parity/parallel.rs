@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flux::backend::Backend;
 use flux::backend::cuda::{Cuda, GemmCache, GroupOptions, Link, Precision};
+use flux::backend::{Backend, Remark};
 use flux::error::Kind;
 use flux::files::ModelFiles;
 use flux::ops::{RowSplit, Sharing, TokenLayout};
@@ -67,7 +67,15 @@ fn places() -> Vec<Place> {
         places.extend([Place::OneGpu(4, Link::Peers), Place::OneGpu(4, Link::Host)]);
     }
     match Place::TwoGpus(Link::Peers).group_within(limit()) {
-        Ok(_) => places.extend([Place::TwoGpus(Link::Peers), Place::TwoGpus(Link::Host)]),
+        Ok(ranks) => {
+            let apart = ranks[0].remarks().iter().any(|remark| matches!(remark, Remark::Warning(_)));
+            if apart {
+                println!("skipped: two GPUs that write to each other's memory, these do not: {:?}", ranks[0].remarks());
+            } else {
+                places.push(Place::TwoGpus(Link::Peers));
+            }
+            places.push(Place::TwoGpus(Link::Host));
+        }
         Err(error) if error.to_string().contains("no GPU 1") => println!("skipped: there is one GPU"),
         Err(error) => panic!("{error}"),
     }

@@ -20,6 +20,7 @@ use super::driver::{Properties, can_reach, failed, start_driver};
 use super::event::Event;
 use super::one_of;
 use super::outbox::{Outbox, Pinned};
+use super::peers::{Reach, broken_link};
 use crate::backend::group::{Alarm, LIMIT, Member};
 use crate::error::{Error, Result};
 
@@ -325,9 +326,13 @@ pub fn are_linked(ordinals: &[usize]) -> Result<bool> {
 /// Why these GPUs cannot read each other's memory; none where they can, which they are let do.
 fn out_of_reach(devices: &[&Arc<Device>]) -> Result<Option<String>> {
     for (device, peer) in devices.iter().flat_map(|device| devices.iter().map(move |peer| (device, peer))) {
-        if !device.reach(peer)? {
-            let reason = format!("{} cannot reach the memory of {}", device.numbered_name(), peer.numbered_name());
-            return Ok(Some(reason));
+        match device.reach(peer)? {
+            Reach::Open => {}
+            Reach::Closed => {
+                let names = [device.numbered_name(), peer.numbered_name()];
+                return Ok(Some(format!("{} cannot reach the memory of {}", names[0], names[1])));
+            }
+            Reach::Broken => return Ok(Some(broken_link(device, peer))),
         }
     }
     Ok(None)

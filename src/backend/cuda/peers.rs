@@ -1,23 +1,47 @@
 //! Access of a GPU to the memory of another one.
 
-use cudarc::driver::sys;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use cudarc::driver::{result, sys};
+
+use super::buffer::{Buffer, Kind};
 use super::device::Device;
 use super::driver::{can_reach, failed};
+use super::event::Event;
 use super::{Cuda, Link};
 use crate::backend::Backend;
-use crate::error::Result;
+use crate::error::{Error, Result};
+
+/// How much goes each way to see whether a link carries what is sent.
+const CHECKED_BYTES: usize = 64 << 10;
+/// How long that may take; microseconds, where nothing is wrong.
+const CHECK_LIMIT: Duration = Duration::from_secs(5);
+
+/// What a GPU can do with the memory of another one.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Read and write it.
+    Open,
+    /// Nothing: no link is there.
+    Closed,
+    /// The driver says that there is a link, over which values come as others.
+    Broken,
+}
 
 impl Device {
-    /// Lets kernels of this GPU read and write all memory of `peer`; nothing to do where both are one GPU. False where
-    /// nothing links them.
-    pub fn reach(&self, peer: &Self) -> Result<bool> {
+    /// Lets kernels of this GPU read and write all memory of `peer`; nothing to do where both are one GPU. Values are sent
+    /// both ways first: where an IOMMU is in the way, the driver does not know that they do not come.
+    ///
+    /// Errors when the driver refuses, or nothing comes within some seconds.
+    pub fn reach(self: &Arc<Self>, peer: &Arc<Self>) -> Result<Reach> {
         if self.is_same_gpu(peer) {
-            return Ok(true);
+            return Ok(Reach::Open);
         }
         let (own, other) = (self.handle(), peer.handle());
         if !can_reach(own, other)? {
-            return Ok(false);
+            return Ok(Reach::Closed);
         }
         self.make_current()?;
         // SAFETY: this device's context is current, and the other one is retained until its device is dropped.
@@ -25,12 +49,50 @@ impl Device {
             sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
             e => {
                 let what = format!("GPU {own} cannot reach the memory of GPU {other}");
-                return Err(failed(&what, cudarc::driver::result::DriverError(e)));
+                return Err(failed(&what, result::DriverError(e)));
             }
         }
         // Memory of pools is not part of what the context shares.
         peer.pools().map_or(Ok(()), |pools| pools.share_with(own))?;
-        Ok(true)
+        let carries = self.reads_what_is_in(peer)?;
+        Ok(if carries { Reach::Open } else { Reach::Broken })
+    }
+
+    /// Whether this GPU reads what `peer` has in its memory, and that one finds what this one writes there.
+    fn reads_what_is_in(self: &Arc<Self>, peer: &Arc<Self>) -> Result<bool> {
+        let memory = |device: &Arc<Self>| {
+            Buffer::on_stream(device, device.download_stream(), Kind::Byte, CHECKED_BYTES)
+                .and_then(|buffer| device.finish_check("has no memory in time").map(|()| buffer))
+        };
+        let (ours, theirs) = (memory(self)?, memory(peer)?);
+        let link = || format!("gets nothing over its link to GPU {}", peer.handle());
+        let crosses = |from: &Buffer, to: &Buffer, seed: u8| -> Result<bool> {
+            let sent: Vec<u8> = (0..CHECKED_BYTES).map(|i| (i * 167 + i / 251) as u8 ^ seed).collect();
+            from.put(&sent)?;
+            self.make_current()?;
+            // SAFETY: both buffers live, are as long, and no other work uses them.
+            unsafe {
+                result::memcpy_dtod_async(to.address(), from.address(), CHECKED_BYTES, self.download_stream().raw())
+            }
+            .map_err(|e| failed("cannot copy between GPUs", e))?;
+            self.finish_check(&link())?;
+            Ok(to.get()? == sent)
+        };
+        Ok(crosses(&theirs, &ours, 0)? && crosses(&ours, &theirs, 0xff)?)
+    }
+
+    /// Waits for what was enqueued to check a link.
+    fn finish_check(self: &Arc<Self>, what: &str) -> Result<()> {
+        let (done, start) = (Event::new(self, self.download_stream())?, Instant::now());
+        while !done.is_done()? {
+            if start.elapsed() > CHECK_LIMIT {
+                return Err(Error::new(format!("{} {what}", self.numbered_name())).hint(
+                    "leave this GPU out, or turn the machine's IOMMU off; `nvidia-smi topo -p2p r` shows links",
+                ));
+            }
+            thread::sleep(Duration::from_micros(20));
+        }
+        Ok(())
     }
 
     /// The GPU as messages name it where there are several.
@@ -52,17 +114,51 @@ impl Cuda {
         if !may {
             return Ok(false);
         }
-        match self.device().reach(other.device()) {
-            Ok(true) => {
+        let why = match self.device().reach(other.device()) {
+            Ok(Reach::Open) => {
                 self.0.uploader.copy_from(&other.0.uploader, other.device().numbered_name());
-                Ok(true)
+                return Ok(true);
             }
-            Ok(false) => Ok(false),
+            Ok(Reach::Closed) => return Ok(false),
+            Ok(Reach::Broken) => broken_link(self.device(), other.device()),
             // Some machines link each GPU to a few others only.
-            Err(error) => {
-                self.0.uploader.cannot_copy(error.what());
-                Ok(false)
-            }
+            Err(error) => error.what().to_string(),
+        };
+        self.0.uploader.cannot_copy(&why);
+        Ok(false)
+    }
+}
+
+/// What to say of a link that is [`Reach::Broken`].
+pub fn broken_link(device: &Device, peer: &Device) -> String {
+    let (device, peer) = (device.numbered_name(), peer.numbered_name());
+    format!("{device} reads other values than there are in the memory of {peer}, perhaps because of an IOMMU")
+}
+
+impl Buffer {
+    /// Writes bytes that the host has. Waits.
+    fn put(&self, bytes: &[u8]) -> Result<()> {
+        let device = self.device();
+        device.make_current()?;
+        // SAFETY: the buffer is as long as `bytes`, which stays until the copy is done.
+        unsafe { result::memcpy_htod_async(self.address(), bytes, device.download_stream().raw()) }
+            .map_err(|e| failed("cannot copy to the GPU", e))?;
+        device.finish_check("takes no values")
+    }
+
+    /// Its bytes. Waits.
+    fn get(&self) -> Result<Vec<u8>> {
+        let device = self.device();
+        device.make_current()?;
+        let mut bytes = vec![0; self.bytes()];
+        // SAFETY: `bytes` is as long as the buffer, and waited for below.
+        unsafe { result::memcpy_dtoh_async(&mut bytes, self.address(), device.download_stream().raw()) }
+            .map_err(|e| failed("cannot copy from the GPU", e))?;
+        let done = device.finish_check("gives no values");
+        if done.is_err() {
+            // The copy may still write there.
+            std::mem::forget(std::mem::take(&mut bytes));
         }
+        done.map(|()| bytes)
     }
 }
