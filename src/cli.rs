@@ -402,6 +402,11 @@ impl Generate {
             DeviceChoice::Auto | DeviceChoice::Cpu => self.parallel.check_alone(),
         }
     }
+
+    /// Whether GPUs may make an image together.
+    pub fn may_share_images(&self) -> bool {
+        self.parallel.may_share(self.on.device.count(), self.count as usize)
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod bench;
 mod bus_error;
 mod cli;
 mod commands;
+mod hardware_queues;
 mod panics;
 mod progress;
 mod report;
@@ -62,6 +63,9 @@ fn parse() -> Cli {
 fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<()> {
     match cli.command {
         Some(Command::Bench(args)) => {
+            if args.on.device.count() == Some(1) {
+                hardware_queues::make_one();
+            }
             start_threads(args.on.threads, false)?;
             commands::bench::run(&args)
         }
@@ -72,6 +76,9 @@ fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<()> {
         Some(Command::Info(args)) => commands::info::run(&args),
         Some(Command::Compare { a, b, min_psnr }) => commands::compare::run(&a, &b, min_psnr),
         None => {
+            if !cli.generate.may_share_images() {
+                hardware_queues::make_one();
+            }
             start_threads(cli.generate.on.threads, cli.generate.quiet)?;
             commands::generate::run(Arc::new(cli.generate), start, signals)
         }

@@ -18,10 +18,11 @@ use std::sync::LazyLock;
 use paths::{Names, Place, SourceFile, Sources, circles};
 
 /// A part of src/ and the parts of this crate that it may use besides itself and [`COMMON`].
-const LAYERS: [(&str, &[&str]); 30] = [
+const LAYERS: [(&str, &[&str]); 31] = [
     ("main.rs", ANY),
     ("allocator.rs", &[]),
     ("bus_error.rs", &[]),
+    ("hardware_queues.rs", &[]),
     ("panics.rs", &["progress"]),
     ("threads.rs", &["backend", "backend::cpu"]),
     ("commands/device.rs", &["cli", "progress", "backend", "backend::cpu", "backend::cuda"]),
@@ -120,7 +121,7 @@ const CRATES: [(&str, &[&str]); 18] = [
 ];
 
 /// Names that may carry unsafe code.
-const UNSAFE: [&str; 7] = [
+const UNSAFE: [&str; 8] = [
     "allocator.rs",
     "backend/cuda/",
     "backend/cpu/gemm.rs",
@@ -128,6 +129,7 @@ const UNSAFE: [&str; 7] = [
     "backend/cpu/math.rs",
     "files/bytes.rs",
     "bus_error.rs",
+    "hardware_queues.rs",
 ];
 
 /// Modules of one folder that use each other in a circle, all that are known: `(folder, modules)`. A circle that is

@@ -39,6 +39,17 @@ impl FromStr for DeviceChoice {
     }
 }
 
+impl DeviceChoice {
+    /// How many devices it names; none where that depends on the machine.
+    pub fn count(&self) -> Option<usize> {
+        match self {
+            Self::Auto | Self::Cpu => Some(1),
+            Self::Cuda(Gpus::Numbers(numbers)) => Some(numbers.len()),
+            Self::Cuda(Gpus::All) => None,
+        }
+    }
+}
+
 const NO_DEVICE: &str = "expected auto, cpu, cuda, cuda:N, several GPUs as in cuda:0,1, or cuda:all";
 
 fn numbers(list: &str) -> Result<Gpus, String> {
@@ -92,6 +103,18 @@ impl FromStr for ParallelChoice {
 }
 
 impl ParallelChoice {
+    /// How many GPUs make an image together where that is for the program to choose. More were not measured.
+    pub const PAIR: usize = 2;
+
+    /// Whether some of `gpus`, or of an unknown number, may make one of the images together.
+    pub fn may_share(self, gpus: Option<usize>, images: usize) -> bool {
+        match self {
+            Self::Off => false,
+            Self::Gpus(world) => world > 1,
+            Self::Auto => gpus.is_none_or(|gpus| images.checked_mul(Self::PAIR).is_some_and(|pairs| pairs <= gpus)),
+        }
+    }
+
     /// How many GPUs make each image together, at least.
     pub fn least(self) -> usize {
         match self {
@@ -226,6 +249,29 @@ mod tests {
         for bad in ["", "0", "-2", "two", "1.5"] {
             assert!(least(bad).is_err_and(|e| e.contains("auto or off")), "{bad}");
         }
+    }
+
+    #[test]
+    fn gpus_may_share_images_where_there_are_two_for_each() {
+        use ParallelChoice::{Auto, Gpus, Off};
+        for (parallel, gpus, images, expected) in [
+            (Auto, Some(1), 1, false),
+            (Auto, Some(2), 1, true),
+            (Auto, Some(3), 2, false),
+            (Auto, Some(8), usize::MAX, false),
+            (Auto, None, 100, true),
+            (Off, None, 1, false),
+            (Gpus(1), Some(4), 1, false),
+            (Gpus(2), Some(2), 9, true),
+        ] {
+            assert_eq!(parallel.may_share(gpus, images), expected, "{parallel:?} {gpus:?} {images}");
+        }
+        let count = |text: &str| text.parse().map(|device: DeviceChoice| device.count());
+        assert_eq!(
+            ["auto", "cpu", "cuda", "cuda:3,1"].map(count),
+            [Ok(Some(1)), Ok(Some(1)), Ok(Some(1)), Ok(Some(2))]
+        );
+        assert_eq!(count("cuda:all"), Ok(None));
     }
 
     #[test]

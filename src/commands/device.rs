@@ -134,12 +134,11 @@ fn numbers(gpus: &Gpus) -> Result<Vec<usize>> {
 /// How many GPUs make each image together with `--parallel auto`: two where there are two for each, which gain by it; one
 /// else, because GPUs that each make images of their own make the most. More than two were not measured.
 fn soonest(numbers: &[usize], wanted: &Wanted<'_>, console: &Console) -> Result<usize> {
-    const PAIR: usize = 2;
-    let enough = wanted.images.checked_mul(PAIR).filter(|gpus| *gpus <= numbers.len());
-    let Some(pairs) = enough.map(|gpus| numbers[..gpus].chunks(PAIR)).filter(|_| (wanted.gains_by_sharing)()) else {
+    const PAIR: usize = ParallelChoice::PAIR;
+    if !wanted.parallel.may_share(Some(numbers.len()), wanted.images) || !(wanted.gains_by_sharing)() {
         return Ok(1);
-    };
-    for pair in pairs {
+    }
+    for pair in numbers[..wanted.images * PAIR].chunks(PAIR) {
         if !cuda::are_linked(pair)? {
             let pair = Gpus::Numbers(pair.to_vec());
             console.detail(&format!(
