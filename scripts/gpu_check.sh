@@ -35,7 +35,7 @@ And:
   edits      images from one and two references by the 4B model at 512 and 1024, in fp8 too on a Hopper GPU, and encoding at 1024, 2048
   kv         the same by the 9B model with keys and values of 1, 2 and 4 references made once, beside none; writes and deletes it as `nine`
   gpus       several ranks on one GPU and on two: collectives and images; then the stages of warm images by two GPUs beside one
-             of them, also from a reference and in fp8; needs two GPUs
+             of them, also from a reference and in fp8, and images from start to PNG; needs two GPUs
   exchange   what two GPUs give each other in a block of klein 4B at 512, 1024, 2048, beside NCCL, with access to each other's
              memory and without; needs two GPUs
   sanitize   memcheck, racecheck, initcheck
@@ -238,16 +238,31 @@ gpus_in() { # PRECISION SIZES NAME... [FLAGS...]
             [[ -n $one && -n $both ]] || continue
             printf '%-40s %10.2f %10.2f %10.3f\n' "$name $field" "$one" "$both" "$(ratio "$both" "$one")"
         done
-        figures+=("$label ${name#stages/} step $(ratio "$(named "$name over 2" step_ms)" "$(named "$name" step_ms)")")
-        figures+=("decode $(ratio "$(named "$name over 2" decode_ms)" "$(named "$name" decode_ms)")")
-        figures+=("image $(ratio "$(named "$name over 2" total_ms)" "$(named "$name" total_ms)");")
+        figures+=("$label ${name#stages/}")
+        shares_of "$label ${name#stages/}" step "$(ratio "$(named "$name over 2" step_ms)" "$(named "$name" step_ms)")"
+        shares_of "$label ${name#stages/}" decode "$(ratio "$(named "$name over 2" decode_ms)" "$(named "$name" decode_ms)")"
+        shares_of "$label ${name#stages/}" image "$(ratio "$(named "$name over 2" total_ms)" "$(named "$name" total_ms)")"
+        figures[-1]+=";"
     done < <(sed -n 's/.*"name":"\([^"]*\) over 2".*/\1/p' "$work/rows")
+}
+
+# What two GPUs take at most, of the time of one.
+declare -A MOST=(
+    ["bf16 512x512 step"]=0.70 ["bf16 1024x1024 step"]=0.60 ["bf16 2048x2048 step"]=0.56 ["bf16 edit-1024x1024+1 step"]=0.57
+    ["bf16 1024x1024 decode"]=0.68 ["bf16 2048x2048 decode"]=0.60 ["bf16 1024x1024 image"]=0.66 ["fp8 1024x1024 step"]=0.66
+    ["bf16 with guidance 1024x1024 step"]=0.53 ["bf16 through the host 1024x1024 step"]=1
+)
+
+# Adds a share to `figures`, and to `too_slow` where it is above its limit.
+shares_of() { # LABEL STAGE SHARE
+    figures+=("$2 $3")
+    awk -v a="$3" -v b="${MOST["$1 $2"]:-9}" 'BEGIN { exit !(a > b) }' && too_slow+=("$1 $2: $3, expected at most ${MOST["$1 $2"]};")
 }
 
 ratio() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.3f", a / b }'; }
 
 gpus() {
-    local status=0 figures=() one_s
+    local status=0 figures=() too_slow=() run one=() both=() one_large=() auto=() one_s both_s large_s auto_s
     # Streams beyond the connections share one, where a GPU that waits would hold up what it waits for.
     CUDA_DEVICE_MAX_CONNECTIONS=32 "$bin/gpu" --test-threads 1 --nocapture parallel:: | tee "$work/tests" || status=1
     result "$(grep '^test result' "$work/tests" | cut -d ';' -f 1,2)"
@@ -259,11 +274,28 @@ gpus() {
     FLUX_PEER_ACCESS=0 gpus_in bf16 1024 stages/1024x1024
     program "$klein_4b"
     drawn_on cuda:0 1 one
-    drawn_on cuda:0 1 one
-    one_s=$cold_s
     drawn_on cuda:0,1 1 both --parallel 2
     "$bin/flux" compare --min-psnr 45 "$work/one/image.png" "$work/both/image.png" || fail "two GPUs gave another image than one"
-    result "two GPUs / one: ${figures[*]} from start to PNG $cold_s s by two, $one_s s by one"
+    # What `--parallel auto` chooses for this size and these steps is sooner there.
+    "$bin/flux" -d "$klein_4b" --prompt "$PROMPT" --steps 4 -v --device cuda:0,1 -W 2048 -H 2048 -o "$work/auto.png" >"$work/words" 2>&1 \
+        || fail "no image: $(cat "$work/words")"
+    cat "$work/words"
+    grep -q '^two GPUs make each image together' "$work/words" || fail "two GPUs do not make an image of 2048 x 2048 together by themselves"
+    for run in 1 2 3; do
+        drawn_on cuda:0 1 one
+        one+=("$cold_s")
+        drawn_on cuda:0,1 1 both --parallel 2
+        both+=("$cold_s")
+        SIDE=2048 drawn_on cuda:0 1 large
+        one_large+=("$cold_s")
+        SIDE=2048 drawn_on cuda:0,1 1 auto
+        auto+=("$cold_s")
+    done
+    one_s=$(printf '%s\n' "${one[@]}" | median) both_s=$(printf '%s\n' "${both[@]}" | median)
+    large_s=$(printf '%s\n' "${one_large[@]}" | median) auto_s=$(printf '%s\n' "${auto[@]}" | median)
+    result "two GPUs / one: ${figures[*]} from start to PNG at 1024 x 1024 $both_s s by two, $one_s s by one, at 2048 x 2048 $auto_s s by two, $large_s s by one"
+    at_most "start to PNG at 2048 x 2048 by two GPUs, beside one" "$(ratio "$auto_s" "$large_s")" 1
+    [[ ${#too_slow[@]} -eq 0 ]] || fail "${too_slow[*]}"
     return "$status"
 }
 
@@ -502,7 +534,7 @@ FIGURES
 drawn_on() { # DEVICE COUNT FOLDER [FLAGS...]
     local from=${EPOCHREALTIME/./}
     mkdir -p "$work/$3"
-    "${flux[@]}" --device "$1" -n "$2" -W 1024 -H 1024 -o "$work/$3/image.png" "${@:4}" || fail "no images by $1"
+    "${flux[@]}" --device "$1" -n "$2" -W "${SIDE:-1024}" -H "${SIDE:-1024}" -o "$work/$3/image.png" "${@:4}" || fail "no images by $1"
     cold_s=$(seconds_since "$from")
     echo "$1: $2 images in $cold_s s by the clock"
 }
