@@ -2,9 +2,9 @@
 // exchange_through_host: the same where GPUs cannot reach each other's memory
 //
 //   copies   rows of `units` units of `unit` bytes (16, or 2), each with an address and a stride in bytes, from memory
-//            of this rank to memory of any
+//            of this rank to memory of any; through the host also from its outboxes
 //   counters of this rank, in memory of its own: see below
-//   flags    of each rank, which other ranks write: in memory of its own, or of the host
+//   flags    of each rank, which other ranks write, and through the host it too: in memory of its own, or of the host
 //   mailbox  in memory of the host, of the whole group: the first word ends all that wait, and each rank has two words
 //            for what it waited for in vain
 //
@@ -16,8 +16,9 @@
 // Meetings are counted on the device, so a captured launch is another meeting each time it is replayed. A meeting with
 // more than COPIES copies is several launches, of which only the last tells that it is done.
 //
-// A wait ends when the group was ended, or after `limit_ns`: then nothing is copied any more in this rank, and all later
-// meetings return at once, until the host clears the flags.
+// A wait ends when the group was ended, or after `limit_ns`: then this rank writes nothing to others any more, tells them
+// that it has ended, so that they do the same, and all later meetings return at once, until the host clears the flags.
+// What one of them may be writing here just then is waited for, at most LINGER_NS: the memory may be freed behind this.
 //
 // Through memory of the host, where each rank has an outbox and the flags are, both directions of the bus work at the
 // same time: writers, the first blocks, put what others get into the outbox, and readers take it from those of the other
@@ -36,13 +37,16 @@ static constexpr int THREADS = 512, COPIES = 64, RANKS = 16, UNROLL = 4;
 static constexpr int HOST_COPIES = 32;
 // Bytes of an outbox that are announced together: what a block copies at once.
 static constexpr unsigned WINDOW = THREADS * UNROLL * 16;
-// Words of a rank's counters.
-static constexpr int MEETINGS = 0, ENDED = 1, FINISHED_BLOCKS = 2;
+// Words of a rank's counters: INVITED is the last meeting in which others were told that they may write here. ENDED is set
+// by others too, where they reach it.
+static constexpr int MEETINGS = 0, ENDED = 1, FINISHED_BLOCKS = 2, INVITED = 3;
 // Words of a rank's flags: one for each rank, which that rank writes: the number of its last meeting; and one for each of
 // its own writers, in cache lines of their own: the number of the meeting in the upper half, that of windows in the lower.
 static constexpr int READY = 32, DONE = 64, LANES = 128, LANE_WORDS = 16;
 // How many loads of a flag come between two looks at memory of the host.
 static constexpr int SPINS = 512;
+// Far longer than a rank writes to another one.
+static constexpr unsigned long long LINGER_NS = 100'000'000;
 
 // As in backend/cuda/pieces.rs.
 struct Copy {
@@ -103,6 +107,12 @@ __device__ __forceinline__ bool reached(unsigned now, unsigned wanted) { return 
 
 __device__ __forceinline__ unsigned meeting_of(const Meeting& x) { return load_relaxed(x.counters + MEETINGS) + 1; }
 
+// This rank has ended, and others are to end. Where they do not reach its counters, the word is not looked at.
+static __device__ void end(const Meeting& x) {
+    store_release(x.counters + ENDED, 1);
+    for (int peer = 0; peer < x.world; peer++) store_release(x.flags[peer] + ENDED, 1);
+}
+
 // Waits until rank `peer` has written `wanted` to `flag`. False when the group was ended.
 static __device__ bool wait(const Meeting& x, const unsigned* flag, unsigned wanted, int peer, unsigned pause_ns = 0) {
     unsigned* own = x.counters;
@@ -123,7 +133,7 @@ static __device__ bool wait(const Meeting& x, const unsigned* flag, unsigned wan
             store_release(x.mailbox, 1);
         }
         if (late || load_acquire(x.mailbox) != 0) {
-            store_release(own + ENDED, 1);
+            end(x);
             return false;
         }
     }
@@ -138,6 +148,15 @@ static __device__ bool wait_for_all(const Meeting& x, int phase, unsigned meetin
 static __device__ void tell_all(const Meeting& x, int phase, unsigned meeting) {
     for (int peer = 0; peer < x.world; peer++)
         if (peer != x.rank) store_release(x.flags[peer] + phase + x.rank, meeting);
+}
+
+// Waits a while for those that may still be writing here, although the group was ended.
+static __device__ void linger(const Meeting& x, unsigned meeting) {
+    const unsigned long long from = now_ns();
+    for (int peer = 0; peer < x.world; peer++) {
+        const unsigned* done = x.flags[x.rank] + DONE + peer;
+        while (peer != x.rank && !reached(load_acquire(done), meeting) && now_ns() - from < LINGER_NS) {}
+    }
 }
 
 // Ends the part of this block in a launch: behind the last block of the last one, the meeting is over.
@@ -155,7 +174,7 @@ static __device__ void finish(const Meeting& x) {
     if (!x.last) return;
     const unsigned meeting = own[MEETINGS] + 1;
     tell_all(x, DONE, meeting);
-    wait_for_all(x, DONE, meeting);
+    if (!wait_for_all(x, DONE, meeting) && own[INVITED] == meeting) linger(x, meeting);
     own[MEETINGS] = meeting;
 }
 
@@ -191,7 +210,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) exchange(const __grid_cons
     const Meeting& x = exchange.meeting;
     if (threadIdx.x == 0) {
         const unsigned meeting = meeting_of(x);
-        if (blockIdx.x == 0) tell_all(x, READY, meeting);
+        if (blockIdx.x == 0 && load_relaxed(x.counters + ENDED) == 0) {
+            x.counters[INVITED] = meeting;
+            tell_all(x, READY, meeting);
+        }
         met = wait_for_all(x, READY, meeting);
     }
     __syncthreads();

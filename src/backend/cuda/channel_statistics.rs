@@ -40,7 +40,7 @@ impl ChannelStatistics {
         self.buffer.address() + (2 * self.channels * self.splits * Kind::F32.size()) as u64
     }
 
-    /// Both, for peers to read: [splits, 2 * channels] and [splits, 1].
+    /// Both, for other ranks: [splits, 2 * channels] and [splits, 1].
     pub fn pieces(&self) -> [Piece; 2] {
         let dense = |address, cols| Piece::dense(address, [self.splits, cols], Kind::F32.size());
         [dense(self.partial(), 2 * self.channels), dense(self.counts(), 1)]

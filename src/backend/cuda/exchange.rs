@@ -2,6 +2,7 @@
 //! [`host_exchange`](super::host_exchange).
 
 use std::ffi::c_void;
+use std::mem;
 use std::ops::Range;
 
 use super::group::{RANKS, Rank};
@@ -95,11 +96,18 @@ impl Cuda {
         copies.into_iter().for_each(|copy| wanted[copy.rank()].push(copy));
         let copies = not_empty(rank.member().exchange(op, wanted)?.concat());
         let launches = copies.len().div_ceil(COPIES).max(1);
-        for launch in 0..launches {
+        let launched = (0..launches).try_for_each(|launch| {
             let some = &copies[launch * COPIES..((launch + 1) * COPIES).min(copies.len())];
-            self.launch_copies(rank, some, launch + 1 == launches)?;
+            self.launch_copies(rank, some, launch + 1 == launches)
+        });
+        match launched {
+            Ok(()) => Ok(made),
+            Err(error) => {
+                // Others may write there, and no launch of this rank waits for them.
+                mem::forget(made);
+                Err(error)
+            }
         }
-        Ok(made)
     }
 
     /// [`Cuda::exchange_pieces`] among some ranks of the group, counted from the first of them; the others have pieces of
@@ -131,8 +139,9 @@ impl Cuda {
         let blocks = units.div_ceil(THREADS * UNROLL).clamp(1, rank.blocks_at_once());
         let mut arguments = [std::ptr::from_mut(&mut parameters).cast::<c_void>()];
         // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of this rank, which frees
-        // them behind this, to tensors that ranks made for this exchange: they free them behind their own part of it,
-        // which ends after this one. Counters, flags and mailbox live as long as the group.
+        // them behind this, to tensors that ranks made for this exchange: they free them behind their own part of it, which
+        // ends after this one, or where the group was ended, after the time that this one takes. Counters, flags and
+        // mailbox live as long as the group.
         unsafe { self.launch("exchange", "exchange")?.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }
     }
 

@@ -119,9 +119,9 @@ impl Cuda {
         let mut arguments = [std::ptr::from_mut(&mut parameters).cast::<c_void>()];
         let launch = self.launch("exchange", "exchange_through_host")?;
         // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of this rank, which frees
-        // them behind this, to its own outbox, which is as large and not read any more, because the exchange before has
-        // ended on all ranks; and from outboxes, which are written again behind this one, to tensors of this rank.
-        // Counters, flags, mailbox and outboxes live as long as the group.
+        // them behind this, to its own outbox, which is as large; and from outboxes to tensors of this rank. The exchange
+        // before has ended on all ranks, so nobody reads an outbox while it is written, unless the group was ended, whose
+        // results nobody uses. Counters, flags, mailbox and outboxes live as long as the group.
         unsafe { launch.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }
     }
 }

@@ -1,4 +1,4 @@
-//! `all_gather_rows`: the rows of all ranks are read into one tensor.
+//! `all_gather_rows`: the rows of all ranks come into one tensor.
 
 use super::all_to_all::gathered;
 use crate::backend::cuda::pieces::Piece;

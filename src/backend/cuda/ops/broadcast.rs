@@ -1,4 +1,4 @@
-//! `broadcast`: all ranks but the first read what that one has.
+//! `broadcast`: all ranks but the first get what that one has.
 
 use crate::backend::Backend;
 use crate::backend::cuda::pieces::Piece;

@@ -27,7 +27,7 @@ fn own_halo([above, below]: [usize; 2], rank: usize, world: usize) -> [usize; 2]
     [if rank == 0 { 0 } else { above }, if rank + 1 == world { 0 } else { below }]
 }
 
-/// For each neighbour the rows that it reads.
+/// For each neighbour the rows that it gets.
 fn edges_of(x: Piece, [above, below]: [usize; 2], rank: usize, world: usize) -> Vec<Vec<Piece>> {
     let [rows, _] = x.shape();
     let edge = |to: usize| {
