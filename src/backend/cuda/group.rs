@@ -1,6 +1,7 @@
 //! Groups of GPUs that make one image together, each used by a thread of its own.
 //!
-//! Before an exchange is enqueued, the hosts of all ranks meet and say where what they give lies; from then on the GPUs
+//! Before an exchange is enqueued, the hosts of all ranks meet and say where what they give lies, and where they want what
+//! others give; from then on the GPUs
 //! wait for each other by themselves, see cuda/exchange.cu. They write it into each other's memory, or where that is out
 //! of reach, into [`outbox`](super::outbox)es in memory of the host. Whatever ends one side ends the other: a host that fails sets
 //! the first word of the mailbox, which GPUs that wait look at; a GPU that waited too long says so there, which hosts
@@ -33,17 +34,17 @@ const MAILBOX_WORDS: usize = 1 + 2 * RANKS;
 
 const VARIABLE: &str = "FLUX_PEER_ACCESS";
 
-/// How GPUs of a group get at what they give each other.
+/// How GPUs of a group give each other something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
-    /// Out of each other's memory.
+    /// They write into each other's memory.
     Peers,
     /// Through memory of the host.
     Host,
 }
 
 impl Link {
-    /// How GPUs are to get at what others have, where the user says so.
+    /// How GPUs are to give each other something, where the user says so.
     pub fn wished() -> Result<Option<Self>> {
         Self::from_value(env::var_os(VARIABLE).as_deref())
     }
@@ -61,8 +62,8 @@ pub struct GroupOptions {
     pub limit: Duration,
     /// None for the faster one that there is.
     pub link: Option<Link>,
-    /// Hosts meet behind each launch too, so that no call that frees what a rank gave comes before the launches that read
-    /// it. GPUs order that by themselves; compute-sanitizer takes the order of calls for that of the work.
+    /// Hosts meet behind each launch too, so that no call that frees what ranks give and get comes before the launches that
+    /// read and write it. GPUs order that by themselves; compute-sanitizer takes the order of calls for that of the work.
     pub meet_behind: bool,
 }
 
@@ -287,7 +288,9 @@ impl Alarm for Shared {
             "the GPU of rank {blamed} did not come within {:?} to exchange {meeting}, where that of rank {waiting} waits",
             self.limit
         );
-        Some((blamed, Error::new(what).hint("does `nvidia-smi` show the GPU? another program may keep it busy")))
+        Some((blamed, Error::new(what).hint(
+            "does `nvidia-smi` show the GPU? another program may keep it busy; if `CUDA_DEVICE_MAX_CONNECTIONS` is set, leave it out",
+        )))
     }
 
     fn sound(&self) {
@@ -304,7 +307,8 @@ fn blamed(word: impl Fn(usize) -> u32) -> Option<(usize, usize, u32)> {
     all.iter().find(|(blamed, ..)| waited_for(*blamed).is_none()).or(all.first()).copied()
 }
 
-/// Whether these GPUs are of one kind, and a group of them exchanges through their own memory.
+/// Whether these GPUs are of one kind, and a group of them exchanges through their own memory as far as the driver knows:
+/// what a link carries, a group finds out.
 ///
 /// Errors when one of them is missing, and when the driver does not tell.
 pub fn are_linked(ordinals: &[usize]) -> Result<bool> {
@@ -323,7 +327,7 @@ pub fn are_linked(ordinals: &[usize]) -> Result<bool> {
     Ok(true)
 }
 
-/// Why these GPUs cannot read each other's memory; none where they can, which they are let do.
+/// Why these GPUs cannot use each other's memory; none where they can, which they are let do.
 fn out_of_reach(devices: &[&Arc<Device>]) -> Result<Option<String>> {
     for (device, peer) in devices.iter().flat_map(|device| devices.iter().map(move |peer| (device, peer))) {
         match device.reach(peer)? {
@@ -332,6 +336,7 @@ fn out_of_reach(devices: &[&Arc<Device>]) -> Result<Option<String>> {
                 let names = [device.numbered_name(), peer.numbered_name()];
                 return Ok(Some(format!("{} cannot reach the memory of {}", names[0], names[1])));
             }
+            Reach::Refused(why) => return Ok(Some(why)),
             Reach::Broken => return Ok(Some(broken_link(device, peer))),
         }
     }

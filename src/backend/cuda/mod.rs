@@ -51,6 +51,7 @@ mod stored;
 mod transfer;
 mod upload;
 mod weight;
+mod weight_source;
 
 use std::ffi::OsStr;
 use std::sync::atomic::AtomicUsize;

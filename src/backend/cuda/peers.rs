@@ -1,5 +1,6 @@
 //! Access of a GPU to the memory of another one.
 
+use std::mem;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,8 +11,6 @@ use super::buffer::{Buffer, Kind};
 use super::device::Device;
 use super::driver::{can_reach, failed};
 use super::event::Event;
-use super::{Cuda, Link};
-use crate::backend::Backend;
 use crate::error::{Error, Result};
 
 /// How much goes each way to see whether a link carries what is sent.
@@ -26,6 +25,8 @@ pub enum Reach {
     Open,
     /// Nothing: no link is there.
     Closed,
+    /// Nothing, for what the driver says: some machines link each GPU to a few others only.
+    Refused(String),
     /// The driver says that there is a link, over which values come as others.
     Broken,
 }
@@ -34,7 +35,7 @@ impl Device {
     /// Lets kernels of this GPU read and write all memory of `peer`; nothing to do where both are one GPU. Values are sent
     /// both ways first: where an IOMMU is in the way, the driver does not know that they do not come.
     ///
-    /// Errors when the driver refuses, or nothing comes within some seconds.
+    /// Errors when memory runs out, and when nothing comes within some seconds: the GPU is of no use then.
     pub fn reach(self: &Arc<Self>, peer: &Arc<Self>) -> Result<Reach> {
         if self.is_same_gpu(peer) {
             return Ok(Reach::Open);
@@ -49,11 +50,13 @@ impl Device {
             sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
             e => {
                 let what = format!("GPU {own} cannot reach the memory of GPU {other}");
-                return Err(failed(&what, result::DriverError(e)));
+                return Ok(Reach::Refused(failed(&what, result::DriverError(e)).what().to_string()));
             }
         }
         // Memory of pools is not part of what the context shares.
-        peer.pools().map_or(Ok(()), |pools| pools.share_with(own))?;
+        if let Some(Err(error)) = peer.pools().map(|pools| pools.share_with(own)) {
+            return Ok(Reach::Refused(error.what().to_string()));
+        }
         let carries = self.reads_what_is_in(peer)?;
         Ok(if carries { Reach::Open } else { Reach::Broken })
     }
@@ -65,20 +68,24 @@ impl Device {
                 .and_then(|buffer| device.finish_check("has no memory in time").map(|()| buffer))
         };
         let (ours, theirs) = (memory(self)?, memory(peer)?);
-        let link = || format!("gets nothing over its link to GPU {}", peer.handle());
-        let crosses = |from: &Buffer, to: &Buffer, seed: u8| -> Result<bool> {
-            let sent: Vec<u8> = (0..CHECKED_BYTES).map(|i| (i * 167 + i / 251) as u8 ^ seed).collect();
+        let crosses = |from: &Buffer, to: &Buffer| -> Result<bool> {
+            let sent: Vec<u8> = (0..CHECKED_BYTES).map(|i| (i * 167 + i / 251) as u8).collect();
             from.put(&sent)?;
+            to.put(&sent.iter().map(|byte| !byte).collect::<Vec<_>>())?;
             self.make_current()?;
-            // SAFETY: both buffers live, are as long, and no other work uses them.
-            unsafe {
-                result::memcpy_dtod_async(to.address(), from.address(), CHECKED_BYTES, self.download_stream().raw())
-            }
-            .map_err(|e| failed("cannot copy between GPUs", e))?;
-            self.finish_check(&link())?;
+            let stream = self.download_stream();
+            // SAFETY: both buffers are as long, and no other work uses them. They are freed behind this, or not at all.
+            unsafe { result::memcpy_dtod_async(to.address(), from.address(), CHECKED_BYTES, stream.raw()) }
+                .map_err(|e| failed("cannot copy between GPUs", e))?;
+            self.finish_check(&format!("gets nothing over its link to GPU {}", peer.handle()))?;
             Ok(to.get()? == sent)
         };
-        Ok(crosses(&theirs, &ours, 0)? && crosses(&ours, &theirs, 0xff)?)
+        let carries = crosses(&theirs, &ours).and_then(|read| Ok(read && crosses(&ours, &theirs)?));
+        if carries.is_err() {
+            // A copy may still be under way, which the other GPU's streams know nothing of.
+            mem::forget((ours, theirs));
+        }
+        carries
     }
 
     /// Waits for what was enqueued to check a link.
@@ -106,33 +113,12 @@ impl Device {
     }
 }
 
-impl Cuda {
-    /// See [`crate::backend::Backend::copy_weights_from`].
-    pub(super) fn copy_weights_from_op(&self, other: &Self) -> Result<bool> {
-        let alike = |cuda: &Self| (cuda.element(), cuda.device().capability(), cuda.0.precision);
-        let may = !self.is_same_device(other) && alike(self) == alike(other) && Link::wished()?.is_none();
-        if !may {
-            return Ok(false);
-        }
-        let why = match self.device().reach(other.device()) {
-            Ok(Reach::Open) => {
-                self.0.uploader.copy_from(&other.0.uploader, other.device().numbered_name());
-                return Ok(true);
-            }
-            Ok(Reach::Closed) => return Ok(false),
-            Ok(Reach::Broken) => broken_link(self.device(), other.device()),
-            // Some machines link each GPU to a few others only.
-            Err(error) => error.what().to_string(),
-        };
-        self.0.uploader.cannot_copy(&why);
-        Ok(false)
-    }
-}
-
 /// What to say of a link that is [`Reach::Broken`].
 pub fn broken_link(device: &Device, peer: &Device) -> String {
     let (device, peer) = (device.numbered_name(), peer.numbered_name());
-    format!("{device} reads other values than there are in the memory of {peer}, perhaps because of an IOMMU")
+    format!(
+        "what {device} and {peer} write into each other's memory comes as something else, perhaps because of an IOMMU"
+    )
 }
 
 impl Buffer {
@@ -157,7 +143,7 @@ impl Buffer {
         let done = device.finish_check("gives no values");
         if done.is_err() {
             // The copy may still write there.
-            std::mem::forget(std::mem::take(&mut bytes));
+            mem::forget(mem::take(&mut bytes));
         }
         done.map(|()| bytes)
     }
