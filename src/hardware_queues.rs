@@ -1,6 +1,7 @@
 //! The queues between the program and a GPU, which the driver makes when it opens the GPU.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs;
 
 const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -13,14 +14,19 @@ const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 /// are any, or the system does not tell.
 #[allow(unsafe_code)]
 pub fn make_one() {
-    if env::var_os(VARIABLE).is_none() && is_only_thread() {
+    if is_wanted(env::var_os(VARIABLE).as_deref(), threads()) {
         // SAFETY: no other thread is there that reads or writes the environment.
         unsafe { env::set_var(VARIABLE, "1") };
     }
 }
 
-fn is_only_thread() -> bool {
-    fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
+fn is_wanted(value: Option<&OsStr>, threads: Option<usize>) -> bool {
+    value.is_none_or(OsStr::is_empty) && threads == Some(1)
+}
+
+/// How many threads the program has, where the system tells.
+fn threads() -> Option<usize> {
+    fs::read_dir("/proc/self/task").map(Iterator::count).ok()
 }
 
 #[cfg(test)]
@@ -28,8 +34,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_stays_as_it_is_where_other_threads_may_read_it() {
-        let before = env::var_os(VARIABLE);
+    fn what_the_user_says_counts_and_other_threads_are_left_alone() {
+        assert!(is_wanted(None, Some(1)) && is_wanted(Some(OsStr::new("")), Some(1)));
+        assert!(!is_wanted(Some(OsStr::new("8")), Some(1)));
+        assert!(!is_wanted(None, Some(2)) && !is_wanted(None, None));
+        let (before, counted) = (env::var_os(VARIABLE), std::thread::spawn(threads).join().unwrap());
+        assert!(counted.is_none_or(|threads| threads > 1));
         std::thread::spawn(make_one).join().unwrap();
         assert_eq!(env::var_os(VARIABLE), before);
     }

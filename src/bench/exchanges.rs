@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use flux::backend::{Backend, Doers};
+use flux::backend::{Backend, Doers, Remark};
 use flux::ops::TokenSplit;
 use flux::tensor::Tensor;
 use flux::{Error, Result};
@@ -28,13 +28,17 @@ struct Row {
     max_us: f64,
     /// What a device gets from the others, by this time.
     gb_s: f64,
+    /// Why it is not as fast as it may be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
 }
 
 impl Row {
     fn text(&self) -> String {
-        let Self { name, block_us, min_us, max_us, gb_s, .. } = self;
+        let Self { name, block_us, min_us, max_us, gb_s, note, .. } = self;
         let head = format!("{name}, of one block");
-        format!("{head:<52} {block_us:10.1} us  [{min_us:.1} .. {max_us:.1}]  {gb_s:9.2} GB/s from others")
+        let line = format!("{head:<52} {block_us:10.1} us  [{min_us:.1} .. {max_us:.1}]  {gb_s:9.2} GB/s from others");
+        note.as_ref().map_or(line.clone(), |note| format!("{line}\n{note}"))
     }
 }
 
@@ -98,7 +102,12 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, ranks: &[B], shapes: &Shape
         let most = times.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0);
         let gb_s = round(most as f64 / median / 1e9, 2);
         let (name, devices) = (name(size, ranks.len()), ranks.len());
-        let row = Row { name, size, devices, block_us, min_us, max_us, gb_s };
+        let warning = |remark| match remark {
+            Remark::Warning(text) => Some(text),
+            Remark::Detail(_) => None,
+        };
+        let note = bench.backend.remarks().into_iter().find_map(warning);
+        let row = Row { name, size, devices, block_us, min_us, max_us, gb_s, note };
         bench.line(|| row.text(), &row)?;
     }
     Ok(())

@@ -1,5 +1,5 @@
 //! `flux bench`: how long the stages of an image and the ops of a model take on a device, how near the ops are to what
-//! it can do, what adapters cost, and how many images several devices make.
+//! it can do, what adapters cost, how many images several devices make, and what they exchange where they make one image.
 //!
 //! A time is the median of several runs, measured by events in the device's work; the fastest and the slowest run are
 //! printed beside it. Before an op runs, the caches are filled with other values. Rates count each tensor once for each
@@ -78,7 +78,8 @@ impl Effort {
     pub const CPU: Self = Self { op_runs: 3, image_runs: 2, fill: 8 << 20, copy: 16 << 20, product: 1024 };
 }
 
-/// Measures on the first of `devices`, which are named, and how many images all of them make together. Ops have the
+/// Measures on the first of `devices`, which are named, and how many images all of them make together. Returns whether
+/// something was asked for that all of them do as a group, for [`run_over`]. Ops have the
 /// shapes of `model`, else those of klein 4B; stages are those of `model`, else of the default model. `print` gets
 /// every line.
 ///
@@ -89,7 +90,7 @@ pub fn run<B: Backend>(
     settings: Settings,
     default_model: impl FnOnce() -> Result<ModelFiles>,
     print: &mut dyn FnMut(&str) -> Result<()>,
-) -> Result<()> {
+) -> Result<bool> {
     let Some((_, backend)) = devices.first() else { return Err(Error::usage("there is no device to measure")) };
     let shapes = shapes_of(model)?;
     let mut bench = Bench::new(backend, devices, settings.rounded(&shapes), print)?;
@@ -117,8 +118,8 @@ pub fn run<B: Backend>(
     for size in bench.settings.sizes.clone() {
         ops::measure(&mut bench, &shapes, size)?;
     }
-    let exchanges = bench.devices.len() > 1 && bench.settings.wants_exchanges(bench.devices.len());
-    if !measures_model && bench.measured.is_empty() && !exchanges {
+    let wants_group = devices.len() > 1 && bench.settings.wants_group(devices.len());
+    if !measures_model && bench.measured.is_empty() && !wants_group {
         return Err(Error::usage(format!(
             "nothing to measure has `{}` in its name",
             bench.settings.names.join("` or `")
@@ -129,7 +130,7 @@ pub fn run<B: Backend>(
              `replicas/1024x1024 x 2` and `exchange/1024x1024 over 2`",
         ));
     }
-    Ok(())
+    Ok(wants_group)
 }
 
 /// The shapes of a model, or of klein 4B.
@@ -183,8 +184,8 @@ impl Settings {
         self.sizes.iter().any(|&size| self.wants(&stages::name(size))) || self.sizes.iter().any(edit)
     }
 
-    /// Whether anything is measured of a group of so many devices.
-    pub fn wants_group(&self, devices: usize) -> bool {
+    /// Whether anything is measured of a group of so many devices. Sizes were rounded.
+    fn wants_group(&self, devices: usize) -> bool {
         self.wants_stages() || self.wants_exchanges(devices)
     }
 

@@ -9,7 +9,8 @@ use super::{DeviceArgs, ModelArgs, QuantizeArgs};
 /// `flux bench`
 #[derive(Args)]
 pub struct Bench {
-    /// Parts of the names of what to measure, such as stages/, adapters/, ops/, linear or 512x512 [default: all]
+    /// Parts of the names of what to measure, such as stages/, adapters/, ops/, linear or 512x512; on several GPUs also
+    /// replicas/ and exchange/ [default: all]
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
     #[command(flatten)]

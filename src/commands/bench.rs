@@ -43,16 +43,16 @@ pub fn run(args: &Bench) -> Result<()> {
     };
     let print = &mut |line: &str| print(line.as_bytes());
     match devices {
-        Devices::Cpu(cpu) => bench::run(&cpu, dir.as_ref(), settings, default_model, print),
+        Devices::Cpu(cpu) => bench::run(&cpu, dir.as_ref(), settings, default_model, print).map(drop),
         Devices::Cuda(mut open) => {
             let mut gpus = mem::take(&mut open.first);
             open.take_others(|group| {
                 gpus.extend(group);
                 Ok(())
             })?;
-            bench::run(&gpus, dir.as_ref(), settings.clone(), default_model, print)?;
+            let wants_group = bench::run(&gpus, dir.as_ref(), settings.clone(), default_model, print)?;
             let DeviceChoice::Cuda(list) = &args.on.device else { return Ok(()) };
-            if gpus.len() == 1 || !settings.wants_group(gpus.len()) {
+            if !wants_group {
                 return Ok(());
             }
             drop(gpus); // makes room for the group

@@ -138,7 +138,8 @@ fn soonest(numbers: &[usize], wanted: &Wanted<'_>, console: &Console) -> Result<
     if !wanted.parallel.may_share(Some(numbers.len()), wanted.images) || !(wanted.gains_by_sharing)() {
         return Ok(1);
     }
-    for pair in numbers[..wanted.images * PAIR].chunks(PAIR) {
+    // `may_share` has seen to it that there are so many.
+    for pair in numbers.chunks_exact(PAIR).take(wanted.images) {
         if !cuda::are_linked(pair)? {
             let pair = Gpus::Numbers(pair.to_vec());
             console.detail(&format!(
