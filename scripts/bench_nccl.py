@@ -12,6 +12,7 @@ usage: scripts/bench_nccl.py [--gpus N] [--size 512,1024,2048] [--no-peer-access
 import argparse
 import json
 import os
+import socket
 import statistics
 
 import torch
@@ -42,13 +43,16 @@ def graph_of(world, tokens):
     return graph
 
 
-def measure(rank, args):
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(args.gpus), MASTER_ADDR="127.0.0.1", MASTER_PORT="29531")
+def tokens_of(size):
+    return TXT + (size // PATCH) ** 2
+
+
+def measure(rank, args, port):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(args.gpus), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     for size in args.size:
-        tokens = TXT + (size // PATCH) ** 2
-        graph, times = graph_of(args.gpus, tokens), []
+        graph, times = graph_of(args.gpus, tokens_of(size)), []
         for _ in range(25):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             dist.barrier()
@@ -73,10 +77,16 @@ def main():
     parser.add_argument("--size", type=lambda text: [int(size) for size in text.split(",")], default=[512, 1024, 2048])
     parser.add_argument("--no-peer-access", action="store_true")
     args = parser.parse_args()
+    uneven = [size for size in args.size if tokens_of(size) % args.gpus**2]
+    if uneven:
+        parser.error(f"{args.gpus} GPUs do not have as many tokens each at {uneven}")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     if args.no_peer_access:
         os.environ["NCCL_P2P_DISABLE"] = "1"
-    mp.spawn(measure, args=(args,), nprocs=args.gpus)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(measure, args=(args, port), nprocs=args.gpus)
 
 
 if __name__ == "__main__":

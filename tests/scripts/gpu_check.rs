@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::program::{Run, names, project};
 use crate::{folder, program_that, script, write};
@@ -174,6 +175,22 @@ impl Section {
 
     /// Runs it. Returns its line of the summary, and what the bench was called with.
     fn run(&self, name: &str, keep: bool) -> (String, Vec<String>) {
+        let run = Run::of(&mut self.command(name, keep)).succeeds();
+        let result = run.stdout.lines().find_map(|line| line.strip_prefix("result: "));
+        let ran = fs::read_to_string(self.path("ran")).expect("the bench ran");
+        fs::remove_file(self.path("ran")).expect("our file");
+        (result.unwrap_or_else(|| panic!("{}", run.stdout)).to_string(), ran.lines().map(str::to_string).collect())
+    }
+
+    /// The last line of the summary that a section gives which fails.
+    fn fail(&self, name: &str) -> String {
+        let run = Run::of(&mut self.command(name, false));
+        assert_eq!(run.code, Some(1), "{}", run.stdout);
+        let result = run.stdout.lines().filter_map(|line| line.strip_prefix("result: ")).next_back();
+        result.unwrap_or_else(|| panic!("{}", run.stdout)).to_string()
+    }
+
+    fn command(&self, name: &str, keep: bool) -> Command {
         let tools = format!("{}:{}", self.path("tools").display(), std::env::var("PATH").unwrap_or_default());
         let mut command = script("gpu_check.sh");
         command.args(["--section", name]).env("PATH", tools).env("RAN", self.path("ran")).env_remove("PYTHON");
@@ -187,12 +204,43 @@ impl Section {
         } else {
             command.env_remove("KEEP")
         };
-        let run = Run::of(&mut command).succeeds();
-        let result = run.stdout.lines().find_map(|line| line.strip_prefix("result: "));
-        let ran = fs::read_to_string(self.path("ran")).expect("the bench ran");
-        fs::remove_file(self.path("ran")).expect("our file");
-        (result.unwrap_or_else(|| panic!("{}", run.stdout)).to_string(), ran.lines().map(str::to_string).collect())
+        command
     }
+}
+
+/// A bench of what two GPUs exchange, in so many us at each size, beside NCCL with 100.
+fn exchanges_of(us: &str, note: &str) -> Section {
+    let section = Section::new("9.0");
+    section.program("tools/nvidia-smi", "echo GPU 0; echo GPU 1");
+    let rows = |name: &str, us: &str, more: &str| {
+        let row = r#"echo "{\"name\":\"NAME/${size}x$size over 2\",\"block_us\":US,\"size\":0MORE}""#;
+        let row = row.replace("NAME", name).replace("US", us).replace("MORE", more);
+        format!("echo \"$FLUX_PEER_ACCESS $FLUX_MODEL $*\" >>\"$RAN\"; for size in 512 1024 2048; do {row}; done")
+    };
+    section.program("bin/flux", &rows("exchange", us, note));
+    section.program("tools/python3", &rows("nccl", "100.0", ""));
+    section
+}
+
+#[test]
+fn what_gpus_exchange_is_measured_beside_nccl_by_both_ways() {
+    let (result, ran) = exchanges_of("99.5", "").run("exchange", false);
+    let figures = "512: 99.5 / 100.0; 1024: 99.5 / 100.0; 2048: 99.5 / 100.0;";
+    let expected = format!("into each other's memory {figures} through memory of the host {figures}");
+    assert_eq!(result, format!("us of a block, ours / NCCL: {expected}"));
+    let nccl: Vec<_> = ran.iter().filter(|line| line.contains("bench_nccl.py")).collect();
+    assert!(
+        nccl.len() == 2 && !nccl[0].contains("--no-peer-access") && nccl[1].contains("--no-peer-access"),
+        "{ran:?}"
+    );
+    assert!(ran[0].starts_with("1  bench exchange/") && ran[2].starts_with("0  bench exchange/"), "{ran:?}");
+
+    let slower = exchanges_of("100.5", "").fail("exchange");
+    assert!(slower.starts_with("slower than NCCL: into each other's memory at 512: 100.5, NCCL 100.0;"), "{slower}");
+    let nothing = exchanges_of("", "").fail("exchange");
+    assert!(nothing.starts_with("slower than NCCL"), "{nothing}");
+    let apart = exchanges_of("1.0", r#",\"note\":\"no link\""#).fail("exchange");
+    assert!(apart.contains("do not reach each other's memory"), "{apart}");
 }
 
 #[test]
