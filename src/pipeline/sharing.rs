@@ -5,8 +5,8 @@ use crate::error::Result;
 use crate::token_split::own_heads;
 
 /// Floating-point operations of an image's steps from which on two GPUs write it sooner than one, from the start of a
-/// program. Two save 0.4 to 0.45 of the steps, which one makes at 650 TFLOP/s, and take 0.4 s longer to open, load and
-/// give back: 0.4 / 0.4 * 650 TFLOP (H100, tests/bench/runs/2026-11-25-h100-x2-b).
+/// program. Two save 0.4 to 0.45 of the steps, which one makes at 650 TFLOP/s, and take 0.3 to 0.45 s longer to open, load
+/// and give back: 0.4 / 0.4 * 650 TFLOP (H100, tests/bench/runs/2026-11-25-h100-x2-b and -c).
 const WORTH_SHARING: u64 = 650_000_000_000_000;
 
 impl ModelInfo {
