@@ -30,6 +30,11 @@
 //           kernels of its stream. The threads of a block write before its barrier, behind which one thread releases.
 // Bytes     half of what two ranks exchange crosses NVLink, all of it is written to HBM.
 // Bound     NVLink, about 370 GB/s each way (H200); the bus to the host, about 52 GB/s each way
+// Measured  what two ranks exchange in a block of klein 4B, 28 MB each way at 1024 x 1024, 104 MB at 2048: 110 and 342 us,
+//           through the host 955 and 3120; two H100, driver 580, CUDA 13.0, 77f9c1c; `flux bench exchange/ --device cuda:0,1`
+// Tried     reading what others have: 124 and 399 us. NCCL's all_to_all of dense memory: 164 and 437, without peer access 1233
+//           and 4392. Through the host, filling the outbox and then reading others': 1851 and 4944; a hundred blocks that
+//           wait for windows without a pause: 2060 and 11400, because their loads of flags take up the bus
 #include "common.cuh"
 
 static constexpr int THREADS = 512, COPIES = 64, RANKS = 16, UNROLL = 4;

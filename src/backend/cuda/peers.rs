@@ -11,12 +11,11 @@ use super::buffer::{Buffer, Kind};
 use super::device::Device;
 use super::driver::{can_reach, failed};
 use super::event::Event;
+use crate::backend::group::LIMIT;
 use crate::error::{Error, Result};
 
 /// How much goes each way to see whether a link carries what is sent.
 const CHECKED_BYTES: usize = 64 << 10;
-/// How long that may take; microseconds, where nothing is wrong.
-const CHECK_LIMIT: Duration = Duration::from_secs(5);
 
 /// What a GPU can do with the memory of another one.
 #[derive(Debug, PartialEq, Eq)]
@@ -92,7 +91,8 @@ impl Device {
     fn finish_check(self: &Arc<Self>, what: &str) -> Result<()> {
         let (done, start) = (Event::new(self, self.download_stream())?, Instant::now());
         while !done.is_done()? {
-            if start.elapsed() > CHECK_LIMIT {
+            // It takes microseconds, where nothing is wrong and the GPU has nothing else to do.
+            if start.elapsed() > LIMIT {
                 return Err(Error::new(format!("{} {what}", self.numbered_name())).hint(
                     "leave this GPU out, or turn the machine's IOMMU off; `nvidia-smi topo -p2p r` shows links",
                 ));
