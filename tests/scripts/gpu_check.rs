@@ -353,3 +353,41 @@ fn replicas_need_two_gpus_of_nearly_twice_the_speed_that_give_the_same_bytes() {
         assert!(run.code == Some(1) && run.stdout.contains(why), "{}", run.stdout);
     }
 }
+
+/// Two GPUs that take this share of the time of one for a step, in place of which nothing is drawn.
+fn gpus_with_steps_of(share_ms: &str) -> Section {
+    let section = Section::new("9.0");
+    fs::create_dir(section.path("models/klein-4b")).unwrap();
+    write(section.path("models/klein-4b/model_index.json"), "{}");
+    section.program("tools/nvidia-smi", "echo GPU 0; echo GPU 1");
+    section.program("bin/gpu", r#"echo "test result: ok. 11 passed; 0 failed; 0 ignored""#);
+    let does = r#"echo "$FLUX_PEER_ACCESS $*" >>"$RAN"
+        row() { echo "{\"name\":\"$1\",\"step_ms\":$2,\"decode_ms\":$3,\"total_ms\":$3}"; }
+        case "$*" in
+            bench*) for name in stages/512x512 stages/1024x1024 stages/2048x2048 stages/edit-1024x1024+1; do
+                case "$*" in *"${name%+1}"*) row "$name" 100 100; row "$name over 2" SHARE 50 ;; esac
+            done ;;
+            *" -v "*) echo "two GPUs make each image together, which takes less time" ;;
+            *"--device cuda:0 "*2048*) sleep 0.2 ;;
+        esac"#;
+    section.program("bin/flux", &does.replace("SHARE", share_ms));
+    section
+}
+
+#[test]
+fn two_gpus_take_less_than_their_share_of_one_or_the_check_fails() {
+    let (result, ran) = gpus_with_steps_of("50.5").run("gpus", false);
+    assert_eq!(result, "test result: ok. 11 passed; 0 failed");
+    let hosts: Vec<_> = ran.iter().filter(|line| line.starts_with("0 bench")).collect();
+    assert!(hosts.len() == 1 && hosts[0].contains("stages/1024x1024"), "{ran:?}");
+
+    let slow = gpus_with_steps_of("57.5").fail("gpus");
+    let rows = [
+        "bf16 2048x2048 step: 0.575, expected at most 0.56;",
+        "bf16 edit-1024x1024+1 step: 0.575, expected at most 0.57;",
+    ];
+    assert!(rows.iter().all(|row| slow.contains(row)), "{slow}");
+    assert!(!slow.contains("1024x1024 step: 0.575, expected at most 0.60"), "{slow}");
+    let nothing = gpus_with_steps_of("0").fail("gpus");
+    assert!(nothing.contains("bf16 512x512 step: 0.000, expected at most 0.70;"), "{nothing}");
+}
