@@ -368,7 +368,9 @@ fn gpus_with_steps_of(share_ms: &str) -> Section {
                 case "$*" in *"${name%+1}"*) row "$name" 100 100; row "$name over 2" SHARE 50 ;; esac
             done ;;
             *" -v "*) echo "two GPUs make each image together, which takes less time" ;;
-            *"--device cuda:0 "*2048*) sleep 0.2 ;;
+            # Far longer than a program takes to start beside other tests.
+            *"--device cuda:0 "*2048*) sleep 0.8 ;;
+            *2048*) sleep 0.1 ;;
         esac"#;
     section.program("bin/flux", &does.replace("SHARE", share_ms));
     section
