@@ -125,6 +125,12 @@ needs_model() {
     [[ -e "$klein_4b/model_index.json" ]] || fail "no model in $klein_4b: run the section \`model\`"
 }
 
+needs_two_gpus() { # WHAT
+    local gpus
+    gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
+    [[ $gpus -ge 2 ]] || fail "$1 need two GPUs, this machine shows $gpus"
+}
+
 # Sets `flux`: the command for one image of a model, the same in all sections.
 program() { # FOLDER [SEED]
     flux=("$bin/flux" -d "$1" --prompt "$PROMPT" --seed "${2:-42}" --steps 4 --quiet --timings=json)
@@ -274,7 +280,7 @@ gpus() {
     # Streams beyond the connections share one, where a GPU that waits would hold up what it waits for.
     CUDA_DEVICE_MAX_CONNECTIONS=32 "$bin/gpu" --test-threads 1 --nocapture parallel:: | tee "$work/tests" || status=1
     result "$(grep '^test result' "$work/tests" | cut -d ';' -f 1,2)"
-    [[ $(nvidia-smi -L | grep -c GPU) -ge 2 ]] || fail "this machine has one GPU"
+    needs_two_gpus "images by two"
     needs_model
     gpus_in bf16 512,1024,2048 stages/512x512 stages/1024x1024 stages/2048x2048 stages/edit-1024x1024
     if is_hopper; then gpus_in fp8 1024 stages/1024x1024; fi
@@ -310,7 +316,7 @@ gpus() {
 
 exchange() {
     local reached label size own nccl figures=() slower=() flags=()
-    [[ $(nvidia-smi -L | grep -c GPU) -ge 2 ]] || fail "this machine has one GPU"
+    needs_two_gpus exchanges
     for reached in 1 0; do
         label="into each other's memory"
         [[ $reached == 1 ]] || label="through memory of the host" flags=(--no-peer-access)
@@ -564,9 +570,8 @@ same_image() { # BY_ONE BY_TWO
 }
 
 replicas() {
-    local gpus batch size factor factors=() seed run one=() two=() one_s two_s more copied
-    gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
-    [[ $gpus -ge 2 ]] || fail "replicas need two GPUs, this machine shows $gpus"
+    local batch size factor factors=() seed run one=() two=() one_s two_s more copied
+    needs_two_gpus replicas
     needs_model
     program "$klein_4b"
     drawn_on cuda:0 1 warm

@@ -37,8 +37,10 @@ impl Row {
     fn text(&self) -> String {
         let Self { name, block_us, min_us, max_us, gb_s, note, .. } = self;
         let head = format!("{name}, of one block");
-        let line = format!("{head:<52} {block_us:10.1} us  [{min_us:.1} .. {max_us:.1}]  {gb_s:9.2} GB/s from others");
-        note.as_ref().map_or(line.clone(), |note| format!("{line}\n{note}"))
+        let mut line =
+            format!("{head:<52} {block_us:10.1} us  [{min_us:.1} .. {max_us:.1}]  {gb_s:9.2} GB/s from others");
+        line.extend(note.iter().flat_map(|note| ["\n", note]));
+        line
     }
 }
 
@@ -82,35 +84,37 @@ impl<B: Backend> Own<B> {
 
 /// Measures what the devices of a group exchange for square images of `sizes`, captured as it is in an image.
 pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, ranks: &[B], shapes: &Shapes, sizes: &[usize]) -> Result<()> {
+    let (runs, devices) = (bench.settings.effort.op_runs, ranks.len());
+    let blocks = (shapes.double_blocks + shapes.single_blocks) as f64;
     for &size in sizes {
         let layout = shapes.layout(bench.settings.batch, size);
-        let runs = bench.settings.effort.op_runs;
-        let timed = |rank: &B| {
-            let own = Own::new(rank, shapes, TokenSplit::new(layout, rank.rank(), ranks.len()));
-            own.and_then(|own| timed(rank, &Arc::new(own), runs)).inspect_err(|error| rank.abort_collectives(error))
-        };
-        let results: Vec<Result<(u64, Vec<f64>)>> = thread::scope(|scope| {
-            let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || timed(rank))).collect();
-            let panicked = || Err(Error::new("a thread that exchanges panicked"));
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
-        });
-        let times = results.into_iter().collect::<Result<Vec<_>>>()?;
+        let times = on_all(ranks, |rank| {
+            let own = Own::new(rank, shapes, TokenSplit::new(layout, rank.rank(), devices))?;
+            timed(rank, &Arc::new(own), runs)
+        })?;
         let slowest = |run: usize| times.iter().map(|(_, seconds)| seconds[run]).fold(0.0, f64::max);
-        let blocks = (shapes.double_blocks + shapes.single_blocks) as f64;
         let Times { median, min, max, .. } = Times::of((0..runs).map(|run| slowest(run) / blocks).collect());
         let [block_us, min_us, max_us] = [median, min, max].map(|seconds| round(seconds * 1e6, 1));
         let most = times.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0);
         let gb_s = round(most as f64 / median / 1e9, 2);
-        let (name, devices) = (name(size, ranks.len()), ranks.len());
-        let warning = |remark| match remark {
+        let note = bench.backend.remarks().into_iter().find_map(|remark| match remark {
             Remark::Warning(text) => Some(text),
             Remark::Detail(_) => None,
-        };
-        let note = bench.backend.remarks().into_iter().find_map(warning);
-        let row = Row { name, size, devices, block_us, min_us, max_us, gb_s, note };
+        });
+        let row = Row { name: name(size, devices), size, devices, block_us, min_us, max_us, gb_s, note };
         bench.line(|| row.text(), &row)?;
     }
     Ok(())
+}
+
+/// What `work` gives on each rank, by threads of their own. One that fails ends the others.
+fn on_all<B: Backend, T: Send>(ranks: &[B], work: impl Fn(&B) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let one = |rank: &B| work(rank).inspect_err(|error| rank.abort_collectives(error));
+    thread::scope(|scope| {
+        let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(|| one(rank))).collect();
+        let panicked = || Err(Error::new("a thread that exchanges panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
+    })
 }
 
 /// Bytes that come from others in a block, and the seconds of `runs` steps, after some that are not counted.

@@ -78,10 +78,9 @@ impl Effort {
     pub const CPU: Self = Self { op_runs: 3, image_runs: 2, fill: 8 << 20, copy: 16 << 20, product: 1024 };
 }
 
-/// Measures on the first of `devices`, which are named, and how many images all of them make together. Returns whether
-/// something was asked for that all of them do as a group, for [`run_over`]. Ops have the
+/// Measures on the first of `devices`, which are named, and how many images all of them make together. Ops have the
 /// shapes of `model`, else those of klein 4B; stages are those of `model`, else of the default model. `print` gets
-/// every line.
+/// every line. Returns whether something was asked for that all of them do as a group, for [`run_over`].
 ///
 /// Errors when nothing has one of the names, the model cannot be loaded, or memory runs out.
 pub fn run<B: Backend>(

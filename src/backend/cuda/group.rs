@@ -1,11 +1,10 @@
 //! Groups of GPUs that make one image together, each used by a thread of its own.
 //!
 //! Before an exchange is enqueued, the hosts of all ranks meet and say where what they give lies, and where they want what
-//! others give; from then on the GPUs
-//! wait for each other by themselves, see cuda/exchange.cu. They write it into each other's memory, or where that is out
-//! of reach, into [`outbox`](super::outbox)es in memory of the host. Whatever ends one side ends the other: a host that fails sets
-//! the first word of the mailbox, which GPUs that wait look at; a GPU that waited too long says so there, which hosts
-//! look at while they wait and once they have waited for their GPU.
+//! others give; from then on the GPUs wait for each other by themselves, see cuda/exchange.cu. They write it into each
+//! other's memory, or where that is out of reach, into [`outbox`](super::outbox)es in memory of the host. Whatever ends one
+//! side ends the other: a host that fails sets the first word of the mailbox, which GPUs that wait look at; a GPU that
+//! waited too long says so there, which hosts look at while they wait and once they have waited for their GPU.
 
 use std::env;
 use std::ffi::OsStr;
