@@ -23,6 +23,8 @@ TOKENIZER ?= models/klein-4b/tokenizer
 CUDA_WHEELS := nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl
 CUDA_VENV := .cuda
 GPU_BUNDLE := gpu-bundle
+# What the tests of the bundle read, from the project's root.
+BUNDLE_FOLDERS := $(shell cat scripts/gpu_check/folders.txt)
 BUNDLE_TARGET := $(TARGET)/bundle
 # Laid out as cargo does it, PROFILE/build/CRATE, for build.rs looks for its cache from there.
 KERNELS := $(TARGET)/kernels/build/make
@@ -132,8 +134,7 @@ gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust 
 	cp scripts/gpu_check.sh scripts/make_full_size_model.py scripts/bench_reference.py scripts/bench_nccl.py $(GPU_BUNDLE)/scripts/
 	@$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest $(GPU_BUNDLE)/wheels importlib_metadata zipp \
 		"$$(grep '^diffusers==' scripts/requirements-reference.txt)" || echo "note: no wheels of the reference, so it is not measured" >&2
-	@if [ -n "$(STANDALONE)" ]; then mkdir $(GPU_BUNDLE)/tests $(GPU_BUNDLE)/models && cp -r tests/golden $(GPU_BUNDLE)/tests/ \
-		&& cp -r models/tiny $(GPU_BUNDLE)/models/; fi
+	@if [ -n "$(STANDALONE)" ]; then tar -cf - $(BUNDLE_FOLDERS) | tar -xf - -C $(GPU_BUNDLE); fi
 	@cksum $(FLUX) 2>/dev/null | cmp - $(BUNDLE_TARGET)/before \
 		|| { echo "error: the bundle's build has changed" $(FLUX) >&2; exit 1; }
 	@du -sh $(GPU_BUNDLE)

@@ -16,6 +16,8 @@ mod download_model;
 mod fuzz_signals;
 #[path = "scripts/generate_batch.rs"]
 mod generate_batch;
+#[path = "scripts/gpu_bundle.rs"]
+mod gpu_bundle;
 #[path = "scripts/gpu_check.rs"]
 mod gpu_check;
 #[path = "scripts/makefile.rs"]

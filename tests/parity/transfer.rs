@@ -1,7 +1,6 @@
 //! Weights on their way to the GPU: every dtype, every padding, several slices; and results on their way back.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
@@ -68,7 +67,7 @@ fn weights_in_fewer_bits_arrive_as_products_read_them() {
         assert!(got == if is_e4m3 { expected } else { rounded }, "{what}");
     };
     for name in ["blocks.gguf", "comfy.safetensors", "bitsandbytes.safetensors"] {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/formats").join(name);
+        let path = crate::root().join("tests/formats").join(name);
         let file = Container::open(&path, "").unwrap();
         for tensor in file.names() {
             let view = file.tensor(tensor).unwrap();
