@@ -116,14 +116,14 @@ executable = $$(sed -n 's/.*"kind":\["$(1)"\].*"name":"$(2)".*"executable":"\([^
 # that target/release/flux stays as it is; compiled kernels are shared. The reference's wheels are added where pip can fetch them.
 # FLUX_CUDA_ARCHS=75,90a builds the kernels for one GPU and for fp16 only, which is quicker.
 .PHONY: gpu-bundle
-gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust (STANDALONE=1: and without this folder; BASE=PROGRAM: with a program to compare)
+gpu-bundle: ## Gather what scripts/gpu_check needs on a machine without Rust (STANDALONE=1: and without this folder; BASE=PROGRAM: with a program to compare)
 	mkdir -p $(TARGET)/kernels $(BUNDLE_TARGET)
 	ln -sfn ../kernels $(BUNDLE_TARGET)/kernels
 	cksum $(FLUX) > $(BUNDLE_TARGET)/before 2>/dev/null || true
 	CARGO_TARGET_DIR=$(BUNDLE_TARGET) $(CARGO) test --release --locked --no-default-features --no-run --lib --test gpu \
 		--test cpu_gemm --message-format json > $(BUNDLE_TARGET)/built.json
 	rm -rf $(GPU_BUNDLE) $(BUNDLE_TARGET)/bin
-	mkdir -p $(GPU_BUNDLE)/scripts $(BUNDLE_TARGET)/bin
+	mkdir -p $(GPU_BUNDLE) $(BUNDLE_TARGET)/bin
 	strip -o $(BUNDLE_TARGET)/bin/flux "$(call executable,bin,flux)"
 	strip -o $(BUNDLE_TARGET)/bin/units "$(call executable,lib,flux)"
 	strip -o $(BUNDLE_TARGET)/bin/gpu "$(call executable,test,gpu)"
@@ -131,7 +131,8 @@ gpu-bundle: ## Gather what scripts/gpu_check.sh needs on a machine without Rust 
 	@if [ -n "$(BASE)" ]; then strip -o $(BUNDLE_TARGET)/bin/base "$(BASE)"; fi
 	XZ_OPT=-9 tar -C $(BUNDLE_TARGET)/bin -cJf $(GPU_BUNDLE)/bin.tar.xz .
 	git describe --always --dirty > $(GPU_BUNDLE)/COMMIT
-	cp scripts/gpu_check.sh scripts/make_full_size_model.py scripts/bench_reference.py scripts/bench_nccl.py $(GPU_BUNDLE)/scripts/
+	tar --exclude=__pycache__ -cf - scripts/gpu_check scripts/make_full_size_model.py scripts/bench_reference.py \
+		scripts/bench_nccl.py | tar -xf - -C $(GPU_BUNDLE)
 	@$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --dest $(GPU_BUNDLE)/wheels importlib_metadata zipp \
 		"$$(grep '^diffusers==' scripts/requirements-reference.txt)" || echo "note: no wheels of the reference, so it is not measured" >&2
 	@if [ -n "$(STANDALONE)" ]; then tar -cf - $(BUNDLE_FOLDERS) | tar -xf - -C $(GPU_BUNDLE); fi

@@ -5,13 +5,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::program::{Run, project};
+use crate::program::{Run, names, project};
 
 /// The tests that the bundle has besides those of the library.
 const TESTS: [&str; 2] = ["tests/gpu.rs", "tests/cpu_gemm.rs"];
 
+/// The sources of the package that runs there.
+pub fn package() -> Vec<PathBuf> {
+    let package = project("scripts/gpu_check");
+    let folders = [package.clone(), package.join("sections")];
+    let files = folders.iter().flat_map(|folder| names(folder).into_iter().map(move |name| folder.join(name)));
+    files.filter(|file| file.extension().is_some_and(|end| end == "py")).collect()
+}
+
 /// The folders that a standalone bundle has.
-fn folders() -> Vec<String> {
+pub fn folders() -> Vec<String> {
     let list = fs::read_to_string(project("scripts/gpu_check/folders.txt")).expect("the list");
     list.lines().map(str::to_string).collect()
 }
@@ -99,7 +107,7 @@ fn the_tests_of_the_bundle_find_their_files_from_the_root_that_is_named() {
 }
 
 #[test]
-fn a_standalone_bundle_is_made_of_the_folders_of_the_list() {
+fn a_standalone_bundle_is_made_of_the_folders_of_the_list_and_the_scripts_that_run_there() {
     let mut command = Command::new("make");
     command.args(["--no-print-directory", "-n", "gpu-bundle", "STANDALONE=1"]).current_dir(project(""));
     for name in ["MAKEFLAGS", "MAKELEVEL", "CARGO_TARGET_DIR"] {
@@ -107,4 +115,13 @@ fn a_standalone_bundle_is_made_of_the_folders_of_the_list() {
     }
     let recipe = Run::of(&mut command).succeeds().stdout;
     assert!(recipe.contains(&format!("tar -cf - {} |", folders().join(" "))), "{recipe}");
+    let mut scripts = 0;
+    for file in package() {
+        let text = fs::read_to_string(file).expect("a source");
+        for script in text.split('"').skip(1).step_by(2).filter(|word| word.ends_with(".py")) {
+            assert!(recipe.contains(&format!("scripts/{script} ")), "{script}: {recipe}");
+            scripts += 1;
+        }
+    }
+    assert!(scripts >= 3, "{scripts}");
 }

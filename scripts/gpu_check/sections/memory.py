@@ -1,0 +1,91 @@
+"""Sections of how much memory images take: within less of it, and with weights in fewer bits."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from check import Check, square
+from gpus import memory_of
+from measure import Failed, Rows, Word, attempt, gib, run, say, seconds
+
+from . import reference, tests
+
+
+def memory(check: Check) -> str:
+    check.needs_model()
+    context_mib = context(check)
+    large: list[Word] = ["--device", "cuda", *square(1024)]
+    resident = check.work / "resident.png"
+    run(check.image(check.klein_4b, *large, "-o", resident), "no image with all memory")
+    figures = [image_within(check, cap, resident) for cap in (12, 8, 6, 4, 3)]
+    small = check.image(check.klein_4b, "--device", "cuda", *square(512), "--gpu-memory", 2.5)
+    run([*small, "-o", check.work / "small.png"], "no image of 512 x 512 within 2.5 GiB")
+    refused(check, check.image(check.klein_4b, *large, "--gpu-memory", 1))
+    return (
+        f"start to PNG within {' '.join(figures)} 512 x 512 within 2.5 GiB; "
+        f"context and code at most {context_mib} MiB; refused within 1 GiB"
+    )
+
+
+def context(check: Check) -> int:
+    """MiB by the driver that are no tensors."""
+    command = check.image(check.tiny, "--device", "cuda", "-o", check.work / "tiny.png")
+    ran, driver_mib = memory_of(command, "no image of the default model")
+    tensors_mib = int(peak_bytes(ran.output)) >> 20
+    say(f"default model: {driver_mib} MiB by the driver, {tensors_mib} MiB of them tensors")
+    context_mib = driver_mib - tensors_mib
+    if context_mib > check.bounds["MiB of context"].limit:
+        raise Failed(f"context, code and what the pool reserves take {context_mib} MiB")
+    return context_mib
+
+
+def image_within(check: Check, cap: int, resident: Path) -> str:
+    capped = check.work / "capped.png"
+    command = check.image(check.klein_4b, "--device", "cuda", *square(1024), "--gpu-memory", cap, "-o", capped)
+    ran, driver_mib = memory_of(command, f"no image within {cap} GiB")
+    if capped.read_bytes() != resident.read_bytes():
+        raise Failed(f"within {cap} GiB the same seed gave another image")
+    beside_mib = driver_mib - (cap << 10)
+    say(f"klein 4B: {driver_mib} MiB by the driver: {beside_mib} MiB more than {cap} GiB")
+    if beside_mib > check.bounds["MiB beside a limit"].limit:
+        raise Failed(f"the process took {beside_mib} MiB more than {cap} GiB")
+    return f"{cap} GiB: {seconds(Rows(ran.output).first().number('total_s'))} s, {beside_mib} MiB beside;"
+
+
+def refused(check: Check, command: list[Word]) -> None:
+    folder = check.work / "refused"
+    folder.mkdir()
+    ran = attempt([*command, "-o", folder / "image.png"], stderr=subprocess.PIPE)
+    if ran.code != 1:
+        raise Failed(f"exit {ran.code} within 1 GiB, expected 1")
+    if "image needs" not in ran.errors:
+        raise Failed("the error within 1 GiB does not say what the image needs")
+    left = [path.name for path in folder.iterdir()]
+    if left:
+        raise Failed(f"a refused image left a file: {' '.join(left)}")
+
+
+def peak_bytes(output: str) -> float:
+    return Rows(output).first().number("timings", "device", "peak_memory_bytes")
+
+
+def formats(check: Check) -> str:
+    """How far the final latents are from float32, steps where all weights are resident and where they are streamed, and the
+    memory where all are in Q4_K."""
+    check.needs_model()
+    folder = reference.float32_latents(check)
+    ran = tests.full_size(check, ["full_size_latents_of_weights_in_few_bits"], str(folder))
+    if ran.code != 0:
+        raise Failed("the latents are too far from float32, or the test broke off")
+    figures = [f"{'; '.join(re.findall(r'^.*latents .* from float32.*$', ran.output, re.MULTILINE))};"]
+    for name in ("q8_0", "fp8", "q4_k"):
+        on: list[Word] = ["-d", check.klein_4b, "--device", "cuda", "--quantize", f"transformer={name}", "--steps", 4]
+        row = Rows(check.bench_rows("stages/", *on, "--size", 1024, "--gpu-memory", 2.8).output).first()
+        figures.append(f"{name} within 2.8 GiB: step {row.number('step_ms')}, peak {row.number('peak_gib')} GiB;")
+    made: list[Word] = ["--quantize", "q4_k", "-o", check.work / "q4_k.png"]
+    command = check.image(check.klein_4b, "--device", "cuda", *square(1024), *made)
+    ran, driver_mib = memory_of(command, "no image in Q4_K")
+    tensors = gib(peak_bytes(ran.output))
+    return f"ms, {' '.join(figures)} 1024 x 1024 all in Q4_K: {driver_mib} MiB by the driver, tensors {tensors}"

@@ -1,0 +1,83 @@
+"""Sections that run tests of the bundle."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import Sequence
+
+from check import Check, square
+from measure import Failed, Ran, Rows, Word, attempt, run, seconds
+
+from . import reference
+
+SEPARATE_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+"""Each stream has a queue of its own, as ranks need that share a GPU: streams beyond the queues share one, where a GPU that
+waits would hold up what it waits for."""
+
+
+def test_line(output: str) -> str:
+    """How tests ended: `test result: ok. 193 passed; 0 failed`."""
+    for line in output.splitlines():
+        if line.startswith("test result"):
+            return ";".join(line.split(";")[:2])
+    return "no test result"
+
+
+def passed(ran: Ran, line: str) -> str:
+    if ran.code != 0:
+        raise Failed(line, ran.code)
+    return line
+
+
+def parity(check: Check) -> str:
+    skip = ["--skip", "full_size", "--skip", "parallel::"]
+    command: list[Word] = [check.gpu_tests, "--test-threads", 4, "--nocapture", *skip, *check.options.tests]
+    # One queue, as the program has where GPUs make no image together.
+    ran = attempt(command, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    return passed(ran, test_line(ran.output))
+
+
+# Left out is what is the same in any type, and what takes a weight for a tensor, which one in fp16 is not.
+NOT_IN_FP16 = ["dequantise::", "fp8::", "memory::", "graph::", "streaming::", "adapters::", "meaning::", "parallel::"]
+
+
+def half(check: Check) -> str:
+    check.needs_model()
+    figures = [image_in_fp16(check, size) for size in (512, 1024)]
+    skip = [word for name in ["full_size", *NOT_IN_FP16] for word in ("--skip", name)]
+    command: list[Word] = [check.gpu_tests, "--test-threads", 8, "--nocapture", *skip, *check.options.tests]
+    ran = attempt(command, {"FLUX_COMPUTE": "fp16", "FLUX_PARITY_SIZES": "small"}, stderr=subprocess.STDOUT)
+    apart = re.findall(r"^[0-9]*\.png .*: ([0-9.]*) dB$", ran.output, re.MULTILINE)
+    least = [f"default model {min(apart, key=float)} dB from float32;"] if apart else []
+    return passed(ran, " ".join([f"{test_line(ran.output)};", *least, *figures]))
+
+
+def image_in_fp16(check: Check, size: int) -> str:
+    made, beside = check.out / f"half-{size}.png", check.work / f"bf16-{size}.png"
+    command = check.image(check.klein_4b, "--device", "cuda", *square(size), "-o")
+    loud = [word for word in command if word != "--quiet"]
+    ran = run([*loud, made], f"no image of {size} x {size}", {"FLUX_COMPUTE": "fp16"}, stderr=subprocess.PIPE)
+    if "fp16" not in ran.output:
+        raise Failed("it did not compute in fp16")
+    if "cut off" in ran.errors:
+        raise Failed(f"at {size} x {size} values were too large")
+    bf16 = run([*command, beside], "no image in bf16", {"FLUX_COMPUTE": ""})
+    psnr = run([check.flux, "compare", beside, made], "the images cannot be compared").output.strip()
+    fp16_s, bf16_s = (seconds(Rows(one.output).first().number("total_s")) for one in (ran, bf16))
+    return f"{size}: {fp16_s} s, in bf16 {bf16_s} s, apart {psnr};"
+
+
+def fidelity(check: Check) -> str:
+    check.needs_model()
+    folder = reference.float32_latents(check)
+    ran = full_size(check, ["--test-threads", "1", "--skip", "few_bits", "full_size"], str(folder))
+    if "1024 x 1024: " not in ran.output:
+        raise Failed("ours did not get to 1024 x 1024")
+    return passed(ran, "; ".join(re.findall(r"[0-9]+ x [0-9]+(?: edited)?: .* bf16 [0-9.]+", ran.output)))
+
+
+def full_size(check: Check, words: Sequence[str], folder: str) -> Ran:
+    """Tests of the 4B model against the reference's latents in a folder."""
+    env = {**SEPARATE_QUEUES, "FLUX_FULL_MODEL": str(check.klein_4b), "FLUX_REFERENCE": folder}
+    return attempt([check.gpu_tests, "--nocapture", *words], env)

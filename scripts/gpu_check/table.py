@@ -1,0 +1,183 @@
+"""The sections: how long each may take, what it measures, and what its figures must be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Callable, Mapping
+
+from check import Check
+from measure import RUNS, Bound, at_least, at_most
+from sections import compare, cpu, memory, models, reference, sanitizers, several, speed, tests
+
+
+@dataclass(frozen=True)
+class Section:
+    name: str
+    limit_s: int
+    run: Callable[[Check], str]
+    words: str
+    in_all: bool = True
+    bounds: Mapping[str, Bound] = field(default_factory=dict)
+
+
+# What two GPUs take, of the time of one.
+TOGETHER = {
+    "bf16 512x512 step": at_most(0.70),
+    "bf16 1024x1024 step": at_most(0.60),
+    "bf16 1024x1024 decode": at_most(0.68),
+    "bf16 1024x1024 image": at_most(0.66),
+    "bf16 2048x2048 step": at_most(0.56),
+    "bf16 2048x2048 decode": at_most(0.60),
+    "bf16 edit-1024x1024+1 step": at_most(0.57),
+    "fp8 1024x1024 step": at_most(0.66),
+    "bf16 with guidance 1024x1024 step": at_most(0.53),
+    "bf16 through the host 1024x1024 step": at_most(1),
+    "start to PNG at 2048 x 2048 by two GPUs, beside one": at_most(1),
+    "dB of two GPUs beside one": at_least(45),
+}
+# How many times the images of one GPU two make.
+REPLICAS = {f"the factor of {size} by {batch}": at_least(1.95) for size in (512, 1024) for batch in (1, 4)}
+
+# In the order of `all`, then the others.
+SECTIONS = [
+    Section("parity", 180, tests.parity, "every op against the CPU and its composition, images against the reference"),
+    Section("image", 30, speed.image, "one image of the default model through the command line"),
+    Section("model", 90, models.model, "writes the 4B model with random weights, unless it is there"),
+    Section("bench", 90, speed.bench, "every op at the sizes of a 1024 x 1024 image of klein 4B"),
+    Section("stages", 90, speed.stages, "the stages of warm images of the 4B model: 256, 512, 1024, 2048"),
+    Section("fp8", 90, speed.fp8, "the same in fp8; needs a Hopper GPU"),
+    Section(
+        "half",
+        120,
+        tests.half,
+        "the parity tests and images in fp16, as GPUs without bf16 compute: of the default model against the reference, of "
+        "the 4B model at 512 and 1024, in which nothing may be cut off or no number",
+    ),
+    Section(
+        "adapters",
+        60,
+        speed.adapters,
+        "a step with LoRA of rank 32, and changing from one to another, at 1024 with the 4B model, in bf16 and fp8",
+    ),
+    Section("cold", 60, speed.cold, f"the command line from start to PNG at 1024 x 1024, {RUNS} times"),
+    Section(
+        "memory",
+        90,
+        memory.memory,
+        "the same within 12, 8, 6, 4 and 3 GiB of GPU memory, and within 1 GiB, which must be refused",
+        bounds={"MiB of context": at_most(640), "MiB beside a limit": at_most(640)},
+    ),
+    Section("streaming", 90, speed.streaming, "the stages of warm images at 1024 x 1024 within 4, 6, 8 and 10.5 GiB"),
+    Section(
+        "formats",
+        300,
+        memory.formats,
+        "weights in fewer bits: distance of the final latents from float32, steps, resident and streamed, and the memory "
+        "where all are in Q4_K",
+    ),
+    Section(
+        "reference",
+        120,
+        reference.reference,
+        "speed of the reference (diffusers) at 512, 1024, 2048, and its cold start at 1024",
+    ),
+    Section(
+        "fidelity",
+        120,
+        tests.fidelity,
+        "final latents at 512 and 1024 against the reference in float32: ours, and the reference's in bf16",
+    ),
+    Section(
+        "cpu",
+        180,
+        cpu.cpu,
+        "images of the 4B model on 2 cores in f32 and bf16, the reference's in bf16, and the tests of the tile unit; needs "
+        "AMX-BF16",
+    ),
+    Section("memcheck", 90, sanitizers.memcheck, "the parity tests at small sizes under compute-sanitizer"),
+    Section("racecheck", 300, sanitizers.racecheck, "the same"),
+    Section("initcheck", 300, sanitizers.initcheck, "the same"),
+    Section(
+        "nine",
+        180,
+        models.nine,
+        "writes the 9B model unless it is there, draws one image with all memory and within 5 GiB, deletes what it wrote",
+    ),
+    Section(
+        "edits",
+        90,
+        speed.edits,
+        "images from one and two references by the 4B model at 512 and 1024, in fp8 too on a Hopper GPU, and encoding at "
+        "1024, 2048",
+        in_all=False,
+    ),
+    Section(
+        "kv",
+        200,
+        models.kv,
+        "the same by the 9B model with keys and values of 1, 2 and 4 references made once, beside none; writes and deletes "
+        "it as `nine`",
+        in_all=False,
+    ),
+    Section(
+        "gpus",
+        240,
+        several.gpus_together,
+        "several ranks on one GPU and on two: collectives and images; then the stages of warm images by two GPUs beside one "
+        "of them, also from a reference and in fp8, and images from start to PNG; needs two GPUs",
+        in_all=False,
+        bounds=TOGETHER,
+    ),
+    Section(
+        "exchange",
+        120,
+        several.exchange,
+        "what two GPUs give each other in a block of klein 4B at 512, 1024, 2048, beside NCCL, with access to each other's "
+        "memory and without; needs two GPUs",
+        in_all=False,
+        bounds={"ours / NCCL": at_most(1)},
+    ),
+    Section(
+        "compile",
+        420,
+        reference.compile,
+        "speed of the reference through torch.compile at 512, 1024; takes minutes, so not part of `all`",
+        in_all=False,
+    ),
+    Section(
+        "editing",
+        120,
+        reference.editing,
+        "what images from images add to the reference: encoding at 512, 1024, 2048, steps with references at 512, 1024",
+        in_all=False,
+    ),
+    Section(
+        "compile_editing",
+        420,
+        reference.compile_editing,
+        "the same through torch.compile; takes minutes",
+        in_all=False,
+    ),
+    Section(
+        "replicas",
+        180,
+        several.replicas,
+        "images of the 4B model by two GPUs, and by one of them: 512 and 1024, cold starts, bytes; needs two GPUs",
+        in_all=False,
+        bounds={**REPLICAS, "start to PNG of two GPUs, beside one": at_most(1.15)},
+    ),
+    Section(
+        "compare",
+        200,
+        compare.compare,
+        f"another program and this one in turn, {RUNS} times each: stages at 512 and 1024, in fp8 at 1024, cold starts",
+        in_all=False,
+    ),
+]
+
+BY_NAME = {section.name: section for section in SECTIONS}
+# Names for several sections.
+GROUPS = {
+    "all": [section for section in SECTIONS if section.in_all],
+    "sanitize": [BY_NAME[name] for name in ("memcheck", "racecheck", "initcheck")],
+}
