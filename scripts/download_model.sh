@@ -23,14 +23,17 @@ Needs curl and sha256sum or shasum. Exit codes: 0 complete, 1 failed, 2 wrong us
 USAGE
 }
 
+# shellcheck source=scripts/printable.sh
+source "$(dirname "$0")/printable.sh"
+
 fail() { # MESSAGE [HINT]
-    echo "error: $1" >&2
+    echo "error: $(printable "$1")" >&2
     if [[ $# -gt 1 ]]; then echo "  hint: $2" >&2; fi
     exit 1
 }
 
 usage_error() {
-    echo "error: $1" >&2
+    echo "error: $(printable "$1")" >&2
     usage >&2
     exit 2
 }
@@ -68,19 +71,16 @@ esac
 folder=${folder:-models/klein-$model}
 mirror=${FLUX_MIRROR:-https://huggingface.co}
 mirror=${mirror%/}
+[[ "$mirror" =~ ^https?://[^[:space:][:cntrl:]]+$ ]] || usage_error "FLUX_MIRROR is $mirror, expected http:// or https:// and a server"
+retry_seconds=${RETRY_SECONDS:-2}
+[[ "$retry_seconds" =~ ^[0-9]{1,5}(\.[0-9]{1,3})?$ ]] || usage_error "RETRY_SECONDS is $retry_seconds, expected a number of seconds"
 page="$mirror/black-forest-labs/$repository"
 base="$page/resolve/main"
 
 command -v curl >/dev/null || fail "curl is not there" "install it, e.g. with \`apt install curl\`"
-if command -v sha256sum >/dev/null; then
-    sha256() { sha256sum; }
-    sha1() { sha1sum; }
-elif command -v shasum >/dev/null; then
-    sha256() { shasum -a 256; }
-    sha1() { shasum -a 1; }
-else
-    fail "neither sha256sum nor shasum is there" "install coreutils"
-fi
+# shellcheck source=scripts/sha256.sh
+source "$(dirname "$0")/sha256.sh"
+if command -v sha1sum >/dev/null; then sha1() { sha1sum; }; else sha1() { shasum -a 1; }; fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -99,14 +99,15 @@ if [[ -n "${HF_TOKEN:-}" ]]; then
         *) echo "note: HF_TOKEN is not sent, because $mirror is not encrypted" >&2 ;;
     esac
 fi
-fetch() { curl --config "$work/curlrc" --connect-timeout 30 --speed-limit 1 --speed-time 60 "$@"; }
+# An address is taken as it is: brackets and braces stand for themselves.
+fetch() { curl --config "$work/curlrc" --globoff --connect-timeout 30 --speed-limit 1 --speed-time 60 "$@"; }
 
 # Runs a command until it succeeds, five times at most.
 retry() { # COMMAND...
     local attempt
     for attempt in 1 2 3 4 5; do
         if "$@"; then return; fi
-        if [[ $attempt -lt 5 ]]; then sleep "${RETRY_SECONDS:-2}"; fi
+        if [[ $attempt -lt 5 ]]; then sleep "$retry_seconds"; fi
     done
     return 1
 }
@@ -159,9 +160,11 @@ ask() { # FILE
     [[ -n "$etag" ]] || etag=$(header etag)
     etag=${etag#W/}
     etag=${etag//\"/}
-    [[ "$size" =~ ^[0-9]+$ ]] || fail "the server does not tell the size of $1" "is FLUX_MIRROR right?"
-    sum=$(awk -v name="$1" '$2 == name || $2 == "*" name { print $1 }' "$work/SHA256SUMS")
+    [[ "$size" =~ ^(0|[1-9][0-9]{0,14})$ ]] \
+        || fail "the server does not tell the size of $1, but \`${size:0:40}\`" "is FLUX_MIRROR right?"
+    sum=$(awk -v name="$1" '$2 == name || $2 == "*" name { print $1 }' "$work/SHA256SUMS" | tr 'A-F' 'a-f')
     if [[ -n "$sum" ]]; then
+        [[ "$sum" =~ ^[0-9a-f]{64}$ ]] || fail "SHA256SUMS has no checksum for $1, but \`${sum:0:80}\`" "is FLUX_MIRROR right?"
         sum_kind=sha256
     elif [[ "$etag" =~ ^[0-9a-f]{64}$ ]]; then
         sum_kind=sha256 sum=$etag
@@ -216,7 +219,7 @@ get() { # FILE
                 *) echo "$file: curl failed with $answer, attempt $attempt of 5" >&2 ;;
             esac
             if [[ ! -f "$part" || "$(bytes_of "$part")" != "$size" ]]; then
-                if [[ $attempt -lt 5 ]]; then sleep "${RETRY_SECONDS:-2}"; fi
+                if [[ $attempt -lt 5 ]]; then sleep "$retry_seconds"; fi
                 continue
             fi
         fi
@@ -274,15 +277,37 @@ for file in LICENSE.md text_encoder/generation_config.json tokenizer/tokenizer_c
     if [[ "$status" == 200 ]]; then get "$file"; fi
 done
 
-# Weights: one file, or the shards that an index names.
+# Weights: one file, or the shards that an index names, which are the values of its `weight_map`. Where that is not a map of
+# strings a `?` is among them, which is no name.
+shards_of() { # INDEX
+    awk 'BEGIN { RS = "\"" } # so every second record is a string
+        NR % 2 == 0 {
+            word = $0
+            if (state == "value") { print; state = "end" } else if (state == "key") { state = "colon" }
+            next
+        }
+        {
+            gsub(/[ \t\r\n]/, "")
+            if (state == "" && word == "weight_map" && $0 == ":{") state = "key"
+            else if (state == "colon" && $0 == ":") state = "value"
+            else if (state == "end" && $0 == ",") state = "key"
+            else if (state == "end" && $0 ~ /^}/) exit
+            else if (state != "") { print "?"; exit }
+        }' "$1" | sort -u
+}
 weights=()
 for stem in text_encoder/model transformer/diffusion_pytorch_model vae/diffusion_pytorch_model; do
     ask "$stem.safetensors.index.json"
     if [[ "$status" == 200 ]]; then
         get "$stem.safetensors.index.json"
-        shards=$(grep -o '"[^"/]*\.safetensors"' "$folder/$stem.safetensors.index.json" | tr -d '"' | sort -u || true)
+        shards=$(shards_of "$folder/$stem.safetensors.index.json")
         [[ -n "$shards" ]] || fail "$stem.safetensors.index.json names no weights" "delete it and run the same command again"
-        while IFS= read -r shard; do weights+=("$(dirname "$stem")/$shard"); done <<<"$shards"
+        while IFS= read -r shard; do
+            [[ "$shard" =~ ^[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors$ ]] \
+                || fail "$stem.safetensors.index.json names \`${shard:0:80}\`, which is no name for a file of weights beside it" \
+                    "is FLUX_MIRROR right? delete the index and run the same command again"
+            weights+=("$(dirname "$stem")/$shard")
+        done <<<"$shards"
     else
         weights+=("$stem.safetensors")
     fi

@@ -15,9 +15,14 @@ const ROOT: &str = "black-forest-labs/FLUX.2-klein-4B/resolve/main/";
 
 /// The default model as a hub would hold it: one part in shards, some in one file.
 fn hub(behaviour: Behaviour) -> Server {
+    Server::start(hub_files(ROOT), behaviour)
+}
+
+/// Its files, by their paths below `root`.
+fn hub_files(root: &str) -> HashMap<String, Vec<u8>> {
     let tiny = model_copy::tiny();
     let mut files = HashMap::new();
-    let mut add = |name: &str, bytes: Vec<u8>| drop(files.insert(format!("{ROOT}{name}"), bytes));
+    let mut add = |name: &str, bytes: Vec<u8>| drop(files.insert(format!("{root}{name}"), bytes));
     for name in [
         "model_index.json",
         "scheduler/scheduler_config.json",
@@ -46,7 +51,7 @@ fn hub(behaviour: Behaviour) -> Server {
     let index = serde_json::json!({ "metadata": { "total_size": weights.len() - end }, "weight_map": map });
     add("transformer/diffusion_pytorch_model.safetensors.index.json", index.to_string().into_bytes());
     add(&format!("transformer/{shard}"), weights);
-    Server::start(files, behaviour)
+    files
 }
 
 fn download(server: &Server, folder: &Path, flags: &[&str]) -> Command {
@@ -255,4 +260,70 @@ fn a_full_disk_is_called_so() {
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
     }
     Run::of(&mut download(&server, target.path(), &[])).succeeds();
+}
+
+#[test]
+fn an_address_is_taken_as_it_is() {
+    let server = Server::start(hub_files(&format!("{{a,b}}[1-2]/{ROOT}")), Behaviour::default());
+    let target = folder();
+    let mut command = download(&server, target.path(), &[]);
+    Run::of(command.env("FLUX_MIRROR", format!("{}/{{a,b}}[1-2]", server.url()))).succeeds();
+    assert!(target.path().join("vae/diffusion_pytorch_model.safetensors").exists());
+    for (name, value) in [
+        ("FLUX_MIRROR", "--upload-file=/etc/passwd"),
+        ("FLUX_MIRROR", "file:///etc"),
+        ("FLUX_MIRROR", "http://localhost/\x1b[31m"),
+        ("RETRY_SECONDS", "soon"),
+        ("RETRY_SECONDS", "-1"),
+    ] {
+        let run = Run::of(download(&server, target.path(), &[]).env(name, value)).fails(2, &[name, "expected"]);
+        assert!(!run.stderr.contains('\x1b'), "{}", run.stderr);
+    }
+}
+
+/// A name from an index becomes a path below the folder, a part of an address, and words on the terminal.
+#[test]
+fn names_of_shards_are_plain_file_names() {
+    let index = format!("{ROOT}transformer/diffusion_pytorch_model.safetensors.index.json");
+    for name in [
+        "../../above.safetensors",
+        "/tmp/elsewhere.safetensors",
+        "sub/folder.safetensors",
+        "-rf.safetensors",
+        "a\u{1b}[31m.safetensors",
+        "a\u{202e}b.safetensors",
+        "a{b,c}[1-9].safetensors",
+        r#"a\".safetensors"#,
+        "",
+    ] {
+        let mut files = hub_files(ROOT);
+        let text = format!(
+            "{{\"metadata\": {{\"note\": \"x\"}}, \"weight_map\": {{\"one\": \"{name}\", \"two\": \"b.safetensors\"}}}}"
+        );
+        files.insert(index.clone(), text.into_bytes());
+        let server = Server::start(files, Behaviour::default());
+        let target = folder();
+        let run = Run::of(&mut download(&server, target.path(), &[]));
+        assert_eq!(run.code, Some(1), "{name}: {}", run.stderr);
+        assert!(run.stderr.contains("no name for a file of weights"), "{name}: {}", run.stderr);
+        assert!(!run.stderr.contains(['\u{1b}', '\u{202e}']), "{name}: {}", run.stderr);
+        assert!(server.take_seen().iter().all(|seen| !seen.path.contains("b.safetensors")), "{name}");
+    }
+}
+
+#[test]
+fn numbers_and_checksums_of_a_server_are_such() {
+    for size in ["08", "0x10", "1e3", "-1", "99999999999999999999", "1 2", "a[$(touch /tmp/x)]"] {
+        let server = hub(Behaviour { head_lines: format!("X-Linked-Size: {size}\r\n"), ..Behaviour::default() });
+        let target = folder();
+        Run::of(&mut download(&server, target.path(), &[]))
+            .fails(1, &["does not tell the size of model_index.json", size]);
+    }
+    for sum in ["0", "\x1b[31m", &"g".repeat(64), &"a".repeat(63)] {
+        let mut files = hub_files(ROOT);
+        files.insert(format!("{ROOT}SHA256SUMS"), format!("{sum}  model_index.json\n").into_bytes());
+        let server = Server::start(files, Behaviour::default());
+        let run = Run::of(&mut download(&server, folder().path(), &[])).fails(1, &["SHA256SUMS has no checksum"]);
+        assert!(!run.stderr.contains('\x1b'), "{}", run.stderr);
+    }
 }

@@ -31,6 +31,8 @@ pub struct Behaviour {
     pub silent_heads: usize,
     /// 416 to every request for a range.
     pub refuses_ranges: bool,
+    /// Lines that the answer to a HEAD has besides.
+    pub head_lines: String,
     /// What a GET waits for before it is answered.
     pub delay: Duration,
 }
@@ -167,7 +169,8 @@ impl State {
         } else {
             String::new()
         };
-        end(status, &format!("ETag: \"{etag}\"\r\nContent-Length: {}\r\n{content_range}", answer.len()))?;
+        let more = if seen.method == "HEAD" { behaviour.head_lines.as_str() } else { "" };
+        end(status, &format!("ETag: \"{etag}\"\r\nContent-Length: {}\r\n{content_range}{more}", answer.len()))?;
         if seen.method == "HEAD" {
             return Ok(());
         }
