@@ -6,7 +6,8 @@ usage() {
     cat <<'USAGE'
 usage: scripts/compare_cpu_gpu.sh [--bound DB] [--against DEVICE] [--keep FOLDER] [FLAGS OF flux ...]
 
-Prints the largest and the mean difference of the 8-bit values and the PSNR.
+Prints the largest and the mean difference of the 8-bit values and the PSNR; of the images themselves nothing, as with -q,
+unless -v is given.
 
   --bound DB        fail when the PSNR is lower [default: 45]
   --against DEVICE  what to compare the CPU with [default: cuda]
@@ -21,6 +22,8 @@ USAGE
 
 # shellcheck source=scripts/printable.sh
 source "$(dirname "$0")/printable.sh"
+# shellcheck source=scripts/flags.sh
+source "$(dirname "$0")/flags.sh"
 
 usage_error() {
     echo "error: $(printable "$1")" >&2
@@ -28,36 +31,48 @@ usage_error() {
     exit 2
 }
 
+own_flags=(--bound --against --keep)
 bound=45
 against=cuda
 folder=
+quiet=(--quiet)
+has_prompt=no
+has_seed=no
+input=/dev/null
 flags=()
 while [[ $# -gt 0 ]]; do
-    case "$1" in
-        -h | --help)
+    read_flag "$@"
+    case "$name" in
+        --help)
             usage
             exit 0
             ;;
-        --bound | --against | --keep)
-            [[ $# -ge 2 ]] || usage_error "$1 needs a value"
-            case "$1" in
-                --bound) bound=$2 ;;
-                --against) against=$2 ;;
-                --keep) folder=$2 ;;
-            esac
-            shift
+        --bound) bound=$value ;;
+        --against) against=$value ;;
+        --keep) folder=$value ;;
+        --quiet) ;; # as it is anyhow
+        --verbose)
+            quiet=()
+            flags+=("${words[@]}")
             ;;
-        # As one word: a prompt may begin with a hyphen, and is no flag then.
-        -p | --prompt)
-            [[ $# -ge 2 ]] || usage_error "$1 needs a value"
-            flags+=("--prompt=$2")
-            shift
+        --prompt)
+            has_prompt=yes
+            # As one word: a prompt may begin with a hyphen, and is no flag then.
+            flags+=("--prompt=$value")
             ;;
-        -o* | --output | --output=* | --device | --device=*) usage_error "$1 is set for each device" ;;
-        -n* | --count | --count=*) usage_error "$1: one image is compared" ;;
-        *) flags+=("$1") ;;
+        --seed)
+            has_seed=yes
+            flags+=("${words[@]}")
+            ;;
+        --version | --) usage_error "$1 is no flag for images" ;;
+        --output | --output-dir | --outdir | --device) usage_error "$1 is set for each device" ;;
+        --count | --batch-count | --num-images) usage_error "$1: one image is compared" ;;
+        --save-*) usage_error "$1 names one file for both devices" ;;
+        *) flags+=("${words[@]}") ;;
     esac
-    shift
+    # Both devices read the prompt or the image that comes from standard input. Of two flags that name it flux tells.
+    case "$name=$value" in --prompt=- | --input=- | --mask=-) input=- ;; esac
+    set -- ${left[@]+"${left[@]}"} # bash 3 calls an empty list unbound
 done
 [[ "$bound" =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage_error "the bound is not a number: $bound"
 
@@ -69,30 +84,15 @@ folder=${folder:-$work}
 mkdir -p -- "$folder"
 
 # A flag that comes twice is an error of flux, so the defaults step back.
-has() {
-    local flag
-    for flag in ${flags[@]+"${flags[@]}"}; do # bash 3 calls an empty list unbound
-        case "$flag" in "$1" | "$1"?* | "$2" | "$2"=*) return 0 ;; esac
-    done
-    return 1
-}
-has -p --prompt || flags+=("--prompt=a rocket on a dark blue background")
-has -S --seed || flags+=("--seed=42")
-
-# Both devices read the prompt or the image that comes from standard input. Of two flags that name it flux tells.
-input=/dev/null
-for flag in "${flags[@]}"; do
-    case "$flag" in
-        - | -p- | -i- | --prompt=- | --input=- | --mask=-)
-            input=$work/input
-            cat >"$input"
-            break
-            ;;
-    esac
-done
+[[ $has_prompt == yes ]] || flags+=("--prompt=a rocket on a dark blue background")
+[[ $has_seed == yes ]] || flags+=("--seed=42")
+if [[ $input == - ]]; then
+    input=$work/input
+    cat >"$input"
+fi
 
 other="$folder/${against//[^a-z0-9]/-}.png"
 [[ "$against" == cpu ]] && other="$folder/cpu-again.png"
-"$flux" "${flags[@]}" --quiet --device cpu "--output=$folder/cpu.png" <"$input"
-"$flux" "${flags[@]}" --quiet --device "$against" "--output=$other" <"$input"
+"$flux" "${flags[@]}" ${quiet[@]+"${quiet[@]}"} --device cpu "--output=$folder/cpu.png" <"$input"
+"$flux" "${flags[@]}" ${quiet[@]+"${quiet[@]}"} --device "$against" "--output=$other" <"$input"
 "$flux" compare --min-psnr "$bound" -- "$folder/cpu.png" "$other"

@@ -8,17 +8,18 @@ usage: scripts/generate_batch.sh PROMPTS FOLDER [FLAGS OF flux ...]
 
   PROMPTS   a text file in UTF-8, one prompt of at most 64 KiB per line; `-` reads standard input; blank lines and
             lines that start with # are left out
-  FOLDER    gets one file per prompt: its number, its first words, and a key, as in 0001-a-red-circle-1a2b3c4d.png
+  FOLDER    gets one file per prompt: its number, its first words, and a key, as in 0001-a-red-circle-1a2b3c4d5e6f7a8b.png
 
-The key stands for the prompt, the seed, the flags, what is in the files that they read (images, masks, adapters, tensors)
-and FLUX_MODEL. An image is made unless one with its words and key is there: what changes in them makes another image.
-Flags that only change what is printed do not count.
+The key is the start of a SHA-256 over the prompt, the seed, the flags, what is in the files that they read (images, masks,
+adapters, tensors) and FLUX_MODEL. An image is made unless one with its words and key is there: what changes in them makes
+another image. Flags that only change what is printed do not count. Images of earlier versions of this script, whose keys
+have 8 digits, do not count as made.
 
 All further flags go to flux (see `flux --help`), except: -S N gives the first prompt the seed N, the second N+1,
 and so on. Without it every image has a random seed; PNG files say which. Set FLUX_BIN to use another program.
 
-Exit codes: 0 all images are there, 1 some failed (the list is printed), 2 wrong usage, also where flux refuses the
-flags at the first prompt, 130 ended by Ctrl-C, 143 by SIGTERM: no further prompt is begun then.
+Exit codes: 0 all images are there, 1 some failed (the list is printed), also where flux refuses a prompt, 2 wrong usage, also
+where flux refuses the flags, 130 ended by Ctrl-C, 143 by SIGTERM: no further prompt is begun then.
 USAGE
 }
 
@@ -35,6 +36,10 @@ fail() { # MESSAGE HINT
 
 # shellcheck source=scripts/printable.sh
 source "$(dirname "$0")/printable.sh"
+# shellcheck source=scripts/sha256.sh
+source "$(dirname "$0")/sha256.sh"
+# shellcheck source=scripts/flags.sh
+source "$(dirname "$0")/flags.sh"
 
 # The first words of a prompt as a file name: lower-case letters and digits of ASCII, joined by hyphens.
 slug() {
@@ -69,17 +74,25 @@ read_prompts() { # NAME COPY
 # A short text that changes with any of its arguments.
 key_of() {
     local sum
-    sum=$(printf '%s\0' "$@" | cksum)
-    printf '%08x' "${sum%% *}"
+    sum=$(printf '%s\0' "$@" | sha256)
+    echo "${sum:0:16}"
 }
 
 # Adds what a file that a flag names holds to the recipe, so that a file that has changed makes another image. What is
-# missing, or no file, flux refuses. An adapter may be named with its strength, as FILE:0.5.
-count_contents() { # FILE
-    local file=$1
+# missing, or no file, flux refuses. An adapter may be named with its strength, as FILE:0.5, or be a folder, and what its
+# adapter_config.json says changes images too.
+count_contents() { # FLAG FILE
+    local file=$2 beside
     [[ "$file" != - ]] || usage_error "standard input is no image here: name a file"
-    [[ -f "$file" ]] || file=${file%:*}
-    if [[ -f "$file" ]]; then recipe+=("$(cksum <"$file")"); fi
+    if [[ "$1" == --lora ]]; then
+        [[ -e "$file" ]] || file=${file%:*}
+        for beside in "$file"/* "$(dirname -- "$file")/adapter_config.json"; do count_file "$beside"; done
+    fi
+    count_file "$file"
+}
+
+count_file() {
+    if [[ -f "$1" ]]; then recipe+=("$(sha256 <"$1")"); fi
 }
 
 # Whether a folder has the image of these words and this key, under any number: a line more or less above it changes that.
@@ -89,6 +102,23 @@ has_image() { # WORDS-KEY
         if [[ -e "$file" ]]; then return; fi # flux gives a file its name when it is complete
     done
     return 1
+}
+
+# Keys of 8 digits were checksums that two prompts of a long list may share. What was made then is left alone.
+note_older_images() {
+    local file count=0
+    for file in "$folder"/[0-9]*-????????.png; do
+        if [[ "$file" =~ -[0-9a-f]{8}\.png$ ]]; then count=$((count + 1)); fi
+    done
+    [[ $count -eq 0 ]] || echo "note: $count images in $(printable "$folder") are of an earlier version of this script, with keys" \
+        "of 8 digits; they are left alone and do not count as made" >&2
+}
+
+# Whether flux refuses this prompt, and not the flags that came with it. It does so before any work.
+is_refused_prompt() {
+    local said
+    said=$("$flux" ${flags[@]+"${flags[@]}"} "${image[@]}" <<<"$prompt" 2>&1 >/dev/null) || true
+    grep -q -x -e '  in: --prompt' <<<"$said"
 }
 
 case "${1:-}" in
@@ -109,43 +139,26 @@ seed=
 flags=()
 recipe=("${FLUX_MODEL:-}") # what the image depends on, beside the prompt and the seed
 while [[ $# -gt 0 ]]; do
-    case "$1" in
-        -S | --seed)
-            [[ $# -ge 2 ]] || usage_error "$1 needs a number"
-            seed=$2
-            shift
+    read_flag "$@"
+    case "$name" in
+        --seed) seed=$value ;;
+        --help)
+            usage
+            exit 0
             ;;
-        --seed=*) seed=${1#--seed=} ;;
-        -S?*) seed=${1#-S} ;;
-        -o* | --output | --output=* | -p* | --prompt | --prompt=* | -n* | --count | --count=*)
+        --version | --) usage_error "$1 is no flag for images" ;;
+        --output | --output-dir | --outdir | --prompt | --count | --batch-count | --num-images)
             usage_error "$(printable "$1") is set for each image"
             ;;
         --save-*) usage_error "$(printable "$1") names one file for all images" ;;
-        -i | --input | --mask | --lora | --noise | --latents | --embeddings)
-            [[ $# -ge 2 ]] || usage_error "$1 needs a file"
-            flags+=("$1" "$2")
-            recipe+=("$1" "$2")
-            count_contents "$2"
-            shift
-            ;;
-        --input=* | --mask=* | --lora=* | --noise=* | --latents=* | --embeddings=*)
-            flags+=("$1")
-            recipe+=("$1")
-            count_contents "${1#*=}"
-            ;;
-        -i*)
-            flags+=("$1")
-            recipe+=("$1")
-            file=${1#-i}
-            count_contents "${file#=}"
-            ;;
-        -q | --quiet | -v | --verbose | --timings | --timings=* | --print-path) flags+=("$1") ;;
+        --quiet | --verbose | --timings | --progress | --print-path | --no-clobber | --force) flags+=("${words[@]}") ;;
         *)
-            flags+=("$1")
-            recipe+=("$1")
+            flags+=("${words[@]}")
+            recipe+=("$name=$value")
+            case "$name" in --input | --mask | --lora | --noise | --latents | --embeddings) count_contents "$name" "$value" ;; esac
             ;;
     esac
-    shift
+    set -- ${left[@]+"${left[@]}"} # bash 3 calls an empty list unbound
 done
 if [[ "$seed" == random || "$seed" == -1 ]]; then seed=; fi # as flux has it
 [[ "$seed" =~ ^[0-9]{0,18}$ ]] || usage_error "the seed is not a number of at most 18 digits: $(printable "$seed")"
@@ -161,10 +174,12 @@ if [[ "$prompts" != - ]]; then
 fi
 read_prompts "$name" "$work/prompts"
 mkdir -p -- "$folder"
+note_older_images
 
 number=0
 made=0
 existing=0
+refused=0
 failed=()
 : >"$work/seen"
 while IFS= read -r prompt || [[ -n "$prompt" ]]; do
@@ -188,7 +203,7 @@ while IFS= read -r prompt || [[ -n "$prompt" ]]; do
     if [[ ${#prompt} -gt 200 ]]; then shown+=" ..."; fi
     echo "$shown" >&2
     status=0
-    # bash 3 calls an empty list unbound. The prompt `-` is what flux reads from its standard input.
+    # The prompt `-` is what flux reads from its standard input.
     image=("--prompt=$prompt" "--output=$file" ${seed_flag[@]+"${seed_flag[@]}"})
     "$flux" ${flags[@]+"${flags[@]}"} "${image[@]}" <<<"$prompt" || status=$?
     if [[ $status -eq 0 ]]; then
@@ -196,9 +211,11 @@ while IFS= read -r prompt || [[ -n "$prompt" ]]; do
     elif [[ $status -ge 128 ]]; then
         echo "error: stopped by signal $((status - 128)) at prompt $number" >&2
         exit "$status"
-    elif [[ $status -eq 2 && $made -eq 0 && ${#failed[@]} -eq 0 ]]; then
+    # Flags that an image was made with, now or earlier, are right.
+    elif [[ $status -eq 2 && $made -eq 0 && $existing -eq 0 && $refused -eq 0 ]] && ! is_refused_prompt; then
         fail "flux refuses the flags, see its message above; no further prompt is begun" "\`flux --help\` lists the flags"
     else
+        if [[ $status -eq 2 ]]; then refused=$((refused + 1)); fi
         failed+=("$shown")
     fi
 done <"$work/prompts"

@@ -64,6 +64,32 @@ fn prompts_that_begin_with_a_hyphen_or_come_from_standard_input_are_compared() {
     Run::of(&mut compare(&["-p"])).fails(2, &["-p needs a value"]);
 }
 
+/// Of the images themselves it prints nothing, so `-q` changes nothing; `-v` prints more of them.
+#[test]
+fn flags_of_what_is_printed_and_flags_in_one_word_are_taken() {
+    let small = ["--against", "cpu", "-W32", "-H=32", "-s", "1"];
+    for flags in [&["-q"][..], &["--quiet"], &["-qS5"], &["-qS", "5"], &["-qp", "-o"], &["--bound=40", "-q"]] {
+        let run = Run::of(script("compare_cpu_gpu.sh").args(small).args(flags)).succeeds();
+        assert_eq!(run.stdout, SAME, "{flags:?}");
+        assert_eq!(
+            run.stderr.lines().filter(|line| !line.starts_with("note: ")).count(),
+            0,
+            "{flags:?}: {}",
+            run.stderr
+        );
+    }
+    let run = Run::of(script("compare_cpu_gpu.sh").args(small).arg("-vS5")).succeeds();
+    assert!(run.stdout == SAME && run.stderr.contains("device: "), "{}", run.stderr);
+    for flags in [&["-n2"][..], &["-qn2"], &["-qn", "2"], &["--count=2"], &["-qn=2"]] {
+        Run::of(script("compare_cpu_gpu.sh").args(flags)).fails(2, &["one image"]);
+    }
+    for flags in [&["-qo", "x.png"][..], &["-qox.png"], &["--output=x.png"], &["--device", "cpu"]] {
+        Run::of(script("compare_cpu_gpu.sh").args(flags)).fails(2, &["is set for each device"]);
+    }
+    Run::of(script("compare_cpu_gpu.sh").arg("-qV")).fails(2, &["is no flag"]);
+    Run::of(script("compare_cpu_gpu.sh").arg("--save-latents=x.safetensors")).fails(2, &["one file for both"]);
+}
+
 #[test]
 fn both_devices_read_images_also_from_standard_input() {
     let folder = folder();

@@ -17,10 +17,10 @@ fn batch(folder: &Path, prompts: &[u8], flags: &[&str]) -> Run {
     Run::of(&mut command)
 }
 
-/// Whether `name` is a number, words and a key of eight hexadecimal digits.
+/// Whether `name` is a number, words and a key of sixteen hexadecimal digits.
 fn is_image_of(name: &str, number_and_words: &str) -> bool {
     let key = name.strip_prefix(number_and_words).and_then(|rest| rest.strip_prefix('-')?.strip_suffix(".png"));
-    key.is_some_and(|key| key.len() == 8 && key.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    key.is_some_and(|key| key.len() == 16 && key.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 #[track_caller]
@@ -70,11 +70,16 @@ fn another_prompt_flag_or_seed_makes_another_image_and_the_same_none() {
     assert_eq!(made("a green square\n", &["-S", "random"]), "1 made, 0 already there, 0 failed");
     assert_eq!(made("a green square\n", &["-S", "-1"]), "0 made, 1 already there, 0 failed");
     assert_eq!(made("a green square\n", &[]), "0 made, 1 already there, 0 failed");
-    assert_eq!(made("a red circle\n", &["-S", "1", "-q"]), "0 made, 1 already there, 0 failed");
+    for flags in [&["-S", "1", "-q"][..], &["-qS1"], &["-vqS=1"], &["-qS", "1"], &["--seed", "1", "-v"]] {
+        assert_eq!(made("a red circle\n", flags), "0 made, 1 already there, 0 failed", "{flags:?}");
+    }
     assert_eq!(made("A red, circle\n", &["-S", "1"]), "1 made, 0 already there, 0 failed", "words are no prompt");
     assert_eq!(made("a red circle\n", &["-S", "2"]), "1 made, 0 already there, 0 failed");
     assert_eq!(made("a red circle\n", &["-S", "1", "--steps", "7"]), "1 made, 0 already there, 0 failed");
     assert_eq!(made("a red circle\n", &["-S", "1", "--steps", "8"]), "1 made, 0 already there, 0 failed");
+    for flags in [&["-qS1", "-s8"][..], &["-S1", "--steps=8"], &["-qs", "8", "-S", "1"]] {
+        assert_eq!(made("a red circle\n", flags), "0 made, 1 already there, 0 failed", "{flags:?}");
+    }
     assert_eq!(names(&folder.path().join("out")).len(), 6);
 
     // With random seeds the place in the list counts for nothing, and a prompt that comes twice gives two images.
@@ -110,7 +115,7 @@ fn a_file_that_a_flag_names_counts_by_what_it_holds() {
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         for contents in ["one", "two"] {
             for file in [&image, &mask, &adapter] {
-                fs::write(file, contents).expect("a temporary folder is writable");
+                fs::write(file, format!("{contents}, by {flags:?}")).expect("a temporary folder is writable");
             }
             let (is_new, said) = made(&flags);
             assert!(is_new, "{flags:?}, {contents}: {said}");
@@ -123,7 +128,7 @@ fn a_file_that_a_flag_names_counts_by_what_it_holds() {
     for flags in [&["-i", "-"][..], &["-i-"], &["--mask=-"]] {
         batch(folder.path(), b"a red circle\n", flags).fails(2, &["standard input is no image"]);
     }
-    batch(folder.path(), b"a red circle\n", &["-i"]).fails(2, &["-i needs a file"]);
+    batch(folder.path(), b"a red circle\n", &["-i"]).fails(2, &["-i needs a value"]);
     batch(folder.path(), b"a red circle\n", &["--save-latents=x"]).fails(2, &["one file for all images"]);
 }
 
@@ -200,6 +205,138 @@ fn a_wrong_flag_stops_a_batch_at_its_first_prompt() {
     let run = Run::of(script("generate_batch.sh").env("FLUX_BIN", refuses_two).arg(&prompts).arg(&out));
     assert_eq!(run.code, Some(1), "{}", run.stderr);
     assert!(run.stderr.contains("1 made, 0 already there, 1 failed"), "{}", run.stderr);
+}
+
+/// A prompt that flux refuses is one line of the batch, also where nothing else is left to be made.
+#[test]
+fn a_prompt_that_is_refused_is_a_failed_line() {
+    let folder = folder();
+    let out = folder.path().join("out");
+    let batch = |prompts: &str, flags: &[&str]| {
+        let prompts = write(folder.path().join("prompts.txt"), prompts);
+        let run =
+            Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).args(SMALL).args(["-S", "5"]).args(flags));
+        assert!(!run.stderr.contains("refuses the flags"), "{}", run.stderr);
+        (run.code, run.stderr.lines().find(|line| line.contains(" made, ")).unwrap_or_default().to_string())
+    };
+    let line = |text: &str| (Some(1), text.to_string());
+    assert_eq!(batch("a\u{1}b\n", &[]), line("0 made, 0 already there, 1 failed"));
+    assert_eq!(batch("a\u{1}b\none\n", &["-q"]), line("1 made, 0 already there, 1 failed"));
+    assert_eq!(batch("a\u{1}b\none\n", &[]), line("0 made, 1 already there, 1 failed"));
+    assert_eq!(batch("a\u{1}b\none\nc\u{2}d\n", &[]), line("0 made, 1 already there, 2 failed"));
+    // A flag that is wrong is told at once, whatever the prompt.
+    let prompts = write(folder.path().join("prompts.txt"), "a\u{1}b\none\n");
+    let run = Run::of(script("generate_batch.sh").arg(&prompts).arg(&out).args(["--stepps=7", "-q"]));
+    let run = run.fails(2, &["--stepps", "flux refuses the flags"]);
+    assert!(!run.stderr.contains("2: one"), "{}", run.stderr);
+}
+
+/// With these two prompts the key of an earlier version is the same.
+#[test]
+fn prompts_whose_checksum_is_the_same_are_two_images() {
+    let folder = folder();
+    let run = batch(folder.path(), "偤另赃擅\n瞕说刨葎\n".as_bytes(), &["-S", "random"]).succeeds();
+    assert!(run.stderr.contains("2 made, 0 already there"), "{}", run.stderr);
+    let images = names(&folder.path().join("out"));
+    are_images_of(&images, &["0001-image", "0002-image"]);
+    let key = |name: &str| name.rsplit('-').next().unwrap_or_default().to_string();
+    assert_ne!(key(&images[0]), key(&images[1]));
+}
+
+#[test]
+fn images_of_an_earlier_version_are_left_alone_and_told_of() {
+    let folder = folder();
+    let out = folder.path().join("out");
+    fs::create_dir(&out).expect("a temporary folder is writable");
+    for name in ["0001-a-red-circle-1a2b3c4d.png", "0002-image-00000000.png"] {
+        write(out.join(name), "earlier");
+    }
+    let run = batch(folder.path(), b"a red circle\n", &["-S", "1"]).succeeds();
+    assert!(run.stderr.contains("1 made, 0 already there"), "{}", run.stderr);
+    assert!(run.stderr.contains("note: 2 images in ") && run.stderr.contains("earlier version"), "{}", run.stderr);
+    assert_eq!(fs::read(out.join("0001-a-red-circle-1a2b3c4d.png")).unwrap(), b"earlier");
+    assert_eq!(names(&out).len(), 3);
+}
+
+#[test]
+fn flags_are_read_as_flux_reads_them() {
+    let folder = folder();
+    let refused = |flags: &[&str], words: &[&str]| {
+        batch(folder.path(), b"a red circle\n", flags).fails(2, words);
+        assert!(!folder.path().join("out").exists(), "{flags:?}");
+    };
+    for flags in [
+        &["-n2"][..],
+        &["-n", "2"],
+        &["-n=2"],
+        &["-qn2"],
+        &["-qn", "2"],
+        &["-qvn=2"],
+        &["--count=2"],
+        &["--count", "2"],
+        &["-qo", "x.png"],
+        &["-qox.png"],
+        &["-pa cat"],
+        &["-qp", "a cat"],
+        &["--prompt", "a cat"],
+    ] {
+        refused(flags, &["is set for each image"]);
+    }
+    refused(&["-qSx"], &["the seed is not a number", "x"]);
+    refused(&["-S"], &["-S needs a value"]);
+    refused(&["-q", "-qS"], &["-S needs a value"]);
+    refused(&["--steps"], &["--steps needs a value"]);
+    refused(&["--"], &["is no flag"]);
+    refused(&["-qV"], &["is no flag"]);
+    let help = batch(folder.path(), b"a red circle\n", &["-qh"]).succeeds();
+    assert!(help.stdout.starts_with("usage: scripts/generate_batch.sh"), "{}", help.stdout);
+
+    // A value is no flag, whatever it looks like.
+    let run = batch(folder.path(), b"a red circle\n", &["--negative", "-o", "-S", "7", "--dir", "-n2"]).succeeds();
+    assert!(run.stderr.contains("--negative -o --dir -n2 --prompt=a red circle"), "{}", run.stderr);
+    assert!(run.stderr.contains("--seed=7"), "{}", run.stderr);
+}
+
+/// What the scripts do not know to take a value would leave it as a word of its own.
+#[test]
+fn every_option_of_flux_with_a_value_is_known_to_the_scripts() {
+    let list = fs::read_to_string(program::project("scripts/flags.sh")).expect("the list");
+    let (_, list) = list.split_once("takes_value() {").expect("the list");
+    let help = Run::of(program::flux().arg("--help")).succeeds().stdout;
+    let mut options = 0;
+    for line in help.lines().map(str::trim).filter(|line| line.starts_with('-') && line.contains(" <")) {
+        let (flags, _) = line.split_once(" <").expect("a value");
+        let long = flags.rsplit(' ').next().expect("a flag");
+        assert!(list.split_whitespace().any(|word| word.trim_end_matches(')') == long), "{long} is not in flags.sh");
+        if let Some((short, _)) = flags.split_once(", ") {
+            let text = fs::read_to_string(program::project("scripts/flags.sh")).expect("the list");
+            assert!(text.contains(&format!("{short}) name={long} ;;")), "{short} is not in flags.sh");
+        }
+        options += 1;
+    }
+    assert!(options > 30, "{help}");
+}
+
+#[test]
+fn an_adapter_that_is_a_folder_or_has_a_config_beside_it_counts_by_what_they_hold() {
+    let folder = folder();
+    let adapter = folder.path().join("style");
+    fs::create_dir(&adapter).expect("a temporary folder is writable");
+    let made = |lora: &str| {
+        let run = batch(folder.path(), b"a red circle\n", &["-S", "1", "--lora", lora]).succeeds();
+        run.stderr.contains("1 made, 0 already there")
+    };
+    let (whole, file) =
+        (adapter.display().to_string(), adapter.join("adapter_model.safetensors").display().to_string());
+    for lora in [whole.clone(), format!("{whole}:0.5"), file.clone(), format!("{file}:0.5")] {
+        for name in ["adapter_model.safetensors", "adapter_config.json"] {
+            for contents in ["one", "two"] {
+                write(adapter.join(name), &format!("{contents} of {lora}"));
+                assert!(made(&lora), "{lora}, {name}: {contents}");
+                assert!(!made(&lora), "{lora}, {name}: {contents} again");
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,56 @@
+# Sourced by the scripts that pass flags on to flux: `read_flag "$@"` reads the first one as flux does. Sets `name`, in its
+# long form, `value`, `words`, which are what is passed on, and `left`, the arguments after it. `-qS5` is `-q` and `-S5`.
+# The script has `usage_error`, and names in `own_flags` those of its own that take a value.
+# shellcheck shell=bash disable=SC2034 # the script that sources this file uses what it sets
+
+read_flag() {
+    local has_value=yes
+    words=("$1") left=("${@:2}")
+    if [[ "$1" =~ ^-[qvhV][^=] ]]; then
+        words=("${1:0:2}") left=("-${1:2}" "${@:2}")
+    fi
+    case "${words[0]}" in
+        --?*=*) name=${1%%=*} value=${1#*=} ;;
+        -[!-]?*) name=${1:0:2} value=${1:2} value=${value#=} ;;
+        *) name=${words[0]} value='' has_value=no ;;
+    esac
+    long_name
+    [[ $has_value == no ]] || return 0
+    # What takes a value gets the next word, whatever it looks like.
+    if takes_value; then
+        [[ ${#left[@]} -gt 0 ]] || usage_error "$(printable "${words[0]}") needs a value"
+        value=${left[0]}
+        words+=("$value") left=("${left[@]:1}")
+    fi
+}
+
+long_name() {
+    case "$name" in
+        -p) name=--prompt ;;
+        -o) name=--output ;;
+        -n) name=--count ;;
+        -S) name=--seed ;;
+        -W) name=--width ;;
+        -H) name=--height ;;
+        -s) name=--steps ;;
+        -g) name=--guidance ;;
+        -d) name=--dir ;;
+        -i) name=--input ;;
+        -q) name=--quiet ;;
+        -v) name=--verbose ;;
+        -h) name=--help ;;
+        -V) name=--version ;;
+    esac
+}
+
+takes_value() {
+    case "$name" in
+        --prompt | --negative | --max-sequence-length | --output | --width | --height | --size | --steps | --seed | --count | \
+            --guidance | --schedule | --rng | --input | --mask | --strength | --extend | --mask-padding | --feather | \
+            --noise | --latents | --embeddings | --save-latents | --save-embeddings | --dir | --text-encoder | --vae | \
+            --tokenizer | --variant | --lora | --quantize | --device | --precision | --gpu-memory | --threads | --parallel | --progress)
+            return 0
+            ;;
+    esac
+    [[ " ${own_flags[*]-} " == *" $name "* ]]
+}
