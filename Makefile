@@ -152,7 +152,7 @@ compare: build ## Draw one image on the CPU and on the GPU and say how far they 
 	scripts/compare_cpu_gpu.sh -p "$$PROMPT" -S "$$SEED"
 
 .PHONY: golden
-golden: ## Make tests/golden anew from the reference; needs the packages of scripts/requirements-reference.txt and TOKENIZER
+golden: ## Make tests/golden, tests/formats and tests/input anew from the reference; needs the packages of scripts/requirements-reference.txt and TOKENIZER
 	rm -rf "$(TARGET)/golden-models"
 	for preset in tiny sharded base uneven kv; do \
 		$(CARGO) run --release --locked --example make_random_model -- $$preset "$(TARGET)/golden-models/$$preset" || exit 1; \
@@ -162,6 +162,8 @@ golden: ## Make tests/golden anew from the reference; needs the packages of scri
 	$(PYTHON) scripts/dump_reference_editing.py "$(TARGET)/golden-models" tests/golden/editing
 	$(PYTHON) scripts/draw_by_reference.py models/tiny tests/golden/default-model
 	$(PYTHON) scripts/dump_reference_sampling.py "$(TARGET)/golden-models" tests/golden
+	$(PYTHON) scripts/dump_formats.py tests/formats
+	$(PYTHON) scripts/dump_input_reference.py tests/input
 
 $(TARGET)/train-venv/bin/python: scripts/train_tiny/requirements.txt
 	$(PYTHON) -m venv --clear $(TARGET)/train-venv

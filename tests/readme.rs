@@ -10,6 +10,8 @@ mod program;
 mod random_model;
 #[path = "opening/renamed.rs"]
 mod renamed;
+#[path = "readme/text.rs"]
+mod text;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,13 +31,16 @@ use random_model::RandomModel;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Files that tell someone what to run.
-const DOCUMENTS: [&str; 6] = [
+const DOCUMENTS: [&str; 9] = [
     "README.md",
     "docs/environment.md",
     "models/README.md",
     "scripts/train_tiny/README.md",
     "tests/bench/runs/README.md",
+    "tests/formats/README.md",
     "tests/golden/README.md",
+    "tests/input/README.md",
+    "tests/meaning/README.md",
 ];
 
 fn text_of(document: &str) -> String {
@@ -72,6 +77,7 @@ fn checkout() -> tempfile::TempDir {
     link(&project("docs"), "docs");
     link(Path::new(env!("CARGO_BIN_EXE_flux")), "flux");
     write_adapter(&folder.path().join("style.safetensors"));
+    write_noise(&folder.path().join("noise.safetensors"));
     fs::write(folder.path().join("prompts.txt"), "a red circle\n").expect("a temporary folder is writable");
     folder
 }
@@ -87,6 +93,18 @@ fn write_adapter(path: &Path) {
     };
     let pair = [half("A", vec![1, dim]), half("B", vec![dim, 1])];
     safetensors::serialize_to_file(pair, None, path).expect("a temporary folder is writable");
+}
+
+/// Noise for an image of 256 x 256 by the built-in model, of variance 1.
+fn write_noise(path: &Path) {
+    let dir = ModelFiles::open(&project("models/tiny")).expect("the built-in model");
+    let shape = vec![1, ModelInfo::read(&dir).expect("the built-in model").transformer.in_channels, 16, 16];
+    let values: Vec<u8> = (0..shape.iter().product::<usize>() as u32)
+        .map(|i| i.wrapping_mul(2_654_435_761) as f32 / u32::MAX as f32)
+        .flat_map(|value| ((value - 0.5) * 12_f32.sqrt()).to_le_bytes())
+        .collect();
+    let noise = TensorView::new(Dtype::F32, shape, &values).expect("as many values as the shape has");
+    safetensors::serialize_to_file([("latents", noise)], None, path).expect("a temporary folder is writable");
 }
 
 fn run(line: &str, folder: &Path) -> Run {
@@ -125,6 +143,7 @@ fn every_command_is_of_a_kind_that_is_tested() {
             ["cargo", "run", "--example", example, ..] => {
                 assert!(makefile.contains(&format!("--example {example} --")), "{line}");
             }
+            ["python3", "scripts/gpu_check", ..] => text::has_sections(&line),
             ["python3", script, ..] => assert!(makefile.contains(&format!("$(PYTHON) {script} ")), "{line}"),
             _ => panic!("nothing tests this command: {line}"),
         }
@@ -296,10 +315,6 @@ fn the_commands_of_sampling_and_conditioning_draw() {
     let lines = commands_of("Sampling and conditioning");
     assert_eq!(lines.len(), 8, "{lines:?}");
     for line in lines {
-        if line.contains("noise.safetensors") {
-            // Any latents serve as noise.
-            fs::copy(folder.path().join("heart.safetensors"), folder.path().join("noise.safetensors")).unwrap();
-        }
         image_of(&line, folder.path());
     }
 }
@@ -332,17 +347,22 @@ fn write_files(folder: &Path) {
     fs::rename(whole, folder.join("models/klein-4b")).expect("a temporary folder is writable");
 }
 
-#[test]
-fn the_commands_for_models_that_one_has_work() {
-    let folder = checkout();
-    write_files(folder.path());
+/// The commands in the table of models that someone has.
+fn lines_of_models() -> Vec<String> {
     let text = text_of("README.md");
     let section = text.split("\n## Models that you have\n").nth(1).expect("the section is there");
     // The first table.
     let cells = section.lines().skip_while(|line| !line.starts_with("|")).take_while(|line| line.starts_with("|"));
-    let lines: Vec<_> = cells.filter_map(|line| line.split("| `").nth(1)?.split('`').next()).collect();
+    cells.filter_map(|line| line.split("| `").nth(1)?.split('`').next()).map(String::from).collect()
+}
+
+#[test]
+fn the_commands_for_models_that_one_has_work() {
+    let folder = checkout();
+    write_files(folder.path());
+    let lines = lines_of_models();
     assert_eq!(lines.len(), 11, "{lines:?}");
-    for line in lines {
+    for line in &lines {
         if line.starts_with("flux convert") {
             run(line, folder.path()).succeeds();
             let file = line.split(' ').nth(3).expect("the command names the file behind the model");

@@ -1,0 +1,150 @@
+//! Commands in the sentences and tables of the documents.
+
+use std::fs;
+use std::path::Path;
+
+use crate::program::{Run, names, project};
+use crate::{DOCUMENTS, checkout, commands_of, lines_of_models, run, text_of};
+
+/// The code in a document's text that is more than a word, with its lines joined. Blocks are not in it.
+fn commands_in_text(document: &str) -> Vec<String> {
+    let text: String = text_of(document).split("```").step_by(2).collect();
+    let joined = |code: &str| code.split_whitespace().collect::<Vec<_>>().join(" ");
+    let is_command = |code: &String| {
+        let first = code.split(' ').find(|word| !word.starts_with("FLUX_")).unwrap_or_default();
+        let is_program = ["flux", "cargo", "make", "python3"].contains(&first) || first.ends_with(".sh");
+        is_program && code.contains(' ')
+    };
+    text.split('`').skip(1).step_by(2).map(joined).filter(is_command).collect()
+}
+
+#[test]
+fn every_command_in_the_text_is_run_or_leads_to_what_is_there() {
+    let folder = checkout();
+    let mut count = 0;
+    for document in DOCUMENTS {
+        for line in commands_in_text(document) {
+            count += 1;
+            let words: Vec<_> = line.split(' ').filter(|word| !word.starts_with("FLUX_")).collect();
+            match words[..] {
+                ["flux", ..] if lines_of_models().contains(&line) => {} // run with the others of its table
+                ["flux", ..] => run_flux(&line, folder.path()),
+                ["make", ..] => {} // checked with all targets
+                ["scripts/download_model.sh", "4b", "models/klein-4b"] => {} // run in tests/scripts.rs
+                ["scripts/train_tiny/run.sh", ..] => assert!(project(words[0]).exists(), "{line}"),
+                ["python3", "scripts/gpu_check", ..] => has_sections(&line),
+                ["python3", script, ..] => has_flags(script, &line),
+                ["cargo", "test", "--release", ref rest @ ..] => has_tests(rest, &line),
+                _ => panic!("{document}: nothing tests this command: {line}"),
+            }
+        }
+    }
+    assert!(count > 30, "{count}");
+}
+
+/// Runs what the text shows, with files in place of the words in capitals, and with less to do.
+fn run_flux(line: &str, folder: &Path) {
+    let filled = |word: &str| match word {
+        "IN" | "MODEL" => "models/klein-4b".to_string(),
+        "OUT" => "converted.gguf".to_string(),
+        "FORMAT" => "q8_0".to_string(),
+        word => word.to_string(),
+    };
+    let line = line.split(' ').map(filled).collect::<Vec<_>>().join(" ");
+    if line.contains("--device cuda:0,1") {
+        let ran = run(&line, folder);
+        // Where there are no two GPUs, that is what is missing.
+        assert!(ran.code == Some(0) || ran.stderr.contains("in: --device cuda:0,1"), "{line}: {}", ran.stderr);
+    } else if line == "flux bench" {
+        run("flux bench stages/64x64 ops/add --size 64 --device cpu --runs 1 --steps 1", folder).succeeds();
+    } else if line.starts_with("flux bench ") {
+        run(&format!("{line} --size 64 --device cpu --runs 1 --steps 1"), folder).succeeds();
+    } else if line.starts_with("flux convert ") || line.starts_with("flux info") {
+        run(&line, folder).succeeds();
+    } else {
+        run(&format!("{line} --device cpu -s 1 -o text.png"), folder).succeeds();
+    }
+}
+
+/// `python3 scripts/gpu_check OUT SECTION...` names sections.
+pub fn has_sections(line: &str) {
+    let help = Run::of(std::process::Command::new("python3").arg("-B").arg(project("scripts/gpu_check")).arg("--help"));
+    let help = help.succeeds().stdout;
+    for section in line.split(' ').skip(3).filter(|section| *section != "all") {
+        assert!(
+            help.lines().any(|help| help.split_whitespace().next() == Some(section)),
+            "no section {section}: {line}"
+        );
+    }
+}
+
+/// A script that is there and knows the flags.
+fn has_flags(script: &str, line: &str) {
+    let source = fs::read_to_string(project(script)).unwrap_or_else(|error| panic!("{line}: {error}"));
+    for flag in line.split(' ').filter(|word| word.starts_with("--")) {
+        assert!(source.contains(&format!("\"{flag}\"")), "{script} has no {flag}: {line}");
+    }
+}
+
+/// Tests of the library or of a file, with such a name, some of which are left out of other runs where that is said.
+fn has_tests(words: &[&str], line: &str) {
+    let (sources, filter) = match words {
+        ["--lib", filter, ..] => (sources_below(&project("src")), *filter),
+        ["--test", file, rest @ ..] => {
+            let source = fs::read_to_string(project("tests").join(format!("{file}.rs")));
+            let filter = rest.first().filter(|word| **word != "--").copied().unwrap_or_default();
+            (source.unwrap_or_else(|error| panic!("{line}: {error}")), filter)
+        }
+        _ => panic!("nothing tests this command: {line}"),
+    };
+    let is_there = sources.lines().any(|source| {
+        let name = source.trim_start().strip_prefix("fn ").or(source.strip_prefix("mod "));
+        name.is_some_and(|name| name.contains(filter))
+    });
+    assert!(is_there, "no test has `{filter}` in its name: {line}");
+    assert!(!words.contains(&"--ignored") || sources.contains("#[ignore"), "{line}");
+}
+
+fn sources_below(path: &Path) -> String {
+    if !path.is_dir() {
+        return fs::read_to_string(path).expect("a source");
+    }
+    names(path).into_iter().map(|name| sources_below(&path.join(name))).collect()
+}
+
+/// Tests run the first commands and those of these sections. One that stands elsewhere would be run by none.
+#[test]
+fn every_command_of_flux_in_a_block_is_in_a_section_that_a_test_runs() {
+    let sections = ["Full-size models", "Images from images", "Sampling and conditioning", "Adapters"];
+    let mut tested: Vec<String> = crate::commands().into_iter().take(3).collect();
+    tested.extend(sections.into_iter().flat_map(commands_of));
+    for document in DOCUMENTS {
+        for line in crate::commands_in(document).into_iter().filter(|line| line.starts_with("flux ")) {
+            assert!(tested.contains(&line), "{document}: {line}");
+        }
+    }
+}
+
+#[test]
+fn every_document_is_looked_at() {
+    let mut found = Vec::new();
+    add_documents(&project(""), "", &mut found);
+    found.sort();
+    let mut listed = DOCUMENTS.map(str::to_string).to_vec();
+    listed.sort();
+    assert_eq!(found, listed);
+}
+
+/// Adds the documents of the project. Runs of benches say what was run then, and what is built or downloaded is none of ours.
+fn add_documents(folder: &Path, path: &str, into: &mut Vec<String>) {
+    for name in names(folder) {
+        let (entry, path) = (folder.join(&name), format!("{path}{name}"));
+        let is_ours = !name.starts_with('.') && !["target", "gpu-bundle"].contains(&path.as_str());
+        let is_model = path.starts_with("models/") && path != "models/README.md";
+        if entry.is_dir() && is_ours && !is_model && !path.starts_with("tests/bench/runs/") {
+            add_documents(&entry, &format!("{path}/"), into);
+        } else if path.ends_with(".md") {
+            into.push(path);
+        }
+    }
+}
