@@ -65,8 +65,8 @@ while [[ $# -gt 0 ]]; do
             flags+=("${words[@]}")
             ;;
         --version | --) usage_error "$1 is no flag for images" ;;
-        --output | --output-dir | --outdir | --device) usage_error "$1 is set for each device" ;;
-        --count | --batch-count | --num-images) usage_error "$1: one image is compared" ;;
+        --output | --device) usage_error "$1 is set for each device" ;;
+        --count) usage_error "$1: one image is compared" ;;
         --save-*) usage_error "$1 names one file for both devices" ;;
         *) flags+=("${words[@]}") ;;
     esac

@@ -24,19 +24,40 @@ read_flag() {
     fi
 }
 
+# The short flags, and the names of other programs that flux takes for its own.
 long_name() {
+    [[ "$name" != --* ]] || name=${name//_/-}
     case "$name" in
-        -p) name=--prompt ;;
-        -o) name=--output ;;
-        -n) name=--count ;;
-        -S) name=--seed ;;
+        -p | --text-prompt | --positive-prompt) name=--prompt ;;
+        --negative-prompt | --neg-prompt | --negative-text) name=--negative ;;
+        -o | --output-path | --output-file | --out | --outfile | --save-path) name=--output ;;
+        -n | --batch-count | --num-images | --num-images-per-prompt | --n-iter | --n-images | --num-samples | --n-samples)
+            name=--count
+            ;;
+        -S | --random-seed | --manual-seed) name=--seed ;;
         -W) name=--width ;;
         -H) name=--height ;;
-        -s) name=--steps ;;
-        -g) name=--guidance ;;
-        -d) name=--dir ;;
-        -i) name=--input ;;
-        -q) name=--quiet ;;
+        --resolution | --image-size | --img-size) name=--size ;;
+        -s | --num-inference-steps | --inference-steps | --num-steps | --sample-steps | --sampling-steps | --ddim-steps)
+            name=--steps
+            ;;
+        -g | --guidance-scale | --cfg-scale | --true-cfg-scale | --scale) name=--guidance ;;
+        -i | -r | --ref-image | --reference-image | --input-image | --image | --image-paths | --ref-images | --reference)
+            name=--input
+            ;;
+        --mask-image | --mask-path | --masked-image-path | --mask-image-path) name=--mask ;;
+        --denoise | --denoising-strength | --denoise-strength) name=--strength ;;
+        -d | --model | --model-path | --model-dir | --ckpt | --ckpt-path | --checkpoint | --diffusion-model | --unet | --transformer)
+            name=--dir
+            ;;
+        --text-encoder-path | --llm | --llm-path | --qwen3 | --qwen) name=--text-encoder ;;
+        --vae-path | --autoencoder) name=--vae ;;
+        --tokenizer-path) name=--tokenizer ;;
+        --lora-path) name=--lora ;;
+        --quantise | --quantization) name=--quantize ;;
+        --num-threads | --n-threads | --cpu-threads) name=--threads ;;
+        --no-overwrite) name=--no-clobber ;;
+        -q | --silent) name=--quiet ;;
         -v) name=--verbose ;;
         -h) name=--help ;;
         -V) name=--version ;;

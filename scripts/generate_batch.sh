@@ -147,7 +147,7 @@ while [[ $# -gt 0 ]]; do
             exit 0
             ;;
         --version | --) usage_error "$1 is no flag for images" ;;
-        --output | --output-dir | --outdir | --prompt | --count | --batch-count | --num-images)
+        --output | --prompt | --count)
             usage_error "$(printable "$1") is set for each image"
             ;;
         --save-*) usage_error "$(printable "$1") names one file for all images" ;;

@@ -12,6 +12,8 @@ mod server;
 mod compare_cpu_gpu;
 #[path = "scripts/download_model.rs"]
 mod download_model;
+#[path = "scripts/flags.rs"]
+mod flags;
 #[path = "scripts/fuzz_signals.rs"]
 mod fuzz_signals;
 #[path = "scripts/generate_batch.rs"]

@@ -279,6 +279,9 @@ fn flags_are_read_as_flux_reads_them() {
         &["-pa cat"],
         &["-qp", "a cat"],
         &["--prompt", "a cat"],
+        &["--batch-count", "2"],
+        &["--num_images=2"],
+        &["--outfile", "x.png"],
     ] {
         refused(flags, &["is set for each image"]);
     }
@@ -295,26 +298,6 @@ fn flags_are_read_as_flux_reads_them() {
     let run = batch(folder.path(), b"a red circle\n", &["--negative", "-o", "-S", "7", "--dir", "-n2"]).succeeds();
     assert!(run.stderr.contains("--negative -o --dir -n2 --prompt=a red circle"), "{}", run.stderr);
     assert!(run.stderr.contains("--seed=7"), "{}", run.stderr);
-}
-
-/// What the scripts do not know to take a value would leave it as a word of its own.
-#[test]
-fn every_option_of_flux_with_a_value_is_known_to_the_scripts() {
-    let list = fs::read_to_string(program::project("scripts/flags.sh")).expect("the list");
-    let (_, list) = list.split_once("takes_value() {").expect("the list");
-    let help = Run::of(program::flux().arg("--help")).succeeds().stdout;
-    let mut options = 0;
-    for line in help.lines().map(str::trim).filter(|line| line.starts_with('-') && line.contains(" <")) {
-        let (flags, _) = line.split_once(" <").expect("a value");
-        let long = flags.rsplit(' ').next().expect("a flag");
-        assert!(list.split_whitespace().any(|word| word.trim_end_matches(')') == long), "{long} is not in flags.sh");
-        if let Some((short, _)) = flags.split_once(", ") {
-            let text = fs::read_to_string(program::project("scripts/flags.sh")).expect("the list");
-            assert!(text.contains(&format!("{short}) name={long} ;;")), "{short} is not in flags.sh");
-        }
-        options += 1;
-    }
-    assert!(options > 30, "{help}");
 }
 
 #[test]
