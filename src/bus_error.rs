@@ -1,7 +1,7 @@
 //! SIGBUS: a mapped file was cut off, or its disk failed, while the program read it.
 
-/// Makes the program end with a message and exit code 1 in that case, in place of a bare "Bus error". The program does
-/// this, not the library, because a process has one handler.
+/// Makes the program end with a message and exit code 1 in that case, in place of a bare "Bus error", and leave no file
+/// that is half written. The program does this, not the library, because a process has one handler.
 ///
 /// The handler of Rust's runtime, which this replaces, finds overflows of the stack. On Linux those raise SIGSEGV.
 #[allow(unsafe_code)]
@@ -21,6 +21,8 @@ pub fn explain() {
 mod linux {
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use flux::files::partial;
+
     const MESSAGE: &[u8] = b"error: a file of the model was cut off, or could not be read, while it was in use\n  \
 hint: leave a model's files as they are while images are made; if nobody changed them, is their disk in order?\n";
     static TOLD: AtomicBool = AtomicBool::new(false);
@@ -28,7 +30,8 @@ hint: leave a model's files as they are while images are made; if nobody changed
     /// Allocates nothing and takes no lock, because the thread may hold any.
     #[allow(unsafe_code)]
     pub extern "C" fn handle(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-        // SAFETY: the system passes a valid `info`; all functions are async-signal-safe; MESSAGE is static.
+        // SAFETY: the system passes a valid `info`; all functions are async-signal-safe; MESSAGE is
+        // static; a path ends with a zero.
         unsafe {
             if (*info).si_code != libc::BUS_ADRERR {
                 // Somebody sent the signal, or it has another cause: it ends the program as if there were no handler.
@@ -40,8 +43,57 @@ hint: leave a model's files as they are while images are made; if nobody changed
             while TOLD.swap(true, Ordering::Relaxed) {
                 libc::pause();
             }
+            partial::for_each_path(|path| {
+                libc::unlink(path.as_ptr().cast());
+            });
             libc::write(libc::STDERR_FILENO, MESSAGE.as_ptr().cast(), MESSAGE.len());
             libc::_exit(1);
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::env;
+    use std::fs::{self, File};
+    use std::io::Write;
+    use std::path::Path;
+    use std::process::Command;
+
+    use flux::files::Bytes;
+    use flux::files::atomic::AtomicFile;
+
+    /// Set for the program that [`a_map_that_is_cut_off_leaves_no_partial_file`] starts, which is this test again.
+    const FOLDER: &str = "BUS_ERROR_TEST_FOLDER";
+
+    fn read_what_was_cut_off(folder: &Path) {
+        super::explain();
+        let source = folder.join("source");
+        fs::write(&source, vec![1; 1 << 16]).unwrap();
+        let bytes = Bytes::map(&source).unwrap();
+        let mut file = AtomicFile::create(&folder.join("out")).unwrap();
+        file.write_all(b"half").unwrap();
+        File::options().write(true).open(&source).unwrap().set_len(0).unwrap();
+        println!("sum {}", bytes.as_slice().iter().map(|byte| u64::from(*byte)).sum::<u64>());
+    }
+
+    #[test]
+    fn a_map_that_is_cut_off_leaves_no_partial_file() {
+        if let Some(folder) = env::var_os(FOLDER) {
+            return read_what_was_cut_off(Path::new(&folder));
+        }
+        let folder = env::temp_dir().join(format!("flux-bus-error-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let ran = Command::new(env::current_exe().unwrap())
+            .args(["--nocapture", "a_map_that_is_cut_off_leaves_no_partial_file"])
+            .env(FOLDER, &folder)
+            .output()
+            .unwrap();
+        let message = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert_eq!(ran.status.code(), Some(1), "{message}");
+        assert!(message.contains("was cut off") && message.contains("hint: "), "{message}");
+        let left: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["source"]);
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

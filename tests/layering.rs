@@ -21,7 +21,7 @@ use paths::{Names, Place, SourceFile, Sources, circles};
 const LAYERS: [(&str, &[&str]); 31] = [
     ("main.rs", ANY),
     ("allocator.rs", &[]),
-    ("bus_error.rs", &[]),
+    ("bus_error.rs", &["files"]),
     ("hardware_queues.rs", &[]),
     ("panics.rs", &["progress"]),
     ("threads.rs", &["backend", "backend::cpu"]),

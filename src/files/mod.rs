@@ -27,6 +27,8 @@ mod model_paths;
 pub mod names;
 pub mod overwrite;
 pub mod partial;
+#[cfg(unix)]
+mod partial_paths;
 pub mod quantise;
 pub mod quantised_cache;
 mod recognise;

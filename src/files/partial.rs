@@ -7,10 +7,15 @@ use std::collections::BTreeSet;
 use std::fs::{self, Metadata, Permissions};
 use std::io;
 use std::path::{Path, PathBuf};
+#[cfg(unix)]
+use std::sync::atomic::AtomicU8;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tempfile::NamedTempFile;
+
+#[cfg(unix)]
+use super::partial_paths;
 
 const PREFIX: &str = ".flux-";
 const SUFFIX: &str = ".part";
@@ -31,11 +36,15 @@ fn state() -> MutexGuard<'static, State> {
 }
 
 /// Keeps a file in the list until it has its name or is gone.
-pub(super) struct Listed(PathBuf);
+pub(super) struct Listed {
+    path: PathBuf,
+    #[cfg(unix)]
+    _entry: partial_paths::Entry,
+}
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        state().partial.remove(&self.0);
+        state().partial.remove(&self.path);
     }
 }
 
@@ -52,7 +61,19 @@ pub(super) fn create(folder: &Path) -> io::Result<(NamedTempFile, Listed)> {
     if state.tidied.insert(folder.to_path_buf()) {
         remove_old(folder, &file.as_file().metadata()?);
     }
-    Ok((file, Listed(path)))
+    let listed = Listed {
+        #[cfg(unix)]
+        _entry: partial_paths::insert(&path),
+        path,
+    };
+    Ok((file, listed))
+}
+
+/// Calls `each` for the path of every file that is being written, of a few at least: its bytes, which end with a zero. A
+/// signal handler may do this, one at a time: it takes no lock and no memory.
+#[cfg(unix)]
+pub fn for_each_path(each: impl FnMut(&[AtomicU8])) {
+    partial_paths::for_each(each);
 }
 
 /// Does what must be done to its end even where a signal ends the program.
