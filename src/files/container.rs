@@ -8,6 +8,7 @@ use super::finite;
 use super::gguf::{self, Gguf};
 use super::safetensors::Safetensors;
 use super::tensor_view::TensorView;
+use super::zeros::is_zeros;
 use crate::error::{Error, Result};
 
 /// How a pickle of PyTorch begins: as a zip archive, or by the version of its own format.
@@ -133,9 +134,7 @@ impl Container {
 
 /// Errors when a matrix is all zeros, which no trained one is.
 fn check_not_zeros(name: &str, view: &TensorView) -> Result<()> {
-    // This ends at the first other byte, which is nearly always among the first.
-    let is_damaged = view.shape().len() > 1 && !view.bytes().is_empty() && view.bytes().iter().all(|byte| *byte == 0);
-    if is_damaged {
+    if view.shape().len() > 1 && view.elements() > 0 && is_zeros(view) {
         return Err(Error::new(format!("tensor `{name}` is all zeros"))
             .hint("its download was cut off, or its disk has lost it: fetch the file again"));
     }

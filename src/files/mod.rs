@@ -40,6 +40,7 @@ mod tensor_files;
 mod tensor_view;
 mod variant;
 pub mod writer;
+mod zeros;
 
 pub use arrays::{Array, ArrayFile, ArrayTarget};
 pub use bytes::Bytes;

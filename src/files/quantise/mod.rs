@@ -12,6 +12,7 @@ mod tests;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use half::bf16;
 use rayon::prelude::*;
@@ -39,6 +40,10 @@ pub const FORMATS: [(&str, Format); 13] = [
     ("q4_0", Format::Q4_0),
 ];
 
+/// A largest magnitude at which no format loses more than it should: those of scales in float16 lose bits below.
+const SAFE_MAGNITUDE: f32 = 0.01;
+/// The most of the squares of all values that a format may lose; those of 4 bits lose a hundredth.
+const MOST_LOST: f64 = 0.25;
 /// Values that one task reads: one MiB.
 const PANEL_VALUES: usize = 1 << 18;
 
@@ -79,7 +84,8 @@ pub fn bits_per_value(format: Format) -> f64 {
 /// a scale of the whole tensor, all parts have the same. What is in the format already is copied where its blocks hold
 /// their scales.
 ///
-/// Errors with the reason when values are infinite, no numbers, or too large for the format, or rows are no whole blocks.
+/// Errors with the reason when values are infinite, no numbers, too large for the format, or so small that most of them is
+/// lost in it, or rows are no whole blocks.
 ///
 /// Panics when parts differ in columns or there are none.
 pub fn quantise(parts: &[TensorView], format: Format) -> Result<TensorView, String> {
@@ -87,7 +93,9 @@ pub fn quantise(parts: &[TensorView], format: Format) -> Result<TensorView, Stri
     let shape = matrix.shape();
     let len = format.bytes(&shape).ok_or_else(|| format!("cannot be {shape:?} in {format}"))?;
     let (bytes, scales) = Bytes::filled(len, |out| matrix.encode(out))?;
-    TensorView::new(Arc::new(bytes), 0..len, format, shape, scales)
+    let made = TensorView::new(Arc::new(bytes), 0..len, format, shape, scales)?;
+    matrix.check_not_lost(&made)?;
+    Ok(made)
 }
 
 /// Rows of several views, one under the other, and what becomes of them.
@@ -96,13 +104,15 @@ struct Matrix<'a> {
     format: Format,
     rows: usize,
     cols: usize,
+    /// The bits of the largest magnitude that was read.
+    largest: AtomicU32,
 }
 
 impl<'a> Matrix<'a> {
     fn new(parts: &'a [TensorView], format: Format) -> Self {
         let cols = parts.first().expect("a tensor has parts").cols();
         assert!(parts.iter().all(|part| part.cols() == cols), "parts of equal rows");
-        Self { parts, format, rows: parts.iter().map(TensorView::rows).sum(), cols }
+        Self { parts, format, rows: parts.iter().map(TensorView::rows).sum(), cols, largest: AtomicU32::new(0) }
     }
 
     fn shape(&self) -> Vec<usize> {
@@ -240,7 +250,37 @@ impl<'a> Matrix<'a> {
             first += part.rows();
         }
         self.check(&values)?;
+        // Floats that are not negative are in the order of their bits.
+        self.largest.fetch_max(scaled::largest(&values).to_bits(), Ordering::Relaxed);
         Ok(values)
+    }
+
+    /// Errors when the values are so small that most of them is lost. Only those of small magnitudes are looked at again.
+    fn check_not_lost(&self, made: &TensorView) -> Result<(), String> {
+        let largest = f32::from_bits(self.largest.load(Ordering::Relaxed));
+        if largest == 0.0 || largest >= SAFE_MAGNITUDE {
+            return Ok(());
+        }
+        let panels = (0..self.rows).into_par_iter().step_by(self.panel_rows());
+        let squares = panels.map(|first| {
+            let rows = first..(first + self.panel_rows()).min(self.rows);
+            let values = self.read(rows.clone())?;
+            let mut kept = vec![0.0; values.len()];
+            dequantise_rows(made, rows, &mut kept);
+            let sum = |value: fn(f32, f32) -> f64| values.iter().zip(&kept).map(|(v, k)| value(*v, *k)).sum::<f64>();
+            Ok::<_, String>([
+                sum(|value, kept| f64::from(value - kept).powi(2)),
+                sum(|value, _| f64::from(value).powi(2)),
+            ])
+        });
+        let [lost, all] = squares.try_reduce(|| [0.0; 2], |a, b| Ok([a[0] + b[0], a[1] + b[1]]))?;
+        if lost > MOST_LOST * all {
+            return Err(format!(
+                "holds magnitudes up to {largest:e} alone, which {} does not tell from zeros",
+                self.format
+            ));
+        }
+        Ok(())
     }
 
     fn check(&self, values: &[f32]) -> Result<(), String> {

@@ -44,11 +44,12 @@ impl Planned {
 
     /// The tensor in a format.
     ///
-    /// Errors with its name when it holds values that the format does not.
+    /// Errors with its name when it holds values that the format does not, or is lost in it.
     pub fn make(&self, format: Format) -> Result<TensorView> {
         quantise(&self.all_views(), format).map_err(|why| {
             Error::new(format!("tensor `{}` {why}", self.parts[0].name)).at(self.path.as_str()).hint(
-                "the file is damaged, or its weights are too large for this format: fetch it again, or choose another one",
+                "the file is damaged, or its weights are too large or too small for this format: fetch it again, or choose \
+                 another one",
             )
         })
     }
