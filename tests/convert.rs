@@ -1,13 +1,17 @@
 //! `--quantize` and `flux convert`: weights in few bits, in memory and in files, are the same weights.
 #![cfg(unix)]
 
+#[path = "convert/carried.rs"]
+mod carried;
 #[path = "support/program.rs"]
 mod program;
 #[path = "support/random_model/mod.rs"]
 mod random_model;
+#[path = "convert/refused.rs"]
+mod refused;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use flux::error::Kind;
@@ -16,7 +20,6 @@ use flux::input::read;
 use flux::pipeline::{CancelFlag, Conversion};
 use program::{Run, flux, names};
 use random_model::RandomModel;
-use safetensors::tensor::{Dtype, TensorView};
 
 /// Formats by their names, and the ending of files that have them.
 const FORMATS: [(&str, &str, Format); 13] = [
@@ -187,94 +190,6 @@ fn fused_and_single_matrices_are_quantised_alike_and_both_components_at_once() {
     let from_file = drawn(folder.path(), &["-d", text(&narrower), "--text-encoder", model, "--vae", model]);
     let parts = ["-d", text(&wide), "--text-encoder", model, "--vae", model, "--quantize", "transformer=q4_0"];
     assert!(from_file == drawn(folder.path(), &parts));
-}
-
-#[test]
-fn what_makes_no_sense_is_refused_and_leaves_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let (model, at) = (text(model()), |name: &str| folder.path().join(name));
-    let file = at("q4_0.gguf");
-    convert(&[model, text(&file), "--format", "q4_0"]).succeeds();
-    let out = |name: &str| text(&at(name)).to_string();
-    for (args, words) in [
-        (vec![text(&file), &out("a.gguf"), "-f", "q8_0"], ["is in Q4_0 already", "q8_0 is not narrower"]),
-        (vec![model, &out("a.gguf"), "-f", "fp8"], ["GGUF files have no weights in fp8", ".safetensors"]),
-        (vec![model, &out("a.safetensors"), "-f", "q4_k"], ["safetensors files have no weights in q4_k", ".gguf"]),
-        (vec![model, &out("a.bin"), "-f", "q4_k"], ["cannot tell what to write", ".gguf or .safetensors"]),
-        (vec![model, &out("a.gguf"), "-f", "q3"], ["`q3` is no format of weights", "q4_k"]),
-        (vec![text(&file), text(&file), "-f", "q4_0"], ["is what is read", "name another file"]),
-        (vec![text(&file), &out("a.gguf"), "-f", "q4_0", "--component", "text"], ["expected a text encoder", "hint"]),
-        (vec![model, &out("a.gguf"), "-f", "q8_0", "--tokenizer", model], ["a text encoder alone", "--tokenizer"]),
-    ] {
-        let code = if words[0].contains("expected a text") { 1 } else { 2 };
-        convert(&args).fails(code, &words);
-    }
-    convert(&[model, text(&file), "-f", "q8_0", "--no-clobber"]).fails(1, &["is there already", "--no-clobber"]);
-    let vae = format!("{model}/vae/diffusion_pytorch_model.safetensors");
-    convert(&[&vae, &out("a.gguf"), "-f", "q8_0"]).fails(2, &["is a VAE"]);
-    assert_eq!(names(folder.path()), ["q4_0.gguf"]);
-    let draw = |flags: &[&str]| Run::of(flux().args(["-p", "a cat", "--device", "cpu"]).args(flags));
-    draw(&["-d", model, "--quantize", "q4"]).fails(2, &["`q4` is no format of weights, expected one of bf16, fp8"]);
-    draw(&["-d", text(&file), "--text-encoder", model, "--vae", model, "--quantize", "q8_0"])
-        .fails(2, &["the transformer is in Q4_0 already, and q8_0 is not narrower", "--quantize"]);
-    draw(&["-d", model, "--quantize", "bf16"]).fails(2, &["the transformer is in bf16 already"]);
-    draw(&["-d", model, "--quantize", "fp8", "--fp8-cache", "--precision", "fp8"]).fails(2, &["--fp8-cache"]);
-}
-
-/// A copy of the transformer whose tensor `name` is changed.
-fn changed(folder: &Path, name: &str, change: impl Fn(&mut Vec<usize>, &mut Vec<u8>)) -> PathBuf {
-    let bytes = fs::read(model().join(TRANSFORMER)).unwrap();
-    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let copy: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
-        .tensors()
-        .into_iter()
-        .map(|(key, view)| {
-            let (mut shape, mut data) = (view.shape().to_vec(), view.data().to_vec());
-            if key == name {
-                change(&mut shape, &mut data);
-            }
-            (key, shape, data)
-        })
-        .collect();
-    let views = copy.iter().map(|(key, shape, data)| (key, TensorView::new(Dtype::BF16, shape.clone(), data).unwrap()));
-    let path = folder.join("changed.safetensors");
-    safetensors::serialize_to_file(views, None, &path).unwrap();
-    path
-}
-
-#[test]
-fn values_that_a_format_does_not_hold_are_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let name = "single_transformer_blocks.0.attn.to_out.weight";
-    let out = folder.path().join("out.gguf");
-    let nan = changed(folder.path(), name, |_, bytes| bytes[10..12].copy_from_slice(&[0xc0, 0x7f]));
-    convert(&[text(&nan), text(&out), "-f", "q4_k"]).fails(1, &[name, "not numbers", "in: "]);
-    let large = changed(folder.path(), name, |_, bytes| bytes[10..12].copy_from_slice(&[0x00, 0x60]));
-    convert(&[text(&large), text(&out), "-f", "q4_k"]).fails(1, &[name, "holds magnitudes up to 6.5504e4"]);
-    convert(&[text(&large), text(&out.with_extension("safetensors")), "-f", "int8"]).succeeds();
-    assert_eq!(names(folder.path()), ["changed.safetensors", "out.safetensors"]);
-}
-
-#[test]
-fn shapes_that_no_model_has_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("out.gguf");
-    let refused = |name: &str, shape: fn(&[usize]) -> Vec<usize>, words: &[&str]| {
-        let file = changed(folder.path(), name, |old, bytes| {
-            *old = shape(old);
-            bytes.truncate(2 * old.iter().product::<usize>());
-        });
-        for format in ["bf16", "q4_k"] {
-            convert(&[text(&file), text(&out), "-f", format]).fails(1, &[words, &["in: ", "changed", "hint"]].concat());
-        }
-    };
-    let to_k = "transformer_blocks.0.attn.to_k.weight";
-    refused(to_k, |old| vec![2 * old[0], old[1] / 2], &["differ in columns", to_k]);
-    refused("norm_out.linear.weight", |old| vec![old[0] * old[1]], &["expected 2 axes"]);
-    refused("proj_out.weight", |old| vec![0, old[1]], &["`proj_out.weight` is [0, ", "holds no values"]);
-    let norm = "transformer_blocks.0.attn.norm_q.weight";
-    refused(norm, |old| vec![1, old[0]], &[norm, "expected 1 axes"]);
-    assert_eq!(names(folder.path()), ["changed.safetensors"]);
 }
 
 #[test]

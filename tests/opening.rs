@@ -5,6 +5,8 @@
 mod errors;
 #[path = "opening/renamed.rs"]
 mod renamed;
+#[path = "opening/said.rs"]
+mod said;
 mod support;
 
 use std::fs;
@@ -45,7 +47,7 @@ pub static FILES: LazyLock<Files> = LazyLock::new(|| {
     let qwen = read(&files.at("folder/text_encoder/model.safetensors"));
     write_gguf(&files.at("gguf/klein-Q8_0.gguf"), &bfl(&transformer, "", ".weight"));
     write_gguf(&files.at("gguf/qwen.gguf"), &llama(&qwen));
-    fs::copy(files.at("folder/text_encoder/model.safetensors"), files.at("files/qwen.safetensors")).unwrap();
+    write(&files.at("files/qwen.safetensors"), &qwen);
     for (from, to) in [
         ("klein", "models/diffusion_models/flux2/a-klein"),
         ("qwen", "models/text_encoders/qwen"),

@@ -41,7 +41,7 @@ fn text(summary: &Summary) -> String {
 }
 
 fn component_lines(component: &ComponentSummary) -> Vec<String> {
-    let ComponentSummary { role, files, tensors, bytes, formats, sizes } = component;
+    let ComponentSummary { role, files, tensors, bytes, formats, sizes, config } = component;
     let values: u64 = formats.values().sum();
     let formats: Vec<_> = formats.iter().map(|(format, values)| format!("{} in {format}", millions(*values))).collect();
     let mut lines = vec![format!(
@@ -52,6 +52,7 @@ fn component_lines(component: &ComponentSummary) -> Vec<String> {
         *bytes as f64 / 1e6
     )];
     lines.push(format!("  {}", sizes_line(sizes)));
+    lines.push(format!("  config: {config}"));
     lines.extend(files.iter().map(|file| format!("  {file}")));
     lines
 }

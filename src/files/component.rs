@@ -13,7 +13,8 @@ use super::recognise::{Kind, Role};
 use super::tensor_files::TensorFiles;
 use crate::error::{Error, Result};
 
-const CONFIG: &str = "config.json";
+/// The name of the config of a part.
+pub(super) const CONFIG: &str = "config.json";
 
 /// A part of a model: a folder with a config, or one file whose shapes tell its sizes.
 #[derive(Debug, Clone)]
@@ -39,6 +40,16 @@ pub struct ConfigPlace {
 }
 
 impl ConfigPlace {
+    /// What is said at `path`, and what to do where it is wrong.
+    pub(super) fn new(path: &Path, hint: &'static str) -> Self {
+        Self { path: path.display().to_string(), hint }
+    }
+
+    /// The shapes of the tensors of the file `path`.
+    pub(super) fn shapes(path: &Path) -> Self {
+        Self::new(path, "the shapes in this file are not those of a klein model: fetch another file")
+    }
+
     /// A config at `path`.
     pub fn config(path: String) -> Self {
         Self { path, hint: "this is not the config of a klein model: fetch the whole folder again" }
@@ -115,10 +126,7 @@ impl Component {
     pub fn place(&self) -> ConfigPlace {
         match &self.source {
             Source::Folder(folder) => ConfigPlace::config(folder.display(CONFIG)),
-            Source::File(_) | Source::Missing(_) => ConfigPlace {
-                path: self.path().display().to_string(),
-                hint: "the shapes in this file are not those of a klein model: fetch another file",
-            },
+            Source::File(_) | Source::Missing(_) => ConfigPlace::shapes(&self.path()),
         }
     }
 

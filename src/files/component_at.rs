@@ -3,6 +3,8 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
+
 use super::component::{Component, open_weights};
 use super::container::Container;
 use super::folder::Folder;
@@ -49,6 +51,16 @@ impl Component {
             || Error::new(format!("there is no file of a {} in the folder", role.title())).hint(FETCH_A_MODEL);
         let found = only(&candidates(&[root], role), role, missing).map_err(|e| e.at_path(path))?;
         Ok(Self::file(role, found))
+    }
+
+    /// What the `model_index.json` says that lies beside this folder or file, if there is one.
+    ///
+    /// Errors when it cannot be read, or is no JSON.
+    pub fn index_beside<T: DeserializeOwned>(&self) -> Result<Option<T>> {
+        let path = self.path();
+        let full = path.canonicalize().unwrap_or(path);
+        let folder = full.parent().filter(|folder| regular::exists(&folder.join(INDEX)));
+        folder.map(|folder| Folder::Disk(folder.to_path_buf()).json(INDEX)).transpose()
     }
 
     /// The tokenizer that belongs to this text encoder: the one that `named` is, else one in its file or beside its

@@ -105,6 +105,11 @@ impl Gguf {
         self.values.contains_key(key)
     }
 
+    /// All keys, in no order.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.values.keys().map(String::as_str)
+    }
+
     /// An unsigned integer, as which any integer that fits is taken.
     ///
     /// Errors when the key is missing, or its value of another type.
@@ -115,8 +120,8 @@ impl Gguf {
     /// A float.
     ///
     /// Errors when the key is missing, or its value of another type.
-    pub fn f32(&self, key: &str) -> Result<f32> {
-        self.get(key, "a float", |value, bytes| value.f32(bytes))
+    pub fn f64(&self, key: &str) -> Result<f64> {
+        self.get(key, "a float", |value, bytes| value.f64(bytes))
     }
 
     /// A string.

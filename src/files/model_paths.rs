@@ -64,7 +64,7 @@ impl ModelPaths {
         }
         [&model.transformer, &model.text_encoder, &model.vae].into_iter().try_for_each(Component::check_present)?;
         self.tell_choices(&mut model);
-        self.choose_variant(&mut model);
+        self.choose_variant(&mut model)?;
         Ok(model)
     }
 
@@ -98,6 +98,8 @@ impl ModelPaths {
         if !found.is_empty() {
             model.notes.push(format!("found the {}", found.join(", the ")));
         }
+        let unknown = [&model.transformer, &model.text_encoder, &model.vae].map(Component::unknown_metadata);
+        model.notes.extend(unknown.into_iter().flatten());
         let name = model.text_encoder.single_file().and_then(|file| file.file_name()).unwrap_or_default();
         let name = name.to_string_lossy().to_lowercase();
         if ["instruct", "thinking", "2507"].iter().any(|word| name.contains(word)) {
@@ -108,19 +110,28 @@ impl ModelPaths {
         }
     }
 
-    /// Decides which of the models of its architecture it is where no index says so, and notes that.
-    fn choose_variant(&self, model: &mut ModelFiles) {
+    /// Decides which of the models of its architecture it is where neither its file nor an index says so, and notes that.
+    fn choose_variant(&self, model: &mut ModelFiles) -> Result<()> {
         if let Some(variant) = self.variant {
             model.variant = Some(variant);
-            return;
+            return Ok(());
         }
         if self.model.is_none() || model.folder().is_some() {
-            return;
+            return Ok(());
         }
         let path = model.transformer.path();
         let by_name = Variant::of_name(&path);
+        if let Some(said) = model.transformer.said_of_the_model()?.map(|values| values.variant()).transpose()?.flatten()
+        {
+            if by_name.is_some_and(|by_name| by_name != said) {
+                model.notes.push(format!(
+                    "runs as a {said} model, because the file says so, whatever its name; `--variant` decides otherwise"
+                ));
+            }
+            return Ok(());
+        }
         if by_name.is_none() && model.index.is_some() {
-            return;
+            return Ok(());
         }
         let variant = by_name.unwrap_or(Variant::Distilled);
         model.variant = Some(variant);
@@ -128,6 +139,7 @@ impl ModelPaths {
         model
             .notes
             .push(format!("runs as a {variant} model, because the file's name {why}; `--variant` decides otherwise"));
+        Ok(())
     }
 }
 

@@ -5,6 +5,11 @@ use std::path::Path;
 
 use serde::Serialize;
 
+/// The pipeline of the reference that caches keys and values of reference images.
+const CACHING_CLASS: &str = "Flux2KleinKVPipeline";
+/// The one of all other klein models.
+const CLASS: &str = "Flux2KleinPipeline";
+
 /// How a transformer was trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -18,6 +23,24 @@ pub enum Variant {
 }
 
 impl Variant {
+    /// What the class of the pipeline says, and `is_distilled` beside it. A base model may leave that out; the distilled
+    /// models say that they are, but for those of the caching class, which all are.
+    pub fn of_index(class: Option<&str>, is_distilled: Option<bool>) -> Self {
+        match (class == Some(CACHING_CLASS), is_distilled) {
+            (true, _) => Self::Kv,
+            (false, Some(true)) => Self::Distilled,
+            (false, _) => Self::Base,
+        }
+    }
+
+    /// The class of its pipeline.
+    pub fn class(self) -> &'static str {
+        match self {
+            Self::Distilled | Self::Base => CLASS,
+            Self::Kv => CACHING_CLASS,
+        }
+    }
+
     /// What the name of a file or folder says, in words between other characters.
     pub fn of_name(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_string_lossy().to_lowercase();

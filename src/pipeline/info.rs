@@ -1,10 +1,9 @@
 //! What the configs of a model say.
 
-use serde::Deserialize;
-
 use super::file_sizes::FileSizes;
+use super::index::Index;
 use crate::error::{Error, Result};
-use crate::files::{FETCH_A_MODEL, ModelFiles, Role, TokenizerFile, Variant};
+use crate::files::{ConfigPlace, ModelFiles, Role, TokenizerFile, Variant};
 use crate::text_encoder::{QWEN3_TOKENS, TextEncoderConfig};
 use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
@@ -12,10 +11,6 @@ use crate::vae::VaeConfig;
 /// Steps where `model_index.json` names no number.
 const DISTILLED_STEPS: usize = 4;
 const BASE_STEPS: usize = 50;
-/// The pipelines of the reference that these models are for.
-const CLASS: &str = "Flux2KleinPipeline";
-/// The one that caches keys and values of reference images.
-const CACHING_CLASS: &str = "Flux2KleinKVPipeline";
 /// How far in area an image may be from the size that a model was made for, where `model_index.json` names no sides: the
 /// full-size models saw half and twice the side.
 const AREA_FACTOR: f64 = 4.0;
@@ -73,31 +68,6 @@ pub struct TrainedSizes {
     pub aspect_ratio: f64,
 }
 
-#[derive(Default, Deserialize)]
-struct Index {
-    #[serde(rename = "_class_name")]
-    class_name: Option<String>,
-    is_distilled: Option<bool>,
-    text_encoder_out_layers: Option<Vec<usize>>,
-    max_sequence_length: Option<usize>,
-    default_image_size: Option<[usize; 2]>,
-    image_sides: Option<[usize; 2]>,
-    image_aspect_ratio: Option<f64>,
-    default_steps: Option<usize>,
-}
-
-impl Index {
-    fn variant(&self) -> Variant {
-        // A base model may leave this out; the distilled models say that they are, but for those of the caching class,
-        // which all are.
-        match (self.class_name.as_deref() == Some(CACHING_CLASS), self.is_distilled) {
-            (true, _) => Variant::Kv,
-            (false, Some(true)) => Variant::Distilled,
-            (false, _) => Variant::Base,
-        }
-    }
-}
-
 impl ModelInfo {
     /// How many layers of the text encoder run.
     pub fn layers_to_run(&self) -> usize {
@@ -108,12 +78,7 @@ impl ModelInfo {
     ///
     /// Errors when one is missing or wrong, or they do not fit together.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
-        let index: Index = dir.index()?.unwrap_or_default();
-        if let Some(class) = index.class_name.as_deref().filter(|class| ![CLASS, CACHING_CLASS].contains(class)) {
-            return Err(Error::new(format!("this is a `{class}` model, expected `{CLASS}` or `{CACHING_CLASS}`"))
-                .at(dir.index_place().path())
-                .hint(FETCH_A_MODEL));
-        }
+        let (index, place) = Index::read(dir)?;
         let text_encoder = TextEncoderConfig::read(dir)?;
         let transformer = TransformerConfig::read(dir)?;
         let vae = VaeConfig::read(dir)?;
@@ -143,11 +108,11 @@ impl ModelInfo {
             vae,
             file_sizes: Default::default(),
         };
-        info.check(dir, index.default_image_size.is_some())?;
+        info.check(dir, &place, index.default_image_size.is_some())?;
         Ok(info)
     }
 
-    fn check(&self, dir: &ModelFiles, index_names_size: bool) -> Result<()> {
+    fn check(&self, dir: &ModelFiles, place: &ConfigPlace, index_names_size: bool) -> Result<()> {
         let vocabulary = self.text_encoder.vocab_size;
         if matches!(dir.tokenizer(), TokenizerFile::Qwen3) && vocabulary < QWEN3_TOKENS {
             return Err(Error::new(format!(
@@ -188,7 +153,7 @@ impl ModelInfo {
             ("max_sequence_length", length, 16..=MAX_TEXT_TOKENS),
             ("default_steps", self.default_steps, 1..=MAX_STEPS),
         ];
-        dir.index_place().check_sizes(&counts)?;
+        place.check_sizes(&counts)?;
         if let Some(positions) = self.text_encoder.max_position_embeddings.filter(|positions| *positions < length) {
             let what = format!("max_position_embeddings is {positions}, less than the {length} tokens of a prompt");
             return Err(dir.component(Role::TextEncoder).place().wrong(what));
@@ -198,7 +163,7 @@ impl ModelInfo {
         let sides = self.vae.patch_pixels()..=MAX_SIDE;
         match (index_names_size, self.vae.sample_size) {
             (false, Some(side)) => dir.component(Role::Vae).place().check_sizes(&[("sample_size", side, sides)]),
-            _ => dir.index_place().check_sizes(&[
+            _ => place.check_sizes(&[
                 ("the height in default_image_size", height, sides.clone()),
                 ("the width in default_image_size", width, sides),
             ]),

@@ -78,6 +78,7 @@ mod embeddings;
 mod file_sizes;
 mod image_cache;
 mod images;
+mod index;
 mod info;
 mod latents;
 mod loader;

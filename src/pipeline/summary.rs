@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{ModelInfo, Quantisation};
 use crate::backend::GpuCosts;
 use crate::error::Result;
-use crate::files::{ModelFiles, Role, TensorFiles, Variant};
+use crate::files::{Component, ModelFiles, Role, TensorFiles, Variant};
 use crate::text_encoder::TextEncoderConfig;
 use crate::transformer::TransformerConfig;
 use crate::vae::VaeConfig;
@@ -61,6 +61,8 @@ pub struct ComponentSummary {
     pub formats: BTreeMap<String, u64>,
     /// Its sizes.
     pub sizes: Sizes,
+    /// Where those of its values are told that no shape tells.
+    pub config: String,
 }
 
 /// The sizes of a part, named as in its config.
@@ -85,7 +87,8 @@ impl Summary {
         let (text, transformer, vae) = (tensors(Role::TextEncoder)?, tensors(Role::Transformer)?, tensors(Role::Vae)?);
         info.file_sizes = quantisation.sizes(&info, &text, &transformer)?;
         let levels = info.memory_sizes(&GpuCosts::default(), None)?.levels();
-        let component = |role: Role, files: &TensorFiles, sizes: Sizes| ComponentSummary::of(role, files, sizes);
+        let component =
+            |role: Role, files: &TensorFiles, sizes: Sizes| ComponentSummary::of(dir.component(role), files, sizes);
         Ok(Self {
             variant: info.variant(),
             default_steps: info.default_steps,
@@ -106,20 +109,26 @@ impl Summary {
 }
 
 impl ComponentSummary {
-    fn of(role: Role, files: &TensorFiles, sizes: Sizes) -> Result<Self> {
+    fn of(component: &Component, files: &TensorFiles, sizes: Sizes) -> Result<Self> {
         let mut formats = BTreeMap::new();
         for name in files.names() {
             // A counter that no model reads is of no format.
             let Some((format, values)) = files.format(name) else { continue };
             *formats.entry(format).or_default() += values;
         }
+        let config = match &sizes {
+            Sizes::TextEncoder(_) => TextEncoderConfig::source(component),
+            Sizes::Transformer(_) => TransformerConfig::source(component),
+            Sizes::Vae(_) => VaeConfig::source(component),
+        }?;
         Ok(Self {
-            role,
+            role: component.role(),
             files: files.files().iter().map(|file| file.path().display().to_string()).collect(),
             tensors: files.names().count(),
             bytes: files.files().iter().map(|file| file.bytes().as_slice().len() as u64).sum(),
             formats,
             sizes,
+            config,
         })
     }
 }

@@ -1,12 +1,26 @@
-//! `text_encoder/config.json`, in its old and new key forms, or the shapes of a single file.
+//! `text_encoder/config.json`, in its old and new key forms, or the shapes of a single file and what it says.
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::error::Result;
-use crate::files::{Component, ConfigPlace, Container, ModelFiles, Role};
+use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role, TensorFiles};
 
-/// What no shape tells, the same in all Qwen3 encoders.
+/// What no shape tells.
+const UNTOLD: [&str; 2] = ["rope_theta", "rms_norm_eps"];
+/// What the published models have there.
 const ROPE_THETA: f64 = 1e6;
+/// The published models of Qwen3, from 0.6B to 32B: features of a token and of the MLP, heads, and heads of keys. All
+/// have heads of [`PUBLISHED_HEAD`] features.
+const PUBLISHED: [[usize; 4]; 6] = [
+    [1024, 3072, 16, 8],
+    [2048, 6144, 16, 8],
+    [2560, 9728, 32, 8],
+    [4096, 12288, 32, 8],
+    [5120, 17408, 40, 8],
+    [5120, 25600, 64, 8],
+];
+const PUBLISHED_HEAD: usize = 128;
 /// The prompt that Qwen3 reads at most.
 const MAX_POSITIONS: usize = 40960;
 /// The most features of a token; Qwen3-8B has 12288 in its MLP.
@@ -24,6 +38,7 @@ struct Raw {
     rms_norm_eps: f32,
     rope_theta: Option<f64>,
     rope_parameters: Option<RopeParameters>,
+    rope_scaling: Option<RopeParameters>,
     vocab_size: usize,
     max_position_embeddings: Option<usize>,
     #[serde(default)]
@@ -37,6 +52,7 @@ struct Raw {
 #[derive(Deserialize)]
 struct RopeParameters {
     rope_theta: Option<f64>,
+    #[serde(alias = "type")]
     rope_type: Option<String>,
 }
 
@@ -74,7 +90,7 @@ pub struct TextEncoderConfig {
 }
 
 impl TextEncoderConfig {
-    /// Reads and checks the config; without one, the shapes of the file tell the sizes.
+    /// Reads and checks the config; without one, the shapes of the file tell the sizes, and the file what they do not.
     ///
     /// Errors when it is missing, no JSON, or describes a model of another kind.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
@@ -85,18 +101,22 @@ impl TextEncoderConfig {
     ///
     /// Errors as it does.
     pub fn of(component: &Component) -> Result<Self> {
-        let place = component.place();
-        let config = match component.config()? {
-            Some(raw) => Self::of_raw(raw, &place)?,
-            None => Self::of_shapes(component)?,
+        let (config, place) = match component.config()? {
+            Some(raw) => (Self::of_raw(raw, &component.place())?, component.place()),
+            None => {
+                let (config, said) = Self::of_file(component)?;
+                (config, said.place())
+            }
         };
         config.check(&place)?;
         Ok(config)
     }
 
     fn of_raw(raw: Raw, place: &ConfigPlace) -> Result<Self> {
-        let (new_theta, rope_type) = raw.rope_parameters.map_or((None, None), |p| (p.rope_theta, p.rope_type));
-        if let Some(kind) = rope_type.filter(|kind| kind != "default") {
+        let rope = [raw.rope_parameters, raw.rope_scaling];
+        let new_theta = rope.iter().flatten().find_map(|rope| rope.rope_theta);
+        if let Some(kind) = rope.into_iter().flatten().filter_map(|rope| rope.rope_type).find(|kind| kind != "default")
+        {
             return Err(place.wrong(format!("rope_type `{kind}` is not supported, expected `default`")));
         }
         if raw.attention_bias || raw.use_sliding_window || raw.hidden_act != "silu" {
@@ -118,11 +138,54 @@ impl TextEncoderConfig {
         })
     }
 
-    /// The sizes of a single file.
+    /// Where the values are told that no shape tells, for display.
     ///
-    /// Errors when it cannot be opened, or lacks one of the layers that tell them.
-    fn of_shapes(component: &Component) -> Result<Self> {
+    /// Errors as [`TextEncoderConfig::read`].
+    pub fn source(component: &Component) -> Result<String> {
+        match component.single_file() {
+            Some(_) => Ok(Self::of_file(component)?.1.source()),
+            None => Ok(component.place().path().to_string()),
+        }
+    }
+
+    /// The sizes of a single file, and what it says.
+    ///
+    /// Errors when it cannot be opened, lacks one of the layers that tell them, or says too little.
+    fn of_file(component: &Component) -> Result<(Self, FileConfig)> {
         let files = component.tensors()?;
+        let mut config = Self::of_shapes(component, &files)?;
+        let told = [
+            ("hidden_size", json!(config.hidden_size)),
+            ("intermediate_size", json!(config.intermediate_size)),
+            ("num_hidden_layers", json!(config.num_hidden_layers)),
+            ("num_attention_heads", json!(config.num_attention_heads)),
+            ("num_key_value_heads", json!(config.num_key_value_heads)),
+            ("head_dim", json!(config.head_dim)),
+            ("vocab_size", json!(config.vocab_size)),
+            // What other models of these layers have.
+            ("attention_bias", json!(false)),
+            ("use_sliding_window", json!(false)),
+            ("has_experts", json!(false)),
+            ("hidden_act", json!("silu")),
+            ("rope_type", json!("default")),
+        ];
+        let said = FileConfig::read(component, &UNTOLD, &told)?;
+        let sizes =
+            [config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads];
+        // Those that see images are of the same sizes, and rotate otherwise.
+        let sees = files.files().iter().flat_map(|file| file.names()).any(|name| name.contains("visual."));
+        said.check_complete(config.head_dim == PUBLISHED_HEAD && PUBLISHED.contains(&sizes) && !sees)?;
+        config.rms_norm_eps = said.get("rms_norm_eps", "a number")?.unwrap_or(config.rms_norm_eps);
+        config.rope_theta = said.get("rope_theta", "a number")?.unwrap_or(config.rope_theta);
+        let positions = said.get("max_position_embeddings", "a whole number")?;
+        config.max_position_embeddings = positions.or(config.max_position_embeddings);
+        Ok((config, said))
+    }
+
+    /// The sizes of a single file, beside the values of published models.
+    ///
+    /// Errors as [`TextEncoderConfig::of_file`].
+    fn of_shapes(component: &Component, files: &TensorFiles) -> Result<Self> {
         let layer = |name: &str| files.axis(&format!("model.layers.0.{name}.weight"), 0);
         let embedding = |axis| files.axis("model.embed_tokens.weight", axis);
         let head_dim = layer("self_attn.q_norm")?;
@@ -131,11 +194,6 @@ impl TextEncoderConfig {
             let heads = rows.checked_div(head_dim).filter(|heads| heads * head_dim == rows);
             heads.ok_or_else(|| component.place().wrong(format!("`{name}` has {rows} rows, no heads of {head_dim}")))
         };
-        let gguf = files.files().iter().find_map(|file| match file {
-            Container::Gguf(file) => Some(file),
-            Container::Safetensors(_) => None,
-        });
-        let float = |key: &str| gguf.filter(|file| file.has(key)).map(|file| file.f32(key)).transpose();
         Ok(Self {
             hidden_size: embedding(1)?,
             intermediate_size: layer("mlp.gate_proj")?,
@@ -143,8 +201,8 @@ impl TextEncoderConfig {
             num_attention_heads: heads("self_attn.q_proj")?,
             num_key_value_heads: heads("self_attn.k_proj")?,
             head_dim,
-            rms_norm_eps: float("qwen3.attention.layer_norm_rms_epsilon")?.unwrap_or_else(default_eps),
-            rope_theta: float("qwen3.rope.freq_base")?.map_or(ROPE_THETA, f64::from),
+            rms_norm_eps: default_eps(),
+            rope_theta: ROPE_THETA,
             vocab_size: embedding(0)?,
             max_position_embeddings: Some(MAX_POSITIONS),
         })

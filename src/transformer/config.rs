@@ -1,13 +1,19 @@
-//! `transformer/config.json`, or the shapes of a single file.
+//! `transformer/config.json`, or the shapes of a single file and what it says.
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::error::Result;
-use crate::files::{Component, ConfigPlace, ModelFiles, Role};
+use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role};
 
-/// What no shape tells, the same in all klein models.
+/// What no shape tells.
+const UNTOLD: [&str; 3] = ["axes_dims_rope", "rope_theta", "eps"];
+/// What the published models have there.
 const ROPE_THETA: f64 = 2000.0;
 const EPS: f32 = 1e-6;
+/// The published models: features of a token, of a head and of a text token, and channels. All have four axes of a quarter
+/// of a head. Numbers of blocks and widths of MLPs may be others, as in models that were pruned.
+const PUBLISHED: [[usize; 4]; 3] = [[3072, 128, 7680, 128], [4096, 128, 12288, 128], [6144, 128, 15360, 128]];
 /// The most features of a token; klein 9B has 4096, and three times as many in its MLP.
 const MAX_DIM: usize = 1 << 17;
 const MAX_MLP: usize = 1 << 20;
@@ -52,22 +58,81 @@ fn one() -> usize {
 }
 
 impl TransformerConfig {
-    /// Reads and checks the config; without one, the shapes of the file tell the sizes.
+    /// Reads and checks the config; without one, the shapes of the file tell the sizes, and the file what they do not.
     ///
     /// Errors when it is missing, no JSON, or describes a model of another kind.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
         let component = dir.component(Role::Transformer);
-        let config = match component.config()? {
-            Some(config) => config,
-            None => Self::of_shapes(component)?,
-        };
-        config.check(&component.place())?;
+        let config = Self::of(component)?;
+        if config.guidance_embeds || config.patch_size != 1 {
+            let what = "a model with guidance_embeds or patch_size other than 1 is no klein model";
+            return Err(component.place().wrong(what));
+        }
         Ok(config)
     }
 
-    /// The sizes of a single file.
+    /// [`TransformerConfig::read`] of a component, which may also be one that reads a guidance value.
     ///
-    /// Errors when it cannot be opened, or lacks one of the layers that tell them.
+    /// Errors as it does.
+    pub fn of(component: &Component) -> Result<Self> {
+        let (config, place) = match component.config()? {
+            Some(config) => (config, component.place()),
+            None => {
+                let (config, said) = Self::of_file(component)?;
+                (config, said.place())
+            }
+        };
+        config.check(&place)?;
+        Ok(config)
+    }
+
+    /// Where the values are told that no shape tells, for display.
+    ///
+    /// Errors as [`TransformerConfig::read`].
+    pub fn source(component: &Component) -> Result<String> {
+        match component.single_file() {
+            Some(_) => Ok(Self::of_file(component)?.1.source()),
+            None => Ok(component.place().path().to_string()),
+        }
+    }
+
+    /// The sizes of a single file, and what it says.
+    ///
+    /// Errors when it cannot be opened, lacks one of the layers that tell them, or says too little.
+    fn of_file(component: &Component) -> Result<(Self, FileConfig)> {
+        let mut config = Self::of_shapes(component)?;
+        let told = [
+            ("in_channels", json!(config.in_channels)),
+            ("out_channels", json!(config.out_channels)),
+            ("num_layers", json!(config.num_layers)),
+            ("num_single_layers", json!(config.num_single_layers)),
+            ("attention_head_dim", json!(config.attention_head_dim)),
+            ("num_attention_heads", json!(config.num_attention_heads)),
+            ("joint_attention_dim", json!(config.joint_attention_dim)),
+            ("timestep_guidance_channels", json!(config.timestep_guidance_channels)),
+            ("guidance_embeds", json!(config.guidance_embeds)),
+            ("patch_size", json!(config.patch_size)),
+        ];
+        let said = FileConfig::read(component, &UNTOLD, &told)?;
+        if let Some(mlp_ratio) = said.get("mlp_ratio", "a number")? {
+            let mlp = config.mlp();
+            config.mlp_ratio = mlp_ratio;
+            if config.mlp() != mlp {
+                let what = format!("mlp_ratio is {mlp_ratio}, but the MLPs have {mlp} features of {}", config.dim());
+                return Err(said.place().wrong(what));
+            }
+        }
+        let sizes = [config.dim(), config.attention_head_dim, config.joint_attention_dim, config.in_channels];
+        said.check_complete(PUBLISHED.contains(&sizes))?;
+        config.axes_dims_rope = said.get("axes_dims_rope", "four numbers")?.unwrap_or(config.axes_dims_rope);
+        config.rope_theta = said.get("rope_theta", "a number")?.unwrap_or(config.rope_theta);
+        config.eps = said.get("eps", "a number")?.unwrap_or(config.eps);
+        Ok((config, said))
+    }
+
+    /// The sizes of a single file, beside the values of published models.
+    ///
+    /// Errors as [`TransformerConfig::of_file`].
     fn of_shapes(component: &Component) -> Result<Self> {
         let (files, place) = (component.tensors()?, component.place());
         let axis = |name: &str, axis: usize| files.axis(name, axis);
@@ -122,9 +187,6 @@ impl TransformerConfig {
         }
         if !(self.rope_theta > 0.0 && self.rope_theta.is_finite() && (0.0..1.0).contains(&self.eps)) {
             return error(format!("rope_theta {} must be above 0, eps {} in 0..1", self.rope_theta, self.eps));
-        }
-        if self.guidance_embeds || self.patch_size != 1 {
-            return error("a model with guidance_embeds or patch_size other than 1 is no klein model".to_string());
         }
         if self.axes_dims_rope.len() != 4
             || self.axes_dims_rope.iter().any(|d| d % 2 == 1)

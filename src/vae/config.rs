@@ -1,12 +1,18 @@
-//! `vae/config.json`, or the shapes of a single file.
+//! `vae/config.json`, or the shapes of a single file and what it says.
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::error::Result;
-use crate::files::{Component, ConfigPlace, ModelFiles, Role};
+use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role};
 
-/// What no shape tells, the same in all VAEs of FLUX.2.
+/// What no shape tells.
+const UNTOLD: [&str; 2] = ["norm_num_groups", "batch_norm_eps"];
+/// What the published VAEs of FLUX.2 have there.
 const NORM_GROUPS: usize = 32;
+/// Their latent channels, and the channels of a side's blocks: those of the small decoder are others.
+const PUBLISHED_LATENTS: usize = 32;
+const PUBLISHED: [[usize; 4]; 2] = [[128, 256, 512, 512], [96, 192, 384, 384]];
 /// The most blocks of a side; klein models have 4.
 const MAX_BLOCKS: usize = 8;
 
@@ -55,22 +61,60 @@ fn silu() -> String {
 }
 
 impl VaeConfig {
-    /// Reads and checks the config; without one, the shapes of the file tell the sizes.
+    /// Reads and checks the config; without one, the shapes of the file tell the sizes, and the file what they do not.
     ///
     /// Errors when it is missing, no JSON, or describes a model of another kind.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
         let component = dir.component(Role::Vae);
-        let config = match component.config()? {
-            Some(config) => config,
-            None => Self::of_shapes(component)?,
+        let (config, place) = match component.config()? {
+            Some(config) => (config, component.place()),
+            None => {
+                let (config, said) = Self::of_file(component)?;
+                (config, said.place())
+            }
         };
-        config.check(&component.place())?;
+        config.check(&place)?;
         Ok(config)
     }
 
-    /// The sizes of a single file.
+    /// Where the values are told that no shape tells, for display.
     ///
-    /// Errors when it cannot be opened, or lacks one of the layers that tell them.
+    /// Errors as [`VaeConfig::read`].
+    pub fn source(component: &Component) -> Result<String> {
+        match component.single_file() {
+            Some(_) => Ok(Self::of_file(component)?.1.source()),
+            None => Ok(component.place().path().to_string()),
+        }
+    }
+
+    /// The sizes of a single file, and what it says.
+    ///
+    /// Errors when it cannot be opened, lacks one of the layers that tell them, or says too little.
+    fn of_file(component: &Component) -> Result<(Self, FileConfig)> {
+        let mut config = Self::of_shapes(component)?;
+        // Channels are not compared: a file without an encoder tells less of them.
+        let told = [
+            ("latent_channels", json!(config.latent_channels)),
+            ("layers_per_block", json!(config.layers_per_block)),
+            ("use_quant_conv", json!(config.use_quant_conv)),
+            ("use_post_quant_conv", json!(config.use_post_quant_conv)),
+            ("mid_block_add_attention", json!(config.mid_block_add_attention)),
+            ("act_fn", json!(config.act_fn)),
+        ];
+        let said = FileConfig::read(component, &UNTOLD, &told)?;
+        let sides = [config.block_out_channels.as_slice(), config.decoder_channels()];
+        let is_published = config.latent_channels == PUBLISHED_LATENTS
+            && sides.iter().all(|side| PUBLISHED.iter().any(|published| *published == **side));
+        said.check_complete(is_published)?;
+        config.norm_num_groups = said.get("norm_num_groups", "a whole number")?.unwrap_or(config.norm_num_groups);
+        config.batch_norm_eps = said.get("batch_norm_eps", "a number")?.unwrap_or(config.batch_norm_eps);
+        config.sample_size = said.get("sample_size", "a whole number")?;
+        Ok((config, said))
+    }
+
+    /// The sizes of a single file, beside the values of published models.
+    ///
+    /// Errors as [`VaeConfig::of_file`].
     fn of_shapes(component: &Component) -> Result<Self> {
         let files = component.tensors()?;
         // A block's first convolution has the channels that the block gives.

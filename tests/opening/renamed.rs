@@ -5,7 +5,7 @@
 #![allow(dead_code)]
 
 #[path = "../support/gguf.rs"]
-mod gguf;
+pub mod gguf;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,12 +24,25 @@ pub fn read(path: &Path) -> Tensors {
     tensors.tensors().into_iter().map(tensor).collect()
 }
 
+/// What the shapes of a small model do not tell, as files that other programs write carry it.
+pub const CONFIG: &str = r#"{
+    "transformer": {"axes_dims_rope": [8, 8, 8, 8], "rope_theta": 2000, "eps": 1e-6},
+    "text_encoder": {"rope_theta": 1e6, "rms_norm_eps": 1e-6, "max_position_embeddings": 512},
+    "vae": {"norm_num_groups": 32, "batch_norm_eps": 1e-4}
+}"#;
+
 pub fn write(path: &Path, tensors: &Tensors) {
+    write_with(path, tensors, &[("config", CONFIG)]);
+}
+
+/// Writes them to a safetensors file with these metadata.
+pub fn write_with(path: &Path, tensors: &Tensors, metadata: &[(&str, &str)]) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let metadata = metadata.iter().map(|(key, text)| (key.to_string(), text.to_string())).collect();
     let views = tensors
         .iter()
         .map(|(name, (dtype, shape, bytes))| (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
-    safetensors::serialize_to_file(views, None, path).unwrap();
+    safetensors::serialize_to_file(views, Some(metadata), path).unwrap();
 }
 
 pub fn prefixed(tensors: &Tensors, prefix: &str) -> Tensors {
@@ -120,14 +133,19 @@ pub fn llama(tensors: &Tensors) -> Tensors {
     tensors.iter().map(|(name, tensor)| (rename(name), tensor.clone())).collect()
 }
 
-/// Writes them to a GGUF file without values.
+/// Writes them to a GGUF file.
 pub fn write_gguf(path: &Path, tensors: &Tensors) {
+    write_gguf_with(path, tensors, &[("config", gguf::Value::Text(CONFIG))]);
+}
+
+/// Writes them to a GGUF file with these values.
+pub fn write_gguf_with(path: &Path, tensors: &Tensors, values: &[(&str, gguf::Value<'_>)]) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     let tensors: Vec<gguf::Tensor<'_>> = tensors
         .iter()
         .map(|(name, (dtype, shape, bytes))| (name.clone(), *dtype, shape.as_slice(), bytes.as_slice()))
         .collect();
-    gguf::write(path, &[], &tensors);
+    gguf::write(path, values, &tensors);
 }
 
 /// A VAE as latent diffusion names it.

@@ -12,6 +12,9 @@ pub enum Value<'a> {
     Text(&'a str),
     Texts(Vec<String>),
     Ints(Vec<i32>),
+    Int(u32),
+    Float(f32),
+    Double(f64),
 }
 
 /// Name, dtype, shape and bytes of a tensor.
@@ -36,6 +39,12 @@ pub fn write(path: &Path, values: &[(&str, Value<'_>)], tensors: &[Tensor<'_>]) 
             out.extend((len as u64).to_le_bytes());
         };
         match value {
+            Value::Int(int) => out.extend([4u32.to_le_bytes(), int.to_le_bytes()].concat()),
+            Value::Float(float) => out.extend([6u32.to_le_bytes(), float.to_le_bytes()].concat()),
+            Value::Double(double) => {
+                out.extend(12u32.to_le_bytes());
+                out.extend(double.to_le_bytes());
+            }
             Value::Text(text) => {
                 out.extend(8u32.to_le_bytes());
                 put(&mut out, text);

@@ -107,7 +107,7 @@ fn values_and_tensors_are_read_by_name() {
     for version in [2, 3] {
         let file = Builder { version, ..whole() }.open().unwrap();
         assert_eq!((file.u32("count").unwrap(), file.u32("long").unwrap()), (9, 10));
-        assert_eq!((file.f32("base").unwrap(), file.string("name").unwrap()), (1e6, "tiny"));
+        assert_eq!((file.f64("base").unwrap(), file.string("name").unwrap()), (1e6, "tiny"));
         assert_eq!(file.strings("words").unwrap(), ["a b", "ü"]);
         assert_eq!(file.i32s("types").unwrap(), [1, -3]);
         assert!(file.has("nested") && !file.has("none"));
@@ -214,7 +214,7 @@ fn bytes_that_are_changed_lead_to_no_panic() {
                     let _ = file.tensor(name).map(|view| view.to_f32());
                 }
                 for key in ["count", "base", "name", "words", "types", "nested"] {
-                    let _ = (file.u32(key), file.f32(key), file.string(key), file.strings(key), file.i32s(key));
+                    let _ = (file.u32(key), file.f64(key), file.string(key), file.strings(key), file.i32s(key));
                 }
             }
             Err(_) => failed += 1,

@@ -79,12 +79,12 @@ impl Value {
         u32::try_from(value).ok().filter(|_| !is_negative)
     }
 
-    /// A float, of 64 bits rounded.
-    pub fn f32(&self, file: &[u8]) -> Option<f32> {
+    /// A float.
+    pub fn f64(&self, file: &[u8]) -> Option<f64> {
         let bytes = self.single(file)?;
         match self.type_id {
-            F32 => Some(f32::from_le_bytes(bytes.try_into().ok()?)),
-            F64 => Some(f64::from_le_bytes(bytes.try_into().ok()?) as f32),
+            F32 => Some(f64::from(f32::from_le_bytes(bytes.try_into().ok()?))),
+            F64 => Some(f64::from_le_bytes(bytes.try_into().ok()?)),
             _ => None,
         }
     }

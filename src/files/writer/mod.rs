@@ -39,6 +39,7 @@ impl TensorTarget {
             Ok(_) if keeps => Err(target.already_there()),
             Ok(found) if !found.is_file() => {
                 Err(Error::usage(format!("`{}` is there, and not a file", target.path.display()))
+                    .at_path(&target.path)
                     .hint("name a file that ends with .gguf or .safetensors"))
             }
             _ => atomic::check(&target.path).map_err(|e| target.cannot_write(&e)).map(|()| target),

@@ -32,7 +32,7 @@ fn what_is_written_to_gguf_is_read() {
     let bytes = writer.commit().unwrap();
     assert_eq!(fs::metadata(target.path()).unwrap().len(), bytes);
     let file = Gguf::open(target.path(), "").unwrap();
-    assert_eq!((file.u32("n").unwrap(), file.f32("f").unwrap(), file.string("t").unwrap()), (7, 0.5, "käse"));
+    assert_eq!((file.u32("n").unwrap(), file.f64("f").unwrap(), file.string("t").unwrap()), (7, 0.5, "käse"));
     assert_eq!((file.strings("ts").unwrap(), file.i32s("is").unwrap()), (vec!["a", ""], vec![-1, 3]));
     assert_eq!((file.tensor("q").unwrap().format(), file.shape("q")), (Format::Q8_0, Some(&[3, 32][..])));
     assert_eq!(file.tensor("v").unwrap().to_f32(), [1.5]);

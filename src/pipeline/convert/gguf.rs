@@ -3,9 +3,10 @@
 use super::{Conversion, shape};
 use crate::error::{Error, Result};
 use crate::files::writer::{self, TensorWriter, Value};
-use crate::files::{Format, Role};
+use crate::files::{CONFIG_KEY, Format, Role};
 use crate::pipeline::quantise::plan::Planned;
 use crate::text_encoder::{TextEncoderConfig, Tokenizer};
+use crate::transformer::TransformerConfig;
 
 /// What ComfyUI's loader takes for a transformer of this family.
 const TRANSFORMER: &str = "flux";
@@ -29,7 +30,10 @@ pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<T
     values.text("general.architecture", if is_transformer { TRANSFORMER } else { TEXT_ENCODER });
     values.number("general.quantization_version", QUANTISATION_VERSION);
     values.number("general.file_type", file_type(conversion.format));
-    if !is_transformer {
+    values.text(CONFIG_KEY, &conversion.config()?);
+    if is_transformer {
+        transformer(conversion, &mut values)?;
+    } else {
         text_encoder(conversion, &mut values)?;
     }
     let entry = |(tensor, format): &(Planned, Format)| {
@@ -66,6 +70,16 @@ impl Values {
         self.number(key, size);
         Ok(())
     }
+}
+
+/// What no shape tells.
+fn transformer(conversion: &Conversion, values: &mut Values) -> Result<()> {
+    let config = TransformerConfig::of(&conversion.component)?;
+    values.put("flux.rope.freq_base", Value::F32(config.rope_theta as f32));
+    values.put("flux.attention.layer_norm_epsilon", Value::F32(config.eps));
+    let axes = config.axes_dims_rope.iter().map(|axis| *axis as i32).collect();
+    values.put("flux.rope.dimension_sections", Value::Ints(axes));
+    Ok(())
 }
 
 /// Sizes and tokenizer.

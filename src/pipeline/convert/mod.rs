@@ -9,13 +9,22 @@ mod safetensors;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::index::Index;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
 use super::quantise::plan::{Planned, check_narrower, plan};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::files::names::llama_cpp_name;
 use crate::files::quantise::name_of_format;
 use crate::files::writer::TensorTarget;
 use crate::files::{Component, Format, Role, TensorFiles, TensorView, TokenizerFile};
+use crate::text_encoder::TextEncoderConfig;
+use crate::transformer::TransformerConfig;
+
+/// What to do where nothing better is known.
+const NAME_ANOTHER: &str = "fetch it again, or name another transformer or text encoder of a klein model";
 
 /// What a file is, by its ending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +71,18 @@ impl Conversion {
         to: &Path,
         keeps: bool,
     ) -> Result<Self> {
+        let checked = Self::checked(from, role, tokenizer, format, to, keeps);
+        checked.map_err(|e| e.at_path(from).hint(NAME_ANOTHER))
+    }
+
+    fn checked(
+        from: &Path,
+        role: Option<Role>,
+        tokenizer: Option<&Path>,
+        format: Format,
+        to: &Path,
+        keeps: bool,
+    ) -> Result<Self> {
         let kind = Kind::of(to)?;
         kind.check(format).map_err(|e| e.at("--format"))?;
         let component = Component::at(from, role)?;
@@ -81,7 +102,9 @@ impl Conversion {
         let target = TensorTarget::new(to, keeps)?;
         let same = |path: &Path| path.canonicalize().is_ok_and(|path| path == target.path());
         if files.files().iter().any(|file| same(file.path())) {
-            return Err(Error::usage(format!("`{}` is what is read", to.display())).hint("name another file to write"));
+            return Err(Error::usage(format!("`{}` is what is read", to.display()))
+                .at_path(to)
+                .hint("name another file to write"));
         }
         Ok(Self { component, tokenizer, files, kind, format, target })
     }
@@ -91,7 +114,14 @@ impl Conversion {
     /// Errors when weights would become no smaller, a tensor is missing or holds values that the format does not, the file
     /// cannot be written, or `cancel` is set. There is no new file then.
     pub fn write(&self, cancel: &CancelFlag, report: &mut dyn FnMut(Progress)) -> Result<Converted> {
-        let caller = Caller::new(report, cancel);
+        let written = self.write_tensors(&Caller::new(report, cancel));
+        written.map_err(|e| match e.kind() {
+            ErrorKind::Cancelled => e,
+            _ => e.at_path(&self.component.path()).hint(NAME_ANOTHER),
+        })
+    }
+
+    fn write_tensors(&self, caller: &Caller<'_>) -> Result<Converted> {
         let role = self.component.role();
         let planned = plan(&self.files, role, self.format, |_| true)?;
         if self.format != Format::Bf16 {
@@ -107,6 +137,7 @@ impl Conversion {
         caller.report(Stage::Quantise, 0, total);
         for (tensor, format) in &tensors {
             caller.check()?;
+            self.files.check_lengths()?;
             let made = tensor.make(*format)?;
             match self.kind {
                 Kind::Gguf => writer.put(&self.name_in_gguf(tensor)?, made.bytes())?,
@@ -118,6 +149,25 @@ impl Conversion {
         caller.check()?;
         let path = self.target.path().to_path_buf();
         Ok(Converted { path, bytes: writer.commit()?, tensors: tensors.len(), notes: self.notes(&tensors) })
+    }
+
+    /// What no tensor tells, as JSON: the config of the component, and what is said of the model as a whole in front of
+    /// it where it is a transformer.
+    fn config(&self) -> Result<String> {
+        let role = self.component.role();
+        let (mut config, (class, name)) = match role {
+            Role::Transformer => {
+                (as_json(&TransformerConfig::of(&self.component)?)?, ("_class_name", "Flux2Transformer2DModel"))
+            }
+            _ => (as_json(&TextEncoderConfig::of(&self.component)?)?, ("model_type", "qwen3")),
+        };
+        config[class] = json!(name);
+        let mut all = match role {
+            Role::Transformer => as_json(&Index::of_transformer(&self.component)?)?,
+            _ => json!({}),
+        };
+        all[role.folder()] = config;
+        Ok(all.to_string())
     }
 
     /// The name of a tensor in a GGUF file.
@@ -156,6 +206,7 @@ impl Kind {
             Some("gguf") => Ok(Self::Gguf),
             Some("safetensors") => Ok(Self::Safetensors),
             _ => Err(Error::usage(format!("cannot tell what to write from the name `{}`", path.display()))
+                .at_path(path)
                 .hint("name a file that ends with .gguf or .safetensors")),
         }
     }
@@ -195,6 +246,13 @@ impl Kind {
         };
         planned.into_iter().map(pair).collect()
     }
+}
+
+/// As it is in JSON, where floats of 32 bits have the few digits that tell them.
+fn as_json(config: &impl Serialize) -> Result<Value> {
+    let text = serde_json::to_string(config);
+    text.and_then(|text| serde_json::from_str(&text))
+        .map_err(|e| Error::new(format!("the config cannot be written as JSON: {e}")))
 }
 
 /// The shape of a tensor.

@@ -8,7 +8,7 @@ use serde_json::{Map, json};
 use super::{Conversion, shape};
 use crate::error::{Error, Result};
 use crate::files::writer::{self, ElementType, Entry, TensorWriter};
-use crate::files::{Format, Role, ScaleLayout, Scales, TensorView};
+use crate::files::{CONFIG_KEY, Format, Role, ScaleLayout, Scales, TensorView};
 use crate::pipeline::quantise::plan::Planned;
 
 /// The key of the header's metadata that declares layers.
@@ -23,12 +23,13 @@ pub fn begin(conversion: &Conversion, tensors: &[(Planned, Format)]) -> Result<T
             layers.insert(layer(tensor).to_string(), json!({ "format": declared }));
         }
     }
-    let metadata = if layers.is_empty() {
+    let mut metadata = if layers.is_empty() {
         BTreeMap::from([("format".to_string(), "pt".to_string())])
     } else {
         let text = json!({ "format_version": "1.0", "layers": layers }).to_string();
         BTreeMap::from([(LAYERS_KEY.to_string(), text)])
     };
+    metadata.insert(CONFIG_KEY.to_string(), conversion.config()?);
     writer::safetensors(&conversion.target, &metadata, &entries)
 }
 

@@ -1,0 +1,116 @@
+//! What a GGUF file calls its architecture.
+//!
+//! The names of tensors say what a file is. The architecture is missing in many files, and packagers give it names of
+//! their own, so that a name that nobody else uses is no reason to refuse. One that another architecture has is: layers of
+//! the same names and shapes may compute otherwise.
+
+use super::super::gguf::Gguf;
+use super::super::recognise::Role;
+use crate::error::{Error, Result};
+
+/// The key of the name.
+const KEY: &str = "general.architecture";
+/// Names that packagers use for whatever they pack.
+const PACKAGERS: [&str; 2] = ["pig", "cow"];
+/// The first words of architectures that compute otherwise, as llama.cpp, ComfyUI-GGUF and stable-diffusion.cpp call them.
+const OTHERS: &str = "afmoe anima apertus arcee arctic arwkv aura auraflow baichuan bailingmoe bert bitnet bloom chameleon \
+    chatglm chroma clip codeshell cogview cogvideo cogvideox cogvlm cohere command cosmos dbrx deci deepseek dots dream \
+    ernie eurobert exaone falcon flux gemma glm gpt gptj gptneox granite granitehybrid granitemoe grok grovemoe hidream \
+    hunyuan hunyuanvideo hyvid ideogram internlm jais jamba jina kandinsky kimi kolors krea lfm llada llama llava longcat \
+    ltx ltxv lumina maincoder mamba mellum megrez mimo minicpm minimax mistral mixtral mochi modern moondream mpt nemotron \
+    neo nomic olmo olmoe omnigen openelm orion ovis paddleocr pangu phi phimoe pixart pixtral plamo plm qwen refact rnd \
+    rwkv sana sd sdxl seed smallthinker smollm solar stable stablelm starcoder step t umt voxtral wan wavtokenizer xverse z";
+
+/// Errors when the file is of an architecture that computes otherwise than the part `role` of a klein model.
+pub fn check(file: &Gguf, role: Role) -> Result<()> {
+    let Some(name) = name(file)? else { return Ok(()) };
+    if is_other(name, role) {
+        let shown: String = name.chars().take(40).collect();
+        return Err(Error::new(format!(
+            "the file is of the architecture `{shown}`, which computes otherwise than the {} of a klein model",
+            role.title()
+        ))
+        .at_path(file.path())
+        .hint(match role {
+            Role::TextEncoder => "name a file of Qwen3, whose architecture is `qwen3`",
+            Role::Transformer | Role::Vae => "name a file of a FLUX.2-klein model, whose architecture is `flux`",
+        }));
+    }
+    Ok(())
+}
+
+/// What the file calls its architecture.
+///
+/// Errors when that is no text.
+pub fn name(file: &Gguf) -> Result<Option<&str>> {
+    file.has(KEY).then(|| file.string(KEY)).transpose()
+}
+
+/// Whether nobody uses the name for an architecture.
+pub fn is_unknown(name: &str, role: Role) -> bool {
+    !is_own(name, role) && !PACKAGERS.contains(&name) && !is_other(name, role)
+}
+
+/// Whether the name is one of a part of a klein model.
+fn is_own(name: &str, role: Role) -> bool {
+    let plain: String = name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_lowercase();
+    match role {
+        Role::TextEncoder => plain == "qwen3" || plain == "qwen3vl",
+        Role::Transformer | Role::Vae => plain == "flux" || plain.starts_with("flux2") || plain.starts_with("klein"),
+    }
+}
+
+/// Whether the name is that of another architecture, of whatever number.
+fn is_other(name: &str, role: Role) -> bool {
+    if is_own(name, role) {
+        return false;
+    }
+    let name = name.to_lowercase();
+    // What follows is a number, as in `sd3`, or a kind, as in `llama-embed`.
+    let word = name.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
+    !word.is_empty() && OTHERS.split_whitespace().any(|other| other == word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_own_or_those_of_others_or_unknown() {
+        let of = |name: &str, role| (is_own(name, role), is_other(name, role), is_unknown(name, role));
+        for name in ["flux", "flux2", "FLUX.2", "flux-2-klein", "klein"] {
+            assert_eq!(of(name, Role::Transformer), (true, false, false), "{name}");
+        }
+        for name in
+            ["flux1", "flux.1", "flux3", "wan", "wan2.1", "sd3", "sd1", "sdxl", "ltxv", "qwen_image", "llama", "t5"]
+        {
+            assert_eq!(of(name, Role::Transformer), (false, true, false), "{name}");
+        }
+        for name in ["qwen3", "qwen3vl"] {
+            assert_eq!(of(name, Role::TextEncoder), (true, false, false), "{name}");
+        }
+        for name in [
+            "llama",
+            "llama4",
+            "qwen2",
+            "qwen2vl",
+            "qwen3moe",
+            "qwen35",
+            "qwen3next",
+            "gemma3",
+            "gemma3n",
+            "mistral3",
+            "phi3",
+            "exaone4",
+            "flux",
+            "deepseek2",
+        ] {
+            assert_eq!(of(name, Role::TextEncoder), (false, true, false), "{name}");
+        }
+        for role in [Role::TextEncoder, Role::Transformer] {
+            assert_eq!(of("pig", role), (false, false, false));
+            assert_eq!(of("my-own", role), (false, false, true));
+            assert_eq!(of("", role), (false, false, true));
+        }
+    }
+}

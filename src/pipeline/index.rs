@@ -1,0 +1,116 @@
+//! What is said of a model as a whole: in `model_index.json`, or in the metadata of the transformer's file.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::files::{Component, ConfigPlace, FETCH_A_MODEL, ModelFiles, Role, Values, Variant};
+
+/// The keys that are read.
+#[derive(Default, Serialize, Deserialize)]
+pub struct Index {
+    #[serde(rename = "_class_name", skip_serializing_if = "Option::is_none")]
+    class_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    is_distilled: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text_encoder_out_layers: Option<Vec<usize>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_sequence_length: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default_image_size: Option<[usize; 2]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_sides: Option<[usize; 2]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_aspect_ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default_steps: Option<usize>,
+}
+
+impl Index {
+    /// What is said of a model, and where: the transformer's file counts before the folder.
+    ///
+    /// Errors when it cannot be read, is malformed, or names another class of models.
+    pub fn read(dir: &ModelFiles) -> Result<(Self, ConfigPlace)> {
+        let of_folder: Self = dir.index()?.unwrap_or_default();
+        let said = dir.component(Role::Transformer).said_of_the_model()?.filter(|said| !said.is_empty());
+        let (index, place) = match said {
+            Some(said) => (Self::of_values(&said)?.or(of_folder), said.place()),
+            None => (of_folder, dir.index_place()),
+        };
+        index.check_class(&place)?;
+        Ok((index, place))
+    }
+
+    /// What is said of the model that a transformer is of, where it goes to a file of its own: how it was trained, too, which
+    /// the name of its file or folder may say.
+    ///
+    /// Errors as [`Index::read`].
+    pub fn of_transformer(transformer: &Component) -> Result<Self> {
+        let beside: Option<Self> = transformer.index_beside()?;
+        let is_in_its_folder = beside.is_some() && transformer.path().ends_with(Role::Transformer.folder());
+        let by_name = Variant::of_name(&transformer.path()).filter(|_| !is_in_its_folder);
+        let variant = by_name.or(beside.as_ref().map(Self::variant));
+        let said = transformer.said_of_the_model()?;
+        let own = said.as_ref().map(Self::of_values).transpose()?.unwrap_or_default();
+        let index = own.or(beside.unwrap_or_default());
+        index.check_class(&transformer.place())?;
+        let variant = said.map(|said| said.variant()).transpose()?.flatten().or(variant);
+        Ok(Self {
+            class_name: variant.map(|variant| variant.class().to_string()),
+            is_distilled: variant.map(|variant| variant != Variant::Base),
+            ..index
+        })
+    }
+
+    fn of_values(said: &Values) -> Result<Self> {
+        Ok(Self {
+            class_name: said.get("_class_name", "a class")?,
+            is_distilled: said.get("is_distilled", "true or false")?,
+            text_encoder_out_layers: said.get("text_encoder_out_layers", "numbers of layers")?,
+            max_sequence_length: said.get("max_sequence_length", "a whole number")?,
+            default_image_size: said.get("default_image_size", "a height and a width")?,
+            image_sides: said.get("image_sides", "the shortest and the longest side")?,
+            image_aspect_ratio: said.get("image_aspect_ratio", "a number")?,
+            default_steps: said.get("default_steps", "a whole number")?,
+        })
+    }
+
+    /// What this says, and what only `other` says.
+    fn or(self, other: Self) -> Self {
+        // Both say one thing together.
+        let [class_name, is_distilled] = [self.class_name.is_some(), self.is_distilled.is_some()];
+        let (class_name, is_distilled) = if class_name || is_distilled {
+            (self.class_name, self.is_distilled)
+        } else {
+            (other.class_name, other.is_distilled)
+        };
+        Self {
+            class_name,
+            is_distilled,
+            text_encoder_out_layers: self.text_encoder_out_layers.or(other.text_encoder_out_layers),
+            max_sequence_length: self.max_sequence_length.or(other.max_sequence_length),
+            default_image_size: self.default_image_size.or(other.default_image_size),
+            image_sides: self.image_sides.or(other.image_sides),
+            image_aspect_ratio: self.image_aspect_ratio.or(other.image_aspect_ratio),
+            default_steps: self.default_steps.or(other.default_steps),
+        }
+    }
+
+    /// How the model was trained.
+    pub fn variant(&self) -> Variant {
+        Variant::of_index(self.class_name.as_deref(), self.is_distilled)
+    }
+
+    /// Errors when the class is none of klein models.
+    fn check_class(&self, place: &ConfigPlace) -> Result<()> {
+        let known = [Variant::Distilled, Variant::Kv].map(Variant::class);
+        match self.class_name.as_deref().filter(|class| !known.contains(class)) {
+            Some(class) => {
+                let class: String = class.chars().take(60).collect();
+                let what = format!("this is a `{class}` model, expected `{}` or `{}`", known[0], known[1]);
+                Err(Error::new(what).at(place.path()).hint(FETCH_A_MODEL))
+            }
+            None => Ok(()),
+        }
+    }
+}
