@@ -76,7 +76,7 @@ def formats(check: Check) -> str:
     memory where all are in Q4_K."""
     check.needs_model()
     folder = reference.float32_latents(check)
-    ran = tests.full_size(check, ["full_size_latents_of_weights_in_few_bits"], str(folder))
+    ran = tests.full_size(check, ["full_size_latents_of_weights_in_few_bits"], folder)
     if ran.code != 0:
         raise Failed("the latents are too far from float32, or the test broke off")
     figures = [f"{'; '.join(re.findall(r'^.*latents .* from float32.*$', ran.output, re.MULTILINE))};"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 
 from check import Check
@@ -14,14 +15,18 @@ from .speed import totals
 
 def environment(check: Check) -> dict[str, str]:
     """Makes diffusers importable: as it is installed, or from the wheels of the bundle."""
-    python, site = check.options.python, check.work / "site"
+    return _environment(check.options.python, check.work / "site", check.bundle / "wheels")
+
+
+@cache
+def _environment(python: str, site: Path, folder: Path) -> dict[str, str]:
     run([python, "-c", "import torch, transformers"], f"{python} has no torch or no transformers")
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
     env = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
     finds = [python, "-c", "import importlib.util as u; raise SystemExit(not u.find_spec('diffusers'))"]
     if subprocess.run(finds, env={**os.environ, **env}, check=False).returncode == 0:
         return env
-    wheels = sorted((check.bundle / "wheels").glob("*.whl"))
+    wheels = sorted(folder.glob("*.whl"))
     if not wheels:
         raise Failed("no diffusers, and no wheels of it in the bundle")
     install: list[Word] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 from typing import Sequence
 
 from check import Check, square
@@ -71,13 +72,14 @@ def image_in_fp16(check: Check, size: int) -> str:
 def fidelity(check: Check) -> str:
     check.needs_model()
     folder = reference.float32_latents(check)
-    ran = full_size(check, ["--test-threads", "1", "--skip", "few_bits", "full_size"], str(folder))
+    words = ["--test-threads", "1", "--skip", "few_bits", "full_size"]
+    ran = full_size(check, words, folder, SEPARATE_QUEUES)
     if "1024 x 1024: " not in ran.output:
         raise Failed("ours did not get to 1024 x 1024")
     return passed(ran, "; ".join(re.findall(r"[0-9]+ x [0-9]+(?: edited)?: .* bf16 [0-9.]+", ran.output)))
 
 
-def full_size(check: Check, words: Sequence[str], folder: str) -> Ran:
+def full_size(check: Check, words: Sequence[str], folder: Path, env: dict[str, str] | None = None) -> Ran:
     """Tests of the 4B model against the reference's latents in a folder."""
-    env = {**SEPARATE_QUEUES, "FLUX_FULL_MODEL": str(check.klein_4b), "FLUX_REFERENCE": folder}
+    env = {**(env or {}), "FLUX_FULL_MODEL": str(check.klein_4b), "FLUX_REFERENCE": str(folder)}
     return attempt([check.gpu_tests, "--nocapture", *words], env)
