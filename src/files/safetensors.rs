@@ -6,6 +6,7 @@ mod bitsandbytes;
 mod declared;
 mod foreign;
 mod quantised;
+mod scalar;
 
 use std::collections::HashMap;
 use std::fmt::Display;
