@@ -4,9 +4,12 @@
 #[cfg(unix)]
 #[path = "support/program.rs"]
 mod program;
+#[cfg(unix)]
+#[path = "adapters/refused.rs"]
+mod refused;
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -98,6 +101,12 @@ struct Layout {
     halves: [&'static str; 2],
     alpha: Option<f32>,
     metadata: Option<&'static str>,
+    /// What is in `adapter_config.json` of the adapter's folder.
+    config: Option<&'static str>,
+    /// The end of the name of a magnitude.
+    magnitude: &'static str,
+    /// Axes of factors: those of more than two have a length of 1.
+    axes: usize,
 }
 
 const PEFT: Layout = Layout {
@@ -108,6 +117,9 @@ const PEFT: Layout = Layout {
     halves: [".lora_A.weight", ".lora_B.weight"],
     alpha: None,
     metadata: None,
+    config: None,
+    magnitude: ".dora_scale",
+    axes: 2,
 };
 const KOHYA: Layout = Layout {
     prefix: "lora_unet_",
@@ -122,7 +134,10 @@ const RANK: usize = 4;
 const ALPHA_1: &str = r#"{"transformer.r": 4, "transformer.lora_alpha": 1, "transformer.use_rslora": true,
     "transformer.alpha_pattern": {"to_out.0": 6}, "transformer.rank_pattern": {}}"#;
 
-const LAYOUTS: [Layout; 18] = [
+const CONFIG: &str = r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 1, "use_rslora": true, "bias": "none",
+    "alpha_pattern": {".*\\.to_out\\.0": 6}, "rank_pattern": {"attn.to_q": 4}, "target_modules": ["to_q", "to_out.0"]}"#;
+
+const LAYOUTS: [Layout; 26] = [
     PEFT,
     Layout { halves: [".lora_A.default.weight", ".lora_B.default.weight"], ..PEFT },
     Layout { halves: [".lora.down.weight", ".lora.up.weight"], ..PEFT },
@@ -141,6 +156,19 @@ const LAYOUTS: [Layout; 18] = [
     Layout { kind: Kind::DoRa, prefix: "diffusion_model.", bfl: true, ..PEFT },
     Layout { kind: Kind::Difference, prefix: "diffusion_model.", bfl: true, ..PEFT },
     Layout { kind: Kind::Replacement, ..PEFT },
+    Layout { prefix: "base_model.model.", config: Some(CONFIG), ..PEFT },
+    Layout {
+        prefix: "lora_unet_diffusion_model_",
+        halves: ["_.lora_down.weight", "_.lora_up.weight"],
+        alpha: None,
+        ..KOHYA
+    },
+    Layout { prefix: "lora_unet_model_diffusion_model_", axes: 4, ..KOHYA },
+    Layout { prefix: "diffusion_model.model.", halves: ["_lora.down.weight", "_lora.up.weight"], ..PEFT },
+    Layout { prefix: "base_model.model.transformer.", halves: [".lora_A.one.weight", ".lora_B.one.weight"], ..PEFT },
+    Layout { prefix: "pipe.dit.", axes: 3, ..PEFT },
+    Layout { kind: Kind::DoRa, magnitude: ".lora_magnitude_vector.default.weight", ..PEFT },
+    Layout { kind: Kind::DoRa, magnitude: ".magnitude", metadata: None, ..KOHYA },
 ];
 
 type Tensors = BTreeMap<String, Matrix>;
@@ -216,7 +244,7 @@ fn change(name: &str, base: &Matrix, layout: &Layout, random: &mut Random) -> (V
     let mut pair = |rows, cols| (random.matrix(rows, RANK, 1.0), random.matrix(RANK, cols, reach));
     let add = |delta: &Matrix| base.map(delta, |w, d| w + d);
     let rank_scale = layout.alpha.map_or(1.0, |alpha| f64::from(alpha) / RANK as f64);
-    let scale = match layout.metadata {
+    let scale = match layout.metadata.or(layout.config) {
         Some(_) if name.ends_with("to_out.0") => 3.0,
         Some(_) => 0.5,
         None => rank_scale,
@@ -235,7 +263,7 @@ fn change(name: &str, base: &Matrix, layout: &Layout, random: &mut Random) -> (V
             let length = |row| (0..cols).map(|col| sum.at(row, col).powi(2)).sum::<f64>().sqrt();
             let lengths: Vec<f64> = (0..rows).map(length).collect();
             let merged = Matrix::of(rows, cols, |row, col| magnitude.at(row, 0) * sum.at(row, col) / lengths[row]);
-            tensors.push((".dora_scale".to_string(), magnitude));
+            tensors.push((layout.magnitude.to_string(), magnitude));
             (tensors, merged)
         }
         Kind::LoKr => {
@@ -298,11 +326,19 @@ fn write_adapter(path: &Path, base: &Tensors, layout: &Layout, seed: u64) -> Ten
         }
     }
     let metadata = layout.metadata.map(|text| ("lora_adapter_metadata".to_string(), text.to_string()));
-    write(path, &file, metadata.into_iter().collect());
+    write_axes(path, &file, metadata.into_iter().collect(), layout.axes);
+    if let Some(config) = layout.config {
+        fs::write(path.with_file_name("adapter_config.json"), config).unwrap();
+    }
     merged
 }
 
-fn write(path: &Path, tensors: &[(String, Matrix)], metadata: std::collections::HashMap<String, String>) {
+fn write(path: &Path, tensors: &[(String, Matrix)], metadata: HashMap<String, String>) {
+    write_axes(path, tensors, metadata, 2);
+}
+
+/// Writes matrices with so many axes.
+fn write_axes(path: &Path, tensors: &[(String, Matrix)], metadata: HashMap<String, String>, axes: usize) {
     let bytes: Vec<Vec<u8>> = tensors
         .iter()
         .map(|(_, matrix)| matrix.values.iter().flat_map(|value| (*value as f32).to_le_bytes()).collect())
@@ -310,8 +346,8 @@ fn write(path: &Path, tensors: &[(String, Matrix)], metadata: std::collections::
     let views = tensors.iter().zip(&bytes).map(|((name, matrix), bytes)| {
         let shape = match (name.ends_with(".alpha"), matrix.cols) {
             (true, _) => vec![],
-            (_, 1) if name.ends_with("weight") && name.contains("norm") => vec![matrix.rows],
-            (_, cols) => vec![matrix.rows, cols],
+            (_, 1) if name.contains("norm") || name.contains("magnitude") => vec![matrix.rows],
+            (_, cols) => [&[matrix.rows, cols][..], &[1; 2][..axes - 2]].concat(),
         };
         (name, TensorView::new(Dtype::F32, shape, bytes).unwrap())
     });
@@ -360,9 +396,9 @@ fn every_layout_and_kind_gives_the_image_of_the_merged_folder() {
     for (index, layout) in LAYOUTS.iter().enumerate() {
         let dir = folder_of(if index % 3 == 0 { "tiny" } else { "sharded" });
         let (own, base) = (tempfile::tempdir().unwrap(), model(&dir));
-        let path = own.path().join("adapter.safetensors");
+        let path = own.path().join("adapter_model.safetensors");
         let merged = write_adapter(&path, &weights(&dir), layout, index as u64);
-        let adapter = base.adapter(&path).unwrap();
+        let adapter = base.adapter(if layout.config.is_some() { own.path() } else { &path }).unwrap();
         assert!(adapter.notes().is_empty(), "{layout:?}: {:?}", adapter.notes());
         let adapted = image(&base, vec![AdapterUse { adapter, strength: 1.0 }]);
         let expected = image(&model(merged_folder(&dir, &merged).path()), Vec::new());

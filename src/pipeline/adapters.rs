@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::ModelInfo;
 use crate::error::{Error, Result};
-use crate::files::adapter::{Adapter, AdapterUse};
+use crate::files::adapter::{self, Adapter, AdapterUse};
 
 /// The most adapters of a request, and the strongest: more is a mistake.
 const MAX_ADAPTERS: usize = 64;
@@ -69,6 +69,7 @@ pub(super) fn notes(adapters: &[AdapterUse], info: &ModelInfo) -> Result<Vec<Str
                 .at_path(adapter.path())
                 .hint("open it with the model that uses it"));
         }
+        adapter.check_strength(*strength).map_err(|e| e.at("--lora"))?;
         notes.extend(adapter.notes().iter().filter(|note| !notes.contains(note)).cloned().collect::<Vec<_>>());
     }
     Ok(notes)
@@ -79,6 +80,12 @@ impl ModelInfo {
     ///
     /// Errors as [`Adapter::open`].
     pub fn adapter(&self, path: &Path) -> Result<Arc<Adapter>> {
-        Adapter::open(path, &self.transformer.adapter_modules()).map(Arc::new)
+        self.adapter_near(path, None)
+    }
+
+    /// The same, for a model whose transformer is the file `weights`.
+    pub(super) fn adapter_near(&self, path: &Path, weights: Option<&Path>) -> Result<Arc<Adapter>> {
+        let others = weights.map(adapter::folders_near).unwrap_or_default();
+        Adapter::open_near(path, &self.transformer.adapter_modules(), &others).map(Arc::new)
     }
 }

@@ -6,13 +6,14 @@ use std::thread::{self, Scope, ScopedJoinHandle, scope};
 
 use super::ModelInfo;
 use super::file_sizes::FileSizes;
+use super::given::Given;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
 use crate::backend::NOT_NUMBERS;
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Result};
 use crate::files::adapter::Adapter;
 use crate::files::quantised_cache::{self, QuantisedCache};
-use crate::files::{ModelFiles, TensorFiles};
+use crate::files::{Container, ModelFiles, TensorFiles};
 use crate::nn::{WeightPolicy, Weights};
 use crate::text_encoder::{self, TextEncoder, Tokenizer};
 use crate::transformer::{self, Transformer};
@@ -77,17 +78,18 @@ impl Files {
             .map_err(|e| e.hint("without its encoder the model draws from words alone: fetch the VAE as a whole"))
     }
 
-    /// The error that names the damaged weights where `error` says that pixels are not numbers; any other as it is.
-    /// This reads all weights, which takes too long to do it before.
-    pub(super) fn explain(&self, error: Error) -> Error {
+    /// The error that names the damaged weights where `error` says that pixels are not numbers, or what was `given`; any
+    /// other as it is. This reads all weights, which takes too long to do it before.
+    pub(super) fn explain(&self, error: Error, given: &Given) -> Error {
         if error.what() != NOT_NUMBERS {
             return error;
         }
         let all = self.text_encoder.iter().chain([&self.transformer, &self.vae]);
         let checked = all.into_iter().try_for_each(TensorFiles::check_finite);
         // Finite weights may be so large that what is computed with them is not.
-        let folder = self.transformer.files().first().and_then(|file| file.path().parent()?.parent());
-        checked.err().unwrap_or_else(|| error.at_path(folder.unwrap_or(Path::new("<default model>"))))
+        let by_weights =
+            || self.transformer.files().first().map_or(error.clone(), |file| error.clone().at_path(file.path()));
+        checked.err().or_else(|| given.blame(NOT_NUMBERS)).unwrap_or_else(by_weights)
     }
 }
 
@@ -154,7 +156,8 @@ impl OpenModel {
     ///
     /// Errors as [`Adapter::open`].
     pub fn adapter(&self, path: &Path) -> Result<Arc<Adapter>> {
-        self.info.adapter(path)
+        let weights = self.files.transformer.files().first().map(Container::path);
+        self.info.adapter_near(path, weights)
     }
 
     /// Loads the transformer's quantised weights from the quantised cache: a file in `folder`, the model's, which holds

@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::keys::{ALPHA, DIFFERENCE, DOWN, MAGNITUDE, REFUSED, REPLACEMENT, Role, UP};
+use super::keys::{DIFFERENCE, DOWN, MAGNITUDE, REPLACEMENT, Role, UP};
 use super::modules::Module;
 use crate::error::{Error, Result};
 use crate::files::{TensorView, dequantise_rows};
+
+/// The largest value of the narrowest type in which a device holds factors and weights: bfloat16.
+pub(super) const LARGEST: f64 = 3.389_531_389_251_535_5e38;
 
 /// A change of a weight W [out, in], for strength 1.
 pub struct Change {
@@ -14,6 +17,8 @@ pub struct Change {
     pub(super) magnitude: Option<Magnitude>,
     /// Its rows and columns.
     pub(super) shape: [usize; 2],
+    /// A bound of its values.
+    extent: f64,
 }
 
 /// What is added to the weight.
@@ -60,32 +65,24 @@ pub enum Magnitude {
 pub(super) type Tensors = BTreeMap<Role, (String, TensorView)>;
 
 impl Change {
-    /// All changes that `tensors` are for `module`. `scale` is that of low-rank factors by the file's metadata, from
-    /// their rank.
+    /// All changes that `tensors` are for `module`. `scale` is that of the product of factors, from their rank.
     ///
-    /// Errors when a tensor is missing, too many, or of another shape.
+    /// Errors when a tensor is missing, too many, or of another shape, when `scale` does, and when values overflow the
+    /// type in which they are used.
     pub(super) fn all(
         mut tensors: Tensors,
+        has_alpha: bool,
         module: &Module,
-        scale: impl Fn(usize) -> Option<f32>,
+        scale: impl Fn(usize) -> Result<f32>,
     ) -> Result<Vec<Self>> {
-        if let Some((key, why)) = REFUSED.iter().find_map(|(role, why)| Some((&tensors.get(role)?.0, why))) {
-            return Err(Error::new(format!("tensor `{key}` {why}")).hint("use an adapter without such tensors"));
-        }
-        let alpha = tensors.remove(ALPHA).map(|tensor| scalar(&tensor)).transpose()?;
-        let had_alpha = alpha.is_some();
+        let first = tensors.values().next().map_or(String::new(), |(key, _)| key.clone());
         let magnitude = tensors.remove(MAGNITUDE);
         let mut deltas = Vec::new();
-        deltas.extend(
-            low_rank(&mut tensors, [DOWN, UP], module, |rank| {
-                scale(rank).or_else(|| Some(alpha? / rank as f32)).unwrap_or(1.0)
-            })?
-            .map(Delta::LowRank),
-        );
-        deltas.extend(kronecker(&mut tensors, module, alpha)?);
-        deltas.extend(hadamard(&mut tensors, module, alpha)?);
+        deltas.extend(low_rank(&mut tensors, [DOWN, UP], module, &scale)?.map(Delta::LowRank));
+        deltas.extend(kronecker(&mut tensors, module, &scale)?);
+        deltas.extend(hadamard(&mut tensors, module, &scale)?);
         let is_decomposable = deltas.len() == 1;
-        if had_alpha && deltas.is_empty() {
+        if has_alpha && deltas.is_empty() {
             return Err(incomplete(&module.name, "`.alpha`", "the factors that it scales"));
         }
         for (role, delta) in [(DIFFERENCE, Delta::Difference as fn(_) -> _), (REPLACEMENT, Delta::Replacement)] {
@@ -94,13 +91,28 @@ impl Change {
                 deltas.push(delta(view));
             }
         }
-        let mut magnitude = magnitude.map(|(key, view)| Magnitude::new(&key, &view, module)).transpose()?;
-        if magnitude.is_some() && !is_decomposable {
-            return Err(incomplete(&module.name, "`.dora_scale`", "one pair of factors"));
+        if let Some((key, _)) = magnitude.as_ref().filter(|_| !is_decomposable) {
+            return Err(incomplete(&module.name, &format!("`{key}`"), "one pair of factors"));
         }
-        debug_assert!(tensors.is_empty(), "every role is taken or refused");
+        let mut magnitude = magnitude.map(|(key, view)| Magnitude::new(&key, &view, module)).transpose()?;
+        debug_assert!(tensors.is_empty(), "every role is taken");
         let shape = [module.rows(), module.cols()];
-        Ok(deltas.into_iter().map(|delta| Self { delta, magnitude: magnitude.take(), shape }).collect())
+        let change = |delta: Delta| {
+            let magnitude = magnitude.take();
+            let extent = delta.extent().max(magnitude.as_ref().map_or(0.0, Magnitude::largest));
+            if extent > LARGEST {
+                let what =
+                    format!("the change of `{}` by tensor `{first}` overflows: it is up to {extent:.1e}", module.name);
+                return Err(Error::new(what).hint("the adapter is damaged: fetch it again, or use another"));
+            }
+            Ok(Self { delta, magnitude, shape, extent })
+        };
+        deltas.into_iter().map(change).collect()
+    }
+
+    /// A bound of its values, for strength 1.
+    pub(super) fn extent(&self) -> f64 {
+        self.extent
     }
 
     /// Rows and columns of the change in any module that its tensors could be for; none where they do not say.
@@ -144,6 +156,10 @@ impl Factor {
         self.rows
     }
 
+    pub(super) fn largest(&self) -> f64 {
+        largest(&self.values)
+    }
+
     pub(super) fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.cols..][..self.cols]
     }
@@ -159,6 +175,16 @@ impl Magnitude {
                 .hint(OTHER_MODEL)),
         }
     }
+
+    fn largest(&self) -> f64 {
+        match self {
+            Self::OfRows(values) | Self::OfCols(values) => largest(values),
+        }
+    }
+}
+
+fn largest(values: &[f32]) -> f64 {
+    values.iter().map(|value| f64::from(value.abs())).fold(0.0, f64::max)
 }
 
 /// What to do about a shape that does not fit.
@@ -176,21 +202,12 @@ fn expect_shape(key: &str, shape: &[usize], expected: &[usize]) -> Result<()> {
     Err(Error::new(format!("tensor `{key}` is {shape:?}, expected {expected:?}")).hint(OTHER_MODEL))
 }
 
-/// The single value of a tensor.
-fn scalar((key, view): &(String, TensorView)) -> Result<f32> {
-    match view.elements() {
-        1 => Ok(view.to_f32()[0]),
-        many => Err(Error::new(format!("tensor `{key}` has {many} values, expected one"))
-            .hint("the file is not whole: fetch it again, or export it again with the program that made it")),
-    }
-}
-
 /// A product of two factors for `module`; none where both are absent. `scale` gives its scale from the rank.
 fn low_rank(
     tensors: &mut Tensors,
     [down, up]: [Role; 2],
     module: &Module,
-    scale: impl Fn(usize) -> f32,
+    scale: impl Fn(usize) -> Result<f32>,
 ) -> Result<Option<LowRank>> {
     let ((down_key, down), (up_key, up)) = match (tensors.remove(down), tensors.remove(up)) {
         (Some(down), Some(up)) => (down, up),
@@ -206,11 +223,11 @@ fn low_rank(
     let is_matrix = module.shape.len() == 2 && rank > 0;
     expect_shape(&down_key, down.shape(), &[if is_matrix { rank } else { 1 }, module.cols()])?;
     expect_shape(&up_key, up.shape(), &[module.rows(), rank])?;
-    Ok(Some(LowRank { up, down, scale: scale(rank) }))
+    Ok(Some(LowRank { up, down, scale: scale(rank)? }))
 }
 
 /// The factors of a Kronecker product.
-fn kronecker(tensors: &mut Tensors, module: &Module, alpha: Option<f32>) -> Result<Option<Delta>> {
+fn kronecker(tensors: &mut Tensors, module: &Module, scale: impl Fn(usize) -> Result<f32>) -> Result<Option<Delta>> {
     if !tensors.keys().any(|role| role.starts_with("lokr_")) {
         return Ok(None);
     }
@@ -241,18 +258,18 @@ fn kronecker(tensors: &mut Tensors, module: &Module, alpha: Option<f32>) -> Resu
     let left = factor(["lokr_w1", "lokr_w1_a", "lokr_w1_b"])?;
     let right = factor(["lokr_w2", "lokr_w2_a", "lokr_w2_b"])?;
     // Of two whole factors alpha says nothing, whatever it is.
-    let scale = rank.map_or(1.0, |rank| alpha.map_or(1.0, |alpha| alpha / rank as f32));
+    let scale = rank.map_or(Ok(1.0), scale)?;
     Ok(Some(Delta::Kronecker { left, right, scale }))
 }
 
-fn hadamard(tensors: &mut Tensors, module: &Module, alpha: Option<f32>) -> Result<Option<Delta>> {
+fn hadamard(tensors: &mut Tensors, module: &Module, scale: impl Fn(usize) -> Result<f32>) -> Result<Option<Delta>> {
     if !tensors.keys().any(|role| role.starts_with("hada_")) {
         return Ok(None);
     }
-    let mut pair = |down, up| low_rank(tensors, [down, up], module, |_| 1.0);
+    let mut pair = |down, up| low_rank(tensors, [down, up], module, |_| Ok(1.0));
     match (pair("hada_w1_b", "hada_w1_a")?, pair("hada_w2_b", "hada_w2_a")?) {
         (Some(first), Some(second)) => {
-            let scale = alpha.map_or(1.0, |alpha| alpha / first.rank() as f32);
+            let scale = scale(first.rank())?;
             Ok(Some(Delta::Hadamard { first, second, scale }))
         }
         _ => Err(incomplete(&module.name, "one product of two", "the other")),

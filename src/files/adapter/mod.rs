@@ -9,39 +9,48 @@
 //! | LoRA | `lora_A`, `lora_B`; `lora_down`, `lora_up` | `W + s B A` |
 //! | LoKr | `lokr_w1`, `lokr_w2`, or `_a` and `_b` of them | `W + s kron(w1, w2)` |
 //! | LoHa | `hada_w1_a` to `hada_w2_b` | `W + alpha / rank * (w1_a w1_b) * (w2_a w2_b)` |
-//! | DoRA | one of these with `dora_scale` | that sum, its rows or columns brought to these lengths |
+//! | DoRA | one of these with a magnitude | that sum, its rows or columns brought to these lengths |
 //! | difference | `diff`, `set_weight` | `W + diff`; `set_weight` |
 //!
-//! s is `alpha / rank`, or what PEFT's metadata says, and 1 where neither is there; of LoKr also where no factor is a
-//! product.
+//! s is `alpha / rank`, see [`scaling`], and 1 where no alpha is said; of LoKr also where no factor is a product. A tensor
+//! of a known layer that is of none of these kinds is an error.
 
 mod change;
+mod extent;
 mod foreign;
 mod keys;
+mod locate;
 mod merge;
-mod metadata;
 mod modules;
+mod patterns;
+mod peft;
+mod scaling;
+mod sort;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use change::{Change, LowRank};
+pub use locate::folders_near;
 pub use merge::ColumnLengths;
 pub use modules::{Module, Modules, Place};
 
 use super::safetensors::Safetensors;
+use super::tensor_view::TensorView;
 use crate::error::{Error, Result};
 use change::Tensors;
-use keys::{Role, is_of_text_encoder};
-use metadata::Metadata;
+use keys::{ALPHA, DOWN, MAGNITUDE};
+use locate::Found;
+use peft::Peft;
+use scaling::{Factors, Scaling};
+use sort::{Named, sort};
 
 const FETCH_AGAIN: &str = "the file is damaged or its download was cut off: fetch it again";
-/// How many names a message shows.
-const MOST_NAMES: usize = 4;
 
 /// The changes of a file to the weights of one model.
 pub struct Adapter {
@@ -52,6 +61,7 @@ pub struct Adapter {
     changes: BTreeMap<String, Vec<Piece>>,
     modules: Modules,
     notes: Vec<String>,
+    extent: f64,
 }
 
 /// The change of some rows of a tensor.
@@ -84,50 +94,91 @@ impl std::fmt::Debug for AdapterUse {
     }
 }
 
-/// The tensors of a file that name one module.
-struct Named {
-    /// As the file has it.
-    text: String,
-    /// Role and key.
-    keys: BTreeMap<Role, String>,
-}
-
 impl Adapter {
-    /// Opens a file and checks all of it against the model of these `modules`.
+    /// Opens a file, or the folder of one, and checks all of it against the model of these `modules`.
     ///
-    /// Errors when it is no safetensors file, changes no layer of the model, is made for another model, lacks a tensor
-    /// or has one of another shape, or holds values that are not finite.
+    /// Errors when it is no safetensors file, changes no layer of the model, is made for another model, lacks a tensor,
+    /// has one that is not read or of another shape, holds values that are not finite or overflow, or says how it is
+    /// scaled in a way that is not understood.
     pub fn open(path: &Path, modules: &Modules) -> Result<Self> {
-        Self::of_file(Safetensors::open(path, FETCH_AGAIN)?, modules).map_err(|e| e.at_path(path).hint(FETCH_AGAIN))
+        Self::open_near(path, modules, &[])
+    }
+
+    /// [`Adapter::open`]; where there is no such file, the error tells files of similar names beside it and in the folders
+    /// `others`.
+    ///
+    /// Errors as it does.
+    pub fn open_near(path: &Path, modules: &Modules, others: &[PathBuf]) -> Result<Self> {
+        let Found { file, config, note } = locate::find(path, others)?;
+        let config = config.map(|config| Peft::of_file(&config)).transpose()?;
+        let at = file.path().to_path_buf();
+        let mut adapter = Self::of_file(path, file, config, modules).map_err(|e| e.at_path(&at).hint(FETCH_AGAIN))?;
+        adapter.notes.extend(note);
+        Ok(adapter)
     }
 
     /// As [`Adapter::open`].
-    fn of_file(file: Safetensors, modules: &Modules) -> Result<Self> {
-        let (named, notes) = sort(&file, modules)?;
-        let metadata = Metadata::read(file.metadata())?;
+    fn of_file(path: &Path, file: Safetensors, config: Option<Peft>, modules: &Modules) -> Result<Self> {
+        let (named, mut notes) = sort(&file, modules)?;
         file.check_finite()?;
         let mut changes: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
+        let scaling = Scaling::new(file.metadata(), config)?;
+        let (mut extent, mut overridden, mut layers) = (0.0, Vec::new(), Vec::new());
         for (index, Named { text, keys }) in &named {
             let module = modules.get(*index);
-            let tensors = keys.iter().map(|(role, key)| Ok((*role, (key.clone(), file.tensor(key)?))));
+            let alpha = keys.get(ALPHA).map(|key| Ok((key.as_str(), file.scalar(key)?))).transpose()?;
+            let tensors = keys.iter().filter(|(role, _)| **role != ALPHA);
+            let tensors = tensors.map(|(role, key)| Ok((*role, (key.clone(), without_ones(file.tensor(key)?)))));
             let tensors: Tensors = tensors.collect::<Result<_>>()?;
             foreign::check_shape(&tensors, module, modules)?;
-            // PEFT writes metadata, and its factors are A and B; alpha of other writers is a tensor.
-            let is_peft = keys.values().any(|key| key.contains(".lora_A"));
-            let scale = |rank| metadata.as_ref().filter(|_| is_peft)?.scale(&module.name, rank);
-            for change in
-                Change::all(tensors, module, scale).map_err(|e| e.at(format!("`{text}`, {}", file.path().display())))?
-            {
+            let own = text.strip_prefix("base_model.model.").unwrap_or(text);
+            let names: Vec<String> = modules.aliases(*index).chain([own]).map(str::to_string).collect();
+            let is_peft = keys.values().any(|key| key.contains("lora_A"));
+            let is_overridden = Cell::new(false);
+            let scale = |rank| {
+                let (scale, is_other) = scaling.of(&Factors { names: &names, alpha, is_peft }, rank)?;
+                is_overridden.set(is_other);
+                Ok(scale)
+            };
+            let made = || {
+                if keys.contains_key(DOWN) {
+                    scaling.peft().iter().try_for_each(|peft| peft.check_dora(text, keys.contains_key(MAGNITUDE)))?;
+                }
+                Change::all(tensors, alpha.is_some(), module, scale)
+            };
+            for change in made().map_err(|e| e.at(format!("`{text}`, {}", file.path().display())))? {
+                extent = change.extent().max(extent);
                 let change = Arc::new(change);
                 for place in &module.places {
                     let piece = Piece { change: Arc::clone(&change), place: place.clone() };
                     changes.entry(place.key.clone()).or_default().push(piece);
                 }
             }
+            overridden.extend(is_overridden.get().then_some(text));
+            layers.push(names);
         }
+        if let Some(first) = overridden.first() {
+            notes.push(format!(
+                "adapter `{}` says alpha twice for {} layers, of which its metadata counts; the first is `{first}`",
+                path.display(),
+                overridden.len()
+            ));
+        }
+        let of_layers = layers.iter().map(Vec::as_slice);
+        notes.extend(scaling.peft().iter().flat_map(|peft| peft.notes(of_layers.clone())));
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { path: file.path().to_path_buf(), file, id, changes, modules: modules.clone(), notes })
+        Ok(Self { path: path.to_path_buf(), file, id, changes, modules: modules.clone(), notes, extent })
+    }
+
+    /// Errors when values of the change overflow at this strength.
+    pub fn check_strength(&self, strength: f32) -> Result<()> {
+        let extent = self.extent * f64::from(strength.abs());
+        if extent <= change::LARGEST {
+            return Ok(());
+        }
+        let what = format!("at strength {strength} the changes of the adapter overflow: they are up to {extent:.1e}");
+        Err(Error::usage(what).at_path(&self.path).hint("give a smaller strength, or use another adapter"))
     }
 
     /// Whether it was opened for a model of these modules.
@@ -161,65 +212,12 @@ impl Adapter {
     }
 }
 
-/// Modules by index with their tensors, and notes on what was left over.
-type Sorted = (BTreeMap<usize, Named>, Vec<String>);
-
-/// Sorts the tensors of a file by the modules that they name.
-///
-/// Errors when none of them is a layer of the model, most are another model's, or a tensor is there twice.
-fn sort(file: &Safetensors, modules: &Modules) -> Result<Sorted> {
-    let mut names: Vec<&str> = file.names().collect();
-    names.sort_unstable();
-    let (mut named, mut unknown, mut of_text_encoder) = (BTreeMap::<usize, Named>::new(), BTreeSet::new(), Vec::new());
-    for key in names {
-        let parsed = keys::parse(key);
-        let Some((index, (text, role))) = parsed.and_then(|parsed| Some((modules.find(parsed.0)?, parsed))) else {
-            if is_of_text_encoder(key) {
-                of_text_encoder.push(key);
-            } else {
-                unknown.insert(parsed.map_or(key, |(text, _)| text).to_string());
-            }
-            continue;
-        };
-        let module = named.entry(index).or_insert_with(|| Named { text: text.to_string(), keys: BTreeMap::new() });
-        if let Some(other) = module.keys.insert(role, key.to_string()) {
-            return Err(Error::new(format!("tensors `{other}` and `{key}` are the same factor of the same layer"))
-                .hint("two files were joined: use each of them as an adapter of its own"));
+/// A tensor without axes of 1 behind the second: factors of a convolution of 1 x 1 are matrices.
+fn without_ones(view: TensorView) -> TensorView {
+    match *view.shape() {
+        [rows, cols, ref ones @ ..] if !ones.is_empty() && ones.iter().all(|one| *one == 1) => {
+            view.with_shape(&[rows, cols])
         }
-    }
-    let texts = named.values().map(|named| named.text.as_str()).chain(unknown.iter().map(String::as_str));
-    foreign::check_names(texts, unknown.iter().map(String::as_str), modules)?;
-    let (found, all) = (named.len(), named.len() + unknown.len());
-    if found == 0 {
-        let names = if all == 0 { &of_text_encoder } else { &unknown.iter().map(String::as_str).collect() };
-        return Err(Error::new(format!("the adapter changes no layer of the model: it names {}", list(names)))
-            .hint("this program takes LoRA, LoKr, LoHa, DoRA and differences for the transformer of FLUX.2 klein"));
-    }
-    let name = file.path().file_name().unwrap_or_default().to_string_lossy();
-    let mut notes = Vec::new();
-    if let Some(first) = unknown.first() {
-        notes.push(format!(
-            "of the {all} layers that adapter `{name}` names, {found} are in the model; \
-             the first of the others is `{first}`"
-        ));
-    }
-    if let Some(first) = of_text_encoder.first() {
-        let count = of_text_encoder.len();
-        notes.push(format!(
-            "adapter `{name}` has {count} tensors for a text encoder, which are left out; the first is `{first}`"
-        ));
-    }
-    Ok((named, notes))
-}
-
-/// The first names of a list, and how many more there are.
-fn list(names: &Vec<&str>) -> String {
-    if names.is_empty() {
-        return "none".to_string();
-    }
-    let shown: Vec<String> = names.iter().take(MOST_NAMES).map(|name| format!("`{name}`")).collect();
-    match names.len().saturating_sub(MOST_NAMES) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
+        _ => view,
     }
 }

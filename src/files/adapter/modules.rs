@@ -1,21 +1,37 @@
 //! What an adapter may name: the layers of a model, by every name that files give them.
 
 use std::collections::HashMap;
+use std::iter;
 use std::ops::Range;
 
-/// What writers put in front of the name of a layer.
-const PREFIXES: [&str; 8] = [
-    "base_model.model.",
-    "model.diffusion_model.",
-    "diffusion_model.",
-    "transformer.",
-    "lora_unet_",
-    "lora_transformer_",
-    "lycoris_",
-    "model.",
+use super::keys::flat;
+
+/// Words that are in no prefix: with them a name is of another component, or of a layer inside one.
+const NO_PREFIX: [&str; 21] = [
+    "block",
+    "blocks",
+    "clip",
+    "cond",
+    "conditioner",
+    "control",
+    "controlnet",
+    "decoder",
+    "double",
+    "embedders",
+    "encoder",
+    "language",
+    "layer",
+    "layers",
+    "mode",
+    "refiner",
+    "single",
+    "te",
+    "text",
+    "txt",
+    "vae",
 ];
-/// Some writers put two of them.
-const MOST_PREFIXES: usize = 2;
+/// The longest prefix. Writers have two or three words.
+const MOST_PREFIX: usize = 96;
 
 /// A layer as files name it. A fused one stands for rows of several tensors of the checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +77,10 @@ impl Module {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Modules {
     list: Vec<Module>,
+    /// By the name with underscores alone: no two are the same.
     by_name: HashMap<String, usize>,
+    /// Bytes of the longest name.
+    longest: usize,
     dim: usize,
     blocks: [usize; 2],
 }
@@ -69,13 +88,9 @@ pub struct Modules {
 impl Modules {
     /// The modules of a transformer of `dim` features with so many double and single blocks.
     pub fn new(list: Vec<Module>, dim: usize, blocks: [usize; 2]) -> Self {
-        let mut by_name = HashMap::new();
-        for (index, module) in list.iter().enumerate() {
-            // No two names are the same with underscores in place of dots, so these are looked up and not parsed.
-            by_name.insert(module.name.replace('.', "_"), index);
-            by_name.insert(module.name.clone(), index);
-        }
-        Self { list, by_name, dim, blocks }
+        let by_name = list.iter().enumerate().map(|(index, module)| (flat(&module.name), index)).collect();
+        let longest = list.iter().map(|module| module.name.len()).max().unwrap_or(0);
+        Self { list, by_name, longest, dim, blocks }
     }
 
     /// Features of a token.
@@ -98,19 +113,42 @@ impl Modules {
         self.list.iter()
     }
 
-    /// The index of the module that `text` names: dotted or with underscores, with or without a prefix.
-    pub fn find(&self, text: &str) -> Option<usize> {
-        self.find_within(text, MOST_PREFIXES)
+    /// The names that the layer `index` has in any style.
+    pub fn aliases(&self, index: usize) -> impl Iterator<Item = &str> {
+        let places = &self.list[index].places;
+        self.list.iter().filter(move |module| module.places == *places).map(|module| module.name.as_str())
     }
 
-    fn find_within(&self, text: &str, prefixes: usize) -> Option<usize> {
-        let found = self.by_name.get(text).copied();
-        if found.is_some() || prefixes == 0 {
-            return found;
-        }
-        PREFIXES
-            .iter()
-            .filter_map(|prefix| text.strip_prefix(prefix))
-            .find_map(|rest| self.find_within(rest, prefixes - 1))
+    /// The index of the module that `text` names: with dots, underscores or dashes, with any prefix or none.
+    pub fn find(&self, text: &str) -> Option<usize> {
+        let flat = flat(text);
+        starts(&flat).find_map(|start| self.by_name.get(&flat[start..]).copied())
     }
+
+    /// The index of a module whose name is in `key`, and what follows it there. Of several names the longest counts.
+    pub fn find_in<'a>(&self, key: &'a str) -> Option<(usize, &'a str)> {
+        let flat = flat(key);
+        starts(&flat).find_map(|start| {
+            let last = flat.len().min(start + self.longest);
+            let mut ends = (start..=last).rev().filter(|end| is_word_end(&flat, *end));
+            ends.find_map(|end| Some((*self.by_name.get(&flat[start..end])?, &key[end..])))
+        })
+    }
+}
+
+/// Where the name of a layer may start in `flat`: behind what may be a prefix.
+fn starts(flat: &str) -> impl Iterator<Item = usize> {
+    let behind = flat.char_indices().take_while(|(place, _)| *place < MOST_PREFIX).filter(|(_, c)| *c == '_');
+    let all = iter::once(0).chain(behind.map(|(place, _)| place + 1));
+    all.take_while(|start| is_prefix(&flat[..*start]))
+}
+
+/// Whether the words in front of a name are those of a prefix. Writers invent them, so they are told by what they are not.
+fn is_prefix(words: &str) -> bool {
+    let is_outside = |word: &str| NO_PREFIX.contains(&word) || word.contains(|c: char| c.is_ascii_digit());
+    !words.split('_').any(|word| is_outside(&word.to_ascii_lowercase()))
+}
+
+fn is_word_end(flat: &str, end: usize) -> bool {
+    end == flat.len() || flat.as_bytes()[end] == b'_'
 }

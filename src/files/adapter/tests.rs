@@ -23,6 +23,15 @@ fn modules() -> Modules {
 
 /// A file of these tensors, whose values are 0.5.
 fn file(tensors: &[(&str, &[usize])], metadata: &[(&str, &str)]) -> (TempDir, PathBuf) {
+    file_with(tensors, metadata, &[])
+}
+
+/// The same, with tensors of one value by name, dtype and bytes.
+fn file_with(
+    tensors: &[(&str, &[usize])],
+    metadata: &[(&str, &str)],
+    numbers: &[(&str, Dtype, &[u8])],
+) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter.safetensors");
     let bytes: Vec<Vec<u8>> =
@@ -31,8 +40,10 @@ fn file(tensors: &[(&str, &[usize])], metadata: &[(&str, &str)]) -> (TempDir, Pa
         .iter()
         .zip(&bytes)
         .map(|((name, shape), bytes)| (name.to_string(), Written::new(Dtype::F32, shape.to_vec(), bytes).unwrap()));
+    let numbers =
+        numbers.iter().map(|(name, dtype, bytes)| (name.to_string(), Written::new(*dtype, vec![], bytes).unwrap()));
     let metadata = metadata.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-    safetensors::serialize_to_file(views, Some(metadata), &path).unwrap();
+    safetensors::serialize_to_file(views.chain(numbers), Some(metadata), &path).unwrap();
     (folder, path)
 }
 
@@ -49,7 +60,10 @@ fn refused(tensors: &[(&str, &[usize])], words: &[&str]) {
 /// The change of a module of ones, from row 0 on, of each row's first value.
 fn changed(tensors: &[(&str, &[usize])], key: &str) -> Vec<f32> {
     let (_folder, path) = file(tensors, &[]);
-    let adapter = Adapter::open(&path, &modules()).unwrap();
+    changed_by(&Adapter::open(&path, &modules()).unwrap(), key)
+}
+
+fn changed_by(adapter: &Adapter, key: &str) -> Vec<f32> {
     let [piece] = adapter.changes(key) else { panic!("{} changes", adapter.changes(key).len()) };
     let rows = piece.place.rows.clone();
     let base = vec![1.0; rows.len() * DIM];
@@ -74,6 +88,7 @@ fn factors_are_multiplied_and_scaled_by_alpha() {
     let adapter = Adapter::open(&path, &modules()).unwrap();
     let scale = adapter.changes("to_q.weight")[0].change.low_rank().unwrap().scale;
     assert_eq!(scale, 4.0, "the metadata counts");
+    assert!(adapter.notes()[0].contains("says alpha twice for 1 layers"), "{:?}", adapter.notes());
 }
 
 #[test]
@@ -108,9 +123,208 @@ fn every_kind_means_what_its_writers_say() {
     assert_eq!(change(&[("set_weight", &[DIM, DIM])]), [0.5; DIM]);
     // Rows and columns of four equal values, brought to the length 0.5.
     let lora: [(&str, &[usize]); 2] = [("lora_A.weight", &[2, DIM]), ("lora_B.weight", &[DIM, 2])];
-    for magnitude in [("dora_scale", &[DIM, 1][..]), ("dora_scale", &[1, DIM]), ("lora_magnitude_vector", &[DIM])] {
-        assert_eq!(change(&[lora[0], lora[1], magnitude]), [0.25; DIM], "{magnitude:?}");
+    for name in [
+        "dora_scale",
+        "lora_magnitude_vector",
+        "lora_magnitude_vector.weight",
+        "lora_magnitude_vector.default",
+        "lora_magnitude_vector.default.weight",
+        "lora_magnitude",
+        "magnitude",
+        "weight_m_wdecomp.weight",
+    ] {
+        for shape in [&[DIM, 1][..], &[1, DIM], &[DIM], &[DIM, 1, 1, 1], &[1, DIM, 1, 1]] {
+            assert_eq!(change(&[lora[0], lora[1], (name, shape)]), [0.25; DIM], "{name} {shape:?}");
+        }
     }
+}
+
+/// The tensors of `q`'s factors, named by `end`s.
+fn factors(rank: usize) -> [(&'static str, [usize; 2]); 2] {
+    [("lora_A.weight", [rank, DIM]), ("lora_B.weight", [DIM, rank])]
+}
+
+const Q: &str = "transformer.transformer_blocks.0.attn.to_q";
+
+fn q_adapter(metadata: &[(&str, &str)], alpha: &[(&str, Dtype, &[u8])]) -> Result<Adapter> {
+    let names = factors(2).map(|(end, shape)| (format!("{Q}.{end}"), shape));
+    let tensors: Vec<(&str, &[usize])> = names.iter().map(|(name, shape)| (name.as_str(), &shape[..])).collect();
+    Adapter::open(&file_with(&tensors, metadata, alpha).1, &modules())
+}
+
+#[test]
+fn alpha_is_read_from_a_tensor_of_any_type() {
+    for (dtype, bytes) in [
+        (Dtype::F64, &4.0f64.to_le_bytes()[..]),
+        (Dtype::F32, &4.0f32.to_le_bytes()),
+        (Dtype::F16, &[0x00, 0x44]),
+        (Dtype::BF16, &[0x80, 0x40]),
+        (Dtype::I64, &4i64.to_le_bytes()),
+        (Dtype::I32, &4i32.to_le_bytes()),
+        (Dtype::I16, &4i16.to_le_bytes()),
+        (Dtype::U8, &[4]),
+    ] {
+        let adapter = q_adapter(&[], &[(&format!("{Q}.alpha"), dtype, bytes)]).unwrap();
+        assert_eq!(changed_by(&adapter, "to_q.weight"), [2.0; DIM], "{dtype:?}");
+    }
+    let error = q_adapter(&[], &[(&format!("{Q}.alpha"), Dtype::BOOL, &[1])]).err().unwrap().to_string();
+    assert!(error.contains("to_q.alpha` is of dtype BOOL") && error.contains("hint: "), "{error}");
+}
+
+#[test]
+fn alpha_is_read_from_the_header_and_from_a_config() {
+    let dora = r#"{"lora_alpha": 4, "use_dora": true}"#;
+    for metadata in [
+        ("ss_network_alpha", "4"),
+        ("ot_config", r#"{"lora_alpha": 4.0}"#),
+        ("lora_adapter_metadata", r#"{"transformer.r": 2, "transformer.lora_alpha": 4}"#),
+        ("lora_adapter_metadata", r#"{"r": 2, "lora_alpha": 1, "alpha_pattern": {".*attn.to_q": 4}}"#),
+    ] {
+        let adapter = q_adapter(&[metadata], &[]).unwrap();
+        assert_eq!(changed_by(&adapter, "to_q.weight"), [2.0; DIM], "{metadata:?}");
+        assert!(adapter.notes().is_empty());
+    }
+    let config = |name: &str, text: &str| {
+        let names = factors(2).map(|(end, shape)| (format!("{Q}.{end}"), shape));
+        let tensors: Vec<(&str, &[usize])> = names.iter().map(|(name, shape)| (name.as_str(), &shape[..])).collect();
+        let (folder, path) = file(&tensors, &[]);
+        let named = folder.path().join(name);
+        std::fs::rename(path, &named).unwrap();
+        std::fs::write(folder.path().join("adapter_config.json"), text).unwrap();
+        let open = |path: &Path| Adapter::open(path, &modules());
+        (open(&named), open(folder.path()))
+    };
+    let text = r#"{"peft_type": "LORA", "r": 2, "lora_alpha": 4, "rank_pattern": {}, "target_modules": ["to_q"]}"#;
+    for name in ["adapter_model.safetensors", "style.safetensors"] {
+        let (file, folder) = config(name, text);
+        let (file, folder) = (file.unwrap(), folder.unwrap());
+        assert_eq!(changed_by(&file, "to_q.weight"), [2.0; DIM]);
+        assert_eq!(changed_by(&folder, "to_q.weight"), [2.0; DIM]);
+        assert_eq!((file.notes().len(), folder.notes().len()), (usize::from(name == "style.safetensors"), 0));
+    }
+    for (text, why) in [
+        (r#"{"peft_type": "IA3", "lora_alpha": 4}"#, "`peft_type` is \"IA3\""),
+        (r#"{"r": 2}"#, "has no `lora_alpha`"),
+        (r#"{"r": 4, "lora_alpha": 4}"#, "says rank 4 of `transformer_blocks.0.attn.to_q`"),
+        (dora, "`use_dora` is true"),
+        ("not JSON", "cannot be read"),
+    ] {
+        let error = config("adapter_model.safetensors", text).0.err().expect(text).to_string();
+        assert!(error.contains(why) && error.contains("in: ") && error.contains("hint: "), "{text}: {error}");
+    }
+    let error = q_adapter(&[("ss_network_alpha", "Dynamic")], &[]).err().unwrap().to_string();
+    assert!(error.contains("`ss_network_alpha` is `Dynamic`") && error.contains("in: "), "{error}");
+}
+
+#[test]
+fn a_tensor_of_a_known_layer_that_is_not_read_is_an_error() {
+    for (end, why) in [
+        (".unheard_of", "does not know"),
+        (".lora_C.weight", "does not know"),
+        (".scale", "does not know"),
+        (".rank", "does not know"),
+        ("", "does not know"),
+        (".weight", "as a whole"),
+        (".modules_to_save.weight", "modules_to_save"),
+        (".oft_blocks", "OFT"),
+        (".oft_R.default.weight", "OFT"),
+        (".boft_R", "BOFT"),
+        (".a1.weight", "GLoRA"),
+        (".on_input", "(IA)^3"),
+        (".ia3_l", "(IA)^3"),
+        (".vera_lambda_b", "VeRA"),
+        (".w_norm", "norm"),
+        (".b_norm", "norm"),
+        (".lora_E", "AdaLoRA"),
+        (".lora_B.bias", "bias"),
+        (".lokr_t2", "convolution"),
+        ("_extra.lora_A.weight", "does not know"),
+    ] {
+        for layer in [Q, "lora_unet_double_blocks_0_img_attn_qkv", "x.single_blocks.0.linear1"] {
+            let key = format!("{layer}{end}");
+            let down = "transformer.transformer_blocks.0.attn.to_q.lora_A.weight";
+            let up = "transformer.transformer_blocks.0.attn.to_q.lora_B.weight";
+            refused(
+                &[(down, &[1, DIM]), (up, &[DIM, 1]), (&key, &[DIM])],
+                &[&format!("tensor `{key}` of layer `"), why],
+            );
+        }
+    }
+}
+
+/// A name with any prefix, with dots and underscores mixed, and factors of a convolution of 1 x 1, are the plain form.
+#[test]
+fn every_spelling_of_a_name_is_the_plain_one() {
+    let plain = changed(
+        &[(&format!("{Q}.lora_A.weight"), &[2, DIM]), (&format!("{Q}.lora_B.weight"), &[DIM, 2])],
+        "to_q.weight",
+    );
+    assert_eq!(plain, [1.5; DIM]);
+    for name in [
+        "transformer_blocks.0.attn.to_q",
+        "base_model.model.transformer.transformer_blocks.0.attn.to_q",
+        "diffusion_model.model.transformer_blocks.0.attn.to_q",
+        "model.diffusion_model.transformer_blocks.0.attn.to_q",
+        "pipe.dit.transformer_blocks.0.attn.to_q",
+        "_orig_mod.module.transformer_blocks.0.attn.to_q",
+        "unet.transformer_blocks_0.attn_to_q",
+        "lora_unet_diffusion_model_transformer_blocks_0_attn_to_q",
+        "lora_unet_model_diffusion_model_transformer_blocks_0_attn_to_q",
+        "lora_unet__transformer_blocks_0_attn_to_q",
+        "lora_transformer_transformer_blocks_0_attn_to_q_",
+        "lycoris_transformer_blocks.0_attn.to_q",
+        "lora_unet-transformer_blocks-0-attn-to_q",
+    ] {
+        for [down, up] in [
+            [".lora_A.weight", ".lora_B.weight"],
+            [".lora_A.adapter-1.weight", ".lora_B.adapter-1.weight"],
+            [".lora_down.weight", ".lora_up.weight"],
+            [".lora.down.weight", ".lora.up.weight"],
+            [".lora_linear_layer.down.weight", ".lora_linear_layer.up.weight"],
+            ["_lora.down.weight", "_lora.up.weight"],
+            [".lora_A", ".lora_B"],
+            ["_lora_down_weight", "_lora_up_weight"],
+        ] {
+            for [a, b] in [[&[2, DIM][..], &[DIM, 2]], [&[2, DIM, 1, 1], &[DIM, 2, 1, 1]], [&[2, DIM, 1], &[DIM, 2]]] {
+                let (down, up) = (format!("{name}{down}"), format!("{name}{up}"));
+                assert_eq!(changed(&[(&down, a), (&up, b)], "to_q.weight"), plain, "{down}");
+            }
+        }
+    }
+    for name in
+        ["text_encoder.img_in", "controlnet.transformer_blocks.0.attn.to_q", "refiner.0.transformer_blocks.0.attn.to_q"]
+    {
+        let (down, up) = (format!("{name}.lora_A.weight"), format!("{name}.lora_B.weight"));
+        refused(&[(&down, &[2, DIM]), (&up, &[DIM, 2])], &["changes no layer"]);
+    }
+}
+
+#[test]
+fn what_overflows_is_refused_when_it_is_read() {
+    let names = ["lora_A", "lora_B"].map(|end| format!("{Q}.{end}.weight"));
+    let open = |[a, b]: [f32; 2], alpha: f32| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("adapter.safetensors");
+        let [a, b] = [a, b].map(|value| value.to_le_bytes().repeat(DIM));
+        let alpha = alpha.to_le_bytes();
+        let views = [
+            (names[0].clone(), Written::new(Dtype::F32, vec![1, DIM], &a).unwrap()),
+            (names[1].clone(), Written::new(Dtype::F32, vec![DIM, 1], &b).unwrap()),
+            (format!("{Q}.alpha"), Written::new(Dtype::F32, vec![], &alpha).unwrap()),
+        ];
+        safetensors::serialize_to_file(views, None, &path).unwrap();
+        Adapter::open(&path, &modules())
+    };
+    for (values, alpha) in [([1e38, 1e38], 1.0), ([1e20, 1e20], 1.0), ([1.0, 1e30], 1e10), ([1e-30, 1e38], 10.0)] {
+        let error = open(values, alpha).err().expect("refused").to_string();
+        assert!(error.contains("lora_A.weight` overflows") && error.contains("hint: "), "{values:?}: {error}");
+    }
+    let error = open([3.4e38, 0.0], 1.0).err().expect("more than bfloat16 holds").to_string();
+    assert!(error.contains("overflows: it is up to 3.4"), "{error}");
+    let fine = open([1e18, 1e18], 1.0).unwrap();
+    fine.check_strength(-2.0).unwrap();
+    let error = fine.check_strength(1000.0).unwrap_err().to_string();
+    assert!(error.contains("at strength 1000") && error.contains("overflow"), "{error}");
 }
 
 #[test]
@@ -139,7 +353,6 @@ fn what_is_left_over_is_told_and_nothing_at_all_is_an_error() {
 
 #[test]
 fn a_file_that_is_not_whole_is_refused() {
-    const Q: &str = "transformer_blocks.0.attn.to_q";
     let q = |ends: &[(&str, &[usize])], words: &[&str]| {
         let names: Vec<_> = ends.iter().map(|(end, shape)| (format!("{Q}.{end}"), *shape)).collect();
         refused(&names.iter().map(|(name, shape)| (name.as_str(), *shape)).collect::<Vec<_>>(), words);
@@ -173,7 +386,7 @@ fn an_adapter_of_another_model_is_named_by_its_shapes() {
                 "not for a model of 4 features",
                 match dim {
                     4096 => "made for FLUX.2 klein 9B",
-                    6144 => "made for FLUX.2 dev",
+                    6144 => "made for FLUX.2-dev",
                     _ => "made for FLUX.1",
                 },
             ],
