@@ -1,15 +1,19 @@
 //! `--lora`: files that change the model.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use flux::Result;
 use flux::pipeline::{Adapter, AdapterUse};
+use flux::{Error, Result};
 
 use super::MODEL;
+
+const FLAG: &str = "--lora";
+/// How the names of files of adapters end.
+const ENDINGS: [&str; 2] = ["safetensors", "sft"];
 
 /// Adapters of the model.
 #[derive(Args)]
@@ -24,32 +28,87 @@ pub struct AdapterArgs {
 /// `FILE` or `FILE:STRENGTH`
 #[derive(Debug, Clone, PartialEq)]
 struct Lora {
-    path: PathBuf,
-    strength: f32,
+    whole: PathBuf,
+    /// What is in front of the last colon, and behind it.
+    split: Option<(PathBuf, String)>,
 }
 
 impl From<OsString> for Lora {
-    /// Splits at the last colon if a number follows: names may have colons.
     fn from(text: OsString) -> Self {
-        let split = text.to_str().and_then(|text| text.rsplit_once(':'));
-        let number = |text: &str| text.parse().ok().filter(|_| text.contains(|c: char| c.is_ascii_digit()));
-        match split.and_then(|(file, strength)| Some((file, number(strength)?))) {
-            Some((file, strength)) if !file.is_empty() => Self { path: file.into(), strength },
-            _ => Self { path: text.into(), strength: 1.0 },
+        Self { split: split(&text), whole: text.into() }
+    }
+}
+
+impl Lora {
+    /// The file and its strength. Names may have colons: what `exists` decides where both may be meant.
+    ///
+    /// Errors when what is behind the colon of a file is no number.
+    fn meant(&self, exists: impl Fn(&Path) -> bool) -> Result<(&Path, f32)> {
+        let Some((file, text)) = &self.split else { return Ok((&self.whole, 1.0)) };
+        if exists(&self.whole) && !exists(file) {
+            return Ok((&self.whole, 1.0));
+        }
+        // `nan` and `inf` are parsed too, and may be names.
+        let number = text.parse().ok().filter(|_| text.contains(|c: char| c.is_ascii_digit()));
+        let is_file = |file: &Path| {
+            let ending = file.extension().unwrap_or_default();
+            exists(file) || ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known))
+        };
+        match number {
+            Some(strength) => Ok((file, strength)),
+            None if exists(&self.whole) || !is_file(file) => Ok((&self.whole, 1.0)),
+            None => {
+                let hint = match text.replace(',', ".") {
+                    point if point.parse::<f32>().is_ok_and(f32::is_finite) => format!("write `:{point}`"),
+                    _ => "write a number behind the colon, as in `--lora style.safetensors:0.8`".to_string(),
+                };
+                let what = format!("the strength of `{}` is `{text}`, expected a number", file.display());
+                Err(Error::usage(what).at(FLAG).hint(hint))
+            }
         }
     }
 }
 
+/// What is in front of the last colon and behind it, where neither names another folder and what is behind is text.
+fn split(text: &OsStr) -> Option<(PathBuf, String)> {
+    #[cfg(unix)]
+    let (file, behind) = {
+        use std::os::unix::ffi::OsStrExt;
+        let bytes = text.as_bytes();
+        let colon = bytes.iter().rposition(|byte| *byte == b':')?;
+        (OsStr::from_bytes(&bytes[..colon]), std::str::from_utf8(&bytes[colon + 1..]).ok()?)
+    };
+    #[cfg(not(unix))]
+    let (file, behind) = {
+        let (file, behind) = text.to_str()?.rsplit_once(':')?;
+        (OsStr::new(file), behind)
+    };
+    (!file.is_empty() && !behind.contains(['/', '\\'])).then(|| (file.into(), behind.to_string()))
+}
+
+/// Whether anything is at a path, a link that leads nowhere too.
+fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
 impl AdapterArgs {
+    /// Where they are.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.lora.iter().map(|lora| lora.meant(is_there).map_or(lora.whole.as_path(), |(path, _)| path))
+    }
+
     /// The adapters, in the order of the flags. `open` opens a file, each once.
     ///
-    /// Errors as `open`.
+    /// Errors as `open`, and when a strength is no number.
     pub fn open(&self, open: impl Fn(&Path) -> Result<Arc<Adapter>>) -> Result<Vec<AdapterUse>> {
         let mut uses: Vec<AdapterUse> = Vec::new();
-        for Lora { path, strength } in &self.lora {
+        for (lora, path) in self.lora.iter().zip(self.paths()) {
+            let (_, strength) = lora.meant(is_there)?;
+            if path.as_os_str().is_empty() {
+                return Err(Error::usage("the name of the adapter is empty").at(FLAG).hint("name a safetensors file"));
+            }
             let known = uses.iter().find(|used| used.adapter.path() == path).map(|used| Arc::clone(&used.adapter));
-            let adapter = known.map_or_else(|| open(path), Ok)?;
-            uses.push(AdapterUse { adapter, strength: *strength });
+            uses.push(AdapterUse { adapter: known.map_or_else(|| open(path), Ok)?, strength });
         }
         Ok(uses)
     }
@@ -59,12 +118,14 @@ impl AdapterArgs {
 mod tests {
     use super::*;
 
+    fn meant(text: &str, there: &[&str]) -> std::result::Result<(String, f32), String> {
+        let lora = Lora::from(OsString::from(text));
+        let meant = lora.meant(|path| there.iter().any(|name| path == Path::new(name)));
+        meant.map(|(path, strength)| (path.to_str().unwrap().to_string(), strength)).map_err(|e| e.to_string())
+    }
+
     #[test]
     fn a_strength_is_a_number_behind_the_last_colon() {
-        let parse = |text: &str| {
-            let Lora { path, strength } = Lora::from(OsString::from(text));
-            (path.to_str().unwrap().to_string(), strength)
-        };
         for (text, path, strength) in [
             ("a.safetensors", "a.safetensors", 1.0),
             ("a.safetensors:0.8", "a.safetensors", 0.8),
@@ -78,7 +139,35 @@ mod tests {
             ("a:nan", "a:nan", 1.0),
             (":2", ":2", 1.0),
         ] {
-            assert_eq!(parse(text), (path.to_string(), strength), "{text}");
+            assert_eq!(meant(text, &[]), Ok((path.to_string(), strength)), "{text}");
         }
+    }
+
+    #[test]
+    fn files_that_are_there_decide_what_a_colon_is() {
+        assert_eq!(meant("a:2", &["a:2"]), Ok(("a:2".to_string(), 1.0)));
+        assert_eq!(meant("a:2", &["a:2", "a"]), Ok(("a".to_string(), 2.0)));
+        assert_eq!(meant("a:nan", &["a:nan", "a"]), Ok(("a:nan".to_string(), 1.0)));
+        for (text, there, hint) in [
+            ("a.safetensors:0,5", &["a.safetensors"][..], "write `:0.5`"),
+            ("none.SafeTensors:0,5", &[], "write `:0.5`"),
+            ("a.sft:half", &[], "as in `--lora style.safetensors:0.8`"),
+            ("a:", &["a"], "as in `--lora style.safetensors:0.8`"),
+            ("a:nan", &["a"], "a number behind the colon"),
+            ("a:50%", &["a"], "a number behind the colon"),
+        ] {
+            let error = meant(text, there).unwrap_err();
+            assert!(error.contains("expected a number") && error.contains(hint), "{text}: {error}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn names_that_are_no_text_take_a_strength() {
+        use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+        let lora = Lora::from(OsString::from_vec(b"b\xff.safetensors:0.25".to_vec()));
+        let (path, strength) = lora.meant(|_| false).unwrap();
+        assert_eq!((path.as_os_str().as_bytes(), strength), (&b"b\xff.safetensors"[..], 0.25));
     }
 }
