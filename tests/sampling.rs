@@ -168,6 +168,10 @@ fn noise_takes_the_place_of_the_seed_and_wrong_files_are_refused() {
     of("1", &[]).fails(2, &["expected", "another model"]);
     write(&noise, &[4], 1.0);
     of("1", &[]).fails(2, &["[4]", "expected [images, channels, height, width]"]);
+    write(&noise, &[channels, 2, 2], 1e38);
+    of("1", &[]).fails(1, &["not numbers, from noise of up to 1e38", "in: --noise noise.safetensors", "hint: "]);
+    write(&noise, &[channels, 2, 2], 3.4e38);
+    of("1", &[]).fails(2, &["value 1 of", "3.4e38, more than bfloat16 holds", "noise.safetensors", "hint: "]);
     write(&noise, &[channels, 2, 2], f32::NAN);
     of("1", &[]).fails(1, &["value 1 of", "NaN", "noise.safetensors"]);
     fs::write(&noise, "no tensors").unwrap();
@@ -206,6 +210,12 @@ fn text_features_that_were_saved_make_the_same_image_without_a_text_encoder() {
     assert_eq!((facts["prompt"].as_str(), facts["embeddings"].as_str()), ("a cat", "e.safetensors"));
     draw(folder.path(), &["a cat", "-d", "model"]).fails(1, &["no weights", "text_encoder"]);
     draw(folder.path(), &[&given[..], &["a cat"]].concat()).fails(2, &["--embeddings"]);
+    let features = SafeTensors::deserialize(&fs::read(folder.path().join("e.safetensors")).unwrap())
+        .map(|file| file.tensor("prompt_embeds").unwrap().shape()[2])
+        .unwrap();
+    write(&folder.path().join("e.safetensors"), &[8, features], 1e38);
+    let huge = draw(folder.path(), &given);
+    huge.fails(1, &["not numbers, from text features of up to 1e38", "in: --embeddings e.safetensors", "hint: "]);
     write(&folder.path().join("e.safetensors"), &[3, 5], 1.0);
     draw(folder.path(), &given).fails(2, &["--embeddings", "[3, 5], expected [tokens, ", "hint: "]);
 }

@@ -20,7 +20,7 @@ const MAX_BYTES: u64 = 2 << 30;
 pub struct Array {
     /// The lengths of its axes, the last of which is dense.
     pub shape: Vec<usize>,
-    /// Its values, row-major; all are finite.
+    /// Its values, row-major; all are finite, in bfloat16 too.
     pub values: Vec<f32>,
 }
 
@@ -32,8 +32,11 @@ impl Array {
             return Err(Error::usage(format!("there are {} values for a tensor {shape:?}", values.len()))
                 .hint("give as many values as the product of the lengths of the axes"));
         }
-        if let Some(place) = values.iter().position(|value| !value.is_finite()) {
-            return Err(Error::usage(format!("value {} of {} is {}", place + 1, values.len(), values[place]))
+        // Devices hold them in bfloat16.
+        if let Some(place) = values.iter().position(|value| !bf16::from_f32(*value).is_finite()) {
+            let (number, count, value) = (place + 1, values.len(), values[place]);
+            let overflows = if value.is_finite() { ", more than bfloat16 holds" } else { "" };
+            return Err(Error::usage(format!("value {number} of {count} is {value:e}{overflows}"))
                 .hint("make the tensor anew, so that all of its values are finite"));
         }
         Ok(Self { shape, values })
@@ -255,6 +258,7 @@ mod tests {
         assert_eq!(get(Dtype::BF16, &[0x80, 0x3f, 0, 0xc0]).unwrap().values, [1.0, -2.0]);
         refused(get(Dtype::I16, &[0; 4]), &["dtype I16", "F32, F16 or BF16"]);
         refused(get(Dtype::F16, &[0, 0, 0, 0x7c]), &["value 2 of 2 is inf", "a.safetensors"]);
+        refused(Array::new(vec![2], vec![1e38, -3.4e38]), &["value 2 of 2 is -3.4e38, more than bfloat16 holds"]);
         refused(Array::new(vec![2, usize::MAX], vec![0.0]), &["1 values"]);
     }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::info::MAX_TEXT_TOKENS;
+use super::source::Source;
 use crate::error::{Error, Result};
 use crate::files::{Array, ArrayFile, ArrayTarget};
 
@@ -21,6 +22,7 @@ const NEGATIVE: &str = "negative_prompt_embeds";
 pub struct Embeddings {
     prompt: Arc<Array>,
     negative: Option<Arc<Array>>,
+    source: Source,
 }
 
 impl Embeddings {
@@ -35,7 +37,7 @@ impl Embeddings {
             return Err(Error::usage(format!("`{NEGATIVE}` has {} features, `{PROMPT}` {}", features[0], features[1]))
                 .hint("make both with the same model"));
         }
-        Ok(Self { prompt: Arc::new(prompt), negative: negative.map(Arc::new) })
+        Ok(Self { prompt: Arc::new(prompt), negative: negative.map(Arc::new), source: Source::default() })
     }
 
     /// Reads a file. Returns with them the prompt that it says they are of.
@@ -45,6 +47,7 @@ impl Embeddings {
         let file = ArrayFile::read(path)?;
         let negative = file.get(NEGATIVE)?;
         let embeddings = Self::new(file.get_or_only(PROMPT)?, negative).map_err(|e| e.at_path(path))?;
+        let embeddings = Self { source: path.into(), ..embeddings };
         Ok((embeddings, file.metadata().remove("prompt")))
     }
 
@@ -58,6 +61,11 @@ impl Embeddings {
         let mut arrays = vec![(PROMPT, &prompt)];
         arrays.extend(negative.as_ref().map(|negative| (NEGATIVE, negative)));
         target.write(&arrays, metadata)
+    }
+
+    /// Where they are from.
+    pub(super) fn source(&self) -> &Source {
+        &self.source
     }
 
     /// Those of the prompt [tokens, features].

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::source::Source;
 use crate::error::{Error, Result};
 use crate::files::{Array, ArrayFile};
 use crate::sampler::noise::unpack;
@@ -17,6 +18,7 @@ pub struct Latents {
     array: Arc<Array>,
     /// Those of the array that these are.
     images: Range<usize>,
+    source: Source,
 }
 
 impl Latents {
@@ -33,7 +35,7 @@ impl Latents {
                 .hint("channels are 128 in a klein model, height and width a sixteenth of the pixels"));
         }
         let images = 0..shape[0];
-        Ok(Self { array: Arc::new(Array { shape, values }), images })
+        Ok(Self { array: Arc::new(Array { shape, values }), images, source: Source::default() })
     }
 
     /// Reads a file.
@@ -41,13 +43,19 @@ impl Latents {
     /// Errors when it cannot be read, or as [`Latents::new`].
     pub fn read(path: &Path) -> Result<Self> {
         let array = ArrayFile::read(path)?.get_or_only("latents")?;
-        Self::new(array).map_err(|e| e.at_path(path))
+        let read = Self::new(array).map_err(|e| e.at_path(path))?;
+        Ok(Self { source: path.into(), ..read })
     }
 
     /// Those of one image from tokens [height * width, channels].
     pub(super) fn of_tokens(tokens: &[f32], channels: usize, [height, width]: [usize; 2]) -> Self {
         let array = Array { shape: vec![1, channels, height, width], values: unpack(tokens, channels) };
-        Self { array: Arc::new(array), images: 0..1 }
+        Self { array: Arc::new(array), images: 0..1, source: Source::default() }
+    }
+
+    /// Where they are from.
+    pub(super) fn source(&self) -> &Source {
+        &self.source
     }
 
     /// Images.
@@ -76,7 +84,7 @@ impl Latents {
     /// Those of some of the images, as far as there are so many.
     pub(super) fn part(&self, images: Range<usize>) -> Self {
         let place = |image: usize| self.images.start.saturating_add(image).min(self.images.end);
-        Self { array: Arc::clone(&self.array), images: place(images.start)..place(images.end) }
+        Self { images: place(images.start)..place(images.end), ..self.clone() }
     }
 }
 

@@ -8,6 +8,7 @@ use super::adapted_cache::Adapted;
 use super::adapters::AdapterSet;
 use super::decode::Decoding;
 use super::denoise::{Conditions, Denoising};
+use super::given::Given;
 use super::memory::Needs;
 use super::placement::Placement;
 use super::progress::{Caller, CancelFlag, Progress};
@@ -36,6 +37,7 @@ pub struct Session<B: Backend> {
     images: Images,
     plan: Plan,
     adapters: AdapterSet,
+    given: Given,
     count: usize,
     cancel: CancelFlag,
     clock: Clock<B>,
@@ -83,6 +85,7 @@ impl<B: Backend> Session<B> {
             images: Images::of(request),
             plan,
             adapters: AdapterSet::of(&request.adapters),
+            given: Given::of(request),
             count,
             cancel: cancel.clone(),
             clock: Clock::new(model.backend().clone())?,
@@ -178,7 +181,7 @@ impl<B: Backend> Session<B> {
         let State::Decoding(decoding) = &mut self.state else { unreachable!("prepared above") };
         let image = decoding.taken() as u64;
         let decoded = decoding.next(model.backend(), plan, &caller, clock);
-        let decoded = decoded.map_err(|error| model.residency.files().explain(error));
+        let decoded = decoded.map_err(|error| model.residency.files().explain(error, &self.given));
         let rgb = self.end_on_error(decoded)?;
         let plan = |seed| Plan { seed, is_read_elsewhere: false, ..self.plan.clone() };
         Ok(rgb.map(|rgb| Decoded { rgb, plan: plan(self.plan.seed + image) }))
