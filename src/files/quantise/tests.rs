@@ -171,13 +171,19 @@ fn what_is_in_the_format_already_is_copied() {
 }
 
 #[test]
-fn zeros_and_the_least_magnitudes_are_zeros_or_themselves() {
+fn zeros_are_zeros_and_the_least_magnitudes_are_held_or_refused() {
     for (_, format) in FORMATS {
         assert_eq!(encoded(&[0.0; 512], &[2, 256], format).to_f32(), [0.0; 512], "{format}");
-        for tiny in [1e-45, f32::MIN_POSITIVE, 1e-30] {
+        for tiny in [1e-45, f32::MIN_POSITIVE, 1e-30, 1e-9, 1e-6, 1e-4, 1e-2] {
             let values: Vec<f32> = (0..512).map(|i| tiny * (i % 5) as f32).collect();
-            let decoded = encoded(&values, &[2, 256], format).to_f32();
-            assert!(decoded.iter().all(|value| value.abs() <= 8.0 * tiny), "{format}: {tiny}: {decoded:?}");
+            match quantise(&[view(&values, &[2, 256])], format) {
+                Ok(made) => {
+                    let decoded = made.to_f32();
+                    assert!(decoded.iter().all(|value| value.abs() <= 8.0 * tiny), "{format}: {tiny}: {decoded:?}");
+                    assert!(error(&values, &decoded) <= 0.5, "{format}: {tiny}: {decoded:?}");
+                }
+                Err(why) => assert!(tiny < 1e-4 && why.contains("does not tell from zeros"), "{format}: {tiny}: {why}"),
+            }
         }
     }
 }
