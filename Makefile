@@ -145,7 +145,7 @@ lint: ## Format, clippy with warnings denied, layering, shell scripts where shel
 	$(CARGO) fmt --check
 	$(CARGO) clippy --release --locked --all-targets -- -D warnings
 	$(CARGO) test --release --locked --test layering
-	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh .ci/run; else echo "skipped: no shellcheck"; fi
+	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh scripts/*/*.sh .ci/run; else echo "skipped: no shellcheck"; fi
 
 .PHONY: compare
 compare: build ## Draw one image on the CPU and on the GPU and say how far they are apart

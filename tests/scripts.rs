@@ -77,10 +77,9 @@ fn every_script_explains_itself_and_refuses_what_it_does_not_know() {
 
 #[test]
 fn shellcheck_is_content() {
-    let scripts = names(&project("scripts"))
-        .into_iter()
-        .filter(|name| name.ends_with(".sh"))
-        .map(|name| project("scripts").join(name));
+    let folders = ["scripts", "scripts/train_tiny"].map(project);
+    let files = folders.iter().flat_map(|folder| names(folder).into_iter().map(move |name| folder.join(name)));
+    let scripts = files.filter(|file| file.extension().is_some_and(|end| end == "sh")).chain([project(".ci/run")]);
     match Command::new("shellcheck").arg("-x").current_dir(project("")).args(scripts).output() {
         Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout)),
         Err(_) => eprintln!("skipped: no shellcheck"),
