@@ -105,6 +105,14 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// A path as one word of a shell's command.
+pub fn shell_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    // Such a path begins with what a command takes for a flag.
+    let text = if text.starts_with('-') { format!("./{text}") } else { text };
+    shlex::try_quote(&text).map(Cow::into_owned).unwrap_or(text)
+}
+
 /// One line of text in which what a terminal obeys instead of showing it is spelled out, as in `\u{1b}`: control
 /// characters, line ends too, and what changes the direction of text. File names, prompts and what is in files may hold
 /// any of these.
@@ -143,6 +151,20 @@ mod tests {
         }
         let spelled = escaped("\x1b").into_owned();
         assert_eq!(escaped(&spelled), spelled, "what is spelled out stays as it is");
+    }
+
+    #[test]
+    fn a_shell_takes_a_path_as_one_word() {
+        for (path, word) in [
+            ("models/a.png", "models/a.png"),
+            ("my models", "'my models'"),
+            ("a$(b)`c`", "'a$(b)`c`'"),
+            ("it's", "\"it's\""),
+            ("-o", "./-o"),
+            ("", "''"),
+        ] {
+            assert_eq!(shell_word(Path::new(path)), word);
+        }
     }
 
     #[test]

@@ -11,8 +11,8 @@ use super::folder::Folder;
 use super::model_files::{FETCH_A_MODEL, INDEX, ModelFiles, TokenizerFile};
 use super::model_paths::{CONFIG, is_transformer_folder, tokenizer, tokenizer_inside};
 use super::recognise::{Kind, Role};
-use super::regular;
 use super::search::{candidates, expect_role, is_comfy, only};
+use super::{near, regular};
 use crate::error::{Error, Result};
 
 impl Component {
@@ -24,7 +24,8 @@ impl Component {
         match path.metadata() {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(regular::closed_folder(&error, path)),
             Err(_) => {
-                return Err(Error::new(format!("no such file or folder: `{}`", path.display())).hint(FETCH_A_MODEL));
+                return Err(Error::new(format!("no such file or folder: `{}`", path.display()))
+                    .hint(near::hint_for(path, FETCH_A_MODEL)));
             }
             Ok(found) if !found.is_dir() => return of_file(path, role),
             Ok(_) => {}

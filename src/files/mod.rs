@@ -26,6 +26,7 @@ mod gguf;
 mod model_files;
 mod model_paths;
 pub mod names;
+pub mod near;
 pub mod overwrite;
 pub mod partial;
 #[cfg(unix)]

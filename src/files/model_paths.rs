@@ -8,9 +8,9 @@ use super::container::Container;
 use super::folder::Folder;
 use super::model_files::{FETCH_A_MODEL, INDEX, ModelFiles, TOKENIZER, TokenizerFile};
 use super::recognise::Role;
-use super::regular;
 use super::search::{Candidate, around, candidates, expect_role, is_comfy, needs, only};
 use super::variant::Variant;
+use super::{near, regular};
 use crate::error::{Error, Result};
 
 pub(super) const CONFIG: &str = "config.json";
@@ -148,7 +148,8 @@ fn model_at(path: &Path) -> Result<ModelFiles> {
     let hint = || format!("{FETCH_A_MODEL}, or leave out `-d` for the default model");
     match path.metadata() {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(regular::closed_folder(&error, path)),
-        Err(_) => Err(Error::new(format!("no such model folder: `{}`, nor is it a file", path.display())).hint(hint())),
+        Err(_) => Err(Error::new(format!("no such model folder: `{}`, nor is it a file", path.display()))
+            .hint(near::hint_for(path, hint()))),
         Ok(found) if !found.is_dir() => of_transformer(path),
         Ok(_) if regular::exists(&path.join(INDEX)) => {
             Ok(ModelFiles::of_folder(Folder::Disk(path.to_path_buf()), folder_name(path)))
@@ -299,7 +300,7 @@ fn part(path: &Path, role: Role, model: &ModelFiles) -> Result<Component> {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(regular::closed_folder(&error, path)),
         Err(_) => {
             return Err(Error::new(format!("no such file or folder: `{}`", path.display()))
-                .hint(format!("name the file of a {}, or the folder of a model", role.title())));
+                .hint(near::hint_for(path, format!("name the file of a {}, or the folder of a model", role.title()))));
         }
         Ok(found) if !found.is_dir() => {
             expect_role(path, role)?;
@@ -345,7 +346,7 @@ pub(super) fn tokenizer(path: &Path) -> Result<TokenizerFile> {
     let folder = Folder::Disk(path.parent().map(Path::to_path_buf).unwrap_or_default());
     if !folder.exists(&name) {
         return Err(Error::new(format!("no such file or folder: `{}`", path.display()))
-            .hint("name a `tokenizer.json`, or the folder that holds it"));
+            .hint(near::hint_for(path, "name a `tokenizer.json`, or the folder that holds it")));
     }
     Ok(TokenizerFile::Json(folder, name))
 }

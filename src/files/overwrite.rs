@@ -11,6 +11,7 @@ use std::path::Path;
 
 use super::atomic::{self, AtomicFile};
 use super::partial;
+use crate::error::shell_word;
 
 /// Checks that `path` can be written, without a change to what is there.
 ///
@@ -20,6 +21,12 @@ pub fn check(path: &Path) -> io::Result<()> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => atomic::check(path),
         opened => opened.map(drop),
     }
+}
+
+/// What to do where the folder of a file to write is not there.
+pub fn create_folder(path: &Path) -> String {
+    let folder = path.parent().unwrap_or(path);
+    format!("create its folder first, as with `mkdir -p {}`", shell_word(folder))
 }
 
 /// Writes a whole file. `path` is no link.

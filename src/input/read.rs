@@ -17,7 +17,7 @@ use image::{DynamicImage, RgbImage};
 use super::decoded::{CONVERT, Decoded};
 use super::{jpeg_file, png_file, webp_file};
 use crate::error::{Error, Result};
-use crate::files::regular;
+use crate::files::{near, regular};
 use crate::rgb::Rgb;
 
 /// The longest image file that is read, in bytes.
@@ -44,7 +44,7 @@ pub fn read_from(stream: impl Read) -> Result<Rgb> {
 /// [`read`], with what else is to be known of the file; it is upright already.
 pub(super) fn decode_file(path: &Path) -> Result<Decoded> {
     let decoded = || {
-        let file = regular::open(path, "name an image that is there")?;
+        let file = regular::open(path, &near::hint_for(path, "name an image that is there"))?;
         expect_length(&file)?;
         decode(&read_stream(file)?)
     };

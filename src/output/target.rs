@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{ImageFormat, Rgb, encode};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shell_word};
 use crate::files::{atomic, overwrite};
 
 /// A place to write one image to, found to be writable.
@@ -120,7 +120,7 @@ fn no_folder(folder: &Path) -> Error {
     }
     Error::new(format!("no such folder: `{}`", folder.display()))
         .at("--output")
-        .hint(format!("create it with `mkdir -p {}`", folder.display()))
+        .hint(format!("create it with `mkdir -p {}`", shell_word(folder)))
 }
 
 fn already_there(path: &Path) -> Error {

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 pub use self::gguf::{Value, gguf};
 pub use self::safetensors::{ElementType, Entry, safetensors};
 use super::atomic::{self, AtomicFile};
+use super::overwrite::create_folder;
 use crate::error::{Error, Result};
 
 /// A place for a file of tensors, found to be writable.
@@ -58,9 +59,9 @@ impl TensorTarget {
     }
 
     fn cannot_write(&self, cause: &io::Error) -> Error {
-        let hint = match cause.kind() {
+        let hint: &str = match cause.kind() {
             io::ErrorKind::AlreadyExists => return self.already_there(),
-            io::ErrorKind::NotFound => "create its folder first, as with `mkdir -p FOLDER`",
+            io::ErrorKind::NotFound => &create_folder(&self.path),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space, or name another folder",
             io::ErrorKind::FileTooLarge => "raise the limit on the size of files, as with `ulimit -f unlimited`",
             _ => "name a file and folder that you may write to",
