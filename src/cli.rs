@@ -90,7 +90,9 @@ pub enum Command {
     /// Prints how far two images (PNG, JPEG, WebP) of one size are apart: max and mean of the 8-bit differences, PSNR.
     #[command(hide = true)]
     Compare {
+        #[arg(value_parser = values::path())]
         a: PathBuf,
+        #[arg(value_parser = values::path())]
         b: PathBuf,
         /// Fail when the PSNR is lower
         #[arg(long, value_name = "DB", value_parser = decibels)]
@@ -103,16 +105,16 @@ pub enum Command {
 pub struct ModelArgs {
     /// Model: a folder in the layout of diffusers or ComfyUI, or the file of a transformer [default: $FLUX_MODEL, else
     /// the built-in model]
-    #[arg(help_heading = MODEL, short, long, value_name = "PATH")]
+    #[arg(help_heading = MODEL, short, long, value_name = "PATH", value_parser = values::path())]
     dir: Option<PathBuf>,
     /// Text encoder: a file, its folder, or that of a whole model [default: the model's, else what fits beside it]
-    #[arg(help_heading = MODEL, long, value_name = "PATH")]
+    #[arg(help_heading = MODEL, long, value_name = "PATH", value_parser = values::path())]
     pub text_encoder: Option<PathBuf>,
     /// VAE: a file, its folder, or that of a whole model [default: the model's, else what fits beside it]
-    #[arg(help_heading = MODEL, long, value_name = "PATH")]
+    #[arg(help_heading = MODEL, long, value_name = "PATH", value_parser = values::path())]
     pub vae: Option<PathBuf>,
     /// tokenizer.json, or a folder that has it [default: the model's, else Qwen3's]
-    #[arg(help_heading = MODEL, long, value_name = "PATH")]
+    #[arg(help_heading = MODEL, long, value_name = "PATH", value_parser = values::path())]
     pub tokenizer: Option<PathBuf>,
     /// How the transformer was trained [default: what its folder says, else its name, else distilled]
     #[arg(help_heading = MODEL, long, value_name = "KIND", value_enum)]
@@ -189,6 +191,9 @@ pub struct Generate {
     /// Fail before any work when a file to write is there already, instead of overwriting it
     #[arg(help_heading = OUTPUT, long)]
     pub no_clobber: bool,
+    /// Write over an image or tensors that this run reads, once they have been read
+    #[arg(help_heading = OUTPUT, long, conflicts_with = "no_clobber")]
+    pub force: bool,
     /// Width in pixels, rounded down to a multiple of 16 [default: the first input's, else the model's]
     #[arg(help_heading = SAMPLING, short = 'W', long, value_name = "PIXELS", allow_negative_numbers = true)]
     width: Option<usize>,
@@ -363,10 +368,20 @@ impl Generate {
         Ok((seed..=last).map(numbered).collect())
     }
 
+    /// The files of final latents to write, one for each image where they are asked for.
+    pub fn latents_outputs(&self, seed: u64) -> Vec<PathBuf> {
+        let seeds = seed..=seed.saturating_add(self.count - 1);
+        let of_file = |path: &PathBuf| seeds.map(|seed| self.of_seed(path, seed)).collect();
+        self.tensors.save_latents.as_ref().map(of_file).unwrap_or_default()
+    }
+
     /// Errors where flags contradict each other in a way that clap does not express.
     pub fn check(&self) -> Result<()> {
         self.check_prompts()?;
         self.images.check(self.reads_stdin())?;
+        if self.adapters.paths().any(is_stdin) {
+            return Err(Error::usage(format!("`-`: {}", values::NO_HYPHEN)).at("--lora"));
+        }
         self.model.check_kv(self.images.kv)?;
         if self.print_path && self.timings == Some(TimingsFormat::Json) {
             return Err(Error::usage("`--print-path` and `--timings=json` both write to standard output")
@@ -389,7 +404,7 @@ impl Generate {
                 Error::usage("`--fp8-cache` is for `--precision fp8`").hint("give both, or leave out `--fp8-cache`")
             );
         }
-        if self.fp8_cache && self.quantize.quantize.is_some_and(|quantize| quantize.transformer.is_some()) {
+        if self.fp8_cache && self.quantize.formats().is_some_and(|formats| formats.transformer.is_some()) {
             return Err(Error::usage(
                 "`--fp8-cache` holds the weights of the model's files, and `--quantize` other ones",
             )

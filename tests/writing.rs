@@ -1,6 +1,8 @@
 //! The program from outside: what it does to files that are there already, and what it refuses to write to.
 #![cfg(unix)]
 
+#[path = "writing/claims.rs"]
+mod claims;
 #[path = "support/program.rs"]
 mod program;
 

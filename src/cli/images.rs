@@ -74,6 +74,12 @@ impl ImageArgs {
         self.inputs.iter().chain(&self.mask).map(PathBuf::as_path)
     }
 
+    /// The files that are read, each with its flag.
+    pub fn named_files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let inputs = self.inputs.iter().map(|file| ("--input", file.as_path()));
+        inputs.chain(self.mask.iter().map(|file| ("--mask", file.as_path()))).filter(|(_, file)| !is_stdin(file))
+    }
+
     /// Errors where flags contradict each other in a way that clap does not express.
     pub fn check(&self, prompt_reads_stdin: bool) -> Result<()> {
         let from_stdin = self.files().filter(|file| is_stdin(file)).count() + usize::from(prompt_reads_stdin);

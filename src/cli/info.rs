@@ -4,13 +4,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::values::path;
 use super::{ModelArgs, QuantizeArgs};
 
 /// `flux info`
 #[derive(Args)]
 pub struct Info {
     /// The model, as with --dir
-    #[arg(value_name = "MODEL", conflicts_with = "dir")]
+    #[arg(value_name = "MODEL", value_parser = path(), conflicts_with = "dir")]
     pub path: Option<PathBuf>,
     #[command(flatten)]
     pub model: ModelArgs,

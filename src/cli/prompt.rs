@@ -8,8 +8,7 @@ use flux::{Error, Result};
 /// The most bytes that standard input has beside the prompt: a byte order mark and a line end.
 const BESIDE: usize = 3 + 2;
 
-/// Reads the prompt from `stdin`, and no more than the longest prompt. What an editor or a shell adds is no part of it:
-/// a byte order mark, line ends at its end, and the carriage returns of line ends.
+/// Reads the prompt from `stdin`, and no more than the longest prompt.
 ///
 /// Errors when it is too long, empty, or not UTF-8.
 pub fn read(stdin: &mut dyn Read) -> Result<String> {
@@ -27,23 +26,30 @@ pub fn read(stdin: &mut dyn Read) -> Result<String> {
         ))
         .hint(PROMPT_TOO_LONG));
     }
-    let text = text(bytes)?.replace("\r\n", "\n");
-    let prompt = text.strip_prefix('\u{feff}').unwrap_or(&text).trim_end_matches(['\n', '\r']);
+    let prompt = text(bytes)?;
     if prompt.is_empty() {
         return Err(Error::usage("the prompt is empty").hint("`-p \"\"` draws without a prompt"));
     }
-    Ok(prompt.to_string())
+    Ok(prompt)
 }
 
-/// A prompt of bytes.
+/// A prompt of bytes, from wherever they come. What an editor or a shell adds is no part of it: a byte order mark, line
+/// ends at its end, and the carriage returns of line ends.
 ///
 /// Errors when they are not UTF-8.
 pub fn text(bytes: Vec<u8>) -> Result<String> {
-    String::from_utf8(bytes).map_err(|e| {
+    let text = String::from_utf8(bytes).map_err(|e| {
         let valid = e.utf8_error().valid_up_to();
         Error::usage(format!("the prompt is not valid UTF-8 from byte {} on", valid + 1))
             .hint("write it in UTF-8, as terminals do whose locale is one of UTF-8")
-    })
+    })?;
+    Ok(without_ends(&text))
+}
+
+/// A text without what an editor or a shell adds.
+pub fn without_ends(text: &str) -> String {
+    let text = text.replace("\r\n", "\n");
+    text.strip_prefix('\u{feff}').unwrap_or(&text).trim_end_matches(['\n', '\r']).to_string()
 }
 
 #[cfg(test)]

@@ -1,15 +1,43 @@
 //! `--quantize`: weights in fewer bits.
 
 use clap::Args;
-use flux::pipeline::Quantisation;
+use flux::pipeline::{Quantisation, WeightFormat, weight_format};
 
 use super::MODEL;
+
+/// A value, and what to tell whoever gave it.
+#[derive(Debug, Clone)]
+pub struct Noted<T> {
+    pub value: T,
+    pub notes: Vec<String>,
+}
 
 /// How weights are stored.
 #[derive(Args)]
 pub struct QuantizeArgs {
     /// Bring weights to fewer bits while they are loaded: bf16, fp8, int8, mxfp8, nvfp4, q8_0, q6_k, q5_k, q5_1, q5_0,
     /// q4_k, q4_1 or q4_0; or `transformer=FORMAT,text=FORMAT`, either of which may be left out
-    #[arg(help_heading = MODEL, long, value_name = "FORMAT")]
-    pub quantize: Option<Quantisation>,
+    #[arg(help_heading = MODEL, long, value_name = "FORMAT", value_parser = quantisation)]
+    quantize: Option<Noted<Quantisation>>,
+}
+
+impl QuantizeArgs {
+    /// The formats that weights are brought to.
+    pub fn formats(&self) -> Option<Quantisation> {
+        self.quantize.as_ref().map(|quantize| quantize.value)
+    }
+
+    /// What to tell of the names of formats.
+    pub fn notes(&self) -> &[String] {
+        self.quantize.as_ref().map_or(&[], |quantize| &quantize.notes)
+    }
+}
+
+fn quantisation(text: &str) -> Result<Noted<Quantisation>, String> {
+    Quantisation::read(text).map(|(value, notes)| Noted { value, notes })
+}
+
+/// The format of a name.
+pub fn format(name: &str) -> Result<Noted<WeightFormat>, String> {
+    weight_format(name).map(|(value, note)| Noted { value, notes: Vec::from_iter(note) })
 }

@@ -4,6 +4,8 @@ use clap::Args;
 use flux::pipeline::{Plan, Request};
 use flux::sampler::{Rng, ScheduleKind};
 
+use super::prompt::without_ends;
+use super::values::no_hyphen;
 use super::{PROMPT, SAMPLING};
 
 /// How the sampler goes from noise to an image.
@@ -18,7 +20,7 @@ pub struct SamplerArgs {
     #[arg(help_heading = SAMPLING, long, value_name = "KIND", default_value = "torch")]
     rng: Rng,
     /// What the image should lean away from, in place of nothing; only undistilled models use it
-    #[arg(help_heading = PROMPT, long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(help_heading = PROMPT, long, value_name = "TEXT", allow_hyphen_values = true, value_parser = no_hyphen)]
     negative: Option<String>,
     /// Tokens that the prompt is cut or padded to; the model reads the padding too, so another number gives another
     /// image [default: the model's, 512]
@@ -32,7 +34,7 @@ impl SamplerArgs {
         Request {
             rng: self.rng,
             schedule: self.schedule.clone(),
-            negative: self.negative.clone(),
+            negative: self.negative.as_deref().map(without_ends),
             max_sequence_length: self.max_sequence_length,
             ..request
         }

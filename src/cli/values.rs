@@ -1,9 +1,11 @@
 //! Values of flags, from text.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::ValueEnum;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use flux::Error;
 
 /// `--device`
@@ -166,6 +168,24 @@ pub enum VariantChoice {
 pub enum TimingsFormat {
     Text,
     Json,
+}
+
+/// Why `-` is no file where no standard input or output is meant.
+pub const NO_HYPHEN: &str =
+    "neither standard input nor standard output can take its place: name a file, or `./-` where that is its name";
+
+/// A text, and not `-`.
+pub fn no_hyphen(text: &str) -> Result<String, String> {
+    if text == "-" {
+        Err("the prompt alone is read from standard input: give the text itself".to_string())
+    } else {
+        Ok(text.to_string())
+    }
+}
+
+/// A path, and not `-`.
+pub fn path() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| if path == Path::new("-") { Err(NO_HYPHEN) } else { Ok(path) })
 }
 
 /// A number from 0 to `max`.

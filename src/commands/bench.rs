@@ -18,7 +18,8 @@ pub fn run(args: &Bench) -> Result<()> {
     args.model.check_kv(args.kv)?;
     let dir = named_model(&args.model)?;
     let console = Console::new(args.json, false);
-    dir.iter().flat_map(|dir| dir.notes()).for_each(|note| console.note(note));
+    let notes = dir.iter().flat_map(|dir| dir.notes()).chain(args.quantize.notes());
+    notes.for_each(|note| console.note(note));
     let wanted = Wanted { images: usize::MAX, parallel: ParallelChoice::Off, gains_by_sharing: &|| false };
     let devices = choose_devices(&args.on, &wanted, &console)?;
     let (mut effort, size) = match devices {
@@ -33,7 +34,7 @@ pub fn run(args: &Bench) -> Result<()> {
         sizes: if args.sizes.is_empty() { vec![size] } else { args.sizes.iter().map(|&size| size as usize).collect() },
         references: args.references.iter().map(|&references| references as usize).collect(),
         kv: args.kv,
-        quantisation: args.quantize.quantize.unwrap_or_default(),
+        quantisation: args.quantize.formats().unwrap_or_default(),
         batch: args.batch as usize,
         steps: args.steps.map(|steps| steps as usize),
         in_a_row: args.in_a_row,

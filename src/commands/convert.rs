@@ -6,6 +6,7 @@ use flux::Result;
 use flux::files::Role;
 use flux::pipeline::{Conversion, Converted};
 
+use super::claims;
 use super::signals::Signals;
 use crate::cli::{ComponentChoice, Convert};
 use crate::progress::Console;
@@ -18,9 +19,11 @@ pub fn run(args: &Convert, signals: &Signals) -> Result<()> {
         ComponentChoice::Text => Role::TextEncoder,
     });
     let conversion =
-        Conversion::new(&args.from, role, args.tokenizer.as_deref(), args.format, &args.to, args.no_clobber)?;
+        Conversion::new(&args.from, role, args.tokenizer.as_deref(), args.format.value, &args.to, args.no_clobber)?;
+    claims::of_conversion(args)?;
     signals.listen()?;
     let mut console = Console::new(args.quiet, false);
+    args.format.notes.iter().for_each(|note| console.note(note));
     let done = conversion.write(&signals.cancel_flag(), &mut |progress| console.progress(progress))?;
     console.finish();
     let Converted { path, bytes, tensors, notes } = done;

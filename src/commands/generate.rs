@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 use std::{mem, thread};
 
-use flux::files::ModelFiles;
+use flux::files::{ModelFiles, quantised_cache};
 use flux::pipeline::{ModelInfo, OpenModel, Replicas};
 use flux::{Error, Result};
 
+use super::claims;
 use super::destination::Destination;
 use super::device::{Devices, Wanted, choose_devices};
 use super::images::Images;
@@ -40,11 +41,13 @@ pub fn run(args: Arc<Generate>, start: Instant, signals: &Signals) -> Result<()>
     let tensors = Tensors::new(&args, request.seed)?;
     let dir = model(&args.model)?;
     let cache_folder = args.fp8_cache.then(|| cache_folder(&dir)).transpose()?;
+    let cache = cache_folder.as_ref().map(|folder| folder.join(quantised_cache::FILE));
+    claims::of_images(&args, request.seed, &dir, cache.as_deref())?;
     // Before this only standard input is waited for, and a signal ends the program there.
     signals.listen()?;
     let cancel = signals.cancel_flag();
     let mut console = Console::new(args.quiet, args.verbose);
-    dir.notes().iter().for_each(|note| console.note(note));
+    dir.notes().iter().chain(args.quantize.notes()).for_each(|note| console.note(note));
     // Opening a GPU takes the driver long, so another thread opens the model meanwhile. The tokenizer is read on until
     // the prompt is encoded.
     let (name, dir) = (dir.name().to_string(), Arc::new(dir));
@@ -75,7 +78,7 @@ pub fn run(args: Arc<Generate>, start: Instant, signals: &Signals) -> Result<()>
             console.note(&note);
         }
     }
-    if let Some(wanted) = args.quantize.quantize {
+    if let Some(wanted) = args.quantize.formats() {
         let done = model.quantise(&wanted, &cancel, &mut |progress| console.progress(progress))?;
         console.finish();
         done.iter().for_each(|quantised| console.detail(&quantised.to_string()));

@@ -13,7 +13,8 @@ pub fn run(args: &Info) -> Result<()> {
         Some(path) => model_at(&args.model, Some(path.clone()))?,
         None => model(&args.model)?,
     };
-    let summary = Summary::read(&dir, &args.quantize.quantize.unwrap_or_default())?;
+    let mut summary = Summary::read(&dir, &args.quantize.formats().unwrap_or_default())?;
+    summary.notes.extend_from_slice(args.quantize.notes());
     let text = if args.json {
         serde_json::to_string(&summary).map_err(|e| Error::new(format!("cannot write the summary as JSON: {e}")))?
     } else {

@@ -215,7 +215,7 @@ impl Job {
         facts.extend(self.args.tensors.facts());
         facts.extend(images::facts(&self.args.images));
         let used: Vec<_> = adapters(&self.request).iter().map(ReportedAdapter::to_string).collect();
-        facts.extend(self.args.quantize.quantize.map(|quantize| ("quantize", quantize.to_string())));
+        facts.extend(self.args.quantize.formats().map(|formats| ("quantize", formats.to_string())));
         if !used.is_empty() {
             facts.push(("lora", used.join(", ")));
         }

@@ -1,6 +1,7 @@
 //! What the program does: one file for each subcommand, and one for none.
 
 pub mod bench;
+mod claims;
 pub mod compare;
 pub mod convert;
 mod destination;

@@ -20,13 +20,8 @@ impl Tensors {
     pub fn new(args: &Generate, seed: u64) -> Result<Self> {
         let target =
             |path: &std::path::Path, flag: &str| ArrayTarget::new(path, args.no_clobber).map_err(|e| e.at(flag));
-        let seeds = seed..=seed.saturating_add(args.count - 1);
-        let latents = match &args.tensors.save_latents {
-            Some(path) => {
-                seeds.map(|seed| target(&args.of_seed(path, seed), "--save-latents")).collect::<Result<_>>()?
-            }
-            None => Vec::new(),
-        };
+        let latents = args.latents_outputs(seed);
+        let latents = latents.iter().map(|path| target(path, "--save-latents")).collect::<Result<_>>()?;
         let embeddings = args.tensors.save_embeddings.as_deref();
         let embeddings = embeddings.map(|path| target(path, "--save-embeddings")).transpose()?;
         Ok(Self { latents, embeddings })

@@ -9,11 +9,14 @@ use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use super::{atomic, overwrite, regular};
+use super::identity::check_replaceable;
+use super::overwrite::create_folder;
+use super::{atomic, near, overwrite, regular};
 use crate::error::{Error, Result};
 
 /// The longest file: the latents of eight images of 8192 x 8192 pixels in float32, with as much to spare.
 const MAX_BYTES: u64 = 2 << 30;
+const NAME_SAFETENSORS: &str = "name a file that ends with .safetensors";
 
 /// A tensor in float32.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,7 +57,7 @@ impl ArrayFile {
     ///
     /// Errors when it cannot be read, is no safetensors file, or is longer than 2 GiB.
     pub fn read(path: &Path) -> Result<Self> {
-        let file = regular::open(path, "name a file that is there")?;
+        let file = regular::open(path, &near::hint_for(path, "name a file that is there"))?;
         let unreadable = |e: io::Error| {
             Error::new(format!("cannot read it: {e}")).at_path(path).hint("is the disk that holds it in order?")
         };
@@ -151,16 +154,22 @@ impl ArrayTarget {
     /// Checks what can go wrong with `path` before any work is done for it. A file that is there is kept and an error
     /// where `keeps` is set.
     ///
-    /// Errors when the path is a folder, a device, a pipe or a socket, the file refuses to be written, or the folder
-    /// does not exist or takes no file.
+    /// Errors when the path has another ending than `.safetensors`, is a folder, a device, a pipe or a socket, or weights
+    /// of a model or adapter, when the file refuses to be written, or the folder does not exist or takes no file.
     pub fn new(path: &Path, keeps: bool) -> Result<Self> {
+        check_ending(path)?;
         // Through links, as every program that writes to an open file; a link to nothing stays as it is.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         match fs::symlink_metadata(&path) {
             Ok(_) if keeps => return Err(already_there(&path)),
             Ok(found) if !found.is_file() => {
-                return Err(Error::usage(format!("`{}` is there, and not a file", path.display()))
-                    .hint("name a file that ends with .safetensors"));
+                return Err(
+                    Error::usage(format!("`{}` is there, and not a file", path.display())).hint(NAME_SAFETENSORS)
+                );
+            }
+            Ok(_) => {
+                check_replaceable(&path, None)?;
+                overwrite::check(&path).map_err(|e| cannot_write(&path, &e))?;
             }
             _ => overwrite::check(&path).map_err(|e| cannot_write(&path, &e))?,
         }
@@ -195,6 +204,16 @@ impl ArrayTarget {
     }
 }
 
+/// Errors when the name is not that of a safetensors file: a reader would take the file for something else.
+fn check_ending(path: &Path) -> Result<()> {
+    let ending = path.extension().map(|ending| ending.to_ascii_lowercase());
+    if ending.is_some_and(|ending| ending == "safetensors" || ending == "sft") {
+        return Ok(());
+    }
+    Err(Error::usage(format!("tensors are written as safetensors, which `{}` is not by its name", path.display()))
+        .hint(NAME_SAFETENSORS))
+}
+
 fn already_there(path: &Path) -> Error {
     Error::new(format!("`{}` is there already", path.display()))
         .at("--no-clobber")
@@ -202,8 +221,8 @@ fn already_there(path: &Path) -> Error {
 }
 
 fn cannot_write(path: &Path, cause: &io::Error) -> Error {
-    let hint = match cause.kind() {
-        io::ErrorKind::NotFound => "create its folder first, as with `mkdir -p FOLDER`",
+    let hint: &str = match cause.kind() {
+        io::ErrorKind::NotFound => &create_folder(path),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free some space, or name another folder",
         _ => "name a file and folder that you may write to",
     };
@@ -274,7 +293,30 @@ mod tests {
         fs::File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
         refused(ArrayFile::read(&path), &["expected at most 2147483648"]);
         refused(ArrayFile::read(folder.path()), &["not a regular file"]);
-        refused(ArrayTarget::new(folder.path(), false), &["not a file"]);
-        refused(ArrayTarget::new(&folder.path().join("none/a"), false), &["mkdir"]);
+        fs::create_dir(folder.path().join("b.safetensors")).unwrap();
+        refused(ArrayTarget::new(&folder.path().join("b.safetensors"), false), &["not a file"]);
+        refused(ArrayTarget::new(&folder.path().join("none/a.safetensors"), false), &["mkdir"]);
+    }
+
+    #[test]
+    fn tensors_go_to_safetensors_files_alone_and_over_no_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = |name: &str| ArrayTarget::new(&folder.path().join(name), false);
+        for name in ["a", "a.png", "a.gguf", "a.safetensors.png", "safetensors", ".safetensors", "a."] {
+            refused(target(name), &["tensors are written as safetensors", "ends with .safetensors"]);
+        }
+        for name in ["a.safetensors", "a.SafeTensors", "a.sft"] {
+            assert!(target(name).is_ok(), "{name}");
+        }
+        for (tensor, what) in [
+            ("decoder.mid_block.resnets.0.conv1.weight", "a VAE"),
+            ("transformer.single_transformer_blocks.0.attn.to_out.lora_A.weight", "an adapter"),
+            ("double_blocks.0.img_mod.lin.weight", "a FLUX.1 transformer"),
+        ] {
+            write(&folder.path().join("w.safetensors"), &[(tensor, Dtype::F32, &[1], &[0; 4])]);
+            refused(target("w.safetensors"), &["w.safetensors", what, "is not written over", "remove this one"]);
+        }
+        write(&folder.path().join("w.safetensors"), &[("latents", Dtype::F32, &[1], &[0; 4])]);
+        assert!(target("w.safetensors").is_ok());
     }
 }

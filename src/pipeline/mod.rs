@@ -109,6 +109,7 @@ mod timings;
 
 pub use crate::files::Format as WeightFormat;
 pub use crate::files::adapter::{Adapter, AdapterUse};
+pub use crate::files::quantise::format_of_name as weight_format;
 pub use block_sizes::BlockSizes;
 pub use convert::{Conversion, Converted};
 pub use embeddings::Embeddings;
@@ -124,7 +125,7 @@ pub use parallel::Parallel;
 pub use placement::Placement;
 pub use plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};
 pub use progress::{CancelFlag, Progress, Stage};
-pub use quantise::{Quantisation, Quantised, weight_format};
+pub use quantise::{Quantisation, Quantised};
 pub use replicas::{Made, Replica, Replicas, Share, Sink};
 pub use session::{Decoded, Session};
 pub use summary::{ComponentSummary, MemoryLevel, Sizes, Summary};

@@ -23,6 +23,12 @@ fn a_prompt_may_be_empty_or_come_from_standard_input() {
         assert!(piped(bytes).status.success());
         assert_eq!(texts(&folder.path().join("piped.png"))[0].1, "two\nlines");
     }
+    // The same as an argument.
+    for prompt in ["two\nlines\n", "two\r\nlines\r\n\r\n", "\u{feff}two\r\nlines"] {
+        draw(folder.path(), &["-p", prompt, "-o", "given.png"]).succeeds();
+        assert_eq!(texts(&folder.path().join("given.png"))[0].1, "two\nlines", "{prompt:?}");
+    }
+    draw(folder.path(), &["-p", "a cat\rand a dog"]).fails(2, &["control character U+000D", "in: --prompt"]);
     for (bytes, words) in [
         (&b"\xff\xfe"[..], "not valid UTF-8 from byte 1 on"),
         (b"", "the prompt is empty"),

@@ -5,6 +5,7 @@
 //! memory beside what is made. The bytes are the same on every processor and on any number of cores.
 
 mod gguf_blocks;
+mod names;
 mod scaled;
 mod search;
 #[cfg(test)]
@@ -17,28 +18,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use half::bf16;
 use rayon::prelude::*;
 
+pub use self::names::{FORMATS, format_of_name, name_of_format};
 use super::bytes::Bytes;
 use super::dequantise::dequantise_rows;
 use super::format::Format;
 use super::scales::{BlockScales, FileSlice, ScaleLayout, Scales};
 use super::tensor_view::TensorView;
-
-/// The formats that weights are brought to, by the names that users give them.
-pub const FORMATS: [(&str, Format); 13] = [
-    ("bf16", Format::Bf16),
-    ("fp8", Format::E4m3),
-    ("int8", Format::Int8),
-    ("mxfp8", Format::Mxfp8),
-    ("nvfp4", Format::Nvfp4),
-    ("q8_0", Format::Q8_0),
-    ("q6_k", Format::Q6K),
-    ("q5_k", Format::Q5K),
-    ("q5_1", Format::Q5_1),
-    ("q5_0", Format::Q5_0),
-    ("q4_k", Format::Q4K),
-    ("q4_1", Format::Q4_1),
-    ("q4_0", Format::Q4_0),
-];
 
 /// A largest magnitude at which no format loses more than it should: those of scales in float16 lose bits below.
 const SAFE_MAGNITUDE: f32 = 0.01;
@@ -46,16 +31,6 @@ const SAFE_MAGNITUDE: f32 = 0.01;
 const MOST_LOST: f64 = 0.25;
 /// Values that one task reads: one MiB.
 const PANEL_VALUES: usize = 1 << 18;
-
-/// The format of a name, in any case.
-pub fn format_of_name(name: &str) -> Option<Format> {
-    FORMATS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, format)| *format)
-}
-
-/// The name of a format that weights are brought to.
-pub fn name_of_format(format: Format) -> Option<&'static str> {
-    FORMATS.iter().find(|(_, known)| *known == format).map(|(name, _)| *name)
-}
 
 /// The format in which rows of `cols` values are stored where `wanted` is asked for: the one of the next larger size whose
 /// blocks fit, as llama.cpp chooses it; none where no such blocks fit.

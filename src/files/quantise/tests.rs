@@ -40,15 +40,6 @@ fn bytes_of(view: &TensorView) -> (Vec<u8>, Vec<u8>, f32) {
     }
 }
 
-#[test]
-fn names_are_of_one_format_each() {
-    for (name, format) in FORMATS {
-        assert_eq!(format_of_name(&name.to_uppercase()), Some(format));
-        assert_eq!(name_of_format(format), Some(name));
-    }
-    assert_eq!(format_of_name("q9"), None);
-}
-
 /// Bounds are a tenth above what was observed.
 #[test]
 fn normal_values_come_back_with_the_error_of_the_format() {

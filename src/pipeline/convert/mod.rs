@@ -19,7 +19,7 @@ use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::files::names::llama_cpp_name;
 use crate::files::quantise::name_of_format;
 use crate::files::writer::TensorTarget;
-use crate::files::{Component, Format, Role, TensorFiles, TensorView, TokenizerFile};
+use crate::files::{Component, FileId, Format, Role, TensorFiles, TensorView, TokenizerFile, check_replaceable};
 use crate::text_encoder::TextEncoderConfig;
 use crate::transformer::TransformerConfig;
 
@@ -62,7 +62,7 @@ impl Conversion {
     /// file of a text encoder, in place of its own. With `keeps` a file that is there stays.
     ///
     /// Errors when there is no such component, files of the kind of `to` have no such format, or `to` cannot be written or
-    /// is a file of the component.
+    /// is a file of the component or holds weights of another kind.
     pub fn new(
         from: &Path,
         role: Option<Role>,
@@ -100,12 +100,13 @@ impl Conversion {
         let tokenizer = needs_tokenizer.then(|| component.own_tokenizer(tokenizer)).transpose()?;
         let files = component.tensors()?;
         let target = TensorTarget::new(to, keeps)?;
-        let same = |path: &Path| path.canonicalize().is_ok_and(|path| path == target.path());
-        if files.files().iter().any(|file| same(file.path())) {
+        let written = FileId::of(target.path());
+        if files.files().iter().any(|file| FileId::of(file.path()) == written) {
             return Err(Error::usage(format!("`{}` is what is read", to.display()))
                 .at_path(to)
                 .hint("name another file to write"));
         }
+        check_replaceable(to, Some(component.role())).map_err(|e| e.at_path(to))?;
         Ok(Self { component, tokenizer, files, kind, format, target })
     }
 

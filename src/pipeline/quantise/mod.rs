@@ -12,7 +12,7 @@ use super::info::ModelInfo;
 use super::opened::OpenModel;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
 use crate::error::Result;
-use crate::files::quantise::{FORMATS, bits_per_value, format_of_name, name_of_format};
+use crate::files::quantise::{bits_per_value, format_of_name, name_of_format};
 use crate::files::{Format, Role, TensorFiles};
 use crate::nn::WeightPolicy;
 
@@ -37,24 +37,25 @@ pub struct Quantised {
     seconds: f64,
 }
 
-/// The format of a name, as users give it.
-///
-/// Errors with the names that are known.
-pub fn weight_format(name: &str) -> std::result::Result<Format, String> {
-    let known = || FORMATS.map(|(name, _)| name).join(", ");
-    format_of_name(name).ok_or_else(|| format!("`{name}` is no format of weights, expected one of {}", known()))
-}
-
 impl FromStr for Quantisation {
     type Err = String;
 
-    /// `FORMAT` for all components, or `transformer=FORMAT`, `text=FORMAT` or both with a comma in between.
     fn from_str(text: &str) -> std::result::Result<Self, String> {
+        Self::read(text).map(|(wanted, _)| wanted)
+    }
+}
+
+impl Quantisation {
+    /// Reads `FORMAT` for all components, or `transformer=FORMAT`, `text=FORMAT` or both with a comma in between. With
+    /// them comes what to tell whoever gave the names of formats.
+    ///
+    /// Errors with the reason.
+    pub fn read(text: &str) -> std::result::Result<(Self, Vec<String>), String> {
         if !text.contains('=') {
-            let format = weight_format(text)?;
-            return Ok(Self { transformer: Some(format), text_encoder: Some(format) });
+            let (format, note) = format_of_name(text)?;
+            return Ok((Self { transformer: Some(format), text_encoder: Some(format) }, Vec::from_iter(note)));
         }
-        let mut wanted = Self::default();
+        let (mut wanted, mut notes) = (Self::default(), Vec::new());
         for item in text.split(',') {
             let (component, format) = item.split_once('=').ok_or_else(|| format!("`{item}` names no component"))?;
             let place = match COMPONENTS.iter().find(|(name, _)| *name == component) {
@@ -62,11 +63,13 @@ impl FromStr for Quantisation {
                 Some(_) => &mut wanted.transformer,
                 None => return Err(format!("`{component}` is no component, expected transformer or text")),
             };
-            if place.replace(weight_format(format)?).is_some() {
+            let (format, note) = format_of_name(format)?;
+            notes.extend(note.filter(|note| !notes.contains(note)));
+            if place.replace(format).is_some() {
                 return Err(format!("`{component}` is there twice"));
             }
         }
-        Ok(wanted)
+        Ok((wanted, notes))
     }
 }
 
@@ -225,11 +228,14 @@ mod tests {
         let both = Quantisation { transformer: Some(Format::Q4K), text_encoder: Some(Format::Q4K) };
         assert_eq!(parse("q4_k"), Ok(both));
         assert_eq!(parse("transformer=Q4_K,text=q4_k"), Ok(both));
+        let (found, notes) = Quantisation::read("transformer=Q4_K_M,text=Q4_K_M").unwrap();
+        assert!(found == both && notes.len() == 1 && notes[0].contains("Q4_K_M is taken as q4_k"), "{notes:?}");
         let text = Quantisation { transformer: None, text_encoder: Some(Format::Q8_0) };
         assert_eq!((parse("text=q8_0"), text.to_string()), (Ok(text), "text=q8_0".to_string()));
         assert_eq!(both.to_string().parse(), Ok(both));
         for (bad, words) in [
-            ("q4", "`q4` is no format of weights, expected one of bf16, fp8, int8, "),
+            ("q9", "`q9` is no format of weights, expected one of bf16, fp8, int8, "),
+            ("text=q4", "`q4` is no format of weights that are made, the nearest is q4_k; expected one of bf16, "),
             ("vae=q8_0", "`vae` is no component, expected transformer or text"),
             ("text=q8_0,text=q4_0", "`text` is there twice"),
             ("text=q8_0,q4_0", "`q4_0` names no component"),

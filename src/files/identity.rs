@@ -1,0 +1,187 @@
+//! Which file a path leads to, whatever it is called, which files belong to a model, and which are not to be lost.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::component::open_weights;
+use super::model_files::{INDEX, ModelFiles, TokenizerFile};
+use super::quantised_cache;
+use super::recognise::{Kind, Role};
+use crate::error::{Error, Result};
+
+/// Endings of files that a model or an adapter may have.
+const ENDINGS: [&str; 9] = ["json", "safetensors", "sft", "gguf", "txt", "jinja", "model", "bin", "pt"];
+
+/// One file, by whatever path: links, hard links and other spellings have the same.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct FileId(Entry);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Entry {
+    There(Inode),
+    /// A file that is not there yet: its folder, and its name.
+    New(Option<Inode>, OsString),
+}
+
+#[cfg(unix)]
+type Inode = (u64, u64);
+#[cfg(not(unix))]
+type Inode = PathBuf;
+
+/// What tells a file that is there apart from all others.
+#[cfg(unix)]
+fn inode(path: &Path) -> Option<Inode> {
+    use std::os::unix::fs::MetadataExt;
+    path.metadata().ok().map(|found| (found.dev(), found.ino()))
+}
+
+#[cfg(not(unix))]
+fn inode(path: &Path) -> Option<Inode> {
+    path.canonicalize().ok()
+}
+
+impl FileId {
+    /// The file at `path`, or the one that would be made there.
+    pub fn of(path: &Path) -> Self {
+        if let Some(inode) = inode(path) {
+            return Self(Entry::There(inode));
+        }
+        let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+        // Without its folder nothing can be made there, and the whole path is as good a name as any.
+        let found = inode(folder);
+        let name = if found.is_some() { path.file_name() } else { None };
+        Self(Entry::New(found, name.unwrap_or(path.as_os_str()).to_os_string()))
+    }
+}
+
+/// The files of the adapter, the part of a model or the whole model at `path`: of a folder those with the endings of such
+/// files, of a file in the folder of a whole model all files of that.
+pub fn files_at(path: &Path) -> BTreeSet<PathBuf> {
+    let mut files = BTreeSet::new();
+    // Above a link there may be another folder than above the file.
+    for path in [Some(path.to_path_buf()), path.canonicalize().ok()].into_iter().flatten() {
+        add(&path, &mut files);
+        path.ancestors().skip(1).take(2).filter(|folder| is_whole(folder)).for_each(|folder| add(folder, &mut files));
+    }
+    files
+}
+
+fn is_whole(folder: &Path) -> bool {
+    folder.join(INDEX).exists()
+}
+
+fn add(path: &Path, files: &mut BTreeSet<PathBuf>) {
+    // That of a name alone is `""`.
+    let folder = if path == Path::new("") { Path::new(".") } else { path };
+    if !folder.is_dir() {
+        files.insert(path.to_path_buf());
+        let beside = ["config.json", "adapter_config.json"].map(|name| path.with_file_name(name));
+        files.extend(beside.into_iter().filter(|config| config.is_file()));
+        return;
+    }
+    let is_whole = is_whole(folder);
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            let inner = std::fs::read_dir(&path).into_iter().flatten().flatten().filter(|_| is_whole);
+            files.extend(inner.map(|entry| entry.path()).filter(|path| has_ending(path)));
+        } else if has_ending(&path) && !(is_whole && holds_other_tensors(&path)) {
+            files.insert(path);
+        }
+    }
+}
+
+/// Whether a file beside the parts of a model is one of tensors that are no weights, such as latents of an earlier run.
+fn holds_other_tensors(path: &Path) -> bool {
+    let is_cache = path.file_name().is_some_and(|name| name == quantised_cache::FILE);
+    let is_safetensors = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("safetensors"));
+    is_safetensors && !is_cache && check_replaceable(path, None).is_ok()
+}
+
+fn has_ending(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known)))
+}
+
+/// Checks that nobody loses weights when a file is written at `path`: those of the component `by` may take the place of
+/// others that are the same component.
+///
+/// Errors when there are other weights.
+pub fn check_replaceable(path: &Path, by: Option<Role>) -> Result<()> {
+    match open_weights(path).map(|file| Kind::of(file.names())) {
+        Ok(Kind::Component(role, _)) if Some(role) == by => Ok(()),
+        Ok(kind @ (Kind::Component(..) | Kind::Adapter | Kind::Other(_))) => {
+            Err(Error::usage(format!("`{}` is {}, and is not written over", path.display(), kind.title()))
+                .hint("name another file, or remove this one first"))
+        }
+        Ok(Kind::Unknown) | Err(_) => Ok(()),
+    }
+}
+
+impl ModelFiles {
+    /// The files on disk that belong to it, also those of its folders that nothing reads.
+    pub fn on_disk(&self) -> BTreeSet<PathBuf> {
+        let parts = [Role::TextEncoder, Role::Transformer, Role::Vae].map(|role| self.component(role).path());
+        let tokenizer = match self.tokenizer() {
+            TokenizerFile::Json(folder, name) => Some(folder.path(name)),
+            TokenizerFile::Gguf(path) => Some(path.clone()),
+            TokenizerFile::Qwen3 => None,
+        };
+        let index = self.index.as_ref().and_then(|folder| folder.on_disk()).map(Path::to_path_buf);
+        parts.iter().chain(&tokenizer).chain(&index).flat_map(|path| files_at(path)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_is_the_same_by_every_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("a"), "a").unwrap();
+        fs::write(at("b"), "a").unwrap();
+        fs::create_dir(at("below")).unwrap();
+        fs::hard_link(at("a"), at("hard")).unwrap();
+        std::os::unix::fs::symlink("a", at("link")).unwrap();
+        std::os::unix::fs::symlink("below", at("other")).unwrap();
+        for name in ["./a", "below/../a", "hard", "link", "other/../link"] {
+            assert_eq!(FileId::of(&at(name)), FileId::of(&at("a")), "{name}");
+        }
+        assert_ne!(FileId::of(&at("b")), FileId::of(&at("a")));
+        // Files that are not there yet.
+        assert_eq!(FileId::of(&at("below/new")), FileId::of(&at("other/new")));
+        assert_ne!(FileId::of(&at("below/new")), FileId::of(&at("below/newer")));
+        assert_ne!(FileId::of(&at("new")), FileId::of(&at("below/new")));
+        assert_ne!(FileId::of(&at("none/new")), FileId::of(&at("none too/new")));
+        assert_eq!(FileId::of(Path::new("none.png")), FileId::of(Path::new("./none.png")));
+    }
+
+    #[test]
+    fn a_model_has_the_files_of_all_its_folders() {
+        let tiny = Path::new("models/tiny");
+        let names = |path: &Path| -> Vec<String> {
+            let below = |file: &PathBuf| Some(file.strip_prefix(tiny).ok()?.to_str()?.to_string());
+            files_at(path).iter().filter_map(below).collect()
+        };
+        let all = names(tiny);
+        for file in [
+            "model_index.json",
+            "scheduler/scheduler_config.json",
+            "text_encoder/config.json",
+            "tokenizer/tokenizer.json",
+            "transformer/diffusion_pytorch_model.safetensors",
+            "vae/diffusion_pytorch_model.safetensors",
+        ] {
+            assert!(all.iter().any(|name| name == file), "{file}: {all:?}");
+        }
+        assert_eq!(names(&tiny.join("vae")), all, "a part of it");
+        assert_eq!(names(&tiny.join("vae/diffusion_pytorch_model.safetensors")), all, "a file of it");
+        let model = ModelFiles::open(tiny).unwrap();
+        assert!(all.iter().all(|name| model.on_disk().contains(&tiny.join(name))));
+    }
+}

@@ -1,0 +1,235 @@
+//! What a run reads is not written over, and no file is written twice.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use crate::folder;
+use crate::program::{Run, SMALL, draw, flux, project};
+
+/// A folder with a copy of the built-in model in `model`, an adapter, an image and a mask.
+fn workplace() -> tempfile::TempDir {
+    let folder = folder();
+    copy(&project("models/tiny"), &folder.path().join("model"));
+    let image = ["-p", "a cat", "-S", "1", "--size", "64", "-s", "1", "--device", "cpu", "-q", "-o", "in.png"];
+    Run::of(flux().current_dir(folder.path()).args(image)).succeeds();
+    fs::copy(folder.path().join("in.png"), folder.path().join("mask.png")).unwrap();
+    fs::write(folder.path().join("lora.safetensors"), "an adapter, which is not opened yet").unwrap();
+    folder
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// All files below a folder with their bytes; links as what they lead to.
+fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            found.extend(contents(&path));
+        } else {
+            found.insert(path.clone(), fs::read(&path).unwrap_or_default());
+        }
+    }
+    found
+}
+
+#[track_caller]
+fn refused(folder: &Path, flags: &[&str], words: &[&str]) {
+    let before = contents(folder);
+    draw(folder, &[&["-S", "7"], flags].concat()).fails(2, &[words, &["hint: "]].concat());
+    assert!(contents(folder) == before, "{flags:?}");
+}
+
+#[test]
+fn files_of_the_model_and_of_adapters_are_never_written_over() {
+    let folder = workplace();
+    let at = |name: &str| folder.path().join(name);
+    fs::hard_link(at("model/vae/diffusion_pytorch_model.safetensors"), at("hard.safetensors")).unwrap();
+    fs::hard_link(at("model/tokenizer/tokenizer.json"), at("hard.png")).unwrap();
+    symlink("model/text_encoder/model.safetensors", at("link.safetensors")).unwrap();
+    symlink("model/transformer/config.json", at("link.webp")).unwrap();
+    symlink("lora.safetensors", at("lora.png")).unwrap();
+    for force in [&[][..], &["--force"]] {
+        let model = |flags: &[&str], words: &[&str]| {
+            refused(folder.path(), &[&["-p", "a cat", "-d", "model"], force, flags].concat(), words);
+        };
+        for file in ["model/transformer/diffusion_pytorch_model.safetensors", "hard.safetensors", "link.safetensors"] {
+            model(&["--save-latents", file], &["is not written over", "--save-latents"]);
+            model(&["--save-embeddings", &format!("./{file}")], &["is not written over", "--save-embeddings"]);
+        }
+        model(&["-o", "hard.png"], &["`hard.png` is a file of the model", "tokenizer.json", "in: --output"]);
+        model(&["-o", "link.webp"], &["`link.webp` is a file of the model", "config.json"]);
+        let lora = |flags: &[&str], words: &[&str]| {
+            let flags = [&["-p", "a cat", "--lora", "lora.safetensors:0.5"], force, flags].concat();
+            refused(folder.path(), &flags, words);
+        };
+        lora(&["--save-latents", "./lora.safetensors"], &["is a file of what `--lora` names", "in: --save-latents"]);
+        lora(&["-o", "lora.png"], &["`lora.png` is a file of what `--lora` names", "in: --output"]);
+    }
+    // Parts that are named by themselves, and a model from the environment.
+    let part = ["--vae", "model/vae", "-o", "hard.png"];
+    refused(folder.path(), &[&["-p", "a cat"], &part[..]].concat(), &["`hard.png` is a file of the model"]);
+    let mut command = flux();
+    command.current_dir(folder.path()).env("FLUX_MODEL", "model").args(SMALL).args(["-p", "a cat", "-o", "hard.png"]);
+    Run::of(&mut command).fails(2, &["`hard.png` is a file of the model"]);
+    // What is beside them may be written.
+    let flags =
+        ["-p", "a cat", "-d", "model", "-S", "1", "-o", "model/new.png", "--save-latents", "model/new.safetensors"];
+    draw(folder.path(), &flags).succeeds();
+    draw(folder.path(), &flags).succeeds();
+}
+
+#[test]
+fn what_is_read_is_written_over_by_force_alone() {
+    let folder = workplace();
+    let at = |name: &str| folder.path().join(name);
+    fs::hard_link(at("mask.png"), at("hard.png")).unwrap();
+    let save = ["-p", "a cat", "-S", "7", "-q", "-o", "a.png", "--save-latents", "l.safetensors"];
+    draw(folder.path(), &[&save[..], &["--save-embeddings", "e.safetensors"]].concat()).succeeds();
+    let force = "--force";
+    for (flags, words) in [
+        (
+            &["-p", "a cat", "-i", "in.png", "-o", "in.png"][..],
+            ["`in.png` is what `--input` reads", "in: --output", force],
+        ),
+        (
+            &["-p", "a cat", "-i", "in.png", "-o", "./in.png"],
+            ["`./in.png` is what `--input` reads, `in.png`", "", force],
+        ),
+        (&["-p", "a cat", "-i", "in.png", "--mask", "mask.png", "-o", "hard.png"], ["what `--mask` reads", "", force]),
+        (
+            &["-p", "a cat", "-i", "in-7.png", "-n", "2", "-o", "in.png"],
+            ["`in-7.png` is what `--input` reads", "", force],
+        ),
+        (
+            &["-p", "a cat", "--latents", "l.safetensors", "--save-latents", "l.safetensors"],
+            ["what `--latents` reads", "", force],
+        ),
+        (
+            &["-p", "a cat", "--noise", "l.safetensors", "--save-embeddings", "l.safetensors"],
+            ["what `--noise` reads", "", force],
+        ),
+        (
+            &["--embeddings", "e.safetensors", "--save-latents", "e.safetensors"],
+            ["what `--embeddings` reads", "", force],
+        ),
+    ] {
+        fs::copy(at("in.png"), at("in-7.png")).unwrap();
+        refused(folder.path(), flags, &words);
+    }
+    let piped = |flags: &[&str]| {
+        let mut command = flux();
+        command.current_dir(folder.path()).args(SMALL).args(["-p", "a cat", "-S", "7", "-i", "-", "-o", "in.png"]);
+        Run::of(command.args(flags).stdin(File::open(at("in.png")).unwrap()))
+    };
+    piped(&[]).fails(2, &["`in.png` is standard input", "--force"]);
+    draw(folder.path(), &["-p", "a cat", "-S", "7", "-i", "in.png", "-o", "other.png"]).succeeds();
+    let (before, made) = (fs::read(at("in.png")).unwrap(), flux::input::read(&at("other.png")).unwrap());
+    draw(folder.path(), &["-p", "a cat", "-S", "7", "-i", "in.png", "-o", "in.png", force]).succeeds();
+    assert!(flux::input::read(&at("in.png")).unwrap().bytes == made.bytes);
+    fs::write(at("in.png"), before).unwrap();
+    piped(&[force]).succeeds();
+    assert!(flux::input::read(&at("in.png")).unwrap().bytes == made.bytes);
+    draw(folder.path(), &["-p", "x", force, "--no-clobber"]).fails(2, &["--force", "--no-clobber"]);
+}
+
+#[test]
+fn no_file_is_written_twice() {
+    let folder = workplace();
+    let at = |name: &str| folder.path().join(name);
+    symlink("cat-8.png", at("cat-7.png")).unwrap();
+    fs::write(at("cat-8.png"), "old").unwrap();
+    fs::hard_link(at("cat-8.png"), at("cat.safetensors")).unwrap();
+    let both = ["`--save-latents`", "`--save-embeddings`", "written twice"];
+    for (flags, words) in [
+        (&["--save-latents", "x.safetensors", "--save-embeddings", "./x.safetensors"][..], both),
+        (&["-n", "2", "--save-latents", "x.safetensors", "--save-embeddings", "x-8.safetensors"], both),
+        (
+            &["-n", "2", "-o", "cat.png"],
+            ["`cat-7.png` and `cat-8.png` are the same file", "in: --output", "remove the link"],
+        ),
+        (
+            &["-o", "cat-7.png", "--save-latents", "cat.safetensors"],
+            ["written twice", "`--output`", "`--save-latents`"],
+        ),
+    ] {
+        refused(folder.path(), &[&["-p", "a cat"], flags].concat(), &words);
+        refused(folder.path(), &[&["-p", "a cat", "--force"], flags].concat(), &words);
+    }
+    for name in ["x.png", "x", "x.gguf", "in.png"] {
+        for flag in ["--save-latents", "--save-embeddings"] {
+            refused(folder.path(), &["-p", "a cat", flag, name], &[name, flag, "ends with .safetensors"]);
+        }
+    }
+}
+
+#[test]
+fn convert_writes_over_no_file_of_the_model_and_over_no_other_weights() {
+    let folder = workplace();
+    let at = |name: &str| folder.path().join(name);
+    let convert = |args: &[&str]| Run::of(flux().current_dir(folder.path()).args(["convert", "-q"]).args(args));
+    copy(&project("models/tiny/vae"), &at("apart"));
+    fs::hard_link(at("model/transformer/diffusion_pytorch_model.safetensors"), at("hard.safetensors")).unwrap();
+    symlink("model/text_encoder/config.json", at("link.safetensors")).unwrap();
+    convert(&["model", "t.gguf", "--format", "q8_0"]).succeeds();
+    fs::hard_link(at("t.gguf"), at("hard.gguf")).unwrap();
+    let before = contents(folder.path());
+    for (from, to, format) in [
+        ("model", "model/vae/diffusion_pytorch_model.safetensors", "bf16"),
+        ("model", "model/text_encoder/model.safetensors", "bf16"),
+        ("model/transformer", "model/text_encoder/model.safetensors", "bf16"),
+        ("model/transformer/diffusion_pytorch_model.safetensors", "link.safetensors", "bf16"),
+        ("model", "hard.safetensors", "bf16"),
+        ("model", "apart/diffusion_pytorch_model.safetensors", "bf16"),
+        ("t.gguf", "./t.gguf", "q4_0"),
+        ("t.gguf", "hard.gguf", "q4_0"),
+    ] {
+        convert(&[from, to, "--format", format]).fails(2, &["`", to, "hint: "]);
+        assert!(contents(folder.path()) == before, "{from} {to}");
+    }
+    // An older file of the same kind is.
+    convert(&["model", "hard.gguf", "--format", "q4_0"]).succeeds();
+}
+
+#[test]
+fn a_hyphen_is_refused_where_it_is_no_file() {
+    let folder = folder();
+    for flag in [
+        "-d",
+        "--text-encoder",
+        "--vae",
+        "--tokenizer",
+        "--lora",
+        "--noise",
+        "--latents",
+        "--embeddings",
+        "--save-latents",
+        "--save-embeddings",
+    ] {
+        let prompt: &[&str] = if flag == "--embeddings" { &[] } else { &["-p", "a cat"] };
+        draw(folder.path(), &[prompt, &[flag, "-"]].concat()).fails(2, &["neither standard input nor standard output"]);
+    }
+    draw(folder.path(), &["-p", "a cat", "--negative", "-"])
+        .fails(2, &["the prompt alone is read from standard input"]);
+    for args in [
+        &["info", "-"][..],
+        &["info", "-d", "-"],
+        &["compare", "a.png", "-"],
+        &["convert", "-", "x.gguf", "--format", "q8_0"],
+        &["convert", "x", "-", "--format", "q8_0"],
+        &["bench", "--vae", "-"],
+    ] {
+        Run::of(flux().current_dir(folder.path()).args(args)).fails(2, &["neither standard input", "name a file"]);
+    }
+}
