@@ -3,6 +3,7 @@
 mod adapters;
 mod bench;
 mod convert;
+mod foreign;
 mod images;
 mod info;
 mod prompt;
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 pub use adapters::AdapterArgs;
 pub use bench::Bench;
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, value_parser};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 pub use convert::{ComponentChoice, Convert};
 use flux::pipeline::Request;
 use flux::{Error, Result};
@@ -27,8 +28,8 @@ pub use info::Info;
 pub use quantize::QuantizeArgs;
 pub use sampler::{SamplerArgs, facts};
 pub use tensors::TensorArgs;
-pub use values::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice, TimingsFormat, VariantChoice};
-use values::{Seed, Size, decibels, gibibytes};
+pub use values::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice, ProgressChoice, TimingsFormat, VariantChoice};
+use values::{SIDE, Seed, Size, decibels, decimal, gibibytes, whole, whole_of};
 
 /// The headings of `--help`.
 const PROMPT: &str = "What to draw";
@@ -45,15 +46,30 @@ const MAX_COUNT: u64 = 10_000;
 /// The most threads.
 const MAX_THREADS: u64 = crate::threads::MAX as u64;
 
+/// What `flux` alone prints.
+pub const OVERVIEW: &str = "\
+flux draws images of words, and changes images by words:
+
+  flux \"a red circle on a blue background\" -o circle.png
+  flux \"make the circle green\" -i circle.png -o green.png
+  flux \"a lighthouse in a storm\" -d models/klein-4b --size 768x512
+
+The model in the program draws emoji-like scenes; -d names a full-size one.
+The seed is printed: -S SEED draws the same image again.
+flux info PATH tells what a model is, flux convert writes it in fewer bits.
+-h lists the usual flags, and --help all of them.";
+
 /// Draws the image that a prompt describes, also from images.
 ///
 /// Without --dir it uses a small model that is part of the program and draws and edits emoji-like scenes of 128 to 512
 /// pixels a side.
 #[derive(Parser)]
-#[command(name = "flux", version, arg_required_else_help = true, disable_help_flag = true, disable_version_flag = true)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true, max_term_width = 80)]
+#[command(name = "flux", version, disable_help_flag = true, disable_version_flag = true)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(override_usage = "flux [OPTIONS] PROMPT\n       flux [OPTIONS] --prompt TEXT\n       flux COMMAND")]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM, 129 by \
+#[command(after_help = "--help tells all flags.")]
+#[command(
+    after_long_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by SIGTERM, 129 by \
                         SIGHUP, 70 a defect of the program.\n\
                         The seed of an image is printed, and stored in a PNG.\n\
                         Examples:\n  \
@@ -61,7 +77,8 @@ const MAX_THREADS: u64 = crate::threads::MAX as u64;
                         flux -p \"a black cat\" -S 42 -n 3 -o cat.png\n  \
                         flux \"a red circle at night\" -i circle.png -o night.png\n  \
                         echo \"a rocket on a beige background\" | flux -p - --size 256x192\n  \
-                        flux -d models/klein-4b \"a lighthouse in a storm\" --size 768x512")]
+                        flux -d models/klein-4b \"a lighthouse in a storm\" --size 768x512"
+)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
@@ -69,10 +86,34 @@ pub struct Cli {
     pub generate: Generate,
 }
 
+/// Why a command line is none.
+pub enum Unread {
+    /// It is wrong, or asks for help.
+    ByClap(clap::Error),
+    /// It is that of another program.
+    Explained(Error),
+}
+
+impl Cli {
+    /// The command line, whose flags may have other names, see [`foreign`].
+    pub fn read(arguments: &[OsString]) -> std::result::Result<Self, Unread> {
+        let mut command = foreign::with_other_names(Self::command());
+        let parsed = command.try_get_matches_from_mut(arguments).and_then(|matches| Self::from_arg_matches(&matches));
+        parsed.map_err(|error| {
+            let word = arguments.get(1).and_then(|word| word.to_str());
+            let explained = word.and_then(foreign::no_command).filter(|_| error.use_stderr());
+            match explained.or_else(|| foreign::explain(&error)) {
+                Some(explained) => Unread::Explained(explained),
+                None => Unread::ByClap(error.format(&mut command)),
+            }
+        })
+    }
+}
+
 /// The subcommands. Those for scripts are not in `--help`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Measures how long the stages of an image and the ops of a model take on this machine.
+    /// Measures how long stages and ops take.
     ///
     /// Ops have the shapes of the model, or of klein 4B when no folder is named. Each op is compared with what the
     /// device does at best, which is a copy or a large product, and each fused op also with the simpler ops that define
@@ -103,21 +144,22 @@ pub enum Command {
 /// The model.
 #[derive(Args)]
 pub struct ModelArgs {
-    /// Model: a folder in the layout of diffusers or ComfyUI, or the file of a transformer [default: $FLUX_MODEL, else
-    /// the built-in model]
+    /// Model: a folder, or the file of a transformer
+    ///
+    /// A folder has the layout of diffusers or ComfyUI [default: $FLUX_MODEL, else the built-in model].
     #[arg(help_heading = MODEL, short, long, value_name = "PATH", value_parser = values::path())]
     dir: Option<PathBuf>,
     /// Text encoder: a file, its folder, or that of a whole model [default: the model's, else what fits beside it]
-    #[arg(help_heading = MODEL, long, value_name = "PATH", value_parser = values::path())]
+    #[arg(help_heading = MODEL, long, value_name = "PATH", value_parser = values::path(), hide_short_help = true)]
     pub text_encoder: Option<PathBuf>,
     /// VAE: a file, its folder, or that of a whole model [default: the model's, else what fits beside it]
-    #[arg(help_heading = MODEL, long, value_name = "PATH", value_parser = values::path())]
+    #[arg(help_heading = MODEL, long, value_name = "PATH", value_parser = values::path(), hide_short_help = true)]
     pub vae: Option<PathBuf>,
     /// tokenizer.json, or a folder that has it [default: the model's, else Qwen3's]
-    #[arg(help_heading = MODEL, long, value_name = "PATH", value_parser = values::path())]
+    #[arg(help_heading = MODEL, long, value_name = "PATH", value_parser = values::path(), hide_short_help = true)]
     pub tokenizer: Option<PathBuf>,
     /// How the transformer was trained [default: what its folder says, else its name, else distilled]
-    #[arg(help_heading = MODEL, long, value_name = "KIND", value_enum)]
+    #[arg(help_heading = MODEL, long, value_name = "KIND", value_enum, hide_short_help = true)]
     pub variant: Option<VariantChoice>,
 }
 
@@ -144,18 +186,21 @@ impl ModelArgs {
 /// Where and how to compute.
 #[derive(Args, Clone)]
 pub struct DeviceArgs {
-    /// Where to compute: auto, cpu, cuda or cuda:N; several GPUs, as in cuda:0,1 or cuda:all, share the images
+    /// Device: auto, cpu, cuda or cuda:N
+    ///
+    /// Several GPUs, as in cuda:0,1 or cuda:all, share the images.
     #[arg(help_heading = DEVICE, long, value_name = "DEVICE", default_value = "auto")]
     pub device: DeviceChoice,
     /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU (fp16 where it has none), fp8 is for Hopper GPUs
-    #[arg(help_heading = DEVICE, long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto)]
+    #[arg(help_heading = DEVICE, long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto, hide_short_help = true)]
     pub precision: PrecisionChoice,
     /// Memory of each GPU for weights, activations, CUDA graphs and cuBLASLt's workspace, in GiB [default: 80% of what
     /// is free]
     #[arg(help_heading = DEVICE, long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
+    #[arg(hide_short_help = true)]
     pub gpu_memory: Option<f64>,
     /// Threads on the CPU, 1 to 1024; an image is the same on any number [default: $RAYON_NUM_THREADS, else one per core]
-    #[arg(help_heading = DEVICE, long, value_name = "N", value_parser = value_parser!(u64).range(1..=MAX_THREADS))]
+    #[arg(help_heading = DEVICE, long, value_name = "N", value_parser = whole(1..=MAX_THREADS), hide_short_help = true)]
     pub threads: Option<u64>,
 }
 
@@ -177,47 +222,62 @@ impl DeviceArgs {
 /// `flux` without a subcommand. Every flag is under one of the headings.
 #[derive(Args)]
 pub struct Generate {
-    /// What to draw, at most 64 KiB; `-` reads it from standard input
+    /// What to draw; `-` reads it from standard input
+    ///
+    /// At most 64 KiB.
     #[arg(short, long, value_name = "TEXT", required_unless_present_any = ["words", "embeddings"], allow_hyphen_values = true)]
     #[arg(help_heading = PROMPT)]
     prompt: Option<OsString>,
-    /// The same without a flag, in quotes; the name of a command alone is the command
+    /// The same without a flag, in quotes
+    ///
+    /// The name of a command alone is the command.
     #[arg(value_name = "PROMPT", help_heading = PROMPT)]
     words: Vec<OsString>,
-    /// File to write: .png, .jpg, .jpeg or .webp; a folder gets flux-SEED.png, and `-` writes a PNG to standard output
-    /// [default: flux-SEED.png]
+    /// File to write [default: flux-SEED.png]
+    ///
+    /// It ends with .png, .jpg, .jpeg or .webp; a folder gets flux-SEED.png, and `-` writes a PNG to standard output.
     #[arg(help_heading = OUTPUT, short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Fail before any work when a file to write is there already, instead of overwriting it
-    #[arg(help_heading = OUTPUT, long)]
+    #[arg(help_heading = OUTPUT, long, hide_short_help = true)]
     pub no_clobber: bool,
     /// Write over an image or tensors that this run reads, once they have been read
-    #[arg(help_heading = OUTPUT, long, conflicts_with = "no_clobber")]
+    #[arg(help_heading = OUTPUT, long, hide_short_help = true, conflicts_with = "no_clobber")]
     pub force: bool,
     /// Width in pixels, rounded down to a multiple of 16 [default: the first input's, else the model's]
-    #[arg(help_heading = SAMPLING, short = 'W', long, value_name = "PIXELS", allow_negative_numbers = true)]
+    #[arg(help_heading = SAMPLING, short = 'W', long, value_name = "PIXELS", value_parser = whole_of(SIDE))]
+    #[arg(hide_short_help = true, allow_negative_numbers = true)]
     width: Option<usize>,
     /// Height in pixels, rounded down to a multiple of 16 [default: the first input's, else the model's]
-    #[arg(help_heading = SAMPLING, short = 'H', long, value_name = "PIXELS", allow_negative_numbers = true)]
+    #[arg(help_heading = SAMPLING, short = 'H', long, value_name = "PIXELS", value_parser = whole_of(SIDE))]
+    #[arg(hide_short_help = true, allow_negative_numbers = true)]
     height: Option<usize>,
-    /// Both of them, as in 768x512, or the side of a square
+    /// Size, as in 768x512, or the side of a square
     #[arg(help_heading = SAMPLING)]
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["width", "height"], allow_negative_numbers = true)]
     size: Option<Size>,
-    /// Denoising steps [default: the model's: 4 when distilled, else 50]
+    /// Denoising steps [default: 4 when distilled, else 50]
     #[arg(help_heading = SAMPLING, short, long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = whole_of("steps, from 1 to 1000"))]
     steps: Option<usize>,
-    /// Seed of the noise: one seed, one image; random or -1 draws one. Seeds repeat after 2^32, as in the reference
+    /// Seed: one seed, one image
+    ///
+    /// random or -1 draws one. Seeds repeat after 2^32, as in the reference.
     #[arg(help_heading = SAMPLING)]
     #[arg(short = 'S', long, value_name = "N", default_value = "random", allow_negative_numbers = true)]
     seed: Seed,
-    /// Images of the prompt, with this and the following seeds; out.png becomes out-SEED.png
+    /// Images, with this and the following seeds
+    ///
+    /// out.png becomes out-SEED.png.
     #[arg(help_heading = SAMPLING)]
     #[arg(short = 'n', long, value_name = "K", default_value_t = 1, allow_negative_numbers = true)]
-    #[arg(value_parser = value_parser!(u64).range(1..=MAX_COUNT))]
+    #[arg(value_parser = values::count)]
     pub count: u64,
-    /// How strongly to follow the prompt, 1 is without guidance; only undistilled models use it [default: the model's]
+    /// How strongly to follow the prompt
+    ///
+    /// 1 is without guidance; only undistilled models use it [default: the model's].
     #[arg(help_heading = SAMPLING, short, long, value_name = "SCALE", allow_negative_numbers = true)]
+    #[arg(value_parser = decimal::<f32>("from 0 to 1000"))]
     guidance: Option<f32>,
     #[command(flatten)]
     pub images: ImageArgs,
@@ -234,10 +294,10 @@ pub struct Generate {
     #[command(flatten)]
     pub on: DeviceArgs,
     /// How many of several GPUs make each image together: a number, auto or off
-    #[arg(help_heading = DEVICE, long, value_name = "N", default_value = "auto")]
+    #[arg(help_heading = DEVICE, long, value_name = "N", default_value = "auto", hide_short_help = true)]
     pub parallel: ParallelChoice,
     /// With --precision fp8: cache the quantised weights in a file in the model's folder, and load them from it later
-    #[arg(help_heading = DEVICE, long)]
+    #[arg(help_heading = DEVICE, long, hide_short_help = true)]
     pub fp8_cache: bool,
     /// Print nothing but errors, and the seed when it was random
     #[arg(help_heading = INFORMATION, short, long)]
@@ -247,10 +307,14 @@ pub struct Generate {
     pub verbose: bool,
     /// Print how long each stage took, and the most memory used: text to stderr, json to stdout
     #[arg(help_heading = INFORMATION, long, value_name = "FORMAT", value_enum)]
-    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "text")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "text", hide_short_help = true)]
     pub timings: Option<TimingsFormat>,
+    /// How to show the stages: bars on a terminal, plain lines, or nothing; auto shows lines elsewhere, of long runs
+    #[arg(help_heading = INFORMATION, long, value_name = "KIND", value_enum, default_value_t = ProgressChoice::Auto)]
+    #[arg(hide_short_help = true)]
+    pub progress: ProgressChoice,
     /// Print the path of the image to stdout
-    #[arg(help_heading = OUTPUT, long)]
+    #[arg(help_heading = OUTPUT, long, hide_short_help = true)]
     pub print_path: bool,
     /// Panic once the first image is computed
     #[cfg(debug_assertions)]
@@ -306,6 +370,10 @@ impl Generate {
 
     /// Errors when there are several prompts. A value that clap takes for one is told apart.
     fn check_prompts(&self) -> Result<()> {
+        let first = self.words.first().filter(|_| self.prompt.is_none()).and_then(|word| word.to_str());
+        if let Some(error) = first.and_then(foreign::no_command) {
+            return Err(error);
+        }
         let words = self.words.iter().map(|word| word.to_string_lossy());
         if let Some(format) = words.clone().find(|word| TimingsFormat::from_str(word, false).is_ok())
             && self.timings.is_some()
@@ -316,9 +384,13 @@ impl Generate {
         }
         let given: Vec<_> = self.prompt.iter().map(|prompt| prompt.to_string_lossy()).chain(words).collect();
         if let [first, second, ..] = given.as_slice() {
-            return Err(Error::usage(format!("there are several prompts: `{first}` and `{second}`"))
-                .at("--prompt")
-                .hint("put a prompt of several words in quotes, and give it once: flux \"a red circle\""));
+            let error = Error::usage(format!("there are several prompts: `{first}` and `{second}`")).at("--prompt");
+            // Elsewhere `-q 8` are the bits of weights.
+            let bits = given.iter().find(|word| self.quiet && matches!(word.as_ref(), "3" | "4" | "5" | "6" | "8"));
+            if let Some(bits) = bits {
+                return Err(error.hint(format!("`-q` is `--quiet`; weights of {bits} bits are `--quantize FORMAT`")));
+            }
+            return Err(error.hint("put a prompt of several words in quotes, and give it once: flux \"a red circle\""));
         }
         Ok(())
     }
@@ -326,6 +398,11 @@ impl Generate {
     /// Whether the prompt comes from standard input.
     pub fn reads_stdin(&self) -> bool {
         self.prompt().is_some_and(|prompt| prompt == "-")
+    }
+
+    /// The number of steps that was asked for.
+    pub fn steps(&self) -> Option<usize> {
+        self.steps
     }
 
     /// Whether the seed was drawn at random.
@@ -434,6 +511,99 @@ mod tests {
         Cli::try_parse_from(format!("flux {line}").split_whitespace())
             .map(|cli| cli.generate)
             .map_err(|e| e.to_string())
+    }
+
+    /// As the program reads it.
+    fn read(words: &[&str]) -> std::result::Result<Generate, String> {
+        let arguments: Vec<OsString> = ["flux"].iter().chain(words).map(OsString::from).collect();
+        Cli::read(&arguments).map(|cli| cli.generate).map_err(|unread| match unread {
+            Unread::ByClap(error) => error.to_string(),
+            Unread::Explained(error) => format!("error: {error}"),
+        })
+    }
+
+    #[test]
+    fn flags_of_other_programs_are_ours_where_they_mean_the_same() {
+        let request = |words: &[&str]| read(words).unwrap().request(&mut std::io::empty()).unwrap();
+        let ours = request(&["-p", "x", "-S", "7", "--negative", "fog", "-g", "3", "-s", "9", "--size", "64"]);
+        for theirs in [
+            &[
+                "--prompt",
+                "x",
+                "--seed",
+                "7",
+                "--negative_prompt",
+                "fog",
+                "--guidance_scale",
+                "3",
+                "--num_inference_steps",
+                "9",
+            ][..],
+            &["-p", "x", "-S", "7", "--negative-prompt=fog", "--cfg-scale=3", "--steps", "9"],
+            &["-p", "x", "--random-seed", "7", "--neg-prompt", "fog", "--cfg_scale", "3", "--sample-steps", "9"],
+        ] {
+            assert_eq!(request(&[theirs, &["--resolution", "64x64"]].concat()), ours, "{theirs:?}");
+        }
+        let many =
+            read(&["-p", "x", "--batch-count", "3", "-r", "a.png", "--ref_image", "b.png", "--model", "m"]).unwrap();
+        assert_eq!((many.count, many.images.inputs.len(), many.model.dir()), (3, 2, Some(PathBuf::from("m"))));
+        // Our own with underscores.
+        let own = read(&["-p", "x", "--max_sequence_length", "48", "--save_latents", "l.safetensors", "--no_clobber"])
+            .unwrap();
+        assert!(own.no_clobber && own.tensors.save_latents.is_some());
+    }
+
+    #[test]
+    fn flags_that_mean_something_else_say_what_does_it_here() {
+        for (words, hint) in [
+            (&["--sampler", "euler"][..], "flow models are sampled by Euler's method"),
+            (&["--scheduler=karras"], "`--schedule flow|linear|power:A"),
+            (&["--cfg", "7"], "the only scale is `--guidance`"),
+            (&["-m", "model.gguf"], "a model is named with `-d`"),
+            (&["--output-dir", "out"], "`-o FOLDER/`"),
+            (&["--outdir", "out"], "`-o FOLDER/`"),
+            (&["--init_img", "a.png"], "with `--strength X` the image to change"),
+            (&["--offload-to-cpu"], "`--gpu-memory GIB`"),
+            (&["--VAE-tiling"], "the VAE works in bands by itself"),
+            (&["--lora-model-dir", "x"], "`--lora FILE:STRENGTH`"),
+            (&["--prompt-file", "x"], "scripts/generate_batch.sh"),
+        ] {
+            let refused = read(&[&["-p", "x"], words].concat()).err().expect("refused");
+            let flag = words[0].split('=').next().unwrap();
+            assert!(refused.contains(&format!("there is no flag `{flag}`")) && refused.contains(hint), "{refused}");
+        }
+        // A prompt that looks like one is a prompt.
+        let prompt = read(&["-p", "--sampler"]).unwrap().request(&mut std::io::empty()).unwrap().prompt;
+        assert_eq!(prompt, "--sampler");
+        let unknown = read(&["-p", "x", "--colour"]).err().expect("refused");
+        assert!(unknown.contains("unexpected argument '--colour'"), "{unknown}");
+    }
+
+    #[test]
+    fn a_command_that_is_not_there_is_no_prompt() {
+        for words in
+            [&["serve"][..], &["serve", "--port", "80"], &["batch", "list.txt"], &["download", "4b"], &["-q", "chat"]]
+        {
+            let refused = read(words).and_then(|args| args.check().map_err(|e| e.to_string())).expect_err("refused");
+            let word = words.iter().find(|word| !word.starts_with('-')).unwrap();
+            assert!(refused.contains(&format!("no command `{word}`")), "{refused}");
+            assert!(refused.contains(&format!("`flux -p {word}` draws the word")), "{refused}");
+        }
+        for words in [&["-p", "serve"][..], &["a chat"], &["cat"], &["lists"], &["--", "-list"]] {
+            assert!(read(words).is_ok_and(|args| args.check().is_ok()), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn what_flux_alone_prints_is_ten_lines_with_three_examples_that_work() {
+        assert_eq!(OVERVIEW.lines().count(), 10);
+        let examples: Vec<_> = OVERVIEW.lines().filter_map(|line| line.strip_prefix("  flux ")).collect();
+        assert_eq!(examples.len(), 3);
+        for example in examples {
+            let words = shlex::split(example).expect("words of a shell");
+            let words: Vec<_> = words.iter().map(String::as_str).collect();
+            assert!(read(&words).is_ok_and(|args| args.check().is_ok()), "{example}");
+        }
     }
 
     #[test]

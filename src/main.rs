@@ -12,17 +12,20 @@ mod report;
 mod threads;
 
 use std::borrow::Cow;
+use std::env;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use clap::Parser;
 use flux::Result;
 use flux::error::{Kind, escaped};
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, Unread};
 use crate::commands::signals::Signals;
-use crate::progress::say;
+use crate::progress::{fits, say};
+
+/// The exit code of a command line that is wrong.
+const WRONG_USAGE: i32 = 2;
 
 #[global_allocator]
 static ALLOCATOR: allocator::OrExit = allocator::OrExit;
@@ -50,14 +53,26 @@ fn main() -> ExitCode {
 
 /// The command line; ends the program where it is wrong, or asks for help.
 fn parse() -> Cli {
-    Cli::try_parse().unwrap_or_else(|error| {
-        let text = error.render().to_string();
-        if text.lines().all(|line| matches!(escaped(line), Cow::Borrowed(_))) {
-            error.exit(); // in colour
+    let arguments: Vec<_> = env::args_os().collect();
+    if arguments.len() < 2 {
+        say(cli::OVERVIEW);
+        std::process::exit(WRONG_USAGE);
+    }
+    let error = match Cli::read(&arguments) {
+        Ok(cli) => return cli,
+        Err(Unread::Explained(error)) => {
+            say(&format!("error: {error}"));
+            std::process::exit(WRONG_USAGE);
         }
-        say(&text.lines().map(escaped).collect::<Vec<_>>().join("\n"));
-        std::process::exit(error.exit_code())
-    })
+        Err(Unread::ByClap(error)) => error,
+    };
+    let text = error.render().to_string();
+    // Help is as wide as the terminal, and errors are as long as what is wrong.
+    if text.lines().all(|line| matches!(escaped(line), Cow::Borrowed(_))) && (!error.use_stderr() || fits(&text)) {
+        error.exit(); // in colour
+    }
+    say(&text.lines().map(escaped).collect::<Vec<_>>().join("\n"));
+    std::process::exit(error.exit_code())
 }
 
 fn run(cli: Cli, start: Instant, signals: &Signals) -> Result<()> {

@@ -1,12 +1,17 @@
 //! What the user sees on stderr while images are made: one bar per stage, or in a log one line, notes, and the seed.
 
+mod fit;
+mod log;
+
 use std::io::{self, IsTerminal, Write};
-use std::mem;
 use std::time::{Duration, Instant};
 
 use flux::error::escaped;
 use flux::pipeline::{Progress, Stage};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+
+pub use self::fit::fits;
+use self::log::Log;
 
 /// From here on a stage is so long that its bar tells the time that is left.
 const TELL_TIME_LEFT: Duration = Duration::from_secs(5);
@@ -15,18 +20,49 @@ const TELL_STAGES: Duration = Duration::from_secs(10);
 /// How often a bar is drawn where nothing is done meanwhile, so that its time goes on and a terminal may be resized.
 const DRAW_EVERY: Duration = Duration::from_secs(1);
 
+/// How the stages of a run are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shown {
+    /// Bars on a terminal; elsewhere lines, when a run is long.
+    Auto,
+    /// Bars, where there is a terminal.
+    Bars,
+    /// A line of each stage, however short.
+    Lines,
+    Nothing,
+}
+
 /// stderr, as quiet or as verbose as the user asked for.
 pub struct Console {
     quiet: bool,
     verbose: bool,
-    bar: Option<(Stage, ProgressBar)>,
-    log: Log,
+    stages: Stages,
+}
+
+/// The stages as they are shown.
+enum Stages {
+    Nothing,
+    Bars(Option<(Stage, ProgressBar)>),
+    Lines(Log),
 }
 
 impl Console {
-    /// Bars are drawn on a terminal only. The run begins here.
-    pub fn new(quiet: bool, verbose: bool) -> Self {
-        Self { quiet, verbose, bar: None, log: Log::new(Instant::now()) }
+    /// The run begins here.
+    pub fn new(quiet: bool, verbose: bool, shown: Shown) -> Self {
+        let is_terminal = io::stderr().is_terminal();
+        let lines = |from| Stages::Lines(Log::new(Instant::now(), from));
+        let stages = match shown {
+            _ if quiet => Stages::Nothing,
+            Shown::Nothing => Stages::Nothing,
+            Shown::Auto | Shown::Bars if is_terminal => Stages::Bars(None),
+            Shown::Auto => lines(TELL_STAGES),
+            Shown::Bars | Shown::Lines => lines(Duration::ZERO),
+        };
+        let console = Self { quiet, verbose, stages };
+        if shown == Shown::Bars && !is_terminal {
+            console.note("standard error is no terminal, so each stage is a line in place of its bar");
+        }
+        console
     }
 
     /// Prints a note, unless quiet.
@@ -47,94 +83,54 @@ impl Console {
     /// The text may hold names of files and what is in them.
     fn line(&self, wanted: bool, text: &str) {
         let text = escaped(text);
-        match &self.bar {
+        match &self.stages {
             _ if !wanted => {}
-            Some((_, bar)) => bar.suspend(|| say(&text)),
-            None => say(&text),
+            Stages::Bars(Some((_, bar))) => bar.suspend(|| say(&text)),
+            _ => say(&text),
         }
     }
 
-    /// Moves the bar of a stage on a terminal; elsewhere tells the stages of a long run when they end.
+    /// Moves the bar of a stage; in a log tells the stages when they end.
     pub fn progress(&mut self, progress: Progress) {
-        if self.quiet {
-            return;
-        }
-        if !io::stderr().is_terminal() {
-            self.log.progress(progress, Instant::now()).iter().for_each(|line| say(line));
-            return;
-        }
+        let current = match &mut self.stages {
+            Stages::Nothing => return,
+            Stages::Lines(log) => return log.progress(progress, Instant::now()).iter().for_each(|line| say(line)),
+            Stages::Bars(current) => current,
+        };
         let Progress { stage, done, total } = progress;
-        if self.bar.as_ref().is_none_or(|(current, _)| *current != stage) {
-            self.finish();
+        if current.as_ref().is_none_or(|(current, _)| *current != stage) {
+            clear(current);
             let bar = bar(stage, total, ProgressDrawTarget::stderr());
             bar.enable_steady_tick(DRAW_EVERY);
-            self.bar = Some((stage, bar));
+            *current = Some((stage, bar));
         }
-        if let Some((_, bar)) = &self.bar {
+        if let Some((_, bar)) = current {
             bar.set_length(total);
             bar.set_position(done);
         }
     }
 
-    /// Ends the bar of the last stage. It stays on the screen, except the bar of loading, which comes more than once.
+    /// Ends the last stage.
     pub fn finish(&mut self) {
-        self.log.finish(Instant::now()).iter().for_each(|line| say(line));
-        match self.bar.take() {
-            Some((Stage::Load, bar)) => bar.finish_and_clear(),
-            Some((_, bar)) => bar.finish(),
-            None => {}
+        match &mut self.stages {
+            Stages::Nothing => {}
+            Stages::Bars(current) => clear(current),
+            Stages::Lines(log) => log.finish(Instant::now()).iter().for_each(|line| say(line)),
         }
     }
 }
 
-/// Writes a line to stderr. A stderr that cannot be written, such as a file on a full disk, does not end the program.
-pub fn say(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
+/// Takes a bar off the screen: stages come more than once, and the lines that stay tell what was done.
+fn clear(current: &mut Option<(Stage, ProgressBar)>) {
+    if let Some((_, bar)) = current.take() {
+        bar.finish_and_clear();
+    }
 }
 
-/// The stages of a run as lines of a log. Those of a short run are never told.
-struct Log {
-    start: Instant,
-    current: Option<(Progress, Instant)>,
-    /// Lines of stages that ended while the run was short.
-    waiting: Vec<String>,
-}
-
-impl Log {
-    fn new(start: Instant) -> Self {
-        Self { start, current: None, waiting: Vec::new() }
-    }
-
-    /// Returns the lines to print.
-    fn progress(&mut self, progress: Progress, now: Instant) -> Vec<String> {
-        match &mut self.current {
-            Some((last, _)) if last.stage == progress.stage => {
-                *last = progress;
-                Vec::new()
-            }
-            _ => {
-                let lines = self.end_stage(now);
-                self.current = Some((progress, now));
-                lines
-            }
-        }
-    }
-
-    /// Ends the last stage. What is not told by now is done, and is not told later.
-    fn finish(&mut self, now: Instant) -> Vec<String> {
-        let lines = self.end_stage(now);
-        self.waiting.clear();
-        lines
-    }
-
-    fn end_stage(&mut self, now: Instant) -> Vec<String> {
-        if let Some((Progress { stage, done, total }, began)) = self.current.take() {
-            let parts = if counts_elements(stage) { String::new() } else { format!(" {done}/{total}") };
-            let took_s = now.duration_since(began).as_secs_f64();
-            self.waiting.push(format!("{}{parts}, {took_s:.1} s", name(stage)));
-        }
-        if now.duration_since(self.start) >= TELL_STAGES { mem::take(&mut self.waiting) } else { Vec::new() }
-    }
+/// Writes a text to stderr, on a terminal without a break inside a word. A stderr that cannot be written, such as a file
+/// on a full disk, does not end the program.
+pub fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{}", fit::fitted(text));
 }
 
 /// A bar that is as wide as the terminal.
@@ -177,7 +173,7 @@ fn name(stage: Stage) -> &'static str {
 impl Drop for Console {
     /// Leaves the bar of a stage that an error or a signal ended on the screen as it was.
     fn drop(&mut self) {
-        if let Some((_, bar)) = self.bar.take() {
+        if let Stages::Bars(Some((_, bar))) = &self.stages {
             bar.abandon();
         }
     }
@@ -223,37 +219,26 @@ mod tests {
     }
 
     #[test]
-    fn a_log_tells_the_stages_of_a_long_run_alone() {
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_millis((seconds * 1000.0) as u64);
-        let progress = |stage, done| Progress { stage, done, total: 4 };
-        let mut log = Log::new(start);
-        let none: [&str; 0] = [];
-        assert_eq!(log.progress(progress(Stage::Load, 0), at(0.0)), none);
-        assert_eq!(log.progress(progress(Stage::Load, 4), at(1.0)), none);
-        assert_eq!(log.progress(progress(Stage::Denoise, 0), at(1.5)), none);
-        assert_eq!(log.progress(progress(Stage::Denoise, 4), at(13.0)), none);
-        assert_eq!(log.progress(progress(Stage::Decode, 0), at(13.8)), ["load, 1.5 s", "denoise 4/4, 12.3 s"]);
-        assert_eq!(log.finish(at(14.0)), ["decode 0/4, 0.2 s"]);
-        assert_eq!(log.finish(at(15.0)), none);
-
-        // Images that were written by then are not told of later.
-        let mut log = Log::new(start);
-        log.progress(progress(Stage::Text, 4), at(0.0));
-        assert_eq!(log.finish(at(9.0)), none);
-        log.progress(progress(Stage::Decode, 4), at(9.0));
-        assert_eq!(log.finish(at(11.0)), ["decode 4/4, 2.0 s"]);
+    fn stages_may_come_again_and_end_early_however_they_are_shown() {
+        for shown in [Shown::Auto, Shown::Bars, Shown::Lines, Shown::Nothing] {
+            let mut console = Console::new(false, false, shown);
+            for stage in [Stage::Load, Stage::Text, Stage::Load, Stage::Denoise, Stage::Decode] {
+                console.progress(Progress { stage, done: 0, total: 2 });
+                console.progress(Progress { stage, done: 1, total: 2 });
+            }
+            console.finish();
+            console.finish();
+        }
     }
 
     #[test]
-    fn stages_may_come_again_and_end_early() {
-        let mut console = Console::new(false, false);
-        for stage in [Stage::Load, Stage::Text, Stage::Load, Stage::Denoise, Stage::Decode] {
-            console.progress(Progress { stage, done: 0, total: 2 });
-            console.progress(Progress { stage, done: 1, total: 2 });
-        }
-        console.finish();
-        console.finish();
-        assert!(console.bar.is_none());
+    fn a_bar_that_has_ended_is_off_the_screen() {
+        let terminal = InMemoryTerm::new(10, 40);
+        let shown = bar(Stage::Denoise, 4, ProgressDrawTarget::term_like(Box::new(terminal.clone())));
+        shown.set_position(2);
+        shown.tick();
+        assert!(terminal.contents().contains("denoise"));
+        clear(&mut Some((Stage::Denoise, shown)));
+        assert_eq!(terminal.contents(), "");
     }
 }

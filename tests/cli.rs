@@ -8,10 +8,14 @@ mod images;
 mod model_copy;
 #[path = "support/program.rs"]
 mod program;
+#[path = "cli/progress.rs"]
+mod progress;
 #[path = "cli/prompts.rs"]
 mod prompts;
 #[path = "cli/signals.rs"]
 mod signals;
+#[path = "cli/usage.rs"]
+mod usage;
 
 use std::fs;
 use std::io::BufReader;
@@ -256,7 +260,13 @@ fn wrong_usage_ends_with_2() {
         run(&["-p", "a cat", "--fp8-cache", "--precision", precision]).fails(2, &["--fp8-cache", "--precision fp8"]);
     }
     run(&["-p", "a cat", "--fp8-cache", "--precision", "fp8"]).fails(2, &["--fp8-cache", "built-in model", "`-d`"]);
-    assert_eq!(run(&[]).code, Some(2));
+    let alone = run(&[]);
+    assert_eq!(
+        (alone.code, alone.stdout.as_str(), alone.stderr.lines().count()),
+        (Some(2), "", 10),
+        "{}",
+        alone.stderr
+    );
     assert!(names(folder.path()).is_empty());
 }
 
@@ -399,7 +409,10 @@ fn a_gpu_that_is_not_there_is_an_error_and_auto_says_why_it_uses_the_cpu() {
     if run(&["--device", "cuda"]).code == Some(0) {
         eprintln!("skipped: this machine has a GPU");
     } else {
-        assert!(auto.stderr.contains("note: using the CPU: "), "{}", auto.stderr);
+        // It has none, which nobody needs to be told each time.
+        assert!(!auto.stderr.contains("using the CPU"), "{}", auto.stderr);
+        let told = run(&["-v"]).succeeds();
+        assert!(told.stderr.lines().any(|line| line.starts_with("using the CPU: ")), "{}", told.stderr);
         run(&["--device", "cuda:all"]).fails(1, &["--device cuda:all", "hint: "]);
         let fp8 = run(&["--precision", "fp8"]).fails(1, &["--precision fp8", "hint: "]);
         assert!(!fp8.stderr.contains("--device cpu"), "the CPU has no fp8: {}", fp8.stderr);

@@ -45,7 +45,7 @@ const LAYERS: [(&str, &[&str]); 31] = [
         ],
     ),
     ("cli", &["pipeline", "sampler", "input", "threads"]),
-    ("progress.rs", &["pipeline"]),
+    ("progress", &["pipeline"]),
     ("report.rs", &["cli", "pipeline"]),
     ("bench", &["pipeline", "vae", "input", "output", "files", "nn", "tensor", "ops", "backend"]),
     ("lib.rs", ANY),
@@ -76,7 +76,7 @@ const LAYERS: [(&str, &[&str]); 31] = [
     ("compare.rs", &["rgb"]),
     ("input", &["files", "rgb"]),
     ("rgb.rs", &[]),
-    ("default_model.rs", &["files"]),
+    ("default_model", &["files"]),
     ("tensor.rs", &["ops", "backend"]),
     ("ops", &["nn", "tensor", "token_layout", "token_split", "backend"]),
     ("token_layout.rs", &[]),
@@ -90,10 +90,12 @@ const COMMON: [&str; 3] = ["error", "Error", "Result"];
 const ANY: &[&str] = &["*"];
 
 /// A crate and the only places where it may be named. (The CUDA backend has a module `gemm` of its own.)
-const CRATES: [(&str, &[&str]); 18] = [
+const CRATES: [(&str, &[&str]); 20] = [
     ("cudarc", &["backend/cuda/"]),
     ("gemm", &["backend/cpu/", "backend/cuda/"]),
     ("clap", &["cli", "main.rs"]),
+    ("terminal_size", &["progress/"]),
+    ("textwrap", &["progress/"]),
     ("indicatif", &["progress.rs"]),
     ("image", &["input/", "output/"]),
     ("png", &["input/", "output/"]),

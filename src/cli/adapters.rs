@@ -18,8 +18,9 @@ const ENDINGS: [&str; 2] = ["safetensors", "sft"];
 /// Adapters of the model.
 #[derive(Args)]
 pub struct AdapterArgs {
-    /// Adapter (LoRA, LoKr, LoHa, DoRA) and how strongly it changes the model, 1 when left out; may be given several
-    /// times
+    /// Adapter and how strongly it changes the model
+    ///
+    /// LoRA, LoKr, LoHa or DoRA; the strength is 1 when left out. It may be given several times.
     #[arg(help_heading = MODEL, long, value_name = "FILE[:STRENGTH]")]
     #[arg(value_parser = OsStringValueParser::new().map(Lora::from))]
     lora: Vec<Lora>,

@@ -1,9 +1,9 @@
 //! What to measure.
 
-use clap::{Args, value_parser};
+use clap::Args;
 use flux::pipeline::MAX_REFERENCES;
 
-use super::values::seconds;
+use super::values::{seconds, whole};
 use super::{DeviceArgs, ModelArgs, QuantizeArgs};
 
 /// `flux bench`
@@ -20,23 +20,23 @@ pub struct Bench {
     /// Sides of the square images, such as 512,1024, rounded down to multiples of 16 [default: 1024 on a GPU, 256 on
     /// the CPU]
     #[arg(long = "size", value_name = "PIXELS", value_delimiter = ',')]
-    #[arg(value_parser = value_parser!(u64).range(16..=8192))]
+    #[arg(value_parser = whole::<u64>(16..=8192))]
     pub sizes: Vec<u64>,
     /// Numbers of reference images, such as 1,2: also measure images that are made from so many of their own size
     #[arg(long, value_name = "N", value_delimiter = ',')]
-    #[arg(value_parser = value_parser!(u64).range(1..=MAX_REFERENCES as u64))]
+    #[arg(value_parser = whole::<u64>(1..=MAX_REFERENCES as u64))]
     pub references: Vec<u64>,
     /// Make keys and values of the references once for all steps, whatever the model's folder says
     #[arg(long)]
     pub kv: bool,
     /// Images at once, where there are no references
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = value_parser!(u64).range(1..=8))]
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = whole::<u64>(1..=8))]
     pub batch: u64,
     /// Denoising steps [default: the model's]
-    #[arg(short, long, value_name = "N", value_parser = value_parser!(u64).range(1..=1000))]
+    #[arg(short, long, value_name = "N", value_parser = whole::<u64>(1..=1000))]
     pub steps: Option<u64>,
     /// Runs of which the median is taken [default: 20 of ops and 5 of images on a GPU, 3 and 2 on the CPU]
-    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1000))]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>(1..=1000))]
     pub runs: Option<u64>,
     /// Also run every op for so long without a pause, which shows how long it takes when the GPU's power limit lowers
     /// the clock

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use flux::pipeline::WeightFormat;
 
+use super::ProgressChoice;
 use super::quantize::{Noted, format};
-use super::values::path;
+use super::values::{path, whole};
 
 /// `flux convert`
 #[derive(Args)]
@@ -31,8 +32,11 @@ pub struct Convert {
     #[arg(long)]
     pub no_clobber: bool,
     /// Threads on the CPU, 1 to 1024 [default: $RAYON_NUM_THREADS, else one per core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=super::MAX_THREADS))]
+    #[arg(long, value_name = "N", value_parser = whole(1..=super::MAX_THREADS))]
     pub threads: Option<u64>,
+    /// How to show how far it is: a bar on a terminal, plain lines, or nothing
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = ProgressChoice::Auto)]
+    pub progress: ProgressChoice,
     /// Print nothing but errors
     #[arg(short, long)]
     pub quiet: bool,

@@ -8,39 +8,48 @@ use flux::input::Sides;
 use flux::{Error, Result};
 
 use super::IMAGES;
+use super::values::{decimal, whole_of};
 
 /// What an image is made from.
 #[derive(Args)]
 pub struct ImageArgs {
-    /// Image to draw from, up to 16 times; `-` reads one from standard input. With --mask, --strength or --extend the
-    /// first is the image to change
+    /// Image to draw from, up to 16 times
+    ///
+    /// `-` reads one from standard input. With --mask, --strength or --extend the first is the image to change.
     #[arg(help_heading = IMAGES, short, long = "input", value_name = "FILE")]
     pub inputs: Vec<PathBuf>,
-    /// Draw anew only where this image is white, and leave all other pixels of the input as they are
+    /// Draw anew only where this image is white
+    ///
+    /// All other pixels of the input stay as they are.
     #[arg(help_heading = IMAGES, long, value_name = "FILE")]
     pub mask: Option<PathBuf>,
-    /// How far from the image to go, from 0 to 1: which part of the steps runs [default: 1, with --mask 0.8]
+    /// How far from the image to go, from 0 to 1
+    ///
+    /// That is which part of the steps runs [default: 1, with --mask 0.8].
     #[arg(help_heading = IMAGES, long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(value_parser = decimal::<f64>("from 0 to 1"))]
     pub strength: Option<f64>,
     /// Grow the image by LEFT,TOP,RIGHT,BOTTOM pixels, and draw what is new
     #[arg(help_heading = IMAGES, long, value_name = "L,T,R,B", allow_negative_numbers = true)]
+    #[arg(hide_short_help = true)]
     pub extend: Option<GrownSides>,
     /// With --mask: draw what the mask covers and this many pixels around it, in the size of the whole image
     #[arg(help_heading = IMAGES, long, value_name = "PIXELS", conflicts_with = "extend")]
-    #[arg(allow_negative_numbers = true)]
+    #[arg(allow_negative_numbers = true, hide_short_help = true, value_parser = whole_of("pixels"))]
     pub mask_padding: Option<usize>,
     /// Fade over this many pixels from what is drawn to the image around it [default: 0]
     #[arg(help_heading = IMAGES, long, value_name = "PIXELS", allow_negative_numbers = true)]
+    #[arg(hide_short_help = true, value_parser = whole_of("pixels"))]
     pub feather: Option<usize>,
     /// Write what the model makes, in its size, and not the input with what is new
-    #[arg(help_heading = IMAGES, long, conflicts_with = "feather", action = ArgAction::SetTrue)]
+    #[arg(help_heading = IMAGES, long, conflicts_with = "feather", action = ArgAction::SetTrue, hide_short_help = true)]
     pub no_composite: bool,
     /// Do not show the image to change to the model, which then knows it from the noisy latents alone
-    #[arg(help_heading = IMAGES, long, action = ArgAction::SetTrue)]
+    #[arg(help_heading = IMAGES, long, action = ArgAction::SetTrue, hide_short_help = true)]
     pub no_self_reference: bool,
     /// Make keys and values of the references once for all steps: for models that were trained so. Their folders say
     /// so themselves
-    #[arg(help_heading = IMAGES, long, action = ArgAction::SetTrue)]
+    #[arg(help_heading = IMAGES, long, action = ArgAction::SetTrue, hide_short_help = true)]
     pub kv: bool,
 }
 

@@ -15,8 +15,10 @@ pub struct Noted<T> {
 /// How weights are stored.
 #[derive(Args)]
 pub struct QuantizeArgs {
-    /// Bring weights to fewer bits while they are loaded: bf16, fp8, int8, mxfp8, nvfp4, q8_0, q6_k, q5_k, q5_1, q5_0,
-    /// q4_k, q4_1 or q4_0; or `transformer=FORMAT,text=FORMAT`, either of which may be left out
+    /// Bring weights to fewer bits as they load
+    ///
+    /// Formats are bf16, fp8, int8, mxfp8, nvfp4, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1 and q4_0; with
+    /// `transformer=FORMAT,text=FORMAT` each part has its own, and either may be left out.
     #[arg(help_heading = MODEL, long, value_name = "FORMAT", value_parser = quantisation)]
     quantize: Option<Noted<Quantisation>>,
 }

@@ -5,7 +5,7 @@ use flux::pipeline::{Plan, Request};
 use flux::sampler::{Rng, ScheduleKind};
 
 use super::prompt::without_ends;
-use super::values::no_hyphen;
+use super::values::{no_hyphen, whole_of};
 use super::{PROMPT, SAMPLING};
 
 /// How the sampler goes from noise to an image.
@@ -13,18 +13,19 @@ use super::{PROMPT, SAMPLING};
 pub struct SamplerArgs {
     /// How the noise levels fall: flow is the model's own, linear and power:A are not shifted by the size, as 1 -
     /// (i/N)^A; sigmas:1,0.8,.. are the levels themselves, one for each step
-    #[arg(help_heading = SAMPLING, long, value_name = "KIND", default_value = "flow")]
+    #[arg(help_heading = SAMPLING, long, value_name = "KIND", default_value = "flow", hide_short_help = true)]
     schedule: ScheduleKind,
     /// How the seed becomes noise: torch as the reference does, portable so that a seed gives a similar composition at
     /// another size
-    #[arg(help_heading = SAMPLING, long, value_name = "KIND", default_value = "torch")]
+    #[arg(help_heading = SAMPLING, long, value_name = "KIND", default_value = "torch", hide_short_help = true)]
     rng: Rng,
-    /// What the image should lean away from, in place of nothing; only undistilled models use it
+    /// What to lean away from, of undistilled models
     #[arg(help_heading = PROMPT, long, value_name = "TEXT", allow_hyphen_values = true, value_parser = no_hyphen)]
     negative: Option<String>,
     /// Tokens that the prompt is cut or padded to; the model reads the padding too, so another number gives another
     /// image [default: the model's, 512]
-    #[arg(help_heading = PROMPT, long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(help_heading = PROMPT, long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(value_parser = whole_of("tokens"))]
     max_sequence_length: Option<usize>,
 }
 

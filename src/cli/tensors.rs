@@ -14,25 +14,25 @@ use super::values::path;
 #[derive(Args, Serialize)]
 pub struct TensorArgs {
     /// Noise [1, 128, height/16, width/16] in place of the seed's; with --count K of K images. It decides the size
-    #[arg(help_heading = TENSORS, long, value_name = "FILE", value_parser = path(), conflicts_with = "latents")]
+    #[arg(help_heading = TENSORS, long, value_name = "FILE", value_parser = path(), hide_short_help = true, conflicts_with = "latents")]
     #[serde(skip_serializing_if = "Option::is_none")]
     noise: Option<PathBuf>,
     /// Latents of the same shape to start with, as they are at the first noise level: 1, or that of --schedule sigmas.
     /// Those of --save-latents have level 0
-    #[arg(help_heading = TENSORS, long, value_name = "FILE", value_parser = path())]
+    #[arg(help_heading = TENSORS, long, value_name = "FILE", value_parser = path(), hide_short_help = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     latents: Option<PathBuf>,
     /// Text features [1, tokens, features] in place of a prompt; the text encoder is not opened
-    #[arg(help_heading = TENSORS, long, value_name = "FILE", value_parser = path())]
+    #[arg(help_heading = TENSORS, long, value_name = "FILE", value_parser = path(), hide_short_help = true)]
     #[arg(conflicts_with_all = ["prompt", "words", "negative", "max_sequence_length"])]
     #[serde(skip_serializing_if = "Option::is_none")]
     embeddings: Option<PathBuf>,
     /// Write the final latents, as --latents takes them; of several images each to FILE-SEED
-    #[arg(help_heading = TENSORS, long, value_name = "FILE", value_parser = path())]
+    #[arg(help_heading = TENSORS, long, value_name = "FILE", value_parser = path(), hide_short_help = true)]
     #[serde(skip)]
     pub save_latents: Option<PathBuf>,
     /// Write the text features of the prompt, and with guidance those of the negative one
-    #[arg(help_heading = TENSORS, long, value_name = "FILE", value_parser = path(), conflicts_with = "embeddings")]
+    #[arg(help_heading = TENSORS, long, value_name = "FILE", value_parser = path(), hide_short_help = true, conflicts_with = "embeddings")]
     #[serde(skip)]
     pub save_embeddings: Option<PathBuf>,
 }

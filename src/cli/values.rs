@@ -1,6 +1,7 @@
 //! Values of flags, from text.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -36,7 +37,7 @@ impl FromStr for DeviceChoice {
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda(Gpus::Numbers(vec![0]))),
             "cuda:all" => Ok(Self::Cuda(Gpus::All)),
-            _ => text.strip_prefix("cuda:").map_or_else(|| Err(NO_DEVICE.to_string()), numbers).map(Self::Cuda),
+            _ => text.strip_prefix("cuda:").map_or_else(|| Err(no_device(text)), numbers).map(Self::Cuda),
         }
     }
 }
@@ -52,12 +53,27 @@ impl DeviceChoice {
     }
 }
 
-const NO_DEVICE: &str = "expected auto, cpu, cuda, cuda:N, several GPUs as in cuda:0,1, or cuda:all";
+/// What is expected in place of `text`, and what may have been meant by it.
+fn no_device(text: &str) -> String {
+    const OTHERS: [&str; 9] = ["mps", "metal", "mlx", "rocm", "hip", "vulkan", "xpu", "opencl", "directml"];
+    let plain = text.to_lowercase();
+    let numbers = plain.trim_start_matches(|c: char| !c.is_ascii_digit()).replace(' ', "");
+    let meant = if OTHERS.iter().any(|other| plain.starts_with(other)) {
+        "; this program computes on NVIDIA GPUs and on CPUs".to_string()
+    } else if !numbers.is_empty() && numbers.split(',').all(|number| number.parse::<usize>().is_ok()) {
+        format!("; write cuda:{numbers}")
+    } else if ["gpu", "cuda", "nvidia"].contains(&plain.as_str()) {
+        "; cuda is the first GPU".to_string()
+    } else {
+        String::new()
+    };
+    format!("expected auto, cpu, cuda, cuda:N, several GPUs as in cuda:0,1, or cuda:all{meant}")
+}
 
 fn numbers(list: &str) -> Result<Gpus, String> {
     let mut numbers = Vec::new();
     for number in list.split(',') {
-        let number = number.parse().map_err(|_| NO_DEVICE.to_string())?;
+        let number = number.parse().map_err(|_| no_device(list))?;
         if numbers.contains(&number) {
             return Err(format!("GPU {number} is there twice"));
         }
@@ -188,11 +204,62 @@ pub fn path() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| if path == Path::new("-") { Err(NO_HYPHEN) } else { Ok(path) })
 }
 
+/// `--progress`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ProgressChoice {
+    /// Bars on a terminal, and elsewhere lines of a run that takes long.
+    Auto,
+    Bar,
+    Plain,
+    None,
+}
+
+/// What a side of an image may be.
+pub const SIDE: &str = "pixels, from 16 to 8192";
+
+/// A whole number of `range`.
+pub fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr + PartialOrd + fmt::Display + Clone + Send + Sync + 'static,
+{
+    move |text| match text.parse() {
+        Ok(value) if range.contains(&value) => Ok(value),
+        _ => Err(format!("expected a whole number from {} to {}", range.start(), range.end())),
+    }
+}
+
+/// `--count`
+pub fn count(text: &str) -> Result<u64, String> {
+    let expected = whole(1..=super::MAX_COUNT)(text);
+    let is_text = text.parse::<f64>().is_err();
+    expected
+        .map_err(|why| if is_text { format!("{why}; what the image should lean away from is --negative") } else { why })
+}
+
+/// A whole number; the model decides which it takes, of those that `expected` tells.
+pub fn whole_of(expected: &'static str) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    move |text| text.parse().map_err(|_| format!("expected a whole number of {expected}"))
+}
+
+/// A number; the model decides which it takes, of those that `expected` tells.
+pub fn decimal<T: FromStr>(
+    expected: &'static str,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
+    move |text| text.parse().map_err(|_| format!("expected a number {expected}{}", point(text)))
+}
+
+/// What to say of a number with a decimal comma.
+fn point(text: &str) -> String {
+    let with_point = text.replacen(',', ".", 1);
+    let is_number = with_point != text && with_point.parse::<f64>().is_ok();
+    if is_number { format!(", with a point: {with_point}") } else { String::new() }
+}
+
 /// A number from 0 to `max`.
 fn number(text: &str, max: f64) -> Result<f64, String> {
     match text.parse() {
         Ok(value) if (0.0..=max).contains(&value) => Ok(value),
-        _ => Err(format!("expected a number from 0 to {max}")),
+        _ => Err(format!("expected a number from 0 to {max}{}", point(text))),
     }
 }
 
@@ -292,6 +359,39 @@ mod tests {
             [Ok(Some(1)), Ok(Some(1)), Ok(Some(1)), Ok(Some(2))]
         );
         assert_eq!(count("cuda:all"), Ok(None));
+    }
+
+    #[test]
+    fn a_device_that_is_none_is_told_what_was_meant() {
+        for (text, meant) in [
+            (":0,5", "write cuda:0,5"),
+            ("0", "write cuda:0"),
+            ("0, 1", "write cuda:0,1"),
+            ("gpu:1", "write cuda:1"),
+            ("cuda0", "write cuda:0"),
+            ("GPU", "cuda is the first GPU"),
+            ("CUDA", "cuda is the first GPU"),
+            ("mps", "on NVIDIA GPUs and on CPUs"),
+            ("rocm:0", "on NVIDIA GPUs and on CPUs"),
+        ] {
+            assert!(text.parse::<DeviceChoice>().is_err_and(|why| why.ends_with(meant)), "{text}");
+        }
+        for text in ["", "cuda:", "cuda:x", "tpu"] {
+            assert!(text.parse::<DeviceChoice>().is_err_and(|why| why.ends_with("or cuda:all")), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_refused_with_what_is_expected() {
+        assert_eq!((whole(1..=8u64)("8"), decimal::<f32>("from 0 to 9")("3.5")), (Ok(8), Ok(3.5)));
+        for bad in ["", "0", "9", "x", "1.5", "99999999999999999999"] {
+            assert_eq!(whole(1..=8u64)(bad), Err("expected a whole number from 1 to 8".to_string()), "{bad}");
+        }
+        assert_eq!(whole_of("pixels")("1e3"), Err("expected a whole number of pixels".to_string()));
+        let comma = decimal::<f32>("from 0 to 9")("3,5");
+        assert_eq!(comma, Err("expected a number from 0 to 9, with a point: 3.5".to_string()));
+        assert!(count("blurry").is_err_and(|why| why.contains("--negative")));
+        assert!(count("0").is_err_and(|why| why == "expected a whole number from 1 to 10000"));
     }
 
     #[test]

@@ -10,14 +10,14 @@ use super::device::{Devices, Wanted, choose_devices, open_group};
 use super::{named_model, print};
 use crate::bench::{self, Effort, Settings};
 use crate::cli::{Bench, DeviceChoice, ParallelChoice};
-use crate::progress::Console;
+use crate::progress::{Console, Shown};
 
 /// Measures, and prints each line as soon as it is measured.
 pub fn run(args: &Bench) -> Result<()> {
     args.on.check()?;
     args.model.check_kv(args.kv)?;
     let dir = named_model(&args.model)?;
-    let console = Console::new(args.json, false);
+    let console = Console::new(args.json, false, Shown::Nothing);
     let notes = dir.iter().flat_map(|dir| dir.notes()).chain(args.quantize.notes());
     notes.for_each(|note| console.note(note));
     let wanted = Wanted { images: usize::MAX, parallel: ParallelChoice::Off, gains_by_sharing: &|| false };

@@ -34,7 +34,9 @@ struct Read {
 /// `--fp8-cache`.
 pub fn of_images(args: &Generate, seed: u64, model: &ModelFiles, cache: Option<&Path>) -> Result<()> {
     let mut claims = Claims { force: args.force, ..Claims::default() };
-    claims.keeps("a file of the model", model.on_disk());
+    // The cache is made of the model's files, and takes its own place alone.
+    let is_cache = |path: &PathBuf| cache.is_some_and(|cache| path.file_name() == cache.file_name());
+    claims.keeps("a file of the model", model.on_disk().into_iter().filter(|path| !is_cache(path)));
     for path in args.adapters.paths() {
         claims.keeps("a file of what `--lora` names", files_at(path));
     }
@@ -119,4 +121,42 @@ impl Read {
 
 fn name(path: &Path) -> String {
     if path == Path::new(STDOUT) { "standard output".to_string() } else { format!("`{}`", path.display()) }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use clap::Parser;
+    use flux::files::quantised_cache::FILE;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    #[test]
+    fn a_cache_takes_its_own_place_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("transformer")).unwrap();
+        for name in ["model_index.json", "transformer/config.json", "transformer/a.safetensors"] {
+            fs::write(at(name), "{}").unwrap();
+        }
+        let model = ModelFiles::open(folder.path()).unwrap();
+        let check = |flags: &[&str]| {
+            let words = ["flux", "-p", "x", "-S", "1", "-o"].iter().chain(flags);
+            let args = Cli::try_parse_from(words).unwrap_or_else(|e| panic!("{e}")).generate;
+            of_images(&args, 1, &model, Some(&at(FILE))).map_err(|e| e.to_string())
+        };
+        let free = at("x.png");
+        assert_eq!(check(&[free.to_str().unwrap()]), Ok(()), "there is none yet");
+        fs::write(at(FILE), "an older one").unwrap();
+        assert_eq!(check(&[free.to_str().unwrap()]), Ok(()));
+        symlink(at(FILE), at("link.png")).unwrap();
+        let link = at("link.png");
+        assert!(check(&[link.to_str().unwrap()]).is_err_and(|e| e.contains("by `--output` and by `--fp8-cache`")));
+        fs::remove_file(at(FILE)).unwrap();
+        fs::hard_link(at("transformer/a.safetensors"), at(FILE)).unwrap();
+        assert!(check(&[free.to_str().unwrap()]).is_err_and(|e| e.contains("a file of the model")));
+    }
 }

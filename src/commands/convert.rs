@@ -6,10 +6,9 @@ use flux::Result;
 use flux::files::Role;
 use flux::pipeline::{Conversion, Converted};
 
-use super::claims;
 use super::signals::Signals;
+use super::{claims, console};
 use crate::cli::{ComponentChoice, Convert};
-use crate::progress::Console;
 
 /// Writes the file. A signal ends the work and leaves none.
 pub fn run(args: &Convert, signals: &Signals) -> Result<()> {
@@ -22,7 +21,7 @@ pub fn run(args: &Convert, signals: &Signals) -> Result<()> {
         Conversion::new(&args.from, role, args.tokenizer.as_deref(), args.format.value, &args.to, args.no_clobber)?;
     claims::of_conversion(args)?;
     signals.listen()?;
-    let mut console = Console::new(args.quiet, false);
+    let mut console = console(args.quiet, false, args.progress);
     args.format.notes.iter().for_each(|note| console.note(note));
     let done = conversion.write(&signals.cancel_flag(), &mut |progress| console.progress(progress))?;
     console.finish();

@@ -54,7 +54,7 @@ pub struct Wanted<'a> {
 }
 
 /// Opens the devices that the flags name, no more groups of them than there are images to make. With `--device auto` that is
-/// a GPU where one can be used; else it is the CPU, and a note says why.
+/// a GPU where one can be used; else it is the CPU, and a line says why.
 pub fn choose_devices(args: &DeviceArgs, wanted: &Wanted<'_>, console: &Console) -> Result<Devices> {
     if args.precision == PrecisionChoice::F32 && matches!(args.device, DeviceChoice::Cuda(_)) {
         return Err(Error::usage("a GPU computes in 16 bits, not in f32")
@@ -103,7 +103,13 @@ pub fn choose_devices(args: &DeviceArgs, wanted: &Wanted<'_>, console: &Console)
                 .hint("fp8 needs an NVIDIA GPU of compute capability 9.0; leave out `--precision` without one")
         }),
         DeviceChoice::Auto => open_gpu(args, 0).map(only).or_else(|why| {
-            console.note(&format!("using the CPU: {}", why.what()));
+            let why = format!("using the CPU: {}", why.what());
+            // Where there is no GPU that this program could use, that is as it always is.
+            if cuda::count_gpus().is_ok_and(|count| count > 0) {
+                console.note(&why)
+            } else {
+                console.detail(&why)
+            }
             Ok(cpu())
         }),
     }
@@ -228,10 +234,11 @@ fn check_type(args: &DeviceArgs, cuda: &Cuda) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::progress::Shown;
 
     #[test]
     fn one_gpu_makes_an_image_where_there_is_none_to_spare_or_two_gain_nothing() {
-        let console = Console::new(true, false);
+        let console = Console::new(true, false, Shown::Nothing);
         let by_itself = |numbers: &[usize], images: usize, gains_by_sharing: &dyn Fn() -> bool| {
             let wanted = Wanted { images, parallel: ParallelChoice::Auto, gains_by_sharing };
             soonest(numbers, &wanted, &console).unwrap() == 1

@@ -15,11 +15,11 @@ use super::destination::Destination;
 use super::device::{Devices, Wanted, choose_devices};
 use super::images::Images;
 use super::job::Job;
-use super::model;
 use super::signals::Signals;
 use super::tensors::Tensors;
+use super::{console, model, prompt_notes};
 use crate::cli::Generate;
-use crate::progress::{Console, say};
+use crate::progress::say;
 
 /// Makes the images. Everything that can be checked without a model is checked before one is opened. A signal ends the
 /// work as cancelled once the flags are checked, and the program at once before that.
@@ -46,8 +46,9 @@ pub fn run(args: Arc<Generate>, start: Instant, signals: &Signals) -> Result<()>
     // Before this only standard input is waited for, and a signal ends the program there.
     signals.listen()?;
     let cancel = signals.cancel_flag();
-    let mut console = Console::new(args.quiet, args.verbose);
+    let mut console = console(args.quiet, args.verbose, args.progress);
     dir.notes().iter().chain(args.quantize.notes()).for_each(|note| console.note(note));
+    prompt_notes::of(&args, &request.prompt).iter().for_each(|note| console.note(note));
     // Opening a GPU takes the driver long, so another thread opens the model meanwhile. The tokenizer is read on until
     // the prompt is encoded.
     let (name, dir) = (dir.name().to_string(), Arc::new(dir));

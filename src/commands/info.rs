@@ -10,7 +10,7 @@ use crate::cli::Info;
 /// Prints what the model is.
 pub fn run(args: &Info) -> Result<()> {
     let dir = match &args.path {
-        Some(path) => model_at(&args.model, Some(path.clone()))?,
+        Some(path) => model_at(&args.model, Some(path.clone()), None)?,
         None => model(&args.model)?,
     };
     let mut summary = Summary::read(&dir, &args.quantize.formats().unwrap_or_default())?;

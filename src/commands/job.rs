@@ -7,7 +7,9 @@ use std::time::Instant;
 
 use flux::backend::{Backend, Remark};
 use flux::output::Rgb;
-use flux::pipeline::{AdapterUse, CancelFlag, Decoded, Made, Model, Plan, Replica, Replicas, Request, Share, Sink};
+use flux::pipeline::{
+    AdapterUse, CancelFlag, Decoded, Made, Model, ModelInfo, Plan, Replica, Replicas, Request, Share, Sink,
+};
 use flux::sampler::Rng;
 use flux::{Error, Result};
 
@@ -62,7 +64,7 @@ impl Job {
         }
         replicas.prefetch(&self.request, self.targets.len())?;
         let plan = used[0].model().plan(&self.request)?;
-        self.announce(&plan, console);
+        self.announce(&plan, used[0].model().info(), console);
         for (name, memory) in replicas.memory_plans(&plan, self.targets.len()) {
             let memory = memory.map_err(|e| if devices.len() > 1 { e.on(name) } else { e })?;
             memory.lines().iter().for_each(|line| console.detail(&on(name, line)));
@@ -100,9 +102,13 @@ impl Job {
     }
 
     /// Prints what is going to be made.
-    fn announce(&self, plan: &Plan, console: &Console) {
+    fn announce(&self, plan: &Plan, info: &ModelInfo, console: &Console) {
         for note in &plan.notes {
             console.note(note);
+        }
+        let asked = self.args.steps().filter(|_| info.is_distilled);
+        if let Some(note) = asked.and_then(|steps| steps_note(steps, info.default_steps, self.args.seed_is_random())) {
+            console.note(&note);
         }
         let &Plan { width, height, steps, seed, .. } = plan;
         let last = seed + (self.targets.len() as u64 - 1);
@@ -251,6 +257,13 @@ fn json(report: &Report<'_>) -> Result<String> {
     serde_json::to_string(report).map_err(|e| Error::new(format!("cannot write the timings as JSON: {e}")))
 }
 
+/// What someone should know about so many steps of a model that was distilled to `own`, if anything. Elsewhere `-s` is the
+/// seed.
+fn steps_note(steps: usize, own: usize, seed_is_random: bool) -> Option<String> {
+    let seed = if seed_is_random { "; the seed is `-S`" } else { "" };
+    (steps > 2 * own).then(|| format!("{steps} steps of a model that was distilled to {own}{seed}"))
+}
+
 /// What someone should know about the seeds from `first` to `last`, if anything.
 fn seed_note(first: u64, last: u64) -> Option<String> {
     let above = first.max(1 << 32);
@@ -273,6 +286,7 @@ mod tests {
 
     use super::*;
     use crate::cli::Cli;
+    use crate::progress::Shown;
 
     /// Runs a command in `folder`, which is `DIR`, on so many groups of so many devices, which are all this CPU.
     fn draw(folder: &Path, [devices, world]: [usize; 2], flags: &str) -> Result<()> {
@@ -300,7 +314,7 @@ mod tests {
         });
         let groups = groups.collect::<Result<_>>()?;
         let model = OpenModel::open(&ModelFiles::open("models/tiny".as_ref())?)?;
-        Arc::new(job).run(&Replicas::of_groups(groups, model)?, &mut Console::new(true, false))
+        Arc::new(job).run(&Replicas::of_groups(groups, model)?, &mut Console::new(true, false, Shown::Nothing))
     }
 
     /// Names and bytes of the files in a folder, without safetensors' headers, whose entries have no order.

@@ -10,6 +10,7 @@ pub mod generate;
 mod images;
 pub mod info;
 mod job;
+mod prompt_notes;
 pub mod signals;
 mod tensors;
 
@@ -20,13 +21,15 @@ use flux::default_model::default_model;
 use flux::files::{ModelFiles, ModelPaths, Variant};
 use flux::{Error, Result};
 
-use crate::cli::{ModelArgs, VariantChoice};
+use crate::cli::{ModelArgs, ProgressChoice, VariantChoice};
+use crate::progress::{Console, Shown};
 
 /// The model that the flags or the environment name, if they do.
 fn named_model(args: &ModelArgs) -> Result<Option<ModelFiles>> {
     let names_part = args.text_encoder.is_some() || args.vae.is_some() || args.tokenizer.is_some();
     let names = args.dir().is_some() || names_part || args.variant.is_some();
-    names.then(|| model_at(args, args.dir())).transpose()
+    let place = if args.names_dir() { Some("--dir") } else { args.dir().map(|_| "FLUX_MODEL") };
+    names.then(|| model_at(args, args.dir(), place)).transpose()
 }
 
 /// The model that the flags or the environment name, else the default model.
@@ -34,8 +37,8 @@ fn model(args: &ModelArgs) -> Result<ModelFiles> {
     named_model(args)?.map_or_else(default_model, Ok)
 }
 
-/// The model at `path`, else the default model, with the parts that the flags name.
-fn model_at(args: &ModelArgs, path: Option<PathBuf>) -> Result<ModelFiles> {
+/// The model at `path`, which `place` names, else the default model, with the parts that the flags name.
+fn model_at(args: &ModelArgs, path: Option<PathBuf>, place: Option<&str>) -> Result<ModelFiles> {
     let paths = ModelPaths {
         model: path,
         text_encoder: args.text_encoder.clone(),
@@ -47,7 +50,21 @@ fn model_at(args: &ModelArgs, path: Option<PathBuf>) -> Result<ModelFiles> {
             VariantChoice::Kv => Variant::Kv,
         }),
     };
-    paths.open(default_model).map_err(|e| e.at(if args.names_dir() { "--dir" } else { "FLUX_MODEL" }))
+    paths.open(default_model).map_err(|e| match place {
+        Some(place) => e.at(place),
+        None => e,
+    })
+}
+
+/// stderr, as the flags ask for it.
+fn console(quiet: bool, verbose: bool, progress: ProgressChoice) -> Console {
+    let shown = match progress {
+        ProgressChoice::Auto => Shown::Auto,
+        ProgressChoice::Bar => Shown::Bars,
+        ProgressChoice::Plain => Shown::Lines,
+        ProgressChoice::None => Shown::Nothing,
+    };
+    Console::new(quiet, verbose, shown)
 }
 
 /// Writes a line to stdout.

@@ -221,11 +221,17 @@ fn version_and_help_are_as_they_were() {
 fn help_fits_the_terminal_and_groups_the_flags() {
     let help = |flags: &[&str], columns: &str| Run::of(flux().args(flags).env("COLUMNS", columns)).succeeds().stdout;
     let too_long = |text: &str, most: usize| text.lines().find(|line| line.chars().count() > most).map(String::from);
-    for flags in [&["-h"][..], &["--help"], &["bench", "-h"], &["bench", "--help"]] {
-        assert_eq!(too_long(&help(flags, "200"), 80), None, "{flags:?}");
+    for flags in [&["-h"][..], &["--help"], &["bench", "-h"], &["bench", "--help"], &["convert", "--help"]] {
+        for columns in [60, 80, 120] {
+            assert_eq!(too_long(&help(flags, &columns.to_string()), columns), None, "{flags:?}");
+        }
     }
-    assert_eq!(too_long(&help(&["bench", "--help"], "60"), 60), None, "a narrow terminal");
-    let text = help(&["-h"], "80");
+    assert!(too_long(&help(&["--help"], "120"), 110).is_some(), "a wide terminal is used");
+    for command in [&["-h"][..], &["bench", "-h"], &["convert", "-h"], &["info", "-h"]] {
+        let short = help(command, "80");
+        assert!(short.lines().count() <= 50, "{} lines: {short}", short.lines().count());
+    }
+    let text = help(&["--help"], "80");
     let headings: Vec<_> = text.lines().filter(|line| line.ends_with(':') && !line.starts_with(' ')).collect();
     let expected = [
         "Commands:",
@@ -240,6 +246,8 @@ fn help_fits_the_terminal_and_groups_the_flags() {
         "Examples:",
     ];
     assert_eq!(headings, expected);
+    let usual = help(&["-h"], "80");
+    assert!(usual.contains("--prompt") && usual.contains("--lora") && !usual.contains("--embeddings"), "{usual}");
     let bench = help(&["bench", "-h"], "80");
     let own = bench.split("\nOptions:\n").nth(1).expect("its own flags").split("\n\n").next().unwrap_or_default();
     assert!(own.contains("--batch") && own.contains("--json") && !own.contains("--device"), "{bench}");

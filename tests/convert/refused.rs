@@ -35,7 +35,8 @@ fn what_makes_no_sense_is_refused_and_leaves_nothing() {
     convert(&[&vae, &out("a.gguf"), "-f", "q8_0"]).fails(2, &["is a VAE"]);
     assert_eq!(names(folder.path()), ["q4_0.gguf"]);
     let draw = |flags: &[&str]| Run::of(flux().args(["-p", "a cat", "--device", "cpu"]).args(flags));
-    draw(&["-d", model, "--quantize", "q4"]).fails(2, &["`q4` is no format of weights, expected one of bf16, fp8"]);
+    draw(&["-d", model, "--quantize", "q4"])
+        .fails(2, &["`q4` is no format of weights", "the nearest is q4_k; expected one of bf16, fp8"]);
     draw(&["-d", text(&file), "--text-encoder", model, "--vae", model, "--quantize", "q8_0"])
         .fails(2, &["the transformer is in Q4_0 already, and q8_0 is not narrower", "--quantize"]);
     draw(&["-d", model, "--quantize", "bf16"]).fails(2, &["the transformer is in bf16 already"]);

@@ -1,0 +1,49 @@
+//! What someone should know about a prompt before images are made of it.
+
+use flux::default_model::knows_a_word_of;
+
+use crate::cli::Generate;
+
+/// The notes on the prompt of a command.
+pub fn of(args: &Generate, prompt: &str) -> Vec<String> {
+    if args.tensors.has_embeddings() {
+        return Vec::new();
+    }
+    let is_built_in = args.model.dir().is_none() && args.model.text_encoder.is_none();
+    let is_unknown =
+        is_built_in && !prompt.trim().is_empty() && !knows_a_word_of(prompt, !args.images.inputs.is_empty());
+    let unknown = is_unknown.then(|| {
+        "the built-in model knows no word of this prompt: it draws what has an emoji, shapes and colours, by their English \
+         names; `-d` names a larger model"
+            .to_string()
+    });
+    adapter_note(prompt).into_iter().chain(unknown).collect()
+}
+
+/// Other programs take `<lora:NAME:STRENGTH>` in a prompt for an adapter.
+fn adapter_note(prompt: &str) -> Option<String> {
+    let lower = prompt.to_ascii_lowercase();
+    let (start, kind) =
+        ["<lora:", "<lyco:", "<hypernet:"].iter().find_map(|kind| Some((lower.find(kind)?, kind.len())))?;
+    let tag = &prompt[start..];
+    let tag = &tag[..=tag.find('>')?];
+    let (name, strength) = tag[kind..tag.len() - 1].split_once(':').unwrap_or((&tag[kind..tag.len() - 1], "1"));
+    Some(format!("`{tag}` is read as words of the prompt; `--lora {name}.safetensors:{strength}` uses an adapter"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_in_a_prompt_is_told() {
+        let note = adapter_note("a cat <lora:Style:0.8>, oil").unwrap();
+        assert!(
+            note.starts_with("`<lora:Style:0.8>` is read as words") && note.contains("--lora Style.safetensors:0.8")
+        );
+        assert!(adapter_note("ä <LoRA:x>").is_some_and(|note| note.contains("--lora x.safetensors:1`")));
+        for prompt in ["a cat", "<lora>", "<lora:x", "lora:x>"] {
+            assert_eq!(adapter_note(prompt), None, "{prompt}");
+        }
+    }
+}

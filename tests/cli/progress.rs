@@ -1,0 +1,111 @@
+//! How a run shows how far it is.
+
+use crate::folder;
+use crate::program::{Run, SMALL, draw, flux};
+
+/// Lines that tell of a stage.
+fn stages(run: &Run) -> Vec<String> {
+    let names = ["load", "text", "encode", "denoise", "decode", "quantise"];
+    let first = |line: &str| line.split([' ', ',']).next().unwrap_or_default().to_string();
+    run.stderr.lines().map(first).filter(|word| names.contains(&word.as_str())).collect()
+}
+
+#[test]
+fn stages_are_lines_bars_or_nothing_as_is_asked_for() {
+    let folder = folder();
+    let run = |flags: &[&str]| {
+        draw(folder.path(), &[&["-p", "a cat", "-S", "1", "-o", "out.png"], flags].concat()).succeeds()
+    };
+    let plain = run(&["--progress", "plain"]);
+    let mut each = stages(&plain);
+    assert!(plain.stderr.contains("denoise 1/1, ") && each.contains(&"text".to_string()), "{}", plain.stderr);
+    each.sort();
+    let count = each.len();
+    each.dedup();
+    assert_eq!(each.len(), count, "each once: {}", plain.stderr);
+    for flags in [&[][..], &["--progress", "auto"], &["--progress", "none"], &["--progress", "plain", "-q"]] {
+        assert!(stages(&run(flags)).is_empty(), "{flags:?}");
+    }
+    let bars = run(&["--progress", "bar"]);
+    assert!(
+        bars.stderr.contains("note: standard error is no terminal") && !stages(&bars).is_empty(),
+        "{}",
+        bars.stderr
+    );
+    draw(folder.path(), &["-p", "a cat", "--progress", "dots"]).fails(2, &["--progress", "auto, bar, plain, none"]);
+    let convert = ["convert", "x.gguf", "--format", "q8_0", "--progress", "plain"];
+    let tiny = crate::program::project("models/tiny");
+    let mut command = flux();
+    let run = Run::of(command.current_dir(folder.path()).args(&convert[..1]).arg(&tiny).args(&convert[1..])).succeeds();
+    assert_eq!(stages(&run), ["quantise"]);
+}
+
+/// What a terminal of so many columns gets; none where there is no `script`, which gives a program a terminal.
+#[cfg(target_os = "linux")]
+fn on_a_terminal(folder: &std::path::Path, columns: usize, flags: &str) -> Option<String> {
+    let line = format!("stty rows 24 cols {columns}; {} {} {flags}", env!("CARGO_BIN_EXE_flux"), SMALL.join(" "));
+    let mut script = std::process::Command::new("script");
+    script.args(["-qec", &line, "/dev/null"]).current_dir(folder).env_remove("FLUX_MODEL").env("TERM", "xterm");
+    let Ok(output) = script.output() else {
+        eprintln!("skipped: no `script`");
+        return None;
+    };
+    Some(String::from_utf8(output.stdout).expect("UTF-8"))
+}
+
+/// The rows of a terminal that is never full: text, line ends, and what takes a row off.
+#[cfg(target_os = "linux")]
+fn rows(shown: &str) -> Vec<String> {
+    let row = |text: &str| {
+        let mut row = String::new();
+        let mut rest = text;
+        while let Some(c) = rest.chars().next() {
+            rest = &rest[c.len_utf8()..];
+            match c {
+                '\r' => row.clear(),
+                '\u{1b}' => {
+                    let end = rest.find(|c: char| c.is_ascii_alphabetic()).map_or(rest.len(), |end| end + 1);
+                    if rest[..end].ends_with('K') {
+                        row.clear();
+                    }
+                    rest = &rest[end..];
+                }
+                _ => row.push(c),
+            }
+        }
+        row
+    };
+    shown.replace("\r\n", "\n").split('\n').map(row).collect()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn at_40_columns_nothing_breaks_inside_a_word_and_no_bar_is_left() {
+    let folder = folder();
+    let Some(shown) = on_a_terminal(folder.path(), 40, "-p 'ein roter Kreis <lora:x>' -S 4294967297 -o out.png") else {
+        return;
+    };
+    assert!(shown.contains("denoise"), "bars are drawn: {shown:?}");
+    let rows = rows(&shown);
+    let words = rows.iter().flat_map(|row| row.split_whitespace()).collect::<Vec<_>>().join(" ");
+    for note in [
+        "note: `<lora:x>` is read as words of the prompt; `--lora x.safetensors:1` uses an adapter",
+        "note: seed 4294967297 gives the image of seed 1: seeds repeat after 2^32, as in the reference",
+        "wrote out.png in",
+    ] {
+        assert!(words.contains(note), "{words}");
+    }
+    let long = rows.iter().find(|row| row.chars().count() > 40);
+    assert_eq!(long, None, "{shown:?}");
+    assert!(!rows.iter().any(|row| row.contains("denoise") || row.contains("decode")), "{rows:?}");
+    // An error too.
+    let error = on_a_terminal(folder.path(), 40, "-p x --fp8-cache").expect("as before");
+    assert!(rows_are_within(&error, 40) && error.contains("hint: "), "{error:?}");
+    let clap = on_a_terminal(folder.path(), 40, "-p x --precision f16").expect("as before");
+    assert!(rows_are_within(&clap, 40) && clap.contains("possible values"), "{clap:?}");
+}
+
+#[cfg(target_os = "linux")]
+fn rows_are_within(shown: &str, columns: usize) -> bool {
+    rows(shown).iter().all(|row| row.chars().count() <= columns)
+}
