@@ -422,7 +422,7 @@ fn the_commands_for_many_images_and_two_devices_work() {
 #[test]
 fn every_option_is_in_the_table_and_every_file_that_is_linked_is_there() {
     let text = fs::read_to_string(project("README.md")).unwrap();
-    let help = Run::of(program::flux().arg("-h")).succeeds().stdout;
+    let help = Run::of(program::flux().arg("--help")).succeeds().stdout;
     for word in help.split_whitespace().filter(|word| word.starts_with("--")) {
         let flag: String = word.chars().take_while(|c| c.is_ascii_lowercase() || *c == '-').collect();
         let known = ["--help", "--version"].contains(&flag.as_str()) || text.contains(&flag);
