@@ -43,3 +43,23 @@ fn every_option_of_flux_with_a_value_is_known_to_the_scripts() {
     }
     assert!(options > 30, "{help}");
 }
+
+/// A name that only flux knows would pass by what the scripts do with the flag.
+#[test]
+fn every_name_that_flux_takes_for_a_flag_is_known_to_the_scripts() {
+    let (long, _) = listed();
+    let text = fs::read_to_string(project("src/cli/foreign.rs")).expect("the names of other programs");
+    let (_, same) = text.split_once("const SAME: ").and_then(|(_, rest)| rest.split_once("= [")).expect("the names");
+    let same = same.split_once("\n];").expect("an end").0;
+    let mut names = 0;
+    for entry in same.split(']').map(|entry| entry.split('"').skip(1).step_by(2).collect::<Vec<_>>()) {
+        // `format` is a flag of `flux convert`.
+        let Some((name, others)) = entry.split_first().filter(|(name, _)| **name != "format") else { continue };
+        for other in others {
+            let flag = if other.len() == 1 { format!("-{other}") } else { format!("--{other}") };
+            assert_eq!(long.get(&flag), Some(&format!("--{name}")), "{flag} is not in flags.sh");
+            names += 1;
+        }
+    }
+    assert!(names > 50, "{names}: {same}");
+}
