@@ -20,6 +20,7 @@ pub mod compare;
 pub mod default_model;
 pub mod error;
 pub mod files;
+mod guard;
 pub mod input;
 pub mod nn;
 pub mod ops;

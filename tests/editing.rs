@@ -2,6 +2,8 @@
 //!
 //! The cases and their images are in golden/editing; golden/README.md says how they were made.
 
+#[path = "editing/masks.rs"]
+mod masks;
 #[path = "editing/meaning.rs"]
 mod meaning;
 #[path = "editing/originals.rs"]
@@ -10,4 +12,6 @@ mod originals;
 mod program;
 #[path = "editing/reference.rs"]
 mod reference;
+#[path = "support/reference_mask.rs"]
+mod reference_mask;
 mod support;

@@ -14,6 +14,8 @@ mod first_step;
 mod modules;
 #[path = "golden/pipeline.rs"]
 mod pipeline;
+#[path = "support/reference_mask.rs"]
+mod reference_mask;
 #[path = "golden/sampling.rs"]
 mod sampling;
 #[path = "golden/tokens.rs"]

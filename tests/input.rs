@@ -1,5 +1,10 @@
 //! Image files, masks and sizes, against what the reference makes of them. `tests/input/README.md` says how it was asked.
 
+#[path = "input/masks.rs"]
+mod masks;
+#[path = "support/reference_mask.rs"]
+mod reference_mask;
+
 use std::path::Path;
 
 use flux::input::{Mask, Region, lanczos, read_bytes};
@@ -89,6 +94,112 @@ fn a_file_that_is_cut_off_is_refused_unless_all_of_the_image_is_there() {
     }
 }
 
+/// Decoders fill with grey what is missing.
+#[test]
+fn a_jpeg_that_is_cut_in_front_of_its_end_is_refused() {
+    let mut refused = 0;
+    for Image { name, file, .. } in rows::<Image>("images.json") {
+        let file = bytes(&file);
+        if !name.ends_with(".jpg") {
+            continue;
+        }
+        let whole = read_bytes(&file).unwrap();
+        for keep in 2..file.len() - 2 {
+            match read_bytes(&[&file[..keep], &[0xff, 0xd9]].concat()) {
+                // The last bits of some scans are filling.
+                Ok(image) => assert!(image == whole, "{name} cut at {keep}"),
+                Err(error) => {
+                    refused += 1;
+                    assert!(error.to_string().contains("hint: "), "{name} cut at {keep}: {error}");
+                }
+            }
+        }
+        assert!(read_bytes(&file[..file.len() - 2]).unwrap() == whole, "{name}: the end marker alone may be missing");
+        assert!(read_bytes(&[&file[..], b"more"].concat()).unwrap() == whole, "{name}: what follows does not count");
+    }
+    assert!(refused > 1000, "{refused}");
+}
+
+/// Where the frame of a JPEG begins.
+fn frame(file: &[u8]) -> usize {
+    file.windows(4).position(|found| matches!(found, [0xff, 0xc0..=0xc2, 0, _])).expect("a frame")
+}
+
+#[test]
+fn a_jpeg_whose_data_do_not_fill_its_size_is_refused() {
+    for Image { name, file, .. } in rows::<Image>("images.json") {
+        let mut file = bytes(&file);
+        if !name.ends_with(".jpg") {
+            continue;
+        }
+        // Twice as high.
+        let height = frame(&file) + 6;
+        file[height] *= 2;
+        let error = read_bytes(&file).map(|_| ()).expect_err(&name).to_string();
+        assert!(error.contains("the JPEG") && error.contains("hint: "), "{name}: {error}");
+    }
+}
+
+/// A chunk of a PNG.
+fn chunk(kind: &[u8], data: &[u8]) -> Vec<u8> {
+    let summed = [kind, data].concat();
+    [&(data.len() as u32).to_be_bytes()[..], &summed, &crc(&summed).to_be_bytes()].concat()
+}
+
+/// The chunks of a PNG.
+fn chunks(file: &[u8]) -> Vec<&[u8]> {
+    let mut rest = &file[8..];
+    let mut chunks = Vec::new();
+    while let Some(length) = rest.first_chunk() {
+        let (chunk, behind) = rest.split_at(12 + u32::from_be_bytes(*length) as usize);
+        chunks.push(chunk);
+        rest = behind;
+    }
+    chunks
+}
+
+#[test]
+fn a_palette_that_is_not_made_of_colours_is_refused_and_no_panic() {
+    let palettes = rows::<Image>("images.json").into_iter().filter(|image| image.name.starts_with("palette"));
+    for Image { name, file, .. } in palettes {
+        let file = bytes(&file);
+        for length in [1, 2, 4, 5, 7, 767] {
+            let of = |found: &&[u8]| {
+                if &found[4..8] == b"PLTE" { chunk(b"PLTE", &vec![7; length]) } else { found.to_vec() }
+            };
+            let damaged = [file[..8].to_vec(), chunks(&file).iter().map(of).collect::<Vec<_>>().concat()].concat();
+            let error = read_bytes(&damaged).map(|_| ()).expect_err(&name).to_string();
+            assert!(error.contains("PNG") && error.contains("hint: "), "{name} {length}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_png_without_some_of_its_data_is_refused_and_without_its_end_read() {
+    for Image { name, file, .. } in rows::<Image>("images.json") {
+        let file = bytes(&file);
+        if !name.ends_with(".png") || name.contains("bombs") || name.contains("behind") {
+            continue;
+        }
+        let whole = read_bytes(&file).unwrap();
+        let parts = chunks(&file);
+        let data = parts.iter().position(|part| &part[4..8] == b"IDAT").expect("it has data");
+        let with = |new: &[u8]| {
+            let (before, behind) = (parts[..data].concat(), parts[data + 1..].concat());
+            read_bytes(&[&file[..8], &before, new, &behind].concat()).map_err(|error| error.to_string())
+        };
+        let mut wrong_sum = parts[data].to_vec();
+        *wrong_sum.last_mut().expect("a sum") ^= 1;
+        let stream = &parts[data][8..parts[data].len() - 4];
+        for damaged in [&[][..], &wrong_sum, &chunk(b"IDAT", &stream[..stream.len() / 2])] {
+            let error = with(damaged).map(|_| ()).expect_err(&name);
+            assert!(error.contains("PNG") && error.contains("hint: "), "{name}: {error}");
+        }
+        let end = file.len() - 12;
+        assert!(read_bytes(&file[..end]).unwrap() == whole, "{name}: the last chunk alone may be missing");
+    }
+}
+
 #[test]
 fn damaged_files_are_refused_or_read_and_never_a_panic() {
     for (number, Image { name, file, .. }) in rows::<Image>("images.json").into_iter().enumerate() {
@@ -143,15 +254,21 @@ struct Used {
     quarters: Vec<u8>,
 }
 
+/// The reference's rule, which tests that compare images with it use, and ours, which leaves out nothing of it.
 #[test]
-fn masks_are_scaled_and_divided_into_cells_as_by_the_reference() {
+fn every_cell_that_the_reference_draws_anew_is_drawn_anew() {
     for row in rows::<MaskFile>("masks.json") {
-        let mask = Mask::read_bytes(&bytes(&row.file)).unwrap();
+        let file = bytes(&row.file);
+        let mask = Mask::read_bytes(&file).unwrap();
         for Used { to, grey: expected, quarters } in row.used {
-            let grey = mask.grey(to);
-            assert_eq!(crc(&grey.bytes), expected, "{} {to:?}", row.name);
+            let grey = reference_mask::grey(&file, to);
+            assert_eq!(crc(&grey), expected, "{} {to:?}", row.name);
             let cells: Vec<f32> = quarters.iter().map(|quarter| f32::from(*quarter) / 4.0).collect();
-            assert_eq!(grey.cells(), cells, "{} {to:?}", row.name);
+            assert_eq!(reference_mask::cells(&grey, to[0]), cells, "{} {to:?}", row.name);
+            let pairs = cells.iter().zip(mask.grey(to).cells());
+            for (at, (theirs, ours)) in pairs.enumerate() {
+                assert!(ours == 1.0 || *theirs == 0.0, "{} {to:?} {at}", row.name);
+            }
         }
     }
 }

@@ -21,6 +21,7 @@ pub struct Images {
     /// The image to change, onto which results come back.
     edit: Option<Edit>,
     feather: usize,
+    notes: Vec<String>,
 }
 
 impl Images {
@@ -35,7 +36,11 @@ impl Images {
                 .hint("leave some out"));
         }
         let (first, others) = args.inputs.split_at(usize::from(args.changes()).min(args.inputs.len()));
-        let edit = first.first().map(|file| edit(args, file, stdin)).transpose()?;
+        let image = first.first().map(|file| read(file, stdin)).transpose()?;
+        let mask = args.mask.as_deref().map(|file| mask(file, stdin)).transpose()?;
+        let notes = mask.iter().flat_map(Mask::notes).cloned().collect();
+        let edit =
+            image.map(|image| edit(args, image, mask.as_ref()).map_err(|e| e.at(place(&first[0])))).transpose()?;
         let references = others.iter().map(|file| reference(file, stdin)).collect::<Result<_>>()?;
         let change = edit.as_ref().map(|edit| Change {
             image: Arc::new(edit.image().clone()),
@@ -44,7 +49,12 @@ impl Images {
             is_reference: !args.no_self_reference,
         });
         let edit = edit.filter(|_| !args.no_composite);
-        Ok(Self { references, change, edit, feather: args.feather.unwrap_or(0) })
+        Ok(Self { references, change, edit, feather: args.feather.unwrap_or(0), notes })
+    }
+
+    /// What someone should know of how they are read.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// The request with these images.
@@ -91,17 +101,16 @@ fn reference(file: &Path, stdin: &mut dyn Read) -> Result<Arc<Rgb>> {
     input::reference(&image).map(Arc::new).map_err(|e| e.at(place(file)))
 }
 
+fn mask(file: &Path, stdin: &mut dyn Read) -> Result<Mask> {
+    if is_stdin(file) { Mask::read_from(stdin).map_err(|e| e.at(place(file))) } else { Mask::read(file) }
+}
+
 /// The image to change.
-fn edit(args: &ImageArgs, file: &Path, stdin: &mut dyn Read) -> Result<Edit> {
-    let image = read(file, stdin)?;
-    let mask = args.mask.as_deref().map(|mask| {
-        if is_stdin(mask) { Mask::read_from(&mut *stdin).map_err(|e| e.at(place(mask))) } else { Mask::read(mask) }
-    });
-    let edit = match (mask.transpose()?, args.extend, args.mask_padding) {
-        (mask, Some(sides), _) => Edit::extended(&image, sides.0, mask.as_ref()),
-        (Some(mask), None, Some(padding)) => Edit::cropped(image, &mask, padding),
-        (Some(mask), None, None) => Edit::masked(image, &mask),
+fn edit(args: &ImageArgs, image: Rgb, mask: Option<&Mask>) -> Result<Edit> {
+    match (mask, args.extend, args.mask_padding) {
+        (mask, Some(sides), _) => Edit::extended(&image, sides.0, mask),
+        (Some(mask), None, Some(padding)) => Edit::cropped(image, mask, padding),
+        (Some(mask), None, None) => Edit::masked(image, mask),
         (None, None, _) => Edit::whole(image),
-    };
-    edit.map_err(|e| e.at(place(file)))
+    }
 }

@@ -103,7 +103,7 @@ impl Job {
 
     /// Prints what is going to be made.
     fn announce(&self, plan: &Plan, info: &ModelInfo, console: &Console) {
-        for note in &plan.notes {
+        for note in self.images.notes().iter().chain(&plan.notes) {
             console.note(note);
         }
         let asked = self.args.steps().filter(|_| info.is_distilled);

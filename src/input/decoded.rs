@@ -22,10 +22,22 @@ pub(super) const CONVERT: &str = "is the file whole? another program may still r
 pub(super) struct Decoded {
     /// The pixels as they lie in the file.
     pub rgb: Rgb,
+    /// How opaque each of them is, where they differ in it.
+    pub alpha: Option<Vec<u8>>,
     /// How they are turned upright.
     pub orientation: Orientation,
-    /// Whether the file has a palette, or one bit for each pixel.
-    pub indexed: bool,
+    pub form: Form,
+}
+
+/// What else of a file tells how a mask is meant.
+#[derive(Default)]
+pub(super) struct Form {
+    /// Whether its format leaves noise beside edges.
+    pub lossy: bool,
+    /// The first two colours of its palette.
+    pub palette: Option<[[u8; 3]; 2]>,
+    /// The pixels by the low bytes of 16 bits, where the high ones are all 0.
+    pub low: Option<Vec<u8>>,
 }
 
 /// Errors when an image of this size is not read.
@@ -58,14 +70,27 @@ pub(super) fn cut_off(format: &str) -> Error {
     Error::new(format!("cannot read the {format}: the file is cut off")).hint("make the image again, or copy it again")
 }
 
-/// Drops the alpha of [pixels, 4].
-pub(super) fn without_alpha(mut bytes: Vec<u8>) -> Vec<u8> {
+/// [pixels, 4] as red, green and blue, and alpha where pixels differ in it.
+pub(super) fn split_alpha(mut bytes: Vec<u8>) -> Result<(Vec<u8>, Option<Vec<u8>>)> {
+    let alpha = varying(&bytes, 4)?;
     let pixels = bytes.len() / 4;
     for pixel in 1..pixels {
         bytes.copy_within(4 * pixel..4 * pixel + 3, 3 * pixel);
     }
     bytes.truncate(3 * pixels);
-    bytes
+    Ok((bytes, alpha))
+}
+
+/// The last of `count` samples of each pixel, where they differ.
+pub(super) fn varying(bytes: &[u8], count: usize) -> Result<Option<Vec<u8>>> {
+    let alpha = || bytes.chunks_exact(count).map(|pixel| pixel[count - 1]);
+    let first = alpha().next();
+    if alpha().all(|value| Some(value) == first) {
+        return Ok(None);
+    }
+    let mut out = samples(bytes.len() / count)?;
+    out.iter_mut().zip(alpha()).for_each(|(out, value)| *out = value);
+    Ok(Some(out))
 }
 
 /// How the image is turned upright, by its EXIF.

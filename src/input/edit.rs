@@ -64,7 +64,6 @@ impl Edit {
     pub fn cropped(original: Rgb, mask: &Mask, padding: usize) -> Result<Self> {
         let size = editing_size(original.width, original.height)?;
         let kept = [original.width, original.height];
-        let mask = mask.resized(kept);
         let grey = mask.grey(kept);
         let region = Region::around(&grey.bytes, grey.width, padding, size).ok_or_else(|| {
             Error::new("the mask is black, so there is nothing to crop to")
@@ -73,7 +72,7 @@ impl Edit {
         let place = fitted(region.size(), size);
         let image = bordered::<3>(&resized(&cut(&original, region), place.size()).bytes, place, size);
         let image = Rgb { width: size[0], height: size[1], bytes: image };
-        let seen = mask.cut(region).grey(place.size());
+        let seen = grey.cut(region).resized(place.size());
         let cells = Grey { width: size[0], height: size[1], bytes: bordered::<1>(&seen.bytes, place, size) }.cells();
         Ok(Self { original, region, image, place, mask: Some(Painted { grey, cells }), kept })
     }
@@ -98,8 +97,8 @@ impl Edit {
         &self.image
     }
 
-    /// For each cell of 16 x 16 pixels of [`Edit::image`], row by row, how much of it is drawn anew, in quarters from 0
-    /// to 1. `None` where that is all of it.
+    /// For each cell of 16 x 16 pixels of [`Edit::image`], row by row, 1 where it is drawn anew, and 0 where not. `None`
+    /// where that is all of it.
     pub fn cells(&self) -> Option<&[f32]> {
         self.mask.as_ref().map(|mask| mask.cells.as_slice())
     }
@@ -167,7 +166,7 @@ mod tests {
         let inside = |at: usize, start: usize, length: usize| (start..start + length).contains(&at);
         let of = |x, y| u8::from(inside(x, white.left, white.width) && inside(y, white.top, white.height)) * 255;
         let bytes = (0..height).flat_map(|y| (0..width).map(move |x| of(x, y))).collect();
-        Mask::from_grey(&Grey { width, height, bytes })
+        Mask::from(Grey { width, height, bytes })
     }
 
     fn even(like: &Rgb, level: u8) -> Rgb {
@@ -204,8 +203,8 @@ mod tests {
     fn a_mask_of_another_size_is_stretched_over_the_image_and_grey_mixes() {
         let original = even(&smooth(64, 32), 100);
         let grey = Grey { width: 2, height: 1, bytes: vec![51, 51] };
-        let edit = Edit::masked(original, &Mask::from_grey(&grey)).unwrap();
-        assert_eq!(edit.cells(), Some([0.0; 8].as_slice()), "51 is nearer to black");
+        let edit = Edit::masked(original, &Mask::from(grey)).unwrap();
+        assert_eq!(edit.cells(), Some([1.0; 8].as_slice()), "what is mixed must be drawn");
         let result = edit.composite(&even(edit.image(), 200), 0).unwrap();
         assert!(result.bytes.iter().all(|value| *value == 120), "a fifth of the way");
     }

@@ -33,10 +33,11 @@ impl Sides {
 /// 15 columns and rows more than the image grows by are at the right and the bottom.
 pub(super) fn extended(image: &Rgb, sides: Sides, mask: Option<&Mask>) -> (Rgb, Mask) {
     let size = [image.width, image.height];
-    let canvas = sides.grown(size).map(|side| side.next_multiple_of(CELL));
+    let grown = sides.grown(size);
+    let canvas = grown.map(|side| side.next_multiple_of(CELL));
     let place = Region { left: sides.left, top: sides.top, width: image.width, height: image.height };
     let bytes = bordered::<3>(&image.bytes, place, canvas);
-    let mut white = vec![255; canvas[0] * canvas[1]];
+    let mut white = vec![255; grown[0] * grown[1]];
     let overlap = |grows: usize, side: usize| if grows > 0 { OVERLAP.min(side / 4) } else { 0 };
     let kept_columns = overlap(sides.left, size[0])..size[0] - overlap(sides.right, size[0]);
     let kept_rows = overlap(sides.top, size[1])..size[1] - overlap(sides.bottom, size[1]);
@@ -44,10 +45,12 @@ pub(super) fn extended(image: &Rgb, sides: Sides, mask: Option<&Mask>) -> (Rgb, 
     for y in kept_rows {
         for x in kept_columns.clone() {
             let value = painted.as_ref().map_or(0, |painted| painted[y * size[0] + x]);
-            white[(place.top + y) * canvas[0] + place.left + x] = value;
+            white[(place.top + y) * grown[0] + place.left + x] = value;
         }
     }
-    let mask = Mask::from_grey(&Grey { width: canvas[0], height: canvas[1], bytes: white });
+    // What fills the canvas is as what is beside it: white there would fade into the image.
+    let white = bordered::<1>(&white, Region::all(grown[0], grown[1]), canvas);
+    let mask = Mask::from(Grey { width: canvas[0], height: canvas[1], bytes: white });
     (Rgb { width: canvas[0], height: canvas[1], bytes }, mask)
 }
 

@@ -7,8 +7,8 @@ use super::mask::Grey;
 /// From here on a pixel of a mask is white.
 const WHITE: u8 = 128;
 
-/// The mask, and around what is white in it a slope of `pixels` pixels, which falls evenly with the distance from the
-/// nearest white pixel. What is drawn anew stays so as a whole, since what is to vanish ends at the mask; pixels that
+/// The mask, and around what is white in it a slope of `pixels` pixels, which falls evenly from the nearest white pixel's
+/// value with the distance from it. What is drawn anew stays so as a whole, since what is to vanish ends at the mask; pixels that
 /// are more than `pixels` pixels from the mask stay black.
 pub(super) fn feathered(mask: &Grey, pixels: usize) -> Grey {
     if pixels == 0 || !mask.bytes.iter().any(|value| *value >= WHITE) {
@@ -17,15 +17,22 @@ pub(super) fn feathered(mask: &Grey, pixels: usize) -> Grey {
     let far = pixels.saturating_add(1);
     let columns = column_distances(mask, far);
     let mut bytes = mask.bytes.clone();
-    bytes.par_chunks_exact_mut(mask.width).zip(columns.par_chunks_exact(mask.width)).for_each(|(out, columns)| {
-        for (value, distance) in out.iter_mut().zip(row_distances(columns, far)) {
-            let slope = 255.0 * (1.0 - distance / far as f64);
+    let rows = bytes.par_chunks_exact_mut(mask.width).zip(columns.par_chunks_exact(mask.width)).enumerate();
+    rows.for_each(|(y, (out, columns))| {
+        for (value, (distance, x)) in out.iter_mut().zip(row_distances(columns, far)) {
             if distance <= pixels as f64 {
+                let slope = f64::from(nearest(mask, columns[x] as usize, [x, y])) * (1.0 - distance / far as f64);
                 *value = (*value).max(slope.round() as u8);
             }
         }
     });
     Grey { bytes, ..*mask }
+}
+
+/// The brighter of the pixels that are `distance` above and below a place, of which one is white.
+fn nearest(mask: &Grey, distance: usize, [x, y]: [usize; 2]) -> u8 {
+    let of = |y: Option<usize>| y.and_then(|y| mask.bytes.get(y * mask.width + x)).copied().unwrap_or(0);
+    of(y.checked_sub(distance)).max(of(y.checked_add(distance)))
 }
 
 /// For each pixel the distance to the nearest white one of its column, at most `far`.
@@ -41,11 +48,11 @@ fn column_distances(mask: &Grey, far: usize) -> Vec<u32> {
     distances
 }
 
-/// The distance of each pixel of a row to the nearest white pixel, from the distances in the columns: the lowest of the
+/// The distance of each pixel of a row to the nearest white pixel, and the column of that, from the distances in the columns: the lowest of the
 /// parabolas `columns[x]^2 + (x - at)^2`. Source: Felzenszwalb and Huttenlocher, Distance Transforms of Sampled Functions.
-fn row_distances(columns: &[u32], far: usize) -> Vec<f64> {
+fn row_distances(columns: &[u32], far: usize) -> Vec<(f64, usize)> {
     if columns.iter().all(|distance| *distance as usize >= far) {
-        return vec![far as f64; columns.len()];
+        return vec![(far as f64, 0); columns.len()];
     }
     let square = |x: usize| f64::from(columns[x]).powi(2);
     // From where on the parabola of b lies below that of a, which begins to the left of it.
@@ -66,7 +73,8 @@ fn row_distances(columns: &[u32], far: usize) -> Vec<f64> {
         while lowest.get(at + 1).is_some_and(|&(_, from)| from <= x as f64) {
             at += 1;
         }
-        (square(lowest[at].0) + (x as f64 - lowest[at].0 as f64).powi(2)).sqrt()
+        let column = lowest[at].0;
+        ((square(column) + (x as f64 - column as f64).powi(2)).sqrt(), column)
     };
     (0..columns.len()).map(of).collect()
 }
@@ -93,6 +101,12 @@ mod tests {
                 assert_eq!(soft.bytes[y * width + x], expected, "{pixels} {x} {y}");
             }
         }
+    }
+
+    #[test]
+    fn a_slope_begins_with_the_value_beside_it() {
+        let grey = Grey { width: 6, height: 2, bytes: vec![0, 0, 150, 150, 0, 0, 0, 0, 0, 150, 0, 0] };
+        assert_eq!(feathered(&grey, 1).bytes, [0, 75, 150, 150, 75, 0, 0, 0, 75, 150, 75, 0]);
     }
 
     #[test]

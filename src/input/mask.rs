@@ -1,22 +1,21 @@
-//! Masks: white is drawn anew, black is kept.
+//! Masks: white is drawn anew, black is kept, and grey is mixed.
 
 use std::io::Read;
 use std::path::Path;
 
-use super::decoded::Decoded;
-use super::lanczos;
+use super::area;
+use super::mask_file::{Meaning, brightness, meaning};
 use super::read::{decode, decode_file, read_stream};
 use super::region::Region;
 use super::size::CELL;
 use crate::error::Result;
 use crate::rgb::Rgb;
 
-/// A mask as its file has it, upright.
+/// A mask in the size of its file, upright.
 #[derive(Debug, Clone)]
 pub struct Mask {
-    image: Rgb,
-    /// Whether the file has a palette or one bit for each pixel, and is scaled without values in between.
-    indexed: bool,
+    grey: Grey,
+    notes: Vec<String>,
 }
 
 /// A mask in a size in which it is used: `bytes` is [height, width], from 0 (keep) to 255 (draw anew).
@@ -33,108 +32,80 @@ pub struct Grey {
 /// An image as a mask: what counts is how bright it is.
 impl From<Rgb> for Mask {
     fn from(image: Rgb) -> Self {
-        Self { image, indexed: false }
+        Self::from(Grey { width: image.width, height: image.height, bytes: brightness(&image.bytes) })
+    }
+}
+
+impl From<Grey> for Mask {
+    fn from(grey: Grey) -> Self {
+        Self { grey, notes: Vec::new() }
     }
 }
 
 impl Mask {
-    /// Reads a mask. Any image will do; what counts is how bright it is, and alpha is ignored. Errors as
-    /// [`read`](super::read).
+    /// Reads a mask. Any image will do; what counts is how bright it is, or where it has one colour, how opaque.
+    ///
+    /// Errors as [`read`](super::read), and when its colours and its alpha say different things.
     pub fn read(path: &Path) -> Result<Self> {
-        decode_file(path).map(Self::of)
+        decode_file(path).and_then(meaning).map(Self::of).map_err(|e| e.at_path(path))
     }
 
-    /// Reads a mask from the bytes of its file. Errors as [`read`](super::read).
+    /// Reads a mask from the bytes of its file. Errors as [`Mask::read`].
     pub fn read_bytes(bytes: &[u8]) -> Result<Self> {
-        decode(bytes).map(Self::of)
+        decode(bytes).and_then(meaning).map(Self::of)
     }
 
-    /// Reads a mask from a stream such as standard input. Errors as [`read`](super::read).
+    /// Reads a mask from a stream such as standard input. Errors as [`Mask::read`].
     pub fn read_from(stream: impl Read) -> Result<Self> {
         Self::read_bytes(&read_stream(stream)?)
     }
 
-    fn of(Decoded { rgb, indexed, .. }: Decoded) -> Self {
-        Self { image: rgb, indexed }
+    fn of(([width, height], bytes, notes): Meaning) -> Self {
+        Self { grey: Grey { width, height, bytes }, notes }
     }
 
-    /// The mask of which this is the brightness.
-    pub(super) fn from_grey(grey: &Grey) -> Self {
-        let bytes = grey.bytes.iter().flat_map(|value| [*value; 3]).collect();
-        Self { image: Rgb { width: grey.width, height: grey.height, bytes }, indexed: false }
+    /// What someone should know of how the file was read, and of a mask that selects nothing or everything.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// The mask's own size.
     pub fn size(&self) -> [usize; 2] {
-        [self.image.width, self.image.height]
-    }
-
-    /// The mask in another size, as brightness. Scaled in colour, as the reference does.
-    pub fn grey(&self, size: [usize; 2]) -> Grey {
-        let scaled = self.resized(size);
-        let bytes = scaled.image.bytes.chunks_exact(3).map(brightness).collect();
-        Grey { width: size[0], height: size[1], bytes }
+        [self.grey.width, self.grey.height]
     }
 
     /// The mask in another size.
-    pub(super) fn resized(&self, size: [usize; 2]) -> Self {
-        let bytes = if self.indexed {
-            nearest(&self.image, size)
-        } else {
-            lanczos::resize::<3>(&self.image.bytes, self.size(), size)
-        };
-        Self { image: Rgb { width: size[0], height: size[1], bytes }, indexed: self.indexed }
-    }
-
-    /// A region of the mask.
-    pub(super) fn cut(&self, region: Region) -> Self {
-        Self { image: super::size::cut(&self.image, region), indexed: self.indexed }
+    pub fn grey(&self, size: [usize; 2]) -> Grey {
+        self.grey.resized(size)
     }
 }
 
 impl Grey {
-    /// What the sampler takes: for each cell of 16 x 16 pixels, row by row, how much of its middle is white. Pixels
-    /// count as white from 128 on, and the middle is the four pixels around the center, so the values are quarters from
-    /// 0 to 1. Both sides must be multiples of 16.
-    ///
-    /// Source: the reference shrinks the mask by bilinear interpolation, which reads no other pixels.
-    pub fn cells(&self) -> Vec<f32> {
-        let white = |x: usize, y: usize| u8::from(self.bytes[y * self.width + x] >= 128);
-        let of = |x: usize, y: usize| white(x, y) + white(x + 1, y) + white(x, y + 1) + white(x + 1, y + 1);
-        let middle = CELL / 2 - 1;
-        let rows = (middle..self.height).step_by(CELL);
-        rows.flat_map(|y| (middle..self.width).step_by(CELL).map(move |x| (x, y)))
-            .map(|(x, y)| f32::from(of(x, y)) / 4.0)
-            .collect()
+    /// In another size: each pixel is the mean of what lies under it.
+    pub(super) fn resized(&self, size: [usize; 2]) -> Self {
+        let bytes = area::resize(&self.bytes, [self.width, self.height], size);
+        Self { width: size[0], height: size[1], bytes }
     }
-}
 
-/// The brightness of red, green and blue. Source: ITU-R BT.601, in the whole numbers of Pillow.
-fn brightness(pixel: &[u8]) -> u8 {
-    let [red, green, blue] = [0, 1, 2].map(|channel| u32::from(pixel[channel]));
-    ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16) as u8
-}
+    /// A region of it.
+    pub(super) fn cut(&self, region: Region) -> Self {
+        Self { width: region.width, height: region.height, bytes: region.cut(&self.bytes, self.width, 1) }
+    }
 
-/// The image in another size, of whose pixels each is one of the image.
-fn nearest(image: &Rgb, [width, height]: [usize; 2]) -> Vec<u8> {
-    let columns = places(image.width, width);
-    let rows = places(image.height, height);
-    rows.iter()
-        .flat_map(|y| columns.iter().map(move |x| 3 * (y * image.width + x)))
-        .flat_map(|at| &image.bytes[at..at + 3])
-        .copied()
-        .collect()
-}
-
-/// For each of `outputs` pixels, which of `inputs` pixels it is.
-fn places(inputs: usize, outputs: usize) -> Vec<usize> {
-    let scale = inputs as f64 / outputs as f64;
-    // Pillow adds up the places, and their rounding decides where two pixels are as near.
-    let mut place = scale * 0.5;
-    let mut next = || {
-        let found = place as usize;
-        place += scale;
-        found.min(inputs - 1)
-    };
-    (0..outputs).map(|_| next()).collect()
+    /// What the sampler takes: for each cell of 16 x 16 pixels, row by row, 1 when some of it is not black, which draws
+    /// it anew, and else 0. Both sides must be multiples of 16.
+    ///
+    /// The reference looks at the four pixels in the middle of each cell, and loses what is small or lies in between.
+    pub fn cells(&self) -> Vec<f32> {
+        let columns = self.width / CELL;
+        let mut cells = vec![0.0; columns * (self.height / CELL)];
+        for (y, row) in self.bytes.chunks_exact(self.width).enumerate() {
+            for (x, part) in row.chunks_exact(CELL).enumerate() {
+                if part.iter().any(|value| *value > 0) {
+                    cells[y / CELL * columns + x] = 1.0;
+                }
+            }
+        }
+        cells
+    }
 }

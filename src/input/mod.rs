@@ -7,13 +7,17 @@
 //! Rgb, Mask       -> Edit -> image and cells for the model; result -> composite -> the original with what is new
 //! ```
 
+mod area;
 mod decoded;
 mod edit;
 mod extend;
 mod feather;
+mod jpeg_bits;
 mod jpeg_file;
+mod jpeg_scans;
 pub mod lanczos;
 mod mask;
+mod mask_file;
 mod png_file;
 mod read;
 mod region;

@@ -1,37 +1,94 @@
 //! Decodes PNG: every colour type and depth, interlaced or not. Of an animated one, the image that all programs show.
 
+use std::borrow::Cow;
 use std::io::{Cursor, ErrorKind};
 
-use png::{BitDepth, ColorType, Decoder, DecodingError, Limits, Transformations};
+use png::{BitDepth, Decoder, DecodingError, Limits, Transformations};
 
-use super::decoded::{CONVERT, Decoded, MAX_CHUNK_BYTES, cut_off, expect_size, orientation, samples, without_alpha};
+use super::decoded::{
+    CONVERT, Decoded, Form, MAX_CHUNK_BYTES, cut_off, expect_size, orientation, samples, split_alpha, varying,
+};
 use crate::error::{Error, Result};
 use crate::rgb::Rgb;
 
 /// The image in the bytes of a file.
 pub(super) fn decode(file: &[u8]) -> Result<Decoded> {
-    let mut decoder = Decoder::new_with_limits(Cursor::new(file), Limits { bytes: MAX_CHUNK_BYTES });
+    let file = ended(file);
+    let mut decoder = Decoder::new_with_limits(Cursor::new(&*file), Limits { bytes: MAX_CHUNK_BYTES });
     // A small file may hold profiles and texts that expand to gigabytes. They do not matter here.
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
     let header = decoder.read_header_info().map_err(unreadable)?;
     let (width, height) = (header.width as usize, header.height as usize);
-    let indexed = header.color_type == ColorType::Indexed || header.bit_depth == BitDepth::One;
     expect_size(width, height)?;
-    decoder.set_transformations(Transformations::EXPAND | Transformations::STRIP_16);
+    decoder.set_transformations(Transformations::EXPAND);
     let mut reader = decoder.read_info().map_err(unreadable)?;
-    let (color, _) = reader.output_color_type();
-    let mut bytes = samples(width * height * color.samples())?;
+    let palette = reader.info().palette.as_deref().unwrap_or_default();
+    if palette.len() % 3 != 0 {
+        // The decoder panics.
+        let found = palette.len();
+        return Err(
+            Error::new(format!("the PNG has a palette of {found} bytes, expected three for each colour")).hint(CONVERT)
+        );
+    }
+    let palette = palette.as_chunks::<3>().0.first_chunk().copied();
+    let (color, depth) = reader.output_color_type();
+    let count = color.samples();
+    let mut bytes = samples(width * height * count * if depth == BitDepth::Sixteen { 2 } else { 1 })?;
     reader.next_frame(&mut bytes).map_err(unreadable)?;
     // EXIF may stand behind the pixels. They are whole, so it does not matter how the file goes on.
     let _ = reader.finish();
     let orientation = orientation(reader.info().exif_metadata.as_deref().unwrap_or_default());
-    let bytes = match color.samples() {
-        3 => bytes,
-        4 => without_alpha(bytes),
-        count => repeated(&bytes, count)?,
-    };
-    Ok(Decoded { rgb: Rgb { width, height, bytes }, orientation, indexed })
+    let low = if depth == BitDepth::Sixteen { split_depth(&mut bytes, count)? } else { None };
+    let low = low.map(|low| colors(low, count)).transpose()?.map(|(low, _)| low);
+    let (bytes, alpha) = colors(bytes, count)?;
+    let form = Form { lossy: false, palette, low };
+    Ok(Decoded { rgb: Rgb { width, height, bytes }, alpha, orientation, form })
+}
+
+/// The file with the chunk at which it ends, without which the decoder does not finish the pixels. A chunk of them that is
+/// cut off stays so.
+fn ended(file: &[u8]) -> Cow<'_, [u8]> {
+    const END: &[u8] = b"\0\0\0\0IEND\xae\x42\x60\x82";
+    let mut at = 8;
+    while let Some(&[a, b, c, d, ref kind @ ..]) = file.get(at..).and_then(<[u8]>::first_chunk::<8>) {
+        let end = at + 12 + u32::from_be_bytes([a, b, c, d]) as usize;
+        match kind {
+            b"IEND" => return Cow::Borrowed(file),
+            b"IDAT" if end > file.len() => return Cow::Borrowed(file),
+            _ if end > file.len() => break,
+            _ => at = end,
+        }
+    }
+    Cow::Owned([file.get(..at).unwrap_or(file), END].concat())
+}
+
+/// Of samples of 16 bits leaves the high byte. Returns the low ones where all high ones of colours are 0, and some low
+/// one is not.
+fn split_depth(bytes: &mut Vec<u8>, count: usize) -> Result<Option<Vec<u8>>> {
+    let is_color = |at: usize| count % 2 == 1 || at % count < count - 1;
+    let colors = || bytes.as_chunks::<2>().0.iter().enumerate().filter(|(at, _)| is_color(*at));
+    let mut low = None;
+    if colors().all(|(_, [high, _])| *high == 0) && colors().any(|(_, [_, low])| *low > 0) {
+        let mut found = samples(bytes.len() / 2)?;
+        found.iter_mut().zip(bytes.as_chunks::<2>().0).for_each(|(out, [_, low])| *out = *low);
+        low = Some(found);
+    }
+    let length = bytes.len() / 2;
+    for at in 0..length {
+        bytes[at] = bytes[2 * at];
+    }
+    bytes.truncate(length);
+    Ok(low)
+}
+
+/// Pixels of `count` samples as red, green and blue, and alpha where they differ in it.
+fn colors(bytes: Vec<u8>, count: usize) -> Result<(Vec<u8>, Option<Vec<u8>>)> {
+    match count {
+        3 => Ok((bytes, None)),
+        4 => split_alpha(bytes),
+        _ => Ok((repeated(&bytes, count)?, if count == 2 { varying(&bytes, 2)? } else { None })),
+    }
 }
 
 /// Grey, the first of `count` samples of each pixel, as red, green and blue.

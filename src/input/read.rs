@@ -1,5 +1,8 @@
 //! Reads an image file: PNG, JPEG or WebP, by its first bytes and not by its name.
 //!
+//! A file is read when the data of all of its pixels are there and whole; what stands behind them, as the marker at which
+//! a JPEG ends, may be missing. Panics of decoders are errors.
+//!
 //! What a file claims is checked before memory is taken for it. The file, its decoded samples and the image together
 //! stay below 2.5 GiB for the largest image that is read, and below 16 bytes a pixel beside the file.
 //!
@@ -12,12 +15,13 @@ use std::io::Read;
 use std::path::Path;
 
 use image::metadata::Orientation;
-use image::{DynamicImage, RgbImage};
+use image::{DynamicImage, GrayImage, RgbImage};
 
 use super::decoded::{CONVERT, Decoded};
 use super::{jpeg_file, png_file, webp_file};
 use crate::error::{Error, Result};
 use crate::files::{near, regular};
+use crate::guard::guarded;
 use crate::rgb::Rgb;
 
 /// The longest image file that is read, in bytes.
@@ -74,28 +78,52 @@ fn too_long() -> Error {
 
 /// [`read_bytes`], with what else is to be known of the file; it is upright already.
 pub(super) fn decode(bytes: &[u8]) -> Result<Decoded> {
-    let mut decoded = match bytes {
-        [0x89, b'P', b'N', b'G', ..] => png_file::decode(bytes),
-        [0xff, 0xd8, ..] => jpeg_file::decode(bytes),
-        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => webp_file::decode(bytes),
+    let decoded = match bytes {
+        [0x89, b'P', b'N', b'G', ..] => decoded_by("PNG", || png_file::decode(bytes)),
+        [0xff, 0xd8, ..] => decoded_by("JPEG", || jpeg_file::decode(bytes)),
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => {
+            decoded_by("WebP", || webp_file::decode(bytes))
+        }
         [] => Err(Error::new("the file is empty").hint("make the image again, or copy it again")),
         _ => Err(Error::new("the file is no PNG, JPEG or WebP")
             .hint("convert it to one of these, as with `magick IN PNG24:OUT.png`")),
     }?;
-    decoded.rgb = upright(decoded.rgb, decoded.orientation)?;
+    upright(decoded)
+}
+
+/// What a decoder returns, whose panic is an error of the file.
+fn decoded_by(format: &str, decode: impl FnOnce() -> Result<Decoded>) -> Result<Decoded> {
+    guarded(decode).unwrap_or_else(|panic| Err(Error::new(format!("cannot read the {format}: {panic}")).hint(CONVERT)))
+}
+
+/// Turns everything that has the size of the image.
+fn upright(mut decoded: Decoded) -> Result<Decoded> {
+    let (size, orientation) = ([decoded.rgb.width, decoded.rgb.height], decoded.orientation);
+    if orientation == Orientation::NoTransforms {
+        return Ok(decoded);
+    }
+    let turned = |bytes, is_grey| {
+        let image = if is_grey { grey(size, bytes) } else { colors(size, bytes) };
+        let [width, height] = size;
+        let wrong = || Error::new(format!("an image of {width}x{height} cannot be turned")).hint(CONVERT);
+        let mut image = image.ok_or_else(wrong)?;
+        image.apply_orientation(orientation);
+        Ok(image)
+    };
+    let rgb = turned(decoded.rgb.bytes, false)?;
+    decoded.rgb = Rgb { width: rgb.width() as usize, height: rgb.height() as usize, bytes: rgb.into_bytes() };
+    let of = |bytes: Option<Vec<u8>>, is_grey| {
+        bytes.map(|bytes| turned(bytes, is_grey).map(DynamicImage::into_bytes)).transpose()
+    };
+    decoded.alpha = of(decoded.alpha, true)?;
+    decoded.form.low = of(decoded.form.low, false)?;
     Ok(decoded)
 }
 
-fn upright(rgb: Rgb, orientation: Orientation) -> Result<Rgb> {
-    if orientation == Orientation::NoTransforms {
-        return Ok(rgb);
-    }
-    let too_large = || Error::new(format!("an image of {}x{} cannot be turned", rgb.width, rgb.height)).hint(CONVERT);
-    let (Ok(width), Ok(height)) = (u32::try_from(rgb.width), u32::try_from(rgb.height)) else {
-        return Err(too_large());
-    };
-    let error = too_large();
-    let mut image = DynamicImage::ImageRgb8(RgbImage::from_raw(width, height, rgb.bytes).ok_or(error)?);
-    image.apply_orientation(orientation);
-    Ok(Rgb { width: image.width() as usize, height: image.height() as usize, bytes: image.into_bytes() })
+fn colors([width, height]: [usize; 2], bytes: Vec<u8>) -> Option<DynamicImage> {
+    RgbImage::from_raw(width.try_into().ok()?, height.try_into().ok()?, bytes).map(DynamicImage::ImageRgb8)
+}
+
+fn grey([width, height]: [usize; 2], bytes: Vec<u8>) -> Option<DynamicImage> {
+    GrayImage::from_raw(width.try_into().ok()?, height.try_into().ok()?, bytes).map(DynamicImage::ImageLuma8)
 }

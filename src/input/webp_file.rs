@@ -5,7 +5,9 @@ use std::io::{Cursor, ErrorKind};
 
 use image_webp::{DecodingError, WebPDecoder};
 
-use super::decoded::{CONVERT, Decoded, MAX_CHUNK_BYTES, cut_off, expect_size, orientation, samples, without_alpha};
+use super::decoded::{
+    CONVERT, Decoded, Form, MAX_CHUNK_BYTES, cut_off, expect_size, orientation, samples, split_alpha,
+};
 use crate::error::{Error, Result};
 use crate::rgb::Rgb;
 
@@ -29,8 +31,9 @@ pub(super) fn decode(file: &[u8]) -> Result<Decoded> {
     let has_alpha = decoder.has_alpha();
     let mut bytes = samples(width * height * if has_alpha { 4 } else { 3 })?;
     decoder.read_image(&mut bytes).map_err(unreadable)?;
-    let bytes = if has_alpha { without_alpha(bytes) } else { bytes };
-    Ok(Decoded { rgb: Rgb { width, height, bytes }, orientation, indexed: false })
+    let (bytes, alpha) = if has_alpha { split_alpha(bytes)? } else { (bytes, None) };
+    let form = Form { lossy: decoder.is_lossy(), ..Form::default() };
+    Ok(Decoded { rgb: Rgb { width, height, bytes }, alpha, orientation, form })
 }
 
 fn unreadable(cause: DecodingError) -> Error {

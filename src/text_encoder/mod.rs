@@ -5,7 +5,6 @@
 
 mod config;
 mod gguf_tokenizer;
-mod guard;
 mod layer;
 mod prompt;
 mod qwen3;

@@ -3,11 +3,11 @@
 use tokenizers::Encoding;
 
 use super::gguf_tokenizer::Vocabulary;
-use super::guard::guarded;
 use super::tokenizer_file::{self, Inner};
 use super::{gguf_tokenizer, qwen3};
 use crate::error::{Error, Result};
 use crate::files::{Gguf, TokenizerFile};
+use crate::guard::guarded;
 
 /// The longest tokenizer; Qwen3's has 11 MB.
 const MAX_BYTES: usize = 64 << 20;

@@ -1,12 +1,21 @@
-//! Every case of the reference's images, with the flags that its index tells.
+//! Every case of the reference's images, with the flags that its index tells. Under a mask it takes the reference's cells:
+//! the program draws more of them anew, because it loses nothing that is small.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
 
+use flux::backend::cpu::{Cpu, Precision};
 use flux::compare::{Difference, difference};
-use flux::input::read as read_png;
+use flux::input::{Edit, read as read_png, reference};
+use flux::output::Rgb;
+use flux::pipeline::{AdapterUse, Change, Model, Request};
+use image::{GrayImage, Luma};
 
 use crate::program::{Run, flux};
+use crate::reference_mask;
 use crate::support::{preset, root};
 
 /// Both sides compute in float32, so only the order of sums differs: a value that lies between two levels may be rounded
@@ -39,27 +48,97 @@ fn cases() -> Vec<Case> {
 }
 
 impl Case {
-    /// How far each image of the program is from the reference's, or what the program said when it failed.
-    fn differences(&self, out: &Path) -> Result<Vec<Difference>, String> {
+    /// What stands behind a flag, each time that it is given.
+    fn values(&self, flag: &str) -> impl Iterator<Item = &str> {
+        let pairs = self.flags.iter().zip(self.flags.iter().skip(1));
+        pairs.filter(move |(name, _)| *name == flag).map(|(_, value)| value.as_str())
+    }
+
+    fn value<T: FromStr>(&self, flag: &str) -> Option<T> {
+        self.values(flag).next().and_then(|value| value.parse().ok())
+    }
+
+    /// The image that is changed, as the model sees it, and what the reference draws anew of it under the mask.
+    fn masked(&self) -> Option<(Edit, Vec<f32>)> {
+        let mask = fs::read(golden().join(self.values("--mask").next()?)).expect("a mask");
+        let image = self.values("-i").next().expect("an image");
+        let edit = Edit::whole(read_png(&golden().join(image)).expect("an image")).expect("it is wide enough");
+        let size = [edit.image().width, edit.image().height];
+        let cells = reference_mask::cells(&reference_mask::grey(&mask, size), size[0]);
+        Some((edit, cells))
+    }
+
+    /// The flags, with a mask of whole cells, which the program and the reference divide alike.
+    fn flags_with(&self, edit: &Edit, cells: &[f32], out: &Path) -> Vec<String> {
+        let [width, height] = [edit.image().width, edit.image().height].map(|side| side as u32);
+        let is_white = |x: u32, y: u32| cells[(y / 16 * (width / 16) + x / 16) as usize] > 0.0;
+        let mask = GrayImage::from_fn(width, height, |x, y| Luma([if is_white(x, y) { 255 } else { 0 }]));
+        let path = out.join("cells.png");
+        mask.save(&path).expect("a temporary folder is writable");
+        let given = self.values("--mask").next();
+        let of = |flag: &String| if Some(flag.as_str()) == given { path.display().to_string() } else { flag.clone() };
+        self.flags.iter().map(of).collect()
+    }
+
+    /// The images of the program.
+    fn drawn(&self, flags: &[String], out: &Path) -> Result<Vec<Rgb>, String> {
         let model = preset(&self.preset);
         let mut command = flux();
         command
             .current_dir(golden())
             .args(["-d".as_ref(), model.folder().expect("a folder of its own").as_os_str()])
-            .args(&self.flags);
+            .args(flags);
         let run = Run::of(command.args(["--device", "cpu", "--precision", "f32", "-q", "-o"]).arg(out.join("out.png")));
         if run.code != Some(0) {
             return Err(run.stderr);
         }
-        let compare = |image: &Image| {
+        let read = |image: &Image| {
             let drawn = match self.images.len() {
                 1 => out.join("out.png"),
                 _ => out.join(format!("out-{}.png", image.seed)),
             };
-            let read = |path: &Path| read_png(path).map_err(|error| error.to_string());
-            difference(&read(&drawn)?, &read(&golden().join(&image.png))?).map_err(|error| error.to_string())
+            read_png(&drawn).map_err(|error| error.to_string())
         };
-        self.images.iter().map(compare).collect()
+        self.images.iter().map(read).collect()
+    }
+
+    /// The image of the pipeline, which takes any cells: the program draws whole ones, the reference also a part of one.
+    fn drawn_in_parts(&self, edit: &Edit, cells: &[f32]) -> flux::Result<Vec<Rgb>> {
+        let model = Model::load(Cpu::new(Precision::F32), &preset(&self.preset))?;
+        let others = self.values("-i").skip(1).map(|file| reference(&read_png(&golden().join(file))?).map(Arc::new));
+        let adapter = |file| Ok(AdapterUse { adapter: model.adapter(&golden().join(file))?, strength: 1.0 });
+        let change = Change {
+            image: Arc::new(edit.image().clone()),
+            cells: Some(Arc::from(cells)),
+            strength: self.value("--strength").unwrap_or(0.8),
+            is_reference: !self.flags.iter().any(|flag| flag == "--no-self-reference"),
+        };
+        let request = Request {
+            steps: self.value("-s"),
+            guidance: self.value("-g"),
+            references: others.collect::<flux::Result<_>>()?,
+            change: Some(change),
+            adapters: self.values("--lora").map(adapter).collect::<flux::Result<_>>()?,
+            ..Request::new(self.values("-p").next().expect("a prompt"), self.value("-S").expect("a seed"))
+        };
+        let made = model.generate(&request)?;
+        Ok(vec![Rgb { width: made.plan.width, height: made.plan.height, bytes: made.rgb }])
+    }
+
+    /// How far each image is from the reference's, or what the program said when it failed.
+    fn differences(&self, out: &Path) -> Result<Vec<Difference>, String> {
+        let drawn = match self.masked() {
+            None => self.drawn(&self.flags, out)?,
+            Some((edit, cells)) if cells.iter().all(|cell| cell.fract() == 0.0) => {
+                self.drawn(&self.flags_with(&edit, &cells, out), out)?
+            }
+            Some((edit, cells)) => self.drawn_in_parts(&edit, &cells).map_err(|error| error.to_string())?,
+        };
+        let compare = |(drawn, image): (Rgb, &Image)| {
+            let expected = read_png(&golden().join(&image.png)).map_err(|error| error.to_string())?;
+            difference(&drawn, &expected).map_err(|error| error.to_string())
+        };
+        drawn.into_iter().zip(&self.images).map(compare).collect()
     }
 }
 

@@ -16,6 +16,7 @@ use flux::transformer::{self, Sequence, StepModulation, Transformer, position_id
 use flux::vae::{self, Encoder, Grid};
 use flux::{Result, Tensor};
 
+use crate::reference_mask;
 use crate::support::random_model::{ALL_PRESETS, PRESETS};
 use crate::support::{Golden, assert_close, golden, preset};
 
@@ -152,20 +153,29 @@ fn keys_and_values_of_references_and_a_step_that_reads_them() -> Result<()> {
     model.expect("kv.velocity_extracting", &velocity, BOUND)
 }
 
+/// What the reference draws anew of an image of 96 x 80 pixels.
+fn cells(mask: &str) -> Vec<f32> {
+    reference_mask::cells(&reference_mask::grey(&std::fs::read(file(mask)).expect("a mask"), [96, 80]), 96)
+}
+
+/// By the reference's rule; the program's own draws more of them anew.
 #[test]
 fn masks_become_cells() -> Result<()> {
     for name in ["mask-1-bit", "mask-rgb", "mask-small", "mask-soft"] {
-        let cells = Mask::read(&file(&format!("{name}.png")))?.grey([96, 80]).cells();
-        assert_eq!(cells, tensors("tiny").get(&format!("{name}.cells")).1, "{name}");
+        let png = format!("{name}.png");
+        let theirs = tensors("tiny").get(&format!("{name}.cells")).1;
+        assert_eq!(cells(&png), theirs, "{name}");
+        let ours = Mask::read(&file(&png))?.grey([96, 80]).cells();
+        assert!(theirs.iter().zip(ours).all(|(theirs, ours)| *theirs == 0.0 || ours == 1.0), "{name}");
     }
     Ok(())
 }
 
 /// Runs a schedule from its step `first_step` on, and compares the latents after each.
-fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<&Edit>, first_step: usize) -> Result<()> {
+fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<(&Edit, &[f32])>, first_step: usize) -> Result<()> {
     let (transformer, channels) = (&model.transformer, model.info.transformer.in_channels);
     let image = match edit {
-        Some(edit) => edit.image().clone(),
+        Some((edit, _)) => edit.image().clone(),
         None => input::reference(&input::read(&file("scene.png"))?)?,
     };
     let size = [image.height, image.width].map(|side| side / 16);
@@ -199,9 +209,8 @@ fn expect_steps(model: &Model, case: &str, seed: u64, edit: Option<&Edit>, first
     for step in first_step..4 {
         let modulation = StepModulation::of_row(&modulations.row(step))?;
         x = sampler::step(transformer, x, &conditioning, &modulation, &value(schedule.dts()[step])?)?;
-        if let Some(edit) = edit {
-            let mask = mask(edit.cells().expect("it has a mask"))?;
-            x = x.inpaint_blend(&noise, &latents, &mask, &sigma(step + 1)?)?;
+        if let Some((_, cells)) = edit {
+            x = x.inpaint_blend(&noise, &latents, &mask(cells)?, &sigma(step + 1)?)?;
         }
         model.expect(&format!("{case}.latents_step_{}", step + 1 - first_step), &x, LATENTS_BOUND)?;
     }
@@ -213,5 +222,5 @@ fn latents_after_each_step() -> Result<()> {
     expect_steps(&Model::of("tiny")?, "edit", 1, None, 0)?;
     expect_steps(&Model::of("kv")?, "kv-one", 2, None, 0)?;
     let edit = Edit::masked(input::read(&file("scene.png"))?, &Mask::read(&file("mask-soft.png"))?)?;
-    expect_steps(&Model::of("tiny")?, "inpaint-0.75", 1, Some(&edit), 1)
+    expect_steps(&Model::of("tiny")?, "inpaint-0.75", 1, Some((&edit, &cells("mask-soft.png"))), 1)
 }

@@ -9,7 +9,7 @@ thread_local! {
 }
 
 /// What `work` returns, or the text of its panic, which is not printed.
-pub(super) fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     // A process has one hook. Panics elsewhere are printed as before.
     HOOK.call_once(|| {
