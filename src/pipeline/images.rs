@@ -15,7 +15,7 @@ pub struct Change {
     /// The image, in the size in which it is changed; see [`Edit::image`](crate::input::Edit::image).
     pub image: Arc<Rgb>,
     /// How much of each packed latent is drawn anew, from 0 to 1, row by row; `None` where that is all of each. See
-    /// [`Edit::cells`](crate::input::Edit::cells).
+    /// [`Edit::cells`](crate::input::Edit::cells), which draws all or nothing of each.
     pub cells: Option<Arc<[f32]>>,
     /// How much of the schedule runs, from its end: 1 begins with noise alone, less with the noisy image.
     pub strength: f64,
@@ -93,14 +93,15 @@ fn begin(change: &Change, steps: usize, info: &ModelInfo) -> Result<(usize, Vec<
         return Err(Error::new(format!("the mask has {} cells, expected {latents} from 0 to 1", cells.len()))
             .hint("make it with `Edit` of the image"));
     }
-    // As the reference rounds: towards fewer steps left out. Source: diffusers `Flux2KleinInpaintPipeline`.
     let all = steps as f64;
-    let first = (all - (all * strength).min(all)).max(0.0) as usize;
-    if first == steps {
-        return Err(Error::usage(format!("a strength of {strength} leaves none of {steps} steps, so nothing changes"))
+    if strength == 0.0 {
+        return Err(Error::usage(format!("a strength of 0 leaves none of {steps} steps, so nothing changes"))
             .at("--strength")
-            .hint(format!("give at least {}, or more steps", 1.0 / all)));
+            .hint(format!("give more: up to {} one step runs", 1.0 / all)));
     }
+    // As the reference rounds: towards fewer steps left out, and one runs at least, however close to 0. Source: diffusers
+    // `Flux2KleinInpaintPipeline`.
+    let first = ((all - (all * strength).min(all)).max(0.0) as usize).min(steps - 1);
     let same = (steps - first) as f64 / all;
     let note = (same != strength)
         .then(|| format!("a strength of {strength} runs {} of {steps} steps, as one of {same} does", steps - first));
@@ -132,7 +133,10 @@ mod tests {
             assert_eq!(first(strength, 4).unwrap(), expected, "{strength}");
         }
         assert_eq!(first(0.3, 50).unwrap(), 35);
-        for bad in [0.0, -0.1, 1.1, f64::NAN] {
+        for tiny in [1e-9, 1e-17, f64::MIN_POSITIVE, 5e-324] {
+            assert_eq!(first(tiny, 4).unwrap(), 3, "{tiny}");
+        }
+        for bad in [0.0, -0.0, -0.1, 1.1, f64::NAN] {
             let text = first(bad, 4).unwrap_err().to_string();
             assert!(text.contains("--strength") && text.contains("hint"), "{text}");
         }
