@@ -76,8 +76,8 @@ flux info PATH tells what a model is, flux convert writes it in fewer bits.
                         The seed of an image is printed, and stored in a PNG.\n\
                         Examples:\n  \
                         flux \"a red circle on a blue background\" -o circle.png\n  \
-                        flux -p \"a black cat\" -S 42 -n 3 -o cat.png\n  \
-                        flux \"a red circle at night\" -i circle.png -o night.png\n  \
+                        flux -p \"an owl on a beige background\" -S 42 -n 3 -o owl.png\n  \
+                        flux \"make the circle green\" -i circle.png -o green.png\n  \
                         echo \"a rocket on a beige background\" | flux -p - --size 256x192\n  \
                         flux -d models/klein-4b \"a lighthouse in a storm\" --size 768x512"
 )]

@@ -18,9 +18,9 @@ pub struct ImageArgs {
     /// `-` reads one from standard input. With --mask, --strength or --extend the first is the image to change.
     #[arg(help_heading = IMAGES, short, long = "input", value_name = "FILE")]
     pub inputs: Vec<PathBuf>,
-    /// Draw anew only where this image is white
+    /// Draw anew where this image is white
     ///
-    /// All other pixels of the input stay as they are.
+    /// Where it is grey both are mixed, and where it is black the input stays as it is.
     #[arg(help_heading = IMAGES, long, value_name = "FILE")]
     pub mask: Option<PathBuf>,
     /// How far from the image to go, from 0 to 1
