@@ -141,6 +141,20 @@ fn another_kind_of_model_is_refused() {
 }
 
 #[test]
+fn a_text_encoder_that_computes_otherwise_is_refused() {
+    for (key, value, words) in [
+        ("model_type", json!("llama"), "model_type is `llama`"),
+        ("rope_scaling", json!({ "rope_type": "yarn", "factor": 4.0 }), "rope_type `yarn`"),
+        ("rope_scaling", json!({ "type": "linear", "factor": 2.0 }), "rope_type `linear`"),
+        ("rope_parameters", json!({ "rope_type": "dynamic", "rope_theta": 1e6 }), "rope_type `dynamic`"),
+    ] {
+        let model = ModelCopy::new();
+        model.change_json("text_encoder/config.json", |config| drop(config.insert(key.into(), value)));
+        refused(&model, &[words, "text_encoder/config.json", "hint: "]);
+    }
+}
+
+#[test]
 fn a_truncated_weight_file_is_named() {
     for name in WEIGHTS {
         for keep in [0, 4, 8, 1000, 100_000] {

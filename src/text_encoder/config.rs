@@ -28,6 +28,7 @@ const MAX_WIDTH: usize = 1 << 20;
 
 #[derive(Deserialize)]
 struct Raw {
+    model_type: Option<String>,
     hidden_size: usize,
     intermediate_size: usize,
     num_hidden_layers: usize,
@@ -52,8 +53,9 @@ struct Raw {
 #[derive(Deserialize)]
 struct RopeParameters {
     rope_theta: Option<f64>,
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// What older configs call it.
+    r#type: Option<String>,
 }
 
 fn default_eps() -> f32 {
@@ -115,13 +117,18 @@ impl TextEncoderConfig {
     fn of_raw(raw: Raw, place: &ConfigPlace) -> Result<Self> {
         let rope = [raw.rope_parameters, raw.rope_scaling];
         let new_theta = rope.iter().flatten().find_map(|rope| rope.rope_theta);
-        if let Some(kind) = rope.into_iter().flatten().filter_map(|rope| rope.rope_type).find(|kind| kind != "default")
-        {
+        let mut kinds = rope.into_iter().flatten().flat_map(|rope| [rope.rope_type, rope.r#type]).flatten();
+        if let Some(kind) = kinds.find(|kind| kind != "default") {
             return Err(place.wrong(format!("rope_type `{kind}` is not supported, expected `default`")));
         }
         if raw.attention_bias || raw.use_sliding_window || raw.hidden_act != "silu" {
             return Err(place
                 .wrong("not a Qwen3 encoder of this family: attention_bias, use_sliding_window or hidden_act differ"));
+        }
+        let known = Role::TextEncoder.classes();
+        if let Some(other) = raw.model_type.filter(|kind| !known.contains(&kind.as_str())) {
+            let other: String = other.chars().take(40).collect();
+            return Err(place.wrong(format!("model_type is `{other}`, expected `{}`", known[0])));
         }
         let heads = raw.num_attention_heads;
         Ok(Self {
@@ -169,7 +176,7 @@ impl TextEncoderConfig {
             ("hidden_act", json!("silu")),
             ("rope_type", json!("default")),
         ];
-        let said = FileConfig::read(component, &UNTOLD, &told)?;
+        let said = FileConfig::read(component, &files, &UNTOLD, &told)?;
         let sizes =
             [config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads];
         // Those that see images are of the same sizes, and rotate otherwise.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::error::Result;
-use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role};
+use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role, TensorFiles};
 
 /// What no shape tells.
 const UNTOLD: [&str; 3] = ["axes_dims_rope", "rope_theta", "eps"];
@@ -100,7 +100,8 @@ impl TransformerConfig {
     ///
     /// Errors when it cannot be opened, lacks one of the layers that tell them, or says too little.
     fn of_file(component: &Component) -> Result<(Self, FileConfig)> {
-        let mut config = Self::of_shapes(component)?;
+        let files = component.tensors()?;
+        let mut config = Self::of_shapes(component, &files)?;
         let told = [
             ("in_channels", json!(config.in_channels)),
             ("out_channels", json!(config.out_channels)),
@@ -113,7 +114,7 @@ impl TransformerConfig {
             ("guidance_embeds", json!(config.guidance_embeds)),
             ("patch_size", json!(config.patch_size)),
         ];
-        let said = FileConfig::read(component, &UNTOLD, &told)?;
+        let said = FileConfig::read(component, &files, &UNTOLD, &told)?;
         if let Some(mlp_ratio) = said.get("mlp_ratio", "a number")? {
             let mlp = config.mlp();
             config.mlp_ratio = mlp_ratio;
@@ -133,8 +134,8 @@ impl TransformerConfig {
     /// The sizes of a single file, beside the values of published models.
     ///
     /// Errors as [`TransformerConfig::of_file`].
-    fn of_shapes(component: &Component) -> Result<Self> {
-        let (files, place) = (component.tensors()?, component.place());
+    fn of_shapes(component: &Component, files: &TensorFiles) -> Result<Self> {
+        let place = component.place();
         let axis = |name: &str, axis: usize| files.axis(name, axis);
         let blocks = [files.blocks("transformer_blocks."), files.blocks("single_transformer_blocks.")];
         let dim = axis("x_embedder.weight", 0)?;

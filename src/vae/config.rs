@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::error::Result;
-use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role};
+use crate::files::{Component, ConfigPlace, FileConfig, ModelFiles, Role, TensorFiles};
 
 /// What no shape tells.
 const UNTOLD: [&str; 2] = ["norm_num_groups", "batch_norm_eps"];
@@ -91,7 +91,8 @@ impl VaeConfig {
     ///
     /// Errors when it cannot be opened, lacks one of the layers that tell them, or says too little.
     fn of_file(component: &Component) -> Result<(Self, FileConfig)> {
-        let mut config = Self::of_shapes(component)?;
+        let files = component.tensors()?;
+        let mut config = Self::of_shapes(&files)?;
         // Channels are not compared: a file without an encoder tells less of them.
         let told = [
             ("latent_channels", json!(config.latent_channels)),
@@ -101,7 +102,7 @@ impl VaeConfig {
             ("mid_block_add_attention", json!(config.mid_block_add_attention)),
             ("act_fn", json!(config.act_fn)),
         ];
-        let said = FileConfig::read(component, &UNTOLD, &told)?;
+        let said = FileConfig::read(component, &files, &UNTOLD, &told)?;
         let sides = [config.block_out_channels.as_slice(), config.decoder_channels()];
         let is_published = config.latent_channels == PUBLISHED_LATENTS
             && sides.iter().all(|side| PUBLISHED.iter().any(|published| *published == **side));
@@ -115,8 +116,7 @@ impl VaeConfig {
     /// The sizes of a single file, beside the values of published models.
     ///
     /// Errors as [`VaeConfig::of_file`].
-    fn of_shapes(component: &Component) -> Result<Self> {
-        let files = component.tensors()?;
+    fn of_shapes(files: &TensorFiles) -> Result<Self> {
         // A block's first convolution has the channels that the block gives.
         let channels = |side: &str| -> Result<Vec<usize>> {
             let blocks = files.blocks(side).min(MAX_BLOCKS + 1);

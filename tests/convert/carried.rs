@@ -10,11 +10,11 @@ use super::program::{Run, flux};
 use super::random_model::{Kind, RandomModel};
 use super::{FORMATS, TRANSFORMER, convert, text};
 
-/// Pixels of an image, for which nothing is asked that a model may decide but its size.
+/// Pixels of a small image.
 fn pixels(folder: &Path, flags: &[&str]) -> Vec<u8> {
     let output = folder.join("image.png");
     let mut command = flux();
-    command.args(["-p", "a red circle", "-S", "3", "--size", "64", "--device", "cpu"]).args(flags);
+    command.args(["-p", "a red circle", "-S", "3", "--size", "32", "-s", "1", "--device", "cpu"]).args(flags);
     Run::of(command.arg("-o").arg(&output)).succeeds();
     read(&output).unwrap().bytes
 }
@@ -99,6 +99,7 @@ fn what_no_shape_tells_goes_with_the_file() {
                 assert_eq!(said[key], expected_info[key], "{key} of {}", file.display());
             }
             for part in 0..2 {
+                assert_eq!(said["components"][part]["config"], "the metadata of the file");
                 let sizes = |info: &Value| info["components"][part]["sizes"].as_object().unwrap().clone();
                 let said = sizes(&said);
                 // What a config leaves out, shapes tell.

@@ -244,8 +244,10 @@ fn values_that_contradict_the_tensors_are_refused_by_name() {
     }
     let damaged = Single::new("damaged-beside", "transformer");
     damaged.write(&[]);
-    fs::write(damaged.at("one.json"), "{").unwrap();
-    damaged.refused(&["invalid JSON", "one.json"]);
+    for name in ["config.json", "one.json"] {
+        fs::write(damaged.at(name), "{").unwrap();
+        damaged.refused(&["invalid JSON", name]);
+    }
 }
 
 /// The transformer and the text encoder as GGUF files with these values.

@@ -22,9 +22,10 @@ use serde_json::Value;
 
 pub use self::values::Values;
 use self::values::{object, section};
-use super::component::{Component, ConfigPlace};
+use super::component::{Component, ConfigPlace, open_weights};
 use super::container::Container;
 use super::recognise::Role;
+use super::tensor_files::TensorFiles;
 use crate::error::{Error, Result};
 
 /// The key of the metadata that holds configs as JSON, in files of both kinds.
@@ -46,15 +47,20 @@ pub struct FileConfig {
 }
 
 impl FileConfig {
-    /// Reads what the single file of `component` says. `untold` are the values that no shape tells, `told` those that its
-    /// tensors tell.
+    /// Reads what the single file of `component`, opened as `files`, says. `untold` are the values that no shape tells,
+    /// `told` those that its tensors tell.
     ///
     /// Errors when it says something that is malformed or contradicts the tensors, or that it is of another
     /// architecture.
-    pub fn read(component: &Component, untold: &'static [&'static str], told: &[Told]) -> Result<Self> {
+    pub fn read(
+        component: &Component,
+        files: &TensorFiles,
+        untold: &'static [&'static str],
+        told: &[Told],
+    ) -> Result<Self> {
         let (path, role) = (component.path(), component.role());
         let mut own = Vec::new();
-        for file in component.tensors()?.files() {
+        for file in files.files() {
             own.extend(own_values(file, role)?);
         }
         own.iter().try_for_each(|values| values.check(told))?;
@@ -134,25 +140,18 @@ impl Component {
     /// Errors when its metadata are malformed.
     pub fn said_of_the_model(&self) -> Result<Option<Values>> {
         let Some(path) = self.single_file() else { return Ok(None) };
-        for file in self.tensors()?.files() {
-            if let Some(text) = metadata(file)? {
-                return object(text).and_then(|map| Values::of_model(path, map)).map(Some).map_err(|e| e.at_path(path));
-            }
-        }
-        Ok(None)
+        let file = open_weights(path)?;
+        let Some(text) = metadata(&file)? else { return Ok(None) };
+        object(text).and_then(|map| Values::of_model(path, map)).map(Some).map_err(|e| e.at_path(path))
     }
 
     /// What someone should know about what its GGUF file says and this program does not know. A file that cannot be
     /// opened has other errors.
     pub fn unknown_metadata(&self) -> Vec<String> {
-        if self.single_file().is_none() {
-            return Vec::new();
+        match self.single_file().map(open_weights) {
+            Some(Ok(Container::Gguf(file))) => keys::notes(&file, self.role()),
+            _ => Vec::new(),
         }
-        let note = |file: &Container| match file {
-            Container::Gguf(file) => keys::notes(file, self.role()),
-            Container::Safetensors(_) => Vec::new(),
-        };
-        self.tensors().map(|files| files.files().iter().flat_map(note).collect()).unwrap_or_default()
     }
 }
 

@@ -181,20 +181,23 @@ pub fn section(mut map: Map<String, Value>, role: Role) -> Result<Option<Map<Str
         _ => found,
     };
     match class(&found, role) {
-        Some(class) if !classes(role).contains(&class) => {
-            let what = format!("the config is that of a `{}`, expected `{}`", short(class), classes(role)[0]);
+        Some(class) if !role.classes().contains(&class) => {
+            let what = format!("the config is that of a `{}`, expected `{}`", short(class), role.classes()[0]);
             Err(Error::new(what).hint("name the file of another model; this program runs FLUX.2-klein models"))
         }
         _ => Ok(Some(found)),
     }
 }
 
-/// The classes that are read.
-fn classes(role: Role) -> &'static [&'static str] {
-    match role {
-        Role::TextEncoder => &["qwen3", "qwen3_vl_text"],
-        Role::Transformer => &["Flux2Transformer2DModel"],
-        Role::Vae => &["AutoencoderKLFlux2"],
+impl Role {
+    /// What configs say that such a part is, of a klein model: the class, and of a text encoder its `model_type`.
+    pub fn classes(self) -> &'static [&'static str] {
+        match self {
+            // Also the text half of the one that sees images.
+            Self::TextEncoder => &["qwen3", "qwen3_vl_text"],
+            Self::Transformer => &["Flux2Transformer2DModel"],
+            Self::Vae => &["AutoencoderKLFlux2"],
+        }
     }
 }
 

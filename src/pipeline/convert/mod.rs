@@ -156,13 +156,11 @@ impl Conversion {
     /// it where it is a transformer.
     fn config(&self) -> Result<String> {
         let role = self.component.role();
-        let (mut config, (class, name)) = match role {
-            Role::Transformer => {
-                (as_json(&TransformerConfig::of(&self.component)?)?, ("_class_name", "Flux2Transformer2DModel"))
-            }
-            _ => (as_json(&TextEncoderConfig::of(&self.component)?)?, ("model_type", "qwen3")),
+        let (mut config, class) = match role {
+            Role::Transformer => (as_json(&TransformerConfig::of(&self.component)?)?, "_class_name"),
+            _ => (as_json(&TextEncoderConfig::of(&self.component)?)?, "model_type"),
         };
-        config[class] = json!(name);
+        config[class] = json!(role.classes()[0]);
         let mut all = match role {
             Role::Transformer => as_json(&Index::of_transformer(&self.component)?)?,
             _ => json!({}),
