@@ -4,6 +4,9 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 
+/// The most characters of a part of a message that are shown.
+pub const MOST_SHOWN: usize = 2000;
+
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -56,15 +59,24 @@ impl Error {
             .hint("raise the limits on processes (`ulimit -u`) and on memory (`ulimit -v`)")
     }
 
-    /// Says where; the innermost place wins.
+    /// Says where; the innermost place wins, and an empty one is none.
     pub fn at(mut self, place: impl Into<String>) -> Self {
-        self.0.place.get_or_insert(place.into());
+        let place = place.into();
+        if !place.is_empty() {
+            self.0.place.get_or_insert(place);
+        }
         self
     }
 
     /// Says which of several devices it happened on, in front of the fact.
     pub fn on(mut self, device: &str) -> Self {
         self.0.what.insert_str(0, &format!("{device}: "));
+        self
+    }
+
+    /// Says in front of the fact what it is the reason of.
+    pub fn prefixed(mut self, what: &str) -> Self {
+        self.0.what.insert_str(0, &format!("{what}: "));
         self
     }
 
@@ -92,12 +104,12 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", escaped(&self.0.what))?;
+        write!(f, "{}", shown(&self.0.what))?;
         if let Some(place) = &self.0.place {
-            write!(f, "\n  in: {}", escaped(place))?;
+            write!(f, "\n  in: {}", shown(place))?;
         }
         if let Some(hint) = &self.0.hint {
-            write!(f, "\n  hint: {}", escaped(hint))?;
+            write!(f, "\n  hint: {}", shown(hint))?;
         }
         Ok(())
     }
@@ -111,6 +123,24 @@ pub fn shell_word(path: &Path) -> String {
     // Such a path begins with what a command takes for a flag.
     let text = if text.starts_with('-') { format!("./{text}") } else { text };
     shlex::try_quote(&text).map(Cow::into_owned).unwrap_or(text)
+}
+
+/// A part of a message as it is shown: [`escaped`], and no longer than a screen. File names, what is in files and what
+/// stands behind flags may have any length; of each that is too long, both ends stay.
+pub fn shown(text: &str) -> String {
+    /// The most characters of what stands between backticks, and in turn of what does not.
+    const MOST_BETWEEN: [usize; 2] = [800, 240];
+    let parts = text.split('`').enumerate().map(|(place, part)| shortened(part, MOST_BETWEEN[place % 2]));
+    escaped(&shortened(&parts.collect::<Vec<_>>().join("`"), MOST_SHOWN)).into_owned()
+}
+
+/// A text of at most `most` characters, or both ends of a longer one.
+pub fn shortened(text: &str, most: usize) -> Cow<'_, str> {
+    let Some(half) = text.char_indices().nth(most).and_then(|_| text.char_indices().nth(most / 2)) else {
+        return Cow::Borrowed(text);
+    };
+    let end = text.char_indices().rev().nth(most / 2 - 1).map_or(text.len(), |(start, _)| start);
+    Cow::Owned(format!("{}...{}", &text[..half.0], &text[end..]))
 }
 
 /// One line of text in which what a terminal obeys instead of showing it is spelled out, as in `\u{1b}`: control
@@ -165,6 +195,24 @@ mod tests {
         ] {
             assert_eq!(shell_word(Path::new(path)), word);
         }
+    }
+
+    #[test]
+    fn long_names_keep_both_ends_and_a_message_stays_on_a_screen() {
+        let long = format!("begin{}end", "ä".repeat(1 << 20));
+        let error = Error::new(format!("tensor `{long}` is missing in `{long}`, expected `w`"));
+        let text = error.at(long.as_str()).hint(format!("use `{long}`")).to_string();
+        assert!(text.chars().count() < 2000, "{}", text.chars().count());
+        for words in
+            ["tensor `beginä", "äend` is missing in `begin", "äend`, expected `w`\n  in: begin", "ä...ä", "use `begin"]
+        {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        assert!(Error::new("`".repeat(1 << 20)).to_string().len() < 2100);
+        assert!(shown(&"`a` ".repeat(1 << 18)).len() < 2100);
+        let path = format!("/{}", "a/".repeat(110));
+        assert_eq!(shown(&format!("`{path}` is there")), format!("`{path}` is there"));
+        assert_eq!([3, 4].map(|count| shortened(&"ä".repeat(count), 3).into_owned()), ["äää", "ä...ä"]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flux::Result;
-use flux::error::{Kind, escaped};
+use flux::error::{Kind, MOST_SHOWN, escaped, shown};
 
 use crate::cli::{Cli, Command, Unread};
 use crate::commands::signals::Signals;
@@ -68,10 +68,12 @@ fn parse() -> Cli {
     };
     let text = error.render().to_string();
     // Help is as wide as the terminal, and errors are as long as what is wrong.
-    if text.lines().all(|line| matches!(escaped(line), Cow::Borrowed(_))) && (!error.use_stderr() || fits(&text)) {
+    if text.lines().all(|line| line.len() <= MOST_SHOWN && matches!(escaped(line), Cow::Borrowed(_)))
+        && (!error.use_stderr() || fits(&text))
+    {
         error.exit(); // in colour
     }
-    say(&text.lines().map(escaped).collect::<Vec<_>>().join("\n"));
+    say(&text.lines().map(shown).collect::<Vec<_>>().join("\n"));
     std::process::exit(error.exit_code())
 }
 

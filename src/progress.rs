@@ -6,7 +6,7 @@ mod log;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use flux::error::escaped;
+use flux::error::shown;
 use flux::pipeline::{Progress, Stage};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
@@ -82,7 +82,7 @@ impl Console {
 
     /// The text may hold names of files and what is in them.
     fn line(&self, wanted: bool, text: &str) {
-        let text = escaped(text);
+        let text = shown(text);
         match &self.stages {
             _ if !wanted => {}
             Stages::Bars(Some((_, bar))) => bar.suspend(|| say(&text)),

@@ -16,6 +16,8 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, DecoderWrapper, PostProcessorWrapper, SplitDelimiterBehavior, TokenizerImpl};
 
+use crate::error::shortened;
+
 /// A tokenizer of this kind.
 pub(super) type Inner = TokenizerImpl<BPE, NFC, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
@@ -233,11 +235,8 @@ impl Model {
     }
 }
 
-/// The start of a text from the file, for a message.
+/// Both ends of a text from the file, for a message.
 pub(super) fn short(text: &str) -> String {
     const MOST: usize = 40;
-    match text.char_indices().nth(MOST) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_string(),
-    }
+    shortened(text, MOST).into_owned()
 }
