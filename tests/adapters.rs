@@ -482,7 +482,7 @@ fn the_program_takes_adapters_and_says_which_it_used() {
     let before = names(own.path());
     draw(&["--lora", "none.safetensors"]).fails(1, &["none.safetensors", "hint: "]);
     draw(&["--lora", "a:b.safetensors:1e9"]).fails(2, &["strength is 1000000000", "--lora", "hint: "]);
-    draw(&["--lora", dir.join("model_index.json").to_str().unwrap()]).fails(1, &["not a whole safetensors file"]);
+    draw(&["--lora", dir.join("model_index.json").to_str().unwrap()]).fails(1, &["text in JSON"]);
     let other = folder_of("uneven");
     write_adapter(&own.path().join("other.safetensors"), &weights(&other), &PEFT, 1);
     draw(&["--lora", "other.safetensors"])

@@ -8,6 +8,7 @@ mod program;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::files::ModelFiles;
 use flux::pipeline::{Model, Request};
+use image::ImageFormat;
 use model_copy::ModelCopy;
 use program::{Run, draw, names};
 use serde_json::{Value, json};
@@ -399,5 +400,62 @@ fn numbers_without_sense_in_a_config_are_refused() {
         let model = ModelCopy::new();
         model.change_json(file, |config| drop(config.insert(key.into(), value)));
         refused(&model, &[file, key]);
+    }
+}
+
+/// What is no model is named as what it is, wherever a model is asked for, and no download is to be resumed.
+#[test]
+fn a_file_that_is_no_model_is_named_as_what_it_is() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let image = |format| {
+        let mut bytes = std::io::Cursor::new(Vec::new());
+        image::DynamicImage::new_rgb8(7, 5).write_to(&mut bytes, format).expect("memory takes all");
+        bytes.into_inner()
+    };
+    let files: [(&str, Vec<u8>, &[&str]); 9] = [
+        ("a.png", image(ImageFormat::Png), &["a PNG image of 7x5 pixels", "name a model"]),
+        ("a.jpg", image(ImageFormat::Jpeg), &["a JPEG image of 7x5 pixels", "name a model"]),
+        ("a.webp", image(ImageFormat::WebP), &["a WebP image of 7x5 pixels", "name a model"]),
+        ("a.gif", b"GIF89a\x07\0\x05\0\xf7\0\0".to_vec(), &["a GIF image of 7x5 pixels", "name a model"]),
+        ("a.pt", b"PK\x03\x04\0archive/data.pkl".to_vec(), &["a pickle of PyTorch", "safetensors or GGUF"]),
+        ("a.ckpt", vec![9; 64], &["a pickle of PyTorch"]),
+        ("a.onnx", b"\x08\x07\x12".to_vec(), &["a model in ONNX"]),
+        ("a.json", b"{}".to_vec(), &["text in JSON", "the folder that this file describes"]),
+        ("a.zip", b"PK\x03\x04\x14\0".to_vec(), &["a zip archive", "unpack it"]),
+    ];
+    for (name, bytes, words) in files {
+        std::fs::write(folder.path().join(name), bytes).expect("a temporary folder is writable");
+        let place = format!("\n  in: {name}\n  hint: ");
+        let check = |args: &[&str]| {
+            let run = Run::of(program::flux().current_dir(folder.path()).args(args)).fails(1, words);
+            assert!(run.stderr.contains(&place) && !run.stderr.contains("resume"), "{args:?}: {}", run.stderr);
+        };
+        check(&["info", name]);
+        check(&["convert", name, "out.gguf", "--format", "q8_0"]);
+        for flag in ["-d", "--text-encoder", "--vae"] {
+            check(&["-p", "a cat", "-o", "out.png", flag, name]);
+        }
+    }
+}
+
+/// A name of a megabyte from a file gives no megabyte of text.
+#[test]
+fn names_from_files_are_shortened_in_every_message() {
+    let long = format!("begin{}end", "x".repeat(900_000));
+    let model = ModelCopy::new();
+    model.change_json("model_index.json", |index| drop(index.insert("_class_name".into(), json!(long))));
+    let (class, _) = run(&model);
+    let model = ModelCopy::new();
+    model.change_header(TRANSFORMER, |header| {
+        let entry = json!({ "dtype": "F32", "shape": [0], "data_offsets": [0, 0] });
+        header.insert(format!("double_blocks.{long}.qweight"), entry);
+    });
+    let (tensor, _) = run(&model);
+    let model = ModelCopy::new();
+    model.change_json("transformer/config.json", |config| drop(config.insert("num_layers".into(), json!(long))));
+    let (value, _) = run(&model);
+    for run in [class, tensor, value] {
+        let run = run.fails(1, &["begin", "end"]);
+        assert!(run.stderr.len() < 6000, "{}", run.stderr.len());
     }
 }

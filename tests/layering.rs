@@ -91,7 +91,7 @@ const COMMON: [&str; 3] = ["error", "Error", "Result"];
 const ANY: &[&str] = &["*"];
 
 /// A crate and the only places where it may be named. (The CUDA backend has a module `gemm` of its own.)
-const CRATES: [(&str, &[&str]); 20] = [
+const CRATES: [(&str, &[&str]); 21] = [
     ("cudarc", &["backend/cuda/"]),
     ("gemm", &["backend/cpu/", "backend/cuda/"]),
     ("clap", &["cli", "main.rs"]),
@@ -101,6 +101,7 @@ const CRATES: [(&str, &[&str]); 20] = [
     ("image", &["input/", "output/"]),
     ("png", &["input/", "output/"]),
     ("image_webp", &["input/"]),
+    ("imagesize", &["files/content.rs"]),
     ("zune_jpeg", &["input/"]),
     // The program replaces files in one way; measurements write weights to a folder of their own.
     ("tempfile", &["files/atomic.rs", "files/partial.rs", "bench/weights.rs"]),

@@ -1,8 +1,16 @@
 //! Models as users have them: single files by the names of other programs, ComfyUI's folders, parts of several models.
 //! Each draws the image of the folder that it was made from, byte for byte.
 
+#[cfg(unix)]
+#[path = "opening/damage.rs"]
+mod damage;
 #[path = "opening/errors.rs"]
 mod errors;
+#[cfg(unix)]
+#[path = "opening/places.rs"]
+mod places;
+#[path = "opening/prefixes.rs"]
+mod prefixes;
 #[path = "opening/renamed.rs"]
 mod renamed;
 #[path = "opening/said.rs"]
@@ -65,7 +73,8 @@ impl Files {
     }
 }
 
-fn copy(from: &Path, to: &Path) {
+/// Copies a file into a folder that is made for it.
+pub fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to.parent().unwrap()).unwrap();
     fs::copy(from, to).unwrap();
 }
@@ -81,7 +90,8 @@ pub fn open(names: [&str; 4]) -> flux::Result<ModelFiles> {
     paths(names).open(|| ModelFiles::open("models/tiny".as_ref()))
 }
 
-fn request() -> Request {
+/// That of a small image.
+pub fn request() -> Request {
     Request {
         width: Some(32),
         height: Some(32),
@@ -91,15 +101,18 @@ fn request() -> Request {
     }
 }
 
-fn load(files: &ModelFiles) -> Arc<Model<Cpu>> {
+/// The model, on the CPU.
+pub fn load(files: &ModelFiles) -> Arc<Model<Cpu>> {
     Model::load(Cpu::new(Precision::F32), files).unwrap()
 }
 
-fn image(files: &ModelFiles) -> Vec<u8> {
+/// Pixels of the request.
+pub fn image(files: &ModelFiles) -> Vec<u8> {
     load(files).generate(&request()).unwrap().rgb
 }
 
-static EXPECTED: LazyLock<Vec<u8>> = LazyLock::new(|| image(&open(["folder", "", "", ""]).unwrap()));
+/// Pixels of the model's own folder.
+pub static EXPECTED: LazyLock<Vec<u8>> = LazyLock::new(|| image(&open(["folder", "", "", ""]).unwrap()));
 
 #[test]
 fn every_way_to_name_the_same_files_draws_the_same_image() {
@@ -178,7 +191,8 @@ fn a_folder_may_have_the_names_of_other_programs_beside_its_configs() {
     assert!(drawn(&ModelFiles::open(copy.path()).unwrap()) == drawn(&tiny));
 }
 
-fn support_copy(from: &Path, to: &Path) {
+/// Copies what is in a folder.
+pub fn support_copy(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
         let target = to.join(entry.file_name());
         if entry.path().is_dir() {

@@ -23,7 +23,7 @@ pub fn default_model() -> Result<ModelFiles> {
 pub fn default_model() -> Result<ModelFiles> {
     Err(crate::error::Error::usage("no model is named, and this program was built without the default model")
         .at("--dir")
-        .hint(format!("name a model folder with `-d` or FLUX_MODEL; {}", crate::files::FETCH_A_MODEL)))
+        .hint(format!("name a model folder with `-d` or FLUX_MODEL; {}", crate::files::fetch_a_model())))
 }
 
 /// Whether a word of `text` is one that the model learned: there is no model.

@@ -35,7 +35,14 @@ impl Bytes {
     ///
     /// Errors when it cannot be opened or mapped, or is no regular file.
     pub fn map(path: &Path) -> Result<Self> {
-        let file = regular::open(path, regular::DOWNLOAD_AGAIN)?;
+        Self::map_or(path, regular::NAME_ANOTHER)
+    }
+
+    /// [`Bytes::map`]; `if_missing` is what to do where there is no file.
+    ///
+    /// Errors as it does.
+    pub fn map_or(path: &Path, if_missing: &str) -> Result<Self> {
+        let file = regular::open(path, if_missing)?;
         Self::of_file(file).map_err(|e| e.at_path(path))
     }
 

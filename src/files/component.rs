@@ -4,12 +4,13 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use super::container::Container;
 use super::folder::{FETCH_AGAIN, Folder};
+use super::inspect;
 use super::names::Names;
-use super::recognise::{Kind, Role};
+use super::role::Role;
 use super::tensor_files::TensorFiles;
 use crate::error::{Error, Result};
 
@@ -146,6 +147,16 @@ impl Component {
         }
     }
 
+    /// What someone should know about its files. One that cannot be opened has no note: opening it tells the reason.
+    pub fn notes(&self) -> Vec<String> {
+        let files = match &self.source {
+            Source::Folder(folder) if folder.on_disk().is_some() => folder.weights(self.role.stem()),
+            Source::File(path) => open_weights(path).map(|file| vec![file]),
+            Source::Folder(_) | Source::Missing(_) => Ok(Vec::new()),
+        };
+        files.iter().flatten().filter_map(Container::note).collect()
+    }
+
     /// Its weights, by the names that models ask for.
     ///
     /// Errors when a file is missing, no file of weights, cut off, or its header is wrong.
@@ -155,11 +166,11 @@ impl Component {
             Source::File(path) => vec![open_weights(path)?],
             Source::Missing(error) => return Err(error.clone()),
         };
-        let names = match Kind::of(files.iter().flat_map(Container::names)) {
-            Kind::Component(role, names) if role == self.role => names,
-            _ => Names::OWN,
-        };
-        TensorFiles::named(files, names)
+        inspect::check_forms(&files)?;
+        let kind = inspect::kind(&files);
+        // Where its sign is missing, what is missing is told when it is asked for.
+        let names = if kind.part(self.role).is_some() { kind.expect(self.role)?.clone() } else { Names::OWN };
+        TensorFiles::named(files, &names, |key| kind.owns(self.role, key))
     }
 }
 
@@ -174,6 +185,8 @@ pub fn open_weights(path: &Path) -> Result<Container> {
 #[derive(Deserialize)]
 struct Quantised {
     quantization_config: Option<Method>,
+    /// What MLX calls it.
+    quantization: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]
@@ -184,12 +197,15 @@ struct Method {
 impl Quantised {
     /// Errors with the method's name when no weights of it are read.
     fn check(&self) -> Result<()> {
-        let Some(config) = &self.quantization_config else { return Ok(()) };
-        let method = config.quant_method.as_deref().unwrap_or("an unnamed method");
+        let method = match (&self.quantization_config, &self.quantization) {
+            (None, None) => return Ok(()),
+            (Some(Method { quant_method: Some(method) }), _) => method,
+            (_, Some(_)) => "MLX",
+            (Some(_), None) => "an unnamed method",
+        };
         if method == "bitsandbytes" {
             return Ok(());
         }
-        let method: String = method.chars().take(40).collect();
         Err(Error::new(format!("the weights are quantised by `{method}`, which is not read"))
             .hint("use the same model as GGUF or fp8 in one file, by bitsandbytes, or in bf16: all of these are read"))
     }

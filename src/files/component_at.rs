@@ -1,18 +1,18 @@
 //! A part of a model by itself, with nothing around it.
 
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
 use super::component::{Component, open_weights};
-use super::container::Container;
+use super::fetch::fetch_a_model;
 use super::folder::Folder;
-use super::model_files::{FETCH_A_MODEL, INDEX, ModelFiles, TokenizerFile};
+use super::model_files::{INDEX, ModelFiles, TokenizerFile};
 use super::model_paths::{CONFIG, is_transformer_folder, tokenizer, tokenizer_inside};
-use super::recognise::{Kind, Role};
-use super::search::{candidates, expect_role, is_comfy, only};
-use super::{near, regular};
+use super::role::Role;
+use super::search::{candidates, expect_role, is_comfy, only, places};
+use super::{hub, inspect, near, regular};
 use crate::error::{Error, Result};
 
 impl Component {
@@ -21,11 +21,12 @@ impl Component {
     ///
     /// Errors when there is none, or it is another one than was asked for.
     pub fn at(path: &Path, role: Option<Role>) -> Result<Self> {
+        let path = &*hub::resolve(path, |_| false)?;
         match path.metadata() {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(regular::closed_folder(&error, path)),
             Err(_) => {
                 return Err(Error::new(format!("no such file or folder: `{}`", path.display()))
-                    .hint(near::hint_for(path, FETCH_A_MODEL)));
+                    .hint(near::hint_for(path, fetch_a_model())));
             }
             Ok(found) if !found.is_dir() => return of_file(path, role),
             Ok(_) => {}
@@ -49,8 +50,8 @@ impl Component {
         let root = if !is_comfy(path) && is_comfy(&nested) { nested } else { path.to_path_buf() };
         let role = role.unwrap_or(Role::Transformer);
         let missing =
-            || Error::new(format!("there is no file of a {} in the folder", role.title())).hint(FETCH_A_MODEL);
-        let found = only(&candidates(&[root], role), role, missing).map_err(|e| e.at_path(path))?;
+            || Error::new(format!("there is no file of a {} in the folder", role.title())).hint(fetch_a_model());
+        let found = only(candidates(&[root], role), role, missing).map_err(|e| e.at_path(path))?;
         Ok(Self::file(role, found))
     }
 
@@ -74,11 +75,7 @@ impl Component {
         }
         let own = match self.single_file() {
             Some(file) => tokenizer_inside(file),
-            None => {
-                let folder: PathBuf = self.path();
-                let full = folder.canonicalize().unwrap_or(folder);
-                full.parent().and_then(ModelFiles::tokenizer_in)
-            }
+            None => places(&self.path()).iter().find_map(|place| place.parent().and_then(ModelFiles::tokenizer_in)),
         };
         Ok(own.unwrap_or(TokenizerFile::Qwen3))
     }
@@ -89,12 +86,15 @@ fn of_file(path: &Path, role: Option<Role>) -> Result<Component> {
         expect_role(path, role)?;
         return Ok(Component::file(role, path.to_path_buf()));
     }
-    match Kind::of(Container::names(&open_weights(path)?)) {
-        Kind::Component(role, _) => Ok(Component::file(role, path.to_path_buf())),
-        kind => Err(Error::new(format!("the file is {}", kind.title()))
+    let files = [open_weights(path)?];
+    inspect::check_forms(&files)?;
+    let kind = inspect::kind(&files);
+    let role = kind.main_role().ok_or_else(|| {
+        Error::new(format!("the file is {}", kind.title()))
             .at_path(path)
-            .hint("name the file of a transformer or of a text encoder")),
-    }
+            .hint("name the file of a transformer or of a text encoder")
+    })?;
+    Ok(Component::file(role, path.to_path_buf()))
 }
 
 #[cfg(test)]

@@ -11,8 +11,14 @@ use super::tensor_view::TensorView;
 use super::zeros::is_zeros;
 use crate::error::{Error, Result};
 
-/// How a pickle of PyTorch begins: as a zip archive, or by the version of its own format.
-const PICKLES: [&[u8]; 2] = [b"PK\x03\x04", b"\x80"];
+/// How the names of files of weights end, in any case.
+const ENDINGS: [&str; 3] = ["safetensors", "sft", "gguf"];
+
+/// Whether a file is one of weights, by its name.
+pub(super) fn is_weights(path: &Path) -> bool {
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    ending.is_some_and(|ending| ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known)))
+}
 
 /// A file of named tensors whose header was checked against its size.
 pub enum Container {
@@ -36,13 +42,6 @@ impl Container {
         if first.starts_with(gguf::MAGIC) {
             return Gguf::new(path, bytes, remedy).map(Self::Gguf);
         }
-        // The length of a safetensors header may begin with the same byte as a pickle, but not be as long.
-        let is_safetensors = first.get(8) == Some(&b'{');
-        if !is_safetensors && PICKLES.iter().any(|magic| first.starts_with(magic)) {
-            return Err(Error::new("the file is a pickle of PyTorch, which may run any program when it is read")
-                .at_path(&path)
-                .hint("fetch the same weights as a safetensors or GGUF file, or convert them"));
-        }
         Safetensors::new(path, bytes, remedy).map(Self::Safetensors)
     }
 
@@ -59,6 +58,14 @@ impl Container {
         match self {
             Self::Safetensors(file) => file.bytes(),
             Self::Gguf(file) => file.bytes(),
+        }
+    }
+
+    /// What someone should know about the file.
+    pub fn note(&self) -> Option<String> {
+        match self {
+            Self::Safetensors(file) => file.note(),
+            Self::Gguf(_) => None,
         }
     }
 

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 
 use super::bytes::Bytes;
-use super::container::Container;
+use super::container::{Container, is_weights};
+use super::content;
+use super::fetch::complete_the_download;
 use super::regular;
 use super::tensor_files::TensorFiles;
 use crate::error::{Error, Result};
@@ -74,8 +76,8 @@ impl Folder {
         files.iter().find(|(file, _)| file.strip_prefix(below.as_str()) == Some(name)).map(|(_, bytes)| *bytes)
     }
 
-    /// Names of its files that end with `suffix`, sorted.
-    pub fn list(&self, suffix: &str) -> Vec<String> {
+    /// Names of its files that are `wanted`, sorted.
+    pub fn list(&self, wanted: impl Fn(&str) -> bool) -> Vec<String> {
         let mut names: Vec<String> = match self {
             Self::Disk(root) => {
                 let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
@@ -85,7 +87,7 @@ impl Folder {
                 files.iter().filter_map(|(file, _)| file.strip_prefix(below.as_str())).map(String::from).collect()
             }
         };
-        names.retain(|name| name.ends_with(suffix));
+        names.retain(|name| wanted(name));
         names.sort();
         names
     }
@@ -93,7 +95,7 @@ impl Folder {
     /// The bytes of a file, mapped.
     pub fn bytes(&self, name: &str) -> Result<Bytes> {
         match self {
-            Self::Disk(root) => Bytes::map(&root.join(name)),
+            Self::Disk(root) => Bytes::map_or(&root.join(name), &complete_the_download()),
             Self::Embedded(..) => self.embedded(name).map(Bytes::Embedded).ok_or_else(|| {
                 Error::new("the built-in model lacks this file").at(self.display(name)).hint(NAME_ANOTHER)
             }),
@@ -118,12 +120,15 @@ impl Folder {
     }
 
     fn json_within<T: DeserializeOwned>(&self, name: &str, limit: usize) -> Result<T> {
-        serde_json::from_slice(&self.read(name, limit)?)
-            .map_err(|e| Error::new(format!("invalid JSON: {e}")).at(self.display(name)).hint(FETCH_AGAIN))
+        let bytes = self.read(name, limit)?;
+        serde_json::from_slice(&bytes).map_err(|e| {
+            let damage = content::damage(&bytes);
+            damage.unwrap_or_else(|| Error::new(format!("invalid JSON: {e}"))).at(self.display(name)).hint(FETCH_AGAIN)
+        })
     }
 
     /// The weights in the folder: `<stem>.safetensors`, or the shards that `<stem>.safetensors.index.json` names, or the
-    /// only safetensors file of the folder.
+    /// only file of weights of the folder.
     ///
     /// Errors when a file is missing, no safetensors file, cut off, or its header is wrong.
     pub fn weights(&self, stem: &str) -> Result<Vec<Container>> {
@@ -134,14 +139,14 @@ impl Folder {
         } else if self.exists(&index_name) {
             self.shard_names(&index_name)?
         } else {
-            match self.list(".safetensors").as_slice() {
+            match self.list(|name| is_weights(name.as_ref())).as_slice() {
                 [only] => vec![only.clone()],
                 _ => {
                     return Err(Error::new(format!(
                         "no weights: neither `{stem}.safetensors` nor `{stem}.safetensors.index.json`"
                     ))
                     .at(self.path("").components().as_path().display().to_string())
-                    .hint(regular::DOWNLOAD_AGAIN));
+                    .hint(complete_the_download()));
                 }
             }
         };

@@ -5,9 +5,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::component::open_weights;
+use super::inspect;
 use super::model_files::{INDEX, ModelFiles, TokenizerFile};
 use super::quantised_cache;
-use super::recognise::{Kind, Role};
+use super::role::Role;
 use crate::error::{Error, Result};
 
 /// Endings of files that a model or an adapter may have.
@@ -108,14 +109,15 @@ fn has_ending(path: &Path) -> bool {
 ///
 /// Errors when there are other weights.
 pub fn check_replaceable(path: &Path, by: Option<Role>) -> Result<()> {
-    match open_weights(path).map(|file| Kind::of(file.names())) {
-        Ok(Kind::Component(role, _)) if Some(role) == by => Ok(()),
-        Ok(kind @ (Kind::Component(..) | Kind::Adapter | Kind::Other(_))) => {
-            Err(Error::usage(format!("`{}` is {}, and is not written over", path.display(), kind.title()))
-                .hint("name another file, or remove this one first"))
-        }
-        Ok(Kind::Unknown) | Err(_) => Ok(()),
+    let Ok(files) = open_weights(path).map(|file| [file]) else { return Ok(()) };
+    let kind = inspect::kind(&files);
+    let is_quantised = inspect::check_forms(&files).is_err();
+    if by.is_some_and(|role| kind.is_only(role)) || !(kind.is_known() || is_quantised) {
+        return Ok(());
     }
+    let title = if kind.is_known() { kind.title() } else { "a file of weights".to_string() };
+    Err(Error::usage(format!("`{}` is {title}, and is not written over", path.display()))
+        .hint("name another file, or remove this one first"))
 }
 
 impl ModelFiles {

@@ -6,17 +6,13 @@ use serde::de::DeserializeOwned;
 
 use super::component::{Component, ConfigPlace};
 use super::folder::{EmbeddedFile, Folder};
-use super::recognise::Role;
+use super::role::Role;
 use super::variant::Variant;
 use crate::error::Result;
 
 pub(super) const INDEX: &str = "model_index.json";
 const TOKENIZER_FOLDER: &str = "tokenizer";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
-
-/// How to get a model. An installed program has no scripts beside it.
-pub const FETCH_A_MODEL: &str = "fetch `black-forest-labs/FLUX.2-klein-4B` from Hugging Face, in flux's source folder \
-                                 with `scripts/download_model.sh 4b`";
 
 /// Where the tokenizer is.
 #[derive(Debug, Clone)]

@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 
 use super::component::{Component, open_weights};
 use super::container::Container;
+use super::fetch::fetch_a_model;
 use super::folder::Folder;
-use super::model_files::{FETCH_A_MODEL, INDEX, ModelFiles, TOKENIZER, TokenizerFile};
-use super::recognise::Role;
-use super::search::{Candidate, around, candidates, expect_role, is_comfy, needs, only};
+use super::model_files::{INDEX, ModelFiles, TOKENIZER, TokenizerFile};
+use super::recognise::Kind;
+use super::role::Role;
+use super::search::{Candidate, Candidates, around, candidates, expect_role, is_comfy, needs, only, places};
 use super::variant::Variant;
-use super::{near, regular};
+use super::{hub, near, regular};
 use crate::error::{Error, Result};
 
 pub(super) const CONFIG: &str = "config.json";
@@ -90,8 +92,10 @@ impl ModelPaths {
             (&model.text_encoder, self.text_encoder.as_deref()),
             (&model.vae, self.vae.as_deref()),
         ];
-        let found = parts.iter().filter_map(|(component, named)| {
-            let file = component.single_file().filter(|file| Some(*file) != *named)?;
+        // What is in one file with the named model was named with it.
+        let is_named = |file: &Path| parts.iter().any(|(_, named)| *named == Some(file));
+        let found = parts.iter().filter_map(|(component, _)| {
+            let file = component.single_file().filter(|file| !is_named(file))?;
             Some(format!("{} `{}`", component.role().title(), file.display()))
         });
         let found: Vec<_> = found.collect();
@@ -100,6 +104,7 @@ impl ModelPaths {
         }
         let unknown = [&model.transformer, &model.text_encoder, &model.vae].map(Component::unknown_metadata);
         model.notes.extend(unknown.into_iter().flatten());
+        model.notes.extend(parts.iter().flat_map(|(component, _)| component.notes()));
         let name = model.text_encoder.single_file().and_then(|file| file.file_name()).unwrap_or_default();
         let name = name.to_string_lossy().to_lowercase();
         if ["instruct", "thinking", "2507"].iter().any(|word| name.contains(word)) {
@@ -145,7 +150,8 @@ impl ModelPaths {
 
 /// The model at a path, in which parts may be missing.
 fn model_at(path: &Path) -> Result<ModelFiles> {
-    let hint = || format!("{FETCH_A_MODEL}, or leave out `-d` for the default model");
+    let hint = || format!("{}, or leave out `-d` for the default model", fetch_a_model());
+    let path = &*hub::resolve(path, is_model)?;
     match path.metadata() {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(regular::closed_folder(&error, path)),
         Err(_) => Err(Error::new(format!("no such model folder: `{}`, nor is it a file", path.display()))
@@ -159,22 +165,30 @@ fn model_at(path: &Path) -> Result<ModelFiles> {
             let nested = path.join("models");
             let root = if !is_comfy(path) && is_comfy(&nested) { nested } else { path.to_path_buf() };
             let found = candidates(std::slice::from_ref(&root), Role::Transformer);
-            if found.is_empty() && !is_comfy(&root) {
-                return Err(Error::new(format!(
-                    "not a model folder: `{INDEX}` is missing, and there is no file of a transformer"
-                ))
-                .at_path(path)
-                .hint(hint()));
-            }
             let missing = || {
-                Error::new(
-                    "there is no file of a FLUX.2-klein transformer in `diffusion_models`, `unet` or beside them",
-                )
-                .at_path(path)
-                .hint(hint())
+                let what = if is_comfy(&root) {
+                    "there is no file of a FLUX.2-klein transformer in `diffusion_models`, `unet` or beside them".into()
+                } else {
+                    format!("not a model folder: `{INDEX}` is missing, and there is no file of a transformer")
+                };
+                Error::new(what).at_path(path).hint(hint())
             };
-            Ok(around_transformer(&only(&found, Role::Transformer, missing).map_err(|e| e.at_path(path))?, vec![root]))
+            let file = only(found, Role::Transformer, missing).map_err(|e| e.at_path(path))?;
+            Ok(around_transformer(&file, vec![root]))
         }
+    }
+}
+
+/// Whether a folder holds a FLUX.2-klein model, by its index or the names of its tensors.
+fn is_model(path: &Path) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Class {
+        #[serde(rename = "_class_name")]
+        class_name: Option<String>,
+    }
+    match Folder::Disk(path.to_path_buf()).json::<Class>(INDEX) {
+        Ok(index) => index.class_name.is_some_and(|class| class.starts_with("Flux2Klein")),
+        Err(_) => !candidates(&[path.to_path_buf()], Role::Transformer).files.is_empty(),
     }
 }
 
@@ -198,12 +212,10 @@ pub(super) fn is_transformer_folder(path: &Path) -> bool {
 /// The model whose transformer is in a folder of its own; the other parts are beside it.
 fn of_transformer_folder(path: &Path) -> ModelFiles {
     let component = Component::folder(Role::Transformer, Folder::Disk(path.to_path_buf()));
-    let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    let whole = full.parent().filter(|parent| regular::exists(&parent.join(INDEX)));
-    let (model, name) = match whole {
+    let (model, name) = match model_above(path) {
         Some(parent) => {
-            let name = format!("{}/{}", folder_name(parent), folder_name(path));
-            (ModelFiles::of_folder(Folder::Disk(parent.to_path_buf()), String::new()), name)
+            let name = format!("{}/{}", folder_name(&parent), folder_name(path));
+            (ModelFiles::of_folder(Folder::Disk(parent), String::new()), name)
         }
         None => (without_parts(&component, &around(path)), folder_name(path)),
     };
@@ -214,15 +226,30 @@ fn of_transformer_folder(path: &Path) -> ModelFiles {
 ///
 /// Errors when the file is something else.
 fn of_transformer(path: &Path) -> Result<ModelFiles> {
-    expect_role(path, Role::Transformer)?;
-    let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let kind = expect_role(path, Role::Transformer)?;
     // The single file is published in the same repository as the folders.
-    let Some(parent) = full.parent().filter(|parent| regular::exists(&parent.join(INDEX))) else {
+    let Some(parent) = model_above(path) else {
         return Ok(around_transformer(path, around(path)));
     };
-    let mut model = ModelFiles::of_folder(Folder::Disk(parent.to_path_buf()), file_name(path));
+    let mut model = ModelFiles::of_folder(Folder::Disk(parent), file_name(path));
     model.transformer = Component::file(Role::Transformer, path.to_path_buf());
+    if let Some(text_encoder) = inside(path, &kind, Role::TextEncoder) {
+        model.tokenizer = tokenizer_inside(path).unwrap_or(TokenizerFile::Qwen3);
+        model.text_encoder = text_encoder;
+    }
+    model.vae = inside(path, &kind, Role::Vae).unwrap_or(model.vae);
     Ok(model)
+}
+
+/// The folder in the diffusers layout that a file or folder is in.
+fn model_above(path: &Path) -> Option<PathBuf> {
+    let above = places(path).into_iter().filter_map(|place| place.parent().map(Path::to_path_buf));
+    above.into_iter().find(|parent| regular::exists(&parent.join(INDEX)))
+}
+
+/// A part of a model that is in the file of its transformer, which is of this kind.
+fn inside(path: &Path, kind: &Kind, role: Role) -> Option<Component> {
+    kind.part(role).map(|_| Component::file(role, path.to_path_buf()))
 }
 
 /// The name of a file without its ending.
@@ -241,9 +268,13 @@ fn around_transformer(path: &Path, roots: Vec<PathBuf>) -> ModelFiles {
 
 /// The parts that fit a transformer in `roots`; what is missing has the error that says so.
 fn without_parts(transformer: &Component, roots: &[PathBuf]) -> ModelFiles {
-    let find = |role: Role| match find_fitting(transformer, roots, role) {
-        Ok(path) => Component::file(role, path),
-        Err(error) => Component::missing(role, error),
+    let kind = transformer.single_file().and_then(|file| expect_role(file, Role::Transformer).ok()).unwrap_or_default();
+    let inside = |role| inside(transformer.single_file()?, &kind, role);
+    let find = |role: Role| {
+        inside(role).unwrap_or_else(|| match find_fitting(transformer, roots, role) {
+            Ok(path) => Component::file(role, path),
+            Err(error) => Component::missing(role, error),
+        })
     };
     let text_encoder = find(Role::TextEncoder);
     let tokenizer = text_encoder.single_file().and_then(tokenizer_inside).unwrap_or(TokenizerFile::Qwen3);
@@ -267,8 +298,9 @@ fn find_fitting(transformer: &Component, roots: &[PathBuf], role: Role) -> Resul
         Role::Transformer => true,
         Role::Vae => width == channels,
     };
-    let (fitting, others): (Vec<_>, Vec<_>) = candidates(roots, role).into_iter().partition(|found| fits(found.width));
-    only(&fitting, role, || missing(transformer, role, [features, channels], &others))
+    let Candidates { files, damaged } = candidates(roots, role);
+    let (files, others): (Vec<_>, Vec<_>) = files.into_iter().partition(|found| fits(found.width));
+    only(Candidates { files, damaged }, role, || missing(transformer, role, [features, channels], &others))
         .map_err(|e| e.at(transformer.path().display().to_string()))
 }
 
@@ -296,6 +328,7 @@ fn missing(transformer: &Component, role: Role, [features, channels]: [usize; 2]
 
 /// The component `role` at a path that was named for it: a file, its folder, or a whole model.
 fn part(path: &Path, role: Role, model: &ModelFiles) -> Result<Component> {
+    let path = &*hub::resolve(path, |_| false)?;
     match path.metadata() {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(regular::closed_folder(&error, path)),
         Err(_) => {
@@ -329,6 +362,7 @@ pub(super) fn tokenizer_inside(path: &Path) -> Option<TokenizerFile> {
 
 /// The tokenizer at a path that was named for it.
 pub(super) fn tokenizer(path: &Path) -> Result<TokenizerFile> {
+    let path = &*hub::resolve(path, |_| false)?;
     if let Some(inside) = path.is_file().then(|| tokenizer_inside(path)).flatten() {
         return Ok(inside);
     }

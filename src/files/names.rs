@@ -4,6 +4,8 @@
 //! Files of Black Forest Labs and ComfyUI fuse some matrices, so what has one name here may be rows of a tensor there, or
 //! rows of several places, one under the other. Adapters use the same map.
 
+use super::role::Role;
+
 /// How the rows of a layer in a single file are those of layers here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
@@ -83,8 +85,12 @@ const LLAMA_BLOCK: [(&str, &str); 11] = [
 const LLAMA_AROUND: [(&str, &str); 3] =
     [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
 
-/// What the writers of single files put in front of all names.
-pub const PREFIXES: [&str; 3] = ["model.diffusion_model.", "diffusion_model.", ""];
+/// Names of a text encoder behind `model.`.
+const QWEN_AROUND: [&str; 3] = ["layers", "embed_tokens", "norm"];
+/// The one name of a text encoder that stands beside `model.`.
+const HEAD: &str = "lm_head.weight";
+/// Names of a VAE in every style.
+const VAE_AROUND: [&str; 5] = ["encoder", "decoder", "bn", "quant_conv", "post_quant_conv"];
 
 /// Whose names a file has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,11 +108,13 @@ pub enum Style {
     },
 }
 
-/// The names of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The names of a part of a model in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names {
     /// What is in front of all of them.
-    pub prefix: &'static str,
+    pub prefix: String,
+    /// What models ask for in front of them, and the style has not.
+    pub lacks: &'static str,
     /// Whose they are.
     pub style: Style,
 }
@@ -132,16 +140,49 @@ impl Piece {
 
 impl Names {
     /// The names that models ask for.
-    pub const OWN: Self = Self { prefix: "", style: Style::Diffusers };
+    pub const OWN: Self = Self { prefix: String::new(), lacks: "", style: Style::Diffusers };
+
+    /// A name without what is in front of it.
+    pub fn strip<'a>(&self, key: &'a str) -> Option<&'a str> {
+        let behind = key.strip_prefix(self.prefix.as_str());
+        // It stands beside the names behind `model.`, at any level above them.
+        let is_head = || key.strip_suffix(HEAD).is_some_and(|above| self.prefix.starts_with(above));
+        behind.or_else(|| (self.lacks == "model." && is_head()).then_some(HEAD))
+    }
+
+    /// Whether the part `role` has a name such as `name` in this style, by its first word.
+    pub fn know(&self, role: Role, name: &str) -> bool {
+        let word = name.split('.').next().unwrap_or_default();
+        let begins = |name: &str| name.split('.').next() == Some(word);
+        match (role, self.style) {
+            (Role::Transformer, Style::Bfl) => {
+                AROUND_BLOCKS.iter().any(|(bfl, ..)| begins(bfl)) || BLOCKS.iter().any(|(bfl, ..)| begins(bfl))
+            }
+            (Role::Transformer, _) => {
+                AROUND_BLOCKS.iter().any(|(_, own, _)| begins(own)) || BLOCKS.iter().any(|(_, own, _)| begins(own))
+            }
+            (Role::TextEncoder, Style::LlamaCpp) => {
+                word == "blk" || LLAMA_AROUND.iter().any(|(llama, _)| begins(llama))
+            }
+            (Role::TextEncoder, _) => QWEN_AROUND.contains(&word) || name == HEAD,
+            (Role::Vae, _) => {
+                let is_inside = |start| !self.lacks.is_empty() && word.starts_with(start);
+                VAE_AROUND.contains(&word) || ["conv", "mid", "up", "norm"].into_iter().any(is_inside)
+            }
+        }
+    }
 
     /// What the tensor `key` of a file is. A key that is in no map is its own name.
     pub fn pieces(&self, key: &str) -> Vec<Piece> {
-        let key = key.strip_prefix(self.prefix).unwrap_or(key);
+        let Some(rest) = self.strip(key) else { return vec![Piece::whole(key)] };
+        // Of a bare decoder, what is beside the decoder in a whole VAE has its whole name.
+        let is_beside = rest == HEAD || rest.split('.').next().is_some_and(|word| VAE_AROUND.contains(&word));
+        let whole = if self.lacks.is_empty() || is_beside { rest.to_string() } else { format!("{}{rest}", self.lacks) };
         match self.style {
-            Style::Diffusers => vec![Piece::whole(key)],
-            Style::Bfl => of_bfl(key).unwrap_or_else(|| vec![Piece::whole(key)]),
-            Style::LlamaCpp => vec![Piece::whole(of_llama_cpp(key).unwrap_or_else(|| key.to_string()))],
-            Style::Ldm { levels } => vec![Piece::whole(of_ldm(key, levels))],
+            Style::Diffusers => vec![Piece::whole(whole)],
+            Style::Bfl => of_bfl(&whole).unwrap_or_else(|| vec![Piece::whole(whole)]),
+            Style::LlamaCpp => vec![Piece::whole(of_llama_cpp(&whole).unwrap_or(whole))],
+            Style::Ldm { levels } => vec![Piece::whole(of_ldm(&whole, levels))],
         }
     }
 }
@@ -295,7 +336,7 @@ mod tests {
     use super::*;
 
     fn names(style: Style, key: &str) -> Vec<(String, usize, usize, usize)> {
-        let pieces = Names { prefix: "", style }.pieces(key);
+        let pieces = Names { style, ..Names::OWN }.pieces(key);
         pieces.into_iter().map(|Piece { name, index, part, of }| (name, index, part, of)).collect()
     }
 
@@ -343,8 +384,30 @@ mod tests {
         ] {
             assert_eq!(names(style, key), [(name.to_string(), 0, 0, 1)], "{key}");
         }
-        let prefixed = Names { prefix: "model.diffusion_model.", style: Style::Bfl };
-        assert_eq!(prefixed.pieces("model.diffusion_model.img_in.weight"), [Piece::whole("x_embedder.weight")]);
+        let prefixed = Names { prefix: "any.where.".into(), style: Style::Bfl, ..Names::OWN };
+        assert_eq!(prefixed.pieces("any.where.img_in.weight"), [Piece::whole("x_embedder.weight")]);
+        assert_eq!(prefixed.pieces("img_in.weight"), [Piece::whole("img_in.weight")], "one that is not behind it");
+    }
+
+    #[test]
+    fn names_lack_what_their_style_leaves_out() {
+        let of = |prefix: &str, lacks: &'static str, style, key: &str| {
+            let names = Names { prefix: prefix.into(), lacks, style };
+            names.pieces(key).remove(0).name
+        };
+        let qwen = |prefix: &str, key: &str| of(prefix, "model.", Style::Diffusers, key);
+        assert_eq!(qwen("", "layers.3.mlp.up_proj.weight"), "model.layers.3.mlp.up_proj.weight");
+        assert_eq!(qwen("a.model.", "a.model.norm.weight"), "model.norm.weight");
+        for head in ["a.b.model.lm_head.weight", "a.b.lm_head.weight", "a.lm_head.weight", "lm_head.weight"] {
+            assert_eq!(qwen("a.b.model.", head), "lm_head.weight", "{head}");
+        }
+        assert_eq!(qwen("a.model.", "b.lm_head.weight"), "b.lm_head.weight");
+        let ldm = |key: &str| of("x.", "decoder.", Style::Ldm { levels: 4 }, key);
+        assert_eq!(ldm("x.up.3.block.1.conv1.bias"), "decoder.up_blocks.0.resnets.1.conv1.bias");
+        assert_eq!(ldm("x.norm_out.weight"), "decoder.conv_norm_out.weight");
+        for beside in ["bn.running_mean", "post_quant_conv.weight"] {
+            assert_eq!(ldm(&format!("x.{beside}")), beside);
+        }
     }
 
     #[test]
@@ -359,7 +422,7 @@ mod tests {
     #[test]
     fn fused_tensors_are_what_their_names_are_read_as() {
         for Fused { name, parts } in fused_transformer([2, 3]) {
-            let pieces = Names { prefix: "", style: Style::Bfl }.pieces(&name);
+            let pieces = Names { style: Style::Bfl, ..Names::OWN }.pieces(&name);
             assert_eq!(pieces.len(), parts.len(), "{name}");
             for (place, part) in parts.iter().enumerate() {
                 let same = |piece: &&Piece| {

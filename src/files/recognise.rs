@@ -2,176 +2,335 @@
 
 use std::collections::HashSet;
 
-use serde::Serialize;
+use super::names::{Names, Style};
+use super::other_models;
+use super::role::Role;
+use crate::error::{Error, Result};
 
-use super::names::{Names, PREFIXES, Style};
-
-/// A part of a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Qwen3.
-    TextEncoder,
-    /// The FLUX.2 transformer.
-    Transformer,
-    /// The FLUX.2 VAE.
-    Vae,
-}
-
-impl Role {
-    /// The folder of a model in the diffusers layout that holds it.
-    pub fn folder(self) -> &'static str {
-        match self {
-            Self::TextEncoder => "text_encoder",
-            Self::Transformer => "transformer",
-            Self::Vae => "vae",
-        }
-    }
-
-    /// The name of its weights in that folder, without an ending.
-    pub fn stem(self) -> &'static str {
-        match self {
-            Self::TextEncoder => "model",
-            Self::Transformer | Self::Vae => "diffusion_pytorch_model",
-        }
-    }
-
-    /// What it is called in messages.
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::TextEncoder => "text encoder",
-            Self::Transformer => "transformer",
-            Self::Vae => "VAE",
-        }
-    }
-
-    /// The option that names it.
-    pub fn option(self) -> &'static str {
-        match self {
-            Self::TextEncoder => "--text-encoder",
-            Self::Transformer => "--dir",
-            Self::Vae => "--vae",
-        }
-    }
+/// A part of a model in a file, and its names there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Which it is.
+    pub role: Role,
+    /// Its names.
+    pub names: Names,
 }
 
 /// What a file of weights is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A component, and whose names it has.
-    Component(Role, Names),
-    /// An adapter.
-    Adapter,
-    /// Something else that is known.
-    Other(&'static str),
-    /// None of these.
-    Unknown,
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Kind {
+    parts: Vec<Part>,
+    /// A part that is there under two prefixes.
+    twice: Option<(Role, [String; 2])>,
+    is_adapter: bool,
+    /// What else is known of it, as `a transformer of FLUX.1`.
+    others: Vec<String>,
 }
 
+/// The part, its style, what names in it lack, and how a name ends that no other part has.
+type Sign = (Role, Style, &'static str, &'static str);
+
+const SIGNS: [Sign; 8] = [
+    (Role::Transformer, Style::Bfl, "", "single_stream_modulation.lin.weight"),
+    (Role::Transformer, Style::Diffusers, "", "single_stream_modulation.linear.weight"),
+    (Role::TextEncoder, Style::Diffusers, "model.", "layers.0.self_attn.q_norm.weight"),
+    (Role::TextEncoder, Style::LlamaCpp, "", "blk.0.attn_q_norm.weight"),
+    (Role::Vae, LDM, "", "decoder.mid.block_1.conv1.weight"),
+    (Role::Vae, Style::Diffusers, "", "decoder.mid_block.resnets.0.conv1.weight"),
+    (Role::Vae, LDM, "decoder.", "mid.block_1.conv1.weight"),
+    (Role::Vae, Style::Diffusers, "decoder.", "mid_block.resnets.0.conv1.weight"),
+];
+/// How many signs are looked at, and how many words of what is in front of names.
+const MOST_SIGNS: usize = 32;
+pub const MOST_WORDS: usize = 16;
+const LDM: Style = Style::Ldm { levels: 0 };
+/// What a part must have as well, behind its prefix: what a whole VAE of FLUX.2 keeps of its latents.
+const LATENT_STATISTICS: &str = "bn.running_mean";
+/// What it must not have, for it would be a part of another model.
+const FOREIGN: [(Role, &[&str]); 2] = [
+    (Role::Transformer, &["guidance_in.in_layer.weight", "time_guidance_embed.guidance_embedder.linear_1.weight"]),
+    (
+        Role::TextEncoder,
+        &[
+            "layers.0.pre_feedforward_layernorm.weight",
+            "layers.0.post_feedforward_layernorm.weight",
+            "layers.0.mlp.gate.weight",
+            "blk.0.post_attention_norm.weight",
+            "blk.0.post_ffw_norm.weight",
+            "blk.0.ffn_gate_inp.weight",
+        ],
+    ),
+];
+/// The word in the names of a text encoder that sees.
+const VISION: &str = "visual";
+/// What the names of adapters hold.
+const ADAPTER: [&str; 4] = ["lora_", ".lora.", "lokr_", "hada_"];
+const DIFFERENCES: [&str; 2] = [".diff", ".diff_b"];
+
 impl Kind {
-    /// What a file with these tensors is.
-    pub fn of<'a>(keys: impl Iterator<Item = &'a str>) -> Self {
-        const ADAPTER: [&str; 5] = ["lora_", ".lora.", "lokr_", "hada_", ".diff"];
+    /// What files with these tensors are. `shape` gives the shape of a tensor.
+    pub fn of<'a>(keys: impl Iterator<Item = &'a str>, shape: impl Fn(&str) -> Option<Vec<usize>>) -> Self {
         let keys: HashSet<&str> = keys.collect();
-        // The prefix `model.diffusion_model.` has none of these parts.
-        if keys.iter().any(|key| ADAPTER.iter().any(|part| key.contains(part) && !key.contains(".diffusion_model."))) {
-            return Self::Adapter;
+        let is_difference = |key: &&str| DIFFERENCES.iter().any(|end| key.ends_with(end));
+        if keys.iter().any(|key| ADAPTER.iter().any(|part| key.contains(part)) || is_difference(key)) {
+            return Self { is_adapter: true, ..Self::default() };
         }
-        PREFIXES.iter().find_map(|prefix| transformer(&keys, prefix)).unwrap_or_else(|| others(&keys))
+        let mut kind = Self::default();
+        for part in parts_of(&keys) {
+            match kind.parts.iter().find(|other| other.role == part.role) {
+                Some(other) => {
+                    kind.twice.get_or_insert((part.role, [other.names.prefix.clone(), part.names.prefix]));
+                }
+                None => kind.parts.push(part),
+            }
+        }
+        let own: Vec<Role> = kind.parts.iter().map(|part| part.role).collect();
+        kind.others = other_models::titles(&keys, shape, &own);
+        kind
+    }
+
+    /// The names of a part, if it is there.
+    pub fn part(&self, role: Role) -> Option<&Names> {
+        self.parts.iter().find(|part| part.role == role).map(|part| &part.names)
+    }
+
+    /// What is in front of the names of all parts, and the beginnings of it: each ends with a dot.
+    pub fn fronts(&self) -> Vec<String> {
+        let front = |part: &Part| {
+            let prefix = part.names.prefix.clone();
+            let ends: Vec<usize> = prefix.match_indices('.').map(|(dot, _)| dot + 1).take(MOST_WORDS).collect();
+            ends.into_iter().map(move |end| prefix[..end].to_string()).collect::<Vec<_>>()
+        };
+        self.parts.iter().flat_map(front).collect()
+    }
+
+    /// The only part, or the transformer of several.
+    pub fn main_role(&self) -> Option<Role> {
+        match &self.parts[..] {
+            [only] => Some(only.role),
+            parts => parts.iter().map(|part| part.role).find(|role| *role == Role::Transformer),
+        }
+    }
+
+    /// Whether a tensor belongs to the part `role`. One of no part belongs to the only one there is.
+    pub fn owns(&self, role: Role, key: &str) -> bool {
+        let behind = || self.parts.iter().filter_map(|part| Some((part, part.names.strip(key)?)));
+        let longest = |(part, _): &(&Part, &str)| part.names.prefix.len();
+        let owner =
+            behind().filter(|(part, rest)| part.names.know(part.role, rest)).max_by_key(longest).or_else(|| {
+                let several = self.parts.len() > 1;
+                behind().filter(|(part, _)| !several || !part.names.prefix.is_empty()).max_by_key(longest)
+            });
+        owner.map_or(self.parts.len() < 2, |(part, _)| part.role == role)
+    }
+
+    /// Whether anything is known of it.
+    pub fn is_known(&self) -> bool {
+        self.is_adapter || !self.parts.is_empty() || !self.others.is_empty()
+    }
+
+    /// Whether it is an adapter, or nothing else that is known.
+    pub fn may_be_adapter(&self) -> bool {
+        self.is_adapter || !self.is_known()
+    }
+
+    /// Whether it is the part `role` and nothing else.
+    pub fn is_only(&self, role: Role) -> bool {
+        matches!(&self.parts[..], [part] if part.role == role) && self.others.is_empty() && self.twice.is_none()
     }
 
     /// What it is called in messages.
     pub fn title(&self) -> String {
-        match self {
-            Self::Component(role, _) => format!("a {}", role.title()),
-            Self::Adapter => "an adapter".to_string(),
-            Self::Other(what) => (*what).to_string(),
-            Self::Unknown => "no part of a klein model".to_string(),
+        if self.is_adapter {
+            return "an adapter".to_string();
+        }
+        let own = self.parts.iter().map(|part| format!("a {}", part.role.title()));
+        let all: Vec<String> = own.chain(self.others.iter().cloned()).collect();
+        match &all[..] {
+            [] => "no part of a klein model".to_string(),
+            [only] => only.clone(),
+            [first @ .., last] => format!("{} and {last}", first.join(", ")),
         }
     }
 
     /// What to do with such a file.
     pub fn remedy(&self) -> &'static str {
-        match self {
-            Self::Component(Role::Transformer, _) => "name it with `--dir` (`-d`)",
-            Self::Component(Role::TextEncoder, _) => "name it with `--text-encoder`",
-            Self::Component(Role::Vae, _) => "name it with `--vae`",
-            Self::Adapter => "name it with `--lora`, and a model with `-d`",
-            Self::Other(_) | Self::Unknown => "this program runs FLUX.2-klein models with a Qwen3 text encoder",
+        match self.parts.first().map(|part| part.role) {
+            _ if self.is_adapter => "name it with `--lora`, and a model with `-d`",
+            Some(Role::Transformer) => "name it with `--dir` (`-d`)",
+            Some(Role::TextEncoder) => "name it with `--text-encoder`",
+            Some(Role::Vae) => "name it with `--vae`",
+            None => "this program runs FLUX.2-klein models with a Qwen3 text encoder",
         }
     }
+
+    /// The names of the part `role`.
+    ///
+    /// Errors with what the files are instead, or when the part is there twice.
+    pub fn expect(&self, role: Role) -> Result<&Names> {
+        if let Some((_, prefixes)) = self.twice.as_ref().filter(|(twice, _)| *twice == role) {
+            let [one, other] = prefixes.each_ref().map(|prefix| if prefix.is_empty() { "no prefix" } else { prefix });
+            return Err(Error::new(format!("the file holds a {} twice, under `{one}` and `{other}`", role.title()))
+                .hint("write the one that is meant to a file of its own"));
+        }
+        self.part(role).ok_or_else(|| {
+            Error::new(format!("the file is {}, expected a {}", self.title(), role.title())).hint(self.remedy())
+        })
+    }
 }
 
-fn transformer(keys: &HashSet<&str>, prefix: &'static str) -> Option<Kind> {
-    let has = |key: &str| keys.contains(&*format!("{prefix}{key}"));
-    let found = |style| Some(Kind::Component(Role::Transformer, Names { prefix, style }));
-    if has("single_stream_modulation.lin.weight") {
-        found(Style::Bfl)
-    } else if has("single_stream_modulation.linear.weight") {
-        found(Style::Diffusers)
-    } else if has("double_blocks.0.img_mod.lin.weight") {
-        Some(Kind::Other("a FLUX.1 transformer"))
-    } else {
-        None
-    }
-}
-
-fn others(keys: &HashSet<&str>) -> Kind {
-    let component = |role, style| Kind::Component(role, Names { prefix: "", style });
-    if keys.contains("model.layers.0.self_attn.q_norm.weight") {
-        return component(Role::TextEncoder, Style::Diffusers);
-    }
-    if keys.contains("blk.0.attn_q_norm.weight") {
-        return component(Role::TextEncoder, Style::LlamaCpp);
-    }
-    let style = if keys.contains("decoder.mid.block_1.conv1.weight") {
-        let level = |key: &&str| key.strip_prefix("decoder.up.")?.split('.').next()?.parse::<usize>().ok();
-        Style::Ldm { levels: keys.iter().filter_map(level).max().map_or(0, |highest| highest.saturating_add(1)) }
-    } else if keys.contains("decoder.mid_block.resnets.0.conv1.weight") {
-        Style::Diffusers
-    } else if keys.iter().any(|key| key.starts_with("model.layers.0.") || key.starts_with("blk.0.")) {
-        return Kind::Other("a language model, but not Qwen3");
-    } else {
-        return Kind::Unknown;
+/// The parts of which these names are signs, in order; no more than a file has that is not hostile.
+fn parts_of(keys: &HashSet<&str>) -> Vec<Part> {
+    let is_end = |prefix: &&str| prefix.is_empty() || prefix.ends_with('.');
+    let signs = |key: &'_ str| {
+        let key = key.to_string();
+        let found = move |(index, (.., sign)): (usize, &Sign)| {
+            let prefix = key.strip_suffix(sign).filter(is_end)?;
+            Some((index, prefix.to_string()))
+        };
+        SIGNS.iter().enumerate().filter_map(found)
     };
-    if keys.contains("bn.running_mean") {
-        component(Role::Vae, style)
-    } else {
-        Kind::Other("a VAE, but not that of FLUX.2")
-    }
+    let mut found: Vec<(usize, String)> = keys.iter().flat_map(|key| signs(key)).collect();
+    found.sort_unstable();
+    found.truncate(MOST_SIGNS);
+    let sees = keys.iter().any(|key| key.split('.').any(|word| word == VISION));
+    let part = |(index, prefix): (usize, String)| {
+        let (role, style, lacks, _) = SIGNS[index];
+        let has = |rest: &str| keys.contains(format!("{prefix}{rest}").as_str());
+        let mut foreign = FOREIGN.iter().filter(|(of, _)| *of == role).flat_map(|(_, names)| *names);
+        if foreign.any(|name| has(name)) || (role == Role::TextEncoder && sees) {
+            return None;
+        }
+        let is_inside = ["decoder", "encoder"].contains(&prefix.trim_end_matches('.').rsplit('.').next().unwrap_or(""));
+        if role == Role::Vae && (!has(LATENT_STATISTICS) || (lacks == "decoder." && is_inside)) {
+            return None;
+        }
+        let style = match style {
+            Style::Ldm { .. } if lacks.is_empty() => ldm(keys, &format!("{prefix}decoder.")),
+            Style::Ldm { .. } => ldm(keys, &prefix),
+            style => style,
+        };
+        Some(Part { role, names: Names { prefix, lacks, style } })
+    };
+    found.into_iter().filter_map(part).collect()
+}
+
+/// The style of a VAE whose decoder's names begin with `decoder`.
+fn ldm(keys: &HashSet<&str>, decoder: &str) -> Style {
+    let level = |key: &&str| key.strip_prefix(decoder)?.strip_prefix("up.")?.split('.').next()?.parse::<usize>().ok();
+    Style::Ldm { levels: keys.iter().filter_map(level).max().map_or(0, |highest| highest.saturating_add(1)) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn of(keys: &[&str]) -> Kind {
+        Kind::of(keys.iter().copied(), |_| None)
+    }
+
+    /// The only part of a file of these names.
+    #[track_caller]
+    fn part(keys: &[&str]) -> (Role, String, &'static str, Style) {
+        let kind = of(keys);
+        let [Part { role, names }] = &kind.parts[..] else { panic!("{keys:?}: {kind:?}") };
+        (*role, names.prefix.clone(), names.lacks, names.style)
+    }
+
     #[test]
-    fn files_are_told_by_their_tensors() {
-        let of = |keys: &[&str]| Kind::of(keys.iter().copied());
-        let component = |role, prefix, style| Kind::Component(role, Names { prefix, style });
-        for prefix in PREFIXES {
+    fn parts_are_told_by_their_tensors_whatever_is_in_front_of_them() {
+        let levels = Style::Ldm { levels: 4 };
+        let prefixes = ["", "model.", "model.diffusion_model.", "pipe.dit.", "a.b.c.d.e.f.", "decoder_of.what."];
+        for prefix in prefixes {
             let key = |name: &str| format!("{prefix}{name}");
-            assert_eq!(
-                of(&[&key("single_stream_modulation.lin.weight"), &key("img_in.weight")]),
-                component(Role::Transformer, prefix, Style::Bfl)
-            );
-            assert_eq!(
-                of(&[&key("single_stream_modulation.linear.weight")]),
-                component(Role::Transformer, prefix, Style::Diffusers)
-            );
-            assert_eq!(of(&[&key("double_blocks.0.img_mod.lin.weight")]), Kind::Other("a FLUX.1 transformer"));
+            let found = |role, lacks, style| (role, prefix.to_string(), lacks, style);
+            let transformer = |style| found(Role::Transformer, "", style);
+            assert_eq!(part(&[&key("single_stream_modulation.lin.weight")]), transformer(Style::Bfl));
+            assert_eq!(part(&[&key("single_stream_modulation.linear.weight")]), transformer(Style::Diffusers));
+            let qwen = found(Role::TextEncoder, "model.", Style::Diffusers);
+            assert_eq!(part(&[&key("layers.0.self_attn.q_norm.weight")]), qwen);
+            assert_eq!(part(&[&key("blk.0.attn_q_norm.weight")]), found(Role::TextEncoder, "", Style::LlamaCpp));
+            let bn = key("bn.running_mean");
+            let ldm = |side: &str| [key(&format!("{side}mid.block_1.conv1.weight")), key(&format!("{side}up.3.x"))];
+            for (side, lacks) in [("decoder.", ""), ("", "decoder.")] {
+                let [middle, up] = ldm(side);
+                assert_eq!(part(&[&middle, &up, &bn]), found(Role::Vae, lacks, levels));
+                assert_eq!(of(&[&middle, &up]).title(), "a VAE, but not that of FLUX.2");
+            }
         }
-        assert_eq!(of(&["model.layers.0.self_attn.q_norm.weight"]), component(Role::TextEncoder, "", Style::Diffusers));
-        assert_eq!(of(&["blk.0.attn_q_norm.weight"]), component(Role::TextEncoder, "", Style::LlamaCpp));
-        let ldm = ["decoder.mid.block_1.conv1.weight", "bn.running_mean", "decoder.up.3.block.0.conv1.weight"];
-        assert_eq!(of(&ldm), component(Role::Vae, "", Style::Ldm { levels: 4 }));
-        assert_eq!(of(&ldm[..1]), Kind::Other("a VAE, but not that of FLUX.2"));
-        assert_eq!(of(&["model.layers.0.mlp.up_proj.weight"]), Kind::Other("a language model, but not Qwen3"));
+    }
+
+    #[test]
+    fn a_model_in_one_file_has_all_parts_and_each_name_is_of_one() {
+        let kind = of(&[
+            "single_stream_modulation.lin.weight",
+            "text_encoders.qwen3_4b.transformer.model.layers.0.self_attn.q_norm.weight",
+            "vae.decoder.mid.block_1.conv1.weight",
+            "vae.bn.running_mean",
+        ]);
+        assert_eq!(kind.title(), "a transformer, a text encoder and a VAE");
+        assert_eq!(kind.main_role(), Some(Role::Transformer));
+        for (key, owner) in [
+            ("double_blocks.0.img_mlp.0.weight", Some(Role::Transformer)),
+            ("text_encoders.qwen3_4b.transformer.model.norm.weight", Some(Role::TextEncoder)),
+            ("text_encoders.qwen3_4b.transformer.lm_head.weight", Some(Role::TextEncoder)),
+            ("vae.encoder.conv_in.weight", Some(Role::Vae)),
+            ("vae.what.weight", Some(Role::Vae)),
+            ("text_encoders.clip_l.weight", None),
+            ("what", None),
+        ] {
+            let owners: Vec<Role> =
+                [Role::Transformer, Role::TextEncoder, Role::Vae].into_iter().filter(|r| kind.owns(*r, key)).collect();
+            assert_eq!(owners, owner.into_iter().collect::<Vec<_>>(), "{key}");
+        }
+        let alone = of(&["a.single_stream_modulation.lin.weight"]);
+        assert!(["a.what", "what"].iter().all(|key| alone.owns(Role::Transformer, key)), "there is no other part");
+    }
+
+    #[test]
+    fn a_part_that_is_there_twice_is_refused_with_both_places() {
+        let kind = of(&["single_stream_modulation.lin.weight", "ema.single_stream_modulation.lin.weight"]);
+        let error = kind.expect(Role::Transformer).unwrap_err().to_string();
+        assert!(error.contains("twice, under `no prefix` and `ema.`") && error.contains("hint: "), "{error}");
+    }
+
+    #[test]
+    fn names_without_end_and_parts_without_number_take_no_time() {
+        let key = format!("{}single_stream_modulation.lin.weight", "a.".repeat(1 << 19));
+        assert_eq!(of(&[&key]).fronts().len(), MOST_WORDS);
+        let many: Vec<String> = (0..50_000).map(|i| format!("{i}.layers.0.self_attn.q_norm.weight")).collect();
+        let kind = of(&many.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(kind.expect(Role::TextEncoder).is_err_and(|error| error.to_string().contains("twice, under")));
+    }
+
+    #[test]
+    fn parts_of_other_models_are_no_parts_of_this_one() {
+        for (keys, title) in [
+            (
+                &["guidance_in.in_layer.weight", "single_stream_modulation.lin.weight"][..],
+                "a transformer of FLUX.2-dev",
+            ),
+            (&["double_blocks.0.img_mod.lin.weight"], "a transformer of FLUX.1"),
+            (
+                &["model.visual.blocks.0.attn.qkv.weight", "model.language_model.layers.0.self_attn.q_norm.weight"],
+                "a language model (Qwen3-VL), but not Qwen3",
+            ),
+            (
+                &["model.layers.0.self_attn.q_norm.weight", "model.layers.0.pre_feedforward_layernorm.weight"],
+                "a language model (Gemma 3), but not Qwen3",
+            ),
+            (&["model.layers.0.mlp.up_proj.weight"], "a language model, but not Qwen3"),
+            (&["encoder.mid.block_1.conv1.weight", "bn.running_mean"], "the encoder of a VAE, without its decoder"),
+            (&["x"], "no part of a klein model"),
+            (&[], "no part of a klein model"),
+        ] {
+            let kind = of(keys);
+            assert_eq!((kind.title().as_str(), kind.main_role()), (title, None));
+        }
         for key in
             ["diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight", "lora_unet_img_in.alpha", "img_in.diff"]
         {
-            assert_eq!(of(&[key]), Kind::Adapter, "{key}");
+            assert_eq!(of(&[key]).title(), "an adapter", "{key}");
         }
-        assert_eq!((of(&[]), of(&["x"])), (Kind::Unknown, Kind::Unknown));
     }
 }

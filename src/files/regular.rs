@@ -4,12 +4,11 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::path::Path;
 
+use super::fetch::complete_the_download;
 use crate::error::{Error, Result};
 
-/// What to do about a missing file of a model. An installed program has no scripts beside it.
-pub(super) const DOWNLOAD_AGAIN: &str = "is the download complete? `scripts/download_model.sh` in flux's source folder \
-                                         resumes it, other programs fetch the model's repository on Hugging Face as a \
-                                         whole";
+/// What to do where someone named a file that is not there.
+pub(super) const NAME_ANOTHER: &str = "name a file that is there";
 
 /// Opens a file to read. What it is, is checked on the opened file, so nobody can replace it in between.
 ///
@@ -27,7 +26,10 @@ pub fn open(path: &Path, if_missing: &str) -> Result<File> {
         Ok((false, _)) => Err(not_regular(path)),
         // A socket cannot be opened at all.
         Err(_) if path.metadata().is_ok_and(|found| !found.is_file()) => Err(not_regular(path)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(unreadable(&error, path).hint(if_missing)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => match path.read_link() {
+            Ok(target) => Err(dangling(path, &target)),
+            Err(_) => Err(unreadable(&error, path).hint(if_missing)),
+        },
         Err(error) => Err(unreadable(&error, path).hint(remedy(&error))),
     }
 }
@@ -37,7 +39,7 @@ pub fn open(path: &Path, if_missing: &str) -> Result<File> {
 ///
 /// Errors as [`open`], and when the file is longer or cannot be read.
 pub(super) fn read(path: &Path, limit: usize) -> Result<Vec<u8>> {
-    let file = open(path, DOWNLOAD_AGAIN)?;
+    let file = open(path, &complete_the_download())?;
     let mut bytes = Vec::new();
     file.take(limit as u64 + 1)
         .read_to_end(&mut bytes)
@@ -52,8 +54,23 @@ pub(super) fn read(path: &Path, limit: usize) -> Result<Vec<u8>> {
 
 /// Whether anything is there that [`open`] should open or refuse.
 pub(super) fn exists(path: &Path) -> bool {
-    // Where the system does not tell, for want of permission, opening the file tells the reason.
-    path.try_exists().unwrap_or(true)
+    // Where the system does not tell, for want of permission, opening the file tells the reason. A link that leads nowhere
+    // is there: opening it says so.
+    path.symlink_metadata().map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true)
+}
+
+/// Errors when there is a link at `path` and nothing where it leads to.
+pub(super) fn check_link(path: &Path) -> Result<()> {
+    match path.read_link() {
+        Ok(target) if matches!(path.try_exists(), Ok(false)) => Err(dangling(path, &target)),
+        _ => Ok(()),
+    }
+}
+
+fn dangling(path: &Path, target: &Path) -> Error {
+    Error::new(format!("the file is a link to `{}`, which is not there", target.display()))
+        .at_path(path)
+        .hint("fetch the file itself, or mend the link: the folder that it leads to was moved, or lost the file")
 }
 
 fn not_regular(path: &Path) -> Error {
@@ -130,7 +147,8 @@ mod tests {
     #[test]
     fn a_missing_file_and_one_without_permission_have_hints_of_their_own() {
         let path = Path::new("none/file");
-        refused(open(path, DOWNLOAD_AGAIN), &["in: none/file", "hint: is the download complete?"]);
+        refused(open(path, "look again"), &["in: none/file", "hint: look again"]);
+        refused(read(path, 1), &["in: none/file", "hint: is the download complete?"]);
         // The tests may run as root, who may read everything, so the system is not asked.
         let denied = closed_folder(&io::ErrorKind::PermissionDenied.into(), path).to_string();
         assert!(denied.contains("chmod u+r") && !denied.contains("download"), "{denied}");

@@ -4,7 +4,7 @@
 
 mod bitsandbytes;
 mod declared;
-mod foreign;
+pub(super) mod foreign;
 mod quantised;
 mod scalar;
 
@@ -12,17 +12,22 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
 
 use self::declared::Declarations;
 use super::bytes::Bytes;
+use super::content;
 use super::finite;
 use super::format::Format;
 use super::scales::{FileSlice, Scales};
 use super::tensor_view::TensorView;
 use crate::error::{Error, Result};
+
+/// The longest header that is read.
+const MOST_HEADER: u64 = 100_000_000;
 
 /// A file whose header was checked against its size.
 pub struct Safetensors {
@@ -31,6 +36,10 @@ pub struct Safetensors {
     entries: HashMap<String, Entry>,
     metadata: HashMap<String, String>,
     declarations: Declarations,
+    /// How the names of the tensors of each layer end.
+    companions: OnceLock<HashMap<String, Vec<String>>>,
+    /// Bytes behind the last tensor.
+    trailing: usize,
 }
 
 struct Entry {
@@ -56,25 +65,28 @@ impl Safetensors {
     pub fn new(path: PathBuf, bytes: Bytes, remedy: &str) -> Result<Self> {
         let broken =
             |e: &dyn Display| Error::new(format!("not a whole safetensors file: {e}")).at_path(&path).hint(remedy);
-        let (header_len, header) = SafeTensors::read_metadata(bytes.as_slice()).map_err(|e| broken(&e))?;
+        let first = bytes.as_slice();
+        // Any file may begin with a byte that is one of the length of a header, but then the header is not as long.
+        let length = first.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+        let is_whole = first.get(8) == Some(&b'{') && length.is_some_and(|length| length <= MOST_HEADER);
+        if let Some(error) = content::explain(&path, first).filter(|_| !is_whole) {
+            return Err(error.at_path(&path));
+        }
+        let tensors = without_trailing(first).map_err(|why| broken(&why))?;
+        let (header_len, header) = SafeTensors::read_metadata(tensors).map_err(|e| broken(&e))?;
         // The eight bytes of the header's length come before the header.
         let data_start = 8 + header_len;
-        let data_len = bytes.as_slice().len() - data_start;
-        if header.data_len() != data_len {
-            return Err(broken(&format!(
-                "the header describes {} bytes of tensors, the file holds {data_len}",
-                header.data_len()
-            )));
-        }
+        let trailing = first.len() - tensors.len();
         let entries = header.tensors().into_iter().map(|(name, info)| {
             let (start, end) = info.data_offsets;
             let range = data_start + start..data_start + end;
             (name, Entry { range, dtype: info.dtype, shape: info.shape.clone() })
         });
-        let entries = entries.collect();
+        let entries: HashMap<String, Entry> = entries.collect();
         let metadata = header.metadata().clone().unwrap_or_default();
-        let declarations = Declarations::of_header(&metadata).map_err(|why| broken(&why))?;
-        Ok(Self { path, bytes: Arc::new(bytes), entries, metadata, declarations })
+        let declarations = Declarations::of_header(&metadata, &entries).map_err(|why| broken(&why))?;
+        let companions = OnceLock::new();
+        Ok(Self { path, bytes: Arc::new(bytes), entries, metadata, declarations, companions, trailing })
     }
 
     /// Where the file is.
@@ -96,6 +108,12 @@ impl Safetensors {
     /// all cores.
     pub fn check_finite(&self) -> Result<()> {
         finite::check(self.names(), |name| self.tensor(name)).map_err(|e| e.at_path(&self.path))
+    }
+
+    /// What someone should know about the file.
+    pub fn note(&self) -> Option<String> {
+        let (path, trailing) = (self.path.display(), self.trailing);
+        (trailing > 0).then(|| format!("`{path}` has {trailing} bytes behind its tensors, which are left out"))
     }
 
     /// The header's metadata.
@@ -164,6 +182,23 @@ impl Safetensors {
     fn slice(&self, entry: &Entry) -> FileSlice {
         FileSlice::new(Arc::clone(&self.bytes), entry.range.clone()).expect("the header was checked")
     }
+}
+
+/// The header and the tensors, without what is behind the last of them.
+///
+/// Errors with the reason when the file is cut off. Whether the header is right is not asked.
+fn without_trailing(bytes: &[u8]) -> std::result::Result<&[u8], String> {
+    let header = || {
+        let length = usize::try_from(u64::from_le_bytes(*bytes.first_chunk()?)).ok()?;
+        let start = length.checked_add(8)?;
+        let header: Metadata = serde_json::from_slice(bytes.get(8..start)?).ok()?;
+        Some((start, header.data_len()))
+    };
+    let Some((start, length)) = header() else { return Ok(bytes) };
+    let end = start.checked_add(length);
+    end.and_then(|end| bytes.get(..end)).ok_or_else(|| {
+        format!("the header describes {length} bytes of tensors, the file holds {}", bytes.len() - start)
+    })
 }
 
 fn missing(name: &str) -> Error {

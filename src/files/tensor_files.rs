@@ -18,6 +18,8 @@ pub struct TensorFiles {
     quantised: Option<Safetensors>,
     /// What [`TensorFiles::get`] gives in place of what the files hold.
     replaced: HashMap<String, TensorView>,
+    /// Whether the files hold other tensors as well.
+    is_part: bool,
 }
 
 /// Rows of a tensor in a file: one of equal parts.
@@ -48,16 +50,21 @@ impl TensorFiles {
     ///
     /// Errors when two of them have a tensor of one name.
     pub fn new(files: Vec<Container>) -> Result<Self> {
-        Self::named(files, Names::OWN)
+        Self::named(files, &Names::OWN, |_| true)
     }
 
-    /// The tensors of all `files`, by the names that models ask for.
+    /// The tensors of all `files` that are `wanted`, by the names that models ask for.
     ///
     /// Errors when two of them have a tensor of one name, or one of them has it twice.
-    pub fn named(files: Vec<Container>, names: Names) -> Result<Self> {
+    pub fn named(files: Vec<Container>, names: &Names, wanted: impl Fn(&str) -> bool) -> Result<Self> {
         let mut tensors: HashMap<String, Vec<Place>> = HashMap::new();
+        let mut is_part = false;
         for (file, container) in files.iter().enumerate() {
             for key in container.names() {
+                if !wanted(key) {
+                    is_part = true;
+                    continue;
+                }
                 for Piece { name, index, part, of } in names.pieces(key) {
                     let places = tensors.entry(name).or_default();
                     if let Some(other) = places.iter().find(|place| place.index == index) {
@@ -75,12 +82,24 @@ impl TensorFiles {
             }
         }
         tensors.values_mut().for_each(|places| places.sort_by_key(|place| place.index));
-        Ok(Self { files, tensors, quantised: None, replaced: HashMap::new() })
+        Ok(Self { files, tensors, quantised: None, replaced: HashMap::new(), is_part })
     }
 
     /// The files.
     pub fn files(&self) -> &[Container] {
         &self.files
+    }
+
+    /// Bytes of the files, or of these tensors where the files hold others as well.
+    pub fn bytes(&self) -> u64 {
+        if !self.is_part {
+            return self.files.iter().map(|file| file.bytes().as_slice().len() as u64).sum();
+        }
+        let views = self.tensors.values().flatten().filter_map(|place| {
+            let view = self.files[place.file].tensor(&place.key).ok()?;
+            Some(view.bytes_with_scales() as u64 / place.of.max(1) as u64)
+        });
+        views.sum()
     }
 
     /// Errors when one of the files is not as long as when it was opened.

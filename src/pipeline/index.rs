@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::files::{Component, ConfigPlace, FETCH_A_MODEL, ModelFiles, Role, Values, Variant};
+use crate::files::{Component, ConfigPlace, ModelFiles, Role, Values, Variant, fetch_a_model};
 
 /// The keys that are read.
 #[derive(Default, Serialize, Deserialize)]
@@ -106,9 +106,8 @@ impl Index {
         let known = [Variant::Distilled, Variant::Kv].map(Variant::class);
         match self.class_name.as_deref().filter(|class| !known.contains(class)) {
             Some(class) => {
-                let class: String = class.chars().take(60).collect();
                 let what = format!("this is a `{class}` model, expected `{}` or `{}`", known[0], known[1]);
-                Err(Error::new(what).at(place.path()).hint(FETCH_A_MODEL))
+                Err(Error::new(what).at(place.path()).hint(fetch_a_model()))
             }
             None => Ok(()),
         }

@@ -55,7 +55,7 @@ pub struct ComponentSummary {
     pub files: Vec<String>,
     /// Number of tensors that models ask for by name.
     pub tensors: usize,
-    /// Bytes of its files.
+    /// Bytes of its files, or of its tensors where the files hold other parts as well.
     pub bytes: u64,
     /// Values of the tensors in each format, by its name.
     pub formats: BTreeMap<String, u64>,
@@ -125,7 +125,7 @@ impl ComponentSummary {
             role: component.role(),
             files: files.files().iter().map(|file| file.path().display().to_string()).collect(),
             tensors: files.names().count(),
-            bytes: files.files().iter().map(|file| file.bytes().as_slice().len() as u64).sum(),
+            bytes: files.bytes(),
             formats,
             sizes,
             config,

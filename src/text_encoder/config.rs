@@ -179,9 +179,7 @@ impl TextEncoderConfig {
         let said = FileConfig::read(component, &files, &UNTOLD, &told)?;
         let sizes =
             [config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads];
-        // Those that see images are of the same sizes, and rotate otherwise.
-        let sees = files.files().iter().flat_map(|file| file.names()).any(|name| name.contains("visual."));
-        said.check_complete(config.head_dim == PUBLISHED_HEAD && PUBLISHED.contains(&sizes) && !sees)?;
+        said.check_complete(config.head_dim == PUBLISHED_HEAD && PUBLISHED.contains(&sizes))?;
         config.rms_norm_eps = said.get("rms_norm_eps", "a number")?.unwrap_or(config.rms_norm_eps);
         config.rope_theta = said.get("rope_theta", "a number")?.unwrap_or(config.rope_theta);
         let positions = said.get("max_position_embeddings", "a whole number")?;

@@ -6,7 +6,7 @@ use super::gguf_tokenizer::Vocabulary;
 use super::tokenizer_file::{self, Inner};
 use super::{gguf_tokenizer, qwen3};
 use crate::error::{Error, Result};
-use crate::files::{Gguf, TokenizerFile};
+use crate::files::{Gguf, TokenizerFile, damage};
 use crate::guard::guarded;
 
 /// The longest tokenizer; Qwen3's has 11 MB.
@@ -51,6 +51,9 @@ impl Tokenizer {
         let inner = match file {
             TokenizerFile::Json(folder, name) => {
                 let bytes = folder.read(name, MAX_BYTES)?;
+                if let Some(damage) = damage(&bytes) {
+                    return Err(damage.at(file.display()));
+                }
                 guarded(|| tokenizer_file::parse(&bytes))
             }
             TokenizerFile::Gguf(path) => {

@@ -7,7 +7,7 @@
 #[path = "../support/gguf.rs"]
 pub mod gguf;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
 
@@ -15,6 +15,13 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
 /// Dtype, shape and bytes by name.
 pub type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+/// The tensors of a file, and its metadata.
+pub fn read_with_metadata(path: &Path) -> (Tensors, HashMap<String, String>) {
+    let bytes = fs::read(path).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    (read(path), header.metadata().clone().unwrap_or_default())
+}
 
 pub fn read(path: &Path) -> Tensors {
     let bytes = fs::read(path).unwrap();
@@ -47,6 +54,12 @@ pub fn write_with(path: &Path, tensors: &Tensors, metadata: &[(&str, &str)]) {
 
 pub fn prefixed(tensors: &Tensors, prefix: &str) -> Tensors {
     tensors.iter().map(|(name, tensor)| (format!("{prefix}{name}"), tensor.clone())).collect()
+}
+
+/// A VAE without its encoder, in either style.
+pub fn decoder_only(tensors: &Tensors) -> Tensors {
+    let is_encoder = |name: &str| name.starts_with("encoder.") || name.starts_with("quant_conv.");
+    tensors.iter().filter(|(name, _)| !is_encoder(name)).map(|(name, tensor)| (name.clone(), tensor.clone())).collect()
 }
 
 /// A transformer as Black Forest Labs name it; norms end with `norm_suffix`.
@@ -143,6 +156,7 @@ pub fn write_gguf_with(path: &Path, tensors: &Tensors, values: &[(&str, gguf::Va
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     let tensors: Vec<gguf::Tensor<'_>> = tensors
         .iter()
+        .filter(|(_, (dtype, ..))| *dtype != Dtype::I64)
         .map(|(name, (dtype, shape, bytes))| (name.clone(), *dtype, shape.as_slice(), bytes.as_slice()))
         .collect();
     gguf::write(path, values, &tensors);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::files::container::Container;
+use crate::files::inspect;
 use crate::files::recognise::Kind;
 use crate::files::regular;
 use crate::files::safetensors::Safetensors;
@@ -44,12 +45,10 @@ pub fn find(path: &Path, others: &[PathBuf]) -> Result<Found> {
         Err(_) => false,
     };
     let at = if is_folder { in_folder(path)? } else { path.to_path_buf() };
-    let file = match Container::open(&at, FETCH_AGAIN)? {
-        Container::Safetensors(file) => file,
-        Container::Gguf(file) => return Err(no_adapter(&at, &Kind::of(file.names()))),
-    };
-    let kind = Kind::of(file.names());
-    if !matches!(kind, Kind::Adapter | Kind::Unknown) {
+    let opened = [Container::open(&at, FETCH_AGAIN)?];
+    let kind = inspect::kind(&opened);
+    let [Container::Safetensors(file)] = opened else { return Err(no_adapter(&at, &kind)) };
+    if !kind.may_be_adapter() {
         return Err(no_adapter(&at, &kind));
     }
     let beside = at.with_file_name(CONFIG);

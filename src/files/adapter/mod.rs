@@ -120,6 +120,7 @@ impl Adapter {
     /// As [`Adapter::open`].
     fn of_file(path: &Path, file: Safetensors, config: Option<Peft>, modules: &Modules) -> Result<Self> {
         let (named, mut notes) = sort(&file, modules)?;
+        notes.extend(file.note());
         file.check_finite()?;
         let mut changes: BTreeMap<String, Vec<Piece>> = BTreeMap::new();
         let scaling = Scaling::new(file.metadata(), config)?;

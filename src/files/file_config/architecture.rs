@@ -5,7 +5,7 @@
 //! the same names and shapes may compute otherwise.
 
 use super::super::gguf::Gguf;
-use super::super::recognise::Role;
+use super::super::role::Role;
 use crate::error::{Error, Result};
 
 /// The key of the name.
@@ -25,9 +25,8 @@ const OTHERS: &str = "afmoe anima apertus arcee arctic arwkv aura auraflow baich
 pub fn check(file: &Gguf, role: Role) -> Result<()> {
     let Some(name) = name(file)? else { return Ok(()) };
     if is_other(name, role) {
-        let shown: String = name.chars().take(40).collect();
         return Err(Error::new(format!(
-            "the file is of the architecture `{shown}`, which computes otherwise than the {} of a klein model",
+            "the file is of the architecture `{name}`, which computes otherwise than the {} of a klein model",
             role.title()
         ))
         .at_path(file.path())

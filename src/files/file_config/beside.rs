@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::super::component::CONFIG;
 use super::super::folder::Folder;
-use super::super::recognise::Role;
+use super::super::role::Role;
 use super::values::{Values, section};
 use super::{Told, file_name};
 use crate::error::Result;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::gguf::Gguf;
-use super::super::recognise::Role;
+use super::super::role::Role;
 use super::architecture;
 use super::values::{Said, Values};
 use crate::error::Result;
@@ -88,8 +88,7 @@ pub fn notes(file: &Gguf, role: Role) -> Vec<String> {
     let mut notes = Vec::new();
     if architecture::is_unknown(name, role) {
         notes.push(format!(
-            "`{path}` is of the architecture `{}`, which is not known: it is read as a {}, by the names of its tensors",
-            name.chars().take(40).collect::<String>(),
+            "`{path}` is of the architecture `{name}`, which is not known: it is read as a {}, by the names of its tensors",
             role.title()
         ));
     }
@@ -98,7 +97,6 @@ pub fn notes(file: &Gguf, role: Role) -> Vec<String> {
     };
     let ends = file.keys().filter_map(|key| key.strip_prefix(name)?.strip_prefix('.'));
     if let Some(unknown) = ends.filter(|end| !is_known(end)).min() {
-        let unknown: String = unknown.chars().take(60).collect();
         notes.push(format!("`{path}` says `{name}.{unknown}`, which is not known and left out"));
     }
     notes

@@ -24,7 +24,7 @@ pub use self::values::Values;
 use self::values::{object, section};
 use super::component::{Component, ConfigPlace, open_weights};
 use super::container::Container;
-use super::recognise::Role;
+use super::role::Role;
 use super::tensor_files::TensorFiles;
 use crate::error::{Error, Result};
 

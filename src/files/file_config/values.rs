@@ -6,10 +6,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::super::component::ConfigPlace;
-use super::super::recognise::Role;
+use super::super::role::Role;
 use super::super::variant::Variant;
 use super::{CONFIG_KEY, Told};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shortened};
 
 /// What to do about metadata that are wrong.
 pub const WRITE_AGAIN: &str = "the file was written wrongly: fetch it again, or write it again with `flux convert`";
@@ -182,7 +182,8 @@ pub fn section(mut map: Map<String, Value>, role: Role) -> Result<Option<Map<Str
     };
     match class(&found, role) {
         Some(class) if !role.classes().contains(&class) => {
-            let what = format!("the config is that of a `{}`, expected `{}`", short(class), role.classes()[0]);
+            let what =
+                format!("the config is that of a `{}`, expected `{}`", shortened(class, MOST_SHOWN), role.classes()[0]);
             Err(Error::new(what).hint("name the file of another model; this program runs FLUX.2-klein models"))
         }
         _ => Ok(Some(found)),
@@ -232,16 +233,7 @@ fn same(a: &Value, b: &Value) -> bool {
 /// A value for messages.
 fn shown(value: &Value) -> String {
     match value {
-        Value::String(text) => format!("`{}`", short(text)),
-        other => short(&other.to_string()),
+        Value::String(text) => format!("`{}`", shortened(text, MOST_SHOWN)),
+        other => shortened(&other.to_string(), MOST_SHOWN).into_owned(),
     }
-}
-
-/// The beginning of a text.
-fn short(text: &str) -> String {
-    let mut short: String = text.chars().take(MOST_SHOWN).collect();
-    if short.len() < text.len() {
-        short.push('…');
-    }
-    short
 }

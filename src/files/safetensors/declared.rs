@@ -4,13 +4,12 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
+use crate::files::recognise::{Kind, MOST_WORDS};
+
 /// The key of the header's metadata that has the formats of layers.
 const LAYERS_KEY: &str = "_quantization_metadata";
 /// The key of the header's metadata that has the format of all layers in few bits.
 const WHOLE_KEY: &str = "quantization";
-/// Prefixes of names that the header may leave out.
-const PREFIXES: [&str; 2] = ["model.diffusion_model.", "diffusion_model."];
-
 /// The format of a layer as the file says it.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Declaration {
@@ -35,23 +34,44 @@ pub struct Declarations {
 }
 
 impl Declarations {
+    /// What the header says of the layers of these `entries`, which it may name without what is in front of a part of the
+    /// model, or with what was in front of it in another file.
+    ///
     /// Errors with the reason when the header's metadata cannot be read.
-    pub fn of_header(metadata: &HashMap<String, String>) -> Result<Self, String> {
+    pub(super) fn of_header<T>(
+        metadata: &HashMap<String, String>,
+        entries: &HashMap<String, T>,
+    ) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Layers {
             layers: HashMap<String, Declaration>,
         }
-        let layers = match metadata.get(LAYERS_KEY) {
+        let declared = match metadata.get(LAYERS_KEY) {
             Some(text) => serde_json::from_str::<Layers>(text).map_err(|e| format!("its `{LAYERS_KEY}`: {e}"))?.layers,
             None => HashMap::new(),
         };
+        let has = |layer: &str| entries.contains_key(&format!("{layer}.weight"));
+        let mut prefixes: Option<Vec<String>> = None;
+        let mut layers = HashMap::new();
+        for (layer, declaration) in declared {
+            let ends = || layer.match_indices('.').map(|(dot, _)| &layer[dot + 1..]).take(MOST_WORDS);
+            if has(&layer) {
+                layers.insert(layer, declaration);
+            } else if let Some(end) = ends().find(|end| has(end)).map(str::to_string) {
+                layers.insert(end, declaration);
+            } else {
+                let prefixes =
+                    prefixes.get_or_insert_with(|| Kind::of(entries.keys().map(String::as_str), |_| None).fronts());
+                let whole = prefixes.iter().map(|prefix| format!("{prefix}{layer}")).filter(|whole| has(whole));
+                layers.extend(whole.map(|whole| (whole, declaration.clone())));
+            }
+        }
         Ok(Self { layers, whole: metadata.get(WHOLE_KEY).cloned() })
     }
 
-    /// What the header says of a layer, which it may call without its prefix.
+    /// What the header says of a layer.
     pub fn of_layer(&self, layer: &str) -> Option<&Declaration> {
-        let short = PREFIXES.iter().find_map(|prefix| layer.strip_prefix(prefix));
-        self.layers.get(layer).or_else(|| self.layers.get(short?))
+        self.layers.get(layer)
     }
 
     /// The format of all layers in few bits.

@@ -9,6 +9,7 @@
 //! | `X.input_scale`, `X.scale_input` | what activations are divided by; not read, for each row of them gets a scale of its own |
 //! | `X.comfy_quant` | the format, as JSON; else the header says it, or the dtype alone |
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use safetensors::Dtype;
@@ -17,6 +18,7 @@ use super::declared::Declaration;
 use super::foreign::{USE_INSTEAD, unread};
 use super::{Entry, Safetensors, float_format};
 use crate::error::{Error, Result};
+use crate::files::recognise::MOST_WORDS;
 use crate::files::{BlockScales, Bytes, FileSlice, Format, ScaleLayout, Scales, TensorView};
 
 /// What belongs to a layer, by the end of its name.
@@ -47,6 +49,28 @@ impl Safetensors {
             || self.is_of_bitsandbytes(name)
     }
 
+    /// Errors when something belongs to a layer in few bits that is not understood: its values would be others.
+    fn check_companions(&self, layer: &str) -> Result<()> {
+        let companions = self.companions.get_or_init(|| {
+            let mut of_layers: HashMap<String, Vec<String>> = HashMap::new();
+            for (layer, end) in self.entries.keys().filter_map(|name| name.rsplit_once('.')) {
+                of_layers.entry(layer.to_string()).or_default().push(end.to_string());
+            }
+            of_layers
+        });
+        let is_known =
+            |end: &str| ["weight", "bias"].contains(&end) || COMPANIONS.iter().any(|known| &known[1..] == end);
+        let mut unknown = companions.get(layer).into_iter().flatten().filter(|end| !is_known(end));
+        match (self.foreign_method(layer), unknown.next()) {
+            (Some(method), _) => Err(unread(&format!("{layer}.weight"), method)),
+            (None, Some(end)) => Err(Error::new(format!(
+                "`{layer}.{end}` belongs to tensor `{layer}.weight`, and this program does not know what it means"
+            ))
+            .hint(USE_INSTEAD)),
+            (None, None) => Ok(()),
+        }
+    }
+
     /// A tensor in the format that the file says, or that its dtype is.
     pub(super) fn declared_tensor(&self, name: &str, entry: &Entry) -> Result<TensorView> {
         let layer = name.strip_suffix(".weight").unwrap_or(name);
@@ -57,6 +81,7 @@ impl Safetensors {
         if let Some(format) = float_format(entry.dtype) {
             return self.view(name, entry, format, &entry.shape, Scales::None);
         }
+        self.check_companions(layer)?;
         match (entry.dtype, self.declarations.whole()) {
             (Dtype::F8_E4M3, _) => self.scaled(&tensor, Format::E4m3, false),
             (Dtype::F8_E5M2, _) => self.scaled(&tensor, Format::E5m2, false),
@@ -67,7 +92,7 @@ impl Safetensors {
                 "tensor `{name}` looks like nvfp4, but the file does not say in which order its values lie"
             ))
             .hint("the header's metadata was lost when the file was rewritten: fetch the original file")),
-            _ => Err(self.meaningless(name, layer)),
+            _ => Err(self.meaningless(name)),
         }
     }
 
@@ -81,6 +106,7 @@ impl Safetensors {
     }
 
     fn of_declaration(&self, tensor: &Named<'_>, declaration: &Declaration) -> Result<TensorView> {
+        self.check_companions(tensor.layer)?;
         let expect = |dtypes: &[Dtype]| {
             if dtypes.contains(&tensor.entry.dtype) {
                 return Ok(());
@@ -132,7 +158,7 @@ impl Safetensors {
             None => Scales::None,
         };
         let view = self.view(name, entry, format, &entry.shape, scales)?;
-        Ok(view.with_weight_only(self.is_marked_weight_only()))
+        Ok(view.with_weight_only(self.is_marked_weight_only(layer)))
     }
 
     fn nvfp4(&self, tensor: &Named<'_>, format: Format, layout: ScaleLayout) -> Result<TensorView> {
@@ -195,10 +221,11 @@ impl Safetensors {
         }
     }
 
-    /// Whether the file has the marker of older files in two values, which says that activations are to stay as they are.
-    fn is_marked_weight_only(&self) -> bool {
-        let is_marker = |name: &&String| name.rsplit('.').next() == Some(MARKER);
-        let marker = self.entries.keys().find(is_marker).and_then(|name| self.entries.get(name));
+    /// Whether the part of the model that a layer is of has the marker of older files in two values, which says that
+    /// activations are to stay as they are.
+    fn is_marked_weight_only(&self, layer: &str) -> bool {
+        let fronts = [0].into_iter().chain(layer.match_indices('.').map(|(dot, _)| dot + 1)).take(MOST_WORDS);
+        let marker = fronts.filter_map(|end| self.entries.get(&format!("{}{MARKER}", &layer[..end]))).last();
         marker.is_some_and(|marker| marker.shape == [2])
     }
 

@@ -1,0 +1,37 @@
+//! What a user can do about a model or a file of it that is not there.
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+/// The script that fetches models, in the program's source folder.
+const SCRIPT: &str = "scripts/download_model.sh";
+
+/// The folder with the script, where the program runs from its source folder or was built in it. An installed program
+/// has no scripts beside it.
+static SOURCE_FOLDER: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
+    let program = std::env::current_exe().ok();
+    let folder = std::env::current_dir().ok();
+    let above = |path: &Path| path.ancestors().map(Path::to_path_buf).collect::<Vec<_>>();
+    let all = folder.iter().chain(&program).flat_map(|path| above(path));
+    all.into_iter().find(|folder| folder.join(SCRIPT).is_file() && folder.join("Cargo.toml").is_file())
+});
+
+/// How to get a model.
+pub fn fetch_a_model() -> String {
+    const REPOSITORY: &str = "fetch `black-forest-labs/FLUX.2-klein-4B` from Hugging Face";
+    match &*SOURCE_FOLDER {
+        Some(folder) => format!("{REPOSITORY}, as with `{SCRIPT} 4b` in `{}`", folder.display()),
+        None => format!("{REPOSITORY}, as with `hf download`"),
+    }
+}
+
+/// What to do about a missing file of a model.
+pub(super) fn complete_the_download() -> String {
+    const REST: &str = "fetches the model's repository on Hugging Face as a whole";
+    match &*SOURCE_FOLDER {
+        Some(folder) => {
+            format!("is the download complete? `{SCRIPT}` in `{}` resumes it; `hf download` {REST}", folder.display())
+        }
+        None => format!("is the download complete? `hf download` {REST}"),
+    }
+}

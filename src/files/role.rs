@@ -1,0 +1,52 @@
+//! The parts of a model.
+
+use serde::Serialize;
+
+/// A part of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Qwen3.
+    TextEncoder,
+    /// The FLUX.2 transformer.
+    Transformer,
+    /// The FLUX.2 VAE.
+    Vae,
+}
+
+impl Role {
+    /// The folder of a model in the diffusers layout that holds it.
+    pub fn folder(self) -> &'static str {
+        match self {
+            Self::TextEncoder => "text_encoder",
+            Self::Transformer => "transformer",
+            Self::Vae => "vae",
+        }
+    }
+
+    /// The name of its weights in that folder, without an ending.
+    pub fn stem(self) -> &'static str {
+        match self {
+            Self::TextEncoder => "model",
+            Self::Transformer | Self::Vae => "diffusion_pytorch_model",
+        }
+    }
+
+    /// What it is called in messages.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::TextEncoder => "text encoder",
+            Self::Transformer => "transformer",
+            Self::Vae => "VAE",
+        }
+    }
+
+    /// The option that names it.
+    pub fn option(self) -> &'static str {
+        match self {
+            Self::TextEncoder => "--text-encoder",
+            Self::Transformer => "--dir",
+            Self::Vae => "--vae",
+        }
+    }
+}
