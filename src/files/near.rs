@@ -30,15 +30,20 @@ pub fn near(path: &Path) -> Vec<PathBuf> {
 
 /// What is in `folder` with a name like `name`, nearest first.
 pub fn near_in(folder: &Path, name: &OsStr) -> Vec<PathBuf> {
-    let wanted = name.to_string_lossy().to_lowercase();
     // The folder of a name alone is `""`.
     let place = if folder == Path::new("") { Path::new(".") } else { folder };
     let entries = std::fs::read_dir(place).into_iter().flatten().flatten().take(MOST_NAMES);
-    let mut found: Vec<(u64, PathBuf)> = entries
-        .filter_map(|entry| {
-            let name = entry.file_name();
-            let likeness = likeness(&wanted, &name.to_string_lossy().to_lowercase())?;
-            Some(((likeness * 1000.0) as u64, folder.join(name)))
+    nearest(entries.map(|entry| folder.join(entry.file_name())), name)
+}
+
+/// Those of `paths` whose names are like `name`, nearest first.
+pub fn nearest(paths: impl IntoIterator<Item = PathBuf>, name: &OsStr) -> Vec<PathBuf> {
+    let wanted = name.to_string_lossy().to_lowercase();
+    let mut found: Vec<(u64, PathBuf)> = paths
+        .into_iter()
+        .filter_map(|path| {
+            let likeness = likeness(&wanted, &path.file_name()?.to_string_lossy().to_lowercase())?;
+            Some(((likeness * 1000.0) as u64, path))
         })
         .collect();
     found.sort_by(|(a, one), (b, other)| (Reverse(a), one).cmp(&(Reverse(b), other)));

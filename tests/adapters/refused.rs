@@ -32,8 +32,8 @@ fn a_path_that_names_no_adapter_is_told_with_what_is_there() {
         assert!(!run.stderr.contains("download"), "{value}: {}", run.stderr);
         run.fails(code, &[&["hint: "], words].concat());
     };
-    lora("watercolor.safetensors", 1, &["no such file", "is it `watercolour.safetensors`?"]);
-    lora("watercolour:0.5", 1, &["no such file", "is it `watercolour.safetensors`?"]);
+    lora("watercolor.safetensors", 1, &["no such file", "did you mean `watercolour.safetensors`?"]);
+    lora("watercolour:0.5", 1, &["no such file", "did you mean `watercolour.safetensors`?"]);
     lora("watercolour.safetensors:0,5", 2, &["the strength of `watercolour.safetensors` is `0,5`", "`:0.5`", "--lora"]);
     lora("watercolour.safetensors:", 2, &["the strength", "expected a number"]);
     lora("watercolour.safetensors:inf", 2, &["is `inf`, expected a number"]);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::files::container::Container;
 use crate::files::inspect;
+use crate::files::near;
 use crate::files::recognise::Kind;
 use crate::files::regular;
 use crate::files::safetensors::Safetensors;
@@ -20,8 +21,7 @@ const FETCH_AGAIN: &str = "the file is damaged or its download was cut off: fetc
 const MOST_ABOVE: usize = 4;
 const MOST_LEVELS: usize = 3;
 const MOST_FILES: usize = 2000;
-/// Names that are less alike are not meant, and no more than this many are told.
-const ALIKE: f64 = 0.8;
+/// How many files of a folder are told.
 const MOST_NAMES: usize = 3;
 
 /// An opened file, and the config that belongs to it.
@@ -129,22 +129,9 @@ fn missing(path: &Path, others: &[PathBuf]) -> Error {
         files.iter_mut().for_each(|file| *file = name_of(file).into());
     }
     others.iter().for_each(|folder| list(folder, MOST_LEVELS, &ENDINGS, &mut files));
-    // Endings are alike in all names. What follows a dot may be no ending.
-    let wanted =
-        [path.file_stem(), path.file_name()].map(|name| name.unwrap_or_default().to_string_lossy().to_lowercase());
-    let likeness = |file: &PathBuf| {
-        let stem = file.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
-        wanted.iter().map(|wanted| strsim::jaro_winkler(wanted, &stem)).fold(0.0, f64::max)
-    };
-    let mut near: Vec<(f64, PathBuf)> = files.into_iter().map(|file| (likeness(&file), file)).collect();
-    near.retain(|(likeness, _)| *likeness >= ALIKE);
-    near.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
-    let near: Vec<String> = near.iter().take(MOST_NAMES).map(|(_, file)| quoted(file)).collect();
-    let hint = match &near[..] {
-        [] => "name a safetensors file, or the folder of one".to_string(),
-        [only] => format!("is it {only}?"),
-        several => format!("is it one of {}?", several.join(", ")),
-    };
+    let meant = near::nearest(files, path.file_name().unwrap_or_default());
+    let hint =
+        near::did_you_mean(&meant).unwrap_or_else(|| "name a safetensors file, or the folder of one".to_string());
     Error::new(format!("no such file or folder: `{}`", path.display())).hint(hint)
 }
 
@@ -204,12 +191,12 @@ mod tests {
         refused(
             &at("mine/watercolor.safetensors"),
             &near,
-            &["no such file", "is it `", "mine/watercolour.safetensors`?"],
+            &["no such file", "did you mean `", "mine/watercolour.safetensors`?"],
         );
         refused(&at("mine/watercolour"), &near, &["watercolour.safetensors`?"]);
         refused(&at("mine/pencil_v2.safetensors"), &near, &["loras/styles/Pencil_v2.safetensors`?"]);
         write(&at("mine/h.safetensors"), "x.lora_A.weight");
-        refused(&at("mine/watercolor.safetensor"), &near, &["is it `", "mine/watercolour.safetensors`?"]);
+        refused(&at("mine/watercolor.safetensor"), &near, &["did you mean `", "mine/watercolour.safetensors`?"]);
         refused(&at("mine/unlike.safetensors"), &[], &["name a safetensors file"]);
         refused(&at("none/at/all"), &[], &["no such file or folder", "name a safetensors file"]);
     }
