@@ -6,6 +6,9 @@ SEED ?= 45
 IMAGE ?= image.png
 FUZZ_RUNS ?= 100000
 FUZZ_SEED ?= 1
+# The number of the first run; or of a single one, or the name of a kind.
+FUZZ_FIRST ?= 0
+FUZZ_ONLY ?=
 # How many images `fuzz-signals` begins.
 COUNT ?= 500
 PYTHON ?= python3
@@ -90,7 +93,8 @@ ci: ## Run what CI runs: format, clippy, all tests in two profiles, all kernels
 
 .PHONY: fuzz
 fuzz: ## Run the program FUZZ_RUNS times with hostile files, prompts and arguments, which FUZZ_SEED chooses
-	FLUX_FUZZ_RUNS="$(FUZZ_RUNS)" FLUX_FUZZ_SEED="$(FUZZ_SEED)" $(CARGO) test --release --locked --test fuzz -- --nocapture
+	FLUX_FUZZ_RUNS="$(FUZZ_RUNS)" FLUX_FUZZ_SEED="$(FUZZ_SEED)" FLUX_FUZZ_FIRST="$(FUZZ_FIRST)" FLUX_FUZZ_ONLY="$(FUZZ_ONLY)" \
+		$(CARGO) test --release --locked --test fuzz -- --nocapture
 
 .PHONY: fuzz-signals
 fuzz-signals: build ## Begin COUNT images, end each by signals at moments that SEED chooses, and look at what is left

@@ -1,106 +1,85 @@
 //! Hostile input of every kind, in runs of the program: each ends in time, with an image or an error that says what,
-//! where and how to mend it, holds little memory, and leaves nothing behind.
+//! where and how to mend it, holds little memory, changes nothing that it reads, and leaves nothing behind.
 //!
-//! `FLUX_FUZZ_RUNS` is the number of runs, `FLUX_FUZZ_SEED` chooses them, `FLUX_FUZZ_ONLY` is the number of a single
-//! run, and `FLUX_FUZZ_PROGRAM` another program than the one that was built.
+//! `FLUX_FUZZ_RUNS` is the number of runs, `FLUX_FUZZ_SEED` chooses them, `FLUX_FUZZ_FIRST` is the number of the first,
+//! `FLUX_FUZZ_ONLY` the number of a single run, whose folder stays, or the name of a kind, and `FLUX_FUZZ_PROGRAM`
+//! another program than the one that was built.
 
 #![cfg(unix)]
 
-#[path = "fuzz/cases.rs"]
+#[path = "fuzz/cases/mod.rs"]
 mod cases;
+#[path = "fuzz/expect.rs"]
+mod expect;
 #[path = "fuzz/folder.rs"]
 mod folder;
+#[path = "fuzz/formats.rs"]
+mod formats;
+#[path = "fuzz/gguf.rs"]
+mod gguf;
+#[path = "fuzz/inputs.rs"]
+mod inputs;
 #[path = "support/model_copy.rs"]
 mod model_copy;
 #[path = "fuzz/mutate.rs"]
 mod mutate;
+#[path = "fuzz/pictures/mod.rs"]
+mod pictures;
 #[path = "fuzz/rng.rs"]
 mod rng;
 #[path = "fuzz/run.rs"]
 mod run;
+#[path = "fuzz/sources.rs"]
+mod sources;
 mod support;
+#[path = "fuzz/tally.rs"]
+mod tally;
+#[path = "fuzz/tensors.rs"]
+mod tensors;
 
-use std::collections::BTreeMap;
 use std::env;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use flux::files::ModelFiles;
-use flux::output::{ImageFormat, Rgb, encode};
-use flux::pipeline::{CancelFlag, ModelInfo, OpenModel};
-use safetensors::tensor::{Dtype, TensorView};
-use support::random_model::RandomModel;
-
-use cases::{ATTACH_TO, Kind, Sources, adapter_of};
+use cases::{ATTACH_TO, Kind};
+use expect::{Content, End, Expected};
 use rng::Rng;
-use run::{Case, Prints, quiet};
+use run::{Case, quiet};
+use sources::{Sources, attach};
+use tally::Tallies;
 
 /// A number from the environment.
 fn number(variable: &str, default: u64) -> u64 {
     env::var(variable).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable}={text}")))
 }
 
-/// Writes models and images that work.
-fn sources(folder: &Path) -> Sources {
-    let program = env::var_os("FLUX_FUZZ_PROGRAM").map_or_else(|| env!("CARGO_BIN_EXE_flux").into(), PathBuf::from);
-    let models: Vec<PathBuf> = ["tiny", "sharded", "base"].map(|preset| folder.join(preset)).into();
-    for model in &models {
-        let preset = model.file_name().and_then(|name| name.to_str()).expect("named above");
-        RandomModel::preset(preset).expect("a known preset").write(model).expect("a temporary folder is writable");
-        attach(model).expect("a model without fault");
-        write_adapter(model);
+/// What is run.
+struct Plan {
+    seed: u64,
+    runs: Range<u64>,
+    /// The only kind.
+    kind: Option<Kind>,
+    /// Whether the folders of runs stay.
+    keeps: bool,
+}
+
+impl Plan {
+    fn of_environment() -> Self {
+        let (seed, first) = (number("FLUX_FUZZ_SEED", 1), number("FLUX_FUZZ_FIRST", 0));
+        let runs = first..first + number("FLUX_FUZZ_RUNS", 2000);
+        match env::var("FLUX_FUZZ_ONLY").ok().filter(|only| !only.is_empty()) {
+            None => Self { seed, runs, kind: None, keeps: false },
+            Some(only) => match (only.parse(), Kind::of_name(&only)) {
+                (Ok(run), _) => Self { seed, runs: run..run + 1, kind: None, keeps: true },
+                (Err(_), Some(kind)) => Self { seed, runs, kind: Some(kind), keeps: false },
+                (Err(_), None) => panic!("FLUX_FUZZ_ONLY={only}, expected a number or the name of a kind"),
+            },
+        }
     }
-    // As small as a reference image may be.
-    let image = Rgb { width: 70, height: 64, bytes: (0..70 * 64 * 3).map(|i| (i * 7 % 251) as u8).collect() };
-    let facts = [("prompt", "a red circle".to_string())];
-    let images = [(ImageFormat::Png, "png"), (ImageFormat::Jpeg, "jpg"), (ImageFormat::Webp, "webp")];
-    let images = images.map(|(format, extension)| {
-        let path = folder.join(format!("image.{extension}"));
-        fs::write(&path, encode(&image, format, &facts).expect("a small image")).expect("a temporary folder");
-        path
-    });
-    Sources { program, models, images: images.into() }
-}
-
-/// An adapter with tensors of every kind.
-fn write_adapter(model: &Path) {
-    let dir = ModelFiles::open(model).expect("written above");
-    let dim = ModelInfo::read(&dir).expect("written above").transformer.dim();
-    let block = "transformer_blocks.0.attn";
-    let shapes: [(String, Vec<usize>); 13] = [
-        (format!("{block}.to_q.lora_A.weight"), vec![2, dim]),
-        (format!("{block}.to_q.lora_B.weight"), vec![dim, 2]),
-        (format!("{block}.to_q.alpha"), vec![]),
-        (format!("{block}.to_q.dora_scale"), vec![dim, 1]),
-        (format!("{block}.to_k.lokr_w1"), vec![2, 2]),
-        (format!("{block}.to_k.lokr_w2_a"), vec![dim / 2, 1]),
-        (format!("{block}.to_k.lokr_w2_b"), vec![1, dim / 2]),
-        (format!("{block}.to_v.hada_w1_a"), vec![dim, 1]),
-        (format!("{block}.to_v.hada_w1_b"), vec![1, dim]),
-        (format!("{block}.to_v.hada_w2_a"), vec![dim, 1]),
-        (format!("{block}.to_v.hada_w2_b"), vec![1, dim]),
-        (format!("{block}.to_out.0.set_weight"), vec![dim, dim]),
-        ("what.lora_A.weight".to_string(), vec![1, 1]),
-    ];
-    let bytes: Vec<u8> = (0..dim * dim).flat_map(|i| ((i % 251) as f32 / 2510.0).to_le_bytes()).collect();
-    let tensors = shapes.into_iter().map(|(name, shape)| {
-        let values = &bytes[..4 * shape.iter().product::<usize>()];
-        (name, TensorView::new(Dtype::F32, shape, values).expect("as many values as the shape has"))
-    });
-    let metadata = r#"{"transformer.r": 2, "transformer.lora_alpha": 1}"#.to_string();
-    let metadata = [("lora_adapter_metadata".to_string(), metadata)].into();
-    safetensors::serialize_to_file(tensors, Some(metadata), &adapter_of(model)).expect("a temporary folder");
-    let opened = ModelInfo::read(&dir).and_then(|info| info.adapter(&adapter_of(model)));
-    opened.expect("an adapter without fault");
-}
-
-fn attach(model: &Path) -> flux::Result<()> {
-    let files = ModelFiles::open(model)?;
-    let mut open = OpenModel::open(&files)?;
-    open.attach_quantised_cache(model, &CancelFlag::default(), &mut |_| {}).map(drop)
 }
 
 /// Not a test: what the fuzzer runs in a process of its own.
@@ -114,56 +93,45 @@ fn a_cache_is_attached() {
     }
 }
 
-/// What the runs of one kind came to.
-#[derive(Default)]
-struct Tally {
-    codes: BTreeMap<Option<i32>, u64>,
-    seconds: f64,
-    slowest: (f64, u64),
-    kib: u64,
-}
-
 /// Runs the case with this number; returns what was found.
-fn one_run(sources: &Sources, seed: u64, number: u64, tallies: &Mutex<BTreeMap<Kind, Tally>>) -> Option<String> {
-    let mut rng = Rng::of_run(seed, number);
-    let own = tempfile::Builder::new().prefix("flux-fuzz-").tempdir().expect("a temporary folder");
+fn one_run(sources: &Sources, plan: &Plan, number: u64, tallies: &Tallies) -> Option<String> {
+    let mut rng = Rng::of_run(plan.seed, number);
     let kind = Kind::draw(&mut rng);
+    if plan.kind.is_some_and(|only| only != kind) {
+        return None;
+    }
+    let own = tempfile::Builder::new().prefix("flux-fuzz-").tempdir().expect("a temporary folder");
     let case = sources.case(kind, own.path(), &mut rng);
     let what = case.what.clone();
-    let ended = case.run(own.path());
-    let mut findings = ended.findings;
-    if kind == Kind::Sound && ended.code != Some(0) {
-        findings.push(format!("a sound model gave exit code {:?}", ended.code));
+    let mut ended = case.run(own.path());
+    if plan.keeps {
+        println!("the folder of run {number} stays: {}", own.keep().display());
     }
-    let mut tallies = tallies.lock().expect("no thread panics with it");
-    let tally = tallies.entry(kind).or_default();
-    *tally.codes.entry(ended.code).or_default() += 1;
-    tally.seconds += ended.seconds;
-    tally.kib = tally.kib.max(ended.kib);
-    if ended.seconds > tally.slowest.0 {
-        tally.slowest = (ended.seconds, number);
-    }
-    (!findings.is_empty()).then(|| format!("run {number}, {kind:?}: {what}\n    {}", findings.join("\n    ")))
+    ended.findings.extend(sources.changed().into_iter().map(|path| format!("{path:?}, of all runs, was changed")));
+    tallies.add(kind, number, &ended);
+    (!ended.findings.is_empty()).then(|| {
+        let again = format!("make fuzz FUZZ_SEED={} FUZZ_ONLY={number}", plan.seed);
+        format!("run {number}, {kind:?}: {what}\n    {}\n    to repeat: {again}", ended.findings.join("\n    "))
+    })
 }
 
 #[test]
 fn hostile_input_ends_in_an_image_or_an_error() {
-    let (seed, only) =
-        (number("FLUX_FUZZ_SEED", 1), env::var_os("FLUX_FUZZ_ONLY").map(|_| number("FLUX_FUZZ_ONLY", 0)));
-    let runs = only.map_or_else(|| 0..number("FLUX_FUZZ_RUNS", 2000), |run| run..run + 1);
+    let plan = Plan::of_environment();
+    let program = env::var_os("FLUX_FUZZ_PROGRAM").map_or_else(|| env!("CARGO_BIN_EXE_flux").into(), PathBuf::from);
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let (sources, next) = (sources(folder.path()), AtomicU64::new(runs.start));
-    let (tallies, findings) = (Mutex::default(), Mutex::new(Vec::new()));
+    let (sources, next) = (Sources::write(folder.path(), program), AtomicU64::new(plan.runs.start));
+    let (tallies, findings) = (Tallies::default(), Mutex::new(Vec::new()));
     let threads = thread::available_parallelism().map_or(2, |threads| threads.get());
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 loop {
                     let run = next.fetch_add(1, Ordering::Relaxed);
-                    if run >= runs.end {
+                    if run >= plan.runs.end {
                         break;
                     }
-                    if let Some(found) = one_run(&sources, seed, run, &tallies) {
+                    if let Some(found) = one_run(&sources, &plan, run, &tallies) {
                         println!("{found}");
                         findings.lock().expect("no thread panics with it").push(run);
                     }
@@ -171,47 +139,78 @@ fn hostile_input_ends_in_an_image_or_an_error() {
             });
         }
     });
-    for (kind, tally) in tallies.into_inner().expect("no thread panicked") {
-        let runs: u64 = tally.codes.values().sum();
-        println!(
-            "{kind:?}: {runs} runs, exit codes {:?}, {:.3} s on average, the slowest {:.1} s (run {}), most memory {} MiB",
-            tally.codes,
-            tally.seconds / runs as f64,
-            tally.slowest.0,
-            tally.slowest.1,
-            tally.kib / 1024
-        );
-    }
-    let findings = findings.into_inner().expect("no thread panicked");
+    println!("{}", tallies.table());
+    let mut findings = findings.into_inner().expect("no thread panicked");
+    findings.sort_unstable();
+    let seed = plan.seed;
     assert!(findings.is_empty(), "FLUX_FUZZ_SEED={seed}: {} findings, above, in runs {findings:?}", findings.len());
+}
+
+/// What a run of a script finds that was to end as `expected`, in a folder with a file `input`.
+fn found(script: &str, expected: Expected) -> String {
+    let own = tempfile::tempdir().expect("a temporary folder");
+    let out = own.path().join("out");
+    fs::create_dir(&out).expect("a temporary folder is writable");
+    fs::write(own.path().join("input"), "input").expect("a temporary folder is writable");
+    let mut command = quiet(Path::new("sh"));
+    command.args(["-c", script]);
+    let expected =
+        Expected { writes: expected.writes.into_iter().map(|(path, is)| (out.join(path), is)).collect(), ..expected };
+    Case { what: String::new(), command, stdin: Vec::new(), out, expected }.run(own.path()).findings.join("; ")
 }
 
 /// What the fuzzer looks for is found where it happens.
 #[test]
 fn each_finding_is_found() {
-    let found = |script: &str| {
-        let own = tempfile::tempdir().expect("a temporary folder");
-        let out = own.path().join("out");
-        fs::create_dir(&out).expect("a temporary folder is writable");
-        let mut command = quiet(Path::new("sh"));
-        command.args(["-c", script]);
-        let (what, stdin) = (String::new(), Vec::new());
-        Case { what, command, stdin, out, prints: Prints::Nothing, of_a_file: true }.run(own.path()).findings.join("; ")
-    };
-    assert_eq!(found("true"), "");
-    assert_eq!(found("printf 'error: bad\\n  in: file\\n  hint: none\\n' >&2; exit 1"), "");
+    let found_in = |script| found(script, Expected::default());
+    assert_eq!(found_in("true"), "");
+    assert_eq!(found_in("printf 'error: bad\\n  in: file\\n  hint: none\\n' >&2; exit 1"), "");
     for (script, expected) in [
         ("exit 101", "exit code Some(101)"),
         ("kill -ABRT $$", "signal Some(6)"),
         ("echo 'thread main panicked at x' >&2; exit 1", "a panic"),
         ("printf 'error: \\033[31m\\n' >&2; exit 1", "on standard error"),
+        ("head -c 20000 /dev/zero | tr '\\0' x >&2", "20000 bytes on standard error"),
         ("exit 1", "without an error"),
         ("echo 'error: bad' >&2; exit 1", "without a hint"),
+        ("printf 'error: bad\\n  in: \\n  hint: none\\n' >&2; exit 1", "which says nothing"),
+        ("cd ..; printf \"error: bad\\n  in: $PWD\\n  hint: none\\n\" >&2; exit 1", "which says nothing"),
         ("echo image", "6 bytes on standard output"),
         ("touch .flux-1.part", ".part\" was left"),
         ("echo no > x.png", "is no image"),
         ("touch x.png; echo 'error: bad' >&2; exit 1", "a run that failed left"),
+        ("echo more >> ../input", "input\", which was there, is changed"),
+        ("rm ../input", "input\", which was there, is gone"),
+        ("touch ../other", "other\" was written"),
     ] {
-        assert!(found(script).contains(expected), "{script}: {}", found(script));
+        assert!(found_in(script).contains(expected), "{script}: {}", found_in(script));
+    }
+}
+
+/// The same for what a case expects beyond that.
+#[test]
+fn what_a_case_expects_is_looked_for() {
+    let error = "printf 'error: bad\\n  in: file\\n  hint: none\\n' >&2; exit 1";
+    let ends = |end| Expected { end, ..Expected::default() };
+    let blames = |name: &str| Expected { blames: vec![name.to_string()], ..Expected::default() };
+    let writes = |names: &[&str]| Expected {
+        writes: names.iter().map(|name| (PathBuf::from(name), Content::Tensors)).collect(),
+        ..Expected::default()
+    };
+    for (script, expected, finding) in [
+        (error, ends(End::Error), ""),
+        (error, ends(End::Success), "it failed"),
+        ("true", ends(End::Error), "it succeeded, expected an error"),
+        ("true", ends(End::NotSilent), "said nothing"),
+        ("echo 'note: some' >&2", ends(End::NotSilent), ""),
+        (error, blames("file"), ""),
+        (error, blames("other"), "names none of"),
+        ("printf GGUF > a", writes(&["a"]), ""),
+        ("true", writes(&["a"]), "a\" was not written"),
+        ("echo > a", writes(&["a"]), "is not what was to be written"),
+        ("printf GGUF > a; ln a b", writes(&["a", "b"]), "are one file"),
+    ] {
+        let found = found(script, expected);
+        assert!(if finding.is_empty() { found.is_empty() } else { found.contains(finding) }, "{script}: {found}");
     }
 }

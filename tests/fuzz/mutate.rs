@@ -45,7 +45,8 @@ fn hostile_number(rng: &mut Rng) -> Value {
     }
 }
 
-fn hostile_value(rng: &mut Rng) -> Value {
+/// Any JSON.
+pub fn hostile_value(rng: &mut Rng) -> Value {
     match rng.below(9) {
         0 => Value::Null,
         1 => json!(rng.one_of(2)),

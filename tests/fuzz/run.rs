@@ -7,7 +7,8 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flux::input::read;
+use super::expect::{Expected, Said};
+use super::inputs::Snapshot;
 
 /// The longest that a run may take.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -21,35 +22,35 @@ pub struct Case {
     pub command: Command,
     /// What the program reads from standard input.
     pub stdin: Vec<u8>,
-    /// Where images go; nothing else may be there afterwards.
+    /// The folder in which the program runs, where what it writes goes.
     pub out: PathBuf,
-    pub prints: Prints,
-    /// Whether an error must say where, which a usage error of the command line need not.
-    pub of_a_file: bool,
-}
-
-/// What may be on standard output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Prints {
-    Nothing,
-    /// What was asked for, or nothing after an error.
-    OnSuccess,
-    Always,
+    pub expected: Expected,
 }
 
 /// How a run ended.
 pub struct Ended {
     pub code: Option<i32>,
     pub seconds: f64,
+    /// Time of the processor, in seconds.
+    pub processor: f64,
     pub kib: u64,
     /// What should not have happened.
     pub findings: Vec<String>,
 }
 
+/// What the system says of a process that ended.
+struct Used {
+    /// None where it was ended at the limit.
+    status: Option<ExitStatus>,
+    processor: f64,
+    kib: u64,
+}
+
 impl Case {
-    /// Runs the program in `folder`, which is the run's own.
-    pub fn run(mut self, folder: &Path) -> Ended {
-        let [stdin, stdout, stderr] = ["stdin", "stdout", "stderr"].map(|name| folder.join(name));
+    /// Runs the program. Nothing in `own`, the run's own folder, may change but what is expected to.
+    pub fn run(mut self, own: &Path) -> Ended {
+        let streams = tempfile::tempdir().expect("a temporary folder");
+        let [stdin, stdout, stderr] = ["stdin", "stdout", "stderr"].map(|name| streams.path().join(name));
         fs::write(&stdin, &self.stdin).expect("a temporary folder is writable");
         let created = |path: &Path| File::create(path).expect("a temporary folder is writable");
         self.command
@@ -57,78 +58,60 @@ impl Case {
             .stdout(created(&stdout))
             .stderr(created(&stderr))
             .current_dir(&self.out);
+        let before = Snapshot::of(own);
         let start = Instant::now();
-        let (status, kib) = wait(&mut self.command, start);
+        let used = wait(&mut self.command, start);
         let seconds = start.elapsed().as_secs_f64();
         let [stdout, stderr] = [stdout, stderr].map(|path| fs::read(path).expect("written by the program"));
-        let mut findings = self.look_at(status, &stdout, &stderr);
-        if kib > MOST_KIB {
-            findings.push(format!("{} MiB of memory", kib / 1024));
+        let mut findings = self.look_at(own, &before, used.status, &stdout, &stderr);
+        if used.kib > MOST_KIB {
+            findings.push(format!("{} MiB of memory", used.kib / 1024));
         }
         if !findings.is_empty() {
             let text = String::from_utf8_lossy(&stderr);
-            findings.push(format!("stderr: {}", text.chars().take(600).collect::<String>().escape_debug()));
+            let text = text.chars().take(800).collect::<String>().escape_debug().to_string();
+            findings.push(format!("stderr: {}", text.replace("\\n", "\n        ")));
+            findings.push(format!("command: {:?}", self.command).chars().take(1500).collect());
         }
-        Ended { code: status.and_then(|status| status.code()), seconds, kib, findings }
+        let code = used.status.and_then(|status| status.code());
+        Ended { code, seconds, processor: used.processor, kib: used.kib, findings }
     }
 
-    fn look_at(&self, status: Option<ExitStatus>, stdout: &[u8], stderr: &[u8]) -> Vec<String> {
-        let mut findings = Vec::new();
-        let mut find = |what: String| findings.push(what);
+    fn look_at(
+        &self,
+        own: &Path,
+        before: &Snapshot,
+        status: Option<ExitStatus>,
+        stdout: &[u8],
+        stderr: &[u8],
+    ) -> Vec<String> {
         let Some(status) = status else {
-            find(format!("it did not end within {} s", LIMIT.as_secs()));
-            return findings;
+            return vec![format!("it did not end within {} s", LIMIT.as_secs())];
         };
+        let mut findings = Vec::new();
         match (status.code(), status.signal()) {
             (Some(0..=2), _) => {}
-            (code, signal) => find(format!("exit code {code:?}, signal {signal:?}")),
+            (code, signal) => findings.push(format!("exit code {code:?}, signal {signal:?}")),
         }
+        let succeeded = status.code() == Some(0);
         let text = String::from_utf8_lossy(stderr);
-        if text.contains("panicked") || text.contains("internal:") {
-            find("a panic".to_string());
-        }
-        if let Some(control) = text.chars().find(|c| *c != '\n' && is_control(*c)) {
-            find(format!("{control:?} on standard error"));
-        }
-        let failed = status.code() != Some(0);
-        if failed && !text.contains("error: ") {
-            find("it failed without an error".to_string());
-        }
-        if failed && self.of_a_file && !(text.contains("  in: ") && text.contains("  hint: ")) {
-            find("an error without where, or without a hint".to_string());
-        }
-        let prints = self.prints == Prints::Always || self.prints == Prints::OnSuccess && !failed;
-        if !stdout.is_empty() && !prints {
-            find(format!("{} bytes on standard output", stdout.len()));
-        }
-        for path in super::folder::files(&self.out) {
-            if failed {
-                find(format!("a run that failed left {path:?}"));
-            } else if path.extension().is_some_and(|extension| extension == "png")
-                && let Err(error) = read(&path)
-            {
-                find(format!("{path:?} is no image: {error}"));
-            } else if path.extension().is_some_and(|extension| extension == "part") {
-                find(format!("{path:?} was left"));
-            }
+        let said = Said { text: &text, printed: stdout.len(), succeeded };
+        findings.extend(self.expected.findings(&said, own));
+        findings.extend(before.findings(&Snapshot::of(own), &self.out, &self.expected, succeeded));
+        if let (Some(check), true) = (&self.expected.check, findings.is_empty()) {
+            findings.extend(check(&said));
         }
         findings
     }
 }
 
-/// Characters that move the cursor or the direction of text.
-fn is_control(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
-/// Waits until the program ends, or ends it at the limit. Returns its status, none where it was ended, and the most
-/// memory that it held in KiB.
+/// Waits until the program ends, or ends it at the limit.
 #[allow(unsafe_code, clippy::zombie_processes)] // wait4 waits, because `Child` does not say how much memory was held.
-fn wait(command: &mut Command, start: Instant) -> (Option<ExitStatus>, u64) {
+fn wait(command: &mut Command, start: Instant) -> Used {
     let child = command.spawn().expect("the program starts");
     let pid = child.id() as libc::pid_t;
     let mut limit_reached = false;
-    let mut pause = Duration::from_millis(2);
+    let mut pause = Duration::from_micros(500);
     loop {
         let mut status = 0;
         // SAFETY: zeros are a valid value of this plain struct.
@@ -138,7 +121,9 @@ fn wait(command: &mut Command, start: Instant) -> (Option<ExitStatus>, u64) {
         assert!(ended >= 0, "the child is ours: {}", std::io::Error::last_os_error());
         if ended == pid {
             let status = (!limit_reached).then(|| ExitStatus::from_raw(status));
-            return (status, usage.ru_maxrss as u64);
+            let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+            let processor = seconds(usage.ru_utime) + seconds(usage.ru_stime);
+            return Used { status, processor, kib: usage.ru_maxrss as u64 };
         }
         if !limit_reached && start.elapsed() > LIMIT {
             limit_reached = true;
@@ -146,7 +131,7 @@ fn wait(command: &mut Command, start: Instant) -> (Option<ExitStatus>, u64) {
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
         thread::sleep(pause);
-        pause = (2 * pause).min(Duration::from_millis(20));
+        pause = (pause * 5 / 4).min(Duration::from_millis(20));
     }
 }
 
