@@ -52,6 +52,9 @@ use run::{Case, quiet};
 use sources::{Sources, attach};
 use tally::Tallies;
 
+/// After so many runs a line says so, from where they can be gone on with.
+const PROGRESS: u64 = 10_000;
+
 /// A number from the environment.
 fn number(variable: &str, default: u64) -> u64 {
     env::var(variable).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{variable}={text}")))
@@ -131,6 +134,9 @@ fn hostile_input_ends_in_an_image_or_an_error() {
                     if run >= plan.runs.end {
                         break;
                     }
+                    if run > plan.runs.start && run.is_multiple_of(PROGRESS) {
+                        println!("{run} runs are begun, {} findings", findings.lock().expect("no thread panics").len());
+                    }
                     if let Some(found) = one_run(&sources, &plan, run, &tallies) {
                         println!("{found}");
                         findings.lock().expect("no thread panics with it").push(run);
@@ -140,6 +146,9 @@ fn hostile_input_ends_in_an_image_or_an_error() {
         }
     });
     println!("{}", tallies.table());
+    if plan.keeps {
+        println!("what it was made from stays: {}", folder.keep().display());
+    }
     let mut findings = findings.into_inner().expect("no thread panicked");
     findings.sort_unstable();
     let seed = plan.seed;

@@ -42,7 +42,7 @@ pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
         0 => work::info(&mut case, &path, rng),
         1 => {
             work::convert(&mut case, place, &path, rng);
-            case.expected.blames.extend(["--format", "converted."].map(String::from));
+            case.expected.blames.extend(["--format", "converted.", "--tokenizer"].map(String::from));
         }
         2 => {
             case.command.arg("compare").arg(&place.sources.images[0]).arg(&path);

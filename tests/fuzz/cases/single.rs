@@ -66,7 +66,7 @@ pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
 
 /// Does anything with a file of a component.
 fn use_it(case: &mut Case, place: &Place<'_>, path: PathBuf, role: Role, rng: &mut Rng) {
-    case.expected.blames = vec!["single.".to_string(), "model".to_string(), "--format".to_string()];
+    case.expected.blames = ["single.", "model", "--format", "--tokenizer"].map(String::from).into();
     match rng.below(5) {
         0..=1 => work::info(case, &path, rng),
         2 => work::convert(case, place, &path, rng),

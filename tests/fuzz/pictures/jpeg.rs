@@ -125,11 +125,11 @@ pub fn damaged(file: &[u8], rng: &mut Rng) -> Picture {
 
 /// An image whose data ends early though the file does not, or that is higher than its data.
 fn without_pixels(mut segments: Vec<Segment>, rng: &mut Rng) -> Picture {
-    let change = rng.below(3);
+    let (change, eighths) = (rng.below(3), 1 + rng.below(5));
     for segment in &mut segments {
         match (change, segment.marker) {
             (0, START_OF_SCAN) => segment.coded.clear(),
-            (1, START_OF_SCAN) => segment.coded.truncate(segment.coded.len() / 8),
+            (1, START_OF_SCAN) => segment.coded.truncate(segment.coded.len() * eighths / 8),
             (2, 0xc0..=0xc2) if segment.data.len() > 2 => {
                 let height = u16::from_be_bytes([segment.data[1], segment.data[2]]).saturating_mul(4);
                 segment.data[1..3].copy_from_slice(&height.to_be_bytes());
@@ -137,7 +137,7 @@ fn without_pixels(mut segments: Vec<Segment>, rng: &mut Rng) -> Picture {
             _ => {}
         }
     }
-    let what = ["no data", "an eighth of its data", "a quarter of its data"][change];
+    let what = ["no data", "a part of its data", "a quarter of its data"][change];
     debug_assert!(segments.iter().any(|segment| segment.marker == END_OF_IMAGE));
     Picture { bytes: write(&segments), what: format!("a JPEG with {what}"), end: End::NotSilent }
 }
