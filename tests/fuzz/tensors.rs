@@ -55,6 +55,14 @@ impl Tensor {
         matches!(self.dtype.as_str(), "F64" | "F32" | "F16" | "BF16")
     }
 
+    /// Whether all values are floats and zero, of either sign.
+    pub fn is_zero(&self) -> bool {
+        let is_zero = |value: &[u8]| {
+            value.split_last().is_some_and(|(sign, rest)| sign & 0x7f == 0 && rest.iter().all(|byte| *byte == 0))
+        };
+        self.is_float() && self.bytes.chunks_exact(self.size().unwrap_or(1)).all(is_zero)
+    }
+
     /// A float as this tensor has it, which is infinite where it has no such value.
     pub fn encode(&self, value: f64) -> Vec<u8> {
         match self.dtype.as_str() {

@@ -23,7 +23,7 @@ for argument; do
     esac
 done
 case $prompt in
-    *refused*) echo 'error: refused' >&2; exit 2 ;;
+    *refused*) printf 'error: refused\n  in: --prompt\n' >&2; exit 2 ;;
     *failing*) echo 'error: failed' >&2; exit 1 ;;
 esac
 printf %s "$prompt" >"$output"

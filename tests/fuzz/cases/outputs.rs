@@ -15,6 +15,8 @@ use crate::sources::{adapter_of, weights};
 
 /// The first seed of a run.
 const SEED: usize = 7;
+/// The names of images and tensors that are read.
+const READ_FIRST: [&str; 5] = ["in.png", "mask.png", "noise.safetensors", "latents.safetensors", "e.safetensors"];
 /// An image that an earlier run left, which may be overwritten.
 const OLD: &str = "old.png";
 
@@ -120,6 +122,12 @@ fn image(case: &mut Case, place: &Place<'_>, model: &Path, rng: &mut Rng) {
     case.command.args(["-n", &count.to_string()]);
     copy_file(&place.sources.images[0], &place.out.join(OLD));
     case.expected.may_change.push(place.out.join(OLD));
+    if rng.one_of(8) {
+        // What is read as a whole before anything is written.
+        case.command.arg("--force");
+        let first = READ_FIRST.map(|name| place.at(name));
+        case.expected.may_change.extend(first);
+    }
     outputs(case, place, &inputs, count, has_embeddings, rng);
 }
 
