@@ -46,7 +46,9 @@ impl Vocabulary {
             (*place.0, *place.1) = (token, kind);
             Ok::<(), String>(())
         };
-        for (token, id) in inner.get_vocab(false) {
+        let vocab = inner.get_vocab(false);
+        check_ids(vocab.values().copied().collect())?;
+        for (token, id) in vocab {
             put(id, token, NORMAL)?;
         }
         for (id, token) in inner.get_added_tokens_decoder() {
@@ -63,6 +65,17 @@ impl Vocabulary {
     pub fn id(&self, token: &str) -> Option<usize> {
         self.tokens.iter().position(|known| known == token)
     }
+}
+
+/// Errors with the reason when the ids are not those of as many words, one each: readers of such files count them. The
+/// crate prints a line to standard output then, where results go.
+fn check_ids(mut ids: Vec<u32>) -> std::result::Result<(), String> {
+    ids.sort_unstable();
+    if ids.iter().zip(0u32..).all(|(id, expected)| *id == expected) {
+        return Ok(());
+    }
+    let words = ids.len();
+    Err(format!("the ids of the tokenizer's {words} words are not those from 0 to {}", words.saturating_sub(1)))
 }
 
 /// What the file has of a tokenizer.

@@ -214,4 +214,18 @@ mod tests {
             refused(&["not a tokenizer"], |file| file["model"]["merges"] = json!([bad]));
         }
     }
+
+    #[test]
+    fn a_vocabulary_whose_ids_do_not_follow_each_other_is_refused() {
+        let of = |change: fn(&mut Value)| changed(change).unwrap().vocabulary(4096).map(|found| found.tokens.len());
+        assert_eq!(of(|_| {}).unwrap(), 4096);
+        for change in
+            [(|file| drop(file["model"]["vocab"].as_object_mut().unwrap().remove("!"))) as fn(&mut Value), |file| {
+                file["model"]["vocab"]["~~"] = json!(0)
+            }]
+        {
+            let error = of(change).unwrap_err().to_string();
+            assert!(error.contains("words are not those from 0 to") && error.contains("--tokenizer"), "{error}");
+        }
+    }
 }
