@@ -1,12 +1,14 @@
 //! Components in files of their own: with names in front of their tensors', several in one file, and with metadata that
 //! is not what it should be.
 
+use std::fs;
 use std::path::PathBuf;
 
 use flux::files::Role;
 use serde_json::{Map, Value, json};
 
 use super::{Place, quantised, work};
+use crate::expect::End;
 use crate::gguf::{Entry, Gguf};
 use crate::mutate;
 use crate::rng::Rng;
@@ -54,14 +56,24 @@ const KEYS: [&str; 12] = [
     "model_type",
 ];
 
+/// What [`disturb`] says where it does not.
+const WHOLE: &str = "all are there";
+
 /// A file of one component or of several.
 pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
-    match rng.below(5) {
+    match rng.below(6) {
         0..=1 => with_prefixes(place, rng),
         2 => all_in_one(place, rng),
         3 => with_metadata(place, rng),
+        4 => with_config_beside(place, rng),
         _ => with_keys(place, rng),
     }
+}
+
+/// The config of a component.
+fn config(place: &Place<'_>, role: Role) -> Value {
+    let bytes = fs::read(place.sources.small.join(role.folder()).join("config.json")).expect("a file of ours");
+    serde_json::from_slice(&bytes).expect("JSON of ours")
 }
 
 /// Does anything with a file of a component.
@@ -95,8 +107,9 @@ fn role(rng: &mut Rng) -> Role {
     *rng.pick(&[Role::Transformer, Role::Transformer, Role::TextEncoder, Role::Vae])
 }
 
-/// Something in front of names: one for all, several one after the other, or some of them only.
-fn prefix(tensors: &mut [Tensor], rng: &mut Rng) -> String {
+/// Something in front of names: one for all, several one after the other, or some of them only. Returns what, and whether
+/// all have the same.
+fn prefix(tensors: &mut [Tensor], rng: &mut Rng) -> (String, bool) {
     let mut front = rng.pick(&PREFIXES).to_string();
     if rng.one_of(3) {
         front += *rng.pick(&PREFIXES);
@@ -110,7 +123,8 @@ fn prefix(tensors: &mut [Tensor], rng: &mut Rng) -> String {
             tensor.name.insert_str(0, &front);
         }
     }
-    format!("{:?} in front, of some only: {}", front.chars().take(60).collect::<String>(), skipped > 0)
+    let shown: String = front.chars().take(60).collect();
+    (format!("{shown:?} in front, of some only: {}", skipped > 0), skipped == 0)
 }
 
 /// Tensors that are missing, twice, or of another file.
@@ -136,7 +150,7 @@ fn disturb(file: &mut TensorFile, rng: &mut Rng) -> &'static str {
             file.tensors[at].shape.reverse();
             "one is turned"
         }
-        _ => "all are there",
+        _ => WHOLE,
     }
 }
 
@@ -144,11 +158,17 @@ fn with_prefixes(place: &Place<'_>, rng: &mut Rng) -> Case {
     let mut case = place.case();
     let role = role(rng);
     let mut file = component(place, role, rng);
-    let (what, disturbed) = (prefix(&mut file.tensors, rng), disturb(&mut file, rng));
+    let says_its_config = file.metadata.contains_key("config");
+    let ((what, is_of_all), disturbed) = (prefix(&mut file.tensors, rng), disturb(&mut file, rng));
     case.what = format!("{}: {what}; {disturbed}", role.folder());
     let path = place.at("single.safetensors");
     file.write(&path);
-    use_it(&mut case, place, path, role, rng);
+    if is_of_all && disturbed == WHOLE && says_its_config {
+        case.expected.end = End::Success;
+        quantised::draw(&mut case, place, &path, role);
+    } else {
+        use_it(&mut case, place, path, role, rng);
+    }
     case
 }
 
@@ -157,8 +177,10 @@ fn all_in_one(place: &Place<'_>, rng: &mut Rng) -> Case {
     let mut file = TensorFile::default();
     let usual = ["model.diffusion_model.", "text_encoders.qwen3_4b.transformer.", "vae."];
     let is_usual = rng.one_of(2);
+    let (mut is_whole, mut configs) = (is_usual, Map::new());
     for (role, front) in [Role::Transformer, Role::TextEncoder, Role::Vae].into_iter().zip(usual) {
-        if rng.one_of(6) {
+        if rng.one_of(8) {
+            is_whole = false;
             case.what += &format!("no {}; ", role.folder());
             continue;
         }
@@ -166,21 +188,59 @@ fn all_in_one(place: &Place<'_>, rng: &mut Rng) -> Case {
         if is_usual {
             tensors.iter_mut().for_each(|tensor| tensor.name.insert_str(0, front));
         } else {
-            case.what += &format!("{}: {}; ", role.folder(), prefix(&mut tensors, rng));
+            case.what += &format!("{}: {}; ", role.folder(), prefix(&mut tensors, rng).0);
         }
         file.tensors.extend(tensors);
+        configs.insert(role.folder().to_string(), config(place, role));
     }
-    if !file.tensors.is_empty() {
-        case.what += disturb(&mut file, rng);
+    if rng.one_of(4) {
+        is_whole = false;
+    } else {
+        file.metadata.insert("config".to_string(), Value::Object(configs).to_string().into());
     }
+    let disturbed = if file.tensors.is_empty() { "nothing" } else { disturb(&mut file, rng) };
+    case.what += disturbed;
     let path = place.at("single.safetensors");
     file.write(&path);
-    if rng.one_of(3) {
+    if is_whole && disturbed == WHOLE || rng.one_of(3) {
+        case.expected.end = if is_whole && disturbed == WHOLE { End::Success } else { End::Any };
         case.expected.blames = vec!["single.".to_string()];
         work::draw(&mut case, place, &path);
+        case.command.arg("--tokenizer").arg(place.sources.small.join("tokenizer"));
     } else {
         use_it(&mut case, place, path, role(rng), rng);
     }
+    case
+}
+
+/// A file that says nothing, and a config beside it.
+fn with_config_beside(place: &Place<'_>, rng: &mut Rng) -> Case {
+    let mut case = place.case();
+    let role = role(rng);
+    let mut file = component(place, role, rng);
+    file.metadata = Map::new();
+    let mut said = config(place, role);
+    if rng.one_of(3) {
+        said = json!({ role.folder(): said });
+    }
+    let name = match rng.below(3) {
+        0 => "single.json".to_string(),
+        1 => "config.json".to_string(),
+        _ => format!("{}/config.json", role.folder()),
+    };
+    let mut bytes = said.to_string().into_bytes();
+    let is_damaged = !rng.one_of(4);
+    if is_damaged {
+        bytes = mutate::json(&bytes, rng);
+    }
+    let beside = place.at(&name);
+    fs::create_dir_all(beside.parent().expect("it is in a folder")).expect("a temporary folder is writable");
+    fs::write(&beside, bytes).expect("a temporary folder is writable");
+    case.what = format!("{} beside {name}, damaged: {is_damaged}", role.folder());
+    let path = place.at("single.safetensors");
+    file.write(&path);
+    use_it(&mut case, place, path, role, rng);
+    case.expected.blames.push(name);
     case
 }
 
