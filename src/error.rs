@@ -91,6 +91,12 @@ impl Error {
         self
     }
 
+    /// Says how to mend it, in place of what was said before.
+    pub fn hint_instead(mut self, hint: impl Into<String>) -> Self {
+        self.0.hint = Some(hint.into());
+        self
+    }
+
     /// The fact alone, without place and hint.
     pub fn what(&self) -> &str {
         &self.0.what

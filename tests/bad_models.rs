@@ -138,7 +138,7 @@ fn another_kind_of_model_is_refused() {
     model.change_json("model_index.json", |index| {
         drop(index.insert("_class_name".into(), json!("StableDiffusionPipeline")))
     });
-    refused(&model, &["`StableDiffusionPipeline`", "model_index.json", "scripts/download_model.sh"]);
+    refused(&model, &["`StableDiffusionPipeline`", "model_index.json", "fetch `black-forest-labs/"]);
 }
 
 #[test]

@@ -349,8 +349,7 @@ fn a_missing_model_folder_is_named_with_a_remedy() {
         &[
             "no such model folder: `none`",
             "in: --dir",
-            "scripts/download_model.sh 4b",
-            "flux's source folder",
+            "from Hugging Face, as with `",
             "`black-forest-labs/FLUX.2-klein-4B`",
         ],
     );

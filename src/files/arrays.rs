@@ -311,7 +311,7 @@ mod tests {
         for (tensor, what) in [
             ("decoder.mid_block.resnets.0.conv1.weight", "a VAE"),
             ("transformer.single_transformer_blocks.0.attn.to_out.lora_A.weight", "an adapter"),
-            ("double_blocks.0.img_mod.lin.weight", "a FLUX.1 transformer"),
+            ("double_blocks.0.img_mod.lin.weight", "a transformer of FLUX.1"),
         ] {
             write(&folder.path().join("w.safetensors"), &[(tensor, Dtype::F32, &[1], &[0; 4])]);
             refused(target("w.safetensors"), &["w.safetensors", what, "is not written over", "remove this one"]);

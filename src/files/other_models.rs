@@ -163,7 +163,9 @@ pub fn titles(keys: &HashSet<&str>, shape: impl Fn(&str) -> Option<Vec<usize>>, 
         titles.push(what.title());
     }
     let language_model = LANGUAGE_MODELS.iter().find(|(_, words, axis)| found.fits(words, *axis));
-    if let Some((name, ..)) = language_model.filter(|_| !own.contains(&Role::TextEncoder)) {
+    // Names of T5 and CLIP end as those of language models do.
+    let is_named = own.contains(&Role::TextEncoder) || kinds.contains(&3);
+    if let Some((name, ..)) = language_model.filter(|_| !is_named) {
         titles.push(match *name {
             "" => "a language model, but not Qwen3".to_string(),
             name => format!("a language model ({name}), but not Qwen3"),

@@ -87,7 +87,7 @@ pub fn attach(
     let origin = Origin::of(folder, files, &matrices)?;
     // A pipe or a device there is refused rather than replaced. A folder is not replaced: writing says so.
     let there = regular::exists(&path) && !path.is_dir();
-    let found = if there { Some(Safetensors::open(&path, REMEDY)?) } else { None };
+    let found = there.then(|| opened(&path)).transpose()?;
     let misfit = found.as_ref().map(|found| origin.misfit(found));
     let (opened, outcome) = match (found, misfit) {
         (Some(found), Some(None)) => (found, QuantisedCache::Found),
@@ -97,7 +97,7 @@ pub fn attach(
                 Err(error) if error.kind() == Kind::Cancelled => return Err(error),
                 Err(error) => return Ok(QuantisedCache::NotMade(path, error.to_string())),
             }
-            (Safetensors::open(&path, REMEDY)?, QuantisedCache::Made(path, misfit.flatten()))
+            (opened(&path)?, QuantisedCache::Made(path, misfit.flatten()))
         }
     };
     for Matrix { name, view } in &matrices {
@@ -105,6 +105,11 @@ pub fn attach(
     }
     files.set_quantised(opened);
     Ok(outcome)
+}
+
+/// Opens the file; whatever is wrong with it, it is made anew once it is gone.
+fn opened(path: &Path) -> Result<Safetensors> {
+    Safetensors::open(path, REMEDY).map_err(|e| e.hint_instead(REMEDY))
 }
 
 /// Writes the cache file.

@@ -97,7 +97,7 @@ fn begin(change: &Change, steps: usize, info: &ModelInfo) -> Result<(usize, Vec<
     if strength == 0.0 {
         return Err(Error::usage(format!("a strength of 0 leaves none of {steps} steps, so nothing changes"))
             .at("--strength")
-            .hint(format!("give more: up to {} one step runs", 1.0 / all)));
+            .hint("give more than 0: one step runs at least"));
     }
     // As the reference rounds: towards fewer steps left out, and one runs at least, however close to 0. Source: diffusers
     // `Flux2KleinInpaintPipeline`.

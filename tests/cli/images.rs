@@ -79,7 +79,7 @@ fn flags_that_need_another_one_or_contradict_it_are_usage_errors() {
         (&["--strength", "1.5"], &["the strength is 1.5, expected 0 to 1", "in: --strength", "hint: "]),
         (&["--strength", "nan"], &["the strength is NaN", "in: --strength", "hint: "]),
         (&["--strength", "-0.5"], &["the strength is -0.5", "in: --strength", "hint: "]),
-        (&["--strength", "0"], &["leaves none of 1 steps", "in: --strength", "hint: give at least 1"]),
+        (&["--strength", "0"], &["leaves none of 1 steps", "in: --strength", "hint: give more than 0"]),
         (&["--extend", "0,0,0,0"], &["extended by nothing", "in: a.png", "hint: "]),
         (&["--mask", "mask.png", "-W", "100"], &["96x64 is asked for, the image to change is 64x64", "hint: leave"]),
     ];

@@ -173,14 +173,8 @@ fn every_error_says_where_and_what_to_do_and_leaves_nothing() {
     let before = names(folder.path());
     let out = at("out.gguf");
     let missing = at("no-such/out.gguf");
-    let cases: Vec<Vec<&str>> = vec![
-        vec![&tiny, &missing],
-        vec![&tiny, "out"],
-        vec![&tiny, "-"],
-        vec!["-", &out],
-        vec!["no-such", &out],
-        vec!["/dev/null", &out],
-    ];
+    let cases: Vec<Vec<&str>> =
+        vec![vec![&tiny, &missing], vec![&tiny, "out"], vec!["no-such", &out], vec!["/dev/null", &out]];
     let named = ["text.safetensors", "pickle.pth", "empty.gguf", "cut.safetensors", "silent.safetensors", "nothing"]
         .map(|name| [at(name), out.clone()]);
     let to_folder = [tiny.clone(), at("folder.gguf")];
@@ -193,6 +187,10 @@ fn every_error_says_where_and_what_to_do_and_leaves_nothing() {
             assert!(message.contains("\n  in: ") && message.contains("\n  hint: "), "{pair:?} {flags:?}: {message}");
             assert!(!message.contains("in: \n"), "{pair:?} {flags:?}: {message}");
         }
+    }
+    for (pair, argument) in [([tiny.as_str(), "-"], "OUT"), (["-", &out], "IN")] {
+        let run = Run::of(flux().current_dir(folder.path()).arg("convert").args(pair).args(["-f", "q8_0"]));
+        run.fails(2, &[argument, "neither standard input nor standard output", "name a file"]);
     }
     assert_eq!(names(folder.path()), before);
 }
