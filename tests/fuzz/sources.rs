@@ -163,12 +163,12 @@ fn write_adapter(model: &Path) {
         (format!("{block}.to_q.alpha"), vec![]),
         (format!("{block}.to_q.dora_scale"), vec![dim, 1]),
         (format!("{block}.to_k.lokr_w1"), vec![2, 2]),
-        (format!("{block}.to_k.lokr_w2_a"), vec![dim / 2, 1]),
-        (format!("{block}.to_k.lokr_w2_b"), vec![1, dim / 2]),
-        (format!("{block}.to_v.hada_w1_a"), vec![dim, 1]),
-        (format!("{block}.to_v.hada_w1_b"), vec![1, dim]),
-        (format!("{block}.to_v.hada_w2_a"), vec![dim, 1]),
-        (format!("{block}.to_v.hada_w2_b"), vec![1, dim]),
+        (format!("{block}.to_k.lokr_w2_a"), vec![dim / 2, 2]),
+        (format!("{block}.to_k.lokr_w2_b"), vec![2, dim / 2]),
+        (format!("{block}.to_v.hada_w1_a"), vec![dim, 2]),
+        (format!("{block}.to_v.hada_w1_b"), vec![2, dim]),
+        (format!("{block}.to_v.hada_w2_a"), vec![dim, 2]),
+        (format!("{block}.to_v.hada_w2_b"), vec![2, dim]),
         (format!("{block}.to_out.0.set_weight"), vec![dim, dim]),
     ];
     let values: Vec<f32> = (0..dim * dim).map(|i| (i % 251) as f32 / 2510.0).collect();
