@@ -137,7 +137,8 @@ fn disturb(file: &mut TensorFile, rng: &mut Rng) -> &'static str {
         }
         1 => {
             let mut copy = file.tensors[at].clone();
-            copy.name.insert_str(0, *rng.pick(&PREFIXES));
+            let front: &str = rng.pick(&PREFIXES);
+            copy.name.insert_str(0, front);
             file.tensors.push(copy);
             "one is twice"
         }
