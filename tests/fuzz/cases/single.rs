@@ -137,7 +137,7 @@ fn disturb(file: &mut TensorFile, rng: &mut Rng) -> &'static str {
         }
         1 => {
             let mut copy = file.tensors[at].clone();
-            let front: &str = rng.pick(&PREFIXES);
+            let front = *rng.pick::<&str>(&PREFIXES);
             copy.name.insert_str(0, front);
             file.tensors.push(copy);
             "one is twice"
