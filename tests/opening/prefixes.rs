@@ -7,8 +7,10 @@ use flux::files::{Component, Format, ModelFiles, ModelPaths, Role, TensorFiles};
 use flux::pipeline::{CancelFlag, Conversion, OpenModel, Quantisation, Summary};
 use flux::rgb::Rgb;
 
+use super::renamed::gguf::Value;
 use super::renamed::{
-    Tensors, bfl, decoder_only, ldm, llama, prefixed, read, read_with_metadata, write, write_gguf, write_with,
+    CONFIG, Tensors, bfl, decoder_only, ldm, llama, prefixed, read, read_with_metadata, write, write_gguf,
+    write_gguf_with, write_with,
 };
 use super::{EXPECTED, FILES, image, load, open, request};
 
@@ -160,7 +162,10 @@ fn whole_models() -> Vec<PathBuf> {
         for ending in ["safetensors", "gguf"] {
             let path = FILES.at(&format!("whole/{name}.{ending}"));
             if ending == "gguf" {
-                write_gguf(&path, &tensors)
+                // The name of the transformer is that of the whole file.
+                let values =
+                    [("config", CONFIG), ("general.architecture", "flux")].map(|(key, text)| (key, Value::Text(text)));
+                write_gguf_with(&path, &tensors, &values)
             } else {
                 write(&path, &tensors)
             }

@@ -5,6 +5,7 @@
 //! the same names and shapes may compute otherwise.
 
 use super::super::gguf::Gguf;
+use super::super::recognise::Kind;
 use super::super::role::Role;
 use crate::error::{Error, Result};
 
@@ -24,7 +25,14 @@ const OTHERS: &str = "afmoe anima apertus arcee arctic arwkv aura auraflow baich
 /// Errors when the file is of an architecture that computes otherwise than the part `role` of a klein model.
 pub fn check(file: &Gguf, role: Role) -> Result<()> {
     let Some(name) = name(file)? else { return Ok(()) };
-    if is_other(name, role) {
+    // A file of several parts has one name, that of any of them.
+    let is_of_another_part = || {
+        let kind = Kind::of(file.names(), |name| file.shape(name).map(<[usize]>::to_vec));
+        [Role::TextEncoder, Role::Transformer, Role::Vae]
+            .into_iter()
+            .any(|part| kind.part(part).is_some() && is_own(name, part))
+    };
+    if is_other(name, role) && !is_of_another_part() {
         return Err(Error::new(format!(
             "the file is of the architecture `{name}`, which computes otherwise than the {} of a klein model",
             role.title()
