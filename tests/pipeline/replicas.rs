@@ -2,7 +2,9 @@
 
 use std::fs::OpenOptions;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use flux::Error;
@@ -96,7 +98,17 @@ fn the_first_device_reads_the_prompt_for_all() {
 #[test]
 fn devices_read_the_prompt_themselves_where_the_first_one_does_not() {
     let replicas = replicas(&["a", "b"]);
-    let work = |share: Share<Cpu>, sink: &Sink<u64>| if share.device() == "a" { Ok(()) } else { seeds(share, sink) };
+    let (other, begins) = mpsc::channel();
+    let begins = Mutex::new(begins);
+    let work = move |share: Share<Cpu>, sink: &Sink<u64>| {
+        if share.device() == "a" {
+            // So that this device does not make the other's image too.
+            begins.lock().unwrap().recv().unwrap();
+            return Ok(());
+        }
+        other.send(()).unwrap();
+        seeds(share, sink)
+    };
     let mut taken = Vec::new();
     let take = &mut |made| {
         if let Made::Item(seed) = made {
