@@ -109,7 +109,13 @@ fn mask(file: &Path, stdin: &mut dyn Read) -> Result<Mask> {
 fn edit(args: &ImageArgs, image: Rgb, mask: Option<&Mask>) -> Result<Edit> {
     match (mask, args.extend, args.mask_padding) {
         (mask, Some(sides), _) => Edit::extended(&image, sides.0, mask),
-        (Some(mask), None, Some(padding)) => Edit::cropped(image, mask, padding),
+        (Some(mask), None, Some(padding)) => {
+            let is_black = || mask.grey(mask.size()).bytes.iter().all(|value| *value == 0);
+            Edit::cropped(image, mask, padding).map_err(|e| match &args.mask {
+                Some(file) if is_black() => e.at(place(file)),
+                _ => e,
+            })
+        }
         (Some(mask), None, None) => Edit::masked(image, mask),
         (None, None, _) => Edit::whole(image),
     }

@@ -189,7 +189,7 @@ fn images_that_models_do_not_take_are_refused_with_their_size() {
     edit(path, &["-i", "long.png"]).fails(1, &["64x513", "8 times", "in: long.png", "hint: "]);
     edit(path, &["-i", "line.png", "--strength", "1"]).fails(1, &["80x15, too narrow", "in: line.png", "hint: "]);
     edit(path, &["-i", "a.png", "--mask", "black.png", "--mask-padding", "4"])
-        .fails(1, &["the mask is black", "hint: "]);
+        .fails(1, &["the mask is black", "in: black.png", "hint: "]);
     edit(path, &["-i", "a.png", "--extend", "0,0,99999,0"]).fails(1, &["100069x64", "in: a.png", "hint: "]);
 }
 
