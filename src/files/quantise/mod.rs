@@ -101,7 +101,8 @@ impl<'a> Matrix<'a> {
         match self.format {
             same if self.parts.iter().all(|part| part.format() == same && matches!(part.scales(), Scales::None)) => {
                 self.copy(out);
-                Ok(Scales::None)
+                // Files that are written have a scale for each layer in this format.
+                Ok(if same == Format::E4m3 { Scales::Tensor(1.0) } else { Scales::None })
             }
             Format::Bf16 => {
                 self.blocks(out, |values, out| floats(values, out, |value| bf16::from_f32(value).to_le_bytes()))

@@ -226,3 +226,15 @@ fn vectors_become_floats() {
     assert_eq!(encoded(&values, &[3], Format::Bf16).to_f32(), rounded);
     assert_eq!(quantise(&[encoded(&values, &[3], Format::Bf16)], Format::F32).unwrap().to_f32(), rounded);
 }
+
+#[test]
+fn a_tensor_in_fp8_without_a_scale_gets_one() {
+    let bytes = vec![0x38, 0xb8, 0x30, 0x40];
+    let plain = |bytes: &[u8]| {
+        TensorView::new(Arc::new(Bytes::Owned(bytes.to_vec())), 0..4, Format::E4m3, vec![2, 2], Scales::None).unwrap()
+    };
+    let made = quantise(&[plain(&bytes)], Format::E4m3).unwrap();
+    assert_eq!(bytes_of(&made), (bytes, Vec::new(), 1.0));
+    assert!(matches!(made.scales(), Scales::Tensor(1.0)));
+    assert_eq!(made.to_f32(), [1.0, -1.0, 0.5, 2.0]);
+}
