@@ -21,6 +21,9 @@ const DEFAULT_SEQUENCE_LENGTH: usize = 512;
 /// The hidden states of the text encoder with which klein models were trained.
 const KLEIN_OUT_LAYERS: [usize; 3] = [9, 18, 27];
 
+/// The fewest layers of a text encoder of which three hidden states are read.
+const LEAST_LAYERS: usize = 4;
+
 /// The most pixels on a side: more than any model was trained for, and so few that no size overflows.
 pub(super) const MAX_SIDE: usize = 8192;
 /// The most steps: more than any schedule distinguishes.
@@ -68,6 +71,31 @@ pub struct TrainedSizes {
     pub aspect_ratio: f64,
 }
 
+/// The hidden states of the text encoder that are read: those that are named, else those of klein models, which are as far
+/// inside of a smaller one.
+///
+/// Errors when an encoder of so many layers lacks one of them.
+fn out_layers(named: Option<Vec<usize>>, layers: usize, dir: &ModelFiles, place: &ConfigPlace) -> Result<Vec<usize>> {
+    // The last hidden state would be the normed one, which no FLUX.2-klein model reads.
+    let has = |states: &[usize]| !states.is_empty() && states.iter().all(|state| (1..layers).contains(state));
+    match named {
+        Some(states) if has(&states) => Ok(states),
+        Some(states) => {
+            let what = format!("text_encoder_out_layers {states:?} do not fit an encoder of {layers} layers");
+            let hint = "this is not the index of a klein model: fetch the whole folder again";
+            Err(Error::new(what).at(place.path()).hint(hint))
+        }
+        None if layers > KLEIN_OUT_LAYERS[2] => Ok(KLEIN_OUT_LAYERS.to_vec()),
+        None if layers >= LEAST_LAYERS => Ok(vec![layers / 4, layers / 2, 3 * layers / 4]),
+        None => {
+            let what =
+                format!("the text encoder has {layers} layers (`num_hidden_layers`), expected at least {LEAST_LAYERS}");
+            let path = dir.component(Role::TextEncoder).place().path().to_string();
+            Err(Error::new(what).at(path).hint("this is not the text encoder of a klein model: fetch it again"))
+        }
+    }
+}
+
 impl ModelInfo {
     /// How many layers of the text encoder run.
     pub fn layers_to_run(&self) -> usize {
@@ -78,16 +106,11 @@ impl ModelInfo {
     ///
     /// Errors when one is missing or wrong, or they do not fit together.
     pub fn read(dir: &ModelFiles) -> Result<Self> {
-        let (index, place) = Index::read(dir)?;
+        let (mut index, place) = Index::read(dir)?;
         let text_encoder = TextEncoderConfig::read(dir)?;
         let transformer = TransformerConfig::read(dir)?;
         let vae = VaeConfig::read(dir)?;
-        let layers = text_encoder.num_hidden_layers;
-        let default_layers = if layers > KLEIN_OUT_LAYERS[2] {
-            KLEIN_OUT_LAYERS.to_vec()
-        } else {
-            vec![layers / 4, layers / 2, 3 * layers / 4]
-        };
+        let out_layers = out_layers(index.text_encoder_out_layers.take(), text_encoder.num_hidden_layers, dir, &place)?;
         let variant = dir.variant().unwrap_or_else(|| index.variant());
         let (is_distilled, caches_references) = (variant != Variant::Base, variant == Variant::Kv);
         let side = vae.sample_size.unwrap_or(1024);
@@ -95,7 +118,7 @@ impl ModelInfo {
             name: dir.name().to_string(),
             is_distilled,
             caches_references,
-            out_layers: index.text_encoder_out_layers.unwrap_or(default_layers),
+            out_layers,
             max_sequence_length: index.max_sequence_length.unwrap_or(DEFAULT_SEQUENCE_LENGTH),
             default_image_size: index.default_image_size.unwrap_or([side, side]),
             trained_sizes: index.image_sides.map(|sides| TrainedSizes {
