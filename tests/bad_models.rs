@@ -353,22 +353,37 @@ fn no_value_in_a_config_makes_loading_panic() {
     }
 }
 
+/// A copy of the model in which all bytes of a tensor are `byte`.
+fn filled(name: &str, tensor: &str, byte: u8) -> ModelCopy {
+    let model = ModelCopy::new();
+    model.change(name, |bytes| {
+        let start = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..start]).expect("a JSON header");
+        let offset = |i: usize| header[tensor]["data_offsets"][i].as_u64().expect("an offset") as usize;
+        bytes[start + offset(0)..start + offset(1)].fill(byte);
+    });
+    model
+}
+
+const COMPONENTS: [(&str, &str); 3] = [
+    (TRANSFORMER, "x_embedder.weight"),
+    (VAE, "decoder.conv_in.weight"),
+    (ENCODER, "model.layers.0.mlp.up_proj.weight"),
+];
+
 #[test]
 fn weights_that_are_no_numbers_are_named_and_give_no_image() {
-    for (name, tensor) in [
-        (TRANSFORMER, "x_embedder.weight"),
-        (VAE, "decoder.conv_in.weight"),
-        (ENCODER, "model.layers.0.mlp.up_proj.weight"),
-    ] {
-        let model = ModelCopy::new();
+    for (name, tensor) in COMPONENTS {
         // 0xffff is a NaN in bfloat16, and 0xffffffff in float32.
-        model.change(name, |bytes| {
-            let start = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
-            let header: Value = serde_json::from_slice(&bytes[8..start]).expect("a JSON header");
-            let offset = |i: usize| header[tensor]["data_offsets"][i].as_u64().expect("an offset") as usize;
-            bytes[start + offset(0)..start + offset(1)].fill(0xff);
-        });
-        refused(&model, &["not numbers", tensor, name, "hint: "]);
+        refused(&filled(name, tensor, 0xff), &["not numbers", tensor, name, "hint: "]);
+    }
+}
+
+#[test]
+fn pixels_that_finite_weights_make_no_numbers_are_about_the_file_of_the_largest() {
+    for (name, tensor) in COMPONENTS {
+        // 3.39e38 in bfloat16 and in float32.
+        refused(&filled(name, tensor, 0x7f), &["not numbers", name, "hint: "]);
     }
 }
 
@@ -384,6 +399,9 @@ fn numbers_without_sense_in_a_config_are_refused() {
         ("vae/config.json", "sample_size", json!(1 << 20)),
         ("model_index.json", "default_image_size", json!([256, 8])),
         ("model_index.json", "default_steps", json!(0)),
+        ("model_index.json", "text_encoder_out_layers", json!([0, 9, 18])),
+        ("model_index.json", "text_encoder_out_layers", json!([9, 18, 28])),
+        ("text_encoder/config.json", "num_hidden_layers", json!(3)),
         ("model_index.json", "max_sequence_length", json!(100_000)),
         // The prompt has 512 tokens.
         ("text_encoder/config.json", "max_position_embeddings", json!(511)),

@@ -137,6 +137,11 @@ impl Container {
     pub fn check_finite(&self) -> Result<()> {
         finite::check(self.names(), |name| self.tensor(name)).map_err(|e| e.at_path(self.path()))
     }
+
+    /// The largest magnitude of all values that are numbers. Reads the whole file, on all cores.
+    pub fn largest(&self) -> f32 {
+        finite::largest(self.names(), |name| self.tensor(name))
+    }
 }
 
 /// Errors when a matrix is all zeros, which no trained one is.

@@ -84,11 +84,14 @@ impl Files {
         if error.what() != NOT_NUMBERS {
             return error;
         }
-        let all = self.text_encoder.iter().chain([&self.transformer, &self.vae]);
-        let checked = all.into_iter().try_for_each(TensorFiles::check_finite);
+        let all = || self.text_encoder.iter().chain([&self.transformer, &self.vae]);
+        let checked = all().try_for_each(TensorFiles::check_finite);
         // Finite weights may be so large that what is computed with them is not.
-        let by_weights =
-            || self.transformer.files().first().map_or(error.clone(), |file| error.clone().at_path(file.path()));
+        let by_weights = || {
+            let files = all().flat_map(TensorFiles::files).map(|file| (file.largest(), file.path()));
+            let largest = files.max_by(|(a, _), (b, _)| a.total_cmp(b));
+            largest.map_or(error.clone(), |(_, path)| error.clone().at_path(path))
+        };
         checked.err().or_else(|| given.blame(NOT_NUMBERS)).unwrap_or_else(by_weights)
     }
 }
