@@ -168,6 +168,8 @@ fn noise_takes_the_place_of_the_seed_and_wrong_files_are_refused() {
     assert!(pixels(folder.path(), "b-1.png") != pixels(folder.path(), "b-2.png"), "each image has its own noise");
     write(&noise, &[channels, 3, 2], 1.0);
     of("1", &[]).fails(2, &["--noise", &format!("[{channels}, 3, 2], expected [{channels}, 2, 2]"), "hint: "]);
+    write(&noise, &[1, 2, 4096], 1.0);
+    of("1", &[]).fails(2, &["--noise", "[1, 2, 4096], expected a height and width of at most 512", "hint: "]);
     write(&noise, &[channels + 1, 2, 2], 1.0);
     of("1", &[]).fails(2, &["expected", "another model"]);
     write(&noise, &[4], 1.0);

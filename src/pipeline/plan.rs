@@ -324,18 +324,23 @@ fn steps(request: &Request, info: &ModelInfo) -> Result<usize> {
 
 /// Height and width in pixels of an image that begins with given noise or latents.
 ///
-/// Errors when both are given.
+/// Errors when both are given, or they are larger than any image.
 fn start_size(request: &Request, info: &ModelInfo) -> Result<Option<[usize; 2]>> {
     if request.noise.is_some() && request.latents.is_some() {
         return Err(Error::usage("noise and latents are both given, and both are what the first step begins with")
             .at("--latents")
             .hint("leave one of them out"));
     }
-    let patch = info.vae.patch_pixels();
-    Ok(request.start().map(|(start, _)| {
-        let [_, height, width] = start.shape();
-        [height, width].map(|places| places.saturating_mul(patch))
-    }))
+    let Some((start, flag)) = request.start() else { return Ok(None) };
+    let (patch, [channels, height, width]) = (info.vae.patch_pixels(), start.shape());
+    let most = MAX_SIDE / patch;
+    if height.max(width) > most {
+        let what = format!("it is [{channels}, {height}, {width}], expected a height and width of at most {most}");
+        return Err(Error::usage(what)
+            .at(flag)
+            .hint("name a file of noise or latents, which hold a place for each 16 x 16 pixels"));
+    }
+    Ok(Some([height, width].map(|places| places * patch)))
 }
 
 /// Errors when `start` does not fit an image of this height and width in pixels.
