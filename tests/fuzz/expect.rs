@@ -110,7 +110,9 @@ impl Expected {
             find("it failed without an error".to_string());
         }
         let place = text.lines().find_map(|line| line.strip_prefix("  in: "));
-        if self.of_a_file && !(place.is_some() && text.contains("  hint: ")) {
+        // What is not there is named in the first line.
+        let says_where = place.is_some() || text.contains("error: no such ");
+        if self.of_a_file && !(says_where && text.contains("  hint: ")) {
             find("an error without where, or without a hint".to_string());
         }
         if let Some(place) = place {

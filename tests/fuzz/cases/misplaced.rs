@@ -40,10 +40,7 @@ pub fn any(place: &Place<'_>, rng: &mut Rng) -> Case {
     case.expected.blames = vec!["given.".to_string(), flag.to_string()];
     match rng.below(6) {
         0 => work::info(&mut case, &path, rng),
-        1 => {
-            work::convert(&mut case, place, &path, rng);
-            case.expected.blames.extend(["--format", "converted.", "--tokenizer"].map(String::from));
-        }
+        1 => work::convert(&mut case, place, &path, rng),
         2 => {
             case.command.arg("compare").arg(&place.sources.images[0]).arg(&path);
             case.expected.prints = Prints::OnSuccess;

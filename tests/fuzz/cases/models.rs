@@ -48,7 +48,7 @@ pub fn damaged(place: &Place<'_>, kind: Kind, rng: &mut Rng) -> Case {
         folder::damage(&path, rng);
         case.what = format!("{path:?} of {source:?}");
     }
-    case.expected.blames = ["--format", "--component"].map(String::from).into();
+    case.expected.blames = ["--component", "--tokenizer"].map(String::from).into();
     case.expected.blames.push(model.display().to_string());
     match rng.below(8) {
         0..=1 => work::info(&mut case, &model, rng),

@@ -193,7 +193,8 @@ fn name_of(file: &Path, out: &Path, alias: &str, rng: &mut Rng) -> PathBuf {
     let below = file.strip_prefix(own).expect("a file of the run");
     let alias_path = out.join(alias);
     // Of several outputs one alias may be there already.
-    if alias_path.symlink_metadata().is_ok() {
+    let links = ["", "first-", "folder-"].map(|prefix| out.join(format!("{prefix}{alias}")));
+    if links.iter().any(|link| link.symlink_metadata().is_ok()) {
         return file.to_path_buf();
     }
     match rng.below(7) {

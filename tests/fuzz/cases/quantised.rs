@@ -56,12 +56,12 @@ pub fn with_damaged_scales(place: &Place<'_>, rng: &mut Rng) -> Case {
         2..=4 => {
             work::convert(&mut case, place, &path, rng);
             case.expected.end = if is_zero { End::Error } else { End::Any };
-            // What the format or the name of the file to write is at fault for.
-            case.expected.blames.extend(["--format", "converted."].map(String::from));
         }
         _ => {
             draw(&mut case, place, &path, *role);
-            case.expected.end = if is_zero { End::Error } else { End::Any };
+            // The last layer of the text encoder is not read.
+            let is_read = !what.contains("blk.3.") && !what.contains("layers.3.");
+            case.expected.end = if is_zero && is_read { End::Error } else { End::Any };
         }
     }
     case

@@ -78,7 +78,7 @@ fn config(place: &Place<'_>, role: Role) -> Value {
 
 /// Does anything with a file of a component.
 fn use_it(case: &mut Case, place: &Place<'_>, path: PathBuf, role: Role, rng: &mut Rng) {
-    case.expected.blames = ["single.", "model", "--format", "--tokenizer"].map(String::from).into();
+    case.expected.blames = ["single.", "model", "--tokenizer"].map(String::from).into();
     match rng.below(5) {
         0..=1 => work::info(case, &path, rng),
         2 => work::convert(case, place, &path, rng),
@@ -185,7 +185,8 @@ fn all_in_one(place: &Place<'_>, rng: &mut Rng) -> Case {
             case.what += &format!("no {}; ", role.folder());
             continue;
         }
-        let mut tensors = component(place, role, rng).tensors;
+        let TensorFile { metadata, mut tensors } = component(place, role, rng);
+        file.metadata.extend(metadata);
         if is_usual {
             tensors.iter_mut().for_each(|tensor| tensor.name.insert_str(0, front));
         } else {

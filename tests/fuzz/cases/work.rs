@@ -41,6 +41,10 @@ pub fn convert(case: &mut Case, place: &Place<'_>, from: &Path, rng: &mut Rng) {
     let format = *rng.pick(&formats);
     let is_gguf = format.starts_with('q') || format == "bf16" && rng.one_of(2);
     let name = if is_gguf != rng.one_of(40) { "converted.gguf" } else { "converted.safetensors" };
+    if !case.expected.blames.is_empty() {
+        // What the format, the name of the file to write or a tokenizer is at fault for.
+        case.expected.blames.extend(["--format", "converted.", "--tokenizer"].map(String::from));
+    }
     case.command.arg("convert").arg(from).arg(name).args(["--format", format]);
     case.expected.writes.push((place.out.join(name), Content::Tensors));
 }
