@@ -94,9 +94,9 @@ SECTIONS = [
         "images of the 4B model on 2 cores in f32 and bf16, the reference's in bf16, and the tests of the tile unit; needs "
         "AMX-BF16",
     ),
-    Section("memcheck", 90, sanitizers.memcheck, "the parity tests at small sizes under compute-sanitizer"),
-    Section("racecheck", 300, sanitizers.racecheck, "the same"),
-    Section("initcheck", 300, sanitizers.initcheck, "the same"),
+    Section("memcheck", 480, sanitizers.memcheck, "the parity tests at small sizes under compute-sanitizer"),
+    Section("racecheck", 480, sanitizers.racecheck, "the same"),
+    Section("initcheck", 480, sanitizers.initcheck, "the same"),
     Section(
         "nine",
         180,

@@ -64,12 +64,13 @@ def gpus_together(check: Check) -> str:
     figures: list[str] = []
     missed = stages_by_two(check, figures)
     drawn = starts(check)
-    one_s, both_s, large_s, auto_s = (seconds(median(times)) for times in drawn)
+    medians = [median(times) for times in drawn]
+    one_s, both_s, large_s, auto_s = map(seconds, medians)
     line = (
         f"two GPUs / one: {' '.join(figures)} from start to PNG at 1024 x 1024 {both_s} s by two, {one_s} s by one, "
         f"at 2048 x 2048 {auto_s} s by two, {large_s} s by one"
     )
-    share = f"{ratio(float(auto_s), float(large_s)):.3f}"
+    share = f"{ratio(medians[3], medians[2]):.3f}"
     missed += check.misses("start to PNG at 2048 x 2048 by two GPUs, beside one", share)
     failures = [f"{miss};" for miss in missed] + ([tests] if ran.code != 0 else [])
     if failures:
@@ -176,9 +177,10 @@ def replicas(check: Check) -> str:
     Images("cuda:0", "warm").draw(check)
     words = image_with_words(check, "--seed", 42, "-n", 2, *square(1024), "-o", check.work / "copied.png")
     copied = re.search(r"^cuda:1: (.* GB of weights were copied) ", words, re.MULTILINE)
-    one_s, two_s = (seconds(median(times)) for times in same_images(check))
+    medians = [median(times) for times in same_images(check)]
+    one_s, two_s = map(seconds, medians)
     factors, missed = replica_factors(check)
-    more = f"{ratio(float(two_s), float(one_s)):.3f}"
+    more = f"{ratio(medians[1], medians[0]):.3f}"
     line = (
         f"two GPUs make {' '.join(factors)} times the images of one; from start to PNG two images {two_s} s by two, "
         f"one {one_s} s by one ({more}); the same bytes; {copied[1] if copied else 'no weights were copied'}"
