@@ -44,7 +44,7 @@ const LAYERS: [(&str, &[&str]); 32] = [
             "backend",
         ],
     ),
-    ("cli", &["pipeline", "sampler", "input", "threads"]),
+    ("cli", &["pipeline", "sampler", "input", "files", "threads"]),
     ("progress", &["pipeline"]),
     ("report.rs", &["cli", "pipeline"]),
     ("bench", &["pipeline", "vae", "input", "output", "files", "nn", "tensor", "ops", "backend"]),

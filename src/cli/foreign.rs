@@ -5,6 +5,7 @@
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use flux::Error;
+use flux::files::{draw_each_line, fetch_a_model};
 
 /// Ours, and those that mean the same. A name of one letter is a short flag.
 const SAME: [(&str, &[&str]); 21] = [
@@ -85,7 +86,7 @@ const OTHERS: [(&[&str], &str); 36] = [
     (&["batch-size", "batch"], "the number of images is `-n`; so many as memory allows are made at once"),
     (
         &["prompt-file", "prompts-file", "from-file", "prompts", "file"],
-        "one prompt of a file is `-p - < FILE`; an image for each of its lines is `scripts/generate_batch.sh FILE FOLDER`",
+        "one prompt of a file is `-p - < FILE`; {lines}",
     ),
     (&["seeds", "auto-seeds"], "`-S N -n K` makes K images with the seeds from N on"),
     (
@@ -240,7 +241,7 @@ const OTHERS: [(&[&str], &str); 36] = [
             "pretrained-model-name-or-path",
             "download",
         ],
-        "models are fetched by `scripts/download_model.sh 4b FOLDER`, and named with `-d FOLDER`",
+        "a model on the disk is named with `-d FOLDER`; {fetch}",
     ),
     (
         &["listen", "listen-ip", "listen-port", "port", "host", "server", "api", "share"],
@@ -252,9 +253,9 @@ const OTHERS: [(&[&str], &str); 36] = [
 const NO_COMMANDS: [(&str, &str); 14] = [
     ("serve", ""),
     ("server", ""),
-    ("batch", "`scripts/generate_batch.sh` draws each line of a file"),
+    ("batch", "{lines}"),
     ("chat", ""),
-    ("download", "`scripts/download_model.sh 4b` fetches a model"),
+    ("download", "{fetch}"),
     ("list", "`flux info PATH` says what a model is"),
     ("again", ""),
     ("sheet", ""),
@@ -293,6 +294,11 @@ pub fn with_other_names(command: Command) -> Command {
     command.mut_subcommands(with_other_names)
 }
 
+/// A hint, where `{fetch}` is how to get a model, and `{lines}` how to draw the lines of a file.
+fn filled(hint: &str) -> String {
+    hint.replace("{fetch}", &fetch_a_model()).replace("{lines}", &draw_each_line())
+}
+
 /// What to say of a flag that is not ours, if it is one of another program.
 pub fn explain(error: &clap::Error) -> Option<Error> {
     if error.kind() != ErrorKind::UnknownArgument {
@@ -302,14 +308,14 @@ pub fn explain(error: &clap::Error) -> Option<Error> {
     let flag = flag.split('=').next().unwrap_or(flag);
     let name = plain(flag);
     let (_, hint) = OTHERS.iter().find(|(names, _)| names.contains(&name.as_str()))?;
-    Some(Error::usage(format!("there is no flag `{flag}`")).hint(*hint))
+    Some(Error::usage(format!("there is no flag `{flag}`")).hint(filled(hint)))
 }
 
 /// The error of a word that is a command elsewhere, if it is one.
 pub fn no_command(word: &str) -> Option<Error> {
     let (name, instead) = NO_COMMANDS.iter().find(|(name, _)| *name == word)?;
     let draw = format!("`flux -p {name}` draws the word");
-    let hint = if instead.is_empty() { draw } else { format!("{instead}; {draw}") };
+    let hint = if instead.is_empty() { draw } else { format!("{}; {draw}", filled(instead)) };
     Some(Error::usage(format!("this version has no command `{name}`")).hint(hint))
 }
 

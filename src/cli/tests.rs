@@ -60,7 +60,7 @@ fn flags_that_mean_something_else_say_what_does_it_here() {
         (&["--offload-to-cpu"], "`--gpu-memory GIB`"),
         (&["--VAE-tiling"], "the VAE works in bands by itself"),
         (&["--lora-model-dir", "x"], "`--lora FILE:STRENGTH`"),
-        (&["--prompt-file", "x"], "scripts/generate_batch.sh"),
+        (&["--prompt-file", "x"], "for each line of a file"),
     ] {
         let refused = read(&[&["-p", "x"], words].concat()).err().expect("refused");
         let flag = words[0].split('=').next().unwrap();

@@ -25,6 +25,16 @@ pub fn fetch_a_model() -> String {
     }
 }
 
+/// How to draw an image for each line of a file.
+pub fn draw_each_line() -> String {
+    match &*SOURCE_FOLDER {
+        Some(folder) => {
+            format!("`scripts/generate_batch.sh` in `{}` draws an image for each line of a file", folder.display())
+        }
+        None => "an image for each line of a file is a run for each".to_string(),
+    }
+}
+
 /// What to do about a missing file of a model.
 pub(super) fn complete_the_download() -> String {
     const REST: &str = "fetches the model's repository on Hugging Face as a whole";
