@@ -181,6 +181,10 @@ fn noise_takes_the_place_of_the_seed_and_wrong_files_are_refused() {
     write(&noise, &[channels, 2, 2], f32::NAN);
     of("1", &[]).fails(1, &["value 1 of", "NaN", "noise.safetensors"]);
     fs::write(&noise, "no tensors").unwrap();
+    of("1", &[]).fails(1, &["the file is text", "in: noise.safetensors", "hint: name a safetensors file"]);
+    fs::copy(project("docs/gallery.png"), &noise).unwrap();
+    of("1", &[]).fails(1, &["the file is a PNG image of ", "in: noise.safetensors", "hint: "]);
+    fs::write(&noise, b"\x40\0\0\0\0\0\0\0{\"a\": 1}").unwrap();
     of("1", &[]).fails(1, &["not a whole safetensors file", "hint: "]);
 }
 

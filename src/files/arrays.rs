@@ -11,7 +11,7 @@ use safetensors::{Dtype, SafeTensors};
 
 use super::identity::check_replaceable;
 use super::overwrite::create_folder;
-use super::{atomic, near, overwrite, regular};
+use super::{atomic, content, near, overwrite, regular};
 use crate::error::{Error, Result};
 
 /// The longest file: the latents of eight images of 8192 x 8192 pixels in float32, with as much to spare.
@@ -123,9 +123,10 @@ impl ArrayFile {
 
     fn tensors(&self) -> Result<SafeTensors<'_>> {
         SafeTensors::deserialize(&self.bytes).map_err(|e| {
-            Error::new(format!("not a whole safetensors file: {e}"))
-                .at_path(&self.path)
-                .hint("name a safetensors file that is whole")
+            let is_header = self.bytes.get(8) == Some(&b'{');
+            let other = content::explain(&self.path, &self.bytes).filter(|_| !is_header);
+            let what = other.map_or(format!("not a whole safetensors file: {e}"), |other| other.what().to_string());
+            Error::new(what).at_path(&self.path).hint("name a safetensors file that is whole")
         })
     }
 }
