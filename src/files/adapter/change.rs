@@ -110,6 +110,11 @@ impl Change {
         deltas.into_iter().map(change).collect()
     }
 
+    /// Whether no weight changes by it.
+    pub(super) fn is_nothing(&self) -> bool {
+        self.magnitude.is_none() && self.delta.is_zero()
+    }
+
     /// A bound of its values, for strength 1.
     pub(super) fn extent(&self) -> f64 {
         self.extent

@@ -4,6 +4,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::change::{Delta, LowRank, rows_of};
+use crate::files::zeros::is_zeros;
 use crate::files::{Format, TensorView};
 
 const BYTES_AT_ONCE: usize = 1 << 18;
@@ -44,9 +45,26 @@ impl LowRank {
         let (up, down) = (largest(&self.up) * f64::from(self.scale.abs()), largest(&self.down));
         (up * down * self.rank() as f64).max(up).max(down)
     }
+
+    fn is_zero(&self) -> bool {
+        self.scale == 0.0 || is_zeros(&self.up) || is_zeros(&self.down)
+    }
 }
 
 impl Delta {
+    /// Whether all of its values are zero.
+    pub fn is_zero(&self) -> bool {
+        match self {
+            Self::LowRank(low_rank) => low_rank.is_zero(),
+            Self::Kronecker { left, right, scale } => {
+                [left.largest(), right.largest(), f64::from(scale.abs())].contains(&0.0)
+            }
+            Self::Hadamard { first, second, scale } => first.is_zero() || second.is_zero() || *scale == 0.0,
+            Self::Difference(view) => is_zeros(view),
+            Self::Replacement(_) => false,
+        }
+    }
+
     /// A bound of its values, and of those from which they are computed.
     pub fn extent(&self) -> f64 {
         match self {

@@ -167,6 +167,10 @@ impl Adapter {
         }
         let of_layers = layers.iter().map(Vec::as_slice);
         notes.extend(scaling.peft().iter().flat_map(|peft| peft.notes(of_layers.clone())));
+        if changes.values().flatten().all(|piece| piece.change.is_nothing()) {
+            let path = path.display();
+            notes.push(format!("adapter `{path}` changes nothing: its alpha, or one factor of each layer, is zero"));
+        }
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Self { path: path.to_path_buf(), file, id, changes, modules: modules.clone(), notes, extent })

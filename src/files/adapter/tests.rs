@@ -409,3 +409,33 @@ fn values_that_are_no_numbers_are_refused() {
     let error = Adapter::open(&path, &modules()).err().unwrap().to_string();
     assert!(error.contains("lora_A.weight` holds values that are not numbers") && error.contains("hint: "), "{error}");
 }
+
+#[test]
+fn an_adapter_of_zeros_has_a_note() {
+    let alpha = |value: f32| q_adapter(&[], &[(&format!("{Q}.alpha"), Dtype::F32, &value.to_le_bytes())]).unwrap();
+    assert_eq!(alpha(1.0).notes(), [""; 0]);
+    assert!(alpha(0.0).notes()[0].contains("changes nothing"));
+    // One tensor of zeros by its name, among others of ones.
+    let of = |tensors: &[(&str, &[usize])], zero: &str| {
+        let bytes = |name: &str, shape: &[usize]| {
+            let value: f32 = if name == zero { 0.0 } else { 1.0 };
+            value.to_le_bytes().repeat(shape.iter().product())
+        };
+        let bytes: Vec<Vec<u8>> = tensors.iter().map(|(name, shape)| bytes(name, shape)).collect();
+        let views = tensors.iter().zip(&bytes).map(|((name, shape), bytes)| {
+            (format!("{Q}.{name}"), Written::new(Dtype::F32, shape.to_vec(), bytes).unwrap())
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("adapter.safetensors");
+        safetensors::serialize_to_file(views, None, &path).unwrap();
+        Adapter::open(&path, &modules()).unwrap().notes().iter().filter(|note| note.contains("changes nothing")).count()
+    };
+    let hada = ["hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"];
+    let hada = hada.map(|name| (name, if name.ends_with('a') { [DIM, 2] } else { [2, DIM] }));
+    let kron = [("lokr_w1", [2, 2]), ("lokr_w2", [DIM / 2, DIM / 2])];
+    for tensors in [&factors(2)[..], &hada, &kron, &[("diff", [DIM, DIM])]] {
+        let tensors: Vec<(&str, &[usize])> = tensors.iter().map(|(name, shape)| (*name, &shape[..])).collect();
+        assert_eq!(of(&tensors, ""), 0);
+        tensors.iter().for_each(|(name, _)| assert_eq!(of(&tensors, name), 1, "{name}"));
+    }
+}
