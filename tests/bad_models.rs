@@ -116,6 +116,19 @@ fn an_empty_tokenizer_is_refused() {
     refused(&model, &["tokenizer/tokenizer.json"]);
 }
 
+#[test]
+fn a_tokenizer_of_another_model_is_named() {
+    let model = ModelCopy::new();
+    model.change_json("tokenizer/tokenizer.json", |tokenizer| {
+        // A token of every prompt.
+        let vocabulary = tokenizer["model"]["vocab"].as_object_mut().expect("a vocabulary");
+        vocabulary.insert("Ċ".to_string(), json!(99_999));
+    });
+    let (run, _) = run(&model);
+    let file = model.file("tokenizer/tokenizer.json").display().to_string();
+    run.fails(1, &["token id 99999 is outside the encoder's vocabulary of ", &file, "hint: "]);
+}
+
 /// Another thread reads the tokenizer, and every call that needs it returns its error.
 #[test]
 fn a_damaged_tokenizer_is_told_each_time_and_before_any_work() {

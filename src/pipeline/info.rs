@@ -81,8 +81,12 @@ fn out_layers(named: Option<Vec<usize>>, layers: usize, dir: &ModelFiles, place:
     match named {
         Some(states) if has(&states) => Ok(states),
         Some(states) => {
-            let what = format!("text_encoder_out_layers {states:?} do not fit an encoder of {layers} layers");
-            let hint = "this is not the index of a klein model: fetch the whole folder again";
+            let encoder = dir.component(Role::TextEncoder).path();
+            let what = format!(
+                "text_encoder_out_layers {states:?} do not fit the text encoder in `{}`, which has {layers} layers",
+                encoder.display()
+            );
+            let hint = "the two are of different models: name the text encoder of this one";
             Err(Error::new(what).at(place.path()).hint(hint))
         }
         None if layers > KLEIN_OUT_LAYERS[2] => Ok(KLEIN_OUT_LAYERS.to_vec()),

@@ -35,7 +35,7 @@ impl<B: Backend> Model<B> {
     }
 
     /// A model on a backend. Nothing is copied to the device yet.
-    pub fn new(backend: B, OpenModel { info, tokenizer, files }: OpenModel) -> Arc<Self> {
+    pub fn new(backend: B, OpenModel { info, tokenizer, files, .. }: OpenModel) -> Arc<Self> {
         let residency = Residency::new(backend, Arc::new(info), Arc::new(files));
         Arc::new(Self { residency, tokenizer: Arc::new(tokenizer), noise: Mutex::default() })
     }
@@ -140,7 +140,12 @@ impl<B: Backend> Model<B> {
 
     /// What a session reads. Waits for the tokenizer where it reads prompts.
     pub(super) fn read(&self, request: &Request, plan: &mut Plan) -> Result<Text> {
-        Text::read(request, plan, |prompt, length| self.tokenizer.get()?.encode_to(prompt, length))
+        Text::read(request, plan, |prompt, length| {
+            let tokenizer = self.tokenizer.get()?;
+            let tokens = tokenizer.encode_to(prompt, length)?;
+            tokenizer.check_vocabulary(&tokens, self.info().text_encoder.vocab_size)?;
+            Ok(tokens)
+        })
     }
 
     /// Noise of an earlier batch, for its memory.

@@ -13,6 +13,7 @@ mod tokenizer_file;
 pub use config::TextEncoderConfig;
 pub use gguf_tokenizer::Vocabulary;
 pub use layer::Layer;
+use prompt::outside;
 pub use prompt::{PromptTokens, Tokenizer};
 pub use qwen3::TOKENS as QWEN3_TOKENS;
 
@@ -145,13 +146,11 @@ impl<B: Backend> TextEncoder<B> {
     }
 
     fn embed(&self, ids: &[u32]) -> Result<Tensor<B>> {
-        let ids: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
         let vocab = self.config.vocab_size;
-        if let Some(id) = ids.iter().find(|&&id| id >= vocab) {
-            return Err(Error::new(format!("token id {id} is outside the encoder's vocabulary of {vocab}"))
-                .at("tokenizer/tokenizer.json")
-                .hint("tokenizer and text encoder are of different models: fetch the whole folder again"));
+        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab) {
+            return Err(outside(*id, vocab));
         }
+        let ids: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
         self.backend.embedding(&self.embed_tokens, &ids)
     }
 

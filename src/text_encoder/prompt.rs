@@ -110,6 +110,14 @@ impl Tokenizer {
         Ok(PromptTokens { ids, real, truncated, cut_at })
     }
 
+    /// Errors when a text encoder with a vocabulary of `size` tokens has none of these.
+    pub fn check_vocabulary(&self, tokens: &PromptTokens, size: usize) -> Result<()> {
+        match tokens.ids.iter().find(|&&id| id as usize >= size) {
+            None => Ok(()),
+            Some(id) => Err(outside(*id, size).at(self.file.as_str())),
+        }
+    }
+
     /// What the crate makes of a prompt, with its errors and panics as errors.
     fn encoding(&self, encode: impl FnOnce(&Inner) -> tokenizers::Result<Encoding>) -> Result<Encoding> {
         guarded(|| encode(&self.inner).map_err(|e| e.to_string())).and_then(|encoded| encoded).map_err(|why| {
@@ -118,6 +126,12 @@ impl Tokenizer {
                 .hint("fetch the tokenizer again; if it is whole, word the prompt otherwise")
         })
     }
+}
+
+/// The error of a token that a vocabulary of `size` tokens does not have.
+pub(super) fn outside(id: u32, size: usize) -> Error {
+    Error::new(format!("token id {id} is outside the encoder's vocabulary of {size}"))
+        .hint("tokenizer and text encoder are of different models: fetch the whole folder again")
 }
 
 #[cfg(test)]
