@@ -6,6 +6,8 @@
 mod damage;
 #[path = "opening/errors.rs"]
 mod errors;
+#[path = "opening/left_out.rs"]
+mod left_out;
 #[cfg(unix)]
 #[path = "opening/places.rs"]
 mod places;

@@ -67,6 +67,7 @@ pub fn run(args: Arc<Generate>, start: Instant, signals: &Signals) -> Result<()>
     let (model, open_s) =
         opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
     let mut model = model?;
+    model.notes().iter().for_each(|note| console.note(note));
     cancel.check()?;
     if args.images.kv {
         model.cache_references();

@@ -154,7 +154,8 @@ impl Component {
             Source::File(path) => open_weights(path).map(|file| vec![file]),
             Source::Folder(_) | Source::Missing(_) => Ok(Vec::new()),
         };
-        files.iter().flatten().filter_map(Container::note).collect()
+        let Ok(files) = files else { return Vec::new() };
+        files.iter().filter_map(Container::note).chain(note_of_no_part(&files)).collect()
     }
 
     /// Its weights, by the names that models ask for.
@@ -209,4 +210,17 @@ impl Quantised {
         Err(Error::new(format!("the weights are quantised by `{method}`, which is not read"))
             .hint("use the same model as GGUF or fp8 in one file, by bitsandbytes, or in bf16: all of these are read"))
     }
+}
+
+/// What someone should know of tensors that belong to no part of a model that is in one file.
+fn note_of_no_part(files: &[Container]) -> Option<String> {
+    let kind = inspect::kind(files);
+    if !kind.has_several() {
+        return None;
+    }
+    let (key, path) = files.iter().find_map(|file| {
+        let unknown = file.names().filter(|key| kind.owner(key).is_none()).min()?;
+        Some((unknown, file.path()))
+    })?;
+    Some(format!("left out tensors of `{}` that no part of a klein model has, such as `{key}`", path.display()))
 }

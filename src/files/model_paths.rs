@@ -104,7 +104,12 @@ impl ModelPaths {
         }
         let unknown = [&model.transformer, &model.text_encoder, &model.vae].map(Component::unknown_metadata);
         model.notes.extend(unknown.into_iter().flatten());
-        model.notes.extend(parts.iter().flat_map(|(component, _)| component.notes()));
+        for note in parts.iter().flat_map(|(component, _)| component.notes()) {
+            // Of a file that is several parts, each has it.
+            if !model.notes.contains(&note) {
+                model.notes.push(note);
+            }
+        }
         let name = model.text_encoder.single_file().and_then(|file| file.file_name()).unwrap_or_default();
         let name = name.to_string_lossy().to_lowercase();
         if ["instruct", "thinking", "2507"].iter().any(|word| name.contains(word)) {

@@ -114,6 +114,11 @@ impl Kind {
 
     /// Whether a tensor belongs to the part `role`. One of no part belongs to the only one there is.
     pub fn owns(&self, role: Role, key: &str) -> bool {
+        self.owner(key).map_or(self.parts.len() < 2, |owner| owner == role)
+    }
+
+    /// The part that a tensor belongs to by its name.
+    pub fn owner(&self, key: &str) -> Option<Role> {
         let behind = || self.parts.iter().filter_map(|part| Some((part, part.names.strip(key)?)));
         let longest = |(part, _): &(&Part, &str)| part.names.prefix.len();
         let owner =
@@ -121,7 +126,12 @@ impl Kind {
                 let several = self.parts.len() > 1;
                 behind().filter(|(part, _)| !several || !part.names.prefix.is_empty()).max_by_key(longest)
             });
-        owner.map_or(self.parts.len() < 2, |(part, _)| part.role == role)
+        owner.map(|(part, _)| part.role)
+    }
+
+    /// Whether there are several parts.
+    pub fn has_several(&self) -> bool {
+        self.parts.len() > 1
     }
 
     /// Whether anything is known of it.

@@ -1,7 +1,9 @@
 //! The tensors of one component, by name.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::iter::Sum;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use super::container::Container;
 use super::names::{Names, Piece};
@@ -20,6 +22,21 @@ pub struct TensorFiles {
     replaced: HashMap<String, TensorView>,
     /// Whether the files hold other tensors as well.
     is_part: bool,
+    /// The names that were asked for.
+    read: Mutex<HashSet<String>>,
+}
+
+/// A tensor that nobody asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unread<'a> {
+    /// The name that models would ask for.
+    pub name: &'a str,
+    /// Its name in the file.
+    pub key: &'a str,
+    /// Whether another tensor of its layer, which differs in the last word of the name, was asked for.
+    pub is_of_layer: bool,
+    /// The file.
+    pub path: &'a Path,
 }
 
 /// Rows of a tensor in a file: one of equal parts.
@@ -82,7 +99,7 @@ impl TensorFiles {
             }
         }
         tensors.values_mut().for_each(|places| places.sort_by_key(|place| place.index));
-        Ok(Self { files, tensors, quantised: None, replaced: HashMap::new(), is_part })
+        Ok(Self { files, tensors, quantised: None, replaced: HashMap::new(), is_part, read: Mutex::default() })
     }
 
     /// The files.
@@ -116,6 +133,24 @@ impl TensorFiles {
     /// All names, in no order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
+    }
+
+    /// The tensors that neither [`TensorFiles::get`] nor [`TensorFiles::parts`] was asked for, by their names in the files.
+    pub fn unread(&self) -> Vec<Unread<'_>> {
+        let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let layer = |name: &'_ str| name.rsplit_once('.').map(|(layer, _)| layer.to_string());
+        let is_read = |(name, _): &(&String, &Vec<Place>)| read.contains(name.as_str());
+        let (found, left): (Vec<_>, Vec<_>) = self.tensors.iter().partition(is_read);
+        // By its names here and in the file: what is not known there is not known here.
+        let names = found.iter().flat_map(|(name, places)| places.iter().map(|place| &place.key).chain([*name]));
+        let layers: HashSet<String> = names.filter_map(|name| layer(name)).collect();
+        let all = left.iter().flat_map(|(name, places)| places.iter().map(move |place| (*name, place)));
+        let unread = all.map(|(name, Place { key, file, .. })| {
+            let is_of_layer =
+                [name, key].into_iter().filter_map(|name| layer(name)).any(|layer| layers.contains(&layer));
+            (key.as_str(), Unread { name, key, is_of_layer, path: self.files[*file].path() })
+        });
+        unread.collect::<BTreeMap<_, _>>().into_values().collect()
     }
 
     /// The shape of the tensor `name`, if there is one.
@@ -247,6 +282,7 @@ impl TensorFiles {
             self.files.first().map_or(error.clone(), |file| error.at_path(file.path()))
         };
         let places = self.tensors.get(name).ok_or_else(missing)?;
+        self.read.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_string());
         if let Some(view) = self.replaced.get(name) {
             return if view.shape() == shape {
                 Ok(vec![view.clone()])

@@ -82,6 +82,7 @@ mod images;
 mod index;
 mod info;
 mod latents;
+mod left_out;
 mod loader;
 mod loads;
 mod memory;

@@ -7,6 +7,7 @@ use std::thread::{self, Scope, ScopedJoinHandle, scope};
 use super::ModelInfo;
 use super::file_sizes::FileSizes;
 use super::given::Given;
+use super::left_out;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
 use crate::backend::NOT_NUMBERS;
 use crate::backend::cpu::{Cpu, Precision};
@@ -25,6 +26,7 @@ pub struct OpenModel {
     pub(super) info: ModelInfo,
     pub(super) tokenizer: LateTokenizer,
     pub(super) files: Files,
+    notes: Vec<String>,
 }
 
 /// The tokenizer that another thread reads. The first call of [`LateTokenizer::get`] waits for it.
@@ -128,24 +130,35 @@ impl OpenModel {
                 let files = text_encoder::open(dir)?;
                 TextEncoder::load(&Weights::new(host, &files), info.text_encoder, &info.out_layers)
                     .map_err(|e| info.explain(e))?;
-                Ok(Some(files))
+                let note = left_out::of_text_encoder(&files, info.layers_to_run())?;
+                Ok(Some((files, note)))
             });
             let transformer = spawn(scope, || {
                 let files = transformer::open(dir)?;
                 Transformer::load(&Weights::new(host, &files), &info.transformer).map_err(|e| info.explain(e))?;
-                Ok(files)
+                let note = left_out::of_transformer(&files)?;
+                Ok((files, note))
             });
             let vae = spawn(scope, || {
                 let files = vae::open(dir)?;
                 Decoder::load(&Weights::new(host, &files), &info.vae).map_err(|e| info.explain(e))?;
-                Ok(files)
+                let has_encoder = Encoder::load(&Weights::new(host, &files), &info.vae).is_ok();
+                let note = left_out::of_vae(&files, has_encoder)?;
+                Ok((files, note))
             });
             (join(text_encoder), join(transformer), join(vae))
         });
-        let (text_encoder, transformer, vae) = (text_encoder?, transformer?, vae?);
+        let ((transformer, of_transformer), (vae, of_vae)) = (transformer?, vae?);
+        let (text_encoder, of_text_encoder) = text_encoder?.unzip();
+        let notes = [of_text_encoder.flatten(), of_transformer, of_vae].into_iter().flatten().collect();
         let files = Files { text_encoder, transformer, vae };
         let info = ModelInfo { file_sizes: files.sizes(info), ..info.clone() };
-        Ok(Self { info, tokenizer, files })
+        Ok(Self { info, tokenizer, files, notes })
+    }
+
+    /// What someone should know about its weights.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Says that the transformer was trained so that keys and values of reference images are made once, for all steps;

@@ -14,15 +14,15 @@ use super::renamed::{CONFIG, Tensors, bfl, ldm, llama, read, write_gguf_with, wr
 use super::{EXPECTED, FILES, image};
 
 /// A part of the model as a single file in a folder of its own.
-struct Single {
+pub struct Single {
     folder: PathBuf,
     part: &'static str,
-    tensors: Tensors,
+    pub tensors: Tensors,
 }
 
 impl Single {
     /// A file of the part `part` of the model, in the folder `name`.
-    fn new(name: &str, part: &'static str) -> Self {
+    pub fn new(name: &str, part: &'static str) -> Self {
         let folder = FILES.at(&format!("said/{name}"));
         fs::create_dir_all(&folder).unwrap();
         let stem = if part == "text_encoder" { "model" } else { "diffusion_pytorch_model" };
@@ -35,12 +35,12 @@ impl Single {
         Self { folder, part, tensors }
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub fn at(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
     /// Writes the file with these metadata.
-    fn write(&self, metadata: &[(&str, &str)]) -> &Self {
+    pub fn write(&self, metadata: &[(&str, &str)]) -> &Self {
         write_with(&self.at("one.safetensors"), &self.tensors, metadata);
         self
     }
@@ -56,7 +56,7 @@ impl Single {
         self
     }
 
-    fn paths(&self, file: &Path) -> ModelPaths {
+    pub fn paths(&self, file: &Path) -> ModelPaths {
         let mut paths = ModelPaths {
             model: Some(FILES.at("folder")),
             text_encoder: Some(FILES.at("folder")),
