@@ -71,8 +71,23 @@ pub struct TrainedSizes {
     pub aspect_ratio: f64,
 }
 
-/// The hidden states of the text encoder that are read: those that are named, else those of klein models, which are as far
-/// inside of a smaller one.
+/// The hidden states of klein models, which are as far inside of a smaller text encoder.
+///
+/// Errors when the encoder at `place` has too few layers.
+pub(super) fn default_out_layers(layers: usize, place: &ConfigPlace) -> Result<[usize; 3]> {
+    match layers {
+        _ if layers > KLEIN_OUT_LAYERS[2] => Ok(KLEIN_OUT_LAYERS),
+        _ if layers >= LEAST_LAYERS => Ok([layers / 4, layers / 2, 3 * layers / 4]),
+        _ => {
+            let what =
+                format!("the text encoder has {layers} layers (`num_hidden_layers`), expected at least {LEAST_LAYERS}");
+            let hint = "this is not the text encoder of a klein model: fetch it again";
+            Err(Error::new(what).at(place.path()).hint(hint))
+        }
+    }
+}
+
+/// The hidden states of the text encoder that are read: those that are named, else those of klein models.
 ///
 /// Errors when an encoder of so many layers lacks one of them.
 fn out_layers(named: Option<Vec<usize>>, layers: usize, dir: &ModelFiles, place: &ConfigPlace) -> Result<Vec<usize>> {
@@ -89,14 +104,7 @@ fn out_layers(named: Option<Vec<usize>>, layers: usize, dir: &ModelFiles, place:
             let hint = "the two are of different models: name the text encoder of this one";
             Err(Error::new(what).at(place.path()).hint(hint))
         }
-        None if layers > KLEIN_OUT_LAYERS[2] => Ok(KLEIN_OUT_LAYERS.to_vec()),
-        None if layers >= LEAST_LAYERS => Ok(vec![layers / 4, layers / 2, 3 * layers / 4]),
-        None => {
-            let what =
-                format!("the text encoder has {layers} layers (`num_hidden_layers`), expected at least {LEAST_LAYERS}");
-            let path = dir.component(Role::TextEncoder).place().path().to_string();
-            Err(Error::new(what).at(path).hint("this is not the text encoder of a klein model: fetch it again"))
-        }
+        None => default_out_layers(layers, &dir.component(Role::TextEncoder).place()).map(Vec::from),
     }
 }
 

@@ -216,3 +216,38 @@ fn shapes_that_no_model_has_are_refused() {
     refused(norm, |old| vec![1, old[0]], &[norm, "expected 1 axes"]);
     assert_eq!(names(folder.path()), ["changed.safetensors"]);
 }
+
+#[test]
+fn a_text_encoder_that_lacks_a_tensor_or_has_one_too_many_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let encoder = model().join("text_encoder/model.safetensors");
+    let bytes = fs::read(&encoder).unwrap();
+    let whole = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let copy = folder.path().join("model/text_encoder");
+    fs::create_dir_all(&copy).unwrap();
+    fs::copy(model().join("text_encoder/config.json"), copy.join("config.json")).unwrap();
+    fs::copy(model().join("model_index.json"), folder.path().join("model/model_index.json")).unwrap();
+    let refused = |tensors: Vec<(String, TensorView<'_>)>, words: &[&str]| {
+        safetensors::serialize_to_file(tensors, None, &copy.join("model.safetensors")).unwrap();
+        for to in ["to.safetensors", "to.gguf"] {
+            let to = folder.path().join(to);
+            let from = folder.path().join("model");
+            let tokenizer = model().join("tokenizer");
+            let mut args = vec![text(&from), text(&to), "--format", "bf16", "--component", "text"];
+            if to.extension().is_some_and(|ending| ending == "gguf") {
+                args.extend(["--tokenizer", text(&tokenizer)]);
+            }
+            convert(&args).fails(1, &[words, &["in: ", "hint: "]].concat());
+            assert!(!to.exists());
+        }
+    };
+    refused(Vec::new(), &["is missing"]);
+    let lacking = "model.layers.1.mlp.up_proj.weight";
+    let mut tensors = whole.tensors();
+    tensors.retain(|(name, _)| name != lacking);
+    refused(tensors, &[&format!("tensor `{lacking}` is missing")]);
+    let mut tensors = whole.tensors();
+    let bias = TensorView::new(Dtype::F32, vec![1], &[0, 0, 128, 63]).unwrap();
+    tensors.push(("model.layers.0.self_attn.q_proj.bias".to_string(), bias));
+    refused(tensors, &["`model.layers.0.self_attn.q_proj.bias` belongs to a layer that has no such tensor"]);
+}

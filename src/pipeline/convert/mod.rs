@@ -13,14 +13,18 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::index::Index;
+use super::info::default_out_layers;
+use super::left_out;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
 use super::quantise::plan::{Planned, check_narrower, plan};
+use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::files::names::llama_cpp_name;
 use crate::files::quantise::name_of_format;
 use crate::files::writer::TensorTarget;
 use crate::files::{Component, FileId, Format, Role, TensorFiles, TensorView, TokenizerFile, check_replaceable};
-use crate::text_encoder::TextEncoderConfig;
+use crate::nn::Weights;
+use crate::text_encoder::{TextEncoder, TextEncoderConfig};
 use crate::transformer::TransformerConfig;
 
 /// What to do where nothing better is known.
@@ -124,7 +128,7 @@ impl Conversion {
 
     fn write_tensors(&self, caller: &Caller<'_>) -> Result<Converted> {
         let role = self.component.role();
-        let planned = plan(&self.files, role, self.format, |_| true)?;
+        let planned = self.planned()?;
         if self.format != Format::Bf16 {
             check_narrower(&planned, role, self.format).map_err(|e| e.at("--format"))?;
         }
@@ -150,6 +154,26 @@ impl Conversion {
         caller.check()?;
         let path = self.target.path().to_path_buf();
         Ok(Converted { path, bytes: writer.commit()?, tensors: tensors.len(), notes: self.notes(&tensors) })
+    }
+
+    /// What is written.
+    ///
+    /// Errors when a tensor that models read is missing or of another shape, or one belongs to a layer that has no such
+    /// tensor.
+    fn planned(&self) -> Result<Vec<Planned>> {
+        let role = self.component.role();
+        if role == Role::TextEncoder {
+            // All of its tensors are written, so it is asked before that which of them models read.
+            let config = TextEncoderConfig::of(&self.component)?;
+            let out_layers = default_out_layers(config.num_hidden_layers, &self.component.place())?;
+            TextEncoder::load(&Weights::new(&Cpu::new(Precision::F32), &self.files), config, &out_layers)?;
+            left_out::of_text_encoder(&self.files, out_layers[2])?;
+        }
+        let planned = plan(&self.files, role, self.format, |_| true)?;
+        if role == Role::Transformer {
+            left_out::of_transformer(&self.files)?;
+        }
+        Ok(planned)
     }
 
     /// What no tensor tells, as JSON: the config of the component, and what is said of the model as a whole in front of

@@ -127,6 +127,10 @@ fn image(case: &mut Case, place: &Place<'_>, model: &Path, rng: &mut Rng) {
         case.command.arg("--force");
         let first = READ_FIRST.map(|name| place.at(name));
         case.expected.may_change.extend(first);
+        // And what leads to it.
+        let seeds =
+            ["", "-7", "-8", "-9"].iter().flat_map(|seed| [format!("{seed}.png"), format!("{seed}.safetensors")]);
+        case.expected.may_change.extend(seeds.map(|end| place.out.join(format!("alias{end}"))));
     }
     outputs(case, place, &inputs, count, has_embeddings, rng);
 }
