@@ -148,7 +148,7 @@ gpu-bundle: ## Gather what scripts/gpu_check needs on a machine without Rust (ST
 lint: ## Format, clippy with warnings denied, layering, shell scripts where shellcheck is installed
 	$(CARGO) fmt --check
 	$(CARGO) clippy --release --locked --all-targets -- -D warnings
-	$(CARGO) test --release --locked --test layering
+	$(CARGO) test --release --locked --test sources layering::
 	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/*.sh scripts/*/*.sh .ci/run; else echo "skipped: no shellcheck"; fi
 
 .PHONY: compare

@@ -2,12 +2,7 @@
 //! the rules of those who write them.
 
 #[cfg(unix)]
-#[path = "support/program.rs"]
-mod program;
-#[cfg(unix)]
-#[path = "adapters/refused.rs"]
 mod refused;
-mod support;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -20,7 +15,7 @@ use flux::pipeline::{AdapterUse, Model, Request};
 use safetensors::tensor::{Dtype, TensorView};
 use tempfile::TempDir;
 
-use support::preset;
+use crate::support::preset;
 
 /// Rows, columns and values.
 #[derive(Clone)]
@@ -451,7 +446,7 @@ fn strengths_multiply_and_several_adapters_add() {
 #[cfg(unix)]
 #[test]
 fn the_program_takes_adapters_and_says_which_it_used() {
-    use program::{Run, SMALL, flux, names};
+    use crate::program::{Run, SMALL, flux, names};
 
     let dir = folder_of("sharded");
     let own = tempfile::tempdir().unwrap();

@@ -1,16 +1,11 @@
 //! Damaged model folders: each is refused in the user's words, before any work and without a panic.
 
-#[path = "support/model_copy.rs"]
-mod model_copy;
-#[path = "support/program.rs"]
-mod program;
-
+use crate::model_copy::{self, ModelCopy};
+use crate::program::{self, Run, draw, names};
 use flux::backend::cpu::{Cpu, Precision};
 use flux::files::ModelFiles;
 use flux::pipeline::{Model, Request};
 use image::ImageFormat;
-use model_copy::ModelCopy;
-use program::{Run, draw, names};
 use serde_json::{Value, json};
 
 const TRANSFORMER: &str = "transformer/diffusion_pytorch_model.safetensors";

@@ -2,16 +2,13 @@
 //! nvcc.
 #![cfg(unix)]
 
-#[path = "support/program.rs"]
-mod program;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use program::{Run, names, project};
+use crate::program::{Run, names, project};
 
 /// Copies its input to its output, and counts its calls; fails for a source that asks for it.
 const NVCC: &str = r#"#!/bin/sh

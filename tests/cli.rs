@@ -1,20 +1,10 @@
 //! The program from outside: exit codes, messages, files written.
 
-#[path = "cli/commands.rs"]
 mod commands;
-#[path = "cli/images.rs"]
 mod images;
-#[path = "support/model_copy.rs"]
-mod model_copy;
-#[path = "support/program.rs"]
-mod program;
-#[path = "cli/progress.rs"]
 mod progress;
-#[path = "cli/prompts.rs"]
 mod prompts;
-#[path = "cli/signals.rs"]
 mod signals;
-#[path = "cli/usage.rs"]
 mod usage;
 
 use std::fs;
@@ -22,9 +12,9 @@ use std::io::BufReader;
 use std::path::Path;
 use std::process::Command;
 
+use crate::program::{Run, SMALL, draw, flux, names, project};
 use flux::compare::difference;
 use flux::input::read;
-use program::{Run, SMALL, draw, flux, names, project};
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")

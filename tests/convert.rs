@@ -1,25 +1,19 @@
 //! `--quantize` and `flux convert`: weights in few bits, in memory and in files, are the same weights.
 #![cfg(unix)]
 
-#[path = "convert/carried.rs"]
 mod carried;
-#[path = "support/program.rs"]
-mod program;
-#[path = "support/random_model/mod.rs"]
-mod random_model;
-#[path = "convert/refused.rs"]
 mod refused;
 
 use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use crate::program::{Run, flux, names};
+use crate::support::random_model::RandomModel;
 use flux::error::Kind;
 use flux::files::{Container, Format, Role};
 use flux::input::read;
 use flux::pipeline::{CancelFlag, Conversion};
-use program::{Run, flux, names};
-use random_model::RandomModel;
 
 /// Formats by their names, and the ending of files that have them.
 const FORMATS: [(&str, &str, Format); 13] = [

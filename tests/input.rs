@@ -1,12 +1,10 @@
 //! Image files, masks and sizes, against what the reference makes of them. `tests/input/README.md` says how it was asked.
 
-#[path = "input/masks.rs"]
 mod masks;
-#[path = "support/reference_mask.rs"]
-mod reference_mask;
 
 use std::path::Path;
 
+use crate::reference_mask;
 use flux::input::{Mask, Region, lanczos, read_bytes};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;

@@ -8,7 +8,6 @@
 //! input, output, compare, default_model: used by commands only, input and output by bench, input by pipeline and cli
 //! ```
 
-#[path = "layering/paths.rs"]
 mod paths;
 
 use std::collections::{BTreeMap, BTreeSet};

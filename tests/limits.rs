@@ -1,13 +1,10 @@
 //! The program within bounds: on few and many threads, in little memory, and after a panic.
 
-#[path = "support/program.rs"]
-mod program;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use program::{Run, SMALL, draw, flux, names};
+use crate::program::{Run, SMALL, draw, flux, names};
 
 #[test]
 fn an_image_is_the_same_on_any_number_of_threads() {

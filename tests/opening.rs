@@ -2,32 +2,24 @@
 //! Each draws the image of the folder that it was made from, byte for byte.
 
 #[cfg(unix)]
-#[path = "opening/damage.rs"]
 mod damage;
-#[path = "opening/errors.rs"]
 mod errors;
-#[path = "opening/left_out.rs"]
 mod left_out;
 #[cfg(unix)]
-#[path = "opening/places.rs"]
 mod places;
-#[path = "opening/prefixes.rs"]
 mod prefixes;
-#[path = "opening/renamed.rs"]
 mod renamed;
-#[path = "opening/said.rs"]
 mod said;
-mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
+use crate::support::random_model::RandomModel;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::files::{ModelFiles, ModelPaths, Variant};
 use flux::pipeline::{AdapterUse, Model, Request};
 use safetensors::tensor::{Dtype, TensorView};
-use support::random_model::RandomModel;
 
 use renamed::{Tensors, bfl, ldm, llama, read, write, write_gguf};
 

@@ -1,9 +1,7 @@
 //! One model and many images, one after the other and at the same time: what is computed only once, that this changes
 //! no image, and how sessions are cancelled.
 
-#[path = "pipeline/replicas.rs"]
 mod replicas;
-mod support;
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -15,7 +13,7 @@ use flux::files::quantised_cache::QuantisedCache;
 use flux::pipeline::{CancelFlag, Image, MAX_PROMPT_BYTES, Model, OpenModel, Progress, Request, Session, Stage};
 use safetensors::{Dtype, SafeTensors};
 
-use support::preset;
+use crate::support::preset;
 
 fn model(name: &str) -> Arc<Model<Cpu>> {
     Model::load(Cpu::new(Precision::F32), &preset(name)).expect("a model of the tests")

@@ -2,15 +2,8 @@
 //! and variables are whole.
 #![cfg(unix)]
 
-#[path = "support/contact_sheet.rs"]
-mod contact_sheet;
-#[path = "support/program.rs"]
-mod program;
-#[path = "support/random_model/mod.rs"]
-mod random_model;
 #[path = "opening/renamed.rs"]
 mod renamed;
-#[path = "readme/text.rs"]
 mod text;
 
 use std::collections::BTreeSet;
@@ -18,7 +11,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use contact_sheet::{COLUMNS, SIDE, contact_sheet};
+use crate::contact_sheet::{COLUMNS, SIDE, contact_sheet};
 use flux::compare::difference;
 use flux::files::ModelFiles;
 use flux::input::read;
@@ -26,8 +19,8 @@ use flux::output::Rgb;
 use flux::pipeline::ModelInfo;
 use image::RgbImage;
 use image::imageops::crop_imm;
-use program::{Run, project};
-use random_model::RandomModel;
+use crate::program::{self, Run, project};
+use crate::support::random_model::RandomModel;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Files that tell someone what to run.

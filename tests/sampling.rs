@@ -1,15 +1,12 @@
 //! The program from outside: how noise becomes an image, and the tensors that it reads and writes.
 
-#[path = "support/program.rs"]
-mod program;
-
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
+use crate::program::{Run, draw, flux, names, project};
 use flux::files::ArrayFile;
 use flux::input::read as read_png;
-use program::{Run, draw, flux, names, project};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 

@@ -1,28 +1,13 @@
 //! The scripts from outside.
 #![cfg(unix)]
 
-#[path = "support/model_copy.rs"]
-mod model_copy;
-#[path = "support/program.rs"]
-mod program;
-#[path = "support/server.rs"]
-mod server;
-
-#[path = "scripts/compare_cpu_gpu.rs"]
 mod compare_cpu_gpu;
-#[path = "scripts/download_model.rs"]
 mod download_model;
-#[path = "scripts/flags.rs"]
 mod flags;
-#[path = "scripts/fuzz_signals.rs"]
 mod fuzz_signals;
-#[path = "scripts/generate_batch.rs"]
 mod generate_batch;
-#[path = "scripts/gpu_bundle.rs"]
 mod gpu_bundle;
-#[path = "scripts/gpu_check/mod.rs"]
 mod gpu_check;
-#[path = "scripts/makefile.rs"]
 mod makefile;
 
 use std::fs;
@@ -30,7 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use program::{Run, names, project};
+use crate::program::{Run, names, project};
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")

@@ -1,10 +1,7 @@
 //! The program from outside: what it does to files that are there already, and what it refuses to write to.
 #![cfg(unix)]
 
-#[path = "writing/claims.rs"]
 mod claims;
-#[path = "support/program.rs"]
-mod program;
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
@@ -13,8 +10,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+use crate::program::{Run, SMALL, draw, flux, names};
 use flux::input::read;
-use program::{Run, SMALL, draw, flux, names};
 
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
+use super::{KOHYA, Matrix, PEFT, folder_of, weights, write, write_adapter};
 use crate::program::{self, Run, SMALL, flux, names};
-use crate::{KOHYA, Matrix, PEFT, folder_of, weights, write, write_adapter};
 
 /// Runs for the smallest image of a random model in `own`, with further flags.
 fn draw(own: &Path, flags: &[&str]) -> Run {

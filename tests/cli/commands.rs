@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::folder;
+use super::folder;
 use crate::program::{Run, draw, flux, project};
 
 #[test]
@@ -213,7 +213,7 @@ fn version_and_help_are_as_they_were() {
     assert_eq!(
         help,
         fs::read_to_string(&snapshot).unwrap(),
-        "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release --test cli"
+        "if the change is meant: UPDATE_SNAPSHOTS=1 cargo test --release --test command_line cli::"
     );
 }
 

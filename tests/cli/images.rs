@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use flux::input::{read, read_bytes};
 use flux::output::{ImageFormat, Rgb, encode};
 
+use super::{folder, texts};
 use crate::program::{Run, draw, flux, names, project};
-use crate::{folder, texts};
 
 /// Colours that differ from pixel to pixel.
 fn colours(width: usize, height: usize) -> Rgb {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::folder;
+use super::folder;
 use crate::program::{Run, SMALL, draw, flux};
 
 /// Lines that tell of a stage.

@@ -5,8 +5,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::{folder, texts};
 use crate::program::{Run, SMALL, draw, flux, names};
-use crate::{folder, texts};
 
 #[test]
 fn a_prompt_may_be_empty_or_come_from_standard_input() {

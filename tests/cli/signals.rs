@@ -8,8 +8,9 @@ use std::{fs, thread};
 
 use flux::input::read;
 
+use super::folder;
+use crate::model_copy;
 use crate::program::{flux, hear_signals, names};
-use crate::{folder, model_copy};
 
 /// The program while it runs, and the lines of its stderr that were not read yet.
 #[cfg(unix)]

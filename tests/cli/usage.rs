@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::folder;
+use super::folder;
 use crate::program::{Run, draw, flux, names, project};
 
 #[test]

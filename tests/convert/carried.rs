@@ -6,9 +6,9 @@ use std::path::Path;
 use flux::input::read;
 use serde_json::{Value, json};
 
-use super::program::{Run, flux};
-use super::random_model::{Kind, RandomModel};
 use super::{FORMATS, TRANSFORMER, convert, text};
+use crate::program::{Run, flux};
+use crate::support::random_model::{Kind, RandomModel};
 
 /// Pixels of a small image.
 fn pixels(folder: &Path, flags: &[&str]) -> Vec<u8> {

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use flux::files::Container;
 use safetensors::tensor::{Dtype, TensorView};
 
-use super::program::{Run, flux, names};
 use super::{FORMATS, TRANSFORMER, convert, model, text};
+use crate::program::{Run, flux, names};
 
 #[test]
 fn what_makes_no_sense_is_refused_and_leaves_nothing() {

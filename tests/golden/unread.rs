@@ -11,14 +11,14 @@ fn names(folder: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
 }
 
-/// Runs the other tests of this program once more, and compares what they read with what is there.
+/// Runs the other tests of this module once more, and compares what they read with what is there.
 #[test]
 fn every_file_and_every_tensor_is_read_by_a_test() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let own_name = "every_file_and_every_tensor_is_read_by_a_test";
     let mut others = Command::new(std::env::current_exe().unwrap());
-    let run = others.args(["--skip", own_name]).env(GOLDEN_LOG, &log).output().unwrap();
+    let run = others.args(["golden::", "--skip", own_name]).env(GOLDEN_LOG, &log).output().unwrap();
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));
     let log = std::fs::read_to_string(log).unwrap();
     let read: BTreeSet<String> = log.lines().map(String::from).collect();

@@ -341,7 +341,7 @@ fn devices_and_counts_that_cannot_be_are_refused() {
 #[test]
 fn a_file_that_was_cut_off_since_it_was_opened_is_an_error_of_several_devices_too() {
     let folder = tempfile::tempdir().unwrap();
-    support::random_model::RandomModel::preset("tiny").unwrap().write(folder.path()).unwrap();
+    crate::support::random_model::RandomModel::preset("tiny").unwrap().write(folder.path()).unwrap();
     let model = OpenModel::open(&ModelFiles::open(folder.path()).unwrap()).unwrap();
     let file = folder.path().join("vae/diffusion_pytorch_model.safetensors");
     OpenOptions::new().write(true).open(file).unwrap().set_len(100).unwrap();

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::program::{Run, names, project};
-use crate::{DOCUMENTS, checkout, commands_of, lines_of_models, run, text_of};
+use super::{DOCUMENTS, checkout, commands_of, lines_of_models, run, text_of};
 
 /// The code in a document's text that is more than a word, with its lines joined. Blocks are not in it.
 fn commands_in_text(document: &str) -> Vec<String> {
@@ -93,9 +93,11 @@ fn has_tests(words: &[&str], line: &str) {
     let (sources, filter) = match words {
         ["--lib", filter, ..] => (sources_below(&project("src")), *filter),
         ["--test", file, rest @ ..] => {
-            let source = fs::read_to_string(project("tests").join(format!("{file}.rs")));
+            let source = |file: &str| fs::read_to_string(project("tests").join(format!("{file}.rs")));
             let filter = rest.first().filter(|word| **word != "--").copied().unwrap_or_default();
-            (source.unwrap_or_else(|error| panic!("{line}: {error}")), filter)
+            let all = source(file).unwrap_or_else(|error| panic!("{line}: {error}"));
+            // Of the module that is named, too.
+            (all + &source(filter).unwrap_or_default(), filter)
         }
         _ => panic!("nothing tests this command: {line}"),
     };
@@ -118,10 +120,10 @@ fn sources_below(path: &Path) -> String {
 #[test]
 fn every_command_of_flux_in_a_block_is_in_a_section_that_a_test_runs() {
     let sections = ["Full-size models", "Images from images", "Sampling and conditioning", "Adapters"];
-    let mut tested: Vec<String> = crate::commands().into_iter().take(3).collect();
+    let mut tested: Vec<String> = super::commands().into_iter().take(3).collect();
     tested.extend(sections.into_iter().flat_map(commands_of));
     for document in DOCUMENTS {
-        for line in crate::commands_in(document).into_iter().filter(|line| line.starts_with("flux ")) {
+        for line in super::commands_in(document).into_iter().filter(|line| line.starts_with("flux ")) {
             assert!(tested.contains(&line), "{document}: {line}");
         }
     }

@@ -4,8 +4,8 @@ use std::fs;
 
 use flux::input::read;
 
+use super::{folder, program_that, script, write};
 use crate::program::{Run, flux, names};
-use crate::{folder, program_that, script, write};
 
 /// What is printed of two equal images.
 const SAME: &str = "max 0 mean 0.0000 psnr inf dB\n";

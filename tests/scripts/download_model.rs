@@ -7,9 +7,10 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use super::{folder, script};
+use crate::model_copy;
 use crate::program::{self, Run, SMALL, names};
 use crate::server::{Behaviour, Server, sha256};
-use crate::{folder, model_copy, script};
 
 const ROOT: &str = "black-forest-labs/FLUX.2-klein-4B/resolve/main/";
 

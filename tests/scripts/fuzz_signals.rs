@@ -1,7 +1,7 @@
 //! The program ended by signals at random moments, and programs that leave what they should not.
 
+use super::{folder, program_that, script};
 use crate::program::Run;
-use crate::{folder, program_that, script};
 
 #[test]
 fn the_program_leaves_a_whole_image_or_nothing_whenever_a_signal_comes() {

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 
+use super::{folder, program_that, script, write};
 use crate::program::{self, Run, SMALL, names};
-use crate::{folder, program_that, script, write};
 
 /// A batch of `prompts` into `out` by a program that draws nothing, prints its arguments and writes an empty file.
 fn batch(folder: &Path, prompts: &[u8], flags: &[&str]) -> Run {

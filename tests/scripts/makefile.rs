@@ -3,8 +3,8 @@
 use std::fs;
 use std::process::Command;
 
+use super::{folder, program_that, script};
 use crate::program::{Run, project};
-use crate::{folder, program_that, script};
 
 /// What make would run. `gpu-setup` calls make also then, and does nothing where a toolkit is named.
 fn recipe(target: &str, target_folder: Option<&str>) -> String {

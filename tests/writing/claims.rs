@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::folder;
+use super::folder;
 use crate::program::{Run, SMALL, draw, flux, project};
 
 /// A folder with a copy of the built-in model in `model`, an adapter, an image and a mask.

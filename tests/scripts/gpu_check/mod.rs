@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::gpu_bundle::package;
 use crate::program::{Run, names, project};
+use crate::scripts::gpu_bundle::package;
 use stand_in::{Machine, gpu_check};
 
 /// The name of a test that is gone would leave out nothing, or run nothing.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::stand_in::Machine;
-use crate::write;
+use crate::scripts::write;
 
 #[test]
 fn adapters_are_measured_in_fp8_where_the_gpu_has_it() {

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::gpu_bundle::folders;
 use crate::program::{Run, names, project};
-use crate::{folder, program_that, write};
+use crate::scripts::gpu_bundle::folders;
+use crate::scripts::{folder, program_that, write};
 
 /// A bench of images: each row that is asked for has the size of its image, and of its references, in its times.
 const BENCH: &str = r#"echo "$*" >>"$RAN"

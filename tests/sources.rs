@@ -1,0 +1,8 @@
+//! What the files of the project are: their layers, the four places of each op, and what build.rs does.
+
+#[path = "support/program.rs"]
+mod program;
+
+mod build_script;
+mod layering;
+mod ops;
