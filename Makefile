@@ -88,8 +88,8 @@ test: ## Run all Rust tests; those that need a GPU, AMX or a full-size model pas
 	$(CARGO) test --release --locked
 
 .PHONY: ci
-ci: ## Run what CI runs: format, clippy, all tests in two profiles, all kernels
-	.ci/run
+ci: ## Run what CI runs: format, clippy, all tests; ALL=1: in two profiles, and all kernels
+	.ci/run $(if $(ALL),--all)
 
 .PHONY: fuzz
 fuzz: ## Run the program FUZZ_RUNS times with hostile files, prompts and arguments, which FUZZ_SEED chooses
