@@ -38,7 +38,7 @@ pub mod vae;
 pub use error::{Error, Result};
 pub use tensor::Tensor;
 
-/// The Rust code of README.md, which `cargo test` runs.
+/// The Rust code of docs/library.md, which `cargo test` runs.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
+#[doc = include_str!("../docs/library.md")]
 struct Readme;

@@ -12,6 +12,8 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::contact_sheet::{COLUMNS, SIDE, contact_sheet};
+use crate::program::{self, Run, project};
+use crate::support::random_model::RandomModel;
 use flux::compare::difference;
 use flux::files::ModelFiles;
 use flux::input::read;
@@ -19,13 +21,23 @@ use flux::output::Rgb;
 use flux::pipeline::ModelInfo;
 use image::RgbImage;
 use image::imageops::crop_imm;
-use crate::program::{self, Run, project};
-use crate::support::random_model::RandomModel;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Files that tell someone what to run.
-const DOCUMENTS: [&str; 9] = [
+const DOCUMENTS: [&str; 21] = [
     "README.md",
+    "CONTRIBUTING.md",
+    "docs/adapters.md",
+    "docs/architecture.md",
+    "docs/editing.md",
+    "docs/files.md",
+    "docs/gpus.md",
+    "docs/library.md",
+    "docs/measured.md",
+    "docs/options.md",
+    "docs/sampling.md",
+    "docs/several-gpus.md",
+    "docs/SUMMARY.md",
     "docs/environment.md",
     "models/README.md",
     "scripts/train_tiny/README.md",
@@ -246,11 +258,10 @@ fn the_commands_for_a_full_size_model_draw() {
     }
 }
 
-/// The commands of a section of the README.
-fn commands_of(section: &str) -> Vec<String> {
-    let text = text_of("README.md");
-    let section = text.split(&format!("\n## {section}\n")).nth(1).expect("the section is there");
-    let block = section.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).expect("it has commands");
+/// The commands of the first block of a document.
+fn commands_of(document: &str) -> Vec<String> {
+    let text = text_of(document);
+    let block = text.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next()).expect("it has commands");
     block.lines().map(String::from).collect()
 }
 
@@ -267,7 +278,7 @@ fn image_of(line: &str, folder: &Path) -> Rgb {
 #[test]
 fn the_commands_of_images_from_images_draw() {
     let folder = checkout();
-    let lines = commands_of("Images from images");
+    let lines = commands_of("docs/editing.md");
     let names = ["square", "edited", "star", "small-star", "near", "wide", "heart", "both", "piped", "cached"];
     assert_eq!(lines.len(), names.len());
     let [square, edited, star, small_star, near, wide, heart, both, piped, cached] = std::array::from_fn(|i| {
@@ -307,7 +318,7 @@ fn the_commands_of_images_from_images_draw() {
 #[test]
 fn the_commands_of_sampling_and_conditioning_draw() {
     let folder = checkout();
-    let lines = commands_of("Sampling and conditioning");
+    let lines = commands_of("docs/sampling.md");
     assert_eq!(lines.len(), 8, "{lines:?}");
     for line in lines {
         image_of(&line, folder.path());
@@ -344,10 +355,9 @@ fn write_files(folder: &Path) {
 
 /// The commands in the table of models that someone has.
 fn lines_of_models() -> Vec<String> {
-    let text = text_of("README.md");
-    let section = text.split("\n## Models that you have\n").nth(1).expect("the section is there");
+    let text = text_of("docs/files.md");
     // The first table.
-    let cells = section.lines().skip_while(|line| !line.starts_with("|")).take_while(|line| line.starts_with("|"));
+    let cells = text.lines().skip_while(|line| !line.starts_with("|")).take_while(|line| line.starts_with("|"));
     cells.filter_map(|line| line.split("| `").nth(1)?.split('`').next()).map(String::from).collect()
 }
 
@@ -416,7 +426,7 @@ fn the_commands_for_many_images_and_two_devices_work() {
 
 #[test]
 fn every_option_is_in_the_table_and_every_file_that_is_linked_is_there() {
-    let text = fs::read_to_string(project("README.md")).unwrap();
+    let text = text_of("docs/options.md");
     let help = Run::of(program::flux().arg("--help")).succeeds().stdout;
     for word in help.split_whitespace().filter(|word| word.starts_with("--")) {
         let flag: String = word.chars().take_while(|c| c.is_ascii_lowercase() || *c == '-').collect();
@@ -426,10 +436,15 @@ fn every_option_is_in_the_table_and_every_file_that_is_linked_is_there() {
             "--verbose" => "`-v`",
             _ => "no short form",
         };
-        assert!(known || text.contains(short), "{flag} is not in the README");
+        assert!(known || text.contains(short), "{flag} is not in docs/options.md");
     }
-    for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap_or_default()) {
-        assert!(link.starts_with("http") || link.starts_with('#') || project(link).exists(), "{link}");
+    for document in DOCUMENTS {
+        let (text, path) = (text_of(document), project(document));
+        let folder = path.parent().expect("a file is in a folder");
+        for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap_or_default()) {
+            let file = link.split('#').next().unwrap_or_default();
+            assert!(link.starts_with("http") || folder.join(file).exists(), "{document}: {link}");
+        }
     }
 }
 
@@ -459,7 +474,24 @@ fn every_environment_variable_is_in_the_list_and_none_that_nothing_reads() {
     let sources = ["src", "tests", "scripts", "build.rs", "Makefile"];
     let read: BTreeSet<_> = sources.iter().flat_map(|name| variables_below(&project(name))).collect();
     assert_eq!(listed, read);
-    // What the README says of one is said of one that exists.
-    let told = variables(&fs::read_to_string(project("README.md")).unwrap());
+    // What a text says of one is said of one that exists.
+    let told: BTreeSet<_> = DOCUMENTS.iter().flat_map(|document| variables(&text_of(document))).collect();
     assert!(told.is_subset(&listed), "{told:?}");
+}
+
+/// It is what readers meet first.
+#[test]
+fn the_readme_is_short() {
+    assert!(text_of("README.md").len() <= 8_000);
+}
+
+#[test]
+fn the_summary_lists_every_page_and_the_readme_leads_to_it() {
+    let (summary, readme) = (text_of("docs/SUMMARY.md"), text_of("README.md"));
+    for page in
+        DOCUMENTS.iter().filter_map(|document| document.strip_prefix("docs/")).filter(|page| *page != "SUMMARY.md")
+    {
+        assert!(summary.contains(&format!("]({page})")), "{page}");
+        assert!(readme.contains(&format!("](docs/{page})")), "{page}");
+    }
 }

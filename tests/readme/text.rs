@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use crate::program::{Run, names, project};
 use super::{DOCUMENTS, checkout, commands_of, lines_of_models, run, text_of};
+use crate::program::{Run, names, project};
 
 /// The code in a document's text that is more than a word, with its lines joined. Blocks are not in it.
 fn commands_in_text(document: &str) -> Vec<String> {
@@ -116,12 +116,14 @@ fn sources_below(path: &Path) -> String {
     names(path).into_iter().map(|name| sources_below(&path.join(name))).collect()
 }
 
-/// Tests run the first commands and those of these sections. One that stands elsewhere would be run by none.
+/// Tests run the first commands and those of these pages. One that stands elsewhere would be run by none.
 #[test]
-fn every_command_of_flux_in_a_block_is_in_a_section_that_a_test_runs() {
-    let sections = ["Full-size models", "Images from images", "Sampling and conditioning", "Adapters"];
-    let mut tested: Vec<String> = super::commands().into_iter().take(3).collect();
-    tested.extend(sections.into_iter().flat_map(commands_of));
+fn every_command_of_flux_in_a_block_is_one_that_a_test_runs() {
+    let readme = super::commands();
+    let of_large = readme.iter().filter(|line| line.starts_with("flux -d"));
+    let mut tested: Vec<String> = readme.iter().take(3).chain(of_large).cloned().collect();
+    let pages = ["docs/editing.md", "docs/sampling.md", "docs/adapters.md"];
+    tested.extend(pages.into_iter().flat_map(commands_of).chain(lines_of_models()));
     for document in DOCUMENTS {
         for line in super::commands_in(document).into_iter().filter(|line| line.starts_with("flux ")) {
             assert!(tested.contains(&line), "{document}: {line}");
