@@ -2,6 +2,8 @@
 
 #[path = "support/contact_sheet.rs"]
 mod contact_sheet;
+#[path = "support/gguf.rs"]
+mod gguf;
 #[path = "support/model_copy.rs"]
 mod model_copy;
 #[path = "support/program.rs"]

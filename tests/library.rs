@@ -2,6 +2,8 @@
 
 #[path = "support/bands.rs"]
 mod bands;
+#[path = "support/gguf.rs"]
+mod gguf;
 #[path = "support/model_copy.rs"]
 mod model_copy;
 #[path = "support/program.rs"]

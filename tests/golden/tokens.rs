@@ -1,13 +1,10 @@
 //! Prompts to token ids with the real tokenizer.
 
-#[path = "../support/gguf.rs"]
-mod gguf;
-
 use std::io::Read;
 
+use crate::gguf::{self, Value};
 use flux::files::{Folder, TokenizerFile};
 use flux::text_encoder::Tokenizer;
-use gguf::Value;
 
 use crate::support::golden;
 

@@ -7,12 +7,12 @@ use flux::files::{Component, Format, ModelFiles, ModelPaths, Role, TensorFiles};
 use flux::pipeline::{CancelFlag, Conversion, OpenModel, Quantisation, Summary};
 use flux::rgb::Rgb;
 
-use super::renamed::gguf::Value;
 use super::renamed::{
     CONFIG, Tensors, bfl, decoder_only, ldm, llama, prefixed, read, read_with_metadata, write, write_gguf,
     write_gguf_with, write_with,
 };
 use super::{EXPECTED, FILES, image, load, open, request};
+use crate::gguf::Value;
 
 /// What stands in front of names, in files of this and other programs.
 const PREFIXES: [&str; 14] = [

@@ -4,8 +4,7 @@
 // Each test crate uses its own part of this module.
 #![allow(dead_code)]
 
-#[path = "../support/gguf.rs"]
-pub mod gguf;
+use crate::gguf;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;

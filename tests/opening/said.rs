@@ -9,9 +9,9 @@ use flux::text_encoder::TextEncoderConfig;
 use flux::transformer::TransformerConfig;
 use serde_json::{Value, json};
 
-use super::renamed::gguf::Value as Gguf;
 use super::renamed::{CONFIG, Tensors, bfl, ldm, llama, read, write_gguf_with, write_with};
 use super::{EXPECTED, FILES, image};
+use crate::gguf::Value as Gguf;
 
 /// A part of the model as a single file in a folder of its own.
 pub struct Single {
