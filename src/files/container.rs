@@ -3,9 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use super::bytes::Bytes;
 use super::finite;
 use super::gguf::{self, Gguf};
+use super::magnitude;
 use super::safetensors::Safetensors;
 use super::tensor_view::TensorView;
 use super::zeros::is_zeros;
@@ -139,8 +142,10 @@ impl Container {
     }
 
     /// The largest magnitude of all values that are numbers. Reads the whole file, on all cores.
-    pub fn largest(&self) -> f32 {
-        finite::largest(self.names(), |name| self.tensor(name))
+    pub fn largest(&self) -> f64 {
+        let names: Vec<&str> = self.names().collect();
+        let views = names.par_iter().filter_map(|name| self.tensor(name).ok());
+        views.map(|view| magnitude::largest(&view)).reduce(|| 0.0, f64::max)
     }
 }
 

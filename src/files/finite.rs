@@ -23,22 +23,6 @@ pub fn check<'a>(
     }
 }
 
-/// The largest magnitude of all values that are numbers.
-pub fn largest<'a>(names: impl Iterator<Item = &'a str>, tensor: impl Fn(&str) -> Result<TensorView> + Sync) -> f32 {
-    let names: Vec<&str> = names.collect();
-    let most = |values: &[f32]| values.iter().fold(0f32, |most, value| most.max(value.abs()));
-    let of_row = |view: &TensorView, row: usize| {
-        let mut values = vec![0.0; view.cols()];
-        dequantise_rows(view, row..row + 1, &mut values);
-        most(&values)
-    };
-    let of_view = |view: TensorView| match view.shape().len() {
-        0 | 1 => most(&view.to_f32()),
-        _ => (0..view.rows()).map(|row| of_row(&view, row)).fold(0.0, f32::max),
-    };
-    names.par_iter().filter_map(|name| tensor(name).ok()).map(of_view).reduce(|| 0.0, f32::max)
-}
-
 /// Whether all values are finite: in the others all bits of the exponent are set.
 fn is_finite(view: &TensorView) -> bool {
     let all_finite = |bytes: &[u8]| match view.format() {

@@ -28,6 +28,7 @@ mod gguf;
 mod hub;
 mod identity;
 mod inspect;
+mod magnitude;
 mod model_files;
 mod model_paths;
 pub mod names;

@@ -301,6 +301,7 @@ fn every_spelling_of_a_name_is_the_plain_one() {
 
 #[test]
 fn what_overflows_is_refused_when_it_is_read() {
+    assert_eq!(f64::from(half::bf16::MAX), super::change::LARGEST);
     let names = ["lora_A", "lora_B"].map(|end| format!("{Q}.{end}.weight"));
     let open = |[a, b]: [f32; 2], alpha: f32| {
         let folder = tempfile::tempdir().unwrap();
