@@ -82,7 +82,7 @@ const LAYERS: [(&str, &[&str]); 32] = [
     ("token_split.rs", &["token_layout"]),
     ("backend", &["files", "nn", "tensor", "ops"]),
     ("nn", &["files", "tensor", "backend"]),
-    ("files", &[]),
+    ("files", &["guard"]),
     ("error.rs", &[]),
     ("guard.rs", &[]),
 ];

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::error::Error;
+use crate::guard::guarded;
 
 /// How many bytes of a file tell what it is.
 const FIRST: usize = 512;
@@ -45,7 +46,6 @@ const ENDINGS: [(&[&str], &str); 4] = [
 
 /// The error of a file that is no file of weights, if it is known what it is instead.
 pub fn explain(path: &Path, bytes: &[u8]) -> Option<Error> {
-    let error = |what: &str, hint: &str| Error::new(format!("the file is {what}")).hint(hint);
     if let Some(damage) = damage(bytes) {
         return Some(damage);
     }
@@ -75,7 +75,7 @@ pub fn explain(path: &Path, bytes: &[u8]) -> Option<Error> {
 /// The error of a file that stands in place of another one: that of a download that went wrong, whatever was fetched.
 pub fn damage(bytes: &[u8]) -> Option<Error> {
     const LFS: &str = "version https://git-lfs.github.com/spec/";
-    let error = |what: &str, hint: &str| Some(Error::new(format!("the file is {what}")).hint(hint));
+    let error = |what: &str, hint: &str| Some(error(what, hint));
     let first = &bytes[..bytes.len().min(FIRST)];
     if first.is_empty() {
         return error("empty", "its download or copy did not begin: fetch it again");
@@ -97,6 +97,10 @@ pub fn damage(bytes: &[u8]) -> Option<Error> {
     if is_page { error("a web page (HTML)", hint) } else { None }
 }
 
+fn error(what: &str, hint: &str) -> Error {
+    Error::new(format!("the file is {what}")).hint(hint)
+}
+
 /// What kind of image it is, and its size.
 fn image(bytes: &[u8]) -> Option<String> {
     let format = match bytes {
@@ -113,8 +117,7 @@ fn image(bytes: &[u8]) -> Option<String> {
         [_, _, _, _, b'f', b't', b'y', b'p', b'h' | b'm', b'e' | b'i', ..] => "HEIF",
         _ => return None,
     };
-    // A damaged image may be anything, and only its size is asked for.
-    let size = std::panic::catch_unwind(|| imagesize::blob_size(bytes).ok()).ok().flatten();
+    let size = guarded(|| imagesize::blob_size(bytes).ok()).ok().flatten();
     let size = size.map_or(String::new(), |size| format!(" of {}x{} pixels", size.width, size.height));
     let article = if format == "AVIF" { "an" } else { "a" };
     Some(format!("{article} {format} image{size}"))
