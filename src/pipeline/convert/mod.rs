@@ -6,7 +6,6 @@
 mod gguf;
 mod safetensors;
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -128,7 +127,7 @@ impl Conversion {
 
     fn write_tensors(&self, caller: &Caller<'_>) -> Result<Converted> {
         let role = self.component.role();
-        let planned = self.planned()?;
+        let (planned, left_out) = self.planned()?;
         if self.format != Format::Bf16 {
             check_narrower(&planned, role, self.format).map_err(|e| e.at("--format"))?;
         }
@@ -153,14 +152,14 @@ impl Conversion {
         }
         caller.check()?;
         let path = self.target.path().to_path_buf();
-        Ok(Converted { path, bytes: writer.commit()?, tensors: tensors.len(), notes: self.notes(&tensors) })
+        Ok(Converted { path, bytes: writer.commit()?, tensors: tensors.len(), notes: self.notes(&tensors, left_out) })
     }
 
-    /// What is written.
+    /// What is written, and a note on what is left out.
     ///
     /// Errors when a tensor that models read is missing or of another shape, or one belongs to a layer that has no such
     /// tensor.
-    fn planned(&self) -> Result<Vec<Planned>> {
+    fn planned(&self) -> Result<(Vec<Planned>, Option<String>)> {
         let role = self.component.role();
         if role == Role::TextEncoder {
             // All of its tensors are written, so it is asked before that which of them models read.
@@ -170,10 +169,9 @@ impl Conversion {
             left_out::of_text_encoder(&self.files, out_layers[2])?;
         }
         let planned = plan(&self.files, role, self.format, |_| true)?;
-        if role == Role::Transformer {
-            left_out::of_transformer(&self.files)?;
-        }
-        Ok(planned)
+        let is_transformer = role == Role::Transformer;
+        let left_out = if is_transformer { left_out::of_transformer(&self.files)? } else { None };
+        Ok((planned, left_out))
     }
 
     /// What no tensor tells, as JSON: the config of the component, and what is said of the model as a whole in front of
@@ -205,7 +203,7 @@ impl Conversion {
         })
     }
 
-    fn notes(&self, tensors: &[(Planned, Format)]) -> Vec<String> {
+    fn notes(&self, tensors: &[(Planned, Format)], left_out: Option<String>) -> Vec<String> {
         let mut notes = Vec::new();
         let others = tensors.iter().filter(|(tensor, format)| tensor.quantised.is_some() && *format != self.format);
         if let Some((_, format)) = others.clone().next() {
@@ -215,10 +213,7 @@ impl Conversion {
                 others.count()
             ));
         }
-        let known: BTreeSet<&str> =
-            tensors.iter().flat_map(|(tensor, _)| &tensor.parts).map(|part| part.name.as_str()).collect();
-        let unknown = self.files.names().filter(|name| !known.contains(name)).min();
-        notes.extend(unknown.map(|name| format!("left out tensors that no klein transformer has, such as `{name}`")));
+        notes.extend(left_out);
         notes
     }
 }
