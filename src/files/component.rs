@@ -147,14 +147,18 @@ impl Component {
         }
     }
 
+    /// Its files of weights.
+    fn containers(&self) -> Result<Vec<Container>> {
+        match &self.source {
+            Source::Folder(folder) => folder.weights(self.role.stem()),
+            Source::File(path) => Ok(vec![open_weights(path)?]),
+            Source::Missing(error) => Err(error.clone()),
+        }
+    }
+
     /// What someone should know about its files. One that cannot be opened has no note: opening it tells the reason.
     pub fn notes(&self) -> Vec<String> {
-        let files = match &self.source {
-            Source::Folder(folder) if folder.on_disk().is_some() => folder.weights(self.role.stem()),
-            Source::File(path) => open_weights(path).map(|file| vec![file]),
-            Source::Folder(_) | Source::Missing(_) => Ok(Vec::new()),
-        };
-        let Ok(files) = files else { return Vec::new() };
+        let Ok(files) = self.containers() else { return Vec::new() };
         files.iter().filter_map(Container::note).chain(note_of_no_part(&files)).collect()
     }
 
@@ -162,11 +166,7 @@ impl Component {
     ///
     /// Errors when a file is missing, no file of weights, cut off, or its header is wrong.
     pub fn tensors(&self) -> Result<TensorFiles> {
-        let files = match &self.source {
-            Source::Folder(folder) => folder.weights(self.role.stem())?,
-            Source::File(path) => vec![open_weights(path)?],
-            Source::Missing(error) => return Err(error.clone()),
-        };
+        let files = self.containers()?;
         inspect::check_forms(&files)?;
         let kind = inspect::kind(&files);
         // Where its sign is missing, what is missing is told when it is asked for.
