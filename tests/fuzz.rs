@@ -25,6 +25,8 @@ mod model_copy;
 mod mutate;
 #[path = "fuzz/pictures/mod.rs"]
 mod pictures;
+#[path = "support/gguf.rs"]
+mod plain_gguf;
 #[path = "fuzz/rng.rs"]
 mod rng;
 #[path = "fuzz/run.rs"]

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-const ALIGNMENT: usize = 32;
+use crate::plain_gguf::{self, ALIGNMENT};
+
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
@@ -142,31 +143,11 @@ impl Gguf {
     }
 
     pub fn bytes(&self) -> Vec<u8> {
-        let put = |out: &mut Vec<u8>, text: &str| {
-            out.extend((text.len() as u64).to_le_bytes());
-            out.extend(text.as_bytes());
-        };
-        let mut out = b"GGUF\x03\0\0\0".to_vec();
-        out.extend((self.tensors.len() as u64).to_le_bytes());
-        out.extend((self.entries.len() as u64).to_le_bytes());
-        for Entry { key, kind, value } in &self.entries {
-            put(&mut out, key);
-            out.extend(kind.to_le_bytes());
-            out.extend(value);
-        }
-        let mut data = Vec::new();
-        for Tensor { name, shape, kind, bytes } in &self.tensors {
-            put(&mut out, name);
-            out.extend((shape.len() as u32).to_le_bytes());
-            shape.iter().for_each(|axis| out.extend(axis.to_le_bytes()));
-            out.extend(kind.to_le_bytes());
-            out.extend((data.len() as u64).to_le_bytes());
-            data.extend_from_slice(bytes);
-            data.resize(data.len().next_multiple_of(ALIGNMENT), 0);
-        }
-        out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
-        out.extend(data);
-        out
+        let entries = self.entries.iter().map(|entry| (entry.key.as_str(), entry.kind, entry.value.clone()));
+        let tensors = self.tensors.iter();
+        let tensors =
+            tensors.map(|tensor| (tensor.name.as_str(), tensor.shape.clone(), tensor.kind, &tensor.bytes[..]));
+        plain_gguf::file(&entries.collect::<Vec<_>>(), &tensors.collect::<Vec<_>>())
     }
 
     pub fn write(&self, path: &Path) {
