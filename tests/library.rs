@@ -16,6 +16,7 @@ mod support;
 
 mod adapters;
 mod default_model;
+mod engine;
 mod formats;
 mod golden;
 mod input;

@@ -1,8 +1,6 @@
 //! One model and many images, one after the other and at the same time: what is computed only once, that this changes
 //! no image, and how sessions are cancelled.
 
-mod replicas;
-
 use std::sync::{Arc, Barrier};
 use std::thread;
 

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use flux::Result;
 use flux::backend::Backend;
+use flux::engine::Engine;
 use flux::files::ModelFiles;
 use flux::pipeline::{CancelFlag, Image, Replicas, Request};
 use serde::Serialize;
@@ -50,6 +51,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[
     }
     let devices = bench.devices.len();
     let replicas = Replicas::new(bench.devices.to_vec(), bench.open(dir)?)?;
+    let engine = Engine::of(&replicas)?;
     let (batch, steps, runs) = (bench.settings.batch, bench.settings.steps, bench.settings.effort.image_runs);
     for &size in sizes {
         let request = Request { width: Some(size), height: Some(size), steps, ..Request::new(PROMPT, 42) };
@@ -59,7 +61,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[
         for run in 0..warm_up + runs {
             let one = timed(bench, || replicas.used(1)[0].model().generate_batch(&request, batch))?;
             let cancel = CancelFlag::default();
-            let all = timed(bench, || replicas.generate(&request, batch * devices, &cancel, &mut |_| {}))?;
+            let all = timed(bench, || engine.generate(&request, batch * devices, &cancel, &mut |_| {}))?;
             if run >= warm_up {
                 one_s.push(one);
                 all_s.push(all);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use std::{mem, thread};
 
+use flux::engine::Engine;
 use flux::files::{ModelFiles, quantised_cache};
 use flux::pipeline::{ModelInfo, OpenModel, Replicas};
 use flux::{Error, Result};
@@ -85,16 +86,20 @@ pub fn run(args: Arc<Generate>, start: Instant, signals: &Signals) -> Result<()>
         console.finish();
         done.iter().for_each(|quantised| console.detail(&quantised.to_string()));
     }
-    let job = Arc::new(Job { args, images, targets, tensors, name, request, cancel, start, device_s, open_s });
-    match devices {
-        Devices::Cpu(cpu) => job.run(&Replicas::of_groups(vec![cpu], model)?, &mut console),
+    let job = Job { args, images, targets, tensors, name, request, cancel, start, device_s, open_s };
+    let engine = match devices {
+        Devices::Cpu(cpu) => Engine::on(vec![cpu], model)?,
         Devices::Cuda(mut gpus) => {
             let mut replicas = Replicas::of_groups(vec![mem::take(&mut gpus.first)], model)?;
             replicas.prefetch(&job.request, 1)?;
             gpus.take_others(|group| replicas.add(group))?;
-            job.run(&replicas, &mut console)
+            Engine::of(&replicas)?
         }
-    }
+    };
+    job.run(&engine, &mut console)?;
+    // The program ends here, and the system takes back all memory at once, faster than it would be freed.
+    mem::forget(engine);
+    Ok(())
 }
 
 /// What `work` returns, and the seconds that it took.

@@ -1,15 +1,13 @@
 //! The images of one command: made by the devices, and written in files.
 
-use std::collections::HashMap;
 use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
-use flux::backend::{Backend, Remark};
+use flux::backend::Remark;
+use flux::engine::{self, Engine, Event};
 use flux::output::Rgb;
-use flux::pipeline::{
-    AdapterUse, CancelFlag, Decoded, Made, Model, ModelInfo, Plan, Replica, Replicas, Request, Share, Sink,
-};
+use flux::pipeline::{AdapterUse, CancelFlag, Decoded, ModelInfo, Plan, Request, Timings};
 use flux::sampler::Rng;
 use flux::{Error, Result};
 
@@ -46,57 +44,106 @@ struct Saved {
     total_s: f64,
 }
 
-/// What a device has to tell of an image. It is told when that image is next, because several devices are at work.
-type ConsoleAction = Box<dyn FnOnce(&mut Console) -> Result<()> + Send>;
-
 impl Job {
     /// Makes the images and writes them. Files are written as soon as each is made, and told in the order of the seeds.
-    pub fn run<B: Backend>(self: &Arc<Self>, replicas: &Replicas<B>, console: &mut Console) -> Result<()> {
-        let used = replicas.used(self.targets.len());
-        let devices: Vec<(&str, &Arc<Model<B>>)> =
-            used.iter().flat_map(|replica| replica.ranks().names().zip(replica.ranks().models())).collect();
+    pub fn run(&self, engine: &Engine, console: &mut Console) -> Result<()> {
+        let count = self.targets.len();
+        let devices = engine.devices(count);
         // Of several devices each is named.
         let on = |name: &str, text: &str| {
             if devices.len() == 1 { text.to_string() } else { format!("{name}: {text}") }
         };
-        for (name, model) in &devices {
-            console.detail(&format!("device: {}", on(name, &model.backend().describe())));
+        for (name, description) in &devices {
+            console.detail(&format!("device: {}", on(name, description)));
         }
-        replicas.prefetch(&self.request, self.targets.len())?;
-        let plan = used[0].model().plan(&self.request)?;
-        self.announce(&plan, used[0].model().info(), console);
-        for (name, memory) in replicas.memory_plans(&plan, self.targets.len()) {
-            let memory = memory.map_err(|e| if devices.len() > 1 { e.on(name) } else { e })?;
-            memory.lines().iter().for_each(|line| console.detail(&on(name, line)));
-            memory.notes().iter().for_each(|note| console.note(&on(name, note)));
+        engine.prefetch(&self.request, count)?;
+        let plan = engine.plan(&self.request)?;
+        self.announce(&plan, engine.info(), console);
+        for (name, memory) in engine.memory_plans(&plan, count) {
+            let memory = memory.map_err(|e| if devices.len() > 1 { e.on(&name) } else { e })?;
+            memory.lines().iter().for_each(|line| console.detail(&on(&name, line)));
+            memory.notes().iter().for_each(|note| console.note(&on(&name, note)));
         }
-        let described = |replica: &Replica<B>| {
-            let ranks = replica.ranks().names().zip(replica.ranks().models());
-            ranks.map(|(name, model)| on(name, &model.backend().describe())).collect::<Vec<_>>().join("; ")
+        let described = |group: &str| {
+            let ranks = devices.iter().filter(|(name, _)| group.split('+').any(|rank| rank == name));
+            ranks.map(|(name, description)| on(name, description)).collect::<Vec<_>>().join("; ")
         };
-        let descriptions: HashMap<String, String> =
-            used.iter().map(|replica| (replica.name().to_string(), described(replica))).collect();
-        let job = Arc::clone(self);
-        let work = move |share: Share<B>, sink: &Sink<ConsoleAction>| {
-            let device = descriptions.get(share.device()).map_or("", String::as_str);
-            if share.is_taken() { job.batch(share, device, sink) } else { share.make() }
+        let job = engine::Job {
+            embeddings: self.tensors.wants_embeddings(),
+            latents: self.tensors.wants_latents(),
+            cancel: self.cancel.clone(),
+            ..engine::Job::new(self.request.clone(), count)
         };
-        replicas.run(&self.request, self.targets.len(), &self.cancel, work, &mut |made| match made {
-            Made::Progress(progress) => {
-                console.progress(progress);
-                Ok(())
-            }
-            Made::Item(tell) => tell(console),
-        })?;
-        for (name, model) in &devices {
-            for remark in model.backend().remarks() {
-                match remark {
-                    Remark::Detail(text) => console.detail(&on(name, &text)),
-                    Remark::Warning(text) => console.note(&on(name, &text)),
+        let mut saved = Vec::new();
+        let mut last = 0;
+        for event in engine.submit(job)?.in_order() {
+            match event? {
+                Event::Queued(_) => {}
+                Event::Started { images, remark, .. } => {
+                    last = images.end;
+                    remark.iter().for_each(|remark| console.detail(remark));
+                    if count > 1 {
+                        console.finish();
+                        let one = "one image by itself".to_string();
+                        console.info(&if images.len() == 1 {
+                            one
+                        } else {
+                            format!("{} images as one batch", images.len())
+                        });
+                    }
+                }
+                Event::Progress(progress) => console.progress(progress),
+                Event::Embeddings(embeddings) => {
+                    self.tensors.write_embeddings(&embeddings, &self.request, &self.name)?;
+                }
+                Event::Image { place, image, latents } => {
+                    let (target, seed) = (&self.targets[place], image.plan.seed);
+                    let image = self.save(*image, target)?;
+                    if place + 1 == last {
+                        console.finish();
+                    }
+                    self.tell_saved(&format!("wrote {} in {:.1} s", image.output, image.total_s), target, console)?;
+                    saved.push(image);
+                    if let Some(latents) = latents {
+                        self.tensors.write_latents(place, &latents, seed, &self.request.prompt, &self.name)?;
+                    }
+                }
+                Event::Finished { device, timings, .. } => {
+                    self.report(mem::take(&mut saved), &described(&device), &timings)?;
                 }
             }
-            // The program ends here, and the system takes back all memory at once, faster than it would be freed.
-            mem::forget(Arc::clone(model));
+        }
+        for (name, remark) in engine.remarks(count) {
+            match remark {
+                Remark::Detail(text) => console.detail(&on(&name, &text)),
+                Remark::Warning(text) => console.note(&on(&name, &text)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Prints the times of the images of a batch, as `--timings` asks for them.
+    fn report(&self, saved: Vec<Saved>, device: &str, timings: &Timings) -> Result<()> {
+        for Saved { output, plan, save_s, total_s } in &saved {
+            let report = Report {
+                output,
+                model: &self.name,
+                device,
+                adapters: adapters(&self.request),
+                plan,
+                tensors: &self.args.tensors,
+                timings,
+                device_s: self.device_s,
+                open_s: self.open_s,
+                save_s: *save_s,
+                total_s: *total_s,
+                peak_host_bytes: peak_host_bytes(),
+            };
+            match self.args.timings {
+                Some(TimingsFormat::Text) => say(&report.text()),
+                Some(TimingsFormat::Json) => print(json(&report)?.as_bytes())?,
+                None => {}
+            }
         }
         Ok(())
     }
@@ -121,84 +168,6 @@ impl Job {
         }
         let steps = format!("{steps} {}", if steps == 1 { "step" } else { "steps" });
         console.info(&format!("{seeds}, {width}x{height}, {steps}, model {}", self.name));
-    }
-
-    /// Makes one batch and writes its images.
-    fn batch<B: Backend>(
-        self: &Arc<Self>,
-        mut share: Share<B>,
-        device: &str,
-        sink: &Sink<ConsoleAction>,
-    ) -> Result<()> {
-        let report = &mut |progress| sink.progress(progress);
-        let first = share.first();
-        if first == 0 && self.tensors.wants_embeddings() {
-            self.tensors.write_embeddings(&share.embeddings()?, &self.request, &self.name)?;
-        }
-        let (mut session, count) = share.prepare(report)?;
-        let remark = session.adapter_remark().map(str::to_string);
-        let job = Arc::clone(self);
-        sink.give(Box::new(move |console| {
-            remark.iter().for_each(|remark| console.detail(remark));
-            if job.targets.len() > 1 {
-                console.finish();
-                let one = "one image by itself".to_string();
-                console.info(&if count == 1 { one } else { format!("{count} images as one batch") });
-            }
-            Ok(())
-        }));
-        let wanted = self.tensors.wants_latents();
-        let latents = if wanted { session.final_latents(report)? } else { Vec::new() };
-        let mut saved = Vec::new();
-        for (place, target) in self.targets.iter().enumerate().skip(first) {
-            let Some(image) = session.decode(report)? else { break };
-            let (index, seed) = (place - first, image.plan.seed);
-            let image = self.save(image, target)?;
-            let (line, is_last) = (format!("wrote {} in {:.1} s", image.output, image.total_s), index + 1 == count);
-            let job = Arc::clone(self);
-            sink.give(Box::new(move |console| {
-                if is_last {
-                    console.finish();
-                }
-                job.tell_saved(&line, &job.targets[place], console)
-            }));
-            saved.push(image);
-            if let Some(latents) = latents.get(index) {
-                self.tensors.write_latents(place, latents, seed, &self.request.prompt, &self.name)?;
-            }
-        }
-        let timings = session.finish()?;
-        for Saved { output, plan, save_s, total_s } in &saved {
-            let report = Report {
-                output,
-                model: &self.name,
-                device,
-                adapters: adapters(&self.request),
-                plan,
-                tensors: &self.args.tensors,
-                timings: &timings,
-                device_s: self.device_s,
-                open_s: self.open_s,
-                save_s: *save_s,
-                total_s: *total_s,
-                peak_host_bytes: peak_host_bytes(),
-            };
-            match self.args.timings {
-                Some(TimingsFormat::Text) => {
-                    let text = report.text();
-                    sink.give(Box::new(move |_| {
-                        say(&text);
-                        Ok(())
-                    }));
-                }
-                Some(TimingsFormat::Json) => {
-                    let line = json(&report)?;
-                    sink.give(Box::new(move |_| print(line.as_bytes())));
-                }
-                None => {}
-            }
-        }
-        Ok(())
     }
 
     /// Writes an image.
@@ -314,7 +283,7 @@ mod tests {
         });
         let groups = groups.collect::<Result<_>>()?;
         let model = OpenModel::open(&ModelFiles::open("models/tiny".as_ref())?)?;
-        Arc::new(job).run(&Replicas::of_groups(groups, model)?, &mut Console::new(true, false, Shown::Nothing))
+        job.run(&Engine::on(groups, model)?, &mut Console::new(true, false, Shown::Nothing))
     }
 
     /// Names and bytes of the files in a folder, without safetensors' headers, whose entries have no order.

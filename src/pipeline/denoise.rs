@@ -1,6 +1,7 @@
 //! Noise to latents: the steps of one batch, one call each.
 
 use std::borrow::Cow;
+use std::mem;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
@@ -13,6 +14,7 @@ use super::progress::Caller;
 use super::references::{ImageLatents, Images, reference_cache};
 use super::residency::Residency;
 use super::steps::{BatchShape, Schedules, Steps};
+use super::text::TextFeatures;
 use super::timings::Clock;
 use super::{Plan, Stage};
 use crate::backend::{Backend, RepeatedWork};
@@ -54,8 +56,7 @@ struct Kept<B: Backend> {
 
 /// What an image is made from.
 pub(super) struct Conditions<'a, B: Backend> {
-    /// Text features [tokens, features].
-    pub txt: &'a Tensor<B>,
+    pub txt: &'a TextFeatures<B>,
     pub images: &'a Images,
     pub latents: ImageLatents<B>,
     pub adapters: &'a AdapterSet,
@@ -95,10 +96,11 @@ impl<B: Backend> Denoising<B> {
         let schedule = schedule(residency, &transformer, adapters.key(), &levels)?;
         let split = work.reads().split(backend);
         let (samples, [_, _, tokens]) = (split.whole().batch, split.tokens());
-        let rows: Vec<Range<usize>> = prompts(&plan.text(), evaluated(backend, needs.sharing, plan), own);
-        let txt = transformer.context(&own_text(txt, &rows)?)?;
+        let (texts, places) = txt.read(evaluated(backend, needs.sharing, plan), samples);
+        let rows: Vec<Range<usize>> = texts.into_iter().map(|text| within(text, own)).collect();
+        let text = transformer.context(&own_text(&txt.rows, &rows)?)?;
         let lengths: Vec<usize> = rows.iter().map(Range::len).collect();
-        let context = context(txt, &lengths, samples, references)?;
+        let context = context(text, &lengths, &places, samples, references)?;
         let drawn = noise.join().map_err(|_| Error::new("the thread that draws the noise panicked"))?;
         let (rows, channels) = (samples * tokens.len(), info.transformer.in_channels);
         let noise = &drawn.values()[..samples * height * width * channels];
@@ -283,24 +285,19 @@ fn evaluated<B: Backend>(backend: &B, sharing: Sharing, plan: &Plan) -> Range<us
     }
 }
 
-/// The rows that this device has of the text features of prompts, which have `lengths`: `own` of each that is
-/// `evaluated`.
-fn prompts(lengths: &[usize], evaluated: Range<usize>, own: impl Fn(usize) -> Range<usize>) -> Vec<Range<usize>> {
-    let first = |prompt: usize| lengths[..prompt].iter().sum::<usize>();
-    let rows = |prompt: usize| {
-        let (first, own) = (first(prompt), own(lengths[prompt]));
-        first + own.start..first + own.end
-    };
-    evaluated.map(rows).collect()
+/// The rows that this device has of those of a text: `own` of so many.
+fn within(text: Range<usize>, own: impl Fn(usize) -> Range<usize>) -> Range<usize> {
+    let own = own(text.len());
+    text.start + own.start..text.start + own.end
 }
 
 /// These rows of the text features.
 fn own_text<B: Backend>(txt: &Tensor<B>, rows: &[Range<usize>]) -> Result<Tensor<B>> {
-    let views: Vec<_> = rows.iter().map(|rows| txt.row_view(rows.clone())).collect();
-    match rows.iter().map(Range::len).sum::<usize>() {
-        all if all == txt.rows() => Ok(txt.row_view(0..all)),
-        _ => Tensor::concat_rows(&views.iter().collect::<Vec<_>>()),
+    if rows.iter().cloned().flatten().eq(0..txt.rows()) {
+        return Ok(txt.row_view(0..txt.rows()));
     }
+    let views: Vec<_> = rows.iter().map(|rows| txt.row_view(rows.clone())).collect();
+    Tensor::concat_rows(&views.iter().collect::<Vec<_>>())
 }
 
 /// Tokens `own` of each image of `tokens` tokens.
@@ -312,27 +309,25 @@ fn own_values(values: &[f32], tokens: usize, own: Range<usize>, channels: usize)
     Cow::Owned(images.flat_map(|image| &image[own.start * channels..own.end * channels]).copied().collect())
 }
 
-/// What [`Transformer::forward`] reads of each evaluation, one under the other: the rows of each prompt, whose numbers
-/// are in `txt`, `samples` times, and the embedded references.
+/// What [`Transformer::forward`] reads of each evaluation, one under the other: the text of each of the `samples`, and the
+/// embedded references. `text` has the rows of each text, which are so many as `lengths` says; `places` names the text
+/// of each evaluation and sample.
 fn context<B: Backend>(
     text: Tensor<B>,
-    txt: &[usize],
+    lengths: &[usize],
+    places: &[usize],
     samples: usize,
     references: Option<Tensor<B>>,
 ) -> Result<Tensor<B>> {
-    if samples == 1 && references.is_none() {
+    if references.is_none() && places.iter().copied().eq(0..lengths.len()) {
         return Ok(text);
     }
-    let mut end = 0;
-    let prompts = txt.iter().map(|&txt| {
-        end += txt;
-        text.row_view(end - txt..end)
-    });
+    let starts: Vec<usize> = lengths.iter().scan(0, |end, length| Some(mem::replace(end, *end + length))).collect();
     let view = |rows: &Tensor<B>| rows.row_view(0..rows.rows());
-    let evaluation = |prompt: Tensor<B>| {
-        let repeated: Vec<_> = (0..samples).map(|_| view(&prompt)).collect();
-        repeated.into_iter().chain(references.as_ref().map(view))
+    let evaluation = |places: &[usize]| {
+        let texts = places.iter().map(|place| text.row_view(starts[*place]..starts[*place] + lengths[*place]));
+        texts.chain(references.as_ref().map(view)).collect::<Vec<_>>()
     };
-    let parts: Vec<Tensor<B>> = prompts.flat_map(evaluation).collect();
+    let parts: Vec<Tensor<B>> = places.chunks(samples).flat_map(evaluation).collect();
     Tensor::concat_rows(&parts.iter().collect::<Vec<_>>())
 }

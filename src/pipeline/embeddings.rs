@@ -68,6 +68,11 @@ impl Embeddings {
         &self.source
     }
 
+    /// Those of the prompt and of the negative one, [tokens, features] each; clones of these share them.
+    pub(super) fn arrays(&self) -> [Option<&Arc<Array>>; 2] {
+        [Some(&self.prompt), self.negative.as_ref()]
+    }
+
     /// Those of the prompt [tokens, features].
     pub fn prompt(&self) -> &Array {
         &self.prompt

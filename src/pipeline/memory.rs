@@ -11,7 +11,7 @@ use crate::token_split::{Sharing, share};
 use crate::vae::{Band, VaeConfig};
 
 /// The most images in a batch. It bounds the memory, and the time until the first of many images is done.
-const MAX_SAMPLES: u64 = 8;
+pub(super) const MAX_SAMPLES: usize = 8;
 /// Images and evaluations form one batch as long as no tensor has more values than this, on every backend: batches with
 /// larger tensors are no faster where they are correct.
 const MAX_BATCH_VALUES: u64 = i32::MAX as u64;
@@ -130,12 +130,12 @@ impl Needs {
     /// How many of `count` images are one batch, memory aside; at least one.
     pub(super) fn wanted(&self, count: usize) -> usize {
         let most = if self.alone { 1 } else { self.most_evaluations() / self.evaluations };
-        count.min(most.clamp(1, MAX_SAMPLES) as usize)
+        count.min(most.clamp(1, MAX_SAMPLES as u64) as usize)
     }
 
     /// How many of the `wanted` images may be denoised as one batch where `available` bytes are free; at least one.
     pub(super) fn samples(&self, available: u64, wanted: usize) -> usize {
-        wanted.min((available / self.batch(1).max(1)).clamp(1, MAX_SAMPLES) as usize)
+        wanted.min((available / self.batch(1).max(1)).clamp(1, MAX_SAMPLES as u64) as usize)
     }
 
     /// Whether both evaluations of guidance of `samples` images may be one batch where `available` bytes are free.
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!([samples(0, 4), samples(350, 4), samples(500, 4), samples(500, 1)], [1, 3, 4, 1]);
         let guided = Needs { evaluations: 2, ..ONE };
         assert_eq!(samples_of(&guided, 500, 4), 2, "guidance evaluates twice");
-        assert_eq!(samples(u64::MAX, 1000), MAX_SAMPLES as usize);
+        assert_eq!(samples(u64::MAX, 1000), MAX_SAMPLES);
         let large = Needs { largest: 500 << 20, ..ONE };
         assert_eq!(samples_of(&large, u64::MAX, 1000), 4, "of 2^31 values and more no tensor is made");
         assert_eq!(samples_of(&Needs { evaluations: 2, ..large }, u64::MAX, 1000), 2, "nor with guidance");

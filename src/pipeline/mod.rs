@@ -7,8 +7,8 @@
 //!
 //! A [`Session`] makes one batch of images. While it computes, it waits for the device in two places: before a step,
 //! until the step two before it is done, and for the pixels of an image. So at most two steps are in flight: enough to
-//! give the device work at all times, and so few that a [`CancelFlag`] ends the session within about a step. On several
-//! devices, sessions of [`Replicas`] share the images of a request.
+//! give the device work at all times, and so few that a [`CancelFlag`] ends the session within about a step. Several
+//! devices have the model as [`Replicas`], of which an [`Engine`](crate::engine::Engine) makes use.
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
@@ -100,6 +100,7 @@ mod references;
 mod replicas;
 mod residency;
 mod session;
+mod shape;
 mod shared_text;
 mod sharing;
 mod source;
@@ -127,8 +128,10 @@ pub use placement::Placement;
 pub use plan::{MAX_PROMPT_BYTES, PROMPT_TOO_LONG, Plan, Request};
 pub use progress::{CancelFlag, Progress, Stage};
 pub use quantise::{Quantisation, Quantised};
-pub use replicas::{Made, Replica, Replicas, Share, Sink};
+pub use replicas::{Replica, Replicas};
 pub use session::{Decoded, Session};
+pub(crate) use shape::Shape;
+pub(crate) use shared_text::{Reader, SharedText};
 pub use summary::{ComponentSummary, MemoryLevel, Sizes, Summary};
 pub use timings::Timings;
 
@@ -141,4 +144,10 @@ pub struct Image {
     pub plan: Plan,
     /// Where the time of its batch went.
     pub timings: Timings,
+}
+
+impl Image {
+    pub(crate) fn new(Decoded { rgb, plan }: Decoded, timings: Timings) -> Self {
+        Self { rgb, plan, timings }
+    }
 }

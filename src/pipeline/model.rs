@@ -2,6 +2,7 @@
 
 use std::mem;
 use std::path::Path;
+use std::slice;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::memory::Needs;
@@ -11,8 +12,8 @@ use super::text::Text;
 use super::{MemoryPlan, ModelInfo, OpenModel, Placement, Plan, Request};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::files::ModelFiles;
 use crate::files::adapter::Adapter;
+use crate::files::{Container, ModelFiles};
 use crate::sampler::Noise;
 
 /// A model on a backend, ready to make images; any number of [`Session`](super::Session)s share it, from any threads.
@@ -63,7 +64,8 @@ impl<B: Backend> Model<B> {
     ///
     /// Errors as [`Adapter::open`].
     pub fn adapter(&self, path: &Path) -> Result<Arc<Adapter>> {
-        self.info().adapter(path)
+        let weights = self.residency.files().transformer.files().first().map(Container::path);
+        self.info().adapter_near(path, weights)
     }
 
     /// Has the changes of low rank that adapters make `placement`, whatever memory there is; with `None`, the default,
@@ -97,7 +99,7 @@ impl<B: Backend> Model<B> {
     /// Errors when the model cannot do what is asked for, or its tokenizer cannot be read.
     pub fn plan(&self, request: &Request) -> Result<Plan> {
         let mut plan = self.plan_without_words(request, false)?;
-        self.read(request, &mut plan)?;
+        self.read(slice::from_ref(request), slice::from_mut(&mut plan))?;
         Ok(plan)
     }
 
@@ -121,14 +123,6 @@ impl<B: Backend> Model<B> {
         Ok(plan)
     }
 
-    /// How many images like those of `request` are one batch at most, where memory does not decide.
-    ///
-    /// Errors when the model cannot do what is asked for.
-    pub(super) fn most_at_once(&self, request: &Request) -> Result<usize> {
-        let plan = Plan::new(request, self.info())?;
-        Ok(Needs::of(self.backend(), self.info(), &plan).wanted(usize::MAX))
-    }
-
     /// What an image needs.
     ///
     /// Errors when the backend cannot compute so large an image, however much memory there is.
@@ -139,8 +133,8 @@ impl<B: Backend> Model<B> {
     }
 
     /// What a session reads. Waits for the tokenizer where it reads prompts.
-    pub(super) fn read(&self, request: &Request, plan: &mut Plan) -> Result<Text> {
-        Text::read(request, plan, |prompt, length| {
+    pub(super) fn read(&self, requests: &[Request], plans: &mut [Plan]) -> Result<Text> {
+        Text::read(requests, plans, |prompt, length| {
             let tokenizer = self.tokenizer.get()?;
             let tokens = tokenizer.encode_to(prompt, length)?;
             tokenizer.check_vocabulary(&tokens, self.info().text_encoder.vocab_size)?;

@@ -137,16 +137,15 @@ impl<B: Backend> Parallel<B> {
         report: &mut dyn FnMut(Progress),
         work: impl Fn(usize, Session<B>, &mut dyn FnMut(Progress)) -> Result<T> + Send + Sync + 'static,
     ) -> Result<T> {
-        self.run_with(request, count, &Reader::Own, cancel, report, work)
+        self.run_items(request.items(count)?, &Reader::Own, cancel, report, work)
     }
 
-    /// The same where another group may read the prompt.
+    /// The same for the first of `requests`, see [`Model::session_of`], where another group may read the prompts.
     ///
     /// Errors as [`Parallel::run`].
-    pub(super) fn run_with<T: Send + 'static>(
+    pub(crate) fn run_items<T: Send + 'static>(
         &self,
-        request: &Request,
-        count: usize,
+        requests: Vec<Request>,
         reader: &Reader,
         cancel: &CancelFlag,
         report: &mut dyn FnMut(Progress),
@@ -163,16 +162,18 @@ impl<B: Backend> Parallel<B> {
         cancel.check()?;
         // In the order of ranks, because others copy what the first one loads. What is wrong with the request, its session
         // says.
-        self.models().for_each(|model| drop(model.prefetch_as(request, reader.is_other())));
-        let (request, work, (sender, receiver)) = (Arc::new(request.clone()), Arc::new(work), mpsc::channel());
+        for model in self.models() {
+            requests.first().map(|request| model.prefetch_as(request, reader.is_other()));
+        }
+        let (requests, work, (sender, receiver)) = (Arc::new(requests), Arc::new(work), mpsc::channel());
         // Set as well when a device fails, so that others stop loading.
         let cancel = &cancel.child();
         let _stop = StopOnPanic(self.first().backend(), cancel);
         for (rank, Device { name, model }) in self.devices.iter().enumerate() {
-            let (model, request, work) = (Arc::clone(model), Arc::clone(&request), Arc::clone(&work));
+            let (model, requests, work) = (Arc::clone(model), Arc::clone(&requests), Arc::clone(&work));
             let (flag, sender, reader) = (cancel.clone(), sender.clone(), reader.clone());
             let on_device = move || {
-                let session = || Session::new(&model, &request, count, &reader, &flag);
+                let session = || Session::new(&model, &requests, &reader, &flag);
                 one(&model, &sender, |report| work(rank, session()?, report));
             };
             let thread = thread::Builder::new().name(name.clone()).spawn(on_device);
@@ -248,6 +249,12 @@ impl<B: Backend> Parallel<B> {
         }
         let missing = || Error::new("a device ended without a result");
         Outcome { result: error.map_or_else(|| first.ok_or_else(missing), Err), ended, panic }
+    }
+
+    /// Whether a device is still busy with an image that has ended with an error.
+    pub(crate) fn is_late(&self) -> bool {
+        let threads = self.threads.try_lock();
+        threads.is_ok_and(|threads| threads.iter().any(|thread| !thread.is_finished()))
     }
 
     fn abort(&self, cause: &Error) {

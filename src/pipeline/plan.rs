@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::adapters;
 use super::images::{Change, ImagePlan};
 use super::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
+use super::memory::MAX_SAMPLES;
 use super::{Embeddings, Latents};
 use crate::error::{Error, Result};
 use crate::files::adapter::AdapterUse;
@@ -100,6 +101,15 @@ impl Request {
         let part = |latents: &Option<Latents>| latents.as_ref().map(|latents| latents.part(images.clone()));
         let seed = self.seed.saturating_add(images.start as u64);
         Self { seed, noise: part(&self.noise), latents: part(&self.latents), ..self.clone() }
+    }
+
+    /// Each of `count` images, whose seeds are this one's and those that follow it, as a request of its own; no more than
+    /// one batch has.
+    ///
+    /// Errors as [`Request::check_count`].
+    pub(super) fn items(&self, count: usize) -> Result<Vec<Self>> {
+        self.check_count(count)?;
+        Ok((0..count.min(MAX_SAMPLES)).map(|image| self.part(image..image + 1)).collect())
     }
 
     /// Errors when `count` images cannot be made: there are none, their seeds exceed the largest one, or noise or
@@ -262,7 +272,7 @@ impl Plan {
 
     /// One step to an image of this size, for tests of what is made of a plan.
     #[cfg(test)]
-    pub(super) fn of_size(width: usize, height: usize) -> Self {
+    pub(crate) fn of_size(width: usize, height: usize) -> Self {
         Self {
             width,
             height,

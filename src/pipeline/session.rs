@@ -1,6 +1,8 @@
-//! A session makes one batch of images, step by step.
+//! A session makes one batch of images, step by step. Its items have one shape: size, steps, guidance, adapters. Each has
+//! a prompt and a seed of its own.
 
 use std::mem;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -9,21 +11,20 @@ use super::adapters::AdapterSet;
 use super::decode::Decoding;
 use super::denoise::{Conditions, Denoising};
 use super::given::Given;
-use super::memory::Needs;
 use super::placement::Placement;
 use super::progress::{Caller, CancelFlag, Progress};
 use super::references::{ImageLatents, Images};
+use super::shape::Shape;
 use super::shared_text::Reader;
-use super::text::Text;
+use super::text::{Text, TextFeatures};
 use super::timings::{Clock, Timings};
 use super::{Embeddings, Image, Latents, Model, Plan, Request};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::files::Array;
-use crate::sampler::Noise;
-use crate::tensor::Tensor;
+use crate::sampler::{Noise, Start};
 
-/// Makes the images of one batch, from the prompt to pixels.
+/// Makes the images of one batch, from the prompts to pixels.
 ///
 /// [`Session::encode`], [`Session::prepare`], [`Session::step`] and [`Session::decode`] follow each other. Each of them
 /// first does what is still to be done before it, so `decode` alone makes the images too. They report their progress to
@@ -35,20 +36,25 @@ pub struct Session<B: Backend> {
     text: Text,
     reader: Reader,
     images: Images,
-    plan: Plan,
+    /// Those of the items, at least one.
+    items: Vec<Item>,
     adapters: AdapterSet,
-    given: Given,
-    count: usize,
     cancel: CancelFlag,
     clock: Clock<B>,
     state: State<B>,
 }
 
+/// What an image of the batch has for itself.
+struct Item {
+    plan: Plan,
+    given: Given,
+}
+
 enum State<B: Backend> {
     /// Nothing is enqueued yet. Another thread draws the noise.
     New(JoinHandle<Noise>),
-    /// The text features [tokens, features] and the latents of images are enqueued.
-    Encoded(JoinHandle<Noise>, Tensor<B>, ImageLatents<B>),
+    /// The text features and the latents of images are enqueued.
+    Encoded(JoinHandle<Noise>, TextFeatures<B>, ImageLatents<B>),
     Denoising(Denoising<B>),
     Decoding(Decoding<B>),
     /// An error ended the session.
@@ -65,28 +71,38 @@ pub struct Decoded {
 }
 
 impl<B: Backend> Session<B> {
-    /// See [`Model::session`].
+    /// See [`Model::session_of`].
     pub(super) fn new(
         model: &Arc<Model<B>>,
-        request: &Request,
-        count: usize,
+        requests: &[Request],
         reader: &Reader,
         cancel: &CancelFlag,
     ) -> Result<Self> {
-        request.check_count(count)?;
-        let mut plan = model.plan_without_words(request, reader.is_other())?;
+        let Some(first) = requests.first() else { return Err(Error::usage("a batch has no items")) };
+        requests.iter().try_for_each(|request| request.check_count(1))?;
+        let plan = model.plan_without_words(first, reader.is_other())?;
         cancel.check()?;
-        let noise = draw(model, request, &plan, count)?;
-        let text = model.read(request, &mut plan)?;
+        let shape = Shape::of(model, first, &plan);
+        let requests = &requests[..requests.len().min(shape.most_at_once())];
+        let mut plans = vec![plan];
+        for request in &requests[1..] {
+            let plan = Plan { is_read_elsewhere: plans[0].is_read_elsewhere, ..Plan::new(request, model.info())? };
+            if Shape::of(model, request, &plan) != shape {
+                return Err(Error::usage("the items of a batch have other sizes, steps, guidance or adapters")
+                    .hint("make each shape in a batch of its own"));
+            }
+            plans.push(plan);
+        }
+        let noise = draw(model, requests, &plans)?;
+        let text = model.read(requests, &mut plans)?;
+        let item = |(plan, request)| Item { plan, given: Given::of(request) };
         Ok(Self {
             model: Arc::clone(model),
             text,
             reader: reader.clone(),
-            images: Images::of(request),
-            plan,
-            adapters: AdapterSet::of(&request.adapters),
-            given: Given::of(request),
-            count,
+            images: Images::of(first),
+            items: plans.into_iter().zip(requests).map(item).collect(),
+            adapters: AdapterSet::of(&first.adapters),
             cancel: cancel.clone(),
             clock: Clock::new(model.backend().clone())?,
             state: State::New(noise),
@@ -95,7 +111,7 @@ impl<B: Backend> Session<B> {
 
     /// Size, steps, guidance and the first image's seed.
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.items[0].plan
     }
 
     /// Enqueues the text features of the prompt, and the latents of the images that are given.
@@ -106,8 +122,9 @@ impl<B: Backend> Session<B> {
             State::New(noise) => {
                 let caller = Caller::new(report, &self.cancel);
                 let (residency, clock) = (&self.model.residency, &mut self.clock);
-                let txt = self.text.encode(residency, &self.plan, &self.reader, &caller, clock)?;
-                let latents = self.images.encode(residency, &self.plan, &caller, clock)?;
+                let plan = &self.items[0].plan;
+                let txt = self.text.encode(residency, plan, &self.reader, &caller, clock)?;
+                let latents = self.images.encode(residency, plan, &caller, clock)?;
                 self.state = State::Encoded(noise, txt, latents);
             }
             State::Failed => return Err(Error::new("the session has ended with an error")),
@@ -123,16 +140,16 @@ impl<B: Backend> Session<B> {
         match mem::replace(&mut self.state, State::Failed) {
             State::Encoded(noise, txt, latents) => {
                 let caller = Caller::new(report, &self.cancel);
-                let (residency, batch) = (&self.model.residency, (&self.plan, self.count));
+                let (residency, batch) = (&self.model.residency, (&self.items[0].plan, self.items.len()));
                 let read = Conditions { txt: &txt, images: &self.images, latents, adapters: &self.adapters };
                 let (denoising, noise) = Denoising::prepare(residency, read, noise, batch, &caller, &mut self.clock)?;
                 self.model.reuse(noise);
-                self.count = denoising.samples();
+                self.items.truncate(denoising.samples());
                 self.state = State::Denoising(denoising);
             }
             state => self.state = state,
         }
-        Ok(self.count)
+        Ok(self.items.len())
     }
 
     /// Where the transformer has the adapters of this session, in words, while it is denoising; for the curious.
@@ -169,7 +186,7 @@ impl<B: Backend> Session<B> {
     pub fn decode(&mut self, report: &mut dyn FnMut(Progress)) -> Result<Option<Decoded>> {
         while self.step(report)? {}
         let caller = Caller::new(report, &self.cancel);
-        let (model, plan, clock) = (&self.model, &self.plan, &mut self.clock);
+        let (model, plan, clock) = (&self.model, &self.items[0].plan, &mut self.clock);
         match mem::replace(&mut self.state, State::Failed) {
             State::Denoising(denoising) => {
                 // Drops what the steps read, before room is made for the decoder.
@@ -179,12 +196,15 @@ impl<B: Backend> Session<B> {
             state => self.state = state,
         }
         let State::Decoding(decoding) = &mut self.state else { unreachable!("prepared above") };
-        let image = decoding.taken() as u64;
+        let item = self.items.get(decoding.taken());
         let decoded = decoding.next(model.backend(), plan, &caller, clock);
-        let decoded = decoded.map_err(|error| model.residency.files().explain(error, &self.given));
+        let decoded = decoded.map_err(|error| match item {
+            Some(item) => model.residency.files().explain(error, &item.given),
+            None => error,
+        });
+        let plan = item.map(|item| Plan { is_read_elsewhere: false, ..item.plan.clone() });
         let rgb = self.end_on_error(decoded)?;
-        let plan = |seed| Plan { seed, is_read_elsewhere: false, ..self.plan.clone() };
-        Ok(rgb.map(|rgb| Decoded { rgb, plan: plan(self.plan.seed + image) }))
+        Ok(rgb.zip(plan).map(|(rgb, plan)| Decoded { rgb, plan }))
     }
 
     /// Where the time of the session went. Waits for all work that was enqueued. Of devices that make an image together,
@@ -215,22 +235,20 @@ impl<B: Backend> Session<B> {
         Ok(decoded.into_iter().map(image).collect())
     }
 
-    /// The text features of the prompt, and with guidance those of the negative one, in float32. Waits for them.
+    /// The text features of the first image's prompt, and with guidance those of its negative one, in float32. Waits for
+    /// them.
     ///
     /// Errors also when the steps have begun.
     pub fn embeddings(&mut self) -> Result<Embeddings> {
         self.encode(&mut |_| {})?;
         let State::Encoded(_, txt, _) = &self.state else { return Err(Error::new("the text features were used up")) };
-        let (features, values) = (txt.cols(), self.model.backend().download(txt)?);
-        let mut rest = values.as_slice();
-        let mut next = |tokens: &usize| {
-            let (first, others) = rest.split_at(tokens * features);
-            rest = others;
-            Array { shape: vec![*tokens, features], values: first.to_vec() }
+        let download = |rows: Range<usize>| {
+            let text = txt.rows.row_view(rows);
+            Ok(Array { shape: vec![text.rows(), text.cols()], values: self.model.backend().download(&text)? })
         };
-        let text = self.plan.text();
-        let prompt = next(&text[0]);
-        Embeddings::new(prompt, text.get(1).map(next))
+        let mut texts = txt.of_item(0).map(download);
+        let prompt = texts.next().unwrap_or_else(|| Err(Error::new("an item has no prompt")))?;
+        Embeddings::new(prompt, texts.next().transpose()?)
     }
 
     /// The final latents of each image, as a request takes them. Waits for them.
@@ -238,7 +256,7 @@ impl<B: Backend> Session<B> {
     /// Errors also when decoding has begun.
     pub fn final_latents(&mut self, report: &mut dyn FnMut(Progress)) -> Result<Vec<Latents>> {
         while self.step(report)? {}
-        let (height, width) = self.model.info().latent_size(&self.plan);
+        let (height, width) = self.model.info().latent_size(self.plan());
         let channels = self.model.info().transformer.in_channels;
         let tokens = self.latents()?;
         let images = tokens.chunks_exact(height * width * channels);
@@ -265,22 +283,23 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// Draws noise for as many of `count` images as may be one batch, or takes what the request gives. It does so on another thread, because the noise is
-/// not needed before the first step.
+/// Draws the noise of each request, or takes what it gives. It does so on another thread, because the noise is not needed
+/// before the first step.
 ///
 /// Errors when the system starts no thread.
-fn draw<B: Backend>(model: &Model<B>, request: &Request, plan: &Plan, count: usize) -> Result<JoinHandle<Noise>> {
+fn draw<B: Backend>(model: &Model<B>, requests: &[Request], plans: &[Plan]) -> Result<JoinHandle<Noise>> {
     let info = model.info();
-    let samples = Needs::of(model.backend(), info, plan).wanted(count);
-    let (channels, (height, width)) = (info.transformer.in_channels, info.latent_size(plan));
-    let (rng, seed) = (plan.rng, plan.seed);
+    let (channels, (height, width)) = (info.transformer.in_channels, info.latent_size(&plans[0]));
+    let start =
+        |(request, plan): (&Request, &Plan)| (request.start().map(|(start, _)| start.clone()), plan.rng, plan.seed);
+    let starts: Vec<_> = requests.iter().zip(plans).map(start).collect();
     let mut noise = model.noise();
-    let given = request.start().map(|(start, _)| start.clone());
     let draw = move || {
-        match given {
-            Some(start) => noise.take(&start.values()[..samples * channels * height * width], samples, channels),
-            None => noise.draw(rng, seed, samples, channels, height, width),
-        }
+        let starts = starts.iter().map(|(given, rng, seed)| match given {
+            Some(latents) => Start::Given(latents.values()),
+            None => Start::Seed(*rng, *seed),
+        });
+        noise.fill(&starts.collect::<Vec<_>>(), channels, height, width);
         noise
     };
     thread::Builder::new().spawn(draw).map_err(|e| Error::no_thread(&e))
@@ -294,7 +313,17 @@ impl<B: Backend> Model<B> {
     ///
     /// Errors as [`Model::plan`] does, and when `count` is 0 or the seeds would exceed the largest one.
     pub fn session(self: &Arc<Self>, request: &Request, count: usize, cancel: &CancelFlag) -> Result<Session<B>> {
-        Session::new(self, request, count, &Reader::Own, cancel)
+        self.session_of(&request.items(count)?, cancel)
+    }
+
+    /// A session for the first of `requests`: as many as memory allows in one batch, at least one. Each is an item of the
+    /// batch, with a prompt and a seed of its own; all have one shape, which is size, steps, guidance, the numbers of
+    /// text tokens, and adapters. Images that are made from other images are batches by themselves. `cancel` ends the
+    /// session.
+    ///
+    /// Errors as [`Model::plan`] does, when there are no requests, or they have no shape in common.
+    pub fn session_of(self: &Arc<Self>, requests: &[Request], cancel: &CancelFlag) -> Result<Session<B>> {
+        Session::new(self, requests, &Reader::Own, cancel)
     }
 
     /// Makes an image.

@@ -15,7 +15,7 @@ const CAPACITY: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 /// Who makes the text features of a session.
 #[derive(Clone)]
-pub(super) enum Reader {
+pub(crate) enum Reader {
     /// Its device.
     Own,
     /// Its device, for others too.
@@ -31,7 +31,7 @@ impl Reader {
     }
 
     /// Has others make their own, where its device was to make them and has not.
-    pub(super) fn abandon(&self) {
+    pub(crate) fn abandon(&self) {
         if let Self::First(shared) = self {
             shared.abandon();
         }
@@ -68,7 +68,7 @@ impl HostPrompts {
 }
 
 /// The text features of a request, once the first device has made them.
-pub(super) struct SharedText {
+pub(crate) struct SharedText {
     state: Mutex<State>,
     changed: Condvar,
     cache: Arc<HostPrompts>,

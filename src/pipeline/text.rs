@@ -1,5 +1,6 @@
-//! The text of a session: from prompts to the features that the transformer reads.
+//! The texts of a batch: from prompts to the features that the transformer reads.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::progress::Caller;
@@ -13,48 +14,116 @@ use crate::files::Array;
 use crate::tensor::Tensor;
 use crate::text_encoder::PromptTokens;
 
-/// What a session reads.
-pub(super) enum Text {
-    /// The prompt, and with guidance the negative one.
-    Prompts(Vec<Prompt>),
-    /// Their features.
-    Given(Embeddings),
+/// The texts of a batch, each once, and which of them each item reads.
+pub(super) struct Text {
+    texts: Texts,
+    /// Of each item its prompt and, with guidance, its negative one, as places in the texts.
+    of_items: Vec<Vec<usize>>,
 }
 
-pub(super) struct Prompt {
+enum Texts {
+    Prompts(Vec<Prompt>),
+    /// Their features [tokens, features].
+    Given(Vec<Arc<Array>>),
+}
+
+struct Prompt {
     text: String,
     tokens: PromptTokens,
 }
 
+/// The features of the texts of a batch, one under the other.
+pub(super) struct TextFeatures<B: Backend> {
+    /// [tokens of all texts, features]
+    pub(super) rows: Tensor<B>,
+    /// The rows of each text.
+    ranges: Vec<Range<usize>>,
+    /// As in [`Text`].
+    of_items: Vec<Vec<usize>>,
+}
+
+impl<B: Backend> TextFeatures<B> {
+    /// The texts that the first `samples` items read in these of the evaluations of a step, each once; and for each
+    /// evaluation and item the place of its text among them.
+    pub(super) fn read(&self, evaluations: Range<usize>, samples: usize) -> (Vec<Range<usize>>, Vec<usize>) {
+        let (mut texts, mut places) = (Vec::new(), Vec::new());
+        for evaluation in evaluations {
+            for texts_of_item in &self.of_items[..samples] {
+                let text = texts_of_item[evaluation];
+                let known = texts.iter().position(|known| *known == text);
+                places.push(known.unwrap_or_else(|| {
+                    texts.push(text);
+                    texts.len() - 1
+                }));
+            }
+        }
+        (texts.into_iter().map(|text| self.ranges[text].clone()).collect(), places)
+    }
+
+    /// The rows of the texts of an item.
+    pub(super) fn of_item(&self, item: usize) -> impl Iterator<Item = Range<usize>> {
+        self.of_items[item].iter().map(|text| self.ranges[*text].clone())
+    }
+}
+
 impl Text {
-    /// Reads the prompts; `tokenize` makes a prompt a number of tokens. The plan gets a note for each that is cut off.
+    /// Reads what requests of one shape say, whose plans these are; `tokenize` makes a prompt a number of tokens. A plan
+    /// gets a note for each of its prompts that is cut off.
     ///
     /// Errors as `tokenize` does.
     pub(super) fn read(
-        request: &Request,
-        plan: &mut Plan,
+        requests: &[Request],
+        plans: &mut [Plan],
         tokenize: impl Fn(&str, usize) -> Result<PromptTokens>,
     ) -> Result<Self> {
-        if let Some(embeddings) = &request.embeddings {
-            return Ok(Self::Given(embeddings.clone()));
+        let given = requests.iter().map(|request| request.embeddings.as_ref()).collect::<Option<Vec<_>>>();
+        if let Some(given) = given {
+            return Ok(Self::given(&given, plans));
         }
-        let mut prompts = Vec::new();
-        let mut read = |name: &str, text: &str| {
-            let tokens = tokenize(text, plan.text_tokens)?;
-            plan.notes.extend(cut_note(name, text, &tokens));
-            prompts.push(Prompt { text: text.to_string(), tokens });
-            Ok(())
-        };
-        read("the prompt", &request.prompt)?;
-        if plan.guidance > 1.0 {
-            read("the negative prompt", plan.negative.as_deref().unwrap_or_default())?;
+        let (mut prompts, mut of_items): (Vec<Prompt>, _) = (Vec::new(), Vec::new());
+        for (request, plan) in requests.iter().zip(plans) {
+            let guided = plan.guided();
+            let mut read = |name: &str, text: &str| {
+                let known = prompts.iter().position(|prompt| prompt.text == text);
+                let place = known.map_or_else(
+                    || {
+                        let tokens = tokenize(text, plan.text_tokens)?;
+                        prompts.push(Prompt { text: text.to_string(), tokens });
+                        Ok(prompts.len() - 1)
+                    },
+                    Ok,
+                )?;
+                plan.notes.extend(cut_note(name, text, &prompts[place].tokens));
+                Ok(place)
+            };
+            let mut of_item = vec![read("the prompt", &request.prompt)?];
+            if guided {
+                of_item.push(read("the negative prompt", request.negative.as_deref().unwrap_or_default())?);
+            }
+            of_items.push(of_item);
         }
-        Ok(Self::Prompts(prompts))
+        Ok(Self { texts: Texts::Prompts(prompts), of_items })
     }
 
-    /// The features [tokens, features] of the prompt; with guidance those of the negative prompt are the rows below.
-    /// The text encoder runs only for prompts that are not cached, and on the first device of a group only, unless the
-    /// `reader` says that another group does it.
+    fn given(given: &[&Embeddings], plans: &[Plan]) -> Self {
+        let mut texts: Vec<Arc<Array>> = Vec::new();
+        let mut place = |features: &Arc<Array>| {
+            let known = texts.iter().position(|known| Arc::ptr_eq(known, features));
+            known.unwrap_or_else(|| {
+                texts.push(Arc::clone(features));
+                texts.len() - 1
+            })
+        };
+        let of_item = |(embeddings, plan): (&&Embeddings, &Plan)| {
+            let evaluations = if plan.guided() { 2 } else { 1 };
+            embeddings.arrays().into_iter().take(evaluations).flatten().map(&mut place).collect()
+        };
+        let of_items = given.iter().zip(plans).map(of_item).collect();
+        Self { texts: Texts::Given(texts), of_items }
+    }
+
+    /// The features of all texts. The text encoder runs only for prompts that are not cached, and on the first device of
+    /// a group only, unless the `reader` says that another group does it.
     ///
     /// Errors when memory runs out, or the caller cancels.
     pub(super) fn encode<B: Backend>(
@@ -64,11 +133,11 @@ impl Text {
         reader: &Reader,
         caller: &Caller<'_>,
         clock: &mut Clock<B>,
-    ) -> Result<Tensor<B>> {
+    ) -> Result<TextFeatures<B>> {
         caller.check()?;
-        match self {
-            Self::Prompts(prompts) => {
-                let backend = residency.backend();
+        let backend = residency.backend();
+        let (rows, lengths): (_, Vec<usize>) = match &self.texts {
+            Texts::Prompts(prompts) => {
                 let encoded = if backend.rank() == 0 {
                     let features = read(prompts, residency, plan, reader, caller, clock)?;
                     Some(Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?)
@@ -78,20 +147,25 @@ impl Text {
                 };
                 clock.encoded()?;
                 backend.gather_host("the text", 0)?;
-                let shape = [plan.text().iter().sum(), residency.info().transformer.joint_attention_dim];
-                Tensor::broadcast(backend, encoded, shape)
+                let lengths: Vec<usize> = prompts.iter().map(|prompt| prompt.tokens.ids.len()).collect();
+                let shape = [lengths.iter().sum(), residency.info().transformer.joint_attention_dim];
+                (Tensor::broadcast(backend, encoded, shape)?, lengths)
             }
-            Self::Given(embeddings) => {
+            Texts::Given(texts) => {
                 residency.prefetch(plan, false)?;
-                let negative = embeddings.negative().filter(|_| plan.guided());
-                let upload = |array: &Array| residency.backend().upload(&array.values, array.shape[0], array.shape[1]);
-                let features = [Some(embeddings.prompt()), negative].into_iter().flatten().map(upload);
-                let features = features.collect::<Result<Vec<_>>>()?;
-                let txt = Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?;
+                let upload = |array: &Arc<Array>| backend.upload(&array.values, array.shape[0], array.shape[1]);
+                let features = texts.iter().map(upload).collect::<Result<Vec<_>>>()?;
+                let rows = Tensor::concat_rows(&features.iter().collect::<Vec<_>>())?;
                 clock.encoded()?;
-                Ok(txt)
+                (rows, texts.iter().map(|array| array.shape[0]).collect())
             }
-        }
+        };
+        let mut end = 0;
+        let ranges = lengths.into_iter().map(|length| {
+            end += length;
+            end - length..end
+        });
+        Ok(TextFeatures { rows, ranges: ranges.collect(), of_items: self.of_items.clone() })
     }
 }
 
@@ -151,25 +225,22 @@ fn encode<B: Backend>(
     clock: &mut Clock<B>,
 ) -> Result<Vec<Tensor<B>>> {
     let mut features: Vec<Option<Tensor<B>>> = prompts.iter().map(|prompt| cached(prompt, residency)).collect();
-    let mut new: Vec<&Prompt> =
-        prompts.iter().zip(&features).filter(|(_, known)| known.is_none()).map(|(prompt, _)| prompt).collect();
-    new.dedup_by(|a, b| a.text == b.text); // the prompt may be the negative one
-    residency.prefetch(plan, !new.is_empty())?;
-    if !new.is_empty() {
+    let new = features.iter().filter(|known| known.is_none()).count();
+    residency.prefetch(plan, new > 0)?;
+    if new > 0 {
         let encoder = residency.text_encoder(plan, caller, clock)?;
-        let (layers, total) = (encoder.layers(), (new.len() * encoder.layers()) as u64);
-        for (i, new) in new.iter().enumerate() {
-            let encoded = encoder.forward(&new.tokens, |done| {
+        let (layers, total) = (encoder.layers(), (new * encoder.layers()) as u64);
+        let missing = features.iter_mut().zip(prompts).filter(|(features, _)| features.is_none());
+        for (i, (features, prompt)) in missing.enumerate() {
+            let encoded = encoder.forward(&prompt.tokens, |done| {
                 caller.report(Stage::Text, (i * layers + done) as u64, total);
                 caller.check()
             })?;
-            for (features, _) in features.iter_mut().zip(prompts).filter(|(_, prompt)| prompt.text == new.text) {
-                *features = Some(encoded.row_view(0..encoded.rows()));
-            }
-            residency.prompts.insert(&new.text, encoded);
+            *features = Some(encoded.row_view(0..encoded.rows()));
+            residency.prompts.insert(&prompt.text, encoded);
         }
     }
-    clock.ran_text_encoder(new.len());
+    clock.ran_text_encoder(new);
     Ok(features.into_iter().flatten().collect())
 }
 

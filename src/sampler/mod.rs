@@ -4,7 +4,7 @@ pub mod noise;
 mod portable;
 pub mod schedule;
 
-pub use noise::{Noise, Rng, noise};
+pub use noise::{Noise, Rng, Start, noise};
 pub use schedule::{Schedule, ScheduleKind};
 
 use crate::backend::Backend;

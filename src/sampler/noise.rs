@@ -57,8 +57,17 @@ impl FromStr for Rng {
 /// Source: the CPU generator of torch: MT19937, 24-bit uniforms, Box-Muller over blocks of 16.
 pub fn noise(seed: u64, channels: usize, height: usize, width: usize) -> Vec<f32> {
     let mut noise = Noise::default();
-    noise.draw(Rng::Torch, seed, 1, channels, height, width);
+    noise.fill(&[Start::Seed(Rng::Torch, seed)], channels, height, width);
     noise.packed
+}
+
+/// Where the noise of an image comes from.
+#[derive(Debug, Clone, Copy)]
+pub enum Start<'a> {
+    /// It is drawn from a seed.
+    Seed(Rng, u64),
+    /// Values [channels, height, width], taken as they are.
+    Given(&'a [f32]),
 }
 
 /// Noise of several images. Its memory is used again for the next ones, because mapping new pages takes about as long
@@ -71,30 +80,25 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// Draws the noise of `samples` images, whose seeds are `seed` and those that follow it, up to the last of a u64.
-    pub fn draw(&mut self, rng: Rng, seed: u64, samples: usize, channels: usize, height: usize, width: usize) {
+    /// Draws or takes the noise of one image for each of `starts`.
+    pub fn fill(&mut self, starts: &[Start<'_>], channels: usize, height: usize, width: usize) {
         let tokens = height * width;
         self.planes.resize(channels * tokens, 0.0);
-        self.packed.resize(samples * channels * tokens, 0.0);
-        for (sample, packed) in (0..).zip(self.packed.chunks_exact_mut((channels * tokens).max(1))) {
-            match rng {
-                Rng::Torch => normal(seed + sample, &mut self.planes),
-                Rng::Portable => portable::normal(seed + sample, &mut self.planes, height, width),
+        self.packed.resize(starts.len() * channels * tokens, 0.0);
+        for (start, packed) in starts.iter().zip(self.packed.chunks_exact_mut((channels * tokens).max(1))) {
+            match start {
+                Start::Seed(Rng::Torch, seed) => normal(*seed, &mut self.planes),
+                Start::Seed(Rng::Portable, seed) => portable::normal(*seed, &mut self.planes, height, width),
+                Start::Given(values) => {
+                    pack(values, packed, channels, tokens);
+                    continue;
+                }
             }
             pack(&self.planes, packed, channels, tokens);
         }
     }
 
-    /// Takes values [samples, channels, height, width] as they are, in place of drawn ones.
-    pub fn take(&mut self, values: &[f32], samples: usize, channels: usize) {
-        let image = values.len() / samples.max(1);
-        self.packed.resize(values.len(), 0.0);
-        for (planes, packed) in values.chunks_exact(image.max(1)).zip(self.packed.chunks_exact_mut(image.max(1))) {
-            pack(planes, packed, channels, image / channels);
-        }
-    }
-
-    /// What was drawn or taken last: [samples * height * width, channels].
+    /// What was drawn or taken last: [images * height * width, channels].
     pub fn values(&self) -> &[f32] {
         &self.packed
     }
@@ -216,8 +220,9 @@ mod tests {
         for (seed, samples, height, width) in
             [(5, 1, 8, 8), (5, 3, 4, 6), (8, 2, 16, 16), (u64::MAX - 1, 2, 2, 2), (1, 1, 3, 5)]
         {
-            reused.draw(Rng::Torch, seed, samples, 32, height, width);
-            let expected: Vec<f32> = (0..samples as u64).flat_map(|i| noise(seed + i, 32, height, width)).collect();
+            let starts: Vec<_> = (0..samples).map(|i| Start::Seed(Rng::Torch, seed + i)).collect();
+            reused.fill(&starts, 32, height, width);
+            let expected: Vec<f32> = (0..samples).flat_map(|i| noise(seed + i, 32, height, width)).collect();
             assert!(reused.values() == expected, "{samples} of {height} x {width}");
         }
     }

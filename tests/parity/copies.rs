@@ -3,6 +3,7 @@
 
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
 use flux::backend::{Backend, Remark, Storage};
+use flux::engine::Engine;
 use flux::files::TensorView;
 use flux::nn::Linear;
 use flux::pipeline::{CancelFlag, Model, OpenModel, Replicas, Request};
@@ -119,9 +120,9 @@ fn images_of_copied_weights_are_those_of_the_files() {
         for other in others(Precision::Bf16) {
             let first = Cuda::with(0, None, Precision::Bf16, &GemmCache::Off).unwrap();
             let devices = vec![("a".to_string(), first), ("b".to_string(), other.clone())];
-            let replicas = Replicas::new(devices, OpenModel::open(&dir).unwrap()).unwrap();
+            let engine = Engine::of(&Replicas::new(devices, OpenModel::open(&dir).unwrap()).unwrap()).unwrap();
             for count in [2, 3] {
-                let images = replicas.generate(&request, count, &CancelFlag::default(), &mut |_| {}).unwrap();
+                let images = engine.generate(&request, count, &CancelFlag::default(), &mut |_| {}).unwrap();
                 let read: Vec<_> = images.iter().map(|image| image.timings.prompts_encoded).collect();
                 assert_eq!(
                     read.iter().sum::<usize>(),

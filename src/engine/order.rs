@@ -1,12 +1,7 @@
 //! What devices say of their batches, in the order of the images.
 
 use std::collections::BTreeMap;
-
-/// What a device says of the batch whose first image is `first`.
-pub(super) struct BatchOutput<T> {
-    pub(super) first: usize,
-    pub(super) output: Output<T>,
-}
+use std::mem;
 
 pub(super) enum Output<T> {
     /// Something that comes in the order of the images.
@@ -32,10 +27,10 @@ impl<T> Order<T> {
         first == self.next
     }
 
-    /// What may be handed on now, and how many batches ended by that.
-    pub(super) fn sort(&mut self, output: BatchOutput<T>) -> (Vec<T>, usize) {
-        self.later.entry(output.first).or_default().push(output.output);
-        let (mut items, mut ended) = (Vec::new(), 0);
+    /// What may be handed on once this was said of the batch whose first image is `first`.
+    pub(super) fn sort(&mut self, first: usize, output: Output<T>) -> Vec<T> {
+        self.later.entry(first).or_default().push(output);
+        let mut items = Vec::new();
         while let Some(said) = self.later.remove(&self.next) {
             let mut end = None;
             for output in said {
@@ -46,18 +41,17 @@ impl<T> Order<T> {
             }
             let Some(images) = end else { break };
             self.next += images;
-            ended += 1;
         }
-        (items, ended)
+        items
     }
 
     /// What was held back of batches that come to no end, in the order of the images.
-    pub(super) fn rest(self) -> Vec<T> {
+    pub(super) fn rest(&mut self) -> Vec<T> {
         let item = |output| match output {
             Output::Item(item) => Some(item),
             Output::End(_) => None,
         };
-        self.later.into_values().flatten().filter_map(item).collect()
+        mem::take(&mut self.later).into_values().flatten().filter_map(item).collect()
     }
 }
 
@@ -68,19 +62,22 @@ mod tests {
     #[test]
     fn later_batches_wait_for_all_of_the_first() {
         let mut order = Order::new();
-        let mut sort = |first, output| order.sort(BatchOutput { first, output });
-        assert_eq!(sort(2, Output::Item("c")), (vec![], 0));
-        assert_eq!(sort(0, Output::Item("a")), (vec!["a"], 0));
-        assert_eq!(sort(2, Output::Item("d")), (vec![], 0));
-        assert_eq!(sort(4, Output::Item("e")), (vec![], 0));
-        assert_eq!(sort(2, Output::End(2)), (vec![], 0));
-        assert_eq!(sort(0, Output::Item("b")), (vec!["b"], 0));
-        assert_eq!(sort(0, Output::End(2)), (vec!["c", "d", "e"], 2));
-        assert_eq!(sort(4, Output::Item("f")), (vec!["f"], 0));
-        assert_eq!(sort(4, Output::End(1)), (vec![], 1));
+        for (first, output, expected) in [
+            (2, Output::Item("c"), &[][..]),
+            (0, Output::Item("a"), &["a"]),
+            (2, Output::Item("d"), &[]),
+            (4, Output::Item("e"), &[]),
+            (2, Output::End(2), &[]),
+            (0, Output::Item("b"), &["b"]),
+            (0, Output::End(2), &["c", "d", "e"]),
+            (4, Output::Item("f"), &["f"]),
+            (4, Output::End(1), &[]),
+        ] {
+            assert_eq!(order.sort(first, output), expected);
+        }
         assert!(order.hears(5) && !order.hears(4));
         for (first, item) in [(7, "h"), (6, "g"), (7, "i")] {
-            assert_eq!(order.sort(BatchOutput { first, output: Output::Item(item) }), (vec![], 0));
+            assert!(order.sort(first, Output::Item(item)).is_empty());
         }
         assert_eq!(order.rest(), ["g", "h", "i"]);
     }

@@ -1,0 +1,201 @@
+//! What an engine needs of a model on devices, whichever backend they are of.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::job::Event;
+use super::schedule::{Batch, Schedule};
+use crate::backend::{Backend, Remark};
+use crate::error::Result;
+use crate::files::adapter::Adapter;
+use crate::pipeline::{
+    MemoryPlan, ModelInfo, Plan, Progress, Replica, Replicas, Request, Session, Shape, SharedText, Timings,
+};
+
+/// A model on all devices of an engine.
+pub(super) trait Pool: Send + Sync {
+    /// See [`Replicas::shape`].
+    fn shape(&self, request: &Request) -> Result<Shape>;
+    /// See [`Replicas::shared_text`].
+    fn shared_text(&self) -> Arc<SharedText>;
+    /// See [`Replicas::prefetch`].
+    fn prefetch(&self, request: &Request, count: usize) -> Result<()>;
+    /// See [`Engine::plan`](super::Engine::plan).
+    fn plan(&self, request: &Request) -> Result<Plan>;
+    /// See [`Replicas::memory_plans`].
+    fn memory_plans(&self, plan: &Plan, count: usize) -> Vec<(String, Result<MemoryPlan>)>;
+    /// See [`Engine::devices`](super::Engine::devices).
+    fn devices(&self, count: usize) -> Vec<(String, String)>;
+    /// See [`Engine::remarks`](super::Engine::remarks).
+    fn remarks(&self, count: usize) -> Vec<(String, Remark)>;
+    /// The model.
+    fn info(&self) -> &ModelInfo;
+    /// See [`Engine::adapter`](super::Engine::adapter).
+    fn adapter(&self, path: &Path) -> Result<Arc<Adapter>>;
+}
+
+impl<B: Backend> Pool for Replicas<B> {
+    fn shape(&self, request: &Request) -> Result<Shape> {
+        Replicas::shape(self, request)
+    }
+
+    fn shared_text(&self) -> Arc<SharedText> {
+        Replicas::shared_text(self)
+    }
+
+    fn prefetch(&self, request: &Request, count: usize) -> Result<()> {
+        Replicas::prefetch(self, request, count)
+    }
+
+    fn plan(&self, request: &Request) -> Result<Plan> {
+        self.used(1)[0].model().plan(request)
+    }
+
+    fn memory_plans(&self, plan: &Plan, count: usize) -> Vec<(String, Result<MemoryPlan>)> {
+        Replicas::memory_plans(self, plan, count).map(|(name, memory)| (name.to_string(), memory)).collect()
+    }
+
+    fn devices(&self, count: usize) -> Vec<(String, String)> {
+        self.ranks(count).map(|(name, model)| (name.to_string(), model.backend().describe())).collect()
+    }
+
+    fn remarks(&self, count: usize) -> Vec<(String, Remark)> {
+        let of = |(name, remarks): (&str, Vec<Remark>)| {
+            remarks.into_iter().map(|remark| (name.to_string(), remark)).collect::<Vec<_>>()
+        };
+        self.ranks(count).map(|(name, model)| (name, model.backend().remarks())).flat_map(of).collect()
+    }
+
+    fn info(&self) -> &ModelInfo {
+        self.used(1)[0].model().info()
+    }
+
+    fn adapter(&self, path: &Path) -> Result<Arc<Adapter>> {
+        self.used(1)[0].model().adapter(path)
+    }
+}
+
+/// What makes batches: one device, or a group.
+pub(super) trait Device: Send + Sync {
+    /// Its name; of a group, the names of all.
+    fn name(&self) -> &str;
+    /// Whether it is a group.
+    fn is_group(&self) -> bool;
+    /// Makes a batch.
+    ///
+    /// Errors as sessions do; those of a group have the name of the device.
+    fn make(&self, batch: &Arc<Making>) -> Result<()>;
+    /// Whether it is still busy with a batch that has ended with an error.
+    fn is_late(&self) -> bool;
+}
+
+/// A batch that a device makes, and where it says how far it is.
+pub(super) struct Making {
+    schedule: Arc<Schedule>,
+    batch: Mutex<Batch>,
+    made: AtomicUsize,
+}
+
+impl Making {
+    pub(super) fn new(schedule: Arc<Schedule>, batch: Batch) -> Self {
+        Self { schedule, batch: Mutex::new(batch), made: AtomicUsize::new(0) }
+    }
+
+    pub(super) fn batch(&self) -> MutexGuard<'_, Batch> {
+        self.batch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Images that were handed out.
+    pub(super) fn made(&self) -> usize {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// Everything before the first step is done; there is memory for the first `count` images.
+    pub(super) fn start(&self, count: usize, remark: Option<&str>) {
+        let mut batch = self.batch();
+        self.schedule.keep(&mut batch, count);
+        for part in batch.parts.iter().filter(|part| !part.images().is_empty()) {
+            part.send(Event::Started { images: part.images(), batch: count, remark: remark.map(str::to_string) });
+        }
+    }
+
+    pub(super) fn progress(&self, progress: Progress) {
+        self.batch().parts.iter().for_each(|part| part.send(Event::Progress(progress)));
+    }
+
+    /// Hands out the next image; `event` makes it what happens to the image of that place in its job.
+    pub(super) fn image(&self, event: impl FnOnce(usize) -> Event) {
+        let mut place = self.made.fetch_add(1, Ordering::Relaxed);
+        self.schedule.made();
+        for part in &self.batch().parts {
+            let images = part.images();
+            if place < images.len() {
+                part.send(event(images.start + place));
+                return;
+            }
+            place -= images.len();
+        }
+    }
+
+    /// All images are handed out.
+    pub(super) fn finish(&self, device: &Arc<str>, timings: &Timings) {
+        for part in self.batch().parts.iter().filter(|part| !part.images().is_empty()) {
+            let (images, device) = (part.images(), Arc::clone(device));
+            part.send(Event::Finished { images, device, timings: Box::new(timings.clone()) });
+        }
+    }
+}
+
+impl<B: Backend> Device for Replica<B> {
+    fn name(&self) -> &str {
+        Replica::name(self)
+    }
+
+    fn is_group(&self) -> bool {
+        self.ranks().models().len() > 1
+    }
+
+    fn is_late(&self) -> bool {
+        self.ranks().is_late()
+    }
+
+    fn make(&self, making: &Arc<Making>) -> Result<()> {
+        let (requests, reader, cancel) = {
+            let batch = making.batch();
+            (batch.requests.clone(), batch.reader.clone(), batch.cancel.clone())
+        };
+        let (making, name): (_, Arc<str>) = (Arc::clone(making), self.name().into());
+        let on_rank = move |rank: usize, session: Session<B>, _: &mut dyn FnMut(Progress)| match rank {
+            0 => hand_out(session, &making, &name),
+            // What the first rank makes is handed out.
+            _ => session.run(&mut |_| {}).map(drop),
+        };
+        self.ranks().run_items(requests, &reader, &cancel, &mut |_| {}, on_rank)
+    }
+}
+
+/// Makes the images of a session, and hands them out.
+fn hand_out<B: Backend>(mut session: Session<B>, making: &Making, device: &Arc<str>) -> Result<()> {
+    let report = &mut |progress| making.progress(progress);
+    if making.batch().parts.iter().any(|part| part.embeddings) {
+        let embeddings = session.embeddings()?;
+        let batch = making.batch();
+        batch
+            .parts
+            .iter()
+            .filter(|part| part.embeddings)
+            .for_each(|part| part.send(Event::Embeddings(embeddings.clone())));
+    }
+    let count = session.prepare(report)?;
+    making.start(count, session.adapter_remark());
+    let wants_latents = making.batch().parts.iter().any(|part| part.latents);
+    let mut latents = if wants_latents { session.final_latents(report)? } else { Vec::new() }.into_iter();
+    while let Some(image) = session.decode(report)? {
+        let latents = latents.next();
+        making.image(|place| Event::Image { place, image: Box::new(image), latents });
+    }
+    making.finish(device, &session.finish()?);
+    Ok(())
+}

@@ -1,0 +1,213 @@
+//! An engine opens a model once and makes images for whoever asks: jobs go in, events and images come out.
+//!
+//! One thread of each device, or of each group of devices that make an image together, lives as long as the engine. A
+//! thread takes the next batch of the [`Schedule`], which joins images of one shape that wait: those of a job, and those
+//! of several jobs. A [`Job`] may be cancelled at any time; an error ends its own job alone.
+//!
+//! ```no_run
+//! use flux::backend::cpu::{Cpu, Precision};
+//! use flux::engine::{Engine, Event, Job};
+//! use flux::files::ModelFiles;
+//! use flux::pipeline::{OpenModel, Request};
+//!
+//! let model = OpenModel::open(&ModelFiles::open("models/tiny".as_ref())?)?;
+//! let engine = Engine::on(vec![vec![("cpu".to_string(), Cpu::new(Precision::F32))]], model)?;
+//! let cats = engine.submit(Job::new(Request::new("a cat", 42), 4))?;
+//! let dog = engine.submit(Job::new(Request::new("a dog", 1), 1))?;
+//! for event in cats.in_order() {
+//!     if let Event::Image { place, image, .. } = event? {
+//!         println!("{place}: {} x {}", image.plan.width, image.plan.height);
+//!     }
+//! }
+//! dog.cancel();
+//! # Ok::<(), flux::Error>(())
+//! ```
+
+mod device;
+mod job;
+mod order;
+mod schedule;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::mem;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub use job::{Event, InOrder, Job, Ticket};
+
+use self::device::{Device, Pool};
+use self::schedule::Schedule;
+use crate::backend::{Backend, Remark};
+use crate::error::{Error, Result};
+use crate::files::adapter::Adapter;
+use crate::pipeline::{
+    CancelFlag, Image, MemoryPlan, ModelInfo, OpenModel, Plan, Progress, Replicas, Request, Timings,
+};
+
+/// A model on devices, and the threads that make images with it.
+pub struct Engine {
+    pool: Arc<dyn Pool>,
+    schedule: Arc<Schedule>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What an engine is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
+pub struct EngineStats {
+    /// Threads that make images.
+    pub devices: usize,
+    /// Images of jobs that no device has begun.
+    pub waiting: usize,
+    /// Images that devices are making.
+    pub running: usize,
+    /// Images that were made since the engine was opened.
+    pub made: usize,
+}
+
+impl Engine {
+    /// An engine on groups of devices, each device with its name; a group makes each image together, and may be one
+    /// device. Weights are loaded for the first job.
+    ///
+    /// Errors as [`Replicas::of_groups`], and when the system starts no thread.
+    pub fn on<B: Backend>(groups: Vec<Vec<(String, B)>>, model: OpenModel) -> Result<Self> {
+        Self::of(&Replicas::of_groups(groups, model)?)
+    }
+
+    /// An engine on devices that have the model already, and may be used beside it.
+    ///
+    /// Errors when the system starts no thread.
+    pub fn of<B: Backend>(replicas: &Replicas<B>) -> Result<Self> {
+        let pool = Arc::new(replicas.clone());
+        let devices = replicas.all().iter().map(|replica| Arc::clone(replica) as Arc<dyn Device>);
+        Self::with(pool, devices.collect())
+    }
+
+    fn with(pool: Arc<dyn Pool>, devices: Vec<Arc<dyn Device>>) -> Result<Self> {
+        let schedule = Arc::new(Schedule::new(devices.len()));
+        let engine = Self { pool, schedule, threads: Mutex::default() };
+        let several = devices.len() > 1;
+        for (number, device) in devices.into_iter().enumerate() {
+            // A group names its devices itself.
+            let named = several && !device.is_group();
+            let thread = worker::start(number, device, named, Arc::clone(&engine.schedule))?;
+            engine.threads().push(thread);
+        }
+        Ok(engine)
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has devices make the images of a job.
+    ///
+    /// Errors when the model cannot do what is asked for, there is too little memory for it, or the engine takes no more
+    /// jobs.
+    pub fn submit(&self, job: Job) -> Result<Ticket> {
+        job.request.check_count(job.count)?;
+        job.cancel.check()?;
+        let shape = self.pool.shape(&job.request)?;
+        self.pool.prefetch(&job.request, job.count)?;
+        self.schedule.submit(job, shape, self.pool.shared_text())
+    }
+
+    /// Makes `count` images, whose seeds are the request's and those that follow it. `report` gets the progress of the
+    /// batch whose images come next.
+    ///
+    /// Errors as [`Engine::submit`] and as the job does.
+    pub fn generate(
+        &self,
+        request: &Request,
+        count: usize,
+        cancel: &CancelFlag,
+        report: &mut dyn FnMut(Progress),
+    ) -> Result<Vec<Image>> {
+        let job = Job { cancel: cancel.clone(), ..Job::new(request.clone(), count) };
+        let (mut images, mut decoded) = (Vec::new(), Vec::new());
+        for event in self.submit(job)?.in_order() {
+            match event? {
+                Event::Progress(progress) => report(progress),
+                Event::Image { image, .. } => decoded.push(*image),
+                Event::Finished { timings, .. } => {
+                    let image = |image| Image::new(image, Timings::clone(&timings));
+                    images.extend(mem::take(&mut decoded).into_iter().map(image));
+                }
+                Event::Queued(_) | Event::Started { .. } | Event::Embeddings(_) => {}
+            }
+        }
+        Ok(images)
+    }
+
+    /// Starts loading what the images of a job need first, see [`Replicas::prefetch`].
+    ///
+    /// Errors as that.
+    pub fn prefetch(&self, request: &Request, count: usize) -> Result<()> {
+        self.pool.prefetch(request, count)
+    }
+
+    /// What the engine is doing.
+    pub fn stats(&self) -> EngineStats {
+        self.schedule.stats()
+    }
+
+    /// Takes no more jobs, and waits until those that it has are done. Returns whether they are; after `timeout` it
+    /// cancels them.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        self.schedule.close(Instant::now() + timeout)
+    }
+
+    /// The names of the devices that make `count` images, in the order of groups and ranks, and how each computes.
+    pub fn devices(&self, count: usize) -> Vec<(String, String)> {
+        self.pool.devices(count)
+    }
+
+    /// What these devices have to say of how they work on this machine.
+    pub fn remarks(&self, count: usize) -> Vec<(String, Remark)> {
+        self.pool.remarks(count)
+    }
+
+    /// The model.
+    pub fn info(&self) -> &ModelInfo {
+        self.pool.info()
+    }
+
+    /// What a job would make of the request. Waits for the tokenizer.
+    ///
+    /// Errors as [`Model::plan`](crate::pipeline::Model::plan).
+    pub fn plan(&self, request: &Request) -> Result<Plan> {
+        self.pool.plan(request)
+    }
+
+    /// Which parts of the model are in memory while devices make `count` images like `plan`, of each device with its
+    /// name.
+    pub fn memory_plans(&self, plan: &Plan, count: usize) -> Vec<(String, Result<MemoryPlan>)> {
+        self.pool.memory_plans(plan, count)
+    }
+
+    /// Opens an adapter for the model.
+    ///
+    /// Errors as [`Adapter::open`].
+    pub fn adapter(&self, path: &Path) -> Result<Arc<Adapter>> {
+        self.pool.adapter(path)
+    }
+}
+
+impl Drop for Engine {
+    /// Cancels what is left, and waits for the threads.
+    fn drop(&mut self) {
+        self.schedule.close(Instant::now());
+        for thread in mem::take(&mut *self.threads()) {
+            // A thread catches the panics of what it does.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The error of a job for an engine that ends.
+fn closed() -> Error {
+    Error::new("the engine takes no more jobs").hint("send the job to another one")
+}

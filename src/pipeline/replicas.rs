@@ -1,0 +1,182 @@
+//! Several devices with the same model, or groups of them.
+
+use std::sync::Arc;
+
+use super::shared_text::{HostPrompts, SharedText};
+use super::{MemoryPlan, Model, OpenModel, Parallel, Plan, Request, Shape};
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+
+/// A model on each of several devices; each makes whole images. Where a group of devices makes each image together, see
+/// [`Parallel`], the group is one device here. An [`Engine`](crate::engine::Engine) has them make the images of jobs.
+///
+/// The first device loads the weights from the files; the others copy them from it where they are linked to it and
+/// compute alike, and load them from the same pages where not. Each plans its own memory. Devices of one kind give the
+/// same bytes as one of them that makes the same batches; an image that is alone in its batch is the one that
+/// [`Model::generate`] makes.
+///
+/// ```no_run
+/// use flux::backend::cuda::Cuda;
+/// use flux::engine::Engine;
+/// use flux::files::ModelFiles;
+/// use flux::pipeline::{CancelFlag, OpenModel, Replicas, Request};
+///
+/// let devices = [0, 1].map(|gpu| Ok((format!("cuda:{gpu}"), Cuda::new(gpu, None)?)));
+/// let devices = devices.into_iter().collect::<flux::Result<Vec<_>>>()?;
+/// let model = OpenModel::open(&ModelFiles::open("models/klein-4b".as_ref())?)?;
+/// let engine = Engine::of(&Replicas::new(devices, model)?)?;
+/// let images = engine.generate(&Request::new("a cat", 42), 8, &CancelFlag::default(), &mut |_| {})?;
+/// assert_eq!((images.len(), images[7].plan.seed), (8, 49));
+/// # Ok::<(), flux::Error>(())
+/// ```
+pub struct Replicas<B: Backend> {
+    /// At least one.
+    replicas: Vec<Arc<Replica<B>>>,
+    /// The text features that one made for the others.
+    prompts: Arc<HostPrompts>,
+}
+
+/// Clones share the devices.
+impl<B: Backend> Clone for Replicas<B> {
+    fn clone(&self) -> Self {
+        Self { replicas: self.replicas.clone(), prompts: Arc::clone(&self.prompts) }
+    }
+}
+
+/// One of several devices with the same model, or a group that makes each image together.
+pub struct Replica<B: Backend> {
+    name: Arc<str>,
+    ranks: Parallel<B>,
+}
+
+impl<B: Backend> Replica<B> {
+    /// The device's name; of a group, the names of all.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its model, of a group that of the first device.
+    pub fn model(&self) -> &Arc<Model<B>> {
+        self.ranks.first()
+    }
+
+    /// The devices of a group in the order of ranks, or the one device.
+    pub fn ranks(&self) -> &Parallel<B> {
+        &self.ranks
+    }
+}
+
+impl<B: Backend> Replicas<B> {
+    /// A model on devices, each with its name. Nothing is copied to them yet.
+    ///
+    /// Errors when there are none or two have one name, and as [`Model::on`].
+    pub fn new(devices: Vec<(String, B)>, model: OpenModel) -> Result<Self> {
+        Self::of_groups(devices.into_iter().map(|device| vec![device]).collect(), model)
+    }
+
+    /// The same where each of `groups` makes its images together; a group may be one device.
+    ///
+    /// Errors as [`Replicas::new`] and [`Parallel::named`].
+    pub fn of_groups(groups: Vec<Vec<(String, B)>>, model: OpenModel) -> Result<Self> {
+        let mut groups = groups.into_iter();
+        let mut first = groups.next().unwrap_or_default().into_iter();
+        let Some((name, backend)) = first.next() else {
+            return Err(Error::usage("there is no device, expected at least one"));
+        };
+        let source = Model::new(backend, model);
+        let first = Replica::new((name, Arc::clone(&source)), first, &source)?;
+        let mut replicas = Self { replicas: vec![Arc::new(first)], prompts: Arc::default() };
+        groups.try_for_each(|group| replicas.add(group))?;
+        Ok(replicas)
+    }
+
+    /// Adds a device, or a group that makes its images together.
+    ///
+    /// Errors as [`Replicas::of_groups`].
+    pub fn add(&mut self, group: Vec<(String, B)>) -> Result<()> {
+        let is_there =
+            |name: &str| self.replicas.iter().any(|replica| replica.ranks.names().any(|known| known == name));
+        if let Some((name, _)) = group.iter().find(|(name, _)| is_there(name)) {
+            return Err(there_twice(name));
+        }
+        let mut group = group.into_iter();
+        let Some((name, backend)) = group.next() else { return Err(Error::usage("a group has no device")) };
+        let source = Arc::clone(self.replicas[0].model());
+        let first = (name, source.on(backend)?);
+        self.replicas.push(Arc::new(Replica::new(first, group, &source)?));
+        Ok(())
+    }
+
+    /// The devices that make `count` images: no more than there are images.
+    pub fn used(&self, count: usize) -> &[Arc<Replica<B>>] {
+        &self.replicas[..count.clamp(1, self.replicas.len())]
+    }
+
+    /// All of them.
+    pub fn all(&self) -> &[Arc<Replica<B>>] {
+        &self.replicas
+    }
+
+    /// The devices that make `count` images, those of groups in the order of ranks, each with its name.
+    pub fn ranks(&self, count: usize) -> impl Iterator<Item = (&str, &Arc<Model<B>>)> {
+        self.used(count).iter().flat_map(|replica| replica.ranks.names().zip(replica.ranks.models()))
+    }
+
+    /// Text features that one of the devices makes for all.
+    pub(crate) fn shared_text(&self) -> Arc<SharedText> {
+        Arc::new(SharedText::new(&self.prompts))
+    }
+
+    /// What decides with which others an image may be made.
+    ///
+    /// Errors as [`Model::plan`], but for the tokenizer.
+    pub(crate) fn shape(&self, request: &Request) -> Result<Shape> {
+        self.used(1)[0].model().shape(request)
+    }
+
+    /// Starts loading the weights of first images to the devices that make `count` of them, as [`Model::prefetch`].
+    ///
+    /// Errors as that.
+    pub fn prefetch(&self, request: &Request, count: usize) -> Result<()> {
+        // The first one comes first: others copy what it loads.
+        let mut devices = self.used(count).iter().enumerate();
+        devices.try_for_each(|(index, replica)| {
+            let is_read_elsewhere = index > 0 && request.embeddings.is_none();
+            replica.ranks.models().try_for_each(|model| model.prefetch_as(request, is_read_elsewhere))
+        })
+    }
+
+    /// Which parts of the model are in memory while devices make `count` images like `plan`, of each device with its name.
+    pub fn memory_plans(&self, plan: &Plan, count: usize) -> impl Iterator<Item = (&str, Result<MemoryPlan>)> {
+        self.used(count).iter().enumerate().flat_map(move |(index, replica)| {
+            let plan = Plan { is_read_elsewhere: index > 0, ..plan.clone() };
+            replica.ranks.names().zip(replica.ranks.models()).map(move |(name, model)| (name, model.memory_plan(&plan)))
+        })
+    }
+}
+
+impl<B: Backend> Replica<B> {
+    /// The first device of a group, and the others, which take the model of `source` over.
+    ///
+    /// Errors as [`Parallel::named`] and [`Model::on`], and when two devices have one name.
+    fn new(
+        first: (String, Arc<Model<B>>),
+        others: impl Iterator<Item = (String, B)>,
+        source: &Model<B>,
+    ) -> Result<Self> {
+        let mut ranks = vec![first];
+        for (name, backend) in others {
+            if ranks.iter().any(|(known, _)| *known == name) {
+                return Err(there_twice(&name));
+            }
+            ranks.push((name, source.on(backend)?));
+        }
+        let ranks = Parallel::named(ranks)?;
+        let name = ranks.names().collect::<Vec<_>>().join("+").into();
+        Ok(Self { name, ranks })
+    }
+}
+
+fn there_twice(name: &str) -> Error {
+    Error::usage(format!("the device {name} is there twice"))
+}
