@@ -31,6 +31,11 @@ BUNDLE_FOLDERS := $(shell cat scripts/gpu_check/folders.txt)
 BUNDLE_TARGET := $(TARGET)/bundle
 # Laid out as cargo does it, PROFILE/build/CRATE, for build.rs looks for its cache from there.
 KERNELS := $(TARGET)/kernels/build/make
+# The mdBook of this machine, or one that is built below the target folder when it is missing.
+MDBOOK_VERSION := 0.5.4
+MDBOOK := $(or $(shell command -v mdbook 2>/dev/null),$(TARGET)/tools/bin/mdbook)
+# Where links lead that leave the book: this folder, or its address on a code host.
+BOOK_SOURCE ?= file://$(CURDIR)
 
 export PROMPT SEED IMAGE
 .DEFAULT_GOAL := help
@@ -82,6 +87,22 @@ gallery: build ## Draw docs/gallery.png and docs/edits.png anew, on the CPU: the
 	$(CARGO) run --quiet --release --locked --example contact_sheet -- docs/gallery.png "$(TARGET)"/gallery/*.png
 	FLUX_BIN=$(FLUX) scripts/draw_edits.sh docs/edits.txt "$(TARGET)/edits" --device cpu -q
 	$(CARGO) run --quiet --release --locked --example contact_sheet -- docs/edits.png "$(TARGET)"/edits/before-*.png "$(TARGET)"/edits/after-*.png
+
+$(TARGET)/tools/bin/mdbook:
+	$(CARGO) install --locked mdbook --version $(MDBOOK_VERSION) --no-default-features --features search --root "$(TARGET)/tools"
+
+.PHONY: mdbook
+mdbook: $(MDBOOK)
+
+# mdBook takes every link to a Markdown file for one to a page of the book, also where it leads out of docs/.
+.PHONY: book
+book: $(MDBOOK) ## Build the pages of docs/ as a book, below target/book; builds mdBook first where it is missing
+	"$(MDBOOK)" build --dest-dir "$(TARGET)/book"
+	@for page in "$(TARGET)"/book/*.html; do \
+		sed -e 's|href="\.\./\([^"]*\)\.html|href="$(BOOK_SOURCE)/\1.md|g' -e 's|href="\.\./|href="$(BOOK_SOURCE)/|g' "$$page" > "$$page.new" \
+			&& mv "$$page.new" "$$page" || exit 1; \
+	done
+	@echo "$(TARGET)/book/index.html"
 
 .PHONY: test
 test: ## Run all Rust tests; those that need a GPU, AMX or a full-size model pass without running where there is none

@@ -19,6 +19,7 @@ mod cli;
 mod convert;
 mod editing;
 mod limits;
+mod options;
 mod readme;
 mod sampling;
 mod scripts;

@@ -1,5 +1,5 @@
-//! Every command in README.md and in the documents beside it is run, or leads to something that is; lists of options
-//! and variables are whole.
+//! Every command in README.md and in the documents beside it is run, or leads to something that is; the list of
+//! variables is whole, and the messages that are explained are those of the program.
 #![cfg(unix)]
 
 #[path = "opening/renamed.rs"]
@@ -24,21 +24,26 @@ use image::imageops::crop_imm;
 use safetensors::tensor::{Dtype, TensorView};
 
 /// Files that tell someone what to run.
-const DOCUMENTS: [&str; 21] = [
+const DOCUMENTS: [&str; 26] = [
     "README.md",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "docs/SUMMARY.md",
     "docs/adapters.md",
     "docs/architecture.md",
+    "docs/changelog.md",
     "docs/editing.md",
+    "docs/environment.md",
     "docs/files.md",
     "docs/gpus.md",
+    "docs/kernels.md",
     "docs/library.md",
     "docs/measured.md",
     "docs/options.md",
+    "docs/quick-start.md",
     "docs/sampling.md",
     "docs/several-gpus.md",
-    "docs/SUMMARY.md",
-    "docs/environment.md",
+    "docs/troubleshooting.md",
     "models/README.md",
     "scripts/train_tiny/README.md",
     "tests/bench/runs/README.md",
@@ -316,6 +321,16 @@ fn the_commands_of_images_from_images_draw() {
 }
 
 #[test]
+fn the_commands_of_the_quick_start_draw() {
+    let folder = checkout();
+    let lines: Vec<_> = commands_in("docs/quick-start.md").into_iter().filter(|l| l.starts_with("flux ")).collect();
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    for line in lines {
+        image_of(&line, folder.path());
+    }
+}
+
+#[test]
 fn the_commands_of_sampling_and_conditioning_draw() {
     let folder = checkout();
     let lines = commands_of("docs/sampling.md");
@@ -425,27 +440,66 @@ fn the_commands_for_many_images_and_two_devices_work() {
 }
 
 #[test]
-fn every_option_is_in_the_table_and_every_file_that_is_linked_is_there() {
-    let text = text_of("docs/options.md");
-    let help = Run::of(program::flux().arg("--help")).succeeds().stdout;
-    for word in help.split_whitespace().filter(|word| word.starts_with("--")) {
-        let flag: String = word.chars().take_while(|c| c.is_ascii_lowercase() || *c == '-').collect();
-        let known = ["--help", "--version"].contains(&flag.as_str()) || text.contains(&flag);
-        let short = match flag.as_str() {
-            "--quiet" => "`-q`",
-            "--verbose" => "`-v`",
-            _ => "no short form",
-        };
-        assert!(known || text.contains(short), "{flag} is not in docs/options.md");
-    }
+fn every_file_and_every_heading_that_is_linked_is_there() {
     for document in DOCUMENTS {
         let (text, path) = (text_of(document), project(document));
         let folder = path.parent().expect("a file is in a folder");
         for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap_or_default()) {
-            let file = link.split('#').next().unwrap_or_default();
-            assert!(link.starts_with("http") || folder.join(file).exists(), "{document}: {link}");
+            if link.starts_with("http") {
+                continue;
+            }
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let linked = if file.is_empty() { path.clone() } else { folder.join(file) };
+            assert!(linked.exists(), "{document}: {link}");
+            if !heading.is_empty() {
+                let text = fs::read_to_string(&linked).expect("a heading is in a text");
+                assert!(headings_of(&text).contains(heading), "{document}: {link}");
+            }
         }
     }
+}
+
+/// The headings of a document, as links name them.
+fn headings_of(text: &str) -> BTreeSet<String> {
+    let letter = |c: char| match c {
+        ' ' | '-' => Some('-'),
+        c if c.is_alphanumeric() || c == '_' => Some(c.to_ascii_lowercase()),
+        _ => None,
+    };
+    let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    headings.map(|heading| heading.chars().filter_map(letter).collect()).collect()
+}
+
+/// Messages in the tables of docs/troubleshooting.md: what stands between their gaps is in the sources.
+#[test]
+fn every_message_that_is_explained_is_one_of_the_program() {
+    const GAP: char = '…';
+    let sources = text::sources_below(&project("src"));
+    // Texts of several lines are one.
+    let mut joined = String::with_capacity(sources.len());
+    for part in sources.split("\\\n") {
+        joined.push_str(if joined.is_empty() { part } else { part.trim_start() });
+    }
+    let text = text_of("docs/troubleshooting.md");
+    let mut count = 0;
+    let mut is_message = false;
+    for line in text.lines() {
+        let cell = line.strip_prefix("| ").and_then(|row| row.split(" | ").next());
+        let Some(cell) = cell else {
+            is_message &= line.starts_with('|');
+            continue;
+        };
+        if ["message", "note"].contains(&cell) {
+            is_message = true;
+        } else if is_message {
+            count += 1;
+            for piece in cell.split(GAP).map(|piece| piece.trim_matches([' ', ','])) {
+                // What is shorter says nothing.
+                assert!(piece.len() < 4 || joined.contains(piece), "`{piece}` of: {cell}");
+            }
+        }
+    }
+    assert!(count > 40, "{count}");
 }
 
 /// The names that begin with `FLUX_`.
@@ -492,6 +546,29 @@ fn the_summary_lists_every_page_and_the_readme_leads_to_it() {
         DOCUMENTS.iter().filter_map(|document| document.strip_prefix("docs/")).filter(|page| *page != "SUMMARY.md")
     {
         assert!(summary.contains(&format!("]({page})")), "{page}");
-        assert!(readme.contains(&format!("](docs/{page})")), "{page}");
+        // This page is the file beside the README.
+        let link = if page == "changelog.md" { "](CHANGELOG.md)".to_string() } else { format!("](docs/{page})") };
+        assert!(readme.contains(&link), "{page}");
+    }
+}
+
+/// mdBook reads `docs/SUMMARY.md`: a title, then one list of links to pages, each once.
+#[test]
+fn the_book_is_one_list_of_pages_and_is_built_below_target() {
+    let summary = text_of("docs/SUMMARY.md");
+    let mut lines = summary.lines().filter(|line| !line.is_empty());
+    assert_eq!(lines.next(), Some("# Summary"));
+    let mut pages = BTreeSet::new();
+    for line in lines {
+        let link =
+            line.strip_prefix("- [").and_then(|rest| rest.strip_suffix(')')).and_then(|rest| rest.split_once("]("));
+        let (title, page) = link.unwrap_or_else(|| panic!("no page of the book: {line}"));
+        assert!(!title.is_empty() && pages.insert(page), "{line}");
+        let text = text_of(&format!("docs/{page}"));
+        assert!(text.starts_with("# ") || text == "{{#include ../CHANGELOG.md}}\n", "{page} has no title");
+    }
+    let book = text_of("book.toml");
+    for line in ["src = \"docs\"", "build-dir = \"target/book\"", "create-missing = false"] {
+        assert!(book.lines().any(|found| found == line), "{line}");
     }
 }

@@ -1,5 +1,6 @@
 //! Commands in the sentences and tables of the documents.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -22,9 +23,13 @@ fn commands_in_text(document: &str) -> Vec<String> {
 fn every_command_in_the_text_is_run_or_leads_to_what_is_there() {
     let folder = checkout();
     let mut count = 0;
+    let mut seen = BTreeSet::new();
     for document in DOCUMENTS {
         for line in commands_in_text(document) {
             count += 1;
+            if !seen.insert(line.clone()) {
+                continue;
+            }
             let words: Vec<_> = line.split(' ').filter(|word| !word.starts_with("FLUX_")).collect();
             match words[..] {
                 ["flux", ..] if lines_of_models().contains(&line) => {} // run with the others of its table
@@ -93,23 +98,30 @@ fn has_tests(words: &[&str], line: &str) {
     let (sources, filter) = match words {
         ["--lib", filter, ..] => (sources_below(&project("src")), *filter),
         ["--test", file, rest @ ..] => {
+            let is_program = text_of("Cargo.toml").contains(&format!("[[test]]\nname = \"{file}\"\n"));
+            assert!(is_program, "there is no test program `{file}`: {line}");
             let source = |file: &str| fs::read_to_string(project("tests").join(format!("{file}.rs")));
             let filter = rest.first().filter(|word| **word != "--").copied().unwrap_or_default();
             let all = source(file).unwrap_or_else(|error| panic!("{line}: {error}"));
-            // Of the module that is named, too.
-            (all + &source(filter).unwrap_or_default(), filter)
+            // Of the modules that are named, too.
+            let names: Vec<&str> = filter.split("::").collect();
+            let modules = (1..=names.len()).map(|count| source(&names[..count].join("/")).unwrap_or_default());
+            (all + &modules.collect::<String>(), filter)
         }
         _ => panic!("nothing tests this command: {line}"),
     };
-    let is_there = sources.lines().any(|source| {
-        let name = source.trim_start().strip_prefix("fn ").or(source.strip_prefix("mod "));
-        name.is_some_and(|name| name.contains(filter))
-    });
-    assert!(is_there, "no test has `{filter}` in its name: {line}");
+    for part in filter.split("::") {
+        let is_there = sources.lines().any(|source| {
+            let name = source.trim_start().strip_prefix("fn ").or(source.strip_prefix("mod "));
+            name.is_some_and(|name| name.contains(part))
+        });
+        assert!(is_there, "no test has `{part}` in its name: {line}");
+    }
     assert!(!words.contains(&"--ignored") || sources.contains("#[ignore"), "{line}");
 }
 
-fn sources_below(path: &Path) -> String {
+/// The text of a file, or of all files below a folder.
+pub fn sources_below(path: &Path) -> String {
     if !path.is_dir() {
         return fs::read_to_string(path).expect("a source");
     }
@@ -124,6 +136,7 @@ fn every_command_of_flux_in_a_block_is_one_that_a_test_runs() {
     let mut tested: Vec<String> = readme.iter().take(3).chain(of_large).cloned().collect();
     let pages = ["docs/editing.md", "docs/sampling.md", "docs/adapters.md"];
     tested.extend(pages.into_iter().flat_map(commands_of).chain(lines_of_models()));
+    tested.extend(super::commands_in("docs/quick-start.md"));
     for document in DOCUMENTS {
         for line in super::commands_in(document).into_iter().filter(|line| line.starts_with("flux ")) {
             assert!(tested.contains(&line), "{document}: {line}");
