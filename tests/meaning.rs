@@ -14,7 +14,17 @@ use flux::files::quantise::FORMATS;
 use flux::output::Rgb;
 use flux::pipeline::{CancelFlag, Model, OpenModel};
 use score::edits::{Edits, expect_edits, expect_nothing};
-use score::{BOUNDS, Meaning, expect_meaning, expect_meaning_at_sizes};
+use score::{BOUNDS, Meaning, SIZES, expect_meaning, expect_meaning_at_sizes, expect_most};
+
+/// Whether everything is asked, which takes minutes, and not a part of it.
+fn all() -> bool {
+    std::env::var_os("FLUX_TEST_ALL").is_some()
+}
+
+/// Formats of few bits in which the default model is asked.
+fn formats() -> &'static [&'static str] {
+    if all() { &["q8_0", "q4_k"] } else { &["q4_k"] }
+}
 
 fn open() -> OpenModel {
     let dir = ModelFiles::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("models/tiny")).unwrap();
@@ -40,19 +50,19 @@ fn images_show_what_was_asked_for() {
 
 #[test]
 fn images_of_other_sizes_show_it_too() {
-    expect_meaning_at_sizes(&default_model());
+    expect_meaning_at_sizes(&default_model(), if all() { &SIZES } else { &SIZES[3..] });
 }
 
 #[test]
 fn edits_change_what_was_named_and_nothing_else() {
-    let edits = Edits::load().few(2);
+    let edits = Edits::load().few(if all() { 2 } else { 1 });
     expect_edits(&edits, &edits.generate(&default_model(), true));
 }
 
 #[test]
 fn edits_with_weights_in_few_bits_do_so_too() {
     let edits = Edits::load().few(1);
-    for name in ["q8_0", "q4_k"] {
+    for name in formats() {
         println!("{name}");
         expect_edits(&edits, &edits.generate(&in_format(name), true));
     }
@@ -67,10 +77,15 @@ fn edits_by_shuffled_instructions_are_wrong() {
 
 #[test]
 fn images_of_weights_in_few_bits_show_it_too() {
-    let meaning = Meaning::load();
-    for name in ["q8_0", "q4_k"] {
+    for name in formats() {
         println!("{name}");
-        expect_meaning(&meaning, &meaning.generate(&in_format(name)));
+        if all() {
+            let meaning = Meaning::load();
+            expect_meaning(&meaning, &meaning.generate(&in_format(name)));
+        } else {
+            let meaning = Meaning::load().few(9);
+            expect_most(&meaning, &meaning.generate(&in_format(name)));
+        }
     }
 }
 

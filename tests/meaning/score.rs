@@ -39,8 +39,8 @@ pub const BOUNDS: [(&str, f64); 10] = [
     ("relation_shapes", 0.85),
     ("shape", 0.92),
 ];
-/// The bound at sizes other than the native one, for each thing that prompts ask for.
-const SIZES_BOUND: f64 = 0.8;
+/// The bound where few prompts ask, for each thing that they ask for.
+const BOUND_OF_FEW: f64 = 0.8;
 /// Sides of images for which [`expect_meaning_at_sizes`] asks, and of how many prompts of one shape.
 pub const SIZES: [([usize; 2], usize); 5] =
     [([128, 128], 6), ([192, 192], 6), ([320, 320], 3), ([384, 256], 3), ([512, 512], 3)];
@@ -330,14 +330,21 @@ pub fn expect_meaning(meaning: &Meaning, images: &[Rgb]) {
     assert!(by_chance.total() < MOST_BY_CHANCE, "{:.2} right by chance", by_chance.total());
 }
 
-/// Fails when images at one of [`SIZES`] show too little of what their prompts ask for.
-pub fn expect_meaning_at_sizes<B: Backend>(model: &Arc<Model<B>>) {
-    for (size, of_one) in SIZES {
-        let meaning = Meaning::load().few(of_one);
-        let scores = meaning.scores(&meaning.generate_at(model, size));
-        println!("{size:?}: {scores}");
-        for (name, _) in scores.names() {
-            assert!(scores.share(name) >= SIZES_BOUND, "{name} at {size:?}: {:.2} right", scores.share(name));
-        }
+/// Fails when images of few prompts show too little of what these ask for.
+pub fn expect_most(meaning: &Meaning, images: &[Rgb]) {
+    let scores = meaning.scores(images);
+    println!("right: {scores}");
+    for (name, _) in scores.names() {
+        assert!(scores.share(name) >= BOUND_OF_FEW, "{name}: {:.2} right", scores.share(name));
+    }
+}
+
+/// Fails when images at one of `sizes`, each with of how many prompts of one shape, show too little of what these ask
+/// for.
+pub fn expect_meaning_at_sizes<B: Backend>(model: &Arc<Model<B>>, sizes: &[([usize; 2], usize)]) {
+    for (size, of_one) in sizes {
+        println!("{size:?}");
+        let meaning = Meaning::load().few(*of_one);
+        expect_most(&meaning, &meaning.generate_at(model, *size));
     }
 }

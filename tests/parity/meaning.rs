@@ -7,7 +7,7 @@ use flux::files::ModelFiles;
 use flux::pipeline::{CancelFlag, Model, OpenModel};
 
 use crate::score::edits::{Edits, expect_edits, expect_nothing};
-use crate::score::{Meaning, expect_meaning, expect_meaning_at_sizes};
+use crate::score::{Meaning, SIZES, expect_meaning, expect_meaning_at_sizes};
 use crate::{cuda, cuda_fp8, root, small};
 
 /// The default model on a device, where there is one and time for it.
@@ -30,7 +30,7 @@ fn images_show_what_was_asked_for() {
 fn images_of_other_sizes_show_it_too() {
     for device in [cuda(), cuda_fp8()] {
         let Some(model) = default_model(device) else { continue };
-        expect_meaning_at_sizes(&model);
+        expect_meaning_at_sizes(&model, &SIZES);
     }
 }
 
