@@ -23,14 +23,15 @@ pub use adapters::AdapterArgs;
 pub use bench::Bench;
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 pub use convert::{ComponentChoice, Convert};
-use flux::pipeline::Request;
+use flux::engine::choice::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
+use flux::engine::{EngineArgs, Recipe};
 use flux::{Error, Result};
 pub use images::{ImageArgs, is_stdin};
 pub use info::Info;
 pub use quantize::QuantizeArgs;
-pub use sampler::{SamplerArgs, facts};
+pub use sampler::SamplerArgs;
 pub use tensors::TensorArgs;
-pub use values::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice, ProgressChoice, TimingsFormat, VariantChoice};
+pub use values::{ProgressChoice, TimingsFormat, VariantChoice};
 use values::{SIDE, Seed, Size, decibels, decimal, gibibytes, whole, whole_of};
 
 /// The headings of `--help`.
@@ -194,7 +195,8 @@ pub struct DeviceArgs {
     #[arg(help_heading = DEVICE, long, value_name = "DEVICE", default_value = "auto")]
     pub device: DeviceChoice,
     /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU (fp16 where it has none), fp8 is for Hopper GPUs
-    #[arg(help_heading = DEVICE, long, value_name = "TYPE", value_enum, default_value_t = PrecisionChoice::Auto, hide_short_help = true)]
+    #[arg(help_heading = DEVICE, long, value_name = "TYPE", default_value = "auto", hide_short_help = true)]
+    #[arg(value_parser = values::precision())]
     pub precision: PrecisionChoice,
     /// Memory of each GPU for weights, activations, CUDA graphs and cuBLASLt's workspace, in GiB [default: 80% of what
     /// is free]
@@ -215,9 +217,14 @@ impl DeviceArgs {
         Ok(())
     }
 
-    /// The cap on GPU memory in bytes.
-    pub fn gpu_memory_bytes(&self) -> Option<u64> {
-        self.gpu_memory.map(|gib| (gib * f64::from(1 << 30)) as u64)
+    /// What an engine is to open, as far as these flags say it.
+    pub fn engine(&self) -> EngineArgs {
+        EngineArgs {
+            device: self.device.clone(),
+            precision: self.precision,
+            gpu_memory: self.gpu_memory.map(|gib| (gib * f64::from(1 << 30)) as u64),
+            ..EngineArgs::default()
+        }
     }
 }
 
@@ -336,18 +343,18 @@ fn names_folder(path: &Path) -> bool {
 }
 
 impl Generate {
-    /// What to draw. Reads `stdin` for the prompt `-`; draws a seed when none is given.
+    /// What to draw, and how. Reads `stdin` for the prompt `-`; draws a seed when none is given.
     ///
-    /// Errors when the prompt is too long, no text, or missing from standard input.
-    pub fn request(&self, stdin: &mut dyn Read) -> Result<Request> {
-        let place = if self.reads_stdin() { "standard input" } else { "--prompt" };
+    /// Errors when the prompt is too long, no text, or missing from standard input, and when the strength of an adapter
+    /// is no number.
+    pub fn recipe(&self, stdin: &mut dyn Read) -> Result<Recipe> {
         let prompt = match self.prompt() {
             Some(_) if self.reads_stdin() => prompt::read(stdin),
             Some(given) => prompt::text(given.as_encoded_bytes().to_vec()),
             None => Ok(String::new()),
         };
-        let request = Request {
-            prompt: prompt.map_err(|e| e.at(place))?,
+        let recipe = Recipe {
+            prompt: prompt.map_err(|e| e.at(self.prompt_place()))?,
             width: self.size.map(|size| size.width).or(self.width),
             height: self.size.map(|size| size.height).or(self.height),
             steps: self.steps,
@@ -357,12 +364,14 @@ impl Generate {
                 Seed::Random => u64::from(rand::random::<u32>()),
             },
             guidance: self.guidance,
-            adapters: Vec::new(), // they are opened once the model is
-            ..Request::new("", 0)
+            ..Recipe::default()
         };
-        let request = self.tensors.apply(self.sampler.apply(request))?;
-        request.check_prompt().map_err(|e| e.at(place))?;
-        Ok(request)
+        self.adapters.apply(self.tensors.apply(self.images.apply(self.sampler.apply(recipe))))
+    }
+
+    /// Where the prompt comes from.
+    pub fn prompt_place(&self) -> &'static str {
+        if self.reads_stdin() { "standard input" } else { "--prompt" }
     }
 
     /// The prompt as it was given; clap sees to it that there is one.

@@ -6,6 +6,7 @@ mod log;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use flux::engine::Observer;
 use flux::error::shown;
 use flux::pipeline::{Progress, Stage};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
@@ -117,6 +118,24 @@ impl Console {
             Stages::Bars(current) => clear(current),
             Stages::Lines(log) => log.finish(Instant::now()).iter().for_each(|line| say(line)),
         }
+    }
+}
+
+impl Observer for Console {
+    fn note(&mut self, text: &str) {
+        Console::note(self, text);
+    }
+
+    fn detail(&mut self, text: &str) {
+        Console::detail(self, text);
+    }
+
+    fn progress(&mut self, progress: Progress) {
+        Console::progress(self, progress);
+    }
+
+    fn finish(&mut self) {
+        Console::finish(self);
     }
 }
 

@@ -1,10 +1,12 @@
 //! `--timings`: where the time and the memory of an image went, as text or as JSON. Images of one batch share the
 //! stages' times.
 
-use std::fmt::{self, Display, Formatter, Write};
+use std::borrow::Cow;
+use std::fmt::Write;
 use std::fs;
 use std::iter::once;
 
+use flux::engine::AdapterFile;
 use flux::pipeline::{Plan, Timings};
 use serde::Serialize;
 
@@ -17,7 +19,7 @@ pub struct Report<'a> {
     pub output: &'a str,
     pub model: &'a str,
     pub device: &'a str,
-    pub adapters: Vec<ReportedAdapter>,
+    pub adapters: Vec<ReportedAdapter<'a>>,
     pub plan: &'a Plan,
     /// The files of tensors that were read.
     pub tensors: &'a TensorArgs,
@@ -36,15 +38,15 @@ pub struct Report<'a> {
 
 /// An adapter that was used.
 #[derive(Serialize)]
-pub struct ReportedAdapter {
+pub struct ReportedAdapter<'a> {
     /// The file's name.
-    pub file: String,
-    pub strength: f32,
+    file: Cow<'a, str>,
+    strength: f32,
 }
 
-impl Display for ReportedAdapter {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.file, self.strength)
+impl<'a> From<&'a AdapterFile> for ReportedAdapter<'a> {
+    fn from(AdapterFile { file, strength }: &'a AdapterFile) -> Self {
+        Self { file: file.file_name().unwrap_or_default().to_string_lossy(), strength: *strength }
     }
 }
 

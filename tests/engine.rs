@@ -113,7 +113,7 @@ fn groups_share_images_and_each_makes_its_own_together() {
     };
     let model = || OpenModel::open(&preset("tiny")).unwrap();
     let replicas = Replicas::of_groups(vec![group("a"), group("b"), cpus(&["c"])], model()).unwrap();
-    let names: Vec<&str> = replicas.used(3).iter().map(|replica| replica.name()).collect();
+    let names: Vec<_> = replicas.used(3).iter().map(|replica| replica.name().to_string()).collect();
     assert_eq!(names, ["a0+a1", "b0+b1", "c"]);
     let engine = Engine::of(&replicas).unwrap();
     let images = make(&engine, &tiny("a cat", 7), 7);
@@ -182,9 +182,9 @@ fn devices_and_counts_that_cannot_be_are_refused() {
     let twice = || cpus(&["a"]).into_iter().chain(cpus(&["a"])).collect();
     let group = Replicas::of_groups(vec![twice()], OpenModel::open(&preset("tiny")).unwrap());
     assert!(group.err().unwrap().to_string().contains("a is there twice"));
-    let mut more = replicas(&["b"]);
+    let more = replicas(&["b"]);
     more.add(cpus(&["a"])).unwrap();
-    assert!(more.add(cpus(&["b"])).unwrap_err().to_string().contains("b is there twice"));
+    assert!(more.add(cpus(&["b"])).err().unwrap().to_string().contains("b is there twice"));
     assert_eq!(more.used(5).len(), 2);
     let none = engine(&["a", "b"]).generate(&tiny("a cat", 1), 0, &CancelFlag::default(), &mut |_| {});
     assert!(none.unwrap_err().to_string().contains("--count"));

@@ -24,7 +24,6 @@ const LAYERS: [(&str, &[&str]); 33] = [
     ("hardware_queues.rs", &[]),
     ("panics.rs", &["progress"]),
     ("threads.rs", &["backend", "backend::cpu"]),
-    ("commands/device.rs", &["cli", "progress", "backend", "backend::cpu", "backend::cuda"]),
     (
         "commands",
         &[
@@ -44,11 +43,12 @@ const LAYERS: [(&str, &[&str]); 33] = [
             "backend",
         ],
     ),
-    ("cli", &["pipeline", "sampler", "input", "files", "threads"]),
-    ("progress", &["pipeline"]),
+    ("cli", &["engine", "pipeline", "sampler", "input", "files", "threads"]),
+    ("progress", &["engine", "pipeline"]),
     ("report.rs", &["cli", "pipeline"]),
     ("bench", &["engine", "pipeline", "vae", "input", "output", "files", "nn", "tensor", "ops", "backend"]),
     ("lib.rs", ANY),
+    ("engine/devices.rs", &["engine", "backend", "backend::cpu", "backend::cuda"]),
     ("engine", &["pipeline", "files", "backend"]),
     // Loading checks every tensor on the host, where that costs nothing.
     (

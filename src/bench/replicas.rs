@@ -59,7 +59,7 @@ pub fn measure<B: Backend>(bench: &mut Bench<'_, B>, dir: &ModelFiles, sizes: &[
         // Weights are loaded and CUDA graphs captured in the first ones.
         let warm_up = runs.div_ceil(2).max(2);
         for run in 0..warm_up + runs {
-            let one = timed(bench, || replicas.used(1)[0].model().generate_batch(&request, batch))?;
+            let one = timed(bench, || replicas.first().model().generate_batch(&request, batch))?;
             let cancel = CancelFlag::default();
             let all = timed(bench, || engine.generate(&request, batch * devices, &cancel, &mut |_| {}))?;
             if run >= warm_up {

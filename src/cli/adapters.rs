@@ -2,11 +2,10 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use flux::pipeline::{Adapter, AdapterUse};
+use flux::engine::{AdapterFile, Recipe};
 use flux::{Error, Result};
 
 use super::MODEL;
@@ -98,20 +97,18 @@ impl AdapterArgs {
         self.lora.iter().map(|lora| lora.meant(is_there).map_or(lora.whole.as_path(), |(path, _)| path))
     }
 
-    /// The adapters, in the order of the flags. `open` opens a file, each once.
+    /// Adds the files and their strengths, in the order of the flags.
     ///
-    /// Errors as `open`, and when a strength is no number.
-    pub fn open(&self, open: impl Fn(&Path) -> Result<Arc<Adapter>>) -> Result<Vec<AdapterUse>> {
-        let mut uses: Vec<AdapterUse> = Vec::new();
-        for (lora, path) in self.lora.iter().zip(self.paths()) {
-            let (_, strength) = lora.meant(is_there)?;
+    /// Errors when a strength is no number, or a name is empty.
+    pub fn apply(&self, recipe: Recipe) -> Result<Recipe> {
+        let named = self.lora.iter().map(|lora| {
+            let (path, strength) = lora.meant(is_there)?;
             if path.as_os_str().is_empty() {
                 return Err(Error::usage("the name of the adapter is empty").at(FLAG).hint("name a safetensors file"));
             }
-            let known = uses.iter().find(|used| used.adapter.path() == path).map(|used| Arc::clone(&used.adapter));
-            uses.push(AdapterUse { adapter: known.map_or_else(|| open(path), Ok)?, strength });
-        }
-        Ok(uses)
+            Ok(AdapterFile { file: path.to_path_buf(), strength })
+        });
+        Ok(Recipe { adapters: named.collect::<Result<_>>()?, ..recipe })
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{ArgAction, Args};
+use flux::engine::Recipe;
 use flux::input::Sides;
 use flux::{Error, Result};
 
@@ -69,6 +70,21 @@ impl FromStr for GrownSides {
 }
 
 impl ImageArgs {
+    /// Adds what the flags ask for.
+    pub fn apply(&self, recipe: Recipe) -> Recipe {
+        Recipe {
+            inputs: self.inputs.clone(),
+            mask: self.mask.clone(),
+            strength: self.strength,
+            extend: self.extend.map(|sides| sides.0),
+            mask_padding: self.mask_padding,
+            feather: self.feather.unwrap_or(0),
+            no_composite: self.no_composite,
+            no_self_reference: self.no_self_reference,
+            ..recipe
+        }
+    }
+
     /// Whether the first input is an image to change.
     pub fn changes(&self) -> bool {
         self.mask.is_some() || self.strength.is_some() || self.extend.is_some()

@@ -1,7 +1,7 @@
 //! Flags that steer the sampler beyond steps, seed and guidance.
 
 use clap::Args;
-use flux::pipeline::{Plan, Request};
+use flux::engine::Recipe;
 use flux::sampler::{Rng, ScheduleKind};
 
 use super::prompt::without_ends;
@@ -31,25 +31,13 @@ pub struct SamplerArgs {
 
 impl SamplerArgs {
     /// Adds what the flags ask for.
-    pub fn apply(&self, request: Request) -> Request {
-        Request {
+    pub fn apply(&self, recipe: Recipe) -> Recipe {
+        Recipe {
             rng: self.rng,
             schedule: self.schedule.clone(),
             negative: self.negative.as_deref().map(without_ends),
             max_sequence_length: self.max_sequence_length,
-            ..request
+            ..recipe
         }
     }
-}
-
-/// What a PNG says of the sampler where it is not as usual.
-pub fn facts(request: &Request, plan: &Plan) -> Vec<(&'static str, String)> {
-    let schedule = (plan.schedule != ScheduleKind::default()).then(|| plan.schedule.to_string());
-    let facts = [
-        ("rng", (plan.rng != Rng::default()).then(|| plan.rng.to_string())),
-        ("negative", plan.negative.clone()),
-        ("schedule", schedule),
-        ("max_sequence_length", request.max_sequence_length.map(|tokens| tokens.to_string())),
-    ];
-    facts.into_iter().filter_map(|(keyword, text)| Some((keyword, text?))).collect()
 }

@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use flux::Result;
-use flux::pipeline::{Embeddings, Latents, Request};
+use flux::engine::Recipe;
 use serde::Serialize;
 
 use super::TENSORS;
@@ -38,21 +37,10 @@ pub struct TensorArgs {
 }
 
 impl TensorArgs {
-    /// Reads the files into a request.
-    ///
-    /// Errors when one cannot be read, or holds something else.
-    pub fn apply(&self, mut request: Request) -> Result<Request> {
-        let latents = |path: &Option<PathBuf>, flag: &str| {
-            path.as_deref().map(|path| Latents::read(path).map_err(|e| e.at(flag))).transpose()
-        };
-        request.noise = latents(&self.noise, "--noise")?;
-        request.latents = latents(&self.latents, "--latents")?;
-        if let Some(path) = &self.embeddings {
-            let (embeddings, prompt) = Embeddings::read(path).map_err(|e| e.at("--embeddings"))?;
-            request.embeddings = Some(embeddings);
-            request.prompt = prompt.unwrap_or_default();
-        }
-        Ok(request)
+    /// Adds what the flags ask for.
+    pub fn apply(&self, recipe: Recipe) -> Recipe {
+        let (noise, latents, embeddings) = (self.noise.clone(), self.latents.clone(), self.embeddings.clone());
+        Recipe { noise, latents, embeddings, ..recipe }
     }
 
     /// The files that are read, each with its flag.
@@ -65,13 +53,5 @@ impl TensorArgs {
     /// Whether text features take the place of a prompt.
     pub fn has_embeddings(&self) -> bool {
         self.embeddings.is_some()
-    }
-
-    /// What a PNG says of the files.
-    pub fn facts(&self) -> Vec<(&'static str, String)> {
-        let name = |path: &Option<PathBuf>| path.as_deref().map(|path: &Path| path.display().to_string());
-        let facts =
-            [("noise", name(&self.noise)), ("latents", name(&self.latents)), ("embeddings", name(&self.embeddings))];
-        facts.into_iter().filter_map(|(keyword, text)| Some((keyword, text?))).collect()
     }
 }

@@ -19,8 +19,8 @@ fn read(words: &[&str]) -> std::result::Result<Generate, String> {
 
 #[test]
 fn flags_of_other_programs_are_ours_where_they_mean_the_same() {
-    let request = |words: &[&str]| read(words).unwrap().request(&mut std::io::empty()).unwrap();
-    let ours = request(&["-p", "x", "-S", "7", "--negative", "fog", "-g", "3", "-s", "9", "--size", "64"]);
+    let recipe = |words: &[&str]| read(words).unwrap().recipe(&mut std::io::empty()).unwrap();
+    let ours = recipe(&["-p", "x", "-S", "7", "--negative", "fog", "-g", "3", "-s", "9", "--size", "64"]);
     for theirs in [
         &[
             "--prompt",
@@ -37,7 +37,7 @@ fn flags_of_other_programs_are_ours_where_they_mean_the_same() {
         &["-p", "x", "-S", "7", "--negative-prompt=fog", "--cfg-scale=3", "--steps", "9"],
         &["-p", "x", "--random-seed", "7", "--neg-prompt", "fog", "--cfg_scale", "3", "--sample-steps", "9"],
     ] {
-        assert_eq!(request(&[theirs, &["--resolution", "64x64"]].concat()), ours, "{theirs:?}");
+        assert_eq!(recipe(&[theirs, &["--resolution", "64x64"]].concat()), ours, "{theirs:?}");
     }
     let many = read(&["-p", "x", "--batch-count", "3", "-r", "a.png", "--ref_image", "b.png", "--model", "m"]).unwrap();
     assert_eq!((many.count, many.images.inputs.len(), many.model.dir()), (3, 2, Some(PathBuf::from("m"))));
@@ -67,7 +67,7 @@ fn flags_that_mean_something_else_say_what_does_it_here() {
         assert!(refused.contains(&format!("there is no flag `{flag}`")) && refused.contains(hint), "{refused}");
     }
     // A prompt that looks like one is a prompt.
-    let prompt = read(&["-p", "--sampler"]).unwrap().request(&mut std::io::empty()).unwrap().prompt;
+    let prompt = read(&["-p", "--sampler"]).unwrap().recipe(&mut std::io::empty()).unwrap().prompt;
     assert_eq!(prompt, "--sampler");
     let unknown = read(&["-p", "x", "--colour"]).err().expect("refused");
     assert!(unknown.contains("unexpected argument '--colour'"), "{unknown}");
@@ -127,7 +127,7 @@ fn numbers_are_strict() {
     }
     let good = parse("-p x -W 17 -H 64 -s 9 -S 18446744073709551615 -g 3.5 --gpu-memory 0.5")
         .unwrap()
-        .request(&mut std::io::empty())
+        .recipe(&mut std::io::empty())
         .unwrap();
     assert_eq!(
         (good.width, good.height, good.steps, good.seed, good.guidance),
@@ -177,9 +177,9 @@ fn timings_take_their_format_after_an_equals_sign_only() {
 
 #[test]
 fn a_prompt_needs_no_flag() {
-    let request = |line: &str| parse(line).unwrap().request(&mut std::io::empty()).unwrap();
-    assert_eq!(request("cat -S 3"), request("-p cat -S 3"));
-    let from_stdin = parse("-").unwrap().request(&mut "a cat\n".as_bytes()).unwrap();
+    let recipe = |line: &str| parse(line).unwrap().recipe(&mut std::io::empty()).unwrap();
+    assert_eq!(recipe("cat -S 3"), recipe("-p cat -S 3"));
+    let from_stdin = parse("-").unwrap().recipe(&mut "a cat\n".as_bytes()).unwrap();
     assert_eq!(from_stdin.prompt, "a cat");
     for several in ["a cat", "-p a cat", "-p -S 42"] {
         let refused = parse(several).unwrap().check().unwrap_err().to_string();
@@ -199,7 +199,7 @@ fn the_name_of_a_command_is_the_command_and_after_a_flag_a_prompt() {
 #[test]
 fn values_may_begin_with_a_hyphen() {
     let cold = Cli::try_parse_from(["flux", "-p", "-5 degrees"]).unwrap().generate;
-    assert_eq!(cold.request(&mut std::io::empty()).unwrap().prompt, "-5 degrees");
+    assert_eq!(cold.recipe(&mut std::io::empty()).unwrap().prompt, "-5 degrees");
     for flag in ["-W", "-H", "-s", "-n", "-g", "--size", "--gpu-memory"] {
         let refused = parse(&format!("-p x {flag} -5")).map(|args| args.guidance);
         // The model refuses such a guidance.
@@ -209,8 +209,8 @@ fn values_may_begin_with_a_hyphen() {
 
 #[test]
 fn a_size_is_width_times_height_and_excludes_both() {
-    let request = |line: &str| parse(line).unwrap().request(&mut std::io::empty()).unwrap();
-    assert_eq!(request("-p x -S 1 --size 48x32"), request("-p x -S 1 -W 48 -H 32"));
+    let recipe = |line: &str| parse(line).unwrap().recipe(&mut std::io::empty()).unwrap();
+    assert_eq!(recipe("-p x -S 1 --size 48x32"), recipe("-p x -S 1 -W 48 -H 32"));
     for line in ["-p x --size 48x32 -W 48", "-p x --size 48 -H 48"] {
         assert!(parse(line).is_err_and(|e| e.contains("--size") && e.contains("cannot be used with")), "{line}");
     }
@@ -227,7 +227,7 @@ fn a_seed_may_be_asked_to_be_random() {
 #[test]
 fn an_empty_prompt_is_a_prompt_and_none_is_not() {
     let empty = Cli::try_parse_from(["flux", "-p", ""]).unwrap().generate;
-    assert_eq!(empty.request(&mut std::io::empty()).unwrap().prompt, "");
+    assert_eq!(empty.recipe(&mut std::io::empty()).unwrap().prompt, "");
     assert!(parse("-S 1").is_err_and(|e| e.contains("--prompt")));
 }
 
@@ -254,7 +254,7 @@ fn each_of_many_images_is_named_after_its_seed() {
 
 #[test]
 fn random_seeds_differ() {
-    let seed = || parse("-p x").unwrap().request(&mut std::io::empty()).unwrap().seed;
+    let seed = || parse("-p x").unwrap().recipe(&mut std::io::empty()).unwrap().seed;
     let seeds = [seed(), seed(), seed()]; // all equal once in 2^64
     assert!(seeds[0] != seeds[1] || seeds[1] != seeds[2]);
 }

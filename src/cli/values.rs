@@ -6,170 +6,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use clap::builder::{PathBufValueParser, TypedValueParser};
-use flux::Error;
-
-/// `--device`
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// A GPU when there is one.
-    Auto,
-    Cpu,
-    /// GPUs.
-    Cuda(Gpus),
-}
-
-/// Which GPUs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Gpus {
-    /// All of this machine.
-    All,
-    /// Those with these numbers: at least one, each once.
-    Numbers(Vec<usize>),
-}
-
-impl FromStr for DeviceChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "cpu" => Ok(Self::Cpu),
-            "cuda" => Ok(Self::Cuda(Gpus::Numbers(vec![0]))),
-            "cuda:all" => Ok(Self::Cuda(Gpus::All)),
-            _ => text.strip_prefix("cuda:").map_or_else(|| Err(no_device(text)), numbers).map(Self::Cuda),
-        }
-    }
-}
-
-impl DeviceChoice {
-    /// How many devices it names; none where that depends on the machine.
-    pub fn count(&self) -> Option<usize> {
-        match self {
-            Self::Auto | Self::Cpu => Some(1),
-            Self::Cuda(Gpus::Numbers(numbers)) => Some(numbers.len()),
-            Self::Cuda(Gpus::All) => None,
-        }
-    }
-}
-
-/// What is expected in place of `text`, and what may have been meant by it.
-fn no_device(text: &str) -> String {
-    const OTHERS: [&str; 9] = ["mps", "metal", "mlx", "rocm", "hip", "vulkan", "xpu", "opencl", "directml"];
-    let plain = text.to_lowercase();
-    let numbers = plain.trim_start_matches(|c: char| !c.is_ascii_digit()).replace(' ', "");
-    let meant = if OTHERS.iter().any(|other| plain.starts_with(other)) {
-        "; this program computes on NVIDIA GPUs and on CPUs".to_string()
-    } else if !numbers.is_empty() && numbers.split(',').all(|number| number.parse::<usize>().is_ok()) {
-        format!("; write cuda:{numbers}")
-    } else if ["gpu", "cuda", "nvidia"].contains(&plain.as_str()) {
-        "; cuda is the first GPU".to_string()
-    } else {
-        String::new()
-    };
-    format!("expected auto, cpu, cuda, cuda:N, several GPUs as in cuda:0,1, or cuda:all{meant}")
-}
-
-fn numbers(list: &str) -> Result<Gpus, String> {
-    let mut numbers = Vec::new();
-    for number in list.split(',') {
-        let number = number.parse().map_err(|_| no_device(list))?;
-        if numbers.contains(&number) {
-            return Err(format!("GPU {number} is there twice"));
-        }
-        numbers.push(number);
-    }
-    Ok(Gpus::Numbers(numbers))
-}
-
-impl fmt::Display for Gpus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::All => f.write_str("cuda:all"),
-            Self::Numbers(numbers) => {
-                let numbers: Vec<_> = numbers.iter().map(usize::to_string).collect();
-                write!(f, "cuda:{}", numbers.join(","))
-            }
-        }
-    }
-}
-
-/// `--parallel`
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ParallelChoice {
-    /// As many GPUs as make an image soonest.
-    Auto,
-    /// Each GPU makes images of its own.
-    Off,
-    /// So many, at least one.
-    Gpus(usize),
-}
-
-impl FromStr for ParallelChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "off" => Ok(Self::Off),
-            _ => match text.parse() {
-                Ok(gpus) if gpus > 0 => Ok(Self::Gpus(gpus)),
-                _ => Err("expected a number of GPUs, auto or off".to_string()),
-            },
-        }
-    }
-}
-
-impl ParallelChoice {
-    /// How many GPUs make an image together where that is for the program to choose. More were not measured.
-    pub const PAIR: usize = 2;
-
-    /// Whether some of `gpus`, or of an unknown number, may make one of the images together.
-    pub fn may_share(self, gpus: Option<usize>, images: usize) -> bool {
-        match self {
-            Self::Off => false,
-            Self::Gpus(world) => world > 1,
-            Self::Auto => gpus.is_none_or(|gpus| images.checked_mul(Self::PAIR).is_some_and(|pairs| pairs <= gpus)),
-        }
-    }
-
-    /// How many GPUs make each image together, at least.
-    pub fn least(self) -> usize {
-        match self {
-            Self::Auto | Self::Off => 1,
-            Self::Gpus(gpus) => gpus,
-        }
-    }
-
-    /// Errors when `gpus` are `there`, fewer than this.
-    pub fn check_enough(self, there: usize, gpus: &Gpus) -> flux::Result<()> {
-        let world = self.least();
-        if world <= there {
-            return Ok(());
-        }
-        let what = format!("`--parallel {world}` needs {world} GPUs, and `--device {gpus}` is {there}");
-        Err(Error::usage(what).hint("name as many, as in `--device cuda:0,1`, or use `--device cuda:all`"))
-    }
-
-    /// Errors where no GPUs are named, and this needs several.
-    pub fn check_alone(self) -> flux::Result<()> {
-        let world = self.least();
-        if world == 1 {
-            return Ok(());
-        }
-        Err(Error::usage(format!("`--parallel {world}` needs {world} GPUs, and `--device` names none"))
-            .hint("name them, as in `--device cuda:0,1`, or use `--device cuda:all`"))
-    }
-}
-
-/// `--precision`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PrecisionChoice {
-    Auto,
-    F32,
-    Bf16,
-    Fp8,
-}
+use clap::builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser};
+use flux::engine::choice::PrecisionChoice;
 
 /// `--variant`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -202,6 +40,11 @@ pub fn no_hyphen(text: &str) -> Result<String, String> {
 /// A path, and not `-`.
 pub fn path() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| if path == Path::new("-") { Err(NO_HYPHEN) } else { Ok(path) })
+}
+
+/// `--precision`
+pub fn precision() -> impl TypedValueParser<Value = PrecisionChoice> {
+    PossibleValuesParser::new(PrecisionChoice::NAMES).try_map(|name| name.parse())
 }
 
 /// `--progress`
@@ -326,58 +169,6 @@ mod tests {
         assert_eq!("512".parse(), Ok(Size { width: 512, height: 512 }));
         for bad in ["", "x", "512x", "x512", "512x512x512", "512 x 512", "-512", "1e3", "512x99999999999999999999"] {
             assert!(bad.parse::<Size>().is_err_and(|e| e.contains("WIDTHxHEIGHT")), "{bad}");
-        }
-    }
-
-    #[test]
-    fn gpus_that_make_an_image_together_are_a_number_auto_or_off() {
-        let least = |text: &str| text.parse().map(ParallelChoice::least);
-        assert_eq!(["auto", "off", "1", "4"].map(least), [Ok(1), Ok(1), Ok(1), Ok(4)]);
-        for bad in ["", "0", "-2", "two", "1.5"] {
-            assert!(least(bad).is_err_and(|e| e.contains("auto or off")), "{bad}");
-        }
-    }
-
-    #[test]
-    fn gpus_may_share_images_where_there_are_two_for_each() {
-        use ParallelChoice::{Auto, Gpus, Off};
-        for (parallel, gpus, images, expected) in [
-            (Auto, Some(1), 1, false),
-            (Auto, Some(2), 1, true),
-            (Auto, Some(3), 2, false),
-            (Auto, Some(8), usize::MAX, false),
-            (Auto, None, 100, true),
-            (Off, None, 1, false),
-            (Gpus(1), Some(4), 1, false),
-            (Gpus(2), Some(2), 9, true),
-        ] {
-            assert_eq!(parallel.may_share(gpus, images), expected, "{parallel:?} {gpus:?} {images}");
-        }
-        let count = |text: &str| text.parse().map(|device: DeviceChoice| device.count());
-        assert_eq!(
-            ["auto", "cpu", "cuda", "cuda:3,1"].map(count),
-            [Ok(Some(1)), Ok(Some(1)), Ok(Some(1)), Ok(Some(2))]
-        );
-        assert_eq!(count("cuda:all"), Ok(None));
-    }
-
-    #[test]
-    fn a_device_that_is_none_is_told_what_was_meant() {
-        for (text, meant) in [
-            (":0,5", "write cuda:0,5"),
-            ("0", "write cuda:0"),
-            ("0, 1", "write cuda:0,1"),
-            ("gpu:1", "write cuda:1"),
-            ("cuda0", "write cuda:0"),
-            ("GPU", "cuda is the first GPU"),
-            ("CUDA", "cuda is the first GPU"),
-            ("mps", "on NVIDIA GPUs and on CPUs"),
-            ("rocm:0", "on NVIDIA GPUs and on CPUs"),
-        ] {
-            assert!(text.parse::<DeviceChoice>().is_err_and(|why| why.ends_with(meant)), "{text}");
-        }
-        for text in ["", "cuda:", "cuda:x", "tpu"] {
-            assert!(text.parse::<DeviceChoice>().is_err_and(|why| why.ends_with("or cuda:all")), "{text}");
         }
     }
 

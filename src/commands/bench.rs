@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use flux::Result;
 use flux::default_model::default_model;
+use flux::engine::EngineArgs;
+use flux::engine::choice::{DeviceChoice, ParallelChoice};
+use flux::engine::devices::{self, Devices};
 
-use super::device::{Devices, Wanted, choose_devices, open_group};
 use super::{named_model, print};
 use crate::bench::{self, Effort, Settings};
-use crate::cli::{Bench, DeviceChoice, ParallelChoice};
+use crate::cli::Bench;
 use crate::progress::{Console, Shown};
 
 /// Measures, and prints each line as soon as it is measured.
@@ -17,11 +19,11 @@ pub fn run(args: &Bench) -> Result<()> {
     args.on.check()?;
     args.model.check_kv(args.kv)?;
     let dir = named_model(&args.model)?;
-    let console = Console::new(args.json, false, Shown::Nothing);
+    let mut console = Console::new(args.json, false, Shown::Nothing);
     let notes = dir.iter().flat_map(|dir| dir.notes()).chain(args.quantize.notes());
     notes.for_each(|note| console.note(note));
-    let wanted = Wanted { images: usize::MAX, parallel: ParallelChoice::Off, gains_by_sharing: &|| false };
-    let devices = choose_devices(&args.on, &wanted, &console)?;
+    let engine_args = EngineArgs { parallel: ParallelChoice::Off, ..args.on.engine() };
+    let devices = devices::open(&engine_args, &|| false, &mut console)?;
     let (mut effort, size) = match devices {
         Devices::Cpu(_) => (Effort::CPU, 256),
         Devices::Cuda(_) => (Effort::GPU, 1024),
@@ -57,7 +59,7 @@ pub fn run(args: &Bench) -> Result<()> {
                 return Ok(());
             }
             drop(gpus); // makes room for the group
-            bench::run_over(&open_group(&args.on, list)?, dir.as_ref(), settings, default_model, print)
+            bench::run_over(&devices::open_group(&engine_args, list)?, dir.as_ref(), settings, default_model, print)
         }
     }
 }

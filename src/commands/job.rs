@@ -5,24 +5,25 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flux::backend::Remark;
-use flux::engine::{self, Engine, Event};
+use flux::engine::{self, Engine, Event, Inputs, OpeningTimes, Recipe};
 use flux::output::Rgb;
-use flux::pipeline::{AdapterUse, CancelFlag, Decoded, ModelInfo, Plan, Request, Timings};
+use flux::pipeline::{CancelFlag, Decoded, ModelInfo, Plan, Request, Timings};
 use flux::sampler::Rng;
 use flux::{Error, Result};
 
 use super::destination::Destination;
-use super::images::{self, Images};
 use super::print;
 use super::tensors::Tensors;
-use crate::cli::{self, Generate, TimingsFormat};
+use crate::cli::{Generate, TimingsFormat};
 use crate::progress::{Console, say};
-use crate::report::{Report, ReportedAdapter, peak_host_bytes};
+use crate::report::{Report, peak_host_bytes};
 
 /// The images to make. Everything is checked except what only the model knows.
 pub struct Job {
     pub args: Arc<Generate>,
-    pub images: Images,
+    /// What to make, and what its files of images hold.
+    pub recipe: Recipe,
+    pub inputs: Inputs,
     pub request: Request,
     /// One for each image.
     pub targets: Vec<Destination>,
@@ -32,8 +33,6 @@ pub struct Job {
     pub cancel: CancelFlag,
     /// When the program started.
     pub start: Instant,
-    pub device_s: f64,
-    pub open_s: f64,
 }
 
 /// An image that was written, for `--timings`.
@@ -109,7 +108,7 @@ impl Job {
                     }
                 }
                 Event::Finished { device, timings, .. } => {
-                    self.report(mem::take(&mut saved), &described(&device), &timings)?;
+                    self.report(mem::take(&mut saved), (&described(&device), engine.times()), &timings)?;
                 }
             }
         }
@@ -123,18 +122,18 @@ impl Job {
     }
 
     /// Prints the times of the images of a batch, as `--timings` asks for them.
-    fn report(&self, saved: Vec<Saved>, device: &str, timings: &Timings) -> Result<()> {
+    fn report(&self, saved: Vec<Saved>, (device, times): (&str, OpeningTimes), timings: &Timings) -> Result<()> {
         for Saved { output, plan, save_s, total_s } in &saved {
             let report = Report {
                 output,
                 model: &self.name,
                 device,
-                adapters: adapters(&self.request),
+                adapters: self.recipe.adapters.iter().map(Into::into).collect(),
                 plan,
                 tensors: &self.args.tensors,
                 timings,
-                device_s: self.device_s,
-                open_s: self.open_s,
+                device_s: times.device_s,
+                open_s: times.open_s,
                 save_s: *save_s,
                 total_s: *total_s,
                 peak_host_bytes: peak_host_bytes(),
@@ -150,7 +149,7 @@ impl Job {
 
     /// Prints what is going to be made.
     fn announce(&self, plan: &Plan, info: &ModelInfo, console: &Console) {
-        for note in self.images.notes().iter().chain(&plan.notes) {
+        for note in self.inputs.notes().iter().chain(&plan.notes) {
             console.note(note);
         }
         let asked = self.args.steps().filter(|_| info.is_distilled);
@@ -176,26 +175,12 @@ impl Job {
         if self.args.panic_for_test {
             rayon::scope(|scope| scope.spawn(|_| panic!("`--panic-for-test`\nwas given")));
         }
-        let &Plan { width, height, steps, guidance, seed, .. } = &plan;
-        let mut facts = vec![
-            ("prompt", self.request.prompt.clone()),
-            ("seed", seed.to_string()),
-            ("steps", steps.to_string()),
-            ("guidance", guidance.to_string()),
-            ("size", format!("{width}x{height}")),
-            ("model", self.name.clone()),
-            ("Software", concat!("flux ", env!("CARGO_PKG_VERSION")).to_string()),
-        ];
-        facts.extend(cli::facts(&self.request, &plan));
-        facts.extend(self.args.tensors.facts());
-        facts.extend(images::facts(&self.args.images));
-        let used: Vec<_> = adapters(&self.request).iter().map(ReportedAdapter::to_string).collect();
+        let mut facts = self.recipe.facts(&self.request, &plan);
+        facts.push(("model", self.name.clone()));
         facts.extend(self.args.quantize.formats().map(|formats| ("quantize", formats.to_string())));
-        if !used.is_empty() {
-            facts.push(("lora", used.join(", ")));
-        }
+        let (width, height) = (plan.width, plan.height);
         let saving = Instant::now();
-        target.write(&self.images.finish(Rgb { width, height, bytes: rgb })?, &facts)?;
+        target.write(&self.inputs.finish(Rgb { width, height, bytes: rgb })?, &facts)?;
         let save_s = saving.elapsed().as_secs_f64();
 
         let output = target.name();
@@ -211,15 +196,6 @@ impl Job {
             None => Ok(()),
         }
     }
-}
-
-/// The adapters of a request, for reports.
-fn adapters(request: &Request) -> Vec<ReportedAdapter> {
-    let reported = |AdapterUse { adapter, strength }: &AdapterUse| ReportedAdapter {
-        file: adapter.path().file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        strength: *strength,
-    };
-    request.adapters.iter().map(reported).collect()
 }
 
 fn json(report: &Report<'_>) -> Result<String> {
@@ -264,9 +240,11 @@ mod tests {
         let in_folder = line.replace("DIR", &folder.display().to_string());
         let args = Cli::try_parse_from(in_folder.split_whitespace()).unwrap_or_else(|e| panic!("{e}")).generate;
         args.check()?;
-        let request = args.request(&mut io::empty())?;
+        let recipe = args.recipe(&mut io::empty())?;
+        let request = recipe.request()?;
         let job = Job {
-            images: Images::read(&args.images, &mut io::empty())?,
+            inputs: Inputs::read(&recipe, &mut io::empty())?,
+            recipe,
             targets: Destination::all(&args, request.seed)?,
             tensors: Tensors::new(&args, request.seed)?,
             args: Arc::new(args),
@@ -274,8 +252,6 @@ mod tests {
             name: "tiny".to_string(),
             cancel: CancelFlag::default(),
             start: Instant::now(),
-            device_s: 0.0,
-            open_s: 0.0,
         };
         let groups = (0..devices).map(|group| {
             let ranks = Cpu::group(Precision::F32, world, Cpu::GROUP_LIMIT)?.into_iter().enumerate();

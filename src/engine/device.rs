@@ -11,7 +11,7 @@ use crate::backend::{Backend, Remark};
 use crate::error::Result;
 use crate::files::adapter::Adapter;
 use crate::pipeline::{
-    MemoryPlan, ModelInfo, Plan, Progress, Replica, Replicas, Request, Session, Shape, SharedText, Timings,
+    MemoryPlan, Model, ModelInfo, Plan, Progress, Replica, Replicas, Request, Session, Shape, SharedText, Timings,
 };
 
 /// A model on all devices of an engine.
@@ -50,30 +50,34 @@ impl<B: Backend> Pool for Replicas<B> {
     }
 
     fn plan(&self, request: &Request) -> Result<Plan> {
-        self.used(1)[0].model().plan(request)
+        self.first().model().plan(request)
     }
 
     fn memory_plans(&self, plan: &Plan, count: usize) -> Vec<(String, Result<MemoryPlan>)> {
-        Replicas::memory_plans(self, plan, count).map(|(name, memory)| (name.to_string(), memory)).collect()
+        Replicas::memory_plans(self, plan, count)
     }
 
     fn devices(&self, count: usize) -> Vec<(String, String)> {
-        self.ranks(count).map(|(name, model)| (name.to_string(), model.backend().describe())).collect()
+        let describe = |model: &Arc<Model<B>>| model.backend().describe();
+        let of = |replica: &Arc<Replica<B>>| replica.ranks().of_each(describe).collect::<Vec<_>>();
+        self.used(count).iter().flat_map(of).collect()
     }
 
     fn remarks(&self, count: usize) -> Vec<(String, Remark)> {
-        let of = |(name, remarks): (&str, Vec<Remark>)| {
-            remarks.into_iter().map(|remark| (name.to_string(), remark)).collect::<Vec<_>>()
+        let remarks = |model: &Arc<Model<B>>| model.backend().remarks();
+        let of = |replica: &Arc<Replica<B>>| replica.ranks().of_each(remarks).collect::<Vec<_>>();
+        let named = |(name, remarks): (String, Vec<Remark>)| {
+            remarks.into_iter().map(|remark| (name.clone(), remark)).collect::<Vec<_>>()
         };
-        self.ranks(count).map(|(name, model)| (name, model.backend().remarks())).flat_map(of).collect()
+        self.used(count).iter().flat_map(of).flat_map(named).collect()
     }
 
     fn info(&self) -> &ModelInfo {
-        self.used(1)[0].model().info()
+        self.first().model().info()
     }
 
     fn adapter(&self, path: &Path) -> Result<Arc<Adapter>> {
-        self.used(1)[0].model().adapter(path)
+        self.first().model().adapter(path)
     }
 }
 

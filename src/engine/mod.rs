@@ -23,21 +23,29 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 
+pub mod choice;
 mod device;
+pub mod devices;
+mod inputs;
 mod job;
+mod open;
 mod order;
+mod recipe;
 mod schedule;
 #[cfg(test)]
 mod tests;
 mod worker;
 
 use std::mem;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub use inputs::Inputs;
 pub use job::{Event, InOrder, Job, Ticket};
+pub use open::{EngineArgs, Observer, OpeningTimes, Unobserved};
+pub use recipe::{AdapterFile, Recipe};
 
 use self::device::{Device, Pool};
 use self::schedule::Schedule;
@@ -45,7 +53,7 @@ use crate::backend::{Backend, Remark};
 use crate::error::{Error, Result};
 use crate::files::adapter::Adapter;
 use crate::pipeline::{
-    CancelFlag, Image, MemoryPlan, ModelInfo, OpenModel, Plan, Progress, Replicas, Request, Timings,
+    AdapterUse, CancelFlag, Image, MemoryPlan, ModelInfo, OpenModel, Plan, Progress, Replicas, Request, Timings,
 };
 
 /// A model on devices, and the threads that make images with it.
@@ -53,7 +61,15 @@ pub struct Engine {
     pool: Arc<dyn Pool>,
     schedule: Arc<Schedule>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Devices that are being opened.
+    late: Mutex<Option<Late>>,
+    /// Those that were opened with the model, by the path that was given.
+    adapters: Vec<(PathBuf, Arc<Adapter>)>,
+    times: OpeningTimes,
 }
+
+/// Waits for devices that are being opened.
+type Late = Box<dyn FnOnce() -> Result<Vec<Arc<dyn Device>>> + Send>;
 
 /// What an engine is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
@@ -82,21 +98,49 @@ impl Engine {
     /// Errors when the system starts no thread.
     pub fn of<B: Backend>(replicas: &Replicas<B>) -> Result<Self> {
         let pool = Arc::new(replicas.clone());
-        let devices = replicas.all().iter().map(|replica| Arc::clone(replica) as Arc<dyn Device>);
+        let devices = replicas.all().into_iter().map(|replica| replica as Arc<dyn Device>);
         Self::with(pool, devices.collect())
     }
 
     fn with(pool: Arc<dyn Pool>, devices: Vec<Arc<dyn Device>>) -> Result<Self> {
-        let schedule = Arc::new(Schedule::new(devices.len()));
-        let engine = Self { pool, schedule, threads: Mutex::default() };
-        let several = devices.len() > 1;
-        for (number, device) in devices.into_iter().enumerate() {
-            // A group names its devices itself.
-            let named = several && !device.is_group();
-            let thread = worker::start(number, device, named, Arc::clone(&engine.schedule))?;
-            engine.threads().push(thread);
-        }
+        let engine = Self {
+            pool,
+            schedule: Arc::default(),
+            threads: Mutex::default(),
+            late: Mutex::default(),
+            adapters: Vec::new(),
+            times: OpeningTimes::default(),
+        };
+        engine.add(devices)?;
         Ok(engine)
+    }
+
+    fn add(&self, devices: Vec<Arc<dyn Device>>) -> Result<()> {
+        // All are there before the first of them takes a batch.
+        let first = self.schedule.add(devices.len());
+        for (number, device) in (first..).zip(devices) {
+            let thread = worker::start(number, device, Arc::clone(&self.schedule))?;
+            self.threads().push(thread);
+        }
+        Ok(())
+    }
+
+    /// Devices that come later.
+    fn expect(&self, late: Late) {
+        *self.late.lock().unwrap_or_else(PoisonError::into_inner) = Some(late);
+    }
+
+    /// Waits until all devices are open.
+    ///
+    /// Errors when one of them cannot be opened.
+    pub fn wait_for_devices(&self) -> Result<()> {
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        late.take().map_or(Ok(()), |wait| self.add(wait()?))
+    }
+
+    /// How long opening took.
+    pub fn times(&self) -> OpeningTimes {
+        self.times
     }
 
     fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
@@ -110,6 +154,7 @@ impl Engine {
     pub fn submit(&self, job: Job) -> Result<Ticket> {
         job.request.check_count(job.count)?;
         job.cancel.check()?;
+        self.wait_for_devices()?;
         let shape = self.pool.shape(&job.request)?;
         self.pool.prefetch(&job.request, job.count)?;
         self.schedule.submit(job, shape, self.pool.shared_text())
@@ -188,11 +233,20 @@ impl Engine {
         self.pool.memory_plans(plan, count)
     }
 
-    /// Opens an adapter for the model.
+    /// The adapters of a recipe.
+    ///
+    /// Errors as [`Engine::adapter`].
+    pub fn adapters(&self, recipe: &Recipe) -> Result<Vec<AdapterUse>> {
+        let open = |used: &AdapterFile| Ok(AdapterUse { adapter: self.adapter(&used.file)?, strength: used.strength });
+        recipe.adapters.iter().map(open).collect()
+    }
+
+    /// An adapter for the model, which is opened unless it is open.
     ///
     /// Errors as [`Adapter::open`].
     pub fn adapter(&self, path: &Path) -> Result<Arc<Adapter>> {
-        self.pool.adapter(path)
+        let open = self.adapters.iter().find(|(known, _)| known == path);
+        open.map_or_else(|| self.pool.adapter(path), |(_, adapter)| Ok(Arc::clone(adapter)))
     }
 }
 

@@ -25,21 +25,23 @@ const AHEAD: usize = 2;
 pub(super) struct JobId(u64);
 
 /// The jobs of an engine, and which of their images devices make.
+#[derive(Default)]
 pub(super) struct Schedule {
     state: Mutex<State>,
     changed: Condvar,
-    devices: usize,
 }
 
+#[derive(Default)]
 struct State {
     /// Those of a high priority first, then the older ones.
     jobs: Vec<Waiting>,
     /// What devices make.
     running: Vec<Running>,
-    /// Which devices wait for a batch, and which do not answer.
+    /// Which of the devices wait for a batch, and which do not answer.
     idle: Vec<bool>,
     late: Vec<bool>,
     submitted: u64,
+    /// Batches that were taken.
     taken: u64,
     made: usize,
     closed: bool,
@@ -112,18 +114,13 @@ struct Running {
 }
 
 impl Schedule {
-    pub(super) fn new(devices: usize) -> Self {
-        let state = State {
-            jobs: Vec::new(),
-            running: Vec::new(),
-            idle: vec![false; devices],
-            late: vec![false; devices],
-            submitted: 0,
-            taken: 0,
-            made: 0,
-            closed: false,
-        };
-        Self { state: Mutex::new(state), changed: Condvar::new(), devices }
+    /// Adds devices. Returns the number of the first.
+    pub(super) fn add(&self, devices: usize) -> usize {
+        let mut state = self.state();
+        let first = state.idle.len();
+        state.idle.resize(first + devices, false);
+        state.late.resize(first + devices, false);
+        first
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -139,11 +136,12 @@ impl Schedule {
         if state.closed {
             return Err(closed());
         }
+        let devices = state.idle.len();
         state.submitted += 1;
         let id = JobId(state.submitted);
-        let divided = self.devices > 1 && job.count > 1;
+        let divided = devices > 1 && job.count > 1;
         let shares_text = divided && job.request.embeddings.is_none();
-        let rest = batches(job.count, self.devices, shape.most_at_once()).peekable();
+        let rest = batches(job.count, devices, shape.most_at_once()).peekable();
         let cancel = job.cancel.clone();
         let waiting = Waiting {
             id,
@@ -175,7 +173,7 @@ impl Schedule {
         let taken = loop {
             // The first of several idle devices takes what there is: it is the one that begins to load weights for it.
             if !state.idle[..device].contains(&true)
-                && let Some(batch) = state.next(device, self.devices)
+                && let Some(batch) = state.next(device)
             {
                 break Some(batch);
             }
@@ -201,6 +199,11 @@ impl Schedule {
     /// Whether none of the devices answers.
     pub(super) fn all_are_late(&self) -> bool {
         self.state().late.iter().all(|late| *late)
+    }
+
+    /// Whether there are several devices, which their errors tell apart.
+    pub(super) fn has_several(&self) -> bool {
+        self.state().idle.len() > 1
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -300,7 +303,7 @@ impl Schedule {
     pub(super) fn stats(&self) -> EngineStats {
         let state = self.state();
         EngineStats {
-            devices: self.devices,
+            devices: state.idle.len(),
             waiting: state.jobs.iter().map(|job| job.left).sum(),
             running: state.running.iter().map(|running| running.images).sum(),
             made: state.made,
@@ -314,12 +317,12 @@ impl State {
     }
 
     /// The batch that a device makes next, of those that wait.
-    fn next(&mut self, device: usize, devices: usize) -> Option<Batch> {
+    fn next(&mut self, device: usize) -> Option<Batch> {
         let cancelled: Vec<JobId> =
             self.jobs.iter().filter(|job| job.job.cancel.check().is_err()).map(|job| job.id).collect();
         cancelled.into_iter().for_each(|id| self.cancel(id));
         let first_is_late = self.late.first() == Some(&true);
-        let most_open = AHEAD * devices;
+        let most_open = AHEAD * self.idle.len();
         let (place, images) = self.jobs.iter_mut().enumerate().find_map(|(place, job)| {
             // The first device reads the prompt for all: it has loaded what that takes.
             let is_kept = job.text.is_some() && job.is_new() && device > 0 && !first_is_late;

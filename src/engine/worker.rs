@@ -12,15 +12,10 @@ use crate::error::{Error, Kind, Result};
 /// How often a device that does not answer is looked at.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Starts the thread of device `number`, whose errors have its name where it is `named`.
+/// Starts the thread of device `number`, whose errors have its name where there are several devices.
 ///
 /// Errors when the system starts no thread.
-pub(super) fn start(
-    number: usize,
-    device: Arc<dyn Device>,
-    named: bool,
-    schedule: Arc<Schedule>,
-) -> Result<JoinHandle<()>> {
+pub(super) fn start(number: usize, device: Arc<dyn Device>, schedule: Arc<Schedule>) -> Result<JoinHandle<()>> {
     let name = device.name().to_string();
     let serve = move || {
         while wait_for(number, &*device, &schedule)
@@ -30,6 +25,8 @@ pub(super) fn start(
             // A session that panicked is not used again, and a model guards what its sessions share.
             let made = panic::catch_unwind(AssertUnwindSafe(|| device.make(&making)));
             let made = made.unwrap_or_else(|_| Err(Error::new("a device panicked, which is a defect of flux")));
+            // A group names its devices itself.
+            let named = schedule.has_several() && !device.is_group();
             let made = made.map_err(|e| if named && e.kind() != Kind::Cancelled { e.on(device.name()) } else { e });
             schedule.end(&making.batch(), making.made(), made);
         }

@@ -1,5 +1,7 @@
 //! Lays an image on a larger canvas.
 
+use serde::{Deserialize, Serialize};
+
 use super::mask::{Grey, Mask};
 use super::region::Region;
 use super::size::CELL;
@@ -9,7 +11,8 @@ use crate::rgb::Rgb;
 const OVERLAP: usize = 16;
 
 /// By how many pixels an image grows at each side.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Sides {
     /// Columns to its left.
     pub left: usize,

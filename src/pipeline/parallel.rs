@@ -103,6 +103,11 @@ impl<B: Backend> Parallel<B> {
         self.devices.iter().map(|device| device.name.as_str())
     }
 
+    /// What `of` says of the model on each device, with the device's name, in the order of ranks.
+    pub(crate) fn of_each<T>(&self, of: impl Fn(&Arc<Model<B>>) -> T) -> impl Iterator<Item = (String, T)> {
+        self.devices.iter().map(move |device| (device.name.clone(), of(&device.model)))
+    }
+
     /// The model of the first device.
     pub fn first(&self) -> &Arc<Model<B>> {
         &self.devices[0].model

@@ -1,6 +1,6 @@
 //! Several devices with the same model, or groups of them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::shared_text::{HostPrompts, SharedText};
 use super::{MemoryPlan, Model, OpenModel, Parallel, Plan, Request, Shape};
@@ -30,8 +30,8 @@ use crate::error::{Error, Result};
 /// # Ok::<(), flux::Error>(())
 /// ```
 pub struct Replicas<B: Backend> {
-    /// At least one.
-    replicas: Vec<Arc<Replica<B>>>,
+    first: Arc<Replica<B>>,
+    others: Arc<Mutex<Vec<Arc<Replica<B>>>>>,
     /// The text features that one made for the others.
     prompts: Arc<HostPrompts>,
 }
@@ -39,7 +39,8 @@ pub struct Replicas<B: Backend> {
 /// Clones share the devices.
 impl<B: Backend> Clone for Replicas<B> {
     fn clone(&self) -> Self {
-        Self { replicas: self.replicas.clone(), prompts: Arc::clone(&self.prompts) }
+        let Self { first, others, prompts } = self;
+        Self { first: Arc::clone(first), others: Arc::clone(others), prompts: Arc::clone(prompts) }
     }
 }
 
@@ -85,41 +86,47 @@ impl<B: Backend> Replicas<B> {
         };
         let source = Model::new(backend, model);
         let first = Replica::new((name, Arc::clone(&source)), first, &source)?;
-        let mut replicas = Self { replicas: vec![Arc::new(first)], prompts: Arc::default() };
-        groups.try_for_each(|group| replicas.add(group))?;
+        let replicas = Self { first: Arc::new(first), others: Arc::default(), prompts: Arc::default() };
+        groups.try_for_each(|group| replicas.add(group).map(drop))?;
         Ok(replicas)
     }
 
     /// Adds a device, or a group that makes its images together.
     ///
     /// Errors as [`Replicas::of_groups`].
-    pub fn add(&mut self, group: Vec<(String, B)>) -> Result<()> {
-        let is_there =
-            |name: &str| self.replicas.iter().any(|replica| replica.ranks.names().any(|known| known == name));
+    pub fn add(&self, group: Vec<(String, B)>) -> Result<Arc<Replica<B>>> {
+        let there = self.all();
+        let is_there = |name: &str| there.iter().any(|replica| replica.ranks.names().any(|known| known == name));
         if let Some((name, _)) = group.iter().find(|(name, _)| is_there(name)) {
             return Err(there_twice(name));
         }
         let mut group = group.into_iter();
         let Some((name, backend)) = group.next() else { return Err(Error::usage("a group has no device")) };
-        let source = Arc::clone(self.replicas[0].model());
-        let first = (name, source.on(backend)?);
-        self.replicas.push(Arc::new(Replica::new(first, group, &source)?));
-        Ok(())
+        let source = self.first.model();
+        let replica = Arc::new(Replica::new((name, source.on(backend)?), group, source)?);
+        self.others().push(Arc::clone(&replica));
+        Ok(replica)
+    }
+
+    fn others(&self) -> MutexGuard<'_, Vec<Arc<Replica<B>>>> {
+        self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first device, which loads the weights from the files.
+    pub fn first(&self) -> &Arc<Replica<B>> {
+        &self.first
+    }
+
+    /// All devices.
+    pub fn all(&self) -> Vec<Arc<Replica<B>>> {
+        [&self.first].into_iter().chain(&*self.others()).map(Arc::clone).collect()
     }
 
     /// The devices that make `count` images: no more than there are images.
-    pub fn used(&self, count: usize) -> &[Arc<Replica<B>>] {
-        &self.replicas[..count.clamp(1, self.replicas.len())]
-    }
-
-    /// All of them.
-    pub fn all(&self) -> &[Arc<Replica<B>>] {
-        &self.replicas
-    }
-
-    /// The devices that make `count` images, those of groups in the order of ranks, each with its name.
-    pub fn ranks(&self, count: usize) -> impl Iterator<Item = (&str, &Arc<Model<B>>)> {
-        self.used(count).iter().flat_map(|replica| replica.ranks.names().zip(replica.ranks.models()))
+    pub fn used(&self, count: usize) -> Vec<Arc<Replica<B>>> {
+        let mut used = self.all();
+        used.truncate(count.max(1));
+        used
     }
 
     /// Text features that one of the devices makes for all.
@@ -131,7 +138,7 @@ impl<B: Backend> Replicas<B> {
     ///
     /// Errors as [`Model::plan`], but for the tokenizer.
     pub(crate) fn shape(&self, request: &Request) -> Result<Shape> {
-        self.used(1)[0].model().shape(request)
+        self.first.model().shape(request)
     }
 
     /// Starts loading the weights of first images to the devices that make `count` of them, as [`Model::prefetch`].
@@ -139,19 +146,19 @@ impl<B: Backend> Replicas<B> {
     /// Errors as that.
     pub fn prefetch(&self, request: &Request, count: usize) -> Result<()> {
         // The first one comes first: others copy what it loads.
-        let mut devices = self.used(count).iter().enumerate();
-        devices.try_for_each(|(index, replica)| {
+        self.used(count).iter().enumerate().try_for_each(|(index, replica)| {
             let is_read_elsewhere = index > 0 && request.embeddings.is_none();
             replica.ranks.models().try_for_each(|model| model.prefetch_as(request, is_read_elsewhere))
         })
     }
 
     /// Which parts of the model are in memory while devices make `count` images like `plan`, of each device with its name.
-    pub fn memory_plans(&self, plan: &Plan, count: usize) -> impl Iterator<Item = (&str, Result<MemoryPlan>)> {
-        self.used(count).iter().enumerate().flat_map(move |(index, replica)| {
+    pub fn memory_plans(&self, plan: &Plan, count: usize) -> Vec<(String, Result<MemoryPlan>)> {
+        let of_replica = |(index, replica): (usize, &Arc<Replica<B>>)| {
             let plan = Plan { is_read_elsewhere: index > 0, ..plan.clone() };
-            replica.ranks.names().zip(replica.ranks.models()).map(move |(name, model)| (name, model.memory_plan(&plan)))
-        })
+            replica.ranks.of_each(|model| model.memory_plan(&plan)).collect::<Vec<_>>()
+        };
+        self.used(count).iter().enumerate().flat_map(of_replica).collect()
     }
 }
 

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use rand_mt::Mt;
 use rayon::prelude::*;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::portable;
 use crate::error::{Error, Result};
@@ -17,7 +17,7 @@ const TOKENS_AT_ONCE: usize = 64;
 const VALUES_AT_ONCE: usize = 16 << 10;
 
 /// How a seed becomes noise.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rng {
     /// As the reference draws it on the CPU, value by value in the order [channels, height, width]: at another size it

@@ -1,18 +1,19 @@
-//! Which device computes; the only file that names `Cpu` and `Cuda` together.
+//! Opens devices; the only file that names `Cpu` and `Cuda` together.
 
 use std::thread::{self, JoinHandle};
 
-use flux::backend::Backend;
-use flux::backend::cpu::{self, Cpu};
-use flux::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
-use flux::{Error, Result};
-
-use crate::cli::{DeviceArgs, DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
-use crate::progress::Console;
+use super::choice::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
+use super::open::{EngineArgs, Observer};
+use crate::backend::Backend;
+use crate::backend::cpu::{self, Cpu};
+use crate::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
+use crate::error::{Error, Result};
 
 /// Devices, each with its name. Each group makes its images together, and may be one device.
 pub enum Devices {
+    /// The CPU.
     Cpu(Group<Cpu>),
+    /// GPUs.
     Cuda(OpenGpus),
 }
 
@@ -21,6 +22,7 @@ pub type Group<B> = Vec<(String, B)>;
 
 /// GPUs of which the first group is open; the others are being opened, while that loads weights.
 pub struct OpenGpus {
+    /// The first group.
     pub first: Group<Cuda>,
     others: Vec<JoinHandle<Result<Group<Cuda>>>>,
 }
@@ -45,17 +47,12 @@ impl Drop for OpenGpus {
     }
 }
 
-/// Images that devices are to make.
-pub struct Wanted<'a> {
-    pub images: usize,
-    pub parallel: ParallelChoice,
-    /// Whether two GPUs make one of them sooner than one does; asked where that is to be decided.
-    pub gains_by_sharing: &'a dyn Fn() -> bool,
-}
-
-/// Opens the devices that the flags name, no more groups of them than there are images to make. With `--device auto` that is
-/// a GPU where one can be used; else it is the CPU, and a line says why.
-pub fn choose_devices(args: &DeviceArgs, wanted: &Wanted<'_>, console: &Console) -> Result<Devices> {
+/// Opens the devices that are asked for, no more groups of them than there are images to make. Where the choice is left
+/// to the program, that is a GPU where one can be used; else it is the CPU, and a line says why. `gains_by_sharing` says
+/// whether two GPUs make one of the images sooner than one does; it is asked where that is to be decided.
+///
+/// Errors when a device cannot be opened, or computes in no such type.
+pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &mut dyn Observer) -> Result<Devices> {
     if args.precision == PrecisionChoice::F32 && matches!(args.device, DeviceChoice::Cuda(_)) {
         return Err(Error::usage("a GPU computes in 16 bits, not in f32")
             .at("--precision")
@@ -66,53 +63,58 @@ pub fn choose_devices(args: &DeviceArgs, wanted: &Wanted<'_>, console: &Console)
             .at("--precision")
             .hint("use `--device cuda` for fp8"));
     }
-    let cpu = || {
-        let cpu = Cpu::new(match args.precision {
-            PrecisionChoice::Bf16 => cpu::Precision::Bf16,
-            // fp8 does not come here: without a GPU it is an error.
-            PrecisionChoice::Auto | PrecisionChoice::F32 | PrecisionChoice::Fp8 => cpu::Precision::F32,
-        });
-        if let Some(note) = cpu.note() {
-            console.note(note);
-        }
-        Devices::Cpu(vec![("cpu".to_string(), cpu)])
-    };
     match &args.device {
-        DeviceChoice::Cpu => Ok(cpu()),
+        DeviceChoice::Cpu => Ok(cpu(args, observer)),
         DeviceChoice::Cuda(gpus) => {
             let numbers = numbers(gpus)?;
-            wanted.parallel.check_enough(numbers.len(), gpus)?;
-            let world = match wanted.parallel {
-                ParallelChoice::Auto => soonest(&numbers, wanted, console)?,
+            args.parallel.check_enough(numbers.len(), gpus)?;
+            let images = args.images.unwrap_or(usize::MAX);
+            let world = match args.parallel {
+                ParallelChoice::Auto => soonest(&numbers, images, gains_by_sharing, observer)?,
                 ParallelChoice::Off => 1,
                 ParallelChoice::Gpus(gpus) => gpus,
             };
             let groups = numbers.len() / world;
-            let used = &numbers[..wanted.images.clamp(1, groups) * world];
+            let used = &numbers[..images.clamp(1, groups) * world];
             if used.len() < numbers.len() {
-                console.note(&unused(used, &numbers, wanted.images, world));
+                observer.note(&unused(used, &numbers, images, world));
             }
             open_gpus(args, used.chunks(world)).map(Devices::Cuda)
         }
         DeviceChoice::Auto if args.precision == PrecisionChoice::F32 => {
-            console.note("using the CPU: a GPU computes in 16 bits, not in f32");
-            Ok(cpu())
+            observer.note("using the CPU: a GPU computes in 16 bits, not in f32");
+            Ok(cpu(args, observer))
         }
         DeviceChoice::Auto if args.precision == PrecisionChoice::Fp8 => open_gpu(args, 0).map(only).map_err(|e| {
             e.at("--precision fp8")
                 .hint("fp8 needs an NVIDIA GPU of compute capability 9.0; leave out `--precision` without one")
         }),
-        DeviceChoice::Auto => open_gpu(args, 0).map(only).or_else(|why| {
-            let why = format!("using the CPU: {}", why.what());
-            // Where there is no GPU that this program could use, that is as it always is.
-            if cuda::count_gpus().is_ok_and(|count| count > 0) {
-                console.note(&why)
-            } else {
-                console.detail(&why)
+        DeviceChoice::Auto => match open_gpu(args, 0) {
+            Ok(gpu) => Ok(only(gpu)),
+            Err(why) => {
+                let why = format!("using the CPU: {}", why.what());
+                // Where there is no GPU that this program could use, that is as it always is.
+                if cuda::count_gpus().is_ok_and(|count| count > 0) {
+                    observer.note(&why)
+                } else {
+                    observer.detail(&why)
+                }
+                Ok(cpu(args, observer))
             }
-            Ok(cpu())
-        }),
+        },
     }
+}
+
+fn cpu(args: &EngineArgs, observer: &mut dyn Observer) -> Devices {
+    let cpu = Cpu::new(match args.precision {
+        PrecisionChoice::Bf16 => cpu::Precision::Bf16,
+        // fp8 does not come here: without a GPU it is an error.
+        PrecisionChoice::Auto | PrecisionChoice::F32 | PrecisionChoice::Fp8 => cpu::Precision::F32,
+    });
+    if let Some(note) = cpu.note() {
+        observer.note(note);
+    }
+    Devices::Cpu(vec![("cpu".to_string(), cpu)])
 }
 
 /// The numbers of GPUs, at least one. Of several, all are there.
@@ -139,22 +141,28 @@ fn numbers(gpus: &Gpus) -> Result<Vec<usize>> {
 
 /// How many GPUs make each image together with `--parallel auto`: two where there are two for each, which gain by it; one
 /// else, because GPUs that each make images of their own make the most. More than two were not measured.
-fn soonest(numbers: &[usize], wanted: &Wanted<'_>, console: &Console) -> Result<usize> {
+fn soonest(
+    numbers: &[usize],
+    images: usize,
+    gains_by_sharing: &dyn Fn() -> bool,
+    observer: &mut dyn Observer,
+) -> Result<usize> {
     const PAIR: usize = ParallelChoice::PAIR;
-    if !wanted.parallel.may_share(Some(numbers.len()), wanted.images) || !(wanted.gains_by_sharing)() {
+    if !ParallelChoice::Auto.may_share(Some(numbers.len()), images) || !gains_by_sharing() {
         return Ok(1);
     }
     // `may_share` has seen to it that there are so many.
-    for pair in numbers.chunks_exact(PAIR).take(wanted.images) {
+    for pair in numbers.chunks_exact(PAIR).take(images) {
         if !cuda::are_linked(pair)? {
             let pair = Gpus::Numbers(pair.to_vec());
-            console.detail(&format!(
+            observer.detail(&format!(
                 "{pair} are not of one kind or out of each other's reach, so one GPU makes each image"
             ));
             return Ok(1);
         }
     }
-    console.detail("two GPUs make each image together, which takes less time than one; `--parallel off` has one do it");
+    observer
+        .detail("two GPUs make each image together, which takes less time than one; `--parallel off` has one do it");
     Ok(PAIR)
 }
 
@@ -170,8 +178,8 @@ fn unused(used: &[usize], all: &[usize], images: usize, world: usize) -> String 
 
 /// Opens groups of GPUs: the first at once, and all others at the same time by threads of their own. The driver opens GPUs
 /// one after the other, so the first one is not to wait.
-fn open_gpus<'a>(args: &DeviceArgs, mut groups: impl Iterator<Item = &'a [usize]>) -> Result<OpenGpus> {
-    let open = |args: &DeviceArgs, numbers: &[usize]| {
+fn open_gpus<'a>(args: &EngineArgs, mut groups: impl Iterator<Item = &'a [usize]>) -> Result<OpenGpus> {
+    let open = |args: &EngineArgs, numbers: &[usize]| {
         let list = Gpus::Numbers(numbers.to_vec());
         let gpus = match numbers {
             [number] => open_gpu(args, *number).map(|gpu| vec![gpu]).map_err(|e| explained(e, &list)),
@@ -202,27 +210,27 @@ fn explained(error: Error, gpus: &Gpus) -> Error {
     error.at(format!("--device {gpus}")).hint("`--device cpu` works without a GPU; `nvidia-smi` lists the GPUs")
 }
 
-fn open_gpu(args: &DeviceArgs, number: usize) -> Result<Cuda> {
-    let cuda = Cuda::with(number, args.gpu_memory_bytes(), precision(args), &GemmCache::from_environment())?;
+fn open_gpu(args: &EngineArgs, number: usize) -> Result<Cuda> {
+    let cuda = Cuda::with(number, args.gpu_memory, precision(args), &GemmCache::from_environment())?;
     check_type(args, &cuda)?;
     Ok(cuda)
 }
 
 /// The GPUs of a list as ranks that make each image together.
-pub fn open_group(args: &DeviceArgs, gpus: &Gpus) -> Result<Vec<Cuda>> {
+pub fn open_group(args: &EngineArgs, gpus: &Gpus) -> Result<Vec<Cuda>> {
     let cache = GemmCache::from_environment();
-    let ranks = Cuda::group(&numbers(gpus)?, args.gpu_memory_bytes(), precision(args), &cache, GroupOptions::default())
+    let ranks = Cuda::group(&numbers(gpus)?, args.gpu_memory, precision(args), &cache, GroupOptions::default())
         .map_err(|e| explained(e, gpus))?;
     ranks.iter().try_for_each(|cuda| check_type(args, cuda))?;
     Ok(ranks)
 }
 
-fn precision(args: &DeviceArgs) -> cuda::Precision {
+fn precision(args: &EngineArgs) -> cuda::Precision {
     if args.precision == PrecisionChoice::Fp8 { cuda::Precision::Fp8 } else { cuda::Precision::Bf16 }
 }
 
 /// Errors when bf16 is asked for and the GPU has none.
-fn check_type(args: &DeviceArgs, cuda: &Cuda) -> Result<()> {
+fn check_type(args: &EngineArgs, cuda: &Cuda) -> Result<()> {
     if args.precision != PrecisionChoice::Bf16 || cuda.computes_in_bf16() {
         return Ok(());
     }
@@ -233,15 +241,13 @@ fn check_type(args: &DeviceArgs, cuda: &Cuda) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::open::Unobserved;
     use super::*;
-    use crate::progress::Shown;
 
     #[test]
     fn one_gpu_makes_an_image_where_there_is_none_to_spare_or_two_gain_nothing() {
-        let console = Console::new(true, false, Shown::Nothing);
         let by_itself = |numbers: &[usize], images: usize, gains_by_sharing: &dyn Fn() -> bool| {
-            let wanted = Wanted { images, parallel: ParallelChoice::Auto, gains_by_sharing };
-            soonest(numbers, &wanted, &console).unwrap() == 1
+            soonest(numbers, images, gains_by_sharing, &mut Unobserved).unwrap() == 1
         };
         let unasked = || -> bool { panic!("there are not two GPUs for each image") };
         assert!(by_itself(&[0], 1, &unasked) && by_itself(&[0, 1], 2, &unasked) && by_itself(&[2, 5, 7], 2, &unasked));

@@ -1,21 +1,20 @@
-//! The images that the command line names: read, prepared for the model, and the way back onto them.
+//! The images that a recipe names: read, prepared for the model, and the way back onto them.
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use flux::input::{self, Edit, Mask};
-use flux::output::Rgb;
-use flux::pipeline::{Change, MAX_REFERENCES, Request};
-use flux::{Error, Result};
-
-use crate::cli::{ImageArgs, is_stdin};
+use super::Recipe;
+use crate::error::{Error, Result};
+use crate::input::{self, Edit, Mask};
+use crate::pipeline::{Change, MAX_REFERENCES, Request};
+use crate::rgb::Rgb;
 
 /// The strength with which a part of an image is drawn anew, as in the reference.
 const MASKED_STRENGTH: f64 = 0.8;
 
-/// What the files hold.
-pub struct Images {
+/// What the files of images hold.
+pub struct Inputs {
     references: Vec<Arc<Rgb>>,
     change: Option<Change>,
     /// The image to change, onto which results come back.
@@ -24,32 +23,32 @@ pub struct Images {
     notes: Vec<String>,
 }
 
-impl Images {
-    /// Reads all files.
+impl Inputs {
+    /// Reads all files; `-` is `stdin`.
     ///
     /// Errors when one cannot be read, or does not suit the others.
-    pub fn read(args: &ImageArgs, stdin: &mut dyn Read) -> Result<Self> {
-        if args.inputs.len() > MAX_REFERENCES {
-            let given = args.inputs.len();
+    pub fn read(recipe: &Recipe, stdin: &mut dyn Read) -> Result<Self> {
+        if recipe.inputs.len() > MAX_REFERENCES {
+            let given = recipe.inputs.len();
             return Err(Error::usage(format!("{given} images are given, expected at most {MAX_REFERENCES}"))
                 .at("--input")
                 .hint("leave some out"));
         }
-        let (first, others) = args.inputs.split_at(usize::from(args.changes()).min(args.inputs.len()));
+        let (first, others) = recipe.inputs.split_at(usize::from(recipe.changes()).min(recipe.inputs.len()));
         let image = first.first().map(|file| read(file, stdin)).transpose()?;
-        let mask = args.mask.as_deref().map(|file| mask(file, stdin)).transpose()?;
+        let mask = recipe.mask.as_deref().map(|file| mask(file, stdin)).transpose()?;
         let notes = mask.iter().flat_map(Mask::notes).cloned().collect();
         let edit =
-            image.map(|image| edit(args, image, mask.as_ref()).map_err(|e| e.at(place(&first[0])))).transpose()?;
+            image.map(|image| edit(recipe, image, mask.as_ref()).map_err(|e| e.at(place(&first[0])))).transpose()?;
         let references = others.iter().map(|file| reference(file, stdin)).collect::<Result<_>>()?;
         let change = edit.as_ref().map(|edit| Change {
             image: Arc::new(edit.image().clone()),
             cells: edit.cells().map(Arc::from),
-            strength: args.strength.unwrap_or(if args.mask.is_some() { MASKED_STRENGTH } else { 1.0 }),
-            is_reference: !args.no_self_reference,
+            strength: recipe.strength.unwrap_or(if recipe.mask.is_some() { MASKED_STRENGTH } else { 1.0 }),
+            is_reference: !recipe.no_self_reference,
         });
-        let edit = edit.filter(|_| !args.no_composite);
-        Ok(Self { references, change, edit, feather: args.feather.unwrap_or(0), notes })
+        let edit = edit.filter(|_| !recipe.no_composite);
+        Ok(Self { references, change, edit, feather: recipe.feather, notes })
     }
 
     /// What someone should know of how they are read.
@@ -73,18 +72,9 @@ impl Images {
     }
 }
 
-/// What a PNG says of the images: file names, and how they were used.
-pub fn facts(args: &ImageArgs) -> Vec<(&'static str, String)> {
-    let names = |files: &[PathBuf]| {
-        files.iter().filter_map(|file| Some(file.file_name()?.to_string_lossy().into_owned())).collect::<Vec<_>>()
-    };
-    let mut facts = Vec::new();
-    if !args.inputs.is_empty() {
-        facts.push(("inputs", names(&args.inputs).join(", ")));
-    }
-    facts.extend(args.mask.iter().map(|mask| ("mask", names(std::slice::from_ref(mask)).join(", "))));
-    facts.extend(args.strength.map(|strength| ("strength", strength.to_string())));
-    facts
+/// Whether a file name means standard input.
+fn is_stdin(file: &Path) -> bool {
+    file == Path::new("-")
 }
 
 /// Where an image comes from, for messages.
@@ -106,12 +96,12 @@ fn mask(file: &Path, stdin: &mut dyn Read) -> Result<Mask> {
 }
 
 /// The image to change.
-fn edit(args: &ImageArgs, image: Rgb, mask: Option<&Mask>) -> Result<Edit> {
-    match (mask, args.extend, args.mask_padding) {
-        (mask, Some(sides), _) => Edit::extended(&image, sides.0, mask),
+fn edit(recipe: &Recipe, image: Rgb, mask: Option<&Mask>) -> Result<Edit> {
+    match (mask, recipe.extend, recipe.mask_padding) {
+        (mask, Some(sides), _) => Edit::extended(&image, sides, mask),
         (Some(mask), None, Some(padding)) => {
             let is_black = || mask.grey(mask.size()).bytes.iter().all(|value| *value == 0);
-            Edit::cropped(image, mask, padding).map_err(|e| match &args.mask {
+            Edit::cropped(image, mask, padding).map_err(|e| match &recipe.mask {
                 Some(file) if is_black() => e.at(place(file)),
                 _ => e,
             })

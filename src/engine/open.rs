@@ -1,0 +1,165 @@
+//! Opens a model on devices.
+
+use std::mem;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use super::Engine;
+use super::choice::{DeviceChoice, ParallelChoice, PrecisionChoice};
+use super::device::Device;
+use super::devices::{self, Devices};
+use crate::error::{Error, Result};
+use crate::files::adapter::Adapter;
+use crate::files::{ModelFiles, ModelPaths};
+use crate::pipeline::{CancelFlag, ModelInfo, OpenModel, Progress, Quantisation, Replicas, Request};
+
+/// What an engine opens.
+#[derive(Debug, Clone, Default)]
+pub struct EngineArgs {
+    /// The files of the model; see [`ModelPaths::open`].
+    pub model: ModelPaths,
+    /// Whether all jobs bring text features, so that no text encoder is opened.
+    pub without_text_encoder: bool,
+    /// Whether keys and values of references are made once for all steps, whatever the model's folder says.
+    pub caches_references: bool,
+    /// Adapters that are opened with the model, so that what is wrong with one is known before any work.
+    pub adapters: Vec<PathBuf>,
+    /// The formats that weights are brought to.
+    pub quantise: Option<Quantisation>,
+    /// A folder in which the weights that fp8 needs are cached.
+    pub fp8_cache: Option<PathBuf>,
+    /// Which devices.
+    pub device: DeviceChoice,
+    /// In which type they compute.
+    pub precision: PrecisionChoice,
+    /// Bytes of each GPU that are used at most.
+    pub gpu_memory: Option<u64>,
+    /// How many GPUs make each image together.
+    pub parallel: ParallelChoice,
+    /// Images that are made, where that is known: no more groups of devices are opened.
+    pub images: Option<usize>,
+}
+
+/// Hears what opening a model has to say.
+pub trait Observer {
+    /// Something that everybody should know.
+    fn note(&mut self, text: &str);
+    /// Something for the curious.
+    fn detail(&mut self, text: &str);
+    /// How far a stage is.
+    fn progress(&mut self, progress: Progress);
+    /// The stage that was told last is over.
+    fn finish(&mut self);
+}
+
+/// Nobody hears anything.
+pub struct Unobserved;
+
+impl Observer for Unobserved {
+    fn note(&mut self, _text: &str) {}
+    fn detail(&mut self, _text: &str) {}
+    fn progress(&mut self, _progress: Progress) {}
+    fn finish(&mut self) {}
+}
+
+/// How long opening took, in seconds.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OpeningTimes {
+    /// Finding and opening the first device.
+    pub device_s: f64,
+    /// Opening and checking the model without its tokenizer, at the same time as the device.
+    pub open_s: f64,
+}
+
+impl Engine {
+    /// Opens the model in `files` on devices. It returns as soon as the first of them is open: [`Engine::prefetch`] may
+    /// have that one load weights while others are opened. `first` is the first request, where it is known; it decides
+    /// whether GPUs share its images.
+    ///
+    /// Errors when the model or an adapter is damaged, a device cannot be opened, weights cannot be brought to other
+    /// formats, or `cancel` is set.
+    pub fn open(
+        files: ModelFiles,
+        args: &EngineArgs,
+        first: Option<&Request>,
+        observer: &mut dyn Observer,
+        cancel: &CancelFlag,
+    ) -> Result<Self> {
+        // Opening a GPU takes the driver long, so another thread opens the model meanwhile. The tokenizer is read on
+        // until a prompt is encoded.
+        let files = Arc::new(files);
+        let opening = thread::Builder::new().spawn({
+            let open = if args.without_text_encoder { OpenModel::open_without_text_encoder } else { OpenModel::open };
+            let files = Arc::clone(&files);
+            move || timed(|| open(&files))
+        });
+        let opening = opening.map_err(|e| Error::no_thread(&e))?;
+        // What is wrong with the model or the request, opening it says.
+        let gains = |request| ModelInfo::read(&files).and_then(|info| info.gains_by_sharing(request));
+        let gains_by_sharing = || first.is_some_and(|request| gains(request).unwrap_or(false));
+        let (devices, device_s) = timed(|| devices::open(args, &gains_by_sharing, observer));
+        let devices = devices?;
+        let (model, open_s) =
+            opening.join().unwrap_or_else(|_| (Err(Error::new("the thread that opens the model panicked")), 0.0));
+        let mut model = model?;
+        model.notes().iter().for_each(|note| observer.note(note));
+        cancel.check()?;
+        let adapters = prepare(&mut model, args, observer, cancel)?;
+        let mut engine = match devices {
+            Devices::Cpu(cpu) => Self::on(vec![cpu], model)?,
+            Devices::Cuda(mut gpus) => {
+                let replicas = Replicas::of_groups(vec![mem::take(&mut gpus.first)], model)?;
+                let engine = Self::of(&replicas)?;
+                engine.expect(Box::new(move || {
+                    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+                    gpus.take_others(|group| replicas.add(group).map(|replica| devices.push(replica)))?;
+                    Ok(devices)
+                }));
+                engine
+            }
+        };
+        engine.adapters = adapters;
+        engine.times = OpeningTimes { device_s, open_s };
+        Ok(engine)
+    }
+}
+
+/// Does to the model what `args` ask for, and opens the adapters.
+fn prepare(
+    model: &mut OpenModel,
+    args: &EngineArgs,
+    observer: &mut dyn Observer,
+    cancel: &CancelFlag,
+) -> Result<Vec<(PathBuf, Arc<Adapter>)>> {
+    if args.caches_references {
+        model.cache_references();
+    }
+    let mut adapters: Vec<(PathBuf, Arc<Adapter>)> = Vec::new();
+    for path in &args.adapters {
+        if !adapters.iter().any(|(known, _)| known == path) {
+            adapters.push((path.clone(), model.adapter(path)?));
+        }
+    }
+    if let Some(folder) = &args.fp8_cache {
+        let cache = model.attach_quantised_cache(folder, cancel, &mut |progress| observer.progress(progress))?;
+        observer.finish();
+        if let Some(note) = cache.note() {
+            observer.note(&note);
+        }
+    }
+    if let Some(wanted) = &args.quantise {
+        let done = model.quantise(wanted, cancel, &mut |progress| observer.progress(progress))?;
+        observer.finish();
+        done.iter().for_each(|quantised| observer.detail(&quantised.to_string()));
+    }
+    Ok(adapters)
+}
+
+/// What `work` returns, and the seconds that it took.
+fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
+    let start = Instant::now();
+    let done = work();
+    (done, start.elapsed().as_secs_f64())
+}

@@ -1,0 +1,223 @@
+//! How an image is made, as data.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::input::Sides;
+use crate::pipeline::{Embeddings, Latents, Plan, Request};
+use crate::sampler::{Rng, ScheduleKind};
+
+/// Everything that makes an image again with one model: what is drawn, how, and from which files. Where a field is left
+/// out, the model chooses. As JSON, a field that is not known is an error.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Recipe {
+    /// What to draw; see [`Request::prompt`].
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub prompt: String,
+    /// What to lean away from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub negative: Option<String>,
+    /// Pixels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub width: Option<usize>,
+    /// Pixels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub height: Option<usize>,
+    /// Denoising steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<usize>,
+    /// Seed of the noise.
+    pub seed: u64,
+    /// How strongly the image follows the prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guidance: Option<f32>,
+    /// How the noise levels fall.
+    #[serde(skip_serializing_if = "is_default")]
+    pub schedule: ScheduleKind,
+    /// How the seed becomes noise.
+    #[serde(skip_serializing_if = "is_default")]
+    pub rng: Rng,
+    /// Tokens that prompts are cut or padded to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_sequence_length: Option<usize>,
+    /// Images that the model sees; where something says how one is changed, the first is that one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub inputs: Vec<PathBuf>,
+    /// An image that is white where the first input is drawn anew.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask: Option<PathBuf>,
+    /// How far from the first input to go, from 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strength: Option<f64>,
+    /// By how many pixels the first input grows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extend: Option<Sides>,
+    /// How many pixels around what the mask covers the model sees; all of the image where it is left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask_padding: Option<usize>,
+    /// Pixels over which what is drawn fades into the image around it.
+    #[serde(skip_serializing_if = "is_default")]
+    pub feather: usize,
+    /// Whether the result is what the model makes, and not the first input with what is new.
+    #[serde(skip_serializing_if = "is_default")]
+    pub no_composite: bool,
+    /// Whether the image to change is none of the references.
+    #[serde(skip_serializing_if = "is_default")]
+    pub no_self_reference: bool,
+    /// A file of noise in place of the seed's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub noise: Option<PathBuf>,
+    /// A file of latents to begin with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latents: Option<PathBuf>,
+    /// A file of text features in place of a prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub embeddings: Option<PathBuf>,
+    /// Files that change the model, each with its strength.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<AdapterFile>,
+}
+
+/// An adapter of a [`Recipe`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdapterFile {
+    /// A file, or a folder of PEFT.
+    pub file: PathBuf,
+    /// How strongly it changes the model; 1 is the adapter as it was made.
+    pub strength: f32,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl Recipe {
+    /// A prompt and a seed; the model chooses everything else.
+    pub fn new(prompt: impl Into<String>, seed: u64) -> Self {
+        Self { prompt: prompt.into(), seed, ..Self::default() }
+    }
+
+    /// Whether the first input is an image to change.
+    pub fn changes(&self) -> bool {
+        self.mask.is_some() || self.strength.is_some() || self.extend.is_some()
+    }
+
+    /// The request, as far as it needs neither a model nor the files of images. Reads the files of tensors; the prompt of
+    /// text features is the one that their file names.
+    ///
+    /// Errors when a file cannot be read, or holds something else, and as [`Request::check_prompt`].
+    pub fn request(&self) -> Result<Request> {
+        let latents = |path: &Option<PathBuf>, field: &str| {
+            path.as_deref().map(|path| Latents::read(path).map_err(|e: Error| e.at(field))).transpose()
+        };
+        let mut request = Request {
+            width: self.width,
+            height: self.height,
+            steps: self.steps,
+            guidance: self.guidance,
+            rng: self.rng,
+            schedule: self.schedule.clone(),
+            negative: self.negative.clone(),
+            max_sequence_length: self.max_sequence_length,
+            noise: latents(&self.noise, "--noise")?,
+            latents: latents(&self.latents, "--latents")?,
+            ..Request::new(&self.prompt, self.seed)
+        };
+        if let Some(path) = &self.embeddings {
+            let (embeddings, prompt) = Embeddings::read(path).map_err(|e| e.at("--embeddings"))?;
+            (request.embeddings, request.prompt) = (Some(embeddings), prompt.unwrap_or_default());
+        }
+        request.check_prompt()?;
+        Ok(request)
+    }
+
+    /// What the texts of a PNG say of an image that was made of this recipe, as `plan` says: pairs of a keyword and a
+    /// text. `request` is the request that it became.
+    pub fn facts(&self, request: &Request, plan: &Plan) -> Vec<(&'static str, String)> {
+        let Plan { width, height, steps, guidance, seed, .. } = plan;
+        let path = |path: &Option<PathBuf>| path.as_deref().map(|path| path.display().to_string());
+        let names = |files: &[PathBuf]| files.iter().map(|file| name(file)).collect::<Vec<_>>().join(", ");
+        let adapters = self.adapters.iter().map(|used| format!("{}:{}", name(&used.file), used.strength));
+        let adapters: Vec<_> = adapters.collect();
+        let facts = [
+            ("prompt", Some(request.prompt.clone())),
+            ("seed", Some(seed.to_string())),
+            ("steps", Some(steps.to_string())),
+            ("guidance", Some(guidance.to_string())),
+            ("size", Some(format!("{width}x{height}"))),
+            ("Software", Some(concat!("flux ", env!("CARGO_PKG_VERSION")).to_string())),
+            ("rng", (plan.rng != Rng::default()).then(|| plan.rng.to_string())),
+            ("negative", plan.negative.clone()),
+            ("schedule", (plan.schedule != ScheduleKind::default()).then(|| plan.schedule.to_string())),
+            ("max_sequence_length", self.max_sequence_length.map(|tokens| tokens.to_string())),
+            ("noise", path(&self.noise)),
+            ("latents", path(&self.latents)),
+            ("embeddings", path(&self.embeddings)),
+            ("inputs", (!self.inputs.is_empty()).then(|| names(&self.inputs))),
+            ("mask", self.mask.as_deref().map(name)),
+            ("strength", self.strength.map(|strength| strength.to_string())),
+            ("lora", (!adapters.is_empty()).then(|| adapters.join(", "))),
+        ];
+        facts.into_iter().filter_map(|(keyword, text)| Some((keyword, text?))).collect()
+    }
+}
+
+/// The name of a file, without its folder.
+fn name(file: &Path) -> String {
+    file.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recipe_is_the_same_after_json_and_says_no_more_than_it_must() {
+        let short = Recipe::new("a cat", 7);
+        assert_eq!(serde_json::to_string(&short).unwrap(), r#"{"prompt":"a cat","seed":7}"#);
+        let long = Recipe {
+            negative: Some("a dog".to_string()),
+            width: Some(64),
+            height: Some(48),
+            steps: Some(3),
+            guidance: Some(2.5),
+            schedule: "power:1.5".parse().unwrap(),
+            rng: Rng::Portable,
+            max_sequence_length: Some(32),
+            inputs: vec!["a.png".into(), "b.png".into()],
+            mask: Some("mask.png".into()),
+            strength: Some(0.1 + 0.2),
+            extend: Some(Sides { left: 16, ..Sides::default() }),
+            mask_padding: Some(8),
+            feather: 4,
+            no_composite: true,
+            no_self_reference: true,
+            noise: Some("n".into()),
+            latents: Some("l".into()),
+            embeddings: Some("e".into()),
+            adapters: vec![AdapterFile { file: "style.safetensors".into(), strength: 0.7 }],
+            ..Recipe::new("", u64::MAX)
+        };
+        for recipe in [short, long, Recipe::default()] {
+            let json = serde_json::to_string(&recipe).unwrap();
+            assert_eq!(serde_json::from_str::<Recipe>(&json).unwrap(), recipe, "{json}");
+        }
+    }
+
+    #[test]
+    fn what_a_recipe_does_not_know_is_an_error() {
+        for json in [
+            r#"{"promt": "a cat"}"#,
+            r#"{"prompt": "a cat", "schedule": "power:x"}"#,
+            r#"{"rng": "cuda"}"#,
+            r#"{"adapters": [{"file": "a", "strength": 1, "layers": 3}]}"#,
+            r#"{"seed": -1}"#,
+        ] {
+            assert!(serde_json::from_str::<Recipe>(json).is_err(), "{json}");
+        }
+    }
+}
