@@ -8,6 +8,7 @@
 //! input, output, compare, default_model: used by commands only, input and output by bench, input by pipeline and cli
 //! ```
 
+mod flags;
 mod paths;
 
 use std::collections::{BTreeMap, BTreeSet};
