@@ -12,8 +12,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 macro_rules! fields {
     ($($(#[$doc:meta])* $name:ident = $key:literal,)*) => {
-        /// What a user may ask for. A text names a field as `{}`, its short name where a front end has one, or as
-        /// `{:#}`, its name in full; [`named`] puts in these names.
+        /// What a user may ask for. A text, be it of an error or a note, names a field as `{}`, its short name where a
+        /// front end has one, or as `{:#}`, its name in full; [`named`] puts in these names.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Field {
             $($(#[$doc])* $name,)*
