@@ -3,6 +3,7 @@
 mod adapters;
 mod bench;
 mod convert;
+mod fields;
 mod foreign;
 mod images;
 mod info;
@@ -23,6 +24,7 @@ pub use adapters::AdapterArgs;
 pub use bench::Bench;
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 pub use convert::{ComponentChoice, Convert};
+pub use fields::flag;
 use flux::engine::choice::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
 use flux::engine::{EngineArgs, Recipe};
 use flux::{Error, Result};

@@ -10,6 +10,151 @@ pub const MOST_SHOWN: usize = 2000;
 /// Result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
+macro_rules! fields {
+    ($($(#[$doc:meta])* $name:ident = $key:literal,)*) => {
+        /// What a user may ask for. A text, be it of an error or a note, names a field as `{}`, its short name where a
+        /// front end has one, or as `{:#}`, its name in full; [`named`] puts in these names.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Field {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Field {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// Its key in JSON.
+            pub fn key(self) -> &'static str {
+                match self {
+                    $(Self::$name => $key,)*
+                }
+            }
+        }
+    };
+}
+
+fields! {
+    /// What to draw.
+    Prompt = "prompt",
+    /// What to lean away from.
+    NegativePrompt = "negative_prompt",
+    /// Pixels.
+    Width = "width",
+    /// Pixels.
+    Height = "height",
+    /// Width and height.
+    Size = "size",
+    /// Denoising steps.
+    Steps = "steps",
+    /// Seed of the noise.
+    Seed = "seed",
+    /// Images.
+    Count = "n",
+    /// Guidance scale.
+    Guidance = "guidance",
+    /// How the noise levels fall.
+    Schedule = "schedule",
+    /// How the seed becomes noise.
+    Rng = "rng",
+    /// Tokens that prompts are cut or padded to.
+    MaxSequenceLength = "max_sequence_length",
+    /// Text features in place of prompts.
+    Embeddings = "embeddings",
+    /// Noise in place of the seed's.
+    Noise = "noise",
+    /// What the first step begins with.
+    Latents = "latents",
+    /// Images to draw from.
+    Inputs = "image",
+    /// Where to draw anew.
+    Mask = "mask",
+    /// How far from the image to go.
+    Strength = "strength",
+    /// By how much the image grows.
+    Extend = "extend",
+    /// How far around the mask to draw.
+    MaskPadding = "mask_padding",
+    /// Over how many pixels what is new fades.
+    Feather = "feather",
+    /// What changes the transformer.
+    Adapters = "adapters",
+    /// The file to write.
+    Output = "output",
+    /// Whether a file that is there stays.
+    NoClobber = "no_clobber",
+    /// The model.
+    Model = "model",
+    /// Its text encoder.
+    TextEncoder = "text_encoder",
+    /// Its VAE.
+    Vae = "vae",
+    /// Its tokenizer.
+    Tokenizer = "tokenizer",
+    /// How it was trained.
+    Variant = "variant",
+    /// Where to compute.
+    Device = "device",
+    /// In which precision.
+    Precision = "precision",
+    /// Memory of each GPU.
+    GpuMemory = "gpu_memory",
+    /// Threads on the CPU.
+    Threads = "threads",
+    /// GPUs that make an image together.
+    Parallel = "parallel",
+    /// Formats that weights are brought to as they load.
+    Quantize = "quantize",
+    /// Whether weights in fp8 are cached.
+    Fp8Cache = "fp8_cache",
+    /// The format of a file of weights to write.
+    Format = "format",
+}
+
+/// Which name of a field a text asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// The short one, where there is one.
+    Short,
+    /// The one in full.
+    Full,
+}
+
+/// What stands in front of the key of a field in a text: characters that nobody sees, and that are rare elsewhere.
+const MARKS: [(char, Form); 2] = [('\u{2063}', Form::Short), ('\u{2064}', Form::Full)];
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", MARKS[usize::from(f.alternate())].0, self.key())
+    }
+}
+
+/// How a front end calls fields.
+pub type Names = fn(Field, Form) -> &'static str;
+
+/// The names of fields that are their keys in JSON.
+pub const KEYS: Names = |field, _| field.key();
+
+/// A text in which fields have these names.
+pub fn named(text: &str, names: Names) -> String {
+    let field = |mark: char, behind: &str| {
+        let (_, form) = MARKS.iter().find(|(known, _)| *known == mark)?;
+        let key = behind.split(|c: char| !matches!(c, 'a'..='z' | '0'..='9' | '_')).next()?;
+        let field = Field::ALL.iter().find(|field| field.key() == key)?;
+        Some((names(*field, *form), key.len()))
+    };
+    let (mut line, mut rest) = (String::with_capacity(text.len()), text.chars());
+    while let Some(c) = rest.next() {
+        match field(c, rest.as_str()) {
+            Some((name, key)) => {
+                line.push_str(name);
+                rest = rest.as_str()[key..].chars();
+            }
+            None => line.push(c),
+        }
+    }
+    line
+}
+
 /// Whether the request itself was wrong (exit code 2), carrying it out failed (exit code 1), or it was cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -29,6 +174,7 @@ pub struct Error(Box<Parts>);
 struct Parts {
     kind: Kind,
     what: String,
+    field: Option<Field>,
     place: Option<String>,
     hint: Option<String>,
 }
@@ -36,7 +182,7 @@ struct Parts {
 impl Error {
     /// A failure; `what` is lower case, without a full stop, values in backticks.
     pub fn new(what: impl Into<String>) -> Self {
-        Self(Box::new(Parts { kind: Kind::Failure, what: what.into(), place: None, hint: None }))
+        Self(Box::new(Parts { kind: Kind::Failure, what: what.into(), field: None, place: None, hint: None }))
     }
 
     /// A request that cannot be carried out as written.
@@ -68,6 +214,12 @@ impl Error {
         self
     }
 
+    /// Says which field of the request is wrong, which is where if nothing else says that; the innermost field wins.
+    pub fn of(mut self, field: Field) -> Self {
+        self.0.field.get_or_insert(field);
+        self.at(format!("{field:#}"))
+    }
+
     /// Says which of several devices it happened on, in front of the fact.
     pub fn on(mut self, device: &str) -> Self {
         self.0.what.insert_str(0, &format!("{device}: "));
@@ -97,7 +249,20 @@ impl Error {
         self
     }
 
-    /// The fact alone, without place and hint.
+    /// The field of the request that is wrong, where it is one.
+    pub fn field(&self) -> Option<Field> {
+        self.0.field
+    }
+
+    /// All of it, with the names of a front end for fields.
+    pub fn shown_with(&self, names: Names) -> String {
+        let parts =
+            [("", Some(&self.0.what)), ("\n  in: ", self.0.place.as_ref()), ("\n  hint: ", self.0.hint.as_ref())];
+        let part = |(before, text): (&str, Option<&String>)| Some(format!("{before}{}", shown(&named(text?, names))));
+        parts.into_iter().filter_map(part).collect()
+    }
+
+    /// The fact alone, without place and hint; [`named`] tells how it names fields.
     pub fn what(&self) -> &str {
         &self.0.what
     }
@@ -110,14 +275,7 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", shown(&self.0.what))?;
-        if let Some(place) = &self.0.place {
-            write!(f, "\n  in: {}", shown(place))?;
-        }
-        if let Some(hint) = &self.0.hint {
-            write!(f, "\n  hint: {}", shown(hint))?;
-        }
-        Ok(())
+        f.write_str(&self.shown_with(KEYS))
     }
 }
 
@@ -219,6 +377,32 @@ mod tests {
         let path = format!("/{}", "a/".repeat(110));
         assert_eq!(shown(&format!("`{path}` is there")), format!("`{path}` is there"));
         assert_eq!([3, 4].map(|count| shortened(&"ä".repeat(count), 3).into_owned()), ["äää", "ä...ä"]);
+    }
+
+    #[test]
+    fn texts_name_fields_as_the_front_end_does() {
+        let flags: Names = |field, form| match (field, form) {
+            (Field::Width, Form::Short) => "-W",
+            (Field::Width, Form::Full) => "--width",
+            _ => "?",
+        };
+        let error =
+            Error::usage("width is 7").of(Field::Width).of(Field::Height).hint(format!("`{} 64`", Field::Width));
+        assert_eq!(error.field(), Some(Field::Width));
+        assert_eq!(error.to_string(), "width is 7\n  in: width\n  hint: `width 64`");
+        assert_eq!(error.shown_with(flags), "width is 7\n  in: --width\n  hint: `-W 64`");
+        let elsewhere = Error::new("x").at("a.png").of(Field::Mask);
+        assert_eq!((elsewhere.field(), elsewhere.to_string()), (Some(Field::Mask), "x\n  in: a.png".to_string()));
+        let text = format!("{:#}, {}", Field::Width, Field::Size);
+        assert_eq!([named(&text, flags), named(&text, KEYS)], ["--width, ?", "width, size"]);
+        for text in ["", "width, `width`", "\u{2063}", "a\u{2064} b", "\u{2063}widths", "\u{2063}ä"] {
+            assert_eq!(named(text, flags), text);
+        }
+        assert_eq!(named("\u{2064}\u{2063}width\u{2063}n", flags), "\u{2064}-W?");
+        for field in Field::ALL {
+            assert_eq!(Field::ALL.iter().filter(|other| other.key() == field.key()).count(), 1, "{field:?}");
+            assert_eq!(named(&field.to_string(), KEYS), field.key());
+        }
     }
 
     #[test]

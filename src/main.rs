@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     let Err(error) = done else { return ExitCode::SUCCESS };
     allocator::claim_exit();
     if error.kind() != Kind::Cancelled {
-        say(&format!("error: {error}"));
+        say(&format!("error: {}", error.shown_with(cli::flag)));
     }
     match error.kind() {
         Kind::Failure => ExitCode::from(1),

@@ -7,12 +7,13 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use flux::engine::Observer;
-use flux::error::shown;
+use flux::error::{named, shown};
 use flux::pipeline::{Progress, Stage};
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 pub use self::fit::fits;
 use self::log::Log;
+use crate::cli::flag;
 
 /// From here on a stage is so long that its bar tells the time that is left.
 const TELL_TIME_LEFT: Duration = Duration::from_secs(5);
@@ -81,9 +82,9 @@ impl Console {
         self.line(self.verbose, text);
     }
 
-    /// The text may hold names of files and what is in them.
+    /// The text may name fields, and hold names of files and what is in them.
     fn line(&self, wanted: bool, text: &str) {
-        let text = shown(text);
+        let text = shown(&named(text, flag));
         match &self.stages {
             _ if !wanted => {}
             Stages::Bars(Some((_, bar))) => bar.suspend(|| say(&text)),

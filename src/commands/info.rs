@@ -1,11 +1,11 @@
 //! `flux info`: what a model is.
 
 use flux::Result;
-use flux::error::Error;
+use flux::error::{Error, named};
 use flux::pipeline::{ComponentSummary, MemoryLevel, Sizes, Summary};
 
 use super::{model, model_at, print};
-use crate::cli::Info;
+use crate::cli::{Info, flag};
 
 /// Prints what the model is.
 pub fn run(args: &Info) -> Result<()> {
@@ -15,6 +15,7 @@ pub fn run(args: &Info) -> Result<()> {
     };
     let mut summary = Summary::read(&dir, &args.quantize.formats().unwrap_or_default())?;
     summary.notes.extend_from_slice(args.quantize.notes());
+    summary.notes.iter_mut().for_each(|note| *note = named(note, flag));
     let text = if args.json {
         serde_json::to_string(&summary).map_err(|e| Error::new(format!("cannot write the summary as JSON: {e}")))?
     } else {

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use flux::backend::Remark;
 use flux::engine::{self, Engine, Event, Inputs, OpeningTimes, Recipe};
+use flux::error::named;
 use flux::output::Rgb;
 use flux::pipeline::{CancelFlag, Decoded, ModelInfo, Plan, Request, Timings};
 use flux::sampler::Rng;
@@ -170,7 +171,8 @@ impl Job {
     }
 
     /// Writes an image.
-    fn save(&self, Decoded { rgb, plan }: Decoded, target: &Destination) -> Result<Saved> {
+    fn save(&self, Decoded { rgb, mut plan }: Decoded, target: &Destination) -> Result<Saved> {
+        plan.notes.iter_mut().for_each(|note| *note = named(note, cli::flag));
         #[cfg(debug_assertions)]
         if self.args.panic_for_test {
             rayon::scope(|scope| scope.spawn(|_| panic!("`--panic-for-test`\nwas given")));

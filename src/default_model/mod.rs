@@ -21,9 +21,10 @@ pub fn default_model() -> Result<ModelFiles> {
 /// Errors when the program was built without the feature `default-model`.
 #[cfg(not(feature = "default-model"))]
 pub fn default_model() -> Result<ModelFiles> {
-    Err(crate::error::Error::usage("no model is named, and this program was built without the default model")
-        .at("--dir")
-        .hint(format!("name a model folder with `-d` or FLUX_MODEL; {}", crate::files::fetch_a_model())))
+    use crate::error::{Error, Field};
+    Err(Error::usage("no model is named, and this program was built without the default model")
+        .of(Field::Model)
+        .hint(format!("name a model folder with `{}` or FLUX_MODEL; {}", Field::Model, crate::files::fetch_a_model())))
 }
 
 /// Whether a word of `text` is one that the model learned: there is no model.

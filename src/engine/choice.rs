@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::error::Error;
+use crate::error::{Error, Field};
 
 /// Which devices are opened.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -146,8 +146,10 @@ impl ParallelChoice {
         if world <= there {
             return Ok(());
         }
-        let what = format!("`--parallel {world}` needs {world} GPUs, and `--device {gpus}` is {there}");
-        Err(Error::usage(what).hint("name as many, as in `--device cuda:0,1`, or use `--device cuda:all`"))
+        let what =
+            format!("`{:#} {world}` needs {world} GPUs, and `{:#} {gpus}` is {there}", Field::Parallel, Field::Device);
+        Err(Error::usage(what)
+            .hint(format!("name as many, as in `{0:#} cuda:0,1`, or use `{0:#} cuda:all`", Field::Device)))
     }
 
     /// Errors where no GPUs are named, and this needs several.
@@ -156,8 +158,12 @@ impl ParallelChoice {
         if world == 1 {
             return Ok(());
         }
-        Err(Error::usage(format!("`--parallel {world}` needs {world} GPUs, and `--device` names none"))
-            .hint("name them, as in `--device cuda:0,1`, or use `--device cuda:all`"))
+        Err(Error::usage(format!(
+            "`{:#} {world}` needs {world} GPUs, and `{:#}` names none",
+            Field::Parallel,
+            Field::Device
+        ))
+        .hint(format!("name them, as in `{0:#} cuda:0,1`, or use `{0:#} cuda:all`", Field::Device)))
     }
 }
 

@@ -7,7 +7,7 @@ use super::open::{EngineArgs, Observer};
 use crate::backend::Backend;
 use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 
 /// Devices, each with its name. Each group makes its images together, and may be one device.
 pub enum Devices {
@@ -55,13 +55,13 @@ impl Drop for OpenGpus {
 pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &mut dyn Observer) -> Result<Devices> {
     if args.precision == PrecisionChoice::F32 && matches!(args.device, DeviceChoice::Cuda(_)) {
         return Err(Error::usage("a GPU computes in 16 bits, not in f32")
-            .at("--precision")
-            .hint("use `--device cpu` for f32"));
+            .of(Field::Precision)
+            .hint(format!("use `{:#} cpu` for f32", Field::Device)));
     }
     if args.precision == PrecisionChoice::Fp8 && args.device == DeviceChoice::Cpu {
         return Err(Error::usage("the CPU computes in f32 or bf16, not in fp8")
-            .at("--precision")
-            .hint("use `--device cuda` for fp8"));
+            .of(Field::Precision)
+            .hint(format!("use `{:#} cuda` for fp8", Field::Device)));
     }
     match &args.device {
         DeviceChoice::Cpu => Ok(cpu(args, observer)),
@@ -86,8 +86,10 @@ pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &m
             Ok(cpu(args, observer))
         }
         DeviceChoice::Auto if args.precision == PrecisionChoice::Fp8 => open_gpu(args, 0).map(only).map_err(|e| {
-            e.at("--precision fp8")
-                .hint("fp8 needs an NVIDIA GPU of compute capability 9.0; leave out `--precision` without one")
+            let precision = Field::Precision;
+            e.at(format!("{precision:#} fp8")).of(precision).hint(format!(
+                "fp8 needs an NVIDIA GPU of compute capability 9.0; leave out `{precision:#}` without one"
+            ))
         }),
         DeviceChoice::Auto => match open_gpu(args, 0) {
             Ok(gpu) => Ok(only(gpu)),
@@ -131,8 +133,12 @@ fn numbers(gpus: &Gpus) -> Result<Vec<usize>> {
             let count = count()?;
             match numbers.iter().find(|number| **number >= count) {
                 Some(missing) => Err(Error::usage(format!("no GPU {missing}: this machine shows {count}"))
-                    .at(format!("--device {gpus}"))
-                    .hint("GPUs count from 0; `nvidia-smi -L` lists them, and `--device cuda:all` uses all")),
+                    .at(format!("{:#} {gpus}", Field::Device))
+                    .of(Field::Device)
+                    .hint(format!(
+                        "GPUs count from 0; `nvidia-smi -L` lists them, and `{:#} cuda:all` uses all",
+                        Field::Device
+                    ))),
                 None => Ok(numbers.clone()),
             }
         }
@@ -161,8 +167,10 @@ fn soonest(
             return Ok(1);
         }
     }
-    observer
-        .detail("two GPUs make each image together, which takes less time than one; `--parallel off` has one do it");
+    observer.detail(&format!(
+        "two GPUs make each image together, which takes less time than one; `{:#} off` has one do it",
+        Field::Parallel
+    ));
     Ok(PAIR)
 }
 
@@ -173,7 +181,7 @@ fn unused(used: &[usize], all: &[usize], images: usize, world: usize) -> String 
         _ => format!("{images} images are made"),
     };
     let note = format!("{made} by {} alone, not by all {} GPUs", Gpus::Numbers(used.to_vec()), all.len());
-    if world > 1 { note } else { format!("{note}; `--parallel N` has N of them make each image together") }
+    if world > 1 { note } else { format!("{note}; `{:#} N` has N of them make each image together", Field::Parallel) }
 }
 
 /// Opens groups of GPUs: the first at once, and all others at the same time by threads of their own. The driver opens GPUs
@@ -207,7 +215,9 @@ fn only(gpu: Cuda) -> Devices {
 }
 
 fn explained(error: Error, gpus: &Gpus) -> Error {
-    error.at(format!("--device {gpus}")).hint("`--device cpu` works without a GPU; `nvidia-smi` lists the GPUs")
+    let device = Field::Device;
+    let hint = format!("`{device:#} cpu` works without a GPU; `nvidia-smi` lists the GPUs");
+    error.at(format!("{device:#} {gpus}")).of(device).hint(hint)
 }
 
 fn open_gpu(args: &EngineArgs, number: usize) -> Result<Cuda> {
@@ -235,8 +245,8 @@ fn check_type(args: &EngineArgs, cuda: &Cuda) -> Result<()> {
         return Ok(());
     }
     Err(Error::usage(format!("{} computes in fp16, not in bf16", cuda.describe()))
-        .at("--precision")
-        .hint("leave out `--precision`"))
+        .of(Field::Precision)
+        .hint(format!("leave out `{:#}`", Field::Precision)))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Recipe;
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::input::{self, Edit, Mask};
 use crate::pipeline::{Change, MAX_REFERENCES, Request};
 use crate::rgb::Rgb;
@@ -31,7 +31,7 @@ impl Inputs {
         if recipe.inputs.len() > MAX_REFERENCES {
             let given = recipe.inputs.len();
             return Err(Error::usage(format!("{given} images are given, expected at most {MAX_REFERENCES}"))
-                .at("--input")
+                .of(Field::Inputs)
                 .hint("leave some out"));
         }
         let (first, others) = recipe.inputs.split_at(usize::from(recipe.changes()).min(recipe.inputs.len()));

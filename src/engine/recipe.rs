@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::input::Sides;
 use crate::pipeline::{Embeddings, Latents, Plan, Request};
 use crate::sampler::{Rng, ScheduleKind};
@@ -111,8 +111,8 @@ impl Recipe {
     ///
     /// Errors when a file cannot be read, or holds something else, and as [`Request::check_prompt`].
     pub fn request(&self) -> Result<Request> {
-        let latents = |path: &Option<PathBuf>, field: &str| {
-            path.as_deref().map(|path| Latents::read(path).map_err(|e: Error| e.at(field))).transpose()
+        let latents = |path: &Option<PathBuf>, field: Field| {
+            path.as_deref().map(|path| Latents::read(path).map_err(|e: Error| e.of(field))).transpose()
         };
         let mut request = Request {
             width: self.width,
@@ -123,12 +123,12 @@ impl Recipe {
             schedule: self.schedule.clone(),
             negative: self.negative.clone(),
             max_sequence_length: self.max_sequence_length,
-            noise: latents(&self.noise, "--noise")?,
-            latents: latents(&self.latents, "--latents")?,
+            noise: latents(&self.noise, Field::Noise)?,
+            latents: latents(&self.latents, Field::Latents)?,
             ..Request::new(&self.prompt, self.seed)
         };
         if let Some(path) = &self.embeddings {
-            let (embeddings, prompt) = Embeddings::read(path).map_err(|e| e.at("--embeddings"))?;
+            let (embeddings, prompt) = Embeddings::read(path).map_err(|e| e.of(Field::Embeddings))?;
             (request.embeddings, request.prompt) = (Some(embeddings), prompt.unwrap_or_default());
         }
         request.check_prompt()?;

@@ -12,7 +12,7 @@ use safetensors::{Dtype, SafeTensors};
 use super::identity::check_replaceable;
 use super::overwrite::create_folder;
 use super::{atomic, content, near, overwrite, regular};
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 
 /// The longest file: the latents of eight images of 8192 x 8192 pixels in float32, with as much to spare.
 const MAX_BYTES: u64 = 2 << 30;
@@ -65,7 +65,10 @@ impl ArrayFile {
         if length > MAX_BYTES {
             return Err(Error::new(format!("the file has {length} bytes, expected at most {MAX_BYTES}"))
                 .at_path(path)
-                .hint("name a file of latents, noise or embeddings; weights of a model go to `-d`"));
+                .hint(format!(
+                    "name a file of latents, noise or embeddings; weights of a model go to `{}`",
+                    Field::Model
+                )));
         }
         let mut bytes = Vec::new();
         file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(unreadable)?;
@@ -217,8 +220,8 @@ fn check_ending(path: &Path) -> Result<()> {
 
 fn already_there(path: &Path) -> Error {
     Error::new(format!("`{}` is there already", path.display()))
-        .at("--no-clobber")
-        .hint("name another file, or leave out `--no-clobber` to overwrite it")
+        .of(Field::NoClobber)
+        .hint(format!("name another file, or leave out `{}` to overwrite it", Field::NoClobber))
 }
 
 fn cannot_write(path: &Path, cause: &io::Error) -> Error {

@@ -13,7 +13,7 @@ use super::model_paths::{CONFIG, is_transformer_folder, tokenizer, tokenizer_ins
 use super::role::Role;
 use super::search::{candidates, expect_role, is_comfy, only, places};
 use super::{hub, inspect, near, regular};
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 
 impl Component {
     /// The component at `path`: a file, its folder, or the `role` of a whole model, which is the transformer where none is
@@ -71,7 +71,7 @@ impl Component {
     /// Errors when the named one is not there.
     pub fn own_tokenizer(&self, named: Option<&Path>) -> Result<TokenizerFile> {
         if let Some(path) = named {
-            return tokenizer(path).map_err(|e| e.at("--tokenizer"));
+            return tokenizer(path).map_err(|e| e.of(Field::Tokenizer));
         }
         let own = match self.single_file() {
             Some(file) => tokenizer_inside(file),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::error::Error;
+use crate::error::{Error, Field};
 use crate::guard::guarded;
 
 /// How many bytes of a file tell what it is.
@@ -55,7 +55,7 @@ pub fn explain(path: &Path, bytes: &[u8]) -> Option<Error> {
         return Some(if is_pickle { error(PICKLE, FETCH_WEIGHTS) } else { error("a zip archive", UNPACK) });
     }
     if let Some(image) = image(bytes) {
-        let hint = format!("{NAME_A_MODEL}; an image to edit goes to `-i`");
+        let hint = format!("{NAME_A_MODEL}; an image to edit goes to `{}`", Field::Inputs);
         return Some(error(&image, &hint));
     }
     let magic = MAGIC.iter().find(|(start, magic, ..)| bytes.get(*start..).is_some_and(|rest| rest.starts_with(magic)));
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn images_are_told_with_their_sizes_and_damaged_ones_without() {
         let png = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x40\0\0\0\x30\x08\x02\0\0\0";
-        explained("x", png, &["a PNG image of 64x48 pixels", "`-i`"]);
+        explained("x", png, &["a PNG image of 64x48 pixels", "`image`"]);
         explained("x", b"GIF89a\x05\0\x07\0\xf7\0\0", &["a GIF image of 5x7 pixels"]);
         for (bytes, name) in [
             (&b"\x89PNG"[..], "a PNG image"),

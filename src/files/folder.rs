@@ -11,10 +11,9 @@ use super::content;
 use super::fetch::complete_the_download;
 use super::regular;
 use super::tensor_files::TensorFiles;
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 
 pub(super) const FETCH_AGAIN: &str = "the file is damaged or its download was cut off: fetch it again";
-const NAME_ANOTHER: &str = "this is a fault of the program: name a model folder with `-d` instead";
 /// The longest config; those of the published models have 2 kB.
 const CONFIG_BYTES: usize = 1 << 20;
 /// The longest list of shards.
@@ -97,7 +96,9 @@ impl Folder {
         match self {
             Self::Disk(root) => Bytes::map_or(&root.join(name), &complete_the_download()),
             Self::Embedded(..) => self.embedded(name).map(Bytes::Embedded).ok_or_else(|| {
-                Error::new("the built-in model lacks this file").at(self.display(name)).hint(NAME_ANOTHER)
+                let hint =
+                    format!("this is a fault of the program: name a model folder with `{}` instead", Field::Model);
+                Error::new("the built-in model lacks this file").at(self.display(name)).hint(hint)
             }),
         }
     }

@@ -96,7 +96,7 @@ impl ModelFiles {
         self.variant
     }
 
-    /// What someone should know about the choice of the files.
+    /// What someone should know about the choice of the files, to be shown by [`named`](crate::error::named).
     pub fn notes(&self) -> &[String] {
         &self.notes
     }

@@ -13,7 +13,7 @@ use super::role::Role;
 use super::search::{Candidate, Candidates, around, candidates, expect_role, is_comfy, needs, only, places};
 use super::variant::Variant;
 use super::{hub, near, regular};
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 
 pub(super) const CONFIG: &str = "config.json";
 /// The key of the tokens in a GGUF file.
@@ -55,14 +55,14 @@ impl ModelPaths {
             None => default()?,
         };
         if let Some(path) = &self.text_encoder {
-            let found = self.text_encoder(path, &model).map_err(|e| e.at(Role::TextEncoder.option()))?;
+            let found = self.text_encoder(path, &model).map_err(|e| e.of(Field::TextEncoder))?;
             (model.text_encoder, model.tokenizer) = found;
         }
         if let Some(path) = &self.vae {
-            model.vae = part(path, Role::Vae, &model).map_err(|e| e.at(Role::Vae.option()))?;
+            model.vae = part(path, Role::Vae, &model).map_err(|e| e.of(Field::Vae))?;
         }
         if let Some(path) = &self.tokenizer {
-            model.tokenizer = tokenizer(path).map_err(|e| e.at("--tokenizer"))?;
+            model.tokenizer = tokenizer(path).map_err(|e| e.of(Field::Tokenizer))?;
         }
         [&model.transformer, &model.text_encoder, &model.vae].into_iter().try_for_each(Component::check_present)?;
         self.tell_choices(&mut model);
@@ -135,7 +135,8 @@ impl ModelPaths {
         {
             if by_name.is_some_and(|by_name| by_name != said) {
                 model.notes.push(format!(
-                    "runs as a {said} model, because the file says so, whatever its name; `--variant` decides otherwise"
+                    "runs as a {said} model, because the file says so, whatever its name; `{}` decides otherwise",
+                    Field::Variant
                 ));
             }
             return Ok(());
@@ -146,16 +147,17 @@ impl ModelPaths {
         let variant = by_name.unwrap_or(Variant::Distilled);
         model.variant = Some(variant);
         let why = if by_name.is_some() { "says so" } else { "says nothing else" };
-        model
-            .notes
-            .push(format!("runs as a {variant} model, because the file's name {why}; `--variant` decides otherwise"));
+        model.notes.push(format!(
+            "runs as a {variant} model, because the file's name {why}; `{}` decides otherwise",
+            Field::Variant
+        ));
         Ok(())
     }
 }
 
 /// The model at a path, in which parts may be missing.
 fn model_at(path: &Path) -> Result<ModelFiles> {
-    let hint = || format!("{}, or leave out `-d` for the default model", fetch_a_model());
+    let hint = || format!("{}, or leave out `{}` for the default model", fetch_a_model(), Field::Model);
     let path = &*hub::resolve(path, is_model)?;
     match path.metadata() {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(regular::closed_folder(&error, path)),
@@ -325,9 +327,9 @@ fn missing(transformer: &Component, role: Role, [features, channels]: [usize; 2]
     Error::new(format!("this transformer comes without a {title}, and none that fits is beside it{there}"))
         .at(transformer.path().display().to_string())
         .hint(format!(
-            "it needs {wanted}: name the file, or the folder of a whole model, with `{}`, or put it into `{folder}` beside \
+            "it needs {wanted}: name the file, or the folder of a whole model, with `{:#}`, or put it into `{folder}` beside \
              the folder of the transformer",
-            role.option()
+            role.field()
         ))
 }
 

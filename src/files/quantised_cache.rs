@@ -26,11 +26,10 @@ use super::regular;
 use super::safetensors::{Safetensors, scales_name};
 use super::tensor_files::TensorFiles;
 use super::tensor_view::TensorView;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Field, Kind, Result};
 
 /// Its name in the model's folder.
 pub const FILE: &str = "flux-fp8.safetensors";
-const REMEDY: &str = "delete the file: the next run with `--fp8-cache` makes it anew";
 /// Rows that one task quantises.
 const TASK_ROWS: usize = 16;
 
@@ -101,7 +100,7 @@ pub fn attach(
         }
     };
     for Matrix { name, view } in &matrices {
-        opened.e4m3_rows(name, &[view.rows(), view.cols()]).map_err(|e| e.hint(REMEDY))?;
+        opened.e4m3_rows(name, &[view.rows(), view.cols()]).map_err(|e| e.hint(remedy()))?;
     }
     files.set_quantised(opened);
     Ok(outcome)
@@ -109,7 +108,12 @@ pub fn attach(
 
 /// Opens the file; whatever is wrong with it, it is made anew once it is gone.
 fn opened(path: &Path) -> Result<Safetensors> {
-    Safetensors::open(path, REMEDY).map_err(|e| e.hint_instead(REMEDY))
+    let remedy = remedy();
+    Safetensors::open(path, &remedy).map_err(|e| e.hint_instead(remedy))
+}
+
+fn remedy() -> String {
+    format!("delete the file: the next run with `{}` makes it anew", Field::Fp8Cache)
 }
 
 /// Writes the cache file.

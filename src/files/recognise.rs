@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::names::{Names, Style};
 use super::other_models;
 use super::role::Role;
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 
 /// A part of a model in a file, and its names there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,13 +164,12 @@ impl Kind {
     }
 
     /// What to do with such a file.
-    pub fn remedy(&self) -> &'static str {
+    pub fn remedy(&self) -> String {
         match self.parts.first().map(|part| part.role) {
-            _ if self.is_adapter => "name it with `--lora`, and a model with `-d`",
-            Some(Role::Transformer) => "name it with `--dir` (`-d`)",
-            Some(Role::TextEncoder) => "name it with `--text-encoder`",
-            Some(Role::Vae) => "name it with `--vae`",
-            None => "this program runs FLUX.2-klein models with a Qwen3 text encoder",
+            _ if self.is_adapter => format!("name it with `{}`, and a model with `{}`", Field::Adapters, Field::Model),
+            Some(Role::Transformer) => format!("name it with `{0:#}` (`{0}`)", Field::Model),
+            Some(role) => format!("name it with `{}`", role.field()),
+            None => "this program runs FLUX.2-klein models with a Qwen3 text encoder".to_string(),
         }
     }
 

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::error::Field;
+
 /// A part of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -41,12 +43,12 @@ impl Role {
         }
     }
 
-    /// The option that names it.
-    pub fn option(self) -> &'static str {
+    /// The field of a request that names it.
+    pub fn field(self) -> Field {
         match self {
-            Self::TextEncoder => "--text-encoder",
-            Self::Transformer => "--dir",
-            Self::Vae => "--vae",
+            Self::TextEncoder => Field::TextEncoder,
+            Self::Transformer => Field::Model,
+            Self::Vae => Field::Vae,
         }
     }
 }

@@ -213,7 +213,7 @@ pub fn only(candidates: Candidates, role: Role, missing: impl FnOnce() -> Error)
         several => {
             let names = listed(several.iter().map(|found| found.path.display().to_string()));
             let what = format!("there are {} files of a {} that fits: {names}", several.len(), role.title());
-            Err(Error::new(what).hint(format!("name one of them with `{}`", role.option())))
+            Err(Error::new(what).hint(format!("name one of them with `{:#}`", role.field())))
         }
     }
 }

@@ -9,7 +9,7 @@ use image::codecs::webp::WebPEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 
 pub use self::target::Target;
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 pub use crate::rgb::Rgb;
 
 /// JPEG quality, of 100: blocks are not visible, and the file has about a third of the PNG's bytes.
@@ -37,7 +37,7 @@ impl ImageFormat {
             Some("jpg" | "jpeg") => Ok(Self::Jpeg),
             Some("webp") => Ok(Self::Webp),
             _ => Err(Error::usage(format!("cannot tell the image format of `{}`", path.display()))
-                .at("--output")
+                .of(Field::Output)
                 .hint("end the name with .png, .jpg, .jpeg or .webp")),
         }
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{ImageFormat, Rgb, encode};
-use crate::error::{Error, Result, shell_word};
+use crate::error::{Error, Field, Result, shell_word};
 use crate::files::{atomic, overwrite};
 
 /// A place to write one image to, found to be writable.
@@ -76,8 +76,8 @@ fn followed(path: &Path) -> Result<PathBuf> {
     fs::canonicalize(path).map_err(|e| {
         let leads_to = fs::read_link(path).unwrap_or_default();
         Error::new(format!("`{}` is a link to `{}`: {e}", path.display(), leads_to.display()))
-            .at("--output")
-            .hint("remove the link, or name another file with `-o`")
+            .of(Field::Output)
+            .hint(format!("remove the link, or name another file with `{}`", Field::Output))
     })
 }
 
@@ -90,7 +90,7 @@ fn check_kind(path: &Path) -> Result<()> {
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(()),
         Err(e) => return Err(cannot_write(path, &e)),
     };
-    let error = Error::usage(format!("`{}` is {kind}, not a file", path.display())).at("--output");
+    let error = Error::usage(format!("`{}` is {kind}, not a file", path.display())).of(Field::Output);
     Err(error.hint("name a file that ends with .png, .jpg, .jpeg or .webp"))
 }
 
@@ -115,35 +115,37 @@ fn special(_kind: fs::FileType) -> &'static str {
 fn no_folder(folder: &Path) -> Error {
     if folder.exists() {
         return Error::new(format!("`{}` is a file, not a folder", folder.display()))
-            .at("--output")
-            .hint("name another folder with `-o`");
+            .of(Field::Output)
+            .hint(format!("name another folder with `{}`", Field::Output));
     }
     Error::new(format!("no such folder: `{}`", folder.display()))
-        .at("--output")
+        .of(Field::Output)
         .hint(format!("create it with `mkdir -p {}`", shell_word(folder)))
 }
 
 fn already_there(path: &Path) -> Error {
-    Error::new(format!("`{}` is there already", path.display()))
-        .at("--no-clobber")
-        .hint("name another file with `-o`, or leave out `--no-clobber` to overwrite it")
+    Error::new(format!("`{}` is there already", path.display())).of(Field::NoClobber).hint(format!(
+        "name another file with `{}`, or leave out `{}` to overwrite it",
+        Field::Output,
+        Field::NoClobber
+    ))
 }
 
 fn cannot_write(path: &Path, cause: &io::Error) -> Error {
-    let error = Error::new(format!("cannot write the image: {cause}")).at_path(path);
-    match cause.kind() {
+    let hint = match cause.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            error.hint("free some space, or name another folder with `-o`")
+            format!("free some space, or name another folder with `{}`", Field::Output)
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            error.hint("name a file and folder that you may write to with `-o`")
+            format!("name a file and folder that you may write to with `{}`", Field::Output)
         }
         io::ErrorKind::FileTooLarge => {
-            error.hint("raise the limit on the size of files, as with `ulimit -f unlimited`, or make a smaller image")
+            "raise the limit on the size of files, as with `ulimit -f unlimited`, or make a smaller image".to_string()
         }
-        io::ErrorKind::InvalidFilename => error.hint("choose a shorter name with `-o`"),
-        _ => error.hint("is the disk or network share in order? name another folder with `-o` otherwise"),
-    }
+        io::ErrorKind::InvalidFilename => format!("choose a shorter name with `{}`", Field::Output),
+        _ => format!("is the disk or network share in order? name another folder with `{}` otherwise", Field::Output),
+    };
+    Error::new(format!("cannot write the image: {cause}")).at_path(path).hint(hint)
 }
 
 #[cfg(test)]
@@ -172,7 +174,7 @@ mod tests {
         let target = Target::new(&path).unwrap().without_overwriting().unwrap();
         fs::write(&path, "another").unwrap();
         let error = target.write(&gray(), &[]).unwrap_err().to_string();
-        assert!(error.contains("is there already") && error.contains("--no-clobber"), "{error}");
+        assert!(error.contains("is there already") && error.contains("`no_clobber`"), "{error}");
         assert_eq!(
             (fs::read(&path).unwrap().as_slice(), fs::read_dir(folder.path()).unwrap().count()),
             (&b"another"[..], 1)

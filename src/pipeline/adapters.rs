@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::ModelInfo;
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::files::adapter::{self, Adapter, AdapterUse};
 
 /// The most adapters of a request, and the strongest: more is a mistake.
@@ -54,7 +54,7 @@ pub(super) fn notes(adapters: &[AdapterUse], info: &ModelInfo) -> Result<Vec<Str
             "{} adapters are asked for, expected at most {MAX_ADAPTERS}",
             adapters.len()
         ))
-        .at("--lora")
+        .of(Field::Adapters)
         .hint("leave some of them out"));
     }
     let modules = info.transformer.adapter_modules();
@@ -62,14 +62,14 @@ pub(super) fn notes(adapters: &[AdapterUse], info: &ModelInfo) -> Result<Vec<Str
     for AdapterUse { adapter, strength } in adapters {
         if strength.is_nan() || strength.abs() > MAX_STRENGTH {
             let what = format!("strength is {strength}, expected -{MAX_STRENGTH} to {MAX_STRENGTH}");
-            return Err(Error::usage(what).at("--lora").hint("1 is the adapter as it was made"));
+            return Err(Error::usage(what).of(Field::Adapters).hint("1 is the adapter as it was made"));
         }
         if !adapter.fits(&modules) {
             return Err(Error::usage("the adapter was opened for another model")
                 .at_path(adapter.path())
                 .hint("open it with the model that uses it"));
         }
-        adapter.check_strength(*strength).map_err(|e| e.at("--lora"))?;
+        adapter.check_strength(*strength).map_err(|e| e.of(Field::Adapters))?;
         notes.extend(adapter.notes().iter().filter(|note| !notes.contains(note)).cloned().collect::<Vec<_>>());
     }
     Ok(notes)

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use super::{AdapterUse, Embeddings, Latents, Request};
-use crate::error::Error;
+use crate::error::{Error, Field};
 
 /// Numbers that a request gives.
 pub(super) struct Given {
-    start: Option<(Latents, &'static str)>,
+    start: Option<(Latents, Field)>,
     embeddings: Option<Embeddings>,
     adapters: Vec<AdapterUse>,
 }
@@ -15,7 +15,7 @@ pub(super) struct Given {
 impl Given {
     pub(super) fn of(request: &Request) -> Self {
         Self {
-            start: request.start().map(|(start, flag)| (start.clone(), flag)),
+            start: request.start().map(|(start, field)| (start.clone(), field)),
             embeddings: request.embeddings.clone(),
             adapters: request.adapters.iter().filter(|used| used.strength != 0.0).cloned().collect(),
         }
@@ -23,26 +23,27 @@ impl Given {
 
     /// The error `what` of a model whose weights are whole: it is about what was given, if anything was.
     pub(super) fn blame(&self, what: &str) -> Option<Error> {
-        let (mut causes, mut places) = (Vec::new(), Vec::new());
-        let mut add = |cause: String, flag: &str, path: Option<&Path>| {
+        let (mut causes, mut places, mut fields) = (Vec::new(), Vec::new(), Vec::new());
+        let mut add = |cause: String, field: Field, path: Option<&Path>| {
             causes.push(cause);
-            places.push(path.map_or(flag.to_string(), |path| format!("{flag} {}", path.display())));
+            places.push(path.map_or(format!("{field:#}"), |path| format!("{field:#} {}", path.display())));
+            fields.push(field);
         };
-        if let Some((start, flag)) = &self.start {
-            let kind = flag.trim_start_matches('-');
-            add(format!("{kind} of up to {:e}", largest(start.values())), flag, start.source().path());
+        if let Some((start, field)) = &self.start {
+            add(format!("{} of up to {:e}", field.key(), largest(start.values())), *field, start.source().path());
         }
         if let Some(embeddings) = &self.embeddings {
             let negative = embeddings.negative().map_or(0.0, |negative| largest(&negative.values));
             let most = largest(&embeddings.prompt().values).max(negative);
-            add(format!("text features of up to {most:e}"), "--embeddings", embeddings.source().path());
+            add(format!("text features of up to {most:e}"), Field::Embeddings, embeddings.source().path());
         }
         for AdapterUse { adapter, strength } in &self.adapters {
-            add(format!("an adapter at strength {strength}"), "--lora", Some(adapter.path()));
+            add(format!("an adapter at strength {strength}"), Field::Adapters, Some(adapter.path()));
         }
-        (!causes.is_empty()).then(|| {
+        fields.first().map(|field| {
             Error::new(format!("{what}, from {}", causes.join(" and ")))
                 .at(places.join(", "))
+                .of(*field)
                 .hint("give other values, or leave them out: the weights of the model are whole")
         })
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::info::{MAX_SIDE, ModelInfo};
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::rgb::Rgb;
 
 /// The most reference images.
@@ -44,7 +44,7 @@ impl ImagePlan {
         if references.len() > MAX_REFERENCES {
             let given = references.len();
             return Err(Error::usage(format!("there are {given} reference images, expected at most {MAX_REFERENCES}"))
-                .at("--input")
+                .of(Field::Inputs)
                 .hint("leave some out"));
         }
         let changed = change.map(|change| &change.image);
@@ -82,7 +82,7 @@ fn begin(change: &Change, steps: usize, info: &ModelInfo) -> Result<(usize, Vec<
     let strength = change.strength;
     if !(0.0..=1.0).contains(&strength) {
         return Err(Error::usage(format!("the strength is {strength}, expected 0 to 1"))
-            .at("--strength")
+            .of(Field::Strength)
             .hint("1 draws the image anew, less stays nearer to it"));
     }
     let patch = info.vae.patch_pixels();
@@ -96,7 +96,7 @@ fn begin(change: &Change, steps: usize, info: &ModelInfo) -> Result<(usize, Vec<
     let all = steps as f64;
     if strength == 0.0 {
         return Err(Error::usage(format!("a strength of 0 leaves none of {steps} steps, so nothing changes"))
-            .at("--strength")
+            .of(Field::Strength)
             .hint("give more than 0: one step runs at least"));
     }
     // As the reference rounds: towards fewer steps left out, and one runs at least, however close to 0. Source: diffusers
@@ -137,8 +137,8 @@ mod tests {
             assert_eq!(first(tiny, 4).unwrap(), 3, "{tiny}");
         }
         for bad in [0.0, -0.0, -0.1, 1.1, f64::NAN] {
-            let text = first(bad, 4).unwrap_err().to_string();
-            assert!(text.contains("--strength") && text.contains("hint"), "{text}");
+            let error = first(bad, 4).unwrap_err();
+            assert!(error.field() == Some(Field::Strength) && error.to_string().contains("hint"), "{error}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::file_sizes::FileSizes;
 use super::index::Index;
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::files::{ConfigPlace, ModelFiles, Role, TokenizerFile, Variant};
 use crate::text_encoder::{QWEN3_TOKENS, TextEncoderConfig};
 use crate::transformer::TransformerConfig;
@@ -154,7 +154,7 @@ impl ModelInfo {
                 "the text encoder has a vocabulary of {vocabulary}, and Qwen3's tokenizer {QWEN3_TOKENS} tokens"
             ))
             .at(dir.component(Role::TextEncoder).path().display().to_string())
-            .hint("name the tokenizer of this text encoder with `--tokenizer`"));
+            .hint(format!("name the tokenizer of this text encoder with `{}`", Field::Tokenizer)));
         }
         let features = self.out_layers.len() * self.text_encoder.hidden_size;
         if features != self.transformer.joint_attention_dim {

@@ -5,7 +5,7 @@ use super::file_sizes::FileSizes;
 use super::memory_plan::{InBands, MemoryPlan, MemorySizes};
 use super::{ModelInfo, Plan, Request};
 use crate::backend::{Backend, Bands, GpuCosts, IM2COL_BYTES, Storage};
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::nn::WeightPolicy;
 use crate::token_split::{Sharing, share};
 use crate::vae::{Band, VaeConfig};
@@ -170,7 +170,11 @@ impl Needs {
         let tokens = (limit / widest(info)).saturating_sub(beside as u64) * self.sharers as u64;
         match tokens.isqrt() * info.vae.patch_pixels() as u64 {
             0 => Err(error),
-            side => Err(error.hint(format!("the largest square that it can compute is `-W {side} -H {side}`"))),
+            side => Err(error.hint(format!(
+                "the largest square that it can compute is `{} {side} {} {side}`",
+                Field::Width,
+                Field::Height
+            ))),
         }
     }
 }
@@ -247,7 +251,11 @@ impl MemorySizes {
                 mib(self.least()),
                 mib(budget)
             );
-            Error::new(what).hint("ask for a smaller image with `-W` and `-H`, or give it more memory")
+            Error::new(what).hint(format!(
+                "ask for a smaller image with `{}` and `{}`, or give it more memory",
+                Field::Width,
+                Field::Height
+            ))
         })
     }
 }
@@ -434,7 +442,7 @@ mod tests {
         let text = error.to_string();
         assert_eq!(error.kind(), crate::error::Kind::Failure);
         assert!(text.contains("160 x 160") && text.contains(&limit.to_string()), "{text}");
-        assert!(text.contains("-W 144 -H 144"), "{text}");
+        assert!(text.contains("`width 144 height 144`"), "{text}");
         let (smaller, plan) = of(144);
         assert!(smaller.check_largest(limit, &info, &plan).is_ok(), "what is told works");
         assert!(!smaller.check_largest(1, &info, &plan).unwrap_err().to_string().contains("hint"), "no size works");

@@ -10,7 +10,7 @@ use super::images::{Change, ImagePlan};
 use super::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
 use super::memory::MAX_SAMPLES;
 use super::{Embeddings, Latents};
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::files::adapter::AdapterUse;
 use crate::rgb::Rgb;
 use crate::sampler::{Rng, ScheduleKind};
@@ -90,10 +90,10 @@ impl Request {
         self.change.iter().map(|change| &change.image).chain(&self.references)
     }
 
-    /// What the first step begins with, where that does not come from the seed, and the flag that gives it.
-    pub(super) fn start(&self) -> Option<(&Latents, &'static str)> {
-        let noise = self.noise.as_ref().map(|noise| (noise, "--noise"));
-        self.latents.as_ref().map(|latents| (latents, "--latents")).or(noise)
+    /// What the first step begins with, where that does not come from the seed, and the field that gives it.
+    pub(super) fn start(&self) -> Option<(&Latents, Field)> {
+        let noise = self.noise.as_ref().map(|noise| (noise, Field::Noise));
+        self.latents.as_ref().map(|latents| (latents, Field::Latents)).or(noise)
     }
 
     /// The request for some of its images alone: with the first one's seed, and the noise and latents of all of them.
@@ -116,15 +116,17 @@ impl Request {
     /// latents are given for another number.
     pub fn check_count(&self, count: usize) -> Result<()> {
         if count == 0 {
-            return Err(Error::usage("0 images are asked for, expected at least 1").at("--count"));
+            return Err(Error::usage("0 images are asked for, expected at least 1").of(Field::Count));
         }
         if self.seed.checked_add(count as u64 - 1).is_none() {
-            return Err(Error::usage(format!("seed {} is too large for {count} images", self.seed)).at("--seed"));
+            return Err(Error::usage(format!("seed {} is too large for {count} images", self.seed)).of(Field::Seed));
         }
         match self.start() {
-            Some((start, flag)) if start.images() != count => {
-                let what = format!("it holds {} images, {count} are asked for", start.images());
-                Err(Error::usage(what).at(flag).hint(format!("ask for {} images with `--count`", start.images())))
+            Some((start, field)) if start.images() != count => {
+                let images = start.images();
+                Err(Error::usage(format!("it holds {images} images, {count} are asked for"))
+                    .of(field)
+                    .hint(format!("ask for {images} images with `{:#}`", Field::Count)))
             }
             _ => Ok(()),
         }
@@ -133,8 +135,7 @@ impl Request {
     /// Errors when the prompt or the negative one is longer than [`MAX_PROMPT_BYTES`], or has control characters other
     /// than line feeds and tabs: a prompt with those was damaged, or is no text.
     pub fn check_prompt(&self) -> Result<()> {
-        let negative =
-            self.negative.as_deref().map_or(Ok(()), |negative| check_text(negative).map_err(|e| e.at("--negative")));
+        let negative = self.negative.as_deref().map_or(Ok(()), check_text).map_err(|e| e.of(Field::NegativePrompt));
         check_text(&self.prompt).and(negative)
     }
 }
@@ -197,14 +198,15 @@ pub struct Plan {
 impl Plan {
     /// Errors when the model cannot do what is asked for.
     pub(super) fn new(request: &Request, info: &ModelInfo) -> Result<Self> {
-        request.check_prompt().map_err(|e| e.at("--prompt"))?;
+        request.check_prompt().map_err(|e| e.of(Field::Prompt))?;
         let mut notes = Vec::new();
-        let mut side = |name: &str, asked: Option<usize>, default: usize| {
+        let mut side = |field: Field, asked: Option<usize>, default: usize| {
+            let name = field.key();
             let pixels = asked.unwrap_or(default);
             let patch = info.vae.patch_pixels();
             if pixels < patch || pixels > MAX_SIDE {
                 return Err(Error::usage(format!("{name} is {pixels} pixels, expected {patch} to {MAX_SIDE}"))
-                    .at(format!("--{name}"))
+                    .of(field)
                     .hint(format!("leave it out for the model's own {name}, {default}")));
             }
             let rounded = pixels / patch * patch;
@@ -217,9 +219,9 @@ impl Plan {
         let images = ImagePlan::new(&request.references, request.change.as_ref(), steps, info)?;
         let [default_height, default_width] = start_size(request, info)?.unwrap_or(images.default_size);
         let (height, width) =
-            (side("height", request.height, default_height)?, side("width", request.width, default_width)?);
-        if let Some((start, flag)) = request.start() {
-            check_size(start, info, [height, width]).map_err(|e| e.at(flag))?;
+            (side(Field::Height, request.height, default_height)?, side(Field::Width, request.width, default_width)?);
+        if let Some((start, field)) = request.start() {
+            check_size(start, info, [height, width]).map_err(|e| e.of(field))?;
         }
         notes.extend(info.size_note(width, height));
         notes.extend(adapters::notes(&request.adapters, info)?);
@@ -227,18 +229,18 @@ impl Plan {
         if request.change.is_some() && [height, width] != images.default_size {
             let what =
                 format!("{width}x{height} is asked for, the image to change is {default_width}x{default_height}");
-            return Err(Error::usage(what).at("--width").hint("leave the size out: it is that of the image"));
+            return Err(Error::usage(what).of(Field::Width).hint("leave the size out: it is that of the image"));
         }
         if request.change.is_some() && request.latents.is_some() {
             return Err(Error::usage("an image to change gives the first latents, so none can be given beside it")
-                .at("--latents")
+                .of(Field::Latents)
                 .hint("leave one of them out"));
         }
         notes.extend(images.notes);
         let asked = request.guidance.unwrap_or(info.default_guidance());
         if !(asked.is_finite() && (0.0..=1000.0).contains(&asked)) {
             return Err(Error::usage(format!("guidance is {asked}, expected 0 to 1000"))
-                .at("--guidance")
+                .of(Field::Guidance)
                 .hint(format!("leave it out for the model's own scale, {}", info.default_guidance())));
         }
         if info.is_distilled && request.guidance.is_some_and(|g| g != 1.0) {
@@ -312,13 +314,13 @@ impl Plan {
 ///
 /// Errors when it is out of bounds, or the schedule is wrong or has another number.
 fn steps(request: &Request, info: &ModelInfo) -> Result<usize> {
-    request.schedule.check().map_err(|e| e.at("--schedule"))?;
+    request.schedule.check().map_err(|e| e.of(Field::Schedule))?;
     let of_schedule = request.schedule.steps();
     if let (Some(levels), Some(steps)) = (of_schedule, request.steps)
         && levels != steps
     {
         return Err(Error::usage(format!("the noise levels make {levels} steps, {steps} are asked for"))
-            .at("--schedule")
+            .of(Field::Schedule)
             .hint("leave out the number of steps: each level but the 0 at the end is one"));
     }
     let steps = of_schedule.or(request.steps).unwrap_or(info.default_steps);
@@ -327,8 +329,8 @@ fn steps(request: &Request, info: &ModelInfo) -> Result<usize> {
     }
     let error = Error::usage(format!("steps is {steps}, expected 1 to {MAX_STEPS}"));
     Err(match of_schedule {
-        Some(_) => error.at("--schedule").hint("name fewer noise levels"),
-        None => error.at("--steps").hint(format!("leave it out for the model's own number, {}", info.default_steps)),
+        Some(_) => error.of(Field::Schedule).hint("name fewer noise levels"),
+        None => error.of(Field::Steps).hint(format!("leave it out for the model's own number, {}", info.default_steps)),
     })
 }
 
@@ -338,16 +340,16 @@ fn steps(request: &Request, info: &ModelInfo) -> Result<usize> {
 fn start_size(request: &Request, info: &ModelInfo) -> Result<Option<[usize; 2]>> {
     if request.noise.is_some() && request.latents.is_some() {
         return Err(Error::usage("noise and latents are both given, and both are what the first step begins with")
-            .at("--latents")
+            .of(Field::Latents)
             .hint("leave one of them out"));
     }
-    let Some((start, flag)) = request.start() else { return Ok(None) };
+    let Some((start, field)) = request.start() else { return Ok(None) };
     let (patch, [channels, height, width]) = (info.vae.patch_pixels(), start.shape());
     let most = MAX_SIDE / patch;
     if height.max(width) > most {
         let what = format!("it is [{channels}, {height}, {width}], expected a height and width of at most {most}");
         return Err(Error::usage(what)
-            .at(flag)
+            .of(field)
             .hint("name a file of noise or latents, which hold a place for each 16 x 16 pixels"));
     }
     Ok(Some([height, width].map(|places| places * patch)))
@@ -376,7 +378,7 @@ fn text_tokens(request: &Request, info: &ModelInfo, guided: bool) -> Result<[usi
     let Some(embeddings) = &request.embeddings else {
         return prompt_tokens(request, info).map(|tokens| [tokens; 2]);
     };
-    let refused = |what: String, hint: &str| Err(Error::usage(what).at("--embeddings").hint(hint));
+    let refused = |what: String, hint: &str| Err(Error::usage(what).of(Field::Embeddings).hint(hint));
     if request.max_sequence_length.is_some() || request.negative.is_some() {
         return refused(
             "text features are given, so no prompt is read".to_string(),
@@ -395,7 +397,7 @@ fn text_tokens(request: &Request, info: &ModelInfo, guided: bool) -> Result<[usi
         Some(negative) => Ok([tokens, negative.shape[0]]),
         None if guided => refused(
             "guidance needs the text features of a negative prompt".to_string(),
-            "save them with this model and guidance, or ask for none with `-g 1`",
+            &format!("save them with this model and guidance, or ask for none with `{} 1`", Field::Guidance),
         ),
         None => Ok([tokens, tokens]),
     }
@@ -411,7 +413,7 @@ fn prompt_tokens(request: &Request, info: &ModelInfo) -> Result<usize> {
         return Ok(tokens);
     }
     Err(Error::usage(format!("a prompt of {tokens} tokens is asked for, expected 1 to {most}"))
-        .at("--max-sequence-length")
+        .of(Field::MaxSequenceLength)
         .hint(format!("leave it out for the model's own number, {}", info.max_sequence_length)))
 }
 

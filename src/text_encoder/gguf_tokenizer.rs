@@ -6,7 +6,7 @@ use tokenizers::models::bpe::Vocab;
 use tokenizers::normalizers::NFC;
 
 use super::tokenizer_file::{Inner, MAX_ADDED, MAX_ADDED_BYTES, MAX_TOKEN_BYTES, MAX_TOKENS, build, short};
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::files::Gguf;
 
 /// The kinds of tokens that count: words of the vocabulary, and tokens that are no words.
@@ -95,7 +95,10 @@ impl<'a> Parts<'a> {
             if found != expected {
                 return Err(Error::new(format!("`{key}` is `{}`, expected `{expected}`", short(found)))
                     .at_path(file.path())
-                    .hint("this is not the file of a Qwen3; name its tokenizer with `--tokenizer` if it is"));
+                    .hint(format!(
+                        "this is not the file of a Qwen3; name its tokenizer with `{}` if it is",
+                        Field::Tokenizer
+                    )));
             }
         }
         Ok(Self {

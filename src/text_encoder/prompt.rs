@@ -5,7 +5,7 @@ use tokenizers::Encoding;
 use super::gguf_tokenizer::Vocabulary;
 use super::tokenizer_file::{self, Inner};
 use super::{gguf_tokenizer, qwen3};
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::files::{Gguf, TokenizerFile, damage};
 use crate::guard::guarded;
 
@@ -78,7 +78,9 @@ impl Tokenizer {
     /// Errors when it has more tokens.
     pub fn vocabulary(&self, size: usize) -> Result<Vocabulary> {
         Vocabulary::of(&self.inner, size).map_err(|why| {
-            Error::new(why).at(self.file.as_str()).hint("name the tokenizer of this text encoder with `--tokenizer`")
+            Error::new(why)
+                .at(self.file.as_str())
+                .hint(format!("name the tokenizer of this text encoder with `{}`", Field::Tokenizer))
         })
     }
 
@@ -239,7 +241,7 @@ mod tests {
             }]
         {
             let error = of(change).unwrap_err().to_string();
-            assert!(error.contains("words are not those from 0 to") && error.contains("--tokenizer"), "{error}");
+            assert!(error.contains("words are not those from 0 to") && error.contains("`tokenizer`"), "{error}");
         }
     }
 }

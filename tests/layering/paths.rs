@@ -10,7 +10,7 @@ use std::path::Path as FilePath;
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
-use syn::{Attribute, ImplItem, Item, Meta, UseTree};
+use syn::{Attribute, ImplItem, Item, Lit, LitStr, Meta, UseTree};
 
 /// The names of a path without what it begins at: `["tensor", "Tensor"]` is `crate::tensor::Tensor`.
 pub type Names = Vec<String>;
@@ -54,6 +54,8 @@ pub struct SourceFile {
     globs: Vec<(Names, Names)>,
     /// Lines with unsafe code, or with an attribute that allows it.
     pub unsafe_lines: Vec<usize>,
+    /// Texts and the lines of them; comments are none.
+    pub literals: Vec<(usize, String)>,
 }
 
 impl SourceFile {
@@ -72,6 +74,7 @@ impl SourceFile {
                 imports: HashMap::new(),
                 globs: Vec::new(),
                 unsafe_lines: Vec::new(),
+                literals: Vec::new(),
             },
         };
         reader.visit_file(&file);
@@ -273,7 +276,11 @@ impl Reader {
         self.file.imports.insert((self.module.clone(), alias), (rooted, names));
     }
 
-    /// Paths of two or more names among the tokens of a macro.
+    fn text(&mut self, text: &LitStr) {
+        self.file.literals.push((text.span().start().line, text.value()));
+    }
+
+    /// Texts, and paths of two or more names, among the tokens of a macro.
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let punct = |i: usize, c: char| matches!(tokens.get(i), Some(TokenTree::Punct(p)) if p.as_char() == c);
@@ -281,6 +288,11 @@ impl Reader {
         while i < tokens.len() {
             match &tokens[i] {
                 TokenTree::Group(group) => self.tokens(group.stream()),
+                TokenTree::Literal(literal) => {
+                    if let Lit::Str(text) = Lit::new(literal.clone()) {
+                        self.text(&text);
+                    }
+                }
                 TokenTree::Ident(ident) => {
                     if ident == "unsafe" {
                         self.file.unsafe_lines.push(ident.span().start().line);
@@ -383,6 +395,10 @@ impl<'ast> Visit<'ast> for Reader {
         visit::visit_path(self, path);
     }
 
+    fn visit_lit_str(&mut self, text: &'ast LitStr) {
+        self.text(text);
+    }
+
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {} // `pub(in crate::a)` uses nothing
 
     fn visit_macro(&mut self, item: &'ast syn::Macro) {
@@ -398,7 +414,9 @@ impl<'ast> Visit<'ast> for Reader {
             }
             self.tokens(list.tokens.clone());
         }
-        visit::visit_attribute(self, attribute);
+        if !attribute.path().is_ident("doc") {
+            visit::visit_attribute(self, attribute);
+        }
     }
 
     fn visit_expr_unsafe(&mut self, item: &'ast syn::ExprUnsafe) {

@@ -23,18 +23,18 @@ fn of(names: &[&str]) -> Tensors {
 }
 
 #[test]
-fn a_file_in_the_wrong_place_is_told_with_the_option_that_is_for_it() {
+fn a_file_in_the_wrong_place_is_told_with_the_field_that_is_for_it() {
     let [klein, qwen, vae] = ["files/klein.safetensors", "files/qwen.safetensors", "files/vae.safetensors"];
-    refused(open([qwen, "", "", ""]), &["a text encoder, expected a transformer", qwen, "`--text-encoder`"]);
-    refused(open([vae, "", "", ""]), &["a VAE, expected a transformer", vae, "`--vae`"]);
-    refused(open(["folder", vae, "", ""]), &["a VAE, expected a text encoder", vae, "`--vae`"]);
-    refused(open(["folder", klein, "", ""]), &["a transformer, expected a text encoder", "`--dir`"]);
-    refused(open(["folder", "", qwen, ""]), &["a text encoder, expected a VAE", "`--text-encoder`"]);
+    refused(open([qwen, "", "", ""]), &["a text encoder, expected a transformer", qwen, "`text_encoder`"]);
+    refused(open([vae, "", "", ""]), &["a VAE, expected a transformer", vae, "`vae`"]);
+    refused(open(["folder", vae, "", ""]), &["a VAE, expected a text encoder", vae, "`vae`"]);
+    refused(open(["folder", klein, "", ""]), &["a transformer, expected a text encoder", "`model`"]);
+    refused(open(["folder", "", qwen, ""]), &["a text encoder, expected a VAE", "`text_encoder`"]);
     let files = open(["folder", "", "", vae]).unwrap();
     let error = Tokenizer::load(files.tokenizer(), 64).map(drop).unwrap_err().to_string();
     assert!(error.contains("not a tokenizer") && error.contains(vae), "{error}");
     for (name, keys, words) in [
-        ("lora", &["diffusion_model.img_in.lora_A.weight"][..], &["an adapter", "`--lora`"][..]),
+        ("lora", &["diffusion_model.img_in.lora_A.weight"][..], &["an adapter", "`adapters`"][..]),
         ("flux1", &["double_blocks.0.img_mod.lin.weight"], &["a transformer of FLUX.1", "FLUX.2-klein"]),
         ("sdxl-vae", &["decoder.mid.block_1.conv1.weight"], &["a VAE, but not that of FLUX.2"]),
         ("llama", &["model.layers.0.mlp.up_proj.weight"], &["a language model, but not Qwen3"]),
@@ -65,17 +65,14 @@ fn a_file_in_the_wrong_place_is_told_with_the_option_that_is_for_it() {
 fn what_is_missing_is_told_with_its_name_and_where_to_put_it() {
     copy(&FILES.at("files/klein.safetensors"), &FILES.at("alone/klein.safetensors"));
     let alone = ["alone/klein.safetensors", "", "", ""];
-    refused(open(alone), &["without a text encoder", "a Qwen3 of 64 features", "`--text-encoder`", "text_encoders"]);
-    refused(
-        open(["alone/klein.safetensors", "folder", "", ""]),
-        &["without a VAE", "flux2-vae.safetensors", "`--vae`"],
-    );
+    refused(open(alone), &["without a text encoder", "a Qwen3 of 64 features", "`text_encoder`", "text_encoders"]);
+    refused(open(["alone/klein.safetensors", "folder", "", ""]), &["without a VAE", "flux2-vae.safetensors", "`vae`"]);
     refused(open(["alone", "", "", ""]), &["without a text encoder"]);
     refused(open(["folder/tokenizer", "", "", ""]), &["model_index.json"]);
     fs::create_dir_all(FILES.at("empty/diffusion_models")).unwrap();
     refused(open(["empty", "", "", ""]), &["no file of a FLUX.2-klein transformer"]);
     // One without a tokenizer of its own has that of the program, which has more tokens than this text encoder.
-    refused(open(["files", "", "", ""]), &["vocabulary of 512", "`--tokenizer`"]);
+    refused(open(["files", "", "", ""]), &["vocabulary of 512", "`tokenizer`"]);
 }
 
 #[test]
@@ -87,13 +84,13 @@ fn files_that_fit_equally_are_listed() {
     copy(&FILES.at("files/klein.safetensors"), &FILES.at("double/unet/klein.safetensors"));
     refused(
         open(["double", "", "", "folder"]),
-        &["2 files of a VAE", "one.safetensors`, ", "two.safetensors", "`--vae`"],
+        &["2 files of a VAE", "one.safetensors`, ", "two.safetensors", "`vae`"],
     );
     assert!(open(["double", "", "double/vae/one.safetensors", "folder"]).is_ok());
     copy(&FILES.at("files/klein.safetensors"), &FILES.at("double/unet/other.safetensors"));
     refused(
         open(["double", "", "", "folder"]),
-        &["2 files of a transformer", "double/unet/other.safetensors", "`--dir`"],
+        &["2 files of a transformer", "double/unet/other.safetensors", "`model`"],
     );
 }
 

@@ -4,13 +4,18 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
 use super::{kernels, library};
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 
 /// The driver that came with CUDA 13.0, as it counts: older ones lack functions that the bindings call, and code of our
 /// nvcc.
 const OLDEST_DRIVER: i32 = 13000;
 /// The oldest GPUs that CUDA 13 serves.
 const OLDEST_CAPABILITY: (i32, i32) = (7, 5);
+
+/// What to do without a GPU.
+pub fn use_the_cpu() -> String {
+    format!("leave out `{}` and `{}` to use the CPU", Field::Device, Field::Precision)
+}
 
 /// An error of the driver, in words.
 pub fn failed(what: &str, error: DriverError) -> Error {
@@ -28,9 +33,8 @@ pub fn failed(what: &str, error: DriverError) -> Error {
 /// Errors when the program has no kernels, or the machine no driver that is new enough.
 pub fn start_driver() -> Result<i32> {
     if !kernels::built() {
-        return Err(Error::new("this program was built without nvcc, so it has no GPU kernels").hint(
-            "run `make cuda-toolkit`, then `make build`; or leave out `--device` and `--precision` to use the CPU",
-        ));
+        return Err(Error::new("this program was built without nvcc, so it has no GPU kernels")
+            .hint(format!("run `make cuda-toolkit`, then `make build`; or {}", use_the_cpu())));
     }
     library::require_driver()?;
     result::init()
@@ -102,7 +106,7 @@ impl Properties {
         if capability < OLDEST_CAPABILITY {
             let (major, minor) = capability;
             let what = format!("GPU {ordinal} ({name}) has compute capability {major}.{minor}, 7.5 is the least");
-            return Err(Error::new(what).hint("leave out `--device` and `--precision` to use the CPU"));
+            return Err(Error::new(what).hint(use_the_cpu()));
         }
         let properties = Self {
             name,

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use cudarc::{cublaslt, driver};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
+use super::driver::use_the_cpu;
 use crate::error::{Error, Result};
 
 const CUBLASLT: &str = "libcublasLt.so.13";
@@ -40,7 +41,7 @@ pub fn require_driver() -> Result<()> {
         && !DRIVER_FOLDERS.iter().any(|folder| open(&Path::new(folder).join("libcuda.so.1")))
     {
         return Err(Error::new("no CUDA device: `libcuda.so.1` is not on this machine")
-            .hint("install the NVIDIA driver, or leave out `--device` and `--precision` to use the CPU"));
+            .hint(format!("install the NVIDIA driver, or {}", use_the_cpu())));
     }
     Ok(())
 }

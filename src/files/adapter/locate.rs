@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::files::container::Container;
 use crate::files::inspect;
 use crate::files::near;
@@ -92,7 +92,7 @@ fn in_folder(folder: &Path) -> Result<PathBuf> {
             if folder.join("model_index.json").exists() {
                 return refused(
                     "the folder is that of a model, not of an adapter".to_string(),
-                    "name it with `-d`".into(),
+                    format!("name it with `{}`", Field::Model),
                 );
             }
             match pickles.first() {
@@ -217,9 +217,9 @@ mod tests {
         refused(&at("none"), &[], &["holds no adapter", "adapter_model.safetensors"]);
         fs::write(at("none/adapter_model.bin"), "").unwrap();
         refused(&at("none"), &[], &["`adapter_model.bin`, a pickle"]);
-        refused(Path::new("models/tiny"), &[], &["is that of a model", "-d"]);
+        refused(Path::new("models/tiny"), &[], &["is that of a model", "`model`"]);
         refused(Path::new("models/tiny/transformer"), &[], &["the file is a transformer, expected an adapter"]);
-        refused(Path::new("models/tiny/vae/diffusion_pytorch_model.safetensors"), &[], &["is a VAE", "--vae"]);
+        refused(Path::new("models/tiny/vae/diffusion_pytorch_model.safetensors"), &[], &["is a VAE", "`vae`"]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub use self::gguf::{Value, gguf};
 pub use self::safetensors::{ElementType, Entry, safetensors};
 use super::atomic::{self, AtomicFile};
 use super::overwrite::create_folder;
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 
 /// A place for a file of tensors, found to be writable.
 #[derive(Debug, Clone)]
@@ -54,8 +54,8 @@ impl TensorTarget {
 
     fn already_there(&self) -> Error {
         Error::new(format!("`{}` is there already", self.path.display()))
-            .at("--no-clobber")
-            .hint("name another file, or leave out `--no-clobber` to overwrite it")
+            .of(Field::NoClobber)
+            .hint(format!("name another file, or leave out `{}` to overwrite it", Field::NoClobber))
     }
 
     fn cannot_write(&self, cause: &io::Error) -> Error {

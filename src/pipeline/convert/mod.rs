@@ -17,7 +17,7 @@ use super::left_out;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
 use super::quantise::plan::{Planned, check_narrower, plan};
 use crate::backend::cpu::{Cpu, Precision};
-use crate::error::{Error, Kind as ErrorKind, Result};
+use crate::error::{Error, Field, Kind as ErrorKind, Result};
 use crate::files::names::llama_cpp_name;
 use crate::files::quantise::name_of_format;
 use crate::files::writer::TensorTarget;
@@ -87,7 +87,7 @@ impl Conversion {
         keeps: bool,
     ) -> Result<Self> {
         let kind = Kind::of(to)?;
-        kind.check(format).map_err(|e| e.at("--format"))?;
+        kind.check(format).map_err(|e| e.of(Field::Format))?;
         let component = Component::at(from, role)?;
         if component.role() == Role::Vae {
             return Err(Error::usage("the file is a VAE, which stays in 16 or 32 bits")
@@ -97,7 +97,7 @@ impl Conversion {
         let needs_tokenizer = component.role() == Role::TextEncoder && kind == Kind::Gguf;
         if tokenizer.is_some() && !needs_tokenizer {
             return Err(Error::usage("a tokenizer goes to the GGUF file of a text encoder alone")
-                .at("--tokenizer")
+                .of(Field::Tokenizer)
                 .hint("leave it out"));
         }
         let tokenizer = needs_tokenizer.then(|| component.own_tokenizer(tokenizer)).transpose()?;
@@ -129,7 +129,7 @@ impl Conversion {
         let role = self.component.role();
         let (planned, left_out) = self.planned()?;
         if self.format != Format::Bf16 {
-            check_narrower(&planned, role, self.format).map_err(|e| e.at("--format"))?;
+            check_narrower(&planned, role, self.format).map_err(|e| e.of(Field::Format))?;
         }
         let tensors = self.kind.formats(planned);
         let mut writer = match self.kind {

@@ -11,7 +11,7 @@ use super::file_sizes::FileSizes;
 use super::info::ModelInfo;
 use super::opened::OpenModel;
 use super::progress::{Caller, CancelFlag, Progress, Stage};
-use crate::error::Result;
+use crate::error::{Field, Result};
 use crate::files::quantise::{bits_per_value, format_of_name, name_of_format};
 use crate::files::{Format, Role, TensorFiles};
 use crate::nn::WeightPolicy;
@@ -127,7 +127,7 @@ fn runs(name: &str, layers: usize) -> bool {
 fn planned(files: &TensorFiles, role: Role, format: Format, wanted: impl Fn(&str) -> bool) -> Result<Vec<Planned>> {
     let mut planned = plan(files, role, format, |name| WeightPolicy::is_quantised_in_files(name) && wanted(name))?;
     planned.retain(|tensor| tensor.quantised.is_some());
-    plan::check_narrower(&planned, role, format).map_err(|e| e.at("--quantize"))?;
+    plan::check_narrower(&planned, role, format).map_err(|e| e.of(Field::Quantize))?;
     Ok(planned)
 }
 

@@ -23,7 +23,7 @@ use super::driver::failed;
 use super::event::Event;
 use super::one_of;
 use crate::backend::GEMM_WORKSPACE_BYTES as WORKSPACE_BYTES;
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use choices::{Algorithm, Choices, Machine, fastest};
 use cublaslt::{CublasLt, Plan};
 
@@ -141,7 +141,7 @@ impl Gemm {
         if product.scales.is_some() {
             let what =
                 format!("cuBLASLt has no fp8 product of {} x {} x {} on this GPU", product.m, product.k, product.n);
-            return Err(Error::new(what).hint("leave out `--precision fp8`"));
+            return Err(Error::new(what).hint(format!("leave out `{} fp8`", Field::Precision)));
         }
         self.device.count_composed();
         // SAFETY: what the caller promises.

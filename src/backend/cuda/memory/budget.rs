@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::Error;
+use crate::error::{Error, Field};
 
 const MIB: u64 = 1 << 20;
 
@@ -86,7 +86,7 @@ impl Budget {
             mib(self.used()),
             mib(self.cap)
         ))
-        .hint("ask for a smaller image or batch, or allow more memory with `--gpu-memory`")
+        .hint(format!("ask for a smaller image or batch, or allow more memory with `{}`", Field::GpuMemory))
     }
 }
 
@@ -120,6 +120,6 @@ mod tests {
         assert!(budget.reserve(5 * MIB));
         let message = budget.full(4 * MIB).to_string();
         assert!(message.contains("4 MiB more are needed, 5 MiB of 8 MiB"), "{message}");
-        assert!(message.contains("--gpu-memory"), "{message}");
+        assert!(message.contains("`gpu_memory`"), "{message}");
     }
 }

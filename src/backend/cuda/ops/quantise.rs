@@ -13,7 +13,7 @@ use crate::backend::cuda::element::Element;
 use crate::backend::cuda::launch::row_block;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Precision, Tensor, all_aligned};
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 use crate::files::e4m3::{self, MULTIPLE};
 use crate::nn::Linear;
 
@@ -28,7 +28,7 @@ const MAX_THREADS: usize = 512;
 /// Errors when a GPU cannot compute in `precision`.
 pub fn check(precision: Precision, device: &Device) -> Result<()> {
     if precision == Precision::Fp8 && device.element() != Element::Bf16 {
-        return Err(Error::new("what is not in fp8 has to be in bf16, not in fp16").at("--precision fp8"));
+        return Err(of_fp8(Error::new("what is not in fp8 has to be in bf16, not in fp16")));
     }
     check_capability(precision, device.capability(), device.name())
 }
@@ -38,9 +38,13 @@ fn check_capability(precision: Precision, capability: (i32, i32), name: &str) ->
         return Ok(());
     }
     let (major, minor) = capability;
-    Err(Error::new(format!("fp8 needs a GPU of compute capability 9.0 (Hopper), {name} has {major}.{minor}"))
-        .at("--precision fp8")
-        .hint("leave out `--precision`: 16 bits work on this GPU"))
+    let what = format!("fp8 needs a GPU of compute capability 9.0 (Hopper), {name} has {major}.{minor}");
+    Err(of_fp8(Error::new(what)).hint(format!("leave out `{}`: 16 bits work on this GPU", Field::Precision)))
+}
+
+/// Says that it is fp8 which was asked for.
+fn of_fp8(error: Error) -> Error {
+    error.at(format!("{:#} fp8", Field::Precision)).of(Field::Precision)
 }
 
 /// Threads of a block whose registers hold one row of `cols` e4m3 values; none if it does not fit.

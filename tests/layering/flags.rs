@@ -1,0 +1,53 @@
+//! The library names no flag: its messages speak of fields, and the program alone says which flags these are.
+
+use std::fs;
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use super::paths::{SourceFile, Sources};
+use super::src;
+
+/// The literals of a file that begin with a flag, or have one behind a backtick; each with its line. Flags of other
+/// programs stand behind their names.
+fn flags(file: &SourceFile) -> Vec<String> {
+    static FLAG: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"(^|`)(-[A-Za-z]\b|--[a-z{])").expect("a pattern"));
+    let named = file.literals.iter().filter(|(_, text)| FLAG.is_match(text));
+    named.map(|(line, text)| format!("src/{}:{line}: {text:?}", file.name)).collect()
+}
+
+#[test]
+fn no_flag_is_named_in_the_library() {
+    let main = fs::read_to_string(src().join("main.rs")).expect("UTF-8");
+    let mut program: Vec<&str> = main.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';')).collect();
+    program.push("main");
+    assert!(["cli", "commands"].iter().all(|module| program.contains(module)), "{program:?}");
+    let sources = Sources::read(&src());
+    let is_of_program = |file: &&SourceFile| program.contains(&file.name.split(['/', '.']).next().unwrap_or_default());
+    let (of_program, library): (Vec<_>, Vec<_>) = sources.files.iter().partition(is_of_program);
+    let found: Vec<_> = library.into_iter().flat_map(flags).collect();
+    assert!(found.is_empty(), "\n{}", found.join("\n"));
+    assert!(of_program.into_iter().flat_map(flags).count() > 50, "the program names its flags");
+}
+
+#[test]
+fn flags_are_found_wherever_they_stand() {
+    let found = |code: &str| flags(&SourceFile::parse("vae/mod.rs", code).expect("this is Rust")).len();
+    for bad in [
+        r#"fn f() { g("--width") }"#,
+        r#"fn f() { g("name it with `-d`") }"#,
+        r#"const HINT: &str = "`-W 64 -H 64` fits";"#,
+        r#"fn f() { format!("--{name}") }"#,
+        r#"fn f() { Err(Error::new("x").hint(format!("leave out `--precision {x}`"))) }"#,
+        r#"fn f(x: u8) { match x { 1 => "`--lora`", _ => "" } }"#,
+    ] {
+        assert_eq!(found(bad), 1, "{bad}");
+    }
+    for good in [
+        "/// As with `--width`.\nfn f() {} // `-d`",
+        r#"fn f() { g("raise it with `ulimit -u`, see `nvidia-smi -L`", "-1", "`-nan`", "---", "a-b") }"#,
+        r#"#[cfg(test)] mod tests { fn f() { g("--width") } }"#,
+    ] {
+        assert_eq!(found(good), 0, "{good}");
+    }
+}
