@@ -15,7 +15,7 @@ use flux::{Error, Result};
 use super::destination::Destination;
 use super::print;
 use super::tensors::Tensors;
-use crate::cli::{Generate, TimingsFormat};
+use crate::cli::{Generate, TimingsFormat, flag};
 use crate::progress::{Console, say};
 use crate::report::{Report, peak_host_bytes};
 
@@ -172,7 +172,7 @@ impl Job {
 
     /// Writes an image.
     fn save(&self, Decoded { rgb, mut plan }: Decoded, target: &Destination) -> Result<Saved> {
-        plan.notes.iter_mut().for_each(|note| *note = named(note, cli::flag));
+        plan.notes.iter_mut().for_each(|note| *note = named(note, flag));
         #[cfg(debug_assertions)]
         if self.args.panic_for_test {
             rayon::scope(|scope| scope.spawn(|_| panic!("`--panic-for-test`\nwas given")));

@@ -2,8 +2,8 @@
 
 use std::thread::{self, JoinHandle};
 
+use super::args::{EngineArgs, Observer};
 use super::choice::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
-use super::open::{EngineArgs, Observer};
 use crate::backend::Backend;
 use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
@@ -251,7 +251,7 @@ fn check_type(args: &EngineArgs, cuda: &Cuda) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::open::Unobserved;
+    use super::super::args::Unobserved;
     use super::*;
 
     #[test]

@@ -23,6 +23,7 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 
+mod args;
 pub mod choice;
 mod device;
 pub mod devices;
@@ -34,6 +35,7 @@ mod recipe;
 mod schedule;
 #[cfg(test)]
 mod tests;
+mod ticket;
 mod worker;
 
 use std::mem;
@@ -42,15 +44,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+pub use args::{EngineArgs, Observer, Unobserved};
 pub use inputs::Inputs;
-pub use job::{Event, InOrder, Job, Ticket};
-pub use open::{EngineArgs, Observer, OpeningTimes, Unobserved};
+pub use job::{Event, Job};
+pub use open::OpeningTimes;
 pub use recipe::{AdapterFile, Recipe};
+pub use ticket::{InOrder, Ticket};
 
 use self::device::{Device, Pool};
 use self::schedule::Schedule;
 use crate::backend::{Backend, Remark};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::files::adapter::Adapter;
 use crate::pipeline::{
     AdapterUse, CancelFlag, Image, MemoryPlan, ModelInfo, OpenModel, Plan, Progress, Replicas, Request, Timings,
@@ -157,7 +161,7 @@ impl Engine {
         self.wait_for_devices()?;
         let shape = self.pool.shape(&job.request)?;
         self.pool.prefetch(&job.request, job.count)?;
-        self.schedule.submit(job, shape, self.pool.shared_text())
+        Ticket::new(&self.schedule, job, shape, self.pool.shared_text())
     }
 
     /// Makes `count` images, whose seeds are the request's and those that follow it. `report` gets the progress of the
@@ -259,9 +263,4 @@ impl Drop for Engine {
             let _ = thread.join();
         }
     }
-}
-
-/// The error of a job for an engine that ends.
-fn closed() -> Error {
-    Error::new("the engine takes no more jobs").hint("send the job to another one")
 }

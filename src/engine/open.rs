@@ -7,62 +7,13 @@ use std::thread;
 use std::time::Instant;
 
 use super::Engine;
-use super::choice::{DeviceChoice, ParallelChoice, PrecisionChoice};
+use super::args::{EngineArgs, Observer};
 use super::device::Device;
 use super::devices::{self, Devices};
 use crate::error::{Error, Result};
+use crate::files::ModelFiles;
 use crate::files::adapter::Adapter;
-use crate::files::{ModelFiles, ModelPaths};
-use crate::pipeline::{CancelFlag, ModelInfo, OpenModel, Progress, Quantisation, Replicas, Request};
-
-/// What an engine opens.
-#[derive(Debug, Clone, Default)]
-pub struct EngineArgs {
-    /// The files of the model; see [`ModelPaths::open`].
-    pub model: ModelPaths,
-    /// Whether all jobs bring text features, so that no text encoder is opened.
-    pub without_text_encoder: bool,
-    /// Whether keys and values of references are made once for all steps, whatever the model's folder says.
-    pub caches_references: bool,
-    /// Adapters that are opened with the model, so that what is wrong with one is known before any work.
-    pub adapters: Vec<PathBuf>,
-    /// The formats that weights are brought to.
-    pub quantise: Option<Quantisation>,
-    /// A folder in which the weights that fp8 needs are cached.
-    pub fp8_cache: Option<PathBuf>,
-    /// Which devices.
-    pub device: DeviceChoice,
-    /// In which type they compute.
-    pub precision: PrecisionChoice,
-    /// Bytes of each GPU that are used at most.
-    pub gpu_memory: Option<u64>,
-    /// How many GPUs make each image together.
-    pub parallel: ParallelChoice,
-    /// Images that are made, where that is known: no more groups of devices are opened.
-    pub images: Option<usize>,
-}
-
-/// Hears what opening a model has to say.
-pub trait Observer {
-    /// Something that everybody should know.
-    fn note(&mut self, text: &str);
-    /// Something for the curious.
-    fn detail(&mut self, text: &str);
-    /// How far a stage is.
-    fn progress(&mut self, progress: Progress);
-    /// The stage that was told last is over.
-    fn finish(&mut self);
-}
-
-/// Nobody hears anything.
-pub struct Unobserved;
-
-impl Observer for Unobserved {
-    fn note(&mut self, _text: &str) {}
-    fn detail(&mut self, _text: &str) {}
-    fn progress(&mut self, _progress: Progress) {}
-    fn finish(&mut self) {}
-}
+use crate::pipeline::{CancelFlag, ModelInfo, OpenModel, Replicas, Request};
 
 /// How long opening took, in seconds.
 #[derive(Debug, Clone, Copy, Default)]

@@ -8,12 +8,12 @@
 use std::cmp::Reverse;
 use std::iter::Peekable;
 use std::ops::Range;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::job::{Event, Job, Message, Ticket};
-use super::{EngineStats, closed};
+use super::EngineStats;
+use super::job::{Event, Job, Message};
 use crate::error::{Error, Kind, Result};
 use crate::pipeline::{CancelFlag, Reader, Request, Shape, SharedText};
 
@@ -127,14 +127,15 @@ impl Schedule {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a job. `text` are the text features that devices share which make its images.
+    /// Adds a job, and returns what is said of it. `text` are the text features that devices share which make its
+    /// images.
     ///
     /// Errors once the schedule is closed.
-    pub(super) fn submit(self: &Arc<Self>, job: Job, shape: Shape, text: Arc<SharedText>) -> Result<Ticket> {
+    pub(super) fn submit(&self, job: Job, shape: Shape, text: Arc<SharedText>) -> Result<(JobId, Receiver<Message>)> {
         let (sender, messages) = mpsc::channel();
         let mut state = self.state();
         if state.closed {
-            return Err(closed());
+            return Err(Error::new("the engine takes no more jobs").hint("send the job to another one"));
         }
         let devices = state.idle.len();
         state.submitted += 1;
@@ -142,7 +143,6 @@ impl Schedule {
         let divided = devices > 1 && job.count > 1;
         let shares_text = divided && job.request.embeddings.is_none();
         let rest = batches(job.count, devices, shape.most_at_once()).peekable();
-        let cancel = job.cancel.clone();
         let waiting = Waiting {
             id,
             shape,
@@ -162,8 +162,7 @@ impl Schedule {
         waiting.send(0, Event::Queued(ahead));
         state.jobs.insert(place, waiting);
         self.changed.notify_all();
-        drop(state);
-        Ok(Ticket { id, schedule: Arc::clone(self), messages, cancel, is_over: false })
+        Ok((id, messages))
     }
 
     /// The next batch for a device; waits for one. `None` once the schedule is closed and nothing is left to make.
@@ -276,7 +275,7 @@ impl Schedule {
         self.changed.notify_all();
     }
 
-    /// See [`Ticket::cancel`].
+    /// See [`Ticket::cancel`](super::Ticket::cancel).
     pub(super) fn cancel(&self, id: JobId) {
         self.state().cancel(id);
         self.changed.notify_all();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::device::Making;
 use super::*;
 use crate::backend::cpu::{Cpu, Precision};
-use crate::error::Kind;
+use crate::error::{Error, Kind};
 use crate::files::ModelFiles;
 use crate::pipeline::Decoded;
 

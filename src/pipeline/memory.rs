@@ -3,6 +3,7 @@
 use super::block_sizes::BlockSizes;
 use super::file_sizes::FileSizes;
 use super::memory_plan::{InBands, MemoryPlan, MemorySizes};
+use super::plan::MAX_SAMPLES;
 use super::{ModelInfo, Plan, Request};
 use crate::backend::{Backend, Bands, GpuCosts, IM2COL_BYTES, Storage};
 use crate::error::{Error, Field, Result};
@@ -10,8 +11,6 @@ use crate::nn::WeightPolicy;
 use crate::token_split::{Sharing, share};
 use crate::vae::{Band, VaeConfig};
 
-/// The most images in a batch. It bounds the memory, and the time until the first of many images is done.
-pub(super) const MAX_SAMPLES: usize = 8;
 /// Images and evaluations form one batch as long as no tensor has more values than this, on every backend: batches with
 /// larger tensors are no faster where they are correct.
 const MAX_BATCH_VALUES: u64 = i32::MAX as u64;

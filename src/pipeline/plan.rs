@@ -8,7 +8,6 @@ use serde::Serialize;
 use super::adapters;
 use super::images::{Change, ImagePlan};
 use super::info::{MAX_SIDE, MAX_STEPS, ModelInfo};
-use super::memory::MAX_SAMPLES;
 use super::{Embeddings, Latents};
 use crate::error::{Error, Field, Result};
 use crate::files::adapter::AdapterUse;
@@ -57,6 +56,8 @@ pub struct Request {
     pub adapters: Vec<AdapterUse>,
 }
 
+/// The most images in a batch. It bounds the memory, and the time until the first of many images is done.
+pub(super) const MAX_SAMPLES: usize = 8;
 /// The longest prompt in bytes: more than any model reads, and short enough for the tokenizer to read without a delay.
 pub const MAX_PROMPT_BYTES: usize = 64 << 10;
 /// What to do about a longer one.
