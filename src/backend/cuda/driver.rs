@@ -4,18 +4,13 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
 use super::{kernels, library};
-use crate::error::{Error, Field, Result};
+use crate::error::{Error, Result};
 
 /// The driver that came with CUDA 13.0, as it counts: older ones lack functions that the bindings call, and code of our
 /// nvcc.
 const OLDEST_DRIVER: i32 = 13000;
 /// The oldest GPUs that CUDA 13 serves.
 const OLDEST_CAPABILITY: (i32, i32) = (7, 5);
-
-/// What to do without a GPU.
-pub fn use_the_cpu() -> String {
-    format!("leave out `{}` and `{}` to use the CPU", Field::Device, Field::Precision)
-}
 
 /// An error of the driver, in words.
 pub fn failed(what: &str, error: DriverError) -> Error {
@@ -34,7 +29,7 @@ pub fn failed(what: &str, error: DriverError) -> Error {
 pub fn start_driver() -> Result<i32> {
     if !kernels::built() {
         return Err(Error::new("this program was built without nvcc, so it has no GPU kernels")
-            .hint(format!("run `make cuda-toolkit`, then `make build`; or {}", use_the_cpu())));
+            .hint(format!("run `make cuda-toolkit`, then `make build`; or {}", library::use_the_cpu())));
     }
     library::require_driver()?;
     result::init()
@@ -106,7 +101,7 @@ impl Properties {
         if capability < OLDEST_CAPABILITY {
             let (major, minor) = capability;
             let what = format!("GPU {ordinal} ({name}) has compute capability {major}.{minor}, 7.5 is the least");
-            return Err(Error::new(what).hint(use_the_cpu()));
+            return Err(Error::new(what).hint(library::use_the_cpu()));
         }
         let properties = Self {
             name,

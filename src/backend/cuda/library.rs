@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use cudarc::{cublaslt, driver};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use super::driver::use_the_cpu;
-use crate::error::{Error, Result};
+use crate::error::{Error, Field, Result};
 
 const CUBLASLT: &str = "libcublasLt.so.13";
 /// Where a driver's library lies when the linker's cache does not know it: Debian, WSL 2, containers.
@@ -30,6 +29,11 @@ const TOOLKIT_FOLDERS: [&str; 5] = [
 ];
 /// Where NVIDIA's wheels put libraries inside site-packages.
 const WHEEL_FOLDER: &str = "nvidia/cu13/lib";
+
+/// What to do without a GPU.
+pub fn use_the_cpu() -> String {
+    format!("leave out `{}` and `{}` to use the CPU", Field::Device, Field::Precision)
+}
 
 /// Makes sure that the driver can be loaded.
 ///
