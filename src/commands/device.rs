@@ -2,7 +2,7 @@
 
 use std::thread::{self, JoinHandle};
 
-use flux::backend::Backend;
+use flux::backend::Memory;
 use flux::backend::cpu::{self, Cpu};
 use flux::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
 use flux::{Error, Result};

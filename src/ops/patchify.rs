@@ -36,7 +36,7 @@ impl<B: Backend> Tensor<B> {
 
 #[cfg(test)]
 mod tests {
-    use crate::backend::Backend;
+    use crate::backend::Memory;
     use crate::backend::cpu::{Cpu, Precision};
 
     #[test]

@@ -4,7 +4,7 @@ use super::block_sizes::BlockSizes;
 use super::file_sizes::FileSizes;
 use super::memory_plan::{InBands, MemoryPlan, MemorySizes};
 use super::{ModelInfo, Plan, Request};
-use crate::backend::{Backend, Bands, GpuCosts, IM2COL_BYTES, Storage};
+use crate::backend::{Backend, Bands, Device, GpuCosts, Group, IM2COL_BYTES, Storage};
 use crate::error::{Error, Result};
 use crate::nn::WeightPolicy;
 use crate::token_split::{Sharing, share};
@@ -34,11 +34,11 @@ pub trait MemoryCosts {
 
 impl<B: Backend> MemoryCosts for B {
     fn element_bytes(&self) -> u64 {
-        Backend::element_bytes(self)
+        Device::element_bytes(self)
     }
 
     fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
-        Backend::weight_bytes(self, elements, storage)
+        Device::weight_bytes(self, elements, storage)
     }
 
     fn block_storage(&self) -> Storage {
@@ -46,15 +46,15 @@ impl<B: Backend> MemoryCosts for B {
     }
 
     fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64 {
-        Backend::norm_conv2d_bytes(self, whole, bands)
+        Device::norm_conv2d_bytes(self, whole, bands)
     }
 
     fn workspace_bytes(&self) -> u64 {
-        Backend::workspace_bytes(self)
+        Device::workspace_bytes(self)
     }
 
     fn world(&self) -> usize {
-        Backend::world(self)
+        Group::world(self)
     }
 }
 

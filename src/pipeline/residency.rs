@@ -82,7 +82,7 @@ impl<B: Backend> Residency<B> {
 
     /// The same model on another backend, which copies the weights of this one where it can.
     ///
-    /// Errors as [`Backend::copy_weights_from`].
+    /// Errors as [`WeightStore::copy_weights_from`](crate::backend::WeightStore::copy_weights_from).
     pub(super) fn on(&self, backend: B) -> Result<Self> {
         self.loader.on(backend).map(Self::of)
     }

@@ -1,6 +1,6 @@
 //! Each module of each random model, fed with the reference's inputs.
 
-use flux::backend::Backend;
+use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::nn::{Operand, Weights};
 use flux::ops::{Conv, Mask, Norm, Rope, Sharing, TokenLayout};

@@ -1,7 +1,7 @@
 //! Convolutions against the CPU in float32.
 
-use flux::backend::Backend;
 use flux::backend::cuda::Cuda;
+use flux::backend::{Backend, Device, Memory};
 use flux::ops::{Conv, Convolved, GroupNorm};
 use flux::tensor::Tensor;
 use safetensors::Dtype;

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
-use flux::backend::{Backend, Storage};
+use flux::backend::{Device, Memory, Storage};
 use flux::files::e4m3::{MULTIPLE, quantise_row, to_f32};
 use flux::files::quantised_cache::QuantisedCache;
 use flux::files::{Folder, ModelFiles, Safetensors, TensorFiles, TensorView, scales_name};

@@ -1,6 +1,6 @@
 //! cuda/gated_add_adaln.cu against its composition.
 
-use flux::backend::Backend;
+use flux::backend::{Backend, Device};
 use flux::nn::Operand;
 use flux::ops::{self, Norm};
 use flux::tensor::Tensor;

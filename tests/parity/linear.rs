@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use flux::backend::Backend;
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
+use flux::backend::{Backend, Device, Memory};
 use flux::nn;
 use flux::tensor::Tensor;
 

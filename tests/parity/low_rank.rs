@@ -1,7 +1,7 @@
 //! cuda/low_rank_sm90a.cu against its composition.
 
-use flux::backend::Backend;
 use flux::backend::cuda::Cuda;
+use flux::backend::{Backend, Memory};
 use flux::nn::{Linear, LowRank};
 use flux::ops;
 use flux::tensor::Tensor;

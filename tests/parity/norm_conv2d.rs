@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use flux::backend::cuda::{Cuda, Graph};
-use flux::backend::{Backend, Bands, Doers};
+use flux::backend::{Backend, Bands, Device, Doers, Memory};
 use flux::files::Folder;
 use flux::files::TensorFiles;
 use flux::nn::{ConvKernel, Weights};

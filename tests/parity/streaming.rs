@@ -4,7 +4,7 @@
 use std::thread;
 
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
-use flux::backend::{Backend, SLABS};
+use flux::backend::{Device, SLABS};
 use flux::files::ModelFiles;
 use flux::pipeline::{CancelFlag, MemoryPlan, Model, ModelInfo, Request, Stage};
 

@@ -1,7 +1,7 @@
 //! cuda/upsample_conv2d_sm90a.cu, and im2col of an upsampled image, against the CPU in float32.
 
-use flux::backend::Backend;
 use flux::backend::cuda::Cuda;
+use flux::backend::{Backend, Device};
 use flux::ops;
 use flux::tensor::Tensor;
 

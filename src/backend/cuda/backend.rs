@@ -1,4 +1,4 @@
-//! [`Backend`] on the GPU: every op goes to the launcher of its name.
+//! [`Backend`](crate::backend::Backend) on the GPU: every op goes to the launcher of its name.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -10,7 +10,9 @@ use super::ops::quantise;
 use super::transfer::Rgb8;
 use super::upload::Source;
 use super::{BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Weight, kernels};
-use crate::backend::{Backend, Bands, Doers, Passes, Remark, Stats, Storage, expect_rgb8, wrong_length};
+use crate::backend::{
+    Bands, Device, Doers, Group, Memory, Ops, Passes, Remark, Stats, Storage, WeightStore, expect_rgb8, wrong_length,
+};
 use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{ConvKernel, Linear, LowRank, Operand};
@@ -20,15 +22,9 @@ use crate::ops::{
 };
 use crate::tensor::{Dtype, Tensor};
 
-impl Backend for Cuda {
+impl Memory for Cuda {
     type Buffer = Buffer;
-    type Weight = Weight;
-    type BlockStream = BlockStream;
-    type ConvWeight = ConvWeight;
-    type ChannelStatistics = ChannelStatistics;
-    type Event = Event;
     type Rgb8 = Rgb8;
-    type Graph = Graph;
 
     fn dtype(buffer: &Buffer) -> Dtype {
         match buffer.kind() {
@@ -51,40 +47,6 @@ impl Backend for Cuda {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    fn rank(&self) -> usize {
-        self.group_rank().map_or(0, |rank| rank.member().rank())
-    }
-
-    fn world(&self) -> usize {
-        self.group_rank().map_or(1, |rank| rank.member().world())
-    }
-
-    fn exchange(&self, op: &'static str, sent: Vec<Vec<Tensor<Self>>>) -> Result<Vec<Vec<Tensor<Self>>>> {
-        if self.world() == 1 { Ok(sent) } else { self.exchange_op(op, &sent) }
-    }
-
-    fn gather_host<T: Clone + Send + 'static>(&self, what: &'static str, value: T) -> Result<Vec<T>> {
-        match self.group_rank() {
-            Some(rank) => rank.member().exchange_patiently(what, vec![value; self.world()]),
-            None => Ok(vec![value]),
-        }
-    }
-
-    fn gather_soon(&self, what: &'static str, value: u64) -> Result<Vec<u64>> {
-        match self.group_rank() {
-            Some(rank) => rank.member().exchange(what, vec![value; self.world()]),
-            None => Ok(vec![value]),
-        }
-    }
-
-    fn abort_collectives(&self, cause: &Error) {
-        self.group_rank().iter().for_each(|rank| rank.member().abort(cause));
-    }
-
-    fn restore_collectives(&self) -> Result<()> {
-        self.group_rank().map_or(Ok(()), |rank| rank.restore())
-    }
-
     fn describe(&self) -> String {
         let (major, minor) = self.device().capability();
         let precision = match self.0.precision {
@@ -94,6 +56,47 @@ impl Backend for Cuda {
         let rank = self.group_rank().map_or(String::new(), |rank| format!(" {:?}", rank.member()));
         format!("{}{rank} (CUDA, compute capability {major}.{minor}, {precision})", self.device().name())
     }
+
+    fn available_bytes(&self) -> u64 {
+        self.device().budget().available()
+    }
+
+    fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
+        expect_values(values, rows, cols)?;
+        self.upload_op(values, rows, cols)
+    }
+
+    fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
+        expect_values(values, rows, cols)?;
+        self.upload_f32_op(values, rows, cols)
+    }
+
+    fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
+        let values = self.download_op(x)?;
+        self.check_group("download")?;
+        Ok(values)
+    }
+
+    fn rgb8(&self, x: &Tensor<Self>) -> Result<Rgb8> {
+        self.rgb8_op(x)
+    }
+
+    fn upload_rgb8(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Self>> {
+        expect_rgb8(bytes, height, width)?;
+        self.upload_rgb8_op(bytes, height, width)
+    }
+
+    fn take_rgb8(&self, rgb: Rgb8) -> Result<Vec<u8>> {
+        let bytes = self.take_rgb8_op(rgb);
+        // What came of ended collectives may not even be numbers.
+        self.check_group("take_rgb8")?;
+        bytes
+    }
+}
+
+impl Device for Cuda {
+    type Event = Event;
+    type Graph = Graph;
 
     fn stats(&self) -> Stats {
         let (budget, counters) = (self.device().budget(), self.device().counters());
@@ -112,10 +115,6 @@ impl Backend for Cuda {
 
     fn element_bytes(&self) -> u64 {
         self.costs().element_bytes()
-    }
-
-    fn available_bytes(&self) -> u64 {
-        self.device().budget().available()
     }
 
     fn max_tensor_values(&self) -> u64 {
@@ -165,15 +164,80 @@ impl Backend for Cuda {
         from.elapsed(to)
     }
 
-    fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
-        expect_values(values, rows, cols)?;
-        self.upload_op(values, rows, cols)
+    fn warm_up(&self) -> Result<()> {
+        self.gemm()?.warm_up()?;
+        for buffers in [&self.0.value_buffers, &self.0.result_buffers] {
+            drop(buffers.made(self.device())?);
+        }
+        // Kernels for another GPU are no error until they are asked for.
+        kernels::files(self.element()).for_each(|file| drop(self.device().load_kernels(file)));
+        Ok(())
     }
 
-    fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
-        expect_values(values, rows, cols)?;
-        self.upload_f32_op(values, rows, cols)
+    fn remarks(&self) -> Vec<Remark> {
+        let copied = self.0.uploader.copied().map(Remark::Detail);
+        let slow_uploads = self.0.uploader.registered().remark().map(Remark::Detail);
+        let uncaptured = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
+        let slow_host = self.0.uploader.slow_host().map(Remark::Warning);
+        let saturation = self.saturation().unwrap_or_else(|error| Some(error.what().to_string())).map(Remark::Warning);
+        let note = self.note().map(Remark::Detail);
+        let first = self.group_rank().filter(|rank| rank.member().rank() == 0);
+        let slow_link = first.and_then(|rank| rank.note()).map(Remark::Warning);
+        [copied, slow_uploads, slow_host, slow_link, saturation, note, uncaptured].into_iter().flatten().collect()
     }
+
+    fn run_graph<R: Send + Sync + 'static, const N: usize>(
+        &self,
+        graph: &mut Graph,
+        doers: Doers,
+        reads: &Arc<R>,
+        inputs: [&Tensor<Self>; N],
+        work: impl Fn(&R, [&Tensor<Self>; N]) -> Result<Tensor<Self>>,
+    ) -> Result<Tensor<Self>> {
+        self.run_graph_op(graph, doers, reads, inputs, work)
+    }
+}
+
+impl Group for Cuda {
+    fn rank(&self) -> usize {
+        self.group_rank().map_or(0, |rank| rank.member().rank())
+    }
+
+    fn world(&self) -> usize {
+        self.group_rank().map_or(1, |rank| rank.member().world())
+    }
+
+    fn exchange(&self, op: &'static str, sent: Vec<Vec<Tensor<Self>>>) -> Result<Vec<Vec<Tensor<Self>>>> {
+        if self.world() == 1 { Ok(sent) } else { self.exchange_op(op, &sent) }
+    }
+
+    fn gather_host<T: Clone + Send + 'static>(&self, what: &'static str, value: T) -> Result<Vec<T>> {
+        match self.group_rank() {
+            Some(rank) => rank.member().exchange_patiently(what, vec![value; self.world()]),
+            None => Ok(vec![value]),
+        }
+    }
+
+    fn gather_soon(&self, what: &'static str, value: u64) -> Result<Vec<u64>> {
+        match self.group_rank() {
+            Some(rank) => rank.member().exchange(what, vec![value; self.world()]),
+            None => Ok(vec![value]),
+        }
+    }
+
+    fn abort_collectives(&self, cause: &Error) {
+        self.group_rank().iter().for_each(|rank| rank.member().abort(cause));
+    }
+
+    fn restore_collectives(&self) -> Result<()> {
+        self.group_rank().map_or(Ok(()), |rank| rank.restore())
+    }
+}
+
+impl WeightStore for Cuda {
+    type Weight = Weight;
+    type BlockStream = BlockStream;
+    type ConvWeight = ConvWeight;
 
     fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Weight> {
         self.check_storage(storage)?;
@@ -228,64 +292,13 @@ impl Backend for Cuda {
         self.copy_weights_from_op(other)
     }
 
-    fn warm_up(&self) -> Result<()> {
-        self.gemm()?.warm_up()?;
-        for buffers in [&self.0.value_buffers, &self.0.result_buffers] {
-            drop(buffers.made(self.device())?);
-        }
-        // Kernels for another GPU are no error until they are asked for.
-        kernels::files(self.element()).for_each(|file| drop(self.device().load_kernels(file)));
-        Ok(())
-    }
-
     fn settle(&self) -> Result<()> {
         self.0.uploader.registered().settle()
     }
+}
 
-    fn remarks(&self) -> Vec<Remark> {
-        let copied = self.0.uploader.copied().map(Remark::Detail);
-        let slow_uploads = self.0.uploader.registered().remark().map(Remark::Detail);
-        let uncaptured = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
-        let slow_host = self.0.uploader.slow_host().map(Remark::Warning);
-        let saturation = self.saturation().unwrap_or_else(|error| Some(error.what().to_string())).map(Remark::Warning);
-        let note = self.note().map(Remark::Detail);
-        let first = self.group_rank().filter(|rank| rank.member().rank() == 0);
-        let slow_link = first.and_then(|rank| rank.note()).map(Remark::Warning);
-        [copied, slow_uploads, slow_host, slow_link, saturation, note, uncaptured].into_iter().flatten().collect()
-    }
-
-    fn run_graph<R: Send + Sync + 'static, const N: usize>(
-        &self,
-        graph: &mut Graph,
-        doers: Doers,
-        reads: &Arc<R>,
-        inputs: [&Tensor<Self>; N],
-        work: impl Fn(&R, [&Tensor<Self>; N]) -> Result<Tensor<Self>>,
-    ) -> Result<Tensor<Self>> {
-        self.run_graph_op(graph, doers, reads, inputs, work)
-    }
-
-    fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
-        let values = self.download_op(x)?;
-        self.check_group("download")?;
-        Ok(values)
-    }
-
-    fn rgb8(&self, x: &Tensor<Self>) -> Result<Rgb8> {
-        self.rgb8_op(x)
-    }
-
-    fn upload_rgb8(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Self>> {
-        expect_rgb8(bytes, height, width)?;
-        self.upload_rgb8_op(bytes, height, width)
-    }
-
-    fn take_rgb8(&self, rgb: Rgb8) -> Result<Vec<u8>> {
-        let bytes = self.take_rgb8_op(rgb);
-        // What came of ended collectives may not even be numbers.
-        self.check_group("take_rgb8")?;
-        bytes
-    }
+impl Ops for Cuda {
+    type ChannelStatistics = ChannelStatistics;
 
     fn linear(&self, x: &Tensor<Self>, weight: &Linear<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
         self.linear_op(x, weight, bias)

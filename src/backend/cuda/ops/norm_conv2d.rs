@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::conv2d_input::{Input, Window};
 use super::conv2d_sm90a::CHOICE;
 use crate::backend::cuda::{Cuda, Tensor};
-use crate::backend::{Backend, GpuCosts};
+use crate::backend::{Device, GpuCosts};
 use crate::error::Result;
 use crate::nn::ConvKernel;
 use crate::ops::{Conv, Convolved, GroupNorm, Halo};

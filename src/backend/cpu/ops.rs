@@ -1,0 +1,278 @@
+//! [`Ops`] on the CPU.
+
+use super::{
+    ChannelStatistics, Cpu, Precision, Rows, amx, attention, attention_tiles, conv, conv_tiles, elementwise, for_rows,
+    gemm, math, norm, pixels, pool,
+};
+use crate::backend::Ops;
+use crate::error::Result;
+use crate::nn::{ConvKernel, Linear};
+use crate::ops::{self, Conv, Convolved, GroupNorm, Halo, Mask, Rope, TokenLayout};
+use crate::tensor::Tensor;
+
+impl Ops for Cpu {
+    /// In groups only; alone the norms compute their statistics themselves.
+    type ChannelStatistics = ChannelStatistics;
+
+    fn all_reduce_statistics(
+        &self,
+        x: &Tensor<Self>,
+        own: Option<&ChannelStatistics>,
+    ) -> Result<Option<ChannelStatistics>> {
+        let Some(member) = &self.member else { return Ok(None) };
+        let own = own.cloned().unwrap_or_else(|| ChannelStatistics::of(Rows::of(x)));
+        let all = member.exchange("all_reduce_statistics", vec![own; member.world()])?;
+        ChannelStatistics::combine(&all).map(Some)
+    }
+
+    fn linear(&self, x: &Tensor<Self>, weight: &Linear<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
+        let mut out = pool::values(x.rows() * weight.rows());
+        gemm::linear(self.precision, &[Rows::of(x)], weight, &mut out);
+        if let Some(bias) = bias {
+            let bias = Rows::of(bias).row(0);
+            for_rows(&mut out, weight.rows(), |_, row| elementwise::add(row, bias));
+        }
+        Ok(self.tensor(out, x.rows(), weight.rows()))
+    }
+
+    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
+        let cols = parts[0].1.rows();
+        let rows = parts.iter().map(|(x, _)| x.rows()).sum::<usize>();
+        let mut out = pool::values(rows * cols);
+        let mut rest = out.as_mut_slice();
+        for (x, weight) in parts {
+            let (part, below) = rest.split_at_mut(x.rows() * cols);
+            gemm::linear(self.precision, &[Rows::of(x)], weight, part);
+            rest = below;
+        }
+        Ok(self.tensor(out, rows, cols))
+    }
+
+    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
+        let rows = parts[0].rows();
+        let parts: Vec<_> = parts.iter().map(|x| Rows::of(x)).collect();
+        let mut out = pool::values(rows * weight.rows());
+        gemm::linear(self.precision, &parts, weight, &mut out);
+        Ok(self.tensor(out, rows, weight.rows()))
+    }
+
+    fn conv2d(
+        &self,
+        x: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+        halo: &Halo<Self>,
+    ) -> Result<Convolved<Self>> {
+        if !halo.is_empty() {
+            return ops::conv2d::compose_band(self, x, weight, bias, conv, halo);
+        }
+        let rows = conv.out_height() * conv.out_width();
+        let mut out = pool::values(rows * weight.rows());
+        let (x, kernel, bias) = (Rows::of(x), weight.weight(), Rows::of(bias).row(0));
+        match gemm::terms(self.precision, &kernel.view) {
+            Some(terms) => conv_tiles::conv2d(conv_tiles::TILES, terms, x, kernel, bias, conv, &mut out, false),
+            None => conv::conv2d(x, kernel, bias, conv, &mut out),
+        }
+        Ok(self.tensor(out, rows, weight.rows()).into())
+    }
+
+    fn conv2d_add(
+        &self,
+        x: &Tensor<Self>,
+        weight: &ConvKernel<Self>,
+        bias: &Tensor<Self>,
+        conv: Conv,
+        residual: Tensor<Self>,
+    ) -> Result<Convolved<Self>> {
+        let kernel = weight.weight();
+        let Some(terms) = gemm::terms(self.precision, &kernel.view) else {
+            return ops::conv2d::compose_add(self, x, weight, bias, conv, residual);
+        };
+        let (rows, cols) = (residual.rows(), residual.cols());
+        let mut out = Self::take(residual);
+        let bias = Rows::of(bias).row(0);
+        conv_tiles::conv2d(conv_tiles::TILES, terms, Rows::of(x), kernel, bias, conv, &mut out, true);
+        Ok(self.tensor(out, rows, cols).into())
+    }
+
+    fn upsample_conv2d(
+        &self,
+        x: Tensor<Self>,
+        weight: &ConvKernel<Self>,
+        bias: &Tensor<Self>,
+        [height, width]: [usize; 2],
+        halo: &Halo<Self>,
+    ) -> Result<Convolved<Self>> {
+        let kernel = weight.weight();
+        // Sums of weights are rounded to bfloat16, so this is only for activations that are rounded too.
+        if !halo.is_empty() || gemm::terms(self.precision, &kernel.view) != Some(1) {
+            return ops::upsample_conv2d::compose(self, x, weight, bias, [height, width], halo);
+        }
+        let rows = 4 * x.rows();
+        let mut out = pool::values(rows * weight.rows());
+        let bias = Rows::of(bias).row(0);
+        conv_tiles::upsample_conv2d(conv_tiles::TILES, Rows::of(&x), kernel, bias, height, width, &mut out);
+        Ok(self.tensor(out, rows, weight.rows()).into())
+    }
+
+    fn attention(
+        &self,
+        q: Tensor<Self>,
+        k: &Tensor<Self>,
+        v: &Tensor<Self>,
+        head_dim: usize,
+        layout: TokenLayout,
+        mask: Mask,
+    ) -> Result<Tensor<Self>> {
+        let (q_rows, k_rows, v_rows) = (Rows::of(&q), Rows::of(k), Rows::of(v));
+        let out = if self.precision == Precision::Bf16 && amx::available() && mask == Mask::None {
+            attention_tiles::attention(amx::multiply, q_rows, k_rows, v_rows, head_dim, layout)
+        } else {
+            attention::attention(q_rows, k_rows, v_rows, head_dim, layout, mask)
+        };
+        Ok(self.tensor(out, q.rows(), q.cols()))
+    }
+
+    fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
+        let x = Rows::of(x);
+        Ok(self.make_rows(x.rows, x.cols, |row, out| norm::layer_norm(x.row(row), eps, out)))
+    }
+
+    fn rms_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
+        let (x, weight) = (Rows::of(x), Rows::of(weight).row(0));
+        Ok(self.make_rows(x.rows, x.cols, |row, out| norm::rms_norm(x.row(row), weight, eps, out)))
+    }
+
+    fn group_norm(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
+        let (x, (scale, shift)) = (Rows::of(x), norm::group_norm_affine(Rows::of(x), norm));
+        Ok(self.make_rows(x.rows, x.cols, |row, out| elementwise::affine(x.row(row), &scale, &shift, out)))
+    }
+
+    fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
+        let (x, (scale, shift)) = (Rows::of(x), norm::group_norm_affine(Rows::of(x), norm));
+        Ok(self.make_rows(x.rows, x.cols, |row, out| math::affine_silu(x.row(row), &scale, &shift, out)))
+    }
+
+    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, layout: TokenLayout) -> Result<Tensor<Self>> {
+        let (cos, sin, pairs) = (Rows::of(&rope.cos), Rows::of(&rope.sin), rope.pairs);
+        Ok(self.map_rows(x, |row, values| {
+            let token = layout.token(row);
+            elementwise::rope(values, cos.row(token), sin.row(token), pairs);
+        }))
+    }
+
+    fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
+        Ok(self.map_rows(x, |_, row| math::silu(row)))
+    }
+
+    fn add(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let y = Rows::of(y);
+        Ok(self.map_rows(x, |row, out| elementwise::add(out, y.row(row))))
+    }
+
+    fn mul(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let y = Rows::of(y);
+        Ok(self.map_rows(x, |row, out| elementwise::mul(out, y.row(if y.rows == 1 { 0 } else { row }))))
+    }
+
+    fn scale_shift(&self, x: Tensor<Self>, scale: &Tensor<Self>, shift: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let (scale, shift) = (Rows::of(scale).row(0), Rows::of(shift).row(0));
+        Ok(self.map_rows(x, |_, row| elementwise::scale_shift(row, scale, shift)))
+    }
+
+    fn concat_rows(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
+        let cols = parts[0].cols();
+        let rows = parts.iter().map(|part| part.rows()).sum::<usize>();
+        let mut values = pool::values(rows * cols);
+        let mut rest = values.as_mut_slice();
+        for part in parts {
+            let part = Rows::of(part);
+            let (own, below) = rest.split_at_mut(part.rows * cols);
+            for_rows(own, cols, |row, out| out.copy_from_slice(part.row(row)));
+            rest = below;
+        }
+        Ok(self.tensor(values, rows, cols))
+    }
+
+    fn concat_cols(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
+        let cols = parts.iter().map(|part| part.cols()).sum();
+        let parts: Vec<_> = parts.iter().map(|part| Rows::of(part)).collect();
+        Ok(self.make_rows(parts[0].rows, cols, |row, out| {
+            let mut start = 0;
+            for part in &parts {
+                out[start..start + part.cols].copy_from_slice(part.row(row));
+                start += part.cols;
+            }
+        }))
+    }
+
+    fn upsample(&self, x: &Tensor<Self>, _height: usize, width: usize) -> Result<Tensor<Self>> {
+        let x = Rows::of(x);
+        Ok(self.make_rows(4 * x.rows, x.cols, |row, out| {
+            let (py, px) = (row / (2 * width), row % (2 * width));
+            out.copy_from_slice(x.row(py / 2 * width + px / 2));
+        }))
+    }
+
+    fn patchify(
+        &self,
+        x: &Tensor<Self>,
+        mean: &Tensor<Self>,
+        std: &Tensor<Self>,
+        _height: usize,
+        width: usize,
+    ) -> Result<Tensor<Self>> {
+        let (x, mean, std) = (Rows::of(x), Rows::of(mean).row(0), Rows::of(std).row(0));
+        Ok(self.make_rows(x.rows / 4, 4 * x.cols, |row, out| pixels::patchify(x, mean, std, width, row, out)))
+    }
+
+    fn unpatchify(
+        &self,
+        latents: &Tensor<Self>,
+        mean: &Tensor<Self>,
+        std: &Tensor<Self>,
+        _height: usize,
+        width: usize,
+    ) -> Result<Tensor<Self>> {
+        let (x, mean, std) = (Rows::of(latents), Rows::of(mean).row(0), Rows::of(std).row(0));
+        Ok(self.make_rows(4 * x.rows, x.cols / 4, |row, out| pixels::unpatchify(x, mean, std, width, row, out)))
+    }
+
+    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let (velocity, dt) = (Rows::of(velocity), Rows::of(dt).row(0)[0]);
+        Ok(self.map_rows(latents, |row, out| {
+            for (x, v) in out.iter_mut().zip(velocity.row(row)) {
+                *x += dt * v;
+            }
+        }))
+    }
+
+    fn inpaint_blend(
+        &self,
+        x: Tensor<Self>,
+        noise: &Tensor<Self>,
+        image: &Tensor<Self>,
+        mask: &Tensor<Self>,
+        sigma: &Tensor<Self>,
+    ) -> Result<Tensor<Self>> {
+        let (noise, image, mask) = (Rows::of(noise), Rows::of(image), Rows::of(mask));
+        let sigma = Rows::of(sigma).row(0)[0];
+        Ok(self.map_rows(x, |row, out| {
+            let repainted = mask.row(row)[0];
+            for ((x, noise), image) in out.iter_mut().zip(noise.row(row)).zip(image.row(row)) {
+                let noisy = sigma * noise + (1.0 - sigma) * image;
+                *x = repainted * *x + (1.0 - repainted) * noisy;
+            }
+        }))
+    }
+
+    fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>> {
+        let (positive, negative) = (Rows::of(positive), Rows::of(negative));
+        Ok(self.make_rows(positive.rows, positive.cols, |row, out| {
+            for ((out, p), n) in out.iter_mut().zip(positive.row(row)).zip(negative.row(row)) {
+                *out = n + guidance * (p - n);
+            }
+        }))
+    }
+}
