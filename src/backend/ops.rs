@@ -5,9 +5,9 @@
 
 use super::{Device, Group, WeightStore};
 use crate::error::Result;
-use crate::nn::{ConvKernel, Linear, Operand};
+use crate::nn::{Linear, Operand};
 use crate::ops::{
-    self, Adaln, Conv, Convolved, GroupNorm, Halo, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, RowSplit,
+    self, Adaln, Conv2d, Convolved, GroupNorm, Halo, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, RowSplit,
     TokenLayout, TokenSplit,
 };
 use crate::tensor::Tensor;
@@ -24,15 +24,9 @@ pub trait Ops: Device + Group + WeightStore {
     fn linear_rows(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>>;
     /// See [`Tensor::linear_concat`].
     fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>>;
-    /// See [`Tensor::conv2d`].
-    fn conv2d(
-        &self,
-        x: &Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        halo: &Halo<Self>,
-    ) -> Result<Convolved<Self>>;
+    /// See [`Tensor::conv2d`], [`Tensor::conv2d_over`], [`Tensor::conv2d_add`], [`Tensor::norm_conv2d`],
+    /// [`Tensor::norm_conv2d_add`] and [`Tensor::upsample_conv2d`].
+    fn conv2d(&self, conv2d: Conv2d<'_, Self>) -> Result<Convolved<Self>>;
     /// See [`Tensor::attention`].
     fn attention(
         &self,
@@ -165,62 +159,6 @@ pub trait Ops: Device + Group + WeightStore {
     /// See [`Tensor::group_norm_silu`].
     fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
         ops::group_norm::compose_silu(self, x, norm)
-    }
-    /// See [`Tensor::conv2d_add`].
-    fn conv2d_add(
-        &self,
-        x: &Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        residual: Tensor<Self>,
-    ) -> Result<Convolved<Self>> {
-        ops::conv2d::compose_add(self, x, weight, bias, conv, residual)
-    }
-    /// See [`Tensor::conv2d_over`].
-    fn conv2d_over(
-        &self,
-        x: Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-    ) -> Result<Convolved<Self>> {
-        ops::conv2d::compose_over(self, x, weight, bias, conv)
-    }
-    /// See [`Tensor::norm_conv2d`].
-    fn norm_conv2d(
-        &self,
-        x: &Tensor<Self>,
-        norm: &GroupNorm<'_, Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        halo: &Halo<Self>,
-    ) -> Result<Convolved<Self>> {
-        ops::norm_conv2d::compose(self, x, norm, weight, bias, conv, halo)
-    }
-    /// See [`Tensor::norm_conv2d_add`].
-    fn norm_conv2d_add(
-        &self,
-        x: Tensor<Self>,
-        norm: &GroupNorm<'_, Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: (Conv, &Halo<Self>),
-        residual: Tensor<Self>,
-    ) -> Result<Convolved<Self>> {
-        ops::norm_conv2d::compose_add(self, x, norm, weight, bias, conv, residual)
-    }
-    /// See [`Tensor::upsample_conv2d`].
-    fn upsample_conv2d(
-        &self,
-        x: Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        size: [usize; 2],
-        halo: &Halo<Self>,
-    ) -> Result<Convolved<Self>> {
-        ops::upsample_conv2d::compose(self, x, weight, bias, size, halo)
     }
     /// See [`Tensor::all_to_all_heads`].
     fn all_to_all_heads(&self, kvq: [Tensor<Self>; 3], split: &TokenSplit) -> Result<[Tensor<Self>; 3]> {

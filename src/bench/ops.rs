@@ -5,7 +5,9 @@ use std::time::Instant;
 use flux::Result;
 use flux::backend::{Backend, Storage};
 use flux::nn::{LowRank, Operand};
-use flux::ops::{self, Adaln, Conv, GroupNorm, Halo, Heads, Mask, Norm, Pairs, Projection, QkNorm, Rope, TokenLayout};
+use flux::ops::{
+    self, Adaln, Conv, Conv2d, GroupNorm, Heads, Mask, Norm, Pairs, Projection, QkNorm, Rope, TokenLayout,
+};
 use flux::tensor::Tensor;
 
 use super::shapes::{Convolution, Linear};
@@ -278,7 +280,8 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
             let (weight, conv) = (weights::convolution(&b, cin, cout, 3)?, Conv::same(side, side, 3));
             let norm = GroupNorm { weight: &row, bias: &row, groups, eps: EPS, statistics: None };
             let work = Work::Flops((2 * side * side * cin * cout * 9) as u64);
-            let compose = |()| ops::norm_conv2d::compose(&b, &x, &norm, &weight, &bias, conv, &Halo::default());
+            let normed = || Conv2d { norm: Some(&norm), ..Conv2d::new(x.row_view(0..x.rows()), &weight, &bias, conv) };
+            let compose = |()| ops::norm_conv2d::compose(&b, normed());
             bench.fused(&name, work, || Ok(()), |()| x.norm_conv2d(&norm, &weight, &bias, conv), compose)?;
         }
         let name = format!("ops/upsample_conv2d {side}x{side} {cout} -> {cout}");
@@ -287,7 +290,10 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
                 (tensor(&b, side * side, cout)?, tensor(&b, 1, cout)?, weights::convolution(&b, cout, cout, 3)?);
             // Both are counted as a 3 x 3 convolution of the large image.
             let work = Work::Flops((2 * 4 * side * side * cout * cout * 9) as u64);
-            let compose = |x| ops::upsample_conv2d::compose(&b, x, &weight, &bias, [side; 2], &Halo::default());
+            let conv = Conv::same(side, side, 3);
+            let compose = |x| {
+                ops::upsample_conv2d::compose(&b, Conv2d { upsample: true, ..Conv2d::new(x, &weight, &bias, conv) })
+            };
             bench.fused(&name, work, || copy(&x), |x| x.upsample_conv2d(&weight, &bias, side, side), compose)?;
         }
     }
@@ -303,7 +309,10 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
         let work = Work::Flops(convolution.flops());
         if add {
             let residual = tensor(&b, side * side, cout)?;
-            let compose = |residual| ops::conv2d::compose_add(&b, &x, &weight, &bias, conv, residual);
+            let compose = |residual| {
+                let conv2d = Conv2d::new(x.row_view(0..x.rows()), &weight, &bias, conv);
+                ops::conv2d::compose(&b, Conv2d { residual: Some(residual), ..conv2d })
+            };
             bench.fused(
                 &name,
                 work,

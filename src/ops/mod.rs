@@ -84,7 +84,7 @@ pub mod upsample_conv2d;
 pub use crate::token_layout::{Queries, TokenLayout};
 pub use crate::token_split::{RowSplit, Sharing, TokenSplit};
 pub use attention::{KeyValues, Mask};
-pub use conv2d::{Conv, Convolved};
+pub use conv2d::{Conv, Conv2d, Convolved};
 pub use gated_add_adaln::{Adaln, Norm};
 pub use group_norm::GroupNorm;
 pub use halo::Halo;

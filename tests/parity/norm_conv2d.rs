@@ -8,7 +8,7 @@ use flux::backend::{Backend, Bands, Device, Doers, Memory};
 use flux::files::Folder;
 use flux::files::TensorFiles;
 use flux::nn::{ConvKernel, Weights};
-use flux::ops::{Conv, Convolved, GroupNorm, Halo, norm_conv2d};
+use flux::ops::{self, Conv, Convolved, GroupNorm};
 use flux::pipeline::{Model, Request};
 use flux::tensor::Tensor;
 use flux::vae::{Grid, ResnetBlock};
@@ -35,12 +35,12 @@ impl NormConv2d<'_> {
         let norm =
             GroupNorm { weight: &norm_weight, bias: &norm_bias, groups: self.groups, eps: 1e-6, statistics: None };
         let out = match (self.conv2d.residual(b), composed) {
-            (Some(residual), false) => x.norm_conv2d_add(&norm, &weight, &bias, conv, residual),
-            (Some(residual), true) => {
-                norm_conv2d::compose_add(b, x, &norm, &weight, &bias, (conv, &Halo::default()), residual)
+            (residual, true) => {
+                let conv2d = ops::Conv2d::new(x, &weight, &bias, conv);
+                ops::norm_conv2d::compose(b, ops::Conv2d { norm: Some(&norm), residual, ..conv2d })
             }
+            (Some(residual), false) => x.norm_conv2d_add(&norm, &weight, &bias, conv, residual),
             (None, false) => x.norm_conv2d(&norm, &weight, &bias, conv),
-            (None, true) => norm_conv2d::compose(b, &x, &norm, &weight, &bias, conv, &Halo::default()),
         };
         vec![out.unwrap().pixels]
     }

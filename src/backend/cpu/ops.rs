@@ -6,8 +6,8 @@ use super::{
 };
 use crate::backend::Ops;
 use crate::error::Result;
-use crate::nn::{ConvKernel, Linear};
-use crate::ops::{self, Conv, Convolved, GroupNorm, Halo, Mask, Rope, TokenLayout};
+use crate::nn::Linear;
+use crate::ops::{self, Conv2d, Convolved, GroupNorm, Mask, Rope, TokenLayout};
 use crate::tensor::Tensor;
 
 impl Ops for Cpu {
@@ -56,64 +56,30 @@ impl Ops for Cpu {
         Ok(self.tensor(out, rows, weight.rows()))
     }
 
-    fn conv2d(
-        &self,
-        x: &Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        halo: &Halo<Self>,
-    ) -> Result<Convolved<Self>> {
-        if !halo.is_empty() {
-            return ops::conv2d::compose_band(self, x, weight, bias, conv, halo);
+    fn conv2d(&self, conv2d: Conv2d<'_, Self>) -> Result<Convolved<Self>> {
+        let kernel = conv2d.weight.weight();
+        let terms = gemm::terms(self.precision, &kernel.view);
+        let fused = match (conv2d.upsample, &conv2d.residual) {
+            (false, None) => true,
+            (false, Some(_)) => terms.is_some(),
+            // Sums of weights are rounded to bfloat16, so this is only for activations that are rounded too.
+            (true, residual) => terms == Some(1) && residual.is_none(),
+        };
+        if conv2d.norm.is_some() || conv2d.halo.is_some() || !fused {
+            return ops::conv2d::compose(self, conv2d);
         }
-        let rows = conv.out_height() * conv.out_width();
-        let mut out = pool::values(rows * weight.rows());
-        let (x, kernel, bias) = (Rows::of(x), weight.weight(), Rows::of(bias).row(0));
-        match gemm::terms(self.precision, &kernel.view) {
-            Some(terms) => conv_tiles::conv2d(conv_tiles::TILES, terms, x, kernel, bias, conv, &mut out, false),
+        let (rows, cols) = (conv2d.outputs(), conv2d.weight.rows());
+        let Conv2d { x, upsample, bias, conv, residual, .. } = conv2d;
+        let (x, bias, adds) = (Rows::of(&x), Rows::of(bias).row(0), residual.is_some());
+        let mut out = residual.map_or_else(|| pool::values(rows * cols), Self::take);
+        match terms {
+            _ if upsample => {
+                conv_tiles::upsample_conv2d(conv_tiles::TILES, x, kernel, bias, conv.height, conv.width, &mut out)
+            }
+            Some(terms) => conv_tiles::conv2d(conv_tiles::TILES, terms, x, kernel, bias, conv, &mut out, adds),
             None => conv::conv2d(x, kernel, bias, conv, &mut out),
         }
-        Ok(self.tensor(out, rows, weight.rows()).into())
-    }
-
-    fn conv2d_add(
-        &self,
-        x: &Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        residual: Tensor<Self>,
-    ) -> Result<Convolved<Self>> {
-        let kernel = weight.weight();
-        let Some(terms) = gemm::terms(self.precision, &kernel.view) else {
-            return ops::conv2d::compose_add(self, x, weight, bias, conv, residual);
-        };
-        let (rows, cols) = (residual.rows(), residual.cols());
-        let mut out = Self::take(residual);
-        let bias = Rows::of(bias).row(0);
-        conv_tiles::conv2d(conv_tiles::TILES, terms, Rows::of(x), kernel, bias, conv, &mut out, true);
         Ok(self.tensor(out, rows, cols).into())
-    }
-
-    fn upsample_conv2d(
-        &self,
-        x: Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        [height, width]: [usize; 2],
-        halo: &Halo<Self>,
-    ) -> Result<Convolved<Self>> {
-        let kernel = weight.weight();
-        // Sums of weights are rounded to bfloat16, so this is only for activations that are rounded too.
-        if !halo.is_empty() || gemm::terms(self.precision, &kernel.view) != Some(1) {
-            return ops::upsample_conv2d::compose(self, x, weight, bias, [height, width], halo);
-        }
-        let rows = 4 * x.rows();
-        let mut out = pool::values(rows * weight.rows());
-        let bias = Rows::of(bias).row(0);
-        conv_tiles::upsample_conv2d(conv_tiles::TILES, Rows::of(&x), kernel, bias, height, width, &mut out);
-        Ok(self.tensor(out, rows, weight.rows()).into())
     }
 
     fn attention(

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::buffer::Kind;
 use super::element::Element;
-use super::ops::conv2d_input::{Between, Input};
 use super::ops::quantise;
 use super::transfer::Rgb8;
 use super::upload::Source;
@@ -15,9 +14,9 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::files::TensorView;
-use crate::nn::{ConvKernel, Linear, LowRank, Operand};
+use crate::nn::{Linear, LowRank, Operand};
 use crate::ops::{
-    self, Adaln, Conv, Convolved, GroupNorm, Halo, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, RowSplit,
+    self, Adaln, Conv2d, Convolved, GroupNorm, Halo, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, RowSplit,
     TokenLayout, TokenSplit,
 };
 use crate::tensor::{Dtype, Tensor};
@@ -312,16 +311,8 @@ impl Ops for Cuda {
         self.linear_concat_op(parts, weight)
     }
 
-    fn conv2d(
-        &self,
-        x: &Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        halo: &Halo<Self>,
-    ) -> Result<Convolved<Self>> {
-        let between = Between::new(x, halo, conv.width)?;
-        self.conv2d_op(Input::Image(between), weight, bias, conv, None)
+    fn conv2d(&self, conv2d: Conv2d<'_, Self>) -> Result<Convolved<Self>> {
+        self.conv2d_op(conv2d)
     }
 
     fn attention(
@@ -489,63 +480,6 @@ impl Ops for Cuda {
 
     fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
         self.group_norm_op(x, norm, true)
-    }
-
-    fn conv2d_add(
-        &self,
-        x: &Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        residual: Tensor<Self>,
-    ) -> Result<Convolved<Self>> {
-        let between = Between::new(x, &Halo::default(), conv.width)?;
-        self.conv2d_op(Input::Image(between), weight, bias, conv, Some(residual))
-    }
-
-    fn conv2d_over(
-        &self,
-        x: Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-    ) -> Result<Convolved<Self>> {
-        self.conv2d_over_op(x, weight, bias, conv)
-    }
-
-    fn norm_conv2d(
-        &self,
-        x: &Tensor<Self>,
-        norm: &GroupNorm<'_, Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        halo: &Halo<Self>,
-    ) -> Result<Convolved<Self>> {
-        self.norm_conv2d_op(x, norm, weight, bias, (conv, halo), None)
-    }
-
-    fn norm_conv2d_add(
-        &self,
-        x: Tensor<Self>,
-        norm: &GroupNorm<'_, Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: (Conv, &Halo<Self>),
-        residual: Tensor<Self>,
-    ) -> Result<Convolved<Self>> {
-        self.norm_conv2d_op(&x, norm, weight, bias, conv, Some(residual))
-    }
-
-    fn upsample_conv2d(
-        &self,
-        x: Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        size: [usize; 2],
-        halo: &Halo<Self>,
-    ) -> Result<Convolved<Self>> {
-        self.upsample_conv2d_op(x, weight, bias, size, halo)
     }
 
     fn all_to_all_heads(&self, kvq: [Tensor<Self>; 3], split: &TokenSplit) -> Result<[Tensor<Self>; 3]> {
