@@ -7,8 +7,8 @@ use super::{Device, Group, WeightStore};
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
 use crate::ops::{
-    self, Adaln, Conv2d, Convolved, GroupNorm, Halo, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, RowSplit,
-    TokenLayout, TokenSplit,
+    self, Adaln, Conv2d, Convolved, GroupNorm, Halo, Heads, KeyValues, LinearArgs, Mask, Norm, Products, Projection,
+    QkNorm, Rope, RowSplit, TokenLayout, TokenSplit,
 };
 use crate::tensor::Tensor;
 
@@ -18,12 +18,8 @@ pub trait Ops: Device + Group + WeightStore {
     /// Means and variances of a tensor's channels, where the op that made the tensor computed them as well.
     type ChannelStatistics: Send + Sync;
 
-    /// See [`Tensor::linear`].
-    fn linear(&self, x: &Tensor<Self>, weight: &Linear<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>>;
-    /// See [`Tensor::linear_rows`].
-    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>>;
-    /// See [`Tensor::linear_concat`].
-    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>>;
+    /// See [`Tensor::linear`], [`Tensor::linear_add`], [`Tensor::linear_rows`] and [`Tensor::linear_concat`].
+    fn linear(&self, args: LinearArgs<'_, Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::conv2d`], [`Tensor::conv2d_over`], [`Tensor::conv2d_add`], [`Tensor::norm_conv2d`],
     /// [`Tensor::norm_conv2d_add`] and [`Tensor::upsample_conv2d`].
     fn conv2d(&self, conv2d: Conv2d<'_, Self>) -> Result<Convolved<Self>>;
@@ -102,17 +98,9 @@ pub trait Ops: Device + Group + WeightStore {
     ) -> Result<Tensor<Self>> {
         ops::attention::compose_cached(self, q, k, v, cached, head_dim, layout)
     }
-    /// See [`Tensor::linear_add`].
-    fn linear_add(&self, x: &Tensor<Self>, weight: &Linear<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
-        ops::linear::compose_add(self, x, weight, residual)
-    }
-    /// See [`Tensor::low_rank`].
-    fn low_rank(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
-        ops::low_rank::compose(self, parts)
-    }
-    /// See [`Tensor::low_rank_concat`].
-    fn low_rank_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
-        ops::low_rank::compose_concat(self, parts, weight)
+    /// See [`Tensor::low_rank`] and [`Tensor::low_rank_concat`].
+    fn low_rank(&self, products: Products<'_, Self>) -> Result<Tensor<Self>> {
+        ops::low_rank::compose(self, products)
     }
     /// See [`Tensor::adaln`].
     fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {

@@ -6,7 +6,7 @@ use flux::Result;
 use flux::backend::{Backend, Storage};
 use flux::nn::{LowRank, Operand};
 use flux::ops::{
-    self, Adaln, Conv, Conv2d, GroupNorm, Heads, Mask, Norm, Pairs, Projection, QkNorm, Rope, TokenLayout,
+    self, Adaln, Conv, Conv2d, GroupNorm, Heads, Mask, Norm, Pairs, Products, Projection, QkNorm, Rope, TokenLayout,
 };
 use flux::tensor::Tensor;
 
@@ -173,7 +173,7 @@ fn low_rank<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: Token
             Work::Flops(2 * (rows * (cols * (dim + RANK) + dim * RANK)) as u64),
             || Ok(()),
             |()| Tensor::low_rank(&parts),
-            |()| ops::low_rank::compose(&b, &parts),
+            |()| ops::low_rank::compose(&b, Products::Rows(&parts)),
         )?;
     }
     Ok(())

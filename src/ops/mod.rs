@@ -88,6 +88,7 @@ pub use conv2d::{Conv, Conv2d, Convolved};
 pub use gated_add_adaln::{Adaln, Norm};
 pub use group_norm::GroupNorm;
 pub use halo::Halo;
+pub use linear::{LinearArgs, Products};
 pub use project::{Heads, Projection};
 pub use qk_norm_rope::QkNorm;
 pub use rope::{Pairs, Rope};

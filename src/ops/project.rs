@@ -3,7 +3,7 @@
 use super::linear::{expect_operand, expect_weight};
 use super::qk_norm_rope::expect_norm;
 use super::rope::expect_rope;
-use super::{QkNorm, Rope, TokenLayout};
+use super::{Products, QkNorm, Rope, TokenLayout};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
@@ -72,7 +72,7 @@ pub fn compose<B: Backend>(
     heads: Option<&Heads<'_, B>>,
 ) -> Result<Projection<B>> {
     let products: Vec<_> = parts.iter().map(|(x, weight)| (x.tensor(), *weight)).collect();
-    let y = super::low_rank::compose(b, &products)?;
+    let y = super::low_rank::compose(b, Products::Rows(&products))?;
     let dim = heads.map_or(0, |heads| heads.dim);
     let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
     let mlp = (y.cols() - 3 * dim) / 2;

@@ -6,8 +6,7 @@ use super::{
 };
 use crate::backend::Ops;
 use crate::error::Result;
-use crate::nn::Linear;
-use crate::ops::{self, Conv2d, Convolved, GroupNorm, Mask, Rope, TokenLayout};
+use crate::ops::{self, Conv2d, Convolved, GroupNorm, LinearArgs, Mask, Products, Rope, TokenLayout};
 use crate::tensor::Tensor;
 
 impl Ops for Cpu {
@@ -25,35 +24,34 @@ impl Ops for Cpu {
         ChannelStatistics::combine(&all).map(Some)
     }
 
-    fn linear(&self, x: &Tensor<Self>, weight: &Linear<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
-        let mut out = pool::values(x.rows() * weight.rows());
-        gemm::linear(self.precision, &[Rows::of(x)], weight, &mut out);
-        if let Some(bias) = bias {
-            let bias = Rows::of(bias).row(0);
-            for_rows(&mut out, weight.rows(), |_, row| elementwise::add(row, bias));
-        }
-        Ok(self.tensor(out, x.rows(), weight.rows()))
-    }
-
-    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
-        let cols = parts[0].1.rows();
-        let rows = parts.iter().map(|(x, _)| x.rows()).sum::<usize>();
+    fn linear(&self, args: LinearArgs<'_, Self>) -> Result<Tensor<Self>> {
+        let (rows, cols) = match args {
+            LinearArgs { residual: Some(_), .. } => return ops::linear::compose(self, args),
+            LinearArgs { products: Products::Columns(x, weight), .. } => (x[0].rows(), weight.rows()),
+            LinearArgs { products: Products::Rows(parts), .. } => {
+                (parts.iter().map(|(x, _)| x.rows()).sum(), parts[0].1.rows())
+            }
+        };
         let mut out = pool::values(rows * cols);
-        let mut rest = out.as_mut_slice();
-        for (x, weight) in parts {
-            let (part, below) = rest.split_at_mut(x.rows() * cols);
-            gemm::linear(self.precision, &[Rows::of(x)], weight, part);
-            rest = below;
+        match args.products {
+            Products::Columns(x, weight) => {
+                let x: Vec<_> = x.iter().map(|x| Rows::of(x)).collect();
+                gemm::linear(self.precision, &x, weight, &mut out);
+            }
+            Products::Rows(parts) => {
+                let mut rest = out.as_mut_slice();
+                for (x, weight) in parts {
+                    let (part, below) = rest.split_at_mut(x.rows() * cols);
+                    gemm::linear(self.precision, &[Rows::of(x)], weight, part);
+                    rest = below;
+                }
+            }
+        }
+        if let Some(bias) = args.bias {
+            let bias = Rows::of(bias).row(0);
+            for_rows(&mut out, cols, |_, row| elementwise::add(row, bias));
         }
         Ok(self.tensor(out, rows, cols))
-    }
-
-    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
-        let rows = parts[0].rows();
-        let parts: Vec<_> = parts.iter().map(|x| Rows::of(x)).collect();
-        let mut out = pool::values(rows * weight.rows());
-        gemm::linear(self.precision, &parts, weight, &mut out);
-        Ok(self.tensor(out, rows, weight.rows()))
     }
 
     fn conv2d(&self, conv2d: Conv2d<'_, Self>) -> Result<Convolved<Self>> {

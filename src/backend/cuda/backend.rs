@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{Linear, LowRank, Operand};
 use crate::ops::{
-    self, Adaln, Conv2d, Convolved, GroupNorm, Halo, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, RowSplit,
-    TokenLayout, TokenSplit,
+    self, Adaln, Conv2d, Convolved, GroupNorm, Halo, Heads, KeyValues, LinearArgs, Mask, Norm, Products, Projection,
+    QkNorm, Rope, RowSplit, TokenLayout, TokenSplit,
 };
 use crate::tensor::{Dtype, Tensor};
 
@@ -299,16 +299,8 @@ impl WeightStore for Cuda {
 impl Ops for Cuda {
     type ChannelStatistics = ChannelStatistics;
 
-    fn linear(&self, x: &Tensor<Self>, weight: &Linear<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
-        self.linear_op(x, weight, bias)
-    }
-
-    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
-        self.linear_rows_op(parts)
-    }
-
-    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
-        self.linear_concat_op(parts, weight)
+    fn linear(&self, args: LinearArgs<'_, Self>) -> Result<Tensor<Self>> {
+        self.linear_op(args)
     }
 
     fn conv2d(&self, conv2d: Conv2d<'_, Self>) -> Result<Convolved<Self>> {
@@ -424,16 +416,8 @@ impl Ops for Cuda {
         self.guide_op(positive, negative, guidance)
     }
 
-    fn linear_add(&self, x: &Tensor<Self>, weight: &Linear<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
-        self.linear_add_op(x, weight, residual)
-    }
-
-    fn low_rank(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
-        self.low_rank_op(parts)
-    }
-
-    fn low_rank_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
-        self.low_rank_concat_op(parts, weight)
+    fn low_rank(&self, products: Products<'_, Self>) -> Result<Tensor<Self>> {
+        self.low_rank_op(products)
     }
 
     fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
