@@ -7,8 +7,8 @@ use super::{Device, Group, WeightStore};
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
 use crate::ops::{
-    self, Adaln, Conv2d, Convolved, GroupNorm, Halo, Heads, KeyValues, LinearArgs, Mask, Norm, Products, Projection,
-    QkNorm, Rope, RowSplit, TokenLayout, TokenSplit,
+    self, Adaln, Attention, Conv2d, Convolved, GroupNorm, Halo, Heads, InpaintBlend, LinearArgs, Norm, Patches,
+    Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
 };
 use crate::tensor::Tensor;
 
@@ -23,16 +23,8 @@ pub trait Ops: Device + Group + WeightStore {
     /// See [`Tensor::conv2d`], [`Tensor::conv2d_over`], [`Tensor::conv2d_add`], [`Tensor::norm_conv2d`],
     /// [`Tensor::norm_conv2d_add`] and [`Tensor::upsample_conv2d`].
     fn conv2d(&self, conv2d: Conv2d<'_, Self>) -> Result<Convolved<Self>>;
-    /// See [`Tensor::attention`].
-    fn attention(
-        &self,
-        q: Tensor<Self>,
-        k: &Tensor<Self>,
-        v: &Tensor<Self>,
-        head_dim: usize,
-        layout: TokenLayout,
-        mask: Mask,
-    ) -> Result<Tensor<Self>>;
+    /// See [`Tensor::attention`] and [`Tensor::attention_cached`].
+    fn attention(&self, attention: Attention<'_, Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::layer_norm`].
     fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>>;
     /// See [`Tensor::rms_norm`].
@@ -56,48 +48,15 @@ pub trait Ops: Device + Group + WeightStore {
     /// See [`Tensor::upsample`].
     fn upsample(&self, x: &Tensor<Self>, height: usize, width: usize) -> Result<Tensor<Self>>;
     /// See [`Tensor::patchify`].
-    fn patchify(
-        &self,
-        x: &Tensor<Self>,
-        mean: &Tensor<Self>,
-        std: &Tensor<Self>,
-        height: usize,
-        width: usize,
-    ) -> Result<Tensor<Self>>;
+    fn patchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::unpatchify`].
-    fn unpatchify(
-        &self,
-        latents: &Tensor<Self>,
-        mean: &Tensor<Self>,
-        std: &Tensor<Self>,
-        height: usize,
-        width: usize,
-    ) -> Result<Tensor<Self>>;
+    fn unpatchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::euler_step`].
     fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::inpaint_blend`].
-    fn inpaint_blend(
-        &self,
-        x: Tensor<Self>,
-        noise: &Tensor<Self>,
-        image: &Tensor<Self>,
-        mask: &Tensor<Self>,
-        sigma: &Tensor<Self>,
-    ) -> Result<Tensor<Self>>;
+    fn inpaint_blend(&self, operands: InpaintBlend<'_, Self>) -> Result<Tensor<Self>>;
     /// See [`Tensor::guide`].
     fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>>;
-    /// See [`Tensor::attention_cached`].
-    fn attention_cached(
-        &self,
-        q: Tensor<Self>,
-        k: &Tensor<Self>,
-        v: &Tensor<Self>,
-        cached: &KeyValues<Self>,
-        head_dim: usize,
-        layout: TokenLayout,
-    ) -> Result<Tensor<Self>> {
-        ops::attention::compose_cached(self, q, k, v, cached, head_dim, layout)
-    }
     /// See [`Tensor::low_rank`] and [`Tensor::low_rank_concat`].
     fn low_rank(&self, products: Products<'_, Self>) -> Result<Tensor<Self>> {
         ops::low_rank::compose(self, products)
@@ -134,15 +93,8 @@ pub trait Ops: Device + Group + WeightStore {
         ops::project::compose(self, parts, heads)
     }
     /// See [`Tensor::qk_norm_rope`].
-    fn qk_norm_rope(
-        &self,
-        q: Tensor<Self>,
-        k: Tensor<Self>,
-        norm: [&QkNorm<Self>; 2],
-        rope: &Rope<Self>,
-        layout: TokenLayout,
-    ) -> Result<(Tensor<Self>, Tensor<Self>)> {
-        ops::qk_norm_rope::compose(self, q, k, norm, rope, layout)
+    fn qk_norm_rope(&self, operands: QkNormRope<'_, Self>) -> Result<(Tensor<Self>, Tensor<Self>)> {
+        ops::qk_norm_rope::compose(self, operands)
     }
     /// See [`Tensor::group_norm_silu`].
     fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {

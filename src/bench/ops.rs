@@ -6,7 +6,8 @@ use flux::Result;
 use flux::backend::{Backend, Storage};
 use flux::nn::{LowRank, Operand};
 use flux::ops::{
-    self, Adaln, Conv, Conv2d, GroupNorm, Heads, Mask, Norm, Pairs, Products, Projection, QkNorm, Rope, TokenLayout,
+    self, Adaln, Conv, Conv2d, GroupNorm, Heads, Mask, Norm, Pairs, Products, Projection, QkNorm, QkNormRope, Rope,
+    TokenLayout,
 };
 use flux::tensor::Tensor;
 
@@ -133,7 +134,10 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLay
             Work::Values(4 * rows * dim),
             parts,
             |(q, k)| q.qk_norm_rope(k, [&txt, &img], &rope, layout),
-            |(q, k)| ops::qk_norm_rope::compose(&b, q, k, [&txt, &img], &rope, layout),
+            |(q, k)| {
+                let operands = QkNormRope { q, k, norm: [&txt, &img], rope: &rope, layout };
+                ops::qk_norm_rope::compose(&b, operands)
+            },
         )?;
     }
     Ok(())

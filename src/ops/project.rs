@@ -3,7 +3,7 @@
 use super::linear::{expect_operand, expect_weight};
 use super::qk_norm_rope::expect_norm;
 use super::rope::expect_rope;
-use super::{Products, QkNorm, Rope, TokenLayout};
+use super::{Products, QkNorm, QkNormRope, Rope, TokenLayout};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
@@ -78,7 +78,7 @@ pub fn compose<B: Backend>(
     let mlp = (y.cols() - 3 * dim) / 2;
     let [k, v, q, gate, up] = y.split_cols([dim, dim, dim, mlp, mlp]);
     let (q, k) = match heads {
-        Some(heads) => b.qk_norm_rope(q, k, heads.norm, heads.rope, heads.layout)?,
+        Some(&Heads { norm, rope, layout, .. }) => b.qk_norm_rope(QkNormRope { q, k, norm, rope, layout })?,
         None => (q, k),
     };
     let [q, gate, up] = [q, gate, up].map(|of_all| of_all.split_rows(without_query).1);

@@ -6,7 +6,9 @@ use super::{
 };
 use crate::backend::Ops;
 use crate::error::Result;
-use crate::ops::{self, Conv2d, Convolved, GroupNorm, LinearArgs, Mask, Products, Rope, TokenLayout};
+use crate::ops::{
+    self, Attention, Conv2d, Convolved, GroupNorm, InpaintBlend, LinearArgs, Mask, Patches, Products, Rope, TokenLayout,
+};
 use crate::tensor::Tensor;
 
 impl Ops for Cpu {
@@ -80,15 +82,11 @@ impl Ops for Cpu {
         Ok(self.tensor(out, rows, cols).into())
     }
 
-    fn attention(
-        &self,
-        q: Tensor<Self>,
-        k: &Tensor<Self>,
-        v: &Tensor<Self>,
-        head_dim: usize,
-        layout: TokenLayout,
-        mask: Mask,
-    ) -> Result<Tensor<Self>> {
+    fn attention(&self, attention: Attention<'_, Self>) -> Result<Tensor<Self>> {
+        if attention.cached.is_some() {
+            return ops::attention::compose(self, attention);
+        }
+        let Attention { q, k, v, head_dim, layout, mask, .. } = attention;
         let (q_rows, k_rows, v_rows) = (Rows::of(&q), Rows::of(k), Rows::of(v));
         let out = if self.precision == Precision::Bf16 && amx::available() && mask == Mask::None {
             attention_tiles::attention(amx::multiply, q_rows, k_rows, v_rows, head_dim, layout)
@@ -179,27 +177,15 @@ impl Ops for Cpu {
         }))
     }
 
-    fn patchify(
-        &self,
-        x: &Tensor<Self>,
-        mean: &Tensor<Self>,
-        std: &Tensor<Self>,
-        _height: usize,
-        width: usize,
-    ) -> Result<Tensor<Self>> {
+    fn patchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>> {
+        let Patches { x, mean, std, width, .. } = patches;
         let (x, mean, std) = (Rows::of(x), Rows::of(mean).row(0), Rows::of(std).row(0));
         Ok(self.make_rows(x.rows / 4, 4 * x.cols, |row, out| pixels::patchify(x, mean, std, width, row, out)))
     }
 
-    fn unpatchify(
-        &self,
-        latents: &Tensor<Self>,
-        mean: &Tensor<Self>,
-        std: &Tensor<Self>,
-        _height: usize,
-        width: usize,
-    ) -> Result<Tensor<Self>> {
-        let (x, mean, std) = (Rows::of(latents), Rows::of(mean).row(0), Rows::of(std).row(0));
+    fn unpatchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>> {
+        let Patches { x, mean, std, width, .. } = patches;
+        let (x, mean, std) = (Rows::of(x), Rows::of(mean).row(0), Rows::of(std).row(0));
         Ok(self.make_rows(4 * x.rows, x.cols / 4, |row, out| pixels::unpatchify(x, mean, std, width, row, out)))
     }
 
@@ -212,14 +198,8 @@ impl Ops for Cpu {
         }))
     }
 
-    fn inpaint_blend(
-        &self,
-        x: Tensor<Self>,
-        noise: &Tensor<Self>,
-        image: &Tensor<Self>,
-        mask: &Tensor<Self>,
-        sigma: &Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
+    fn inpaint_blend(&self, operands: InpaintBlend<'_, Self>) -> Result<Tensor<Self>> {
+        let InpaintBlend { x, noise, image, mask, sigma } = operands;
         let (noise, image, mask) = (Rows::of(noise), Rows::of(image), Rows::of(mask));
         let sigma = Rows::of(sigma).row(0)[0];
         Ok(self.map_rows(x, |row, out| {

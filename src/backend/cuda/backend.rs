@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{Linear, LowRank, Operand};
 use crate::ops::{
-    self, Adaln, Conv2d, Convolved, GroupNorm, Halo, Heads, KeyValues, LinearArgs, Mask, Norm, Products, Projection,
-    QkNorm, Rope, RowSplit, TokenLayout, TokenSplit,
+    self, Adaln, Attention, Conv2d, Convolved, GroupNorm, Halo, Heads, InpaintBlend, LinearArgs, Norm, Patches,
+    Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
 };
 use crate::tensor::{Dtype, Tensor};
 
@@ -307,28 +307,8 @@ impl Ops for Cuda {
         self.conv2d_op(conv2d)
     }
 
-    fn attention(
-        &self,
-        q: Tensor<Self>,
-        k: &Tensor<Self>,
-        v: &Tensor<Self>,
-        head_dim: usize,
-        layout: TokenLayout,
-        mask: Mask,
-    ) -> Result<Tensor<Self>> {
-        self.attention_op(q, k, v, head_dim, layout, mask)
-    }
-
-    fn attention_cached(
-        &self,
-        q: Tensor<Self>,
-        k: &Tensor<Self>,
-        v: &Tensor<Self>,
-        cached: &KeyValues<Self>,
-        head_dim: usize,
-        layout: TokenLayout,
-    ) -> Result<Tensor<Self>> {
-        self.attention_cached_op(q, k, v, cached, head_dim, layout)
+    fn attention(&self, attention: Attention<'_, Self>) -> Result<Tensor<Self>> {
+        self.attention_op(attention)
     }
 
     fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
@@ -375,41 +355,20 @@ impl Ops for Cuda {
         self.upsample_op(x, height, width)
     }
 
-    fn patchify(
-        &self,
-        x: &Tensor<Self>,
-        mean: &Tensor<Self>,
-        std: &Tensor<Self>,
-        height: usize,
-        width: usize,
-    ) -> Result<Tensor<Self>> {
-        self.patchify_op(x, mean, std, height, width)
+    fn patchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>> {
+        self.patchify_op(patches)
     }
 
-    fn unpatchify(
-        &self,
-        latents: &Tensor<Self>,
-        mean: &Tensor<Self>,
-        std: &Tensor<Self>,
-        height: usize,
-        width: usize,
-    ) -> Result<Tensor<Self>> {
-        self.unpatchify_op(latents, mean, std, height, width)
+    fn unpatchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>> {
+        self.unpatchify_op(patches)
     }
 
     fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>> {
         self.euler_step_op(latents, velocity, dt)
     }
 
-    fn inpaint_blend(
-        &self,
-        x: Tensor<Self>,
-        noise: &Tensor<Self>,
-        image: &Tensor<Self>,
-        mask: &Tensor<Self>,
-        sigma: &Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
-        self.inpaint_blend_op(x, [noise, image, mask, sigma])
+    fn inpaint_blend(&self, operands: InpaintBlend<'_, Self>) -> Result<Tensor<Self>> {
+        self.inpaint_blend_op(operands)
     }
 
     fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>> {
@@ -451,15 +410,8 @@ impl Ops for Cuda {
         self.project_op(parts, heads)
     }
 
-    fn qk_norm_rope(
-        &self,
-        q: Tensor<Self>,
-        k: Tensor<Self>,
-        norm: [&QkNorm<Self>; 2],
-        rope: &Rope<Self>,
-        layout: TokenLayout,
-    ) -> Result<(Tensor<Self>, Tensor<Self>)> {
-        self.qk_norm_rope_op(q, k, norm, rope, layout)
+    fn qk_norm_rope(&self, operands: QkNormRope<'_, Self>) -> Result<(Tensor<Self>, Tensor<Self>)> {
+        self.qk_norm_rope_op(operands)
     }
 
     fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
