@@ -7,7 +7,7 @@ use super::{Device, Group, WeightStore};
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
 use crate::ops::{
-    self, Adaln, Attention, Conv2d, Convolved, GroupNorm, Halo, Heads, InpaintBlend, LinearArgs, Norm, Patches,
+    self, Attention, Conv2d, Convolved, GatedAddAdaln, GroupNorm, Halo, Heads, InpaintBlend, LinearArgs, Patches,
     Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
 };
 use crate::tensor::Tensor;
@@ -70,15 +70,8 @@ pub trait Ops: Device + Group + WeightStore {
         ops::gated_add::compose(self, x, gate, y)
     }
     /// See [`Tensor::gated_add_adaln`].
-    fn gated_add_adaln(
-        &self,
-        x: Tensor<Self>,
-        gates: [&Tensor<Self>; 2],
-        y: &Tensor<Self>,
-        norms: [Norm<'_, Self>; 2],
-        adaln: Adaln,
-    ) -> Result<(Tensor<Self>, Operand<Self>)> {
-        ops::gated_add_adaln::compose(self, x, gates, y, norms, adaln)
+    fn gated_add_adaln(&self, operands: GatedAddAdaln<'_, Self>) -> Result<(Tensor<Self>, Operand<Self>)> {
+        ops::gated_add_adaln::compose(self, operands)
     }
     /// See [`Tensor::swiglu`].
     fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {

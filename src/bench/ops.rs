@@ -6,8 +6,8 @@ use flux::Result;
 use flux::backend::{Backend, Storage};
 use flux::nn::{LowRank, Operand};
 use flux::ops::{
-    self, Adaln, Conv, Conv2d, GroupNorm, Heads, Mask, Norm, Pairs, Products, Projection, QkNorm, QkNormRope, Rope,
-    TokenLayout,
+    self, Adaln, Conv, Conv2d, GatedAddAdaln, GroupNorm, Heads, Mask, Norm, Pairs, Products, Projection, QkNorm,
+    QkNormRope, Rope, TokenLayout,
 };
 use flux::tensor::Tensor;
 
@@ -107,7 +107,7 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLay
             Work::Values(4 * rows * dim),
             || copy(&x),
             |x| x.gated_add_adaln(gates, &y, norms, how),
-            |x| ops::gated_add_adaln::compose(&b, x, gates, &y, norms, how),
+            |x| ops::gated_add_adaln::compose(&b, GatedAddAdaln { x, gates, y: &y, norms, adaln: how }),
         )?;
     }
     let (txt, hidden) = (shapes.txt, shapes.text.hidden);

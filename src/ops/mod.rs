@@ -85,7 +85,7 @@ pub use crate::token_layout::{Queries, TokenLayout};
 pub use crate::token_split::{RowSplit, Sharing, TokenSplit};
 pub use attention::{Attention, KeyValues, Mask};
 pub use conv2d::{Conv, Conv2d, Convolved};
-pub use gated_add_adaln::{Adaln, Norm};
+pub use gated_add_adaln::{Adaln, GatedAddAdaln, Norm};
 pub use group_norm::GroupNorm;
 pub use halo::Halo;
 pub use inpaint_blend::InpaintBlend;

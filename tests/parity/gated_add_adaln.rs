@@ -42,7 +42,9 @@ impl Case for GatedAddAdaln {
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        self.with(b, |x, gates, y, norms| ops::gated_add_adaln::compose(b, x, gates, y, norms, self.how()).unwrap())
+        self.with(b, |x, gates, y, norms| {
+            ops::gated_add_adaln::compose(b, ops::GatedAddAdaln { x, gates, y, norms, adaln: self.how() }).unwrap()
+        })
     }
 }
 

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::nn::{Linear, LowRank, Operand};
 use crate::ops::{
-    self, Adaln, Attention, Conv2d, Convolved, GroupNorm, Halo, Heads, InpaintBlend, LinearArgs, Norm, Patches,
+    self, Attention, Conv2d, Convolved, GatedAddAdaln, GroupNorm, Halo, Heads, InpaintBlend, LinearArgs, Patches,
     Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
 };
 use crate::tensor::{Dtype, Tensor};
@@ -387,15 +387,8 @@ impl Ops for Cuda {
         self.gated_add_op(x, gate, y)
     }
 
-    fn gated_add_adaln(
-        &self,
-        x: Tensor<Self>,
-        gates: [&Tensor<Self>; 2],
-        y: &Tensor<Self>,
-        norms: [Norm<'_, Self>; 2],
-        adaln: Adaln,
-    ) -> Result<(Tensor<Self>, Operand<Self>)> {
-        self.gated_add_adaln_op(x, gates, y, norms, adaln)
+    fn gated_add_adaln(&self, operands: GatedAddAdaln<'_, Self>) -> Result<(Tensor<Self>, Operand<Self>)> {
+        self.gated_add_adaln_op(operands)
     }
 
     fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {
