@@ -215,7 +215,7 @@ impl WeightPolicy {
     /// A step spends nearly all of its products in the blocks. The layers around them have few rows or columns, so
     /// little time would be saved there, and their errors would go into every block, or straight into the velocity.
     pub fn of<B: Backend>(backend: &B) -> Self {
-        Self { blocks: backend.product_storage() }
+        Self { blocks: backend.costs().products }
     }
 
     /// How the weight `name` is stored.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Bands, Doers, Memory, Remark, Stats, Storage};
+use super::{Bands, Costs, Doers, Memory, Remark, Stats};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -25,28 +25,8 @@ pub trait Device: Memory {
     fn warm_up(&self) -> Result<()> {
         Ok(())
     }
-    /// Bytes of one value of an activation.
-    fn element_bytes(&self) -> u64;
-    /// The largest number of values with which every op takes a tensor; `u64::MAX` where only memory limits it.
-    fn max_tensor_values(&self) -> u64 {
-        u64::MAX
-    }
-    /// How the weights of large products are to be stored; see [`WeightPolicy`](crate::nn::WeightPolicy).
-    fn product_storage(&self) -> Storage {
-        Storage::Native
-    }
-    /// Bytes that a weight of `elements` elements takes in memory of this backend: zero where it is used in the mapped
-    /// file.
-    fn weight_bytes(&self, elements: u64, storage: Storage) -> u64;
-    /// Bytes that ops take beside their operands and results, and that memory in pieces does not serve.
-    fn workspace_bytes(&self) -> u64 {
-        0
-    }
-    /// The most bytes that [`Tensor::norm_conv2d`] allocates beside its input and output, when the whole normed image
-    /// is `whole` bytes and it is made in `bands`.
-    fn norm_conv2d_bytes(&self, whole: u64, _bands: Bands) -> u64 {
-        whole
-    }
+    /// What values take in its memory.
+    fn costs(&self) -> Costs;
     /// Has images normed in such bands from here on, where the backend makes them in bands.
     fn use_bands(&self, _bands: Bands) {}
     /// An event after all work enqueued so far.

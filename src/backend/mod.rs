@@ -3,10 +3,10 @@
 //! It is the sum of [`Device`], [`Group`], [`WeightStore`] and [`Ops`], on [`Memory`]. [`cpu::Cpu`] inherits most of the
 //! fused ops; [`cuda::Cuda`] replaces them with kernels that are tested against what they stand for.
 
+mod costs;
 pub mod cpu;
 pub mod cuda;
 mod device;
-mod gpu_costs;
 mod graph_cache;
 mod group;
 mod member;
@@ -15,8 +15,8 @@ mod ops;
 mod turns;
 mod weight_store;
 
+pub use costs::{Bands, Costs, GEMM_WORKSPACE_BYTES, IM2COL_BYTES};
 pub use device::Device;
-pub use gpu_costs::{Bands, GEMM_WORKSPACE_BYTES, GpuCosts, IM2COL_BYTES};
 pub use graph_cache::{GraphCache, RepeatedWork};
 pub use group::Group;
 pub use memory::Memory;

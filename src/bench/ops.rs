@@ -336,7 +336,7 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
 fn upload<B: Backend>(bench: &mut Bench<'_, B>) -> Result<()> {
     let name = format!("ops/upload {}x{}", UPLOAD[0], UPLOAD[1]);
     let b = bench.backend.clone();
-    if b.weight_bytes(1, Storage::Native) == 0 || !bench.is_new(&name) {
+    if b.costs().weight_bytes(1, Storage::Native) == 0 || !bench.is_new(&name) {
         return Ok(());
     }
     bench.ceiling()?;

@@ -127,8 +127,8 @@ impl<B: Backend> Model<B> {
     ///
     /// Errors when the backend cannot compute so large an image, however much memory there is.
     fn needs(&self, plan: &Plan) -> Result<Needs> {
-        let needs = Needs::of(self.backend(), self.info(), plan);
-        needs.check_largest(self.backend().max_tensor_values(), self.info(), plan)?;
+        let needs = Needs::of(&self.backend().costs(), self.info(), plan);
+        needs.check_largest(self.backend().costs().max_tensor_values, self.info(), plan)?;
         Ok(needs)
     }
 

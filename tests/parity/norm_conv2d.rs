@@ -435,7 +435,7 @@ fn a_residual_block_holds_its_input_its_middle_and_a_band() {
     let few = 128u64 << 20;
     let [x_bytes, h_bytes] = [cin, cout].map(|channels| (2 * side * side * channels) as u64);
     let (before, after, banded) = run();
-    let bound = before.memory_bytes + h_bytes + cuda.norm_conv2d_bytes(x_bytes, Bands::Wide) + few;
+    let bound = before.memory_bytes + h_bytes + cuda.costs().norm_conv2d_bytes(x_bytes, Bands::Wide) + few;
     let mib = |bytes: u64| bytes >> 20;
     println!(
         "{} MiB before, at most {} MiB, bound {} MiB",
@@ -443,7 +443,7 @@ fn a_residual_block_holds_its_input_its_middle_and_a_band() {
         mib(after.peak_memory_bytes),
         mib(bound)
     );
-    assert!(cuda.norm_conv2d_bytes(x_bytes, Bands::Wide) <= 512 << 20);
+    assert!(cuda.costs().norm_conv2d_bytes(x_bytes, Bands::Wide) <= 512 << 20);
     assert!(after.peak_memory_bytes <= bound, "{} of {bound} bytes", after.peak_memory_bytes);
     cuda.limit_bands(usize::MAX);
     let (_, after, whole) = run();

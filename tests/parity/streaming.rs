@@ -20,7 +20,7 @@ fn capped(bytes: u64, precision: Precision) -> Cuda {
 /// The memory in which the model's parts are resident, streamed, and take turns, for images like `request`.
 fn levels(cuda: &Cuda, dir: &ModelFiles, request: &Request) -> [(&'static str, u64); 4] {
     let size = request.height.zip(request.width).map(|(height, width)| [height, width]);
-    ModelInfo::read(dir).unwrap().memory_sizes(cuda, size).unwrap().levels()
+    ModelInfo::read(dir).unwrap().memory_sizes(&cuda.costs(), size).unwrap().levels()
 }
 
 /// Makes images at each level, and compares them to those of a model that has all memory.

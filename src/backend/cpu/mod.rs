@@ -29,7 +29,7 @@ pub use pool::Values;
 use rayon::prelude::*;
 
 use super::member::Member;
-use super::{Device, Group, Memory, Stats, Storage, WeightStore};
+use super::{Costs, Device, Group, Memory, Stats, Storage, WeightStore};
 use crate::error::{Error, Result};
 use crate::files::TensorView;
 use crate::tensor::{Dtype, Tensor};
@@ -208,12 +208,8 @@ impl Device for Cpu {
         Stats::default()
     }
 
-    fn element_bytes(&self) -> u64 {
-        4
-    }
-
-    fn weight_bytes(&self, _elements: u64, _storage: Storage) -> u64 {
-        0
+    fn costs(&self) -> Costs {
+        Costs::host(self.world())
     }
 
     fn event(&self) -> Result<Instant> {

@@ -10,7 +10,8 @@ use super::transfer::Rgb8;
 use super::upload::Source;
 use super::{BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Weight, kernels};
 use crate::backend::{
-    Bands, Device, Doers, Group, Memory, Ops, Passes, Remark, Stats, Storage, WeightStore, expect_rgb8, wrong_length,
+    Bands, Costs, Device, Doers, Group, Memory, Ops, Passes, Remark, Stats, Storage, WeightStore, expect_rgb8,
+    wrong_length,
 };
 use crate::error::{Error, Result};
 use crate::files::TensorView;
@@ -112,33 +113,12 @@ impl Device for Cuda {
         }
     }
 
-    fn element_bytes(&self) -> u64 {
-        self.costs().element_bytes()
-    }
-
-    fn max_tensor_values(&self) -> u64 {
-        // cuBLASLt 13.6 fails for some tensors of 2^31 values and more, and kernels index with int.
-        // Source: https://github.com/NVIDIA/raft/pull/3098
-        i32::MAX as u64
-    }
-
-    fn product_storage(&self) -> Storage {
-        match self.0.precision {
+    fn costs(&self) -> Costs {
+        let products = match self.0.precision {
             Precision::Bf16 => Storage::Native,
             Precision::Fp8 => Storage::Fp8,
-        }
-    }
-
-    fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
-        self.costs().weight_bytes(elements, storage)
-    }
-
-    fn workspace_bytes(&self) -> u64 {
-        self.costs().workspace_bytes()
-    }
-
-    fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64 {
-        self.costs().norm_conv2d_bytes(whole, bands)
+        };
+        Costs::gpu(products, self.copies_im2col(), self.world())
     }
 
     fn use_bands(&self, bands: Bands) {

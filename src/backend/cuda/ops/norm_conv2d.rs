@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use super::conv2d_input::{Input, Window};
 use super::conv2d_sm90a::CHOICE;
 use crate::backend::cuda::Cuda;
-use crate::backend::{Device, GpuCosts};
 use crate::error::Result;
 use crate::ops::{Conv2d, Convolved, GroupNorm};
 
@@ -22,13 +21,10 @@ impl Cuda {
         self.0.band_bytes.load(Ordering::Relaxed)
     }
 
-    /// What values take in the memory of this GPU.
-    pub(crate) fn costs(&self) -> GpuCosts {
-        GpuCosts {
-            products: self.product_storage(),
-            // The first convolution reports an error of the variable.
-            im2col: !self.hopper_wanted(CHOICE).unwrap_or(false),
-        }
+    /// Whether convolutions copy their input to im2col rows.
+    pub(crate) fn copies_im2col(&self) -> bool {
+        // The first convolution reports an error of the variable.
+        !self.hopper_wanted(CHOICE).unwrap_or(false)
     }
 
     /// A convolution of `silu(group_norm(x))`.
