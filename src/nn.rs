@@ -19,13 +19,13 @@ use std::sync::Arc;
 pub use blocks::{Blocks, Pass};
 pub use layers::Layers;
 
-use crate::backend::{Backend, Storage};
+use crate::backend::{Backend, Storage, WeightStore};
 use crate::error::{Error, Result};
 use crate::files::{TensorFiles, TensorView};
 use crate::tensor::Tensor;
 
 /// The weight of a linear layer, [out, in], in the form in which its backend multiplies it.
-pub struct Linear<B: Backend> {
+pub struct Linear<B: WeightStore> {
     backend: B,
     name: String,
     weight: Arc<B::Weight>,
@@ -35,7 +35,7 @@ pub struct Linear<B: Backend> {
 }
 
 /// What is added to the product with a weight [out, in]: the product with `up down`.
-pub struct LowRank<B: Backend> {
+pub struct LowRank<B: WeightStore> {
     /// [rank, in]
     pub down: Linear<B>,
     /// [out, rank]
@@ -89,7 +89,7 @@ impl<B: Backend> Linear<B> {
     }
 
     /// What is added to its product, if anything. Ops see to that; backends compute with the weight alone, but for
-    /// [`Backend::low_rank`] and [`Backend::project`].
+    /// [`Ops::low_rank`](crate::backend::Ops::low_rank) and [`Ops::project`](crate::backend::Ops::project).
     pub fn low_rank(&self) -> Option<&LowRank<B>> {
         self.low_rank.as_deref()
     }
@@ -154,7 +154,7 @@ impl<B: Backend> Operand<B> {
 }
 
 /// The weight of a convolution, [out, in, kernel, kernel], in the form in which its backend multiplies it.
-pub struct ConvKernel<B: Backend> {
+pub struct ConvKernel<B: WeightStore> {
     backend: B,
     weight: B::ConvWeight,
     rows: usize,
@@ -215,7 +215,7 @@ impl WeightPolicy {
     /// A step spends nearly all of its products in the blocks. The layers around them have few rows or columns, so
     /// little time would be saved there, and their errors would go into every block, or straight into the velocity.
     pub fn of<B: Backend>(backend: &B) -> Self {
-        Self { blocks: backend.product_storage() }
+        Self { blocks: backend.costs().products }
     }
 
     /// How the weight `name` is stored.

@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::Backend;
+use crate::backend::Memory;
 use crate::error::{Error, Result};
 
 /// The type of a tensor's values.
@@ -30,7 +30,7 @@ pub enum Dtype {
 }
 
 /// A matrix of rows x cols; the last axis is dense. A vector is one row.
-pub struct Tensor<B: Backend> {
+pub struct Tensor<B: Memory> {
     backend: B,
     buffer: Arc<B::Buffer>,
     offset: usize,
@@ -40,7 +40,7 @@ pub struct Tensor<B: Backend> {
     writable: bool,
 }
 
-impl<B: Backend> Tensor<B> {
+impl<B: Memory> Tensor<B> {
     /// A dense tensor that owns the whole of `buffer`. For backends.
     pub fn from_buffer(backend: &B, buffer: B::Buffer, rows: usize, cols: usize) -> Self {
         Self { backend: backend.clone(), buffer: Arc::new(buffer), offset: 0, rows, cols, stride: cols, writable: true }
@@ -198,21 +198,21 @@ impl<B: Backend> Tensor<B> {
 }
 
 /// Errors unless all operands of `op` are activations, on one device.
-pub(crate) fn expect_activations<B: Backend>(op: &str, operands: &[&Tensor<B>]) -> Result<()> {
+pub(crate) fn expect_activations<B: Memory>(op: &str, operands: &[&Tensor<B>]) -> Result<()> {
     operands.iter().try_for_each(|x| expect_activation(op, operands[0].backend(), x))
 }
 
 /// Errors unless `x`, an operand of `op`, is an activation on the device of `on`.
-pub(crate) fn expect_activation<B: Backend>(op: &str, on: &B, x: &Tensor<B>) -> Result<()> {
+pub(crate) fn expect_activation<B: Memory>(op: &str, on: &B, x: &Tensor<B>) -> Result<()> {
     expect_dtype(op, on, x, on.activation_dtype())
 }
 
-/// Errors unless all operands of `op` are float32, as [`Backend::upload_f32`] makes them, on the device of `on`.
-pub(crate) fn expect_f32<B: Backend>(op: &str, on: &B, operands: &[&Tensor<B>]) -> Result<()> {
+/// Errors unless all operands of `op` are float32, as [`Memory::upload_f32`] makes them, on the device of `on`.
+pub(crate) fn expect_f32<B: Memory>(op: &str, on: &B, operands: &[&Tensor<B>]) -> Result<()> {
     operands.iter().try_for_each(|x| expect_dtype(op, on, x, Dtype::F32))
 }
 
-fn expect_dtype<B: Backend>(op: &str, on: &B, x: &Tensor<B>, dtype: Dtype) -> Result<()> {
+fn expect_dtype<B: Memory>(op: &str, on: &B, x: &Tensor<B>, dtype: Dtype) -> Result<()> {
     expect(on.is_same_device(x.backend()), op, || {
         format!("a tensor is on {}, another on {}", x.backend().describe(), on.describe())
     })?;

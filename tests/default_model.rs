@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use flux::backend::Backend;
+use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::files::ModelFiles;
 use flux::input::read;

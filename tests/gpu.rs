@@ -104,7 +104,7 @@ mod vae_encoder;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use flux::backend::Backend;
+use flux::backend::Memory;
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
 
 /// GPU 0 with counters of its own, or none where there is no GPU.

@@ -73,7 +73,7 @@ struct Sources {
     parity: BTreeSet<String>,
     /// Parity files that tests/gpu.rs compiles.
     compiled: BTreeSet<String>,
-    /// Ops of `trait Backend`.
+    /// Ops that `trait Ops` names. One method may stand for several, which are its variants.
     of_trait: BTreeSet<String>,
     /// Op files, and the methods of `Tensor` in them.
     methods: BTreeSet<(String, String)>,
@@ -134,7 +134,7 @@ impl Sources {
             kernels: names(KERNELS, "cu"),
             parity: names(PARITY, "rs"),
             compiled: identifiers_after(&read("tests/gpu.rs"), "#[path = \"parity/").into_iter().collect(),
-            of_trait: identifiers_after(&read("src/backend/mod.rs"), "/// See [`Tensor::").into_iter().collect(),
+            of_trait: identifiers_after(&read("src/backend/ops.rs"), "[`Tensor::").into_iter().collect(),
             index: identifiers_after(&index, "](Tensor::"),
         }
     }

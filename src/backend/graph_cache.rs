@@ -96,7 +96,7 @@ impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
     /// Runs `work(reads, inputs)`: as a graph where `graphed` is set and no other thread runs the graph at the same
     /// time. Of work that all ranks of a group do, where that is so on all of them: their memory, and what they have cached, may differ.
     ///
-    /// Errors as [`Backend::run_graph`] and [`Backend::gather_soon`].
+    /// Errors as [`Device::run_graph`](super::Device::run_graph) and [`Group::gather_soon`](super::Group::gather_soon).
     pub fn run<const N: usize>(
         &self,
         backend: &B,
@@ -125,6 +125,7 @@ impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Memory;
     use crate::backend::cpu::{Cpu, Precision};
 
     #[test]

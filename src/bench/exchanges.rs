@@ -78,7 +78,7 @@ impl<B: Backend> Own<B> {
         let (split, [k, ..]) = (&self.split, &self.kvq);
         let heads = 3 * (split.whole().rows() - split.own().rows()) * k.cols() / split.world();
         let rows = split.own().rows() * (k.cols() - k.cols() / split.world());
-        (heads + rows) as u64 * k.backend().element_bytes()
+        (heads + rows) as u64 * k.backend().costs().element_bytes
     }
 }
 

@@ -442,7 +442,7 @@ impl<'a, B: Backend> Bench<'a, B> {
         drop((x, sum));
         let (x, weight) = (tensor(&b, product, product)?, weights::linear(&b, product, product)?);
         let multiplied = self.times(|| Ok(()), |()| x.linear(&weight, None))?;
-        let bytes = (copy as u64 * b.element_bytes()) as f64;
+        let bytes = (copy as u64 * b.costs().element_bytes) as f64;
         // A ceiling is the fastest run.
         let ceiling = Ceiling {
             bytes_s: (2.0 * bytes / copied.min).max(3.0 * bytes / added.min),
@@ -461,7 +461,7 @@ impl<'a, B: Backend> Bench<'a, B> {
         let ceiling = self.ceiling()?;
         let (gb_s, tflop_s, of_ceiling) = match work {
             Work::Values(values) => {
-                let rate = (values as u64 * self.backend.element_bytes()) as f64 / times.median;
+                let rate = (values as u64 * self.backend.costs().element_bytes) as f64 / times.median;
                 (Some(rate / 1e9), None, rate / ceiling.bytes_s)
             }
             Work::Flops(flops) => {

@@ -5,7 +5,10 @@ use std::time::Instant;
 use flux::Result;
 use flux::backend::{Backend, Storage};
 use flux::nn::{LowRank, Operand};
-use flux::ops::{self, Adaln, Conv, GroupNorm, Halo, Heads, Mask, Norm, Pairs, Projection, QkNorm, Rope, TokenLayout};
+use flux::ops::{
+    self, Adaln, Conv, Conv2d, GatedAddAdaln, GroupNorm, Heads, Mask, Norm, Pairs, Products, Projection, QkNorm,
+    QkNormRope, Rope, TokenLayout,
+};
 use flux::tensor::Tensor;
 
 use super::shapes::{Convolution, Linear};
@@ -104,7 +107,7 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLay
             Work::Values(4 * rows * dim),
             || copy(&x),
             |x| x.gated_add_adaln(gates, &y, norms, how),
-            |x| ops::gated_add_adaln::compose(&b, x, gates, &y, norms, how),
+            |x| ops::gated_add_adaln::compose(&b, GatedAddAdaln { x, gates, y: &y, norms, adaln: how }),
         )?;
     }
     let (txt, hidden) = (shapes.txt, shapes.text.hidden);
@@ -131,7 +134,10 @@ fn norms<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLay
             Work::Values(4 * rows * dim),
             parts,
             |(q, k)| q.qk_norm_rope(k, [&txt, &img], &rope, layout),
-            |(q, k)| ops::qk_norm_rope::compose(&b, q, k, [&txt, &img], &rope, layout),
+            |(q, k)| {
+                let operands = QkNormRope { q, k, norm: [&txt, &img], rope: &rope, layout };
+                ops::qk_norm_rope::compose(&b, operands)
+            },
         )?;
     }
     Ok(())
@@ -171,7 +177,7 @@ fn low_rank<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: Token
             Work::Flops(2 * (rows * (cols * (dim + RANK) + dim * RANK)) as u64),
             || Ok(()),
             |()| Tensor::low_rank(&parts),
-            |()| ops::low_rank::compose(&b, &parts),
+            |()| ops::low_rank::compose(&b, Products::Rows(&parts)),
         )?;
     }
     Ok(())
@@ -278,7 +284,8 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
             let (weight, conv) = (weights::convolution(&b, cin, cout, 3)?, Conv::same(side, side, 3));
             let norm = GroupNorm { weight: &row, bias: &row, groups, eps: EPS, statistics: None };
             let work = Work::Flops((2 * side * side * cin * cout * 9) as u64);
-            let compose = |()| ops::norm_conv2d::compose(&b, &x, &norm, &weight, &bias, conv, &Halo::default());
+            let normed = || Conv2d { norm: Some(&norm), ..Conv2d::new(x.row_view(0..x.rows()), &weight, &bias, conv) };
+            let compose = |()| ops::norm_conv2d::compose(&b, normed());
             bench.fused(&name, work, || Ok(()), |()| x.norm_conv2d(&norm, &weight, &bias, conv), compose)?;
         }
         let name = format!("ops/upsample_conv2d {side}x{side} {cout} -> {cout}");
@@ -287,7 +294,10 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
                 (tensor(&b, side * side, cout)?, tensor(&b, 1, cout)?, weights::convolution(&b, cout, cout, 3)?);
             // Both are counted as a 3 x 3 convolution of the large image.
             let work = Work::Flops((2 * 4 * side * side * cout * cout * 9) as u64);
-            let compose = |x| ops::upsample_conv2d::compose(&b, x, &weight, &bias, [side; 2], &Halo::default());
+            let conv = Conv::same(side, side, 3);
+            let compose = |x| {
+                ops::upsample_conv2d::compose(&b, Conv2d { upsample: true, ..Conv2d::new(x, &weight, &bias, conv) })
+            };
             bench.fused(&name, work, || copy(&x), |x| x.upsample_conv2d(&weight, &bias, side, side), compose)?;
         }
     }
@@ -303,7 +313,10 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
         let work = Work::Flops(convolution.flops());
         if add {
             let residual = tensor(&b, side * side, cout)?;
-            let compose = |residual| ops::conv2d::compose_add(&b, &x, &weight, &bias, conv, residual);
+            let compose = |residual| {
+                let conv2d = Conv2d::new(x.row_view(0..x.rows()), &weight, &bias, conv);
+                ops::conv2d::compose(&b, Conv2d { residual: Some(residual), ..conv2d })
+            };
             bench.fused(
                 &name,
                 work,
@@ -323,7 +336,7 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
 fn upload<B: Backend>(bench: &mut Bench<'_, B>) -> Result<()> {
     let name = format!("ops/upload {}x{}", UPLOAD[0], UPLOAD[1]);
     let b = bench.backend.clone();
-    if b.weight_bytes(1, Storage::Native) == 0 || !bench.is_new(&name) {
+    if b.costs().weight_bytes(1, Storage::Native) == 0 || !bench.is_new(&name) {
         return Ok(());
     }
     bench.ceiling()?;

@@ -4,7 +4,7 @@ use std::thread::{self, JoinHandle};
 
 use super::args::{EngineArgs, Observer};
 use super::choice::{DeviceChoice, Gpus, ParallelChoice, PrecisionChoice};
-use crate::backend::Backend;
+use crate::backend::Memory;
 use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
 use crate::error::{Error, Field, Result};

@@ -25,12 +25,30 @@ pub struct KeyValues<B: Backend> {
     pub v: Tensor<B>,
 }
 
+/// What attention reads.
+pub struct Attention<'a, B: Backend> {
+    /// [layout.query_rows(), heads * head_dim]. The result may overwrite it.
+    pub q: Tensor<B>,
+    /// [layout.rows(), kv_heads * head_dim]
+    pub k: &'a Tensor<B>,
+    /// [layout.rows(), kv_heads * head_dim]
+    pub v: &'a Tensor<B>,
+    /// Keys and values before those of k and v; of one sample, without a mask.
+    pub cached: Option<&'a KeyValues<B>>,
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Which rows are tokens of which sample, and which of them ask queries.
+    pub layout: TokenLayout,
+    /// Which keys a query may see.
+    pub mask: Mask,
+}
+
 impl<B: Backend> Tensor<B> {
     /// `softmax(q k^T / sqrt(head_dim) + mask) v` of each head; self is q.
     ///
     /// self [layout.query_rows(), heads * head_dim], k and v [layout.rows(), kv_heads * head_dim] -> as self. Query head
-    /// `h` reads key head `h / (heads / kv_heads)`. The result overwrites q where that is writable. Softmax and sums are in float32; no backend holds the whole score
-    /// matrix.
+    /// `h` reads key head `h / (heads / kv_heads)`. The result overwrites q where that is writable. Softmax
+    /// and sums are in float32; no backend holds the whole score matrix.
     ///
     /// Errors when shapes do not fit `layout` and `head_dim`, or kv_heads does not divide heads.
     pub fn attention(self, k: &Self, v: &Self, head_dim: usize, layout: TokenLayout, mask: Mask) -> Result<Self> {
@@ -41,7 +59,7 @@ impl<B: Backend> Tensor<B> {
             })?;
         }
         let b = self.backend().clone();
-        b.attention(self, k, v, head_dim, layout, mask)
+        b.attention(Attention { q: self, k, v, cached: None, head_dim, layout, mask })
     }
 
     /// [`Tensor::attention`] without a mask, of one sample, over the keys and values of `cached` and then those of k and
@@ -64,7 +82,7 @@ impl<B: Backend> Tensor<B> {
             format!("cached keys have {} columns for k of {}, {} samples", cached.k.cols(), k.cols(), layout.batch)
         })?;
         let b = self.backend().clone();
-        b.attention_cached(self, k, v, cached, head_dim, layout)
+        b.attention(Attention { q: self, k, v, cached: Some(cached), head_dim, layout, mask: Mask::None })
     }
 }
 
@@ -90,18 +108,12 @@ fn expect_operands<B: Backend>(
     })
 }
 
-/// What `attention_cached` means: the cached tokens are tokens before all others that ask no query.
-pub fn compose_cached<B: Backend>(
-    b: &B,
-    q: Tensor<B>,
-    k: &Tensor<B>,
-    v: &Tensor<B>,
-    cached: &KeyValues<B>,
-    head_dim: usize,
-    layout: TokenLayout,
-) -> Result<Tensor<B>> {
+/// What attention over cached keys means: the cached tokens are tokens before all others that ask no query.
+pub fn compose<B: Backend>(b: &B, attention: Attention<'_, B>) -> Result<Tensor<B>> {
+    let Attention { k, v, cached, layout, .. } = attention;
+    let Some(cached) = cached else { return b.attention(attention) };
     let (k, v) = (b.concat_rows(&[&cached.k, k])?, b.concat_rows(&[&cached.v, v])?);
     let references = cached.k.rows() + layout.rows_without_query();
-    let all = TokenLayout { references, ..TokenLayout::single(layout.query_rows()) };
-    b.attention(q, &k, &v, head_dim, all.image_queries(), Mask::None)
+    let layout = TokenLayout { references, ..TokenLayout::single(layout.query_rows()) }.image_queries();
+    b.attention(Attention { k: &k, v: &v, cached: None, layout, ..attention })
 }

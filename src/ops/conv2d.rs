@@ -1,6 +1,8 @@
 //! Convolution over pixels in rows.
 
+use super::group_norm::{GroupNorm, expect_groups};
 use super::halo::Halo;
+use super::{norm_conv2d, upsample_conv2d};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::ConvKernel;
@@ -61,6 +63,65 @@ impl<B: Backend> From<Tensor<B>> for Convolved<B> {
     }
 }
 
+/// A convolution, and what goes before and after it.
+pub struct Conv2d<'a, B: Backend> {
+    /// [height * width, in]. The result may overwrite it.
+    pub x: Tensor<B>,
+    /// x is normed and activated first: `silu(group_norm(x))`.
+    pub norm: Option<&'a GroupNorm<'a, B>>,
+    /// x is then doubled in height and width, every pixel a square of two by two; the output has four times the pixels
+    /// that `conv` says.
+    pub upsample: bool,
+    /// [out, in, k, k]
+    pub weight: &'a ConvKernel<B>,
+    /// [1, out]
+    pub bias: &'a Tensor<B>,
+    /// The geometry of x.
+    pub conv: Conv,
+    /// What is above and below x, in place of zeros; normed and doubled as x is. It is not empty.
+    pub halo: Option<&'a Halo<B>>,
+    /// [output pixels, out], which is added to the output. The result may overwrite it.
+    pub residual: Option<Tensor<B>>,
+}
+
+impl<'a, B: Backend> Conv2d<'a, B> {
+    /// The convolution alone.
+    pub fn new(x: Tensor<B>, weight: &'a ConvKernel<B>, bias: &'a Tensor<B>, conv: Conv) -> Self {
+        Self { x, norm: None, upsample: false, weight, bias, conv, halo: None, residual: None }
+    }
+
+    /// Pixels of the output.
+    pub fn outputs(&self) -> usize {
+        self.conv.out_height() * self.conv.out_width() * if self.upsample { 4 } else { 1 }
+    }
+
+    /// The convolution of an x that is only read.
+    pub(super) fn of_view(x: &Tensor<B>, weight: &'a ConvKernel<B>, bias: &'a Tensor<B>, conv: Conv) -> Self {
+        Self::new(x.row_view(0..x.rows()), weight, bias, conv)
+    }
+
+    /// Checks the operands of the op of this name, and computes it.
+    pub(super) fn run(self, op: &str) -> Result<Convolved<B>> {
+        let Self { x, norm, weight, bias, conv, residual, .. } = &self;
+        let halo = self.halo.filter(|halo| !halo.is_empty());
+        norm.map_or(Ok(()), |norm| expect_groups(op, x, norm))?;
+        expect_conv(op, x, weight, bias, *conv)?;
+        halo.map_or(Ok(()), |halo| expect_halo(op, x, *conv, halo))?;
+        expect(halo.is_none() || norm.is_none_or(|norm| norm.statistics.is_some()), op, || {
+            "a band with a halo has a norm by the statistics of the whole image".to_string()
+        })?;
+        if let Some(residual) = residual {
+            let (rows, cols) = (self.outputs(), weight.rows());
+            expect_activations(op, &[x, residual])?;
+            expect((residual.rows(), residual.cols()) == (rows, cols), op, || {
+                format!("residual is [{}, {}], expected [{rows}, {cols}]", residual.rows(), residual.cols())
+            })?;
+        }
+        let backend = x.backend().clone();
+        backend.conv2d(Self { halo, ..self })
+    }
+}
+
 impl<B: Backend> Tensor<B> {
     /// Convolution with bias.
     ///
@@ -69,38 +130,32 @@ impl<B: Backend> Tensor<B> {
     /// Errors when the shapes do not fit `conv`, or `conv` has a stride or a kernel of 0, or a kernel larger than the
     /// padded image.
     pub fn conv2d(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv) -> Result<Convolved<B>> {
-        self.conv2d_band(weight, bias, conv, &Halo::default())
+        Conv2d::of_view(self, weight, bias, conv).run("conv2d")
     }
 
     /// `conv2d` of a band of an image, with a halo in place of zeros.
     ///
     /// Errors as [`Tensor::conv2d`], and when the halo has not as many rows as `conv` has zeros.
     pub fn conv2d_band(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv, halo: &Halo<B>) -> Result<Convolved<B>> {
-        expect_conv("conv2d", self, weight, bias, conv)?;
-        expect_halo("conv2d", self, conv, halo)?;
-        self.backend().conv2d(self, weight, bias, conv, halo)
+        Conv2d { halo: Some(halo), ..Conv2d::of_view(self, weight, bias, conv) }.run("conv2d")
     }
 
     /// `conv2d(self)`, which may overwrite `self`.
     ///
     /// Errors as [`Tensor::conv2d`].
     pub fn conv2d_over(self, weight: &ConvKernel<B>, bias: &Self, conv: Conv) -> Result<Convolved<B>> {
-        expect_conv("conv2d_over", &self, weight, bias, conv)?;
-        let backend = self.backend().clone();
-        backend.conv2d_over(self, weight, bias, conv)
+        Conv2d::new(self, weight, bias, conv).run("conv2d_over")
     }
 
     /// `conv2d(self) + residual`. The result may overwrite `residual`.
     ///
     /// Errors as [`Tensor::conv2d`], and when `residual` is not of the output's shape.
     pub fn conv2d_add(&self, weight: &ConvKernel<B>, bias: &Self, conv: Conv, residual: Self) -> Result<Convolved<B>> {
-        expect_conv("conv2d_add", self, weight, bias, conv)?;
-        expect_residual("conv2d_add", self, &residual, weight, conv)?;
-        self.backend().conv2d_add(self, weight, bias, conv, residual)
+        Conv2d { residual: Some(residual), ..Conv2d::of_view(self, weight, bias, conv) }.run("conv2d_add")
     }
 }
 
-pub(super) fn expect_conv<B: Backend>(
+fn expect_conv<B: Backend>(
     op: &str,
     x: &Tensor<B>,
     weight: &ConvKernel<B>,
@@ -130,8 +185,8 @@ pub(super) fn expect_conv<B: Backend>(
     })
 }
 
-/// Errors unless there are zeros in place of the halo, or as many rows as `conv` has zeros.
-pub(super) fn expect_halo<B: Backend>(op: &str, x: &Tensor<B>, conv: Conv, halo: &Halo<B>) -> Result<()> {
+/// Errors unless the halo has, on each side, no rows or as many as `conv` has zeros.
+fn expect_halo<B: Backend>(op: &str, x: &Tensor<B>, conv: Conv, halo: &Halo<B>) -> Result<()> {
     for (rows, zeros) in [(&halo.above, conv.pad_before), (&halo.below, conv.pad_after)] {
         let Some(rows) = rows else { continue };
         expect_activations(op, &[x, rows])?;
@@ -142,66 +197,32 @@ pub(super) fn expect_halo<B: Backend>(op: &str, x: &Tensor<B>, conv: Conv, halo:
     Ok(())
 }
 
-pub(super) fn expect_residual<B: Backend>(
-    op: &str,
-    x: &Tensor<B>,
-    residual: &Tensor<B>,
-    weight: &ConvKernel<B>,
-    conv: Conv,
-) -> Result<()> {
-    let rows = conv.out_height() * conv.out_width();
-    expect_activations(op, &[x, residual])?;
-    expect(residual.rows() == rows && residual.cols() == weight.rows(), op, || {
-        format!("residual is [{}, {}], expected [{rows}, {}]", residual.rows(), residual.cols(), weight.rows())
-    })
+/// What a convolution means: plain ones, without a halo, a norm, an upsampled image or a residual, which backends do not
+/// leave to this.
+pub fn compose<B: Backend>(b: &B, mut conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
+    if conv2d.norm.is_some() && conv2d.halo.is_none() {
+        return norm_conv2d::compose(b, conv2d);
+    }
+    if conv2d.upsample && conv2d.halo.is_none() {
+        return upsample_conv2d::compose(b, conv2d);
+    }
+    let residual = conv2d.residual.take();
+    let made = match conv2d.halo.take() {
+        Some(halo) => compose_band(b, conv2d, halo)?,
+        None => b.conv2d(conv2d)?,
+    };
+    match residual {
+        Some(residual) => b.add(residual, &made.pixels).map(Convolved::from),
+        None => Ok(made),
+    }
 }
 
-/// What `conv2d` of a band with a halo means.
-pub fn compose_band<B: Backend>(
-    b: &B,
-    x: &Tensor<B>,
-    weight: &ConvKernel<B>,
-    bias: &Tensor<B>,
-    conv: Conv,
-    halo: &Halo<B>,
-) -> Result<Convolved<B>> {
-    compose_any_band(x, (conv, halo), 1, |x, conv| b.conv2d(&x, weight, bias, conv, &Halo::default()))
-}
-
-/// What a convolution of a band means: that of the band between its halo, without the outputs of the halo. The output of
-/// `convolve` is `scale / conv.stride` times as large as its input.
-pub(super) fn compose_any_band<B: Backend>(
-    x: &Tensor<B>,
-    (conv, halo): (Conv, &Halo<B>),
-    scale: usize,
-    convolve: impl FnOnce(Tensor<B>, Conv) -> Result<Convolved<B>>,
-) -> Result<Convolved<B>> {
+/// What a convolution of a band means: that of the band between its halo, without the outputs of the halo.
+fn compose_band<B: Backend>(b: &B, band: Conv2d<'_, B>, halo: &Halo<B>) -> Result<Convolved<B>> {
+    let (conv, scale) = (band.conv, if band.upsample { 2 } else { 1 });
     let [above, below] = halo.rows().map(|rows| rows / conv.width);
-    let made = convolve(halo.around(x)?, Conv { height: above + conv.height + below, ..conv })?;
+    let (x, around) = (halo.around(&band.x)?, Conv { height: above + conv.height + below, ..conv });
+    let made = b.conv2d(Conv2d { x, conv: around, ..band })?;
     let (width, first) = (scale * conv.out_width(), scale * above / conv.stride);
     Ok(made.pixels.row_view(first * width..(first + scale * conv.out_height()) * width).into())
-}
-
-/// What `conv2d_over` means.
-pub fn compose_over<B: Backend>(
-    b: &B,
-    x: Tensor<B>,
-    weight: &ConvKernel<B>,
-    bias: &Tensor<B>,
-    conv: Conv,
-) -> Result<Convolved<B>> {
-    b.conv2d(&x, weight, bias, conv, &Halo::default())
-}
-
-/// What `conv2d_add` means.
-pub fn compose_add<B: Backend>(
-    b: &B,
-    x: &Tensor<B>,
-    weight: &ConvKernel<B>,
-    bias: &Tensor<B>,
-    conv: Conv,
-    residual: Tensor<B>,
-) -> Result<Convolved<B>> {
-    let out = b.conv2d(x, weight, bias, conv, &Halo::default())?;
-    b.add(residual, &out.pixels).map(Convolved::from)
 }

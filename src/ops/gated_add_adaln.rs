@@ -34,6 +34,20 @@ pub struct Adaln {
     pub eps: f32,
 }
 
+/// What [`Tensor::gated_add_adaln`] reads. The pairs are for the first rows, and for those after them.
+pub struct GatedAddAdaln<'a, B: Backend> {
+    /// [rows, dim]. The sum may overwrite it.
+    pub x: Tensor<B>,
+    /// 2 x [1, dim]
+    pub gates: [&'a Tensor<B>; 2],
+    /// [rows, dim]
+    pub y: &'a Tensor<B>,
+    /// The norms of the sum.
+    pub norms: [Norm<'a, B>; 2],
+    /// How it is normed.
+    pub adaln: Adaln,
+}
+
 impl<B: Backend> Tensor<B> {
     /// `x = self + gate * y` and `h = adaln(x)`, as (x, h).
     ///
@@ -64,19 +78,13 @@ impl<B: Backend> Tensor<B> {
             format!("x has {} rows, of which {txt_rows} cannot be text", self.rows())
         })?;
         let b = self.backend().clone();
-        b.gated_add_adaln(self, gates, y, norms, adaln)
+        b.gated_add_adaln(GatedAddAdaln { x: self, gates, y, norms, adaln })
     }
 }
 
 /// What `gated_add_adaln` means.
-pub fn compose<B: Backend>(
-    b: &B,
-    x: Tensor<B>,
-    gates: [&Tensor<B>; 2],
-    y: &Tensor<B>,
-    norms: [Norm<'_, B>; 2],
-    Adaln { txt_rows, eps }: Adaln,
-) -> Result<(Tensor<B>, Operand<B>)> {
+pub fn compose<B: Backend>(b: &B, operands: GatedAddAdaln<'_, B>) -> Result<(Tensor<B>, Operand<B>)> {
+    let GatedAddAdaln { x, gates, y, norms, adaln: Adaln { txt_rows, eps } } = operands;
     let rows = x.rows();
     let of = |part: usize, x: Tensor<B>, y: Tensor<B>| -> Result<(Tensor<B>, Tensor<B>)> {
         let x = b.gated_add(x, gates[part], &y)?;

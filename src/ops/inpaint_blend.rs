@@ -4,6 +4,20 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations, expect_f32};
 
+/// What [`Tensor::inpaint_blend`] reads.
+pub struct InpaintBlend<'a, B: Backend> {
+    /// [tokens, channels]. The result may overwrite it.
+    pub x: Tensor<B>,
+    /// [tokens, channels]
+    pub noise: &'a Tensor<B>,
+    /// [tokens, channels]
+    pub image: &'a Tensor<B>,
+    /// [tokens, 1]
+    pub mask: &'a Tensor<B>,
+    /// [1, 1] in float32
+    pub sigma: &'a Tensor<B>,
+}
+
 impl<B: Backend> Tensor<B> {
     /// `mask * self + (1 - mask) * (sigma * noise + (1 - sigma) * image)`: what is not repainted becomes the image again,
     /// as noisy as the rest.
@@ -25,6 +39,6 @@ impl<B: Backend> Tensor<B> {
             })?;
         }
         let b = self.backend().clone();
-        b.inpaint_blend(self, noise, image, mask, sigma)
+        b.inpaint_blend(InpaintBlend { x: self, noise, image, mask, sigma })
     }
 }

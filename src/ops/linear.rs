@@ -9,6 +9,39 @@ use crate::error::Result;
 use crate::nn::{Linear, LowRank, Operand};
 use crate::tensor::{Dtype, Tensor, expect, expect_activation, expect_activations};
 
+/// What is multiplied by which weights.
+pub enum Products<'a, B: Backend> {
+    /// One product, of columns side by side: x_i [rows, in_i], weight [out, sum in_i] -> [rows, out].
+    Columns(&'a [&'a Tensor<B>], &'a Linear<B>),
+    /// Products one under the other: x_i [rows_i, in_i], weight_i [out, in_i] -> [sum rows_i, out].
+    Rows(&'a [(&'a Tensor<B>, &'a Linear<B>)]),
+}
+
+// A derived implementation would demand a backend that is `Copy`.
+impl<B: Backend> Clone for Products<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Products<'_, B> {}
+
+/// Products with weights, and what is added to them. Backends compute with the weights alone.
+pub struct LinearArgs<'a, B: Backend> {
+    /// The products.
+    pub products: Products<'a, B>,
+    /// [1, out]
+    pub bias: Option<&'a Tensor<B>>,
+    /// [rows, out]. The result may overwrite it.
+    pub residual: Option<Tensor<B>>,
+}
+
+impl<'a, B: Backend> From<Products<'a, B>> for LinearArgs<'a, B> {
+    fn from(products: Products<'a, B>) -> Self {
+        Self { products, bias: None, residual: None }
+    }
+}
+
 impl<B: Backend> Tensor<B> {
     /// `self weight^T + bias`, summed in float32.
     ///
@@ -22,7 +55,8 @@ impl<B: Backend> Tensor<B> {
         expect(bias.rows() == 1 && bias.cols() == weight.rows(), "linear", || {
             format!("bias is [{}, {}], expected [1, {}]", bias.rows(), bias.cols(), weight.rows())
         })?;
-        let out = self.backend().linear(self, weight, Some(bias))?;
+        let products = Products::Columns(&[self], weight);
+        let out = self.backend().linear(LinearArgs { bias: Some(bias), ..products.into() })?;
         add_low_rank(self.backend(), &[self], weight, out)
     }
 
@@ -43,7 +77,8 @@ impl<B: Backend> Tensor<B> {
                 weight.rows()
             )
         })?;
-        let out = self.backend().linear_add(self, weight, residual)?;
+        let products = Products::Columns(&[self], weight);
+        let out = self.backend().linear(LinearArgs { residual: Some(residual), ..products.into() })?;
         add_low_rank(self.backend(), &[self], weight, out)
     }
 
@@ -54,10 +89,10 @@ impl<B: Backend> Tensor<B> {
     /// Errors when the shapes do not fit. Panics when `parts` is empty.
     pub fn linear_rows(parts: &[(&Self, &Linear<B>)]) -> Result<Self> {
         expect_rows("linear_rows", parts)?;
-        let backend = parts[0].0.backend();
+        let (backend, products) = (parts[0].0.backend(), Products::Rows(parts));
         match parts.iter().any(|(_, weight)| weight.low_rank().is_some()) {
-            true => backend.low_rank(parts),
-            false => backend.linear_rows(parts),
+            true => backend.low_rank(products),
+            false => backend.linear(products.into()),
         }
     }
 
@@ -68,10 +103,10 @@ impl<B: Backend> Tensor<B> {
     /// Errors when the shapes do not fit. Panics when `parts` is empty.
     pub fn linear_concat(parts: &[&Self], weight: &Linear<B>) -> Result<Self> {
         expect_concat("linear_concat", parts, weight)?;
-        let backend = parts[0].backend();
+        let (backend, products) = (parts[0].backend(), Products::Columns(parts, weight));
         match weight.low_rank() {
-            Some(_) => backend.low_rank_concat(parts, weight),
-            None => backend.linear_concat(parts, weight),
+            Some(_) => backend.low_rank(products),
+            None => backend.linear(products.into()),
         }
     }
 }
@@ -88,8 +123,8 @@ impl<B: Backend> Operand<B> {
 /// `x weight^T`, with the factors beside the weight.
 fn product<B: Backend>(x: &Tensor<B>, weight: &Linear<B>) -> Result<Tensor<B>> {
     match weight.low_rank() {
-        Some(_) => x.backend().low_rank(&[(x, weight)]),
-        None => x.backend().linear(x, weight, None),
+        Some(_) => x.backend().low_rank(Products::Rows(&[(x, weight)])),
+        None => x.backend().linear(Products::Columns(&[x], weight).into()),
     }
 }
 
@@ -141,15 +176,16 @@ pub(super) fn add_low_rank<B: Backend>(
     out: Tensor<B>,
 ) -> Result<Tensor<B>> {
     let Some(LowRank { down, up }) = weight.low_rank() else { return Ok(out) };
-    let low = match x {
-        [x] => b.linear(x, down, None)?,
-        parts => b.linear_concat(parts, down)?,
-    };
-    b.linear_add(&low, up, out)
+    let low = b.linear(Products::Columns(x, down).into())?;
+    b.linear(LinearArgs { residual: Some(out), ..Products::Columns(&[&low], up).into() })
 }
 
-/// What `linear_add` means.
-pub fn compose_add<B: Backend>(b: &B, x: &Tensor<B>, weight: &Linear<B>, residual: Tensor<B>) -> Result<Tensor<B>> {
-    let out = b.linear(x, weight, None)?;
-    b.add(residual, &out)
+/// What products with a residual mean.
+pub fn compose<B: Backend>(b: &B, mut args: LinearArgs<'_, B>) -> Result<Tensor<B>> {
+    let residual = args.residual.take();
+    let out = b.linear(args)?;
+    match residual {
+        Some(residual) => b.add(residual, &out),
+        None => Ok(out),
+    }
 }

@@ -1,5 +1,6 @@
 //! Products with layers that have factors of low rank beside their weight.
 
+use super::Products;
 use super::linear::{add_low_rank, expect_concat, expect_rows};
 use crate::backend::Backend;
 use crate::error::Result;
@@ -15,7 +16,7 @@ impl<B: Backend> Tensor<B> {
     /// Errors when the shapes do not fit. Panics when `parts` is empty.
     pub fn low_rank(parts: &[(&Self, &Linear<B>)]) -> Result<Self> {
         expect_rows("low_rank", parts)?;
-        parts[0].0.backend().low_rank(parts)
+        parts[0].0.backend().low_rank(Products::Rows(parts))
     }
 
     /// `low_rank` of the parts' columns side by side.
@@ -25,13 +26,17 @@ impl<B: Backend> Tensor<B> {
     /// Errors when the shapes do not fit. Panics when `parts` is empty.
     pub fn low_rank_concat(parts: &[&Self], weight: &Linear<B>) -> Result<Self> {
         expect_concat("low_rank_concat", parts, weight)?;
-        parts[0].backend().low_rank_concat(parts, weight)
+        parts[0].backend().low_rank(Products::Columns(parts, weight))
     }
 }
 
 /// What `low_rank` means.
-pub fn compose<B: Backend>(b: &B, parts: &[(&Tensor<B>, &Linear<B>)]) -> Result<Tensor<B>> {
-    let mut below = b.linear_rows(parts)?;
+pub fn compose<B: Backend>(b: &B, products: Products<'_, B>) -> Result<Tensor<B>> {
+    let mut below = b.linear(products.into())?;
+    let parts = match products {
+        Products::Columns(x, weight) => return add_low_rank(b, x, weight, below),
+        Products::Rows(parts) => parts,
+    };
     if parts.iter().all(|(_, weight)| weight.low_rank().is_none()) {
         return Ok(below);
     }
@@ -46,9 +51,4 @@ pub fn compose<B: Backend>(b: &B, parts: &[(&Tensor<B>, &Linear<B>)]) -> Result<
         below = rest;
     }
     Ok(above.unwrap_or(below))
-}
-
-/// What `low_rank_concat` means.
-pub fn compose_concat<B: Backend>(b: &B, parts: &[&Tensor<B>], weight: &Linear<B>) -> Result<Tensor<B>> {
-    add_low_rank(b, parts, weight, b.linear_concat(parts, weight)?)
 }

@@ -83,13 +83,16 @@ pub mod upsample_conv2d;
 
 pub use crate::token_layout::{Queries, TokenLayout};
 pub use crate::token_split::{RowSplit, Sharing, TokenSplit};
-pub use attention::{KeyValues, Mask};
-pub use conv2d::{Conv, Convolved};
-pub use gated_add_adaln::{Adaln, Norm};
+pub use attention::{Attention, KeyValues, Mask};
+pub use conv2d::{Conv, Conv2d, Convolved};
+pub use gated_add_adaln::{Adaln, GatedAddAdaln, Norm};
 pub use group_norm::GroupNorm;
 pub use halo::Halo;
+pub use inpaint_blend::InpaintBlend;
+pub use linear::{LinearArgs, Products};
+pub use patchify::Patches;
 pub use project::{Heads, Projection};
-pub use qk_norm_rope::QkNorm;
+pub use qk_norm_rope::{QkNorm, QkNormRope};
 pub use rope::{Pairs, Rope};
 
 #[cfg(doc)]

@@ -4,6 +4,20 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations, expect_f32};
 
+/// What [`Tensor::patchify`] and [`Tensor::unpatchify`] read.
+pub struct Patches<'a, B: Backend> {
+    /// VAE latents, or packed ones.
+    pub x: &'a Tensor<B>,
+    /// [1, 4 * channels] in float32
+    pub mean: &'a Tensor<B>,
+    /// [1, 4 * channels] in float32
+    pub std: &'a Tensor<B>,
+    /// Rows of packed latents.
+    pub height: usize,
+    /// Columns of packed latents.
+    pub width: usize,
+}
+
 impl<B: Backend> Tensor<B> {
     /// VAE latents to packed latents: channel c of pixel (2 y + dy, 2 x + dx) becomes channel `4 c + 2 dy + dx` of token
     /// (y, x), then `(x - mean) / std`. Undoes [`Tensor::unpatchify`].
@@ -30,13 +44,13 @@ impl<B: Backend> Tensor<B> {
                 std.cols()
             )
         })?;
-        self.backend().patchify(self, mean, std, height, width)
+        self.backend().patchify(Patches { x: self, mean, std, height, width })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::backend::Backend;
+    use crate::backend::Memory;
     use crate::backend::cpu::{Cpu, Precision};
 
     #[test]

@@ -3,7 +3,7 @@
 use super::linear::{expect_operand, expect_weight};
 use super::qk_norm_rope::expect_norm;
 use super::rope::expect_rope;
-use super::{QkNorm, Rope, TokenLayout};
+use super::{Products, QkNorm, QkNormRope, Rope, TokenLayout};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
@@ -72,13 +72,13 @@ pub fn compose<B: Backend>(
     heads: Option<&Heads<'_, B>>,
 ) -> Result<Projection<B>> {
     let products: Vec<_> = parts.iter().map(|(x, weight)| (x.tensor(), *weight)).collect();
-    let y = super::low_rank::compose(b, &products)?;
+    let y = super::low_rank::compose(b, Products::Rows(&products))?;
     let dim = heads.map_or(0, |heads| heads.dim);
     let without_query = heads.map_or(0, |heads| heads.layout.rows_without_query());
     let mlp = (y.cols() - 3 * dim) / 2;
     let [k, v, q, gate, up] = y.split_cols([dim, dim, dim, mlp, mlp]);
     let (q, k) = match heads {
-        Some(heads) => b.qk_norm_rope(q, k, heads.norm, heads.rope, heads.layout)?,
+        Some(&Heads { norm, rope, layout, .. }) => b.qk_norm_rope(QkNormRope { q, k, norm, rope, layout })?,
         None => (q, k),
     };
     let [q, gate, up] = [q, gate, up].map(|of_all| of_all.split_rows(without_query).1);

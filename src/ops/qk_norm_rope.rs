@@ -16,6 +16,20 @@ pub struct QkNorm<B: Backend> {
     pub eps: f32,
 }
 
+/// What [`Tensor::qk_norm_rope`] reads.
+pub struct QkNormRope<'a, B: Backend> {
+    /// [layout.rows(), heads * head_dim]. The result may overwrite it.
+    pub q: Tensor<B>,
+    /// [layout.rows(), kv_heads * head_dim]. The result may overwrite it.
+    pub k: Tensor<B>,
+    /// For text rows, and for image rows.
+    pub norm: [&'a QkNorm<B>; 2],
+    /// The rotation of q and k.
+    pub rope: &'a Rope<B>,
+    /// Which rows are text and image.
+    pub layout: TokenLayout,
+}
+
 impl<B: Backend> Tensor<B> {
     /// `rope(rms_norm(q))` and `rope(rms_norm(k))`, the norm per head; self is q.
     ///
@@ -37,7 +51,7 @@ impl<B: Backend> Tensor<B> {
         }
         expect_norm("qk_norm_rope", self.backend(), norm, rope)?;
         let b = self.backend().clone();
-        b.qk_norm_rope(self, k, norm, rope, layout)
+        b.qk_norm_rope(QkNormRope { q: self, k, norm, rope, layout })
     }
 }
 
@@ -53,14 +67,8 @@ pub(super) fn expect_norm<B: Backend>(op: &str, on: &B, norm: [&QkNorm<B>; 2], r
 }
 
 /// What `qk_norm_rope` means.
-pub fn compose<B: Backend>(
-    b: &B,
-    q: Tensor<B>,
-    k: Tensor<B>,
-    norm: [&QkNorm<B>; 2],
-    rope: &Rope<B>,
-    layout: TokenLayout,
-) -> Result<(Tensor<B>, Tensor<B>)> {
+pub fn compose<B: Backend>(b: &B, operands: QkNormRope<'_, B>) -> Result<(Tensor<B>, Tensor<B>)> {
+    let QkNormRope { q, k, norm, rope, layout } = operands;
     let normed = |x: Tensor<B>, weights: [&Tensor<B>; 2]| -> Result<Tensor<B>> {
         let (txt, img) = x.split_rows(layout.txt_rows());
         let txt = b.rms_norm(&txt, weights[0], norm[0].eps)?;

@@ -1,5 +1,6 @@
 //! Packed latents to VAE latents.
 
+use super::Patches;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{Tensor, expect, expect_activations, expect_f32};
@@ -25,6 +26,6 @@ impl<B: Backend> Tensor<B> {
                 self.cols()
             )
         })?;
-        self.backend().unpatchify(self, mean, std, height, width)
+        self.backend().unpatchify(Patches { x: self, mean, std, height, width })
     }
 }

@@ -1,8 +1,6 @@
 //! The convolution of an upsampled image.
 
-use super::conv2d::{compose_any_band, expect_conv, expect_halo};
-use super::halo::Halo;
-use super::{Conv, Convolved};
+use super::{Conv, Conv2d, Convolved, Halo};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::ConvKernel;
@@ -36,30 +34,17 @@ impl<B: Backend> Tensor<B> {
         [height, width]: [usize; 2],
         halo: &Halo<B>,
     ) -> Result<Convolved<B>> {
-        let conv = Conv::same(height, width, 3);
-        expect_conv("upsample_conv2d", &self, weight, bias, conv)?;
-        expect_halo("upsample_conv2d", &self, conv, halo)?;
-        let backend = self.backend().clone();
-        backend.upsample_conv2d(self, weight, bias, [height, width], halo)
+        let conv2d = Conv2d::new(self, weight, bias, Conv::same(height, width, 3));
+        Conv2d { upsample: true, halo: Some(halo), ..conv2d }.run("upsample_conv2d")
     }
 }
 
-/// What `upsample_conv2d` means.
-pub fn compose<B: Backend>(
-    b: &B,
-    x: Tensor<B>,
-    weight: &ConvKernel<B>,
-    bias: &Tensor<B>,
-    [height, width]: [usize; 2],
-    halo: &Halo<B>,
-) -> Result<Convolved<B>> {
-    if !halo.is_empty() {
-        return compose_any_band(&x, (Conv::same(height, width, 3), halo), 2, |x, conv| {
-            b.upsample_conv2d(x, weight, bias, [conv.height, conv.width], &Halo::default())
-        });
-    }
-    let upsampled = b.upsample(&x, height, width)?;
+/// What a convolution of an upsampled image means.
+pub fn compose<B: Backend>(b: &B, conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
+    let Conv2d { x, conv, .. } = conv2d;
+    let upsampled = b.upsample(&x, conv.height, conv.width)?;
     // The small image is dropped before the convolution allocates its result.
     drop(x);
-    b.conv2d(&upsampled, weight, bias, Conv::same(2 * height, 2 * width, 3), halo)
+    let conv = Conv::same(2 * conv.height, 2 * conv.width, 3);
+    b.conv2d(Conv2d { x: upsampled, conv, upsample: false, ..conv2d })
 }

@@ -65,7 +65,8 @@ impl<B: Backend> Residency<B> {
             return (Placement::Beside, false);
         }
         let changed = base.layers().changed_elements(set.uses());
-        let bytes: u64 = changed.iter().map(|(storage, count)| self.backend().weight_bytes(*count, *storage)).sum();
+        let costs = self.backend().costs();
+        let bytes: u64 = changed.iter().map(|(storage, count)| costs.weight_bytes(*count, *storage)).sum();
         let is_short =
             |more: u64| self.backend().available_bytes() < bytes.saturating_add(needs.step).saturating_add(more);
         while bytes > 0 && is_short(0) {
@@ -81,7 +82,8 @@ impl<B: Backend> Residency<B> {
             self.free_shapes();
             self.free_text_encoder();
         }
-        let originals = self.backend().weight_bytes(base.layers().absent_originals(set.uses()), Storage::Native);
+        let originals =
+            self.backend().costs().weight_bytes(base.layers().absent_originals(set.uses()), Storage::Native);
         let placement = if bytes > 0 && is_short(0) { Placement::Beside } else { Placement::Merged };
         (placement, !is_short(originals))
     }

@@ -75,7 +75,7 @@ impl<B: Backend> Denoising<B> {
         clock: &mut Clock<B>,
     ) -> Result<(Self, Noise)> {
         let (info, backend) = (residency.info(), residency.backend());
-        let (needs, cached_references) = (Needs::of(backend, info, plan), info.caches_references);
+        let (needs, cached_references) = (Needs::of(&backend.costs(), info, plan), info.caches_references);
         let transformer = residency.transformer((plan, &needs), caller, clock)?;
         let adapted = (!adapters.is_empty())
             .then(|| residency.adapted(&transformer, adapters, &needs, caller, clock))

@@ -33,7 +33,7 @@ impl<B: Backend> Loader<B> {
 
     /// The same for another device, which copies the weights of this one, once they are there, where it can.
     ///
-    /// Errors as [`Backend::copy_weights_from`].
+    /// Errors as [`WeightStore::copy_weights_from`](crate::backend::WeightStore::copy_weights_from).
     pub(super) fn on(&self, backend: B) -> Result<Self> {
         let source = backend.copy_weights_from(&self.backend)?.then(|| Arc::clone(&self.loads));
         Ok(Self { source, ..Self::new(backend, Arc::clone(&self.info), Arc::clone(&self.files)) })

@@ -5,83 +5,14 @@ use super::file_sizes::FileSizes;
 use super::memory_plan::{InBands, MemoryPlan, MemorySizes};
 use super::plan::MAX_SAMPLES;
 use super::{ModelInfo, Plan, Request};
-use crate::backend::{Backend, Bands, GpuCosts, IM2COL_BYTES, Storage};
+use crate::backend::{Bands, Costs, IM2COL_BYTES, Storage};
 use crate::error::{Error, Field, Result};
-use crate::nn::WeightPolicy;
 use crate::token_split::{Sharing, share};
 use crate::vae::{Band, VaeConfig};
 
 /// Images and evaluations form one batch as long as no tensor has more values than this, on every backend: batches with
 /// larger tensors are no faster where they are correct.
 const MAX_BATCH_VALUES: u64 = i32::MAX as u64;
-
-/// What values take in the memory of a device.
-pub trait MemoryCosts {
-    /// Bytes of one value of an activation.
-    fn element_bytes(&self) -> u64;
-    /// Bytes of the weights of `elements` elements.
-    fn weight_bytes(&self, elements: u64, storage: Storage) -> u64;
-    /// How the transformer's blocks are stored.
-    fn block_storage(&self) -> Storage;
-    /// Bytes of a norm that a convolution reads, when the whole normed image is `whole` bytes.
-    fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64;
-    /// Bytes that are in no other account.
-    fn workspace_bytes(&self) -> u64;
-    /// Devices that make an image together, each in memory of its own.
-    fn world(&self) -> usize;
-}
-
-impl<B: Backend> MemoryCosts for B {
-    fn element_bytes(&self) -> u64 {
-        Backend::element_bytes(self)
-    }
-
-    fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
-        Backend::weight_bytes(self, elements, storage)
-    }
-
-    fn block_storage(&self) -> Storage {
-        WeightPolicy::of(self).blocks()
-    }
-
-    fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64 {
-        Backend::norm_conv2d_bytes(self, whole, bands)
-    }
-
-    fn workspace_bytes(&self) -> u64 {
-        Backend::workspace_bytes(self)
-    }
-
-    fn world(&self) -> usize {
-        Backend::world(self)
-    }
-}
-
-impl MemoryCosts for GpuCosts {
-    fn element_bytes(&self) -> u64 {
-        GpuCosts::element_bytes(self)
-    }
-
-    fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
-        GpuCosts::weight_bytes(self, elements, storage)
-    }
-
-    fn block_storage(&self) -> Storage {
-        self.products
-    }
-
-    fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64 {
-        GpuCosts::norm_conv2d_bytes(self, whole, bands)
-    }
-
-    fn workspace_bytes(&self) -> u64 {
-        GpuCosts::workspace_bytes(self)
-    }
-
-    fn world(&self) -> usize {
-        1
-    }
-}
 
 /// What the activations of an image need on the device that needs most: bytes at their peak, and values of the largest.
 /// The same on all devices of a group.
@@ -101,10 +32,10 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    pub(super) fn of(costs: &impl MemoryCosts, info: &ModelInfo, plan: &Plan) -> Self {
+    pub(super) fn of(costs: &Costs, info: &ModelInfo, plan: &Plan) -> Self {
         let (height, width) = info.latent_size(plan);
-        let sharing = sharing(costs.world(), plan, info.caches_references);
-        let sharers = sharing.ranks(0, costs.world()).len();
+        let sharing = sharing(costs.world, plan, info.caches_references);
+        let sharers = sharing.ranks(0, costs.world).len();
         // Cached keys and values of references are made by a pass of their own.
         let (image, references) = (own(height * width, sharers), own(info.reference_tokens(plan), sharers));
         let stream = if info.caches_references { image.max(references) } else { image + references };
@@ -117,7 +48,7 @@ impl Needs {
         let exchanged = if sharers > 1 { 5 * dim } else { 0 };
         let step = tokens * (6 * dim + 5 * mlp / 2 + exchanged);
         Self {
-            step: step * costs.element_bytes(),
+            step: step * costs.element_bytes,
             largest: tokens * widest(info),
             sharing,
             sharers,
@@ -182,7 +113,7 @@ impl ModelInfo {
     /// What an image of a prompt needs, of this size, [height, width] in pixels, or the model's own.
     ///
     /// Errors when the model makes no images of that size.
-    pub fn memory_sizes(&self, costs: &impl MemoryCosts, size: Option<[usize; 2]>) -> Result<MemorySizes> {
+    pub fn memory_sizes(&self, costs: &Costs, size: Option<[usize; 2]>) -> Result<MemorySizes> {
         let [height, width] = [0, 1].map(|side| size.map(|size| size[side]));
         let plan = Plan::new(&Request { height, width, ..Request::new("", 0) }, self)?;
         Ok(MemorySizes::of(costs, self, &plan, true))
@@ -191,13 +122,13 @@ impl ModelInfo {
 
 impl MemorySizes {
     /// What an image needs; `text` says whether there may be a prompt to encode.
-    pub(super) fn of(costs: &impl MemoryCosts, info: &ModelInfo, plan: &Plan, text: bool) -> Self {
+    pub(super) fn of(costs: &Costs, info: &ModelInfo, plan: &Plan, text: bool) -> Self {
         let needs = Needs::of(costs, info, plan);
         let native = |elements: u64| costs.weight_bytes(elements, Storage::Native);
         let (layers, encoder) = (info.layers_to_run(), &info.text_encoder);
         let tokens = plan.text().into_iter().max().unwrap_or(0) as u64;
         let changed = plan.strength.map(|_| [plan.height, plan.width]);
-        let pixels = |size| VaePixels::of(&info.vae, costs.world(), size);
+        let pixels = |size| VaePixels::of(&info.vae, costs.world, size);
         let encoded = plan.references.iter().copied().chain(changed).map(pixels).max_by_key(|pixels| pixels.own);
         let dequantised = info.file_sizes.iter().map(FileSizes::largest).max().unwrap_or(0);
         let (channels, decoded) = (info.vae.decoder_channels(), pixels([plan.height, plan.width]));
@@ -213,21 +144,21 @@ impl MemorySizes {
                     .collect(),
                 rest: 0,
             },
-            encode_text: if text { tokens * encoder.activations() * costs.element_bytes() } else { 0 },
+            encode_text: if text { tokens * encoder.activations() * costs.element_bytes } else { 0 },
             transformer: Self::transformer(costs, info),
             step: needs.step,
             decoder: native(info.vae.decoder_elements()),
             decode: InBands::of(decode),
             encoder: if encoded.is_some() { native(info.vae.encoder_elements()) } else { 0 },
             encode: InBands::of(encode),
-            workspace: costs.workspace_bytes() + native(dequantised),
+            workspace: costs.workspace_bytes + native(dequantised),
         }
     }
 
     /// What the transformer's weights take.
-    pub(super) fn transformer(costs: &impl MemoryCosts, info: &ModelInfo) -> BlockSizes {
-        let of_floats = |elements: u64| costs.weight_bytes(elements, costs.block_storage());
-        let of_block = |(index, elements): (usize, u64)| match costs.block_storage() {
+    pub(super) fn transformer(costs: &Costs, info: &ModelInfo) -> BlockSizes {
+        let of_floats = |elements: u64| costs.weight_bytes(elements, costs.products);
+        let of_block = |(index, elements): (usize, u64)| match costs.products {
             Storage::Native => info.file_sizes[1].block(index, elements, of_floats),
             Storage::Fp8 => of_floats(elements),
         };
@@ -291,8 +222,8 @@ impl VaePixels {
     }
 
     /// Bytes of the image that is whole on all devices, of three channels.
-    fn whole_bytes(&self, costs: &impl MemoryCosts) -> u64 {
-        3 * self.whole * costs.element_bytes()
+    fn whole_bytes(&self, costs: &Costs) -> u64 {
+        3 * self.whole * costs.element_bytes
     }
 }
 
@@ -302,25 +233,25 @@ fn widest(info: &ModelInfo) -> u64 {
 }
 
 /// Bytes of the decoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
-fn decode_bytes(costs: &impl MemoryCosts, channels: &[usize], pixels: u64, bands: Bands) -> u64 {
+fn decode_bytes(costs: &Costs, channels: &[usize], pixels: u64, bands: Bands) -> u64 {
     let most = |first: usize, count: usize| channels.iter().skip(first).take(count).max().copied().unwrap_or(0);
     // The last up block holds at full size: its input, which has the channels of the block before, the norm of that
     // input, and its output. Before that, the upsampler's input has a quarter of the pixels, in memory that may have
     // held the channels of one more block.
     let (widest, beside) = (most(0, 2), most(0, 1).max(most(1, 2) / 4));
-    let bytes = |channels: usize| pixels * channels as u64 * costs.element_bytes();
+    let bytes = |channels: usize| pixels * channels as u64 * costs.element_bytes;
     // Beside these is the norm, and later the shortcut, which goes over its input where it is larger than this.
     let shortcut = bytes(most(0, 1)).min(IM2COL_BYTES as u64);
     bytes(widest + beside) + costs.norm_conv2d_bytes(bytes(widest), bands).max(shortcut)
 }
 
 /// Bytes of the encoder's largest tensors for an image of `pixels` pixels; `channels` are from the pixels inwards.
-fn encode_bytes(costs: &impl MemoryCosts, channels: &[usize], pixels: u64, bands: Bands) -> u64 {
+fn encode_bytes(costs: &Costs, channels: &[usize], pixels: u64, bands: Bands) -> u64 {
     // A residual block of c channels to d holds its input, what its first convolution makes of it, and beside them the
     // norm that the convolution is reading, or the shortcut. Each block has a quarter of the pixels of the one before.
     let block = |i: usize| {
         let (cin, cout) = (channels[i.saturating_sub(1)], channels[i]);
-        let bytes = |channels: usize| (pixels >> (2 * i)) * channels as u64 * costs.element_bytes();
+        let bytes = |channels: usize| (pixels >> (2 * i)) * channels as u64 * costs.element_bytes;
         let norm = costs.norm_conv2d_bytes(bytes(cin.max(cout)), bands);
         bytes(cin.max(cout) + cout) + if cin == cout { norm } else { norm.max(bytes(cout)) }
     };
@@ -330,12 +261,12 @@ fn encode_bytes(costs: &impl MemoryCosts, channels: &[usize], pixels: u64, bands
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Device;
     use crate::backend::cpu::{Cpu, Precision};
 
     #[test]
     fn the_decoder_needs_what_its_last_up_block_does() {
-        let need =
-            |channels: &[usize], side: u64| decode_bytes(&Cpu::new(Precision::F32), channels, side * side, Bands::Wide);
+        let need = |channels: &[usize], side: u64| decode_bytes(&Costs::host(1), channels, side * side, Bands::Wide);
         // The image in 256 channels, its norm, and 128 channels behind.
         assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (256 + 256 + 128) * 4);
         assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
@@ -345,8 +276,7 @@ mod tests {
 
     #[test]
     fn the_encoder_needs_what_its_largest_block_does() {
-        let need =
-            |channels: &[usize], side: u64| encode_bytes(&Cpu::new(Precision::F32), channels, side * side, Bands::Wide);
+        let need = |channels: &[usize], side: u64| encode_bytes(&Costs::host(1), channels, side * side, Bands::Wide);
         // The image in 128 channels, what the first convolution makes of it, and a norm.
         assert_eq!(need(&[128, 256, 512, 512], 1024), (1 << 20) * (128 + 128 + 128) * 4);
         assert_eq!(need(&[64], 512), (1 << 18) * 3 * 64 * 4);
@@ -380,7 +310,7 @@ mod tests {
         let (plan, guided) = (Plan::of_size(1024, 1024), Plan { guidance: 4.0, ..Plan::of_size(1024, 1024) });
         let of = |world: usize, plan: &Plan| {
             let devices = Cpu::group(Precision::F32, world, Cpu::GROUP_LIMIT).unwrap();
-            let all: Vec<_> = devices.iter().map(|device| Needs::of(device, &info, plan)).collect();
+            let all: Vec<_> = devices.iter().map(|device| Needs::of(&device.costs(), &info, plan)).collect();
             assert!(all.iter().all(|needs| (needs.step, needs.largest) == (all[0].step, all[0].largest)), "all agree");
             all.into_iter().next().unwrap()
         };
@@ -414,7 +344,7 @@ mod tests {
         let sizes = |world: usize, side: usize| {
             let devices = Cpu::group(Precision::F32, world, Cpu::GROUP_LIMIT).unwrap();
             let plan = Plan { references: vec![[side, side], [16, 16]], ..Plan::of_size(side, side) };
-            let sizes = MemorySizes::of(&devices[0], &info, &plan, false);
+            let sizes = MemorySizes::of(&devices[0].costs(), &info, &plan, false);
             [sizes.decode.wide, sizes.encode.wide]
         };
         for side in [1024, 2048] {
@@ -432,7 +362,7 @@ mod tests {
         let info = ModelInfo::read(&crate::files::ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
         let of = |side: usize| {
             let plan = Plan::of_size(side, side);
-            (Needs::of(&Cpu::new(Precision::F32), &info, &plan), plan)
+            (Needs::of(&Costs::host(1), &info, &plan), plan)
         };
         let (largest, plan) = of(160);
         assert!(largest.check_largest(largest.largest, &info, &plan).is_ok());
@@ -480,17 +410,17 @@ mod tests {
     fn klein_fits_in_small_memories() {
         const GIB: f64 = (1 << 30) as f64;
         let (small, large) = (klein(24, [5, 20], [2560, 9728]), klein(32, [8, 24], [4096, 12288]));
-        let sizes = small.memory_sizes(&GpuCosts::default(), Some([1024, 1024])).unwrap();
+        let sizes = small.memory_sizes(&Costs::hopper(), Some([1024, 1024])).unwrap();
         let gb = |bytes: u64| (bytes as f64 / 1e8).round() / 10.0;
         assert_eq!(gb(sizes.transformer.all() - sizes.transformer.rest), 7.4);
         assert_eq!([gb(sizes.transformer.rest), gb(sizes.text_encoder.all())], [0.4, 5.5]);
         for (info, side, gib) in [(&small, 512, 2.5), (&small, 1024, 3.5), (&large, 1024, 5.0)] {
-            let sizes = info.memory_sizes(&GpuCosts::default(), Some([side, side])).unwrap();
+            let sizes = info.memory_sizes(&Costs::hopper(), Some([side, side])).unwrap();
             let plan = MemoryPlan::new(&sizes, (gib * GIB) as u64);
             assert!(plan.is_some_and(|plan| plan.together), "{side} x {side} in {gib} GiB: {:?}", sizes.levels());
         }
-        let all = small.memory_sizes(&GpuCosts::default(), Some([1024, 1024])).unwrap().levels()[0].1 as f64 / GIB;
+        let all = small.memory_sizes(&Costs::hopper(), Some([1024, 1024])).unwrap().levels()[0].1 as f64 / GIB;
         assert!((13.0..16.0).contains(&all), "{all} GiB hold everything");
-        assert!(small.memory_sizes(&GpuCosts::default(), Some([9000, 64])).is_err());
+        assert!(small.memory_sizes(&Costs::hopper(), Some([9000, 64])).is_err());
     }
 }

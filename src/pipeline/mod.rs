@@ -119,7 +119,6 @@ pub use file_sizes::FileSizes;
 pub use images::{Change, MAX_REFERENCES};
 pub use info::ModelInfo;
 pub use latents::Latents;
-pub use memory::MemoryCosts;
 pub use memory_plan::{BlockPlan, InBands, MemoryPlan, MemorySizes};
 pub use model::Model;
 pub use opened::OpenModel;

@@ -44,7 +44,7 @@ impl<B: Backend> Model<B> {
     /// The same model on another backend. It shares the files; its weights are copied from this one's device where that
     /// has them and both are linked.
     ///
-    /// Errors as [`Backend::copy_weights_from`].
+    /// Errors as [`WeightStore::copy_weights_from`](crate::backend::WeightStore::copy_weights_from).
     pub fn on(&self, backend: B) -> Result<Arc<Self>> {
         let residency = self.residency.on(backend)?;
         Ok(Arc::new(Self { residency, tokenizer: Arc::clone(&self.tokenizer), noise: Mutex::default() }))
@@ -127,8 +127,8 @@ impl<B: Backend> Model<B> {
     ///
     /// Errors when the backend cannot compute so large an image, however much memory there is.
     fn needs(&self, plan: &Plan) -> Result<Needs> {
-        let needs = Needs::of(self.backend(), self.info(), plan);
-        needs.check_largest(self.backend().max_tensor_values(), self.info(), plan)?;
+        let needs = Needs::of(&self.backend().costs(), self.info(), plan);
+        needs.check_largest(self.backend().costs().max_tensor_values, self.info(), plan)?;
         Ok(needs)
     }
 

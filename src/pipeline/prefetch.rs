@@ -74,7 +74,7 @@ impl<B: Backend> Prefetch<B> {
                 let _ = text_encoder_done.recv();
                 flag.check()
             };
-            if !has_room || loader.backend.product_storage() != Storage::Native {
+            if !has_room || loader.backend.costs().products != Storage::Native {
                 wait()?;
             }
             let mut load = || loader.transformer(&plan.streamed, &mut wait, report);

@@ -41,6 +41,7 @@ impl<B: Backend> PromptCache<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Memory;
     use crate::backend::cpu::{Cpu, Precision};
 
     #[test]

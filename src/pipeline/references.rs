@@ -111,7 +111,7 @@ pub(super) fn reference_cache<B: Backend>(
     }
     let config = transformer.config();
     let blocks = (config.num_layers + config.num_single_layers) as u64;
-    let bytes = 2 * blocks * (embedded.rows() * config.dim()) as u64 * residency.backend().element_bytes();
+    let bytes = 2 * blocks * (embedded.rows() * config.dim()) as u64 * residency.backend().costs().element_bytes;
     while residency.images.is_full() {
         // Steps of its images hold it too.
         residency.steps.clear();

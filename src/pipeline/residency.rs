@@ -82,7 +82,7 @@ impl<B: Backend> Residency<B> {
 
     /// The same model on another backend, which copies the weights of this one where it can.
     ///
-    /// Errors as [`Backend::copy_weights_from`].
+    /// Errors as [`WeightStore::copy_weights_from`](crate::backend::WeightStore::copy_weights_from).
     pub(super) fn on(&self, backend: B) -> Result<Self> {
         self.loader.on(backend).map(Self::of)
     }
@@ -125,7 +125,7 @@ impl<B: Backend> Residency<B> {
         // One device of a group reads the prompt for all.
         let reads = self.loader.backend.rank() == 0 && !plan.is_read_elsewhere;
         let text = self.loader.files.text_encoder.is_some() && reads;
-        MemorySizes::of(&self.loader.backend, &self.loader.info, plan, text)
+        MemorySizes::of(&self.loader.backend.costs(), &self.loader.info, plan, text)
     }
 
     /// Bytes that are in use or available.
@@ -148,7 +148,8 @@ impl<B: Backend> Residency<B> {
             return Ok(());
         }
         // What ops need may be there already, and so may the text encoder.
-        let there = self.loader.backend.workspace_bytes() + if text_encoder { 0 } else { memory.text_encoder.bytes };
+        let there =
+            self.loader.backend.costs().workspace_bytes + if text_encoder { 0 } else { memory.text_encoder.bytes };
         if self.loader.backend.available_bytes() >= memory.peak.saturating_sub(there) {
             *prefetch = Some(Prefetch::start(&self.loader, memory, text_encoder));
         }
@@ -314,7 +315,7 @@ impl<B: Backend> Residency<B> {
         if !blocks.are_streamed() && memory.transformer.streamed() == 0 {
             return true;
         }
-        let sizes = MemorySizes::transformer(&self.loader.backend, &self.loader.info);
+        let sizes = MemorySizes::transformer(&self.loader.backend.costs(), &self.loader.info);
         let mut streamed = blocks.streamed();
         streamed.resize(sizes.blocks.len(), false);
         memory.admits(sizes.in_memory(&streamed))
@@ -331,7 +332,7 @@ impl<B: Backend> Residency<B> {
 
     /// Bytes that weights that are not quantised take on the device.
     fn weight_bytes(&self, elements: u64) -> u64 {
-        self.loader.backend.weight_bytes(elements, Storage::Native)
+        self.loader.backend.costs().weight_bytes(elements, Storage::Native)
     }
 
     /// Frees what images share, what adapters are merged from, transformers with adapters, and the components other than

@@ -27,7 +27,7 @@ impl Shape {
             plan: Plan { is_read_elsewhere: false, ..common },
             adapters: AdapterSet::of(&request.adapters).key().clone(),
             has_embeddings: request.embeddings.is_some(),
-            most: Needs::of(model.backend(), model.info(), plan).wanted(usize::MAX),
+            most: Needs::of(&model.backend().costs(), model.info(), plan).wanted(usize::MAX),
         }
     }
 

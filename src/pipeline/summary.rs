@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{ModelInfo, Quantisation};
-use crate::backend::GpuCosts;
+use crate::backend::Costs;
 use crate::error::Result;
 use crate::files::{Component, ModelFiles, Role, TensorFiles, Variant};
 use crate::text_encoder::TextEncoderConfig;
@@ -86,7 +86,7 @@ impl Summary {
         let tensors = |role: Role| dir.component(role).tensors();
         let (text, transformer, vae) = (tensors(Role::TextEncoder)?, tensors(Role::Transformer)?, tensors(Role::Vae)?);
         info.file_sizes = quantisation.sizes(&info, &text, &transformer)?;
-        let levels = info.memory_sizes(&GpuCosts::default(), None)?.levels();
+        let levels = info.memory_sizes(&Costs::hopper(), None)?.levels();
         let component =
             |role: Role, files: &TensorFiles, sizes: Sizes| ComponentSummary::of(dir.component(role), files, sizes);
         Ok(Self {

@@ -1,18 +1,17 @@
 //! A double block: text and image apart, except for one joint attention.
 
 use super::references::attend;
-use super::{Keys, Modulation, Sequence, TransformerConfig};
+use super::{Keys, Modulation, Residual, Sequence, TransformerConfig};
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::nn::{Linear, Operand, Weights};
-use crate::ops::{Adaln, Heads, Norm, QkNorm};
+use crate::nn::{Linear, Weights};
+use crate::ops::{Heads, QkNorm};
 use crate::tensor::Tensor;
 
 /// Joint attention and an MLP for each stream.
 pub struct DoubleBlock<B: Backend> {
     dim: usize,
     head_dim: usize,
-    eps: f32,
     txt: Stream<B>,
     img: Stream<B>,
 }
@@ -54,7 +53,6 @@ impl<B: Backend> DoubleBlock<B> {
         Ok(Self {
             dim: config.dim(),
             head_dim: config.attention_head_dim,
-            eps: config.eps,
             txt: Stream::load(
                 weights,
                 config,
@@ -74,46 +72,38 @@ impl<B: Backend> DoubleBlock<B> {
         })
     }
 
-    /// The layers that read the norm in front of this block, of text and of image.
-    pub fn readers(&self) -> [&Linear<B>; 2] {
-        [&self.txt.to_kvq, &self.img.to_kvq]
-    }
-
-    /// The stream x and its norm h -> the new stream and its norm by `next`, which the next block reads; each
-    /// [rows of this device, dim], text rows first. The pairs are (text, image); the two modulations of a stream are
-    /// those of attention and MLP.
+    /// The stream [rows of this device, dim], text rows first -> the same. The pairs are (text, image); the two
+    /// modulations of a stream are those of attention and MLP.
     ///
     /// Source: FLUX.2 reference `Flux2TransformerBlock.forward`; text goes first in the joint attention.
-    pub fn forward(
+    pub fn forward<'a>(
         &self,
-        x: Tensor<B>,
-        h: Operand<B>,
-        modulation: [&[Modulation<B>; 2]; 2],
-        next: [Norm<'_, B>; 2],
+        residual: Residual<'a, B>,
+        modulation: [&'a [Modulation<B>; 2]; 2],
         sequence: &Sequence<'_, B>,
         keys: Keys<'_, B>,
-    ) -> Result<(Tensor<B>, Operand<B>)> {
-        let split = sequence.split(x.backend());
+    ) -> Result<Residual<'a, B>> {
+        let split = sequence.split(residual.x().backend());
         let (txt, img, layout) = (&self.txt, &self.img, split.own());
         let txt_rows = layout.txt_rows();
         let [[txt_msa, txt_mlp], [img_msa, img_mlp]] = modulation;
 
+        let (residual, h) = residual.norm([txt_msa.norm(&txt.to_kvq), img_msa.norm(&img.to_kvq)])?;
         let attn = {
             let (h_txt, h_img) = h.split_rows(txt_rows);
             let heads = Heads { dim: self.dim, norm: [&txt.norm, &img.norm], rope: sequence.rope, layout };
             let kvq = Tensor::project(&[(&h_txt, &txt.to_kvq), (&h_img, &img.to_kvq)], Some(&heads))?.kvq;
             linear(attend(kvq, self.head_dim, &split, keys)?, [&txt.to_out, &img.to_out], txt_rows)?
         };
-        let adaln = Adaln { txt_rows, eps: self.eps };
-        let before_mlp = [txt_mlp.norm(&txt.linear_in), img_mlp.norm(&img.linear_in)];
-        let (x, h) = x.gated_add_adaln([&txt_msa.gate, &img_msa.gate], &attn, before_mlp, adaln)?;
+        let residual = residual.gated_add([&txt_msa.gate, &img_msa.gate], attn);
 
+        let (residual, h) = residual.norm([txt_mlp.norm(&txt.linear_in), img_mlp.norm(&img.linear_in)])?;
         let mlp = {
             let (h_txt, h_img) = h.split_rows(txt_rows);
             let mlp = Tensor::project(&[(&h_txt, &txt.linear_in), (&h_img, &img.linear_in)], None)?.mlp;
             linear(mlp, [&txt.linear_out, &img.linear_out], txt_rows)?
         };
-        x.gated_add_adaln([&txt_mlp.gate, &img_mlp.gate], &mlp, next, adaln)
+        Ok(residual.gated_add([&txt_mlp.gate, &img_mlp.gate], mlp))
     }
 }
 

@@ -4,9 +4,10 @@ use super::TransformerConfig;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::{Linear, Operand, Weights};
+use crate::ops::Norm;
 use crate::tensor::Tensor;
 
-/// `proj_out`; the modulated norm before it is made by the last block.
+/// `norm_out` and `proj_out`.
 pub struct FinalLayer<B: Backend> {
     proj_out: Linear<B>, // [out_channels, dim]
 }
@@ -16,9 +17,9 @@ impl<B: Backend> FinalLayer<B> {
         Ok(Self { proj_out: weights.linear("proj_out", config.out_channels(), config.dim())? })
     }
 
-    /// The layer that reads the norm in front.
-    pub fn reader(&self) -> &Linear<B> {
-        &self.proj_out
+    /// The norm in front, by (shift, scale).
+    pub(super) fn norm<'a>(&'a self, (shift, scale): &'a (Tensor<B>, Tensor<B>)) -> Norm<'a, B> {
+        Norm { shift, scale, reader: &self.proj_out }
     }
 
     /// h [tokens, dim], normed -> [tokens, out_channels].

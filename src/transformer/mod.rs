@@ -2,8 +2,7 @@
 //!
 //! Double blocks keep text and image apart and let them meet in one attention; single blocks run over both as one
 //! stream, text first. All double blocks share one modulation and all single blocks another, so both are computed once
-//! for each timestep, outside the blocks. A block ends with the norm that the next block reads, so that the stream is
-//! read and written once between two blocks.
+//! for each timestep, outside the blocks. What a block adds to the stream is added by the next norm, see [`Residual`].
 //!
 //! Of several devices that make one image, each has all weights and its share of the tokens, see
 //! [`TokenSplit`]: every tensor of tokens here has the rows of one device. Only attention needs those of the others.
@@ -15,6 +14,7 @@ mod final_layer;
 mod modulation;
 mod modules;
 mod references;
+mod residual;
 mod single_block;
 
 pub use config::TransformerConfig;
@@ -23,18 +23,17 @@ pub use embed::{position_ids, rope_tables, timestep_embedding};
 pub use final_layer::FinalLayer;
 pub use modulation::{Modulation, Modulations, StepModulation};
 pub use references::{Keys, ReferenceCache, Sequence};
+pub use residual::Residual;
 pub use single_block::SingleBlock;
 
 use std::cell::RefCell;
-use std::iter::once;
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::files::{ModelFiles, Role, TensorFiles};
 use crate::nn::{Blocks, Layers, Linear, Operand, Weights};
-use crate::ops::{Norm, Pairs, Rope, Sharing, TokenLayout, TokenSplit};
+use crate::ops::{Pairs, Rope, Sharing, TokenLayout, TokenSplit};
 use crate::tensor::Tensor;
 use modulation::ModulationWeights;
 use references::AllKeys;
@@ -190,50 +189,23 @@ impl<B: Backend> Transformer<B> {
     /// All blocks. The stream x [rows, dim] -> what the final layer reads; of the last single block, image rows only.
     fn blocks(
         &self,
-        mut x: Tensor<B>,
+        x: Tensor<B>,
         modulation: &StepModulation<B>,
         sequence: &Sequence<'_, B>,
         keys: &mut AllKeys<'_, B>,
     ) -> Result<Operand<B>> {
-        let StepModulation { double_txt, double_img, single, norm_out: (shift, scale) } = modulation;
-        // The norm before each block and before the final layer, of text and of image.
-        let before_double = self.transformer_blocks.iter().map(|block| {
-            let [txt, img] = block.readers();
-            [double_txt[0].norm(txt), double_img[0].norm(img)]
-        });
-        let before_single = self.single_transformer_blocks.iter().map(|block| [single.norm(block.reader()); 2]);
-        let before_final = Norm { shift, scale, reader: self.final_layer.reader() };
-        let mut norms = before_double.chain(before_single).chain(once([before_final; 2]));
-        let mut next = || norms.next().expect("one for each block and the final layer");
-
-        let [txt_norm, img_norm] = next();
-        let layout = sequence.split(&self.backend).own();
-        let mut h = self.normed(&x, layout.txt_rows(), [txt_norm, img_norm])?;
+        let StepModulation { double_txt, double_img, single, norm_out } = modulation;
+        let mut residual = Residual::new(x, sequence.split(&self.backend).own().txt_rows(), self.config.eps);
         let mut pass = self.blocks.begin(&self.backend);
         for (i, block) in self.transformer_blocks.iter().enumerate() {
             pass.enter(i)?;
-            (x, h) = block.forward(x, h, [double_txt, double_img], next(), sequence, keys.of_block(i))?;
+            residual = block.forward(residual, [double_txt, double_img], sequence, keys.of_block(i))?;
         }
         for (i, block) in (self.transformer_blocks.len()..).zip(&self.single_transformer_blocks) {
-            let [_, next] = next();
             pass.enter(i)?;
-            (x, h) = block.forward(x, h, &single.gate, next, sequence, keys.of_block(i))?;
+            residual = block.forward(residual, single, sequence, keys.of_block(i))?;
         }
-        Ok(h)
-    }
-
-    /// The norm in front of the first block; there may be no text rows, or no others.
-    fn normed(&self, x: &Tensor<B>, txt_rows: usize, norms: [Norm<'_, B>; 2]) -> Result<Operand<B>> {
-        let normed =
-            |rows: Range<usize>, norm: Norm<'_, B>| x.row_view(rows).adaln(norm.shift, norm.scale, self.config.eps);
-        let [txt, img] = norms;
-        Ok(if txt_rows == 0 || txt_rows == x.rows() {
-            normed(0..x.rows(), if txt_rows == 0 { img } else { txt })?
-        } else {
-            let (txt, img) = (normed(0..txt_rows, txt)?, normed(txt_rows..x.rows(), img)?);
-            Tensor::concat_rows(&[&txt, &img])?
-        }
-        .into())
+        Ok(residual.norm([self.final_layer.norm(norm_out); 2])?.1)
     }
 }
 

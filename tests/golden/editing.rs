@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use flux::backend::Backend;
+use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::input::{self, Edit, Mask};
 use flux::nn::Weights;

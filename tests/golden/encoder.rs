@@ -1,6 +1,6 @@
 //! The VAE encoder of each random model, stage by stage, each stage fed with the reference's output of the one before.
 
-use flux::backend::Backend;
+use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::files::TensorFiles;
 use flux::nn::Weights;

@@ -1,7 +1,7 @@
 //! Noise and the first step of the images of random models, so that an error in the final latents is found where it
 //! begins.
 
-use flux::backend::Backend;
+use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::nn::Weights;
 use flux::ops::{Sharing, TokenLayout};

@@ -1,13 +1,13 @@
 //! Each module of each random model, fed with the reference's inputs.
 
-use flux::backend::Backend;
+use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::nn::{Operand, Weights};
 use flux::ops::{Conv, Mask, Norm, Rope, Sharing, TokenLayout};
 use flux::pipeline::ModelInfo;
 use flux::text_encoder::{self, Layer, PromptTokens, TextEncoder};
 use flux::transformer::{
-    self, DoubleBlock, Keys, Sequence, SingleBlock, StepModulation, Transformer, TransformerConfig,
+    self, DoubleBlock, Keys, Residual, Sequence, SingleBlock, StepModulation, Transformer, TransformerConfig,
 };
 use flux::vae::{self, Decoder, Grid, MidBlock, ResnetBlock};
 use flux::{Result, Tensor};
@@ -146,18 +146,16 @@ fn expect_double_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>)
     let [txt_in, img_in] =
         ["txt_input", "img_input"].map(|name| case.input(&format!("transformer.double_block_0.{name}")));
     let double = DoubleBlock::load(&weights.at("transformer_blocks.0"), config)?;
-    let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config, false)?;
-    let [txt_reader, img_reader] = double.readers();
-    let norms = [modulation.double_txt[0].norm(txt_reader), modulation.double_img[0].norm(img_reader)];
-    let h = Tensor::concat_rows(&[&step.normed(&txt_in, norms[0])?, &step.normed(&img_in, norms[1])?])?;
-    let x = Tensor::concat_rows(&[&txt_in, &img_in])?;
-    let next = [modulation.single.norm(single.reader()); 2];
+    let residual = Residual::new(Tensor::concat_rows(&[&txt_in, &img_in])?, layout.txt, config.eps);
     let streams = [&modulation.double_txt, &modulation.double_img];
-    let (out, next_h) = double.forward(x, h.into(), streams, next, &step.sequence(), Keys::Rows)?;
+    let residual = double.forward(residual, streams, &step.sequence(), Keys::Rows)?;
+    let reader = weights.linear("proj_out", config.out_channels(), config.dim())?;
+    let next = modulation.single.norm(&reader);
+    let (out, next_h) = residual.norm([next; 2])?;
     let backend = weights.backend();
-    let expected = backend.download(&step.normed(&out, next[0])?)?;
+    let expected = backend.download(&step.normed(out.x(), next)?)?;
     assert_eq!(backend.download(next_h.tensor())?, expected, "the norm that the next block reads");
-    let (txt_out, img_out) = out.split_rows(layout.txt);
+    let (txt_out, img_out) = (out.x().row_view(0..layout.txt), out.x().row_view(layout.txt..out.x().rows()));
     case.expect("transformer.double_block_0.txt_output", &txt_out);
     case.expect("transformer.double_block_0.img_output", &img_out);
     Ok(())
@@ -165,12 +163,14 @@ fn expect_double_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>)
 
 fn expect_single_block(case: &Case, weights: &Weights<'_, Cpu>, step: &Step<'_>) -> Result<()> {
     let Step { config, modulation, layout, .. } = step;
+    let reader = weights.linear("proj_out", config.out_channels(), config.dim())?;
     let run = |last| {
         let single = SingleBlock::load(&weights.at("single_transformer_blocks.0"), config, last)?;
         let x = case.input("transformer.single_block_0.input");
-        let norm = modulation.single.norm(single.reader());
-        let h = step.normed(&x, norm)?;
-        single.forward(x, h.into(), &modulation.single.gate, norm, &step.sequence(), Keys::Rows)
+        let residual = Residual::new(x, 0, config.eps);
+        let residual = single.forward(residual, &modulation.single, &step.sequence(), Keys::Rows)?;
+        let (out, next_h) = residual.norm([modulation.single.norm(&reader); 2])?;
+        Ok::<_, flux::Error>((out.x().row_view(0..out.x().rows()), next_h))
     };
     let (out, next_h) = run(false)?;
     case.expect("transformer.single_block_0.output", &out);

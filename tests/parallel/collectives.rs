@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::Duration;
 
-use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
+use flux::backend::{Group, Memory};
 use flux::ops::{Conv, GroupNorm, Halo, Sharing, TokenLayout, TokenSplit};
 use flux::{Result, Tensor};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flux::backend::cuda::Cuda;
-use flux::backend::{Backend, Storage};
+use flux::backend::{Backend, Device, Storage, WeightStore};
 use flux::nn::{Linear, LowRank};
 use flux::pipeline::{Adapter, AdapterUse, Model, Placement, Request};
 use flux::tensor::Tensor;

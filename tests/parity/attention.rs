@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
+use flux::backend::{Backend, Device, Memory};
 use flux::ops::{KeyValues, Mask, TokenLayout};
 use flux::tensor::Tensor;
 

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
-use flux::backend::{Backend, Storage};
+use flux::backend::{Backend, Memory, Storage};
 use flux::files::{Folder, TensorView};
 use flux::nn::{ConvKernel, Linear};
 use flux::tensor::Tensor;

@@ -1,7 +1,7 @@
 //! `concat_rows`, `concat_cols` and `join_rows` against the CPU: values are moved, so nothing may differ.
 
-use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
+use flux::backend::{Backend, Device};
 use flux::tensor::Tensor;
 
 use crate::compare::Shape;

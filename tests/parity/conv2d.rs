@@ -1,8 +1,8 @@
 //! Convolutions against the CPU in float32.
 
-use flux::backend::Backend;
 use flux::backend::cuda::Cuda;
-use flux::ops::{Conv, Convolved, GroupNorm};
+use flux::backend::{Backend, Device, Memory};
+use flux::ops::{self, Conv, Convolved, GroupNorm};
 use flux::tensor::Tensor;
 use safetensors::Dtype;
 
@@ -38,8 +38,9 @@ impl Case for Conv2d<'_> {
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
         vec![match self.residual(b) {
-            Some(residual) => {
-                flux::ops::conv2d::compose_add(b, &x, &weight, &bias, self.conv, residual).unwrap().pixels
+            residual @ Some(_) => {
+                let conv2d = ops::Conv2d { residual, ..ops::Conv2d::new(x, &weight, &bias, self.conv) };
+                ops::conv2d::compose(b, conv2d).unwrap().pixels
             }
             None => x.conv2d(&weight, &bias, self.conv).unwrap().pixels,
         }]

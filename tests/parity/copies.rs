@@ -2,7 +2,7 @@
 //! is one.
 
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
-use flux::backend::{Backend, Remark, Storage};
+use flux::backend::{Device, Remark, Storage, WeightStore};
 use flux::engine::Engine;
 use flux::files::TensorView;
 use flux::nn::Linear;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flux::backend::cuda::Cuda;
-use flux::backend::{Backend, Storage};
+use flux::backend::{Device, Memory, Storage};
 use flux::files::{
     BlockScales, Bytes, Codebook, FileSlice, Format, Maxima, NestedMaxima, ScaleLayout, Scales, TensorView,
 };

@@ -2,7 +2,7 @@
 //! kernel reads bytes as values that they are not. On the CPU all tensors are float32, of one device.
 
 use flux::Result;
-use flux::backend::Backend;
+use flux::backend::Memory;
 use flux::backend::cuda::Cuda;
 use flux::nn::{Linear, LowRank, Operand as Input};
 use flux::ops::{Adaln, Conv, Convolved, GroupNorm, Heads, KeyValues, Mask, Norm, Pairs, QkNorm, Rope, TokenLayout};

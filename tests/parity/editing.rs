@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use flux::backend::Backend;
 use flux::backend::cpu::{Cpu, Precision};
+use flux::backend::{Backend, Device};
 use flux::input::{Edit, Mask};
 use flux::pipeline::{Change, Model, OpenModel, Request};
 use flux::rgb::Rgb;

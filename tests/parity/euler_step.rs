@@ -1,6 +1,6 @@
 //! cuda/euler_step.cu against the reference's arithmetic, value by value.
 
-use flux::backend::Backend;
+use flux::backend::Memory;
 
 use crate::compare::{rounded as round, values};
 

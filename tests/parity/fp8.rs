@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
-use flux::backend::{Backend, Storage};
+use flux::backend::{Device, Memory, Storage};
 use flux::files::e4m3::{MULTIPLE, quantise_row, to_f32};
 use flux::files::quantised_cache::QuantisedCache;
 use flux::files::{Folder, ModelFiles, Safetensors, TensorFiles, TensorView, scales_name};
@@ -344,7 +344,7 @@ fn an_fp8_weight_leaves_a_byte_for_each_value_in_memory() {
     let before = cuda.stats().memory_bytes;
     let weight = weight.fp8(&cuda);
     assert_eq!(cuda.stats().memory_bytes - before, 256 * 512 + 256 * 4);
-    assert!(cuda.stats().memory_bytes - before <= cuda.weight_bytes(256 * 512, Storage::Fp8));
+    assert!(cuda.stats().memory_bytes - before <= cuda.costs().weight_bytes(256 * 512, Storage::Fp8));
     drop(weight);
     assert_eq!(cuda.stats().memory_bytes, before);
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flux::backend::Backend;
+use flux::backend::Memory;
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::{self, Cuda, GemmCache, GroupOptions};
 use flux::files::ModelFiles;

@@ -1,6 +1,6 @@
 //! cuda/gated_add_adaln.cu against its composition.
 
-use flux::backend::Backend;
+use flux::backend::{Backend, Device};
 use flux::nn::Operand;
 use flux::ops::{self, Norm};
 use flux::tensor::Tensor;
@@ -42,7 +42,9 @@ impl Case for GatedAddAdaln {
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        self.with(b, |x, gates, y, norms| ops::gated_add_adaln::compose(b, x, gates, y, norms, self.how()).unwrap())
+        self.with(b, |x, gates, y, norms| {
+            ops::gated_add_adaln::compose(b, ops::GatedAddAdaln { x, gates, y, norms, adaln: self.how() }).unwrap()
+        })
     }
 }
 

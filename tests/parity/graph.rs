@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use flux::backend::cuda::{Cuda, Graph};
-use flux::backend::{Backend, Doers, Remark};
+use flux::backend::{Device, Doers, Memory, Remark, WeightStore};
 use flux::nn::Linear;
 use flux::tensor::Tensor;
 use safetensors::Dtype;

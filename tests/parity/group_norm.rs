@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::{Cuda, Graph};
-use flux::backend::{Backend, Doers};
+use flux::backend::{Backend, Device, Doers, Memory};
 use flux::nn::ConvKernel;
 use flux::ops::{self, Conv, Convolved};
 use flux::tensor::Tensor;

@@ -2,7 +2,7 @@
 //! in processes of their own, with `FLUX_COMPUTE=fp16`.
 
 use flux::backend::cuda::Cuda;
-use flux::backend::{Backend, Remark};
+use flux::backend::{Backend, Device, Memory, Remark};
 use flux::ops;
 use flux::tensor::Tensor;
 use safetensors::Dtype;

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use flux::backend::Backend;
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
+use flux::backend::{Backend, Device, Memory};
 use flux::nn;
+use flux::ops::{LinearArgs, Products, linear};
 use flux::tensor::Tensor;
 
 use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check, check_against, vector};
@@ -94,7 +95,10 @@ impl Case for LinearAdd<'_> {
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, residual) = self.inputs(b);
-        let sum = |residual| flux::ops::linear::compose_add(b, &x, &weight, residual).unwrap();
+        let sum = |residual| {
+            let products = Products::Columns(&[&x], &weight);
+            linear::compose(b, LinearArgs { residual: Some(residual), ..products.into() }).unwrap()
+        };
         let borrowed = sum(residual.row_view(0..residual.rows()));
         let copied = Tensor::concat_rows(&[&residual]).unwrap();
         vec![borrowed, copied, sum(residual)]

@@ -1,9 +1,9 @@
 //! cuda/low_rank_sm90a.cu against its composition.
 
-use flux::backend::Backend;
 use flux::backend::cuda::Cuda;
+use flux::backend::{Backend, Memory};
 use flux::nn::{Linear, LowRank};
-use flux::ops;
+use flux::ops::{self, Products};
 use flux::tensor::Tensor;
 use safetensors::Dtype;
 
@@ -68,7 +68,7 @@ impl Case for Product {
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        self.with(b, |parts| ops::low_rank::compose(b, parts))
+        self.with(b, |parts| ops::low_rank::compose(b, Products::Rows(parts)))
     }
 }
 
@@ -140,7 +140,7 @@ impl Case for SideBySide {
     }
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
-        self.with(b, |x, layer| ops::low_rank::compose_concat(b, x, layer))
+        self.with(b, |x, layer| ops::low_rank::compose(b, Products::Columns(x, layer)))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use flux::backend::cuda::{Cuda, Graph};
-use flux::backend::{Backend, Doers};
+use flux::backend::{Device, Doers, Memory};
 use flux::tensor::Tensor;
 
 use crate::compare::{Shape, Weight, values, vector};

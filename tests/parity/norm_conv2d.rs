@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use flux::backend::cuda::{Cuda, Graph};
-use flux::backend::{Backend, Bands, Doers};
+use flux::backend::{Backend, Bands, Device, Doers, Memory};
 use flux::files::Folder;
 use flux::files::TensorFiles;
 use flux::nn::{ConvKernel, Weights};
-use flux::ops::{Conv, Convolved, GroupNorm, Halo, norm_conv2d};
+use flux::ops::{self, Conv, Convolved, GroupNorm};
 use flux::pipeline::{Model, Request};
 use flux::tensor::Tensor;
 use flux::vae::{Grid, ResnetBlock};
@@ -35,12 +35,12 @@ impl NormConv2d<'_> {
         let norm =
             GroupNorm { weight: &norm_weight, bias: &norm_bias, groups: self.groups, eps: 1e-6, statistics: None };
         let out = match (self.conv2d.residual(b), composed) {
-            (Some(residual), false) => x.norm_conv2d_add(&norm, &weight, &bias, conv, residual),
-            (Some(residual), true) => {
-                norm_conv2d::compose_add(b, x, &norm, &weight, &bias, (conv, &Halo::default()), residual)
+            (residual, true) => {
+                let conv2d = ops::Conv2d::new(x, &weight, &bias, conv);
+                ops::norm_conv2d::compose(b, ops::Conv2d { norm: Some(&norm), residual, ..conv2d })
             }
+            (Some(residual), false) => x.norm_conv2d_add(&norm, &weight, &bias, conv, residual),
             (None, false) => x.norm_conv2d(&norm, &weight, &bias, conv),
-            (None, true) => norm_conv2d::compose(b, &x, &norm, &weight, &bias, conv, &Halo::default()),
         };
         vec![out.unwrap().pixels]
     }
@@ -435,7 +435,7 @@ fn a_residual_block_holds_its_input_its_middle_and_a_band() {
     let few = 128u64 << 20;
     let [x_bytes, h_bytes] = [cin, cout].map(|channels| (2 * side * side * channels) as u64);
     let (before, after, banded) = run();
-    let bound = before.memory_bytes + h_bytes + cuda.norm_conv2d_bytes(x_bytes, Bands::Wide) + few;
+    let bound = before.memory_bytes + h_bytes + cuda.costs().norm_conv2d_bytes(x_bytes, Bands::Wide) + few;
     let mib = |bytes: u64| bytes >> 20;
     println!(
         "{} MiB before, at most {} MiB, bound {} MiB",
@@ -443,7 +443,7 @@ fn a_residual_block_holds_its_input_its_middle_and_a_band() {
         mib(after.peak_memory_bytes),
         mib(bound)
     );
-    assert!(cuda.norm_conv2d_bytes(x_bytes, Bands::Wide) <= 512 << 20);
+    assert!(cuda.costs().norm_conv2d_bytes(x_bytes, Bands::Wide) <= 512 << 20);
     assert!(after.peak_memory_bytes <= bound, "{} of {bound} bytes", after.peak_memory_bytes);
     cuda.limit_bands(usize::MAX);
     let (_, after, whole) = run();

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flux::backend::cuda::{Cuda, GemmCache, GroupOptions, Link, Precision};
-use flux::backend::{Backend, Remark};
+use flux::backend::{Device, Group, Memory, Remark};
 use flux::error::Kind;
 use flux::files::ModelFiles;
 use flux::ops::{RowSplit, Sharing, TokenLayout};

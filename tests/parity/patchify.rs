@@ -1,6 +1,6 @@
 //! cuda/patchify.cu against the CPU.
 
-use flux::backend::Backend;
+use flux::backend::{Backend, Memory};
 use flux::tensor::Tensor;
 
 use crate::compare::{Case, Shape, check, values};

@@ -2,8 +2,8 @@
 
 use std::thread;
 
-use flux::backend::Backend;
 use flux::backend::cuda::Cuda;
+use flux::backend::{Device, Memory};
 use flux::compare::difference;
 use flux::error::Kind;
 use flux::files::ModelFiles;

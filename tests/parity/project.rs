@@ -1,6 +1,6 @@
 //! cuda/project_sm90a.cu against its composition.
 
-use flux::backend::Backend;
+use flux::backend::{Backend, Memory};
 use flux::nn::{Linear, LowRank, Operand};
 use flux::ops::{self, Heads, Pairs, Projection, QkNorm, Rope, TokenLayout};
 use flux::tensor::Tensor;

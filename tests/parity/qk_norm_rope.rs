@@ -41,7 +41,9 @@ impl Case for QkNormRope {
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (q, k, norm, rope) = self.inputs(b);
-        let (q, k) = ops::qk_norm_rope::compose(b, q, k, [&norm[0], &norm[1]], &rope, self.layout).unwrap();
+        let norm = [&norm[0], &norm[1]];
+        let operands = ops::QkNormRope { q, k, norm, rope: &rope, layout: self.layout };
+        let (q, k) = ops::qk_norm_rope::compose(b, operands).unwrap();
         vec![q, k]
     }
 }

@@ -4,7 +4,7 @@
 use std::thread;
 
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
-use flux::backend::{Backend, SLABS};
+use flux::backend::{Device, SLABS};
 use flux::files::ModelFiles;
 use flux::pipeline::{CancelFlag, MemoryPlan, Model, ModelInfo, Request, Stage};
 
@@ -20,7 +20,7 @@ fn capped(bytes: u64, precision: Precision) -> Cuda {
 /// The memory in which the model's parts are resident, streamed, and take turns, for images like `request`.
 fn levels(cuda: &Cuda, dir: &ModelFiles, request: &Request) -> [(&'static str, u64); 4] {
     let size = request.height.zip(request.width).map(|(height, width)| [height, width]);
-    ModelInfo::read(dir).unwrap().memory_sizes(cuda, size).unwrap().levels()
+    ModelInfo::read(dir).unwrap().memory_sizes(&cuda.costs(), size).unwrap().levels()
 }
 
 /// Makes images at each level, and compares them to those of a model that has all memory.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use flux::backend::cpu::{Cpu, Precision};
 use flux::backend::cuda::Cuda;
-use flux::backend::{Backend, Storage};
+use flux::backend::{Backend, Device, Memory, Storage, WeightStore};
 use flux::files::{Bytes, Container, Format, Scales, TensorView, e4m3};
 use flux::nn::Linear;
 use flux::tensor::Tensor;

@@ -1,8 +1,8 @@
 //! cuda/upsample_conv2d_sm90a.cu, and im2col of an upsampled image, against the CPU in float32.
 
-use flux::backend::Backend;
 use flux::backend::cuda::Cuda;
-use flux::ops;
+use flux::backend::{Backend, Device};
+use flux::ops::{self, Conv, Conv2d};
 use flux::tensor::Tensor;
 
 use crate::compare::{Case, Shape, WITH_EPILOGUE, Weight, check_against, check_choices, vector};
@@ -24,11 +24,8 @@ impl Case for UpsampleConv2d<'_> {
 
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
-        vec![
-            ops::upsample_conv2d::compose(b, x, &weight, &bias, [self.height, self.width], &ops::Halo::default())
-                .unwrap()
-                .pixels,
-        ]
+        let conv2d = Conv2d::new(x, &weight, &bias, Conv::same(self.height, self.width, 3));
+        vec![ops::upsample_conv2d::compose(b, Conv2d { upsample: true, ..conv2d }).unwrap().pixels]
     }
 }
 

@@ -203,13 +203,13 @@ impl Image {
 
 #[cfg(test)]
 mod tests {
+    use crate::backend::Memory;
     use safetensors::Dtype;
     use safetensors::tensor::TensorView as FileTensor;
 
     use super::super::tests::values;
     use super::super::{Cpu, Precision, amx, conv};
     use super::*;
-    use crate::backend::Backend;
     use crate::files::Safetensors;
 
     const EMULATED: Unit = Unit { multiply: amx::multiply_windows_emulated, ..TILES };

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Cpu, Precision};
-use crate::backend::group::{self, Member};
+use crate::backend::member::{self, Member};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 impl Cpu {
     /// How long a rank of a group waits for another one in a collective, unless someone has a reason for another limit.
-    pub const GROUP_LIMIT: Duration = group::LIMIT;
+    pub const GROUP_LIMIT: Duration = member::LIMIT;
 
     /// The ranks of a group of `world` backends that make one image together, in their order. Each is to be used by a
     /// thread of its own that is none of rayon's: they wait for each other, at most `limit` in a collective, and `60 *
@@ -26,7 +26,7 @@ impl Cpu {
         }
     }
 
-    /// [`Backend::exchange`](crate::backend::Backend::exchange): what a rank gives another one is a view.
+    /// [`Group::exchange`](crate::backend::Group::exchange): what a rank gives another one is a view.
     pub(super) fn exchange_views(&self, op: &'static str, sent: Vec<Parcels>) -> Result<Vec<Parcels>> {
         let Some(member) = &self.member else { return Ok(sent) };
         // A view that waits in the group holds no member of it, whose drop the others are to notice.

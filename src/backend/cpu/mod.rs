@@ -16,6 +16,7 @@ mod group;
 pub mod math;
 pub mod memory;
 mod norm;
+mod ops;
 mod pixels;
 mod pool;
 mod split_weights;
@@ -27,12 +28,10 @@ pub use norm::ChannelStatistics;
 pub use pool::Values;
 use rayon::prelude::*;
 
-use super::group::Member;
-use super::{Backend, Stats, Storage};
+use super::member::Member;
+use super::{Costs, Device, Group, Memory, Stats, Storage, WeightStore};
 use crate::error::{Error, Result};
 use crate::files::TensorView;
-use crate::nn::{ConvKernel, Linear};
-use crate::ops::{self, Conv, Convolved, GroupNorm, Halo, Mask, Rope, TokenLayout};
 use crate::tensor::{Dtype, Tensor};
 
 /// How matrix products are computed.
@@ -141,18 +140,10 @@ fn for_rows(values: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Syn
     });
 }
 
-impl Backend for Cpu {
+impl Memory for Cpu {
     type Buffer = Values;
-    type Weight = Weight;
-    /// Weights stay in the mapped files.
-    type BlockStream = ();
-    type ConvWeight = conv::Weight;
-    /// In groups only; alone the norms compute their statistics themselves.
-    type ChannelStatistics = ChannelStatistics;
-    type Event = Instant;
     /// None where a pixel is not a number.
     type Rgb8 = Option<Vec<u8>>;
-    type Graph = ();
 
     fn dtype(_buffer: &Values) -> Dtype {
         Dtype::F32
@@ -170,6 +161,75 @@ impl Backend for Cpu {
         }
     }
 
+    fn describe(&self) -> String {
+        let rank = self.member.as_ref().map_or(String::new(), |member| format!(" {member:?}"));
+        format!("CPU{rank}, {} threads, {}", rayon::current_num_threads(), gemm::describe(self.precision))
+    }
+
+    fn available_bytes(&self) -> u64 {
+        // Memory that one image leaves in the pool is available to the next. The ranks of a group share it.
+        memory::available_bytes().saturating_add(pool::pooled_bytes()) / self.world() as u64
+    }
+
+    fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
+        if rows.checked_mul(cols) != Some(values.len()) {
+            return Err(super::wrong_length(values.len(), rows, cols));
+        }
+        Ok(self.tensor(values.to_vec(), rows, cols))
+    }
+
+    fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
+        self.upload(values, rows, cols)
+    }
+
+    fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
+        Ok(Self::copy(Rows::of(x)))
+    }
+
+    fn rgb8(&self, x: &Tensor<Self>) -> Result<Option<Vec<u8>>> {
+        Ok(pixels::rgb8(Rows::of(x)))
+    }
+
+    fn upload_rgb8(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Self>> {
+        super::expect_rgb8(bytes, height, width)?;
+        Ok(self.make_rows(height * width, 3, |row, out| pixels::from_rgb8(&bytes[3 * row..3 * row + 3], out)))
+    }
+
+    fn take_rgb8(&self, rgb: Option<Vec<u8>>) -> Result<Vec<u8>> {
+        rgb.ok_or_else(super::not_a_number)
+    }
+}
+
+impl Device for Cpu {
+    type Event = Instant;
+    type Graph = ();
+
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
+
+    fn costs(&self) -> Costs {
+        Costs::host(self.world())
+    }
+
+    fn event(&self) -> Result<Instant> {
+        Ok(Instant::now())
+    }
+
+    fn is_done(&self, _event: &Instant) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn wait(&self, _event: &Instant) -> Result<()> {
+        Ok(())
+    }
+
+    fn elapsed(&self, from: &Instant, to: &Instant) -> Result<Duration> {
+        Ok(to.duration_since(*from))
+    }
+}
+
+impl Group for Cpu {
     fn rank(&self) -> usize {
         self.member.as_ref().map_or(0, |member| member.rank())
     }
@@ -203,66 +263,13 @@ impl Backend for Cpu {
     fn restore_collectives(&self) -> Result<()> {
         self.member.as_ref().map_or(Ok(()), |member| member.restore())
     }
+}
 
-    fn all_reduce_statistics(
-        &self,
-        x: &Tensor<Self>,
-        own: Option<&ChannelStatistics>,
-    ) -> Result<Option<ChannelStatistics>> {
-        let Some(member) = &self.member else { return Ok(None) };
-        let own = own.cloned().unwrap_or_else(|| ChannelStatistics::of(Rows::of(x)));
-        let all = member.exchange("all_reduce_statistics", vec![own; member.world()])?;
-        ChannelStatistics::combine(&all).map(Some)
-    }
-
-    fn describe(&self) -> String {
-        let rank = self.member.as_ref().map_or(String::new(), |member| format!(" {member:?}"));
-        format!("CPU{rank}, {} threads, {}", rayon::current_num_threads(), gemm::describe(self.precision))
-    }
-
-    fn stats(&self) -> Stats {
-        Stats::default()
-    }
-
-    fn element_bytes(&self) -> u64 {
-        4
-    }
-
-    fn available_bytes(&self) -> u64 {
-        // Memory that one image leaves in the pool is available to the next. The ranks of a group share it.
-        memory::available_bytes().saturating_add(pool::pooled_bytes()) / self.world() as u64
-    }
-
-    fn weight_bytes(&self, _elements: u64, _storage: Storage) -> u64 {
-        0
-    }
-
-    fn event(&self) -> Result<Instant> {
-        Ok(Instant::now())
-    }
-
-    fn is_done(&self, _event: &Instant) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn wait(&self, _event: &Instant) -> Result<()> {
-        Ok(())
-    }
-
-    fn elapsed(&self, from: &Instant, to: &Instant) -> Result<Duration> {
-        Ok(to.duration_since(*from))
-    }
-
-    fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
-        if rows.checked_mul(cols) != Some(values.len()) {
-            return Err(super::wrong_length(values.len(), rows, cols));
-        }
-        Ok(self.tensor(values.to_vec(), rows, cols))
-    }
-
-    fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
-        self.upload(values, rows, cols)
-    }
+impl WeightStore for Cpu {
+    type Weight = Weight;
+    /// Weights stay in the mapped files.
+    type BlockStream = ();
+    type ConvWeight = conv::Weight;
 
     fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Weight> {
         match storage {
@@ -278,274 +285,6 @@ impl Backend for Cpu {
     fn embedding(&self, table: &TensorView, ids: &[usize]) -> Result<Tensor<Self>> {
         let rows = |row: usize, out: &mut [f32]| out.copy_from_slice(&table.row_range(ids[row]..ids[row] + 1).to_f32());
         Ok(self.make_rows(ids.len(), table.cols(), rows))
-    }
-
-    fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
-        Ok(Self::copy(Rows::of(x)))
-    }
-
-    fn rgb8(&self, x: &Tensor<Self>) -> Result<Option<Vec<u8>>> {
-        Ok(pixels::rgb8(Rows::of(x)))
-    }
-
-    fn upload_rgb8(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Self>> {
-        super::expect_rgb8(bytes, height, width)?;
-        Ok(self.make_rows(height * width, 3, |row, out| pixels::from_rgb8(&bytes[3 * row..3 * row + 3], out)))
-    }
-
-    fn take_rgb8(&self, rgb: Option<Vec<u8>>) -> Result<Vec<u8>> {
-        rgb.ok_or_else(super::not_a_number)
-    }
-
-    fn linear(&self, x: &Tensor<Self>, weight: &Linear<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
-        let mut out = pool::values(x.rows() * weight.rows());
-        gemm::linear(self.precision, &[Rows::of(x)], weight, &mut out);
-        if let Some(bias) = bias {
-            let bias = Rows::of(bias).row(0);
-            for_rows(&mut out, weight.rows(), |_, row| elementwise::add(row, bias));
-        }
-        Ok(self.tensor(out, x.rows(), weight.rows()))
-    }
-
-    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
-        let cols = parts[0].1.rows();
-        let rows = parts.iter().map(|(x, _)| x.rows()).sum::<usize>();
-        let mut out = pool::values(rows * cols);
-        let mut rest = out.as_mut_slice();
-        for (x, weight) in parts {
-            let (part, below) = rest.split_at_mut(x.rows() * cols);
-            gemm::linear(self.precision, &[Rows::of(x)], weight, part);
-            rest = below;
-        }
-        Ok(self.tensor(out, rows, cols))
-    }
-
-    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
-        let rows = parts[0].rows();
-        let parts: Vec<_> = parts.iter().map(|x| Rows::of(x)).collect();
-        let mut out = pool::values(rows * weight.rows());
-        gemm::linear(self.precision, &parts, weight, &mut out);
-        Ok(self.tensor(out, rows, weight.rows()))
-    }
-
-    fn conv2d(
-        &self,
-        x: &Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        halo: &Halo<Self>,
-    ) -> Result<Convolved<Self>> {
-        if !halo.is_empty() {
-            return ops::conv2d::compose_band(self, x, weight, bias, conv, halo);
-        }
-        let rows = conv.out_height() * conv.out_width();
-        let mut out = pool::values(rows * weight.rows());
-        let (x, kernel, bias) = (Rows::of(x), weight.weight(), Rows::of(bias).row(0));
-        match gemm::terms(self.precision, &kernel.view) {
-            Some(terms) => conv_tiles::conv2d(conv_tiles::TILES, terms, x, kernel, bias, conv, &mut out, false),
-            None => conv::conv2d(x, kernel, bias, conv, &mut out),
-        }
-        Ok(self.tensor(out, rows, weight.rows()).into())
-    }
-
-    fn conv2d_add(
-        &self,
-        x: &Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        residual: Tensor<Self>,
-    ) -> Result<Convolved<Self>> {
-        let kernel = weight.weight();
-        let Some(terms) = gemm::terms(self.precision, &kernel.view) else {
-            return ops::conv2d::compose_add(self, x, weight, bias, conv, residual);
-        };
-        let (rows, cols) = (residual.rows(), residual.cols());
-        let mut out = Self::take(residual);
-        let bias = Rows::of(bias).row(0);
-        conv_tiles::conv2d(conv_tiles::TILES, terms, Rows::of(x), kernel, bias, conv, &mut out, true);
-        Ok(self.tensor(out, rows, cols).into())
-    }
-
-    fn upsample_conv2d(
-        &self,
-        x: Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        [height, width]: [usize; 2],
-        halo: &Halo<Self>,
-    ) -> Result<Convolved<Self>> {
-        let kernel = weight.weight();
-        // Sums of weights are rounded to bfloat16, so this is only for activations that are rounded too.
-        if !halo.is_empty() || gemm::terms(self.precision, &kernel.view) != Some(1) {
-            return ops::upsample_conv2d::compose(self, x, weight, bias, [height, width], halo);
-        }
-        let rows = 4 * x.rows();
-        let mut out = pool::values(rows * weight.rows());
-        let bias = Rows::of(bias).row(0);
-        conv_tiles::upsample_conv2d(conv_tiles::TILES, Rows::of(&x), kernel, bias, height, width, &mut out);
-        Ok(self.tensor(out, rows, weight.rows()).into())
-    }
-
-    fn attention(
-        &self,
-        q: Tensor<Self>,
-        k: &Tensor<Self>,
-        v: &Tensor<Self>,
-        head_dim: usize,
-        layout: TokenLayout,
-        mask: Mask,
-    ) -> Result<Tensor<Self>> {
-        let (q_rows, k_rows, v_rows) = (Rows::of(&q), Rows::of(k), Rows::of(v));
-        let out = if self.precision == Precision::Bf16 && amx::available() && mask == Mask::None {
-            attention_tiles::attention(amx::multiply, q_rows, k_rows, v_rows, head_dim, layout)
-        } else {
-            attention::attention(q_rows, k_rows, v_rows, head_dim, layout, mask)
-        };
-        Ok(self.tensor(out, q.rows(), q.cols()))
-    }
-
-    fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
-        let x = Rows::of(x);
-        Ok(self.make_rows(x.rows, x.cols, |row, out| norm::layer_norm(x.row(row), eps, out)))
-    }
-
-    fn rms_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
-        let (x, weight) = (Rows::of(x), Rows::of(weight).row(0));
-        Ok(self.make_rows(x.rows, x.cols, |row, out| norm::rms_norm(x.row(row), weight, eps, out)))
-    }
-
-    fn group_norm(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
-        let (x, (scale, shift)) = (Rows::of(x), norm::group_norm_affine(Rows::of(x), norm));
-        Ok(self.make_rows(x.rows, x.cols, |row, out| elementwise::affine(x.row(row), &scale, &shift, out)))
-    }
-
-    fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
-        let (x, (scale, shift)) = (Rows::of(x), norm::group_norm_affine(Rows::of(x), norm));
-        Ok(self.make_rows(x.rows, x.cols, |row, out| math::affine_silu(x.row(row), &scale, &shift, out)))
-    }
-
-    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, layout: TokenLayout) -> Result<Tensor<Self>> {
-        let (cos, sin, pairs) = (Rows::of(&rope.cos), Rows::of(&rope.sin), rope.pairs);
-        Ok(self.map_rows(x, |row, values| {
-            let token = layout.token(row);
-            elementwise::rope(values, cos.row(token), sin.row(token), pairs);
-        }))
-    }
-
-    fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
-        Ok(self.map_rows(x, |_, row| math::silu(row)))
-    }
-
-    fn add(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
-        let y = Rows::of(y);
-        Ok(self.map_rows(x, |row, out| elementwise::add(out, y.row(row))))
-    }
-
-    fn mul(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
-        let y = Rows::of(y);
-        Ok(self.map_rows(x, |row, out| elementwise::mul(out, y.row(if y.rows == 1 { 0 } else { row }))))
-    }
-
-    fn scale_shift(&self, x: Tensor<Self>, scale: &Tensor<Self>, shift: &Tensor<Self>) -> Result<Tensor<Self>> {
-        let (scale, shift) = (Rows::of(scale).row(0), Rows::of(shift).row(0));
-        Ok(self.map_rows(x, |_, row| elementwise::scale_shift(row, scale, shift)))
-    }
-
-    fn concat_rows(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
-        let cols = parts[0].cols();
-        let rows = parts.iter().map(|part| part.rows()).sum::<usize>();
-        let mut values = pool::values(rows * cols);
-        let mut rest = values.as_mut_slice();
-        for part in parts {
-            let part = Rows::of(part);
-            let (own, below) = rest.split_at_mut(part.rows * cols);
-            for_rows(own, cols, |row, out| out.copy_from_slice(part.row(row)));
-            rest = below;
-        }
-        Ok(self.tensor(values, rows, cols))
-    }
-
-    fn concat_cols(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
-        let cols = parts.iter().map(|part| part.cols()).sum();
-        let parts: Vec<_> = parts.iter().map(|part| Rows::of(part)).collect();
-        Ok(self.make_rows(parts[0].rows, cols, |row, out| {
-            let mut start = 0;
-            for part in &parts {
-                out[start..start + part.cols].copy_from_slice(part.row(row));
-                start += part.cols;
-            }
-        }))
-    }
-
-    fn upsample(&self, x: &Tensor<Self>, _height: usize, width: usize) -> Result<Tensor<Self>> {
-        let x = Rows::of(x);
-        Ok(self.make_rows(4 * x.rows, x.cols, |row, out| {
-            let (py, px) = (row / (2 * width), row % (2 * width));
-            out.copy_from_slice(x.row(py / 2 * width + px / 2));
-        }))
-    }
-
-    fn patchify(
-        &self,
-        x: &Tensor<Self>,
-        mean: &Tensor<Self>,
-        std: &Tensor<Self>,
-        _height: usize,
-        width: usize,
-    ) -> Result<Tensor<Self>> {
-        let (x, mean, std) = (Rows::of(x), Rows::of(mean).row(0), Rows::of(std).row(0));
-        Ok(self.make_rows(x.rows / 4, 4 * x.cols, |row, out| pixels::patchify(x, mean, std, width, row, out)))
-    }
-
-    fn unpatchify(
-        &self,
-        latents: &Tensor<Self>,
-        mean: &Tensor<Self>,
-        std: &Tensor<Self>,
-        _height: usize,
-        width: usize,
-    ) -> Result<Tensor<Self>> {
-        let (x, mean, std) = (Rows::of(latents), Rows::of(mean).row(0), Rows::of(std).row(0));
-        Ok(self.make_rows(4 * x.rows, x.cols / 4, |row, out| pixels::unpatchify(x, mean, std, width, row, out)))
-    }
-
-    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>> {
-        let (velocity, dt) = (Rows::of(velocity), Rows::of(dt).row(0)[0]);
-        Ok(self.map_rows(latents, |row, out| {
-            for (x, v) in out.iter_mut().zip(velocity.row(row)) {
-                *x += dt * v;
-            }
-        }))
-    }
-
-    fn inpaint_blend(
-        &self,
-        x: Tensor<Self>,
-        noise: &Tensor<Self>,
-        image: &Tensor<Self>,
-        mask: &Tensor<Self>,
-        sigma: &Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
-        let (noise, image, mask) = (Rows::of(noise), Rows::of(image), Rows::of(mask));
-        let sigma = Rows::of(sigma).row(0)[0];
-        Ok(self.map_rows(x, |row, out| {
-            let repainted = mask.row(row)[0];
-            for ((x, noise), image) in out.iter_mut().zip(noise.row(row)).zip(image.row(row)) {
-                let noisy = sigma * noise + (1.0 - sigma) * image;
-                *x = repainted * *x + (1.0 - repainted) * noisy;
-            }
-        }))
-    }
-
-    fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>> {
-        let (positive, negative) = (Rows::of(positive), Rows::of(negative));
-        Ok(self.make_rows(positive.rows, positive.cols, |row, out| {
-            for ((out, p), n) in out.iter_mut().zip(positive.row(row)).zip(negative.row(row)) {
-                *out = n + guidance * (p - n);
-            }
-        }))
     }
 }
 

@@ -140,7 +140,7 @@ fn channel_sums(x: Rows<'_>, center: &[f32]) -> (Vec<f64>, Vec<f64>) {
 mod tests {
     use super::super::Precision;
     use super::*;
-    use crate::backend::Backend;
+    use crate::backend::Memory;
     use crate::ops::group_norm;
 
     #[test]

@@ -41,7 +41,7 @@ pub(super) fn unpatchify(latents: Rows<'_>, mean: &[f32], std: &[f32], width: us
 
 #[cfg(test)]
 mod tests {
-    use crate::backend::Backend;
+    use crate::backend::Memory;
     use crate::backend::cpu::{Cpu, Precision};
 
     #[test]

@@ -1,34 +1,30 @@
-//! [`Backend`] on the GPU: every op goes to the launcher of its name.
+//! [`Backend`](crate::backend::Backend) on the GPU: every op goes to the launcher of its name.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::buffer::Kind;
 use super::element::Element;
-use super::ops::conv2d_input::{Between, Input};
 use super::ops::quantise;
 use super::transfer::Rgb8;
 use super::upload::Source;
 use super::{BlockStream, Buffer, ChannelStatistics, ConvWeight, Cuda, Event, Graph, Precision, Weight, kernels};
-use crate::backend::{Backend, Bands, Doers, Passes, Remark, Stats, Storage, expect_rgb8, wrong_length};
+use crate::backend::{
+    Bands, Costs, Device, Doers, Group, Memory, Ops, Passes, Remark, Stats, Storage, WeightStore, expect_rgb8,
+    wrong_length,
+};
 use crate::error::{Error, Result};
 use crate::files::TensorView;
-use crate::nn::{ConvKernel, Linear, LowRank, Operand};
+use crate::nn::{Linear, LowRank, Operand};
 use crate::ops::{
-    self, Adaln, Conv, Convolved, GroupNorm, Halo, Heads, KeyValues, Mask, Norm, Projection, QkNorm, Rope, RowSplit,
-    TokenLayout, TokenSplit,
+    self, Attention, Conv2d, Convolved, GatedAddAdaln, GroupNorm, Halo, Heads, InpaintBlend, LinearArgs, Patches,
+    Products, Projection, QkNormRope, Rope, RowSplit, TokenLayout, TokenSplit,
 };
 use crate::tensor::{Dtype, Tensor};
 
-impl Backend for Cuda {
+impl Memory for Cuda {
     type Buffer = Buffer;
-    type Weight = Weight;
-    type BlockStream = BlockStream;
-    type ConvWeight = ConvWeight;
-    type ChannelStatistics = ChannelStatistics;
-    type Event = Event;
     type Rgb8 = Rgb8;
-    type Graph = Graph;
 
     fn dtype(buffer: &Buffer) -> Dtype {
         match buffer.kind() {
@@ -51,6 +47,137 @@ impl Backend for Cuda {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    fn describe(&self) -> String {
+        let (major, minor) = self.device().capability();
+        let precision = match self.0.precision {
+            Precision::Bf16 => self.element().name(),
+            Precision::Fp8 => "fp8 and bf16",
+        };
+        let rank = self.group_rank().map_or(String::new(), |rank| format!(" {:?}", rank.member()));
+        format!("{}{rank} (CUDA, compute capability {major}.{minor}, {precision})", self.device().name())
+    }
+
+    fn available_bytes(&self) -> u64 {
+        self.device().budget().available()
+    }
+
+    fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
+        expect_values(values, rows, cols)?;
+        self.upload_op(values, rows, cols)
+    }
+
+    fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
+        expect_values(values, rows, cols)?;
+        self.upload_f32_op(values, rows, cols)
+    }
+
+    fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
+        let values = self.download_op(x)?;
+        self.check_group("download")?;
+        Ok(values)
+    }
+
+    fn rgb8(&self, x: &Tensor<Self>) -> Result<Rgb8> {
+        self.rgb8_op(x)
+    }
+
+    fn upload_rgb8(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Self>> {
+        expect_rgb8(bytes, height, width)?;
+        self.upload_rgb8_op(bytes, height, width)
+    }
+
+    fn take_rgb8(&self, rgb: Rgb8) -> Result<Vec<u8>> {
+        let bytes = self.take_rgb8_op(rgb);
+        // What came of ended collectives may not even be numbers.
+        self.check_group("take_rgb8")?;
+        bytes
+    }
+}
+
+impl Device for Cuda {
+    type Event = Event;
+    type Graph = Graph;
+
+    fn stats(&self) -> Stats {
+        let (budget, counters) = (self.device().budget(), self.device().counters());
+        Stats {
+            memory_bytes: budget.used(),
+            peak_memory_bytes: budget.peak(),
+            launches: counters.launches.get(),
+            waits: counters.waits.get(),
+            copies: counters.copies.get(),
+            allocations: counters.allocations.get(),
+            composed: counters.composed.get(),
+            graph_launches: counters.graph_launches.get(),
+            uncaptured: counters.uncaptured.get(),
+        }
+    }
+
+    fn costs(&self) -> Costs {
+        let products = match self.0.precision {
+            Precision::Bf16 => Storage::Native,
+            Precision::Fp8 => Storage::Fp8,
+        };
+        Costs::gpu(products, self.copies_im2col(), self.world())
+    }
+
+    fn use_bands(&self, bands: Bands) {
+        self.limit_bands(bands.bytes());
+    }
+
+    fn event(&self) -> Result<Event> {
+        Event::new(self.device(), self.device().stream())
+    }
+
+    fn is_done(&self, event: &Event) -> Result<bool> {
+        event.is_done()
+    }
+
+    fn wait(&self, event: &Event) -> Result<()> {
+        self.device().counters().waits.add(1);
+        event.wait()?;
+        self.check_group("wait")
+    }
+
+    fn elapsed(&self, from: &Event, to: &Event) -> Result<Duration> {
+        from.elapsed(to)
+    }
+
+    fn warm_up(&self) -> Result<()> {
+        self.gemm()?.warm_up()?;
+        for buffers in [&self.0.value_buffers, &self.0.result_buffers] {
+            drop(buffers.made(self.device())?);
+        }
+        // Kernels for another GPU are no error until they are asked for.
+        kernels::files(self.element()).for_each(|file| drop(self.device().load_kernels(file)));
+        Ok(())
+    }
+
+    fn remarks(&self) -> Vec<Remark> {
+        let copied = self.0.uploader.copied().map(Remark::Detail);
+        let slow_uploads = self.0.uploader.registered().remark().map(Remark::Detail);
+        let uncaptured = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
+        let slow_host = self.0.uploader.slow_host().map(Remark::Warning);
+        let saturation = self.saturation().unwrap_or_else(|error| Some(error.what().to_string())).map(Remark::Warning);
+        let note = self.note().map(Remark::Detail);
+        let first = self.group_rank().filter(|rank| rank.member().rank() == 0);
+        let slow_link = first.and_then(|rank| rank.note()).map(Remark::Warning);
+        [copied, slow_uploads, slow_host, slow_link, saturation, note, uncaptured].into_iter().flatten().collect()
+    }
+
+    fn run_graph<R: Send + Sync + 'static, const N: usize>(
+        &self,
+        graph: &mut Graph,
+        doers: Doers,
+        reads: &Arc<R>,
+        inputs: [&Tensor<Self>; N],
+        work: impl Fn(&R, [&Tensor<Self>; N]) -> Result<Tensor<Self>>,
+    ) -> Result<Tensor<Self>> {
+        self.run_graph_op(graph, doers, reads, inputs, work)
+    }
+}
+
+impl Group for Cuda {
     fn rank(&self) -> usize {
         self.group_rank().map_or(0, |rank| rank.member().rank())
     }
@@ -84,96 +211,12 @@ impl Backend for Cuda {
     fn restore_collectives(&self) -> Result<()> {
         self.group_rank().map_or(Ok(()), |rank| rank.restore())
     }
+}
 
-    fn describe(&self) -> String {
-        let (major, minor) = self.device().capability();
-        let precision = match self.0.precision {
-            Precision::Bf16 => self.element().name(),
-            Precision::Fp8 => "fp8 and bf16",
-        };
-        let rank = self.group_rank().map_or(String::new(), |rank| format!(" {:?}", rank.member()));
-        format!("{}{rank} (CUDA, compute capability {major}.{minor}, {precision})", self.device().name())
-    }
-
-    fn stats(&self) -> Stats {
-        let (budget, counters) = (self.device().budget(), self.device().counters());
-        Stats {
-            memory_bytes: budget.used(),
-            peak_memory_bytes: budget.peak(),
-            launches: counters.launches.get(),
-            waits: counters.waits.get(),
-            copies: counters.copies.get(),
-            allocations: counters.allocations.get(),
-            composed: counters.composed.get(),
-            graph_launches: counters.graph_launches.get(),
-            uncaptured: counters.uncaptured.get(),
-        }
-    }
-
-    fn element_bytes(&self) -> u64 {
-        self.costs().element_bytes()
-    }
-
-    fn available_bytes(&self) -> u64 {
-        self.device().budget().available()
-    }
-
-    fn max_tensor_values(&self) -> u64 {
-        // cuBLASLt 13.6 fails for some tensors of 2^31 values and more, and kernels index with int.
-        // Source: https://github.com/NVIDIA/raft/pull/3098
-        i32::MAX as u64
-    }
-
-    fn product_storage(&self) -> Storage {
-        match self.0.precision {
-            Precision::Bf16 => Storage::Native,
-            Precision::Fp8 => Storage::Fp8,
-        }
-    }
-
-    fn weight_bytes(&self, elements: u64, storage: Storage) -> u64 {
-        self.costs().weight_bytes(elements, storage)
-    }
-
-    fn workspace_bytes(&self) -> u64 {
-        self.costs().workspace_bytes()
-    }
-
-    fn norm_conv2d_bytes(&self, whole: u64, bands: Bands) -> u64 {
-        self.costs().norm_conv2d_bytes(whole, bands)
-    }
-
-    fn use_bands(&self, bands: Bands) {
-        self.limit_bands(bands.bytes());
-    }
-
-    fn event(&self) -> Result<Event> {
-        Event::new(self.device(), self.device().stream())
-    }
-
-    fn is_done(&self, event: &Event) -> Result<bool> {
-        event.is_done()
-    }
-
-    fn wait(&self, event: &Event) -> Result<()> {
-        self.device().counters().waits.add(1);
-        event.wait()?;
-        self.check_group("wait")
-    }
-
-    fn elapsed(&self, from: &Event, to: &Event) -> Result<Duration> {
-        from.elapsed(to)
-    }
-
-    fn upload(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
-        expect_values(values, rows, cols)?;
-        self.upload_op(values, rows, cols)
-    }
-
-    fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>> {
-        expect_values(values, rows, cols)?;
-        self.upload_f32_op(values, rows, cols)
-    }
+impl WeightStore for Cuda {
+    type Weight = Weight;
+    type BlockStream = BlockStream;
+    type ConvWeight = ConvWeight;
 
     fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Weight> {
         self.check_storage(storage)?;
@@ -228,111 +271,24 @@ impl Backend for Cuda {
         self.copy_weights_from_op(other)
     }
 
-    fn warm_up(&self) -> Result<()> {
-        self.gemm()?.warm_up()?;
-        for buffers in [&self.0.value_buffers, &self.0.result_buffers] {
-            drop(buffers.made(self.device())?);
-        }
-        // Kernels for another GPU are no error until they are asked for.
-        kernels::files(self.element()).for_each(|file| drop(self.device().load_kernels(file)));
-        Ok(())
-    }
-
     fn settle(&self) -> Result<()> {
         self.0.uploader.registered().settle()
     }
+}
 
-    fn remarks(&self) -> Vec<Remark> {
-        let copied = self.0.uploader.copied().map(Remark::Detail);
-        let slow_uploads = self.0.uploader.registered().remark().map(Remark::Detail);
-        let uncaptured = self.0.uncaptured.lock().unwrap_or_else(PoisonError::into_inner).clone().map(Remark::Warning);
-        let slow_host = self.0.uploader.slow_host().map(Remark::Warning);
-        let saturation = self.saturation().unwrap_or_else(|error| Some(error.what().to_string())).map(Remark::Warning);
-        let note = self.note().map(Remark::Detail);
-        let first = self.group_rank().filter(|rank| rank.member().rank() == 0);
-        let slow_link = first.and_then(|rank| rank.note()).map(Remark::Warning);
-        [copied, slow_uploads, slow_host, slow_link, saturation, note, uncaptured].into_iter().flatten().collect()
+impl Ops for Cuda {
+    type ChannelStatistics = ChannelStatistics;
+
+    fn linear(&self, args: LinearArgs<'_, Self>) -> Result<Tensor<Self>> {
+        self.linear_op(args)
     }
 
-    fn run_graph<R: Send + Sync + 'static, const N: usize>(
-        &self,
-        graph: &mut Graph,
-        doers: Doers,
-        reads: &Arc<R>,
-        inputs: [&Tensor<Self>; N],
-        work: impl Fn(&R, [&Tensor<Self>; N]) -> Result<Tensor<Self>>,
-    ) -> Result<Tensor<Self>> {
-        self.run_graph_op(graph, doers, reads, inputs, work)
+    fn conv2d(&self, conv2d: Conv2d<'_, Self>) -> Result<Convolved<Self>> {
+        self.conv2d_op(conv2d)
     }
 
-    fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>> {
-        let values = self.download_op(x)?;
-        self.check_group("download")?;
-        Ok(values)
-    }
-
-    fn rgb8(&self, x: &Tensor<Self>) -> Result<Rgb8> {
-        self.rgb8_op(x)
-    }
-
-    fn upload_rgb8(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Self>> {
-        expect_rgb8(bytes, height, width)?;
-        self.upload_rgb8_op(bytes, height, width)
-    }
-
-    fn take_rgb8(&self, rgb: Rgb8) -> Result<Vec<u8>> {
-        let bytes = self.take_rgb8_op(rgb);
-        // What came of ended collectives may not even be numbers.
-        self.check_group("take_rgb8")?;
-        bytes
-    }
-
-    fn linear(&self, x: &Tensor<Self>, weight: &Linear<Self>, bias: Option<&Tensor<Self>>) -> Result<Tensor<Self>> {
-        self.linear_op(x, weight, bias)
-    }
-
-    fn linear_rows(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
-        self.linear_rows_op(parts)
-    }
-
-    fn linear_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
-        self.linear_concat_op(parts, weight)
-    }
-
-    fn conv2d(
-        &self,
-        x: &Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        halo: &Halo<Self>,
-    ) -> Result<Convolved<Self>> {
-        let between = Between::new(x, halo, conv.width)?;
-        self.conv2d_op(Input::Image(between), weight, bias, conv, None)
-    }
-
-    fn attention(
-        &self,
-        q: Tensor<Self>,
-        k: &Tensor<Self>,
-        v: &Tensor<Self>,
-        head_dim: usize,
-        layout: TokenLayout,
-        mask: Mask,
-    ) -> Result<Tensor<Self>> {
-        self.attention_op(q, k, v, head_dim, layout, mask)
-    }
-
-    fn attention_cached(
-        &self,
-        q: Tensor<Self>,
-        k: &Tensor<Self>,
-        v: &Tensor<Self>,
-        cached: &KeyValues<Self>,
-        head_dim: usize,
-        layout: TokenLayout,
-    ) -> Result<Tensor<Self>> {
-        self.attention_cached_op(q, k, v, cached, head_dim, layout)
+    fn attention(&self, attention: Attention<'_, Self>) -> Result<Tensor<Self>> {
+        self.attention_op(attention)
     }
 
     fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
@@ -379,57 +335,28 @@ impl Backend for Cuda {
         self.upsample_op(x, height, width)
     }
 
-    fn patchify(
-        &self,
-        x: &Tensor<Self>,
-        mean: &Tensor<Self>,
-        std: &Tensor<Self>,
-        height: usize,
-        width: usize,
-    ) -> Result<Tensor<Self>> {
-        self.patchify_op(x, mean, std, height, width)
+    fn patchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>> {
+        self.patchify_op(patches)
     }
 
-    fn unpatchify(
-        &self,
-        latents: &Tensor<Self>,
-        mean: &Tensor<Self>,
-        std: &Tensor<Self>,
-        height: usize,
-        width: usize,
-    ) -> Result<Tensor<Self>> {
-        self.unpatchify_op(latents, mean, std, height, width)
+    fn unpatchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>> {
+        self.unpatchify_op(patches)
     }
 
     fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>> {
         self.euler_step_op(latents, velocity, dt)
     }
 
-    fn inpaint_blend(
-        &self,
-        x: Tensor<Self>,
-        noise: &Tensor<Self>,
-        image: &Tensor<Self>,
-        mask: &Tensor<Self>,
-        sigma: &Tensor<Self>,
-    ) -> Result<Tensor<Self>> {
-        self.inpaint_blend_op(x, [noise, image, mask, sigma])
+    fn inpaint_blend(&self, operands: InpaintBlend<'_, Self>) -> Result<Tensor<Self>> {
+        self.inpaint_blend_op(operands)
     }
 
     fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>> {
         self.guide_op(positive, negative, guidance)
     }
 
-    fn linear_add(&self, x: &Tensor<Self>, weight: &Linear<Self>, residual: Tensor<Self>) -> Result<Tensor<Self>> {
-        self.linear_add_op(x, weight, residual)
-    }
-
-    fn low_rank(&self, parts: &[(&Tensor<Self>, &Linear<Self>)]) -> Result<Tensor<Self>> {
-        self.low_rank_op(parts)
-    }
-
-    fn low_rank_concat(&self, parts: &[&Tensor<Self>], weight: &Linear<Self>) -> Result<Tensor<Self>> {
-        self.low_rank_concat_op(parts, weight)
+    fn low_rank(&self, products: Products<'_, Self>) -> Result<Tensor<Self>> {
+        self.low_rank_op(products)
     }
 
     fn adaln(&self, x: &Tensor<Self>, shift: &Tensor<Self>, scale: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
@@ -440,15 +367,8 @@ impl Backend for Cuda {
         self.gated_add_op(x, gate, y)
     }
 
-    fn gated_add_adaln(
-        &self,
-        x: Tensor<Self>,
-        gates: [&Tensor<Self>; 2],
-        y: &Tensor<Self>,
-        norms: [Norm<'_, Self>; 2],
-        adaln: Adaln,
-    ) -> Result<(Tensor<Self>, Operand<Self>)> {
-        self.gated_add_adaln_op(x, gates, y, norms, adaln)
+    fn gated_add_adaln(&self, operands: GatedAddAdaln<'_, Self>) -> Result<(Tensor<Self>, Operand<Self>)> {
+        self.gated_add_adaln_op(operands)
     }
 
     fn swiglu(&self, gate: Tensor<Self>, up: &Tensor<Self>) -> Result<Tensor<Self>> {
@@ -463,76 +383,12 @@ impl Backend for Cuda {
         self.project_op(parts, heads)
     }
 
-    fn qk_norm_rope(
-        &self,
-        q: Tensor<Self>,
-        k: Tensor<Self>,
-        norm: [&QkNorm<Self>; 2],
-        rope: &Rope<Self>,
-        layout: TokenLayout,
-    ) -> Result<(Tensor<Self>, Tensor<Self>)> {
-        self.qk_norm_rope_op(q, k, norm, rope, layout)
+    fn qk_norm_rope(&self, operands: QkNormRope<'_, Self>) -> Result<(Tensor<Self>, Tensor<Self>)> {
+        self.qk_norm_rope_op(operands)
     }
 
     fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
         self.group_norm_op(x, norm, true)
-    }
-
-    fn conv2d_add(
-        &self,
-        x: &Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        residual: Tensor<Self>,
-    ) -> Result<Convolved<Self>> {
-        let between = Between::new(x, &Halo::default(), conv.width)?;
-        self.conv2d_op(Input::Image(between), weight, bias, conv, Some(residual))
-    }
-
-    fn conv2d_over(
-        &self,
-        x: Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-    ) -> Result<Convolved<Self>> {
-        self.conv2d_over_op(x, weight, bias, conv)
-    }
-
-    fn norm_conv2d(
-        &self,
-        x: &Tensor<Self>,
-        norm: &GroupNorm<'_, Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: Conv,
-        halo: &Halo<Self>,
-    ) -> Result<Convolved<Self>> {
-        self.norm_conv2d_op(x, norm, weight, bias, (conv, halo), None)
-    }
-
-    fn norm_conv2d_add(
-        &self,
-        x: Tensor<Self>,
-        norm: &GroupNorm<'_, Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        conv: (Conv, &Halo<Self>),
-        residual: Tensor<Self>,
-    ) -> Result<Convolved<Self>> {
-        self.norm_conv2d_op(&x, norm, weight, bias, conv, Some(residual))
-    }
-
-    fn upsample_conv2d(
-        &self,
-        x: Tensor<Self>,
-        weight: &ConvKernel<Self>,
-        bias: &Tensor<Self>,
-        size: [usize; 2],
-        halo: &Halo<Self>,
-    ) -> Result<Convolved<Self>> {
-        self.upsample_conv2d_op(x, weight, bias, size, halo)
     }
 
     fn all_to_all_heads(&self, kvq: [Tensor<Self>; 3], split: &TokenSplit) -> Result<[Tensor<Self>; 3]> {

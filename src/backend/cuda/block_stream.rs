@@ -69,7 +69,7 @@ impl Block {
 }
 
 impl Cuda {
-    /// See [`crate::backend::Backend::stream_weight`].
+    /// See [`crate::backend::WeightStore::stream_weight`].
     pub(super) fn stream_weight_op(
         &self,
         stream: &BlockStream,
@@ -93,7 +93,7 @@ impl Cuda {
         Ok(weight.with_stored(stored))
     }
 
-    /// See [`crate::backend::Backend::allocate_stream`].
+    /// See [`crate::backend::WeightStore::allocate_stream`].
     pub(super) fn allocate_stream_op(&self, stream: &BlockStream, passes: Passes) -> Result<()> {
         let mut state = stream.state();
         let bytes = slab_bytes(state.blocks.iter().map(|block| block.bytes));
@@ -116,7 +116,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// See [`crate::backend::Backend::enter_block`].
+    /// See [`crate::backend::WeightStore::enter_block`].
     pub(super) fn enter_block_op(&self, stream: &BlockStream, turn: usize) -> Result<()> {
         let (device, copies) = (self.device(), self.device().block_stream());
         let (mut state, slab) = (stream.state(), slab_of(turn));
@@ -138,7 +138,7 @@ impl Cuda {
         written[slab].as_ref().map_or(Ok(()), |written| written.make_wait(device.stream()))
     }
 
-    /// See [`crate::backend::Backend::leave_block`].
+    /// See [`crate::backend::WeightStore::leave_block`].
     pub(super) fn leave_block_op(&self, stream: &BlockStream, turn: usize) -> Result<()> {
         let device = self.device();
         mark(device, &mut stream.state().read[slab_of(turn)], device.stream())

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::group::{RANKS, Rank};
 use super::pieces::{Piece, RowCopy};
 use super::{Cuda, Tensor};
-use crate::backend::Backend;
+use crate::backend::Group;
 use crate::error::{Error, Result};
 
 /// As in cuda/exchange.cu.
@@ -62,7 +62,7 @@ impl Cuda {
     /// that each rank gave this one, what is copied where, and what the result is. What was sent may be freed when this
     /// returns, as after any op.
     ///
-    /// Errors as [`crate::backend::Backend::exchange`], and as `place`, which ends the collectives of all ranks.
+    /// Errors as [`crate::backend::Group::exchange`], and as `place`, which ends the collectives of all ranks.
     pub(super) fn exchange_pieces<T>(
         &self,
         op: &'static str,
@@ -145,7 +145,7 @@ impl Cuda {
         unsafe { self.launch("exchange", "exchange")?.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }
     }
 
-    /// See [`crate::backend::Backend::exchange`].
+    /// See [`crate::backend::Group::exchange`].
     pub(super) fn exchange_op(&self, op: &'static str, sent: &[Vec<Tensor<Cuda>>]) -> Result<Vec<Vec<Tensor<Cuda>>>> {
         let sent = sent.iter().map(|parcel| parcel.iter().map(Piece::of).collect()).collect();
         self.exchange_pieces(op, sent, |given| {

@@ -120,7 +120,7 @@ fn agree(rank: &Rank, graph: &mut Graph) -> Result<()> {
 }
 
 impl Cuda {
-    /// See [`crate::backend::Backend::run_graph`].
+    /// See [`crate::backend::Device::run_graph`].
     pub(super) fn run_graph_op<R: Send + Sync + 'static, const N: usize>(
         &self,
         graph: &mut Graph,
@@ -279,7 +279,7 @@ impl Cuda {
         }
         let _submission = device.submit(device.stream())?;
         // SAFETY: the graph's kernels use the arena, which the graph holds and no other work on this stream uses
-        // meanwhile, and what the caller of `Backend::run_graph` promised to keep.
+        // meanwhile, and what the caller of `Device::run_graph` promised to keep.
         unsafe { result::graph::launch(graph.exec, device.stream().raw()) }
             .map_err(|e| failed("cannot launch a graph", e))?;
         device.counters().graph_launches.add(1);

@@ -21,7 +21,7 @@ use super::event::Event;
 use super::one_of;
 use super::outbox::{Outbox, Pinned};
 use super::peers::{Reach, broken_link};
-use crate::backend::group::{Alarm, LIMIT, Member};
+use crate::backend::member::{Alarm, LIMIT, Member};
 use crate::error::{Error, Result};
 
 /// The most ranks of a group, as in cuda/exchange.cu.
@@ -216,7 +216,7 @@ impl Rank {
         Ok(next)
     }
 
-    /// See [`crate::backend::Backend::restore_collectives`].
+    /// See [`crate::backend::Group::restore_collectives`].
     pub fn restore(&self) -> Result<()> {
         if self.member.has_ended() || self.shared.mailbox.word(0).load(Ordering::Acquire) != 0 {
             self.shared.wait_until_idle()?;

@@ -14,7 +14,8 @@
 //! its result on the way, it leaves there as [`channel_statistics`]. Every op has a launcher in the file of its name in
 //! [`ops`]; those for Hopper alone share [`hopper`]. All computing goes to one stream in program order, in which
 //! [`capture`] lets one thread at a time enqueue, and [`captures`] keeps away what would break a capture; only
-//! downloads, [`Backend::wait`], the timing of algorithms and allocations that have to gather freed memory wait.
+//! downloads, [`Device::wait`](crate::backend::Device::wait), the timing of algorithms and allocations that have to
+//! gather freed memory wait.
 #![allow(unsafe_code)]
 
 mod backend;

@@ -11,7 +11,7 @@ use super::buffer::{Buffer, Kind};
 use super::device::Device;
 use super::driver::{can_reach, failed};
 use super::event::Event;
-use crate::backend::group::LIMIT;
+use crate::backend::member::LIMIT;
 use crate::error::{Error, Result};
 
 /// How much goes each way to see whether a link carries what is sent.

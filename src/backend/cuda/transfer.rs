@@ -62,7 +62,7 @@ impl Cuda {
         Ok(Tensor::from_buffer(self, buffer, rows, cols))
     }
 
-    /// See [`crate::backend::Backend::upload_rgb8`].
+    /// See [`crate::backend::Memory::upload_rgb8`].
     pub(super) fn upload_rgb8_op(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Cuda>> {
         let row_bytes = 3 * width;
         let buffer = self.upload_rows(Kind::Byte, height, row_bytes, |some, out| {
@@ -139,7 +139,7 @@ impl Cuda {
         Ok(buffer)
     }
 
-    /// See [`crate::backend::Backend::download`].
+    /// See [`crate::backend::Memory::download`].
     pub(super) fn download_op(&self, x: &Tensor<Cuda>) -> Result<Vec<f32>> {
         let (address, rows, cols, stride) = (x.address(), x.rows(), x.cols(), x.stride());
         // SAFETY: x is a live tensor of these rows.
@@ -255,7 +255,7 @@ impl Cuda {
             .map_err(|e| failed("cannot clear GPU memory", e))
     }
 
-    /// See [`crate::backend::Backend::rgb8`].
+    /// See [`crate::backend::Memory::rgb8`].
     pub(super) fn rgb8_op(&self, x: &Tensor<Cuda>) -> Result<Rgb8> {
         self.expect_no_capture("an image's way to the host")?;
         let values = x.rows() * x.cols();
@@ -268,7 +268,7 @@ impl Cuda {
         Ok(Rgb8 { bytes, values, made: Event::new(device, device.stream())? })
     }
 
-    /// See [`crate::backend::Backend::take_rgb8`].
+    /// See [`crate::backend::Memory::take_rgb8`].
     pub(super) fn take_rgb8_op(&self, Rgb8 { bytes, values, made }: Rgb8) -> Result<Vec<u8>> {
         let stream = self.device().download_stream();
         made.make_wait(stream)?;

@@ -2,11 +2,11 @@
 
 use super::peers::{Reach, broken_link};
 use super::{Cuda, Link};
-use crate::backend::Backend;
+use crate::backend::Memory;
 use crate::error::Result;
 
 impl Cuda {
-    /// See [`crate::backend::Backend::copy_weights_from`].
+    /// See [`crate::backend::WeightStore::copy_weights_from`].
     pub(super) fn copy_weights_from_op(&self, other: &Self) -> Result<bool> {
         let alike = |cuda: &Self| (cuda.element(), cuda.device().capability(), cuda.0.precision);
         let may = !self.is_same_device(other) && alike(self) == alike(other) && Link::wished()?.is_none();

@@ -208,7 +208,7 @@ mod tests {
     fn the_memory_plan_counts_the_bytes_of_the_format() {
         let dir = crate::files::ModelFiles::open("models/tiny".as_ref()).unwrap();
         let mut model = OpenModel::open(&dir).unwrap();
-        let costs = crate::backend::GpuCosts::default();
+        let costs = crate::backend::Costs::hopper();
         let all = |model: &OpenModel| model.info.memory_sizes(&costs, None).unwrap().transformer.all();
         let before = all(&model);
         let wanted = Quantisation { transformer: Some(Format::Q8_0), text_encoder: None };

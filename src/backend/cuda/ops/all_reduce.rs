@@ -1,6 +1,6 @@
 //! `all_reduce_statistics`: all ranks have the statistics of all splits of all ranks, which norms merge in their order.
 
-use crate::backend::Backend;
+use crate::backend::Group;
 use crate::backend::cuda::channel_statistics::ChannelStatistics;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;

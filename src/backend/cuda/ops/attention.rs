@@ -11,7 +11,7 @@ use super::attention_hopper::{CHOICE, SINGLE, apart, tensor_map};
 use crate::backend::cuda::element::Element;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
-use crate::ops::{self, KeyValues, Mask, TokenLayout};
+use crate::ops::{self, Attention, KeyValues, Mask, TokenLayout};
 
 /// `QUERIES`, `KEYS` and the shared memory of cuda/attention_sm90a.cu: Q, two stages of K and of V, barriers.
 const HOPPER_QUERIES: usize = 128;
@@ -159,15 +159,11 @@ impl Cuda {
     /// `softmax(q k^T / sqrt(head_dim) + mask) v`, over q where that is writable.
     ///
     /// Errors when `FLUX_ATTENTION` names no kernel that is here.
-    pub(crate) fn attention_op(
-        &self,
-        q: Tensor<Cuda>,
-        k: &Tensor<Cuda>,
-        v: &Tensor<Cuda>,
-        head_dim: usize,
-        layout: TokenLayout,
-        mask: Mask,
-    ) -> Result<Tensor<Cuda>> {
+    pub(crate) fn attention_op(&self, attention: Attention<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        let Attention { q, k, v, cached, head_dim, layout, mask } = attention;
+        if let Some(cached) = cached {
+            return self.attention_cached(Attention { q, ..attention }, cached);
+        }
         let hopper = self.hopper_form(CHOICE)?;
         let aligned = all_aligned(&[&q, k, v]);
         if let Some(form) = hopper.filter(|_| aligned && suits_512(head_dim, layout, mask)) {
@@ -177,7 +173,7 @@ impl Cuda {
             if !aligned {
                 self.device().count_composed();
             }
-            return self.attention_softmax(q, k, v, head_dim, layout, mask);
+            return self.attention_softmax(Attention { q, ..attention });
         };
         let fresh = self.unless_writable(&q)?;
         let call = Call { q: &q, k, v, out: fresh.as_ref().unwrap_or(&q), head_dim, layout, mask, cached: None };
@@ -190,20 +186,13 @@ impl Cuda {
 
     /// [`Cuda::attention_op`] without a mask, over cached keys as well. Where the Hopper kernel does not serve, the cached
     /// keys are copied in front of the others.
-    pub(crate) fn attention_cached_op(
-        &self,
-        q: Tensor<Cuda>,
-        k: &Tensor<Cuda>,
-        v: &Tensor<Cuda>,
-        cached: &KeyValues<Cuda>,
-        head_dim: usize,
-        layout: TokenLayout,
-    ) -> Result<Tensor<Cuda>> {
+    fn attention_cached(&self, attention: Attention<'_, Cuda>, cached: &KeyValues<Cuda>) -> Result<Tensor<Cuda>> {
+        let Attention { q, k, v, head_dim, layout, .. } = attention;
         let hopper = self.hopper_form(CHOICE)?;
         let aligned = all_aligned(&[&q, k, v, &cached.k, &cached.v]);
         let Some(form) = hopper.filter(|_| head_dim == 128 && aligned && cached.k.rows() > 0) else {
             self.device().count_composed();
-            return ops::attention::compose_cached(self, q, k, v, cached, head_dim, layout);
+            return ops::attention::compose(self, Attention { q, ..attention });
         };
         let fresh = self.unless_writable(&q)?;
         let (out, mask, cached) = (fresh.as_ref().unwrap_or(&q), Mask::None, Some(cached));

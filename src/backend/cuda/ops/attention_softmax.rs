@@ -9,7 +9,7 @@ use crate::backend::cuda::buffer::{Buffer, Kind};
 use crate::backend::cuda::gemm::{Matrix, Product};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
-use crate::ops::{Mask, TokenLayout};
+use crate::ops::{Attention, Mask, TokenLayout};
 
 /// The most memory that the scores of some queries may take, in float32 and 16 bits together.
 const WORKSPACE_BYTES: usize = 256 << 20;
@@ -32,15 +32,8 @@ struct Head<'a> {
 
 impl Cuda {
     /// `softmax(q k^T / sqrt(head_dim) + mask) v`; overwrites q if that is writable.
-    pub(crate) fn attention_softmax(
-        &self,
-        q: Tensor<Cuda>,
-        k: &Tensor<Cuda>,
-        v: &Tensor<Cuda>,
-        head_dim: usize,
-        layout: TokenLayout,
-        mask: Mask,
-    ) -> Result<Tensor<Cuda>> {
+    pub(super) fn attention_softmax(&self, attention: Attention<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        let Attention { q, k, v, head_dim, layout, mask, .. } = attention;
         let fresh = self.unless_writable(&q)?;
         let out = fresh.as_ref().unwrap_or(&q);
         let tokens = layout.tokens();

@@ -1,6 +1,6 @@
 //! `broadcast`: all ranks but the first get what that one has.
 
-use crate::backend::Backend;
+use crate::backend::Group;
 use crate::backend::cuda::pieces::Piece;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! `conv2d`, `conv2d_over` and `conv2d_add`. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time,
+//! `conv2d` and its variants. Launches cuda/conv2d.cu: a GEMM over im2col rows, some pixels at a time,
 //! which serves every convolution on every GPU. For 3 x 3 convolutions whose channels are whole 16 bytes, and that keep
 //! the image's size or halve it, Hopper has kernels of its own, in `conv2d_sm90a`.
 
@@ -14,7 +14,7 @@ use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::nn::ConvKernel;
-use crate::ops::{Conv, Convolved, Halo};
+use crate::ops::{self, Conv, Conv2d, Convolved};
 
 /// Rows 0 .. `rows` of `row_bytes` bytes, in pieces of at most IM2COL_BYTES. All but the last have one size, so that
 /// one plan serves them, and are whole tiles of the GEMM.
@@ -46,10 +46,27 @@ fn rows_seen(conv: Conv, [above, below]: [usize; 2], pixels: &Range<usize>) -> R
 }
 
 impl Cuda {
+    pub(crate) fn conv2d_op(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
+        let Conv2d { norm, upsample, halo, ref residual, .. } = conv2d;
+        match (norm, upsample) {
+            (None, false) if halo.is_none() && residual.is_none() => self.conv2d_over(conv2d),
+            (None, false) => self.conv2d_of_image(conv2d),
+            (Some(norm), false) => self.norm_conv2d(conv2d, norm),
+            (None, true) if residual.is_none() => self.upsample_conv2d(conv2d),
+            _ => ops::conv2d::compose(self, conv2d),
+        }
+    }
+
+    /// A convolution of x as it is.
+    fn conv2d_of_image(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
+        let Conv2d { x, weight, bias, conv, halo, residual, .. } = conv2d;
+        self.convolve(Input::Image(Between::new(&x, halo, conv.width)?), weight, bias, conv, residual)
+    }
+
     /// `conv2d(input) + residual`; the result goes over `residual` where that is writable.
     ///
     /// Errors when `FLUX_CONV2D` names no kernel that is here.
-    pub(crate) fn conv2d_op(
+    pub(super) fn convolve(
         &self,
         mut input: Input<'_>,
         weight: &ConvKernel<Cuda>,
@@ -102,27 +119,18 @@ impl Cuda {
 
     /// `conv2d(x)`. The result overwrites x if x is large, its rows are at least as long as the output's, and nothing
     /// else uses it.
-    pub(crate) fn conv2d_over_op(
-        &self,
-        x: Tensor<Cuda>,
-        weight: &ConvKernel<Cuda>,
-        bias: &Tensor<Cuda>,
-        conv: Conv,
-    ) -> Result<Convolved<Cuda>> {
+    fn conv2d_over(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
+        let Conv2d { ref x, weight, bias, conv, .. } = conv2d;
         let (rows, k, n) = (x.rows(), x.cols(), weight.rows());
         let pieces = pieces_of_one_tap(rows, k, n);
         if !has_one_tap(conv) || n > k || !n.is_multiple_of(8) || pieces.len() < 2 {
-            let image = Between::new(&x, &Halo::default(), conv.width)?;
-            return self.conv2d_op(Input::Image(image), weight, bias, conv, None);
+            return self.conv2d_of_image(conv2d);
         }
         let to = Matrix { address: x.address(), stride: n };
-        let product = Product { bias: Some(bias.address()), ..self.product(&x, &weight.weight().0, to, n) };
-        let buffer = match x.into_buffer() {
+        let product = Product { bias: Some(bias.address()), ..self.product(x, &weight.weight().0, to, n) };
+        let buffer = match conv2d.x.into_buffer() {
             Ok(buffer) => buffer,
-            Err(x) => {
-                let image = Between::new(&x, &Halo::default(), conv.width)?;
-                return self.conv2d_op(Input::Image(image), weight, bias, conv, None);
-            }
+            Err(x) => return self.conv2d_of_image(Conv2d { x, ..conv2d }),
         };
         let mut aside = None;
         for rows in pieces {
@@ -257,7 +265,7 @@ mod tests {
         }
     }
 
-    /// The same as `conv2d_over_op` does, on numbers: a row of `k` equal numbers becomes one of `n`.
+    /// The same as `conv2d_over` does, on numbers: a row of `k` equal numbers becomes one of `n`.
     #[test]
     fn a_result_goes_over_what_was_read_only() {
         for (rows, k, n, piece) in [(100, 8, 4, 16), (100, 8, 8, 16), (33, 9, 1, 4), (64, 8, 7, 5), (7, 6, 3, 7)] {

@@ -31,15 +31,15 @@ pub struct Between {
 }
 
 impl Between {
-    pub fn new(x: &Tensor<Cuda>, halo: &Halo<Cuda>, width: usize) -> Result<Self> {
-        let pixels = if halo.is_empty() { x.row_view(0..x.rows()) } else { halo.around(x)? };
+    pub fn new(x: &Tensor<Cuda>, halo: Option<&Halo<Cuda>>, width: usize) -> Result<Self> {
+        let pixels = halo.map_or_else(|| Ok(x.row_view(0..x.rows())), |halo| halo.around(x))?;
         Ok(Self { pixels, halo: halo_height(halo, width) })
     }
 }
 
 /// Rows of pixels above and below an image of `width` columns.
-fn halo_height(halo: &Halo<Cuda>, width: usize) -> [usize; 2] {
-    halo.rows().map(|rows| rows / width.max(1))
+fn halo_height(halo: Option<&Halo<Cuda>>, width: usize) -> [usize; 2] {
+    halo.map_or([0, 0], Halo::rows).map(|rows| rows / width.max(1))
 }
 
 /// Some rows of pixels of an input.
@@ -117,12 +117,13 @@ impl<'a> Window<'a> {
     /// `silu(group_norm(x))` of an image and its halo for a convolution of it, in bands of at most `band_bytes`.
     pub fn new(
         x: &'a Tensor<Cuda>,
-        halo: &'a Halo<Cuda>,
+        halo: Option<&'a Halo<Cuda>>,
         coefficients: Coefficients,
         conv: Conv,
         band_bytes: usize,
     ) -> Self {
-        let (width, parts) = (conv.width, [halo.above.as_ref(), Some(x), halo.below.as_ref()]);
+        let [above, below] = halo.map_or([None; 2], |halo| [halo.above.as_ref(), halo.below.as_ref()]);
+        let (width, parts) = (conv.width, [above, Some(x), below]);
         let band = band_rows(conv.height, 2 * width * x.cols(), band_bytes);
         let halo = halo_height(halo, width);
         let (parts, height) = (parts.into_iter().flatten().collect(), conv.height + halo.iter().sum::<usize>());

@@ -5,7 +5,7 @@ use crate::backend::cuda::launch::row_block;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
 use crate::nn::{Linear, Operand};
-use crate::ops::{self, Adaln, Norm};
+use crate::ops::{self, GatedAddAdaln};
 
 /// The longest row that a block holds: 256 threads with 4 chunks of 8 values each.
 const MOST_COLS: usize = 8192;
@@ -13,18 +13,15 @@ const MOST_COLS: usize = 8192;
 impl Cuda {
     pub(crate) fn gated_add_adaln_op(
         &self,
-        x: Tensor<Cuda>,
-        gates: [&Tensor<Cuda>; 2],
-        y: &Tensor<Cuda>,
-        norms: [Norm<'_, Cuda>; 2],
-        adaln: Adaln,
+        operands: GatedAddAdaln<'_, Cuda>,
     ) -> Result<(Tensor<Cuda>, Operand<Cuda>)> {
+        let GatedAddAdaln { x, gates, y, norms, adaln } = operands;
         let [txt, img] = [0, 1].map(|part| [gates[part], norms[part].shift, norms[part].scale]);
         let aligned = all_aligned(&[&x, y]) && all_aligned(&txt) && all_aligned(&img);
         // An e4m3 row is padded to a multiple of 16 values.
         let Some(block) = row_block(x.cols().div_ceil(16) * 2).filter(|_| aligned && x.cols() <= MOST_COLS) else {
             self.device().count_composed();
-            return ops::gated_add_adaln::compose(self, x, gates, y, norms, adaln);
+            return ops::gated_add_adaln::compose(self, GatedAddAdaln { x, ..operands });
         };
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);

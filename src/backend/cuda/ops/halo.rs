@@ -1,6 +1,6 @@
 //! `halo_rows`: the rows of the neighbours.
 
-use crate::backend::Backend;
+use crate::backend::Group;
 use crate::backend::cuda::pieces::{Piece, RowCopy};
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;

@@ -2,13 +2,11 @@
 
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
+use crate::ops::InpaintBlend;
 
 impl Cuda {
-    pub(crate) fn inpaint_blend_op(
-        &self,
-        x: Tensor<Cuda>,
-        [noise, image, mask, sigma]: [&Tensor<Cuda>; 4],
-    ) -> Result<Tensor<Cuda>> {
+    pub(crate) fn inpaint_blend_op(&self, operands: InpaintBlend<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        let InpaintBlend { x, noise, image, mask, sigma } = operands;
         let fresh = self.unless_writable(&x)?;
         let out = fresh.as_ref().unwrap_or(&x);
         let launch = self.launch("inpaint_blend", "inpaint_blend")?.matrix(&x).matrix(noise).matrix(image);

@@ -5,21 +5,37 @@ use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::{Error, Result};
 use crate::nn::Linear;
-use crate::ops;
+use crate::ops::{self, LinearArgs, Products};
 
 impl Cuda {
+    pub(crate) fn linear_op(&self, args: LinearArgs<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        let LinearArgs { products, bias, residual } = args;
+        match (products, residual) {
+            // No model adds to an fp8 product, so a fused one would serve nobody.
+            (Products::Columns(&[x], weight), Some(residual)) if !weight.weight().is_e4m3() => {
+                self.linear_add(x, weight, bias, residual)
+            }
+            (_, residual @ Some(_)) => ops::linear::compose(self, LinearArgs { products, bias, residual }),
+            (Products::Columns(&[x], weight), None) => self.linear_of(x, weight, bias),
+            // The tensors as they are if they lie side by side in memory, otherwise a copy.
+            (Products::Columns(parts, weight), None) => match Tensor::adjacent_cols(parts) {
+                Some(joined) => self.linear_of(&joined, weight, bias),
+                None => self.linear_of(&self.concat_cols_op(parts)?, weight, bias),
+            },
+            (Products::Rows(parts), None) => self.linear_rows(parts, bias),
+        }
+    }
+
     /// `x weight^T + bias`. A weight whose number of rows does not suit cuBLASLt is zero-padded in memory: the product
     /// then has padding columns, and the result is a view of the others.
-    pub(crate) fn linear_op(
+    pub(super) fn linear_of(
         &self,
         x: &Tensor<Cuda>,
         weight: &Linear<Cuda>,
         bias: Option<&Tensor<Cuda>>,
     ) -> Result<Tensor<Cuda>> {
         let weight = &*self.ready(weight.weight())?;
-        if weight.is_e4m3() && bias.is_some() {
-            return Err(Error::new("no layer with e4m3 weights has a bias").at("op `linear`"));
-        }
+        expect_no_bias(weight, bias)?;
         let fresh = self.operand(x, weight)?;
         let x = fresh.as_ref().unwrap_or(x);
         let out = self.linear_output(x.rows(), weight, bias)?;
@@ -30,23 +46,21 @@ impl Cuda {
         Ok(first_cols(out, weight.rows()))
     }
 
-    /// `x weight^T + residual`, in one product.
-    pub(crate) fn linear_add_op(
+    /// `x weight^T + bias + residual`, in one product.
+    fn linear_add(
         &self,
         x: &Tensor<Cuda>,
         weight: &Linear<Cuda>,
+        bias: Option<&Tensor<Cuda>>,
         residual: Tensor<Cuda>,
     ) -> Result<Tensor<Cuda>> {
-        if weight.weight().is_e4m3() {
-            // No model adds to an fp8 product, so a fused one would serve nobody.
-            return ops::linear::compose_add(self, x, weight, residual);
-        }
         let fresh = self.unless_writable(&residual)?;
         let out = fresh.as_ref().unwrap_or(&residual);
         let weight = self.ready(weight.weight())?;
         let product = self.product(x, &weight, Matrix::of(out), out.cols());
+        let (bias, from_residual) = (bias.map(Tensor::address), Some(Matrix::of(&residual)));
         // SAFETY: `Tensor::linear_add` checked the shapes; out is the residual or a tensor of its shape.
-        unsafe { self.gemm()?.run(&Product { residual: Some(Matrix::of(&residual)), ..product }) }?;
+        unsafe { self.gemm()?.run(&Product { bias, residual: from_residual, ..product }) }?;
         Ok(fresh.unwrap_or(residual))
     }
 
@@ -81,7 +95,11 @@ impl Cuda {
     }
 
     /// `linear` of each pair, the results one under the other.
-    pub(crate) fn linear_rows_op(&self, parts: &[(&Tensor<Cuda>, &Linear<Cuda>)]) -> Result<Tensor<Cuda>> {
+    fn linear_rows(
+        &self,
+        parts: &[(&Tensor<Cuda>, &Linear<Cuda>)],
+        bias: Option<&Tensor<Cuda>>,
+    ) -> Result<Tensor<Cuda>> {
         let ready = parts.iter().map(|(_, weight)| self.ready(weight.weight())).collect::<Result<Vec<_>>>()?;
         let parts: Vec<_> = parts.iter().zip(&ready).map(|((x, _), weight)| (*x, &**weight)).collect();
         let cols = parts[0].1.rows();
@@ -91,24 +109,23 @@ impl Cuda {
         let out = self.empty(parts.iter().map(|(x, _)| x.rows()).sum(), padded)?;
         let mut row = 0;
         for ((x, weight), fresh) in parts.iter().zip(self.operands(&parts)?) {
+            expect_no_bias(weight, bias)?;
             let n = if weight.is_e4m3() { padded } else { cols };
             let product = self.product(fresh.as_ref().unwrap_or(x), weight, Matrix::of(&out).row(row, 2), n);
             // SAFETY: `Tensor::linear_rows` checked the shapes; `out` was made of all rows, and of columns for every
             // weight.
-            unsafe { self.gemm()?.run(&product) }?;
+            unsafe { self.gemm()?.run(&Product { bias: bias.map(Tensor::address), ..product }) }?;
             row += x.rows();
         }
         Ok(first_cols(out, cols))
     }
+}
 
-    /// `linear` of columns side by side: of the tensors as they are if they lie so in memory, otherwise of a copy.
-    pub(crate) fn linear_concat_op(&self, parts: &[&Tensor<Cuda>], weight: &Linear<Cuda>) -> Result<Tensor<Cuda>> {
-        if let Some(joined) = Tensor::adjacent_cols(parts) {
-            return self.linear_op(&joined, weight, None);
-        }
-        let joined = self.concat_cols_op(parts)?;
-        self.linear_op(&joined, weight, None)
+fn expect_no_bias(weight: &Weight, bias: Option<&Tensor<Cuda>>) -> Result<()> {
+    if weight.is_e4m3() && bias.is_some() {
+        return Err(Error::new("no layer with e4m3 weights has a bias").at("op `linear`"));
     }
+    Ok(())
 }
 
 /// The first columns of `x`, as writable as `x` was.

@@ -10,7 +10,8 @@ use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
 use crate::nn::Linear;
-use crate::ops::low_rank::{compose, compose_concat};
+use crate::ops::Products;
+use crate::ops::low_rank::compose;
 
 /// `FLUX_LOW_RANK=base` turns this kernel off; `FLUX_LOW_RANK=sm90` makes it an error when this GPU or this program has
 /// none, and `sm90-always` also runs it where its clusters would idle.
@@ -125,31 +126,28 @@ fn parts<'a>(operands: &[(&'a Tensor<Cuda>, &'a Linear<Cuda>)]) -> Option<Vec<Pa
 }
 
 impl Cuda {
-    pub(crate) fn low_rank_op(&self, operands: &[(&Tensor<Cuda>, &Linear<Cuda>)]) -> Result<Tensor<Cuda>> {
-        let Some(form) = self.hopper_form(CHOICE)? else { return compose(self, operands) };
-        let Some(mut parts) = parts(operands) else { return compose(self, operands) };
+    /// Columns side by side are read as they are if they lie so in memory, otherwise from a copy.
+    pub(crate) fn low_rank_op(&self, products: Products<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        let Some(form) = self.hopper_form(CHOICE)? else { return compose(self, products) };
+        let operands = match products {
+            Products::Rows(operands) => operands,
+            Products::Columns(x, weight) => {
+                let joined = Tensor::adjacent_cols(x).map_or_else(|| self.concat_cols_op(x), Ok)?;
+                return self.low_rank_op(Products::Rows(&[(&joined, weight)]));
+            }
+        };
+        let Some(mut parts) = parts(operands) else { return compose(self, products) };
         let clusters = (self.device().multiprocessors() / 2).max(1);
         let tile_rows = parts.iter().map(|part| part.x.rows().div_ceil(2 * ROWS)).sum();
         let rank = parts.iter().map(|part| part.down.rows()).max().unwrap_or(0).next_multiple_of(BOX);
         let cols = rank + parts[0].weight.rows();
         let tiling = Tiling::find(tile_rows, cols, clusters);
         if form != ALWAYS && tiling.busy_percent(tile_rows, cols, clusters) < LEAST_BUSY_PERCENT {
-            return compose(self, operands);
+            return compose(self, products);
         }
         let ready = parts.iter().map(|part| self.ready(part.weight)).collect::<Result<Vec<_>>>()?;
         parts.iter_mut().zip(&ready).for_each(|(part, ready)| part.weight = ready);
         self.run_low_rank(&parts, rank, tiling, tile_rows)
-    }
-
-    /// `low_rank` of columns side by side: of the tensors as they are if they lie so in memory, otherwise of a copy.
-    pub(crate) fn low_rank_concat_op(&self, x: &[&Tensor<Cuda>], weight: &Linear<Cuda>) -> Result<Tensor<Cuda>> {
-        if !self.hopper_wanted(CHOICE)? {
-            return compose_concat(self, x, weight);
-        }
-        match Tensor::adjacent_cols(x) {
-            Some(joined) => self.low_rank_op(&[(&joined, weight)]),
-            None => self.low_rank_op(&[(&self.concat_cols_op(x)?, weight)]),
-        }
     }
 
     fn run_low_rank(&self, parts: &[Part<'_>], rank: usize, tiling: Tiling, tile_rows: usize) -> Result<Tensor<Cuda>> {

@@ -1,4 +1,4 @@
-//! `norm_conv2d` and `norm_conv2d_add`: launches cuda/group_norm.cu and the convolutions. A large image is normed in
+//! Convolutions of a normed image: launches cuda/group_norm.cu and the convolutions. A large image is normed in
 //! bands of pixel rows, each just before the convolution that reads it. Any number of bands gives the same bytes: see
 //! [`Input`].
 
@@ -6,11 +6,9 @@ use std::sync::atomic::Ordering;
 
 use super::conv2d_input::{Input, Window};
 use super::conv2d_sm90a::CHOICE;
-use crate::backend::cuda::{Cuda, Tensor};
-use crate::backend::{Backend, GpuCosts};
+use crate::backend::cuda::Cuda;
 use crate::error::Result;
-use crate::nn::ConvKernel;
-use crate::ops::{Conv, Convolved, GroupNorm, Halo};
+use crate::ops::{Conv2d, Convolved, GroupNorm};
 
 impl Cuda {
     /// Limits bands to `bytes` bytes, in ops that make an image in bands. This changes how much memory they need, and
@@ -23,27 +21,17 @@ impl Cuda {
         self.0.band_bytes.load(Ordering::Relaxed)
     }
 
-    /// What values take in the memory of this GPU.
-    pub(crate) fn costs(&self) -> GpuCosts {
-        GpuCosts {
-            products: self.product_storage(),
-            // The first convolution reports an error of the variable.
-            im2col: !self.hopper_wanted(CHOICE).unwrap_or(false),
-        }
+    /// Whether convolutions copy their input to im2col rows.
+    pub(crate) fn copies_im2col(&self) -> bool {
+        // The first convolution reports an error of the variable.
+        !self.hopper_wanted(CHOICE).unwrap_or(false)
     }
 
-    /// `conv2d(silu(group_norm(x)))`, `+ residual` where there is one.
-    pub(crate) fn norm_conv2d_op(
-        &self,
-        x: &Tensor<Cuda>,
-        norm: &GroupNorm<'_, Cuda>,
-        weight: &ConvKernel<Cuda>,
-        bias: &Tensor<Cuda>,
-        (conv, halo): (Conv, &Halo<Cuda>),
-        residual: Option<Tensor<Cuda>>,
-    ) -> Result<Convolved<Cuda>> {
-        let coefficients = self.group_norm_coefficients(x, norm)?;
-        let window = Window::new(x, halo, coefficients, conv, self.band_bytes());
-        self.conv2d_op(Input::Normed(window), weight, bias, conv, residual)
+    /// A convolution of `silu(group_norm(x))`.
+    pub(super) fn norm_conv2d(&self, conv2d: Conv2d<'_, Cuda>, norm: &GroupNorm<'_, Cuda>) -> Result<Convolved<Cuda>> {
+        let Conv2d { x, weight, bias, conv, halo, residual, .. } = conv2d;
+        let coefficients = self.group_norm_coefficients(&x, norm)?;
+        let window = Window::new(&x, halo, coefficients, conv, self.band_bytes());
+        self.convolve(Input::Normed(window), weight, bias, conv, residual)
     }
 }

@@ -3,16 +3,11 @@
 use crate::backend::cuda::launch::row_tiles;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
+use crate::ops::Patches;
 
 impl Cuda {
-    pub(crate) fn patchify_op(
-        &self,
-        x: &Tensor<Cuda>,
-        mean: &Tensor<Cuda>,
-        std: &Tensor<Cuda>,
-        height: usize,
-        width: usize,
-    ) -> Result<Tensor<Cuda>> {
+    pub(crate) fn patchify_op(&self, patches: Patches<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        let Patches { x, mean, std, height, width } = patches;
         let channels = x.cols();
         let out = self.empty(height * width, 4 * channels)?;
         let launch = self.launch("patchify", "patchify")?.matrix(x).vector(mean).vector(std).vector(&out);

@@ -127,7 +127,7 @@ impl Cuda {
     /// x down^T and up, where a layer has factors and x has rows.
     fn factors<'a>(&self, x: &Operand<Cuda>, weight: &'a Linear<Cuda>) -> Result<Option<LowRank<'a>>> {
         let low_rank = weight.low_rank().filter(|_| x.rows() > 0);
-        low_rank.map(|factors| Ok((self.linear_op(x.tensor(), &factors.down, None)?, factors.up.weight()))).transpose()
+        low_rank.map(|factors| Ok((self.linear_of(x.tensor(), &factors.down, None)?, factors.up.weight()))).transpose()
     }
 
     fn run_project(

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use crate::backend::cuda::launch;
 use crate::backend::cuda::{Cuda, Tensor, all_aligned};
 use crate::error::Result;
-use crate::ops::{Pairs, QkNorm, Rope, TokenLayout};
+use crate::ops::{Pairs, QkNormRope};
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -66,14 +66,8 @@ fn int(value: usize) -> Result<i32> {
 }
 
 impl Cuda {
-    pub(crate) fn qk_norm_rope_op(
-        &self,
-        q: Tensor<Cuda>,
-        k: Tensor<Cuda>,
-        norm: [&QkNorm<Cuda>; 2],
-        rope: &Rope<Cuda>,
-        layout: TokenLayout,
-    ) -> Result<(Tensor<Cuda>, Tensor<Cuda>)> {
+    pub(crate) fn qk_norm_rope_op(&self, operands: QkNormRope<'_, Cuda>) -> Result<(Tensor<Cuda>, Tensor<Cuda>)> {
+        let QkNormRope { q, k, norm, rope, layout } = operands;
         let head_dim = 2 * rope.cos.cols();
         let (cos, sin) = self.same_stride(rope)?;
         let (fresh_q, fresh_k) = (self.unless_writable(&q)?, self.unless_writable(&k)?);

@@ -7,8 +7,7 @@ use crate::backend::cuda::hopper::Choice;
 use crate::backend::cuda::weight::Weight;
 use crate::backend::cuda::{Cuda, Tensor};
 use crate::error::Result;
-use crate::nn::ConvKernel;
-use crate::ops::{Conv, Convolved, Halo};
+use crate::ops::{Conv, Conv2d, Convolved};
 
 /// One variable chooses the kernels of all convolutions.
 const CHOICE: Choice =
@@ -21,17 +20,11 @@ pub(super) const UPSAMPLED: [Shape; 2] = [
 
 impl Cuda {
     /// `upsample_conv2d` with sums of the weights, which round to bf16.
-    pub(crate) fn upsample_conv2d_op(
-        &self,
-        x: Tensor<Cuda>,
-        kernel: &ConvKernel<Cuda>,
-        bias: &Tensor<Cuda>,
-        [height, width]: [usize; 2],
-        halo: &Halo<Cuda>,
-    ) -> Result<Convolved<Cuda>> {
+    pub(super) fn upsample_conv2d(&self, conv2d: Conv2d<'_, Cuda>) -> Result<Convolved<Cuda>> {
+        let Conv2d { x, weight: kernel, bias, conv: Conv { height, width, .. }, halo, .. } = conv2d;
         let (mut input, weight) = (Input::Doubled(Between::new(&x, halo, width)?), &kernel.weight().0);
         if !self.hopper_wanted(CHOICE)? || !takes(&input, weight, bias) || !weight.rows().is_multiple_of(8) {
-            return self.conv2d_op(input, kernel, bias, Conv::same(2 * height, 2 * width, 3), None);
+            return self.convolve(input, kernel, bias, Conv::same(2 * height, 2 * width, 3), None);
         }
         let collapsed = self.collapse_taps(weight, x.cols())?;
         let out = self.empty(4 * x.rows(), weight.rows())?;

@@ -1,0 +1,222 @@
+//! [`Ops`] on the CPU.
+
+use super::{
+    ChannelStatistics, Cpu, Precision, Rows, amx, attention, attention_tiles, conv, conv_tiles, elementwise, for_rows,
+    gemm, math, norm, pixels, pool,
+};
+use crate::backend::Ops;
+use crate::error::Result;
+use crate::ops::{
+    self, Attention, Conv2d, Convolved, GroupNorm, InpaintBlend, LinearArgs, Mask, Patches, Products, Rope, TokenLayout,
+};
+use crate::tensor::Tensor;
+
+impl Ops for Cpu {
+    /// In groups only; alone the norms compute their statistics themselves.
+    type ChannelStatistics = ChannelStatistics;
+
+    fn all_reduce_statistics(
+        &self,
+        x: &Tensor<Self>,
+        own: Option<&ChannelStatistics>,
+    ) -> Result<Option<ChannelStatistics>> {
+        let Some(member) = &self.member else { return Ok(None) };
+        let own = own.cloned().unwrap_or_else(|| ChannelStatistics::of(Rows::of(x)));
+        let all = member.exchange("all_reduce_statistics", vec![own; member.world()])?;
+        ChannelStatistics::combine(&all).map(Some)
+    }
+
+    fn linear(&self, args: LinearArgs<'_, Self>) -> Result<Tensor<Self>> {
+        let (rows, cols) = match args {
+            LinearArgs { residual: Some(_), .. } => return ops::linear::compose(self, args),
+            LinearArgs { products: Products::Columns(x, weight), .. } => (x[0].rows(), weight.rows()),
+            LinearArgs { products: Products::Rows(parts), .. } => {
+                (parts.iter().map(|(x, _)| x.rows()).sum(), parts[0].1.rows())
+            }
+        };
+        let mut out = pool::values(rows * cols);
+        match args.products {
+            Products::Columns(x, weight) => {
+                let x: Vec<_> = x.iter().map(|x| Rows::of(x)).collect();
+                gemm::linear(self.precision, &x, weight, &mut out);
+            }
+            Products::Rows(parts) => {
+                let mut rest = out.as_mut_slice();
+                for (x, weight) in parts {
+                    let (part, below) = rest.split_at_mut(x.rows() * cols);
+                    gemm::linear(self.precision, &[Rows::of(x)], weight, part);
+                    rest = below;
+                }
+            }
+        }
+        if let Some(bias) = args.bias {
+            let bias = Rows::of(bias).row(0);
+            for_rows(&mut out, cols, |_, row| elementwise::add(row, bias));
+        }
+        Ok(self.tensor(out, rows, cols))
+    }
+
+    fn conv2d(&self, conv2d: Conv2d<'_, Self>) -> Result<Convolved<Self>> {
+        let kernel = conv2d.weight.weight();
+        let terms = gemm::terms(self.precision, &kernel.view);
+        let fused = match (conv2d.upsample, &conv2d.residual) {
+            (false, None) => true,
+            (false, Some(_)) => terms.is_some(),
+            // Sums of weights are rounded to bfloat16, so this is only for activations that are rounded too.
+            (true, residual) => terms == Some(1) && residual.is_none(),
+        };
+        if conv2d.norm.is_some() || conv2d.halo.is_some() || !fused {
+            return ops::conv2d::compose(self, conv2d);
+        }
+        let (rows, cols) = (conv2d.outputs(), conv2d.weight.rows());
+        let Conv2d { x, upsample, bias, conv, residual, .. } = conv2d;
+        let (x, bias, adds) = (Rows::of(&x), Rows::of(bias).row(0), residual.is_some());
+        let mut out = residual.map_or_else(|| pool::values(rows * cols), Self::take);
+        match terms {
+            _ if upsample => {
+                conv_tiles::upsample_conv2d(conv_tiles::TILES, x, kernel, bias, conv.height, conv.width, &mut out)
+            }
+            Some(terms) => conv_tiles::conv2d(conv_tiles::TILES, terms, x, kernel, bias, conv, &mut out, adds),
+            None => conv::conv2d(x, kernel, bias, conv, &mut out),
+        }
+        Ok(self.tensor(out, rows, cols).into())
+    }
+
+    fn attention(&self, attention: Attention<'_, Self>) -> Result<Tensor<Self>> {
+        if attention.cached.is_some() {
+            return ops::attention::compose(self, attention);
+        }
+        let Attention { q, k, v, head_dim, layout, mask, .. } = attention;
+        let (q_rows, k_rows, v_rows) = (Rows::of(&q), Rows::of(k), Rows::of(v));
+        let out = if self.precision == Precision::Bf16 && amx::available() && mask == Mask::None {
+            attention_tiles::attention(amx::multiply, q_rows, k_rows, v_rows, head_dim, layout)
+        } else {
+            attention::attention(q_rows, k_rows, v_rows, head_dim, layout, mask)
+        };
+        Ok(self.tensor(out, q.rows(), q.cols()))
+    }
+
+    fn layer_norm(&self, x: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
+        let x = Rows::of(x);
+        Ok(self.make_rows(x.rows, x.cols, |row, out| norm::layer_norm(x.row(row), eps, out)))
+    }
+
+    fn rms_norm(&self, x: &Tensor<Self>, weight: &Tensor<Self>, eps: f32) -> Result<Tensor<Self>> {
+        let (x, weight) = (Rows::of(x), Rows::of(weight).row(0));
+        Ok(self.make_rows(x.rows, x.cols, |row, out| norm::rms_norm(x.row(row), weight, eps, out)))
+    }
+
+    fn group_norm(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
+        let (x, (scale, shift)) = (Rows::of(x), norm::group_norm_affine(Rows::of(x), norm));
+        Ok(self.make_rows(x.rows, x.cols, |row, out| elementwise::affine(x.row(row), &scale, &shift, out)))
+    }
+
+    fn group_norm_silu(&self, x: &Tensor<Self>, norm: &GroupNorm<'_, Self>) -> Result<Tensor<Self>> {
+        let (x, (scale, shift)) = (Rows::of(x), norm::group_norm_affine(Rows::of(x), norm));
+        Ok(self.make_rows(x.rows, x.cols, |row, out| math::affine_silu(x.row(row), &scale, &shift, out)))
+    }
+
+    fn rope(&self, x: Tensor<Self>, rope: &Rope<Self>, layout: TokenLayout) -> Result<Tensor<Self>> {
+        let (cos, sin, pairs) = (Rows::of(&rope.cos), Rows::of(&rope.sin), rope.pairs);
+        Ok(self.map_rows(x, |row, values| {
+            let token = layout.token(row);
+            elementwise::rope(values, cos.row(token), sin.row(token), pairs);
+        }))
+    }
+
+    fn silu(&self, x: Tensor<Self>) -> Result<Tensor<Self>> {
+        Ok(self.map_rows(x, |_, row| math::silu(row)))
+    }
+
+    fn add(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let y = Rows::of(y);
+        Ok(self.map_rows(x, |row, out| elementwise::add(out, y.row(row))))
+    }
+
+    fn mul(&self, x: Tensor<Self>, y: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let y = Rows::of(y);
+        Ok(self.map_rows(x, |row, out| elementwise::mul(out, y.row(if y.rows == 1 { 0 } else { row }))))
+    }
+
+    fn scale_shift(&self, x: Tensor<Self>, scale: &Tensor<Self>, shift: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let (scale, shift) = (Rows::of(scale).row(0), Rows::of(shift).row(0));
+        Ok(self.map_rows(x, |_, row| elementwise::scale_shift(row, scale, shift)))
+    }
+
+    fn concat_rows(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
+        let cols = parts[0].cols();
+        let rows = parts.iter().map(|part| part.rows()).sum::<usize>();
+        let mut values = pool::values(rows * cols);
+        let mut rest = values.as_mut_slice();
+        for part in parts {
+            let part = Rows::of(part);
+            let (own, below) = rest.split_at_mut(part.rows * cols);
+            for_rows(own, cols, |row, out| out.copy_from_slice(part.row(row)));
+            rest = below;
+        }
+        Ok(self.tensor(values, rows, cols))
+    }
+
+    fn concat_cols(&self, parts: &[&Tensor<Self>]) -> Result<Tensor<Self>> {
+        let cols = parts.iter().map(|part| part.cols()).sum();
+        let parts: Vec<_> = parts.iter().map(|part| Rows::of(part)).collect();
+        Ok(self.make_rows(parts[0].rows, cols, |row, out| {
+            let mut start = 0;
+            for part in &parts {
+                out[start..start + part.cols].copy_from_slice(part.row(row));
+                start += part.cols;
+            }
+        }))
+    }
+
+    fn upsample(&self, x: &Tensor<Self>, _height: usize, width: usize) -> Result<Tensor<Self>> {
+        let x = Rows::of(x);
+        Ok(self.make_rows(4 * x.rows, x.cols, |row, out| {
+            let (py, px) = (row / (2 * width), row % (2 * width));
+            out.copy_from_slice(x.row(py / 2 * width + px / 2));
+        }))
+    }
+
+    fn patchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>> {
+        let Patches { x, mean, std, width, .. } = patches;
+        let (x, mean, std) = (Rows::of(x), Rows::of(mean).row(0), Rows::of(std).row(0));
+        Ok(self.make_rows(x.rows / 4, 4 * x.cols, |row, out| pixels::patchify(x, mean, std, width, row, out)))
+    }
+
+    fn unpatchify(&self, patches: Patches<'_, Self>) -> Result<Tensor<Self>> {
+        let Patches { x, mean, std, width, .. } = patches;
+        let (x, mean, std) = (Rows::of(x), Rows::of(mean).row(0), Rows::of(std).row(0));
+        Ok(self.make_rows(4 * x.rows, x.cols / 4, |row, out| pixels::unpatchify(x, mean, std, width, row, out)))
+    }
+
+    fn euler_step(&self, latents: Tensor<Self>, velocity: &Tensor<Self>, dt: &Tensor<Self>) -> Result<Tensor<Self>> {
+        let (velocity, dt) = (Rows::of(velocity), Rows::of(dt).row(0)[0]);
+        Ok(self.map_rows(latents, |row, out| {
+            for (x, v) in out.iter_mut().zip(velocity.row(row)) {
+                *x += dt * v;
+            }
+        }))
+    }
+
+    fn inpaint_blend(&self, operands: InpaintBlend<'_, Self>) -> Result<Tensor<Self>> {
+        let InpaintBlend { x, noise, image, mask, sigma } = operands;
+        let (noise, image, mask) = (Rows::of(noise), Rows::of(image), Rows::of(mask));
+        let sigma = Rows::of(sigma).row(0)[0];
+        Ok(self.map_rows(x, |row, out| {
+            let repainted = mask.row(row)[0];
+            for ((x, noise), image) in out.iter_mut().zip(noise.row(row)).zip(image.row(row)) {
+                let noisy = sigma * noise + (1.0 - sigma) * image;
+                *x = repainted * *x + (1.0 - repainted) * noisy;
+            }
+        }))
+    }
+
+    fn guide(&self, positive: &Tensor<Self>, negative: &Tensor<Self>, guidance: f32) -> Result<Tensor<Self>> {
+        let (positive, negative) = (Rows::of(positive), Rows::of(negative));
+        Ok(self.make_rows(positive.rows, positive.cols, |row, out| {
+            for ((out, p), n) in out.iter_mut().zip(positive.row(row)).zip(negative.row(row)) {
+                *out = n + guidance * (p - n);
+            }
+        }))
+    }
+}
