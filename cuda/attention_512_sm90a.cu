@@ -18,8 +18,8 @@
 //           would soon have no weights left, and the tensor cores nothing to do during each softmax.
 // Pairs     Two blocks, on two multiprocessors, take the queries of two neighbouring tiles, and each fetches half of
 //           every chunk for both: a block by itself would read 64 bytes a clock from L2. Where the tiles are odd in
-//           number, the last one's partner holds no queries: it fetches and multiplies all the same, and stores nothing.
-//           The result is that of single blocks to the bit.
+//           number, the last one's partner holds no queries: it fetches and multiplies all the same, and stores
+//           nothing. The result is that of single blocks to the bit.
 // In place  A tile's queries are in shared memory before its output is written, and no other block's output depends on
 //           them or lies in its rows. Boxes may reach past the end of a sample; those rows are not stored, those keys
 //           are masked.

@@ -5,8 +5,8 @@
 //   out      [rows, heads * 128] bf16, row stride ld_out; may be q
 //   The other arguments are as in attention.cu. With keys > 0, the tokens of a sample must lie in one run of rows
 //   (batch 1, txt 0 or img 0).
-//   cached   attention_cached only: keys of the maps cached_k and cached_v, which every query sees as well; keys = 0 and
-//            batch 1
+//   cached   attention_cached only: keys of the maps cached_k and cached_v, which every query sees as well; keys = 0
+//            and batch 1
 //
 // Mapping   A block for each multiprocessor takes query tiles (128 tokens of one head) in turn. Warp 0 fetches: Q, and
 //           K and V tiles of 176 keys through two stages each. Warpgroups 1 and 2 own 64 query rows each, and multiply

@@ -37,9 +37,9 @@
 //           weights fall on each depends on whether the output's row and column are even. So there are four sets of
 //           2 x 2 weights, sums of the 3 x 3 ones; the sums round once more, to bf16. A tile belongs to one set, and
 //           its outputs are two pixels apart.
-// Halved    Tap (ky, kx) of output (y, x) sees pixel (2 y + ky, 2 x + kx), which is pixel (y + ky / 2, x + kx / 2) of the
-//           image of these parities. Two boxes, of even and of odd rows, are a stage, which again serves all ky. height
-//           and width are those of the output.
+// Halved    Tap (ky, kx) of output (y, x) sees pixel (2 y + ky, 2 x + kx), which is pixel (y + ky / 2, x + kx / 2) of
+//           the image of these parities. Two boxes, of even and of odd rows, are a stage, which again serves all ky.
+//           height and width are those of the output.
 // Stores    The warps that multiply only add bias and residual, and round into shared memory; warps 1 to 3 store from
 //           there while the next tile is multiplied. The rounded half of a tile has the layout of a TMA box: 64
 //           outputs of a pixel, swizzled. Where there is a residual, TMA loads it into this place as soon as the half

@@ -16,25 +16,29 @@
 // Meetings are counted on the device, so a captured launch is another meeting each time it is replayed. A meeting with
 // more than COPIES copies is several launches, of which only the last tells that it is done.
 //
-// A wait ends when the group was ended, or after `limit_ns`: then this rank writes nothing to others any more, tells them
-// that it has ended, so that they do the same, and all later meetings return at once, until the host clears the flags.
-// What one of them may be writing here just then is waited for, at most LINGER_NS: the memory may be freed behind this.
+// A wait ends when the group was ended, or after `limit_ns`: then this rank writes nothing to others any more, tells
+// them that it has ended, so that they do the same, and all later meetings return at once, until the host clears the
+// flags. What one of them may be writing here just then is waited for, at most LINGER_NS: the memory may be freed
+// behind this.
 //
 // Through memory of the host, where each rank has an outbox and the flags are, both directions of the bus work at the
-// same time: writers, the first blocks, put what others get into the outbox, and readers take it from those of the other
-// ranks. Of the windows of an outbox the `lane`th writer has every `lanes`th, and tells how far it is; the `lane`th reader
-// of each rank takes the same ones. Other blocks copy what this rank gives itself. Phases 1 and 2 are left out: the outbox
-// is free behind phase 3 of the meeting before. Writers never wait, so a reader that waits for one is not in its way.
+// same time: writers, the first blocks, put what others get into the outbox, and readers take it from those of the
+// other ranks. Of the windows of an outbox the `lane`th writer has every `lanes`th, and tells how far it is; the
+// `lane`th reader of each rank takes the same ones. Other blocks copy what this rank gives itself. Phases 1 and 2 are
+// left out: the outbox is free behind phase 3 of the meeting before. Writers never wait, so a reader that waits for one
+// is not in its way.
 //
 // Order     stores of release and loads of acquire at the scope of the system; what a rank gives was written by earlier
 //           kernels of its stream. The threads of a block write before its barrier, behind which one thread releases.
 // Bytes     half of what two ranks exchange crosses NVLink, all of it is written to HBM.
 // Bound     NVLink, about 370 GB/s each way (H200); the bus to the host, about 52 GB/s each way
-// Measured  what two ranks exchange in a block of klein 4B, 28 MB each way at 1024 x 1024, 104 MB at 2048: 110 and 342 us,
-//           through the host 955 and 3120; two H100, driver 580, CUDA 13.0, 77f9c1c; `flux bench exchange/ --device cuda:0,1`
-// Tried     reading what others have: 124 and 399 us. NCCL's all_to_all of dense memory: 164 and 437, without peer access 1233
-//           and 4392. Through the host, filling the outbox and then reading others': 1851 and 4944; a hundred blocks that
-//           wait for windows without a pause: 2060 and 11400, because their loads of flags take up the bus
+// Measured  what two ranks exchange in a block of klein 4B, 28 MB each way at 1024 x 1024, 104 MB at 2048: 110 and 342
+//           us, through the host 955 and 3120; two H100, driver 580, CUDA 13.0, 77f9c1c;
+//           `flux bench exchange/ --device cuda:0,1`
+// Tried     reading what others have: 124 and 399 us. NCCL's all_to_all of dense memory: 164 and 437, without peer
+//           access 1233 and 4392. Through the host, filling the outbox and then reading others': 1851 and 4944; a
+//           hundred blocks that wait for windows without a pause: 2060 and 11400, because their loads of flags take up
+//           the bus
 #include "common.cuh"
 
 static constexpr int THREADS = 512, COPIES = 64, RANKS = 16, UNROLL = 4;
@@ -42,11 +46,12 @@ static constexpr int THREADS = 512, COPIES = 64, RANKS = 16, UNROLL = 4;
 static constexpr int HOST_COPIES = 32;
 // Bytes of an outbox that are announced together: what a block copies at once.
 static constexpr unsigned WINDOW = THREADS * UNROLL * 16;
-// Words of a rank's counters: INVITED is the last meeting in which others were told that they may write here. ENDED is set
-// by others too, where they reach it.
+// Words of a rank's counters: INVITED is the last meeting in which others were told that they may write here. ENDED is
+// set by others too, where they reach it.
 static constexpr int MEETINGS = 0, ENDED = 1, FINISHED_BLOCKS = 2, INVITED = 3;
-// Words of a rank's flags: one for each rank, which that rank writes: the number of its last meeting; and one for each of
-// its own writers, in cache lines of their own: the number of the meeting in the upper half, that of windows in the lower.
+// Words of a rank's flags: one for each rank, which that rank writes: the number of its last meeting; and one for each
+// of its own writers, in cache lines of their own: the number of the meeting in the upper half, that of windows in the
+// lower.
 static constexpr int READY = 32, DONE = 64, LANES = 128, LANE_WORDS = 16;
 // How many loads of a flag come between two looks at memory of the host.
 static constexpr int SPINS = 512;

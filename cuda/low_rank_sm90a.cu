@@ -24,10 +24,11 @@
 // Bound     tensor cores. 351 GFLOP at 989 TFLOP/s (H200, dense bf16) = 355 us
 // Measured  rank 32: 4608 x 12288 -> 3072 481 us (733 TFLOP/s), cuBLASLt's three products 1.02 times as long; of two
 //           streams (512 and 4096 rows) 9216 -> 3072 343 us (771), 1.09 times, 3072 -> 3072 131 us (680), 1.23 times.
-//           H200, driver 580.159, CUDA 13.0; `flux bench ops/low_rank`. Back to back in a CUDA graph, where the clock is
-//           lower, 509 us instead of 537 to 543, 400 instead of 427 to 443, 140 instead of 175; the product with the
-//           weight alone, by cuBLASLt, 478 to 499, 364 to 383, 129. A step of 1024 x 1024 with a LoRA beside all weights
-//           takes 3.0% longer than one without, instead of 3.9% to 4.3%; `flux bench adapters/`, FLUX_LOW_RANK=base
+//           H200, driver 580.159, CUDA 13.0; `flux bench ops/low_rank`. Back to back in a CUDA graph, where the clock
+//           is lower, 509 us instead of 537 to 543, 400 instead of 427 to 443, 140 instead of 175; the product with the
+//           weight alone, by cuBLASLt, 478 to 499, 364 to 383, 129. A step of 1024 x 1024 with a LoRA beside all
+//           weights takes 3.0% longer than one without, instead of 3.9% to 4.3%; `flux bench adapters/`,
+//           FLUX_LOW_RANK=base
 // Tried     for 4608 x 12288 -> 3072: a kernel for low alone, 128 rows with the features split over 4 or 8 blocks that
 //           sum in each other's memory, 32 us, cuBLASLt 35; it reads 4.1 TB/s but for 4.6 us around that. Whole tiles
 //           alone, 613 us: 234 of them are four turns of 66 clusters, the last with 36. Three stages 572 us. Narrow

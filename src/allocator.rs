@@ -1,8 +1,8 @@
 //! The allocator of the program: an allocation that fails ends it with an error and exit code 1.
 //!
 //! Rust's own handler aborts, which looks like a crash and leaves a core file; one of our own is unstable
-//! (`set_alloc_error_hook`), and an allocator must not unwind. Large tensors are checked against the memory that is free
-//! before an image is begun, so this is for what that check cannot foresee.
+//! (`set_alloc_error_hook`), and an allocator must not unwind. Large tensors are checked against the memory that is
+//! free before an image is begun, so this is for what that check cannot foresee.
 
 #![allow(unsafe_code)]
 

@@ -196,7 +196,8 @@ pub struct DeviceArgs {
     /// Several GPUs, as in cuda:0,1 or cuda:all, share the images.
     #[arg(help_heading = DEVICE, long, value_name = "DEVICE", default_value = "auto")]
     pub device: DeviceChoice,
-    /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU (fp16 where it has none), fp8 is for Hopper GPUs
+    /// Precision of the arithmetic; auto is f32 on the CPU and bf16 on a GPU (fp16 where it has none), fp8 is for
+    /// Hopper GPUs
     #[arg(help_heading = DEVICE, long, value_name = "TYPE", default_value = "auto", hide_short_help = true)]
     #[arg(value_parser = values::precision())]
     pub precision: PrecisionChoice,
@@ -205,7 +206,8 @@ pub struct DeviceArgs {
     #[arg(help_heading = DEVICE, long, value_name = "GIB", value_parser = gibibytes, allow_negative_numbers = true)]
     #[arg(hide_short_help = true)]
     pub gpu_memory: Option<f64>,
-    /// Threads on the CPU, 1 to 1024; an image is the same on any number [default: $RAYON_NUM_THREADS, else one per core]
+    /// Threads on the CPU, 1 to 1024; an image is the same on any number [default: $RAYON_NUM_THREADS, else one per
+    /// core]
     #[arg(help_heading = DEVICE, long, value_name = "N", value_parser = whole(1..=MAX_THREADS), hide_short_help = true)]
     pub threads: Option<u64>,
 }

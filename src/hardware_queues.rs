@@ -6,9 +6,9 @@ use std::fs;
 
 const VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// Has the driver make one queue for kernels in place of 8, and as many for copies, unless the environment says how many.
-/// It opens a GPU and gives it back in some 0.07 s less then. Streams share the queue, in the order in which their work is
-/// enqueued: there nothing waits for what comes behind it, as long as no kernel waits for another GPU.
+/// Has the driver make one queue for kernels in place of 8, and as many for copies, unless the environment says how
+/// many. It opens a GPU and gives it back in some 0.07 s less then. Streams share the queue, in the order in which
+/// their work is enqueued: there nothing waits for what comes behind it, as long as no kernel waits for another GPU.
 ///
 /// To be called before there are other threads, which might read the environment meanwhile: it does nothing where there
 /// are any, or the system does not tell.

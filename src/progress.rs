@@ -147,8 +147,8 @@ fn clear(current: &mut Option<(Stage, ProgressBar)>) {
     }
 }
 
-/// Writes a text to stderr, on a terminal without a break inside a word. A stderr that cannot be written, such as a file
-/// on a full disk, does not end the program.
+/// Writes a text to stderr, on a terminal without a break inside a word. A stderr that cannot be written, such as a
+/// file on a full disk, does not end the program.
 pub fn say(text: &str) {
     let _ = writeln!(io::stderr(), "{}", fit::fitted(text));
 }

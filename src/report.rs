@@ -51,8 +51,8 @@ impl<'a> From<&'a AdapterFile> for ReportedAdapter<'a> {
 }
 
 impl Report<'_> {
-    /// One line per stage, without a line end after the last. Of several devices that made the images together, each has
-    /// a column, in the order of ranks.
+    /// One line per stage, without a line end after the last. Of several devices that made the images together, each
+    /// has a column, in the order of ranks.
     pub fn text(&self) -> String {
         let devices: Vec<&Timings> = once(self.timings).chain(&self.timings.other_devices).collect();
         let of_each = |seconds: fn(&Timings) -> f64| devices.iter().map(|timings| seconds(timings)).collect();
@@ -67,8 +67,8 @@ impl Report<'_> {
             ("merge", of_each(|timings| timings.merge_s)),
             ("prepare", of_each(|timings| timings.prepare_s)),
         ];
-        // Without images there is nothing to encode, most models cache nothing of references, and without adapters there
-        // is nothing to merge.
+        // Without images there is nothing to encode, most models cache nothing of references, and without adapters
+        // there is nothing to merge.
         let rare = ["encode", "references", "factors", "merge"];
         let before =
             before.into_iter().filter(|(name, times)| !rare.contains(name) || times.iter().any(|time| *time > 0.0));

@@ -53,8 +53,8 @@ impl Sharing {
     }
 }
 
-/// Rows of one kind: `times` blocks, one under the other, of which each is `units` pieces of `unit` rows. Of each block,
-/// each rank has its share of the pieces.
+/// Rows of one kind: `times` blocks, one under the other, of which each is `units` pieces of `unit` rows. Of each
+/// block, each rank has its share of the pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Kind {
     times: usize,

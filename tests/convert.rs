@@ -33,8 +33,8 @@ const FORMATS: [(&str, &str, Format); 13] = [
 ];
 const TRANSFORMER: &str = "transformer/diffusion_pytorch_model.safetensors";
 
-/// A model whose rows are whole blocks of 256 in the transformer, and of 32 in the text encoder; single files tell all of
-/// its sizes.
+/// A model whose rows are whole blocks of 256 in the transformer, and of 32 in the text encoder; single files tell all
+/// of its sizes.
 fn model() -> &'static Path {
     static MODEL: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = MODEL.get_or_init(|| {

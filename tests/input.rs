@@ -1,4 +1,5 @@
-//! Image files, masks and sizes, against what the reference makes of them. `tests/input/README.md` says how it was asked.
+//! Image files, masks and sizes, against what the reference makes of them. `tests/input/README.md` says how it was
+//! asked.
 
 mod masks;
 

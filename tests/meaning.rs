@@ -89,8 +89,8 @@ fn images_of_weights_in_few_bits_show_it_too() {
     }
 }
 
-/// Prints, for each format that weights are brought to, how near images stand to those of the weights as they are, and how much
-/// of what was asked for they show: the numbers of the README's table.
+/// Prints, for each format that weights are brought to, how near images stand to those of the weights as they are, and
+/// how much of what was asked for they show: the numbers of the README's table.
 #[test]
 #[ignore = "takes minutes"]
 fn images_in_every_format() {

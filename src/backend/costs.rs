@@ -6,8 +6,8 @@ use super::Storage;
 pub const GEMM_WORKSPACE_BYTES: usize = 64 << 20;
 /// The most memory that im2col rows may take at once, or that a product without them may write.
 pub const IM2COL_BYTES: usize = 256 << 20;
-/// For what is in no other account: statistics, tables, staging, and fragments of the driver's pools, whose chunks are of
-/// 32 MiB. With 96 MiB the built-in model in fp8 did not always fit where it was planned to.
+/// For what is in no other account: statistics, tables, staging, and fragments of the driver's pools, whose chunks are
+/// of 32 MiB. With 96 MiB the built-in model in fp8 did not always fit where it was planned to.
 const MARGIN_BYTES: u64 = 160 << 20;
 
 /// How an image is normed that a convolution reads: in bands of rows, which changes how much memory that takes and not

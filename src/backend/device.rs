@@ -41,8 +41,8 @@ pub trait Device: Memory {
     ///
     /// `graph` belongs to this piece of work, which does the same each time, with inputs of the same shapes. Everything
     /// else that the work reads is in `reads`: the graph holds it as long as it lives, and nothing writes to it
-    /// meanwhile. The work computes on the device only: no upload, download or event. The result owns its memory. `doers`
-    /// says which ranks of a group do the work.
+    /// meanwhile. The work computes on the device only: no upload, download or event. The result owns its memory.
+    /// `doers` says which ranks of a group do the work.
     ///
     /// Errors as the work does, and when a captured graph gets inputs of other shapes, or other `reads`. Work that ends
     /// as [`Kind::Cancelled`](crate::error::Kind::Cancelled) says nothing about whether it can be captured: the next

@@ -94,7 +94,8 @@ impl<R: Send + Sync + 'static, B: Backend> RepeatedWork<R, B> {
     }
 
     /// Runs `work(reads, inputs)`: as a graph where `graphed` is set and no other thread runs the graph at the same
-    /// time. Of work that all ranks of a group do, where that is so on all of them: their memory, and what they have cached, may differ.
+    /// time. Of work that all ranks of a group do, where that is so on all of them: their memory, and what they have
+    /// cached, may differ.
     ///
     /// Errors as [`Device::run_graph`](super::Device::run_graph) and [`Group::gather_soon`](super::Group::gather_soon).
     pub fn run<const N: usize>(

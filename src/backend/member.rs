@@ -1,7 +1,7 @@
 //! Groups of backends that make one image together, each on a thread of its own: how their hosts meet.
 //!
-//! Each rank has its own part of the tokens and pixels, and sees those of the others only through collectives. Since the
-//! hosts share the memory of the process, what a rank gives another one is a view, or where it lies on its device.
+//! Each rank has its own part of the tokens and pixels, and sees those of the others only through collectives. Since
+//! the hosts share the memory of the process, what a rank gives another one is a view, or where it lies on its device.
 
 use std::any::Any;
 use std::collections::VecDeque;

@@ -6,8 +6,8 @@ use crate::tensor::{Dtype, Tensor};
 /// A place where tensors live.
 ///
 /// It is a cheap handle: clones share one device. Work is enqueued in program order. Only [`Memory::download`],
-/// [`Memory::take_rgb8`] and [`Device::wait`](super::Device::wait) wait for it, and an allocation when it has to collect
-/// freed memory.
+/// [`Memory::take_rgb8`] and [`Device::wait`](super::Device::wait) wait for it, and an allocation when it has to
+/// collect freed memory.
 pub trait Memory: Clone + Send + Sync + Sized + 'static {
     /// Memory that tensors view.
     type Buffer: Send + Sync;
@@ -30,7 +30,8 @@ pub trait Memory: Clone + Send + Sync + Sized + 'static {
     fn upload_f32(&self, values: &[f32], rows: usize, cols: usize) -> Result<Tensor<Self>>;
     /// Activations as host values, row-major and dense. Waits.
     fn download(&self, x: &Tensor<Self>) -> Result<Vec<f32>>;
-    /// RGB bytes of an image, three a pixel, as pixels [height * width, 3]: `2 * (byte / 255) - 1`, computed in float32.
+    /// RGB bytes of an image, three a pixel, as pixels [height * width, 3]: `2 * (byte / 255) - 1`, computed in
+    /// float32.
     ///
     /// Errors when the bytes are not three for each pixel.
     fn upload_rgb8(&self, bytes: &[u8], height: usize, width: usize) -> Result<Tensor<Self>>;

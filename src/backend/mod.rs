@@ -1,7 +1,7 @@
 //! `trait Backend`: where tensors live and ops run.
 //!
-//! It is the sum of [`Device`], [`Group`], [`WeightStore`] and [`Ops`], on [`Memory`]. [`cpu::Cpu`] inherits most of the
-//! fused ops; [`cuda::Cuda`] replaces them with kernels that are tested against what they stand for.
+//! It is the sum of [`Device`], [`Group`], [`WeightStore`] and [`Ops`], on [`Memory`]. [`cpu::Cpu`] inherits most of
+//! the fused ops; [`cuda::Cuda`] replaces them with kernels that are tested against what they stand for.
 
 mod costs;
 pub mod cpu;

@@ -20,9 +20,9 @@ pub trait WeightStore: Memory {
     fn load<T>(&self, work: impl FnOnce() -> Result<T>, _report: &mut dyn FnMut(u64)) -> Result<T> {
         work()
     }
-    /// Has this device copy the weights that it loads from here on out of the memory of `other`, where that one has them
-    /// by then, instead of reading them from files. Returns whether it does: where both compute alike and are linked. A link
-    /// that cannot be used is told by [`Device::remarks`].
+    /// Has this device copy the weights that it loads from here on out of the memory of `other`, where that one has
+    /// them by then, instead of reading them from files. Returns whether it does: where both compute alike and are
+    /// linked. A link that cannot be used is told by [`Device::remarks`].
     ///
     /// Errors when the user's wish about links is none.
     fn copy_weights_from(&self, _other: &Self) -> Result<bool> {
@@ -33,8 +33,9 @@ pub trait WeightStore: Memory {
     ///
     /// Errors when this backend does not multiply weights of this storage, or memory runs out.
     fn load_weight(&self, parts: &[TensorView], storage: Storage) -> Result<Self::Weight>;
-    /// As [`WeightStore::load_weight`], of a block that is streamed: its values are there between [`WeightStore::enter_block`] of
-    /// its turn and [`WeightStore::leave_block`]. All weights come before [`WeightStore::allocate_stream`].
+    /// As [`WeightStore::load_weight`], of a block that is streamed: its values are there between
+    /// [`WeightStore::enter_block`] of its turn and [`WeightStore::leave_block`]. All weights come before
+    /// [`WeightStore::allocate_stream`].
     ///
     /// Errors as [`WeightStore::load_weight`].
     fn stream_weight(
@@ -54,7 +55,8 @@ pub trait WeightStore: Memory {
     }
     /// Work that is enqueued from here on finds the weights of block `turn` in their place.
     ///
-    /// Errors when they cannot be copied there. Only one thread at a time is between this and [`WeightStore::leave_block`].
+    /// Errors when they cannot be copied there. Only one thread at a time is between this and
+    /// [`WeightStore::leave_block`].
     fn enter_block(&self, _stream: &Self::BlockStream, _turn: usize) -> Result<()> {
         Ok(())
     }
@@ -63,8 +65,8 @@ pub trait WeightStore: Memory {
         Ok(())
     }
     /// The weight of `base`, which is not quantised, with `up down` added: summed in float32, rounded once, and then
-    /// stored as `storage` says. None where this backend computes the low-rank product beside that of the weight, and for
-    /// a weight that is streamed, or in few bits in its file.
+    /// stored as `storage` says. None where this backend computes the low-rank product beside that of the weight, and
+    /// for a weight that is streamed, or in few bits in its file.
     ///
     /// Errors when memory runs out.
     fn merge_weight(

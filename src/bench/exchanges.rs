@@ -1,5 +1,5 @@
-//! What the devices of a group give each other in a block of the transformer: heads of keys, values and queries in front
-//! of attention, and queries behind it.
+//! What the devices of a group give each other in a block of the transformer: heads of keys, values and queries in
+//! front of attention, and queries behind it.
 
 use std::sync::Arc;
 use std::thread;

@@ -1,5 +1,6 @@
 //! `flux bench`: how long the stages of an image and the ops of a model take on a device, how near the ops are to what
-//! it can do, what adapters cost, how many images several devices make, and what they exchange where they make one image.
+//! it can do, what adapters cost, how many images several devices make, and what they exchange where they make one
+//! image.
 //!
 //! A time is the median of several runs, measured by events in the device's work; the fastest and the slowest run are
 //! printed beside it. Before an op runs, the caches are filled with other values. Rates count each tensor once for each
@@ -192,8 +193,8 @@ impl Settings {
         self.sizes.iter().any(|&size| self.wants(&exchanges::name(size, devices)))
     }
 
-    /// Sizes are rounded to those that images have. Each is measured once: for a size that came before, the prompt would
-    /// not be encoded again.
+    /// Sizes are rounded to those that images have. Each is measured once: for a size that came before, the prompt
+    /// would not be encoded again.
     fn rounded(mut self, shapes: &Shapes) -> Self {
         let (patch, mut seen) = (shapes.patch(), HashSet::new());
         self.sizes =

@@ -154,8 +154,8 @@ fn product<B: Backend>(bench: &mut Bench<'_, B>, linear: Linear) -> Result<()> {
     bench.op(&name, Work::Flops(linear.flops()), || Ok(()), |()| x.linear(&weight, None))
 }
 
-/// The products behind attention and the MLP with a LoRA beside their weights: of a single block, and of the two streams
-/// of a double block.
+/// The products behind attention and the MLP with a LoRA beside their weights: of a single block, and of the two
+/// streams of a double block.
 fn low_rank<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, layout: TokenLayout) -> Result<()> {
     let (rows, dim, mlp) = (layout.rows(), shapes.dim, shapes.mlp);
     for (cols, streams) in [(dim + mlp, false), (dim, true), (mlp, true)] {

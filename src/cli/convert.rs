@@ -18,14 +18,15 @@ pub struct Convert {
     /// The file to write: .gguf or .safetensors
     #[arg(value_name = "OUT", value_parser = path())]
     pub to: PathBuf,
-    /// Format of the weights of layers; GGUF: bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0; safetensors: bf16, fp8,
-    /// int8, mxfp8, nvfp4
+    /// Format of the weights of layers; GGUF: bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0; safetensors: bf16,
+    /// fp8, int8, mxfp8, nvfp4
     #[arg(short, long, value_name = "FORMAT", value_parser = format)]
     pub format: Noted<WeightFormat>,
     /// Which part of a whole model [default: what the file or folder is, else the transformer]
     #[arg(long, value_name = "NAME", value_enum)]
     pub component: Option<ComponentChoice>,
-    /// tokenizer.json, or a folder that has it, for the GGUF file of a text encoder [default: the model's, else Qwen3's]
+    /// tokenizer.json, or a folder that has it, for the GGUF file of a text encoder [default: the model's, else
+    /// Qwen3's]
     #[arg(long, value_name = "PATH", value_parser = path())]
     pub tokenizer: Option<PathBuf>,
     /// Fail before any work when OUT is there already, instead of overwriting it

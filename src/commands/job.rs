@@ -204,8 +204,8 @@ fn json(report: &Report<'_>) -> Result<String> {
     serde_json::to_string(report).map_err(|e| Error::new(format!("cannot write the timings as JSON: {e}")))
 }
 
-/// What someone should know about so many steps of a model that was distilled to `own`, if anything. Elsewhere `-s` is the
-/// seed.
+/// What someone should know about so many steps of a model that was distilled to `own`, if anything. Elsewhere `-s` is
+/// the seed.
 fn steps_note(steps: usize, own: usize, seed_is_random: bool) -> Option<String> {
     let seed = if seed_is_random { "; the seed is `-S`" } else { "" };
     (steps > 2 * own).then(|| format!("{steps} steps of a model that was distilled to {own}{seed}"))

@@ -48,8 +48,8 @@ impl Drop for OpenGpus {
 }
 
 /// Opens the devices that are asked for, no more groups of them than there are images to make. Where the choice is left
-/// to the program, that is a GPU where one can be used; else it is the CPU, and a line says why. `gains_by_sharing` says
-/// whether two GPUs make one of the images sooner than one does; it is asked where that is to be decided.
+/// to the program, that is a GPU where one can be used; else it is the CPU, and a line says why. `gains_by_sharing`
+/// says whether two GPUs make one of the images sooner than one does; it is asked where that is to be decided.
 ///
 /// Errors when a device cannot be opened, or computes in no such type.
 pub fn open(args: &EngineArgs, gains_by_sharing: &dyn Fn() -> bool, observer: &mut dyn Observer) -> Result<Devices> {
@@ -145,8 +145,8 @@ fn numbers(gpus: &Gpus) -> Result<Vec<usize>> {
     }
 }
 
-/// How many GPUs make each image together with `--parallel auto`: two where there are two for each, which gain by it; one
-/// else, because GPUs that each make images of their own make the most. More than two were not measured.
+/// How many GPUs make each image together with `--parallel auto`: two where there are two for each, which gain by it;
+/// one else, because GPUs that each make images of their own make the most. More than two were not measured.
 fn soonest(
     numbers: &[usize],
     images: usize,
@@ -184,8 +184,8 @@ fn unused(used: &[usize], all: &[usize], images: usize, world: usize) -> String 
     if world > 1 { note } else { format!("{note}; `{:#} N` has N of them make each image together", Field::Parallel) }
 }
 
-/// Opens groups of GPUs: the first at once, and all others at the same time by threads of their own. The driver opens GPUs
-/// one after the other, so the first one is not to wait.
+/// Opens groups of GPUs: the first at once, and all others at the same time by threads of their own. The driver opens
+/// GPUs one after the other, so the first one is not to wait.
 fn open_gpus<'a>(args: &EngineArgs, mut groups: impl Iterator<Item = &'a [usize]>) -> Result<OpenGpus> {
     let open = |args: &EngineArgs, numbers: &[usize]| {
         let list = Gpus::Numbers(numbers.to_vec());

@@ -1,8 +1,8 @@
 //! An engine opens a model once and makes images for whoever asks: jobs go in, events and images come out.
 //!
 //! One thread of each device, or of each group of devices that make an image together, lives as long as the engine. A
-//! thread takes the next batch of the [`Schedule`], which joins images of one shape that wait: those of a job, and those
-//! of several jobs. A [`Job`] may be cancelled at any time; an error ends its own job alone.
+//! thread takes the next batch of the [`Schedule`], which joins images of one shape that wait: those of a job, and
+//! those of several jobs. A [`Job`] may be cancelled at any time; an error ends its own job alone.
 //!
 //! ```no_run
 //! use flux::backend::cpu::{Cpu, Precision};
@@ -153,8 +153,8 @@ impl Engine {
 
     /// Has devices make the images of a job.
     ///
-    /// Errors when the model cannot do what is asked for, there is too little memory for it, or the engine takes no more
-    /// jobs.
+    /// Errors when the model cannot do what is asked for, there is too little memory for it, or the engine takes no
+    /// more jobs.
     pub fn submit(&self, job: Job) -> Result<Ticket> {
         job.request.check_count(job.count)?;
         job.cancel.check()?;

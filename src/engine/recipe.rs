@@ -106,8 +106,8 @@ impl Recipe {
         self.mask.is_some() || self.strength.is_some() || self.extend.is_some()
     }
 
-    /// The request, as far as it needs neither a model nor the files of images. Reads the files of tensors; the prompt of
-    /// text features is the one that their file names.
+    /// The request, as far as it needs neither a model nor the files of images. Reads the files of tensors; the prompt
+    /// of text features is the one that their file names.
     ///
     /// Errors when a file cannot be read, or holds something else, and as [`Request::check_prompt`].
     pub fn request(&self) -> Result<Request> {

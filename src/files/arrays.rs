@@ -158,8 +158,9 @@ impl ArrayTarget {
     /// Checks what can go wrong with `path` before any work is done for it. A file that is there is kept and an error
     /// where `keeps` is set.
     ///
-    /// Errors when the path has another ending than `.safetensors`, is a folder, a device, a pipe or a socket, or weights
-    /// of a model or adapter, when the file refuses to be written, or the folder does not exist or takes no file.
+    /// Errors when the path has another ending than `.safetensors`, is a folder, a device, a pipe or a socket, or
+    /// weights of a model or adapter, when the file refuses to be written, or the folder does not exist or takes no
+    /// file.
     pub fn new(path: &Path, keeps: bool) -> Result<Self> {
         check_ending(path)?;
         // Through links, as every program that writes to an open file; a link to nothing stays as it is.

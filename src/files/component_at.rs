@@ -16,8 +16,8 @@ use super::{hub, inspect, near, regular};
 use crate::error::{Error, Field, Result};
 
 impl Component {
-    /// The component at `path`: a file, its folder, or the `role` of a whole model, which is the transformer where none is
-    /// asked for.
+    /// The component at `path`: a file, its folder, or the `role` of a whole model, which is the transformer where none
+    /// is asked for.
     ///
     /// Errors when there is none, or it is another one than was asked for.
     pub fn at(path: &Path, role: Option<Role>) -> Result<Self> {

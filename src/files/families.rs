@@ -1,4 +1,5 @@
-//! Families of models beside FLUX.2 klein: what their files and adapters are called, so that each is named as what it is.
+//! Families of models beside FLUX.2 klein: what their files and adapters are called, so that each is named as what it
+//! is.
 
 use std::fmt;
 

@@ -128,8 +128,8 @@ impl Folder {
         })
     }
 
-    /// The weights in the folder: `<stem>.safetensors`, or the shards that `<stem>.safetensors.index.json` names, or the
-    /// only file of weights of the folder.
+    /// The weights in the folder: `<stem>.safetensors`, or the shards that `<stem>.safetensors.index.json` names, or
+    /// the only file of weights of the folder.
     ///
     /// Errors when a file is missing, no safetensors file, cut off, or its header is wrong.
     pub fn weights(&self, stem: &str) -> Result<Vec<Container>> {

@@ -1,4 +1,5 @@
-//! The cache folder of Hugging Face: `hub/models--owner--name` with the snapshots of a repository, each a folder of links.
+//! The cache folder of Hugging Face: `hub/models--owner--name` with the snapshots of a repository, each a folder of
+//! links.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};

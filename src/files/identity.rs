@@ -56,8 +56,8 @@ impl FileId {
     }
 }
 
-/// The files of the adapter, the part of a model or the whole model at `path`: of a folder those with the endings of such
-/// files, of a file in the folder of a whole model all files of that.
+/// The files of the adapter, the part of a model or the whole model at `path`: of a folder those with the endings of
+/// such files, of a file in the folder of a whole model all files of that.
 pub fn files_at(path: &Path) -> BTreeSet<PathBuf> {
     let mut files = BTreeSet::new();
     // Above a link there may be another folder than above the file.

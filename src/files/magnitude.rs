@@ -28,8 +28,8 @@ pub fn largest(view: &TensorView) -> f64 {
     }
 }
 
-/// The same of plain floats. Magnitudes of floats have the order of their bits, as integers that the compiler takes many
-/// at once of.
+/// The same of plain floats. Magnitudes of floats have the order of their bits, as integers that the compiler takes
+/// many at once of.
 fn largest_of(format: Format, bytes: &[u8]) -> f64 {
     let halves = || {
         let (values, _) = bytes.as_chunks::<2>();

@@ -120,7 +120,8 @@ impl ModelPaths {
         }
     }
 
-    /// Decides which of the models of its architecture it is where neither its file nor an index says so, and notes that.
+    /// Decides which of the models of its architecture it is where neither its file nor an index says so, and notes
+    /// that.
     fn choose_variant(&self, model: &mut ModelFiles) -> Result<()> {
         if let Some(variant) = self.variant {
             model.variant = Some(variant);

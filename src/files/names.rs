@@ -1,8 +1,8 @@
 //! Names of tensors: from those that files have to the one set that models ask for, which is that of diffusers and
 //! Hugging Face.
 //!
-//! Files of Black Forest Labs and ComfyUI fuse some matrices, so what has one name here may be rows of a tensor there, or
-//! rows of several places, one under the other. Adapters use the same map.
+//! Files of Black Forest Labs and ComfyUI fuse some matrices, so what has one name here may be rows of a tensor there,
+//! or rows of several places, one under the other. Adapters use the same map.
 
 use super::role::Role;
 

@@ -69,8 +69,8 @@ pub(super) fn create(folder: &Path) -> io::Result<(NamedTempFile, Listed)> {
     Ok((file, listed))
 }
 
-/// Calls `each` for the path of every file that is being written, of a few at least: its bytes, which end with a zero. A
-/// signal handler may do this, one at a time: it takes no lock and no memory.
+/// Calls `each` for the path of every file that is being written, of a few at least: its bytes, which end with a zero.
+/// A signal handler may do this, one at a time: it takes no lock and no memory.
 #[cfg(unix)]
 pub fn for_each_path(each: impl FnMut(&[AtomicU8])) {
     partial_paths::for_each(each);

@@ -54,8 +54,8 @@ pub(super) fn read(path: &Path, limit: usize) -> Result<Vec<u8>> {
 
 /// Whether anything is there that [`open`] should open or refuse.
 pub(super) fn exists(path: &Path) -> bool {
-    // Where the system does not tell, for want of permission, opening the file tells the reason. A link that leads nowhere
-    // is there: opening it says so.
+    // Where the system does not tell, for want of permission, opening the file tells the reason. A link that leads
+    // nowhere is there: opening it says so.
     path.symlink_metadata().map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true)
 }
 

@@ -161,8 +161,8 @@ impl BlockScales {
         self.tensor
     }
 
-    /// The bytes for the first `rows` rows of the view, of whole tiles where they lie in tiles, and the row of them that
-    /// is row 0 of the view.
+    /// The bytes for the first `rows` rows of the view, of whole tiles where they lie in tiles, and the row of them
+    /// that is row 0 of the view.
     ///
     /// Errors with the reason when there are not so many.
     pub fn of_rows(&self, rows: usize) -> std::result::Result<(FileSlice, usize), String> {

@@ -55,8 +55,8 @@ pub fn is_comfy(folder: &Path) -> bool {
     comfy_folders(Role::Transformer).iter().chain([&WHOLE_MODELS]).any(|name| folder.join(name).is_dir())
 }
 
-/// Folders to look for the other parts of a model whose transformer is `file`: its own, and that of ComfyUI's layout above.
-/// Where it is a link, those of the link first.
+/// Folders to look for the other parts of a model whose transformer is `file`: its own, and that of ComfyUI's layout
+/// above. Where it is a link, those of the link first.
 pub fn around(file: &Path) -> Vec<PathBuf> {
     let has_parts = |folder: &&Path| {
         [Role::TextEncoder, Role::Vae]

@@ -135,7 +135,8 @@ impl TensorFiles {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The tensors that neither [`TensorFiles::get`] nor [`TensorFiles::parts`] was asked for, by their names in the files.
+    /// The tensors that neither [`TensorFiles::get`] nor [`TensorFiles::parts`] was asked for, by their names in the
+    /// files.
     pub fn unread(&self) -> Vec<Unread<'_>> {
         let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let layer = |name: &'_ str| name.rsplit_once('.').map(|(layer, _)| layer.to_string());
@@ -164,7 +165,8 @@ impl TensorFiles {
         Some(shape)
     }
 
-    /// The format of the tensor `name` and how many values it has; none where it is missing or in no format that is read.
+    /// The format of the tensor `name` and how many values it has; none where it is missing or in no format that is
+    /// read.
     pub fn format(&self, name: &str) -> Option<(String, u64)> {
         let first = self.tensors.get(name)?.first()?;
         let view = self.files[first.file].tensor(&first.key).ok()?;
@@ -172,8 +174,8 @@ impl TensorFiles {
         Some((format!("{:?}", view.format()).to_lowercase(), values))
     }
 
-    /// The matrices whose names begin with `prefix` and that are no plain floats: how many values each has, and its bytes
-    /// with its scales.
+    /// The matrices whose names begin with `prefix` and that are no plain floats: how many values each has, and its
+    /// bytes with its scales.
     pub fn quantised_matrices(&self, prefix: &str) -> Vec<[u64; 2]> {
         let sizes_of = |view: &TensorView| [view.elements() as u64, view.bytes_with_scales() as u64];
         let matrix = |(name, places): (&String, &Vec<Place>)| {
@@ -242,8 +244,8 @@ impl TensorFiles {
         self.replaced.insert(name, view);
     }
 
-    /// One of the equal parts of the rows of the tensor `name`, whatever its shape, as the pieces in which it lies in the
-    /// files, from the top.
+    /// One of the equal parts of the rows of the tensor `name`, whatever its shape, as the pieces in which it lies in
+    /// the files, from the top.
     ///
     /// Errors when it is missing, in a form that this program does not read, or a matrix of zeros.
     pub fn part_of(&self, name: &str, part: usize, of: usize) -> Result<Vec<TensorView>> {
@@ -264,7 +266,8 @@ impl TensorFiles {
 
     /// The tensor `name`, which must have `shape` and lie in one place.
     ///
-    /// Errors when it is missing, in a form that this program does not read, has another shape, or is a matrix of zeros.
+    /// Errors when it is missing, in a form that this program does not read, has another shape, or is a matrix of
+    /// zeros.
     pub fn get(&self, name: &str, shape: &[usize]) -> Result<TensorView> {
         let mut parts = self.parts(name, shape)?;
         match (parts.pop(), parts.is_empty()) {

@@ -113,7 +113,8 @@ impl TensorView {
         Self::new(Arc::clone(scales.file()), scales.range(), Format::F32, vec![self.rows()], Scales::None).ok()
     }
 
-    /// Bytes of the values and of all that they are multiplied by, with a scale for each row where there is one for all.
+    /// Bytes of the values and of all that they are multiplied by, with a scale for each row where there is one for
+    /// all.
     pub fn bytes_with_scales(&self) -> usize {
         let scales = match &self.scales {
             Scales::None => 0,

@@ -23,8 +23,8 @@ pub enum Variant {
 }
 
 impl Variant {
-    /// What the class of the pipeline says, and `is_distilled` beside it. A base model may leave that out; the distilled
-    /// models say that they are, but for those of the caching class, which all are.
+    /// What the class of the pipeline says, and `is_distilled` beside it. A base model may leave that out; the
+    /// distilled models say that they are, but for those of the caching class, which all are.
     pub fn of_index(class: Option<&str>, is_distilled: Option<bool>) -> Self {
         match (class == Some(CACHING_CLASS), is_distilled) {
             (true, _) => Self::Kv,

@@ -4,8 +4,8 @@ use super::dequantise::dequantise_rows;
 use super::format::Format;
 use super::tensor_view::TensorView;
 
-/// Whether all values are zeros, of either sign. This ends at the first row that has another, which is nearly always the
-/// first row.
+/// Whether all values are zeros, of either sign. This ends at the first row that has another, which is nearly always
+/// the first row.
 pub fn is_zeros(view: &TensorView) -> bool {
     let bytes = view.bytes();
     match view.format() {

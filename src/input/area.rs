@@ -3,8 +3,8 @@
 
 use rayon::prelude::*;
 
-/// pixels [height, width] of `from = [width, height]` -> the same of the size `to`. No size may be 0. A pixel under which
-/// not all is black is at least 1, however little that is.
+/// pixels [height, width] of `from = [width, height]` -> the same of the size `to`. No size may be 0. A pixel under
+/// which not all is black is at least 1, however little that is.
 pub(super) fn resize(pixels: &[u8], from: [usize; 2], to: [usize; 2]) -> Vec<u8> {
     if from == to {
         return pixels.to_vec();
@@ -30,8 +30,8 @@ pub(super) fn resize(pixels: &[u8], from: [usize; 2], to: [usize; 2]) -> Vec<u8>
     out
 }
 
-/// The inputs under an output. Along an axis of `inputs * outputs` units an input is as long as there are outputs, and the
-/// other way round.
+/// The inputs under an output. Along an axis of `inputs * outputs` units an input is as long as there are outputs, and
+/// the other way round.
 struct Span {
     output: usize,
     inputs: usize,

@@ -77,9 +77,9 @@ impl Edit {
         Ok(Self { original, region, image, place, mask: Some(Painted { grey, cells }), kept })
     }
 
-    /// An image that grows by some pixels at its sides, and is drawn anew there, and where `mask` is white. The new part
-    /// is filled with the colours of the image's edge first, since the model sees it. Along the sides that grow, the
-    /// last 16 pixels of the image are drawn anew too, so that no seam is left.
+    /// An image that grows by some pixels at its sides, and is drawn anew there, and where `mask` is white. The new
+    /// part is filled with the colours of the image's edge first, since the model sees it. Along the sides that grow,
+    /// the last 16 pixels of the image are drawn anew too, so that no seam is left.
     ///
     /// Errors when no side grows, or the image becomes too large.
     pub fn extended(original: &Rgb, sides: Sides, mask: Option<&Mask>) -> Result<Self> {
@@ -97,8 +97,8 @@ impl Edit {
         &self.image
     }
 
-    /// For each cell of 16 x 16 pixels of [`Edit::image`], row by row, 1 where it is drawn anew, and 0 where not. `None`
-    /// where that is all of it.
+    /// For each cell of 16 x 16 pixels of [`Edit::image`], row by row, 1 where it is drawn anew, and 0 where not.
+    /// `None` where that is all of it.
     pub fn cells(&self) -> Option<&[f32]> {
         self.mask.as_ref().map(|mask| mask.cells.as_slice())
     }

@@ -7,9 +7,9 @@ use super::mask::Grey;
 /// From here on a pixel of a mask is white.
 const WHITE: u8 = 128;
 
-/// The mask, and around what is white in it a slope of `pixels` pixels, which falls evenly from the nearest white pixel's
-/// value with the distance from it. What is drawn anew stays so as a whole, since what is to vanish ends at the mask; pixels that
-/// are more than `pixels` pixels from the mask stay black.
+/// The mask, and around what is white in it a slope of `pixels` pixels, which falls evenly from the nearest white
+/// pixel's value with the distance from it. What is drawn anew stays so as a whole, since what is to vanish ends at the
+/// mask; pixels that are more than `pixels` pixels from the mask stay black.
 pub(super) fn feathered(mask: &Grey, pixels: usize) -> Grey {
     if pixels == 0 || !mask.bytes.iter().any(|value| *value >= WHITE) {
         return mask.clone();
@@ -48,8 +48,9 @@ fn column_distances(mask: &Grey, far: usize) -> Vec<u32> {
     distances
 }
 
-/// The distance of each pixel of a row to the nearest white pixel, and the column of that, from the distances in the columns: the lowest of the
-/// parabolas `columns[x]^2 + (x - at)^2`. Source: Felzenszwalb and Huttenlocher, Distance Transforms of Sampled Functions.
+/// The distance of each pixel of a row to the nearest white pixel, and the column of that, from the distances in the
+/// columns: the lowest of the parabolas `columns[x]^2 + (x - at)^2`. Source: Felzenszwalb and Huttenlocher, Distance
+/// Transforms of Sampled Functions.
 fn row_distances(columns: &[u32], far: usize) -> Vec<(f64, usize)> {
     if columns.iter().all(|distance| *distance as usize >= far) {
         return vec![(far as f64, 0); columns.len()];

@@ -3,7 +3,8 @@
 use super::decoded::Decoded;
 use crate::error::{Error, Result};
 
-/// JPEG and lossy WebP leave such noise beside edges: from 0 up to here it counts as black, and as far below 255 as white.
+/// JPEG and lossy WebP leave such noise beside edges: from 0 up to here it counts as black, and as far below 255 as
+/// white.
 const NOISE: u8 = 32;
 
 /// A mask that is nowhere brighter is told to be dim.

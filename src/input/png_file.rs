@@ -46,8 +46,8 @@ pub(super) fn decode(file: &[u8]) -> Result<Decoded> {
     Ok(Decoded { rgb: Rgb { width, height, bytes }, alpha, orientation, form })
 }
 
-/// The file with the chunk at which it ends, without which the decoder does not finish the pixels. A chunk of them that is
-/// cut off stays so.
+/// The file with the chunk at which it ends, without which the decoder does not finish the pixels. A chunk of them that
+/// is cut off stays so.
 fn ended(file: &[u8]) -> Cow<'_, [u8]> {
     const END: &[u8] = b"\0\0\0\0IEND\xae\x42\x60\x82";
     let mut at = 8;

@@ -1,7 +1,7 @@
 //! Reads an image file: PNG, JPEG or WebP, by its first bytes and not by its name.
 //!
-//! A file is read when the data of all of its pixels are there and whole; what stands behind them, as the marker at which
-//! a JPEG ends, may be missing. Panics of decoders are errors.
+//! A file is read when the data of all of its pixels are there and whole; what stands behind them, as the marker at
+//! which a JPEG ends, may be missing. Panics of decoders are errors.
 //!
 //! What a file claims is checked before memory is taken for it. The file, its decoded samples and the image together
 //! stay below 2.5 GiB for the largest image that is read, and below 16 bytes a pixel beside the file.

@@ -1,5 +1,5 @@
-//! The layers of a component with adapters: those that no adapter changes are shared, low-rank changes are factors beside
-//! the weight, all others are merged in float32.
+//! The layers of a component with adapters: those that no adapter changes are shared, low-rank changes are factors
+//! beside the weight, all others are merged in float32.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

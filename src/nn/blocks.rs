@@ -12,8 +12,8 @@ pub struct Blocks<B: Backend> {
     turns: Vec<Option<usize>>,
     stream: B::BlockStream,
     passes: Passes,
-    /// Held by a thread that enqueues work with blocks: two that take turns would wait for each other's copies, and read
-    /// each other's weights.
+    /// Held by a thread that enqueues work with blocks: two that take turns would wait for each other's copies, and
+    /// read each other's weights.
     order: Mutex<()>,
 }
 
@@ -76,7 +76,8 @@ impl<B: Backend> Blocks<B> {
         if self.are_streamed() { backend.allocate_stream(&self.stream, self.passes) } else { Ok(()) }
     }
 
-    /// Begins work that goes over the blocks. Where some are streamed, it waits while another thread enqueues such work.
+    /// Begins work that goes over the blocks. Where some are streamed, it waits while another thread enqueues such
+    /// work.
     pub fn begin<'a>(&'a self, backend: &'a B) -> Pass<'a, B> {
         let order = self.are_streamed().then(|| self.order.lock().unwrap_or_else(PoisonError::into_inner));
         Pass { backend, blocks: self, current: None, _order: order }

@@ -5,8 +5,8 @@ use crate::error::{Error, Result};
 use crate::tensor::{Tensor, expect_activations};
 
 impl<B: Backend> Tensor<B> {
-    /// Channel statistics of the whole image of which self is the band of this rank; `own` are those of self, where they
-    /// are known. All ranks get the same bits, because all combine those of all ranks in the order of ranks.
+    /// Channel statistics of the whole image of which self is the band of this rank; `own` are those of self, where
+    /// they are known. All ranks get the same bits, because all combine those of all ranks in the order of ranks.
     ///
     /// self [pixels, channels]. None on one device: what reads statistics has those of self, or computes them.
     ///

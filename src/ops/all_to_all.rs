@@ -15,8 +15,8 @@ impl<B: Backend> Tensor<B> {
     /// world], q [split.whole().query_rows(), dim / world]: columns `rank * dim / world` and those that follow. On one
     /// device they are returned as they are.
     ///
-    /// Errors when the shapes do not fit, the heads of `head_dim` columns cannot be shared evenly, or another rank fails
-    /// or does not come.
+    /// Errors when the shapes do not fit, the heads of `head_dim` columns cannot be shared evenly, or another rank
+    /// fails or does not come.
     pub fn all_to_all_heads(kvq: [Self; 3], head_dim: usize, split: &TokenSplit) -> Result<[Self; 3]> {
         const OP: &str = "all_to_all_heads";
         expect_activations(OP, &kvq.each_ref())?;

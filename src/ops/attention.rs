@@ -46,8 +46,8 @@ pub struct Attention<'a, B: Backend> {
 impl<B: Backend> Tensor<B> {
     /// `softmax(q k^T / sqrt(head_dim) + mask) v` of each head; self is q.
     ///
-    /// self [layout.query_rows(), heads * head_dim], k and v [layout.rows(), kv_heads * head_dim] -> as self. Query head
-    /// `h` reads key head `h / (heads / kv_heads)`. The result overwrites q where that is writable. Softmax
+    /// self [layout.query_rows(), heads * head_dim], k and v [layout.rows(), kv_heads * head_dim] -> as self. Query
+    /// head `h` reads key head `h / (heads / kv_heads)`. The result overwrites q where that is writable. Softmax
     /// and sums are in float32; no backend holds the whole score matrix.
     ///
     /// Errors when shapes do not fit `layout` and `head_dim`, or kv_heads does not divide heads.
@@ -62,8 +62,8 @@ impl<B: Backend> Tensor<B> {
         b.attention(Attention { q: self, k, v, cached: None, head_dim, layout, mask })
     }
 
-    /// [`Tensor::attention`] without a mask, of one sample, over the keys and values of `cached` and then those of k and
-    /// v.
+    /// [`Tensor::attention`] without a mask, of one sample, over the keys and values of `cached` and then those of k
+    /// and v.
     ///
     /// Errors as [`Tensor::attention`], and when there are several samples or `cached` has other columns than k.
     pub fn attention_cached(

@@ -197,8 +197,8 @@ fn expect_halo<B: Backend>(op: &str, x: &Tensor<B>, conv: Conv, halo: &Halo<B>) 
     Ok(())
 }
 
-/// What a convolution means: plain ones, without a halo, a norm, an upsampled image or a residual, which backends do not
-/// leave to this.
+/// What a convolution means: plain ones, without a halo, a norm, an upsampled image or a residual, which backends do
+/// not leave to this.
 pub fn compose<B: Backend>(b: &B, mut conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
     if conv2d.norm.is_some() && conv2d.halo.is_none() {
         return norm_conv2d::compose(b, conv2d);

@@ -37,11 +37,11 @@ impl<B: Backend> Halo<B> {
 }
 
 impl<B: Backend> Tensor<B> {
-    /// The last `above` rows of the rank before this one, and the first `below` rows of the rank after it. The first rank
-    /// has nothing above it, and the last one nothing below it; on one device there is no halo.
+    /// The last `above` rows of the rank before this one, and the first `below` rows of the rank after it. The first
+    /// rank has nothing above it, and the last one nothing below it; on one device there is no halo.
     ///
-    /// self [rows, cols], rows at least `above` and `below` -> [above, cols] and [below, cols]; none for 0 rows. The bands
-    /// of ranks may differ in rows.
+    /// self [rows, cols], rows at least `above` and `below` -> [above, cols] and [below, cols]; none for 0 rows. The
+    /// bands of ranks may differ in rows.
     ///
     /// Errors when self has too few rows, or another rank fails or does not come.
     pub fn halo_rows(&self, [above, below]: [usize; 2]) -> Result<Halo<B>> {

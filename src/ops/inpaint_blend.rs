@@ -19,8 +19,8 @@ pub struct InpaintBlend<'a, B: Backend> {
 }
 
 impl<B: Backend> Tensor<B> {
-    /// `mask * self + (1 - mask) * (sigma * noise + (1 - sigma) * image)`: what is not repainted becomes the image again,
-    /// as noisy as the rest.
+    /// `mask * self + (1 - mask) * (sigma * noise + (1 - sigma) * image)`: what is not repainted becomes the image
+    /// again, as noisy as the rest.
     ///
     /// self, noise and image [tokens, channels], mask [tokens, 1] in 0..1, sigma [1, 1] in 0..1 and in float32 on every
     /// backend -> as self. In float32, rounded once. The result overwrites self where that is writable.

@@ -19,8 +19,8 @@ pub struct Patches<'a, B: Backend> {
 }
 
 impl<B: Backend> Tensor<B> {
-    /// VAE latents to packed latents: channel c of pixel (2 y + dy, 2 x + dx) becomes channel `4 c + 2 dy + dx` of token
-    /// (y, x), then `(x - mean) / std`. Undoes [`Tensor::unpatchify`].
+    /// VAE latents to packed latents: channel c of pixel (2 y + dy, 2 x + dx) becomes channel `4 c + 2 dy + dx` of
+    /// token (y, x), then `(x - mean) / std`. Undoes [`Tensor::unpatchify`].
     ///
     /// self [2 * height * 2 * width, channels], mean and std [1, 4 * channels] in float32 -> [height * width, 4 *
     /// channels].

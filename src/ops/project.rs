@@ -31,8 +31,8 @@ pub struct Projection<B: Backend> {
 }
 
 impl<B: Backend> Tensor<B> {
-    /// The product of each (x, weight), one under the other, whose columns are then normed, rotated and activated. Factors
-    /// of low rank beside a weight belong to its product.
+    /// The product of each (x, weight), one under the other, whose columns are then normed, rotated and activated.
+    /// Factors of low rank beside a weight belong to its product.
     ///
     /// x [rows, in], weight [3 * heads.dim + 2 * mlp, in] with the rows k, v, q, gate, up in this order; without
     /// `heads` they are gate and up alone. q and mlp are columns side by side of one buffer.

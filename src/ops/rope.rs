@@ -27,8 +27,8 @@ pub struct Rope<B: Backend> {
 impl<B: Backend> Tensor<B> {
     /// Rotates the pairs of each head by the token's position in its sample.
     ///
-    /// self [layout.rows(), heads * head_dim] -> the same shape; `head_dim = 2 * rope.cos.cols()`. A pair (a, b) becomes
-    /// `(a cos - b sin, b cos + a sin)`, in float32, and is rounded once.
+    /// self [layout.rows(), heads * head_dim] -> the same shape; `head_dim = 2 * rope.cos.cols()`. A pair (a, b)
+    /// becomes `(a cos - b sin, b cos + a sin)`, in float32, and is rounded once.
     ///
     /// Errors when the columns are no multiple of head_dim or the table has not one row per token of a sample.
     pub fn rope(self, rope: &Rope<B>, layout: TokenLayout) -> Result<Self> {

@@ -44,8 +44,8 @@ impl BlockSizes {
         self.in_memory(&vec![true; self.blocks.len()])
     }
 
-    /// Which blocks are streamed where `count` are: the smallest, whose slabs take least, and of blocks of one size some
-    /// that are spread evenly, so that the copy of one has the time of those between.
+    /// Which blocks are streamed where `count` are: the smallest, whose slabs take least, and of blocks of one size
+    /// some that are spread evenly, so that the copy of one has the time of those between.
     fn streamed(&self, count: usize) -> Vec<bool> {
         let mut sizes = self.blocks.clone();
         sizes.sort_unstable();

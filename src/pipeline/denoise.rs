@@ -309,9 +309,9 @@ fn own_values(values: &[f32], tokens: usize, own: Range<usize>, channels: usize)
     Cow::Owned(images.flat_map(|image| &image[own.start * channels..own.end * channels]).copied().collect())
 }
 
-/// What [`Transformer::forward`] reads of each evaluation, one under the other: the text of each of the `samples`, and the
-/// embedded references. `text` has the rows of each text, which are so many as `lengths` says; `places` names the text
-/// of each evaluation and sample.
+/// What [`Transformer::forward`] reads of each evaluation, one under the other: the text of each of the `samples`, and
+/// the embedded references. `text` has the rows of each text, which are so many as `lengths` says; `places` names the
+/// text of each evaluation and sample.
 fn context<B: Backend>(
     text: Tensor<B>,
     lengths: &[usize],

@@ -99,8 +99,8 @@ fn begin(change: &Change, steps: usize, info: &ModelInfo) -> Result<(usize, Vec<
             .of(Field::Strength)
             .hint("give more than 0: one step runs at least"));
     }
-    // As the reference rounds: towards fewer steps left out, and one runs at least, however close to 0. Source: diffusers
-    // `Flux2KleinInpaintPipeline`.
+    // As the reference rounds: towards fewer steps left out, and one runs at least, however close to 0. Source:
+    // diffusers `Flux2KleinInpaintPipeline`.
     let first = ((all - (all * strength).min(all)).max(0.0) as usize).min(steps - 1);
     let same = (steps - first) as f64 / all;
     let note = (same != strength)

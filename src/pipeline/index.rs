@@ -41,8 +41,8 @@ impl Index {
         Ok((index, place))
     }
 
-    /// What is said of the model that a transformer is of, where it goes to a file of its own: how it was trained, too, which
-    /// the name of its file or folder may say.
+    /// What is said of the model that a transformer is of, where it goes to a file of its own: how it was trained, too,
+    /// which the name of its file or folder may say.
     ///
     /// Errors as [`Index::read`].
     pub fn of_transformer(transformer: &Component) -> Result<Self> {

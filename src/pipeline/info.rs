@@ -11,8 +11,8 @@ use crate::vae::VaeConfig;
 /// Steps where `model_index.json` names no number.
 const DISTILLED_STEPS: usize = 4;
 const BASE_STEPS: usize = 50;
-/// How far in area an image may be from the size that a model was made for, where `model_index.json` names no sides: the
-/// full-size models saw half and twice the side.
+/// How far in area an image may be from the size that a model was made for, where `model_index.json` names no sides:
+/// the full-size models saw half and twice the side.
 const AREA_FACTOR: f64 = 4.0;
 /// How many times longer than the other a side may be, where `model_index.json` names sides but no ratio.
 const DEFAULT_ASPECT_RATIO: f64 = 2.0;

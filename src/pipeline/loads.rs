@@ -1,4 +1,5 @@
-//! What a device is loading, so that others wait for it and then copy its weights, instead of reading the files as well.
+//! What a device is loading, so that others wait for it and then copy its weights, instead of reading the files as
+//! well.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 

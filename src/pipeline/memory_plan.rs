@@ -2,8 +2,8 @@
 //! loaded.
 //!
 //! Memory is given up in the order of what that costs. Streaming the text encoder copies it once for each prompt, as
-//! loading it would. Streamed blocks of the transformer are copied at every step, while the device computes with others.
-//! Last, the parts of a model take turns.
+//! loading it would. Streamed blocks of the transformer are copied at every step, while the device computes with
+//! others. Last, the parts of a model take turns.
 
 use std::cmp::max;
 

@@ -24,8 +24,8 @@
 //! # Ok::<(), flux::Error>(())
 //! ```
 //!
-//! Several devices make one image together where a [`Parallel`] runs the same session on each of them: its backends are a
-//! group, in which each has some of the tokens and some rows of pixels.
+//! Several devices make one image together where a [`Parallel`] runs the same session on each of them: its backends are
+//! a group, in which each has some of the tokens and some rows of pixels.
 //!
 //! Images are read and brought to sizes of the model by [`input`](crate::input): [`input::reference`] makes a reference
 //! for [`Request::references`], and an [`Edit`] what a [`Change`] needs. It also lays the result over the original:

@@ -80,8 +80,8 @@ impl Files {
             .map_err(|e| e.hint("without its encoder the model draws from words alone: fetch the VAE as a whole"))
     }
 
-    /// The error that names the damaged weights where `error` says that pixels are not numbers, or what was `given`; any
-    /// other as it is. This reads all weights, which takes too long to do it before.
+    /// The error that names the damaged weights where `error` says that pixels are not numbers, or what was `given`;
+    /// any other as it is. This reads all weights, which takes too long to do it before.
     pub(super) fn explain(&self, error: Error, given: &Given) -> Error {
         if error.what() != NOT_NUMBERS {
             return error;

@@ -131,9 +131,9 @@ impl<B: Backend> Parallel<B> {
     /// all devices, as far as its session is concerned. `report` gets the progress of the first one. `cancel` also ends
     /// devices within a step, where they wait for each other.
     ///
-    /// Errors as sessions do: an error on any device ends the work of all, and the first one is returned, with the name of
-    /// its device where there are several. A panic of a device does the same, and is the caller's then. A device that
-    /// does not end then is left behind; until it does, no other image is made.
+    /// Errors as sessions do: an error on any device ends the work of all, and the first one is returned, with the name
+    /// of its device where there are several. A panic of a device does the same, and is the caller's then. A device
+    /// that does not end then is left behind; until it does, no other image is made.
     pub fn run<T: Send + 'static>(
         &self,
         request: &Request,
@@ -165,8 +165,8 @@ impl<B: Backend> Parallel<B> {
         }
         self.models().try_for_each(|model| model.backend().restore_collectives())?;
         cancel.check()?;
-        // In the order of ranks, because others copy what the first one loads. What is wrong with the request, its session
-        // says.
+        // In the order of ranks, because others copy what the first one loads. What is wrong with the request, its
+        // session says.
         for model in self.models() {
             requests.first().map(|request| model.prefetch_as(request, reader.is_other()));
         }

@@ -104,8 +104,8 @@ impl Request {
         Self { seed, noise: part(&self.noise), latents: part(&self.latents), ..self.clone() }
     }
 
-    /// Each of `count` images, whose seeds are this one's and those that follow it, as a request of its own; no more than
-    /// one batch has.
+    /// Each of `count` images, whose seeds are this one's and those that follow it, as a request of its own; no more
+    /// than one batch has.
     ///
     /// Errors as [`Request::check_count`].
     pub(super) fn items(&self, count: usize) -> Result<Vec<Self>> {

@@ -152,7 +152,8 @@ impl<B: Backend> Replicas<B> {
         })
     }
 
-    /// Which parts of the model are in memory while devices make `count` images like `plan`, of each device with its name.
+    /// Which parts of the model are in memory while devices make `count` images like `plan`, of each device with its
+    /// name.
     pub fn memory_plans(&self, plan: &Plan, count: usize) -> Vec<(String, Result<MemoryPlan>)> {
         let of_replica = |(index, replica): (usize, &Arc<Replica<B>>)| {
             let plan = Plan { is_read_elsewhere: index > 0, ..plan.clone() };

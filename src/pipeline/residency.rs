@@ -335,8 +335,8 @@ impl<B: Backend> Residency<B> {
         self.loader.backend.costs().weight_bytes(elements, Storage::Native)
     }
 
-    /// Frees what images share, what adapters are merged from, transformers with adapters, and the components other than
-    /// `needed`, which is needed now, until `bytes` more fit or nothing is left to free.
+    /// Frees what images share, what adapters are merged from, transformers with adapters, and the components other
+    /// than `needed`, which is needed now, until `bytes` more fit or nothing is left to free.
     pub(super) fn make_room(&self, bytes: u64, needed: Component) {
         let is_short = || self.loader.backend.available_bytes() < bytes;
         if !is_short() {

@@ -1,5 +1,5 @@
-//! A session makes one batch of images, step by step. Its items have one shape: size, steps, guidance, adapters. Each has
-//! a prompt and a seed of its own.
+//! A session makes one batch of images, step by step. Its items have one shape: size, steps, guidance, adapters. Each
+//! has a prompt and a seed of its own.
 
 use std::mem;
 use std::ops::Range;
@@ -207,8 +207,8 @@ impl<B: Backend> Session<B> {
         Ok(rgb.zip(plan).map(|(rgb, plan)| Decoded { rgb, plan }))
     }
 
-    /// Where the time of the session went. Waits for all work that was enqueued. Of devices that make an image together,
-    /// all do so.
+    /// Where the time of the session went. Waits for all work that was enqueued. Of devices that make an image
+    /// together, all do so.
     pub fn finish(self) -> Result<Timings> {
         let backend = self.model.backend();
         let own = self.clock.finish()?;
@@ -235,8 +235,8 @@ impl<B: Backend> Session<B> {
         Ok(decoded.into_iter().map(image).collect())
     }
 
-    /// The text features of the first image's prompt, and with guidance those of its negative one, in float32. Waits for
-    /// them.
+    /// The text features of the first image's prompt, and with guidance those of its negative one, in float32. Waits
+    /// for them.
     ///
     /// Errors also when the steps have begun.
     pub fn embeddings(&mut self) -> Result<Embeddings> {
@@ -283,8 +283,8 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// Draws the noise of each request, or takes what it gives. It does so on another thread, because the noise is not needed
-/// before the first step.
+/// Draws the noise of each request, or takes what it gives. It does so on another thread, because the noise is not
+/// needed before the first step.
 ///
 /// Errors when the system starts no thread.
 fn draw<B: Backend>(model: &Model<B>, requests: &[Request], plans: &[Plan]) -> Result<JoinHandle<Noise>> {
@@ -316,10 +316,10 @@ impl<B: Backend> Model<B> {
         self.session_of(&request.items(count)?, cancel)
     }
 
-    /// A session for the first of `requests`: as many as memory allows in one batch, at least one. Each is an item of the
-    /// batch, with a prompt and a seed of its own; all have one shape, which is size, steps, guidance, the numbers of
-    /// text tokens, and adapters. Images that are made from other images are batches by themselves. `cancel` ends the
-    /// session.
+    /// A session for the first of `requests`: as many as memory allows in one batch, at least one. Each is an item of
+    /// the batch, with a prompt and a seed of its own; all have one shape, which is size, steps, guidance, the numbers
+    /// of text tokens, and adapters. Images that are made from other images are batches by themselves. `cancel` ends
+    /// the session.
     ///
     /// Errors as [`Model::plan`] does, when there are no requests, or they have no shape in common.
     pub fn session_of(self: &Arc<Self>, requests: &[Request], cancel: &CancelFlag) -> Result<Session<B>> {

@@ -7,8 +7,8 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::sampler::Rng;
 
-/// Everything that the items of a batch have in common: size, steps, guidance, schedule, numbers of text tokens, sizes of
-/// references, adapters.
+/// Everything that the items of a batch have in common: size, steps, guidance, schedule, numbers of text tokens, sizes
+/// of references, adapters.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Shape {
     /// With nothing in it that an item has for itself.

@@ -5,13 +5,13 @@ use crate::error::Result;
 use crate::token_split::own_heads;
 
 /// Floating-point operations of an image's steps from which on two GPUs write it sooner than one, from the start of a
-/// program. Two save 0.4 to 0.45 of the steps, which one makes at 650 TFLOP/s, and take 0.3 to 0.45 s longer to open, load
-/// and give back: 0.4 / 0.4 * 650 TFLOP (H100, tests/bench/runs/2026-11-25-h100-x2-b and -c).
+/// program. Two save 0.4 to 0.45 of the steps, which one makes at 650 TFLOP/s, and take 0.3 to 0.45 s longer to open,
+/// load and give back: 0.4 / 0.4 * 650 TFLOP (H100, tests/bench/runs/2026-11-25-h100-x2-b and -c).
 const WORTH_SHARING: u64 = 650_000_000_000_000;
 
 impl ModelInfo {
-    /// Whether two GPUs make an image sooner together than one of them, counted from the start of a program that makes this
-    /// one image. Measured on H100s; slower GPUs gain from smaller images on.
+    /// Whether two GPUs make an image sooner together than one of them, counted from the start of a program that makes
+    /// this one image. Measured on H100s; slower GPUs gain from smaller images on.
     ///
     /// Errors when the model cannot do what is asked for.
     pub fn gains_by_sharing(&self, request: &Request) -> Result<bool> {

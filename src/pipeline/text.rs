@@ -67,8 +67,8 @@ impl<B: Backend> TextFeatures<B> {
 }
 
 impl Text {
-    /// Reads what requests of one shape say, whose plans these are; `tokenize` makes a prompt a number of tokens. A plan
-    /// gets a note for each of its prompts that is cut off.
+    /// Reads what requests of one shape say, whose plans these are; `tokenize` makes a prompt a number of tokens. A
+    /// plan gets a note for each of its prompts that is cut off.
     ///
     /// Errors as `tokenize` does.
     pub(super) fn read(
@@ -122,8 +122,8 @@ impl Text {
         Self { texts: Texts::Given(texts), of_items }
     }
 
-    /// The features of all texts. The text encoder runs only for prompts that are not cached, and on the first device of
-    /// a group only, unless the `reader` says that another group does it.
+    /// The features of all texts. The text encoder runs only for prompts that are not cached, and on the first device
+    /// of a group only, unless the `reader` says that another group does it.
     ///
     /// Errors when memory runs out, or the caller cancels.
     pub(super) fn encode<B: Backend>(

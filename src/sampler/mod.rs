@@ -15,10 +15,10 @@ use crate::transformer::{ReferenceCache, Sequence, StepModulation, Transformer};
 
 /// What the transformer reads beside the latents.
 pub struct Conditioning<'a, B: Backend> {
-    /// What [`Transformer::forward`] takes: the projected text [samples * txt, dim] of the prompt, once for each sample,
-    /// and the references [references, dim]; with guidance, the same of the negative prompt follows. Where halves of the
-    /// devices have sequences of their own, the second half has those of the negative prompt alone, and the first half
-    /// the others alone.
+    /// What [`Transformer::forward`] takes: the projected text [samples * txt, dim] of the prompt, once for each
+    /// sample, and the references [references, dim]; with guidance, the same of the negative prompt follows. Where
+    /// halves of the devices have sequences of their own, the second half has those of the negative prompt alone, and
+    /// the first half the others alone.
     pub context: &'a Tensor<B>,
     /// The tokens of one evaluation of all samples, of all devices, and the positions of one sample.
     pub sequence: Sequence<'a, B>,
@@ -33,7 +33,8 @@ pub struct Conditioning<'a, B: Backend> {
     pub batched: bool,
 }
 
-/// One step: latents [samples * tokens of this device, channels] -> latents; dt is [1, 1]. Enqueues work only; waits for nothing.
+/// One step: latents [samples * tokens of this device, channels] -> latents; dt is [1, 1]. Enqueues work only; waits
+/// for nothing.
 pub fn step<B: Backend>(
     transformer: &Transformer<B>,
     latents: Tensor<B>,

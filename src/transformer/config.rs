@@ -11,8 +11,8 @@ const UNTOLD: [&str; 3] = ["axes_dims_rope", "rope_theta", "eps"];
 /// What the published models have there.
 const ROPE_THETA: f64 = 2000.0;
 const EPS: f32 = 1e-6;
-/// The published models: features of a token, of a head and of a text token, and channels. All have four axes of a quarter
-/// of a head. Numbers of blocks and widths of MLPs may be others, as in models that were pruned.
+/// The published models: features of a token, of a head and of a text token, and channels. All have four axes of a
+/// quarter of a head. Numbers of blocks and widths of MLPs may be others, as in models that were pruned.
 const PUBLISHED: [[usize; 4]; 3] = [[3072, 128, 7680, 128], [4096, 128, 12288, 128], [6144, 128, 15360, 128]];
 /// The most features of a token; klein 9B has 4096, and three times as many in its MLP.
 const MAX_DIM: usize = 1 << 17;

@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::ops::{KeyValues, Mask, Rope, Sharing, TokenLayout, TokenSplit};
 use crate::tensor::Tensor;
 
-/// Keys and values of the reference tokens in every block, after the norm and the rotation. Of several devices, each has
-/// those of its own heads.
+/// Keys and values of the reference tokens in every block, after the norm and the rotation. Of several devices, each
+/// has those of its own heads.
 pub struct ReferenceCache<B: Backend> {
     /// Double blocks, then single blocks.
     pub(super) blocks: Vec<KeyValues<B>>,

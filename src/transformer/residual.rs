@@ -35,7 +35,8 @@ impl<'a, B: Backend> Residual<'a, B> {
         &self.x
     }
 
-    /// `x + gate * y`, with a gate [1, dim] for text rows and one for image rows; y [rows, dim]. The next norm adds them.
+    /// `x + gate * y`, with a gate [1, dim] for text rows and one for image rows; y [rows, dim]. The next norm adds
+    /// them.
     pub(super) fn gated_add(self, gates: [&'a Tensor<B>; 2], y: Tensor<B>) -> Self {
         Self { pending: Some(Gated { gates, y }), ..self }
     }
@@ -51,7 +52,8 @@ impl<'a, B: Backend> Residual<'a, B> {
         Self { x: self.x.split_rows(rows).1, ..self }
     }
 
-    /// The stream, and `adaln` of it, with a norm for text rows and one for image rows; there may be no rows of one kind.
+    /// The stream, and `adaln` of it, with a norm for text rows and one for image rows; there may be no rows of one
+    /// kind.
     ///
     /// Errors as [`Tensor::gated_add_adaln`].
     pub fn norm(self, norms: [Norm<'_, B>; 2]) -> Result<(Self, Operand<B>)> {

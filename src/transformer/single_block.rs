@@ -41,7 +41,8 @@ impl<B: Backend> SingleBlock<B> {
         })
     }
 
-    /// The stream [rows of this device, dim], text rows first -> the same; behind the last block it has image rows only.
+    /// The stream [rows of this device, dim], text rows first -> the same; behind the last block it has image rows
+    /// only.
     ///
     /// Source: FLUX.2 reference `Flux2SingleTransformerBlock.forward` and `Flux2ParallelSelfAttention`.
     pub fn forward<'a>(

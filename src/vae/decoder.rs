@@ -88,8 +88,8 @@ impl<B: Backend> Decoder<B> {
         Ok(Grid::of_band(unpacked, 2 * own.len(), 2 * width, Some(band)))
     }
 
-    /// VAE latents, or the band of this device of them -> pixels [.., 3] of the whole in about -1..1; reports each stage
-    /// to `done(stages so far)`, which may end the work with an error.
+    /// VAE latents, or the band of this device of them -> pixels [.., 3] of the whole in about -1..1; reports each
+    /// stage to `done(stages so far)`, which may end the work with an error.
     ///
     /// Source: diffusers `AutoencoderKLFlux2.decode` and `Decoder.forward`.
     pub fn forward(&self, latents: Grid<B>, mut done: impl FnMut(usize) -> Result<()>) -> Result<Grid<B>> {

@@ -57,7 +57,8 @@ impl Begun {
         assert!(sent.expect("kill is there").success());
     }
 
-    /// Waits until it has heard the signals that were sent: of two that wait, the system delivers the lower number first.
+    /// Waits until it has heard the signals that were sent: of two that wait, the system delivers the lower number
+    /// first.
     fn until_heard(&self) {
         let waiting = |line: &str| {
             line.strip_prefix("ShdPnd:").is_some_and(|mask| mask.trim().bytes().any(|digit| digit != b'0'))

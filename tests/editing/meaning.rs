@@ -1,5 +1,5 @@
-//! What editing means with the default model: with the image that is changed as a reference the prompt is an instruction,
-//! and without (`--no-self-reference`) it says what is to be seen.
+//! What editing means with the default model: with the image that is changed as a reference the prompt is an
+//! instruction, and without (`--no-self-reference`) it says what is to be seen.
 
 use std::path::Path;
 

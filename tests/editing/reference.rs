@@ -1,5 +1,5 @@
-//! Every case of the reference's images, with the flags that its index tells. Under a mask it takes the reference's cells:
-//! the program draws more of them anew, because it loses nothing that is small.
+//! Every case of the reference's images, with the flags that its index tells. Under a mask it takes the reference's
+//! cells: the program draws more of them anew, because it loses nothing that is small.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,8 +18,8 @@ use crate::program::{Run, flux};
 use crate::reference_mask;
 use crate::support::{preset, root};
 
-/// Both sides compute in float32, so only the order of sums differs: a value that lies between two levels may be rounded
-/// to either. The mean is that of one value in 200.
+/// Both sides compute in float32, so only the order of sums differs: a value that lies between two levels may be
+/// rounded to either. The mean is that of one value in 200.
 const MAX: u8 = 1;
 const MEAN: f64 = 0.005;
 
@@ -102,7 +102,8 @@ impl Case {
         self.images.iter().map(read).collect()
     }
 
-    /// The image of the pipeline, which takes any cells: the program draws whole ones, the reference also a part of one.
+    /// The image of the pipeline, which takes any cells: the program draws whole ones, the reference also a part of
+    /// one.
     fn drawn_in_parts(&self, edit: &Edit, cells: &[f32]) -> flux::Result<Vec<Rgb>> {
         let model = Model::load(Cpu::new(Precision::F32), &preset(&self.preset))?;
         let others = self.values("-i").skip(1).map(|file| reference(&read_png(&golden().join(file))?).map(Arc::new));

@@ -1,4 +1,5 @@
-//! Damaged files lead to errors, or to tensors that lie in them; never to a panic, nor to more memory than the file is worth.
+//! Damaged files lead to errors, or to tensors that lie in them; never to a panic, nor to more memory than the file is
+//! worth.
 //!
 //! `FLUX_FUZZ_RUNS` is the number of damaged files, `FLUX_FUZZ_SEED` chooses them.
 

@@ -115,7 +115,8 @@ impl Meaning {
         self.prompts.iter().map(|prompt| draw(model, Request::new(&prompt.prompt, prompt.seed))).collect()
     }
 
-    /// The first prompts of each kind that asks for shapes: so many of one shape, a third as many of several and of two.
+    /// The first prompts of each kind that asks for shapes: so many of one shape, a third as many of several and of
+    /// two.
     pub fn few(mut self, of_one: usize) -> Self {
         let mut left =
             HashMap::from([(Kind::Shape, of_one), (Kind::Shapes, of_one / 3), (Kind::TwoShapes, of_one / 3)]);
@@ -314,8 +315,8 @@ impl std::fmt::Display for Scores {
     }
 }
 
-/// Fails when the images of a model show too little of what their prompts ask for, or when images of other prompts would
-/// pass too.
+/// Fails when the images of a model show too little of what their prompts ask for, or when images of other prompts
+/// would pass too.
 pub fn expect_meaning(meaning: &Meaning, images: &[Rgb]) {
     let (scores, by_chance) = (meaning.scores(images), meaning.scores_by_chance(images));
     println!("right:     {scores}\nby chance: {by_chance}");

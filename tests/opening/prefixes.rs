@@ -1,5 +1,5 @@
-//! Parts of a model under whatever stands in front of their names, alone and all in one file: their weights are those of
-//! the plain files.
+//! Parts of a model under whatever stands in front of their names, alone and all in one file: their weights are those
+//! of the plain files.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Images that several devices make together against those that one makes, and what becomes of an image that one of them
-//! cannot make.
+//! Images that several devices make together against those that one makes, and what becomes of an image that one of
+//! them cannot make.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};

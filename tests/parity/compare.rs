@@ -20,8 +20,8 @@ pub fn half() -> bool {
     *HALF
 }
 
-/// The largest relative error of one rounding to bf16, of whose 8 binary digits the first is implied, so that it is half
-/// of the spacing 2^-7; or to fp16, which has 3 digits more.
+/// The largest relative error of one rounding to bf16, of whose 8 binary digits the first is implied, so that it is
+/// half of the spacing 2^-7; or to fp16, which has 3 digits more.
 pub fn rounding() -> f32 {
     if half() { 1.0 / 2048.0 } else { 1.0 / 256.0 }
 }
@@ -41,8 +41,8 @@ pub fn rounded(value: f32) -> f32 {
 /// this is the cause was not established.
 pub const WITH_EPILOGUE: f32 = 2.0;
 
-/// `n` values of variance 1 between -1.73 and 1.73, all on the grid of bf16, and of fp16 where the GPU computes in that,
-/// so that every backend starts from the same numbers.
+/// `n` values of variance 1 between -1.73 and 1.73, all on the grid of bf16, and of fp16 where the GPU computes in
+/// that, so that every backend starts from the same numbers.
 pub fn values(seed: u64, n: usize) -> Vec<f32> {
     let value = |i: usize| {
         // splitmix64: any index at once.

@@ -146,8 +146,8 @@ fn convolutions_of_many_ragged_tiles_match_the_cpu() {
     }
 }
 
-/// Images of which no tile divides the half, one that is smaller than a tile, odd ones, for which im2col serves, and one
-/// with more tiles than an H200 has multiprocessors.
+/// Images of which no tile divides the half, one that is smaller than a tile, odd ones, for which im2col serves, and
+/// one with more tiles than an H200 has multiprocessors.
 #[test]
 fn halved_images_match_the_cpu() {
     let Some(cuda) = crate::cuda() else { return };

@@ -1,5 +1,5 @@
-//! Weights that a GPU copies from another one: here from another handle to the same GPU, and from a second one where there
-//! is one.
+//! Weights that a GPU copies from another one: here from another handle to the same GPU, and from a second one where
+//! there is one.
 
 use flux::backend::cuda::{Cuda, GemmCache, Precision};
 use flux::backend::{Device, Remark, Storage, WeightStore};

@@ -76,8 +76,8 @@ impl FullSize {
     }
 }
 
-/// Prints, for each format that weights are brought to, how far the final latents are from float32, and what that costs: the
-/// numbers of the README's table.
+/// Prints, for each format that weights are brought to, how far the final latents are from float32, and what that
+/// costs: the numbers of the README's table.
 #[test]
 fn full_size_latents_of_weights_in_few_bits_are_near_float32() {
     let Some(Asked { model: dir, reference }) = asked() else { return };

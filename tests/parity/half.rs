@@ -1,5 +1,5 @@
-//! What is special to fp16, whose largest value is 65504: residual streams may pass that. A GPU with bf16 runs these tests
-//! in processes of their own, with `FLUX_COMPUTE=fp16`.
+//! What is special to fp16, whose largest value is 65504: residual streams may pass that. A GPU with bf16 runs these
+//! tests in processes of their own, with `FLUX_COMPUTE=fp16`.
 
 use flux::backend::cuda::Cuda;
 use flux::backend::{Backend, Device, Memory, Remark};
@@ -41,7 +41,8 @@ fn fp16_works_on_gpus_that_have_bf16() {
     assert!(!passed && text.contains("`fp32` is neither bf16 nor fp16"), "{text}");
 }
 
-/// Values of magnitude 2^18, as in a residual stream with massive activations, through all that reads one or adds to it.
+/// Values of magnitude 2^18, as in a residual stream with massive activations, through all that reads one or adds to
+/// it.
 struct Large;
 
 impl Large {

@@ -72,8 +72,9 @@ impl Case for Product {
     }
 }
 
-/// Of the composition, which runs where the kernel would be slower: the product with down, that with the weight, and the
-/// sum, in cuBLASLt's epilogue. The first is an error of each of the terms of the last product, which add up at random.
+/// Of the composition, which runs where the kernel would be slower: the product with down, that with the weight, and
+/// the sum, in cuBLASLt's epilogue. The first is an error of each of the terms of the last product, which add up at
+/// random.
 const FUSED: f32 = 4.0;
 /// The kernel leaves out the second.
 const COMPOSED: f32 = 2.0;
@@ -105,8 +106,8 @@ fn low_rank_matches_its_composition() {
     check(&cuda, Product { ranks: [0, 0], ..taken });
 }
 
-/// As many tiles as clusters and more, so that the kernel runs without being asked for, some of them narrow, and clusters
-/// take several in turn.
+/// As many tiles as clusters and more, so that the kernel runs without being asked for, some of them narrow, and
+/// clusters take several in turn.
 #[test]
 fn low_rank_of_many_tiles_matches_its_composition() {
     let Some(cuda) = crate::cuda() else { return };

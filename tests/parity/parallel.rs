@@ -42,7 +42,8 @@ impl Place {
             Self::OneGpu(world, link) => Cuda::group_on_one(0, world, MEMORY_BYTES, Precision::Bf16, options(link)),
             Self::TwoGpus(link) => Cuda::group(&[0, 1], None, Precision::Bf16, &GemmCache::Off, options(link)),
         }?;
-        // Where ranks share a GPU, the driver must not wait for it to load a kernel while one of them waits for another.
+        // Where ranks share a GPU, the driver must not wait for it to load a kernel while one of them waits for
+        // another.
         ranks.iter().try_for_each(Cuda::warm_up)?;
         Ok(ranks)
     }

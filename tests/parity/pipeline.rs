@@ -394,8 +394,8 @@ fn too_little_memory_is_an_error_that_names_the_sizes() {
     if cuda().is_none() {
         return;
     }
-    // What ops need beside their operands is more than the first cap, and with the activations more than the second. Both
-    // are errors before anything is loaded.
+    // What ops need beside their operands is more than the first cap, and with the activations more than the second.
+    // Both are errors before anything is loaded.
     let caps = [8 << 20, 170 << 20];
     for (prefetch, cap) in [false, true].into_iter().flat_map(|prefetch| caps.map(|cap| (prefetch, cap))) {
         let capped = Cuda::new(0, Some(cap)).unwrap();

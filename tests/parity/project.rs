@@ -146,8 +146,8 @@ fn project_of_image_queries_matches_its_composition() {
     check_against(&cuda, &format!("{case:?}"), &case, FUSED, COMPOSED);
 }
 
-/// Ranks within a multiply, a box and more of them, of both parts and of one alone. The product with down rounds too, and
-/// the composition rounds the sum of both products once more.
+/// Ranks within a multiply, a box and more of them, of both parts and of one alone. The product with down rounds too,
+/// and the composition rounds the sum of both products once more.
 #[test]
 fn project_with_factors_of_low_rank_matches_its_composition() {
     let Some(cuda) = crate::cuda() else { return };

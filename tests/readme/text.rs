@@ -154,7 +154,8 @@ fn every_document_is_looked_at() {
     assert_eq!(found, listed);
 }
 
-/// Adds the documents of the project. Runs of benches say what was run then, and what is built or downloaded is none of ours.
+/// Adds the documents of the project. Runs of benches say what was run then, and what is built or downloaded is none of
+/// ours.
 fn add_documents(folder: &Path, path: &str, into: &mut Vec<String>) {
     for name in names(folder) {
         let (entry, path) = (folder.join(&name), format!("{path}{name}"));

@@ -24,7 +24,8 @@ pub fn folders() -> Vec<String> {
     list.lines().map(str::to_string).collect()
 }
 
-/// Adds a file and the modules that it names. `has_own_folder`: modules are in a folder of the file's name, not beside it.
+/// Adds a file and the modules that it names. `has_own_folder`: modules are in a folder of the file's name, not beside
+/// it.
 fn add_modules(file: &Path, has_own_folder: bool, into: &mut BTreeSet<PathBuf>) {
     if !into.insert(file.to_path_buf()) {
         return;

@@ -53,8 +53,8 @@ impl Run {
     }
 }
 
-/// Has a program hear SIGINT and SIGHUP, which it inherits as ignored where the tests run in the background of a script or
-/// under `nohup`.
+/// Has a program hear SIGINT and SIGHUP, which it inherits as ignored where the tests run in the background of a script
+/// or under `nohup`.
 #[cfg(unix)]
 #[allow(unsafe_code)]
 pub fn hear_signals(command: &mut Command) {

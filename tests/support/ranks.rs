@@ -1,5 +1,5 @@
-//! What collectives give each device of a group, against their definitions: the same checks for every backend, to be made
-//! by all devices of a group at the same time.
+//! What collectives give each device of a group, against their definitions: the same checks for every backend, to be
+//! made by all devices of a group at the same time.
 
 use std::ops::Range;
 
@@ -53,8 +53,8 @@ impl Whole {
     }
 }
 
-/// Keys, values and queries cross to the own heads of all tokens, and queries back; where halves have sequences of their
-/// own, each among itself, and the images of the halves are swapped.
+/// Keys, values and queries cross to the own heads of all tokens, and queries back; where halves have sequences of
+/// their own, each among itself, and the images of the halves are swapped.
 pub fn check_heads<B: Backend>(b: &B, layout: TokenLayout, sharing: Sharing, head_dim: usize) -> Result<()> {
     let what = format!("{layout:?} {sharing:?}, {head_dim} a head, rank {} of {}", b.rank(), b.world());
     let (dim, split) = (4 * head_dim, TokenSplit::shared(layout, sharing, b.rank(), b.world()));

@@ -1,5 +1,5 @@
-//! Which latents the reference draws anew under a mask. The program decides it in another way, because this one loses what
-//! is small: tests that compare with the reference's images use this.
+//! Which latents the reference draws anew under a mask. The program decides it in another way, because this one loses
+//! what is small: tests that compare with the reference's images use this.
 
 use std::io::Cursor;
 

@@ -1,5 +1,5 @@
-//! Groups of CPU backends. They stand for several devices: since they share the memory of the process, what a rank gives
-//! another one is a view.
+//! Groups of CPU backends. They stand for several devices: since they share the memory of the process, what a rank
+//! gives another one is a view.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -91,8 +91,8 @@ pub fn widen_f16(bytes: &[u8], out: &mut [f32]) {
     dispatch!(widen_f16_body(bytes: &[u8], out: &mut [f32]))
 }
 
-/// The values of a tensor of any format, as [`dequantise_rows`](crate::files::dequantise_rows) gives them. Panics unless
-/// `out` has as many cells.
+/// The values of a tensor of any format, as [`dequantise_rows`](crate::files::dequantise_rows) gives them. Panics
+/// unless `out` has as many cells.
 pub fn dequantise(view: &TensorView, out: &mut [f32]) {
     dispatch!(dequantise_body(view: &TensorView, out: &mut [f32]))
 }

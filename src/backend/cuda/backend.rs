@@ -247,7 +247,8 @@ impl WeightStore for Cuda {
     }
 
     fn merge_weight(&self, base: &Linear<Self>, low_rank: &LowRank<Self>, storage: Storage) -> Result<Option<Weight>> {
-        // What is in few bits would take the memory of bf16, and be rounded twice in e4m3; what is streamed has no memory.
+        // What is in few bits would take the memory of bf16, and be rounded twice in e4m3; what is streamed has no
+        // memory.
         let weight = base.weight();
         if weight.is_streamed() || weight.stored().is_some() || weight.is_e4m3() {
             return Ok(None);

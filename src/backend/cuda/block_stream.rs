@@ -1,11 +1,11 @@
 //! Blocks whose weights take turns in a few slabs of memory.
 //!
-//! Each block has a slab of its own for good, so that a weight has one address, and kernels and launches know nothing of
-//! this. The copy engine reads the weights from the registered pages of the mapped file, on a stream of its own: a copy
-//! waits for the last work that reads the slab, and work for the copy of what it reads. The host does not wait, so the
-//! copy of a block runs while the device computes with the block before. Where pages cannot be registered, or are not yet
-//! because blocks are seldom read, this thread puts them through staging buffers, after it has enqueued the work with the
-//! block before.
+//! Each block has a slab of its own for good, so that a weight has one address, and kernels and launches know nothing
+//! of this. The copy engine reads the weights from the registered pages of the mapped file, on a stream of its own: a
+//! copy waits for the last work that reads the slab, and work for the copy of what it reads. The host does not wait, so
+//! the copy of a block runs while the device computes with the block before. Where pages cannot be registered, or are
+//! not yet because blocks are seldom read, this thread puts them through staging buffers, after it has enqueued the
+//! work with the block before.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -44,8 +44,8 @@ impl Device {
         Ok(Capture { device: Some(self), _captures: captures, _submission: submission })
     }
 
-    /// Runs `work`, which no capture of this process would survive, while nobody captures; does nothing where this thread
-    /// does. The caller has no submission: others may need one before they are done with what they capture.
+    /// Runs `work`, which no capture of this process would survive, while nobody captures; does nothing where this
+    /// thread does. The caller has no submission: others may need one before they are done with what they capture.
     pub fn between_captures(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         loop {
             {

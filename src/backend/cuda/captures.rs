@@ -1,8 +1,8 @@
 //! Captures that are under way in this process, and calls that none of them would survive.
 //!
-//! Calls that wait for all work of the context, or give memory back to the system, break the captures of other threads on
-//! other streams too, and all devices of one GPU share the context. Such calls are made side by side, as captures are:
-//! where two GPUs make an image together, each may have to wait for what the other one is to enqueue.
+//! Calls that wait for all work of the context, or give memory back to the system, break the captures of other threads
+//! on other streams too, and all devices of one GPU share the context. Such calls are made side by side, as captures
+//! are: where two GPUs make an image together, each may have to wait for what the other one is to enqueue.
 
 use parking_lot::{Condvar, Mutex};
 

@@ -118,8 +118,8 @@ impl Device {
         }))
     }
 
-    /// Makes the context current on this thread, for calls that enqueue nothing on the compute stream; for those that do
-    /// there is [`Device::submit`].
+    /// Makes the context current on this thread, for calls that enqueue nothing on the compute stream; for those that
+    /// do there is [`Device::submit`].
     pub fn make_current(&self) -> Result<()> {
         let current = result::ctx::get_current().map_err(|e| failed("the GPU does not answer", e))?;
         if current != Some(self.context) {

@@ -18,9 +18,10 @@ const OLDEST_WITH_BF16: (i32, i32) = (8, 0);
 /// What a 1 in memory stands for: `UNIT` in cuda/common.cuh. A power of two, so that nothing is rounded. The largest
 /// activation is 2^21; what is below 2^-9 has an absolute error of 2^-20 at most.
 ///
-/// Of one image of the default model ("a black cat on an orange background", seed 5, the reference in float32) the largest
-/// values are 1656 in the text encoder's residual stream, 90515 in the transformer's and 30838 in the decoder; the least
-/// typical (rms) is 0.000005, of what an MLP of the text encoder adds to values of its residual stream's size.
+/// Of one image of the default model ("a black cat on an orange background", seed 5, the reference in float32) the
+/// largest values are 1656 in the text encoder's residual stream, 90515 in the transformer's and 30838 in the decoder;
+/// the least typical (rms) is 0.000005, of what an MLP of the text encoder adds to values of its residual stream's
+/// size.
 const F16_UNIT: f32 = 32.0;
 
 /// A type of 16 bits.

@@ -58,9 +58,9 @@ struct Parameters {
 pub(super) type Placed<T> = (T, Vec<RowCopy>);
 
 impl Cuda {
-    /// Gives each rank the pieces that `sent` has for it, all of them in the order of ranks. `place` says, of the pieces
-    /// that each rank gave this one, what is copied where, and what the result is. What was sent may be freed when this
-    /// returns, as after any op.
+    /// Gives each rank the pieces that `sent` has for it, all of them in the order of ranks. `place` says, of the
+    /// pieces that each rank gave this one, what is copied where, and what the result is. What was sent may be freed
+    /// when this returns, as after any op.
     ///
     /// Errors as [`crate::backend::Group::exchange`], and as `place`, which ends the collectives of all ranks.
     pub(super) fn exchange_pieces<T>(
@@ -110,8 +110,8 @@ impl Cuda {
         }
     }
 
-    /// [`Cuda::exchange_pieces`] among some ranks of the group, counted from the first of them; the others have pieces of
-    /// their own meanwhile.
+    /// [`Cuda::exchange_pieces`] among some ranks of the group, counted from the first of them; the others have pieces
+    /// of their own meanwhile.
     ///
     /// Errors as that.
     pub(super) fn exchange_among<T>(
@@ -138,10 +138,10 @@ impl Cuda {
         let units: usize = copies.iter().map(RowCopy::units).sum();
         let blocks = units.div_ceil(THREADS * UNROLL).clamp(1, rank.blocks_at_once());
         let mut arguments = [std::ptr::from_mut(&mut parameters).cast::<c_void>()];
-        // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of this rank, which frees
-        // them behind this, to tensors that ranks made for this exchange: they free them behind their own part of it, which
-        // ends after this one, or where the group was ended, after the time that this one takes. Counters, flags and
-        // mailbox live as long as the group.
+        // SAFETY: the parameters match cuda/exchange.cu. Copies are from pieces of live tensors of this rank, which
+        // frees them behind this, to tensors that ranks made for this exchange: they free them behind their own part of
+        // it, which ends after this one, or where the group was ended, after the time that this one takes. Counters,
+        // flags and mailbox live as long as the group.
         unsafe { self.launch("exchange", "exchange")?.run_raw([blocks, 1, 1], [THREADS, 1, 1], &mut arguments) }
     }
 

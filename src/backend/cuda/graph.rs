@@ -5,8 +5,8 @@
 //! it: inputs are copied to where the graph reads them, its output to a tensor of its own. All graphs share the arena,
 //! because one stream runs them one after the other. `FLUX_GRAPH=0` turns this off.
 //!
-//! Ranks of a group capture the same work together, because what they captured writes into each other's memory, and launch
-//! only graphs that were captured together.
+//! Ranks of a group capture the same work together, because what they captured writes into each other's memory, and
+//! launch only graphs that were captured together.
 
 use std::any::Any;
 use std::env;
@@ -244,7 +244,8 @@ impl Cuda {
         Ok(Recorded { captured, together, inputs, out })
     }
 
-    /// An executable graph on the device, so that its first launch need not send it up, and what it takes of the memory.
+    /// An executable graph on the device, so that its first launch need not send it up, and what it takes of the
+    /// memory.
     fn instantiate(&self, captured: &Captured) -> Result<(sys::CUgraphExec, u64)> {
         let device = self.device();
         let _submission = device.submit(device.stream())?;

@@ -1,10 +1,10 @@
 //! Groups of GPUs that make one image together, each used by a thread of its own.
 //!
-//! Before an exchange is enqueued, the hosts of all ranks meet and say where what they give lies, and where they want what
-//! others give; from then on the GPUs wait for each other by themselves, see cuda/exchange.cu. They write it into each
-//! other's memory, or where that is out of reach, into [`outbox`](super::outbox)es in memory of the host. Whatever ends one
-//! side ends the other: a host that fails sets the first word of the mailbox, which GPUs that wait look at; a GPU that
-//! waited too long says so there, which hosts look at while they wait and once they have waited for their GPU.
+//! Before an exchange is enqueued, the hosts of all ranks meet and say where what they give lies, and where they want
+//! what others give; from then on the GPUs wait for each other by themselves, see cuda/exchange.cu. They write it into
+//! each other's memory, or where that is out of reach, into [`outbox`](super::outbox)es in memory of the host. Whatever
+//! ends one side ends the other: a host that fails sets the first word of the mailbox, which GPUs that wait look at; a
+//! GPU that waited too long says so there, which hosts look at while they wait and once they have waited for their GPU.
 
 use std::env;
 use std::ffi::OsStr;
@@ -61,8 +61,9 @@ pub struct GroupOptions {
     pub limit: Duration,
     /// None for the faster one that there is.
     pub link: Option<Link>,
-    /// Hosts meet behind each launch too, so that no call that frees what ranks give and get comes before the launches that
-    /// read and write it. GPUs order that by themselves; compute-sanitizer takes the order of calls for that of the work.
+    /// Hosts meet behind each launch too, so that no call that frees what ranks give and get comes before the launches
+    /// that read and write it. GPUs order that by themselves; compute-sanitizer takes the order of calls for that of
+    /// the work.
     pub meet_behind: bool,
 }
 
@@ -196,8 +197,8 @@ impl Rank {
         devices.iter().enumerate().any(|(i, device)| devices[..i].iter().any(|other| other.is_same_gpu(device)))
     }
 
-    /// Blocks of an exchange that run at the same time on every GPU; the same for all ranks. Where they share a GPU it is so
-    /// few that others run beside them while they wait.
+    /// Blocks of an exchange that run at the same time on every GPU; the same for all ranks. Where they share a GPU it
+    /// is so few that others run beside them while they wait.
     pub fn blocks_at_once(&self) -> usize {
         const ON_A_SHARED_GPU: usize = 4;
         let least = self.shared.devices.iter().map(|device| device.multiprocessors()).min();
@@ -271,7 +272,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Others write to the flags of a rank, and read the mailbox and outboxes. Where a GPU hangs, nobody uses them any more.
+        // Others write to the flags of a rank, and read the mailbox and outboxes. Where a GPU hangs, nobody uses them
+        // any more.
         let _ = self.wait_until_idle();
         let _ = self.devices[0].make_current();
     }
@@ -306,8 +308,8 @@ fn blamed(word: impl Fn(usize) -> u32) -> Option<(usize, usize, u32)> {
     all.iter().find(|(blamed, ..)| waited_for(*blamed).is_none()).or(all.first()).copied()
 }
 
-/// Whether these GPUs are of one kind, and a group of them exchanges through their own memory as far as the driver knows:
-/// what a link carries, a group finds out.
+/// Whether these GPUs are of one kind, and a group of them exchanges through their own memory as far as the driver
+/// knows: what a link carries, a group finds out.
 ///
 /// Errors when one of them is missing, and when the driver does not tell.
 pub fn are_linked(ordinals: &[usize]) -> Result<bool> {

@@ -1,8 +1,9 @@
-//! The CUDA backend: tensors of bf16, or of fp16 where a GPU has no bf16 ([`element`]), in device memory, float32 inside
-//! every op, one rounding at its end.
+//! The CUDA backend: tensors of bf16, or of fp16 where a GPU has no bf16 ([`element`]), in device memory, float32
+//! inside every op, one rounding at its end.
 //!
-//! With [`Precision::Fp8`] products with weights in [`Storage::Fp8`](crate::backend::Storage::Fp8) take e4m3 on both sides, with a scale for each
-//! row of either, sum in what the tensor cores keep of a float32, and give bf16; see [`quantise`] and [`gemm`].
+//! With [`Precision::Fp8`] products with weights in [`Storage::Fp8`](crate::backend::Storage::Fp8) take e4m3 on both
+//! sides, with a scale for each row of either, sum in what the tensor cores keep of a float32, and give bf16; see
+//! [`quantise`] and [`gemm`].
 //!
 //! [`library`] finds the driver, [`driver`] asks it, [`device`] opens a GPU, [`buffer`] hands out its memory under the
 //! budget of [`memory`], [`launch`] starts the kernels of cuda/*.cu that build.rs compiled into [`kernels`], [`gemm`]
@@ -135,8 +136,8 @@ impl Cuda {
         Ok(Self::of_device(device, precision, gemm_cache, None))
     }
 
-    /// The ranks of a group of GPUs that make one image together, in this order; otherwise as [`Cuda::with`]. Each is to
-    /// be used by a thread of its own: hosts and GPUs wait for each other, at most the limit of the options in a
+    /// The ranks of a group of GPUs that make one image together, in this order; otherwise as [`Cuda::with`]. Each is
+    /// to be used by a thread of its own: hosts and GPUs wait for each other, at most the limit of the options in a
     /// collective, and hosts 60 times as long where one of them may be loading weights.
     ///
     /// Errors as [`Cuda::with`], and when a GPU is named twice.
@@ -153,8 +154,8 @@ impl Cuda {
         Self::ranks(ordinals, memory_cap, precision, gemm_cache, options)
     }
 
-    /// As [`Cuda::group`], of `world` ranks that share GPU `ordinal`, each with `memory_cap` bytes. It shows what a group
-    /// computes where there is one GPU; it gains nothing.
+    /// As [`Cuda::group`], of `world` ranks that share GPU `ordinal`, each with `memory_cap` bytes. It shows what a
+    /// group computes where there is one GPU; it gains nothing.
     ///
     /// Errors as [`Cuda::group`].
     pub fn group_on_one(
@@ -215,8 +216,8 @@ impl Cuda {
         self.element() == Element::Bf16
     }
 
-    /// Device memory that the driver holds for this handle, in use or not, in bytes; its context and the code of kernels
-    /// are not in it.
+    /// Device memory that the driver holds for this handle, in use or not, in bytes; its context and the code of
+    /// kernels are not in it.
     pub fn reserved_bytes(&self) -> Result<u64> {
         self.device().reserved_bytes()
     }

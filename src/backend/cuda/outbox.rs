@@ -1,5 +1,5 @@
-//! Where GPUs that cannot reach each other's memory put what they give each other: pinned memory of the host, which all of
-//! them read.
+//! Where GPUs that cannot reach each other's memory put what they give each other: pinned memory of the host, which all
+//! of them read.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
@@ -16,8 +16,8 @@ const ALIGNMENT: usize = 256;
 /// The smallest block of memory.
 const LEAST_BYTES: usize = 1 << 20;
 
-/// Pinned memory of the host at one address on the host and all GPUs, zeroed. It is freed in `drop`, once no GPU uses it:
-/// the owner sees to that, and to a current context.
+/// Pinned memory of the host at one address on the host and all GPUs, zeroed. It is freed in `drop`, once no GPU uses
+/// it: the owner sees to that, and to a current context.
 pub struct Pinned {
     host: *mut c_void,
     bytes: usize,

@@ -31,8 +31,8 @@ pub enum Reach {
 }
 
 impl Device {
-    /// Lets kernels of this GPU read and write all memory of `peer`; nothing to do where both are one GPU. Values are sent
-    /// both ways first: where an IOMMU is in the way, the driver does not know that they do not come.
+    /// Lets kernels of this GPU read and write all memory of `peer`; nothing to do where both are one GPU. Values are
+    /// sent both ways first: where an IOMMU is in the way, the driver does not know that they do not come.
     ///
     /// Errors when memory runs out, and when nothing comes within some seconds: the GPU is of no use then.
     pub fn reach(self: &Arc<Self>, peer: &Arc<Self>) -> Result<Reach> {

@@ -1,7 +1,7 @@
 //! The driver's pools of a GPU's memory.
 //!
-//! A pool gives memory back in whole chunks, so a small tensor that stays in a chunk of large ones that went keeps all of
-//! it from others. What comes and goes at different times has a pool of its own.
+//! A pool gives memory back in whole chunks, so a small tensor that stays in a chunk of large ones that went keeps all
+//! of it from others. What comes and goes at different times has a pool of its own.
 
 use cudarc::driver::{result, sys};
 
@@ -20,8 +20,8 @@ pub enum Use {
     Work,
 }
 
-/// Pools that keep what is freed for the next allocation; by default every wait gives it back to the system. None is the
-/// driver's default pool, so that others in this process do not count.
+/// Pools that keep what is freed for the next allocation; by default every wait gives it back to the system. None is
+/// the driver's default pool, so that others in this process do not count.
 pub struct Pools {
     weights: sys::CUmemoryPool,
     large: sys::CUmemoryPool,

@@ -10,7 +10,8 @@ use super::driver::failed;
 use super::event::Event;
 use crate::error::{Error, Result};
 
-/// Bytes of a staging buffer: 40 us of a PCIe 5 bus, far above the cost of starting a copy. Pinning it takes a millisecond.
+/// Bytes of a staging buffer: 40 us of a PCIe 5 bus, far above the cost of starting a copy. Pinning it takes a
+/// millisecond.
 pub const STAGING_BYTES: usize = 2 << 20;
 
 /// Pinned host memory, and the event behind its last use.

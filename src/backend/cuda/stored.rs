@@ -1,5 +1,5 @@
-//! Weights that stay in the format of their file: where their bytes and scales lie on the device, and how a kernel makes
-//! weights of 16 bits of them.
+//! Weights that stay in the format of their file: where their bytes and scales lie on the device, and how a kernel
+//! makes weights of 16 bits of them.
 
 use std::sync::Arc;
 

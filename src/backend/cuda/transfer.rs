@@ -35,7 +35,8 @@ pub struct Rgb8 {
 }
 
 impl Cuda {
-    /// Errors when this thread captures work, which `what` cannot be a part of: the host reads or writes its values now.
+    /// Errors when this thread captures work, which `what` cannot be a part of: the host reads or writes its values
+    /// now.
     fn expect_no_capture(&self, what: &str) -> Result<()> {
         // With a submission no other thread captures.
         let _submission = self.device().submit(self.device().stream())?;
@@ -70,8 +71,8 @@ impl Cuda {
         })?;
         let pixels = self.empty(height * width, 3)?;
         let launch = self.launch("transfer", "from_rgb8")?.address(buffer.address()).vector(&pixels).long(bytes.len());
-        // SAFETY: argument types and order match `from_rgb8` in cuda/transfer.cu; the buffer has the bytes, and `pixels`
-        // was made dense with a value for each of them.
+        // SAFETY: argument types and order match `from_rgb8` in cuda/transfer.cu; the buffer has the bytes, and
+        // `pixels` was made dense with a value for each of them.
         unsafe { launch.run([bytes.len().div_ceil(256).min(1 << 16), 1, 1], [256, 1, 1]) }?;
         Ok(pixels)
     }
@@ -98,8 +99,8 @@ impl Cuda {
         Ok(Tensor::from_buffer(self, buffer, ids.len(), cols))
     }
 
-    /// Rows of `cols` values that `write` makes, some rows at a time, where the device reads them. Does not wait for the
-    /// work before, unless a row is more than a staging buffer holds.
+    /// Rows of `cols` values that `write` makes, some rows at a time, where the device reads them. Does not wait for
+    /// the work before, unless a row is more than a staging buffer holds.
     fn upload_rows<T: bytemuck::Pod>(
         &self,
         kind: Kind,
@@ -360,7 +361,8 @@ impl Cuda {
     }
 
     /// # Safety
-    /// `copy` is of ranges of live buffers, and of host memory that stays until it is done. The caller has a submission.
+    /// `copy` is of ranges of live buffers, and of host memory that stays until it is done. The caller has a
+    /// submission.
     unsafe fn copy_2d(&self, copy: &sys::CUDA_MEMCPY2D) -> Result<()> {
         // SAFETY: what the caller promises.
         unsafe { sys::cuMemcpy2DAsync_v2(copy, self.device().stream().raw()) }

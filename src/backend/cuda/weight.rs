@@ -11,8 +11,8 @@ use crate::files::e4m3::MULTIPLE;
 /// every size.
 pub const PADDING: usize = 8;
 
-/// The weight [rows, cols] of a linear layer, row-major: bf16 or fp16, padded with zeros to multiples of [`PADDING`], or e4m3
-/// with a float32 scale for each row, padded to multiples of [`MULTIPLE`]; or as a file has it, from which
+/// The weight [rows, cols] of a linear layer, row-major: bf16 or fp16, padded with zeros to multiples of [`PADDING`],
+/// or e4m3 with a float32 scale for each row, padded to multiples of [`MULTIPLE`]; or as a file has it, from which
 /// [`Cuda::ready`](super::Cuda::ready) makes that.
 pub struct Weight {
     place: Place,
@@ -117,5 +117,6 @@ impl Weight {
     }
 }
 
-/// The weight of a convolution as a matrix [out, k * k * in], columns ordered (ky, kx, in), bf16 or fp16, padded as [`Weight`].
+/// The weight of a convolution as a matrix [out, k * k * in], columns ordered (ky, kx, in), bf16 or fp16, padded as
+/// [`Weight`].
 pub struct ConvWeight(pub Weight);

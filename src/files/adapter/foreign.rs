@@ -90,8 +90,8 @@ fn made_for(what: &str, modules: &Modules) -> Error {
     Error::new(format!("the adapter is made for {what}, not for {own}")).hint(HINT)
 }
 
-/// Errors when the names in an adapter are those of another model. `keys` are those of all tensors in the file, of which
-/// `shape` gives the shape.
+/// Errors when the names in an adapter are those of another model. `keys` are those of all tensors in the file, of
+/// which `shape` gives the shape.
 pub(super) fn check_names(keys: &[&str], shape: impl Fn(&str) -> Option<Vec<usize>>, modules: &Modules) -> Result<()> {
     let names: Vec<String> = keys.iter().map(|key| without_numbers(key)).collect();
     let has = |sign: &str| {

@@ -32,8 +32,8 @@ pub struct Found {
     pub note: Option<String>,
 }
 
-/// Opens the adapter at `path`: a file, or a folder with one. `others` are folders in which adapters of similar names are
-/// looked for where there is none.
+/// Opens the adapter at `path`: a file, or a folder with one. `others` are folders in which adapters of similar names
+/// are looked for where there is none.
 ///
 /// Errors with what is there instead.
 pub fn find(path: &Path, others: &[PathBuf]) -> Result<Found> {

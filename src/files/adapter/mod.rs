@@ -12,8 +12,8 @@
 //! | DoRA | one of these with a magnitude | that sum, its rows or columns brought to these lengths |
 //! | difference | `diff`, `set_weight` | `W + diff`; `set_weight` |
 //!
-//! s is `alpha / rank`, see [`scaling`], and 1 where no alpha is said; of LoKr also where no factor is a product. A tensor
-//! of a known layer that is of none of these kinds is an error.
+//! s is `alpha / rank`, see [`scaling`], and 1 where no alpha is said; of LoKr also where no factor is a product. A
+//! tensor of a known layer that is of none of these kinds is an error.
 
 mod change;
 mod extent;
@@ -104,8 +104,8 @@ impl Adapter {
         Self::open_near(path, modules, &[])
     }
 
-    /// [`Adapter::open`]; where there is no such file, the error tells files of similar names beside it and in the folders
-    /// `others`.
+    /// [`Adapter::open`]; where there is no such file, the error tells files of similar names beside it and in the
+    /// folders `others`.
     ///
     /// Errors as it does.
     pub fn open_near(path: &Path, modules: &Modules, others: &[PathBuf]) -> Result<Self> {

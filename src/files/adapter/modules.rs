@@ -143,7 +143,8 @@ fn starts(flat: &str) -> impl Iterator<Item = usize> {
     all.take_while(|start| is_prefix(&flat[..*start]))
 }
 
-/// Whether the words in front of a name are those of a prefix. Writers invent them, so they are told by what they are not.
+/// Whether the words in front of a name are those of a prefix. Writers invent them, so they are told by what they are
+/// not.
 fn is_prefix(words: &str) -> bool {
     let is_outside = |word: &str| NO_PREFIX.contains(&word) || word.contains(|c: char| c.is_ascii_digit());
     !words.split('_').any(|word| is_outside(&word.to_ascii_lowercase()))

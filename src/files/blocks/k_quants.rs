@@ -1,5 +1,5 @@
-//! GGUF's K-quants: blocks of 256 values with a float16 scale d, and often one of least values, which multiply the small
-//! integers that are the scales s and least values m of parts of the block.
+//! GGUF's K-quants: blocks of 256 values with a float16 scale d, and often one of least values, which multiply the
+//! small integers that are the scales s and least values m of parts of the block.
 
 use super::{each, half_at};
 

@@ -1,8 +1,8 @@
 //! What a GGUF file calls its architecture.
 //!
 //! The names of tensors say what a file is. The architecture is missing in many files, and packagers give it names of
-//! their own, so that a name that nobody else uses is no reason to refuse. One that another architecture has is: layers of
-//! the same names and shapes may compute otherwise.
+//! their own, so that a name that nobody else uses is no reason to refuse. One that another architecture has is: layers
+//! of the same names and shapes may compute otherwise.
 
 use super::super::gguf::Gguf;
 use super::super::recognise::Kind;
@@ -13,7 +13,8 @@ use crate::error::{Error, Result};
 const KEY: &str = "general.architecture";
 /// Names that packagers use for whatever they pack.
 const PACKAGERS: [&str; 2] = ["pig", "cow"];
-/// The first words of architectures that compute otherwise, as llama.cpp, ComfyUI-GGUF and stable-diffusion.cpp call them.
+/// The first words of architectures that compute otherwise, as llama.cpp, ComfyUI-GGUF and stable-diffusion.cpp call
+/// them.
 const OTHERS: &str = "afmoe anima apertus arcee arctic arwkv aura auraflow baichuan bailingmoe bert bitnet bloom chameleon \
     chatglm chroma clip codeshell cogview cogvideo cogvideox cogvlm cohere command cosmos dbrx deci deepseek dots dream \
     ernie eurobert exaone falcon flux gemma glm gpt gptj gptneox granite granitehybrid granitemoe grok grovemoe hidream \

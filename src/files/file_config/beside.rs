@@ -16,8 +16,8 @@ pub fn own_name(file: &Path) -> String {
     file_name(&file.with_extension("json"))
 }
 
-/// The config beside a file: the one of its name, else `config.json`, else that in the folder of the part, where its sizes
-/// are those that the tensors tell.
+/// The config beside a file: the one of its name, else `config.json`, else that in the folder of the part, where its
+/// sizes are those that the tensors tell.
 ///
 /// Errors when the first of them that is there cannot be read, is no JSON, or contradicts the tensors.
 pub fn find(file: &Path, role: Role, told: &[Told]) -> Result<Option<Values>> {

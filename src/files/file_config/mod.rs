@@ -1,5 +1,5 @@
-//! What a single file says of its model in words, beside the shapes of its tensors: in its own metadata, else in a config
-//! that lies beside it.
+//! What a single file says of its model in words, beside the shapes of its tensors: in its own metadata, else in a
+//! config that lies beside it.
 //!
 //! | where | what counts |
 //! |---|---|
@@ -134,8 +134,8 @@ impl FileConfig {
 }
 
 impl Component {
-    /// What its single file says of the whole model: what a `model_index.json` says elsewhere. None where it is no single
-    /// file, or says nothing.
+    /// What its single file says of the whole model: what a `model_index.json` says elsewhere. None where it is no
+    /// single file, or says nothing.
     ///
     /// Errors when its metadata are malformed.
     pub fn said_of_the_model(&self) -> Result<Option<Values>> {

@@ -207,7 +207,8 @@ fn class(map: &Map<String, Value>, role: Role) -> Option<&str> {
     map.get(if role == Role::TextEncoder { "model_type" } else { "_class_name" })?.as_str()
 }
 
-/// Whether an object is the config of a part of this kind, of whatever class: by its class, or by keys that it alone has.
+/// Whether an object is the config of a part of this kind, of whatever class: by its class, or by keys that it alone
+/// has.
 fn is_config(map: &Map<String, Value>, role: Role) -> bool {
     let (keys, words): (&[&str], &[&str]) = match role {
         Role::TextEncoder => (&["rms_norm_eps", "num_key_value_heads", "text_config"], &[""]),

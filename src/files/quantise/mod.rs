@@ -32,8 +32,8 @@ const MOST_LOST: f64 = 0.25;
 /// Values that one task reads: one MiB.
 const PANEL_VALUES: usize = 1 << 18;
 
-/// The format in which rows of `cols` values are stored where `wanted` is asked for: the one of the next larger size whose
-/// blocks fit, as llama.cpp chooses it; none where no such blocks fit.
+/// The format in which rows of `cols` values are stored where `wanted` is asked for: the one of the next larger size
+/// whose blocks fit, as llama.cpp chooses it; none where no such blocks fit.
 pub fn fitting(wanted: Format, cols: usize) -> Option<Format> {
     let fits = |format: &Format| cols > 0 && cols.is_multiple_of(format.block().values);
     let smaller_blocks = match wanted {
@@ -59,8 +59,8 @@ pub fn bits_per_value(format: Format) -> f64 {
 /// a scale of the whole tensor, all parts have the same. What is in the format already is copied where its blocks hold
 /// their scales.
 ///
-/// Errors with the reason when values are infinite, no numbers, too large for the format, or so small that most of them is
-/// lost in it, or rows are no whole blocks.
+/// Errors with the reason when values are infinite, no numbers, too large for the format, or so small that most of them
+/// is lost in it, or rows are no whole blocks.
 ///
 /// Panics when parts differ in columns or there are none.
 pub fn quantise(parts: &[TensorView], format: Format) -> Result<TensorView, String> {
@@ -231,7 +231,8 @@ impl<'a> Matrix<'a> {
         Ok(values)
     }
 
-    /// Errors when the values are so small that most of them is lost. Only those of small magnitudes are looked at again.
+    /// Errors when the values are so small that most of them is lost. Only those of small magnitudes are looked at
+    /// again.
     fn check_not_lost(&self, made: &TensorView) -> Result<(), String> {
         let largest = f32::from_bits(self.largest.load(Ordering::Relaxed));
         if largest == 0.0 || largest >= SAFE_MAGNITUDE {

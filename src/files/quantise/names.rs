@@ -61,8 +61,8 @@ const OTHERS: [(&str, &str); 19] = [
     ("f16", "bf16"),
 ];
 
-/// The format of a name in any case, with any separators, also as llama.cpp calls its mixtures, and what to tell whoever
-/// gave it where more is meant by it elsewhere.
+/// The format of a name in any case, with any separators, also as llama.cpp calls its mixtures, and what to tell
+/// whoever gave it where more is meant by it elsewhere.
 ///
 /// Errors with the reason, and what comes nearest.
 pub fn format_of_name(name: &str) -> Result<(Format, Option<String>), String> {

@@ -34,8 +34,8 @@ pub struct Declarations {
 }
 
 impl Declarations {
-    /// What the header says of the layers of these `entries`, which it may name without what is in front of a part of the
-    /// model, or with what was in front of it in another file.
+    /// What the header says of the layers of these `entries`, which it may name without what is in front of a part of
+    /// the model, or with what was in front of it in another file.
     ///
     /// Errors with the reason when the header's metadata cannot be read.
     pub(super) fn of_header<T>(

@@ -64,8 +64,8 @@ impl Conversion {
     /// The component at `from`, `role` where it has several, to the file `to` in `format`. `tokenizer` goes to the GGUF
     /// file of a text encoder, in place of its own. With `keeps` a file that is there stays.
     ///
-    /// Errors when there is no such component, files of the kind of `to` have no such format, or `to` cannot be written or
-    /// is a file of the component or holds weights of another kind.
+    /// Errors when there is no such component, files of the kind of `to` have no such format, or `to` cannot be written
+    /// or is a file of the component or holds weights of another kind.
     pub fn new(
         from: &Path,
         role: Option<Role>,
@@ -115,8 +115,8 @@ impl Conversion {
 
     /// Writes the file.
     ///
-    /// Errors when weights would become no smaller, a tensor is missing or holds values that the format does not, the file
-    /// cannot be written, or `cancel` is set. There is no new file then.
+    /// Errors when weights would become no smaller, a tensor is missing or holds values that the format does not, the
+    /// file cannot be written, or `cancel` is set. There is no new file then.
     pub fn write(&self, cancel: &CancelFlag, report: &mut dyn FnMut(Progress)) -> Result<Converted> {
         let written = self.write_tensors(&Caller::new(report, cancel));
         written.map_err(|e| match e.kind() {

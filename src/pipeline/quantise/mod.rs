@@ -93,8 +93,8 @@ impl OpenModel {
     /// Brings weights to fewer bits, in memory that this model holds. Whoever loads them sees a model whose files have
     /// them in that format. A text encoder that was not opened is passed over.
     ///
-    /// Errors when the weights of a component would become no smaller, hold values that the format does not, or `cancel`
-    /// is set meanwhile.
+    /// Errors when the weights of a component would become no smaller, hold values that the format does not, or
+    /// `cancel` is set meanwhile.
     pub fn quantise(
         &mut self,
         wanted: &Quantisation,

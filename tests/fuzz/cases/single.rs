@@ -107,8 +107,8 @@ fn role(rng: &mut Rng) -> Role {
     *rng.pick(&[Role::Transformer, Role::Transformer, Role::TextEncoder, Role::Vae])
 }
 
-/// Something in front of names: one for all, several one after the other, or some of them only. Returns what, and whether
-/// all have the same.
+/// Something in front of names: one for all, several one after the other, or some of them only. Returns what, and
+/// whether all have the same.
 fn prefix(tensors: &mut [Tensor], rng: &mut Rng) -> (String, bool) {
     let mut front = rng.pick(&PREFIXES).to_string();
     if rng.one_of(3) {

@@ -89,7 +89,8 @@ fn replicas_need_two_gpus_of_nearly_twice_the_speed_that_give_the_same_bytes() {
     }
 }
 
-/// Two GPUs that take this share of the time of one for a step and for what follows it, in place of which nothing is drawn.
+/// Two GPUs that take this share of the time of one for a step and for what follows it, in place of which nothing is
+/// drawn.
 fn gpus_with_times_of(gpus: &str, step_ms: &str, other_ms: &str) -> Machine {
     let machine = Machine::new(gpus);
     machine.program("bin/gpu", r#"echo "test result: ok. 11 passed; 0 failed; 0 ignored""#);

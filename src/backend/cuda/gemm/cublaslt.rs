@@ -116,8 +116,8 @@ impl CublasLt {
         workspace: u64,
         stream: Stream,
     ) -> Result<()> {
-        // On the compute stream one thread at a time: the descriptor is written here and read in the call below, and the
-        // kernels of one product meet in the workspace.
+        // On the compute stream one thread at a time: the descriptor is written here and read in the call below, and
+        // the kernels of one product meet in the workspace.
         let _submission = self.device.submit(stream)?;
         plan.point_to(product)?;
         let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };

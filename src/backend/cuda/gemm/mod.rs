@@ -148,8 +148,8 @@ impl Gemm {
         unsafe { self.run_own(product) }
     }
 
-    /// Lets cuBLASLt set itself up, which it does in its first product. That is one on the download stream, so that other
-    /// threads can enqueue meanwhile.
+    /// Lets cuBLASLt set itself up, which it does in its first product. That is one on the download stream, so that
+    /// other threads can enqueue meanwhile.
     pub fn warm_up(&self) -> Result<()> {
         const SIDE: usize = 64;
         if self.own {

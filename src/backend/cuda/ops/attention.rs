@@ -1,8 +1,9 @@
 //! Launches cuda/attention.cu and cuda/attention_sm90a.cu: `attention` and `attention_cached`.
 //!
 //! Hopper has kernels of its own for heads of 128 and, in `attention_512`, of 512; heads without a kernel go to
-//! `attention_softmax`. `FLUX_ATTENTION=base` turns the Hopper kernels off; `FLUX_ATTENTION=sm90` makes it an error when
-//! this GPU or this program has none, and so does `FLUX_ATTENTION=sm90-single`, which turns their pairs of blocks off.
+//! `attention_softmax`. `FLUX_ATTENTION=base` turns the Hopper kernels off; `FLUX_ATTENTION=sm90` makes it an error
+//! when this GPU or this program has none, and so does `FLUX_ATTENTION=sm90-single`, which turns their pairs of blocks
+//! off.
 
 use std::ffi::c_void;
 
@@ -32,8 +33,8 @@ struct Base {
 impl Base {
     fn find(head_dim: usize, element: Element, capability: (i32, i32)) -> Option<Self> {
         let (name, queries, stages) = match head_dim {
-            // 80 KiB of shared memory for each of the two blocks of a multiprocessor. Kernels for fp16 are those of 7.5,
-            // whichever GPU runs them.
+            // 80 KiB of shared memory for each of the two blocks of a multiprocessor. Kernels for fp16 are those of
+            // 7.5, whichever GPU runs them.
             128 if element == Element::Bf16 && !has_100_kib(capability) => ("attention_128x128", 128, 3),
             128 => ("attention_128x64", 64, 2),
             64 => ("attention_64", 128, 3),
@@ -184,8 +185,8 @@ impl Cuda {
         Ok(fresh.unwrap_or(q))
     }
 
-    /// [`Cuda::attention_op`] without a mask, over cached keys as well. Where the Hopper kernel does not serve, the cached
-    /// keys are copied in front of the others.
+    /// [`Cuda::attention_op`] without a mask, over cached keys as well. Where the Hopper kernel does not serve, the
+    /// cached keys are copied in front of the others.
     fn attention_cached(&self, attention: Attention<'_, Cuda>, cached: &KeyValues<Cuda>) -> Result<Tensor<Cuda>> {
         let Attention { q, k, v, head_dim, layout, .. } = attention;
         let hopper = self.hopper_form(CHOICE)?;

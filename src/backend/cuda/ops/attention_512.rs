@@ -17,8 +17,8 @@ const STAGES: usize = 4;
 const SHARED_BYTES: usize = (QUERIES * HEAD_DIM + 2 * STAGES * KEYS * 64 + 2 * QUERIES * KEYS) * 2 + 1024;
 const THREADS: usize = 512;
 
-/// Whether the kernel can take one call with aligned rows: no mask, and the tokens of a sample lie in one run of rows, and
-/// so do those that ask queries.
+/// Whether the kernel can take one call with aligned rows: no mask, and the tokens of a sample lie in one run of rows,
+/// and so do those that ask queries.
 pub(super) fn suits_512(head_dim: usize, layout: TokenLayout, mask: Mask) -> bool {
     let in_runs = !apart(layout) && (layout.batch == 1 || layout.first_query() == 0);
     head_dim == HEAD_DIM && mask == Mask::None && in_runs && layout.query_rows() > 0

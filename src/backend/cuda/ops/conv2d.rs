@@ -35,8 +35,8 @@ fn has_one_tap(conv: Conv) -> bool {
     conv == Conv::same(conv.height, conv.width, 1)
 }
 
-/// Rows of pixels that the outputs `pixels` see, at least one and all in the image between the rows of its halo, counted
-/// from the first of these.
+/// Rows of pixels that the outputs `pixels` see, at least one and all in the image between the rows of its halo,
+/// counted from the first of these.
 fn rows_seen(conv: Conv, [above, below]: [usize; 2], pixels: &Range<usize>) -> Range<usize> {
     let [first, last] = [pixels.start, pixels.end.max(pixels.start + 1) - 1]
         .map(|pixel| above + pixel / conv.out_width() * conv.stride);
@@ -187,11 +187,11 @@ impl Cuda {
             // The wide kernel has a block for each tap, the other goes over the columns of all.
             let (runs, blocks) = if wide { (x.cols() / 8, taps) } else { (stride / 8, 1) };
             let (grid, block) = row_tiles(rows.len(), runs);
-            // SAFETY: argument types and order match cuda/conv2d.cu. The ops checked x to have height * width rows and those
-            // of its halo, or as many before it is doubled; the kernel reads inside the image and its halo only, and of
-            // it the rows that `rows_seen` said, which `part` has; it writes as many rows of `stride` values as the
-            // piece has, for which `columns` has room; a weight's stride is a multiple of eight. The previous GEMM, which
-            // read `columns`, comes before it on the same stream.
+            // SAFETY: argument types and order match cuda/conv2d.cu. The ops checked x to have height * width rows and
+            // those of its halo, or as many before it is doubled; the kernel reads inside the image and its halo only,
+            // and of it the rows that `rows_seen` said, which `part` has; it writes as many rows of `stride` values as
+            // the piece has, for which `columns` has room; a weight's stride is a multiple of eight. The previous GEMM,
+            // which read `columns`, comes before it on the same stream.
             unsafe { launch.run([grid[0] * blocks, 1, 1], block) }?;
             let x = Matrix { address: columns.address(), stride };
             // SAFETY: `columns` has the piece's rows of `stride` values, as the padded weight; the rest is the op's.

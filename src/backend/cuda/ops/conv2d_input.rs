@@ -84,8 +84,8 @@ impl Input<'_> {
         (0..height).step_by(band).map(|first| first..(first + band).min(height)).collect()
     }
 
-    /// At least `rows` of the source, before doubling, counted from the first of the halo. They are valid until the next
-    /// call.
+    /// At least `rows` of the source, before doubling, counted from the first of the halo. They are valid until the
+    /// next call.
     pub fn show(&mut self, rows: Range<usize>) -> Result<Part> {
         match self {
             Input::Image(x) | Input::Doubled(x) => Ok(Part { pixels: x.pixels.row_view(0..x.pixels.rows()), first: 0 }),

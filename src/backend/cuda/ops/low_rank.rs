@@ -161,9 +161,9 @@ impl Cuda {
         let clusters = items.min(self.device().multiprocessors() / 2).max(1);
         let mut pointers: [*mut c_void; 1] = [std::ptr::from_mut(&mut arguments).cast()];
         // SAFETY: the kernel takes `Arguments`, laid out as there, in clusters of two blocks, with THREADS threads and
-        // SHARED_BYTES of shared memory. The maps cover exactly the cells of x, of the weights and of the factors; `low`
-        // and `out` were made for all rows and columns. `Tensor::low_rank` checked the shapes; `parts` found all rows
-        // aligned, a rank of at most MAX_RANK and at most MAX_TILE_ROWS rows of tiles.
+        // SHARED_BYTES of shared memory. The maps cover exactly the cells of x, of the weights and of the factors;
+        // `low` and `out` were made for all rows and columns. `Tensor::low_rank` checked the shapes; `parts` found all
+        // rows aligned, a rank of at most MAX_RANK and at most MAX_TILE_ROWS rows of tiles.
         unsafe { launch.run_raw([2 * clusters, 1, 1], [THREADS, 1, 1], &mut pointers) }?;
         Ok(out)
     }

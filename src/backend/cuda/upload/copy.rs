@@ -1,8 +1,8 @@
 //! Copying weights to the device, by a few threads.
 //!
 //! A piece that lies in a registered range of a mapped file goes up from there. Others go through staging buffers: what
-//! is read for the first time on a machine with enough cores, what cannot be registered, and values that are converted on
-//! the device.
+//! is read for the first time on a machine with enough cores, what cannot be registered, and values that are converted
+//! on the device.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,10 +23,11 @@ use crate::files::dequantise_rows;
 
 /// A thread fills one staging buffer while the other goes up.
 const BUFFERS_PER_THREAD: usize = 2;
-/// One thread reads a warm page cache at 7 to 10 GB/s, and registers it at 50 GB/s; eight come near to the bus either way.
+/// One thread reads a warm page cache at 7 to 10 GB/s, and registers it at 50 GB/s; eight come near to the bus either
+/// way.
 const MOST_THREADS: usize = 8;
-/// With so many cores, what is read once goes up sooner through staging buffers than it is registered: the driver registers
-/// for one thread at a time, and does little else meanwhile. With four both take as long.
+/// With so many cores, what is read once goes up sooner through staging buffers than it is registered: the driver
+/// registers for one thread at a time, and does little else meanwhile. With four both take as long.
 const STAGING_CORES: usize = 6;
 /// For less, starting another thread costs more than it gains.
 const THREADED_BYTES: usize = 4 * STAGING_BYTES;
@@ -35,7 +36,8 @@ const THREADED_BYTES: usize = 4 * STAGING_BYTES;
 struct Piece<'a> {
     job: &'a Job,
     bytes: Range<usize>,
-    /// The chunk of the mapped file that holds it, which is registered for it; none where it goes through staging buffers.
+    /// The chunk of the mapped file that holds it, which is registered for it; none where it goes through staging
+    /// buffers.
     chunk: Option<&'a Chunk>,
 }
 
@@ -62,8 +64,8 @@ impl Copier {
         &self.registered
     }
 
-    /// The values of all jobs by work on `stream`: by several threads, which take pieces in the order of use, or by this
-    /// one where the driver knows all of their pages. Returns how many bytes the host had to touch.
+    /// The values of all jobs by work on `stream`: by several threads, which take pieces in the order of use, or by
+    /// this one where the driver knows all of their pages. Returns how many bytes the host had to touch.
     pub fn copy(
         &self,
         device: &Arc<Device>,

@@ -77,8 +77,8 @@ impl Job {
         if self.narrows {
             let values = self.view.elements();
             let launch = device.launch("transfer", "from_bf16")?.on(stream).address(self.to).address(self.to);
-            // SAFETY: types and order match `from_bf16` in cuda/transfer.cu, which reads each value before it writes it;
-            // the job's memory has as many values of 16 bits.
+            // SAFETY: types and order match `from_bf16` in cuda/transfer.cu, which reads each value before it writes
+            // it; the job's memory has as many values of 16 bits.
             unsafe { launch.long(values).run([values.div_ceil(256).min(4096), 1, 1], [256, 1, 1]) }?;
         }
         self.place.as_ref().map_or(Ok(()), |place| place.launch(device, stream, self.to))
@@ -124,7 +124,8 @@ impl Queue {
         self.made.append(&mut other.made);
     }
 
-    /// The values of a tensor, which are as products read them at `to`, and then go to their place, if they have another one.
+    /// The values of a tensor, which are as products read them at `to`, and then go to their place, if they have
+    /// another one.
     ///
     /// Errors when a row of a quantised tensor does not fit a staging buffer.
     pub fn push(&mut self, view: &TensorView, to: u64, mut place: Option<Place>) -> Result<()> {

@@ -143,8 +143,8 @@ impl CopyOfWeight {
         made.make_wait(stream)?;
         let _submission = device.submit(stream)?;
         let (to, own) = (self.to.address(), device.context());
-        // SAFETY: both buffers live until the copy is done, which `copy_weights` waits for, and `to` was made as long as
-        // `buffer`. Their contexts live as long as their devices.
+        // SAFETY: both buffers live until the copy is done, which `copy_weights` waits for, and `to` was made as long
+        // as `buffer`. Their contexts live as long as their devices.
         unsafe {
             sys::cuMemcpyPeerAsync(to, own, buffer.address(), buffer.device().context(), buffer.bytes(), stream.raw())
         }

@@ -1,8 +1,8 @@
 //! Weights out of files to the device.
 //!
 //! A few threads ([`copy`]) take the weights piece by piece, in the order of use, and put them through staging buffers.
-//! What is read again, or by a host with few cores, the copy engine reads from the mapped file, which [`registered`] makes
-//! known to the driver. A weight that a linked GPU has is copied from there ([`loaded`]).
+//! What is read again, or by a host with few cores, the copy engine reads from the mapped file, which [`registered`]
+//! makes known to the driver. A weight that a linked GPU has is copied from there ([`loaded`]).
 
 mod copy;
 mod form;
@@ -124,8 +124,8 @@ impl Uploader {
         Ok(done)
     }
 
-    /// From here on, weights that the GPU of `other`, called `name`, has by then are copied from there. This GPU reaches
-    /// its memory, and computes as it does. The first one counts.
+    /// From here on, weights that the GPU of `other`, called `name`, has by then are copied from there. This GPU
+    /// reaches its memory, and computes as it does. The first one counts.
     pub fn copy_from(&self, other: &Self, name: String) {
         let loaded = Arc::downgrade(&other.loaded);
         let _ = self.source.set(Other { name, loaded, bytes: AtomicU64::new(0) });
@@ -250,8 +250,8 @@ impl Uploader {
         let form = Form { rows: weight.rows(), cols: weight.cols(), storage: Storage::Fp8 };
         let buffer = Buffer::e4m3_on_stream(device, stream, form.padded_rows(), form.stride())?;
         let from = Matrix { address: weight.address(), stride: weight.stride() };
-        // SAFETY: the weight has the rows and columns of the form, for which the buffer was made. It comes before this on
-        // the stream, and is freed behind it.
+        // SAFETY: the weight has the rows and columns of the form, for which the buffer was made. It comes before this
+        // on the stream, and is freed behind it.
         unsafe { quantise(device, stream, from, form, buffer.address()) }?;
         Ok(Weight::new(buffer, form.rows, form.cols))
     }
@@ -262,8 +262,8 @@ impl Uploader {
     }
 
     /// Brings weights to their places behind `address`, by work on `stream`. The host waits for nothing but its own
-    /// staging buffers. `scratch` is memory that no work on another stream uses; it is made where it is missing, and kept,
-    /// because freeing it would wait for the work on the compute stream.
+    /// staging buffers. `scratch` is memory that no work on another stream uses; it is made where it is missing, and
+    /// kept, because freeing it would wait for the work on the compute stream.
     ///
     /// # Safety
     /// Behind `address` is a live buffer with room for all of the weights, which work on `stream` may write.
@@ -458,8 +458,8 @@ unsafe fn quantise(device: &Device, stream: Stream, from: Matrix, form: Form, to
     let launch = device.launch("quantise_weight", kernel)?.on(stream).address(from.address).long(from.stride);
     let launch = launch.address(to).long(form.stride()).address(to + form.scales().unwrap_or(0) as u64);
     let launch = launch.int(rows).int(cols);
-    // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu. The matrix has `rows` rows of `cols`
-    // values; behind `to` is room for the row and the scale of every block.
+    // SAFETY: argument types and order match the kernels in cuda/quantise_weight.cu. The matrix has `rows` rows of
+    // `cols` values; behind `to` is room for the row and the scale of every block.
     unsafe { launch.run([form.padded_rows(), 1, 1], [block.unwrap_or(256), 1, 1]) }
 }
 

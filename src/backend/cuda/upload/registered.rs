@@ -1,11 +1,11 @@
 //! Mapped files, and pages of computed weights, that the copy engine reads in place.
 //!
 //! Pages that the driver knows go up at the speed of the bus, without a copy through pinned memory. Making them known
-//! takes about as long as the copy, so a file is registered in chunks, by the threads that enqueue the copies, while the
-//! engine copies chunks before; and where the host has the cores to fill staging buffers instead, a chunk is registered
-//! when it is read for the second time. GPUs that load the same file share what is registered of it: a chunk is pinned
-//! once, by the first that needs it. A chunk that the driver declines, or with which too much of this machine's memory
-//! would be pinned, goes through staging buffers, and those behind it are tried again.
+//! takes about as long as the copy, so a file is registered in chunks, by the threads that enqueue the copies, while
+//! the engine copies chunks before; and where the host has the cores to fill staging buffers instead, a chunk is
+//! registered when it is read for the second time. GPUs that load the same file share what is registered of it: a chunk
+//! is pinned once, by the first that needs it. A chunk that the driver declines, or with which too much of this
+//! machine's memory would be pinned, goes through staging buffers, and those behind it are tried again.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,8 +29,8 @@ const LEAST_BYTES_OF_PAGES: usize = 1 << 20;
 /// For all GPUs, which read the pages and do not write them.
 const FLAGS: u32 = sys::CU_MEMHOSTREGISTER_READ_ONLY | sys::CU_MEMHOSTREGISTER_PORTABLE;
 
-/// Files of which a device holds chunks. Held while one is added, or given back and unregistered, so that nobody registers
-/// pages that are still registered.
+/// Files of which a device holds chunks. Held while one is added, or given back and unregistered, so that nobody
+/// registers pages that are still registered.
 static SHARED: Mutex<Vec<Weak<SharedFile>>> = Mutex::new(Vec::new());
 /// Pages of all files.
 static PINNED: LazyLock<Pinned> = LazyLock::new(|| Pinned { bytes: AtomicUsize::new(0), most: memory_bytes() / 2 });
@@ -191,8 +191,9 @@ impl RegisteredFiles {
             return Err("it would pin more than half of this machine's memory".to_string());
         }
         let (first, bytes_of_pages) = (chunk.address(), bytes.next_multiple_of(PAGE_BYTES));
-        // SAFETY: the pages are mapped as long as `chunk` holds them, which is longer than they are registered: that ends
-        // when it is dropped. A map is made of whole pages, so the last may be registered whole. Devices only read.
+        // SAFETY: the pages are mapped as long as `chunk` holds them, which is longer than they are registered: that
+        // ends when it is dropped. A map is made of whole pages, so the last may be registered whole. Devices only
+        // read.
         let done = unsafe { sys::cuMemHostRegister_v2(first.cast(), bytes_of_pages, FLAGS) };
         let Err(error) = done.result() else { return Ok(Arc::clone(&self.device)) };
         PINNED.release(bytes);
@@ -213,8 +214,8 @@ impl RegisteredFiles {
         Some(format!("{what} go up through staging buffers, which is slower than from the mapped files: {why}"))
     }
 
-    /// Gives back the files that nothing on this device holds, unless some of them may still be read. What is registered
-    /// of a file ends when all devices have given it back.
+    /// Gives back the files that nothing on this device holds, unless some of them may still be read. What is
+    /// registered of a file ends when all devices have given it back.
     pub fn settle(&self) -> Result<()> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         // A thread that enqueues copies holds its files, and so do blocks that are streamed.
@@ -254,8 +255,8 @@ impl Drop for Chunk {
         if let Some(Ok(device)) = self.registered.get() {
             // A failure repeats an earlier one of the same context, which its caller has reported.
             let _ = device.make_current();
-            // SAFETY: registered from this address by this device, once. All devices have given the file back, so no copy
-            // reads it any more.
+            // SAFETY: registered from this address by this device, once. All devices have given the file back, so no
+            // copy reads it any more.
             let _ = unsafe { sys::cuMemHostUnregister(self.address().cast()) };
             PINNED.release(self.range.len());
         }
