@@ -151,7 +151,7 @@ fn devices_are_parsed() {
 
 #[test]
 fn gpus_that_make_an_image_together_are_among_those_that_are_named() {
-    let check = |flags: &str| parse(&format!("-p x {flags}")).unwrap().check().map_err(|e| e.to_string());
+    let check = |flags: &str| parse(&format!("-p x {flags}")).unwrap().check().map_err(|e| e.shown_with(flag));
     for good in ["--parallel 1", "--device cuda:0,1 --parallel 2", "--device cuda:all --parallel 8", "--parallel auto"]
     {
         assert_eq!(check(good), Ok(()), "{good}");

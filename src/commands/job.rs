@@ -177,9 +177,7 @@ impl Job {
         if self.args.panic_for_test {
             rayon::scope(|scope| scope.spawn(|_| panic!("`--panic-for-test`\nwas given")));
         }
-        let mut facts = self.recipe.facts(&self.request, &plan);
-        facts.push(("model", self.name.clone()));
-        facts.extend(self.args.quantize.formats().map(|formats| ("quantize", formats.to_string())));
+        let facts = self.recipe.facts(&self.request, &plan, &self.name, self.args.quantize.formats());
         let (width, height) = (plan.width, plan.height);
         let saving = Instant::now();
         target.write(&self.inputs.finish(Rgb { width, height, bytes: rgb })?, &facts)?;

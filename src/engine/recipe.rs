@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Field, Result};
 use crate::input::Sides;
-use crate::pipeline::{Embeddings, Latents, Plan, Request};
+use crate::pipeline::{Embeddings, Latents, Plan, Quantisation, Request};
 use crate::sampler::{Rng, ScheduleKind};
 
 /// Everything that makes an image again with one model: what is drawn, how, and from which files. Where a field is left
@@ -136,8 +136,15 @@ impl Recipe {
     }
 
     /// What the texts of a PNG say of an image that was made of this recipe, as `plan` says: pairs of a keyword and a
-    /// text. `request` is the request that it became.
-    pub fn facts(&self, request: &Request, plan: &Plan) -> Vec<(&'static str, String)> {
+    /// text. `request` is the request that it became, `model` the name of the model, and `quantised` the formats that
+    /// its weights were brought to.
+    pub fn facts(
+        &self,
+        request: &Request,
+        plan: &Plan,
+        model: &str,
+        quantised: Option<Quantisation>,
+    ) -> Vec<(&'static str, String)> {
         let Plan { width, height, steps, guidance, seed, .. } = plan;
         let path = |path: &Option<PathBuf>| path.as_deref().map(|path| path.display().to_string());
         let names = |files: &[PathBuf]| files.iter().map(|file| name(file)).collect::<Vec<_>>().join(", ");
@@ -149,6 +156,7 @@ impl Recipe {
             ("steps", Some(steps.to_string())),
             ("guidance", Some(guidance.to_string())),
             ("size", Some(format!("{width}x{height}"))),
+            ("model", Some(model.to_string())),
             ("Software", Some(concat!("flux ", env!("CARGO_PKG_VERSION")).to_string())),
             ("rng", (plan.rng != Rng::default()).then(|| plan.rng.to_string())),
             ("negative", plan.negative.clone()),
@@ -160,6 +168,7 @@ impl Recipe {
             ("inputs", (!self.inputs.is_empty()).then(|| names(&self.inputs))),
             ("mask", self.mask.as_deref().map(name)),
             ("strength", self.strength.map(|strength| strength.to_string())),
+            ("quantize", quantised.map(|formats| formats.to_string())),
             ("lora", (!adapters.is_empty()).then(|| adapters.join(", "))),
         ];
         facts.into_iter().filter_map(|(keyword, text)| Some((keyword, text?))).collect()

@@ -2,7 +2,6 @@
 
 use super::group_norm::{GroupNorm, expect_groups};
 use super::halo::Halo;
-use super::{norm_conv2d, upsample_conv2d};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::nn::ConvKernel;
@@ -201,10 +200,10 @@ fn expect_halo<B: Backend>(op: &str, x: &Tensor<B>, conv: Conv, halo: &Halo<B>) 
 /// not leave to this.
 pub fn compose<B: Backend>(b: &B, mut conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
     if conv2d.norm.is_some() && conv2d.halo.is_none() {
-        return norm_conv2d::compose(b, conv2d);
+        return compose_norm(b, conv2d);
     }
     if conv2d.upsample && conv2d.halo.is_none() {
-        return upsample_conv2d::compose(b, conv2d);
+        return compose_upsample(b, conv2d);
     }
     let residual = conv2d.residual.take();
     let made = match conv2d.halo.take() {
@@ -215,6 +214,26 @@ pub fn compose<B: Backend>(b: &B, mut conv2d: Conv2d<'_, B>) -> Result<Convolved
         Some(residual) => b.add(residual, &made.pixels).map(Convolved::from),
         None => Ok(made),
     }
+}
+
+/// What a convolution of a normed image means.
+fn compose_norm<B: Backend>(b: &B, conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
+    let Some(norm) = conv2d.norm else { return b.conv2d(conv2d) };
+    let Conv2d { x, upsample, weight, bias, conv, halo, residual, .. } = conv2d;
+    let normed = b.group_norm_silu(&x, norm)?;
+    // This makes room for the output, which may need memory of its own.
+    drop(x);
+    b.conv2d(Conv2d { x: normed, norm: None, upsample, weight, bias, conv, halo, residual })
+}
+
+/// What a convolution of an upsampled image means.
+fn compose_upsample<B: Backend>(b: &B, conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
+    let Conv2d { x, conv, .. } = conv2d;
+    let upsampled = b.upsample(&x, conv.height, conv.width)?;
+    // The small image is dropped before the convolution allocates its result.
+    drop(x);
+    let conv = Conv::same(2 * conv.height, 2 * conv.width, 3);
+    b.conv2d(Conv2d { x: upsampled, conv, upsample: false, ..conv2d })
 }
 
 /// What a convolution of a band means: that of the band between its halo, without the outputs of the halo.

@@ -68,13 +68,3 @@ impl<B: Backend> Tensor<B> {
         Conv2d { norm: Some(norm), halo: Some(halo), residual: Some(residual), ..conv2d }.run("norm_conv2d_add")
     }
 }
-
-/// What a convolution of a normed image means.
-pub fn compose<B: Backend>(b: &B, conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
-    let Some(norm) = conv2d.norm else { return b.conv2d(conv2d) };
-    let Conv2d { x, upsample, weight, bias, conv, halo, residual, .. } = conv2d;
-    let normed = b.group_norm_silu(&x, norm)?;
-    // This makes room for the output, which may need memory of its own.
-    drop(x);
-    b.conv2d(Conv2d { x: normed, norm: None, upsample, weight, bias, conv, halo, residual })
-}

@@ -38,13 +38,3 @@ impl<B: Backend> Tensor<B> {
         Conv2d { upsample: true, halo: Some(halo), ..conv2d }.run("upsample_conv2d")
     }
 }
-
-/// What a convolution of an upsampled image means.
-pub fn compose<B: Backend>(b: &B, conv2d: Conv2d<'_, B>) -> Result<Convolved<B>> {
-    let Conv2d { x, conv, .. } = conv2d;
-    let upsampled = b.upsample(&x, conv.height, conv.width)?;
-    // The small image is dropped before the convolution allocates its result.
-    drop(x);
-    let conv = Conv::same(2 * conv.height, 2 * conv.width, 3);
-    b.conv2d(Conv2d { x: upsampled, conv, upsample: false, ..conv2d })
-}
