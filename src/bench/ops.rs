@@ -285,7 +285,7 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
             let norm = GroupNorm { weight: &row, bias: &row, groups, eps: EPS, statistics: None };
             let work = Work::Flops((2 * side * side * cin * cout * 9) as u64);
             let normed = || Conv2d { norm: Some(&norm), ..Conv2d::new(x.row_view(0..x.rows()), &weight, &bias, conv) };
-            let compose = |()| ops::norm_conv2d::compose(&b, normed());
+            let compose = |()| ops::conv2d::compose(&b, normed());
             bench.fused(&name, work, || Ok(()), |()| x.norm_conv2d(&norm, &weight, &bias, conv), compose)?;
         }
         let name = format!("ops/upsample_conv2d {side}x{side} {cout} -> {cout}");
@@ -295,9 +295,8 @@ fn vae<B: Backend>(bench: &mut Bench<'_, B>, shapes: &Shapes, size: usize) -> Re
             // Both are counted as a 3 x 3 convolution of the large image.
             let work = Work::Flops((2 * 4 * side * side * cout * cout * 9) as u64);
             let conv = Conv::same(side, side, 3);
-            let compose = |x| {
-                ops::upsample_conv2d::compose(&b, Conv2d { upsample: true, ..Conv2d::new(x, &weight, &bias, conv) })
-            };
+            let compose =
+                |x| ops::conv2d::compose(&b, Conv2d { upsample: true, ..Conv2d::new(x, &weight, &bias, conv) });
             bench.fused(&name, work, || copy(&x), |x| x.upsample_conv2d(&weight, &bias, side, side), compose)?;
         }
     }

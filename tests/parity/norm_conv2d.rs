@@ -37,7 +37,7 @@ impl NormConv2d<'_> {
         let out = match (self.conv2d.residual(b), composed) {
             (residual, true) => {
                 let conv2d = ops::Conv2d::new(x, &weight, &bias, conv);
-                ops::norm_conv2d::compose(b, ops::Conv2d { norm: Some(&norm), residual, ..conv2d })
+                ops::conv2d::compose(b, ops::Conv2d { norm: Some(&norm), residual, ..conv2d })
             }
             (Some(residual), false) => x.norm_conv2d_add(&norm, &weight, &bias, conv, residual),
             (None, false) => x.norm_conv2d(&norm, &weight, &bias, conv),

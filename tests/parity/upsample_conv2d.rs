@@ -25,7 +25,7 @@ impl Case for UpsampleConv2d<'_> {
     fn compose<B: Backend>(&self, b: &B) -> Vec<Tensor<B>> {
         let (x, weight, bias) = (self.x.tensor(b, 1), self.weight.conv(b), vector(b, 3, self.out));
         let conv2d = Conv2d::new(x, &weight, &bias, Conv::same(self.height, self.width, 3));
-        vec![ops::upsample_conv2d::compose(b, Conv2d { upsample: true, ..conv2d }).unwrap().pixels]
+        vec![ops::conv2d::compose(b, Conv2d { upsample: true, ..conv2d }).unwrap().pixels]
     }
 }
 
