@@ -106,10 +106,10 @@ fn bench_measures_every_stage_and_op_beside_the_ceilings() {
     let start = Instant::now();
     let run = bench(&["--json", "--size", "16", "--steps", "1", "--pause", "1", "stages/"]).succeeds();
     let row: serde_json::Value = serde_json::from_str(run.stdout.trim()).expect("JSON");
-    assert!(
-        start.elapsed() >= Duration::from_secs(2) && row["total_ms"].as_f64().is_some_and(|ms| ms < 1000.0),
-        "{row}"
-    );
+    let parts = ["text_ms", "prepare_ms", "step_ms", "decode_ms"].iter().map(|part| row[part].as_f64().unwrap());
+    // The pause is in neither.
+    let most = parts.sum::<f64>() + 900.0;
+    assert!(start.elapsed() >= Duration::from_secs(2) && row["total_ms"].as_f64().is_some_and(|ms| ms < most), "{row}");
 }
 
 #[test]
