@@ -171,7 +171,7 @@ fn multiply_on<T: Tiles>(x: &Packed, weight: Bf16Rows<'_>, out: Output<'_>) {
         let sums = vec![NO_SUMS; if plan.block_steps == plan.steps { 1 } else { plan.task_pairs * plan.task_strips }];
         (T::begin(), panel, sums)
     };
-    share(plan.tasks(), begin, |(unit, panel, sums), task| run_task(unit, x, weight, &cells, &plan, task, panel, sums));
+    share(plan.tasks(), begin, |own, task| run_task(own, x, weight, &cells, &plan, task));
 }
 
 /// Lets the workers call `run(own, task)` for all tasks, which they take in order from a counter; `begin` makes the
@@ -196,16 +196,16 @@ fn share<S>(tasks: usize, begin: impl Fn() -> S + Sync, run: impl Fn(&mut S, usi
     });
 }
 
-#[allow(clippy::too_many_arguments)]
+/// A unit, a panel of tiles, and sums that wait for the next block of columns: what a worker has for its tasks.
+type Own<T> = (T, Vec<Tile>, Vec<Sums>);
+
 fn run_task<T: Tiles>(
-    unit: &T,
+    (unit, panel, sums): &mut Own<T>,
     x: &Packed,
     weight: Bf16Rows<'_>,
     cells: &Cells,
     plan: &Plan,
     task: usize,
-    panel: &mut [Tile],
-    sums: &mut [Sums],
 ) {
     // A block of X is multiplied by all blocks of W before the next one begins, so that the workers share its strips in
     // cache.

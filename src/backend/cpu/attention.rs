@@ -129,7 +129,7 @@ impl Scratch {
         for span in keys {
             let k_span = (&k.0[span.row * k.1..], k.1);
             let v_span = (&v.0[span.row * v.1..], v.1);
-            gemm::small((queries.len, span.len, d), &mut self.scores, KEYS, false, q, k_span, true, scale);
+            gemm::small((queries.len, span.len, d), (&mut self.scores, KEYS), false, q, k_span, true, scale);
             for i in 0..queries.len {
                 let seen = match mask {
                     Mask::None => span.len,
@@ -148,7 +148,7 @@ impl Scratch {
                     self.out[i * d..][..d].iter_mut().for_each(|o| *o *= rescale);
                 }
             }
-            gemm::small((queries.len, d, span.len), &mut self.out, d, true, (&self.scores, KEYS), v_span, false, 1.0);
+            gemm::small((queries.len, d, span.len), (&mut self.out, d), true, (&self.scores, KEYS), v_span, false, 1.0);
         }
         for (out, sum) in self.out.chunks_exact_mut(d).zip(self.sum).take(queries.len) {
             out.iter_mut().for_each(|o| *o /= sum);

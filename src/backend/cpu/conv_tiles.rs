@@ -72,16 +72,24 @@ fn pack_weight(view: &TensorView, seen: &[Seen]) -> Packed {
     })
 }
 
-/// x [height * width, in], weight [out, k * k * in], bias [out] -> out [out_height * out_width, out], dense; to what
-/// `out` holds if `add`.
-#[allow(clippy::too_many_arguments)]
+/// What a convolution reads.
+#[derive(Clone, Copy)]
+pub(super) struct Operands<'a> {
+    /// [height * width, in]
+    pub x: Rows<'a>,
+    /// [out, in, k, k]
+    pub weight: &'a Weight,
+    /// [out]
+    pub bias: &'a [f32],
+    /// The geometry of x.
+    pub conv: Conv,
+}
+
+/// The convolution -> out [out_height * out_width, out], dense; to what `out` holds if `add`.
 pub(super) fn conv2d(
     unit: Unit,
     terms: usize,
-    x: Rows<'_>,
-    weight: &Weight,
-    bias: &[f32],
-    conv: Conv,
+    Operands { x, weight, bias, conv }: Operands<'_>,
     out: &mut [f32],
     add: bool,
 ) {
@@ -94,21 +102,14 @@ pub(super) fn conv2d(
     });
 }
 
-/// x [height * width, in], weight [out, 9 * in], bias [out] -> out [2 * height * 2 * width, out], dense.
+/// The 3 x 3 convolution of x upsampled -> out [2 * height * 2 * width, out], dense.
 ///
 /// An output sees four different pixels of the small image, so it takes four taps of summed weights in place of nine.
-pub(super) fn upsample_conv2d(
-    unit: Unit,
-    x: Rows<'_>,
-    weight: &Weight,
-    bias: &[f32],
-    height: usize,
-    width: usize,
-    out: &mut [f32],
-) {
+pub(super) fn upsample_conv2d(unit: Unit, Operands { x, weight, bias, conv }: Operands<'_>, out: &mut [f32]) {
+    let width = conv.width;
     let seen = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(row, column)| seen_doubled(row, column));
     let weights = weight.packed_doubled.get_or_init(|| seen.each_ref().map(|seen| pack_weight(&weight.view, seen)));
-    Image::new(unit, Conv::same(height, width, 3), x.cols, 1).bands(x, |image, lines, y, height| {
+    Image::new(unit, conv, x.cols, 1).bands(x, |image, lines, y, height| {
         for (parity, (seen, weight)) in seen.iter().zip(weights).enumerate() {
             let first = (2 * y + parity / 2) * 2 * width + parity % 2;
             let windows = Windows { height, width, pitch: image.pitch, first, row_step: 4 * width, step: 2 };
@@ -286,12 +287,24 @@ mod tests {
                 let residual = noise(4, expected.len());
                 for unit in units() {
                     let mut got = vec![f32::NAN; expected.len()];
-                    conv2d(unit, terms, image(&x, pixels, cin), &weight, &bias, conv, &mut got, false);
+                    conv2d(
+                        unit,
+                        terms,
+                        Operands { x: image(&x, pixels, cin), weight: &weight, bias: &bias, conv },
+                        &mut got,
+                        false,
+                    );
                     let off = worst(&got, &expected);
                     assert!(off < bound, "{conv:?}, {cin} -> {cout}, {terms} terms: {off:e}");
 
                     got.copy_from_slice(&residual);
-                    conv2d(unit, terms, image(&x, pixels, cin), &weight, &bias, conv, &mut got, true);
+                    conv2d(
+                        unit,
+                        terms,
+                        Operands { x: image(&x, pixels, cin), weight: &weight, bias: &bias, conv },
+                        &mut got,
+                        true,
+                    );
                     got.iter_mut().zip(&residual).for_each(|(got, residual)| *got -= residual);
                     let off = worst(&got, &expected);
                     assert!(off < bound, "{conv:?}, {cin} -> {cout}, {terms} terms, added: {off:e}");
@@ -334,7 +347,8 @@ mod tests {
                 let expected = upsampled(image(&x, pixels, cin), &weight, &bias, height, width);
                 for unit in units() {
                     let mut got = vec![f32::NAN; expected.len()];
-                    upsample_conv2d(unit, image(&x, pixels, cin), &weight, &bias, height, width, &mut got);
+                    let (x, conv) = (image(&x, pixels, cin), Conv::same(height, width, 3));
+                    upsample_conv2d(unit, Operands { x, weight: &weight, bias: &bias, conv }, &mut got);
                     let off = worst(&got, &expected);
                     assert!(off < bound, "{height} x {width}, {cin} -> {cout}: {off:e}");
                 }
@@ -351,7 +365,8 @@ mod tests {
         let weight = weight(&noise(2, 9 * cin * cout), cout, cin, 3);
         for (unit, terms) in units().into_iter().flat_map(|unit| [(unit, 1), (unit, 3)]) {
             let mut got = vec![0.0; 6 * 40 * cout];
-            conv2d(unit, terms, image(&x, 6 * 40, cin), &weight, &[0.0; 2], conv, &mut got, false);
+            let operands = Operands { x: image(&x, 6 * 40, cin), weight: &weight, bias: &[0.0; 2], conv };
+            conv2d(unit, terms, operands, &mut got, false);
             for (i, value) in got.iter().enumerate() {
                 let (at_y, at_column) = (i / cout / 40, i / cout % 40);
                 assert_eq!(

@@ -105,7 +105,7 @@ fn portable(x: Rows<'_>, parts: &[TensorView], col: usize, n: usize, out: &mut [
             let k = parts[*part].cols();
             // SAFETY: out has x.rows rows of n values (`linear` checked); this task alone writes rows m0..m0 + m,
             // columns n0..n0 + rows.len(). Panels cover disjoint columns inside n, blocks disjoint rows inside x.rows.
-            unsafe { product(x, m0..m0 + m, &panel[col..], k, rows.len(), out.at(m0 * n + n0), n, accumulate) };
+            unsafe { product(x, m0..m0 + m, (&panel[col..], k), rows.len(), (out.at(m0 * n + n0), n), accumulate) };
         });
     });
 }
@@ -114,16 +114,14 @@ fn portable(x: Rows<'_>, parts: &[TensorView], col: usize, n: usize, out: &mut [
 pub(super) fn dense(x: Rows<'_>, weight: &[f32], n: usize, out: &mut [f32]) {
     assert!(weight.len() >= n * x.cols && out.len() >= x.rows * n);
     // SAFETY: out has x.rows rows of n values and is borrowed for this call alone.
-    unsafe { product(x, 0..x.rows, weight, x.cols, n, out.as_mut_ptr(), n, false) };
+    unsafe { product(x, 0..x.rows, (weight, x.cols), n, (out.as_mut_ptr(), n), false) };
 }
 
 /// `out = alpha * out + beta * a b` for row-major views given by (first element, row stride), on this thread; `b` is
 /// read as its transpose when `b_transposed`.
-#[allow(clippy::too_many_arguments)]
 pub(super) fn small(
     (m, n, k): (usize, usize, usize),
-    out: &mut [f32],
-    out_stride: usize,
+    (out, out_stride): (&mut [f32], usize),
     accumulate: bool,
     a: (&[f32], usize),
     b: (&[f32], usize),
@@ -220,15 +218,12 @@ impl Shared {
 /// `out_stride`.
 ///
 /// # Safety `out` is valid for rows.len() rows of n values, and nothing else touches these cells meanwhile.
-#[allow(clippy::too_many_arguments)]
 unsafe fn product(
     x: Rows<'_>,
     rows: std::ops::Range<usize>,
-    weight: &[f32],
-    weight_stride: usize,
+    (weight, weight_stride): (&[f32], usize),
     n: usize,
-    out: *mut f32,
-    out_stride: usize,
+    (out, out_stride): (*mut f32, usize),
     accumulate: bool,
 ) {
     let k = x.cols;

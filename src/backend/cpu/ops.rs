@@ -72,11 +72,10 @@ impl Ops for Cpu {
         let Conv2d { x, upsample, bias, conv, residual, .. } = conv2d;
         let (x, bias, adds) = (Rows::of(&x), Rows::of(bias).row(0), residual.is_some());
         let mut out = residual.map_or_else(|| pool::values(rows * cols), Self::take);
+        let operands = conv_tiles::Operands { x, weight: kernel, bias, conv };
         match terms {
-            _ if upsample => {
-                conv_tiles::upsample_conv2d(conv_tiles::TILES, x, kernel, bias, conv.height, conv.width, &mut out)
-            }
-            Some(terms) => conv_tiles::conv2d(conv_tiles::TILES, terms, x, kernel, bias, conv, &mut out, adds),
+            Some(_) if upsample => conv_tiles::upsample_conv2d(conv_tiles::TILES, operands, &mut out),
+            Some(terms) => conv_tiles::conv2d(conv_tiles::TILES, terms, operands, &mut out, adds),
             None => conv::conv2d(x, kernel, bias, conv, &mut out),
         }
         Ok(self.tensor(out, rows, cols).into())
