@@ -3,14 +3,11 @@
 use std::path::PathBuf;
 
 use super::choice::{DeviceChoice, ParallelChoice, PrecisionChoice};
-use crate::files::ModelPaths;
 use crate::pipeline::{Progress, Quantisation};
 
-/// What an engine opens.
+/// How an engine opens a model.
 #[derive(Debug, Clone, Default)]
 pub struct EngineArgs {
-    /// The files of the model; see [`ModelPaths::open`].
-    pub model: ModelPaths,
     /// Whether all jobs bring text features, so that no text encoder is opened.
     pub without_text_encoder: bool,
     /// Whether keys and values of references are made once for all steps, whatever the model's folder says.
