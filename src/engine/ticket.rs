@@ -11,7 +11,7 @@ use super::schedule::{JobId, Schedule};
 use crate::error::{Error, Result};
 use crate::pipeline::{CancelFlag, Shape, SharedText};
 
-/// How often a job that says nothing is looked at, whether its caller has cancelled it.
+/// How often the flag of a job that says nothing is looked at.
 const POLL: Duration = Duration::from_millis(20);
 
 /// A job that was submitted. Dropping it cancels the job.
@@ -48,17 +48,17 @@ impl Ticket {
     /// What comes next, and the first image of the batch that it is of. `None` after the end.
     fn receive(&mut self) -> Option<Result<(usize, Event)>> {
         while !self.is_over {
+            // A flag that only the caller knows is looked at here, also while events come.
+            if self.cancel.check().is_err() {
+                self.cancel();
+            }
             match self.messages.recv_timeout(POLL) {
                 Ok(Message::Event { first, event }) => return Some(Ok((first, event))),
                 Ok(Message::End(end)) => {
                     self.is_over = true;
                     return end.err().map(Err);
                 }
-                Err(RecvTimeoutError::Timeout) => {
-                    if self.cancel.check().is_err() {
-                        self.cancel();
-                    }
-                }
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     self.is_over = true;
                     return Some(Err(Error::new("the engine ended before the job")));
