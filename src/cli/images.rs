@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::{ArgAction, Args};
 use flux::engine::Recipe;
-use flux::input::Sides;
+use flux::input::{Sides, is_stdin};
 use flux::{Error, Result};
 
 use super::IMAGES;
@@ -86,8 +86,8 @@ impl ImageArgs {
     }
 
     /// Whether the first input is an image to change.
-    pub fn changes(&self) -> bool {
-        self.mask.is_some() || self.strength.is_some() || self.extend.is_some()
+    fn changes(&self) -> bool {
+        self.apply(Recipe::default()).changes()
     }
 
     /// Whether an image comes from standard input.
@@ -139,11 +139,6 @@ impl ImageArgs {
             None => Ok(()),
         }
     }
-}
-
-/// Whether a file name means standard input.
-pub fn is_stdin(file: &Path) -> bool {
-    file == Path::new("-")
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Recipe;
 use crate::error::{Error, Field, Result};
-use crate::input::{self, Edit, Mask};
+use crate::input::{self, Edit, Mask, is_stdin};
 use crate::pipeline::{Change, MAX_REFERENCES, Request};
 use crate::rgb::Rgb;
 
@@ -70,11 +70,6 @@ impl Inputs {
             None => Ok(result),
         }
     }
-}
-
-/// Whether a file name means standard input.
-fn is_stdin(file: &Path) -> bool {
-    file == Path::new("-")
 }
 
 /// Where an image comes from, for messages.

@@ -27,6 +27,11 @@ use crate::rgb::Rgb;
 /// The longest image file that is read, in bytes.
 pub const MAX_FILE_BYTES: usize = 512 << 20;
 
+/// Whether a file name means standard input.
+pub fn is_stdin(file: &Path) -> bool {
+    file == Path::new("-")
+}
+
 /// Reads an image.
 ///
 /// Errors when the file is no regular file, cannot be read, is longer than [`MAX_FILE_BYTES`], is no PNG, JPEG or WebP,
