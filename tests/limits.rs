@@ -85,7 +85,7 @@ fn a_panic_of_a_worker_is_one_error_and_exit_code_70() {
         println!("skipped: the program was built without debug assertions");
         return;
     }
-    let run = run.fails(70, &["error: internal: `--panic-for-test` was given at src/commands/job.rs:", "hint: "]);
+    let run = run.fails(70, &["error: internal: `--panic-for-test` was given at src/commands/drawing.rs:", "hint: "]);
     assert_eq!(run.stderr.lines().count(), 2, "{}", run.stderr);
     assert_eq!(names(folder.path()), [""; 0]);
 }

@@ -12,7 +12,7 @@ use flux::{Error, Result};
 
 use super::claims;
 use super::destination::Destination;
-use super::job::Job;
+use super::drawing::Drawing;
 use super::signals::Signals;
 use super::tensors::Tensors;
 use super::{console, model, prompt_notes};
@@ -63,8 +63,8 @@ pub fn run(args: Arc<Generate>, start: Instant, signals: &Signals) -> Result<()>
     request.adapters = engine.adapters(&recipe)?;
     engine.prefetch(&request, 1)?;
     engine.wait_for_devices()?;
-    let job = Job { args, recipe, inputs, targets, tensors, name, request, cancel, start };
-    job.run(&engine, &mut console)?;
+    let drawing = Drawing { args, recipe, inputs, targets, tensors, name, request, cancel, start };
+    drawing.run(&engine, &mut console)?;
     // The program ends here, and the system takes back all memory at once, faster than it would be freed.
     mem::forget(engine);
     Ok(())

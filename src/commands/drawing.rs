@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flux::backend::Remark;
-use flux::engine::{self, Engine, Event, Inputs, OpeningTimes, Recipe};
+use flux::engine::{Engine, Event, Inputs, Job, OpeningTimes, Recipe};
 use flux::error::named;
 use flux::output::Rgb;
 use flux::pipeline::{CancelFlag, Decoded, ModelInfo, Plan, Request, Timings};
@@ -20,7 +20,7 @@ use crate::progress::{Console, say};
 use crate::report::{Report, peak_host_bytes};
 
 /// The images to make. Everything is checked except what only the model knows.
-pub struct Job {
+pub struct Drawing {
     pub args: Arc<Generate>,
     /// What to make, and what its files of images hold.
     pub recipe: Recipe,
@@ -44,7 +44,7 @@ struct Saved {
     total_s: f64,
 }
 
-impl Job {
+impl Drawing {
     /// Makes the images and writes them. Files are written as soon as each is made, and told in the order of the seeds.
     pub fn run(&self, engine: &Engine, console: &mut Console) -> Result<()> {
         let count = self.targets.len();
@@ -68,11 +68,11 @@ impl Job {
             let ranks = devices.iter().filter(|(name, _)| group.split('+').any(|rank| rank == name));
             ranks.map(|(name, description)| on(name, description)).collect::<Vec<_>>().join("; ")
         };
-        let job = engine::Job {
+        let job = Job {
             embeddings: self.tensors.wants_embeddings(),
             latents: self.tensors.wants_latents(),
             cancel: self.cancel.clone(),
-            ..engine::Job::new(self.request.clone(), count)
+            ..Job::new(self.request.clone(), count)
         };
         let mut saved = Vec::new();
         let mut last = 0;
@@ -84,12 +84,11 @@ impl Job {
                     remark.iter().for_each(|remark| console.detail(remark));
                     if count > 1 {
                         console.finish();
-                        let one = "one image by itself".to_string();
-                        console.info(&if images.len() == 1 {
-                            one
-                        } else {
-                            format!("{} images as one batch", images.len())
-                        });
+                        let batch = match images.len() {
+                            1 => "one image by itself".to_string(),
+                            count => format!("{count} images as one batch"),
+                        };
+                        console.info(&batch);
                     }
                 }
                 Event::Progress(progress) => console.progress(progress),
@@ -242,7 +241,7 @@ mod tests {
         args.check()?;
         let recipe = args.recipe(&mut io::empty())?;
         let request = recipe.request()?;
-        let job = Job {
+        let drawing = Drawing {
             inputs: Inputs::read(&recipe, &mut io::empty())?,
             recipe,
             targets: Destination::all(&args, request.seed)?,
@@ -259,7 +258,7 @@ mod tests {
         });
         let groups = groups.collect::<Result<_>>()?;
         let model = OpenModel::open(&ModelFiles::open("models/tiny".as_ref())?)?;
-        job.run(&Engine::on(groups, model)?, &mut Console::new(true, false, Shown::Nothing))
+        drawing.run(&Engine::on(groups, model)?, &mut Console::new(true, false, Shown::Nothing))
     }
 
     /// Names and bytes of the files in a folder, without safetensors' headers, whose entries have no order.
