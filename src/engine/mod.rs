@@ -1,7 +1,7 @@
 //! An engine opens a model once and makes images for whoever asks: jobs go in, events and images come out.
 //!
 //! One thread of each device, or of each group of devices that make an image together, lives as long as the engine. A
-//! thread takes the next batch of the [`Schedule`], which joins images of one shape that wait: those of a job, and
+//! thread takes the next batch of the schedule, which joins images of one shape that wait: those of a job, and
 //! those of several jobs. A [`Job`] may be cancelled at any time; an error ends its own job alone.
 //!
 //! ```no_run
@@ -25,8 +25,8 @@
 
 mod args;
 pub mod choice;
-mod device;
 pub mod devices;
+mod executor;
 mod inputs;
 mod job;
 mod open;
@@ -51,7 +51,7 @@ pub use open::OpeningTimes;
 pub use recipe::{AdapterFile, Recipe};
 pub use ticket::{InOrder, Ticket};
 
-use self::device::{Device, Pool};
+use self::executor::{Executor, Pool};
 use self::schedule::Schedule;
 use crate::backend::{Backend, Remark};
 use crate::error::Result;
@@ -73,7 +73,7 @@ pub struct Engine {
 }
 
 /// Waits for devices that are being opened.
-type Late = Box<dyn FnOnce() -> Result<Vec<Arc<dyn Device>>> + Send>;
+type Late = Box<dyn FnOnce() -> Result<Vec<Arc<dyn Executor>>> + Send>;
 
 /// What an engine is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
@@ -102,11 +102,11 @@ impl Engine {
     /// Errors when the system starts no thread.
     pub fn of<B: Backend>(replicas: &Replicas<B>) -> Result<Self> {
         let pool = Arc::new(replicas.clone());
-        let devices = replicas.all().into_iter().map(|replica| replica as Arc<dyn Device>);
+        let devices = replicas.all().into_iter().map(|replica| replica as Arc<dyn Executor>);
         Self::with(pool, devices.collect())
     }
 
-    fn with(pool: Arc<dyn Pool>, devices: Vec<Arc<dyn Device>>) -> Result<Self> {
+    fn with(pool: Arc<dyn Pool>, devices: Vec<Arc<dyn Executor>>) -> Result<Self> {
         let engine = Self {
             pool,
             schedule: Arc::default(),
@@ -119,7 +119,7 @@ impl Engine {
         Ok(engine)
     }
 
-    fn add(&self, devices: Vec<Arc<dyn Device>>) -> Result<()> {
+    fn add(&self, devices: Vec<Arc<dyn Executor>>) -> Result<()> {
         // All are there before the first of them takes a batch.
         let first = self.schedule.add(devices.len());
         for (number, device) in (first..).zip(devices) {

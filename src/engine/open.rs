@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use super::Engine;
 use super::args::{EngineArgs, Observer};
-use super::device::Device;
 use super::devices::{self, Devices};
+use super::executor::Executor;
 use crate::error::{Error, Result};
 use crate::files::ModelFiles;
 use crate::files::adapter::Adapter;
@@ -64,7 +64,7 @@ impl Engine {
                 let replicas = Replicas::of_groups(vec![mem::take(&mut gpus.first)], model)?;
                 let engine = Self::of(&replicas)?;
                 engine.expect(Box::new(move || {
-                    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+                    let mut devices: Vec<Arc<dyn Executor>> = Vec::new();
                     gpus.take_others(|group| replicas.add(group).map(|replica| devices.push(replica)))?;
                     Ok(devices)
                 }));

@@ -74,7 +74,6 @@ struct Waiting {
 }
 
 /// Images of a job in a batch.
-#[derive(Clone)]
 pub(super) struct Part {
     id: JobId,
     images: Range<usize>,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use super::device::Making;
+use super::executor::Making;
 use super::*;
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Kind};
@@ -20,7 +20,7 @@ struct StandIn {
     late: Arc<AtomicBool>,
 }
 
-impl Device for StandIn {
+impl Executor for StandIn {
     fn name(&self) -> &str {
         self.name
     }
@@ -38,11 +38,11 @@ impl Device for StandIn {
     }
 }
 
-fn device(name: &'static str, make: impl Fn(&Making) -> Result<()> + Send + Sync + 'static) -> Arc<dyn Device> {
+fn device(name: &'static str, make: impl Fn(&Making) -> Result<()> + Send + Sync + 'static) -> Arc<dyn Executor> {
     Arc::new(StandIn { name, make: Box::new(make), late: Arc::default() })
 }
 
-fn engine(devices: Vec<Arc<dyn Device>>) -> Engine {
+fn engine(devices: Vec<Arc<dyn Executor>>) -> Engine {
     let model = OpenModel::open(&ModelFiles::open("models/tiny".as_ref()).unwrap()).unwrap();
     let pool = Replicas::new(vec![("cpu".to_string(), Cpu::new(Precision::F32))], model).unwrap();
     Engine::with(Arc::new(pool), devices).unwrap()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::device::{Device, Making};
+use super::executor::{Executor, Making};
 use super::schedule::Schedule;
 use crate::error::{Error, Kind, Result};
 
@@ -15,7 +15,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// Starts the thread of device `number`, whose errors have its name where there are several devices.
 ///
 /// Errors when the system starts no thread.
-pub(super) fn start(number: usize, device: Arc<dyn Device>, schedule: Arc<Schedule>) -> Result<JoinHandle<()>> {
+pub(super) fn start(number: usize, device: Arc<dyn Executor>, schedule: Arc<Schedule>) -> Result<JoinHandle<()>> {
     let name = device.name().to_string();
     let serve = move || {
         while wait_for(number, &*device, &schedule)
@@ -36,7 +36,7 @@ pub(super) fn start(number: usize, device: Arc<dyn Device>, schedule: Arc<Schedu
 
 /// Waits while the device is busy with a batch that has ended with an error, unless no device answers: then what it
 /// makes next says so. Returns false once the schedule is closed meanwhile.
-fn wait_for(number: usize, device: &dyn Device, schedule: &Schedule) -> bool {
+fn wait_for(number: usize, device: &dyn Executor, schedule: &Schedule) -> bool {
     while device.is_late() {
         schedule.set_late(number, true);
         if schedule.is_closed() {

@@ -82,7 +82,7 @@ impl<B: Backend> Pool for Replicas<B> {
 }
 
 /// What makes batches: one device, or a group.
-pub(super) trait Device: Send + Sync {
+pub(super) trait Executor: Send + Sync {
     /// Its name; of a group, the names of all.
     fn name(&self) -> &str;
     /// Whether it is a group.
@@ -152,7 +152,7 @@ impl Making {
     }
 }
 
-impl<B: Backend> Device for Replica<B> {
+impl<B: Backend> Executor for Replica<B> {
     fn name(&self) -> &str {
         Replica::name(self)
     }
