@@ -1,5 +1,6 @@
 //! The op index. One file per op: the contract and shape check as a method of [`Tensor`], and for a fused op `compose`,
-//! which is what it means. A variant (`NAME_add`, `NAME_rows`) is in the file of NAME.
+//! which is what it means. A variant (`NAME_add`, `NAME_rows`) is in the file of NAME, and
+//! fields of what a method of [`Ops`](crate::backend::Ops) takes tell it from the others.
 //!
 //! The methods also check that their operands are of the right dtype and on one device. Backends rely on these checks.
 //!
