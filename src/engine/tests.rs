@@ -10,7 +10,7 @@ use super::*;
 use crate::backend::cpu::{Cpu, Precision};
 use crate::error::{Error, Kind};
 use crate::files::ModelFiles;
-use crate::pipeline::Decoded;
+use crate::pipeline::{Decoded, Stage};
 
 type Make = Box<dyn Fn(&Making) -> Result<()> + Send + Sync>;
 
@@ -233,6 +233,49 @@ fn a_job_that_is_cancelled_ends_and_others_go_on() {
     assert_eq!(cancelled(running), Some(Kind::Cancelled));
     assert_eq!(seeds(last).0, [100]);
     assert_eq!(begins.try_iter().collect::<Vec<_>>(), [100], "what waited was not begun");
+}
+
+#[test]
+fn flags_of_jobs_in_one_batch_are_heard_while_it_tells_of_progress() {
+    let (release, wait) = mpsc::channel::<()>();
+    let wait = Mutex::new(wait);
+    let engine = engine(vec![device("a", move |making| {
+        let (cancel, seed) = {
+            let batch = making.batch();
+            (batch.cancel.clone(), batch.requests[0].seed)
+        };
+        if seed == 0 {
+            wait.lock().unwrap().recv().unwrap();
+            hand_out(making, 8);
+            return Ok(());
+        }
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(20) {
+            making.progress(Progress { stage: Stage::Denoise, done: 0, total: 1 });
+            cancel.check()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(Error::new("no flag was heard"))
+    })]);
+    let first = engine.submit(Job::new(request(0), 1)).unwrap();
+    while engine.stats().running == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let flags = [CancelFlag::default(), CancelFlag::default()];
+    let job = |(seed, flag): (u64, &CancelFlag)| Job { cancel: flag.clone(), ..Job::new(request(seed), 1) };
+    let tickets: Vec<Ticket> = (1..).zip(&flags).map(|named| engine.submit(job(named)).unwrap()).collect();
+    release.send(()).unwrap();
+    assert_eq!(seeds(first).0, [0]);
+    while engine.stats().running != 2 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    flags.iter().for_each(CancelFlag::cancel);
+    std::thread::scope(|scope| {
+        let ends: Vec<_> = tickets.into_iter().map(|ticket| scope.spawn(|| seeds(ticket).1)).collect();
+        for end in ends {
+            assert_eq!(end.join().unwrap().map(|error| error.kind()), Some(Kind::Cancelled));
+        }
+    });
 }
 
 #[test]
